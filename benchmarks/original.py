@@ -1,0 +1,213 @@
+"""The authors' PyTorch model, trained and scored exactly as a txl_jax experiment says.
+
+Needs torch and numpy, not JAX. The authors' code (github.com/kimiyoung/transformer-xl, folder
+``pytorch/``) is imported from a folder that the caller names. Under a torch of today it needs
+two edits there: ``utils/proj_adaptive_softmax.py`` must not parse ``torch.version.cuda`` (the
+two constants are unused), and the masks in ``mem_transformer.py`` must be bool where they are
+byte. Only their model is used. Streams, schedule and loops are written here, so that data order,
+learning rates and scored targets are those of the experiment. An experiment is the nested dict
+of ``txl_jax.config.ExperimentConfig.to_dict()``.
+
+B batch, T segment length, V vocabulary. Their order is [T,B]; arrays here are [B,T] until the
+call of the model.
+"""
+
+import importlib
+import math
+import pathlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+Section = Mapping[str, Any]
+
+
+class UnsupportedError(ValueError):
+    """A setting that the authors' code does not have; the text names key and value."""
+
+
+def build(folder: str, experiment: Section, vocab_size: int) -> Any:
+    """The authors' ``MemTransformerLM`` in the experiment's shape, with fresh weights.
+
+    Args:
+      folder: their ``pytorch/`` folder.
+      experiment: nested settings; ``seed`` decides weights and dropout from here on.
+      vocab_size: V.
+
+    Raises:
+      UnsupportedError: the experiment has something that their code does not.
+    """
+    shape, train = experiment["model"], experiment["train"]
+    _require(shape, "model", attention="relative", untie_r=False, tie_weight=True, dtype="float32")
+    _require(shape, "model", cutoffs=[], div_val=1, d_embed=None)
+    _require(experiment["optimizer"], "optimizer", name="adam")
+    window = _window("model.same_length", shape["same_length"])
+    same_names = ("n_layer", "n_head", "d_model", "d_head", "d_inner", "dropout", "dropatt")
+    torch.manual_seed(experiment["seed"])
+    model = _import_model(folder)(
+        vocab_size,
+        **{name: shape[name] for name in same_names},
+        pre_lnorm=shape["pre_lnorm"],
+        clamp_len=shape["clamp_len"],
+        same_length=window,
+        tgt_len=train["seg_len"],
+        ext_len=0,
+        mem_len=train["mem_len"],
+    )
+    initialise(model, shape["init_std"])
+    return model
+
+
+def initialise(model: Any, std: float) -> None:
+    """Draw the weights as the authors' ``train.py`` does.
+
+    Matrices, embeddings, u and v from N(0, std), LayerNorm gains from N(1, std), biases 0.
+    """
+    for name, parameter in model.named_parameters():
+        if name.endswith(".bias"):
+            torch.nn.init.zeros_(parameter)
+        else:
+            gain = name.endswith("layer_norm.weight")
+            torch.nn.init.normal_(parameter, float(gain), std)
+
+
+def learning_rate(update: int, optimizer: Section, steps: int, warmup: int) -> float:
+    """The rate of update number ``update``, counted from 1.
+
+    Linear up to ``warmup`` updates, then the schedule by its name; a cosine runs from the end
+    of warm-up to ``min_ratio`` at ``steps``.
+    """
+    peak, low = optimizer["learning_rate"], optimizer["min_ratio"]
+    if update <= warmup:
+        return peak * update / warmup
+    if optimizer["schedule"] == "constant":
+        return peak
+    if optimizer["schedule"] == "inverse_sqrt":
+        return peak * math.sqrt(warmup / update)
+    done = min((update - warmup) / max(steps - warmup, 1), 1.0)
+    return peak * (low + (1 - low) * (1 + math.cos(math.pi * done)) / 2)
+
+
+def train_epoch(
+    tokens: np.ndarray, batch_size: int, seg_len: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Inputs and targets [B,<=T] of one pass over the training text, as the authors cut it.
+
+    B streams of ``len(tokens) // B`` tokens lie side by side; the rest is dropped and a stream's
+    first token is nobody's target. The last segment is as short as what is left.
+    """
+    length = len(tokens) // batch_size
+    streams = tokens[: length * batch_size].reshape(batch_size, length)
+    for start in range(0, length - 1, seg_len):
+        stop = min(start + seg_len, length - 1)
+        yield streams[:, start:stop], streams[:, start + 1 : stop + 1]
+
+
+def scored_segments(
+    tokens: np.ndarray, batch_size: int, seg_len: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Inputs, targets and weights [B,<=T] in which every target of the text has weight 1 once.
+
+    The ``len(tokens) - 1`` targets are cut into B streams of equal length, rounded up; what the
+    last streams lack at their ends is padding of weight 0.
+    """
+    length = -(-(len(tokens) - 1) // batch_size)
+    place = np.arange(batch_size * length).reshape(batch_size, length)
+    real = place < len(tokens) - 1
+    place = np.where(real, place, 0)
+    for start in range(0, length, seg_len):
+        part = np.s_[:, start : start + seg_len]
+        yield tokens[place[part]], tokens[place[part] + 1], real[part]
+
+
+def updates(
+    model: Any, tokens: np.ndarray, experiment: Section, steps: int, warmup: int
+) -> Iterator[tuple[float, int]]:
+    """Train without end: the mean loss in nats and the number of tokens of each update.
+
+    Args:
+      model: trained in place, with dropout, Adam and clipping as the experiment says.
+      tokens: integer training text, 1-D.
+      experiment: nested settings.
+      steps, warmup: lengths of the learning-rate schedule, in updates.
+    """
+    train, optimizer = experiment["train"], experiment["optimizer"]
+    betas = (optimizer["b1"], optimizer["b2"])
+    adam = torch.optim.Adam(model.parameters(), betas=betas, eps=optimizer["eps"])
+    model.train()
+    model.reset_length(train["seg_len"], 0, train["mem_len"])
+    update, memory = 0, []
+    while True:
+        if train["epoch_memory"] == "reset":
+            memory = []
+        for inputs, targets in train_epoch(tokens, train["batch_size"], train["seg_len"]):
+            update += 1
+            for group in adam.param_groups:
+                group["lr"] = learning_rate(update, optimizer, steps, warmup)
+            model.zero_grad()
+            loss, *memory = model(_time_first(inputs), _time_first(targets), *memory)
+            loss = loss.mean()
+            loss.backward()
+            if optimizer["clip_norm"]:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), optimizer["clip_norm"])
+            adam.step()
+            yield loss.item(), targets.size
+
+
+def score(model: Any, tokens: np.ndarray, protocol: Section, model_settings: Section) -> Section:
+    """Bits per token of a text under a protocol, its ``targets`` and the ``seconds`` it took.
+
+    Args:
+      model: left in evaluation mode, with the protocol's lengths.
+      tokens: integer text, 1-D; every target is scored unless ``max_segments`` stops before.
+      protocol: ``batch_size, seg_len, mem_len, clamp_len, same_length, max_segments``.
+      model_settings: the model's own ``clamp_len`` and ``same_length``, used where the
+        protocol's are ``None``. Without memory there is no window.
+    """
+    clamp, window = protocol["clamp_len"], protocol["same_length"]
+    window = model_settings["same_length"] if window is None else window
+    model.clamp_len = model_settings["clamp_len"] if clamp is None else clamp
+    model.same_length = protocol["mem_len"] > 0 and _window("same_length", window)
+    model.reset_length(protocol["seg_len"], 0, protocol["mem_len"])
+    model.eval()
+    nats, count, memory = 0.0, 0, []
+    segments = scored_segments(tokens, protocol["batch_size"], protocol["seg_len"])
+    with torch.no_grad():
+        for i, (inputs, targets, weights) in enumerate(segments, 1):
+            loss, *memory = model(_time_first(inputs), _time_first(targets), *memory)
+            nats += float(loss.double()[torch.from_numpy(weights.T)].sum())
+            count += int(weights.sum())
+            if i == protocol["max_segments"]:
+                break
+    return {"bpc": nats / count / math.log(2), "targets": count}
+
+
+def _time_first(segment: np.ndarray) -> torch.Tensor:
+    """The segment [B,T] as int64 [T,B]."""
+    return torch.from_numpy(np.ascontiguousarray(segment.T, dtype=np.int64))
+
+
+def _import_model(folder: str) -> Any:
+    root = pathlib.Path(folder).resolve()
+    if not (root / "mem_transformer.py").is_file():
+        raise FileNotFoundError(f"{folder!r} has no mem_transformer.py: not the authors' pytorch/")
+    for path in (root / "utils", root):
+        if str(path) not in sys.path:
+            sys.path.insert(0, str(path))
+    return importlib.import_module("mem_transformer").MemTransformerLM
+
+
+def _window(key: str, window: Any) -> bool:
+    if window == "tf":
+        raise UnsupportedError(f"{key} = 'tf': the authors' PyTorch code has 'pytorch' only")
+    return window == "pytorch"
+
+
+def _require(section: Section, name: str, **values: Any) -> None:
+    """Refuse a setting with another value; one that the experiment does not have is as needed."""
+    for key, value in values.items():
+        if section.get(key, value) != value:
+            raise UnsupportedError(f"{name}.{key} = {section[key]!r}: only {value!r} here")

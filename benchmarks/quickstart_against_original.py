@@ -1,0 +1,269 @@
+"""The authors' PyTorch code on a txl_jax run's model, data and time: a JSON of what it reaches.
+
+    python -m benchmarks.quickstart_against_original --original=DIR --workdir=DIR --tokens=DIR \
+        --seconds=S [--schedule-steps=N|auto] [--steps=N] --out=FILE.json
+
+Run it with a Python that has torch and numpy; JAX is not needed. ``--workdir`` is a finished
+txl_jax run: its ``config.json`` gives shape, optimizer, schedule, batch, lengths and protocols.
+``--tokens`` holds the run's prepared text as ``train.npy``, ``valid.npy`` and ``test.npy``.
+``--original`` is the authors' ``pytorch/`` folder; ``benchmarks/original.py`` names the edits
+that it needs.
+
+The clock of ``--seconds`` runs over the updates alone. Start-up (imports, reading, building) is
+reported beside it, scoring is outside of both. Three ways to stop and to anneal:
+
+- default: the schedule of ``train.steps``, cut off when the time is over;
+- ``--schedule-steps=N``: warm-up and cosine squeezed to N updates, and training stops there.
+  ``auto`` takes the N that fits ``--seconds`` at the speed of a few throw-away updates;
+- ``--steps=N`` without ``--seconds``: N updates however long they take, for loss at equal steps.
+"""
+
+import argparse
+import datetime
+import json
+import math
+import pathlib
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+WINDOW = 10
+"""Updates per window of the speed report and of the loss curve."""
+PROBE = (4, 12)
+"""Throw-away updates of ``--schedule-steps=auto``: not measured, measured."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Train and score the original as the flags say, print and write the report."""
+    started = time.perf_counter()
+    flags = _flags(argv)
+    import torch  # here and not above: start-up time is part of the report
+
+    torch.set_num_threads(flags.threads)
+    report = compare(flags, started)
+    text = json.dumps(report, indent=2)
+    print(text)
+    pathlib.Path(flags.out).write_text(text + "\n")
+
+
+def compare(flags: argparse.Namespace, started: float) -> dict[str, Any]:
+    """The report: what was run, on what, how fast, and the bits per token it reached."""
+    import numpy as np
+    import torch
+
+    from benchmarks import original
+
+    workdir = pathlib.Path(flags.workdir)
+    experiment = json.loads((workdir / "config.json").read_text())
+    tokens = {
+        split: np.load(pathlib.Path(flags.tokens) / f"{split}.npy", mmap_mode="r")
+        for split in ("train", "valid", "test")
+    }
+    vocab_size = _vocab_size(workdir, experiment)
+    largest = max(int(text.max()) for text in tokens.values())
+    if largest >= vocab_size:
+        raise SystemExit(f"--tokens: token {largest} is outside a vocabulary of {vocab_size}")
+
+    probe = None
+    if flags.schedule_steps == "auto":
+        began = time.perf_counter()
+        model = original.build(flags.original, experiment, vocab_size)
+        each = _probe(original.updates(model, tokens["train"], experiment, 1000, 0))
+        probe = {"seconds_per_update": each, "seconds": time.perf_counter() - began}
+        started += probe["seconds"]
+        flags.schedule_steps = max(1, int(flags.seconds / each))
+    steps, warmup = _schedule(experiment, flags.schedule_steps)
+
+    model = original.build(flags.original, experiment, vocab_size)
+    limit = flags.steps or (flags.schedule_steps or math.inf)
+    pressure = _cpu_stalled_seconds()
+    startup = time.perf_counter() - started
+    history = _timed(
+        original.updates(model, tokens["train"], experiment, steps, warmup), flags.seconds, limit
+    )
+    stalled = _cpu_stalled_seconds() - pressure
+    training = {
+        "updates": len(history),
+        "training_seconds": history[-1][0],
+        "startup_seconds": startup,
+        "start_to_end_seconds": startup + history[-1][0],
+        "last_learning_rate": original.learning_rate(
+            len(history), experiment["optimizer"], steps, warmup
+        ),
+        "tokens_per_second": _speed(history),
+        "cpu_stalled_share": stalled / history[-1][0],
+        "curve": _curve(history),
+    }
+    return {
+        "program": "kimiyoung/transformer-xl pytorch/, eager",
+        "command": _command(flags),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": {"cpu": _cpu_model(), "threads": torch.get_num_threads()},
+        "versions": {
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        "model": experiment["model"] | {"vocab_size": vocab_size},
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "train": experiment["train"],
+        "optimizer": experiment["optimizer"],
+        "seed": experiment["seed"],
+        "schedule": {"steps": steps, "warmup_steps": warmup, "probe": probe},
+        "training": training,
+        "scores": _scores(model, tokens, experiment, flags.score.split(",")),
+    }
+
+
+def _scores(model: Any, tokens: dict[str, Any], experiment: dict[str, Any], names: list[str]):
+    """Protocol and bits per token for each score that is asked for by name."""
+    from benchmarks import original
+
+    evaluate, validate = experiment["evaluate"], experiment["validate"]
+    protocols = {
+        "test": evaluate,
+        "test_without_memory": evaluate | {"mem_len": 0},
+        "valid": validate,
+    }
+    scores = {}
+    for name in filter(None, names):
+        began = time.perf_counter()
+        text = tokens[name.partition("_")[0]]
+        result = original.score(model, text, protocols[name], experiment["model"])
+        seconds = time.perf_counter() - began
+        scores[name] = {**result, "seconds": seconds, "protocol": protocols[name]}
+    return scores
+
+
+def _timed(
+    updates: Iterator[tuple[float, int]], seconds: float | None, limit: float
+) -> list[tuple[float, float, int]]:
+    """Seconds since the start, loss in nats and tokens of every update until the time is over."""
+    history: list[tuple[float, float, int]] = []
+    began = time.perf_counter()
+    for loss, size in updates:
+        history.append((time.perf_counter() - began, loss, size))
+        if len(history) % 100 == 0:
+            print(
+                f"update {len(history)}  {history[-1][0]:.0f} s  {loss / math.log(2):.3f} bits",
+                file=sys.stderr,
+            )
+        if len(history) >= limit or (seconds is not None and history[-1][0] >= seconds):
+            break
+    return history
+
+
+def _probe(updates: Iterator[tuple[float, int]]) -> float:
+    """Median seconds of an update, the first few left out."""
+    ends = [end for end, _, _ in _timed(updates, None, sum(PROBE))][PROBE[0] - 1 :]
+    return statistics.median(b - a for a, b in zip(ends, ends[1:], strict=False))
+
+
+def _schedule(experiment: dict[str, Any], squeezed: int | None) -> tuple[int, int]:
+    """Updates of the whole schedule and of its warm-up, both in proportion when squeezed."""
+    steps, warmup = experiment["train"]["steps"], experiment["optimizer"]["warmup_steps"]
+    if squeezed is None:
+        return steps, warmup
+    return squeezed, math.ceil(warmup * squeezed / steps)
+
+
+def _windows(history: list[tuple[float, float, int]]) -> Iterator[tuple[int, float, float, int]]:
+    """Last update, seconds at its end, mean loss and tokens/s of each window of updates."""
+    before = 0.0
+    for start in range(0, len(history), WINDOW):
+        part = history[start : start + WINDOW]
+        end = part[-1][0]
+        tokens = sum(size for _, _, size in part)
+        loss = sum(nats * size for _, nats, size in part) / tokens
+        yield start + len(part), end, loss, round(tokens / (end - before))
+        before = end
+
+
+def _speed(history: list[tuple[float, float, int]]) -> dict[str, float]:
+    """Training tokens/s: over the whole run, and how windows of ten updates spread."""
+    rates = sorted(rate for _, _, _, rate in _windows(history))
+    quarter = len(rates) // 4
+    return {
+        "whole_run": round(sum(size for _, _, size in history) / history[-1][0]),
+        "median": statistics.median(rates),
+        "lower_quartile": rates[quarter],
+        "upper_quartile": rates[-1 - quarter],
+        "slowest": rates[0],
+        "fastest": rates[-1],
+        "updates_per_window": WINDOW,
+    }
+
+
+def _curve(history: list[tuple[float, float, int]]) -> list[tuple[int, float, float]]:
+    """Update, seconds and mean training loss in bits per token, for each window of updates."""
+    return [
+        (update, round(end, 2), round(loss / math.log(2), 4))
+        for update, end, loss, _ in _windows(history)
+    ]
+
+
+def _vocab_size(workdir: pathlib.Path, experiment: dict[str, Any]) -> int:
+    """V: the experiment's, else the run's vocabulary, else that of bytes."""
+    if experiment["model"]["vocab_size"]:
+        return experiment["model"]["vocab_size"]
+    vocab = workdir / "vocab.json"
+    symbols = json.loads(vocab.read_text()).get("symbols") if vocab.is_file() else None
+    return len(symbols) if symbols else 256
+
+
+def _cpu_model() -> str:
+    """The processor's model name, as Linux gives it."""
+    info = pathlib.Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]}, {len(names)} logical cores" if names else platform.machine()
+
+
+def _cpu_stalled_seconds() -> float:
+    """Seconds since boot in which some task waited for a core; NaN where Linux does not say."""
+    file = pathlib.Path("/proc/pressure/cpu")
+    if not file.is_file():
+        return math.nan
+    return int(file.read_text().splitlines()[0].rpartition("total=")[2]) / 1e6
+
+
+def _command(flags: argparse.Namespace) -> str:
+    """The command that was given, without this machine's paths."""
+    places = {"original": "DIR", "workdir": "DIR", "tokens": "DIR", "out": "FILE"}
+    given = {name: places.get(name, value) for name, value in flags.given.items()}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    return " ".join(["python -m benchmarks.quickstart_against_original", *words])
+
+
+def _flags(argv: list[str] | None) -> argparse.Namespace:
+    """The checked flags; ``given`` holds them as they were typed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("--original", required=True, help="the authors' pytorch/ folder, edited for this torch")
+    add("--workdir", required=True, help="a finished txl_jax run; its config.json is read")
+    add("--tokens", required=True, help="folder of train.npy, valid.npy, test.npy")
+    add("--out", required=True, help="JSON file to write")
+    add("--seconds", type=float, help="time for the updates; without it --steps must be given")
+    add("--steps", type=int, help="stop after so many updates; the schedule stays as it is")
+    add("--schedule-steps", type=_steps_or_auto, help="squeeze the schedule to N updates, or auto")
+    add("--threads", type=int, default=2, help="torch threads")
+    add("--score", default="test,test_without_memory,valid", help="what to score; may be empty")
+    flags = parser.parse_args(argv)
+    if flags.seconds is None and (flags.steps is None or flags.schedule_steps == "auto"):
+        parser.error("give --seconds, or --steps for a run without a time limit")
+    unknown = set(filter(None, flags.score.split(","))) - {"test", "test_without_memory", "valid"}
+    if unknown:
+        parser.error(f"--score={flags.score}: unknown {sorted(unknown)}")
+    flags.given = {name: value for name, value in vars(flags).items() if value is not None}
+    return flags
+
+
+def _steps_or_auto(text: str) -> int | str:
+    return "auto" if text == "auto" else int(text)
+
+
+if __name__ == "__main__":
+    main()

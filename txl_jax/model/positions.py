@@ -1,0 +1,49 @@
+"""Relative positions: sinusoids of distances, clamping, and the relative shift."""
+
+import jax
+import jax.numpy as jnp
+
+
+def sinusoids(distances: jax.Array, d_model: int) -> jax.Array:
+    """Encodings R_d of distances: float32 [..., D], all sines first, then all cosines.
+
+    Frequencies are 10000^(-2k/D) for k = 0 .. D/2-1 (paper, section 3.3; Vaswani et al. 2017,
+    section 3.5, which interleaves them instead).
+    """
+    frequencies = 1.0 / (10000.0 ** (jnp.arange(0, d_model, 2, dtype=jnp.float32) / d_model))
+    angles = distances.astype(jnp.float32)[..., None] * frequencies
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+
+
+def distance_encodings(n_keys: int, d_model: int, clamp_len: int = -1) -> jax.Array:
+    """R for the distances K-1, K-2, .. 0: float32 [K,D]; distances above a clamp use its row.
+
+    O(K) rows serve every pair of query and key, because :func:`relative_shift` moves them
+    into place (paper, appendix B).
+    """
+    distances = jnp.arange(n_keys - 1, -1, -1)
+    if clamp_len > 0:
+        distances = jnp.minimum(distances, clamp_len)
+    return sinusoids(distances, d_model)
+
+
+def relative_shift(x: jax.Array) -> jax.Array:
+    """Row i moved left by T-1-i, so that column j holds the score of distance M+i-j.
+
+    Entry (i, c) of the argument scores query i against distance K-1-c; entry (i, j) of the
+    result scores query i against key j. For T = 3, K = 5 (entries are distances, x is masked
+    by causality and holds no meaning):
+
+        4 3 2 1 0        2 1 0 x x
+        4 3 2 1 0   ->   3 2 1 0 x
+        4 3 2 1 0        4 3 2 1 0
+
+    Args:
+      x: [..., T, K].
+
+    Returns:
+      [..., T, K]. Pad and reshape only: no gather, no [T,K,D] tensor (paper, appendix B).
+    """
+    *lead, t, k = x.shape
+    padded = jnp.pad(x, [(0, 0)] * len(lead) + [(0, 0), (1, 0)])
+    return padded.reshape(*lead, k + 1, t)[..., 1:, :].reshape(*lead, t, k)
