@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 
 
-@flax.struct.dataclass
-class Memory:
+class Memory(flax.struct.PyTreeNode):
     """What a model remembers: a pytree to carry from one segment to the next.
 
     Attributes:
