@@ -16,13 +16,24 @@ import importlib
 import math
 import pathlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 Section = Mapping[str, Any]
+
+PLAIN_MODEL = {
+    "attention": "relative",
+    "untie_r": False,
+    "tie_weight": True,
+    "d_embed": None,
+    "cutoffs": [],
+    "div_val": 1,
+    "dtype": "float32",
+}
+"""Model settings that are not handed on, with the only value that is meant."""
 
 
 class UnsupportedError(ValueError):
@@ -41,9 +52,8 @@ def build(folder: str, experiment: Section, vocab_size: int) -> Any:
       UnsupportedError: the experiment has something that their code does not.
     """
     shape, train = experiment["model"], experiment["train"]
-    _require(shape, "model", attention="relative", untie_r=False, tie_weight=True, dtype="float32")
-    _require(shape, "model", cutoffs=[], div_val=1, d_embed=None)
-    _require(experiment["optimizer"], "optimizer", name="adam")
+    _require(experiment, "model", PLAIN_MODEL)
+    _require(experiment, "optimizer", {"name": "adam"})
     window = _window("model.same_length", shape["same_length"])
     same_names = ("n_layer", "n_head", "d_model", "d_head", "d_inner", "dropout", "dropatt")
     torch.manual_seed(experiment["seed"])
@@ -74,8 +84,8 @@ def initialise(model: Any, std: float) -> None:
             torch.nn.init.normal_(parameter, float(gain), std)
 
 
-def learning_rate(update: int, optimizer: Section, steps: int, warmup: int) -> float:
-    """The rate of update number ``update``, counted from 1.
+def learning_rate(update: float, optimizer: Section, steps: int, warmup: int) -> float:
+    """The rate of update number ``update``, counted from 1; a fraction lies between two.
 
     Linear up to ``warmup`` updates, then the schedule by its name; a cosine runs from the end
     of warm-up to ``min_ratio`` at ``steps``.
@@ -124,7 +134,7 @@ def scored_segments(
 
 
 def updates(
-    model: Any, tokens: np.ndarray, experiment: Section, steps: int, warmup: int
+    model: Any, tokens: np.ndarray, experiment: Section, rate: Callable[[int], float]
 ) -> Iterator[tuple[float, int]]:
     """Train without end: the mean loss in nats and the number of tokens of each update.
 
@@ -132,21 +142,22 @@ def updates(
       model: trained in place, with dropout, Adam and clipping as the experiment says.
       tokens: integer training text, 1-D.
       experiment: nested settings.
-      steps, warmup: lengths of the learning-rate schedule, in updates.
+      rate: learning rate of update number 1, 2, …, asked for just before it.
     """
     train, optimizer = experiment["train"], experiment["optimizer"]
     betas = (optimizer["b1"], optimizer["b2"])
     adam = torch.optim.Adam(model.parameters(), betas=betas, eps=optimizer["eps"])
     model.train()
     model.reset_length(train["seg_len"], 0, train["mem_len"])
-    update, memory = 0, []
+    update = 0
+    memory: list[torch.Tensor] = []
     while True:
         if train["epoch_memory"] == "reset":
             memory = []
         for inputs, targets in train_epoch(tokens, train["batch_size"], train["seg_len"]):
             update += 1
             for group in adam.param_groups:
-                group["lr"] = learning_rate(update, optimizer, steps, warmup)
+                group["lr"] = rate(update)
             model.zero_grad()
             loss, *memory = model(_time_first(inputs), _time_first(targets), *memory)
             loss = loss.mean()
@@ -157,8 +168,8 @@ def updates(
             yield loss.item(), targets.size
 
 
-def score(model: Any, tokens: np.ndarray, protocol: Section, model_settings: Section) -> Section:
-    """Bits per token of a text under a protocol, its ``targets`` and the ``seconds`` it took.
+def score(model: Any, tokens: np.ndarray, protocol: Section, model_settings: Section) -> dict:
+    """Bits per token of a text under a protocol, ``bpc``, and the ``targets`` that it is over.
 
     Args:
       model: left in evaluation mode, with the protocol's lengths.
@@ -173,7 +184,8 @@ def score(model: Any, tokens: np.ndarray, protocol: Section, model_settings: Sec
     model.same_length = protocol["mem_len"] > 0 and _window("same_length", window)
     model.reset_length(protocol["seg_len"], 0, protocol["mem_len"])
     model.eval()
-    nats, count, memory = 0.0, 0, []
+    nats, count = 0.0, 0
+    memory: list[torch.Tensor] = []
     segments = scored_segments(tokens, protocol["batch_size"], protocol["seg_len"])
     with torch.no_grad():
         for i, (inputs, targets, weights) in enumerate(segments, 1):
@@ -206,8 +218,9 @@ def _window(key: str, window: Any) -> bool:
     return window == "pytorch"
 
 
-def _require(section: Section, name: str, **values: Any) -> None:
+def _require(experiment: Section, section: str, values: Section) -> None:
     """Refuse a setting with another value; one that the experiment does not have is as needed."""
     for key, value in values.items():
-        if section.get(key, value) != value:
-            raise UnsupportedError(f"{name}.{key} = {section[key]!r}: only {value!r} here")
+        given = experiment[section].get(key, value)
+        if given != value:
+            raise UnsupportedError(f"{section}.{key} = {given!r}: only {value!r} here")

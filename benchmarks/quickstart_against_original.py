@@ -10,11 +10,12 @@ txl_jax run: its ``config.json`` gives shape, optimizer, schedule, batch, length
 that it needs.
 
 The clock of ``--seconds`` runs over the updates alone. Start-up (imports, reading, building) is
-reported beside it, scoring is outside of both. Three ways to stop and to anneal:
+reported beside it, scoring is outside of both. Four ways to stop and to anneal:
 
-- default: the schedule of ``train.steps``, cut off when the time is over;
-- ``--schedule-steps=N``: warm-up and cosine squeezed to N updates, and training stops there.
-  ``auto`` takes the N that fits ``--seconds`` at the speed of a few throw-away updates;
+- default: the schedule of ``train.steps``, cut off when the time is over if not done before;
+- ``--schedule-steps=N``: warm-up and cosine squeezed to N updates, and training stops there;
+- ``--schedule-steps=auto``: warm-up and cosine squeezed to fill ``--seconds`` exactly, whatever
+  the speed: an update's place in the schedule is the share of the time that has passed;
 - ``--steps=N`` without ``--seconds``: N updates however long they take, for loss at equal steps.
 """
 
@@ -32,8 +33,6 @@ from typing import Any
 
 WINDOW = 10
 """Updates per window of the speed report and of the loss curve."""
-PROBE = (4, 12)
-"""Throw-away updates of ``--schedule-steps=auto``: not measured, measured."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -67,34 +66,32 @@ def compare(flags: argparse.Namespace, started: float) -> dict[str, Any]:
     if largest >= vocab_size:
         raise SystemExit(f"--tokens: token {largest} is outside a vocabulary of {vocab_size}")
 
-    probe = None
-    if flags.schedule_steps == "auto":
-        began = time.perf_counter()
-        model = original.build(flags.original, experiment, vocab_size)
-        each = _probe(original.updates(model, tokens["train"], experiment, 1000, 0))
-        probe = {"seconds_per_update": each, "seconds": time.perf_counter() - began}
-        started += probe["seconds"]
-        flags.schedule_steps = max(1, int(flags.seconds / each))
-    steps, warmup = _schedule(experiment, flags.schedule_steps)
-
     model = original.build(flags.original, experiment, vocab_size)
-    limit = flags.steps or (flags.schedule_steps or math.inf)
-    pressure = _cpu_stalled_seconds()
-    startup = time.perf_counter() - started
+    steps, warmup = _schedule(experiment, flags.schedule_steps)
+    by_clock = flags.schedule_steps == "auto"
+    stalled = _cpu_stalled_seconds()
+    began = time.perf_counter()
+
+    def rate(update: int) -> float:
+        passed = (time.perf_counter() - began) / flags.seconds if by_clock else 0
+        place = max(1, passed * steps) if by_clock else update
+        return original.learning_rate(place, experiment["optimizer"], steps, warmup)
+
     history = _timed(
-        original.updates(model, tokens["train"], experiment, steps, warmup), flags.seconds, limit
+        original.updates(model, tokens["train"], experiment, rate),
+        began,
+        flags.seconds,
+        math.inf if by_clock else flags.steps or steps,
     )
-    stalled = _cpu_stalled_seconds() - pressure
+    seconds = history[-1][0]
     training = {
         "updates": len(history),
-        "training_seconds": history[-1][0],
-        "startup_seconds": startup,
-        "start_to_end_seconds": startup + history[-1][0],
-        "last_learning_rate": original.learning_rate(
-            len(history), experiment["optimizer"], steps, warmup
-        ),
+        "training_seconds": seconds,
+        "startup_seconds": began - started,
+        "start_to_end_seconds": began - started + seconds,
+        "last_learning_rate": rate(len(history)),
         "tokens_per_second": _speed(history),
-        "cpu_stalled_share": stalled / history[-1][0],
+        "cpu_stalled_share": (_cpu_stalled_seconds() - stalled) / seconds,
         "curve": _curve(history),
     }
     return {
@@ -112,7 +109,7 @@ def compare(flags: argparse.Namespace, started: float) -> dict[str, Any]:
         "train": experiment["train"],
         "optimizer": experiment["optimizer"],
         "seed": experiment["seed"],
-        "schedule": {"steps": steps, "warmup_steps": warmup, "probe": probe},
+        "schedule": {"steps": steps, "warmup_steps": warmup, "by_clock": by_clock},
         "training": training,
         "scores": _scores(model, tokens, experiment, flags.score.split(",")),
     }
@@ -139,11 +136,10 @@ def _scores(model: Any, tokens: dict[str, Any], experiment: dict[str, Any], name
 
 
 def _timed(
-    updates: Iterator[tuple[float, int]], seconds: float | None, limit: float
+    updates: Iterator[tuple[float, int]], began: float, seconds: float | None, limit: float
 ) -> list[tuple[float, float, int]]:
-    """Seconds since the start, loss in nats and tokens of every update until the time is over."""
+    """Seconds since ``began``, loss in nats and tokens of every update until the time is over."""
     history: list[tuple[float, float, int]] = []
-    began = time.perf_counter()
     for loss, size in updates:
         history.append((time.perf_counter() - began, loss, size))
         if len(history) % 100 == 0:
@@ -156,16 +152,13 @@ def _timed(
     return history
 
 
-def _probe(updates: Iterator[tuple[float, int]]) -> float:
-    """Median seconds of an update, the first few left out."""
-    ends = [end for end, _, _ in _timed(updates, None, sum(PROBE))][PROBE[0] - 1 :]
-    return statistics.median(b - a for a, b in zip(ends, ends[1:], strict=False))
+def _schedule(experiment: dict[str, Any], squeezed: int | str | None) -> tuple[int, int]:
+    """Updates of the whole schedule and of its warm-up, both in proportion when squeezed.
 
-
-def _schedule(experiment: dict[str, Any], squeezed: int | None) -> tuple[int, int]:
-    """Updates of the whole schedule and of its warm-up, both in proportion when squeezed."""
+    By the clock (``auto``) they are the experiment's: only their proportion matters then.
+    """
     steps, warmup = experiment["train"]["steps"], experiment["optimizer"]["warmup_steps"]
-    if squeezed is None:
+    if not isinstance(squeezed, int):
         return steps, warmup
     return squeezed, math.ceil(warmup * squeezed / steps)
 
@@ -223,10 +216,10 @@ def _cpu_model() -> str:
 
 
 def _cpu_stalled_seconds() -> float:
-    """Seconds since boot in which some task waited for a core; NaN where Linux does not say."""
+    """Seconds since boot in which some task waited for a core; 0 where Linux does not say."""
     file = pathlib.Path("/proc/pressure/cpu")
     if not file.is_file():
-        return math.nan
+        return 0.0
     return int(file.read_text().splitlines()[0].rpartition("total=")[2]) / 1e6
 
 
@@ -248,17 +241,22 @@ def _flags(argv: list[str] | None) -> argparse.Namespace:
     add("--out", required=True, help="JSON file to write")
     add("--seconds", type=float, help="time for the updates; without it --steps must be given")
     add("--steps", type=int, help="stop after so many updates; the schedule stays as it is")
-    add("--schedule-steps", type=_steps_or_auto, help="squeeze the schedule to N updates, or auto")
+    add("--schedule-steps", type=_steps_or_auto, help="squeeze to N updates, or auto")
     add("--threads", type=int, default=2, help="torch threads")
     add("--score", default="test,test_without_memory,valid", help="what to score; may be empty")
     flags = parser.parse_args(argv)
-    if flags.seconds is None and (flags.steps is None or flags.schedule_steps == "auto"):
-        parser.error("give --seconds, or --steps for a run without a time limit")
+    if flags.seconds is None and (flags.schedule_steps == "auto" or not _ends(flags)):
+        parser.error("give --seconds, or --steps or --schedule-steps=N for a run without a limit")
     unknown = set(filter(None, flags.score.split(","))) - {"test", "test_without_memory", "valid"}
     if unknown:
         parser.error(f"--score={flags.score}: unknown {sorted(unknown)}")
     flags.given = {name: value for name, value in vars(flags).items() if value is not None}
     return flags
+
+
+def _ends(flags: argparse.Namespace) -> bool:
+    """Whether a number of updates is given at which training stops."""
+    return flags.steps is not None or flags.schedule_steps is not None
 
 
 def _steps_or_auto(text: str) -> int | str:

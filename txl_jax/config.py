@@ -12,8 +12,10 @@ H ``d_head``, F ``d_inner``, V vocabulary, L layers.
 import ast
 import dataclasses
 import difflib
-import importlib.util
+import math
 import os
+import runpy
+import traceback
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -93,8 +95,8 @@ class TransformerXLConfig:
         _check_fields(self, "model")
         if self.d_model % 2:
             raise ConfigError(
-                f"model.d_model = {self.d_model}: must be even, half of a position encoding is"
-                " sines and half cosines (paper, section 3.3)"
+                f"config key model.d_model = {self.d_model}: must be even, half of a position"
+                " encoding is sines and half cosines (paper, section 3.3)"
             )
 
 
@@ -119,7 +121,7 @@ class DataConfig:
     url: str | None = None
     hash: str | None = _rule(
         None,
-        "must be 'md5:' and 32 or 'sha256:' and 64 hexadecimal digits",
+        "must be 'md5:' and 32 or 'sha256:' and 64 lower-case hexadecimal digits",
         lambda v: v is None or _is_hash(v),
     )
     vocab: Literal["byte", "char", "word"] | None = None
@@ -326,6 +328,14 @@ def load_config(path: str, overrides: Mapping[str, Any] | None = None) -> Experi
     return ExperimentConfig.from_dict(nested)
 
 
+def override(exp: ExperimentConfig, overrides: Mapping[str, Any]) -> ExperimentConfig:
+    """The experiment with some settings changed, checked again; keys as in :func:`load_config`."""
+    nested = exp.to_dict()
+    for key, value in overrides.items():
+        _set(nested, key, value)
+    return ExperimentConfig.from_dict(nested)
+
+
 # --------------------------------------------------------------------------------------
 # Reading, merging, checking.
 
@@ -334,18 +344,26 @@ def _config_file(path: str) -> dict[str, Any]:
     file, _, variant = path.partition(":")
     if not os.path.isfile(file):
         raise ConfigError(f"--config={path}: there is no file {file!r}")
-    spec = importlib.util.spec_from_file_location("txl_config", file)
-    if spec is None or spec.loader is None:
+    if not file.endswith(".py"):
         raise ConfigError(f"--config={path}: {file!r} is not a Python file (*.py)")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    get_config = getattr(module, "get_config", None)
-    if get_config is None:
-        raise ConfigError(f"--config={path}: {file!r} has no function get_config()")
-    config = get_config(variant) if variant else get_config()
-    if not isinstance(config, ml_collections.ConfigDict):
+    try:
+        # Not an import: that would write a __pycache__, and read a stale one back when a file
+        # of the same size is rewritten within a second.
+        get_config = runpy.run_path(file, run_name="txl_config").get("get_config")
+        if not callable(get_config):
+            raise ConfigError(f"--config={path}: {file!r} has no function get_config()")
+        config = get_config(variant) if variant else get_config()
+        nested = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else None
+    except ConfigError:
+        raise
+    except Exception as error:
+        where = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+        line = f" (line {where[-1]})" if where else ""
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"--config={path}: {file!r} cannot be run: {what}{line}") from error
+    if nested is None:
         raise ConfigError(f"--config={path}: get_config() must return an ml_collections.ConfigDict")
-    return config.to_dict()
+    return nested
 
 
 def _set(nested: dict[str, Any], key: str, value: Any) -> None:
@@ -363,9 +381,9 @@ def _build(cls: type, nested: Mapping[str, Any], prefix: str) -> Any:
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}
     for name, value in nested.items():
-        key = prefix + name
+        key = f"{prefix}{name}"
         if name not in hints:
-            raise ConfigError(_unknown(key))
+            raise ConfigError(_unknown(next(iter(_flatten({key: value})), key)))
         if dataclasses.is_dataclass(hints[name]):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"config key {key} = {value!r}: is a section, not a value")
@@ -373,8 +391,8 @@ def _build(cls: type, nested: Mapping[str, Any], prefix: str) -> Any:
             values[name] = _build(
                 typing.cast(type, hints[name]), {**section_defaults, **value}, key + "."
             )
-        elif isinstance(value, Mapping):
-            raise ConfigError(_unknown(key + "." + next(iter(value), "")))
+        elif isinstance(value, Mapping) and value:
+            raise ConfigError(_unknown(next(iter(_flatten({key: value})), key)))
         else:
             values[name] = _typed(key, value, hints[name])
     built = cls(**values)
@@ -477,21 +495,23 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
         value = int(value)
     if type(value) is not hint:
         raise ConfigError(f"config key {key} = {value!r}: must be of type {hint.__name__}")
+    if hint is float and not math.isfinite(value):
+        raise ConfigError(f"config key {key} = {value!r}: must be a finite number")
     return value
 
 
 def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return text
 
 
 def _unknown(key: str) -> str:
-    known = sorted(_flatten(dataclasses.asdict(ExperimentConfig())))
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+    known = list(_flatten(dataclasses.asdict(ExperimentConfig())))
     leaf = key.rpartition(".")[2]
-    near = [k for k in known if k.rpartition(".")[2] == leaf][:1] or near
+    same_leaf = [k for k in known if k.rpartition(".")[2] == leaf]
+    near = difflib.get_close_matches(key, same_leaf or known, n=1, cutoff=0.0)
     return f"unknown config key {key!r}; the nearest key is {near[0]!r}"
 
 

@@ -1,0 +1,56 @@
+# Makes the project's virtual environment, or finds it made. Sourced by the other scripts here.
+#
+#   PYTHON      the Python to make it with; unset: the first of python3, python3.14 … python3.11
+#               that is 3.11 or newer and can make virtual environments
+#   TXL_VENV    the environment's folder; unset: .venv at the root of the repository
+#   TXL_EXTRAS  optional dependencies, e.g. "cuda13" or "tpu"; unset: "cuda13" where
+#               `nvidia-smi -L` finds a GPU, else none; empty: none, even beside a GPU
+#
+# Versions are those of launch/constraints.txt. What was installed, and from which files, is noted
+# in $TXL_VENV/txl-installed, so that a second run starts at once.
+# shellcheck shell=bash
+
+txl_find_python() { # prints the path of a Python that will do, or fails and says what was found
+  local candidates=(python3 python3.14 python3.13 python3.12 python3.11)
+  local probe='import sys, ensurepip, venv; print("%d.%d" % sys.version_info[:2], sys.executable)'
+  local name version path report=""
+  if [[ -n "${PYTHON-}" ]]; then candidates=("$PYTHON"); fi
+  for name in "${candidates[@]}"; do
+    version="not found, or without venv" path=""
+    read -r version path < <("$name" -c "$probe" 2>/dev/null || echo "$version")
+    case "$version" in
+      3.1[1-9] | 3.[2-9][0-9]) printf '%s\n' "$path" && return ;;
+      3.* | 2.*) report+="  $name: $version"$'\n' ;;
+      *) report+="  $name: not found, or without venv"$'\n' ;;
+    esac
+  done
+  printf 'txl_jax needs Python 3.11 or newer with the venv module. Looked at:\n%s' "$report" >&2
+  printf 'Install one, or name one: PYTHON=/path/to/python %s\n' "$0" >&2
+  return 1
+}
+
+txl_setup_env() { # txl_setup_env ROOT [EXTRA...]: afterwards $TXL_PYTHON is the environment's
+  local root="$1" extras key others python stamp
+  shift
+  if [[ -z "${TXL_EXTRAS+set}" ]] && nvidia-smi -L >/dev/null 2>&1; then TXL_EXTRAS=cuda13; fi
+  extras="$(tr -s '[:space:],' '[\n*]' <<<"$* ${TXL_EXTRAS-}" | sed '/^$/d' | sort -u | paste -sd, -)"
+  TXL_VENV="${TXL_VENV:-$root/.venv}"
+  if [[ "$TXL_VENV" != /* ]]; then TXL_VENV="$PWD/$TXL_VENV"; fi
+  TXL_PYTHON="$TXL_VENV/bin/python"
+  stamp="$TXL_VENV/txl-installed"
+  key="$(cat "$root/pyproject.toml" "$root/launch/constraints.txt" | cksum) $root"
+  if [[ -x "$TXL_PYTHON" ]] && grep -qxF "$key [$extras]" "$stamp" 2>/dev/null; then return; fi
+
+  if ! "$TXL_PYTHON" -m pip --version >/dev/null 2>&1; then
+    python="$(txl_find_python)" || return
+    printf 'Making %s with %s\n' "$TXL_VENV" "$python" >&2
+    "$python" -m venv "$TXL_VENV"
+  fi
+  # Other extras stay noted only if they came from these same files.
+  others="$(grep -F "$key [" "$stamp" 2>/dev/null || true)"
+  rm -f "$stamp"
+  printf 'Installing txl_jax[%s] with the versions of launch/constraints.txt\n' "$extras" >&2
+  (cd "$root" && "$TXL_PYTHON" -m pip install --quiet --disable-pip-version-check \
+    --constraint launch/constraints.txt --editable ".${extras:+[$extras]}")
+  printf '%s\n' ${others:+"$others"} "$key [$extras]" >"$stamp"
+}

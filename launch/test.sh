@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Every check of the project: style, types, tests. Arguments go to pytest.
+#   launch/test.sh                      all but the slow tests and those that need a GPU
+#   launch/test.sh -m slow              the slow ones
+#   JAX_PLATFORMS=cuda launch/test.sh -m gpu
+# Makes the virtual environment on the first run; launch/setup_env.sh says how to steer that.
+set -euo pipefail
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+# shellcheck source=launch/setup_env.sh
+source "$root/launch/setup_env.sh"
+txl_setup_env "$root" test
+cd "$root"
+"$TXL_PYTHON" -m ruff check .
+"$TXL_PYTHON" -m ruff format --check .
+"$TXL_PYTHON" -m mypy
+exec "$TXL_PYTHON" -m pytest "$@"

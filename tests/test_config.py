@@ -1,0 +1,532 @@
+"""Configuration: every setting is checked, and an error names key, value, rule and nearest key."""
+
+import copy
+import dataclasses
+import json
+import typing
+
+import pytest
+
+from txl_jax import config as config_lib
+from txl_jax.config import (
+    ConfigError,
+    ExperimentConfig,
+    ProtocolConfig,
+    TransformerXLConfig,
+    differing_keys,
+    load_config,
+)
+
+MD5 = "md5:" + "0" * 32
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    """Writes a config file from the lines of ``get_config`` and gives its path."""
+
+    def write(*lines, args="", name="config.py"):
+        path = tmp_path / name
+        body = "\n    ".join(lines)
+        path.write_text(f"import ml_collections\n\ndef get_config({args}):\n    {body}\n")
+        return str(path)
+
+    return write
+
+
+def build(**dotted):
+    """The experiment with overrides; ``__`` in a keyword stands for the dot of its key."""
+    nested = {}
+    for key, value in dotted.items():
+        config_lib._set(nested, key.replace("__", "."), value)
+    return ExperimentConfig.from_dict(nested)
+
+
+def refusal(**dotted):
+    with pytest.raises(ConfigError) as error:
+        build(**dotted)
+    return str(error.value)
+
+
+def leaves(cls=ExperimentConfig, prefix=""):
+    """``(dotted key, type)`` of every setting."""
+    for name, hint in typing.get_type_hints(cls).items():
+        if dataclasses.is_dataclass(hint):
+            yield from leaves(hint, f"{prefix}{name}.")
+        else:
+            yield prefix + name, hint
+
+
+# --------------------------------------------------------------------------------------
+# Unknown keys.
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("train.step", "train.steps"),
+        ("trian.steps", "train.steps"),
+        ("modle.n_layer", "model.n_layer"),
+        ("n_layers", "model.n_layer"),
+        ("model.steps", "train.steps"),
+        ("model.n_layer.x", "model.n_layer"),
+        ("train..steps", "train.steps"),
+    ],
+)
+def test_unknown_key_is_refused_and_the_nearest_named(key, nearest):
+    expected = f"unknown config key {key!r}; the nearest key is {nearest!r}"
+    assert refusal(**{key: 3}) == expected
+
+
+def test_unknown_section_is_refused_with_its_first_key():
+    expected = "unknown config key 'optimiser.b1'; the nearest key is 'optimizer.b1'"
+    assert refusal(optimiser={"b1": 0.5}) == expected
+
+
+def test_a_key_below_a_setting_of_the_file_is_refused(config_file):
+    path = config_file("return ml_collections.ConfigDict({'model': {'n_layer': 3}})")
+    with pytest.raises(ConfigError, match=r"^unknown config key 'model.n_layer.x'; the nearest "):
+        load_config(path, {"model.n_layer.x": 3})
+
+
+def test_a_section_cannot_be_a_value():
+    assert refusal(model=3) == "config key model = 3: is a section, not a value"
+
+
+# --------------------------------------------------------------------------------------
+# Types.
+
+WINDOW = "must be one of False, 'pytorch', 'tf'"
+BASELINES = "must be one of 'unigram', 'bigram', 'xz'"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "rule"),
+    [
+        ("train.steps", "many", "'many': must be of type int"),
+        ("train.steps", 1.5, "1.5: must be of type int"),
+        ("train.steps", "1.5", "1.5: must be of type int"),
+        ("train.steps", True, "True: must be of type int"),
+        ("train.steps", None, "None: must be of type int"),
+        ("train.steps", "", "'': must be of type int"),
+        ("train.steps", "{[]: 1}", "'{[]: 1}': must be of type int"),
+        ("model.n_layer", {}, "{}: must be of type int"),
+        ("model.n_layer", [3], "[3]: must be of type int"),
+        ("model.dropout", True, "True: must be of type float"),
+        ("model.dropout", "high", "'high': must be of type float"),
+        ("optimizer.learning_rate", float("inf"), "inf: must be a finite number"),
+        ("optimizer.clip_norm", float("nan"), "nan: must be a finite number"),
+        ("optimizer.clip_norm", "1e999", "inf: must be a finite number"),
+        ("model.pre_lnorm", 1, "1: must be of type bool"),
+        ("model.pre_lnorm", "1", "'1': must be of type bool"),
+        ("name", 3, "3: must be of type str"),
+        ("data.path", 3, "3: must be of type str"),
+        ("data.name", "enwik", "'enwik': must be one of "),
+        ("model.same_length", True, f"True: {WINDOW}"),
+        ("model.same_length", 0, f"0: {WINDOW}"),
+        ("model.same_length", None, f"None: {WINDOW}"),
+        ("evaluate.same_length", "torch", f"'torch': {WINDOW}"),
+        ("evaluate.baselines", "trigram", f"'trigram': {BASELINES}"),
+        ("evaluate.baselines", ["xz", 3], f"3: {BASELINES}"),
+        ("evaluate.baselines", 3, "3: must be a list"),
+        ("evaluate.baselines", None, "None: must be a list"),
+    ],
+)
+def test_wrong_type_is_refused_with_key_value_and_type(key, value, rule):
+    message = refusal(**{key: value})
+    # The list of corpora grows; every other sentence is compared whole.
+    same = message.startswith if rule.endswith(" ") else message.__eq__
+    assert same(f"config key {key} = {rule}")
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("train.steps", "300", 300),
+        ("train.steps", "1e3", 1000),
+        ("train.steps", "1_000", 1000),
+        ("model.clamp_len", "-1", -1),
+        ("model.vocab_size", "None", None),
+        ("model.vocab_size", "204", 204),
+        ("optimizer.learning_rate", "2.5e-4", 2.5e-4),
+        ("optimizer.clip_norm", "1", 1.0),
+        ("model.pre_lnorm", "true", True),
+        ("model.pre_lnorm", "False", False),
+        ("model.same_length", "false", False),
+        ("model.same_length", "tf", "tf"),
+        ("model.dtype", "BFloat16", "bfloat16"),
+        ("evaluate.same_length", "none", None),
+        ("evaluate.same_length", "False", False),
+        ("evaluate.clamp_len", "400", 400),
+        ("evaluate.clamp_len", "none", None),
+        ("data.path", "none", None),
+        ("data.path", "~/text.txt", "~/text.txt"),
+        ("data.vocab", "word", "word"),
+        ("generate.prompt", "none", "none"),
+        ("generate.prompt", "300", "300"),
+        ("evaluate.baselines", "xz", ("xz",)),
+        ("evaluate.baselines", "unigram,xz", ("unigram", "xz")),
+        ("evaluate.baselines", "('unigram', \"xz\")", ("unigram", "xz")),
+        ("evaluate.baselines", "[bigram]", ("bigram",)),
+        ("evaluate.baselines", "()", ()),
+    ],
+)
+def test_command_line_text_is_read_as_the_type_of_its_key(config_file, key, text, value):
+    path = config_file("return ml_collections.ConfigDict()")
+    section, _, name = key.rpartition(".")
+    got = getattr(getattr(load_config(path, {key: text}), section), name)
+    assert (got, type(got)) == (value, type(value))
+
+
+def test_numbers_that_mean_the_same_are_converted_and_lists_become_tuples():
+    exp = build(train__steps=1e3, model__dropout=0, evaluate__baselines=["xz", "unigram"])
+    assert (exp.train.steps, type(exp.train.steps)) == (1000, int)
+    assert (exp.model.dropout, type(exp.model.dropout)) == (0.0, float)
+    assert exp.evaluate.baselines == ("xz", "unigram")
+
+
+def test_every_default_survives_being_written_on_a_command_line():
+    flat = config_lib._flatten(ExperimentConfig().to_dict())
+    assert flat.keys() == dict(leaves()).keys()
+    texts = {key: str(value) for key, value in flat.items()}
+    assert build(**texts) == ExperimentConfig.from_dict({})
+
+
+# --------------------------------------------------------------------------------------
+# Ranges.
+
+OUT_OF_RANGE = [
+    ("seed", -1, "must be at least 0"),
+    ("model.vocab_size", 0, "must be at least 1"),
+    ("model.n_layer", 0, "must be at least 1"),
+    ("model.d_model", 1, "must be at least 2"),
+    ("model.n_head", 0, "must be at least 1"),
+    ("model.d_head", -4, "must be at least 1"),
+    ("model.d_inner", 0, "must be at least 1"),
+    ("model.dropout", 1.0, "must be at least 0 and below 1"),
+    ("model.dropatt", -0.1, "must be at least 0 and below 1"),
+    ("model.clamp_len", 0, "must be -1 (never) or at least 1"),
+    ("model.init_std", 0.0, "must be above 0"),
+    ("data.valid_fraction", 0.0, "must be above 0 and below 0.5"),
+    ("data.test_fraction", 0.5, "must be above 0 and below 0.5"),
+    ("optimizer.learning_rate", 0.0, "must be above 0"),
+    ("optimizer.warmup_steps", -1, "must be at least 0"),
+    ("optimizer.min_ratio", 1.5, "must be from 0 to 1"),
+    ("optimizer.clip_norm", -1.0, "must be at least 0"),
+    ("optimizer.b1", 1.0, "must be at least 0 and below 1"),
+    ("optimizer.b2", 1.0, "must be at least 0 and below 1"),
+    ("optimizer.eps", 0.0, "must be above 0"),
+    ("train.steps", 0, "must be at least 1"),
+    ("train.batch_size", 0, "must be at least 1"),
+    ("train.seg_len", 0, "must be at least 1"),
+    ("train.mem_len", -1, "must be at least 0"),
+    ("train.micro_batches", 0, "must be at least 1"),
+    ("train.steps_per_dispatch", 0, "must be at least 1"),
+    ("train.log_every", 0, "must be at least 1"),
+    ("train.eval_every", -1, "must be at least 0"),
+    ("validate.batch_size", 0, "must be at least 1"),
+    ("evaluate.seg_len", 0, "must be at least 1"),
+    ("evaluate.mem_len", -1, "must be at least 0"),
+    ("evaluate.clamp_len", 0, "must be -1 (never) or at least 1"),
+    ("evaluate.max_segments", -1, "must be at least 0"),
+    ("generate.length", -1, "must be at least 0"),
+    ("generate.mem_len", 0, "must be at least 1"),
+    ("generate.temperature", -0.5, "must be at least 0"),
+    ("generate.top_k", -1, "must be at least 0"),
+    ("generate.top_p", 0.0, "must be above 0 and at most 1"),
+    ("generate.seed", -1, "must be at least 0"),
+    ("checkpoint.every", 0, "must be at least 1"),
+    ("checkpoint.keep_last", 0, "must be at least 1"),
+    ("checkpoint.keep_best", -1, "must be at least 0"),
+    ("mesh.data", 0, "must be -1 (all devices) or at least 1"),
+    (
+        "data.hash",
+        "md5:12",
+        "must be 'md5:' and 32 or 'sha256:' and 64 lower-case hexadecimal digits",
+    ),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "rule"), OUT_OF_RANGE)
+def test_value_out_of_range_is_refused_with_its_rule(key, value, rule):
+    assert refusal(**{key: value}) == f"config key {key} = {value!r}: {rule}"
+
+
+def test_every_number_has_a_range_that_is_tested_above():
+    numbers = {k for k, hint in leaves() if {int, float} & {hint, *typing.get_args(hint)}}
+    tested = {key.replace("validate", "evaluate") for key, _, _ in OUT_OF_RANGE}
+    assert {key.replace("validate", "evaluate") for key in numbers} <= tested
+
+
+@pytest.mark.parametrize("digits", ["md5:" + "a" * 32, "sha256:" + "0" * 64])
+def test_a_well_formed_hash_is_accepted(digits):
+    assert build(data__hash=digits).data.hash == digits
+
+
+@pytest.mark.parametrize("digits", ["a" * 32, "sha256:" + "0" * 32, "md5:" + "g" * 32, "sha1:00"])
+def test_a_malformed_hash_is_refused(digits):
+    assert refusal(data__hash=digits).startswith(f"config key data.hash = {digits!r}: must be ")
+
+
+# --------------------------------------------------------------------------------------
+# Combinations.
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"train.batch_size": 8, "train.micro_batches": 3},
+            "train.micro_batches = 3: must divide batch_size 8",
+        ),
+        (
+            {"train.steps": 1001, "train.steps_per_dispatch": 2},
+            "train.steps = 1001: must be a multiple of train.steps_per_dispatch 2",
+        ),
+        (
+            {"train.log_every": 25, "train.steps_per_dispatch": 10},
+            "train.log_every = 25: must be a multiple of train.steps_per_dispatch 10",
+        ),
+        (
+            {"train.eval_every": 25, "train.steps_per_dispatch": 10},
+            "train.eval_every = 25: must be a multiple of train.steps_per_dispatch 10",
+        ),
+        (
+            {"checkpoint.every": 25, "train.steps_per_dispatch": 10},
+            "checkpoint.every = 25: must be a multiple of train.steps_per_dispatch 10",
+        ),
+        (
+            {"optimizer.warmup_steps": 20, "train.steps": 10},
+            "optimizer.warmup_steps = 20: is more than train.steps 10",
+        ),
+        (
+            {"optimizer.schedule": "inverse_sqrt"},
+            "optimizer.warmup_steps = 0: must be at least 1 for schedule 'inverse_sqrt'",
+        ),
+        (
+            {"model.same_length": "pytorch", "train.mem_len": 0},
+            "train.mem_len = 0: the window same_length='pytorch' (distance < M) needs a memory;"
+            " use 'tf'",
+        ),
+        (
+            {"model.same_length": "pytorch", "validate.mem_len": 0},
+            "validate.mem_len = 0: the window same_length='pytorch' (distance < M) needs a"
+            " memory; use 'tf'",
+        ),
+        (
+            {"evaluate.same_length": "pytorch", "evaluate.mem_len": 0},
+            "evaluate.mem_len = 0: the window same_length='pytorch' (distance < M) needs a"
+            " memory; use 'tf'",
+        ),
+        (
+            {"data.url": "u"},
+            "data.url = 'u': needs data.hash (md5:… or sha256:…) to check the download by",
+        ),
+        (
+            {"data.url": "u", "data.hash": MD5, "data.name": "ptb"},
+            "data.url = 'u': is for data.name='text'; other corpora know their own",
+        ),
+        (
+            {"data.url": "u", "data.hash": MD5, "data.path": "p"},
+            "data.url = 'u': and data.path name two sources; give one",
+        ),
+        (
+            {"generate.prompt": "Once", "generate.prompt_file": "f"},
+            "generate.prompt_file = 'f': and prompt are both given",
+        ),
+        (
+            {"model.d_model": 33},
+            "model.d_model = 33: must be even, half of a position encoding is sines and half"
+            " cosines (paper, section 3.3)",
+        ),
+    ],
+)
+def test_combination_that_cannot_work_is_refused_with_its_rule(settings, message):
+    assert refusal(**settings) == f"config key {message}"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"train.batch_size": 8, "train.micro_batches": 4},
+        {"train.steps_per_dispatch": 10, "train.eval_every": 0},
+        {"optimizer.schedule": "inverse_sqrt", "optimizer.warmup_steps": 1},
+        {"model.same_length": "tf", "train.mem_len": 0},
+        {"model.same_length": "pytorch", "evaluate.same_length": False, "evaluate.mem_len": 0},
+        {"data.url": "u", "data.hash": MD5},
+    ],
+)
+def test_combination_next_to_a_refused_one_is_accepted(settings):
+    build(**settings)
+
+
+# --------------------------------------------------------------------------------------
+# The model's configuration by itself, and immutability.
+
+
+def test_model_config_is_checked_when_built_directly():
+    with pytest.raises(ConfigError, match=r"^config key model\.n_layer = 0: must be at least 1$"):
+        TransformerXLConfig(n_layer=0)
+    with pytest.raises(ConfigError, match=r"^config key model\.d_model = 33: must be even, "):
+        TransformerXLConfig(d_model=33)
+    with pytest.raises(ConfigError, match=r"^config key model\.untie_r = 1: must be of type bool"):
+        TransformerXLConfig(untie_r=1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="n_layers"):
+        TransformerXLConfig(n_layers=3)  # type: ignore[call-arg]
+
+
+def test_configs_cannot_be_changed_and_can_be_keys():
+    exp = build(evaluate__baselines=["xz"])
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        exp.model.n_layer = 3  # type: ignore[misc]
+    assert hash(exp) == hash(copy.deepcopy(exp))
+
+
+# --------------------------------------------------------------------------------------
+# Dictionaries.
+
+
+def test_json_round_trip_gives_the_same_experiment():
+    exp = build(
+        name="x",
+        model__same_length="tf",
+        model__vocab_size=204,
+        evaluate__baselines=("unigram", "xz"),
+        evaluate__same_length=False,
+        data__hash=MD5,
+    )
+    text = json.dumps(exp.to_dict(), allow_nan=False)
+    assert ExperimentConfig.from_dict(json.loads(text)) == exp
+
+
+def test_missing_keys_take_their_defaults_and_validate_scores_the_valid_split():
+    assert ExperimentConfig.from_dict({}) == ExperimentConfig()
+    exp = ExperimentConfig.from_dict({"validate": {"batch_size": 3}})
+    assert exp.validate == ProtocolConfig(split="valid", batch_size=3)
+    assert exp.evaluate == ProtocolConfig(split="test")
+
+
+def test_differing_keys_lists_what_decides_the_trained_state():
+    old = build(evaluate__baselines=["xz"]).to_dict()
+    new = build(model__n_layer=3, train__seg_len=64, model__same_length="tf").to_dict()
+    assert differing_keys(old, new) == [
+        "model.n_layer: 12 -> 3",
+        "model.same_length: False -> 'tf'",
+        "train.seg_len: 128 -> 64",
+    ]
+
+
+def test_differing_keys_sees_keys_that_came_or_went():
+    new = ExperimentConfig().to_dict()
+    old = copy.deepcopy(new)
+    del old["model"]["untie_r"]
+    assert differing_keys(old, new) == ["model.untie_r: 'absent' -> False"]
+    assert differing_keys(new, old) == ["model.untie_r: False -> 'absent'"]
+
+
+def test_differing_keys_does_not_tell_a_tuple_from_a_list():
+    exp = ExperimentConfig()
+    assert differing_keys(dataclasses.asdict(exp), json.loads(json.dumps(exp.to_dict()))) == []
+
+
+def test_a_resumed_run_may_change_what_is_free_and_nothing_else():
+    known = dict(leaves())
+    for free in config_lib.FREE_TO_CHANGE:
+        assert any(key == free or key.startswith(free + ".") for key in known), free
+    old = config_lib._flatten(ExperimentConfig().to_dict())
+    for key in known:
+        changed = differing_keys(old, {**old, key: "something else"})
+        assert bool(changed) != config_lib._is_free(key), key
+    assert not config_lib._is_free("train.log_every_other")
+
+
+# --------------------------------------------------------------------------------------
+# Files.
+
+
+def test_a_file_names_only_what_differs_and_overrides_win(config_file):
+    path = config_file(
+        "c = ml_collections.ConfigDict({'name': 'mine'})",
+        "c.train = ml_collections.ConfigDict({'steps': 7, 'seg_len': 9})",
+        "return c",
+    )
+    exp = load_config(path, {"train.steps": "70", "model.n_layer": 2})
+    assert (exp.name, exp.train.steps, exp.train.seg_len, exp.model.n_layer) == ("mine", 70, 9, 2)
+    assert exp.train.batch_size == ExperimentConfig().train.batch_size
+
+
+def test_frozen_config_dicts_and_field_references_are_read(config_file):
+    path = config_file(
+        "steps = ml_collections.FieldReference(5)",
+        "c = ml_collections.ConfigDict({'train': {'steps': steps * 2},",
+        "                               'evaluate': {'baselines': ['xz']}})",
+        "return ml_collections.FrozenConfigDict(c)",
+    )
+    exp = load_config(path)
+    assert (exp.train.steps, exp.evaluate.baselines) == (10, ("xz",))
+
+
+def test_the_text_after_the_colon_goes_to_get_config(config_file):
+    path = config_file(
+        "steps = {'smoke': 3, '': 5}[variant]",
+        "return ml_collections.ConfigDict({'train': {'steps': steps}})",
+        args="variant=''",
+    )
+    assert load_config(path).train.steps == 5
+    assert load_config(path + ":smoke").train.steps == 3
+    with pytest.raises(ConfigError, match=r"cannot be run: KeyError: 'tiny' \(line 4\)$"):
+        load_config(path + ":tiny")
+
+
+def test_reading_a_file_leaves_nothing_beside_it_and_sees_every_edit(config_file, tmp_path):
+    for steps in (10, 20):
+        line = f"return ml_collections.ConfigDict({{'train': {{'steps': {steps}}}}})"
+        assert load_config(config_file(line)).train.steps == steps
+    assert [p.name for p in tmp_path.iterdir()] == ["config.py"]
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("return (", "SyntaxError: '(' was never closed (config.py, line 4)"),
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module' (line 4)"),
+        ("raise ValueError('variants: a, b')", "ValueError: variants: a, b (line 4)"),
+    ],
+)
+def test_a_file_that_fails_says_what_and_where(config_file, line, error):
+    path = config_file(line)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(caught.value) == f"--config={path}: {path!r} cannot be run: {error}"
+
+
+def test_a_variant_that_the_file_does_not_take_is_refused(config_file):
+    path = config_file("return ml_collections.ConfigDict()")
+    with pytest.raises(ConfigError, match="cannot be run: TypeError: get_config"):
+        load_config(path + ":smoke")
+
+
+def test_a_file_that_is_no_config_is_refused_with_the_reason(config_file, tmp_path):
+    def message(path):
+        with pytest.raises(ConfigError) as error:
+            load_config(path)
+        return str(error.value)
+
+    missing = str(tmp_path / "none.py")
+    assert message(missing) == f"--config={missing}: there is no file {missing!r}"
+    assert message(f"{missing}:a") == f"--config={missing}:a: there is no file {missing!r}"
+    assert message(str(tmp_path)) == f"--config={tmp_path}: there is no file {str(tmp_path)!r}"
+    text = config_file("return 3", name="config.txt")
+    assert message(text) == f"--config={text}: {text!r} is not a Python file (*.py)"
+    bare = tmp_path / "bare.py"
+    bare.write_text("x = 3\n")
+    assert message(str(bare)) == f"--config={bare}: {str(bare)!r} has no function get_config()"
+    plain = config_file("return {'train': {}}")
+    expected = f"--config={plain}: get_config() must return an ml_collections.ConfigDict"
+    assert message(plain) == expected
+
+
+def test_errors_in_a_file_are_those_of_the_same_override(config_file):
+    path = config_file("return ml_collections.ConfigDict({'train': {'steps': 'many'}})")
+    with pytest.raises(ConfigError) as error:
+        load_config(path)
+    assert str(error.value) == refusal(train__steps="many")

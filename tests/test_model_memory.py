@@ -1,0 +1,162 @@
+"""Memory: what is kept, what is seen of it, and that no gradient enters it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_models as tiny
+
+import txl_jax
+from txl_jax.model import memory as memory_lib
+
+CFG = tiny.config()
+PRE_NORM = tiny.config(pre_lnorm=True)
+
+
+def numbered(first, count):
+    """States [L=1,B=1,count,D=1] with the values first, first+1, …"""
+    return jnp.arange(first, first + count, dtype=jnp.float32).reshape(1, 1, count, 1)
+
+
+def memory_of(values, filled):
+    hidden = jnp.asarray(values, jnp.float32).reshape(1, 1, -1, 1)
+    return txl_jax.Memory(hidden=hidden, filled=jnp.array([filled]))
+
+
+@pytest.mark.parametrize(
+    ("mem_len", "seg_len", "want", "filled"),
+    [(5, 2, [3, 4, 5, 11, 12], 5), (3, 3, [11, 12, 13], 3), (2, 4, [13, 14], 2), (0, 2, [], 0)],
+)
+def test_memory_is_the_last_m_of_memory_and_segment(mem_len, seg_len, want, filled):
+    old = memory_of(np.arange(1, mem_len + 1), mem_len)
+    new = memory_lib.update(old, [numbered(11, seg_len)[0]])
+    np.testing.assert_array_equal(new.hidden[0, 0, :, 0], want)
+    assert int(new.filled[0]) == filled
+
+
+def test_filled_grows_by_the_segment_until_memory_is_full():
+    mems = txl_jax.TransformerXL(CFG).init_mems(3, 5)
+    seen = []
+    for _ in range(3):
+        _, mems = tiny.apply(CFG, "nll")(tiny.variables(CFG), *[tiny.tokens(CFG, 3, 4)] * 2, mems)
+        seen.append(np.asarray(mems.filled).tolist())
+    assert seen == [[4, 4, 4], [5, 5, 5], [5, 5, 5]]
+    assert mems.filled.dtype == jnp.int32
+
+
+def test_layer_0_remembers_the_scaled_embeddings():
+    tokens = tiny.tokens(CFG, 3, 4)
+    variables = tiny.variables(CFG)
+    _, mems = tiny.apply(CFG, "nll")(variables, tokens, tokens, tiny.memory(CFG, (0, 2, 5), 5))
+    want = variables["params"]["embedding"][tokens] * np.sqrt(8)
+    np.testing.assert_allclose(mems.hidden[0][:, -4:], want, rtol=1e-6)
+
+
+def test_init_mems_works_unbound_and_is_empty():
+    mems = txl_jax.TransformerXL(CFG).init_mems(batch_size=3, mem_len=5)
+    assert mems.hidden.shape == (2, 3, 5, 8)
+    assert mems.hidden.dtype == jnp.float32
+    assert mems.mem_len == 5
+    assert not mems.hidden.any()
+    np.testing.assert_array_equal(mems.filled, [0, 0, 0])
+    assert mems.filled.dtype == jnp.int32
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_memory_is_kept_in_the_compute_dtype(dtype):
+    cfg = tiny.config(dtype=dtype)
+    mems = txl_jax.TransformerXL(cfg).init_mems(3, 5)
+    assert mems.hidden.dtype == dtype
+    _, mems = jax.eval_shape(
+        tiny.apply(cfg, "core"), tiny.variables(cfg), tiny.embeddings(cfg, 3, 4), mems
+    )
+    assert mems.hidden.dtype == dtype
+
+
+@pytest.mark.parametrize("mem_len", [0, 1, 5])
+def test_shapes_of_memory_never_change(mem_len):
+    mems = txl_jax.TransformerXL(CFG).init_mems(3, mem_len)
+    for extra in ({}, {"lengths": np.array([1, 2, 3])}, {"reset": np.ones((3, 4), bool)}):
+        _, new = jax.eval_shape(
+            tiny.apply(CFG, "core"), tiny.variables(CFG), tiny.embeddings(CFG, 3, 4), mems, **extra
+        )
+        assert jax.tree.map(lambda a: (a.shape, a.dtype), new) == jax.tree.map(
+            lambda a: (a.shape, a.dtype), mems
+        )
+
+
+def test_mem_len_0_gives_the_scores_of_an_empty_memory():
+    tokens = tiny.tokens(CFG, 3, 4)
+    variables, model = tiny.variables(CFG), txl_jax.TransformerXL(CFG)
+    without, mems = tiny.compiled(CFG, "nll")(variables, tokens, tokens, model.init_mems(3, 0))
+    empty, _ = tiny.apply(CFG, "nll")(variables, tokens, tokens, model.init_mems(3, 5))
+    np.testing.assert_allclose(without, empty, atol=2e-6)
+    assert mems.hidden.shape == (2, 3, 0, 8)
+    np.testing.assert_array_equal(mems.filled, [0, 0, 0])
+
+
+@pytest.mark.parametrize("cfg", [CFG, PRE_NORM], ids=["post_norm", "pre_norm"])
+def test_unfilled_slots_change_no_bit_of_the_result(cfg):
+    tokens, filled = tiny.tokens(cfg, 3, 4), np.array([0, 2, 5])
+    mems = tiny.memory(cfg, filled, 5)
+    real = np.arange(5) >= 5 - filled[:, None]
+    garbage = np.where(real[None, :, :, None], mems.hidden, np.float32(3e7))
+    nll, new = tiny.apply(cfg, "nll")(tiny.variables(cfg), tokens, tokens, mems)
+    nll_garbage, new_garbage = tiny.apply(cfg, "nll")(
+        tiny.variables(cfg), tokens, tokens, mems.replace(hidden=garbage)
+    )
+    np.testing.assert_array_equal(nll, nll_garbage)
+    for row in range(3):
+        np.testing.assert_array_equal(
+            tiny.real_states(new, row), tiny.real_states(new_garbage, row)
+        )
+
+
+@pytest.mark.parametrize("cfg", [CFG, PRE_NORM], ids=["post_norm", "pre_norm"])
+def test_output_depends_on_memory_but_no_gradient_reaches_it(cfg):
+    x, mems = tiny.embeddings(cfg, 3, 4), tiny.memory(cfg, (5, 5, 5), 5)
+    core = tiny.apply(cfg, "core")
+
+    @lambda f: jax.jit(f, compiler_options=tiny.QUICK)
+    def everything(hidden):
+        h, new = core(tiny.variables(cfg), x, mems.replace(hidden=hidden))
+        return h.sum() + (h**3).sum() + (new.hidden**2).sum(), h
+
+    gradient, h = jax.grad(everything, has_aux=True)(mems.hidden)
+    np.testing.assert_array_equal(gradient, 0)
+    _, moved = everything(mems.hidden + 0.1)
+    assert np.abs(moved - h).max() > 1e-3
+
+
+@pytest.mark.parametrize("lengths", [None, np.array([4, 1, 3])], ids=["full", "lengths"])
+def test_new_memory_carries_no_gradient_to_the_segment_or_the_parameters(lengths):
+    mems = tiny.memory(CFG, (0, 2, 5), 5)
+
+    @lambda f: jax.jit(f, compiler_options=tiny.QUICK)
+    def remembered(x, variables):
+        _, new = tiny.apply(CFG, "core")(variables, x, mems, lengths=lengths)
+        return (new.hidden**2).sum()
+
+    x, variables = tiny.embeddings(CFG, 3, 4), tiny.variables(CFG)
+    for gradient in jax.tree.leaves(jax.grad(remembered, argnums=(0, 1))(x, variables)):
+        np.testing.assert_array_equal(gradient, 0)
+
+
+def test_mems_of_another_shape_are_refused_naming_both_shapes():
+    x, variables = tiny.embeddings(CFG, 3, 4), tiny.variables(CFG)
+    model = txl_jax.TransformerXL(CFG)
+    right = model.init_mems(3, 5)
+    fewer_layers = right.replace(hidden=right.hidden[:1])
+    narrower = right.replace(hidden=right.hidden[..., :4])
+    filled_of_two = right.replace(filled=right.filled[:2])
+    for wrong in (model.init_mems(2, 5), fewer_layers, narrower, filled_of_two):
+        with pytest.raises(ValueError, match=r"do not fit a batch of 3: expected \[2,3,M,8\]") as e:
+            model.apply(variables, x, wrong, method="core")
+        assert str(wrong.hidden.shape) in str(e.value)
+
+
+def test_window_pytorch_with_mem_len_0_is_refused_by_the_model():
+    cfg = tiny.config(same_length="pytorch")
+    mems = txl_jax.TransformerXL(cfg).init_mems(3, 0)
+    with pytest.raises(ValueError, match="same_length='pytorch'.*M is 0"):
+        tiny.apply(cfg, "core")(tiny.variables(cfg), tiny.embeddings(cfg, 3, 4), mems)

@@ -1,0 +1,350 @@
+"""What a run tells is the same however often it was stopped, but for the wall clock."""
+
+import json
+import math
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from txl_jax.training import provenance, runlog
+from txl_jax.training.runlog import RunLog
+
+
+def _step(log: RunLog, step: int) -> None:
+    """An update with numbers that no short decimal holds."""
+    log.train_step(
+        step,
+        nll_sum=float(np.float32(1000 / (step + 2) + math.pi)),
+        weight_sum=97 + step % 3,
+        grad_norm=math.sqrt(step),
+        learning_rate=2.5e-4 / step,
+        tokens=100,
+    )
+
+
+def _train(log: RunLog, start: int, stop: int, windows: dict[int, str] | None = None) -> None:
+    """Steps start+1 ... stop as the training loop does them: a record every 4, valid every 8."""
+    for step in range(start + 1, stop + 1):
+        _step(log, step)
+        if step % 4 == 0 or step == 21:
+            log.flush_window(step, epoch=step / 13)
+        if step % 8 == 0:
+            log.record("valid", step, {"loss": np.float32(3 / step)}, {"seconds": 1.5})
+        if windows is not None:
+            windows[step] = json.dumps(log.window)
+
+
+def _untimed(workdir: Path) -> list[str]:
+    records = runlog.read(workdir / "metrics.jsonl")
+    return [json.dumps({k: v for k, v in r.items() if k != "timing"}) for r in records]
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Makes run logs in ``tmp_path/name`` and closes them at the end."""
+    logs = []
+
+    def make(name: str = "run", **changes) -> RunLog:
+        settings: dict[str, Any] = {"total_steps": 21, "unit": "bpc", "progress": False, **changes}
+        logs.append(RunLog(tmp_path / name, **settings))
+        return logs[-1]
+
+    yield make
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runlog, "draw", lambda *settings: False)  # a curve takes 0.3 s
+        for log in logs:
+            log.close()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Wall clock in the hand of the test: ``clock[0] += seconds``."""
+    now = [100.0]
+    monkeypatch.setattr(runlog, "perf_counter", lambda: now[0])
+    return now
+
+
+@pytest.mark.parametrize("checkpoint", [1, 6, 8, 11, 20, 21])
+def test_a_resumed_run_leaves_bit_identical_records(make, tmp_path, checkpoint):
+    _train(make("whole"), 0, 21)
+
+    windows: dict[int, str] = {}
+    _train(make("cut"), 0, min(checkpoint + 7, 21), windows)
+    with open(tmp_path / "cut" / "metrics.jsonl", "a") as file:
+        file.write('{"kind": "train", "step": 3, "lo')  # kill -9
+    resumed = make("cut", resume_step=checkpoint, window=json.loads(windows[checkpoint]))
+    _train(resumed, checkpoint, 21)
+
+    assert _untimed(tmp_path / "cut") == _untimed(tmp_path / "whole")
+    assert len(_untimed(tmp_path / "whole")) == 8
+
+
+def test_resuming_keeps_earlier_lines_byte_for_byte_and_drops_later_and_half_lines(make, tmp_path):
+    _train(make(), 0, 20)
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]) + lines[-1][:-9])
+    make(resume_step=8)
+    assert path.read_bytes() == b"".join(lines[:3])
+    assert [json.loads(line)["step"] for line in lines[:4]] == [4, 8, 8, 12]
+    assert os.listdir(tmp_path / "run").count("metrics.jsonl.tmp") == 0
+
+
+def test_a_last_record_that_lacks_only_its_line_end_is_kept(make, tmp_path):
+    _train(make(), 0, 8)
+    path = tmp_path / "run" / "metrics.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    make(resume_step=8)
+    assert path.read_bytes() == whole
+
+
+def test_a_run_from_the_beginning_begins_its_records_anew(make, tmp_path):
+    make().record("valid", 0, {"loss": 1.0})
+    make()
+    assert _untimed(tmp_path / "run") == []
+
+
+def test_the_wall_clock_shows_under_timing_only(make, tmp_path, clock):
+    for name, pace in (("slow", 3.0), ("fast", 0.25)):
+        log = make(name)
+        for step in range(1, 10):
+            clock[0] += pace
+            _step(log, step)
+            if step % 3 == 0:
+                log.flush_window(step)
+                log.record("valid", step, {"loss": 1.25}, {"seconds": pace})
+    assert _untimed(tmp_path / "slow") == _untimed(tmp_path / "fast")
+    slow, fast = (runlog.read(tmp_path / n / "metrics.jsonl") for n in ("slow", "fast"))
+    assert all(a["timing"] != b["timing"] for a, b in zip(slow, fast, strict=True))
+
+
+def test_a_training_record_holds_the_means_of_its_window(make, tmp_path):
+    log = make(unit="ppl")
+    log.train_step(1, 10.0, 4.0, 1.0, 0.5, 4)
+    log.train_step(2, 2.0, 2.0, 4.0, 0.25, 2)
+    log.flush_window(2, epoch=0.5)
+    log.flush_window(2)  # an empty window writes none
+    log.train_step(3, 6.0, 2.0, 7.0, 0.125, 2)
+    log.flush_window(3)
+    first, second = runlog.read(tmp_path / "run" / "metrics.jsonl")
+    first.pop("timing")
+    assert first == {
+        "kind": "train",
+        "step": 2,
+        "epoch": 0.5,
+        "loss": 2.0,
+        "ppl": math.exp(2.0),
+        "grad_norm": 2.5,
+        "learning_rate": 0.25,
+    }
+    assert (second["loss"], second["grad_norm"], second["learning_rate"]) == (3.0, 7.0, 0.125)
+
+
+def test_speed_leaves_out_pauses_even_nested_ones(make, tmp_path, clock):
+    log = make()
+    for step in (1, 2):
+        clock[0] += 2.0
+        _step(log, step)
+        with log.pause():
+            clock[0] += 50.0
+            with log.pause():
+                clock[0] += 50.0
+        if step == 2:
+            clock[0] += 1.0
+    log.flush_window(2)
+    (record,) = runlog.read(tmp_path / "run" / "metrics.jsonl")
+    assert record["timing"] == {"seconds": 5.0, "tokens_per_second": 40.0}
+
+
+def test_a_number_that_is_not_finite_is_null_and_every_line_is_strict_json(make, tmp_path):
+    log = make(unit="ppl")
+    log.train_step(1, math.nan, 1.0, math.inf, 0.1, 1)
+    log.flush_window(1)
+    log.record("valid", 1, {"loss": np.float32(1e9), "inner": [np.int64(3), {"a": math.nan}]})
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    train, valid = (json.loads(line, parse_constant=refuse) for line in lines)
+    assert train["loss"] is train["ppl"] is train["grad_norm"] is None
+    assert valid["loss"] == 1e9
+    assert valid["ppl"] is None
+    assert valid["inner"] == [3, {"a": None}]
+
+
+def test_without_a_terminal_each_record_is_one_plain_line(make, capsys, clock):
+    log = make(total_steps=1000)
+    for step in range(1, 101):
+        clock[0] += 0.125
+        log.train_step(step, 2.345 * 1543, 1543, 1.0, 2.5e-4, 1543)
+    log.flush_window(100)
+    log.record("valid", 100, {"loss": 2.0, "tokens": 512})
+    assert capsys.readouterr().err.splitlines() == [
+        "step  100/1000  loss 2.345  bpc 3.383  lr 2.5e-04  12,344 tok/s  0:01:52 left",
+        "step  100/1000  valid  loss 2.000  bpc 2.885  tokens 512",
+    ]
+
+
+def test_time_left_follows_the_recent_steps(make, capsys, clock):
+    log = make(total_steps=1000)
+    for step in range(1, 201):
+        clock[0] += 100.0 if step <= 100 else 2.0
+        _step(log, step)
+    log.flush_window(200)
+    assert capsys.readouterr().err.rstrip().endswith("  0:26:40 left")
+
+
+def test_on_a_terminal_a_bar_shows_the_loss_and_messages_stand_above_it(make, capsys):
+    log = make(unit="ppl", progress=True)
+    _train(log, 0, 21)
+    log.message("a checkpoint was saved")
+    log.close()
+    text = capsys.readouterr().err
+    assert re.search(r"step 21/21 \|█+\| loss \d+\.\d{3}  ppl \d", text)
+    assert re.search(r"(^|\r|\n)a checkpoint was saved\n", text)
+    assert "lr " not in text
+
+
+@pytest.mark.parametrize("unit", ["bpc", "ppl"])
+def test_the_curve_of_a_run_is_a_readable_png(make, tmp_path, unit):
+    from matplotlib.image import imread
+
+    log = make(unit=unit)
+    _train(log, 0, 21)
+    log.record("train", 22, {"loss": math.nan})
+    log.record("test", 21, {"loss": 0.1})
+    assert not (tmp_path / "run" / "loss.png").exists()
+    log.close()
+    image = imread(tmp_path / "run" / "loss.png")[..., :3]
+    assert image.shape == (600, 960, 3)
+    colours = {"training": (31, 119, 180), "validation": (255, 127, 14), "best": (214, 39, 40)}
+    for name, colour in colours.items():
+        drawn = (np.abs(image * 255 - np.array(colour)) < 2).all(-1)
+        assert drawn.sum() > 20, name
+
+
+def test_a_run_that_is_stopped_by_an_error_leaves_its_curve_and_one_without_records_none(tmp_path):
+    def stopped():
+        with RunLog(tmp_path / "a", total_steps=9, unit="bpc", progress=False) as log:
+            _train(log, 0, 5)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped()
+    assert (tmp_path / "a" / "loss.png").exists()
+    RunLog(tmp_path / "b", total_steps=9, unit="bpc").close()
+    assert not (tmp_path / "b" / "loss.png").exists()
+
+
+def _events(workdir: Path):
+    from tensorboardX.proto.event_pb2 import Event
+
+    for path in sorted((workdir / "tensorboard").iterdir()):
+        assert "tfevents" in path.name
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("Q", data[:8])
+            yield Event.FromString(data[12 : 12 + length])
+            data = data[16 + length :]
+
+
+def test_tensorboard_gets_the_same_numbers_at_once_and_hides_those_that_are_made_again(
+    make, tmp_path
+):
+    log = make()
+    _train(log, 0, 8)
+    make(resume_step=4)
+    seen = [
+        (e.step, v.tag, v.simple_value) for e in _events(tmp_path / "run") for v in e.summary.value
+    ]
+    shown = {(step, tag): value for step, tag, value in seen}
+    # The records themselves are read from a run that was not resumed.
+    _train(make("other"), 0, 8)
+    for record in runlog.read(tmp_path / "other" / "metrics.jsonl"):
+        key = (record["step"], f"{record['kind']}/bpc")
+        assert shown[key] == pytest.approx(record["bpc"], rel=1e-6)
+    assert (8, "train/tokens_per_second") in shown
+    starts = [e.step for e in _events(tmp_path / "run") if e.HasField("session_log")]
+    assert starts == [0, 5]
+
+
+def test_without_tensorboardx_the_run_says_so_once_and_goes_on(make, tmp_path, monkeypatch, capsys):
+    for name in ("tensorboardX", "tensorboardX.proto", "tensorboardX.record_writer"):
+        monkeypatch.setitem(sys.modules, name, None)
+    _train(make(), 0, 21)
+    assert capsys.readouterr().err.count("tensorboardX is not installed") == 1
+    assert len(_untimed(tmp_path / "run")) == 8
+    assert not (tmp_path / "run" / "tensorboard").exists()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_an_error_that_names_the_file_and_not_a_hang(make, tmp_path, monkeypatch):
+    log = make()
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.unlink()
+    path.symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"cannot write: No space left.*metrics\.jsonl"):
+        log.record("valid", 1, {"loss": 1.0})
+    path.unlink()
+    path.touch()
+
+    from tensorboardX import record_writer
+
+    with open("/dev/full", "wb", 0) as full:
+        monkeypatch.setattr(record_writer, "open_file", lambda path: full)
+        with pytest.raises(OSError, match=r"cannot write: No space left.*tfevents"):
+            make("full")
+
+
+# --------------------------------------------------------------------------------------
+# Provenance.
+
+
+def test_provenance_names_versions_and_devices_and_neither_host_nor_user_nor_path():
+    import jax
+    import numpy
+
+    got = provenance.provenance()
+    assert got["versions"]["jax"] == jax.__version__
+    assert got["versions"]["numpy"] == numpy.__version__
+    assert got["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert None not in [v for k, v in got["versions"].items() if k != "txl_jax"]
+    assert got["device_count"] == len(jax.devices())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", got["date"])
+    text = json.dumps(got)
+    assert os.uname().nodename not in text
+    assert os.sep not in text
+    assert set(got) == {"versions", "revision", "platform", "device_kind", "device_count", "date"}
+
+
+def test_the_revision_is_the_commit_with_dirty_for_a_change_and_none_where_git_does_not_track(
+    tmp_path,
+):
+    def git(*arguments: str) -> str:
+        identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+        command = ["git", "-C", str(tmp_path), *identity, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    package, other = tmp_path / "package", tmp_path / "other"
+    package.mkdir()
+    other.mkdir()
+    assert provenance.revision(str(package)) is None  # no repository
+    git("init", "-q")
+    (package / "a.py").write_text("1")
+    git("add", "package")
+    assert provenance.revision(str(package)) is None  # no commit
+    git("commit", "-q", "-m", "first")
+    (other / "notes").write_text("not the package's")
+    assert provenance.revision(str(package)) == git("rev-parse", "HEAD")
+    assert provenance.revision(str(other)) is None
+    (package / "a.py").write_text("2")
+    assert provenance.revision(str(package)) == git("rev-parse", "HEAD") + "+dirty"

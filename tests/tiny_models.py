@@ -1,0 +1,88 @@
+"""Small models with large random parameters, and inputs for them.
+
+Initial values of the package are near 0, where attention is almost uniform and a wrong position
+or mask hardly shows. Here every parameter has a size at which it matters.
+"""
+
+import functools
+
+import jax
+import numpy as np
+
+import txl_jax
+
+
+def config(**changes) -> txl_jax.TransformerXLConfig:
+    """V 13, L 2, D 8, N 2, H 3 (N*H is not D), F 10, and what ``changes`` says."""
+    tiny = {"vocab_size": 13, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 3, "d_inner": 10}
+    return txl_jax.TransformerXLConfig(**{**tiny, **changes})
+
+
+@functools.cache
+def shapes(cfg):
+    """The tree of parameter shapes, from ``init`` without running it."""
+    model = txl_jax.TransformerXL(cfg)
+    mems = model.init_mems(1, 1)
+    if cfg.vocab_size is None:
+        inputs, method = np.zeros((1, 1, cfg.d_model), np.float32), "core"
+    else:
+        inputs, method = np.zeros((1, 1), np.int32), "__call__"
+    init = lambda key: model.init(key, inputs, mems, method=method)
+    return jax.eval_shape(init, jax.random.key(0))["params"]
+
+
+@functools.cache
+def variables(cfg, seed=0):
+    """``{"params": …}`` drawn N(0, 0.4), gains of LayerNorm N(1, 0.4); the same for one seed."""
+    rng = np.random.default_rng(seed)
+
+    def draw(path, leaf):
+        mean = 1.0 if path[-1].key == "scale" else 0.0
+        return (mean + 0.4 * rng.standard_normal(leaf.shape)).astype(np.float32)
+
+    return {"params": jax.tree_util.tree_map_with_path(draw, shapes(cfg))}
+
+
+def apply(cfg, method):
+    """``model.apply`` of one method: (variables, *inputs, reset=…, lengths=…).
+
+    Not jitted: op by op, what XLA compiles for one form serves all others of the same shapes.
+    """
+    return functools.partial(txl_jax.TransformerXL(cfg).apply, method=method)
+
+
+QUICK = {"xla_backend_optimization_level": 0}
+"""Compiler options: half the time to compile, and the tiny models run as fast."""
+
+
+@functools.cache
+def compiled(cfg, method):
+    """:func:`apply` jitted: for shapes that few forms share, and where jit itself matters."""
+    return jax.jit(apply(cfg, method), compiler_options=QUICK)
+
+
+def memory(cfg, filled, mem_len, seed=0):
+    """A memory of random states in every slot, of which row b's newest ``filled[b]`` are real."""
+    rng = np.random.default_rng(seed)
+    hidden = rng.standard_normal((cfg.n_layer, len(filled), mem_len, cfg.d_model))
+    return txl_jax.Memory(
+        hidden=hidden.astype(np.float32), filled=np.asarray(filled, dtype=np.int32)
+    )
+
+
+def tokens(cfg, batch_size, seg_len, seed=0):
+    """Random token ids, int32 [B,T]."""
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, cfg.vocab_size, (batch_size, seg_len)).astype(np.int32)
+
+
+def embeddings(cfg, batch_size, seg_len, seed=0):
+    """Random inputs for ``core``, float32 [B,T,D]."""
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((batch_size, seg_len, cfg.d_model)).astype(np.float32)
+
+
+def real_states(mems, row):
+    """The filled slots of one row, oldest first: [L,filled,D]."""
+    m, filled = mems.hidden.shape[2], int(mems.filled[row])
+    return np.asarray(mems.hidden)[:, row, m - filled :]

@@ -1,0 +1,1 @@
+"""One TFDS builder per corpus; importing one imports TFDS (never TensorFlow)."""

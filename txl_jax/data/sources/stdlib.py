@@ -1,0 +1,82 @@
+"""``stdlib``: the source code of the Python standard library, at hand wherever Python is."""
+
+import hashlib
+import platform
+import sys
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+
+from txl_jax.data.errors import DataError
+from txl_jax.data.sources.source import SPLITS, Piece, Source, Text
+
+LEFT_OUT = {
+    *("encodings", "pydoc_data"),
+    *("antigravity", "this"),
+    *("distutils", "ensurepip", "idlelib", "lib2to3", "tkinter", "turtle", "turtledemo", "venv"),
+}
+"""Modules that are not taken: tables (``encodings`` and ``pydoc_data`` would be a fifth of the
+corpus), jokes, and what some distributions ship apart (``tkinter``, ``venv``, …), so that the
+same Python has the same corpus everywhere."""
+
+
+def find() -> Source:
+    """The corpus of the running Python.
+
+    Files: every ``*.py`` of the modules in ``sys.stdlib_module_names``, packages with all that is
+    in them, but for :data:`LEFT_OUT`, ``_sysconfigdata*`` and folders named ``test`` or
+    ``tests``; sorted by path; a line feed between two files.
+
+    Splits, by file: the first byte of the sha256 of the path below the library's folder, modulo
+    20: 0 is test, 1 is valid, all else train. The corpus depends on the Python version alone
+    (and on what a distribution patches): about 6.6 MB, with 0.5 MB each to validate and test.
+
+    Raises:
+      DataError: the library is not there as source files.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    if not (root / "os.py").is_file():
+        raise DataError(
+            f"stdlib: there is no source code of the standard library in {root} (zipped or"
+            " stripped?); use another Python, or data.name='text' with a data.path"
+        )
+    found: list[Path] = []
+    for module in sys.stdlib_module_names:
+        found += [root / f"{module}.py", *(root / module).rglob("*.py")]
+    paths = sorted(path.relative_to(root).as_posix() for path in found if path.is_file())
+    paths = [path for path in paths if is_taken(path)]
+    try:
+        return Source(
+            name="stdlib",
+            files={path: root / path for path in paths},
+            splits={s: _joined(root / p for p in paths if split_of(p) == s) for s in SPLITS},
+            counted=SPLITS,  # a few characters are in one file only
+            label=f"Python {platform.python_version()} standard library",
+        )
+    except OSError as error:
+        raise DataError(f"stdlib: {error.filename} cannot be read ({error.strerror})") from error
+
+
+def is_taken(path: str) -> bool:
+    """Whether the corpus has the file ``path`` (posix, below the library's folder)."""
+    *folders, file = path.split("/")
+    module = folders[0] if folders else file.removesuffix(".py")
+    return (
+        module in sys.stdlib_module_names
+        and module not in LEFT_OUT
+        and not module.startswith("_sysconfigdata")
+        and not {"test", "tests"}.intersection(folders)
+    )
+
+
+def split_of(path: str) -> str:
+    """The split that the file ``path`` (posix, below the library's folder) is in."""
+    bucket = hashlib.sha256(path.encode()).digest()[0] % 20
+    return {0: "test", 1: "valid"}.get(bucket, "train")
+
+
+def _joined(files: Iterable[Path]) -> Text:
+    text: list[Piece | bytes] = []
+    for path in files:
+        text += [b"\n", Piece.whole(path)] if text else [Piece.whole(path)]
+    return text

@@ -1,0 +1,73 @@
+"""What a trained model is worth: its score with and without memory beside simple models."""
+
+import dataclasses
+import json
+import os
+from typing import Any
+
+from txl_jax.config import ProtocolConfig
+from txl_jax.data.corpus import Corpus
+from txl_jax.evaluation.baselines import baselines
+from txl_jax.evaluation.evaluate import Evaluator, Score, describe
+from txl_jax.training.runlog import in_unit
+from txl_jax.training.sharding import make_mesh
+from txl_jax.workdir import Trained
+
+
+def without_memory(protocol: ProtocolConfig) -> ProtocolConfig:
+    """The same protocol with every segment scored from nothing."""
+    return dataclasses.replace(protocol, mem_len=0, same_length=False)
+
+
+def report(trained: Trained, corpus: Corpus, workdir: str) -> dict[str, Any]:
+    """Scores ``evaluate.split`` with the protocol's memory and with none, and the baselines.
+
+    Prints a table, writes it as ``evaluation.json`` in the workdir, and returns it.
+    """
+    protocol = trained.config.evaluate
+    model = trained.config.model
+    unit = corpus.vocab.unit
+    tokens = getattr(corpus, protocol.split)
+    mesh = make_mesh(trained.config.mesh, protocol.batch_size)
+    rows: list[dict[str, Any]] = []
+
+    def add(name: str, loss: float, **more: Any) -> None:
+        rows.append({"name": name, "loss": loss, unit: in_unit(loss, unit), **more})
+
+    for name, chosen in _protocols(protocol):
+        evaluator = Evaluator(model, chosen, tokens, mesh, name=f"the {chosen.split} split")
+        score = evaluator.run(trained.params)
+        assert isinstance(score, Score)
+        add(
+            name,
+            score.loss,
+            targets=score.targets,
+            protocol=describe(chosen, model),
+            seconds=round(score.seconds, 2),
+        )
+    rows += baselines(protocol.baselines, corpus, protocol.split)
+    result = {
+        "step": trained.step,
+        "corpus": corpus.name,
+        "source_hash": corpus.source_hash,
+        "unit": unit,
+        "results": rows,
+    }
+    path = os.path.join(workdir, "evaluation.json")
+    with open(path + ".tmp", "w", encoding="utf-8") as file:
+        json.dump(result, file, indent=1)
+    os.replace(path + ".tmp", path)
+    print(table(rows, unit, describe(protocol, model)), flush=True)
+    return result
+
+
+def table(rows: list[dict[str, Any]], unit: str, protocol: str) -> str:
+    """The rows as text, the protocol above them."""
+    width = max(len(r["name"]) for r in rows)
+    lines = [f"  {r['name']:<{width}}  {r[unit]:9.4f} {unit}" for r in rows]
+    return "\n".join([f"{protocol}:", *lines])
+
+
+def _protocols(protocol: ProtocolConfig) -> list[tuple[str, ProtocolConfig]]:
+    named = [(f"memory {protocol.mem_len}", protocol)]
+    return [*named, ("no memory", without_memory(protocol))] if protocol.mem_len else named

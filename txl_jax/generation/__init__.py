@@ -1,0 +1,1 @@
+"""Generation: choosing a next token, and continuing prompts with memory."""

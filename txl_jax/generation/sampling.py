@@ -1,0 +1,45 @@
+"""Choosing the next token from logits."""
+
+import jax
+import jax.numpy as jnp
+
+from txl_jax.config import GenerateConfig
+
+
+def sample(key: jax.Array, logits: jax.Array, c: GenerateConfig) -> jax.Array:
+    """A next token for each row: int32 [B].
+
+    Temperature first, then top-k, then top-p on what is left; temperature 0 takes the
+    likeliest token.
+
+    Args:
+      key: of this step.
+      logits: float32 [B,V].
+      c: ``temperature``, ``top_k``, ``top_p``.
+    """
+    if c.temperature == 0:
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    logits = keep_top_p(keep_top_k(logits / c.temperature, c.top_k), c.top_p)
+    return jax.random.categorical(key, logits, axis=-1).astype(jnp.int32)
+
+
+def keep_top_k(logits: jax.Array, k: int) -> jax.Array:
+    """Logits [B,V] with all but the k largest at -inf; ties of the k-th stay; k = 0: as is."""
+    if not 0 < k < logits.shape[-1]:
+        return logits
+    least = jax.lax.top_k(logits, k)[0][..., -1:]
+    return jnp.where(logits < least, -jnp.inf, logits)
+
+
+def keep_top_p(logits: jax.Array, p: float) -> jax.Array:
+    """Logits [B,V] with all at -inf but the fewest whose probabilities reach p (Holtzman 2020).
+
+    The likeliest token always stays.
+    """
+    if p >= 1:
+        return logits
+    ordered = jnp.flip(jnp.sort(logits, axis=-1), axis=-1)
+    probabilities = jax.nn.softmax(ordered, axis=-1)
+    before = jnp.cumsum(probabilities, axis=-1) - probabilities
+    least = jnp.min(jnp.where(before < p, ordered, jnp.inf), axis=-1, keepdims=True)
+    return jnp.where(logits < least, -jnp.inf, logits)

@@ -1,0 +1,1 @@
+"""Training: loss, optimizer, state, sharding, one pure step, the loop, checkpoints, the log."""

@@ -1,0 +1,325 @@
+"""Checkpoints: everything a run needs to go on, sealed by a hash of every file.
+
+Layout, one for every way of running (Orbax writes it, asynchronously and atomically):
+
+    checkpoints/<step>/params/ optimizer/ mems/   arrays
+    checkpoints/<step>/meta/                      format, config, corpus, log window (JSON)
+    checkpoints/<step>/seal.json                  sha256 of every file above
+
+The seal is written right after the commit. A checkpoint whose files do not match it is moved
+aside as ``damaged-<step>``, never deleted, and the one before it is used. One without a seal
+(the process died in between) is complete, and is used as it is.
+"""
+
+import hashlib
+import json
+import os
+import threading
+import time
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from absl import logging
+from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
+
+from txl_jax.config import CheckpointConfig, differing_keys
+from txl_jax.training.state import TrainState
+
+FORMAT = 1
+_SEAL = "seal.json"
+_METRIC = "valid_loss"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be used; the text says which, why, and what to do."""
+
+
+class Checkpoints:
+    """The checkpoints of one workdir.
+
+    Args:
+      workdir: where ``checkpoints/`` is or will be.
+      c: what is kept. ``None``: for reading only, nothing is ever removed.
+    """
+
+    def __init__(self, workdir: str, c: CheckpointConfig | None = None):
+        self.folder = os.path.abspath(os.path.join(workdir, "checkpoints"))
+        self._options = _options(c)
+        self._manager: ocp.CheckpointManager | None = None
+        self._seals: list[threading.Thread] = []
+        self._closed = threading.Event()
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def manager(self) -> ocp.CheckpointManager:
+        """Orbax's manager, opened when first needed."""
+        if self._manager is None:
+            logging.set_stderrthreshold("error")
+            self._manager = ocp.CheckpointManager(self.folder, options=self._options)
+        return self._manager
+
+    def steps(self) -> list[int]:
+        """Steps with a finished checkpoint, oldest first."""
+        if not os.path.isdir(self.folder):
+            return []
+        return sorted(int(n) for n in os.listdir(self.folder) if n.isdigit())
+
+    def save(
+        self, step: int, state: TrainState, meta: dict[str, Any], valid_loss: float | None
+    ) -> None:
+        """Starts saving; returns as soon as the state has been copied.
+
+        Raises:
+          CheckpointError: nothing could be written (a full disk, a lost folder).
+        """
+        items = {
+            "params": ocp.args.StandardSave(state.params),
+            "optimizer": ocp.args.StandardSave(state.opt_state),
+            "mems": ocp.args.StandardSave(_mems_item(state)),
+            "meta": ocp.args.JsonSave({"format": FORMAT, "step": step, **meta}),
+        }
+        metrics = {_METRIC: float("inf") if valid_loss is None else valid_loss}
+        try:
+            saved = self.manager.save(step, args=ocp.args.Composite(**items), metrics=metrics)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"checkpoint {step} in {self.folder}: {error}") from error
+        if not saved:
+            raise CheckpointError(
+                f"checkpoint {step} in {self.folder} was not saved: one of the same or a later"
+                " step is there"
+            )
+        thread = threading.Thread(target=self._seal_when_there, args=(step,), daemon=True)
+        thread.start()
+        self._seals.append(thread)
+
+    def wait(self) -> None:
+        """Until everything started is on disk and sealed.
+
+        Raises:
+          CheckpointError: a save failed after it had started.
+        """
+        try:
+            self.manager.wait_until_finished()
+        except Exception as error:  # Orbax raises what its threads met, of any type
+            raise CheckpointError(f"saving in {self.folder} failed: {error}") from error
+        self._closed.set()
+        for thread in self._seals:
+            thread.join()
+        self._seals, self._closed = [], threading.Event()
+
+    def close(self) -> None:
+        """Waits for running saves and lets go of the folder."""
+        if self._manager is not None:
+            self.wait()
+            self._manager.close()
+            self._manager = None
+
+    def restore(
+        self, abstract: TrainState, config: dict[str, Any]
+    ) -> tuple[TrainState, dict[str, Any]] | None:
+        """The newest intact state and its meta, or ``None`` where there is none.
+
+        Args:
+          abstract: shapes and dtypes, with the shardings that are wanted.
+          config: of this run, to hold against the checkpoint's.
+
+        Raises:
+          CheckpointError: the checkpoint is of another config, or of a newer format.
+        """
+        for step in reversed(self.steps()):
+            meta = self._meta_if_intact(step)
+            if meta is None:
+                continue
+            _refuse_other_config(step, meta, config)
+            try:
+                return self._restore_state(step, abstract), meta
+            except Exception as error:  # Orbax raises many types for damaged files
+                if self._sealed(step):
+                    raise CheckpointError(
+                        f"checkpoint {step} in {self.folder} is intact but does not fit this"
+                        f" program: {error}"
+                    ) from error
+                self._set_aside(step, f"cannot be read ({type(error).__name__})")
+        return None
+
+    def restore_params(self, step: int, abstract: Any) -> Any:
+        """The parameters of a step alone. Raises CheckpointError where they do not fit."""
+        self._refuse_damaged(step)
+        try:
+            items = ocp.args.Composite(params=ocp.args.StandardRestore(abstract))
+            return self.manager.restore(step, args=items)["params"]
+        except Exception as error:  # as in restore
+            raise CheckpointError(
+                f"checkpoint {step} in {self.folder} cannot be read: {error}"
+            ) from error
+
+    def choose(self, which: str = "best") -> int:
+        """The step that ``best`` (by validation), ``latest`` or a number names.
+
+        Raises:
+          CheckpointError: there is none.
+        """
+        steps = self.steps()
+        if not steps:
+            raise CheckpointError(f"there is no checkpoint in {self.folder}; train first")
+        if which == "latest":
+            return steps[-1]
+        if which == "best":
+            losses = {s: self.valid_loss(s) for s in steps}
+            scored = {s: v for s, v in losses.items() if v is not None}
+            return min(scored, key=lambda s: scored[s]) if scored else steps[-1]
+        if not which.isdigit() or int(which) not in steps:
+            listed = ", ".join(map(str, steps))
+            raise CheckpointError(f"there is no checkpoint {which} in {self.folder}, only {listed}")
+        return int(which)
+
+    def valid_loss(self, step: int) -> float | None:
+        """Validation loss in nats that was saved with a step; ``None`` where not measured."""
+        path = os.path.join(self.folder, str(step), "metrics", "metrics")
+        try:
+            with open(path, encoding="utf-8") as file:
+                value = float(json.load(file)[_METRIC])
+        except (OSError, ValueError, KeyError):
+            return None
+        return value if value != float("inf") else None
+
+    # ------------------------------------------------------------------ one checkpoint
+
+    def _restore_state(self, step: int, abstract: TrainState) -> TrainState:
+        items = ocp.args.Composite(
+            params=ocp.args.StandardRestore(abstract.params),
+            optimizer=ocp.args.StandardRestore(abstract.opt_state),
+            mems=ocp.args.StandardRestore(_mems_item(abstract)),
+        )
+        got = self.manager.restore(step, args=items)
+        hidden = got["mems"].get("hidden")
+        if hidden is None:  # M = 0: nothing was stored
+            shape = abstract.mems.hidden
+            hidden = jax.device_put(jax.numpy.zeros(shape.shape, shape.dtype), shape.sharding)
+        mems = abstract.mems.replace(hidden=hidden, filled=got["mems"]["filled"])
+        number = jax.device_put(jax.numpy.asarray(step, "int32"), abstract.step.sharding)
+        return TrainState(number, got["params"], got["optimizer"], mems)
+
+    def _meta_if_intact(self, step: int) -> dict[str, Any] | None:
+        fault = self._fault(step)
+        if fault is None:
+            try:
+                items = ocp.args.Composite(meta=ocp.args.JsonRestore())
+                return self.manager.restore(step, args=items)["meta"]
+            except Exception as error:  # as in restore
+                fault = f"has no readable meta ({type(error).__name__})"
+        self._set_aside(step, fault)
+        return None
+
+    def _refuse_damaged(self, step: int) -> None:
+        fault = self._fault(step)
+        if fault is not None:
+            raise CheckpointError(
+                f"checkpoint {step} in {self.folder} {fault}; resume training to fall back to the"
+                " one before it, or name another step"
+            )
+
+    def _fault(self, step: int) -> str | None:
+        """What is wrong with a checkpoint's files, or None."""
+        folder = os.path.join(self.folder, str(step))
+        if not os.path.exists(os.path.join(folder, "meta")):
+            return "is incomplete (it has no meta)"
+        if not self._sealed(step):
+            return None
+        with open(os.path.join(folder, _SEAL), encoding="utf-8") as file:
+            try:
+                expected = json.load(file)
+            except ValueError:
+                return f"has a damaged {_SEAL}"
+        found = _hashes(folder)
+        wrong = sorted(k for k in expected if found.get(k) != expected[k])
+        return f"is damaged ({wrong[0]} does not match its hash)" if wrong else None
+
+    def _sealed(self, step: int) -> bool:
+        return os.path.exists(os.path.join(self.folder, str(step), _SEAL))
+
+    def _set_aside(self, step: int, fault: str) -> None:
+        name, count = f"damaged-{step}", 1
+        while os.path.exists(os.path.join(self.folder, name)):
+            count += 1
+            name = f"damaged-{step}-{count}"
+        os.rename(os.path.join(self.folder, str(step)), os.path.join(self.folder, name))
+        if self._manager is not None:
+            self._manager.close()
+            self._manager = None
+        print(
+            f"checkpoint {step} {fault}; moved aside to checkpoints/{name}, falling back to the"
+            " one before it",
+            flush=True,
+        )
+
+    def _seal_when_there(self, step: int) -> None:
+        folder = os.path.join(self.folder, str(step))
+        while not os.path.isdir(folder):
+            if self._closed.is_set():  # Orbax has finished: there now, or never
+                break
+            time.sleep(0.02)
+        try:
+            seal = os.path.join(folder, _SEAL)
+            with open(seal + ".tmp", "w", encoding="utf-8") as file:
+                json.dump(_hashes(folder), file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(seal + ".tmp", seal)
+        except FileNotFoundError:
+            pass  # removed meanwhile as no longer among the newest or best
+
+
+def _refuse_other_config(step: int, meta: dict[str, Any], config: dict[str, Any]) -> None:
+    if meta.get("format", 0) > FORMAT:
+        raise CheckpointError(
+            f"checkpoint {step} has format {meta['format']}, newer than this program's {FORMAT};"
+            " update txl_jax"
+        )
+    different = differing_keys(meta["config"], config)
+    if different:
+        raise CheckpointError(
+            f"checkpoint {step} is of another config: {'; '.join(different)}. Use another"
+            " --workdir, or the checkpoint's values"
+        )
+
+
+def _mems_item(state: TrainState) -> dict[str, Any]:
+    """Memory as Orbax takes it: arrays without elements are left out."""
+    mems = {"hidden": state.mems.hidden, "filled": state.mems.filled}
+    return {k: v for k, v in mems.items() if v.size}
+
+
+def _options(c: CheckpointConfig | None) -> ocp.CheckpointManagerOptions:
+    if c is None:
+        return ocp.CheckpointManagerOptions(read_only=True)
+    loss = lambda metrics: metrics[_METRIC]
+    policies: list[Any] = [keep.LatestN(n=c.keep_last)]
+    if c.keep_best:
+        policies.append(keep.BestN(get_metric_fn=loss, reverse=True, n=c.keep_best))
+    return ocp.CheckpointManagerOptions(
+        preservation_policy=keep.AnyPreservationPolicy(policies),
+        best_fn=loss,
+        best_mode="min",
+        enable_async_checkpointing=True,
+    )
+
+
+def _hashes(folder: str) -> dict[str, str]:
+    """sha256 of every file below a checkpoint's folder, by relative path."""
+    found = {}
+    for root, _, names in os.walk(folder):
+        for name in names:
+            if name.startswith(_SEAL):
+                continue
+            path = os.path.join(root, name)
+            with open(path, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            found[os.path.relpath(path, folder)] = digest
+    return found

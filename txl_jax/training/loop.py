@@ -1,0 +1,256 @@
+"""The training loop: feed, step, log, validate, save. Thin: the step itself is pure."""
+
+import collections
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from txl_jax.config import ConfigError, ExperimentConfig
+from txl_jax.data.batch import Batch
+from txl_jax.data.corpus import Corpus
+from txl_jax.data.feed import training_batch, training_feed
+from txl_jax.data.streams import Streams
+from txl_jax.evaluation.evaluate import Evaluator
+from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.training.checkpoint import Checkpoints
+from txl_jax.training.optimizer import make_optimizer
+from txl_jax.training.runlog import RunLog
+from txl_jax.training.sharding import Placement, make_mesh
+from txl_jax.training.state import TrainState, init_state
+from txl_jax.training.step import compiled_step
+from txl_jax.training.stopping import Stop
+
+
+class NonFiniteError(RuntimeError):
+    """A loss or gradient that is not a number; names it, the step, and what is kept."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How training ended: the state, and whether all steps were done."""
+
+    state: TrainState
+    finished: bool
+
+
+def train(exp: ExperimentConfig, corpus: Corpus, workdir: str, stop: Stop) -> Outcome:
+    """Trains from the newest checkpoint of ``workdir``, or from the start, to the last step.
+
+    A run that was killed and started again ends in the same bits as one that was not: the
+    state is restored whole, data and dropout are functions of the step, and records after
+    the checkpoint are made again.
+
+    Raises:
+      ConfigError, DataError: what does not fit the data or the devices; before any work.
+      CheckpointError: a checkpoint of another config, or one that cannot be written.
+      NonFiniteError: a loss or gradient that is not finite; nothing is saved after it.
+    """
+    t = exp.train
+    streams = _streams(exp, corpus)
+    mesh = make_mesh(exp.mesh, t.batch_size)
+    placement = Placement(mesh)
+    model = TransformerXL(exp.model)
+    optimizer = make_optimizer(exp.optimizer, t.steps)
+    evaluator = Evaluator(
+        exp.model,
+        exp.validate,
+        getattr(corpus, exp.validate.split),
+        mesh,
+        name=f"the {exp.validate.split} split",
+    )
+
+    init = lambda: init_state(exp, model, optimizer)
+    abstract = _with_shardings(jax.eval_shape(init), placement)
+    config = exp.to_dict()
+    with Checkpoints(workdir, exp.checkpoint) as checkpoints:
+        restored = checkpoints.restore(abstract, config)
+        if restored is None:
+            state, meta = jax.jit(init, out_shardings=placement.state(abstract))(), {}
+        else:
+            state, meta = restored
+        start = int(state.step)
+        with RunLog(
+            workdir,
+            total_steps=t.steps,
+            unit=corpus.vocab.unit,
+            resume_step=start,
+            window=meta.get("window"),
+        ) as log:
+            _tell_start(log, exp, corpus, streams, state, mesh.size, restored is not None)
+            run = _Run(exp, streams, evaluator, checkpoints, log, stop, config)
+            if start < t.steps:
+                run.compile(model, optimizer, placement, abstract)
+            return run.go(state, evaluated=meta.get("evaluated", True))
+
+
+class _Run:
+    """The parts of a run and what must be remembered from one step to the next."""
+
+    def __init__(self, exp, streams, evaluator, checkpoints, log, stop, config):
+        self.exp: ExperimentConfig = exp
+        self.streams: Streams = streams
+        self.evaluator: Evaluator = evaluator
+        self.checkpoints: Checkpoints = checkpoints
+        self.log: RunLog = log
+        self.stop: Stop = stop
+        self.config: dict[str, Any] = config
+        self.pending: collections.deque = collections.deque()
+        self.saved: set[int] = set(checkpoints.steps())
+
+    def compile(self, model, optimizer, placement: Placement, abstract: TrainState) -> None:
+        """Compiles the step before the clock of training runs."""
+        t = self.exp.train
+        several = t.steps_per_dispatch > 1
+        self.batch_sharding = placement.batch(steps_axis=several)
+        batch = training_batch(self.streams, 0, t.epoch_memory)
+        lead = (t.steps_per_dispatch,) if several else ()
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype), batch)
+        start = time.perf_counter()
+        with self.log.pause():
+            step = compiled_step(self.exp, model, optimizer, placement, abstract)
+            self.step = step.lower(abstract, shapes).compile()  # type: ignore[attr-defined]
+        self.log.message(f"compiled the step in {time.perf_counter() - start:.1f} s")
+
+    def go(self, state: TrainState, evaluated: bool) -> Outcome:
+        """All steps that are left, or those until the run is told to stop."""
+        t, step = self.exp.train, int(state.step)
+        if not evaluated:  # the last run was stopped while it validated
+            evaluated, _ = self.validate_and_save(step, state)
+        feed = self.feed(step)
+        try:
+            for batch in feed:
+                if self.stop.requested():
+                    break
+                state, metrics = self.step(state, batch)
+                step += t.steps_per_dispatch
+                self.pending.append((step, metrics))
+                self.settle(keep=1)
+                last = step == t.steps
+                if last or (t.eval_every and step % t.eval_every == 0):
+                    evaluated, _ = self.validate_and_save(step, state)
+                elif step % self.exp.checkpoint.every == 0:
+                    self.save(step, state, evaluated=True, loss=None)
+        finally:
+            feed.close()  # type: ignore[attr-defined]
+        self.settle(keep=0)
+        if self.stop.requested() and step and step not in self.saved:
+            self.save(step, state, evaluated=True, loss=None)
+        return Outcome(state, finished=step == t.steps and evaluated)
+
+    def feed(self, step: int) -> Iterator[Batch]:
+        """Batches of the steps that are left."""
+        t = self.exp.train
+        if step == t.steps:
+            return (b for b in ())
+        return training_feed(
+            self.streams, step, t.steps, t.epoch_memory, t.steps_per_dispatch, self.batch_sharding
+        )
+
+    def validate_and_save(self, step: int, state: TrainState) -> tuple[bool, float | None]:
+        """Validation loss, logged and saved with the state; told to stop meanwhile: saved."""
+        self.settle(keep=0)
+        if step == self.exp.train.steps:
+            self.log.flush_window(step, epoch=self.epoch(step))
+        with self.log.pause():
+            score = self.evaluator.run(state.params, stop=self.stop.requested)
+        loss = None
+        if score is not None:
+            loss = score.loss
+            self.check_finite("validation loss", loss, step)
+            values = {"loss": loss, "targets": score.targets}
+            timing = {"seconds": score.seconds}
+            self.log.record("valid", step, values, timing, epoch=self.epoch(step))
+        self.save(step, state, evaluated=score is not None, loss=loss)
+        return score is not None, loss
+
+    def save(self, step: int, state: TrainState, evaluated: bool, loss: float | None) -> None:
+        """A checkpoint of this step, if it has none; what led to it was finite."""
+        self.settle(keep=0)
+        if step in self.saved:
+            return
+        meta = {"config": self.config, "window": self.log.window, "evaluated": evaluated}
+        with self.log.pause():
+            self.checkpoints.save(step, state, meta, loss)
+        self.saved.add(step)
+
+    def settle(self, keep: int) -> None:
+        """Logs the metrics of all but the newest ``keep`` dispatches: the device runs ahead."""
+        t = self.exp.train
+        tokens = t.batch_size * t.seg_len
+        while len(self.pending) > keep:
+            last, metrics = self.pending.popleft()
+            values = {k: np.atleast_1d(np.asarray(v)) for k, v in metrics.items()}
+            first = last - t.steps_per_dispatch + 1
+            for i, step in enumerate(range(first, last + 1)):
+                one = {k: float(v[i]) for k, v in values.items()}
+                self.check_finite("training loss", one["nll_sum"], step)
+                self.check_finite("gradient norm", one["grad_norm"], step)
+                self.log.train_step(
+                    step,
+                    one["nll_sum"],
+                    one["count"],
+                    one["grad_norm"],
+                    one["learning_rate"],
+                    tokens,
+                )
+                if step % t.log_every == 0:
+                    self.log.flush_window(step, epoch=self.epoch(step))
+
+    def check_finite(self, name: str, value: float, step: int) -> None:
+        """Raises NonFiniteError, with what is kept, unless the value is finite."""
+        if math.isfinite(value):
+            return
+        kept = max(self.saved, default=None)
+        kept_text = "no checkpoint was saved yet" if kept is None else f"checkpoint {kept} is kept"
+        raise NonFiniteError(
+            f"{name} is {value} at step {step}; stopped, {kept_text}. Try a lower"
+            " optimizer.learning_rate, more optimizer.warmup_steps, or model.dtype float32"
+        )
+
+    def epoch(self, step: int) -> float:
+        """Passes over the training split after a step."""
+        return step / self.streams.n_segments
+
+
+def _streams(exp: ExperimentConfig, corpus: Corpus) -> Streams:
+    t = exp.train
+    streams = Streams(
+        corpus.train,
+        t.batch_size,
+        t.seg_len,
+        cut="authors",
+        name="the train split",
+        vocab_size=exp.model.vocab_size,
+    )
+    longest = len(corpus.train) // t.batch_size
+    if t.mem_len > longest:
+        raise ConfigError(
+            f"config key train.mem_len = {t.mem_len}: a stream of the train split has only"
+            f" {longest} tokens at train.batch_size {t.batch_size}; use a shorter memory or fewer"
+            " streams"
+        )
+    return streams
+
+
+def _with_shardings(abstract: TrainState, placement: Placement) -> TrainState:
+    def place(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree.map(place, abstract, placement.state(abstract))
+
+
+def _tell_start(log, exp, corpus, streams, state, devices, resumed) -> None:
+    parameters = sum(x.size for x in jax.tree.leaves(state.params))
+    log.message(
+        f"{exp.name}: {parameters:,} parameters, {devices} {jax.default_backend()} device(s);"
+        f" {corpus.name}: {len(corpus.train):,} training tokens, vocabulary"
+        f" {len(corpus.vocab):,}; an epoch is {streams.n_segments:,} steps"
+    )
+    if resumed:
+        log.message(f"resuming at step {int(state.step):,} of {exp.train.steps:,}")

@@ -1,0 +1,487 @@
+"""What a run tells while it trains: records, TensorBoard files, a live line, a loss curve.
+
+    workdir/
+      metrics.jsonl    one JSON object per line, in the order of the steps
+      tensorboard/     the same numbers (tensorboardX; left out where it is not installed)
+      loss.png         the curve, drawn when the run ends or is stopped
+
+A record, one line of ``metrics.jsonl``:
+
+    {"kind": "train", "step": 100, "epoch": 0.41, "loss": 2.345, "bpc": 3.383,
+     "grad_norm": 0.71, "learning_rate": 0.00025,
+     "timing": {"seconds": 8.1, "tokens_per_second": 12345.6}}
+
+``kind`` is train, valid or test; ``loss`` is in nats per token; ``bpc`` (bits per character)
+or ``ppl`` (perplexity) is the corpus's own unit. What depends on the wall clock stands under
+``timing`` and nowhere else: two runs are the same run when their records without ``timing``
+are. A number that is not finite is written as ``null``.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import datetime
+import io
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from time import perf_counter
+from typing import Any, Literal
+
+Unit = Literal["bpc", "ppl"]
+UNIT_NAMES = {"bpc": "bits per character", "ppl": "perplexity"}
+
+
+def in_unit(loss: float, unit: Unit) -> float:
+    """A loss in nats per token as bits per character or perplexity (infinite on overflow)."""
+    if unit == "bpc":
+        return loss / math.log(2)
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
+@dataclasses.dataclass
+class Window:
+    """Sums over the steps since the last training record; floats add up in step order."""
+
+    nll_sum: float = 0.0
+    weight_sum: float = 0.0
+    grad_norm_sum: float = 0.0
+    steps: int = 0
+    learning_rate: float = 0.0
+
+    def loss(self) -> float:
+        """Mean nats per token of the window; NaN while there is no token."""
+        return self.nll_sum / self.weight_sum if self.weight_sum else math.nan
+
+
+class RunLog:
+    """The records of one run, shown while they are made and kept in ``workdir``.
+
+    A resumed run writes what the uninterrupted run would have written, bit for bit outside
+    ``timing``: the checkpoint keeps :attr:`window`, and records after it are made again.
+    For that a checkpoint of step s is saved after the records of step s are written.
+
+    Also a context manager, which closes itself, so that a run that is stopped leaves a curve.
+
+    Args:
+      workdir: folder of the run; made if it is not there.
+      total_steps: updates in all, for the bar and the time left.
+      unit: ``bpc`` or ``ppl``.
+      resume_step: step of the checkpoint that training goes on from. Records after it are
+        removed. 0: training starts at the beginning and so do the records.
+      window: :attr:`window` as that checkpoint kept it.
+      progress: a live bar (True) or one line per training record (False), both on standard
+        error; ``None``: a bar if that is a terminal.
+
+    Raises:
+      OSError: a file cannot be written (here and from every method that records); the text
+        names the file.
+    """
+
+    def __init__(
+        self,
+        workdir: str | os.PathLike[str],
+        *,
+        total_steps: int,
+        unit: Unit,
+        resume_step: int = 0,
+        window: Mapping[str, Any] | None = None,
+        progress: bool | None = None,
+    ):
+        self.workdir = os.fspath(workdir)
+        self.metrics_path = os.path.join(self.workdir, "metrics.jsonl")
+        self.figure_path = os.path.join(self.workdir, "loss.png")
+        self._total_steps, self._unit = total_steps, unit
+        self._window = Window(**(window or {}))
+        self._closed = False
+
+        os.makedirs(self.workdir, exist_ok=True)
+        _keep_until(self.metrics_path, resume_step)
+
+        if progress is None:
+            progress = sys.stderr.isatty()
+        self._bar = _bar(total_steps, resume_step) if progress else None
+        self._events = self._open_events(resume_step)
+
+        self._clock = _Clock()
+        self._window_start, self._window_tokens = self._clock.seconds(), 0
+        # (seconds, step, tokens so far), about one a second: the rate of the recent steps.
+        self._tokens = 0
+        self._recent = collections.deque([(self._window_start, resume_step, 0)], maxlen=30)
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def window(self) -> dict[str, Any]:
+        """Exact state of the partial window, ready for JSON; ``window=`` takes it back."""
+        return dataclasses.asdict(self._window)
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Time in this context is not training time: compiling, evaluating, saving."""
+        self._clock.stop()
+        try:
+            yield
+        finally:
+            self._clock.start()
+
+    def train_step(
+        self,
+        step: int,
+        nll_sum: float,
+        weight_sum: float,
+        grad_norm: float,
+        learning_rate: float,
+        tokens: int,
+    ) -> None:
+        """Adds one update to the window; nothing is written.
+
+        Args:
+          step: number of updates done, this one included.
+          nll_sum: sum of -log p over the step's targets, nats.
+          weight_sum: how many targets that were.
+          grad_norm: norm of the gradient before clipping.
+          learning_rate: of this update.
+          tokens: how many tokens the step read, for the speed.
+        """
+        w = self._window
+        w.nll_sum += float(nll_sum)
+        w.weight_sum += float(weight_sum)
+        w.grad_norm_sum += float(grad_norm)
+        w.steps += 1
+        w.learning_rate = float(learning_rate)
+        self._tokens += int(tokens)
+        self._window_tokens += int(tokens)
+        now = self._clock.seconds()
+        if now - self._recent[-1][0] >= 1.0:
+            self._recent.append((now, int(step), self._tokens))
+        if self._bar is not None:
+            speed, left = self._recent_speed(step)
+            text = f"{_numbers(w.loss(), self._unit)}  {_speed(speed)}  {_left(left)}"
+            self._bar.set_description_str(text, refresh=False)
+            self._bar.update(step - self._bar.n)
+
+    def flush_window(self, step: int, *, epoch: float | None = None) -> None:
+        """Writes the training record of the window and empties it; an empty one writes none.
+
+        Called at log steps and after the last update. A run that is stopped early does not
+        flush: its window goes into the checkpoint.
+        """
+        w = self._window
+        if not w.steps:
+            return
+        loss = w.loss()
+        now = self._clock.seconds()
+        seconds = now - self._window_start
+        speed = self._window_tokens / seconds if seconds > 0 else math.nan
+        values = {
+            "loss": loss,
+            self._unit: in_unit(loss, self._unit),
+            "grad_norm": w.grad_norm_sum / w.steps,
+            "learning_rate": w.learning_rate,
+        }
+        timing = {"seconds": seconds, "tokens_per_second": speed}
+        self.record("train", step, values, timing, epoch=epoch)
+        if self._bar is None:
+            _, left = self._recent_speed(step)
+            rate = f"lr {w.learning_rate:.1e}"
+            self.message(
+                f"{self._at(step)}  {_numbers(loss, self._unit)}  {rate}"
+                f"  {_speed(speed)}  {_left(left)}"
+            )
+        self._window = Window()
+        self._window_start, self._window_tokens = now, 0
+
+    def record(
+        self,
+        kind: str,
+        step: int,
+        values: Mapping[str, Any],
+        timing: Mapping[str, Any] | None = None,
+        *,
+        epoch: float | None = None,
+    ) -> None:
+        """Writes one record and, unless it is a training record, prints it as a line.
+
+        Args:
+          kind: ``train``, ``valid``, ``test`` or a name of the caller's.
+          step: number of updates done.
+          values: what was measured. A ``loss`` (nats per token) without a ``bpc`` or ``ppl``
+            gets it.
+          timing: whatever of it depends on the wall clock.
+          epoch: passes over the training split so far.
+        """
+        values = _plain(values)
+        assert isinstance(values, dict)
+        loss = values.get("loss")
+        if loss is not None and self._unit not in values:
+            values[self._unit] = _plain(in_unit(loss, self._unit))
+        record: dict[str, Any] = {"kind": kind, "step": int(step)}
+        if epoch is not None:
+            record["epoch"] = float(epoch)
+        record |= values
+        if timing:
+            record["timing"] = _plain(timing)
+        self._append(record)
+        if self._events is not None:
+            self._events.add(kind, int(step), values | record.get("timing", {}))
+        if kind != "train":
+            self.message(f"{self._at(step)}  {kind}  {_numbers_of(values, self._unit)}")
+
+    def message(self, text: str) -> None:
+        """Prints a line on standard error, above the bar if there is one."""
+        if self._bar is None:
+            print(text, file=sys.stderr, flush=True)
+        else:
+            self._bar.write(text, file=sys.stderr)
+
+    def close(self) -> None:
+        """Ends the bar, completes the TensorBoard files and draws the curve; once is enough."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._bar is not None:
+            self._bar.close()
+        if self._events is not None:
+            self._events.close()
+        draw(self.metrics_path, self.figure_path, self._unit)
+
+    # ----------------------------------------------------------------------------------
+
+    def _at(self, step: int) -> str:
+        return f"step {step:>{len(str(self._total_steps))}}/{self._total_steps}"
+
+    def _recent_speed(self, step: int) -> tuple[float, float]:
+        """Tokens per second lately, and the seconds that the steps to come take at that rate."""
+        now = self._clock.seconds()
+        then, step_then, tokens_then = self._recent[0]
+        if now <= then or step <= step_then:
+            return math.nan, math.nan
+        left = (self._total_steps - step) * (now - then) / (step - step_then)
+        return (self._tokens - tokens_then) / (now - then), left
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        line = json.dumps(record, allow_nan=False) + "\n"
+        with _naming(self.metrics_path), open(self.metrics_path, "ab") as file:
+            file.write(line.encode())
+
+    def _open_events(self, resume_step: int) -> "_Events | None":
+        try:
+            return _Events(os.path.join(self.workdir, "tensorboard"), resume_step)
+        except ImportError:
+            self.message(
+                "tensorboardX is not installed: no TensorBoard files; metrics.jsonl has the"
+                " same numbers"
+            )
+            return None
+
+
+def read(metrics_path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The records of a ``metrics.jsonl``, in order; a half-written line is left out."""
+    with open(metrics_path, "rb") as file:
+        return [record for line in file if (record := _parsed(line)) is not None]
+
+
+def draw(metrics_path: str, figure_path: str, unit: Unit) -> bool:
+    """Draws the loss curve of a ``metrics.jsonl`` as a PNG; False if there is nothing to draw.
+
+    Training loss as a line, validation as points with the best marked, in ``unit`` over steps.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    points: dict[str, list[tuple[int, float]]] = collections.defaultdict(list)
+    for record in read(metrics_path):
+        if record.get(unit) is not None:
+            points[record["kind"]].append((record["step"], record[unit]))
+    train, valid, test = points["train"], points["valid"], points["test"]
+    if not train and not valid:
+        return False
+
+    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    title = []
+    if train:
+        axes.plot(*zip(*train, strict=True), color="C0", linewidth=1, label="training")
+        title.append(f"training {_number(train[-1][1], unit)}")
+    if valid:
+        best = min(valid, key=lambda point: point[1])
+        axes.plot(*zip(*valid, strict=True), "o-", color="C1", markersize=4, label="validation")
+        label = f"best validation: {_number(best[1], unit)} at step {best[0]}"
+        axes.plot(*best, "*", color="C3", markersize=14, label=label)
+        title.append(f"validation {_number(best[1], unit)}")
+    if test:
+        title.append(f"test {_number(test[-1][1], unit)}")
+    if unit == "ppl":
+        axes.set_yscale("log")
+    last = max(step for step, _ in train + valid)
+    axes.set_title(f"{', '.join(title)} {unit} after {last} steps")
+    axes.set_xlabel("step")
+    axes.set_ylabel(f"{UNIT_NAMES[unit]} ({unit})")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    _replace(figure_path, png.getvalue())
+    return True
+
+
+class _Events:
+    """TensorBoard's file of one process, written at once: what cannot be written raises here.
+
+    (tensorboardX's ``SummaryWriter`` writes from a thread behind a bounded queue: on a full
+    disk the thread ends and the training loop then waits for ever.)
+    """
+
+    def __init__(self, folder: str, resume_step: int):
+        from tensorboardX.proto import event_pb2, summary_pb2
+        from tensorboardX.record_writer import RecordWriter
+
+        self._proto, self._summary = event_pb2, summary_pb2.Summary
+        # TensorBoard reads files in the order of their names, and `tfevents` must be in them.
+        self._path = os.path.join(folder, f"events.out.tfevents.{time.time_ns()}")
+        with _naming(self._path):
+            os.makedirs(folder, exist_ok=True)
+            self._file = RecordWriter(self._path)
+        self._write(0, file_version="brain.Event:2")
+        # Earlier events from this step on are no longer shown.
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._write(resume_step + 1 if resume_step else 0, session_log=start)
+
+    def add(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        numbers = [
+            self._summary.Value(tag=f"{kind}/{name}", simple_value=value)
+            for name, value in values.items()
+            if isinstance(value, int | float)
+        ]
+        self._write(step, summary=self._summary(value=numbers))
+
+    def close(self) -> None:
+        with _naming(self._path):
+            self._file.close()
+
+    def _write(self, step: int, **content: Any) -> None:
+        event = self._proto.Event(wall_time=time.time(), step=step, **content)
+        with _naming(self._path):
+            self._file.write(event.SerializeToString())
+            self._file.flush()
+
+
+class _Clock:
+    """Seconds that have passed, those between ``stop`` and ``start`` left out; they nest."""
+
+    def __init__(self):
+        self._left_out, self._depth, self._stopped_at = 0.0, 0, 0.0
+
+    def seconds(self) -> float:
+        return (self._stopped_at if self._depth else perf_counter()) - self._left_out
+
+    def stop(self) -> None:
+        if not self._depth:
+            self._stopped_at = perf_counter()
+        self._depth += 1
+
+    def start(self) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._left_out += perf_counter() - self._stopped_at
+
+
+def _bar(total_steps: int, resume_step: int) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(
+        total=total_steps,
+        initial=resume_step,
+        file=sys.stderr,
+        dynamic_ncols=True,
+        bar_format="step {n_fmt}/{total_fmt} |{bar:20}| {desc}",
+    )
+
+
+def _keep_until(metrics_path: str, step: int) -> None:
+    """Removes the records after ``step`` (all, if it is 0) and lines that are not whole."""
+    kept = []
+    if step and os.path.exists(metrics_path):
+        with open(metrics_path, "rb") as file:
+            for line in file:
+                record = _parsed(line)
+                if record is not None and record["step"] <= step:
+                    kept.append(line.rstrip(b"\n") + b"\n")
+    _replace(metrics_path, b"".join(kept))
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """A record, or None where a killed process left a line half-written."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and "step" in record else None
+
+
+def _replace(path: str, data: bytes) -> None:
+    """Writes a file whole or not at all."""
+    with _naming(path):
+        with open(path + ".tmp", "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(path + ".tmp", path)
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Names the file in an OSError; a full disk alone says only that it is full."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, f"cannot write: {error.strerror or error}", path) from error
+
+
+def _plain(value: Any) -> Any:
+    """NumPy and JAX numbers as Python's own, numbers that are not finite as None."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _number(value: float, unit: Unit) -> str:
+    return f"{value:.3f}" if unit == "bpc" else f"{value:.2f}"
+
+
+def _numbers(loss: float, unit: Unit) -> str:
+    return f"loss {loss:.3f}  {unit} {_number(in_unit(loss, unit), unit)}"
+
+
+def _numbers_of(values: Mapping[str, Any], unit: Unit) -> str:
+    parts = [] if values.get("loss") is None else [_numbers(values["loss"], unit)]
+    for name, value in values.items():
+        if name not in ("loss", unit):
+            parts.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
+    return "  ".join(parts)
+
+
+def _speed(tokens_per_second: float) -> str:
+    return "? tok/s" if math.isnan(tokens_per_second) else f"{tokens_per_second:,.0f} tok/s"
+
+
+def _left(seconds: float) -> str:
+    return "? left" if math.isnan(seconds) else f"{datetime.timedelta(seconds=int(seconds))} left"

@@ -1,0 +1,50 @@
+"""Everything that training changes, in one pytree."""
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from txl_jax.config import ExperimentConfig
+from txl_jax.model.memory import Memory
+from txl_jax.model.transformer_xl import TransformerXL
+
+
+class TrainState(flax.struct.PyTreeNode):
+    """State of a run; nothing else is carried from step to step.
+
+    Attributes:
+      step: int32 [], updates done. Dropout and the position in the data are derived from it.
+      params: float32 pytree.
+      opt_state: of the optimizer.
+      mems: hidden states carried to the next segment.
+    """
+
+    step: jax.Array
+    params: Any
+    opt_state: Any
+    mems: Memory
+
+
+def init_state(
+    exp: ExperimentConfig, model: TransformerXL, optimizer: optax.GradientTransformation
+) -> TrainState:
+    """The state before the first update; pure, to be called under ``jit`` or ``eval_shape``."""
+    t = exp.train
+    mems = model.init_mems(t.batch_size, t.mem_len)
+    tokens = jnp.zeros((t.batch_size, 1), jnp.int32)
+    params = model.init(_keys(exp.seed)[0], tokens, mems)["params"]
+    return TrainState(
+        step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params), mems=mems
+    )
+
+
+def dropout_key(seed: int, step: jax.Array) -> jax.Array:
+    """The key of a step's dropout: a function of seed and step alone."""
+    return jax.random.fold_in(_keys(seed)[1], step)
+
+
+def _keys(seed: int) -> jax.Array:
+    return jax.random.split(jax.random.key(seed))

@@ -1,0 +1,115 @@
+"""One update, as a pure function; and its compiled form over a mesh."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from txl_jax.config import ExperimentConfig
+from txl_jax.data.batch import Batch
+from txl_jax.model.memory import Memory
+from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.training.loss import batch_loss
+from txl_jax.training.optimizer import gradient_norm, schedule
+from txl_jax.training.sharding import Placement, donates
+from txl_jax.training.state import TrainState, dropout_key
+
+Metrics = dict[str, jax.Array]
+
+
+def train_step(
+    state: TrainState,
+    batch: Batch,
+    exp: ExperimentConfig,
+    model: TransformerXL,
+    optimizer: optax.GradientTransformation,
+) -> tuple[TrainState, Metrics]:
+    """The state after one update on ``batch``, and what it measured.
+
+    Gradients are summed over ``train.micro_batches`` parts of the batch, each with its own
+    streams' memory. Metrics, float32 []: ``nll_sum`` (nats), ``count`` (targets),
+    ``grad_norm`` (before clipping), ``learning_rate``.
+    """
+    parts = exp.train.micro_batches
+    key = dropout_key(exp.seed, state.step)
+    count = jnp.maximum(jnp.sum(batch.weights), 1.0)
+    gradient_of = jax.grad(batch_loss, has_aux=True)
+
+    if parts == 1:
+        gradient, (nll_sum, mems) = gradient_of(state.params, model, batch, state.mems, key, count)
+    else:
+
+        def add_part(total, part):
+            index, part_batch, part_mems = part
+            part_key = jax.random.fold_in(key, index)
+            gradient, (nll_sum, mems) = gradient_of(
+                state.params, model, part_batch, part_mems, part_key, count
+            )
+            return jax.tree.map(jnp.add, total, (gradient, nll_sum)), mems
+
+        zero = (jax.tree.map(jnp.zeros_like, state.params), jnp.zeros(()))
+        cut = (jnp.arange(parts), _cut(batch, parts), _cut_memory(state.mems, parts))
+        (gradient, nll_sum), mems = jax.lax.scan(add_part, zero, cut)
+        mems = _join_memory(mems)
+
+    updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+    metrics = {
+        "nll_sum": nll_sum,
+        "count": jnp.sum(batch.weights),
+        "grad_norm": gradient_norm(gradient),
+        "learning_rate": schedule(exp.optimizer, exp.train.steps)(state.step),
+    }
+    params = optax.apply_updates(state.params, updates)
+    return TrainState(state.step + 1, params, opt_state, mems), metrics
+
+
+def compiled_step(
+    exp: ExperimentConfig,
+    model: TransformerXL,
+    optimizer: optax.GradientTransformation,
+    placement: Placement,
+    abstract: TrainState,
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """:func:`train_step` compiled for a mesh; ``train.steps_per_dispatch`` updates a call.
+
+    With S > 1 updates a call the batch has a leading axis S, and so have the metrics.
+    """
+    several = exp.train.steps_per_dispatch > 1
+
+    def dispatch(state, batch):
+        one = lambda s, b: train_step(s, b, exp, model, optimizer)
+        return jax.lax.scan(one, state, batch) if several else one(state, batch)
+
+    of_state = placement.state(abstract)
+    return jax.jit(
+        dispatch,
+        in_shardings=(of_state, placement.batch(steps_axis=several)),
+        out_shardings=(of_state, placement.everywhere()),
+        donate_argnums=(0,) if donates() else (),
+    )
+
+
+# Row b goes to micro-batch b % parts, so that every device keeps rows of every part.
+
+
+def _cut(batch: Batch, parts: int) -> Batch:
+    return jax.tree.map(lambda x: _cut_rows(x, parts, 0), batch)
+
+
+def _cut_rows(x: jax.Array, parts: int, axis: int) -> jax.Array:
+    shape = (*x.shape[:axis], x.shape[axis] // parts, parts, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x.reshape(shape), axis + 1, 0)
+
+
+def _join_rows(x: jax.Array, axis: int) -> jax.Array:
+    x = jnp.moveaxis(x, 0, axis + 1)
+    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+
+
+def _cut_memory(mems: Memory, parts: int) -> Memory:
+    return Memory(_cut_rows(mems.hidden, parts, 1), _cut_rows(mems.filled, parts, 0))
+
+
+def _join_memory(mems: Memory) -> Memory:
+    return Memory(_join_rows(mems.hidden, 1), _join_rows(mems.filled, 0))

@@ -1,0 +1,158 @@
+"""A run's folder: what it is of, and the trained model in it.
+
+workdir/
+  config.json     every setting, the corpus's hash, versions and revision
+  vocab.json      the symbols of the tokens
+  checkpoints/    training/checkpoint.py
+  metrics.jsonl  loss.png  tensorboard/  sample.txt
+"""
+
+import dataclasses
+import json
+import os
+from typing import Any
+
+import jax
+
+from txl_jax.config import ConfigError, ExperimentConfig, differing_keys
+from txl_jax.data.corpus import Corpus
+from txl_jax.data.vocab import Vocab
+from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.training.checkpoint import Checkpoints
+from txl_jax.training.provenance import provenance
+
+CONFIG, VOCAB = "config.json", "vocab.json"
+
+
+class WorkdirError(RuntimeError):
+    """A workdir that cannot be used; the text says why and what to do."""
+
+
+def check_writable(workdir: str) -> None:
+    """Makes the folder; raises WorkdirError where nothing can be written in it."""
+    probe = os.path.join(workdir, ".writable")
+    try:
+        os.makedirs(workdir, exist_ok=True)
+        with open(probe, "w", encoding="utf-8"):
+            pass
+        os.remove(probe)
+    except OSError as error:
+        raise WorkdirError(
+            f"--workdir={workdir}: cannot be written ({error.strerror}); name a folder that can"
+        ) from error
+
+
+def with_vocab(exp: ExperimentConfig, corpus: Corpus) -> ExperimentConfig:
+    """The experiment with ``model.vocab_size`` taken from the corpus.
+
+    Raises:
+      ConfigError: the config names another size.
+    """
+    size, named = len(corpus.vocab), exp.model.vocab_size
+    if named not in (None, size):
+        raise ConfigError(
+            f"config key model.vocab_size = {named}: the vocabulary of {corpus.name} has {size}"
+            " symbols; leave it out to take that"
+        )
+    return dataclasses.replace(exp, model=dataclasses.replace(exp.model, vocab_size=size))
+
+
+def claim(workdir: str, exp: ExperimentConfig, corpus: Corpus) -> None:
+    """Writes what this run is of; a folder that is another run's is refused and left as it is.
+
+    Raises:
+      WorkdirError: the folder belongs to another config, or was trained on other text.
+    """
+    path = os.path.join(workdir, CONFIG)
+    if os.path.exists(path):
+        there = _read_json(path)
+        different = differing_keys(_settings(there), exp.to_dict())
+        text = (there.get("corpus", {}).get("source_hash"), corpus.source_hash)
+        if text[0] != text[1]:
+            different.append(f"hash of the text: {text[0]} -> {text[1]}")
+        if different:
+            raise WorkdirError(
+                f"--workdir={workdir}: is the folder of another run: {'; '.join(different)}."
+                " Name another --workdir, or use that run's settings"
+            )
+    described = {
+        "name": corpus.name,
+        "source_hash": corpus.source_hash,
+        **dict(corpus.info),
+    }
+    record = {**exp.to_dict(), "corpus": described, "provenance": provenance()}
+    _write_json(os.path.join(workdir, VOCAB), corpus.vocab.to_json())
+    _write_json(path, record)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A trained model, whole.
+
+    Attributes:
+      model: the module.
+      params: its parameters; ``model.apply({"params": params}, ...)``.
+      vocab: text to ids and back.
+      config: of the experiment.
+      step: of the checkpoint.
+    """
+
+    model: TransformerXL
+    params: Any
+    vocab: Vocab
+    config: ExperimentConfig
+    step: int
+
+
+def load(workdir: str, step: str = "best") -> Trained:
+    """The trained model of a workdir.
+
+    Args:
+      workdir: as given to training.
+      step: ``best`` by validation, ``latest``, or a number.
+
+    Raises:
+      WorkdirError: it is no workdir.
+      CheckpointError: there is no such checkpoint, or it is damaged.
+    """
+    path = os.path.join(workdir, CONFIG)
+    if not os.path.exists(path):
+        raise WorkdirError(f"--workdir={workdir}: there is no {CONFIG} in it; train first")
+    exp = ExperimentConfig.from_dict(_settings(_read_json(path)))
+    vocab = Vocab.from_json(_read_json(os.path.join(workdir, VOCAB)))
+    model = TransformerXL(exp.model)
+    mems = model.init_mems(1, 0)
+    abstract = jax.eval_shape(
+        lambda: model.init(jax.random.key(0), jax.numpy.zeros((1, 1), "int32"), mems)["params"]
+    )
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), abstract
+    )
+    with Checkpoints(workdir) as checkpoints:
+        chosen = checkpoints.choose(step)
+        params = checkpoints.restore_params(chosen, abstract)
+    return Trained(model, params, vocab, exp, chosen)
+
+
+def _settings(record: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in record.items() if k not in ("corpus", "provenance")}
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except ValueError as error:
+        raise WorkdirError(f"{path} is damaged ({error}); restore it or use another workdir") from (
+            error
+        )
+
+
+def _write_json(path: str, value: dict[str, Any]) -> None:
+    """Whole or not at all: a process that dies here leaves the file that was there."""
+    with open(path + ".tmp", "w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1, ensure_ascii=False)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".tmp", path)
