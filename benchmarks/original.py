@@ -87,8 +87,9 @@ def initialise(model: Any, std: float) -> None:
 def learning_rate(update: float, optimizer: Section, steps: int, warmup: int) -> float:
     """The rate of update number ``update``, counted from 1; a fraction lies between two.
 
-    Linear up to ``warmup`` updates, then the schedule by its name; a cosine runs from the end
-    of warm-up to ``min_ratio`` at ``steps``.
+    Linear up to ``warmup`` updates, then the schedule by its name, as in
+    ``txl_jax/training/optimizer.py``: a cosine starts at the full rate with the first update
+    after warm-up and would reach ``min_ratio`` one update after the last.
     """
     peak, low = optimizer["learning_rate"], optimizer["min_ratio"]
     if update <= warmup:
@@ -97,7 +98,7 @@ def learning_rate(update: float, optimizer: Section, steps: int, warmup: int) ->
         return peak
     if optimizer["schedule"] == "inverse_sqrt":
         return peak * math.sqrt(warmup / update)
-    done = min((update - warmup) / max(steps - warmup, 1), 1.0)
+    done = min(max(update - 1 - warmup, 0) / max(steps - warmup, 1), 1.0)
     return peak * (low + (1 - low) * (1 + math.cos(math.pi * done)) / 2)
 
 

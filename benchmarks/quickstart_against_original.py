@@ -104,6 +104,7 @@ def compare(flags: argparse.Namespace, started: float) -> dict[str, Any]:
             "numpy": np.__version__,
             "python": platform.python_version(),
         },
+        "text": {key: experiment.get("corpus", {}).get(key) for key in ("name", "source_hash")},
         "model": experiment["model"] | {"vocab_size": vocab_size},
         "parameters": sum(p.numel() for p in model.parameters()),
         "train": experiment["train"],

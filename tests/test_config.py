@@ -35,7 +35,7 @@ def config_file(tmp_path):
 
 def build(**dotted):
     """The experiment with overrides; ``__`` in a keyword stands for the dot of its key."""
-    nested = {}
+    nested: dict[str, object] = {}
     for key, value in dotted.items():
         config_lib._set(nested, key.replace("__", "."), value)
     return ExperimentConfig.from_dict(nested)
@@ -377,7 +377,7 @@ def test_model_config_is_checked_when_built_directly():
 def test_configs_cannot_be_changed_and_can_be_keys():
     exp = build(evaluate__baselines=["xz"])
     with pytest.raises(dataclasses.FrozenInstanceError):
-        exp.model.n_layer = 3  # type: ignore[misc]
+        exp.model.n_layer = 3
     assert hash(exp) == hash(copy.deepcopy(exp))
 
 
@@ -437,6 +437,9 @@ def test_a_resumed_run_may_change_what_is_free_and_nothing_else():
         changed = differing_keys(old, {**old, key: "something else"})
         assert bool(changed) != config_lib._is_free(key), key
     assert not config_lib._is_free("train.log_every_other")
+    fixed = {key for key in known if not config_lib._is_free(key)}
+    assert fixed >= {"seed", "data.name", "data.vocab", "train.steps", "train.batch_size"}
+    assert fixed >= {key for key in known if key.startswith(("model.", "optimizer."))}
 
 
 # --------------------------------------------------------------------------------------

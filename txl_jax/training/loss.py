@@ -1,5 +1,7 @@
 """What is minimised: negative log-likelihood over the scored targets."""
 
+from typing import cast
+
 import jax
 import jax.numpy as jnp
 
@@ -23,7 +25,7 @@ def batch_loss(
     Returns:
       loss in nats per target, float32 []; (sum of nll in nats, float32 []; memory after).
     """
-    nll, mems = model.apply(
+    nll, after = model.apply(
         {"params": params},
         batch.inputs,
         batch.targets,
@@ -34,4 +36,4 @@ def batch_loss(
         rngs={"dropout": dropout_key},
     )
     nll_sum = jnp.sum(nll * batch.weights)
-    return nll_sum / count, (nll_sum, mems)
+    return nll_sum / count, (nll_sum, cast(Memory, after))

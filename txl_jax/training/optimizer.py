@@ -49,4 +49,4 @@ def make_optimizer(c: OptimizerConfig, steps: int) -> optax.GradientTransformati
 
 def gradient_norm(gradient) -> jax.Array:
     """Global L2 norm of a gradient before clipping, float32 []."""
-    return optax.global_norm(gradient)
+    return optax.tree.norm(gradient)

@@ -76,6 +76,7 @@ class RunLog:
       resume_step: step of the checkpoint that training goes on from. Records after it are
         removed. 0: training starts at the beginning and so do the records.
       window: :attr:`window` as that checkpoint kept it.
+      remade: kind of record that is made again at ``resume_step`` itself, so removed there too.
       progress: a live bar (True) or one line per training record (False), both on standard
         error; ``None``: a bar if that is a terminal.
 
@@ -93,6 +94,7 @@ class RunLog:
         resume_step: int = 0,
         window: Mapping[str, Any] | None = None,
         progress: bool | None = None,
+        remade: str | None = None,
     ):
         self.workdir = os.fspath(workdir)
         self.metrics_path = os.path.join(self.workdir, "metrics.jsonl")
@@ -102,7 +104,7 @@ class RunLog:
         self._closed = False
 
         os.makedirs(self.workdir, exist_ok=True)
-        _keep_until(self.metrics_path, resume_step)
+        _keep_until(self.metrics_path, resume_step, remade)
 
         if progress is None:
             progress = sys.stderr.isatty()
@@ -320,7 +322,7 @@ def draw(metrics_path: str, figure_path: str, unit: Unit) -> bool:
         axes.plot(*zip(*valid, strict=True), "o-", color="C1", markersize=4, label="validation")
         label = f"best validation: {_number(best[1], unit)} at step {best[0]}"
         axes.plot(*best, "*", color="C3", markersize=14, label=label)
-        title.append(f"validation {_number(best[1], unit)}")
+        title.append(f"best validation {_number(best[1], unit)}")
     if test:
         title.append(f"test {_number(test[-1][1], unit)}")
     if unit == "ppl":
@@ -410,14 +412,19 @@ def _bar(total_steps: int, resume_step: int) -> Any:
     )
 
 
-def _keep_until(metrics_path: str, step: int) -> None:
-    """Removes the records after ``step`` (all, if it is 0) and lines that are not whole."""
+def _keep_until(metrics_path: str, step: int, remade: str | None) -> None:
+    """Removes the records after ``step`` (all, if it is 0) and lines that are not whole.
+
+    Those of the kind ``remade`` go at ``step`` already.
+    """
     kept = []
     if step and os.path.exists(metrics_path):
         with open(metrics_path, "rb") as file:
             for line in file:
                 record = _parsed(line)
-                if record is not None and record["step"] <= step:
+                if record is None or record["step"] > step:
+                    continue
+                if record["step"] < step or record["kind"] != remade:
                     kept.append(line.rstrip(b"\n") + b"\n")
     _replace(metrics_path, b"".join(kept))
 

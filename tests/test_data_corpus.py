@@ -1,0 +1,364 @@
+"""A corpus is prepared once, kept apart from every other, and never trusted when damaged."""
+
+import json
+import multiprocessing
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import shared_files
+from test_data_sources import PTB, ptb_archive, refused, write_folder
+
+from txl_jax.config import ConfigError, DataConfig
+from txl_jax.data import corpus as corpus_module
+from txl_jax.data.corpus import corpus_from_config, load_corpus
+from txl_jax.data.sources.source import BLOCK, SPLITS
+
+BOOK = "".join(f"line {i % 7} of the boók\n" for i in range(200))
+
+
+@pytest.fixture
+def book(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text(BOOK)
+    return path
+
+
+def folders(cache: Path) -> list[Path]:
+    return sorted(p for p in cache.iterdir() if p.name not in ("downloads", "unpacked"))
+
+
+def text_of(corpus) -> str:
+    """All three splits, decoded."""
+    whole = np.concatenate([getattr(corpus, split) for split in SPLITS])
+    return corpus.vocab.decode(whole)
+
+
+@pytest.mark.parametrize("kind", ["byte", "char", "word"])
+def test_the_tokens_are_the_text(book, tmp_path, kind):
+    corpus = load_corpus("text", book, vocab=kind, cache_dir=tmp_path / "cache")
+    assert text_of(corpus) == BOOK
+    for split in SPLITS:
+        tokens = getattr(corpus, split)
+        assert isinstance(tokens, np.memmap)
+        assert tokens.dtype == corpus.vocab.dtype == np.uint8
+        assert corpus.info["tokens"][split] == len(tokens)
+        decoded = corpus.vocab.decode(tokens)
+        assert corpus.info["bytes"][split] == len(decoded.encode())
+        if kind == "word":
+            assert corpus.info["lines"][split] == decoded.count("\n")
+            assert corpus.info["words"][split] == len(decoded.split())
+    assert sum(corpus.info["bytes"].values()) == len(BOOK.encode())
+    assert sum(corpus.info["words"].values()) == len(BOOK.split())
+    assert corpus.vocab.kind == corpus.info["protocol"]["vocab"] == kind
+    assert corpus.info["label"] == str(book)
+    assert corpus.info["published"] is False
+
+
+def test_text_of_many_blocks_keeps_its_order(tmp_path):
+    rng = np.random.default_rng(0)
+    data = rng.integers(0, 256, 5 * BLOCK + 77, np.uint8)
+    (tmp_path / "noise.bin").write_bytes(data.tobytes())
+    corpus = load_corpus("text", tmp_path / "noise.bin", cache_dir=tmp_path / "cache")
+    np.testing.assert_array_equal(np.concatenate([corpus.train, corpus.valid, corpus.test]), data)
+    assert corpus.info["words"]["train"] == len(corpus.train.tobytes().split())
+
+
+def test_ptb_as_published(tmp_path):
+    folder = shared_files.path("data/ptb")
+    corpus = load_corpus("ptb", folder, cache_dir=tmp_path)
+    assert [len(getattr(corpus, split)) for split in SPLITS] == [929_589, 73_760, 82_430]
+    assert len(corpus.vocab) == 10_000
+    assert corpus.vocab.symbols[:4] == ["<eos>", "the", "<unk>", "N"]
+    assert corpus.vocab.unit == "ppl"
+    assert corpus.info["published"] is True
+    text = (folder / "ptb.test.txt").read_text()
+    assert corpus.vocab.decode(corpus.test).split() == text.split()
+    assert corpus.info["bytes"]["test"] == len(text.encode())
+
+
+def test_ptb_counts_all_splits_and_labels_other_data(tmp_path):
+    corpus = load_corpus("ptb", ptb_archive(tmp_path / "a.tgz"), cache_dir=tmp_path / "cache")
+    assert corpus.vocab.symbols == ["<eos>", "the", "<unk>", "dog", "cat", "a"]
+    assert corpus.test.tolist() == [5, 3, 0]
+    assert corpus.info["published"] is False
+    assert "not the published data" in corpus.info["label"]
+
+
+def test_the_last_line_of_a_word_corpus_is_ended(tmp_path):
+    folder = write_folder(tmp_path / "t", "{}.txt", {**PTB, "test": b"the dog\nthe dog"})
+    corpus = load_corpus("ptb", folder, cache_dir=tmp_path)
+    assert corpus.vocab.decode(corpus.test) == "the dog\nthe dog\n"
+    assert corpus.info["bytes"]["test"] == 15
+    assert corpus.info["lines"]["test"] == 2
+
+
+@pytest.mark.parametrize("kind", ["byte", "char"])
+def test_stdlib(tmp_path, kind):
+    corpus = load_corpus("stdlib", vocab=kind, cache_dir=tmp_path)
+    start = corpus.vocab.decode(corpus.train[:100])
+    assert len(start) == 100
+    assert corpus.info["python"] == sys.version.split()[0]
+    assert corpus.vocab.unit == "bpc"
+
+
+# --------------------------------------------------------------------------------------
+# The cache.
+
+
+def test_a_prepared_corpus_is_read_again_and_not_prepared_again(book, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    one = load_corpus("text", book, cache_dir=cache)
+    before = {p: p.stat().st_mtime_ns for p in cache.rglob("*")}
+
+    def not_now(*args):
+        raise AssertionError("prepared again")
+
+    monkeypatch.setattr(corpus_module, "_prepare", not_now)
+    two = corpus_from_config(DataConfig(name="text", path=str(book), cache_dir=str(cache)))
+    assert {p: p.stat().st_mtime_ns for p in cache.rglob("*")} == before
+    assert text_of(one) == text_of(two)
+    assert one.vocab == two.vocab
+    assert one.source_hash == two.source_hash
+    assert one.info == two.info
+
+
+def test_other_text_or_another_protocol_is_another_folder(book, tmp_path):
+    cache = tmp_path / "cache"
+    other = tmp_path / "other.txt"
+    other.write_text(BOOK.replace("line 3", "line 4"))
+    copy = tmp_path / "copy.txt"
+    copy.write_text(BOOK)
+    settings: list[tuple[Path, dict]] = [
+        (book, {}),
+        (other, {}),
+        (book, {"vocab": "char"}),
+        (book, {"vocab": "word"}),
+        (book, {"valid_fraction": 0.1}),
+        (book, {"test_fraction": 0.1}),
+    ]
+    loaded = [load_corpus("text", path, cache_dir=cache, **more) for path, more in settings]
+    assert len(folders(cache)) == len(settings)
+    assert text_of(loaded[0]) == BOOK
+    assert text_of(loaded[1]) == other.read_text()
+    assert loaded[0].source_hash != loaded[1].source_hash
+    load_corpus("text", copy, cache_dir=cache)
+    assert len(folders(cache)) == len(settings)
+    book.write_text(other.read_text() + "more\n")
+    assert text_of(load_corpus("text", book, cache_dir=cache)) == other.read_text() + "more\n"
+
+
+def test_another_version_of_this_code_is_another_folder(book, tmp_path, monkeypatch):
+    load_corpus("text", book, cache_dir=tmp_path / "cache")
+    monkeypatch.setattr(corpus_module, "CODE_VERSION", 10**6)
+    load_corpus("text", book, cache_dir=tmp_path / "cache")
+    assert len(folders(tmp_path / "cache")) == 2
+
+
+def test_where_the_cache_is(book, tmp_path, monkeypatch):
+    monkeypatch.setenv("TXL_DATA_DIR", str(tmp_path / "variable"))
+    load_corpus("text", book)
+    assert len(folders(tmp_path / "variable")) == 1
+    monkeypatch.delenv("TXL_DATA_DIR")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    load_corpus("text", book)
+    assert len(folders(tmp_path / ".cache" / "txl_jax")) == 1
+
+
+def test_an_error_while_preparing_leaves_nothing(book, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    with monkeypatch.context() as broken:
+        broken.setattr(corpus_module, "rename_folder", lambda *a: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            load_corpus("text", book, cache_dir=cache)
+    assert not folders(cache)
+    assert text_of(load_corpus("text", book, cache_dir=cache)) == BOOK
+
+
+def killed_while_preparing(book, cache, ready):
+    def wait(*args):
+        ready.set()
+        time.sleep(60)
+
+    corpus_module.rename_folder = wait
+    load_corpus("text", book, cache_dir=cache)
+
+
+def test_a_killed_preparation_is_never_used(book, tmp_path):
+    cache = tmp_path / "cache"
+    spawn = multiprocessing.get_context("spawn")
+    ready = spawn.Event()
+    process = spawn.Process(target=killed_while_preparing, args=(book, cache, ready))
+    process.start()
+    assert ready.wait(60)
+    process.kill()
+    process.join()
+    (left,) = folders(cache)
+    assert (left / "corpus.json").exists()
+    (left / "train.npy").write_bytes(b"rubbish")
+    assert text_of(load_corpus("text", book, cache_dir=cache)) == BOOK
+    assert len(folders(cache)) == 2
+
+
+def test_whoever_is_first_to_prepare_wins(book, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    rename = corpus_module.rename_folder
+    firsts = []
+
+    def second(made, final):
+        monkeypatch.setattr(corpus_module, "rename_folder", rename)
+        firsts.append(load_corpus("text", book, cache_dir=cache))
+        rename(made, final)
+
+    monkeypatch.setattr(corpus_module, "rename_folder", second)
+    corpus = load_corpus("text", book, cache_dir=cache)
+    assert len(firsts) == 1
+    assert text_of(corpus) == text_of(firsts[0]) == BOOK
+    assert len(folders(cache)) == 1
+
+
+def test_text_that_changes_while_it_is_prepared_is_refused(book, tmp_path, monkeypatch):
+    write = corpus_module._write
+
+    def slow_write(*args):
+        book.write_text("other " + BOOK)
+        return write(*args)
+
+    monkeypatch.setattr(corpus_module, "_write", slow_write)
+    message = refused(lambda: load_corpus("text", book, cache_dir=tmp_path / "cache"))
+    assert message == f"{book}: changed while it was being prepared; try again"
+
+
+# --------------------------------------------------------------------------------------
+# Damage and errors.
+
+
+@pytest.mark.parametrize("name", ["train.npy", "vocab.json"])
+def test_a_damaged_file_is_found(book, tmp_path, name):
+    cache = tmp_path / "cache"
+    load_corpus("text", book, vocab="char", cache_dir=cache)
+    (folder,) = folders(cache)
+    path = folder / name
+    good = path.read_bytes()
+    end = (
+        f": the prepared corpus is damaged. Delete the folder {folder}; the next run prepares it"
+        " again"
+    )
+    expected = json.loads((folder / "corpus.json").read_text())["files"][name]["sha256"]
+
+    path.write_bytes(good[:-2] + bytes([good[-2] ^ 1]) + good[-1:])
+    message = refused(lambda: load_corpus("text", book, vocab="char", cache_dir=cache))
+    assert message.startswith(f"{path} has the sha256 ")
+    assert message.endswith(f", not {expected}{end}")
+
+    path.write_bytes(good[:-1])
+    message = refused(lambda: load_corpus("text", book, vocab="char", cache_dir=cache))
+    assert message == f"{path} has {len(good) - 1} bytes, not {len(good)}{end}"
+
+    path.unlink()
+    message = refused(lambda: load_corpus("text", book, vocab="char", cache_dir=cache))
+    assert message == f"{path} is missing{end}"
+
+    path.write_bytes(good)
+    assert text_of(load_corpus("text", book, vocab="char", cache_dir=cache)) == BOOK
+    (folder / "corpus.json").write_text("{")
+    message = refused(lambda: load_corpus("text", book, vocab="char", cache_dir=cache))
+    assert message.startswith(f"{folder / 'corpus.json'} cannot be read (")
+
+
+def test_an_id_outside_of_the_vocabulary_is_found(book, tmp_path):
+    cache = tmp_path / "cache"
+    load_corpus("text", book, vocab="char", cache_dir=cache)
+    (folder,) = folders(cache)
+    tokens = np.load(folder / "valid.npy")
+    tokens[5] = 200
+    np.save(folder / "valid.npy", tokens)
+    record = json.loads((folder / "corpus.json").read_text())
+    found = corpus_module.file_hash(folder / "valid.npy")
+    record["files"]["valid.npy"]["sha256"] = found
+    (folder / "corpus.json").write_text(json.dumps(record))
+    message = refused(lambda: load_corpus("text", book, vocab="char", cache_dir=cache))
+    assert message.startswith(f"{folder / 'valid.npy'}[5] = 200: a token id must be from 0 to ")
+
+
+def test_text_that_is_not_utf8_needs_bytes(tmp_path):
+    path = tmp_path / "latin.txt"
+    path.write_bytes(b"abc\n" * 100 + "é\n".encode("latin-1") + b"abc\n" * 100)
+    for kind in ("char", "word"):
+        assert refused(lambda k=kind: load_corpus("text", path, vocab=k, cache_dir=tmp_path)) == (
+            f"{path}, byte 400: not UTF-8 (invalid continuation byte); convert the text to UTF-8,"
+            " or use vocab='byte', which takes any bytes"
+        )
+    assert load_corpus("text", path, cache_dir=tmp_path).train[400] == 0xE9
+
+
+def test_symbols_of_validation_that_training_has_not(tmp_path):
+    texts = {"train": b"a b\nb\n", "valid": b"a b\n", "test": b"a\na q\n"}
+    folder = write_folder(tmp_path / "t", "{}.txt", texts)
+    for kind, place in (("word", "line 2: the word 'q'"), ("char", "line 2, character 4: 'q'")):
+        message = refused(lambda k=kind: load_corpus("text", folder, vocab=k, cache_dir=tmp_path))
+        assert message.startswith(f"{folder}, its own splits, test split, {place} ")
+    folder = write_folder(tmp_path / "u", "{}.txt", {**texts, "train": b"a b <unk>\nb\n"})
+    corpus = load_corpus("text", folder, vocab="word", cache_dir=tmp_path)
+    assert corpus.vocab.decode(corpus.test) == "a\na <unk>\n"
+
+
+def test_a_cache_that_cannot_be_written_is_refused(book, tmp_path):
+    (tmp_path / "file").write_text("")
+    message = refused(lambda: load_corpus("text", book, cache_dir=tmp_path / "file" / "cache"))
+    assert message == (
+        f"cannot write in the cache folder {tmp_path}/file/cache (Not a directory); set"
+        " data.cache_dir or $TXL_DATA_DIR to a folder that can be written"
+    )
+
+
+def test_settings_that_cannot_be_are_refused(book, tmp_path):
+    def message(*args, **more):
+        return refused(lambda: load_corpus(*args, cache_dir=tmp_path, **more))
+
+    assert message("stdlib", book) == (
+        "data.path: stdlib is the running Python's own; give no path"
+    )
+    assert message("text", book, hash="md5:" + "0" * 32) == (
+        "data.hash: is of a download; it goes with data.url"
+    )
+    missing = str(tmp_path / "nowhere")
+    assert message("text", missing) == f"data.path = {missing!r}: there is no such file or folder"
+    short = write_folder(tmp_path / "short", "{}.txt", {**PTB, "valid": b"x"})
+    assert message("text", short) == (
+        f"{short}, its own splits, valid split: has 1 token, at least 2 are needed; give a longer"
+        " text"
+    )
+    with pytest.raises(ConfigError, match=r"data\.name = 'nothing': must be one of"):
+        load_corpus("nothing", cache_dir=tmp_path)
+    with pytest.raises(ConfigError, match=r"data\.valid_fraction = 0\.7: must be above 0"):
+        load_corpus("text", book, valid_fraction=0.7, cache_dir=tmp_path)
+
+
+PROGRAM = """
+import sys
+{block}
+from txl_jax.data.corpus import load_corpus
+corpus = load_corpus("text", sys.argv[1], cache_dir=sys.argv[2])
+print(sorted({{m.split(".")[0] for m in sys.modules}} & {{"tensorflow", "tensorflow_datasets"}}))
+"""
+
+
+def run(block, *args):
+    program = [sys.executable, "-c", PROGRAM.format(block=block), *map(str, args)]
+    root = Path(__file__).parents[1]
+    return subprocess.run(program, capture_output=True, text=True, cwd=root, check=False)
+
+
+def test_tensorflow_is_never_imported_and_tfds_only_to_prepare(book, tmp_path):
+    without = "sys.modules['tensorflow_datasets'] = None"
+    bare = run(without, book, tmp_path / "cache")
+    assert "DataError: preparing a corpus needs the package tensorflow_datasets" in bare.stderr
+    first = run("", book, tmp_path / "cache")
+    assert first.stdout == "['tensorflow_datasets']\n", first.stderr
+    again = run("", book, tmp_path / "cache")
+    assert again.stdout == "[]\n", again.stderr
+    assert run(without, book, tmp_path / "cache").returncode == 0

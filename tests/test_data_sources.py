@@ -1,0 +1,355 @@
+"""Each corpus finds its text in every form it promises, and refuses what is unsafe or wrong."""
+
+import functools
+import hashlib
+import http.server
+import io
+import random
+import sysconfig
+import tarfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from txl_jax.config import DataConfig
+from txl_jax.data.errors import DataError
+from txl_jax.data.sources import ptb, stdlib, text
+from txl_jax.data.sources.source import SPLITS, filled_blocks, part_of, read, text_size
+
+PTB = {"train": b" the cat <unk> \n the dog \n", "valid": b" the <unk> \n", "test": b" a dog \n"}
+PTB_MD5 = {split: hashlib.md5(content).hexdigest() for split, content in PTB.items()}
+
+
+def content(source):
+    return {split: b"".join(source.blocks(split)) for split in SPLITS}
+
+
+def write_folder(folder: Path, pattern: str, texts=PTB) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, data in texts.items():
+        (folder / pattern.format(split)).write_bytes(data)
+    return folder
+
+
+def write_archive(path: Path, members: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+def ptb_archive(path: Path, texts=PTB, inside="./simple-examples/data/ptb.{}.txt") -> Path:
+    return write_archive(path, {inside.format(split): data for split, data in texts.items()})
+
+
+def refused(call) -> str:
+    with pytest.raises(DataError) as error:
+        call()
+    return str(error.value)
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A folder and the URL that it is served under."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    handler = functools.partial(Quiet, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield folder, f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+# --------------------------------------------------------------------------------------
+# Penn Treebank.
+
+
+@pytest.mark.parametrize(
+    ("pattern", "inside"),
+    [
+        ("ptb.{}.txt", "."),
+        ("{}.txt", "."),
+        ("ptb.{}.txt", "data"),
+        ("ptb.{}.txt", "simple-examples/data"),
+    ],
+)
+def test_ptb_from_a_folder(tmp_path, pattern, inside):
+    write_folder(tmp_path / inside, pattern)
+    source = ptb.find(str(tmp_path), tmp_path / "cache")
+    assert content(source) == PTB
+    assert source.counted == SPLITS
+    assert not source.published
+    assert source.label == (
+        "Penn Treebank, not the published data (ptb.train.txt, ptb.valid.txt, ptb.test.txt differ)"
+    )
+
+
+def test_ptb_from_its_archive_is_as_from_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(ptb, "PUBLISHED_MD5", PTB_MD5)
+    source = ptb.find(str(ptb_archive(tmp_path / "simple-examples.tgz")), tmp_path / "cache")
+    assert content(source) == PTB
+    assert source.published
+    assert source.label == "Penn Treebank, published data (md5 checked)"
+    folder = write_folder(tmp_path / "folder", "{}.txt")
+    assert source.hash() == ptb.find(str(folder), tmp_path / "cache").hash()
+
+
+def test_ptb_archives_with_other_text_are_kept_apart(tmp_path):
+    one = ptb_archive(tmp_path / "one.tgz")
+    two = ptb_archive(tmp_path / "two.tgz", {**PTB, "test": b"other\n"})
+    assert content(ptb.find(str(one), tmp_path / "cache")) == PTB
+    assert content(ptb.find(str(two), tmp_path / "cache"))["test"] == b"other\n"
+
+
+def test_an_archive_that_would_write_outside_is_refused(tmp_path):
+    archive = ptb_archive(tmp_path / "evil.tgz", inside="../../ptb.{}.txt")
+    message = refused(lambda: ptb.find(str(archive), tmp_path / "a" / "b" / "cache"))
+    assert message.startswith(f"{archive}: cannot be unpacked ('../../ptb.train.txt' would be")
+    assert "outside the destination" in message
+    assert not list(tmp_path.rglob("ptb.*.txt"))
+
+
+def test_an_archive_with_a_link_for_a_file_is_refused(tmp_path):
+    (tmp_path / "secret").write_text("x")
+    with tarfile.open(tmp_path / "link.tgz", "w:gz") as tar:
+        member = tarfile.TarInfo("data/ptb.train.txt")
+        member.type, member.linkname = tarfile.SYMTYPE, "other.txt"
+        tar.addfile(member)
+    message = refused(lambda: ptb.find(str(tmp_path / "link.tgz"), tmp_path / "cache"))
+    assert message.endswith("data/ptb.train.txt in it is not a plain file")
+
+
+def test_ptb_says_what_is_missing(tmp_path):
+    missing = str(tmp_path / "nowhere")
+    assert refused(lambda: ptb.find(missing, tmp_path)) == (
+        f"data.path = {missing!r}: there is no such file or folder"
+    )
+    folder = write_folder(tmp_path / "part", "ptb.{}.txt", {"train": b"a\n", "test": b"a\n"})
+    assert refused(lambda: ptb.find(str(folder), tmp_path)) == (
+        f"ptb: {folder} has ptb.train.txt but no ptb.valid.txt"
+    )
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert refused(lambda: ptb.find(str(empty), tmp_path)) == (
+        f"ptb: there is no ptb.train.txt and no train.txt in {empty}, nor in its folders data and"
+        " simple-examples/data"
+    )
+    archive = write_archive(tmp_path / "a.tgz", {"data/ptb.train.txt": b"a\n"})
+    assert refused(lambda: ptb.find(str(archive), tmp_path)) == (
+        f"{archive}: there is no ptb.valid.txt in this archive"
+    )
+    (tmp_path / "no.tgz").write_bytes(b"not an archive")
+    assert refused(lambda: ptb.find(str(tmp_path / "no.tgz"), tmp_path)).startswith(
+        f"{tmp_path / 'no.tgz'}: cannot be unpacked ("
+    )
+    (folder / "ptb.valid.txt").write_bytes(b"")
+    assert "the valid split is empty" in refused(lambda: ptb.find(str(folder), tmp_path))
+
+
+def test_ptb_is_downloaded_once_and_its_hashes_are_enforced(tmp_path, served, monkeypatch):
+    folder, url = served
+    archive = ptb_archive(folder / "simple-examples.tgz")
+    monkeypatch.setattr(ptb, "URL", f"{url}/simple-examples.tgz")
+    cache = tmp_path / "cache"
+    assert refused(lambda: ptb.find(None, cache)) == (
+        f"{url}/simple-examples.tgz: the md5 of ptb.train.txt in it is {PTB_MD5['train']}, not the"
+        " published f26c4b92c5fdc7b3f8c7cdcb991d8420; nothing of it was kept. Fetch Penn Treebank"
+        " from elsewhere and name its folder in data.path"
+    )
+    assert not [p for p in cache.rglob("*") if p.is_file()]
+    monkeypatch.setattr(ptb, "PUBLISHED_MD5", PTB_MD5)
+    assert content(ptb.find(None, cache)) == PTB
+    archive.unlink()
+    assert ptb.find(None, cache).published
+    (cache / "downloads" / "ptb" / "ptb.test.txt").write_bytes(b" a cat \n")
+    message = refused(lambda: ptb.find(None, cache))
+    assert message.endswith(f"delete the folder {cache}/downloads/ptb, it will be downloaded again")
+
+
+# --------------------------------------------------------------------------------------
+# The user's own text.
+
+
+def find_text(path=None, cache=Path("unused"), kind="byte", **settings):
+    data = DataConfig(name="text", path=None if path is None else str(path), **settings)
+    return text.find(data, kind, cache)
+
+
+def test_a_file_is_cut_from_its_end_at_characters_or_lines(tmp_path):
+    file = tmp_path / "book.txt"
+    file.write_text("".join(f"{i} é 猫 😀\n" for i in range(300)))
+    whole = file.read_bytes()
+    for kind in ("byte", "char", "word"):
+        for valid, test in ((0.1, 0.2), (0.11, 0.07), (0.013, 0.017)):
+            source = find_text(file, kind=kind, valid_fraction=valid, test_fraction=test)
+            got = content(source)
+            assert b"".join(got[split] for split in SPLITS) == whole
+            slack = 16 if kind == "word" else 3
+            assert 0 <= test * len(whole) - len(got["test"]) + 0.5 <= slack + 1
+            assert abs(valid * len(whole) - len(got["valid"])) <= slack + 1
+            for split in SPLITS:
+                got[split].decode()
+                assert kind != "word" or got[split].endswith(b"\n")
+
+
+def test_a_cut_that_falls_on_a_boundary_stays_there(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"123456789\n" * 10)
+    for kind in ("byte", "word"):
+        source = find_text(tmp_path / "a.txt", kind=kind, valid_fraction=0.2, test_fraction=0.1)
+        assert [len(content(source)[split]) for split in SPLITS] == [70, 20, 10]
+
+
+def test_a_folder_with_splits_is_used_as_it_is(tmp_path):
+    write_folder(tmp_path, "{}.txt")
+    (tmp_path / "other.txt").write_text("not read")
+    source = find_text(tmp_path)
+    assert content(source) == PTB
+    assert not source.protocol
+
+
+def test_any_other_folder_is_its_texts_one_after_another(tmp_path):
+    for name, data in (("b.txt", "bb"), ("a.txt", "aaaa\n"), ("c.txt", "ccc"), ("d.md", "no")):
+        (tmp_path / name).write_text(data * 9)
+    source = find_text(tmp_path)
+    expected = b"aaaa\n" * 9 + b"bb" * 9 + b"\n" + b"ccc" * 9
+    assert b"".join(content(source).values()) == expected
+
+
+def test_text_says_what_is_missing(tmp_path):
+    assert refused(find_text) == (
+        "data.name = 'text': needs data.path (a file or folder) or data.url"
+    )
+    assert (
+        refused(lambda: find_text(tmp_path)) == f"{tmp_path}: there is no *.txt file in this folder"
+    )
+    (tmp_path / "train.txt").write_text("a")
+    assert refused(lambda: find_text(tmp_path)) == (
+        f"{tmp_path}: has train.txt but no valid.txt; give train.txt, valid.txt and test.txt, or"
+        " name the files otherwise to have all *.txt cut into splits"
+    )
+    (tmp_path / "empty").write_text("")
+    assert refused(lambda: find_text(tmp_path / "empty")) == (
+        f"{tmp_path / 'empty'}: the text is empty"
+    )
+    (tmp_path / "line").write_text("one line only " * 9)
+    assert refused(lambda: find_text(tmp_path / "line", kind="word")) == (
+        f'{tmp_path / "line"}: the valid split is empty with {{"valid_fraction": 0.05,'
+        ' "test_fraction": 0.05, "cut_at": "line"}; give a longer text, or a folder with'
+        " train.txt, valid.txt and test.txt"
+    )
+
+
+def test_a_download_must_have_its_hash(tmp_path, served):
+    folder, url = served
+    data = b"some text of a server\n" * 50
+    (folder / "t.txt").write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+    cache = tmp_path / "cache"
+    wrong = "sha256:" + "0" * 64
+    assert refused(lambda: find_text(None, cache, url=f"{url}/t.txt", hash=wrong)) == (
+        f"{url}/t.txt: its sha256 is {digest}, not {'0' * 64} as data.hash says; nothing of it was"
+        " kept"
+    )
+    assert not [p for p in cache.rglob("*") if p.is_file()]
+    right = {"url": f"{url}/t.txt", "hash": f"sha256:{digest}"}
+    assert b"".join(content(find_text(None, cache, **right)).values()) == data
+    (kept,) = (p for p in cache.rglob("*") if p.is_file())
+    kept.write_bytes(b"damaged")
+    assert b"".join(content(find_text(None, cache, **right)).values()) == data
+    (folder / "t.txt").unlink()
+    assert b"".join(content(find_text(None, cache, **right)).values()) == data
+    kept.unlink()
+    assert refused(lambda: find_text(None, cache, **right)) == (
+        f"cannot download {url}/t.txt (HTTP Error 404: File not found); fetch it by other means and"
+        " name the file or its folder in data.path"
+    )
+    local = {"url": kept.as_uri(), "hash": f"sha256:{digest}"}
+    assert refused(lambda: find_text(None, cache, **local)) == (
+        f"data.url = {kept.as_uri()!r}: must start with http:// or https://"
+    )
+    assert refused(lambda: find_text(None, cache, url=f"{url}/t.txt")) == (
+        f"data.url = '{url}/t.txt': needs data.hash to check the download by"
+    )
+
+
+# --------------------------------------------------------------------------------------
+# The standard library.
+
+
+def test_stdlib_is_the_same_each_time_and_its_splits_share_no_file():
+    one, two = stdlib.find(), stdlib.find()
+    assert one.hash() == two.hash()
+    assert content(one) == content(two)
+    assert list(one.files) == sorted(one.files)
+    found = {s: {p.path for p in one.splits[s] if not isinstance(p, bytes)} for s in SPLITS}
+    assert sum(len(files) for files in found.values()) == len(one.files)
+    assert set.union(*found.values()) == set(one.files.values())
+    sizes = {split: text_size(one.splits[split]) for split in SPLITS}
+    assert 5e6 < sizes["train"] < 9e6
+    assert 2e5 < sizes["valid"] < 8e5
+    assert 2e5 < sizes["test"] < 8e5
+
+
+def test_stdlib_splits_and_choice_are_functions_of_the_path_alone():
+    chosen = {p: stdlib.split_of(p) for p in ("ast.py", "argparse.py", "os.py", "json/tool.py")}
+    assert chosen == {"ast.py": "test", "argparse.py": "valid", "os.py": "train",
+                      "json/tool.py": "test"}  # fmt: skip
+    taken = {"os.py", "json/tool.py", "re/_parser.py"}
+    others = {"site-packages/os.py", "json/tests/a.py", "test/a.py", "encodings/cp1252.py",
+              "_sysconfigdata__linux_x86_64-linux-gnu.py", "idlelib/run.py", "sitecustomize.py",
+              "turtle.py", "unittest/test/a.py"}  # fmt: skip
+    assert {path for path in taken | others if stdlib.is_taken(path)} == taken
+
+
+def test_stdlib_files_are_joined_with_one_line_feed():
+    source = stdlib.find()
+    files = [path for path in source.files if stdlib.split_of(path) == "test"]
+    expected = b"\n".join(source.files[path].read_bytes() for path in files)
+    assert content(source)["test"] == expected
+
+
+def test_stdlib_without_source_code_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "python.zip"))
+    assert refused(stdlib.find) == (
+        f"stdlib: there is no source code of the standard library in {tmp_path}/python.zip (zipped"
+        " or stripped?); use another Python, or data.name='text' with a data.path"
+    )
+
+
+# --------------------------------------------------------------------------------------
+# Pieces.
+
+
+def test_any_part_of_a_text_in_pieces_is_that_part(tmp_path):
+    (tmp_path / "a").write_bytes(bytes(range(40)))
+    (tmp_path / "b").write_bytes(bytes(range(40, 70)))
+    pieces = [
+        *part_of([text.Piece.whole(tmp_path / "a")], 0, 40),
+        b"--",
+        text.Piece.whole(tmp_path / "b"),
+    ]
+    whole = bytes(range(40)) + b"--" + bytes(range(40, 70))
+    assert b"".join(read(pieces)) == whole
+    rng = random.Random(0)
+    for _ in range(200):
+        a, b = sorted((rng.randrange(73), rng.randrange(73)))
+        part = part_of(pieces, a, b)
+        assert b"".join(read(part)) == whole[a:b]
+        assert text_size(part) == b - a
+
+
+def test_small_parts_are_put_together():
+    parts = [bytes([i % 256]) * 1000 for i in range(1000)]
+    blocks = list(filled_blocks(parts))
+    assert b"".join(blocks) == b"".join(parts)
+    assert all(64 * 1024 <= len(block) <= 1 << 20 for block in blocks)

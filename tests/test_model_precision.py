@@ -1,0 +1,54 @@
+"""Low-precision compute stays close to float32, and what leaves the model as a score is float32.
+
+Tolerances are a few times the largest difference seen (tiny models, parameters of size 0.4;
+a step of bfloat16 is 2^-8 of a value, of float16 2^-11).
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_models as tiny
+
+TOLERANCE = {"bfloat16": 0.3, "float16": 0.03}
+FORMS = {"post_norm": {}, "pre_norm_window": {"pre_lnorm": True, "same_length": "pytorch"}}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("form", FORMS)
+def test_low_precision_is_close_to_float32(form, dtype):
+    full, low = tiny.config(**FORMS[form]), tiny.config(dtype=dtype, **FORMS[form])
+    tokens, targets = tiny.tokens(full, 6, 4).reshape(2, 3, 4)
+    mems = tiny.memory(full, (0, 2, 5), 5)
+    want, want_mems = tiny.apply(full, "nll")(tiny.variables(full), tokens, targets, mems)
+    low_mems = mems.replace(hidden=mems.hidden.astype(dtype))
+    got, got_mems = tiny.apply(low, "nll")(tiny.variables(low), tokens, targets, low_mems)
+    difference = np.abs(got - want)
+    assert 0 < difference.max() < TOLERANCE[dtype]  # 0 would mean that dtype is not used
+    assert difference.mean() < TOLERANCE[dtype] / 4
+    hidden = got_mems.hidden.astype(np.float32) - want_mems.hidden
+    assert np.abs(hidden).max() < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_logits_and_nll_are_float32_and_hidden_states_the_compute_dtype(dtype):
+    cfg = tiny.config(dtype=dtype)
+    mems, tokens = tiny.memory(cfg, (0, 2, 5), 5), tiny.tokens(cfg, 3, 4)
+    mems = mems.replace(hidden=mems.hidden.astype(dtype))
+    run = lambda method, *inputs: jax.eval_shape(
+        tiny.apply(cfg, method), tiny.variables(cfg), *inputs, mems
+    )
+    assert run("__call__", tokens)[0].dtype == jnp.float32
+    assert run("nll", tokens, tokens)[0].dtype == jnp.float32
+    assert run("core", tiny.embeddings(cfg, 3, 4))[0].dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gradients_are_float32_and_finite_with_one_visible_key(dtype):
+    cfg = tiny.config(dtype=dtype, same_length="pytorch")
+    mems, tokens = tiny.memory(cfg, (0, 1, 1), 1), tiny.tokens(cfg, 3, 4)
+    mems = mems.replace(hidden=mems.hidden.astype(dtype))  # M = 1: each query sees itself alone
+    loss = lambda v: tiny.apply(cfg, "nll")(v, tokens, tokens, mems)[0].mean()
+    for leaf in jax.tree.leaves(tiny.quick(jax.grad(loss))(tiny.variables(cfg))):
+        assert leaf.dtype == jnp.float32
+        assert np.isfinite(leaf).all()

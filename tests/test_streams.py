@@ -1,0 +1,199 @@
+"""Segments cover the tokens as promised; a slow loop says what each one must hold."""
+
+import itertools
+
+import numpy as np
+import pytest
+import shared_files
+
+from txl_jax.data.errors import DataError
+from txl_jax.data.streams import Streams, segments
+
+SHAPES = [(n, b, t) for n in (2, 3, 7, 16, 29, 30, 31) for b in (1, 2, 3, 5) for t in (1, 3, 4, 64)]
+
+
+def slow_streams(tokens, batch_size, cut):
+    """For each stream its (input, target) pairs, written out."""
+    if cut == "authors":
+        n = len(tokens) // batch_size
+        rows = [tokens[b * n : (b + 1) * n] for b in range(batch_size)]
+        return [list(itertools.pairwise(row)) for row in rows]
+    pairs = [(tokens[i], tokens[i + 1]) for i in range(len(tokens) - 1)]
+    n = 1
+    while n * batch_size < len(pairs):
+        n += 1
+    return [pairs[b * n : (b + 1) * n] for b in range(batch_size)]
+
+
+def slow_segments(tokens, batch_size, seg_len, cut):
+    """Inputs, targets and weights [B, T] of every segment, element by element."""
+    streams = slow_streams(tokens, batch_size, cut)
+    found: list[np.ndarray] = []
+    while any(len(stream) > len(found) * seg_len for stream in streams):
+        segment = np.zeros((3, batch_size, seg_len), np.int64)
+        for b, stream in enumerate(streams):
+            for t in range(seg_len):
+                if len(found) * seg_len + t < len(stream):
+                    segment[:2, b, t] = stream[len(found) * seg_len + t]
+                    segment[2, b, t] = 1
+        found.append(segment)
+    return found
+
+
+def tokens_of(n):
+    return np.random.default_rng(n).permutation(n).astype(np.uint16) + 1
+
+
+def possible(n, b, cut):
+    return b <= (n - 1 if cut == "every_target" else n // 2)
+
+
+@pytest.mark.parametrize("cut", ["every_target", "authors"])
+def test_segments_are_those_of_the_slow_loop(cut):
+    tried = 0
+    for n, b, t in SHAPES:
+        if possible(n, b, cut):
+            expected = slow_segments(tokens_of(n).tolist(), b, t, cut)
+            streams = Streams(tokens_of(n), b, t, cut)
+            assert len(streams) == streams.n_segments == len(expected)
+            assert streams.n_targets == sum(int(seg[2].sum()) for seg in expected)
+            for i, (got, want) in enumerate(zip(streams, expected, strict=True)):
+                for array, wanted in zip((got.inputs, got.targets, got.weights), want, strict=True):
+                    np.testing.assert_array_equal(array, wanted, f"N={n} B={b} T={t} segment {i}")
+                assert got.inputs.dtype == got.targets.dtype == np.int32
+                assert got.weights.dtype == np.float32
+                assert got.first == (i == 0)
+            tried += 1
+    assert tried > 60
+
+
+def test_every_target_is_scored_once_after_its_own_input():
+    for n, b, t in SHAPES:
+        if possible(n, b, "every_target"):
+            tokens = np.arange(1, n + 1)
+            scored = []
+            for seg in segments(tokens, b, t):
+                real = seg.weights > 0
+                scored += seg.targets[real].tolist()
+                np.testing.assert_array_equal(seg.inputs[real] + 1, seg.targets[real])
+                assert not seg.inputs[~real].any()
+                assert not seg.targets[~real].any()
+            assert sorted(scored) == list(range(2, n + 1)), (n, b, t)
+
+
+@pytest.mark.parametrize("name", ["wt103", "enwik8"])
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_the_authors_cut_gives_the_authors_batches(name, split):
+    recorded = shared_files.json_of(f"fixtures/data/{name}.json")
+    batches = recorded[f"{split}_batches_bsz3_bptt5"]
+    got = list(Streams(np.array(recorded[split]), batch_size=3, seg_len=5, cut="authors"))
+    assert len(got) == len(batches)
+    for seg, batch in zip(got, batches, strict=True):
+        length = batch["seq_len"]
+        np.testing.assert_array_equal(seg.inputs[:, :length].T, batch["data"])
+        np.testing.assert_array_equal(seg.targets[:, :length].T, batch["target"])
+        assert seg.weights[:, :length].all()
+        assert not seg.weights[:, length:].any()
+
+
+def test_a_segment_depends_on_its_index_alone():
+    streams = Streams(tokens_of(101), 3, 4)
+    in_order = list(streams)
+    for i in np.random.default_rng(0).permutation(len(streams)).tolist() * 2:
+        again = streams.segment(i)
+        np.testing.assert_array_equal(again.inputs, in_order[i].inputs)
+        np.testing.assert_array_equal(again.targets, in_order[i].targets)
+        np.testing.assert_array_equal(again.weights, in_order[i].weights)
+        assert again.first == in_order[i].first
+
+
+class Watched(np.ndarray):
+    """An array that notes which positions are read."""
+
+    read: set
+
+    def __getitem__(self, key):
+        self.read.update(range(*key.indices(len(self))))
+        return np.asarray(self)[key]
+
+
+@pytest.mark.parametrize("cut", ["every_target", "authors"])
+def test_only_the_rows_that_are_asked_for_are_read(cut):
+    tokens = tokens_of(100).view(Watched)
+    tokens.read = set()
+    streams = Streams(tokens, 4, 6, cut)
+    whole = streams.segment(2)
+    tokens.read.clear()
+    part = streams.segment(2, rows=slice(1, 3))
+    np.testing.assert_array_equal(part.inputs, whole.inputs[1:3])
+    np.testing.assert_array_equal(part.targets, whole.targets[1:3])
+    np.testing.assert_array_equal(part.weights, whole.weights[1:3])
+    assert tokens.read == {*range(25 + 12, 25 + 19), *range(50 + 12, 50 + 19)}
+
+
+def test_tokens_may_be_memory_mapped(tmp_path):
+    np.save(tmp_path / "a.npy", tokens_of(40))
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+    for got, want in zip(segments(mapped, 2, 5), segments(tokens_of(40), 2, 5), strict=True):
+        np.testing.assert_array_equal(got.targets, want.targets)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"batch_size": 10},
+            "batch_size = 10: the text has 10 tokens, enough for 9 streams with a target each (cut"
+            " 'every_target'); use a smaller batch or a longer text",
+        ),
+        (
+            {"batch_size": 6, "cut": "authors"},
+            "batch_size = 6: the text has 10 tokens, enough for 5 streams with a target each (cut"
+            " 'authors'); use a smaller batch or a longer text",
+        ),
+        ({"batch_size": 0}, "batch_size = 0: must be at least 1"),
+        ({"seg_len": 0}, "seg_len = 0: must be at least 1"),
+        ({"cut": "even"}, "cut = 'even': must be one of 'every_target', 'authors'"),
+        (
+            {"tokens": np.zeros((2, 5), int)},
+            "the text has shape (2, 5) and type int64: must be 1-D integers",
+        ),
+        (
+            {"tokens": np.zeros(5)},
+            "the text has shape (5,) and type float64: must be 1-D integers",
+        ),
+        (
+            {"tokens": np.zeros(0, int)},
+            "batch_size = 1: the text has 0 tokens, enough for 0 streams with a target each (cut"
+            " 'every_target'); use a smaller batch or a longer text",
+        ),
+        (
+            {"vocab_size": 9},
+            "the text[9] = 9: a token id must be from 0 to 8, the vocabulary has 9 symbols",
+        ),
+        (
+            {"tokens": np.array([0, 1, -1]), "vocab_size": 9},
+            "the text[2] = -1: a token id must be from 0 to 8, the vocabulary has 9 symbols",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_first_segment(arguments, message):
+    good = {"tokens": np.arange(10), "batch_size": 1, "seg_len": 3, "name": "the text"}
+    with pytest.raises(DataError) as error:
+        Streams(**good | arguments)
+    assert str(error.value) == message
+
+
+def test_segments_refuses_at_the_call_and_not_at_the_first_step():
+    with pytest.raises(DataError, match="batch_size = 3"):
+        segments(np.arange(3), 3, 1)
+
+
+@pytest.mark.parametrize("index", [-1, 4])
+def test_there_is_no_segment_outside_of_the_pass(index):
+    with pytest.raises(IndexError, match=f"segment {index}: there are 4, counted from 0"):
+        Streams(np.arange(21), 2, 3).segment(index)
+
+
+def test_ids_that_fit_are_accepted():
+    assert Streams(np.arange(10), 2, 3, vocab_size=10).n_targets == 9

@@ -1,0 +1,220 @@
+"""Nothing saved is lost: damage is found, the checkpoint before it is used, others are refused."""
+
+import json
+import os
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from tiny_runs import arrays, corpus_and_experiment, run
+
+import txl_jax
+from txl_jax.training.checkpoint import CheckpointError, Checkpoints
+from txl_jax.training.optimizer import make_optimizer
+from txl_jax.training.state import init_state
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path
+
+
+def fresh(folder, **changes):
+    """An experiment and its state before the first step."""
+    _, exp = corpus_and_experiment(folder, **changes)
+    model = txl_jax.TransformerXL(exp.model)
+    state = init_state(exp, model, make_optimizer(exp.optimizer, exp.train.steps))
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), state
+    )
+    return exp, state, abstract
+
+
+def at_step(state, step):
+    """A state that differs from step to step."""
+    params = jax.tree.map(lambda x: x + step, state.params)
+    return state.replace(step=np.int32(step), params=params)
+
+
+def save_some(folder, steps=(1, 2, 3), losses=None, **changes):
+    """Checkpoints of some steps; the experiment, first state, shapes and the folder of all."""
+    exp, state, abstract = fresh(folder, **changes)
+    with Checkpoints(str(folder / "run"), exp.checkpoint) as checkpoints:
+        for step in steps:
+            loss = (losses or {}).get(step)
+            meta = {"config": exp.to_dict(), "window": {"n": step}, "evaluated": True}
+            checkpoints.save(step, at_step(state, step), meta, loss)
+    return exp, state, abstract, folder / "run" / "checkpoints"
+
+
+def restore(folder, exp, abstract):
+    with Checkpoints(str(folder / "run"), exp.checkpoint) as checkpoints:
+        return checkpoints.restore(abstract, exp.to_dict())
+
+
+def largest_file(folder):
+    files = [p for p in pathlib.Path(folder).rglob("*") if p.is_file()]
+    return max(files, key=lambda p: p.stat().st_size)
+
+
+def damage(kind, step_folder):
+    if kind == "one flipped byte":
+        path = largest_file(step_folder)
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    elif kind == "truncated":
+        path = largest_file(step_folder)
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif kind == "missing file":
+        largest_file(step_folder).unlink()
+    elif kind == "damaged seal":
+        (step_folder / "seal.json").write_text("{")
+    elif kind == "no meta":
+        for path in sorted((step_folder / "meta").rglob("*"), reverse=True):
+            path.unlink()
+        (step_folder / "meta").rmdir()
+    elif kind == "truncated before it was sealed":
+        (step_folder / "seal.json").unlink()
+        for path in (step_folder / "params").rglob("*"):
+            if path.is_file():
+                path.write_bytes(b"")
+
+
+def test_what_is_restored_is_what_was_saved(folder):
+    exp, state, abstract, _ = save_some(folder)
+    got, meta = restore(folder, exp, abstract)
+    assert meta["window"] == {"n": 3}
+    want = arrays(at_step(state, 3))
+    for key, value in arrays(got).items():
+        np.testing.assert_array_equal(value, want[key], err_msg=key)
+
+
+def test_a_state_without_memory_is_restored(folder):
+    exp, _, abstract, _ = save_some(folder, **{"train.mem_len": 0})
+    got, _ = restore(folder, exp, abstract)
+    assert got.mems.hidden.shape[2] == 0
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "one flipped byte",
+        "truncated",
+        "missing file",
+        "damaged seal",
+        "no meta",
+        "truncated before it was sealed",
+    ],
+)
+def test_damage_falls_back_to_the_checkpoint_before_it_and_loses_nothing(folder, kind, capsys):
+    exp, _, abstract, checkpoints = save_some(folder)
+    damage(kind, checkpoints / "3")
+    got, _ = restore(folder, exp, abstract)
+    assert int(got.step) == 2
+    out = capsys.readouterr().out
+    assert out.startswith("checkpoint 3 ")
+    assert "moved aside to checkpoints/damaged-3, falling back to the one before it" in out
+    assert (checkpoints / "damaged-3").is_dir()
+
+
+def test_an_empty_folder_is_no_checkpoint(folder):
+    exp, _, abstract, checkpoints = save_some(folder)
+    (checkpoints / "9").mkdir()
+    assert int(restore(folder, exp, abstract)[0].step) == 3
+
+
+def test_a_step_can_be_saved_again_after_its_checkpoint_was_damaged(folder):
+    exp, state, abstract, checkpoints = save_some(folder)
+    damage("truncated", checkpoints / "3")
+    with Checkpoints(str(folder / "run"), exp.checkpoint) as again:
+        again.restore(abstract, exp.to_dict())
+        again.save(3, at_step(state, 3), {"config": exp.to_dict()}, None)
+    assert int(restore(folder, exp, abstract)[0].step) == 3
+
+
+def test_saving_a_step_twice_is_an_error_not_a_silent_skip(folder):
+    exp, state, _, _ = save_some(folder)
+    with (
+        Checkpoints(str(folder / "run"), exp.checkpoint) as again,
+        pytest.raises(CheckpointError, match="of the same or a later step is there"),
+    ):
+        again.save(3, at_step(state, 3), {"config": exp.to_dict()}, None)
+
+
+def test_replacing_keeps_the_old_until_the_new_is_whole(folder):
+    exp, state, abstract, checkpoints = save_some(folder)
+    with Checkpoints(str(folder / "run"), exp.checkpoint) as again:
+        meta = {"config": exp.to_dict(), "window": {"n": 33}}
+        again.replace(3, at_step(state, 33), meta, 1.0)
+    assert restore(folder, exp, abstract)[1]["window"] == {"n": 33}
+    (checkpoints / "3").rename(checkpoints / "replaced-3")  # died before the new one was there
+    assert restore(folder, exp, abstract)[1]["window"] == {"n": 33}
+
+
+def test_the_newest_and_the_best_are_kept(folder):
+    losses = {1: 3.0, 2: 1.0, 4: 2.0}
+    exp, _, _, checkpoints = save_some(folder, steps=(1, 2, 3, 4, 5, 6), losses=losses)
+    kept = sorted(int(n) for n in os.listdir(checkpoints) if n.isdigit())
+    assert kept == [2, 5, 6]
+    with Checkpoints(str(folder / "run"), exp.checkpoint) as reopened:
+        assert reopened.choose("best") == 2
+        assert reopened.choose("latest") == 6
+        assert reopened.valid_loss(2) == 1.0
+        with pytest.raises(CheckpointError, match=r"there is no checkpoint 4 in .*, only 2, 5, 6"):
+            reopened.choose("4")
+
+
+def test_every_checkpoint_is_sealed_with_the_hash_of_each_file(folder):
+    _, _, _, checkpoints = save_some(folder)
+    for step in (2, 3):
+        sealed = json.loads((checkpoints / str(step) / "seal.json").read_text())
+        files = {
+            str(p.relative_to(checkpoints / str(step)))
+            for p in (checkpoints / str(step)).rglob("*")
+            if p.is_file() and p.name != "seal.json"
+        }
+        assert set(sealed) == files
+
+
+def test_a_checkpoint_of_another_config_is_refused_with_the_keys_that_differ(folder):
+    _, _, _, _ = save_some(folder)
+    exp, _, abstract = fresh(folder, **{"model.n_layer": 1, "seed": 5})
+    with pytest.raises(CheckpointError) as caught:
+        restore(folder, exp, abstract)
+    assert str(caught.value) == (
+        "checkpoint 3 is of another config: model.n_layer: 2 -> 1; seed: 0 -> 5. Use another"
+        " --workdir, or the checkpoint's values"
+    )
+
+
+def test_settings_that_do_not_touch_the_state_may_change(folder):
+    save_some(folder)
+    exp, _, abstract = fresh(folder, **{"evaluate.mem_len": 7, "train.log_every": 2})
+    assert int(restore(folder, exp, abstract)[0].step) == 3
+
+
+def test_a_checkpoint_of_a_newer_format_is_refused(folder, monkeypatch):
+    exp, _, abstract, _ = save_some(folder)
+    monkeypatch.setattr("txl_jax.training.checkpoint.FORMAT", 0)
+    with pytest.raises(CheckpointError, match="has format 1, newer than this program's 0"):
+        restore(folder, exp, abstract)
+
+
+def test_training_leaves_a_model_that_load_gives_back(folder):
+    from txl_jax.workdir import claim, load
+
+    corpus, exp = corpus_and_experiment(folder)
+    claim_dir = folder / "run"
+    claim_dir.mkdir()
+    claim(str(claim_dir), exp, corpus)
+    outcome = run(folder, claim_dir)
+    trained = load(str(claim_dir), "latest")
+    assert outcome.finished
+    assert trained.step == exp.train.steps
+    assert trained.vocab.symbols == corpus.vocab.symbols
+    want = arrays(outcome.state.params)
+    for key, value in arrays(trained.params).items():
+        np.testing.assert_array_equal(value, want[key], err_msg=key)

@@ -1,0 +1,225 @@
+"""A run that was stopped in any way goes on to the same bits as one that never was."""
+
+import json
+import pathlib
+import random
+import signal
+import time
+
+import jax
+import numpy as np
+import pytest
+from tiny_runs import arrays, call, corpus_and_experiment, interrupt, run, write_config
+
+import txl_jax
+from txl_jax.training.checkpoint import Checkpoints
+from txl_jax.training.loop import NonFiniteError, train
+from txl_jax.training.optimizer import make_optimizer
+from txl_jax.training.state import init_state
+from txl_jax.training.stopping import Stop
+
+DROPOUT = {"model.dropout": 0.2, "model.dropatt": 0.1}
+
+
+def records(workdir):
+    """metrics.jsonl without what depends on the clock."""
+    lines = (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "timing"} for line in lines]
+
+
+def final_state(folder, workdir, **changes):
+    """Every array of the newest checkpoint."""
+    _, exp = corpus_and_experiment(folder, **changes)
+    model = txl_jax.TransformerXL(exp.model)
+    state = jax.eval_shape(
+        lambda: init_state(exp, model, make_optimizer(exp.optimizer, exp.train.steps))
+    )
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), state
+    )
+    with Checkpoints(str(workdir)) as checkpoints:
+        restored = checkpoints.restore(abstract, exp.to_dict())
+    assert restored is not None
+    assert int(restored[0].step) == exp.train.steps
+    return arrays(restored[0])
+
+
+def assert_same_run(folder, a, b, **changes):
+    assert records(a) == records(b)
+    want, got = final_state(folder, a, **changes), final_state(folder, b, **changes)
+    for key in want:
+        np.testing.assert_array_equal(want[key], got[key], err_msg=key)
+
+
+class StopAt(Stop):
+    """Asks to stop at the n-th time it is asked."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.left = n
+
+    def requested(self):
+        self.left -= 1
+        if self.left == 0:
+            self.signal = signal.SIGTERM
+        return self.signal is not None
+
+
+@pytest.mark.parametrize(
+    "changes", [DROPOUT, {"train.steps_per_dispatch": 2, "train.log_every": 4}]
+)
+def test_stopped_at_any_step_and_resumed_is_bit_identical(tmp_path, changes):
+    changes = {"checkpoint.every": 4, "train.steps": 12, **changes}
+    corpus, exp = corpus_and_experiment(tmp_path, **changes)
+    run(tmp_path, tmp_path / "whole", **changes)
+    stops = 0
+    for n in (1, 3, 6, 9, 12, 15):
+        outcome = train(exp, corpus, str(tmp_path / "cut"), StopAt(n))
+        stops += not outcome.finished
+    while not outcome.finished:
+        outcome = train(exp, corpus, str(tmp_path / "cut"), Stop())
+    assert stops >= 2
+    assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut", **changes)
+
+
+def test_stopped_while_validating_validates_again_and_is_bit_identical(tmp_path):
+    corpus, exp = corpus_and_experiment(tmp_path)
+    run(tmp_path, tmp_path / "whole")
+
+    class StopInValidation(Stop):
+        asked_of_loop = 0
+
+        def requested(self):
+            import inspect
+
+            caller = inspect.stack()[1].function
+            if caller == "run":  # Evaluator.run
+                self.signal = signal.SIGTERM
+            return self.signal is not None
+
+    for _ in range(2):  # stopped in the same validation twice
+        assert not train(exp, corpus, str(tmp_path / "cut"), StopInValidation()).finished
+    assert train(exp, corpus, str(tmp_path / "cut"), Stop()).finished
+    assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_finished_run_started_again_changes_nothing(tmp_path):
+    run(tmp_path, tmp_path / "run")
+    before = records(tmp_path / "run"), final_state(tmp_path, tmp_path / "run")
+    assert run(tmp_path, tmp_path / "run").finished
+    assert records(tmp_path / "run") == before[0]
+    for key, value in final_state(tmp_path, tmp_path / "run").items():
+        np.testing.assert_array_equal(value, before[1][key])
+
+
+@pytest.fixture(scope="module")
+def killed_folder(tmp_path_factory):
+    """A text, a config of some hundred steps with dropout, and a run of it to the end."""
+    folder = tmp_path_factory.mktemp("killed")
+    config = write_config(folder, **KILLED)
+    start = time.monotonic()
+    done = call(f"--config={config}", f"--workdir={folder / 'whole'}")
+    assert done.returncode == 0, done.stderr
+    return folder, config, time.monotonic() - start
+
+
+KILLED = {
+    **DROPOUT,
+    "train.steps": 400,
+    "train.log_every": 7,
+    "train.eval_every": 90,
+    "checkpoint.every": 25,
+    "generate.length": 0,
+}
+
+
+def kill_and_resume(killed_folder, name, seed):
+    """Kills a run at a random moment after its first checkpoint, runs it again to its end."""
+    folder, config, seconds = killed_folder
+    workdir = folder / name
+    arguments = (f"--config={config}", f"--workdir={workdir}")
+    pause = random.Random(seed).uniform(0, 0.4 * seconds)
+    begun: list[float] = []
+
+    def now():
+        if not begun and (workdir / "checkpoints").is_dir():
+            begun.append(time.monotonic())
+        return bool(begun) and time.monotonic() - begun[0] > pause
+
+    code, _ = interrupt(signal.SIGKILL, *arguments, when=now)
+    resumed = call(*arguments)
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same_run(folder, folder / "whole", workdir, **KILLED)
+    return code
+
+
+def test_kill_9_at_a_random_moment_and_resume_is_bit_identical(killed_folder):
+    assert kill_and_resume(killed_folder, "killed", seed=1) == -signal.SIGKILL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_kill_9_at_ten_random_moments_and_resume_is_bit_identical(killed_folder, seed):
+    code = kill_and_resume(killed_folder, f"killed-{seed}", seed=100 + seed)
+    assert code == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_exits_with_the_command_to_resume(killed_folder, sent, code):
+    folder, config, _ = killed_folder
+    workdir = folder / sent.name
+    arguments = (f"--config={config}", f"--workdir={workdir}")
+    got, output = interrupt(sent, *arguments, when=lambda: (workdir / "checkpoints/25").is_dir())
+    assert got == code, output
+    assert f"stopped by {sent.name}, saved; to go on:" in output
+    assert f"python -m txl_jax.main --config={config} --workdir={workdir}" in output
+    assert (workdir / "loss.png").exists()
+    resumed = call(*arguments)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resuming at step" in resumed.stderr
+    assert_same_run(folder, folder / "whole", workdir, **KILLED)
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
+    corpus, exp = corpus_and_experiment(tmp_path, **{"checkpoint.every": 2})
+    from txl_jax.training import loop
+
+    def spoilt(streams, step, *arguments, **more):
+        for i, batch in enumerate(feed(streams, step, *arguments, **more)):
+            yield batch.replace(weights=batch.weights * np.nan) if i == 4 else batch
+
+    feed = loop.training_feed
+    monkeypatch.setattr(loop, "training_feed", spoilt)
+    with pytest.raises(NonFiniteError) as caught:
+        train(exp, corpus, str(tmp_path / "run"), Stop())
+    assert str(caught.value) == (
+        "training loss is nan at step 5; stopped, checkpoint 4 is kept. Try a lower"
+        " optimizer.learning_rate, more optimizer.warmup_steps, or model.dtype float32"
+    )
+    with Checkpoints(str(tmp_path / "run")) as checkpoints:
+        assert checkpoints.steps() == [2, 4]
+
+
+def test_an_absurd_learning_rate_is_stopped_by_name(tmp_path):
+    corpus, exp = corpus_and_experiment(
+        tmp_path, **{"optimizer.learning_rate": 1e38, "optimizer.warmup_steps": 0}
+    )
+    with pytest.raises(NonFiniteError, match=r"is (nan|inf) at step \d+; stopped, no checkpoint"):
+        train(exp, corpus, str(tmp_path / "run"), Stop())
+
+
+def test_a_tiny_run_beats_the_unigram_baseline(tmp_path):
+    from txl_jax.evaluation.baselines import unigram
+
+    changes = {
+        "train.steps": 150,
+        "train.eval_every": 0,
+        "validate.max_segments": 0,
+        "checkpoint.every": 150,
+    }
+    corpus, _ = corpus_and_experiment(tmp_path, **changes)
+    run(tmp_path, tmp_path / "run", **changes)
+    valid = [r for r in records(tmp_path / "run") if r["kind"] == "valid"][-1]
+    assert valid["targets"] == len(corpus.valid) - 1
+    assert valid["loss"] < unigram(corpus.train, corpus.valid, len(corpus.vocab)) - 0.5

@@ -1,0 +1,141 @@
+"""Runs small enough for tests: a text, an experiment, a workdir, and the command as a process."""
+
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+import txl_jax
+from txl_jax.training.loop import train
+from txl_jax.training.stopping import Stop
+from txl_jax.workdir import with_vocab
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def text(n_lines=400, seed=0):
+    """Lines that a model can learn something from: random walks over a few words."""
+    rng = random.Random(seed)
+    words = [
+        "the",
+        "cat",
+        "saw",
+        "a",
+        "dog",
+        "and",
+        "then",
+        "it",
+        "ran",
+        "to",
+        "some",
+        "red",
+        "house",
+        "by",
+        "night",
+    ]
+    return "".join(" ".join(rng.choices(words, k=8)) + "\n" for _ in range(n_lines))
+
+
+def experiment(folder, **changes):
+    """An experiment on a small text of ``folder``; dotted keys in ``changes``."""
+    path = pathlib.Path(folder) / "text.txt"
+    if not path.exists():
+        path.write_text(text(), encoding="utf-8")
+    settings = {
+        "model": {"n_layer": 2, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32},
+        "data": {"name": "text", "path": str(path), "vocab": "char"},
+        "optimizer": {"learning_rate": 5e-3, "warmup_steps": 2},
+        "train": {
+            "steps": 12,
+            "batch_size": 4,
+            "seg_len": 16,
+            "mem_len": 16,
+            "log_every": 3,
+            "eval_every": 6,
+        },
+        "validate": {"batch_size": 4, "seg_len": 16, "mem_len": 16, "max_segments": 4},
+        "evaluate": {"batch_size": 4, "seg_len": 16, "mem_len": 32},
+        "generate": {"prompt": "the cat", "length": 8, "mem_len": 16},
+        "checkpoint": {"every": 4},
+        "mesh": {"data": 1},
+    }
+    exp = txl_jax.ExperimentConfig.from_dict(settings)
+    return txl_jax.config.override(exp, changes)
+
+
+def corpus_and_experiment(folder, **changes):
+    """The prepared corpus, and the experiment with its vocabulary's size."""
+    exp = experiment(folder, **changes)
+    corpus = txl_jax.data.corpus.corpus_from_config(exp.data)
+    return corpus, with_vocab(exp, corpus)
+
+
+def run(folder, workdir, **changes):
+    """Trains in this process; the outcome."""
+    corpus, exp = corpus_and_experiment(folder, **changes)
+    return train(exp, corpus, str(workdir), Stop())
+
+
+CONFIG = '''"""A config for tests."""
+
+from ml_collections import ConfigDict
+
+
+def get_config():
+    return ConfigDict({settings!r})
+'''
+
+
+def write_config(folder, **changes):
+    """The experiment as a config file; its path."""
+    path = pathlib.Path(folder) / "tiny.py"
+    path.write_text(CONFIG.format(settings=experiment(folder, **changes).to_dict()))
+    return str(path)
+
+
+def command(*arguments):
+    """``python -m txl_jax.main`` with arguments."""
+    return [sys.executable, "-m", "txl_jax.main", *map(str, arguments)]
+
+
+def call(*arguments, timeout=300):
+    """Runs the command to its end; the completed process with text output."""
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, cwd=ROOT, timeout=timeout, check=False
+    )
+
+
+def interrupt(sent, *arguments, when, timeout=120):
+    """Runs the command until ``when()`` is true, sends a signal; exit code and output."""
+    process = subprocess.Popen(
+        command(*arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+    )
+    limit = time.monotonic() + timeout
+    while not when() and process.poll() is None:
+        assert time.monotonic() < limit, "what was waited for did not come"
+        time.sleep(0.01)
+    if process.poll() is None:
+        os.kill(process.pid, sent)
+    output, _ = process.communicate(timeout=timeout)
+    return process.returncode, output
+
+
+KILL = signal.SIGKILL
+
+
+def arrays(tree, prefix=""):
+    """Every leaf of a state as a flat dict of numpy arrays."""
+    import jax
+
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {prefix + jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
