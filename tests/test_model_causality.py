@@ -7,9 +7,7 @@ import tiny_models as tiny
 
 FORMS = {
     "post_norm": tiny.config(),
-    "pre_norm": tiny.config(pre_lnorm=True),
-    "window_pytorch": tiny.config(same_length="pytorch"),
-    "window_tf_clamp": tiny.config(same_length="tf", clamp_len=2),
+    "pre_norm_window_clamp": tiny.config(pre_lnorm=True, same_length="tf", clamp_len=2),
 }
 
 

@@ -40,7 +40,7 @@ def assert_memories_equal(a, b):
 
 
 @pytest.mark.parametrize("name", PROMISED)
-@pytest.mark.parametrize("parts", [(5, 5), (1, 5, 4)], ids=str)
+@pytest.mark.parametrize("parts", [(5, 5), (5, 1, 1, 1, 1, 1)], ids=str)
 def test_short_segments_with_memory_equal_one_long_segment(name, parts):
     cfg, mem_len = PROMISED[name]
     text, want, final = whole(cfg, mem_len)

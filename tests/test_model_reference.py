@@ -54,7 +54,9 @@ def run_segments(cfg, mem_len, filled, segments, seg_len=SEG_LEN, seed=0):
     mems = tiny.memory(cfg, filled, mem_len)
     past = [[list(layer) for layer in tiny.real_states(mems, b)] for b in range(len(filled))]
     for i, extra in enumerate(segments):
-        tokens, targets = tiny.tokens(cfg, 2 * len(filled), seg_len, seed + i).reshape(2, -1, seg_len)
+        tokens, targets = tiny.tokens(cfg, 2 * len(filled), seg_len, seed + i).reshape(
+            2, -1, seg_len
+        )
         losses, mems = nll(tiny.variables(cfg), tokens, targets, mems, **extra)
         want, past = expected(
             cfg, params, tokens, targets, past, mem_len, extra.get("reset"), extra.get("lengths")
@@ -132,7 +134,9 @@ def test_gradient_is_the_slope_of_the_formulas_with_memory_held_constant(name):
         direction = jax.tree.map(lambda g: rng.standard_normal(g.shape), gradient)
         ends = []
         for step in (1e-5, -1e-5):
-            moved = jax.tree.map(lambda p, d, s=step: p + s * d, reference.float64(params), direction)
+            moved = jax.tree.map(
+                lambda p, d, s=step: p + s * d, reference.float64(params), direction
+            )
             losses, _ = expected(cfg, moved, tokens, targets, past, MEM_LEN)
             ends.append(sum(sum(row) for row in losses))
         slope = (ends[0] - ends[1]) / 2e-5

@@ -24,7 +24,9 @@ def run(cfg, tokens, targets, mems, **extra):
 
 
 def row_of(mems, b):
-    return jax.tree.map(np.asarray, mems.replace(hidden=mems.hidden[:, [b]], filled=mems.filled[[b]]))
+    return jax.tree.map(
+        np.asarray, mems.replace(hidden=mems.hidden[:, [b]], filled=mems.filled[[b]])
+    )
 
 
 def fresh(cfg):

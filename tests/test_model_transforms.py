@@ -89,7 +89,7 @@ def test_memory_is_a_pytree_that_jax_can_map_and_donate():
     assert isinstance(doubled, txl_jax.Memory)
     assert len(jax.tree.leaves(mems)) == 2
     tokens, targets, _ = inputs()
-    donated = jax.jit(step, donate_argnums=0)
+    donated = tiny.quick(step, donate_argnums=0)
     new, _ = donated(mems, (tokens[0], targets[0]))
     assert new.hidden.shape == (2, 3, 5, 8)
     assert mems.hidden.is_deleted()

@@ -51,9 +51,9 @@ def apply(cfg, method):
     return functools.partial(txl_jax.TransformerXL(cfg).apply, method=method)
 
 
-def quick(function):
+def quick(function, **options):
     """``jax.jit`` that compiles in half the time; the tiny models run as fast."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0}, **options)
 
 
 @functools.cache

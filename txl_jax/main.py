@@ -31,14 +31,18 @@ def parse_flags(argv: list[str]) -> list[str]:
             continue
         key, equals, value = argument.removeprefix("--config.").partition("=")
         _overrides[key] = value if equals else next(arguments, "")
-    return flags.FLAGS(rest)
+    try:
+        return flags.FLAGS(rest)
+    except flags.Error as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)
 
 
 def main(argv: list[str]) -> int:
     """Runs a mode; the exit code of the process."""
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}")
     try:
+        if len(argv) > 1:
+            raise ConfigError(f"unexpected argument {argv[1]!r}; settings are --config.KEY=VALUE")
         return run()
     except _known_errors() as error:
         print(f"error: {error}", file=sys.stderr, flush=True)

@@ -13,7 +13,7 @@ from txl_jax.evaluation import baselines
 from txl_jax.evaluation.report import report
 from txl_jax.generation.text import continue_text, encode_prompt, prompt_of
 from txl_jax.training.checkpoint import CheckpointError
-from txl_jax.training.loop import NonFiniteError
+from txl_jax.training.loop import NonFiniteError, check_fit
 from txl_jax.training.loop import train as train_loop
 from txl_jax.training.stopping import Stop
 from txl_jax.workdir import Trained, WorkdirError, check_writable, claim, load, with_vocab
@@ -34,6 +34,7 @@ def train(exp: ExperimentConfig, workdir: str, command: str) -> int:
         exp = with_vocab(exp, corpus)
         baselines.check(exp.evaluate.baselines, corpus.vocab)
         encode_prompt(corpus.vocab, prompt_of(exp.generate))
+        check_fit(exp, corpus)
         claim(workdir, exp, corpus)
         outcome = train_loop(exp, corpus, workdir, stop)
     if not outcome.finished:

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from txl_jax.config import ProtocolConfig, TransformerXLConfig
 from txl_jax.data.batch import Batch, batch_of
+from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import read_ahead
 from txl_jax.data.streams import Streams
 from txl_jax.model.transformer_xl import TransformerXL
@@ -132,6 +133,14 @@ class Evaluator:
             {"params": params}, batch.inputs, batch.targets, mems, method="nll"
         )
         return jnp.sum(nll * batch.weights), mems
+
+
+def evaluator_of(
+    model: TransformerXLConfig, protocol: ProtocolConfig, corpus: Corpus, mesh: Mesh
+) -> Evaluator:
+    """An evaluator of the corpus's split that the protocol names."""
+    tokens = getattr(corpus, protocol.split)
+    return Evaluator(model, protocol, tokens, mesh, name=f"the {protocol.split} split")
 
 
 def under_protocol(model: TransformerXLConfig, protocol: ProtocolConfig) -> TransformerXLConfig:

@@ -8,7 +8,7 @@ from typing import Any
 from txl_jax.config import ProtocolConfig
 from txl_jax.data.corpus import Corpus
 from txl_jax.evaluation.baselines import baselines
-from txl_jax.evaluation.evaluate import Evaluator, Score, describe
+from txl_jax.evaluation.evaluate import Score, describe, evaluator_of
 from txl_jax.training.runlog import in_unit
 from txl_jax.training.sharding import make_mesh
 from txl_jax.workdir import Trained
@@ -27,7 +27,6 @@ def report(trained: Trained, corpus: Corpus, workdir: str) -> dict[str, Any]:
     protocol = trained.config.evaluate
     model = trained.config.model
     unit = corpus.vocab.unit
-    tokens = getattr(corpus, protocol.split)
     mesh = make_mesh(trained.config.mesh, protocol.batch_size)
     rows: list[dict[str, Any]] = []
 
@@ -35,8 +34,7 @@ def report(trained: Trained, corpus: Corpus, workdir: str) -> dict[str, Any]:
         rows.append({"name": name, "loss": loss, unit: in_unit(loss, unit), **more})
 
     for name, chosen in _protocols(protocol):
-        evaluator = Evaluator(model, chosen, tokens, mesh, name=f"the {chosen.split} split")
-        score = evaluator.run(trained.params)
+        score = evaluator_of(model, chosen, corpus, mesh).run(trained.params)
         assert isinstance(score, Score)
         add(
             name,

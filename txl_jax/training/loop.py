@@ -16,7 +16,7 @@ from txl_jax.data.batch import Batch
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import training_batch, training_feed
 from txl_jax.data.streams import Streams
-from txl_jax.evaluation.evaluate import Evaluator
+from txl_jax.evaluation.evaluate import Evaluator, evaluator_of
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.checkpoint import Checkpoints
 from txl_jax.training.optimizer import make_optimizer
@@ -52,18 +52,12 @@ def train(exp: ExperimentConfig, corpus: Corpus, workdir: str, stop: Stop) -> Ou
       NonFiniteError: a loss or gradient that is not finite; nothing is saved after it.
     """
     t = exp.train
-    streams = _streams(exp, corpus)
+    streams = training_streams(exp, corpus)
     mesh = make_mesh(exp.mesh, t.batch_size)
     placement = Placement(mesh)
     model = TransformerXL(exp.model)
     optimizer = make_optimizer(exp.optimizer, t.steps)
-    evaluator = Evaluator(
-        exp.model,
-        exp.validate,
-        getattr(corpus, exp.validate.split),
-        mesh,
-        name=f"the {exp.validate.split} split",
-    )
+    evaluator = evaluator_of(exp.model, exp.validate, corpus, mesh)
 
     init = lambda: init_state(exp, model, optimizer)
     abstract = _with_shardings(jax.eval_shape(init), placement)
@@ -233,7 +227,16 @@ class _Run:
         return step / self.streams.n_segments
 
 
-def _streams(exp: ExperimentConfig, corpus: Corpus) -> Streams:
+def check_fit(exp: ExperimentConfig, corpus: Corpus) -> None:
+    """Raises ConfigError or DataError where the corpus or the devices cannot serve the config."""
+    training_streams(exp, corpus)
+    mesh = make_mesh(exp.mesh, exp.train.batch_size)
+    for protocol in (exp.validate, exp.evaluate):
+        evaluator_of(exp.model, protocol, corpus, mesh)
+
+
+def training_streams(exp: ExperimentConfig, corpus: Corpus) -> Streams:
+    """The streams of the training split, checked against batch, memory and vocabulary."""
     t = exp.train
     streams = Streams(
         corpus.train,

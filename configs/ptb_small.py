@@ -1,0 +1,57 @@
+"""Penn Treebank on a laptop: a small word-level model in about ten minutes on two CPU cores.
+
+    python -m txl_jax.main --config=configs/ptb_small.py --config.data.path=FOLDER
+
+FOLDER has ptb.train.txt, ptb.valid.txt and ptb.test.txt (or is the published archive; without
+data.path it is downloaded). Not a recipe of the paper: its 54.52 needs a larger model, strong
+regularisation and days of a CPU.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config(variant=""):
+    config = ConfigDict(
+        {
+            "name": "ptb_small",
+            "model": {
+                "n_layer": 3,
+                "d_model": 160,
+                "n_head": 4,
+                "d_head": 40,
+                "d_inner": 480,
+                "dropout": 0.2,
+            },
+            "data": {"name": "ptb"},
+            "optimizer": {"learning_rate": 2e-3, "warmup_steps": 100},
+            "train": {
+                "steps": 2400,
+                "batch_size": 16,
+                "seg_len": 64,
+                "mem_len": 64,
+                "log_every": 50,
+                "eval_every": 600,
+            },
+            "validate": {"batch_size": 10, "seg_len": 64, "mem_len": 128},
+            "evaluate": {
+                "batch_size": 10,
+                "seg_len": 128,
+                "mem_len": 320,
+                "baselines": ("unigram", "bigram"),
+            },
+            "generate": {
+                "prompt": "the company said",
+                "length": 120,
+                "mem_len": 320,
+                "temperature": 0.9,
+                "top_k": 100,
+            },
+            "checkpoint": {"every": 600},
+        }
+    )
+    if variant == "smoke":
+        config.train.update({"steps": 20, "log_every": 5, "eval_every": 0})
+        config.optimizer.warmup_steps = 5
+        config.validate.max_segments = config.evaluate.max_segments = 4
+        config.generate.length = 16
+    return config
