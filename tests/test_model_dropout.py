@@ -88,7 +88,7 @@ def test_site_final_hidden():
 
 
 def test_site_attention_output():
-    """All keys alike in memory and segment (LN of a zero input is its bias): no other randomness."""
+    """Zero inputs: nothing else moves what a query gathers enough to make it 0."""
     first, second, _ = draws(
         np.zeros_like(X), outer=0.0, outer_bias=0.0, query=0.0, key=0.0, u=0.0, norm_bias=0.5
     )

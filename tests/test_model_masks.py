@@ -12,9 +12,9 @@ def drawn(*rows):
     return np.array([[mark == "1" for mark in row.replace(" ", "")] for row in rows])
 
 
-def mask(seg_len, filled, mem_len, *args, reset=None):
+def mask(seg_len, filled, mem_len, window=False, reset=None):
     reset = None if reset is None else jnp.asarray(reset)
-    return np.asarray(allowed(seg_len, jnp.asarray(filled), mem_len, *args, reset=reset))
+    return np.asarray(allowed(seg_len, jnp.asarray(filled), mem_len, window, reset=reset))
 
 
 def test_causal_mask_sees_all_memory_and_no_future():
@@ -55,7 +55,7 @@ def test_window_tf_without_memory_sees_itself_alone():
 
 
 def test_window_pytorch_without_memory_is_refused_with_the_way_out():
-    with pytest.raises(ValueError, match="same_length='pytorch'.*M is 0.*'tf' or False"):
+    with pytest.raises(ValueError, match=r"same_length='pytorch'.*M is 0.*'tf' or False"):
         window_reach("pytorch", 0, 5)
 
 

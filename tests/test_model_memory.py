@@ -157,5 +157,5 @@ def test_mems_of_another_shape_are_refused_naming_both_shapes():
 def test_window_pytorch_with_mem_len_0_is_refused_by_the_model():
     cfg = tiny.config(same_length="pytorch")
     mems = txl_jax.TransformerXL(cfg).init_mems(3, 0)
-    with pytest.raises(ValueError, match="same_length='pytorch'.*M is 0"):
+    with pytest.raises(ValueError, match=r"same_length='pytorch'.*M is 0"):
         tiny.apply(cfg, "core")(tiny.variables(cfg), tiny.embeddings(cfg, 3, 4), mems)

@@ -10,7 +10,7 @@ import tiny_models as tiny
 MEM_LEN, SEG_LEN = 5, 4
 FILLED = (0, 2, 5)
 
-FORMS = {
+CHANGES: dict[str, dict] = {
     "post_norm": {},
     "pre_norm": {"pre_lnorm": True},
     "window_pytorch": {"same_length": "pytorch"},
@@ -26,8 +26,8 @@ FORMS = {
         "tie_weight": False,
     },
 }
-FORMS["all_at_once_tf"] = {**FORMS["all_at_once"], "same_length": "tf"}
-FORMS = {name: tiny.config(**changes) for name, changes in FORMS.items()}
+CHANGES["all_at_once_tf"] = {**CHANGES["all_at_once"], "same_length": "tf"}
+FORMS = {name: tiny.config(**changes) for name, changes in CHANGES.items()}
 
 
 def expected(cfg, params, tokens, targets, memory, mem_len, resets=None, lengths=None):
@@ -35,12 +35,14 @@ def expected(cfg, params, tokens, targets, memory, mem_len, resets=None, lengths
     losses, states = [], []
     for b in range(len(tokens)):
         real = slice(0, None if lengths is None else lengths[b])
-        past, starts = memory[b], ()
+        past, starts = memory[b], np.array([], int)
         if resets is not None and resets.ndim == 1 and resets[b]:
             past = [[] for _ in past]
         if resets is not None and resets.ndim == 2:
-            starts = tuple(np.flatnonzero(resets[b, real]))
-        row = reference.nll(params, cfg, tokens[b, real], targets[b, real], past, mem_len, starts)
+            starts = np.flatnonzero(resets[b, real])
+        row = reference.nll(
+            params, cfg, tokens[b, real], targets[b, real], past, mem_len, list(starts)
+        )
         losses.append(row[0])
         states.append(row[1])
     return losses, states

@@ -5,6 +5,7 @@ or mask hardly shows. Here every parameter has a size at which it matters.
 """
 
 import functools
+from typing import Any
 
 import jax
 import numpy as np
@@ -66,9 +67,8 @@ def memory(cfg, filled, mem_len, seed=0):
     """A memory of random states in every slot, of which row b's newest ``filled[b]`` are real."""
     rng = np.random.default_rng(seed)
     hidden = rng.standard_normal((cfg.n_layer, len(filled), mem_len, cfg.d_model))
-    return txl_jax.Memory(
-        hidden=hidden.astype(np.float32), filled=np.asarray(filled, dtype=np.int32)
-    )
+    arrays: Any = hidden.astype(np.float32), np.asarray(filled, dtype=np.int32)
+    return txl_jax.Memory(*arrays)
 
 
 def tokens(cfg, batch_size, seg_len, seed=0):

@@ -18,16 +18,16 @@ is what :func:`params_from_pytorch` takes. How the two layouts differ:
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from txl_jax.config import TransformerXLConfig
+from txl_jax.config import TransformerXLConfig, Window
 
-SAME_LENGTH = {"kimiyoung": "pytorch", "nvidia": "tf"}
+SAME_LENGTH: dict[str, Window] = {"kimiyoung": "pytorch", "nvidia": "tf"}
 """What ``same_length=True`` means in each code base: NVIDIA's lets a query see one key more."""
 
-ATTENTION = {0: "relative"}
+ATTENTION: dict[int, Literal["relative"]] = {0: "relative"}
 """``attn_type`` of the original by the name it has here."""
 
 REQUIRED = ("n_token", "n_layer", "n_head", "d_model", "d_head", "d_inner")
@@ -71,6 +71,7 @@ def config_from_pytorch(constructor_args: Mapping[str, Any]) -> TransformerXLCon
     if args.get("sample_softmax", -1) > 0:
         _only("sample_softmax", args["sample_softmax"], -1, "a sampled softmax")
     args.pop("sample_softmax", None)
+    window: Window = SAME_LENGTH[impl] if args.pop("same_length", False) else False
     clamp_len = args.pop("clamp_len", -1)
     cfg = TransformerXLConfig(
         vocab_size=n_token,
@@ -84,7 +85,7 @@ def config_from_pytorch(constructor_args: Mapping[str, Any]) -> TransformerXLCon
         attention=ATTENTION[attention],
         pre_lnorm=args.pop("pre_lnorm", False),
         untie_r=args.pop("untie_r", False),
-        same_length=SAME_LENGTH[impl] if args.pop("same_length", False) else False,
+        same_length=window,
         clamp_len=clamp_len if clamp_len > 0 else -1,
         tie_weight=args.pop("tie_weight", True),
     )
@@ -115,7 +116,7 @@ def params_from_pytorch(
     params = {
         "u": tensors.take("r_w_bias", (*per_layer, c.n_head, c.d_head)),
         "v": tensors.take("r_r_bias", (*per_layer, c.n_head, c.d_head)),
-        **_vocabulary(tensors, c),
+        **_vocabulary(tensors, c, c.vocab_size),
     }
     for n in range(c.n_layer):
         params[f"layer_{n}"] = {
@@ -128,13 +129,13 @@ def params_from_pytorch(
     return params
 
 
-def _vocabulary(tensors: "_Tensors", c: TransformerXLConfig) -> dict[str, Any]:
+def _vocabulary(tensors: "_Tensors", c: TransformerXLConfig, v: int) -> dict[str, Any]:
     nvidia = "crit.out_layers_biases.0" in tensors
     bias = "crit.out_layers_biases.0" if nvidia else "crit.out_layers.0.bias"
     weight = "crit.out_layers_weights.0" if nvidia else "crit.out_layers.0.weight"
-    shape = (c.vocab_size, c.d_model)
+    shape = (v, c.d_model)
     embedding = tensors.take("word_emb.emb_layers.0.weight", shape)
-    found = {"embedding": embedding, "softmax_bias": tensors.take(bias, (c.vocab_size,))}
+    found = {"embedding": embedding, "softmax_bias": tensors.take(bias, (v,))}
     if not c.tie_weight:
         found["softmax_weight"] = tensors.take(weight, shape)
     elif weight in tensors and not np.array_equal(tensors.take(weight, shape), embedding):

@@ -24,7 +24,8 @@ def find(data: DataConfig, kind: str, cache: Path) -> Source:
     is cut: the last ``test_fraction`` of its bytes is test, the ``valid_fraction`` before it is
     valid. The cuts move on to the next line's start for ``kind`` word, else to the next
     character's (UTF-8). The text of a folder is its ``*.txt`` files in sorted order, one after
-    the other; a file without a line end at its end gets one.
+    the other; a file without a line end at its end gets one. A ``char`` or ``word`` vocabulary is
+    counted over all three splits: plain text has no symbol for what training has not seen.
 
     Raises:
       DataError: no such file, an empty one, or a download that has not the hash ``data.hash``.
@@ -48,6 +49,7 @@ def find(data: DataConfig, kind: str, cache: Path) -> Source:
             name="text",
             files=files,
             splits={split: [Piece.whole(file)] for split, file in files.items()},
+            counted=SPLITS,
             label=f"{path}, its own splits",
         )
     if len(missing) < len(SPLITS):
@@ -86,6 +88,7 @@ def _cut(files: dict[str, Path], data: DataConfig, kind: str, what: str) -> Sour
             "test_fraction": data.test_fraction,
             "cut_at": "line" if kind == "word" else "character",
         },
+        counted=SPLITS,
         label=what,
     )
 
