@@ -1,6 +1,6 @@
 """Low-precision compute stays close to float32, and what leaves the model as a score is float32.
 
-Tolerances are a few times the largest difference seen (tiny models, parameters of size 0.4;
+Tolerances are three times the largest difference seen on a CPU (0.029, 0.0086 nats; tiny models;
 a step of bfloat16 is 2^-8 of a value, of float16 2^-11).
 """
 
@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import tiny_models as tiny
 
-TOLERANCE = {"bfloat16": 0.3, "float16": 0.03}
-FORMS = {"post_norm": {}, "pre_norm_window": {"pre_lnorm": True, "same_length": "pytorch"}}
+TOLERANCE = {"bfloat16": 0.1, "float16": 0.025}
+FORM = {"pre_lnorm": True, "same_length": "pytorch"}  # differs more than post-norm
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("form", FORMS)
-def test_low_precision_is_close_to_float32(form, dtype):
-    full, low = tiny.config(**FORMS[form]), tiny.config(dtype=dtype, **FORMS[form])
+def test_low_precision_is_close_to_float32(dtype):
+    full, low = tiny.config(**FORM), tiny.config(dtype=dtype, **FORM)
     tokens, targets = tiny.tokens(full, 6, 4).reshape(2, 3, 4)
     mems = tiny.memory(full, (0, 2, 5), 5)
     want, want_mems = tiny.apply(full, "nll")(tiny.variables(full), tokens, targets, mems)
@@ -43,11 +42,10 @@ def test_logits_and_nll_are_float32_and_hidden_states_the_compute_dtype(dtype):
     assert run("core", tiny.embeddings(cfg, 3, 4))[0].dtype == dtype
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_gradients_are_float32_and_finite_with_one_visible_key(dtype):
-    cfg = tiny.config(n_layer=1, dtype=dtype, same_length="pytorch")
+def test_float16_gradients_are_float32_and_finite_with_one_visible_key():
+    cfg = tiny.config(n_layer=1, dtype="float16", same_length="pytorch")
     mems, tokens = tiny.memory(cfg, (0, 1, 1), 1), tiny.tokens(cfg, 3, 4)
-    mems = mems.replace(hidden=mems.hidden.astype(dtype))  # M = 1: each query sees itself alone
+    mems = mems.replace(hidden=mems.hidden.astype("float16"))  # M = 1: each query sees itself alone
     loss = lambda v: tiny.apply(cfg, "nll")(v, tokens, tokens, mems)[0].mean()
     for leaf in jax.tree.leaves(tiny.quick(jax.grad(loss))(tiny.variables(cfg))):
         assert leaf.dtype == jnp.float32

@@ -1,15 +1,28 @@
 """Transformer-XL for JAX: train, evaluate, analyse and sample language models with memory."""
 
-from txl_jax.config import ExperimentConfig, TransformerXLConfig, load_config
+from txl_jax import convert
+from txl_jax.config import ConfigError, ExperimentConfig, TransformerXLConfig, load_config
+from txl_jax.data.corpus import Corpus, DataError, load_corpus
+from txl_jax.data.streams import Segment, segments
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.workdir import Trained, load
 
 __all__ = [
+    "ConfigError",
+    "Corpus",
+    "DataError",
     "ExperimentConfig",
     "Memory",
+    "Segment",
+    "Trained",
     "TransformerXL",
     "TransformerXLConfig",
+    "convert",
+    "load",
     "load_config",
+    "load_corpus",
+    "segments",
 ]
 
 __version__ = "0.1.0"

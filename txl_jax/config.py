@@ -21,7 +21,6 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-import ml_collections
 
 
 class ConfigError(ValueError):
@@ -341,6 +340,8 @@ def override(exp: ExperimentConfig, overrides: Mapping[str, Any]) -> ExperimentC
 
 
 def _config_file(path: str) -> dict[str, Any]:
+    import ml_collections  # here, so that models run where it is not installed
+
     file, _, variant = path.partition(":")
     if not os.path.isfile(file):
         raise ConfigError(f"--config={path}: there is no file {file!r}")

@@ -57,7 +57,7 @@ def update(
       since_reset: int32 [B], real tokens since the row's last reset inside this segment, or
         -1 where there was none; states older than that are no longer real.
     """
-    new = jax.lax.stop_gradient(jnp.stack(layer_inputs).astype(memory.hidden.dtype))
+    new = jnp.stack(layer_inputs).astype(memory.hidden.dtype)
     m, t = memory.mem_len, new.shape[2]
     if lengths is None:
         grown = memory.filled + t
@@ -73,5 +73,5 @@ def update(
         hidden = jax.vmap(slide, in_axes=(1, 0), out_axes=1)(both, lengths)
     if since_reset is not None:
         grown = jnp.where(since_reset >= 0, since_reset, grown)
-    hidden = jax.lax.stop_gradient(hidden)
+    hidden = jax.lax.stop_gradient(hidden)  # what is carried on is a constant there
     return Memory(hidden=hidden, filled=jnp.minimum(grown, m).astype(jnp.int32))

@@ -1,0 +1,212 @@
+"""The command line: errors by their exact text, before anything is touched; the modes."""
+
+import json
+import pathlib
+
+import pytest
+from tiny_runs import call, write_config
+
+QUICKSTART = "configs/quickstart.py"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A finished run of the command: folder, config file, workdir and what it printed."""
+    folder = tmp_path_factory.mktemp("trained")
+    config = write_config(folder, **{"evaluate.baselines": ("unigram", "bigram")})
+    done = call(f"--config={config}", f"--workdir={folder / 'run'}")
+    assert done.returncode == 0, done.stderr
+    return folder, config, folder / "run", done
+
+
+def refused(*arguments):
+    """The one line that the command prints when it refuses."""
+    done = call(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    return done.stderr.removesuffix("\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "--config=FILE is needed, for example --config=configs/quickstart.py"),
+        (["--config=nope.py"], "--config=nope.py: there is no file 'nope.py'"),
+        (
+            [f"--config={QUICKSTART}", "--config.train.stepz=3"],
+            "unknown config key 'train.stepz'; the nearest key is 'train.steps'",
+        ),
+        (
+            [f"--config={QUICKSTART}", "--config.train.steps", "many"],
+            "config key train.steps = 'many': must be of type int",
+        ),
+        (
+            [f"--config={QUICKSTART}", "--config.model.d_model=33"],
+            "config key model.d_model = 33: must be even, half of a position encoding is sines"
+            " and half cosines (paper, section 3.3)",
+        ),
+        (
+            [f"--config={QUICKSTART}", "--wrkdir=x"],
+            "Unknown command line flag 'wrkdir'. Did you mean: workdir ?",
+        ),
+        (
+            [f"--config={QUICKSTART}", "more"],
+            "unexpected argument 'more'; settings are --config.KEY=VALUE",
+        ),
+    ],
+)
+def test_flags_and_settings_are_refused_with_one_line(arguments, text):
+    assert refused(*arguments) == f"error: {text}"
+
+
+def test_what_the_data_does_not_allow_is_refused_and_the_workdir_stays_free(tmp_path):
+    config, workdir = write_config(tmp_path), tmp_path / "run"
+    flags = (f"--config={config}", f"--workdir={workdir}")
+    size = len(experiment_tokens(tmp_path))
+    assert refused(*flags, "--config.train.batch_size=100000") == (
+        f"error: batch_size = 100000: the train split has {size} tokens, enough for {size // 2}"
+        " streams with a target each (cut 'authors'); use a smaller batch or a longer text"
+    )
+    assert refused(*flags, "--config.train.mem_len=100000") == (
+        "error: config key train.mem_len = 100000: a stream of the train split has only"
+        f" {size // 4} tokens at train.batch_size 4; use a shorter memory or fewer streams"
+    )
+    assert refused(*flags, "--config.model.vocab_size=5").endswith(
+        " symbols; leave it out to take that"
+    )
+    assert refused(*flags, "--config.mesh.data=3") == (
+        "error: config key mesh.data = 3: there are 1 devices"
+    )
+    assert refused(*flags, "--config.generate.prompt=THE").startswith("error: generate.prompt: ")
+    assert not (workdir / "config.json").exists()
+
+
+def experiment_tokens(folder):
+    from tiny_runs import corpus_and_experiment
+
+    return corpus_and_experiment(folder)[0].train
+
+
+def test_text_that_is_missing_empty_or_not_utf8_is_refused(tmp_path):
+    config = write_config(tmp_path)
+    flags = (f"--config={config}", f"--workdir={tmp_path / 'run'}")
+    assert refused(*flags, "--config.data.path=/nowhere/text.txt") == (
+        "error: data.path = '/nowhere/text.txt': there is no such file or folder"
+    )
+    empty, latin = tmp_path / "empty.txt", tmp_path / "latin.txt"
+    empty.write_text("")
+    latin.write_bytes(b"caf\xe9 au lait\n" * 100)
+    assert "the text is empty" in refused(*flags, f"--config.data.path={empty}")
+    message = refused(*flags, f"--config.data.path={latin}")
+    assert "UTF-8" in message
+    assert "byte" in message
+
+
+def test_a_workdir_that_cannot_be_written_is_refused(tmp_path):
+    config = write_config(tmp_path)
+    (tmp_path / "file").write_text("")
+    assert refused(f"--config={config}", f"--workdir={tmp_path}/file/run") == (
+        f"error: --workdir={tmp_path}/file/run: cannot be written (Not a directory); name a"
+        " folder that can"
+    )
+
+
+def test_the_workdir_of_another_run_is_refused_and_left_as_it_was(trained):
+    _, config, workdir, _ = trained
+    before = {p: p.stat().st_mtime_ns for p in pathlib.Path(workdir).rglob("*")}
+    flags = (f"--config={config}", f"--workdir={workdir}")
+    assert refused(*flags, "--config.model.n_head=4", "--config.train.steps=13") == (
+        f"error: --workdir={workdir}: is the folder of another run: model.n_head: 2 -> 4;"
+        " train.steps: 12 -> 13. Name another --workdir, or use that run's settings"
+    )
+    after = {p: p.stat().st_mtime_ns for p in pathlib.Path(workdir).rglob("*")}
+    assert {p: t for p, t in after.items() if p != workdir} == {
+        p: t for p, t in before.items() if p != workdir
+    }
+
+
+def test_a_workdir_trained_on_other_text_is_refused(trained, tmp_path):
+    _, config, workdir, _ = trained
+    other = tmp_path / "other.txt"
+    other.write_text("the cat saw a dog\n" * 300)
+    flags = (f"--config={config}", f"--workdir={workdir}")
+    assert "hash of the text: " in refused(*flags, f"--config.data.path={other}")
+
+
+def test_training_leaves_what_the_readme_says_and_ends_with_the_held_out_number(trained):
+    _, _, workdir, done = trained
+    there = {p.name for p in workdir.iterdir()}
+    assert there >= {
+        "config.json",
+        "vocab.json",
+        "metrics.jsonl",
+        "loss.png",
+        "sample.txt",
+        "tensorboard",
+        "checkpoints",
+        "evaluation.json",
+    }
+    last = done.stdout.splitlines()[-1]
+    scores = json.loads((workdir / "evaluation.json").read_text())["results"]
+    assert [s["name"] for s in scores] == ["memory 32", "no memory", "unigram", "bigram"]
+    assert last == f"held-out bpc {scores[0]['bpc']:.4f} ({scores[0]['protocol']})"
+    assert scores[0]["targets"] == scores[1]["targets"]
+    record = json.loads((workdir / "config.json").read_text())
+    assert {"jax", "flax", "optax", "numpy"} <= set(record["provenance"]["versions"])
+    assert "revision" in record["provenance"]
+    assert len(record["corpus"]["source_hash"]) == 64
+    assert (workdir / "sample.txt").read_text().startswith("the cat")
+
+
+def test_a_finished_run_started_again_gives_the_same_number(trained):
+    _, config, workdir, done = trained
+    again = call(f"--config={config}", f"--workdir={workdir}")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == done.stdout
+
+
+def test_evaluate_scores_a_workdir_under_another_protocol(trained):
+    _, _, workdir, done = trained
+    flags = ("--mode=evaluate", f"--workdir={workdir}")
+    same = call(*flags)
+    assert same.stdout.splitlines()[-1] == done.stdout.splitlines()[-1].replace("held-out", "test")
+    other = call(*flags, "--config.evaluate.split=valid", "--config.evaluate.mem_len=8")
+    assert other.returncode == 0, other.stderr
+    assert "valid split, 4 streams, segment 16, memory 8" in other.stdout.splitlines()[-1]
+
+
+def test_generate_continues_a_prompt_the_same_for_the_same_seed(trained):
+    _, _, workdir, _ = trained
+    flags = ("--mode=generate", f"--workdir={workdir}", "--config.generate.prompt=a dog")
+    first, again = call(*flags), call(*flags)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith("a dog")
+    assert len(first.stdout) == len("a dog") + 8 + 1
+    assert first.stdout == again.stdout
+    other = call(*flags, "--config.generate.seed=1", "--config.generate.length=40")
+    assert other.stdout != first.stdout
+
+
+def test_modes_on_a_workdir_without_a_model_say_what_to_do(tmp_path, trained):
+    _, _, workdir, _ = trained
+    assert refused("--mode=generate", f"--workdir={tmp_path}") == (
+        f"error: --workdir={tmp_path}: there is no config.json in it; train first"
+    )
+    assert refused("--mode=evaluate", f"--workdir={workdir}", "--step=7").startswith(
+        f"error: there is no checkpoint 7 in {workdir}/checkpoints, only "
+    )
+    shape = refused("--mode=generate", f"--workdir={workdir}", "--config.model.n_layer=3")
+    assert shape == "error: the workdir's model is of another shape: model.n_layer: 2 -> 3"
+
+
+def test_the_quickstart_runs_at_reduced_steps(tmp_path):
+    workdir = tmp_path / "quickstart"
+    done = call(
+        f"--config={QUICKSTART}:smoke",
+        f"--workdir={workdir}",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("held-out bpc ")
+    names = [r["name"] for r in json.loads((workdir / "evaluation.json").read_text())["results"]]
+    assert names[2:] == ["unigram", "bigram", "xz", "xz primed"]
+    assert (workdir / "sample.txt").read_text().startswith("def ")
