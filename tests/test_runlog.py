@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from txl_jax.training import provenance, runlog
+from txl_jax.training import provenance, records, runlog
 from txl_jax.training.runlog import RunLog
 
 
@@ -42,8 +42,8 @@ def _train(log: RunLog, start: int, stop: int, windows: dict[int, str] | None = 
 
 
 def _untimed(workdir: Path) -> list[str]:
-    records = runlog.read(workdir / "metrics.jsonl")
-    return [json.dumps({k: v for k, v in r.items() if k != "timing"}) for r in records]
+    kept = records.read(workdir / "metrics.jsonl")
+    return [json.dumps({k: v for k, v in r.items() if k != "timing"}) for r in kept]
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_the_wall_clock_shows_under_timing_only(make, tmp_path, clock):
                 log.flush_window(step)
                 log.record("valid", step, {"loss": 1.25}, {"seconds": pace})
     assert _untimed(tmp_path / "slow") == _untimed(tmp_path / "fast")
-    slow, fast = (runlog.read(tmp_path / n / "metrics.jsonl") for n in ("slow", "fast"))
+    slow, fast = (records.read(tmp_path / n / "metrics.jsonl") for n in ("slow", "fast"))
     assert all(a["timing"] != b["timing"] for a, b in zip(slow, fast, strict=True))
 
 
@@ -134,7 +134,7 @@ def test_a_training_record_holds_the_means_of_its_window(make, tmp_path):
     log.flush_window(2)  # an empty window writes none
     log.train_step(3, 6.0, 2.0, 7.0, 0.125, 2)
     log.flush_window(3)
-    first, second = runlog.read(tmp_path / "run" / "metrics.jsonl")
+    first, second = records.read(tmp_path / "run" / "metrics.jsonl")
     first.pop("timing")
     assert first == {
         "kind": "train",
@@ -160,7 +160,7 @@ def test_speed_leaves_out_pauses_even_nested_ones(make, tmp_path, clock):
         if step == 2:
             clock[0] += 1.0
     log.flush_window(2)
-    (record,) = runlog.read(tmp_path / "run" / "metrics.jsonl")
+    (record,) = records.read(tmp_path / "run" / "metrics.jsonl")
     assert record["timing"] == {"seconds": 5.0, "tokens_per_second": 40.0}
 
 
@@ -269,7 +269,7 @@ def test_tensorboard_gets_the_same_numbers_at_once_and_hides_those_that_are_made
     shown = {(step, tag): value for step, tag, value in seen}
     # The records themselves are read from a run that was not resumed.
     _train(make("other"), 0, 8)
-    for record in runlog.read(tmp_path / "other" / "metrics.jsonl"):
+    for record in records.read(tmp_path / "other" / "metrics.jsonl"):
         key = (record["step"], f"{record['kind']}/bpc")
         assert shown[key] == pytest.approx(record["bpc"], rel=1e-6)
     assert (8, "train/tokens_per_second") in shown

@@ -11,6 +11,7 @@ import time
 import numpy as np
 
 import txl_jax
+from txl_jax.data.corpus import corpus_from_config
 from txl_jax.training.loop import train
 from txl_jax.training.stopping import Stop
 from txl_jax.workdir import with_vocab
@@ -71,7 +72,7 @@ def experiment(folder, **changes):
 def corpus_and_experiment(folder, **changes):
     """The prepared corpus, and the experiment with its vocabulary's size."""
     exp = experiment(folder, **changes)
-    corpus = txl_jax.data.corpus.corpus_from_config(exp.data)
+    corpus = corpus_from_config(exp.data)
     return corpus, with_vocab(exp, corpus)
 
 

@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 
-
 class ConfigError(ValueError):
     """A setting that cannot be used; the text names the key, the value and the rule."""
 

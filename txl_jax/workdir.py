@@ -17,6 +17,7 @@ import jax
 from txl_jax.config import ConfigError, ExperimentConfig, differing_keys
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.vocab import Vocab
+from txl_jax.files import write_json
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.checkpoint import Checkpoints
 from txl_jax.training.provenance import provenance
@@ -81,8 +82,8 @@ def claim(workdir: str, exp: ExperimentConfig, corpus: Corpus) -> None:
         **dict(corpus.info),
     }
     record = {**exp.to_dict(), "corpus": described, "provenance": provenance()}
-    _write_json(os.path.join(workdir, VOCAB), corpus.vocab.to_json())
-    _write_json(path, record)
+    write_json(os.path.join(workdir, VOCAB), corpus.vocab.to_json())
+    write_json(path, record)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,12 +148,3 @@ def _read_json(path: str) -> dict[str, Any]:
         raise WorkdirError(f"{path} is damaged ({error}); restore it or use another workdir") from (
             error
         )
-
-
-def _write_json(path: str, value: dict[str, Any]) -> None:
-    """Whole or not at all: a process that dies here leaves the file that was there."""
-    with open(path + ".tmp", "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1, ensure_ascii=False)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(path + ".tmp", path)

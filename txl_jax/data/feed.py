@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ def training_feed(
     epoch_memory: str,
     per_dispatch: int,
     sharding: Any,
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     """Batches of the steps ``start`` .. ``stop - 1``, on device, read ahead in a thread.
 
     With ``per_dispatch`` S > 1 each item holds S steps, stacked on a new leading axis.
@@ -48,7 +48,7 @@ def training_feed(
     return read_ahead(batches())
 
 
-def read_ahead(items: Iterator[Any], size: int = _READ_AHEAD) -> Iterator[Any]:
+def read_ahead(items: Iterator[Any], size: int = _READ_AHEAD) -> Generator[Any, None, None]:
     """The same items, up to ``size`` of them made in advance by a thread.
 
     An error in the thread is raised where its item would have come. Closing the iterator

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from txl_jax.config import ConfigError
-from txl_jax.training.runlog import in_unit
+from txl_jax.units import in_unit
 
 CHUNK = 1 << 22
 """Tokens that are counted or scored at a time; it bounds the memory beside the tokens'."""

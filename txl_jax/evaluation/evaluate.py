@@ -113,7 +113,7 @@ class Evaluator:
                     total, count = total + float(value), count + n
                 progress(index + 1, self.segments)
         finally:
-            feed.close()  # type: ignore[attr-defined]
+            feed.close()
         for value, n in pending:
             total, count = total + float(value), count + n
         return Score(total / count, count, time.perf_counter() - start)

@@ -1,7 +1,6 @@
 """What a trained model is worth: its score with and without memory beside simple models."""
 
 import dataclasses
-import json
 import os
 from typing import Any
 
@@ -9,8 +8,9 @@ from txl_jax.config import ProtocolConfig
 from txl_jax.data.corpus import Corpus
 from txl_jax.evaluation.baselines import baselines
 from txl_jax.evaluation.evaluate import Score, describe, evaluator_of
-from txl_jax.training.runlog import in_unit
+from txl_jax.files import write_json
 from txl_jax.training.sharding import make_mesh
+from txl_jax.units import in_unit
 from txl_jax.workdir import Trained
 
 
@@ -51,10 +51,7 @@ def report(trained: Trained, corpus: Corpus, workdir: str) -> dict[str, Any]:
         "unit": unit,
         "results": rows,
     }
-    path = os.path.join(workdir, "evaluation.json")
-    with open(path + ".tmp", "w", encoding="utf-8") as file:
-        json.dump(result, file, indent=1)
-    os.replace(path + ".tmp", path)
+    write_json(os.path.join(workdir, "evaluation.json"), result)
     print(table(rows, unit, describe(protocol, model)), flush=True)
     return result
 

@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,7 +11,6 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from txl_jax.config import ConfigError, ExperimentConfig
-from txl_jax.data.batch import Batch
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import training_batch, training_feed
 from txl_jax.data.streams import Streams
@@ -61,9 +59,8 @@ def train(exp: ExperimentConfig, corpus: Corpus, workdir: str, stop: Stop) -> Ou
 
     init = lambda: init_state(exp, model, optimizer)
     abstract = _with_shardings(jax.eval_shape(init), placement)
-    config = exp.to_dict()
     with Checkpoints(workdir, exp.checkpoint) as checkpoints:
-        restored = checkpoints.restore(abstract, config)
+        restored = checkpoints.restore(abstract, exp.to_dict())
         meta: dict[str, Any] = {}
         if restored is None:
             state = jax.jit(init, out_shardings=placement.state(abstract))()
@@ -79,37 +76,35 @@ def train(exp: ExperimentConfig, corpus: Corpus, workdir: str, stop: Stop) -> Ou
             remade=None if meta.get("evaluated", True) else "valid",
         ) as log:
             _tell_start(log, exp, corpus, streams, state, mesh.size, restored is not None)
-            run = _Run(exp, streams, evaluator, checkpoints, log, stop, config)
+            run = _Run(exp, streams, evaluator, checkpoints, log, stop, placement)
             if start < t.steps:
-                run.compile(model, optimizer, placement, abstract)
+                run.compile(model, optimizer, abstract)
             return run.go(state, evaluated=meta.get("evaluated", True))
 
 
 class _Run:
     """The parts of a run and what must be remembered from one step to the next."""
 
-    def __init__(self, exp, streams, evaluator, checkpoints, log, stop, config):
+    def __init__(self, exp, streams, evaluator, checkpoints, log, stop, placement):
         self.exp: ExperimentConfig = exp
         self.streams: Streams = streams
         self.evaluator: Evaluator = evaluator
         self.checkpoints: Checkpoints = checkpoints
         self.log: RunLog = log
         self.stop: Stop = stop
-        self.config: dict[str, Any] = config
+        self.placement: Placement = placement
         self.pending: collections.deque = collections.deque()
         self.saved: set[int] = set(checkpoints.steps())
 
-    def compile(self, model, optimizer, placement: Placement, abstract: TrainState) -> None:
+    def compile(self, model, optimizer, abstract: TrainState) -> None:
         """Compiles the step before the clock of training runs."""
         t = self.exp.train
-        several = t.steps_per_dispatch > 1
-        self.batch_sharding = placement.batch(steps_axis=several)
         batch = training_batch(self.streams, 0, t.epoch_memory)
-        lead = (t.steps_per_dispatch,) if several else ()
+        lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype), batch)
         start = time.perf_counter()
         with self.log.pause():
-            step = compiled_step(self.exp, model, optimizer, placement, abstract)
+            step = compiled_step(self.exp, model, optimizer, self.placement, abstract)
             self.step = step.lower(abstract, shapes).compile()  # type: ignore[attr-defined]
         self.log.message(f"compiled the step in {time.perf_counter() - start:.1f} s")
 
@@ -118,7 +113,10 @@ class _Run:
         t, step = self.exp.train, int(state.step)
         if not evaluated:  # the last run was stopped while it validated
             evaluated = self.validate_and_save(step, state, again=True)
-        feed = self.feed(step)
+        sharding = self.placement.batch(steps_axis=t.steps_per_dispatch > 1)
+        feed = training_feed(
+            self.streams, step, t.steps, t.epoch_memory, t.steps_per_dispatch, sharding
+        )
         try:
             for batch in feed:
                 if self.stop.requested():
@@ -133,22 +131,11 @@ class _Run:
                 elif step % self.exp.checkpoint.every == 0:
                     self.save(step, state, evaluated=True, loss=None)
         finally:
-            close = getattr(feed, "close", None)
-            if close is not None:
-                close()
+            feed.close()
         self.settle(keep=0)
         if self.stop.requested() and step and step not in self.saved:
             self.save(step, state, evaluated=True, loss=None)
         return Outcome(state, finished=step == t.steps and evaluated)
-
-    def feed(self, step: int) -> Iterator[Batch]:
-        """Batches of the steps that are left."""
-        t = self.exp.train
-        if step == t.steps:
-            return iter(())
-        return training_feed(
-            self.streams, step, t.steps, t.epoch_memory, t.steps_per_dispatch, self.batch_sharding
-        )
 
     def validate_and_save(self, step: int, state: TrainState, again: bool = False) -> bool:
         """Logs the validation loss and saves it with the state; whether it was measured.
@@ -182,7 +169,7 @@ class _Run:
     ) -> None:
         """A checkpoint of this step, in place of an earlier one if ``again``."""
         self.settle(keep=0)  # what led to it was finite
-        meta = {"config": self.config, "window": self.log.window, "evaluated": evaluated}
+        meta = {"config": self.exp.to_dict(), "window": self.log.window, "evaluated": evaluated}
         save = self.checkpoints.replace if again else self.checkpoints.save
         with self.log.pause():
             save(step, state, meta, loss)

@@ -21,28 +21,17 @@ import collections
 import contextlib
 import dataclasses
 import datetime
-import io
-import json
 import math
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
-Unit = Literal["bpc", "ppl"]
-UNIT_NAMES = {"bpc": "bits per character", "ppl": "perplexity"}
-
-
-def in_unit(loss: float, unit: Unit) -> float:
-    """A loss in nats per token as bits per character or perplexity (infinite on overflow)."""
-    if unit == "bpc":
-        return loss / math.log(2)
-    try:
-        return math.exp(loss)
-    except OverflowError:
-        return math.inf
+from txl_jax.training.events import Events
+from txl_jax.training.loss_curve import draw
+from txl_jax.training.records import append, keep_until, plain
+from txl_jax.units import Unit, in_unit, number
 
 
 @dataclasses.dataclass
@@ -104,7 +93,7 @@ class RunLog:
         self._closed = False
 
         os.makedirs(self.workdir, exist_ok=True)
-        _keep_until(self.metrics_path, resume_step, remade)
+        keep_until(self.metrics_path, resume_step, remade)
 
         if progress is None:
             progress = sys.stderr.isatty()
@@ -223,18 +212,18 @@ class RunLog:
           timing: whatever of it depends on the wall clock.
           epoch: passes over the training split so far.
         """
-        values = _plain(values)
+        values = plain(values)
         assert isinstance(values, dict)
         loss = values.get("loss")
         if loss is not None and self._unit not in values:
-            values[self._unit] = _plain(in_unit(loss, self._unit))
+            values[self._unit] = plain(in_unit(loss, self._unit))
         record: dict[str, Any] = {"kind": kind, "step": int(step)}
         if epoch is not None:
             record["epoch"] = float(epoch)
         record |= values
         if timing:
-            record["timing"] = _plain(timing)
-        self._append(record)
+            record["timing"] = plain(timing)
+        append(self.metrics_path, record)
         if self._events is not None:
             self._events.add(kind, int(step), values | record.get("timing", {}))
         if kind != "train":
@@ -272,112 +261,15 @@ class RunLog:
         left = (self._total_steps - step) * (now - then) / (step - step_then)
         return (self._tokens - tokens_then) / (now - then), left
 
-    def _append(self, record: Mapping[str, Any]) -> None:
-        line = json.dumps(record, allow_nan=False) + "\n"
-        with _naming(self.metrics_path), open(self.metrics_path, "ab") as file:
-            file.write(line.encode())
-
-    def _open_events(self, resume_step: int) -> "_Events | None":
+    def _open_events(self, resume_step: int) -> "Events | None":
         try:
-            return _Events(os.path.join(self.workdir, "tensorboard"), resume_step)
+            return Events(os.path.join(self.workdir, "tensorboard"), resume_step)
         except ImportError:
             self.message(
                 "tensorboardX is not installed: no TensorBoard files; metrics.jsonl has the"
                 " same numbers"
             )
             return None
-
-
-def read(metrics_path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The records of a ``metrics.jsonl``, in order; a half-written line is left out."""
-    with open(metrics_path, "rb") as file:
-        return [record for line in file if (record := _parsed(line)) is not None]
-
-
-def draw(metrics_path: str, figure_path: str, unit: Unit) -> bool:
-    """Draws the loss curve of a ``metrics.jsonl`` as a PNG; False if there is nothing to draw.
-
-    Training loss as a line, validation as points with the best marked, in ``unit`` over steps.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    points: dict[str, list[tuple[int, float]]] = collections.defaultdict(list)
-    for record in read(metrics_path):
-        if record.get(unit) is not None:
-            points[record["kind"]].append((record["step"], record[unit]))
-    train, valid, test = points["train"], points["valid"], points["test"]
-    if not train and not valid:
-        return False
-
-    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    title = []
-    if train:
-        axes.plot(*zip(*train, strict=True), color="C0", linewidth=1, label="training")
-        title.append(f"training {_number(train[-1][1], unit)}")
-    if valid:
-        best = min(valid, key=lambda point: point[1])
-        axes.plot(*zip(*valid, strict=True), "o-", color="C1", markersize=4, label="validation")
-        label = f"best validation: {_number(best[1], unit)} at step {best[0]}"
-        axes.plot(*best, "*", color="C3", markersize=14, label=label)
-        title.append(f"best validation {_number(best[1], unit)}")
-    if test:
-        title.append(f"test {_number(test[-1][1], unit)}")
-    if unit == "ppl":
-        axes.set_yscale("log")
-    last = max(step for step, _ in train + valid)
-    axes.set_title(f"{', '.join(title)} {unit} after {last} steps")
-    axes.set_xlabel("step")
-    axes.set_ylabel(f"{UNIT_NAMES[unit]} ({unit})")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    png = io.BytesIO()
-    figure.savefig(png, format="png")
-    _replace(figure_path, png.getvalue())
-    return True
-
-
-class _Events:
-    """TensorBoard's file of one process, written at once: what cannot be written raises here.
-
-    (tensorboardX's ``SummaryWriter`` writes from a thread behind a bounded queue: on a full
-    disk the thread ends and the training loop then waits for ever.)
-    """
-
-    def __init__(self, folder: str, resume_step: int):
-        from tensorboardX.proto import event_pb2, summary_pb2
-        from tensorboardX.record_writer import RecordWriter
-
-        self._proto, self._summary = event_pb2, summary_pb2.Summary
-        # TensorBoard reads files in the order of their names, and `tfevents` must be in them.
-        self._path = os.path.join(folder, f"events.out.tfevents.{time.time_ns()}")
-        with _naming(self._path):
-            os.makedirs(folder, exist_ok=True)
-            self._file = RecordWriter(self._path)
-        self._write(0, file_version="brain.Event:2")
-        # Earlier events from this step on are no longer shown.
-        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._write(resume_step + 1 if resume_step else 0, session_log=start)
-
-    def add(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        numbers = [
-            self._summary.Value(tag=f"{kind}/{name}", simple_value=value)
-            for name, value in values.items()
-            if isinstance(value, int | float)
-        ]
-        self._write(step, summary=self._summary(value=numbers))
-
-    def close(self) -> None:
-        with _naming(self._path):
-            self._file.close()
-
-    def _write(self, step: int, **content: Any) -> None:
-        event = self._proto.Event(wall_time=time.time(), step=step, **content)
-        with _naming(self._path):
-            self._file.write(event.SerializeToString())
-            self._file.flush()
 
 
 class _Clock:
@@ -412,70 +304,8 @@ def _bar(total_steps: int, resume_step: int) -> Any:
     )
 
 
-def _keep_until(metrics_path: str, step: int, remade: str | None) -> None:
-    """Removes the records after ``step`` (all, if it is 0) and lines that are not whole.
-
-    Those of the kind ``remade`` go at ``step`` already.
-    """
-    kept = []
-    if step and os.path.exists(metrics_path):
-        with open(metrics_path, "rb") as file:
-            for line in file:
-                record = _parsed(line)
-                if record is None or record["step"] > step:
-                    continue
-                if record["step"] < step or record["kind"] != remade:
-                    kept.append(line.rstrip(b"\n") + b"\n")
-    _replace(metrics_path, b"".join(kept))
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    """A record, or None where a killed process left a line half-written."""
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) and "step" in record else None
-
-
-def _replace(path: str, data: bytes) -> None:
-    """Writes a file whole or not at all."""
-    with _naming(path):
-        with open(path + ".tmp", "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(path + ".tmp", path)
-
-
-@contextlib.contextmanager
-def _naming(path: str) -> Iterator[None]:
-    """Names the file in an OSError; a full disk alone says only that it is full."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, f"cannot write: {error.strerror or error}", path) from error
-
-
-def _plain(value: Any) -> Any:
-    """NumPy and JAX numbers as Python's own, numbers that are not finite as None."""
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def _number(value: float, unit: Unit) -> str:
-    return f"{value:.3f}" if unit == "bpc" else f"{value:.2f}"
-
-
 def _numbers(loss: float, unit: Unit) -> str:
-    return f"loss {loss:.3f}  {unit} {_number(in_unit(loss, unit), unit)}"
+    return f"loss {loss:.3f}  {unit} {number(in_unit(loss, unit), unit)}"
 
 
 def _numbers_of(values: Mapping[str, Any], unit: Unit) -> str:

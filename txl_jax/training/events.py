@@ -1,0 +1,51 @@
+"""TensorBoard files, without tensorflow."""
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from txl_jax.files import naming
+
+
+class Events:
+    """TensorBoard's file of one process, written at once: what cannot be written raises here.
+
+    (tensorboardX's ``SummaryWriter`` writes from a thread behind a bounded queue: on a full
+    disk the thread ends and the training loop then waits for ever.)
+    """
+
+    def __init__(self, folder: str, resume_step: int):
+        from tensorboardX.proto import event_pb2, summary_pb2
+        from tensorboardX.record_writer import RecordWriter
+
+        self._proto, self._summary = event_pb2, summary_pb2.Summary
+        # TensorBoard reads files in the order of their names, and `tfevents` must be in them.
+        self._path = os.path.join(folder, f"events.out.tfevents.{time.time_ns()}")
+        with naming(self._path):
+            os.makedirs(folder, exist_ok=True)
+            self._file = RecordWriter(self._path)
+        self._write(0, file_version="brain.Event:2")
+        # Earlier events from this step on are no longer shown.
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._write(resume_step + 1 if resume_step else 0, session_log=start)
+
+    def add(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """Writes the numbers among ``values`` as ``kind/name``."""
+        numbers = [
+            self._summary.Value(tag=f"{kind}/{name}", simple_value=value)
+            for name, value in values.items()
+            if isinstance(value, int | float)
+        ]
+        self._write(step, summary=self._summary(value=numbers))
+
+    def close(self) -> None:
+        """Completes the file."""
+        with naming(self._path):
+            self._file.close()
+
+    def _write(self, step: int, **content: Any) -> None:
+        event = self._proto.Event(wall_time=time.time(), step=step, **content)
+        with naming(self._path):
+            self._file.write(event.SerializeToString())
+            self._file.flush()

@@ -1,0 +1,53 @@
+"""The picture of a run: loss over steps, from its ``metrics.jsonl``."""
+
+import collections
+import io
+
+from txl_jax.files import write_whole
+from txl_jax.training.records import read
+from txl_jax.units import UNIT_NAMES, Unit, number
+
+
+def draw(metrics_path: str, figure_path: str, unit: Unit) -> bool:
+    """Draws the loss curve of a ``metrics.jsonl`` as a PNG; False if there is nothing to draw.
+
+    Training loss as a line, validation as points with the best marked, in ``unit`` over steps.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    points: dict[str, list[tuple[int, float]]] = collections.defaultdict(list)
+    for record in read(metrics_path):
+        if record.get(unit) is not None:
+            points[record["kind"]].append((record["step"], record[unit]))
+    train, valid, test = points["train"], points["valid"], points["test"]
+    if not train and not valid:
+        return False
+
+    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    title = []
+    if train:
+        axes.plot(*zip(*train, strict=True), color="C0", linewidth=1, label="training")
+        title.append(f"training {number(train[-1][1], unit)}")
+    if valid:
+        best = min(valid, key=lambda point: point[1])
+        axes.plot(*zip(*valid, strict=True), "o-", color="C1", markersize=4, label="validation")
+        label = f"best validation: {number(best[1], unit)} at step {best[0]}"
+        axes.plot(*best, "*", color="C3", markersize=14, label=label)
+        title.append(f"best validation {number(best[1], unit)}")
+    if test:
+        title.append(f"test {number(test[-1][1], unit)}")
+    if unit == "ppl":
+        axes.set_yscale("log")
+    last = max(step for step, _ in train + valid)
+    axes.set_title(f"{', '.join(title)} {unit} after {last} steps")
+    axes.set_xlabel("step")
+    axes.set_ylabel(f"{UNIT_NAMES[unit]} ({unit})")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    write_whole(figure_path, png.getvalue())
+    return True

@@ -1,0 +1,22 @@
+"""Units of a mean loss: nats per token, bits per character, perplexity."""
+
+import math
+from typing import Literal
+
+Unit = Literal["bpc", "ppl"]
+UNIT_NAMES = {"bpc": "bits per character", "ppl": "perplexity"}
+
+
+def in_unit(loss: float, unit: Unit) -> float:
+    """A loss in nats per token as bits per character or perplexity (infinite on overflow)."""
+    if unit == "bpc":
+        return loss / math.log(2)
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
+def number(value: float, unit: Unit) -> str:
+    """The value with as many decimals as its unit deserves."""
+    return f"{value:.3f}" if unit == "bpc" else f"{value:.2f}"
