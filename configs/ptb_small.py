@@ -21,16 +21,17 @@ def get_config(variant=""):
                 "d_head": 40,
                 "d_inner": 480,
                 "dropout": 0.2,
+                "pre_lnorm": True,
             },
             "data": {"name": "ptb"},
             "optimizer": {"learning_rate": 2e-3, "warmup_steps": 100},
             "train": {
-                "steps": 2400,
+                "steps": 3000,
                 "batch_size": 16,
                 "seg_len": 64,
                 "mem_len": 64,
                 "log_every": 50,
-                "eval_every": 600,
+                "eval_every": 1000,
             },
             "validate": {"batch_size": 10, "seg_len": 64, "mem_len": 128},
             "evaluate": {
@@ -46,7 +47,7 @@ def get_config(variant=""):
                 "temperature": 0.9,
                 "top_k": 100,
             },
-            "checkpoint": {"every": 600},
+            "checkpoint": {"every": 1000},
         }
     )
     if variant == "smoke":

@@ -2,9 +2,14 @@
 
 import json
 import pathlib
+import signal
 
 import pytest
-from tiny_runs import call, write_config
+from tiny_runs import call, corpus_and_experiment, write_config
+
+from txl_jax import modes
+from txl_jax.training.stopping import Stop
+from txl_jax.workdir import load
 
 QUICKSTART = "configs/quickstart.py"
 
@@ -62,7 +67,7 @@ def test_flags_and_settings_are_refused_with_one_line(arguments, text):
 def test_what_the_data_does_not_allow_is_refused_and_the_workdir_stays_free(tmp_path):
     config, workdir = write_config(tmp_path), tmp_path / "run"
     flags = (f"--config={config}", f"--workdir={workdir}")
-    size = len(experiment_tokens(tmp_path))
+    size = len(corpus_and_experiment(tmp_path)[0].train)
     assert refused(*flags, "--config.train.batch_size=100000") == (
         f"error: batch_size = 100000: the train split has {size} tokens, enough for {size // 2}"
         " streams with a target each (cut 'authors'); use a smaller batch or a longer text"
@@ -79,12 +84,6 @@ def test_what_the_data_does_not_allow_is_refused_and_the_workdir_stays_free(tmp_
     )
     assert refused(*flags, "--config.generate.prompt=THE").startswith("error: generate.prompt: ")
     assert not (workdir / "config.json").exists()
-
-
-def experiment_tokens(folder):
-    from tiny_runs import corpus_and_experiment
-
-    return corpus_and_experiment(folder)[0].train
 
 
 def test_text_that_is_missing_empty_or_not_utf8_is_refused(tmp_path):
@@ -163,6 +162,29 @@ def test_a_finished_run_started_again_gives_the_same_number(trained):
     again = call(f"--config={config}", f"--workdir={workdir}")
     assert again.returncode == 0, again.stderr
     assert again.stdout == done.stdout
+
+
+def test_the_same_command_on_eight_devices_gives_the_same_number(trained, tmp_path):
+    _, _, workdir, _ = trained
+    changes = {"evaluate.baselines": ("unigram", "bigram"), "mesh.data": -1}
+    config, other = write_config(tmp_path, **changes), tmp_path / "run"
+    eight = call(f"--config={config}", f"--workdir={other}", JAX_NUM_CPU_DEVICES="8")
+    assert eight.returncode == 0, eight.stderr
+    assert "4 cpu device(s)" in eight.stderr
+    one, more = (
+        json.loads((w / "evaluation.json").read_text())["results"] for w in (workdir, other)
+    )
+    for a, b in zip(one, more, strict=True):
+        assert a["bpc"] == pytest.approx(b["bpc"], abs=1e-3)
+
+
+def test_told_to_stop_while_it_reports_it_prints_no_number_and_goes_on_later(trained, tmp_path):
+    folder, _, workdir, _ = trained
+    corpus, _ = corpus_and_experiment(folder)
+    stop = Stop()
+    stop.signal = signal.SIGTERM
+    assert modes.finish(load(str(workdir)), corpus, str(tmp_path), stop) == ""
+    assert not list(tmp_path.iterdir())
 
 
 def test_evaluate_scores_a_workdir_under_another_protocol(trained):

@@ -209,7 +209,8 @@ def test_an_absurd_learning_rate_is_stopped_by_name(tmp_path):
         train(exp, corpus, str(tmp_path / "run"), Stop())
 
 
-def test_a_tiny_run_beats_the_unigram_baseline(tmp_path):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_tiny_run_beats_the_unigram_baseline(tmp_path, dtype):
     from txl_jax.evaluation.baselines import unigram
 
     changes = {
@@ -217,6 +218,7 @@ def test_a_tiny_run_beats_the_unigram_baseline(tmp_path):
         "train.eval_every": 0,
         "validate.max_segments": 0,
         "checkpoint.every": 150,
+        "model.dtype": dtype,
     }
     corpus, _ = corpus_and_experiment(tmp_path, **changes)
     run(tmp_path, tmp_path / "run", **changes)

@@ -104,10 +104,16 @@ def command(*arguments):
     return [sys.executable, "-m", "txl_jax.main", *map(str, arguments)]
 
 
-def call(*arguments, timeout=300):
+def call(*arguments, timeout=300, **environment):
     """Runs the command to its end; the completed process with text output."""
     return subprocess.run(
-        command(*arguments), capture_output=True, text=True, cwd=ROOT, timeout=timeout, check=False
+        command(*arguments),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=timeout,
+        check=False,
+        env={**os.environ, **environment},
     )
 
 

@@ -47,6 +47,9 @@ def main(argv: list[str]) -> int:
     except _known_errors() as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        return 130
 
 
 def run() -> int:
@@ -56,7 +59,7 @@ def run() -> int:
     exp = load_config(_CONFIG.value, _overrides) if _CONFIG.value else None
     workdir = os.path.abspath(_WORKDIR.value or os.path.join("runs", _name(_CONFIG.value or "")))
 
-    from txl_jax import modes  # imports jax: only once the config is known to be good
+    from txl_jax import modes  # the rest of the program: only once the config is good
 
     if exp is not None and _MODE.value == "train":
         return modes.train(exp, workdir, command=_resume_command())
@@ -67,7 +70,7 @@ def _known_errors() -> tuple[type[Exception], ...]:
     """Errors whose text is all that a user needs."""
     from txl_jax.data.errors import DataError
 
-    errors: list[type[Exception]] = [ConfigError, DataError]
+    errors: list[type[Exception]] = [ConfigError, DataError, OSError]
     if "txl_jax.modes" in sys.modules:
         errors += sys.modules["txl_jax.modes"].KNOWN_ERRORS
     return tuple(errors)

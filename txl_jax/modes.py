@@ -3,7 +3,8 @@
 import dataclasses
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from absl import logging
 
@@ -37,22 +38,26 @@ def train(exp: ExperimentConfig, workdir: str, command: str) -> int:
         check_fit(exp, corpus)
         claim(workdir, exp, corpus)
         outcome = train_loop(exp, corpus, workdir, stop)
-    if not outcome.finished:
-        name = stop.signal.name if stop.signal else "a signal"
-        print(f"stopped by {name}, saved; to go on:\n  {command}", file=sys.stderr, flush=True)
-        return stop.exit_code
-    trained = dataclasses.replace(load(workdir), config=exp)
-    return finish(trained, corpus, workdir)
+        if outcome.finished:
+            trained = dataclasses.replace(load(workdir), config=exp)
+            last_line = finish(trained, corpus, workdir, stop)
+    if stop.signal is None:
+        print(last_line, flush=True)
+        return 0
+    what = "saved" if int(outcome.state.step) else "before the first step, nothing to save"
+    text = f"stopped by {stop.signal.name}, {what}; to go on:\n  {command}"
+    print(text, file=sys.stderr, flush=True)
+    return stop.exit_code
 
 
-def finish(trained: Trained, corpus: Corpus, workdir: str) -> int:
-    """The report, the sample, and the held-out number as the last line."""
-    result = report(trained, corpus, workdir)
+def finish(trained: Trained, corpus: Corpus, workdir: str, stop: Stop) -> str:
+    """The report, the sample, and the line with the held-out number; or less, if told to stop."""
+    result = report(trained, corpus, workdir, stop.requested)
+    if result is None:
+        return ""
     if trained.config.generate.length:
-        write_sample(trained, workdir)
-    unit, first = result["unit"], result["results"][0]
-    print(f"held-out {unit} {first[unit]:.4f} ({first['protocol']})", flush=True)
-    return 0
+        write_sample(trained, workdir, stop.requested)
+    return f"held-out {_headline(result)}"
 
 
 def with_trained(
@@ -80,12 +85,12 @@ def with_trained(
         )
     baselines.check(exp.evaluate.baselines, corpus.vocab)
     result = report(trained, corpus, workdir)
-    unit, first = result["unit"], result["results"][0]
-    print(f"{exp.evaluate.split} {unit} {first[unit]:.4f} ({first['protocol']})", flush=True)
+    assert result is not None
+    print(f"{exp.evaluate.split} {_headline(result)}", flush=True)
     return 0
 
 
-def write_sample(trained: Trained, workdir: str) -> None:
+def write_sample(trained: Trained, workdir: str, stop: Callable[[], bool] = lambda: False) -> None:
     """Prints prompt and continuation as it is made, and keeps them as ``sample.txt``."""
     c = trained.config.generate
     prompt = prompt_of(c)
@@ -94,9 +99,16 @@ def write_sample(trained: Trained, workdir: str) -> None:
     for piece in continue_text(trained, c):
         print(piece, end="", flush=True)
         text += piece
+        if stop():
+            return
     print(flush=True)
     with open(os.path.join(workdir, "sample.txt"), "w", encoding="utf-8") as file:
         file.write(text + "\n")
+
+
+def _headline(result: dict[str, Any]) -> str:
+    unit, first = result["unit"], result["results"][0]
+    return f"{unit} {first[unit]:.4f} ({first['protocol']})"
 
 
 def _same_model(exp: ExperimentConfig, trained: Trained):

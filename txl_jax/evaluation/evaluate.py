@@ -96,6 +96,7 @@ class Evaluator:
         ``progress(done, total)`` is told of every segment.
         """
         start = time.perf_counter()
+        params = jax.device_put(params, self._placement.everywhere())
         mems = jax.device_put(
             self.model.init_mems(self._rows, self.protocol.mem_len), self._placement.memory()
         )

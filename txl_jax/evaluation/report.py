@@ -2,12 +2,13 @@
 
 import dataclasses
 import os
+from collections.abc import Callable
 from typing import Any
 
 from txl_jax.config import ProtocolConfig
 from txl_jax.data.corpus import Corpus
 from txl_jax.evaluation.baselines import baselines
-from txl_jax.evaluation.evaluate import Score, describe, evaluator_of
+from txl_jax.evaluation.evaluate import describe, evaluator_of
 from txl_jax.files import write_json
 from txl_jax.training.sharding import make_mesh
 from txl_jax.units import in_unit
@@ -19,23 +20,27 @@ def without_memory(protocol: ProtocolConfig) -> ProtocolConfig:
     return dataclasses.replace(protocol, mem_len=0, same_length=False)
 
 
-def report(trained: Trained, corpus: Corpus, workdir: str) -> dict[str, Any]:
+def report(
+    trained: Trained, corpus: Corpus, workdir: str, stop: Callable[[], bool] = lambda: False
+) -> dict[str, Any] | None:
     """Scores ``evaluate.split`` with the protocol's memory and with none, and the baselines.
 
-    Prints a table, writes it as ``evaluation.json`` in the workdir, and returns it.
+    Prints a table, writes it as ``evaluation.json`` in the workdir, and returns it; ``None`` if
+    ``stop()`` became true on the way.
     """
     protocol = trained.config.evaluate
     model = trained.config.model
     unit = corpus.vocab.unit
-    mesh = make_mesh(trained.config.mesh, protocol.batch_size)
+    mesh = make_mesh(trained.config.mesh, trained.config.train.batch_size)
     rows: list[dict[str, Any]] = []
 
     def add(name: str, loss: float, **more: Any) -> None:
         rows.append({"name": name, "loss": loss, unit: in_unit(loss, unit), **more})
 
     for name, chosen in _protocols(protocol):
-        score = evaluator_of(model, chosen, corpus, mesh).run(trained.params)
-        assert isinstance(score, Score)
+        score = evaluator_of(model, chosen, corpus, mesh).run(trained.params, stop)
+        if score is None:
+            return None
         add(
             name,
             score.loss,
