@@ -533,3 +533,9 @@ def test_errors_in_a_file_are_those_of_the_same_override(config_file):
     with pytest.raises(ConfigError) as error:
         load_config(path)
     assert str(error.value) == refusal(train__steps="many")
+
+
+def test_an_override_whose_key_is_not_text_is_refused():
+    with pytest.raises(ConfigError) as caught:
+        config_lib.override(ExperimentConfig(), {3: 4})  # type: ignore[dict-item]
+    assert str(caught.value) == "override 3: a key is text like 'train.steps'"

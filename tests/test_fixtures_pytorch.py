@@ -114,7 +114,7 @@ def assert_memories_equal(mems, recorded, n_layer, i):
         assert_close(states.swapaxes(0, 1), want, f"memory of layer {n}, segment {i}")
 
 
-PUBLISHED_COUNTS = {  # SPEC.md section 2: the published code at these shapes
+PUBLISHED_COUNTS = {  # the published code at these shapes
     "enwik8_12l": (204, 12, 512, 8, 64, 2048, 41_055_436),
     "enwik8_18l": (204, 18, 640, 10, 64, 2200, 87_781_244),
     "enwik8_24l": (204, 24, 1024, 8, 128, 3072, 277_231_820),

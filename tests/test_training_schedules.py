@@ -12,7 +12,7 @@ STEPS = 50
 
 
 def by_hand(c, t):
-    """The rate of update t = 0, 1, ..: the formulas of SPEC section 2, one by one."""
+    """The rate of update t = 0, 1, ..: each formula written out."""
     if t < c.warmup_steps:
         return c.learning_rate * (t + 1) / c.warmup_steps
     if c.schedule == "constant":

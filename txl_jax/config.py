@@ -60,7 +60,8 @@ class TransformerXLConfig:
     Attributes:
       vocab_size: V, number of token ids. ``None`` in an experiment: taken from the corpus.
       n_layer, d_model, n_head, d_head, d_inner: L, D, N, H, F. N*H may differ from D.
-      dropout: rate at every site but the attention probabilities (section 1 of the docs).
+      dropout: rate at every site but the attention probabilities: embedding, position encodings,
+        attention output, inside and after the feed-forward layer, final hidden state.
       dropatt: rate on the attention probabilities.
       attention: form of attention by name; ``relative`` is the paper's.
       pre_lnorm: normalise the input of each sub-layer instead of its output.
@@ -130,7 +131,7 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """Adam with global-norm clipping under a learning-rate schedule (section 2 of the docs).
+    """Adam with global-norm clipping under a learning-rate schedule (see training/optimizer.py).
 
     Attributes:
       learning_rate: rate at the end of warm-up.
@@ -367,6 +368,8 @@ def _config_file(path: str) -> dict[str, Any]:
 
 
 def _set(nested: dict[str, Any], key: str, value: Any) -> None:
+    if not isinstance(key, str):
+        raise ConfigError(f"override {key!r}: a key is text like 'train.steps'")
     *sections, leaf = key.split(".")
     for section in sections:
         inner = nested.setdefault(section, {})

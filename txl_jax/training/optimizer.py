@@ -38,7 +38,7 @@ def schedule(c: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def make_optimizer(c: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """Clip to a global norm, then Adam under :func:`schedule`; no weight decay (section 2)."""
+    """Clip to a global norm, then Adam under :func:`schedule`; no weight decay."""
     clip = optax.clip_by_global_norm(c.clip_norm) if c.clip_norm else optax.identity()
     return optax.chain(
         clip,
