@@ -3,8 +3,11 @@
     python -m txl_jax.main --config=configs/ptb_small.py --config.data.path=FOLDER
 
 FOLDER has ptb.train.txt, ptb.valid.txt and ptb.test.txt (or is the published archive; without
-data.path it is downloaded). Not a recipe of the paper: its 54.52 needs a larger model, strong
-regularisation and days of a CPU.
+data.path it is downloaded). Not a recipe of the paper: its 54.52 needs 24M parameters and strong
+regularisation.
+
+Measured (two cores of an AMD EPYC, jax 0.10.2, 2026-11-21): 660 s in all, tests running beside it
+for a part; test perplexity 111.96 with memory 320, 118.09 with none. RESULTS.md has the details.
 """
 
 from ml_collections import ConfigDict

@@ -5,6 +5,7 @@ import pathlib
 import random
 import signal
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -118,13 +119,12 @@ def killed_folder(tmp_path_factory):
     """A text, a config of some hundred steps with dropout, and a run of it to the end."""
     folder = tmp_path_factory.mktemp("killed")
     config = write_config(folder, **KILLED)
-    start = time.monotonic()
     done = call(f"--config={config}", f"--workdir={folder / 'whole'}")
     assert done.returncode == 0, done.stderr
-    return folder, config, time.monotonic() - start
+    return folder, config
 
 
-KILLED = {
+KILLED: dict[str, Any] = {
     **DROPOUT,
     "train.steps": 400,
     "train.log_every": 7,
@@ -134,18 +134,29 @@ KILLED = {
 }
 
 
+def _last_step(metrics):
+    """The last step of a file that is being written."""
+    steps = [0]
+    for line in metrics.read_text().splitlines(keepends=True):
+        if line.endswith("\n"):
+            steps.append(json.loads(line)["step"])
+    return steps[-1]
+
+
 def kill_and_resume(killed_folder, name, seed):
-    """Kills a run at a random moment after its first checkpoint, runs it again to its end."""
-    folder, config, seconds = killed_folder
+    """Kills a run at a random moment, from its first second to its last steps; runs it again."""
+    folder, config = killed_folder
     workdir = folder / name
     arguments = (f"--config={config}", f"--workdir={workdir}")
-    pause = random.Random(seed).uniform(0, 0.4 * seconds)
-    begun: list[float] = []
+    draw = random.Random(seed)
+    step, pause = draw.randrange(0, KILLED["train.steps"] - 10), draw.uniform(0, 0.1)
 
     def now():
-        if not begun and (workdir / "checkpoints").is_dir():
-            begun.append(time.monotonic())
-        return bool(begun) and time.monotonic() - begun[0] > pause
+        metrics = workdir / "metrics.jsonl"
+        there = metrics.exists() and (not step or _last_step(metrics) >= step)
+        if there:
+            time.sleep(pause)
+        return there
 
     code, _ = interrupt(signal.SIGKILL, *arguments, when=now)
     resumed = call(*arguments)
@@ -167,7 +178,7 @@ def test_kill_9_at_ten_random_moments_and_resume_is_bit_identical(killed_folder,
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_exits_with_the_command_to_resume(killed_folder, sent, code):
-    folder, config, _ = killed_folder
+    folder, config = killed_folder
     workdir = folder / sent.name
     arguments = (f"--config={config}", f"--workdir={workdir}")
     got, output = interrupt(sent, *arguments, when=lambda: (workdir / "checkpoints/25").is_dir())
