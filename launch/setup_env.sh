@@ -49,7 +49,7 @@ txl_setup_env() { # txl_setup_env ROOT [EXTRA...]: afterwards $TXL_PYTHON is the
   # Other extras stay noted only if they came from these same files.
   others="$(grep -F "$key [" "$stamp" 2>/dev/null || true)"
   rm -f "$stamp"
-  printf 'Installing txl_jax[%s] with the versions of launch/constraints.txt\n' "$extras" >&2
+  printf 'Installing txl_jax%s with the versions of launch/constraints.txt\n' "${extras:+[$extras]}" >&2
   (cd "$root" && "$TXL_PYTHON" -m pip install --quiet --disable-pip-version-check \
     --constraint launch/constraints.txt --editable ".${extras:+[$extras]}")
   printf '%s\n' ${others:+"$others"} "$key [$extras]" >"$stamp"
