@@ -10,7 +10,7 @@ from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import init_state
 
 CONFIGS = sorted((pathlib.Path(__file__).parents[1] / "configs").glob("*.py"))
-VOCAB = {"byte": 256, "word": 10_000}
+VOCAB = {"byte": 256, "char": 100, "word": 10_000}
 OWN = {"stdlib": "byte", "ptb": "word"}
 
 

@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 import tiny_models
 
-from txl_jax.config import GenerateConfig
+from txl_jax.config import ExperimentConfig, GenerateConfig
+from txl_jax.data.errors import DataError
+from txl_jax.data.vocab import Vocab
 from txl_jax.generation.generate import generate
 from txl_jax.generation.sampling import keep_top_k, keep_top_p, sample
+from txl_jax.generation.text import continue_text, encode_prompt
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.workdir import Trained
 
 CFG = tiny_models.config(n_layer=2)
 PARAMS = tiny_models.variables(CFG)["params"]
@@ -106,3 +110,39 @@ def test_an_empty_prompt_and_an_unknown_token_are_refused():
         made([np.array([1]), np.array([], np.int32)], GREEDY)
     with pytest.raises(ValueError, match="prompt 0 has a token outside the 13 of the vocabulary"):
         made([np.array([13])], GREEDY)
+
+
+def test_an_empty_prompt_of_text_is_a_line_end():
+    with_line_end = Vocab.of_chars(["a b\n"])
+    assert with_line_end.decode(encode_prompt(with_line_end, "")) == "\n"
+    without = Vocab.of_chars(["a b"])
+    assert encode_prompt(without, "").tolist() == [0]
+    words = Vocab.of_words(["a b\n"])
+    assert encode_prompt(words, "").tolist() == [0]
+    with pytest.raises(DataError, match=r"^generate.prompt: .*'z'"):
+        encode_prompt(without, "az")
+
+
+def test_words_are_joined_to_the_prompt_by_a_space():
+    vocab = Vocab.of_words(["a b c\n"])
+    cfg = tiny_models.config(vocab_size=len(vocab))
+    trained = Trained(TransformerXL(cfg), None, vocab, ExperimentConfig(model=cfg), 0)
+    script = [np.array([[1]]), np.array([[2, 0]]), np.array([[3]])]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("txl_jax.generation.text.generate", lambda *_: iter(script))
+        pieces = list(continue_text(trained, GenerateConfig(length=4, prompt="c b")))
+    assert pieces == [" a", " b\n", "c"]
+
+
+def test_pieces_of_text_are_whole_characters():
+    """Bytes of one character made in two pieces are shown together, and nothing twice."""
+    cfg = tiny_models.config(vocab_size=256)
+    letters = "é€".encode() * 40
+    script = iter([np.array([list(letters[i : i + 1])]) for i in range(len(letters))])
+    c = GenerateConfig(length=len(letters), prompt="a")
+    trained = Trained(TransformerXL(cfg), None, Vocab.of_bytes(), ExperimentConfig(model=cfg), 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("txl_jax.generation.text.generate", lambda *_: script)
+        pieces = list(continue_text(trained, c))
+    assert "".join(pieces) == letters.decode()
+    assert all("\ufffd" not in piece for piece in pieces)

@@ -29,11 +29,13 @@ def prompt_of(c: GenerateConfig) -> str:
 
 
 def encode_prompt(vocab: Vocab, prompt: str) -> np.ndarray:
-    """The prompt's ids; an empty one is a line end, which every text starts after.
+    """The prompt's ids; an empty one is a line end, or id 0 where the vocabulary has none.
 
     Raises:
       DataError: a symbol that the vocabulary does not have.
     """
+    if not prompt and vocab.kind == "char" and "\n" not in vocab.symbols:
+        return np.zeros(1, np.int32)
     try:
         ids = vocab.encode(prompt or "\n")
     except DataError as error:
@@ -44,11 +46,13 @@ def encode_prompt(vocab: Vocab, prompt: str) -> np.ndarray:
 def continue_text(trained: Trained, c: GenerateConfig) -> Iterator[str]:
     """Pieces of the continuation of the config's prompt; whole characters and words only."""
     prompt = encode_prompt(trained.vocab, prompt_of(c))
-    shown, ids = "", []
+    ids, shown = prompt.tolist(), trained.vocab.decode(prompt)
+    whole_length = len(ids) + c.length
     for piece in generate(trained.config.model, trained.params, [prompt], c):
-        ids += [int(i) for i in piece[0]]
+        ids += piece[0].tolist()
         text = trained.vocab.decode(ids)
-        whole = text.rstrip("\ufffd") if len(ids) < c.length else text
-        if whole.startswith(shown):
-            yield whole[len(shown) :]
-            shown = whole
+        if len(ids) < whole_length:  # a character may be half made
+            text = text.rstrip("\ufffd")
+        if text.startswith(shown):
+            yield text[len(shown) :]
+            shown = text
