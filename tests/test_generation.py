@@ -86,12 +86,14 @@ def test_a_row_of_a_batch_is_what_it_is_alone(mem_len):
         np.testing.assert_array_equal(together[row], made([prompt], c)[0])
 
 
-def test_how_a_prompt_is_cut_does_not_change_the_result(monkeypatch):
-    prompts = prompts_of(23, 40)
-    whole = made(prompts, GREEDY)
+@pytest.mark.parametrize("mem_len", [2, 9])
+def test_how_a_prompt_is_cut_does_not_change_the_result(monkeypatch, mem_len):
+    prompts = prompts_of(23, 40, 31, 17)
+    c = dataclasses.replace(GREEDY, mem_len=mem_len, length=30)
+    whole = made(prompts, c)
     for chunk in (1, 7):
         monkeypatch.setattr("txl_jax.generation.generate._PREFILL", chunk)
-        np.testing.assert_array_equal(made(prompts, GREEDY), whole)
+        np.testing.assert_array_equal(made(prompts, c), whole)
 
 
 def test_pieces_do_not_change_what_is_sampled(monkeypatch):

@@ -105,6 +105,22 @@ def test_stopped_while_validating_validates_again_and_is_bit_identical(tmp_path)
     assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut")
 
 
+def test_killed_between_a_late_validation_and_its_checkpoint_logs_it_once(tmp_path, monkeypatch):
+    corpus, exp = corpus_and_experiment(tmp_path)
+    run(tmp_path, tmp_path / "whole")
+    stop = Stop()
+    stop_in_validation = lambda *_, **__: setattr(stop, "signal", signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        patch.setattr("txl_jax.evaluation.evaluate.Evaluator.run", stop_in_validation)
+        assert not train(exp, corpus, str(tmp_path / "cut"), stop).finished
+    with monkeypatch.context() as patch:  # the record is written, the checkpoint is not
+        patch.setattr(Checkpoints, "replace", lambda *_: (_ for _ in ()).throw(SystemExit(9)))
+        with pytest.raises(SystemExit):
+            train(exp, corpus, str(tmp_path / "cut"), Stop())
+    assert train(exp, corpus, str(tmp_path / "cut"), Stop()).finished
+    assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut")
+
+
 def test_a_finished_run_started_again_changes_nothing(tmp_path):
     run(tmp_path, tmp_path / "run")
     before = records(tmp_path / "run"), final_state(tmp_path, tmp_path / "run")

@@ -98,6 +98,18 @@ def test_dropout_depends_on_seed_and_step_alone(folder):
     assert np.all(train_steps(folder)[1]["nll_sum"] != again[0])
 
 
+def test_dropout_differs_from_step_to_step_on_the_same_batch(folder):
+    corpus, exp = corpus_and_experiment(folder, **{"model.dropout": 0.3, "model.n_layer": 1})
+    model = txl_jax.TransformerXL(exp.model)
+    optimizer = make_optimizer(exp.optimizer, exp.train.steps)
+    state = init_state(exp, model, optimizer)
+    streams = Streams(corpus.train, exp.train.batch_size, exp.train.seg_len, cut="authors")
+    batch = training_batch(streams, 0, "reset")
+    step = jax.jit(lambda s, b: train_step(s, b, exp, model, optimizer)[1]["nll_sum"])
+    sums = [float(step(state.replace(step=np.int32(t)), batch)) for t in range(3)]
+    assert len(set(sums)) == 3
+
+
 def test_padded_targets_count_for_nothing(folder):
     corpus, exp = corpus_and_experiment(folder)
     model = txl_jax.TransformerXL(exp.model)
@@ -113,6 +125,10 @@ def test_padded_targets_count_for_nothing(folder):
     a, metrics = step(state, batch.replace(weights=weights))
     b, _ = step(state, batch.replace(weights=weights, targets=targets))
     assert float(metrics["count"]) == exp.train.batch_size * 10
+    short = jax.tree.map(lambda x: x[:, :10] if x.ndim == 2 else x, batch)
+    _, alone = step(state, short)
+    for key in ("nll_sum", "grad_norm"):
+        np.testing.assert_allclose(metrics[key], alone[key], rtol=1e-4)
     for key, value in arrays(a.params).items():
         np.testing.assert_array_equal(value, arrays(b.params)[key], err_msg=key)
 
