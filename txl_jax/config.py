@@ -46,8 +46,16 @@ def _probability(default: float) -> Any:
     return _rule(default, "must be at least 0 and below 1", lambda v: 0 <= v < 1)
 
 
+def _optional_probability() -> Any:
+    return _rule(None, "must be at least 0 and below 1", lambda v: v is None or 0 <= v < 1)
+
+
 Window = Literal[False, "pytorch", "tf"]
 """``same_length``: no window, distance < M (the authors' PyTorch), distance <= M (TF, NVIDIA)."""
+
+
+AttentionForm = Literal["relative", "shaw", "absolute", "absolute_per_layer", "shared_projection"]
+"""``attention``: how positions enter the scores, see :class:`TransformerXLConfig`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,16 +68,40 @@ class TransformerXLConfig:
     Attributes:
       vocab_size: V, number of token ids. ``None`` in an experiment: taken from the corpus.
       n_layer, d_model, n_head, d_head, d_inner: L, D, N, H, F. N*H may differ from D.
-      dropout: rate at every site but the attention probabilities: embedding, position encodings,
-        attention output, inside and after the feed-forward layer, final hidden state.
-      dropatt: rate on the attention probabilities.
-      attention: form of attention by name; ``relative`` is the paper's.
+      d_embed: width of the embedding of the most frequent words. ``None``: D.
+      dropout: rate at every site that has none of its own: attention output, inside and after
+        the feed-forward layer, and where the next two are ``None``.
+      dropout_input: rate on the embeddings, of words and of positions. ``None``: ``dropout``.
+      dropout_output: rate on the final hidden state. ``None``: ``dropout``.
+      dropout_qkv: rate on projected queries, keys, values and positions, one mask for a segment.
+      dropout_embedding: rate at which whole words are dropped from the input embedding.
+      dropout_mask: ``independent`` at every position, or ``locked``: one mask for all positions
+        of a row ("variational", Gal and Ghahramani 2016), at every site but the next.
+      dropatt: rate on the attention probabilities, always independent.
+      attention: form of attention by name. ``relative`` is the paper's; ``shaw``, ``absolute``
+        and ``absolute_per_layer`` are those of its table 6, the last two without memory;
+        ``shared_projection`` is that of the authors' later Penn Treebank release.
       pre_lnorm: normalise the input of each sub-layer instead of its output.
-      untie_r: u and v per layer instead of shared by all layers.
+      untie_r: ``relative`` only: u and v per layer instead of shared by all layers.
       same_length: attention window by distance, see :data:`Window`.
-      clamp_len: c > 0: distances above c use the position encoding of c. -1: never.
+      clamp_len: c > 0: distances above c use the position encoding of c (``shaw``: the c nearest
+        rows of the table are used, so distances from c-1 on share one). -1: never.
+      n_positions: rows of the learnt position table of ``shaw`` (training T+M) and of
+        ``absolute_per_layer`` (training T).
+      cutoffs: first word ids of the tail clusters of an adaptive softmax (Grave et al. 2017); ():
+        none. Words are sorted by frequency.
+      div_val: d > 1: embeddings of cluster i are d^i times narrower, and each cluster has a
+        projection to D (Baevski and Auli 2019). 1: one width, and one projection if it is not D.
       tie_weight: output weights are the input embedding.
+      tie_projs: for each cluster whether its output projection is the input's; False where it is
+        too short. TF's ``proj_share_all_but_first`` is (False, True, True, ..).
+      proj_same_dim: with ``div_val`` > 1, a projection also for the cluster whose width is D
+        already (PT always; TF's option).
+      sample_softmax: n > 0: training scores against the distinct ones of 2n words drawn
+        log-uniformly instead of all V (TF 1.10's candidate sampling, as in PT); scoring is exact.
       init_std: standard deviation of every weight's initial values.
+      proj_init_std: the same of the projections of embedding and softmax.
+      norm_epsilon: of LayerNorm; PT 1e-5, TF 1e-12.
       dtype: compute type. Parameters, softmax and loss are float32 always.
     """
 
@@ -79,24 +111,43 @@ class TransformerXLConfig:
     n_head: int = _at_least(1, 8)
     d_head: int = _at_least(1, 64)
     d_inner: int = _at_least(1, 2048)
+    d_embed: int | None = _rule(None, "must be at least 1", lambda v: v is None or v >= 1)
     dropout: float = _probability(0.0)
+    dropout_input: float | None = _optional_probability()
+    dropout_output: float | None = _optional_probability()
+    dropout_qkv: float = _probability(0.0)
+    dropout_embedding: float = _probability(0.0)
+    dropout_mask: Literal["independent", "locked"] = "independent"
     dropatt: float = _probability(0.0)
-    attention: Literal["relative"] = "relative"
+    attention: AttentionForm = "relative"
     pre_lnorm: bool = False
     untie_r: bool = False
     same_length: Window = False
     clamp_len: int = _rule(-1, "must be -1 (never) or at least 1", lambda v: v == -1 or v >= 1)
+    n_positions: int | None = _rule(None, "must be at least 1", lambda v: v is None or v >= 1)
+    cutoffs: tuple[int, ...] = _rule(
+        (),
+        "must rise from at least 1",
+        lambda v: all(a < b for a, b in zip((0, *v), v, strict=False)),
+    )
+    div_val: int = _at_least(1, 1)
     tie_weight: bool = True
+    tie_projs: tuple[bool, ...] = (False,)
+    proj_same_dim: bool = True
+    sample_softmax: int = _at_least(0, 0)
     init_std: float = _above(0, 0.02)
+    proj_init_std: float = _above(0, 0.01)
+    norm_epsilon: float = _above(0, 1e-5)
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
     def __post_init__(self):
         _check_fields(self, "model")
-        if self.d_model % 2:
-            raise ConfigError(
-                f"config key model.d_model = {self.d_model}: must be even, half of a position"
-                " encoding is sines and half cosines (paper, section 3.3)"
-            )
+        _check_model(self)
+
+    @property
+    def memory_free(self) -> bool:
+        """Whether the form of attention can only run with M = 0."""
+        return self.attention in ("absolute", "absolute_per_layer")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,9 +182,10 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """Adam with global-norm clipping under a learning-rate schedule (see training/optimizer.py).
+    """Update rule, clipping and learning-rate schedule (see training/optimizer.py).
 
     Attributes:
+      name: ``adam``, or ``lamb`` as NVIDIA's code has it (``eps`` there is 1e-6).
       learning_rate: rate at the end of warm-up.
       schedule: after warm-up: ``cosine`` to ``min_ratio * learning_rate`` at ``train.steps``,
         ``inverse_sqrt`` (rate * sqrt(warmup / step)), or ``constant``.
@@ -141,7 +193,7 @@ class OptimizerConfig:
       clip_norm: largest global norm of the gradient; 0: never clipped.
     """
 
-    name: Literal["adam"] = "adam"
+    name: Literal["adam", "lamb"] = "adam"
     learning_rate: float = _above(0, 2.5e-4)
     schedule: Literal["cosine", "inverse_sqrt", "constant"] = "cosine"
     warmup_steps: int = _at_least(0, 0)
@@ -153,6 +205,24 @@ class OptimizerConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """What is minimised in training (see training/loss.py); scoring is always of every target.
+
+    Attributes:
+      positions: ``full``: all positions of the segment; ``half``: the most recent half only
+        (paper, section 4.2, table 6).
+      ar: activation regularisation, times the mean square of the last layer's states.
+      tar: temporal activation regularisation, times the mean square of their changes from one
+        position to the next (Merity et al. 2017, section 4.3 names both). Both act before
+        dropout, on scored positions.
+    """
+
+    positions: Literal["full", "half"] = "full"
+    ar: float = _at_least(0, 0.0)
+    tar: float = _at_least(0, 0.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """How the training stream is cut and how long it is trained on.
 
@@ -161,6 +231,8 @@ class TrainConfig:
       batch_size: B, parallel streams over all devices.
       seg_len: T, tokens of each stream in a step.
       mem_len: M, hidden states carried from step to step.
+      context_len: tokens before the segment that are run again with it and not scored (PT's
+        ``ext_len``); for training without memory.
       micro_batches: parts that a batch is cut into, gradients summed over them.
       steps_per_dispatch: updates per call of the compiled program (``lax.scan``).
       epoch_memory: at the start of an epoch memory is emptied (``reset``) or kept (``carry``).
@@ -171,6 +243,7 @@ class TrainConfig:
     batch_size: int = _at_least(1, 16)
     seg_len: int = _at_least(1, 128)
     mem_len: int = _at_least(0, 128)
+    context_len: int = _at_least(0, 0)
     micro_batches: int = _at_least(1, 1)
     steps_per_dispatch: int = _at_least(1, 1)
     epoch_memory: Literal["reset", "carry"] = "reset"
@@ -186,6 +259,10 @@ class ProtocolConfig:
       split: which split.
       batch_size: parallel streams; each starts with an empty memory.
       seg_len, mem_len: T and M while scoring; M may be many times the training one.
+      context_len: tokens before each segment that are run again with it and not scored; how a
+        model without memory gets its attention length (paper, section 4.2).
+      first_memory: before the first segment memory is ``empty`` (PT), or holds ``zeros`` that
+        are attended to (TF, Hugging Face).
       clamp_len, same_length: as in the model; ``None``: the model's own.
       max_segments: score only the first so many segments of each stream; 0: all of them.
       baselines: simple models counted or run on the same tokens, printed beside the result.
@@ -195,6 +272,8 @@ class ProtocolConfig:
     batch_size: int = _at_least(1, 10)
     seg_len: int = _at_least(1, 128)
     mem_len: int = _at_least(0, 128)
+    context_len: int = _at_least(0, 0)
+    first_memory: Literal["empty", "zeros"] = "empty"
     clamp_len: int | None = _rule(
         None, "must be -1 (never) or at least 1", lambda v: v is None or v == -1 or v >= 1
     )
@@ -256,6 +335,7 @@ class ExperimentConfig:
     seed: int = _at_least(0, 0)
     model: TransformerXLConfig = dataclasses.field(default_factory=TransformerXLConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    loss: LossConfig = dataclasses.field(default_factory=LossConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     validate: ProtocolConfig = dataclasses.field(
@@ -298,8 +378,13 @@ FREE_TO_CHANGE = (
 
 
 def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """Dotted keys that decide the trained state and differ, each as ``key: old -> new``."""
-    fa, fb = _flatten(a), _flatten(b)
+    """Dotted keys that decide the trained state and differ, each as ``key: old -> new``.
+
+    A key that is missing has its default: settings that came later do not part old runs from
+    new ones.
+    """
+    defaults = _flatten(ExperimentConfig().to_dict())
+    fa, fb = ({**defaults, **_flatten(nested)} for nested in (a, b))
     keys = [k for k in sorted(fa.keys() | fb.keys()) if not _is_free(k)]
     return [
         f"{k}: {fa.get(k, 'absent')!r} -> {fb.get(k, 'absent')!r}"
@@ -440,6 +525,10 @@ def _check_combinations(c: ExperimentConfig) -> None:
         refuse("optimizer.warmup_steps", o.warmup_steps, f"is more than train.steps {t.steps}")
     if o.schedule == "inverse_sqrt" and not o.warmup_steps:
         refuse("optimizer.warmup_steps", 0, "must be at least 1 for schedule 'inverse_sqrt'")
+    if c.loss.positions == "half" and t.seg_len < 2:
+        refuse("loss.positions", "half", f"needs train.seg_len of at least 2, not {t.seg_len}")
+    for section, cut in (("train", t), ("validate", c.validate), ("evaluate", c.evaluate)):
+        _check_lengths(section, c.model, cut.mem_len, cut.seg_len, cut.context_len, refuse)
     windows = (
         ("train", t.mem_len, c.model.same_length),
         ("validate", c.validate.mem_len, _own(c.validate.same_length, c.model.same_length)),
@@ -458,6 +547,45 @@ def _check_combinations(c: ExperimentConfig) -> None:
         refuse("data.url", d.url, "and data.path name two sources; give one")
     if c.generate.prompt and c.generate.prompt_file:
         refuse("generate.prompt_file", c.generate.prompt_file, "and prompt are both given")
+
+
+def _check_lengths(section, model, mem_len, seg_len, context_len, refuse) -> None:
+    if model.memory_free and mem_len:
+        rule = f"attention {model.attention!r} has no memory: it must be 0; use context_len"
+        refuse(f"{section}.mem_len", mem_len, rule)
+    if context_len and mem_len:
+        rule = f"context is run again, so it needs {section}.mem_len 0, not {mem_len}"
+        refuse(f"{section}.context_len", context_len, rule)
+    if model.attention == "absolute_per_layer" and context_len + seg_len > model.n_positions:
+        rule = f"with context_len {context_len} is more than model.n_positions {model.n_positions}"
+        refuse(f"{section}.seg_len", seg_len, rule)
+
+
+def _check_model(c: TransformerXLConfig) -> None:
+    def refuse(key: str, value: Any, rule: str):
+        raise ConfigError(f"config key model.{key} = {value!r}: {rule}")
+
+    if c.d_model % 2:
+        rule = "must be even, half of a position encoding is sines and half cosines"
+        refuse("d_model", c.d_model, f"{rule} (paper, section 3.3)")
+    if c.n_positions is None and c.attention in ("shaw", "absolute_per_layer"):
+        rule = f"attention {c.attention!r} has a table of positions and needs its length"
+        refuse("n_positions", None, rule)
+    if c.attention == "absolute_per_layer" and c.n_head * c.d_head != c.d_model:
+        rule = f"attention {c.attention!r} needs n_head * d_head = d_model {c.d_model}"
+        refuse("d_head", c.d_head, rule)
+    if c.vocab_size is not None and c.cutoffs and c.cutoffs[-1] >= c.vocab_size:
+        refuse("cutoffs", c.cutoffs, f"must be below the vocabulary's size {c.vocab_size}")
+    width = c.d_model if c.d_embed is None else c.d_embed
+    if width // c.div_val ** len(c.cutoffs) < 1:
+        rule = f"leaves no width for the last of {len(c.cutoffs) + 1} clusters of d_embed {width}"
+        refuse("div_val", c.div_val, rule)
+    if len(c.tie_projs) > len(c.cutoffs) + 1:
+        rule = f"has more entries than there are clusters ({len(c.cutoffs) + 1})"
+        refuse("tie_projs", c.tie_projs, rule)
+    if c.sample_softmax and (c.cutoffs or c.div_val > 1 or width != c.d_model):
+        rule = "goes with one cluster of width d_model only (no cutoffs, div_val or d_embed)"
+        refuse("sample_softmax", c.sample_softmax, rule)
 
 
 def _own(value: Any, default: Any) -> Any:
