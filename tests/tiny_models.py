@@ -13,6 +13,23 @@ import numpy as np
 import txl_jax
 
 
+ATTENTION: dict[str, dict] = {
+    "relative": {},
+    "shaw": {"n_positions": 6},
+    "absolute": {},
+    "absolute_per_layer": {"n_positions": 9, "d_head": 4},
+    "shared_projection": {},
+}
+"""Forms of attention by name, and what :func:`config` needs beside the name for each."""
+
+WITH_MEMORY = tuple(name for name in ATTENTION if not name.startswith("absolute"))
+
+
+def attention(name, **changes) -> dict:
+    """Arguments of :func:`config` for a form of attention and ``changes``."""
+    return {"attention": name, **ATTENTION[name], **changes}
+
+
 def config(**changes) -> txl_jax.TransformerXLConfig:
     """V 13, L 2, D 8, N 2, H 3 (N*H is not D), F 10, and what ``changes`` says."""
     tiny = {"vocab_size": 13, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 3, "d_inner": 10}
@@ -23,7 +40,7 @@ def config(**changes) -> txl_jax.TransformerXLConfig:
 def shapes(cfg):
     """The tree of parameter shapes, from ``init`` without running it."""
     model = txl_jax.TransformerXL(cfg)
-    mems = model.init_mems(1, 1)
+    mems = model.init_mems(1, 0 if cfg.memory_free else 1)
     if cfg.vocab_size is None:
         inputs, method = np.zeros((1, 1, cfg.d_model), np.float32), "core"
     else:
@@ -64,7 +81,12 @@ def compiled(cfg, method):
 
 
 def memory(cfg, filled, mem_len, seed=0):
-    """A memory of random states in every slot, of which row b's newest ``filled[b]`` are real."""
+    """A memory of random states in every slot, of which row b's newest ``filled[b]`` are real.
+
+    None at all (M = 0) where the form of attention has no memory.
+    """
+    if cfg.memory_free:
+        filled, mem_len = [0] * len(filled), 0
     rng = np.random.default_rng(seed)
     hidden = rng.standard_normal((cfg.n_layer, len(filled), mem_len, cfg.d_model))
     arrays: Any = hidden.astype(np.float32), np.asarray(filled, dtype=np.int32)

@@ -530,14 +530,17 @@ def _check_combinations(c: ExperimentConfig) -> None:
     for section, cut in (("train", t), ("validate", c.validate), ("evaluate", c.evaluate)):
         _check_lengths(section, c.model, cut.mem_len, cut.seg_len, cut.context_len, refuse)
     windows = (
-        ("train", t.mem_len, c.model.same_length),
-        ("validate", c.validate.mem_len, _own(c.validate.same_length, c.model.same_length)),
-        ("evaluate", c.evaluate.mem_len, _own(c.evaluate.same_length, c.model.same_length)),
+        ("train", t, c.model.same_length),
+        ("validate", c.validate, _own(c.validate.same_length, c.model.same_length)),
+        ("evaluate", c.evaluate, _own(c.evaluate.same_length, c.model.same_length)),
     )
-    for section, mem_len, window in windows:
-        if window == "pytorch" and mem_len == 0:
+    for section, cut, window in windows:
+        if window == "pytorch" and cut.mem_len == 0:
             rule = "the window same_length='pytorch' (distance < M) needs a memory; use 'tf'"
-            refuse(f"{section}.mem_len", mem_len, rule)
+            refuse(f"{section}.mem_len", cut.mem_len, rule)
+        if window == "tf" and cut.context_len:
+            rule = "the window same_length='tf' (distance <= M) lets nothing of it be seen"
+            refuse(f"{section}.context_len", cut.context_len, f"{rule}; use False")
     d = c.data
     if d.url and not d.hash:
         refuse("data.url", d.url, "needs data.hash (md5:… or sha256:…) to check the download by")

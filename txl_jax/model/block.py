@@ -4,18 +4,24 @@ import flax.linen as nn
 import jax
 
 from txl_jax.config import TransformerXLConfig
-from txl_jax.model.attention import RelativeAttention
+from txl_jax.model.attention import KeysValues, Positions
+from txl_jax.model.variants import FORMS
 
 
-def layer_norm(cfg: TransformerXLConfig, name: str) -> nn.LayerNorm:
-    """LayerNorm as the authors have it: epsilon 1e-5, gain drawn N(1, init_std)."""
+def layer_norm(cfg: TransformerXLConfig) -> nn.LayerNorm:
+    """LayerNorm as the authors have it: gain drawn N(1, init_std), epsilon the config's."""
 
     def gain(key, shape, dtype):
         return 1.0 + nn.initializers.normal(cfg.init_std)(key, shape, dtype)
 
     return nn.LayerNorm(
-        epsilon=1e-5, dtype=cfg.dtype, scale_init=gain, use_fast_variance=False, name=name
+        epsilon=cfg.norm_epsilon, dtype=cfg.dtype, scale_init=gain, use_fast_variance=False
     )
+
+
+def dropout(cfg: TransformerXLConfig, rate: float) -> nn.Dropout:
+    """Dropout of [B,T,...]; ``locked``: one mask for all positions of a row."""
+    return nn.Dropout(rate, broadcast_dims=(1,) if cfg.dropout_mask == "locked" else ())
 
 
 class FeedForward(nn.Module):
@@ -30,26 +36,68 @@ class FeedForward(nn.Module):
         init = nn.initializers.normal(c.init_std)
         b, t, d = h.shape
         x = nn.Dense(c.d_inner, dtype=c.dtype, kernel_init=init, name="inner")(h.reshape(-1, d))
-        x = nn.Dropout(c.dropout)(nn.relu(x), deterministic=not train)
-        x = nn.Dense(c.d_model, dtype=c.dtype, kernel_init=init, name="outer")(x)
-        return nn.Dropout(c.dropout)(x, deterministic=not train).reshape(b, t, d)
+        x = dropout(c, c.dropout)(nn.relu(x).reshape(b, t, -1), deterministic=not train)
+        x = nn.Dense(c.d_model, dtype=c.dtype, kernel_init=init, name="outer")(x.reshape(b * t, -1))
+        return dropout(c, c.dropout)(x.reshape(b, t, d), deterministic=not train)
 
 
 class Block(nn.Module):
-    """A layer of the model, normalised after each sub-layer (the paper's) or before."""
+    """A layer of the model, normalised after each sub-layer (the paper's) or before.
+
+    With ``absolute_per_layer`` it adds learnt vectors of positions to its input: parameter
+    ``positions`` [R,D], R = ``n_positions``, the last row for the last token.
+    """
 
     cfg: TransformerXLConfig
 
-    @nn.compact
-    def __call__(self, h, memory, r, u, v, allowed, train: bool = False) -> jax.Array:
-        """[B,T,D] to [B,T,D]; arguments as in :class:`RelativeAttention`."""
+    def setup(self):
+        """Declares the sub-layers."""
         c = self.cfg
-        attention = RelativeAttention(c, name="attention")
-        feed_forward = FeedForward(c, name="feed_forward")
-        norm_1, norm_2 = layer_norm(c, "norm_attention"), layer_norm(c, "norm_feed_forward")
-        drop = nn.Dropout(c.dropout, deterministic=not train)
+        self.attention = FORMS[c.attention](c)
+        self.feed_forward = FeedForward(c)
+        self.norm_attention, self.norm_feed_forward = layer_norm(c), layer_norm(c)
+        self.drop = dropout(c, c.dropout)
+        if c.attention == "absolute_per_layer":
+            init = nn.initializers.normal(c.init_std)
+            self.table = self.param("positions", init, (c.n_positions, c.d_model))
+
+    def positions(self, n_keys: int, encodings, u, v, train: bool = False) -> Positions:
+        """What positions add to this layer's scores, see :meth:`Attention.positions`."""
+        return self.attention.positions(n_keys, encodings, u, v, train)
+
+    def remember(self, memory: jax.Array) -> KeysValues:
+        """Keys and values of this layer's memory [B,M,D]."""
+        return self.attention.project(self.norm_attention(memory) if self.cfg.pre_lnorm else memory)
+
+    def __call__(
+        self,
+        h: jax.Array,
+        past: KeysValues,
+        positions: Positions,
+        allowed: jax.Array,
+        places: jax.Array,
+        train: bool = False,
+    ) -> tuple[jax.Array, KeysValues]:
+        """[B,T,D] to [B,T,D], and the segment's keys and values.
+
+        Args:
+          h: input of the layer.
+          past, positions, allowed, train: as in :class:`Attention`.
+          places: positions counted from the end, [T] or [B,T]; ``absolute_per_layer`` only.
+        """
+        c = self.cfg
+        if c.attention == "absolute_per_layer":
+            h = h + self.table[self.table.shape[0] - 1 - places].astype(h.dtype)
+        drop = lambda x: self.drop(x, deterministic=not train)
+        attend = lambda asking, present: self.attention(
+            asking, present, past, positions, allowed, train
+        )
         if c.pre_lnorm:
-            h = h + drop(attention(norm_1(h), norm_1(memory), r, u, v, allowed, train))
-            return h + feed_forward(norm_2(h), train)
-        h = norm_1(h + drop(attention(h, memory, r, u, v, allowed, train)))
-        return norm_2(h + feed_forward(h, train))
+            normed = self.norm_attention(h)
+            present = self.attention.project(normed)
+            # PT's absolute forms normalise keys and values only.
+            h = h + drop(attend(h if c.memory_free else normed, present))
+            return h + self.feed_forward(self.norm_feed_forward(h), train), present
+        present = self.attention.project(h)
+        h = self.norm_attention(h + drop(attend(h, present)))
+        return self.norm_feed_forward(h + self.feed_forward(h, train)), present

@@ -5,11 +5,18 @@ filled from the right: slot M-1 is the newest state, and the ``filled`` newest a
 
     M = 5, filled = 3:     [ ·  ·  s1 s2 s3 ]        · is masked, never attended to
     after two more tokens: [ s1 s2 s3 s4 s5 ]        filled = 5
+
+:class:`Cache` is the same memory for inference: what each layer projects its memory to, kept
+instead of the states, so that a step projects its new tokens only.
 """
+
+from typing import TypeVar
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+
+from txl_jax.model.attention import KeysValues, Positions
 
 
 class Memory(flax.struct.PyTreeNode):
@@ -29,6 +36,35 @@ class Memory(flax.struct.PyTreeNode):
         return self.hidden.shape[2]
 
 
+class Cache(flax.struct.PyTreeNode):
+    """Projected memory, for inference: goes where a :class:`Memory` goes and gives the same.
+
+    Attributes:
+      keys, values: [L,N,B,M,H] in the compute dtype, of the same slots as in a memory.
+      positions: for each layer what positions add to its scores, for the newest M + T keys; T is
+        the longest segment that may follow.
+      filled: int32 [B], as in a memory.
+    """
+
+    keys: jax.Array
+    values: jax.Array
+    positions: tuple[Positions, ...]
+    filled: jax.Array
+    seg_len: int = flax.struct.field(pytree_node=False)
+
+    @property
+    def mem_len(self) -> int:
+        """M, the number of slots."""
+        return self.keys.shape[3]
+
+    def past(self, n: int) -> KeysValues:
+        """Keys and values of layer n."""
+        return KeysValues(self.keys[n], self.values[n])
+
+
+AnyMemory = TypeVar("AnyMemory", Memory, Cache)
+
+
 def make(n_layer: int, batch_size: int, mem_len: int, d_model: int, dtype) -> Memory:
     """An empty memory: zeros [L,B,M,D], none of them filled."""
     return Memory(
@@ -37,7 +73,7 @@ def make(n_layer: int, batch_size: int, mem_len: int, d_model: int, dtype) -> Me
     )
 
 
-def forget(memory: Memory, streams: jax.Array) -> Memory:
+def forget(memory: AnyMemory, streams: jax.Array) -> AnyMemory:
     """The memory with every stream of ``streams`` (bool [B]) emptied; shapes stay."""
     return memory.replace(filled=jnp.where(streams, 0, memory.filled))
 
@@ -58,20 +94,40 @@ def update(
         -1 where there was none; states older than that are no longer real.
     """
     new = jnp.stack(layer_inputs).astype(memory.hidden.dtype)
-    m, t = memory.mem_len, new.shape[2]
+    hidden = jax.lax.stop_gradient(_newest(memory.hidden, new, lengths, rows=1))  # a constant there
+    return Memory(hidden, _filled(memory, new.shape[2], lengths, since_reset))
+
+
+def update_cache(
+    cache: Cache,
+    layers: list[KeysValues],
+    lengths: jax.Array | None = None,
+    since_reset: jax.Array | None = None,
+) -> Cache:
+    """The last M of what is cached and what each layer projected, [N,B,T,H]; see :func:`update`."""
+    keys, values = (jnp.stack(x).astype(cache.keys.dtype) for x in zip(*layers, strict=True))
+    return cache.replace(
+        keys=_newest(cache.keys, keys, lengths, rows=2),
+        values=_newest(cache.values, values, lengths, rows=2),
+        filled=_filled(cache, keys.shape[3], lengths, since_reset),
+    )
+
+
+def _newest(old: jax.Array, new: jax.Array, lengths: jax.Array | None, rows: int) -> jax.Array:
+    """The last M real slots of [old; new] along the axis after ``rows``, row by row."""
+    time = rows + 1
+    m, t = old.shape[time], new.shape[time]
     if lengths is None:
-        grown = memory.filled + t
-        hidden = (
-            new[:, :, t - m :]
-            if m <= t
-            else jnp.concatenate([memory.hidden[:, :, t:], new], axis=2)
-        )
-    else:
-        grown = memory.filled + lengths
-        both = jnp.concatenate([memory.hidden, new], axis=2)
-        slide = lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, m, axis=1)
-        hidden = jax.vmap(slide, in_axes=(1, 0), out_axes=1)(both, lengths)
+        if m <= t:
+            return jax.lax.slice_in_dim(new, t - m, t, axis=time)
+        return jnp.concatenate([jax.lax.slice_in_dim(old, t, m, axis=time), new], axis=time)
+    both = jnp.concatenate([old, new], axis=time)
+    slide = lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, m, axis=rows)
+    return jax.vmap(slide, in_axes=(rows, 0), out_axes=rows)(both, lengths)
+
+
+def _filled(memory, seg_len: int, lengths, since_reset) -> jax.Array:
+    grown = memory.filled + (seg_len if lengths is None else lengths)
     if since_reset is not None:
         grown = jnp.where(since_reset >= 0, since_reset, grown)
-    hidden = jax.lax.stop_gradient(hidden)  # what is carried on is a constant there
-    return Memory(hidden=hidden, filled=jnp.minimum(grown, m).astype(jnp.int32))
+    return jnp.minimum(grown, memory.mem_len).astype(jnp.int32)

@@ -21,10 +21,12 @@ def distance_encodings(n_keys: int, d_model: int, clamp_len: int = -1) -> jax.Ar
     O(K) rows serve every pair of query and key, because :func:`relative_shift` moves them
     into place (paper, appendix B).
     """
-    distances = jnp.arange(n_keys - 1, -1, -1)
-    if clamp_len > 0:
-        distances = jnp.minimum(distances, clamp_len)
-    return sinusoids(distances, d_model)
+    return sinusoids(clamped(jnp.arange(n_keys - 1, -1, -1), clamp_len), d_model)
+
+
+def clamped(distances: jax.Array, clamp_len: int) -> jax.Array:
+    """Distances, those above ``clamp_len`` lowered to it; -1: as they are."""
+    return jnp.minimum(distances, clamp_len) if clamp_len > 0 else distances
 
 
 def relative_shift(x: jax.Array) -> jax.Array:

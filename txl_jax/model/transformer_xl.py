@@ -5,11 +5,13 @@ import jax
 import jax.numpy as jnp
 
 from txl_jax.config import ConfigError, TransformerXLConfig
-from txl_jax.model import masks
+from txl_jax.model import masks, variants
 from txl_jax.model import memory as memory_lib
-from txl_jax.model.block import Block
-from txl_jax.model.memory import Memory
-from txl_jax.model.positions import distance_encodings
+from txl_jax.model.adaptive import Vocabulary
+from txl_jax.model.attention import Positions
+from txl_jax.model.block import Block, dropout
+from txl_jax.model.memory import Cache, Memory
+from txl_jax.model.positions import clamped, distance_encodings, sinusoids
 
 
 class TransformerXL(nn.Module):
@@ -38,57 +40,136 @@ class TransformerXL(nn.Module):
     def setup(self):
         """Declares the parameters."""
         c = self.cfg
-        init = nn.initializers.normal(c.init_std)
         if c.vocab_size is not None:
-            self.embedding = self.param("embedding", init, (c.vocab_size, c.d_model))
-            if not c.tie_weight:
-                self.softmax_weight = self.param("softmax_weight", init, (c.vocab_size, c.d_model))
-            self.softmax_bias = self.param("softmax_bias", nn.initializers.zeros, (c.vocab_size,))
-        biases = (c.n_layer,) if c.untie_r else ()
-        self.u = self.param("u", init, (*biases, c.n_head, c.d_head))
-        self.v = self.param("v", init, (*biases, c.n_head, c.d_head))
+            self.vocabulary = Vocabulary(c)
+            nn.share_scope(self, self.vocabulary)  # its parameters stand beside the layers
+        if c.attention == "relative":
+            init = nn.initializers.normal(c.init_std)
+            biases = (c.n_layer,) if c.untie_r else ()
+            self.u = self.param("u", init, (*biases, c.n_head, c.d_head))
+            self.v = self.param("v", init, (*biases, c.n_head, c.d_head))
         self.layers = [Block(c, name=f"layer_{n}") for n in range(c.n_layer)]
-        self.dropout = nn.Dropout(c.dropout)
+        self.drop_input = dropout(c, _own(c.dropout_input, c.dropout))
+        self.drop_output = dropout(c, _own(c.dropout_output, c.dropout))
 
     def init_mems(self, batch_size: int, mem_len: int) -> Memory:
         """An empty memory of M slots for B streams; needs no parameters, works unbound."""
         c = self.cfg
         return memory_lib.make(c.n_layer, batch_size, mem_len, c.d_model, c.dtype)
 
+    def init_cache(self, mems: Memory, seg_len: int) -> Cache:
+        """Projected memory for inference: give it where mems goes, take it back where they come.
+
+        It holds the same states as ``mems``, already projected to every layer's keys and values,
+        and the position terms of the parameters it was made with, so that a step costs its new
+        tokens only. What it gives equals what ``mems`` gives, to rounding.
+
+        Args:
+          mems: memory to start from; :meth:`init_mems` for none.
+          seg_len: T, the longest segment to follow.
+
+        Raises:
+          ValueError: a form of attention without memory, or mems of another shape.
+        """
+        c = self.cfg
+        if c.memory_free:
+            raise ValueError(f"attention {c.attention!r} has no memory, so there is no cache of it")
+        self._check_memory(mems, mems.hidden.shape[1])
+        past = [layer.remember(mems.hidden[n]) for n, layer in enumerate(self.layers)]
+        keys, values = (jnp.stack(x) for x in zip(*past, strict=True))
+        positions = tuple(self._positions(mems.mem_len + seg_len, train=False))
+        return Cache(keys, values, positions, mems.filled, seg_len)
+
     def __call__(self, tokens, mems, *, train: bool = False, reset=None, lengths=None):
-        """Logits and new memory: float32 [B,T,V], :class:`Memory`.
+        """Logits and new memory: float32 [B,T,V], :class:`Memory` (or :class:`Cache`, as given).
+
+        With an adaptive softmax they are log-probabilities.
 
         Args:
           tokens: int32 [B,T].
-          mems: from :meth:`init_mems` or from the segment before; its M is the memory length.
+          mems: from :meth:`init_mems`, from the segment before, or from :meth:`init_cache`; its M
+            is the memory length.
 
         Raises:
           ValueError: shapes that do not fit one another.
         """
-        hidden, mems = self._encode(tokens, mems, train, reset, lengths)
-        return self._logits(hidden), mems
+        states, mems = self._encode(tokens, mems, train, reset, lengths)
+        return self.vocabulary.logits(self._drop(states, train)), mems
 
-    def nll(self, tokens, targets, mems, *, train: bool = False, reset=None, lengths=None):
+    def nll(
+        self,
+        tokens,
+        targets,
+        mems,
+        *,
+        train: bool = False,
+        reset=None,
+        lengths=None,
+        context_len: int = 0,
+    ):
         """Negative log-likelihood of the targets in nats, float32 [B,T], and new memory.
 
         Args:
-          tokens, targets: int32 [B,T]; the target of a token is the one that follows it.
+          tokens: int32 [B,C+T].
+          targets: int32 [B,T]; the target of a token is the one that follows it.
           mems: as in :meth:`__call__`.
+          context_len: C, tokens in front that are run again and not scored (PT's ``ext_len``);
+            needs M = 0.
         """
-        if targets.shape != tokens.shape:
-            raise ValueError(f"targets {targets.shape} and tokens {tokens.shape} differ in shape")
-        hidden, mems = self._encode(tokens, mems, train, reset, lengths)
-        logits = self._logits(hidden)
-        chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-        return jax.nn.logsumexp(logits, axis=-1) - chosen, mems
+        extra = {"train": train, "reset": reset, "lengths": lengths, "context_len": context_len}
+        nll, _, mems = self.nll_and_states(tokens, targets, mems, **extra)
+        return nll, mems
+
+    def nll_and_states(
+        self,
+        tokens,
+        targets,
+        mems,
+        *,
+        train: bool = False,
+        reset=None,
+        lengths=None,
+        context_len: int = 0,
+    ):
+        """As :meth:`nll`, and between the two the last layer's states of scored positions.
+
+        The states are [B,T,D], before dropout: what activation regularisation acts on.
+        """
+        b, t = tokens.shape[:2]
+        if targets.shape != (b, t - context_len) or not 0 <= context_len < t:
+            raise ValueError(
+                f"targets {targets.shape} and tokens {tokens.shape} do not fit: expected"
+                f" [{b},{t - context_len}], a target for each token after context_len {context_len}"
+            )
+        if context_len and mems.mem_len:
+            raise ValueError(
+                f"context_len = {context_len} is for models run without memory, and M is"
+                f" {mems.mem_len}: what is run again would be remembered twice"
+            )
+        states, mems = self._encode(tokens, mems, train, reset, lengths)
+        states = states[:, context_len:]
+        return self.vocabulary.nll(self._drop(states, train), targets, train), states, mems
 
     def core(self, embeddings, mems, *, train: bool = False, reset=None, lengths=None):
         """The layers alone, no vocabulary: [B,T,D] in, [B,T,D] out, and new memory.
 
-        Embeddings are used as they are (the token path multiplies its own by sqrt(D)).
+        Embeddings are used as they are (the token path multiplies its own by sqrt(D)); with
+        ``absolute`` attention, the sinusoids of their positions are added.
         """
+        states, mems = self._run(embeddings, mems, train, reset, lengths)
+        return self._drop(states, train), mems
+
+    def _encode(self, tokens, mems, train, reset, lengths):
+        if self.cfg.vocab_size is None:
+            raise ConfigError("model.vocab_size is None: tokens need it; method='core' does not")
+        if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+            raise ValueError(f"tokens must be integers [B,T], not {tokens.dtype} {tokens.shape}")
+        return self._run(self.vocabulary.embed(tokens, train), mems, train, reset, lengths)
+
+    def _run(self, embeddings, mems, train, reset, lengths):
+        """The last layer's states before dropout [B,T,D], and new memory."""
         c = self.cfg
-        self._check(embeddings, mems, reset, lengths)
+        self._check(embeddings, mems, train, reset, lengths)
         seg_len, mem_len = embeddings.shape[1], mems.mem_len
         since_reset = None
         if reset is not None and reset.ndim == 1:
@@ -96,44 +177,85 @@ class TransformerXL(nn.Module):
         elif reset is not None:
             since_reset = masks.since_reset(reset, lengths)
         allowed = masks.allowed(seg_len, mems.filled, mem_len, c.same_length, reset)
-        r = distance_encodings(mem_len + seg_len, c.d_model, c.clamp_len).astype(c.dtype)
-        r = self.dropout(r, deterministic=not train)
-        h = self.dropout(embeddings.astype(c.dtype), deterministic=not train)
-        remembered = jax.lax.stop_gradient(mems.hidden)  # SG(m) of the paper, section 3.2
-        layer_inputs = []
-        for n, layer in enumerate(self.layers):
-            layer_inputs.append(h)
-            u, v = (self.u[n], self.v[n]) if c.untie_r else (self.u, self.v)
-            h = layer(h, remembered[n], r, u, v, allowed, train)
-        h = self.dropout(h, deterministic=not train)
-        return h, memory_lib.update(mems, layer_inputs, lengths, since_reset)
+        places = variants.places(seg_len, lengths)
+        h = embeddings.astype(c.dtype)
+        if c.attention == "absolute":
+            h = h + sinusoids(clamped(places, c.clamp_len), c.d_model).astype(c.dtype)
+        h = self.drop_input(h, deterministic=not train)
+        if isinstance(mems, Cache):
+            positions = [p.nearest(mem_len + seg_len) for p in mems.positions]
+            pasts = [mems.past(n) for n in range(c.n_layer)]
+        else:
+            positions = self._positions(mem_len + seg_len, train)
+            remembered = jax.lax.stop_gradient(mems.hidden)  # SG(m) of the paper, section 3.2
+            pasts = [layer.remember(remembered[n]) for n, layer in enumerate(self.layers)]
+        inputs, projected = [], []
+        for layer, past, of_layer in zip(self.layers, pasts, positions, strict=True):
+            inputs.append(h)
+            h, present = layer(h, past, of_layer, allowed, places, train)
+            projected.append(present)
+        if isinstance(mems, Cache):
+            return h, memory_lib.update_cache(mems, projected, lengths, since_reset)
+        return h, memory_lib.update(mems, inputs, lengths, since_reset)
 
-    def _encode(self, tokens, mems, train, reset, lengths):
+    def _positions(self, n_keys: int, train: bool) -> list[Positions]:
+        """What positions add to the scores of every layer, for the distances n_keys - 1 .. 0."""
         c = self.cfg
-        if c.vocab_size is None:
-            raise ConfigError("model.vocab_size is None: tokens need it; method='core' does not")
-        if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
-            raise ValueError(f"tokens must be integers [B,T], not {tokens.dtype} {tokens.shape}")
-        embeddings = jnp.asarray(self.embedding)[tokens].astype(c.dtype) * c.d_model**0.5
-        return self.core(embeddings, mems, train=train, reset=reset, lengths=lengths)
+        encodings = distance_encodings(n_keys, c.d_model, c.clamp_len).astype(c.dtype)
+        encodings = self.drop_input(encodings[None], deterministic=not train)[0]
+        found = []
+        for n, layer in enumerate(self.layers):
+            u, v = (self.u, self.v) if c.attention == "relative" else (None, None)
+            if c.attention == "relative" and c.untie_r:
+                u, v = self.u[n], self.v[n]
+            found.append(layer.positions(n_keys, encodings, u, v, train))
+        return found
 
-    def _logits(self, hidden):
-        weight = self.embedding if self.cfg.tie_weight else self.softmax_weight
-        logits = jnp.einsum(
-            "btd,vd->btv", hidden, weight.astype(hidden.dtype), preferred_element_type=jnp.float32
-        )
-        return logits + self.softmax_bias
+    def _drop(self, states, train):
+        return self.drop_output(states, deterministic=not train)
 
-    def _check(self, embeddings, mems, reset, lengths):
-        b, t = embeddings.shape[:2]
-        n_layer, rows, _, width = mems.hidden.shape
-        want = (self.cfg.n_layer, b, self.cfg.d_model)
-        if (n_layer, rows, width) != want or mems.filled.shape != (b,):
+    def _check(self, embeddings, mems, train, reset, lengths):
+        c, (b, t) = self.cfg, embeddings.shape[:2]
+        self._check_memory(mems, b)
+        if c.memory_free and mems.mem_len:
             raise ValueError(
-                f"mems.hidden {mems.hidden.shape} and filled {mems.filled.shape} do not fit a batch"
-                f" of {b}: expected [{want[0]},{b},M,{want[2]}] and [{b}], as init_mems makes them"
+                f"attention {c.attention!r} has no memory and M is {mems.mem_len}: use"
+                " init_mems(batch_size, mem_len=0), and context_len for a longer view"
+            )
+        if c.attention == "absolute_per_layer" and t > c.n_positions:
+            raise ValueError(
+                f"a segment of {t} tokens is longer than the model.n_positions {c.n_positions} of"
+                " its learnt positions"
+            )
+        if isinstance(mems, Cache) and (train or t > mems.seg_len):
+            wrong = "train=True" if train else f"a segment of {t} tokens"
+            raise ValueError(
+                f"{wrong} with a cache made by init_cache for inference on segments of up to"
+                f" {mems.seg_len} tokens"
             )
         if reset is not None and reset.shape not in ((b,), (b, t)):
             raise ValueError(f"reset must be bool [{b}] or [{b},{t}], not {reset.shape}")
         if lengths is not None and lengths.shape != (b,):
             raise ValueError(f"lengths must be int32 [{b}], not {lengths.shape}")
+
+    def _check_memory(self, mems, b):
+        c = self.cfg
+        if isinstance(mems, Cache):
+            got = (*mems.keys.shape[:3], mems.keys.shape[4])
+            if got != (c.n_layer, c.n_head, b, c.d_head) or mems.filled.shape != (b,):
+                raise ValueError(
+                    f"a cache of keys {mems.keys.shape} does not fit a batch of {b}: expected"
+                    f" [{c.n_layer},{c.n_head},{b},M,{c.d_head}], as init_cache makes it"
+                )
+            return
+        n_layer, rows, _, width = mems.hidden.shape
+        want = (c.n_layer, b, c.d_model)
+        if (n_layer, rows, width) != want or mems.filled.shape != (b,):
+            raise ValueError(
+                f"mems.hidden {mems.hidden.shape} and filled {mems.filled.shape} do not fit a batch"
+                f" of {b}: expected [{want[0]},{b},M,{want[2]}] and [{b}], as init_mems makes them"
+            )
+
+
+def _own(value: float | None, default: float) -> float:
+    return default if value is None else value

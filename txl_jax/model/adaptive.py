@@ -1,0 +1,241 @@
+"""Words in and words out: adaptive embedding and softmax, their tying, and plain ones.
+
+``cutoffs`` cut the vocabulary, sorted by frequency, into a shortlist and C tail clusters:
+
+    cutoffs = (c1, c2)      0 .. c1-1     c1 .. c2-1    c2 .. V-1
+                            shortlist       tail 1        tail 2
+    head softmax over       shortlist + one logit for each tail           [c1 + C]
+    p(word of tail i)     = p_head(tail i) * p_i(word)
+
+(Grave et al. 2017; Baevski and Auli 2019.) With no cutoffs there is one cluster, the plain
+softmax. Shapes are static: words are sorted by cluster, and a cluster's loss is computed over as
+many blocks of rows as its words fill (cross_entropy.py), however many they are.
+"""
+
+import dataclasses
+import itertools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from txl_jax.config import TransformerXLConfig
+from txl_jax.model.cross_entropy import cross_entropy
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Words ``start`` .. ``stop`` - 1, embedded in ``width`` dimensions.
+
+    ``projected``: has projections from and to D.
+    """
+
+    start: int
+    stop: int
+    width: int
+    projected: bool
+
+    @property
+    def size(self) -> int:
+        """How many words."""
+        return self.stop - self.start
+
+
+def clusters(c: TransformerXLConfig) -> tuple[Cluster, ...]:
+    """The shortlist and the tail clusters; ``c.vocab_size`` must be known."""
+    assert c.vocab_size is not None
+    ends = (0, *c.cutoffs, c.vocab_size)
+    d_embed = c.d_model if c.d_embed is None else c.d_embed
+    found = []
+    for i, (start, stop) in enumerate(itertools.pairwise(ends)):
+        width = d_embed // c.div_val**i
+        projected = width != c.d_model or (c.div_val > 1 and c.proj_same_dim)
+        found.append(Cluster(start, stop, width, projected))
+    return tuple(found)
+
+
+class Vocabulary(nn.Module):
+    """Embedding of words, and scores of words.
+
+    Parameters with ``div_val`` 1, d = ``d_embed`` or D: ``embedding`` [V,d], ``softmax_bias``
+    [V], ``softmax_weight`` [V,d] (untied only), ``embedding_projection`` [d,D] (where d is not D).
+    With ``div_val`` > 1 each cluster i has its own, of its own width d_i: ``embedding_i``
+    [size,d_i] and so on. ``softmax_projection_i`` [d_i,D]: of clusters that have projections
+    and do not share the input's. ``cluster_weight`` [C,d], ``cluster_bias`` [C]: the tails'
+    logits in the head, tail 1 first (PT's order is reversed).
+    """
+
+    cfg: TransformerXLConfig
+
+    def setup(self):
+        """Declares the parameters."""
+        c = self.cfg
+        init = nn.initializers.normal(c.init_std)
+        init_projection = nn.initializers.normal(c.proj_init_std)
+        zeros = nn.initializers.zeros
+        parts = self.clusters = clusters(c)
+        if c.div_val == 1:
+            parts = (dataclasses.replace(parts[0], stop=parts[-1].stop),)
+        name = lambda kind, i: kind if c.div_val == 1 else f"{kind}_{i}"
+
+        def param(kind, i, init, *shape):
+            return self.param(name(kind, i), init, shape)
+
+        self.embeddings = [
+            param("embedding", i, init, p.size, p.width) for i, p in enumerate(parts)
+        ]
+        self.projections = [
+            param("embedding_projection", i, init_projection, p.width, c.d_model)
+            if p.projected
+            else None
+            for i, p in enumerate(parts)
+        ]
+        self.weights = self.embeddings
+        if not c.tie_weight:
+            self.weights = [
+                param("softmax_weight", i, init, p.size, p.width) for i, p in enumerate(parts)
+            ]
+        self.biases = [param("softmax_bias", i, zeros, p.size) for i, p in enumerate(parts)]
+        tied = (*c.tie_projs, *[False] * len(self.clusters))
+        self.own_projections = [
+            self.param(f"softmax_projection_{i}", init_projection, (p.width, c.d_model))
+            if p.projected and not tied[i]
+            else None
+            for i, p in enumerate(self.clusters)
+        ]
+        if c.cutoffs:
+            shape = (len(c.cutoffs), self.clusters[0].width)
+            self.cluster_weight = self.param("cluster_weight", init, shape)
+            self.cluster_bias = self.param("cluster_bias", zeros, shape[:1])
+
+    def embed(self, tokens: jax.Array, train: bool = False) -> jax.Array:
+        """Embeddings times sqrt(D), [B,T,D] in the compute dtype.
+
+        With ``div_val`` > 1 every cluster looks up every token (a clipped id where it is not
+        its own) and projects it, zero where not its own: exact whatever falls into a cluster, for
+        B*T*D*(d_1 + d_2 + ..) products, a small share of one layer's.
+
+        Args:
+          tokens: int32 [B,T], from 0 to V-1.
+          train: with ``dropout_embedding`` (needs the ``dropout`` rng).
+        """
+        c = self.cfg
+        if c.div_val == 1:
+            x = jnp.asarray(self.embeddings[0])[tokens].astype(c.dtype)
+            x = _project(x, self.projections[0])
+        else:
+            x = jnp.zeros((*tokens.shape, c.d_model), c.dtype)
+            for i, cluster in enumerate(self.clusters):
+                own = (tokens >= cluster.start) & (tokens < cluster.stop)
+                row = jnp.clip(tokens - cluster.start, 0, cluster.size - 1)
+                part = jnp.where(own[..., None], self.embeddings[i][row].astype(c.dtype), 0)
+                x = x + _project(part, self.projections[i])
+        if train and c.dropout_embedding:
+            keep = 1.0 - c.dropout_embedding
+            shape = (self.clusters[-1].stop,)
+            kept = jax.random.bernoulli(self.make_rng("dropout"), keep, shape)
+            x = x * (kept[tokens] / keep).astype(c.dtype)[..., None]
+        return x * c.d_model**0.5
+
+    def logits(self, h: jax.Array) -> jax.Array:
+        """Scores of every word whose softmax is their probability, float32 [B,T,V].
+
+        With cutoffs these are log-probabilities. ``h`` is [B,T,D].
+        """
+        head = self._scores(h, 0)
+        if not self.cfg.cutoffs:
+            return head
+        head = jax.nn.log_softmax(head, axis=-1)
+        shortlist = self.clusters[0].size
+        scores = [head[..., :shortlist]]
+        for i in range(1, len(self.clusters)):
+            cluster = head[..., shortlist + i - 1, None]
+            scores.append(cluster + jax.nn.log_softmax(self._scores(h, i), axis=-1))
+        return jnp.concatenate(scores, axis=-1)
+
+    def nll(self, h: jax.Array, targets: jax.Array, train: bool = False) -> jax.Array:
+        """Negative log-likelihood of the targets in nats, float32 [B,T] in token order.
+
+        Exact: every target is scored, whatever share of them falls into a cluster. The head costs
+        a softmax over c1 + C words at every position; tail i one over its words at those
+        positions alone whose target is in it, rounded up to a block of rows. If all of them are,
+        that is the cost of their full softmax, and no other.
+
+        Args:
+          h: [B,T,D].
+          targets: int32 [B,T], from 0 to V-1.
+          train: against sampled words, with ``sample_softmax`` (needs the ``dropout`` rng).
+        """
+        c = self.cfg
+        shape, h, targets = targets.shape, h.reshape(-1, h.shape[-1]), targets.reshape(-1)
+        if train and c.sample_softmax:
+            return self._sampled_nll(h, targets).reshape(shape)
+        if not c.cutoffs:
+            return cross_entropy(self._inner(h, 0), *self._table(0), targets).reshape(shape)
+        starts = jnp.array([p.start for p in self.clusters])
+        cluster = jnp.searchsorted(starts, targets, side="right") - 1
+        shortlist = self.clusters[0].size
+        in_head = jnp.where(cluster == 0, targets, shortlist + cluster - 1)
+        nll = cross_entropy(self._inner(h, 0), *self._table(0), in_head)
+        sorted_rows = jnp.argsort(cluster, stable=True)
+        first = jnp.searchsorted(cluster[sorted_rows], jnp.arange(len(self.clusters) + 1))
+        for i, p in enumerate(self.clusters[1:], start=1):
+            members = jnp.roll(sorted_rows, -first[i]), first[i + 1] - first[i]
+            inside = jnp.clip(targets - p.start, 0, p.size - 1)
+            nll = nll + cross_entropy(self._inner(h, i), *self._table(i), inside, members)
+        return nll.reshape(shape)
+
+    def _inner(self, h: jax.Array, i: int) -> jax.Array:
+        """States [...,D] as cluster i compares them with its words: [...,d_i]."""
+        own, shared = self.own_projections[i], self.projections[0 if self.cfg.div_val == 1 else i]
+        projection = shared if own is None else own
+        return h if projection is None else h @ projection.astype(h.dtype).T
+
+    def _table(self, i: int) -> tuple[jax.Array, jax.Array]:
+        """Output weights and bias of cluster i; those of the head include the tails' own."""
+        c, p = self.cfg, self.clusters[i]
+        if c.div_val == 1:
+            weight, bias = self.weights[0], self.biases[0]
+            if c.cutoffs:
+                weight, bias = weight[p.start : p.stop], bias[p.start : p.stop]
+        else:
+            weight, bias = self.weights[i], self.biases[i]
+        if i == 0 and c.cutoffs:
+            weight = jnp.concatenate([weight, self.cluster_weight])
+            bias = jnp.concatenate([bias, self.cluster_bias])
+        return weight, bias
+
+    def _scores(self, h: jax.Array, i: int) -> jax.Array:
+        weight, bias = self._table(i)
+        x = self._inner(h, i)
+        full = {"preferred_element_type": jnp.float32}
+        return jnp.einsum("...d,vd->...v", x, weight.astype(x.dtype), **full) + bias
+
+    def _sampled_nll(self, h: jax.Array, targets: jax.Array) -> jax.Array:
+        """Against the distinct ones of 2n words drawn log-uniformly: float32 [S].
+
+        Word k is drawn with P(k) = log((k+2)/(k+1)) / log(V+1); each logit is lowered by the
+        log of how often its word is expected, 1 - (1-P)^2n; the target is no rival of itself.
+        """
+        weight, bias = self._table(0)
+        v, n_draws = weight.shape[0], 2 * self.cfg.sample_softmax
+        uniform = jax.random.uniform(self.make_rng("dropout"), (n_draws,))
+        drawn = jnp.sort(jnp.minimum(jnp.exp(uniform * jnp.log(v + 1.0)) - 1, v - 1)).astype(int)
+        again = jnp.concatenate([jnp.zeros(1, bool), drawn[1:] == drawn[:-1]])
+        x = h.astype(jnp.float32)
+        true = jnp.einsum("sd,sd->s", x, weight[targets]) + bias[targets]
+        true = true - _log_expected(targets, n_draws, v)
+        rivals = x @ weight[drawn].T + bias[drawn] - _log_expected(drawn, n_draws, v)
+        rivals = jnp.where(again | (drawn == targets[:, None]), -1e30, rivals)
+        everything = jnp.concatenate([true[:, None], rivals], axis=1)
+        return jax.nn.logsumexp(everything, axis=1) - true
+
+
+def _project(x: jax.Array, projection: jax.Array | None) -> jax.Array:
+    return x if projection is None else x @ projection.astype(x.dtype)
+
+
+def _log_expected(words: jax.Array, n_draws: int, vocab_size: int) -> jax.Array:
+    """Log of the chance that a word is among ``n_draws`` log-uniform draws."""
+    p = jnp.log1p(1.0 / (words + 1.0)) / jnp.log(vocab_size + 1.0)
+    return jnp.log(-jnp.expm1(n_draws * jnp.log1p(-p)))
