@@ -4,22 +4,26 @@ Letters of every axis, in docstrings and in einsum strings alike:
 
     B  streams (rows of a batch)       N  attention heads        V  vocabulary
     T  tokens of a segment             H  width of a head        L  layers
-    M  slots of memory                 D  width of the model
-    K  = M + T keys                    F  width inside the feed-forward layer
+    M  slots of memory                 D  width of the model     C  tokens of recomputed context,
+    K  = M + T keys                    F  width inside the          or tail clusters of an
+    R  rows of a table of positions       feed-forward layer        adaptive softmax
 
 One forward pass (read the files in this order):
 
     mems.hidden [L,B,M,D]   tokens [B,T]
-          │                   │ embedding, times sqrt(D)               transformer_xl.py
+          │                   │ embedding, times sqrt(D)               adaptive.py
           │                 h [B,T,D]
           │                   │      R [K,D] sinusoids of distances     positions.py
           │                   │      allowed [B,T,K] who sees whom      masks.py
           │     ┌─────────────┴───── for each layer n ────────────┐
-          ├──m──▶ q from h;  k, v from [stop_gradient(m); h]      │     attention.py
-          │     │ softmax((a) + (b) + (c) + (d)) over K keys      │
+          ├──m──▶ q from h;  k, v from [stop_gradient(m); h]      │     attention.py, its other
+          │     │ softmax((a) + (b) + (c) + (d)) over K keys      │     forms in variants.py
           │     │ h = LN(h + attention);  h = LN(h + FF(h))       │     block.py
           │     └─────────────┬───────────────────────────────────┘
           │                 h [B,T,D]
-          ▼                   │ output layer: logits [B,T,V] or nll [B,T]
-    the last M of [m; layer's input], gradient stopped                  memory.py
+          ▼                   │ logits [B,T,V], or nll [B,T]           adaptive.py,
+    the last M of [m; layer's input], gradient stopped: memory.py        cross_entropy.py
+
+transformer_xl.py puts them together. For inference ``init_cache`` makes of the memory what its
+layers project it to, and that is carried instead.
 """

@@ -142,7 +142,8 @@ class Vocabulary(nn.Module):
 
         With cutoffs these are log-probabilities. ``h`` is [B,T,D].
         """
-        head = self._scores(h, 0)
+        tables = self._tables()
+        head = self._scores(h, 0, tables[0])
         if not self.cfg.cutoffs:
             return head
         head = jax.nn.log_softmax(head, axis=-1)
@@ -150,7 +151,7 @@ class Vocabulary(nn.Module):
         scores = [head[..., :shortlist]]
         for i in range(1, len(self.clusters)):
             cluster = head[..., shortlist + i - 1, None]
-            scores.append(cluster + jax.nn.log_softmax(self._scores(h, i), axis=-1))
+            scores.append(cluster + jax.nn.log_softmax(self._scores(h, i, tables[i])))
         return jnp.concatenate(scores, axis=-1)
 
     def nll(self, h: jax.Array, targets: jax.Array, train: bool = False) -> jax.Array:
@@ -168,21 +169,22 @@ class Vocabulary(nn.Module):
         """
         c = self.cfg
         shape, h, targets = targets.shape, h.reshape(-1, h.shape[-1]), targets.reshape(-1)
+        tables = self._tables()
         if train and c.sample_softmax:
-            return self._sampled_nll(h, targets).reshape(shape)
+            return self._sampled_nll(h, targets, *tables[0]).reshape(shape)
         if not c.cutoffs:
-            return cross_entropy(self._inner(h, 0), *self._table(0), targets).reshape(shape)
+            return cross_entropy(self._inner(h, 0), *tables[0], targets).reshape(shape)
         starts = jnp.array([p.start for p in self.clusters])
         cluster = jnp.searchsorted(starts, targets, side="right") - 1
         shortlist = self.clusters[0].size
         in_head = jnp.where(cluster == 0, targets, shortlist + cluster - 1)
-        nll = cross_entropy(self._inner(h, 0), *self._table(0), in_head)
+        nll = cross_entropy(self._inner(h, 0), *tables[0], in_head)
         sorted_rows = jnp.argsort(cluster, stable=True)
         first = jnp.searchsorted(cluster[sorted_rows], jnp.arange(len(self.clusters) + 1))
         for i, p in enumerate(self.clusters[1:], start=1):
             members = jnp.roll(sorted_rows, -first[i]), first[i + 1] - first[i]
             inside = jnp.clip(targets - p.start, 0, p.size - 1)
-            nll = nll + cross_entropy(self._inner(h, i), *self._table(i), inside, members)
+            nll = nll + cross_entropy(self._inner(h, i), *tables[i], inside, members)
         return nll.reshape(shape)
 
     def _inner(self, h: jax.Array, i: int) -> jax.Array:
@@ -191,33 +193,33 @@ class Vocabulary(nn.Module):
         projection = shared if own is None else own
         return h if projection is None else h @ projection.astype(h.dtype).T
 
-    def _table(self, i: int) -> tuple[jax.Array, jax.Array]:
-        """Output weights and bias of cluster i; those of the head include the tails' own."""
-        c, p = self.cfg, self.clusters[i]
-        if c.div_val == 1:
-            weight, bias = self.weights[0], self.biases[0]
-            if c.cutoffs:
-                weight, bias = weight[p.start : p.stop], bias[p.start : p.stop]
-        else:
-            weight, bias = self.weights[i], self.biases[i]
-        if i == 0 and c.cutoffs:
-            weight = jnp.concatenate([weight, self.cluster_weight])
-            bias = jnp.concatenate([bias, self.cluster_bias])
-        return weight, bias
+    def _tables(self) -> list[tuple[jax.Array, jax.Array]]:
+        """Output weights and bias of every cluster; those of the head include the tails' own."""
+        c = self.cfg
+        tables = list(zip(self.weights, self.biases, strict=True))
+        if c.div_val == 1:  # one split, not slices: its gradient is one concatenation
+            sizes = [p.size for p in self.clusters]
+            of_clusters = (jax.lax.split(whole, sizes) for whole in tables[0])
+            tables = list(zip(*of_clusters, strict=True))
+        if c.cutoffs:
+            weight, bias = tables[0]
+            tables[0] = (
+                jnp.concatenate([weight, self.cluster_weight]),
+                jnp.concatenate([bias, self.cluster_bias]),
+            )
+        return tables
 
-    def _scores(self, h: jax.Array, i: int) -> jax.Array:
-        weight, bias = self._table(i)
-        x = self._inner(h, i)
+    def _scores(self, h: jax.Array, i: int, table: tuple[jax.Array, jax.Array]) -> jax.Array:
+        x, (weight, bias) = self._inner(h, i), table
         full = {"preferred_element_type": jnp.float32}
         return jnp.einsum("...d,vd->...v", x, weight.astype(x.dtype), **full) + bias
 
-    def _sampled_nll(self, h: jax.Array, targets: jax.Array) -> jax.Array:
+    def _sampled_nll(self, h, targets, weight, bias) -> jax.Array:
         """Against the distinct ones of 2n words drawn log-uniformly: float32 [S].
 
         Word k is drawn with P(k) = log((k+2)/(k+1)) / log(V+1); each logit is lowered by the
         log of how often its word is expected, 1 - (1-P)^2n; the target is no rival of itself.
         """
-        weight, bias = self._table(0)
         v, n_draws = weight.shape[0], 2 * self.cfg.sample_softmax
         uniform = jax.random.uniform(self.make_rng("dropout"), (n_draws,))
         drawn = jnp.sort(jnp.minimum(jnp.exp(uniform * jnp.log(v + 1.0)) - 1, v - 1)).astype(int)
