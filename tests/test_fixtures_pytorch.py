@@ -1,6 +1,7 @@
 """The same numbers as the published PyTorch code: losses, memories, gradients, parameter counts.
 
-The fixtures hold its parameters, inputs and results (README there). Tolerance: 1e-5, float32.
+The fixtures hold its parameters, inputs and results (README beside them): those shared with the
+project, and those in ``recorded/``, which cover more options. Tolerance: 1e-5, float32.
 """
 
 import json
@@ -15,38 +16,51 @@ import tiny_models as tiny
 import txl_jax
 from txl_jax.convert import config_from_pytorch, params_from_pytorch
 
-MUST_PASS = (
+SHARED = (
+    "adaptive_div1_proj_tied",
+    "adaptive_div2_tied",
+    "adaptive_div4_untied",
+    "attn1_mem_gt",
+    "attn2_mem0",
+    "attn3_mem0",
+    "clamp_len",
+    "nv_same_length_mem_gt",
+    "plain_mem0",
     "plain_mem_gt",
     "plain_mem_lt",
-    "plain_mem0",
     "pre_lnorm",
     "same_length_mem_gt",
     "untie_r",
-    "clamp_len",
     "untied_softmax",
     "zero_init_mems",
-    "nv_same_length_mem_gt",
 )
-"""Fixtures of what is supported. Any other is skipped, with the reason that conversion gives."""
+"""Fixtures that must be where the shared folder is; what else is there must pass too."""
+
+RECORDED = Path(__file__).parent / "recorded"
+OTHER_RECORDINGS = ("lamb",)
+"""Recordings of an optimizer, not of a model."""
 
 TOLERANCE = 1e-5
-SHAPE = {"n_token": 11, "n_layer": 1, "n_head": 2, "d_model": 8, "d_head": 4, "d_inner": 12}
 
 
-def fixture_names():
-    found = {Path(f).stem for f in (shared_files.ROOT / "fixtures" / "model").glob("*.json")}
-    return sorted(found | set(MUST_PASS))
+def recordings():
+    """Name and folder of every recorded model; a shared one has no folder where it is missing."""
+    shared = {Path(f).stem for f in (shared_files.ROOT / "fixtures" / "model").glob("*.json")}
+    own = {Path(f).stem for f in RECORDED.glob("*.json")} - {*OTHER_RECORDINGS}
+    found = [(name, "shared") for name in sorted(shared | {*SHARED})]
+    return found + [(name, "recorded") for name in sorted(own)]
 
 
 class Recorded:
     """One recorded run of the original."""
 
-    def __init__(self, name):
-        folder = shared_files.path("fixtures/model")
+    def __init__(self, name, where):
+        folder = RECORDED if where == "recorded" else shared_files.path("fixtures/model")
         self.meta = json.loads((folder / f"{name}.json").read_text())
         self.arrays = np.load(folder / f"{name}.npz")
         self.n_segments = len(self.meta["segment_lengths"])
-        self.mem_len = self.meta["constructor"]["mem_len"]
+        lengths = {**self.meta["constructor"], **self.meta["extras"].get("reset_length", {})}
+        self.mem_len, self.context_len = lengths["mem_len"], lengths["ext_len"]
 
     def constructor_args(self):
         untie_r = {"untie_r": True} if self.meta["extras"].get("untie_r") else {}
@@ -65,19 +79,21 @@ class Recorded:
         return mems
 
 
-@pytest.mark.parametrize("name", fixture_names())
-def test_losses_memories_and_gradients_equal_the_published_code(name):
-    run = Recorded(name)
-    try:
-        cfg = config_from_pytorch(run.constructor_args())
-    except ValueError as reason:
-        (pytest.fail if name in MUST_PASS else pytest.skip)(f"not supported: {reason}")
+def test_the_recordings_of_this_repository_are_found():
+    assert len([name for name, where in recordings() if where == "recorded"]) >= 30
+
+
+@pytest.mark.parametrize(("name", "where"), recordings())
+def test_losses_memories_and_gradients_equal_the_published_code(name, where):
+    run = Recorded(name, where)
+    cfg = config_from_pytorch(run.constructor_args())
     params = params_from_pytorch(run.under("param/"), cfg)
     model = txl_jax.TransformerXL(cfg)
     mems = run.first_mems(model)
+    context = {"context_len": run.context_len} if run.context_len else {}
 
     def loss(params, inputs, targets, mems):
-        nll, new = model.apply({"params": params}, inputs, targets, mems, method="nll")
+        nll, new = model.apply({"params": params}, inputs, targets, mems, method="nll", **context)
         return nll.mean(), (nll, new)
 
     gradient_of = tiny.quick(jax.grad(loss, has_aux=True))
@@ -114,156 +130,49 @@ def assert_memories_equal(mems, recorded, n_layer, i):
         assert_close(states.swapaxes(0, 1), want, f"memory of layer {n}, segment {i}")
 
 
-PUBLISHED_COUNTS = {  # the published code at these shapes
-    "enwik8_12l": (204, 12, 512, 8, 64, 2048, 41_055_436),
-    "enwik8_18l": (204, 18, 640, 10, 64, 2200, 87_781_244),
-    "enwik8_24l": (204, 24, 1024, 8, 128, 3072, 277_231_820),
-    "text8_12l": (27, 12, 512, 8, 64, 2048, 40_964_635),
-    "text8_24l": (27, 24, 1024, 8, 128, 3072, 277_050_395),
+def shape(vocab_size, n_layer, d_model, n_head, d_head, d_inner, **options):
+    names = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner")
+    values = (vocab_size, n_layer, d_model, n_head, d_head, d_inner)
+    return {**dict(zip(names, values, strict=True)), **options}
+
+
+ALL_BUT_FIRST = {"tie_projs": (False, True, True, True)}
+WT103 = {"cutoffs": (20_000, 40_000, 200_000), **ALL_BUT_FIRST}
+NVIDIA = {"cutoffs": (19_997, 39_997, 199_997), **ALL_BUT_FIRST}
+LM1B = {"cutoffs": (60_000, 100_000, 640_000), "div_val": 4}
+TF_LM1B = {**LM1B, "untie_r": True, "proj_same_dim": False}
+WT103_BASE = (267_735, 16, 410, 10, 41, 2100)
+WT103_LARGE = (267_735, 18, 1024, 16, 64, 4096)
+LM1B_BASE = (793_471, 18, 1024, 8, 128, 4096)
+LM1B_LARGE = (793_471, 24, 1280, 16, 80, 8192)
+
+PUBLISHED_COUNTS = {
+    "enwik8_12l": (shape(204, 12, 512, 8, 64, 2048), 41_055_436),
+    "enwik8_18l": (shape(204, 18, 640, 10, 64, 2200), 87_781_244),
+    "enwik8_24l": (shape(204, 24, 1024, 8, 128, 3072), 277_231_820),
+    "text8_12l": (shape(27, 12, 512, 8, 64, 2048), 40_964_635),
+    "text8_24l": (shape(27, 24, 1024, 8, 128, 3072), 277_050_395),
+    "wt103_base": (shape(*WT103_BASE, **WT103), 151_107_538),
+    "wt103_large": (shape(*WT103_LARGE, **WT103, div_val=4), 285_170_506),
+    "wt103_large_16_layers": (
+        {**shape(*WT103_LARGE, **WT103, div_val=4), "n_layer": 16},
+        257_889_098,
+    ),
+    "lm1b_base": (shape(*LM1B_BASE, **LM1B), 357_812_082),
+    "lm1b_large": (shape(*LM1B_LARGE, **LM1B), 841_295_982),
+    "nvidia_wt103_base": (shape(267_735, 16, 512, 8, 64, 2048, **NVIDIA), 191_950_298),
+    "nvidia_wt103_large": (shape(*WT103_LARGE, **NVIDIA, div_val=4), 285_167_482),
+    "ptb": (shape(10_000, 16, 380, 10, 38, 900, attention="shared_projection"), 24_040_400),
+    "wt103_base_tf": (shape(*WT103_BASE, **WT103, untie_r=True), 151_119_838),
+    "wt103_large_tf": (shape(*WT103_LARGE, **WT103, div_val=4, untie_r=True), 285_205_322),
+    "lm1b_base_tf": (shape(*LM1B_BASE, **TF_LM1B), 355_749_746),
+    "lm1b_large_tf": (shape(*LM1B_LARGE, **TF_LM1B), 838_078_062),
 }
+"""Shapes of the published programs' recipes, and how many parameters those programs count."""
 
 
 @pytest.mark.parametrize("recipe", PUBLISHED_COUNTS)
 def test_number_of_parameters_is_the_published_codes(recipe):
-    vocab_size, n_layer, d_model, n_head, d_head, d_inner, count = PUBLISHED_COUNTS[recipe]
-    cfg = txl_jax.TransformerXLConfig(
-        vocab_size=vocab_size,
-        n_layer=n_layer,
-        d_model=d_model,
-        n_head=n_head,
-        d_head=d_head,
-        d_inner=d_inner,
-    )
+    settings, count = PUBLISHED_COUNTS[recipe]
+    cfg = txl_jax.TransformerXLConfig(**settings)
     assert sum(leaf.size for leaf in jax.tree.leaves(tiny.shapes(cfg))) == count
-
-
-def state_of(cfg, nvidia=False):
-    """A state of the original's names and shapes, random values."""
-    c, rng = cfg, np.random.default_rng(0)
-    d, heads = c.d_model, c.n_head * c.d_head
-    bias = "crit.out_layers_biases.0" if nvidia else "crit.out_layers.0.bias"
-    shapes = {
-        "r_w_bias": (c.n_head, c.d_head),
-        "r_r_bias": (c.n_head, c.d_head),
-        "word_emb.emb_layers.0.weight": (c.vocab_size, d),
-        bias: (c.vocab_size,),
-        "pos_emb.inv_freq": (d // 2,),
-    }
-    for n in range(c.n_layer):
-        shapes |= {
-            f"layers.{n}.dec_attn.qkv_net.weight": (3 * heads, d),
-            f"layers.{n}.dec_attn.r_net.weight": (heads, d),
-            f"layers.{n}.dec_attn.o_net.weight": (d, heads),
-            f"layers.{n}.dec_attn.layer_norm.weight": (d,),
-            f"layers.{n}.dec_attn.layer_norm.bias": (d,),
-            f"layers.{n}.pos_ff.CoreNet.0.weight": (c.d_inner, d),
-            f"layers.{n}.pos_ff.CoreNet.0.bias": (c.d_inner,),
-            f"layers.{n}.pos_ff.CoreNet.3.weight": (d, c.d_inner),
-            f"layers.{n}.pos_ff.CoreNet.3.bias": (d,),
-            f"layers.{n}.pos_ff.layer_norm.weight": (d,),
-            f"layers.{n}.pos_ff.layer_norm.bias": (d,),
-        }
-    return {name: rng.standard_normal(shape) for name, shape in shapes.items()}
-
-
-@pytest.mark.parametrize("nvidia", [False, True], ids=["kimiyoung", "nvidia"])
-@pytest.mark.parametrize("extra", [{}, {"tie_weight": False}], ids=["tied", "untied"])
-def test_converted_parameters_have_the_tree_and_shapes_of_init(extra, nvidia):
-    cfg = config_from_pytorch({**SHAPE, **extra})
-    state = state_of(cfg, nvidia)
-    if not cfg.tie_weight:
-        weight = "crit.out_layers_weights.0" if nvidia else "crit.out_layers.0.weight"
-        state[weight] = np.ones((11, 8))
-    params = params_from_pytorch(state, cfg)
-    shape = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), tree)
-    assert shape(params) == shape(tiny.shapes(cfg))
-
-
-def test_config_takes_the_originals_defaults_and_ignores_lengths():
-    cfg = config_from_pytorch({**SHAPE, "tgt_len": 70, "ext_len": 0, "mem_len": 70})
-    assert cfg == txl_jax.TransformerXLConfig(
-        vocab_size=11, n_layer=1, n_head=2, d_model=8, d_head=4, d_inner=12
-    )
-
-
-def test_config_of_every_supported_argument():
-    cfg = config_from_pytorch(
-        {
-            **SHAPE,
-            "dropout": 0.1,
-            "dropatt": 0.2,
-            "tie_weight": False,
-            "pre_lnorm": True,
-            "same_length": True,
-            "clamp_len": 5,
-            "untie_r": True,
-            "attn_type": 0,
-            "d_embed": 8,
-            "div_val": 1,
-            "cutoffs": [],
-            "tie_projs": [False],
-            "sample_softmax": -1,
-        }
-    )
-    assert (cfg.dropout, cfg.dropatt, cfg.clamp_len) == (0.1, 0.2, 5)
-    assert (cfg.tie_weight, cfg.pre_lnorm, cfg.untie_r) == (False, True, True)
-    assert cfg.same_length == "pytorch"
-
-
-@pytest.mark.parametrize(("impl", "window"), [("kimiyoung", "pytorch"), ("nvidia", "tf")])
-def test_same_length_means_what_each_code_base_means(impl, window):
-    assert config_from_pytorch({**SHAPE, "impl": impl, "same_length": True}).same_length == window
-    assert config_from_pytorch({**SHAPE, "impl": impl}).same_length is False
-
-
-def test_clamp_len_0_never_clamps_as_in_the_original():
-    assert config_from_pytorch({**SHAPE, "clamp_len": 0}).clamp_len == -1
-
-
-@pytest.mark.parametrize(
-    ("extra", "message"),
-    [
-        ({"attn_type": 7}, r"attn_type = 7 is not supported; supported: 0"),
-        ({"impl": "fairseq"}, r"impl = 'fairseq'.*'kimiyoung', 'nvidia'"),
-        ({"sample_softmax": 100}, r"sample_softmax = 100"),
-        ({"d_moddel": 8}, r"not constructor arguments of the original: 'd_moddel'"),
-        ({"n_layer": 0}, r"model\.n_layer = 0"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_arguments_that_cannot_be_used_are_refused_by_name_and_value(extra, message):
-    with pytest.raises(ValueError, match=message):
-        config_from_pytorch({**SHAPE, **extra})
-
-
-def test_missing_arguments_are_refused_by_name():
-    with pytest.raises(ValueError, match="missing: 'd_head', 'd_inner'"):
-        config_from_pytorch({k: v for k, v in SHAPE.items() if k not in ("d_head", "d_inner")})
-
-
-def test_all_tensors_that_do_not_fit_are_named_in_one_error():
-    cfg = config_from_pytorch(SHAPE)
-    state = state_of(cfg)
-    del state["r_r_bias"]
-    state["layers.1.pos_ff.CoreNet.0.bias"] = np.zeros(12)
-    state["layers.0.dec_attn.o_net.weight"] = np.zeros((8, 7))
-    with pytest.raises(ValueError, match="does not fit") as error:
-        params_from_pytorch(state, cfg)
-    assert "r_r_bias [2, 4] is missing" in str(error.value)
-    assert "layers.1.pos_ff.CoreNet.0.bias is not known" in str(error.value)
-    assert "layers.0.dec_attn.o_net.weight is [8, 7], expected [8, 8]" in str(error.value)
-
-
-def test_output_weights_that_differ_from_a_tied_embedding_are_refused():
-    cfg = config_from_pytorch(SHAPE)
-    state = state_of(cfg)
-    state["crit.out_layers.0.weight"] = state["word_emb.emb_layers.0.weight"]
-    params_from_pytorch(state, cfg)
-    state["crit.out_layers.0.weight"] = state["crit.out_layers.0.weight"] + 1
-    with pytest.raises(ValueError, match=r"crit\.out_layers\.0\.weight differs from the embedding"):
-        params_from_pytorch(state, cfg)
-
-
-def test_a_configuration_without_vocabulary_is_refused():
-    with pytest.raises(ValueError, match="vocab_size is None"):
-        params_from_pytorch({}, tiny.config(vocab_size=None))

@@ -58,8 +58,10 @@ def pins(python):
 
 
 def dependencies():
-    extras = PROJECT["optional-dependencies"].values()
-    return [Requirement(d) for group in [PROJECT["dependencies"], *extras] for d in group]
+    """All but torch and tensorflow, which only the conversion of their own files needs."""
+    extras = {k: v for k, v in PROJECT["optional-dependencies"].items() if "convert" not in k}
+    groups = [PROJECT["dependencies"], *extras.values()]
+    return [Requirement(d) for group in groups for d in group]
 
 
 # --------------------------------------------------------------------------------------

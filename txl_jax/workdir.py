@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from txl_jax.config import ConfigError, ExperimentConfig, differing_keys
+from txl_jax.config import ConfigError, ExperimentConfig, TransformerXLConfig, differing_keys
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.vocab import Vocab
 from txl_jax.files import write_json
@@ -121,19 +121,23 @@ def load(workdir: str, step: str = "best") -> Trained:
         raise WorkdirError(f"--workdir={workdir}: there is no {CONFIG} in it; train first")
     exp = ExperimentConfig.from_dict(_settings(_read_json(path)))
     vocab = Vocab.from_json(_read_json(os.path.join(workdir, VOCAB)))
-    model = TransformerXL(exp.model)
-    mems = model.init_mems(1, 0)
-    abstract = jax.eval_shape(
-        lambda: model.init(jax.random.key(0), jax.numpy.zeros((1, 1), "int32"), mems)["params"]
-    )
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     abstract = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), abstract
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), param_shapes(exp.model)
     )
     with Checkpoints(workdir) as checkpoints:
         chosen = checkpoints.choose(step)
         params = checkpoints.restore_params(chosen, abstract)
-    return Trained(model, params, vocab, exp, chosen)
+    return Trained(TransformerXL(exp.model), params, vocab, exp, chosen)
+
+
+def param_shapes(c: TransformerXLConfig) -> Any:
+    """Shape and dtype of every parameter of ``TransformerXL(c)``; nothing is computed."""
+    model = TransformerXL(c)
+    # some windows need a memory, some forms must not have one
+    mems = model.init_mems(batch_size=1, mem_len=0 if c.memory_free else 1)
+    tokens = jax.ShapeDtypeStruct((1, 1), "int32")
+    return jax.eval_shape(model.init, jax.random.key(0), tokens, mems)["params"]
 
 
 def _settings(record: dict[str, Any]) -> dict[str, Any]:

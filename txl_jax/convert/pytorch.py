@@ -8,35 +8,47 @@ is what :func:`params_from_pytorch` takes. How the two layouts differ:
 
     theirs                                              ours
     dec_attn.qkv_net.weight  [3*N*H, D] q, k, v stacked query, key, value  [D,N,H]
+    dec_attn.{q,kv}_net.weight  the same, in two        (the absolute forms)
     dec_attn.r_net.weight    [N*H, D]                   position           [D,N,H]
     dec_attn.o_net.weight    [D, N*H]                   output             [N,H,D]
     pos_ff.CoreNet.{0,3}     Linear, weight [out, in]   inner, outer       kernel [in, out]
-    r_w_bias, r_r_bias       [N,H] or [L,N,H]           u, v
-    crit.out_layers.0.bias   [V]                        softmax_bias
-    crit.out_layers.0.weight [V,D] another name of      softmax_weight, absent when tied
-                             the embedding when tied
+    r_w_bias, r_r_bias       [N,H] or [L,N,H]           u, v; ``shaw``: u in its layer
+    r_emb, r_bias            distance 0 in the last row distance, distance_bias: in row 0
+                             last token in the last row positions: the same (absolute_per_layer)
+
+Embedding and softmax: ``pytorch_vocabulary.py``.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from txl_jax.config import TransformerXLConfig, Window
+from txl_jax.config import AttentionForm, TransformerXLConfig, Window
+from txl_jax.convert.errors import ConvertError
+from txl_jax.convert.pytorch_vocabulary import vocabulary
+from txl_jax.convert.tensors import Tensors, listed, one_of, required, vocab_size
 
 SAME_LENGTH: dict[str, Window] = {"kimiyoung": "pytorch", "nvidia": "tf"}
 """What ``same_length=True`` means in each code base: NVIDIA's lets a query see one key more."""
 
-ATTENTION: dict[int, Literal["relative"]] = {0: "relative"}
+ATTENTION: dict[int, AttentionForm] = {
+    0: "relative",
+    1: "shaw",
+    2: "absolute",
+    3: "absolute_per_layer",
+}
 """``attn_type`` of the original by the name it has here."""
 
 REQUIRED = ("n_token", "n_layer", "n_head", "d_model", "d_head", "d_inner")
 
-IGNORED = ("tgt_len", "ext_len", "mem_len", "adapt_inp", "tie_projs", "dtype")
-"""Arguments that do not shape the models supported here: lengths are given to a model by its
-inputs and its memory, ``adapt_inp`` is unused in the original, ``tie_projs`` speaks of projections
-that exist only where ``d_embed`` or ``div_val`` asks for them, ``dtype`` (NVIDIA) is how it is run.
-"""
+LENGTHS = ("tgt_len", "ext_len", "mem_len")
+"""Lengths are given to a model by its inputs and its memory. They shape only the table of
+positions of ``shaw`` and ``absolute_per_layer``, which has a row for each of their sum."""
+
+IGNORED = ("adapt_inp", "dtype")
+"""Arguments that shape nothing: the first is unused in the original, the second (NVIDIA's) is how
+the model is run."""
 
 BUFFERS = ("pos_emb.inv_freq",)
 """Entries of a state that are not parameters; they may be there or not."""
@@ -52,27 +64,22 @@ def config_from_pytorch(constructor_args: Mapping[str, Any]) -> TransformerXLCon
         where u and v have a row for each layer (TF's option).
 
     Raises:
-      ValueError: an argument that is missing, unknown, or asks for what is not supported.
+      ConvertError: an argument that is missing, unknown, or asks for what is not supported.
     """
-    args = dict(constructor_args)
-    for name in IGNORED:
+    args = {name: value for name, value in constructor_args.items() if name not in IGNORED}
+    required(args, REQUIRED, "constructor arguments of the original")
+    impl, attn_type = args.pop("impl", "kimiyoung"), args.pop("attn_type", 0)
+    one_of("impl", impl, SAME_LENGTH)
+    one_of("attn_type", attn_type, ATTENTION)
+    attention, n_positions = ATTENTION[attn_type], None
+    if attention in ("shaw", "absolute_per_layer"):
+        required(args, ("tgt_len", "mem_len"), f"arguments that attn_type = {attn_type} needs")
+        n_positions = sum(args.get(name) or 0 for name in LENGTHS)
+    for name in LENGTHS:
         args.pop(name, None)
-    missing = [name for name in REQUIRED if name not in args]
-    if missing:
-        raise ValueError(f"constructor arguments of the original are missing: {_list(missing)}")
-    n_token, d_model = args.pop("n_token"), args.pop("d_model")
-    impl = _one_of("impl", args.pop("impl", "kimiyoung"), SAME_LENGTH)
-    attention = _one_of("attn_type", args.pop("attn_type", 0), ATTENTION)
-    _only("cutoffs", tuple(args.pop("cutoffs", ())), (), "an adaptive softmax")
-    _only("div_val", args.pop("div_val", 1), 1, "clusters of different widths")
-    d_embed = args.pop("d_embed", None)
-    if d_embed is not None:
-        _only("d_embed", d_embed, d_model, "an embedding narrower or wider than d_model")
-    if args.get("sample_softmax", -1) > 0:
-        _only("sample_softmax", args["sample_softmax"], -1, "a sampled softmax")
-    args.pop("sample_softmax", None)
+    n_token, d_model, d_embed = args.pop("n_token"), args.pop("d_model"), args.pop("d_embed", None)
+    cutoffs, clamp_len = tuple(args.pop("cutoffs", ())), args.pop("clamp_len", -1)
     window: Window = SAME_LENGTH[impl] if args.pop("same_length", False) else False
-    clamp_len = args.pop("clamp_len", -1)
     cfg = TransformerXLConfig(
         vocab_size=n_token,
         n_layer=args.pop("n_layer"),
@@ -80,17 +87,24 @@ def config_from_pytorch(constructor_args: Mapping[str, Any]) -> TransformerXLCon
         n_head=args.pop("n_head"),
         d_head=args.pop("d_head"),
         d_inner=args.pop("d_inner"),
+        d_embed=None if d_embed == d_model else d_embed,
         dropout=args.pop("dropout", 0.0),
         dropatt=args.pop("dropatt", 0.0),
-        attention=ATTENTION[attention],
+        attention=attention,
         pre_lnorm=args.pop("pre_lnorm", False),
         untie_r=args.pop("untie_r", False),
         same_length=window,
         clamp_len=clamp_len if clamp_len > 0 else -1,
+        n_positions=n_positions,
+        cutoffs=cutoffs,
+        div_val=args.pop("div_val", 1),
         tie_weight=args.pop("tie_weight", True),
+        # entries for more clusters than there are have no effect in the original
+        tie_projs=tuple(args.pop("tie_projs", None) or (False,))[: len(cutoffs) + 1],
+        sample_softmax=max(args.pop("sample_softmax", -1), 0),
     )
     if args:
-        raise ValueError(f"not constructor arguments of the original: {_list(args)}")
+        raise ConvertError(f"not constructor arguments of the original: {listed(args)}")
     return cfg
 
 
@@ -105,57 +119,73 @@ def params_from_pytorch(
       cfg: from :func:`config_from_pytorch`; tensors that do not fit it are refused.
 
     Raises:
-      ValueError: naming every tensor that is missing, is not known, has the wrong shape, or
-        should equal the embedding and does not.
+      ConvertError: naming every tensor that is missing, is not known, has the wrong shape, or
+        should equal the one it is tied to and does not.
     """
     c = cfg
-    if c.vocab_size is None:
-        raise ValueError("cfg.vocab_size is None: a model of the original has a vocabulary")
-    tensors = _Tensors(state_dict)
-    per_layer = (c.n_layer,) if c.untie_r else ()
-    params = {
-        "u": tensors.take("r_w_bias", (*per_layer, c.n_head, c.d_head)),
-        "v": tensors.take("r_r_bias", (*per_layer, c.n_head, c.d_head)),
-        **_vocabulary(tensors, c, c.vocab_size),
-    }
+    vocab_size(c)
+    tensors = Tensors(state_dict)
+    params: dict[str, Any] = {**_global_bias(tensors, c), **vocabulary(tensors, c)}
+    tables = _position_tables(tensors, c)
     for n in range(c.n_layer):
+        table = {name: rows[n] for name, rows in tables.items()}
+        outside = {"positions": table.pop("positions")} if "positions" in table else {}
         params[f"layer_{n}"] = {
-            "attention": _attention(tensors, c, f"layers.{n}.dec_attn."),
+            "attention": _attention(tensors, c, f"layers.{n}.dec_attn.") | table,
             "norm_attention": _layer_norm(tensors, c, f"layers.{n}.dec_attn.layer_norm."),
             "feed_forward": _feed_forward(tensors, c, f"layers.{n}.pos_ff.CoreNet."),
             "norm_feed_forward": _layer_norm(tensors, c, f"layers.{n}.pos_ff.layer_norm."),
+            **outside,
         }
-    tensors.finish()
+    tensors.finish(BUFFERS)
     return params
 
 
-def _vocabulary(tensors: "_Tensors", c: TransformerXLConfig, v: int) -> dict[str, Any]:
-    nvidia = "crit.out_layers_biases.0" in tensors
-    bias = "crit.out_layers_biases.0" if nvidia else "crit.out_layers.0.bias"
-    weight = "crit.out_layers_weights.0" if nvidia else "crit.out_layers.0.weight"
-    shape = (v, c.d_model)
-    embedding = tensors.take("word_emb.emb_layers.0.weight", shape)
-    found = {"embedding": embedding, "softmax_bias": tensors.take(bias, (v,))}
-    if not c.tie_weight:
-        found["softmax_weight"] = tensors.take(weight, shape)
-    elif weight in tensors and not np.array_equal(tensors.take(weight, shape), embedding):
-        tensors.problems.append(f"{weight} differs from the embedding, and tie_weight is True")
-    return found
+def is_nvidia(state_dict: Mapping[str, np.ndarray]) -> bool:
+    """Whether the names are those of NVIDIA's program."""
+    return "crit.out_layers_biases.0" in state_dict
 
 
-def _attention(tensors: "_Tensors", c: TransformerXLConfig, prefix: str) -> dict[str, Any]:
+def _global_bias(tensors: Tensors, c: TransformerXLConfig) -> dict[str, np.ndarray]:
+    """u and v of ``relative``; no other form has them at the top."""
+    if c.attention != "relative":
+        return {}
+    shape = (c.n_layer,) * c.untie_r + (c.n_head, c.d_head)
+    return {"u": tensors.take("r_w_bias", shape), "v": tensors.take("r_r_bias", shape)}
+
+
+def _position_tables(tensors: Tensors, c: TransformerXLConfig) -> dict[str, np.ndarray]:
+    """What a layer has beside its projections, by the name it has here, stacked: [L,…]."""
+    size, n, h, rows = c.n_layer, c.n_head, c.d_head, c.n_positions or 0
+    if c.attention == "shaw":
+        return {
+            "u": tensors.take("r_w_bias", (size, n, h)),
+            "distance": tensors.take("r_emb", (size, rows, n, h))[:, ::-1],
+            "distance_bias": tensors.take("r_bias", (size, rows, n))[:, ::-1],
+        }
+    if c.attention == "absolute_per_layer":  # NVIDIA's table is flat
+        return {"positions": tensors.take("r_emb", (size, rows, c.d_model), (size, rows, n, h))}
+    return {}
+
+
+def _attention(tensors: Tensors, c: TransformerXLConfig, prefix: str) -> dict[str, np.ndarray]:
     d, n, h = c.d_model, c.n_head, c.d_head
-    qkv = tensors.take(prefix + "qkv_net.weight", (3 * n * h, d)).T.reshape(d, 3, n, h)
-    return {
-        "query": qkv[:, 0],
-        "key": qkv[:, 1],
-        "value": qkv[:, 2],
-        "position": tensors.take(prefix + "r_net.weight", (n * h, d)).T.reshape(d, n, h),
-        "output": tensors.take(prefix + "o_net.weight", (d, n * h)).T.reshape(n, h, d),
-    }
+
+    def heads(name: str, parts: int) -> np.ndarray:  # [D,parts,N,H]
+        stacked = tensors.take(f"{prefix}{name}.weight", (parts * n * h, d))
+        return stacked.T.reshape(d, parts, n, h)
+
+    output = tensors.take(prefix + "o_net.weight", (d, n * h)).T.reshape(n, h, d)
+    if c.memory_free:
+        kv = heads("kv_net", 2)
+        query, key, value = heads("q_net", 1)[:, 0], kv[:, 0], kv[:, 1]
+        return {"query": query, "key": key, "value": value, "output": output}
+    qkv = heads("qkv_net", 3)
+    found = {"query": qkv[:, 0], "key": qkv[:, 1], "value": qkv[:, 2], "output": output}
+    return found | ({"position": heads("r_net", 1)[:, 0]} if c.attention == "relative" else {})
 
 
-def _feed_forward(tensors: "_Tensors", c: TransformerXLConfig, prefix: str) -> dict[str, Any]:
+def _feed_forward(tensors: Tensors, c: TransformerXLConfig, prefix: str) -> dict[str, Any]:
     return {
         "inner": {
             "kernel": tensors.take(prefix + "0.weight", (c.d_inner, c.d_model)).T,
@@ -168,54 +198,8 @@ def _feed_forward(tensors: "_Tensors", c: TransformerXLConfig, prefix: str) -> d
     }
 
 
-def _layer_norm(tensors: "_Tensors", c: TransformerXLConfig, prefix: str) -> dict[str, Any]:
+def _layer_norm(tensors: Tensors, c: TransformerXLConfig, prefix: str) -> dict[str, Any]:
     return {
         "scale": tensors.take(prefix + "weight", (c.d_model,)),
         "bias": tensors.take(prefix + "bias", (c.d_model,)),
     }
-
-
-class _Tensors:
-    """A state being read: remembers what was taken, and says everything that is wrong at once."""
-
-    def __init__(self, state_dict: Mapping[str, np.ndarray]):
-        self.left = dict(state_dict)
-        self.problems: list[str] = []
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.left
-
-    def take(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """The tensor as float32; zeros in its place where there is a problem with it."""
-        if name not in self.left:
-            self.problems.append(f"{name} {list(shape)} is missing")
-            return np.zeros(shape, np.float32)
-        tensor = np.asarray(self.left.pop(name))
-        if tensor.shape != shape:
-            self.problems.append(f"{name} is {list(tensor.shape)}, expected {list(shape)}")
-            return np.zeros(shape, np.float32)
-        return tensor.astype(np.float32)
-
-    def finish(self) -> None:
-        """Raises ValueError with all problems, tensors that nothing took among them."""
-        extra = [name for name in self.left if name not in BUFFERS]
-        problems = self.problems + [f"{name} is not known" for name in extra]
-        if problems:
-            raise ValueError("the state does not fit the configuration: " + "; ".join(problems))
-
-
-def _one_of(argument: str, value: Any, supported: Mapping[Any, Any]) -> Any:
-    if value not in supported:
-        raise ValueError(f"{argument} = {value!r} is not supported; supported: {_list(supported)}")
-    return value
-
-
-def _only(argument: str, value: Any, supported: Any, meaning: str) -> None:
-    if value != supported:
-        raise ValueError(
-            f"{argument} = {value!r} ({meaning}) is not supported; supported: {supported!r}"
-        )
-
-
-def _list(names) -> str:
-    return ", ".join(repr(name) for name in names)

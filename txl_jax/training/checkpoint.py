@@ -86,8 +86,19 @@ class Checkpoints:
             "params": ocp.args.StandardSave(state.params),
             "optimizer": ocp.args.StandardSave(state.opt_state),
             "mems": ocp.args.StandardSave(_mems_item(state)),
-            "meta": ocp.args.JsonSave({"format": FORMAT, "step": step, **meta}),
+            "meta": _meta_item(step, meta),
         }
+        self._start(step, items, valid_loss)
+
+    def save_params(self, step: int, params: Any, meta: dict[str, Any]) -> None:
+        """As :meth:`save`, of parameters alone: a model to be run, no run to be gone on with."""
+        items = {
+            "params": ocp.args.StandardSave(params),
+            "meta": _meta_item(step, {**meta, "params_only": True}),
+        }
+        self._start(step, items, None)
+
+    def _start(self, step: int, items: dict[str, Any], valid_loss: float | None) -> None:
         metrics = {_METRIC: float("inf") if valid_loss is None else valid_loss}
         try:
             saved = self.manager.save(step, args=ocp.args.Composite(**items), metrics=metrics)
@@ -145,13 +156,19 @@ class Checkpoints:
           config: of this run, to hold against the checkpoint's.
 
         Raises:
-          CheckpointError: the checkpoint is of another config, or of a newer format.
+          CheckpointError: the checkpoint is of another config, of a newer format, or holds
+            parameters only.
         """
         for step in reversed(self.steps()):
             meta = self._meta_if_intact(step)
             if meta is None:
                 continue
             _refuse_other_config(step, meta, config)
+            if meta.get("params_only"):
+                raise CheckpointError(
+                    f"checkpoint {step} in {self.folder} holds parameters and no optimizer:"
+                    " training cannot go on from it"
+                )
             try:
                 return self._restore_state(step, abstract), meta
             except Exception as error:  # Orbax raises many types for damaged files
@@ -313,6 +330,10 @@ def _refuse_other_config(step: int, meta: dict[str, Any], config: dict[str, Any]
             f"checkpoint {step} is of another config: {'; '.join(different)}. Use another"
             " --workdir, or the checkpoint's values"
         )
+
+
+def _meta_item(step: int, meta: dict[str, Any]) -> Any:
+    return ocp.args.JsonSave({"format": FORMAT, "step": step, **meta})
 
 
 def _mems_item(state: TrainState) -> dict[str, Any]:

@@ -1,0 +1,254 @@
+"""Files of other programs: what is read out of them, and that nothing in them is ever run."""
+
+import argparse
+import collections
+import json
+import sys
+import types
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from txl_jax.convert import ConvertError, files, vocabulary
+from txl_jax.data.errors import DataError
+
+STATE = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b.c": np.ones(2, np.float32)}
+
+
+def assert_state(found):
+    assert found.keys() == STATE.keys()
+    for name, array in STATE.items():
+        assert found[name].dtype == np.float32
+        np.testing.assert_array_equal(found[name], array)
+
+
+# --------------------------------------------------------------------------------------
+# Tensors.
+
+
+def test_safetensors_are_read(tmp_path):
+    path = str(tmp_path / "state.safetensors")
+    save_file(STATE, path)
+    assert_state(files.read(path).tensors)
+
+
+def test_a_cut_safetensors_file_is_refused(tmp_path):
+    path = tmp_path / "state.safetensors"
+    save_file(STATE, str(path))
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(ConvertError, match="is not a whole safetensors file"):
+        files.read(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("gone.safetensors", "there is no such file"), ("model.pkl", r"must end in one of \.safet")],
+)
+def test_what_cannot_be_a_state_is_refused(tmp_path, name, message):
+    (tmp_path / "model.pkl").write_bytes(b"x")
+    with pytest.raises(ConvertError, match=message):
+        files.read(str(tmp_path / name))
+
+
+def test_a_missing_torch_is_named_with_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing it raises ImportError
+    (tmp_path / "state.pt").write_bytes(b"x")
+    with pytest.raises(ConvertError, match=r"needs torch, pip install 'txl_jax\[convert-torch\]'"):
+        files.read(str(tmp_path / "state.pt"))
+
+
+def test_a_missing_tensorflow_is_named_with_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    (tmp_path / "model.ckpt-0.index").write_bytes(b"x")
+    with pytest.raises(ConvertError, match=r"pip install 'txl_jax\[convert-tf\]'"):
+        files.read(str(tmp_path / "model.ckpt-0"))
+
+
+def test_a_state_is_found_in_the_checkpoint_around_it():
+    for around in (lambda state: state, lambda state: {"state_dict": state, "epoch": 3}):
+        assert_state(files.stored(around(STATE), "x").tensors)
+    parallel = {f"module.{name}": array for name, array in STATE.items()}
+    assert_state(files.stored(parallel, "x").tensors)
+
+
+def test_nvidias_checkpoint_has_arguments_vocabulary_and_step():
+    vocab = files.Attributes()
+    vocab.__dict__["idx2sym"] = ["<eos>", "a"]
+    loaded = {
+        "model_state": STATE,
+        "model_config": {"n_layer": 2},
+        "vocab": vocab,
+        "train_step": 40,
+        "args": argparse.Namespace(),
+    }
+    found = files.stored(loaded, "x")
+    assert_state(found.tensors)
+    assert (found.args, found.symbols, found.step) == ({"n_layer": 2}, ["<eos>", "a"], 40)
+
+
+@pytest.mark.parametrize("loaded", [{}, [1], {"epoch": 3}, {"state_dict": {"a": "text"}}, None])
+def test_a_file_without_a_state_is_refused(loaded):
+    with pytest.raises(ConvertError, match="holds no state_dict"):
+        files.stored(loaded, "x")
+
+
+# --------------------------------------------------------------------------------------
+# With torch and tensorflow, where they are installed.
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch", reason="torch is not installed")
+
+
+def test_torch_states_are_read_as_float32(torch, tmp_path):
+    path = str(tmp_path / "state.pt")
+    halves = {name: torch.tensor(array).to(torch.bfloat16) for name, array in STATE.items()}
+    torch.save(halves, path)
+    assert_state(files.read(path).tensors)
+
+
+def nvidia_vocab():
+    """An object of a class of NVIDIA's name, as its checkpoints hold one."""
+    module = types.ModuleType("utils.vocabulary")
+    module.Vocab = type("Vocab", (), {"__module__": "utils.vocabulary"})  # type: ignore[attr-defined]
+    vocab = module.Vocab()
+    vocab.idx2sym = ["<eos>", "the", "cat"]
+    vocab.sym2idx = collections.OrderedDict((s, i) for i, s in enumerate(vocab.idx2sym))
+    vocab.counter = collections.Counter({"the": 2})
+    vocab.special, vocab.min_freq, vocab.delimiter = ["<eos>"], 0, None
+    return module, vocab
+
+
+def test_nvidias_checkpoint_is_read_without_its_classes(torch, tmp_path, monkeypatch):
+    module, vocab = nvidia_vocab()
+    monkeypatch.setitem(sys.modules, "utils", types.ModuleType("utils"))
+    monkeypatch.setitem(sys.modules, "utils.vocabulary", module)
+    path = str(tmp_path / "checkpoint_best.pt")
+    state = {name: torch.tensor(array) for name, array in STATE.items()}
+    content = {
+        "args": argparse.Namespace(lr=0.01, batch_size=256),
+        "model_config": {"n_layer": 2, "dtype": torch.float16, "cutoffs": [5], "same_length": True},
+        "model_state": collections.OrderedDict(state),
+        "optimizer_state": {"state": {0: {"step": 3}}, "param_groups": [{"lr": 0.01}]},
+        "rng_states": [torch.get_rng_state()],
+        "memory": [[torch.zeros(2, 3)]],
+        "vocab": vocab,
+        "amp_state": None,
+        "train_step": 7,
+        "best_val_loss": 3.5,
+    }
+    torch.save(content, path)
+    monkeypatch.delitem(sys.modules, "utils.vocabulary")
+    monkeypatch.delitem(sys.modules, "utils")
+    found = files.read(path)
+    assert_state(found.tensors)
+    assert found.args is not None
+    assert (found.args["n_layer"], found.args["cutoffs"], found.step) == (2, [5], 7)
+    assert found.symbols == ["<eos>", "the", "cat"]
+
+
+class Harmful:
+    """Pickles as a call that leaves a trace."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def test_what_a_torch_file_would_run_is_not_run(torch, tmp_path):
+    trace, path = tmp_path / "trace", str(tmp_path / "model.pt")
+    torch.save({"model_state": Harmful(str(trace))}, path)
+    with pytest.raises(ConvertError, match="holds more than tensors"):
+        files.read(path)
+    assert not trace.exists()
+
+
+def test_a_whole_pickled_model_is_refused_with_the_way_out(torch, tmp_path):
+    path = str(tmp_path / "model.pt")
+    torch.save(torch.nn.Linear(2, 2), path)
+    with pytest.raises(ConvertError, match=r"state_dict\(\), 'state.pt'\)"):
+        files.read(path)
+
+
+def test_huggingfaces_vocabulary_is_read_with_torch(torch, tmp_path):
+    path = str(tmp_path / "vocab.bin")
+    torch.save({"idx2sym": ["<eos>", "a"], "counter": collections.Counter("a")}, path)
+    assert vocabulary.vocab_from_file(path).symbols == ["<eos>", "a"]
+    torch.save({"counter": collections.Counter("a")}, path)
+    with pytest.raises(ConvertError, match="has no idx2sym"):
+        vocabulary.vocab_from_file(path)
+
+
+def test_a_tensorflow_checkpoint_is_read_without_the_optimizers_variables(tmp_path):
+    tf = pytest.importorskip("tensorflow", reason="tensorflow is not installed")
+    prefix = str(tmp_path / "model.ckpt-0")
+    v1 = tf.compat.v1
+    with v1.Graph().as_default(), v1.Session() as session:
+        for name in ("transformer/a", "transformer/a/Adam"):
+            v1.get_variable(name, initializer=STATE["a"])
+        session.run(v1.global_variables_initializer())
+        v1.train.Saver().save(session, prefix, write_meta_graph=False)
+    wanted = lambda name: not name.endswith("Adam")
+    for source in (prefix, str(tmp_path)):
+        tensors = files.read(source, wanted).tensors
+        assert list(tensors) == ["transformer/a"]
+        np.testing.assert_array_equal(tensors["transformer/a"], STATE["a"])
+
+
+# --------------------------------------------------------------------------------------
+# Vocabularies.
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind", "symbols"),
+    [
+        ("words.txt", "<eos>\nthe\ncat\n", "word", ["<eos>", "the", "cat"]),
+        ("counted.txt", "<eos> 12\nthe 7\r\n", "word", ["<eos>", "the"]),
+        ("no_end.txt", "<eos>\nthe", "word", ["<eos>", "the"]),
+        ("chars.txt", "a\n \nb\n", "char", ["a", " ", "b"]),
+        ("dos.txt", "a\r\n \r\n", "char", ["a", " "]),
+        ("bytes.txt", "".join(f"{i}\n" for i in range(256)), "byte", [str(i) for i in range(256)]),
+        ("own.json", json.dumps({"kind": "char", "symbols": ["\n", "a"]}), "char", ["\n", "a"]),
+        ("list.json", '["<eos>", "a b"]', "word", ["<eos>", "a b"]),
+        ("ids.json", '{"the": 1, "<eos>": 0}', "word", ["<eos>", "the"]),
+    ],
+)
+def test_a_vocabulary_is_read_in_the_order_of_ids(tmp_path, name, content, kind, symbols):
+    (tmp_path / name).write_text(content, encoding="utf-8", newline="")
+    vocab = vocabulary.vocab_from_file(str(tmp_path / name))
+    assert (vocab.kind, vocab.symbols) == (kind, symbols)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("v.pkl", b"x", "pickled files are not opened"),
+        ("v.json", b"[1, 2]", "must be a list of symbols"),
+        ("v.json", b'{"a": 1, "b": 2}', "ids are not 0 to 1"),
+        ("v.json", b"{", "cannot be read"),
+        ("v.txt", b"\xff\xfe", "cannot be read"),
+        (None, b"", "there is no such file"),
+    ],
+)
+def test_a_vocabulary_that_cannot_be_read_is_refused(tmp_path, name, content, message):
+    if name:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConvertError, match=message):
+        vocabulary.vocab_from_file(str(tmp_path / (name or "gone.txt")))
+
+
+def test_a_symbol_that_stands_twice_is_refused(tmp_path):
+    (tmp_path / "v.txt").write_text("<eos>\nthe\nthe\n")
+    with pytest.raises(DataError, match="'the' stands in it twice"):
+        vocabulary.vocab_from_file(str(tmp_path / "v.txt"))
+
+
+def test_the_safest_vocabulary_of_a_folder_is_taken(tmp_path):
+    assert vocabulary.vocab_in_folder(str(tmp_path)) is None
+    (tmp_path / "vocab.bin").write_bytes(b"")
+    (tmp_path / "vocab.txt").write_text("")
+    assert vocabulary.vocab_in_folder(str(tmp_path)) == str(tmp_path / "vocab.txt")

@@ -1,0 +1,104 @@
+"""The command: a model of another program into a workdir, or a workdir's model into plain files.
+
+    python -m txl_jax.convert state.safetensors --args=args.json --vocab=vocab.txt --workdir=DIR
+    python -m txl_jax.convert checkpoint_best.pt --format=nvidia --workdir=DIR
+    python -m txl_jax.convert transfo-xl-wt103/ --workdir=DIR
+    python -m txl_jax.convert model.ckpt-0 --args=flags.json --vocab=vocab.txt --workdir=DIR
+    python -m txl_jax.convert --export=OUT --workdir=DIR
+
+Any setting of the experiment but the model's is a flag: ``--config.evaluate.seg_len=64``.
+"""
+
+import argparse
+import json
+import os
+import sys
+from typing import Any, get_args
+
+from absl import logging
+
+from txl_jax.config import ConfigError
+from txl_jax.convert.conversion import Format, Request, to_workdir
+from txl_jax.convert.errors import ConvertError
+from txl_jax.convert.exported import export
+from txl_jax.data.errors import DataError
+from txl_jax.training.checkpoint import CheckpointError
+from txl_jax.workdir import WorkdirError
+
+KNOWN_ERRORS = (ConvertError, ConfigError, DataError, CheckpointError, WorkdirError, OSError)
+
+
+def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
+    """Flags, and the overrides of settings; exits with 2 where they make no sense."""
+    p = argparse.ArgumentParser("python -m txl_jax.convert", allow_abbrev=False)
+    p.add_argument("source", nargs="?", help="state file, TF checkpoint prefix, or folder")
+    p.add_argument("--workdir", required=True, help="new folder of the model; with --export: read")
+    p.add_argument("--format", choices=get_args(Format), help="whose the source is")
+    p.add_argument("--args", help="JSON file with arguments of the program's constructor")
+    p.add_argument("--vocab", help="vocabulary: one symbol a line, or JSON")
+    p.add_argument("--corpus", help="name of the corpus that has the vocabulary")
+    p.add_argument("--path", help="where the corpus is")
+    p.add_argument("--export", metavar="OUT", help="write the workdir's model into this new folder")
+    p.add_argument("--step", default="best", help="checkpoint to export: best, latest or a number")
+    overrides, rest, arguments = {}, [], iter(argv)
+    for argument in arguments:
+        if argument.startswith("--config."):
+            key, equals, value = argument.removeprefix("--config.").partition("=")
+            overrides[key] = value if equals else next(arguments, "")
+        else:
+            rest.append(argument)
+    flags = p.parse_args(rest)
+    if (flags.source is None) == (flags.export is None):
+        p.error("name either a SOURCE to convert, or a folder to --export to")
+    if flags.export and (flags.format or flags.args or flags.vocab or flags.corpus or overrides):
+        p.error("--export goes with --workdir and --step alone")
+    if flags.vocab and flags.corpus:
+        p.error("--vocab and --corpus are two vocabularies; give one")
+    if flags.path and not flags.corpus:
+        p.error("--path is of a --corpus")
+    return flags, overrides
+
+
+def main(argv: list[str]) -> int:
+    """Converts or exports; the exit code of the process."""
+    flags, overrides = parse(argv)
+    logging.set_verbosity(logging.ERROR)
+    try:
+        if flags.export:
+            step = export(flags.workdir, flags.export, flags.step)
+            print(f"step {step} is in {flags.export}")
+            return 0
+        data = {"name": flags.corpus, "path": flags.path} if flags.corpus else None
+        model = to_workdir(
+            Request(
+                source=flags.source,
+                workdir=os.path.abspath(flags.workdir),
+                format=flags.format,
+                args=_json(flags.args) if flags.args else None,
+                vocab=flags.vocab,
+                data=data,
+                overrides=overrides,
+            )
+        )
+    except KNOWN_ERRORS as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 2
+    shape = f"{model.n_layer} layers, d_model {model.d_model}, {model.vocab_size} symbols"
+    print(f"{flags.workdir}: {model.attention} attention, {shape}; to score it:")
+    print(f"  python -m txl_jax.main --mode=evaluate --workdir={flags.workdir}")
+    return 0
+
+
+def _json(path: str) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except ValueError as error:
+        raise ConvertError(f"--args={path}: is not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ConvertError(f"--args={path}: must hold an object of arguments and their values")
+    return content
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,111 @@
+"""A trained model as three plain files, to pass on: no pickle, no folder of checkpoints.
+
+model.safetensors   parameters, float32, by their path in the tree: "layer_0/attention/query"
+config.json         as in a workdir: every setting, corpus, versions
+vocab.json          as in a workdir
+"""
+
+import json
+import os
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from txl_jax import workdir as workdirs
+from txl_jax.config import ExperimentConfig, TransformerXLConfig
+from txl_jax.convert.errors import ConvertError
+from txl_jax.convert.files import read
+from txl_jax.convert.tensors import Tensors
+from txl_jax.data.vocab import Vocab
+from txl_jax.files import write_json, write_whole
+from txl_jax.model.transformer_xl import TransformerXL
+
+MODEL = "model.safetensors"
+
+
+def export(workdir: str, folder: str, step: str = "best") -> int:
+    """Writes the trained model of a workdir as the three files; the step it is of.
+
+    Args:
+      workdir: of a run.
+      folder: new or empty.
+      step: ``best`` by validation, ``latest``, or a number.
+
+    Raises:
+      ConvertError: something is in the folder.
+      WorkdirError, CheckpointError: as :func:`txl_jax.load`.
+    """
+    from safetensors.numpy import save  # here, so that models run where it is not installed
+
+    refuse_used(folder)
+    trained = workdirs.load(workdir, step)
+    tensors = flat_params(trained.params)
+    os.makedirs(folder, exist_ok=True)
+    metadata = {"format": "txl_jax", "step": str(trained.step)}
+    write_whole(os.path.join(folder, MODEL), save(tensors, metadata))
+    write_json(os.path.join(folder, workdirs.VOCAB), trained.vocab.to_json())
+    record = _without_paths(read_json(workdir, workdirs.CONFIG))
+    write_json(os.path.join(folder, workdirs.CONFIG), record)
+    return trained.step
+
+
+def load_exported(folder: str) -> workdirs.Trained:
+    """The model that :func:`export` wrote, bit for bit; its step is 0.
+
+    Raises:
+      ConvertError: a file is missing or damaged, or the files do not belong together.
+    """
+    record = read_json(folder, workdirs.CONFIG)
+    settings = {k: v for k, v in record.items() if k not in ("corpus", "provenance")}
+    exp = ExperimentConfig.from_dict(settings)
+    vocab = Vocab.from_json(read_json(folder, workdirs.VOCAB))
+    params = params_from_flat(read(os.path.join(folder, MODEL)).tensors, exp.model)
+    return workdirs.Trained(TransformerXL(exp.model), params, vocab, exp, 0)
+
+
+def flat_params(params: Any) -> dict[str, np.ndarray]:
+    """Arrays by their paths in the tree, each in C order: safetensors writes memory as it lies."""
+    flat = flatten_dict(jax.device_get(params), sep="/")
+    return {name: np.ascontiguousarray(array) for name, array in sorted(flat.items())}
+
+
+def params_from_flat(tensors: dict[str, np.ndarray], cfg: TransformerXLConfig) -> dict[str, Any]:
+    """The tree of parameters from arrays by their paths, every shape checked."""
+    left = Tensors(tensors)
+    shapes = flatten_dict(workdirs.param_shapes(cfg), sep="/")
+    params = {name: left.take(name, leaf.shape) for name, leaf in shapes.items()}
+    left.finish()
+    return unflatten_dict(params, sep="/")
+
+
+def _without_paths(record: dict[str, Any]) -> dict[str, Any]:
+    """A workdir's record without what tells where its text lay."""
+    data, corpus = dict(record.get("data", {})), dict(record.get("corpus", {}))
+    path = data.get("path")
+    if path and "label" in corpus:
+        name = os.path.basename(os.path.normpath(path))
+        corpus["label"] = corpus["label"].replace(os.path.abspath(path), name).replace(path, name)
+    return {**record, "data": {**data, "path": None, "cache_dir": None}, "corpus": corpus}
+
+
+def refuse_used(folder: str) -> None:
+    """Raises ConvertError where there is something in the folder, or a file in its place."""
+    if os.path.isfile(folder) or (os.path.isdir(folder) and os.listdir(folder)):
+        raise ConvertError(f"{folder}: there is something in it; name a new or an empty folder")
+
+
+def read_json(folder: str, name: str) -> dict[str, Any]:
+    """The object in a JSON file. Raises ConvertError where there is none."""
+    path = os.path.join(folder, name)
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except OSError as error:
+        raise ConvertError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise ConvertError(f"{path}: is not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ConvertError(f"{path}: must hold a JSON object")
+    return content

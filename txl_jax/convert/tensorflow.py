@@ -1,0 +1,186 @@
+"""Models of the authors' TensorFlow code as models of this project.
+
+    flags of train.py, and n_token, cutoffs ──config_from_tensorflow──▶ cfg
+    name -> array of a checkpoint ──params_from_tensorflow(·, cfg)──▶ params
+
+Nothing here needs tensorflow. Below the scope ``transformer/``:
+
+    theirs                                            ours
+    layer_n/rel_attn/qkv/kernel [D, 3*N*H]            query, key, value [D,N,H]
+    layer_n/rel_attn/r/kernel   [D, N*H]              position          [D,N,H]
+    layer_n/rel_attn/o/kernel   [N*H, D]              output            [N,H,D]
+    layer_n/{rel_attn,ff}/LayerNorm/{gamma,beta}      scale, bias
+    layer_n/ff/layer_{1,2}/{kernel [in, out],bias}    inner, outer      kernel [in, out]
+    r_w_bias, r_r_bias          [N,H] or [L,N,H]      u, v
+    adaptive_embed/{lookup_table,proj_W}              embedding, embedding_projection
+    adaptive_embed/cutoff_i/{lookup_table,proj_W}     embedding_i, embedding_projection_i
+    adaptive_softmax/bias, adaptive_softmax/cutoff_i/b  softmax_bias, with div_val 1 end to end
+    adaptive_softmax/cutoff_i/proj [d_i,D]            softmax_projection_i
+    adaptive_softmax/cutoff_0/cluster_{W,b}           cluster_weight, cluster_bias
+
+Output weights are always the embedding; a model without cutoffs shares its projection too. Memory
+starts there as zeros that are attended to, and ``same_length`` lets a query see M+1 keys.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from txl_jax.config import TransformerXLConfig
+from txl_jax.convert.errors import ConvertError
+from txl_jax.convert.tensors import Tensors, listed, parameter_clusters, required, tied, vocab_size
+from txl_jax.model.adaptive import clusters
+
+REQUIRED = ("n_token", "n_layer", "d_model", "n_head", "d_head", "d_inner")
+
+IGNORED = ("tgt_len", "mem_len", "tie_weight", "use_tpu", "init", "init_range", "dataset")
+"""Flags that shape nothing: weights are tied there whatever ``tie_weight`` says."""
+
+SCOPE = "transformer/"
+SLOTS = ("Adam", "Adam_1", "ExponentialMovingAverage")
+"""Last parts of the names of an optimizer's own variables."""
+
+
+def config_from_tensorflow(args: Mapping[str, Any]) -> TransformerXLConfig:
+    """The configuration of the model that ``train.py`` or ``train_gpu.py`` builds from its flags.
+
+    Args:
+      args: the flags by their names, and ``n_token`` and ``cutoffs`` (which the programs take
+        from ``corpus-info.json``: ``vocab_size`` there and a list with 0 and V at its ends are
+        as good). ``d_embed`` is ``d_model`` where left out, others are TF's defaults.
+
+    Raises:
+      ConvertError: a flag that is missing, not of the model, or out of range.
+    """
+    args = {name: value for name, value in args.items() if name not in IGNORED}
+    if "vocab_size" in args:
+        args["n_token"] = args.pop("vocab_size")
+    required(args, REQUIRED, "flags of the original")
+    n_token, d_model, d_embed = args.pop("n_token"), args.pop("d_model"), args.pop("d_embed", None)
+    cutoffs = tuple(args.pop("cutoffs", ()))
+    if cutoffs[:1] == (0,):
+        cutoffs = cutoffs[1:-1]
+    share = args.pop("proj_share_all_but_first", False)
+    tie_projs = (False, *[bool(share)] * len(cutoffs)) if cutoffs else (True,)
+    clamp_len = args.pop("clamp_len", -1)
+    cfg = TransformerXLConfig(
+        vocab_size=n_token,
+        n_layer=args.pop("n_layer"),
+        d_model=d_model,
+        n_head=args.pop("n_head"),
+        d_head=args.pop("d_head"),
+        d_inner=args.pop("d_inner"),
+        d_embed=None if d_embed == d_model else d_embed,
+        dropout=args.pop("dropout", 0.1),
+        dropatt=args.pop("dropatt", 0.1),
+        untie_r=args.pop("untie_r", False),
+        same_length="tf" if args.pop("same_length", False) else False,
+        clamp_len=clamp_len if clamp_len > 0 else -1,
+        cutoffs=cutoffs,
+        div_val=args.pop("div_val", 1),
+        tie_projs=tie_projs,
+        proj_same_dim=args.pop("proj_same_dim", True),
+        init_std=args.pop("init_std", 0.02),
+        proj_init_std=args.pop("proj_init_std", 0.01),
+        norm_epsilon=1e-12,
+    )
+    if args:
+        raise ConvertError(f"not flags of the original that shape a model: {listed(args)}")
+    return cfg
+
+
+def params_from_tensorflow(
+    variables: Mapping[str, np.ndarray], cfg: TransformerXLConfig
+) -> dict[str, Any]:
+    """The parameters of ``TransformerXL(cfg)`` from a checkpoint's variables, float32 arrays.
+
+    Args:
+      variables: arrays by name. What is not below ``transformer/`` (``global_step``) and the
+        optimizer's variables are passed over.
+      cfg: from :func:`config_from_tensorflow`; variables that do not fit it are refused.
+
+    Raises:
+      ConvertError: naming every variable that is missing, not known, or of the wrong shape.
+    """
+    c = cfg
+    vocab_size(c)
+    wanted = {name: array for name, array in variables.items() if is_parameter(name)}
+    tensors = Tensors({name.removeprefix(SCOPE): array for name, array in wanted.items()})
+    shape = (c.n_layer,) * c.untie_r + (c.n_head, c.d_head)
+    params: dict[str, Any] = {
+        "u": tensors.take("r_w_bias", shape),
+        "v": tensors.take("r_r_bias", shape),
+        **_vocabulary(tensors, c),
+    }
+    for n in range(c.n_layer):
+        params[f"layer_{n}"] = {
+            "attention": _attention(tensors, c, f"layer_{n}/rel_attn/"),
+            "norm_attention": _layer_norm(tensors, c, f"layer_{n}/rel_attn/LayerNorm/"),
+            "feed_forward": {
+                "inner": _dense(tensors, f"layer_{n}/ff/layer_1/", c.d_model, c.d_inner),
+                "outer": _dense(tensors, f"layer_{n}/ff/layer_2/", c.d_inner, c.d_model),
+            },
+            "norm_feed_forward": _layer_norm(tensors, c, f"layer_{n}/ff/LayerNorm/"),
+        }
+    tensors.finish()
+    return params
+
+
+def is_parameter(name: str) -> bool:
+    """Whether a variable of a checkpoint is the model's."""
+    return name.startswith(SCOPE) and name.rpartition("/")[2] not in SLOTS
+
+
+def _vocabulary(tensors: Tensors, c: TransformerXLConfig) -> dict[str, np.ndarray]:
+    found = {}
+    for i, (end, part) in enumerate(parameter_clusters(c)):
+        scope = f"adaptive_embed/cutoff_{i}/" if c.div_val > 1 else "adaptive_embed/"
+        found["embedding" + end] = tensors.take(scope + "lookup_table", (part.size, part.width))
+        if part.projected:
+            matrix = tensors.take(scope + "proj_W", (part.width, c.d_model))
+            found["embedding_projection" + end] = matrix
+    softmax = "adaptive_softmax/cutoff_{}/"
+    if not c.cutoffs:
+        biases = [tensors.take("adaptive_softmax/bias", (vocab_size(c),))]
+    else:
+        sizes = enumerate(part.size for part in clusters(c))
+        biases = [tensors.take(softmax.format(i) + "b", (size,)) for i, size in sizes]
+        shape = (len(c.cutoffs), clusters(c)[0].width)
+        found["cluster_weight"] = tensors.take(softmax.format(0) + "cluster_W", shape)
+        found["cluster_bias"] = tensors.take(softmax.format(0) + "cluster_b", shape[:1])
+    if c.div_val > 1:
+        found |= {f"softmax_bias_{i}": bias for i, bias in enumerate(biases)}
+    else:
+        found["softmax_bias"] = np.concatenate(biases)
+    for i, part in enumerate(clusters(c)):
+        if part.projected and not tied(c, i):
+            matrix = tensors.take(softmax.format(i) + "proj", (part.width, c.d_model))
+            found[f"softmax_projection_{i}"] = matrix
+    return found
+
+
+def _attention(tensors: Tensors, c: TransformerXLConfig, scope: str) -> dict[str, np.ndarray]:
+    d, n, h = c.d_model, c.n_head, c.d_head
+    qkv = tensors.take(scope + "qkv/kernel", (d, 3 * n * h)).reshape(d, 3, n, h)
+    return {
+        "query": qkv[:, 0],
+        "key": qkv[:, 1],
+        "value": qkv[:, 2],
+        "position": tensors.take(scope + "r/kernel", (d, n * h)).reshape(d, n, h),
+        "output": tensors.take(scope + "o/kernel", (n * h, d)).reshape(n, h, d),
+    }
+
+
+def _dense(tensors: Tensors, scope: str, inputs: int, outputs: int) -> dict[str, np.ndarray]:
+    return {
+        "kernel": tensors.take(scope + "kernel", (inputs, outputs)),
+        "bias": tensors.take(scope + "bias", (outputs,)),
+    }
+
+
+def _layer_norm(tensors: Tensors, c: TransformerXLConfig, scope: str) -> dict[str, np.ndarray]:
+    return {
+        "scale": tensors.take(scope + "gamma", (c.d_model,)),
+        "bias": tensors.take(scope + "beta", (c.d_model,)),
+    }
