@@ -1,13 +1,15 @@
-"""The model once more, slow and obvious: loops over heads, queries and keys, in float64.
+"""The model once more, slow and obvious: loops over heads, queries, keys and words, in float64.
 
-Written from the formulas of the paper (section 3.3, appendix B is not used: every position
-projection is computed for every pair). No code of the package is used. One row at a time:
+Written from the formulas of the papers (Transformer-XL, section 3.3, without appendix B: every
+position is scored for every pair; adaptive softmax: every word of every cluster). No code of the
+package is used. One row at a time:
 
   params  the package's parameters as nested dicts of numpy arrays
-  cfg     only attributes are read: n_layer, d_head, pre_lnorm, untie_r, same_length, clamp_len, …
+  cfg     only attributes are read: n_layer, d_head, attention, pre_lnorm, cutoffs, …
   memory  for each layer the list of its past inputs, oldest first, as long as it is: no padding
 """
 
+import itertools
 import math
 
 import numpy as np
@@ -20,17 +22,19 @@ def float64(tree):
     return np.asarray(tree, dtype=np.float64)
 
 
-def sinusoid(distance, d_model):
-    """R_d: D/2 sines, then D/2 cosines, of d / 10000^(2k/D)."""
-    angles = [distance / 10000 ** (2 * k / d_model) for k in range(d_model // 2)]
+def sinusoid(distance, cfg):
+    """R_d, distances above ``clamp_len`` clamped: D/2 sines, D/2 cosines of d / 10000^(2k/D)."""
+    if cfg.clamp_len > 0:
+        distance = min(distance, cfg.clamp_len)
+    angles = [distance / 10000 ** (2 * k / cfg.d_model) for k in range(cfg.d_model // 2)]
     return np.array([math.sin(a) for a in angles] + [math.cos(a) for a in angles])
 
 
-def layer_norm(x, p):
-    """(x - mean) / sqrt(variance + 1e-5), with gain and bias."""
+def layer_norm(x, p, cfg):
+    """(x - mean) / sqrt(variance + epsilon), with gain and bias."""
     mean = x.sum() / len(x)
     variance = ((x - mean) ** 2).sum() / len(x)
-    return p["scale"] * (x - mean) / math.sqrt(variance + 1e-5) + p["bias"]
+    return p["scale"] * (x - mean) / math.sqrt(variance + cfg.norm_epsilon) + p["bias"]
 
 
 def feed_forward(x, p):
@@ -60,6 +64,24 @@ def visible(i, n_past, mem_len, same_length, starts):
     return reachable
 
 
+def score(h_i, h_j, distance, n, p, u, v, cfg):
+    """What head n makes of one query and one key, before the division by sqrt(H)."""
+    q, k = h_i @ p["query"][:, n], h_j @ p["key"][:, n]
+    if cfg.attention == "relative":
+        r = sinusoid(distance, cfg) @ p["position"][:, n]
+        return q @ k + q @ r + u[n] @ k + v[n] @ r  # (a) + (b) + (c) + (d)
+    if cfg.attention == "shaw":
+        rows = len(p["distance"])
+        if cfg.clamp_len > 0:
+            rows = min(rows, cfg.clamp_len)
+        d = min(distance, rows - 1)
+        return q @ k + q @ p["distance"][d, n] + p["u"][n] @ k + p["distance_bias"][d, n]
+    if cfg.attention == "shared_projection":
+        q = q + sinusoid(0, cfg) @ p["query"][:, n]
+        k = k + sinusoid(distance, cfg) @ p["key"][:, n]
+    return q @ k
+
+
 def attention(queries, past_and_present, p, u, v, cfg, mem_len, starts):
     """What each query gathers: a list of T vectors [D]."""
     n_past = len(past_and_present) - len(queries)
@@ -67,18 +89,12 @@ def attention(queries, past_and_present, p, u, v, cfg, mem_len, starts):
     for i, h_i in enumerate(queries):
         total = np.zeros(cfg.d_model)
         for n in range(cfg.n_head):
-            q = h_i @ p["query"][:, n]
             keys = visible(i, n_past, mem_len, cfg.same_length, starts)
             scores = []
             for j in keys:
-                distance = n_past + i - j
-                if cfg.clamp_len > 0:
-                    distance = min(distance, cfg.clamp_len)
-                k = past_and_present[j] @ p["key"][:, n]
-                r = sinusoid(distance, cfg.d_model) @ p["position"][:, n]
-                terms = q @ k + q @ r + u[n] @ k + v[n] @ r  # (a) + (b) + (c) + (d)
-                scores.append(terms / math.sqrt(cfg.d_head))
-            exponentials = [math.exp(score - max(scores)) for score in scores]
+                a = score(h_i, past_and_present[j], n_past + i - j, n, p, u, v, cfg)
+                scores.append(a / math.sqrt(cfg.d_head))
+            exponentials = [math.exp(a - max(scores)) for a in scores]
             for j, e in zip(keys, exponentials, strict=True):
                 value = past_and_present[j] @ p["value"][:, n]
                 total = total + e / sum(exponentials) * (value @ p["output"][n])
@@ -96,45 +112,112 @@ def core(params, cfg, inputs, memory, mem_len, starts=()):
       starts: positions where a new episode begins; nothing is seen or remembered across.
     """
     states, new_memory = list(inputs), []
+    from_end = range(len(states) - 1, -1, -1)  # positions of the absolute forms
+    if cfg.attention == "absolute":
+        states = [h + sinusoid(e, cfg) for h, e in zip(states, from_end, strict=True)]
     for n in range(cfg.n_layer):
-        p = params[f"layer_{n}"]
-        u, v = (params["u"][n], params["v"][n]) if cfg.untie_r else (params["u"], params["v"])
+        p, u, v = params[f"layer_{n}"], params.get("u"), params.get("v")
+        if cfg.attention == "relative" and cfg.untie_r:
+            u, v = u[n], v[n]
         kept = memory[n] + states
         if starts:
             kept = states[max(starts) :]
         new_memory.append(kept[-mem_len:] if mem_len else [])
 
+        if cfg.attention == "absolute_per_layer":
+            table = p["positions"]
+            states = [h + table[len(table) - 1 - e] for h, e in zip(states, from_end, strict=True)]
+        everything, queries = memory[n] + states, states
         if cfg.pre_lnorm:
-            everything = [layer_norm(h, p["norm_attention"]) for h in memory[n] + states]
-            queries = everything[len(memory[n]) :]
-        else:
-            everything, queries = memory[n] + states, states
+            everything = [layer_norm(h, p["norm_attention"], cfg) for h in everything]
+            if cfg.attention not in ("absolute", "absolute_per_layer"):
+                queries = everything[len(memory[n]) :]
         a = attention(queries, everything, p["attention"], u, v, cfg, mem_len, starts)
         after = []
         for h, a_i in zip(states, a, strict=True):
             h = h + a_i
             if cfg.pre_lnorm:
-                h = h + feed_forward(layer_norm(h, p["norm_feed_forward"]), p["feed_forward"])
+                h = h + feed_forward(layer_norm(h, p["norm_feed_forward"], cfg), p["feed_forward"])
             else:
-                h = layer_norm(h, p["norm_attention"])
-                h = layer_norm(h + feed_forward(h, p["feed_forward"]), p["norm_feed_forward"])
+                h = layer_norm(h, p["norm_attention"], cfg)
+                h = layer_norm(h + feed_forward(h, p["feed_forward"]), p["norm_feed_forward"], cfg)
             after.append(h)
         states = after
     return states, new_memory
 
 
+def clusters(cfg):
+    """(first word, word after the last) of the head and of each tail."""
+    edges = [0, *cfg.cutoffs, cfg.vocab_size]
+    return list(itertools.pairwise(edges))
+
+
+def projection(params, cfg, i, of_softmax):
+    """[d_i,D], from the width of cluster i to that of the model; of the embedding or softmax."""
+    width = (cfg.d_embed or cfg.d_model) // cfg.div_val**i
+    if width == cfg.d_model and (cfg.div_val == 1 or not cfg.proj_same_dim):
+        return np.eye(cfg.d_model)
+    tied = i < len(cfg.tie_projs) and cfg.tie_projs[i]
+    if of_softmax and not tied:
+        return params[f"softmax_projection_{i}"]
+    return params["embedding_projection" if cfg.div_val == 1 else f"embedding_projection_{i}"]
+
+
+def embedding(params, cfg, token):
+    """The input vector [D] of one word."""
+    for i, (first, end) in enumerate(clusters(cfg)):
+        if first <= token < end:
+            if cfg.div_val == 1:
+                row = params["embedding"][token]
+            else:
+                row = params[f"embedding_{i}"][token - first]
+            return math.sqrt(cfg.d_model) * row @ projection(params, cfg, i, of_softmax=False)
+    raise ValueError(f"no word {token}")
+
+
+def words_of_cluster(params, cfg, i):
+    """Output weights [size_i,d_i] and biases [size_i] of the words of cluster i."""
+    name = "embedding" if cfg.tie_weight else "softmax_weight"
+    if cfg.div_val == 1:
+        first, end = clusters(cfg)[i]
+        return params[name][first:end], params["softmax_bias"][first:end]
+    return params[f"{name}_{i}"], params[f"softmax_bias_{i}"]
+
+
+def log_softmax(z):
+    """z - log(sum(exp(z)))."""
+    return z - z.max() - math.log(np.exp(z - z.max()).sum())
+
+
+def scores_of_words(params, cfg, h):
+    """[V] from one output state: logits; with clusters log p(cluster) + log p(word | cluster)."""
+    logits = []
+    for i in range(len(cfg.cutoffs) + 1):
+        weight, bias = words_of_cluster(params, cfg, i)
+        projected = projection(params, cfg, i, of_softmax=True) @ h
+        logits.append(weight @ projected + bias)
+        if i == 0 and cfg.cutoffs:
+            to_tails = params["cluster_weight"] @ projected + params["cluster_bias"]
+    if not cfg.cutoffs:
+        return logits[0]
+    head = log_softmax(np.concatenate([logits[0], to_tails]))
+    n_words = cfg.cutoffs[0]
+    tails = [head[n_words + i] + log_softmax(logits[1 + i]) for i in range(len(cfg.cutoffs))]
+    return np.concatenate([head[:n_words], *tails])
+
+
 def logits(params, cfg, tokens, memory, mem_len, starts=()):
-    """Logits (list of T vectors [V]) and new memory of one row of token ids."""
-    embedded = [math.sqrt(cfg.d_model) * params["embedding"][token] for token in tokens]
+    """Scores of all words (list of T vectors [V]) and new memory of one row of token ids."""
+    embedded = [embedding(params, cfg, token) for token in tokens]
     states, memory = core(params, cfg, embedded, memory, mem_len, starts)
-    weight = params["embedding"] if cfg.tie_weight else params["softmax_weight"]
-    return [weight @ h + params["softmax_bias"] for h in states], memory
+    return [scores_of_words(params, cfg, h) for h in states], memory
 
 
-def nll(params, cfg, tokens, targets, memory, mem_len, starts=()):
-    """-log p(target) in nats (list of T numbers) and new memory of one row."""
+def nll(params, cfg, tokens, targets, memory, mem_len, starts=(), context_len=0):
+    """-log p(target) in nats (list of T numbers) and new memory of one row.
+
+    The first ``context_len`` tokens are read and not scored; ``targets`` has none for them.
+    """
     scores, memory = logits(params, cfg, tokens, memory, mem_len, starts)
-    losses = []
-    for z, target in zip(scores, targets, strict=True):
-        losses.append(math.log(np.exp(z - z.max()).sum()) + z.max() - z[target])
-    return losses, memory
+    pairs = zip(scores[context_len:], targets, strict=True)
+    return [-log_softmax(z)[target] for z, target in pairs], memory

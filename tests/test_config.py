@@ -97,6 +97,9 @@ def test_a_section_cannot_be_a_value():
 
 WINDOW = "must be one of False, 'pytorch', 'tf'"
 BASELINES = "must be one of 'unigram', 'bigram', 'xz'"
+ATTENTION = (
+    "must be one of 'relative', 'shaw', 'absolute', 'absolute_per_layer', 'shared_projection'"
+)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +132,16 @@ BASELINES = "must be one of 'unigram', 'bigram', 'xz'"
         ("evaluate.baselines", ["xz", 3], f"3: {BASELINES}"),
         ("evaluate.baselines", 3, "3: must be a list"),
         ("evaluate.baselines", None, "None: must be a list"),
+        ("evaluate.first_memory", "full", "'full': must be one of 'empty', 'zeros'"),
+        ("loss.positions", "last", "'last': must be one of 'full', 'half'"),
+        ("optimizer.name", "sgd", "'sgd': must be one of 'adam', 'lamb'"),
+        ("model.attention", "vanilla", f"'vanilla': {ATTENTION}"),
+        ("model.dropout_mask", "rows", "'rows': must be one of 'independent', 'locked'"),
+        ("model.cutoffs", [5, "many"], "'many': must be of type int"),
+        ("model.cutoffs", [5, True], "True: must be of type int"),
+        ("model.cutoffs", 5, "5: must be a list"),
+        ("model.tie_projs", [False, 1], "1: must be of type bool"),
+        ("model.tie_projs", True, "True: must be a list"),
     ],
 )
 def test_wrong_type_is_refused_with_key_value_and_type(key, value, rule):
@@ -168,6 +181,14 @@ def test_wrong_type_is_refused_with_key_value_and_type(key, value, rule):
         ("evaluate.baselines", "('unigram', \"xz\")", ("unigram", "xz")),
         ("evaluate.baselines", "[bigram]", ("bigram",)),
         ("evaluate.baselines", "()", ()),
+        ("evaluate.first_memory", "zeros", "zeros"),
+        ("model.cutoffs", "(2000, 4000)", (2000, 4000)),
+        ("model.cutoffs", "20", (20,)),
+        ("model.tie_projs", "[true]", (True,)),
+        ("model.d_embed", "none", None),
+        ("model.dropout_input", "0", 0.0),
+        ("model.dropout_input", "none", None),
+        ("loss.tar", "1", 1.0),
     ],
 )
 def test_command_line_text_is_read_as_the_type_of_its_key(config_file, key, text, value):
@@ -202,10 +223,23 @@ OUT_OF_RANGE = [
     ("model.n_head", 0, "must be at least 1"),
     ("model.d_head", -4, "must be at least 1"),
     ("model.d_inner", 0, "must be at least 1"),
+    ("model.d_embed", 0, "must be at least 1"),
     ("model.dropout", 1.0, "must be at least 0 and below 1"),
+    ("model.dropout_input", 1.0, "must be at least 0 and below 1"),
+    ("model.dropout_output", -0.1, "must be at least 0 and below 1"),
+    ("model.dropout_qkv", 1.5, "must be at least 0 and below 1"),
+    ("model.dropout_embedding", 1.0, "must be at least 0 and below 1"),
     ("model.dropatt", -0.1, "must be at least 0 and below 1"),
     ("model.clamp_len", 0, "must be -1 (never) or at least 1"),
+    ("model.n_positions", 0, "must be at least 1"),
+    ("model.cutoffs", (5, 5), "must rise from at least 1"),
+    ("model.cutoffs", (7, 5), "must rise from at least 1"),
+    ("model.cutoffs", (0, 5), "must rise from at least 1"),
+    ("model.div_val", 0, "must be at least 1"),
+    ("model.sample_softmax", -1, "must be at least 0"),
     ("model.init_std", 0.0, "must be above 0"),
+    ("model.proj_init_std", 0.0, "must be above 0"),
+    ("model.norm_epsilon", 0.0, "must be above 0"),
     ("data.valid_fraction", 0.0, "must be above 0 and below 0.5"),
     ("data.test_fraction", 0.5, "must be above 0 and below 0.5"),
     ("optimizer.learning_rate", 0.0, "must be above 0"),
@@ -215,10 +249,13 @@ OUT_OF_RANGE = [
     ("optimizer.b1", 1.0, "must be at least 0 and below 1"),
     ("optimizer.b2", 1.0, "must be at least 0 and below 1"),
     ("optimizer.eps", 0.0, "must be above 0"),
+    ("loss.ar", -0.1, "must be at least 0"),
+    ("loss.tar", -0.1, "must be at least 0"),
     ("train.steps", 0, "must be at least 1"),
     ("train.batch_size", 0, "must be at least 1"),
     ("train.seg_len", 0, "must be at least 1"),
     ("train.mem_len", -1, "must be at least 0"),
+    ("train.context_len", -1, "must be at least 0"),
     ("train.micro_batches", 0, "must be at least 1"),
     ("train.steps_per_dispatch", 0, "must be at least 1"),
     ("train.log_every", 0, "must be at least 1"),
@@ -226,6 +263,7 @@ OUT_OF_RANGE = [
     ("validate.batch_size", 0, "must be at least 1"),
     ("evaluate.seg_len", 0, "must be at least 1"),
     ("evaluate.mem_len", -1, "must be at least 0"),
+    ("evaluate.context_len", -1, "must be at least 0"),
     ("evaluate.clamp_len", 0, "must be -1 (never) or at least 1"),
     ("evaluate.max_segments", -1, "must be at least 0"),
     ("generate.length", -1, "must be at least 0"),
@@ -269,6 +307,10 @@ def test_a_malformed_hash_is_refused(digits):
 
 # --------------------------------------------------------------------------------------
 # Combinations.
+
+NO_MEMORY = {"train.mem_len": 0, "validate.mem_len": 0, "evaluate.mem_len": 0}
+MEMORY_FREE = {"model.attention": "absolute", **NO_MEMORY}
+PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_positions": 128}
 
 
 @pytest.mark.parametrize(
@@ -338,6 +380,92 @@ def test_a_malformed_hash_is_refused(digits):
             "model.d_model = 33: must be even, half of a position encoding is sines and half"
             " cosines (paper, section 3.3)",
         ),
+        (
+            {"loss.positions": "half", "train.seg_len": 1},
+            "loss.positions = 'half': needs train.seg_len of at least 2, not 1",
+        ),
+        (
+            {"train.context_len": 8, "train.mem_len": 4},
+            "train.context_len = 8: context is run again, so it needs train.mem_len 0, not 4",
+        ),
+        (
+            {"validate.context_len": 8, "validate.mem_len": 4},
+            "validate.context_len = 8: context is run again, so it needs validate.mem_len 0, not 4",
+        ),
+        (
+            {"evaluate.context_len": 8, "evaluate.mem_len": 4},
+            "evaluate.context_len = 8: context is run again, so it needs evaluate.mem_len 0, not 4",
+        ),
+        (
+            {"evaluate.context_len": 8, "evaluate.mem_len": 0, "evaluate.same_length": "tf"},
+            "evaluate.context_len = 8: the window same_length='tf' (distance <= M) lets nothing of"
+            " it be seen; use False",
+        ),
+        (
+            {"model.same_length": "tf", "train.context_len": 8, "train.mem_len": 0},
+            "train.context_len = 8: the window same_length='tf' (distance <= M) lets nothing of"
+            " it be seen; use False",
+        ),
+        (
+            {**MEMORY_FREE, "train.mem_len": 4},
+            "train.mem_len = 4: attention 'absolute' has no memory: it must be 0; use context_len",
+        ),
+        (
+            {**MEMORY_FREE, "validate.mem_len": 4},
+            "validate.mem_len = 4: attention 'absolute' has no memory: it must be 0; use"
+            " context_len",
+        ),
+        (
+            {**PER_LAYER, "evaluate.mem_len": 4},
+            "evaluate.mem_len = 4: attention 'absolute_per_layer' has no memory: it must be 0; use"
+            " context_len",
+        ),
+        (
+            {**PER_LAYER, "train.seg_len": 129},
+            "train.seg_len = 129: with context_len 0 is more than model.n_positions 128",
+        ),
+        (
+            {**PER_LAYER, "validate.context_len": 1},
+            "validate.seg_len = 128: with context_len 1 is more than model.n_positions 128",
+        ),
+        (
+            {**PER_LAYER, "evaluate.seg_len": 64, "evaluate.context_len": 65},
+            "evaluate.seg_len = 64: with context_len 65 is more than model.n_positions 128",
+        ),
+        (
+            {**PER_LAYER, "model.n_positions": None},
+            "model.n_positions = None: attention 'absolute_per_layer' has a table of positions and"
+            " needs its length",
+        ),
+        (
+            {"model.attention": "shaw"},
+            "model.n_positions = None: attention 'shaw' has a table of positions and needs its"
+            " length",
+        ),
+        (
+            {**PER_LAYER, "model.d_head": 63},
+            "model.d_head = 63: attention 'absolute_per_layer' needs n_head * d_head = d_model 512",
+        ),
+        (
+            {"model.vocab_size": 20, "model.cutoffs": (5, 20)},
+            "model.cutoffs = (5, 20): must be below the vocabulary's size 20",
+        ),
+        (
+            {"model.d_embed": 15, "model.div_val": 4, "model.cutoffs": (5, 20)},
+            "model.div_val = 4: leaves no width for the last of 3 clusters of d_embed 15",
+        ),
+        (
+            {"model.tie_projs": (False, True, True), "model.cutoffs": (5,)},
+            "model.tie_projs = (False, True, True): has more entries than there are clusters (2)",
+        ),
+        *(
+            (
+                {"model.sample_softmax": 9, **more},
+                "model.sample_softmax = 9: goes with one cluster of width d_model only (no"
+                " cutoffs, div_val or d_embed)",
+            )
+            for more in ({"model.cutoffs": (5,)}, {"model.div_val": 2}, {"model.d_embed": 256})
+        ),
     ],
 )
 def test_combination_that_cannot_work_is_refused_with_its_rule(settings, message):
@@ -353,6 +481,16 @@ def test_combination_that_cannot_work_is_refused_with_its_rule(settings, message
         {"model.same_length": "tf", "train.mem_len": 0},
         {"model.same_length": "pytorch", "evaluate.same_length": False, "evaluate.mem_len": 0},
         {"data.url": "u", "data.hash": MD5},
+        {"loss.positions": "half", "train.seg_len": 2},
+        {"train.context_len": 8, "train.mem_len": 0, "model.same_length": False},
+        {"evaluate.context_len": 8, "evaluate.mem_len": 0},
+        {**MEMORY_FREE, "train.context_len": 600, "evaluate.context_len": 600},
+        {**PER_LAYER, "train.seg_len": 64, "train.context_len": 64},
+        {"model.attention": "shaw", "model.n_positions": 1},
+        {"model.vocab_size": 21, "model.cutoffs": (1, 20)},
+        {"model.d_embed": 16, "model.div_val": 4, "model.cutoffs": (5, 20)},
+        {"model.tie_projs": (False, True), "model.cutoffs": (5,)},
+        {"model.sample_softmax": 9, "model.d_embed": 512},
     ],
 )
 def test_combination_next_to_a_refused_one_is_accepted(settings):
@@ -415,12 +553,22 @@ def test_differing_keys_lists_what_decides_the_trained_state():
     ]
 
 
-def test_differing_keys_sees_keys_that_came_or_went():
+def test_differing_keys_takes_a_setting_that_came_later_for_its_default():
     new = ExperimentConfig().to_dict()
     old = copy.deepcopy(new)
-    del old["model"]["untie_r"]
-    assert differing_keys(old, new) == ["model.untie_r: 'absent' -> False"]
-    assert differing_keys(new, old) == ["model.untie_r: False -> 'absent'"]
+    del old["model"]["untie_r"], old["loss"]
+    assert differing_keys(old, new) == differing_keys(new, old) == []
+    new["model"]["untie_r"], new["loss"]["tar"] = True, 0.5
+    assert differing_keys(old, new) == ["loss.tar: 0.0 -> 0.5", "model.untie_r: False -> True"]
+    assert differing_keys(new, old) == ["loss.tar: 0.5 -> 0.0", "model.untie_r: True -> False"]
+
+
+def test_differing_keys_sees_a_setting_that_this_program_does_not_have():
+    new = ExperimentConfig().to_dict()
+    old = copy.deepcopy(new)
+    old["model"]["segments"] = 3
+    assert differing_keys(old, new) == ["model.segments: 3 -> 'absent'"]
+    assert differing_keys(new, old) == ["model.segments: 'absent' -> 3"]
 
 
 def test_differing_keys_does_not_tell_a_tuple_from_a_list():
@@ -439,7 +587,7 @@ def test_a_resumed_run_may_change_what_is_free_and_nothing_else():
     assert not config_lib._is_free("train.log_every_other")
     fixed = {key for key in known if not config_lib._is_free(key)}
     assert fixed >= {"seed", "data.name", "data.vocab", "train.steps", "train.batch_size"}
-    assert fixed >= {key for key in known if key.startswith(("model.", "optimizer."))}
+    assert fixed >= {key for key in known if key.startswith(("model.", "optimizer.", "loss."))}
 
 
 # --------------------------------------------------------------------------------------

@@ -1,17 +1,25 @@
 """Scoring counts every target once and does not depend on devices or segment length."""
 
 import dataclasses
+from typing import Any
 
 import jax
+import numpy as np
 import pytest
 import tiny_models
 
+import txl_jax
 from txl_jax.config import ProtocolConfig
 from txl_jax.evaluation.evaluate import Evaluator, describe
+from txl_jax.evaluation.report import protocols
 from txl_jax.model.transformer_xl import TransformerXL
 
 CFG = tiny_models.config()
-PARAMS = tiny_models.variables(CFG)["params"]
+FORMS: dict[str, dict[str, Any]] = {
+    "relative": {},
+    "absolute": {"attention": "absolute"},
+    "absolute_per_layer": {"attention": "absolute_per_layer", "n_positions": 15, "d_head": 4},
+}
 TOKENS = tiny_models.tokens(CFG, 1, 101)[0]
 
 
@@ -20,9 +28,17 @@ def mesh(devices=1):
     return jax.make_mesh((devices,), ("data",), kind, devices=jax.devices()[:devices])
 
 
-def score(devices=1, tokens=TOKENS, **protocol):
+def score(devices=1, tokens=TOKENS, cfg=CFG, **protocol):
     c = ProtocolConfig(**{"batch_size": 3, "seg_len": 8, "mem_len": 12, **protocol})
-    return Evaluator(CFG, c, tokens, mesh(devices)).run(PARAMS)
+    return Evaluator(cfg, c, tokens, mesh(devices)).run(tiny_models.variables(cfg)["params"])
+
+
+def nll_of(cfg, tokens, mems):
+    """Nll of each token after the first, [T], and memory after: one unpadded row by itself."""
+    row = tokens[None]
+    apply = tiny_models.apply(cfg, "nll")
+    nll, after = apply(tiny_models.variables(cfg), row[:, :-1], row[:, 1:], mems)
+    return np.asarray(nll)[0], after
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 100])
@@ -34,32 +50,97 @@ def test_every_target_is_scored_once_at_any_batch_and_segment(batch_size, seg_le
 def test_one_stream_with_covering_memory_is_the_text_scored_whole():
     model = TransformerXL(CFG)
     nll, _ = model.apply(
-        {"params": PARAMS}, TOKENS[None, :-1], TOKENS[None, 1:], model.init_mems(1, 0), method="nll"
+        tiny_models.variables(CFG),
+        TOKENS[None, :-1],
+        TOKENS[None, 1:],
+        model.init_mems(1, 0),
+        method="nll",
     )
     for seg_len in (7, 20, 100):
         got = score(batch_size=1, seg_len=seg_len, mem_len=100)
         assert got.loss == pytest.approx(float(nll.mean()), abs=1e-5)
 
 
+@pytest.mark.parametrize(("form", "context_len"), [*((f, 5) for f in FORMS), ("absolute", 12)])
+def test_context_is_run_again_and_not_scored(form, context_len):
+    """Each stream by hand: the segment's targets after up to C tokens of the stream's own text.
+
+    Two streams of 20 and 19 targets in segments of 8: the last ones are short.
+    """
+    cfg = tiny_models.config(**FORMS[form])
+    total = 0.0
+    for begin, end in ((0, 20), (20, 39)):
+        for start in range(begin, end, 8):
+            first, stop = max(begin, start - context_len), min(start + 8, end)
+            nothing = txl_jax.TransformerXL(cfg).init_mems(1, 0)
+            nll, _ = nll_of(cfg, TOKENS[first : stop + 1], nothing)
+            total += nll[start - first :].sum()
+    protocol = {"batch_size": 2, "mem_len": 0, "context_len": context_len}
+    got = score(cfg=cfg, tokens=TOKENS[:40], **protocol)
+    assert got.targets == 39
+    assert got.loss == pytest.approx(total / 39, abs=1e-5)
+
+
+@pytest.mark.parametrize("first_memory", ["empty", "zeros"])
+def test_memory_before_the_first_segment_is_empty_or_zeros_that_are_attended_to(first_memory):
+    total = 0.0
+    for begin, end in ((0, 20), (20, 39)):
+        mems = txl_jax.TransformerXL(CFG).init_mems(1, 12)
+        if first_memory == "zeros":
+            mems = mems.replace(filled=np.array([12], np.int32))
+        for start in range(begin, end, 8):
+            nll, mems = nll_of(CFG, TOKENS[start : min(start + 8, end) + 1], mems)
+            total += nll.sum()
+    of = lambda first: score(tokens=TOKENS[:40], batch_size=2, first_memory=first).loss
+    assert of(first_memory) == pytest.approx(total / 39, abs=1e-5)
+    other = {"empty": "zeros", "zeros": "empty"}[first_memory]
+    assert of(other) != pytest.approx(total / 39, abs=1e-3)
+
+
 @pytest.mark.parametrize("devices", [2, 8])
-def test_devices_do_not_change_the_score_even_if_they_do_not_divide_the_streams(devices):
-    assert score(devices).loss == pytest.approx(score(1).loss, abs=1e-6)
-    assert score(devices).targets == score(1).targets
+@pytest.mark.parametrize("past", [{"mem_len": 12}, {"mem_len": 0, "context_len": 6}])
+def test_devices_do_not_change_the_score_even_if_they_do_not_divide_the_streams(devices, past):
+    some, one = score(devices, **past), score(1, **past)
+    assert some.loss == pytest.approx(one.loss, abs=1e-6)
+    assert some.targets == one.targets
 
 
 def test_memory_changes_the_score_and_the_protocol_says_which():
     assert score(mem_len=0).loss != pytest.approx(score(mem_len=12).loss, abs=1e-4)
     c = ProtocolConfig(batch_size=3, seg_len=8, mem_len=12, same_length="tf", clamp_len=5)
     assert describe(c, CFG) == "test split, 3 streams, segment 8, memory 12, window tf, clamp 5"
+    zeros = ProtocolConfig(batch_size=3, seg_len=8, mem_len=12, first_memory="zeros")
+    assert describe(zeros, CFG) == (
+        "test split, 3 streams, segment 8, memory 12, zeros before the first segment"
+    )
+    context = ProtocolConfig(batch_size=3, seg_len=8, mem_len=0, context_len=6)
+    assert describe(context, CFG) == "test split, 3 streams, segment 8, context 6"
+    neither = dataclasses.replace(zeros, mem_len=0)
+    assert describe(neither, CFG) == "test split, 3 streams, segment 8, memory 0"
+
+
+def test_the_report_compares_memory_or_context_with_none():
+    memory = ProtocolConfig(mem_len=12, same_length="pytorch")
+    context = ProtocolConfig(mem_len=0, context_len=6, seg_len=8)
+    neither = ProtocolConfig(mem_len=0)
+    assert protocols(memory) == [
+        ("memory 12", memory),
+        ("no memory", ProtocolConfig(mem_len=0, same_length=False)),
+    ]
+    assert protocols(context) == [
+        ("context 6", context),
+        ("no context", ProtocolConfig(mem_len=0, seg_len=8, same_length=False)),
+    ]
+    assert protocols(neither) == [("memory 0", neither)]
 
 
 def test_the_protocols_clamp_and_window_hold_over_the_models():
     windowed = dataclasses.replace(CFG, same_length="tf", clamp_len=4)
     c = ProtocolConfig(batch_size=3, seg_len=8, mem_len=12, same_length="tf", clamp_len=4)
     own = dataclasses.replace(c, same_length=None, clamp_len=None)
-    a = Evaluator(CFG, c, TOKENS, mesh()).run(PARAMS)
-    b = Evaluator(windowed, own, TOKENS, mesh()).run(PARAMS)
-    plain = Evaluator(CFG, own, TOKENS, mesh()).run(PARAMS)
+    a = Evaluator(CFG, c, TOKENS, mesh()).run(tiny_models.variables(CFG)["params"])
+    b = Evaluator(windowed, own, TOKENS, mesh()).run(tiny_models.variables(CFG)["params"])
+    plain = Evaluator(CFG, own, TOKENS, mesh()).run(tiny_models.variables(CFG)["params"])
     assert a is not None
     assert b is not None
     assert plain is not None
@@ -68,4 +149,9 @@ def test_the_protocols_clamp_and_window_hold_over_the_models():
 
 def test_stopping_gives_no_score():
     c = ProtocolConfig(batch_size=3, seg_len=8, mem_len=12)
-    assert Evaluator(CFG, c, TOKENS, mesh()).run(PARAMS, stop=lambda: True) is None
+    assert (
+        Evaluator(CFG, c, TOKENS, mesh()).run(
+            tiny_models.variables(CFG)["params"], stop=lambda: True
+        )
+        is None
+    )

@@ -1,6 +1,7 @@
 """Sampling keeps the tokens it should; generation does not depend on how it is batched or cut."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +19,27 @@ from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.workdir import Trained
 
 CFG = tiny_models.config(n_layer=2)
-PARAMS = tiny_models.variables(CFG)["params"]
 GREEDY = GenerateConfig(length=12, mem_len=9, temperature=0.0)
+SAMPLED = dataclasses.replace(GREEDY, temperature=1.0)  # greedy ones soon repeat one token
+
+
+WITH_MEMORY: dict[str, dict[str, Any]] = {
+    "relative": {},
+    "pre_lnorm": {"pre_lnorm": True},
+    "shaw": {"attention": "shaw", "n_positions": 6},
+    "shared_projection": {"attention": "shared_projection"},
+    "adaptive": {"cutoffs": (4, 9), "div_val": 2},
+}
+WITHOUT_MEMORY: dict[str, dict[str, Any]] = {
+    "absolute": {"attention": "absolute", "n_positions": 2},  # which it does not use
+    "absolute_per_layer": {"attention": "absolute_per_layer", "n_positions": 5, "d_head": 4},
+}
 
 
 def made(prompts, c, cfg=CFG):
     """All continuations, int32 [B,length]."""
-    return np.concatenate(list(generate(cfg, PARAMS, prompts, c)), axis=1)
+    params = tiny_models.variables(cfg)["params"]
+    return np.concatenate(list(generate(cfg, params, prompts, c)), axis=1)
 
 
 def prompts_of(*lengths):
@@ -64,32 +79,79 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_p():
     assert kept(1.0) == [True, True, True, True]
 
 
-def test_generation_equals_recomputing_everything_for_each_token():
-    """By hand: the whole text as one segment, no cache, all within the window."""
-    prompt = prompts_of(5)[0]
+def naive(cfg, prompts, c, width):
+    """Continuations where every token is made by a fresh run of its row's last ``width`` tokens."""
+    model = TransformerXL(cfg)
+    variables = jax.tree.map(jnp.asarray, tiny_models.variables(cfg))
+
+    @tiny_models.quick
+    def next_tokens(tokens, lengths, n):
+        nothing = model.init_mems(len(prompts), 0)
+        logits, _ = model.apply(variables, tokens, nothing, lengths=lengths)
+        key = jax.random.fold_in(jax.random.key(c.seed), n)
+        return sample(key, logits[jnp.arange(len(prompts)), lengths - 1], c)
+
+    texts = [list(prompt) for prompt in prompts]
+    for n in range(c.length):
+        padded = np.zeros((len(prompts), width), np.int32)
+        lengths = np.array([min(len(text), width) for text in texts], np.int32)
+        for row, text in enumerate(texts):
+            padded[row, : lengths[row]] = text[-width:]
+        for text, token in zip(texts, next_tokens(padded, lengths, n), strict=True):
+            text.append(int(token))
+    return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
+
+
+@pytest.mark.parametrize("form", WITH_MEMORY)
+def test_generation_equals_recomputing_everything_for_each_token(form):
+    """The whole text as one segment, no memory and no cache, all within the window."""
+    cfg = tiny_models.config(**WITH_MEMORY[form])
+    c = dataclasses.replace(SAMPLED, mem_len=40, length=24)
+    prompts = prompts_of(1, 5, 14)
+    assert made(prompts, c, cfg).tolist() == naive(cfg, prompts, c, width=40)
+
+
+@pytest.mark.parametrize("form", WITHOUT_MEMORY)
+@pytest.mark.parametrize(("mem_len", "width"), [(1, 1), (4, 4), (9, {"absolute_per_layer": 5})])
+def test_without_memory_each_token_is_made_from_the_last_ones(form, mem_len, width):
+    """In every row, whatever the others hold; ``absolute_per_layer`` up to its table's length."""
+    cfg = tiny_models.config(**WITHOUT_MEMORY[form])
+    width = width if isinstance(width, int) else width.get(form, mem_len)
+    c = dataclasses.replace(SAMPLED, mem_len=mem_len)
+    prompts = prompts_of(1, 3, *range(6, 20))
+    assert made(prompts, c, cfg).tolist() == naive(cfg, prompts, c, width)
+
+
+def test_greedy_continuation_is_the_likeliest_at_every_step():
     c = dataclasses.replace(GREEDY, mem_len=40)
-    model = TransformerXL(CFG)
-    text = np.zeros((1, len(prompt) + c.length), np.int32)
-    text[0, : len(prompt)] = prompt
-    whole = jax.jit(lambda t: model.apply({"params": PARAMS}, t, model.init_mems(1, 0))[0])
-    for n in range(len(prompt), text.shape[1]):  # what is to the right does not matter
-        text[0, n] = int(jnp.argmax(whole(text)[0, n - 1]))
-    assert made([prompt], c)[0].tolist() == text[0, len(prompt) :].tolist()
+    prompts = prompts_of(5, 9)
+    assert made(prompts, c).tolist() == naive(CFG, prompts, c, width=40)
 
 
-@pytest.mark.parametrize("mem_len", [3, 9, 40])
-def test_a_row_of_a_batch_is_what_it_is_alone(mem_len):
-    prompts = prompts_of(1, 2, 5, 11, 30)
-    c = dataclasses.replace(GREEDY, mem_len=mem_len)
-    together = made(prompts, c)
+@pytest.mark.parametrize("form", [WITH_MEMORY["relative"], WITHOUT_MEMORY["absolute"]])
+@pytest.mark.parametrize("mem_len", [3, 40])
+def test_a_row_does_not_depend_on_its_neighbours(form, mem_len):
+    cfg = tiny_models.config(**form)
+    prompts, others = prompts_of(1, 2, 5, 11, 30), prompts_of(9, 31, 1, 2, 4)
+    c = dataclasses.replace(SAMPLED, mem_len=mem_len)
+    together = made(prompts, c, cfg)
+    for kept in (slice(0, None, 2), slice(1, None, 2)):
+        mixed = list(others)
+        mixed[kept] = prompts[kept]
+        np.testing.assert_array_equal(made(mixed, c, cfg)[kept], together[kept])
+
+
+def test_a_greedy_row_of_a_batch_is_what_it_is_alone():
+    prompts = prompts_of(1, 2, 11, 30)
+    together = made(prompts, GREEDY)
     for row, prompt in enumerate(prompts):
-        np.testing.assert_array_equal(together[row], made([prompt], c)[0])
+        np.testing.assert_array_equal(together[row], made([prompt], GREEDY)[0])
 
 
 @pytest.mark.parametrize("mem_len", [2, 9])
 def test_how_a_prompt_is_cut_does_not_change_the_result(monkeypatch, mem_len):
     prompts = prompts_of(23, 40, 31, 17)
-    c = dataclasses.replace(GREEDY, mem_len=mem_len, length=30)
+    c = dataclasses.replace(SAMPLED, mem_len=mem_len, length=30)
     whole = made(prompts, c)
     for chunk in (1, 7):
         monkeypatch.setattr("txl_jax.generation.generate._PREFILL", chunk)
@@ -97,7 +159,7 @@ def test_how_a_prompt_is_cut_does_not_change_the_result(monkeypatch, mem_len):
 
 
 def test_pieces_do_not_change_what_is_sampled(monkeypatch):
-    c = dataclasses.replace(GREEDY, temperature=1.0, length=20)
+    c = dataclasses.replace(SAMPLED, length=20)
     whole = made(prompts_of(4), c)
     monkeypatch.setattr("txl_jax.generation.generate._PER_DISPATCH", 7)
     np.testing.assert_array_equal(made(prompts_of(4), c), whole)

@@ -10,6 +10,9 @@ FORMS = {
     "pre_norm_window_clamp": tiny.config(pre_lnorm=True, same_length="tf", clamp_len=2),
 }
 
+OTHERS = {name: tiny.config(**tiny.attention(name)) for name in tiny.ATTENTION}
+OTHERS["clusters"] = tiny.config(cutoffs=(4, 9), div_val=2)
+
 
 @pytest.mark.parametrize("name", FORMS)
 def test_future_embeddings_have_exactly_zero_gradient_and_the_past_does_not(name):
@@ -24,9 +27,9 @@ def test_future_embeddings_have_exactly_zero_gradient_and_the_past_does_not(name
         assert (jacobian[i, : i + 1] > 1e-6).all()
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", [*FORMS, *OTHERS])
 def test_future_tokens_change_no_bit_of_earlier_losses(name):
-    cfg = FORMS[name]
+    cfg = (FORMS | OTHERS)[name]
     mems, tokens = tiny.memory(cfg, (0, 2, 5), 5), tiny.tokens(cfg, 3, 4)
     others = np.where(np.arange(4) < 2, tokens, (tokens + 1) % 13)
     targets = tiny.tokens(cfg, 3, 4, seed=1)

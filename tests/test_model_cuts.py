@@ -3,6 +3,8 @@
 Promised with a ``same_length`` window at any length, and without one while everything fits M.
 """
 
+from typing import Any
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
@@ -22,6 +24,11 @@ PROMISED = {
     "window_pytorch": (tiny.config(same_length="pytorch"), 3),
     "window_tf": (tiny.config(same_length="tf", clamp_len=2), 3),
     "no_window_everything_fits": (tiny.config(pre_lnorm=True), TOTAL),
+    "shaw_window": (tiny.config(**tiny.attention("shaw", same_length="tf")), 3),
+    "shared_projection_everything_fits": (
+        tiny.config(**tiny.attention("shared_projection", clamp_len=4)),
+        TOTAL,
+    ),
 }
 
 
@@ -39,12 +46,19 @@ def assert_memories_equal(a, b):
         np.testing.assert_allclose(tiny.real_states(a, row), tiny.real_states(b, row), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", PROMISED)
+KEPT = [(name, "memory") for name in PROMISED]
+KEPT += [(name, "cache") for name in ("window_tf", "no_window_everything_fits", "shaw_window")]
+
+
+@pytest.mark.parametrize(("name", "kept_as"), KEPT)
 @pytest.mark.parametrize("parts", [(5, 5), (5, 1, 1, 1, 1, 1)], ids=str)
-def test_short_segments_with_memory_equal_one_long_segment(name, parts):
+def test_short_segments_with_memory_equal_one_long_segment(name, kept_as, parts):
     cfg, mem_len = PROMISED[name]
     text, want, final = whole(cfg, mem_len)
-    mems = txl_jax.TransformerXL(cfg).init_mems(2, mem_len)
+    model = txl_jax.TransformerXL(cfg)
+    mems: Any = model.init_mems(2, mem_len)
+    if kept_as == "cache":
+        mems = model.apply(tiny.variables(cfg), mems, seg_len=5, method="init_cache")
     got, start = [], 0
     for part in parts:
         cut = slice(start, start + part)
@@ -53,7 +67,9 @@ def test_short_segments_with_memory_equal_one_long_segment(name, parts):
         got.append(nll)
         start += part
     np.testing.assert_allclose(np.concatenate(got, axis=1), want, atol=1e-5)
-    assert_memories_equal(mems, final)
+    if kept_as == "memory":
+        assert_memories_equal(mems, final)
+    np.testing.assert_array_equal(mems.filled, final.filled)
 
 
 @pytest.mark.parametrize("name", PROMISED)

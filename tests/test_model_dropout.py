@@ -1,4 +1,7 @@
-"""Dropout: off without ``train``, and at the authors' seven sites, each shown by itself.
+"""Dropout: off without ``train``, and at each of its sites, shown by itself.
+
+The authors' seven sites come first; then the sites that have a rate of their own, and masks that
+are the same at all positions.
 
 To see a site alone, the other parts of a pre-norm model are silenced by their parameters: a
 layer whose output weights are 0 adds nothing, so ``core`` is then the identity but for dropout.
@@ -20,10 +23,12 @@ DRAWS = 2048
 CFG = tiny.config(pre_lnorm=True, dropout=RATE)
 ONLY_ATTENTION = tiny.config(pre_lnorm=True, dropatt=RATE)
 MEMS = tiny.memory(CFG, (5,), 5)
+SILENT = {"output": 0.0, "outer": 0.0, "outer_bias": 0.0}
+"""Changes after which a layer adds nothing."""
 
 
 def parameters(**changes):
-    """Parameters of CFG with arrays of layer 0 replaced by a constant: {"output": 0.0, …}."""
+    """Parameters of CFG with arrays of layer 0 replaced: {"output": 0.0, …}; arrays broadcast."""
     params = jax.tree.map(np.array, tiny.variables(CFG)["params"])
     layer = params["layer_0"]
     places = {
@@ -36,6 +41,9 @@ def parameters(**changes):
         "outer_bias": (layer["feed_forward"]["outer"], "bias"),
         "norm_bias": (layer["norm_attention"], "bias"),
         "u": (params, "u"),
+        "v": (params, "v"),
+        "value": (layer["attention"], "value"),
+        "position": (layer["attention"], "position"),
     }
     for name, value in changes.items():
         where, key = places[name]
@@ -55,9 +63,13 @@ def sampler(cfg):
     return tiny.quick(jax.vmap(one, in_axes=(0, None, None)))
 
 
-def draws(x, cfg=CFG, **changes):
+def sampled(cfg, params, x):
     keys = jax.random.split(jax.random.key(0), DRAWS)
-    return [np.asarray(a) for a in sampler(cfg)(keys, parameters(**changes), x)]
+    return [np.asarray(a) for a in sampler(cfg)(keys, params, x)]
+
+
+def draws(x, cfg=CFG, **changes):
+    return sampled(cfg, parameters(**changes), x)
 
 
 def assert_dropped(values, undropped, rate):
@@ -66,7 +78,7 @@ def assert_dropped(values, undropped, rate):
     kept = np.broadcast_to(undropped / (1 - rate), values.shape)
     np.testing.assert_allclose(values[~zero], kept[~zero], rtol=2e-5)
     share = zero.mean(axis=0)  # over DRAWS draws, at each entry
-    assert np.abs(share - rate).max() < 4.5 * np.sqrt(rate * (1 - rate) / DRAWS), share
+    assert np.abs(share - rate).max() <= 4.5 * np.sqrt(rate * (1 - rate) / DRAWS), share
 
 
 X = tiny.embeddings(CFG, 1, 2)
@@ -78,11 +90,9 @@ def test_site_embedding_output():
 
 
 def test_site_final_hidden():
-    silent = {"output": 0.0, "outer": 0.0, "outer_bias": 0.0}
-    two_layers = parameters(**silent)
+    two_layers = parameters(**SILENT)
     two_layers["layer_1"] = two_layers["layer_0"]
-    keys = jax.random.split(jax.random.key(0), DRAWS)
-    first, second, last = (np.asarray(a) for a in sampler(CFG)(keys, two_layers, X))
+    first, second, last = sampled(CFG, two_layers, X)
     np.testing.assert_array_equal(first, second)
     assert_dropped(last, X[0], 1 - (1 - RATE) ** 2)  # embedding, then final
 
@@ -136,6 +146,158 @@ def test_site_attention_probabilities_keeps_the_mean_and_uses_its_own_rate():
     assert (np.abs(added.mean(axis=0) - undropped) < 4.5 * deviation / np.sqrt(DRAWS)).all()
 
 
+@pytest.mark.parametrize(
+    ("rate", "mask"), [(0.0, "independent"), (0.5, "independent"), (None, "locked")]
+)
+def test_input_has_a_rate_of_its_own(rate, mask):
+    """Of words; ``None`` is the rate of all sites."""
+    cfg = tiny.config(pre_lnorm=True, dropout=RATE, dropout_input=rate, dropout_mask=mask)
+    first, _, _ = draws(X, cfg)
+    assert_dropped(first, X[0], RATE if rate is None else rate)
+
+
+def test_input_rate_is_that_of_positions_too():
+    """As the site of position encodings above, with no dropout anywhere else."""
+    quiet = {"outer": 0.0, "outer_bias": 0.0, "query": 0.0, "key": 0.0, "u": 0.0}
+    zeros = np.zeros_like(X)
+    moved = [
+        len(np.unique(np.round((second - first)[:, 0, 0], 5)))
+        for first, second, _ in (
+            draws(zeros, tiny.config(pre_lnorm=True, dropout_input=RATE), **quiet),
+            draws(zeros, tiny.config(pre_lnorm=True, dropout=RATE, dropout_input=0.0), **quiet),
+        )
+    ]
+    assert moved[0] > 10
+    assert moved[1] == 2  # 0 and what is kept by the mask of the attention's output
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5], ids="rate_{}".format)
+def test_output_has_a_rate_of_its_own(rate):
+    cfg = tiny.config(pre_lnorm=True, dropout=RATE, dropout_input=0.0, dropout_output=rate)
+    silent = parameters(**SILENT)
+    silent["layer_1"] = silent["layer_0"]
+    first, second, last = sampled(cfg, silent, X)
+    np.testing.assert_array_equal(first, np.broadcast_to(X[0], first.shape))
+    np.testing.assert_array_equal(first, second)
+    assert_dropped(last, X[0], rate)
+
+
+IDENTITY = np.eye(6, 8).reshape(2, 3, 8)
+"""``output`` that puts entry h of head n at place 3n+h of what attention adds."""
+FIRST = np.array([1.0, 0.0, 0.0])  # of H: nothing else takes part in a score
+UNIFORM = {"outer": 0.0, "outer_bias": 0.0, "query": 0.0, "u": 0.0, "v": 0.0, "output": IDENTITY}
+
+
+def test_site_projected_values_has_one_mask_for_the_segment():
+    added, undropped = gathered(UNIFORM)
+    assert_dropped(added[..., :6], undropped[..., :6], RATE)
+    zero = added[..., :6] == 0
+    np.testing.assert_array_equal(zero[:, 0], zero[:, 1])
+    assert (zero[:, 0, 0] != zero[:, 0, 5]).any()
+
+
+@pytest.mark.parametrize(
+    ("sites", "changes"),
+    [
+        (1, {"u": FIRST}),
+        (2, {"query": 0.7 * np.eye(8, 2)[:, :, None] * FIRST}),
+        (1, {"v": FIRST}),
+        (2, {"query": 0.7 * np.eye(8, 2)[:, :, None] * FIRST, "key": 0.0}),
+    ],
+    ids=["keys", "queries_and_keys", "positions", "queries_and_positions"],
+)
+def test_sites_of_projected_queries_keys_and_positions_have_one_mask_for_the_segment(
+    sites, changes
+):
+    """Only entry 0 of a head takes part, and dropping it makes all weights of the head equal."""
+    no_positions = {} if changes.keys() & {"v"} or "key" in changes else {"position": 0.0}
+    added, _ = gathered({**UNIFORM, **no_positions, **changes})
+    _, uniform = gathered(UNIFORM)
+    for head in (slice(0, 3), slice(3, 6)):
+        values_kept = (added[..., head] != 0).all(axis=(1, 2))
+        values = added[values_kept][..., head] * (1 - RATE)
+        is_uniform = (np.abs(values - uniform[..., head]) < 2e-5).all(axis=2)
+        np.testing.assert_array_equal(is_uniform[:, 0], is_uniform[:, 1])
+        want = 1 - (1 - RATE) ** sites
+        error = np.sqrt(want * (1 - want) / len(is_uniform))
+        assert abs(is_uniform[:, 0].mean() - want) < 4.5 * error
+        kinds = np.unique(np.round(values[:, 0], 4), axis=0)
+        assert len(kinds) == 2  # equal weights, and those of the kept entry, enlarged
+
+
+def gathered(changes):
+    """What attention adds with ``dropout_qkv`` alone [DRAWS,T,D], and the same undropped [T,D]."""
+    cfg = tiny.config(pre_lnorm=True, dropout_qkv=RATE)
+    first, second, _ = draws(X, cfg, **changes)
+    np.testing.assert_array_equal(first, np.broadcast_to(X[0], first.shape))
+    _, mems = tiny.compiled(cfg, "core")({"params": parameters(**changes)}, X, MEMS)
+    undropped = np.asarray(mems.hidden[1, 0, -2:] - mems.hidden[0, 0, -2:])
+    return np.where(np.abs(second - first) < 1e-6, 0, second - first), undropped
+
+
+@pytest.mark.parametrize("changes", [{}, {"cutoffs": (4, 9), "div_val": 2}], ids=str)
+def test_embedding_drops_whole_words_wherever_they_stand(changes):
+    """In all rows and positions of a segment, and enlarges the others."""
+    cfg = tiny.config(dropout_embedding=RATE, **changes)
+    tokens = np.array([[3, 5, 3, 12], [5, 5, 12, 3]], np.int32)
+    mems = tiny.memory(cfg, (0, 0), 4)
+    variables = tiny.variables(cfg)
+    run = tiny.apply(cfg, "nll")
+
+    def embedded(key, variables):
+        train = {"train": True, "rngs": {"dropout": key}}
+        return run(variables, tokens, tokens, mems, **train)[1].hidden[0]
+
+    keys = jax.random.split(jax.random.key(0), DRAWS)
+    values = np.asarray(tiny.quick(jax.vmap(embedded, in_axes=(0, None)))(keys, variables))
+    whole = np.asarray(run(variables, tokens, tokens, mems)[1].hidden[0])
+    kept = {word: (values[:, tokens == word] != 0).all(axis=(1, 2)) for word in (3, 5, 12)}
+    for word, k in kept.items():
+        enlarged = k[:, None, None] * whole[tokens == word] / (1 - RATE)
+        np.testing.assert_allclose(values[:, tokens == word], enlarged, rtol=2e-5)
+        assert abs(k.mean() - (1 - RATE)) < 4.5 * np.sqrt(RATE * (1 - RATE) / DRAWS)
+    assert abs(np.corrcoef(kept[3], kept[5])[0, 1]) < 4.5 / np.sqrt(DRAWS)
+
+
+@pytest.mark.parametrize("mask", ["independent", "locked"])
+def test_a_locked_mask_is_the_same_at_all_positions_and_another_in_every_row(mask):
+    """At the input, at the feed-forward layer's output and inside it, and at the model's output."""
+    cfg = tiny.config(pre_lnorm=True, dropout=RATE, dropout_mask=mask)
+    x = np.ones((2, 4, 8), np.float32)
+    core, mems = tiny.apply(cfg, "core"), tiny.memory(cfg, (4, 4), 4)
+
+    def states(key, params):
+        train = {"train": True, "rngs": {"dropout": key}}
+        h, new = core({"params": params}, x, mems, **train)
+        return new.hidden[0], new.hidden[1] - new.hidden[0], h
+
+    run = tiny.quick(jax.vmap(states, in_axes=(0, None)))
+    keys = jax.random.split(jax.random.key(0), 256)
+    outside = parameters(output=0.0, outer=0.0, outer_bias=1.0)
+    inside = parameters(output=0.0, inner=0.0, inner_bias=1.0, outer=1.0, outer_bias=0.0)
+    silent = parameters(**SILENT)
+    for params in (outside, inside, silent):
+        params["layer_1"] = silent["layer_0"]
+    sites = {
+        "input": run(keys, outside)[0],
+        "feed_forward_output": run(keys, outside)[1],
+        "feed_forward_hidden": run(keys, inside)[1],
+        "output": run(keys, silent)[2],
+    }
+    for site, values in sites.items():
+        values = np.round(np.asarray(values), 4)
+        same = (values == values[:, :, :1]).all(axis=(2, 3))  # [draws, rows]
+        assert same.all() if mask == "locked" else same.mean() < 0.05, site
+        assert (values[:, 0] == values[:, 1]).all(axis=(1, 2)).mean() < 0.05, site
+
+
+def test_attention_probabilities_are_never_locked():
+    """The mask of probabilities does not depend on ``dropout_mask``."""
+    locked = tiny.config(pre_lnorm=True, dropatt=RATE, dropout_mask="locked")
+    for one, other in zip(draws(X, ONLY_ATTENTION), draws(X, locked), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_no_dropout_without_train_and_none_at_rate_0():
     """Same bits as a model without rates, evaluated or trained; no rng is asked for."""
     tokens, mems = tiny.tokens(CFG, 3, 4), tiny.memory(CFG, (0, 2, 5), 5)
@@ -147,7 +309,9 @@ def test_no_dropout_without_train_and_none_at_rate_0():
     np.testing.assert_array_equal(trained, want)
 
 
-@pytest.mark.parametrize("rates", [{"dropout": 0.2}, {"dropatt": 0.2}], ids=str)
+@pytest.mark.parametrize(
+    "rates", [{"dropout": 0.2}, {"dropatt": 0.2}, {"dropout_qkv": 0.2}], ids=str
+)
 def test_training_varies_with_rng_and_row_and_repeats_with_the_same_rng(rates):
     cfg = tiny.config(**rates)
     tokens = np.tile(tiny.tokens(cfg, 1, 4), (3, 1))  # three rows alike

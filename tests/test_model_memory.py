@@ -159,3 +159,56 @@ def test_window_pytorch_with_mem_len_0_is_refused_by_the_model():
     mems = txl_jax.TransformerXL(cfg).init_mems(3, 0)
     with pytest.raises(ValueError, match=r"same_length='pytorch'.*M is 0"):
         tiny.apply(cfg, "core")(tiny.variables(cfg), tiny.embeddings(cfg, 3, 4), mems)
+
+
+@pytest.mark.parametrize("name", ["absolute", "absolute_per_layer"])
+def test_forms_without_memory_refuse_one_and_a_cache_naming_the_way_out(name):
+    cfg = tiny.config(**tiny.attention(name))
+    model, variables = txl_jax.TransformerXL(cfg), tiny.variables(cfg)
+    with pytest.raises(ValueError, match=rf"'{name}' has no memory and M is 5.*context_len"):
+        model.apply(variables, tiny.embeddings(cfg, 3, 4), model.init_mems(3, 5), method="core")
+    with pytest.raises(ValueError, match=rf"'{name}' has no memory"):
+        model.apply(variables, model.init_mems(3, 0), seg_len=4, method="init_cache")
+
+
+def test_a_segment_longer_than_the_table_of_positions_is_refused():
+    cfg = tiny.config(**tiny.attention("absolute_per_layer"))
+    x, mems = tiny.embeddings(cfg, 3, 10), tiny.memory(cfg, (0, 0, 0), 0)
+    with pytest.raises(ValueError, match=r"10 tokens is longer than the model\.n_positions 9"):
+        tiny.apply(cfg, "core")(tiny.variables(cfg), x, mems)
+
+
+def test_a_cache_is_refused_in_training_for_longer_segments_and_for_another_batch():
+    model, variables = txl_jax.TransformerXL(CFG), tiny.variables(CFG)
+    cache = model.apply(variables, model.init_mems(3, 5), seg_len=4, method="init_cache")
+    core = lambda rows, t, **extra: model.apply(
+        variables, tiny.embeddings(CFG, rows, t), cache, method="core", **extra
+    )
+    with pytest.raises(ValueError, match=r"train=True with a cache made by init_cache"):
+        core(3, 4, train=True)
+    with pytest.raises(ValueError, match=r"segment of 5 tokens with a cache.*up to 4 tokens"):
+        core(3, 5)
+    with pytest.raises(ValueError, match=r"cache.*does not fit a batch of 2"):
+        core(2, 4)
+
+
+@pytest.mark.parametrize("name", tiny.WITH_MEMORY)
+def test_a_cache_holds_what_memory_projects_and_shapes_that_never_change(name):
+    """A step from it projects its own tokens only: no layer's past states are there any more."""
+    cfg = tiny.config(**tiny.attention(name))
+    cache = tiny.quick(
+        lambda m: txl_jax.TransformerXL(cfg).apply(
+            tiny.variables(cfg), m, seg_len=4, method="init_cache"
+        )
+    )(tiny.memory(cfg, (0, 2, 5), 5))
+    keys, params = np.asarray(cache.keys), tiny.variables(cfg)["params"]
+    hidden = tiny.memory(cfg, (0, 2, 5), 5).hidden
+    for n in range(2):
+        want = np.einsum("bmd,dnh->nbmh", hidden[n], params[f"layer_{n}"]["attention"]["key"])
+        np.testing.assert_allclose(keys[n], want, atol=1e-5)
+    shapes = lambda tree: jax.tree.map(lambda a: (a.shape, a.dtype), tree)
+    for t in (4, 1):
+        _, new = jax.eval_shape(
+            tiny.apply(cfg, "core"), tiny.variables(cfg), tiny.embeddings(cfg, 3, t), cache
+        )
+        assert shapes(new) == shapes(cache)

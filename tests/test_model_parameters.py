@@ -1,5 +1,8 @@
 """The tree of parameters: same from every method, drawn as stated, used as stated."""
 
+import functools
+import re
+
 import flax.traverse_util
 import jax
 import jax.numpy as jnp
@@ -58,24 +61,132 @@ def test_u_and_v_are_shared_or_per_layer(untie_r, shape):
     assert got["params/u"][0] == got["params/v"][0] == shape
 
 
-def test_initial_values_are_independent_and_have_the_configured_deviation():
-    cfg = tiny.config(
-        vocab_size=50, n_layer=2, d_model=64, n_head=4, d_head=16, d_inner=80,
-        init_std=0.005, tie_weight=False,
-    )  # fmt: skip
+D, V = 8, 13
+VOCABULARY: list[tuple[dict, dict]] = [
+    ({}, {"embedding": (V, D), "softmax_bias": (V,)}),
+    ({"tie_projs": (True,)}, {"embedding": (V, D), "softmax_bias": (V,)}),
+    (
+        {"d_embed": 5, "tie_weight": False},
+        {
+            "embedding": (V, 5), "embedding_projection": (5, D), "softmax_weight": (V, 5),
+            "softmax_bias": (V,), "softmax_projection_0": (5, D),
+        },
+    ),
+    (
+        {"d_embed": 9, "tie_projs": (True,)},
+        {"embedding": (V, 9), "embedding_projection": (9, D), "softmax_bias": (V,)},
+    ),
+    (
+        {"cutoffs": (4, 9), "tie_projs": (False, True)},
+        {
+            "embedding": (V, D), "softmax_bias": (V,),
+            "cluster_weight": (2, D), "cluster_bias": (2,),
+        },
+    ),
+    (
+        {"cutoffs": (4, 9), "d_embed": 6, "tie_projs": (False, True)},
+        {
+            "embedding": (V, 6), "embedding_projection": (6, D), "softmax_bias": (V,),
+            "softmax_projection_0": (6, D), "softmax_projection_2": (6, D),
+            "cluster_weight": (2, 6), "cluster_bias": (2,),
+        },
+    ),
+    (
+        {"cutoffs": (4, 9), "div_val": 2, "tie_projs": (False, True, True)},
+        {
+            "embedding_0": (4, 8), "embedding_1": (5, 4), "embedding_2": (4, 2),
+            "embedding_projection_0": (8, D), "embedding_projection_1": (4, D),
+            "embedding_projection_2": (2, D), "softmax_projection_0": (8, D),
+            "softmax_bias_0": (4,), "softmax_bias_1": (5,), "softmax_bias_2": (4,),
+            "cluster_weight": (2, 8), "cluster_bias": (2,),
+        },
+    ),
+    (
+        {
+            "cutoffs": (4,), "div_val": 2, "d_embed": 16, "tie_weight": False,
+            "proj_same_dim": False,
+        },
+        {
+            "embedding_0": (4, 16), "embedding_1": (9, 8), "embedding_projection_0": (16, D),
+            "softmax_weight_0": (4, 16), "softmax_weight_1": (9, 8),
+            "softmax_projection_0": (16, D), "softmax_bias_0": (4,), "softmax_bias_1": (9,),
+            "cluster_weight": (1, 16), "cluster_bias": (1,),
+        },
+    ),
+    (
+        {"div_val": 2, "tie_projs": (True,)},
+        {"embedding_0": (V, 8), "embedding_projection_0": (8, D), "softmax_bias_0": (V,)},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "want"), VOCABULARY, ids=[str(c) for c, _ in VOCABULARY])
+def test_words_have_these_parameters_and_no_others(changes, want):
+    got = tree(tiny.config(**changes), tiny.tokens(CFG, 1, 3))
+    core = tree(tiny.config(vocab_size=None), tiny.embeddings(CFG, 1, 3), method="core")
+    assert {k: shape for k, (shape, _) in got.items() if k not in core} == {
+        f"params/{name}": shape for name, shape in want.items()
+    }
+
+
+N, H = 2, 3
+QKVO = {"query": (D, N, H), "key": (D, N, H), "value": (D, N, H), "output": (N, H, D)}
+SHAW = {"u": (N, H), "distance": (6, N, H), "distance_bias": (6, N)}
+OF_ATTENTION: dict[str, dict] = {
+    "relative": {**QKVO, "position": (D, N, H)},
+    "shaw": {**QKVO, **SHAW},
+    "absolute": QKVO,
+    "absolute_per_layer": {
+        **{"query": (D, N, 4), "key": (D, N, 4), "value": (D, N, 4), "output": (N, 4, D)},
+        "../positions": (9, D),
+    },
+    "shared_projection": QKVO,
+}
+
+
+@pytest.mark.parametrize("attention", OF_ATTENTION)
+def test_attention_has_these_parameters_and_no_others(attention):
+    cfg = tiny.config(**tiny.attention(attention), vocab_size=None)
+    flat = flax.traverse_util.flatten_dict(tiny.shapes(cfg), sep="/")
+    rest = {"feed_forward", "norm_attention", "norm_feed_forward"}
+    got = {k: leaf.shape for k, leaf in flat.items() if not rest & set(k.split("/"))}
+    want = {"u": (N, H), "v": (N, H)} if attention == "relative" else {}
+    for n in range(2):
+        for name, shape in OF_ATTENTION[attention].items():
+            want[f"layer_{n}/attention/{name}".replace("attention/../", "")] = shape
+    assert got == want
+
+
+BIG = {"vocab_size": 300, "d_model": 64, "n_head": 4, "d_head": 16, "d_inner": 80}
+INITIAL: dict[str, dict] = {
+    "relative": {"untie_r": True, "tie_weight": False},
+    "shaw_clusters": {
+        "attention": "shaw", "n_positions": 20, "cutoffs": (100, 200), "div_val": 2,
+    },
+    "positions_per_layer_and_narrow": {
+        "attention": "absolute_per_layer", "n_positions": 20, "d_embed": 40,
+    },
+}  # fmt: skip
+COUNT = {"relative": 5 + 2 * 13, "shaw_clusters": 14 + 2 * 15, "positions_per_layer_and_narrow": 30}
+
+
+@pytest.mark.parametrize("form", INITIAL)
+def test_initial_values_are_independent_and_have_the_configured_deviation(form):
+    cfg = tiny.config(**BIG, init_std=0.005, proj_init_std=0.03, **INITIAL[form])
     model = txl_jax.TransformerXL(cfg)
     init = tiny.quick(lambda key: model.init(key, tiny.tokens(cfg, 1, 1), model.init_mems(1, 0)))
     flat = flax.traverse_util.flatten_dict(init(jax.random.key(0))["params"], sep="/")
-    assert len(flat) == 5 + 2 * 13
+    assert len(flat) == COUNT[form]
     for name, value in flat.items():
-        if name.endswith("bias"):
+        if "bias" in name:
             np.testing.assert_array_equal(value, 0, err_msg=name)
             continue
         mean = 1.0 if name.endswith("scale") else 0.0
-        errors = 0.005 / np.sqrt(value.size)  # of the mean; of the deviation: / sqrt(2)
+        deviation = 0.03 if "projection" in name else 0.005
+        errors = deviation / np.sqrt(value.size)  # of the mean; of the deviation: / sqrt(2)
         assert abs(np.mean(value) - mean) < 4.5 * errors, name
-        assert abs(np.std(value) - 0.005) < 4.5 * errors / np.sqrt(2), name
-    drawn = [np.asarray(v) for name, v in flat.items() if not name.endswith("bias")]
+        assert abs(np.std(value) - deviation) < 4.5 * errors / np.sqrt(2), name
+    drawn = [np.asarray(v) for name, v in flat.items() if "bias" not in name]
     for i, one in enumerate(drawn):  # u is not v, and no layer is a copy of another
         for other in drawn[:i]:
             assert one.shape != other.shape or np.mean(one == other) < 0.01
@@ -122,7 +233,48 @@ def test_tokens_that_are_not_integers_b_t_are_refused():
             tiny.apply(CFG, "__call__")(tiny.variables(CFG), wrong, mems)
 
 
-def test_targets_of_another_shape_are_refused():
+@pytest.mark.parametrize(
+    ("context_len", "targets"),
+    [(0, (3, 3)), (0, (2, 4)), (1, (3, 4))],
+    ids=str,
+)
+def test_targets_that_are_not_the_tokens_after_the_context_are_refused(context_len, targets):
+    tokens, mems = tiny.tokens(CFG, 3, 4), tiny.memory(CFG, (0, 0, 0), 0)
+    message = re.escape(f"targets {targets} and tokens (3, 4) do not fit")
+    with pytest.raises(ValueError, match=message):
+        tiny.apply(CFG, "nll")(
+            tiny.variables(CFG), tokens, np.zeros(targets, np.int32), mems, context_len=context_len
+        )
+
+
+def test_context_beside_a_memory_is_refused():
     tokens, mems = tiny.tokens(CFG, 3, 4), tiny.memory(CFG, (0, 2, 5), 5)
-    with pytest.raises(ValueError, match=r"targets \(3, 3\) and tokens \(3, 4\)"):
-        tiny.apply(CFG, "nll")(tiny.variables(CFG), tokens, tokens[:, 1:], mems)
+    with pytest.raises(ValueError, match=r"context_len = 1.*without memory.*M is 5"):
+        tiny.apply(CFG, "nll")(tiny.variables(CFG), tokens, tokens[:, 1:], mems, context_len=1)
+
+
+def test_states_of_nll_are_those_of_core_at_scored_positions_before_the_outputs_dropout():
+    cfg = tiny.config(dropout_output=0.5, cutoffs=(4, 9))
+    tokens, mems = tiny.tokens(cfg, 3, 4), tiny.memory(cfg, (0, 0, 0), 0)
+    train = {"train": True, "rngs": {"dropout": jax.random.key(0)}}
+    both = tiny.apply(cfg, "nll_and_states")
+    run = lambda **extra: both(tiny.variables(cfg), tokens, tokens[:, 1:], mems, **extra)
+    nll, states, _ = run(context_len=1)
+    dropped_nll, undropped, _ = run(context_len=1, **train)
+    embedded = tiny.variables(cfg)["params"]["embedding"][tokens] * np.sqrt(8)
+    want, _ = tiny.apply(cfg, "core")(tiny.variables(cfg), embedded, mems)
+    np.testing.assert_allclose(states, want[:, 1:], atol=1e-6)
+    np.testing.assert_array_equal(undropped, states)
+    assert (np.abs(dropped_nll - nll) > 1e-4).all()
+
+
+def test_logits_after_a_context_are_the_last_of_all_logits():
+    tokens = tiny.tokens(CFG, 3, 4)
+    mems = txl_jax.TransformerXL(CFG).init_mems(3, 0)
+    run = functools.partial(tiny.apply(CFG, "__call__"), tiny.variables(CFG), tokens, mems)
+    whole, part = run()[0], run(context_len=3)[0]
+    assert part.shape == (3, 1, 13)
+    np.testing.assert_allclose(part, whole[:, 3:], atol=2e-6)
+    for wrong in (4, -1):
+        with pytest.raises(ValueError, match=rf"context_len = {wrong}: .*at least one of 4"):
+            run(context_len=wrong)

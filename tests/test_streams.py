@@ -40,6 +40,20 @@ def slow_segments(tokens, batch_size, seg_len, cut):
     return found
 
 
+def slow_context(tokens, batch_size, seg_len, cut, context_len, index):
+    """Inputs [B, C+T] of a segment with its context, and where the streams begin in it."""
+    segment = slow_segments(tokens, batch_size, seg_len, cut)[index]
+    context = np.zeros((batch_size, context_len), np.int64)
+    starts = np.zeros((batch_size, context_len + seg_len), bool)
+    for b, stream in enumerate(slow_streams(tokens, batch_size, cut)):
+        for column in range(context_len + seg_len):
+            place = index * seg_len + column - context_len
+            starts[b, column] = place == 0
+            if column < context_len and place >= 0 and segment[2, b].any():
+                context[b, column] = stream[place][0]
+    return np.concatenate([context, segment[0]], axis=1), starts
+
+
 def tokens_of(n):
     return np.random.default_rng(n).permutation(n).astype(np.uint16) + 1
 
@@ -65,6 +79,26 @@ def test_segments_are_those_of_the_slow_loop(cut):
                 assert got.first == (i == 0)
             tried += 1
     assert tried > 60
+
+
+@pytest.mark.parametrize("cut", ["every_target", "authors"])
+@pytest.mark.parametrize("context_len", [0, 1, 2, 3, 7, 40])
+def test_context_is_the_streams_own_text_before_the_segment(cut, context_len):
+    for n, b, t in [(2, 1, 3), (16, 3, 4), (29, 2, 3), (30, 5, 1), (31, 3, 64)]:
+        if not possible(n, b, cut):
+            continue
+        plain = list(segments(tokens_of(n), b, t, cut))
+        got = list(segments(tokens_of(n), b, t, cut, context_len=context_len))
+        assert len(got) == len(plain)
+        for i, (seg, bare) in enumerate(zip(got, plain, strict=True)):
+            about = f"N={n} B={b} T={t} segment {i}"
+            inputs, starts = slow_context(tokens_of(n).tolist(), b, t, cut, context_len, i)
+            np.testing.assert_array_equal(seg.inputs, inputs, about)
+            np.testing.assert_array_equal(seg.starts, starts, about)
+            np.testing.assert_array_equal(seg.targets, bare.targets, about)
+            np.testing.assert_array_equal(seg.weights, bare.weights, about)
+            assert (seg.inputs.dtype, seg.starts.dtype) == (np.int32, bool)
+            assert seg.first == bare.first
 
 
 def test_every_target_is_scored_once_after_its_own_input():
@@ -96,14 +130,32 @@ def test_the_authors_cut_gives_the_authors_batches(name, split):
         assert not seg.weights[:, length:].any()
 
 
+@pytest.mark.parametrize("name", ["wt103", "enwik8"])
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_the_authors_cut_gives_the_authors_batches_with_context(name, split):
+    """They leave out what is before a stream's first token; here it is padding before it."""
+    recorded = shared_files.json_of(f"fixtures/data/{name}.json")
+    batches = recorded[f"{split}_batches_bsz3_bptt5_ext2"]
+    got = list(segments(np.array(recorded[split]), 3, 5, "authors", context_len=2))
+    assert len(got) == len(batches)
+    for seg, batch in zip(got, batches, strict=True):
+        length, tokens = batch["seq_len"], np.array(batch["data"]).T
+        first = 2 + length - tokens.shape[1]
+        np.testing.assert_array_equal(seg.inputs[:, first : 2 + length], tokens)
+        np.testing.assert_array_equal(seg.targets[:, :length].T, batch["target"])
+        np.testing.assert_array_equal(np.argwhere(seg.starts)[:, 1], [first] * 3 * seg.first)
+        assert first == (2 if seg.first else 0)
+
+
 def test_a_segment_depends_on_its_index_alone():
-    streams = Streams(tokens_of(101), 3, 4)
+    streams = Streams(tokens_of(101), 3, 4, context_len=6)
     in_order = list(streams)
     for i in np.random.default_rng(0).permutation(len(streams)).tolist() * 2:
         again = streams.segment(i)
         np.testing.assert_array_equal(again.inputs, in_order[i].inputs)
         np.testing.assert_array_equal(again.targets, in_order[i].targets)
         np.testing.assert_array_equal(again.weights, in_order[i].weights)
+        np.testing.assert_array_equal(again.starts, in_order[i].starts)
         assert again.first == in_order[i].first
 
 
@@ -118,17 +170,19 @@ class Watched(np.ndarray):
 
 
 @pytest.mark.parametrize("cut", ["every_target", "authors"])
-def test_only_the_rows_that_are_asked_for_are_read(cut):
+@pytest.mark.parametrize("context_len", [0, 2, 20])
+def test_only_the_rows_that_are_asked_for_are_read(cut, context_len):
     tokens = tokens_of(100).view(Watched)
     tokens.read = set()
-    streams = Streams(tokens, 4, 6, cut)
+    streams = Streams(tokens, 4, 6, cut, context_len=context_len)
     whole = streams.segment(2)
     tokens.read.clear()
     part = streams.segment(2, rows=slice(1, 3))
     np.testing.assert_array_equal(part.inputs, whole.inputs[1:3])
     np.testing.assert_array_equal(part.targets, whole.targets[1:3])
     np.testing.assert_array_equal(part.weights, whole.weights[1:3])
-    assert tokens.read == {*range(25 + 12, 25 + 19), *range(50 + 12, 50 + 19)}
+    back = min(context_len, 12)
+    assert tokens.read == {*range(37 - back, 44), *range(62 - back, 69)}
 
 
 def test_tokens_may_be_memory_mapped(tmp_path):
@@ -153,6 +207,7 @@ def test_tokens_may_be_memory_mapped(tmp_path):
         ),
         ({"batch_size": 0}, "batch_size = 0: must be at least 1"),
         ({"seg_len": 0}, "seg_len = 0: must be at least 1"),
+        ({"context_len": -1}, "context_len = -1: must be at least 0"),
         ({"cut": "even"}, "cut = 'even': must be one of 'every_target', 'authors'"),
         (
             {"tokens": np.zeros((2, 5), int)},

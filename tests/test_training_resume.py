@@ -67,8 +67,21 @@ class StopAt(Stop):
         return self.signal is not None
 
 
+WITHOUT_MEMORY = {
+    "model.attention": "absolute",
+    "optimizer.name": "lamb",
+    "loss.tar": 0.5,
+    "train.steps_per_dispatch": 2,
+    "train.log_every": 4,
+    **{f"{section}.mem_len": 0 for section in ("train", "validate", "evaluate")},
+    **{f"{section}.context_len": 8 for section in ("train", "validate", "evaluate")},
+}
+
+
 @pytest.mark.parametrize(
-    "changes", [DROPOUT, {"train.steps_per_dispatch": 2, "train.log_every": 4}]
+    "changes",
+    [DROPOUT, {"train.steps_per_dispatch": 2, "train.log_every": 4}, WITHOUT_MEMORY],
+    ids=["dropout", "dispatch", "without memory"],
 )
 def test_stopped_at_any_step_and_resumed_is_bit_identical(tmp_path, changes):
     changes = {"checkpoint.every": 4, "train.steps": 12, **changes}

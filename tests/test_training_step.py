@@ -9,9 +9,11 @@ import shared_files
 from tiny_runs import arrays, corpus_and_experiment
 
 import txl_jax
+from txl_jax.config import ConfigError, override
 from txl_jax.convert.pytorch import config_from_pytorch, params_from_pytorch
 from txl_jax.data.feed import training_batch, training_feed
 from txl_jax.data.streams import Streams
+from txl_jax.training.loop import training_streams
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.sharding import Placement, make_mesh
 from txl_jax.training.state import init_state
@@ -37,7 +39,7 @@ def train_steps(folder, **changes):
     abstract = jax.eval_shape(init)
     state = jax.jit(init, out_shardings=placement.state(abstract))()
     step = compiled_step(exp, model, optimizer, placement, abstract)
-    streams = Streams(corpus.train, t.batch_size, t.seg_len, cut="authors")
+    streams = training_streams(exp, corpus)
     several = t.steps_per_dispatch > 1
     feed = training_feed(
         streams, 0, STEPS, t.epoch_memory, t.steps_per_dispatch, placement.batch(several)
@@ -87,6 +89,61 @@ def test_eight_devices_give_the_same_as_one(folder):
     eight = train_steps(folder, **{"mesh.data": 8})
     assert len(eight[0].mems.hidden.sharding.device_set) == 8
     assert_same_training(one, eight, 1e-4)
+
+
+def test_lamb_on_two_devices_and_in_micro_batches_gives_the_same_as_on_one(folder):
+    """Norms are of whole tensors, wherever their gradients were computed."""
+    lamb = {"optimizer.name": "lamb", "optimizer.eps": 1e-6}
+    cut = {"mesh.data": 2, "train.micro_batches": 4}
+    assert_same_training(train_steps(folder, **lamb), train_steps(folder, **lamb, **cut), 1e-4)
+
+
+WITHOUT_MEMORY = {
+    "model.attention": "absolute",
+    **{f"{section}.mem_len": 0 for section in ("train", "validate", "evaluate")},
+    "train.context_len": 9,
+}
+
+
+@pytest.mark.parametrize("positions", ["full", "half"])
+def test_context_is_given_to_a_model_without_memory_however_a_step_is_cut(folder, positions):
+    changes = {**WITHOUT_MEMORY, "loss.positions": positions}
+    one = train_steps(folder, **changes)
+    tokens = 8 * 16 // (2 if positions == "half" else 1)
+    assert np.all(one[1]["count"] == tokens)
+    cut = {"mesh.data": 2, "train.micro_batches": 4}
+    assert_same_training(one, train_steps(folder, **changes, **cut), 1e-4)
+    if positions == "full":
+        blind = train_steps(folder, **{**changes, "train.context_len": 0})[1]["nll_sum"]
+        seeing = one[1]["nll_sum"]
+        assert blind[0] == pytest.approx(seeing[0], rel=1e-5)  # nothing is before it
+        assert np.all(np.abs(blind[1:] / seeing[1:] - 1) > 1e-6)
+
+
+def test_context_of_a_training_batch_is_the_text_before_it(folder):
+    corpus, exp = corpus_and_experiment(folder, **WITHOUT_MEMORY)
+    streams = training_streams(exp, corpus)
+    n = streams.n_segments
+    first, second, again = (training_batch(streams, s, "reset") for s in (0, 1, n))
+    assert first.context_len == 9
+    np.testing.assert_array_equal(second.inputs[:, :9], first.inputs[:, -9:])
+    assert np.argwhere(first.reset).tolist() == [[row, 9] for row in range(4)]
+    assert not second.reset.any()
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_context_longer_than_a_stream_is_refused(folder):
+    corpus, exp = corpus_and_experiment(folder, **WITHOUT_MEMORY)
+    longest = len(corpus.train) // 4
+    fits = override(exp, {"train.context_len": longest})
+    assert training_streams(fits, corpus).context_len == longest
+    with pytest.raises(ConfigError) as caught:
+        training_streams(override(exp, {"train.context_len": longest + 1}), corpus)
+    assert str(caught.value) == (
+        f"config key train.context_len = {longest + 1}: a stream of the train split has only"
+        f" {longest} tokens at train.batch_size 4; use a shorter context or fewer streams"
+    )
 
 
 def test_dropout_depends_on_seed_and_step_alone(folder):

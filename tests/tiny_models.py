@@ -12,7 +12,6 @@ import numpy as np
 
 import txl_jax
 
-
 ATTENTION: dict[str, dict] = {
     "relative": {},
     "shaw": {"n_positions": 6},

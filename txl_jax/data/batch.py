@@ -1,7 +1,10 @@
 """One training step's data, as the compiled step takes it."""
 
+from typing import Any
+
 import flax.struct
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from txl_jax.data.streams import Segment
@@ -11,9 +14,11 @@ class Batch(flax.struct.PyTreeNode):
     """A segment of every stream.
 
     Attributes:
-      inputs, targets: int32 [B,T].
+      inputs: int32 [B,C+T], the C tokens before the segment first.
+      targets: int32 [B,T].
       weights: float32 [B,T], 0 where padded.
-      reset: bool [B], streams whose memory is emptied before this segment.
+      reset: bool [B], streams whose memory is emptied before this segment; with C > 0 bool
+        [B,C+T], true where a stream's text begins.
     """
 
     inputs: jax.Array | np.ndarray
@@ -21,8 +26,28 @@ class Batch(flax.struct.PyTreeNode):
     weights: jax.Array | np.ndarray
     reset: jax.Array | np.ndarray
 
+    @property
+    def context_len(self) -> int:
+        """C, tokens that are run again and not scored."""
+        return self.inputs.shape[-1] - self.targets.shape[-1]
+
+    def about_inputs(self, memory_free: bool) -> dict[str, Any]:
+        """The keywords of ``nll`` that say what the inputs are.
+
+        ``memory_free``: of a form of attention that counts positions from the last real token, so
+        it must know where that is; others are spared the cost.
+        """
+        about = {"reset": self.reset, "context_len": self.context_len}
+        return {**about, "lengths": self._lengths()} if memory_free else about
+
+    def _lengths(self) -> jax.Array:
+        """Tokens of each row up to its last target, context included: int32 [B]."""
+        ends = self.context_len + 1 + jnp.arange(self.targets.shape[-1], dtype=jnp.int32)
+        return jnp.max(jnp.where(self.weights > 0, ends, self.context_len), axis=-1)
+
 
 def batch_of(segment: Segment, forget: bool) -> Batch:
-    """The segment as a batch; ``forget``: every stream starts anew with it."""
-    reset = np.full(segment.inputs.shape[0], forget)
+    """The segment as a batch; ``forget``: every stream's memory is emptied before it."""
+    has_context = segment.inputs.shape != segment.targets.shape
+    reset = segment.starts if has_context else np.full(segment.inputs.shape[0], forget)
     return Batch(segment.inputs, segment.targets, segment.weights, reset)

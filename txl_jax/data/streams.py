@@ -19,6 +19,16 @@
 Segments follow each other in every stream, so a model that carries memory from one to the next
 reads each stream as one long text. A segment is a pure function of its index: training step s
 takes segment ``s % n_segments``, and the step is all the state there is.
+
+A model without memory is given the last C = ``context_len`` tokens again instead, before those
+whose targets it is scored on. For C = 3 and stream 0 of the first picture:
+
+                 context   segment
+      segment 0    . . .     0 1      starts at 3 of 5
+      segment 1    . 0 1     2 3      starts at 1
+      segment 2    1 2 3     4 .      -
+    Context is of the stream's own text (stream 1 never sees 3 and 4), so a stream's first
+    segments have less of it; ``starts`` marks where the text begins behind the padding.
 """
 
 import dataclasses
@@ -35,18 +45,21 @@ Cut = Literal["every_target", "authors"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Segment:
-    """The next T tokens of some streams.
+    """The next T tokens of some streams, after up to C that came before them.
 
     Attributes:
-      inputs: int32 [B, T].
-      targets: int32 [B, T], the token after each input.
+      inputs: int32 [B, C+T]: the context, 0 where the stream had not begun, and the segment.
+      targets: int32 [B, T], the token after each of the last T inputs.
       weights: float32 [B, T]: 1, or 0 where inputs and targets are padding (and 0 too).
+      starts: bool [B, C+T]: True at the first token of a stream, and nowhere in later segments.
+        It can be given to a model as ``reset``: nothing attends to what is before it.
       first: True for the first segment of a pass, which must be met with an empty memory.
     """
 
     inputs: np.ndarray
     targets: np.ndarray
     weights: np.ndarray
+    starts: np.ndarray
     first: bool
 
 
@@ -56,6 +69,7 @@ class Streams:
     Attributes:
       batch_size: B.
       seg_len: T; every segment has this length, a short last one is padded.
+      context_len: C.
       n_segments: segments of one pass; also ``len()``.
       n_targets: targets of one pass, the sum of all weights.
     """
@@ -68,6 +82,7 @@ class Streams:
         cut: Cut = "every_target",
         name: str = "tokens",
         vocab_size: int | None = None,
+        context_len: int = 0,
     ):
         """Lays out the streams; nothing is read but for the check of ids.
 
@@ -78,10 +93,11 @@ class Streams:
           cut: how the streams lie, see the head of this file.
           name: of the token array, for errors.
           vocab_size: V; if given, all ids are checked to be from 0 to V-1.
+          context_len: C, tokens given again before each segment; targets stay what they are.
 
         Raises:
-          DataError: tokens that are not 1-D integers or too few for B, B or T below 1, an
-            unknown cut, or an id out of range.
+          DataError: tokens that are not 1-D integers or too few for B, B or T below 1, C below
+            0, an unknown cut, or an id out of range.
         """
         tokens = np.asanyarray(tokens)
         if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
@@ -90,9 +106,10 @@ class Streams:
             )
         if cut not in get_args(Cut):
             raise DataError(f"cut = {cut!r}: must be one of 'every_target', 'authors'")
-        for key, value in (("batch_size", batch_size), ("seg_len", seg_len)):
-            if value < 1:
-                raise DataError(f"{key} = {value}: must be at least 1")
+        lengths = (("batch_size", batch_size, 1), ("seg_len", seg_len, 1))
+        for key, value, least in (*lengths, ("context_len", context_len, 0)):
+            if value < least:
+                raise DataError(f"{key} = {value}: must be at least {least}")
         largest = len(tokens) - 1 if cut == "every_target" else len(tokens) // 2
         if batch_size > largest:
             raise DataError(
@@ -102,7 +119,7 @@ class Streams:
             )
         if vocab_size is not None:
             check_ids(tokens, vocab_size, name)
-        self.batch_size, self.seg_len = batch_size, seg_len
+        self.batch_size, self.seg_len, self.context_len = batch_size, seg_len, context_len
         self._tokens = tokens
         if cut == "every_target":
             self.n_targets = len(tokens) - 1
@@ -134,17 +151,21 @@ class Streams:
         if not 0 <= index < self.n_segments:
             raise IndexError(f"segment {index}: there are {self.n_segments}, counted from 0")
         streams = range(*rows.indices(self.batch_size))
-        inputs, targets = np.zeros((2, len(streams), self.seg_len), np.int32)
-        weights = np.zeros((len(streams), self.seg_len), np.float32)
+        b, t, c = len(streams), self.seg_len, self.context_len
+        inputs, targets = np.zeros((b, c + t), np.int32), np.zeros((b, t), np.int32)
+        weights, starts = np.zeros((b, t), np.float32), np.zeros((b, c + t), bool)
+        before = min(c, index * t)  # tokens of the stream that the context has
+        if before == index * t:
+            starts[:, c - before] = True
         for row, stream in enumerate(streams):
-            start = stream * self._stride + index * self.seg_len
-            stop = min(start + self.seg_len, self._end(stream))
-            if start < stop:
-                piece = self._tokens[start : stop + 1]
-                inputs[row, : stop - start] = piece[:-1]
-                targets[row, : stop - start] = piece[1:]
-                weights[row, : stop - start] = 1
-        return Segment(inputs, targets, weights, first=index == 0)
+            start = stream * self._stride + index * t
+            n = min(t, self._end(stream) - start)
+            if n > 0:
+                piece = self._tokens[start - before : start + n + 1]
+                inputs[row, c - before : c + n] = piece[:-1]
+                targets[row, :n] = piece[before + 1 :]
+                weights[row, :n] = 1
+        return Segment(inputs, targets, weights, starts, first=index == 0)
 
     def _end(self, stream: int) -> int:
         """Position after the last input of a stream."""
@@ -152,7 +173,11 @@ class Streams:
 
 
 def segments(
-    tokens: np.ndarray, batch_size: int, seg_len: int, cut: Cut = "every_target"
+    tokens: np.ndarray,
+    batch_size: int,
+    seg_len: int,
+    cut: Cut = "every_target",
+    context_len: int = 0,
 ) -> Iterator[Segment]:
     """The segments of one pass, in order; see :class:`Streams`."""
-    return iter(Streams(tokens, batch_size, seg_len, cut))
+    return iter(Streams(tokens, batch_size, seg_len, cut, context_len=context_len))

@@ -1,7 +1,7 @@
 """Scoring a token array: every target once, memory carried, division last.
 
-The protocol (streams, segment, memory, clamp, window) is the config's and stands beside every
-result, because the same parameters give other numbers under another protocol.
+The protocol (streams, segment, memory or context, clamp, window) is the config's and stands
+beside every result, because the same parameters give other numbers under another protocol.
 """
 
 import dataclasses
@@ -19,6 +19,7 @@ from txl_jax.data.batch import Batch, batch_of
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import read_ahead
 from txl_jax.data.streams import Streams
+from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.sharding import Placement
 
@@ -67,6 +68,7 @@ class Evaluator:
             protocol.seg_len,
             name=name,
             vocab_size=model.vocab_size,
+            context_len=protocol.context_len,
         )
         self.model = TransformerXL(under_protocol(model, protocol))
         self._placement = Placement(mesh)
@@ -97,9 +99,7 @@ class Evaluator:
         """
         start = time.perf_counter()
         params = jax.device_put(params, self._placement.everywhere())
-        mems = jax.device_put(
-            self.model.init_mems(self._rows, self.protocol.mem_len), self._placement.memory()
-        )
+        mems = jax.device_put(self._first_memory(), self._placement.memory())
         total, count = 0.0, 0
         pending: list[tuple[jax.Array, int]] = []
         feed = read_ahead(self._batches())
@@ -119,6 +119,13 @@ class Evaluator:
             total, count = total + float(value), count + n
         return Score(total / count, count, time.perf_counter() - start)
 
+    def _first_memory(self) -> Memory:
+        """Memory before the first segment: all slots zeros, real ones if the protocol says so."""
+        mems = self.model.init_mems(self._rows, self.protocol.mem_len)
+        if self.protocol.first_memory == "zeros":
+            return mems.replace(filled=jnp.full_like(mems.filled, mems.mem_len))
+        return mems
+
     def _batches(self):
         extra = self._rows - self.protocol.batch_size
         for index in range(self.segments):
@@ -131,7 +138,12 @@ class Evaluator:
 
     def _score_segment(self, params, batch: Batch, mems):
         nll, mems = self.model.apply(
-            {"params": params}, batch.inputs, batch.targets, mems, method="nll"
+            {"params": params},
+            batch.inputs,
+            batch.targets,
+            mems,
+            method="nll",
+            **batch.about_inputs(self.model.cfg.memory_free),
         )
         return jnp.sum(nll * batch.weights), mems
 
@@ -161,8 +173,10 @@ def describe(protocol: ProtocolConfig, model: TransformerXLConfig) -> str:
         f"{protocol.split} split",
         f"{protocol.batch_size} streams",
         f"segment {protocol.seg_len}",
-        f"memory {protocol.mem_len}",
+        f"context {protocol.context_len}" if protocol.context_len else f"memory {protocol.mem_len}",
     ]
+    if protocol.first_memory == "zeros" and protocol.mem_len:
+        parts.append("zeros before the first segment")
     if c.same_length:
         parts.append(f"window {c.same_length}")
     if c.clamp_len > 0:

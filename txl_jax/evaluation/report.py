@@ -1,4 +1,4 @@
-"""What a trained model is worth: its score with and without memory beside simple models."""
+"""What a trained model is worth: its score with and without its past, beside simple models."""
 
 import dataclasses
 import os
@@ -15,15 +15,15 @@ from txl_jax.units import in_unit
 from txl_jax.workdir import Trained
 
 
-def without_memory(protocol: ProtocolConfig) -> ProtocolConfig:
-    """The same protocol with every segment scored from nothing."""
-    return dataclasses.replace(protocol, mem_len=0, same_length=False)
+def without_past(protocol: ProtocolConfig) -> ProtocolConfig:
+    """The same protocol with every segment scored from nothing: no memory, no context."""
+    return dataclasses.replace(protocol, mem_len=0, context_len=0, same_length=False)
 
 
 def report(
     trained: Trained, corpus: Corpus, workdir: str, stop: Callable[[], bool] = lambda: False
 ) -> dict[str, Any] | None:
-    """Scores ``evaluate.split`` with the protocol's memory and with none, and the baselines.
+    """Scores ``evaluate.split`` with the protocol's memory or context, with none, and baselines.
 
     Prints a table, writes it as ``evaluation.json`` in the workdir, and returns it; ``None`` if
     ``stop()`` became true on the way.
@@ -37,7 +37,7 @@ def report(
     def add(name: str, loss: float, **more: Any) -> None:
         rows.append({"name": name, "loss": loss, unit: in_unit(loss, unit), **more})
 
-    for name, chosen in _protocols(protocol):
+    for name, chosen in protocols(protocol):
         score = evaluator_of(model, chosen, corpus, mesh).run(trained.params, stop)
         if score is None:
             return None
@@ -68,6 +68,10 @@ def table(rows: list[dict[str, Any]], unit: str, protocol: str) -> str:
     return "\n".join([f"{protocol}:", *lines])
 
 
-def _protocols(protocol: ProtocolConfig) -> list[tuple[str, ProtocolConfig]]:
-    named = [(f"memory {protocol.mem_len}", protocol)]
-    return [*named, ("no memory", without_memory(protocol))] if protocol.mem_len else named
+def protocols(protocol: ProtocolConfig) -> list[tuple[str, ProtocolConfig]]:
+    """A protocol and, where it gives the model a past, the same without; each with its name."""
+    kind, length = "memory", protocol.mem_len
+    if protocol.context_len:
+        kind, length = "context", protocol.context_len
+    named = [(f"{kind} {length}", protocol)]
+    return [*named, (f"no {kind}", without_past(protocol))] if length else named

@@ -1,17 +1,18 @@
-"""Continuing prompts: memory filled from the prompt, then one token at a time on device."""
+"""Continuing prompts: the past filled from the prompt, then one token at a time on device."""
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from txl_jax.config import GenerateConfig, TransformerXLConfig
 from txl_jax.generation.sampling import sample
-from txl_jax.model.memory import Memory
+from txl_jax.model.memory import Cache, Memory
 from txl_jax.model.transformer_xl import TransformerXL
 
 _PREFILL = 128
@@ -27,51 +28,78 @@ def generate(
     """Pieces of the continuations, int32 [B, up to 64], until each has ``c.length`` tokens.
 
     Attention is limited to a window of M positions (``same_length``; the model's own, else
-    ``pytorch``), so that neither the cut of a prompt nor its neighbours change the result.
+    ``pytorch``), so that neither the cut of a prompt nor its neighbours change the result. A
+    form of attention without memory is run again for each token on the last M tokens instead
+    (``absolute_per_layer``: on no more than its table has).
 
     Args:
       cfg: the model's shape.
       params: its parameters.
       prompts: B arrays of token ids, each of at least one token; lengths may differ.
-      c: length, memory, sampling, seed.
+      c: length, memory M, sampling, seed.
 
     Raises:
       ValueError: an empty prompt, or a token that the vocabulary does not have.
     """
-    cfg = dataclasses.replace(cfg, same_length=cfg.same_length or "pytorch")
-    model = TransformerXL(cfg)
     _check(prompts, cfg.vocab_size or 0)
-    prefill = jax.jit(functools.partial(_read, model))
-    extend = jax.jit(functools.partial(_extend, model, c))
+    past: Any
+    next_logits: Callable
+    if cfg.memory_free:
+        model, next_logits = TransformerXL(cfg), _by_running_again
+        table = cfg.n_positions if cfg.attention == "absolute_per_layer" else None
+        past = _last_tokens([p[:-1] for p in prompts], min(c.mem_len, table or c.mem_len))
+    else:
+        cfg = dataclasses.replace(cfg, same_length=cfg.same_length or "pytorch")
+        model, next_logits = TransformerXL(cfg), _by_memory
+        past = _read_prompts(model, params, prompts, c.mem_len)
+    extend = jax.jit(functools.partial(_extend, functools.partial(next_logits, model), c))
 
-    mems = model.init_mems(len(prompts), c.mem_len)
-    for tokens, lengths in _chunks(prompts):
-        mems = prefill(params, tokens, lengths, mems)
     token = jnp.asarray([p[-1] for p in prompts], jnp.int32)
     key_at = functools.partial(jax.random.fold_in, jax.random.key(c.seed))
     for start in range(0, c.length, _PER_DISPATCH):
         n = min(_PER_DISPATCH, c.length - start)
         positions = jnp.arange(start, start + n)
-        token, mems, made = extend(params, token, mems, jax.vmap(key_at)(positions))
+        token, past, made = extend(params, token, past, jax.vmap(key_at)(positions))
         yield np.asarray(made)
+
+
+def _extend(next_logits, c: GenerateConfig, params, token, past, keys):
+    """A token of each row for each of n keys, on device: last token [B], past, all [B,n]."""
+
+    def one(carry, step_key):
+        token, past = carry
+        logits, past = next_logits(params, token, past)
+        token = sample(step_key, logits, c)
+        return (token, past), token
+
+    (token, past), made = jax.lax.scan(one, (token, past), keys)
+    return token, past, made.T
+
+
+# With memory: the past is what the layers project it to.
+
+
+def _by_memory(model: TransformerXL, params, token, past: Cache):
+    """Logits [B,V] after one more token [B], and the past with it."""
+    logits, after = model.apply({"params": params}, token[:, None], past)
+    return logits[:, 0], after
+
+
+def _read_prompts(
+    model: TransformerXL, params, prompts: Sequence[np.ndarray], mem_len: int
+) -> Cache:
+    """The past of all but the last token of each prompt."""
+    mems = model.init_mems(len(prompts), mem_len)
+    read = jax.jit(functools.partial(_read, model))
+    for tokens, lengths in _chunks(prompts):
+        mems = read(params, tokens, lengths, mems)
+    project = jax.jit(functools.partial(model.apply, seg_len=1, method="init_cache"))
+    return cast(Cache, project({"params": params}, mems))
 
 
 def _read(model: TransformerXL, params, tokens, lengths, mems: Memory) -> Memory:
     """Memory after reading right-padded rows [B,T]; no scores are needed."""
     return cast(Memory, model.apply({"params": params}, tokens, mems, lengths=lengths)[1])
-
-
-def _extend(model: TransformerXL, c: GenerateConfig, params, token, mems, keys):
-    """A token of each row for each of n keys, on device: last token [B], memory, all [B,n]."""
-
-    def one(carry, step_key):
-        token, mems = carry
-        logits, mems = model.apply({"params": params}, token[:, None], mems)
-        token = sample(step_key, logits[:, 0], c)
-        return (token, mems), token
-
-    (token, mems), made = jax.lax.scan(one, (token, mems), keys)
-    return token, mems, made.T
 
 
 def _chunks(prompts: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -83,6 +111,40 @@ def _chunks(prompts: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndar
         for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
             tokens[row, :length] = prompt[start : start + length]
         yield tokens, lengths
+
+
+# Without memory: the past is the text itself, run again for every token.
+
+
+class LastTokens(flax.struct.PyTreeNode):
+    """The newest tokens of each row: int32 [B,W], and how many are real: int32 [B].
+
+    They lie on the right, where a segment's newest token is in every row.
+    """
+
+    tokens: jax.Array | np.ndarray
+    filled: jax.Array | np.ndarray
+
+
+def _by_running_again(model: TransformerXL, params, token, past: LastTokens):
+    """Logits [B,V] after one more token [B], and the past with it."""
+    tokens = jnp.concatenate([past.tokens[:, 1:], token[:, None]], axis=1)
+    rows, width = tokens.shape
+    filled = jnp.minimum(past.filled + 1, width)
+    begins = jnp.arange(width) == width - filled[:, None]  # what is before it is padding
+    nothing = model.init_mems(rows, 0)
+    before = width - 1  # only the newest token is asked what follows
+    logits, _ = model.apply({"params": params}, tokens, nothing, reset=begins, context_len=before)
+    return logits[:, 0], LastTokens(tokens, filled)
+
+
+def _last_tokens(texts: Sequence[np.ndarray], width: int) -> LastTokens:
+    """The newest ``width`` tokens of texts, which may be shorter, or empty."""
+    tokens = np.zeros((len(texts), width), np.int32)
+    filled = np.array([min(len(text), width) for text in texts], np.int32)
+    for row, (text, n) in enumerate(zip(texts, filled, strict=True)):
+        tokens[row, width - n :] = text[len(text) - n :]
+    return LastTokens(tokens, filled)
 
 
 def _check(prompts: Sequence[np.ndarray], vocab_size: int) -> None:

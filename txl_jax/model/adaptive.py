@@ -128,7 +128,8 @@ class Vocabulary(nn.Module):
             for i, cluster in enumerate(self.clusters):
                 own = (tokens >= cluster.start) & (tokens < cluster.stop)
                 row = jnp.clip(tokens - cluster.start, 0, cluster.size - 1)
-                part = jnp.where(own[..., None], self.embeddings[i][row].astype(c.dtype), 0)
+                rows = jnp.asarray(self.embeddings[i])[row].astype(c.dtype)
+                part = jnp.where(own[..., None], rows, 0)
                 x = x + _project(part, self.projections[i])
         if train and c.dropout_embedding:
             keep = 1.0 - c.dropout_embedding
@@ -219,6 +220,7 @@ class Vocabulary(nn.Module):
 
         Word k is drawn with P(k) = log((k+2)/(k+1)) / log(V+1); each logit is lowered by the
         log of how often its word is expected, 1 - (1-P)^2n; the target is no rival of itself.
+        (PT computes (1+P)^-2n for (1-P)^2n, and looks true words up times sqrt(D): not copied.)
         """
         v, n_draws = weight.shape[0], 2 * self.cfg.sample_softmax
         uniform = jax.random.uniform(self.make_rng("dropout"), (n_draws,))

@@ -2,6 +2,7 @@
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model.attention import KeysValues, Positions
@@ -87,7 +88,8 @@ class Block(nn.Module):
         """
         c = self.cfg
         if c.attention == "absolute_per_layer":
-            h = h + self.table[self.table.shape[0] - 1 - places].astype(h.dtype)
+            row = self.table.shape[0] - 1 - places
+            h = h + jnp.asarray(self.table)[row].astype(h.dtype)
         drop = lambda x: self.drop(x, deterministic=not train)
         attend = lambda asking, present: self.attention(
             asking, present, past, positions, allowed, train

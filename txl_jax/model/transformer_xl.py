@@ -80,20 +80,31 @@ class TransformerXL(nn.Module):
         positions = tuple(self._positions(mems.mem_len + seg_len, train=False))
         return Cache(keys, values, positions, mems.filled, seg_len)
 
-    def __call__(self, tokens, mems, *, train: bool = False, reset=None, lengths=None):
+    def __call__(
+        self,
+        tokens,
+        mems,
+        *,
+        train: bool = False,
+        reset=None,
+        lengths=None,
+        context_len: int = 0,
+    ):
         """Logits and new memory: float32 [B,T,V], :class:`Memory` (or :class:`Cache`, as given).
 
         With an adaptive softmax they are log-probabilities.
 
         Args:
-          tokens: int32 [B,T].
+          tokens: int32 [B,C+T].
           mems: from :meth:`init_mems`, from the segment before, or from :meth:`init_cache`; its M
             is the memory length.
+          context_len: C, tokens in front that are run again and get no logits (PT's ``ext_len``);
+            needs M = 0.
 
         Raises:
           ValueError: shapes that do not fit one another.
         """
-        states, mems = self._encode(tokens, mems, train, reset, lengths)
+        states, mems = self._encode(tokens, mems, train, reset, lengths, context_len)
         return self.vocabulary.logits(self._drop(states, train)), mems
 
     def nll(
@@ -113,8 +124,8 @@ class TransformerXL(nn.Module):
           tokens: int32 [B,C+T].
           targets: int32 [B,T]; the target of a token is the one that follows it.
           mems: as in :meth:`__call__`.
-          context_len: C, tokens in front that are run again and not scored (PT's ``ext_len``);
-            needs M = 0.
+          context_len: C, tokens in front that are run again and not scored, as in
+            :meth:`__call__`.
         """
         extra = {"train": train, "reset": reset, "lengths": lengths, "context_len": context_len}
         nll, _, mems = self.nll_and_states(tokens, targets, mems, **extra)
@@ -136,18 +147,12 @@ class TransformerXL(nn.Module):
         The states are [B,T,D], before dropout: what activation regularisation acts on.
         """
         b, t = tokens.shape[:2]
-        if targets.shape != (b, t - context_len) or not 0 <= context_len < t:
+        if targets.shape != (b, t - context_len):
             raise ValueError(
                 f"targets {targets.shape} and tokens {tokens.shape} do not fit: expected"
                 f" [{b},{t - context_len}], a target for each token after context_len {context_len}"
             )
-        if context_len and mems.mem_len:
-            raise ValueError(
-                f"context_len = {context_len} is for models run without memory, and M is"
-                f" {mems.mem_len}: what is run again would be remembered twice"
-            )
-        states, mems = self._encode(tokens, mems, train, reset, lengths)
-        states = states[:, context_len:]
+        states, mems = self._encode(tokens, mems, train, reset, lengths, context_len)
         return self.vocabulary.nll(self._drop(states, train), targets, train), states, mems
 
     def core(self, embeddings, mems, *, train: bool = False, reset=None, lengths=None):
@@ -159,12 +164,24 @@ class TransformerXL(nn.Module):
         states, mems = self._run(embeddings, mems, train, reset, lengths)
         return self._drop(states, train), mems
 
-    def _encode(self, tokens, mems, train, reset, lengths):
+    def _encode(self, tokens, mems, train, reset, lengths, context_len):
+        """The last layer's states before dropout, those after the context, and new memory."""
         if self.cfg.vocab_size is None:
             raise ConfigError("model.vocab_size is None: tokens need it; method='core' does not")
         if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
             raise ValueError(f"tokens must be integers [B,T], not {tokens.dtype} {tokens.shape}")
-        return self._run(self.vocabulary.embed(tokens, train), mems, train, reset, lengths)
+        if not 0 <= context_len < tokens.shape[1]:
+            raise ValueError(
+                f"context_len = {context_len}: must leave at least one of {tokens.shape[1]} tokens"
+            )
+        if context_len and mems.mem_len:
+            raise ValueError(
+                f"context_len = {context_len} is for models run without memory, and M is"
+                f" {mems.mem_len}: what is run again would be remembered twice"
+            )
+        embeddings = self.vocabulary.embed(tokens, train)
+        states, mems = self._run(embeddings, mems, train, reset, lengths)
+        return states[:, context_len:], mems
 
     def _run(self, embeddings, mems, train, reset, lengths):
         """The last layer's states before dropout [B,T,D], and new memory."""

@@ -232,14 +232,16 @@ def training_streams(exp: ExperimentConfig, corpus: Corpus) -> Streams:
         cut="authors",
         name="the train split",
         vocab_size=exp.model.vocab_size,
+        context_len=t.context_len,
     )
     longest = len(corpus.train) // t.batch_size
-    if t.mem_len > longest:
-        raise ConfigError(
-            f"config key train.mem_len = {t.mem_len}: a stream of the train split has only"
-            f" {longest} tokens at train.batch_size {t.batch_size}; use a shorter memory or fewer"
-            " streams"
-        )
+    for key, what in (("mem_len", "memory"), ("context_len", "context")):
+        if getattr(t, key) > longest:
+            raise ConfigError(
+                f"config key train.{key} = {getattr(t, key)}: a stream of the train split has only"
+                f" {longest} tokens at train.batch_size {t.batch_size}; use a shorter {what} or"
+                " fewer streams"
+            )
     return streams
 
 

@@ -1,39 +1,105 @@
-"""What is minimised: negative log-likelihood over the scored targets."""
+"""What is minimised: negative log-likelihood over the scored targets, and what regularises it."""
 
-from typing import cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from txl_jax.config import LossConfig
 from txl_jax.data.batch import Batch
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
 
+Array = jax.Array | np.ndarray
+
+
+class Totals(NamedTuple):
+    """What sums over a whole step are divided by, float32 [], at least 1.
+
+    Attributes:
+      targets: scored targets.
+      pairs: neighbours in a row that are both scored.
+    """
+
+    targets: jax.Array
+    pairs: jax.Array
+
+
+def scored(weights: Array, c: LossConfig) -> Array:
+    """Weights [B,T] of the targets that count in training.
+
+    With ``positions="half"`` the first half of a row's n real targets (n // 2 of them) gets 0:
+    what is scored has at least that much of its own segment before it (paper, section 4.2).
+    """
+    if c.positions == "full":
+        return weights
+    n = jnp.sum(weights > 0, axis=1, keepdims=True)
+    return jnp.where(jnp.arange(weights.shape[1]) < n // 2, 0.0, weights)
+
+
+def totals(weights: Array) -> Totals:
+    """The denominators of a step whose targets have these weights [B,T]."""
+    at_least_1 = lambda x: jnp.maximum(jnp.sum(x), 1.0)
+    return Totals(at_least_1(weights), at_least_1(_pairs(weights)))
+
 
 def batch_loss(
-    params, model: TransformerXL, batch: Batch, mems: Memory, dropout_key: jax.Array, count
+    params,
+    model: TransformerXL,
+    batch: Batch,
+    mems: Memory,
+    dropout_key: jax.Array,
+    c: LossConfig,
+    whole: Totals,
 ) -> tuple[jax.Array, tuple[jax.Array, Memory]]:
-    """Sum of the batch's weighted nll over ``count``; the plain sum and new memory beside it.
+    """What a batch, or a part of one, adds to the loss of its step; the sum of nll beside it.
 
     Args:
       params: the model's parameters.
-      batch: [B,T] arrays.
+      batch: [B,T] arrays; what counts and how much is in its weights, see :func:`scored`.
       mems: memory before the segment.
       dropout_key: of this step and micro-batch.
-      count: targets to divide by, those of the whole step: the parts of a step add up.
+      c: activation regularisation.
+      whole: of the whole step, so that its parts add up.
 
     Returns:
       loss in nats per target, float32 []; (sum of nll in nats, float32 []; memory after).
     """
-    nll, after = model.apply(
+    scores: Any = model.apply(
         {"params": params},
         batch.inputs,
         batch.targets,
         mems,
-        method="nll",
+        method="nll_and_states",
         train=True,
-        reset=batch.reset,
         rngs={"dropout": dropout_key},
+        **batch.about_inputs(model.cfg.memory_free),
     )
+    nll, states, after = scores
     nll_sum = jnp.sum(nll * batch.weights)
-    return nll_sum / count, (nll_sum, cast(Memory, after))
+    loss = nll_sum / whole.targets
+    if c.ar or c.tar:
+        loss = loss + regularisation(states, batch.weights, c, whole)
+    return loss, (nll_sum, after)
+
+
+def regularisation(states: Array, weights: Array, c: LossConfig, whole: Totals) -> jax.Array:
+    """``ar`` and ``tar`` times their mean squares (Merity et al. 2017, section 4.3): float32 [].
+
+    Means are over scored positions (``tar``: over neighbours that are both scored) and over D.
+
+    Args:
+      states: [B,T,D], the last layer's, before dropout.
+      weights: float32 [B,T].
+      c: ``ar``, ``tar``.
+      whole: of the whole step.
+    """
+    states = states.astype(jnp.float32)
+    size = jnp.sum(jnp.mean(jnp.square(states), axis=-1) * weights)
+    change = jnp.mean(jnp.square(states[:, 1:] - states[:, :-1]), axis=-1)
+    return c.ar * size / whole.targets + c.tar * jnp.sum(change * _pairs(weights)) / whole.pairs
+
+
+def _pairs(weights: Array) -> Array:
+    return weights[:, 1:] * weights[:, :-1]

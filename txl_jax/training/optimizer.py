@@ -1,5 +1,7 @@
 """Learning-rate schedules and the optimizer, built from the config by name."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -38,13 +40,75 @@ def schedule(c: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def make_optimizer(c: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """Clip to a global norm, then Adam under :func:`schedule`; no weight decay."""
+    """Clip to a global norm, then Adam or LAMB under :func:`schedule`; no weight decay."""
     clip = optax.clip_by_global_norm(c.clip_norm) if c.clip_norm else optax.identity()
+    scale = {"adam": optax.scale_by_adam, "lamb": scale_by_lamb}[c.name]
     return optax.chain(
         clip,
-        optax.scale_by_adam(b1=c.b1, b2=c.b2, eps=c.eps),
+        scale(b1=c.b1, b2=c.b2, eps=c.eps),
         optax.scale_by_learning_rate(schedule(c, steps)),
     )
+
+
+class LambState(NamedTuple):
+    """Running means of the gradient and of its square, each a tree like the parameters."""
+
+    mu: Any
+    nu: Any
+
+
+def scale_by_lamb(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
+    """LAMB (You et al. 2020) as NVIDIA's Transformer-XL has it: a rate of its own for each tensor.
+
+        m, v     running means of the gradient and of its square, no bias correction
+        step     m / (sqrt(v) + eps)
+        ratio    min(|w|, 10) / (|step| + eps), or 1 where |w| is 0
+        update   ratio * step
+
+    Norms are of the original's tensors, see :func:`original_tensor`. They are sums over whole
+    arrays, so under ``jit`` they do not depend on how parameters are spread over devices.
+    """
+
+    def init(params):
+        return LambState(mu=optax.tree.zeros_like(params), nu=optax.tree.zeros_like(params))
+
+    def update(gradient, state, params=None):
+        mu = optax.tree.update_moment(gradient, state.mu, b1, 1)
+        nu = optax.tree.update_moment(gradient, state.nu, b2, 2)
+        step = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu)
+        weight_norm, step_norm = _tensor_norms(params), _tensor_norms(step)
+
+        def scaled(path, leaf):
+            w, s = (norms[original_tensor(path)] for norms in (weight_norm, step_norm))
+            ratio = jnp.minimum(w, 10.0) / (s + eps)
+            return leaf * jnp.where(w > 0, ratio, 1.0)
+
+        return jax.tree_util.tree_map_with_path(scaled, step), LambState(mu, nu)
+
+    return optax.GradientTransformation(init, update)
+
+
+def original_tensor(path: tuple[Any, ...]) -> str:
+    """Name of the tensor that a parameter is (a part of) in the authors' and NVIDIA's code.
+
+    A layer's queries, keys and values are one tensor there. So are, over all layers, the tables
+    of positions and the content bias of ``shaw`` and ``absolute_per_layer``. Any other parameter
+    is its own tensor.
+    """
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    layer, _, rest = name.partition("/")
+    if rest in ("attention/query", "attention/key", "attention/value"):
+        return f"{layer}/attention/qkv"
+    if rest in ("attention/u", "attention/distance", "attention/distance_bias", "positions"):
+        return rest
+    return name
+
+
+def _tensor_norms(tree: Any) -> dict[str, jax.Array]:
+    parts: dict[str, list[jax.Array]] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        parts.setdefault(original_tensor(path), []).append(leaf)
+    return {name: optax.tree.norm(leaves) for name, leaves in parts.items()}
 
 
 def gradient_norm(gradient) -> jax.Array:

@@ -10,7 +10,7 @@ from txl_jax.config import ExperimentConfig
 from txl_jax.data.batch import Batch
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.training.loss import batch_loss
+from txl_jax.training.loss import batch_loss, scored, totals
 from txl_jax.training.optimizer import gradient_norm, schedule
 from txl_jax.training.sharding import Placement, donates
 from txl_jax.training.state import TrainState, dropout_key
@@ -28,23 +28,24 @@ def train_step(
     """The state after one update on ``batch``, and what it measured.
 
     Gradients are summed over ``train.micro_batches`` parts of the batch, each with its own
-    streams' memory. Metrics, float32 []: ``nll_sum`` (nats), ``count`` (targets),
-    ``grad_norm`` (before clipping), ``learning_rate``.
+    streams' memory. Metrics, float32 []: ``nll_sum`` (nats) and ``count`` of the targets that
+    ``loss.positions`` has scored, ``grad_norm`` (before clipping), ``learning_rate``.
     """
     parts = exp.train.micro_batches
     key = dropout_key(exp.seed, state.step)
-    count = jnp.maximum(jnp.sum(batch.weights), 1.0)
     gradient_of = jax.grad(batch_loss, has_aux=True)
+    batch = batch.replace(weights=scored(batch.weights, exp.loss))
+    terms = (exp.loss, totals(batch.weights))
 
     if parts == 1:
-        gradient, (nll_sum, mems) = gradient_of(state.params, model, batch, state.mems, key, count)
+        gradient, (nll_sum, mems) = gradient_of(state.params, model, batch, state.mems, key, *terms)
     else:
 
         def add_part(total, part):
             index, part_batch, part_mems = part
             part_key = jax.random.fold_in(key, index)
             gradient, (nll_sum, mems) = gradient_of(
-                state.params, model, part_batch, part_mems, part_key, count
+                state.params, model, part_batch, part_mems, part_key, *terms
             )
             return jax.tree.map(jnp.add, total, (gradient, nll_sum)), mems
 
@@ -104,7 +105,8 @@ def _cut_rows(x: jax.Array, parts: int, axis: int) -> jax.Array:
 
 def _join_rows(x: jax.Array, axis: int) -> jax.Array:
     x = jnp.moveaxis(x, 0, axis + 1)
-    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+    rows = x.shape[axis] * x.shape[axis + 1]  # not -1: without memory the array is empty
+    return x.reshape(*x.shape[:axis], rows, *x.shape[axis + 2 :])
 
 
 def _cut_memory(mems: Memory, parts: int) -> Memory:

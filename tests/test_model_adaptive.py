@@ -1,0 +1,94 @@
+"""The loss in blocks equals the dense softmax, however the targets fall into clusters."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+import tiny_models as tiny
+
+from txl_jax.model import cross_entropy
+from txl_jax.model.adaptive import Vocabulary
+
+ROWS = 11
+CLUSTERS = {"cutoffs": (4, 9), "tie_projs": (False, True)}
+FORMS = {
+    "one_cluster": tiny.config(),
+    "clusters": tiny.config(**CLUSTERS),
+    "clusters_narrow": tiny.config(**CLUSTERS, d_embed=5),
+    "div2": tiny.config(**CLUSTERS, div_val=2),
+    "div2_untied": tiny.config(**CLUSTERS, div_val=2, tie_weight=False),
+}
+TARGETS = {
+    "of_every_cluster": [12, 0, 4, 8, 9, 3, 2, 11, 5, 4, 9],
+    "all_of_the_shortlist": [0, 3, 1, 2, 0, 0, 3, 3, 1, 2, 1],
+    "all_of_the_first_tail": [4, 8, 5, 6, 7, 4, 4, 8, 8, 5, 6],
+    "all_of_the_last_tail": [9, 12, 10, 11, 9, 9, 12, 12, 10, 11, 12],
+    "none_of_the_first_tail": [0, 12, 3, 9, 10, 0, 1, 2, 11, 3, 9],
+    "one_of_the_last_tail": [0, 1, 4, 12, 8, 3, 2, 5, 7, 6, 0],
+}
+
+
+@functools.cache
+def vocabulary(cfg):
+    """Parameters of embedding and softmax alone."""
+    whole = tiny.variables(cfg)["params"]
+    return {name: leaf for name, leaf in whole.items() if not isinstance(leaf, dict)}
+
+
+def states(cfg):
+    return tiny.embeddings(cfg, 1, ROWS)
+
+
+def block_loss(cfg, params, h, targets):
+    return Vocabulary(cfg).apply({"params": params}, h, targets, method="nll")
+
+
+def dense_loss(cfg, params, h, targets):
+    logits: Any = Vocabulary(cfg).apply({"params": params}, h, method="logits")
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
+
+
+@pytest.fixture(params=[4, 11, 1], ids="blocks_of_{}".format)
+def block(request, monkeypatch):
+    """Rows at once: 4 leaves a last block of 3 where every row is scored."""
+    monkeypatch.setattr(cross_entropy, "ROWS_AT_LEAST", request.param)
+    monkeypatch.setattr(cross_entropy, "LOGITS_AT_ONCE", 1)
+    return request.param
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("block", [4], indirect=True)
+def test_losses_equal_the_formulas_wherever_the_targets_fall(name, block):
+    cfg, h = FORMS[name], states(FORMS[name])
+    params = reference.float64(vocabulary(cfg))
+    scores = [reference.log_softmax(reference.scores_of_words(params, cfg, x)) for x in h[0]]
+    loss = tiny.quick(functools.partial(block_loss, cfg))
+    for where, targets in TARGETS.items():
+        want = [-z[target] for z, target in zip(scores, targets, strict=True)]
+        got = loss(vocabulary(cfg), h, np.array([targets], np.int32))
+        np.testing.assert_allclose(got[0], want, atol=1e-5, err_msg=where)
+
+
+@pytest.mark.parametrize("name", ["one_cluster", "clusters_narrow", "div2"])
+def test_gradients_equal_those_of_the_dense_softmax_wherever_the_targets_fall(name, block):
+    """Of every parameter and of the states, each loss with a weight of its own, 0 among them."""
+    cfg, h = FORMS[name], states(FORMS[name])
+    weights = np.random.default_rng(0).standard_normal((1, ROWS)).astype(np.float32)
+    weights[0, 3] = 0
+
+    def gradient(loss, params, h, targets):
+        total = lambda p, x: jnp.sum(weights * loss(cfg, p, x, targets))
+        return jax.grad(total, argnums=(0, 1))(params, h)
+
+    both = tiny.quick(
+        lambda *inputs: (gradient(block_loss, *inputs), gradient(dense_loss, *inputs))
+    )
+    for where, targets in TARGETS.items():
+        got, want = both(vocabulary(cfg), h, np.array([targets], np.int32))
+        jax.tree.map(
+            lambda a, b, w=where: np.testing.assert_allclose(a, b, atol=2e-5, err_msg=w), got, want
+        )

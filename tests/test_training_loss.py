@@ -1,0 +1,162 @@
+"""The training loss is the formula over what is scored, and adds up however a batch is cut."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny_models
+
+import txl_jax
+from txl_jax.config import ExperimentConfig, LossConfig, override
+from txl_jax.data.batch import Batch
+from txl_jax.training.loss import batch_loss, regularisation, scored, totals
+from txl_jax.training.state import TrainState
+from txl_jax.training.step import train_step
+
+B, T, M = 4, 7, 3
+CFG = tiny_models.config()
+REAL = np.array([7, 7, 4, 1])  # targets of each row; the rest is padding
+WEIGHTS = (np.arange(T) < REAL[:, None]).astype(np.float32)
+BOTH = {"loss.ar": 2.0, "loss.tar": 3.0}
+PLAIN_GRADIENT = optax.sgd(1.0)  # parameters go down by the gradient itself
+
+
+def batch(weights=WEIGHTS):
+    tokens = tiny_models.tokens(CFG, B, T + 1)
+    return Batch(tokens[:, :-1], tokens[:, 1:], weights, np.zeros(B, bool))
+
+
+def experiment(cfg=CFG, **changes):
+    exp = ExperimentConfig.from_dict(
+        {"train": {"batch_size": B, "seg_len": T, "mem_len": M, "steps": 9}}
+    )
+    model = {f"model.{name}": getattr(cfg, name) for name in cfg.__dataclass_fields__}
+    return override(exp, {**model, **changes})
+
+
+def gradient_and_metrics(exp, some):
+    """What one step of plain gradient descent took from the parameters; and its metrics."""
+    params = jax.tree.map(jnp.asarray, tiny_models.variables(exp.model)["params"])
+    mems = tiny_models.memory(exp.model, [3, 2, 0, 1], M)
+    state = TrainState(jnp.int32(0), params, PLAIN_GRADIENT.init(params), mems)
+    model = txl_jax.TransformerXL(exp.model)
+    step = tiny_models.quick(lambda s, b: train_step(s, b, exp, model, PLAIN_GRADIENT))
+    after, metrics = step(state, some)
+    taken = jax.tree.map(lambda a, b: np.asarray(a - b), params, after.params)
+    return taken, {name: float(value) for name, value in metrics.items()}
+
+
+def assert_same(a, b, **tolerance):
+    for (path, x), y in zip(
+        jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True
+    ):
+        np.testing.assert_allclose(x, y, err_msg=jax.tree_util.keystr(path), **tolerance)
+
+
+def test_full_scores_every_real_target():
+    np.testing.assert_array_equal(scored(WEIGHTS, LossConfig()), WEIGHTS)
+
+
+def test_half_scores_the_most_recent_half_of_what_is_real():
+    got = scored(WEIGHTS, LossConfig(positions="half"))
+    assert np.asarray(got).astype(int).tolist() == [
+        [0, 0, 0, 1, 1, 1, 1],
+        [0, 0, 0, 1, 1, 1, 1],
+        [0, 0, 1, 1, 0, 0, 0],
+        [1, 0, 0, 0, 0, 0, 0],
+    ]
+    even = scored(np.ones((1, 6), np.float32), LossConfig(positions="half"))
+    assert np.asarray(even).astype(int).tolist() == [[0, 0, 0, 1, 1, 1]]
+
+
+@pytest.mark.parametrize("positions", ["full", "half"])
+def test_regularisation_is_the_mean_squares_of_scored_positions(positions):
+    weights = np.asarray(scored(WEIGHTS, LossConfig(positions=positions)))
+    states = np.random.default_rng(0).standard_normal((B, T, 5)).astype(np.float32)
+    sizes, changes = [], []
+    for b in range(B):
+        for t in range(T):
+            if weights[b, t]:
+                sizes += [x * x for x in states[b, t].tolist()]
+                if t and weights[b, t - 1]:
+                    changes += [x * x for x in (states[b, t] - states[b, t - 1]).tolist()]
+    value = lambda c: float(regularisation(states, weights, c, totals(weights)))
+    assert value(LossConfig(ar=1.0)) == pytest.approx(np.mean(sizes), rel=1e-5)
+    assert value(LossConfig(tar=1.0)) == pytest.approx(np.mean(changes), rel=1e-5)
+    both = 2 * np.mean(sizes) + 0.5 * np.mean(changes)
+    assert value(LossConfig(ar=2.0, tar=0.5)) == pytest.approx(both, rel=1e-5)
+
+
+def test_nothing_scored_gives_no_loss_and_no_division_by_zero():
+    taken, metrics = gradient_and_metrics(experiment(**BOTH), batch(np.zeros_like(WEIGHTS)))
+    assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(taken))
+    assert (metrics["nll_sum"], metrics["count"]) == (0, 0)
+
+
+def test_regularisation_acts_before_dropout():
+    """Dropout of the final states changes the nll and leaves their size as it is."""
+    cfg = tiny_models.config(dropout_output=0.5)
+    params = tiny_models.variables(cfg)["params"]
+    mems = tiny_models.memory(cfg, [3] * B, M)
+    model = txl_jax.TransformerXL(cfg)
+
+    def parts(cfg, key, **loss):
+        c, whole, model = LossConfig(**loss), totals(WEIGHTS), txl_jax.TransformerXL(cfg)
+        value, (nll_sum, _) = batch_loss(params, model, batch(), mems, key, c, whole)
+        return float(value), float(nll_sum)
+
+    key = jax.random.key(0)
+    with_drop, nll_with = parts(cfg, key, **{"ar": 2.0, "tar": 3.0})
+    without, nll_without = parts(CFG, key, **{"ar": 2.0, "tar": 3.0})
+    count = WEIGHTS.sum()
+    assert nll_with != pytest.approx(nll_without, rel=1e-3)
+    extra = with_drop - nll_with / count
+    assert extra == pytest.approx(without - nll_without / count, rel=1e-4)
+    hidden = model.apply({"params": params}, _embedded(params, cfg), mems, method="core")[0]
+    want: Any = regularisation(hidden, WEIGHTS, LossConfig(ar=2.0, tar=3.0), totals(WEIGHTS))
+    assert extra == pytest.approx(float(want), rel=1e-4)
+    assert extra > 1
+
+
+def _embedded(params, cfg):
+    return params["embedding"][batch().inputs] * np.float32(cfg.d_model**0.5)
+
+
+def test_half_is_the_gradient_of_the_mean_nll_of_the_second_half():
+    """Metrics are of the scored targets as well."""
+    some = batch(np.ones((B, T), np.float32))
+    taken, metrics = gradient_and_metrics(experiment(**{"loss.positions": "half"}), some)
+    model, mems = txl_jax.TransformerXL(CFG), tiny_models.memory(CFG, [3, 2, 0, 1], M)
+
+    def second_half(params):
+        nll, _ = model.apply({"params": params}, some.inputs, some.targets, mems, method="nll")
+        return nll[:, T // 2 :].mean()
+
+    params = jax.tree.map(jnp.asarray, tiny_models.variables(CFG)["params"])
+    mean, want = tiny_models.quick(jax.value_and_grad(second_half))(params)
+    assert_same(taken, want, rtol=1e-3, atol=1e-5)
+    assert metrics["count"] == B * (T - T // 2)
+    assert metrics["nll_sum"] / metrics["count"] == pytest.approx(float(mean), rel=1e-5)
+
+
+@pytest.mark.parametrize("positions", ["full", "half"])
+@pytest.mark.parametrize("parts", [2, 4])
+def test_micro_batches_add_up_to_the_gradient_of_the_whole(positions, parts):
+    """Rows have 7, 7, 4 and 1 targets, so means of the parts are not the mean of the whole."""
+    changes = {**BOTH, "loss.positions": positions}
+    whole, metrics = gradient_and_metrics(experiment(**changes), batch())
+    cut, metrics_cut = gradient_and_metrics(
+        experiment(**changes, **{"train.micro_batches": parts}), batch()
+    )
+    assert_same(whole, cut, rtol=1e-4, atol=1e-5)
+    for name, value in metrics.items():
+        assert metrics_cut[name] == pytest.approx(value, rel=1e-5), name
+    plain, plain_metrics = gradient_and_metrics(
+        experiment(**{"loss.positions": positions}), batch()
+    )
+    assert plain_metrics["nll_sum"] == pytest.approx(metrics["nll_sum"], rel=1e-6)
+    kernel = lambda tree: tree["layer_1"]["feed_forward"]["outer"]["kernel"]
+    assert np.abs(kernel(plain) - kernel(whole)).max() > 0.1
