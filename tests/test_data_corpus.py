@@ -2,6 +2,8 @@
 
 import json
 import multiprocessing
+import os
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +16,9 @@ from test_data_sources import PTB, ptb_archive, refused, write_folder
 
 from txl_jax.config import ConfigError, DataConfig
 from txl_jax.data import corpus as corpus_module
+from txl_jax.data import prepare
 from txl_jax.data.corpus import corpus_from_config, load_corpus
+from txl_jax.data.sources import progress
 from txl_jax.data.sources.source import BLOCK, SPLITS
 
 BOOK = "".join(f"line {i % 7} of the boók\n" for i in range(200))
@@ -72,12 +76,29 @@ def test_ptb_as_published(tmp_path):
     corpus = load_corpus("ptb", folder, cache_dir=tmp_path)
     assert [len(getattr(corpus, split)) for split in SPLITS] == [929_589, 73_760, 82_430]
     assert len(corpus.vocab) == 10_000
-    assert corpus.vocab.symbols[:4] == ["<eos>", "the", "<unk>", "N"]
+    assert corpus.vocab.symbols[:4] == ["<eos>", "the", "<unk>", "n"]
     assert corpus.vocab.unit == "ppl"
     assert corpus.info["published"] is True
     text = (folder / "ptb.test.txt").read_text()
-    assert corpus.vocab.decode(corpus.test).split() == text.split()
+    assert corpus.vocab.decode(corpus.test).split() == text.lower().split()
+    assert corpus.info["counts_as_published"] is True
     assert corpus.info["bytes"]["test"] == len(text.encode())
+
+
+def test_ptb_in_other_tokens_has_other_counts(tmp_path):
+    corpus = load_corpus("ptb", shared_files.path("data/ptb"), vocab="byte", cache_dir=tmp_path)
+    assert len(corpus.test) == 449_945
+    assert corpus.info["published"] is True
+    assert corpus.info["counts_as_published"] is None
+
+
+def test_what_takes_long_is_shown(book, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "DELAY", 0)
+    load_corpus("text", book, vocab="word", cache_dir=tmp_path / "cache")
+    shown = capsys.readouterr()
+    for what in ("reading train", "counting train", "counting test", "encoding valid"):
+        assert f"text: {what}" in shown.err
+    assert shown.out == ""
 
 
 def test_ptb_counts_all_splits_and_labels_other_data(tmp_path):
@@ -117,7 +138,7 @@ def test_a_prepared_corpus_is_read_again_and_not_prepared_again(book, tmp_path, 
     def not_now(*args):
         raise AssertionError("prepared again")
 
-    monkeypatch.setattr(corpus_module, "_prepare", not_now)
+    monkeypatch.setattr(corpus_module, "prepare", not_now)
     two = corpus_from_config(DataConfig(name="text", path=str(book), cache_dir=str(cache)))
     assert {p: p.stat().st_mtime_ns for p in cache.rglob("*")} == before
     assert text_of(one) == text_of(two)
@@ -171,7 +192,7 @@ def test_where_the_cache_is(book, tmp_path, monkeypatch):
 def test_an_error_while_preparing_leaves_nothing(book, tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     with monkeypatch.context() as broken:
-        broken.setattr(corpus_module, "rename_folder", lambda *a: 1 / 0)
+        broken.setattr(prepare, "rename_folder", lambda *a: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             load_corpus("text", book, cache_dir=cache)
     assert not folders(cache)
@@ -183,7 +204,7 @@ def killed_while_preparing(book, cache, ready):
         ready.set()
         time.sleep(60)
 
-    corpus_module.rename_folder = wait
+    prepare.rename_folder = wait
     load_corpus("text", book, cache_dir=cache)
 
 
@@ -197,23 +218,83 @@ def test_a_killed_preparation_is_never_used(book, tmp_path):
     process.kill()
     process.join()
     (left,) = folders(cache)
+    assert ".tmp-" in left.name
     assert (left / "corpus.json").exists()
     (left / "train.npy").write_bytes(b"rubbish")
     assert text_of(load_corpus("text", book, cache_dir=cache)) == BOOK
-    assert len(folders(cache)) == 2
+    assert len(folders(cache)) == 1
+    assert not left.exists()
+
+
+def test_what_another_process_is_still_preparing_is_left_alone(book, tmp_path):
+    cache = tmp_path / "cache"
+    spawn = multiprocessing.get_context("spawn")
+    ready = spawn.Event()
+    process = spawn.Process(target=killed_while_preparing, args=(book, cache, ready))
+    process.start()
+    try:
+        assert ready.wait(60)
+        (working,) = folders(cache)
+        assert text_of(load_corpus("text", book, cache_dir=cache)) == BOOK
+        assert len(folders(cache)) == 2
+        assert (working / "corpus.json").exists()
+    finally:
+        process.kill()
+        process.join()
+
+
+@pytest.mark.parametrize(("hours", "cleared"), [(1, False), (49, True)])
+def test_what_another_host_left_is_cleared_when_it_is_old(book, tmp_path, hours, cleared):
+    left = tmp_path / "cache" / "text-byte-0.tmp-elsewhere-0123456789ab"
+    left.mkdir(parents=True)
+    (left / "train.npy").write_bytes(b"0")
+    for path in (left / "train.npy", left):
+        os.utime(path, times=(time.time() - hours * 3600,) * 2)
+    load_corpus("text", book, cache_dir=tmp_path / "cache")
+    assert left.exists() != cleared
+
+
+@pytest.mark.parametrize("inside", ["unpacked", "downloads"])
+def test_what_was_left_half_unpacked_is_cleared(book, tmp_path, inside):
+    left = tmp_path / "cache" / inside / f"wt103.tmp-{socket.gethostname()}-0123456789ab"
+    left.mkdir(parents=True)
+    kept = left.with_name("wt103")
+    kept.mkdir()
+    load_corpus("text", book, cache_dir=tmp_path / "cache")
+    assert not left.exists()
+    assert kept.exists()
+
+
+def prepare_together(book, cache, start):
+    start.wait()
+    load_corpus("text", book, vocab="word", cache_dir=cache)
+
+
+def test_two_processes_may_prepare_at_once(book, tmp_path):
+    cache = tmp_path / "cache"
+    spawn = multiprocessing.get_context("spawn")
+    start = spawn.Barrier(2)
+    both = [spawn.Process(target=prepare_together, args=(book, cache, start)) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(120)
+    assert [process.exitcode for process in both] == [0, 0]
+    assert len(folders(cache)) == 1
+    assert text_of(load_corpus("text", book, vocab="word", cache_dir=cache)) == BOOK
 
 
 def test_whoever_is_first_to_prepare_wins(book, tmp_path, monkeypatch):
     cache = tmp_path / "cache"
-    rename = corpus_module.rename_folder
+    rename = prepare.rename_folder
     firsts = []
 
     def second(made, final):
-        monkeypatch.setattr(corpus_module, "rename_folder", rename)
+        monkeypatch.setattr(prepare, "rename_folder", rename)
         firsts.append(load_corpus("text", book, cache_dir=cache))
         rename(made, final)
 
-    monkeypatch.setattr(corpus_module, "rename_folder", second)
+    monkeypatch.setattr(prepare, "rename_folder", second)
     corpus = load_corpus("text", book, cache_dir=cache)
     assert len(firsts) == 1
     assert text_of(corpus) == text_of(firsts[0]) == BOOK
@@ -221,13 +302,13 @@ def test_whoever_is_first_to_prepare_wins(book, tmp_path, monkeypatch):
 
 
 def test_text_that_changes_while_it_is_prepared_is_refused(book, tmp_path, monkeypatch):
-    write = corpus_module._write
+    write = prepare._write
 
     def slow_write(*args):
         book.write_text("other " + BOOK)
         return write(*args)
 
-    monkeypatch.setattr(corpus_module, "_write", slow_write)
+    monkeypatch.setattr(prepare, "_write", slow_write)
     message = refused(lambda: load_corpus("text", book, cache_dir=tmp_path / "cache"))
     assert message == f"{book}: changed while it was being prepared; try again"
 

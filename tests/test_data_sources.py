@@ -8,6 +8,7 @@ import random
 import sysconfig
 import tarfile
 import threading
+import typing
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ import pytest
 from txl_jax.config import DataConfig
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources import ptb, stdlib, text
-from txl_jax.data.sources.source import SPLITS, filled_blocks, part_of, read, text_size
+from txl_jax.data.sources.download import check_hash, download
+from txl_jax.data.sources.partial import file_in_the_making
+from txl_jax.data.sources.source import SPLITS, filled_blocks, joined, part_of, read, text_size
 
 PTB = {"train": b" the cat <unk> \n the dog \n", "valid": b" the <unk> \n", "test": b" a dog \n"}
 PTB_MD5 = {split: hashlib.md5(content).hexdigest() for split, content in PTB.items()}
@@ -283,6 +286,117 @@ def test_a_download_must_have_its_hash(tmp_path, served):
 
 
 # --------------------------------------------------------------------------------------
+# Interrupted downloads.
+
+
+class Breaking(http.server.BaseHTTPRequestHandler):
+    """Gives ``data`` in full or from a byte on, but ``stops`` after so many bytes in all."""
+
+    data = b""
+    stops: typing.ClassVar[list[int]] = []
+    ranges = True
+    asked: typing.ClassVar[list[str | None]] = []
+
+    def do_GET(self):
+        asked = self.headers.get("Range")
+        self.asked.append(asked)
+        start = int(asked[len("bytes=") : -1]) if asked and self.ranges else 0
+        if start >= len(self.data):
+            self.send_error(416)
+            return
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(self.data) - 1}/x")
+        self.send_header("Content-Length", str(len(self.data) - start))
+        self.end_headers()
+        stop = self.stops.pop(0) if self.stops else len(self.data)
+        self.wfile.write(self.data[start:stop])
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def breaking():
+    handler = type("Handler", (Breaking,), {"asked": [], "stops": [], "data": TEXT})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield handler, f"http://127.0.0.1:{server.server_port}/t.txt"
+        server.shutdown()
+        thread.join()
+
+
+TEXT = bytes(random.Random(0).randbytes(3 << 20))
+
+
+def fetch(url, tmp_path, checked=True):
+    digest = hashlib.sha256(TEXT).hexdigest()
+    check = check_hash(f"sha256:{digest}", url) if checked else None
+    return download(url, tmp_path / "t.txt", check)
+
+
+def parts(folder):
+    return sorted(folder.glob("*.part-*"))
+
+
+def test_an_interrupted_download_goes_on_where_it_stopped(tmp_path, breaking):
+    handler, url = breaking
+    handler.stops += [2_000_000, 2_500_000]
+    for came, asked in ((2_000_000, None), (2_500_000, "bytes=2000000-")):
+        message = refused(lambda: fetch(url, tmp_path))
+        assert message == f"{url}: {came} of {len(TEXT)} bytes came; try again, what came is kept"
+        assert handler.asked[-1] == asked
+        assert [part.stat().st_size for part in parts(tmp_path)] == [came]
+        assert not (tmp_path / "t.txt").exists()
+    assert fetch(url, tmp_path).read_bytes() == TEXT
+    assert handler.asked[-1] == "bytes=2500000-"
+    assert not parts(tmp_path)
+
+
+@pytest.mark.parametrize("left", ["other", "longer", "no ranges"])
+def test_a_download_that_cannot_go_on_starts_again(tmp_path, breaking, left):
+    handler, url = breaking
+    handler.stops.append(1_000_000)
+    refused(lambda: fetch(url, tmp_path))
+    (part,) = parts(tmp_path)
+    if left == "other":
+        part.write_bytes(b"of another version" * 9)
+    elif left == "longer":
+        part.write_bytes(TEXT + b"more")
+    else:
+        handler.ranges = False
+    assert fetch(url, tmp_path).read_bytes() == TEXT
+    assert not parts(tmp_path)
+
+
+def test_a_download_without_a_hash_is_never_put_together(tmp_path, breaking):
+    handler, url = breaking
+    handler.stops.append(1_000_000)
+    refused(lambda: fetch(url, tmp_path, checked=False))
+    assert fetch(url, tmp_path, checked=False).read_bytes() == TEXT
+    assert handler.asked == [None, None]
+
+
+def test_what_another_process_is_downloading_is_left_alone(tmp_path, breaking):
+    handler, url = breaking
+    with file_in_the_making(tmp_path / "t.txt") as other:
+        other.write_bytes(TEXT[:1000])
+        assert fetch(url, tmp_path).read_bytes() == TEXT
+        assert handler.asked == [None]
+        assert other.read_bytes() == TEXT[:1000]
+    with file_in_the_making(tmp_path / "t.txt") as again:
+        assert again == other
+
+
+def test_a_wrong_download_is_not_kept_to_go_on_with(tmp_path, breaking):
+    handler, url = breaking
+    handler.data = TEXT[::-1]
+    assert "its sha256 is" in refused(lambda: fetch(url, tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+# --------------------------------------------------------------------------------------
 # The standard library.
 
 
@@ -346,6 +460,15 @@ def test_any_part_of_a_text_in_pieces_is_that_part(tmp_path):
         part = part_of(pieces, a, b)
         assert b"".join(read(part)) == whole[a:b]
         assert text_size(part) == b - a
+
+
+def test_files_are_joined_at_line_ends(tmp_path):
+    files = []
+    for i, data in enumerate([b"a", b"", b"b\n", b"", b"c\n\n", b"d"]):
+        files.append(tmp_path / str(i))
+        files[-1].write_bytes(data)
+    assert b"".join(read(joined(files))) == b"a\nb\nc\n\nd"
+    assert joined(files[1:2]) == []
 
 
 def test_small_parts_are_put_together():

@@ -1,5 +1,6 @@
 """A vocabulary gives the authors' ids, gives the text back, and says where it cannot."""
 
+import itertools
 import json
 
 import numpy as np
@@ -26,6 +27,11 @@ def test_word_ids_are_by_frequency_with_ties_as_first_seen():
 
 def test_char_ids_are_in_order_of_code_points():
     assert Vocab.of_chars(["bé a", "😀\nB"]).symbols == ["\n", " ", "B", "a", "b", "é", "😀"]
+
+
+def test_a_stored_vocabulary_of_every_kind_is_the_same():
+    for vocab in (SENTENCES, Vocab("letter", ["_", "a"]), Vocab("byte", ["9", "3"])):
+        assert Vocab.from_json(json.loads(json.dumps(vocab.to_json()))) == vocab
 
 
 @pytest.mark.parametrize("name", ["wt103"])
@@ -110,6 +116,102 @@ def refused(call) -> str:
     return str(error.value)
 
 
+def test_words_are_put_in_lower_case_where_no_symbol_has_a_capital():
+    lower = Vocab.of_words(["The N a\n", "the\n"], lower_case=True)
+    assert lower.symbols == ["<eos>", "the", "n", "a"]
+    assert lower.encode("THE A\n").tolist() == [1, 3, 0]
+    kept = Vocab.of_words(["The N a the\n"])
+    assert kept.symbols == ["<eos>", "The", "N", "a", "the"]
+    assert kept.encode("The the").tolist() == [1, 4]
+
+
+def slow_order(symbols, *first):
+    counts = dict.fromkeys(symbols, 0)
+    for symbol in symbols:
+        counts[symbol] += 1
+    return [*first, *sorted(counts, key=lambda symbol: -counts[symbol])]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 1000])
+def test_bytes_and_letters_are_by_frequency_with_ties_as_first_seen(size):
+    texts = [b"zebra\nzoo ", b"arc  a\n\n", bytes([200, 3, 200, 3])]
+    blocks = [[text[i : i + size] for i in range(0, len(text), size)] for text in texts]
+    whole = b"".join(texts)
+    counted = Vocab.of_counted_bytes(*blocks)
+    assert counted.symbols == slow_order([str(value) for value in whole])
+    assert (counted.kind, counted.unit) == ("byte", "bpc")
+    dropped = Vocab.of_counted_bytes(*blocks, newline=False)
+    assert dropped.symbols == slow_order([str(value) for value in whole if value != 10])
+    letters = Vocab.of_letters(*blocks[:2])
+    assert letters.symbols == slow_order("zebra_zoo_arc__a__")
+
+
+def test_a_byte_vocabulary_without_the_newline_drops_newlines_and_refuses_other_bytes():
+    vocab = Vocab.of_counted_bytes([b"ab\xc3\xa9\n"], newline=False)
+    ids = vocab.encode("a\né\n")
+    assert [vocab.symbols[i] for i in ids] == ["97", "195", "169"]
+    assert vocab.decode(ids) == "aé"
+    blocks = [b"ab\n", b"\nba\nxy"]
+    assert refused(lambda: list(vocab.encode_blocks(blocks, "wiki"))) == (
+        "wiki, byte 7: the value 120 is not among the 4 bytes of the vocabulary; remove it, or"
+        " train on a text that has it"
+    )
+    kept = Vocab.of_counted_bytes([b"ab\n"])
+    assert kept.decode(kept.encode("a\nb")) == "a\nb"
+
+
+SENTENCES = Vocab("sentence", ["a", "<S>", "<UNK>", "b", "</S>"])
+
+
+def test_every_line_of_sentences_is_between_boundaries():
+    assert SENTENCES.encode("a b\nzebra\n").tolist() == [1, 0, 3, 1, 2, 1]
+    assert SENTENCES.encode("b").tolist() == [1, 3]
+    assert SENTENCES.encode("").tolist() == [1]
+    for text in ("a b\nb\n", "a b", "a\nb", ""):
+        assert SENTENCES.decode(SENTENCES.encode(text)) == text
+    assert SENTENCES.unit == "ppl"
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 100])
+def test_the_word_for_a_boundary_does_not_end_a_sentence(size):
+    text = "a <S> b\n\nb <UNK>\n <S>\na"
+    blocks = [text[i : i + size] for i in range(0, len(text), size)]
+    parts = list(SENTENCES.encode_sentences(blocks))
+    sizes = np.cumsum([0, *(len(ids) for ids, _ in parts)])
+    ends = np.concatenate([places + sizes[i] for i, (_, places) in enumerate(parts)])
+    ids = np.concatenate([ids for ids, _ in parts])
+    sentences = [ids[a : b + 1].tolist() for a, b in itertools.pairwise(ends)]
+    assert sentences == [[1, 0, 1, 3, 1], [1, 1], [1, 3, 2, 1], [1, 1, 1], [1, 0, 1]]
+    assert ends[-1] == len(ids) - 1
+
+
+def test_a_vocabulary_file_gives_the_first_field_of_each_line_once(tmp_path):
+    (tmp_path / "v.txt").write_bytes("<S> 5\r\n<UNK>\t1\n é 3\n<S> 2\nb\n".encode())
+    vocab = Vocab.of_lines(tmp_path / "v.txt")
+    assert (vocab.kind, vocab.symbols) == ("sentence", ["<S>", "<UNK>", "é", "b"])
+    (tmp_path / "v.txt").write_bytes(b"<S>\n\xe9\n")
+    assert refused(lambda: Vocab.of_lines(tmp_path / "v.txt")) == (
+        f"{tmp_path / 'v.txt'}: not UTF-8 (invalid continuation byte)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("symbols", "kind"),
+    [
+        (["32", "101", "7"], "byte"),
+        ([str(value) for value in range(256)], "byte"),
+        (["e", "_", "t"], "letter"),
+        (["e", "_", "\n"], "char"),
+        (["e", "t"], "char"),
+        (["<eos>", "the", "7"], "word"),
+        (["<eos>", "<S>", "<UNK>"], "word"),
+        (["<S>", "</S>", "<UNK>", "the"], "sentence"),
+    ],
+)
+def test_symbols_tell_what_kind_they_are(symbols, kind):
+    assert Vocab.of_symbols(symbols) == Vocab(kind, symbols)
+
+
 def test_errors_name_the_symbol_and_the_place():
     words = Vocab.of_words(["a b\n"])
     blocks = ["a b\nb a\n", "a ", "zebra b\n"]
@@ -138,8 +240,21 @@ def test_errors_name_the_symbol_and_the_place():
 @pytest.mark.parametrize(
     ("kind", "symbols", "message"),
     [
-        ("subword", ["a"], "vocabulary kind 'subword': must be 'byte', 'char' or 'word'"),
-        ("byte", ["a"], "a byte vocabulary has 256 symbols, not 1"),
+        (
+            "subword",
+            ["a"],
+            "vocabulary kind 'subword': must be one of 'byte', 'char', 'letter', 'word',"
+            " 'sentence'",
+        ),
+        ("char", [], "a char vocabulary without symbols"),
+        (
+            "byte",
+            ["1", "256"],
+            "a byte vocabulary's symbols must be the numbers 0 to 255, not '256'",
+        ),
+        ("byte", ["07"], "a byte vocabulary's symbols must be the numbers 0 to 255, not '07'"),
+        ("letter", ["ab"], "a letter vocabulary's symbols must be single characters"),
+        ("sentence", ["<S>", "a"], "a sentence vocabulary must have the symbol <UNK>"),
         ("word", ["<eos>", "a", "a"], "word vocabulary: the symbol 'a' stands in it twice"),
         ("word", ["a"], "a word vocabulary must have the symbol <eos>"),
         ("char", ["ab"], "a char vocabulary's symbols must be single characters"),

@@ -4,11 +4,12 @@ from txl_jax import convert
 from txl_jax.config import ConfigError, ExperimentConfig, TransformerXLConfig, load_config
 from txl_jax.data.corpus import Corpus, DataError, load_corpus
 from txl_jax.data.streams import Segment, segments
-from txl_jax.model.memory import Memory
+from txl_jax.model.memory import Cache, Memory
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.workdir import Trained, load
 
 __all__ = [
+    "Cache",
     "ConfigError",
     "Corpus",
     "DataError",

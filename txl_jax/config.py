@@ -156,17 +156,21 @@ class DataConfig:
 
     Attributes:
       name: ``stdlib`` (source of the running Python's standard library), ``ptb`` (Penn
-        Treebank) or ``text`` (any file or folder of the user's own).
+        Treebank), ``wt103``, ``wt2`` (WikiText), ``lm1b`` (One Billion Word), ``enwik8``,
+        ``text8``, or ``text`` (any file or folder of the user's own).
       path: local file, folder or archive. ``None``: the corpus's own source.
       url: ``text`` only: where to download the file from; needs ``hash``.
       hash: ``md5:…`` or ``sha256:…`` of the downloaded file.
-      vocab: what a token is. ``None``: the corpus's own (stdlib and text: byte, ptb: word).
+      vocab: ``stdlib``, ``text`` and ``ptb`` only: what a token is. ``None``: the corpus's own
+        (stdlib and text: byte, ptb: word).
+      protocol: ``enwik8`` only: ``authors`` leaves newline bytes out as their code does (204
+        symbols), ``bytes`` leaves nothing out (205). ``None``: ``authors``.
       valid_fraction, test_fraction: ``text`` only: shares cut from the end of a single text.
       cache_dir: where prepared corpora live. ``None``: ``$TXL_DATA_DIR``, else
         ``~/.cache/txl_jax``.
     """
 
-    name: Literal["stdlib", "ptb", "text"] = "text"
+    name: Literal["stdlib", "ptb", "text", "enwik8", "text8", "wt103", "wt2", "lm1b"] = "text"
     path: str | None = None
     url: str | None = None
     hash: str | None = _rule(
@@ -175,6 +179,7 @@ class DataConfig:
         lambda v: v is None or _is_hash(v),
     )
     vocab: Literal["byte", "char", "word"] | None = None
+    protocol: Literal["authors", "bytes"] | None = None
     valid_fraction: float = _rule(0.05, "must be above 0 and below 0.5", lambda v: 0 < v < 0.5)
     test_fraction: float = _rule(0.05, "must be above 0 and below 0.5", lambda v: 0 < v < 0.5)
     cache_dir: str | None = None
@@ -548,6 +553,10 @@ def _check_combinations(c: ExperimentConfig) -> None:
         refuse("data.url", d.url, "is for data.name='text'; other corpora know their own")
     if d.url and d.path:
         refuse("data.url", d.url, "and data.path name two sources; give one")
+    if d.vocab and d.name not in ("stdlib", "ptb", "text"):
+        refuse("data.vocab", d.vocab, f"is fixed for data.name={d.name!r}; leave it out")
+    if d.protocol and d.name != "enwik8":
+        refuse("data.protocol", d.protocol, f"is for data.name='enwik8', not {d.name!r}")
     if c.generate.prompt and c.generate.prompt_file:
         refuse("generate.prompt_file", c.generate.prompt_file, "and prompt are both given")
 

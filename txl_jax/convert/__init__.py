@@ -2,7 +2,7 @@
 
 pytorch.py  tensorflow.py  huggingface.py   tensors of one program to parameters
 files.py  vocabulary.py                     tensors and symbols out of files
-to_workdir.py  exported.py  __main__.py     whole models, and the command
+conversion.py  exported.py  __main__.py     whole models, and the command
 """
 
 from txl_jax.convert.conversion import Request, to_workdir

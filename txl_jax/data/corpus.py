@@ -5,38 +5,44 @@
 
 A prepared corpus lies in a folder whose name holds the hash of its source files and of the
 protocol (kind of vocabulary, where the text is cut, version of this code): other text or another
-protocol is another folder. It gets its name in one move when it is complete, so an interrupted
-preparation is never used and two at once do no harm; ``corpus.json`` in it holds the sha256 of
-every other file, checked at each load.
+protocol is another folder. ``corpus.json`` in it holds the sha256 of every other file, checked at
+each load. How it is made is in :mod:`txl_jax.data.prepare`.
 """
 
 import dataclasses
 import hashlib
-import importlib
 import json
 import os
-import platform
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import logging
 
 from txl_jax.config import DataConfig, ExperimentConfig
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources import ptb, stdlib, text
-from txl_jax.data.sources.download import beside, rename_folder
+from txl_jax.data.prepare import not_writable, prepare
+from txl_jax.data.sentences import Sentences
+from txl_jax.data.sources import enwik8, lm1b, ptb, stdlib, text, text8, wikitext
+from txl_jax.data.sources.partial import clear_left_folders
 from txl_jax.data.sources.source import SPLITS, Source, file_hash
 from txl_jax.data.vocab import Kind, Vocab, check_ids
 
 __all__ = ["Corpus", "DataError", "corpus_from_config", "load_corpus"]
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 """Raised when the same text would give other tokens than before."""
 
-OWN_VOCAB: dict[str, Kind] = {"stdlib": "byte", "ptb": "word", "text": "byte"}
+OWN_VOCAB: dict[str, Kind] = {
+    "stdlib": "byte",
+    "text": "byte",
+    "ptb": "word",
+    "wt103": "word",
+    "wt2": "word",
+    "lm1b": "sentence",
+    "enwik8": "byte",
+    "text8": "letter",
+}
 """What a token of each corpus is when the config does not say."""
 
 
@@ -48,19 +54,22 @@ class Corpus:
       name: of the corpus.
       vocab: what an id means.
       train, valid, test: 1-D arrays of ids below ``len(vocab)``, memory-mapped, of
-        ``vocab.dtype``. A word corpus has ``<eos>`` at the end of every line.
+        ``vocab.dtype``. A word corpus has ``<eos>`` at the end of every line. ``lm1b``:
+        :class:`~txl_jax.data.sentences.Sentences`, a sequence of such arrays.
       source_hash: sha256 over the files that the text was read from.
       info: ``tokens``, ``bytes`` (of the text), ``lines`` and ``words`` (between white space,
         no ``<eos>``) per split; ``published``: whether this is the published data byte for
-        byte; ``label``: what it is, in words; ``python``: version, for ``stdlib``;
-        ``protocol``: all that decided the tokens beside the text.
+        byte; ``counts_as_published``: whether what is published of its counts holds, ``None``
+        if nothing is; ``label``: what it is, in words; ``python``: version, for ``stdlib``;
+        ``protocol``: all that decided the tokens beside the text. Tokens of sentences are the
+        targets: words and a ``<S>`` each.
     """
 
     name: str
     vocab: Vocab
-    train: np.ndarray
-    valid: np.ndarray
-    test: np.ndarray
+    train: Any  # np.ndarray | Sentences
+    valid: Any
+    test: Any
     source_hash: str
     info: Mapping[str, Any]
 
@@ -71,7 +80,8 @@ def load_corpus(
     *,
     url: str | None = None,
     hash: str | None = None,
-    vocab: Kind | None = None,
+    vocab: str | None = None,
+    protocol: str | None = None,
     valid_fraction: float | None = None,
     test_fraction: float | None = None,
     cache_dir: str | os.PathLike | None = None,
@@ -91,6 +101,7 @@ def load_corpus(
         "url": url,
         "hash": hash,
         "vocab": vocab,
+        "protocol": protocol,
         "valid_fraction": valid_fraction,
         "test_fraction": test_fraction,
         "cache_dir": None if cache_dir is None else os.fspath(cache_dir),
@@ -113,7 +124,9 @@ def corpus_from_config(data: DataConfig) -> Corpus:
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     folder = cache / f"{data.name}-{kind}-{key[:20]}"
     if not folder.exists():
-        _prepare(source, kind, identity, folder)
+        for place in ("unpacked", "downloads"):
+            clear_left_folders(cache / place)
+        prepare(source, kind, identity, folder)
     return _load(folder, source)
 
 
@@ -123,15 +136,8 @@ def _cache_folder(data: DataConfig) -> Path:
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _not_writable(cache, error) from error
+        raise not_writable(cache, error) from error
     return cache
-
-
-def _not_writable(folder: Path, error: OSError) -> DataError:
-    return DataError(
-        f"cannot write in the cache folder {folder} ({error.strerror or error}); set"
-        " data.cache_dir or $TXL_DATA_DIR to a folder that can be written"
-    )
 
 
 def _find(data: DataConfig, kind: Kind, cache: Path) -> Source:
@@ -141,104 +147,20 @@ def _find(data: DataConfig, kind: Kind, cache: Path) -> Source:
         if data.path is not None:
             raise DataError("data.path: stdlib is the running Python's own; give no path")
         return stdlib.find()
-    if data.name == "ptb":
-        return ptb.find(data.path, cache)
-    return text.find(data, kind, cache)
-
-
-# --------------------------------------------------------------------------------------
-# Preparing.
-
-
-def _prepare(source: Source, kind: Kind, identity: Mapping[str, Any], folder: Path) -> None:
-    if kind != "byte":
-        source.check_utf8()
-    partial = beside(folder)
-    try:
-        partial.mkdir()
-    except OSError as error:
-        raise _not_writable(folder.parent, error) from error
-    logging.info("preparing %s (%s) in %s", source.label, kind, folder)
-    try:
-        record = _write(source, kind, partial)
-        if source.hash() != identity["source_hash"]:
-            raise DataError(f"{source.label}: changed while it was being prepared; try again")
-        (partial / "corpus.json").write_text(json.dumps({**identity, **record}, indent=1))
-        rename_folder(partial, folder)
-    except OSError as error:
-        raise _not_writable(folder.parent, error) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _write(source: Source, kind: Kind, folder: Path) -> dict[str, Any]:
-    """Writes the token files and ``vocab.json``; gives what ``corpus.json`` says of them."""
-    prepared = _prepared_text(source, folder / "tfds")
-    if kind == "byte":
-        vocab = Vocab.of_bytes()
-    elif kind == "char":
-        vocab = Vocab.of_chars(block for s in source.counted for block in prepared.blocks(s))
-    else:
-        vocab = Vocab.of_words(*(prepared.blocks(split) for split in source.counted))
-    (folder / "vocab.json").write_text(json.dumps(vocab.to_json()))
-    counts: dict[str, dict[str, int]] = {}
-    for split in SPLITS:
-        where = f"{source.label}, {split} split"
-        ids = vocab.encode_blocks(prepared.blocks(split), where, end_last_line=True)
-        n = _write_tokens(ids, vocab, folder / f"{split}.npy")
-        if n < 2:
-            raise DataError(f"{where}: has {n} token, at least 2 are needed; give a longer text")
-        counts[split] = {"tokens": n, **_counts(prepared.blocks(split))}
-    shutil.rmtree(folder / "tfds")
-    names = ["vocab.json", *(f"{split}.npy" for split in SPLITS)]
-    return {
-        "info": {
-            **{key: {s: counts[s][key] for s in SPLITS} for key in counts["train"]},
-            "python": platform.python_version() if source.name == "stdlib" else None,
-        },
-        "files": {
-            name: {"size": (folder / name).stat().st_size, "sha256": file_hash(folder / name)}
-            for name in names
-        },
+    if data.name == "text":
+        return text.find(data, kind, cache)
+    finders: dict[str, Callable[[], Source]] = {
+        "ptb": lambda: ptb.find(data.path, cache),
+        "wt103": lambda: wikitext.find("wt103", data.path, cache),
+        "wt2": lambda: wikitext.find("wt2", data.path, cache),
+        "lm1b": lambda: lm1b.find(data.path, cache),
+        "enwik8": lambda: enwik8.find(data.path, data.protocol or "authors", cache),
+        "text8": lambda: text8.find(data.path, cache),
     }
-
-
-def _prepared_text(source: Source, folder: Path):
-    """The source's text, out of the TFDS builder that has the corpus's name."""
-    try:
-        from txl_jax.data.builders.source_builder import PreparedText
-    except ImportError as error:
-        raise DataError(
-            f"preparing a corpus needs the package {error.name}: install tensorflow-datasets,"
-            " array_record and importlib_resources, or copy the cache folder from a machine"
-            " where the corpus is prepared"
-        ) from error
-    module = importlib.import_module(f"txl_jax.data.builders.{source.name}")
-    return PreparedText(getattr(module, source.name.capitalize()), source, folder)
-
-
-def _write_tokens(ids: Iterator[np.ndarray], vocab: Vocab, path: Path) -> int:
-    """Writes arrays of ids, one after another, as one ``.npy`` file; gives their number."""
-    raw = path.with_suffix(".raw")
-    with open(raw, "wb") as file:
-        for block in ids:
-            block.astype(vocab.dtype, copy=False).tofile(file)
-    n = raw.stat().st_size // vocab.dtype.itemsize
-    if n:
-        np.save(path, np.memmap(raw, vocab.dtype, "r"), allow_pickle=False)
-    raw.unlink()
-    return n
-
-
-def _counts(blocks: Iterable[bytes]) -> dict[str, int]:
-    n_bytes = lines = words = 0
-    last = b"\n"
-    for block in blocks:
-        n_bytes += len(block)
-        lines += block.count(b"\n")
-        words += len(block.split()) - bool(last.strip() and block[:1].strip())
-        last = block[-1:]
-    return {"bytes": n_bytes, "lines": lines + (last != b"\n"), "words": words}
+    source = finders[data.name]()
+    if kind != OWN_VOCAB[data.name]:  # what is published was counted in its own tokens
+        source = dataclasses.replace(source, counts={})
+    return source
 
 
 # --------------------------------------------------------------------------------------
@@ -261,11 +183,31 @@ def _load(folder: Path, source: Source) -> Corpus:
         if (found := file_hash(path)) != expected["sha256"]:
             raise _damaged(folder, path, f"has the sha256 {found}, not {expected['sha256']}")
     vocab = Vocab.from_json(json.loads((folder / "vocab.json").read_text()))
-    arrays = {s: np.load(folder / f"{s}.npy", mmap_mode="r", allow_pickle=False) for s in SPLITS}
-    for split, array in arrays.items():
-        check_ids(array, len(vocab), str(folder / f"{split}.npy"))
-    info |= {"published": source.published, "label": source.label, "protocol": record["protocol"]}
-    return Corpus(record["name"], vocab, **arrays, source_hash=record["source_hash"], info=info)
+    splits = {split: _load_split(folder, split, vocab) for split in SPLITS}
+    info |= {
+        "published": bool(source.published),
+        "label": _label(source, info["counts_as_published"]),
+        "protocol": record["protocol"],
+    }
+    return Corpus(record["name"], vocab, **splits, source_hash=record["source_hash"], info=info)
+
+
+def _load_split(folder: Path, split: str, vocab: Vocab) -> np.ndarray | Sentences:
+    path = folder / f"{split}.npy"
+    tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+    check_ids(tokens, len(vocab), str(path))
+    if vocab.kind != "sentence":
+        return tokens
+    offsets = np.load(folder / f"{split}.offsets.npy", mmap_mode="r", allow_pickle=False)
+    return Sentences(tokens, offsets)
+
+
+def _label(source: Source, counts_as_published: bool | None) -> str:
+    if source.published is not None:
+        return source.label
+    if counts_as_published:
+        return f"{source.label}; counts as published"
+    return f"{source.label}; not the published data (its counts differ)"
 
 
 def _damaged(folder: Path, path: Path, found: str) -> DataError:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import tensorflow_datasets as tfds
 
+from txl_jax.data.sources.progress import watched
 from txl_jax.data.sources.source import SPLITS, Source
 
 
@@ -44,7 +45,9 @@ class SourceBuilder(  # type: ignore[call-arg]  # TFDS has the argument, but no 
         return {split: self._generate_examples(split) for split in SPLITS}
 
     def _generate_examples(self, split: str):
-        for index, block in enumerate(self.source.blocks(split)):
+        what = f"{self.source.name}: reading {split}"
+        total = None if self.source.decoded else self.source.size(split)
+        for index, block in enumerate(watched(self.source.blocks(split), what, total)):
             yield index, {"text": block}
 
 

@@ -1,137 +1,192 @@
-"""Files from the net, checked by hash, and archives, unpacked with the safe filter."""
+"""Files from the net: gone on with where they stopped, checked by hash."""
 
 import contextlib
 import http.client
+import json
 import os
-import shutil
-import tarfile
+import urllib.error
 import urllib.parse
 import urllib.request
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from absl import logging
 
 from txl_jax.data.errors import DataError
+from txl_jax.data.sources.archives import Check, unpack
+from txl_jax.data.sources.partial import file_in_the_making
+from txl_jax.data.sources.progress import bar
 from txl_jax.data.sources.source import file_hash
 
-
-def download(url: str, into: Path, check: Callable[[Path], None] = lambda path: None) -> Path:
-    """``into``, a file with what ``url`` gives; fetched only if it is not there.
-
-    The download lies beside ``into`` under another name until it is complete and checked, so
-    an interrupted one is never used.
-
-    Args:
-      url: ``http`` or ``https``.
-      into: the file that is wanted.
-      check: raises DataError for a file that is not what it should be. A file that is there
-        already and fails is fetched anew.
-
-    Raises:
-      DataError: the net or the server gave nothing, or ``check`` refused what came.
-    """
-    if into.exists():
-        with contextlib.suppress(DataError):
-            check(into)
-            return into
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-        raise DataError(f"data.url = {url!r}: must start with http:// or https://")
-    partial = beside(into)
-    try:
-        logging.info("downloading %s", url)
-        with urllib.request.urlopen(url, timeout=60) as answer, open(partial, "wb") as file:
-            shutil.copyfileobj(answer, file, 1 << 20)
-            file.flush()
-            os.fsync(file.fileno())
-            size = answer.headers.get("Content-Length")
-        if size is not None and int(size) != partial.stat().st_size:
-            raise DataError(f"{url}: {partial.stat().st_size} of {size} bytes came; try again")
-        check(partial)
-        os.replace(partial, into)
-    except (OSError, http.client.HTTPException) as error:
-        raise DataError(
-            f"cannot download {url} ({error}); fetch it by other means and name the file or its"
-            " folder in data.path"
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
-    return into
+ORIGIN = "origin.json"
+"""File of a downloaded folder that says where it is from and what came."""
 
 
-def check_hash(expected: str, what: str) -> Callable[[Path], None]:
-    """A check for :func:`download`: the file has the hash ``md5:…`` or ``sha256:…``."""
+def check_hash(expected: str, what: str, whose: str = "as data.hash says") -> Check:
+    """A check: the file has the hash ``md5:…`` or ``sha256:…``."""
     kind, _, digits = expected.partition(":")
 
     def check(path: Path) -> None:
         found = file_hash(path, kind)
         if found != digits:
             raise DataError(
-                f"{what}: its {kind} is {found}, not {digits} as data.hash says; nothing of it"
-                " was kept"
+                f"{what}: its {kind} is {found}, not {digits} {whose}; nothing of it was kept"
             )
 
     return check
 
 
-def unpack(archive: Path, names: Sequence[str], into: Path) -> Path:
-    """The folder ``into`` with the files ``names`` of a tar archive, wherever in it they lie.
+def download(url: str, into: Path, check: Check | None = None) -> Path:
+    """``into``, a file with what ``url`` gives; fetched only if it is not there.
+
+    The download lies beside ``into`` under another name until it is complete and checked, so
+    an interrupted one is never used. The next call goes on from where it stopped if there is a
+    check, and starts again if there is none.
+
+    Args:
+      url: ``http`` or ``https``.
+      into: the file that is wanted.
+      check: of its content. A file that is there already and fails is fetched anew.
 
     Raises:
-      DataError: not a tar archive, a name is missing, or a member is refused by the filter
-        ``data`` of :mod:`tarfile` (a path that leaves the folder, a device, …).
+      DataError: the net or the server gave nothing, or ``check`` refused what came.
     """
-    if into.is_dir():
-        return into
-    if not hasattr(tarfile, "data_filter"):
-        raise DataError(
-            f"{archive}: this Python has no safe filter for archives (3.11.4 and later have);"
-            " unpack it by hand and name the folder in data.path"
-        )
-    partial = beside(into)
-    partial.mkdir()
-    try:
-        with tarfile.open(archive) as tar:
-            for member in tar:
-                name = os.path.basename(member.name)
-                if name in names and not (partial / name).exists():
-                    safe = tarfile.data_filter(member, str(partial))
-                    if not safe.isfile():
-                        raise DataError(f"{archive}: {member.name} in it is not a plain file")
-                    tar.extract(safe.replace(name=name), partial, filter="data")
-        missing = [name for name in names if not (partial / name).exists()]
-        if missing:
-            raise DataError(f"{archive}: there is no {missing[0]} in this archive")
-        rename_folder(partial, into)
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise DataError(f"{archive}: cannot be unpacked ({error})") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    if into.exists():
+        with contextlib.suppress(DataError):
+            if check is not None:
+                check(into)
+            return into
+    with downloaded(url, into, check) as file:
+        os.replace(file, into)
     return into
 
 
-def beside(path: Path) -> Path:
-    """A name that nothing else has, in the same folder, for what will become ``path``."""
-    return path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex[:12]}")
+def download_folder(
+    url: str,
+    into: Path,
+    wanted: Callable[[str], str | None],
+    required: Sequence[str],
+    check_archive: Check | None = None,
+    check_folder: Check = lambda folder: None,
+) -> dict[str, str]:
+    """Makes the folder ``into`` of files in the archive at ``url``, if it is not there.
+
+    Nothing is kept of an archive that fails a check. Arguments as of :func:`unpack`.
+
+    Returns:
+      The sha256 of each file when it came, by its path in the folder; :data:`ORIGIN` there holds
+      them too, with the archive's.
+    """
+    if not into.is_dir():
+        into.parent.mkdir(parents=True, exist_ok=True)
+        name = into.with_name(os.path.basename(urllib.parse.urlsplit(url).path))
+        with downloaded(url, name, check_archive) as archive:
+
+            def check(folder: Path) -> None:
+                check_folder(folder)
+                write_origin(folder, url, file_hash(archive))
+
+            unpack(archive, into, wanted, required, check, what=url)
+    return read_origin(into)["files"]
 
 
-def rename_folder(made: Path, final: Path) -> None:
-    """Gives a complete folder its name in one move; if another process was first, its stays."""
-    for path in [*made.rglob("*"), made]:
-        _sync(path)
+def write_origin(folder: Path, url: str, sha256: str) -> None:
+    """Writes :data:`ORIGIN`: where the files of a folder are from, and what they are."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != ORIGIN)
+    sums = {path.relative_to(folder).as_posix(): file_hash(path) for path in files}
+    record = {"url": url, "sha256": sha256, "files": sums}
+    (folder / ORIGIN).write_text(json.dumps(record, indent=1))
+
+
+def read_origin(folder: Path) -> dict[str, Any]:
+    """What :func:`write_origin` wrote. Raises DataError where it cannot be read."""
     try:
-        os.rename(made, final)
-        _sync(final.parent)
-    except OSError:
-        if not final.is_dir():
+        record = json.loads((folder / ORIGIN).read_text())
+        return {**record, "files": dict(record["files"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{folder / ORIGIN}: cannot be read ({error}); delete the folder {folder}, it will be"
+            " downloaded again"
+        ) from error
+
+
+@contextlib.contextmanager
+def downloaded(url: str, name: Path, check: Check | None = None) -> Iterator[Path]:
+    """A temporary file beside ``name`` with what ``url`` gives, checked; it is gone at the end.
+
+    Raises:
+      DataError: as :func:`download`.
+    """
+    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        raise DataError(f"data.url = {url!r}: must start with http:// or https://")
+    with file_in_the_making(name) as file:
+        if check is None:
+            os.truncate(file, 0)  # who cannot tell a mixture of two versions does not resume
+        try:
+            resumed = _fetch(url, file) if check else _fetch(url, file, kept="")
+        except (OSError, http.client.HTTPException) as error:
+            raise _unreachable(url, error) from error
+        try:
+            if check is not None:
+                _check_whole(url, file, check, resumed)
+            yield file
+        finally:
+            file.unlink(missing_ok=True)
+
+
+def _check_whole(url: str, file: Path, check: Check, resumed: bool) -> None:
+    try:
+        check(file)
+    except DataError:
+        if not resumed:
             raise
-        shutil.rmtree(made, ignore_errors=True)
+        logging.info("%s: the part that was there before does not fit; starting again", url)
+        os.truncate(file, 0)
+        try:
+            _fetch(url, file)
+        except (OSError, http.client.HTTPException) as error:
+            raise _unreachable(url, error) from error
+        check(file)
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _fetch(url: str, file: Path, kept: str = ", what came is kept") -> bool:
+    """Completes ``file``; whether something of it was there before."""
+    there = file.stat().st_size
+    headers = {"Range": f"bytes={there}-"} if there else {}
+    logging.info("downloading %s from byte %d", url, there)
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        answer = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60)
+    except urllib.error.HTTPError as error:
+        if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not there:
+            raise
+        os.truncate(file, 0)
+        return _fetch(url, file)
+    with answer:
+        begins = answer.headers.get("Content-Range", "").partition("-")[0]
+        goes_on = answer.status == http.HTTPStatus.PARTIAL_CONTENT and begins == f"bytes {there}"
+        if not goes_on:
+            there = 0
+        size = answer.headers.get("Content-Length")
+        whole = None if size is None else there + int(size)
+        with open(file, "ab" if goes_on else "wb") as out:
+            _copy(answer, out, f"downloading {os.path.basename(url)}", whole, there)
+            os.fsync(out.fileno())
+    if whole is not None and file.stat().st_size != whole:
+        raise DataError(f"{url}: {file.stat().st_size} of {whole} bytes came; try again{kept}")
+    return goes_on
+
+
+def _copy(source: BinaryIO, out: BinaryIO, what: str, total: int | None, done: int = 0) -> None:
+    with bar(what, total, done) as shown:
+        while block := source.read(1 << 20):
+            out.write(block)
+            shown.update(len(block))
+    out.flush()
+
+
+def _unreachable(url: str, error: Exception) -> DataError:
+    return DataError(
+        f"cannot download {url} ({error}); fetch it by other means and name the file or its"
+        " folder in data.path"
+    )

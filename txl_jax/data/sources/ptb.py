@@ -1,10 +1,11 @@
 """``ptb``: Penn Treebank as Mikolov prepared it, 929,589 / 73,760 / 82,430 tokens."""
 
-import tempfile
 from pathlib import Path
 
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources import download
+from txl_jax.data.sources.archives import plain_names, unpacked
+from txl_jax.data.sources.download import download_folder
+from txl_jax.data.sources.folders import file_names, nothing_in, split_files
 from txl_jax.data.sources.source import SPLITS, Piece, Source, existing, file_hash
 
 URL = "http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz"
@@ -13,14 +14,22 @@ PUBLISHED_MD5 = {
     "valid": "aa0affc06ff7c36e977d7cd49e3839bf",
     "test": "8b80168b89c18661a38ef683c0dc3721",
 }
-NAMES = {split: f"ptb.{split}.txt" for split in SPLITS}
-PLAIN_NAMES = {split: f"{split}.txt" for split in SPLITS}
+COUNTS = {
+    ("tokens", "train"): 929_589,
+    ("tokens", "valid"): 73_760,
+    ("tokens", "test"): 82_430,
+    ("symbols", ""): 10_000,
+}
+PATTERNS = ("ptb.{}.txt", "{}.txt")
+INSIDE = (".", "data", "simple-examples/data")
+NAMES = file_names(PATTERNS[0], SPLITS)
 
 
 def find(path: str | None, cache: Path) -> Source:
     """The corpus at ``path``, or downloaded.
 
-    Its vocabulary is counted over all three splits, as published (10,000 words).
+    Its vocabulary is counted over all three splits, in lower case, as the authors do (10,000
+    words; only Mikolov's ``N`` for numbers is not lower case already).
 
     Args:
       path: ``simple-examples.tgz``, its unpacked folder, a folder with ``ptb.train.txt``,
@@ -33,11 +42,12 @@ def find(path: str | None, cache: Path) -> Source:
         differ from the published ones are used, and labelled so.
     """
     files = _downloaded(cache) if path is None else _local(existing(path), cache)
-    differing = [s for s in SPLITS if file_hash(files[s], "md5") != PUBLISHED_MD5[s]]
+    sums = {split: file_hash(files[split], "md5") for split in SPLITS}
+    differing = [split for split in SPLITS if sums[split] != PUBLISHED_MD5[split]]
     if path is None and differing:
         split = differing[0]
         raise DataError(
-            f"{files[split]}: its md5 is {file_hash(files[split], 'md5')}, not the published"
+            f"{files[split]}: its md5 is {sums[split]}, not the published"
             f" {PUBLISHED_MD5[split]}; delete the folder {files[split].parent}, it will be"
             " downloaded again"
         )
@@ -52,43 +62,33 @@ def find(path: str | None, cache: Path) -> Source:
         counted=SPLITS,
         published=not differing,
         label=f"Penn Treebank, {label}",
+        counts=COUNTS,
     )
 
 
 def _local(path: Path, cache: Path) -> dict[str, Path]:
     if path.is_file():
-        into = cache / "unpacked" / f"ptb-{file_hash(path)[:16]}"
-        into.parent.mkdir(parents=True, exist_ok=True)
-        folder = download.unpack(path, tuple(NAMES.values()), into)
+        names = tuple(NAMES.values())
+        folder = unpacked("ptb", path, cache, plain_names(names), names)
         return {split: folder / name for split, name in NAMES.items()}
-    for folder in (path, path / "data", path / "simple-examples" / "data"):
-        for names in (NAMES, PLAIN_NAMES):
-            present = [split for split in SPLITS if (folder / names[split]).is_file()]
-            if len(present) == len(SPLITS):
-                return {split: folder / names[split] for split in SPLITS}
-            if present:
-                missing = next(names[s] for s in SPLITS if s not in present)
-                raise DataError(f"ptb: {folder} has {names[present[0]]} but no {missing}")
-    raise DataError(
-        f"ptb: there is no {NAMES['train']} and no {PLAIN_NAMES['train']} in {path}, nor in its"
-        " folders data and simple-examples/data"
-    )
+    found = split_files("ptb", path, INSIDE, PATTERNS, SPLITS)
+    if found is None:
+        raise nothing_in("ptb", path, INSIDE, [pattern.format("train") for pattern in PATTERNS])
+    return found[1]
 
 
 def _downloaded(cache: Path) -> dict[str, Path]:
-    into = cache / "downloads" / "ptb"
-    if not into.is_dir():
-        into.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=into.parent, prefix="ptb.tmp-") as temporary:
-            archive = download.download(URL, Path(temporary) / "simple-examples.tgz")
-            folder = download.unpack(archive, tuple(NAMES.values()), Path(temporary) / "ptb")
-            for split, name in NAMES.items():
-                found = file_hash(folder / name, "md5")
-                if found != PUBLISHED_MD5[split]:
-                    raise DataError(
-                        f"{URL}: the md5 of {name} in it is {found}, not the published"
-                        f" {PUBLISHED_MD5[split]}; nothing of it was kept. Fetch Penn Treebank"
-                        " from elsewhere and name its folder in data.path"
-                    )
-            download.rename_folder(folder, into)
+    into, names = cache / "downloads" / "ptb", tuple(NAMES.values())
+
+    def check(folder: Path) -> None:
+        for split, name in NAMES.items():
+            found = file_hash(folder / name, "md5")
+            if found != PUBLISHED_MD5[split]:
+                raise DataError(
+                    f"{URL}: the md5 of {name} in it is {found}, not the published"
+                    f" {PUBLISHED_MD5[split]}; nothing of it was kept. Fetch Penn Treebank"
+                    " from elsewhere and name its folder in data.path"
+                )
+
+    download_folder(URL, into, plain_names(names), names, check_folder=check)
     return {split: into / name for split, name in NAMES.items()}

@@ -3,12 +3,12 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from txl_jax.data.blocks import check_utf8
 from txl_jax.data.errors import DataError
-from txl_jax.data.vocab import check_utf8
 
 SPLITS = ("train", "valid", "test")
 BLOCK = 256 * 1024
@@ -43,8 +43,14 @@ class Source:
       splits: the text of ``train``, ``valid`` and ``test``.
       counted: the splits that a char or word vocabulary is made from.
       protocol: settings that decided the splits, beside the files themselves.
-      published: whether this is the published data, byte for byte.
+      published: whether this is the published data, byte for byte; ``None``: no hash is
+        published for files of this form.
       label: what the text is, in words, for reports.
+      counts: what is published of the prepared corpus, by the names of ``corpus.info``:
+        ``("tokens", "train")``, ``("symbols", "")``, …; a range allows for what is unknown.
+      decoded: makes text of the files' bytes, where these are symbols instead.
+      vocab_file: one of the files, the vocabulary.
+      recorded: sha256 of files when they were downloaded, by the names of ``files``.
     """
 
     name: str
@@ -52,8 +58,12 @@ class Source:
     splits: Mapping[str, Text]
     counted: tuple[str, ...] = ("train",)
     protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    published: bool = False
+    published: bool | None = False
     label: str = ""
+    counts: Mapping[tuple[str, str], int | range] = dataclasses.field(default_factory=dict)
+    decoded: Callable[[Iterable[bytes]], Iterator[bytes]] | None = None
+    vocab_file: Path | None = None
+    recorded: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         for split in SPLITS:
@@ -67,13 +77,29 @@ class Source:
         return f" with {json.dumps(dict(self.protocol))}" if self.protocol else ""
 
     def hash(self) -> str:
-        """sha256 over the names and the contents of the files, read now."""
+        """sha256 over the names and the contents of the files, read now.
+
+        Raises:
+          DataError: a downloaded file is not what came.
+        """
         sums = {name: file_hash(path) for name, path in self.files.items()}
+        for name, expected in self.recorded.items():
+            if sums[name] != expected:
+                path = self.files[name]
+                raise DataError(
+                    f"{path}: its sha256 is {sums[name]}, not {expected} as when it was downloaded;"
+                    f" delete the folder {path.parent}, it will be downloaded again"
+                )
         return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
 
     def blocks(self, split: str) -> Iterator[bytes]:
         """The text of a split, in blocks of about :data:`BLOCK` bytes."""
-        return filled_blocks(read(self.splits[split]))
+        parts = read(self.splits[split])
+        return filled_blocks(self.decoded(parts) if self.decoded else parts)
+
+    def size(self, split: str) -> int:
+        """Bytes of the files that a split is read from."""
+        return text_size(self.splits[split])
 
     def check_utf8(self) -> None:
         """Raises DataError, naming file and byte, where a file is not UTF-8."""
@@ -126,6 +152,21 @@ def part_of(text: Text, start: int, stop: int) -> list[Piece | bytes]:
                 part.append(Piece(piece.path, piece.start + a, piece.start + b))
         offset += size
     return part
+
+
+def joined(files: Sequence[Path]) -> list[Piece | bytes]:
+    """The files one after another; one without a line end at its end gets one."""
+    text: list[Piece | bytes] = []
+    for path in files:
+        piece = Piece.whole(path)
+        if piece.stop:
+            text += [piece] if _ends_a_line(text) else [b"\n", piece]
+    return text
+
+
+def _ends_a_line(text: Text) -> bool:
+    size = text_size(text[-1:])
+    return b"".join(read(part_of(text[-1:], size - 1, size))) in (b"\n", b"")
 
 
 def file_hash(path: Path, kind: str = "sha256") -> str:

@@ -11,6 +11,7 @@ from txl_jax.data.sources.source import (
     Source,
     Text,
     existing,
+    joined,
     part_of,
     read,
     text_size,
@@ -65,11 +66,7 @@ def find(data: DataConfig, kind: str, cache: Path) -> Source:
 
 
 def _cut(files: dict[str, Path], data: DataConfig, kind: str, what: str) -> Source:
-    text: list[Piece | bytes] = []
-    for path in files.values():
-        if not _ends_a_line(text):
-            text.append(b"\n")
-        text.append(Piece.whole(path))
+    text = joined(list(files.values()))
     size = text_size(text)
     if not size:
         raise DataError(f"{what}: the text is empty")
@@ -91,11 +88,6 @@ def _cut(files: dict[str, Path], data: DataConfig, kind: str, what: str) -> Sour
         counted=SPLITS,
         label=what,
     )
-
-
-def _ends_a_line(text: Text) -> bool:
-    size = text_size(text)
-    return b"".join(read(part_of(text, size - 1, size))) in (b"\n", b"")
 
 
 def _boundary(text: Text, at: int, kind: str) -> int:
