@@ -3,7 +3,8 @@
 from txl_jax import convert
 from txl_jax.config import ConfigError, ExperimentConfig, TransformerXLConfig, load_config
 from txl_jax.data.corpus import Corpus, DataError, load_corpus
-from txl_jax.data.streams import Segment, segments
+from txl_jax.data.sentences import Sentences, segments
+from txl_jax.data.streams import Segment
 from txl_jax.model.memory import Cache, Memory
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.workdir import Trained, load
@@ -16,6 +17,7 @@ __all__ = [
     "ExperimentConfig",
     "Memory",
     "Segment",
+    "Sentences",
     "Trained",
     "TransformerXL",
     "TransformerXLConfig",
