@@ -265,6 +265,7 @@ OUT_OF_RANGE = [
     ("evaluate.mem_len", -1, "must be at least 0"),
     ("evaluate.context_len", -1, "must be at least 0"),
     ("evaluate.clamp_len", 0, "must be -1 (never) or at least 1"),
+    ("evaluate.warm_start", -1, "must be at least 0"),
     ("evaluate.max_segments", -1, "must be at least 0"),
     ("generate.length", -1, "must be at least 0"),
     ("generate.mem_len", 0, "must be at least 1"),
@@ -397,6 +398,15 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
             "evaluate.context_len = 8: context is run again, so it needs evaluate.mem_len 0, not 4",
         ),
         (
+            {"validate.warm_start": 8, "validate.mem_len": 0},
+            "validate.warm_start = 8: is read into memory, and validate.mem_len is 0",
+        ),
+        (
+            {"evaluate.warm_start": 8, "evaluate.first_memory": "zeros"},
+            "evaluate.warm_start = 8: starts from an empty memory, and evaluate.first_memory is"
+            " 'zeros'",
+        ),
+        (
             {"evaluate.context_len": 8, "evaluate.mem_len": 0, "evaluate.same_length": "tf"},
             "evaluate.context_len = 8: the window same_length='tf' (distance <= M) lets nothing of"
             " it be seen; use False",
@@ -484,6 +494,7 @@ def test_combination_that_cannot_work_is_refused_with_its_rule(settings, message
         {"loss.positions": "half", "train.seg_len": 2},
         {"train.context_len": 8, "train.mem_len": 0, "model.same_length": False},
         {"evaluate.context_len": 8, "evaluate.mem_len": 0},
+        {"evaluate.warm_start": 8, "evaluate.mem_len": 1},
         {**MEMORY_FREE, "train.context_len": 600, "evaluate.context_len": 600},
         {**PER_LAYER, "train.seg_len": 64, "train.context_len": 64},
         {"model.attention": "shaw", "model.n_positions": 1},

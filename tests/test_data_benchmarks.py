@@ -16,10 +16,9 @@ from test_data_sources import refused, served, write_archive, write_folder  # no
 from txl_jax.config import ConfigError
 from txl_jax.data import prepare
 from txl_jax.data.corpus import load_corpus
-from txl_jax.data.sentences import Sentences
+from txl_jax.data.sentences import Sentences, segments
 from txl_jax.data.sources import enwik8, lm1b, text8, wikitext
 from txl_jax.data.sources.source import SPLITS
-from txl_jax.data.streams import segments
 
 
 def ids(split) -> list:

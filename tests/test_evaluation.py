@@ -1,6 +1,8 @@
 """Scoring counts every target once and does not depend on devices or segment length."""
 
 import dataclasses
+import math
+import types
 from typing import Any
 
 import jax
@@ -10,8 +12,11 @@ import tiny_models
 
 import txl_jax
 from txl_jax.config import ProtocolConfig
+from txl_jax.data.sentences import Sentences, segments
+from txl_jax.data.streams import Streams
+from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.evaluate import Evaluator, describe
-from txl_jax.evaluation.report import protocols
+from txl_jax.evaluation.report import conversions, protocols
 from txl_jax.model.transformer_xl import TransformerXL
 
 CFG = tiny_models.config()
@@ -105,6 +110,92 @@ def test_devices_do_not_change_the_score_even_if_they_do_not_divide_the_streams(
     assert some.targets == one.targets
 
 
+def sentences(of=TOKENS):
+    """A text of 0 to 6 words a sentence, their boundary of id 0; the same ids as one array."""
+    sizes = np.random.default_rng(0).integers(1, 8, 200)
+    ends = np.cumsum([0, *sizes])
+    ends = ends[ends < len(of)]
+    tokens = of[: ends[-1] + 1].copy()
+    tokens[ends] = 0
+    return Sentences(tokens, ends)
+
+
+def streams_by_hand(text, begins, ends):
+    """Mean nll of ranges of a text, each read whole from nothing."""
+    total = 0.0
+    for begin, end in zip(begins, ends, strict=True):
+        nothing = txl_jax.TransformerXL(CFG).init_mems(1, 0)
+        total += nll_of(CFG, text[begin : end + 1], nothing)[0].sum()
+    return total / (ends[-1] - begins[0])
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("seg_len", [5, 16, 34])
+def test_three_streams_score_alike_on_any_devices_in_any_segments_of_a_covered_text(
+    devices, seg_len
+):
+    got = score(devices, seg_len=seg_len, mem_len=40)
+    assert got.loss == pytest.approx(streams_by_hand(TOKENS, (0, 34, 68), (34, 68, 100)), abs=1e-5)
+    assert got.targets == 100
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("seg_len", [5, 60])
+def test_sentences_are_scored_once_in_their_order_with_memory_across_them(devices, seg_len):
+    text = sentences()
+    begins = [seg.inputs[:, 0] for seg in segments(text, 3, 200)]
+    got = score(devices, tokens=text, seg_len=seg_len, mem_len=60)
+    rows = [int(n) for n in next(segments(text, 3, 200)).weights.sum(axis=1)]
+    ends = np.cumsum(rows).tolist()
+    assert np.isin(ends, text.offsets).all()
+    assert (np.array(begins) == 0).all()
+    want = streams_by_hand(text.tokens, [0, *ends[:-1]], ends)
+    assert got.loss == pytest.approx(want, abs=1e-5)
+    assert got.targets == text.n_targets
+
+
+@pytest.mark.parametrize("window", ["pytorch", "tf"])
+@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("of", ["array", "sentences"])
+def test_with_a_long_enough_warm_start_streams_score_as_one_does(window, devices, of):
+    """L = 2 layers look back over 2 * 6 tokens; the second stream has more before it."""
+    text = TOKENS if of == "array" else sentences()
+    protocol = {"tokens": text, "seg_len": 8, "mem_len": 6, "same_length": window}
+    one = score(batch_size=1, **protocol)
+    cold = score(batch_size=5, **protocol)
+    warm = score(devices, batch_size=5, warm_start=13, **protocol)
+    assert warm.loss == pytest.approx(one.loss, abs=1e-5)
+    assert cold.loss != pytest.approx(one.loss, abs=1e-3)
+    assert one.targets == cold.targets == warm.targets
+
+
+@pytest.mark.parametrize("warm_start", [3, 8, 50])
+def test_a_warm_start_reads_so_many_tokens_before_each_stream_and_not_more(warm_start):
+    """Five streams by hand, from up to that many tokens before; memory covers all of it."""
+    total = 0.0
+    for begin in range(0, 100, 20):
+        first = max(begin - warm_start, 0)
+        nothing = txl_jax.TransformerXL(CFG).init_mems(1, 0)
+        total += nll_of(CFG, TOKENS[first : begin + 21], nothing)[0][begin - first :].sum()
+    got = score(batch_size=5, mem_len=100, warm_start=warm_start)
+    assert got.loss == pytest.approx(total / 100, abs=1e-5)
+    assert got.targets == 100
+
+
+def test_a_target_that_is_not_scored_once_is_an_error(monkeypatch):
+    read = Streams.segment
+
+    def lossy(self, index):
+        seg = read(self, index)
+        seg.weights[0, 0] *= index != 1
+        return seg
+
+    monkeypatch.setattr(Streams, "segment", lossy)
+    with pytest.raises(RuntimeError, match=r"^tokens: 99 targets were scored, and there are 100;"):
+        score()
+    assert score(max_segments=2).targets == 3 * 16 - 1
+
+
 def test_memory_changes_the_score_and_the_protocol_says_which():
     assert score(mem_len=0).loss != pytest.approx(score(mem_len=12).loss, abs=1e-4)
     c = ProtocolConfig(batch_size=3, seg_len=8, mem_len=12, same_length="tf", clamp_len=5)
@@ -113,6 +204,8 @@ def test_memory_changes_the_score_and_the_protocol_says_which():
     assert describe(zeros, CFG) == (
         "test split, 3 streams, segment 8, memory 12, zeros before the first segment"
     )
+    warm = ProtocolConfig(batch_size=3, seg_len=8, mem_len=12, warm_start=24)
+    assert describe(warm, CFG) == "test split, 3 streams, segment 8, memory 12, warm start 24"
     context = ProtocolConfig(batch_size=3, seg_len=8, mem_len=0, context_len=6)
     assert describe(context, CFG) == "test split, 3 streams, segment 8, context 6"
     neither = dataclasses.replace(zeros, mem_len=0)
@@ -120,7 +213,7 @@ def test_memory_changes_the_score_and_the_protocol_says_which():
 
 
 def test_the_report_compares_memory_or_context_with_none():
-    memory = ProtocolConfig(mem_len=12, same_length="pytorch")
+    memory = ProtocolConfig(mem_len=12, same_length="pytorch", warm_start=24)
     context = ProtocolConfig(mem_len=0, context_len=6, seg_len=8)
     neither = ProtocolConfig(mem_len=0)
     assert protocols(memory) == [
@@ -155,3 +248,27 @@ def test_stopping_gives_no_score():
         )
         is None
     )
+
+
+def test_losses_are_converted_to_bytes_and_words_where_all_of_the_text_was_scored():
+    """10 characters in 14 bytes, 2 words and a line end; the first character has 2 bytes."""
+    text = "écrit oé€\n"
+    vocab = Vocab.of_chars([text])
+    info = {"tokens": 10, "bytes": len(text.encode()), "words": 2, "lines": 1}
+
+    def of(vocab, **counts) -> Any:
+        told = {key: {"test": n} for key, n in {**info, **counts}.items()}
+        return types.SimpleNamespace(vocab=vocab, test=vocab.encode(text), info=told)
+
+    whole, nats = ProtocolConfig(), 20.0
+    assert conversions(nats, of(vocab), whole) == {
+        "bits_per_byte": pytest.approx(20 / math.log(2) / 12),
+        "word_ppl": pytest.approx(math.exp(20 / 3)),
+    }
+    assert len(text.encode()) == 14
+    every = of(Vocab.of_bytes(), tokens=14)
+    assert conversions(nats, every, whole)["bits_per_byte"] == pytest.approx(20 / math.log(2) / 13)
+    no_newline = of(Vocab.of_bytes(), tokens=13)
+    assert conversions(nats, no_newline, whole) == {}
+    assert conversions(nats, of(Vocab.of_words([text])), whole) == {}
+    assert conversions(nats, of(vocab), ProtocolConfig(max_segments=1)) == {}

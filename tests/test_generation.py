@@ -182,7 +182,16 @@ def test_an_empty_prompt_of_text_is_a_line_end():
     without = Vocab.of_chars(["a b"])
     assert encode_prompt(without, "").tolist() == [0]
     words = Vocab.of_words(["a b\n"])
-    assert encode_prompt(words, "").tolist() == [0]
+    assert encode_prompt(words, "").tolist() == encode_prompt(words, "  ").tolist() == [0]
+    newline_last = Vocab("byte", ["97", "10"])
+    assert encode_prompt(newline_last, "").tolist() == [1]
+    no_newline = Vocab("byte", ["97", "98"])  # as the authors' enwik8
+    assert encode_prompt(no_newline, "").tolist() == encode_prompt(no_newline, "\n").tolist() == [0]
+    assert encode_prompt(Vocab("letter", ["a", "_"]), "").tolist() == [1]
+    assert encode_prompt(Vocab("letter", ["a", "b"]), "").tolist() == [0]
+    sentences = Vocab("sentence", ["a", "<UNK>", "<S>"])
+    assert encode_prompt(sentences, "").tolist() == [2]
+    assert encode_prompt(sentences, "a").tolist() == [2, 0]
     with pytest.raises(DataError, match=r"^generate.prompt: .*'z'"):
         encode_prompt(without, "az")
 

@@ -5,9 +5,13 @@ import pathlib
 import signal
 
 import pytest
-from tiny_runs import call, corpus_and_experiment, write_config
+from tiny_runs import call, corpus_and_experiment, lm1b, write_config
 
 from txl_jax import modes
+from txl_jax.config import DataConfig
+from txl_jax.data.corpus import DataError, corpus_from_config
+from txl_jax.data.vocab import Vocab
+from txl_jax.evaluation.report import of_vocab
 from txl_jax.training.stopping import Stop
 from txl_jax.workdir import load
 
@@ -195,6 +199,90 @@ def test_evaluate_scores_a_workdir_under_another_protocol(trained):
     other = call(*flags, "--config.evaluate.split=valid", "--config.evaluate.mem_len=8")
     assert other.returncode == 0, other.stderr
     assert "valid split, 4 streams, segment 16, memory 8" in other.stdout.splitlines()[-1]
+
+
+def evaluated(workdir, capsys, **overrides):
+    """The last line of ``--mode=evaluate``, in this process."""
+    assert modes.with_trained("evaluate", None, overrides, str(workdir), "best") == 0
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+def test_evaluate_encodes_another_text_with_the_models_vocabulary(trained, tmp_path, capsys):
+    folder, _, workdir, _ = trained
+    other, same = tmp_path / "other.txt", tmp_path / "same.txt"
+    other.write_text("the cat saw a dog\n" * 300)  # fewer characters than the model knows
+    same.write_text((folder / "text.txt").read_text()[:9000])
+    last = evaluated(workdir, capsys, **{"data.path": str(other)})
+    assert last.endswith("segment 16, memory 32, encoded with the model's vocabulary)")
+    result = json.loads((workdir / "evaluation.json").read_text())
+    assert result["results"][0]["targets"] == 270 - 1  # the last twentieth
+    assert "encoded with a trained model's vocabulary, not its own" in result["label"]
+    vocab = load(str(workdir)).vocab
+    corpus = corpus_from_config(DataConfig(path=str(other), vocab="char"), vocab)
+    assert corpus.vocab == vocab
+    assert vocab.decode(corpus.test) == other.read_text()[-270:]
+    # its own vocabulary is another, and is what it is prepared with by itself
+    assert len(corpus_from_config(DataConfig(path=str(other), vocab="char")).vocab) < len(vocab)
+    # a text whose own vocabulary is the model's is not labelled, prepared before or not
+    for _ in range(2):
+        last = evaluated(workdir, capsys, **{"data.path": str(same)})
+        assert last.endswith("segment 16, memory 32)")
+        assert not corpus_from_config(DataConfig(path=str(same), vocab="char")).info[
+            "foreign_vocab"
+        ]
+
+
+def test_a_symbol_that_the_model_does_not_know_is_named_with_its_line(trained, tmp_path, capsys):
+    _, _, workdir, _ = trained
+    other = tmp_path / "other.txt"
+    other.write_text("the cat\nsaw a Dog\n" + "the cat saw a dog\n" * 300)
+    with pytest.raises(DataError, match=r"train split, line 2, character 14: 'D' \(U\+0044\)"):
+        evaluated(workdir, capsys, **{"data.path": str(other)})
+    with pytest.raises(DataError, match="vocabulary of kind 'char', and the corpus 'text' is read"):
+        evaluated(workdir, capsys, **{"data.vocab": "word"})
+
+
+def test_words_that_the_model_does_not_know_are_its_unknown_ones_and_are_counted(tmp_path):
+    path = tmp_path / "words.txt"
+    path.write_text("the cat\n" * 90 + "the dog\n" * 10)
+    data = DataConfig(path=str(path), vocab="word", test_fraction=0.1)
+    corpus = corpus_from_config(data, Vocab("word", ["<eos>", "the", "<unk>", "cat"]))
+    assert corpus.train[:3].tolist() == [1, 3, 0]
+    assert corpus.test[-3:].tolist() == [1, 2, 0]
+    assert of_vocab(corpus, "test") == ", encoded with the model's vocabulary (33.3% <unk>)"
+    assert of_vocab(corpus_from_config(data), "test") == ""
+    with pytest.raises(DataError, match=r"line \d+: the word 'dog' is not among the 3"):
+        corpus_from_config(data, Vocab("word", ["<eos>", "the", "cat"]))
+
+
+def test_sentences_are_trained_on_scored_and_continued(tmp_path, capsys):
+    """lm1b by the command, and its workdir evaluated and continued."""
+    config = write_config(
+        tmp_path,
+        **{
+            "data.name": "lm1b",
+            "data.path": str(lm1b(tmp_path)),
+            "data.vocab": None,
+            "generate.prompt": "",
+            "evaluate.baselines": ("unigram", "bigram"),
+            "evaluate.warm_start": 5,
+        },
+    )
+    done = call(f"--config={config}", f"--workdir={tmp_path / 'run'}")
+    assert done.returncode == 0, done.stderr
+    shards = sorted((tmp_path / "lm1b").rglob("news.en-*"))
+    words = [line.split() for path in shards for line in path.read_text().splitlines()]
+    assert f"{sum(len(line) + 1 for line in words)} training tokens" in done.stderr
+    lines = (tmp_path / "lm1b" / "test.txt").read_text().splitlines()
+    scores = json.loads((tmp_path / "run" / "evaluation.json").read_text())["results"]
+    assert [s["name"] for s in scores] == ["memory 32", "no memory", "unigram", "bigram"]
+    assert scores[0]["targets"] == sum(len(line.split()) + 1 for line in lines)
+    assert "warm start 5" in scores[0]["protocol"]
+    assert done.stdout.splitlines()[-1].startswith("held-out ppl ")
+    again = evaluated(tmp_path / "run", capsys)
+    assert again == done.stdout.splitlines()[-1].replace("held-out", "test")
+    sample = (tmp_path / "run" / "sample.txt").read_text()
+    assert len(sample.replace("\n", " <S> ").split()) >= 8
 
 
 def test_generate_continues_a_prompt_the_same_for_the_same_seed(trained):

@@ -7,7 +7,8 @@ import pytest
 import shared_files
 
 from txl_jax.data.errors import DataError
-from txl_jax.data.streams import Streams, segments
+from txl_jax.data.sentences import segments
+from txl_jax.data.streams import Streams
 
 SHAPES = [(n, b, t) for n in (2, 3, 7, 16, 29, 30, 31) for b in (1, 2, 3, 5) for t in (1, 3, 4, 64)]
 

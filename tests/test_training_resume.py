@@ -1,5 +1,6 @@
 """A run that was stopped in any way goes on to the same bits as one that never was."""
 
+import dataclasses
 import json
 import pathlib
 import random
@@ -10,11 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tiny_runs import arrays, call, corpus_and_experiment, interrupt, run, write_config
+from tiny_runs import arrays, call, corpus_and_experiment, interrupt, lm1b, run, write_config
 
 import txl_jax
+from txl_jax.data.feed import training_batch
+from txl_jax.data.sentences import SentenceStreams
 from txl_jax.training.checkpoint import Checkpoints
-from txl_jax.training.loop import NonFiniteError, train
+from txl_jax.training.loop import NonFiniteError, train, training_streams
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import init_state
 from txl_jax.training.stopping import Stop
@@ -95,6 +98,47 @@ def test_stopped_at_any_step_and_resumed_is_bit_identical(tmp_path, changes):
         outcome = train(exp, corpus, str(tmp_path / "cut"), Stop())
     assert stops >= 2
     assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut", **changes)
+
+
+def test_sentences_train_over_epochs_and_go_on_bit_identically(tmp_path):
+    """Three epochs of a small lm1b, stopped in the first and in the second."""
+    changes = {
+        "data.name": "lm1b",
+        "data.path": str(lm1b(tmp_path)),
+        "data.vocab": None,
+        "train.epoch_memory": "carry",
+        "train.steps": 24,
+        "validate.max_segments": 0,
+        **DROPOUT,
+    }
+    corpus, exp = corpus_and_experiment(tmp_path, **changes)
+    run(tmp_path, tmp_path / "whole", **changes)
+    for n in (5, 8):  # also asked while it validates
+        assert not train(exp, corpus, str(tmp_path / "cut"), StopAt(n)).finished
+    assert train(exp, corpus, str(tmp_path / "cut"), Stop()).finished
+    assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut", **changes)
+
+    told = records(tmp_path / "whole")
+    streams = SentenceStreams(corpus.train, 4, 16, seed=exp.seed)
+    assert told[-1]["epoch"] == pytest.approx(24 / len(streams), abs=1e-3)
+    assert told[-1]["epoch"] > 2
+    words = (tmp_path / "lm1b" / "valid.txt").read_text().split("\n")[:-1]
+    targets = sum(len(line.split()) + 1 for line in words)
+    assert [r["targets"] for r in told if r["kind"] == "valid"] == [targets] * 4
+
+
+def test_another_seed_reads_sentences_in_another_order(tmp_path):
+    changes = {"data.name": "lm1b", "data.path": str(lm1b(tmp_path)), "data.vocab": None}
+    corpus, exp = corpus_and_experiment(tmp_path, **changes)
+    other = dataclasses.replace(exp, seed=exp.seed + 1)
+    first, again, second = (
+        [training_batch(training_streams(e, corpus), s, "carry").targets for s in range(12)]
+        for e in (exp, exp, other)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert np.mean(np.array(first) != np.array(second)) > 0.3
+    n = len(training_streams(exp, corpus))
+    assert np.mean(first[0] != first[n]) > 0.3  # a new order every epoch
 
 
 def test_stopped_while_validating_validates_again_and_is_bit_identical(tmp_path):

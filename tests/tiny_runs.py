@@ -146,3 +146,29 @@ def arrays(tree, prefix=""):
 
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {prefix + jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def lm1b(folder):
+    """A small One Billion Word in the authors' form: its folder."""
+    root = pathlib.Path(folder) / "lm1b"
+    base = "1-billion-word-language-modeling-benchmark-r13output"
+    shards = root / base / "training-monolingual.tokenized.shuffled"
+    if shards.exists():
+        return root
+    shards.mkdir(parents=True)
+    lines = sentences(90)
+    for n in (1, 2):
+        part = lines[(n - 1) * 40 : n * 40]
+        (shards / f"news.en-0000{n}-of-00100").write_text("".join(part))
+    for split, part in (("valid", lines[80:]), ("test", lines[70:])):
+        (root / f"{split}.txt").write_text("".join(part))
+    words = sorted({word for line in lines for word in line.split()} - {"night"})
+    vocab = "".join(f"{word} 1\n" for word in ["<S>", "<UNK>", *words])
+    (root / "1b_word_vocab.txt").write_text(vocab)
+    return root
+
+
+def sentences(n):
+    """Lines of :func:`text` of 1 to 8 words."""
+    rng = random.Random(1)
+    return [" ".join(line.split()[: rng.randint(1, 8)]) + "\n" for line in text(n).splitlines()]

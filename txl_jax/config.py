@@ -268,6 +268,9 @@ class ProtocolConfig:
         model without memory gets its attention length (paper, section 4.2).
       first_memory: before the first segment memory is ``empty`` (PT), or holds ``zeros`` that
         are attended to (TF, Hugging Face).
+      warm_start: tokens of the text before each stream that are read into its memory and not
+        scored, so that no stream but the first starts cold; n_layer times the memory's length
+        (with a window) make any number of streams score as one does. 0: none.
       clamp_len, same_length: as in the model; ``None``: the model's own.
       max_segments: score only the first so many segments of each stream; 0: all of them.
       baselines: simple models counted or run on the same tokens, printed beside the result.
@@ -279,6 +282,7 @@ class ProtocolConfig:
     mem_len: int = _at_least(0, 128)
     context_len: int = _at_least(0, 0)
     first_memory: Literal["empty", "zeros"] = "empty"
+    warm_start: int = _at_least(0, 0)
     clamp_len: int | None = _rule(
         None, "must be -1 (never) or at least 1", lambda v: v is None or v == -1 or v >= 1
     )
@@ -334,7 +338,7 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
-    """One experiment, whole. ``seed`` decides initial weights and dropout."""
+    """One experiment, whole. ``seed`` decides initial weights, dropout, and lm1b's order."""
 
     name: str = "experiment"
     seed: int = _at_least(0, 0)
@@ -534,6 +538,13 @@ def _check_combinations(c: ExperimentConfig) -> None:
         refuse("loss.positions", "half", f"needs train.seg_len of at least 2, not {t.seg_len}")
     for section, cut in (("train", t), ("validate", c.validate), ("evaluate", c.evaluate)):
         _check_lengths(section, c.model, cut.mem_len, cut.seg_len, cut.context_len, refuse)
+    for section, scored in (("validate", c.validate), ("evaluate", c.evaluate)):
+        if scored.warm_start and not scored.mem_len:
+            rule = f"is read into memory, and {section}.mem_len is 0"
+            refuse(f"{section}.warm_start", scored.warm_start, rule)
+        if scored.warm_start and scored.first_memory == "zeros":
+            rule = f"starts from an empty memory, and {section}.first_memory is 'zeros'"
+            refuse(f"{section}.warm_start", scored.warm_start, rule)
     windows = (
         ("train", t, c.model.same_length),
         ("validate", c.validate, _own(c.validate.same_length, c.model.same_length)),

@@ -77,12 +77,7 @@ def with_trained(
     if mode == "generate":
         write_sample(trained, workdir)
         return 0
-    corpus = corpus_from_config(exp.data)
-    if corpus.vocab.symbols != trained.vocab.symbols:
-        raise WorkdirError(
-            f"--workdir={workdir}: was trained with another vocabulary than that of the corpus"
-            f" {corpus.name} here ({len(trained.vocab)} symbols, not {len(corpus.vocab)})"
-        )
+    corpus = corpus_from_config(exp.data, trained.vocab)
     baselines.check(exp.evaluate.baselines, corpus.vocab)
     result = report(trained, corpus, workdir)
     assert result is not None

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from txl_jax.data.sentences import AnyStreams
 from txl_jax.data.streams import Segment
 
 
@@ -51,3 +52,27 @@ def batch_of(segment: Segment, forget: bool) -> Batch:
     has_context = segment.inputs.shape != segment.targets.shape
     reset = segment.starts if has_context else np.full(segment.inputs.shape[0], forget)
     return Batch(segment.inputs, segment.targets, segment.weights, reset)
+
+
+def warm_up(streams: AnyStreams, n: int) -> list[Batch]:
+    """Up to n tokens of text before each stream's first, as segments that are not scored.
+
+    Read from an empty memory they leave it as if the stream had begun n tokens earlier. For
+    n = 5, T = 3 and streams that begin at tokens 0, 4 and 8 of a text:
+
+        stream 0   . . .   . . .       nothing is before it
+        stream 1   . . 0   1 2 3       a point is padding; reset where text begins
+        stream 2   . 3 4   5 6 7
+    """
+    b, t = streams.batch_size, streams.seg_len
+    n_segments = -(-n // t)
+    inputs = np.zeros((b, n_segments * t), np.int32)
+    reset = np.zeros(inputs.shape, bool)
+    for row in range(b):
+        text = streams.before(row, n)
+        if len(text):
+            inputs[row, -len(text) :] = text
+            reset[row, -len(text)] = True
+    nothing = np.zeros((b, t), np.int32), np.zeros((b, t), np.float32)
+    cuts = [slice(i * t, (i + 1) * t) for i in range(n_segments)]
+    return [Batch(inputs[:, cut], *nothing, reset[:, cut]) for cut in cuts]

@@ -60,9 +60,10 @@ class Corpus:
       info: ``tokens``, ``bytes`` (of the text), ``lines`` and ``words`` (between white space,
         no ``<eos>``) per split; ``published``: whether this is the published data byte for
         byte; ``counts_as_published``: whether what is published of its counts holds, ``None``
-        if nothing is; ``label``: what it is, in words; ``python``: version, for ``stdlib``;
-        ``protocol``: all that decided the tokens beside the text. Tokens of sentences are the
-        targets: words and a ``<S>`` each.
+        if nothing is; ``label``: what it is, in words; ``foreign_vocab``: whether it is encoded
+        with the vocabulary of a model that was trained on other text; ``python``: version, for
+        ``stdlib``; ``protocol``: all that decided the tokens beside the text. Tokens of sentences
+        are the targets: words and a ``<S>`` each.
     """
 
     name: str
@@ -110,9 +111,22 @@ def load_corpus(
     return corpus_from_config(ExperimentConfig.from_dict({"data": given}).data)
 
 
-def corpus_from_config(data: DataConfig) -> Corpus:
-    """The corpus that an experiment's ``data`` section describes; see :func:`load_corpus`."""
+def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
+    """The corpus that an experiment's ``data`` section describes; see :func:`load_corpus`.
+
+    ``vocab``: of a trained model. The text is encoded with it; where it is not the vocabulary
+    that the text itself gives, ``corpus.info["foreign_vocab"]`` is true and the label says so.
+
+    Raises:
+      DataError: also a vocabulary of another kind, or one that lacks a symbol of the text.
+    """
     kind: Kind = data.vocab or OWN_VOCAB[data.name]
+    if vocab is not None and vocab.kind != kind:
+        raise DataError(
+            f"the model was trained with a vocabulary of kind {vocab.kind!r}, and the corpus"
+            f" {data.name!r} is read as {kind!r} here; set data.vocab or data.name to one that is"
+            f" {vocab.kind!r}"
+        )
     cache = _cache_folder(data)
     try:
         source = _find(data, kind, cache)
@@ -123,11 +137,28 @@ def corpus_from_config(data: DataConfig) -> Corpus:
     identity = {"name": data.name, "source_hash": source_hash, "protocol": protocol}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     folder = cache / f"{data.name}-{kind}-{key[:20]}"
+    if vocab is not None and not _has_vocab(folder, vocab):
+        folder = folder.with_name(f"{folder.name}-{_vocab_hash(vocab)[:20]}")
+        identity["vocab_hash"] = _vocab_hash(vocab)
     if not folder.exists():
         for place in ("unpacked", "downloads"):
             clear_left_folders(cache / place)
-        prepare(source, kind, identity, folder)
+        prepare(source, kind, identity, folder, vocab)
     return _load(folder, source)
+
+
+def _has_vocab(folder: Path, vocab: Vocab) -> bool:
+    """Whether a prepared corpus is there and of this vocabulary."""
+    try:
+        return json.loads((folder / "vocab.json").read_text()) == vocab.to_json()
+    except FileNotFoundError:
+        return False
+    except ValueError:
+        return True  # damaged: the loading of this folder says so
+
+
+def _vocab_hash(vocab: Vocab) -> str:
+    return hashlib.sha256(json.dumps(vocab.to_json()).encode()).hexdigest()
 
 
 def _cache_folder(data: DataConfig) -> Path:
@@ -186,7 +217,8 @@ def _load(folder: Path, source: Source) -> Corpus:
     splits = {split: _load_split(folder, split, vocab) for split in SPLITS}
     info |= {
         "published": bool(source.published),
-        "label": _label(source, info["counts_as_published"]),
+        "foreign_vocab": bool(info.get("foreign_vocab")),
+        "label": _label(source, info),
         "protocol": record["protocol"],
     }
     return Corpus(record["name"], vocab, **splits, source_hash=record["source_hash"], info=info)
@@ -202,10 +234,12 @@ def _load_split(folder: Path, split: str, vocab: Vocab) -> np.ndarray | Sentence
     return Sentences(tokens, offsets)
 
 
-def _label(source: Source, counts_as_published: bool | None) -> str:
+def _label(source: Source, info: Mapping[str, Any]) -> str:
+    if info.get("foreign_vocab"):
+        return f"{source.label}; encoded with a trained model's vocabulary, not its own"
     if source.published is not None:
         return source.label
-    if counts_as_published:
+    if info["counts_as_published"]:
         return f"{source.label}; counts as published"
     return f"{source.label}; not the published data (its counts differ)"
 

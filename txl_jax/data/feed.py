@@ -9,22 +9,22 @@ import jax
 import numpy as np
 
 from txl_jax.data.batch import Batch, batch_of
-from txl_jax.data.streams import Streams
+from txl_jax.data.sentences import AnyStreams
 
 _READ_AHEAD = 2
 
 
-def training_batch(streams: Streams, step: int, epoch_memory: str) -> Batch:
-    """The batch of a training step: segment ``step % n_segments``, so that resume is a seek.
+def training_batch(streams: AnyStreams, step: int, epoch_memory: str) -> Batch:
+    """The batch of a training step, a function of the step alone, so that resume is a seek.
 
     Memory is emptied at the first segment of an epoch with ``epoch_memory="reset"``.
     """
-    index = step % streams.n_segments
-    return batch_of(streams.segment(index), forget=index == 0 and epoch_memory == "reset")
+    segment = streams.at_step(step)
+    return batch_of(segment, forget=segment.first and epoch_memory == "reset")
 
 
 def training_feed(
-    streams: Streams,
+    streams: AnyStreams,
     start: int,
     stop: int,
     epoch_memory: str,

@@ -5,6 +5,7 @@ text are ``train.npy``, …; of sentences there is ``train.offsets.npy``, … be
 begins, and where the last one ends.
 """
 
+import dataclasses
 import importlib
 import json
 import platform
@@ -24,7 +25,13 @@ from txl_jax.data.sources.source import SPLITS, Source, file_hash
 from txl_jax.data.vocab import Kind, Vocab
 
 
-def prepare(source: Source, kind: Kind, identity: Mapping[str, Any], folder: Path) -> None:
+def prepare(
+    source: Source,
+    kind: Kind,
+    identity: Mapping[str, Any],
+    folder: Path,
+    vocab: Vocab | None = None,
+) -> None:
     """Makes ``folder``, the prepared corpus of a source.
 
     It gets its name in one move when it is complete, so an interrupted preparation is never used
@@ -35,6 +42,7 @@ def prepare(source: Source, kind: Kind, identity: Mapping[str, Any], folder: Pat
       kind: of its vocabulary.
       identity: ``source_hash`` and whatever else goes into ``corpus.json``.
       folder: where nothing is yet.
+      vocab: to encode with, of that kind. ``None``: the one that the text gives.
 
     Raises:
       DataError: text that cannot be encoded or that changes meanwhile, published files whose
@@ -45,7 +53,7 @@ def prepare(source: Source, kind: Kind, identity: Mapping[str, Any], folder: Pat
     logging.info("preparing %s (%s) in %s", source.label, kind, folder)
     try:
         with folder_in_the_making(folder) as partial:
-            record = _write(source, kind, partial)
+            record = _write(source, kind, partial, vocab)
             if source.hash() != identity["source_hash"]:
                 raise DataError(f"{source.label}: changed while it was being prepared; try again")
             (partial / "corpus.json").write_text(json.dumps({**identity, **record}, indent=1))
@@ -54,7 +62,7 @@ def prepare(source: Source, kind: Kind, identity: Mapping[str, Any], folder: Pat
         raise not_writable(folder.parent, error) from error
 
 
-def _write(source: Source, kind: Kind, folder: Path) -> dict[str, Any]:
+def _write(source: Source, kind: Kind, folder: Path, given: Vocab | None) -> dict[str, Any]:
     """Writes the token files and ``vocab.json``; gives what ``corpus.json`` says of them."""
     prepared = _prepared_text(source, folder / "tfds")
 
@@ -63,7 +71,11 @@ def _write(source: Source, kind: Kind, folder: Path) -> dict[str, Any]:
         return watched(prepared.blocks(split), f"{source.name}: {what} {split}", total)
 
     texts = [blocks(split, "counting") for split in source.counted]
-    vocab = _vocab(kind, source, texts)
+    own = _vocab(kind, source, texts)
+    vocab = given or own
+    foreign = vocab.symbols != own.symbols
+    if foreign:  # what is published was counted with the text's own
+        source = dataclasses.replace(source, counts={})
     (folder / "vocab.json").write_text(json.dumps(vocab.to_json()))
     counts: dict[str, dict[str, int]] = {}
     for split in SPLITS:
@@ -80,6 +92,7 @@ def _write(source: Source, kind: Kind, folder: Path) -> dict[str, Any]:
         "info": {
             **info,
             "counts_as_published": agrees,
+            "foreign_vocab": foreign,
             "python": platform.python_version() if source.name == "stdlib" else None,
         },
         "files": {

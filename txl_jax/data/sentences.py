@@ -197,6 +197,16 @@ class SentenceStreams:
         """The segment of a training step, counted from 0 over all epochs."""
         return self.segment(step % self.n_segments, rows, step // self.n_segments)
 
+    def before(self, stream: int, n: int) -> np.ndarray:
+        """Up to n tokens of the text that come before a row's first one.
+
+        Only where rows are ranges of the text in its order: no seed, cut ``every_target``.
+        """
+        return self._text.before(stream, n)
+
+
+AnyStreams = Streams | SentenceStreams
+
 
 def streams_of(
     split: np.ndarray | Sentences,
@@ -206,11 +216,58 @@ def streams_of(
     name: str = "tokens",
     vocab_size: int | None = None,
     context_len: int = 0,
-) -> Streams | SentenceStreams:
+) -> AnyStreams:
     """A split in its own order, to be scored: of a token array or of sentences."""
     if isinstance(split, Sentences):
         return SentenceStreams(split, batch_size, seg_len, cut, name, vocab_size, context_len)
     return Streams(split, batch_size, seg_len, cut, name, vocab_size, context_len)
+
+
+def shuffled_streams_of(
+    split: np.ndarray | Sentences,
+    batch_size: int,
+    seg_len: int,
+    seed: int,
+    name: str = "tokens",
+    vocab_size: int | None = None,
+    context_len: int = 0,
+) -> AnyStreams:
+    """A split to be trained on: sentences in an order of each epoch, a text as the authors cut it.
+
+    ``seed``: of the order of sentences.
+    """
+    if isinstance(split, Sentences):
+        return SentenceStreams(
+            split,
+            batch_size,
+            seg_len,
+            name=name,
+            vocab_size=vocab_size,
+            context_len=context_len,
+            seed=seed,
+        )
+    return Streams(split, batch_size, seg_len, "authors", name, vocab_size, context_len)
+
+
+def segments(
+    split: np.ndarray | Sentences,
+    batch_size: int,
+    seg_len: int,
+    cut: Cut = "every_target",
+    context_len: int = 0,
+) -> Iterator[Segment]:
+    """The segments of one pass over a token array or sentences, in their order.
+
+    See :class:`~txl_jax.data.streams.Streams` and :class:`SentenceStreams`.
+    """
+    return iter(streams_of(split, batch_size, seg_len, cut, context_len=context_len))
+
+
+def tokens_of(split: np.ndarray | Sentences) -> np.ndarray:
+    """All ids of a split, 1-D, in their order; all but the first are targets."""
+    if isinstance(split, Sentences):
+        return split.tokens[int(split.offsets[0]) : int(split.offsets[-1]) + 1]
+    return split
 
 
 # --------------------------------------------------------------------------------------
@@ -238,6 +295,10 @@ class _Texts:
         """Tokens ``start`` to ``stop`` of the row's text."""
         raise NotImplementedError
 
+    def before(self, row: int, n: int) -> np.ndarray:
+        """Up to n tokens before the row's text."""
+        raise NotImplementedError(f"{type(self).__name__}: rows do not follow each other")
+
 
 class _InOrder(_Texts):
     def __init__(self, sentences: Sentences, bounds: np.ndarray):
@@ -246,6 +307,10 @@ class _InOrder(_Texts):
 
     def read(self, epoch: int, row: int, start: int, stop: int) -> np.ndarray:
         return self._tokens[self._starts[row] + start : self._starts[row] + stop]
+
+    def before(self, row: int, n: int) -> np.ndarray:
+        begin = self._starts[row]
+        return self._tokens[max(begin - n, self._starts[0]) : begin]
 
 
 class _Dealt(_Texts):

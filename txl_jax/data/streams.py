@@ -167,17 +167,15 @@ class Streams:
                 weights[row, :n] = 1
         return Segment(inputs, targets, weights, starts, first=index == 0)
 
+    def at_step(self, step: int, rows: slice = slice(None)) -> Segment:
+        """The segment of a training step, counted from 0 over all epochs."""
+        return self.segment(step % self.n_segments, rows)
+
+    def before(self, stream: int, n: int) -> np.ndarray:
+        """Up to n tokens of the text that come before a stream's first one."""
+        begin = stream * self._stride
+        return self._tokens[max(begin - n, 0) : begin]
+
     def _end(self, stream: int) -> int:
         """Position after the last input of a stream."""
         return min(stream * self._stride + self._longest, len(self._tokens) - 1)
-
-
-def segments(
-    tokens: np.ndarray,
-    batch_size: int,
-    seg_len: int,
-    cut: Cut = "every_target",
-    context_len: int = 0,
-) -> Iterator[Segment]:
-    """The segments of one pass, in order; see :class:`Streams`."""
-    return iter(Streams(tokens, batch_size, seg_len, cut, context_len=context_len))

@@ -179,6 +179,12 @@ class Vocab:
         return "ppl" if self.kind in ("word", "sentence") else "bpc"
 
     @property
+    def unknown(self) -> str | None:
+        """The symbol that stands for unknown words; ``None`` where there is none."""
+        symbol = {"word": UNK, "sentence": SENTENCE_UNK}.get(self.kind)
+        return symbol if symbol in self.symbols else None
+
+    @property
     def dtype(self) -> np.dtype:
         """The smallest of uint8, uint16 and int32 that holds every id."""
         for dtype in (np.uint8, np.uint16):
@@ -344,8 +350,7 @@ class Vocab:
     @functools.cached_property
     def _id_of_word(self) -> dict[str, int]:
         ids = {symbol: i for i, symbol in enumerate(self.symbols)}
-        unknown = ids.get(SENTENCE_UNK if self.kind == "sentence" else UNK)
-        return ids if unknown is None else _WithUnknown(ids, unknown)
+        return ids if self.unknown is None else _WithUnknown(ids, ids[self.unknown])
 
     @functools.cached_property
     def lower_case(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from txl_jax.config import ConfigError
+from txl_jax.data.sentences import tokens_of
 from txl_jax.units import in_unit
 
 CHUNK = 1 << 22
@@ -30,8 +31,8 @@ def baselines(names: Sequence[str], corpus: Any, split: str) -> list[dict[str, A
 
     Args:
       names: from ``unigram``, ``bigram`` and ``xz``.
-      corpus: has ``vocab`` (``len()`` and ``unit``) and integer arrays under ``train`` and
-        under the split's name.
+      corpus: has ``vocab`` (``len()`` and ``unit``) and integer arrays or sentences under
+        ``train`` and under the split's name.
       split: whose tokens are scored.
 
     Returns:
@@ -44,7 +45,8 @@ def baselines(names: Sequence[str], corpus: Any, split: str) -> list[dict[str, A
       ValueError: the split has fewer than two tokens.
     """
     check(names, corpus.vocab)
-    train, test, size = corpus.train, getattr(corpus, split), len(corpus.vocab)
+    train, test = tokens_of(corpus.train), tokens_of(getattr(corpus, split))
+    size = len(corpus.vocab)
     losses: dict[str, float] = {}
     for name in names:
         if name == "unigram":

@@ -1,12 +1,13 @@
-"""Scoring a token array: every target once, memory carried, division last.
+"""Scoring a token array or sentences: every target once, memory carried, division last.
 
 The protocol (streams, segment, memory or context, clamp, window) is the config's and stands
 beside every result, because the same parameters give other numbers under another protocol.
 """
 
 import dataclasses
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -15,10 +16,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from txl_jax.config import ProtocolConfig, TransformerXLConfig
-from txl_jax.data.batch import Batch, batch_of
+from txl_jax.data.batch import Batch, batch_of, warm_up
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import read_ahead
-from txl_jax.data.streams import Streams
+from txl_jax.data.sentences import Sentences, streams_of
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.sharding import Placement
@@ -40,12 +41,12 @@ class Score:
 
 
 class Evaluator:
-    """Scores one token array under one protocol, compiled once, with any parameters.
+    """Scores one split under one protocol, compiled once, with any parameters.
 
     Args:
       model: its shape; clamp and window are the protocol's where it names them.
       protocol: see :class:`~txl_jax.config.ProtocolConfig`.
-      tokens: 1-D integer array.
+      tokens: 1-D integer array, or sentences, scored in their order.
       mesh: devices to spread the streams over; they need not divide the batch.
       name: of the split, for error messages.
 
@@ -57,12 +58,12 @@ class Evaluator:
         self,
         model: TransformerXLConfig,
         protocol: ProtocolConfig,
-        tokens: np.ndarray,
+        tokens: np.ndarray | Sentences,
         mesh: Mesh,
         name: str = "tokens",
     ):
-        self.protocol = protocol
-        self.streams = Streams(
+        self.protocol, self.name = protocol, name
+        self.streams = streams_of(
             tokens,
             protocol.batch_size,
             protocol.seg_len,
@@ -72,13 +73,14 @@ class Evaluator:
         )
         self.model = TransformerXL(under_protocol(model, protocol))
         self._placement = Placement(mesh)
+        self._warm_segments = -(-protocol.warm_start // protocol.seg_len)
         devices = mesh.shape["data"]
         self._rows = -(-protocol.batch_size // devices) * devices
         place = self._placement
         self._score = jax.jit(
             self._score_segment,
             in_shardings=(place.everywhere(), place.batch(), place.memory()),
-            out_shardings=(place.everywhere(), place.memory()),
+            out_shardings=(place.everywhere(), place.everywhere(), place.memory()),
         )
 
     @property
@@ -96,27 +98,40 @@ class Evaluator:
         """The score of ``params``; ``None`` if ``stop()`` became true on the way.
 
         ``progress(done, total)`` is told of every segment.
+
+        Raises:
+          RuntimeError: not every target was scored once.
         """
         start = time.perf_counter()
         params = jax.device_put(params, self._placement.everywhere())
         mems = jax.device_put(self._first_memory(), self._placement.memory())
         total, count = 0.0, 0
-        pending: list[tuple[jax.Array, int]] = []
+        pending: list[tuple[jax.Array, jax.Array]] = []
+
+        def settle(keep: int) -> None:  # one segment late: the device never waits
+            nonlocal total, count
+            while len(pending) > keep:
+                nll_sum, n = pending.pop(0)
+                total, count = total + float(nll_sum), count + int(n)
+
         feed = read_ahead(self._batches())
         try:
-            for index, (batch, targets) in enumerate(feed):
+            for done, batch in enumerate(feed, 1 - self._warm_segments):
                 if stop():
                     return None
-                nll_sum, mems = self._score(params, batch, mems)
-                pending.append((nll_sum, targets))
-                if len(pending) > 1:  # fetched one segment late: the device never waits
-                    value, n = pending.pop(0)
-                    total, count = total + float(value), count + n
-                progress(index + 1, self.segments)
+                nll_sum, n, mems = self._score(params, batch, mems)
+                pending.append((nll_sum, n))
+                settle(keep=1)
+                if done > 0:
+                    progress(done, self.segments)
         finally:
             feed.close()
-        for value, n in pending:
-            total, count = total + float(value), count + n
+        settle(keep=0)
+        if not self.protocol.max_segments and count != self.streams.n_targets:
+            raise RuntimeError(
+                f"{self.name}: {count:,} targets were scored, and there are"
+                f" {self.streams.n_targets:,}; every one must be scored once, please report this"
+            )
         return Score(total / count, count, time.perf_counter() - start)
 
     def _first_memory(self) -> Memory:
@@ -126,15 +141,17 @@ class Evaluator:
             return mems.replace(filled=jnp.full_like(mems.filled, mems.mem_len))
         return mems
 
-    def _batches(self):
+    def _batches(self) -> Iterator[Batch]:
+        """What is read before the first segments, and the segments; on device, rows padded."""
         extra = self._rows - self.protocol.batch_size
-        for index in range(self.segments):
-            batch = batch_of(self.streams.segment(index), forget=False)
-            targets = int(batch.weights.sum())
-            if extra:
-                pad = lambda x: np.pad(x, [(0, extra)] + [(0, 0)] * (x.ndim - 1))
-                batch = jax.tree.map(pad, batch)
-            yield jax.device_put(batch, self._placement.batch()), targets
+        pad = lambda x: np.pad(x, [(0, extra)] + [(0, 0)] * (x.ndim - 1))
+        before = warm_up(self.streams, self.protocol.warm_start)
+        cold = ~np.any([batch.reset.any(axis=1) for batch in before], axis=0)  # nothing was read
+        segments = (batch_of(self.streams.segment(i), forget=False) for i in range(self.segments))
+        for index, batch in enumerate(itertools.chain(before, segments)):
+            if before and index == len(before):
+                batch = batch.replace(reset=cold)
+            yield jax.device_put(jax.tree.map(pad, batch), self._placement.batch())
 
     def _score_segment(self, params, batch: Batch, mems):
         nll, mems = self.model.apply(
@@ -145,7 +162,7 @@ class Evaluator:
             method="nll",
             **batch.about_inputs(self.model.cfg.memory_free),
         )
-        return jnp.sum(nll * batch.weights), mems
+        return jnp.sum(nll * batch.weights), jnp.sum(batch.weights), mems
 
 
 def evaluator_of(
@@ -177,6 +194,8 @@ def describe(protocol: ProtocolConfig, model: TransformerXLConfig) -> str:
     ]
     if protocol.first_memory == "zeros" and protocol.mem_len:
         parts.append("zeros before the first segment")
+    if protocol.warm_start:
+        parts.append(f"warm start {protocol.warm_start}")
     if c.same_length:
         parts.append(f"window {c.same_length}")
     if c.clamp_len > 0:

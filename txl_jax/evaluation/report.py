@@ -1,12 +1,16 @@
 """What a trained model is worth: its score with and without its past, beside simple models."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from txl_jax.config import ProtocolConfig
 from txl_jax.data.corpus import Corpus
+from txl_jax.data.sentences import tokens_of
 from txl_jax.evaluation.baselines import baselines
 from txl_jax.evaluation.evaluate import describe, evaluator_of
 from txl_jax.files import write_json
@@ -17,7 +21,7 @@ from txl_jax.workdir import Trained
 
 def without_past(protocol: ProtocolConfig) -> ProtocolConfig:
     """The same protocol with every segment scored from nothing: no memory, no context."""
-    return dataclasses.replace(protocol, mem_len=0, context_len=0, same_length=False)
+    return dataclasses.replace(protocol, mem_len=0, context_len=0, warm_start=0, same_length=False)
 
 
 def report(
@@ -30,6 +34,7 @@ def report(
     """
     protocol = trained.config.evaluate
     model = trained.config.model
+    told = lambda chosen: describe(chosen, model) + of_vocab(corpus, protocol.split)
     unit = corpus.vocab.unit
     mesh = make_mesh(trained.config.mesh, trained.config.train.batch_size)
     rows: list[dict[str, Any]] = []
@@ -45,26 +50,78 @@ def report(
             name,
             score.loss,
             targets=score.targets,
-            protocol=describe(chosen, model),
+            protocol=told(chosen),
             seconds=round(score.seconds, 2),
+            **conversions(score.loss * score.targets, corpus, chosen),
         )
     rows += baselines(protocol.baselines, corpus, protocol.split)
     result = {
         "step": trained.step,
         "corpus": corpus.name,
         "source_hash": corpus.source_hash,
+        "label": corpus.info["label"],
         "unit": unit,
         "results": rows,
     }
     write_json(os.path.join(workdir, "evaluation.json"), result)
-    print(table(rows, unit, describe(protocol, model)), flush=True)
+    print(table(rows, unit, told(protocol)), flush=True)
     return result
+
+
+def of_vocab(corpus: Corpus, split: str) -> str:
+    """What to say of a split that is encoded with another text's vocabulary; else nothing.
+
+    With a symbol for unknown words a loss falls where more words are unknown, so their share
+    stands beside it.
+    """
+    if not corpus.info["foreign_vocab"]:
+        return ""
+    said = ", encoded with the model's vocabulary"
+    unknown = corpus.vocab.unknown
+    if unknown is None:
+        return said
+    tokens = tokens_of(getattr(corpus, split))
+    share = np.count_nonzero(tokens == corpus.vocab.symbols.index(unknown)) / len(tokens)
+    return f"{said} ({share:.1%} {unknown})"
+
+
+def conversions(nats: float, corpus: Corpus, protocol: ProtocolConfig) -> dict[str, float]:
+    """``bits_per_byte`` and ``word_ppl`` of characters or bytes that were all scored.
+
+    Word-level perplexity counts words between white space and a token for each line's end, as
+    word-level benchmarks do, so that models of characters and of words compare on one text. The
+    first symbol is no target and costs nothing. Nothing is converted where some text was not
+    scored, where bytes are left out of the vocabulary (enwik8's 204 symbols), and from words to
+    bytes: ``<unk>`` and white space hide what the bytes were.
+
+    Args:
+      nats: of all targets together.
+      corpus: with the scored split.
+      protocol: that it was scored under.
+    """
+    vocab, info, split = corpus.vocab, corpus.info, protocol.split
+    if vocab.unit != "bpc" or protocol.max_segments:
+        return {}
+    n_bytes = info["bytes"][split]
+    if vocab.kind != "char" and info["tokens"][split] != n_bytes:
+        return {}
+    first = vocab.symbols[int(getattr(corpus, split)[0])] if vocab.kind == "char" else "a"
+    words = info["words"][split] + info["lines"][split]
+    return {
+        "bits_per_byte": nats / math.log(2) / (n_bytes - len(first.encode())),
+        "word_ppl": in_unit(nats / words, "ppl"),
+    }
 
 
 def table(rows: list[dict[str, Any]], unit: str, protocol: str) -> str:
     """The rows as text, the protocol above them."""
     width = max(len(r["name"]) for r in rows)
-    lines = [f"  {r['name']:<{width}}  {r[unit]:9.4f} {unit}" for r in rows]
+    more = {"bits_per_byte": "bits per byte", "word_ppl": "word-level perplexity"}
+    lines = []
+    for r in rows:
+        converted = [f"{r[key]:.4g} {what}" for key, what in more.items() if key in r]
+        told = f"  ({', '.join(converted)})" if converted else ""
+        lines.append(f"  {r['name']:<{width}}  {r[unit]:9.4f} {unit}{told}")
     return "\n".join([f"{protocol}:", *lines])
 
 

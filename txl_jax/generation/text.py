@@ -29,18 +29,27 @@ def prompt_of(c: GenerateConfig) -> str:
 
 
 def encode_prompt(vocab: Vocab, prompt: str) -> np.ndarray:
-    """The prompt's ids; an empty one is a line end, or id 0 where the vocabulary has none.
+    """The prompt's ids, at least one: where nothing is in it that has an id, a line end.
+
+    Letters have ``_`` for a line end, and sentences the ``<S>`` that all prompts begin with. A
+    vocabulary without any line end gives id 0.
 
     Raises:
       DataError: a symbol that the vocabulary does not have.
     """
-    if not prompt and vocab.kind == "char" and "\n" not in vocab.symbols:
-        return np.zeros(1, np.int32)
     try:
-        ids = vocab.encode(prompt or "\n")
+        ids = vocab.encode(prompt)
     except DataError as error:
         raise DataError(f"generate.prompt: {error}") from error
-    return ids.astype(np.int32)
+    return (ids if len(ids) else _line_end(vocab)).astype(np.int32)
+
+
+def _line_end(vocab: Vocab) -> np.ndarray:
+    try:
+        ids = vocab.encode("\n")
+    except DataError:  # characters without a newline
+        ids = np.zeros(0, vocab.dtype)
+    return ids if len(ids) else np.zeros(1, vocab.dtype)
 
 
 def continue_text(trained: Trained, c: GenerateConfig) -> Iterator[str]:

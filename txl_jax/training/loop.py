@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from txl_jax.config import ConfigError, ExperimentConfig
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import training_batch, training_feed
-from txl_jax.data.streams import Streams
+from txl_jax.data.sentences import AnyStreams, shuffled_streams_of, tokens_of
 from txl_jax.evaluation.evaluate import Evaluator, evaluator_of
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.checkpoint import Checkpoints
@@ -87,7 +87,7 @@ class _Run:
 
     def __init__(self, exp, streams, evaluator, checkpoints, log, stop, placement):
         self.exp: ExperimentConfig = exp
-        self.streams: Streams = streams
+        self.streams: AnyStreams = streams
         self.evaluator: Evaluator = evaluator
         self.checkpoints: Checkpoints = checkpoints
         self.log: RunLog = log
@@ -222,19 +222,19 @@ def check_fit(exp: ExperimentConfig, corpus: Corpus) -> None:
         evaluator_of(exp.model, protocol, corpus, mesh)
 
 
-def training_streams(exp: ExperimentConfig, corpus: Corpus) -> Streams:
+def training_streams(exp: ExperimentConfig, corpus: Corpus) -> AnyStreams:
     """The streams of the training split, checked against batch, memory and vocabulary."""
     t = exp.train
-    streams = Streams(
+    streams = shuffled_streams_of(
         corpus.train,
         t.batch_size,
         t.seg_len,
-        cut="authors",
+        seed=exp.seed,
         name="the train split",
         vocab_size=exp.model.vocab_size,
         context_len=t.context_len,
     )
-    longest = len(corpus.train) // t.batch_size
+    longest = len(tokens_of(corpus.train)) // t.batch_size
     for key, what in (("mem_len", "memory"), ("context_len", "context")):
         if getattr(t, key) > longest:
             raise ConfigError(
@@ -256,7 +256,7 @@ def _tell_start(log, exp, corpus, streams, state, devices, resumed) -> None:
     parameters = sum(x.size for x in jax.tree.leaves(state.params))
     log.message(
         f"{exp.name}: {parameters:,} parameters, {devices} {jax.default_backend()} device(s);"
-        f" {corpus.name}: {len(corpus.train):,} training tokens, vocabulary"
+        f" {corpus.name}: {corpus.info['tokens']['train']:,} training tokens, vocabulary"
         f" {len(corpus.vocab):,}; an epoch is {streams.n_segments:,} steps"
     )
     if resumed:

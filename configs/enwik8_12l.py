@@ -1,0 +1,60 @@
+"""enwik8, 12 layers: the small model of the paper's table 2.
+
+    python -m txl_jax.main --config=configs/enwik8_12l.py --workdir=runs/enwik8_12l
+
+Without data.path the text is downloaded; else data.path is enwik8.zip, enwik8, or a folder of the
+authors' train.txt, valid.txt and test.txt. 41,055,436 parameters.
+
+Score: 1.06 bits per character (*paper*), here *not run*. Evaluation: test, 10 streams, segments of
+80, memory 2,100, window, distances clamped at 820. The authors' preparation leaves newline bytes
+out (204 symbols), so a character is a byte that is no newline; data.protocol=bytes is the standard
+one (205 symbols; 41,055,949 parameters), and its numbers do not compare.
+
+Hardware: the authors used four GPUs. Arithmetic gives 1.8e18 operations, 5 hours at a sustained 100
+TFLOP/s (*not run*). What four GPUs hold may not fit one: raise train.micro_batches.
+"""
+
+import pathlib
+import runpy
+
+from ml_collections import ConfigDict
+
+smoke = runpy.run_path(str(pathlib.Path(__file__).parent / "shared/smoke.py"))["smoke"]
+
+
+def get_config(variant=""):
+    config = ConfigDict(
+        {
+            "name": "enwik8_12l",
+            "model": {
+                "n_layer": 12,
+                "d_model": 512,
+                "n_head": 8,
+                "d_head": 64,
+                "d_inner": 2048,
+                "dropout": 0.1,
+                "dropatt": 0.0,
+            },
+            "data": {"name": "enwik8", "protocol": "authors"},
+            "optimizer": {"learning_rate": 2.5e-4, "warmup_steps": 0},
+            "train": {
+                "steps": 400_000,
+                "batch_size": 22,
+                "seg_len": 512,
+                "mem_len": 512,
+                "log_every": 200,
+                "eval_every": 4000,
+            },
+            "validate": {"batch_size": 10, "seg_len": 128, "mem_len": 896},
+            "evaluate": {
+                "batch_size": 10,
+                "seg_len": 80,
+                "mem_len": 2100,
+                "clamp_len": 820,
+                "same_length": "pytorch",
+            },
+            "generate": {"prompt": "The "},
+            "checkpoint": {"every": 4000},
+        }
+    )
+    return smoke(config) if variant == "smoke" else config

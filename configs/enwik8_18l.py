@@ -1,0 +1,28 @@
+"""enwik8, 18 layers: the middle model of the paper's table 2. Its shape is an assumption.
+
+    python -m txl_jax.main --config=configs/enwik8_18l.py --workdir=runs/enwik8_18l
+
+The paper says 18 layers and 88M parameters and never published the rest. Assumed here: 640 wide,
+10 heads of 64, 2,200 inner, 87,781,244 parameters; dropout as enwik8_12l, all else as enwik8_24l.
+
+Score: 1.03 bits per character (*paper*, of its own shape), here *not run*. Evaluation: test, 10
+streams, segments of 128, memory 3,800, window, distances clamped at 1,000; text and protocol as in
+enwik8_12l.py.
+
+Hardware: several accelerators. Arithmetic gives 1.8e19 operations, 2 days at a sustained 100
+TFLOP/s (*not run*).
+"""
+
+import pathlib
+import runpy
+
+base = runpy.run_path(str(pathlib.Path(__file__).with_name("enwik8_24l.py")))
+smoke = base["smoke"]
+
+
+def get_config(variant=""):
+    config = base["get_config"]()
+    config.name = "enwik8_18l"
+    config.model.update({"n_layer": 18, "d_model": 640, "n_head": 10, "d_head": 64})
+    config.model.update({"d_inner": 2200, "dropout": 0.1, "dropatt": 0.0})
+    return smoke(config) if variant == "smoke" else config

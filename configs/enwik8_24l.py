@@ -1,0 +1,30 @@
+"""enwik8, 24 layers: the paper's best model of characters (table 2).
+
+    python -m txl_jax.main --config=configs/enwik8_24l.py --workdir=runs/enwik8_24l
+
+Text and protocol as in enwik8_12l.py. 277,231,820 parameters.
+
+Score: 0.99 bits per character (*paper*), here *not run*. Evaluation: test, 10 streams, segments of
+128, memory 3,800, window, distances clamped at 1,000.
+
+Hardware: several accelerators. Arithmetic gives 5.2e19 operations, 6 days at a sustained 100
+TFLOP/s (*not run*).
+"""
+
+import pathlib
+import runpy
+
+base = runpy.run_path(str(pathlib.Path(__file__).with_name("enwik8_12l.py")))
+smoke = base["smoke"]
+
+
+def get_config(variant=""):
+    config = base["get_config"]()
+    config.name = "enwik8_24l"
+    config.model.update({"n_layer": 24, "d_model": 1024, "n_head": 8, "d_head": 128})
+    config.model.update({"d_inner": 3072, "dropout": 0.15, "dropatt": 0.15})
+    config.optimizer.warmup_steps = 4000
+    config.train.update({"batch_size": 64, "seg_len": 768, "mem_len": 768})
+    config.validate.mem_len = 1408
+    config.evaluate.update({"seg_len": 128, "mem_len": 3800, "clamp_len": 1000})
+    return smoke(config) if variant == "smoke" else config

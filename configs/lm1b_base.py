@@ -1,0 +1,62 @@
+"""One Billion Word, the base model of the paper's table 4: 18 layers, sentences in no order.
+
+    python -m txl_jax.main --config=configs/lm1b_base.py --workdir=runs/lm1b_base
+
+Without data.path the text is downloaded; else data.path is the archive or its unpacked folder, with
+1b_word_vocab.txt in or beside it. Validation and test are the same held-out file
+(news.en.heldout-00000-of-00050), as in the authors' script. 357,812,082 parameters: the paper's
+0.46B is not reached with tied weights (--config.model.tie_weight=False: 466.5M).
+
+Score: test perplexity 23.5 (*paper*), here *not run*. Evaluation: test, 64 streams, segments of 32,
+memory 128, window, no clamp.
+
+Hardware: several accelerators. Arithmetic gives 7.9e18 operations, 22 hours at a sustained 100
+TFLOP/s (*not run*).
+"""
+
+import pathlib
+import runpy
+
+from ml_collections import ConfigDict
+
+smoke = runpy.run_path(str(pathlib.Path(__file__).parent / "shared/smoke.py"))["smoke"]
+
+
+def get_config(variant=""):
+    config = ConfigDict(
+        {
+            "name": "lm1b_base",
+            "model": {
+                "n_layer": 18,
+                "d_model": 1024,
+                "n_head": 8,
+                "d_head": 128,
+                "d_inner": 4096,
+                "dropout": 0.0,
+                "dropatt": 0.0,
+                "cutoffs": (60_000, 100_000, 640_000),
+                "div_val": 4,
+                "tie_projs": (False, False, False, False),
+            },
+            "data": {"name": "lm1b"},
+            "optimizer": {"learning_rate": 2.5e-4, "warmup_steps": 20_000},
+            "train": {
+                "steps": 500_000,
+                "batch_size": 224,
+                "seg_len": 32,
+                "mem_len": 32,
+                "log_every": 200,
+                "eval_every": 4000,
+            },
+            "validate": {"batch_size": 10, "seg_len": 32, "mem_len": 32},
+            "evaluate": {
+                "batch_size": 64,
+                "seg_len": 32,
+                "mem_len": 128,
+                "clamp_len": -1,
+                "same_length": "pytorch",
+            },
+            "checkpoint": {"every": 4000},
+        }
+    )
+    return smoke(config) if variant == "smoke" else config

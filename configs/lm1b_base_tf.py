@@ -1,0 +1,33 @@
+"""One Billion Word, base, in the form of the authors' TensorFlow code.
+
+    python -m txl_jax.main --config=configs/lm1b_base_tf.py --workdir=runs/lm1b_base_tf
+
+As lm1b_base.py, but u and v in each layer, no projection of the words that are as wide as
+the model, epsilon of LayerNorm 1e-12, the rate falls to 0.004 of its peak. TF's own stream, which
+joins sentences with two <S> and so counts one trivial target for each, is not there: the text is
+that of lm1b_base.py.
+355,749,746 parameters.
+
+Score: test perplexity 23.5 (*paper*), here *not run*.
+Evaluation: as lm1b_base.py, in TF's window and with zeros before the first segment, which
+are attended to.
+
+Hardware: as lm1b_base.py (*not run*).
+"""
+
+import pathlib
+import runpy
+
+base = runpy.run_path(str(pathlib.Path(__file__).with_name("lm1b_base.py")))
+smoke = base["smoke"]
+
+
+def get_config(variant=""):
+    config = base["get_config"]()
+    config.name = "lm1b_base_tf"
+    config.model.update({"untie_r": True, "proj_same_dim": False, "norm_epsilon": 1e-12})
+    config.optimizer.min_ratio = 0.004
+    config.train.epoch_memory = "carry"
+    config.validate.first_memory = config.evaluate.first_memory = "zeros"
+    config.evaluate.same_length = "tf"
+    return smoke(config) if variant == "smoke" else config

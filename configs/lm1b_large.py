@@ -1,0 +1,29 @@
+"""One Billion Word, the large model of the paper's table 4: 24 layers.
+
+    python -m txl_jax.main --config=configs/lm1b_large.py --workdir=runs/lm1b_large
+
+Text as in lm1b_base.py (validation and test are the same file). 841,295,982 parameters.
+
+Score: test perplexity 21.8 (*paper*), here *not run*. Evaluation: test, 8 streams, segments of 32,
+memory 128, window, no clamp.
+
+Hardware: a TPU pod slice or several hosts (TF's script: 32 TPU hosts). Arithmetic gives 1.0e20
+operations, 12 days at a sustained 100 TFLOP/s (*not run*).
+"""
+
+import pathlib
+import runpy
+
+base = runpy.run_path(str(pathlib.Path(__file__).with_name("lm1b_base.py")))
+smoke = base["smoke"]
+
+
+def get_config(variant=""):
+    config = base["get_config"]()
+    config.name = "lm1b_large"
+    config.model.update({"n_layer": 24, "d_model": 1280, "n_head": 16, "d_head": 80})
+    config.model.update({"d_inner": 8192, "dropout": 0.05, "dropatt": 0.05})
+    config.optimizer.warmup_steps = 30_000
+    config.train.update({"steps": 1_200_000, "batch_size": 512})
+    config.evaluate.batch_size = 8
+    return smoke(config) if variant == "smoke" else config

@@ -1,0 +1,35 @@
+"""WikiText-103 as NVIDIA trains it, large: LAMB, 100,000 updates.
+
+    python -m txl_jax.main --config=configs/nvidia_wt103_large.py --workdir=runs/nvidia_wt103_large
+
+The recipe of NVIDIA's PyTorch port of 2020, not of the paper. 285,167,482 parameters. The rate
+falls from 0.01 to 0.0001. What is not there yet: see nvidia_wt103_base.py.
+
+Score: test perplexity 18.17 +- 0.04 over 16 seeds (published by NVIDIA), here *not run*.
+Evaluation: test, 16 streams, each warmed up with the 1,664 tokens before it, segments of 128,
+memory 1,600, TF's window, distances clamped at 1,000.
+
+Hardware: eight accelerators; in half precision NVIDIA cuts the batch in 8 on one A100 of 40 GB
+(--config.train.micro_batches=8). NVIDIA's one A100 trains 25,084 tokens/s at batch 16, so 54 hours
+for these 4.9e9 tokens; here *not run*.
+"""
+
+import pathlib
+import runpy
+
+base = runpy.run_path(str(pathlib.Path(__file__).with_name("nvidia_wt103_base.py")))
+smoke = base["smoke"]
+
+
+def get_config(variant=""):
+    config = base["get_config"]()
+    config.name = "nvidia_wt103_large"
+    config.model.update({"n_layer": 18, "d_model": 1024, "n_head": 16, "d_head": 64})
+    config.model.update({"d_inner": 4096, "dropout": 0.2, "dropatt": 0.2, "div_val": 4})
+    config.model.init_std = 0.005
+    config.optimizer.update({"warmup_steps": 16_000, "min_ratio": 0.01})
+    config.train.update({"steps": 100_000, "batch_size": 128, "seg_len": 384, "mem_len": 384})
+    config.validate.update({"seg_len": 128, "mem_len": 640})
+    config.evaluate.update({"seg_len": 128, "mem_len": 1600, "clamp_len": 1000})
+    config.evaluate.warm_start = 1664
+    return smoke(config) if variant == "smoke" else config

@@ -1,0 +1,28 @@
+"""What every recipe's ``smoke`` variant does to it. Not a config."""
+
+
+def smoke(config):
+    """The recipe in small, for a CPU and a text of a few hundred tokens: the same code runs.
+
+    Sizes, lengths and steps shrink; what decides which code runs (attention, clusters,
+    projections, window, clamp, memory or context, optimizer) stays.
+    """
+    model, train = config.model, config.train
+    model.update({"n_layer": 2, "d_model": 64, "n_head": 2, "d_head": 32, "d_inner": 64})
+    if "cutoffs" in model:
+        model.cutoffs = (10, 20, 30)
+    train.update({"steps": 4, "log_every": 1, "eval_every": 0})
+    config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, 2)
+    for cut in (train, config.validate, config.evaluate):
+        cut.batch_size = min(cut.batch_size, 4)
+        cut.seg_len = 8
+        cut.mem_len = min(cut.mem_len, 16)
+        cut.context_len = min(cut.get("context_len", 0), 8)
+    config.validate.max_segments = config.evaluate.max_segments = 4
+    if "warm_start" in config.evaluate:
+        config.evaluate.warm_start = 16
+    if config.evaluate.get("clamp_len", -1) > 0:
+        config.evaluate.clamp_len = 12
+    config.generate = {"prompt": config.get("generate", {}).get("prompt", ""), "length": 4}
+    config.checkpoint.every = 4
+    return config

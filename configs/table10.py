@@ -1,0 +1,38 @@
+"""WikiText-103, the paper's table 10: table 6 at one memory budget, a row each.
+
+    python -m txl_jax.main --config=configs/table10.py:no_recurrence_full --workdir=runs/table10
+
+The rows are the keys of ROWS below; ROW-smoke is the row in small. Without a row: the first one.
+What recurrence costs in memory goes into longer backpropagation for the rows without it. The
+shape, an assumption, and the protocol are those of table6.py; its rows with recurrence are these.
+
+Scores (*paper*; here *not run*): backpropagation length, test perplexity at the training length,
+the best over evaluation attention lengths, and the shortest length that gives it.
+
+    recurrence_full      128   27.02   26.77   500
+    recurrence_half      128   28.69   28.33   460
+    no_recurrence_full   176   28.43   27.98   400
+    no_recurrence_half   172   28.83   28.83   120
+
+Hardware: as table6.py (*not run*).
+"""
+
+import pathlib
+import runpy
+
+table6 = runpy.run_path(str(pathlib.Path(__file__).with_name("table6.py")))
+smoke, row_of, row_config = (table6[name] for name in ("smoke", "row_of", "row_config"))
+
+ROWS = {
+    "recurrence_full": ("relative", True, "full", 500, 128),
+    "recurrence_half": ("relative", True, "half", 460, 128),
+    "no_recurrence_full": ("relative", False, "full", 400, 176),
+    "no_recurrence_half": ("relative", False, "half", 120, 172),
+}
+"""Encoding, recurrence, loss, attention length of evaluation, and backpropagation length."""
+
+
+def get_config(variant=""):
+    row, small = row_of(variant, ROWS)
+    config = row_config(f"table10-{row}", *ROWS[row])
+    return smoke(config) if small else config

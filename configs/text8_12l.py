@@ -1,0 +1,27 @@
+"""text8, 12 layers: the small model of the authors' scripts, not in the paper's table 3.
+
+    python -m txl_jax.main --config=configs/text8_12l.py --workdir=runs/text8_12l
+
+Without data.path the text is downloaded; else data.path is text8.zip, text8, or a folder of the
+authors' train.txt, valid.txt and test.txt. 27 symbols, 40,964,635 parameters; all else as
+enwik8_12l.py.
+
+Score: none published, here *not run*. Evaluation: test, 10 streams, segments of
+80, memory 2,100, window, distances clamped at 820.
+
+Hardware: as enwik8_12l.py (*not run*).
+"""
+
+import pathlib
+import runpy
+
+base = runpy.run_path(str(pathlib.Path(__file__).with_name("enwik8_12l.py")))
+smoke = base["smoke"]
+
+
+def get_config(variant=""):
+    config = base["get_config"]()
+    config.name = "text8_12l"
+    config.data = {"name": "text8"}
+    config.generate.prompt = "the "
+    return smoke(config) if variant == "smoke" else config

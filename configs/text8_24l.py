@@ -1,0 +1,27 @@
+"""text8, 24 layers: the model of the paper's table 3.
+
+    python -m txl_jax.main --config=configs/text8_24l.py --workdir=runs/text8_24l
+
+Without data.path the text is downloaded; else data.path is text8.zip, text8, or a folder of the
+authors' train.txt, valid.txt and test.txt. 27 symbols, 277,050,395 parameters; all else as
+enwik8_24l.py.
+
+Score: 1.08 bits per character (*paper*), here *not run*. Evaluation: test, 10 streams, segments of
+128, memory 3,800, window, distances clamped at 1,000.
+
+Hardware: as enwik8_24l.py (*not run*).
+"""
+
+import pathlib
+import runpy
+
+base = runpy.run_path(str(pathlib.Path(__file__).with_name("enwik8_24l.py")))
+smoke = base["smoke"]
+
+
+def get_config(variant=""):
+    config = base["get_config"]()
+    config.name = "text8_24l"
+    config.data = {"name": "text8"}
+    config.generate.prompt = "the "
+    return smoke(config) if variant == "smoke" else config

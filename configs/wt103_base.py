@@ -1,0 +1,61 @@
+"""WikiText-103, the base model of the paper's table 1: 16 layers, adaptive softmax.
+
+    python -m txl_jax.main --config=configs/wt103_base.py --workdir=runs/wt103_base
+
+Without data.path the text is downloaded; else data.path is the archive, or a folder with
+wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens. 151,107,538 parameters.
+
+Score: test perplexity 24.0 in table 1 and 23.09 at attention length 640 in table 6 (*paper*), here
+*not run*. Evaluation: test, 10 streams, segments of 64, memory 640, window, distances clamped at
+400.
+
+Hardware: the authors used four GPUs. Arithmetic gives 1.8e18 operations, 5 hours at a sustained 100
+TFLOP/s (*not run*).
+"""
+
+import pathlib
+import runpy
+
+from ml_collections import ConfigDict
+
+smoke = runpy.run_path(str(pathlib.Path(__file__).parent / "shared/smoke.py"))["smoke"]
+
+
+def get_config(variant=""):
+    config = ConfigDict(
+        {
+            "name": "wt103_base",
+            "model": {
+                "n_layer": 16,
+                "d_model": 410,
+                "n_head": 10,
+                "d_head": 41,
+                "d_inner": 2100,
+                "dropout": 0.1,
+                "dropatt": 0.0,
+                "cutoffs": (20_000, 40_000, 200_000),
+                "div_val": 1,
+                "tie_projs": (False, True, True, True),
+            },
+            "data": {"name": "wt103"},
+            "optimizer": {"learning_rate": 2.5e-4, "warmup_steps": 0},
+            "train": {
+                "steps": 200_000,
+                "batch_size": 60,
+                "seg_len": 150,
+                "mem_len": 150,
+                "log_every": 200,
+                "eval_every": 4000,
+            },
+            "validate": {"batch_size": 10, "seg_len": 150, "mem_len": 150},
+            "evaluate": {
+                "batch_size": 10,
+                "seg_len": 64,
+                "mem_len": 640,
+                "clamp_len": 400,
+                "same_length": "pytorch",
+            },
+            "checkpoint": {"every": 4000},
+        }
+    )
+    return smoke(config) if variant == "smoke" else config

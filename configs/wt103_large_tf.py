@@ -1,0 +1,32 @@
+"""WikiText-103, large, in the form of the authors' TensorFlow code.
+
+    python -m txl_jax.main --config=configs/wt103_large_tf.py --workdir=runs/wt103_large_tf
+
+As wt103_large.py, but u and v in each layer, initial values 0.005, epsilon of LayerNorm 1e-12,
+the rate falls to 0.01 of its peak, and memory is never emptied at an epoch's end (TF on TPUs
+empties it every 1,000 steps: not there yet).
+285,205,322 parameters.
+
+Score: test perplexity 18.3 (*paper*), here *not run*.
+Evaluation: as wt103_large.py, in TF's window and with zeros before the first segment, which
+are attended to.
+
+Hardware: as wt103_large.py (*not run*).
+"""
+
+import pathlib
+import runpy
+
+base = runpy.run_path(str(pathlib.Path(__file__).with_name("wt103_large.py")))
+smoke = base["smoke"]
+
+
+def get_config(variant=""):
+    config = base["get_config"]()
+    config.name = "wt103_large_tf"
+    config.model.update({"untie_r": True, "init_std": 0.005, "norm_epsilon": 1e-12})
+    config.optimizer.min_ratio = 0.01
+    config.train.epoch_memory = "carry"
+    config.validate.first_memory = config.evaluate.first_memory = "zeros"
+    config.evaluate.same_length = "tf"
+    return smoke(config) if variant == "smoke" else config
