@@ -29,7 +29,7 @@ def get_config(variant=""):
     config.model.init_std = 0.005
     config.optimizer.update({"warmup_steps": 16_000, "min_ratio": 0.01})
     config.train.update({"steps": 100_000, "batch_size": 128, "seg_len": 384, "mem_len": 384})
-    config.validate.update({"seg_len": 128, "mem_len": 640})
+    config.validate.update({"seg_len": 128, "mem_len": 640, "warm_start": 640})
     config.evaluate.update({"seg_len": 128, "mem_len": 1600, "clamp_len": 1000})
     config.evaluate.warm_start = 1664
     return smoke(config) if variant == "smoke" else config

@@ -18,9 +18,9 @@ def smoke(config):
         cut.seg_len = 8
         cut.mem_len = min(cut.mem_len, 16)
         cut.context_len = min(cut.get("context_len", 0), 8)
+        if "warm_start" in cut:
+            cut.warm_start = 16
     config.validate.max_segments = config.evaluate.max_segments = 4
-    if "warm_start" in config.evaluate:
-        config.evaluate.warm_start = 16
     if config.evaluate.get("clamp_len", -1) > 0:
         config.evaluate.clamp_len = 12
     config.generate = {"prompt": config.get("generate", {}).get("prompt", ""), "length": 4}
