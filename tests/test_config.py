@@ -7,7 +7,6 @@ import typing
 
 import pytest
 
-from txl_jax import config as config_lib
 from txl_jax.config import (
     ConfigError,
     ExperimentConfig,
@@ -16,6 +15,7 @@ from txl_jax.config import (
     differing_keys,
     load_config,
 )
+from txl_jax.config import reading as config_lib
 
 MD5 = "md5:" + "0" * 32
 

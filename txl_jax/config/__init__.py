@@ -1,0 +1,44 @@
+"""Every setting of an experiment, checked before any work.
+
+A file in ``configs/`` returns a sparse ``ml_collections.ConfigDict`` that names only what
+differs from the defaults in ``settings.py``. :func:`load_config` lays it and any overrides over
+the defaults and gives a frozen, checked :class:`ExperimentConfig`. Nothing else in the project
+checks a setting for type or range, and nothing else has defaults.
+"""
+
+from txl_jax.config.fields import ConfigError
+from txl_jax.config.reading import FREE_TO_CHANGE, differing_keys, load_config, override
+from txl_jax.config.settings import (
+    AttentionForm,
+    CheckpointConfig,
+    DataConfig,
+    ExperimentConfig,
+    GenerateConfig,
+    LossConfig,
+    MeshConfig,
+    OptimizerConfig,
+    ProtocolConfig,
+    TrainConfig,
+    TransformerXLConfig,
+    Window,
+)
+
+__all__ = [
+    "FREE_TO_CHANGE",
+    "AttentionForm",
+    "CheckpointConfig",
+    "ConfigError",
+    "DataConfig",
+    "ExperimentConfig",
+    "GenerateConfig",
+    "LossConfig",
+    "MeshConfig",
+    "OptimizerConfig",
+    "ProtocolConfig",
+    "TrainConfig",
+    "TransformerXLConfig",
+    "Window",
+    "differing_keys",
+    "load_config",
+    "override",
+]

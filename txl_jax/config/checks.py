@@ -1,0 +1,115 @@
+"""Which settings go together; each check names the key to change."""
+
+from typing import TYPE_CHECKING, Any
+
+from txl_jax.config.fields import ConfigError
+
+if TYPE_CHECKING:
+    from txl_jax.config.settings import ExperimentConfig, TransformerXLConfig
+
+
+def check_combinations(c: "ExperimentConfig") -> None:
+    """Raises ConfigError where settings of an experiment contradict each other."""
+
+    def refuse(key: str, value: Any, rule: str):
+        raise ConfigError(f"config key {key} = {value!r}: {rule}")
+
+    t = c.train
+    if t.batch_size % t.micro_batches:
+        refuse("train.micro_batches", t.micro_batches, f"must divide batch_size {t.batch_size}")
+    every = (
+        ("train.steps", t.steps),
+        ("train.log_every", t.log_every),
+        ("train.eval_every", t.eval_every),
+        ("checkpoint.every", c.checkpoint.every),
+    )
+    for key, value in every:
+        if value % t.steps_per_dispatch:
+            rule = f"must be a multiple of train.steps_per_dispatch {t.steps_per_dispatch}"
+            refuse(key, value, rule)
+    o = c.optimizer
+    if o.warmup_steps > t.steps:
+        refuse("optimizer.warmup_steps", o.warmup_steps, f"is more than train.steps {t.steps}")
+    if o.schedule == "inverse_sqrt" and not o.warmup_steps:
+        refuse("optimizer.warmup_steps", 0, "must be at least 1 for schedule 'inverse_sqrt'")
+    if c.loss.positions == "half" and t.seg_len < 2:
+        refuse("loss.positions", "half", f"needs train.seg_len of at least 2, not {t.seg_len}")
+    for section, cut in (("train", t), ("validate", c.validate), ("evaluate", c.evaluate)):
+        _check_lengths(section, c.model, cut.mem_len, cut.seg_len, cut.context_len, refuse)
+    for section, scored in (("validate", c.validate), ("evaluate", c.evaluate)):
+        if scored.warm_start and not scored.mem_len:
+            rule = f"is read into memory, and {section}.mem_len is 0"
+            refuse(f"{section}.warm_start", scored.warm_start, rule)
+        if scored.warm_start and scored.first_memory == "zeros":
+            rule = f"starts from an empty memory, and {section}.first_memory is 'zeros'"
+            refuse(f"{section}.warm_start", scored.warm_start, rule)
+    windows = (
+        ("train", t, c.model.same_length),
+        ("validate", c.validate, _own(c.validate.same_length, c.model.same_length)),
+        ("evaluate", c.evaluate, _own(c.evaluate.same_length, c.model.same_length)),
+    )
+    for section, cut, window in windows:
+        if window == "pytorch" and cut.mem_len == 0:
+            rule = "the window same_length='pytorch' (distance < M) needs a memory; use 'tf'"
+            refuse(f"{section}.mem_len", cut.mem_len, rule)
+        if window == "tf" and cut.context_len:
+            rule = "the window same_length='tf' (distance <= M) lets nothing of it be seen"
+            refuse(f"{section}.context_len", cut.context_len, f"{rule}; use False")
+    d = c.data
+    if d.url and not d.hash:
+        refuse("data.url", d.url, "needs data.hash (md5:… or sha256:…) to check the download by")
+    if d.url and d.name != "text":
+        refuse("data.url", d.url, "is for data.name='text'; other corpora know their own")
+    if d.url and d.path:
+        refuse("data.url", d.url, "and data.path name two sources; give one")
+    if d.vocab and d.name not in ("stdlib", "ptb", "text"):
+        refuse("data.vocab", d.vocab, f"is fixed for data.name={d.name!r}; leave it out")
+    if d.protocol and d.name != "enwik8":
+        refuse("data.protocol", d.protocol, f"is for data.name='enwik8', not {d.name!r}")
+    if c.generate.prompt and c.generate.prompt_file:
+        refuse("generate.prompt_file", c.generate.prompt_file, "and prompt are both given")
+
+
+def _check_lengths(section, model, mem_len, seg_len, context_len, refuse) -> None:
+    if model.memory_free and mem_len:
+        rule = f"attention {model.attention!r} has no memory: it must be 0; use context_len"
+        refuse(f"{section}.mem_len", mem_len, rule)
+    if context_len and mem_len:
+        rule = f"context is run again, so it needs {section}.mem_len 0, not {mem_len}"
+        refuse(f"{section}.context_len", context_len, rule)
+    if model.attention == "absolute_per_layer" and context_len + seg_len > model.n_positions:
+        rule = f"with context_len {context_len} is more than model.n_positions {model.n_positions}"
+        refuse(f"{section}.seg_len", seg_len, rule)
+
+
+def check_model(c: "TransformerXLConfig") -> None:
+    """Raises ConfigError where no model has this shape."""
+
+    def refuse(key: str, value: Any, rule: str):
+        raise ConfigError(f"config key model.{key} = {value!r}: {rule}")
+
+    if c.d_model % 2:
+        rule = "must be even, half of a position encoding is sines and half cosines"
+        refuse("d_model", c.d_model, f"{rule} (paper, section 3.3)")
+    if c.n_positions is None and c.attention in ("shaw", "absolute_per_layer"):
+        rule = f"attention {c.attention!r} has a table of positions and needs its length"
+        refuse("n_positions", None, rule)
+    if c.attention == "absolute_per_layer" and c.n_head * c.d_head != c.d_model:
+        rule = f"attention {c.attention!r} needs n_head * d_head = d_model {c.d_model}"
+        refuse("d_head", c.d_head, rule)
+    if c.vocab_size is not None and c.cutoffs and c.cutoffs[-1] >= c.vocab_size:
+        refuse("cutoffs", c.cutoffs, f"must be below the vocabulary's size {c.vocab_size}")
+    width = c.d_model if c.d_embed is None else c.d_embed
+    if width // c.div_val ** len(c.cutoffs) < 1:
+        rule = f"leaves no width for the last of {len(c.cutoffs) + 1} clusters of d_embed {width}"
+        refuse("div_val", c.div_val, rule)
+    if len(c.tie_projs) > len(c.cutoffs) + 1:
+        rule = f"has more entries than there are clusters ({len(c.cutoffs) + 1})"
+        refuse("tie_projs", c.tie_projs, rule)
+    if c.sample_softmax and (c.cutoffs or c.div_val > 1 or width != c.d_model):
+        rule = "goes with one cluster of width d_model only (no cutoffs, div_val or d_embed)"
+        refuse("sample_softmax", c.sample_softmax, rule)
+
+
+def _own(value: Any, default: Any) -> Any:
+    return default if value is None else value

@@ -1,0 +1,97 @@
+"""What a single setting may be: a rule for its value, and the type it is read as."""
+
+import ast
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, Literal
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used; the text names the key, the value and the rule."""
+
+
+def rule(default: Any, text: str, holds: Callable[[Any], bool]) -> Any:
+    """A field with a default; ``text`` says in errors what ``holds`` tests."""
+    return dataclasses.field(default=default, metadata={"rule": (text, holds)})
+
+
+def at_least(low: float, default: Any) -> Any:
+    """A field that must be ``low`` or more."""
+    return rule(default, f"must be at least {low}", lambda v: v >= low)
+
+
+def above(low: float, default: Any) -> Any:
+    """A field that must be more than ``low``."""
+    return rule(default, f"must be above {low}", lambda v: v > low)
+
+
+def probability(default: float) -> Any:
+    """A field from 0 to below 1."""
+    return rule(default, "must be at least 0 and below 1", lambda v: 0 <= v < 1)
+
+
+def optional_probability() -> Any:
+    """A field from 0 to below 1, or ``None``, its default."""
+    return rule(None, "must be at least 0 and below 1", lambda v: v is None or 0 <= v < 1)
+
+
+def check_fields(config: Any, prefix: str) -> None:
+    """Reads every field as its type, in place, and holds it to its rule; raises ConfigError."""
+    hints = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        value, key = getattr(config, field.name), f"{prefix}.{field.name}".lstrip(".")
+        if dataclasses.is_dataclass(value):
+            continue
+        object.__setattr__(config, field.name, typed(key, value, hints[field.name]))
+        text, holds = field.metadata.get("rule", ("", lambda v: True))
+        if not holds(getattr(config, field.name)):
+            raise ConfigError(f"config key {key} = {value!r}: {text}")
+
+
+def typed(key: str, value: Any, hint: Any) -> Any:
+    """``value`` as the type ``hint``; text is read as that type. Raises ConfigError."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        if value is None or (isinstance(value, str) and value.lower() == "none"):
+            return None
+        (inner,) = [a for a in args if a is not type(None)]
+        return typed(key, value, inner)
+    if origin is Literal:
+        for choice in args:
+            if type(value) is type(choice) and value == choice:
+                return choice
+            if isinstance(value, str) and value.lower() == str(choice).lower():
+                return choice
+        names = ", ".join(repr(a) for a in args)
+        raise ConfigError(f"config key {key} = {value!r}: must be one of {names}")
+    if origin is tuple:
+        if isinstance(value, str):
+            value = [v for v in value.strip("()[] ").replace(" ", "").split(",") if v]
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"config key {key} = {value!r}: must be a list")
+        return tuple(
+            typed(key, v.strip("'\"") if isinstance(v, str) else v, args[0]) for v in value
+        )
+    if hint is bool and isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if hint in (int, float) and isinstance(value, str):
+        value = _literal(value)
+    if hint is float and type(value) is int:
+        value = float(value)
+    if hint is int and type(value) is float and value.is_integer():
+        value = int(value)
+    if type(value) is not hint:
+        raise ConfigError(f"config key {key} = {value!r}: must be of type {hint.__name__}")
+    if hint is float and not math.isfinite(value):
+        raise ConfigError(f"config key {key} = {value!r}: must be a finite number")
+    return value
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return text

@@ -1,0 +1,161 @@
+"""From a config file, overrides or JSON to a checked experiment, and back to what differs."""
+
+import dataclasses
+import difflib
+import os
+import runpy
+import traceback
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from txl_jax.config.checks import check_combinations
+from txl_jax.config.fields import ConfigError, check_fields, typed
+from txl_jax.config.settings import ExperimentConfig, TransformerXLConfig
+
+FREE_TO_CHANGE = (
+    "name",
+    "data.path",
+    "data.cache_dir",
+    "train.log_every",
+    "train.eval_every",
+    "validate",
+    "evaluate",
+    "generate",
+    "checkpoint",
+    "mesh",
+)
+"""Keys (or whole sections) that a resumed run may change: they do not touch the trained state.
+(The corpus's hash, not its path, is what must stay the same.)"""
+
+
+def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """Dotted keys that decide the trained state and differ, each as ``key: old -> new``.
+
+    A key that is missing has its default: settings that came later do not part old runs from
+    new ones.
+    """
+    defaults = _flatten(ExperimentConfig().to_dict())
+    fa, fb = ({**defaults, **_flatten(nested)} for nested in (a, b))
+    keys = [k for k in sorted(fa.keys() | fb.keys()) if not _is_free(k)]
+    return [
+        f"{k}: {fa.get(k, 'absent')!r} -> {fb.get(k, 'absent')!r}"
+        for k in keys
+        if fa.get(k, "absent") != fb.get(k, "absent")
+    ]
+
+
+def load_config(path: str, overrides: Mapping[str, Any] | None = None) -> ExperimentConfig:
+    """The checked, frozen experiment that a config file describes.
+
+    Args:
+      path: a Python file with ``get_config()`` that returns a ``ConfigDict``; after a colon
+        the argument for ``get_config(variant)``, e.g. ``configs/enwik8_24l.py:smoke``.
+      overrides: dotted keys to values, e.g. ``{"train.steps": 10}``. A string is read as the
+        key's type, so that command-line text works.
+
+    Raises:
+      ConfigError: the file is not there or not a config, or a setting cannot be used. Nothing
+        has touched a device or written a file by then.
+    """
+    nested = _config_file(path)
+    for key, value in (overrides or {}).items():
+        _set(nested, key, value)
+    return ExperimentConfig.from_dict(nested)
+
+
+def override(exp: ExperimentConfig, overrides: Mapping[str, Any]) -> ExperimentConfig:
+    """The experiment with some settings changed, checked again; keys as in :func:`load_config`."""
+    nested = exp.to_dict()
+    for key, value in overrides.items():
+        _set(nested, key, value)
+    return ExperimentConfig.from_dict(nested)
+
+
+def _config_file(path: str) -> dict[str, Any]:
+    import ml_collections  # here, so that models run where it is not installed
+
+    file, _, variant = path.partition(":")
+    if not os.path.isfile(file):
+        raise ConfigError(f"--config={path}: there is no file {file!r}")
+    if not file.endswith(".py"):
+        raise ConfigError(f"--config={path}: {file!r} is not a Python file (*.py)")
+    try:
+        # Not an import: that would write a __pycache__, and read a stale one back when a file
+        # of the same size is rewritten within a second.
+        get_config = runpy.run_path(file, run_name="txl_config").get("get_config")
+        if not callable(get_config):
+            raise ConfigError(f"--config={path}: {file!r} has no function get_config()")
+        config = get_config(variant) if variant else get_config()
+        nested = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else None
+    except ConfigError:
+        raise
+    except Exception as error:
+        where = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+        line = f" (line {where[-1]})" if where else ""
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"--config={path}: {file!r} cannot be run: {what}{line}") from error
+    if nested is None:
+        raise ConfigError(f"--config={path}: get_config() must return an ml_collections.ConfigDict")
+    return nested
+
+
+def _set(nested: dict[str, Any], key: str, value: Any) -> None:
+    if not isinstance(key, str):
+        raise ConfigError(f"override {key!r}: a key is text like 'train.steps'")
+    *sections, leaf = key.split(".")
+    for section in sections:
+        inner = nested.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(_unknown(key))
+        nested = inner
+    nested[leaf] = value
+
+
+def build(cls: type, nested: Mapping[str, Any], prefix: str) -> Any:
+    """An instance of the dataclass ``cls`` from a nested mapping, every leaf type-checked."""
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for name, value in nested.items():
+        key = f"{prefix}{name}"
+        if name not in hints:
+            raise ConfigError(_unknown(next(iter(_flatten({key: value})), key)))
+        if dataclasses.is_dataclass(hints[name]):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"config key {key} = {value!r}: is a section, not a value")
+            section_defaults = {"split": "valid"} if key == "validate" else {}
+            values[name] = build(
+                typing.cast(type, hints[name]), {**section_defaults, **value}, key + "."
+            )
+        elif isinstance(value, Mapping) and value:
+            raise ConfigError(_unknown(next(iter(_flatten({key: value})), key)))
+        else:
+            values[name] = typed(key, value, hints[name])
+    built = cls(**values)
+    if cls is not TransformerXLConfig:
+        check_fields(built, prefix.rstrip("."))
+    if cls is ExperimentConfig:
+        check_combinations(built)
+    return built
+
+
+def _unknown(key: str) -> str:
+    known = list(_flatten(dataclasses.asdict(ExperimentConfig())))
+    leaf = key.rpartition(".")[2]
+    same_leaf = [k for k in known if k.rpartition(".")[2] == leaf]
+    near = difflib.get_close_matches(key, same_leaf or known, n=1, cutoff=0.0)
+    return f"unknown config key {key!r}; the nearest key is {near[0]!r}"
+
+
+def _flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in nested.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def _is_free(key: str) -> bool:
+    return any(key == free or key.startswith(free + ".") for free in FREE_TO_CHANGE)
