@@ -131,8 +131,10 @@ class DataConfig:
       hash: ``md5:…`` or ``sha256:…`` of the downloaded file.
       vocab: ``stdlib``, ``text`` and ``ptb`` only: what a token is. ``None``: the corpus's own
         (stdlib and text: byte, ptb: word).
-      protocol: ``enwik8`` only: ``authors`` leaves newline bytes out as their code does (204
-        symbols), ``bytes`` leaves nothing out (205). ``None``: ``authors``.
+      protocol: ``enwik8``: ``authors`` leaves newline bytes out as their code does (204
+        symbols), ``bytes`` leaves nothing out (205). ``lm1b``: ``authors`` has one ``<S>``
+        between two sentences (PyTorch), ``double`` has two (TF), so that each sentence adds a
+        trivial target. ``None``: ``authors``.
       valid_fraction, test_fraction: ``text`` only: shares cut from the end of a single text.
       cache_dir: where prepared corpora live. ``None``: ``$TXL_DATA_DIR``, else
         ``~/.cache/txl_jax``.
@@ -147,7 +149,7 @@ class DataConfig:
         lambda v: v is None or _is_hash(v),
     )
     vocab: Literal["byte", "char", "word"] | None = None
-    protocol: Literal["authors", "bytes"] | None = None
+    protocol: Literal["authors", "bytes", "double"] | None = None
     valid_fraction: float = rule(0.05, "must be above 0 and below 0.5", lambda v: 0 < v < 0.5)
     test_fraction: float = rule(0.05, "must be above 0 and below 0.5", lambda v: 0 < v < 0.5)
     cache_dir: str | None = None
@@ -206,6 +208,12 @@ class TrainConfig:
       mem_len: M, hidden states carried from step to step.
       context_len: tokens before the segment that are run again with it and not scored (PT's
         ``ext_len``); for training without memory.
+      seg_len_std: s > 0: each segment has a length of its own, drawn from N(T, s) and one time in
+        twenty from N(T/2, s), at least 5 and at most T + 3s; the rate of its update is in
+        proportion (Merity et al. 2018, section 5). Arrays have the longest length and are padded.
+      roll_streams: in each epoch every stream begins at a random place of its own and wraps
+        around (NVIDIA).
+      reset_every: n > 0: memory is emptied every n steps as well (TF on TPU: 1000).
       micro_batches: parts that a batch is cut into, gradients summed over them.
       steps_per_dispatch: updates per call of the compiled program (``lax.scan``).
       epoch_memory: at the start of an epoch memory is emptied (``reset``) or kept (``carry``).
@@ -217,11 +225,35 @@ class TrainConfig:
     seg_len: int = at_least(1, 128)
     mem_len: int = at_least(0, 128)
     context_len: int = at_least(0, 0)
+    seg_len_std: float = at_least(0, 0.0)
+    roll_streams: bool = False
+    reset_every: int = at_least(0, 0)
     micro_batches: int = at_least(1, 1)
     steps_per_dispatch: int = at_least(1, 1)
     epoch_memory: Literal["reset", "carry"] = "reset"
     log_every: int = at_least(1, 50)
     eval_every: int = at_least(0, 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DynamicConfig:
+    """Dynamic evaluation: parameters go on learning from what was scored (Krause et al. 2019).
+
+    Attributes:
+      rule: ``none``: parameters stay as they are. ``sgd``: after each segment a step down its
+        gradient. ``rms``: each parameter's step is divided by the root of its squared gradients,
+        summed over training segments, and a pull back to the trained value grows with that root.
+      learning_rate: of the step.
+      decay: of the pull (``rms``).
+      epsilon: added to the root (``rms``).
+      statistics: training segments whose squared gradients are summed (``rms``).
+    """
+
+    rule: Literal["none", "sgd", "rms"] = "none"
+    learning_rate: float = above(0, 1e-5)
+    decay: float = at_least(0, 0.0)
+    epsilon: float = above(0, 1e-4)
+    statistics: int = at_least(1, 100)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -241,6 +273,7 @@ class ProtocolConfig:
         (with a window) make any number of streams score as one does. 0: none.
       clamp_len, same_length: as in the model; ``None``: the model's own.
       max_segments: score only the first so many segments of each stream; 0: all of them.
+      dynamic: dynamic evaluation, a section of its own.
       baselines: simple models counted or run on the same tokens, printed beside the result.
     """
 
@@ -256,6 +289,7 @@ class ProtocolConfig:
     )
     same_length: Window | None = None
     max_segments: int = at_least(0, 0)
+    dynamic: DynamicConfig = dataclasses.field(default_factory=DynamicConfig)
     baselines: tuple[Literal["unigram", "bigram", "xz"], ...] = ()
 
 
