@@ -5,19 +5,19 @@ import math
 import types
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import tiny_models
 
 import txl_jax
-from txl_jax.config import ProtocolConfig
+from txl_jax.config import MeshConfig, ProtocolConfig
 from txl_jax.data.sentences import Sentences, segments
 from txl_jax.data.streams import Streams
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.evaluate import Evaluator, describe
 from txl_jax.evaluation.report import conversions, protocols
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.training.sharding import make_mesh
 
 CFG = tiny_models.config()
 FORMS: dict[str, dict[str, Any]] = {
@@ -29,8 +29,7 @@ TOKENS = tiny_models.tokens(CFG, 1, 101)[0]
 
 
 def mesh(devices=1):
-    kind = (jax.sharding.AxisType.Auto,)
-    return jax.make_mesh((devices,), ("data",), kind, devices=jax.devices()[:devices])
+    return make_mesh(MeshConfig(data=devices), CFG, batch_size=devices)
 
 
 def score(devices=1, tokens=TOKENS, cfg=CFG, **protocol):

@@ -34,7 +34,7 @@ def train_steps(folder, **changes):
     t = exp.train
     model = txl_jax.TransformerXL(exp.model)
     optimizer = make_optimizer(exp.optimizer, t.steps)
-    placement = Placement(make_mesh(exp.mesh, t.batch_size))
+    placement = Placement(make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches))
     init = lambda: init_state(exp, model, optimizer)
     abstract = jax.eval_shape(init)
     state = jax.jit(init, out_shardings=placement.state(abstract))()

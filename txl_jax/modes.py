@@ -108,7 +108,8 @@ def _headline(result: dict[str, Any]) -> str:
 
 def _same_model(exp: ExperimentConfig, trained: Trained):
     """The trained model's shape, once the config is known not to name another."""
-    model = exp.model
+    run = {key: getattr(trained.config.model, key) for key in ("scan_layers", "remat")}
+    model = dataclasses.replace(exp.model, **run)
     if model.vocab_size is None:
         model = dataclasses.replace(model, vocab_size=trained.config.model.vocab_size)
     asked = {"model": dataclasses.asdict(model)}

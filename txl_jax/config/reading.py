@@ -15,6 +15,8 @@ from txl_jax.config.settings import ExperimentConfig, TransformerXLConfig
 
 FREE_TO_CHANGE = (
     "name",
+    "model.scan_layers",
+    "model.remat",
     "data.path",
     "data.cache_dir",
     "train.log_every",

@@ -71,6 +71,10 @@ class TransformerXLConfig:
       proj_init_std: the same of the projections of embedding and softmax.
       norm_epsilon: of LayerNorm; PT 1e-5, TF 1e-12.
       dtype: compute type. Parameters, softmax and loss are float32 always.
+      scan_layers: layers are one loop with stacked parameters, compiled once for all of them.
+        False: one after the other, quicker on CPU. Checkpoints are the same.
+      remat: what of a layer is computed again for the gradient instead of kept: ``none``;
+        ``products``: all but products with weights; ``layer``: all but the layer's input.
     """
 
     vocab_size: int | None = rule(None, "must be at least 1", lambda v: v is None or v >= 1)
@@ -107,6 +111,8 @@ class TransformerXLConfig:
     proj_init_std: float = above(0, 0.01)
     norm_epsilon: float = above(0, 1e-5)
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    scan_layers: bool = False
+    remat: Literal["none", "products", "layer"] = "none"
 
     def __post_init__(self):
         check_fields(self, "model")
@@ -333,9 +339,17 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """How many devices each axis of the device mesh has; -1: all there are."""
+    """How many devices each axis of the device mesh has (training/sharding.py).
+
+    Attributes:
+      data: cuts the batch; -1: as many as there are devices for.
+      fsdp: cuts the batch, and parameters and optimizer, which are gathered where they are used.
+      tensor: cuts heads, the feed-forward layer's inner width, and words.
+    """
 
     data: int = rule(-1, "must be -1 (all devices) or at least 1", lambda v: v == -1 or v >= 1)
+    fsdp: int = at_least(1, 1)
+    tensor: int = at_least(1, 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -71,15 +71,15 @@ class Evaluator:
             vocab_size=model.vocab_size,
             context_len=protocol.context_len,
         )
-        self.model = TransformerXL(under_protocol(model, protocol))
         self._placement = Placement(mesh)
+        self.model = TransformerXL(under_protocol(model, protocol), self._placement.for_model)
         self._warm_segments = -(-protocol.warm_start // protocol.seg_len)
-        devices = mesh.shape["data"]
+        devices = self._placement.row_devices
         self._rows = -(-protocol.batch_size // devices) * devices
         place = self._placement
         self._score = jax.jit(
             self._score_segment,
-            in_shardings=(place.everywhere(), place.batch(), place.memory()),
+            in_shardings=(None, place.batch(), place.memory()),  # parameters as they lie
             out_shardings=(place.everywhere(), place.everywhere(), place.memory()),
         )
 
@@ -103,7 +103,7 @@ class Evaluator:
           RuntimeError: not every target was scored once.
         """
         start = time.perf_counter()
-        params = jax.device_put(params, self._placement.everywhere())
+        params = jax.device_put(params, self._placement.parameters(params))
         mems = jax.device_put(self._first_memory(), self._placement.memory())
         total, count = 0.0, 0
         pending: list[tuple[jax.Array, jax.Array]] = []

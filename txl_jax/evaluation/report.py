@@ -36,7 +36,7 @@ def report(
     model = trained.config.model
     told = lambda chosen: describe(chosen, model) + of_vocab(corpus, protocol.split)
     unit = corpus.vocab.unit
-    mesh = make_mesh(trained.config.mesh, trained.config.train.batch_size)
+    mesh = make_mesh(trained.config.mesh, model, trained.config.train.batch_size)
     rows: list[dict[str, Any]] = []
 
     def add(name: str, loss: float, **more: Any) -> None:

@@ -13,14 +13,17 @@ many blocks of rows as its words fill (cross_entropy.py), however many they are.
 """
 
 import dataclasses
+import functools
 import itertools
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model.cross_entropy import cross_entropy
+from txl_jax.model.mesh import each_its_rows, whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +69,7 @@ class Vocabulary(nn.Module):
     """
 
     cfg: TransformerXLConfig
+    mesh: Mesh | None = None
 
     def setup(self):
         """Declares the parameters."""
@@ -120,15 +124,16 @@ class Vocabulary(nn.Module):
           train: with ``dropout_embedding`` (needs the ``dropout`` rng).
         """
         c = self.cfg
+        table = lambda i: whole(jnp.asarray(self.embeddings[i]), self.mesh, words=True)
         if c.div_val == 1:
-            x = jnp.asarray(self.embeddings[0])[tokens].astype(c.dtype)
+            x = table(0)[tokens].astype(c.dtype)
             x = _project(x, self.projections[0])
         else:
             x = jnp.zeros((*tokens.shape, c.d_model), c.dtype)
             for i, cluster in enumerate(self.clusters):
                 own = (tokens >= cluster.start) & (tokens < cluster.stop)
                 row = jnp.clip(tokens - cluster.start, 0, cluster.size - 1)
-                rows = jnp.asarray(self.embeddings[i])[row].astype(c.dtype)
+                rows = table(i)[row].astype(c.dtype)
                 part = jnp.where(own[..., None], rows, 0)
                 x = x + _project(part, self.projections[i])
         if train and c.dropout_embedding:
@@ -173,26 +178,14 @@ class Vocabulary(nn.Module):
         tables = self._tables()
         if train and c.sample_softmax:
             return self._sampled_nll(h, targets, *tables[0]).reshape(shape)
-        if not c.cutoffs:
-            return cross_entropy(self._inner(h, 0), *tables[0], targets).reshape(shape)
-        starts = jnp.array([p.start for p in self.clusters])
-        cluster = jnp.searchsorted(starts, targets, side="right") - 1
-        shortlist = self.clusters[0].size
-        in_head = jnp.where(cluster == 0, targets, shortlist + cluster - 1)
-        nll = cross_entropy(self._inner(h, 0), *tables[0], in_head)
-        sorted_rows = jnp.argsort(cluster, stable=True)
-        first = jnp.searchsorted(cluster[sorted_rows], jnp.arange(len(self.clusters) + 1))
-        for i, p in enumerate(self.clusters[1:], start=1):
-            members = jnp.roll(sorted_rows, -first[i]), first[i + 1] - first[i]
-            inside = jnp.clip(targets - p.start, 0, p.size - 1)
-            nll = nll + cross_entropy(self._inner(h, i), *tables[i], inside, members)
-        return nll.reshape(shape)
+        projections = [self._output_projection(i) for i in range(len(self.clusters))]
+        score = each_its_rows(functools.partial(_cluster_nll, self.clusters), self.mesh, n_rows=2)
+        return score(h, targets, (projections, tables)).reshape(shape)
 
-    def _inner(self, h: jax.Array, i: int) -> jax.Array:
-        """States [...,D] as cluster i compares them with its words: [...,d_i]."""
+    def _output_projection(self, i: int) -> jax.Array | None:
+        """Between the states and the words of cluster i, [d_i,D]; ``None``: they are compared."""
         own, shared = self.own_projections[i], self.projections[0 if self.cfg.div_val == 1 else i]
-        projection = shared if own is None else own
-        return h if projection is None else h @ projection.astype(h.dtype).T
+        return shared if own is None else own
 
     def _tables(self) -> list[tuple[jax.Array, jax.Array]]:
         """Output weights and bias of every cluster; those of the head include the tails' own."""
@@ -211,7 +204,7 @@ class Vocabulary(nn.Module):
         return tables
 
     def _scores(self, h: jax.Array, i: int, table: tuple[jax.Array, jax.Array]) -> jax.Array:
-        x, (weight, bias) = self._inner(h, i), table
+        x, (weight, bias) = _inner(h, self._output_projection(i)), table
         full = {"preferred_element_type": jnp.float32}
         return jnp.einsum("...d,vd->...v", x, weight.astype(x.dtype), **full) + bias
 
@@ -233,6 +226,34 @@ class Vocabulary(nn.Module):
         rivals = jnp.where(again | (drawn == targets[:, None]), -1e30, rivals)
         everything = jnp.concatenate([true[:, None], rivals], axis=1)
         return jax.nn.logsumexp(everything, axis=1) - true
+
+
+def _cluster_nll(clusters: tuple[Cluster, ...], h, targets, parts) -> jax.Array:
+    """-log p(target) of rows h [S,D], targets int32 [S]: float32 [S].
+
+    ``parts``: output projection of every cluster, and its table as (weights, bias).
+    """
+    projections, tables = parts
+    head = _inner(h, projections[0])
+    if len(clusters) == 1:
+        return cross_entropy(head, *tables[0], targets)
+    starts = jnp.array([p.start for p in clusters])
+    cluster = jnp.searchsorted(starts, targets, side="right") - 1
+    shortlist = clusters[0].size
+    in_head = jnp.where(cluster == 0, targets, shortlist + cluster - 1)
+    nll = cross_entropy(head, *tables[0], in_head)
+    sorted_rows = jnp.argsort(cluster, stable=True)
+    first = jnp.searchsorted(cluster[sorted_rows], jnp.arange(len(clusters) + 1))
+    for i, p in enumerate(clusters[1:], start=1):
+        members = jnp.roll(sorted_rows, -first[i]), first[i + 1] - first[i]
+        inside = jnp.clip(targets - p.start, 0, p.size - 1)
+        nll = nll + cross_entropy(_inner(h, projections[i]), *tables[i], inside, members)
+    return nll
+
+
+def _inner(h: jax.Array, projection: jax.Array | None) -> jax.Array:
+    """States [...,D] as a cluster compares them with its words: [...,d_i]."""
+    return h if projection is None else h @ projection.astype(h.dtype).T
 
 
 def _project(x: jax.Array, projection: jax.Array | None) -> jax.Array:

@@ -1,11 +1,14 @@
 """One layer: attention, then a feed-forward layer, each with residual and normalisation."""
 
 import flax.linen as nn
+import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model.attention import KeysValues, Positions
+from txl_jax.model.mesh import spread_rows
 from txl_jax.model.variants import FORMS
 
 
@@ -42,6 +45,35 @@ class FeedForward(nn.Module):
         return dropout(c, c.dropout)(x.reshape(b, t, d), deterministic=not train)
 
 
+class OfLayer(flax.struct.PyTreeNode):
+    """What one layer is given; all layers' together have a leading axis L.
+
+    Attributes:
+      memory: [B,M,D], the layer's input at earlier positions, gradient stopped.
+      u, v: [N,H], the biases of ``relative`` attention; ``None`` in other forms.
+    """
+
+    memory: jax.Array
+    u: jax.Array | None = None
+    v: jax.Array | None = None
+
+
+class OfAll(flax.struct.PyTreeNode):
+    """What every layer is given alike.
+
+    Attributes:
+      encodings: [K,D], sinusoids of the distances K-1 .. 0.
+      allowed: bool [B,T,K], who sees whom.
+      places: positions counted from the end, [T] or [B,T]; ``absolute_per_layer`` only.
+      train: with dropout.
+    """
+
+    encodings: jax.Array
+    allowed: jax.Array
+    places: jax.Array
+    train: bool = flax.struct.field(pytree_node=False)
+
+
 class Block(nn.Module):
     """A layer of the model, normalised after each sub-layer (the paper's) or before.
 
@@ -50,6 +82,7 @@ class Block(nn.Module):
     """
 
     cfg: TransformerXLConfig
+    mesh: Mesh | None = None
 
     def setup(self):
         """Declares the sub-layers."""
@@ -69,6 +102,18 @@ class Block(nn.Module):
     def remember(self, memory: jax.Array) -> KeysValues:
         """Keys and values of this layer's memory [B,M,D]."""
         return self.attention.project(self.norm_attention(memory) if self.cfg.pre_lnorm else memory)
+
+    def step(self, h: jax.Array, own: OfLayer, common: OfAll) -> tuple[jax.Array, jax.Array]:
+        """[B,T,D] to [B,T,D], and the input again, which is what memory keeps.
+
+        This is what is scanned over the layers, and what rematerialisation computes again.
+        """
+        h = spread_rows(h, self.mesh)
+        n_keys = common.allowed.shape[-1]
+        positions = self.positions(n_keys, common.encodings, own.u, own.v, common.train)
+        past = self.remember(own.memory)
+        out, _ = self(h, past, positions, common.allowed, common.places, common.train)
+        return out, h
 
     def __call__(
         self,

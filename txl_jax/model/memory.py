@@ -80,7 +80,7 @@ def forget(memory: AnyMemory, streams: jax.Array) -> AnyMemory:
 
 def update(
     memory: Memory,
-    layer_inputs: list[jax.Array],
+    layer_inputs: jax.Array,
     lengths: jax.Array | None = None,
     since_reset: jax.Array | None = None,
 ) -> Memory:
@@ -88,12 +88,12 @@ def update(
 
     Args:
       memory: M slots.
-      layer_inputs: L arrays [B,T,D], the input of each layer in this segment.
+      layer_inputs: [L,B,T,D], the input of each layer in this segment.
       lengths: int32 [B], real tokens of each row (padding is on the right); ``None``: T.
       since_reset: int32 [B], real tokens since the row's last reset inside this segment, or
         -1 where there was none; states older than that are no longer real.
     """
-    new = jnp.stack(layer_inputs).astype(memory.hidden.dtype)
+    new = layer_inputs.astype(memory.hidden.dtype)
     hidden = jax.lax.stop_gradient(_newest(memory.hidden, new, lengths, rows=1))  # a constant there
     return Memory(hidden, _filled(memory, new.shape[2], lengths, since_reset))
 

@@ -3,14 +3,15 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from txl_jax.config import ConfigError, TransformerXLConfig
 from txl_jax.model import masks, variants
 from txl_jax.model import memory as memory_lib
 from txl_jax.model.adaptive import Vocabulary
-from txl_jax.model.attention import Positions
-from txl_jax.model.block import Block, dropout
+from txl_jax.model.block import Block, OfAll, OfLayer, dropout
 from txl_jax.model.memory import Cache, Memory
+from txl_jax.model.mesh import spread_rows
 from txl_jax.model.positions import clamped, distance_encodings, sinusoids
 
 
@@ -33,22 +34,39 @@ class TransformerXL(nn.Module):
     (bool [B]: this stream starts anew with this segment; bool [B,T]: a new episode starts at
     this position and nothing attends across it) and ``lengths`` (int32 [B]: real tokens of
     right-padded rows; memory takes the last M real states). Rows never touch one another.
+
+    Attributes:
+      cfg: the shape, and how layers are run.
+      mesh: devices of axes ``data``, ``fsdp``, ``tensor`` (mesh.py) that rows are spread over when
+        compiled; ``None``: nothing is said of devices.
     """
 
     cfg: TransformerXLConfig
+    mesh: Mesh | None = None
 
     def setup(self):
         """Declares the parameters."""
         c = self.cfg
         if c.vocab_size is not None:
-            self.vocabulary = Vocabulary(c)
+            self.vocabulary = Vocabulary(c, self.mesh)
             nn.share_scope(self, self.vocabulary)  # its parameters stand beside the layers
         if c.attention == "relative":
             init = nn.initializers.normal(c.init_std)
             biases = (c.n_layer,) if c.untie_r else ()
             self.u = self.param("u", init, (*biases, c.n_head, c.d_head))
             self.v = self.param("v", init, (*biases, c.n_head, c.d_head))
-        self.layers = [Block(c, name=f"layer_{n}") for n in range(c.n_layer)]
+        block = _rematerialised(c)
+        if c.scan_layers:
+            self.scanned = nn.scan(
+                block,
+                variable_axes={"params": 0},
+                split_rngs={"params": True, "dropout": True},
+                in_axes=(0, nn.broadcast),
+                length=c.n_layer,
+                methods=["step"],
+            )(c, self.mesh, name="layers")
+        else:
+            self.layers = [block(c, self.mesh, name=f"layer_{n}") for n in range(c.n_layer)]
         self.drop_input = dropout(c, _own(c.dropout_input, c.dropout))
         self.drop_output = dropout(c, _own(c.dropout_output, c.dropout))
 
@@ -69,15 +87,25 @@ class TransformerXL(nn.Module):
           seg_len: T, the longest segment to follow.
 
         Raises:
-          ValueError: a form of attention without memory, or mems of another shape.
+          ValueError: a form of attention without memory, mems of another shape, or a model of
+            ``scan_layers``.
         """
         c = self.cfg
+        if c.scan_layers:
+            raise ValueError(
+                "scan_layers=True has no cache: use scan_layers=False, and unstack_layers of"
+                " txl_jax.model.layout for its parameters"
+            )
         if c.memory_free:
             raise ValueError(f"attention {c.attention!r} has no memory, so there is no cache of it")
         self._check_memory(mems, mems.hidden.shape[1])
         past = [layer.remember(mems.hidden[n]) for n, layer in enumerate(self.layers)]
         keys, values = (jnp.stack(x) for x in zip(*past, strict=True))
-        positions = tuple(self._positions(mems.mem_len + seg_len, train=False))
+        n_keys, encodings = mems.mem_len + seg_len, self._encodings(mems.mem_len + seg_len, False)
+        of_layer = lambda n: jax.tree.map(lambda x: x[n], self._biases())
+        positions = tuple(
+            layer.positions(n_keys, encodings, *of_layer(n)) for n, layer in enumerate(self.layers)
+        )
         return Cache(keys, values, positions, mems.filled, seg_len)
 
     def __call__(
@@ -200,33 +228,44 @@ class TransformerXL(nn.Module):
             h = h + sinusoids(clamped(places, c.clamp_len), c.d_model).astype(c.dtype)
         h = self.drop_input(h, deterministic=not train)
         if isinstance(mems, Cache):
-            positions = [p.nearest(mem_len + seg_len) for p in mems.positions]
-            pasts = [mems.past(n) for n in range(c.n_layer)]
+            return self._run_cached(h, mems, allowed, places, lengths, since_reset)
+        encodings = self._encodings(mem_len + seg_len, train)
+        common = OfAll(encodings, allowed, places, train)
+        own = OfLayer(jax.lax.stop_gradient(mems.hidden), *self._biases())  # SG(m), section 3.2
+        if c.scan_layers:
+            h, inputs = self.scanned.step(h, own, common)
         else:
-            positions = self._positions(mem_len + seg_len, train)
-            remembered = jax.lax.stop_gradient(mems.hidden)  # SG(m) of the paper, section 3.2
-            pasts = [layer.remember(remembered[n]) for n, layer in enumerate(self.layers)]
-        inputs, projected = [], []
-        for layer, past, of_layer in zip(self.layers, pasts, positions, strict=True):
-            inputs.append(h)
-            h, present = layer(h, past, of_layer, allowed, places, train)
-            projected.append(present)
-        if isinstance(mems, Cache):
-            return h, memory_lib.update_cache(mems, projected, lengths, since_reset)
-        return h, memory_lib.update(mems, inputs, lengths, since_reset)
+            kept = []
+            for n, layer in enumerate(self.layers):
+                h, kept_n = layer.step(h, jax.tree.map(lambda x, n=n: x[n], own), common)
+                kept.append(kept_n)
+            inputs = jnp.stack(kept)
+        return spread_rows(h, self.mesh), memory_lib.update(mems, inputs, lengths, since_reset)
 
-    def _positions(self, n_keys: int, train: bool) -> list[Positions]:
-        """What positions add to the scores of every layer, for the distances n_keys - 1 .. 0."""
+    def _run_cached(self, h, cache, allowed, places, lengths, since_reset):
+        """As :meth:`_run`, every layer's memory projected already."""
+        projected = []
+        for n, layer in enumerate(self.layers):
+            positions = cache.positions[n].nearest(allowed.shape[-1])
+            h, present = layer(h, cache.past(n), positions, allowed, places)
+            projected.append(present)
+        return h, memory_lib.update_cache(cache, projected, lengths, since_reset)
+
+    def _encodings(self, n_keys: int, train: bool) -> jax.Array:
+        """Sinusoids of the distances n_keys - 1 .. 0, [K,D]."""
         c = self.cfg
         encodings = distance_encodings(n_keys, c.d_model, c.clamp_len).astype(c.dtype)
-        encodings = self.drop_input(encodings[None], deterministic=not train)[0]
-        found = []
-        for n, layer in enumerate(self.layers):
-            u, v = (self.u, self.v) if c.attention == "relative" else (None, None)
-            if c.attention == "relative" and c.untie_r:
-                u, v = self.u[n], self.v[n]
-            found.append(layer.positions(n_keys, encodings, u, v, train))
-        return found
+        return self.drop_input(encodings[None], deterministic=not train)[0]
+
+    def _biases(self) -> tuple[jax.Array | None, jax.Array | None]:
+        """u and v of every layer, [L,N,H]; shared ones repeated, ``None`` where there are none."""
+        c = self.cfg
+        if c.attention != "relative":
+            return None, None
+        if c.untie_r:
+            return self.u, self.v
+        of_all = lambda x: jnp.broadcast_to(x, (c.n_layer, *x.shape))
+        return of_all(self.u), of_all(self.v)
 
     def _drop(self, states, train):
         return self.drop_output(states, deterministic=not train)
@@ -272,6 +311,18 @@ class TransformerXL(nn.Module):
                 f"mems.hidden {mems.hidden.shape} and filled {mems.filled.shape} do not fit a batch"
                 f" of {b}: expected [{want[0]},{b},M,{want[2]}] and [{b}], as init_mems makes them"
             )
+
+
+def _rematerialised(c: TransformerXLConfig) -> type[Block]:
+    """A layer that keeps for the gradient what ``c.remat`` says."""
+    if c.remat == "none":
+        return Block
+    policies = jax.checkpoint_policies
+    policy = {
+        "layer": policies.nothing_saveable,
+        "products": policies.dots_with_no_batch_dims_saveable,
+    }[c.remat]
+    return nn.remat(Block, policy=policy, prevent_cse=not c.scan_layers, methods=["step"])
 
 
 def _own(value: float | None, default: float) -> float:

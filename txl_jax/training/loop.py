@@ -15,6 +15,7 @@ from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import training_batch, training_feed
 from txl_jax.data.sentences import AnyStreams, shuffled_streams_of, tokens_of
 from txl_jax.evaluation.evaluate import Evaluator, evaluator_of
+from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.checkpoint import Checkpoints
 from txl_jax.training.optimizer import make_optimizer
@@ -51,21 +52,24 @@ def train(exp: ExperimentConfig, corpus: Corpus, workdir: str, stop: Stop) -> Ou
     """
     t = exp.train
     streams = training_streams(exp, corpus)
-    mesh = make_mesh(exp.mesh, t.batch_size)
+    mesh = make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches)
     placement = Placement(mesh)
-    model = TransformerXL(exp.model)
+    model = TransformerXL(exp.model, placement.for_model)
     optimizer = make_optimizer(exp.optimizer, t.steps)
     evaluator = evaluator_of(exp.model, exp.validate, corpus, mesh)
 
     init = lambda: init_state(exp, model, optimizer)
     abstract = _with_shardings(jax.eval_shape(init), placement)
+    on_disk = _with_shardings(jax.eval_shape(unstack_layers, abstract), placement)
     with Checkpoints(workdir, exp.checkpoint) as checkpoints:
-        restored = checkpoints.restore(abstract, exp.to_dict())
+        restored = checkpoints.restore(on_disk, exp.to_dict())
         meta: dict[str, Any] = {}
         if restored is None:
             state = jax.jit(init, out_shardings=placement.state(abstract))()
         else:
             state, meta = restored
+            if exp.model.scan_layers:
+                state = jax.jit(stack_layers, out_shardings=placement.state(abstract))(state)
         start = int(state.step)
         with RunLog(
             workdir,
@@ -95,6 +99,8 @@ class _Run:
         self.placement: Placement = placement
         self.pending: collections.deque = collections.deque()
         self.saved: set[int] = set(checkpoints.steps())
+        # One layout on disk: layers one by one. A tree that has them so stays as it is.
+        self.unstack = jax.jit(unstack_layers) if exp.model.scan_layers else lambda state: state
 
     def compile(self, model, optimizer, abstract: TrainState) -> None:
         """Compiles the step before the clock of training runs."""
@@ -172,7 +178,7 @@ class _Run:
         meta = {"config": self.exp.to_dict(), "window": self.log.window, "evaluated": evaluated}
         save = self.checkpoints.replace if again else self.checkpoints.save
         with self.log.pause():
-            save(step, state, meta, loss)
+            save(step, self.unstack(state), meta, loss)
         self.saved.add(step)
 
     def settle(self, keep: int) -> None:
@@ -217,7 +223,8 @@ class _Run:
 def check_fit(exp: ExperimentConfig, corpus: Corpus) -> None:
     """Raises ConfigError or DataError where the corpus or the devices cannot serve the config."""
     training_streams(exp, corpus)
-    mesh = make_mesh(exp.mesh, exp.train.batch_size)
+    t = exp.train
+    mesh = make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches)
     for protocol in (exp.validate, exp.evaluate):
         evaluator_of(exp.model, protocol, corpus, mesh)
 

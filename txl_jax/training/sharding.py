@@ -1,41 +1,89 @@
 """The device mesh, and where every leaf of state and batch lies on it.
 
-One axis now: ``data`` cuts the batch. Streams, their memory and their batch rows stay on one
-device; parameters and optimizer are on all of them.
+    data      rows of the batch, with their streams' memory
+    fsdp      the same; parameters and optimizer are cut as well, and gathered where they are used
+    tensor    heads, the feed-forward layer's inner width, words
+
+A parameter axis that its devices do not divide is not cut (267,735 words are odd): its leaf is
+then whole on those devices.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from txl_jax.config import ConfigError, MeshConfig
+from txl_jax.config import ConfigError, MeshConfig, TransformerXLConfig
 from txl_jax.data.batch import Batch
 from txl_jax.model.memory import Memory
+from txl_jax.model.mesh import AXES, ROWS
 from txl_jax.training.state import TrainState
 
-ROWS = PartitionSpec("data")
-MEMORY = Memory(hidden=PartitionSpec(None, "data"), filled=PartitionSpec("data"))  # type: ignore[arg-type]
-EVERYWHERE = PartitionSpec()
+_HEADS = ("fsdp", "tensor", None)  # [D,N,H]
+_WORDS = ("tensor", "fsdp")  # [V,d]
+PARAMETERS: dict[str, tuple[str | None, ...]] = {
+    "query": _HEADS,
+    "key": _HEADS,
+    "value": _HEADS,
+    "position": _HEADS,
+    "output": ("tensor", None, "fsdp"),  # [N,H,D]
+    "u": ("tensor", None),  # [N,H]
+    "v": ("tensor", None),
+    "distance": (None, "tensor", None),  # [R,N,H]
+    "distance_bias": (None, "tensor"),  # [R,N]
+    "positions": (None, "fsdp"),  # [R,D]
+    "inner/kernel": ("fsdp", "tensor"),  # [D,F]
+    "inner/bias": ("tensor",),  # [F]
+    "outer/kernel": ("tensor", "fsdp"),  # [F,D]
+    "embedding": _WORDS,
+    "softmax_weight": _WORDS,
+    "softmax_bias": ("tensor",),  # [V]
+    "embedding_projection": (None, "fsdp"),  # [d,D]
+    "softmax_projection": (None, "fsdp"),
+    "cluster_weight": (None, "fsdp"),  # [C,d]
+}
+"""How the last axes of each parameter are cut, by the end of its path, less a cluster's number.
+What is not here (LayerNorm, small biases) is whole everywhere."""
 
 
-def make_mesh(c: MeshConfig, batch_size: int) -> Mesh:
-    """A mesh of ``c.data`` devices (-1: the most that divide the batch).
+def make_mesh(
+    c: MeshConfig, model: TransformerXLConfig, batch_size: int, micro_batches: int = 1
+) -> Mesh:
+    """A mesh of the devices that ``c`` asks for; ``data=-1``: the most that divide the batch.
 
     Raises:
-      ConfigError: more devices than there are, or a batch that they do not divide.
+      ConfigError: more devices than there are, rows, heads or an inner width that they do not
+        divide, or processes left without a device.
     """
-    there = jax.device_count()
+    there, rows = jax.device_count(), batch_size // micro_batches
+    others = c.fsdp * c.tensor
     data = c.data
     if data == -1:
-        data = max(n for n in range(1, there + 1) if batch_size % n == 0)
-    if data > there:
-        raise ConfigError(f"config key mesh.data = {data}: there are {there} devices")
-    if batch_size % data:
+        fitting = [n for n in range(1, there // others + 1) if rows % (n * c.fsdp) == 0]
+        data = max(fitting, default=1)
+    if data * others > there:
+        shape = f"data {data} x fsdp {c.fsdp} x tensor {c.tensor} = {data * others}"
+        raise ConfigError(f"config key mesh = {shape}: there are {there} devices")
+    if rows % (data * c.fsdp):
+        what = "train.batch_size" if micro_batches == 1 else "batch_size / micro_batches"
         raise ConfigError(
-            f"config key mesh.data = {data}: must divide train.batch_size {batch_size}"
+            f"config key mesh.data = {data}: data x fsdp = {data * c.fsdp} must divide {what} {rows}"
         )
-    return jax.make_mesh((data,), ("data",), (AxisType.Auto,), devices=jax.devices()[:data])
+    for key, size in (("n_head", model.n_head), ("d_inner", model.d_inner)):
+        if size % c.tensor:
+            raise ConfigError(
+                f"config key mesh.tensor = {c.tensor}: must divide model.{key} {size}"
+            )
+    if jax.process_count() > 1 and data * others < there:
+        raise ConfigError(
+            f"config key mesh = data {data} x fsdp {c.fsdp} x tensor {c.tensor}: uses"
+            f" {data * others} of {there} devices, and every process needs its own in use; choose"
+            f" a train.batch_size that {there // c.tensor} divides, or other axes"
+        )
+    devices = jax.devices()[: data * others]
+    shape = (data, c.fsdp, c.tensor)
+    return jax.make_mesh(shape, AXES, (AxisType.Auto,) * len(AXES), devices=devices)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,13 +92,23 @@ class Placement:
 
     mesh: Mesh
 
+    @property
+    def for_model(self) -> Mesh | None:
+        """What a model is told of the mesh: nothing where there is one device."""
+        return self.mesh if self.mesh.size > 1 else None
+
+    @property
+    def row_devices(self) -> int:
+        """Over how many devices rows are spread."""
+        return self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+
     def everywhere(self) -> NamedSharding:
         """A full copy on every device."""
-        return NamedSharding(self.mesh, EVERYWHERE)
+        return self._at()
 
     def rows(self, steps_axis: bool = False) -> NamedSharding:
         """[B, ...] cut by rows; ``steps_axis``: behind a leading axis of steps."""
-        return NamedSharding(self.mesh, PartitionSpec(None, "data") if steps_axis else ROWS)
+        return self._at(None, ROWS) if steps_axis else self._at(ROWS)
 
     def batch(self, steps_axis: bool = False) -> Batch:
         """Of every field of a batch."""
@@ -59,23 +117,45 @@ class Placement:
 
     def memory(self) -> Memory:
         """Of a memory: each stream's states on the device of its row."""
-        return jax.tree.map(
-            lambda spec: NamedSharding(self.mesh, spec),
-            MEMORY,
-            is_leaf=lambda x: isinstance(x, PartitionSpec),
+        return Memory(hidden=self._at(None, ROWS), filled=self._at(ROWS))  # type: ignore[arg-type]
+
+    def parameters(self, tree: Any) -> Any:
+        """Of parameters, or of a tree that holds trees like them (an optimizer's state).
+
+        ``tree``: arrays or their shapes, layers one by one or stacked.
+        """
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: self._at(*self._cut(_key(path), leaf.shape)), tree
         )
 
     def state(self, abstract: TrainState) -> TrainState:
         """Of a whole training state, given its shapes."""
-        copy = lambda tree: jax.tree.map(lambda _: self.everywhere(), tree)
         return TrainState(
-            step=copy(abstract.step),
-            params=copy(abstract.params),
-            opt_state=copy(abstract.opt_state),
+            step=self.everywhere(),  # type: ignore[arg-type]
+            params=self.parameters(abstract.params),
+            opt_state=self.parameters(abstract.opt_state),
             mems=self.memory(),
         )
+
+    def _cut(self, key: str, shape: tuple[int, ...]) -> list[str | None]:
+        axes = PARAMETERS.get(key, ())[: len(shape)]
+        axes = (*[None] * (len(shape) - len(axes)), *axes)  # [L] in front where layers are stacked
+        divides = lambda axis, size: axis is not None and size % self.mesh.shape[axis] == 0
+        return [axis if divides(axis, n) else None for axis, n in zip(axes, shape, strict=True)]
+
+    def _at(self, *axes: Any) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec(*axes))
 
 
 def donates() -> bool:
     """Whether the step gives its old state's memory to the new one (on CPU it costs speed)."""
     return jax.default_backend() != "cpu"
+
+
+def _key(path: tuple[Any, ...]) -> str:
+    """The name of a parameter in :data:`PARAMETERS`."""
+    *_, module, name = ("", *jax.tree_util.keystr(path, simple=True, separator="/").split("/"))
+    if name in ("kernel", "bias"):
+        return f"{module}/{name}"
+    stem, _, number = name.rpartition("_")
+    return stem if number.isdigit() else name

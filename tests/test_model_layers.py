@@ -1,0 +1,130 @@
+"""Layers under one loop, and with less kept for the gradient, are the layers one after another."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny_models
+
+import txl_jax
+from txl_jax.model.layout import stack_layers, unstack_layers
+
+B, T, M = 3, 5, 7
+FORMS: dict[str, dict[str, Any]] = {
+    "relative": {},
+    "relative, untied": {"untie_r": True},
+    "shaw": {"attention": "shaw", "n_positions": 9},
+    "absolute": {"attention": "absolute"},
+    "absolute_per_layer": {"attention": "absolute_per_layer", "n_positions": 9, "d_head": 4},
+    "shared_projection, pre-LN": {"attention": "shared_projection", "pre_lnorm": True},
+}
+
+
+def run(cfg, params):
+    """Mean nll of a segment after half a memory, its gradient layers one by one, the memory."""
+    model = txl_jax.TransformerXL(cfg)
+    mems = model.init_mems(B, 0 if cfg.memory_free else M)
+    hidden = 0.5 * jax.random.normal(jax.random.key(5), mems.hidden.shape)
+    filled = jnp.minimum(jnp.array([0, 3, M]), mems.mem_len)
+    tokens = tiny_models.tokens(cfg, B, T + 1)
+
+    @jax.jit
+    @jax.value_and_grad
+    def loss(params):
+        kept = mems.replace(hidden=hidden, filled=filled)
+        args = tokens[:, :-1], tokens[:, 1:], kept
+        return model.apply({"params": params}, *args, method="nll")[0].mean()
+
+    @jax.jit
+    def memory(params):
+        kept = mems.replace(hidden=hidden, filled=filled)
+        return model.apply({"params": params}, tokens[:, :-1], kept)[1]
+
+    value, gradient = loss(params)
+    return value, unstack_layers(gradient), memory(params)
+
+
+@pytest.mark.parametrize("remat", ["none", "products", "layer"])
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_loss_gradient_and_memory_do_not_depend_on_how_layers_are_run(form, scan, remat):
+    cfg = tiny_models.config(**FORMS[form])
+    other = dataclasses.replace(cfg, scan_layers=scan, remat=remat)
+    params = tiny_models.variables(cfg)["params"]
+    want = run(cfg, params)
+    got = run(other, stack_layers(params) if scan else params)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_scanned_model_is_made_with_stacked_parameters(form):
+    cfg = tiny_models.config(**FORMS[form])
+    params = tiny_models.variables(cfg)["params"]
+    model = txl_jax.TransformerXL(dataclasses.replace(cfg, scan_layers=True))
+    mems = model.init_mems(1, 0 if cfg.memory_free else 1)
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    got = jax.eval_shape(model.init, jax.random.key(0), tokens, mems)["params"]
+    want = jax.eval_shape(stack_layers, params)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), got) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), want
+    )
+
+
+def test_layers_of_a_scanned_model_start_from_draws_of_their_own():
+    cfg = tiny_models.config(scan_layers=True)
+    model = txl_jax.TransformerXL(cfg)
+    mems, tokens = model.init_mems(1, 1), jnp.zeros((1, 1), jnp.int32)
+    params = model.init(jax.random.key(0), tokens, mems)["params"]["layers"]
+    query = params["attention"]["query"]
+    assert np.abs(query[0] - query[1]).max() > 0.1 * cfg.init_std
+    np.testing.assert_allclose(np.std(query), cfg.init_std, rtol=0.2)
+
+
+def test_every_layer_of_a_scanned_model_has_dropout_of_its_own():
+    cfg = tiny_models.config(dropout=0.5, dropout_input=0.0, n_layer=2)
+    params = tiny_models.variables(cfg)["params"]
+    silent = jax.tree.map(jnp.zeros_like, params["layer_0"])
+    for norm in ("norm_attention", "norm_feed_forward"):
+        silent[norm]["scale"] = jnp.ones(cfg.d_model)
+    silent["feed_forward"]["outer"]["bias"] = 10 * jnp.ones(cfg.d_model)  # then dropped or doubled
+    stacked = stack_layers({**params, "layer_0": silent, "layer_1": silent})
+    model = txl_jax.TransformerXL(dataclasses.replace(cfg, scan_layers=True, pre_lnorm=True))
+    nothing = jnp.zeros((B, T, cfg.d_model))
+    rngs = {"dropout": jax.random.key(3)}
+    arguments = {"method": "core", "train": True, "rngs": rngs}
+    out, mems = model.apply({"params": stacked}, nothing, model.init_mems(B, T), **arguments)
+    of_first = mems.hidden[
+        1
+    ]  # the second layer's input: 0 or 20 where the first's bias got through
+    np.testing.assert_array_equal(np.unique(of_first), [0, 20])
+    both = np.unique(np.stack([of_first, np.asarray(out > 0) * 20]).reshape(2, -1), axis=1)
+    assert both.shape[1] > 2, "the second layer drops other places than the first"
+
+
+def test_stacking_and_unstacking_are_inverse_on_optimizer_states_too():
+    params = tiny_models.variables(tiny_models.config(n_layer=3))["params"]
+    state = optax.chain(optax.clip(1.0), optax.adam(1e-3)).init(params)
+    stacked = stack_layers(state)
+    assert stacked[1][0].mu["layers"]["attention"]["query"].shape[0] == 3
+    again = unstack_layers(stacked)
+    assert jax.tree.structure(again) == jax.tree.structure(state)
+    for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(state), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_layers_are_stacked_in_their_order():
+    tree = {f"layer_{n}": {"w": jnp.full(2, n)} for n in reversed(range(12))}
+    np.testing.assert_array_equal(stack_layers(tree)["layers"]["w"][:, 0], np.arange(12))
+
+
+def test_a_scanned_model_says_that_it_has_no_cache():
+    cfg = tiny_models.config(scan_layers=True)
+    model = txl_jax.TransformerXL(cfg)
+    params = stack_layers(tiny_models.variables(tiny_models.config())["params"])
+    with pytest.raises(ValueError, match="unstack_layers"):
+        model.apply({"params": params}, model.init_mems(1, 4), seg_len=2, method="init_cache")

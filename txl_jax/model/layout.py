@@ -1,0 +1,50 @@
+"""The two layouts of layers' parameters: one tree for each layer, or all of them stacked.
+
+    one by one                       stacked (``scan_layers``)
+    layer_0/norm_attention/bias [D]     layers/norm_attention/bias [L,D]
+    layer_1/norm_attention/bias [D]
+
+Checkpoints, conversions and :func:`txl_jax.load` have them one by one.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+Tree = TypeVar("Tree")
+_ONE, _ALL = "layer_", "layers"
+
+
+def stack_layers(tree: Tree) -> Tree:
+    """The tree with every dict's ``layer_0 .. layer_{L-1}`` stacked as ``layers``, axis 0.
+
+    Works on parameters, their gradients, and optimizer states that hold trees like them.
+    """
+
+    def stack(node: Mapping[str, Any]) -> dict[str, Any]:
+        n_layer = sum(name.startswith(_ONE) for name in node)
+        layers = [node[f"{_ONE}{n}"] for n in range(n_layer)]
+        rest = {name: value for name, value in node.items() if not name.startswith(_ONE)}
+        return {**rest, _ALL: jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}
+
+    return _each(tree, f"{_ONE}0", stack)
+
+
+def unstack_layers(tree: Tree) -> Tree:
+    """Inverse of :func:`stack_layers`."""
+
+    def unstack(node: Mapping[str, Any]) -> dict[str, Any]:
+        n_layer = jax.tree.leaves(node[_ALL])[0].shape[0]
+        rest = {name: value for name, value in node.items() if name != _ALL}
+        one = lambda n: jax.tree.map(lambda leaf: leaf[n], node[_ALL])
+        return {**rest, **{f"{_ONE}{n}": one(n) for n in range(n_layer)}}
+
+    return _each(tree, _ALL, unstack)
+
+
+def _each(tree: Any, key: str, change: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Any:
+    """The tree with every dict that has the key changed."""
+    has_key = lambda node: isinstance(node, Mapping) and key in node
+    return jax.tree.map(lambda x: change(x) if has_key(x) else x, tree, is_leaf=has_key)
