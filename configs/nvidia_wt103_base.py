@@ -3,7 +3,7 @@
     python -m txl_jax.main --config=configs/nvidia_wt103_base.py --workdir=runs/nvidia_wt103_base
 
 The recipe of NVIDIA's PyTorch port of 2020, not of the paper. 191,950,298 parameters. The rate
-falls from 0.01 to 0.001. Not there yet: NVIDIA rolls each stream by a random offset every epoch.
+falls from 0.01 to 0.001. Every epoch each stream begins at a random place and wraps around.
 
 Score: test perplexity 23.24 +- 0.08 over 16 seeds (published by NVIDIA), here *not run*.
 Evaluation: test, 16 streams, each warmed up with the 640 tokens before it, segments of 64, memory
@@ -34,7 +34,7 @@ def get_config(variant=""):
         "eps": 1e-6,
     }
     config.train.update({"steps": 40_000, "batch_size": 256, "seg_len": 192, "mem_len": 192})
-    config.train.eval_every = 5000
+    config.train.update({"roll_streams": True, "eval_every": 5000})
     config.validate.update({"batch_size": 16, "seg_len": 192, "mem_len": 192})
     config.validate.warm_start = 192
     config.evaluate.update({"batch_size": 16, "warm_start": 640, "same_length": "tf"})

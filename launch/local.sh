@@ -2,9 +2,10 @@
 # One machine, whatever it has: CPU, one GPU, many GPUs, or a TPU VM (TXL_EXTRAS=tpu).
 #   launch/local.sh --config=configs/quickstart.py --workdir=runs/quickstart
 # Makes the virtual environment on the first run; launch/setup_env.sh says how to steer that.
+# TXL_DRY_RUN=1 prints the commands instead.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # shellcheck source=launch/setup_env.sh
 source "$root/launch/setup_env.sh"
 txl_setup_env "$root"
-exec "$TXL_PYTHON" -m txl_jax.main "$@"
+txl_run exec "$TXL_PYTHON" -m txl_jax.main "$@"

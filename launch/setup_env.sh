@@ -5,10 +5,24 @@
 #   TXL_VENV    the environment's folder; unset: .venv at the root of the repository
 #   TXL_EXTRAS  optional dependencies, e.g. "cuda13" or "tpu"; unset: "cuda13" where
 #               `nvidia-smi -L` finds a GPU, else none; empty: none, even beside a GPU
+#   TXL_DRY_RUN if not empty: every command is printed instead of run, here and in the others
 #
 # Versions are those of launch/constraints.txt. What was installed, and from which files, is noted
 # in $TXL_VENV/txl-installed, so that a second run starts at once.
 # shellcheck shell=bash
+
+txl_run() { # txl_run COMMAND...: runs it; where TXL_DRY_RUN is set, prints it, quoted for a shell
+  if [[ -z "${TXL_DRY_RUN-}" ]]; then "$@"; return; fi
+  if [[ "$1" == exec ]]; then shift; fi
+  local word line="" quote="'" escaped="'\"'\"'"
+  for word; do
+    case "$word" in
+      "" | *[!A-Za-z0-9@%+=:,./_-]*) word="'${word//$quote/$escaped}'" ;;
+    esac
+    line+=" $word"
+  done
+  printf '%s\n' "${line# }"
+}
 
 txl_find_python() { # prints the path of a Python that will do, or fails and says what was found
   local candidates=(python3 python3.14 python3.13 python3.12 python3.11)
@@ -44,13 +58,14 @@ txl_setup_env() { # txl_setup_env ROOT [EXTRA...]: afterwards $TXL_PYTHON is the
   if ! "$TXL_PYTHON" -m pip --version >/dev/null 2>&1; then
     python="$(txl_find_python)" || return
     printf 'Making %s with %s\n' "$TXL_VENV" "$python" >&2
-    "$python" -m venv "$TXL_VENV"
+    txl_run "$python" -m venv "$TXL_VENV"
   fi
   # Other extras stay noted only if they came from these same files.
   others="$(grep -F "$key [" "$stamp" 2>/dev/null || true)"
-  rm -f "$stamp"
+  txl_run rm -f "$stamp"
   printf 'Installing txl_jax%s with the versions of launch/constraints.txt\n' "${extras:+[$extras]}" >&2
-  (cd "$root" && "$TXL_PYTHON" -m pip install --quiet --disable-pip-version-check \
+  (cd "$root" && txl_run "$TXL_PYTHON" -m pip install --quiet --disable-pip-version-check \
     --constraint launch/constraints.txt --editable ".${extras:+[$extras]}")
+  if [[ -n "${TXL_DRY_RUN-}" ]]; then return; fi
   printf '%s\n' ${others:+"$others"} "$key [$extras]" >"$stamp"
 }

@@ -10,7 +10,7 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 source "$root/launch/setup_env.sh"
 txl_setup_env "$root" test
 cd "$root"
-"$TXL_PYTHON" -m ruff check .
-"$TXL_PYTHON" -m ruff format --check .
-"$TXL_PYTHON" -m mypy
-exec "$TXL_PYTHON" -m pytest "$@"
+txl_run "$TXL_PYTHON" -m ruff check .
+txl_run "$TXL_PYTHON" -m ruff format --check .
+txl_run "$TXL_PYTHON" -m mypy
+txl_run exec "$TXL_PYTHON" -m pytest "$@"

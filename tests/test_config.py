@@ -256,6 +256,8 @@ OUT_OF_RANGE = [
     ("train.seg_len", 0, "must be at least 1"),
     ("train.mem_len", -1, "must be at least 0"),
     ("train.context_len", -1, "must be at least 0"),
+    ("train.seg_len_std", -1.0, "must be at least 0"),
+    ("train.reset_every", -1, "must be at least 0"),
     ("train.micro_batches", 0, "must be at least 1"),
     ("train.steps_per_dispatch", 0, "must be at least 1"),
     ("train.log_every", 0, "must be at least 1"),
@@ -267,6 +269,10 @@ OUT_OF_RANGE = [
     ("evaluate.clamp_len", 0, "must be -1 (never) or at least 1"),
     ("evaluate.warm_start", -1, "must be at least 0"),
     ("evaluate.max_segments", -1, "must be at least 0"),
+    ("evaluate.dynamic.learning_rate", 0.0, "must be above 0"),
+    ("evaluate.dynamic.decay", -0.1, "must be at least 0"),
+    ("evaluate.dynamic.epsilon", 0.0, "must be above 0"),
+    ("evaluate.dynamic.statistics", 0, "must be at least 1"),
     ("generate.length", -1, "must be at least 0"),
     ("generate.mem_len", 0, "must be at least 1"),
     ("generate.temperature", -0.5, "must be at least 0"),
@@ -435,6 +441,26 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
             "train.seg_len = 129: with context_len 0 is more than model.n_positions 128",
         ),
         (
+            {**PER_LAYER, "train.seg_len": 120, "train.seg_len_std": 3.0},
+            "train.seg_len = 120: with context_len 0 and up to 9 tokens drawn above it is more than"
+            " model.n_positions 128",
+        ),
+        (
+            {"train.seg_len": 9, "train.seg_len_std": 1.0},
+            "train.seg_len_std = 1.0: needs train.seg_len of at least 10, not 9: half of it is a"
+            " length too",
+        ),
+        (
+            {"data.name": "lm1b", "train.seg_len_std": 1.0},
+            "train.seg_len_std = 1.0: is for one text; the sentences of data.name='lm1b' have no"
+            " one order",
+        ),
+        (
+            {"data.name": "lm1b", "train.roll_streams": True},
+            "train.roll_streams = True: is for one text; the sentences of data.name='lm1b' are"
+            " shuffled",
+        ),
+        (
             {**PER_LAYER, "validate.context_len": 1},
             "validate.seg_len = 128: with context_len 1 is more than model.n_positions 128",
         ),
@@ -497,6 +523,9 @@ def test_combination_that_cannot_work_is_refused_with_its_rule(settings, message
         {"evaluate.warm_start": 8, "evaluate.mem_len": 1},
         {**MEMORY_FREE, "train.context_len": 600, "evaluate.context_len": 600},
         {**PER_LAYER, "train.seg_len": 64, "train.context_len": 64},
+        {**PER_LAYER, "train.seg_len": 119, "train.seg_len_std": 3.0},
+        {"train.seg_len": 10, "train.seg_len_std": 1.0, "train.roll_streams": True},
+        {"data.name": "lm1b", "data.protocol": "double", "train.reset_every": 5},
         {"model.attention": "shaw", "model.n_positions": 1},
         {"model.vocab_size": 21, "model.cutoffs": (1, 20)},
         {"model.d_embed": 16, "model.div_val": 4, "model.cutoffs": (5, 20)},

@@ -16,7 +16,7 @@ from test_data_sources import refused, served, write_archive, write_folder  # no
 from txl_jax.config import ConfigError
 from txl_jax.data import prepare
 from txl_jax.data.corpus import load_corpus
-from txl_jax.data.sentences import Sentences, segments
+from txl_jax.data.sentences import Sentences, segments, tokens_of
 from txl_jax.data.sources import enwik8, lm1b, text8, wikitext
 from txl_jax.data.sources.source import SPLITS
 
@@ -328,6 +328,55 @@ def test_lm1b_is_the_same_from_every_form(tmp_path):
     assert corpus.vocab.unit == "ppl"
 
 
+def test_the_double_protocol_of_lm1b_is_tfs_stream(tmp_path):
+    folder = lm1b_folder(tmp_path / "lm")
+    load = lambda **more: load_corpus("lm1b", folder, cache_dir=tmp_path / "cache", **more)
+    corpus = load(protocol="double")
+    assert corpus.vocab.symbols == SYMBOLS
+    assert ids(corpus.train) == [
+        [1, 0, 4, 1, 1],
+        [1, 6, 2, 5, 1, 1],
+        [1, 4, 0, 3, 1, 1],
+        [1, 0, 1, 1],
+    ]
+    assert ids(corpus.valid) == ids(corpus.test) == [[1, 0, 3, 1, 1], [1, 4, 4, 2, 1, 1]]
+    text = [1, 0, 4, 1, 1, 6, 2, 5, 1, 1, 4, 0, 3, 1, 1, 0, 1]  # by hand; one <S> more follows
+    assert tokens_of(corpus.train).tolist() == [*text, 1]
+    assert corpus.info["tokens"] == {"train": 17, "valid": 9, "test": 9}
+    assert corpus.info["protocol"]["protocol"] == "double"
+    assert "TF's stream (two <S> between sentences" in corpus.info["label"]
+    single = load()
+    assert single.info["protocol"]["protocol"] == "authors"
+    assert "the authors' protocol (one <S> between" in single.info["label"]
+    assert ids(load(protocol="authors").train) == ids(single.train) != ids(corpus.train)
+    assert len(list((tmp_path / "cache").glob("lm1b-sentence-*"))) == 2
+
+
+def slow_tf_stream(text: bytes, symbols: list[str]) -> list[int]:
+    """``encode_sents`` of TF's code with ``add_double_eos``, all sentences one after another."""
+    stream = []
+    for line in text.decode().split("\n"):
+        for word in ["<S>", *line.strip(" ").split(" "), "<S>"]:
+            stream.append(symbols.index(word if word in symbols else "<UNK>"))
+    return stream
+
+
+def test_the_double_protocol_is_tfs_rule_over_many_blocks_of_text(tmp_path):
+    rng = np.random.default_rng(0)
+    lines = [
+        " ".join(rng.choice(["the", "cat", "sat", "<S>", "zebra"], n)) for n in [1, *[7] * 9999]
+    ]
+    text = "\n".join(lines).encode()
+    assert len(text) > 1 << 18
+    folder = lm1b_folder(tmp_path / "lm")
+    for split in ("valid", "test"):
+        (folder / f"{split}.txt").write_bytes(text)
+    corpus = load_corpus("lm1b", folder, protocol="double", cache_dir=tmp_path / "cache")
+    assert tokens_of(corpus.valid).tolist() == [*slow_tf_stream(text, SYMBOLS), 1]
+    sizes = [len(line.split()) + 3 for line in lines]
+    assert [len(sentence) for sentence in corpus.valid] == sizes
+
+
 def test_lm1b_is_a_lazy_sequence_over_a_memory_map(tmp_path):
     corpus = load_corpus("lm1b", lm1b_folder(tmp_path), cache_dir=tmp_path / "c")
     assert isinstance(corpus.train.tokens, np.memmap)
@@ -488,6 +537,14 @@ def test_a_benchmark_has_one_vocabulary(name, tmp_path):
         load_corpus(name, tmp_path, vocab="char")
 
 
-def test_a_protocol_is_for_enwik8_alone(tmp_path):
-    with pytest.raises(ConfigError, match=r"data\.protocol = 'bytes': is for data\.name='enwik8'"):
-        load_corpus("text8", tmp_path, protocol="bytes")
+@pytest.mark.parametrize(
+    ("name", "protocol"),
+    [("text8", "bytes"), ("text8", "authors"), ("lm1b", "bytes"), ("enwik8", "double")],
+)
+def test_a_protocol_is_for_the_corpora_that_have_it(name, protocol, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        load_corpus(name, tmp_path, protocol=protocol)
+    assert str(caught.value) == (
+        f"config key data.protocol = {protocol!r}: is not for data.name={name!r}; there are"
+        " 'enwik8' ('authors', 'bytes') and 'lm1b' ('authors', 'double')"
+    )

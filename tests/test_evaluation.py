@@ -1,5 +1,6 @@
 """Scoring counts every target once and does not depend on devices or segment length."""
 
+import contextlib
 import dataclasses
 import math
 import types
@@ -8,16 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_models
+import tiny_runs
 
 import txl_jax
 from txl_jax.config import MeshConfig, ProtocolConfig
 from txl_jax.data.sentences import Sentences, segments
 from txl_jax.data.streams import Streams
 from txl_jax.data.vocab import Vocab
+from txl_jax.evaluation import report as report_module
 from txl_jax.evaluation.evaluate import Evaluator, describe
-from txl_jax.evaluation.report import conversions, protocols
+from txl_jax.evaluation.report import conversions, protocols, segment_bar
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.sharding import make_mesh
+from txl_jax.workdir import Trained
 
 CFG = tiny_models.config()
 FORMS: dict[str, dict[str, Any]] = {
@@ -224,6 +228,56 @@ def test_the_report_compares_memory_or_context_with_none():
         ("no context", ProtocolConfig(mem_len=0, seg_len=8, same_length=False)),
     ]
     assert protocols(neither) == [("memory 0", neither)]
+
+
+@pytest.mark.parametrize("warm_start", [0, 20])
+def test_progress_is_told_of_every_scored_segment(warm_start):
+    told: list[tuple[int, int]] = []
+    c = ProtocolConfig(batch_size=3, seg_len=8, mem_len=12, warm_start=warm_start)
+    scorer = Evaluator(CFG, c, TOKENS, mesh())
+    scorer.run(tiny_models.variables(CFG)["params"], progress=lambda *n: told.append(n))
+    assert told == [(n, 5) for n in range(1, 6)]
+
+
+def test_the_bar_is_on_standard_error_and_silent_where_it_is_over_at_once(capsys, monkeypatch):
+    def shown(delay):
+        monkeypatch.setattr(report_module, "DELAY", delay)
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+        with segment_bar("test split, memory 12") as progress:
+            for n in (1, 2, 3):
+                progress(n, 3)
+        return capsys.readouterr()
+
+    assert shown(60.0) == ("", "")
+    out, err = shown(0.0)
+    assert out == ""
+    assert "test split, memory 12: 100%" in err
+    assert "3/3" in err
+
+
+def test_the_report_shows_a_bar_of_all_segments_for_each_row(tmp_path, monkeypatch, capsys):
+    """The table alone is on standard output."""
+    seen: dict[str, list[tuple[int, int]]] = {}
+
+    @contextlib.contextmanager
+    def bar(what):
+        seen[what] = []
+        yield lambda *numbers: seen[what].append(numbers)
+
+    monkeypatch.setattr(report_module, "segment_bar", bar)
+    corpus, exp = tiny_runs.corpus_and_experiment(
+        tmp_path, **{"evaluate.dynamic.rule": "sgd", "evaluate.max_segments": 3}
+    )
+    params = tiny_models.variables(exp.model)["params"]
+    trained = Trained(TransformerXL(exp.model), params, corpus.vocab, exp, 0)
+    result = report_module.report(trained, corpus, str(tmp_path))
+    names = ["memory 32, dynamic sgd", "memory 32", "no memory"]
+    assert seen == {f"test split, {name}": [(1, 3), (2, 3), (3, 3)] for name in names}
+    assert result is not None
+    assert [row["name"] for row in result["results"]] == names
+    out = capsys.readouterr().out.splitlines()
+    assert len(out) == 4
+    assert out[0].endswith("dynamic evaluation sgd, rate 1e-05:")
 
 
 def test_the_protocols_clamp_and_window_hold_over_the_models():

@@ -1,7 +1,8 @@
-"""The launch scripts work from nothing, and what they install is pinned."""
+"""The launch scripts work from nothing, say what they would do, and install what is pinned."""
 
 import os
 import pathlib
+import shlex
 import shutil
 import stat
 import subprocess
@@ -14,7 +15,10 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-SCRIPTS = [*sorted((ROOT / "launch").rglob("*.sh")), ROOT / ".ci" / "run"]
+SCRIPTS = [
+    *sorted(p for p in (ROOT / "launch").rglob("*") if p.suffix in (".sh", ".sbatch")),
+    ROOT / ".ci" / "run",
+]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -146,22 +150,6 @@ def project(tmp_path):
     shutil.copy(ROOT / "pyproject.toml", root)
     log = tmp_path / "installs"
     log.touch()
-    for name in [
-        "bash",
-        "cat",
-        "cksum",
-        "cp",
-        "dirname",
-        "env",
-        "grep",
-        "mkdir",
-        "paste",
-        "rm",
-        "sed",
-        "sort",
-        "tr",
-    ]:
-        (tools / name).symlink_to(str(shutil.which(name)))
 
     def program(name, text=FAKE_PYTHON):
         (tools / name).write_text(text)
@@ -175,8 +163,14 @@ def project(tmp_path):
         )
         return done, log.read_text().splitlines()
 
+    def link(*names):
+        for name in names:
+            (tools / name).symlink_to(str(shutil.which(name)))
+
+    link("bash", "cat", "cksum", "cp", "dirname", "env", "grep", "mkdir", "paste", "rm")
+    link("sed", "sort", "tr")
     program("python3")
-    run.root, run.home, run.program = root, home, program  # type: ignore[attr-defined]
+    run.root, run.home, run.program, run.link = root, home, program, link  # type: ignore[attr-defined]
     return run
 
 
@@ -290,3 +284,353 @@ def test_ci_uses_an_environment_of_its_own_and_removes_it(project, tmp_path):
     done, _ = project(script="../.ci/run", FAKE_FAILURE="yes", **variables)
     assert done.returncode != 0
     assert os.listdir(scratch) == []
+
+
+# --------------------------------------------------------------------------------------
+# Clusters and clouds. None can be reached from a test: programs that stand for theirs write down
+# how they were called.
+
+MAIN = ["-m", "txl_jax.main"]
+TPU = {
+    "TPU_NAME": "txl",
+    "ZONE": "here-1",
+    "ACCELERATOR_TYPE": "v5litepod-16",
+    "RUNTIME_VERSION": "v2-alpha-tpuv5-lite",
+    "TMPDIR": "/nowhere",
+}
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_NTASKS_PER_NODE": "4", "SLURM_GPUS_ON_NODE": "4"}
+NODES = {"COORDINATOR": "node0:12345", "NUM_NODES": "2", "NODE_RANK": "1"}
+RUN = ("--config=c.py", "--workdir=/mnt/a b")
+
+FAKE_GCLOUD = """#!/bin/bash
+# Writes down its arguments, has a TPU in the state $FAKE_STATE, and is its only worker: what is to
+# be run there is run in the folder $FAKE_WORKER.
+echo "$@" >>"$FAKE_CALLS"
+verb="$4" command="${@: -1}"
+[ "$verb" != "$FAKE_BROKEN" ] || exit 1
+case "$verb" in
+  describe) [ -n "$FAKE_STATE" ] && echo "$FAKE_STATE" ;;
+  scp) [ -z "$FAKE_WORKER" ] || cp "$5" "$FAKE_WORKER/${6#*:}" ;;
+  ssh) [ -z "$FAKE_WORKER" ] || (cd "$FAKE_WORKER" && exec bash -c "${command#--command=}") ;;
+esac
+"""
+
+
+def gcloud(verb, *flags):
+    return ["gcloud", "compute", "tpus", "tpu-vm", verb, "txl", "--zone=here-1", *flags]
+
+
+def on_all(command):
+    return gcloud("ssh", "--worker=all", f"--command={command}")
+
+
+def tpu_setup(root):
+    archive = "/nowhere/txl_jax-txl.tar.gz"
+    return [
+        ["tar", "-czf", archive, "--exclude=./.venv*", "--exclude=./runs", "-C", str(root), "."],
+        [*gcloud("scp")[:5], archive, "txl:txl_jax.tar.gz", "--zone=here-1", "--worker=all"],
+        on_all(
+            "set -e; mkdir -p txl_jax; tar -xzf txl_jax.tar.gz -C txl_jax; "
+            "apt='sudo apt-get -qy -o DPkg::Lock::Timeout=600'; $apt update; "
+            "$apt install python3.11-venv || $apt install python3-venv; "
+            'cd txl_jax; source launch/setup_env.sh; TXL_EXTRAS=tpu txl_setup_env "$PWD"'
+        ),
+    ]
+
+
+CREATE = gcloud(
+    "create", "--accelerator-type=v5litepod-16", "--version=v2-alpha-tpuv5-lite", "--spot"
+)
+TPU_RUN = on_all(
+    "cd txl_jax || exit; TXL_EXTRAS=tpu setsid nohup launch/local.sh --distributed "
+    "--config=c.py --workdir=/mnt/a\\ b >>../txl_jax.log 2>&1 </dev/null & "
+    "tail -n 0 --pid=$! -F ../txl_jax.log; wait $!"
+)
+
+
+def dry_runs(root):
+    """``{case: (script, arguments, variables, commands)}``, the environment being made."""
+    python = str(root / ".venv" / "bin" / "python")
+    explicit = ["--distributed", "--coordinator=node0:12345", "--num_processes=2", "--process_id=1"]
+    srun = ["srun", "--kill-on-bad-exit=1", "--gpu-bind=none", "--cpus-per-task=6", python, *MAIN]
+    tpu = TPU | {"TPU_FLAGS": "--spot"}
+    checks = ("ruff check .", "ruff format --check .", "mypy", "pytest -x")
+    smi = ["nvidia-smi", "-L"]
+    extra = {"TXL_EXTRAS": ""}  # the one that the environment was made with
+    return {
+        "local": ("local.sh", RUN, {}, [[python, *MAIN, *RUN]]),
+        "test": ("test.sh", ("-x",), {}, [[python, "-m", *check.split()] for check in checks]),
+        "gpu_node": ("gpu_node.sh", RUN, extra, [smi, [python, *MAIN, *RUN]]),
+        "gpu_nodes": (
+            "gpu_node.sh",
+            RUN,
+            NODES | extra,
+            [smi, [python, *MAIN, *explicit, *RUN]],
+        ),
+        "slurm": (
+            "slurm.sbatch",
+            RUN,
+            SLURM | {"SLURM_SUBMIT_DIR": str(root), "SLURM_CPUS_PER_TASK": "6"},
+            [[*srun, "--distributed", *RUN], ["scontrol", "requeue", "7"]],
+        ),
+        "tpu create": ("tpu_vm.sh", ("create",), tpu, [CREATE]),
+        "tpu setup": ("tpu_vm.sh", ("setup",), tpu, tpu_setup(root)),
+        "tpu run": ("tpu_vm.sh", ("run", *RUN), tpu, [TPU_RUN]),
+        "tpu resume": (
+            "tpu_vm.sh",
+            ("resume", *RUN),
+            tpu,
+            [
+                gcloud("describe", "--format=value(state)"),
+                gcloud("delete", "--quiet"),
+                CREATE,
+                *tpu_setup(root),
+                TPU_RUN,
+            ],
+        ),
+        "tpu stop": ("tpu_vm.sh", ("stop",), tpu, [on_all("pkill -TERM -f '[t]xl_jax.main'")]),
+        "tpu delete": ("tpu_vm.sh", ("delete",), tpu, [gcloud("delete", "--quiet")]),
+    }
+
+
+@pytest.mark.parametrize("case", dry_runs(ROOT))
+def test_a_dry_run_prints_the_commands_and_runs_none(project, case):
+    project.link("mktemp", "tee")
+    project()
+    project(script="test.sh")
+    script, arguments, variables, commands = dry_runs(project.root)[case]
+    done, installs = project(*arguments, script=script, TXL_DRY_RUN="1", **variables)
+    assert done.returncode == 0, done.stderr
+    printed = [shlex.split(line, comments=True) for line in done.stdout.splitlines()]
+    assert [words for words in printed if words] == commands
+    assert len(installs) == 2
+
+
+def test_every_program_in_launch_has_a_dry_run():
+    programs = {p.name for p in SCRIPTS if os.access(p, os.X_OK)} - {"run"}
+    assert programs == {script for script, *_ in dry_runs(ROOT).values()}
+
+
+@pytest.mark.parametrize(
+    ("script", "variables", "extras"),
+    [("local.sh", {"TXL_EXTRAS": "tpu"}, "[tpu]"), ("gpu_node.sh", {}, "[cuda13]")],
+)
+def test_a_dry_run_from_nothing_prints_the_installation_and_makes_nothing(
+    project, script, variables, extras
+):
+    done, installs = project("--config=c.py", script=script, TXL_DRY_RUN="1", **variables)
+    assert done.returncode == 0, done.stderr
+    venv = project.root / ".venv"
+    make, forget, install, train = map(shlex.split, done.stdout.splitlines()[-4:])
+    assert make[1:] == ["-m", "venv", str(venv)]
+    assert forget == ["rm", "-f", str(venv / "txl-installed")]
+    assert install[-4:] == ["--constraint", "launch/constraints.txt", "--editable", f".{extras}"]
+    assert train == [str(venv / "bin" / "python"), *MAIN, "--config=c.py"]
+    assert installs == []
+    assert not venv.exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "variables", "missing"),
+    [
+        *[("tpu_vm.sh", ("create",), TPU, name) for name in TPU if name != "TMPDIR"],
+        *[("tpu_vm.sh", ("resume", *RUN), TPU, name) for name in TPU if name != "TMPDIR"],
+        *[("tpu_vm.sh", (c,), TPU, "ZONE") for c in ("setup", "run", "stop", "delete")],
+        *[("gpu_node.sh", RUN, NODES, name) for name in NODES],
+        ("slurm.sbatch", RUN, SLURM, "SLURM_JOB_ID"),
+    ],
+)
+def test_a_missing_variable_is_named_before_anything_is_done(
+    project, script, arguments, variables, missing
+):
+    project.program("gcloud", '#!/bin/bash\necho "gcloud $*" >>"$FAKE_LOG"\n')
+    given = {k: v for k, v in variables.items() if k != missing}
+    done, installs = project(*arguments, script=script, **given)
+    assert done.returncode not in (0, 127)
+    assert f" {missing}: " in done.stderr
+    assert (done.stdout, installs) == ("", [])
+
+
+def test_one_machine_of_many_gpus_is_one_process_with_cuda(project):
+    project.program("nvidia-smi", "#!/bin/bash\necho 'GPU 0: a GPU'\n")
+    done, installs = project(*RUN, script="gpu_node.sh")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "GPU 0: a GPU",
+        f"{project.home}: txl_jax.main --config=c.py --workdir=/mnt/a b",
+    ]
+    assert installs[0].endswith(" .[cuda13]")
+
+
+def test_a_machine_without_gpu_is_an_error_that_names_the_script_for_it(project):
+    done, installs = project(*RUN, script="gpu_node.sh")
+    assert (done.returncode, done.stdout, installs) == (1, "", [])
+    assert "launch/local.sh" in done.stderr
+
+
+# Slurm.
+
+
+@pytest.fixture
+def slurm(project):
+    """Runs the job as Slurm does, a copy elsewhere; ``task`` is what each process does."""
+    project.link("mktemp", "tee")
+    project.program("scontrol", '#!/bin/bash\necho "scontrol $*"\n')
+    shutil.copy(project.root / "launch" / "slurm.sbatch", project.home / "slurm_script")
+
+    def run(task='"${@:4}"', **variables):
+        project.program("srun", f"#!/bin/bash\n{task}\n")
+        settings = SLURM | {"SLURM_SUBMIT_DIR": str(project.root)} | variables
+        return project(*RUN, script=project.home / "slurm_script", **settings)
+
+    return run
+
+
+def test_a_slurm_job_makes_the_environment_once_and_trains_distributed(slurm, project):
+    for _ in range(2):
+        done, installs = slurm()
+        assert done.returncode == 0, done.stderr
+        expected = "txl_jax.main --distributed --config=c.py --workdir=/mnt/a b"
+        assert done.stdout == f"{project.home}: {expected}\n"
+        assert len(installs) == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "code", "requeued"),
+    [
+        ("echo 'held-out perplexity 20'", 0, False),
+        ("echo 'stopped by SIGTERM, saved; to go on:' >&2", 0, True),
+        ("echo 'error: no such config' >&2; exit 2", 2, False),
+        ("echo 'stopped by SIGINT, saved; to go on:' >&2; exit 130", 130, False),
+    ],
+)
+def test_a_slurm_job_goes_back_to_the_queue_only_where_work_is_left(slurm, task, code, requeued):
+    done, _ = slurm(task)
+    assert done.returncode == code
+    assert ("scontrol requeue 7\n" in done.stdout) == requeued
+
+
+def test_a_slurm_job_asks_that_its_processes_be_told_before_the_end_and_may_be_requeued():
+    text = (ROOT / "launch" / "slurm.sbatch").read_text()
+    head = text.partition("\nset -euo")[0]  # Slurm reads no option after the first command
+    assert all(not line or line.startswith("#") for line in head.splitlines())
+    options = dict(
+        line.removeprefix("#SBATCH --").partition("=")[::2]
+        for line in head.splitlines()
+        if line.startswith("#SBATCH")
+    )
+    assert text.count("#SBATCH") == len(options)
+    assert "requeue" in options
+    assert options["signal"].startswith("TERM@")  # "B:TERM@" would tell the script alone
+    assert options["gpus-per-node"] == options["ntasks-per-node"]
+    assert options["open-mode"] == "append"
+
+
+def test_a_slurm_job_needs_one_process_per_gpu_and_the_repository(slurm, project):
+    done, installs = slurm(SLURM_NTASKS_PER_NODE="1")
+    assert (done.returncode, done.stdout, installs) == (2, "", [])
+    assert "--ntasks-per-node=1 must equal --gpus-per-node=4" in done.stderr
+    done, installs = slurm(SLURM_SUBMIT_DIR=str(project.home))
+    assert (done.returncode, done.stdout, installs) == (2, "", [])
+    assert f"SLURM_SUBMIT_DIR is {project.home}" in done.stderr
+
+
+# Cloud TPU.
+
+
+@pytest.fixture
+def cloud(project, tmp_path):
+    """Runs ``tpu_vm.sh`` with a gcloud that is not one; the calls' verbs come back."""
+    project.link("gzip", "nohup", "setsid", "tail", "tar")
+    project.program("gcloud", FAKE_GCLOUD)
+    project.program("sudo", '#!/bin/bash\necho "sudo $*"\n')
+    calls = tmp_path / "calls"
+
+    def run(*arguments, **variables):
+        calls.write_text("")
+        settings = TPU | {"TMPDIR": str(tmp_path), "FAKE_CALLS": str(calls)} | variables
+        done, installs = project(*arguments, script="tpu_vm.sh", **settings)
+        return done, [call.split()[3] for call in calls.read_text().splitlines()], installs
+
+    return run
+
+
+def test_what_is_copied_to_a_tpu_is_installed_and_trains_there(cloud, project, tmp_path):
+    worker = tmp_path / "worker"
+    worker.mkdir()
+    for path in ("runs", ".venv/bin"):
+        (project.root / path).mkdir(parents=True)
+        (project.root / path / "large").touch()
+    mount = f"touch {shlex.quote(str(worker / 'mounted'))}"
+    project.link("touch")
+    done, verbs, installs = cloud("setup", FAKE_WORKER=str(worker), TPU_SETUP=mount)
+    assert done.returncode == 0, done.stderr
+    assert verbs == ["scp", "ssh", "ssh"]
+    assert (worker / "mounted").exists()
+    assert not (worker / "txl_jax" / "runs").exists()
+    assert not (worker / "txl_jax" / ".venv" / "bin" / "large").exists()
+    assert [line.rpartition(" ")[2] for line in installs] == [".[tpu]"]
+    assert installs[0].startswith(f"{worker}/txl_jax: ")
+
+    for _ in range(2):  # the second appends
+        done, verbs, installs = cloud("run", *RUN, FAKE_WORKER=str(worker))
+        assert (done.returncode, verbs, len(installs)) == (0, ["ssh"], 1), done.stderr
+    line = f"{worker}/txl_jax: txl_jax.main --distributed --config=c.py --workdir=/mnt/a b\n"
+    assert (worker / "txl_jax.log").read_text() == line * 2
+
+
+def test_an_installation_that_fails_on_a_tpu_fails_here(cloud, tmp_path):
+    done, *_ = cloud("setup", FAKE_WORKER=str(tmp_path), FAKE_FAILURE="yes")
+    assert done.returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("state", "verbs"),
+    [
+        ("READY", ["describe", "ssh"]),
+        ("PREEMPTED", ["describe", "delete", "create", "scp", "ssh", "ssh"]),
+        ("TERMINATED", ["describe", "delete", "create", "scp", "ssh", "ssh"]),
+        ("", ["describe", "create", "scp", "ssh", "ssh"]),
+    ],
+)
+def test_resume_makes_a_lost_tpu_anew_and_leaves_a_good_one(cloud, state, verbs):
+    done, called, _ = cloud("resume", *RUN, FAKE_STATE=state)
+    assert done.returncode == 0, done.stderr
+    assert called == verbs
+
+
+@pytest.mark.parametrize(
+    ("broken", "verbs"),
+    [
+        ("delete", ["describe", "delete"]),
+        ("create", ["describe", "delete", "create"]),
+        ("scp", ["describe", "delete", "create", "scp"]),
+        ("ssh", ["describe", "delete", "create", "scp", "ssh"]),
+    ],
+)
+def test_resume_stops_at_the_first_step_that_fails(cloud, broken, verbs):
+    done, called, _ = cloud("resume", *RUN, FAKE_STATE="PREEMPTED", FAKE_BROKEN=broken)
+    assert done.returncode == 1
+    assert called == verbs
+
+
+def test_a_tpu_in_between_is_left_alone(cloud):
+    done, called, _ = cloud("resume", *RUN, FAKE_STATE="REPAIRING")
+    assert (done.returncode, called) == (1, ["describe"])
+    assert "txl is REPAIRING" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [(), ("--workdir=runs/x",), ("--workdir=gs://bucket/x",)])
+@pytest.mark.parametrize("command", ["run", "resume"])
+def test_a_workdir_that_is_not_on_mounted_storage_is_refused(cloud, command, arguments):
+    done, called, _ = cloud(command, "--config=c.py", *arguments)
+    assert (done.returncode, called) == (2, [])
+    assert "--workdir=/" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [(), ("destroy",)])
+def test_an_unknown_command_names_those_there_are(cloud, arguments):
+    done, called, _ = cloud(*arguments)
+    assert done.returncode != 0
+    assert called == []
+    assert "create, setup, run, resume, stop or delete" in done.stderr

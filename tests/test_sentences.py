@@ -14,7 +14,8 @@ import shared_files
 from txl_jax.data import sentences as module
 from txl_jax.data.corpus import load_corpus
 from txl_jax.data.errors import DataError
-from txl_jax.data.sentences import Sentences, SentenceStreams, streams_of
+from txl_jax.data.prepare import doubled
+from txl_jax.data.sentences import Sentences, SentenceStreams, shuffled_streams_of, streams_of
 from txl_jax.data.streams import Streams
 
 S = 0
@@ -243,6 +244,50 @@ def test_what_cannot_work_is_refused(arguments, message):
 def test_there_is_no_segment_outside_of_the_pass(index):
     with pytest.raises(IndexError, match=f"segment {index}: there are 5, counted from 0"):
         SentenceStreams(sentences_of([4] * 4), 2, 2).segment(index)
+
+
+@pytest.mark.parametrize("change", [{"seg_len_std": 1.0}, {"roll": True}])
+def test_sentences_are_not_cut_as_one_text_is(change):
+    with pytest.raises(DataError, match=f"{next(iter(change))} = .*: lm1b is of sentences"):
+        shuffled_streams_of(random_sentences(30), 2, 10, seed=0, name="lm1b", **change)
+
+
+# --------------------------------------------------------------------------------------
+# TF's stream: two ``<S>`` between sentences.
+
+
+def double_sentences(n, seed=0) -> tuple[Sentences, list[list[int]]]:
+    """Sentences of TF's stream, as they are prepared, and the words of each."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, 10, n)
+    words = np.split(np.arange(1, 1 + lengths.sum()), np.cumsum(lengths)[:-1])
+    single = [S] + [token for part in words for token in (*part.tolist(), S)]
+    ends = np.concatenate([[0], np.cumsum(lengths + 1)])
+    [(ids, begins)] = doubled([(np.array(single, np.int32), ends)])
+    return Sentences(ids, begins), [part.tolist() for part in words]
+
+
+def test_tfs_stream_in_any_order_is_whole_sentences_after_another(monkeypatch):
+    monkeypatch.setattr(module, "SHARD", 4)
+    sentences, words = double_sentences(60)
+    assert [s.tolist() for s in sentences] == [[S, *part, S, S] for part in words]
+    for seed in (None, 0, 1):
+        streams = SentenceStreams(sentences, 3, 7, seed=seed)
+        assert streams.n_targets == sum(len(part) + 2 for part in words)
+        for epoch in (0, 2):
+            read = []
+            for row in rows_of(streams, epoch):
+                given, targets = ([pair[i] for pair in row] for i in (0, 1))
+                assert given[1:] == targets[:-1]
+                text = [*given, targets[-1]]
+                while len(text) > 1:  # TF's rule, word by word: <S> words <S>
+                    assert text[0] == S
+                    end = text.index(S, 1)
+                    read.append(text[1:end])
+                    text = text[end + 1 :]
+                assert text == [S], "the next sentence would begin here"
+            assert sorted(read) == sorted(words)
+            assert (read == words) == (seed is None)
 
 
 PROGRAM = """

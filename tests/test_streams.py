@@ -251,5 +251,66 @@ def test_there_is_no_segment_outside_of_the_pass(index):
         Streams(np.arange(21), 2, 3).segment(index)
 
 
+# --------------------------------------------------------------------------------------
+# Rolled streams.
+
+
+def rolled_rows(n, batch_size, streams, epoch):
+    """The rows of tokens 0 .. n-1 as NVIDIA rolls them, by the shifts that were drawn."""
+    size = n // batch_size
+    rows = [list(range(b * size, (b + 1) * size)) for b in range(batch_size)]
+    shifts = [streams.shift(epoch, b) for b in range(batch_size)]
+    return [row[shift:] + row[:shift] for row, shift in zip(rows, shifts, strict=True)]
+
+
+@pytest.mark.parametrize("context_len", [0, 5])
+def test_rolled_streams_are_nvidias_rows_cut_as_any_text(context_len):
+    for n, b, t in [(29, 3, 4), (30, 5, 1), (101, 4, 64), (40, 2, 20), (16, 8, 3)]:
+        streams = Streams(np.arange(n), b, t, "authors", context_len=context_len, roll_seed=7)
+        for epoch in range(5):
+            text = np.concatenate(rolled_rows(n, b, streams, epoch))
+            plain = Streams(text, b, t, "authors", context_len=context_len)
+            for i, want in enumerate(plain):
+                got = streams.at_step(epoch * len(plain) + i)
+                for name in ("inputs", "targets", "weights", "starts", "first"):
+                    np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
+
+
+def test_every_shift_is_as_likely_and_streams_are_shifted_apart():
+    streams = Streams(np.arange(60), 3, 5, "authors", roll_seed=0)
+    shifts = np.array([[streams.shift(e, b) for b in range(3)] for e in range(2000)])
+    for b in range(3):
+        counts = np.bincount(shifts[:, b], minlength=20)
+        assert len(counts) == 20
+        assert counts.min() > 60  # of 100, standard deviation 10
+        assert counts.max() < 140
+        assert np.mean(shifts[1:, b] == shifts[:-1, b]) < 0.1
+        assert np.mean(shifts[:, b] == shifts[:, b - 1]) < 0.1
+    other = Streams(np.arange(60), 3, 5, "authors", roll_seed=1)
+    assert np.mean([other.shift(e, 0) == shifts[e, 0] for e in range(500)]) < 0.1
+
+
+def test_rolled_segments_depend_on_the_step_alone():
+    make = lambda: Streams(np.arange(101), 3, 4, "authors", context_len=6, roll_seed=2)
+    streams = make()
+    steps = 3 * len(streams)
+    in_order = [streams.at_step(step) for step in range(steps)]
+    for step in np.random.default_rng(0).permutation(steps).tolist():
+        np.testing.assert_array_equal(streams.at_step(step).inputs, in_order[step].inputs)
+        part = make().at_step(step, rows=slice(1, 3))
+        np.testing.assert_array_equal(part.inputs, in_order[step].inputs[1:3])
+        np.testing.assert_array_equal(part.targets, in_order[step].targets[1:3])
+
+
+def test_streams_that_are_not_full_are_not_rolled():
+    with pytest.raises(DataError, match="rolled streams are for training, cut 'authors'"):
+        Streams(np.arange(30), 4, 3, roll_seed=0)
+
+
+def test_epochs_are_counted_in_segments():
+    streams = Streams(np.arange(100), 3, 4, "authors")
+    assert [streams.epochs(step) for step in (0, 4, 8, 18)] == [0, 0.5, 1, 2.25]
+
+
 def test_ids_that_fit_are_accepted():
     assert Streams(np.arange(10), 2, 3, vocab_size=10).n_targets == 9

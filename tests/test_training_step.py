@@ -1,4 +1,6 @@
-"""The update does not depend on how it is cut: micro-batches, dispatches, devices."""
+"""The update does not depend on how it is cut: micro-batches, dispatches, devices, padding."""
+
+import json
 
 import jax
 import jax.numpy as jnp
@@ -6,18 +8,19 @@ import numpy as np
 import optax
 import pytest
 import shared_files
-from tiny_runs import arrays, corpus_and_experiment
+from tiny_runs import arrays, corpus_and_experiment, run
 
 import txl_jax
 from txl_jax.config import ConfigError, override
 from txl_jax.convert.pytorch import config_from_pytorch, params_from_pytorch
 from txl_jax.data.feed import training_batch, training_feed
 from txl_jax.data.streams import Streams
-from txl_jax.training.loop import training_streams
+from txl_jax.training.loop import train, training_streams
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.sharding import Placement, make_mesh
 from txl_jax.training.state import init_state
-from txl_jax.training.step import compiled_step, train_step
+from txl_jax.training.step import compiled_step, padded_amid, train_step
+from txl_jax.training.stopping import Stop
 
 STEPS = 4
 
@@ -42,7 +45,13 @@ def train_steps(folder, **changes):
     streams = training_streams(exp, corpus)
     several = t.steps_per_dispatch > 1
     feed = training_feed(
-        streams, 0, STEPS, t.epoch_memory, t.steps_per_dispatch, placement.batch(several)
+        streams,
+        0,
+        STEPS,
+        t.epoch_memory,
+        t.steps_per_dispatch,
+        placement.batch(several),
+        t.reset_every,
     )
     history = []
     for batch in feed:
@@ -200,6 +209,168 @@ def test_memory_is_emptied_at_an_epoch_or_carried_by_name(folder):
         np.testing.assert_array_equal(
             training_batch(streams, step, "carry").inputs, streams.segment(step % n).inputs
         )
+
+
+def test_memory_is_emptied_every_so_many_steps_too(folder):
+    corpus, exp = corpus_and_experiment(folder)
+    streams = Streams(corpus.train, exp.train.batch_size, exp.train.seg_len, cut="authors")
+    n = streams.n_segments
+    assert n % 7
+    for epoch_memory in ("carry", "reset"):
+        for step in (0, 1, 6, 7, 8, 14, n - 1, n, n + 1, 7 * n, 7 * n + 7):
+            emptied = step % 7 == 0 or (epoch_memory == "reset" and step % n == 0)
+            assert np.all(training_batch(streams, step, epoch_memory, 7).reset == emptied)
+    feed = training_feed(streams, 4, 12, "carry", 4, None, reset_every=7)
+    assert [batch.reset[:, 0].tolist() for batch in feed] == [[False] * 3 + [True], [False] * 4]
+
+
+def test_a_run_reads_memory_that_is_emptied_as_often_as_it_says(folder):
+    never, every, at_2 = (
+        train_steps(folder, **{"train.reset_every": n, "train.epoch_memory": "carry"})[1]["nll_sum"]
+        for n in (0, 1, 2)
+    )
+    without = train_steps(folder, **{"train.mem_len": 0})[1]["nll_sum"]
+    np.testing.assert_allclose(every, without, rtol=1e-5)
+    assert at_2[1] == pytest.approx(never[1], rel=1e-6)
+    assert at_2[2] != pytest.approx(never[2], rel=1e-6)
+
+
+# --------------------------------------------------------------------------------------
+# Drawn lengths, and other segments that are padded while the text goes on.
+
+DRAWN = {"train.seg_len_std": 2.0}
+
+
+def frozen_steps(exp, batches):
+    """Sums of nll, and memory after, of steps that leave the parameters as they are."""
+    model, still = txl_jax.TransformerXL(exp.model), optax.set_to_zero()
+    state = init_state(exp, model, still)
+    step = jax.jit(lambda s, b: train_step(s, b, exp, model, still))
+    sums = []
+    for batch in batches:
+        state, metrics = step(state, batch)
+        sums.append(float(metrics["nll_sum"]))
+    return sums, state.mems
+
+
+def scored_in_turn(exp, batches):
+    """The same of a plain forward pass, which is told of no lengths."""
+    model = txl_jax.TransformerXL(exp.model)
+    state = init_state(exp, model, optax.set_to_zero())
+    params, mems, sums = {"params": state.params}, state.mems, []
+    for batch in batches:
+        about = {"reset": batch.reset, "context_len": batch.context_len}
+        given = batch.inputs, batch.targets
+        forward = jax.jit(lambda m, a=about, g=given: model.apply(params, *g, m, **a, method="nll"))
+        nll, mems = forward(mems)
+        sums.append(float(np.sum(nll * batch.weights)))
+    return sums, mems
+
+
+def unpadded(batch):
+    """The same batch, its arrays as long as the longest row."""
+    n, c = int(batch.weights.sum(axis=1).max()), batch.context_len
+    reset = batch.reset[:, : c + n] if batch.reset.ndim == 2 else batch.reset
+    arrays = batch.inputs[:, : c + n], batch.targets[:, :n], batch.weights[:, :n], reset
+    return type(batch)(*arrays)
+
+
+def assert_padding_changes_nothing(exp, batches):
+    assert any(batch.weights.min() == 0 for batch in batches)
+    padded, mems = frozen_steps(exp, batches)
+    whole, bare = scored_in_turn(exp, [unpadded(batch) for batch in batches])
+    np.testing.assert_allclose(padded, whole, rtol=1e-6)
+    np.testing.assert_array_equal(mems.filled, bare.filled)
+    np.testing.assert_allclose(mems.hidden, bare.hidden, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"train.mem_len": 40},
+        {"train.mem_len": 7, "model.same_length": "tf"},
+        {"train.mem_len": 0, "train.context_len": 9},
+        WITHOUT_MEMORY,
+        {**WITHOUT_MEMORY, "model.attention": "absolute_per_layer", "model.n_positions": 40},
+    ],
+    ids=["memory", "long memory", "window", "context", "absolute", "absolute_per_layer"],
+)
+def test_padding_of_drawn_lengths_changes_neither_loss_nor_memory(folder, changes):
+    corpus, exp = corpus_and_experiment(folder, **DRAWN, **changes)
+    streams = training_streams(exp, corpus)
+    batches = [training_batch(streams, step, "reset") for step in range(4)]
+    assert_padding_changes_nothing(exp, batches)
+
+
+def test_padding_at_an_epochs_end_does_not_enter_memory_that_is_carried(folder):
+    corpus, exp = corpus_and_experiment(folder, **{"train.epoch_memory": "carry"})
+    n = len(training_streams(exp, corpus))
+    streams = Streams(corpus.train[: 4 * 16 * 4 + 25], 4, 16, "authors")  # 4 segments and a bit
+    assert 0 < streams.longest % 16 < 16 < n
+    batches = [training_batch(streams, step, "carry") for step in range(7)]
+    assert_padding_changes_nothing(exp, batches)
+
+
+def test_the_ordinary_recipe_is_spared_the_cost_of_lengths(folder):
+    corpus, exp = corpus_and_experiment(folder)
+    batch = training_batch(training_streams(exp, corpus), 0, "reset")
+    assert "lengths" not in batch.about_inputs(padded_amid(exp.train))
+    for changes in (DRAWN, {"train.epoch_memory": "carry"}):
+        assert padded_amid(override(exp, changes).train)
+
+
+@pytest.mark.parametrize(("positions", "parts"), [("full", 1), ("half", 2)])
+def test_the_rate_is_in_proportion_to_the_segments_length(folder, positions, parts):
+    changes = {"loss.positions": positions, "train.micro_batches": parts}
+    corpus, exp = corpus_and_experiment(folder, **DRAWN, **changes)
+    fixed = override(exp, {"train.seg_len_std": 0.0})
+    model = txl_jax.TransformerXL(exp.model)
+    optimizer = make_optimizer(exp.optimizer, exp.train.steps)
+    state = init_state(exp, model, optimizer)
+    streams = training_streams(exp, corpus)
+    seen = set()
+    drawn_step = jax.jit(lambda b: train_step(state, b, exp, model, optimizer))
+    fixed_step = jax.jit(lambda b: train_step(state, b, fixed, model, optimizer))
+    for index in range(4):
+        batch = training_batch(streams, index, "reset")
+        after, metrics = drawn_step(batch)
+        plain, usual = fixed_step(batch)
+        n = int(batch.weights[0].sum())
+        seen.add(n)
+        assert metrics["tokens"] == usual["tokens"] == 4 * n
+        np.testing.assert_allclose(metrics["learning_rate"], usual["learning_rate"] * n / 16)
+        for key, value in arrays(state.params).items():
+            want = (arrays(plain.params)[key] - value) * n / 16
+            found = arrays(after.params)[key] - value
+            np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-7, err_msg=key)
+    assert len(seen) > 1
+
+
+def test_steps_on_drawn_lengths_do_not_depend_on_how_they_are_cut(folder):
+    one = train_steps(folder, **DRAWN, **{"train.roll_streams": True})
+    assert len(set(one[1]["tokens"].tolist())) > 1
+    cut = {"train.steps_per_dispatch": 2, "train.log_every": 4, "train.eval_every": 4}
+    cut |= {"mesh.data": 2, "train.micro_batches": 2}
+    several = train_steps(folder, **DRAWN, **{"train.roll_streams": True}, **cut)
+    assert_same_training(one, several, 1e-4)
+
+
+def test_a_run_on_drawn_lengths_tells_its_epochs_and_ends_alike_when_cut(folder, tmp_path):
+    changes = {**DRAWN, "train.roll_streams": True, "train.reset_every": 5, "model.n_layer": 1}
+    whole = run(folder, tmp_path / "whole", **changes)
+    corpus, exp = corpus_and_experiment(folder, **changes)
+    stop = Stop()
+    counted = iter(range(10**6))
+    stop.requested = lambda: next(counted) >= 7  # type: ignore[method-assign]
+    assert not train(exp, corpus, str(tmp_path / "cut"), stop).finished
+    again = run(folder, tmp_path / "cut", **changes)
+    for key, value in arrays(whole.state).items():
+        np.testing.assert_array_equal(value, arrays(again.state)[key], err_msg=key)
+    lines = (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()
+    told = [record["epoch"] for record in map(json.loads, lines) if record["kind"] == "train"]
+    streams = training_streams(exp, corpus)
+    assert told == pytest.approx([streams.epochs(step) for step in (3, 6, 9, 12)], abs=1e-4)
 
 
 def test_thirty_adam_steps_equal_the_published_code():

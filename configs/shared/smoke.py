@@ -20,6 +20,8 @@ def smoke(config):
         cut.context_len = min(cut.get("context_len", 0), 8)
         if "warm_start" in cut:
             cut.warm_start = 16
+    if train.get("seg_len_std"):
+        train.update({"seg_len": 10, "seg_len_std": 1.0})
     config.validate.max_segments = config.evaluate.max_segments = 4
     if config.evaluate.get("clamp_len", -1) > 0:
         config.evaluate.clamp_len = 12

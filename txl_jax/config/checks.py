@@ -8,6 +8,10 @@ if TYPE_CHECKING:
     from txl_jax.config.settings import ExperimentConfig, TransformerXLConfig
 
 
+PROTOCOLS = {"enwik8": ("authors", "bytes"), "lm1b": ("authors", "double")}
+"""``data.protocol`` of the corpora that have more than one; the first is the default."""
+
+
 def check_combinations(c: "ExperimentConfig") -> None:
     """Raises ConfigError where settings of an experiment contradict each other."""
 
@@ -32,10 +36,14 @@ def check_combinations(c: "ExperimentConfig") -> None:
         refuse("optimizer.warmup_steps", o.warmup_steps, f"is more than train.steps {t.steps}")
     if o.schedule == "inverse_sqrt" and not o.warmup_steps:
         refuse("optimizer.warmup_steps", 0, "must be at least 1 for schedule 'inverse_sqrt'")
+    if t.seg_len_std and t.seg_len < 10:
+        rule = f"needs train.seg_len of at least 10, not {t.seg_len}: half of it is a length too"
+        refuse("train.seg_len_std", t.seg_len_std, rule)
     if c.loss.positions == "half" and t.seg_len < 2:
         refuse("loss.positions", "half", f"needs train.seg_len of at least 2, not {t.seg_len}")
     for section, cut in (("train", t), ("validate", c.validate), ("evaluate", c.evaluate)):
-        _check_lengths(section, c.model, cut.mem_len, cut.seg_len, cut.context_len, refuse)
+        more = int(3 * t.seg_len_std) if cut is t else 0
+        _check_lengths(section, c.model, cut.mem_len, cut.seg_len, cut.context_len, more, refuse)
     for section, scored in (("validate", c.validate), ("evaluate", c.evaluate)):
         if scored.warm_start and not scored.mem_len:
             rule = f"is read into memory, and {section}.mem_len is 0"
@@ -64,22 +72,31 @@ def check_combinations(c: "ExperimentConfig") -> None:
         refuse("data.url", d.url, "and data.path name two sources; give one")
     if d.vocab and d.name not in ("stdlib", "ptb", "text"):
         refuse("data.vocab", d.vocab, f"is fixed for data.name={d.name!r}; leave it out")
-    if d.protocol and d.name != "enwik8":
-        refuse("data.protocol", d.protocol, f"is for data.name='enwik8', not {d.name!r}")
+    if d.protocol and d.protocol not in PROTOCOLS.get(d.name, ()):
+        allowed = " and ".join(f"{name!r} {known}" for name, known in PROTOCOLS.items())
+        refuse("data.protocol", d.protocol, f"is not for data.name={d.name!r}; there are {allowed}")
+    if d.name == "lm1b" and t.seg_len_std:
+        rule = "is for one text; the sentences of data.name='lm1b' have no one order"
+        refuse("train.seg_len_std", t.seg_len_std, rule)
+    if d.name == "lm1b" and t.roll_streams:
+        rule = "is for one text; the sentences of data.name='lm1b' are shuffled"
+        refuse("train.roll_streams", True, rule)
     if c.generate.prompt and c.generate.prompt_file:
         refuse("generate.prompt_file", c.generate.prompt_file, "and prompt are both given")
 
 
-def _check_lengths(section, model, mem_len, seg_len, context_len, refuse) -> None:
+def _check_lengths(section, model, mem_len, seg_len, context_len, more, refuse) -> None:
     if model.memory_free and mem_len:
         rule = f"attention {model.attention!r} has no memory: it must be 0; use context_len"
         refuse(f"{section}.mem_len", mem_len, rule)
     if context_len and mem_len:
         rule = f"context is run again, so it needs {section}.mem_len 0, not {mem_len}"
         refuse(f"{section}.context_len", context_len, rule)
-    if model.attention == "absolute_per_layer" and context_len + seg_len > model.n_positions:
-        rule = f"with context_len {context_len} is more than model.n_positions {model.n_positions}"
-        refuse(f"{section}.seg_len", seg_len, rule)
+    longest = context_len + seg_len + more
+    if model.attention == "absolute_per_layer" and longest > model.n_positions:
+        drawn = f" and up to {more} tokens drawn above it" if more else ""
+        rule = f"with context_len {context_len}{drawn} is more than model.n_positions"
+        refuse(f"{section}.seg_len", seg_len, f"{rule} {model.n_positions}")
 
 
 def check_model(c: "TransformerXLConfig") -> None:

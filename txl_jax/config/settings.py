@@ -194,7 +194,7 @@ class LossConfig:
         (paper, section 4.2, table 6).
       ar: activation regularisation, times the mean square of the last layer's states.
       tar: temporal activation regularisation, times the mean square of their changes from one
-        position to the next (Merity et al. 2017, section 4.3 names both). Both act before
+        position to the next (Merity et al. 2018, section 4.6). Both act before
         dropout, on scored positions.
     """
 
@@ -216,7 +216,7 @@ class TrainConfig:
         ``ext_len``); for training without memory.
       seg_len_std: s > 0: each segment has a length of its own, drawn from N(T, s) and one time in
         twenty from N(T/2, s), at least 5 and at most T + 3s; the rate of its update is in
-        proportion (Merity et al. 2018, section 5). Arrays have the longest length and are padded.
+        proportion (Merity et al. 2018, section 4.1). Arrays have the longest length and are padded.
       roll_streams: in each epoch every stream begins at a random place of its own and wraps
         around (NVIDIA).
       reset_every: n > 0: memory is emptied every n steps as well (TF on TPU: 1000).

@@ -32,14 +32,15 @@ class Batch(flax.struct.PyTreeNode):
         """C, tokens that are run again and not scored."""
         return self.inputs.shape[-1] - self.targets.shape[-1]
 
-    def about_inputs(self, memory_free: bool) -> dict[str, Any]:
+    def about_inputs(self, with_lengths: bool) -> dict[str, Any]:
         """The keywords of ``nll`` that say what the inputs are.
 
-        ``memory_free``: of a form of attention that counts positions from the last real token, so
-        it must know where that is; others are spared the cost.
+        ``with_lengths``: also where padding begins. Needed by a form of attention that counts
+        positions from the last real token, and where more of the text follows a padded segment:
+        memory must not take the padding. Others are spared the cost.
         """
         about = {"reset": self.reset, "context_len": self.context_len}
-        return {**about, "lengths": self._lengths()} if memory_free else about
+        return {**about, "lengths": self._lengths()} if with_lengths else about
 
     def _lengths(self) -> jax.Array:
         """Tokens of each row up to its last target, context included: int32 [B]."""

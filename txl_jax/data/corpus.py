@@ -63,7 +63,7 @@ class Corpus:
         if nothing is; ``label``: what it is, in words; ``foreign_vocab``: whether it is encoded
         with the vocabulary of a model that was trained on other text; ``python``: version, for
         ``stdlib``; ``protocol``: all that decided the tokens beside the text. Tokens of sentences
-        are the targets: words and a ``<S>`` each.
+        are the targets: words and a ``<S>`` each, or two (protocol ``double``).
     """
 
     name: str
@@ -180,12 +180,13 @@ def _find(data: DataConfig, kind: Kind, cache: Path) -> Source:
         return stdlib.find()
     if data.name == "text":
         return text.find(data, kind, cache)
+    protocol: Any = data.protocol or "authors"  # one that the corpus has, as the config checks
     finders: dict[str, Callable[[], Source]] = {
         "ptb": lambda: ptb.find(data.path, cache),
         "wt103": lambda: wikitext.find("wt103", data.path, cache),
         "wt2": lambda: wikitext.find("wt2", data.path, cache),
-        "lm1b": lambda: lm1b.find(data.path, cache),
-        "enwik8": lambda: enwik8.find(data.path, data.protocol or "authors", cache),
+        "lm1b": lambda: lm1b.find(data.path, cache, protocol),
+        "enwik8": lambda: enwik8.find(data.path, protocol, cache),
         "text8": lambda: text8.find(data.path, cache),
     }
     source = finders[data.name]()

@@ -9,27 +9,32 @@ import jax
 import numpy as np
 
 from txl_jax.data.batch import Batch, batch_of
-from txl_jax.data.sentences import AnyStreams
+from txl_jax.data.sentences import TrainingStreams
 
 _READ_AHEAD = 2
 
 
-def training_batch(streams: AnyStreams, step: int, epoch_memory: str) -> Batch:
+def training_batch(
+    streams: TrainingStreams, step: int, epoch_memory: str, reset_every: int = 0
+) -> Batch:
     """The batch of a training step, a function of the step alone, so that resume is a seek.
 
-    Memory is emptied at the first segment of an epoch with ``epoch_memory="reset"``.
+    Memory is emptied at the first segment of an epoch with ``epoch_memory="reset"``, and with
+    ``reset_every`` n > 0 at steps 0, n, 2n, ..
     """
     segment = streams.at_step(step)
-    return batch_of(segment, forget=segment.first and epoch_memory == "reset")
+    again = reset_every > 0 and step % reset_every == 0
+    return batch_of(segment, forget=again or (segment.first and epoch_memory == "reset"))
 
 
 def training_feed(
-    streams: AnyStreams,
+    streams: TrainingStreams,
     start: int,
     stop: int,
     epoch_memory: str,
     per_dispatch: int,
     sharding: Any,
+    reset_every: int = 0,
 ) -> Generator[Batch, None, None]:
     """Batches of the steps ``start`` .. ``stop - 1``, on device, read ahead in a thread.
 
@@ -40,7 +45,8 @@ def training_feed(
     def batches() -> Iterator[Batch]:
         for step in range(start, stop, per_dispatch):
             parts = [
-                training_batch(streams, s, epoch_memory) for s in range(step, step + per_dispatch)
+                training_batch(streams, s, epoch_memory, reset_every)
+                for s in range(step, step + per_dispatch)
             ]
             whole = parts[0] if per_dispatch == 1 else jax.tree.map(_stack, *parts)
             yield jax.device_put(whole, sharding)

@@ -78,9 +78,10 @@ def _write(source: Source, kind: Kind, folder: Path, given: Vocab | None) -> dic
         source = dataclasses.replace(source, counts={})
     (folder / "vocab.json").write_text(json.dumps(vocab.to_json()))
     counts: dict[str, dict[str, int]] = {}
+    double = source.protocol.get("protocol") == "double"
     for split in SPLITS:
         where = f"{source.label}, {split} split"
-        n = _write_tokens(blocks(split, "encoding"), vocab, where, folder / f"{split}.npy")
+        n = _write_tokens(blocks(split, "encoding"), vocab, where, folder / f"{split}.npy", double)
         if n < 2:
             raise DataError(f"{where}: has {n} token, at least 2 are needed; give a longer text")
         counts[split] = {"tokens": n, **_counts(prepared.blocks(split))}
@@ -159,8 +160,12 @@ def _prepared_text(source: Source, folder: Path):
     return PreparedText(getattr(module, source.name.capitalize()), source, folder)
 
 
-def _write_tokens(blocks: Iterable[bytes], vocab: Vocab, where: str, path: Path) -> int:
+def _write_tokens(
+    blocks: Iterable[bytes], vocab: Vocab, where: str, path: Path, double: bool
+) -> int:
     """Writes the ids of a text as one ``.npy`` file, and of sentences where they begin.
+
+    ``double``: between two sentences there are two ``<S>``, see :func:`doubled`.
 
     Returns:
       The number of tokens; of sentences that of their targets, see :class:`Corpus`.
@@ -173,7 +178,8 @@ def _write_tokens(blocks: Iterable[bytes], vocab: Vocab, where: str, path: Path)
 
     def token_parts(offsets: Any) -> Iterator[np.ndarray]:
         nonlocal offset
-        for ids, places in vocab.encode_sentences(blocks, where):
+        encoded = vocab.encode_sentences(blocks, where)
+        for ids, places in doubled(encoded) if double else encoded:
             (places + offset).astype(np.int64).tofile(offsets)
             offset += len(ids)
             yield ids
@@ -183,6 +189,30 @@ def _write_tokens(blocks: Iterable[bytes], vocab: Vocab, where: str, path: Path)
         n = _write_array(token_parts(offsets), vocab.dtype, path)
     _as_npy(raw, np.dtype(np.int64), ends)
     return n - 1
+
+
+def doubled(
+    parts: Iterable[tuple[np.ndarray, np.ndarray]],
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The ids of sentences, each boundary twice but for the first, and where sentences begin.
+
+        <S> the cat <S> it rained <S>           <S> the cat <S> <S> it rained <S> <S>
+         ^           ^             ^     ──▶     ^               ^                 ^
+
+    So ``<S> the cat <S>`` is a sentence and the next one's ``<S>`` its last target. All sentences
+    are alike, the last one too, so that they make such a stream in any order. TF's own text ends
+    one ``<S>`` earlier.
+
+    Args:
+      parts: ids and the places of boundaries in them, :meth:`Vocab.encode_sentences`.
+    """
+    first = True
+    for ids, places in parts:
+        times = np.ones(len(ids), np.int64)
+        times[places] = 2
+        if first and len(places):
+            times[places[0]], first = 1, False
+        yield np.repeat(ids, times), np.cumsum(times)[places] - 1
 
 
 def _write_array(parts: Iterator[np.ndarray], dtype: np.dtype, path: Path) -> int:

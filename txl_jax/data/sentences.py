@@ -9,6 +9,9 @@ Sentence i is what lies between two of these, with both: inputs ``<S> it rained`
 of another sentence than its inputs, and each row of a batch reads one text like the above, whose
 memory is carried from sentence to sentence.
 
+With two ``<S>`` between sentences (TF) the second of them begins the next sentence, so that
+sentence i is ``<S> it rained <S> <S>``; all that follows holds for it too.
+
 Rows are contiguous ranges of whole sentences with nearly as many tokens each. In training the
 order within a row is drawn anew every epoch, in two steps, so that nothing as long as the corpus
 is kept or searched: the order of the row's shards of 1024 sentences, and the order in a shard.
@@ -27,8 +30,9 @@ from typing import overload
 
 import numpy as np
 
+from txl_jax.data.drawn_lengths import DrawnLengths
 from txl_jax.data.errors import DataError
-from txl_jax.data.streams import Cut, Segment, Streams
+from txl_jax.data.streams import Cut, Segment, Streams, segment_of
 from txl_jax.data.vocab import check_ids
 
 SHARD = 1024
@@ -39,6 +43,9 @@ _KEPT = 2
 
 class Sentences(Sequence[np.ndarray]):
     """The sentences of a text, by index, each ``<S> words <S>``; read when they are asked for.
+
+    In TF's stream (protocol ``double``) each is ``<S> words <S> <S>``: the last ``<S>`` is the next
+    one's first, and there is one after the last sentence too.
 
     Attributes:
       tokens: 1-D ids of the whole text, may be memory-mapped; the last is ``<S>``.
@@ -69,7 +76,7 @@ class Sentences(Sequence[np.ndarray]):
 
     @property
     def n_targets(self) -> int:
-        """Targets of all sentences: their words, and a ``<S>`` each."""
+        """Targets of all sentences: their words, and a ``<S>`` (``double``: two) each."""
         return int(self.offsets[-1] - self.offsets[0])
 
     @property
@@ -176,26 +183,18 @@ class SentenceStreams:
         """
         if not 0 <= index < self.n_segments:
             raise IndexError(f"segment {index}: there are {self.n_segments}, counted from 0")
-        streams = range(*rows.indices(self.batch_size))
-        b, t, c = len(streams), self.seg_len, self.context_len
-        inputs, targets = np.zeros((b, c + t), np.int32), np.zeros((b, t), np.int32)
-        weights, starts = np.zeros((b, t), np.float32), np.zeros((b, c + t), bool)
-        start = index * t
-        before = min(c, start)  # tokens of the row that the context has
-        if before == start:
-            starts[:, c - before] = True
-        for row, stream in enumerate(streams):
-            n = min(t, int(self._totals[stream]) - start)
-            if n > 0:
-                piece = self._text.read(epoch, stream, start - before, start + n + 1)
-                inputs[row, c - before : c + n] = piece[:-1]
-                targets[row, :n] = piece[before + 1 :]
-                weights[row, :n] = 1
-        return Segment(inputs, targets, weights, starts, first=index == 0)
+        ends = {b: int(self._totals[b]) for b in range(*rows.indices(self.batch_size))}
+        read = lambda stream, i, j: self._text.read(epoch, stream, i, j)
+        start, t = index * self.seg_len, self.seg_len
+        return segment_of(read, ends, start, t, t, self.context_len)
 
     def at_step(self, step: int, rows: slice = slice(None)) -> Segment:
         """The segment of a training step, counted from 0 over all epochs."""
         return self.segment(step % self.n_segments, rows, step // self.n_segments)
+
+    def epochs(self, step: int) -> float:
+        """Passes over the text that are done after a number of steps."""
+        return step / self.n_segments
 
     def before(self, stream: int, n: int) -> np.ndarray:
         """Up to n tokens of the text that come before a row's first one.
@@ -206,6 +205,7 @@ class SentenceStreams:
 
 
 AnyStreams = Streams | SentenceStreams
+TrainingStreams = AnyStreams | DrawnLengths
 
 
 def streams_of(
@@ -231,22 +231,38 @@ def shuffled_streams_of(
     name: str = "tokens",
     vocab_size: int | None = None,
     context_len: int = 0,
-) -> AnyStreams:
+    seg_len_std: float = 0.0,
+    roll: bool = False,
+) -> TrainingStreams:
     """A split to be trained on: sentences in an order of each epoch, a text as the authors cut it.
 
-    ``seed``: of the order of sentences.
+    Args:
+      split, batch_size, seg_len, name, vocab_size, context_len: see :class:`Streams`.
+      seed: of the order of sentences, of drawn lengths, of shifts.
+      seg_len_std: s > 0: segments have lengths of their own, see :class:`DrawnLengths`.
+      roll: in each epoch every stream begins at a random place of its own.
+
+    Raises:
+      DataError: what :class:`Streams` refuses; drawn lengths or rolling for sentences.
     """
-    if isinstance(split, Sentences):
-        return SentenceStreams(
-            split,
-            batch_size,
-            seg_len,
-            name=name,
-            vocab_size=vocab_size,
-            context_len=context_len,
-            seed=seed,
+    if not isinstance(split, Sentences):
+        rolled = seed if roll else None
+        streams = Streams(
+            split, batch_size, seg_len, "authors", name, vocab_size, context_len, rolled
         )
-    return Streams(split, batch_size, seg_len, "authors", name, vocab_size, context_len)
+        return DrawnLengths(streams, seg_len_std, seed) if seg_len_std else streams
+    for key, value in (("seg_len_std", seg_len_std), ("roll", roll)):
+        if value:
+            raise DataError(f"{key} = {value}: {name} is of sentences, which have no one order")
+    return SentenceStreams(
+        split,
+        batch_size,
+        seg_len,
+        name=name,
+        vocab_size=vocab_size,
+        context_len=context_len,
+        seed=seed,
+    )
 
 
 def segments(

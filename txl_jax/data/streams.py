@@ -29,10 +29,16 @@ whose targets it is scored on. For C = 3 and stream 0 of the first picture:
       segment 2    1 2 3     4 .      -
     Context is of the stream's own text (stream 1 never sees 3 and 4), so a stream's first
     segments have less of it; ``starts`` marks where the text begins behind the padding.
+
+Rolled streams (NVIDIA's code) begin each epoch at a random place of their own and wrap around:
+
+    stream 0   0 1 2 3 4       epoch e, shift 3:   3 4 0 1 2      inputs   3 4   0 1
+                                                                  targets  4 0   1 2
+Shifts are drawn from (seed, epoch, stream), so a segment stays a pure function of its step.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, get_args
 
 import numpy as np
@@ -63,6 +69,40 @@ class Segment:
     first: bool
 
 
+def segment_of(
+    read: Callable[[int, int, int], np.ndarray],
+    ends: dict[int, int],
+    start: int,
+    n: int,
+    width: int,
+    context_len: int = 0,
+) -> Segment:
+    """Targets ``start`` .. ``start + n - 1`` of some streams, right padded to ``width``.
+
+    Args:
+      read: ``read(stream, i, j)`` gives the tokens i .. j-1 of a stream's text.
+      ends: targets of each stream that is read, by its number; one for each row.
+      start: counted from 0 in each stream.
+      n: at least 1, at most ``width``.
+      width: T of the arrays.
+      context_len: C.
+    """
+    b, t, c = len(ends), width, context_len
+    inputs, targets = np.zeros((b, c + t), np.int32), np.zeros((b, t), np.int32)
+    weights, starts = np.zeros((b, t), np.float32), np.zeros((b, c + t), bool)
+    before = min(c, start)  # tokens of the stream that the context has
+    if before == start:
+        starts[:, c - before] = True
+    for row, (stream, end) in enumerate(ends.items()):
+        real = min(n, end - start)
+        if real > 0:
+            piece = read(stream, start - before, start + real + 1)
+            inputs[row, c - before : c + real] = piece[:-1]
+            targets[row, :real] = piece[before + 1 :]
+            weights[row, :real] = 1
+    return Segment(inputs, targets, weights, starts, first=start == 0)
+
+
 class Streams:
     """All segments of a token array, by index.
 
@@ -72,6 +112,7 @@ class Streams:
       context_len: C.
       n_segments: segments of one pass; also ``len()``.
       n_targets: targets of one pass, the sum of all weights.
+      longest: targets of a full stream.
     """
 
     def __init__(
@@ -83,6 +124,7 @@ class Streams:
         name: str = "tokens",
         vocab_size: int | None = None,
         context_len: int = 0,
+        roll_seed: int | None = None,
     ):
         """Lays out the streams; nothing is read but for the check of ids.
 
@@ -94,10 +136,12 @@ class Streams:
           name: of the token array, for errors.
           vocab_size: V; if given, all ids are checked to be from 0 to V-1.
           context_len: C, tokens given again before each segment; targets stay what they are.
+          roll_seed: if given, streams are rolled in each epoch by shifts drawn from it. With
+            cut ``authors`` only: there all streams are full, and n-1 targets long.
 
         Raises:
           DataError: tokens that are not 1-D integers or too few for B, B or T below 1, C below
-            0, an unknown cut, or an id out of range.
+            0, an unknown cut, a cut that cannot be rolled, or an id out of range.
         """
         tokens = np.asanyarray(tokens)
         if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
@@ -106,6 +150,8 @@ class Streams:
             )
         if cut not in get_args(Cut):
             raise DataError(f"cut = {cut!r}: must be one of 'every_target', 'authors'")
+        if roll_seed is not None and cut != "authors":
+            raise DataError(f"cut = {cut!r}: rolled streams are for training, cut 'authors'")
         lengths = (("batch_size", batch_size, 1), ("seg_len", seg_len, 1))
         for key, value, least in (*lengths, ("context_len", context_len, 0)):
             if value < least:
@@ -120,7 +166,7 @@ class Streams:
         if vocab_size is not None:
             check_ids(tokens, vocab_size, name)
         self.batch_size, self.seg_len, self.context_len = batch_size, seg_len, context_len
-        self._tokens = tokens
+        self._tokens, self._roll_seed = tokens, roll_seed
         if cut == "every_target":
             self.n_targets = len(tokens) - 1
             self._stride = -(-self.n_targets // batch_size)  # tokens from stream to stream
@@ -129,7 +175,7 @@ class Streams:
             self._stride = len(tokens) // batch_size
             longest = self._stride - 1
             self.n_targets = batch_size * longest
-        self._longest = longest  # targets of a full stream
+        self.longest = longest
         self.n_segments = -(-longest // seg_len)
 
     def __len__(self) -> int:
@@ -138,44 +184,59 @@ class Streams:
     def __iter__(self) -> Iterator[Segment]:
         return map(self.segment, range(self.n_segments))
 
-    def segment(self, index: int, rows: slice = slice(None)) -> Segment:
-        """Segment ``index`` of the pass, the same whatever was asked for before.
+    def segment(self, index: int, rows: slice = slice(None), epoch: int = 0) -> Segment:
+        """Segment ``index`` of an epoch, the same whatever was asked for before.
 
         Args:
           index: from 0 to ``n_segments - 1``.
           rows: which streams; only their tokens are read. The arrays have as many rows.
+          epoch: from 0; all are alike unless streams are rolled.
 
         Raises:
           IndexError: there is no such segment.
         """
         if not 0 <= index < self.n_segments:
             raise IndexError(f"segment {index}: there are {self.n_segments}, counted from 0")
-        streams = range(*rows.indices(self.batch_size))
-        b, t, c = len(streams), self.seg_len, self.context_len
-        inputs, targets = np.zeros((b, c + t), np.int32), np.zeros((b, t), np.int32)
-        weights, starts = np.zeros((b, t), np.float32), np.zeros((b, c + t), bool)
-        before = min(c, index * t)  # tokens of the stream that the context has
-        if before == index * t:
-            starts[:, c - before] = True
-        for row, stream in enumerate(streams):
-            start = stream * self._stride + index * t
-            n = min(t, self._end(stream) - start)
-            if n > 0:
-                piece = self._tokens[start - before : start + n + 1]
-                inputs[row, c - before : c + n] = piece[:-1]
-                targets[row, :n] = piece[before + 1 :]
-                weights[row, :n] = 1
-        return Segment(inputs, targets, weights, starts, first=index == 0)
+        return self.piece(index * self.seg_len, self.seg_len, self.seg_len, rows, epoch)
+
+    def piece(
+        self, start: int, n: int, width: int, rows: slice = slice(None), epoch: int = 0
+    ) -> Segment:
+        """Targets ``start`` .. ``start + n - 1`` of every stream, right padded to ``width``."""
+        ends = {b: self._n_targets(b) for b in range(*rows.indices(self.batch_size))}
+        read = lambda stream, i, j: self._read(epoch, stream, i, j)
+        return segment_of(read, ends, start, n, width, self.context_len)
 
     def at_step(self, step: int, rows: slice = slice(None)) -> Segment:
         """The segment of a training step, counted from 0 over all epochs."""
-        return self.segment(step % self.n_segments, rows)
+        return self.segment(step % self.n_segments, rows, step // self.n_segments)
+
+    def epochs(self, step: int) -> float:
+        """Passes over the text that are done after a number of steps."""
+        return step / self.n_segments
 
     def before(self, stream: int, n: int) -> np.ndarray:
         """Up to n tokens of the text that come before a stream's first one."""
         begin = stream * self._stride
         return self._tokens[max(begin - n, 0) : begin]
 
-    def _end(self, stream: int) -> int:
-        """Position after the last input of a stream."""
-        return min(stream * self._stride + self._longest, len(self._tokens) - 1)
+    def shift(self, epoch: int, stream: int) -> int:
+        """Where in its own text a stream begins in an epoch: from 0 to its length less 1."""
+        if self._roll_seed is None:
+            return 0
+        draw = np.random.default_rng([self._roll_seed, epoch, stream])
+        return int(draw.integers(self._stride))
+
+    def _read(self, epoch: int, stream: int, start: int, stop: int) -> np.ndarray:
+        """Tokens ``start`` .. ``stop - 1`` of a stream as it lies in an epoch."""
+        begin, n, shift = stream * self._stride, self._stride, self.shift(epoch, stream)
+        if not shift:
+            return self._tokens[begin + start : begin + stop]
+        wrap = n - shift  # tokens before the stream's end comes
+        at_end = self._tokens[begin + shift + min(start, wrap) : begin + shift + min(stop, wrap)]
+        again = self._tokens[begin + max(start - wrap, 0) : begin + max(stop - wrap, 0)]
+        return np.concatenate([at_end, again])
+
+    def _n_targets(self, stream: int) -> int:
+        """Of one stream; at most 0 where the tokens do not reach it."""
+        return min(self.longest, len(self._tokens) - 1 - stream * self._stride)

@@ -5,6 +5,7 @@ beside every result, because the same parameters give other numbers under anothe
 """
 
 import dataclasses
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,8 @@ from txl_jax.config import ProtocolConfig, TransformerXLConfig
 from txl_jax.data.batch import Batch, batch_of, warm_up
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import read_ahead
-from txl_jax.data.sentences import Sentences, streams_of
+from txl_jax.data.sentences import AnyStreams, Sentences, streams_of
+from txl_jax.evaluation.dynamic import Learner, add_squares, describe_dynamic, score_and_learn
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.sharding import Placement
@@ -49,9 +51,11 @@ class Evaluator:
       tokens: 1-D integer array, or sentences, scored in their order.
       mesh: devices to spread the streams over; they need not divide the batch.
       name: of the split, for error messages.
+      training: the training split, for the statistics of dynamic evaluation ``rms``.
 
     Raises:
       DataError: more streams than the tokens allow, or a token out of range.
+      ValueError: ``rms`` without a training split.
     """
 
     def __init__(
@@ -61,16 +65,22 @@ class Evaluator:
         tokens: np.ndarray | Sentences,
         mesh: Mesh,
         name: str = "tokens",
+        training: np.ndarray | Sentences | None = None,
     ):
         self.protocol, self.name = protocol, name
-        self.streams = streams_of(
-            tokens,
-            protocol.batch_size,
-            protocol.seg_len,
-            name=name,
+        cut = functools.partial(
+            streams_of,
+            batch_size=protocol.batch_size,
+            seg_len=protocol.seg_len,
             vocab_size=model.vocab_size,
             context_len=protocol.context_len,
         )
+        self.streams = cut(tokens, name=name)
+        self._training: AnyStreams | None = None
+        if protocol.dynamic.rule == "rms":
+            if training is None:
+                raise ValueError("dynamic evaluation 'rms' needs the training split")
+            self._training = cut(training, name="the train split")
         self._placement = Placement(mesh)
         self.model = TransformerXL(under_protocol(model, protocol), self._placement.for_model)
         self._warm_segments = -(-protocol.warm_start // protocol.seg_len)
@@ -81,6 +91,16 @@ class Evaluator:
             self._score_segment,
             in_shardings=(None, place.batch(), place.memory()),  # parameters as they lie
             out_shardings=(place.everywhere(), place.everywhere(), place.memory()),
+        )
+        self._score_and_learn = jax.jit(
+            functools.partial(score_and_learn, model=self.model, c=protocol.dynamic),
+            in_shardings=(None, place.batch(), place.memory()),
+            out_shardings=(*[place.everywhere()] * 2, place.memory(), None),
+        )
+        self._add_squares = jax.jit(
+            functools.partial(add_squares, model=self.model),
+            in_shardings=(None, None, place.batch(), place.memory()),
+            out_shardings=(None, place.memory()),
         )
 
     @property
@@ -95,16 +115,25 @@ class Evaluator:
         stop: Callable[[], bool] = lambda: False,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Score | None:
-        """The score of ``params``; ``None`` if ``stop()`` became true on the way.
+        """The score of ``params``, which stay as they are; ``None`` if ``stop()`` became true.
 
-        ``progress(done, total)`` is told of every segment.
+        ``progress(done, total)`` is told of every segment, those of statistics included.
 
         Raises:
           RuntimeError: not every target was scored once.
         """
         start = time.perf_counter()
         params = jax.device_put(params, self._placement.parameters(params))
-        mems = jax.device_put(self._first_memory(), self._placement.memory())
+        dynamic = self.protocol.dynamic
+        ahead = dynamic.statistics if self._training else 0
+        tell = lambda done: progress(done, ahead + self.segments)
+        learner = Learner(params)
+        if self._training:
+            root = self._root(params, stop, tell)
+            if root is None:
+                return None
+            learner = Learner(params, trained=params, root=root)
+        mems = self._placed_first_memory()
         total, count = 0.0, 0
         pending: list[tuple[jax.Array, jax.Array]] = []
 
@@ -119,11 +148,14 @@ class Evaluator:
             for done, batch in enumerate(feed, 1 - self._warm_segments):
                 if stop():
                     return None
-                nll_sum, n, mems = self._score(params, batch, mems)
+                if dynamic.rule == "none":
+                    nll_sum, n, mems = self._score(params, batch, mems)
+                else:
+                    nll_sum, n, mems, learner = self._score_and_learn(learner, batch, mems)
                 pending.append((nll_sum, n))
                 settle(keep=1)
                 if done > 0:
-                    progress(done, self.segments)
+                    tell(ahead + done)
         finally:
             feed.close()
         settle(keep=0)
@@ -134,6 +166,27 @@ class Evaluator:
             )
         return Score(total / count, count, time.perf_counter() - start)
 
+    def _root(
+        self, params: Any, stop: Callable[[], bool], tell: Callable[[int], None]
+    ) -> Any | None:
+        """Root of the squared gradients, summed over training segments; ``None`` if stopped."""
+        squares = jax.tree.map(jnp.zeros_like, params)
+        mems = self._placed_first_memory()
+        feed = read_ahead(self._training_batches())
+        try:
+            for done, batch in enumerate(feed, 1):
+                if stop():
+                    return None
+                squares, mems = self._add_squares(squares, params, batch, mems)
+                jax.block_until_ready(mems)  # a queue of steps would hold as many sums
+                tell(done)
+        finally:
+            feed.close()
+        return jax.tree.map(jnp.sqrt, squares)
+
+    def _placed_first_memory(self) -> Memory:
+        return jax.device_put(self._first_memory(), self._placement.memory())
+
     def _first_memory(self) -> Memory:
         """Memory before the first segment: all slots zeros, real ones if the protocol says so."""
         mems = self.model.init_mems(self._rows, self.protocol.mem_len)
@@ -143,15 +196,26 @@ class Evaluator:
 
     def _batches(self) -> Iterator[Batch]:
         """What is read before the first segments, and the segments; on device, rows padded."""
-        extra = self._rows - self.protocol.batch_size
-        pad = lambda x: np.pad(x, [(0, extra)] + [(0, 0)] * (x.ndim - 1))
         before = warm_up(self.streams, self.protocol.warm_start)
         cold = ~np.any([batch.reset.any(axis=1) for batch in before], axis=0)  # nothing was read
         segments = (batch_of(self.streams.segment(i), forget=False) for i in range(self.segments))
         for index, batch in enumerate(itertools.chain(before, segments)):
             if before and index == len(before):
                 batch = batch.replace(reset=cold)
-            yield jax.device_put(jax.tree.map(pad, batch), self._placement.batch())
+            yield self._placed(batch)
+
+    def _training_batches(self) -> Iterator[Batch]:
+        """The segments of the statistics, from the start again where the split is over."""
+        assert self._training is not None
+        for index in range(self.protocol.dynamic.statistics):
+            segment = self._training.at_step(index)
+            yield self._placed(batch_of(segment, forget=segment.first and index > 0))
+
+    def _placed(self, batch: Batch) -> Batch:
+        """On device, with as many rows of padding as the devices need."""
+        extra = self._rows - self.protocol.batch_size
+        pad = lambda x: np.pad(x, [(0, extra)] + [(0, 0)] * (x.ndim - 1))
+        return jax.device_put(jax.tree.map(pad, batch), self._placement.batch())
 
     def _score_segment(self, params, batch: Batch, mems):
         nll, mems = self.model.apply(
@@ -169,8 +233,8 @@ def evaluator_of(
     model: TransformerXLConfig, protocol: ProtocolConfig, corpus: Corpus, mesh: Mesh
 ) -> Evaluator:
     """An evaluator of the corpus's split that the protocol names."""
-    tokens = getattr(corpus, protocol.split)
-    return Evaluator(model, protocol, tokens, mesh, name=f"the {protocol.split} split")
+    tokens, name = getattr(corpus, protocol.split), f"the {protocol.split} split"
+    return Evaluator(model, protocol, tokens, mesh, name, training=corpus.train)
 
 
 def under_protocol(model: TransformerXLConfig, protocol: ProtocolConfig) -> TransformerXLConfig:
@@ -202,4 +266,6 @@ def describe(protocol: ProtocolConfig, model: TransformerXLConfig) -> str:
         parts.append(f"clamp {c.clamp_len}")
     if protocol.max_segments:
         parts.append(f"first {protocol.max_segments} segments only")
+    if protocol.dynamic.rule != "none":
+        parts.append(describe_dynamic(protocol.dynamic))
     return ", ".join(parts)

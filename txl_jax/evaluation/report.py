@@ -1,16 +1,19 @@
 """What a trained model is worth: its score with and without its past, beside simple models."""
 
+import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from txl_jax.config import ProtocolConfig
+from txl_jax.config import DynamicConfig, ProtocolConfig
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.sentences import tokens_of
+from txl_jax.data.sources.progress import DELAY
 from txl_jax.evaluation.baselines import baselines
 from txl_jax.evaluation.evaluate import describe, evaluator_of
 from txl_jax.files import write_json
@@ -20,8 +23,14 @@ from txl_jax.workdir import Trained
 
 
 def without_past(protocol: ProtocolConfig) -> ProtocolConfig:
-    """The same protocol with every segment scored from nothing: no memory, no context."""
-    return dataclasses.replace(protocol, mem_len=0, context_len=0, warm_start=0, same_length=False)
+    """The same protocol with every segment scored from nothing: no memory, context or learning."""
+    static = without_learning(protocol)
+    return dataclasses.replace(static, mem_len=0, context_len=0, warm_start=0, same_length=False)
+
+
+def without_learning(protocol: ProtocolConfig) -> ProtocolConfig:
+    """The same protocol with parameters that stay as they were trained."""
+    return dataclasses.replace(protocol, dynamic=DynamicConfig())
 
 
 def report(
@@ -29,8 +38,9 @@ def report(
 ) -> dict[str, Any] | None:
     """Scores ``evaluate.split`` with the protocol's memory or context, with none, and baselines.
 
-    Prints a table, writes it as ``evaluation.json`` in the workdir, and returns it; ``None`` if
-    ``stop()`` became true on the way.
+    With dynamic evaluation the same protocol without it is scored too. Progress is shown on
+    stderr, a bar for each. Prints a table, writes it as ``evaluation.json`` in the workdir, and
+    returns it; ``None`` if ``stop()`` became true on the way.
     """
     protocol = trained.config.evaluate
     model = trained.config.model
@@ -43,7 +53,8 @@ def report(
         rows.append({"name": name, "loss": loss, unit: in_unit(loss, unit), **more})
 
     for name, chosen in protocols(protocol):
-        score = evaluator_of(model, chosen, corpus, mesh).run(trained.params, stop)
+        with segment_bar(f"{chosen.split} split, {name}") as progress:
+            score = evaluator_of(model, chosen, corpus, mesh).run(trained.params, stop, progress)
         if score is None:
             return None
         add(
@@ -126,9 +137,35 @@ def table(rows: list[dict[str, Any]], unit: str, protocol: str) -> str:
 
 
 def protocols(protocol: ProtocolConfig) -> list[tuple[str, ProtocolConfig]]:
-    """A protocol and, where it gives the model a past, the same without; each with its name."""
+    """A protocol and the simpler ones it is held against, each with its name.
+
+    Those are the same without dynamic evaluation, and without a past; where it has them.
+    """
     kind, length = "memory", protocol.mem_len
     if protocol.context_len:
         kind, length = "context", protocol.context_len
-    named = [(f"{kind} {length}", protocol)]
+    named = [(f"{kind} {length}", without_learning(protocol))]
+    if protocol.dynamic.rule != "none":
+        named.insert(0, (f"{kind} {length}, dynamic {protocol.dynamic.rule}", protocol))
     return [*named, (f"no {kind}", without_past(protocol))] if length else named
+
+
+@contextlib.contextmanager
+def segment_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr for ``progress`` of :meth:`Evaluator.run`, shown as that of a download is."""
+    from tqdm import tqdm
+
+    seconds = 0.2 if sys.stderr.isatty() else 30.0
+    with tqdm(
+        desc=what,
+        unit="segment",
+        delay=DELAY,
+        mininterval=seconds,
+        maxinterval=max(seconds, 10.0),
+    ) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield progress

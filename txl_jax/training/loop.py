@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from txl_jax.config import ConfigError, ExperimentConfig
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import training_batch, training_feed
-from txl_jax.data.sentences import AnyStreams, shuffled_streams_of, tokens_of
+from txl_jax.data.sentences import TrainingStreams, shuffled_streams_of, tokens_of
 from txl_jax.evaluation.evaluate import Evaluator, evaluator_of
 from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.model.transformer_xl import TransformerXL
@@ -91,7 +91,7 @@ class _Run:
 
     def __init__(self, exp, streams, evaluator, checkpoints, log, stop, placement):
         self.exp: ExperimentConfig = exp
-        self.streams: AnyStreams = streams
+        self.streams: TrainingStreams = streams
         self.evaluator: Evaluator = evaluator
         self.checkpoints: Checkpoints = checkpoints
         self.log: RunLog = log
@@ -105,7 +105,7 @@ class _Run:
     def compile(self, model, optimizer, abstract: TrainState) -> None:
         """Compiles the step before the clock of training runs."""
         t = self.exp.train
-        batch = training_batch(self.streams, 0, t.epoch_memory)
+        batch = training_batch(self.streams, 0, t.epoch_memory, t.reset_every)
         lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype), batch)
         start = time.perf_counter()
@@ -121,7 +121,13 @@ class _Run:
             evaluated = self.validate_and_save(step, state, again=True)
         sharding = self.placement.batch(steps_axis=t.steps_per_dispatch > 1)
         feed = training_feed(
-            self.streams, step, t.steps, t.epoch_memory, t.steps_per_dispatch, sharding
+            self.streams,
+            step,
+            t.steps,
+            t.epoch_memory,
+            t.steps_per_dispatch,
+            sharding,
+            t.reset_every,
         )
         try:
             for batch in feed:
@@ -184,7 +190,6 @@ class _Run:
     def settle(self, keep: int) -> None:
         """Logs the metrics of all but the newest ``keep`` dispatches: the device runs ahead."""
         t = self.exp.train
-        tokens = t.batch_size * t.seg_len
         while len(self.pending) > keep:
             last, metrics = self.pending.popleft()
             values = {k: np.atleast_1d(np.asarray(v)) for k, v in metrics.items()}
@@ -199,7 +204,7 @@ class _Run:
                     one["count"],
                     one["grad_norm"],
                     one["learning_rate"],
-                    tokens,
+                    int(one["tokens"]),
                 )
                 if step % t.log_every == 0:
                     self.log.flush_window(step, epoch=self.epoch(step))
@@ -217,7 +222,7 @@ class _Run:
 
     def epoch(self, step: int) -> float:
         """Passes over the training split after a step."""
-        return step / self.streams.n_segments
+        return self.streams.epochs(step)
 
 
 def check_fit(exp: ExperimentConfig, corpus: Corpus) -> None:
@@ -229,7 +234,7 @@ def check_fit(exp: ExperimentConfig, corpus: Corpus) -> None:
         evaluator_of(exp.model, protocol, corpus, mesh)
 
 
-def training_streams(exp: ExperimentConfig, corpus: Corpus) -> AnyStreams:
+def training_streams(exp: ExperimentConfig, corpus: Corpus) -> TrainingStreams:
     """The streams of the training split, checked against batch, memory and vocabulary."""
     t = exp.train
     streams = shuffled_streams_of(
@@ -240,6 +245,8 @@ def training_streams(exp: ExperimentConfig, corpus: Corpus) -> AnyStreams:
         name="the train split",
         vocab_size=exp.model.vocab_size,
         context_len=t.context_len,
+        seg_len_std=t.seg_len_std,
+        roll=t.roll_streams,
     )
     longest = len(tokens_of(corpus.train)) // t.batch_size
     for key, what in (("mem_len", "memory"), ("context_len", "context")):
@@ -261,10 +268,11 @@ def _with_shardings(abstract: TrainState, placement: Placement) -> TrainState:
 
 def _tell_start(log, exp, corpus, streams, state, devices, resumed) -> None:
     parameters = sum(x.size for x in jax.tree.leaves(state.params))
+    about = ", others are near it" if exp.train.seg_len_std else ""
     log.message(
         f"{exp.name}: {parameters:,} parameters, {devices} {jax.default_backend()} device(s);"
         f" {corpus.name}: {corpus.info['tokens']['train']:,} training tokens, vocabulary"
-        f" {len(corpus.vocab):,}; an epoch is {streams.n_segments:,} steps"
+        f" {len(corpus.vocab):,}; an epoch is {streams.n_segments:,} steps{about}"
     )
     if resumed:
         log.message(f"resuming at step {int(state.step):,} of {exp.train.steps:,}")

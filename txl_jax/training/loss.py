@@ -52,6 +52,7 @@ def batch_loss(
     dropout_key: jax.Array,
     c: LossConfig,
     whole: Totals,
+    padded: bool = False,
 ) -> tuple[jax.Array, tuple[jax.Array, Memory]]:
     """What a batch, or a part of one, adds to the loss of its step; the sum of nll beside it.
 
@@ -62,6 +63,7 @@ def batch_loss(
       dropout_key: of this step and micro-batch.
       c: activation regularisation.
       whole: of the whole step, so that its parts add up.
+      padded: whether memory after the segment is of use though the segment may be padded.
 
     Returns:
       loss in nats per target, float32 []; (sum of nll in nats, float32 []; memory after).
@@ -74,7 +76,7 @@ def batch_loss(
         method="nll_and_states",
         train=True,
         rngs={"dropout": dropout_key},
-        **batch.about_inputs(model.cfg.memory_free),
+        **batch.about_inputs(model.cfg.memory_free or padded),
     )
     nll, states, after = scores
     nll_sum = jnp.sum(nll * batch.weights)
@@ -85,7 +87,7 @@ def batch_loss(
 
 
 def regularisation(states: Array, weights: Array, c: LossConfig, whole: Totals) -> jax.Array:
-    """``ar`` and ``tar`` times their mean squares (Merity et al. 2017, section 4.3): float32 [].
+    """``ar`` and ``tar`` times their mean squares (Merity et al. 2018, section 4.6): float32 [].
 
     Means are over scored positions (``tar``: over neighbours that are both scored) and over D.
 

@@ -80,8 +80,8 @@ def scale_by_lamb(b1: float, b2: float, eps: float) -> optax.GradientTransformat
 
         def scaled(path, leaf):
             w, s = (norms[original_tensor(path)] for norms in (weight_norm, step_norm))
-            ratio = jnp.minimum(w, 10.0) / (s + eps)
-            return leaf * jnp.where(w > 0, ratio, 1.0)
+            ratio = jnp.where(w > 0, jnp.minimum(w, 10.0) / (s + eps), 1.0)
+            return leaf * ratio.reshape(ratio.shape + (1,) * (leaf.ndim - ratio.ndim))
 
         return jax.tree_util.tree_map_with_path(scaled, step), LambState(mu, nu)
 
@@ -93,22 +93,27 @@ def original_tensor(path: tuple[Any, ...]) -> str:
 
     A layer's queries, keys and values are one tensor there. So are, over all layers, the tables
     of positions and the content bias of ``shaw`` and ``absolute_per_layer``. Any other parameter
-    is its own tensor.
+    is its own tensor. Stacked layers have names like one layer, ``layers/...``.
     """
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     layer, _, rest = name.partition("/")
     if rest in ("attention/query", "attention/key", "attention/value"):
         return f"{layer}/attention/qkv"
-    if rest in ("attention/u", "attention/distance", "attention/distance_bias", "positions"):
-        return rest
-    return name
+    return rest if rest in _OF_ALL_LAYERS else name
+
+
+_OF_ALL_LAYERS = ("attention/u", "attention/distance", "attention/distance_bias", "positions")
 
 
 def _tensor_norms(tree: Any) -> dict[str, jax.Array]:
-    parts: dict[str, list[jax.Array]] = {}
+    """L2 norm of every original tensor, []; of stacked layers [L], one for each."""
+    squares: dict[str, jax.Array | float] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        parts.setdefault(original_tensor(path), []).append(leaf)
-    return {name: optax.tree.norm(leaves) for name, leaves in parts.items()}
+        name = original_tensor(path)
+        first = 1 if name.startswith("layers/") else 0
+        square = jnp.sum(jnp.square(leaf), axis=range(first, leaf.ndim))
+        squares[name] = squares.get(name, 0.0) + square
+    return {name: jnp.sqrt(square) for name, square in squares.items()}
 
 
 def gradient_norm(gradient) -> jax.Array:

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from txl_jax.config import ExperimentConfig
+from txl_jax.config import ExperimentConfig, TrainConfig
 from txl_jax.data.batch import Batch
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.training.loss import batch_loss, scored, totals
+from txl_jax.training.loss import Array, batch_loss, scored, totals
 from txl_jax.training.optimizer import gradient_norm, schedule
 from txl_jax.training.sharding import Placement, donates
 from txl_jax.training.state import TrainState, dropout_key
@@ -29,13 +29,15 @@ def train_step(
 
     Gradients are summed over ``train.micro_batches`` parts of the batch, each with its own
     streams' memory. Metrics, float32 []: ``nll_sum`` (nats) and ``count`` of the targets that
-    ``loss.positions`` has scored, ``grad_norm`` (before clipping), ``learning_rate``.
+    ``loss.positions`` has scored, ``tokens`` that are not padding, ``grad_norm`` (before clipping),
+    ``learning_rate``.
     """
     parts = exp.train.micro_batches
     key = dropout_key(exp.seed, state.step)
     gradient_of = jax.grad(batch_loss, has_aux=True)
+    tokens, share = jnp.sum(batch.weights), rate_share(batch.weights, exp.train)
     batch = batch.replace(weights=scored(batch.weights, exp.loss))
-    terms = (exp.loss, totals(batch.weights))
+    terms = (exp.loss, totals(batch.weights), padded_amid(exp.train))
 
     if parts == 1:
         gradient, (nll_sum, mems) = gradient_of(state.params, model, batch, state.mems, key, *terms)
@@ -55,14 +57,33 @@ def train_step(
         mems = _join_memory(mems)
 
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+    updates = jax.tree.map(lambda x: x * share, updates)
     metrics = {
         "nll_sum": nll_sum,
         "count": jnp.sum(batch.weights),
+        "tokens": tokens,
         "grad_norm": gradient_norm(gradient),
-        "learning_rate": schedule(exp.optimizer, exp.train.steps)(state.step),
+        "learning_rate": schedule(exp.optimizer, exp.train.steps)(state.step) * share,
     }
     params = optax.apply_updates(state.params, updates)
     return TrainState(state.step + 1, params, opt_state, mems), metrics
+
+
+def padded_amid(t: TrainConfig) -> bool:
+    """Whether more of the same memory's text may follow a padded segment."""
+    return t.seg_len_std > 0 or t.epoch_memory == "carry"
+
+
+def rate_share(weights: Array, t: TrainConfig) -> jax.Array | float:
+    """What the learning rate is multiplied by: 1, or with drawn lengths this segment's over T.
+
+    A short segment is a small sample of the text; at the full rate it would count for more than
+    its tokens (Merity et al. 2018, variable length backpropagation). ``weights``: [B,T], before
+    :func:`scored`.
+    """
+    if not t.seg_len_std:
+        return 1.0
+    return jnp.max(jnp.sum(weights, axis=1)) / t.seg_len
 
 
 def compiled_step(

@@ -4,11 +4,20 @@ The authors' scripts score one held-out file, of 50, both as validation and as t
 The vocabulary is the published list of 793,471 words, in its order. The archive's hash is the one
 that tensorflow_datasets has recorded; of the vocabulary file no hash is published, so the hash of
 what came is recorded beside it when it is downloaded.
+
+Two protocols, by name:
+
+    authors   <S> the cat sat <S> it rained <S>             one <S> between sentences (PyTorch)
+    double    <S> the cat sat <S> <S> it rained <S> <S>     two (TensorFlow)
+
+With ``double`` a sentence has a target more, the second ``<S>``, which is always the same and
+costs nothing: perplexities of the two do not compare.
 """
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources.archives import unpacked
@@ -22,6 +31,12 @@ from txl_jax.data.sources.download import (
 from txl_jax.data.sources.partial import folder_in_the_making, rename_folder
 from txl_jax.data.sources.source import Source, existing, file_hash, joined
 
+Protocol = Literal["authors", "double"]
+TITLES = {
+    "authors": "the authors' protocol (one <S> between sentences)",
+    "double": "TF's stream (two <S> between sentences, a trivial target for each)",
+}
+
 BASE = "1-billion-word-language-modeling-benchmark-r13output"
 URL = f"http://www.statmt.org/lm-benchmark/{BASE}.tar.gz"
 SHA256 = "01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e"
@@ -33,7 +48,7 @@ SHARDS = "news.en-*"
 COUNTS = {("symbols", ""): 793_471, ("lines", "train"): 30_301_028}
 
 
-def find(path: str | None, cache: Path) -> Source:
+def find(path: str | None, cache: Path, protocol: Protocol = "authors") -> Source:
     """The corpus at ``path``, or downloaded (1.8 GB, 4 GB unpacked).
 
     Args:
@@ -41,6 +56,7 @@ def find(path: str | None, cache: Path) -> Source:
         it, with ``valid.txt`` and ``test.txt``. :data:`VOCAB` must lie in that folder or beside
         the archive. ``None``: downloaded; the archive's hash is enforced.
       cache: folder for what is downloaded or unpacked.
+      protocol: see the head of this file.
 
     Raises:
       DataError: nothing usable is there, or a download has a wrong hash.
@@ -49,16 +65,19 @@ def find(path: str | None, cache: Path) -> Source:
         folder, recorded = _downloaded(cache)
         vocab, vocab_sum = _downloaded_vocab(cache)
         about = "published data (sha256 of the archive checked; none is published of its words)"
-        return _source(folder, vocab, True, about, {**recorded, "vocab": vocab_sum})
+        recorded = {**recorded, "vocab": vocab_sum}
+        return _source(folder, vocab, protocol, True, about, recorded)
     at = existing(path)
     if at.is_dir():
         about = "its files, for which no hash is published"
-        return _source(at, _local_vocab(at, at.parent), None, about)
+        return _source(at, _local_vocab(at, at.parent), protocol, None, about)
     vocab = _local_vocab(at.parent)
     folder = unpacked("lm1b", at, cache, wanted, (HELD_OUT,))
     if file_hash(at) == SHA256:
-        return _source(folder, vocab, True, "published data (sha256 of the archive checked)")
-    return _source(folder, vocab, False, "not the published data (the archive's sha256 differs)")
+        about = "published data (sha256 of the archive checked)"
+        return _source(folder, vocab, protocol, True, about)
+    about = "not the published data (the archive's sha256 differs)"
+    return _source(folder, vocab, protocol, False, about)
 
 
 def wanted(member: str) -> str | None:
@@ -72,6 +91,7 @@ def wanted(member: str) -> str | None:
 def _source(
     folder: Path,
     vocab: Path,
+    protocol: Protocol,
     published: bool | None,
     label: str,
     recorded: Mapping[str, str] | None = None,
@@ -88,8 +108,9 @@ def _source(
         name="lm1b",
         files=files,
         splits={"train": joined(shards), "valid": joined([valid]), "test": joined([test])},
+        protocol={"protocol": protocol},
         published=published,
-        label=f"One Billion Word, {scored}, {label}",
+        label=f"One Billion Word, {TITLES[protocol]}, {scored}, {label}",
         counts=COUNTS,
         vocab_file=vocab,
         recorded=recorded or {},

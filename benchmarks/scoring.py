@@ -1,0 +1,118 @@
+"""Scores of a trained workdir under changed protocols, and where and how they were measured."""
+
+import argparse
+import dataclasses
+import pathlib
+from typing import Any
+
+import flax
+import jax
+
+from benchmarks.data_preparation import machine
+from txl_jax.config import ConfigError, ProtocolConfig
+from txl_jax.data.corpus import Corpus, corpus_from_config
+from txl_jax.evaluation.evaluate import describe, evaluator_of
+from txl_jax.evaluation.report import segment_bar
+from txl_jax.training.sharding import make_mesh
+from txl_jax.units import in_unit
+from txl_jax.workdir import Trained, load
+
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scorer:
+    """A trained model and the text that it is scored on."""
+
+    trained: Trained
+    corpus: Corpus
+
+    @classmethod
+    def of(cls, flags: argparse.Namespace) -> "Scorer":
+        """The model of ``--workdir`` on the corpus of ``--data-path``, else on its own."""
+        trained = load(flags.workdir)
+        data = trained.config.data
+        if flags.data_path:
+            data = dataclasses.replace(data, path=flags.data_path)
+        return cls(trained, corpus_from_config(data, trained.vocab))
+
+    @property
+    def unit(self) -> str:
+        """``bpc`` or ``ppl``."""
+        return self.corpus.vocab.unit
+
+    def row(self, name: str, protocol: ProtocolConfig) -> Row:
+        """What a protocol gives: loss in nats, the corpus's unit, targets, seconds."""
+        c = self.trained.config
+        mesh = make_mesh(c.mesh, c.model, c.train.batch_size)
+        evaluator = evaluator_of(c.model, protocol, self.corpus, mesh)
+        with segment_bar(f"{protocol.split} split, {name}") as progress:
+            score = evaluator.run(self.trained.params, progress=progress)
+        assert score is not None
+        return {
+            "name": name,
+            "loss": score.loss,
+            self.unit: in_unit(score.loss, self.corpus.vocab.unit),
+            "targets": score.targets,
+            "seconds": round(score.seconds, 1),
+            "protocol": describe(protocol, c.model),
+        }
+
+    def about(self) -> dict[str, Any]:
+        """Model, text, machine and versions."""
+        c = self.trained.config
+        devices = {"platform": jax.default_backend(), "devices": jax.device_count()}
+        return {
+            "machine": machine() | devices,
+            "versions": {"jax": jax.__version__, "flax": flax.__version__},
+            "run": {"name": c.name, "step": self.trained.step},
+            "text": {
+                "name": self.corpus.name,
+                "label": self.corpus.info["label"],
+                "source_hash": self.corpus.source_hash,
+            },
+            "unit": self.unit,
+        }
+
+
+def parser_of(doc: str) -> argparse.ArgumentParser:
+    """The flags that all such programs have."""
+    parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
+    parser.add_argument("--workdir", required=True, help="a finished txl_jax run")
+    parser.add_argument("--data-path", help="its corpus, if it lies elsewhere than in training")
+    parser.add_argument("--out", help="JSON file to write")
+    return parser
+
+
+def command(program: str, argv: list[str]) -> str:
+    """The command that was given, without this machine's paths."""
+    places = {"--workdir": "RUN", "--data-path": "DATA", "--out": "FILE.json"}
+    words = [place.partition("=") for place in argv]
+    told = [f"{key}={places.get(key, value)}" if eq else key for key, eq, value in words]
+    return " ".join([f"python -m benchmarks.{program}", *told])
+
+
+def checked(protocol: ProtocolConfig, scorer: Scorer) -> ProtocolConfig:
+    """The protocol, if its settings go together with those of the run.
+
+    Raises:
+      SystemExit: with the rule that it breaks.
+    """
+    from txl_jax.config.checks import check_combinations
+
+    try:
+        check_combinations(dataclasses.replace(scorer.trained.config, evaluate=protocol))
+    except ConfigError as error:
+        raise SystemExit(str(error)) from error
+    return protocol
+
+
+def numbers(text: str) -> list[float]:
+    """Numbers between commas, for a flag."""
+    return [float(part) for part in text.split(",")]
+
+
+def write(text: str, out: str | None) -> None:
+    """Writes a file if one was asked for."""
+    if out:
+        pathlib.Path(out).write_text(text + "\n", encoding="utf-8")

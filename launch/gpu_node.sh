@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# One machine with NVIDIA GPUs: a single process drives them all.
+#   launch/gpu_node.sh --config=configs/enwik8_24l.py --workdir=runs/enwik8_24l
+# Several such machines without a scheduler: the same command on each, NODE_RANK counting from 0,
+# COORDINATOR a free port of machine 0, the workdir on a file system that all of them see:
+#   COORDINATOR=node0:12345 NUM_NODES=2 NODE_RANK=0 launch/gpu_node.sh --config=… --workdir=…
+# TXL_DRY_RUN=1 prints the commands instead. Not run on several machines yet.
+set -euo pipefail
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+# shellcheck source=launch/setup_env.sh
+source "$root/launch/setup_env.sh"
+if [[ -n "${COORDINATOR-}${NUM_NODES-}${NODE_RANK-}" ]]; then
+  set -- --distributed --coordinator="${COORDINATOR:?set it to HOST:PORT of machine 0}" \
+    --num_processes="${NUM_NODES:?set it to the number of machines}" \
+    --process_id="${NODE_RANK:?set it to 0 on machine 0, 1 on the next, …}" "$@"
+fi
+if ! txl_run nvidia-smi -L; then
+  printf 'nvidia-smi finds no GPU here; launch/local.sh runs on what there is\n' >&2
+  exit 1
+fi
+TXL_EXTRAS="${TXL_EXTRAS-cuda13}"
+txl_setup_env "$root"
+txl_run exec "$TXL_PYTHON" -m txl_jax.main "$@"

@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# A Cloud TPU VM or a pod of them, from your own machine, where gcloud is installed and signed in.
+#   export TPU_NAME=txl ZONE=us-west4-a ACCELERATOR_TYPE=v5litepod-16
+#   export RUNTIME_VERSION=v2-alpha-tpuv5-lite   # v5p: v2-alpha-tpuv5; v6e: v2-alpha-tpuv6e
+#   launch/tpu_vm.sh create      TPU_FLAGS: more flags for gcloud, such as --spot
+#   launch/tpu_vm.sh setup       copies this folder to every worker and makes the environment there;
+#                                TPU_SETUP: a command for every worker, such as to mount storage
+#   launch/tpu_vm.sh run --config=configs/enwik8_24l.py --workdir=/mnt/storage/enwik8_24l
+#   launch/tpu_vm.sh resume …    the arguments of run: makes a preempted TPU anew, then goes on
+#   launch/tpu_vm.sh stop        SIGTERM on every worker: saved, and run goes on from there
+#   launch/tpu_vm.sh delete      what is on the disks of the TPU is gone
+# The workdir must be storage that every worker mounts and that outlives the TPU (Filestore, or a
+# bucket through gcsfuse); the disks of a preempted TPU are lost. Training goes on when this machine
+# is switched off; on each worker its output is in txl_jax.log. TXL_DRY_RUN=1 prints the commands
+# instead. Not run on a real TPU yet.
+set -euo pipefail
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+# shellcheck source=launch/setup_env.sh
+source "$root/launch/setup_env.sh"
+usage='create, setup, run, resume, stop or delete'
+command="${1:?what to do: $usage}"
+shift
+: "${TPU_NAME:?set it to the name of the TPU}" "${ZONE:?set it to the zone of the TPU}"
+if [[ "$command" == create || "$command" == resume ]]; then
+  : "${ACCELERATOR_TYPE:?set it to the kind and size of the TPU, such as v5litepod-16}"
+  : "${RUNTIME_VERSION:?set it to the software of the TPU, such as v2-alpha-tpuv5-lite}"
+fi
+if [[ "$command" == run || "$command" == resume ]] && [[ " $*" != *" --workdir=/"* ]]; then
+  printf -- '--workdir=/… is missing: an absolute path on storage that outlives the TPU\n' >&2
+  exit 2
+fi
+
+tpu() { txl_run gcloud compute tpus tpu-vm "$1" "$TPU_NAME" --zone="$ZONE" "${@:2}"; }
+on_all() { tpu ssh --worker=all --command="$1"; }
+
+create() {
+  # shellcheck disable=SC2086  # several flags
+  tpu create --accelerator-type="$ACCELERATOR_TYPE" --version="$RUNTIME_VERSION" ${TPU_FLAGS-}
+}
+
+setup() { # the images of today have Python 3.10, too old
+  local archive="${TMPDIR:-/tmp}/txl_jax-$TPU_NAME.tar.gz"
+  txl_run tar -czf "$archive" --exclude='./.venv*' --exclude=./runs -C "$root" .
+  txl_run gcloud compute tpus tpu-vm scp "$archive" "$TPU_NAME:txl_jax.tar.gz" \
+    --zone="$ZONE" --worker=all
+  if [[ -n "${TPU_SETUP-}" ]]; then on_all "$TPU_SETUP"; fi
+  on_all "set -e; mkdir -p txl_jax; tar -xzf txl_jax.tar.gz -C txl_jax; \
+apt='sudo apt-get -qy -o DPkg::Lock::Timeout=600'; \$apt update; \
+\$apt install python3.11-venv || \$apt install python3-venv; \
+cd txl_jax; source launch/setup_env.sh; TXL_EXTRAS=tpu txl_setup_env \"\$PWD\""
+}
+
+run() { # the process outlives the connection, over which its log is followed
+  local arguments
+  printf -v arguments ' %q' "$@"
+  on_all "cd txl_jax || exit; TXL_EXTRAS=tpu setsid nohup launch/local.sh --distributed$arguments \
+>>../txl_jax.log 2>&1 </dev/null & tail -n 0 --pid=\$! -F ../txl_jax.log; wait \$!"
+}
+
+case "$command" in
+  create | setup) "$command" ;;
+  run) run "$@" ;;
+  resume)
+    state="$(tpu describe --format='value(state)')" || state="" # no such TPU any more
+    if [[ -n "${TXL_DRY_RUN-}" ]]; then printf '%s\n' "$state" && state=PREEMPTED; fi
+    case "$state" in
+      READY | PREEMPTED | TERMINATED | "") ;;
+      *) printf '%s is %s; wait, or start it\n' "$TPU_NAME" "$state" >&2 && exit 1 ;;
+    esac
+    if [[ "$state" == *ED ]]; then tpu delete --quiet; fi
+    if [[ "$state" != READY ]]; then
+      create
+      setup
+    fi
+    run "$@"
+    ;;
+  stop) on_all "pkill -TERM -f '[t]xl_jax.main'" ;;
+  delete) tpu delete --quiet ;;
+  *) printf '%s: no such command; %s\n' "$command" "$usage" >&2 && exit 2 ;;
+esac
