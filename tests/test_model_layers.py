@@ -70,9 +70,8 @@ def test_a_scanned_model_is_made_with_stacked_parameters(form):
     tokens = jnp.zeros((1, 1), jnp.int32)
     got = jax.eval_shape(model.init, jax.random.key(0), tokens, mems)["params"]
     want = jax.eval_shape(stack_layers, params)
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), got) == jax.tree.map(
-        lambda x: (x.shape, x.dtype), want
-    )
+    sizes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+    assert sizes(got) == sizes(want)
 
 
 def test_layers_of_a_scanned_model_start_from_draws_of_their_own():
@@ -96,11 +95,10 @@ def test_every_layer_of_a_scanned_model_has_dropout_of_its_own():
     model = txl_jax.TransformerXL(dataclasses.replace(cfg, scan_layers=True, pre_lnorm=True))
     nothing = jnp.zeros((B, T, cfg.d_model))
     rngs = {"dropout": jax.random.key(3)}
-    arguments = {"method": "core", "train": True, "rngs": rngs}
-    out, mems = model.apply({"params": stacked}, nothing, model.init_mems(B, T), **arguments)
-    of_first = mems.hidden[
-        1
-    ]  # the second layer's input: 0 or 20 where the first's bias got through
+    arguments: Any = {"method": "core", "train": True, "rngs": rngs}
+    after: Any = model.apply({"params": stacked}, nothing, model.init_mems(B, T), **arguments)
+    out, mems = after
+    of_first = mems.hidden[1]  # 0, or 20 where the first layer's bias came out
     np.testing.assert_array_equal(np.unique(of_first), [0, 20])
     both = np.unique(np.stack([of_first, np.asarray(out > 0) * 20]).reshape(2, -1), axis=1)
     assert both.shape[1] > 2, "the second layer drops other places than the first"
@@ -112,9 +110,7 @@ def test_stacking_and_unstacking_are_inverse_on_optimizer_states_too():
     stacked = stack_layers(state)
     assert stacked[1][0].mu["layers"]["attention"]["query"].shape[0] == 3
     again = unstack_layers(stacked)
-    assert jax.tree.structure(again) == jax.tree.structure(state)
-    for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(state), strict=True):
-        np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, again, state)
 
 
 def test_layers_are_stacked_in_their_order():

@@ -29,7 +29,7 @@ def memory_of(values, filled):
 )
 def test_memory_is_the_last_m_of_memory_and_segment(mem_len, seg_len, want, filled):
     old = memory_of(np.arange(1, mem_len + 1), mem_len)
-    new = memory_lib.update(old, [numbered(11, seg_len)[0]])
+    new = memory_lib.update(old, numbered(11, seg_len))
     np.testing.assert_array_equal(new.hidden[0, 0, :, 0], want)
     assert int(new.filled[0]) == filled
 

@@ -228,10 +228,13 @@ class Vocabulary(nn.Module):
         return jax.nn.logsumexp(everything, axis=1) - true
 
 
-def _cluster_nll(clusters: tuple[Cluster, ...], h, targets, parts) -> jax.Array:
+Parts = tuple[list[jax.Array | None], list[tuple[jax.Array, jax.Array]]]
+
+
+def _cluster_nll(clusters: tuple[Cluster, ...], h, targets, parts: Parts) -> jax.Array:
     """-log p(target) of rows h [S,D], targets int32 [S]: float32 [S].
 
-    ``parts``: output projection of every cluster, and its table as (weights, bias).
+    ``parts``: output projection of every cluster, and its table as weights and bias.
     """
     projections, tables = parts
     head = _inner(h, projections[0])

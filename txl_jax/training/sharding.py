@@ -63,12 +63,13 @@ def make_mesh(
         fitting = [n for n in range(1, there // others + 1) if rows % (n * c.fsdp) == 0]
         data = max(fitting, default=1)
     if data * others > there:
-        shape = f"data {data} x fsdp {c.fsdp} x tensor {c.tensor} = {data * others}"
-        raise ConfigError(f"config key mesh = {shape}: there are {there} devices")
+        axes = f"data {data} x fsdp {c.fsdp} x tensor {c.tensor} = {data * others}"
+        raise ConfigError(f"config key mesh = {axes}: there are {there} devices")
     if rows % (data * c.fsdp):
         what = "train.batch_size" if micro_batches == 1 else "batch_size / micro_batches"
         raise ConfigError(
-            f"config key mesh.data = {data}: data x fsdp = {data * c.fsdp} must divide {what} {rows}"
+            f"config key mesh.data = {data}: data x fsdp = {data * c.fsdp} must divide {what}"
+            f" {rows}"
         )
     for key, size in (("n_head", model.n_head), ("d_inner", model.d_inner)):
         if size % c.tensor:
