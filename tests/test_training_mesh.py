@@ -2,21 +2,29 @@
 
 import collections
 import dataclasses
+import functools
 import re
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
+import tiny_runs
+from test_training_resume import StopAt
 
 import txl_jax
-from txl_jax.config import ExperimentConfig, override
+from txl_jax.config import ConfigError, ExperimentConfig, MeshConfig, override
 from txl_jax.data.batch import Batch
 from txl_jax.model.layout import stack_layers, unstack_layers
+from txl_jax.training.checkpoint import Checkpoints
+from txl_jax.training.loop import train
 from txl_jax.training.loss import batch_loss, totals
 from txl_jax.training.optimizer import make_optimizer
+from txl_jax.training.records import read
 from txl_jax.training.sharding import Placement, make_mesh
 from txl_jax.training.state import init_state
 from txl_jax.training.step import compiled_step
+from txl_jax.workdir import param_shapes
 
 B, T, M, V, STEPS = 8, 12, 10, 96, 20
 MESHES = {"8x1x1": (8, 1, 1), "2x2x2": (2, 2, 2), "1x4x2": (1, 4, 2), "1x1x8": (1, 1, 8)}
@@ -107,20 +115,46 @@ def assert_close(got, want, rtol):
         np.testing.assert_allclose(a, b, rtol=0, atol=rtol * np.abs(b).max(), err_msg=name)
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
-@pytest.mark.parametrize("shape", MESHES)
+@functools.cache
+def on_one_device(output):
+    """Gradient of the first step and losses of all, to hold other meshes to."""
+    exp = experiment(**of_output(output))
+    return gradient(exp), training(exp)[0]
+
+
+def of_output(output):
+    return {f"model.{key}": value for key, value in OUTPUTS[output].items()}
+
+
+DEFAULT = [("8x1x1", "plain"), ("1x1x8", "plain"), ("2x2x2", "adaptive"), ("1x4x2", "adaptive")]
+REST = [(mesh, output) for mesh in MESHES for output in OUTPUTS if (mesh, output) not in DEFAULT]
+
+
+@pytest.mark.parametrize(
+    ("shape", "output"),
+    [*DEFAULT, *[pytest.param(*case, marks=pytest.mark.slow) for case in REST]],
+)
 def test_gradients_and_losses_are_one_devices_on_every_mesh(shape, output):
-    changes = {f"model.{key}": value for key, value in OUTPUTS[output].items()}
-    one, many = experiment(**changes), experiment(MESHES[shape], **changes)
-    assert_close(gradient(many), gradient(one), 1e-5)
-    np.testing.assert_allclose(training(many)[0], training(one)[0], rtol=1e-4)
+    exp = experiment(MESHES[shape], **of_output(output))
+    want_gradient, want_losses = on_one_device(output)
+    assert_close(gradient(exp), want_gradient, 1e-5)
+    np.testing.assert_allclose(training(exp)[0], want_losses, rtol=1e-4)
 
 
-@pytest.mark.parametrize("remat", ["none", "products", "layer"])
+@pytest.mark.parametrize(
+    "remat", ["layer", *[pytest.param(r, marks=pytest.mark.slow) for r in ("none", "products")]]
+)
 def test_scanned_layers_train_as_unrolled_ones_on_a_mesh(remat):
     one = experiment(**{"model.attention": "shaw", "model.n_positions": 9})
     many = override(
-        one, {"mesh.fsdp": 2, "mesh.tensor": 2, "model.scan_layers": True, "model.remat": remat}
+        one,
+        {
+            "mesh.data": 2,
+            "mesh.fsdp": 2,
+            "mesh.tensor": 2,
+            "model.scan_layers": True,
+            "model.remat": remat,
+        },
     )
     assert_close(gradient(many), gradient(one), 1e-5)
     np.testing.assert_allclose(training(many)[0], training(one)[0], rtol=1e-4)
@@ -133,18 +167,152 @@ def test_dropout_is_the_same_on_every_mesh():
 
 
 def test_micro_batches_on_a_mesh_give_the_whole_batch():
-    one = experiment()
     many = experiment((2, 1, 2), **{"train.micro_batches": 4})
-    np.testing.assert_allclose(training(many)[0], training(one)[0], rtol=1e-4)
+    np.testing.assert_allclose(training(many)[0], on_one_device("plain")[1], rtol=1e-4)
 
 
-def collectives(step, state, placement) -> collections.Counter:
-    """Kind and shape of every exchange between devices in the compiled step."""
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state, batches()[0]))
-    text = step.lower(*shapes).compile().as_text()
-    kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-    found: collections.Counter = collections.Counter()
+# ------------------------------------------------------------------ where things lie
+
+
+def test_parameters_and_optimizer_are_made_cut_and_memory_lies_with_its_rows():
+    state = prepared(experiment((2, 2, 2), **{"model.scan_layers": True}))[-1]
+    adam = state.opt_state[1]
+    piece = lambda x: x.sharding.shard_shape(x.shape)
+    for tree in (state.params, adam.mu, adam.nu):
+        layer = tree["layers"]
+        assert piece(layer["attention"]["query"]) == (2, 16, 4, 4)  # [L, D/fsdp, N/tensor, H]
+        assert piece(layer["attention"]["output"]) == (2, 4, 4, 16)
+        assert piece(layer["feed_forward"]["inner"]["kernel"]) == (2, 16, 24)
+        assert piece(layer["feed_forward"]["outer"]["kernel"]) == (2, 24, 16)
+        assert piece(tree["embedding"]) == (48, 16)  # [V/tensor, D/fsdp]
+        assert piece(tree["u"]) == (4, 4)
+    assert piece(state.mems.hidden) == (2, 2, M, 32)  # [L, B/(data fsdp), M, D]
+    assert piece(state.mems.filled) == (2,)
+
+
+def test_the_state_is_made_in_pieces_never_whole():
+    exp = experiment((1, 4, 2))
+    model, optimizer, placement, state = prepared(exp)
+    init = jax.jit(lambda: init_state(exp, model, optimizer), out_shardings=placement.state(state))
+    compiled = init.lower().compile()
+    largest = state.params["embedding"]
+    sizes = [int(np.prod(s)) for _, s in all_shapes(str(compiled.as_text())) if s]
+    assert 0 < max(sizes) < largest.size
+
+
+def test_an_axis_that_devices_do_not_divide_is_whole():
+    changes = {"model.vocab_size": 95, "model.d_embed": 31}
+    params = prepared(experiment((1, 2, 2), **changes))[-1].params
+    assert params["embedding"].sharding.shard_shape((95, 31)) == (95, 31)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"data": 9}, "mesh = data 9 x fsdp 1 x tensor 1 = 9: there are 8 devices"),
+        ({"data": 4, "fsdp": 2, "tensor": 2}, "= 16: there are 8 devices"),
+        ({"data": 3}, "data x fsdp = 3 must divide train.batch_size 8"),
+        ({"data": 1, "tensor": 3}, "mesh.tensor = 3: must divide model.n_head 8"),
+    ],
+)
+def test_a_mesh_that_cannot_be_says_why(settings, words):
+    with pytest.raises(ConfigError) as error:
+        make_mesh(MeshConfig(**settings), experiment().model, B)
+    assert words in str(error.value)
+
+
+def test_rows_of_a_micro_batch_must_be_divided_too():
+    with pytest.raises(ConfigError, match="must divide batch_size / micro_batches 2"):
+        make_mesh(MeshConfig(data=4), experiment().model, B, micro_batches=4)
+
+
+@pytest.mark.parametrize(("settings", "data"), [({}, 8), ({"fsdp": 2}, 4), ({"tensor": 4}, 2)])
+def test_all_devices_are_taken_unless_told(settings, data):
+    assert make_mesh(MeshConfig(**settings), experiment().model, B).shape["data"] == data
+
+
+def test_no_more_devices_are_taken_than_the_batch_has_rows_for():
+    assert make_mesh(MeshConfig(), experiment().model, 6).shape["data"] == 6
+
+
+# ------------------------------------------------------------------ what devices tell each other
+
+
+def all_shapes(text: str, kinds: str = r"[\w-]+") -> list[tuple[str, tuple[int, ...]]]:
+    """Kind and shape of every result of such instructions in a compiled program."""
+    found = []
     for result, kind in re.findall(rf"= (\S.*?) ({kinds})(?:-start)?\(", text):
         for shape in re.findall(r"\w+\[([\d,]*)\]", result):
-            found[kind, tuple(int(n) for n in shape.split(",") if n)] += 1
+            found.append((kind, tuple(int(n) for n in shape.split(",") if n)))
     return found
+
+
+def exchanges(mesh, **changes) -> list[tuple[str, tuple[int, ...]]]:
+    """What devices exchange in a compiled step."""
+    exp = experiment(mesh, **changes)
+    model, optimizer, placement, state = prepared(exp)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state, batches()[0]))
+    step: Any = compiled_step(exp, model, optimizer, placement, state)
+    kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+    return all_shapes(step.lower(*shapes).compile().as_text(), kinds)
+
+
+@pytest.mark.parametrize("output", ["plain", "adaptive"])
+def test_with_data_alone_devices_only_add_up_gradients(output):
+    found = exchanges((8, 1, 1), **of_output(output))
+    assert {kind for kind, _ in found} == {"all-reduce"}
+    counted = collections.Counter(shape for _, shape in found)
+    tables = [s for s in counted if len(s) == 2 and s[0] in (V, 16, 24, 56)]  # words of a cluster
+    assert tables
+    for shape in tables:  # embedding and softmax, once each: not once for every block of rows
+        assert counted[shape] <= 2
+
+
+@pytest.mark.parametrize("shape", ["8x1x1", "2x2x2", "1x4x2"])
+def test_memory_never_moves_between_devices(shape):
+    rows = B // (MESHES[shape][0] * MESHES[shape][1])
+    moved = [s for _, s in exchanges(MESHES[shape]) if len(s) >= 3 and M in s and 32 in s]
+    assert not moved, f"rows {rows}"
+    exp = experiment(MESHES[shape])
+    model, optimizer, placement, state = prepared(exp)
+    step = compiled_step(exp, model, optimizer, placement, state)
+    after = step(state, jax.device_put(batches()[0], placement.batch()))[0]
+    assert after.mems.hidden.sharding.is_equivalent_to(state.mems.hidden.sharding, 4)
+
+
+def test_with_fsdp_parameters_are_gathered_and_no_rows():
+    gathered = {shape for kind, shape in exchanges((1, 8, 1)) if kind == "all-gather"}
+    flat = {(32, 32), (32, 48), (48, 32), (V, 32)}  # whole parameters, heads side by side
+    assert gathered <= flat, gathered - flat
+    assert (V, 32) in gathered
+
+
+# ------------------------------------------------------------------ going on elsewhere
+
+
+MANY = {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "model.scan_layers": True}
+
+
+def one_by_one(model):
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = param_shapes(dataclasses.replace(model, scan_layers=False))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes)
+
+
+def losses_of(workdir):
+    return [r["loss"] for r in read(workdir / "metrics.jsonl") if r["kind"] == "train"]
+
+
+@pytest.mark.parametrize(("first", "then"), [({}, MANY), (MANY, {})])
+def test_a_run_goes_on_on_another_mesh_and_in_the_other_layout(tmp_path, first, then):
+    """From step 8 of 12, where it was stopped and saved."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    tiny_runs.run(tmp_path, whole, **first)
+    corpus, exp = tiny_runs.corpus_and_experiment(tmp_path, **first)
+    train(exp, corpus, str(parts), StopAt(9))
+    with Checkpoints(str(parts)) as checkpoints:
+        step = checkpoints.choose("latest")
+        checkpoints.restore_params(step, one_by_one(exp.model))  # one layout on disk
+    tiny_runs.run(tmp_path, parts, **then)
+    assert len(losses_of(parts)) == 4
+    np.testing.assert_allclose(losses_of(parts), losses_of(whole), rtol=1e-4)

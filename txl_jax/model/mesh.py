@@ -25,7 +25,7 @@ def spread_rows(x: jax.Array, mesh: Mesh | None) -> jax.Array:
 
 
 def whole(x: jax.Array, mesh: Mesh | None, words: bool = False) -> jax.Array:
-    """A parameter gathered from ``fsdp``; ``words``: its first axis stays cut over ``tensor``."""
+    """An array that is not of rows, the same on all; ``words``: its first axis is cut by tensor."""
     if mesh is None:
         return x
     cut = words and x.shape[0] % mesh.shape["tensor"] == 0

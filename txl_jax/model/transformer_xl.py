@@ -11,7 +11,7 @@ from txl_jax.model import memory as memory_lib
 from txl_jax.model.adaptive import Vocabulary
 from txl_jax.model.block import Block, OfAll, OfLayer, dropout
 from txl_jax.model.memory import Cache, Memory
-from txl_jax.model.mesh import spread_rows
+from txl_jax.model.mesh import spread_rows, whole
 from txl_jax.model.positions import clamped, distance_encodings, sinusoids
 
 
@@ -255,7 +255,7 @@ class TransformerXL(nn.Module):
         """Sinusoids of the distances n_keys - 1 .. 0, [K,D]."""
         c = self.cfg
         encodings = distance_encodings(n_keys, c.d_model, c.clamp_len).astype(c.dtype)
-        return self.drop_input(encodings[None], deterministic=not train)[0]
+        return whole(self.drop_input(encodings[None], deterministic=not train)[0], self.mesh)
 
     def _biases(self) -> tuple[jax.Array | None, jax.Array | None]:
         """u and v of every layer, [L,N,H]; shared ones repeated, ``None`` where there are none."""
