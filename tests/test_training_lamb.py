@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from txl_jax.config import OptimizerConfig
 from txl_jax.convert.pytorch import config_from_pytorch, params_from_pytorch
+from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.optimizer import make_optimizer, scale_by_lamb
 
@@ -109,6 +110,16 @@ def test_updates_are_those_of_the_written_out_loop(form):
         assert flat(got).keys() == want.keys()
         for key, value in flat(got).items():
             np.testing.assert_allclose(value, want[key], rtol=2e-6, atol=1e-6, err_msg=key)
+
+
+@pytest.mark.parametrize("form", ["untied u and v", "shaw"])
+def test_stacked_layers_are_updated_one_by_one(form):
+    params, gradients = edge_cases(form)
+    one_by_one = list(by_optimizer(params, gradients, C))[-1]
+    stacked = by_optimizer(stack_layers(params), [stack_layers(g) for g in gradients], C)
+    got, want = flat(unstack_layers(list(stacked)[-1])), flat(one_by_one)
+    for key, value in got.items():
+        np.testing.assert_allclose(value, want[key], rtol=2e-6, atol=1e-6, err_msg=key)
 
 
 @pytest.mark.parametrize("eps", [1e-8, 1e-2])
