@@ -34,6 +34,7 @@ def get_config(variant=""):
                 "d_inner": 2048,
                 "dropout": 0.1,
                 "dropatt": 0.0,
+                "scan_layers": True,
             },
             "data": {"name": "enwik8", "protocol": "authors"},
             "optimizer": {"learning_rate": 2.5e-4, "warmup_steps": 0},

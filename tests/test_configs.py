@@ -17,15 +17,13 @@ import pytest
 import txl_jax
 from txl_jax import modes
 from txl_jax.config import ConfigError
+from txl_jax.planning.vocabulary import with_known_size
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import init_state
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONFIGS = sorted((ROOT / "configs").glob("*.py"))
 GOLDEN = ROOT / "tests" / "golden"
-
-VOCAB = {"enwik8": 204, "text8": 27, "wt103": 267_735, "lm1b": 793_471, "ptb": 10_000}
-"""Symbols of the published corpora."""
 
 PARAMETERS = {
     "enwik8_12l": 41_055_436,
@@ -120,9 +118,7 @@ def test_every_experiment_has_its_size_here_and_no_other_has():
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_full_size_has_exactly_the_published_number_of_parameters(name):
-    exp = load(name)
-    exp = txl_jax.config.override(exp, {"model.vocab_size": VOCAB[exp.data.name]})
-    state = state_shapes(exp)
+    state = state_shapes(with_known_size(load(name)))
     assert sum(leaf.size for leaf in jax.tree.leaves(state.params)) == PARAMETERS[name]
 
 

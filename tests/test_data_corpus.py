@@ -317,37 +317,100 @@ def test_text_that_changes_while_it_is_prepared_is_refused(book, tmp_path, monke
 # Damage and errors.
 
 
-@pytest.mark.parametrize("name", ["train.npy", "vocab.json"])
-def test_a_damaged_file_is_found(book, tmp_path, name):
+def flipped(content):
+    return content[:-2] + bytes([content[-2] ^ 1]) + content[-1:]
+
+
+DAMAGES = {
+    "one flipped byte": flipped,
+    "truncated": lambda content: content[:-1],
+    "missing": lambda content: None,
+}
+
+
+def damage(path, how):
+    content = DAMAGES[how](path.read_bytes())
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("name", ["train.npy", "vocab.json", "corpus.json"])
+def test_a_damaged_file_is_found_and_the_corpus_prepared_again(book, tmp_path, name, how, capsys):
     cache = tmp_path / "cache"
     load_corpus("text", book, vocab="char", cache_dir=cache)
     (folder,) = folders(cache)
-    path = folder / name
-    good = path.read_bytes()
-    end = (
-        f": the prepared corpus is damaged. Delete the folder {folder}; the next run prepares it"
-        " again"
-    )
-    expected = json.loads((folder / "corpus.json").read_text())["files"][name]["sha256"]
+    good = {path.name: path.read_bytes() for path in folder.iterdir()}
+    if name == "corpus.json":  # it holds the hashes and has none of its own
+        (folder / name).write_text("{" if how == "truncated" else "[]")
+    else:
+        damage(folder / name, how)
+    capsys.readouterr()
 
-    path.write_bytes(good[:-2] + bytes([good[-2] ^ 1]) + good[-1:])
-    message = refused(lambda: load_corpus("text", book, vocab="char", cache_dir=cache))
-    assert message.startswith(f"{path} has the sha256 ")
-    assert message.endswith(f", not {expected}{end}")
-
-    path.write_bytes(good[:-1])
-    message = refused(lambda: load_corpus("text", book, vocab="char", cache_dir=cache))
-    assert message == f"{path} has {len(good) - 1} bytes, not {len(good)}{end}"
-
-    path.unlink()
-    message = refused(lambda: load_corpus("text", book, vocab="char", cache_dir=cache))
-    assert message == f"{path} is missing{end}"
-
-    path.write_bytes(good)
     assert text_of(load_corpus("text", book, vocab="char", cache_dir=cache)) == BOOK
-    (folder / "corpus.json").write_text("{")
-    message = refused(lambda: load_corpus("text", book, vocab="char", cache_dir=cache))
-    assert message.startswith(f"{folder / 'corpus.json'} cannot be read (")
+    found = {
+        "one flipped byte": "has the sha256 ",
+        "truncated": f"has {len(good[name]) - 1} bytes, not {len(good[name])}",
+        "missing": "is missing",
+    }[how]
+    found = "cannot be read (" if name == "corpus.json" else found
+    told = capsys.readouterr().err
+    assert told.startswith(f"{folder / name} {found}")
+    assert ": the prepared corpus is damaged: preparing it again\nprepared " in told
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == good
+    assert folders(cache) == [folder]
+
+
+def test_damage_that_cannot_be_removed_is_an_error_with_the_folder_to_delete(
+    book, tmp_path, monkeypatch
+):
+    cache = tmp_path / "cache"
+    load_corpus("text", book, cache_dir=cache)
+    (folder,) = folders(cache)
+    size = (folder / "train.npy").stat().st_size
+    damage(folder / "train.npy", "truncated")
+
+    def read_only(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(corpus_module, "remove_folder", read_only)
+    assert refused(lambda: load_corpus("text", book, cache_dir=cache)) == (
+        f"{folder / 'train.npy'} has {size - 1} bytes, not {size}: the prepared corpus is damaged."
+        f" Delete the folder {folder}; the next run prepares it again"
+    )
+
+
+def test_what_another_process_has_prepared_again_meanwhile_is_used(book, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    load_corpus("text", book, cache_dir=cache)
+    (folder,) = folders(cache)
+    damage(folder / "train.npy", "truncated")
+    put_away, made = corpus_module._put_away, []
+
+    def second(*arguments):
+        monkeypatch.setattr(corpus_module, "_put_away", put_away)
+        load_corpus("text", book, cache_dir=cache)
+        made.append(corpus_module._made(folder))
+        put_away(*arguments)
+
+    monkeypatch.setattr(corpus_module, "_put_away", second)
+    assert text_of(load_corpus("text", book, cache_dir=cache)) == BOOK
+    assert made == [corpus_module._made(folder)]
+
+
+def test_a_damaged_corpus_of_a_foreign_vocabulary_is_prepared_again_with_it(book, tmp_path):
+    cache, longer = tmp_path / "cache", tmp_path / "longer.txt"
+    longer.write_text(BOOK + "~" * 50)
+    vocab = load_corpus("text", longer, vocab="char", cache_dir=cache).vocab
+    config = DataConfig(name="text", path=str(book), vocab="char", cache_dir=str(cache))
+    first = corpus_from_config(config, vocab)
+    assert first.info["foreign_vocab"]
+    for path in folders(cache):
+        damage(path / "train.npy", "truncated")
+    again = corpus_from_config(config, vocab)
+    assert again.vocab.symbols == vocab.symbols
+    np.testing.assert_array_equal(again.train, first.train)
 
 
 def test_an_id_outside_of_the_vocabulary_is_found(book, tmp_path):

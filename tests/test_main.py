@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import signal
 
 import pytest
@@ -189,6 +190,18 @@ def test_told_to_stop_while_it_reports_it_prints_no_number_and_goes_on_later(tra
     stop.signal = signal.SIGTERM
     assert modes.finish(load(str(workdir)), corpus, str(tmp_path), stop) == ""
     assert not list(tmp_path.iterdir())
+
+
+def test_layers_under_scan_are_trained_scored_and_continued(tmp_path):
+    config, workdir = write_config(tmp_path), tmp_path / "run"
+    done = call(f"--config={config}", f"--workdir={workdir}", "--config.model.scan_layers=True")
+    assert done.returncode == 0, done.stderr
+    assert "held-out" in done.stdout
+    assert (workdir / "sample.txt").read_text().startswith("the cat")
+    again = call(f"--workdir={workdir}", "--mode=evaluate")
+    assert again.returncode == 0, again.stderr
+    of = lambda text: re.findall(r"bpc ([\d.]+)", text.splitlines()[-1])
+    assert of(again.stdout) == of(done.stdout) != []
 
 
 def test_evaluate_scores_a_workdir_under_another_protocol(trained):

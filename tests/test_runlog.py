@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import resource
 import struct
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from txl_jax.training import provenance, records, runlog
+from txl_jax.training import goodput, provenance, records, runlog
 from txl_jax.training.runlog import RunLog
 
 
@@ -67,7 +68,8 @@ def make(tmp_path):
 def clock(monkeypatch):
     """Wall clock in the hand of the test: ``clock[0] += seconds``."""
     now = [100.0]
-    monkeypatch.setattr(runlog, "perf_counter", lambda: now[0])
+    for module in (runlog, goodput):
+        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
     return now
 
 
@@ -153,15 +155,89 @@ def test_speed_leaves_out_pauses_even_nested_ones(make, tmp_path, clock):
     for step in (1, 2):
         clock[0] += 2.0
         _step(log, step)
-        with log.pause():
+        with log.pause("evaluate"):
             clock[0] += 50.0
-            with log.pause():
+            with log.pause("compile"):
                 clock[0] += 50.0
         if step == 2:
             clock[0] += 1.0
     log.flush_window(2)
     (record,) = records.read(tmp_path / "run" / "metrics.jsonl")
-    assert record["timing"] == {"seconds": 5.0, "tokens_per_second": 40.0}
+    timing = {"seconds": 5.0, "tokens_per_second": 40.0, "data_seconds": 0.0, "save_seconds": 0.0}
+    assert record["timing"] == timing
+
+
+def test_seconds_lost_to_data_and_saving_stand_in_the_record_they_fell_into(make, tmp_path, clock):
+    log = make()
+
+    def batches():
+        for _ in range(2):
+            clock[0] += 0.5
+            yield
+
+    for step, _ in enumerate(log.spent.waiting(batches()), start=1):
+        clock[0] += 2.0
+        _step(log, step)
+        log.flush_window(step)
+        with log.pause("save"):
+            clock[0] += 7.0
+    _step(log, 3)
+    log.flush_window(3)
+    timings = [r["timing"] for r in records.read(tmp_path / "run" / "metrics.jsonl")]
+    assert [t["seconds"] for t in timings] == [2.5, 2.5, 0.0]
+    assert [t["data_seconds"] for t in timings] == [0.5, 0.5, 0.0]
+    assert [t["save_seconds"] for t in timings] == [0.0, 7.0, 7.0]
+    with log.pause("compile"):
+        clock[0] += 1.0
+    assert log.spent.line() == (
+        "time 20.0 s: step 4.0, compile 1.0, data 1.0, evaluate 0.0, save 14.0; 20% in steps"
+    )
+
+
+def test_records_that_cannot_be_written_raise_or_wait_whole(make, tmp_path, monkeypatch):
+    """A file that may not grow past the middle of its fourth line, in place of a full disk."""
+    log = make("whole")
+    _train(log, 0, 21)
+    lines = (tmp_path / "whole" / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    impatient, patient = make("impatient"), make("patient", patient=True)
+    for log in (impatient, patient):
+        monkeypatch.setattr(log, "_events", None)
+        monkeypatch.setattr(log, "message", lambda text: None)  # into a file as well
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (sum(map(len, lines[:3])) + 90, hard))
+        with pytest.raises(OSError, match=r"cannot write: .*metrics\.jsonl"):
+            _train(impatient, 0, 21)
+        _train(patient, 0, 16)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(_untimed(tmp_path / "impatient")) == len(_untimed(tmp_path / "patient")) == 3
+    assert (tmp_path / "patient" / "metrics.jsonl").read_bytes().endswith(b"}\n")
+    _train(patient, 16, 21)
+    assert _untimed(tmp_path / "patient") == _untimed(tmp_path / "whole")
+
+
+def test_skipped_steps_are_counted_and_in_no_mean(make, tmp_path, capsys):
+    log = make()
+    _step(log, 1)
+    log.skipped_step(2, "gradient norm is nan", 0.5, 100)
+    log.flush_window(2)
+    log.skipped_step(3, "gradient norm is nan", 0.25, 100)
+    assert log.window["skipped"] == 1
+    log.flush_window(3)
+    whole = make("whole")
+    _step(whole, 1)
+    whole.flush_window(2)
+    first, second = records.read(tmp_path / "run" / "metrics.jsonl")
+    (want,) = records.read(tmp_path / "whole" / "metrics.jsonl")
+    for key in ("loss", "bpc", "grad_norm"):
+        assert first[key] == want[key]
+        assert second[key] is None
+    assert (first["skipped"], second["skipped"]) == (1, 1)
+    assert (first["learning_rate"], second["learning_rate"]) == (0.5, 0.25)
+    told = capsys.readouterr().err
+    assert "step  2/21  skipped: gradient norm is nan\n" in told
+    assert "lr 5.0e-01  skipped 1  " in told
 
 
 def test_a_number_that_is_not_finite_is_null_and_every_line_is_strict_json(make, tmp_path):

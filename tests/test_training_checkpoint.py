@@ -70,6 +70,11 @@ def damage(kind, step_folder):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     elif kind == "missing file":
         largest_file(step_folder).unlink()
+    elif kind == "missing metadata":
+        (step_folder / "params" / "_METADATA").unlink()
+    elif kind == "missing manifest before it was sealed":  # without _METADATA Orbax restores it
+        (step_folder / "seal.json").unlink()
+        (step_folder / "params" / "manifest.ocdbt").unlink()
     elif kind == "damaged seal":
         (step_folder / "seal.json").write_text("{")
     elif kind == "no meta":
@@ -104,6 +109,8 @@ def test_a_state_without_memory_is_restored(folder):
         "one flipped byte",
         "truncated",
         "missing file",
+        "missing metadata",
+        "missing manifest before it was sealed",
         "damaged seal",
         "no meta",
         "truncated before it was sealed",
@@ -124,6 +131,24 @@ def test_an_empty_folder_is_no_checkpoint(folder):
     exp, _, abstract, checkpoints = save_some(folder)
     (checkpoints / "9").mkdir()
     assert int(restore(folder, exp, abstract)[0].step) == 3
+
+
+def test_an_interrupted_save_is_no_checkpoint_and_the_step_can_be_saved_again(folder):
+    exp, state, abstract, checkpoints = save_some(folder)
+    (checkpoints / "3").rename(checkpoints / "3.orbax-checkpoint-tmp")
+    assert int(restore(folder, exp, abstract)[0].step) == 2
+    assert sorted(os.listdir(checkpoints)) == ["2"]  # what is half-written takes no space
+    with Checkpoints(str(folder / "run"), exp.checkpoint) as again:
+        again.save(3, at_step(state, 3), {"config": exp.to_dict()}, None)
+    assert int(restore(folder, exp, abstract)[0].step) == 3
+
+
+def test_reading_leaves_a_save_that_is_under_way_alone(folder):
+    _, _, _, checkpoints = save_some(folder)
+    (checkpoints / "4.orbax-checkpoint-tmp").mkdir()
+    with Checkpoints(str(folder / "run")) as reader:
+        assert reader.choose("latest") == 3
+    assert (checkpoints / "4.orbax-checkpoint-tmp").is_dir()
 
 
 def test_a_step_can_be_saved_again_after_its_checkpoint_was_damaged(folder):

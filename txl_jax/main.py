@@ -7,6 +7,7 @@ Flags, process set-up and dispatch to a mode; no logic. Any setting of the confi
 import os
 import shlex
 import sys
+import traceback
 
 from absl import app, flags
 
@@ -15,9 +16,23 @@ from txl_jax.config import ConfigError, load_config
 _CONFIG = flags.DEFINE_string("config", None, "File with get_config(), and :variant if it has any.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run (default: runs/<config>).")
 _MODE = flags.DEFINE_enum(
-    "mode", "train", ["train", "evaluate", "generate"], "What to do with the run."
+    "mode", "train", ["train", "evaluate", "generate", "compile"], "What to do with the run."
+)
+_TOPOLOGY = flags.DEFINE_string(
+    "topology", None, "With --mode=compile: a TPU slice that is not there, v5e:4x4."
 )
 _STEP = flags.DEFINE_string("step", "best", "Checkpoint: best, latest or a number.")
+_DISTRIBUTED = flags.DEFINE_bool(
+    "distributed", False, "One of many processes, of Slurm, Open MPI, a TPU pod or GKE."
+)
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", None, "Of many processes started by hand: HOST:PORT of process 0."
+)
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "With --coordinator: how many.")
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "With --coordinator: which one, from 0.")
+_HEARTBEAT = flags.DEFINE_integer(
+    "heartbeat_seconds", 60, "Silence after which one of many processes counts as dead."
+)
 
 _overrides: dict[str, str] = {}
 
@@ -46,21 +61,42 @@ def main(argv: list[str]) -> int:
         return run()
     except _known_errors() as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return 2
+        return _left_with(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
-        return 130
+        return _left_with(130)
+    except Exception:
+        if _many_processes():
+            traceback.print_exc()
+            _left_with(1)
+        raise
 
 
 def run() -> int:
     """Loads what the flags name, checks it, and does what the mode says."""
-    if _CONFIG.value is None and (_MODE.value == "train" or _WORKDIR.value is None):
+    needed = _MODE.value in ("train", "compile") or _WORKDIR.value is None
+    if _CONFIG.value is None and needed:
         raise ConfigError("--config=FILE is needed, for example --config=configs/quickstart.py")
+    if _TOPOLOGY.value is not None and _MODE.value != "compile":
+        raise ConfigError(f"--topology={_TOPOLOGY.value}: is for --mode=compile")
     exp = load_config(_CONFIG.value, _overrides) if _CONFIG.value else None
     workdir = os.path.abspath(_WORKDIR.value or os.path.join("runs", _name(_CONFIG.value or "")))
 
-    from txl_jax import modes  # the rest of the program: only once the config is good
+    from txl_jax import modes, processes  # the rest of the program: only once the config is good
 
+    if exp is not None and _MODE.value == "compile":
+        return modes.compile_programs(exp, _TOPOLOGY.value)
+    processes.initialise(
+        _DISTRIBUTED.value,
+        _COORDINATOR.value,
+        _NUM_PROCESSES.value,
+        _PROCESS_ID.value,
+        heartbeat_seconds=_HEARTBEAT.value,
+        takes_notice=_MODE.value == "train",
+    )
+    from txl_jax.compile_cache import keep_compiled_programs
+
+    keep_compiled_programs()
     if exp is not None and _MODE.value == "train":
         return modes.train(exp, workdir, command=_resume_command())
     return modes.with_trained(_MODE.value, exp, _overrides, workdir, _STEP.value)
@@ -74,6 +110,17 @@ def _known_errors() -> tuple[type[Exception], ...]:
     if "txl_jax.modes" in sys.modules:
         errors += sys.modules["txl_jax.modes"].KNOWN_ERRORS
     return tuple(errors)
+
+
+def _many_processes() -> bool:
+    return "txl_jax.processes" in sys.modules and sys.modules["txl_jax.processes"].many()
+
+
+def _left_with(code: int) -> int:
+    """The exit code; one of many processes, which may not wait for the others, ends here."""
+    if _many_processes():
+        sys.modules["txl_jax.processes"].leave(code)
+    return code
 
 
 def _name(config: str) -> str:

@@ -1,25 +1,49 @@
 """What each ``--mode`` does, phase by phase: check, load, work, tell."""
 
+import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TextIO
 
 from absl import logging
 
+from txl_jax import processes
 from txl_jax.config import ConfigError, ExperimentConfig, differing_keys, override
 from txl_jax.data.corpus import Corpus, DataError, corpus_from_config
 from txl_jax.evaluation import baselines
 from txl_jax.evaluation.report import report
 from txl_jax.generation.text import continue_text, encode_prompt, prompt_of
+from txl_jax.lock import LockedError, training_lock
+from txl_jax.planning.compile_ahead import compile_ahead
+from txl_jax.planning.topology import PlanningError
 from txl_jax.training.checkpoint import CheckpointError
 from txl_jax.training.loop import NonFiniteError, check_fit
 from txl_jax.training.loop import train as train_loop
+from txl_jax.training.skipping import SkippedError
 from txl_jax.training.stopping import Stop
-from txl_jax.workdir import Trained, WorkdirError, check_writable, claim, load, with_vocab
+from txl_jax.workdir import (
+    Trained,
+    WorkdirError,
+    check_shared,
+    check_writable,
+    claim,
+    load,
+    with_vocab,
+)
 
-KNOWN_ERRORS = (ConfigError, DataError, CheckpointError, NonFiniteError, WorkdirError)
+KNOWN_ERRORS = (
+    ConfigError,
+    DataError,
+    CheckpointError,
+    LockedError,
+    NonFiniteError,
+    processes.OtherProcessError,
+    PlanningError,
+    SkippedError,
+    WorkdirError,
+)
 
 
 def train(exp: ExperimentConfig, workdir: str, command: str) -> int:
@@ -30,24 +54,38 @@ def train(exp: ExperimentConfig, workdir: str, command: str) -> int:
     """
     logging.set_verbosity(logging.ERROR)
     with Stop() as stop:
-        check_writable(workdir)
-        corpus = corpus_from_config(exp.data)
+        processes.first(lambda: check_writable(workdir))
+        corpus = processes.in_turn(lambda: corpus_from_config(exp.data))
         exp = with_vocab(exp, corpus)
         baselines.check(exp.evaluate.baselines, corpus.vocab)
         encode_prompt(corpus.vocab, prompt_of(exp.generate))
         check_fit(exp, corpus)
-        claim(workdir, exp, corpus)
-        outcome = train_loop(exp, corpus, workdir, stop)
-        if outcome.finished:
-            trained = dataclasses.replace(load(workdir), config=exp)
-            last_line = finish(trained, corpus, workdir, stop)
+        with locked(workdir):
+            processes.first(lambda: claim(workdir, exp, corpus))
+            check_shared(workdir)
+            outcome = train_loop(exp, corpus, workdir, stop)
+            if outcome.finished:
+                trained = _with_settings(load(workdir), exp)
+                last_line = finish(trained, corpus, workdir, stop)
     if stop.signal is None:
-        print(last_line, flush=True)
+        _say(last_line)
         return 0
     what = "saved" if int(outcome.state.step) else "before the first step, nothing to save"
     text = f"stopped by {stop.signal.name}, {what}; to go on:\n  {command}"
-    print(text, file=sys.stderr, flush=True)
+    _say(text, sys.stderr)
     return stop.exit_code
+
+
+@contextlib.contextmanager
+def locked(workdir: str) -> Iterator[None]:
+    """The workdir's lock, held by process 0 for all."""
+    with contextlib.ExitStack() as held:
+
+        def take() -> None:
+            held.enter_context(training_lock(workdir))
+
+        processes.first(take)
+        yield
 
 
 def finish(trained: Trained, corpus: Corpus, workdir: str, stop: Stop) -> str:
@@ -72,21 +110,32 @@ def with_trained(
     trained = load(workdir, step)
     if exp is None:
         exp = override(trained.config, overrides)
-    exp = dataclasses.replace(exp, model=_same_model(exp, trained))
-    trained = dataclasses.replace(trained, config=exp)
+    trained = _with_settings(trained, exp)
+    exp = trained.config
     if mode == "generate":
         write_sample(trained, workdir)
         return 0
-    corpus = corpus_from_config(exp.data, trained.vocab)
+    corpus = processes.in_turn(lambda: corpus_from_config(exp.data, trained.vocab))
     baselines.check(exp.evaluate.baselines, corpus.vocab)
     result = report(trained, corpus, workdir)
     assert result is not None
-    print(f"{exp.evaluate.split} {_headline(result)}", flush=True)
+    _say(f"{exp.evaluate.split} {_headline(result)}")
     return 0
 
 
+def compile_programs(exp: ExperimentConfig, topology: str | None) -> int:
+    """What training and scoring need of the devices; nothing is run (planning/compile_ahead.py)."""
+    logging.set_verbosity(logging.ERROR)
+    return compile_ahead(exp, topology)
+
+
 def write_sample(trained: Trained, workdir: str, stop: Callable[[], bool] = lambda: False) -> None:
-    """Prints prompt and continuation as it is made, and keeps them as ``sample.txt``."""
+    """Prints prompt and continuation as it is made, and keeps them as ``sample.txt``.
+
+    Process 0 does, on its first device, where its own copy of the parameters lies.
+    """
+    if not processes.is_first():
+        return
     c = trained.config.generate
     prompt = prompt_of(c)
     print(prompt, end="", flush=True)
@@ -101,9 +150,20 @@ def write_sample(trained: Trained, workdir: str, stop: Callable[[], bool] = lamb
         file.write(text + "\n")
 
 
+def _say(text: str, file: TextIO | None = None) -> None:
+    if processes.is_first():
+        print(text, file=file or sys.stdout, flush=True)
+
+
 def _headline(result: dict[str, Any]) -> str:
     unit, first = result["unit"], result["results"][0]
     return f"{unit} {first[unit]:.4f} ({first['protocol']})"
+
+
+def _with_settings(trained: Trained, exp: ExperimentConfig) -> Trained:
+    """The trained model, its layers one by one as it was loaded, with a config's other settings."""
+    model = _same_model(exp, trained)
+    return dataclasses.replace(trained, config=dataclasses.replace(exp, model=model))
 
 
 def _same_model(exp: ExperimentConfig, trained: Trained):

@@ -5,15 +5,18 @@ workdir/
   vocab.json      the symbols of the tokens
   checkpoints/    training/checkpoint.py
   metrics.jsonl  loss.png  tensorboard/  sample.txt
+  .lock           who trains in it, txl_jax/lock.py
 """
 
 import dataclasses
 import json
 import os
+import time
 from typing import Any
 
 import jax
 
+from txl_jax import processes
 from txl_jax.config import ConfigError, ExperimentConfig, TransformerXLConfig, differing_keys
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.vocab import Vocab
@@ -86,6 +89,23 @@ def claim(workdir: str, exp: ExperimentConfig, corpus: Corpus) -> None:
     write_json(path, record)
 
 
+def check_shared(workdir: str, seconds: float = 30.0) -> None:
+    """Waits until every process sees what the first one has claimed.
+
+    Raises:
+      WorkdirError: one does not, for so many ``seconds``: checkpoints would be in pieces.
+    """
+    path, limit = os.path.join(workdir, CONFIG), time.monotonic() + seconds
+    while not (seen := os.path.exists(path)) and time.monotonic() < limit:
+        time.sleep(0.1)
+    blind = processes.failing(not seen)
+    if blind:
+        raise WorkdirError(
+            f"--workdir={workdir}: process {blind[0]} does not see what process 0 wrote there; with"
+            " many processes it must be on a file system that all of them share"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Trained:
     """A trained model, whole.
@@ -123,7 +143,7 @@ def load(workdir: str, step: str = "best") -> Trained:
     one_by_one = dataclasses.replace(exp.model, scan_layers=False, remat="none")
     exp = dataclasses.replace(exp, model=one_by_one)
     vocab = Vocab.from_json(_read_json(os.path.join(workdir, VOCAB)))
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), param_shapes(exp.model)
     )

@@ -21,6 +21,8 @@ FREE_TO_CHANGE = (
     "data.cache_dir",
     "train.log_every",
     "train.eval_every",
+    "train.non_finite",
+    "train.max_skipped",
     "validate",
     "evaluate",
     "generate",

@@ -224,6 +224,11 @@ class TrainConfig:
       steps_per_dispatch: updates per call of the compiled program (``lax.scan``).
       epoch_memory: at the start of an epoch memory is emptied (``reset``) or kept (``carry``).
       log_every, eval_every: in steps; ``eval_every`` 0: only at the end.
+      non_finite: at a loss or gradient that is not a number: ``stop``, or ``skip`` that update
+        (training/skipping.py).
+      skip_spikes: f > 0: an update whose gradient norm is above f times the mean of recent ones
+        is skipped. 0: none.
+      max_skipped: so many updates skipped in a row stop training.
     """
 
     steps: int = at_least(1, 1000)
@@ -239,6 +244,9 @@ class TrainConfig:
     epoch_memory: Literal["reset", "carry"] = "reset"
     log_every: int = at_least(1, 50)
     eval_every: int = at_least(0, 0)
+    non_finite: Literal["stop", "skip"] = "stop"
+    skip_spikes: float = rule(0.0, "must be 0 (off) or above 1", lambda v: v == 0 or v > 1)
+    max_skipped: int = at_least(1, 10)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -330,11 +338,14 @@ class CheckpointConfig:
     Attributes:
       every: steps between two checkpoints; one is always saved at the end.
       keep_last, keep_best: how many of the newest and of the best by validation are kept.
+      go_on_without_saving: a checkpoint that cannot be written (a full disk) is told and training
+        goes on, with one process; False: it stops training. The last one must be written anyway.
     """
 
     every: int = at_least(1, 1000)
     keep_last: int = at_least(1, 2)
     keep_best: int = at_least(0, 1)
+    go_on_without_saving: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

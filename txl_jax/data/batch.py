@@ -55,7 +55,7 @@ def batch_of(segment: Segment, forget: bool) -> Batch:
     return Batch(segment.inputs, segment.targets, segment.weights, reset)
 
 
-def warm_up(streams: AnyStreams, n: int) -> list[Batch]:
+def warm_up(streams: AnyStreams, n: int, rows: slice = slice(None)) -> list[Batch]:
     """Up to n tokens of text before each stream's first, as segments that are not scored.
 
     Read from an empty memory they leave it as if the stream had begun n tokens earlier. For
@@ -64,13 +64,16 @@ def warm_up(streams: AnyStreams, n: int) -> list[Batch]:
         stream 0   . . .   . . .       nothing is before it
         stream 1   . . 0   1 2 3       a point is padding; reset where text begins
         stream 2   . 3 4   5 6 7
+
+    ``rows``: which streams; only their text is read.
     """
-    b, t = streams.batch_size, streams.seg_len
+    which = range(*rows.indices(streams.batch_size))
+    b, t = len(which), streams.seg_len
     n_segments = -(-n // t)
     inputs = np.zeros((b, n_segments * t), np.int32)
     reset = np.zeros(inputs.shape, bool)
-    for row in range(b):
-        text = streams.before(row, n)
+    for row, stream in enumerate(which):
+        text = streams.before(stream, n)
         if len(text):
             inputs[row, -len(text) :] = text
             reset[row, -len(text)] = True

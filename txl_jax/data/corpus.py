@@ -6,13 +6,14 @@
 A prepared corpus lies in a folder whose name holds the hash of its source files and of the
 protocol (kind of vocabulary, where the text is cut, version of this code): other text or another
 protocol is another folder. ``corpus.json`` in it holds the sha256 of every other file, checked at
-each load. How it is made is in :mod:`txl_jax.data.prepare`.
+each load; what does not match is prepared again. How it is made is in :mod:`txl_jax.data.prepare`.
 """
 
 import dataclasses
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.prepare import not_writable, prepare
 from txl_jax.data.sentences import Sentences
 from txl_jax.data.sources import enwik8, lm1b, ptb, stdlib, text, text8, wikitext
-from txl_jax.data.sources.partial import clear_left_folders
+from txl_jax.data.sources.partial import clear_left_folders, remove_folder
 from txl_jax.data.sources.source import SPLITS, Source, file_hash
 from txl_jax.data.vocab import Kind, Vocab, check_ids
 
@@ -73,6 +74,14 @@ class Corpus:
     test: Any
     source_hash: str
     info: Mapping[str, Any]
+
+
+class DamagedError(DataError):
+    """A prepared corpus with a file that is not what was prepared; ``what`` says which."""
+
+    def __init__(self, folder: Path, path: Path, found: str):
+        self.what = f"{path} {found}: the prepared corpus is damaged"
+        super().__init__(f"{self.what}. Delete the folder {folder}; the next run prepares it again")
 
 
 def load_corpus(
@@ -137,14 +146,47 @@ def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
     identity = {"name": data.name, "source_hash": source_hash, "protocol": protocol}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     folder = cache / f"{data.name}-{kind}-{key[:20]}"
+    folder = _prepared(source, kind, identity, folder, vocab)
+    made = _made(folder)
+    try:
+        return _load(folder, source)
+    except DamagedError as error:
+        _put_away(folder, made, error.what)
+    return _load(_prepared(source, kind, identity, folder, vocab), source)
+
+
+def _prepared(
+    source: Source, kind: Kind, identity: dict[str, Any], folder: Path, vocab: Vocab | None
+) -> Path:
+    """The prepared corpus's folder, made if it is not there; one beside it for a foreign vocab."""
     if vocab is not None and not _has_vocab(folder, vocab):
         folder = folder.with_name(f"{folder.name}-{_vocab_hash(vocab)[:20]}")
-        identity["vocab_hash"] = _vocab_hash(vocab)
+        identity = {**identity, "vocab_hash": _vocab_hash(vocab)}
     if not folder.exists():
         for place in ("unpacked", "downloads"):
-            clear_left_folders(cache / place)
+            clear_left_folders(folder.parent / place)
         prepare(source, kind, identity, folder, vocab)
-    return _load(folder, source)
+    return folder
+
+
+def _made(folder: Path) -> tuple[int, int]:
+    """What tells a prepared folder from one made later in its place."""
+    status = folder.stat()
+    return status.st_ino, status.st_ctime_ns
+
+
+def _put_away(folder: Path, made: tuple[int, int], what: str) -> None:
+    """Removes a damaged corpus, saying so, unless another process has prepared it anew by now.
+
+    ``made``: of the damaged folder. One that cannot be removed stays, for the next load to refuse.
+    """
+    try:
+        if _made(folder) != made:
+            return
+        remove_folder(folder)
+    except OSError:
+        return
+    print(f"{what}: preparing it again", file=sys.stderr, flush=True)
 
 
 def _has_vocab(folder: Path, vocab: Vocab) -> bool:
@@ -204,16 +246,16 @@ def _load(folder: Path, source: Source) -> Corpus:
         record = json.loads((folder / "corpus.json").read_text())
         files, info = dict(record["files"]), dict(record["info"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(folder, folder / "corpus.json", f"cannot be read ({error})") from error
+        raise DamagedError(folder, folder / "corpus.json", f"cannot be read ({error})") from error
     for name, expected in files.items():
         path = folder / name
         if not path.is_file():
-            raise _damaged(folder, path, "is missing")
+            raise DamagedError(folder, path, "is missing")
         if path.stat().st_size != expected["size"]:
             found = f"has {path.stat().st_size} bytes, not {expected['size']}"
-            raise _damaged(folder, path, found)
+            raise DamagedError(folder, path, found)
         if (found := file_hash(path)) != expected["sha256"]:
-            raise _damaged(folder, path, f"has the sha256 {found}, not {expected['sha256']}")
+            raise DamagedError(folder, path, f"has the sha256 {found}, not {expected['sha256']}")
     vocab = Vocab.from_json(json.loads((folder / "vocab.json").read_text()))
     splits = {split: _load_split(folder, split, vocab) for split in SPLITS}
     info |= {
@@ -243,10 +285,3 @@ def _label(source: Source, info: Mapping[str, Any]) -> str:
     if info["counts_as_published"]:
         return f"{source.label}; counts as published"
     return f"{source.label}; not the published data (its counts differ)"
-
-
-def _damaged(folder: Path, path: Path, found: str) -> DataError:
-    return DataError(
-        f"{path} {found}: the prepared corpus is damaged. Delete the folder {folder}; the next"
-        " run prepares it again"
-    )

@@ -1,8 +1,9 @@
 """Batches on device before they are needed, as a pure function of the step."""
 
+import functools
 import queue
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import jax
@@ -15,14 +16,20 @@ _READ_AHEAD = 2
 
 
 def training_batch(
-    streams: TrainingStreams, step: int, epoch_memory: str, reset_every: int = 0
+    streams: TrainingStreams,
+    step: int,
+    epoch_memory: str,
+    reset_every: int = 0,
+    rows: slice = slice(None),
 ) -> Batch:
     """The batch of a training step, a function of the step alone, so that resume is a seek.
+
+    ``rows``: which streams; only their text is read.
 
     Memory is emptied at the first segment of an epoch with ``epoch_memory="reset"``, and with
     ``reset_every`` n > 0 at steps 0, n, 2n, ..
     """
-    segment = streams.at_step(step)
+    segment = streams.at_step(step, rows)
     again = reset_every > 0 and step % reset_every == 0
     return batch_of(segment, forget=again or (segment.first and epoch_memory == "reset"))
 
@@ -40,18 +47,58 @@ def training_feed(
 
     With ``per_dispatch`` S > 1 each item holds S steps, stacked on a new leading axis.
     What is read ahead is not state: a checkpoint needs the number of the step only.
+    ``sharding``: of each field of a batch, in a batch, see :func:`placed_rows`.
     """
 
+    def read(step: int, rows: slice) -> Batch:
+        parts = [
+            training_batch(streams, s, epoch_memory, reset_every, rows)
+            for s in range(step, step + per_dispatch)
+        ]
+        return parts[0] if per_dispatch == 1 else jax.tree.map(_stack, *parts)
+
     def batches() -> Iterator[Batch]:
+        axis = 0 if per_dispatch == 1 else 1
         for step in range(start, stop, per_dispatch):
-            parts = [
-                training_batch(streams, s, epoch_memory, reset_every)
-                for s in range(step, step + per_dispatch)
-            ]
-            whole = parts[0] if per_dispatch == 1 else jax.tree.map(_stack, *parts)
-            yield jax.device_put(whole, sharding)
+            of_step = functools.partial(read, step)
+            yield placed_rows(of_step, sharding, streams.batch_size, axis)
 
     return read_ahead(batches())
+
+
+def placed_rows(read: Callable[[slice], Batch], sharding: Any, n_rows: int, axis: int = 0) -> Batch:
+    """A batch on device, of which every process reads the rows that its own devices hold.
+
+    With two processes of two devices, mesh data 2 x tensor 2, and 8 rows:
+
+        process 0   devices 0 1   rows 0..3, read once for both
+        process 1   devices 2 3   rows 4..7
+
+    Args:
+      read: gives the rows of a slice, the whole batch for ``slice(0, n_rows)``.
+      sharding: of each field, in a batch; all cut alike by rows. One process: whatever
+        ``jax.device_put`` takes.
+      n_rows: B.
+      axis: of the rows, 1 behind an axis of steps.
+    """
+    of_fields = jax.tree.leaves(sharding)
+    if not of_fields or of_fields[0].is_fully_addressable:
+        return jax.device_put(read(slice(0, n_rows)), sharding)
+
+    def bounds(index: Any) -> tuple[int, int]:  # slices, one of each axis
+        start, stop, _ = index[axis].indices(n_rows)
+        return start, stop
+
+    there = of_fields[0].addressable_devices_indices_map((1,) * axis + (n_rows,))
+    held = sorted({bounds(index) for index in there.values()})
+    parts = [read(slice(*rows)) for rows in held]
+
+    def joined(of_field: jax.sharding.Sharding, *pieces: np.ndarray) -> jax.Array:
+        shape = (*pieces[0].shape[:axis], n_rows, *pieces[0].shape[axis + 1 :])
+        piece_of = dict(zip(held, pieces, strict=True))
+        return jax.make_array_from_callback(shape, of_field, lambda i: piece_of[bounds(i)])
+
+    return jax.tree.map(joined, sharding, *parts)
 
 
 def read_ahead(items: Iterator[Any], size: int = _READ_AHEAD) -> Generator[Any, None, None]:

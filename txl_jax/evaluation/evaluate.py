@@ -6,7 +6,6 @@ beside every result, because the same parameters give other numbers under anothe
 
 import dataclasses
 import functools
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,11 +18,12 @@ from jax.sharding import Mesh
 from txl_jax.config import ProtocolConfig, TransformerXLConfig
 from txl_jax.data.batch import Batch, batch_of, warm_up
 from txl_jax.data.corpus import Corpus
-from txl_jax.data.feed import read_ahead
+from txl_jax.data.feed import placed_rows, read_ahead
 from txl_jax.data.sentences import AnyStreams, Sentences, streams_of
 from txl_jax.evaluation.dynamic import Learner, add_squares, describe_dynamic, score_and_learn
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.processes import placed
 from txl_jax.training.sharding import Placement
 
 
@@ -123,7 +123,7 @@ class Evaluator:
           RuntimeError: not every target was scored once.
         """
         start = time.perf_counter()
-        params = jax.device_put(params, self._placement.parameters(params))
+        params = placed(params, self._placement.parameters(params))
         dynamic = self.protocol.dynamic
         ahead = dynamic.statistics if self._training else 0
         tell = lambda done: progress(done, ahead + self.segments)
@@ -166,11 +166,28 @@ class Evaluator:
             )
         return Score(total / count, count, time.perf_counter() - start)
 
+    def lower(self, params: Any) -> jax.stages.Lowered:
+        """The program that scores a segment, not compiled yet; nothing is computed or moved.
+
+        ``params``: shapes, with where they lie.
+        """
+        batch = batch_of(self.streams.segment(0), forget=False)
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((self._rows, *x.shape[1:]), x.dtype), batch
+        )
+        mems = jax.eval_shape(self._first_memory)
+        rule = self.protocol.dynamic.rule
+        if rule == "none":
+            return self._score.lower(params, shapes, mems)
+        learner = Learner(params, params, params) if rule == "rms" else Learner(params)
+        return self._score_and_learn.lower(learner, shapes, mems)
+
     def _root(
         self, params: Any, stop: Callable[[], bool], tell: Callable[[int], None]
     ) -> Any | None:
         """Root of the squared gradients, summed over training segments; ``None`` if stopped."""
-        squares = jax.tree.map(jnp.zeros_like, params)
+        zeros = functools.partial(jax.tree.map, jnp.zeros_like)
+        squares = jax.jit(zeros, out_shardings=self._placement.parameters(params))(params)
         mems = self._placed_first_memory()
         feed = read_ahead(self._training_batches())
         try:
@@ -185,7 +202,7 @@ class Evaluator:
         return jax.tree.map(jnp.sqrt, squares)
 
     def _placed_first_memory(self) -> Memory:
-        return jax.device_put(self._first_memory(), self._placement.memory())
+        return placed(self._first_memory(), self._placement.memory())
 
     def _first_memory(self) -> Memory:
         """Memory before the first segment: all slots zeros, real ones if the protocol says so."""
@@ -196,26 +213,45 @@ class Evaluator:
 
     def _batches(self) -> Iterator[Batch]:
         """What is read before the first segments, and the segments; on device, rows padded."""
-        before = warm_up(self.streams, self.protocol.warm_start)
-        cold = ~np.any([batch.reset.any(axis=1) for batch in before], axis=0)  # nothing was read
-        segments = (batch_of(self.streams.segment(i), forget=False) for i in range(self.segments))
-        for index, batch in enumerate(itertools.chain(before, segments)):
-            if before and index == len(before):
-                batch = batch.replace(reset=cold)
-            yield self._placed(batch)
+        before = self._warm_segments
+        n = self.protocol.warm_start
+        warm = functools.cache(lambda first, end: warm_up(self.streams, n, slice(first, end)))
+
+        def read(index: int, rows: slice) -> Batch:
+            if index < before:
+                return warm(rows.start, rows.stop)[index]
+            segment = batch_of(self.streams.segment(index - before, rows), forget=False)
+            if not before or index > before:
+                return segment
+            read_before = [batch.reset.any(axis=1) for batch in warm(rows.start, rows.stop)]
+            return segment.replace(reset=~np.any(read_before, axis=0))
+
+        for index in range(before + self.segments):
+            yield self._placed(functools.partial(read, index))
 
     def _training_batches(self) -> Iterator[Batch]:
         """The segments of the statistics, from the start again where the split is over."""
         assert self._training is not None
         for index in range(self.protocol.dynamic.statistics):
-            segment = self._training.at_step(index)
-            yield self._placed(batch_of(segment, forget=segment.first and index > 0))
+            yield self._placed(functools.partial(self._training_batch, index))
 
-    def _placed(self, batch: Batch) -> Batch:
-        """On device, with as many rows of padding as the devices need."""
-        extra = self._rows - self.protocol.batch_size
-        pad = lambda x: np.pad(x, [(0, extra)] + [(0, 0)] * (x.ndim - 1))
-        return jax.device_put(jax.tree.map(pad, batch), self._placement.batch())
+    def _training_batch(self, index: int, rows: slice) -> Batch:
+        assert self._training is not None
+        segment = self._training.at_step(index, rows)
+        return batch_of(segment, forget=segment.first and index > 0)
+
+    def _placed(self, read: Callable[[slice], Batch]) -> Batch:
+        """The rows that ``read`` gives, on device, with as many of padding as the devices need."""
+
+        def padded(rows: slice) -> Batch:
+            real = slice(rows.start, min(rows.stop, self.protocol.batch_size))
+            batch = read(slice(real.start, max(real.start, real.stop)))
+            fill = lambda x: np.pad(
+                x, [(0, rows.stop - rows.start - len(x))] + [(0, 0)] * (x.ndim - 1)
+            )
+            return jax.tree.map(fill, batch)
+
+        return placed_rows(padded, self._placement.batch(), self._rows)
 
     def _score_segment(self, params, batch: Batch, mems):
         nll, mems = self.model.apply(

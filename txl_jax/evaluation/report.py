@@ -17,6 +17,7 @@ from txl_jax.data.sources.progress import DELAY
 from txl_jax.evaluation.baselines import baselines
 from txl_jax.evaluation.evaluate import describe, evaluator_of
 from txl_jax.files import write_json
+from txl_jax.processes import is_first
 from txl_jax.training.sharding import make_mesh
 from txl_jax.units import in_unit
 from txl_jax.workdir import Trained
@@ -40,7 +41,8 @@ def report(
 
     With dynamic evaluation the same protocol without it is scored too. Progress is shown on
     stderr, a bar for each. Prints a table, writes it as ``evaluation.json`` in the workdir, and
-    returns it; ``None`` if ``stop()`` became true on the way.
+    returns it; ``None`` if ``stop()`` became true on the way. Of many processes all score, and
+    the first alone writes, prints and has the baselines in what is returned.
     """
     protocol = trained.config.evaluate
     model = trained.config.model
@@ -65,7 +67,8 @@ def report(
             seconds=round(score.seconds, 2),
             **conversions(score.loss * score.targets, corpus, chosen),
         )
-    rows += baselines(protocol.baselines, corpus, protocol.split)
+    if is_first():  # the others have nothing to write
+        rows += baselines(protocol.baselines, corpus, protocol.split)
     result = {
         "step": trained.step,
         "corpus": corpus.name,
@@ -74,8 +77,9 @@ def report(
         "unit": unit,
         "results": rows,
     }
-    write_json(os.path.join(workdir, "evaluation.json"), result)
-    print(table(rows, unit, told(protocol)), flush=True)
+    if is_first():
+        write_json(os.path.join(workdir, "evaluation.json"), result)
+        print(table(rows, unit, told(protocol)), flush=True)
     return result
 
 
@@ -159,6 +163,7 @@ def segment_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     with tqdm(
         desc=what,
         unit="segment",
+        disable=not is_first(),
         delay=DELAY,
         mininterval=seconds,
         maxinterval=max(seconds, 10.0),

@@ -9,8 +9,13 @@ Layout, one for every way of running (Orbax writes it, asynchronously and atomic
 The seal is written right after the commit. A checkpoint whose files do not match it is moved
 aside as ``damaged-<step>``, never deleted, and the one before it is used. One without a seal
 (the process died in between) is complete, and is used as it is.
+
+Of many processes all save and restore, each the parts of arrays that its devices hold, in one
+folder that all see. The first alone writes the seal, decides what is restored, and moves folders.
 """
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -19,11 +24,12 @@ import threading
 import time
 from typing import Any
 
-import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
 
+from txl_jax import processes
 from txl_jax.config import CheckpointConfig, differing_keys
 from txl_jax.training.state import TrainState
 
@@ -31,6 +37,7 @@ FORMAT = 1
 _SEAL = "seal.json"
 _METRIC = "valid_loss"
 _REPLACED = "replaced-"
+_UNFINISHED = ".orbax-checkpoint-tmp"
 
 
 class CheckpointError(RuntimeError):
@@ -51,8 +58,10 @@ class Checkpoints:
         self._manager: ocp.CheckpointManager | None = None
         self._seals: list[threading.Thread] = []
         self._closed = threading.Event()
+        self._unsealed: OSError | None = None
         if c is not None:
-            self._finish_replacing()
+            processes.first(self._finish_replacing)
+            processes.first(self._clear_unfinished)
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -65,11 +74,14 @@ class Checkpoints:
         """Orbax's manager, opened when first needed."""
         if self._manager is None:
             logging.set_stderrthreshold("error")
-            self._manager = ocp.CheckpointManager(self.folder, options=self._options)
+            self._manager = _Manager(self.folder, options=self._options)
         return self._manager
 
     def steps(self) -> list[int]:
-        """Steps with a finished checkpoint, oldest first."""
+        """Steps with a finished checkpoint, oldest first; to be asked for by all processes."""
+        return processes.first(self._steps)
+
+    def _steps(self) -> list[int]:
         if not os.path.isdir(self.folder):
             return []
         return sorted(int(n) for n in os.listdir(self.folder) if n.isdigit())
@@ -102,13 +114,15 @@ class Checkpoints:
         metrics = {_METRIC: float("inf") if valid_loss is None else valid_loss}
         try:
             saved = self.manager.save(step, args=ocp.args.Composite(**items), metrics=metrics)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"checkpoint {step} in {self.folder}: {error}") from error
+        except Exception as error:  # Orbax raises many types, and what its threads met
+            raise self._not_written(f"checkpoint {step}", error) from error
         if not saved:
             raise CheckpointError(
                 f"checkpoint {step} in {self.folder} was not saved: one of the same or a later"
                 " step is there"
             )
+        if not processes.is_first():
+            return
         thread = threading.Thread(target=self._seal_when_there, args=(step,), daemon=True)
         thread.start()
         self._seals.append(thread)
@@ -118,11 +132,16 @@ class Checkpoints:
     ) -> None:
         """Saves a step that is there already; the old one goes only when the new one is whole."""
         self.close()
-        old = os.path.join(self.folder, f"{_REPLACED}{step}")
-        os.rename(os.path.join(self.folder, str(step)), old)
-        self.save(step, state, meta, valid_loss)
-        self.wait()
-        shutil.rmtree(old)
+        replaced = os.path.join(self.folder, f"{_REPLACED}{step}")
+        processes.first(lambda: os.rename(os.path.join(self.folder, str(step)), replaced))
+        try:
+            self.save(step, state, meta, valid_loss)
+            self.wait()
+        except CheckpointError:
+            if not processes.many():  # a run of many ends here, and its next start does this
+                self._finish_replacing()
+            raise
+        processes.first(self._finish_replacing)
 
     def wait(self) -> None:
         """Until everything started is on disk and sealed.
@@ -131,18 +150,40 @@ class Checkpoints:
           CheckpointError: a save failed after it had started.
         """
         try:
-            self.manager.wait_until_finished()
+            if self._manager is not None:
+                self._manager.wait_until_finished()
         except Exception as error:  # Orbax raises what its threads met, of any type
-            raise CheckpointError(f"saving in {self.folder} failed: {error}") from error
+            raise self._not_written("a checkpoint", error) from error
+        finally:
+            self._join_seals()
+        if self._unsealed is not None:
+            unsealed, self._unsealed = self._unsealed, None
+            raise self._not_written("the seal of a checkpoint", unsealed) from unsealed
+
+    def _join_seals(self) -> None:
         self._closed.set()
         for thread in self._seals:
             thread.join()
         self._seals, self._closed = [], threading.Event()
 
+    def _not_written(self, what: str, error: Exception) -> CheckpointError:
+        """The error of a failed save, once what it left is gone and a new one could be tried."""
+        if not processes.many():  # nor can the others be waited for here
+            if self._manager is not None:
+                with contextlib.suppress(Exception):  # what it meets is the same error again
+                    self._manager.close()
+                self._manager = None
+            self._clear_unfinished()
+        there = self._steps()
+        kept = f"checkpoint {max(there)} is intact" if there else "there is no other"
+        return CheckpointError(
+            f"{what} cannot be written in {self.folder}: {_reason(error)}; {kept}"
+        )
+
     def close(self) -> None:
         """Waits for running saves and lets go of the folder."""
+        self.wait()
         if self._manager is not None:
-            self.wait()
             self._manager.close()
             self._manager = None
 
@@ -169,15 +210,19 @@ class Checkpoints:
                     f"checkpoint {step} in {self.folder} holds parameters and no optimizer:"
                     " training cannot go on from it"
                 )
+            failed: Exception | None = None
             try:
-                return self._restore_state(step, abstract), meta
+                state = self._restore_state(step, abstract)
             except Exception as error:  # Orbax raises many types for damaged files
-                if self._sealed(step):
-                    raise CheckpointError(
-                        f"checkpoint {step} in {self.folder} is intact but does not fit this"
-                        f" program: {error}"
-                    ) from error
-                self._set_aside(step, f"cannot be read ({type(error).__name__})")
+                failed = error
+            if not processes.failing(failed is not None):
+                return state, meta
+            if processes.first(lambda: self._sealed(step)):  # noqa: B023  (called at once)
+                raise CheckpointError(
+                    f"checkpoint {step} in {self.folder} is intact but does not fit this"
+                    f" program: {failed or 'another process cannot read it'}"
+                ) from failed
+            self._set_aside(step, f"cannot be read ({type(failed).__name__})")
         return None
 
     def restore_params(self, step: int, abstract: Any) -> Any:
@@ -197,7 +242,10 @@ class Checkpoints:
         Raises:
           CheckpointError: there is none.
         """
-        steps = self.steps()
+        return processes.first(lambda: self._choose(which))
+
+    def _choose(self, which: str) -> int:
+        steps = self._steps()
         if not steps:
             raise CheckpointError(f"there is no checkpoint in {self.folder}; train first")
         if which == "latest":
@@ -233,24 +281,31 @@ class Checkpoints:
         hidden = got["mems"].get("hidden")
         if hidden is None:  # M = 0: nothing was stored
             shape = abstract.mems.hidden
-            hidden = jax.device_put(jax.numpy.zeros(shape.shape, shape.dtype), shape.sharding)
+            hidden = processes.placed(np.zeros(shape.shape, shape.dtype), shape.sharding)
         mems = abstract.mems.replace(hidden=hidden, filled=got["mems"]["filled"])
-        number = jax.device_put(jax.numpy.asarray(step, "int32"), abstract.step.sharding)
+        number = processes.placed(np.asarray(step, "int32"), abstract.step.sharding)
         return TrainState(number, got["params"], got["optimizer"], mems)
 
     def _meta_if_intact(self, step: int) -> dict[str, Any] | None:
-        fault = self._fault(step)
+        fault = processes.first(lambda: self._fault(step))
         if fault is None:
-            try:
-                items = ocp.args.Composite(meta=ocp.args.JsonRestore())
-                return self.manager.restore(step, args=items)["meta"]
-            except Exception as error:  # as in restore
-                fault = f"has no readable meta ({type(error).__name__})"
+            meta, fault = processes.first(lambda: self._read_meta(step))
+            if fault is None:
+                return meta
         self._set_aside(step, fault)
         return None
 
+    def _read_meta(self, step: int) -> tuple[dict[str, Any], str | None]:
+        """What stands in ``meta``, or what is wrong with it."""
+        path = os.path.join(self.folder, str(step), "meta", "metadata")
+        try:
+            with open(path, encoding="utf-8") as file:
+                return dict(json.load(file)), None
+        except (OSError, ValueError, TypeError) as error:
+            return {}, f"has no readable meta ({type(error).__name__})"
+
     def _refuse_damaged(self, step: int) -> None:
-        fault = self._fault(step)
+        fault = processes.first(lambda: self._fault(step))
         if fault is not None:
             raise CheckpointError(
                 f"checkpoint {step} in {self.folder} {fault}; resume training to fall back to the"
@@ -263,7 +318,8 @@ class Checkpoints:
         if not os.path.exists(os.path.join(folder, "meta")):
             return "is incomplete (it has no meta)"
         if not self._sealed(step):
-            return None
+            described = os.path.exists(os.path.join(folder, "params", "_METADATA"))
+            return None if described else "is incomplete (it has no params/_METADATA)"
         with open(os.path.join(folder, _SEAL), encoding="utf-8") as file:
             try:
                 expected = json.load(file)
@@ -277,14 +333,17 @@ class Checkpoints:
         return os.path.exists(os.path.join(self.folder, str(step), _SEAL))
 
     def _set_aside(self, step: int, fault: str) -> None:
+        if self._manager is not None:
+            self._manager.close()
+            self._manager = None
+        processes.first(lambda: self._move_aside(step, fault))
+
+    def _move_aside(self, step: int, fault: str) -> None:
         name, count = f"damaged-{step}", 1
         while os.path.exists(os.path.join(self.folder, name)):
             count += 1
             name = f"damaged-{step}-{count}"
         os.rename(os.path.join(self.folder, str(step)), os.path.join(self.folder, name))
-        if self._manager is not None:
-            self._manager.close()
-            self._manager = None
         print(
             f"checkpoint {step} {fault}; moved aside to checkpoints/{name}, falling back to the"
             " one before it",
@@ -301,6 +360,12 @@ class Checkpoints:
             elif name != step:
                 os.rename(old, os.path.join(self.folder, step))
 
+    def _clear_unfinished(self) -> None:
+        """Removes what a save that failed, or whose process died, has left half-written."""
+        for name in os.listdir(self.folder) if os.path.isdir(self.folder) else []:
+            if _UNFINISHED in name:
+                shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
+
     def _seal_when_there(self, step: int) -> None:
         folder = os.path.join(self.folder, str(step))
         while not os.path.isdir(folder):
@@ -316,6 +381,15 @@ class Checkpoints:
             os.replace(seal + ".tmp", seal)
         except FileNotFoundError:
             pass  # removed meanwhile as no longer among the newest or best
+        except OSError as error:
+            self._unsealed = error
+
+
+class _Manager(ocp.CheckpointManager):
+    """Orbax's, which leaves it to training to ask JAX about notices: each call counts there."""
+
+    def reached_preemption(self, step: int) -> bool:
+        return False
 
 
 def _refuse_other_config(step: int, meta: dict[str, Any], config: dict[str, Any]) -> None:
@@ -355,6 +429,15 @@ def _options(c: CheckpointConfig | None) -> ocp.CheckpointManagerOptions:
         best_mode="min",
         enable_async_checkpointing=True,
     )
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, the full disk by its name."""
+    full = {errno.ENOSPC, errno.EDQUOT}
+    texts = [os.strerror(number) for number in full]
+    if getattr(error, "errno", None) in full or any(text in str(error) for text in texts):
+        return "the disk is full"
+    return f"{type(error).__name__}: {error}"
 
 
 def _hashes(folder: str) -> dict[str, str]:

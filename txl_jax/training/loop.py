@@ -4,12 +4,14 @@ import collections
 import dataclasses
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from txl_jax import processes
 from txl_jax.config import ConfigError, ExperimentConfig
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import training_batch, training_feed
@@ -17,13 +19,16 @@ from txl_jax.data.sentences import TrainingStreams, shuffled_streams_of, tokens_
 from txl_jax.evaluation.evaluate import Evaluator, evaluator_of
 from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.training.checkpoint import Checkpoints
+from txl_jax.training.checkpoint import CheckpointError, Checkpoints
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.runlog import RunLog
 from txl_jax.training.sharding import Placement, make_mesh
+from txl_jax.training.skipping import SkippedError, reason
 from txl_jax.training.state import TrainState, init_state
 from txl_jax.training.step import compiled_step
 from txl_jax.training.stopping import Stop
+
+_REMEDY = "Try a lower optimizer.learning_rate, more optimizer.warmup_steps, or model.dtype float32"
 
 
 class NonFiniteError(RuntimeError):
@@ -49,6 +54,7 @@ def train(exp: ExperimentConfig, corpus: Corpus, workdir: str, stop: Stop) -> Ou
       ConfigError, DataError: what does not fit the data or the devices; before any work.
       CheckpointError: a checkpoint of another config, or one that cannot be written.
       NonFiniteError: a loss or gradient that is not finite; nothing is saved after it.
+      SkippedError: too many updates in a row were skipped; nor is anything after this.
     """
     t = exp.train
     streams = training_streams(exp, corpus)
@@ -78,12 +84,18 @@ def train(exp: ExperimentConfig, corpus: Corpus, workdir: str, stop: Stop) -> Ou
             resume_step=start,
             window=meta.get("window"),
             remade=None if meta.get("evaluated", True) else "valid",
+            writes=processes.is_first(),
+            patient=exp.checkpoint.go_on_without_saving,
         ) as log:
             _tell_start(log, exp, corpus, streams, state, mesh.size, restored is not None)
             run = _Run(exp, streams, evaluator, checkpoints, log, stop, placement)
             if start < t.steps:
                 run.compile(model, optimizer, abstract)
-            return run.go(state, evaluated=meta.get("evaluated", True))
+            run.skipped = meta.get("skipped_in_a_row", 0)
+            try:
+                return run.go(state, evaluated=meta.get("evaluated", True))
+            finally:
+                log.message(log.spent.line())
 
 
 class _Run:
@@ -98,6 +110,7 @@ class _Run:
         self.stop: Stop = stop
         self.placement: Placement = placement
         self.pending: collections.deque = collections.deque()
+        self.skipped = 0  # updates, in a row, up to the last one logged
         self.saved: set[int] = set(checkpoints.steps())
         # One layout on disk: layers one by one. A tree that has them so stays as it is.
         self.unstack = jax.jit(unstack_layers) if exp.model.scan_layers else lambda state: state
@@ -105,11 +118,13 @@ class _Run:
     def compile(self, model, optimizer, abstract: TrainState) -> None:
         """Compiles the step before the clock of training runs."""
         t = self.exp.train
-        batch = training_batch(self.streams, 0, t.epoch_memory, t.reset_every)
+        none = training_batch(self.streams, 0, t.epoch_memory, t.reset_every, slice(0))
         lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype), batch)
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((*lead, t.batch_size, *x.shape[1:]), x.dtype), none
+        )
         start = time.perf_counter()
-        with self.log.pause():
+        with self.log.pause("compile"):
             step = compiled_step(self.exp, model, optimizer, self.placement, abstract)
             self.step = step.lower(abstract, shapes).compile()  # type: ignore[attr-defined]
         self.log.message(f"compiled the step in {time.perf_counter() - start:.1f} s")
@@ -130,7 +145,7 @@ class _Run:
             t.reset_every,
         )
         try:
-            for batch in feed:
+            for batch in self.log.spent.waiting(feed):
                 if self.stop.requested():
                     break
                 state, metrics = self.step(state, batch)
@@ -147,6 +162,8 @@ class _Run:
         self.settle(keep=0)
         if self.stop.requested() and step and step not in self.saved:
             self.save(step, state, evaluated=True, loss=None)
+        with self.log.pause("save"):
+            self.checkpoints.wait()
         return Outcome(state, finished=step == t.steps and evaluated)
 
     def validate_and_save(self, step: int, state: TrainState, again: bool = False) -> bool:
@@ -158,7 +175,7 @@ class _Run:
         self.settle(keep=0)
         if step == self.exp.train.steps:
             self.log.flush_window(step, epoch=self.epoch(step))
-        with self.log.pause():
+        with self.log.pause("evaluate"):
             score = self.evaluator.run(state.params, stop=self.stop.requested)
         loss = None
         if score is not None:
@@ -181,11 +198,31 @@ class _Run:
     ) -> None:
         """A checkpoint of this step, in place of an earlier one if ``again``."""
         self.settle(keep=0)  # what led to it was finite
-        meta = {"config": self.exp.to_dict(), "window": self.log.window, "evaluated": evaluated}
+        meta = {
+            "config": self.exp.to_dict(),
+            "window": self.log.window,
+            "evaluated": evaluated,
+            "skipped_in_a_row": self.skipped,
+        }
         save = self.checkpoints.replace if again else self.checkpoints.save
-        with self.log.pause():
-            save(step, self.unstack(state), meta, loss)
-        self.saved.add(step)
+        last = step == self.exp.train.steps or self.stop.signal is not None
+        with self.log.pause("save"):
+            self.write(self.checkpoints.wait)  # for the one before
+            if self.write(lambda: save(step, self.unstack(state), meta, loss), needed=last):
+                self.saved.add(step)
+
+    def write(self, work: Callable[[], None], needed: bool = False) -> bool:
+        """Whether what may fail on a full disk was done; raises, unless told to go on without."""
+        try:
+            work()
+        except CheckpointError as error:
+            many = processes.many()  # the others wait inside their own save
+            if needed or many or not self.exp.checkpoint.go_on_without_saving:
+                raise
+            self.log.message(f"{error}; going on without it")
+            self.saved &= set(self.checkpoints.steps())
+            return False
+        return True
 
     def settle(self, keep: int) -> None:
         """Logs the metrics of all but the newest ``keep`` dispatches: the device runs ahead."""
@@ -195,30 +232,48 @@ class _Run:
             values = {k: np.atleast_1d(np.asarray(v)) for k, v in metrics.items()}
             first = last - t.steps_per_dispatch + 1
             for i, step in enumerate(range(first, last + 1)):
-                one = {k: float(v[i]) for k, v in values.items()}
-                self.check_finite("training loss", one["nll_sum"], step)
-                self.check_finite("gradient norm", one["grad_norm"], step)
-                self.log.train_step(
-                    step,
-                    one["nll_sum"],
-                    one["count"],
-                    one["grad_norm"],
-                    one["learning_rate"],
-                    int(one["tokens"]),
-                )
+                self.log_step(step, {k: float(v[i]) for k, v in values.items()})
                 if step % t.log_every == 0:
                     self.log.flush_window(step, epoch=self.epoch(step))
+
+    def log_step(self, step: int, one: dict[str, float]) -> None:
+        """Adds a step's metrics to the log; raises where they or the skipped ones forbid more."""
+        if one.get("skipped"):
+            self.log_skipped(step, one)
+            return
+        self.skipped = 0
+        self.check_finite("training loss", one["nll_sum"], step)
+        self.check_finite("gradient norm", one["grad_norm"], step)
+        self.log.train_step(
+            step,
+            one["nll_sum"],
+            one["count"],
+            one["grad_norm"],
+            one["learning_rate"],
+            int(one["tokens"]),
+        )
+
+    def log_skipped(self, step: int, one: dict[str, float]) -> None:
+        """Counts and tells a skipped update; raises SkippedError at too many in a row."""
+        why = reason(one["nll_sum"], one["grad_norm"])
+        self.log.skipped_step(step, why, one["learning_rate"], int(one["tokens"]))
+        self.skipped += 1
+        if self.skipped >= self.exp.train.max_skipped:
+            raise SkippedError(
+                f"{self.skipped} updates in a row were skipped, the last at step {step}: {why};"
+                f" stopped, {self.kept()}. {_REMEDY}; train.max_skipped is how many may be"
+            )
+
+    def kept(self) -> str:
+        """Which checkpoint there is to go back to, in words."""
+        newest = max(self.saved, default=None)
+        return "no checkpoint was saved yet" if newest is None else f"checkpoint {newest} is kept"
 
     def check_finite(self, name: str, value: float, step: int) -> None:
         """Raises NonFiniteError, with what is kept, unless the value is finite."""
         if math.isfinite(value):
             return
-        kept = max(self.saved, default=None)
-        kept_text = "no checkpoint was saved yet" if kept is None else f"checkpoint {kept} is kept"
-        raise NonFiniteError(
-            f"{name} is {value} at step {step}; stopped, {kept_text}. Try a lower"
-            " optimizer.learning_rate, more optimizer.warmup_steps, or model.dtype float32"
-        )
+        raise NonFiniteError(f"{name} is {value} at step {step}; stopped, {self.kept()}. {_REMEDY}")
 
     def epoch(self, step: int) -> float:
         """Passes over the training split after a step."""

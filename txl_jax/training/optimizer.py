@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from txl_jax.config import OptimizerConfig
+from txl_jax.config import OptimizerConfig, TrainConfig
 
 
 def schedule(c: OptimizerConfig, steps: int) -> optax.Schedule:
@@ -48,6 +48,34 @@ def make_optimizer(c: OptimizerConfig, steps: int) -> optax.GradientTransformati
         scale(b1=c.b1, b2=c.b2, eps=c.eps),
         optax.scale_by_learning_rate(schedule(c, steps)),
     )
+
+
+class RecentNorm(NamedTuple):
+    """Mean of the gradient's recent norms, float32 []; of how many updates in all, int32 []."""
+
+    mean: jax.Array
+    seen: jax.Array
+
+
+def with_recent_norm(
+    optimizer: optax.GradientTransformation, c: TrainConfig
+) -> optax.GradientTransformation:
+    """The optimizer; with ``skip_spikes`` one whose state is ``(RecentNorm, its own)``.
+
+    The mean is that of the first norms, and from the hundredth on a running one of weight 1/100.
+    """
+    if not c.skip_spikes:
+        return optimizer
+
+    def init(params):
+        return RecentNorm(jnp.zeros(()), jnp.zeros((), jnp.int32))
+
+    def update(gradient, state, params=None):
+        seen = state.seen + 1
+        mean = state.mean + (gradient_norm(gradient) - state.mean) / jnp.minimum(seen, 100)
+        return gradient, RecentNorm(mean, seen)
+
+    return optax.chain(optax.GradientTransformation(init, update), optimizer)
 
 
 class LambState(NamedTuple):

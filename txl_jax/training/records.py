@@ -1,5 +1,7 @@
 """``metrics.jsonl``: one JSON object per line, read, appended, cut back for a resumed run."""
 
+import contextlib
+import errno
 import json
 import math
 import os
@@ -9,11 +11,18 @@ from typing import Any
 from txl_jax.files import naming, write_whole
 
 
-def append(metrics_path: str, record: Mapping[str, Any]) -> None:
-    """Adds a record; raises OSError, which names the file, where it cannot."""
-    line = json.dumps(record, allow_nan=False) + "\n"
-    with naming(metrics_path), open(metrics_path, "ab") as file:
-        file.write(line.encode())
+def append(metrics_path: str, *records: Mapping[str, Any]) -> None:
+    """Adds records, all of them or none; raises OSError, which names the file, where it cannot."""
+    lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
+    with naming(metrics_path), open(metrics_path, "ab", buffering=0) as file:
+        size = file.tell()
+        try:
+            if file.write(lines) < len(lines):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with contextlib.suppress(OSError):  # no file that can be cut, /dev/full
+                file.truncate(size)
+            raise
 
 
 def keep_until(metrics_path: str, step: int, remade: str | None) -> None:

@@ -9,12 +9,15 @@ A record, one line of ``metrics.jsonl``:
 
     {"kind": "train", "step": 100, "epoch": 0.41, "loss": 2.345, "bpc": 3.383,
      "grad_norm": 0.71, "learning_rate": 0.00025,
-     "timing": {"seconds": 8.1, "tokens_per_second": 12345.6}}
+     "timing": {"seconds": 8.1, "tokens_per_second": 12345.6,
+                "data_seconds": 0.02, "save_seconds": 0.3}}
 
 ``kind`` is train, valid or test; ``loss`` is in nats per token; ``bpc`` (bits per character)
-or ``ppl`` (perplexity) is the corpus's own unit. What depends on the wall clock stands under
-``timing`` and nowhere else: two runs are the same run when their records without ``timing``
-are. A number that is not finite is written as ``null``.
+or ``ppl`` (perplexity) is the corpus's own unit. ``skipped`` is there where updates were: so
+many, of which nothing is in the means. ``data_seconds`` of ``seconds`` were spent waiting for
+data; ``save_seconds``, how long saving held training up, is not in ``seconds``. What depends on
+the wall clock stands under ``timing`` and nowhere else: two runs are the same run when their
+records without ``timing`` are. A number that is not finite is written as ``null``.
 """
 
 import collections
@@ -29,6 +32,7 @@ from time import perf_counter
 from typing import Any
 
 from txl_jax.training.events import Events
+from txl_jax.training.goodput import Activity, Spent
 from txl_jax.training.loss_curve import draw
 from txl_jax.training.records import append, keep_until, plain
 from txl_jax.units import Unit, in_unit, number
@@ -36,13 +40,14 @@ from txl_jax.units import Unit, in_unit, number
 
 @dataclasses.dataclass
 class Window:
-    """Sums over the steps since the last training record; floats add up in step order."""
+    """Sums over the updates since the last training record; floats add up in step order."""
 
     nll_sum: float = 0.0
     weight_sum: float = 0.0
     grad_norm_sum: float = 0.0
     steps: int = 0
     learning_rate: float = 0.0
+    skipped: int = 0
 
     def loss(self) -> float:
         """Mean nats per token of the window; NaN while there is no token."""
@@ -58,6 +63,9 @@ class RunLog:
 
     Also a context manager, which closes itself, so that a run that is stopped leaves a curve.
 
+    Attributes:
+      spent: where the seconds go.
+
     Args:
       workdir: folder of the run; made if it is not there.
       total_steps: updates in all, for the bar and the time left.
@@ -66,6 +74,9 @@ class RunLog:
         removed. 0: training starts at the beginning and so do the records.
       window: :attr:`window` as that checkpoint kept it.
       remade: kind of record that is made again at ``resume_step`` itself, so removed there too.
+      patient: a record that cannot be written is kept and written with a later one. At the start
+        and at the end what cannot be written raises all the same.
+      writes: False: nothing is written or shown, only summed up, as another process writes.
       progress: a live bar (True) or one line per training record (False), both on standard
         error; ``None``: a bar if that is a terminal.
 
@@ -84,6 +95,8 @@ class RunLog:
         window: Mapping[str, Any] | None = None,
         progress: bool | None = None,
         remade: str | None = None,
+        writes: bool = True,
+        patient: bool = False,
     ):
         self.workdir = os.fspath(workdir)
         self.metrics_path = os.path.join(self.workdir, "metrics.jsonl")
@@ -92,16 +105,21 @@ class RunLog:
         self._window = Window(**(window or {}))
         self._closed = False
 
-        os.makedirs(self.workdir, exist_ok=True)
-        keep_until(self.metrics_path, resume_step, remade)
+        self._writes, self._patient = writes, patient
+        self._unwritten: list[dict[str, Any]] = []
+        if writes:
+            os.makedirs(self.workdir, exist_ok=True)
+            keep_until(self.metrics_path, resume_step, remade)
 
         if progress is None:
             progress = sys.stderr.isatty()
-        self._bar = _bar(total_steps, resume_step) if progress else None
-        self._events = self._open_events(resume_step)
+        self._bar = _bar(total_steps, resume_step) if progress and writes else None
+        self._events = self._open_events(resume_step) if writes else None
 
         self._clock = _Clock()
+        self.spent = Spent()
         self._window_start, self._window_tokens = self._clock.seconds(), 0
+        self._window_spent = dict(self.spent.seconds)
         # (seconds, step, tokens so far), about one a second: the rate of the recent steps.
         self._tokens = 0
         self._recent = collections.deque([(self._window_start, resume_step, 0)], maxlen=30)
@@ -118,11 +136,12 @@ class RunLog:
         return dataclasses.asdict(self._window)
 
     @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
-        """Time in this context is not training time: compiling, evaluating, saving."""
+    def pause(self, activity: Activity) -> Iterator[None]:
+        """Time in this context is no training time but that of ``compile``, ``evaluate``, .."""
         self._clock.stop()
         try:
-            yield
+            with self.spent.on(activity):
+                yield
         finally:
             self._clock.start()
 
@@ -151,6 +170,18 @@ class RunLog:
         w.grad_norm_sum += float(grad_norm)
         w.steps += 1
         w.learning_rate = float(learning_rate)
+        self._advance(step, tokens)
+
+    def skipped_step(self, step: int, why: str, learning_rate: float, tokens: int) -> None:
+        """Counts a step without an update in the window, and prints why there was none."""
+        self._window.skipped += 1
+        self._window.learning_rate = float(learning_rate)
+        self.message(f"{self._at(step)}  skipped: {why}")
+        self._advance(step, tokens)
+
+    def _advance(self, step: int, tokens: int) -> None:
+        """Step done, tokens read: the speed and the bar."""
+        w = self._window
         self._tokens += int(tokens)
         self._window_tokens += int(tokens)
         now = self._clock.seconds()
@@ -169,7 +200,7 @@ class RunLog:
         flush: its window goes into the checkpoint.
         """
         w = self._window
-        if not w.steps:
+        if not w.steps and not w.skipped:
             return
         loss = w.loss()
         now = self._clock.seconds()
@@ -178,20 +209,26 @@ class RunLog:
         values = {
             "loss": loss,
             self._unit: in_unit(loss, self._unit),
-            "grad_norm": w.grad_norm_sum / w.steps,
+            "grad_norm": w.grad_norm_sum / w.steps if w.steps else math.nan,
             "learning_rate": w.learning_rate,
+            **({"skipped": w.skipped} if w.skipped else {}),
         }
         timing = {"seconds": seconds, "tokens_per_second": speed}
+        lost: tuple[Activity, ...] = ("data", "save")
+        for activity in lost:
+            since = self.spent.seconds[activity] - self._window_spent[activity]
+            timing[f"{activity}_seconds"] = since
         self.record("train", step, values, timing, epoch=epoch)
         if self._bar is None:
             _, left = self._recent_speed(step)
-            rate = f"lr {w.learning_rate:.1e}"
+            rate = f"lr {w.learning_rate:.1e}" + (f"  skipped {w.skipped}" if w.skipped else "")
             self.message(
                 f"{self._at(step)}  {_numbers(loss, self._unit)}  {rate}"
                 f"  {_speed(speed)}  {_left(left)}"
             )
         self._window = Window()
         self._window_start, self._window_tokens = now, 0
+        self._window_spent = dict(self.spent.seconds)
 
     def record(
         self,
@@ -223,14 +260,25 @@ class RunLog:
         record |= values
         if timing:
             record["timing"] = plain(timing)
-        append(self.metrics_path, record)
-        if self._events is not None:
-            self._events.add(kind, int(step), values | record.get("timing", {}))
+        if not self._writes:
+            return
+        self._unwritten.append(record)
+        try:
+            append(self.metrics_path, *self._unwritten)
+            self._unwritten.clear()
+            if self._events is not None:
+                self._events.add(kind, int(step), values | record.get("timing", {}))
+        except OSError as error:
+            if not self._patient:
+                raise
+            self.message(f"{error}; going on, the records wait and TensorBoard's are lost")
         if kind != "train":
             self.message(f"{self._at(step)}  {kind}  {_numbers_of(values, self._unit)}")
 
     def message(self, text: str) -> None:
         """Prints a line on standard error, above the bar if there is one."""
+        if not self._writes:
+            return
         if self._bar is None:
             print(text, file=sys.stderr, flush=True)
         else:
@@ -245,7 +293,8 @@ class RunLog:
             self._bar.close()
         if self._events is not None:
             self._events.close()
-        draw(self.metrics_path, self.figure_path, self._unit)
+        if self._writes:
+            draw(self.metrics_path, self.figure_path, self._unit)
 
     # ----------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ then whole on those devices.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -48,15 +49,22 @@ What is not here (LayerNorm, small biases) is whole everywhere."""
 
 
 def make_mesh(
-    c: MeshConfig, model: TransformerXLConfig, batch_size: int, micro_batches: int = 1
+    c: MeshConfig,
+    model: TransformerXLConfig,
+    batch_size: int,
+    micro_batches: int = 1,
+    devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
     """A mesh of the devices that ``c`` asks for; ``data=-1``: the most that divide the batch.
+
+    ``devices``: to choose from; ``None``: those at hand.
 
     Raises:
       ConfigError: more devices than there are, rows, heads or an inner width that they do not
         divide, or processes left without a device.
     """
-    there, rows = jax.device_count(), batch_size // micro_batches
+    devices = jax.devices() if devices is None else devices
+    there, rows = len(devices), batch_size // micro_batches
     others = c.fsdp * c.tensor
     data = c.data
     if data == -1:
@@ -69,22 +77,32 @@ def make_mesh(
         what = "train.batch_size" if micro_batches == 1 else "batch_size / micro_batches"
         raise ConfigError(
             f"config key mesh.data = {data}: data x fsdp = {data * c.fsdp} must divide {what}"
-            f" {rows}"
+            f" {rows}; {_sizes(batch_size, data * c.fsdp * micro_batches)}"
         )
     for key, size in (("n_head", model.n_head), ("d_inner", model.d_inner)):
         if size % c.tensor:
             raise ConfigError(
                 f"config key mesh.tensor = {c.tensor}: must divide model.{key} {size}"
             )
-    if jax.process_count() > 1 and data * others < there:
+    if len({d.process_index for d in devices}) > 1 and data * others < there:
+        works = _sizes(batch_size, there // others * c.fsdp * micro_batches)
+        if there % others:
+            works = f"fsdp x tensor = {others} must divide {there}"
+        elif c.data != -1:
+            works = f"mesh.data {there // others} uses all"
         raise ConfigError(
             f"config key mesh = data {data} x fsdp {c.fsdp} x tensor {c.tensor}: uses"
-            f" {data * others} of {there} devices, and every process needs its own in use; choose"
-            f" a train.batch_size that {there // c.tensor} divides, or other axes"
+            f" {data * others} of {there} devices, and every process needs its own in use; {works}"
         )
-    devices = jax.devices()[: data * others]
-    shape = (data, c.fsdp, c.tensor)
-    return jax.make_mesh(shape, AXES, (AxisType.Auto,) * len(AXES), devices=devices)
+    shape, auto = (data, c.fsdp, c.tensor), (AxisType.Auto,) * len(AXES)
+    return jax.make_mesh(shape, AXES, auto, devices=devices[: data * others])
+
+
+def _sizes(batch_size: int, divisor: int) -> str:
+    """The batch sizes next to one that would do, in words."""
+    below = batch_size // divisor * divisor
+    sizes = [str(size) for size in (below, below + divisor) if size]
+    return f"a train.batch_size of {' or '.join(sizes)} works"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,9 +166,9 @@ class Placement:
         return NamedSharding(self.mesh, PartitionSpec(*axes))
 
 
-def donates() -> bool:
+def donates(mesh: Mesh) -> bool:
     """Whether the step gives its old state's memory to the new one (on CPU it costs speed)."""
-    return jax.default_backend() != "cpu"
+    return mesh.devices.flat[0].platform != "cpu"
 
 
 def _key(path: tuple[Any, ...]) -> str:

@@ -10,6 +10,7 @@ import optax
 from txl_jax.config import ExperimentConfig
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.training.optimizer import with_recent_norm
 
 
 class TrainState(flax.struct.PyTreeNode):
@@ -36,9 +37,8 @@ def init_state(
     mems = model.init_mems(t.batch_size, t.mem_len)
     tokens = jnp.zeros((t.batch_size, 1), jnp.int32)
     params = model.init(_keys(exp.seed)[0], tokens, mems)["params"]
-    return TrainState(
-        step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params), mems=mems
-    )
+    opt_state = with_recent_norm(optimizer, t).init(params)
+    return TrainState(jnp.zeros((), jnp.int32), params, opt_state, mems)
 
 
 def dropout_key(seed: int, step: jax.Array) -> jax.Array:

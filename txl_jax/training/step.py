@@ -1,6 +1,7 @@
 """One update, as a pure function; and its compiled form over a mesh."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,9 @@ from txl_jax.data.batch import Batch
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.loss import Array, batch_loss, scored, totals
-from txl_jax.training.optimizer import gradient_norm, schedule
+from txl_jax.training.optimizer import gradient_norm, schedule, with_recent_norm
 from txl_jax.training.sharding import Placement, donates
+from txl_jax.training.skipping import may_skip, unless_bad
 from txl_jax.training.state import TrainState, dropout_key
 
 Metrics = dict[str, jax.Array]
@@ -27,37 +29,13 @@ def train_step(
 ) -> tuple[TrainState, Metrics]:
     """The state after one update on ``batch``, and what it measured.
 
-    Gradients are summed over ``train.micro_batches`` parts of the batch, each with its own
-    streams' memory. Metrics, float32 []: ``nll_sum`` (nats) and ``count`` of the targets that
-    ``loss.positions`` has scored, ``tokens`` that are not padding, ``grad_norm`` (before clipping),
-    ``learning_rate``.
+    Metrics, float32 []: ``nll_sum`` (nats) and ``count`` of the targets that ``loss.positions``
+    has scored, ``tokens`` that are not padding, ``grad_norm`` (before clipping),
+    ``learning_rate``, and ``skipped`` (1 where no update was made) if the settings may skip one.
     """
-    parts = exp.train.micro_batches
-    key = dropout_key(exp.seed, state.step)
-    gradient_of = jax.grad(batch_loss, has_aux=True)
     tokens, share = jnp.sum(batch.weights), rate_share(batch.weights, exp.train)
     batch = batch.replace(weights=scored(batch.weights, exp.loss))
-    terms = (exp.loss, totals(batch.weights), padded_amid(exp.train))
-
-    if parts == 1:
-        gradient, (nll_sum, mems) = gradient_of(state.params, model, batch, state.mems, key, *terms)
-    else:
-
-        def add_part(total, part):
-            index, part_batch, part_mems = part
-            part_key = jax.random.fold_in(key, index)
-            gradient, (nll_sum, mems) = gradient_of(
-                state.params, model, part_batch, part_mems, part_key, *terms
-            )
-            return jax.tree.map(jnp.add, total, (gradient, nll_sum)), mems
-
-        zero = (jax.tree.map(jnp.zeros_like, state.params), jnp.zeros(()))
-        cut = (jnp.arange(parts), _cut(batch, parts), _cut_memory(state.mems, parts))
-        (gradient, nll_sum), mems = jax.lax.scan(add_part, zero, cut)
-        mems = _join_memory(mems)
-
-    updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-    updates = jax.tree.map(lambda x: x * share, updates)
+    gradient, nll_sum, mems = summed_gradient(state, batch, exp, model)
     metrics = {
         "nll_sum": nll_sum,
         "count": jnp.sum(batch.weights),
@@ -65,8 +43,45 @@ def train_step(
         "grad_norm": gradient_norm(gradient),
         "learning_rate": schedule(exp.optimizer, exp.train.steps)(state.step) * share,
     }
+    optimizer = with_recent_norm(optimizer, exp.train)
+    updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+    updates = jax.tree.map(lambda x: x * share, updates)
     params = optax.apply_updates(state.params, updates)
-    return TrainState(state.step + 1, params, opt_state, mems), metrics
+    after = TrainState(state.step + 1, params, opt_state, mems)
+    if may_skip(exp.train):
+        about = (nll_sum, metrics["grad_norm"], exp.train)
+        after, metrics["skipped"] = unless_bad(after, state, *about)
+    return after, metrics
+
+
+def summed_gradient(
+    state: TrainState, batch: Batch, exp: ExperimentConfig, model: TransformerXL
+) -> tuple[Any, jax.Array, Memory]:
+    """The gradient of the loss of a batch, the sum of its nll in nats, and the memory after it.
+
+    Summed over ``train.micro_batches`` parts of the batch, each with its own streams' memory.
+    ``batch``: its weights are those of scored targets.
+    """
+    parts = exp.train.micro_batches
+    key = dropout_key(exp.seed, state.step)
+    gradient_of = jax.grad(batch_loss, has_aux=True)
+    terms = (exp.loss, totals(batch.weights), padded_amid(exp.train))
+    if parts == 1:
+        gradient, (nll_sum, mems) = gradient_of(state.params, model, batch, state.mems, key, *terms)
+        return gradient, nll_sum, mems
+
+    def add_part(total, part):
+        index, part_batch, part_mems = part
+        part_key = jax.random.fold_in(key, index)
+        gradient, (nll_sum, mems) = gradient_of(
+            state.params, model, part_batch, part_mems, part_key, *terms
+        )
+        return jax.tree.map(jnp.add, total, (gradient, nll_sum)), mems
+
+    zero = (jax.tree.map(jnp.zeros_like, state.params), jnp.zeros(()))
+    cut = (jnp.arange(parts), _cut(batch, parts), _cut_memory(state.mems, parts))
+    (gradient, nll_sum), mems = jax.lax.scan(add_part, zero, cut)
+    return gradient, nll_sum, _join_memory(mems)
 
 
 def padded_amid(t: TrainConfig) -> bool:
@@ -108,7 +123,7 @@ def compiled_step(
         dispatch,
         in_shardings=(of_state, placement.batch(steps_axis=several)),
         out_shardings=(of_state, placement.everywhere()),
-        donate_argnums=(0,) if donates() else (),
+        donate_argnums=(0,) if donates(placement.mesh) else (),
     )
 
 

@@ -1,22 +1,31 @@
-"""Being told to stop: SIGTERM and Ctrl-C end a run at the next step, saved."""
+"""Being told to stop: SIGTERM and Ctrl-C end a run at the next step, saved.
+
+Of many processes each may be told, and all must stop at the same step: SIGTERM is left to JAX,
+which tells the others and names the step. Ctrl-C is passed on to it.
+"""
 
 import signal
 from types import FrameType, TracebackType
+
+from txl_jax import processes
 
 
 class Stop:
     """Notes SIGTERM and SIGINT while it is entered; a second Ctrl-C interrupts at once.
 
     Attributes:
-      signal: the first signal that came, or ``None``.
+      signal: the first signal that came, or ``None``. Of many processes: SIGTERM too where
+        another one was told.
     """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._before: dict[int, object] = {}
+        self._interrupted, self._asked = False, 0
 
     def __enter__(self) -> "Stop":
-        for number in (signal.SIGTERM, signal.SIGINT):
+        own = (signal.SIGINT,) if processes.many() else (signal.SIGTERM, signal.SIGINT)
+        for number in own:
             self._before[number] = signal.signal(number, self._note)
         return self
 
@@ -30,7 +39,11 @@ class Stop:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def requested(self) -> bool:
-        """Whether to stop."""
+        """Whether to stop. All processes ask at the same places, and get the same answer."""
+        if self.signal is None and processes.many():
+            self._asked += 1
+            if processes.notice_taken(self._asked):
+                self.signal = signal.SIGINT if self._interrupted else signal.SIGTERM
         return self.signal is not None
 
     @property
@@ -39,6 +52,10 @@ class Stop:
         return 130 if self.signal == signal.SIGINT else 0
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.signal == signal.SIGINT and number == signal.SIGINT:
+        if self._interrupted and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.signal = signal.Signals(number)
+        self._interrupted = self._interrupted or number == signal.SIGINT
+        if processes.many():
+            signal.raise_signal(signal.SIGTERM)  # for JAX, which tells all
+        else:
+            self.signal = signal.Signals(number)

@@ -62,6 +62,13 @@ def clear_left_folders(folder: Path) -> None:
             os.close(lock)
 
 
+def remove_folder(path: Path) -> None:
+    """Removes a complete folder in one move, so that nobody finds half of it; raises OSError."""
+    going = _beside(path, "tmp")  # what is left of it is cleared away like one in the making
+    os.rename(path, going)
+    shutil.rmtree(going, ignore_errors=True)
+
+
 def rename_folder(made: Path, final: Path) -> None:
     """Gives a complete folder its name in one move; if another process was first, its stays."""
     for path in [*made.rglob("*"), made]:

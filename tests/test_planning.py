@@ -1,0 +1,438 @@
+"""What is told of a program before it runs is so: memory, operations, exchanges; and what fits."""
+
+import dataclasses
+import functools
+import importlib.util
+import itertools
+import os
+import re
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from tiny_runs import call, write_config
+
+import txl_jax
+from txl_jax.config import DataConfig, ExperimentConfig, override
+from txl_jax.data.batch import Batch
+from txl_jax.planning import compile_ahead as ahead
+from txl_jax.planning import products
+from txl_jax.planning.chips import CHIPS, GIB
+from txl_jax.planning.costs import Exchange, exchanges
+from txl_jax.planning.prediction import predicted
+from txl_jax.planning.topology import PlanningError, accelerator_type, devices_of
+from txl_jax.planning.vocabulary import size_of, with_known_size
+from txl_jax.training.optimizer import make_optimizer
+from txl_jax.training.sharding import Placement, donates
+from txl_jax.training.state import init_state
+from txl_jax.training.step import compiled_step
+
+B, T, M = 8, 24, 16
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled_quickly():
+    """Without optimisation: what is counted here is there all the same."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def experiment(**changes) -> ExperimentConfig:
+    settings = {
+        "model": {
+            "vocab_size": 50,
+            "n_layer": 2,
+            "d_model": 32,
+            "n_head": 4,
+            "d_head": 8,
+            "d_inner": 64,
+        },
+        "train": {"batch_size": B, "seg_len": T, "mem_len": M},
+        "validate": {"batch_size": B, "seg_len": T, "mem_len": M},
+        "evaluate": {"batch_size": 3, "seg_len": T, "mem_len": 2 * M},
+        "mesh": {"data": 1},
+    }
+    return override(ExperimentConfig.from_dict(settings), changes)
+
+
+def train_program(**changes) -> Any:
+    """The train program of a tiny experiment; one is compiled once for all tests."""
+    return _programs(tuple(sorted(changes.items())), 1)["train"]
+
+
+def compiled(**changes) -> dict[str, Any]:
+    """All programs of a tiny experiment by their names."""
+    return _programs(tuple(sorted(changes.items())), 3)
+
+
+@functools.cache
+def _programs(changes, n) -> dict[str, ahead.Program]:
+    exp = experiment(**dict(changes))
+    found = ahead.programs(exp, ahead.mesh_of(exp, jax.devices()))
+    return {p.name: p for p in itertools.islice(found, n)}
+
+
+def n_parameters(exp: ExperimentConfig) -> int:
+    return sum(x.size for x in jax.tree.leaves(txl_jax.workdir.param_shapes(exp.model)))
+
+
+# --------------------------------------------------------------------------------------
+# The programs are those of training and scoring.
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mesh.data": 8},
+        {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "model.scan_layers": True},
+        {"train.micro_batches": 2, "train.steps_per_dispatch": 2},
+    ],
+)
+def test_train_program_holds_what_the_step_of_training_holds(changes):
+    exp = experiment(**changes)
+    t = exp.train
+    placement = Placement(ahead.mesh_of(exp, jax.devices()))
+    model = txl_jax.TransformerXL(exp.model, placement.for_model)
+    optimizer = make_optimizer(exp.optimizer, t.steps)
+    state = jax.eval_shape(lambda: init_state(exp, model, optimizer))
+    lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()
+    ints = jax.ShapeDtypeStruct((*lead, B, T), np.int32)
+    floats = jax.ShapeDtypeStruct((*lead, B, T), np.float32)
+    batch = Batch(ints, ints, floats, jax.ShapeDtypeStruct((*lead, B), bool))  # type: ignore[arg-type]
+    step = compiled_step(exp, model, optimizer, placement, state)
+    analysis = step.lower(state, batch).compile().memory_analysis()  # type: ignore[attr-defined]
+    held = train_program(**changes).held
+    got = (held.arguments, held.output, held.alias, held.temporaries)
+    kinds = ("argument", "output", "alias", "temp")
+    assert got == tuple(getattr(analysis, f"{kind}_size_in_bytes") for kind in kinds)
+    assert held.total == sum(got[:2]) - got[2] + got[3] + held.program
+
+
+def test_arguments_are_the_state_and_what_is_beside_validation_its_rest():
+    exp = experiment(**{"mesh.data": 4})
+    parameters = 4 * n_parameters(exp)
+    memory = 2 * (B // 4) * M * 32 * 4
+    found = compiled(**{"mesh.data": 4})
+    slack = 4096  # counters, and the batch
+    assert found["train"].held.arguments == pytest.approx(3 * parameters + memory, abs=slack)
+    assert found["validate"].held.arguments == pytest.approx(parameters + memory, abs=slack)
+    assert found["validate"].beside == pytest.approx(2 * parameters + memory, abs=slack)
+    assert found["evaluate"].beside == 0
+    rows = 1  # three streams on four devices
+    assert found["evaluate"].held.arguments == pytest.approx(
+        parameters + rows * 2 * memory // (B // 4), abs=slack
+    )
+
+
+def test_parameters_over_fsdp_are_held_in_parts():
+    whole, cut = (train_program(**mesh).held for mesh in ({"mesh.data": 8}, {"mesh.fsdp": 8}))
+    assert cut.arguments < 0.3 * whole.arguments
+
+
+def test_nothing_is_donated_on_a_cpu_only():
+    class Elsewhere:
+        platform = "tpu"
+
+    assert not donates(ahead.mesh_of(experiment(), jax.devices()))
+    mesh = type("Mesh", (), {"devices": np.array([Elsewhere()])})()
+    assert donates(mesh)
+
+
+# --------------------------------------------------------------------------------------
+# Operations.
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"model.n_layer": 1, "train.mem_len": 48, "model.d_inner": 512},
+        {"model.attention": "absolute", "train.mem_len": 0, "train.context_len": 8},
+        {"model.vocab_size": 2000, "model.d_embed": 16},
+        {"model.remat": "layer"},
+        {"model.remat": "products"},
+    ],
+    ids=str,
+)
+def test_formula_is_near_the_compilers_count_where_no_loop_hides_any(changes):
+    if changes.get("model.attention") == "absolute":
+        changes = {**changes, "validate.mem_len": 0, "evaluate.mem_len": 0}
+    p = train_program(**changes)
+    # The compiler also counts softmax, norms and the optimizer; the formula also gradients of
+    # memory and softmax once more, which one block of rows does not need.
+    assert 0.8 < p.flops_compiler / (p.flops_model + p.flops_again) < 1.25
+
+
+def test_scoring_is_a_forward_pass():
+    p = compiled()["validate"]
+    assert 0.9 < p.flops_compiler / p.flops_model < 1.3
+    assert p.flops_model == pytest.approx(train_program().flops_model / 3)
+
+
+def test_a_dispatch_has_the_operations_of_its_updates():
+    several = train_program(**{"train.steps_per_dispatch": 4, "train.log_every": 4})
+    assert several.flops_model == 4 * train_program().flops_model
+
+
+def test_shares_of_clusters_are_the_whole_text():
+    ends = (0, 10, 300, 5000)
+    shares = [products.zipf_share(a, b, 5000) for a, b in itertools.pairwise(ends)]
+    assert sum(shares) == pytest.approx(1)
+    harmonic = np.cumsum(1 / np.arange(1, 5001))
+    assert shares[0] == pytest.approx(harmonic[9] / harmonic[-1], rel=1e-3)
+
+
+# --------------------------------------------------------------------------------------
+# Exchanges.
+
+
+def test_one_device_exchanges_nothing():
+    assert train_program().exchanged == ()
+
+
+def test_a_data_mesh_sums_the_gradient_and_nothing_else_of_size():
+    exp = experiment(**{"mesh.data": 8})
+    (found,) = train_program(**{"mesh.data": 8}).exchanged
+    assert found.kind == "all-reduce"
+    # A word's vector is summed as input and as output; at this size [K,D] arrays count as well.
+    assert 1 <= found.size / (4 * n_parameters(exp)) < 1.4
+
+
+def test_exchanges_in_a_loop_count_as_often_as_it_runs():
+    """Layers in a loop exchange as many bytes as layers one by one."""
+    programs = (train_program(**{"mesh.data": 8, "model.scan_layers": s}) for s in (False, True))
+    one_by_one, looped = (sum(x.size for x in p.exchanged) for p in programs)
+    assert looped == pytest.approx(one_by_one, rel=0.05)
+
+
+def test_fsdp_gathers_parameters():
+    kinds = {x.kind for x in train_program(**{"mesh.fsdp": 8}).exchanged}
+    assert "all-gather" in kinds
+
+
+PROGRAM = """\
+HloModule m
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  ROOT %s = f32[] add(%a, %b)
+}
+
+%inner_cond (p: (s32[], f32[8])) -> pred[] {
+  %p = (s32[], f32[8]) parameter(0)
+  %limit = s32[]{:T(128)} constant(5)
+  %i = s32[] get-tuple-element(%p), index=0
+  ROOT %lt = pred[] compare(%i, %limit), direction=LT
+}
+
+%inner (p: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %g = (f32[8]{0}, f32[64]{0}) all-gather-start(%x), dimensions={0}
+  %d = f32[64]{0} all-gather-done(%g)
+}
+
+%cond (p: (s32[])) -> pred[] {
+  %n = s32[] get-tuple-element(%p), index=1
+  ROOT %lt = pred[] compare(%i, %n), direction=LT
+}
+
+%body (p: (s32[])) -> (s32[]) {
+  %w = (s32[], f32[8]) while(%t), condition=%inner_cond, body=%inner
+  %r = (f32[10]{0:T(128)}, bf16[3,4]{1,0}) all-reduce(%a, %b), to_apply=%add
+}
+
+%fused (p: f32[16]) -> f32[2] {
+  %rs = f32[2]{0} reduce-scatter(%p), to_apply=%add
+}
+
+ENTRY %main (a: f32[8]) -> f32[] {
+  %w1 = (s32[]) while(%t), condition=%cond, body=%body, \
+backend_config={"known_trip_count":{"n":"3"}}
+  %w2 = (s32[]) while(%t), condition=%cond, body=%body
+  %c = (f32[6]{0}, f32[6]{0}, u32[], u32[]) collective-permute-start(%a)
+  %e = f32[6]{0} collective-permute-done(%c)
+  %f = f32[2]{0} fusion(%a), kind=kCustom, calls=%fused
+}
+"""
+
+
+def test_exchanges_are_read_from_loops_in_loops_fusions_and_started_ones():
+    assert exchanges(PROGRAM) == [
+        Exchange("all-reduce", 3 + 1, 4 * (10 * 4 + 12 * 2)),  # a loop of unknown length: once
+        Exchange("all-gather", 4 * 5, 4 * 5 * 64 * 4),
+        Exchange("reduce-scatter", 1, 2 * 4),
+        Exchange("collective-permute", 1, 6 * 4),
+    ]
+
+
+# --------------------------------------------------------------------------------------
+# What is printed, and what fits.
+
+
+def test_all_programs_are_told_with_their_numbers(capsys):
+    assert ahead.compile_ahead(experiment(**{"mesh.data": 8}), topology=None) == 0
+    out = capsys.readouterr().out
+    assert re.findall(r"^(\w+): ", out, flags=re.M) == [
+        "experiment",
+        "train",
+        "validate",
+        "evaluate",
+    ]
+    parameters = n_parameters(experiment())
+    assert f"{parameters:,} parameters, vocabulary 50; float32, layers one by one" in out
+    assert "8 x cpu, mesh data 8 x fsdp 1 x tensor 1" in out
+    p = train_program(**{"mesh.data": 8})
+    held = p.held
+    for size in (held.arguments, held.temporaries, held.total):
+        assert f"{size / GIB:.3f} GiB" in out
+    assert f"by formula {p.flops_model:.3e}" in out
+    (sums,) = p.exchanged
+    assert f"{sums.count} all-reduce ({sums.size / 1e6:,.1f} MB)" in out
+    assert len(re.findall(r"compiled in [\d.]+ s", out)) == 3
+
+
+def test_a_program_fits_to_the_last_byte_with_what_is_held_beside_it():
+    p = compiled()["validate"]
+    whole = p.held.total + p.beside
+    assert p.fits(whole)
+    assert not p.fits(whole - 1)
+    assert p.fits(None)
+    assert f"of {(whole - 1) / GIB:.3f} GiB: DOES NOT FIT" in ahead.described(p, whole - 1)
+
+
+def test_what_the_compiler_refuses_does_not_fit(monkeypatch, capsys):
+    class TooLarge:
+        def compile(self):
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 20G exceeds 15.75G.\nMore")
+
+    monkeypatch.setattr(ahead, "lower_update", lambda *args: TooLarge())
+    assert ahead.compile_ahead(experiment(), topology=None) == 1
+    assert "DOES NOT FIT: RESOURCE_EXHAUSTED: 20G exceeds 15.75G.\n" in capsys.readouterr().out
+
+
+def test_a_program_that_cannot_be_read_back_is_told_without_its_exchanges():
+    class Unreadable:
+        def as_text(self):
+            raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure")
+
+    unreadable: Any = Unreadable()
+    assert ahead._exchanged(unreadable) is None
+    p = dataclasses.replace(train_program(), exchanged=None)
+    assert "exchanges   not known" in ahead.described(p, None)
+
+
+def test_prediction_shrinks_with_chips_and_says_what_is_in_it():
+    exp, chip = experiment(), CHIPS["v5e"]
+    one, four = (predicted(exp, n_parameters(exp), chip, data=n) for n in (1, 4))
+    # all but the projection of positions, which every chip makes for itself
+    assert 1 < four.products / (one.products / 4) < 1.3
+    model, again = products.of_update(exp)
+    assert one.products == pytest.approx((model + again) / (0.5 * 197e12))
+    assert one.exchange == 0
+    assert four.exchange == pytest.approx(2 * 4 * n_parameters(exp) / 200e9)
+    for p in (one, four):
+        assert max(p.products, p.traffic, p.exchange) == p.at_best <= p.at_worst
+    half = override(exp, {"model.dtype": "bfloat16"})
+    of = lambda exp, kind: predicted(exp, 1, CHIPS[kind], data=1).products
+    assert of(half, "h100") == of(exp, "h100") / 2
+    assert of(half, "v5p") == of(exp, "v5p")
+
+
+# --------------------------------------------------------------------------------------
+# What cannot be planned for.
+
+
+def refused(*arguments, **environment):
+    """The last line of what is said; JAX warns of a library's path before."""
+    done = call(*arguments, **environment)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    return done.stderr.splitlines()[-1].removeprefix("error: ")
+
+
+def test_slices_and_texts_that_are_not_known_are_refused_and_no_folder_is_made(tmp_path):
+    config = write_config(tmp_path)
+    flags = (f"--config={config}", "--mode=compile", f"--workdir={tmp_path / 'run'}")
+    assert refused(*flags) == (
+        "the size of the vocabulary of data.name='text' is known only with the text; name one:"
+        " --config.model.vocab_size=N"
+    )
+    sized = (*flags, "--config.model.vocab_size=30")
+    assert refused(*sized, "--topology=v9:2x2") == (
+        "--topology=v9:2x2: must be a kind of TPU (v5e, v5p, v6e), a colon and the sides of the"
+        " slice in chips: v5e:4x4, v5p:2x2x4, v6e:2x4"
+    )
+    assert refused(*sized, "--topology=v5e:2x4", TPU_LIBRARY_PATH="/nowhere/libtpu.so") == (
+        "TPU_LIBRARY_PATH=/nowhere/libtpu.so: there is no such file; name a libtpu.so"
+    )
+    assert refused(f"--config={config}", "--topology=v5e:2x4") == (
+        "--topology=v5e:2x4: is for --mode=compile"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_libtpu_the_error_names_what_to_install(monkeypatch):
+    monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(PlanningError, match=r"pip install 'txl_jax\[tpu\]'.*TPU_LIBRARY_PATH"):
+        devices_of("v5e:2x4")
+
+
+def test_slices_have_the_names_they_are_rented_by():
+    names = {"v5e:4x4": "v5litepod-16", "v5p:2x2x4": "v5p-32", "v6e:2x4": "v6e-8"}
+    for topology, name in names.items():
+        assert accelerator_type(topology) == name
+    for wrong in ("v5p:4x4", "v5e:2x2x2", "v5e:0x4", "v5e", "v5e:4x4x", "4x4"):
+        with pytest.raises(PlanningError, match="must be a kind of TPU"):
+            accelerator_type(wrong)
+
+
+def test_vocabularies_of_published_corpora_are_known():
+    sizes = {
+        DataConfig(name="enwik8"): 204,
+        DataConfig(name="enwik8", protocol="bytes"): 205,
+        DataConfig(name="text8"): 27,
+        DataConfig(name="ptb"): 10_000,
+        DataConfig(name="ptb", vocab="char"): None,
+        DataConfig(name="text", vocab="byte"): 256,
+        DataConfig(name="text", vocab="word"): None,
+    }
+    for data, size in sizes.items():
+        assert size_of(data) == size
+    exp = experiment(**{"data.name": "enwik8"})
+    assert with_known_size(exp).model.vocab_size == 50  # the config's own
+    unsized = dataclasses.replace(exp, model=dataclasses.replace(exp.model, vocab_size=None))
+    assert with_known_size(unsized).model.vocab_size == 204
+
+
+# --------------------------------------------------------------------------------------
+# A TPU that is not there.
+
+HAS_LIBTPU = bool(os.environ.get("TPU_LIBRARY_PATH") or importlib.util.find_spec("libtpu"))
+
+
+@pytest.mark.skipif(not HAS_LIBTPU, reason="no libtpu: install it or set TPU_LIBRARY_PATH")
+def test_programs_compile_for_a_tpu_slice_and_donate_the_state(tmp_path):
+    config = write_config(tmp_path)
+    flags = (f"--config={config}", "--mode=compile", f"--workdir={tmp_path / 'run'}")
+    done = call(
+        *flags,
+        "--topology=v5e:2x4",
+        "--config.model.vocab_size=30",
+        "--config.model.cutoffs=(8,16)",
+        "--config.train.batch_size=8",
+        "--config.mesh.data=2",
+        "--config.mesh.fsdp=2",
+        "--config.mesh.tensor=2",
+        "--config.train.micro_batches=2",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "8 of v5e:2x4 (TPU v5 lite), mesh data 2 x fsdp 2 x tensor 2" in done.stdout
+    train, validate, evaluate = done.stdout.split("\n  memory ")[1:]
+    assert "all-reduce" in train
+    gib = [float(x) for x in re.findall(r"([\d.]+) GiB", train)]
+    arguments, output, alias = gib[:3]
+    assert 0.9 * output <= alias <= output <= arguments + 0.001
+    for told in (train, validate, evaluate):
+        assert "of 15.750 GiB: fits" in told
+    assert not (tmp_path / "run").exists()

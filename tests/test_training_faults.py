@@ -1,0 +1,332 @@
+"""A full disk, a kill while saving, a signal at any moment: what was saved stays, a run goes on."""
+
+import contextlib
+import errno
+import os
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from test_training_checkpoint import at_step, fresh, restore
+from test_training_resume import assert_same_run
+from tiny_runs import corpus_and_experiment, experiment, run
+
+import txl_jax
+from txl_jax import modes
+from txl_jax.evaluation.evaluate import Evaluator
+from txl_jax.lock import LockedError, training_lock
+from txl_jax.training import checkpoint as checkpoint_module
+from txl_jax.training import loop
+from txl_jax.training.checkpoint import CheckpointError, Checkpoints
+from txl_jax.training.loop import train
+from txl_jax.training.optimizer import make_optimizer
+from txl_jax.training.state import init_state
+from txl_jax.training.stopping import Stop
+
+# --------------------------------------------------------------------------------------
+# A full disk.
+
+SMALL = 10_000  # bytes: less than the parameters' file, more than a log
+
+
+@contextlib.contextmanager
+def small_files(limit=SMALL):
+    """No file of this process grows over a limit: the system's own error, with no full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def save(checkpoints, exp, state, step):
+    checkpoints.save(step, at_step(state, step), {"config": exp.to_dict()}, None)
+
+
+def save_and_wait(checkpoints, exp, state, step):
+    """Orbax writes in a thread: its error comes when it is waited for."""
+    save(checkpoints, exp, state, step)
+    checkpoints.wait()
+
+
+def test_a_save_that_fails_is_an_error_and_the_one_before_it_stays(tmp_path):
+    exp, state, abstract = fresh(tmp_path)
+    folder = tmp_path / "run" / "checkpoints"
+    with Checkpoints(str(tmp_path / "run"), exp.checkpoint) as checkpoints:
+        for step in (1, 2):
+            save_and_wait(checkpoints, exp, state, step)
+        with small_files(), pytest.raises(CheckpointError) as caught:
+            save_and_wait(checkpoints, exp, state, 3)
+        text = str(caught.value)
+        assert text.startswith(f"a checkpoint cannot be written in {folder}: ")
+        assert "File too large" in text
+        assert text.endswith("; checkpoint 2 is intact")
+        assert sorted(os.listdir(folder)) == ["1", "2"]  # half of the third takes no space
+        save(checkpoints, exp, state, 4)  # there is space again
+    assert sorted(os.listdir(folder)) == ["2", "4"]
+    assert int(restore(tmp_path, exp, abstract)[0].step) == 4
+
+
+@pytest.mark.parametrize("when", ["save", "wait_until_finished"])
+def test_a_full_disk_is_called_one_at_once_or_later(tmp_path, monkeypatch, when):
+    exp, state, abstract = fresh(tmp_path)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with Checkpoints(str(tmp_path / "run"), exp.checkpoint) as checkpoints:
+        save_and_wait(checkpoints, exp, state, 1)
+        if when == "wait_until_finished":
+            save(checkpoints, exp, state, 2)
+        act = checkpoints.wait if when != "save" else lambda: save(checkpoints, exp, state, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint_module.ocp.CheckpointManager, when, full)
+            with pytest.raises(CheckpointError) as caught:
+                act()
+    what = "checkpoint 2" if when == "save" else "a checkpoint"
+    where = tmp_path / "run" / "checkpoints"
+    assert re.fullmatch(
+        f"{what} cannot be written in {where}: the disk is full; checkpoint [12] is intact",
+        str(caught.value),
+    )
+    assert int(restore(tmp_path, exp, abstract)[0].step) >= 1
+
+
+def test_a_seal_that_cannot_be_written_is_an_error_and_its_checkpoint_is_used(
+    tmp_path, monkeypatch
+):
+    exp, state, abstract = fresh(tmp_path)
+
+    def full(_):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    with Checkpoints(str(tmp_path / "run"), exp.checkpoint) as checkpoints:
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint_module, "_hashes", full)
+            with pytest.raises(CheckpointError) as caught:
+                save_and_wait(checkpoints, exp, state, 1)
+        assert "the seal of a checkpoint cannot be written in" in str(caught.value)
+        assert "the disk is full; checkpoint 1 is intact" in str(caught.value)
+    assert int(restore(tmp_path, exp, abstract)[0].step) == 1
+
+
+def test_a_replacement_that_fails_leaves_what_it_was_to_replace(tmp_path):
+    exp, state, abstract = fresh(tmp_path)
+    with Checkpoints(str(tmp_path / "run"), exp.checkpoint) as checkpoints:
+        save_and_wait(checkpoints, exp, state, 1)
+        with small_files(), pytest.raises(CheckpointError):
+            checkpoints.replace(1, at_step(state, 1), {"config": exp.to_dict()}, 1.0)
+        assert os.listdir(tmp_path / "run" / "checkpoints") == ["1"]
+    assert restore(tmp_path, exp, abstract)[1].keys() == {"config", "format", "step"}
+
+
+@contextlib.contextmanager
+def full_at(*steps):
+    """Lets no large file be written from the save of these steps until it is waited for."""
+    start, wait = Checkpoints._start, Checkpoints.wait
+    limited = contextlib.ExitStack()
+
+    def limited_start(self, step, *arguments):
+        if step in steps:
+            limited.enter_context(small_files())
+        start(self, step, *arguments)
+
+    def limited_wait(self):
+        try:
+            wait(self)
+        finally:
+            limited.close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoints, "_start", limited_start)
+        patch.setattr(Checkpoints, "wait", limited_wait)
+        yield
+    limited.close()
+
+
+def test_a_run_whose_save_fails_stops_and_goes_on_from_the_one_before(tmp_path):
+    changes = {"checkpoint.every": 2}
+    corpus, exp = corpus_and_experiment(tmp_path, **changes)
+    run(tmp_path, tmp_path / "whole", **changes)
+    intact = pytest.raises(CheckpointError, match=r"cannot be written .*; checkpoint 4 is intact")
+    with full_at(6), intact:
+        train(exp, corpus, str(tmp_path / "cut"), Stop())
+    assert train(exp, corpus, str(tmp_path / "cut"), Stop()).finished
+    assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut", **changes)
+
+
+def test_a_run_may_go_on_without_saving_until_there_is_space(tmp_path, capsys):
+    changes = {"checkpoint.every": 2, "checkpoint.go_on_without_saving": True}
+    corpus, exp = corpus_and_experiment(tmp_path, **changes)
+    run(tmp_path, tmp_path / "whole", **changes)
+    capsys.readouterr()
+    with full_at(4, 6, 8):
+        assert train(exp, corpus, str(tmp_path / "cut"), Stop()).finished
+    told = [line for line in capsys.readouterr().err.splitlines() if "cannot be written" in line]
+    assert len(told) == 3
+    assert all(line.endswith("; checkpoint 2 is intact; going on without it") for line in told)
+    assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut", **changes)
+    assert sorted(os.listdir(tmp_path / "cut" / "checkpoints")) == ["10", "12"]
+
+
+def test_the_last_checkpoint_must_be_written(tmp_path):
+    changes = {"checkpoint.every": 4, "checkpoint.go_on_without_saving": True}
+    corpus, exp = corpus_and_experiment(tmp_path, **changes)
+    with full_at(12), pytest.raises(CheckpointError, match=r"; checkpoint 8 is intact"):
+        train(exp, corpus, str(tmp_path / "run"), Stop())
+    assert train(exp, corpus, str(tmp_path / "run"), Stop()).finished
+
+
+# --------------------------------------------------------------------------------------
+# Killed while saving.
+
+SAVING = """
+import sys
+from pathlib import Path
+
+sys.path[:0] = sys.argv[2:]
+from test_training_checkpoint import at_step
+from test_training_faults import zeros
+from txl_jax.training.checkpoint import Checkpoints
+
+folder = Path(sys.argv[1])
+exp, state, _ = zeros(folder)
+with Checkpoints(str(folder / "run"), exp.checkpoint) as checkpoints:
+    step = max(checkpoints.steps(), default=0)
+    print("saving", flush=True)
+    while True:
+        step += 1
+        meta = {"config": exp.to_dict(), "window": {"n": step}}
+        checkpoints.save(step, at_step(state, step), meta, None)
+        print(step, flush=True)
+"""
+
+
+def zeros(folder):
+    """As ``fresh``, of 13 MB and without the work of initial weights."""
+    _, exp = corpus_and_experiment(folder, **{"model.d_inner": 32768})
+    model = txl_jax.TransformerXL(exp.model)
+    optimizer = make_optimizer(exp.optimizer, exp.train.steps)
+    shapes = jax.eval_shape(lambda: init_state(exp, model, optimizer))
+    state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device)
+    return exp, state, jax.tree.map(place, shapes)
+
+
+@pytest.mark.slow
+def test_killed_twenty_times_while_saving_there_is_always_a_checkpoint(tmp_path):
+    """Each child goes on where the one before it was killed, and saves without a pause."""
+    draw = random.Random(0)
+    exp, state, abstract = zeros(tmp_path)
+    newest = 0
+    for _ in range(20):
+        child = subprocess.Popen(
+            [sys.executable, "-c", SAVING, str(tmp_path), *sys.path],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert child.stdout is not None
+        assert child.stdout.readline() == "saving\n"
+        n = draw.randint(1, 3)  # the first is the next step, whatever the last child has left
+        started = [int(child.stdout.readline() or 0) for _ in range(n)]
+        time.sleep(draw.uniform(0, 0.5))
+        child.kill()
+        started += [int(line) for line in child.communicate()[0].split()]
+        assert started == list(range(newest + 1, newest + 1 + len(started)))
+        restored = restore(tmp_path, exp, abstract)
+        if restored is None:
+            assert newest == 0
+            continue
+        got, meta = restored
+        step = int(got.step)
+        assert max(newest, started[-1] - 1) <= step <= started[-1] + 1
+        assert meta["window"] == {"n": step}
+        want = at_step(state, step).params
+        assert all(map(bool, jax.tree.leaves(jax.tree.map(np.array_equal, got.params, want))))
+        newest = step
+    assert newest >= 10
+
+
+# --------------------------------------------------------------------------------------
+# Told to stop at any moment.
+
+
+def sigterm(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def before(function, then=sigterm):
+    """The function, with a signal just before it."""
+
+    def told(*arguments, **more):
+        then()
+        return function(*arguments, **more)
+
+    return told
+
+
+def after(function):
+    """The function, with a signal when it returns."""
+
+    def told(*arguments, **more):
+        result = function(*arguments, **more)
+        sigterm()
+        return result
+
+    return told
+
+
+MOMENTS = {
+    "compiling": (loop, "compiled_step", before, "before the first step, nothing to save"),
+    "validating": (Evaluator, "run", before, "saved"),
+    "saving": (Checkpoints, "_start", after, "saved"),
+    "reporting": (modes, "report", before, "saved"),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An undisturbed run of the command: its folder."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert modes.train(experiment(folder), str(folder / "whole"), "") == 0
+    return folder
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_sigterm_ends_a_run_saved_with_exit_code_0(whole, moment, monkeypatch, capsys):
+    owner, name, around, what = MOMENTS[moment]
+    workdir = str(whole / moment)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, around(getattr(owner, name)))
+        assert modes.train(experiment(whole), workdir, "COMMAND") == 0
+    told = capsys.readouterr().err
+    assert told.endswith(f"stopped by SIGTERM, {what}; to go on:\n  COMMAND\n")
+    assert modes.train(experiment(whole), workdir, "") == 0
+    assert_same_run(whole, whole / "whole", workdir)
+
+
+# --------------------------------------------------------------------------------------
+# Two runs in one folder.
+
+
+def test_a_second_run_in_a_workdir_refuses_and_evaluation_does_not(whole, capsys):
+    workdir = whole / "whole"
+    before = {p: p.stat().st_mtime_ns for p in workdir.iterdir() if p.name != "tensorboard"}
+    with training_lock(str(workdir)):
+        with pytest.raises(LockedError, match=f"process {os.getpid()} on "):
+            modes.train(experiment(whole), str(workdir), "")
+        there = {p: p.stat().st_mtime_ns for p in workdir.iterdir() if p.name != "tensorboard"}
+        assert {p: t for p, t in there.items() if p.name != ".lock"} == {
+            p: t for p, t in before.items() if p.name != ".lock"
+        }
+        assert modes.with_trained("generate", None, {}, str(workdir), "best") == 0
+    assert LockedError in modes.KNOWN_ERRORS

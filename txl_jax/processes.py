@@ -1,0 +1,248 @@
+"""Many processes of one run: how they find each other, agree, wait and end together.
+
+Each process runs the same program on its own devices; arrays lie on the devices of all. What is
+read from disk to decide something, and all that is written but the arrays of checkpoints, is done
+by process 0, and the others take its word:
+
+    process 0    first(work) ──▶ work() ──┐ result or error
+    process 1..  first(work) ─────────────┴──▶ the same result, or OtherProcessError
+
+With one process everything here is free and does nothing.
+"""
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from txl_jax.config import ConfigError
+
+T = TypeVar("T")
+
+_CONNECT_SECONDS = 300
+_SHUTDOWN_SECONDS = 24 * 3600
+"""How long a process that is done waits for the others: process 0 may still count and write. It
+is no wait for the dead, who are found by their missing heartbeat."""
+
+
+class OtherProcessError(RuntimeError):
+    """Another process of the run failed, and this one ends with it."""
+
+
+def initialise(
+    distributed: bool,
+    coordinator: str | None,
+    num_processes: int | None,
+    process_id: int | None,
+    heartbeat_seconds: int = 60,
+    takes_notice: bool = True,
+) -> None:
+    """Joins the processes of a run; to be called before anything touches a device.
+
+    Args:
+      distributed: without an address: as Slurm, Open MPI, a TPU pod or GKE say.
+      coordinator: HOST:PORT, a free port of the machine where process 0 runs; with this and the
+        next two, which are given all or none, nothing else is asked.
+      num_processes: N.
+      process_id: of this process, 0 to N-1.
+      heartbeat_seconds: silence after which a process counts as dead, and JAX ends the others. It
+        is sent by a thread of the runtime, which neither compiling nor a slow disk holds up.
+      takes_notice: SIGTERM to any process is a notice to all, see :func:`notice_taken`, and no
+        longer ends a process.
+
+    Raises:
+      ConfigError: flags that do not go together, nothing that says where the processes are, or
+        processes that do not find each other.
+    """
+    check_flags(coordinator, num_processes, process_id)
+    if not distributed and coordinator is None:
+        return
+    logging.getLogger("jax._src.distributed").setLevel(logging.WARNING)  # who connects to whom
+    jax.config.update("jax_enable_preemption_service", takes_notice)
+    given: dict[str, Any] = {}
+    if coordinator is not None:
+        given = {
+            "coordinator_address": coordinator,
+            "num_processes": num_processes,
+            "process_id": process_id,
+            # else a cluster's variables would give each process one device of its machine
+            "cluster_detection_method": "deactivate",
+        }
+    try:
+        jax.distributed.initialize(
+            **given,
+            initialization_timeout=_CONNECT_SECONDS,
+            heartbeat_timeout_seconds=heartbeat_seconds,
+            shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
+        )
+    except ValueError as error:
+        raise ConfigError(
+            "--distributed: nothing here says which processes belong together (no Slurm, Open MPI,"
+            f" TPU pod or GKE: {error}); give --coordinator=HOST:PORT --num_processes=N"
+            " --process_id=I"
+        ) from error
+    except RuntimeError as error:  # the runtime's, of the network
+        where = coordinator or "the address that the cluster gives"
+        raise ConfigError(f"--distributed: cannot join the run at {where}: {error}") from error
+
+
+def check_flags(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
+    """Raises ConfigError where the address of the processes is not whole or cannot be one."""
+    given = {
+        "--coordinator=HOST:PORT": coordinator,
+        "--num_processes=N": num_processes,
+        "--process_id=I": process_id,
+    }
+    missing = [flag for flag, value in given.items() if value is None]
+    if len(missing) == len(given):
+        return
+    if missing:
+        raise ConfigError(f"{' and '.join(missing)}: missing; the three go together")
+    assert coordinator is not None
+    assert num_processes is not None
+    assert process_id is not None
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(f"--coordinator={coordinator}: must be HOST:PORT, such as node0:12345")
+    if not 0 <= process_id < num_processes:
+        raise ConfigError(
+            f"--process_id={process_id}: must be from 0 to --num_processes - 1 ="
+            f" {num_processes - 1}"
+        )
+
+
+def many() -> bool:
+    """Whether this process is one of several; touches no device where it is not."""
+    return jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def is_first() -> bool:
+    """Whether this process writes what a run leaves, and talks."""
+    return not many() or jax.process_index() == 0
+
+
+def barrier(name: str) -> None:
+    """Until all processes are here."""
+    if many():
+        multihost_utils.sync_global_devices(name)
+
+
+def first(work: Callable[[], T]) -> T:
+    """What ``work()`` gives on process 0, on all processes; the others do not do it.
+
+    Args:
+      work: gives something that JSON can hold (with tuples as lists), or ``None``.
+
+    Raises:
+      OtherProcessError: on the others, where process 0 raised an error; there it is that one.
+    """
+    if not many():
+        return work()
+    failed: Exception | None = None
+    done: T | None = None
+    told = b""
+    if is_first():
+        try:
+            done = work()
+            told = json.dumps({"result": done}).encode()
+        except Exception as error:  # is told to the others and raised below
+            failed = error
+            told = json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()
+    answer = json.loads(_broadcast(told))
+    if failed is not None:
+        raise failed
+    if "error" in answer:
+        raise OtherProcessError(f"process 0 failed: {answer['error']}")
+    return answer["result"]
+
+
+def in_turn(work: Callable[[], T]) -> T:
+    """``work()`` by process 0, then by the others at once; each gets its own result.
+
+    So what process 0 leaves on a disk that all see is found there by the others, and where a
+    machine has a disk of its own it makes its own.
+
+    Raises:
+      OtherProcessError: ``work`` failed on another process and not on this one.
+    """
+    if not many():
+        return work()
+    results: list[T] = []
+
+    def ours() -> None:
+        results.append(work())
+
+    first(ours)
+    failed: Exception | None = None
+    if not is_first():
+        try:
+            ours()
+        except Exception as error:  # raised below, once the others know
+            failed = error
+    where = failing(failed is not None)
+    if failed is not None:
+        raise failed
+    if where:
+        raise OtherProcessError(f"process {where[0]} failed, see its own message")
+    return results[0]
+
+
+def failing(failed: bool) -> list[int]:
+    """The processes that come here with ``failed``, told to all; to be called by all."""
+    if not many():
+        return [0] if failed else []
+    flags = multihost_utils.process_allgather(np.array([failed]))
+    return [int(process) for process in np.flatnonzero(flags)]
+
+
+def notice_taken(call: int) -> bool:
+    """Whether SIGTERM has come to any process: true on all of them at the same call.
+
+    Args:
+      call: number of this call, one more each time; all processes make the same calls.
+    """
+    return multihost_utils.reached_preemption_sync_point(call)
+
+
+def placed(tree: Any, shardings: Any) -> Any:
+    """``jax.device_put`` of arrays that every process has whole, or that are global already."""
+    if not many():
+        return jax.device_put(tree, shardings)
+
+    def place(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:
+            return jax.device_put(x, sharding)
+        whole = np.asarray(x)
+        return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+    return jax.tree.map(place, tree, shardings)
+
+
+def leave(code: int) -> None:
+    """Ends a process that failed alone, with no wait for the others at the exit; one: nothing.
+
+    The others find out by what breaks in their hands, or by the missing heartbeat.
+    """
+    if not many():
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if is_first():
+        time.sleep(1)  # the others end when process 0 is gone: time for their own last words
+    os._exit(code)
+
+
+def _broadcast(told: bytes) -> bytes:
+    """The bytes of process 0; arrays that are broadcast have one size everywhere."""
+    size = int(multihost_utils.broadcast_one_to_all(np.array(len(told), np.int32)))
+    row = np.zeros(size, np.uint8)
+    if is_first():
+        row[:] = np.frombuffer(told, np.uint8)
+    return np.asarray(multihost_utils.broadcast_one_to_all(row)).tobytes()
