@@ -85,8 +85,8 @@ def compile_seconds(n_layer: int, settings: dict[str, Any]) -> float:
     model = txl_jax.TransformerXL(exp.model, placement.for_model)
     optimizer = make_optimizer(exp.optimizer, exp.train.steps)
     state = jax.eval_shape(lambda: init_state(exp, model, optimizer))
-    of = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype)
-    batch: Any = Batch(
+    of: Any = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype)
+    batch = Batch(
         inputs=of(np.int32, B, T),
         targets=of(np.int32, B, T),
         weights=of(np.float32, B, T),
