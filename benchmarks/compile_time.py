@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> None:
         for form, settings in FORMS.items():
             for n in layers:
                 seconds.setdefault((form, n), []).append(compile_seconds(n, settings))
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "form": form,
             "layers": n,

@@ -85,7 +85,7 @@ def test_what_the_data_does_not_allow_is_refused_and_the_workdir_stays_free(tmp_
         " symbols; leave it out to take that"
     )
     assert refused(*flags, "--config.mesh.data=3") == (
-        "error: config key mesh.data = 3: there are 1 devices"
+        "error: config key mesh = data 3 x fsdp 1 x tensor 1 = 3: there are 1 devices"
     )
     assert refused(*flags, "--config.generate.prompt=THE").startswith("error: generate.prompt: ")
     assert not (workdir / "config.json").exists()
@@ -117,13 +117,14 @@ def test_a_workdir_that_cannot_be_written_is_refused(tmp_path):
 
 def test_the_workdir_of_another_run_is_refused_and_left_as_it_was(trained):
     _, config, workdir, _ = trained
-    before = {p: p.stat().st_mtime_ns for p in pathlib.Path(workdir).rglob("*")}
+    known = lambda: [p for p in pathlib.Path(workdir).rglob("*") if p.name != ".lock"]
+    before = {p: p.stat().st_mtime_ns for p in known()}
     flags = (f"--config={config}", f"--workdir={workdir}")
     assert refused(*flags, "--config.model.n_head=4", "--config.train.steps=13") == (
         f"error: --workdir={workdir}: is the folder of another run: model.n_head: 2 -> 4;"
         " train.steps: 12 -> 13. Name another --workdir, or use that run's settings"
     )
-    after = {p: p.stat().st_mtime_ns for p in pathlib.Path(workdir).rglob("*")}
+    after = {p: p.stat().st_mtime_ns for p in known()}
     assert {p: t for p, t in after.items() if p != workdir} == {
         p: t for p, t in before.items() if p != workdir
     }
