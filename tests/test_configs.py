@@ -264,8 +264,6 @@ def write_sentences(folder: pathlib.Path) -> None:
 
 RUN_BY_DEFAULT = {
     "enwik8_12l",
-    "wt103_base",
-    "wt103_base_tf",
     "lm1b_base",
     "nvidia_wt103_base",
     "ptb",

@@ -126,7 +126,7 @@ def of_output(output):
     return {f"model.{key}": value for key, value in OUTPUTS[output].items()}
 
 
-DEFAULT = [("8x1x1", "plain"), ("1x1x8", "plain"), ("2x2x2", "adaptive"), ("1x4x2", "adaptive")]
+DEFAULT = [("8x1x1", "plain"), ("1x1x8", "plain"), ("2x2x2", "adaptive")]
 REST = [(mesh, output) for mesh in MESHES for output in OUTPUTS if (mesh, output) not in DEFAULT]
 
 
@@ -303,7 +303,9 @@ def losses_of(workdir):
     return [r["loss"] for r in read(workdir / "metrics.jsonl") if r["kind"] == "train"]
 
 
-@pytest.mark.parametrize(("first", "then"), [({}, MANY), (MANY, {})])
+@pytest.mark.parametrize(
+    ("first", "then"), [({}, MANY), pytest.param(MANY, {}, marks=pytest.mark.slow)]
+)
 def test_a_run_goes_on_on_another_mesh_and_in_the_other_layout(tmp_path, first, then):
     """From step 8 of 12, where it was stopped and saved."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"

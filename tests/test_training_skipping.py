@@ -38,7 +38,8 @@ def prepared(folder, **changes):
     key = str(sorted(changes.items()))
     if key not in _prepared:
         _prepared[key] = _prepare(folder, **changes)
-    return _prepared[key]
+    *made, batches = _prepared[key]
+    return *made, list(batches)
 
 
 def _prepare(folder, **changes):
