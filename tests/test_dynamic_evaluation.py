@@ -115,7 +115,12 @@ def by_hand(cfg, dynamic, tokens, training, batch_size, mem_len, seg_len=8):
 
 @pytest.mark.parametrize(
     ("cfg", "dynamic", "batch_size"),
-    [(CFG, SGD, 3), (CFG, RMS, 1), (CFG, RMS, 3), (ADAPTIVE, RMS, 1)],
+    [
+        (CFG, SGD, 3),
+        (CFG, RMS, 1),
+        (CFG, RMS, 3),
+        pytest.param(ADAPTIVE, RMS, 1, marks=pytest.mark.slow),
+    ],
     ids=["sgd-3", "rms-1", "rms-3", "adaptive-rms-1"],
 )
 def test_the_score_is_that_of_the_rule_written_out(cfg, dynamic, batch_size):
@@ -153,7 +158,10 @@ def test_a_rate_too_small_to_move_anything_scores_as_none(rule):
 
 @pytest.mark.parametrize(
     ("dynamic", "past"),
-    [(SGD, {"mem_len": 0, "context_len": 6}), (RMS, {})],
+    [
+        pytest.param(SGD, {"mem_len": 0, "context_len": 6}, marks=pytest.mark.slow),
+        (RMS, {}),
+    ],
     ids=["sgd-context", "rms-memory"],
 )
 def test_devices_do_not_change_the_score(dynamic, past):

@@ -14,6 +14,7 @@ import txl_jax
 from txl_jax.model.layout import stack_layers, unstack_layers
 
 B, T, M = 3, 5, 7
+REMAT = ("none", "products", "layer")
 FORMS: dict[str, dict[str, Any]] = {
     "relative": {},
     "relative, untied": {"untie_r": True},
@@ -48,9 +49,14 @@ def run(cfg, params):
     return value, unstack_layers(gradient), memory(params)
 
 
-@pytest.mark.parametrize("remat", ["none", "products", "layer"])
-@pytest.mark.parametrize("scan", [False, True])
-@pytest.mark.parametrize("form", FORMS)
+ALL = [(form, scan, r) for form in FORMS for scan in (False, True) for r in REMAT]
+DEFAULT = [("relative", False, "layer"), *[(form, True, "products") for form in FORMS]]
+
+
+@pytest.mark.parametrize(
+    ("form", "scan", "remat"),
+    [*DEFAULT, *[pytest.param(*c, marks=pytest.mark.slow) for c in ALL if c not in DEFAULT]],
+)
 def test_loss_gradient_and_memory_do_not_depend_on_how_layers_are_run(form, scan, remat):
     cfg = tiny_models.config(**FORMS[form])
     other = dataclasses.replace(cfg, scan_layers=scan, remat=remat)

@@ -115,6 +115,7 @@ def test_one_process_writes_and_talks(two):
     assert told == []
 
 
+@pytest.mark.slow
 def test_two_processes_with_two_devices_and_cut_parameters_train_as_one(short, fsdp):
     folder, _, state = short
     assert_near(records(folder / "one"), records(fsdp))
@@ -123,6 +124,7 @@ def test_two_processes_with_two_devices_and_cut_parameters_train_as_one(short, f
     assert all(np.isfinite(r["loss"]) for r in results)
 
 
+@pytest.mark.slow
 def test_a_process_reads_the_rows_of_its_own_devices(short, fsdp):
     folder, *_ = short
     read = [json.loads((folder / f"fsdp-read.rows-{i}").read_text()) for i in range(2)]
@@ -138,6 +140,7 @@ def resumed_at(workdir, step, to):
     return to
 
 
+@pytest.mark.slow
 def test_one_process_goes_on_from_two(short, fsdp):
     folder, _, state = short
     workdir = resumed_at(fsdp, 8, folder / "from-two")

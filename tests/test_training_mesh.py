@@ -141,9 +141,8 @@ def test_gradients_and_losses_are_one_devices_on_every_mesh(shape, output):
     np.testing.assert_allclose(training(exp)[0], want_losses, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "remat", ["layer", *[pytest.param(r, marks=pytest.mark.slow) for r in ("none", "products")]]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["none", "products", "layer"])
 def test_scanned_layers_train_as_unrolled_ones_on_a_mesh(remat):
     one = experiment(**{"model.attention": "shaw", "model.n_positions": 9})
     many = override(
@@ -160,6 +159,7 @@ def test_scanned_layers_train_as_unrolled_ones_on_a_mesh(remat):
     np.testing.assert_allclose(training(many)[0], training(one)[0], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_dropout_is_the_same_on_every_mesh():
     changes = {"model.dropout": 0.2, "model.dropatt": 0.1}
     one, many = experiment(**changes), experiment((2, 2, 2), **changes)

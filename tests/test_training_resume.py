@@ -83,7 +83,11 @@ WITHOUT_MEMORY = {
 
 @pytest.mark.parametrize(
     "changes",
-    [DROPOUT, {"train.steps_per_dispatch": 2, "train.log_every": 4}, WITHOUT_MEMORY],
+    [
+        DROPOUT,
+        pytest.param({"train.steps_per_dispatch": 2, "train.log_every": 4}, marks=pytest.mark.slow),
+        WITHOUT_MEMORY,
+    ],
     ids=["dropout", "dispatch", "without memory"],
 )
 def test_stopped_at_any_step_and_resumed_is_bit_identical(tmp_path, changes):
