@@ -52,8 +52,12 @@ class Losses:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes an .npz of three arrays: ``name`` (text), ``contexts`` int [C], ``nll`` [C,N]."""
-        arrays = {"name": np.array(self.name), "contexts": np.array(self.contexts)}
-        np.savez_compressed(path, **arrays, nll=self.nll.astype(np.float32))
+        np.savez_compressed(
+            path,
+            name=np.array(self.name),
+            contexts=np.array(self.contexts),
+            nll=self.nll.astype(np.float32),
+        )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Losses":
