@@ -27,11 +27,6 @@ Section = Mapping[str, Any]
 PLAIN_MODEL = {
     "attention": "relative",
     "untie_r": False,
-    "tie_weight": True,
-    "d_embed": None,
-    "cutoffs": [],
-    "div_val": 1,
-    "dtype": "float32",
 }
 """Model settings that are not handed on, with the only value that is meant."""
 
@@ -56,10 +51,14 @@ def build(folder: str, experiment: Section, vocab_size: int) -> Any:
     _require(experiment, "optimizer", {"name": "adam"})
     window = _window("model.same_length", shape["same_length"])
     same_names = ("n_layer", "n_head", "d_model", "d_head", "d_inner", "dropout", "dropatt")
+    words = {name: shape[name] for name in ("tie_weight", "d_embed", "div_val")}
     torch.manual_seed(experiment["seed"])
     model = _import_model(folder)(
         vocab_size,
         **{name: shape[name] for name in same_names},
+        **words,
+        cutoffs=list(shape["cutoffs"]),
+        tie_projs=list(shape["tie_projs"]),
         pre_lnorm=shape["pre_lnorm"],
         clamp_len=shape["clamp_len"],
         same_length=window,

@@ -17,6 +17,7 @@ FREE_TO_CHANGE = (
     "name",
     "model.scan_layers",
     "model.remat",
+    "model.kernel",
     "data.path",
     "data.cache_dir",
     "train.log_every",

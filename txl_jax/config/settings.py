@@ -75,6 +75,7 @@ class TransformerXLConfig:
         False: one after the other, quicker on CPU. Checkpoints are the same.
       remat: what of a layer is computed again for the gradient instead of kept: ``none``;
         ``products``: all but products with weights; ``layer``: all but the layer's input.
+      kernel: how attention is computed, by name (model/kernels). ``auto``: the best one here.
     """
 
     vocab_size: int | None = rule(None, "must be at least 1", lambda v: v is None or v >= 1)
@@ -113,6 +114,7 @@ class TransformerXLConfig:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     scan_layers: bool = False
     remat: Literal["none", "products", "layer"] = "none"
+    kernel: Literal["auto", "reference", "xla", "cudnn", "triton", "pallas_tpu"] = "auto"
 
     def __post_init__(self):
         check_fields(self, "model")

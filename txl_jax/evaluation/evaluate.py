@@ -21,7 +21,7 @@ from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import placed_rows, read_ahead
 from txl_jax.data.sentences import AnyStreams, Sentences, streams_of
 from txl_jax.evaluation.dynamic import Learner, add_squares, describe_dynamic, score_and_learn
-from txl_jax.model.memory import Memory
+from txl_jax.model.memory import Cache, Memory
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.processes import placed
 from txl_jax.training.sharding import Placement
@@ -87,11 +87,17 @@ class Evaluator:
         devices = self._placement.row_devices
         self._rows = -(-protocol.batch_size // devices) * devices
         place = self._placement
+        self._keeps_cache = (
+            not (model.scan_layers or model.memory_free)
+            and protocol.mem_len > 0
+            and protocol.dynamic.rule == "none"  # which changes what a cache is projected by
+        )
         self._score = jax.jit(
             self._score_segment,
-            in_shardings=(None, place.batch(), place.memory()),  # parameters as they lie
-            out_shardings=(place.everywhere(), place.everywhere(), place.memory()),
+            in_shardings=(None, place.batch(), None),  # parameters and memory as they lie
+            donate_argnums=(2,),
         )
+        self._project = jax.jit(self._projected)
         self._score_and_learn = jax.jit(
             functools.partial(score_and_learn, model=self.model, c=protocol.dynamic),
             in_shardings=(None, place.batch(), place.memory()),
@@ -133,7 +139,9 @@ class Evaluator:
             if root is None:
                 return None
             learner = Learner(params, trained=params, root=root)
-        mems = self._placed_first_memory()
+        mems: Any = self._placed_first_memory()
+        if self._keeps_cache:
+            mems = self._project(params, mems)
         total, count = 0.0, 0
         pending: list[tuple[jax.Array, jax.Array]] = []
 
@@ -175,7 +183,11 @@ class Evaluator:
         shapes = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((self._rows, *x.shape[1:]), x.dtype), batch
         )
-        mems = jax.eval_shape(self._first_memory)
+        mems: Any = jax.eval_shape(self._first_memory)
+        if self._keeps_cache:
+            mems = jax.eval_shape(self._projected, params, mems)
+        lie = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+        mems = jax.tree.map(lie, mems, self._places(mems))
         rule = self.protocol.dynamic.rule
         if rule == "none":
             return self._score.lower(params, shapes, mems)
@@ -262,7 +274,21 @@ class Evaluator:
             method="nll",
             **batch.about_inputs(self.model.cfg.memory_free),
         )
-        return jnp.sum(nll * batch.weights), jnp.sum(batch.weights), mems
+        sums = jnp.sum(nll * batch.weights), jnp.sum(batch.weights)
+        lie = jax.lax.with_sharding_constraint
+        return *lie(sums, self._placement.everywhere()), lie(mems, self._places(mems))
+
+    def _projected(self, params, mems: Memory) -> Cache:
+        """The memory as every layer projects it, for segments of the protocol's length."""
+        cache: Any = self.model.apply(
+            {"params": params}, mems, seg_len=self.protocol.seg_len, method="init_cache"
+        )
+        return jax.lax.with_sharding_constraint(cache, self._places(cache))
+
+    def _places(self, mems: Memory | Cache) -> Memory | Cache:
+        """Where each array of a memory or cache lies."""
+        place = self._placement
+        return place.cache(mems) if isinstance(mems, Cache) else place.memory()
 
 
 def evaluator_of(

@@ -52,7 +52,9 @@ def generate(
         cfg = dataclasses.replace(cfg, same_length=cfg.same_length or "pytorch")
         model, next_logits = TransformerXL(cfg), _by_memory
         past = _read_prompts(model, params, prompts, c.mem_len)
-    extend = jax.jit(functools.partial(_extend, functools.partial(next_logits, model), c))
+    extend = jax.jit(
+        functools.partial(_extend, functools.partial(next_logits, model), c), donate_argnums=(2,)
+    )
 
     token = jnp.asarray([p[-1] for p in prompts], jnp.int32)
     key_at = functools.partial(jax.random.fold_in, jax.random.key(c.seed))

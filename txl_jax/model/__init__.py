@@ -14,7 +14,7 @@ One forward pass (read the files in this order):
           │                   │ embedding, times sqrt(D)               adaptive.py
           │                 h [B,T,D]
           │                   │      R [K,D] sinusoids of distances     positions.py
-          │                   │      allowed [B,T,K] who sees whom      masks.py
+          │                   │      visible: who sees whom            masks.py
           │     ┌─────────────┴───── for each layer n ────────────┐
           ├──m──▶ q from h;  k, v from [stop_gradient(m); h]      │     attention.py, its other
           │     │ softmax((a) + (b) + (c) + (d)) over K keys      │     forms in variants.py

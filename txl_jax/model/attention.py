@@ -1,23 +1,23 @@
 """Attention with relative positions over memory and segment (paper, section 3.3).
 
-One computation serves every form: the scores are
-
-    ( q_i.k_j  +  q_i.r_{i-j}  +  u.k_j  +  v.r_{i-j}  +  b_{i-j} ) / sqrt(H)
-        (a)          (b)           (c)        (d)
-
-and a form decides what u, v, r and b are (:class:`Positions`). :class:`RelativeAttention` is the
-paper's; the others are in variants.py.
+One computation serves every form, see scores.py; a form decides what u, v, r and b are
+(:class:`~txl_jax.model.positions.Positions`). :class:`RelativeAttention` is the paper's; the
+others are in variants.py. How it is computed is chosen by name in kernels/.
 """
 
 from typing import NamedTuple
 
 import flax.linen as nn
-import flax.struct
 import jax
 import jax.numpy as jnp
 
 from txl_jax.config import TransformerXLConfig
-from txl_jax.model.positions import relative_shift
+from txl_jax.model import ring
+from txl_jax.model.kernels import attend
+from txl_jax.model.kernels.dropping import dropping
+from txl_jax.model.masks import Visible
+from txl_jax.model.positions import Positions
+from txl_jax.model.ring import Ring
 
 
 class KeysValues(NamedTuple):
@@ -25,72 +25,6 @@ class KeysValues(NamedTuple):
 
     keys: jax.Array
     values: jax.Array
-
-
-class Positions(flax.struct.PyTreeNode):
-    """What positions add to the scores of one layer; ``None``: that term is not there.
-
-    Attributes:
-      u, v: [N,H], added to the query against keys and against distances.
-      r: [N,K,H], of the distances K-1 .. 0.
-      b: [N,K], of the distances K-1 .. 0.
-    """
-
-    u: jax.Array | None = None
-    v: jax.Array | None = None
-    r: jax.Array | None = None
-    b: jax.Array | None = None
-
-    def nearest(self, n_keys: int) -> "Positions":
-        """Those of the distances n_keys - 1 .. 0."""
-        cut = lambda x: None if x is None else x[:, x.shape[1] - n_keys :]
-        return self.replace(r=cut(self.r), b=cut(self.b))
-
-
-def content_scores(q: jax.Array, u: jax.Array | None, k: jax.Array) -> jax.Array:
-    """Terms (a) q.k and (c) u.k, content and global content: float32 [N,B,T,K].
-
-    Args:
-      q: [N,B,T,H].  u: [N,H].  k: [N,B,K,H].
-    """
-    if u is not None:
-        q = q + u[:, None, None, :]
-    return jnp.einsum("nbth,nbkh->nbtk", q, k, preferred_element_type=jnp.float32)
-
-
-def position_scores(
-    q: jax.Array, v: jax.Array | None, r: jax.Array, b: jax.Array | None = None
-) -> jax.Array:
-    """Terms (b) q.r and (d) v.r, content-dependent and global position: float32 [N,B,T,K].
-
-    Args:
-      q: [N,B,T,H].  v: [N,H].  r: [N,K,H], projections of the distances K-1 .. 0.
-      b: [N,K], a learnt scalar for each of these distances.
-    """
-    if v is not None:
-        q = q + v[:, None, None, :]
-    scores = jnp.einsum("nbth,nkh->nbtk", q, r, preferred_element_type=jnp.float32)
-    if b is not None:
-        scores = scores + b[:, None, None, :]
-    return relative_shift(scores)
-
-
-def softmax_parts(scores: jax.Array, allowed: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Softmax over the allowed keys as numerator and denominator, for the division to come last.
-
-    Dividing T x H sums instead of T x K weights saves passes over the largest array (a third of
-    attention's time on a CPU).
-
-    Args:
-      scores: float32 [N,B,T,K].  allowed: bool [B,T,K], at least one key for each query.
-
-    Returns:
-      float32 [N,B,T,K], 0 where not allowed, and float32 [N,B,T,1].
-    """
-    scores = jnp.where(allowed, scores, jnp.finfo(jnp.float32).min)
-    largest = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
-    weights = jnp.exp(scores - largest)
-    return weights, jnp.sum(weights, axis=-1, keepdims=True)
 
 
 class Attention(nn.Module):
@@ -111,7 +45,6 @@ class Attention(nn.Module):
         self.key = self.param("key", init, heads)
         self.value = self.param("value", init, heads)
         self.output = self.param("output", init, (c.n_head, c.d_head, c.d_model))
-        self.drop_attention = nn.Dropout(c.dropatt)
         self.drop_heads = nn.Dropout(c.dropout_qkv, broadcast_dims=(2,))
 
     def positions(self, n_keys: int, encodings, u, v, train: bool = False) -> Positions:
@@ -133,9 +66,9 @@ class Attention(nn.Module):
         self,
         queries: jax.Array,
         present: KeysValues,
-        past: KeysValues,
+        past: KeysValues | Ring,
         positions: Positions,
-        allowed: jax.Array,
+        visible: Visible,
         train: bool = False,
     ) -> jax.Array:
         """What each position gathers: [B,T,D], before dropout, residual and normalisation.
@@ -143,25 +76,27 @@ class Attention(nn.Module):
         Args:
           queries: [B,T,D], the states that ask.
           present: of the segment, T positions.
-          past: of the memory, M positions; the model stopped its gradient.
+          past: of the memory, M positions, its gradient stopped by the model; or a ring of them.
           positions: for K = M + T keys.
-          allowed: bool [B,T,K].
+          visible: who may attend to whom.
           train: with dropout (needs the ``dropout`` rng).
         """
-        drop = lambda x: self.drop_heads(x, deterministic=not train)
-        q = drop(self._heads(queries, self.query))
-        k = drop(jnp.concatenate([past.keys, present.keys], axis=2))
-        val = drop(jnp.concatenate([past.values, present.values], axis=2))
-        scale = self.cfg.d_head**-0.5  # of the short sides, not of the T x K scores
+        c = self.cfg
+        q = self._drop(self._heads(queries, self.query), train)
+        scale = c.d_head**-0.5  # of the short sides, not of the T x K scores
         small = lambda x: None if x is None else x.astype(q.dtype) * scale
-        q, u, v, b = q * scale, small(positions.u), small(positions.v), small(positions.b)
-        scores = content_scores(q, u, k)
-        if positions.r is not None:
-            scores = scores + position_scores(q, v, positions.r, b)
-        weights, total = softmax_parts(scores, allowed)
-        weights = self.drop_attention(weights.astype(val.dtype), deterministic=not train)
-        gathered = jnp.einsum("nbtk,nbkh->nbth", weights, val) / total.astype(val.dtype)
+        about = positions.replace(u=small(positions.u), v=small(positions.v), b=small(positions.b))
+        if isinstance(past, Ring):
+            gathered = ring.attend(q * scale, past, *present, about, visible)
+        else:
+            both = (jnp.concatenate(x, axis=2) for x in zip(past, present, strict=True))
+            k, val = (self._drop(x, train) for x in both)
+            dropped = dropping(self.make_rng("dropout"), c.dropatt) if train and c.dropatt else None
+            gathered = attend(q * scale, k, val, about, visible, dropped, c.kernel)
         return self._merge(gathered.transpose(1, 2, 0, 3))
+
+    def _drop(self, heads: jax.Array, train: bool) -> jax.Array:
+        return self.drop_heads(heads, deterministic=not train)
 
     def _heads(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
         """Projection of x [B,S,D] to heads [N,B,S,H], as one flat matrix product."""

@@ -7,8 +7,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from txl_jax.config import TransformerXLConfig
-from txl_jax.model.attention import KeysValues, Positions
+from txl_jax.model.attention import KeysValues
+from txl_jax.model.masks import Visible
 from txl_jax.model.mesh import spread_rows
+from txl_jax.model.positions import Positions
+from txl_jax.model.ring import Ring
 from txl_jax.model.variants import FORMS
 
 
@@ -63,13 +66,13 @@ class OfAll(flax.struct.PyTreeNode):
 
     Attributes:
       encodings: [K,D], sinusoids of the distances K-1 .. 0.
-      allowed: bool [B,T,K], who sees whom.
+      visible: who sees whom.
       places: positions counted from the end, [T] or [B,T]; ``absolute_per_layer`` only.
       train: with dropout.
     """
 
     encodings: jax.Array
-    allowed: jax.Array
+    visible: Visible
     places: jax.Array
     train: bool = flax.struct.field(pytree_node=False)
 
@@ -109,18 +112,18 @@ class Block(nn.Module):
         This is what is scanned over the layers, and what rematerialisation computes again.
         """
         h = spread_rows(h, self.mesh)
-        n_keys = common.allowed.shape[-1]
+        n_keys = common.visible.n_keys
         positions = self.positions(n_keys, common.encodings, own.u, own.v, common.train)
         past = self.remember(own.memory)
-        out, _ = self(h, past, positions, common.allowed, common.places, common.train)
+        out, _ = self(h, past, positions, common.visible, common.places, common.train)
         return out, h
 
     def __call__(
         self,
         h: jax.Array,
-        past: KeysValues,
+        past: KeysValues | Ring,
         positions: Positions,
-        allowed: jax.Array,
+        visible: Visible,
         places: jax.Array,
         train: bool = False,
     ) -> tuple[jax.Array, KeysValues]:
@@ -128,7 +131,7 @@ class Block(nn.Module):
 
         Args:
           h: input of the layer.
-          past, positions, allowed, train: as in :class:`Attention`.
+          past, positions, visible, train: as in :class:`Attention`.
           places: positions counted from the end, [T] or [B,T]; ``absolute_per_layer`` only.
         """
         c = self.cfg
@@ -137,7 +140,7 @@ class Block(nn.Module):
             h = h + jnp.asarray(self.table)[row].astype(h.dtype)
         drop = lambda x: self.drop(x, deterministic=not train)
         attend = lambda asking, present: self.attention(
-            asking, present, past, positions, allowed, train
+            asking, present, past, positions, visible, train
         )
         if c.pre_lnorm:
             normed = self.norm_attention(h)

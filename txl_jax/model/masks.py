@@ -15,6 +15,7 @@ Query i of a segment sits at key position M+i. For M = 3 and T = 3 (1 = allowed)
       query 0    . . 1    1 . .        filled = 1: only the newest slot is real
 """
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -35,14 +36,57 @@ def window_reach(same_length: bool | str, mem_len: int, n_keys: int) -> int:
     return mem_len if same_length == "tf" else n_keys - 1
 
 
-def allowed(
+class Visible(flax.struct.PyTreeNode):
+    """Who may attend to whom, said in few numbers: kernels make their tile of the mask from it.
+
+    Query i of a row sees key j of the K = M + T if all of
+
+        0 <= M + i - j <= reach                        causal, within the window
+        j >= M - filled                                a slot that holds a real state
+        episode of i == episode of j                   nothing attends across a reset
+
+    Attributes:
+      filled: int32 [B], real slots of the memory.
+      episode: int32 [B,T], of the segment's positions, rising; the memory's is 0. ``None``: there
+        was no reset, all are the memory's.
+      seg_len, mem_len: T and M.
+      reach: the largest distance that a query may look back.
+    """
+
+    filled: jax.Array
+    episode: jax.Array | None
+    seg_len: int = flax.struct.field(pytree_node=False)
+    mem_len: int = flax.struct.field(pytree_node=False)
+    reach: int = flax.struct.field(pytree_node=False)
+
+    @property
+    def n_keys(self) -> int:
+        """K."""
+        return self.mem_len + self.seg_len
+
+    def allowed(
+        self, queries: slice = slice(None), keys: slice | jax.Array = slice(None)
+    ) -> jax.Array:
+        """The mask, bool [B,T,K], or a part of it; keys may be named one by one, in any order."""
+        query = self.mem_len + jnp.arange(self.seg_len)[queries, None]
+        key = jnp.arange(self.n_keys)[keys] if isinstance(keys, slice) else keys
+        distance = query - key
+        seen = (distance >= 0) & (distance <= self.reach)
+        seen = seen & (key >= self.mem_len - self.filled[:, None, None])
+        if self.episode is None:
+            return seen
+        of_keys = jnp.pad(self.episode, [(0, 0), (self.mem_len, 0)])
+        return seen & (self.episode[:, queries, None] == of_keys[:, None, keys])
+
+
+def visible(
     seg_len: int,
     filled: jax.Array,
     mem_len: int,
     same_length: bool | str = False,
     reset: jax.Array | None = None,
-) -> jax.Array:
-    """Which keys each query may attend to: bool [B,T,K].
+) -> Visible:
+    """Who may attend to whom in a segment.
 
     Args:
       seg_len: T.
@@ -51,17 +95,9 @@ def allowed(
       same_length: the window, see :func:`window_reach`.
       reset: bool [B,T], true where a new episode starts; nothing attends across it.
     """
-    n_keys = mem_len + seg_len
-    query = mem_len + jnp.arange(seg_len)[:, None]
-    key = jnp.arange(n_keys)[None, :]
-    distance = query - key
-    visible = (distance >= 0) & (distance <= window_reach(same_length, mem_len, n_keys))
-    visible = visible & (key >= mem_len - filled[:, None, None])
-    if reset is None:
-        return visible
-    episode = jnp.cumsum(reset.astype(jnp.int32), axis=1)
-    of_keys = jnp.pad(episode, [(0, 0), (mem_len, 0)])
-    return visible & (episode[:, :, None] == of_keys[:, None, :])
+    reach = window_reach(same_length, mem_len, mem_len + seg_len)
+    episode = None if reset is None else jnp.cumsum(reset.astype(jnp.int32), axis=1)
+    return Visible(filled, episode, seg_len, mem_len, reach)
 
 
 def since_reset(reset: jax.Array, lengths: jax.Array | None = None) -> jax.Array:

@@ -7,7 +7,8 @@ filled from the right: slot M-1 is the newest state, and the ``filled`` newest a
     after two more tokens: [ s1 s2 s3 s4 s5 ]        filled = 5
 
 :class:`Cache` is the same memory for inference: what each layer projects its memory to, kept
-instead of the states, so that a step projects its new tokens only.
+instead of the states, so that a step projects its new tokens only; in a ring, so that it moves
+no others.
 """
 
 from typing import TypeVar
@@ -16,7 +17,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from txl_jax.model.attention import KeysValues, Positions
+from txl_jax.model import ring
+from txl_jax.model.attention import KeysValues
+from txl_jax.model.positions import Positions
 
 
 class Memory(flax.struct.PyTreeNode):
@@ -40,26 +43,38 @@ class Cache(flax.struct.PyTreeNode):
     """Projected memory, for inference: goes where a :class:`Memory` goes and gives the same.
 
     Attributes:
-      keys, values: [L,N,B,M,H] in the compute dtype, of the same slots as in a memory.
-      positions: for each layer what positions add to its scores, for the newest M + T keys; T is
-        the longest segment that may follow.
+      keys, values: of each layer [N,B,R,H] in the compute dtype: the ring of ring.py, R >= M.
+      oldest: int32 [], the slot of the oldest state in every row and layer.
+      positions: for each layer what positions add to its scores, for the newest R + T keys.
       filled: int32 [B], as in a memory.
+      mem_len: M.
+      seg_len: T, the longest segment that may follow. One of just this length is written in
+        place, if the caller lets go of the cache it gives (``donate_argnums``, a carry of
+        ``lax.scan``); a shorter one, or one with ``lengths``, moves all slots.
     """
 
-    keys: jax.Array
-    values: jax.Array
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+    oldest: jax.Array
     positions: tuple[Positions, ...]
     filled: jax.Array
+    mem_len: int = flax.struct.field(pytree_node=False)
     seg_len: int = flax.struct.field(pytree_node=False)
 
     @property
-    def mem_len(self) -> int:
-        """M, the number of slots."""
-        return self.keys.shape[3]
+    def slots(self) -> int:
+        """R."""
+        return self.keys[0].shape[2]
+
+    def ring(self, n: int) -> ring.Ring:
+        """Layer n's slots."""
+        return ring.Ring(self.keys[n], self.values[n], self.oldest)
 
     def past(self, n: int) -> KeysValues:
-        """Keys and values of layer n."""
-        return KeysValues(self.keys[n], self.values[n])
+        """Keys and values of layer n [N,B,M,H], oldest first (copies)."""
+        first = self.slots - self.mem_len
+        order = lambda x: ring.in_order(x, self.oldest)[:, :, first:]
+        return KeysValues(order(self.keys[n]), order(self.values[n]))
 
 
 AnyMemory = TypeVar("AnyMemory", Memory, Cache)
@@ -98,18 +113,66 @@ def update(
     return Memory(hidden, _filled(memory, new.shape[2], lengths, since_reset))
 
 
+def make_cache(
+    past: list[KeysValues],
+    positions: tuple[Positions, ...],
+    filled: jax.Array,
+    seg_len: int,
+) -> Cache:
+    """A cache of each layer's M projected states, oldest first; ``positions``: of R + T keys."""
+    mem_len = past[0].keys.shape[2]
+    keys, values = zip(*past, strict=True)
+    in_slots = lambda x: _in_slots(x, mem_len, seg_len)
+    return Cache(
+        keys=tuple(map(in_slots, keys)),
+        values=tuple(map(in_slots, values)),
+        oldest=jnp.zeros((), jnp.int32),
+        positions=positions,
+        filled=filled,
+        mem_len=mem_len,
+        seg_len=seg_len,
+    )
+
+
+def _in_slots(states: jax.Array, mem_len: int, seg_len: int) -> jax.Array:
+    """[N,B,M,H] as a ring whose oldest slot is 0."""
+    more = ring.slots_of(mem_len, seg_len) - mem_len
+    return jnp.pad(states, [(0, 0), (0, 0), (more, 0), (0, 0)]) if more else states
+
+
 def update_cache(
     cache: Cache,
     layers: list[KeysValues],
+    done: jax.Array,
     lengths: jax.Array | None = None,
     since_reset: jax.Array | None = None,
 ) -> Cache:
-    """The last M of what is cached and what each layer projected, [N,B,T,H]; see :func:`update`."""
-    keys, values = (jnp.stack(x).astype(cache.keys.dtype) for x in zip(*layers, strict=True))
+    """The last M of what is cached and what each layer projected, [N,B,T,H]; see :func:`update`.
+
+    ``done``: anything that was computed from all of the cache, see :func:`ring.after`.
+    """
+    seg_len = layers[0].keys.shape[2]
+    filled = _filled(cache, seg_len, lengths, since_reset)
+    if not cache.mem_len:
+        return cache.replace(filled=filled)
+    if seg_len == cache.seg_len and lengths is None:
+        first = ring.after(cache.oldest, done)
+        put = lambda slots, new: ring.write(slots, new, first)
+        oldest = (cache.oldest + seg_len) % cache.slots
+    else:
+
+        def put(slots, new):
+            old = ring.in_order(slots, cache.oldest)[:, :, cache.slots - cache.mem_len :]
+            newest = _newest(old, new.astype(slots.dtype), lengths, rows=1)
+            return _in_slots(newest, cache.mem_len, cache.seg_len)
+
+        oldest = jnp.zeros_like(cache.oldest)
+    keys, values = zip(*layers, strict=True)
     return cache.replace(
-        keys=_newest(cache.keys, keys, lengths, rows=2),
-        values=_newest(cache.values, values, lengths, rows=2),
-        filled=_filled(cache, keys.shape[3], lengths, since_reset),
+        keys=tuple(map(put, cache.keys, keys)),
+        values=tuple(map(put, cache.values, values)),
+        oldest=oldest.astype(jnp.int32),
+        filled=filled,
     )
 
 

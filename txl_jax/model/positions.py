@@ -1,7 +1,28 @@
-"""Relative positions: sinusoids of distances, clamping, and the relative shift."""
+"""Relative positions: what they add to scores, sinusoids, clamping, and the relative shift."""
 
+import flax.struct
 import jax
 import jax.numpy as jnp
+
+
+class Positions(flax.struct.PyTreeNode):
+    """What positions add to the scores of one layer; ``None``: that term is not there.
+
+    Attributes:
+      u, v: [N,H], added to the query against keys and against distances.
+      r: [N,K,H], of the distances K-1 .. 0.
+      b: [N,K], of the distances K-1 .. 0.
+    """
+
+    u: jax.Array | None = None
+    v: jax.Array | None = None
+    r: jax.Array | None = None
+    b: jax.Array | None = None
+
+    def nearest(self, n_keys: int) -> "Positions":
+        """Those of the distances n_keys - 1 .. 0."""
+        cut = lambda x: None if x is None else x[:, x.shape[1] - n_keys :]
+        return self.replace(r=cut(self.r), b=cut(self.b))
 
 
 def sinusoids(distances: jax.Array, d_model: int) -> jax.Array:

@@ -13,6 +13,7 @@ from txl_jax.model.block import Block, OfAll, OfLayer, dropout
 from txl_jax.model.memory import Cache, Memory
 from txl_jax.model.mesh import spread_rows, whole
 from txl_jax.model.positions import clamped, distance_encodings, sinusoids
+from txl_jax.model.ring import slots_of
 
 
 class TransformerXL(nn.Module):
@@ -100,13 +101,13 @@ class TransformerXL(nn.Module):
             raise ValueError(f"attention {c.attention!r} has no memory, so there is no cache of it")
         self._check_memory(mems, mems.hidden.shape[1])
         past = [layer.remember(mems.hidden[n]) for n, layer in enumerate(self.layers)]
-        keys, values = (jnp.stack(x) for x in zip(*past, strict=True))
-        n_keys, encodings = mems.mem_len + seg_len, self._encodings(mems.mem_len + seg_len, False)
+        n_keys = slots_of(mems.mem_len, seg_len) + seg_len
+        encodings = self._encodings(n_keys, False)
         of_layer = lambda n: jax.tree.map(lambda x: x[n], self._biases())
         positions = tuple(
             layer.positions(n_keys, encodings, *of_layer(n)) for n, layer in enumerate(self.layers)
         )
-        return Cache(keys, values, positions, mems.filled, seg_len)
+        return memory_lib.make_cache(past, positions, mems.filled, seg_len)
 
     def __call__(
         self,
@@ -221,16 +222,16 @@ class TransformerXL(nn.Module):
             mems, reset = memory_lib.forget(mems, reset), None
         elif reset is not None:
             since_reset = masks.since_reset(reset, lengths)
-        allowed = masks.allowed(seg_len, mems.filled, mem_len, c.same_length, reset)
+        visible = masks.visible(seg_len, mems.filled, mem_len, c.same_length, reset)
         places = variants.places(seg_len, lengths)
         h = embeddings.astype(c.dtype)
         if c.attention == "absolute":
             h = h + sinusoids(clamped(places, c.clamp_len), c.d_model).astype(c.dtype)
         h = self.drop_input(h, deterministic=not train)
         if isinstance(mems, Cache):
-            return self._run_cached(h, mems, allowed, places, lengths, since_reset)
+            return self._run_cached(h, mems, visible, places, lengths, since_reset)
         encodings = self._encodings(mem_len + seg_len, train)
-        common = OfAll(encodings, allowed, places, train)
+        common = OfAll(encodings, visible, places, train)
         own = OfLayer(jax.lax.stop_gradient(mems.hidden), *self._biases())  # SG(m), section 3.2
         if c.scan_layers:
             h, inputs = self.scanned.step(h, own, common)
@@ -242,14 +243,15 @@ class TransformerXL(nn.Module):
             inputs = jnp.stack(kept)
         return spread_rows(h, self.mesh), memory_lib.update(mems, inputs, lengths, since_reset)
 
-    def _run_cached(self, h, cache, allowed, places, lengths, since_reset):
+    def _run_cached(self, h, cache, visible, places, lengths, since_reset):
         """As :meth:`_run`, every layer's memory projected already."""
+        visible = visible.replace(mem_len=cache.slots)
         projected = []
         for n, layer in enumerate(self.layers):
-            positions = cache.positions[n].nearest(allowed.shape[-1])
-            h, present = layer(h, cache.past(n), positions, allowed, places)
+            positions = cache.positions[n].nearest(visible.n_keys)
+            h, present = layer(h, cache.ring(n), positions, visible, places)
             projected.append(present)
-        return h, memory_lib.update_cache(cache, projected, lengths, since_reset)
+        return h, memory_lib.update_cache(cache, projected, h, lengths, since_reset)
 
     def _encodings(self, n_keys: int, train: bool) -> jax.Array:
         """Sinusoids of the distances n_keys - 1 .. 0, [K,D]."""
@@ -297,11 +299,13 @@ class TransformerXL(nn.Module):
     def _check_memory(self, mems, b):
         c = self.cfg
         if isinstance(mems, Cache):
-            got = (*mems.keys.shape[:3], mems.keys.shape[4])
+            n, rows, _, width = mems.keys[0].shape
+            got = (len(mems.keys), n, rows, width)
             if got != (c.n_layer, c.n_head, b, c.d_head) or mems.filled.shape != (b,):
                 raise ValueError(
-                    f"a cache of keys {mems.keys.shape} does not fit a batch of {b}: expected"
-                    f" [{c.n_layer},{c.n_head},{b},M,{c.d_head}], as init_cache makes it"
+                    f"a cache of {len(mems.keys)} layers' keys {mems.keys[0].shape} does not fit a"
+                    f" batch of {b}: expected {c.n_layer} of [{c.n_head},{b},R,{c.d_head}], as"
+                    " init_cache makes it"
                 )
             return
         n_layer, rows, _, width = mems.hidden.shape

@@ -5,7 +5,8 @@ import jax
 import jax.numpy as jnp
 
 from txl_jax.config import AttentionForm
-from txl_jax.model.attention import Attention, Positions, RelativeAttention
+from txl_jax.model.attention import Attention, RelativeAttention
+from txl_jax.model.positions import Positions
 
 
 class ShawAttention(Attention):

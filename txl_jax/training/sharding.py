@@ -9,15 +9,17 @@ then whole on those devices.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from txl_jax.config import ConfigError, MeshConfig, TransformerXLConfig
 from txl_jax.data.batch import Batch
-from txl_jax.model.memory import Memory
+from txl_jax.model.memory import Cache, Memory
 from txl_jax.model.mesh import AXES, ROWS
 from txl_jax.training.state import TrainState
 
@@ -138,6 +140,18 @@ class Placement:
         """Of a memory: each stream's states on the device of its row."""
         return Memory(hidden=self._at(None, ROWS), filled=self._at(ROWS))  # type: ignore[arg-type]
 
+    def cache(self, abstract: Cache) -> Cache:
+        """Of a cache, given its shapes: heads over ``tensor``, each stream on its row's device."""
+        heads = lambda leaf, *rows: self._at(*self._dividing(("tensor", *rows), leaf.shape))
+        slots = lambda leaf: heads(leaf, ROWS)
+        return abstract.replace(
+            keys=jax.tree.map(slots, abstract.keys),
+            values=jax.tree.map(slots, abstract.values),
+            oldest=self.everywhere(),
+            positions=jax.tree.map(heads, abstract.positions),
+            filled=self.rows(),
+        )
+
     def parameters(self, tree: Any) -> Any:
         """Of parameters, or of a tree that holds trees like them (an optimizer's state).
 
@@ -159,8 +173,13 @@ class Placement:
     def _cut(self, key: str, shape: tuple[int, ...]) -> list[str | None]:
         axes = PARAMETERS.get(key, ())[: len(shape)]
         axes = (*[None] * (len(shape) - len(axes)), *axes)  # [L] in front where layers are stacked
-        divides = lambda axis, size: axis is not None and size % self.mesh.shape[axis] == 0
-        return [axis if divides(axis, n) else None for axis, n in zip(axes, shape, strict=True)]
+        return self._dividing(axes, shape)
+
+    def _dividing(self, axes: tuple[Any, ...], shape: tuple[int, ...]) -> list[Any]:
+        """The mesh axes that cut each axis of a shape, less those whose devices do not divide it."""
+        size = lambda axis: math.prod(self.mesh.shape[a] for a in np.atleast_1d(axis))
+        divides = lambda axis, n: axis is not None and n % size(axis) == 0
+        return [axis if divides(axis, n) else None for axis, n in zip(axes, shape, strict=False)]
 
     def _at(self, *axes: Any) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec(*axes))

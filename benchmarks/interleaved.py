@@ -1,0 +1,173 @@
+"""Programs timed in turn, in one run, so that a busy machine slows all of them alike.
+
+A program is a function of no arguments that does its work, waits for the end and gives seconds.
+:class:`Peer` is one in another process, with another Python: the authors' code under PyTorch.
+"""
+
+import contextlib
+import datetime
+import json
+import os
+import pathlib
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+Program = Callable[[], float]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """Seconds until what ``work`` gives is there."""
+    began = time.perf_counter()
+    jax.block_until_ready(work())
+    return time.perf_counter() - began
+
+
+def in_turn(
+    programs: Mapping[str, Program], rounds: int, warm_up: int = 2
+) -> dict[str, list[float]]:
+    """Seconds of each program in each round; rounds of warm-up are left out."""
+    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    for n in range(warm_up + rounds):
+        for name, program in programs.items():
+            took = program()
+            if n >= warm_up:
+                seconds[name].append(took)
+    return seconds
+
+
+def summary(seconds: list[float]) -> dict[str, float]:
+    """Median, quartiles and extremes."""
+    ordered = sorted(seconds)
+    quarter = len(ordered) // 4
+    return {
+        "median": statistics.median(ordered),
+        "lower_quartile": ordered[quarter],
+        "upper_quartile": ordered[-1 - quarter],
+        "least": ordered[0],
+        "most": ordered[-1],
+        "rounds": len(ordered),
+    }
+
+
+def ratio(slow: list[float], fast: list[float]) -> dict[str, float]:
+    """How many times quicker ``fast`` is: the ratio of each round's two, as :func:`summary`."""
+    return summary([a / b for a, b in zip(slow, fast, strict=True)])
+
+
+def machine() -> dict[str, Any]:
+    """What this runs on, when, and how busy it is."""
+    device = jax.devices()[0]
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "device": device.device_kind,
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "waited_for_a_core": _waited(),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+    }
+
+
+def peak_memory() -> int:
+    """Bytes held at most so far: of the accelerator, else of this process."""
+    held = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    return held or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def write(path: str | None, report: dict[str, Any]) -> None:
+    """The report as JSON, where a path is given."""
+    if path:
+        pathlib.Path(path).write_text(json.dumps(report, indent=1) + "\n")
+
+
+class Peer:
+    """The authors' program in a process of its own; see benchmarks/original_speed.py."""
+
+    def __init__(self, folder: str, python: str, job: dict[str, Any]):
+        command = [python, "-m", "benchmarks.original_speed", f"--original={folder}"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+        self.about = self._ask(job)
+
+    def __call__(self) -> float:
+        """Seconds of one call of what the job says."""
+        return float(self._ask({})["seconds"])
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.communicate()
+
+    def _ask(self, what: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise SystemExit("the peer ended; what it said stands above")
+        return json.loads(answer)
+
+
+@contextlib.contextmanager
+def peers(flags: Any, job: dict[str, Any]) -> Iterator[dict[str, Peer]]:
+    """The peers that ``--original`` and ``--forms`` ask for, by name; none without a folder."""
+    found: dict[str, Peer] = {}
+    try:
+        for form in flags.forms.split(",") if flags.original else []:
+            peer = Peer(flags.original, flags.original_python, {**job, "form": form})
+            found[f"original, {form}"] = peer
+        yield found
+    finally:
+        for peer in found.values():
+            peer.close()
+
+
+def add_flags(parser: Any) -> None:
+    """``--size``, ``--set``, ``--rounds``, ``--out`` and what names a peer."""
+    add = parser.add_argument
+    add("--size", default="12l_512", help="of benchmarks/sizes.py, or a recipe of configs/")
+    add("--set", action="append", default=[], metavar="KEY=JSON", help="a setting of the size")
+    add("--rounds", type=int, default=10)
+    add("--out", help="JSON file to write")
+    add("--original", help="the authors' pytorch/ folder, edited for this torch")
+    add("--original-python", default=sys.executable, help="a Python that has torch")
+    add("--forms", default="eager", help="of the original: eager, compile, or both by comma")
+
+
+def changes(flags: Any) -> dict[str, Any]:
+    """The settings of ``--set`` by dotted key."""
+    pairs = (text.partition("=") for text in flags.set)
+    return {key: _value(value) for key, _, value in pairs}
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _cpu() -> str:
+    info = pathlib.Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    named = (line.partition(": ")[2] for line in lines if line.startswith("model name"))
+    return next(named, platform.processor())
+
+
+def _waited() -> float | None:
+    """Share of the last minute in which something waited for a core, in percent."""
+    file = pathlib.Path("/proc/pressure/cpu")
+    if not file.is_file():
+        return None
+    return float(file.read_text().split("avg60=")[1].split()[0])

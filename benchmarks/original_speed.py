@@ -1,0 +1,151 @@
+"""The authors' PyTorch model as a peer in a benchmark: does what it is told on standard input.
+
+Run by ``benchmarks/interleaved.py`` with a Python that has torch and numpy; JAX is not needed. The
+first line is a job, later lines ask for one call of it; every answer is a line of JSON.
+
+    {"what": "train" | "evaluate" | "generate", "experiment": {...}, "vocab_size": V,
+     "form": "eager" | "compile", "steps": n}
+
+A call is n updates, n segments scored or n tokens made, one stream of random tokens after the
+other with memory carried. ``model.dtype`` bfloat16 is autocast. Their loop is theirs: Adam, clip,
+loss and memory as in their ``train.py`` and ``eval.py``; they have no loop of generation, and
+tokens are made one at a time from the hidden state that their forward pass gives.
+"""
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import original
+
+
+def main() -> None:
+    """Answers until standard input ends."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--original", required=True)
+    folder = parser.parse_args().original
+    answers, sys.stdout = sys.stdout, sys.stderr  # what their code prints is no answer
+    job = json.loads(sys.stdin.readline())
+    call = JOBS[job["what"]](folder, job)
+    about = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+    print(json.dumps(about), file=answers, flush=True)
+    for _ in sys.stdin:
+        began = time.perf_counter()
+        for _ in range(job["steps"]):
+            call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        print(json.dumps({"seconds": time.perf_counter() - began}), file=answers, flush=True)
+
+
+def training(folder: str, job: dict[str, Any]) -> Callable[[], None]:
+    """One update a call."""
+    experiment = job["experiment"]
+    t, c = experiment["train"], experiment["optimizer"]
+    model = _model(folder, job)
+    model.train()
+    model.reset_length(t["seg_len"], 0, t["mem_len"])
+    adam = torch.optim.Adam(model.parameters(), lr=c["learning_rate"])
+    draw = _tokens(job, t["seg_len"], t["batch_size"])
+    forward = torch.compile(model) if job["form"] == "compile" else model
+    mems: list[torch.Tensor] = []
+
+    def update() -> None:
+        nonlocal mems
+        data, target = draw()
+        model.zero_grad()
+        with _autocast(job):
+            loss, *mems = forward(data, target, *mems)
+        loss.float().mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), c["clip_norm"] or float("inf"))
+        adam.step()
+
+    return update
+
+
+def evaluation(folder: str, job: dict[str, Any]) -> Callable[[], None]:
+    """One segment scored a call; the memory is full from the start."""
+    p = job["experiment"]["evaluate"]
+    model = _model(folder, job)
+    model.eval()
+    model.clamp_len = -1 if p["clamp_len"] is None else p["clamp_len"]
+    model.same_length = p["same_length"] == "pytorch"
+    model.reset_length(p["seg_len"], 0, p["mem_len"])
+    draw = _tokens(job, p["seg_len"], p["batch_size"])
+    forward = torch.compile(model) if job["form"] == "compile" else model
+    mems = _full_memory(model, p["mem_len"], p["batch_size"])
+    total = 0.0
+
+    def segment() -> None:
+        nonlocal mems, total
+        with torch.no_grad(), _autocast(job):
+            loss, *mems = forward(*draw(), *mems)
+        total += float(loss.float().sum())
+
+    return segment
+
+
+def generation(folder: str, job: dict[str, Any]) -> Callable[[], None]:
+    """One token a call, drawn from the softmax; the memory is full from the start."""
+    g, rows = job["experiment"]["generate"], job.get("batch_size", 1)
+    model = _model(folder, job)
+    model.eval()
+    model.same_length = True
+    model.reset_length(1, 0, g["mem_len"])
+    mems = _full_memory(model, g["mem_len"], rows)
+    token, _ = _tokens(job, 1, rows)()
+
+    def step() -> None:
+        nonlocal mems, token
+        with torch.no_grad(), _autocast(job):
+            hidden, mems = model._forward(token, mems=mems)
+            head = model.crit.out_layers[0]
+            logits = torch.nn.functional.linear(hidden[-1], head.weight, head.bias)
+        token = torch.multinomial(torch.softmax(logits.float(), -1), 1).T
+
+    return step
+
+
+JOBS = {"train": training, "evaluate": evaluation, "generate": generation}
+
+
+def _model(folder: str, job: dict[str, Any]) -> Any:
+    return original.build(folder, job["experiment"], job["vocab_size"]).to(_device())
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _autocast(job: dict[str, Any]) -> Any:
+    if job["experiment"]["model"]["dtype"] == "float32":
+        return contextlib.nullcontext()
+    return torch.autocast(_device(), torch.bfloat16)
+
+
+def _tokens(job: dict[str, Any], seg_len: int, rows: int) -> Callable[[], tuple]:
+    """Inputs and targets [T,B] of random tokens."""
+    rng, vocab_size = np.random.default_rng(0), job["vocab_size"]
+
+    def draw() -> tuple[torch.Tensor, torch.Tensor]:
+        rank = np.exp(rng.uniform(0, np.log(vocab_size), (seg_len + 1, rows))).astype(np.int64)
+        tokens = torch.from_numpy(np.minimum(rank, vocab_size - 1)).to(_device())
+        return tokens[:-1], tokens[1:]
+
+    return draw
+
+
+def _full_memory(model: Any, mem_len: int, rows: int) -> list[torch.Tensor]:
+    shape = (mem_len, rows, model.d_model)
+    return [torch.randn(shape, device=_device()) for _ in range(model.n_layer + 1)]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Experiments that speed is measured on, by name: every recipe of ``configs/``, and some for a CPU.
+
+Text is synthetic (random tokens): a step takes as long on it as on any other.
+"""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from txl_jax.config import ExperimentConfig, load_config
+from txl_jax.planning.vocabulary import with_known_size
+
+CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
+
+
+def _small(model: dict[str, Any], batch_size: int, seg_len: int) -> dict[str, Any]:
+    return {
+        "model": {"dropout": 0.1, **model},
+        "optimizer": {"learning_rate": 2.5e-4, "clip_norm": 0.25, "warmup_steps": 0},
+        "train": {"batch_size": batch_size, "seg_len": seg_len, "mem_len": seg_len},
+        "evaluate": {
+            "batch_size": 1,
+            "seg_len": 128,
+            "mem_len": 1600,
+            "same_length": "pytorch",
+        },
+        "generate": {"mem_len": 512},
+    }
+
+
+SMALL = {
+    "tiny": _small(
+        {"n_layer": 2, "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 64, "vocab_size": 64},
+        2,
+        16,
+    ),
+    "6l_256": _small(
+        {"n_layer": 6, "d_model": 256, "n_head": 8, "d_head": 32, "d_inner": 1024}
+        | {"vocab_size": 204},
+        8,
+        128,
+    ),
+    "12l_512": _small(
+        {"n_layer": 12, "d_model": 512, "n_head": 8, "d_head": 64, "d_inner": 2048}
+        | {"vocab_size": 204},
+        4,
+        128,
+    ),
+    "12l_384_words": _small(
+        {"n_layer": 12, "d_model": 384, "n_head": 8, "d_head": 48, "d_inner": 1216}
+        | {"vocab_size": 10_000},
+        20,
+        70,
+    ),
+}
+"""Sizes of our own; ``tiny`` is there to see that a benchmark runs."""
+
+
+def experiment(name: str, changes: Mapping[str, Any] | None = None) -> ExperimentConfig:
+    """The experiment of a name, of :data:`SMALL` or ``configs/``, its vocabulary's size known.
+
+    Args:
+      name: as ``12l_512`` or ``wt103_large``.
+      changes: settings by dotted key, as ``{"train.batch_size": 16}``.
+    """
+    if name in SMALL:
+        settings: dict[str, Any] = {k: dict(v) for k, v in SMALL[name].items()}
+        for key, value in (changes or {}).items():
+            section, _, rest = key.partition(".")
+            settings.setdefault(section, {})[rest] = value
+        return ExperimentConfig.from_dict({"name": name, **settings})
+    return with_known_size(load_config(str(CONFIGS / f"{name}.py"), overrides=dict(changes or {})))
+
+
+def random_tokens(count: int, vocab_size: int, seed: int = 0) -> np.ndarray:
+    """Token ids int32 [count], of Zipf's distribution: clusters of rare words get their share."""
+    rank = np.exp(np.random.default_rng(seed).uniform(0, np.log(vocab_size), count))
+    return np.minimum(rank.astype(np.int32), vocab_size - 1)

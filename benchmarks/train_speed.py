@@ -1,0 +1,134 @@
+"""Updates a second: ours, and the authors' PyTorch code beside it in the same run.
+
+    python -m benchmarks.train_speed --size=12l_512 [--original=DIR --original-python=PYTHON]
+
+An update is the training loop's own: forward, backward, clip, optimizer, memory carried, dropout
+as the size has it, on random tokens. Tokens a second are of the medians, the ratio of each round's
+two. Model-FLOPs utilisation is what the model needs (three forward passes' matrix products, by the
+formulas of txl_jax/planning/products.py: nothing that is computed twice counts), over seconds,
+over ``--peak`` operations a second; without it, over the published bfloat16 peak of the device
+where txl_jax/planning/chips.py has it.
+"""
+
+import argparse
+from typing import Any
+
+import jax
+
+from benchmarks.interleaved import (
+    add_flags,
+    changes,
+    in_turn,
+    machine,
+    peak_memory,
+    peers,
+    ratio,
+    summary,
+    timed,
+    write,
+)
+from benchmarks.sizes import experiment, random_tokens
+from txl_jax.config import ExperimentConfig
+from txl_jax.data.feed import training_batch
+from txl_jax.data.sentences import shuffled_streams_of
+from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.planning.chips import CHIPS
+from txl_jax.planning.products import of_update
+from txl_jax.training.optimizer import make_optimizer
+from txl_jax.training.sharding import Placement, make_mesh
+from txl_jax.training.state import init_state
+from txl_jax.training.step import compiled_step
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_flags(parser)
+    parser.add_argument("--steps", type=int, default=1, help="updates in a round")
+    parser.add_argument("--peak", type=float, help="operations per second that the machine has")
+    flags = parser.parse_args(argv)
+    exp = experiment(flags.size, changes(flags))
+    ours = training(exp, flags.steps)
+    job = {
+        "what": "train",
+        "experiment": exp.to_dict(),
+        "vocab_size": exp.model.vocab_size,
+        "steps": flags.steps,
+    }
+    with peers(flags, job) as others:
+        seconds = in_turn({"txl_jax": ours, **others}, flags.rounds)
+        about_others = {name: peer.about for name, peer in others.items()}
+    tokens = flags.steps * exp.train.batch_size * exp.train.seg_len
+    needed = flags.steps * of_update(exp)[0]
+    peak = flags.peak or _published_peak()
+    report: dict[str, Any] = {
+        "size": flags.size,
+        "settings": changes(flags),
+        "machine": machine(),
+        "others": about_others,
+        "tokens_per_round": tokens,
+        "operations_per_round": needed,
+        "peak_memory": peak_memory(),
+        "programs": {},
+        "ratios": {},
+    }
+    for name, found in seconds.items():
+        took = summary(found)
+        row = {**took, "tokens_per_second": tokens / took["median"]}
+        if peak:
+            row["utilisation"] = needed / took["median"] / peak
+        report["programs"][name] = row
+        if name != "txl_jax":
+            report["ratios"][name] = ratio(found, seconds["txl_jax"])
+    tell(report)
+    write(flags.out, report)
+
+
+def training(exp: ExperimentConfig, steps: int):
+    """A program: so many updates, each call from where the last one ended."""
+    t = exp.train
+    placement = Placement(make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches))
+    model = TransformerXL(exp.model, placement.for_model)
+    optimizer = make_optimizer(exp.optimizer, t.steps)
+    make = lambda: init_state(exp, model, optimizer)
+    abstract = jax.eval_shape(make)
+    state = jax.jit(make, out_shardings=placement.state(abstract))()
+    update = compiled_step(exp, model, optimizer, placement, abstract)
+    text = random_tokens(t.batch_size * (8 * t.seg_len + 1), exp.model.vocab_size or 0)
+    streams = shuffled_streams_of(text, t.batch_size, t.seg_len, seed=0)
+    batches = [
+        jax.device_put(training_batch(streams, n, t.epoch_memory, 0), placement.batch())
+        for n in range(4)
+    ]
+    done = 0
+
+    def work():
+        nonlocal state, done
+        metrics: Any = None
+        for _ in range(steps):
+            state, metrics = update(state, batches[done % len(batches)])
+            done += 1
+        return state.step, metrics
+
+    return lambda: timed(work)
+
+
+def tell(report: dict[str, Any]) -> None:
+    """The figures, a line for each program."""
+    for name, row in report["programs"].items():
+        used = f", {row['utilisation']:.1%} of the peak" if "utilisation" in row else ""
+        times = f"  {report['ratios'][name]['median']:.2f}x" if name in report["ratios"] else ""
+        print(
+            f"{name:<20} {1e3 * row['median']:8.1f} ms ({1e3 * row['lower_quartile']:.1f} to"
+            f" {1e3 * row['upper_quartile']:.1f})  {row['tokens_per_second']:,.0f} tokens/s"
+            f"{used}{times}"
+        )
+
+
+def _published_peak() -> float | None:
+    kind = jax.devices()[0].device_kind.lower()
+    return next((chip.products for name, chip in CHIPS.items() if name in kind), None)
+
+
+if __name__ == "__main__":
+    main()

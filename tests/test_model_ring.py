@@ -1,0 +1,82 @@
+"""The ring of projected memory: whatever wraps round it, it gives what memory gives."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiny_models as tiny
+import txl_jax
+from txl_jax.model import ring
+from txl_jax.model.positions import relative_shift
+
+ROWS = 2
+
+
+def run(cfg, mems, lengths, seed=0):
+    """Outputs of segments of these lengths, memory or cache carried, all under one jit each."""
+    core = tiny.compiled(cfg, "core")
+    outs, rng = [], np.random.default_rng(seed)
+    for t in lengths:
+        x = rng.normal(size=(ROWS, t, cfg.d_model)).astype(np.float32)
+        out, mems = core(tiny.variables(cfg), x, mems)
+        outs.append(np.asarray(out))
+    return np.concatenate(outs, axis=1), mems
+
+
+def cached(cfg, mems, seg_len):
+    model = txl_jax.TransformerXL(cfg)
+    return model.apply(tiny.variables(cfg), mems, seg_len=seg_len, method="init_cache")
+
+
+@pytest.mark.parametrize("window", [False, "pytorch", "tf"])
+@pytest.mark.parametrize(("mem_len", "seg_len"), [(6, 3), (7, 3), (5, 4), (3, 5), (5, 1)])
+def test_a_ring_that_wraps_several_times_gives_what_memory_gives(mem_len, seg_len, window):
+    cfg = tiny.config(same_length=window)
+    lengths = [seg_len] * 5
+    want, mems = run(cfg, txl_jax.TransformerXL(cfg).init_mems(ROWS, mem_len), lengths)
+    start = txl_jax.TransformerXL(cfg).init_mems(ROWS, mem_len)
+    got, cache = run(cfg, cached(cfg, start, seg_len), lengths)
+    np.testing.assert_allclose(got, want, atol=1e-5)
+    np.testing.assert_array_equal(cache.filled, mems.filled)
+    again = cached(cfg, mems, seg_len)
+    for n in range(cfg.n_layer):
+        np.testing.assert_allclose(cache.past(n).keys, again.past(n).keys, atol=1e-5)
+        np.testing.assert_allclose(cache.past(n).values, again.past(n).values, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", tiny.WITH_MEMORY)
+def test_shorter_segments_between_full_ones_change_nothing(name):
+    cfg = tiny.config(**tiny.attention(name))
+    lengths = [3, 3, 1, 3, 2, 3, 3]
+    start = txl_jax.TransformerXL(cfg).init_mems(ROWS, 7)
+    want, _ = run(cfg, start, lengths)
+    got, _ = run(cfg, cached(cfg, start, 3), lengths)
+    np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_the_scores_of_slots_are_those_of_keys_in_another_order():
+    rng = np.random.default_rng(0)
+    r, t = 6, 3
+    x = jnp.asarray(rng.normal(size=(2, t, r + t)), jnp.float32)
+    by_key = np.asarray(relative_shift(x))
+    np.testing.assert_array_equal(np.tril(np.asarray(ring._by_key(x, r))), np.tril(by_key[..., r:]))
+    for oldest in (0, 3):
+        got = np.asarray(ring._by_slot(x, jnp.int32(oldest), r))
+        np.testing.assert_array_equal(got, np.roll(by_key[..., :r], oldest, axis=-1))
+
+
+def test_a_donated_ring_is_written_in_place():
+    """The program holds no second ring, though it reads what it overwrites."""
+    cfg = tiny.config(same_length="pytorch")
+    model, mem_len = txl_jax.TransformerXL(cfg), 4096
+    cache = cached(cfg, model.init_mems(1, mem_len), 1)
+    step = lambda cache, x: model.apply(tiny.variables(cfg), x, cache, method="core")
+    x = jnp.zeros((1, 1, cfg.d_model))
+    held: Any = jax.jit(step, donate_argnums=0).lower(cache, x).compile().memory_analysis()
+    of_a_ring = cache.keys[0].size * 4
+    assert held.alias_size_in_bytes >= 2 * cfg.n_layer * of_a_ring
+    scores = cfg.n_head * mem_len * 4
+    assert held.temp_size_in_bytes < of_a_ring + 4 * scores
