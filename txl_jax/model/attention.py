@@ -10,6 +10,7 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model import ring
@@ -35,6 +36,7 @@ class Attention(nn.Module):
     """
 
     cfg: TransformerXLConfig
+    mesh: Mesh | None = None
 
     def setup(self):
         """Declares the projections."""
@@ -92,7 +94,7 @@ class Attention(nn.Module):
             both = (jnp.concatenate(x, axis=2) for x in zip(past, present, strict=True))
             k, val = (self._drop(x, train) for x in both)
             dropped = dropping(self.make_rng("dropout"), c.dropatt) if train and c.dropatt else None
-            gathered = attend(q * scale, k, val, about, visible, dropped, c.kernel)
+            gathered = attend(q * scale, k, val, about, visible, dropped, c.kernel, self.mesh)
         return self._merge(gathered.transpose(1, 2, 0, 3))
 
     def _drop(self, heads: jax.Array, train: bool) -> jax.Array:

@@ -90,7 +90,7 @@ class Block(nn.Module):
     def setup(self):
         """Declares the sub-layers."""
         c = self.cfg
-        self.attention = FORMS[c.attention](c)
+        self.attention = FORMS[c.attention](c, self.mesh)
         self.feed_forward = FeedForward(c)
         self.norm_attention, self.norm_feed_forward = layer_norm(c), layer_norm(c)
         self.drop = dropout(c, c.dropout)

@@ -17,6 +17,7 @@ from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import training_batch, training_feed
 from txl_jax.data.sentences import TrainingStreams, shuffled_streams_of, tokens_of
 from txl_jax.evaluation.evaluate import Evaluator, evaluator_of
+from txl_jax.model.kernels.parity import require_parity
 from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.checkpoint import CheckpointError, Checkpoints
@@ -117,7 +118,8 @@ class _Run:
 
     def compile(self, model, optimizer, abstract: TrainState) -> None:
         """Compiles the step before the clock of training runs."""
-        t = self.exp.train
+        t, c = self.exp.train, self.exp.model
+        require_parity(c.kernel, c.d_head, c.dtype, c.dropatt)
         none = training_batch(self.streams, 0, t.epoch_memory, t.reset_every, slice(0))
         lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()
         shapes = jax.tree.map(

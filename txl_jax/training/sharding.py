@@ -176,7 +176,7 @@ class Placement:
         return self._dividing(axes, shape)
 
     def _dividing(self, axes: tuple[Any, ...], shape: tuple[int, ...]) -> list[Any]:
-        """The mesh axes that cut each axis of a shape, less those whose devices do not divide it."""
+        """The mesh axes that cut each axis of a shape, less those that do not divide it."""
         size = lambda axis: math.prod(self.mesh.shape[a] for a in np.atleast_1d(axis))
         divides = lambda axis, n: axis is not None and n % size(axis) == 0
         return [axis if divides(axis, n) else None for axis, n in zip(axes, shape, strict=False)]

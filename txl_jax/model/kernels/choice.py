@@ -1,13 +1,25 @@
 """One function for attention; which implementation runs is a name."""
 
+import functools
+import importlib
+import math
+from types import ModuleType
+
 import jax
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
 
 from txl_jax.model.kernels import reference, xla
-from txl_jax.model.kernels.dropping import Dropping
+from txl_jax.model.kernels.dropping import ROW, Dropping
 from txl_jax.model.masks import Visible
+from txl_jax.model.mesh import ROWS
 from txl_jax.model.positions import Positions
 
 IMPLEMENTATIONS = ("auto", "reference", "xla", "cudnn", "triton", "pallas_tpu")
+FUSED = {"cudnn": "gpu", "triton": "gpu", "pallas_tpu": "tpu"}
+"""Those that keep nothing to XLA, and the platform that each is for."""
+BEST = {"gpu": "triton", "tpu": "pallas_tpu"}
+"""What ``auto`` takes on a platform, where the form allows it."""
 
 
 def attend(
@@ -18,6 +30,7 @@ def attend(
     visible: Visible,
     dropping: Dropping | None = None,
     implementation: str = "auto",
+    mesh: Mesh | None = None,
 ) -> jax.Array:
     """What each query gathers from the values it may see: [N,B,T,H] in the values' dtype.
 
@@ -29,11 +42,82 @@ def attend(
       visible: who may attend to whom; every query sees at least itself.
       dropping: dropout of the weights.
       implementation: of :data:`IMPLEMENTATIONS`; ``auto``: the best that this form has here.
+      mesh: devices that rows and heads are spread over when compiled.
 
     Raises:
-      ValueError: an implementation that is not for this form, or not there.
+      ValueError: an implementation that is not for this form, or not for these devices.
     """
-    if implementation == "auto":
-        implementation = "xla"
-    function = {"reference": reference.attend, "xla": xla.attend}[implementation]
+    form = (q.shape, k.shape[2], positions, dropping, q.dtype)
+    name = chosen(implementation, form, mesh)
+    if name not in FUSED:
+        function = {"reference": reference, "xla": xla}[name].attend
+        return function(q, k, val, positions, visible, dropping)
+    function = _each_its_own(_module(name).attend, mesh)
     return function(q, k, val, positions, visible, dropping)
+
+
+def chosen(implementation: str, form: tuple, mesh: Mesh | None = None) -> str:
+    """The implementation that runs, not ``auto``.
+
+    Args:
+      implementation: of :data:`IMPLEMENTATIONS`.
+      form: shape of q, K, positions, dropping and dtype.
+      mesh: as in :func:`attend`.
+
+    Raises:
+      ValueError: as :func:`attend`.
+    """
+    platform = _platform(mesh)
+    if implementation == "auto":
+        best, rows = BEST.get(platform), form[0][1]
+        spread = 1 if mesh is None else math.prod(mesh.shape[axis] for axis in ROWS)
+        if best and rows % spread == 0 and _module(best).supports(*form) is None:
+            return best
+        return "xla"
+    if implementation not in FUSED:
+        return implementation
+    if FUSED[implementation] != platform:
+        raise ValueError(
+            f"model.kernel = {implementation!r} is for a {FUSED[implementation]} and this runs on a"
+            f" {platform}: use 'auto' or 'xla'"
+        )
+    refused = _module(implementation).supports(*form)
+    if refused:
+        raise ValueError(
+            f"model.kernel = {implementation!r} is not for this form: {refused}; use 'auto' or"
+            " 'xla'"
+        )
+    return implementation
+
+
+def _platform(mesh: Mesh | None) -> str:
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    return "gpu" if platform in ("cuda", "rocm") else platform
+
+
+@functools.cache
+def _module(name: str) -> ModuleType:
+    """The implementation's module, imported when first needed (it may need other packages)."""
+    return importlib.import_module(f"txl_jax.model.kernels.{name}")
+
+
+def _each_its_own(function, mesh: Mesh | None):
+    """A fused function, run by each device of a mesh on its own heads and rows."""
+    if mesh is None or mesh.size == 1:
+        return function
+    heads, rows, own = (PartitionSpec(*axes) for axes in (("tensor",), (ROWS,), ("tensor", ROWS)))
+
+    def on_a_device(q, k, val, positions, visible, dropping):
+        if dropping is not None:  # the same mask as on one device
+            number = lambda axes: jax.lax.axis_index(axes).astype(np.uint32)
+            first = number("tensor") * q.shape[0] * ROW + number(ROWS) * q.shape[1]
+            dropping = dropping.replace(seed=dropping.seed.at[0].add(first))
+        return function(q, k, val, positions, visible, dropping)
+
+    return jax.shard_map(
+        on_a_device,
+        mesh=mesh,
+        in_specs=(own, own, own, heads, rows, PartitionSpec()),
+        out_specs=own,
+        check_vma=False,
+    )

@@ -31,15 +31,68 @@ def attend(
     size = group_size(t)
     if size >= t:
         return reference.attend(q, k, val, positions, visible, dropping)
-    gathered = []
+    gathered: list[jax.Array] = []
+    zero = jnp.minimum(visible.filled[0], 0)  # which the compiler does not know
     for start in range(0, t, size):
         queries = slice(start, min(start + size, t))
         keys = slice(max(0, m + start - visible.reach), m + queries.stop)
         part = functools.partial(reference.attend_part, queries=queries, keys=keys)
-        own = (q[:, :, queries], k[:, :, keys], val[:, :, keys])
+        asking = q[:, :, queries]
+        if gathered:
+            asking, gathered[-1] = _one_by_one(asking, gathered[-1], zero)
+        own = (asking, k[:, :, keys], val[:, :, keys])
         near = positions.nearest(keys.stop - keys.start)
-        gathered.append(jax.checkpoint(part)(*own, near, visible, dropping))
+        gathered.append(_computed_again(part, (*own, near), (visible, dropping), zero))
     return jnp.concatenate(gathered, axis=2)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _computed_again(function, inputs, others, zero: jax.Array):
+    """``function(*inputs, *others)``; for the gradient of its inputs it is computed again.
+
+    As ``jax.checkpoint``, whose second computation some compilers merge with the first.
+    """
+    return function(*inputs, *others)
+
+
+def _computed_again_forward(function, inputs, others, zero):
+    return function(*inputs, *others), (inputs, others, zero)
+
+
+def _computed_again_backward(function, saved, gradient):
+    (q, *rest), others, zero = saved
+    _, pull = jax.vjp(lambda *x: function(*x, *others), _after(q, gradient, zero), *rest)
+    return pull(gradient), None, None
+
+
+_computed_again.defvjp(_computed_again_forward, _computed_again_backward)
+
+
+@jax.custom_vjp
+def _one_by_one(later: jax.Array, earlier: jax.Array, zero: jax.Array):
+    """Both as they are: ``later`` is known only when ``earlier`` is, its gradient the other way.
+
+    A compiler that begins all groups at once holds the scores of all of them.
+    """
+    return _after(later, earlier, zero), earlier
+
+
+def _one_by_one_forward(later, earlier, zero):
+    return _one_by_one(later, earlier, zero), zero
+
+
+def _one_by_one_backward(zero, gradients):
+    later, earlier = gradients
+    return later, _after(earlier, later, zero), None
+
+
+_one_by_one.defvjp(_one_by_one_forward, _one_by_one_backward)
+
+
+def _after(x: jax.Array, done: jax.Array, zero: jax.Array) -> jax.Array:
+    """``x``, with nothing added to it that is known only when ``done`` is."""
+    element = done[0, 0, 0, 0].astype(jnp.float32)
+    return x + (jax.lax.bitcast_convert_type(element, jnp.int32) & zero).astype(x.dtype)
 
 
 def group_size(seg_len: int) -> int:

@@ -1,0 +1,159 @@
+"""Implementations of attention give what the plain form gives, with the same dropout mask."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_models as tiny
+
+import txl_jax
+from txl_jax.model.kernels import attend, choice, cudnn, dropping, parity, reference, xla
+from txl_jax.model.masks import visible
+from txl_jax.model.positions import Positions
+
+RESET = np.zeros((3, 300), bool)
+RESET[1, 160] = True
+FORMS = {
+    "causal with memory": {},
+    "window": {"window": "pytorch"},
+    "window of TF": {"window": "tf"},
+    "no memory": {"mem_len": 0},
+    "reset": {"reset": RESET},
+    "dropout": {"dropatt": 0.3},
+    "one query": {"seg_len": 1},
+}
+
+
+def both(form, names, dtype=jnp.float32):
+    """Values and gradients of a form by two implementations."""
+    seg_len, mem_len = form.get("seg_len", 300), form.get("mem_len", 90)
+    inputs = parity.random_inputs(2, 3, seg_len, mem_len, 8, dtype)
+    filled = jnp.minimum(jnp.array([mem_len, 0, 40]), mem_len)
+    who = visible(seg_len, filled, mem_len, form.get("window", False), form.get("reset"))
+    rate = form.get("dropatt")
+    dropped = dropping.dropping(jax.random.key(1), rate) if rate else None
+    run = jax.jit(parity.values_and_gradients, static_argnums=0)
+    return [run(functools.partial(attend, implementation=n), inputs, who, dropped) for n in names]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_some_queries_at_a_time_equal_all_at_once(form):
+    some, every = both(FORMS[form], ("xla", "reference"))
+    assert parity.largest_difference(some, every) < 1e-5
+
+
+def test_some_queries_at_a_time_with_learnt_scalars_of_distances():
+    inputs = parity.random_inputs(2, 2, 200, 60, 8, jnp.float32)
+    b = jax.random.normal(jax.random.key(5), (2, 260))
+    inputs = (*inputs[:3], inputs[3].replace(b=b, v=None))
+    who = visible(200, jnp.array([60, 3]), 60, "tf")
+    got, want = (parity.values_and_gradients(f, inputs, who, None) for f in (xla.attend, plain))
+    assert parity.largest_difference(got, want) < 1e-5
+
+
+plain = reference.attend
+
+
+def test_some_queries_at_a_time_hold_less_for_the_gradient():
+    def held(implementation):
+        inputs = parity.random_inputs(2, 1, 1024, 1024, 16, jnp.float32)
+        who = visible(1024, jnp.array([1024]), 1024)
+        run = functools.partial(attend, implementation=implementation)
+        lowered = jax.jit(parity.values_and_gradients, static_argnums=0).lower(
+            run, inputs, who, None
+        )
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    assert held("xla") < held("reference") / 3
+
+
+def test_the_difference_that_training_looks_at_sees_a_wrong_kernel(monkeypatch):
+    assert parity.difference("xla", 8, jnp.float32, dropatt=0.2) < 1e-5
+
+    def slightly_wrong(q, k, val, positions, visible, dropping=None):
+        return plain(q, k, val, positions.replace(r=-positions.r), visible, dropping)
+
+    monkeypatch.setattr(xla, "attend", slightly_wrong)
+    assert parity.difference("xla", 8, jnp.float32) > 0.1
+    monkeypatch.setitem(choice.FUSED, "xla", "cpu")
+    monkeypatch.setattr(xla, "supports", lambda *form: None, raising=False)
+    with pytest.raises(parity.KernelError, match=r"differs.*use --config.model.kernel=xla"):
+        parity.require_parity("xla", 8, "float32", 0.0)
+
+
+def test_dropout_drops_its_share_independently_of_place_and_seed():
+    rate, shape = 0.3, (4, 5, 64, 96)
+    d = dropping.dropping(jax.random.key(0), rate)
+    kept = np.asarray(dropping.kept(d, shape))
+    np.testing.assert_allclose(np.unique(kept), [0, 1 / (1 - rate)], rtol=1e-6)
+    dropped = (kept == 0).astype(float)
+    n, sigma = dropped.size, np.sqrt(rate * (1 - rate))
+    assert abs(dropped.mean() - rate) < 4 * sigma / np.sqrt(n)
+    for axis in range(4):  # neighbours along every axis, and the mean of every line
+        pairs = np.mean((dropped - rate) * (np.roll(dropped, 1, axis) - rate))
+        assert abs(pairs) < 4 * sigma**2 / np.sqrt(n), axis
+        lines = dropped.mean(axis)
+        assert np.abs(lines - rate).max() < 6 * sigma / np.sqrt(shape[axis]), axis
+    other = np.asarray(dropping.kept(dropping.dropping(jax.random.key(1), rate), shape)) == 0
+    assert abs(np.mean((dropped - rate) * (other - rate))) < 4 * sigma**2 / np.sqrt(n)
+    part = dropping.kept(d, (4, 5, 8, 16), query0=16, key0=32)
+    np.testing.assert_array_equal(part, kept[:, :, 16:24, 32:48])
+
+
+def test_attention_dropout_keeps_the_expectation_and_is_off_in_evaluation():
+    inputs = parity.random_inputs(1, 1, 4, 12, 4, jnp.float32)
+    who = visible(4, jnp.array([12]), 12)
+    want = attend(*inputs, who)
+    drawn = jax.vmap(lambda key: attend(*inputs, who, dropping.dropping(key, 0.25)))(
+        jax.random.split(jax.random.key(0), 4000)
+    )
+    error = drawn.std(0) / np.sqrt(4000)
+    assert (np.abs(drawn.mean(0) - want) < 5 * error).all()
+
+
+def test_an_implementation_is_refused_by_name_where_it_cannot_run():
+    inputs = parity.random_inputs(2, 3, 4, 4, 8, jnp.float32)
+    who = visible(4, jnp.array([4, 0, 2]), 4)
+    for name, platform in choice.FUSED.items():
+        with pytest.raises(ValueError, match=f"{name}.*for a {platform}.*runs on a cpu"):
+            attend(*inputs, who, implementation=name)
+
+
+def test_auto_takes_what_the_platform_and_the_form_allow(monkeypatch):
+    r, b = Positions(r=jnp.zeros(())), Positions(r=jnp.zeros(()), b=jnp.zeros(()))
+    form = lambda positions: ((2, 4, 256, 64), 512, positions, None, jnp.bfloat16)
+    assert choice.chosen("auto", form(r)) == "xla"
+    monkeypatch.setattr(choice, "_platform", lambda mesh: "tpu")
+    assert choice.chosen("auto", form(r)) == "pallas_tpu"
+    assert choice.chosen("auto", form(b)) == "xla"
+    with pytest.raises(ValueError, match=r"pallas_tpu.*not for this form.*use 'auto' or 'xla'"):
+        choice.chosen("pallas_tpu", form(b))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, None),
+        ({"dropping": 0.1}, "no dropout"),
+        ({"dtype": "float32"}, "bfloat16 and float16"),
+        ({"q_shape": (2, 3, 64, 41)}, "heads of a multiple of 8"),
+        ({"n_keys": 129}, "even numbers"),
+    ],
+)
+def test_cudnn_says_what_it_does_not_have(change, said):
+    form = {"q_shape": (2, 3, 64, 64), "n_keys": 128, "positions": Positions(), "dropping": None}
+    refused = cudnn.supports(**{**form, "dtype": "bfloat16", **change})
+    assert (refused is None) if said is None else (said in refused)
+
+
+def test_a_model_gives_the_same_by_every_portable_implementation():
+    text = np.asarray(tiny.tokens(tiny.config(), 2, 301))
+    losses = []
+    for kernel in ("reference", "xla"):
+        cfg = tiny.config(same_length="tf", kernel=kernel)
+        mems = txl_jax.TransformerXL(cfg).init_mems(2, 20)
+        apply = tiny.compiled(cfg, "nll")
+        losses.append(apply(tiny.variables(cfg), text[:, :-1], text[:, 1:], mems)[0])
+    np.testing.assert_allclose(*losses, rtol=1e-5)
