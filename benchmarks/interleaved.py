@@ -1,6 +1,7 @@
 """Programs timed in turn, in one run, so that a busy machine slows all of them alike.
 
-A program is a function of no arguments that does its work, waits for the end and gives seconds.
+A program is a function of no arguments that does its work, waits for the end and gives the seconds
+of one unit of it: an update, a segment, a token.
 :class:`Peer` is one in another process, with another Python: the authors' code under PyTorch.
 """
 
@@ -19,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+
+from txl_jax.planning.chips import CHIPS
 
 Program = Callable[[], float]
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -63,6 +66,54 @@ def ratio(slow: list[float], fast: list[float]) -> dict[str, float]:
     return summary([a / b for a, b in zip(slow, fast, strict=True)])
 
 
+def report_of(
+    seconds: Mapping[str, list[float]], tokens: int, needed: float = 0, peak: float | None = None
+) -> dict[str, Any]:
+    """What was measured: of each program its :func:`summary` and tokens a second; ratios to ours.
+
+    Args:
+      seconds: of a unit, by program; ours is ``txl_jax``.
+      tokens: in a unit.
+      needed: operations that a unit of the model needs, for its share of ``peak`` a second.
+      peak: of the machine; ``None``: no share is given.
+    """
+    programs, ratios = {}, {}
+    for name, found in seconds.items():
+        took = summary(found)
+        programs[name] = {**took, "tokens_per_second": tokens / took["median"]}
+        if peak and needed:
+            programs[name]["utilisation"] = needed / took["median"] / peak
+        if name != "txl_jax":
+            ratios[name] = ratio(found, seconds["txl_jax"])
+    return {
+        "machine": machine(),
+        "tokens": tokens,
+        "operations": needed,
+        "peak_memory": peak_memory(),
+        "programs": programs,
+        "ratios": ratios,
+    }
+
+
+def tell(report: dict[str, Any]) -> None:
+    """The figures, a line for each program."""
+    for name, row in report["programs"].items():
+        used = f", {row['utilisation']:.1%} of the peak" if "utilisation" in row else ""
+        times = f"  {report['ratios'][name]['median']:.2f}x" if name in report["ratios"] else ""
+        print(
+            f"{name:<22} {1e3 * row['median']:9.2f} ms ({1e3 * row['lower_quartile']:.2f} to"
+            f" {1e3 * row['upper_quartile']:.2f})  {row['tokens_per_second']:,.0f} tokens/s"
+            f"{used}{times}",
+            flush=True,
+        )
+
+
+def published_peak() -> float | None:
+    """Operations a second in bfloat16, as the device's maker publishes them, if it is known."""
+    kind = jax.devices()[0].device_kind.lower()
+    return next((chip.products for name, chip in CHIPS.items() if name in kind), None)
+
+
 def machine() -> dict[str, Any]:
     """What this runs on, when, and how busy it is."""
     device = jax.devices()[0]
@@ -98,11 +149,12 @@ class Peer:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
         )
+        self._units = job["steps"]
         self.about = self._ask(job)
 
     def __call__(self) -> float:
-        """Seconds of one call of what the job says."""
-        return float(self._ask({})["seconds"])
+        """Seconds of one unit of what the job says."""
+        return float(self._ask({})["seconds"]) / self._units
 
     def close(self) -> None:
         """Ends the process."""

@@ -19,11 +19,10 @@ from benchmarks.interleaved import (
     add_flags,
     changes,
     in_turn,
-    machine,
-    peak_memory,
     peers,
-    ratio,
-    summary,
+    published_peak,
+    report_of,
+    tell,
     timed,
     write,
 )
@@ -32,7 +31,6 @@ from txl_jax.config import ExperimentConfig
 from txl_jax.data.feed import training_batch
 from txl_jax.data.sentences import shuffled_streams_of
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.planning.chips import CHIPS
 from txl_jax.planning.products import of_update
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.sharding import Placement, make_mesh
@@ -58,28 +56,18 @@ def main(argv: list[str] | None = None) -> None:
     with peers(flags, job) as others:
         seconds = in_turn({"txl_jax": ours, **others}, flags.rounds)
         about_others = {name: peer.about for name, peer in others.items()}
-    tokens = flags.steps * exp.train.batch_size * exp.train.seg_len
-    needed = flags.steps * of_update(exp)[0]
-    peak = flags.peak or _published_peak()
-    report: dict[str, Any] = {
+    report = {
+        "benchmark": "train_speed",
         "size": flags.size,
         "settings": changes(flags),
-        "machine": machine(),
         "others": about_others,
-        "tokens_per_round": tokens,
-        "operations_per_round": needed,
-        "peak_memory": peak_memory(),
-        "programs": {},
-        "ratios": {},
+        **report_of(
+            seconds,
+            tokens=exp.train.batch_size * exp.train.seg_len,
+            needed=of_update(exp)[0],
+            peak=flags.peak or published_peak(),
+        ),
     }
-    for name, found in seconds.items():
-        took = summary(found)
-        row = {**took, "tokens_per_second": tokens / took["median"]}
-        if peak:
-            row["utilisation"] = needed / took["median"] / peak
-        report["programs"][name] = row
-        if name != "txl_jax":
-            report["ratios"][name] = ratio(found, seconds["txl_jax"])
     tell(report)
     write(flags.out, report)
 
@@ -110,24 +98,7 @@ def training(exp: ExperimentConfig, steps: int):
             done += 1
         return state.step, metrics
 
-    return lambda: timed(work)
-
-
-def tell(report: dict[str, Any]) -> None:
-    """The figures, a line for each program."""
-    for name, row in report["programs"].items():
-        used = f", {row['utilisation']:.1%} of the peak" if "utilisation" in row else ""
-        times = f"  {report['ratios'][name]['median']:.2f}x" if name in report["ratios"] else ""
-        print(
-            f"{name:<20} {1e3 * row['median']:8.1f} ms ({1e3 * row['lower_quartile']:.1f} to"
-            f" {1e3 * row['upper_quartile']:.1f})  {row['tokens_per_second']:,.0f} tokens/s"
-            f"{used}{times}"
-        )
-
-
-def _published_peak() -> float | None:
-    kind = jax.devices()[0].device_kind.lower()
-    return next((chip.products for name, chip in CHIPS.items() if name in kind), None)
+    return lambda: timed(work) / steps
 
 
 if __name__ == "__main__":

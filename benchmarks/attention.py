@@ -1,0 +1,82 @@
+"""Implementations of attention against one another: time forward and backward, and memory held.
+
+    python -m benchmarks.attention [--implementations=reference,xla] [--lengths=768] [--dtype=…]
+
+For each length T = M, and at the end for ``--keys`` (T as the first length, M = K - T) to see how
+memory grows. Heads, their size and rows are those of enwik8_24l unless said otherwise. Before it
+is timed, an implementation is compared with the plain form (txl_jax/model/kernels/parity.py).
+"""
+
+import argparse
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.interleaved import in_turn, machine, summary, timed, write
+from txl_jax.model.kernels import attend, dropping, parity
+from txl_jax.model.masks import visible
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Compare, measure, print, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("--implementations", default="reference,xla")
+    add("--lengths", default="768")
+    add("--keys", default="", help="more K for the first length, as 4096,8192,16384")
+    add("--heads", type=int, default=8)
+    add("--d-head", type=int, default=128)
+    add("--rows", type=int, default=1)
+    add("--dtype", default="float32", choices=("float32", "bfloat16"))
+    add("--dropatt", type=float, default=0.0)
+    add("--rounds", type=int, default=10)
+    add("--out")
+    flags = parser.parse_args(argv)
+    names = flags.implementations.split(",")
+    lengths = [int(n) for n in flags.lengths.split(",")]
+    cuts = [(n, n) for n in lengths]
+    cuts += [(lengths[0], int(k) - lengths[0]) for k in filter(None, flags.keys.split(","))]
+    differences = {}
+    for name in names:
+        differences[name] = parity.difference(name, flags.d_head, flags.dtype, flags.dropatt)
+        print(f"{name:<12} differs from the plain form by {differences[name]:.2g}", flush=True)
+    rows = []
+    for seg_len, mem_len in cuts:
+        programs, held = {}, {}
+        for name in names:
+            programs[name], held[name] = _program(name, flags, seg_len, mem_len)
+        seconds = in_turn(programs, flags.rounds)
+        for name in names:
+            took = summary(seconds[name])
+            rows.append(
+                {"implementation": name, "seg_len": seg_len, "mem_len": mem_len}
+                | {"seconds": took, "held": held[name]}
+            )
+            print(
+                f"{name:<12} T {seg_len:>5}  K {seg_len + mem_len:>6}  {1e3 * took['median']:9.2f}"
+                f" ms ({1e3 * took['lower_quartile']:.2f} to {1e3 * took['upper_quartile']:.2f})"
+                f"  {held[name] / 2**20:,.1f} MiB held",
+                flush=True,
+            )
+    settings = {k: v for k, v in vars(flags).items() if k != "out"}
+    report = {"benchmark": "attention", "machine": machine(), "settings": settings}
+    write(flags.out, {**report, "differences": differences, "rows": rows})
+
+
+def _program(name: str, flags: Any, seg_len: int, mem_len: int):
+    """Values and gradients of one attention as a program, and the bytes it holds meanwhile."""
+    dtype = jnp.dtype(flags.dtype)
+    inputs = parity.random_inputs(flags.heads, flags.rows, seg_len, mem_len, flags.d_head, dtype)
+    who = visible(seg_len, jnp.full(flags.rows, mem_len), mem_len)
+    dropped = dropping.dropping(jax.random.key(0), flags.dropatt) if flags.dropatt else None
+    run = functools.partial(attend, implementation=name)
+    step = jax.jit(functools.partial(parity.values_and_gradients, run))
+    compiled: Any = step.lower(inputs, who, dropped).compile()
+    held = compiled.memory_analysis().temp_size_in_bytes
+    return lambda: timed(lambda: compiled(inputs, who, dropped)), held
+
+
+if __name__ == "__main__":
+    main()

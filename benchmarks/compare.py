@@ -1,0 +1,69 @@
+"""Fresh figures beside the committed ones: what became slower.
+
+    python -m benchmarks.compare FRESH.json … [--committed=benchmarks/results] [--allowed=0.15]
+
+Files are those of ``--out`` of train_speed, eval_speed and generate_speed. Each fresh ratio to a
+peer is set beside that of the newest committed file of the same benchmark, size, settings and
+device. Ratios are of one run on one machine, so they may be compared where seconds may not. Ends
+with 1 if one fell by more than ``--allowed``.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Compare, print; how many ratios fell too far, at most 1."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("fresh", nargs="+")
+    parser.add_argument("--committed", default=str(RESULTS))
+    parser.add_argument(
+        "--allowed", type=float, default=0.15, help="share that a ratio may fall by"
+    )
+    flags = parser.parse_args(argv)
+    committed = sorted(_reports(pathlib.Path(flags.committed)), key=lambda r: r["machine"]["date"])
+    fell = 0
+    for path in flags.fresh:
+        fresh = json.loads(pathlib.Path(path).read_text())
+        before = [r for r in committed if _what(r) == _what(fresh)]
+        for name, found in fresh["ratios"].items():
+            label = f"{fresh['benchmark']} {fresh['size']} over {name}"
+            known = [r for r in before if name in r["ratios"]]
+            if not known:
+                print(f"{label}: {found['median']:.2f}, nothing committed to compare with")
+                continue
+            old = known[-1]["ratios"][name]["median"]
+            slower = found["median"] < old * (1 - flags.allowed)
+            fell += slower
+            print(
+                f"{label}: {found['median']:.2f}, committed {old:.2f}"
+                f" ({known[-1]['machine']['date'][:10]}){'  SLOWER' if slower else ''}"
+            )
+    return min(fell, 1)
+
+
+def _reports(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
+    for path in folder.rglob("*.json"):
+        report = json.loads(path.read_text())
+        if isinstance(report, dict) and "ratios" in report and "benchmark" in report:
+            yield report
+
+
+def _what(report: dict[str, Any]) -> tuple:
+    device = report["machine"]["device"]
+    return (
+        report["benchmark"],
+        report["size"],
+        json.dumps(report["settings"], sort_keys=True),
+        device,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
