@@ -174,6 +174,31 @@ def test_scoring_is_a_forward_pass():
 def test_a_dispatch_has_the_operations_of_its_updates():
     several = train_program(**{"train.steps_per_dispatch": 4, "train.log_every": 4})
     assert several.flops_model == 4 * train_program().flops_model
+    assert several.flops_device == 4 * train_program().flops_device
+
+
+def test_of_every_device_are_its_rows_rounded_up_and_its_part_of_the_heads():
+    one, eight = (compiled(**{"mesh.data": n}) for n in (1, 8))
+    for name, rows in (("train", B), ("evaluate", 3)):
+        whole = one[name].flops_device
+        assert whole == one[name].flops_model + one[name].flops_again
+        # 1 of the rows, and the projection of positions, which every device makes for itself
+        assert 1 <= eight[name].flops_device / (whole / rows) < 1.7
+    halved = train_program(**{"mesh.tensor": 2})
+    assert halved.flops_device == one["train"].flops_device / 2
+
+
+def test_a_segment_that_is_learnt_from_has_three_passes():
+    learns = compiled(**{"evaluate.dynamic.rule": "sgd"})["evaluate"]
+    assert learns.flops_model == 3 * compiled()["evaluate"].flops_model
+
+
+def test_evaluation_is_of_layers_one_by_one():
+    """As ``load`` gives them: none is in a loop, where the compiler counts it once."""
+    scanned = compiled(**{"model.scan_layers": True})
+    looped, one_by_one = (scanned[name] for name in ("validate", "evaluate"))
+    assert looped.flops_compiler < 0.75 * looped.flops_model
+    assert one_by_one.flops_compiler > 0.9 * one_by_one.flops_model
 
 
 def test_shares_of_clusters_are_the_whole_text():

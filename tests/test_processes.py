@@ -178,13 +178,16 @@ def test_sigterm_to_one_of_two_ends_both_saved_at_the_same_step(tmp_path):
         (("node0:1234", None, 0), "--num_processes=N: missing; the three go together"),
         ((None, 2, None), "--coordinator=HOST:PORT and --process_id=I: missing"),
         (("node0", 2, 0), "--coordinator=node0: must be HOST:PORT, such as node0:12345"),
+        ((":1234", 2, 0), "--coordinator=:1234: must be HOST:PORT"),
         (("node0:0", 2, 0), "must be HOST:PORT"),
         (("node0:70000", 2, 0), "must be HOST:PORT"),
         (("node0:1234", 2, 2), "--process_id=2: must be from 0 to --num_processes - 1 = 1"),
         (("node0:1234", 0, 0), "--process_id=0: must be from 0 to"),
     ],
 )
-def test_flags_that_do_not_go_together_are_refused(flags, text):
+def test_flags_that_do_not_go_together_are_refused(flags, text, monkeypatch):
+    reached = lambda **_: pytest.fail("the network was asked")
+    monkeypatch.setattr(jax.distributed, "initialize", reached)
     with pytest.raises(ConfigError) as caught:
         processes.initialise(True, *flags)
     assert text in str(caught.value)

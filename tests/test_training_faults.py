@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import os
 import random
 import re
@@ -12,6 +13,7 @@ import sys
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_training_checkpoint import at_step, fresh, restore
@@ -23,9 +25,10 @@ from txl_jax import modes
 from txl_jax.evaluation.evaluate import Evaluator
 from txl_jax.lock import LockedError, training_lock
 from txl_jax.training import checkpoint as checkpoint_module
-from txl_jax.training import loop
+from txl_jax.training import loop, seals
+from txl_jax.training import step as step_module
 from txl_jax.training.checkpoint import CheckpointError, Checkpoints
-from txl_jax.training.loop import train
+from txl_jax.training.loop import NonFiniteError, train
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import init_state
 from txl_jax.training.stopping import Stop
@@ -75,12 +78,20 @@ def test_a_save_that_fails_is_an_error_and_the_one_before_it_stays(tmp_path):
     assert int(restore(tmp_path, exp, abstract)[0].step) == 4
 
 
+FULL = {
+    "by its number": OSError(errno.ENOSPC, "Cannot write"),
+    "in words": ValueError("INTERNAL: Error writing d/1: No space left on device [OS error 28]"),
+}
+"""As Python's own calls and as the libraries below Orbax say it."""
+
+
+@pytest.mark.parametrize("error", FULL)
 @pytest.mark.parametrize("when", ["save", "wait_until_finished"])
-def test_a_full_disk_is_called_one_at_once_or_later(tmp_path, monkeypatch, when):
+def test_a_full_disk_is_called_one_at_once_or_later(tmp_path, monkeypatch, when, error):
     exp, state, abstract = fresh(tmp_path)
 
     def full(*_, **__):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise FULL[error]
 
     with Checkpoints(str(tmp_path / "run"), exp.checkpoint) as checkpoints:
         save_and_wait(checkpoints, exp, state, 1)
@@ -110,7 +121,7 @@ def test_a_seal_that_cannot_be_written_is_an_error_and_its_checkpoint_is_used(
 
     with Checkpoints(str(tmp_path / "run"), exp.checkpoint) as checkpoints:
         with monkeypatch.context() as patch:
-            patch.setattr(checkpoint_module, "_hashes", full)
+            patch.setattr(seals, "hashes", full)
             with pytest.raises(CheckpointError) as caught:
                 save_and_wait(checkpoints, exp, state, 1)
         assert "the seal of a checkpoint cannot be written in" in str(caught.value)
@@ -177,10 +188,43 @@ def test_a_run_may_go_on_without_saving_until_there_is_space(tmp_path, capsys):
     assert sorted(os.listdir(tmp_path / "cut" / "checkpoints")) == ["10", "12"]
 
 
-def test_the_last_checkpoint_must_be_written(tmp_path):
+@contextlib.contextmanager
+def refused_at(step):
+    """The save of a step fails at once."""
+    start = Checkpoints._start
+
+    def refused(self, number, *arguments):
+        if number == step:
+            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise self._not_written(f"checkpoint {step}", full)
+        start(self, number, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoints, "_start", refused)
+        yield
+
+
+def test_a_checkpoint_that_was_lost_is_not_said_to_be_kept(tmp_path, monkeypatch):
+    """That of step 6 fails while it is written, that of step 8 at once; step 9 is no number."""
+    changes = {"checkpoint.every": 2, "checkpoint.go_on_without_saving": True}
+    corpus, exp = corpus_and_experiment(tmp_path, **changes)
+    gradient_of = step_module.summed_gradient
+
+    def spoilt(state, *arguments):
+        gradient, *rest = gradient_of(state, *arguments)
+        return jax.tree.map(lambda g: jnp.where(state.step == 8, jnp.nan, g), gradient), *rest
+
+    monkeypatch.setattr(step_module, "summed_gradient", spoilt)
+    kept = pytest.raises(NonFiniteError, match="at step 9; stopped, checkpoint 4 is kept")
+    with refused_at(8), full_at(6), kept:
+        train(exp, corpus, str(tmp_path / "run"), Stop())
+
+
+@pytest.mark.parametrize("failing_at", [full_at, refused_at])
+def test_the_last_checkpoint_must_be_written(tmp_path, failing_at):
     changes = {"checkpoint.every": 4, "checkpoint.go_on_without_saving": True}
     corpus, exp = corpus_and_experiment(tmp_path, **changes)
-    with full_at(12), pytest.raises(CheckpointError, match=r"; checkpoint 8 is intact"):
+    with failing_at(12), pytest.raises(CheckpointError, match=r"; checkpoint 8 is intact"):
         train(exp, corpus, str(tmp_path / "run"), Stop())
     assert train(exp, corpus, str(tmp_path / "run"), Stop()).finished
 
@@ -274,6 +318,15 @@ def before(function, then=sigterm):
     return told
 
 
+def read_lines(workdir):
+    """Of ``metrics.jsonl``; none where there is no such file yet."""
+    path = os.path.join(workdir, "metrics.jsonl")
+    if not os.path.exists(path):
+        return []
+    with open(path, encoding="utf-8") as file:
+        return file.read().splitlines()
+
+
 def after(function):
     """The function, with a signal when it returns."""
 
@@ -310,6 +363,9 @@ def test_sigterm_ends_a_run_saved_with_exit_code_0(whole, moment, monkeypatch, c
         assert modes.train(experiment(whole), workdir, "COMMAND") == 0
     told = capsys.readouterr().err
     assert told.endswith(f"stopped by SIGTERM, {what}; to go on:\n  COMMAND\n")
+    scored = [r["step"] for r in map(json.loads, read_lines(workdir)) if r["kind"] == "valid"]
+    assert scored == ([6, 12] if moment == "reporting" else [])  # what it was at was left
+    assert not {"evaluation.json", "sample.txt"} & set(os.listdir(workdir))
     assert modes.train(experiment(whole), workdir, "") == 0
     assert_same_run(whole, whole / "whole", workdir)
 

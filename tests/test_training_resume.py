@@ -98,6 +98,8 @@ def test_stopped_at_any_step_and_resumed_is_bit_identical(tmp_path, changes):
     for n in (1, 3, 6, 9, 12, 15):
         outcome = train(exp, corpus, str(tmp_path / "cut"), StopAt(n))
         stops += not outcome.finished
+        if step := int(outcome.state.step):  # saved where it stopped, not at the last full four
+            assert (tmp_path / "cut" / "checkpoints" / str(step)).is_dir()
     while not outcome.finished:
         outcome = train(exp, corpus, str(tmp_path / "cut"), Stop())
     assert stops >= 2

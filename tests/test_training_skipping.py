@@ -15,7 +15,7 @@ from txl_jax.training import step as step_module
 from txl_jax.training.loop import NonFiniteError, train, training_streams
 from txl_jax.training.optimizer import RecentNorm, make_optimizer, with_recent_norm
 from txl_jax.training.sharding import Placement, make_mesh
-from txl_jax.training.skipping import SkippedError
+from txl_jax.training.skipping import SkippedError, unless_bad
 from txl_jax.training.state import init_state
 from txl_jax.training.step import compiled_step, train_step
 from txl_jax.training.stopping import Stop
@@ -180,6 +180,12 @@ def test_what_is_not_finite_is_no_spike(folder):
     state = state.replace(opt_state=(recent, *state.opt_state[1:]))
     assert step(state, batches[0])[1]["skipped"] == 1
     assert step(state, spoilt(batches[0]))[1]["skipped"] == 0
+    settings = txl_jax.ExperimentConfig.from_dict({"train": {"skip_spikes": 3.0}}).train
+    for nll_sum, norm in ((1.0, np.inf), (np.inf, 1.0), (1.0, np.nan)):
+        _, skipped = unless_bad(state, state, jnp.float32(nll_sum), jnp.float32(norm), settings)
+        assert not skipped
+    _, skipped = unless_bad(state, state, jnp.float32(1.0), jnp.float32(1.0), settings)
+    assert skipped
 
 
 # --------------------------------------------------------------------------------------

@@ -235,6 +235,14 @@ def test_a_run_reads_memory_that_is_emptied_as_often_as_it_says(folder):
     assert at_2[2] != pytest.approx(never[2], rel=1e-6)
 
 
+def test_the_loop_empties_memory_as_often_as_the_config_says(folder, tmp_path):
+    """Twelve steps of 16 tokens, emptied at the eleventh: two segments are in memory."""
+    changes = {"train.mem_len": 48, "train.epoch_memory": "carry", "model.n_layer": 1}
+    for every, filled in ((0, 48), (5, 32)):
+        done = run(folder, tmp_path / str(every), **changes, **{"train.reset_every": every})
+        assert done.state.mems.filled.tolist() == [filled] * 4
+
+
 # --------------------------------------------------------------------------------------
 # Drawn lengths, and other segments that are padded while the text goes on.
 

@@ -1,5 +1,6 @@
 """Compiled programs kept from one start to the next, so that a resumed run soon goes on."""
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -7,6 +8,9 @@ import re
 from pathlib import Path
 
 import jax
+
+LIMIT = 2 * 2**30
+"""Bytes of programs that are kept from one start to the next."""
 
 
 def keep_compiled_programs() -> None:
@@ -16,9 +20,37 @@ def keep_compiled_programs() -> None:
     ``~/.cache/txl_jax``. ``JAX_COMPILATION_CACHE_DIR`` names another one, and
     ``JAX_ENABLE_COMPILATION_CACHE=false`` keeps none. A folder that cannot be written costs a
     warning of JAX's, not the run.
+
+    Our own folder is brought below :data:`LIMIT` first. JAX's setting for that,
+    ``JAX_COMPILATION_CACHE_MAX_SIZE``, goes before it where it is given; it needs the package
+    filelock, and in a folder that was filled without it nothing more is kept (jax 0.10.2).
     """
-    if jax.config.values["jax_compilation_cache_dir"] is None:
-        jax.config.update("jax_compilation_cache_dir", str(_folder()))
+    if jax.config.values["jax_compilation_cache_dir"] is not None:
+        return
+    folder = _folder()
+    if jax.config.values["jax_compilation_cache_max_size"] == -1:
+        remove_longest_unused(folder, LIMIT)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+
+
+def remove_longest_unused(folder: Path, limit: int) -> None:
+    """Leaves at most ``limit`` bytes of programs, those that were read or written last.
+
+    Others may do the same at the same time. What is not JAX's stays, as does all of a folder that
+    cannot be written. Many disks note no more than the day of a reading.
+    """
+    found = []
+    with contextlib.suppress(OSError):
+        for file in folder.glob("*-cache"):
+            with contextlib.suppress(OSError):  # gone meanwhile
+                about = file.stat()
+                found.append((max(about.st_atime, about.st_mtime), about.st_size, file))
+    kept = 0
+    for _, size, file in sorted(found, reverse=True):
+        kept += size
+        if kept > limit:
+            with contextlib.suppress(OSError):
+                file.unlink()
 
 
 def _folder() -> Path:

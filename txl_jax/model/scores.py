@@ -68,4 +68,5 @@ def softmax_parts(
     largest = functools.reduce(jnp.maximum, (jnp.max(x, axis=-1, keepdims=True) for x in masked))
     largest = jax.lax.stop_gradient(largest)
     weights = tuple(jnp.exp(x - largest) for x in masked)
-    return weights, sum(jnp.sum(x, axis=-1, keepdims=True) for x in weights)
+    total = functools.reduce(jnp.add, (jnp.sum(x, axis=-1, keepdims=True) for x in weights))
+    return weights, total

@@ -4,11 +4,11 @@ Layout, one for every way of running (Orbax writes it, asynchronously and atomic
 
     checkpoints/<step>/params/ optimizer/ mems/   arrays
     checkpoints/<step>/meta/                      format, config, corpus, log window (JSON)
-    checkpoints/<step>/seal.json                  sha256 of every file above
+    checkpoints/<step>/seal.json                  sha256 of every file above (seals.py)
 
-The seal is written right after the commit. A checkpoint whose files do not match it is moved
-aside as ``damaged-<step>``, never deleted, and the one before it is used. One without a seal
-(the process died in between) is complete, and is used as it is.
+A checkpoint whose files do not match its seal is moved aside as ``damaged-<step>``, never
+deleted, and the one before it is used. One without a seal (the process died between commit and
+seal) is complete, and is used as it is.
 
 Of many processes all save and restore, each the parts of arrays that its devices hold, in one
 folder that all see. The first alone writes the seal, decides what is restored, and moves folders.
@@ -16,12 +16,9 @@ folder that all see. The first alone writes the seal, decides what is restored, 
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import shutil
-import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -31,10 +28,10 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
 
 from txl_jax import processes
 from txl_jax.config import CheckpointConfig, differing_keys
+from txl_jax.training.seals import Seals, fault, sealed
 from txl_jax.training.state import TrainState
 
 FORMAT = 1
-_SEAL = "seal.json"
 _METRIC = "valid_loss"
 _REPLACED = "replaced-"
 _UNFINISHED = ".orbax-checkpoint-tmp"
@@ -56,9 +53,7 @@ class Checkpoints:
         self.folder = os.path.abspath(os.path.join(workdir, "checkpoints"))
         self._options = _options(c)
         self._manager: ocp.CheckpointManager | None = None
-        self._seals: list[threading.Thread] = []
-        self._closed = threading.Event()
-        self._unsealed: OSError | None = None
+        self._seals = Seals()
         if c is not None:
             processes.first(self._finish_replacing)
             processes.first(self._clear_unfinished)
@@ -121,11 +116,8 @@ class Checkpoints:
                 f"checkpoint {step} in {self.folder} was not saved: one of the same or a later"
                 " step is there"
             )
-        if not processes.is_first():
-            return
-        thread = threading.Thread(target=self._seal_when_there, args=(step,), daemon=True)
-        thread.start()
-        self._seals.append(thread)
+        if processes.is_first():
+            self._seals.write(self._at(step))
 
     def replace(
         self, step: int, state: TrainState, meta: dict[str, Any], valid_loss: float | None
@@ -133,7 +125,7 @@ class Checkpoints:
         """Saves a step that is there already; the old one goes only when the new one is whole."""
         self.close()
         replaced = os.path.join(self.folder, f"{_REPLACED}{step}")
-        processes.first(lambda: os.rename(os.path.join(self.folder, str(step)), replaced))
+        processes.first(lambda: os.rename(self._at(step), replaced))
         try:
             self.save(step, state, meta, valid_loss)
             self.wait()
@@ -155,16 +147,10 @@ class Checkpoints:
         except Exception as error:  # Orbax raises what its threads met, of any type
             raise self._not_written("a checkpoint", error) from error
         finally:
-            self._join_seals()
-        if self._unsealed is not None:
-            unsealed, self._unsealed = self._unsealed, None
+            self._seals.join()
+        unsealed = self._seals.error()
+        if unsealed is not None:
             raise self._not_written("the seal of a checkpoint", unsealed) from unsealed
-
-    def _join_seals(self) -> None:
-        self._closed.set()
-        for thread in self._seals:
-            thread.join()
-        self._seals, self._closed = [], threading.Event()
 
     def _not_written(self, what: str, error: Exception) -> CheckpointError:
         """The error of a failed save, once what it left is gone and a new one could be tried."""
@@ -217,7 +203,7 @@ class Checkpoints:
                 failed = error
             if not processes.failing(failed is not None):
                 return state, meta
-            if processes.first(lambda: self._sealed(step)):  # noqa: B023  (called at once)
+            if processes.first(lambda: sealed(self._at(step))):  # noqa: B023  (called at once)
                 raise CheckpointError(
                     f"checkpoint {step} in {self.folder} is intact but does not fit this"
                     f" program: {failed or 'another process cannot read it'}"
@@ -261,7 +247,7 @@ class Checkpoints:
 
     def valid_loss(self, step: int) -> float | None:
         """Validation loss in nats that was saved with a step; ``None`` where not measured."""
-        path = os.path.join(self.folder, str(step), "metrics", "metrics")
+        path = os.path.join(self._at(step), "metrics", "metrics")
         try:
             with open(path, encoding="utf-8") as file:
                 value = float(json.load(file)[_METRIC])
@@ -287,17 +273,17 @@ class Checkpoints:
         return TrainState(number, got["params"], got["optimizer"], mems)
 
     def _meta_if_intact(self, step: int) -> dict[str, Any] | None:
-        fault = processes.first(lambda: self._fault(step))
-        if fault is None:
-            meta, fault = processes.first(lambda: self._read_meta(step))
-            if fault is None:
+        wrong = processes.first(lambda: fault(self._at(step)))
+        if wrong is None:
+            meta, wrong = processes.first(lambda: self._read_meta(step))
+            if wrong is None:
                 return meta
-        self._set_aside(step, fault)
+        self._set_aside(step, wrong)
         return None
 
     def _read_meta(self, step: int) -> tuple[dict[str, Any], str | None]:
         """What stands in ``meta``, or what is wrong with it."""
-        path = os.path.join(self.folder, str(step), "meta", "metadata")
+        path = os.path.join(self._at(step), "meta", "metadata")
         try:
             with open(path, encoding="utf-8") as file:
                 return dict(json.load(file)), None
@@ -305,47 +291,30 @@ class Checkpoints:
             return {}, f"has no readable meta ({type(error).__name__})"
 
     def _refuse_damaged(self, step: int) -> None:
-        fault = processes.first(lambda: self._fault(step))
-        if fault is not None:
+        wrong = processes.first(lambda: fault(self._at(step)))
+        if wrong is not None:
             raise CheckpointError(
-                f"checkpoint {step} in {self.folder} {fault}; resume training to fall back to the"
+                f"checkpoint {step} in {self.folder} {wrong}; resume training to fall back to the"
                 " one before it, or name another step"
             )
 
-    def _fault(self, step: int) -> str | None:
-        """What is wrong with a checkpoint's files, or None."""
-        folder = os.path.join(self.folder, str(step))
-        if not os.path.exists(os.path.join(folder, "meta")):
-            return "is incomplete (it has no meta)"
-        if not self._sealed(step):
-            described = os.path.exists(os.path.join(folder, "params", "_METADATA"))
-            return None if described else "is incomplete (it has no params/_METADATA)"
-        with open(os.path.join(folder, _SEAL), encoding="utf-8") as file:
-            try:
-                expected = json.load(file)
-            except ValueError:
-                return f"has a damaged {_SEAL}"
-        found = _hashes(folder)
-        wrong = sorted(k for k in expected if found.get(k) != expected[k])
-        return f"is damaged ({wrong[0]} does not match its hash)" if wrong else None
+    def _at(self, step: int) -> str:
+        return os.path.join(self.folder, str(step))
 
-    def _sealed(self, step: int) -> bool:
-        return os.path.exists(os.path.join(self.folder, str(step), _SEAL))
-
-    def _set_aside(self, step: int, fault: str) -> None:
+    def _set_aside(self, step: int, wrong: str) -> None:
         if self._manager is not None:
             self._manager.close()
             self._manager = None
-        processes.first(lambda: self._move_aside(step, fault))
+        processes.first(lambda: self._move_aside(step, wrong))
 
-    def _move_aside(self, step: int, fault: str) -> None:
+    def _move_aside(self, step: int, wrong: str) -> None:
         name, count = f"damaged-{step}", 1
         while os.path.exists(os.path.join(self.folder, name)):
             count += 1
             name = f"damaged-{step}-{count}"
-        os.rename(os.path.join(self.folder, str(step)), os.path.join(self.folder, name))
+        os.rename(self._at(step), os.path.join(self.folder, name))
         print(
-            f"checkpoint {step} {fault}; moved aside to checkpoints/{name}, falling back to the"
+            f"checkpoint {step} {wrong}; moved aside to checkpoints/{name}, falling back to the"
             " one before it",
             flush=True,
         )
@@ -365,24 +334,6 @@ class Checkpoints:
         for name in os.listdir(self.folder) if os.path.isdir(self.folder) else []:
             if _UNFINISHED in name:
                 shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
-
-    def _seal_when_there(self, step: int) -> None:
-        folder = os.path.join(self.folder, str(step))
-        while not os.path.isdir(folder):
-            if self._closed.is_set():  # Orbax has finished: there now, or never
-                break
-            time.sleep(0.02)
-        try:
-            seal = os.path.join(folder, _SEAL)
-            with open(seal + ".tmp", "w", encoding="utf-8") as file:
-                json.dump(_hashes(folder), file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(seal + ".tmp", seal)
-        except FileNotFoundError:
-            pass  # removed meanwhile as no longer among the newest or best
-        except OSError as error:
-            self._unsealed = error
 
 
 class _Manager(ocp.CheckpointManager):
@@ -438,17 +389,3 @@ def _reason(error: Exception) -> str:
     if getattr(error, "errno", None) in full or any(text in str(error) for text in texts):
         return "the disk is full"
     return f"{type(error).__name__}: {error}"
-
-
-def _hashes(folder: str) -> dict[str, str]:
-    """sha256 of every file below a checkpoint's folder, by relative path."""
-    found = {}
-    for root, _, names in os.walk(folder):
-        for name in names:
-            if name.startswith(_SEAL):
-                continue
-            path = os.path.join(root, name)
-            with open(path, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            found[os.path.relpath(path, folder)] = digest
-    return found
