@@ -1,0 +1,399 @@
+"""Attention fused for TPUs: tiles of scores live in on-chip memory only, forward and backward.
+
+T x K scores are cut into square tiles of S x S. A tile at query i0 and key j0 needs the distances
+M+i-j of its cells, which are rows T-1-i+j of r: 2S-1 neighbours, a window of r that moves by one
+tile along keys and back by one along queries, so that all tiles of a diagonal share a window. The
+position term is the product with the whole window, each of its rows moved left to its place
+(relative_shift of a tile). For S = 3, window columns w (w = 5 is never used):
+
+    product qv . window          skewed: row i moved left by S-1-i
+      0 1 2 3 4 5                  2 3 4
+      0 1 2 3 4 5          ->      1 2 3
+      0 1 2 3 4 5                  0 1 2
+
+The move is one strided roll; its transpose, which the gradient needs, is log2(S) rolls, each of
+those rows that have this bit in their shift. Front padding of r puts windows on multiples of S: a
+window is two neighbouring blocks of r, and nothing is sliced at a place that only runs know.
+
+Softmax is taken tile by tile with a running maximum (Dao et al. 2022, FlashAttention); the forward
+pass keeps the result and the logarithm of each softmax's denominator. The gradient computes each
+tile once more and adds to those of queries, keys, values and r, which stay in on-chip memory
+meanwhile. Tiles that no query sees (causality, window, empty memory) are not even read.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from txl_jax.model.kernels.dropping import ROW, Dropping, bits
+from txl_jax.model.masks import Visible
+from txl_jax.model.positions import Positions
+
+LANES = 128
+MOST_SUMMED = 16 * 2**20
+"""Bytes of the gradients of one head's keys, values and r, in on-chip memory while summed."""
+_WORKING = 24 * 2**20
+_UNSEEN = -0.7 * float(np.finfo(np.float32).max)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiles:
+    """How T x K scores are cut, and what is static about who sees whom.
+
+    Attributes:
+      size: S, queries and keys of a tile.
+      seg_len, mem_len, reach: of :class:`~txl_jax.model.masks.Visible`.
+      rate: of dropout, ``None`` without.
+    """
+
+    size: int
+    seg_len: int
+    mem_len: int
+    reach: int
+    rate: float | None
+
+    @property
+    def n_q(self) -> int:
+        """Tiles along queries."""
+        return -(-self.seg_len // self.size)
+
+    @property
+    def n_k(self) -> int:
+        """Tiles along keys."""
+        return -(-(self.mem_len + self.seg_len) // self.size)
+
+    @property
+    def r_rows(self) -> int:
+        """Rows of r with its padding."""
+        return (self.n_q + self.n_k) * self.size
+
+    def summed(self, h: int) -> int:
+        """Bytes of the gradients of one head's keys, values and r; registers are of 128 numbers."""
+        rows = 2 * self.n_k * self.size + self.r_rows
+        return rows * -(-h // LANES) * LANES * 4
+
+    def spans(self, filled: jax.Array) -> tuple[jax.Array, jax.Array, int]:
+        """First and last tile of keys that each tile of queries sees, and how many at most.
+
+        The first depends on how much of a row's memory is filled: int32 [B * n_q]; the last does
+        not: int32 [n_q].
+        """
+        start = self.mem_len + self.size * np.arange(self.n_q)
+        first = np.maximum(start - self.reach, 0) // self.size
+        last = np.minimum((start + self.size - 1) // self.size, self.n_k - 1)
+        firsts = jnp.maximum(first, (self.mem_len - filled[:, None]) // self.size)
+        as_int = lambda x: jnp.asarray(x, jnp.int32).ravel()
+        return as_int(firsts), as_int(last), int(np.max(last - first)) + 1
+
+
+def tile_size(seg_len: int) -> int:
+    """S: 256 unless 128 pads less."""
+    return 2 * LANES if -(-seg_len // LANES) % 2 == 0 else LANES
+
+
+def supports(q_shape, n_keys: int, positions: Positions, dropping, dtype) -> str | None:
+    """``None`` if :func:`attend` computes this form (q_shape: [N,B,T,H]), else why not."""
+    if positions.r is None:
+        return "it is for attention with vectors of distances (r), and this form has none"
+    if positions.b is not None:
+        return "it has no learnt scalars of distances (b)"
+    if jnp.dtype(dtype) not in (jnp.float32, jnp.bfloat16):
+        return f"it is for float32 and bfloat16, not {jnp.dtype(dtype).name}"
+    t, h = q_shape[2:]
+    if Tiles(tile_size(t), t, n_keys - t, n_keys - 1, None).summed(h) > MOST_SUMMED:
+        return f"gradients of {n_keys} keys of {h} numbers are more than fit on the chip"
+    return None
+
+
+def attend(
+    q: jax.Array,
+    k: jax.Array,
+    val: jax.Array,
+    positions: Positions,
+    visible: Visible,
+    dropping: Dropping | None = None,
+    *,
+    tile: int | None = None,
+    interpret: bool | pltpu.InterpretParams = False,
+) -> jax.Array:
+    """See :func:`txl_jax.model.kernels.choice.attend`; has a gradient, which has none itself.
+
+    Args:
+      q, k, val, positions, visible, dropping: as there.
+      tile: S, a multiple of 128 on a TPU; ``None``: :func:`tile_size`.
+      interpret: run the kernel's operations one by one on any device, slowly; with parameters, a
+        TPU's memories as well.
+
+    Raises:
+      ValueError: what :func:`supports` names.
+    """
+    reason = supports(q.shape, k.shape[2], positions, dropping, q.dtype)
+    if reason is not None:
+        raise ValueError(f"kernel 'pallas_tpu': {reason}")
+    t, m, size = visible.seg_len, visible.mem_len, tile or tile_size(visible.seg_len)
+    rate, seed = (dropping.rate, dropping.seed) if dropping else (None, jnp.zeros(2, jnp.uint32))
+    tiles = Tiles(size, t, m, visible.reach, rate)
+    more_t, more_k = tiles.n_q * size - t, tiles.n_k * size - (m + t)
+    biased = lambda x: q if x is None else (q + x[:, None, None, :]).astype(q.dtype)
+    queries = [_pad(biased(x), 2, 0, more_t) for x in (positions.u, positions.v)]
+    keys = [_pad(x.astype(q.dtype), 2, 0, more_k) for x in (k, val)]
+    assert positions.r is not None
+    r = positions.r.astype(q.dtype)
+    r = _pad(r, 1, more_t, tiles.r_rows - more_t - r.shape[1])
+    episodes = None
+    if visible.episode is not None:
+        own = visible.episode[:, None]
+        episodes = _pad(own, 2, 0, more_t), _pad(own, 2, m, more_k)
+    masks = (visible.filled, seed, episodes)
+    return _fused(*queries, *keys, r, masks, tiles, interpret)[:, :, :t].astype(val.dtype)
+
+
+def _pad(x: jax.Array, axis: int, before: int, after: int) -> jax.Array:
+    return jnp.pad(x, [(before, after) if a == axis else (0, 0) for a in range(x.ndim)])
+
+
+class _Inputs(NamedTuple):
+    """What kernels read: padded arrays; in a kernel, the parts of a tile."""
+
+    qu: Any  # q + u and q + v: [N,B,T,H]; of a tile [S,H]
+    qv: Any
+    k: Any  # [N,B,K,H]; [S,H]
+    val: Any
+    r: Any  # twice the array [N,R,H]; a window's two blocks, [S,H] each
+    episodes: Any  # of queries [B,1,T] and of keys [B,1,K]; [1,S]; or None
+    dout: Any = None  # for gradients, that of the result: [N,B,T,H]; [S,H]
+    lse: Any = None  # logarithm of the softmax's denominator: [N,B,1,T]; [1,S]
+    delta: Any = None  # sum of dout * out: [N,B,1,T]; [1,S]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
+def _fused(qu, qv, k, val, r, masks, tiles: Tiles, interpret) -> jax.Array:
+    """Attention of padded arrays; ``masks``: filled, seed, episodes."""
+    return _forward(qu, qv, k, val, r, masks, tiles, interpret)[0]
+
+
+def _forward(qu, qv, k, val, r, masks, tiles: Tiles, interpret):
+    """The result and what the gradient needs."""
+    *scalars, episodes = masks
+    inputs = _Inputs(qu, qv, k, val, (r, r), episodes)
+    row = jax.ShapeDtypeStruct((*qu.shape[:2], 1, qu.shape[2]), jnp.float32)
+    outputs, scratch = [("nbi0", qu), ("nb0i", row)], (1, 1, qu.shape[3])
+    out, lse = _call(_forward_kernel, tiles, interpret, scalars, inputs, outputs, scratch)
+    return out, (inputs, scalars, out, lse)
+
+
+def _backward(tiles: Tiles, interpret, saved, dout):
+    """Gradients of the five arrays."""
+    inputs, scalars, out, lse = saved
+    delta = jnp.sum(dout.astype(jnp.float32) * out.astype(jnp.float32), axis=3)[:, :, None]
+    inputs = inputs._replace(dout=dout, lse=lse, delta=delta)
+    of = (inputs.qu, inputs.qv, inputs.k, inputs.val, inputs.r[0])
+    sums = [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in of]
+    outputs = list(zip(("nbi0", "nbi0", "nb00", "nb00", "n00"), sums, strict=True))
+    gradients = _call(_backward_kernel, tiles, interpret, scalars, inputs, outputs)
+    return *(g.astype(x.dtype) for g, x in zip(gradients, of, strict=True)), None
+
+
+_fused.defvjp(_forward, _backward)
+
+
+def _call(kernel, tiles: Tiles, interpret, scalars, inputs: _Inputs, outputs, scratch=()):
+    """Runs a kernel over the tiles that anyone sees.
+
+    Grid: heads N, rows B, tiles of queries, and for each the tiles of keys that it sees, one after
+    the other. Where the block of an array lies is written in letters, one for each axis: ``n`` at
+    the head, ``b`` the row, ``i`` the tile of queries, ``j`` that of keys, ``w`` and ``x`` the two
+    of the window; ``0``: it has the whole axis.
+
+    Args:
+      scalars: filled [B] and seed [2].
+      outputs: pairs of where blocks lie and the array's shape.
+      scratch: widths w of float32 [S,w] that stay while the first three places of the grid do.
+    """
+    n, b, _, h = inputs.qu.shape
+    firsts, lasts, steps = tiles.spans(scalars[0])
+
+    def blocks(places: str, shape):
+        def index(n, b, i, step, filled, seed, firsts, lasts):
+            # Steps after the last stay at it, and nothing is read again.
+            j = jnp.minimum(firsts[b * tiles.n_q + i] + step, lasts[i])
+            w = tiles.n_q - 1 - i + j
+            at = {"n": n, "b": b, "i": i, "j": j, "w": w, "x": w + 1, "0": 0}
+            return tuple(at[place] for place in places)
+
+        size = {"n": None, "b": None} | dict.fromkeys("ijwx", tiles.size)
+        sizes = [size.get(place, full) for place, full in zip(places, shape, strict=True)]
+        return pl.BlockSpec(sizes, index)
+
+    places = _Inputs(
+        "nbi0", "nbi0", "nbj0", "nbj0", ("nw0", "nx0"), inputs.episodes and ("b0i", "b0j"),
+        *(("nbi0", "nb0i", "nb0i") if inputs.dout is not None else ()),
+    )  # fmt: skip
+
+    def body(filled, seed, firsts, lasts, x, *refs):
+        kernel(_Tile(tiles, steps, filled, seed, firsts, lasts, x), x, *refs)
+
+    return pl.pallas_call(
+        body,
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in outputs],
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=4,
+            grid=(n, b, tiles.n_q, steps),
+            in_specs=[jax.tree.map(lambda place, x: blocks(place, x.shape), places, inputs)],
+            out_specs=[blocks(place, x.shape) for place, x in outputs],
+            scratch_shapes=[pltpu.VMEM((tiles.size, w), jnp.float32) for w in scratch],
+        ),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary", "arbitrary", "arbitrary"),
+            vmem_limit_bytes=_WORKING + 2 * tiles.summed(h),
+        ),
+        interpret=interpret,
+    )(*scalars, firsts, lasts, inputs)
+
+
+def _forward_kernel(at: "_Tile", x: _Inputs, out, lse, largest, total, acc):
+    _fill(at.begins, _UNSEEN, largest)
+    _fill(at.begins, 0.0, total, acc)
+
+    @pl.when(at.seen)
+    def _():
+        allowed = at.allowed()
+        scores = jnp.where(allowed, at.scores(), _UNSEEN)
+        before = largest[...]
+        now = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
+        weights = jnp.where(allowed, jnp.exp(scores - now), 0.0)
+        shrink = jnp.exp(before - now)
+        largest[...] = now
+        total[...] = total[...] * shrink + jnp.sum(weights, axis=1, keepdims=True)
+        dropped = (weights * at.kept()).astype(x.val.dtype)
+        acc[...] = acc[...] * shrink + _product(dropped, x.val[...], 1, 0)
+
+    @pl.when(at.ends)
+    def _():
+        denominator = jnp.where(total[...] == 0.0, 1.0, total[...])  # queries of the padding
+        out[...] = (acc[...] / denominator).astype(out.dtype)
+        # As a row; TPUs transpose whole registers.
+        column = largest[...] + jnp.log(denominator)
+        lse[...] = jnp.broadcast_to(column, (len(column), LANES)).T[:1]
+
+
+def _backward_kernel(at: "_Tile", x: _Inputs, dqu, dqv, dk, dval, dr):
+    _fill(at.begins, 0.0, dqu, dqv)
+    _fill(at.begins_row, 0.0, dk, dval)
+    _fill(at.begins_head, 0.0, dr)
+
+    @pl.when(at.seen)
+    def _():
+        weights, dscores = at.again()
+        size, dtype = at.tiles.size, x.k.dtype
+        rows = lambda block: pl.ds(pl.multiple_of(block * size, size), size)
+        dwindow, dscores = _unskew(dscores).astype(dtype), dscores.astype(dtype)
+        dqu[...] += _product(dscores, x.k[...], 1, 0)
+        dk[rows(at.j), :] += _product(dscores, x.qu[...], 0, 0)
+        dval[rows(at.j), :] += _product(weights.astype(dtype), x.dout[...], 0, 0)
+        for half in (0, 1):
+            part = dwindow[:, half * size : (half + 1) * size]
+            dqv[...] += _product(part, x.r[half][...], 1, 0)
+            dr[rows(at.window + half), :] += _product(part, x.qv[...], 0, 0)
+
+
+class _Tile:
+    """Where a kernel is, and what it computes there.
+
+    Attributes:
+      begins, ends: the first and the last step for this tile of queries.
+      begins_row, begins_head: the first step for this row of the batch, for this head.
+      seen: whether anyone sees this tile.
+      query, key: indices [S,1] and [1,S].
+      j, window: tile of keys; which block of r is the first of the two.
+    """
+
+    def __init__(self, tiles: Tiles, steps: int, filled, seed, firsts, lasts, x: _Inputs):
+        head, row, i, step = (pl.program_id(axis) for axis in range(4))
+        self.tiles, self.seed, self.x = tiles, seed, x
+        self.begins, self.ends = step == 0, step == steps - 1
+        self.begins_row = i + step == 0
+        self.begins_head = row + i + step == 0
+        self.j = firsts[row * tiles.n_q + i] + step
+        self.seen = self.j <= lasts[i]
+        s = tiles.size
+        self.query = i * s + lax.broadcasted_iota(jnp.int32, (s, 1), 0)
+        self.key = self.j * s + lax.broadcasted_iota(jnp.int32, (1, s), 1)
+        self.window = tiles.n_q - 1 - i + self.j
+        self.line = head * ROW + row
+        self.oldest = tiles.mem_len - filled[row]
+
+    def allowed(self) -> jax.Array:
+        """That of :meth:`Visible.allowed`: bool [S,S]."""
+        distance = self.tiles.mem_len + self.query - self.key
+        seen = (distance >= 0) & (distance <= self.tiles.reach) & (self.key >= self.oldest)
+        if self.x.episodes is None:
+            return seen
+        of_queries, of_keys = self.x.episodes
+        return seen & (_column(of_queries[...]) == of_keys[...])
+
+    def kept(self) -> jax.Array | float:
+        """That of :func:`txl_jax.model.kernels.dropping.kept`: [S,S]."""
+        if self.tiles.rate is None:
+            return 1.0
+        d = Dropping(self.seed, self.tiles.rate)
+        places = (x.astype(jnp.uint32) for x in (self.line, self.query, self.key))
+        drawn = bits(d.seed[0], d.seed[1], *places)
+        return jnp.where(drawn >= jnp.uint32(d.threshold), 1.0 / (1.0 - d.rate), 0.0)
+
+    def scores(self) -> jax.Array:
+        """Content, and position moved into place: [S,S]."""
+        x = self.x
+        position = jnp.concatenate([_product(x.qv[...], r[...], 1, 1) for r in x.r], axis=1)
+        return _product(x.qu[...], x.k[...], 1, 1) + _skew(position)
+
+    def again(self) -> tuple[jax.Array, jax.Array]:
+        """Weights after dropout, and the gradient of scores: [S,S] both."""
+        x, kept = self.x, self.kept()
+        scores = self.scores() - _column(x.lse[...])
+        weights = jnp.where(self.allowed(), jnp.exp(scores), 0.0)
+        dweights = _product(x.dout[...], x.val[...], 1, 1) * kept
+        return weights * kept, weights * (dweights - _column(x.delta[...]))
+
+
+def _fill(when, value: float, *refs) -> None:
+    @pl.when(when)
+    def _():
+        for ref in refs:
+            ref[...] = jnp.full_like(ref, value)
+
+
+def _skew(x: jax.Array) -> jax.Array:
+    """[S,2S] of the window to [S,S] of keys: row i moved left by S-1-i."""
+    size, width = x.shape
+    return pltpu.roll(x, width - (size - 1), 1, stride=1, stride_axis=0)[:, :size]
+
+
+def _unskew(x: jax.Array) -> jax.Array:
+    """The transpose of :func:`_skew`: row i moved right by S-1-i, zeros around it."""
+    size = len(x)
+    x = jnp.concatenate([x, jnp.zeros_like(x)], axis=1)
+    shift = (size - 1) - lax.broadcasted_iota(jnp.int32, x.shape, 0)
+    bit = 1
+    while bit < size:
+        x = jnp.where((shift & bit) != 0, pltpu.roll(x, bit, 1), x)
+        bit *= 2
+    return x
+
+
+def _product(a: jax.Array, b: jax.Array, of_a: int, of_b: int) -> jax.Array:
+    """Product over an axis of each, in float32."""
+    axes = (((of_a,), (of_b,)), ((), ()))
+    return lax.dot_general(a, b, axes, preferred_element_type=jnp.float32)
+
+
+def _column(row: jax.Array) -> jax.Array:
+    """[1,S] as [S,1]; TPUs transpose whole registers."""
+    return jnp.broadcast_to(row, (LANES, row.shape[1])).T[:, :1]
