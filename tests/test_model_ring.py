@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 import tiny_models as tiny
+
 import txl_jax
 from txl_jax.model import ring
 from txl_jax.model.positions import relative_shift

@@ -24,7 +24,7 @@ from txl_jax.planning.prediction import predicted
 from txl_jax.planning.topology import PlanningError, accelerator_type, devices_of
 from txl_jax.planning.vocabulary import size_of, with_known_size
 from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.sharding import Placement, donates
+from txl_jax.training.sharding import Placement
 from txl_jax.training.state import init_state
 from txl_jax.training.step import compiled_step
 
@@ -129,15 +129,6 @@ def test_arguments_are_the_state_and_what_is_beside_validation_its_rest():
 def test_parameters_over_fsdp_are_held_in_parts():
     whole, cut = (train_program(**mesh).held for mesh in ({"mesh.data": 8}, {"mesh.fsdp": 8}))
     assert cut.arguments < 0.3 * whole.arguments
-
-
-def test_nothing_is_donated_on_a_cpu_only():
-    class Elsewhere:
-        platform = "tpu"
-
-    assert not donates(ahead.mesh_of(experiment(), jax.devices()))
-    mesh = type("Mesh", (), {"devices": np.array([Elsewhere()])})()
-    assert donates(mesh)
 
 
 # --------------------------------------------------------------------------------------

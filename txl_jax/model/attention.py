@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model import ring
+from txl_jax.model.dropout import Dropout
 from txl_jax.model.kernels import attend
 from txl_jax.model.kernels.dropping import dropping
 from txl_jax.model.masks import Visible
@@ -47,7 +48,7 @@ class Attention(nn.Module):
         self.key = self.param("key", init, heads)
         self.value = self.param("value", init, heads)
         self.output = self.param("output", init, (c.n_head, c.d_head, c.d_model))
-        self.drop_heads = nn.Dropout(c.dropout_qkv, broadcast_dims=(2,))
+        self.drop_heads = Dropout(c.dropout_qkv, shared=(2,))
 
     def positions(self, n_keys: int, encodings, u, v, train: bool = False) -> Positions:
         """What positions add to the scores, for the distances n_keys - 1 .. 0.
@@ -98,7 +99,7 @@ class Attention(nn.Module):
         return self._merge(gathered.transpose(1, 2, 0, 3))
 
     def _drop(self, heads: jax.Array, train: bool) -> jax.Array:
-        return self.drop_heads(heads, deterministic=not train)
+        return self.drop_heads(heads, train)
 
     def _heads(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
         """Projection of x [B,S,D] to heads [N,B,S,H], as one flat matrix product."""
@@ -116,7 +117,7 @@ class Attention(nn.Module):
     def _project_encodings(self, encodings: jax.Array, kernel: jax.Array, train: bool) -> jax.Array:
         """Projection of encodings [K,D] to [N,K,H], with the heads' own dropout."""
         heads = self._heads(encodings[None], kernel)
-        return self.drop_heads(heads, deterministic=not train)[:, 0]
+        return self.drop_heads(heads, train)[:, 0]
 
 
 class RelativeAttention(Attention):

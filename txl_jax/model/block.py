@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model.attention import KeysValues
+from txl_jax.model.dropout import Dropout
 from txl_jax.model.masks import Visible
 from txl_jax.model.mesh import spread_rows
 from txl_jax.model.positions import Positions
@@ -26,9 +27,9 @@ def layer_norm(cfg: TransformerXLConfig) -> nn.LayerNorm:
     )
 
 
-def dropout(cfg: TransformerXLConfig, rate: float) -> nn.Dropout:
+def dropout(cfg: TransformerXLConfig, rate: float) -> Dropout:
     """Dropout of [B,T,...]; ``locked``: one mask for all positions of a row."""
-    return nn.Dropout(rate, broadcast_dims=(1,) if cfg.dropout_mask == "locked" else ())
+    return Dropout(rate, shared=(1,) if cfg.dropout_mask == "locked" else ())
 
 
 class FeedForward(nn.Module):
@@ -43,9 +44,9 @@ class FeedForward(nn.Module):
         init = nn.initializers.normal(c.init_std)
         b, t, d = h.shape
         x = nn.Dense(c.d_inner, dtype=c.dtype, kernel_init=init, name="inner")(h.reshape(-1, d))
-        x = dropout(c, c.dropout)(nn.relu(x).reshape(b, t, -1), deterministic=not train)
+        x = dropout(c, c.dropout)(nn.relu(x).reshape(b, t, -1), train)
         x = nn.Dense(c.d_model, dtype=c.dtype, kernel_init=init, name="outer")(x.reshape(b * t, -1))
-        return dropout(c, c.dropout)(x.reshape(b, t, d), deterministic=not train)
+        return dropout(c, c.dropout)(x.reshape(b, t, d), train)
 
 
 class OfLayer(flax.struct.PyTreeNode):
@@ -138,7 +139,7 @@ class Block(nn.Module):
         if c.attention == "absolute_per_layer":
             row = self.table.shape[0] - 1 - places
             h = h + jnp.asarray(self.table)[row].astype(h.dtype)
-        drop = lambda x: self.drop(x, deterministic=not train)
+        drop = lambda x: self.drop(x, train)
         attend = lambda asking, present: self.attention(
             asking, present, past, positions, visible, train
         )

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from txl_jax.model import ring
 from txl_jax.model.attention import KeysValues
 from txl_jax.model.positions import Positions
+from txl_jax.ordering import zero_after
 
 
 class Memory(flax.struct.PyTreeNode):
@@ -149,14 +150,16 @@ def update_cache(
 ) -> Cache:
     """The last M of what is cached and what each layer projected, [N,B,T,H]; see :func:`update`.
 
-    ``done``: anything that was computed from all of the cache, see :func:`ring.after`.
+    ``done``: anything that was computed from all of the cache, so that nothing is
+    overwritten before.
     """
     seg_len = layers[0].keys.shape[2]
     filled = _filled(cache, seg_len, lengths, since_reset)
     if not cache.mem_len:
         return cache.replace(filled=filled)
     if seg_len == cache.seg_len and lengths is None:
-        first = ring.after(cache.oldest, done)
+        # Written when all has been read: else the compiler keeps a copy of every ring.
+        first = cache.oldest + zero_after(done, cache.oldest)
         put = lambda slots, new: ring.write(slots, new, first)
         oldest = (cache.oldest + seg_len) % cache.slots
     else:

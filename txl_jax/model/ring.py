@@ -43,20 +43,6 @@ def write(slots: jax.Array, new: jax.Array, oldest: jax.Array) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(slots, new.astype(slots.dtype), oldest, axis=2)
 
 
-def after(number: jax.Array, done: jax.Array) -> jax.Array:
-    """The same int32 [], known only when ``done`` is: what is written there is written then.
-
-    A compiler that may write before it has read keeps a copy of what it overwrites.
-
-    Args:
-      number: at least 0.
-      done: float32 or bfloat16, of any shape with elements.
-    """
-    element = done.reshape(-1)[0].astype(jnp.float32)
-    zero = jnp.minimum(number, 0)  # which the compiler does not know
-    return number + (jax.lax.bitcast_convert_type(element, jnp.int32) & zero)
-
-
 def attend(
     q: jax.Array,
     past: Ring,

@@ -227,7 +227,7 @@ class TransformerXL(nn.Module):
         h = embeddings.astype(c.dtype)
         if c.attention == "absolute":
             h = h + sinusoids(clamped(places, c.clamp_len), c.d_model).astype(c.dtype)
-        h = self.drop_input(h, deterministic=not train)
+        h = self.drop_input(h, train)
         if isinstance(mems, Cache):
             return self._run_cached(h, mems, visible, places, lengths, since_reset)
         encodings = self._encodings(mem_len + seg_len, train)
@@ -257,7 +257,7 @@ class TransformerXL(nn.Module):
         """Sinusoids of the distances n_keys - 1 .. 0, [K,D]."""
         c = self.cfg
         encodings = distance_encodings(n_keys, c.d_model, c.clamp_len).astype(c.dtype)
-        return whole(self.drop_input(encodings[None], deterministic=not train)[0], self.mesh)
+        return whole(self.drop_input(encodings[None], train)[0], self.mesh)
 
     def _biases(self) -> tuple[jax.Array | None, jax.Array | None]:
         """u and v of every layer, [L,N,H]; shared ones repeated, ``None`` where there are none."""
@@ -270,7 +270,7 @@ class TransformerXL(nn.Module):
         return of_all(self.u), of_all(self.v)
 
     def _drop(self, states, train):
-        return self.drop_output(states, deterministic=not train)
+        return self.drop_output(states, train)
 
     def _check(self, embeddings, mems, train, reset, lengths):
         c, (b, t) = self.cfg, embeddings.shape[:2]

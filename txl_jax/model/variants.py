@@ -37,7 +37,7 @@ class ShawAttention(Attention):
             rows = min(rows, c.clamp_len)
         row = jnp.minimum(jnp.arange(n_keys - 1, -1, -1), rows - 1)
         r = jnp.asarray(self.distance)[row].astype(c.dtype).transpose(1, 0, 2)
-        r = self.drop_heads(r[:, None], deterministic=not train)[:, 0]
+        r = self.drop_heads(r[:, None], train)[:, 0]
         return Positions(u=self.u, r=r, b=jnp.asarray(self.distance_bias)[row].T)
 
 

@@ -185,11 +185,6 @@ class Placement:
         return NamedSharding(self.mesh, PartitionSpec(*axes))
 
 
-def donates(mesh: Mesh) -> bool:
-    """Whether the step gives its old state's memory to the new one (on CPU it costs speed)."""
-    return mesh.devices.flat[0].platform != "cpu"
-
-
 def _key(path: tuple[Any, ...]) -> str:
     """The name of a parameter in :data:`PARAMETERS`."""
     *_, module, name = ("", *jax.tree_util.keystr(path, simple=True, separator="/").split("/"))

@@ -11,9 +11,10 @@ from txl_jax.config import ExperimentConfig, TrainConfig
 from txl_jax.data.batch import Batch
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.ordering import zero_after
 from txl_jax.training.loss import Array, batch_loss, scored, totals
 from txl_jax.training.optimizer import gradient_norm, schedule, with_recent_norm
-from txl_jax.training.sharding import Placement, donates
+from txl_jax.training.sharding import Placement
 from txl_jax.training.skipping import may_skip, unless_bad
 from txl_jax.training.state import TrainState, dropout_key
 
@@ -45,6 +46,9 @@ def train_step(
     }
     optimizer = with_recent_norm(optimizer, exp.train)
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+    # Nothing is updated before the gradient of all is known: the state is overwritten, and a
+    # compiler that may begin earlier keeps copies of parameters for what still reads them.
+    share = share + zero_after(metrics["grad_norm"], state.step)
     updates = jax.tree.map(lambda x: x * share, updates)
     params = optax.apply_updates(state.params, updates)
     after = TrainState(state.step + 1, params, opt_state, mems)
@@ -123,7 +127,7 @@ def compiled_step(
         dispatch,
         in_shardings=(of_state, placement.batch(steps_axis=several)),
         out_shardings=(of_state, placement.everywhere()),
-        donate_argnums=(0,) if donates(placement.mesh) else (),
+        donate_argnums=(0,),
     )
 
 

@@ -26,7 +26,12 @@ class Dropping(flax.struct.PyTreeNode):
     @property
     def threshold(self) -> int:
         """A weight is kept where its 32 bits are at least this."""
-        return min(round(self.rate * 2**32), 2**32 - 1)
+        return threshold(self.rate)
+
+
+def threshold(rate: float) -> int:
+    """The number of the 2^32 values of a hash that are dropped."""
+    return min(round(rate * 2**32), 2**32 - 1)
 
 
 def dropping(key: jax.Array, rate: float) -> Dropping:

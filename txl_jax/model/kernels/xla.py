@@ -13,6 +13,7 @@ from txl_jax.model.kernels import reference
 from txl_jax.model.kernels.dropping import Dropping
 from txl_jax.model.masks import Visible
 from txl_jax.model.positions import Positions
+from txl_jax.ordering import zero_after
 
 _LEAST = 128
 _MOST_GROUPS = 16
@@ -32,22 +33,22 @@ def attend(
     if size >= t:
         return reference.attend(q, k, val, positions, visible, dropping)
     gathered: list[jax.Array] = []
-    zero = jnp.minimum(visible.filled[0], 0)  # which the compiler does not know
+    number = visible.filled[0]
     for start in range(0, t, size):
         queries = slice(start, min(start + size, t))
         keys = slice(max(0, m + start - visible.reach), m + queries.stop)
         part = functools.partial(reference.attend_part, queries=queries, keys=keys)
         asking = q[:, :, queries]
         if gathered:
-            asking, gathered[-1] = _one_by_one(asking, gathered[-1], zero)
+            asking, gathered[-1] = _one_by_one(asking, gathered[-1], number)
         own = (asking, k[:, :, keys], val[:, :, keys])
         near = positions.nearest(keys.stop - keys.start)
-        gathered.append(_computed_again(part, (*own, near), (visible, dropping), zero))
+        gathered.append(_computed_again(part, (*own, near), (visible, dropping), number))
     return jnp.concatenate(gathered, axis=2)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _computed_again(function, inputs, others, zero: jax.Array):
+def _computed_again(function, inputs, others, number: jax.Array):
     """``function(*inputs, *others)``; for the gradient of its inputs it is computed again.
 
     As ``jax.checkpoint``, whose second computation some compilers merge with the first.
@@ -55,13 +56,13 @@ def _computed_again(function, inputs, others, zero: jax.Array):
     return function(*inputs, *others)
 
 
-def _computed_again_forward(function, inputs, others, zero):
-    return function(*inputs, *others), (inputs, others, zero)
+def _computed_again_forward(function, inputs, others, number):
+    return function(*inputs, *others), (inputs, others, number)
 
 
 def _computed_again_backward(function, saved, gradient):
-    (q, *rest), others, zero = saved
-    _, pull = jax.vjp(lambda *x: function(*x, *others), _after(q, gradient, zero), *rest)
+    (q, *rest), others, number = saved
+    _, pull = jax.vjp(lambda *x: function(*x, *others), _after(q, gradient, number), *rest)
     return pull(gradient), None, None
 
 
@@ -69,30 +70,29 @@ _computed_again.defvjp(_computed_again_forward, _computed_again_backward)
 
 
 @jax.custom_vjp
-def _one_by_one(later: jax.Array, earlier: jax.Array, zero: jax.Array):
+def _one_by_one(later: jax.Array, earlier: jax.Array, number: jax.Array):
     """Both as they are: ``later`` is known only when ``earlier`` is, its gradient the other way.
 
     A compiler that begins all groups at once holds the scores of all of them.
     """
-    return _after(later, earlier, zero), earlier
+    return _after(later, earlier, number), earlier
 
 
-def _one_by_one_forward(later, earlier, zero):
-    return _one_by_one(later, earlier, zero), zero
+def _one_by_one_forward(later, earlier, number):
+    return _one_by_one(later, earlier, number), number
 
 
-def _one_by_one_backward(zero, gradients):
+def _one_by_one_backward(number, gradients):
     later, earlier = gradients
-    return later, _after(earlier, later, zero), None
+    return later, _after(earlier, later, number), None
 
 
 _one_by_one.defvjp(_one_by_one_forward, _one_by_one_backward)
 
 
-def _after(x: jax.Array, done: jax.Array, zero: jax.Array) -> jax.Array:
-    """``x``, with nothing added to it that is known only when ``done`` is."""
-    element = done[0, 0, 0, 0].astype(jnp.float32)
-    return x + (jax.lax.bitcast_convert_type(element, jnp.int32) & zero).astype(x.dtype)
+def _after(x: jax.Array, done: jax.Array, number: jax.Array) -> jax.Array:
+    """``x``, known only when ``done`` is."""
+    return x + zero_after(done, number).astype(x.dtype)
 
 
 def group_size(seg_len: int) -> int:

@@ -1,0 +1,215 @@
+"""Attention fused into one kernel for NVIDIA GPUs: nothing of size T x K is ever in memory.
+
+The kernels are Triton's (triton_tiles.py) and reach JAX through jax-triton; both are imported
+when first used. The gradient forms the tiles again from q, k, r and each query's log-sum-exp.
+Sums are float32, and deterministic: no atomic additions.
+"""
+
+import dataclasses
+import functools
+import importlib
+
+import jax
+import jax.numpy as jnp
+
+from txl_jax.model.kernels.dropping import Dropping
+from txl_jax.model.masks import Visible
+from txl_jax.model.positions import Positions
+
+_WIDEST = 128
+_ENOUGH_PROGRAMS = 528  # for the gradient of r: four for each of an H100's 132 processors
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """What a kernel is compiled for, and the numbers it is given.
+
+    Attributes:
+      reach, mem_len: as of Visible.
+      episodes: whether the ids of episodes are to be compared.
+      threshold, scale: of Dropping: which bits keep a weight, and what it is then multiplied by.
+    """
+
+    mem_len: int
+    reach: int
+    episodes: bool
+    threshold: int
+    scale: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiling:
+    """``size`` queries by ``size`` keys a tile, and how a GPU is to run a program."""
+
+    size: int
+    num_warps: int
+    num_stages: int
+
+
+def supports(
+    q_shape: tuple[int, ...],
+    n_keys: int,
+    positions: Positions,
+    dropping: Dropping | None,
+    dtype: jnp.dtype,
+) -> str | None:
+    """``None`` if :func:`attend` can do this form here, else the reason in words.
+
+    Args:
+      q_shape: N, B, T, H.
+      n_keys: K.
+      positions: those of the form.
+      dropping: any.
+      dtype: of q, k and val.
+    """
+    del n_keys, dropping  # any
+    if positions.r is None:
+        return "it is for attention with vectors of distances (r), and this form has none"
+    if positions.b is not None:
+        return "it has no learnt scalars of distances (b)"
+    if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float32):
+        return f"it is for bfloat16 and float32, not {jnp.dtype(dtype).name}"
+    if q_shape[-1] > _WIDEST:
+        return f"it is for heads of at most {_WIDEST} numbers, not {q_shape[-1]}"
+    try:
+        importlib.import_module("jax_triton")
+    except ImportError as error:
+        return f"it needs jax-triton, which cannot be imported: {str(error).splitlines()[0]}"
+    return None
+
+
+def attend(
+    q: jax.Array,
+    k: jax.Array,
+    val: jax.Array,
+    positions: Positions,
+    visible: Visible,
+    dropping: Dropping | None = None,
+) -> jax.Array:
+    """See :func:`txl_jax.model.kernels.choice.attend`; for r without b (:func:`supports`)."""
+    assert positions.r is not None
+    assert positions.b is None
+    plus = lambda bias: q if bias is None else (q + bias[:, None, None, :]).astype(q.dtype)
+    form = Form(
+        mem_len=visible.mem_len,
+        reach=visible.reach,
+        episodes=visible.episode is not None,
+        threshold=0 if dropping is None else dropping.threshold,
+        scale=1.0 if dropping is None else 1.0 / (1.0 - dropping.rate),
+    )
+    where = (
+        visible.filled,
+        visible.filled if visible.episode is None else visible.episode,
+        visible.filled if dropping is None else dropping.seed,
+    )
+    return _attend(form, plus(positions.u), plus(positions.v), k, val, positions.r, where)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(form: Form, qu, qv, k, val, r, where):
+    """[N,B,T,H]; ``where``: filled, episode and seed (filled again, where not used)."""
+    return _forward(form, qu, qv, k, val, r, where)[0]
+
+
+def _forward(form: Form, qu, qv, k, val, r, where):
+    n, b, t, _ = qu.shape
+    results = [_like(qu), jax.ShapeDtypeStruct((n, b, t), jnp.float32)]
+    grid = lambda size: (n * b * _ceil(t, size),)
+    given = (qu, qv, k, val, r, *where, b, t, form.mem_len, form.reach)
+    out, lse = launch("forward", given, results, grid, form)
+    return out, (qu, qv, k, val, r, where, out, lse)
+
+
+def _backward(form: Form, kept, dout):
+    qu, qv, k, val, r, where, out, lse = kept
+    n, b, t, _ = qu.shape
+    m, n_keys = form.mem_len, k.shape[2]
+    delta = jnp.sum(dout.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
+    given = (qu, qv, k, val, r, dout, lse, delta, *where, b, t, m, form.reach)
+
+    of_queries = lambda size: (n * b * _ceil(t, size),)
+    dqu, dqv = launch("gradient_of_queries", given, [_like(qu), _like(qv)], of_queries, form)
+    of_keys = lambda size: (n * b * (_ceil(m, size) + _ceil(t, size)),)
+    dk, dval = launch("gradient_of_keys", given, [_like(k), _like(val)], of_keys, form)
+
+    # One program for a head's block of distances; where these are few, for some rows of the batch.
+    size = tiling("gradient_of_distances", r.shape[-1], r.dtype).size
+    each = _ceil(b, min(b, _ceil(_ENOUGH_PROGRAMS, n * _ceil(n_keys, size))))
+    parts = _ceil(b, each)
+    results = [jax.ShapeDtypeStruct((parts, *r.shape), jnp.float32)]
+    of_distances = lambda size: (_ceil(n_keys, size), n, parts)
+    (dr,) = launch("gradient_of_distances", (*given, each), results, of_distances, form)
+    return dqu, dqv, dk, dval, jnp.sum(dr, axis=0).astype(r.dtype), None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def tiling(kernel: str, h: int, dtype) -> Tiling:
+    """The tiles of a kernel for heads of width H: compiled ahead, these spill next to nothing.
+
+    64 is the least that Hopper's asynchronous products of whole warp groups take; older GPUs, and
+    float32, which no such product takes, are short of room for it.
+    """
+    if dtype == jnp.float32:
+        return Tiling(16, num_warps=4, num_stages=2)
+    capability = getattr(jax.devices()[0], "compute_capability", "9.0")
+    if capability.split(".")[0] != "9":
+        return Tiling(32, num_warps=4, num_stages=2)
+    if h <= 64:
+        return Tiling(64, num_warps=4, num_stages=2)
+    # Seven arrays of 64 x 128 twice would be more than its 227 KiB of shared memory.
+    return Tiling(64, num_warps=8, num_stages=1 if kernel == "gradient_of_distances" else 2)
+
+
+def _ceil(x: int, of: int) -> int:
+    return -(-x // of)
+
+
+def _power_of_2(x: int) -> int:
+    """The least one that is at least x."""
+    return 1 << (x - 1).bit_length()
+
+
+def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def launch(kernel: str, given, results, grid, form: Form) -> list[jax.Array]:
+    """Runs a kernel of triton_tiles.py.
+
+    Args:
+      kernel: its name.
+      given: what it reads, arrays and integers; the first is qu.
+      results: shapes and dtypes of what it writes.
+      grid: the number of programs, a function of the size of tiles.
+      form: with the width and dtype of qu, what it is compiled for.
+    """
+    import jax_triton
+
+    from txl_jax.model.kernels import triton_tiles
+
+    h = given[0].shape[-1]
+    tiles = tiling(kernel, h, given[0].dtype)
+    return jax_triton.triton_call(
+        *given,
+        kernel=getattr(triton_tiles, kernel),
+        out_shape=results,
+        grid=grid(tiles.size),
+        name=f"attention_{kernel}",
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+        **constants(tiles, form, h),
+    )
+
+
+def constants(tiles: Tiling, form: Form, h: int) -> dict:
+    """What a kernel is compiled for."""
+    return {
+        "H": h,
+        "WIDTH": max(16, _power_of_2(h)),
+        "SIZE": tiles.size,
+        "EPISODES": form.episodes,
+        "THRESHOLD": form.threshold,
+        "SCALE": form.scale,
+    }

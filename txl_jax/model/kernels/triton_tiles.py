@@ -1,0 +1,398 @@
+"""The tiles of fused attention, as Triton kernels; triton.py calls them.
+
+A tile is S queries by S keys, and the keys' tiles are laid from the diagonal back, so that tile
+number m of every group of queries starts m * S keys before the query of its first row. Distances
+are then cut the same way for all of them: block D_m holds the rows of r of the distances
+m*S + S-1 .. m*S, and tile m needs D_m and D_{m-1} only. For S = 4, m = 1 (entries are distances;
+a row is a query, a column a key):
+
+    q.D_1    q.D_0         mixed         turned: the tile
+    7 6 5 4  3 2 1 0       3 2 1 4       4 3 2 1
+    7 6 5 4  3 2 1 0  ->   3 2 5 4  ->   5 4 3 2
+    7 6 5 4  3 2 1 0       3 6 5 4       6 5 4 3
+    7 6 5 4  3 2 1 0       7 6 5 4       7 6 5 4
+
+that is: a choice between two products, then row i turned by i+1 places (`tl.gather`, within the
+tile). Going from tile m to m+1, q.D_m is used again, so each product is formed once. The gradient
+turns back; what stood left of the choice belongs to D_m, the rest to D_{m-1}. The diagonal tile
+comes first: there every query sees itself, so that no softmax is ever empty.
+
+Nothing is kept of a tile: the gradient's kernels form it again, each for what it sums up.
+
+    forward                       over keys,  for S queries:    out and log2 of the softmax' sum
+    gradient_of_queries           over keys,  for S queries:    dqu, dqv
+    gradient_of_keys              over queries, for S keys:     dk, dval   (tiles as key x query)
+    gradient_of_distances         over rows and queries, for a block D_m:  dr
+
+Arguments: qu = q + u, qv = q + v [N*B,T,H]; k, val [N*B,K,H]; r [N,K,H]; filled [B]; episode [B,T]
+and seed [2] (anything, where not used); out, dout as q; lse and delta = sum(out * dout) float32
+[N*B,T]. What a tile holds beyond T, K or H is 0. ``SIZE`` is S, a power of 2; ``WIDTH`` is H
+rounded up to one. ``THRESHOLD`` and ``SCALE``: see dropping.py; 0 and 1 without dropout.
+"""
+
+import triton
+import triton.language as tl
+
+from txl_jax.model.kernels import dropping
+
+ROW = tl.constexpr(dropping.ROW)
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def dot(a, b):
+    """a @ b with float32 sums, and with float32 factors where those are given."""
+    return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def load_rows(source, first, limit, SIZE: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows first .. first+SIZE-1 of [limit,H] as [SIZE,WIDTH]; 0 where there is none."""
+    row = first + tl.arange(0, SIZE)[:, None]
+    column = tl.arange(0, WIDTH)[None, :]
+    inside = (row >= 0) & (row < limit)
+    if WIDTH != H:
+        inside = inside & (column < H)
+    return tl.load(source + row * H + column, mask=inside, other=0.0)
+
+
+@triton.jit
+def store_rows(target, x, first, limit, SIZE: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr):
+    """Writes [SIZE,WIDTH] to rows first .. of [limit,H], as far as there are any."""
+    row = first + tl.arange(0, SIZE)[:, None]
+    column = tl.arange(0, WIDTH)[None, :]
+    inside = (row >= 0) & (row < limit) & (column < H)
+    tl.store(target + row * H + column, x.to(target.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_line(source, first, limit, SIZE: tl.constexpr):
+    """Entries first .. first+SIZE-1 of [limit]; 0 where there is none."""
+    at = first + tl.arange(0, SIZE)
+    return tl.load(source + at, mask=(at >= 0) & (at < limit), other=0)
+
+
+@triton.jit
+def along(x, AXIS: tl.constexpr):
+    """A line laid along an axis of the tile, to be repeated along the other."""
+    return x[:, None] if AXIS == 0 else x[None, :]
+
+
+@triton.jit
+def nothing(m, reach):
+    """0, which the compiler cannot know, of pass m of a loop.
+
+    What it is added to is formed again in each pass, and not held in registers from before the
+    loop, of which a tile has none to spare.
+    """
+    return m & (reach >> 31)
+
+
+@triton.jit
+def skewed(far, near, zero, KEYS: tl.constexpr, SIZE: tl.constexpr):
+    """Scores with keys from those with the distances of D_m (far) and D_{m-1} (near).
+
+    ``KEYS``: the axis of keys, and of distances; the other is that of queries. ``zero``: see
+    :func:`nothing`.
+    """
+    row = along(tl.arange(0, SIZE), 1 - KEYS)
+    place = along(tl.arange(0, SIZE), KEYS)
+    mixed = tl.where(place >= SIZE - 1 - row + zero, far, near)
+    return tl.gather(mixed, (place - row - 1 + zero) & (SIZE - 1), KEYS)
+
+
+@triton.jit
+def unskewed(x, zero, KEYS: tl.constexpr, SIZE: tl.constexpr):
+    """The turn undone: entries of D_m where :func:`of_far` is true, of D_{m-1} elsewhere."""
+    row = along(tl.arange(0, SIZE), 1 - KEYS)
+    place = along(tl.arange(0, SIZE), KEYS)
+    return tl.gather(x, (place + row + 1 + zero) & (SIZE - 1), KEYS)
+
+
+@triton.jit
+def of_far(zero, KEYS: tl.constexpr, SIZE: tl.constexpr):
+    """Which entries of a tile turned back belong to D_m."""
+    row = along(tl.arange(0, SIZE), 1 - KEYS)
+    return along(tl.arange(0, SIZE), KEYS) >= SIZE - 1 - row + zero
+
+
+@triton.jit
+def seen(query, key, of_query, of_key, M, reach, empty, EPISODES: tl.constexpr):
+    """Who sees whom, as masks.Visible says; ``empty``: keys of the memory that hold nothing."""
+    distance = M + query - key
+    allowed = (distance >= 0) & (distance <= reach) & (key >= empty)
+    if EPISODES:
+        allowed = allowed & (of_query == of_key)
+    return allowed
+
+
+@triton.jit
+def mix(x):
+    """As dropping.mix."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def kept(seed, head, b, query, key, THRESHOLD: tl.constexpr):
+    """Which weights dropout keeps, bit for bit as dropping.bits says."""
+    row = (head * ROW + b).to(tl.uint32)
+    line = mix(mix(tl.load(seed) + row) ^ query.to(tl.uint32))
+    start = mix(line ^ tl.load(seed + 1))
+    return mix(start + key.to(tl.uint32) * 0x9E3779B9) >= tl.full((), THRESHOLD, tl.uint32)
+
+
+@triton.jit
+def forward(
+    qu, qv, k, val, r, filled, episode, seed, B, T, M, reach, out, lse,
+    H: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, EPISODES: tl.constexpr,
+    THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
+):  # fmt: skip
+    """``out`` and ``lse``, of S queries of a row; grid: N * B * ceil(T/S)."""
+    groups = tl.cdiv(T, SIZE)
+    row = (tl.program_id(0) // groups).to(tl.int64)
+    head = row // B
+    b = row % B
+    first = (groups - 1 - tl.program_id(0) % groups) * SIZE  # those with most keys start first
+    K = M + T
+    qu += row * T * H
+    qv += row * T * H
+    k += row * K * H
+    val += row * K * H
+    r += head * K * H
+    episode += b * T
+    empty = M - tl.load(filled + b)
+
+    query = along(first + tl.arange(0, SIZE), 0)
+    of_query = along(load_line(episode, first, T, SIZE), 0) if EPISODES else 0
+    tile_qu = load_rows(qu, first, T, SIZE, H, WIDTH)
+    tile_qv = load_rows(qv, first, T, SIZE, H, WIDTH)
+    near = tl.zeros((SIZE, SIZE), tl.float32)
+    largest = tl.full((SIZE,), -1e30, tl.float32)
+    total = tl.zeros((SIZE,), tl.float32)
+    gathered = tl.zeros((SIZE, WIDTH), tl.float32)
+    lowest = tl.maximum(tl.maximum(M + first - reach, empty), 0)
+    for m in range(0, tl.cdiv(M + first + SIZE - lowest, SIZE)):
+        start = M + first - m * SIZE
+        tile_k = load_rows(k, start, K, SIZE, H, WIDTH)
+        far = dot(tile_qv, tl.trans(load_rows(r, K - (m + 1) * SIZE, K, SIZE, H, WIDTH)))
+        scores = dot(tile_qu, tl.trans(tile_k)) + skewed(far, near, nothing(m, reach), 1, SIZE)
+        near = far
+
+        key = along(start + tl.arange(0, SIZE), 1)
+        of_key = along(load_line(episode, start - M, T, SIZE), 1) if EPISODES else 0
+        allowed = seen(query, key, of_query, of_key, M, reach, empty, EPISODES)
+        scores = tl.where(allowed, scores * LOG2E, -1e30)
+        larger = tl.maximum(largest, tl.max(scores, 1))
+        weights = tl.where(allowed, tl.exp2(scores - larger[:, None]), 0.0)
+        before = tl.exp2(largest - larger)
+        total = total * before + tl.sum(weights, 1)
+        largest = larger
+        if THRESHOLD:
+            weights = tl.where(kept(seed, head, b, query, key, THRESHOLD), weights * SCALE, 0.0)
+        tile_val = load_rows(val, start, K, SIZE, H, WIDTH)
+        gathered = gathered * before[:, None] + dot(weights.to(tile_val.dtype), tile_val)
+
+    store_rows(out + row * T * H, gathered / total[:, None], first, T, SIZE, H, WIDTH)
+    at = first + tl.arange(0, SIZE)
+    tl.store(lse + row * T + at, largest + tl.log2(total), mask=at < T)
+
+
+@triton.jit
+def gradient_of_queries(
+    qu, qv, k, val, r, dout, lse, delta, filled, episode, seed, B, T, M, reach, dqu, dqv,
+    H: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, EPISODES: tl.constexpr,
+    THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
+):  # fmt: skip
+    """``dqu`` and ``dqv``, of S queries of a row; grid: N * B * ceil(T/S)."""
+    groups = tl.cdiv(T, SIZE)
+    row = (tl.program_id(0) // groups).to(tl.int64)
+    head = row // B
+    b = row % B
+    first = (groups - 1 - tl.program_id(0) % groups) * SIZE
+    K = M + T
+    k += row * K * H
+    val += row * K * H
+    r += head * K * H
+    episode += b * T
+    empty = M - tl.load(filled + b)
+
+    query = along(first + tl.arange(0, SIZE), 0)
+    of_query = along(load_line(episode, first, T, SIZE), 0) if EPISODES else 0
+    tile_qu = load_rows(qu + row * T * H, first, T, SIZE, H, WIDTH)
+    tile_qv = load_rows(qv + row * T * H, first, T, SIZE, H, WIDTH)
+    tile_dout = load_rows(dout + row * T * H, first, T, SIZE, H, WIDTH)
+    line_lse = along(load_line(lse + row * T, first, T, SIZE), 0)
+    line_delta = along(load_line(delta + row * T, first, T, SIZE), 0)
+    before = tl.zeros((SIZE, SIZE), tile_qu.dtype)
+    sum_qu = tl.zeros((SIZE, WIDTH), tl.float32)
+    sum_qv = tl.zeros((SIZE, WIDTH), tl.float32)
+    lowest = tl.maximum(tl.maximum(M + first - reach, empty), 0)
+    tiles = tl.cdiv(M + first + SIZE - lowest, SIZE)
+    for m in range(0, tiles):
+        start = M + first - m * SIZE
+        tile_k = load_rows(k, start, K, SIZE, H, WIDTH)
+        far = dot(tile_qv, tl.trans(load_rows(r, K - (m + 1) * SIZE, K, SIZE, H, WIDTH)))
+        of_near = load_rows(r, K - m * SIZE, K, SIZE, H, WIDTH)
+        near = dot(tile_qv, tl.trans(of_near))
+        scores = dot(tile_qu, tl.trans(tile_k)) + skewed(far, near, nothing(m, reach), 1, SIZE)
+
+        key = along(start + tl.arange(0, SIZE), 1)
+        of_key = along(load_line(episode, start - M, T, SIZE), 1) if EPISODES else 0
+        allowed = seen(query, key, of_query, of_key, M, reach, empty, EPISODES)
+        weights = tl.where(allowed, tl.exp2(scores * LOG2E - line_lse), 0.0)
+        dweights = dot(tile_dout, tl.trans(load_rows(val, start, K, SIZE, H, WIDTH)))
+        if THRESHOLD:
+            dweights = tl.where(kept(seed, head, b, query, key, THRESHOLD), dweights * SCALE, 0.0)
+        dscores = weights * (dweights - line_delta)
+        sum_qu += dot(dscores.to(tile_k.dtype), tile_k)
+
+        # D_{m-1} is complete with this tile: the last one's part left of the choice, this one's
+        # right of it.
+        now = unskewed(dscores.to(tile_k.dtype), nothing(m, reach), 1, SIZE)
+        sum_qv += dot(tl.where(of_far(nothing(m, reach), 1, SIZE), before, now), of_near)
+        before = now
+    of_last = load_rows(r, K - tiles * SIZE, K, SIZE, H, WIDTH)
+    sum_qv += dot(tl.where(of_far(0, 1, SIZE), before, tl.zeros_like(before)), of_last)
+
+    store_rows(dqu + row * T * H, sum_qu, first, T, SIZE, H, WIDTH)
+    store_rows(dqv + row * T * H, sum_qv, first, T, SIZE, H, WIDTH)
+
+
+@triton.jit
+def gradient_of_keys(
+    qu, qv, k, val, r, dout, lse, delta, filled, episode, seed, B, T, M, reach, dk, dval,
+    H: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, EPISODES: tl.constexpr,
+    THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
+):  # fmt: skip
+    """``dk`` and ``dval``, of S keys of a row; grid: N * B * (ceil(M/S) + ceil(T/S)).
+
+    Groups of keys are numbered from the segment's first key; those of the memory are negative.
+    """
+    old = tl.cdiv(M, SIZE)
+    groups = old + tl.cdiv(T, SIZE)
+    row = (tl.program_id(0) // groups).to(tl.int64)
+    head = row // B
+    b = row % B
+    group = tl.program_id(0) % groups - old
+    start = M + group * SIZE
+    K = M + T
+    qu += row * T * H
+    qv += row * T * H
+    dout += row * T * H
+    lse += row * T
+    delta += row * T
+    r += head * K * H
+    episode += b * T
+    empty = M - tl.load(filled + b)
+
+    key = along(start + tl.arange(0, SIZE), 0)
+    of_key = along(load_line(episode, start - M, T, SIZE), 0) if EPISODES else 0
+    tile_k = load_rows(k + row * K * H, start, K, SIZE, H, WIDTH)
+    tile_val = load_rows(val + row * K * H, start, K, SIZE, H, WIDTH)
+    sum_k = tl.zeros((SIZE, WIDTH), tl.float32)
+    sum_val = tl.zeros((SIZE, WIDTH), tl.float32)
+    beyond = tl.minimum(tl.cdiv(T, SIZE), group + 1 + tl.cdiv(reach, SIZE))
+    if start + SIZE <= empty:
+        beyond = 0
+    for g in range(tl.maximum(group, 0), beyond):
+        first = g * SIZE
+        m = g - group
+        tile_qu = load_rows(qu, first, T, SIZE, H, WIDTH)
+        tile_qv = tl.trans(load_rows(qv, first, T, SIZE, H, WIDTH))
+        far = dot(load_rows(r, K - (m + 1) * SIZE, K, SIZE, H, WIDTH), tile_qv)
+        near = dot(load_rows(r, K - m * SIZE, K, SIZE, H, WIDTH), tile_qv)
+        scores = dot(tile_k, tl.trans(tile_qu)) + skewed(far, near, nothing(m, reach), 0, SIZE)
+
+        query = along(first + tl.arange(0, SIZE), 1)
+        of_query = along(load_line(episode, first, T, SIZE), 1) if EPISODES else 0
+        line_lse = along(load_line(lse, first, T, SIZE), 1)
+        line_delta = along(load_line(delta, first, T, SIZE), 1)
+        allowed = seen(query, key, of_query, of_key, M, reach, empty, EPISODES)
+        weights = tl.where(allowed, tl.exp2(scores * LOG2E - line_lse), 0.0)
+        tile_dout = load_rows(dout, first, T, SIZE, H, WIDTH)
+        dweights = dot(tile_val, tl.trans(tile_dout))
+        if THRESHOLD:
+            keep = kept(seed, head, b, query, key, THRESHOLD)
+            dweights = tl.where(keep, dweights * SCALE, 0.0)
+            dscores = weights * (dweights - line_delta)
+            weights = tl.where(keep, weights * SCALE, 0.0)
+        else:
+            dscores = weights * (dweights - line_delta)
+        sum_val += dot(weights.to(tile_dout.dtype), tile_dout)
+        sum_k += dot(dscores.to(tile_qu.dtype), tile_qu)
+
+    store_rows(dk + row * K * H, sum_k, start, K, SIZE, H, WIDTH)
+    store_rows(dval + row * K * H, sum_val, start, K, SIZE, H, WIDTH)
+
+
+@triton.jit
+def gradient_of_distances(
+    qu, qv, k, val, r, dout, lse, delta, filled, episode, seed, B, T, M, reach, each, dr,
+    H: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, EPISODES: tl.constexpr,
+    THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
+):  # fmt: skip
+    """``dr`` [ceil(B/each),N,K,H], a part of it for each ``each`` rows of the batch.
+
+    Grid: ceil(K/S), N, ceil(B/each), of a block D_m each. Beside each S queries lie the S x S
+    entries of the tiles m and m+1 that belong to D_m, formed as they are after the choice.
+    """
+    m = tl.program_id(0)
+    head = tl.program_id(1).to(tl.int64)
+    part = tl.program_id(2)
+    K = M + T
+    tile_r = load_rows(r + head * K * H, K - (m + 1) * SIZE, K, SIZE, H, WIDTH)
+    sum_r = tl.zeros((SIZE, WIDTH), tl.float32)
+    line = along(tl.arange(0, SIZE), 1)
+    place = along(tl.arange(0, SIZE), 0)
+    of_next = place > line  # by key: from tile m+1, else from tile m
+
+    # Queries from the first one whose distance m*S reaches a key; none, if that is out of reach.
+    group0 = tl.maximum(m * SIZE - M, 0) // SIZE
+    groups = tl.cdiv(T, SIZE) - group0
+    rows = tl.minimum(B - part * each, each)
+    if m * SIZE > reach:
+        rows = 0
+    for x in range(0, rows * groups):
+        b = part * each + x // groups
+        row = head * B + b
+        first = (group0 + x % groups) * SIZE
+        start = M + first - m * SIZE
+        own = row * T * H
+        tile_qu = tl.trans(load_rows(qu + own, first, T, SIZE, H, WIDTH))
+        tile_qv = load_rows(qv + own, first, T, SIZE, H, WIDTH)
+        tile_dout = tl.trans(load_rows(dout + own, first, T, SIZE, H, WIDTH))
+        keys = k + row * K * H
+        values = val + row * K * H
+
+        here = dot(load_rows(keys, start, K, SIZE, H, WIDTH), tile_qu)
+        there = dot(load_rows(keys, start - SIZE, K, SIZE, H, WIDTH), tile_qu)
+        far = dot(tile_r, tl.trans(tile_qv))
+        scores = tl.where(of_next, there, here) + skewed(far, far, nothing(x, reach), 0, SIZE)
+        here = dot(load_rows(values, start, K, SIZE, H, WIDTH), tile_dout)
+        there = dot(load_rows(values, start - SIZE, K, SIZE, H, WIDTH), tile_dout)
+        dweights = tl.where(of_next, there, here)
+
+        query = first + line
+        key = start + place - tl.where(of_next, SIZE, 0)
+        of_query = 0
+        of_key = 0
+        if EPISODES:
+            ids = episode + b * T
+            of_query = along(load_line(ids, first, T, SIZE), 1)
+            here = along(load_line(ids, start - M, T, SIZE), 0)
+            there = along(load_line(ids, start - M - SIZE, T, SIZE), 0)
+            of_key = tl.where(of_next, there, here)
+        empty = M - tl.load(filled + b)
+        allowed = seen(query, key, of_query, of_key, M, reach, empty, EPISODES)
+        line_lse = along(load_line(lse + row * T, first, T, SIZE), 1)
+        line_delta = along(load_line(delta + row * T, first, T, SIZE), 1)
+        weights = tl.where(allowed, tl.exp2(scores * LOG2E - line_lse), 0.0)
+        if THRESHOLD:
+            dweights = tl.where(kept(seed, head, b, query, key, THRESHOLD), dweights * SCALE, 0.0)
+        dscores = weights * (dweights - line_delta)
+        sum_r += dot(unskewed(dscores.to(tile_qv.dtype), nothing(x, reach), 0, SIZE), tile_qv)
+
+    dr += (part * tl.num_programs(1) + head) * K * H
+    store_rows(dr, sum_r, K - (m + 1) * SIZE, K, SIZE, H, WIDTH)
