@@ -21,6 +21,9 @@ from txl_jax.model.masks import Visible
 from txl_jax.model.positions import Positions
 from txl_jax.model.ring import Ring
 
+_FEW = 8
+"""So many rows, and no more, are projected in one product."""
+
 
 class KeysValues(NamedTuple):
     """What attention reads: keys and values, [N,B,S,H] each, of S positions."""
@@ -65,6 +68,19 @@ class Attention(nn.Module):
         """Keys and values of [B,S,D] states."""
         return KeysValues(self._heads(states, self.key), self._heads(states, self.value))
 
+    def ask(self, states: jax.Array) -> tuple[jax.Array, KeysValues]:
+        """Queries [N,B,S,H], and keys and values, of the same [B,S,D] states."""
+        if states.shape[0] * states.shape[1] > _FEW:
+            return self.queries(states), self.project(states)
+        # Few rows: the time is that of reading weights, and one product reads them fastest.
+        kernels = jnp.concatenate([self.query, self.key, self.value], axis=1)
+        q, k, val = jnp.split(self._heads(states, kernels), 3)
+        return q, KeysValues(k, val)
+
+    def queries(self, states: jax.Array) -> jax.Array:
+        """Queries [N,B,S,H] of [B,S,D] states."""
+        return self._heads(states, self.query)
+
     def __call__(
         self,
         queries: jax.Array,
@@ -77,7 +93,7 @@ class Attention(nn.Module):
         """What each position gathers: [B,T,D], before dropout, residual and normalisation.
 
         Args:
-          queries: [B,T,D], the states that ask.
+          queries: [N,B,T,H], see :meth:`queries`.
           present: of the segment, T positions.
           past: of the memory, M positions, its gradient stopped by the model; or a ring of them.
           positions: for K = M + T keys.
@@ -85,7 +101,7 @@ class Attention(nn.Module):
           train: with dropout (needs the ``dropout`` rng).
         """
         c = self.cfg
-        q = self._drop(self._heads(queries, self.query), train)
+        q = self._drop(queries, train)
         scale = c.d_head**-0.5  # of the short sides, not of the T x K scores
         small = lambda x: None if x is None else x.astype(q.dtype) * scale
         about = positions.replace(u=small(positions.u), v=small(positions.v), b=small(positions.b))
@@ -104,7 +120,7 @@ class Attention(nn.Module):
     def _heads(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
         """Projection of x [B,S,D] to heads [N,B,S,H], as one flat matrix product."""
         b, s, d = x.shape
-        n, h = self.cfg.n_head, self.cfg.d_head
+        _, n, h = kernel.shape
         flat = x.reshape(b * s, d) @ kernel.reshape(d, n * h).astype(x.dtype)
         return flat.reshape(b, s, n, h).transpose(2, 0, 1, 3)
 

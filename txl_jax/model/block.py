@@ -144,11 +144,11 @@ class Block(nn.Module):
             asking, present, past, positions, visible, train
         )
         if c.pre_lnorm:
-            normed = self.norm_attention(h)
-            present = self.attention.project(normed)
-            # PT's absolute forms normalise keys and values only.
-            h = h + drop(attend(h if c.memory_free else normed, present))
+            queries, present = self.attention.ask(self.norm_attention(h))
+            if c.memory_free:  # PT's absolute forms normalise keys and values only
+                queries = self.attention.queries(h)
+            h = h + drop(attend(queries, present))
             return h + self.feed_forward(self.norm_feed_forward(h), train), present
-        present = self.attention.project(h)
-        h = self.norm_attention(h + drop(attend(h, present)))
+        queries, present = self.attention.ask(h)
+        h = self.norm_attention(h + drop(attend(queries, present)))
         return self.norm_feed_forward(h + self.feed_forward(h, train)), present

@@ -66,9 +66,12 @@ def attend(
     remembered = content_scores(q, positions.u, past.keys)
     own = content_scores(q, positions.u, present_keys)
     if positions.r is not None:
-        by_distance = position_scores_by_distance(q, positions.v, positions.r, positions.b)
+        # A row before and a row after: what is read past the ends of the real ones, so that they
+        # need not be copied into something longer.
+        asking = jnp.pad(q, [(0, 0), (0, 0), (1, 1), (0, 0)])
+        by_distance = position_scores_by_distance(asking, positions.v, positions.r, positions.b)
         remembered = remembered + _by_slot(by_distance, past.oldest, r)
-        own = own + _by_key(by_distance, r)
+        own = own + _by_key(by_distance[..., 1:-1, :], r)
     parts = (remembered, visible.allowed(keys=order)), (own, visible.allowed(keys=slice(r, r + t)))
     (old, new), total = softmax_parts(*parts)
     dtype = past.values.dtype
@@ -83,16 +86,15 @@ def attend(
 
 
 def _by_slot(x: jax.Array, oldest: jax.Array, r: int) -> jax.Array:
-    """Scores by distance [..., T, R+T] as scores of slots [..., T, R]."""
-    *lead, t, k = x.shape
-    none = [(0, 0)] * len(lead)
-    line = jnp.pad(x.reshape(*lead, t * k), [*none, (r, r)])
+    """Scores by distance [..., 1+T+1, R+T] as scores of slots [..., T, R]."""
+    *lead, rows, k = x.shape
+    t, line = rows - 2, x.reshape(*lead, rows * k)
 
     def begun(start):
         part = jax.lax.dynamic_slice_in_dim(line, start, t * (k - 1), axis=-1)
         return part.reshape(*lead, t, k - 1)[..., :r]
 
-    first = r + t - 1 - oldest
+    first = k + t - 1 - oldest
     return jnp.where(jnp.arange(r) >= oldest, begun(first), begun(first + r))
 
 
