@@ -51,10 +51,6 @@ def main(argv: list[str] | None = None) -> None:
         seconds = in_turn({"txl_jax": scoring(exp, flags.segments), **others}, flags.rounds)
         about_others = {name: peer.about for name, peer in others.items()}
     p, cut = exp.evaluate, cut_of_protocol(exp.evaluate)
-    # with projected memory: keys and values of the segment only, positions' once for all
-    projected = 4 * cut.mem_len * cut.batch_size * exp.model.d_model
-    positions = 2 * (cut.mem_len + cut.positions) * exp.model.d_model
-    spared = exp.model.n_layer * exp.model.n_head * exp.model.d_head * (projected + positions)
     report = {
         "benchmark": "eval_speed",
         "size": flags.size,
@@ -63,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
         **report_of(
             seconds,
             tokens=p.batch_size * p.seg_len,
-            needed=of_layers(exp.model, cut) + of_words(exp.model, cut) - spared,
+            needed=of_layers(exp.model, cut, cached=True) + of_words(exp.model, cut),
             peak=flags.peak or published_peak(),
         ),
     }

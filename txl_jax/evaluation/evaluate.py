@@ -53,6 +53,9 @@ class Evaluator:
       name: of the split, for error messages.
       training: the training split, for the statistics of dynamic evaluation ``rms``.
 
+    Attributes:
+      keeps_cache: memory is kept as layers project it, so that no segment projects it again.
+
     Raises:
       DataError: more streams than the tokens allow, or a token out of range.
       ValueError: ``rms`` without a training split.
@@ -87,7 +90,7 @@ class Evaluator:
         devices = self._placement.row_devices
         self._rows = -(-protocol.batch_size // devices) * devices
         place = self._placement
-        self._keeps_cache = (
+        self.keeps_cache = (
             not (model.scan_layers or model.memory_free)
             and protocol.mem_len > 0
             and protocol.dynamic.rule == "none"  # which changes what a cache is projected by
@@ -140,7 +143,7 @@ class Evaluator:
                 return None
             learner = Learner(params, trained=params, root=root)
         mems: Any = self._placed_first_memory()
-        if self._keeps_cache:
+        if self.keeps_cache:
             mems = self._project(params, mems)
         total, count = 0.0, 0
         pending: list[tuple[jax.Array, jax.Array]] = []
@@ -184,7 +187,7 @@ class Evaluator:
             lambda x: jax.ShapeDtypeStruct((self._rows, *x.shape[1:]), x.dtype), batch
         )
         mems: Any = jax.eval_shape(self._first_memory)
-        if self._keeps_cache:
+        if self.keeps_cache:
             mems = jax.eval_shape(self._projected, params, mems)
         lie = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
         mems = jax.tree.map(lie, mems, self._places(mems))

@@ -177,7 +177,8 @@ def _scoring(
     own = products.on_a_device(cut, placement.row_devices)
     passes = 1 if protocol.dynamic.rule == "none" else 3
     whole, part = (
-        passes * (products.of_layers(model, x) + products.of_words(model, x)) for x in (cut, own)
+        passes * (products.of_layers(model, x, evaluator.keeps_cache) + products.of_words(model, x))
+        for x in (cut, own)
     )
     flops = (whole, 0.0, part / mesh.shape["tensor"])
     about = f"one segment; {describe(protocol, model)}"

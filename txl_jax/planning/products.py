@@ -32,8 +32,8 @@ def cut_of_protocol(p: ProtocolConfig) -> Cut:
     return Cut(p.batch_size, p.context_len + p.seg_len, p.mem_len, p.seg_len)
 
 
-def of_layers(c: TransformerXLConfig, cut: Cut) -> float:
-    """Operations of all layers, forwards.
+def of_layers(c: TransformerXLConfig, cut: Cut, cached: bool = False) -> float:
+    """Operations of all layers, forwards; ``cached``: memory and positions are projected already.
 
     For each row: queries and output 2 T D NH each, keys and values 2 K D NH each; scores by
     content, by position and the weighted sum 2 T K NH each (two of them in forms without relative
@@ -41,10 +41,11 @@ def of_layers(c: TransformerXLConfig, cut: Cut) -> float:
     rows: 2 K D NH of position projections (``relative``).
     """
     t, k, width = cut.positions, cut.mem_len + cut.positions, c.n_head * c.d_head
-    projections = 4 * (t + k) * c.d_model * width
+    projections = 4 * (t + (t if cached else k)) * c.d_model * width
     scores = (4 if c.memory_free else 6) * t * k * width
     row = projections + scores + 4 * t * c.d_model * c.d_inner
-    positions = 2 * k * c.d_model * width if c.attention == "relative" else 0
+    projects = c.attention == "relative" and not cached
+    positions = 2 * k * c.d_model * width if projects else 0
     return float(c.n_layer * (cut.batch_size * row + positions))
 
 
