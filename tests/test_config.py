@@ -632,7 +632,8 @@ def test_a_resumed_run_may_change_what_is_free_and_nothing_else():
     fixed = {key for key in known if not config_lib._is_free(key)}
     assert fixed >= {"seed", "data.name", "data.vocab", "train.steps", "train.batch_size"}
     decides = {key for key in known if key.startswith(("model.", "optimizer.", "loss."))}
-    assert decides - fixed == {"model.scan_layers", "model.remat"}  # how it is run
+    how_it_is_run = {"model.scan_layers", "model.remat", "model.kernel"}
+    assert decides - fixed == how_it_is_run
 
 
 # --------------------------------------------------------------------------------------

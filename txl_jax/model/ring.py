@@ -72,11 +72,15 @@ def attend(
         by_distance = position_scores_by_distance(asking, positions.v, positions.r, positions.b)
         remembered = remembered + _by_slot(by_distance, past.oldest, r)
         own = own + _by_key(by_distance[..., 1:-1, :], r)
-    parts = (remembered, visible.allowed(keys=order)), (own, visible.allowed(keys=slice(r, r + t)))
-    (old, new), total = softmax_parts(*parts)
-    dtype = past.values.dtype
-    gathered = jnp.einsum("nbtk,nbkh->nbth", old.astype(dtype), past.values)
-    gathered += jnp.einsum("nbtk,nbkh->nbth", new.astype(dtype), present_values)
+    new = (own, visible.allowed(keys=slice(r, r + t)))
+    dtype = present_values.dtype
+    weigh = lambda weights, x: jnp.einsum("nbtk,nbkh->nbth", weights.astype(dtype), x)
+    if not r:
+        (weights,), total = softmax_parts(new)
+        return weigh(weights, present_values) / total.astype(dtype)
+    old = (remembered, visible.allowed(keys=order))
+    (of_old, of_new), total = softmax_parts(old, new)
+    gathered = weigh(of_old, past.values) + weigh(of_new, present_values)
     return gathered / total.astype(dtype)
 
 
