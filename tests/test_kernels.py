@@ -126,11 +126,12 @@ def test_an_implementation_is_refused_by_name_where_it_cannot_run():
 
 def test_auto_takes_what_the_platform_and_the_form_allow(monkeypatch):
     r, b = Positions(r=jnp.zeros(())), Positions(r=jnp.zeros(()), b=jnp.zeros(()))
-    form = lambda positions: ((2, 4, 256, 64), 512, positions, None, jnp.bfloat16)
+    form = lambda positions, t=256: ((2, 4, t, 64), 512, positions, None, jnp.bfloat16)
     assert choice.chosen("auto", form(r)) == "xla"
     monkeypatch.setattr(choice, "_platform", lambda mesh: "tpu")
     assert choice.chosen("auto", form(r)) == "pallas_tpu"
     assert choice.chosen("auto", form(b)) == "xla"
+    assert choice.chosen("auto", form(r, t=32)) == "xla"
     with pytest.raises(ValueError, match=r"pallas_tpu.*not for this form.*use 'auto' or 'xla'"):
         choice.chosen("pallas_tpu", form(b))
 

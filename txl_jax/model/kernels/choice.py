@@ -21,6 +21,9 @@ FUSED = {"cudnn": "gpu", "triton": "gpu", "pallas_tpu": "tpu"}
 BEST = {"gpu": "triton", "tpu": "pallas_tpu"}
 """What ``auto`` takes on a platform, where the form allows it."""
 
+_LEAST_QUERIES = 128
+"""Below it a fused kernel pads its tiles with more than it spares."""
+
 
 def attend(
     q: jax.Array,
@@ -69,11 +72,11 @@ def chosen(implementation: str, form: tuple, mesh: Mesh | None = None) -> str:
     """
     platform = _platform(mesh)
     if implementation == "auto":
-        best, rows = BEST.get(platform), form[0][1]
+        best, (_, rows, seg_len, _) = BEST.get(platform), form[0]
         spread = 1 if mesh is None else math.prod(mesh.shape[axis] for axis in ROWS)
-        if best and rows % spread == 0 and _module(best).supports(*form) is None:
-            return best
-        return "xla"
+        if best is None or seg_len < _LEAST_QUERIES or rows % spread:
+            return "xla"
+        return best if _module(best).supports(*form) is None else "xla"
     if implementation not in FUSED:
         return implementation
     if FUSED[implementation] != platform:
