@@ -16,6 +16,7 @@ from txl_jax.evaluation import baselines
 from txl_jax.evaluation.report import report
 from txl_jax.generation.text import continue_text, encode_prompt, prompt_of
 from txl_jax.lock import LockedError, training_lock
+from txl_jax.model.kernels.choice import KernelError
 from txl_jax.planning.compile_ahead import compile_ahead
 from txl_jax.planning.topology import PlanningError
 from txl_jax.training.checkpoint import CheckpointError
@@ -37,6 +38,7 @@ KNOWN_ERRORS = (
     ConfigError,
     DataError,
     CheckpointError,
+    KernelError,
     LockedError,
     NonFiniteError,
     processes.OtherProcessError,

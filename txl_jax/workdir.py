@@ -140,7 +140,7 @@ def load(workdir: str, step: str = "best") -> Trained:
     if not os.path.exists(path):
         raise WorkdirError(f"--workdir={workdir}: there is no {CONFIG} in it; train first")
     exp = ExperimentConfig.from_dict(_settings(_read_json(path)))
-    one_by_one = dataclasses.replace(exp.model, scan_layers=False, remat="none")
+    one_by_one = dataclasses.replace(exp.model, scan_layers=False, remat="none", kernel="auto")
     exp = dataclasses.replace(exp, model=one_by_one)
     vocab = Vocab.from_json(_read_json(os.path.join(workdir, VOCAB)))
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

@@ -25,6 +25,10 @@ _LEAST_QUERIES = 128
 """Below it a fused kernel pads its tiles with more than it spares."""
 
 
+class KernelError(ValueError):
+    """An implementation of attention that cannot be used; the text says why, and the way out."""
+
+
 def attend(
     q: jax.Array,
     k: jax.Array,
@@ -48,7 +52,7 @@ def attend(
       mesh: devices that rows and heads are spread over when compiled.
 
     Raises:
-      ValueError: an implementation that is not for this form, or not for these devices.
+      KernelError: an implementation that is not for this form, or not for these devices.
     """
     form = (q.shape, k.shape[2], positions, dropping, q.dtype)
     name = chosen(implementation, form, mesh)
@@ -68,7 +72,7 @@ def chosen(implementation: str, form: tuple, mesh: Mesh | None = None) -> str:
       mesh: as in :func:`attend`.
 
     Raises:
-      ValueError: as :func:`attend`.
+      KernelError: as :func:`attend`.
     """
     platform = _platform(mesh)
     if implementation == "auto":
@@ -80,13 +84,13 @@ def chosen(implementation: str, form: tuple, mesh: Mesh | None = None) -> str:
     if implementation not in FUSED:
         return implementation
     if FUSED[implementation] != platform:
-        raise ValueError(
+        raise KernelError(
             f"model.kernel = {implementation!r} is for a {FUSED[implementation]} and this runs on a"
             f" {platform}: use 'auto' or 'xla'"
         )
     refused = _module(implementation).supports(*form)
     if refused:
-        raise ValueError(
+        raise KernelError(
             f"model.kernel = {implementation!r} is not for this form: {refused}; use 'auto' or"
             " 'xla'"
         )

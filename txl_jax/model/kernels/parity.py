@@ -7,15 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from txl_jax.model.kernels import choice, reference
+from txl_jax.model.kernels.choice import KernelError
 from txl_jax.model.kernels.dropping import Dropping, dropping
 from txl_jax.model.masks import Visible, visible
 from txl_jax.model.positions import Positions
 
 Inputs = tuple[jax.Array, jax.Array, jax.Array, Positions]
-
-
-class KernelError(RuntimeError):
-    """A fused kernel that gives other numbers than the plain form; the text names the way out."""
 
 
 def random_inputs(
