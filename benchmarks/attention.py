@@ -14,7 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.interleaved import in_turn, machine, summary, timed, write
+from benchmarks.interleaved import machine, write
+from txl_jax.evaluation.timing import in_turn, summary, timed
 from txl_jax.model.kernels import attend, dropping, parity
 from txl_jax.model.masks import visible
 

@@ -9,28 +9,20 @@ that every segment costs the same. Theirs has its memory full.
 """
 
 import argparse
-import time
-from collections.abc import Callable
-from typing import Any
-
-import jax
 
 from benchmarks.interleaved import (
     add_flags,
     changes,
-    in_turn,
     peers,
     published_peak,
     report_of,
     tell,
     write,
 )
-from benchmarks.sizes import experiment, random_tokens
-from txl_jax.config import ExperimentConfig
-from txl_jax.evaluation.evaluate import Evaluator
+from benchmarks.sizes import experiment
+from txl_jax.evaluation.speed import random_params, scoring
+from txl_jax.evaluation.timing import in_turn
 from txl_jax.planning.products import cut_of_protocol, of_layers, of_words
-from txl_jax.training.sharding import make_mesh
-from txl_jax.workdir import param_shapes
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -48,7 +40,8 @@ def main(argv: list[str] | None = None) -> None:
         "steps": flags.segments,
     }
     with peers(flags, job) as others:
-        seconds = in_turn({"txl_jax": scoring(exp, flags.segments), **others}, flags.rounds)
+        ours = scoring(exp.model, exp.evaluate, random_params(exp.model), flags.segments)
+        seconds = in_turn({"txl_jax": ours, **others}, flags.rounds)
         about_others = {name: peer.about for name, peer in others.items()}
     p, cut = exp.evaluate, cut_of_protocol(exp.evaluate)
     report = {
@@ -65,33 +58,6 @@ def main(argv: list[str] | None = None) -> None:
     }
     tell(report)
     write(flags.out, report)
-
-
-def scoring(exp: ExperimentConfig, segments: int) -> Callable[[], float]:
-    """A program: so many segments scored, after two that are not timed."""
-    p = exp.evaluate
-    text = random_tokens(p.batch_size * p.seg_len * (segments + 2) + 1, exp.model.vocab_size or 0)
-    evaluator = Evaluator(exp.model, p, text, make_mesh(exp.mesh, exp.model, p.batch_size))
-    params = random_params(exp)
-
-    def run() -> float:
-        times: list[float] = []
-        evaluator.run(params, progress=lambda done, total: times.append(time.perf_counter()))
-        return (times[-1] - times[1]) / (len(times) - 2)
-
-    return run
-
-
-def random_params(exp: ExperimentConfig) -> Any:
-    """Parameters of the model's shapes, small random numbers."""
-    shapes, treedef = jax.tree.flatten(param_shapes(exp.model))
-    keys = jax.random.split(jax.random.key(0), len(shapes))
-    draw = jax.jit(
-        lambda keys: [
-            0.02 * jax.random.normal(k, x.shape) for k, x in zip(keys, shapes, strict=True)
-        ]
-    )
-    return jax.tree.unflatten(treedef, draw(keys))
 
 
 if __name__ == "__main__":

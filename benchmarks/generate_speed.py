@@ -14,10 +14,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.eval_speed import random_params
-from benchmarks.interleaved import add_flags, changes, in_turn, peers, report_of, tell, write
+from benchmarks.interleaved import add_flags, changes, peers, report_of, tell, write
 from benchmarks.sizes import experiment
 from txl_jax.config import ExperimentConfig
+from txl_jax.evaluation.speed import random_params
+from txl_jax.evaluation.timing import in_turn
 from txl_jax.generation.generate import generate
 
 
@@ -61,7 +62,7 @@ def generating(exp: ExperimentConfig, rows: int) -> Callable[[], float]:
     settings = {"length": 2**30, "mem_len": exp.generate.mem_len, "temperature": 1.0}
     c = ExperimentConfig.from_dict({**exp.to_dict(), "generate": settings}).generate
     prompts = [np.array([1], np.int32)] * rows
-    pieces = generate(exp.model, random_params(exp), prompts, c)
+    pieces = generate(exp.model, random_params(exp.model), prompts, c)
 
     def run() -> float:
         began = time.perf_counter()

@@ -7,8 +7,6 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from txl_jax.config import ExperimentConfig, load_config
 from txl_jax.planning.vocabulary import with_known_size
 
@@ -72,9 +70,3 @@ def experiment(name: str, changes: Mapping[str, Any] | None = None) -> Experimen
             settings.setdefault(section, {})[rest] = value
         return ExperimentConfig.from_dict({"name": name, **settings})
     return with_known_size(load_config(str(CONFIGS / f"{name}.py"), overrides=dict(changes or {})))
-
-
-def random_tokens(count: int, vocab_size: int, seed: int = 0) -> np.ndarray:
-    """Token ids int32 [count], of Zipf's distribution: clusters of rare words get their share."""
-    rank = np.exp(np.random.default_rng(seed).uniform(0, np.log(vocab_size), count))
-    return np.minimum(rank.astype(np.int32), vocab_size - 1)

@@ -18,18 +18,18 @@ import jax
 from benchmarks.interleaved import (
     add_flags,
     changes,
-    in_turn,
     peers,
     published_peak,
     report_of,
     tell,
-    timed,
     write,
 )
-from benchmarks.sizes import experiment, random_tokens
+from benchmarks.sizes import experiment
 from txl_jax.config import ExperimentConfig
 from txl_jax.data.feed import training_batch
 from txl_jax.data.sentences import shuffled_streams_of
+from txl_jax.evaluation.speed import random_tokens
+from txl_jax.evaluation.timing import in_turn, timed
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.planning.products import of_update
 from txl_jax.training.optimizer import make_optimizer

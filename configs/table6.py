@@ -27,6 +27,8 @@ of 64, that length of memory, window, distances of ours clamped at 400 as wt103_
 assumption). Without: segments of 10 and the rest of that length in recomputed context, so that
 a token attends to that length or up to 9 less.
 
+All rows at all lengths: --mode=ablation --config=configs/table6.py --workdir=runs/table6
+
 Hardware: as wt103_base.py; arithmetic gives 1.2e18 operations a row, 3 hours at a sustained 100
 TFLOP/s (*not run*).
 """
@@ -69,6 +71,7 @@ def row_config(name, attention, recurrence, positions, attention_len, seg_len=12
     else:
         context = attention_len - 10
         config.evaluate = {"batch_size": 10, "seg_len": 10, "mem_len": 0, "context_len": context}
+    config.ablation = {"lengths": (120, 180, 260, 320, 400, 460, 500, 560, 640)}
     return config
 
 

@@ -38,4 +38,5 @@ def get_config(variant=""):
     if not recurrence:
         config.train.mem_len = config.validate.mem_len = 0
         config.evaluate = {"batch_size": 64, "seg_len": 8, "mem_len": 0, "context_len": 24}
+    config.ablation = {"lengths": (32, 64, 96, 128)}
     return smoke(config) if small else config

@@ -15,9 +15,8 @@ from txl_jax.config import ConfigError, load_config
 
 _CONFIG = flags.DEFINE_string("config", None, "File with get_config(), and :variant if it has any.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run (default: runs/<config>).")
-_MODE = flags.DEFINE_enum(
-    "mode", "train", ["train", "evaluate", "generate", "compile"], "What to do with the run."
-)
+_MODES = "train evaluate generate compile context recl attention ablation speed probe report"
+_MODE = flags.DEFINE_enum("mode", "train", _MODES.split(), "What to do with the run.")
 _TOPOLOGY = flags.DEFINE_string(
     "topology", None, "With --mode=compile: a TPU slice that is not there, v5e:4x4."
 )
@@ -74,7 +73,7 @@ def main(argv: list[str]) -> int:
 
 def run() -> int:
     """Loads what the flags name, checks it, and does what the mode says."""
-    needed = _MODE.value in ("train", "compile") or _WORKDIR.value is None
+    needed = _MODE.value in ("train", "compile", "ablation") or _WORKDIR.value is None
     if _CONFIG.value is None and needed:
         raise ConfigError("--config=FILE is needed, for example --config=configs/quickstart.py")
     if _TOPOLOGY.value is not None and _MODE.value != "compile":
@@ -99,6 +98,10 @@ def run() -> int:
     keep_compiled_programs()
     if exp is not None and _MODE.value == "train":
         return modes.train(exp, workdir, command=_resume_command())
+    if _CONFIG.value and _MODE.value == "ablation":
+        return modes.ablation(_CONFIG.value, _overrides, workdir, command=_resume_command())
+    if _MODE.value in modes.COMPARISONS:
+        return modes.compare(_MODE.value, exp, _overrides, workdir)
     return modes.with_trained(_MODE.value, exp, _overrides, workdir, _STEP.value)
 
 

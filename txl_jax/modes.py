@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ from txl_jax import processes
 from txl_jax.config import ConfigError, ExperimentConfig, differing_keys, override
 from txl_jax.data.corpus import Corpus, DataError, corpus_from_config
 from txl_jax.evaluation import baselines
+from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.report import report
 from txl_jax.generation.text import continue_text, encode_prompt, prompt_of
 from txl_jax.lock import LockedError, training_lock
@@ -35,6 +37,7 @@ from txl_jax.workdir import (
 )
 
 KNOWN_ERRORS = (
+    AnalysisError,
     ConfigError,
     DataError,
     CheckpointError,
@@ -46,6 +49,17 @@ KNOWN_ERRORS = (
     SkippedError,
     WorkdirError,
 )
+
+ANALYSES = {
+    "context": "txl_jax.evaluation.context",
+    "attention": "txl_jax.evaluation.attention_maps",
+    "speed": "txl_jax.evaluation.speed",
+    "probe": "txl_jax.evaluation.probe",
+}
+"""Modes that ask one trained model; ``run(trained, workdir)`` of the module gives the last line."""
+
+COMPARISONS = {"recl": "txl_jax.evaluation.recl_table", "report": "txl_jax.evaluation.page"}
+"""Modes that read several runs; ``run(exp, workdir)`` of the module gives the last line."""
 
 
 def train(exp: ExperimentConfig, workdir: str, command: str) -> int:
@@ -103,7 +117,7 @@ def finish(trained: Trained, corpus: Corpus, workdir: str, stop: Stop) -> str:
 def with_trained(
     mode: str, exp: ExperimentConfig | None, overrides: Mapping[str, str], workdir: str, step: str
 ) -> int:
-    """``evaluate`` or ``generate`` with the model of a workdir.
+    """``evaluate``, ``generate`` or an analysis with the model of a workdir.
 
     The workdir's own config holds, and ``overrides`` on it; a config that is given as well
     replaces all but the model and the text.
@@ -117,12 +131,37 @@ def with_trained(
     if mode == "generate":
         write_sample(trained, workdir)
         return 0
+    if mode in ANALYSES:
+        if processes.is_first():  # on its first device, where its own copy of the parameters lies
+            _say(importlib.import_module(ANALYSES[mode]).run(trained, workdir))
+        return 0
     corpus = processes.in_turn(lambda: corpus_from_config(exp.data, trained.vocab))
     baselines.check(exp.evaluate.baselines, corpus.vocab)
     result = report(trained, corpus, workdir)
     assert result is not None
     _say(f"{exp.evaluate.split} {_headline(result)}")
     return 0
+
+
+def compare(
+    mode: str, exp: ExperimentConfig | None, overrides: Mapping[str, str], workdir: str
+) -> int:
+    """A mode of several runs, which its section of the config names; writes in ``workdir``."""
+    logging.set_verbosity(logging.ERROR)
+    exp = exp or override(ExperimentConfig(), overrides)
+    if processes.is_first():
+        _say(importlib.import_module(COMPARISONS[mode]).run(exp, workdir))
+    return 0
+
+
+def ablation(config: str, overrides: Mapping[str, str], workdir: str, command: str) -> int:
+    """Every row of a table: trained where it is not yet, evaluated, compared."""
+    from txl_jax.evaluation import ablation as table
+
+    logging.set_verbosity(logging.ERROR)
+    processes.first(lambda: check_writable(workdir))
+    row_by_row = lambda exp, folder: train(exp, folder, command)
+    return table.run(config, overrides, workdir, row_by_row)
 
 
 def compile_programs(exp: ExperimentConfig, topology: str | None) -> int:

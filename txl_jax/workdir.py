@@ -153,6 +153,11 @@ def load(workdir: str, step: str = "best") -> Trained:
     return Trained(TransformerXL(exp.model), params, vocab, exp, chosen)
 
 
+def parameter_count(params: Any) -> int:
+    """How many numbers the parameters are."""
+    return sum(x.size for x in jax.tree.leaves(params))
+
+
 def param_shapes(c: TransformerXLConfig) -> Any:
     """Shape and dtype of every parameter of ``TransformerXL(c)``; nothing is computed."""
     model = TransformerXL(c)

@@ -26,6 +26,8 @@ def smoke(config):
     config.validate.max_segments = config.evaluate.max_segments = 4
     if config.evaluate.get("clamp_len", -1) > 0:
         config.evaluate.clamp_len = 12
+    if "ablation" in config:
+        config.ablation.lengths = (8, 16)
     config.generate = {"prompt": config.get("generate", {}).get("prompt", ""), "length": 4}
     config.checkpoint.every = 4
     return config

@@ -6,6 +6,15 @@ the defaults and gives a frozen, checked :class:`ExperimentConfig`. Nothing else
 checks a setting for type or range, and nothing else has defaults.
 """
 
+from txl_jax.config.analysis import (
+    AblationConfig,
+    AttentionMapsConfig,
+    ContextConfig,
+    ProbeConfig,
+    ReclConfig,
+    ReportConfig,
+    SpeedConfig,
+)
 from txl_jax.config.fields import ConfigError
 from txl_jax.config.reading import FREE_TO_CHANGE, differing_keys, load_config, override
 from txl_jax.config.settings import (
@@ -26,9 +35,12 @@ from txl_jax.config.settings import (
 
 __all__ = [
     "FREE_TO_CHANGE",
+    "AblationConfig",
     "AttentionForm",
+    "AttentionMapsConfig",
     "CheckpointConfig",
     "ConfigError",
+    "ContextConfig",
     "DataConfig",
     "DynamicConfig",
     "ExperimentConfig",
@@ -36,7 +48,11 @@ __all__ = [
     "LossConfig",
     "MeshConfig",
     "OptimizerConfig",
+    "ProbeConfig",
     "ProtocolConfig",
+    "ReclConfig",
+    "ReportConfig",
+    "SpeedConfig",
     "TrainConfig",
     "TransformerXLConfig",
     "Window",

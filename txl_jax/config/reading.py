@@ -29,6 +29,13 @@ FREE_TO_CHANGE = (
     "generate",
     "checkpoint",
     "mesh",
+    "context",
+    "recl",
+    "attention",
+    "ablation",
+    "speed",
+    "probe",
+    "report",
 )
 """Keys (or whole sections) that a resumed run may change: they do not touch the trained state.
 (The corpus's hash, not its path, is what must stay the same.)"""

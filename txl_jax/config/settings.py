@@ -8,6 +8,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from txl_jax.config.analysis import (
+    AblationConfig,
+    AttentionMapsConfig,
+    ContextConfig,
+    ProbeConfig,
+    ReclConfig,
+    ReportConfig,
+    SpeedConfig,
+)
 from txl_jax.config.checks import check_model
 from txl_jax.config.fields import (
     above,
@@ -383,6 +392,13 @@ class ExperimentConfig:
     generate: GenerateConfig = dataclasses.field(default_factory=GenerateConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+    context: ContextConfig = dataclasses.field(default_factory=ContextConfig)
+    recl: ReclConfig = dataclasses.field(default_factory=ReclConfig)
+    attention: AttentionMapsConfig = dataclasses.field(default_factory=AttentionMapsConfig)
+    ablation: AblationConfig = dataclasses.field(default_factory=AblationConfig)
+    speed: SpeedConfig = dataclasses.field(default_factory=SpeedConfig)
+    probe: ProbeConfig = dataclasses.field(default_factory=ProbeConfig)
+    report: ReportConfig = dataclasses.field(default_factory=ReportConfig)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dict of every setting, ready for JSON (tuples as lists)."""

@@ -1,0 +1,193 @@
+"""Tables of rows: every row is trained once, scored at every length, and its best length found."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+import tiny_runs
+
+from txl_jax.config import ConfigError, ProtocolConfig
+from txl_jax.data.corpus import corpus_from_config
+from txl_jax.evaluation import ablation
+from txl_jax.evaluation.errors import AnalysisError
+from txl_jax.training.loop import train as train_loop
+from txl_jax.training.stopping import Stop
+from txl_jax.workdir import check_writable, claim, load, with_vocab
+
+TABLE = '''"""A table for tests."""
+
+from ml_collections import ConfigDict
+
+ROWS = {{"memory": ("relative", 16), "none": ("relative", 0), "table": ("absolute_per_layer", 0)}}
+
+
+def get_config(variant="memory"):
+    config = ConfigDict({settings!r})
+    attention, memory = ROWS[variant or "memory"]
+    config.model.update({{"attention": attention}})
+    if attention != "relative":
+        config.model.n_positions = 24
+    config.train.mem_len = config.validate.mem_len = memory
+    if memory:
+        config.evaluate.update({{"seg_len": 8, "mem_len": 16}})
+    else:
+        config.evaluate.update({{"seg_len": 8, "mem_len": 0, "context_len": 8}})
+    config.ablation.update({{"lengths": (24, 32), "split": "valid", "max_segments": 3}})
+    return config
+'''
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """A config file with three rows."""
+    folder = tmp_path_factory.mktemp("table")
+
+    path = folder / "table.py"
+    changes = {"train.steps": 2, "checkpoint.every": 2, "train.eval_every": 0, "generate.length": 0}
+    settings = tiny_runs.experiment(folder, **changes).to_dict()
+    path.write_text(TABLE.format(settings=settings))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def done(table, tmp_path_factory):
+    """The workdir of a finished table, and the folders that were trained in."""
+    workdir, trained = tmp_path_factory.mktemp("done"), []
+
+    def train(exp, folder):
+        trained.append(folder)
+        corpus = corpus_from_config(exp.data)
+        exp = with_vocab(exp, corpus)
+        check_writable(folder)
+        claim(folder, exp, corpus)
+        train_loop(exp, corpus, folder, Stop())
+        return 0
+
+    assert ablation.run(table, {}, str(workdir), train) == 0
+    return workdir, trained
+
+
+def read(workdir):
+    return json.loads((workdir / "ablation.json").read_text())
+
+
+def test_every_row_is_trained_in_a_folder_of_its_name_and_only_once(table, done):
+    workdir, trained = done
+    assert trained == [str(workdir / row) for row in ("memory", "none", "table")]
+    before = read(workdir)
+    assert ablation.run(table, {}, str(workdir), lambda exp, folder: 1 / 0) == 0
+    assert read(workdir) == before
+
+
+def test_a_value_is_that_of_an_evaluation_at_this_length(table, done):
+    workdir, _ = done
+    for name, protocol in (
+        ("memory", ProtocolConfig(mem_len=24, seg_len=8, split="valid", batch_size=4)),
+        ("none", ProtocolConfig(mem_len=0, context_len=16, seg_len=8, split="valid", batch_size=4)),
+    ):
+        (row,) = (row for row in read(workdir)["runs"] if row["row"] == name)
+        trained = load(str(workdir / name))
+        corpus = corpus_from_config(trained.config.data, trained.vocab)
+        expected = slow_loss(trained, corpus.valid, protocol, segments=3)
+        assert row["losses"][row["lengths"].index(24)] == pytest.approx(expected, abs=1e-5)
+
+
+def slow_loss(trained, tokens, p, segments):
+    """Segment after segment of every stream, memory carried or context given, by hand."""
+    longest = -(-(len(tokens) - 1) // p.batch_size)
+    losses = []
+    for start in range(0, longest * p.batch_size, longest):
+        mems = trained.model.init_mems(1, p.mem_len)
+        for s in range(segments):
+            at = start + s * p.seg_len
+            first = max(start, at - p.context_len)
+            ids = np.asarray(tokens[first : at + p.seg_len + 1], np.int32)[None]
+            logits, mems = trained.model.apply({"params": trained.params}, ids[:, :-1], mems)
+            scored = np.asarray(logits, np.float64)[0, at - first :]
+            targets = ids[0, at - first + 1 :]
+            picked = scored[np.arange(len(targets)), targets]
+            losses += list(np.log(np.exp(scored).sum(-1)) - picked)
+    return np.mean(losses)
+
+
+def test_the_training_length_is_one_of_those_evaluated_and_a_table_of_positions_ends(done):
+    rows = {row["row"]: row for row in read(done[0])["runs"]}
+    assert rows["memory"]["lengths"] == [16, 24, 32]
+    assert rows["none"]["lengths"] == [16, 24, 32]
+    assert rows["table"]["lengths"] == [16, 24]  # n_positions
+    lines = {row["row"]: row for row in read(done[0])["table"]}
+    for name, line in lines.items():
+        assert line["train_length"] == 16
+        assert line["init"] == rows[name]["values"][0]
+        assert line["best"] == min(rows[name]["values"])
+        assert rows[name]["values"][0] == pytest.approx(rows[name]["losses"][0] / math.log(2))
+
+
+def test_the_figures_are_in_a_csv_and_two_pictures(done):
+    workdir, _ = done
+    with open(workdir / "ablation.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 3 + 3 + 2
+    first = read(workdir)["runs"][0]
+    assert [float(line["bpc"]) for line in lines[:3]] == first["values"]
+    assert (workdir / "ablation.png").read_bytes().startswith(b"\x89PNG")
+    assert (workdir / "ablation.svg").read_bytes().startswith(b"<?xml")
+
+
+def test_the_best_length_is_the_shortest_that_gives_what_is_shown():
+    assert ablation.best_of([1, 2, 3, 4], [9.0, 5.004, 5.001, 5.2], "ppl") == (5.001, 2)
+    assert ablation.best_of([1, 2, 3], [2.0, 1.9994, 1.9990], "bpc") == (1.9990, 2)
+    assert ablation.best_of([1, 2, 3], [2.0, 1.9996, 1.9990], "bpc") == (1.9990, 3)
+
+
+def test_a_line_has_the_mean_over_seeds_and_their_spread():
+    row = {"row": "a", "parameters": 3, "unit": "ppl", "train_length": 2, "lengths": [2, 4]}
+    rows = [{**row, "values": [9.0, 7.0]}, {**row, "values": [11.0, 8.0]}]
+    (line,) = ablation.summed_up(rows)
+    assert (line["init"], line["best"], line["length"], line["spread"]) == (10.0, 7.5, 4, 1.0)
+    assert line["seeds"] == 2
+
+
+def test_rows_that_are_trained_already_are_taken_from_their_folders(table, done, tmp_path):
+    folder = done[0] / "none"
+    overrides = {"ablation.rows": "none", "ablation.workdirs": f"none={folder}"}
+    runs = ablation.runs_of(table, overrides, str(tmp_path))
+    assert [(one.row, one.workdir) for one in runs] == [("none", str(folder))]
+    assert ablation.is_finished(runs[0])
+
+
+def test_every_seed_has_a_folder(table, tmp_path):
+    overrides = {"ablation.rows": "none,memory", "ablation.seeds": "0,3"}
+    runs = ablation.runs_of(table, overrides, str(tmp_path))
+    names = [one.workdir.removeprefix(f"{tmp_path}/") for one in runs]
+    assert names == ["none-seed0", "none-seed3", "memory-seed0", "memory-seed3"]
+    assert [one.exp.seed for one in runs] == [0, 3, 0, 3]
+
+
+def test_a_training_that_was_stopped_stops_the_table(table, tmp_path):
+    assert ablation.run(table, {}, str(tmp_path), lambda exp, folder: 143) == 143
+    assert not (tmp_path / "ablation.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        ({"ablation.rows": "memry"}, "there is no row 'memry'; rows: memory, none, table"),
+        ({"ablation.workdirs": "none"}, "ablation.workdirs: 'none' must be ROW=WORKDIR"),
+        ({"ablation.lengths": "4,8"}, "ablation.lengths: 4 is less than a segment of evaluation"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_training(table, tmp_path, overrides, text):
+    with pytest.raises(AnalysisError, match=text.replace("(", r"\(")):
+        ablation.run(table, overrides, str(tmp_path), lambda exp, folder: 1 / 0)
+
+
+def test_a_config_without_rows_and_one_row_are_no_table(table, tmp_path):
+    with pytest.raises(AnalysisError, match="has no rows; name a table"):
+        ablation.runs_of("configs/quickstart.py", {}, str(tmp_path))
+    with pytest.raises(AnalysisError, match="name the table without a row"):
+        ablation.runs_of(f"{table}:none", {}, str(tmp_path))
+    with pytest.raises(ConfigError, match="no file"):
+        ablation.runs_of("nope.py", {}, str(tmp_path))

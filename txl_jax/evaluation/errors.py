@@ -1,0 +1,5 @@
+"""What analyses refuse."""
+
+
+class AnalysisError(ValueError):
+    """An analysis that cannot be made; the text says why and what to do."""
