@@ -69,7 +69,7 @@ def claim(workdir: str, exp: ExperimentConfig, corpus: Corpus) -> None:
     """
     path = os.path.join(workdir, CONFIG)
     if os.path.exists(path):
-        there = _read_json(path)
+        there = read_json(path)
         different = differing_keys(_settings(there), exp.to_dict())
         text = (there.get("corpus", {}).get("source_hash"), corpus.source_hash)
         if text[0] != text[1]:
@@ -139,10 +139,10 @@ def load(workdir: str, step: str = "best") -> Trained:
     path = os.path.join(workdir, CONFIG)
     if not os.path.exists(path):
         raise WorkdirError(f"--workdir={workdir}: there is no {CONFIG} in it; train first")
-    exp = ExperimentConfig.from_dict(_settings(_read_json(path)))
+    exp = ExperimentConfig.from_dict(_settings(read_json(path)))
     one_by_one = dataclasses.replace(exp.model, scan_layers=False, remat="none", kernel="auto")
     exp = dataclasses.replace(exp, model=one_by_one)
-    vocab = Vocab.from_json(_read_json(os.path.join(workdir, VOCAB)))
+    vocab = Vocab.from_json(read_json(os.path.join(workdir, VOCAB)))
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), param_shapes(exp.model)
@@ -171,7 +171,8 @@ def _settings(record: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in record.items() if k not in ("corpus", "provenance")}
 
 
-def _read_json(path: str) -> dict[str, Any]:
+def read_json(path: str) -> dict[str, Any]:
+    """What a JSON file of a workdir says; raises WorkdirError where it is damaged."""
     try:
         with open(path, encoding="utf-8") as file:
             return json.load(file)

@@ -25,13 +25,18 @@ def new_figure(width: float = 8, height: float = 5) -> "Figure":
 
 def save(figure: "Figure", folder: str, name: str) -> None:
     """Writes ``name.png`` and ``name.svg`` in a folder; the same figure gives the same bytes."""
+    for kind in ("png", "svg"):
+        write_whole(os.path.join(folder, f"{name}.{kind}"), as_bytes(figure, kind, name))
+
+
+def as_bytes(figure: "Figure", kind: str, name: str) -> bytes:
+    """The figure as a file of a kind, ``png`` or ``svg``; ``name`` keeps its ids apart."""
     import matplotlib
 
-    for kind in ("png", "svg"):
-        data = io.BytesIO()
-        with matplotlib.rc_context({"svg.hashsalt": name}):
-            figure.savefig(data, format=kind, metadata={"Date": None} if kind == "svg" else {})
-        write_whole(os.path.join(folder, f"{name}.{kind}"), data.getvalue())
+    data = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(data, format=kind, metadata={"Date": None} if kind == "svg" else {})
+    return data.getvalue()
 
 
 def described(trained: Trained) -> str:

@@ -18,6 +18,7 @@ from txl_jax.evaluation.baselines import baselines
 from txl_jax.evaluation.evaluate import describe, evaluator_of
 from txl_jax.files import write_json
 from txl_jax.processes import is_first
+from txl_jax.training.records import append, plain
 from txl_jax.training.sharding import make_mesh
 from txl_jax.units import in_unit
 from txl_jax.workdir import Trained
@@ -40,9 +41,10 @@ def report(
     """Scores ``evaluate.split`` with the protocol's memory or context, with none, and baselines.
 
     With dynamic evaluation the same protocol without it is scored too. Progress is shown on
-    stderr, a bar for each. Prints a table, writes it as ``evaluation.json`` in the workdir, and
-    returns it; ``None`` if ``stop()`` became true on the way. Of many processes all score, and
-    the first alone writes, prints and has the baselines in what is returned.
+    stderr, a bar for each. Prints a table, writes it as ``evaluation.json`` in the workdir, adds it
+    to ``evaluations.jsonl`` as a line, and returns it; ``None`` if ``stop()`` became true on the
+    way. Of many processes all score, and the first alone writes, prints and has the baselines in
+    what is returned.
     """
     protocol = trained.config.evaluate
     model = trained.config.model
@@ -79,6 +81,7 @@ def report(
     }
     if is_first():
         write_json(os.path.join(workdir, "evaluation.json"), result)
+        append(os.path.join(workdir, "evaluations.jsonl"), plain(result))
         print(table(rows, unit, told(protocol)), flush=True)
     return result
 

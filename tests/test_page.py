@@ -1,0 +1,158 @@
+"""The page of a run: whole, offline, readable by a parser, and with the run's own figures."""
+
+import dataclasses
+import html.parser
+import json
+import os
+
+import pytest
+import tiny_runs
+
+from txl_jax.config import ExperimentConfig, override
+from txl_jax.data.corpus import corpus_from_config
+from txl_jax.evaluation import page, pictures
+from txl_jax.evaluation.report import report
+from txl_jax.training.loop import train
+from txl_jax.training.stopping import Stop
+from txl_jax.workdir import WorkdirError, claim, load, with_vocab
+
+
+class Reader(html.parser.HTMLParser):
+    """Collects the text, the tags and whatever would be fetched."""
+
+    def __init__(self):
+        super().__init__()
+        self.text, self.open, self.fetched, self.images = [], [], [], 0
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in ("meta", "img", "link"):
+            self.open.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href"):
+                self.images += tag == "img"
+                self.fetched += [] if value.startswith("data:image/") else [value]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def parsed(path):
+    reader = Reader()
+    reader.feed(path.read_text(encoding="utf-8"))
+    assert reader.open == []
+    return reader, " ".join(" ".join(reader.text).split())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A trained and evaluated run with a sample that looks like HTML."""
+    folder = tmp_path_factory.mktemp("page")
+    exp = tiny_runs.experiment(folder, **{"train.steps": 4, "train.eval_every": 2, "name": "tiny"})
+    exp = override(exp, {"train.log_every": 1, "checkpoint.every": 2})
+    corpus = corpus_from_config(exp.data)
+    exp = with_vocab(exp, corpus)
+    workdir = folder / "one"
+    workdir.mkdir()
+    claim(str(workdir), exp, corpus)
+    train(exp, corpus, str(workdir), Stop())
+    report(load(str(workdir)), corpus, str(workdir))
+    (workdir / "sample.txt").write_text("<b>the cat</b> & a dog\n")
+    return workdir
+
+
+def write(workdir, **settings):
+    return page.run(override(ExperimentConfig(), settings), str(workdir))
+
+
+def test_the_page_has_the_runs_figures_and_needs_no_network(run):
+    assert write(run) == f"written: {run / 'report.html'}"
+    reader, text = parsed(run / "report.html")
+    assert reader.fetched == []
+    assert reader.images == 1  # the curves
+    result = json.loads((run / "evaluation.json").read_text())
+    for row in result["results"]:
+        assert f"{row['name']} {row['bpc']:.3f} bpc {row['targets']:,} 4 {row['protocol']}" in text
+    config = json.loads((run / "config.json").read_text())
+    assert config["provenance"]["versions"]["jax"] in text
+    assert config["corpus"]["source_hash"] in text
+    assert "model.d_model 16" in text
+    assert "<b>the cat</b> & a dog" in text  # as text, not as HTML
+
+
+def test_settings_that_are_the_defaults_are_folded_away(run):
+    write(run)
+    source = (run / "report.html").read_text(encoding="utf-8")
+    before, after = source.split("<summary>all settings")
+    assert "optimizer.learning_rate" in before
+    assert "optimizer.b2" not in before
+    assert "optimizer.b2" in after
+
+
+def test_pictures_of_analyses_are_on_the_page(run, tmp_path):
+    write(run)
+    before = parsed(run / "report.html")[0].images
+    figure = pictures.new_figure()
+    figure.add_subplot().plot([1, 2], [3, 4])
+    pictures.save(figure, str(run), "context")
+    (run / "context.json").write_text('{"effective": 7777}')
+    try:
+        write(run)
+        reader, text = parsed(run / "report.html")
+        assert reader.images == before + 1
+        assert "Loss and context" in text
+        assert '"effective": 7777' in text
+    finally:
+        for name in ("context.png", "context.svg", "context.json"):
+            os.remove(run / name)
+
+
+def test_the_same_figure_gives_the_same_bytes(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        figure = pictures.new_figure()
+        figure.add_subplot().plot([1, 2], [3, 4])
+        pictures.save(figure, str(tmp_path / name), "curve")
+    for kind in ("png", "svg"):
+        one, two = ((tmp_path / name / f"curve.{kind}").read_bytes() for name in ("a", "b"))
+        assert one == two
+
+
+def test_every_evaluation_is_kept_and_the_latest_of_each_protocol_is_shown(run):
+    trained = load(str(run))
+    corpus = corpus_from_config(trained.config.data, trained.vocab)
+    more = override(trained.config, {"evaluate.split": "valid"})
+    report(dataclasses.replace(trained, config=more), corpus, str(run))
+    lines = (run / "evaluations.jsonl").read_text().splitlines()
+    assert len(lines) == 2
+    write(run)
+    _, text = parsed(run / "report.html")
+    assert "test split, 4 streams" in text
+    assert "valid split, 4 streams" in text
+
+
+def test_runs_are_compared_by_what_differs(run, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    record = json.loads((run / "config.json").read_text())
+    record["optimizer"]["learning_rate"] = 0.125
+    del record["speed"]  # a run from before this section was
+    (other / "config.json").write_text(json.dumps(record))
+    out = tmp_path / "out"
+    write(out, **{"report.workdirs": f"{run},{other}", "report.title": "two rates"})
+    reader, text = parsed(out / "report.html")
+    assert text.startswith("two rates")
+    assert "optimizer.learning_rate 0.005 0.125" in text
+    assert "model.d_model" not in text
+    assert "speed." not in text
+    assert "other not evaluated" in text
+    assert reader.fetched == []
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path, run):
+    with pytest.raises(WorkdirError, match=r"there is no config.json in it; train first, or name"):
+        write(tmp_path)
+    with pytest.raises(WorkdirError, match=r"nope: there is no config.json in it; name the"):
+        write(run, **{"report.workdirs": str(tmp_path / "nope")})

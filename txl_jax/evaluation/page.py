@@ -1,0 +1,273 @@
+"""One HTML page of a run: what it is of, how it was trained, what it is worth, what it wrote.
+
+    python -m txl_jax.main --mode=report --workdir=runs/quickstart
+    python -m txl_jax.main --mode=report --workdir=OUT --config.report.workdirs=runs/a,runs/b
+
+``report.html`` needs no network and no other file: pictures and style lie within. It shows what
+the workdir has: settings, curves, every evaluation, the analyses that were made, a sample, the
+environment. With other runs named, they are compared on it; OUT itself need not be a run then.
+"""
+
+import dataclasses
+import html
+import json
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from txl_jax.config import ExperimentConfig
+from txl_jax.evaluation.page_pictures import curves, embedded, values
+from txl_jax.evaluation.page_style import STYLE
+from txl_jax.files import write_whole
+from txl_jax.training import records
+from txl_jax.units import UNIT_NAMES, Unit, number
+from txl_jax.workdir import CONFIG, WorkdirError, read_json
+
+PAGE = "report.html"
+
+ANALYSES = (
+    ("ablation", "Table of rows", "Every row at every attention length, best marked."),
+    ("context", "Loss and context", "Loss against how much text before a token is seen."),
+    ("recl", "Relative effective context length", "Paper, appendix C."),
+    ("attention", "Where heads look", "Attention by distance; paper, appendix D."),
+    ("probe", "Long-range probe", "How far back an answer is found."),
+    ("speed", "Speed of evaluation", "With memory, and by sliding windows; paper, table 9."),
+)
+"""Analyses by the start of their files' names, with a heading and a line about each."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a workdir has: its folder, and what was read there (empty where there is nothing)."""
+
+    workdir: str
+    config: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
+    sample: str
+
+    @property
+    def folder(self) -> str:
+        """The workdir's own name, by which runs of one experiment are told apart."""
+        return os.path.basename(os.path.abspath(self.workdir))
+
+    @property
+    def name(self) -> str:
+        """Of the experiment, and the folder's."""
+        named = self.config.get("name", "")
+        return named if named == self.folder or not named else f"{named} ({self.folder})"
+
+    @property
+    def unit(self) -> Unit:
+        """In which its text's losses are given."""
+        if self.evaluations:
+            return self.evaluations[-1]["unit"]
+        return "bpc" if any("bpc" in record for record in self.metrics) else "ppl"
+
+
+def run(exp: ExperimentConfig, workdir: str) -> str:
+    """Writes ``report.html`` in ``workdir``; the line that says where it is.
+
+    Raises:
+      WorkdirError: there is no run in it, nor another one named; or a named one is none.
+    """
+    settings = exp.report
+    main = found_in(workdir) if os.path.exists(os.path.join(workdir, CONFIG)) else None
+    others = [found_in(folder) for folder in settings.workdirs]
+    if main is None and not others:
+        raise WorkdirError(
+            f"--workdir={workdir}: there is no {CONFIG} in it; train first, or name runs to compare"
+            " with --config.report.workdirs=RUN,RUN"
+        )
+    runs = [*([main] if main else []), *others]
+    title = settings.title or (main.name if main else " and ".join(one.name for one in others))
+    parts = [comparison(runs)] if len(runs) > 1 else []
+    if main:
+        parts += [results(main), training(main)]
+    parts += list(analyses(workdir))
+    if main:
+        parts += [sample(main), configuration(main), environment(main)]
+    os.makedirs(workdir, exist_ok=True)
+    path = os.path.join(workdir, PAGE)
+    write_whole(path, whole(title, headline(runs[0]), [p for p in parts if p]).encode())
+    return f"written: {path}"
+
+
+def found_in(workdir: str) -> Found:
+    """What a run left in its workdir.
+
+    Raises:
+      WorkdirError: it is no run's.
+    """
+    at = lambda name: os.path.join(workdir, name)
+    if not os.path.exists(at(CONFIG)):
+        raise WorkdirError(f"{workdir}: there is no {CONFIG} in it; name the workdir of a run")
+    metrics = records.read(at("metrics.jsonl")) if os.path.exists(at("metrics.jsonl")) else []
+    evaluations: list[dict[str, Any]] = []
+    if os.path.exists(at("evaluations.jsonl")):
+        evaluations = records.read(at("evaluations.jsonl"))
+    elif os.path.exists(at("evaluation.json")):
+        evaluations = [read_json(at("evaluation.json"))]
+    text = ""
+    if os.path.exists(at("sample.txt")):
+        with open(at("sample.txt"), encoding="utf-8") as file:
+            text = file.read()
+    return Found(workdir, read_json(at(CONFIG)), metrics, evaluations, text)
+
+
+# --------------------------------------------------------------------------------------
+# Sections.
+
+
+def headline(one: Found) -> str:
+    """The run's best-known number, in a line."""
+    about = one.config.get("corpus", {}).get("label", one.config.get("data", {}).get("name", ""))
+    if not one.evaluations:
+        return about
+    result = one.evaluations[-1]
+    first = result["results"][0]
+    value = number(first[result["unit"]], result["unit"])
+    return f"{about}: {value} {UNIT_NAMES[result['unit']]} ({first.get('protocol', '')})"
+
+
+def results(one: Found) -> str:
+    """Every evaluation of the run, the latest of each protocol, by split and protocol."""
+    rows: dict[tuple[str, str], Sequence[Any]] = {}
+    for result in one.evaluations:
+        unit: Unit = result["unit"]
+        for row in result["results"]:
+            protocol = row.get("protocol", "")
+            value, count = (
+                number(row[unit], unit),
+                f"{row['targets']:,}" if "targets" in row else "",
+            )
+            rows[row["name"], protocol] = (
+                row["name"],
+                value,
+                unit,
+                count,
+                result["step"],
+                protocol,
+            )
+    head = ("what", "value", "unit", "targets", "step", "protocol")
+    return section("Results", table(head, rows.values())) if rows else ""
+
+
+def training(one: Found) -> str:
+    """Loss, learning rate, gradient norm and speed over steps."""
+    return section("Training", curves([one.metrics], [one.name], one.unit)) if one.metrics else ""
+
+
+def comparison(runs: Sequence[Found]) -> str:
+    """Runs beside one another: settings that differ, last results, curves in one picture."""
+    rows = []
+    for one in runs:
+        result = one.evaluations[-1] if one.evaluations else None
+        first = result["results"][0] if result else {}
+        value = number(first[result["unit"]], result["unit"]) if result else "not evaluated"
+        unit = UNIT_NAMES[result["unit"]] if result else ""
+        rows.append((one.folder, value, unit, first.get("protocol", "")))
+    plain = values(ExperimentConfig().to_dict())  # a setting that came later has its default
+    flat = [{**plain, **values(settings_of(one))} for one in runs]
+    keys = sorted({key for one in flat for key in one})
+    differing = [key for key in keys if len({str(one.get(key)) for one in flat}) > 1]
+    body = table(("run", "value", "unit", "protocol"), rows)
+    if len({one.unit for one in runs}) == 1:
+        body += curves([one.metrics for one in runs], [one.folder for one in runs], runs[0].unit)
+    body += "<h3>Settings that differ</h3>"
+    body += table(("setting", *(one.folder for one in runs)), compared(differing, flat))
+    return section("Runs compared", body)
+
+
+def compared(keys: Iterable[str], flat: Sequence[dict[str, Any]]) -> Iterable[Sequence[Any]]:
+    """A row for each setting."""
+    return [(key, *(shown(one.get(key, "")) for one in flat)) for key in keys]
+
+
+def analyses(workdir: str) -> Iterable[str]:
+    """A section for each analysis whose files are in the workdir."""
+    for name, heading, about in ANALYSES:
+        body = embedded(workdir, name)
+        report = os.path.join(workdir, f"{name}.json")
+        if os.path.exists(report):
+            whole = json.dumps(read_json(report), indent=1, ensure_ascii=False)
+            size = len(whole)
+            if size < 200_000:  # larger ones stay files
+                body += folded(f"{name}.json", f"<pre>{html.escape(whole)}</pre>")
+        if body:
+            yield section(heading, f"<p>{html.escape(about)}</p>{body}")
+
+
+def sample(one: Found) -> str:
+    """The continuation that the run wrote last."""
+    return (
+        section("Sample", f"<pre class=text>{html.escape(one.sample)}</pre>") if one.sample else ""
+    )
+
+
+def configuration(one: Found) -> str:
+    """Settings that are not the defaults; all of them, folded."""
+    plain = values(ExperimentConfig().to_dict())
+    mine = {**plain, **values(settings_of(one))}
+    own = [
+        (key, shown(value))
+        for key, value in mine.items()
+        if plain.get(key) != value and key != "report.workdirs"
+    ]
+    every = table(("setting", "value"), [(key, shown(value)) for key, value in mine.items()])
+    body = table(("setting", "value"), own) + folded("all settings", every)
+    return section("Configuration", body)
+
+
+def environment(one: Found) -> str:
+    """Versions, revision and device; the text and its hash."""
+    said = values({k: one.config.get(k, {}) for k in ("provenance", "corpus")})
+    rows = [(key, shown(value)) for key, value in said.items() if value not in ({}, None)]
+    return section("Environment and text", table(("what", "value"), rows)) if rows else ""
+
+
+def settings_of(one: Found) -> dict[str, Any]:
+    """The run's settings, without what was recorded beside them."""
+    return {k: v for k, v in one.config.items() if k not in ("corpus", "provenance")}
+
+
+# --------------------------------------------------------------------------------------
+# HTML.
+
+
+def shown(value: Any) -> str:
+    """A setting's value as text."""
+    if isinstance(value, list):
+        return ", ".join(map(shown, value))
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def section(heading: str, body: str) -> str:
+    """A part of the page."""
+    return f"<section><h2>{html.escape(heading)}</h2>{body}</section>"
+
+
+def folded(summary: str, body: str) -> str:
+    """What opens at a click."""
+    return f"<details><summary>{html.escape(summary)}</summary>{body}</details>"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table; every cell is text."""
+    line = lambda cells, kind: (
+        "<tr>" + "".join(f"<{kind}>{html.escape(str(c))}</{kind}>" for c in cells) + "</tr>"
+    )
+    body = "".join(line(row, "td") for row in rows)
+    head_row = f"<thead>{line(head, 'th')}</thead>"
+    return f"<div class=wide><table>{head_row}<tbody>{body}</tbody></table></div>"
+
+
+def whole(title: str, line: str, parts: Sequence[str]) -> str:
+    """The page."""
+    return (
+        "<!doctype html>\n<html lang=en><head><meta charset=utf-8>"
+        '<meta name=viewport content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body><main>"
+        f"<h1>{html.escape(title)}</h1><p class=headline>{html.escape(line)}</p>"
+        f"{''.join(parts)}</main></body></html>\n"
+    )
