@@ -67,7 +67,7 @@ def generating(exp: ExperimentConfig, rows: int) -> Callable[[], float]:
     def run() -> float:
         began = time.perf_counter()
         piece = next(pieces)
-        return (time.perf_counter() - began) / piece.shape[1]
+        return (time.perf_counter() - began) / piece.tokens.shape[1]
 
     return run
 

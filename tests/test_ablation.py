@@ -69,6 +69,10 @@ def done(table, tmp_path_factory):
     return workdir, trained
 
 
+def never(exp, folder):
+    raise AssertionError(f"{folder} is trained")
+
+
 def read(workdir):
     return json.loads((workdir / "ablation.json").read_text())
 
@@ -77,7 +81,7 @@ def test_every_row_is_trained_in_a_folder_of_its_name_and_only_once(table, done)
     workdir, trained = done
     assert trained == [str(workdir / row) for row in ("memory", "none", "table")]
     before = read(workdir)
-    assert ablation.run(table, {}, str(workdir), lambda exp, folder: 1 / 0) == 0
+    assert ablation.run(table, {}, str(workdir), never) == 0
     assert read(workdir) == before
 
 
@@ -181,7 +185,7 @@ def test_a_training_that_was_stopped_stops_the_table(table, tmp_path):
 )
 def test_what_cannot_be_compared_is_refused_before_training(table, tmp_path, overrides, text):
     with pytest.raises(AnalysisError, match=text.replace("(", r"\(")):
-        ablation.run(table, overrides, str(tmp_path), lambda exp, folder: 1 / 0)
+        ablation.run(table, overrides, str(tmp_path), never)
 
 
 def test_a_config_without_rows_and_one_row_are_no_table(table, tmp_path):

@@ -1,6 +1,7 @@
 """Sampling keeps the tokens it should; generation does not depend on how it is batched or cut."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -12,9 +13,11 @@ import tiny_models
 from txl_jax.config import ExperimentConfig, GenerateConfig
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
-from txl_jax.generation.generate import generate
-from txl_jax.generation.sampling import keep_top_k, keep_top_p, sample
-from txl_jax.generation.text import continue_text, encode_prompt
+from txl_jax.generation.detokenise import detokenised
+from txl_jax.generation.generate import Piece, generate
+from txl_jax.generation.sampling import keep_min_p, keep_top_k, keep_top_p, penalised, sample
+from txl_jax.generation.text import continuations, encode_prompt
+from txl_jax.generation.utf8 import automaton
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.workdir import Trained
 
@@ -39,7 +42,7 @@ WITHOUT_MEMORY: dict[str, dict[str, Any]] = {
 def made(prompts, c, cfg=CFG):
     """All continuations, int32 [B,length]."""
     params = tiny_models.variables(cfg)["params"]
-    return np.concatenate(list(generate(cfg, params, prompts, c)), axis=1)
+    return np.concatenate([p.tokens for p in generate(cfg, params, prompts, c)], axis=1)
 
 
 def prompts_of(*lengths):
@@ -49,7 +52,8 @@ def prompts_of(*lengths):
 
 def test_greedy_takes_the_likeliest_token():
     logits = jnp.array([[0.1, 3.0, 2.0], [5.0, 1.0, 4.0]])
-    got = sample(jax.random.key(0), logits, GenerateConfig(temperature=0.0))
+    keys = jax.random.split(jax.random.key(0), 2)
+    got = sample(keys, logits, GenerateConfig(temperature=0.0))
     assert got.tolist() == [1, 0]
 
 
@@ -57,7 +61,7 @@ def test_temperature_divides_the_logits():
     logits = jnp.log(jnp.array([[0.2, 0.8]]))
     c = GenerateConfig(temperature=2.0)
     keys = jax.random.split(jax.random.key(0), 4000)
-    drawn = jax.vmap(lambda k: sample(k, logits, c)[0])(keys)
+    drawn = jax.vmap(lambda k: sample(k[None], logits, c)[0])(keys)
     want = 0.8**0.5 / (0.8**0.5 + 0.2**0.5)
     assert float(drawn.mean()) == pytest.approx(want, abs=0.03)
 
@@ -88,8 +92,9 @@ def naive(cfg, prompts, c, width):
     def next_tokens(tokens, lengths, n):
         nothing = model.init_mems(len(prompts), 0)
         logits, _ = model.apply(variables, tokens, nothing, lengths=lengths)
-        key = jax.random.fold_in(jax.random.key(c.seed), n)
-        return sample(key, logits[jnp.arange(len(prompts)), lengths - 1], c)
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(c.seed), 0), n)
+        keys = jnp.broadcast_to(key, len(prompts))  # a row draws what it would draw alone
+        return sample(keys, logits[jnp.arange(len(prompts)), lengths - 1], c)
 
     texts = [list(prompt) for prompt in prompts]
     for n in range(c.length):
@@ -196,26 +201,166 @@ def test_an_empty_prompt_of_text_is_a_line_end():
         encode_prompt(without, "az")
 
 
-def test_words_are_joined_to_the_prompt_by_a_space():
-    vocab = Vocab.of_words(["a b c\n"])
+def scripted(monkeypatch, vocab, prompts, script, **settings):
+    """What :func:`continuations` shows and ends with, of rows of tokens that are given."""
     cfg = tiny_models.config(vocab_size=len(vocab))
     trained = Trained(TransformerXL(cfg), None, vocab, ExperimentConfig(model=cfg), 0)
-    script = [np.array([[1]]), np.array([[2, 0]]), np.array([[3]])]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("txl_jax.generation.text.generate", lambda *_: iter(script))
-        pieces = list(continue_text(trained, GenerateConfig(length=4, prompt="c b")))
-    assert pieces == [" a", " b\n", "c"]
+    pieces = [Piece(np.array(p), np.ones(np.shape(p), np.float32)) for p in script]
+    monkeypatch.setattr("txl_jax.generation.text.generate", lambda *_: iter(pieces))
+    c = GenerateConfig(length=sum(p.tokens.shape[1] for p in pieces), **settings)
+    steps = list(continuations(trained, prompts, c))
+    rows = [row for row, _ in steps[-1]]
+    return rows, [[new for _, new in step] for step in steps]
 
 
-def test_pieces_of_text_are_whole_characters():
+def test_words_are_joined_to_the_prompt_by_a_space(monkeypatch):
+    vocab = Vocab.of_words(["a b c\n"])
+    script = [[[1]], [[2, 0]], [[3]]]
+    _, shown = scripted(monkeypatch, vocab, ["c b"], script)
+    assert shown == [[" a"], [" b\n"], ["c"]]
+
+
+def test_pieces_of_text_are_whole_characters(monkeypatch):
     """Bytes of one character made in two pieces are shown together, and nothing twice."""
-    cfg = tiny_models.config(vocab_size=256)
     letters = "é€".encode() * 40
-    script = iter([np.array([list(letters[i : i + 1])]) for i in range(len(letters))])
-    c = GenerateConfig(length=len(letters), prompt="a")
-    trained = Trained(TransformerXL(cfg), None, Vocab.of_bytes(), ExperimentConfig(model=cfg), 0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("txl_jax.generation.text.generate", lambda *_: script)
-        pieces = list(continue_text(trained, c))
-    assert "".join(pieces) == letters.decode()
-    assert all("\ufffd" not in piece for piece in pieces)
+    script = [[[letter]] for letter in letters]
+    (row,), shown = scripted(monkeypatch, Vocab.of_bytes(), ["a"], script)
+    assert "".join(new for (new,) in shown) == row.text == letters.decode()
+    assert all("\ufffd" not in new for (new,) in shown)
+
+
+def test_a_stop_text_ends_a_row_and_is_not_shown_even_in_parts(monkeypatch):
+    """Rows end on their own; what may be the beginning of a stop waits until it is known."""
+    vocab = Vocab.of_chars(["abxy"])
+    ids = lambda *rows: [vocab.encode(row).tolist() for row in rows]
+    script = [ids("axb", "abx"), ids("axy", "xax"), ids("bab", "bab"), ids("xyx", "aaa")]
+    rows, shown = scripted(monkeypatch, vocab, ["a", "b"], script, stop=("xy", "baba"))
+    assert [row.text for row in rows] == ["axba", "abxxax"]
+    assert shown == [["ax", "ab"], ["ba", "xxa"], ["", "x"], ["", ""]]
+    assert [row.ended for row in rows] == ["xy", "baba"]
+    assert [len(row.nll) for row in rows] == [6, 10]
+
+
+def test_a_model_of_bytes_writes_utf8_and_nothing_else():
+    """Random weights, many bytes: every text is valid but for a last character cut by length."""
+    cfg = tiny_models.config(vocab_size=256)
+    params, prompts = tiny_models.variables(cfg)["params"], ["a", "é", "", "€uro"]
+    trained = Trained(TransformerXL(cfg), params, Vocab.of_bytes(), ExperimentConfig(model=cfg), 0)
+    c = GenerateConfig(length=130, mem_len=8, temperature=5.0)
+    *_, last = continuations(trained, prompts, c)
+    for row, _ in last:
+        assert "\ufffd" not in row.text
+        made = bytes(row.ids).decode("utf-8", errors="ignore")
+        assert len(bytes(row.ids)) - len(made.encode()) <= 3
+        assert made.endswith(row.text)
+    anything = dataclasses.replace(c, valid_text=False)
+    *_, last = continuations(trained, prompts, anything)
+    assert any("\ufffd" in row.text for row, _ in last)
+
+
+def test_the_automaton_takes_exactly_utf8():
+    """Every string of up to four bytes from a set with all edges, against Python's own decoder."""
+    grammar = automaton(Vocab.of_bytes())
+    edges = [0, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2, 0xDF]
+    edges += [0xE0, 0xE1, 0xEC, 0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xFF]
+    for length in (1, 2, 3, 4):
+        for text in itertools.product(edges, repeat=length):
+            state, taken = 0, True
+            for byte in text:
+                taken = taken and bool(grammar.allowed[state, byte])
+                state = int(grammar.after[state, byte])
+            assert (taken and state == 0) == decodes(bytes(text)), bytes(text).hex()
+
+
+def decodes(text):
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def test_a_character_that_the_vocabulary_cannot_end_is_not_begun():
+    vocab = Vocab("byte", [str(b) for b in (0x41, 0xC3, 0xE2, 0xA9, 0xF4)])
+    grammar = automaton(vocab)
+    assert grammar.allowed[0].tolist() == [True, True, True, False, False]  # F4 needs 80 to 8F
+    assert grammar.allowed.any(axis=1).all()
+    assert grammar.state_after(vocab.encode("A")) == 0
+    assert grammar.state_after(np.array([1])) == 1
+
+
+def test_min_p_keeps_what_is_not_far_below_the_likeliest():
+    logits = jnp.log(jnp.array([[0.15, 0.5, 0.05, 0.3]]))
+    kept = lambda p: np.isfinite(keep_min_p(logits, p)).tolist()[0]
+    assert kept(0.0) == [True, True, True, True]
+    assert kept(0.2) == [True, True, False, True]
+    assert kept(0.7) == [False, True, False, False]
+
+
+def test_a_repeated_token_is_made_less_likely_whatever_its_sign():
+    seen = jnp.array([[True, True, False, False]])
+    found = penalised(jnp.array([[2.0, -2.0, 2.0, -2.0]]), seen, 4.0)
+    assert found.tolist() == [[0.5, -8.0, 2.0, -2.0]]
+
+
+def test_the_repetition_penalty_knows_the_prompt_and_what_was_made():
+    """Each token is the likeliest after the logits of all that stand before it are penalised."""
+    c = dataclasses.replace(GREEDY, repetition_penalty=1.7, length=10, mem_len=40)
+    prompts = prompts_of(3, 5)
+    tokens = made(prompts, c)
+    assert (tokens != made(prompts, dataclasses.replace(c, repetition_penalty=1.0))).any()
+    model, variables = TransformerXL(CFG), tiny_models.variables(CFG)
+    for prompt, row in zip(prompts, tokens.tolist(), strict=True):
+        text = np.concatenate([prompt, row]).astype(np.int32)
+        logits, _ = model.apply(variables, text[None], model.init_mems(1, 0))
+        for n in range(len(prompt), len(text)):
+            scores = np.array(logits[0, n - 1])
+            for seen in set(text[:n].tolist()):
+                scores[seen] = scores[seen] / 1.7 if scores[seen] > 0 else scores[seen] * 1.7
+            assert text[n] == scores.argmax()
+
+
+def test_a_sampled_row_of_a_batch_is_what_it_is_alone():
+    prompts = prompts_of(1, 2, 11, 30)
+    together = made(prompts, SAMPLED)
+    for row, prompt in enumerate(prompts):
+        np.testing.assert_array_equal(together[row], made([prompt], SAMPLED)[0])
+
+
+def test_samples_of_one_prompt_differ_and_the_first_is_that_of_one():
+    params = tiny_models.variables(CFG)["params"]
+    (prompt,) = prompts_of(4)
+    (piece,) = generate(CFG, params, [prompt] * 3, SAMPLED, samples=[0, 1, 2])
+    assert len({tuple(row) for row in piece.tokens.tolist()}) == 3
+    np.testing.assert_array_equal(piece.tokens[0], made([prompt], SAMPLED)[0])
+
+
+def test_the_loss_of_what_is_made_is_the_models_whatever_was_sampled_from():
+    """Temperature, top-k and penalty change what is drawn, not what the model thinks of it."""
+    c = dataclasses.replace(
+        SAMPLED, mem_len=60, length=20, temperature=3.0, top_k=7, repetition_penalty=1.5
+    )
+    params = tiny_models.variables(CFG)["params"]
+    prompts = prompts_of(5, 9)
+    pieces = list(generate(CFG, params, prompts, c))
+    tokens = np.concatenate([p.tokens for p in pieces], axis=1)
+    model = TransformerXL(CFG)
+    for row, prompt in enumerate(prompts):
+        text = np.concatenate([prompt, tokens[row]])[None]
+        nothing = model.init_mems(1, 0)
+        nll, _ = model.apply({"params": params}, text[:, :-1], text[:, 1:], nothing, method="nll")
+        found = np.concatenate([p.nll for p in pieces], axis=1)[row]
+        np.testing.assert_allclose(found, nll[0, -20:], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("10 @,@ 000 , well @-@ known ( 3 @.@ 5 )", "10,000, well-known (3.5)"),
+        ('He said , " it \'s here " .', 'He said, "it\'s here".'),
+        (" = Title = \n it does n't end ; no !", " = Title = \n it doesn't end; no!"),
+        ("a 's b\nc : d", "a's b\nc: d"),
+    ],
+)
+def test_wikitext_is_put_back_to_ordinary_text(text, plain):
+    assert detokenised(text) == plain

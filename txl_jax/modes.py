@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import importlib
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
@@ -16,7 +15,9 @@ from txl_jax.data.corpus import Corpus, DataError, corpus_from_config
 from txl_jax.evaluation import baselines
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.report import report
-from txl_jax.generation.text import continue_text, encode_prompt, prompt_of
+from txl_jax.generation.prompts import prompts_of
+from txl_jax.generation.text import encode_prompt
+from txl_jax.generation.write import write_continuations
 from txl_jax.lock import LockedError, training_lock
 from txl_jax.model.kernels.choice import KernelError
 from txl_jax.planning.compile_ahead import compile_ahead
@@ -74,7 +75,8 @@ def train(exp: ExperimentConfig, workdir: str, command: str) -> int:
         corpus = processes.in_turn(lambda: corpus_from_config(exp.data))
         exp = with_vocab(exp, corpus)
         baselines.check(exp.evaluate.baselines, corpus.vocab)
-        encode_prompt(corpus.vocab, prompt_of(exp.generate))
+        for prompt in prompts_of(exp.generate):
+            encode_prompt(corpus.vocab, prompt)
         check_fit(exp, corpus)
         with locked(workdir):
             processes.first(lambda: claim(workdir, exp, corpus))
@@ -171,24 +173,9 @@ def compile_programs(exp: ExperimentConfig, topology: str | None) -> int:
 
 
 def write_sample(trained: Trained, workdir: str, stop: Callable[[], bool] = lambda: False) -> None:
-    """Prints prompt and continuation as it is made, and keeps them as ``sample.txt``.
-
-    Process 0 does, on its first device, where its own copy of the parameters lies.
-    """
-    if not processes.is_first():
-        return
-    c = trained.config.generate
-    prompt = prompt_of(c)
-    print(prompt, end="", flush=True)
-    text = prompt
-    for piece in continue_text(trained, c):
-        print(piece, end="", flush=True)
-        text += piece
-        if stop():
-            return
-    print(flush=True)
-    with open(os.path.join(workdir, "sample.txt"), "w", encoding="utf-8") as file:
-        file.write(text + "\n")
+    """Continues the prompts of the config: process 0 does, on its first device."""
+    if processes.is_first():  # where its own copy of the parameters lies
+        write_continuations(trained, workdir, stop)
 
 
 def _say(text: str, file: TextIO | None = None) -> None:

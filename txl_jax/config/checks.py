@@ -81,8 +81,11 @@ def check_combinations(c: "ExperimentConfig") -> None:
     if d.name == "lm1b" and t.roll_streams:
         rule = "is for one text; the sentences of data.name='lm1b' are shuffled"
         refuse("train.roll_streams", True, rule)
-    if c.generate.prompt and c.generate.prompt_file:
-        refuse("generate.prompt_file", c.generate.prompt_file, "and prompt are both given")
+    g = c.generate
+    prompts = {"prompt": g.prompt, "prompt_file": g.prompt_file, "prompts_file": g.prompts_file}
+    first, *more = [key for key, value in prompts.items() if value] or [""]
+    if more:
+        refuse(f"generate.{more[0]}", prompts[more[0]], f"and {first} are both given")
 
 
 def _check_lengths(section, model, mem_len, seg_len, context_len, more, refuse) -> None:

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import json
 import math
 import types
 import typing
@@ -69,12 +70,10 @@ def typed(key: str, value: Any, hint: Any) -> Any:
         raise ConfigError(f"config key {key} = {value!r}: must be one of {names}")
     if origin is tuple:
         if isinstance(value, str):
-            value = [v for v in value.strip("()[] ").replace(" ", "").split(",") if v]
+            value = _listed(value, args[0] is str)
         if not isinstance(value, list | tuple):
             raise ConfigError(f"config key {key} = {value!r}: must be a list")
-        return tuple(
-            typed(key, v.strip("'\"") if isinstance(v, str) else v, args[0]) for v in value
-        )
+        return tuple(typed(key, v, args[0]) for v in value)
     if hint is bool and isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
     if hint in (int, float) and isinstance(value, str):
@@ -88,6 +87,17 @@ def typed(key: str, value: Any, hint: Any) -> Any:
     if hint is float and not math.isfinite(value):
         raise ConfigError(f"config key {key} = {value!r}: must be a finite number")
     return value
+
+
+def _listed(text: str, of_texts: bool) -> Any:
+    """A list from the command line: by comma; or, of texts, in JSON, which keeps white space."""
+    if of_texts and text.startswith("["):
+        try:
+            return json.loads(text)
+        except ValueError:
+            pass
+    parts = text.strip("()[] ").replace(" ", "").split(",")
+    return [part.strip("'\"") for part in parts if part]
 
 
 def _literal(text: str) -> Any:

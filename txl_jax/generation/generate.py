@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import flax.struct
 import jax
@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from txl_jax.config import GenerateConfig, TransformerXLConfig
-from txl_jax.generation.sampling import sample
+from txl_jax.generation.sampling import penalised, sample
+from txl_jax.generation.utf8 import Automaton
 from txl_jax.model.memory import Cache, Memory
 from txl_jax.model.transformer_xl import TransformerXL
 
@@ -19,63 +20,145 @@ _PREFILL = 128
 _PER_DISPATCH = 64
 
 
+class Piece(NamedTuple):
+    """Some more tokens of each row.
+
+    Attributes:
+      tokens: int32 [B,n].
+      nll: float32 [B,n], nats, of each under the model as it is (temperature 1, nothing left out).
+    """
+
+    tokens: np.ndarray
+    nll: np.ndarray
+
+
+class Going(flax.struct.PyTreeNode):
+    """What goes from token to token.
+
+    Attributes:
+      token: int32 [B], the newest.
+      past: of all before it.
+      seen: bool [B,V], the tokens that the text has; ``None`` without a repetition penalty.
+      state: int32 [B], of the grammar; ``None`` without one.
+    """
+
+    token: jax.Array
+    past: Any
+    seen: jax.Array | None
+    state: jax.Array | None
+
+
 def generate(
     cfg: TransformerXLConfig,
     params: Any,
     prompts: Sequence[np.ndarray],
     c: GenerateConfig,
-) -> Iterator[np.ndarray]:
-    """Pieces of the continuations, int32 [B, up to 64], until each has ``c.length`` tokens.
+    grammar: Automaton | None = None,
+    samples: Sequence[int] | None = None,
+) -> Iterator[Piece]:
+    """Pieces of up to 64 tokens of each continuation, until each has ``c.length``.
 
     Attention is limited to a window of M positions (``same_length``; the model's own, else
-    ``pytorch``), so that neither the cut of a prompt nor its neighbours change the result. A
-    form of attention without memory is run again for each token on the last M tokens instead
-    (``absolute_per_layer``: on no more than its table has).
+    ``pytorch``), so that neither the cut of a prompt nor its neighbours change the result: a row
+    is what it would be alone. A form of attention without memory is run again for each token on
+    the last M tokens instead (``absolute_per_layer``: on no more than its table has).
 
     Args:
       cfg: the model's shape.
       params: its parameters.
       prompts: B arrays of token ids, each of at least one token; lengths may differ.
       c: length, memory M, sampling, seed.
+      grammar: which tokens may follow; ``None``: any.
+      samples: [B], numbers that tell rows of one prompt apart: with the seed and the token's place
+        they are all that a row's draws depend on. ``None``: 0 for each.
 
     Raises:
       ValueError: an empty prompt, or a token that the vocabulary does not have.
     """
-    _check(prompts, cfg.vocab_size or 0)
-    past: Any
-    next_logits: Callable
-    if cfg.memory_free:
-        model, next_logits = TransformerXL(cfg), _by_running_again
-        table = cfg.n_positions if cfg.attention == "absolute_per_layer" else None
-        past = _last_tokens([p[:-1] for p in prompts], min(c.mem_len, table or c.mem_len))
-    else:
+    vocab_size = cfg.vocab_size or 0
+    _check(prompts, vocab_size)
+    if not cfg.memory_free:
         cfg = dataclasses.replace(cfg, same_length=cfg.same_length or "pytorch")
-        model, next_logits = TransformerXL(cfg), _by_memory
-        past = _read_prompts(model, params, prompts, c.mem_len)
-    extend = jax.jit(
-        functools.partial(_extend, functools.partial(next_logits, model), c), donate_argnums=(2,)
-    )
+    programs = _programs(cfg, _of_sampling(c))
+    if cfg.memory_free:
+        table = cfg.n_positions if cfg.attention == "absolute_per_layer" else None
+        past: Any = _last_tokens([p[:-1] for p in prompts], min(c.mem_len, table or c.mem_len))
+    else:
+        past = _read_prompts(programs, TransformerXL(cfg), params, prompts, c.mem_len)
+    seen = None
+    if c.repetition_penalty > 1:
+        seen = np.zeros((len(prompts), vocab_size), bool)
+        for row, prompt in enumerate(prompts):
+            seen[row, prompt] = True
+    state = None
+    if grammar is not None:
+        state = np.array([grammar.state_after(prompt) for prompt in prompts], np.int32)
+    token = np.array([p[-1] for p in prompts], np.int32)
+    on_device: Callable = functools.partial(jax.tree.map, jnp.asarray)
+    going = Going(*on_device((token, past, seen, state)))
 
-    token = jnp.asarray([p[-1] for p in prompts], jnp.int32)
-    key_at = functools.partial(jax.random.fold_in, jax.random.key(c.seed))
+    numbers = jnp.asarray(samples if samples is not None else [0] * len(prompts))
+    rows = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(c.seed)))(numbers)
+    at_place = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (None, 0))
     for start in range(0, c.length, _PER_DISPATCH):
         n = min(_PER_DISPATCH, c.length - start)
-        positions = jnp.arange(start, start + n)
-        token, past, made = extend(params, token, past, jax.vmap(key_at)(positions))
-        yield np.asarray(made)
+        keys = at_place(rows, jnp.arange(start, start + n))
+        going, tokens, nll = programs.extend(params, going, keys, grammar)
+        yield Piece(np.asarray(tokens), np.asarray(nll))
 
 
-def _extend(next_logits, c: GenerateConfig, params, token, past, keys):
-    """A token of each row for each of n keys, on device: last token [B], past, all [B,n]."""
+class _Programs(NamedTuple):
+    """Compiled once for a shape of model and a way of sampling."""
 
-    def one(carry, step_key):
-        token, past = carry
-        logits, past = next_logits(params, token, past)
-        token = sample(step_key, logits, c)
-        return (token, past), token
+    extend: Callable
+    read: Callable
+    project: Callable
 
-    (token, past), made = jax.lax.scan(one, (token, past), keys)
-    return token, past, made.T
+
+def _of_sampling(c: GenerateConfig) -> GenerateConfig:
+    """The settings that programs are compiled for, all others as they are by default."""
+    kept = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    return GenerateConfig(**{key: getattr(c, key) for key in kept})
+
+
+@functools.lru_cache(maxsize=8)
+def _programs(cfg: TransformerXLConfig, c: GenerateConfig) -> _Programs:
+    model = TransformerXL(cfg)
+    next_logits: Callable = _by_running_again if cfg.memory_free else _by_memory
+    extend = functools.partial(_extend, functools.partial(next_logits, model), c)
+    return _Programs(
+        jax.jit(extend, donate_argnums=(1,)),
+        jax.jit(functools.partial(_read, model)),
+        jax.jit(functools.partial(model.apply, seg_len=1, method="init_cache")),
+    )
+
+
+def _extend(next_logits, c: GenerateConfig, params, going: Going, keys, grammar):
+    """A token of each row for each of keys [n,B], on device: what goes on, tokens, nll [B,n]."""
+
+    def one(going: Going, keys):
+        logits, past = next_logits(params, going.token, going.past)
+        token = sample(keys, _possible(logits, going, c, grammar), c)
+        of_token = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
+        nll = jax.nn.logsumexp(logits, axis=-1) - of_token
+        seen, state = going.seen, going.state
+        if seen is not None:
+            seen = seen.at[jnp.arange(len(token)), token].set(True)
+        if state is not None:
+            state = jnp.asarray(grammar.after)[state, token]
+        return Going(token, past, seen, state), (token, nll)
+
+    going, (tokens, nll) = jax.lax.scan(one, going, keys)
+    return going, tokens.T, nll.T
+
+
+def _possible(logits, going: Going, c: GenerateConfig, grammar):
+    """Logits [B,V] with what the text had made less likely, and what may not follow at -inf."""
+    if going.seen is not None:
+        logits = penalised(logits, going.seen, c.repetition_penalty)
+    if going.state is not None:
+        logits = jnp.where(jnp.asarray(grammar.allowed)[going.state], logits, -jnp.inf)
+    return logits
 
 
 # With memory: the past is what the layers project it to.
@@ -88,15 +171,17 @@ def _by_memory(model: TransformerXL, params, token, past: Cache):
 
 
 def _read_prompts(
-    model: TransformerXL, params, prompts: Sequence[np.ndarray], mem_len: int
+    programs: _Programs,
+    model: TransformerXL,
+    params,
+    prompts: Sequence[np.ndarray],
+    mem_len: int,
 ) -> Cache:
     """The past of all but the last token of each prompt."""
     mems = model.init_mems(len(prompts), mem_len)
-    read = jax.jit(functools.partial(_read, model))
     for tokens, lengths in _chunks(prompts):
-        mems = read(params, tokens, lengths, mems)
-    project = jax.jit(functools.partial(model.apply, seg_len=1, method="init_cache"))
-    return cast(Cache, project({"params": params}, mems))
+        mems = programs.read(params, tokens, lengths, mems)
+    return cast(Cache, programs.project({"params": params}, mems))
 
 
 def _read(model: TransformerXL, params, tokens, lengths, mems: Memory) -> Memory:

@@ -6,21 +6,22 @@ import jax.numpy as jnp
 from txl_jax.config import GenerateConfig
 
 
-def sample(key: jax.Array, logits: jax.Array, c: GenerateConfig) -> jax.Array:
+def sample(keys: jax.Array, logits: jax.Array, c: GenerateConfig) -> jax.Array:
     """A next token for each row: int32 [B].
 
-    Temperature first, then top-k, then top-p on what is left; temperature 0 takes the
+    Temperature first, then top-k, top-p and min-p, each on what is left; temperature 0 takes the
     likeliest token.
 
     Args:
-      key: of this step.
+      keys: [B], of this step; a row's draw depends on its own alone.
       logits: float32 [B,V].
-      c: ``temperature``, ``top_k``, ``top_p``.
+      c: ``temperature``, ``top_k``, ``top_p``, ``min_p``.
     """
     if c.temperature == 0:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
     logits = keep_top_p(keep_top_k(logits / c.temperature, c.top_k), c.top_p)
-    return jax.random.categorical(key, logits, axis=-1).astype(jnp.int32)
+    draw = jax.vmap(jax.random.categorical)
+    return draw(keys, keep_min_p(logits, c.min_p)).astype(jnp.int32)
 
 
 def keep_top_k(logits: jax.Array, k: int) -> jax.Array:
@@ -43,3 +44,17 @@ def keep_top_p(logits: jax.Array, p: float) -> jax.Array:
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
     least = jnp.min(jnp.where(before < p, ordered, jnp.inf), axis=-1, keepdims=True)
     return jnp.where(logits < least, -jnp.inf, logits)
+
+
+def keep_min_p(logits: jax.Array, p: float) -> jax.Array:
+    """Logits [B,V] with all at -inf below p times the largest probability (Nguyen et al. 2024)."""
+    if p == 0:
+        return logits
+    least = jnp.max(logits, axis=-1, keepdims=True) + jnp.log(p)
+    return jnp.where(logits < least, -jnp.inf, logits)
+
+
+def penalised(logits: jax.Array, seen: jax.Array, penalty: float) -> jax.Array:
+    """Logits [B,V], those of tokens ``seen`` (bool [B,V]) made less likely (Keskar et al. 2019)."""
+    less = jnp.where(logits > 0, logits / penalty, logits * penalty)
+    return jnp.where(seen, less, logits)
