@@ -54,6 +54,7 @@ KNOWN_ERRORS = (
 ANALYSES = {
     "context": "txl_jax.evaluation.context",
     "attention": "txl_jax.evaluation.attention_maps",
+    "score": "txl_jax.evaluation.score",
     "speed": "txl_jax.evaluation.speed",
     "probe": "txl_jax.evaluation.probe",
 }
@@ -179,7 +180,7 @@ def write_sample(trained: Trained, workdir: str, stop: Callable[[], bool] = lamb
 
 
 def _say(text: str, file: TextIO | None = None) -> None:
-    if processes.is_first():
+    if text and processes.is_first():
         print(text, file=file or sys.stdout, flush=True)
 
 

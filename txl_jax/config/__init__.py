@@ -13,6 +13,7 @@ from txl_jax.config.analysis import (
     ProbeConfig,
     ReclConfig,
     ReportConfig,
+    ScoreConfig,
     SpeedConfig,
 )
 from txl_jax.config.fields import ConfigError
@@ -52,6 +53,7 @@ __all__ = [
     "ProtocolConfig",
     "ReclConfig",
     "ReportConfig",
+    "ScoreConfig",
     "SpeedConfig",
     "TrainConfig",
     "TransformerXLConfig",

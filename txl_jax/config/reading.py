@@ -34,6 +34,7 @@ FREE_TO_CHANGE = (
     "attention",
     "ablation",
     "speed",
+    "score",
     "probe",
     "report",
 )

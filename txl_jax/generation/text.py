@@ -38,7 +38,7 @@ def line_end(vocab: Vocab) -> np.ndarray:
         ids = vocab.encode("\n")
     except DataError:  # characters without a newline
         ids = np.zeros(0, vocab.dtype)
-    return ids if len(ids) else np.zeros(1, vocab.dtype)
+    return ids[-1:] if len(ids) else np.zeros(1, vocab.dtype)
 
 
 @dataclasses.dataclass

@@ -1,0 +1,482 @@
+"""Attention by distance is what queries and keys give, written out; its averages and its files."""
+
+import csv
+import dataclasses
+import functools
+import json
+import math
+import types
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import reference
+import tiny_models
+import tiny_runs
+
+import txl_jax
+from txl_jax.config import override
+from txl_jax.data.corpus import corpus_from_config
+from txl_jax.data.vocab import Vocab
+from txl_jax.evaluation import attention_maps
+from txl_jax.evaluation.attention_averages import Averages, doubling_edges
+from txl_jax.evaluation.attention_maps import Reader
+from txl_jax.evaluation.attention_pictures import Attended, shown
+from txl_jax.evaluation.attention_weights import Sums, watched_segment, watching
+from txl_jax.evaluation.errors import AnalysisError
+from txl_jax.workdir import Trained, with_vocab
+
+T, M = 4, 6
+CASES = {
+    **{name: {"attention": name, **more} for name, more in tiny_models.ATTENTION.items()},
+    "window of PyTorch": {"same_length": "pytorch"},
+    "window of TensorFlow": {"same_length": "tf"},
+    "clamp": {"clamp_len": 3},
+    "clamp of Shaw": {"attention": "shaw", "n_positions": 6, "clamp_len": 3},
+    "own biases, normalised before": {"untie_r": True, "pre_lnorm": True},
+}
+LETTERS = {"relative": "abcd", "shaw": "abcd", "shared_projection": "abcd"}
+
+
+@pytest.fixture(autouse=True)
+def compiled_quickly(monkeypatch):
+    """The mode's programs compile in less time, and run as fast: :func:`tiny_models.quick`."""
+    quick = types.SimpleNamespace(**{**vars(jax), "jit": tiny_models.quick})
+    monkeypatch.setattr(attention_maps, "jax", quick)
+
+
+def terms_of(h_i, h_j, distance, n, p, u, v, cfg):
+    """The terms of a score by letter, before the division by sqrt(H)."""
+    q, k = h_i @ p["query"][:, n], h_j @ p["key"][:, n]
+    if cfg.attention == "relative":
+        r = reference.sinusoid(distance, cfg) @ p["position"][:, n]
+        return {"a": q @ k, "b": q @ r, "c": u[n] @ k, "d": v[n] @ r}
+    if cfg.attention == "shaw":
+        rows = min(len(p["distance"]), cfg.clamp_len if cfg.clamp_len > 0 else 10**9)
+        d = min(distance, rows - 1)
+        r, b = p["distance"][d, n], p["distance_bias"][d, n]
+        return {"a": q @ k, "b": q @ r, "c": p["u"][n] @ k, "d": b}
+    if cfg.attention == "shared_projection":
+        here = reference.sinusoid(0, cfg) @ p["query"][:, n]
+        r = reference.sinusoid(distance, cfg) @ p["key"][:, n]
+        return {"a": q @ k, "b": q @ r, "c": here @ k, "d": here @ r}
+    return {"a": q @ k}
+
+
+def slow(cfg, params, tokens, memory, mem_len):
+    """What each query gives to each distance, of all terms and of each: [L,N,T,K] by name.
+
+    And the memory after. One row; distances that a query does not see are NaN.
+    """
+    t, n_past = len(tokens), len(memory[0])
+    embedded = [reference.embedding(params, cfg, token) for token in tokens]
+    _, after = reference.core(params, cfg, embedded, memory, max(mem_len, t))
+    if cfg.same_length:
+        assert mem_len >= t  # else the window above were another
+    shape = (cfg.n_layer, cfg.n_head, t, mem_len + t)
+    letters = LETTERS.get(cfg.attention, "")
+    found = {name: np.full(shape, np.nan) for name in ("all", *letters)}
+    for layer in range(cfg.n_layer):
+        p, u, v = params[f"layer_{layer}"], params.get("u"), params.get("v")
+        if cfg.untie_r:
+            u, v = u[layer], v[layer]
+        states = after[layer][-t:]
+        if cfg.attention == "absolute_per_layer":
+            table = p["positions"]
+            states = [h + table[len(table) - t + i] for i, h in enumerate(states)]
+        everything, p_attention = memory[layer] + states, p["attention"]
+        if cfg.pre_lnorm:
+            everything = [reference.layer_norm(h, p["norm_attention"], cfg) for h in everything]
+        for n in range(cfg.n_head):
+            for i in range(t):
+                here = n_past + i
+                rows: dict[str, dict[int, float]] = {name: {} for name in found}
+                for j in reference.visible(i, n_past, mem_len, cfg.same_length, ()):
+                    about = (everything[here], everything[j], here - j, n, p_attention, u, v, cfg)
+                    terms = terms_of(*about)
+                    assert sum(terms.values()) == pytest.approx(reference.score(*about))
+                    for name in rows:
+                        score = terms.get(name, sum(terms.values()))
+                        rows[name][here - j] = math.exp(score / math.sqrt(cfg.d_head))
+                for name, row in rows.items():
+                    for d, x in row.items():
+                        found[name][layer, n, i, d] = x / sum(row.values())
+    return found, [kept[-mem_len:] if mem_len else [] for kept in after]
+
+
+def slow_sums(found, weights):
+    """Sums over the queries of weight 1, by name, and how many saw each distance."""
+    summed = {}
+    for name, x in found.items():
+        summed[name] = sum(w * np.nan_to_num(x[:, :, i]) for i, w in enumerate(weights))
+    seen = sum(w * ~np.isnan(found["all"][0, 0, i]) for i, w in enumerate(weights))
+    return summed, seen
+
+
+@functools.cache
+def watched(cfg):
+    """:func:`watched_segment` of a model, compiled: (params, inputs, mems, weights)."""
+    return tiny_models.quick(functools.partial(watched_segment, txl_jax.TransformerXL(cfg)))
+
+
+def float64(cfg):
+    return reference.float64(tiny_models.variables(cfg)["params"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sums_are_those_of_queries_and_keys_written_out(case):
+    """Rows of a full, a half empty and an empty memory; terms too; not every query counts."""
+    cfg = tiny_models.config(**CASES[case])
+    params, tokens = tiny_models.variables(cfg)["params"], tiny_models.tokens(cfg, 3, T)
+    mems = tiny_models.memory(cfg, [M, 2, 0], M)
+    weights = np.array([[1, 1, 1, 1], [0, 1, 0, 1], [1, 0, 1, 1]], np.float32)
+    got, last, _ = watched(cfg)(params, tokens, mems, weights)
+
+    mem_len = mems.mem_len
+    rows = []
+    for b in range(3):
+        past = [list(x.astype(np.float64)) for x in tiny_models.real_states(mems, b)]
+        found, _ = slow(cfg, float64(cfg), tokens[b], past, mem_len)
+        rows.append(slow_sums(found, weights[b]))
+        newest_first = np.nan_to_num(found["all"][:, :, -1])
+        np.testing.assert_allclose(last[:, :, b, ::-1], newest_first, atol=1e-5)
+    want = {name: sum(summed[name] for summed, _ in rows) for name in rows[0][0]}
+    np.testing.assert_allclose(got.attention, want.pop("all"), atol=3e-5)
+    assert set(got.terms) == set(want)
+    for letter, x in want.items():
+        np.testing.assert_allclose(got.terms[letter], x, atol=3e-5)
+    np.testing.assert_array_equal(got.seen, sum(seen for _, seen in rows))
+    assert float(got.queries) == weights.sum()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_each_query_gives_one_in_all(dtype):
+    cfg = tiny_models.config(dtype=dtype)
+    params, tokens = tiny_models.variables(cfg)["params"], tiny_models.tokens(cfg, 2, T)
+    mems = tiny_models.memory(cfg, [M, 1], M)
+    mems = mems.replace(hidden=mems.hidden.astype(dtype))
+    for b, i in ((0, 0), (0, 3), (1, 0), (1, 2)):
+        one = np.zeros((2, T), np.float32)
+        one[b, i] = 1
+        got, _, _ = watched(cfg)(params, tokens, mems, one)
+        for x in (got.attention, *got.terms.values()):
+            assert x.dtype == np.float32
+            np.testing.assert_allclose(x.sum(axis=-1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["relative", "absolute_per_layer"])
+def test_the_pass_that_is_watched_is_the_models_own(form):
+    """Losses, and the inputs of all layers, to the last bit; every layer is seen once."""
+    cfg = tiny_models.config(**tiny_models.attention(form))
+    tokens, mems = tiny_models.tokens(cfg, 2, T + 1), tiny_models.memory(cfg, [M, 2], M)
+    apply = tiny_models.apply(cfg, "nll")
+    inputs = (tiny_models.variables(cfg), tokens[:, :-1], tokens[:, 1:], mems)
+    nll, after = apply(*inputs)
+    with watching() as layers:
+        watched, watched_after = apply(*inputs)
+    assert len(layers) == cfg.n_layer
+    np.testing.assert_array_equal(watched, nll)
+    np.testing.assert_array_equal(watched_after.hidden, after.hidden)
+    weights: Any = np.ones((2, T), np.float32)
+    params = inputs[0]["params"]
+    model = txl_jax.TransformerXL(cfg)
+    _, _, kept = watched_segment(model, params, tokens[:, :-1], mems, weights)
+    np.testing.assert_array_equal(kept.hidden, after.hidden)
+    with watching() as nothing:
+        pass
+    apply(*inputs)
+    assert not nothing
+
+
+def trained(cfg, params=None, seg_len=T, mem_len=M, evaluated_with=M, vocab=None, **settings):
+    """A model with random parameters as a trained one; trained with a memory of 2."""
+    context = 0 if evaluated_with else 2
+    cut = {"seg_len": 2, "mem_len": evaluated_with and 2, "context_len": context}
+    scored = {"seg_len": 2, "mem_len": evaluated_with, "context_len": context}
+    exp = txl_jax.ExperimentConfig.from_dict(
+        {
+            "model": dataclasses.asdict(cfg),
+            "train": cut,
+            "validate": scored,
+            "evaluate": scored,
+            "attention": {"seg_len": seg_len, "mem_len": mem_len, **settings},
+        }
+    )
+    params = tiny_models.variables(cfg)["params"] if params is None else params
+    symbols = vocab or Vocab("char", [chr(ord("a") + i) for i in range(cfg.vocab_size)])
+    return Trained(txl_jax.TransformerXL(cfg), params, symbols, exp, step=7)
+
+
+def slow_averages(cfg, streams, seg_len, mem_len, context_len):
+    """Means by distance by name, spans, of queries with all before them; segment by segment."""
+    params, queries = float64(cfg), 0
+    total: dict[str, Any] = {}
+    seen: Any = 0
+    for tokens in streams:
+        memory: list[list] = [[] for _ in range(cfg.n_layer)]
+        for start in range(0, len(tokens) - seg_len + 1, seg_len):
+            before = max(0, start - context_len)
+            read = tokens[before : start + seg_len]
+            found, memory = slow(cfg, params, read, memory, mem_len)
+            if start < mem_len + context_len:
+                continue
+            own = [0] * (start - before) + [1] * seg_len
+            summed, saw = slow_sums(found, own)
+            total = {name: x + total.get(name, 0) for name, x in summed.items()}
+            seen, queries = seen + saw, queries + seg_len
+    spans = total["all"] @ np.arange(len(seen)) / queries
+    total = {name: x[..., seen > 0] / seen[seen > 0] for name, x in total.items()}
+    return total, spans, seen[seen > 0], queries
+
+
+READ: dict[str, tuple[dict[str, Any], int, int, int]] = {
+    "relative, memory longer than in training": ({}, 1, M, 0),
+    "relative, two streams": ({}, 2, 5, 0),
+    "relative, no memory": ({}, 1, 0, 0),
+    "relative, run again": ({}, 2, 0, 5),
+    "absolute_per_layer": (
+        {"attention": "absolute_per_layer", "n_positions": 9, "d_head": 4},
+        1,
+        0,
+        5,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_averages_of_a_text_are_those_of_it_written_out(name):
+    """The last segments are short, and no query of them counts; so do none of those before."""
+    changes, n_streams, mem_len, context_len = READ[name]
+    cfg = tiny_models.config(**changes)
+    tokens = tiny_models.tokens(cfg, 1, n_streams * 19 + 1)[0]
+    read = trained(
+        cfg,
+        mem_len=mem_len + context_len,
+        evaluated_with=0 if context_len or not mem_len else M,
+        batch_size=n_streams,
+        max_tokens=0,
+    )
+    got = Reader(read).averages(tokens)
+    streams = [tokens[i * 19 : (i + 1) * 19] for i in range(n_streams)]
+    want, spans, seen, queries = slow_averages(cfg, streams, T, mem_len, context_len)
+    np.testing.assert_allclose(got.attention, want.pop("all"), atol=1e-5)
+    for letter, x in want.items():
+        np.testing.assert_allclose(got.terms[letter], x, atol=1e-5)
+    np.testing.assert_allclose(got.spans, spans, atol=1e-4)
+    np.testing.assert_array_equal(got.seen, seen)
+    assert got.queries == queries > 0
+    assert set(got.terms) == set(LETTERS.get(cfg.attention, ""))
+
+
+def test_short_segments_add_up_to_long_ones():
+    """With a window a text cut in two gives what it gives whole; memory is carried."""
+    cfg = tiny_models.config(same_length="pytorch")
+    tokens = tiny_models.tokens(cfg, 1, 33)[0]
+    settings = {"mem_len": 8, "max_tokens": 0}
+    whole = Reader(trained(cfg, seg_len=8, **settings)).averages(tokens)
+    parts = Reader(trained(cfg, seg_len=4, **settings)).averages(tokens)
+    assert whole.queries == parts.queries == 24
+    np.testing.assert_allclose(parts.attention, whole.attention, atol=1e-5)
+    for letter in "abcd":
+        np.testing.assert_allclose(parts.terms[letter], whole.terms[letter], atol=1e-5)
+
+
+def test_as_many_tokens_are_read_as_are_asked_for():
+    cfg = tiny_models.config()
+    tokens = tiny_models.tokens(cfg, 1, 60)[0]
+    of = lambda text, **more: Reader(trained(cfg, **more)).averages(text)
+    first = of(tokens, max_tokens=9)
+    assert first.queries == 12  # whole segments, after two that fill the memory
+    np.testing.assert_array_equal(first.attention, of(tokens[:21], max_tokens=0).attention)
+
+
+def test_the_protocols_own_clamp_and_window_hold():
+    cfg = tiny_models.config()
+    tokens = tiny_models.tokens(cfg, 1, 20)[0]
+    read = trained(cfg)
+    changes = {"evaluate.clamp_len": 3, "evaluate.same_length": "tf"}
+    changed = dataclasses.replace(read, config=override(read.config, changes))
+    own = trained(tiny_models.config(clamp_len=3, same_length="tf"))
+    want = Reader(own).averages(tokens)
+    np.testing.assert_array_equal(Reader(changed).averages(tokens).attention, want.attention)
+    assert want.n_keys == M + 1
+
+
+def test_the_widest_head_is_found():
+    """Shaw's learnt scalars alone decide: each head looks at one distance, and which is known."""
+    cfg = tiny_models.config(attention="shaw", n_positions=9)
+    params = jax.tree.map(np.zeros_like, tiny_models.variables(cfg)["params"])
+    looks_at = {(0, 0): 0, (0, 1): 3, (1, 0): 5, (1, 1): 2}
+    for (layer, head), distance in looks_at.items():
+        params[f"layer_{layer}"]["attention"]["distance_bias"][distance, head] = 60.0
+    got = Reader(trained(cfg, params)).averages(tiny_models.tokens(cfg, 1, 60)[0])
+    for place, distance in looks_at.items():
+        assert got.spans[place] == pytest.approx(distance, abs=1e-4)
+        assert got.attention[place].argmax() == distance
+        np.testing.assert_allclose(got.terms["d"][place], got.attention[place], atol=1e-6)
+        np.testing.assert_allclose(got.terms["a"][place] * got.seen / got.queries, _uniform(got))
+    assert got.widest(3) == [(1, 0), (0, 1), (1, 1)]
+    assert len(got.widest(9)) == 4
+
+
+def _uniform(got):
+    """Of a query that sees M+1 .. M+T distances, in turn, each alike: the mean by distance."""
+    sees = np.arange(M + 1, M + T + 1)
+    return [np.mean(np.where(d < sees, 1 / sees, 0)) for d in range(got.n_keys)]
+
+
+def test_shares_and_bins_by_hand():
+    """One head; two queries, of which one alone sees the distance 3, and none the distance 4."""
+    attention = np.array([[[1.0, 0.6, 0.3, 0.1, 0.0]]])
+    got = Averages.of(Sums(attention, {}, np.array([2.0, 2, 2, 1, 0]), np.array(2.0)))
+    np.testing.assert_allclose(got.attention[0, 0], [0.5, 0.3, 0.15, 0.1])
+    np.testing.assert_allclose(got.spans, [[(0.6 + 0.6 + 0.3) / 2]])
+    edges = doubling_edges(4)
+    assert edges.tolist() == [0, 1, 2, 4]
+    np.testing.assert_allclose(got.shares(edges)[0, 0], [0.5, 0.3, 0.2])
+    np.testing.assert_allclose(got.binned(got.attention, edges)[0, 0], [0.5, 0.3, 0.4 / 3])
+    assert doubling_edges(1).tolist() == [0, 1]
+    assert doubling_edges(6).tolist() == [0, 1, 2, 4, 6]
+
+
+@pytest.mark.parametrize("position", [11, 42])
+def test_a_position_sees_what_it_would_with_all_of_the_text_before(position):
+    """11: the first with a full memory. 42: more text than two layers' memories reach back."""
+    cfg = tiny_models.config()
+    tokens = tiny_models.tokens(cfg, 1, 50)[0]
+    reader = Reader(trained(cfg, position=position))
+    reader.check(tokens, "the text")
+    got = reader.at(tokens, position)
+    memory: list[list] = [[] for _ in range(cfg.n_layer)]
+    for end in range((position + 1) % T + T, position + 2, T):
+        found, memory = slow(cfg, float64(cfg), tokens[end - T : end], memory, M)
+    np.testing.assert_allclose(got, found["all"][:, :, -1], atol=1e-5)
+
+
+def test_a_position_of_a_model_without_memory_sees_its_context():
+    cfg = tiny_models.config(attention="absolute")
+    tokens = tiny_models.tokens(cfg, 1, 50)[0]
+    reader = Reader(trained(cfg, evaluated_with=0, position=9))
+    reader.check(tokens, "the text")
+    window = slow(cfg, float64(cfg), tokens[: M + T], [[], []], 0)[0]
+    np.testing.assert_allclose(reader.at(tokens, 9), window["all"][:, :, -1], atol=1e-5)
+
+
+def test_the_attended_tokens_are_those_of_their_distance():
+    probabilities = np.array([[[0.1, 0.0, 0.6, 0.3]]])
+    heads = Attended(9, probabilities, np.array([3, 0, 1, 2]), [(0, 0)])
+    assert heads.largest(0, 0) == [2, 3, 0]  # nothing of no weight
+    vocab = Vocab("char", list("abcd"))
+    assert [heads.around(vocab, d, 2) for d in (2, 3, 0)] == [
+        ("d", "a", "bc"),
+        ("", "d", "ab"),
+        ("ab", "c", ""),
+    ]
+    words = Vocab("word", ["<eos>", "on", "off", "the"])
+    assert heads.around(words, 2, 20) == ("the ", "<eos>", " on off")
+
+
+def test_tokens_can_be_read():
+    of = lambda vocab, text: [shown(vocab, i) for i in vocab.encode(text)]
+    assert of(Vocab.of_bytes(), "a\n \té$") == ["a", "\\n", "␣", "\\t", "\\xc3", "\\xa9", "$"]
+    assert of(Vocab.of_chars(["\n aé"]), "a\n é") == ["a", "\\n", "␣", "é"]
+    assert of(Vocab("letter", ["_", "a"]), "a a") == ["a", "␣", "a"]
+    assert of(Vocab("word", ["<eos>", "a_b"]), "a_b\n") == ["a_b", "<eos>"]
+
+
+def whole(folder, **changes):
+    """A model of random parameters with its text."""
+    exp = tiny_runs.experiment(
+        folder, **{"attention.seg_len": 8, "attention.mem_len": 24, "attention.max_tokens": 64}
+    )
+    exp = override(exp, {"attention.position": 100, **changes})
+    corpus = corpus_from_config(exp.data)
+    exp = with_vocab(exp, corpus)
+    params = tiny_models.variables(exp.model)["params"]
+    return Trained(txl_jax.TransformerXL(exp.model), params, corpus.vocab, exp, step=7), corpus
+
+
+def test_a_run_writes_its_pictures_and_numbers(tmp_path):
+    read, corpus = whole(tmp_path)
+    line = attention_maps.run(read, str(tmp_path))
+    names = ["attention", "attention_heads", "attention_terms"]
+    for name in names:
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert b"</svg>" in (tmp_path / f"{name}.svg").read_bytes()
+    found = json.loads((tmp_path / "attention.json").read_text())
+    spans = {(h["layer"], h["head"]): h["mean_distance"] for h in found["heads"]}
+    assert len(spans) == 4
+    assert found["queries"] == 64
+    for head in found["heads"]:
+        assert sum(head["share_by_distance"].values()) == pytest.approx(1, abs=1e-5)
+    shown_heads = [(h["layer"], h["head"]) for h in found["position"]["heads"]]
+    assert shown_heads == sorted(spans, key=lambda place: -spans[place])[:3]
+    layer, head = shown_heads[0]
+    told = f"widest heads: layer {layer} head {head} (mean distance {spans[layer, head]:.0f} tokens"
+    assert line.startswith(told)
+    text = corpus.vocab.decode(corpus.valid[:101])
+    for attended in found["position"]["heads"][0]["largest"]:
+        token = text[100 - attended["distance"]]
+        assert attended["token"] == {" ": "␣", "\n": "\\n"}.get(token, token)
+    with np.load(tmp_path / "attention.npz", allow_pickle=False) as arrays:
+        assert set(arrays) == {"attention", "term_a", "term_b", "term_c", "term_d", "seen"}
+        assert arrays["attention"].shape == (2, 2, 32)
+        mean = arrays["attention"][layer, head] * arrays["seen"] @ np.arange(32) / 64
+    assert mean == pytest.approx(spans[layer, head], abs=1e-2)
+    with (tmp_path / "attention.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        place = int(row["layer"]), int(row["head"])
+        assert float(row["mean_distance"]) == pytest.approx(spans.pop(place), abs=1e-2)
+        assert sum(float(x) for k, x in row.items() if "share" in k) == pytest.approx(1, abs=1e-4)
+    assert not spans
+    assert not [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")]
+
+
+def test_attention_of_content_alone_has_no_terms(tmp_path):
+    scored = {"mem_len": 0, "context_len": 8}
+    changes = {f"{s}.{k}": x for s in ("train", "validate", "evaluate") for k, x in scored.items()}
+    read, _ = whole(tmp_path, **changes, **{"model.attention": "absolute"})
+    attention_maps.run(read, str(tmp_path))
+    assert not (tmp_path / "attention_terms.png").exists()
+    found = json.loads((tmp_path / "attention.json").read_text())
+    assert found["terms"].startswith("left out")
+    assert "context 24" in found["data"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"position": 10}, r"position = 10: must be from 11, .* to 49, the last token of the text"),
+        ({"position": 50}, r"position = 50: must be from 11"),
+        (
+            {"mem_len": 50},
+            r"mem_len = 50: no segment of 4 tokens has so many before it in the text",
+        ),
+        ({"mem_len": 20, "batch_size": 3}, r"50 tokens in 3 streams; use less memory"),
+    ],
+)
+def test_what_is_not_in_the_text_is_refused(settings, told):
+    cfg = tiny_models.config()
+    reader = Reader(trained(cfg, **{"position": 30, **settings}))
+    with pytest.raises(AnalysisError, match=told):
+        reader.check(tiny_models.tokens(cfg, 1, 50)[0], "the text")
+
+
+def test_lengths_that_a_model_cannot_be_read_with_are_refused():
+    table = tiny_models.config(**tiny_models.attention("absolute_per_layer"))
+    with pytest.raises(AnalysisError, match=r"more than the 9 positions .*mem_len=5"):
+        Reader(trained(table, evaluated_with=0))
+    window = tiny_models.config(same_length="pytorch")
+    with pytest.raises(AnalysisError, match=r"mem_len = 0: the window same_length='pytorch'"):
+        Reader(trained(window, mem_len=0))
+
+
+def test_sentences_are_refused(tmp_path):
+    """Before their text is looked for."""
+    cfg = tiny_models.config(vocab_size=3)
+    read = trained(cfg, vocab=Vocab("sentence", ["<S>", "<UNK>", "a"]))
+    read = dataclasses.replace(read, config=override(read.config, {"data.name": "lm1b"}))
+    with pytest.raises(AnalysisError, match="'lm1b' is sentences in no order"):
+        attention_maps.run(read, str(tmp_path))

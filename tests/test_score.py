@@ -1,0 +1,152 @@
+"""Scoring any text: every token as the model has it, whatever lines and segments it is cut into."""
+
+import io
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import tiny_models
+
+from txl_jax.config import ConfigError, ExperimentConfig, ScoreConfig, override
+from txl_jax.data.errors import DataError
+from txl_jax.data.vocab import Vocab
+from txl_jax.evaluation import score
+from txl_jax.evaluation.errors import AnalysisError
+from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.workdir import Trained
+
+FORMS: dict[str, dict] = {
+    "relative": {},
+    "shaw": {"attention": "shaw", "n_positions": 6},
+    "adaptive": {"cutoffs": (4, 9), "div_val": 2},
+}
+"""Of which a window makes a token's loss independent of the cut."""
+ABSOLUTE = {"attention": "absolute"}
+"""Counts positions from the segment's end, so it is compared on texts of one segment."""
+
+
+def trained_on(vocab, **changes):
+    cfg = tiny_models.config(vocab_size=len(vocab), **changes)
+    params = tiny_models.variables(cfg)["params"]
+    return Trained(TransformerXL(cfg), params, vocab, ExperimentConfig(model=cfg), 7)
+
+
+def directly(trained, ids):
+    """Nats of every token but the first, the whole text as one segment."""
+    model = trained.model
+    ids = np.asarray(ids, np.int32)[None]
+    logits, _ = model.apply({"params": trained.params}, ids[:, :-1], model.init_mems(1, 0))
+    scores = np.asarray(logits, np.float64)[0]
+    return np.log(np.exp(scores).sum(-1)) - scores[np.arange(len(scores)), ids[0, 1:]]
+
+
+def lines_of(*lengths):
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 13, n) for n in lengths]
+
+
+BEFORE = np.array([3])
+
+
+@pytest.mark.parametrize(
+    ("form", "seg_len"), [*itertools.product(FORMS.values(), (4, 64)), (ABSOLUTE, 64)]
+)
+def test_carried_memory_scores_a_text_as_one_segment_does(form, seg_len):
+    trained = trained_on(Vocab("char", [*"abcdefghijklm"]), **form)
+    lines = lines_of(5, 0, 12, 1)
+    c = ScoreConfig(mem_len=40, seg_len=seg_len)
+    found = score.nll_of_lines(trained.config.model, trained.params, lines, BEFORE, c)
+    assert [len(nll) for nll in found] == [5, 0, 12, 1]
+    expected = directly(trained, np.concatenate([BEFORE, *lines]))
+    np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("form", "seg_len"), [*((form, 5) for form in FORMS.values()), (ABSOLUTE, 20)]
+)
+@pytest.mark.parametrize("batch_size", [1, 3, 16])
+def test_a_line_alone_is_scored_as_if_there_were_no_others(form, seg_len, batch_size):
+    trained = trained_on(Vocab("char", [*"abcdefghijklm"]), **form)
+    lines = lines_of(9, 1, 0, 14, 3)
+    c = ScoreConfig(mem_len=40, seg_len=seg_len, batch_size=batch_size, memory="line")
+    found = score.nll_of_lines(trained.config.model, trained.params, lines, BEFORE, c)
+    for line, nll in zip(lines, found, strict=True):
+        expected = directly(trained, np.concatenate([BEFORE, line])) if len(line) else []
+        np.testing.assert_allclose(nll, expected, atol=1e-5)
+
+
+def test_a_window_makes_the_cut_into_segments_of_no_account():
+    trained = trained_on(Vocab("char", [*"abcdefghijklm"]))
+    text = [np.concatenate([BEFORE, *lines_of(60)])]
+    by = lambda t: score.nll_of_texts(
+        trained.config.model, trained.params, text, ScoreConfig(mem_len=7, seg_len=t)
+    )[0]
+    np.testing.assert_allclose(by(3), by(20), atol=1e-5)
+    assert np.abs(by(3) - directly(trained, text[0])).max() > 1e-3  # the window is one
+
+
+def scored(trained, monkeypatch, capsys, text, **settings):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    exp = override(trained.config, {f"score.{k}": v for k, v in settings.items()})
+    trained = Trained(trained.model, trained.params, trained.vocab, exp, 7)
+    assert score.run(trained, "unused") == ""
+    out, told = capsys.readouterr()
+    return [json.loads(line) for line in out.splitlines()], told
+
+
+def test_standard_input_gives_a_json_object_for_each_line(monkeypatch, capsys):
+    vocab = Vocab.of_words(["a b <unk>\n"])
+    trained = trained_on(vocab)
+    rows, told = scored(trained, monkeypatch, capsys, "b a zebra\n\na b")
+    assert [row["text"] for row in rows] == ["b a zebra", "", "a b"]
+    assert rows[0]["symbols"] == ["b", "a", "<unk>", "<eos>"]
+    assert [row["tokens"] for row in rows] == [4, 1, 2]
+    ids = vocab.encode("\nb a zebra\n\na b")
+    expected = directly(trained, ids)
+    assert [x for row in rows for x in row["token_nll"]] == pytest.approx(list(expected), abs=1e-5)
+    assert rows[0]["ppl"] == pytest.approx(math.exp(expected[:4].mean()), rel=1e-5)
+    bits = expected.sum() / math.log(2) / len("b a zebra\n\na b")
+    assert told.splitlines()[-1] == (
+        f"3 lines, 7 tokens: {math.exp(expected.mean()):.2f} perplexity, {bits:.4f} bits per byte"
+        " of the text"
+    )
+
+
+def test_a_sentence_is_scored_once_with_its_boundaries(monkeypatch, capsys):
+    vocab = Vocab("sentence", ["a", "b", "<S>", "<UNK>"])
+    trained = trained_on(vocab)
+    rows, _ = scored(trained, monkeypatch, capsys, "a b\nb\n", tokens=False)
+    assert [row["tokens"] for row in rows] == [3, 2]
+    assert "token_nll" not in rows[0]
+    expected = directly(trained, [2, 0, 1, 2, 1, 2])
+    assert [row["nll"] for row in rows] == pytest.approx(
+        [expected[:3].sum(), expected[3:].sum()], abs=1e-5
+    )
+
+
+def test_a_file_is_scored_into_a_file(tmp_path, capsys):
+    (tmp_path / "in.txt").write_text("abc\n")
+    trained = trained_on(Vocab.of_chars(["abc\n"]))
+    exp = override(
+        trained.config,
+        {"score.path": str(tmp_path / "in.txt"), "score.json": str(tmp_path / "out.jsonl")},
+    )
+    score.run(Trained(trained.model, trained.params, trained.vocab, exp, 7), "unused")
+    assert capsys.readouterr().out == ""
+    (row,) = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert json.loads(row)["symbols"] == ["a", "b", "c", "\n"]
+
+
+def test_what_cannot_be_scored_is_named(monkeypatch, capsys, tmp_path):
+    trained = trained_on(Vocab.of_chars(["abc\n"]))
+    with pytest.raises(AnalysisError, match="standard input: there is nothing in it to score"):
+        scored(trained, monkeypatch, capsys, "")
+    with pytest.raises(DataError, match=r"standard input, line 2: .*'z'"):
+        scored(trained, monkeypatch, capsys, "abc\naz\n")
+    with pytest.raises(ConfigError, match=r"score.path = .*No such file"):
+        scored(trained, monkeypatch, capsys, "", path=str(tmp_path / "none.txt"))
+    cfg = tiny_models.config(attention="absolute_per_layer", n_positions=9, d_head=4)
+    with pytest.raises(ConfigError, match=r"score.seg_len = 64: this model's table .* has 9"):
+        score.nll_of_texts(cfg, {}, [BEFORE], ScoreConfig())
