@@ -76,6 +76,7 @@ PARAMETERS |= {
 """Of the tables' rows, by the formula per layer and what each encoding has of its own."""
 
 OWN_SIZE = {"my_text": 100, "ptb_small": 10_000, "quickstart": 256}
+OWN_SIZE |= {"probe-memory": 11, "probe-no_memory": 11}
 OWN_SIZE |= {
     f"siblings-{corpus}_{sibling}": size
     for corpus, size in (("ptb", 10_000), ("stdlib", 256))

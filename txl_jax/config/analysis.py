@@ -78,12 +78,13 @@ class ReclConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionMapsConfig:
-    """Where heads look (``--mode=attention``; paper, appendix D).
+    """Where heads look (``--mode=attention``, evaluation/attention_maps.py; paper, appendix D).
 
     Attributes:
       split: which split is averaged over.
-      seg_len, mem_len: T and M; M may be longer than in training.
-      max_tokens: so many queries; 0: all.
+      seg_len, mem_len: T and M; M may be longer than in training. A model that is evaluated
+        without memory is given M tokens again before each segment.
+      max_tokens: so many queries, in whole segments, those with all of their memory; 0: all.
       batch_size: parallel streams.
       widest: how many heads, those of the widest span, are shown at one position.
       position: which token of the split that is, counted from 0; it is in the last place of its
@@ -124,6 +125,29 @@ class AblationConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoreConfig:
+    """Any text scored (``--mode=score``, evaluation/score.py).
+
+    Attributes:
+      path: file of the text; ``-``: standard input.
+      json: file to write; ``None``: standard output.
+      memory: ``carry``: through the whole text; ``line``: every line starts with none.
+      mem_len: M; of a model without memory, the tokens that are run again before a segment.
+      seg_len: T.
+      batch_size: lines at a time, with ``memory="line"``.
+      tokens: also every token's symbol and loss.
+    """
+
+    path: str = "-"
+    json: str | None = None
+    memory: Literal["carry", "line"] = "carry"
+    mem_len: int = at_least(1, 512)
+    seg_len: int = at_least(1, 64)
+    batch_size: int = at_least(1, 16)
+    tokens: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SpeedConfig:
     """Evaluation with memory against sliding windows (``--mode=speed``; paper, table 9).
 
@@ -151,8 +175,12 @@ class ProbeConfig:
       seed: of the text that is asked.
     """
 
-    distances: tuple[int, ...] = _rising(1, (8, 16, 32, 64, 128, 256))
-    mem_lens: tuple[int, ...] = ()
+    distances: tuple[int, ...] = _rising(2, (8, 16, 32, 64, 128, 256))
+    mem_lens: tuple[int, ...] = rule(
+        (),
+        "must be lengths, rising, from at least 0",
+        lambda v: all(a < b for a, b in zip((-1, *v), v, strict=False)),
+    )
     answers: int = at_least(1, 200)
     seed: int = at_least(0, 1)
 

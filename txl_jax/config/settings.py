@@ -15,6 +15,7 @@ from txl_jax.config.analysis import (
     ProbeConfig,
     ReclConfig,
     ReportConfig,
+    ScoreConfig,
     SpeedConfig,
 )
 from txl_jax.config.checks import check_model
@@ -26,6 +27,7 @@ from txl_jax.config.fields import (
     probability,
     rule,
 )
+from txl_jax.config.probe_text import ProbeTextConfig
 
 Window = Literal[False, "pytorch", "tf"]
 """``same_length``: no window, distance < M (the authors' PyTorch), distance <= M (TF, NVIDIA)."""
@@ -142,7 +144,8 @@ class DataConfig:
     Attributes:
       name: ``stdlib`` (source of the running Python's standard library), ``ptb`` (Penn
         Treebank), ``wt103``, ``wt2`` (WikiText), ``lm1b`` (One Billion Word), ``enwik8``,
-        ``text8``, or ``text`` (any file or folder of the user's own).
+        ``text8``, ``probe`` (drawn: answers lie a known number of tokens back), or ``text``
+        (any file or folder of the user's own).
       path: local file, folder or archive. ``None``: the corpus's own source.
       url: ``text`` only: where to download the file from; needs ``hash``.
       hash: ``md5:…`` or ``sha256:…`` of the downloaded file.
@@ -155,9 +158,12 @@ class DataConfig:
       valid_fraction, test_fraction: ``text`` only: shares cut from the end of a single text.
       cache_dir: where prepared corpora live. ``None``: ``$TXL_DATA_DIR``, else
         ``~/.cache/txl_jax``.
+      probe: ``probe`` only: what is drawn, a section of its own.
     """
 
-    name: Literal["stdlib", "ptb", "text", "enwik8", "text8", "wt103", "wt2", "lm1b"] = "text"
+    name: Literal["stdlib", "ptb", "text", "enwik8", "text8", "wt103", "wt2", "lm1b", "probe"] = (
+        "text"
+    )
     path: str | None = None
     url: str | None = None
     hash: str | None = rule(
@@ -170,6 +176,7 @@ class DataConfig:
     valid_fraction: float = rule(0.05, "must be above 0 and below 0.5", lambda v: 0 < v < 0.5)
     test_fraction: float = rule(0.05, "must be above 0 and below 0.5", lambda v: 0 < v < 0.5)
     cache_dir: str | None = None
+    probe: ProbeTextConfig = dataclasses.field(default_factory=ProbeTextConfig)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -323,22 +330,44 @@ class GenerateConfig:
     """How text is continued (section 4.4 and appendix E of the paper).
 
     Attributes:
-      prompt: text to continue; ``prompt_file`` names a file with it instead.
+      prompt: text to continue.
+      prompt_file: a file with it instead; ``-``: standard input.
+      prompts_file: a file of many: a prompt a line; ``.jsonl``: a string, or an object with
+        ``prompt``, a line.
+      batch_size: prompts that are continued at a time.
+      samples: continuations of each prompt.
       length: tokens to make; 0: no sample after training.
       mem_len: hidden states kept while generating.
-      temperature: 0 is greedy.
+      temperature: 0 is greedy; 1 samples from the model as it is.
       top_k: sample from the k likeliest tokens; 0: from all.
       top_p: sample from the fewest tokens whose probability reaches p; 1: from all.
+      min_p: sample from tokens with at least this share of the likeliest one's probability; 0: all.
+      repetition_penalty: above 1: logits of tokens that stand in the text already are divided by
+        it, or multiplied where they are negative (Keskar et al. 2019); 1: none.
+      stop: a continuation ends before the first of these texts, given as a JSON list or by comma.
+      valid_text: a model of bytes makes UTF-8 only.
+      detokenise: WikiText's spacing and ``@-@`` are put back to ordinary text where it is shown.
+      json: file that every continuation is added to as a JSON line; ``-``: standard output, and
+        nothing else there.
       seed: of the sampling, apart from the experiment's.
     """
 
     prompt: str = ""
     prompt_file: str | None = None
+    prompts_file: str | None = None
+    batch_size: int = at_least(1, 8)
+    samples: int = at_least(1, 1)
     length: int = at_least(0, 512)
     mem_len: int = at_least(1, 512)
-    temperature: float = at_least(0, 1.0)
+    temperature: float = rule(1.0, "must be from 0 to 100", lambda v: 0 <= v <= 100)
     top_k: int = at_least(0, 0)
     top_p: float = rule(1.0, "must be above 0 and at most 1", lambda v: 0 < v <= 1)
+    min_p: float = probability(0.0)
+    repetition_penalty: float = at_least(1, 1.0)
+    stop: tuple[str, ...] = rule((), "must not have an empty text", all)
+    valid_text: bool = True
+    detokenise: bool = False
+    json: str | None = None
     seed: int = at_least(0, 0)
 
 
@@ -397,6 +426,7 @@ class ExperimentConfig:
     attention: AttentionMapsConfig = dataclasses.field(default_factory=AttentionMapsConfig)
     ablation: AblationConfig = dataclasses.field(default_factory=AblationConfig)
     speed: SpeedConfig = dataclasses.field(default_factory=SpeedConfig)
+    score: ScoreConfig = dataclasses.field(default_factory=ScoreConfig)
     probe: ProbeConfig = dataclasses.field(default_factory=ProbeConfig)
     report: ReportConfig = dataclasses.field(default_factory=ReportConfig)
 

@@ -24,7 +24,7 @@ from txl_jax.config import DataConfig, ExperimentConfig
 from txl_jax.data.errors import DataError
 from txl_jax.data.prepare import not_writable, prepare
 from txl_jax.data.sentences import Sentences
-from txl_jax.data.sources import enwik8, lm1b, ptb, stdlib, text, text8, wikitext
+from txl_jax.data.sources import enwik8, lm1b, probe, ptb, stdlib, text, text8, wikitext
 from txl_jax.data.sources.partial import clear_left_folders, remove_folder
 from txl_jax.data.sources.source import SPLITS, Source, file_hash
 from txl_jax.data.vocab import Kind, Vocab, check_ids
@@ -43,6 +43,7 @@ OWN_VOCAB: dict[str, Kind] = {
     "lm1b": "sentence",
     "enwik8": "byte",
     "text8": "letter",
+    "probe": "char",
 }
 """What a token of each corpus is when the config does not say."""
 
@@ -95,10 +96,12 @@ def load_corpus(
     valid_fraction: float | None = None,
     test_fraction: float | None = None,
     cache_dir: str | os.PathLike | None = None,
+    drawn: Mapping[str, Any] | None = None,
 ) -> Corpus:
     """The corpus, prepared at the first call and read from the cache later.
 
-    The arguments are those of :class:`txl_jax.config.DataConfig`, with its defaults.
+    The arguments are those of :class:`txl_jax.config.DataConfig`, with its defaults; ``drawn``
+    is its section ``probe``.
 
     Raises:
       ConfigError: an unknown name, or a setting out of range.
@@ -115,6 +118,7 @@ def load_corpus(
         "valid_fraction": valid_fraction,
         "test_fraction": test_fraction,
         "cache_dir": None if cache_dir is None else os.fspath(cache_dir),
+        "probe": drawn,
     }
     given = {key: value for key, value in given.items() if value is not None}
     return corpus_from_config(ExperimentConfig.from_dict({"data": given}).data)
@@ -220,6 +224,10 @@ def _find(data: DataConfig, kind: Kind, cache: Path) -> Source:
         if data.path is not None:
             raise DataError("data.path: stdlib is the running Python's own; give no path")
         return stdlib.find()
+    if data.name == "probe":
+        if data.path is not None:
+            raise DataError("data.path: probe is drawn from data.probe; give no path")
+        return probe.find(data.probe)
     if data.name == "text":
         return text.find(data, kind, cache)
     protocol: Any = data.protocol or "authors"  # one that the corpus has, as the config checks

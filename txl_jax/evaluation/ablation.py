@@ -40,11 +40,12 @@ Train = Callable[[ExperimentConfig, str], int]
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One training of a row: the row's name, its experiment, and its folder."""
+    """One training of a row: the row's name, its experiment, its folder, and if that was named."""
 
     row: str
     exp: ExperimentConfig
     workdir: str
+    given: bool = False
 
 
 def run(config: str, overrides: Mapping[str, str], workdir: str, train: Train) -> int:
@@ -100,14 +101,16 @@ def runs_of(config: str, overrides: Mapping[str, str], workdir: str) -> list[Run
             folder = os.path.join(workdir, row if c.seeds == (0,) else f"{row}-seed{seed}")
             seeded = override(exp, {"seed": seed, "generate.length": 0})
             runs.append(Run(row, seeded, folder))
-            if row in given:  # trained already, with whatever seed
-                runs[-1] = Run(row, load(given[row]).config, given[row])
-                break
+        if row in given:  # in place of the row's first seed; its own is what its config says
+            theirs = {"seed": load(given[row]).config.seed}
+            runs[-len(c.seeds)] = Run(row, override(exp, theirs), given[row], given=True)
     return runs
 
 
 def is_finished(one: Run) -> bool:
-    """Whether the run's last step is saved."""
+    """Whether the run's last step is saved; one that was named is taken as it is."""
+    if one.given:
+        return True
     try:
         return load(one.workdir, "latest").step >= one.exp.train.steps
     except (WorkdirError, CheckpointError):

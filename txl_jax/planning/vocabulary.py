@@ -38,6 +38,8 @@ def size_of(data: DataConfig) -> int | None:
     """Symbols of a corpus that is not at hand; ``None``: only the text can tell."""
     if data.name == "enwik8" and data.protocol == "bytes":
         return SIZES["enwik8"] + 1  # the newline
+    if data.name == "probe":
+        return data.probe.symbols + data.probe.noise + 2  # two markers
     if data.name in ("text", "stdlib"):
         return 256 if data.vocab in (None, "byte") else None
     return SIZES[data.name] if data.vocab in (None, "word") else None

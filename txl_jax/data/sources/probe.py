@@ -1,0 +1,73 @@
+"""``probe``: a text whose answers lie a known number of tokens back, drawn from a seed.
+
+Episode after episode, each of a distance d of its own:
+
+    < B . . . . . . > B         d = 8: B is asked for, and answered, 8 tokens after it was shown
+    | |             | |
+    | |<---- d ------>|
+    | shown         query marker, then the answer
+    marker
+
+Between them is noise, and no other answer: whoever knows B at ``>`` has carried it over d tokens.
+"""
+
+import hashlib
+
+import numpy as np
+
+from txl_jax.config.probe_text import ProbeTextConfig
+from txl_jax.data.sources.source import BLOCK, SPLITS, Source
+
+SHOW, ASK = "<", ">"
+"""The marker before a symbol that will be asked for, and the one before its repetition."""
+NOISE, ANSWERS = ".abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+"""The first so many of these are used; tokens are single characters."""
+
+
+class DrawnSource(Source):
+    """A text that was drawn, so that no file decides it."""
+
+    def hash(self) -> str:
+        """sha256 over the text of the splits."""
+        sums = [hashlib.sha256(b"".join(self.blocks(split))).hexdigest() for split in SPLITS]
+        return hashlib.sha256("".join(sums).encode()).hexdigest()
+
+
+def find(c: ProbeTextConfig) -> Source:
+    """The corpus of these settings: the same for the same settings, anywhere."""
+    texts = {}
+    for number, split in enumerate(SPLITS):
+        size = c.tokens if split == "train" else c.tokens // 10
+        text = draw(c, np.random.default_rng([c.seed, number]), size).encode()
+        texts[split] = [text[start : start + BLOCK] for start in range(0, len(text), BLOCK)]
+    return DrawnSource(
+        name="probe",
+        files={},
+        splits=texts,
+        counted=SPLITS,
+        label=f"answers {c.shortest} to {c.longest} tokens back, seed {c.seed}",
+    )
+
+
+def draw(c: ProbeTextConfig, rng: np.random.Generator, size: int) -> str:
+    """As many whole episodes as fit in ``size`` tokens, their distances drawn."""
+    most = size // (c.shortest + 2) + 1
+    distances = rng.integers(c.shortest, c.longest, size=most, endpoint=True)
+    fit = int(np.searchsorted(np.cumsum(distances + 2), size, side="right"))
+    return episodes(c, rng, distances[:fit])
+
+
+def episodes(c: ProbeTextConfig, rng: np.random.Generator, distances: np.ndarray) -> str:
+    """One episode of each distance, one after another; an episode has d + 2 tokens."""
+    ends = np.cumsum(distances + 2)
+    starts = ends - (distances + 2)
+    noise, answers = (np.array(list(s)) for s in (NOISE[: c.noise], ANSWERS[: c.symbols]))
+    text = rng.choice(noise, size=int(ends[-1]) if len(ends) else 0)
+    text[starts], text[ends - 2] = SHOW, ASK
+    text[starts + 1] = text[ends - 1] = rng.choice(answers, size=len(distances))
+    return "".join(text)
+
+
+def alphabet(c: ProbeTextConfig) -> str:
+    """Every symbol that the text can have."""
+    return SHOW + ASK + NOISE[: c.noise] + ANSWERS[: c.symbols]
