@@ -15,7 +15,10 @@ from txl_jax.config import ConfigError, load_config
 
 _CONFIG = flags.DEFINE_string("config", None, "File with get_config(), and :variant if it has any.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run (default: runs/<config>).")
-_MODES = "train evaluate generate score compile context recl attention ablation speed probe report"
+_MODES = (
+    "train evaluate generate score interactive compile"
+    " context recl attention ablation speed probe report"
+)
 _MODE = flags.DEFINE_enum("mode", "train", _MODES.split(), "What to do with the run.")
 _TOPOLOGY = flags.DEFINE_string(
     "topology", None, "With --mode=compile: a TPU slice that is not there, v5e:4x4."

@@ -55,6 +55,7 @@ ANALYSES = {
     "context": "txl_jax.evaluation.context",
     "attention": "txl_jax.evaluation.attention_maps",
     "score": "txl_jax.evaluation.score",
+    "interactive": "txl_jax.generation.interactive",
     "speed": "txl_jax.evaluation.speed",
     "probe": "txl_jax.evaluation.probe",
 }

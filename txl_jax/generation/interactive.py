@@ -1,0 +1,138 @@
+"""Continuing and scoring text line by line at a prompt: ``--mode=interactive``."""
+
+import contextlib
+import dataclasses
+import math
+import os
+from collections.abc import Callable
+
+from txl_jax.config import ConfigError, override
+from txl_jax.data.errors import DataError
+from txl_jax.evaluation.score import encoded, nll_of_lines
+from txl_jax.generation.detokenise import detokenised
+from txl_jax.generation.text import continuations, line_end
+from txl_jax.units import UNIT_NAMES, in_unit, number
+from txl_jax.workdir import Trained
+
+HELP = """\
+text            continue it
+:more           go on from where the last continuation ended
+:score text     how likely the text is, token by token
+:set KEY VALUE  a setting of generation, as  :set temperature 0.7
+:settings       all of them
+:quit           end (also Ctrl-D); Ctrl-C stops a continuation
+A text that begins with a colon: put a space before it; \\n in a text is a line end."""
+
+
+class Session:
+    """One conversation with a model; what is typed and what is printed are functions, for tests."""
+
+    def __init__(self, trained: Trained, write: Callable[[str], None]):
+        """Starts with the settings of the model's config; ``write`` prints text as it is."""
+        self._trained, self._write = trained, write
+        self._so_far = ""
+
+    def answer(self, line: str) -> bool:
+        """Does what a line says; False: it was the last one. Errors are told and survived."""
+        command, _, rest = line.partition(" ")
+        if not command.startswith(":"):
+            command, rest = ":continue", line
+        if command in (":quit", ":q", ":exit"):
+            return False
+        act = {
+            ":continue": self._continue,
+            ":more": self._more,
+            ":score": self._score,
+            ":set": self._set,
+            ":settings": self._settings,
+            ":help": lambda _: self._write(HELP + "\n"),
+        }.get(command)
+        if act is None:
+            self._write(f"error: there is no {command}; :help says what there is\n")
+            return True
+        try:
+            act(rest.replace("\\n", "\n"))
+        except (ConfigError, DataError, ValueError) as error:
+            self._write(f"error: {error}\n")
+        except KeyboardInterrupt:
+            self._write("\n(stopped)\n")
+        return True
+
+    def _continue(self, prompt: str) -> None:
+        if not prompt.strip(" "):
+            return
+        self._so_far = prompt.removeprefix(" ") if prompt.startswith(" :") else prompt
+        self._more("")
+
+    def _more(self, _: str) -> None:
+        if not self._so_far:
+            raise ValueError("there is nothing to go on from; type a text first")
+        c = dataclasses.replace(self._trained.config.generate, samples=1)
+        made = ""
+        try:
+            for ((_, new),) in continuations(self._trained, [self._so_far], c):
+                self._write(detokenised(new) if c.detokenise else new)
+                made += new
+        finally:
+            self._so_far += made
+        self._write("\n")
+
+    def _score(self, text: str) -> None:
+        if not text:
+            raise ValueError(":score needs a text")
+        trained, vocab = self._trained, self._trained.vocab
+        (ids,) = encoded(vocab, [text], "text")
+        if not len(ids):
+            raise ValueError("there is nothing in the text that the vocabulary has")
+        c = trained.config.score
+        (nll,) = nll_of_lines(trained.config.model, trained.params, [ids], line_end(vocab), c)
+        for token, lost in zip(ids, nll, strict=True):
+            symbol = vocab.decode([int(token)]) if vocab.kind == "byte" else vocab.symbols[token]
+            self._write(f"  {symbol!r:<16} {lost:8.3f} nats  {math.exp(-lost):9.3%}\n")
+        mean = in_unit(float(nll.mean()), vocab.unit)
+        self._write(f"  {number(mean, vocab.unit)} {UNIT_NAMES[vocab.unit]}\n")
+
+    def _set(self, rest: str) -> None:
+        key, _, value = rest.partition(" ")
+        if not key or not value:
+            raise ValueError(":set needs a setting and a value, as  :set temperature 0.7")
+        exp = override(self._trained.config, {f"generate.{key}": value})
+        self._trained = dataclasses.replace(self._trained, config=exp)
+
+    def _settings(self, _: str) -> None:
+        for key, value in dataclasses.asdict(self._trained.config.generate).items():
+            self._write(f"  {key} = {value!r}\n")
+
+
+def run(trained: Trained, workdir: str) -> str:
+    """Reads lines until the end; history is kept in the workdir where that can be written."""
+    session = Session(trained, lambda text: print(text, end="", flush=True))
+    print(f"{trained.config.name}, step {trained.step:,}; :help says what can be typed", flush=True)
+    with _history(os.path.join(workdir, ".history")), contextlib.suppress(EOFError):
+        while True:
+            try:
+                line = input("> ")
+            except KeyboardInterrupt:
+                print()
+                continue
+            if not session.answer(line):
+                break
+    return ""
+
+
+@contextlib.contextmanager
+def _history(path: str):
+    """Lines typed before, by the arrow keys, where Python has readline."""
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    with contextlib.suppress(OSError):
+        readline.read_history_file(path)
+    try:
+        yield
+    finally:
+        readline.set_history_length(1000)
+        with contextlib.suppress(OSError):
+            readline.write_history_file(path)
