@@ -110,7 +110,7 @@ class AblationConfig:
         folders of the table's workdir.
       lengths: attention lengths of evaluation; the training length is always one of them.
       split: which split chooses the best length and is scored.
-      max_segments: of each stream; 0: all.
+      max_tokens: so many targets of it, the same for every row; 0: all.
       seeds: every row is trained with each.
     """
 
@@ -118,7 +118,7 @@ class AblationConfig:
     workdirs: tuple[str, ...] = ()
     lengths: tuple[int, ...] = _rising(1, (64, 128, 192, 256, 320, 384, 448, 512))
     split: Split = "test"
-    max_segments: int = at_least(0, 0)
+    max_tokens: int = at_least(0, 0)
     seeds: tuple[int, ...] = rule(
         (0,), "must be one or more, none twice", lambda v: v and len(set(v)) == len(v)
     )

@@ -21,12 +21,15 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from txl_jax import processes
 from txl_jax.config import AblationConfig, ExperimentConfig, ProtocolConfig, load_config, override
-from txl_jax.data.corpus import Corpus, corpus_from_config
+from txl_jax.data.corpus import corpus_from_config
+from txl_jax.data.sentences import Sentences
 from txl_jax.evaluation import pictures
 from txl_jax.evaluation.errors import AnalysisError
-from txl_jax.evaluation.evaluate import evaluator_of
+from txl_jax.evaluation.evaluate import Evaluator
 from txl_jax.evaluation.report import segment_bar
 from txl_jax.files import write_json, write_whole
 from txl_jax.training.checkpoint import CheckpointError
@@ -125,8 +128,9 @@ def scored(one: Run, c: AblationConfig) -> dict[str, Any]:
     losses = {}
     for length in lengths:
         protocol = at_length(one.exp, length)
-        protocol = dataclasses.replace(protocol, split=c.split, max_segments=c.max_segments)
-        losses[length] = loss_of(trained, protocol, corpus, f"{one.row}, length {length}")
+        protocol = dataclasses.replace(protocol, split=c.split, max_segments=0)
+        tokens = first_targets(getattr(corpus, c.split), c.max_tokens)
+        losses[length] = loss_of(trained, protocol, tokens, f"{one.row}, length {length}")
     unit = corpus.vocab.unit
     return {
         "row": one.row,
@@ -165,12 +169,28 @@ def at_length(exp: ExperimentConfig, length: int) -> ProtocolConfig:
     return dataclasses.replace(p, mem_len=0, context_len=length - p.seg_len, same_length=False)
 
 
-def loss_of(trained: Trained, protocol: ProtocolConfig, corpus: Corpus, what: str) -> float:
+def first_targets(split: np.ndarray | Sentences, n: int) -> np.ndarray | Sentences:
+    """The beginning of a split: n targets, or as many whole sentences as have no more; 0: all.
+
+    Rows whose segments differ are compared on the same targets.
+    """
+    if not n:
+        return split
+    if isinstance(split, Sentences):
+        ends = split.offsets[1:] - split.offsets[0]
+        return split[: max(1, int(np.searchsorted(ends, n, side="right")))]
+    return split[: n + 1]
+
+
+def loss_of(
+    trained: Trained, protocol: ProtocolConfig, tokens: np.ndarray | Sentences, what: str
+) -> float:
     """Nats per target under a protocol."""
     model = trained.config.model
     mesh = make_mesh(trained.config.mesh, model, trained.config.train.batch_size)
     with segment_bar(what) as progress:
-        score = evaluator_of(model, protocol, corpus, mesh).run(trained.params, progress=progress)
+        evaluator = Evaluator(model, protocol, tokens, mesh, what)
+        score = evaluator.run(trained.params, progress=progress)
     assert score is not None
     return score.loss
 
@@ -234,7 +254,7 @@ def write(table, rows, workdir: str, name: str, c: AblationConfig) -> None:
             f"{row['row']:<{width}}  {row['parameters']:>10,}  {row['seeds']:>5}  {init:>15}"
             f"  {number(row['best'], unit):>12}  {row['length']:>15}"
         )
-    about = {"table": name, "split": c.split, "max_segments": c.max_segments}
+    about = {"table": name, "split": c.split, "max_tokens": c.max_tokens}
     write_json(os.path.join(workdir, "ablation.json"), {**about, "table": table, "runs": rows})
     with _csv(os.path.join(workdir, "ablation.csv")) as add:
         add("row", "seed", "length", "loss_nats", unit)
