@@ -2,12 +2,14 @@
 
 from txl_jax import convert
 from txl_jax.config import ConfigError, ExperimentConfig, TransformerXLConfig, load_config
+from txl_jax.convert import save
 from txl_jax.data.corpus import Corpus, DataError, load_corpus
 from txl_jax.data.sentences import Sentences, segments
 from txl_jax.data.streams import Segment
 from txl_jax.model.memory import Cache, Memory
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.workdir import Trained, load
+from txl_jax.sharing import load, push
+from txl_jax.workdir import Trained
 
 __all__ = [
     "Cache",
@@ -25,6 +27,8 @@ __all__ = [
     "load",
     "load_config",
     "load_corpus",
+    "push",
+    "save",
     "segments",
 ]
 

@@ -11,6 +11,7 @@ from absl import logging
 
 from txl_jax import processes
 from txl_jax.config import ConfigError, ExperimentConfig, differing_keys, override
+from txl_jax.convert import ConvertError
 from txl_jax.data.corpus import Corpus, DataError, corpus_from_config
 from txl_jax.evaluation import baselines
 from txl_jax.evaluation.errors import AnalysisError
@@ -22,6 +23,7 @@ from txl_jax.lock import LockedError, training_lock
 from txl_jax.model.kernels.choice import KernelError
 from txl_jax.planning.compile_ahead import compile_ahead
 from txl_jax.planning.topology import PlanningError
+from txl_jax.sharing import load
 from txl_jax.training.checkpoint import CheckpointError
 from txl_jax.training.loop import NonFiniteError, check_fit
 from txl_jax.training.loop import train as train_loop
@@ -33,13 +35,13 @@ from txl_jax.workdir import (
     check_shared,
     check_writable,
     claim,
-    load,
     with_vocab,
 )
 
 KNOWN_ERRORS = (
     AnalysisError,
     ConfigError,
+    ConvertError,
     DataError,
     CheckpointError,
     KernelError,

@@ -21,6 +21,7 @@ from txl_jax.convert.tensors import Tensors
 from txl_jax.data.vocab import Vocab
 from txl_jax.files import write_json, write_whole
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.training.provenance import provenance
 
 MODEL = "model.safetensors"
 
@@ -37,18 +38,34 @@ def export(workdir: str, folder: str, step: str = "best") -> int:
       ConvertError: something is in the folder.
       WorkdirError, CheckpointError: as :func:`txl_jax.load`.
     """
+    refuse_used(folder)
+    trained = workdirs.load(workdir, step)
+    save(trained, folder, read_json(workdir, workdirs.CONFIG))
+    return trained.step
+
+
+def save(trained: workdirs.Trained, folder: str, record: dict[str, Any] | None = None) -> None:
+    """Writes a trained model as the three files; ``txl_jax.load(folder)`` gives it back.
+
+    Args:
+      trained: as :func:`txl_jax.load` gives it, perhaps with parameters trained further.
+      folder: new or empty.
+      record: of its workdir, with corpus and versions; ``None``: settings and today's versions.
+
+    Raises:
+      ConvertError: something is in the folder.
+    """
     from safetensors.numpy import save  # here, so that models run where it is not installed
 
     refuse_used(folder)
-    trained = workdirs.load(workdir, step)
     tensors = flat_params(trained.params)
     os.makedirs(folder, exist_ok=True)
     metadata = {"format": "txl_jax", "step": str(trained.step)}
     write_whole(os.path.join(folder, MODEL), save(tensors, metadata))
     write_json(os.path.join(folder, workdirs.VOCAB), trained.vocab.to_json())
-    record = _without_paths(read_json(workdir, workdirs.CONFIG))
-    write_json(os.path.join(folder, workdirs.CONFIG), record)
-    return trained.step
+    if record is None:
+        record = {**trained.config.to_dict(), "provenance": provenance()}
+    write_json(os.path.join(folder, workdirs.CONFIG), _without_paths(record))
 
 
 def load_exported(folder: str) -> workdirs.Trained:

@@ -1,0 +1,110 @@
+"""Models passed on: saved and loaded bit for bit, from a folder, a workdir, or the Hub."""
+
+import dataclasses
+import shutil
+import sys
+import types
+
+import jax
+import numpy as np
+import pytest
+import tiny_models
+import tiny_runs
+
+import txl_jax
+from txl_jax.config import ExperimentConfig
+from txl_jax.convert.errors import ConvertError
+from txl_jax.data.vocab import Vocab
+from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.workdir import Trained, WorkdirError
+
+
+@pytest.fixture
+def trained():
+    cfg = tiny_models.config()
+    vocab = Vocab.of_chars(["abcdefghijkl\n"])
+    params = jax.tree.map(np.asarray, tiny_models.variables(cfg)["params"])
+    return Trained(TransformerXL(cfg), params, vocab, ExperimentConfig(model=cfg, name="tiny"), 5)
+
+
+def assert_same(a, b):
+    assert jax.tree.structure(a.params) == jax.tree.structure(b.params)
+    jax.tree.map(np.testing.assert_array_equal, a.params, b.params)
+    assert (a.vocab, a.config.model, a.config.name) == (b.vocab, b.config.model, b.config.name)
+
+
+def test_what_is_saved_is_loaded_bit_for_bit(trained, tmp_path):
+    folder = str(tmp_path / "out")
+    txl_jax.save(trained, folder)
+    assert_same(txl_jax.load(folder), trained)
+    with pytest.raises(ConvertError, match="there is something in it"):
+        txl_jax.save(trained, folder)
+
+
+def test_parameters_trained_further_are_the_ones_saved(trained, tmp_path):
+    more = dataclasses.replace(trained, params=jax.tree.map(lambda x: x + 1, trained.params))
+    txl_jax.save(more, str(tmp_path / "out"))
+    assert_same(txl_jax.load(str(tmp_path / "out")), more)
+
+
+def test_a_folder_of_the_users_own_is_not_told(trained, tmp_path):
+    exp = txl_jax.config.override(trained.config, {"data.path": "/home/someone/secret.txt"})
+    txl_jax.save(dataclasses.replace(trained, config=exp), str(tmp_path / "out"))
+    assert "secret" not in (tmp_path / "out" / "config.json").read_text()
+
+
+class Hub(types.ModuleType):
+    """Stands for huggingface_hub: repositories are folders."""
+
+    def __init__(self, root):
+        super().__init__("huggingface_hub")
+        self.root, self.asked = root, []
+
+    def create_repo(self, name, private, exist_ok):
+        self.asked.append((name, private, exist_ok))
+
+    def upload_folder(self, repo_id, folder_path):
+        shutil.copytree(folder_path, self.root / repo_id)
+        return f"https://hub/{repo_id}"
+
+    def snapshot_download(self, name, revision, allow_patterns):
+        self.asked.append((name, revision))
+        if not (self.root / name).is_dir():
+            raise RuntimeError("404 not found\nand a long story")
+        assert set(allow_patterns) == {"model.safetensors", "config.json", "vocab.json"}
+        return str(self.root / name)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    fake = Hub(tmp_path / "hub")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
+    return fake
+
+
+def test_the_hub_gives_back_what_was_pushed(trained, hub):
+    assert txl_jax.push(trained, "me/tiny") == "https://hub/me/tiny"
+    assert hub.asked == [("me/tiny", True, True)]
+    for name in ("me/tiny", "hub:me/tiny", "me/tiny@v1"):
+        assert_same(txl_jax.load(name), trained)
+    assert hub.asked[-1] == ("me/tiny", "v1")
+
+
+def test_what_is_nowhere_is_a_clear_error(hub, tmp_path, monkeypatch):
+    with pytest.raises(WorkdirError, match=r"me/no: .* from the Hub \(404 not found\)$"):
+        txl_jax.load("me/no")
+    with pytest.raises(WorkdirError, match=r"runs/nothing: there is no config.json in it"):
+        txl_jax.load("runs/nothing")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(WorkdirError, match=r"pip install 'txl_jax\[hub\]'"):
+        txl_jax.load("me/no")
+
+
+def test_a_workdir_is_loaded_as_before(tmp_path):
+    from txl_jax.workdir import claim, load
+
+    corpus, exp = tiny_runs.corpus_and_experiment(tmp_path, **{"train.steps": 4})
+    (tmp_path / "run").mkdir()
+    claim(str(tmp_path / "run"), exp, corpus)
+    tiny_runs.run(tmp_path, tmp_path / "run", **{"train.steps": 4})
+    assert_same(txl_jax.load(str(tmp_path / "run")), load(str(tmp_path / "run")))

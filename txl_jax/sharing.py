@@ -1,0 +1,86 @@
+"""A trained model by name: from a workdir, from a folder of plain files, from the Hugging Face Hub.
+
+What is passed on is what ``python -m txl_jax.convert --export`` writes: safetensors and JSON.
+"""
+
+import os
+import re
+import tempfile
+
+from txl_jax import workdir as workdirs
+from txl_jax.convert.exported import MODEL, load_exported, save
+from txl_jax.workdir import Trained, WorkdirError
+
+_REPOSITORY = re.compile(r"(hub:)?([\w.-]+/[\w.-]+)(@([\w./-]+))?")
+"""``owner/name``, ``hub:owner/name``, and ``@revision`` after it."""
+
+
+def load(source: str, step: str = "best") -> Trained:
+    """A trained model: ``.model``, ``.params``, ``.vocab``, ``.config``, ``.step``.
+
+        trained = txl_jax.load("runs/quickstart")           # a workdir
+        trained = txl_jax.load("exported/")                 # what save() or --export wrote
+        trained = txl_jax.load("owner/name@main")           # the Hub; needs txl_jax[hub]
+
+    Args:
+      source: an existing folder, or a repository of the Hub; ``hub:`` before it leaves no doubt.
+      step: of a workdir: ``best`` by validation, ``latest``, or a number.
+
+    Raises:
+      WorkdirError: it is neither, or it cannot be fetched.
+      CheckpointError, ConvertError: what is there is damaged or incomplete.
+    """
+    if os.path.isdir(source):
+        exported = os.path.exists(os.path.join(source, MODEL))
+        return load_exported(source) if exported else workdirs.load(source, step)
+    match = _REPOSITORY.fullmatch(source)
+    if match and (match[1] or not source.startswith(("runs/", "./", "../"))):
+        return load_exported(_fetched(match[2], match[4]))
+    return workdirs.load(source, step)  # which says what is missing
+
+
+def push(trained: Trained, repository: str, private: bool = True) -> str:
+    """Uploads a model to the Hub as ``owner/name``; its address there. Needs ``txl_jax[hub]``.
+
+    Who is logged in there (``hf auth login``, or ``HF_TOKEN``) is the one who uploads.
+
+    Raises:
+      WorkdirError: it cannot be uploaded; says why.
+    """
+    hub = _hub()
+    with tempfile.TemporaryDirectory() as folder:
+        save(trained, folder)
+        try:
+            hub.create_repo(repository, private=private, exist_ok=True)
+            done = hub.upload_folder(repo_id=repository, folder_path=folder)
+        except Exception as error:
+            raise WorkdirError(
+                f"{repository}: cannot be uploaded ({_first_line(error)})"
+            ) from error
+    return str(done)
+
+
+def _fetched(repository: str, revision: str | None) -> str:
+    hub = _hub()
+    try:
+        files = [MODEL, workdirs.CONFIG, workdirs.VOCAB]
+        return hub.snapshot_download(repository, revision=revision, allow_patterns=files)
+    except Exception as error:
+        raise WorkdirError(
+            f"{repository}: there is no such folder here, and it cannot be fetched from the Hub"
+            f" ({_first_line(error)})"
+        ) from error
+
+
+def _hub():
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise WorkdirError(
+            "the Hugging Face Hub needs a package: pip install 'txl_jax[hub]'"
+        ) from error
+    return huggingface_hub
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
