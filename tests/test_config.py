@@ -277,7 +277,49 @@ OUT_OF_RANGE = [
     ("evaluate.dynamic.statistics", 0, "must be at least 1"),
     ("generate.length", -1, "must be at least 0"),
     ("generate.mem_len", 0, "must be at least 1"),
-    ("generate.temperature", -0.5, "must be at least 0"),
+    ("generate.temperature", -0.5, "must be from 0 to 100"),
+    ("generate.batch_size", 0, "must be at least 1"),
+    ("generate.samples", 0, "must be at least 1"),
+    ("generate.min_p", 1.0, "must be at least 0 and below 1"),
+    ("generate.repetition_penalty", 0.5, "must be at least 1"),
+    ("generate.stop", ("",), "must not have an empty text"),
+    ("context.lengths", (3,), "must be two or more lengths, rising, from at least 1"),
+    ("context.stride", 0, "must be at least 1"),
+    ("context.max_tokens", -1, "must be at least 0"),
+    ("context.batch_size", 0, "must be at least 1"),
+    ("context.threshold", 1.0, "must be at least 0 and below 1"),
+    ("recl.shares", (0.5, 0.0), "must each be above 0 and at most 1"),
+    ("recl.first", 0, "must be at least 1"),
+    ("recl.delta", 0, "must be at least 1"),
+    ("recl.longest", 1, "must be at least 2"),
+    ("recl.threshold", 0.0, "must be above 0 and below 1"),
+    ("attention.seg_len", 0, "must be at least 1"),
+    ("attention.mem_len", -1, "must be at least 0"),
+    ("attention.max_tokens", -1, "must be at least 0"),
+    ("attention.batch_size", 0, "must be at least 1"),
+    ("attention.widest", 0, "must be at least 1"),
+    ("attention.position", -1, "must be at least 0"),
+    ("ablation.lengths", (2, 2), "must be one or more lengths, rising, from at least 1"),
+    ("ablation.max_tokens", -1, "must be at least 0"),
+    ("ablation.seeds", (1, 1), "must be one or more, none twice"),
+    ("score.mem_len", 0, "must be at least 1"),
+    ("score.seg_len", 0, "must be at least 1"),
+    ("score.batch_size", 0, "must be at least 1"),
+    ("speed.lengths", (1,), "must be one or more lengths, rising, from at least 2"),
+    ("speed.seg_len", 0, "must be at least 1"),
+    ("speed.windows", 0, "must be at least 1"),
+    ("speed.rounds", 0, "must be at least 1"),
+    ("probe.distances", (1, 2), "must be one or more lengths, rising, from at least 2"),
+    ("probe.mem_lens", (4, 0), "must be lengths, rising, from at least 0"),
+    ("probe.answers", 0, "must be at least 1"),
+    ("probe.seed", -1, "must be at least 0"),
+    ("data.vocab_size", 255, "must be from 256 to 1000000"),
+    ("data.probe.shortest", 1, "must be at least 2"),
+    ("data.probe.longest", 1, "must be at least 2"),
+    ("data.probe.symbols", 27, "must be from 2 to 26, there is a letter for each"),
+    ("data.probe.noise", 0, "must be from 1 to 26, there is a letter for each"),
+    ("data.probe.tokens", 10, "must be at least 1000"),
+    ("data.probe.seed", -1, "must be at least 0"),
     ("generate.top_k", -1, "must be at least 0"),
     ("generate.top_p", 0.0, "must be above 0 and at most 1"),
     ("generate.seed", -1, "must be at least 0"),
@@ -733,3 +775,13 @@ def test_an_override_whose_key_is_not_text_is_refused():
     with pytest.raises(ConfigError) as caught:
         config_lib.override(ExperimentConfig(), {3: 4})  # type: ignore[dict-item]
     assert str(caught.value) == "override 3: a key is text like 'train.steps'"
+
+
+def test_a_record_with_settings_of_analyses_that_are_gone_is_still_a_run():
+    record = {**ExperimentConfig(seed=4).to_dict(), "corpus": {}, "provenance": {"a": 1}}
+    record["ablation"]["max_segments"] = 3
+    del record["context"]
+    assert config_lib.of_record(record) == ExperimentConfig(seed=4)
+    record["train"]["stepz"] = 3
+    with pytest.raises(ConfigError, match=r"train.stepz"):
+        config_lib.of_record(record)

@@ -1,11 +1,26 @@
 """RECL: equal to a hand-worked example and to the definition written out (paper, appendix C)."""
 
+import csv
+import dataclasses
+import hashlib
+import json
 import math
+import pathlib
+import shutil
 
 import numpy as np
 import pytest
+import tiny_models
+import tiny_runs
 
+import txl_jax
+from txl_jax.data.corpus import corpus_from_config
+from txl_jax.data.vocab import Vocab
+from txl_jax.evaluation import recl_table
+from txl_jax.evaluation.context import losses_by_context
+from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.recl import Gains, Losses, LossesError, gains
+from txl_jax.workdir import Trained, claim
 
 
 def losses(name="ours", contexts=(1, 2), nll=((1.0, 2.0), (0.5, 1.5))):
@@ -75,11 +90,20 @@ def test_a_weak_model_does_not_gain_where_the_group_is_good_already():
 
 
 def test_losses_are_kept_in_a_file_without_pickle(tmp_path):
-    kept = losses()
+    kept = dataclasses.replace(losses(), targets="abc")
     kept.save(tmp_path / "ours.npz")
     again = Losses.load(tmp_path / "ours.npz")
-    assert (again.name, again.contexts) == ("ours", (1, 2))
+    assert (again.name, again.contexts, again.targets) == ("ours", (1, 2), "abc")
     np.testing.assert_array_equal(again.nll, kept.nll)
+
+
+def test_losses_that_another_program_recorded_are_read(tmp_path):
+    nll = np.array([[3.0, 2.0, 1.0], [2.0, 1.0, 0.5]])
+    np.savez(tmp_path / "lstm.npz", name="LSTM", contexts=[100, 200], nll=nll)
+    found = Losses.load(tmp_path / "lstm.npz")
+    assert (found.name, found.contexts, found.targets) == ("LSTM", (100, 200), "")
+    np.testing.assert_array_equal(found.nll, nll)
+    np.testing.assert_allclose(found.mean(), [2.0, 3.5 / 3], rtol=1e-6)
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip", None])
@@ -111,9 +135,207 @@ def test_a_group_that_does_not_compare_is_refused():
     other = losses("other", (1, 3))
     with pytest.raises(LossesError, match="same contexts"):
         gains([losses(), other], 0.5)
+    elsewhere = [dataclasses.replace(losses(n), targets=n) for n in ("here", "there")]
+    with pytest.raises(LossesError, match="there and here were not measured on the same text"):
+        gains(elsewhere, 0.5)
+    gains([elsewhere[0], losses("unknown")], 0.5)
     with pytest.raises(LossesError, match="one name"):
         gains([losses(), losses()], 0.5)
     with pytest.raises(LossesError, match="above 0"):
         gains([losses()], 0.0)
     with pytest.raises(LossesError, match="at least one"):
         gains([], 0.5)
+
+
+# --------------------------------------------------------------------------------------
+# The table: --mode=recl.
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with two workdirs of one text, ``ours`` and ``shaw``, without checkpoints."""
+    folder = tmp_path_factory.mktemp("runs")
+    shaw = {"model.attention": "shaw", "model.n_positions": "8"}
+    for name, changes in (("ours", {}), ("shaw", shaw)):
+        (folder / name).mkdir()
+        corpus, exp = tiny_runs.corpus_and_experiment(folder, **changes)
+        claim(str(folder / name), exp, corpus)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def loaded(monkeypatch):
+    """Models are loaded with random parameters, which the experiment's seed decides."""
+    monkeypatch.setattr(recl_table, "load", load)
+
+
+def load(workdir):
+    record = json.loads((pathlib.Path(workdir) / "config.json").read_text())
+    settings = {k: v for k, v in record.items() if k not in ("corpus", "provenance")}
+    exp = txl_jax.ExperimentConfig.from_dict(settings)
+    vocab = Vocab.from_json(json.loads((pathlib.Path(workdir) / "vocab.json").read_text()))
+    params = tiny_models.variables(exp.model, exp.seed)["params"]
+    return Trained(txl_jax.TransformerXL(exp.model), params, vocab, exp, 7)
+
+
+def experiment(*models, **changes):
+    settings = {
+        "context": {"stride": 4, "max_tokens": 60, "batch_size": 8},
+        "recl": {"models": models, "first": 4, "delta": 4, "longest": 14},
+    }
+    return txl_jax.config.override(txl_jax.ExperimentConfig.from_dict(settings), changes)
+
+
+def own_losses(workdir, exp):
+    trained = load(workdir)
+    c = dataclasses.replace(exp.context, lengths=(4, 8, 12))
+    corpus = corpus_from_config(trained.config.data)
+    nll = losses_by_context(trained.config.model, trained.params, corpus.valid, c)
+    symbols = [corpus.vocab.symbols[i] for i in corpus.valid[12:72]]
+    return nll, hashlib.sha256("\n".join(symbols).encode()).hexdigest()
+
+
+def test_the_table_has_two_groups_of_workdirs_and_recorded_losses(runs, tmp_path, capsys):
+    exp = experiment(
+        f"a:ours={runs}/ours",
+        f"a:shaw={runs}/shaw",
+        f"b:ours={runs}/ours",
+        f"b:LSTM={tmp_path}/l.npz",
+    )
+    (ours, targets), (shaw, _) = (own_losses(runs / name, exp) for name in ("ours", "shaw"))
+    lstm = np.random.default_rng(0).gamma(3.0, 1.0, (4, 60)).astype(np.float32)
+    Losses("what it says", (2, 4, 8, 12), lstm, targets).save(tmp_path / "l.npz")
+    last = recl_table.run(exp, str(tmp_path / "out"))
+    assert last == "RECL of 4 models from contexts up to 12 tokens"
+    groups = {
+        "a": [Losses("ours", (4, 8, 12), ours), Losses("shaw", (4, 8, 12), shaw)],
+        "b": [Losses("ours", (4, 8, 12), ours), Losses("LSTM", (4, 8, 12), lstm[1:])],
+    }
+    result = json.loads((tmp_path / "out" / "recl.json").read_text())
+    with open(tmp_path / "out" / "recl.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [(m["group"], m["name"]) for m in result["models"]] == [
+        ("a", "ours"),
+        ("a", "shaw"),
+        ("b", "ours"),
+        ("b", "LSTM"),
+    ]
+    assert (result["kind"], result["stride"], result["targets"]) == ("window", 4, 60)
+    assert (result["lengths"], result["first_target"]) == ([4, 8, 12], 12)
+    for place, m in enumerate(result["models"]):
+        for column, (r, share) in enumerate(zip((0.1, 0.5, 1.0), m["shares"], strict=True)):
+            (want,) = (g for g in gains(groups[m["group"]], r) if g.name == m["name"])
+            np.testing.assert_allclose(share["gain_in_perplexity"], want.absolute)
+            np.testing.assert_allclose(share["relative_gain"], want.relative)
+            assert (share["recl"], share["at_least"]) == (want.recl(), want.recl() == 12)
+            row = rows[3 * place + column]
+            assert (row["group"], row["model"], row["r"]) == (m["group"], m["name"], str(r))
+            assert (int(row["recl"]), row["stride"]) == (want.recl(), "4")
+    for name in ("recl.png", "recl_loss.png"):
+        assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
+    told = (tmp_path / "out" / "recl.svg").read_text()
+    assert told.startswith("<?xml")
+    printed = capsys.readouterr().out
+    assert "r = 0.1" in printed
+    assert "-- b" in printed
+    assert ("at least 12" in printed) == any(
+        s["at_least"] for m in result["models"] for s in m["shares"]
+    )
+
+
+def test_losses_are_used_again_only_while_model_and_settings_are_the_same(
+    runs, tmp_path, monkeypatch
+):
+    count = []
+    measure = recl_table.measure
+
+    def counted(*arguments):
+        count.append(arguments)
+        return measure(*arguments)
+
+    monkeypatch.setattr(recl_table, "measure", counted)
+    exp = experiment(f"m={tmp_path}/m")
+    shutil.copytree(runs / "ours", tmp_path / "m")
+    for _ in range(2):
+        recl_table.run(exp, str(tmp_path / "out"))
+    assert len(count) == 1
+    first = json.loads((tmp_path / "out" / "recl.json").read_text())["models"][0]["loss"]
+    rewritten(tmp_path / "m", "config.json", lambda v: v.__setitem__("seed", 1))
+    recl_table.run(exp, str(tmp_path / "out"))
+    assert len(count) == 2
+    assert json.loads((tmp_path / "out" / "recl.json").read_text())["models"][0]["loss"] != first
+    fewer = experiment(f"m={tmp_path}/m", **{"context.max_tokens": "50"})
+    recl_table.run(fewer, str(tmp_path / "out"))
+    assert len(count) == 3
+
+
+@pytest.mark.parametrize(
+    ("models", "changes", "words"),
+    [
+        ((), {}, "recl.models is empty"),
+        (("ours",), {}, "has 'ours': recl.models must be NAME=WORKDIR"),
+        (("=x",), {}, "must be NAME=WORKDIR"),
+        (("a/b={runs}/ours",), {}, "must be NAME=WORKDIR"),
+        (("ours={runs}/none",), {}, "there is no config.json"),
+        (("ours={runs}/none.npz",), {}, "no such file"),
+        (("m={runs}/ours", "m={runs}/shaw"), {}, "two models of the name m"),
+        (("m={runs}/ours",), {"recl.longest": "6"}, "give 1 context lengths"),
+        (("m={runs}/ours",), {"context.stride": "5"}, "stride of at most 4"),
+        (("m={runs}/ours",), {"recl.longest": "900"}, r"m \(.*ours\): a context of 900 tokens"),
+    ],
+)
+def test_models_that_cannot_be_are_refused_before_any_is_measured(
+    runs, tmp_path, models, changes, words
+):
+    models = [m.format(runs=runs) for m in models]
+    with pytest.raises(AnalysisError, match=words):
+        recl_table.run(experiment(*models, **changes), str(tmp_path / "out"))
+    assert not (tmp_path / "out" / "recl").exists()
+
+
+def rewritten(workdir, name, change):
+    path = pathlib.Path(workdir) / name
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("what", ["vocabulary", "text", "recorded", "short"])
+def test_models_that_do_not_compare_are_refused_before_any_is_measured(runs, tmp_path, what):
+    other = tmp_path / "other"
+    shutil.copytree(runs / "shaw", other)
+    words = "trained on other text"
+    if what == "vocabulary":
+        rewritten(other, "vocab.json", lambda v: v["symbols"].__setitem__(0, "ß"))
+        words = "other vocabularies"
+    elif what == "text":
+        rewritten(other, "config.json", lambda v: v["corpus"].__setitem__("source_hash", "0" * 64))
+    else:
+        other = tmp_path / "other.npz"
+        n, words = (
+            (60, "do not predict the same text") if what == "recorded" else (59, "59 targets")
+        )
+        Losses("other", (4, 8, 12), np.ones((3, n), np.float32), "of other text").save(other)
+    with pytest.raises(AnalysisError, match=words):
+        recl_table.run(experiment(f"m={runs}/ours", f"o={other}"), str(tmp_path / "out"))
+    assert not (tmp_path / "out" / "recl").exists()
+
+
+def test_recorded_losses_without_a_length_are_refused(tmp_path):
+    Losses("m", (4, 8), np.ones((2, 3), np.float32)).save(tmp_path / "m.npz")
+    with pytest.raises(AnalysisError, match=r"no losses at contexts \[12\]"):
+        recl_table.run(experiment(f"m={tmp_path}/m.npz"), str(tmp_path / "out"))
+
+
+def test_recorded_losses_alone_make_a_table_and_a_rising_loss_is_told(tmp_path, capsys):
+    """Losses that swap between two tokens gain at every length by the definition."""
+    low, high = [0.5, 3.0], [4.0, 0.5]
+    Losses("m", (4, 8, 12), np.array([low, high, [0.5, 5.0]])).save(tmp_path / "m.npz")
+    recl_table.run(experiment(f"m={tmp_path}/m.npz", **{"recl.shares": "1.0"}), str(tmp_path))
+    share = json.loads((tmp_path / "recl.json").read_text())["models"][0]["shares"][0]
+    # from 4: min(b, l) 0.5 0.5 against 0.5 3.0; from 8: 0.5 0.5 against 4.0 0.5
+    assert (share["recl"], share["at_least"], share["loss_rises"]) == (12, True, True)
+    want = math.exp(1.75) - math.exp(0.5), math.exp(2.25) - math.exp(0.5)
+    found = np.array(share["gain_in_perplexity"])
+    np.testing.assert_allclose([found[0, 1], found[1, 2]], want, rtol=1e-6)
+    assert "at least 12*" in capsys.readouterr().out

@@ -17,7 +17,13 @@ from typing import Any
 import jax
 
 from txl_jax import processes
-from txl_jax.config import ConfigError, ExperimentConfig, TransformerXLConfig, differing_keys
+from txl_jax.config import (
+    ConfigError,
+    ExperimentConfig,
+    TransformerXLConfig,
+    differing_keys,
+    of_record,
+)
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.vocab import Vocab
 from txl_jax.files import write_json
@@ -139,7 +145,7 @@ def load(workdir: str, step: str = "best") -> Trained:
     path = os.path.join(workdir, CONFIG)
     if not os.path.exists(path):
         raise WorkdirError(f"--workdir={workdir}: there is no {CONFIG} in it; train first")
-    exp = ExperimentConfig.from_dict(_settings(read_json(path)))
+    exp = of_record(read_json(path))
     one_by_one = dataclasses.replace(exp.model, scan_layers=False, remat="none", kernel="auto")
     exp = dataclasses.replace(exp, model=one_by_one)
     vocab = Vocab.from_json(read_json(os.path.join(workdir, VOCAB)))

@@ -17,7 +17,7 @@ from txl_jax.config.analysis import (
     SpeedConfig,
 )
 from txl_jax.config.fields import ConfigError
-from txl_jax.config.reading import FREE_TO_CHANGE, differing_keys, load_config, override
+from txl_jax.config.reading import FREE_TO_CHANGE, differing_keys, load_config, of_record, override
 from txl_jax.config.settings import (
     AttentionForm,
     CheckpointConfig,
@@ -60,5 +60,6 @@ __all__ = [
     "Window",
     "differing_keys",
     "load_config",
+    "of_record",
     "override",
 ]

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from txl_jax.config.fields import ConfigError, at_least, rule
+from txl_jax.config.fields import at_least, rule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,15 +26,3 @@ class ProbeTextConfig:
     noise: int = rule(1, "must be from 1 to 26, there is a letter for each", lambda v: 1 <= v <= 26)
     tokens: int = at_least(1000, 1_000_000)
     seed: int = at_least(0, 0)
-
-    def __post_init__(self):
-        if self.longest < self.shortest:
-            raise ConfigError(
-                f"config key data.probe.longest = {self.longest}: must be at least"
-                f" data.probe.shortest {self.shortest}"
-            )
-        if self.tokens < 10 * (self.longest + 2):
-            raise ConfigError(
-                f"config key data.probe.tokens = {self.tokens}: must be at least"
-                f" {10 * (self.longest + 2)}, so that a tenth holds the longest episode"
-            )

@@ -13,6 +13,9 @@ from txl_jax.config.checks import check_combinations
 from txl_jax.config.fields import ConfigError, check_fields, typed
 from txl_jax.config.settings import ExperimentConfig, TransformerXLConfig
 
+ANALYSES = ("context", "recl", "attention", "ablation", "speed", "score", "probe", "report")
+"""Sections of what a trained model is asked."""
+
 FREE_TO_CHANGE = (
     "name",
     "model.scan_layers",
@@ -29,14 +32,7 @@ FREE_TO_CHANGE = (
     "generate",
     "checkpoint",
     "mesh",
-    "context",
-    "recl",
-    "attention",
-    "ablation",
-    "speed",
-    "score",
-    "probe",
-    "report",
+    *ANALYSES,
 )
 """Keys (or whole sections) that a resumed run may change: they do not touch the trained state.
 (The corpus's hash, not its path, is what must stay the same.)"""
@@ -83,6 +79,24 @@ def override(exp: ExperimentConfig, overrides: Mapping[str, Any]) -> ExperimentC
     for key, value in overrides.items():
         _set(nested, key, value)
     return ExperimentConfig.from_dict(nested)
+
+
+def of_record(record: Mapping[str, Any]) -> ExperimentConfig:
+    """The experiment of a ``config.json``, which has more beside the settings.
+
+    Settings of analyses that this version does not have are passed over: they decide nothing that
+    was trained, and a run must not be lost for them.
+
+    Raises:
+      ConfigError: as :meth:`ExperimentConfig.from_dict`.
+    """
+    settings = {k: v for k, v in record.items() if k not in ("corpus", "provenance")}
+    plain = ExperimentConfig().to_dict()
+    for name in ANALYSES:
+        section = settings.get(name)
+        if isinstance(section, Mapping):
+            settings[name] = {k: v for k, v in section.items() if k in plain[name]}
+    return ExperimentConfig.from_dict(settings)
 
 
 def _config_file(path: str) -> dict[str, Any]:

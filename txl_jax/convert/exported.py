@@ -14,7 +14,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from txl_jax import workdir as workdirs
-from txl_jax.config import ExperimentConfig, TransformerXLConfig
+from txl_jax.config import TransformerXLConfig, of_record
 from txl_jax.convert.errors import ConvertError
 from txl_jax.convert.files import read
 from txl_jax.convert.tensors import Tensors
@@ -75,8 +75,7 @@ def load_exported(folder: str) -> workdirs.Trained:
       ConvertError: a file is missing or damaged, or the files do not belong together.
     """
     record = read_json(folder, workdirs.CONFIG)
-    settings = {k: v for k, v in record.items() if k not in ("corpus", "provenance")}
-    exp = ExperimentConfig.from_dict(settings)
+    exp = of_record(record)
     vocab = Vocab.from_json(read_json(folder, workdirs.VOCAB))
     params = params_from_flat(read(os.path.join(folder, MODEL)).tensors, exp.model)
     return workdirs.Trained(TransformerXL(exp.model), params, vocab, exp, 0)

@@ -178,7 +178,8 @@ def first_targets(split: np.ndarray | Sentences, n: int) -> np.ndarray | Sentenc
         return split
     if isinstance(split, Sentences):
         ends = split.offsets[1:] - split.offsets[0]
-        return split[: max(1, int(np.searchsorted(ends, n, side="right")))]
+        count = max(1, int(np.searchsorted(ends, n, side="right")))
+        return Sentences(split.tokens, split.offsets[: count + 1])
     return split[: n + 1]
 
 

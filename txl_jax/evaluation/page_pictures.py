@@ -30,9 +30,8 @@ def curves(metrics: Sequence[list[dict[str, Any]]], names: Sequence[str], unit: 
         _line(loss, train, unit, color=colour, alpha=0.6, label=f"{of} training".strip())
         if valid:
             at = [r["step"] for r in valid]
-            style = {"marker": "o", "markersize": 4, "color": colour if of else "C1"}
-            label = f"{of} validation".strip()
-            loss.plot(at, [r[unit] for r in valid], **style, label=label)
+            own, label = colour if of else "C1", f"{of} validation".strip()
+            loss.plot(at, [r[unit] for r in valid], "o-", markersize=4, color=own, label=label)
         for axes, (key, _) in zip(sides, SIDES, strict=False):
             _line(axes, train, key, color=colour)
         speed = [{**r, **r.get("timing", {})} for r in train]

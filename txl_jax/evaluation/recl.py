@@ -13,14 +13,18 @@ threshold (1%), go on to that length; the length that is left is the RECL.
 """
 
 import dataclasses
+import io
 import os
 import zipfile
 from collections.abc import Sequence
 
 import numpy as np
 
+from txl_jax.evaluation.errors import AnalysisError
+from txl_jax.files import write_whole
 
-class LossesError(ValueError):
+
+class LossesError(AnalysisError):
     """Losses that cannot be compared; the text says whose and why."""
 
 
@@ -32,11 +36,14 @@ class Losses:
       name: of the model.
       contexts: C lengths in tokens, rising.
       nll: float [C,N], nats, of the same N targets at every length.
+      targets: sha256 of the targets' symbols joined by newlines (UTF-8), in hexadecimal: what
+        was predicted, so that other text is never compared; "": not known.
     """
 
     name: str
     contexts: tuple[int, ...]
     nll: np.ndarray
+    targets: str = ""
 
     def __post_init__(self):
         rising = all(a < b for a, b in zip(self.contexts, self.contexts[1:], strict=False))
@@ -50,14 +57,32 @@ class Losses:
         if not np.isfinite(self.nll).all():
             raise LossesError(f"{self.name}: a loss is not a finite number")
 
+    def mean(self) -> np.ndarray:
+        """Nats per target at each length, float64 [C]."""
+        return self.nll.mean(axis=1, dtype=np.float64)
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes an .npz of three arrays: ``name`` (text), ``contexts`` int [C], ``nll`` [C,N]."""
+        """Writes an .npz: ``name``, ``contexts`` int [C], ``nll`` float32 [C,N], ``targets``.
+
+        Another program writes the same to be compared, an LSTM's for example. For every length
+        c and every target t it runs the LSTM from its zero state over the c tokens before t
+        alone, and keeps -log p(token t) in nats:
+
+            np.savez("lstm.npz", name="LSTM", contexts=[100, 200], nll=nll)
+
+        The targets are those of ``--mode=recl``: tokens ``longest`` to ``longest + max_tokens``
+        of the split, counted from 0. ``targets`` may be left out; then nothing but their number
+        is compared.
+        """
+        data = io.BytesIO()
         np.savez_compressed(
-            path,
+            data,
             name=np.array(self.name),
             contexts=np.array(self.contexts),
             nll=self.nll.astype(np.float32),
+            targets=np.array(self.targets),
         )
+        write_whole(os.fspath(path), data.getvalue())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Losses":
@@ -69,7 +94,9 @@ class Losses:
         try:
             with np.load(path, allow_pickle=False) as file:
                 contexts = tuple(int(c) for c in file["contexts"])
-                return cls(str(file["name"]), contexts, np.asarray(file["nll"], np.float32))
+                targets = str(file["targets"]) if "targets" in file else ""
+                nll = np.asarray(file["nll"], np.float32)
+                return cls(str(file["name"]), contexts, nll, targets)
         except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
             raise LossesError(
                 f"{os.fspath(path)}: must be an .npz of name, contexts [C] and nll [C,N]: {error}"
@@ -140,6 +167,11 @@ def _check(group: Sequence[Losses], r: float) -> None:
                 f"{losses.name} ({len(losses.contexts)} contexts, {losses.nll.shape[1]} targets)"
                 f" and {first.name} ({len(first.contexts)}, {first.nll.shape[1]}) were not measured"
                 " at the same contexts on the same targets"
+            )
+        if losses.targets and first.targets and losses.targets != first.targets:
+            raise LossesError(
+                f"{losses.name} and {first.name} were not measured on the same text: the symbols"
+                " of their targets differ"
             )
     names = [losses.name for losses in group]
     if len(set(names)) < len(names):

@@ -70,7 +70,8 @@ class Session:
         c = dataclasses.replace(self._trained.config.generate, samples=1)
         made = ""
         try:
-            for ((_, new),) in continuations(self._trained, [self._so_far], c):
+            for step in continuations(self._trained, [self._so_far], c):
+                new = step[0][1]
                 self._write(detokenised(new) if c.detokenise else new)
                 made += new
         finally:

@@ -65,8 +65,8 @@ def automaton(vocab: Vocab) -> Automaton:
         of = (first <= values) & (values <= last)
         allowed[state, of], after[state, of] = True, then
     for _ in range(states):
-        dead = ~allowed.any(axis=1)
-        allowed &= ~dead[after]
+        alive = np.asarray(allowed.any(axis=1))
+        allowed &= alive[after]
     if not allowed[0].any():
         allowed[0] = True  # bytes that are no text at all: anything goes
         after[0] = 0
