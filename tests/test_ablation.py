@@ -39,13 +39,22 @@ def get_config(variant="memory"):
 '''
 
 
+TRAINED = {"ablation.rows": "memory,none"}
+
+
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     """A config file with three rows."""
     folder = tmp_path_factory.mktemp("table")
 
     path = folder / "table.py"
-    changes = {"train.steps": 2, "checkpoint.every": 2, "train.eval_every": 0, "generate.length": 0}
+    changes = {
+        "model.n_layer": 1,
+        "train.steps": 2,
+        "checkpoint.every": 2,
+        "train.eval_every": 0,
+        "generate.length": 0,
+    }
     settings = tiny_runs.experiment(folder, **changes).to_dict()
     path.write_text(TABLE.format(settings=settings))
     return str(path)
@@ -65,7 +74,7 @@ def done(table, tmp_path_factory):
         train_loop(exp, corpus, folder, Stop())
         return 0
 
-    assert ablation.run(table, {}, str(workdir), train) == 0
+    assert ablation.run(table, TRAINED, str(workdir), train) == 0
     return workdir, trained
 
 
@@ -79,9 +88,9 @@ def read(workdir):
 
 def test_every_row_is_trained_in_a_folder_of_its_name_and_only_once(table, done):
     workdir, trained = done
-    assert trained == [str(workdir / row) for row in ("memory", "none", "table")]
+    assert trained == [str(workdir / row) for row in ("memory", "none")]
     before = read(workdir)
-    assert ablation.run(table, {}, str(workdir), never) == 0
+    assert ablation.run(table, TRAINED, str(workdir), never) == 0
     assert read(workdir) == before
 
 
@@ -115,11 +124,12 @@ def slow_loss(trained, tokens, p):
     return np.mean(losses)
 
 
-def test_the_training_length_is_one_of_those_evaluated_and_a_table_of_positions_ends(done):
+def test_the_training_length_is_one_of_those_evaluated_and_a_table_of_positions_ends(table, done):
     rows = {row["row"]: row for row in read(done[0])["runs"]}
     assert rows["memory"]["lengths"] == [16, 24, 32]
     assert rows["none"]["lengths"] == [16, 24, 32]
-    assert rows["table"]["lengths"] == [16, 24]  # n_positions
+    (learnt,) = ablation.runs_of(table, {"ablation.rows": "table"}, "unused")
+    assert ablation.lengths_of(learnt.exp, (24, 32)) == (16, [16, 24])  # n_positions
     lines = {row["row"]: row for row in read(done[0])["table"]}
     for name, line in lines.items():
         assert line["train_length"] == 16
@@ -132,7 +142,7 @@ def test_the_figures_are_in_a_csv_and_two_pictures(done):
     workdir, _ = done
     with open(workdir / "ablation.csv", newline="") as file:
         lines = list(csv.DictReader(file))
-    assert len(lines) == 3 + 3 + 2
+    assert len(lines) == 3 + 3
     first = read(workdir)["runs"][0]
     assert [float(line["bpc"]) for line in lines[:3]] == first["values"]
     assert (workdir / "ablation.png").read_bytes().startswith(b"\x89PNG")
@@ -185,6 +195,11 @@ def test_a_training_that_was_stopped_stops_the_table(table, tmp_path):
 def test_what_cannot_be_compared_is_refused_before_training(table, tmp_path, overrides, text):
     with pytest.raises(AnalysisError, match=text.replace("(", r"\(")):
         ablation.run(table, overrides, str(tmp_path), never)
+
+
+def test_rows_of_different_texts_are_refused_before_training(tmp_path):
+    with pytest.raises(AnalysisError, match=r"rows of different texts \(ptb, stdlib\) make no"):
+        ablation.run("configs/siblings.py", {}, str(tmp_path), never)
 
 
 def test_a_config_without_rows_and_one_row_are_no_table(table, tmp_path):

@@ -55,8 +55,14 @@ def run(config: str, overrides: Mapping[str, str], workdir: str, train: Train) -
     """Trains what is not trained, scores everything, prints and writes the table; the exit code."""
     runs = runs_of(config, overrides, workdir)
     c = runs[0].exp.ablation
-    for one in runs:
-        lengths_of(one.exp, c.lengths)  # refused before hours of training, not after
+    for one in runs:  # what cannot be is refused before hours of training, not after
+        lengths_of(one.exp, c.lengths)
+    texts = {one.exp.data.name: one.row for one in runs}
+    if len(texts) > 1:
+        raise AnalysisError(
+            f"rows of different texts ({', '.join(texts)}) make no table; name those of one with"
+            " --config.ablation.rows=ROW,ROW"
+        )
     for one in runs:
         if not is_finished(one):
             code = train(one.exp, one.workdir)
@@ -66,9 +72,6 @@ def run(config: str, overrides: Mapping[str, str], workdir: str, train: Train) -
     for one in runs:
         rows.append(scored(one, c))
         tell(rows[-1])
-    units = {row["unit"] for row in rows}
-    if len(units) > 1:
-        raise AnalysisError(f"rows of different units ({', '.join(units)}) make no table")
     if processes.is_first():
         table = summed_up(rows)
         write(table, rows, workdir, os.path.basename(config.partition(":")[0]), c)
@@ -138,6 +141,7 @@ def scored(one: Run, c: AblationConfig) -> dict[str, Any]:
         "step": trained.step,
         "parameters": parameter_count(trained.params),
         "unit": unit,
+        "text": corpus.info["label"],
         "train_length": train_len,
         "lengths": list(losses),
         "losses": list(losses.values()),
@@ -262,7 +266,7 @@ def write(table, rows, workdir: str, name: str, c: AblationConfig) -> None:
         for row in rows:
             for values in zip(row["lengths"], row["losses"], row["values"], strict=True):
                 add(row["row"], row["seed"], *values)
-    draw(table, rows, workdir, f"{name}, {c.split} split")
+    draw(table, rows, workdir, f"{name}, {rows[0]['text']}, {c.split} split")
 
 
 def draw(table, rows, workdir: str, title: str) -> None:
@@ -279,7 +283,7 @@ def draw(table, rows, workdir: str, title: str) -> None:
         axes.plot(row["length"], row["best"], "*", color=colour, markersize=11)
     axes.set_xlabel("attention length in evaluation (tokens)")
     axes.set_ylabel(f"{UNIT_NAMES[unit]} ({unit})")
-    axes.set_title(f"{title}: loss over attention length, best marked")
+    axes.set_title(f"{title}\nloss over attention length, best marked")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     pictures.save(figure, workdir, "ablation")
