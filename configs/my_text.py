@@ -1,12 +1,42 @@
-"""A model of your own text: a file, or a folder of *.txt files.
+"""A model of your own text, a file or a folder of *.txt files: from nothing, or fine-tuned.
 
-    python -m txl_jax.main --config=configs/my_text.py --config.data.path=FILE_OR_FOLDER \\
-        --workdir=runs/mine
+From nothing; then its score on held-out text; then text of its own:
 
-A token is a character; --config.data.vocab=byte or word changes that. A folder with train.txt,
-valid.txt and test.txt is used as it is, any other text is cut into the three. Sized for a text of
-a few megabytes and some minutes on two CPU cores; for more, raise train.steps and the model's
-sizes. What it reaches depends on the text: no number is given here.
+    python -m txl_jax.main --config=configs/my_text.py --workdir=runs/mine \\
+        --config.data.path=FILE_OR_FOLDER
+    python -m txl_jax.main --mode=evaluate --workdir=runs/mine
+    python -m txl_jax.main --mode=generate --workdir=runs/mine --config.generate.prompt="It was"
+
+A token is a character; with one of these added to the first command it is something else:
+
+    --config.data.vocab=byte      bytes: any text, also one that is not UTF-8
+    --config.data.vocab=char      characters of the text (as it is)
+    --config.data.vocab=word      words between white space; for text that is split into words
+                                  and has <unk> for rare ones, as benchmarks have
+    --config.data.vocab=subword   frequent pieces of words, learnt from the training part: any
+                                  text; --config.data.vocab_size=8000 is how many. Needs
+                                  pip install '.[subword]'
+
+A folder with train.txt, valid.txt and test.txt is used as it is, any other text is cut into the
+three. Sized for a text of a few megabytes and some minutes on two CPU cores; for more, raise
+train.steps and the model's sizes. What it reaches depends on the text: no number is given here.
+A perplexity of subwords says little alone; the bits per byte that evaluation prints beside it
+compare with those of bytes and characters on the same text.
+
+Fine-tuned: training that starts from a trained model, a workdir of this project, converted ones
+too, or a folder that `python -m txl_jax.convert --export=FOLDER --workdir=…` wrote:
+
+    python -m txl_jax.main --config=configs/my_text.py:fine_tune --workdir=runs/tuned \\
+        --config.data.path=OTHER_TEXT --config.train.start_from=runs/mine
+    python -m txl_jax.main --mode=evaluate --workdir=runs/tuned
+    python -m txl_jax.main --mode=generate --workdir=runs/tuned --config.generate.prompt="It was"
+
+This variant leaves the model's shape and the kind of token out: they are those of the starting
+model, and so is its vocabulary. Words that it lacks become its <unk>; where it has none, and for
+characters that it lacks, the run stops before it begins and says which. Bytes and subwords lack
+nothing. Dropout, rates and lengths are the new run's; a model without memory needs
+--config.{train,validate,evaluate}.mem_len=0. `--mode=evaluate --workdir=runs/mine` with
+--config.data.path=OTHER_TEXT tells what the model is worth on the new text before.
 """
 
 from ml_collections import ConfigDict
@@ -45,6 +75,13 @@ def get_config(variant=""):
             "checkpoint": {"every": 1000},
         }
     )
+    if variant == "fine_tune":
+        config.name = "my_text_fine_tune"
+        config.model = {"dropout": 0.1}
+        config.data = {"name": "text"}
+        config.optimizer.learning_rate = 5e-4
+        config.train.update({"steps": 1000, "eval_every": 250})
+        config.checkpoint.every = 250
     if variant == "smoke":
         config.train.update({"steps": 20, "log_every": 5, "eval_every": 0})
         config.optimizer.warmup_steps = 5

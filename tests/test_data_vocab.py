@@ -241,10 +241,10 @@ def test_errors_name_the_symbol_and_the_place():
     ("kind", "symbols", "message"),
     [
         (
-            "subword",
+            "phrase",
             ["a"],
-            "vocabulary kind 'subword': must be one of 'byte', 'char', 'letter', 'word',"
-            " 'sentence'",
+            "vocabulary kind 'phrase': must be one of 'byte', 'char', 'letter', 'word',"
+            " 'sentence', 'subword'",
         ),
         ("char", [], "a char vocabulary without symbols"),
         (

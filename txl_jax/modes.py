@@ -28,6 +28,7 @@ from txl_jax.training.checkpoint import CheckpointError
 from txl_jax.training.loop import NonFiniteError, check_fit
 from txl_jax.training.loop import train as train_loop
 from txl_jax.training.skipping import SkippedError
+from txl_jax.training.start import corpus_of, experiment_and_vocab
 from txl_jax.training.stopping import Stop
 from txl_jax.workdir import (
     Trained,
@@ -76,7 +77,8 @@ def train(exp: ExperimentConfig, workdir: str, command: str) -> int:
     logging.set_verbosity(logging.ERROR)
     with Stop() as stop:
         processes.first(lambda: check_writable(workdir))
-        corpus = processes.in_turn(lambda: corpus_from_config(exp.data))
+        exp, vocab = experiment_and_vocab(exp, workdir)
+        corpus = processes.in_turn(lambda: corpus_of(exp, vocab))
         exp = with_vocab(exp, corpus)
         baselines.check(exp.evaluate.baselines, corpus.vocab)
         for prompt in prompts_of(exp.generate):

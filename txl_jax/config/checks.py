@@ -72,6 +72,10 @@ def check_combinations(c: "ExperimentConfig") -> None:
         refuse("data.url", d.url, "and data.path name two sources; give one")
     if d.vocab and d.name not in ("stdlib", "ptb", "text"):
         refuse("data.vocab", d.vocab, f"is fixed for data.name={d.name!r}; leave it out")
+    if d.vocab == "subword" and d.name != "text":
+        refuse("data.vocab", d.vocab, f"is for data.name='text', not {d.name!r}; leave it out")
+    if d.vocab != "subword" and d.vocab_size != type(d).vocab_size:
+        refuse("data.vocab_size", d.vocab_size, "is for data.vocab='subword'; others are counted")
     if d.protocol and d.protocol not in PROTOCOLS.get(d.name, ()):
         allowed = " and ".join(f"{name!r} {known}" for name, known in PROTOCOLS.items())
         refuse("data.protocol", d.protocol, f"is not for data.name={d.name!r}; there are {allowed}")
@@ -81,11 +85,19 @@ def check_combinations(c: "ExperimentConfig") -> None:
     if d.name == "lm1b" and t.roll_streams:
         rule = "is for one text; the sentences of data.name='lm1b' are shuffled"
         refuse("train.roll_streams", True, rule)
+    p = d.probe
+    if p.longest < p.shortest:
+        refuse(
+            "data.probe.longest", p.longest, f"must be at least data.probe.shortest {p.shortest}"
+        )
+    if p.tokens < 10 * (p.longest + 2):
+        rule = f"must be at least {10 * (p.longest + 2)}, so that a tenth holds the longest episode"
+        refuse("data.probe.tokens", p.tokens, rule)
     g = c.generate
     prompts = {"prompt": g.prompt, "prompt_file": g.prompt_file, "prompts_file": g.prompts_file}
-    first, *more = [key for key, value in prompts.items() if value] or [""]
-    if more:
-        refuse(f"generate.{more[0]}", prompts[more[0]], f"and {first} are both given")
+    given = [key for key, value in prompts.items() if value]
+    if len(given) > 1:
+        refuse(f"generate.{given[1]}", prompts[given[1]], f"and {given[0]} are both given")
 
 
 def _check_lengths(section, model, mem_len, seg_len, context_len, more, refuse) -> None:

@@ -150,7 +150,8 @@ class DataConfig:
       url: ``text`` only: where to download the file from; needs ``hash``.
       hash: ``md5:…`` or ``sha256:…`` of the downloaded file.
       vocab: ``stdlib``, ``text`` and ``ptb`` only: what a token is. ``None``: the corpus's own
-        (stdlib and text: byte, ptb: word).
+        (stdlib and text: byte, ptb: word). ``subword`` (pieces of words) for ``text`` only.
+      vocab_size: ``subword`` only: how many symbols; a short text gives fewer.
       protocol: ``enwik8``: ``authors`` leaves newline bytes out as their code does (204
         symbols), ``bytes`` leaves nothing out (205). ``lm1b``: ``authors`` has one ``<S>``
         between two sentences (PyTorch), ``double`` has two (TF), so that each sentence adds a
@@ -171,7 +172,8 @@ class DataConfig:
         "must be 'md5:' and 32 or 'sha256:' and 64 lower-case hexadecimal digits",
         lambda v: v is None or _is_hash(v),
     )
-    vocab: Literal["byte", "char", "word"] | None = None
+    vocab: Literal["byte", "char", "word", "subword"] | None = None
+    vocab_size: int = rule(8000, "must be from 256 to 1000000", lambda v: 256 <= v <= 1_000_000)
     protocol: Literal["authors", "bytes", "double"] | None = None
     valid_fraction: float = rule(0.05, "must be above 0 and below 0.5", lambda v: 0 < v < 0.5)
     test_fraction: float = rule(0.05, "must be above 0 and below 0.5", lambda v: 0 < v < 0.5)
@@ -247,6 +249,8 @@ class TrainConfig:
       skip_spikes: f > 0: an update whose gradient norm is above f times the mean of recent ones
         is skipped. 0: none.
       max_skipped: so many updates skipped in a row stop training.
+      start_from: fine-tuning: a workdir, of which the best checkpoint is taken, or an exported
+        folder; parameters are its at step 0 (training/start.py). ``None``: drawn at random.
     """
 
     steps: int = at_least(1, 1000)
@@ -265,6 +269,7 @@ class TrainConfig:
     non_finite: Literal["stop", "skip"] = "stop"
     skip_spikes: float = rule(0.0, "must be 0 (off) or above 1", lambda v: v == 0 or v > 1)
     max_skipped: int = at_least(1, 10)
+    start_from: str | None = rule(None, "must name a folder", lambda v: v is None or v.strip())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -73,7 +73,7 @@ def _write(source: Source, kind: Kind, folder: Path, given: Vocab | None) -> dic
     texts = [blocks(split, "counting") for split in source.counted]
     own = _vocab(kind, source, texts)
     vocab = given or own
-    foreign = vocab.symbols != own.symbols
+    foreign = vocab.to_json() != own.to_json()
     if foreign:  # what is published was counted with the text's own
         source = dataclasses.replace(source, counts={})
     (folder / "vocab.json").write_text(json.dumps(vocab.to_json()))
@@ -112,6 +112,8 @@ def _vocab(kind: Kind, source: Source, texts: list[Iterator[bytes]]) -> Vocab:
         return Vocab.of_chars(block for text in texts for block in text)
     if kind == "word":
         return Vocab.of_words(*texts, lower_case=source.name == "ptb")
+    if kind == "subword":
+        return Vocab.of_subwords(*texts, vocab_size=source.protocol["vocab_size"])
     if source.name == "enwik8":
         return Vocab.of_counted_bytes(*texts, newline=source.protocol["protocol"] == "bytes")
     return Vocab.of_bytes()

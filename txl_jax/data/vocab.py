@@ -11,23 +11,28 @@ import itertools
 import os
 import string
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
+from txl_jax.data import subword
 from txl_jax.data.blocks import NEWLINE, SPACE, counted_bytes, decoded, lettered, whole_words
 from txl_jax.data.errors import DataError
+from txl_jax.data.symbols import (
+    BOUNDARY,
+    BYTES,
+    EOS,
+    SENTENCE_UNK,
+    UNK,
+    Kind,
+    UnknownSymbolError,
+    WithUnknown,
+    check_ids,
+    check_symbols,
+    symbols_in_file,
+)
 
-Kind = Literal["byte", "char", "letter", "word", "sentence"]
-
-EOS = "<eos>"
-"""The symbol of a line's end in a word vocabulary; id 0 of those counted here."""
-UNK = "<unk>"
-"""The symbol that stands for unknown words, where the counted text itself has it."""
-BOUNDARY = "<S>"
-"""The symbol between two sentences: the first one's end and the next one's start."""
-SENTENCE_UNK = "<UNK>"
-"""The symbol of unknown words in a sentence vocabulary."""
+__all__ = ["BOUNDARY", "EOS", "SENTENCE_UNK", "SPACE", "UNK", "Kind", "Vocab", "check_ids"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +42,7 @@ class Vocab:
     Attributes:
       kind: how text becomes symbols, see below.
       symbols: in id order.
+      tokenizer: of ``subword``: how text is cut into symbols (data/subword.py), as JSON.
 
     ``byte``: the bytes of UTF-8; symbols are their values as decimal strings, the form in which
       the authors wrote enwik8. A vocabulary without the newline drops newlines (their protocol).
@@ -46,30 +52,17 @@ class Vocab:
       has a capital, text is put in lower case first (Penn Treebank).
     ``sentence``: words too, every line a sentence between ``<S>`` and ``<S>``; ``<UNK>`` for words
       that are not known (One Billion Word).
+    ``subword``: pieces of words, with the space before them; any text has an encoding.
     """
 
     kind: Kind
     symbols: list[str]
+    tokenizer: Mapping[str, Any] | None = None
 
     def __post_init__(self):
-        if self.kind not in get_args(Kind):
-            kinds = ", ".join(repr(kind) for kind in get_args(Kind))
-            raise DataError(f"vocabulary kind {self.kind!r}: must be one of {kinds}")
-        if not self.symbols:
-            raise DataError(f"a {self.kind} vocabulary without symbols")
-        if len(set(self.symbols)) != len(self.symbols):
-            twice = collections.Counter(self.symbols).most_common(1)[0][0]
-            raise DataError(f"{self.kind} vocabulary: the symbol {twice!r} stands in it twice")
-        if self.kind == "byte" and (wrong := [s for s in self.symbols if s not in _BYTES]):
-            raise DataError(
-                f"a byte vocabulary's symbols must be the numbers 0 to 255, not {wrong[0]!r}"
-            )
-        if self.kind in ("char", "letter") and any(len(symbol) != 1 for symbol in self.symbols):
-            raise DataError(f"a {self.kind} vocabulary's symbols must be single characters")
-        needed = {"word": (EOS,), "sentence": (BOUNDARY, SENTENCE_UNK)}.get(self.kind, ())
-        for symbol in needed:
-            if symbol not in self.symbols:
-                raise DataError(f"a {self.kind} vocabulary must have the symbol {symbol}")
+        check_symbols(self.kind, self.symbols)
+        if self.kind == "subword" and subword.symbols_of(self.tokenizer or {}) != self.symbols:
+            raise DataError("a subword vocabulary's symbols must be those of its tokenizer")
 
     @classmethod
     def of_symbols(cls, symbols: Iterable[str]) -> "Vocab":
@@ -87,7 +80,7 @@ class Vocab:
         if all(len(symbol) == 1 for symbol in listed):
             letters = SPACE in found and found <= set(string.ascii_lowercase + SPACE)
             return cls("letter" if letters else "char", listed)
-        if found <= _BYTES.keys():
+        if found <= BYTES.keys():
             return cls("byte", listed)
         is_sentence = {BOUNDARY, SENTENCE_UNK} <= found and EOS not in found
         return cls("sentence" if is_sentence else "word", listed)
@@ -95,7 +88,7 @@ class Vocab:
     @classmethod
     def of_bytes(cls) -> "Vocab":
         """All 256 bytes; the value of a byte is its id."""
-        return cls("byte", list(_BYTES))
+        return cls("byte", list(BYTES))
 
     @classmethod
     def of_counted_bytes(cls, *texts: Iterable[bytes], newline: bool = True) -> "Vocab":
@@ -125,27 +118,8 @@ class Vocab:
 
     @classmethod
     def of_lines(cls, path: str | os.PathLike) -> "Vocab":
-        """The sentence vocabulary in a file, a symbol a line, in id order.
-
-        Of a line with several fields the first is the symbol; one that was there before is passed
-        over. Both as the authors read ``1b_word_vocab.txt``.
-
-        Raises:
-          DataError: an empty line, text that is not UTF-8, or no ``<S>`` or ``<UNK>``.
-        """
-        symbols: dict[str, None] = {}
-        try:
-            with open(path, encoding="utf-8") as file:
-                for number, line in enumerate(file, 1):
-                    fields = line.split(maxsplit=1)
-                    if not fields:
-                        raise DataError(f"{path}, line {number}: has no symbol")
-                    symbols.setdefault(fields[0])
-            return cls("sentence", list(symbols))
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path}: not UTF-8 ({error.reason})") from error
-        except DataError as error:
-            raise error if str(path) in str(error) else DataError(f"{path}: {error}") from None
+        """The sentence vocabulary in a file, see :func:`symbols_in_file`; raises DataError."""
+        return cls("sentence", symbols_in_file(path))
 
     @classmethod
     def of_chars(cls, blocks: Iterable[bytes | str]) -> "Vocab":
@@ -170,13 +144,27 @@ class Vocab:
         counts.pop(EOS, None)
         return cls("word", [EOS, *(word for word, _ in counts.most_common())])
 
+    @classmethod
+    def of_subwords(cls, *texts: Iterable[bytes | str], vocab_size: int) -> "Vocab":
+        """Subwords learnt from some texts, each in blocks cut anywhere.
+
+        Args:
+          *texts: a line goes on from one to the next.
+          vocab_size: 256 or more; short texts give fewer symbols.
+
+        Raises:
+          DataError: the package that learns them is missing.
+        """
+        tokenizer = subword.learn(itertools.chain(*texts), vocab_size)
+        return cls("subword", subword.symbols_of(tokenizer), tokenizer)
+
     def __len__(self) -> int:
         return len(self.symbols)
 
     @property
     def unit(self) -> Literal["bpc", "ppl"]:
-        """How a mean loss is reported: bits per byte or character, or perplexity per word."""
-        return "ppl" if self.kind in ("word", "sentence") else "bpc"
+        """How a mean loss is reported: bits per byte or character, or perplexity per token."""
+        return "ppl" if self.kind in ("word", "sentence", "subword") else "bpc"
 
     @property
     def unknown(self) -> str | None:
@@ -222,6 +210,8 @@ class Vocab:
             return self._encode_chars(blocks, where)
         if self.kind == "letter":
             return self._encode_chars(map(lettered, blocks), where)
+        if self.kind == "subword":
+            return self._subwords.encode_blocks(blocks, where)
         if self.kind == "sentence":
             sentences = self.encode_sentences(blocks, where, end_last_line)
             return (ids for ids, _ in sentences)
@@ -254,10 +244,9 @@ class Vocab:
         Raises:
           DataError: an id that is not in the vocabulary.
         """
-        array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64)
-        check_ids(array, len(self), "ids")
-        if self.kind == "byte":
-            return self._byte_of_id[array].tobytes().decode("utf-8", errors="replace")
+        array = self._checked(ids)
+        if self.kind in ("byte", "subword"):
+            return self.decode_bytes(array).decode("utf-8", errors="replace")
         if self.kind == "char":
             return "".join(self.symbols[i] for i in array)
         if self.kind == "letter":
@@ -269,16 +258,34 @@ class Vocab:
         text = "".join("\n" if word == end else word + " " for word in words)
         return text.replace(" \n", "\n").removesuffix(" ")
 
+    def decode_bytes(self, ids: Iterable[int] | np.ndarray) -> bytes:
+        """The bytes of some ids: those of :meth:`decode`, and for ``byte`` and ``subword`` exactly.
+
+        Raises:
+          DataError: an id that is not in the vocabulary.
+        """
+        if self.kind == "byte":
+            return self._byte_of_id[self._checked(ids)].tobytes()
+        if self.kind == "subword":
+            return b"".join(self._bytes_of_id[i] for i in self._checked(ids))
+        return self.decode(ids).encode()
+
     def to_json(self) -> dict[str, Any]:
         """A dict for ``json.dump``, read again by :meth:`from_json`."""
-        return {"kind": self.kind, "symbols": self.symbols}
+        plain = {"kind": self.kind, "symbols": self.symbols}
+        return plain if self.tokenizer is None else {**plain, "tokenizer": self.tokenizer}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Vocab":
         """The vocabulary that :meth:`to_json` wrote."""
-        return cls(stored["kind"], list(stored["symbols"]))
+        return cls(stored["kind"], list(stored["symbols"]), stored.get("tokenizer"))
 
     # ----------------------------------------------------------------------------------
+
+    def _checked(self, ids: Iterable[int] | np.ndarray) -> np.ndarray:
+        array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64)
+        check_ids(array, len(self), "ids")
+        return array
 
     def _encode_bytes(self, blocks: Iterable[str | bytes], where: str) -> Iterator[np.ndarray]:
         position, table = 0, self._id_of_byte
@@ -295,10 +302,10 @@ class Vocab:
                 if ids.size and ids.min() < 0:
                     at = int(np.argmax(ids < 0))
                     start = position + raw.index(values[at].tobytes())
-                    raise DataError(
+                    raise UnknownSymbolError(
                         f"{where}, byte {start}: the value {values[at]} is not among the"
-                        f" {len(self)} bytes of the vocabulary; remove it, or train on a text that"
-                        " has it"
+                        f" {len(self)} bytes of the vocabulary",
+                        "remove it, or train on a text that has it",
                     )
             yield ids.astype(self.dtype)
             position += len(raw)
@@ -310,11 +317,12 @@ class Vocab:
             ids = self._id_of_code[codes]
             if ids.size and ids.min() < 0:
                 at = int(np.argmax(ids < 0))
-                raise DataError(
+                raise UnknownSymbolError(
                     f"{where}, line {line + text.count(chr(10), 0, at)}, character"
                     f" {position + at}: {text[at]!r} (U+{ord(text[at]):04X}) is not among the"
                     f" {len(self)} characters of the vocabulary, which are those of the training"
-                    " text; remove it, or use vocab='byte', which takes any text"
+                    " text",
+                    "remove it, or use vocab='byte', which takes any text",
                 )
             yield ids.astype(self.dtype)
             position, line = position + len(text), line + text.count("\n")
@@ -340,17 +348,17 @@ class Vocab:
         for number, words in enumerate(text.split("\n"), line):
             for word in words.split():
                 if word not in self._id_of_word:
-                    raise DataError(
+                    raise UnknownSymbolError(
                         f"{where}, line {number}: the word {word!r} is not among the {len(self)}"
-                        f" of the vocabulary, and {UNK} is not one of them either; write {UNK} for"
-                        " rare words in the training text, or use vocab='byte', which takes any"
-                        " text"
+                        f" of the vocabulary, and {UNK} is not one of them either",
+                        f"write {UNK} for rare words in the training text, or use vocab='byte',"
+                        " which takes any text",
                     )
 
     @functools.cached_property
     def _id_of_word(self) -> dict[str, int]:
         ids = {symbol: i for i, symbol in enumerate(self.symbols)}
-        return ids if self.unknown is None else _WithUnknown(ids, ids[self.unknown])
+        return ids if self.unknown is None else WithUnknown(ids, ids[self.unknown])
 
     @functools.cached_property
     def lower_case(self) -> bool:
@@ -358,6 +366,15 @@ class Vocab:
         if self.kind != "word":
             return self.kind == "letter"
         return all(symbol == symbol.lower() for symbol in self.symbols)
+
+    @functools.cached_property
+    def _subwords(self) -> subword.Encoder:
+        return subword.Encoder(self.tokenizer or {}, self.dtype)
+
+    @functools.cached_property
+    def _bytes_of_id(self) -> list[bytes]:
+        """Of subwords."""
+        return [subword.bytes_of(symbol) for symbol in self.symbols]
 
     @functools.cached_property
     def _byte_of_id(self) -> np.ndarray:
@@ -377,32 +394,3 @@ class Vocab:
         table = np.full(0x110000, -1, np.int32)
         table[[ord(symbol) for symbol in self.symbols]] = np.arange(len(self))
         return table
-
-
-class _WithUnknown(dict):
-    """Ids of words; a word that is not there has that of the unknown ones."""
-
-    def __init__(self, ids: Mapping[str, int], unknown: int):
-        super().__init__(ids)
-        self._unknown = unknown
-
-    def __missing__(self, word: str) -> int:
-        return self._unknown
-
-
-_BYTES = {str(value): value for value in range(256)}
-"""Symbol to value."""
-
-
-def check_ids(tokens: np.ndarray, vocab_size: int, name: str) -> None:
-    """Raises DataError, naming the first position and its id, where an id is not in 0..V-1."""
-    block = 1 << 20
-    for start in range(0, len(tokens), block):
-        part = np.asarray(tokens[start : start + block])
-        wrong = (part < 0) | (part >= vocab_size)
-        if wrong.any():
-            at = int(np.argmax(wrong))
-            raise DataError(
-                f"{name}[{start + at}] = {int(part[at])}: a token id must be from 0 to"
-                f" {vocab_size - 1}, the vocabulary has {vocab_size} symbols"
-            )

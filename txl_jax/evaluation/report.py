@@ -104,7 +104,7 @@ def of_vocab(corpus: Corpus, split: str) -> str:
 
 
 def conversions(nats: float, corpus: Corpus, protocol: ProtocolConfig) -> dict[str, float]:
-    """``bits_per_byte`` and ``word_ppl`` of characters or bytes that were all scored.
+    """``bits_per_byte`` and ``word_ppl`` of subwords, characters or bytes, all of them scored.
 
     Word-level perplexity counts words between white space and a token for each line's end, as
     word-level benchmarks do, so that models of characters and of words compare on one text. The
@@ -118,15 +118,15 @@ def conversions(nats: float, corpus: Corpus, protocol: ProtocolConfig) -> dict[s
       protocol: that it was scored under.
     """
     vocab, info, split = corpus.vocab, corpus.info, protocol.split
-    if vocab.unit != "bpc" or protocol.max_segments:
+    if vocab.kind in ("word", "sentence") or protocol.max_segments:
         return {}
     n_bytes = info["bytes"][split]
-    if vocab.kind != "char" and info["tokens"][split] != n_bytes:
+    if vocab.kind not in ("char", "subword") and info["tokens"][split] != n_bytes:
         return {}
-    first = vocab.symbols[int(getattr(corpus, split)[0])] if vocab.kind == "char" else "a"
+    first = vocab.decode_bytes(getattr(corpus, split)[:1])
     words = info["words"][split] + info["lines"][split]
     return {
-        "bits_per_byte": nats / math.log(2) / (n_bytes - len(first.encode())),
+        "bits_per_byte": nats / math.log(2) / (n_bytes - len(first)),
         "word_ppl": in_unit(nats / words, "ppl"),
     }
 

@@ -25,6 +25,7 @@ from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.runlog import RunLog
 from txl_jax.training.sharding import Placement, make_mesh
 from txl_jax.training.skipping import SkippedError, reason
+from txl_jax.training.start import started
 from txl_jax.training.state import TrainState, init_state
 from txl_jax.training.step import compiled_step
 from txl_jax.training.stopping import Stop
@@ -52,7 +53,8 @@ def train(exp: ExperimentConfig, corpus: Corpus, workdir: str, stop: Stop) -> Ou
     the checkpoint are made again.
 
     Raises:
-      ConfigError, DataError: what does not fit the data or the devices; before any work.
+      ConfigError, DataError: what does not fit the data, the devices or the model that is started
+        from; before any work.
       CheckpointError: a checkpoint of another config, or one that cannot be written.
       NonFiniteError: a loss or gradient that is not finite; nothing is saved after it.
       SkippedError: too many updates in a row were skipped; nor is anything after this.
@@ -73,6 +75,7 @@ def train(exp: ExperimentConfig, corpus: Corpus, workdir: str, stop: Stop) -> Ou
         meta: dict[str, Any] = {}
         if restored is None:
             state = jax.jit(init, out_shardings=placement.state(abstract))()
+            state = started(state, exp, corpus.vocab, workdir, placement)
         else:
             state, meta = restored
             if exp.model.scan_layers:
@@ -331,5 +334,7 @@ def _tell_start(log, exp, corpus, streams, state, devices, resumed) -> None:
         f" {corpus.name}: {corpus.info['tokens']['train']:,} training tokens, vocabulary"
         f" {len(corpus.vocab):,}; an epoch is {streams.n_segments:,} steps{about}"
     )
+    if exp.train.start_from and not resumed:
+        log.message(f"starting from the parameters of {exp.train.start_from}")
     if resumed:
         log.message(f"resuming at step {int(state.step):,} of {exp.train.steps:,}")

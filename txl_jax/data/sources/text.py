@@ -1,8 +1,10 @@
 """``text``: any plain text of the user's own, a file, a folder or a download."""
 
+import dataclasses
 from pathlib import Path
 
 from txl_jax.config import DataConfig
+from txl_jax.data import subword
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources.download import check_hash, download
 from txl_jax.data.sources.source import (
@@ -26,11 +28,22 @@ def find(data: DataConfig, kind: str, cache: Path) -> Source:
     valid. The cuts move on to the next line's start for ``kind`` word, else to the next
     character's (UTF-8). The text of a folder is its ``*.txt`` files in sorted order, one after
     the other; a file without a line end at its end gets one. A ``char`` or ``word`` vocabulary is
-    counted over all three splits: plain text has no symbol for what training has not seen.
+    counted over all three splits: plain text has no symbol for what training has not seen. A
+    ``subword`` vocabulary, which takes any text, is learnt from the training split.
 
     Raises:
-      DataError: no such file, an empty one, or a download that has not the hash ``data.hash``.
+      DataError: no such file, an empty one, a download that has not the hash ``data.hash``, or
+        no package to learn subwords with.
     """
+    if kind != "subword":
+        return _find(data, kind, cache)
+    subword.package()
+    found = _find(data, kind, cache)
+    protocol = {**found.protocol, "vocab_size": data.vocab_size}
+    return dataclasses.replace(found, counted=("train",), protocol=protocol)
+
+
+def _find(data: DataConfig, kind: str, cache: Path) -> Source:
     if data.url is not None:
         if data.hash is None:
             raise DataError(f"data.url = {data.url!r}: needs data.hash to check the download by")
