@@ -244,7 +244,14 @@ READ: dict[str, tuple[dict[str, Any], int, int, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", READ)
+MOST_SPECIAL = ("relative, two streams", "absolute_per_layer")
+"""The others are asked for with ``-m slow``."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in MOST_SPECIAL else pytest.mark.slow) for name in READ],
+)
 def test_averages_of_a_text_are_those_of_it_written_out(name):
     """The last segments are short, and no query of them counts; so do none of those before."""
     changes, n_streams, mem_len, context_len = READ[name]

@@ -62,7 +62,15 @@ def fed_alone(cfg, n: int) -> dict[int, float]:
 
 @pytest.mark.parametrize(
     ("form", "stride"),
-    [("relative", 1), ("relative", 4), ("shaw", 1), ("shaw", 4), ("clamped", 4), ("windowed", 4)],
+    [
+        ("relative", 1),
+        ("relative", 4),
+        ("shaw", 4),
+        *(
+            pytest.param(form, stride, marks=pytest.mark.slow)
+            for form, stride in (("shaw", 1), ("clamped", 4), ("windowed", 4))
+        ),
+    ],
 )
 def test_a_target_loses_what_a_fresh_model_loses_that_is_fed_its_context_alone(form, stride):
     """Targets 7 to 38; windows start at multiples of the stride, and the last is not full."""
@@ -77,7 +85,12 @@ def test_a_target_loses_what_a_fresh_model_loses_that_is_fed_its_context_alone(f
 
 
 @pytest.mark.parametrize(
-    ("form", "stride"), [("absolute", 1), ("absolute", 4), ("absolute_per_layer", 4)]
+    ("form", "stride"),
+    [
+        ("absolute", 4),
+        pytest.param("absolute", 1, marks=pytest.mark.slow),
+        pytest.param("absolute_per_layer", 4, marks=pytest.mark.slow),
+    ],
 )
 def test_a_form_that_counts_from_the_end_loses_what_it_does_in_a_window_by_itself(form, stride):
     cfg = tiny_models.config(**FORMS[form])

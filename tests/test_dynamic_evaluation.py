@@ -231,7 +231,7 @@ def test_more_decay_keeps_the_score_nearer_to_the_trained_models():
 
 def test_the_protocol_names_the_rule():
     c = ProtocolConfig(batch_size=1, seg_len=8, mem_len=12)
-    lead = "test split, 1 streams, segment 8, memory 12"
+    lead = "test split, 1 stream, segment 8, memory 12"
     of = lambda dynamic: describe(dataclasses.replace(c, dynamic=dynamic), CFG)
     assert of(DynamicConfig()) == lead
     assert of(SGD) == f"{lead}, dynamic evaluation sgd, rate 0.1"

@@ -274,6 +274,7 @@ TINY = {
 }
 
 
+@pytest.mark.slow
 def test_with_memory_answers_beyond_the_segment_are_found_as_far_as_memory_reaches(tmp_path):
     # T + L * M = 8 + 2 * 8 = 24
     more = {"train.mem_len": 8, "validate.mem_len": 8}

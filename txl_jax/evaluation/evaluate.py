@@ -317,7 +317,7 @@ def describe(protocol: ProtocolConfig, model: TransformerXLConfig) -> str:
     c = under_protocol(model, protocol)
     parts = [
         f"{protocol.split} split",
-        f"{protocol.batch_size} streams",
+        "1 stream" if protocol.batch_size == 1 else f"{protocol.batch_size} streams",
         f"segment {protocol.seg_len}",
         f"context {protocol.context_len}" if protocol.context_len else f"memory {protocol.mem_len}",
     ]

@@ -19,6 +19,7 @@ img { display: block; max-width: 100%; height: auto; margin: .8rem 0; }
 pre { overflow-x: auto; background: #f6f7f8; padding: .8rem; font-size: .82rem; line-height: 1.4; }
 pre.text { white-space: pre-wrap; overflow-wrap: anywhere; }
 summary { cursor: pointer; color: #444a52; margin: .5rem 0; }
+@page { margin: 1.5cm; }
 @media print {
   body { font-size: 11px; }
   main { max-width: none; padding: 0; }
