@@ -10,7 +10,7 @@ memory can bring it. With `--mem_len=0` it stays at chance.
 What it shows: `core` (embeddings in, states out), `mems` carried through `jax.lax.scan` beside the
 environments' own state, and `reset` (bool [B,T]) where an episode begins inside a segment, so that
 nothing is remembered across episodes. The learning rule is REINFORCE with a mean baseline; any
-other would do.
+other would do. Measured (two shared CPU cores, 30 s): every turn is right from 80 updates on.
 """
 
 import argparse
