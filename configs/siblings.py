@@ -3,13 +3,13 @@
     python -m txl_jax.main --config=configs/siblings.py:stdlib_shaw --workdir=runs/stdlib_shaw
     python -m txl_jax.main --config=configs/siblings.py:ptb_ours --config.data.path=FOLDER
 
-The rows are CORPUS_SIBLING: the shapes of ptb_small.py and quickstart.py, half as many updates of
-64 tokens of backpropagation, all positions in the loss, the same for all four:
+The shapes of ptb_small.py and quickstart.py, half as many updates of 64 tokens of backpropagation,
+all positions in the loss, the same for all four of a text:
 
-    ours            relative positions, memory 64
-    shaw            Shaw et al.'s positions, memory 64
-    no_recurrence   relative positions, no memory
-    absolute        sinusoids added at the input, no memory
+    ptb_ours            stdlib_ours             relative positions, memory 64
+    ptb_shaw            stdlib_shaw             Shaw et al.'s positions, memory 64
+    ptb_no_recurrence   stdlib_no_recurrence    relative positions, no memory
+    ptb_absolute        stdlib_absolute         sinusoids added at the input, no memory
 
 `--mode=ablation` and `--mode=recl` compare them; what that gave: RESULTS.md.
 """
