@@ -206,7 +206,7 @@ def test_numbers_that_mean_the_same_are_converted_and_lists_become_tuples():
 
 
 def test_every_default_survives_being_written_on_a_command_line():
-    flat = config_lib._flatten(ExperimentConfig().to_dict())
+    flat = config_lib.flatten(ExperimentConfig().to_dict())
     assert flat.keys() == dict(leaves()).keys()
     texts = {key: str(value) for key, value in flat.items()}
     assert build(**texts) == ExperimentConfig.from_dict({})
@@ -666,7 +666,7 @@ def test_a_resumed_run_may_change_what_is_free_and_nothing_else():
     known = dict(leaves())
     for free in config_lib.FREE_TO_CHANGE:
         assert any(key == free or key.startswith(free + ".") for key in known), free
-    old = config_lib._flatten(ExperimentConfig().to_dict())
+    old = config_lib.flatten(ExperimentConfig().to_dict())
     for key in known:
         changed = differing_keys(old, {**old, key: "something else"})
         assert bool(changed) != config_lib._is_free(key), key

@@ -13,7 +13,7 @@ from absl import flags
 
 import txl_jax
 from txl_jax.config import ExperimentConfig, load_config, override
-from txl_jax.config.reading import _flatten
+from txl_jax.config.reading import flatten
 from txl_jax.main import _MODES  # and the import defines the flags
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -57,7 +57,7 @@ def test_relative_links_lead_to_files(page):
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_settings_and_modes_that_are_named_exist(page):
     text = page.read_text()
-    known = _flatten(ExperimentConfig().to_dict())
+    known = flatten(ExperimentConfig().to_dict())
     for key in re.findall(r"--config\.(\w[\w.]*\w)", text):
         assert key in known, key
     for mode in re.findall(r"--mode=(\w+)", text):

@@ -44,8 +44,8 @@ def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     A key that is missing has its default: settings that came later do not part old runs from
     new ones.
     """
-    defaults = _flatten(ExperimentConfig().to_dict())
-    fa, fb = ({**defaults, **_flatten(nested)} for nested in (a, b))
+    defaults = flatten(ExperimentConfig().to_dict())
+    fa, fb = ({**defaults, **flatten(nested)} for nested in (a, b))
     keys = [k for k in sorted(fa.keys() | fb.keys()) if not _is_free(k)]
     return [
         f"{k}: {fa.get(k, 'absent')!r} -> {fb.get(k, 'absent')!r}"
@@ -146,7 +146,7 @@ def build(cls: type, nested: Mapping[str, Any], prefix: str) -> Any:
     for name, value in nested.items():
         key = f"{prefix}{name}"
         if name not in hints:
-            raise ConfigError(_unknown(next(iter(_flatten({key: value})), key)))
+            raise ConfigError(_unknown(next(iter(flatten({key: value})), key)))
         if dataclasses.is_dataclass(hints[name]):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"config key {key} = {value!r}: is a section, not a value")
@@ -155,7 +155,7 @@ def build(cls: type, nested: Mapping[str, Any], prefix: str) -> Any:
                 typing.cast(type, hints[name]), {**section_defaults, **value}, key + "."
             )
         elif isinstance(value, Mapping) and value:
-            raise ConfigError(_unknown(next(iter(_flatten({key: value})), key)))
+            raise ConfigError(_unknown(next(iter(flatten({key: value})), key)))
         else:
             values[name] = typed(key, value, hints[name])
     built = cls(**values)
@@ -167,18 +167,19 @@ def build(cls: type, nested: Mapping[str, Any], prefix: str) -> Any:
 
 
 def _unknown(key: str) -> str:
-    known = list(_flatten(dataclasses.asdict(ExperimentConfig())))
+    known = list(flatten(dataclasses.asdict(ExperimentConfig())))
     leaf = key.rpartition(".")[2]
     same_leaf = [k for k in known if k.rpartition(".")[2] == leaf]
     near = difflib.get_close_matches(key, same_leaf or known, n=1, cutoff=0.0)
     return f"unknown config key {key!r}; the nearest key is {near[0]!r}"
 
 
-def _flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted key."""
     flat: dict[str, Any] = {}
     for name, value in nested.items():
         if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{name}.")
+            flat |= flatten(value, f"{prefix}{name}.")
         else:
             flat[prefix + name] = list(value) if isinstance(value, tuple) else value
     return flat

@@ -16,7 +16,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from txl_jax.config import ExperimentConfig
-from txl_jax.evaluation.page_pictures import curves, embedded, values
+from txl_jax.config.reading import flatten
+from txl_jax.evaluation.page_pictures import curves, embedded
 from txl_jax.evaluation.page_style import STYLE
 from txl_jax.files import write_whole
 from txl_jax.training import records
@@ -167,8 +168,8 @@ def comparison(runs: Sequence[Found]) -> str:
         value = number(first[result["unit"]], result["unit"]) if result else "not evaluated"
         unit = UNIT_NAMES[result["unit"]] if result else ""
         rows.append((one.folder, value, unit, first.get("protocol", "")))
-    plain = values(ExperimentConfig().to_dict())  # a setting that came later has its default
-    flat = [{**plain, **values(settings_of(one))} for one in runs]
+    plain = flatten(ExperimentConfig().to_dict())  # a setting that came later has its default
+    flat = [{**plain, **flatten(settings_of(one))} for one in runs]
     keys = sorted({key for one in flat for key in one})
     differing = [key for key in keys if len({str(one.get(key)) for one in flat}) > 1]
     body = table(("run", "value", "unit", "protocol"), rows)
@@ -207,8 +208,8 @@ def sample(one: Found) -> str:
 
 def configuration(one: Found) -> str:
     """Settings that are not the defaults; all of them, folded."""
-    plain = values(ExperimentConfig().to_dict())
-    mine = {**plain, **values(settings_of(one))}
+    plain = flatten(ExperimentConfig().to_dict())
+    mine = {**plain, **flatten(settings_of(one))}
     own = [
         (key, shown(value))
         for key, value in mine.items()
@@ -221,7 +222,7 @@ def configuration(one: Found) -> str:
 
 def environment(one: Found) -> str:
     """Versions, revision and device; the text and its hash."""
-    said = values({k: one.config.get(k, {}) for k in ("provenance", "corpus")})
+    said = flatten({k: one.config.get(k, {}) for k in ("provenance", "corpus")})
     rows = [(key, shown(value)) for key, value in said.items() if value not in ({}, None)]
     return section("Environment and text", table(("what", "value"), rows)) if rows else ""
 

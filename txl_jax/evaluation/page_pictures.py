@@ -4,7 +4,7 @@ import base64
 import glob
 import html
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from txl_jax.evaluation import pictures
@@ -67,17 +67,6 @@ def image(data: bytes, kind: str, about: str) -> str:
     mime = {"svg": "image/svg+xml", "png": "image/png"}[kind]
     text = base64.b64encode(data).decode()
     return f'<img alt="{html.escape(about)}" src="data:{mime};base64,{text}">'
-
-
-def values(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted key."""
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        if isinstance(value, Mapping):
-            flat |= values(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
 
 
 def _line(axes: Any, run: list[dict[str, Any]], key: str, **style: Any) -> None:
