@@ -302,7 +302,8 @@ def test_smoke_variant_trains_scores_and_continues(name, tmp_path, capsys):
     assert "held-out" in capsys.readouterr().out
     report = json.loads((workdir / "evaluation.json").read_text())
     result = report["results"][0]
-    assert f"{exp.evaluate.batch_size} streams, segment 8" in result["protocol"]
+    streams = exp.evaluate.batch_size
+    assert f"{streams} stream{'s' * (streams > 1)}, segment 8" in result["protocol"]
     assert result["targets"] > 0
     assert np.isfinite(result[report["unit"]])
     assert (workdir / "sample.txt").read_text()
