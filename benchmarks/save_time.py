@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     placement = Placement(make_mesh(exp.mesh, exp.model, B))
     model = txl_jax.TransformerXL(exp.model, placement.for_model)
-    optimizer = make_optimizer(exp.optimizer, exp.train.steps)
+    optimizer = make_optimizer(exp)
     state = jax.jit(lambda: init_state(exp, model, optimizer))()
     step: Any = compiled_step(exp, model, optimizer, placement, state)
     tokens = np.random.default_rng(0).integers(0, 204, (B, T), np.int32)

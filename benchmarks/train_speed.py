@@ -77,7 +77,7 @@ def training(exp: ExperimentConfig, steps: int):
     t = exp.train
     placement = Placement(make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches))
     model = TransformerXL(exp.model, placement.for_model)
-    optimizer = make_optimizer(exp.optimizer, t.steps)
+    optimizer = make_optimizer(exp)
     make = lambda: init_state(exp, model, optimizer)
     abstract = jax.eval_shape(make)
     state = jax.jit(make, out_shardings=placement.state(abstract))()

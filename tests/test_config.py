@@ -249,6 +249,13 @@ OUT_OF_RANGE = [
     ("optimizer.b1", 1.0, "must be at least 0 and below 1"),
     ("optimizer.b2", 1.0, "must be at least 0 and below 1"),
     ("optimizer.eps", 0.0, "must be above 0"),
+    ("optimizer.l2", -1.0, "must be at least 0"),
+    ("optimizer.weight_decay", -1.0, "must be at least 0"),
+    ("optimizer.embedding_ratio", 0.0, "must be above 0"),
+    ("average.start", -1, "must be at least 0"),
+    ("average.rate", 0.0, "must be above 0"),
+    ("average.decay", 1.0, "must be at least 0 and below 1"),
+    ("train.side_by_side", 0, "must be at least 1"),
     ("loss.ar", -0.1, "must be at least 0"),
     ("loss.tar", -0.1, "must be at least 0"),
     ("train.steps", 0, "must be at least 1"),
@@ -492,6 +499,37 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
             " model.n_positions 128",
         ),
         (
+            {"train.steps": 10, "average.start": 10},
+            "average.start = 10: must be below train.steps 10",
+        ),
+        (
+            {"average.rate": 0.5},
+            "average.rate = 0.5: is the rate from average.start on, and that is 0 (none)",
+        ),
+        (
+            {"average.start": 5, "average.rate": 0.5},
+            "average.rate = 0.5: is times the schedule's last rate, and that is 0: give"
+            " optimizer.min_ratio too",
+        ),
+        (
+            {
+                "average.start": 5,
+                "average.rate": 0.5,
+                "optimizer.min_ratio": 0.1,
+                "optimizer.warmup_steps": 6,
+            },
+            "optimizer.warmup_steps = 6: is more than average.start 5, where the schedule ends",
+        ),
+        ({"average.use": "tail"}, "average.use = 'tail': needs average.start above 0"),
+        (
+            {"average.start": 5, "average.use": "exponential"},
+            "average.use = 'exponential': needs average.decay above 0",
+        ),
+        (
+            {"train.side_by_side": 2, "mesh.tensor": 2},
+            "train.side_by_side = 2: is for one device, not mesh -1 x 1 x 2",
+        ),
+        (
             {"train.seg_len": 9, "train.seg_len_std": 1.0},
             "train.seg_len_std = 1.0: needs train.seg_len of at least 10, not 9: half of it is a"
             " length too",
@@ -560,6 +598,10 @@ def test_combination_that_cannot_work_is_refused_with_its_rule(settings, message
         {"train.batch_size": 8, "train.micro_batches": 4},
         {"train.steps_per_dispatch": 10, "train.eval_every": 0},
         {"optimizer.schedule": "inverse_sqrt", "optimizer.warmup_steps": 1},
+        {"average.start": 5, "average.rate": 0.5, "optimizer.schedule": "constant"},
+        {"average.start": 5, "average.rate": 0.5, "optimizer.min_ratio": 0.1},
+        {"average.decay": 0.5, "average.use": "exponential"},
+        {"train.side_by_side": 2, "mesh.data": 1},
         {"model.same_length": "tf", "train.mem_len": 0},
         {"model.same_length": "pytorch", "evaluate.same_length": False, "evaluate.mem_len": 0},
         {"data.url": "u", "data.hash": MD5},

@@ -95,7 +95,7 @@ def test_train_program_holds_what_the_step_of_training_holds(changes):
     t = exp.train
     placement = Placement(ahead.mesh_of(exp, jax.devices()))
     model = txl_jax.TransformerXL(exp.model, placement.for_model)
-    optimizer = make_optimizer(exp.optimizer, t.steps)
+    optimizer = make_optimizer(exp)
     state = jax.eval_shape(lambda: init_state(exp, model, optimizer))
     lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()
     ints = jax.ShapeDtypeStruct((*lead, B, T), np.int32)

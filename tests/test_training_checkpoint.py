@@ -24,7 +24,7 @@ def fresh(folder, **changes):
     """An experiment and its state before the first step."""
     _, exp = corpus_and_experiment(folder, **changes)
     model = txl_jax.TransformerXL(exp.model)
-    state = init_state(exp, model, make_optimizer(exp.optimizer, exp.train.steps))
+    state = init_state(exp, model, make_optimizer(exp))
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), state

@@ -258,7 +258,7 @@ def zeros(folder):
     """As ``fresh``, of 13 MB and without the work of initial weights."""
     _, exp = corpus_and_experiment(folder, **{"model.d_inner": 32768})
     model = txl_jax.TransformerXL(exp.model)
-    optimizer = make_optimizer(exp.optimizer, exp.train.steps)
+    optimizer = make_optimizer(exp)
     shapes = jax.eval_shape(lambda: init_state(exp, model, optimizer))
     state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])

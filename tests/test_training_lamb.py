@@ -13,7 +13,7 @@ import pytest
 import tiny_models
 from jax.sharding import NamedSharding, PartitionSpec
 
-from txl_jax.config import OptimizerConfig
+from txl_jax.config import ExperimentConfig, OptimizerConfig, TrainConfig
 from txl_jax.convert.pytorch import config_from_pytorch, params_from_pytorch
 from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.model.transformer_xl import TransformerXL
@@ -92,7 +92,8 @@ def edge_cases(form):
 
 def by_optimizer(params, gradients, c, place=lambda tree: tree):
     """Parameters after each gradient, by the config's optimizer under ``jit``."""
-    optimizer = make_optimizer(c, STEPS)
+    exp = ExperimentConfig(optimizer=c, train=TrainConfig(steps=STEPS))
+    optimizer = make_optimizer(exp)
     params = place(params)
     state = optimizer.init(params)
     step = tiny_models.quick(optimizer.update)

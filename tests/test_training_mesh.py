@@ -72,7 +72,7 @@ def prepared(exp: ExperimentConfig):
     t = exp.train
     placement = Placement(make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches))
     plain = dataclasses.replace(exp, model=dataclasses.replace(exp.model, scan_layers=False))
-    optimizer = make_optimizer(exp.optimizer, t.steps)
+    optimizer = make_optimizer(exp)
     state = init_state(plain, txl_jax.TransformerXL(plain.model), optimizer)
     state = stack_layers(state) if exp.model.scan_layers else state
     state = jax.device_put(state, placement.state(state))

@@ -17,8 +17,9 @@ import txl_jax
 from txl_jax.data.feed import training_batch
 from txl_jax.data.sentences import SentenceStreams
 from txl_jax.training.checkpoint import Checkpoints
-from txl_jax.training.loop import NonFiniteError, train, training_streams
+from txl_jax.training.loop import NonFiniteError, train
 from txl_jax.training.optimizer import make_optimizer
+from txl_jax.training.parts import training_streams
 from txl_jax.training.state import init_state
 from txl_jax.training.stopping import Stop
 
@@ -35,9 +36,7 @@ def final_state(folder, workdir, **changes):
     """Every array of the newest checkpoint."""
     _, exp = corpus_and_experiment(folder, **changes)
     model = txl_jax.TransformerXL(exp.model)
-    state = jax.eval_shape(
-        lambda: init_state(exp, model, make_optimizer(exp.optimizer, exp.train.steps))
-    )
+    state = jax.eval_shape(lambda: init_state(exp, model, make_optimizer(exp)))
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), state

@@ -12,8 +12,9 @@ import txl_jax
 from txl_jax.data.feed import training_batch
 from txl_jax.training import skipping
 from txl_jax.training import step as step_module
-from txl_jax.training.loop import NonFiniteError, train, training_streams
+from txl_jax.training.loop import NonFiniteError, train
 from txl_jax.training.optimizer import RecentNorm, make_optimizer, with_recent_norm
+from txl_jax.training.parts import training_streams
 from txl_jax.training.sharding import Placement, make_mesh
 from txl_jax.training.skipping import SkippedError, unless_bad
 from txl_jax.training.state import init_state
@@ -43,7 +44,7 @@ def prepared(folder, **changes):
 def _prepare(folder, **changes):
     corpus, exp = corpus_and_experiment(folder, **{"model.n_layer": 1, **changes})
     t = exp.train
-    optimizer = make_optimizer(exp.optimizer, t.steps)
+    optimizer = make_optimizer(exp)
     placement = Placement(make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches))
     model = txl_jax.TransformerXL(exp.model, placement.for_model)
     init = lambda: init_state(exp, model, optimizer)

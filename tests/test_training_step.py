@@ -15,8 +15,9 @@ from txl_jax.config import ConfigError, override
 from txl_jax.convert.pytorch import config_from_pytorch, params_from_pytorch
 from txl_jax.data.feed import training_batch, training_feed
 from txl_jax.data.streams import Streams
-from txl_jax.training.loop import train, training_streams
+from txl_jax.training.loop import train
 from txl_jax.training.optimizer import make_optimizer
+from txl_jax.training.parts import training_streams
 from txl_jax.training.sharding import Placement, make_mesh
 from txl_jax.training.state import init_state
 from txl_jax.training.step import compiled_step, padded_amid, train_step
@@ -36,7 +37,7 @@ def train_steps(folder, **changes):
     corpus, exp = corpus_and_experiment(folder, **changes)
     t = exp.train
     model = txl_jax.TransformerXL(exp.model)
-    optimizer = make_optimizer(exp.optimizer, t.steps)
+    optimizer = make_optimizer(exp)
     placement = Placement(make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches))
     init = lambda: init_state(exp, model, optimizer)
     abstract = jax.eval_shape(init)
@@ -167,7 +168,7 @@ def test_dropout_depends_on_seed_and_step_alone(folder):
 def test_dropout_differs_from_step_to_step_on_the_same_batch(folder):
     corpus, exp = corpus_and_experiment(folder, **{"model.dropout": 0.3, "model.n_layer": 1})
     model = txl_jax.TransformerXL(exp.model)
-    optimizer = make_optimizer(exp.optimizer, exp.train.steps)
+    optimizer = make_optimizer(exp)
     state = init_state(exp, model, optimizer)
     streams = Streams(corpus.train, exp.train.batch_size, exp.train.seg_len, cut="authors")
     batch = training_batch(streams, 0, "reset")
@@ -179,7 +180,7 @@ def test_dropout_differs_from_step_to_step_on_the_same_batch(folder):
 def test_padded_targets_count_for_nothing(folder):
     corpus, exp = corpus_and_experiment(folder)
     model = txl_jax.TransformerXL(exp.model)
-    optimizer = make_optimizer(exp.optimizer, exp.train.steps)
+    optimizer = make_optimizer(exp)
     state = init_state(exp, model, optimizer)
     streams = Streams(corpus.train, exp.train.batch_size, exp.train.seg_len, cut="authors")
     batch = training_batch(streams, 0, "reset")
@@ -334,7 +335,7 @@ def test_the_rate_is_in_proportion_to_the_segments_length(folder, positions, par
     corpus, exp = corpus_and_experiment(folder, **DRAWN, **changes)
     fixed = override(exp, {"train.seg_len_std": 0.0})
     model = txl_jax.TransformerXL(exp.model)
-    optimizer = make_optimizer(exp.optimizer, exp.train.steps)
+    optimizer = make_optimizer(exp)
     state = init_state(exp, model, optimizer)
     streams = training_streams(exp, corpus)
     seen = set()

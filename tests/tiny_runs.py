@@ -14,7 +14,7 @@ import txl_jax
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.training.loop import train
 from txl_jax.training.stopping import Stop
-from txl_jax.workdir import with_vocab
+from txl_jax.workdir import check_writable, claim, with_vocab
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -80,6 +80,20 @@ def run(folder, workdir, **changes):
     """Trains in this process; the outcome."""
     corpus, exp = corpus_and_experiment(folder, **changes)
     return train(exp, corpus, str(workdir), Stop())
+
+
+def run_in_workdir(folder, workdir, **changes):
+    """As :func:`run`, the workdir with settings and vocabulary, so that it can be loaded."""
+    corpus, exp = corpus_and_experiment(folder, **changes)
+    claimed(workdir, exp, corpus)
+    return train(exp, corpus, str(workdir), Stop())
+
+
+def claimed(workdir, exp, corpus):
+    """The workdir, made and claimed for an experiment."""
+    check_writable(str(workdir))
+    claim(str(workdir), exp, corpus)
+    return str(workdir)
 
 
 CONFIG = '''"""A config for tests."""

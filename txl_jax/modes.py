@@ -25,8 +25,10 @@ from txl_jax.planning.compile_ahead import compile_ahead
 from txl_jax.planning.topology import PlanningError
 from txl_jax.sharing import load
 from txl_jax.training.checkpoint import CheckpointError
-from txl_jax.training.loop import NonFiniteError, check_fit
+from txl_jax.training.loop import NonFiniteError
 from txl_jax.training.loop import train as train_loop
+from txl_jax.training.parts import check_fit
+from txl_jax.training.side_by_side import each, train_side_by_side
 from txl_jax.training.skipping import SkippedError
 from txl_jax.training.start import corpus_of, experiment_and_vocab
 from txl_jax.training.stopping import Stop
@@ -84,17 +86,27 @@ def train(exp: ExperimentConfig, workdir: str, command: str) -> int:
         for prompt in prompts_of(exp.generate):
             encode_prompt(corpus.vocab, prompt)
         check_fit(exp, corpus)
-        with locked(workdir):
-            processes.first(lambda: claim(workdir, exp, corpus))
-            check_shared(workdir)
-            outcome = train_loop(exp, corpus, workdir, stop)
-            if outcome.finished:
-                trained = _with_settings(load(workdir), exp)
-                last_line = finish(trained, corpus, workdir, stop)
+        runs = each(exp, workdir)
+        with contextlib.ExitStack() as locks:
+            for one, folder in runs:
+                processes.first(lambda: check_writable(folder))  # noqa: B023  (called at once)
+                locks.enter_context(locked(folder))
+                processes.first(lambda: claim(folder, one, corpus))  # noqa: B023  (called at once)
+                check_shared(folder)
+            if len(runs) > 1:
+                outcomes = train_side_by_side(runs, corpus, stop)
+            else:
+                outcomes = [train_loop(exp, corpus, workdir, stop)]
+            lines = []
+            for (one, folder), outcome in zip(runs, outcomes, strict=True):
+                if outcome.finished:
+                    trained = _with_settings(load(folder), one)
+                    label = f"seed {one.seed}: " if len(runs) > 1 else ""
+                    lines.append(label + finish(trained, corpus, folder, stop))
     if stop.signal is None:
-        _say(last_line)
+        _say("\n".join(lines))
         return 0
-    what = "saved" if int(outcome.state.step) else "before the first step, nothing to save"
+    what = "saved" if int(outcomes[0].state.step) else "before the first step, nothing to save"
     text = f"stopped by {stop.signal.name}, {what}; to go on:\n  {command}"
     _say(text, sys.stderr)
     return stop.exit_code
@@ -131,7 +143,8 @@ def with_trained(
     replaces all but the model and the text.
     """
     logging.set_verbosity(logging.ERROR)
-    trained = load(workdir, step)
+    named = exp.average.use if exp else overrides.get("average.use", "best")
+    trained = load(workdir, step, None if named == "best" else named)
     if exp is None:
         exp = override(trained.config, overrides)
     trained = _with_settings(trained, exp)

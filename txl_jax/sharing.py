@@ -15,7 +15,7 @@ _REPOSITORY = re.compile(r"(hub:)?([\w.-]+/[\w.-]+)(@([\w./-]+))?")
 """``owner/name``, ``hub:owner/name``, and ``@revision`` after it."""
 
 
-def load(source: str, step: str = "best") -> Trained:
+def load(source: str, step: str = "best", weights: str | None = None) -> Trained:
     """A trained model: ``.model``, ``.params``, ``.vocab``, ``.config``, ``.step``.
 
         trained = txl_jax.load("runs/quickstart")           # a workdir
@@ -25,6 +25,7 @@ def load(source: str, step: str = "best") -> Trained:
     Args:
       source: an existing folder, or a repository of the Hub; ``hub:`` before it leaves no doubt.
       step: of a workdir: ``best`` by validation, ``latest``, or a number.
+      weights: of a workdir: ``raw``, ``tail`` or ``exponential``; ``None``: as training chose.
 
     Raises:
       WorkdirError: it is neither, or it cannot be fetched.
@@ -32,11 +33,11 @@ def load(source: str, step: str = "best") -> Trained:
     """
     if os.path.isdir(source):
         exported = os.path.exists(os.path.join(source, MODEL))
-        return load_exported(source) if exported else workdirs.load(source, step)
+        return load_exported(source) if exported else workdirs.load(source, step, weights)
     match = _REPOSITORY.fullmatch(source)
     if match and (match[1] or not source.startswith(("runs/", "./", "../"))):
         return load_exported(_fetched(match[2], match[4]))
-    return workdirs.load(source, step)  # which says what is missing
+    return workdirs.load(source, step, weights)  # which says what is missing
 
 
 def push(trained: Trained, repository: str, private: bool = True) -> str:

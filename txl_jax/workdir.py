@@ -28,6 +28,7 @@ from txl_jax.data.corpus import Corpus
 from txl_jax.data.vocab import Vocab
 from txl_jax.files import write_json
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.training.average import RAW
 from txl_jax.training.checkpoint import Checkpoints
 from txl_jax.training.provenance import provenance
 
@@ -122,6 +123,8 @@ class Trained:
       vocab: text to ids and back.
       config: of the experiment.
       step: of the checkpoint.
+      weights: which of its parameters, ``raw`` or a mean of them (training/average.py).
+      others: names of what else the checkpoint has.
     """
 
     model: TransformerXL
@@ -129,14 +132,18 @@ class Trained:
     vocab: Vocab
     config: ExperimentConfig
     step: int
+    weights: str = RAW
+    others: tuple[str, ...] = ()
 
 
-def load(workdir: str, step: str = "best") -> Trained:
+def load(workdir: str, step: str = "best", weights: str | None = None) -> Trained:
     """The trained model of a workdir.
 
     Args:
       workdir: as given to training.
       step: ``best`` by validation, ``latest``, or a number.
+      weights: ``raw``, ``tail`` or ``exponential`` (:class:`~txl_jax.config.AverageConfig`);
+        ``None``: those that training chose.
 
     Raises:
       WorkdirError: it is no workdir.
@@ -155,8 +162,11 @@ def load(workdir: str, step: str = "best") -> Trained:
     )
     with Checkpoints(workdir) as checkpoints:
         chosen = checkpoints.choose(step)
-        params = checkpoints.restore_params(chosen, abstract)
-    return Trained(TransformerXL(exp.model), params, vocab, exp, chosen)
+        preferred, others = checkpoints.weights(chosen)
+        weights = weights or preferred
+        params = checkpoints.restore_params(chosen, abstract, weights)
+    rest = tuple(name for name in (preferred, *others) if name != weights)
+    return Trained(TransformerXL(exp.model), params, vocab, exp, chosen, weights, rest)
 
 
 def parameter_count(params: Any) -> int:

@@ -1,7 +1,7 @@
 """Every setting of an experiment, checked before any work.
 
 A file in ``configs/`` returns a sparse ``ml_collections.ConfigDict`` that names only what
-differs from the defaults in ``settings.py``. :func:`load_config` lays it and any overrides over
+differs from the defaults in the modules here. :func:`load_config` lays it and any overrides over
 the defaults and gives a frozen, checked :class:`ExperimentConfig`. Nothing else in the project
 checks a setting for type or range, and nothing else has defaults.
 """
@@ -16,22 +16,23 @@ from txl_jax.config.analysis import (
     ScoreConfig,
     SpeedConfig,
 )
+from txl_jax.config.data import DataConfig
 from txl_jax.config.fields import ConfigError
+from txl_jax.config.model import AttentionForm, TransformerXLConfig, Window
 from txl_jax.config.reading import FREE_TO_CHANGE, differing_keys, load_config, of_record, override
 from txl_jax.config.settings import (
-    AttentionForm,
-    CheckpointConfig,
-    DataConfig,
     DynamicConfig,
     ExperimentConfig,
     GenerateConfig,
+    ProtocolConfig,
+)
+from txl_jax.config.training import (
+    AverageConfig,
+    CheckpointConfig,
     LossConfig,
     MeshConfig,
     OptimizerConfig,
-    ProtocolConfig,
     TrainConfig,
-    TransformerXLConfig,
-    Window,
 )
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "AblationConfig",
     "AttentionForm",
     "AttentionMapsConfig",
+    "AverageConfig",
     "CheckpointConfig",
     "ConfigError",
     "ContextConfig",

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 from txl_jax.config.fields import ConfigError
 
 if TYPE_CHECKING:
-    from txl_jax.config.settings import ExperimentConfig, TransformerXLConfig
+    from txl_jax.config.model import TransformerXLConfig
+    from txl_jax.config.settings import ExperimentConfig
 
 
 PROTOCOLS = {"enwik8": ("authors", "bytes"), "lm1b": ("authors", "double")}
@@ -21,6 +22,10 @@ def check_combinations(c: "ExperimentConfig") -> None:
     t = c.train
     if t.batch_size % t.micro_batches:
         refuse("train.micro_batches", t.micro_batches, f"must divide batch_size {t.batch_size}")
+    m = c.mesh
+    if t.side_by_side > 1 and m.fsdp * m.tensor * max(m.data, 1) > 1:
+        rule = f"is for one device, not mesh {m.data} x {m.fsdp} x {m.tensor}"
+        refuse("train.side_by_side", t.side_by_side, rule)
     every = (
         ("train.steps", t.steps),
         ("train.log_every", t.log_every),
@@ -36,6 +41,20 @@ def check_combinations(c: "ExperimentConfig") -> None:
         refuse("optimizer.warmup_steps", o.warmup_steps, f"is more than train.steps {t.steps}")
     if o.schedule == "inverse_sqrt" and not o.warmup_steps:
         refuse("optimizer.warmup_steps", 0, "must be at least 1 for schedule 'inverse_sqrt'")
+    a = c.average
+    if a.start >= t.steps:
+        refuse("average.start", a.start, f"must be below train.steps {t.steps}")
+    if a.rate is not None and not a.start:
+        refuse("average.rate", a.rate, "is the rate from average.start on, and that is 0 (none)")
+    if a.rate is not None and o.schedule == "cosine" and not o.min_ratio:
+        rule = "is times the schedule's last rate, and that is 0: give optimizer.min_ratio too"
+        refuse("average.rate", a.rate, rule)
+    if a.rate is not None and o.warmup_steps > a.start:
+        rule = f"is more than average.start {a.start}, where the schedule ends"
+        refuse("optimizer.warmup_steps", o.warmup_steps, rule)
+    kept = {"tail": ("average.start", a.start), "exponential": ("average.decay", a.decay)}
+    if a.use in kept and not kept[a.use][1]:
+        refuse("average.use", a.use, f"needs {kept[a.use][0]} above 0")
     if t.seg_len_std and t.seg_len < 10:
         rule = f"needs train.seg_len of at least 10, not {t.seg_len}: half of it is a length too"
         refuse("train.seg_len_std", t.seg_len_std, rule)

@@ -11,7 +11,8 @@ from typing import Any
 
 from txl_jax.config.checks import check_combinations
 from txl_jax.config.fields import ConfigError, check_fields, typed
-from txl_jax.config.settings import ExperimentConfig, TransformerXLConfig
+from txl_jax.config.model import TransformerXLConfig
+from txl_jax.config.settings import ExperimentConfig
 
 ANALYSES = ("context", "recl", "attention", "ablation", "speed", "score", "probe", "report")
 """Sections of what a trained model is asked."""
@@ -27,6 +28,7 @@ FREE_TO_CHANGE = (
     "train.eval_every",
     "train.non_finite",
     "train.max_skipped",
+    "average.use",
     "validate",
     "evaluate",
     "generate",

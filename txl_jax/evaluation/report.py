@@ -21,7 +21,7 @@ from txl_jax.processes import is_first
 from txl_jax.training.records import append, plain
 from txl_jax.training.sharding import make_mesh
 from txl_jax.units import in_unit
-from txl_jax.workdir import Trained
+from txl_jax.workdir import Trained, load
 
 
 def without_past(protocol: ProtocolConfig) -> ProtocolConfig:
@@ -40,7 +40,8 @@ def report(
 ) -> dict[str, Any] | None:
     """Scores ``evaluate.split`` with the protocol's memory or context, with none, and baselines.
 
-    With dynamic evaluation the same protocol without it is scored too. Progress is shown on
+    With dynamic evaluation the same protocol without it is scored too, and where means of the
+    parameters were kept, each of the others under the first protocol. Progress is shown on
     stderr, a bar for each. Prints a table, writes it as ``evaluation.json`` in the workdir, adds it
     to ``evaluations.jsonl`` as a line, and returns it; ``None`` if ``stop()`` became true on the
     way. Of many processes all score, and the first alone writes, prints and has the baselines in
@@ -56,9 +57,12 @@ def report(
     def add(name: str, loss: float, **more: Any) -> None:
         rows.append({"name": name, "loss": loss, unit: in_unit(loss, unit), **more})
 
-    for name, chosen in protocols(protocol):
+    for name, chosen, weights in _asked(trained):
+        params = trained.params
+        if weights != trained.weights:
+            params = load(workdir, str(trained.step), weights).params
         with segment_bar(f"{chosen.split} split, {name}") as progress:
-            score = evaluator_of(model, chosen, corpus, mesh).run(trained.params, stop, progress)
+            score = evaluator_of(model, chosen, corpus, mesh).run(params, stop, progress)
         if score is None:
             return None
         add(
@@ -73,6 +77,7 @@ def report(
         rows += baselines(protocol.baselines, corpus, protocol.split)
     result = {
         "step": trained.step,
+        "weights": trained.weights,
         "corpus": corpus.name,
         "source_hash": corpus.source_hash,
         "label": corpus.info["label"],
@@ -84,6 +89,16 @@ def report(
         append(os.path.join(workdir, "evaluations.jsonl"), plain(result))
         print(table(rows, unit, told(protocol)), flush=True)
     return result
+
+
+def _asked(trained: Trained) -> list[tuple[str, ProtocolConfig, str]]:
+    """Name, protocol and weights of each score: the simpler protocols, then the other weights."""
+    asked = [(name, c, trained.weights) for name, c in protocols(trained.config.evaluate)]
+    if not trained.others:
+        return asked
+    first, protocol, _ = asked[0]
+    told = [(f"{name}, {weights} weights", c, weights) for name, c, weights in asked]
+    return [*told, *((f"{first}, {name} weights", protocol, name) for name in trained.others)]
 
 
 def of_vocab(corpus: Corpus, split: str) -> str:

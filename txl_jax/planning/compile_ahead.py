@@ -131,7 +131,7 @@ def programs(exp: ExperimentConfig, mesh: Mesh) -> Iterator[Program]:
 def abstract_state(exp: ExperimentConfig, placement: Placement) -> Any:
     """Shapes of the whole training state, with where each leaf lies."""
     model = TransformerXL(exp.model, placement.for_model)
-    optimizer = make_optimizer(exp.optimizer, exp.train.steps)
+    optimizer = make_optimizer(exp)
     shapes = jax.eval_shape(lambda: init_state(exp, model, optimizer))
     return _placed(shapes, placement.state(shapes))
 
@@ -140,7 +140,7 @@ def lower_update(exp: ExperimentConfig, placement: Placement, state: Any) -> jax
     """The train step of the training loop for these shapes, not compiled yet."""
     t = exp.train
     model = TransformerXL(exp.model, placement.for_model)
-    optimizer = make_optimizer(exp.optimizer, t.steps)
+    optimizer = make_optimizer(exp)
     length = t.context_len + longest_length(t.seg_len, t.seg_len_std)
     streams = shuffled_streams_of(
         _zeros(t.batch_size, length),

@@ -3,6 +3,7 @@
 Layout, one for every way of running (Orbax writes it, asynchronously and atomically):
 
     checkpoints/<step>/params/ optimizer/ mems/   arrays
+    checkpoints/<step>/average_<name>/            means of the parameters, where there are any
     checkpoints/<step>/meta/                      format, config, corpus, log window (JSON)
     checkpoints/<step>/seal.json                  sha256 of every file above (seals.py)
 
@@ -28,6 +29,7 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
 
 from txl_jax import processes
 from txl_jax.config import CheckpointConfig, differing_keys
+from txl_jax.training.average import RAW
 from txl_jax.training.seals import Seals, fault, sealed
 from txl_jax.training.state import TrainState
 
@@ -95,6 +97,8 @@ class Checkpoints:
             "mems": ocp.args.StandardSave(_mems_item(state)),
             "meta": _meta_item(step, meta),
         }
+        for name, mean in state.averages.items():
+            items[_item_of(name)] = ocp.args.StandardSave(mean)
         self._start(step, items, valid_loss)
 
     def save_params(self, step: int, params: Any, meta: dict[str, Any]) -> None:
@@ -174,19 +178,22 @@ class Checkpoints:
             self._manager = None
 
     def restore(
-        self, abstract: TrainState, config: dict[str, Any]
+        self, abstract: TrainState, config: dict[str, Any], upto: int | None = None
     ) -> tuple[TrainState, dict[str, Any]] | None:
         """The newest intact state and its meta, or ``None`` where there is none.
 
         Args:
           abstract: shapes and dtypes, with the shardings that are wanted.
           config: of this run, to hold against the checkpoint's.
+          upto: later steps are passed over.
 
         Raises:
           CheckpointError: the checkpoint is of another config, of a newer format, or holds
             parameters only.
         """
         for step in reversed(self.steps()):
+            if upto is not None and step > upto:
+                continue
             meta = self._meta_if_intact(step)
             if meta is None:
                 continue
@@ -211,16 +218,35 @@ class Checkpoints:
             self._set_aside(step, f"cannot be read ({type(failed).__name__})")
         return None
 
-    def restore_params(self, step: int, abstract: Any) -> Any:
-        """The parameters of a step alone. Raises CheckpointError where they do not fit."""
+    def restore_params(self, step: int, abstract: Any, weights: str = RAW) -> Any:
+        """The parameters of a step alone, or a mean of them by its name.
+
+        Raises:
+          CheckpointError: they are not there, are damaged, are of a newer format, or do not fit.
+        """
         self._refuse_damaged(step)
+        meta, wrong = processes.first(lambda: self._read_meta(step))
+        if wrong is None:
+            _refuse_newer(step, meta)
+        item, there = _item_of(weights), meta.get("candidates", [RAW])
+        if weights not in there:
+            raise CheckpointError(
+                f"checkpoint {step} in {self.folder} has no {weights!r} parameters, only"
+                f" {', '.join(there)}"
+            )
         try:
-            items = ocp.args.Composite(params=ocp.args.StandardRestore(abstract))
-            return self.manager.restore(step, args=items)["params"]
+            items = ocp.args.Composite(**{item: ocp.args.StandardRestore(abstract)})
+            return self.manager.restore(step, args=items)[item]
         except Exception as error:  # as in restore
             raise CheckpointError(
                 f"checkpoint {step} in {self.folder} cannot be read: {error}"
             ) from error
+
+    def weights(self, step: int) -> tuple[str, list[str]]:
+        """Which parameters of a step are the model, and what else there is; by name."""
+        meta, _ = processes.first(lambda: self._read_meta(step))
+        chosen = meta.get("weights", RAW)
+        return chosen, [name for name in meta.get("candidates", [RAW]) if name != chosen]
 
     def choose(self, which: str = "best") -> int:
         """The step that ``best`` (by validation), ``latest`` or a number names.
@@ -258,10 +284,15 @@ class Checkpoints:
     # ------------------------------------------------------------------ one checkpoint
 
     def _restore_state(self, step: int, abstract: TrainState) -> TrainState:
+        means = {
+            _item_of(name): ocp.args.StandardRestore(mean)
+            for name, mean in abstract.averages.items()
+        }
         items = ocp.args.Composite(
             params=ocp.args.StandardRestore(abstract.params),
             optimizer=ocp.args.StandardRestore(abstract.opt_state),
             mems=ocp.args.StandardRestore(_mems_item(abstract)),
+            **means,
         )
         got = self.manager.restore(step, args=items)
         hidden = got["mems"].get("hidden")
@@ -270,7 +301,8 @@ class Checkpoints:
             hidden = processes.placed(np.zeros(shape.shape, shape.dtype), shape.sharding)
         mems = abstract.mems.replace(hidden=hidden, filled=got["mems"]["filled"])
         number = processes.placed(np.asarray(step, "int32"), abstract.step.sharding)
-        return TrainState(number, got["params"], got["optimizer"], mems)
+        averages = {name: got[_item_of(name)] for name in abstract.averages}
+        return TrainState(number, got["params"], got["optimizer"], mems, averages)
 
     def _meta_if_intact(self, step: int) -> dict[str, Any] | None:
         wrong = processes.first(lambda: fault(self._at(step)))
@@ -344,17 +376,26 @@ class _Manager(ocp.CheckpointManager):
 
 
 def _refuse_other_config(step: int, meta: dict[str, Any], config: dict[str, Any]) -> None:
-    if meta.get("format", 0) > FORMAT:
-        raise CheckpointError(
-            f"checkpoint {step} has format {meta['format']}, newer than this program's {FORMAT};"
-            " update txl_jax"
-        )
+    _refuse_newer(step, meta)
     different = differing_keys(meta["config"], config)
     if different:
         raise CheckpointError(
             f"checkpoint {step} is of another config: {'; '.join(different)}. Use another"
             " --workdir, or the checkpoint's values"
         )
+
+
+def _refuse_newer(step: int, meta: dict[str, Any]) -> None:
+    if meta.get("format", 0) > FORMAT:
+        raise CheckpointError(
+            f"checkpoint {step} has format {meta['format']}, newer than this program's {FORMAT};"
+            " update txl_jax"
+        )
+
+
+def _item_of(weights: str) -> str:
+    """Under which name parameters of that name stand in a checkpoint."""
+    return "params" if weights == RAW else f"average_{weights}"
 
 
 def _meta_item(step: int, meta: dict[str, Any]) -> Any:

@@ -1,33 +1,34 @@
 """The training loop: feed, step, log, validate, save. Thin: the step itself is pure."""
 
 import collections
+import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
 
 from txl_jax import processes
-from txl_jax.config import ConfigError, ExperimentConfig
+from txl_jax.config import ExperimentConfig
+from txl_jax.data.batch import Batch
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import training_batch, training_feed
-from txl_jax.data.sentences import TrainingStreams, shuffled_streams_of, tokens_of
-from txl_jax.evaluation.evaluate import Evaluator, evaluator_of
+from txl_jax.data.sentences import TrainingStreams
+from txl_jax.evaluation.evaluate import Evaluator, Score
 from txl_jax.model.kernels.parity import require_parity
 from txl_jax.model.layout import stack_layers, unstack_layers
-from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.training.average import RAW, candidates, chosen
 from txl_jax.training.checkpoint import CheckpointError, Checkpoints
-from txl_jax.training.optimizer import make_optimizer
+from txl_jax.training.parts import Parts, parts_of, training_streams
 from txl_jax.training.runlog import RunLog
-from txl_jax.training.sharding import Placement, make_mesh
+from txl_jax.training.sharding import Placement
 from txl_jax.training.skipping import SkippedError, reason
 from txl_jax.training.start import started
-from txl_jax.training.state import TrainState, init_state
-from txl_jax.training.step import compiled_step
+from txl_jax.training.state import TrainState
+from txl_jax.training.step import Metrics, compiled_step
 from txl_jax.training.stopping import Stop
 
 _REMEDY = "Try a lower optimizer.learning_rate, more optimizer.warmup_steps, or model.dtype float32"
@@ -59,50 +60,63 @@ def train(exp: ExperimentConfig, corpus: Corpus, workdir: str, stop: Stop) -> Ou
       NonFiniteError: a loss or gradient that is not finite; nothing is saved after it.
       SkippedError: too many updates in a row were skipped; nor is anything after this.
     """
-    t = exp.train
-    streams = training_streams(exp, corpus)
-    mesh = make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches)
-    placement = Placement(mesh)
-    model = TransformerXL(exp.model, placement.for_model)
-    optimizer = make_optimizer(exp.optimizer, t.steps)
-    evaluator = evaluator_of(exp.model, exp.validate, corpus, mesh)
+    parts = parts_of(exp, corpus)
+    with opened(exp, corpus, workdir, stop, parts) as (run, state):
+        if int(state.step) < exp.train.steps:
+            run.compile(parts)
+        return run.go(state)
 
-    init = lambda: init_state(exp, model, optimizer)
-    abstract = _with_shardings(jax.eval_shape(init), placement)
-    on_disk = _with_shardings(jax.eval_shape(unstack_layers, abstract), placement)
+
+@contextlib.contextmanager
+def opened(
+    exp: ExperimentConfig,
+    corpus: Corpus,
+    workdir: str,
+    stop: Stop,
+    parts: Parts,
+    upto: int | None = None,
+    label: str = "",
+) -> Iterator[tuple["Run", TrainState]]:
+    """A run in its workdir, and the state it goes on from; closed at the end.
+
+    ``upto``: later checkpoints are passed over. ``label``: stands before each line it prints.
+    """
+    placement, scanned = parts.placement, exp.model.scan_layers
     with Checkpoints(workdir, exp.checkpoint) as checkpoints:
-        restored = checkpoints.restore(on_disk, exp.to_dict())
+        restored = checkpoints.restore(parts.on_disk, exp.to_dict(), upto)
         meta: dict[str, Any] = {}
         if restored is None:
-            state = jax.jit(init, out_shardings=placement.state(abstract))()
+            state = parts.first_state(exp)
             state = started(state, exp, corpus.vocab, workdir, placement)
         else:
             state, meta = restored
-            if exp.model.scan_layers:
-                state = jax.jit(stack_layers, out_shardings=placement.state(abstract))(state)
-        start = int(state.step)
+            if scanned:
+                of_state = placement.state(parts.abstract)
+                state = jax.jit(stack_layers, out_shardings=of_state)(state)
+        evaluated = meta.get("evaluated", True)
         with RunLog(
             workdir,
-            total_steps=t.steps,
+            total_steps=exp.train.steps,
             unit=corpus.vocab.unit,
-            resume_step=start,
+            resume_step=int(state.step),
             window=meta.get("window"),
-            remade=None if meta.get("evaluated", True) else "valid",
+            remade=None if evaluated else "valid",
             writes=processes.is_first(),
             patient=exp.checkpoint.go_on_without_saving,
+            label=label,
         ) as log:
-            _tell_start(log, exp, corpus, streams, state, mesh.size, restored is not None)
-            run = _Run(exp, streams, evaluator, checkpoints, log, stop, placement)
-            if start < t.steps:
-                run.compile(model, optimizer, abstract)
-            run.skipped = meta.get("skipped_in_a_row", 0)
+            streams = training_streams(exp, corpus)
+            devices = placement.mesh.size
+            _tell_start(log, exp, corpus, streams, state, devices, restored is not None)
+            run = Run(exp, streams, parts.evaluator, checkpoints, log, stop, placement)
+            run.evaluated, run.skipped = evaluated, meta.get("skipped_in_a_row", 0)
             try:
-                return run.go(state, evaluated=meta.get("evaluated", True))
+                yield run, state
             finally:
                 log.message(log.spent.line())
 
 
-class _Run:
+class Run:
     """The parts of a run and what must be remembered from one step to the next."""
 
     def __init__(self, exp, streams, evaluator, checkpoints, log, stop, placement):
@@ -114,31 +128,41 @@ class _Run:
         self.stop: Stop = stop
         self.placement: Placement = placement
         self.pending: collections.deque = collections.deque()
+        self.evaluated = True  # the last state that was due
         self.skipped = 0  # updates, in a row, up to the last one logged
         self.saved: set[int] = set(checkpoints.steps())
         # One layout on disk: layers one by one. A tree that has them so stays as it is.
         self.unstack = jax.jit(unstack_layers) if exp.model.scan_layers else lambda state: state
 
-    def compile(self, model, optimizer, abstract: TrainState) -> None:
+    def compile(self, parts: Parts) -> None:
         """Compiles the step before the clock of training runs."""
-        t, c = self.exp.train, self.exp.model
-        require_parity(c.kernel, c.d_head, c.dtype, c.dropatt)
-        none = training_batch(self.streams, 0, t.epoch_memory, t.reset_every, slice(0))
-        lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()
-        shapes = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((*lead, t.batch_size, *x.shape[1:]), x.dtype), none
+        step = compiled_step(
+            self.exp, parts.model, parts.optimizer, parts.placement, parts.abstract
         )
+        self.step = self.compiled(step, parts.abstract, self.batch_shapes())
+
+    def compiled(self, step: Callable[..., Any], *shapes: Any) -> Callable[..., Any]:
+        """A jitted step compiled for these shapes; the time is told, and no time of training."""
+        c = self.exp.model
+        require_parity(c.kernel, c.d_head, c.dtype, c.dropatt)
         start = time.perf_counter()
         with self.log.pause("compile"):
-            step = compiled_step(self.exp, model, optimizer, self.placement, abstract)
-            self.step = step.lower(abstract, shapes).compile()  # type: ignore[attr-defined]
+            program = step.lower(*shapes).compile()  # type: ignore[attr-defined]
         self.log.message(f"compiled the step in {time.perf_counter() - start:.1f} s")
+        return program
 
-    def go(self, state: TrainState, evaluated: bool) -> Outcome:
+    def batch_shapes(self) -> Batch:
+        """Shapes of what a dispatch reads."""
+        t = self.exp.train
+        none = training_batch(self.streams, 0, t.epoch_memory, t.reset_every, slice(0))
+        lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()
+        shape = lambda x: jax.ShapeDtypeStruct((*lead, t.batch_size, *x.shape[1:]), x.dtype)
+        return jax.tree.map(shape, none)
+
+    def go(self, state: TrainState) -> Outcome:
         """All steps that are left, or those until the run is told to stop."""
         t, step = self.exp.train, int(state.step)
-        if not evaluated:  # the last run was stopped while it validated
-            evaluated = self.validate_and_save(step, state, again=True)
+        self.begin(step, state)
         sharding = self.placement.batch(steps_axis=t.steps_per_dispatch > 1)
         feed = training_feed(
             self.streams,
@@ -155,21 +179,47 @@ class _Run:
                     break
                 state, metrics = self.step(state, batch)
                 step += t.steps_per_dispatch
-                self.pending.append((step, metrics))
-                self.settle(keep=1)
-                last = step == t.steps
-                if last or (t.eval_every and step % t.eval_every == 0):
-                    evaluated = self.validate_and_save(step, state)
-                elif step % self.exp.checkpoint.every == 0:
-                    self.save(step, state, evaluated=True, loss=None)
+                self.dispatched(step, metrics)
+                if self.due(step):
+                    self.keep(step, state)
         finally:
             feed.close()
+        return self.end(step, state)
+
+    def begin(self, step: int, state: TrainState) -> None:
+        """The validation that the last run was stopped in is done first."""
+        if not self.evaluated:
+            self.evaluated = self.validate_and_save(step, state, again=True)
+
+    def dispatched(self, step: int, metrics: Metrics) -> None:
+        """Takes the metrics of a dispatch that ends in ``step``; logs those of the one before."""
+        self.pending.append((step, metrics))
+        self.settle(keep=1)
+
+    def due(self, step: int) -> bool:
+        """Whether the state after a step is to be kept."""
+        return self.validates(step) or step % self.exp.checkpoint.every == 0
+
+    def validates(self, step: int) -> bool:
+        """Whether it is to be validated."""
+        t = self.exp.train
+        return step == t.steps or (t.eval_every > 0 and step % t.eval_every == 0)
+
+    def keep(self, step: int, state: TrainState) -> None:
+        """Saves the state after a step, validated where that is due."""
+        if self.validates(step):
+            self.evaluated = self.validate_and_save(step, state)
+        else:
+            self.save(step, state, evaluated=True, loss=None)
+
+    def end(self, step: int, state: TrainState) -> Outcome:
+        """Saves what a run that was told to stop has done, and waits for the disk."""
         self.settle(keep=0)
         if self.stop.requested() and step and step not in self.saved:
             self.save(step, state, evaluated=True, loss=None)
         with self.log.pause("save"):
             self.checkpoints.wait()
-        return Outcome(state, finished=step == t.steps and evaluated)
+        return Outcome(state, finished=step == self.exp.train.steps and self.evaluated)
 
     def validate_and_save(self, step: int, state: TrainState, again: bool = False) -> bool:
         """Logs the validation loss and saves it with the state; whether it was measured.
@@ -181,17 +231,32 @@ class _Run:
         if step == self.exp.train.steps:
             self.log.flush_window(step, epoch=self.epoch(step))
         with self.log.pause("evaluate"):
-            score = self.evaluator.run(state.params, stop=self.stop.requested)
-        loss = None
-        if score is not None:
-            loss = score.loss
-            self.check_finite("validation loss", loss, step)
-            values = {"loss": loss, "targets": score.targets}
-            timing = {"seconds": score.seconds}
+            scores = self.scores(step, state)
+        loss, weights = None, RAW
+        if scores is not None:
+            losses = {name: score.loss for name, score in scores.items()}
+            for value in losses.values():
+                self.check_finite("validation loss", value, step)
+            weights = chosen(losses, self.exp.average)
+            loss = losses[weights]
+            values = {"loss": loss, "targets": scores[weights].targets}
+            if state.averages:
+                values |= {f"loss_{name}": value for name, value in losses.items()}
+            timing = {"seconds": sum(score.seconds for score in scores.values())}
             self.log.record("valid", step, values, timing, epoch=self.epoch(step))
-        if not again or score is not None:
-            self.save(step, state, evaluated=score is not None, loss=loss, again=again)
-        return score is not None
+        if not again or scores is not None:
+            self.save(step, state, scores is not None, loss, again, weights)
+        return scores is not None
+
+    def scores(self, step: int, state: TrainState) -> dict[str, Score] | None:
+        """Of the parameters and of each mean that has begun; ``None`` if told to stop meanwhile."""
+        found = {}
+        for name, params in candidates(state, self.exp.average, step).items():
+            score = self.evaluator.run(params, stop=self.stop.requested)
+            if score is None:
+                return None
+            found[name] = score
+        return found
 
     def save(
         self,
@@ -200,14 +265,22 @@ class _Run:
         evaluated: bool,
         loss: float | None,
         again: bool = False,
+        weights: str = RAW,
     ) -> None:
-        """A checkpoint of this step, in place of an earlier one if ``again``."""
+        """A checkpoint of this step, in place of an earlier one if ``again``.
+
+        ``weights``: which of its parameters are the model.
+        """
         self.settle(keep=0)  # what led to it was finite
+        if not again and step <= max(self.saved, default=0):
+            return  # a run side by side that was ahead of the others has it
         meta = {
             "config": self.exp.to_dict(),
             "window": self.log.window,
             "evaluated": evaluated,
             "skipped_in_a_row": self.skipped,
+            "weights": weights,
+            "candidates": list(candidates(state, self.exp.average, step)),
         }
         save = self.checkpoints.replace if again else self.checkpoints.save
         last = step == self.exp.train.steps or self.stop.signal is not None
@@ -283,47 +356,6 @@ class _Run:
     def epoch(self, step: int) -> float:
         """Passes over the training split after a step."""
         return self.streams.epochs(step)
-
-
-def check_fit(exp: ExperimentConfig, corpus: Corpus) -> None:
-    """Raises ConfigError or DataError where the corpus or the devices cannot serve the config."""
-    training_streams(exp, corpus)
-    t = exp.train
-    mesh = make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches)
-    for protocol in (exp.validate, exp.evaluate):
-        evaluator_of(exp.model, protocol, corpus, mesh)
-
-
-def training_streams(exp: ExperimentConfig, corpus: Corpus) -> TrainingStreams:
-    """The streams of the training split, checked against batch, memory and vocabulary."""
-    t = exp.train
-    streams = shuffled_streams_of(
-        corpus.train,
-        t.batch_size,
-        t.seg_len,
-        seed=exp.seed,
-        name="the train split",
-        vocab_size=exp.model.vocab_size,
-        context_len=t.context_len,
-        seg_len_std=t.seg_len_std,
-        roll=t.roll_streams,
-    )
-    longest = len(tokens_of(corpus.train)) // t.batch_size
-    for key, what in (("mem_len", "memory"), ("context_len", "context")):
-        if getattr(t, key) > longest:
-            raise ConfigError(
-                f"config key train.{key} = {getattr(t, key)}: a stream of the train split has only"
-                f" {longest} tokens at train.batch_size {t.batch_size}; use a shorter {what} or"
-                " fewer streams"
-            )
-    return streams
-
-
-def _with_shardings(abstract: TrainState, placement: Placement) -> TrainState:
-    def place(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-    return jax.tree.map(place, abstract, placement.state(abstract))
 
 
 def _tell_start(log, exp, corpus, streams, state, devices, resumed) -> None:

@@ -1,33 +1,41 @@
 """Learning-rate schedules and the optimizer, built from the config by name."""
 
+import dataclasses
+import re
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from txl_jax.config import OptimizerConfig, TrainConfig
+from txl_jax.config import AverageConfig, ExperimentConfig, OptimizerConfig, TrainConfig
 
 
-def schedule(c: OptimizerConfig, steps: int) -> optax.Schedule:
+def schedule(
+    c: OptimizerConfig, steps: int, average: AverageConfig | None = None
+) -> optax.Schedule:
     """The learning rate of update t = 0, 1, .. ``steps`` - 1.
 
-    With w = ``warmup_steps`` and the rate r:
+    With w = ``warmup_steps``, the rate r, and n = ``steps``:
 
         t < w           r (t+1) / w
-        cosine          r (m + (1-m) (1 + cos(pi (t-w) / (steps-w))) / 2),  m = ``min_ratio``
+        cosine          r (m + (1-m) (1 + cos(pi (t-w) / (n-w))) / 2),  m = ``min_ratio``
         inverse_sqrt    r sqrt(w / (t+1))
         constant        r
 
     The cosine is counted from the end of warm-up (TF, NVIDIA). The authors' PyTorch code makes
     its first update at the full rate even with warm-up; that is not copied.
-    """
-    peak, w = c.learning_rate, c.warmup_steps
 
-    def rate(t):
-        t = jnp.asarray(t, jnp.float32)
+    Where ``average`` names a ``rate`` a, n is its ``start``, and from there the rate is a times
+    what the schedule gives at n.
+    """
+    average = average or AverageConfig()
+    peak, w = c.learning_rate, c.warmup_steps
+    n = steps if average.rate is None else average.start
+
+    def until_end(t):
         if c.schedule == "cosine":
-            progress = jnp.clip((t - w) / max(steps - w, 1), 0.0, 1.0)
+            progress = jnp.clip((t - w) / max(n - w, 1), 0.0, 1.0)
             shape = c.min_ratio + (1 - c.min_ratio) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
         elif c.schedule == "inverse_sqrt":
             shape = jnp.sqrt(w / jnp.maximum(t + 1, w))
@@ -36,18 +44,67 @@ def schedule(c: OptimizerConfig, steps: int) -> optax.Schedule:
         warm = (t + 1) / max(w, 1)
         return peak * jnp.where(t < w, warm, shape)
 
+    def rate(t):
+        t = jnp.asarray(t, jnp.float32)
+        if average.rate is None:
+            return until_end(t)
+        return jnp.where(t < n, until_end(t), average.rate * until_end(jnp.float32(n)))
+
     return rate
 
 
-def make_optimizer(c: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """Clip to a global norm, then Adam or LAMB under :func:`schedule`; no weight decay."""
-    clip = optax.clip_by_global_norm(c.clip_norm) if c.clip_norm else optax.identity()
+def embedding_schedule(
+    c: OptimizerConfig, steps: int, average: AverageConfig | None = None
+) -> optax.Schedule:
+    """The same of the embedding tables: ``embedding_ratio`` times as high at its peak.
+
+    A cosine falls to the same rate as the others' (the authors' Penn Treebank release).
+    """
+    ratio = c.embedding_ratio
+    lowest = c.min_ratio / ratio if c.schedule == "cosine" else c.min_ratio
+    own = dataclasses.replace(c, learning_rate=c.learning_rate * ratio, min_ratio=lowest)
+    return schedule(own, steps, average)
+
+
+def make_optimizer(exp: ExperimentConfig) -> optax.GradientTransformation:
+    """Clip to a global norm, add L2, Adam or LAMB, add weight decay, times :func:`schedule`."""
+    c, about = exp.optimizer, (exp.optimizer, exp.train.steps, exp.average)
     scale = {"adam": optax.scale_by_adam, "lamb": scale_by_lamb}[c.name]
-    return optax.chain(
-        clip,
-        scale(b1=c.b1, b2=c.b2, eps=c.eps),
-        optax.scale_by_learning_rate(schedule(c, steps)),
-    )
+    parts = [optax.clip_by_global_norm(c.clip_norm) if c.clip_norm else optax.identity()]
+    if c.l2:
+        parts.append(optax.add_decayed_weights(c.l2))
+    parts.append(scale(b1=c.b1, b2=c.b2, eps=c.eps))
+    if c.weight_decay:
+        parts.append(optax.add_decayed_weights(c.weight_decay))
+    parts.append(optax.scale_by_learning_rate(schedule(*about)))
+    if c.embedding_ratio != 1:
+        rate, own = schedule(*about), embedding_schedule(*about)
+        parts.append(scale_embeddings(lambda t: own(t) / rate(t)))
+    return optax.chain(*parts)
+
+
+def scale_embeddings(factor: optax.Schedule) -> optax.GradientTransformation:
+    """Updates of embedding tables times ``factor`` of the update's number; others as they are."""
+
+    def init(params):
+        return optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
+
+    def update(updates, state, params=None):
+        times = factor(state.count)
+        scaled = lambda path, x: x * times if is_embedding(path) else x
+        count = optax.safe_increment(state.count)
+        return (
+            jax.tree_util.tree_map_with_path(scaled, updates),
+            optax.ScaleByScheduleState(count),
+        )
+
+    return optax.GradientTransformation(init, update)
+
+
+def is_embedding(path: tuple[Any, ...]) -> bool:
+    """Whether a parameter is a table of embeddings: ``embedding``, or ``embedding_i``."""
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    return re.fullmatch(r"embedding(_\d+)?", name) is not None
 
 
 class RecentNorm(NamedTuple):

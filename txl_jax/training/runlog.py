@@ -77,6 +77,7 @@ class RunLog:
       patient: a record that cannot be written is kept and written with a later one. At the start
         and at the end what cannot be written raises all the same.
       writes: False: nothing is written or shown, only summed up, as another process writes.
+      label: stands before each line, of one of several runs; they have no bars.
       progress: a live bar (True) or one line per training record (False), both on standard
         error; ``None``: a bar if that is a terminal.
 
@@ -97,6 +98,7 @@ class RunLog:
         remade: str | None = None,
         writes: bool = True,
         patient: bool = False,
+        label: str = "",
     ):
         self.workdir = os.fspath(workdir)
         self.metrics_path = os.path.join(self.workdir, "metrics.jsonl")
@@ -112,7 +114,8 @@ class RunLog:
             keep_until(self.metrics_path, resume_step, remade)
 
         if progress is None:
-            progress = sys.stderr.isatty()
+            progress = sys.stderr.isatty() and not label
+        self._label = f"{label}  " if label else ""
         self._bar = _bar(total_steps, resume_step) if progress and writes else None
         self._events = self._open_events(resume_step) if writes else None
 
@@ -280,7 +283,7 @@ class RunLog:
         if not self._writes:
             return
         if self._bar is None:
-            print(text, file=sys.stderr, flush=True)
+            print(self._label + text, file=sys.stderr, flush=True)
         else:
             self._bar.write(text, file=sys.stderr)
 

@@ -168,6 +168,7 @@ class Placement:
             params=self.parameters(abstract.params),
             opt_state=self.parameters(abstract.opt_state),
             mems=self.memory(),
+            averages=self.parameters(abstract.averages),
         )
 
     def _cut(self, key: str, shape: tuple[int, ...]) -> list[str | None]:

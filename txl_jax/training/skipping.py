@@ -60,6 +60,7 @@ def unless_bad(
         params=jax.tree.map(keep, new.params, old.params),
         opt_state=_but_the_schedule(keep, new.opt_state, old.opt_state),
         mems=without_non_finite(new.mems),
+        averages=new.averages,
     )
     return kept, bad.astype(jnp.float32)
 

@@ -21,12 +21,14 @@ class TrainState(flax.struct.PyTreeNode):
       params: float32 pytree.
       opt_state: of the optimizer.
       mems: hidden states carried to the next segment.
+      averages: means of the parameters by name (average.py), each like ``params``.
     """
 
     step: jax.Array
     params: Any
     opt_state: Any
     mems: Memory
+    averages: dict[str, Any] = flax.struct.field(default_factory=dict)
 
 
 def init_state(
@@ -38,13 +40,15 @@ def init_state(
     tokens = jnp.zeros((t.batch_size, 1), jnp.int32)
     params = model.init(_keys(exp.seed)[0], tokens, mems)["params"]
     opt_state = with_recent_norm(optimizer, t).init(params)
-    return TrainState(jnp.zeros((), jnp.int32), params, opt_state, mems)
+    kept = (("tail", exp.average.start), ("exponential", exp.average.decay))
+    averages = {name: jax.tree.map(jnp.copy, params) for name, used in kept if used}
+    return TrainState(jnp.zeros((), jnp.int32), params, opt_state, mems, averages)
 
 
-def dropout_key(seed: int, step: jax.Array) -> jax.Array:
+def dropout_key(seed: int | jax.Array, step: jax.Array) -> jax.Array:
     """The key of a step's dropout: a function of seed and step alone."""
     return jax.random.fold_in(_keys(seed)[1], step)
 
 
-def _keys(seed: int) -> jax.Array:
+def _keys(seed: int | jax.Array) -> jax.Array:
     return jax.random.split(jax.random.key(seed))

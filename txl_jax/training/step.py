@@ -12,6 +12,7 @@ from txl_jax.data.batch import Batch
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.ordering import zero_after
+from txl_jax.training.average import averaged
 from txl_jax.training.loss import Array, batch_loss, scored, totals
 from txl_jax.training.optimizer import gradient_norm, schedule, with_recent_norm
 from txl_jax.training.sharding import Placement
@@ -27,8 +28,11 @@ def train_step(
     exp: ExperimentConfig,
     model: TransformerXL,
     optimizer: optax.GradientTransformation,
+    seed: jax.Array | None = None,
 ) -> tuple[TrainState, Metrics]:
     """The state after one update on ``batch``, and what it measured.
+
+    ``seed``: of its dropout, int32 []; ``None``: the experiment's.
 
     Metrics, float32 []: ``nll_sum`` (nats) and ``count`` of the targets that ``loss.positions``
     has scored, ``tokens`` that are not padding, ``grad_norm`` (before clipping),
@@ -36,7 +40,8 @@ def train_step(
     """
     tokens, share = jnp.sum(batch.weights), rate_share(batch.weights, exp.train)
     batch = batch.replace(weights=scored(batch.weights, exp.loss))
-    gradient, nll_sum, mems = summed_gradient(state, batch, exp, model)
+    key = dropout_key(exp.seed if seed is None else seed, state.step)
+    gradient, nll_sum, mems = summed_gradient(state, batch, exp, model, key)
     metrics = {
         "nll_sum": nll_sum,
         "count": jnp.sum(batch.weights),
@@ -51,23 +56,22 @@ def train_step(
     share = share + zero_after(metrics["grad_norm"], state.step)
     updates = jax.tree.map(lambda x: x * share, updates)
     params = optax.apply_updates(state.params, updates)
-    after = TrainState(state.step + 1, params, opt_state, mems)
+    after = TrainState(state.step + 1, params, opt_state, mems, state.averages)
     if may_skip(exp.train):
         about = (nll_sum, metrics["grad_norm"], exp.train)
         after, metrics["skipped"] = unless_bad(after, state, *about)
-    return after, metrics
+    return averaged(after, exp.average), metrics
 
 
 def summed_gradient(
-    state: TrainState, batch: Batch, exp: ExperimentConfig, model: TransformerXL
+    state: TrainState, batch: Batch, exp: ExperimentConfig, model: TransformerXL, key: jax.Array
 ) -> tuple[Any, jax.Array, Memory]:
     """The gradient of the loss of a batch, the sum of its nll in nats, and the memory after it.
 
     Summed over ``train.micro_batches`` parts of the batch, each with its own streams' memory.
-    ``batch``: its weights are those of scored targets.
+    ``batch``: its weights are those of scored targets. ``key``: of the step's dropout.
     """
     parts = exp.train.micro_batches
-    key = dropout_key(exp.seed, state.step)
     gradient_of = jax.grad(batch_loss, has_aux=True)
     terms = (exp.loss, totals(batch.weights), padded_amid(exp.train))
     if parts == 1:

@@ -1,0 +1,155 @@
+"""What each means of regularisation does to a small model of little text, seed by seed.
+
+    python -m benchmarks.regularisers --data=FOLDER --out=DIR [--tokens=100000] [--seeds=3]
+
+FOLDER has ptb.train.txt, ptb.valid.txt, ptb.test.txt; of the first, the lines that begin the text
+are used. Every change below is made to the same plain model alone, over the same seeds side by
+side, and its validation loss is set beside the plain one's of the same seed. A model of this size
+is far from the recipe's: the signs say whether a mechanism does something, not what it is worth at
+24M parameters. The test split is not read.
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import statistics
+import time
+from typing import Any
+
+from benchmarks.interleaved import machine
+from txl_jax.config import ExperimentConfig, override
+from txl_jax.data.corpus import Corpus, corpus_from_config
+from txl_jax.training.side_by_side import each, train_side_by_side
+from txl_jax.training.stopping import Stop
+from txl_jax.workdir import with_vocab
+
+PLAIN: dict[str, Any] = {
+    "model": {"n_layer": 2, "d_model": 96, "n_head": 4, "d_head": 24, "d_inner": 192},
+    "optimizer": {"learning_rate": 2e-3, "warmup_steps": 50, "min_ratio": 0.1},
+    "train": {"batch_size": 10, "seg_len": 70, "mem_len": 70, "log_every": 100},
+    "validate": {"batch_size": 10, "seg_len": 70, "mem_len": 70},
+    "checkpoint": {"every": 1_000_000},
+}
+DROPOUT = {"model.dropout": 0.2}
+CHANGES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "dropout, independent": DROPOUT,
+    "dropout, locked": {**DROPOUT, "model.dropout_mask": "locked"},
+    "input dropout 0.4": {"model.dropout_input": 0.4},
+    "output dropout 0.4": {"model.dropout_output": 0.4},
+    "dropout of q, k, v 0.2": {"model.dropout_qkv": 0.2},
+    "dropout of attention 0.2": {"model.dropatt": 0.2},
+    "dropout of embedding rows 0.2": {"model.dropout_embedding": 0.2},
+    "AR 0.2": {"loss.ar": 0.2},
+    "TAR 0.1": {"loss.tar": 0.1},
+    "L2 1.2e-6 in the gradient": {"optimizer.l2": 1.2e-6},
+    "L2 1e-4 in the gradient": {"optimizer.l2": 1e-4},
+    "weight decay 0.1": {"optimizer.weight_decay": 0.1},
+    "embeddings at twice the rate": {"optimizer.embedding_ratio": 2.0},
+    "drawn lengths": {"train.seg_len_std": 5.0},
+    "streams begin anywhere": {"train.roll_streams": True},
+    "context run again, no memory": {
+        "train.mem_len": 0,
+        "train.context_len": 70,
+        "validate.mem_len": 0,
+        "validate.context_len": 70,
+    },
+}
+"""Each against ``plain``. Means of the weights are kept in all of them, and compared within."""
+
+
+def beginning(data: pathlib.Path, folder: pathlib.Path, tokens: int) -> pathlib.Path:
+    """A folder with the first lines of the training text, about so many tokens, and the rest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kept, count = [], 0
+    for line in (data / "ptb.train.txt").read_text().splitlines(keepends=True):
+        count += len(line.split()) + 1
+        if count > tokens:
+            break
+        kept.append(line)
+    (folder / "ptb.train.txt").write_text("".join(kept))
+    for split in ("valid", "test"):  # the vocabulary is counted over all three
+        (folder / f"ptb.{split}.txt").write_text((data / f"ptb.{split}.txt").read_text())
+    return folder
+
+
+def trained(changes: dict[str, Any], corpus: Corpus, exp: ExperimentConfig, workdir: str) -> Any:
+    """Validation losses by name of the weights, a list over seeds each; nats."""
+    runs = each(with_vocab(override(exp, changes), corpus), workdir)
+    for _, folder in runs:
+        pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+    train_side_by_side(runs, corpus, Stop())
+    losses: dict[str, list[float]] = {}
+    for _, folder in runs:
+        lines = (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()
+        last = [r for r in map(json.loads, lines) if r["kind"] == "valid"][-1]
+        for name in ("raw", "tail", "exponential"):
+            losses.setdefault(name, []).append(last[f"loss_{name}"])
+    return losses
+
+
+def against(new: list[float], old: list[float]) -> dict[str, Any]:
+    """How the perplexity of each seed changed, in percent, and mean and spread of that."""
+    change = [100 * (math.exp(a - b) - 1) for a, b in zip(new, old, strict=True)]
+    spread = statistics.stdev(change) if len(change) > 1 else None
+    return {"percent": change, "mean": statistics.mean(change), "spread": spread}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", required=True, type=pathlib.Path)
+    parser.add_argument("--out", required=True, type=pathlib.Path)
+    parser.add_argument("--tokens", type=int, default=100_000)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--passes", type=float, default=8.0, help="over the training text")
+    parser.add_argument("--only", help="some of the changes, by name, with ';' between them")
+    flags = parser.parse_args(argv)
+
+    text = beginning(flags.data, flags.out / "text", flags.tokens)
+    t = PLAIN["train"]
+    steps = int(flags.passes * flags.tokens / (t["batch_size"] * t["seg_len"]))
+    exp = ExperimentConfig.from_dict(
+        {**PLAIN, "data": {"name": "ptb", "path": str(text)}, "mesh": {"data": 1}}
+    )
+    kept = {"average.start": steps * 3 // 4, "average.decay": 0.98}
+    size = {"train.steps": steps, "train.side_by_side": flags.seeds}
+    exp = override(exp, {**kept, **size})
+    corpus = corpus_from_config(exp.data)
+
+    path = flags.out / "regularisers.json"
+    result: dict[str, Any] = {"machine": machine(), "tokens": corpus.info["tokens"], "steps": steps}
+    result |= {"settings": PLAIN | kept, "rows": {}}
+    if path.exists():
+        result["rows"] = json.loads(path.read_text())["rows"]
+    chosen = ["plain", *flags.only.split(";")] if flags.only else list(CHANGES)
+    for name in chosen:
+        if name in result["rows"]:
+            continue
+        start = time.perf_counter()
+        folder = flags.out / "runs" / name.replace(" ", "_").replace(",", "")
+        losses = trained(CHANGES[name], corpus, exp, str(folder))
+        row = {"changes": CHANGES[name], "losses": losses, "seconds": time.perf_counter() - start}
+        plain = losses["raw"] if name == "plain" else result["rows"]["plain"]["losses"]["raw"]
+        row["against_plain"] = against(losses["raw"], plain)
+        for mean in ("tail", "exponential"):
+            row[f"{mean}_against_raw"] = against(losses[mean], losses["raw"])
+        result["rows"][name] = row
+        path.write_text(json.dumps(result, indent=1) + "\n")
+        print(line(name, row), flush=True)
+
+
+def line(name: str, row: dict[str, Any]) -> str:
+    """A row in words."""
+    ppl = " ".join(f"{math.exp(loss):.2f}" for loss in row["losses"]["raw"])
+    parts = [f"{name}: {ppl}"]
+    for key in ("against_plain", "tail_against_raw", "exponential_against_raw"):
+        about = row[key]
+        spread = "" if about["spread"] is None else f" (+- {about['spread']:.2f})"
+        parts.append(f"{key} {about['mean']:+.2f}%{spread}")
+    return "; ".join(parts)
+
+
+if __name__ == "__main__":
+    main()

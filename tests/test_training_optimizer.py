@@ -1,0 +1,116 @@
+"""L2, weight decay and the embeddings' own rate: the updates of loops written out in numpy."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+import tiny_models
+from tiny_runs import arrays
+
+from txl_jax.config import AverageConfig, ExperimentConfig, OptimizerConfig, TrainConfig
+from txl_jax.training.optimizer import embedding_schedule, is_embedding, make_optimizer, schedule
+
+STEPS = 5
+RATE, B1, B2, EPS, CLIP = 0.01, 0.9, 0.99, 1e-8, 0.5
+GROUPS = {"d_embed": 6, "div_val": 2, "cutoffs": (4,)}
+
+
+def params_and_gradients(**model):
+    params = tiny_models.variables(tiny_models.config(**model))["params"]
+    rng = np.random.default_rng(0)
+    draw = lambda w: rng.standard_normal(w.shape).astype(np.float32)
+    return params, [jax.tree.map(draw, params) for _ in range(STEPS)]
+
+
+def by_optimizer(params, gradients, **settings):
+    c = OptimizerConfig(
+        **{
+            "learning_rate": RATE,
+            "schedule": "constant",
+            "b1": B1,
+            "b2": B2,
+            "eps": EPS,
+            "clip_norm": CLIP,
+            **settings,
+        }
+    )
+    optimizer = make_optimizer(ExperimentConfig(optimizer=c, train=TrainConfig(steps=STEPS)))
+    state = optimizer.init(params)
+    for gradient in gradients:
+        updates, state = optimizer.update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+    return arrays(params)
+
+
+def by_hand(params, gradients, l2=0.0, decay=0.0, rate=lambda t, name: RATE):
+    """Adam as PyTorch writes it: clip all, then for each tensor L2, moments, step, decay."""
+    w = {k: v.astype(np.float64) for k, v in arrays(params).items()}
+    m, v = ({k: np.zeros_like(x) for k, x in w.items()} for _ in range(2))
+    for t, gradient in enumerate(map(arrays, gradients)):
+        norm = np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in gradient.values()))
+        for name in w:
+            g = gradient[name] * min(1.0, CLIP / norm) + l2 * w[name]
+            m[name] = B1 * m[name] + (1 - B1) * g
+            v[name] = B2 * v[name] + (1 - B2) * g**2
+            step = (m[name] / (1 - B1 ** (t + 1))) / (np.sqrt(v[name] / (1 - B2 ** (t + 1))) + EPS)
+            w[name] = w[name] - rate(t, name) * (step + decay * w[name])
+    return w
+
+
+def assert_close(got, wanted):
+    assert got.keys() == wanted.keys()
+    for key in got:
+        np.testing.assert_allclose(got[key], wanted[key], rtol=2e-4, atol=2e-6, err_msg=key)
+
+
+@pytest.mark.parametrize(("l2", "decay"), [(0.0, 0.0), (0.3, 0.0), (0.0, 0.3), (0.2, 0.1)])
+def test_l2_goes_through_adam_after_clipping_and_decay_does_not(l2, decay):
+    params, gradients = params_and_gradients()
+    got = by_optimizer(params, gradients, l2=l2, weight_decay=decay)
+    assert_close(got, by_hand(params, gradients, l2, decay))
+
+
+@pytest.mark.parametrize("model", [{}, GROUPS], ids=["one table", "a table for each cluster"])
+def test_embedding_tables_have_a_rate_of_their_own(model):
+    params, gradients = params_and_gradients(**model)
+    tables = [key for key in arrays(params) if "embedding" in key and "projection" not in key]
+    assert len(tables) == (2 if model else 1)
+    rate = lambda t, name: RATE * (2.5 if name in tables else 1)
+    got = by_optimizer(params, gradients, embedding_ratio=2.5)
+    assert_close(got, by_hand(params, gradients, rate=rate))
+
+
+def test_only_tables_of_embeddings_are_embeddings():
+    params = tiny_models.variables(tiny_models.config(**GROUPS, tie_weight=False))["params"]
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    found = {jax.tree_util.keystr(path, simple=True) for path in paths if is_embedding(path)}
+    assert found == {"embedding_0", "embedding_1"}
+
+
+def test_both_rates_fall_from_their_own_peak_to_the_same_end_and_then_to_half_of_it():
+    """The authors' Penn Treebank release: 3e-4, embeddings 6e-4, both to 1e-4, then 5e-5."""
+    c = OptimizerConfig(
+        learning_rate=3e-4, warmup_steps=10, min_ratio=1 / 3, embedding_ratio=2.0, schedule="cosine"
+    )
+    average = AverageConfig(start=110, rate=0.5)
+    rest, tables = schedule(c, 200, average), embedding_schedule(c, 200, average)
+    at = lambda rate, *steps: [float(rate(t)) for t in steps]
+    np.testing.assert_allclose(at(rest, 9, 10, 60, 110, 199), [3e-4, 3e-4, 2e-4, 5e-5, 5e-5])
+    np.testing.assert_allclose(at(tables, 9, 10, 60, 110, 199), [6e-4, 6e-4, 3.5e-4, 5e-5, 5e-5])
+    assert at(rest, 109)[0] == pytest.approx(1e-4, rel=1e-2)
+    assert at(tables, 109)[0] == pytest.approx(1e-4, rel=1e-2)
+    assert at(tables, 0)[0] == pytest.approx(6e-5)
+
+
+def test_a_tail_without_a_rate_leaves_the_schedule_as_it_was():
+    c = OptimizerConfig(learning_rate=1.0, warmup_steps=2, min_ratio=0.1)
+    with_tail, without = schedule(c, 20, AverageConfig(start=10)), schedule(c, 20)
+    assert [float(with_tail(t)) for t in range(20)] == [float(without(t)) for t in range(20)]
+
+
+@pytest.mark.parametrize("name", ["inverse_sqrt", "constant"])
+def test_other_schedules_keep_the_ratio_throughout(name):
+    c = OptimizerConfig(learning_rate=0.1, schedule=name, warmup_steps=3, embedding_ratio=2.0)
+    rest, tables = schedule(c, 20), embedding_schedule(c, 20)
+    for t in range(20):
+        assert float(tables(t)) == pytest.approx(2 * float(rest(t)))

@@ -1,0 +1,163 @@
+"""How a model is trained: every setting of it, its default, its type and its rule."""
+
+import dataclasses
+from typing import Literal
+
+from txl_jax.config.fields import above, at_least, probability, rule
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """Update rule, clipping and learning-rate schedule (see training/optimizer.py).
+
+    Attributes:
+      name: ``adam``, or ``lamb`` as NVIDIA's code has it (``eps`` there is 1e-6).
+      learning_rate: rate at the end of warm-up.
+      schedule: after warm-up: ``cosine`` to ``min_ratio * learning_rate`` at ``train.steps``,
+        ``inverse_sqrt`` (rate * sqrt(warmup / step)), or ``constant``.
+      warmup_steps: linear from 0; the first update already has a rate above 0.
+      clip_norm: largest global norm of the gradient; 0: never clipped.
+      l2: times the parameters, added to the gradient after clipping (coupled: Adam scales it like
+        the rest of the gradient; PyTorch's ``weight_decay`` of Adam).
+      weight_decay: times the parameters and the rate, taken from them at each update (decoupled;
+        Loshchilov and Hutter 2019). Both are of every parameter.
+      embedding_ratio: peak rate of the embedding tables over that of the rest. ``cosine`` ends at
+        the same rate for both; other schedules keep the ratio.
+    """
+
+    name: Literal["adam", "lamb"] = "adam"
+    learning_rate: float = above(0, 2.5e-4)
+    schedule: Literal["cosine", "inverse_sqrt", "constant"] = "cosine"
+    warmup_steps: int = at_least(0, 0)
+    min_ratio: float = rule(0.0, "must be from 0 to 1", lambda v: 0 <= v <= 1)
+    clip_norm: float = at_least(0, 0.25)
+    b1: float = probability(0.9)
+    b2: float = probability(0.999)
+    eps: float = above(0, 1e-8)
+    l2: float = at_least(0, 0.0)
+    weight_decay: float = at_least(0, 0.0)
+    embedding_ratio: float = above(0, 1.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AverageConfig:
+    """Means of the parameters over updates, kept beside them (see training/average.py).
+
+    Attributes:
+      start: n > 0: the plain mean of what the updates after the first n left (``tail``: Polyak
+        and Juditsky 1992; Merity et al. 2018, section 3.1).
+      rate: r: the schedule ends at ``start``, and from there the rate is its last one times r.
+        ``None``: the schedule goes on.
+      decay: d > 0: an exponential mean of all updates, of weight d for what it was
+        (``exponential``); before it has 1/(1-d) of them the plain mean.
+      use: which parameters are scored, sampled from and exported: ``raw``, ``tail``,
+        ``exponential``, or ``best``, the ones of least validation loss at that checkpoint.
+    """
+
+    start: int = at_least(0, 0)
+    rate: float | None = rule(None, "must be above 0", lambda v: v is None or v > 0)
+    decay: float = probability(0.0)
+    use: Literal["best", "raw", "tail", "exponential"] = "best"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """What is minimised in training (see training/loss.py); scoring is always of every target.
+
+    Attributes:
+      positions: ``full``: all positions of the segment; ``half``: the most recent half only
+        (paper, section 4.2, table 6).
+      ar: activation regularisation, times the mean square of the last layer's states.
+      tar: temporal activation regularisation, times the mean square of their changes from one
+        position to the next (Merity et al. 2018, section 4.6). Both act before
+        dropout, on scored positions.
+    """
+
+    positions: Literal["full", "half"] = "full"
+    ar: float = at_least(0, 0.0)
+    tar: float = at_least(0, 0.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How the training stream is cut and how long it is trained on.
+
+    Attributes:
+      steps: updates in all.
+      batch_size: B, parallel streams over all devices.
+      seg_len: T, tokens of each stream in a step.
+      mem_len: M, hidden states carried from step to step.
+      context_len: tokens before the segment that are run again with it and not scored (PT's
+        ``ext_len``); for training without memory.
+      seg_len_std: s > 0: each segment has a length of its own, drawn from N(T, s) and one time in
+        twenty from N(T/2, s), at least 5 and at most T + 3s; the rate of its update is in
+        proportion (Merity et al. 2018, section 4.1). Arrays have the longest length and are padded.
+      roll_streams: in each epoch every stream begins at a random place of its own and wraps
+        around (NVIDIA).
+      reset_every: n > 0: memory is emptied every n steps as well (TF on TPU: 1000).
+      micro_batches: parts that a batch is cut into, gradients summed over them.
+      steps_per_dispatch: updates per call of the compiled program (``lax.scan``).
+      epoch_memory: at the start of an epoch memory is emptied (``reset``) or kept (``carry``).
+      log_every, eval_every: in steps; ``eval_every`` 0: only at the end.
+      non_finite: at a loss or gradient that is not a number: ``stop``, or ``skip`` that update
+        (training/skipping.py).
+      skip_spikes: f > 0: an update whose gradient norm is above f times the mean of recent ones
+        is skipped. 0: none.
+      max_skipped: so many updates skipped in a row stop training.
+      side_by_side: R > 1: so many runs in one program, of seeds ``seed`` .. ``seed`` + R-1, each in
+        a folder ``seed_N`` of the workdir (training/side_by_side.py); for models that do not fill
+        their one device.
+      start_from: fine-tuning: a workdir, of which the best checkpoint is taken, or an exported
+        folder; parameters are its at step 0 (training/start.py). ``None``: drawn at random.
+    """
+
+    steps: int = at_least(1, 1000)
+    batch_size: int = at_least(1, 16)
+    seg_len: int = at_least(1, 128)
+    mem_len: int = at_least(0, 128)
+    context_len: int = at_least(0, 0)
+    seg_len_std: float = at_least(0, 0.0)
+    roll_streams: bool = False
+    reset_every: int = at_least(0, 0)
+    micro_batches: int = at_least(1, 1)
+    steps_per_dispatch: int = at_least(1, 1)
+    epoch_memory: Literal["reset", "carry"] = "reset"
+    log_every: int = at_least(1, 50)
+    eval_every: int = at_least(0, 0)
+    non_finite: Literal["stop", "skip"] = "stop"
+    skip_spikes: float = rule(0.0, "must be 0 (off) or above 1", lambda v: v == 0 or v > 1)
+    max_skipped: int = at_least(1, 10)
+    side_by_side: int = at_least(1, 1)
+    start_from: str | None = rule(None, "must name a folder", lambda v: v is None or v.strip())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When state is saved and what is kept.
+
+    Attributes:
+      every: steps between two checkpoints; one is always saved at the end.
+      keep_last, keep_best: how many of the newest and of the best by validation are kept.
+      go_on_without_saving: a checkpoint that cannot be written (a full disk) is told and training
+        goes on, with one process; False: it stops training. The last one must be written anyway.
+    """
+
+    every: int = at_least(1, 1000)
+    keep_last: int = at_least(1, 2)
+    keep_best: int = at_least(0, 1)
+    go_on_without_saving: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """How many devices each axis of the device mesh has (training/sharding.py).
+
+    Attributes:
+      data: cuts the batch; -1: as many as there are devices for.
+      fsdp: cuts the batch, and parameters and optimizer, which are gathered where they are used.
+      tensor: cuts heads, the feed-forward layer's inner width, and words.
+    """
+
+    data: int = rule(-1, "must be -1 (all devices) or at least 1", lambda v: v == -1 or v >= 1)
+    fsdp: int = at_least(1, 1)
+    tensor: int = at_least(1, 1)

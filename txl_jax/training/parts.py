@@ -1,0 +1,97 @@
+"""What a run is computed with, made from its config and checked against text and devices."""
+
+import dataclasses
+
+import jax
+import optax
+from jax.sharding import NamedSharding
+
+from txl_jax.config import ConfigError, ExperimentConfig
+from txl_jax.data.corpus import Corpus
+from txl_jax.data.sentences import TrainingStreams, shuffled_streams_of, tokens_of
+from txl_jax.evaluation.evaluate import Evaluator, evaluator_of
+from txl_jax.model.layout import unstack_layers
+from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.training.optimizer import make_optimizer
+from txl_jax.training.sharding import Placement, make_mesh
+from txl_jax.training.state import TrainState, init_state
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """All but the text and the state; runs that differ by their seed alone have it in common.
+
+    Attributes:
+      model, optimizer: of the step.
+      placement: where state and batches lie.
+      evaluator: of the validation split.
+      abstract: shapes of the state and where they lie, in the run's own layout.
+      on_disk: the same, layers one by one.
+    """
+
+    model: TransformerXL
+    optimizer: optax.GradientTransformation
+    placement: Placement
+    evaluator: Evaluator
+    abstract: TrainState
+    on_disk: TrainState
+
+    def first_state(self, exp: ExperimentConfig) -> TrainState:
+        """The state before the first update, drawn by the experiment's seed."""
+        init = lambda: init_state(exp, self.model, self.optimizer)
+        return jax.jit(init, out_shardings=self.placement.state(self.abstract))()
+
+
+def parts_of(exp: ExperimentConfig, corpus: Corpus) -> Parts:
+    """The parts of an experiment. Raises as :func:`check_fit`."""
+    t = exp.train
+    mesh = make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches)
+    placement = Placement(mesh)
+    model = TransformerXL(exp.model, placement.for_model)
+    optimizer = make_optimizer(exp)
+    evaluator = evaluator_of(exp.model, exp.validate, corpus, mesh)
+    shapes = jax.eval_shape(lambda: init_state(exp, model, optimizer))
+    abstract = _with_shardings(shapes, placement)
+    on_disk = _with_shardings(jax.eval_shape(unstack_layers, abstract), placement)
+    return Parts(model, optimizer, placement, evaluator, abstract, on_disk)
+
+
+def check_fit(exp: ExperimentConfig, corpus: Corpus) -> None:
+    """Raises ConfigError or DataError where the corpus or the devices cannot serve the config."""
+    training_streams(exp, corpus)
+    t = exp.train
+    mesh = make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches)
+    for protocol in (exp.validate, exp.evaluate):
+        evaluator_of(exp.model, protocol, corpus, mesh)
+
+
+def training_streams(exp: ExperimentConfig, corpus: Corpus) -> TrainingStreams:
+    """The streams of the training split, checked against batch, memory and vocabulary."""
+    t = exp.train
+    streams = shuffled_streams_of(
+        corpus.train,
+        t.batch_size,
+        t.seg_len,
+        seed=exp.seed,
+        name="the train split",
+        vocab_size=exp.model.vocab_size,
+        context_len=t.context_len,
+        seg_len_std=t.seg_len_std,
+        roll=t.roll_streams,
+    )
+    longest = len(tokens_of(corpus.train)) // t.batch_size
+    for key, what in (("mem_len", "memory"), ("context_len", "context")):
+        if getattr(t, key) > longest:
+            raise ConfigError(
+                f"config key train.{key} = {getattr(t, key)}: a stream of the train split has only"
+                f" {longest} tokens at train.batch_size {t.batch_size}; use a shorter {what} or"
+                " fewer streams"
+            )
+    return streams
+
+
+def _with_shardings(abstract: TrainState, placement: Placement) -> TrainState:
+    def place(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree.map(place, abstract, placement.state(abstract))

@@ -1,0 +1,150 @@
+"""Runs that differ by their seed alone, side by side in one program on one device.
+
+A small model does not fill a GPU. Several seeds of it, mapped over a leading axis of the state and
+of the batches (``jax.vmap``), take little longer than one, and their spread is the error bar of
+any comparison. Each has a workdir of its own that looks as if it had been trained alone, to
+rounding: initial weights, dropout, and drawn lengths or rolled streams are of its own seed.
+
+    runs/ptb/seed_0/   config.json  checkpoints/  metrics.jsonl ..     seed s
+    runs/ptb/seed_1/                                                  seed s + 1
+"""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from txl_jax.config import ConfigError, ExperimentConfig
+from txl_jax.data.batch import Batch
+from txl_jax.data.corpus import Corpus
+from txl_jax.data.feed import read_ahead, training_feed
+from txl_jax.training.checkpoint import CheckpointError, Checkpoints
+from txl_jax.training.loop import Outcome, Run, opened
+from txl_jax.training.parts import Parts, parts_of
+from txl_jax.training.state import TrainState
+from txl_jax.training.step import Metrics, train_step
+from txl_jax.training.stopping import Stop
+
+
+def each(exp: ExperimentConfig, workdir: str) -> list[tuple[ExperimentConfig, str]]:
+    """Experiment and workdir of every run; the one given where it is one only."""
+    n = exp.train.side_by_side
+    if n == 1:
+        return [(exp, workdir)]
+    alone = dataclasses.replace(exp.train, side_by_side=1)
+    seeds = range(exp.seed, exp.seed + n)
+    return [
+        (
+            dataclasses.replace(exp, seed=seed, train=alone),
+            os.path.join(workdir, f"seed_{seed}"),
+        )
+        for seed in seeds
+    ]
+
+
+def train_side_by_side(
+    runs: list[tuple[ExperimentConfig, str]], corpus: Corpus, stop: Stop
+) -> list[Outcome]:
+    """Trains all runs to their last step, from the newest checkpoint that all of them have.
+
+    Raises:
+      ConfigError: more than one device or process.
+      CheckpointError: one of them cannot go on from where the others do.
+      DataError, NonFiniteError, SkippedError: as :func:`~txl_jax.training.loop.train`.
+    """
+    first = runs[0][0]
+    if jax.process_count() > 1:
+        raise ConfigError(
+            "config key train.side_by_side: is for one process; train the seeds one by one"
+        )
+    parts = parts_of(first, corpus)
+    if parts.placement.mesh.size > 1:
+        raise ConfigError(
+            "config key train.side_by_side: is for one device; give --config.mesh.data=1"
+        )
+    upto = _last_step_of_all([workdir for _, workdir in runs])
+    with contextlib.ExitStack() as stack:
+        there = [
+            stack.enter_context(
+                opened(exp, corpus, workdir, stop, parts, upto, label=f"seed {exp.seed}")
+            )
+            for exp, workdir in runs
+        ]
+        all_runs, states = [run for run, _ in there], [state for _, state in there]
+        steps = {int(state.step) for state in states}
+        if len(steps) > 1:
+            raise CheckpointError(
+                f"runs side by side must go on from one step, and theirs are {sorted(steps)}: a"
+                " checkpoint is damaged; go on with each run alone, or start anew elsewhere"
+            )
+        return _go(all_runs, states, parts)
+
+
+def _go(runs: list[Run], states: list[TrainState], parts: Parts) -> list[Outcome]:
+    """All steps that are left, as :meth:`Run.go` of one run."""
+    t, step = runs[0].exp.train, int(states[0].step)
+    for run, state in zip(runs, states, strict=True):
+        run.begin(step, state)
+    state = jax.jit(_stacked)(states)
+    one = jax.jit(lambda tree, r: jax.tree.map(lambda x: x[r], tree))
+    seeds = jnp.array([run.exp.seed for run in runs])
+    if step < t.steps:
+        shapes = jax.tree.map(_with_runs(len(runs)), runs[0].batch_shapes())
+        program = runs[0].compiled(_step_of_all(runs[0].exp, parts), state, shapes, seeds)
+        for batch in runs[0].log.spent.waiting(_batches(runs, step)):
+            if runs[0].stop.requested():
+                break
+            state, metrics = program(state, batch, seeds)
+            step += t.steps_per_dispatch
+            for r, run in enumerate(runs):
+                run.dispatched(step, {name: value[r] for name, value in metrics.items()})
+                if run.due(step):
+                    run.keep(step, one(state, r))
+    return [run.end(step, one(state, r)) for r, run in enumerate(runs)]
+
+
+def _step_of_all(exp: ExperimentConfig, parts: Parts) -> Any:
+    """A dispatch of every run, jitted; state, batch, seeds and metrics have runs in front."""
+    several = exp.train.steps_per_dispatch > 1
+
+    def dispatch(state: TrainState, batch: Batch, seed: jax.Array) -> tuple[TrainState, Metrics]:
+        step = lambda s, b: train_step(s, b, exp, parts.model, parts.optimizer, seed)
+        return jax.lax.scan(step, state, batch) if several else step(state, batch)
+
+    return jax.jit(jax.vmap(dispatch), donate_argnums=(0,))
+
+
+def _batches(runs: list[Run], start: int) -> Iterator[Batch]:
+    """Batches of every dispatch that is left, stacked over runs and read ahead."""
+    t = runs[0].exp.train
+    about = (t.epoch_memory, t.steps_per_dispatch, None, t.reset_every)
+    with contextlib.ExitStack() as stack:
+        feeds = []
+        for run in runs:
+            feed = training_feed(run.streams, start, t.steps, *about)
+            stack.callback(feed.close)
+            feeds.append(feed)
+        ahead = read_ahead(_stacked(batches) for batches in zip(*feeds, strict=True))
+        stack.callback(ahead.close)
+        yield from ahead
+
+
+def _stacked(trees: Any) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def _with_runs(n: int) -> Any:
+    return lambda x: jax.ShapeDtypeStruct((n, *x.shape), x.dtype)
+
+
+def _last_step_of_all(workdirs: list[str]) -> int:
+    """The newest step that every run has a checkpoint of; 0 where there is none."""
+    steps = []
+    for workdir in workdirs:
+        with Checkpoints(workdir) as checkpoints:
+            steps.append(set(checkpoints.steps()))
+    return max(set.intersection(*steps), default=0)
