@@ -25,7 +25,7 @@ from txl_jax.training.stopping import Stop
 from txl_jax.workdir import with_vocab
 
 PLAIN: dict[str, Any] = {
-    "model": {"n_layer": 2, "d_model": 96, "n_head": 4, "d_head": 24, "d_inner": 192},
+    "model": {"n_layer": 2, "d_model": 64, "n_head": 4, "d_head": 16, "d_inner": 128},
     "optimizer": {"learning_rate": 2e-3, "warmup_steps": 50, "min_ratio": 0.1},
     "train": {"batch_size": 10, "seg_len": 70, "mem_len": 70, "log_every": 100},
     "validate": {"batch_size": 10, "seg_len": 70, "mem_len": 70},
@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", required=True, type=pathlib.Path)
     parser.add_argument("--tokens", type=int, default=100_000)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--passes", type=float, default=8.0, help="over the training text")
+    parser.add_argument("--passes", type=float, default=6.0, help="over the training text")
     parser.add_argument("--only", help="some of the changes, by name, with ';' between them")
     flags = parser.parse_args(argv)
 

@@ -100,11 +100,12 @@ def generate(
     numbers = jnp.asarray(samples if samples is not None else [0] * len(prompts))
     rows = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(c.seed)))(numbers)
     at_place = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (None, 0))
+    n = min(_PER_DISPATCH, c.length)  # the last piece too: a shorter one would be compiled anew
     for start in range(0, c.length, _PER_DISPATCH):
-        n = min(_PER_DISPATCH, c.length - start)
-        keys = at_place(rows, jnp.arange(start, start + n))
+        keys = at_place(rows, np.arange(start, start + n))
         going, tokens, nll = programs.extend(params, going, keys, grammar)
-        yield Piece(np.asarray(tokens), np.asarray(nll))
+        wanted = slice(0, c.length - start)
+        yield Piece(np.asarray(tokens)[:, wanted], np.asarray(nll)[:, wanted])
 
 
 class _Programs(NamedTuple):

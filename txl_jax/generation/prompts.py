@@ -15,7 +15,7 @@ def prompts_of(c: GenerateConfig) -> list[str]:
     """
     if c.prompts_file is None:
         return [c.prompt if c.prompt_file is None else _text("prompt_file", c.prompt_file)]
-    lines = _text("prompts_file", c.prompts_file).splitlines()
+    lines = lines_of(_text("prompts_file", c.prompts_file))
     if c.prompts_file.endswith(".jsonl"):
         numbered = [(n, line) for n, line in enumerate(lines, 1) if line.strip()]
         prompts = [_of_json(line, f"{c.prompts_file}, line {n}") for n, line in numbered]
@@ -27,6 +27,15 @@ def prompts_of(c: GenerateConfig) -> list[str]:
             " line"
         )
     return prompts
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a text as an editor counts them, without their ends.
+
+    ``str.splitlines`` would also cut at form feeds and at U+2028, which JSON may have in a text.
+    """
+    lines = text.replace("\r\n", "\n").split("\n")
+    return lines if lines[-1] else lines[:-1]
 
 
 @functools.cache
@@ -47,10 +56,16 @@ def _of_json(line: str, where: str) -> str:
 
 
 def _text(key: str, path: str) -> str:
+    where = f"config key generate.{key} = {path!r}"
     try:
         if path == "-":
             return _standard_input()
         with open(path, encoding="utf-8") as file:
             return file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config key generate.{key} = {path!r}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{where}: is not UTF-8 text (byte {error.start} is 0x{error.object[error.start]:02x});"
+            " save it as UTF-8"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{where}: {error.strerror}; name a file of text that is there") from error

@@ -1,0 +1,65 @@
+"""Thousands of tokens in one call: no device memory is added, and nothing is compiled again."""
+
+import dataclasses
+import json
+
+import jax
+import pytest
+import tiny_models
+
+from txl_jax.config import ExperimentConfig, GenerateConfig
+from txl_jax.data.vocab import Vocab
+from txl_jax.generation.write import write_continuations
+from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.workdir import Trained
+
+LENGTH = 5000
+"""79 pieces, the last of which is shorter than the others."""
+SETTLED = 3
+"""Pieces after which nothing new may come."""
+
+FORMS = {
+    "with memory": {},
+    "without memory": {"attention": "absolute", "n_positions": 8},
+}
+
+
+@pytest.fixture
+def compiled():
+    """What JAX traced, lowered or compiled, as it happens: a list of names of events."""
+    events: list[str] = []
+
+    def listen(event, duration, **_):
+        if event.startswith("/jax/core/compile/"):
+            events.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield events
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_five_thousand_tokens_take_no_more_memory_than_a_few(form, compiled, tmp_path, capsys):
+    """By the function that the command calls, which asks after each piece whether to stop."""
+    cfg = tiny_models.config(vocab_size=256, **FORMS[form])
+    c = GenerateConfig(
+        prompt="the", length=LENGTH, mem_len=8, temperature=1.0, repetition_penalty=1.2
+    )
+    exp = dataclasses.replace(ExperimentConfig(model=cfg), generate=c)
+    params = tiny_models.variables(cfg)["params"]
+    trained = Trained(TransformerXL(cfg), params, Vocab.of_bytes(), exp, 0)
+    in_use: list[int] = []
+    compiled_by: list[int] = []
+
+    def after_each_piece():
+        in_use.append(sum(array.nbytes for array in jax.live_arrays()))
+        compiled_by.append(len(compiled))
+        return False
+
+    write_continuations(trained, str(tmp_path), after_each_piece)
+    (record,) = (tmp_path / "samples.jsonl").read_text().splitlines()
+    assert json.loads(record)["tokens"] == LENGTH
+    assert len(in_use) == len(compiled_by) == 79
+    assert max(in_use) <= max(in_use[:SETTLED])
+    assert compiled_by[0] > 0
+    assert compiled_by[-1] == compiled_by[SETTLED - 1], compiled[compiled_by[SETTLED - 1] :]
