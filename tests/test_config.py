@@ -249,6 +249,7 @@ OUT_OF_RANGE = [
     ("optimizer.b1", 1.0, "must be at least 0 and below 1"),
     ("optimizer.b2", 1.0, "must be at least 0 and below 1"),
     ("optimizer.eps", 0.0, "must be above 0"),
+    ("loss.r_drop", -1.0, "must be at least 0"),
     ("optimizer.l2", -1.0, "must be at least 0"),
     ("optimizer.weight_decay", -1.0, "must be at least 0"),
     ("optimizer.embedding_ratio", 0.0, "must be above 0"),
@@ -519,6 +520,10 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
                 "optimizer.warmup_steps": 6,
             },
             "optimizer.warmup_steps = 6: is more than average.start 5, where the schedule ends",
+        ),
+        (
+            {"loss.r_drop": 0.5, "model.sample_softmax": 9},
+            "loss.r_drop = 0.5: compares all words, and model.sample_softmax 9 draws some",
         ),
         ({"average.use": "tail"}, "average.use = 'tail': needs average.start above 0"),
         (

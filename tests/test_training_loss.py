@@ -12,7 +12,13 @@ import tiny_models
 import txl_jax
 from txl_jax.config import ExperimentConfig, LossConfig, override
 from txl_jax.data.batch import Batch
-from txl_jax.training.loss import batch_loss, regularisation, scored, totals
+from txl_jax.training.loss import (
+    batch_loss,
+    regularisation,
+    scored,
+    symmetric_divergence,
+    totals,
+)
 from txl_jax.training.state import TrainState
 from txl_jax.training.step import train_step
 
@@ -160,3 +166,56 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole(positions, parts):
     assert plain_metrics["nll_sum"] == pytest.approx(metrics["nll_sum"], rel=1e-6)
     kernel = lambda tree: tree["layer_1"]["feed_forward"]["outer"]["kernel"]
     assert np.abs(kernel(plain) - kernel(whole)).max() > 0.1
+
+
+def test_divergence_is_the_mean_of_both_directions():
+    rng = np.random.default_rng(0)
+    p, q = (x / x.sum(-1, keepdims=True) for x in rng.random((2, 3, 5)))
+    wanted = [
+        sum(a * np.log(a / b) + b * np.log(b / a) for a, b in zip(*pair, strict=True)) / 2
+        for pair in zip(p, q, strict=True)
+    ]
+    got = symmetric_divergence(jnp.log(p), jnp.log(q))
+    np.testing.assert_allclose(got, wanted, rtol=1e-4)
+    np.testing.assert_array_equal(symmetric_divergence(jnp.log(p), jnp.log(p)), 0)
+
+
+@pytest.mark.parametrize("clusters", [{}, {"cutoffs": (4, 7)}], ids=["plain", "clusters"])
+def test_r_drop_is_two_losses_and_how_far_they_are_apart(clusters):
+    """Of two readings under dropout, written out; the first one's memory goes on."""
+    cfg = tiny_models.config(dropout=0.3, **clusters)
+    params, model = tiny_models.variables(cfg)["params"], txl_jax.TransformerXL(cfg)
+    mems, key = tiny_models.memory(cfg, [3] * B, M), jax.random.key(5)
+    some, c = batch(), LossConfig(ar=2.0, r_drop=0.7)
+    loss, (nll_sum, after) = batch_loss(params, model, some, mems, key, c, totals(WEIGHTS))
+
+    logs, sizes, memories = [], [], []
+    for each in (key, jax.random.fold_in(key, 1)):
+        logits, states, new = model.apply(
+            {"params": params},
+            some.inputs,
+            mems,
+            method="logits_and_states",
+            train=True,
+            rngs={"dropout": each},
+            **some.about_inputs(False),
+        )
+        logits = np.asarray(logits, np.float64)
+        logs.append(logits - np.log(np.exp(logits).sum(-1, keepdims=True)))
+        sizes.append(np.square(states)[WEIGHTS > 0].mean())
+        memories.append(np.asarray(new.hidden))
+    nll = -sum(np.take_along_axis(x, some.targets[..., None], -1)[..., 0] for x in logs) / 2
+    apart = np.sum((np.exp(logs[0]) - np.exp(logs[1])) * (logs[0] - logs[1]), -1) / 2
+    count = WEIGHTS.sum()
+    assert float(nll_sum) == pytest.approx((nll * WEIGHTS).sum(), rel=1e-5)
+    wanted = ((nll + 0.7 * apart) * WEIGHTS).sum() / count + 2.0 * np.mean(sizes)
+    assert float(loss) == pytest.approx(wanted, rel=1e-5)
+    assert (apart * WEIGHTS).sum() / count > 0.01
+    np.testing.assert_array_equal(after.hidden, memories[0])
+    assert not np.array_equal(memories[0], memories[1])
+
+
+def test_r_drop_without_dropout_is_the_plain_gradient():
+    plain, _ = gradient_and_metrics(experiment(), batch())
+    twice, _ = gradient_and_metrics(experiment(**{"loss.r_drop": 5.0}), batch())
+    assert_same(plain, twice, rtol=1e-3, atol=1e-6)

@@ -60,6 +60,9 @@ def check_combinations(c: "ExperimentConfig") -> None:
         refuse("train.seg_len_std", t.seg_len_std, rule)
     if c.loss.positions == "half" and t.seg_len < 2:
         refuse("loss.positions", "half", f"needs train.seg_len of at least 2, not {t.seg_len}")
+    if c.loss.r_drop and c.model.sample_softmax:
+        rule = f"compares all words, and model.sample_softmax {c.model.sample_softmax} draws some"
+        refuse("loss.r_drop", c.loss.r_drop, rule)
     for section, cut in (("train", t), ("validate", c.validate), ("evaluate", c.evaluate)):
         more = int(3 * t.seg_len_std) if cut is t else 0
         _check_lengths(section, c.model, cut.mem_len, cut.seg_len, cut.context_len, more, refuse)

@@ -71,11 +71,15 @@ class LossConfig:
       tar: temporal activation regularisation, times the mean square of their changes from one
         position to the next (Merity et al. 2018, section 4.6). Both act before
         dropout, on scored positions.
+      r_drop: a > 0: every segment is read twice under dropout of its own, and a times the mean of
+        the two Kullback-Leibler divergences of the predictions, in nats, is added to the mean of
+        the two losses (Wu et al. 2021). Holds scores of all words at once, [B,T,V] twice.
     """
 
     positions: Literal["full", "half"] = "full"
     ar: float = at_least(0, 0.0)
     tar: float = at_least(0, 0.0)
+    r_drop: float = at_least(0, 0.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

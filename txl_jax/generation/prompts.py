@@ -68,4 +68,6 @@ def _text(key: str, path: str) -> str:
             " save it as UTF-8"
         ) from error
     except OSError as error:
-        raise ConfigError(f"{where}: {error.strerror}; name a file of text that is there") from error
+        raise ConfigError(
+            f"{where}: {error.strerror}; name a file of text that is there"
+        ) from error

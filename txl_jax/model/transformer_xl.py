@@ -133,8 +133,23 @@ class TransformerXL(nn.Module):
         Raises:
           ValueError: shapes that do not fit one another.
         """
+        extra = {"train": train, "reset": reset, "lengths": lengths, "context_len": context_len}
+        logits, _, mems = self.logits_and_states(tokens, mems, **extra)
+        return logits, mems
+
+    def logits_and_states(
+        self,
+        tokens,
+        mems,
+        *,
+        train: bool = False,
+        reset=None,
+        lengths=None,
+        context_len: int = 0,
+    ):
+        """As :meth:`__call__`, and between the two the states of :meth:`nll_and_states`."""
         states, mems = self._encode(tokens, mems, train, reset, lengths, context_len)
-        return self.vocabulary.logits(self._drop(states, train)), mems
+        return self.vocabulary.logits(self._drop(states, train)), states, mems
 
     def nll(
         self,

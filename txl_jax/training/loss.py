@@ -61,29 +61,46 @@ def batch_loss(
       batch: [B,T] arrays; what counts and how much is in its weights, see :func:`scored`.
       mems: memory before the segment.
       dropout_key: of this step and micro-batch.
-      c: activation regularisation.
+      c: what regularises.
       whole: of the whole step, so that its parts add up.
       padded: whether memory after the segment is of use though the segment may be padded.
 
     Returns:
       loss in nats per target, float32 []; (sum of nll in nats, float32 []; memory after).
     """
-    scores: Any = model.apply(
-        {"params": params},
-        batch.inputs,
-        batch.targets,
-        mems,
-        method="nll_and_states",
-        train=True,
-        rngs={"dropout": dropout_key},
-        **batch.about_inputs(model.cfg.memory_free or padded),
-    )
-    nll, states, after = scores
+    about = batch.about_inputs(model.cfg.memory_free or padded)
+
+    def read(key, method, *inputs) -> Any:
+        rngs = {"dropout": key}
+        variables = {"params": params}
+        return model.apply(variables, *inputs, mems, method=method, train=True, rngs=rngs, **about)
+
+    divergence = jnp.zeros(())
+    if c.r_drop:
+        keys = (dropout_key, jax.random.fold_in(dropout_key, 1))
+        read_twice = [read(key, "logits_and_states", batch.inputs) for key in keys]
+        logs = [jax.nn.log_softmax(logits) for logits, _, _ in read_twice]
+        nll = sum(_nll(log, batch.targets) for log in logs) / 2
+        every_state, after = [states for _, states, _ in read_twice], read_twice[0][2]
+        divergence = jnp.sum(symmetric_divergence(*logs) * batch.weights)
+    else:
+        read_once = read(dropout_key, "nll_and_states", batch.inputs, batch.targets)
+        nll, every_state, after = read_once[0], [read_once[1]], read_once[2]
     nll_sum = jnp.sum(nll * batch.weights)
-    loss = nll_sum / whole.targets
+    loss = (nll_sum + c.r_drop * divergence) / whole.targets
     if c.ar or c.tar:
-        loss = loss + regularisation(states, batch.weights, c, whole)
+        terms = [regularisation(states, batch.weights, c, whole) for states in every_state]
+        loss = loss + sum(terms) / len(terms)
     return loss, (nll_sum, after)
+
+
+def symmetric_divergence(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
+    """Mean of KL(p|q) and KL(q|p) in nats, [...], of log-probabilities [...,V]."""
+    return jnp.sum((jnp.exp(log_p) - jnp.exp(log_q)) * (log_p - log_q), axis=-1) / 2
+
+
+def _nll(log_p: jax.Array, targets: Array) -> jax.Array:
+    return -jnp.take_along_axis(log_p, jnp.asarray(targets)[..., None], axis=-1)[..., 0]
 
 
 def regularisation(states: Array, weights: Array, c: LossConfig, whole: Totals) -> jax.Array:
