@@ -145,8 +145,11 @@ def test_what_is_exported_is_what_was_chosen(trained, tmp_path):
         np.testing.assert_array_equal(there[key], value)
 
 
-def test_layers_under_scan_keep_them_too_and_on_disk_one_by_one(folder, tmp_path):
-    run_in_workdir(folder, tmp_path, **{"model.scan_layers": True, "average.start": 11})
+def test_layers_under_scan_keep_the_one_that_is_named_and_on_disk_one_by_one(folder, tmp_path):
+    changes = {"model.scan_layers": True, "average.start": 11, "average.use": "tail"}
+    run_in_workdir(folder, tmp_path, **changes)
+    named = txl_jax.load(str(tmp_path), "12")
+    assert (named.weights, named.others) == ("tail", ("raw",))
     tail, raw = (arrays(txl_jax.load(str(tmp_path), "12", name).params) for name in ("tail", "raw"))
     assert any("layer_1" in key for key in tail)
     for key in raw:  # the mean of one

@@ -1,9 +1,11 @@
 """Files written whole or not at all, and errors that name them."""
 
 import contextlib
+import csv
+import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -24,6 +26,15 @@ def write_whole(path: str, data: bytes) -> None:
 def write_json(path: str, value: Any) -> None:
     """:func:`write_whole` of a value as indented JSON."""
     write_whole(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def write_csv(path: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """:func:`write_whole` of rows of equal keys as CSV, the keys first; there is at least one."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(path, text.getvalue().encode())
 
 
 @contextlib.contextmanager

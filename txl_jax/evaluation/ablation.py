@@ -11,14 +11,11 @@ with memory by so long a memory, another by so much recomputed context less a se
       ablation.json   ablation.csv  ablation.png  ablation.svg
 """
 
-import contextlib
-import csv
 import dataclasses
-import io
 import os
 import runpy
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,7 +28,7 @@ from txl_jax.evaluation import pictures
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.evaluate import Evaluator
 from txl_jax.evaluation.report import segment_bar
-from txl_jax.files import write_json, write_whole
+from txl_jax.files import write_csv, write_json
 from txl_jax.training.checkpoint import CheckpointError
 from txl_jax.training.sharding import make_mesh
 from txl_jax.units import UNIT_NAMES, Unit, in_unit, number
@@ -261,11 +258,12 @@ def write(table, rows, workdir: str, name: str, c: AblationConfig) -> None:
         )
     about = {"table": name, "split": c.split, "max_tokens": c.max_tokens}
     write_json(os.path.join(workdir, "ablation.json"), {**about, "table": table, "runs": rows})
-    with _csv(os.path.join(workdir, "ablation.csv")) as add:
-        add("row", "seed", "length", "loss_nats", unit)
-        for row in rows:
-            for values in zip(row["lengths"], row["losses"], row["values"], strict=True):
-                add(row["row"], row["seed"], *values)
+    figures = [
+        {"row": row["row"], "seed": row["seed"], "length": length, "loss_nats": loss, unit: value}
+        for row in rows
+        for length, loss, value in zip(row["lengths"], row["losses"], row["values"], strict=True)
+    ]
+    write_csv(os.path.join(workdir, "ablation.csv"), figures)
     draw(table, rows, workdir, f"{name}, {rows[0]['text']}, {c.split} split")
 
 
@@ -287,14 +285,6 @@ def draw(table, rows, workdir: str, title: str) -> None:
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     pictures.save(figure, workdir, "ablation")
-
-
-@contextlib.contextmanager
-def _csv(path: str) -> Iterator[Callable[..., None]]:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    yield lambda *values: writer.writerow(values)
-    write_whole(path, text.getvalue().encode())
 
 
 def _row_and_folder(text: str) -> tuple[str, str]:

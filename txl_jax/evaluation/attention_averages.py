@@ -1,6 +1,5 @@
 """Averages of attention by distance: spans of heads, mass by distance, and the files of both."""
 
-import csv
 import dataclasses
 import io
 import itertools
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from txl_jax.evaluation.attention_weights import Sums
-from txl_jax.files import write_json, write_whole
+from txl_jax.files import write_csv, write_json, write_whole
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,11 +105,13 @@ def write_numbers(
         "position": position,
     }
     write_json(os.path.join(workdir, "attention.json"), result)
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["layer", "head", "mean_distance", *(f"share_{name}" for name in names)])
-    table.writerows([*row[:2], *(f"{x:.6g}" for x in row[2:])] for row in rows)
-    write_whole(os.path.join(workdir, "attention.csv"), text.getvalue().encode())
+    columns = ("mean_distance", *(f"share_{name}" for name in names))
+    figures = [
+        {"layer": layer, "head": head}
+        | {name: f"{x:.6g}" for name, x in zip(columns, values, strict=True)}
+        for layer, head, *values in rows
+    ]
+    write_csv(os.path.join(workdir, "attention.csv"), figures)
     data = io.BytesIO()
     terms = {f"term_{letter}": x for letter, x in averages.terms.items()}
     found = {"attention": averages.attention, **terms, "seen": averages.seen}

@@ -12,10 +12,8 @@ A token does not see what follows it, so one run of the longest window has what 
 shorter length too. The absolute forms count positions from the window's end: each length is a run.
 """
 
-import csv
 import dataclasses
 import hashlib
-import io
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,7 +31,7 @@ from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.evaluate import under_protocol
 from txl_jax.evaluation.recl import Losses
 from txl_jax.evaluation.report import segment_bar
-from txl_jax.files import write_json, write_whole
+from txl_jax.files import write_csv, write_json
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.units import UNIT_NAMES, in_unit, number
 from txl_jax.workdir import Trained, check_writable
@@ -274,15 +272,6 @@ def summary(trained: Trained, corpus: Corpus, losses: Losses) -> dict[str, Any]:
         "effective_is_longest": effective == losses.contexts[-1],
         "results": rows,
     }
-
-
-def write_csv(path: str, rows: list[dict[str, Any]]) -> None:
-    """Writes rows of equal keys as CSV, the keys first; whole or not at all."""
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_whole(path, text.getvalue().encode())
 
 
 def how_measured(c: ContextConfig) -> str:

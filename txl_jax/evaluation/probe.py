@@ -5,9 +5,7 @@ last target of a segment, after other episodes that fill the memory. What the sh
 evaluation/reach.py's.
 """
 
-import csv
 import dataclasses
-import io
 import os
 from typing import Any
 
@@ -20,12 +18,11 @@ from txl_jax.data.sources.probe import alphabet, draw, episodes
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.pictures import described, new_figure, save
 from txl_jax.evaluation.reach import last_logits, measured_reach, reach
-from txl_jax.files import write_json, write_whole
+from txl_jax.files import write_csv, write_json
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.workdir import Trained
 
 ROWS_AT_A_TIME = 100
-COLUMNS = ("mem_len", "distance", "accuracy", "loss_nats", "answers")
 
 
 def run(trained: Trained, workdir: str) -> str:
@@ -60,7 +57,7 @@ def run(trained: Trained, workdir: str) -> str:
         "rows": rows,
     }
     write_json(os.path.join(workdir, "probe.json"), result)
-    write_whole(os.path.join(workdir, "probe.csv"), _csv(rows))
+    write_csv(os.path.join(workdir, "probe.csv"), rows)
     save(picture(result), workdir, "probe")
     return _last_line(result)
 
@@ -228,14 +225,6 @@ def _of(text: dict[str, Any]) -> str:
     return (
         f"answers of {text['symbols']} symbols, {text['shortest']} to {text['longest']} tokens back"
     )
-
-
-def _csv(rows: list[dict[str, Any]]) -> bytes:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
 
 
 def _last_line(result: dict[str, Any]) -> str:

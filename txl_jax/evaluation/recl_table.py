@@ -26,13 +26,12 @@ from txl_jax.evaluation.context import (
     measure,
     targets_hash,
     targets_of,
-    write_csv,
 )
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.evaluate import under_protocol
 from txl_jax.evaluation.recl import Gains, Losses, LossesError, gains
 from txl_jax.evaluation.report import segment_bar
-from txl_jax.files import write_json
+from txl_jax.files import write_csv, write_json
 from txl_jax.workdir import CONFIG, VOCAB, check_writable, load, read_json
 
 

@@ -88,6 +88,7 @@ def _go(runs: list[Run], states: list[TrainState], parts: Parts) -> list[Outcome
     """All steps that are left, as :meth:`Run.go` of one run."""
     t, step = runs[0].exp.train, int(states[0].step)
     for run, state in zip(runs, states, strict=True):
+        run.log.spent = runs[0].log.spent  # one clock: all wait for one program
         run.begin(step, state)
     state = jax.jit(_stacked)(states)
     one = jax.jit(lambda tree, r: jax.tree.map(lambda x: x[r], tree))
