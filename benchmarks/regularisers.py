@@ -27,7 +27,7 @@ from txl_jax.workdir import with_vocab
 PLAIN: dict[str, Any] = {
     "model": {"n_layer": 2, "d_model": 64, "n_head": 4, "d_head": 16, "d_inner": 128},
     "optimizer": {"learning_rate": 2e-3, "warmup_steps": 50, "min_ratio": 0.1},
-    "train": {"batch_size": 10, "seg_len": 70, "mem_len": 70, "log_every": 100},
+    "train": {"batch_size": 5, "seg_len": 35, "mem_len": 35, "log_every": 200},
     "validate": {"batch_size": 10, "seg_len": 70, "mem_len": 70},
     "checkpoint": {"every": 1_000_000},
 }
@@ -36,6 +36,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "plain": {},
     "dropout, independent": DROPOUT,
     "dropout, locked": {**DROPOUT, "model.dropout_mask": "locked"},
+    "dropout, independent, and R-Drop 0.5": {**DROPOUT, "loss.r_drop": 0.5},
     "input dropout 0.4": {"model.dropout_input": 0.4},
     "output dropout 0.4": {"model.dropout_output": 0.4},
     "dropout of q, k, v 0.2": {"model.dropout_qkv": 0.2},
@@ -43,7 +44,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     "dropout of embedding rows 0.2": {"model.dropout_embedding": 0.2},
     "AR 0.2": {"loss.ar": 0.2},
     "TAR 0.1": {"loss.tar": 0.1},
-    "L2 1.2e-6 in the gradient": {"optimizer.l2": 1.2e-6},
     "L2 1e-4 in the gradient": {"optimizer.l2": 1e-4},
     "weight decay 0.1": {"optimizer.weight_decay": 0.1},
     "embeddings at twice the rate": {"optimizer.embedding_ratio": 2.0},
@@ -51,7 +51,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "streams begin anywhere": {"train.roll_streams": True},
     "context run again, no memory": {
         "train.mem_len": 0,
-        "train.context_len": 70,
+        "train.context_len": 35,
         "validate.mem_len": 0,
         "validate.context_len": 70,
     },
@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", required=True, type=pathlib.Path)
     parser.add_argument("--tokens", type=int, default=100_000)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--passes", type=float, default=6.0, help="over the training text")
+    parser.add_argument("--passes", type=float, default=4.0, help="over the training text")
     parser.add_argument("--only", help="some of the changes, by name, with ';' between them")
     flags = parser.parse_args(argv)
 

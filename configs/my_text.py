@@ -7,6 +7,9 @@ From nothing; then its score on held-out text; then text of its own:
     python -m txl_jax.main --mode=evaluate --workdir=runs/mine
     python -m txl_jax.main --mode=generate --workdir=runs/mine --config.generate.prompt="It was"
 
+The first one ends with a score and a text too; the others do that again, with other settings.
+What is held out is the end of the text: cut off what is not part of it, as a book's licence.
+
 A token is a character; with one of these added to the first command it is something else:
 
     --config.data.vocab=byte      bytes: any text, also one that is not UTF-8

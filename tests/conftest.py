@@ -5,6 +5,7 @@ is set already is left alone, so ``JAX_PLATFORMS=cuda pytest -m gpu`` reaches a 
 run by default is in ``setup.cfg``.
 """
 
+import gc
 import os
 import pathlib
 import shutil
@@ -29,6 +30,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 import jax  # noqa: E402  (reads the environment when imported)
 
 jax.config.update("jax_num_cpu_devices", 8)
+# Traced programs are many small objects that stay, and JAX does work of its own in each collection.
+gc.set_threshold(200_000, 20, 100)
 
 
 def pytest_unconfigure():

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 from absl import flags
@@ -14,6 +15,8 @@ from absl import flags
 import txl_jax
 from txl_jax.config import ExperimentConfig, load_config, override
 from txl_jax.config.reading import flatten
+from txl_jax.convert.__main__ import parse
+from txl_jax.convert.conversion import Format
 from txl_jax.main import _MODES  # and the import defines the flags
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -82,6 +85,25 @@ def test_commands_are_accepted(page):
             load_config(str(ROOT / config), settings)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_conversions_are_accepted(page):
+    """Flags that go together, of the command's own parser, and settings that pass the checks."""
+    for arguments in calls(page.read_text(), r"txl_jax\.convert$"):
+        given, settings = parse(arguments)
+        assert (given.source is None) == bool(given.export), arguments
+        override(ExperimentConfig(), settings)
+
+
+def test_all_ways_of_converting_are_on_their_page():
+    found = calls((DOCS / "converting.md").read_text(), r"txl_jax\.convert$")
+    formats = {parse(arguments)[0].format for arguments in found}
+    assert formats == {None, *get_args(Format)} - {"txl_jax", "tensorflow", "huggingface"}
+    sources = " ".join(parse(arguments)[0].source or "" for arguments in found)
+    for source in ("transfo-xl", ".pt", ".safetensors", ".ckpt-"):
+        assert source in sources
+    assert any(parse(arguments)[0].export for arguments in found)
+
+
 @pytest.mark.parametrize("page", PAGES[1:], ids=NAMES[1:])  # the README's: test_readme.py
 def test_python_on_the_pages_runs_but_for_what_needs_a_trained_run(page):
     names: dict = {}
@@ -101,14 +123,18 @@ def links(text: str) -> list[str]:
 
 
 def commands(text: str) -> list[list[str]]:
-    """Arguments of every call of txl_jax.main, by itself or through launch/, in ``sh`` blocks."""
+    """Flags of every call of txl_jax.main, by itself or through launch/, in ``sh`` blocks."""
+    found = calls(text, r"txl_jax\.main$|launch/(?!test\.sh)|^\$M$")
+    return [[word for word in words if word.startswith("--")] for words in found]
+
+
+def calls(text: str, program: str) -> list[list[str]]:
+    """Arguments of every call of a program (an expression for a word) in ``sh`` blocks."""
     found = []
     for block in re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            starts = [
-                n for n, w in enumerate(words) if re.search(r"txl_jax\.main$|launch/|^\$M$", w)
-            ]
-            if starts and "test.sh" not in line:
-                found.append([w for w in words[starts[-1] :] if w.startswith("--")])
+            words = shlex.split(line.partition(" < ")[0], comments=True)
+            starts = [n for n, word in enumerate(words) if re.search(program, word)]
+            if starts:
+                found.append(words[starts[-1] + 1 :])
     return found

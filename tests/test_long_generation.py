@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import jax
 import pytest
@@ -18,7 +19,7 @@ LENGTH = 5000
 SETTLED = 3
 """Pieces after which nothing new may come."""
 
-FORMS = {
+FORMS: dict[str, dict[str, Any]] = {
     "with memory": {},
     "without memory": {"attention": "absolute", "n_positions": 8},
 }
@@ -29,7 +30,7 @@ def compiled():
     """What JAX traced, lowered or compiled, as it happens: a list of names of events."""
     events: list[str] = []
 
-    def listen(event, duration, **_):
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
         if event.startswith("/jax/core/compile/"):
             events.append(event)
 

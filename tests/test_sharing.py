@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import tiny_models
 import tiny_runs
+from safetensors.numpy import load_file, save_file
 
 import txl_jax
 from txl_jax.config import ExperimentConfig
 from txl_jax.convert.errors import ConvertError
+from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.workdir import Trained, WorkdirError
@@ -107,3 +109,20 @@ def test_a_workdir_is_loaded_as_before(tmp_path):
     claim(str(tmp_path / "run"), exp, corpus)
     tiny_runs.run(tmp_path, tmp_path / "run", **{"train.steps": 4})
     assert_same(txl_jax.load(str(tmp_path / "run")), load(str(tmp_path / "run")))
+
+
+def test_a_folder_of_a_newer_format_is_refused(trained, tmp_path):
+    txl_jax.save(trained, str(tmp_path))
+    path = tmp_path / "model.safetensors"
+    save_file(load_file(path), path, {"version": "99"})
+    with pytest.raises(ConvertError, match=r"has format 99, newer than this program's 1; update"):
+        txl_jax.load(str(tmp_path))
+    save_file(load_file(path), path)  # as those written before there was a number
+    assert txl_jax.load(str(tmp_path)).vocab == trained.vocab
+
+
+def test_a_vocabulary_that_is_none_is_a_clear_error(trained, tmp_path):
+    txl_jax.save(trained, str(tmp_path))
+    (tmp_path / "vocab.json").write_text("{}")
+    with pytest.raises(DataError, match=r"vocab.json\) without kind and symbols"):
+        txl_jax.load(str(tmp_path))

@@ -191,7 +191,7 @@ def test_r_drop_is_two_losses_and_how_far_they_are_apart(clusters):
 
     logs, sizes, memories = [], [], []
     for each in (key, jax.random.fold_in(key, 1)):
-        logits, states, new = model.apply(
+        read: Any = model.apply(
             {"params": params},
             some.inputs,
             mems,
@@ -200,6 +200,7 @@ def test_r_drop_is_two_losses_and_how_far_they_are_apart(clusters):
             rngs={"dropout": each},
             **some.about_inputs(False),
         )
+        logits, states, new = read
         logits = np.asarray(logits, np.float64)
         logs.append(logits - np.log(np.exp(logits).sum(-1, keepdims=True)))
         sizes.append(np.square(states)[WEIGHTS > 0].mean())

@@ -17,7 +17,7 @@ from txl_jax.evaluation import baselines
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.report import report
 from txl_jax.generation.prompts import prompts_of
-from txl_jax.generation.text import encode_prompt
+from txl_jax.generation.text import encode_prompts
 from txl_jax.generation.write import write_continuations
 from txl_jax.lock import LockedError, training_lock
 from txl_jax.model.kernels.choice import KernelError
@@ -83,8 +83,7 @@ def train(exp: ExperimentConfig, workdir: str, command: str) -> int:
         corpus = processes.in_turn(lambda: corpus_of(exp, vocab))
         exp = with_vocab(exp, corpus)
         baselines.check(exp.evaluate.baselines, corpus.vocab)
-        for prompt in prompts_of(exp.generate):
-            encode_prompt(corpus.vocab, prompt)
+        encode_prompts(corpus.vocab, prompts_of(exp.generate))
         check_fit(exp, corpus)
         runs = each(exp, workdir)
         with contextlib.ExitStack() as locks:

@@ -22,6 +22,17 @@ def load(source: str, step: str = "best", weights: str | None = None) -> Trained
         trained = txl_jax.load("exported/")                 # what save() or --export wrote
         trained = txl_jax.load("owner/name@main")           # the Hub; needs txl_jax[hub]
 
+    Example:
+      >>> import txl_jax
+      >>> trained = txl_jax.load("runs/quickstart")
+      >>> tokens = trained.vocab.encode("class ")
+      >>> trained.vocab.decode(tokens)
+      'class '
+      >>> mems = trained.model.init_mems(batch_size=1, mem_len=32)
+      >>> logits, mems = trained.model.apply({"params": trained.params}, tokens[None], mems)
+      >>> logits.shape == (1, 6, len(trained.vocab))
+      True
+
     Args:
       source: an existing folder, or a repository of the Hub; ``hub:`` before it leaves no doubt.
       step: of a workdir: ``best`` by validation, ``latest``, or a number.
@@ -44,6 +55,11 @@ def push(trained: Trained, repository: str, private: bool = True) -> str:
     """Uploads a model to the Hub as ``owner/name``; its address there. Needs ``txl_jax[hub]``.
 
     Who is logged in there (``hf auth login``, or ``HF_TOKEN``) is the one who uploads.
+
+    Example:
+      >>> import txl_jax
+      >>> trained = txl_jax.load("runs/quickstart")
+      >>> txl_jax.push(trained, "owner/name")  # doctest: +SKIP
 
     Raises:
       WorkdirError: it cannot be uploaded; says why.

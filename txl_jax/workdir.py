@@ -117,6 +117,14 @@ def check_shared(workdir: str, seconds: float = 30.0) -> None:
 class Trained:
     """A trained model, whole.
 
+    Example:
+      >>> import txl_jax
+      >>> trained = txl_jax.load("runs/quickstart")
+      >>> trained.vocab.kind, trained.config.model == trained.model.cfg
+      ('byte', True)
+      >>> trained.step, trained.weights, trained.config.name
+      (0, 'raw', 'quickstart')
+
     Attributes:
       model: the module.
       params: its parameters; ``model.apply({"params": params}, ...)``.

@@ -11,7 +11,15 @@ from typing import Any, Literal
 
 
 class ConfigError(ValueError):
-    """A setting that cannot be used; the text names the key, the value and the rule."""
+    """A setting that cannot be used; the text names the key, the value and the rule.
+
+    Example:
+      >>> import txl_jax
+      >>> txl_jax.ExperimentConfig.from_dict({"train": {"steps": -5}})
+      Traceback (most recent call last):
+      ...
+      txl_jax.config.fields.ConfigError: config key train.steps = -5: must be at least 1
+    """
 
 
 def rule(default: Any, text: str, holds: Callable[[Any], bool]) -> Any:

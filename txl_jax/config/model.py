@@ -32,6 +32,14 @@ class TransformerXLConfig:
     Memory length, segment length and batch size are not here: they are the shapes of what
     the model is given, and the same parameters run with any of them.
 
+    Example:
+      >>> import txl_jax
+      >>> cfg = txl_jax.TransformerXLConfig(
+      ...     vocab_size=1000, n_layer=4, d_model=64, n_head=4, d_head=16, d_inner=128,
+      ...     cutoffs=(100, 400), div_val=2, same_length="pytorch")
+      >>> cfg.attention, cfg.memory_free
+      ('relative', False)
+
     Attributes:
       vocab_size: V, number of token ids. ``None`` in an experiment: taken from the corpus.
       n_layer, d_model, n_head, d_head, d_inner: L, D, N, H, F. N*H may differ from D.

@@ -65,6 +65,12 @@ def load_config(path: str, overrides: Mapping[str, Any] | None = None) -> Experi
       overrides: dotted keys to values, e.g. ``{"train.steps": 10}``. A string is read as the
         key's type, so that command-line text works.
 
+    Example:
+      >>> import txl_jax
+      >>> exp = txl_jax.load_config("configs/enwik8_24l.py", {"train.batch_size": 16})
+      >>> exp.model.n_layer, exp.model.d_model, exp.train.batch_size
+      (24, 1024, 16)
+
     Raises:
       ConfigError: the file is not there or not a config, or a setting cannot be used. Nothing
         has touched a device or written a file by then.

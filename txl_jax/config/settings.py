@@ -136,7 +136,14 @@ class GenerateConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
-    """One experiment, whole. ``seed`` decides initial weights, dropout, and lm1b's order."""
+    """One experiment, whole. ``seed`` decides initial weights, dropout, and lm1b's order.
+
+    Example:
+      >>> import txl_jax
+      >>> exp = txl_jax.ExperimentConfig.from_dict({"seed": 3, "train": {"steps": 500}})
+      >>> exp.train.steps, exp.optimizer.name
+      (500, 'adam')
+    """
 
     name: str = "experiment"
     seed: int = at_least(0, 0)

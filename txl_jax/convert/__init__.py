@@ -3,6 +3,17 @@
 pytorch.py  tensorflow.py  huggingface.py   tensors of one program to parameters
 files.py  vocabulary.py                     tensors and symbols out of files
 conversion.py  exported.py  __main__.py     whole models, and the command
+
+Example:
+  >>> from txl_jax import convert
+  >>> shape = {"n_token": 11, "n_layer": 2, "n_head": 2, "d_model": 8, "d_head": 4, "d_inner": 16}
+  >>> cfg = convert.config_from_pytorch({**shape, "same_length": True})
+  >>> cfg.vocab_size, cfg.same_length
+  (11, 'pytorch')
+  >>> convert.params_from_pytorch({}, cfg)
+  Traceback (most recent call last):
+  ...
+  txl_jax.convert.errors.ConvertError: ...
 """
 
 from txl_jax.convert.conversion import Request, to_workdir

@@ -24,6 +24,7 @@ from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.provenance import provenance
 
 MODEL = "model.safetensors"
+FORMAT = 1
 
 
 def export(workdir: str, folder: str, step: str = "best") -> int:
@@ -47,6 +48,13 @@ def export(workdir: str, folder: str, step: str = "best") -> int:
 def save(trained: workdirs.Trained, folder: str, record: dict[str, Any] | None = None) -> None:
     """Writes a trained model as the three files; ``txl_jax.load(folder)`` gives it back.
 
+    Example:
+      >>> import os, txl_jax
+      >>> trained = txl_jax.load("runs/quickstart")
+      >>> txl_jax.save(trained, "exported")
+      >>> sorted(os.listdir("exported"))
+      ['config.json', 'model.safetensors', 'vocab.json']
+
     Args:
       trained: as :func:`txl_jax.load` gives it, perhaps with parameters trained further.
       folder: new or empty.
@@ -60,7 +68,7 @@ def save(trained: workdirs.Trained, folder: str, record: dict[str, Any] | None =
     refuse_used(folder)
     tensors = flat_params(trained.params)
     os.makedirs(folder, exist_ok=True)
-    metadata = {"format": "txl_jax", "step": str(trained.step)}
+    metadata = {"format": "txl_jax", "version": str(FORMAT), "step": str(trained.step)}
     write_whole(os.path.join(folder, MODEL), save(tensors, metadata))
     write_json(os.path.join(folder, workdirs.VOCAB), trained.vocab.to_json())
     if record is None:
@@ -72,13 +80,29 @@ def load_exported(folder: str) -> workdirs.Trained:
     """The model that :func:`export` wrote, bit for bit; its step is 0.
 
     Raises:
-      ConvertError: a file is missing or damaged, or the files do not belong together.
+      ConvertError: a file is missing, damaged or of a newer format, or the files do not belong
+        together.
+      DataError: what should be the vocabulary is none.
     """
     record = read_json(folder, workdirs.CONFIG)
+    path = os.path.join(folder, MODEL)
+    tensors = read(path).tensors
+    _refuse_newer(path)
     exp = of_record(record)
     vocab = Vocab.from_json(read_json(folder, workdirs.VOCAB))
-    params = params_from_flat(read(os.path.join(folder, MODEL)).tensors, exp.model)
+    params = params_from_flat(tensors, exp.model)
     return workdirs.Trained(TransformerXL(exp.model), params, vocab, exp, 0)
+
+
+def _refuse_newer(path: str) -> None:
+    from safetensors import safe_open
+
+    with safe_open(path, "numpy") as file:
+        version = int((file.metadata() or {}).get("version", FORMAT))
+    if version > FORMAT:
+        raise ConvertError(
+            f"{path}: has format {version}, newer than this program's {FORMAT}; update txl_jax"
+        )
 
 
 def flat_params(params: Any) -> dict[str, np.ndarray]:

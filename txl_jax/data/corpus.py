@@ -52,6 +52,17 @@ OWN_VOCAB: dict[str, Kind] = {
 class Corpus:
     """A text as ids.
 
+    Example:
+      >>> import txl_jax
+      >>> with open("words.txt", "w") as file:
+      ...     for _ in range(100):
+      ...         print("the cat saw a dog", file=file)
+      >>> corpus = txl_jax.load_corpus("text", path="words.txt", vocab="word")
+      >>> corpus.vocab.symbols
+      ['<eos>', 'the', 'cat', 'saw', 'a', 'dog']
+      >>> corpus.info["words"]["test"], len(corpus.test)
+      (25, 30)
+
     Attributes:
       name: of the corpus.
       vocab: what an id means.
@@ -103,6 +114,15 @@ def load_corpus(
 
     The arguments are those of :class:`txl_jax.config.DataConfig`, with its defaults; ``drawn``
     is its section ``probe``.
+
+    Example:
+      >>> import pathlib, txl_jax
+      >>> _ = pathlib.Path("mine.txt").write_text("the cat saw a dog " * 100)
+      >>> corpus = txl_jax.load_corpus("text", path="mine.txt")  # a token is a character
+      >>> corpus.vocab.decode(corpus.train[:7])
+      'the cat'
+      >>> len(corpus.train), len(corpus.valid), len(corpus.test)
+      (1620, 90, 90)
 
     Raises:
       ConfigError: an unknown name, or a setting out of range.

@@ -47,6 +47,12 @@ class Sentences(Sequence[np.ndarray]):
     In TF's stream (protocol ``double``) each is ``<S> words <S> <S>``: the last ``<S>`` is the next
     one's first, and there is one after the last sentence too.
 
+    Example:
+      >>> import numpy as np, txl_jax
+      >>> text = txl_jax.Sentences(np.array([0, 5, 6, 0, 7, 0]), np.array([0, 3, 5]))
+      >>> [sentence.tolist() for sentence in text]
+      [[0, 5, 6, 0], [0, 7, 0]]
+
     Attributes:
       tokens: 1-D ids of the whole text, may be memory-mapped; the last is ``<S>``.
       offsets: int64 [n+1]: where each sentence begins, and where the last one ends.
@@ -275,6 +281,14 @@ def segments(
     """The segments of one pass over a token array or sentences, in their order.
 
     See :class:`~txl_jax.data.streams.Streams` and :class:`SentenceStreams`.
+
+    Example:
+      >>> import numpy as np, txl_jax
+      >>> for seg in txl_jax.segments(np.arange(10), batch_size=1, seg_len=4):
+      ...     print(seg.inputs.tolist(), seg.targets.tolist(), seg.weights.tolist())
+      [[0, 1, 2, 3]] [[1, 2, 3, 4]] [[1.0, 1.0, 1.0, 1.0]]
+      [[4, 5, 6, 7]] [[5, 6, 7, 8]] [[1.0, 1.0, 1.0, 1.0]]
+      [[8, 0, 0, 0]] [[9, 0, 0, 0]] [[1.0, 0.0, 0.0, 0.0]]
     """
     return iter(streams_of(split, batch_size, seg_len, cut, context_len=context_len))
 

@@ -53,6 +53,14 @@ Cut = Literal["every_target", "authors"]
 class Segment:
     """The next T tokens of some streams, after up to C that came before them.
 
+    Example:
+      >>> import numpy as np, txl_jax
+      >>> first, second, _ = txl_jax.segments(np.arange(21), batch_size=2, seg_len=4)
+      >>> first.inputs.tolist(), first.targets.tolist()
+      ([[0, 1, 2, 3], [10, 11, 12, 13]], [[1, 2, 3, 4], [11, 12, 13, 14]])
+      >>> second.inputs.tolist(), first.first, second.first
+      ([[4, 5, 6, 7], [14, 15, 16, 17]], True, False)
+
     Attributes:
       inputs: int32 [B, C+T]: the context, 0 where the stream had not begun, and the segment.
       targets: int32 [B, T], the token after each of the last T inputs.

@@ -277,7 +277,14 @@ class Vocab:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Vocab":
-        """The vocabulary that :meth:`to_json` wrote."""
+        """The vocabulary that :meth:`to_json` wrote.
+
+        Raises:
+          DataError: it is not one.
+        """
+        missing = [key for key in ("kind", "symbols") if key not in stored]
+        if missing:
+            raise DataError(f"a stored vocabulary (vocab.json) without {' and '.join(missing)}")
         return cls(stored["kind"], list(stored["symbols"]), stored.get("tokenizer"))
 
     # ----------------------------------------------------------------------------------

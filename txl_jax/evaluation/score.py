@@ -9,6 +9,7 @@ positions, so that neither segments nor the lines of one batch change a number.
 
 import dataclasses
 import functools
+import io
 import json
 import math
 import sys
@@ -42,10 +43,13 @@ def run(trained: Trained, workdir: str) -> str:
     """
     c, vocab = trained.config.score, trained.vocab
     name = "standard input" if c.path == "-" else c.path
-    lines = _text(c.path).splitlines(keepends=True)
+    lines = io.StringIO(_text(c.path), newline="\n").readlines()  # no cuts at form feeds
     ids = encoded(vocab, lines, name)
     if not sum(map(len, ids)):
-        raise AnalysisError(f"{name}: there is nothing in it to score")
+        raise AnalysisError(
+            f"{name}: there is nothing in it to score; give a text there, or name another file with"
+            " --config.score.path=FILE"
+        )
     losses = nll_of_lines(trained.config.model, trained.params, ids, line_end(vocab), c)
     rows = zip(lines, ids, losses, strict=True)
     records = [record(vocab, n, *row, c) for n, row in enumerate(rows, 1)]

@@ -32,6 +32,16 @@ def encode_prompt(vocab: Vocab, prompt: str, name: str = "generate.prompt") -> n
     return (ids if len(ids) else line_end(vocab)).astype(np.int32)
 
 
+def encode_prompts(vocab: Vocab, prompts: Sequence[str]) -> list[np.ndarray]:
+    """The ids of each prompt, see :func:`encode_prompt`; the error names it by its number."""
+    names = (
+        ["generate.prompt"]
+        if len(prompts) == 1
+        else [f"prompt {n + 1}" for n in range(len(prompts))]
+    )
+    return [encode_prompt(vocab, *pair) for pair in zip(prompts, names, strict=True)]
+
+
 def line_end(vocab: Vocab) -> np.ndarray:
     """The id of a line's end, [1]; 0 where the vocabulary has none."""
     try:
@@ -132,10 +142,8 @@ def continuations(
     """
     vocab = trained.vocab
     rows: list[Continuation] = []
-    for number, prompt in enumerate(prompts, 1):
-        name = "generate.prompt" if len(prompts) == 1 else f"prompt {number}"
-        start = encode_prompt(vocab, prompt, name).tolist()
-        rows += [Continuation(prompt, vocab, c, list(start), n) for n in range(c.samples)]
+    for prompt, start in zip(prompts, encode_prompts(vocab, prompts), strict=True):
+        rows += [Continuation(prompt, vocab, c, start.tolist(), n) for n in range(c.samples)]
     grammar = automaton(vocab) if c.valid_text and vocab.kind == "byte" else None
     ids = [np.array(row.ids, np.int32) for row in rows]
     numbers = [row.sample for row in rows]

@@ -13,7 +13,7 @@ from txl_jax.config import ConfigError, GenerateConfig
 from txl_jax.files import write_whole
 from txl_jax.generation.detokenise import detokenised
 from txl_jax.generation.prompts import prompts_of
-from txl_jax.generation.text import Continuation, continuations
+from txl_jax.generation.text import Continuation, continuations, encode_prompts
 from txl_jax.training.records import append
 from txl_jax.units import UNIT_NAMES, in_unit, number
 from txl_jax.workdir import Trained
@@ -36,6 +36,7 @@ def write_continuations(
     """
     c = trained.config.generate
     prompts, quiet = prompts_of(c), c.json == "-"
+    encode_prompts(trained.vocab, prompts)  # all, for its errors, before one is shown
     single = len(prompts) == 1 and c.samples == 1 and not quiet
     texts = []
     with _json_file(c.json) as file:

@@ -26,6 +26,20 @@ from txl_jax.ordering import zero_after
 class Memory(flax.struct.PyTreeNode):
     """What a model remembers: a pytree to carry from one segment to the next.
 
+    Example:
+      >>> import jax, txl_jax
+      >>> cfg = txl_jax.TransformerXLConfig(
+      ...     vocab_size=11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=16)
+      >>> model = txl_jax.TransformerXL(cfg)
+      >>> mems = model.init_mems(batch_size=1, mem_len=4)
+      >>> mems.hidden.shape, mems.filled.tolist()
+      ((2, 1, 4, 8), [0])
+      >>> tokens = jax.numpy.array([[3, 1, 4]])
+      >>> variables = model.init(jax.random.key(0), tokens, mems)
+      >>> _, mems = model.apply(variables, tokens, mems)
+      >>> mems.filled.tolist()  # the oldest slot is not real yet
+      [3]
+
     Attributes:
       hidden: [L,B,M,D] in the compute dtype, the input of every layer at earlier positions.
       filled: int32 [B], how many of the newest slots hold real states, 0 to M.
@@ -42,6 +56,19 @@ class Memory(flax.struct.PyTreeNode):
 
 class Cache(flax.struct.PyTreeNode):
     """Projected memory, for inference: goes where a :class:`Memory` goes and gives the same.
+
+    Example:
+      >>> import jax, txl_jax
+      >>> cfg = txl_jax.TransformerXLConfig(
+      ...     vocab_size=11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=16)
+      >>> model = txl_jax.TransformerXL(cfg)
+      >>> mems = model.init_mems(batch_size=1, mem_len=4)
+      >>> tokens = jax.numpy.array([[3, 1, 4]])
+      >>> variables = model.init(jax.random.key(0), tokens, mems)
+      >>> cache = model.apply(variables, mems, seg_len=3, method="init_cache")
+      >>> logits, cache = model.apply(variables, tokens, cache)
+      >>> cache.filled.tolist(), cache.slots  # M, rounded up to whole segments
+      ([3], 6)
 
     Attributes:
       keys, values: of each layer [N,B,R,H] in the compute dtype: the ring of ring.py, R >= M.

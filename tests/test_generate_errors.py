@@ -1,0 +1,225 @@
+"""What generating and scoring refuse: one line that says what to do, and exit code 2."""
+
+import io
+import json
+
+import jax
+import numpy as np
+import pytest
+import tiny_models
+from absl.testing import flagsaver
+
+import txl_jax
+from txl_jax import main
+from txl_jax.config import ExperimentConfig
+from txl_jax.convert import Request, to_workdir
+from txl_jax.data.vocab import Vocab
+from txl_jax.model.transformer_xl import TransformerXL
+
+NEWER = 99
+"""A format that this version does not have."""
+
+
+@pytest.fixture
+def command(capsys, monkeypatch):
+    """The command in this process: exit code, standard output, standard error."""
+
+    def run(*arguments, stdin=b""):
+        monkeypatch.setattr(main, "_overrides", {})
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        capsys.readouterr()
+        with flagsaver.flagsaver():
+            code = main.main(main.parse_flags(["main", *map(str, arguments)]))
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def refused(command):
+    """The one line that is printed when a call is refused."""
+
+    def run(*arguments, **given):
+        code, out, told = command(*arguments, **given)
+        assert (code, out) == (2, ""), told
+        assert told.startswith("error: ")
+        assert told.count("\n") == 1
+        return told.removeprefix("error: ").removesuffix("\n")
+
+    return run
+
+
+def exported(folder, vocab):
+    """A model of a vocabulary, with random parameters, as a folder of plain files."""
+    cfg = tiny_models.config(vocab_size=len(vocab))
+    params = jax.tree.map(np.asarray, tiny_models.variables(cfg)["params"])
+    exp = txl_jax.config.override(
+        ExperimentConfig(model=cfg, name="tiny"), {"generate.length": 4, "generate.mem_len": 8}
+    )
+    model = txl_jax.Trained(TransformerXL(cfg), params, vocab, exp, 0)
+    txl_jax.save(model, str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chars(tmp_path_factory):
+    return exported(tmp_path_factory.mktemp("chars") / "model", Vocab.of_chars(["abc \n"]))
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    """Of which none is <unk>."""
+    return exported(tmp_path_factory.mktemp("words") / "model", Vocab.of_words(["the cat saw\n"]))
+
+
+def generating(folder, **settings):
+    flags = [f"--config.generate.{key}={value}" for key, value in settings.items()]
+    return ("--mode=generate", f"--workdir={folder}", *flags)
+
+
+def test_a_line_of_prompts_that_is_not_json_is_named_by_file_and_line(chars, tmp_path, refused):
+    path = tmp_path / "prompts.jsonl"
+    where = f"{path}, line 3: "
+    for wrong, text in (
+        ('{"prompt": "ab', "is not JSON (Unterminated string"),
+        ('{"text": "ab"}', 'must be a text, or an object with one as "prompt"'),
+        ("[1]", 'must be a text, or an object with one as "prompt"'),
+    ):
+        path.write_text(f'"ab"\n\n{wrong}\n"c"\n')
+        assert refused(*generating(chars, prompts_file=path)).startswith(where + text)
+
+
+def test_a_file_without_prompts_is_refused(chars, tmp_path, refused):
+    for name, content in (("none.txt", ""), ("none.jsonl", "\n \n")):
+        path = tmp_path / name
+        path.write_text(content)
+        assert refused(*generating(chars, prompts_file=path)) == (
+            f"config key generate.prompts_file = '{path}': has no prompt; write one a line"
+        )
+
+
+def test_a_file_that_is_not_there_or_not_text_is_refused(chars, tmp_path, refused):
+    for key in ("prompt_file", "prompts_file"):
+        nowhere, latin = tmp_path / "nowhere.txt", tmp_path / "latin.txt"
+        assert refused(*generating(chars, **{key: nowhere})) == (
+            f"config key generate.{key} = '{nowhere}': No such file or directory; name a file of"
+            " text that is there"
+        )
+        latin.write_bytes(b"abc caf\xe9\n")
+        not_utf8 = "is not UTF-8 text (byte 7 is 0xe9); save it as UTF-8"
+        assert refused(*generating(chars, **{key: latin})) == (
+            f"config key generate.{key} = '{latin}': {not_utf8}"
+        )
+        assert refused(*generating(chars, **{key: "-"}), stdin=b"abc caf\xe9\n") == (
+            f"config key generate.{key} = '-': {not_utf8}"
+        )
+    assert "Is a directory; name a file" in refused(*generating(chars, prompt_file=tmp_path))
+
+
+def test_what_the_vocabulary_has_not_is_named_with_its_prompt(chars, words, tmp_path, refused):
+    assert refused(*generating(chars, prompt="abz")) == (
+        "generate.prompt: text, line 1, character 2: 'z' (U+007A) is not among the 5 characters of"
+        " the vocabulary, which are those of the training text; remove it, or use vocab='byte',"
+        " which takes any text"
+    )
+    text = refused(*generating(words, prompt="the dog"))
+    assert text.startswith("generate.prompt: ")
+    assert "the word 'dog' is not among the 4" in text
+    (tmp_path / "prompts.txt").write_text("the cat\nthe dog\n")
+    many = generating(words, prompts_file=tmp_path / "prompts.txt", batch_size=1)
+    assert refused(*many).startswith("prompt 2: ")  # and the first is not continued
+    assert not (words / "samples.jsonl").exists()
+
+
+@pytest.mark.parametrize("value", ["1000", "-1", "nan", "1e999", "warm"])
+def test_a_temperature_that_is_none_is_refused(value, chars, refused):
+    text = refused(*generating(chars, temperature=value))
+    assert text.startswith("config key generate.temperature = ")
+    rule = "must be from 0 to 100" if value in ("1000", "-1") else "must be "
+    assert rule in text
+
+
+def test_a_setting_that_is_none_is_refused_with_the_nearest_one(chars, refused):
+    text = refused(*generating(chars, temprature="1"))
+    assert text == (
+        "unknown config key 'generate.temprature'; the nearest key is 'generate.temperature'"
+    )
+
+
+def test_an_output_that_cannot_be_written_is_refused(chars, tmp_path, refused):
+    path = tmp_path / "no" / "out.jsonl"
+    text = refused(*generating(chars, json=path))
+    assert text.startswith(f"config key generate.json = '{path}': ")
+
+
+@pytest.fixture
+def workdir(chars, tmp_path):
+    """With one checkpoint, of step 0."""
+    to_workdir(Request(source=str(chars), workdir=str(tmp_path / "run")))
+    return tmp_path / "run"
+
+
+def test_a_checkpoint_that_is_not_there_is_refused(workdir, tmp_path, refused):
+    checkpoints = workdir / "checkpoints"
+    assert refused(*generating(workdir), "--step=7") == (
+        f"there is no checkpoint 7 in {checkpoints}, only 0"
+    )
+    (checkpoints / "0").rename(tmp_path / "elsewhere")
+    assert refused(*generating(workdir)) == f"there is no checkpoint in {checkpoints}; train first"
+    nowhere = tmp_path / "nowhere"
+    assert refused(*generating(nowhere)) == (
+        f"--workdir={nowhere}: there is no config.json in it; train first"
+    )
+
+
+def test_a_checkpoint_of_a_newer_format_is_refused(workdir, refused, command):
+    (checkpoint,) = (workdir / "checkpoints").glob("[0-9]*")
+    assert command(*generating(workdir))[0] == 0
+    meta = checkpoint / "meta" / "metadata"
+    meta.write_text(json.dumps({**json.loads(meta.read_text()), "format": NEWER}))
+    (checkpoint / "seal.json").unlink()  # it is of the old format
+    assert refused(*generating(workdir)) == (
+        f"checkpoint 0 has format {NEWER}, newer than this program's 1; update txl_jax"
+    )
+
+
+def test_an_exported_model_whose_files_are_not_whole_is_refused(tmp_path, refused):
+    folder = exported(tmp_path / "model", Vocab.of_chars(["abc \n"]))
+    model = folder / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-50])
+    assert "model.safetensors" in refused(*generating(folder))
+    (folder / "vocab.json").unlink()
+    assert "vocab.json: cannot be read (No such file or directory)" in refused(*generating(folder))
+
+
+def test_nothing_to_score_is_refused(chars, tmp_path, refused):
+    flags = ("--mode=score", f"--workdir={chars}")
+    more = "there is nothing in it to score; give a text there, or name another file with"
+    assert refused(*flags) == f"standard input: {more} --config.score.path=FILE"
+    (tmp_path / "empty.txt").write_text("")
+    text = refused(*flags, f"--config.score.path={tmp_path / 'empty.txt'}")
+    assert text.startswith(f"{tmp_path / 'empty.txt'}: there is nothing in it to score")
+    assert refused(*flags, stdin=b"ab\ncz\n").startswith("standard input, line 2: ")
+
+
+def test_json_on_standard_output_is_alone_there(chars, tmp_path, command):
+    """And lines are cut where an editor cuts them: U+2028 is a character of a prompt."""
+    vocab = Vocab.of_chars(["abc\u2028\x0c\n"])
+    folder = exported(tmp_path / "model", vocab)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('"a\u2028b"\r\n{"prompt": "c"}\n', encoding="utf-8")
+    code, out, told = command(*generating(folder, prompts_file=prompts, samples=2, json="-"))
+    assert code == 0
+    assert [json.loads(line)["prompt"] for line in out.split("\n")[:-1]] == [
+        "a\u2028b",
+        "a\u2028b",
+        "c",
+        "c",
+    ]
+    assert "[1.1] " in told
+    assert "tokens/s" in told
+    code, out, told = command(
+        "--mode=score", f"--workdir={folder}", stdin="a\u2028b\nc\x0ca\n".encode()
+    )
+    assert code == 0
+    assert [json.loads(line)["text"] for line in out.split("\n")[:-1]] == ["a\u2028b", "c\x0ca"]
