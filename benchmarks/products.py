@@ -5,7 +5,6 @@
 Every product of a layer and of the softmax, forward and both of its gradients, is a program of its
 own on random numbers in the layout that the training step gives it; its median time is multiplied
 by how often an update has it. Beside the sum stands an update itself, timed in the same rounds.
-The same products by numpy's BLAS show whether the compiler's are slow.
 """
 
 import argparse
@@ -23,6 +22,8 @@ from benchmarks.sizes import experiment
 from benchmarks.train_speed import training
 from txl_jax.config import ExperimentConfig
 from txl_jax.evaluation.timing import in_turn, timed
+
+_IN_A_ROW = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,17 +75,17 @@ def products(exp: ExperimentConfig) -> Iterator[Product]:
     yield Product("softmax: of words", 1, 1, v, rows, c.d_model)
 
 
-def by_xla(p: Product) -> Callable[[], float]:
-    """A program of the one product."""
+def alone(p: Product) -> Callable[[], float]:
+    """A program of the one product, run some times in a row; seconds of one."""
     a, b = (jnp.asarray(x) for x in _numbers(p))
     dot = jax.jit(jnp.matmul)
-    return lambda: timed(lambda: dot(a, b))
 
+    def work():
+        for _ in range(_IN_A_ROW):
+            product = dot(a, b)
+        return product
 
-def by_blas(p: Product) -> Callable[[], float]:
-    """The same by numpy."""
-    a, b = _numbers(p)
-    return lambda: timed(lambda: np.matmul(a, b))
+    return lambda: timed(work) / _IN_A_ROW
 
 
 def _numbers(p: Product) -> tuple[np.ndarray, np.ndarray]:
@@ -102,29 +103,21 @@ def main(argv: list[str] | None = None) -> None:
     exp = experiment(flags.size, changes(flags))
     found = list(products(exp))
     programs: dict[str, Callable[[], float]] = {"an update": training(exp, 1)}
-    for p in found:
-        programs[f"{p.name}, xla"], programs[f"{p.name}, blas"] = by_xla(p), by_blas(p)
+    programs |= {p.name: alone(p) for p in found}
     seconds = in_turn(programs, flags.rounds)
-    median = lambda name: statistics.median(seconds[name])
+    median = {name: statistics.median(seconds[name]) for name in programs}
     rows: list[dict[str, Any]] = []
     for p in found:
-        taken = {kind: p.count * median(f"{p.name}, {kind}") for kind in ("xla", "blas")}
-        rows.append({"name": p.name, "count": p.count, "operations": p.operations, **taken})
-        rates = "  ".join(f"{k} {1e3 * s:7.1f} ms {_rate(p, s)}" for k, s in taken.items())
-        print(f"{p.name:32} {rates}")
-    totals = {kind: sum(row[kind] for row in rows) for kind in ("xla", "blas")}
-    totals["operations"] = sum(row["operations"] for row in rows)
-    totals["an update"] = median("an update")
-    for kind in ("xla", "blas"):
-        share = totals[kind] / totals["an update"]
-        print(f"all products by {kind}: {totals[kind]:.3f} s, {share:.0%} of an update")
-    print(f"an update: {totals['an update']:.3f} s")
+        taken = p.count * median[p.name]
+        rows.append({**dataclasses.asdict(p), "operations": p.operations, "seconds": taken})
+        print(f"{p.name:32} {1e3 * taken:7.1f} ms  {p.operations / taken / 1e9:6.0f} GFLOP/s")
+    update, products_alone = median["an update"], sum(row["seconds"] for row in rows)
+    totals = {"operations": sum(row["operations"] for row in rows)}
+    totals |= {"products": products_alone, "an update": update}
+    print(f"all products: {products_alone:.3f} s, {products_alone / update:.0%} of an update")
+    print(f"an update: {update:.3f} s")
     report = {"benchmark": "products", "size": flags.size, "machine": machine()}
     write(flags.out, {**report, "rounds": flags.rounds, "rows": rows, "totals": totals})
-
-
-def _rate(p: Product, seconds: float) -> str:
-    return f"{p.operations / seconds / 1e9:6.0f} GFLOP/s"
 
 
 if __name__ == "__main__":

@@ -163,6 +163,7 @@ def test_an_exported_folder_starts_the_same_run(trained, tmp_path):
 # Going on.
 
 
+@pytest.mark.slow
 def test_stopped_and_gone_on_with_it_is_the_same_run_and_needs_the_start_no_more(trained, tmp_path):
     start = tmp_path / "start"
     shutil.copytree(trained, start)

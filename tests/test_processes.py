@@ -153,6 +153,7 @@ def trained(workdir):
     return [r for r in records(workdir) if r["kind"] == "train"]
 
 
+@pytest.mark.slow
 def test_sigterm_to_one_of_two_ends_both_saved_at_the_same_step(tmp_path):
     config, workdir = write_config(tmp_path, **LONG), tmp_path / "two"
     with Processes(tmp_path, 2, f"--config={config}", f"--workdir={workdir}") as pair:

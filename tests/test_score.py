@@ -66,7 +66,7 @@ def test_carried_memory_scores_a_text_as_one_segment_does(form, seg_len):
 @pytest.mark.parametrize(
     ("form", "seg_len"), [*((form, 5) for form in FORMS.values()), (ABSOLUTE, 20)]
 )
-@pytest.mark.parametrize("batch_size", [1, 3, 16])
+@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 3, 16])
 def test_a_line_alone_is_scored_as_if_there_were_no_others(form, seg_len, batch_size):
     trained = trained_on(Vocab("char", [*"abcdefghijklm"]), **form)
     lines = lines_of(9, 1, 0, 14, 3)

@@ -85,7 +85,7 @@ WITHOUT_MEMORY = {
     [
         DROPOUT,
         pytest.param({"train.steps_per_dispatch": 2, "train.log_every": 4}, marks=pytest.mark.slow),
-        WITHOUT_MEMORY,
+        pytest.param(WITHOUT_MEMORY, marks=pytest.mark.slow),
     ],
     ids=["dropout", "dispatch", "without memory"],
 )
@@ -105,6 +105,7 @@ def test_stopped_at_any_step_and_resumed_is_bit_identical(tmp_path, changes):
     assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut", **changes)
 
 
+@pytest.mark.slow
 def test_sentences_train_over_epochs_and_go_on_bit_identically(tmp_path):
     """Three epochs of a small lm1b, stopped in the first and in the second."""
     changes = {
@@ -254,7 +255,10 @@ def test_kill_9_at_ten_random_moments_and_resume_is_bit_identical(killed_folder,
     assert code == -signal.SIGKILL
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
+)
 def test_a_signal_saves_and_exits_with_the_command_to_resume(killed_folder, sent, code):
     folder, config = killed_folder
     workdir = folder / sent.name

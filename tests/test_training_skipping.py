@@ -225,9 +225,8 @@ def test_skipped_updates_are_told_and_counted_and_the_run_goes_on(tmp_path, spoi
     assert all(np.all(np.isfinite(v)) for v in arrays(outcome.state).values())
 
 
-@pytest.mark.parametrize(
-    "changes", [pytest.param(SKIP, marks=pytest.mark.slow), {"train.skip_spikes": 3.0}], ids=str
-)
+@pytest.mark.parametrize("changes", [SKIP, {"train.skip_spikes": 3.0}], ids=str)
+@pytest.mark.slow
 def test_a_run_that_skips_is_resumed_bit_identically(tmp_path, spoil, monkeypatch, changes):
     monkeypatch.setattr(skipping, "FIRST_NORMS", 2)
     corpus, exp = corpus_and_experiment(tmp_path, **changes)

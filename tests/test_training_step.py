@@ -101,6 +101,7 @@ def test_eight_devices_give_the_same_as_one(folder):
     assert_same_training(one, eight, 1e-4)
 
 
+@pytest.mark.slow
 def test_lamb_on_two_devices_and_in_micro_batches_gives_the_same_as_on_one(folder):
     """Norms are of whole tensors, wherever their gradients were computed."""
     lamb = {"optimizer.name": "lamb", "optimizer.eps": 1e-6}
@@ -115,7 +116,7 @@ WITHOUT_MEMORY = {
 }
 
 
-@pytest.mark.parametrize("positions", ["full", "half"])
+@pytest.mark.parametrize("positions", [pytest.param("full", marks=pytest.mark.slow), "half"])
 def test_context_is_given_to_a_model_without_memory_however_a_step_is_cut(folder, positions):
     changes = {**WITHOUT_MEMORY, "loss.positions": positions}
     one = train_steps(folder, **changes)
@@ -297,10 +298,10 @@ def assert_padding_changes_nothing(exp, batches):
     "changes",
     [
         {},
-        {"train.mem_len": 40},
-        {"train.mem_len": 7, "model.same_length": "tf"},
+        pytest.param({"train.mem_len": 40}, marks=pytest.mark.slow),
+        pytest.param({"train.mem_len": 7, "model.same_length": "tf"}, marks=pytest.mark.slow),
         {"train.mem_len": 0, "train.context_len": 9},
-        WITHOUT_MEMORY,
+        pytest.param(WITHOUT_MEMORY, marks=pytest.mark.slow),
         {**WITHOUT_MEMORY, "model.attention": "absolute_per_layer", "model.n_positions": 40},
     ],
     ids=["memory", "long memory", "window", "context", "absolute", "absolute_per_layer"],
@@ -329,7 +330,9 @@ def test_the_ordinary_recipe_is_spared_the_cost_of_lengths(folder):
         assert padded_amid(override(exp, changes).train)
 
 
-@pytest.mark.parametrize(("positions", "parts"), [("full", 1), ("half", 2)])
+@pytest.mark.parametrize(
+    ("positions", "parts"), [("full", 1), pytest.param("half", 2, marks=pytest.mark.slow)]
+)
 def test_the_rate_is_in_proportion_to_the_segments_length(folder, positions, parts):
     changes = {"loss.positions": positions, "train.micro_batches": parts}
     corpus, exp = corpus_and_experiment(folder, **DRAWN, **changes)
