@@ -5,6 +5,7 @@ config.json         as in a workdir: every setting, corpus, versions
 vocab.json          as in a workdir
 """
 
+import contextlib
 import json
 import os
 from typing import Any
@@ -84,20 +85,20 @@ def load_exported(folder: str) -> workdirs.Trained:
         together.
       DataError: what should be the vocabulary is none.
     """
-    record = read_json(folder, workdirs.CONFIG)
     path = os.path.join(folder, MODEL)
-    tensors = read(path).tensors
     _refuse_newer(path)
-    exp = of_record(record)
+    exp = of_record(read_json(folder, workdirs.CONFIG))
     vocab = Vocab.from_json(read_json(folder, workdirs.VOCAB))
-    params = params_from_flat(tensors, exp.model)
+    params = params_from_flat(read(path).tensors, exp.model)
     return workdirs.Trained(TransformerXL(exp.model), params, vocab, exp, 0)
 
 
 def _refuse_newer(path: str) -> None:
-    from safetensors import safe_open
+    """A file that is not there or damaged is told of when it is read."""
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(path, "numpy") as file:
+    version = FORMAT
+    with contextlib.suppress(OSError, SafetensorError), safe_open(path, "numpy") as file:
         version = int((file.metadata() or {}).get("version", FORMAT))
     if version > FORMAT:
         raise ConvertError(
