@@ -25,16 +25,15 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
-from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
 
 from txl_jax import processes
 from txl_jax.config import CheckpointConfig, differing_keys
 from txl_jax.training.average import RAW
+from txl_jax.training.retention import METRIC, Manager, options
 from txl_jax.training.seals import Seals, fault, sealed
 from txl_jax.training.state import TrainState
 
 FORMAT = 1
-_METRIC = "valid_loss"
 _REPLACED = "replaced-"
 _UNFINISHED = ".orbax-checkpoint-tmp"
 
@@ -53,7 +52,7 @@ class Checkpoints:
 
     def __init__(self, workdir: str, c: CheckpointConfig | None = None):
         self.folder = os.path.abspath(os.path.join(workdir, "checkpoints"))
-        self._options = _options(c)
+        self._options = options(c)
         self._manager: ocp.CheckpointManager | None = None
         self._seals = Seals()
         if c is not None:
@@ -71,7 +70,7 @@ class Checkpoints:
         """Orbax's manager, opened when first needed."""
         if self._manager is None:
             logging.set_stderrthreshold("error")
-            self._manager = _Manager(self.folder, options=self._options)
+            self._manager = Manager(self.folder, options=self._options)
         return self._manager
 
     def steps(self) -> list[int]:
@@ -110,7 +109,7 @@ class Checkpoints:
         self._start(step, items, None)
 
     def _start(self, step: int, items: dict[str, Any], valid_loss: float | None) -> None:
-        metrics = {_METRIC: float("inf") if valid_loss is None else valid_loss}
+        metrics = {METRIC: float("inf") if valid_loss is None else valid_loss}
         try:
             saved = self.manager.save(step, args=ocp.args.Composite(**items), metrics=metrics)
         except Exception as error:  # Orbax raises many types, and what its threads met
@@ -276,7 +275,7 @@ class Checkpoints:
         path = os.path.join(self._at(step), "metrics", "metrics")
         try:
             with open(path, encoding="utf-8") as file:
-                value = float(json.load(file)[_METRIC])
+                value = float(json.load(file)[METRIC])
         except (OSError, ValueError, KeyError):
             return None
         return value if value != float("inf") else None
@@ -368,13 +367,6 @@ class Checkpoints:
                 shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
 
 
-class _Manager(ocp.CheckpointManager):
-    """Orbax's, which leaves it to training to ask JAX about notices: each call counts there."""
-
-    def reached_preemption(self, step: int) -> bool:
-        return False
-
-
 def _refuse_other_config(step: int, meta: dict[str, Any], config: dict[str, Any]) -> None:
     _refuse_newer(step, meta)
     different = differing_keys(meta["config"], config)
@@ -406,21 +398,6 @@ def _mems_item(state: TrainState) -> dict[str, Any]:
     """Memory as Orbax takes it: arrays without elements are left out."""
     mems = {"hidden": state.mems.hidden, "filled": state.mems.filled}
     return {k: v for k, v in mems.items() if v.size}
-
-
-def _options(c: CheckpointConfig | None) -> ocp.CheckpointManagerOptions:
-    if c is None:
-        return ocp.CheckpointManagerOptions(read_only=True)
-    loss = lambda metrics: metrics[_METRIC]
-    policies: list[Any] = [keep.LatestN(n=c.keep_last)]
-    if c.keep_best:
-        policies.append(keep.BestN(get_metric_fn=loss, reverse=True, n=c.keep_best))
-    return ocp.CheckpointManagerOptions(
-        preservation_policy=keep.AnyPreservationPolicy(policies),
-        best_fn=loss,
-        best_mode="min",
-        enable_async_checkpointing=True,
-    )
 
 
 def _reason(error: Exception) -> str:
