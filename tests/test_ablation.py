@@ -94,6 +94,7 @@ def test_every_row_is_trained_in_a_folder_of_its_name_and_only_once(table, done)
     assert read(workdir) == before
 
 
+@pytest.mark.slow
 def test_a_value_is_that_of_an_evaluation_at_this_length(table, done):
     workdir, _ = done
     for name, protocol in (

@@ -188,7 +188,9 @@ def batch(weight):
     return Batch(tokens[:, :-1], tokens[:, 1:], weights, np.zeros(2, bool))
 
 
-@pytest.mark.parametrize("dynamic", [SGD, RMS], ids=lambda c: c.rule)
+@pytest.mark.parametrize(
+    "dynamic", [pytest.param(SGD, marks=pytest.mark.slow), RMS], ids=lambda c: c.rule
+)
 def test_a_segment_without_targets_moves_memory_and_no_parameter(dynamic):
     """Though the parameters are away from the trained ones, where the pull would move them."""
     model, mems = txl_jax.TransformerXL(CFG), tiny_models.memory(CFG, [0, 0], 12)
@@ -207,7 +209,9 @@ def test_a_segment_without_targets_moves_memory_and_no_parameter(dynamic):
     )
 
 
-@pytest.mark.parametrize("dynamic", [SGD, RMS], ids=lambda c: c.rule)
+@pytest.mark.parametrize(
+    "dynamic", [SGD, pytest.param(RMS, marks=pytest.mark.slow)], ids=lambda c: c.rule
+)
 def test_a_warm_start_fills_memory_and_teaches_nothing(dynamic):
     """The one segment that each stream scores is scored by the trained parameters."""
     protocol = {"batch_size": 4, "seg_len": 8, "warm_start": 20, "max_segments": 1}

@@ -172,7 +172,7 @@ def test_with_a_long_enough_warm_start_streams_score_as_one_does(window, devices
     assert one.targets == cold.targets == warm.targets
 
 
-@pytest.mark.parametrize("warm_start", [3, 8, 50])
+@pytest.mark.parametrize("warm_start", [pytest.param(3, marks=pytest.mark.slow), 8, 50])
 def test_a_warm_start_reads_so_many_tokens_before_each_stream_and_not_more(warm_start):
     """Five streams by hand, from up to that many tokens before; memory covers all of it."""
     total = 0.0

@@ -170,6 +170,7 @@ def test_a_finished_run_started_again_gives_the_same_number(trained):
     assert again.stdout == done.stdout
 
 
+@pytest.mark.slow
 def test_the_same_command_on_eight_devices_gives_the_same_number(trained, tmp_path):
     _, _, workdir, _ = trained
     changes = {"evaluate.baselines": ("unigram", "bigram"), "mesh.data": -1}

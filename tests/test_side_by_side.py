@@ -48,7 +48,7 @@ def records(workdir):
     return [{k: v for k, v in json.loads(line).items() if k != "timing"} for line in lines]
 
 
-@pytest.mark.parametrize("seed", [3, 4])
+@pytest.mark.parametrize("seed", [pytest.param(3, marks=pytest.mark.slow), 4])
 def test_each_is_what_it_is_alone(together, folder, tmp_path, seed):
     alone = SETTINGS | {"seed": seed, "train.side_by_side": 1}
     run(folder, tmp_path, **alone)
@@ -67,7 +67,11 @@ def test_their_folders_are_workdirs_of_single_runs(together, folder):
     assert model.others == ("raw",)
 
 
-@pytest.mark.parametrize("lost", [(), ("12",)], ids=["all have it", "one lost its last"])
+@pytest.mark.parametrize(
+    "lost",
+    [pytest.param((), marks=pytest.mark.slow), ("12",)],
+    ids=["all have it", "one lost its last"],
+)
 def test_stopped_runs_go_on_from_the_last_step_of_all(together, folder, tmp_path, lost):
     class StopAt(Stop):
         left = 5

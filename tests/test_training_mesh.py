@@ -126,7 +126,7 @@ def of_output(output):
     return {f"model.{key}": value for key, value in OUTPUTS[output].items()}
 
 
-DEFAULT = [("1x1x8", "plain"), ("2x2x2", "adaptive")]
+DEFAULT = [("2x2x2", "adaptive")]
 REST = [(mesh, output) for mesh in MESHES for output in OUTPUTS if (mesh, output) not in DEFAULT]
 
 

@@ -168,6 +168,7 @@ def test_stopped_while_validating_validates_again_and_is_bit_identical(tmp_path)
     assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut")
 
 
+@pytest.mark.slow
 def test_killed_between_a_late_validation_and_its_checkpoint_logs_it_once(tmp_path, monkeypatch):
     corpus, exp = corpus_and_experiment(tmp_path)
     run(tmp_path, tmp_path / "whole")
@@ -244,6 +245,7 @@ def kill_and_resume(killed_folder, name, seed):
     return code
 
 
+@pytest.mark.slow
 def test_kill_9_at_a_random_moment_and_resume_is_bit_identical(killed_folder):
     assert kill_and_resume(killed_folder, "killed", seed=1) == -signal.SIGKILL
 
@@ -302,7 +304,7 @@ def test_an_absurd_learning_rate_is_stopped_by_name(tmp_path):
         train(exp, corpus, str(tmp_path / "run"), Stop())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_a_tiny_run_beats_the_unigram_baseline(tmp_path, dtype):
     from txl_jax.evaluation.baselines import unigram
 

@@ -256,6 +256,7 @@ def test_too_many_in_a_row_stop_the_run_also_over_a_resume(tmp_path, spoil):
         assert str(caught.value) == text
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_at_a_nan_may_be_resumed_to_skip_it(tmp_path, spoil):
     corpus, exp = corpus_and_experiment(tmp_path, **{"checkpoint.every": 2})
     spoil(5)

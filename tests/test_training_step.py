@@ -157,6 +157,7 @@ def test_a_context_longer_than_a_stream_is_refused(folder):
     )
 
 
+@pytest.mark.slow
 def test_dropout_depends_on_seed_and_step_alone(folder):
     drop = {"model.dropout": 0.3, "model.dropatt": 0.3}
     again = [train_steps(folder, **drop)[1]["nll_sum"] for _ in range(2)]
