@@ -175,3 +175,10 @@ def test_a_run_without_means_has_the_records_it_had(folder, tmp_path):
     assert all(key not in r for r in valid_records(tmp_path) for key in ("loss_raw", "weights"))
     with Checkpoints(str(tmp_path)) as checkpoints:
         assert checkpoints.weights(12) == ("raw", [])
+
+
+def test_a_checkpoint_that_was_not_validated_has_the_weights_that_are_named(folder, tmp_path):
+    changes = {"average.start": 5, "average.use": "tail", "checkpoint.keep_last": 9}
+    run_in_workdir(folder, tmp_path, **changes)  # saved at 4 and 8, validated at 6 and 12
+    names = {step: txl_jax.load(str(tmp_path), step).weights for step in ("4", "6", "8")}
+    assert names == {"4": "raw", "6": "tail", "8": "tail"}

@@ -232,7 +232,7 @@ class Run:
             self.log.flush_window(step, epoch=self.epoch(step))
         with self.log.pause("evaluate"):
             scores = self.scores(step, state)
-        loss, weights = None, RAW
+        loss, weights = None, None
         if scores is not None:
             losses = {name: score.loss for name, score in scores.items()}
             for value in losses.values():
@@ -265,22 +265,23 @@ class Run:
         evaluated: bool,
         loss: float | None,
         again: bool = False,
-        weights: str = RAW,
+        weights: str | None = None,
     ) -> None:
         """A checkpoint of this step, in place of an earlier one if ``again``.
 
-        ``weights``: which of its parameters are the model.
+        ``weights``: which of its parameters are the model; ``None``: those that the config names.
         """
         self.settle(keep=0)  # what led to it was finite
         if not again and step <= max(self.saved, default=0):
             return  # a run side by side that was ahead of the others has it
+        names, use = list(candidates(state, self.exp.average, step)), self.exp.average.use
         meta = {
             "config": self.exp.to_dict(),
             "window": self.log.window,
             "evaluated": evaluated,
             "skipped_in_a_row": self.skipped,
-            "weights": weights,
-            "candidates": list(candidates(state, self.exp.average, step)),
+            "weights": weights or (use if use in names else RAW),
+            "candidates": names,
         }
         save = self.checkpoints.replace if again else self.checkpoints.save
         last = step == self.exp.train.steps or self.stop.signal is not None

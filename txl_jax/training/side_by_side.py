@@ -1,9 +1,10 @@
 """Runs that differ by their seed alone, side by side in one program on one device.
 
 A small model does not fill a GPU. Several seeds of it, mapped over a leading axis of the state and
-of the batches (``jax.vmap``), take little longer than one, and their spread is the error bar of
-any comparison. Each has a workdir of its own that looks as if it had been trained alone, to
-rounding: initial weights, dropout, and drawn lengths or rolled streams are of its own seed.
+of the batches (``jax.vmap``), share its kernels (how much that saves: *not run*), and their spread
+is the error bar of any comparison. Each has a workdir of its own that looks as if it had been
+trained alone, to rounding: initial weights, dropout, and drawn lengths or rolled streams are of
+its own seed.
 
     runs/ptb/seed_0/   config.json  checkpoints/  metrics.jsonl ..     seed s
     runs/ptb/seed_1/                                                  seed s + 1
