@@ -6,10 +6,13 @@ run by default is in ``setup.cfg``.
 """
 
 import gc
+import importlib.metadata
 import os
 import pathlib
 import shutil
 import tempfile
+
+from packaging.version import Version
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SCRATCH = tempfile.mkdtemp(prefix="txl_jax_tests_")
@@ -23,6 +26,12 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 # Most of a test's time is compiling, and the programs are too small to gain from good code. With
 # the variable set to 0 the same tests run on what users compile.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# Half of that is the compiler's way of writing fused loops; where there is another, that is taken
+# (measured: 9.6 s -> 3.9 s for the train step of a 2-layer model). Later versions have the one.
+EARLIER = Version(importlib.metadata.version("jaxlib")) < Version("0.11.1")
+if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1" and EARLIER:
+    flags = (os.environ.get("XLA_FLAGS"), "--xla_cpu_use_fusion_emitters=false")
+    os.environ["XLA_FLAGS"] = " ".join(filter(None, flags))
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
