@@ -6,12 +6,19 @@
 Ours is ``--mode=generate``'s own loop, drawing at temperature 1, timed from one piece of 64 tokens
 to the next once it runs. Theirs has no loop: tokens are made one at a time from its forward pass.
 With ``--lengths`` ours is timed at several memory lengths in turn, and cost for each is printed.
+
+One text at a time has to read every weight and every slot of memory for each token, so nothing is
+quicker than reading them. On a CPU that is timed in turn too (``reading``): numpy adds up as many
+bytes, a thread a core.
 """
 
 import argparse
+import concurrent.futures
+import os
 import time
 from collections.abc import Callable
 
+import jax
 import numpy as np
 
 from benchmarks.interleaved import add_flags, changes, peers, report_of, tell, write
@@ -20,6 +27,7 @@ from txl_jax.config import ExperimentConfig
 from txl_jax.evaluation.speed import random_params
 from txl_jax.evaluation.timing import in_turn
 from txl_jax.generation.generate import generate
+from txl_jax.workdir import param_shapes
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -35,6 +43,9 @@ def main(argv: list[str] | None = None) -> None:
     for length in filter(None, flags.lengths.split(",")):
         of_length = experiment(flags.size, {**settings, "generate.mem_len": int(length)})
         programs[f"txl_jax, memory {length}"] = generating(of_length, flags.batch_size)
+    n_bytes = bytes_of_token(exp, flags.batch_size)
+    if jax.default_backend() == "cpu":
+        programs["reading"] = reading(n_bytes)
     job = {
         "what": "generate",
         "experiment": exp.to_dict(),
@@ -50,11 +61,39 @@ def main(argv: list[str] | None = None) -> None:
         "size": flags.size,
         "settings": changes(flags),
         "mem_len": exp.generate.mem_len,
+        "bytes_of_token": n_bytes,
         "others": about_others,
         **report_of(seconds, tokens=flags.batch_size),
     }
     tell(report)
     write(flags.out, report)
+
+
+def bytes_of_token(exp: ExperimentConfig, rows: int) -> int:
+    """What is read for the next token of each row: weights, and keys, values, positions in memory.
+
+    Projections of positions are not: they are kept projected. Float32.
+    """
+    c, m = exp.model, exp.generate.mem_len
+    weights = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(param_shapes(c)):
+        if not jax.tree_util.keystr(path).endswith("['position']"):
+            weights += leaf.size
+    return 4 * (weights + c.n_layer * c.n_head * c.d_head * m * (2 * rows + 1))
+
+
+def reading(n_bytes: int) -> Callable[[], float]:
+    """A program: as many bytes are added up, by a thread of each core; seconds."""
+    threads = len(os.sched_getaffinity(0))
+    parts = np.array_split(np.ones(n_bytes // 4, np.float32), threads)
+    pool = concurrent.futures.ThreadPoolExecutor(threads)
+
+    def run() -> float:
+        began = time.perf_counter()
+        list(pool.map(np.sum, parts))
+        return time.perf_counter() - began
+
+    return run
 
 
 def generating(exp: ExperimentConfig, rows: int) -> Callable[[], float]:
