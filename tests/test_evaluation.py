@@ -293,6 +293,29 @@ def test_the_protocols_clamp_and_window_hold_over_the_models():
     assert a.loss == b.loss != plain.loss
 
 
+@pytest.mark.parametrize("form", [{}, {"cutoffs": (5,)}], ids=["plain", "adaptive"])
+def test_temperature_raises_probabilities_to_its_inverse_and_normalises_them(form):
+    """By hand, in float64, from the probabilities at temperature 1; memory holds all of it."""
+    cfg = tiny_models.config(**form)
+    mems = TransformerXL(cfg).init_mems(1, 0)
+    logits, _ = TransformerXL(cfg).apply(tiny_models.variables(cfg), TOKENS[None, :-1], mems)
+    p = np.exp(np.asarray(logits[0], np.float64))
+    p = (p / p.sum(axis=-1, keepdims=True)) ** (1 / 1.25)
+    p /= p.sum(axis=-1, keepdims=True)
+    want = -np.log(p[np.arange(100), TOKENS[1:]]).mean()
+    protocol = {"batch_size": 1, "seg_len": 20, "mem_len": 100, "cfg": cfg}
+    assert score(**protocol, temperature=1.25).loss == pytest.approx(want, abs=1e-5)
+    assert score(**protocol).loss != pytest.approx(want, abs=1e-3)
+    assert score(**protocol, temperature=1 + 1e-7).loss == pytest.approx(
+        score(**protocol).loss, abs=1e-5
+    )
+
+
+def test_the_protocol_names_a_temperature_that_is_not_1():
+    assert "temperature" not in describe(ProtocolConfig(), CFG)
+    assert "temperature 1.08" in describe(ProtocolConfig(temperature=1.08), CFG)
+
+
 def test_stopping_gives_no_score():
     c = ProtocolConfig(batch_size=3, seg_len=8, mem_len=12)
     assert (

@@ -269,17 +269,20 @@ class Evaluator:
         return placed_rows(padded, self._placement.batch(), self._rows)
 
     def _score_segment(self, params, batch: Batch, mems):
-        nll, mems = self.model.apply(
-            {"params": params},
-            batch.inputs,
-            batch.targets,
-            mems,
-            method="nll",
-            **batch.about_inputs(self.model.cfg.memory_free),
-        )
+        nll, mems = self._nll(params, batch, mems)
         sums = jnp.sum(nll * batch.weights), jnp.sum(batch.weights)
         lie = jax.lax.with_sharding_constraint
         return *lie(sums, self._placement.everywhere()), lie(mems, self._places(mems))
+
+    def _nll(self, params, batch: Batch, mems):
+        """Nats of each target, float32 [B,T], and the memory after."""
+        apply = functools.partial(self.model.apply, {"params": params}, batch.inputs)
+        about = batch.about_inputs(self.model.cfg.memory_free)
+        if self.protocol.temperature == 1:
+            return apply(batch.targets, mems, method="nll", **about)
+        logits, mems = apply(mems, **about)
+        log_p = jax.nn.log_softmax(logits / self.protocol.temperature)
+        return -jnp.take_along_axis(log_p, batch.targets[..., None], axis=-1)[..., 0], mems
 
     def _projected(self, params, mems: Memory) -> Cache:
         """The memory as every layer projects it, for segments of the protocol's length."""
@@ -329,6 +332,8 @@ def describe(protocol: ProtocolConfig, model: TransformerXLConfig) -> str:
         parts.append(f"window {c.same_length}")
     if c.clamp_len > 0:
         parts.append(f"clamp {c.clamp_len}")
+    if protocol.temperature != 1:
+        parts.append(f"temperature {protocol.temperature:g}")
     if protocol.max_segments:
         parts.append(f"first {protocol.max_segments} segments only")
     if protocol.dynamic.rule != "none":
