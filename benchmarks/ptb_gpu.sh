@@ -6,7 +6,8 @@
 # the settings, the scores, and once it is finished the weights (bfloat16, pieces under 16 MiB).
 # SECONDS: after so many the run is told to save and stop (default 560).
 # Candidates are scored on the validation split. TEST=1 scores a finished one on the test split,
-# once: for the candidate that was chosen. PYTHON: with jax[cuda].
+# at temperature 1 and at the one that is best on validation: once, for the candidate that was
+# chosen. PYTHON: with jax[cuda].
 set -euo pipefail
 usage="benchmarks/ptb_gpu.sh CONFIG DATA WORKDIR OUT [SECONDS] [--config.KEY=VALUE ..]"
 config="${1:?$usage}" data="${2:?$usage}" workdir="${3:?$usage}" out="${4:?$usage}"
@@ -24,7 +25,7 @@ timeout --signal=TERM --kill-after=60 "$seconds" "${run[@]}" 2>&1 | tee -a "$out
 
 collect() {  # one run's folder, and where its results go
     mkdir -p "$2"
-    for name in metrics.jsonl config.json evaluation.json evaluations.jsonl loss.png; do
+    for name in metrics.jsonl config.json evaluation.json evaluations.jsonl temperature.json loss.png; do
         if [ -e "$1/$name" ]; then cp "$1/$name" "$2/"; fi
     done
 }
@@ -37,8 +38,7 @@ for folder in "${folders[@]}"; do
     if [ "$code" -eq 0 ]; then
         "$python" -m benchmarks.pieces split "$folder" "$target/weights"
         if [ "${TEST:-0}" = 1 ]; then
-            "$python" -m txl_jax.main --mode=evaluate "--workdir=$folder" "--config.data.path=$data" \
-                --config.evaluate.split=test 2>&1 | tee -a "$out/log.txt"
+            "$python" -m benchmarks.temperature "$folder" "--data=$data" --test 2>&1 | tee -a "$out/log.txt"
         fi
     fi
     collect "$folder" "$target"

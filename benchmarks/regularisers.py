@@ -43,6 +43,12 @@ CHANGES: dict[str, dict[str, Any]] = {
     "dropout of q, k, v 0.2": {"model.dropout_qkv": 0.2},
     "dropout of attention 0.2": {"model.dropatt": 0.2},
     "dropout of embedding rows 0.05": {"model.dropout_embedding": 0.05},
+    "mixture of 3 softmaxes": {"model.mixtures": 3},
+    "mixture of 3 softmaxes, latents dropped 0.2": {
+        "model.mixtures": 3,
+        "model.dropout_latent": 0.2,
+    },
+    "past decode 0.001": {"model.past_decode": True, "loss.past_decode": 0.001},
     "AR 0.2": {"loss.ar": 0.2},
     "TAR 0.1": {"loss.tar": 0.1},
     "L2 1e-4 in the gradient": {"optimizer.l2": 1e-4},

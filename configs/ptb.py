@@ -63,6 +63,7 @@ def get_config(variant=""):
                 "mem_len": 80,
                 "seg_len_std": 5.0,
                 "roll_streams": True,
+                "text_on_device": True,
                 "epoch_memory": "reset",
                 "log_every": EPOCH,
                 "eval_every": 5 * EPOCH,

@@ -237,6 +237,8 @@ OUT_OF_RANGE = [
     ("model.cutoffs", (0, 5), "must rise from at least 1"),
     ("model.div_val", 0, "must be at least 1"),
     ("model.sample_softmax", -1, "must be at least 0"),
+    ("model.mixtures", 0, "must be at least 1"),
+    ("model.dropout_latent", 1.0, "must be at least 0 and below 1"),
     ("model.init_std", 0.0, "must be above 0"),
     ("model.proj_init_std", 0.0, "must be above 0"),
     ("model.norm_epsilon", 0.0, "must be above 0"),
@@ -250,6 +252,7 @@ OUT_OF_RANGE = [
     ("optimizer.b2", 1.0, "must be at least 0 and below 1"),
     ("optimizer.eps", 0.0, "must be above 0"),
     ("loss.r_drop", -1.0, "must be at least 0"),
+    ("loss.past_decode", -1.0, "must be at least 0"),
     ("optimizer.l2", -1.0, "must be at least 0"),
     ("optimizer.weight_decay", -1.0, "must be at least 0"),
     ("optimizer.embedding_ratio", 0.0, "must be above 0"),
@@ -264,6 +267,12 @@ OUT_OF_RANGE = [
     ("train.seg_len", 0, "must be at least 1"),
     ("train.mem_len", -1, "must be at least 0"),
     ("train.context_len", -1, "must be at least 0"),
+    ("distil.teachers", ("",), "must not name an empty folder"),
+    ("distil.weight", 0.0, "must be above 0 and at most 1"),
+    ("distil.weight", 1.1, "must be above 0 and at most 1"),
+    ("distil.words", 0, "must be at least 1"),
+    ("validate.temperature", 0.0, "must be above 0"),
+    ("evaluate.temperature", 0.0, "must be above 0"),
     ("train.seg_len_std", -1.0, "must be at least 0"),
     ("train.reset_every", -1, "must be at least 0"),
     ("train.micro_batches", 0, "must be at least 1"),
@@ -525,6 +534,39 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
             {"loss.r_drop": 0.5, "model.sample_softmax": 9},
             "loss.r_drop = 0.5: compares all words, and model.sample_softmax 9 draws some",
         ),
+        (
+            {"loss.past_decode": 0.1},
+            "loss.past_decode = 0.1: needs the parameters that model.past_decode adds: give"
+            " model.past_decode=True too",
+        ),
+        (
+            {"loss.past_decode": 0.1, "model.past_decode": True, "model.sample_softmax": 9},
+            "loss.past_decode = 0.1: needs scores of all words, and model.sample_softmax 9 draws"
+            " some: use sample_softmax 0",
+        ),
+        (
+            {"distil.teachers": ("runs/a",)},
+            "distil.teachers = ('runs/a',): needs train.text_on_device, beside which lies what they"
+            " teach",
+        ),
+        (
+            {
+                "distil.teachers": ("runs/a",),
+                "train.text_on_device": True,
+                "model.sample_softmax": 9,
+            },
+            "distil.teachers = ('runs/a',): is of all words, and model.sample_softmax 9 draws some",
+        ),
+        (
+            {"data.name": "lm1b", "train.text_on_device": True},
+            "train.text_on_device = True: is for one text; the sentences of data.name='lm1b' are"
+            " shuffled",
+        ),
+        (
+            {"evaluate.temperature": 1.1, "evaluate.dynamic.rule": "sgd"},
+            "evaluate.temperature = 1.1: is for parameters that stay as they are, not"
+            " evaluate.dynamic.rule",
+        ),
         ({"average.use": "tail"}, "average.use = 'tail': needs average.start above 0"),
         (
             {"average.start": 5, "average.use": "exponential"},
@@ -583,6 +625,34 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
             {"model.tie_projs": (False, True, True), "model.cutoffs": (5,)},
             "model.tie_projs = (False, True, True): has more entries than there are clusters (2)",
         ),
+        (
+            {"model.mixtures": 3, "model.cutoffs": (5,)},
+            "model.mixtures = 3: mixes plain softmaxes over all words, and model.cutoffs is (5,):"
+            " leave it out, or use mixtures 1",
+        ),
+        (
+            {"model.mixtures": 3, "model.sample_softmax": 9},
+            "model.mixtures = 3: mixes plain softmaxes over all words, and model.sample_softmax is"
+            " 9: leave it out, or use mixtures 1",
+        ),
+        (
+            {"model.mixtures": 3, "model.d_embed": 256, "model.tie_projs": (True,)},
+            "model.mixtures = 3: has latents in place of the output projection, so model.tie_projs"
+            " must be (False,)",
+        ),
+        (
+            {"model.dropout_latent": 0.1},
+            "model.dropout_latent = 0.1: is on the latents of a mixture, and model.mixtures is 1:"
+            " give more, or use 0",
+        ),
+        *(
+            (
+                {"model.past_decode": True, **more},
+                "model.past_decode = True: decodes by one table of all words (no cutoffs, div_val"
+                " 1): leave one of them out",
+            )
+            for more in ({"model.cutoffs": (5,)}, {"model.div_val": 2})
+        ),
         *(
             (
                 {"model.sample_softmax": 9, **more},
@@ -618,12 +688,17 @@ def test_combination_that_cannot_work_is_refused_with_its_rule(settings, message
         {**PER_LAYER, "train.seg_len": 64, "train.context_len": 64},
         {**PER_LAYER, "train.seg_len": 119, "train.seg_len_std": 3.0},
         {"train.seg_len": 10, "train.seg_len_std": 1.0, "train.roll_streams": True},
+        {"distil.teachers": ("runs/a",), "train.text_on_device": True, "distil.weight": 1.0},
+        {"evaluate.temperature": 1.1, "validate.dynamic.rule": "sgd"},
         {"data.name": "lm1b", "data.protocol": "double", "train.reset_every": 5},
         {"model.attention": "shaw", "model.n_positions": 1},
         {"model.vocab_size": 21, "model.cutoffs": (1, 20)},
         {"model.d_embed": 16, "model.div_val": 4, "model.cutoffs": (5, 20)},
         {"model.tie_projs": (False, True), "model.cutoffs": (5,)},
         {"model.sample_softmax": 9, "model.d_embed": 512},
+        {"model.mixtures": 3, "model.dropout_latent": 0.1, "model.d_embed": 256},
+        {"model.mixtures": 3, "model.past_decode": True, "loss.past_decode": 0.1},
+        {"model.past_decode": True, "model.sample_softmax": 9},
     ],
 )
 def test_combination_next_to_a_refused_one_is_accepted(settings):

@@ -110,6 +110,14 @@ def test_train_program_holds_what_the_step_of_training_holds(changes):
     assert held.total == sum(got[:2]) - got[2] + got[3] + held.program
 
 
+def test_the_text_on_the_device_and_what_teachers_say_of_it_are_planned_with():
+    on_device = {"train.text_on_device": True, "mesh.data": 1}
+    own = train_program(**on_device).held
+    taught = train_program(**on_device, **{"distil.teachers": ("runs/a",), "distil.words": 9}).held
+    assert taught.arguments - own.arguments >= B * T * 9 * (2 + 2)  # uint16 and float16
+    assert taught.temporaries > own.temporaries
+
+
 def test_arguments_are_the_state_and_what_is_beside_validation_its_rest():
     exp = experiment(**{"mesh.data": 4})
     parameters = 4 * n_parameters(exp)

@@ -20,6 +20,7 @@ SETTINGS = {
     "train.log_every": 2,
     "train.seg_len_std": 2.0,
     "train.roll_streams": True,
+    "train.text_on_device": True,
     "average.start": 6,
 }
 
@@ -50,7 +51,7 @@ def records(workdir):
 
 @pytest.mark.parametrize("seed", [pytest.param(3, marks=pytest.mark.slow), 4])
 def test_each_is_what_it_is_alone(together, folder, tmp_path, seed):
-    alone = SETTINGS | {"seed": seed, "train.side_by_side": 1}
+    alone = SETTINGS | {"seed": seed, "train.side_by_side": 1, "train.text_on_device": False}
     run(folder, tmp_path, **alone)
     there, here = records(together / f"seed_{seed}"), records(tmp_path)
     assert [r["step"] for r in there] == [r["step"] for r in here]

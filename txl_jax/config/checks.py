@@ -63,6 +63,12 @@ def check_combinations(c: "ExperimentConfig") -> None:
     if c.loss.r_drop and c.model.sample_softmax:
         rule = f"compares all words, and model.sample_softmax {c.model.sample_softmax} draws some"
         refuse("loss.r_drop", c.loss.r_drop, rule)
+    if c.loss.past_decode and not c.model.past_decode:
+        rule = "needs the parameters that model.past_decode adds: give model.past_decode=True too"
+        refuse("loss.past_decode", c.loss.past_decode, rule)
+    if c.loss.past_decode and c.model.sample_softmax:
+        rule = f"needs scores of all words, and model.sample_softmax {c.model.sample_softmax} draws"
+        refuse("loss.past_decode", c.loss.past_decode, f"{rule} some: use sample_softmax 0")
     for section, cut in (("train", t), ("validate", c.validate), ("evaluate", c.evaluate)):
         more = int(3 * t.seg_len_std) if cut is t else 0
         _check_lengths(section, c.model, cut.mem_len, cut.seg_len, cut.context_len, more, refuse)
@@ -73,6 +79,9 @@ def check_combinations(c: "ExperimentConfig") -> None:
         if scored.warm_start and scored.first_memory == "zeros":
             rule = f"starts from an empty memory, and {section}.first_memory is 'zeros'"
             refuse(f"{section}.warm_start", scored.warm_start, rule)
+        if scored.dynamic.rule != "none" and scored.temperature != 1:
+            rule = f"is for parameters that stay as they are, not {section}.dynamic.rule"
+            refuse(f"{section}.temperature", scored.temperature, rule)
     windows = (
         ("train", t, c.model.same_length),
         ("validate", c.validate, _own(c.validate.same_length, c.model.same_length)),
@@ -107,6 +116,15 @@ def check_combinations(c: "ExperimentConfig") -> None:
     if d.name == "lm1b" and t.roll_streams:
         rule = "is for one text; the sentences of data.name='lm1b' are shuffled"
         refuse("train.roll_streams", True, rule)
+    if d.name == "lm1b" and t.text_on_device:
+        rule = "is for one text; the sentences of data.name='lm1b' are shuffled"
+        refuse("train.text_on_device", True, rule)
+    if c.distil.teachers and not t.text_on_device:
+        rule = "needs train.text_on_device, beside which lies what they teach"
+        refuse("distil.teachers", c.distil.teachers, rule)
+    if c.distil.teachers and c.model.sample_softmax:
+        rule = f"is of all words, and model.sample_softmax {c.model.sample_softmax} draws some"
+        refuse("distil.teachers", c.distil.teachers, rule)
     p = d.probe
     if p.longest < p.shortest:
         refuse(
@@ -163,6 +181,19 @@ def check_model(c: "TransformerXLConfig") -> None:
     if c.sample_softmax and (c.cutoffs or c.div_val > 1 or width != c.d_model):
         rule = "goes with one cluster of width d_model only (no cutoffs, div_val or d_embed)"
         refuse("sample_softmax", c.sample_softmax, rule)
+    if c.mixtures > 1 and (c.cutoffs or c.sample_softmax):
+        other = "sample_softmax" if c.sample_softmax else "cutoffs"
+        rule = f"mixes plain softmaxes over all words, and model.{other} is {getattr(c, other)!r}"
+        refuse("mixtures", c.mixtures, f"{rule}: leave it out, or use mixtures 1")
+    if c.mixtures > 1 and any(c.tie_projs):
+        rule = "has latents in place of the output projection, so model.tie_projs must be (False,)"
+        refuse("mixtures", c.mixtures, rule)
+    if c.dropout_latent and c.mixtures == 1:
+        rule = "is on the latents of a mixture, and model.mixtures is 1: give more, or use 0"
+        refuse("dropout_latent", c.dropout_latent, rule)
+    if c.past_decode and (c.cutoffs or c.div_val > 1):
+        rule = "decodes by one table of all words (no cutoffs, div_val 1): leave one of them out"
+        refuse("past_decode", True, rule)
 
 
 def _own(value: Any, default: Any) -> Any:

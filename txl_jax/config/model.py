@@ -74,6 +74,10 @@ class TransformerXLConfig:
         already (PT always; TF's option).
       sample_softmax: n > 0: training scores against the distinct ones of 2n words drawn
         log-uniformly instead of all V (TF 1.10's candidate sampling, as in PT); scoring is exact.
+      mixtures: K > 1: the mean of K softmaxes, weighed anew at every position, each over states of
+        its own (mixture.py; Yang et al. 2018); with it no ``cutoffs``. 1: one softmax.
+      dropout_latent: rate on the states of the K softmaxes.
+      past_decode: parameters for ``loss.past_decode``, which training may add; no part of scoring.
       init_std: standard deviation of every weight's initial values.
       proj_init_std: the same of the projections of embedding and softmax.
       norm_epsilon: of LayerNorm; PT 1e-5, TF 1e-12.
@@ -115,6 +119,9 @@ class TransformerXLConfig:
     tie_projs: tuple[bool, ...] = (False,)
     proj_same_dim: bool = True
     sample_softmax: int = at_least(0, 0)
+    mixtures: int = at_least(1, 1)
+    dropout_latent: float = probability(0.0)
+    past_decode: bool = False
     init_std: float = above(0, 0.02)
     proj_init_std: float = above(0, 0.01)
     norm_epsilon: float = above(0, 1e-5)

@@ -23,6 +23,7 @@ from txl_jax.config.model import TransformerXLConfig, Window
 from txl_jax.config.training import (
     AverageConfig,
     CheckpointConfig,
+    DistilConfig,
     LossConfig,
     MeshConfig,
     OptimizerConfig,
@@ -67,6 +68,8 @@ class ProtocolConfig:
         scored, so that no stream but the first starts cold; n_layer times the memory's length
         (with a window) make any number of streams score as one does. 0: none.
       clamp_len, same_length: as in the model; ``None``: the model's own.
+      temperature: scores of words are divided by it before their softmax. 1: as trained, and as
+        results are compared; another holds scores of all words at once, [B,T,V].
       max_segments: score only the first so many segments of each stream; 0: all of them.
       dynamic: dynamic evaluation, a section of its own.
       baselines: simple models counted or run on the same tokens, printed beside the result.
@@ -83,6 +86,7 @@ class ProtocolConfig:
         None, "must be -1 (never) or at least 1", lambda v: v is None or v == -1 or v >= 1
     )
     same_length: Window | None = None
+    temperature: float = above(0, 1.0)
     max_segments: int = at_least(0, 0)
     dynamic: DynamicConfig = dataclasses.field(default_factory=DynamicConfig)
     baselines: tuple[Literal["unigram", "bigram", "xz"], ...] = ()
@@ -152,6 +156,7 @@ class ExperimentConfig:
     loss: LossConfig = dataclasses.field(default_factory=LossConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     average: AverageConfig = dataclasses.field(default_factory=AverageConfig)
+    distil: DistilConfig = dataclasses.field(default_factory=DistilConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     validate: ProtocolConfig = dataclasses.field(
         default_factory=lambda: ProtocolConfig(split="valid")

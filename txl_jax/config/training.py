@@ -74,12 +74,33 @@ class LossConfig:
       r_drop: a > 0: every segment is read twice under dropout of its own, and a times the mean of
         the two Kullback-Leibler divergences of the predictions, in nats, is added to the mean of
         the two losses (Wu et al. 2021). Holds scores of all words at once, [B,T,V] twice.
+      past_decode: a > 0: a times the mean nll, in nats, of the input word as decoded from the
+        prediction after it is added (Brahma 2019, 0.001 there); needs ``model.past_decode``,
+        whose parameters decode it. Holds scores of all words at once.
     """
 
     positions: Literal["full", "half"] = "full"
     ar: float = at_least(0, 0.0)
     tar: float = at_least(0, 0.0)
     r_drop: float = at_least(0, 0.0)
+    past_decode: float = at_least(0, 0.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DistilConfig:
+    """What is learnt from models trained before, on the same text (see training/distil.py).
+
+    Attributes:
+      teachers: workdirs or exported folders; their mean probabilities are learnt from. (): none.
+      weight: w: the loss is w times the cross entropy against the teachers and 1 - w times that
+        against the text. Holds scores of all words at once, [B,T,V].
+      words: how many of the teachers' likeliest words are kept for each token of the text; the
+        rest is one more.
+    """
+
+    teachers: tuple[str, ...] = rule((), "must not name an empty folder", all)
+    weight: float = rule(0.5, "must be above 0 and at most 1", lambda v: 0 < v <= 1)
+    words: int = at_least(1, 32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,6 +119,8 @@ class TrainConfig:
         proportion (Merity et al. 2018, section 4.1). Arrays have the longest length and are padded.
       roll_streams: in each epoch every stream begins at a random place of its own and wraps
         around (NVIDIA).
+      text_on_device: the training text lies on the device whole, and batches are cut from it there
+        (data/on_device.py); for a small text and many updates a dispatch.
       reset_every: n > 0: memory is emptied every n steps as well (TF on TPU: 1000).
       micro_batches: parts that a batch is cut into, gradients summed over them.
       steps_per_dispatch: updates per call of the compiled program (``lax.scan``).
@@ -122,6 +145,7 @@ class TrainConfig:
     context_len: int = at_least(0, 0)
     seg_len_std: float = at_least(0, 0.0)
     roll_streams: bool = False
+    text_on_device: bool = False
     reset_every: int = at_least(0, 0)
     micro_batches: int = at_least(1, 1)
     steps_per_dispatch: int = at_least(1, 1)

@@ -27,7 +27,14 @@ import numpy as np
 from txl_jax.config import AttentionForm, TransformerXLConfig, Window
 from txl_jax.convert.errors import ConvertError
 from txl_jax.convert.pytorch_vocabulary import vocabulary
-from txl_jax.convert.tensors import Tensors, listed, one_of, required, vocab_size
+from txl_jax.convert.tensors import (
+    Tensors,
+    listed,
+    one_of,
+    refuse_our_own,
+    required,
+    vocab_size,
+)
 
 SAME_LENGTH: dict[str, Window] = {"kimiyoung": "pytorch", "nvidia": "tf"}
 """What ``same_length=True`` means in each code base: NVIDIA's lets a query see one key more."""
@@ -124,6 +131,7 @@ def params_from_pytorch(
     """
     c = cfg
     vocab_size(c)
+    refuse_our_own(c)
     tensors = Tensors(state_dict)
     params: dict[str, Any] = {**_global_bias(tensors, c), **vocabulary(tensors, c)}
     tables = _position_tables(tensors, c)

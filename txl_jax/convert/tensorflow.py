@@ -29,7 +29,15 @@ import numpy as np
 
 from txl_jax.config import TransformerXLConfig
 from txl_jax.convert.errors import ConvertError
-from txl_jax.convert.tensors import Tensors, listed, parameter_clusters, required, tied, vocab_size
+from txl_jax.convert.tensors import (
+    Tensors,
+    listed,
+    parameter_clusters,
+    refuse_our_own,
+    required,
+    tied,
+    vocab_size,
+)
 from txl_jax.model.adaptive import clusters
 
 REQUIRED = ("n_token", "n_layer", "d_model", "n_head", "d_head", "d_inner")
@@ -105,6 +113,7 @@ def params_from_tensorflow(
     """
     c = cfg
     vocab_size(c)
+    refuse_our_own(c)
     wanted = {name: array for name, array in variables.items() if is_parameter(name)}
     tensors = Tensors({name.removeprefix(SCOPE): array for name, array in wanted.items()})
     shape = (c.n_layer,) * c.untie_r + (c.n_head, c.d_head)

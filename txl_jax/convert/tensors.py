@@ -59,6 +59,16 @@ def vocab_size(c: TransformerXLConfig) -> int:
     return c.vocab_size
 
 
+def refuse_our_own(c: TransformerXLConfig) -> None:
+    """Raises ConvertError for a model with parameters that no other code base has."""
+    for key, value in (("mixtures", c.mixtures), ("past_decode", c.past_decode)):
+        if value != getattr(TransformerXLConfig, key):
+            raise ConvertError(
+                f"model.{key} = {value!r}: the other code bases have no such parameters; leave it"
+                " at its default"
+            )
+
+
 def parameter_clusters(c: TransformerXLConfig) -> list[tuple[str, Cluster]]:
     """Clusters as parameters are divided: ending of our names, words. One of all words with
     ``div_val`` 1, whatever the cutoffs are."""

@@ -11,6 +11,18 @@ from txl_jax.data.sentences import AnyStreams
 from txl_jax.data.streams import Segment
 
 
+class SoftTargets(flax.struct.PyTreeNode):
+    """The k likeliest next words as other models see them, in place of one; see distil.py.
+
+    Attributes:
+      words: int [...,k].
+      probabilities: float [...,k]; what they lack of 1 is of all other words together.
+    """
+
+    words: jax.Array | np.ndarray
+    probabilities: jax.Array | np.ndarray
+
+
 class Batch(flax.struct.PyTreeNode):
     """A segment of every stream.
 
@@ -20,12 +32,14 @@ class Batch(flax.struct.PyTreeNode):
       weights: float32 [B,T], 0 where padded.
       reset: bool [B], streams whose memory is emptied before this segment; with C > 0 bool
         [B,C+T], true where a stream's text begins.
+      soft: [B,T,k], what else the student of a distillation learns from; ``None``: nothing.
     """
 
     inputs: jax.Array | np.ndarray
     targets: jax.Array | np.ndarray
     weights: jax.Array | np.ndarray
     reset: jax.Array | np.ndarray
+    soft: SoftTargets | None = None
 
     @property
     def context_len(self) -> int:

@@ -19,7 +19,7 @@ import threading
 import numpy as np
 
 from txl_jax.data.errors import DataError
-from txl_jax.data.streams import Segment, Streams
+from txl_jax.data.streams import Piece, Segment, Streams
 
 MIN_LENGTH = 5
 DEVIATIONS = 3
@@ -93,9 +93,22 @@ class DrawnLengths:
 
     def at_step(self, step: int, rows: slice = slice(None)) -> Segment:
         """The segment of a training step, counted from 0 over all epochs."""
+        where = self.where(step)
+        return self._streams.piece(where.start, where.n, self.max_len, rows, where.epoch)
+
+    def where(self, step: int) -> Piece:
+        """What :meth:`at_step` reads."""
         epoch, index, bounds = self._find(step)
         start, stop = bounds[index : index + 2].tolist()
-        return self._streams.piece(start, stop - start, self.max_len, rows, epoch)
+        return Piece(start, stop - start, epoch)
+
+    def in_rows(self) -> np.ndarray:
+        """See :meth:`Streams.in_rows`."""
+        return self._streams.in_rows()
+
+    def shifts(self, epoch: int) -> np.ndarray:
+        """See :meth:`Streams.shifts`."""
+        return self._streams.shifts(epoch)
 
     def epochs(self, step: int) -> float:
         """Passes over the text that are done after a number of steps, by its tokens."""

@@ -30,8 +30,13 @@ def training_batch(
     ``reset_every`` n > 0 at steps 0, n, 2n, ..
     """
     segment = streams.at_step(step, rows)
+    return batch_of(segment, forgets(step, segment.first, epoch_memory, reset_every))
+
+
+def forgets(step: int, first: bool, epoch_memory: str, reset_every: int) -> bool:
+    """Whether memory is emptied before a step; ``first``: it is the first of an epoch."""
     again = reset_every > 0 and step % reset_every == 0
-    return batch_of(segment, forget=again or (segment.first and epoch_memory == "reset"))
+    return again or (first and epoch_memory == "reset")
 
 
 def training_feed(
@@ -42,26 +47,27 @@ def training_feed(
     per_dispatch: int,
     sharding: Any,
     reset_every: int = 0,
-) -> Generator[Batch, None, None]:
+    of_step: Callable[..., Any] = training_batch,
+) -> Generator[Any, None, None]:
     """Batches of the steps ``start`` .. ``stop - 1``, on device, read ahead in a thread.
 
     With ``per_dispatch`` S > 1 each item holds S steps, stacked on a new leading axis.
     What is read ahead is not state: a checkpoint needs the number of the step only.
     ``sharding``: of each field of a batch, in a batch, see :func:`placed_rows`.
+    ``of_step``: :func:`training_batch`, or what takes the same and gives something else.
     """
 
-    def read(step: int, rows: slice) -> Batch:
+    def read(step: int, rows: slice) -> Any:
         parts = [
-            training_batch(streams, s, epoch_memory, reset_every, rows)
+            of_step(streams, s, epoch_memory, reset_every, rows)
             for s in range(step, step + per_dispatch)
         ]
         return parts[0] if per_dispatch == 1 else jax.tree.map(_stack, *parts)
 
-    def batches() -> Iterator[Batch]:
+    def batches() -> Iterator[Any]:
         axis = 0 if per_dispatch == 1 else 1
         for step in range(start, stop, per_dispatch):
-            of_step = functools.partial(read, step)
-            yield placed_rows(of_step, sharding, streams.batch_size, axis)
+            yield placed_rows(functools.partial(read, step), sharding, streams.batch_size, axis)
 
     return read_ahead(batches())
 

@@ -39,7 +39,7 @@ Shifts are drawn from (seed, epoch, stream), so a segment stays a pure function 
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -47,6 +47,17 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import check_ids
 
 Cut = Literal["every_target", "authors"]
+
+
+class Piece(NamedTuple):
+    """Which targets of every stream a training step takes: ``start`` .. ``start + n - 1``.
+
+    ``epoch``: of whose order the streams are.
+    """
+
+    start: int
+    n: int
+    epoch: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -217,7 +228,14 @@ class Streams:
 
     def at_step(self, step: int, rows: slice = slice(None)) -> Segment:
         """The segment of a training step, counted from 0 over all epochs."""
-        return self.segment(step % self.n_segments, rows, step // self.n_segments)
+        where = self.where(step)
+        return self.piece(where.start, where.n, self.seg_len, rows, where.epoch)
+
+    def where(self, step: int) -> Piece:
+        """What :meth:`at_step` reads."""
+        epoch, index = divmod(step, self.n_segments)
+        start = index * self.seg_len
+        return Piece(start, min(self.seg_len, self.longest - start), epoch)
 
     def epochs(self, step: int) -> float:
         """Passes over the text that are done after a number of steps."""
@@ -227,6 +245,16 @@ class Streams:
         """Up to n tokens of the text that come before a stream's first one."""
         begin = stream * self._stride
         return self._tokens[max(begin - n, 0) : begin]
+
+    def in_rows(self) -> np.ndarray:
+        """The tokens of every stream as it lies in the text, int32 [B,n]; cut ``authors``."""
+        used = self._tokens[: self.batch_size * self._stride]
+        return np.asarray(used, np.int32).reshape(self.batch_size, self._stride)
+
+    def shifts(self, epoch: int) -> np.ndarray:
+        """:meth:`shift` of every stream, int32 [B]."""
+        of_all = [self.shift(epoch, stream) for stream in range(self.batch_size)]
+        return np.array(of_all, np.int32)
 
     def shift(self, epoch: int, stream: int) -> int:
         """Where in its own text a stream begins in an epoch: from 0 to its length less 1."""

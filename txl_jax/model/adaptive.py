@@ -8,8 +8,9 @@
     p(word of tail i)     = p_head(tail i) * p_i(word)
 
 (Grave et al. 2017; Baevski and Auli 2019.) With no cutoffs there is one cluster, the plain
-softmax. Shapes are static: words are sorted by cluster, and a cluster's loss is computed over as
-many blocks of rows as its words fill (cross_entropy.py), however many they are.
+softmax, or with ``mixtures`` K > 1 a mixture of K (mixture.py). Shapes are static: words are
+sorted by cluster, and a cluster's loss is computed over as many blocks of rows as its words fill
+(cross_entropy.py), however many they are.
 """
 
 import dataclasses
@@ -22,6 +23,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from txl_jax.config import TransformerXLConfig
+from txl_jax.model import mixture as mixture_lib
+from txl_jax.model.block import dropout
 from txl_jax.model.cross_entropy import cross_entropy
 from txl_jax.model.mesh import each_its_rows, whole
 
@@ -66,6 +69,10 @@ class Vocabulary(nn.Module):
     [size,d_i] and so on. ``softmax_projection_i`` [d_i,D]: of clusters that have projections
     and do not share the input's. ``cluster_weight`` [C,d], ``cluster_bias`` [C]: the tails'
     logits in the head, tail 1 first (PT's order is reversed).
+
+    With ``mixtures`` K > 1: ``mixture_prior`` [D,K], ``mixture_latent`` [D,K,d],
+    ``mixture_latent_bias`` [K,d] in place of an output projection. With ``past_decode``:
+    ``past_weight`` [d,d] (in, out), ``past_weight_bias`` [d], ``past_bias`` [V].
     """
 
     cfg: TransformerXLConfig
@@ -103,7 +110,7 @@ class Vocabulary(nn.Module):
         tied = (*c.tie_projs, *[False] * len(self.clusters))
         self.own_projections = [
             self.param(f"softmax_projection_{i}", init_projection, (p.width, c.d_model))
-            if p.projected and not tied[i]
+            if p.projected and not tied[i] and c.mixtures == 1
             else None
             for i, p in enumerate(self.clusters)
         ]
@@ -111,6 +118,17 @@ class Vocabulary(nn.Module):
             shape = (len(c.cutoffs), self.clusters[0].width)
             self.cluster_weight = self.param("cluster_weight", init, shape)
             self.cluster_bias = self.param("cluster_bias", zeros, shape[:1])
+        words, d = self.clusters[-1].stop, self.clusters[0].width
+        if c.mixtures > 1:
+            k = c.mixtures
+            self.mixture_prior = self.param("mixture_prior", init, (c.d_model, k))
+            self.mixture_latent = self.param("mixture_latent", init, (c.d_model, k, d))
+            self.mixture_latent_bias = self.param("mixture_latent_bias", zeros, (k, d))
+            self.drop_latent = dropout(c, c.dropout_latent)
+        if c.past_decode:
+            self.past_weight = self.param("past_weight", init, (d, d))
+            self.past_weight_bias = self.param("past_weight_bias", zeros, (d,))
+            self.past_bias = self.param("past_bias", zeros, (words,))
 
     def embed(self, tokens: jax.Array, train: bool = False) -> jax.Array:
         """Embeddings times sqrt(D), [B,T,D] in the compute dtype.
@@ -143,12 +161,15 @@ class Vocabulary(nn.Module):
             x = x * (kept[tokens] / keep).astype(c.dtype)[..., None]
         return x * c.d_model**0.5
 
-    def logits(self, h: jax.Array) -> jax.Array:
+    def logits(self, h: jax.Array, train: bool = False) -> jax.Array:
         """Scores of every word whose softmax is their probability, float32 [B,T,V].
 
-        With cutoffs these are log-probabilities. ``h`` is [B,T,D].
+        With cutoffs or mixtures these are log-probabilities. ``h`` is [B,T,D]; ``train``: with
+        ``dropout_latent`` (needs the ``dropout`` rng).
         """
         tables = self._tables()
+        if self.cfg.mixtures > 1:
+            return mixture_lib.mixture_log_probs(self._mixture(h, train), tables[0])
         head = self._scores(h, 0, tables[0])
         if not self.cfg.cutoffs:
             return head
@@ -171,16 +192,46 @@ class Vocabulary(nn.Module):
         Args:
           h: [B,T,D].
           targets: int32 [B,T], from 0 to V-1.
-          train: against sampled words, with ``sample_softmax`` (needs the ``dropout`` rng).
+          train: against sampled words with ``sample_softmax``, and with ``dropout_latent`` (both
+            need the ``dropout`` rng).
         """
-        c = self.cfg
-        shape, h, targets = targets.shape, h.reshape(-1, h.shape[-1]), targets.reshape(-1)
-        tables = self._tables()
+        c, tables = self.cfg, self._tables()
+        if c.mixtures > 1:
+            log_prior, latents = self._mixture(h, train)
+            rows = (_rows(x) for x in (latents, log_prior, targets))
+            score = each_its_rows(mixture_lib.mixture_nll, self.mesh, n_rows=3)
+            return score(*rows, tables[0]).reshape(targets.shape)
+        shape, h, targets = targets.shape, _rows(h), _rows(targets)
         if train and c.sample_softmax:
             return self._sampled_nll(h, targets, *tables[0]).reshape(shape)
         projections = [self._output_projection(i) for i in range(len(self.clusters))]
         score = each_its_rows(functools.partial(_cluster_nll, self.clusters), self.mesh, n_rows=2)
         return score(h, targets, (projections, tables)).reshape(shape)
+
+    def past_nll(self, log_p: jax.Array, inputs: jax.Array) -> jax.Array:
+        """How badly the input word can be told from the prediction after it: nats, [B,T].
+
+        The expected output vector e = E^T p of the next word goes through f = tanh(e W + b), and
+        the input word is scored by softmax(E f + b') (Brahma 2019, "decoding the past").
+
+        Args:
+          log_p: predicted log-probabilities of every word, float32 [B,T,V].
+          inputs: int32 [B,T], the words that they were predicted after.
+        """
+        dtype, weight = self.cfg.dtype, whole(jnp.asarray(self.weights[0]), self.mesh, words=True)
+        full = {"preferred_element_type": jnp.float32}
+        p = jnp.exp(log_p).astype(dtype)
+        expected = jnp.einsum("btv,vd->btd", p, weight.astype(dtype), **full).astype(dtype)
+        past_weight = whole(self.past_weight, self.mesh).astype(dtype)
+        decoded = jnp.einsum("btd,de->bte", expected, past_weight, **full) + self.past_weight_bias
+        f = _rows(jnp.tanh(decoded).astype(dtype))
+        score = each_its_rows(_table_nll, self.mesh, n_rows=2)
+        return score(f, _rows(inputs), (weight, self.past_bias)).reshape(inputs.shape)
+
+    def _mixture(self, h: jax.Array, train: bool) -> mixture_lib.Mixture:
+        latent = whole(self.mixture_latent, self.mesh)
+        found = mixture_lib.mixture(h, self.mixture_prior, latent, self.mixture_latent_bias)
+        return found._replace(latents=self.drop_latent(found.latents, train))
 
     def _output_projection(self, i: int) -> jax.Array | None:
         """Between the states and the words of cluster i, [d_i,D]; ``None``: they are compared."""
@@ -252,6 +303,15 @@ def _cluster_nll(clusters: tuple[Cluster, ...], h, targets, parts: Parts) -> jax
         inside = jnp.clip(targets - p.start, 0, p.size - 1)
         nll = nll + cross_entropy(_inner(h, projections[i]), *tables[i], inside, members)
     return nll
+
+
+def _table_nll(h, targets, table: tuple[jax.Array, jax.Array]) -> jax.Array:
+    return cross_entropy(h, *table, targets)
+
+
+def _rows(x: jax.Array) -> jax.Array:
+    """[B,T,...] as rows [S,...]."""
+    return x.reshape(-1, *x.shape[2:])
 
 
 def _inner(h: jax.Array, projection: jax.Array | None) -> jax.Array:

@@ -31,6 +31,7 @@ def cross_entropy(
         are, int32 []; the others give 0. The work done is theirs alone, in blocks. ``None``: all.
     """
     n, v = x.shape[0], weight.shape[0]
+    targets = jnp.asarray(targets)  # numpy's own cannot be indexed by a loop's counter
     block = min(n, max(ROWS_AT_LEAST, LOGITS_AT_ONCE // v))
     if members is not None:
         return _blocks(block, x, weight, bias, targets, *members)

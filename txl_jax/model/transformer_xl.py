@@ -121,7 +121,7 @@ class TransformerXL(nn.Module):
     ):
         """Logits and new memory: float32 [B,T,V], :class:`Memory` (or :class:`Cache`, as given).
 
-        With an adaptive softmax they are log-probabilities.
+        With an adaptive softmax or a mixture they are log-probabilities.
 
         Args:
           tokens: int32 [B,C+T].
@@ -149,7 +149,7 @@ class TransformerXL(nn.Module):
     ):
         """As :meth:`__call__`, and between the two the states of :meth:`nll_and_states`."""
         states, mems = self._encode(tokens, mems, train, reset, lengths, context_len)
-        return self.vocabulary.logits(self._drop(states, train)), states, mems
+        return self.vocabulary.logits(self._drop(states, train), train), states, mems
 
     def nll(
         self,
@@ -198,6 +198,17 @@ class TransformerXL(nn.Module):
             )
         states, mems = self._encode(tokens, mems, train, reset, lengths, context_len)
         return self.vocabulary.nll(self._drop(states, train), targets, train), states, mems
+
+    def past_nll(self, log_p, inputs):
+        """How badly each input token can be told from the prediction after it: nats, [B,T].
+
+        For ``model.past_decode`` (Brahma 2019); what training adds, no part of scoring.
+
+        Args:
+          log_p: log-probabilities of the next token, float32 [B,T,V].
+          inputs: int32 [B,T], the tokens they were predicted after.
+        """
+        return self.vocabulary.past_nll(log_p, inputs)
 
     def core(self, embeddings, mems, *, train: bool = False, reset=None, lengths=None):
         """The layers alone, no vocabulary: [B,T,D] in, [B,T,D] out, and new memory.

@@ -13,15 +13,17 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from txl_jax.config import ExperimentConfig, ProtocolConfig, TransformerXLConfig
+from txl_jax.data.batch import SoftTargets
 from txl_jax.data.drawn_lengths import longest_length
 from txl_jax.data.feed import training_batch
+from txl_jax.data.on_device import text_of, training_places
 from txl_jax.data.sentences import shuffled_streams_of
 from txl_jax.evaluation.evaluate import Evaluator, describe
 from txl_jax.model.transformer_xl import TransformerXL
@@ -137,7 +139,10 @@ def abstract_state(exp: ExperimentConfig, placement: Placement) -> Any:
 
 
 def lower_update(exp: ExperimentConfig, placement: Placement, state: Any) -> jax.stages.Lowered:
-    """The train step of the training loop for these shapes, not compiled yet."""
+    """The train step of the training loop for these shapes, not compiled yet.
+
+    A text that lies on the device is counted with the length of one segment.
+    """
     t = exp.train
     model = TransformerXL(exp.model, placement.for_model)
     optimizer = make_optimizer(exp)
@@ -151,11 +156,22 @@ def lower_update(exp: ExperimentConfig, placement: Placement, state: Any) -> jax
         seg_len_std=t.seg_len_std,
         roll=t.roll_streams,
     )
-    batch = training_batch(streams, 0, t.epoch_memory, t.reset_every)
+    text, of_step = None, cast(Any, training_batch)
+    if t.text_on_device:
+        text, of_step = text_of(streams, _soft_zeros(exp, streams)), training_places
+    fed = of_step(streams, 0, t.epoch_memory, t.reset_every)
     lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype), batch)
-    step: Any = compiled_step(exp, model, optimizer, placement, state)
-    return step.lower(state, shapes)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype), fed)
+    step: Any = compiled_step(exp, model, optimizer, placement, state, text)
+    return step.lower(state, shapes, *filter(None, [text]))
+
+
+def _soft_zeros(exp: ExperimentConfig, streams: Any) -> SoftTargets | None:
+    """What teachers say, as it lies beside the text; ``None``: there are none."""
+    if not exp.distil.teachers:
+        return None
+    shape = streams.in_rows().size, min(exp.distil.words, exp.model.vocab_size or 1)
+    return SoftTargets(np.zeros(shape, np.uint16), np.zeros(shape, np.float16))
 
 
 def _scoring(

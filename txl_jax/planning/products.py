@@ -53,16 +53,19 @@ def of_words(c: TransformerXLConfig, cut: Cut) -> float:
     """Operations of embedding and softmax, forwards; ``vocab_size`` is known.
 
     2 d_i for each word of a cluster that a target's row is compared with: the head's by every
-    row, a tail's by the rows whose target is in it. Their share is taken from Zipf's law.
+    row, a tail's by the rows whose target is in it. Their share is taken from Zipf's law. Of a
+    mixture all that K times, and 2 K D (d + 1) a row for latents and prior.
     """
     rows, c_positions = cut.batch_size * cut.scored, cut.batch_size * cut.positions
     total, parts = 0.0, clusters(c)
     for i, part in enumerate(parts):
         size = part.size + (len(parts) - 1 if i == 0 else 0)
         share = 1.0 if i == 0 else zipf_share(part.start, part.stop, parts[-1].stop)
-        total += 2 * rows * share * size * part.width
+        total += 2 * rows * share * size * part.width * c.mixtures
+        if c.mixtures > 1:
+            total += 2 * rows * c.mixtures * c.d_model * (part.width + 1)
         if part.projected:
-            total += 2 * rows * part.width * c.d_model
+            total += 2 * rows * part.width * c.d_model * (c.mixtures == 1)
             if c.div_val > 1 or i == 0:
                 total += 2 * c_positions * part.width * c.d_model
     return total

@@ -16,13 +16,15 @@ from txl_jax.config import ExperimentConfig
 from txl_jax.data.batch import Batch
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import training_batch, training_feed
+from txl_jax.data.on_device import Places, Text, training_places
 from txl_jax.data.sentences import TrainingStreams
 from txl_jax.evaluation.evaluate import Evaluator, Score
 from txl_jax.model.kernels.parity import require_parity
 from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.training.average import RAW, candidates, chosen
 from txl_jax.training.checkpoint import CheckpointError, Checkpoints
-from txl_jax.training.parts import Parts, parts_of, training_streams
+from txl_jax.training.distil import soft_targets
+from txl_jax.training.parts import Parts, parts_of, text_on_device, training_streams
 from txl_jax.training.runlog import RunLog
 from txl_jax.training.sharding import Placement
 from txl_jax.training.skipping import SkippedError, reason
@@ -63,7 +65,10 @@ def train(exp: ExperimentConfig, corpus: Corpus, workdir: str, stop: Stop) -> Ou
     parts = parts_of(exp, corpus)
     with opened(exp, corpus, workdir, stop, parts) as (run, state):
         if int(state.step) < exp.train.steps:
-            run.compile(parts)
+            soft = soft_targets(exp, corpus, workdir, run.log.message, stop.requested)
+            run.text = text_on_device(exp, run.streams, parts.placement, soft)
+            if not stop.requested():
+                run.compile(parts)
         return run.go(state)
 
 
@@ -127,6 +132,7 @@ class Run:
         self.log: RunLog = log
         self.stop: Stop = stop
         self.placement: Placement = placement
+        self.text: Text | None = None  # the training text, where it lies on the device
         self.pending: collections.deque = collections.deque()
         self.evaluated = True  # the last state that was due
         self.skipped = 0  # updates, in a row, up to the last one logged
@@ -137,9 +143,9 @@ class Run:
     def compile(self, parts: Parts) -> None:
         """Compiles the step before the clock of training runs."""
         step = compiled_step(
-            self.exp, parts.model, parts.optimizer, parts.placement, parts.abstract
+            self.exp, parts.model, parts.optimizer, parts.placement, parts.abstract, self.text
         )
-        self.step = self.compiled(step, parts.abstract, self.batch_shapes())
+        self.step = self.compiled(step, parts.abstract, self.fed_shapes(), *self.with_text())
 
     def compiled(self, step: Callable[..., Any], *shapes: Any) -> Callable[..., Any]:
         """A jitted step compiled for these shapes; the time is told, and no time of training."""
@@ -151,19 +157,31 @@ class Run:
         self.log.message(f"compiled the step in {time.perf_counter() - start:.1f} s")
         return program
 
-    def batch_shapes(self) -> Batch:
-        """Shapes of what a dispatch reads."""
+    def fed_shapes(self) -> Batch | Places:
+        """Shapes of what a dispatch is sent: batches, or their places in the text."""
         t = self.exp.train
-        none = training_batch(self.streams, 0, t.epoch_memory, t.reset_every, slice(0))
+        none = self.of_step(self.streams, 0, t.epoch_memory, t.reset_every, slice(0))
         lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()
-        shape = lambda x: jax.ShapeDtypeStruct((*lead, t.batch_size, *x.shape[1:]), x.dtype)
+        rows = lambda x: (t.batch_size, *x.shape[1:]) if x.ndim else ()
+        shape = lambda x: jax.ShapeDtypeStruct((*lead, *rows(x)), x.dtype)
         return jax.tree.map(shape, none)
+
+    @property
+    def of_step(self) -> Callable[..., Batch | Places]:
+        """What the feed reads for a step."""
+        return training_batch if self.text is None else training_places
+
+    def with_text(self) -> tuple[Text, ...]:
+        """What a dispatch takes besides."""
+        return () if self.text is None else (self.text,)
 
     def go(self, state: TrainState) -> Outcome:
         """All steps that are left, or those until the run is told to stop."""
         t, step = self.exp.train, int(state.step)
         self.begin(step, state)
-        sharding = self.placement.batch(steps_axis=t.steps_per_dispatch > 1)
+        sharding: Any = self.placement.batch(steps_axis=t.steps_per_dispatch > 1)
+        if self.text is not None:
+            sharding = self.placement.everywhere()
         feed = training_feed(
             self.streams,
             step,
@@ -172,12 +190,13 @@ class Run:
             t.steps_per_dispatch,
             sharding,
             t.reset_every,
+            self.of_step,
         )
         try:
             for batch in self.log.spent.waiting(feed):
                 if self.stop.requested():
                     break
-                state, metrics = self.step(state, batch)
+                state, metrics = self.step(state, batch, *self.with_text())
                 step += t.steps_per_dispatch
                 self.dispatched(step, metrics)
                 if self.due(step):

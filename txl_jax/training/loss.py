@@ -1,5 +1,6 @@
 """What is minimised: negative log-likelihood over the scored targets, and what regularises it."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -7,11 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from txl_jax.config import LossConfig
-from txl_jax.data.batch import Batch
+from txl_jax.data.batch import Batch, SoftTargets
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
 
 Array = jax.Array | np.ndarray
+
+_LEAST_REST = 1e-6
+"""The least probability that all words but the teachers' likeliest are taken to have."""
 
 
 class Totals(NamedTuple):
@@ -53,6 +57,7 @@ def batch_loss(
     c: LossConfig,
     whole: Totals,
     padded: bool = False,
+    taught: float = 0.0,
 ) -> tuple[jax.Array, tuple[jax.Array, Memory]]:
     """What a batch, or a part of one, adds to the loss of its step; the sum of nll beside it.
 
@@ -64,39 +69,95 @@ def batch_loss(
       c: what regularises.
       whole: of the whole step, so that its parts add up.
       padded: whether memory after the segment is of use though the segment may be padded.
+      taught: the share of the loss that is against the batch's soft targets (distil.py).
 
     Returns:
       loss in nats per target, float32 []; (sum of nll in nats, float32 []; memory after).
     """
     about = batch.about_inputs(model.cfg.memory_free or padded)
 
-    def read(key, method, *inputs) -> Any:
-        rngs = {"dropout": key}
-        variables = {"params": params}
-        return model.apply(variables, *inputs, mems, method=method, train=True, rngs=rngs, **about)
+    def apply(method, *inputs, **options) -> Any:
+        return model.apply({"params": params}, *inputs, method=method, **options)
 
-    divergence = jnp.zeros(())
+    def read(key) -> Reading:
+        options = {"train": True, "rngs": {"dropout": key}, **about}
+        if not needs_every_word(c, taught):
+            return Reading(*apply("nll_and_states", batch.inputs, batch.targets, mems, **options))
+        logits, states, after = apply("logits_and_states", batch.inputs, mems, **options)
+        log_p = jax.nn.log_softmax(logits)
+        return Reading(_nll(log_p, batch.targets), states, after, log_p)
+
+    keys = [dropout_key, jax.random.fold_in(dropout_key, 1)] if c.r_drop else [dropout_key]
+    readings = [read(key) for key in keys]
+    nll_sum = jnp.sum(_mean(r.nll for r in readings) * batch.weights)
+    added = jnp.zeros(())
     if c.r_drop:
-        keys = (dropout_key, jax.random.fold_in(dropout_key, 1))
-        read_twice = [read(key, "logits_and_states", batch.inputs) for key in keys]
-        logs = [jax.nn.log_softmax(logits) for logits, _, _ in read_twice]
-        nll = sum(_nll(log, batch.targets) for log in logs) / 2
-        every_state, after = [states for _, states, _ in read_twice], read_twice[0][2]
-        divergence = jnp.sum(symmetric_divergence(*logs) * batch.weights)
-    else:
-        read_once = read(dropout_key, "nll_and_states", batch.inputs, batch.targets)
-        nll, every_state, after = read_once[0], [read_once[1]], read_once[2]
-    nll_sum = jnp.sum(nll * batch.weights)
-    loss = (nll_sum + c.r_drop * divergence) / whole.targets
+        apart = symmetric_divergence(*(r.log_p for r in readings))
+        added = added + c.r_drop * jnp.sum(apart * batch.weights)
+    if c.past_decode:
+        inputs = batch.inputs[:, -batch.targets.shape[1] :]  # less the context in front
+        past = _mean(apply("past_nll", r.log_p, inputs) for r in readings)
+        added = added + c.past_decode * jnp.sum(past * batch.weights)
+    learnt = nll_sum
+    if taught:
+        assert batch.soft is not None, "a batch to be taught by teachers has their soft targets"
+        soft = _mean(soft_cross_entropy(r.log_p, batch.soft) for r in readings)
+        learnt = (1 - taught) * nll_sum + taught * jnp.sum(soft * batch.weights)
+    loss = (learnt + added) / whole.targets
     if c.ar or c.tar:
-        terms = [regularisation(states, batch.weights, c, whole) for states in every_state]
-        loss = loss + sum(terms) / len(terms)
-    return loss, (nll_sum, after)
+        loss = loss + _mean(regularisation(r.states, batch.weights, c, whole) for r in readings)
+    return loss, (nll_sum, readings[0].after)
+
+
+class Reading(NamedTuple):
+    """A segment as the model read it once, under dropout of its own.
+
+    Attributes:
+      nll: of the targets, in nats, float32 [B,T].
+      states: [B,T,D], the last layer's, before dropout.
+      after: memory after the segment.
+      log_p: log-probabilities of every word, float32 [B,T,V]; ``None`` unless some term of the
+        loss needs them, see :func:`needs_every_word`.
+    """
+
+    nll: jax.Array
+    states: jax.Array
+    after: Memory
+    log_p: Any = None
+
+
+def needs_every_word(c: LossConfig, taught: float = 0.0) -> bool:
+    """Whether a term needs the log-probabilities of every word at every position, [B,T,V].
+
+    Where none does, the nll is computed in blocks that never hold them (cross_entropy.py).
+    """
+    return bool(c.r_drop or c.past_decode or taught)
+
+
+def soft_cross_entropy(log_p: jax.Array, soft: SoftTargets) -> jax.Array:
+    """Cross entropy of a model's probabilities against its teachers', in nats: float32 [B,T].
+
+    Over k + 1 outcomes: the k words, and that it is none of them.
+
+    Args:
+      log_p: float32 [B,T,V], the model's.
+      soft: [B,T,k].
+    """
+    of_words = jnp.take_along_axis(log_p, jnp.asarray(soft.words, jnp.int32), axis=-1)
+    taught = jnp.asarray(soft.probabilities, jnp.float32)
+    others = jnp.clip(1.0 - jnp.sum(taught, axis=-1), 0.0)
+    own_others = jnp.maximum(1.0 - jnp.sum(jnp.exp(of_words), axis=-1), _LEAST_REST)
+    return -jnp.sum(taught * of_words, axis=-1) - others * jnp.log(own_others)
 
 
 def symmetric_divergence(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
     """Mean of KL(p|q) and KL(q|p) in nats, [...], of log-probabilities [...,V]."""
     return jnp.sum((jnp.exp(log_p) - jnp.exp(log_q)) * (log_p - log_q), axis=-1) / 2
+
+
+def _mean(values: Iterable[jax.Array]) -> jax.Array:
+    values = list(values)
+    return sum(values[1:], start=values[0]) / len(values)
 
 
 def _nll(log_p: jax.Array, targets: Array) -> jax.Array:

@@ -7,7 +7,9 @@ import optax
 from jax.sharding import NamedSharding
 
 from txl_jax.config import ConfigError, ExperimentConfig
+from txl_jax.data.batch import SoftTargets
 from txl_jax.data.corpus import Corpus
+from txl_jax.data.on_device import Text, text_of
 from txl_jax.data.sentences import TrainingStreams, shuffled_streams_of, tokens_of
 from txl_jax.evaluation.evaluate import Evaluator, evaluator_of
 from txl_jax.model.layout import unstack_layers
@@ -79,6 +81,10 @@ def training_streams(exp: ExperimentConfig, corpus: Corpus) -> TrainingStreams:
         seg_len_std=t.seg_len_std,
         roll=t.roll_streams,
     )
+    if t.text_on_device:
+        text_of(streams)  # refuses what it cannot lay out
+        if jax.process_count() > 1:
+            raise ConfigError("config key train.text_on_device: is for one process; leave it out")
     longest = len(tokens_of(corpus.train)) // t.batch_size
     for key, what in (("mem_len", "memory"), ("context_len", "context")):
         if getattr(t, key) > longest:
@@ -88,6 +94,18 @@ def training_streams(exp: ExperimentConfig, corpus: Corpus) -> TrainingStreams:
                 " fewer streams"
             )
     return streams
+
+
+def text_on_device(
+    exp: ExperimentConfig,
+    streams: TrainingStreams,
+    placement: Placement,
+    soft: SoftTargets | None = None,
+) -> Text | None:
+    """The training text, on device, where ``train.text_on_device`` asks for it."""
+    if not exp.train.text_on_device:
+        return None
+    return jax.device_put(text_of(streams, soft), placement.rows())
 
 
 def _with_shardings(abstract: TrainState, placement: Placement) -> TrainState:

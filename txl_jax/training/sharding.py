@@ -45,6 +45,9 @@ PARAMETERS: dict[str, tuple[str | None, ...]] = {
     "embedding_projection": (None, "fsdp"),  # [d,D]
     "softmax_projection": (None, "fsdp"),
     "cluster_weight": (None, "fsdp"),  # [C,d]
+    "mixture_latent": ("fsdp", None, None),  # [D,K,d]
+    "past_weight": ("fsdp", None),  # [d,d]
+    "past_bias": ("tensor",),  # [V]
 }
 """How the last axes of each parameter are cut, by the end of its path, less a cluster's number.
 What is not here (LayerNorm, small biases) is whole everywhere."""

@@ -20,14 +20,14 @@ import jax
 import jax.numpy as jnp
 
 from txl_jax.config import ConfigError, ExperimentConfig
-from txl_jax.data.batch import Batch
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import read_ahead, training_feed
 from txl_jax.training.checkpoint import CheckpointError, Checkpoints
+from txl_jax.training.distil import soft_targets
 from txl_jax.training.loop import Outcome, Run, opened
-from txl_jax.training.parts import Parts, parts_of
+from txl_jax.training.parts import Parts, parts_of, text_on_device
 from txl_jax.training.state import TrainState
-from txl_jax.training.step import Metrics, train_step
+from txl_jax.training.step import dispatch
 from txl_jax.training.stopping import Stop
 
 
@@ -82,6 +82,10 @@ def train_side_by_side(
                 f"runs side by side must go on from one step, and theirs are {sorted(steps)}: a"
                 " checkpoint is damaged; go on with each run alone, or start anew elsewhere"
             )
+        if steps != {first.train.steps}:
+            run, workdir = all_runs[0], runs[0][1]
+            soft = soft_targets(run.exp, corpus, workdir, run.log.message, stop.requested)
+            run.text = text_on_device(run.exp, run.streams, parts.placement, soft)
         return _go(all_runs, states, parts)
 
 
@@ -94,13 +98,15 @@ def _go(runs: list[Run], states: list[TrainState], parts: Parts) -> list[Outcome
     state = jax.jit(_stacked)(states)
     one = jax.jit(lambda tree, r: jax.tree.map(lambda x: x[r], tree))
     seeds = jnp.array([run.exp.seed for run in runs])
-    if step < t.steps:
-        shapes = jax.tree.map(_with_runs(len(runs)), runs[0].batch_shapes())
-        program = runs[0].compiled(_step_of_all(runs[0].exp, parts), state, shapes, seeds)
+    if step < t.steps and not runs[0].stop.requested():
+        shapes = jax.tree.map(_with_runs(len(runs)), runs[0].fed_shapes())
+        text = runs[0].text
+        of_all = _step_of_all(runs[0].exp, parts)
+        program = runs[0].compiled(of_all, state, shapes, text, seeds)
         for batch in runs[0].log.spent.waiting(_batches(runs, step)):
             if runs[0].stop.requested():
                 break
-            state, metrics = program(state, batch, seeds)
+            state, metrics = program(state, batch, text, seeds)
             step += t.steps_per_dispatch
             for r, run in enumerate(runs):
                 run.dispatched(step, {name: value[r] for name, value in metrics.items()})
@@ -110,20 +116,15 @@ def _go(runs: list[Run], states: list[TrainState], parts: Parts) -> list[Outcome
 
 
 def _step_of_all(exp: ExperimentConfig, parts: Parts) -> Any:
-    """A dispatch of every run, jitted; state, batch, seeds and metrics have runs in front."""
-    several = exp.train.steps_per_dispatch > 1
-
-    def dispatch(state: TrainState, batch: Batch, seed: jax.Array) -> tuple[TrainState, Metrics]:
-        step = lambda s, b: train_step(s, b, exp, parts.model, parts.optimizer, seed)
-        return jax.lax.scan(step, state, batch) if several else step(state, batch)
-
-    return jax.jit(jax.vmap(dispatch), donate_argnums=(0,))
+    """A dispatch of every run, jitted; all but the text have runs in front."""
+    of_one = dispatch(exp, parts.model, parts.optimizer)
+    return jax.jit(jax.vmap(of_one, in_axes=(0, 0, None, 0)), donate_argnums=(0,))
 
 
-def _batches(runs: list[Run], start: int) -> Iterator[Batch]:
-    """Batches of every dispatch that is left, stacked over runs and read ahead."""
+def _batches(runs: list[Run], start: int) -> Iterator[Any]:
+    """Batches, or places, of every dispatch that is left, stacked over runs and read ahead."""
     t = runs[0].exp.train
-    about = (t.epoch_memory, t.steps_per_dispatch, None, t.reset_every)
+    about = (t.epoch_memory, t.steps_per_dispatch, None, t.reset_every, runs[0].of_step)
     with contextlib.ExitStack() as stack:
         feeds = []
         for run in runs:

@@ -44,6 +44,7 @@ OWN = (
     "dropout_embedding",
     "dropout_mask",
     "dropatt",
+    "dropout_latent",
     "sample_softmax",
     "init_std",
     "proj_init_std",

@@ -9,6 +9,7 @@ import optax
 
 from txl_jax.config import ExperimentConfig, TrainConfig
 from txl_jax.data.batch import Batch
+from txl_jax.data.on_device import Text
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.ordering import zero_after
@@ -73,7 +74,8 @@ def summed_gradient(
     """
     parts = exp.train.micro_batches
     gradient_of = jax.grad(batch_loss, has_aux=True)
-    terms = (exp.loss, totals(batch.weights), padded_amid(exp.train))
+    taught = exp.distil.weight if exp.distil.teachers else 0.0
+    terms = (exp.loss, totals(batch.weights), padded_amid(exp.train), taught)
     if parts == 1:
         gradient, (nll_sum, mems) = gradient_of(state.params, model, batch, state.mems, key, *terms)
         return gradient, nll_sum, mems
@@ -115,24 +117,44 @@ def compiled_step(
     optimizer: optax.GradientTransformation,
     placement: Placement,
     abstract: TrainState,
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    text: Text | None = None,
+) -> Callable[..., tuple[TrainState, Metrics]]:
     """:func:`train_step` compiled for a mesh; ``train.steps_per_dispatch`` updates a call.
 
-    With S > 1 updates a call the batch has a leading axis S, and so have the metrics.
+    It takes a state and a batch; with ``text`` (or its shapes) a state, the batch's places in the
+    text, and the text. With S > 1 updates a call batch or places have a leading axis S, and so
+    have the metrics.
     """
     several = exp.train.steps_per_dispatch > 1
-
-    def dispatch(state, batch):
-        one = lambda s, b: train_step(s, b, exp, model, optimizer)
-        return jax.lax.scan(one, state, batch) if several else one(state, batch)
-
-    of_state = placement.state(abstract)
+    of_state, of_batch = placement.state(abstract), placement.batch(steps_axis=several)
+    fed: tuple[Any, ...] = (of_batch,)
+    if text is not None:
+        fed = (placement.everywhere(), placement.rows())
     return jax.jit(
-        dispatch,
-        in_shardings=(of_state, placement.batch(steps_axis=several)),
+        dispatch(exp, model, optimizer),
+        in_shardings=(of_state, *fed),
         out_shardings=(of_state, placement.everywhere()),
         donate_argnums=(0,),
     )
+
+
+def dispatch(
+    exp: ExperimentConfig, model: TransformerXL, optimizer: optax.GradientTransformation
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """The function that is compiled, of a state and a batch or of state, places and text.
+
+    A fourth argument is the seed of the dropout, as in :func:`train_step`.
+    """
+
+    def updates(state, fed, text: Text | None = None, seed=None):
+        def one(s, fed_to_it):
+            batch = fed_to_it if text is None else text.batch(fed_to_it)
+            return train_step(s, batch, exp, model, optimizer, seed)
+
+        several = exp.train.steps_per_dispatch > 1
+        return jax.lax.scan(one, state, fed) if several else one(state, fed)
+
+    return updates
 
 
 # Row b goes to micro-batch b % parts, so that every device keeps rows of every part.

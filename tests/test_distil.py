@@ -1,0 +1,197 @@
+"""What a student learns from its teachers: their mean probabilities, word by word, and no more."""
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+from tiny_runs import corpus_and_experiment, run, run_in_workdir
+
+import txl_jax
+from txl_jax.config import ConfigError
+from txl_jax.data.batch import SoftTargets
+from txl_jax.training.distil import FILE, soft_targets, taught
+from txl_jax.training.loop import train
+from txl_jax.training.loss import soft_cross_entropy
+from txl_jax.training.parts import training_streams
+from txl_jax.training.stopping import Stop
+
+SHORT = {"train.steps": 6, "checkpoint.every": 6, "train.eval_every": 0}
+
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory):
+    """A folder with the text, and two workdirs trained on it, of other seeds and lengths."""
+    folder = tmp_path_factory.mktemp("teachers")
+    names = []
+    for seed, steps in ((1, 6), (2, 12)):
+        names.append(str(folder / f"teacher_{seed}"))
+        run_in_workdir(folder, names[-1], **SHORT | {"seed": seed, "train.steps": steps})
+    return folder, names
+
+
+def one_after_the_other(trained, tokens):
+    """Probabilities [N,V] of every token but the first, a token at a time, nothing cached."""
+    mems = trained.model.init_mems(1, len(tokens))
+    logits, _ = trained.model.apply({"params": trained.params}, tokens[None, :-1], mems)
+    return np.asarray(jax.nn.softmax(logits[0]), np.float64)
+
+
+def test_soft_targets_are_the_mean_of_the_teachers(teachers):
+    folder, names = teachers
+    # One stream, and a memory that holds all of the text: as if it were read at once.
+    settings = {"validate.batch_size": 1, "validate.mem_len": 128, "distil.words": 5}
+    corpus, exp = corpus_and_experiment(folder, **settings)
+    tokens = np.asarray(corpus.train)[:100]
+    trained = [txl_jax.load(name) for name in names]
+    soft: Any = taught([(t.model, t.params) for t in trained], tokens, exp)
+    mean = sum(one_after_the_other(t, tokens) for t in trained) / 2
+    assert soft.words.shape == (100, 5)
+    for i in range(1, 100):
+        want = np.sort(mean[i - 1])[::-1][:5]
+        np.testing.assert_allclose(soft.probabilities[i], want, rtol=2e-3, atol=1e-4)
+        np.testing.assert_allclose(mean[i - 1][soft.words[i]], want, rtol=1e-4)
+    assert soft.words[0, 0] == tokens[0]
+    assert soft.probabilities[0].tolist() == [1, 0, 0, 0, 0]
+
+
+def test_every_token_is_taught_whatever_the_streams(teachers):
+    folder, names = teachers
+    corpus, exp = corpus_and_experiment(folder, **{"validate.batch_size": 7, "distil.words": 3})
+    tokens = np.asarray(corpus.train)[:1001]
+    trained = txl_jax.load(names[0])
+    soft: Any = taught([(trained.model, trained.params)], tokens, exp)
+    assert np.all(soft.probabilities[:, 0] >= soft.probabilities[:, 1])
+    assert np.all(soft.probabilities[:, 0] > 0)
+    assert all(len(set(row)) == 3 for row in soft.words.tolist())
+
+
+def test_cross_entropy_is_of_the_words_and_the_rest():
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet(np.ones(6), (2, 3))
+    q = rng.dirichlet(np.ones(6), (2, 3))
+    words = np.argsort(-p, axis=-1)[..., :2]
+    of_words = np.take_along_axis(p, words, -1)
+    got = soft_cross_entropy(jnp.log(q), SoftTargets(words.astype(np.uint16), of_words))
+    for row in range(2):
+        for i in range(3):
+            likely = set(words[row, i].tolist())
+            want = -sum(p[row, i, w] * np.log(q[row, i, w]) for w in likely)
+            rest = [w for w in range(6) if w not in likely]
+            want -= p[row, i, rest].sum() * np.log(q[row, i, rest].sum())
+            np.testing.assert_allclose(got[row, i], want, rtol=1e-5)
+
+
+def test_least_where_the_student_is_as_its_teacher():
+    """At the teacher's own probabilities no direction is downhill."""
+    rng = np.random.default_rng(1)
+    logits = jnp.asarray(rng.normal(size=(1, 1, 8)), jnp.float32)
+    p = jax.nn.softmax(logits)
+    likely, words = jax.lax.top_k(p, 4)
+    loss = lambda z: jnp.sum(soft_cross_entropy(jax.nn.log_softmax(z), SoftTargets(words, likely)))
+    np.testing.assert_allclose(jax.grad(loss)(logits), 0, atol=1e-6)
+    assert np.abs(jax.grad(loss)(logits + jnp.arange(8.0))).max() > 0.1
+
+
+def test_a_student_of_itself_and_of_the_text(teachers, tmp_path):
+    """Weight 1 learns from the teachers alone; the text's loss is still what is logged."""
+    folder, names = teachers
+    short = {**SHORT, "train.steps": 3, "checkpoint.every": 3, "train.log_every": 1}
+    changes = {"train.text_on_device": True, "distil.teachers": tuple(names)}
+    ends = {}
+    for weight in (None, 0.5, 1.0):
+        own = {} if weight is None else {**changes, "distil.weight": weight}
+        outcome = run(folder, tmp_path / str(weight), **short | own)
+        lines = (tmp_path / str(weight) / "metrics.jsonl").read_text().splitlines()
+        losses = [r["loss"] for r in map(json.loads, lines) if r["kind"] == "train"]
+        ends[weight] = losses, jax.tree.leaves(outcome.state.params)
+    first = lambda weight: ends[weight][0][0]  # before any update
+    np.testing.assert_allclose([first(0.5), first(1.0)], first(None), rtol=1e-6)
+    for one, other in ((None, 0.5), (0.5, 1.0)):
+        same = [np.array_equal(*pair) for pair in zip(ends[one][1], ends[other][1], strict=True)]
+        assert not all(same)
+
+
+def test_gradient_is_the_weighted_sum_of_both(teachers):
+    from txl_jax.data.on_device import text_of, training_places
+    from txl_jax.training.parts import parts_of
+    from txl_jax.training.step import summed_gradient
+
+    folder, names = teachers
+
+    def gradient(**changes):
+        corpus, exp = corpus_and_experiment(
+            folder, **{"train.text_on_device": True, "train.micro_batches": 2, **changes}
+        )
+        parts = parts_of(exp, corpus)
+        streams = training_streams(exp, corpus)
+        soft = soft_targets(exp, corpus, str(folder), print)
+        batch = text_of(streams, soft).batch(training_places(streams, 0, "reset"))
+        state = parts.first_state(exp)
+        return summed_gradient(state, batch, exp, parts.model, jax.random.key(0))[0]
+
+    plain = gradient()
+    whole = gradient(**{"distil.teachers": tuple(names), "distil.weight": 1.0})
+    part = gradient(**{"distil.teachers": tuple(names), "distil.weight": 0.25})
+    one, other = (ravel_pytree(x)[0] for x in (plain, whole))
+    assert np.linalg.norm(one - other) > 0.1 * np.linalg.norm(one)
+    mixed = jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, plain, whole)
+    for want, got in zip(jax.tree.leaves(mixed), jax.tree.leaves(part), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-7)
+
+
+def test_gone_on_with_needs_no_teacher(teachers, tmp_path):
+    folder, names = teachers
+    changes = {"train.text_on_device": True, "distil.teachers": (names[0],)}
+    corpus, exp = corpus_and_experiment(folder, **changes)
+    told: list[str] = []
+    read: Any = lambda exp: soft_targets(exp, corpus, str(tmp_path), told.append)
+    first, again = read(exp), read(exp)
+    assert len(told) == 1
+    np.testing.assert_array_equal(again.words, first.words)
+    np.testing.assert_array_equal(again.probabilities, first.probabilities)
+    _, other = corpus_and_experiment(folder, **{**changes, "distil.words": 2})
+    assert read(other).words.shape[1] == 2
+    assert len(told) == 2  # what was kept is of other settings
+    assert (tmp_path / FILE).exists()
+
+
+def test_told_to_stop_while_teachers_read_a_run_is_saved_and_goes_on_to_the_same_end(
+    teachers, tmp_path
+):
+    folder, names = teachers
+    changes = {**SHORT, "train.text_on_device": True, "distil.teachers": (names[0],)}
+    corpus, exp = corpus_and_experiment(folder, **changes)
+    whole = train(exp, corpus, str(tmp_path / "whole"), Stop())
+
+    class StopInside(Stop):
+        def requested(self):
+            return True
+
+    stopped = train(exp, corpus, str(tmp_path / "cut"), StopInside())
+    assert not stopped.finished
+    assert int(stopped.state.step) == 0
+    assert not (tmp_path / "cut" / FILE).exists()
+    cut = train(exp, corpus, str(tmp_path / "cut"), Stop())
+    for want, got in zip(*(jax.tree.leaves(x.state.params) for x in (whole, cut)), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_what_cannot_teach_is_refused(teachers, tmp_path):
+    folder, names = teachers
+    on = {"train.text_on_device": True}
+    corpus, exp = corpus_and_experiment(folder, **on, **{"distil.teachers": ("runs/none",)})
+    with pytest.raises(ConfigError, match=r"distil\.teachers: runs/none: there is no such folder"):
+        soft_targets(exp, corpus, str(tmp_path), print)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "text.txt").write_text("xyz 123\n" * 400)
+    changes = {**on, "distil.teachers": (names[0],), "data.path": str(other / "text.txt")}
+    corpus, exp = corpus_and_experiment(other, **changes)
+    with pytest.raises(ConfigError, match="has another vocabulary"):
+        soft_targets(exp, corpus, str(tmp_path), print)
+    with pytest.raises(ConfigError, match=r"distil\.teachers.*needs train\.text_on_device"):
+        corpus_and_experiment(folder, **{"distil.teachers": (names[0],)})

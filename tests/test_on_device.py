@@ -1,0 +1,99 @@
+"""Batches cut on the device are those that are sent: field by field, step by step, run by run."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from tiny_runs import corpus_and_experiment, run
+
+from txl_jax.config import ConfigError
+from txl_jax.data.batch import SoftTargets
+from txl_jax.data.errors import DataError
+from txl_jax.data.feed import training_batch
+from txl_jax.data.on_device import text_of, training_places
+from txl_jax.data.sentences import Sentences, shuffled_streams_of
+from txl_jax.training.parts import training_streams
+
+TOKENS = np.random.default_rng(0).integers(0, 50, 403)
+KINDS: dict[str, Any] = {
+    "plain": {},
+    "rolled": {"roll": True},
+    "drawn lengths": {"seg_len_std": 2.0},
+    "rolled, of drawn lengths": {"roll": True, "seg_len_std": 2.0},
+    "context": {"context_len": 7},
+    "context longer than a segment, rolled": {"context_len": 25, "roll": True},
+    "context, drawn lengths": {"context_len": 7, "seg_len_std": 2.0, "roll": True},
+}
+
+
+def streams(**about):
+    return shuffled_streams_of(TOKENS, batch_size=3, seg_len=12, seed=4, **about)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize(("memory", "every"), [("reset", 0), ("carry", 5)])
+def test_batches_are_those_that_are_sent(kind, memory, every):
+    there = streams(**KINDS[kind])
+    text = text_of(there)
+    batch_at = jax.jit(lambda text, at: text.batch(at))
+    for step in range(3 * there.n_segments):  # three epochs, each turned in its own way
+        want = training_batch(there, step, memory, every)
+        got = batch_at(text, training_places(there, step, memory, every))
+        for field in ("inputs", "targets", "weights", "reset"):
+            want_field, got_field = getattr(want, field), getattr(got, field)
+            np.testing.assert_array_equal(got_field, want_field, err_msg=f"{field}, step {step}")
+            assert got_field.dtype == want_field.dtype
+
+
+def test_soft_targets_are_those_of_the_targets():
+    there = streams(roll=True, seg_len_std=2.0)
+    numbered = np.arange(len(TOKENS))
+    soft = SoftTargets(numbered[:, None] * [1, 10], numbered[:, None] * [0.5, 0.25])
+    text = text_of(there, soft)
+    places = shuffled_streams_of(numbered, 3, 12, seed=4, roll=True, seg_len_std=2.0)
+    for step in range(there.n_segments):
+        got = text.batch(training_places(there, step, "reset")).soft
+        want = training_batch(places, step, "reset")
+        assert got is not None
+        real = want.weights > 0
+        np.testing.assert_array_equal(got.words[..., 1][real], 10 * want.targets[real])
+        np.testing.assert_allclose(got.probabilities[..., 0][real], 0.5 * want.targets[real])
+
+
+def params_of(outcome):
+    return [np.asarray(x) for x in jax.tree.leaves(outcome.state.params)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train.seg_len_std": 2.0, "train.roll_streams": True, "train.steps_per_dispatch": 3},
+        {"train.micro_batches": 2, "mesh.data": 2, "train.reset_every": 5},
+    ],
+    ids=["drawn, rolled, three a dispatch", "two devices, two parts"],
+)
+def test_a_run_ends_in_the_same_bits(tmp_path, changes):
+    if changes.get("train.steps_per_dispatch"):
+        changes = {**changes, "checkpoint.every": 6}
+    sent = run(tmp_path, tmp_path / "sent", **changes)
+    cut = run(tmp_path, tmp_path / "cut", **changes, **{"train.text_on_device": True})
+    for want, got in zip(params_of(sent), params_of(cut), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_sentences_are_refused(tmp_path):
+    sentences = Sentences(TOKENS, np.array([0, 100, 200, 300, 402]))
+    with pytest.raises(DataError, match=r"text_on_device.*sentences"):
+        text_of(shuffled_streams_of(sentences, 2, 12, seed=0))
+
+
+def test_several_processes_are_refused_before_any_work(tmp_path, monkeypatch):
+    corpus, exp = corpus_and_experiment(tmp_path, **{"train.text_on_device": True})
+    training_streams(exp, corpus)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ConfigError, match=r"train\.text_on_device: is for one process"):
+        training_streams(exp, corpus)
+    sent = dataclasses.replace(exp, train=dataclasses.replace(exp.train, text_on_device=False))
+    training_streams(sent, corpus)

@@ -1,0 +1,106 @@
+"""A training text that lies on the device, and the batches that are cut from it there.
+
+A step's batch is then a few numbers: where its segment begins and ends, and how far each stream is
+turned in this epoch (streams.py draws both). An epoch in one dispatch sends a few kilobytes.
+
+    rows     0 1 2 3 4       start 1, n 2, turned by 3:   inputs   4 0      row 0
+             5 6 7 8 9                    turned by 0:             6 7      row 1
+
+What it gives is what :func:`txl_jax.data.feed.training_batch` gives, number for number.
+"""
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from txl_jax.data.batch import Batch, SoftTargets
+from txl_jax.data.drawn_lengths import DrawnLengths
+from txl_jax.data.errors import DataError
+from txl_jax.data.feed import forgets
+from txl_jax.data.sentences import TrainingStreams
+from txl_jax.data.streams import Streams
+
+
+class Places(flax.struct.PyTreeNode):
+    """Where the batch of a step is.
+
+    Attributes:
+      start: int32 [], the segment's first target in every stream, from 0.
+      n: int32 [], its targets.
+      shifts: int32 [B], where in its own text each stream begins in this epoch.
+      forget: bool [], memory is emptied before it.
+    """
+
+    start: jax.Array | np.ndarray
+    n: jax.Array | np.ndarray
+    shifts: jax.Array | np.ndarray
+    forget: jax.Array | np.ndarray
+
+
+class Text(flax.struct.PyTreeNode):
+    """Streams of a text.
+
+    Attributes:
+      tokens: int32 [B,n], a stream a row.
+      soft: of every token of them, [B,n,k], or ``None``.
+      width: T of the arrays; a shorter segment is right padded.
+      context_len: C.
+    """
+
+    tokens: jax.Array | np.ndarray
+    soft: SoftTargets | None = None
+    width: int = flax.struct.field(pytree_node=False, default=0)
+    context_len: int = flax.struct.field(pytree_node=False, default=0)
+
+    def batch(self, at: Places) -> Batch:
+        """The batch of a step; to be called under ``jit``."""
+        c, t = self.context_len, self.width
+        place = at.start - c + jnp.arange(c + t)
+        begun = (place >= 0) & (place < at.start + at.n)
+        real = jnp.arange(t) < at.n
+        of_target = jnp.where(real, at.start + 1 + jnp.arange(t), 0)
+        b, n = self.tokens.shape
+        in_row = lambda x: (x[None, :] + at.shifts[:, None]) % n
+        read = lambda values, x: jax.vmap(lambda row, i: row[i])(values, in_row(x))
+        inputs = jnp.where(begun, read(self.tokens, jnp.where(begun, place, 0)), 0)
+        targets = jnp.where(real, read(self.tokens, of_target), 0)
+        weights = jnp.broadcast_to(real.astype(jnp.float32), (b, t))
+        if c:
+            reset = jnp.broadcast_to(place == 0, (b, c + t))
+        else:
+            reset = jnp.broadcast_to(at.forget, (b,))
+        soft = jax.tree.map(lambda values: read(values, of_target), self.soft)
+        return Batch(inputs, targets, weights, reset, soft)
+
+
+def text_of(streams: TrainingStreams, soft: SoftTargets | None = None) -> Text:
+    """The text that training streams read, not on a device yet.
+
+    ``soft``: [N,k], of every token of the split; what the streams do not use is left out.
+
+    Raises:
+      DataError: it is of sentences, whose order is drawn anew in each epoch.
+    """
+    if not isinstance(streams, Streams | DrawnLengths):
+        raise DataError("text_on_device: the train split is of sentences, which have no one order")
+    width = streams.max_len if isinstance(streams, DrawnLengths) else streams.seg_len
+    tokens = streams.in_rows()
+    b, n = tokens.shape
+    lay_out = lambda x: x[: b * n].reshape(b, n, x.shape[-1])
+    return Text(tokens, jax.tree.map(lay_out, soft), width, streams.context_len)
+
+
+def training_places(
+    streams: Any, step: int, epoch_memory: str, reset_every: int = 0, rows: slice = slice(None)
+) -> Places:
+    """Where the batch of a training step is: what :func:`training_batch` takes, for :class:`Text`.
+
+    ``rows``: of which streams; one process needs them all.
+    """
+    start, n, epoch = streams.where(step)
+    forget = forgets(step, start == 0, epoch_memory, reset_every)
+    number = lambda x: np.asarray(x, np.int32)
+    return Places(number(start), number(n), streams.shifts(epoch)[rows], np.asarray(forget))

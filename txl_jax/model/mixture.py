@@ -1,0 +1,73 @@
+"""Mixture of softmaxes: K distributions over the words, weighed anew at every position.
+
+    pi = softmax(W_pi h)                              prior [K], no bias
+    x_k = tanh(W_k h + b_k)                           latents [K,d], d the width of the words
+    p(w) = sum_k pi_k softmax(E x_k + bias)_w
+
+(Yang et al. 2018, "Breaking the softmax bottleneck", section 2.4.) The log-probabilities that one
+softmax gives are a matrix (contexts by words) of rank d + 2 at most, with one for the bias and one
+for the normaliser; these are not bounded so.
+The parameters are the vocabulary's, see adaptive.py.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from txl_jax.model.cross_entropy import cross_entropy
+
+Table = tuple[jax.Array, jax.Array]
+"""Weights [V,d] and bias [V] of the words."""
+
+
+class Mixture(NamedTuple):
+    """What a position says of the K distributions.
+
+    Attributes:
+      log_prior: log pi, float32 [...,K].
+      latents: x_k, compute dtype [...,K,d].
+    """
+
+    log_prior: jax.Array
+    latents: jax.Array
+
+
+def mixture(h: jax.Array, prior: jax.Array, latent: jax.Array, bias: jax.Array) -> Mixture:
+    """Of states [...,D], before dropout; prior [D,K], latent [D,K,d], bias [K,d]."""
+    full = {"preferred_element_type": jnp.float32}
+    scores = jnp.einsum("...D,Dk->...k", h, prior.astype(h.dtype), **full)
+    x = jnp.tanh(jnp.einsum("...D,Dkd->...kd", h, latent.astype(h.dtype), **full) + bias)
+    return Mixture(jax.nn.log_softmax(scores), x.astype(h.dtype))
+
+
+def mixture_nll(
+    latents: jax.Array, log_prior: jax.Array, targets: jax.Array, table: Table
+) -> jax.Array:
+    """-log p(target) in nats, float32 [S], of rows: [S,K,d], [S,K], int32 [S].
+
+    Row by row and k by k in blocks (cross_entropy.py): no array has all words of all rows.
+    """
+    k, d = latents.shape[1:]
+    each = cross_entropy(latents.reshape(-1, d), *table, jnp.repeat(targets, k))
+    return -jax.nn.logsumexp(log_prior - each.reshape(-1, k), axis=1)
+
+
+def mixture_log_probs(m: Mixture, table: Table) -> jax.Array:
+    """log p of every word, float32 [...,V].
+
+    One k after the other: two arrays of that shape are alive, and K for the gradient, which makes
+    each softmax again.
+    """
+    weight, bias = table[0].astype(m.latents.dtype), table[1]
+
+    @jax.checkpoint
+    def add(log_p, of_k):
+        x, log_pi = of_k
+        full = {"preferred_element_type": jnp.float32}
+        scores = jnp.einsum("...d,vd->...v", x, weight, **full) + bias
+        return jnp.logaddexp(log_p, log_pi[..., None] + jax.nn.log_softmax(scores)), None
+
+    every_k = jnp.moveaxis(m.latents, -2, 0), jnp.moveaxis(m.log_prior, -1, 0)
+    none = jnp.full((*m.log_prior.shape[:-1], weight.shape[0]), -jnp.inf, jnp.float32)
+    return jax.lax.scan(add, none, every_k)[0]
