@@ -13,6 +13,7 @@ is far from the recipe's: the signs say whether a mechanism does something, not 
 import argparse
 import json
 import math
+import os
 import pathlib
 import statistics
 import time
@@ -23,7 +24,7 @@ from txl_jax.config import ExperimentConfig, override
 from txl_jax.data.corpus import Corpus, corpus_from_config
 from txl_jax.training.side_by_side import each, train_side_by_side
 from txl_jax.training.stopping import Stop
-from txl_jax.workdir import with_vocab
+from txl_jax.workdir import check_writable, claim, with_vocab
 
 PLAIN: dict[str, Any] = {
     "model": {"n_layer": 2, "d_model": 96, "n_head": 4, "d_head": 24, "d_inner": 192},
@@ -64,6 +65,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
 }
 """Each against ``plain``. Means of the weights are kept in all of them, and compared within."""
+TAUGHT = "taught by the plain ones"
+"""A student of all seeds of ``plain``, whose folders it needs."""
 
 
 def beginning(data: pathlib.Path, folder: pathlib.Path, tokens: int) -> pathlib.Path:
@@ -84,8 +87,9 @@ def beginning(data: pathlib.Path, folder: pathlib.Path, tokens: int) -> pathlib.
 def trained(changes: dict[str, Any], corpus: Corpus, exp: ExperimentConfig, workdir: str) -> Any:
     """Validation losses by name of the weights, a list over seeds each; nats."""
     runs = each(with_vocab(override(exp, changes), corpus), workdir)
-    for _, folder in runs:
-        pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+    for one, folder in runs:
+        check_writable(folder)
+        claim(folder, one, corpus)
     train_side_by_side(runs, corpus, Stop())
     losses: dict[str, list[float]] = {}
     for _, folder in runs:
@@ -130,14 +134,20 @@ def main(argv: list[str] | None = None) -> None:
     result |= {"settings": PLAIN | kept, "rows": {}}
     if path.exists():
         result["rows"] = json.loads(path.read_text())["rows"]
-    chosen = ["plain", *flags.only.split(";")] if flags.only else list(CHANGES)
+    folder_of = lambda name: flags.out / "runs" / name.replace(" ", "_").replace(",", "")
+    seeds = [str(folder_of("plain") / f"seed_{exp.seed + i}") for i in range(flags.seeds)]
+    taught = {"train.text_on_device": True, "distil.teachers": tuple(seeds)}
+    every = CHANGES | {TAUGHT: taught}
+    chosen = ["plain", *flags.only.split(";")] if flags.only else list(every)
     for name in chosen:
         if name in result["rows"]:
             continue
+        if name == TAUGHT and not all(map(os.path.isdir, seeds)):
+            trained({}, corpus, exp, str(folder_of("plain")))
         start = time.perf_counter()
-        folder = flags.out / "runs" / name.replace(" ", "_").replace(",", "")
-        losses = trained(CHANGES[name], corpus, exp, str(folder))
-        row = {"changes": CHANGES[name], "losses": losses, "seconds": time.perf_counter() - start}
+        losses = trained(every[name], corpus, exp, str(folder_of(name)))
+        changes = {k: v for k, v in every[name].items() if k != "distil.teachers"}
+        row = {"changes": changes, "losses": losses, "seconds": time.perf_counter() - start}
         plain = losses["raw"] if name == "plain" else result["rows"]["plain"]["losses"]["raw"]
         row["against_plain"] = against(losses["raw"], plain)
         for mean in ("tail", "exponential"):

@@ -65,6 +65,7 @@ def get_config(variant=""):
                 "mem_len": 0,
                 "context_len": 70,
                 "seg_len_std": 5.0,
+                "text_on_device": True,
                 "log_every": EPOCH,
                 "eval_every": 5 * EPOCH,
             },

@@ -455,16 +455,9 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
             "loss.positions = 'half': needs train.seg_len of at least 2, not 1",
         ),
         (
-            {"train.context_len": 8, "train.mem_len": 4},
-            "train.context_len = 8: context is run again, so it needs train.mem_len 0, not 4",
-        ),
-        (
-            {"validate.context_len": 8, "validate.mem_len": 4},
-            "validate.context_len = 8: context is run again, so it needs validate.mem_len 0, not 4",
-        ),
-        (
-            {"evaluate.context_len": 8, "evaluate.mem_len": 4},
-            "evaluate.context_len = 8: context is run again, so it needs evaluate.mem_len 0, not 4",
+            {"validate.warm_start": 8, "validate.context_len": 4},
+            "validate.warm_start = 8: reads segments without context, and validate.context_len is"
+            " 4",
         ),
         (
             {"validate.warm_start": 8, "validate.mem_len": 0},
@@ -477,13 +470,13 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {"evaluate.context_len": 8, "evaluate.mem_len": 0, "evaluate.same_length": "tf"},
-            "evaluate.context_len = 8: the window same_length='tf' (distance <= M) lets nothing of"
-            " it be seen; use False",
+            "evaluate.context_len = 8: the window same_length='tf' (distance <= M = 0) lets"
+            " nothing of it be seen; use False",
         ),
         (
             {"model.same_length": "tf", "train.context_len": 8, "train.mem_len": 0},
-            "train.context_len = 8: the window same_length='tf' (distance <= M) lets nothing of"
-            " it be seen; use False",
+            "train.context_len = 8: the window same_length='tf' (distance <= M = 0) lets"
+            " nothing of it be seen; use False",
         ),
         (
             {**MEMORY_FREE, "train.mem_len": 4},
@@ -690,6 +683,7 @@ def test_combination_that_cannot_work_is_refused_with_its_rule(settings, message
         {"train.seg_len": 10, "train.seg_len_std": 1.0, "train.roll_streams": True},
         {"distil.teachers": ("runs/a",), "train.text_on_device": True, "distil.weight": 1.0},
         {"evaluate.temperature": 1.1, "validate.dynamic.rule": "sgd"},
+        {"train.context_len": 8, "train.mem_len": 4, "evaluate.context_len": 8},
         {"data.name": "lm1b", "data.protocol": "double", "train.reset_every": 5},
         {"model.attention": "shaw", "model.n_positions": 1},
         {"model.vocab_size": 21, "model.cutoffs": (1, 20)},

@@ -247,10 +247,12 @@ def test_targets_that_are_not_the_tokens_after_the_context_are_refused(context_l
         )
 
 
-def test_context_beside_a_memory_is_refused():
+def test_context_with_a_cache_is_refused():
     tokens, mems = tiny.tokens(CFG, 3, 4), tiny.memory(CFG, (0, 2, 5), 5)
-    with pytest.raises(ValueError, match=r"context_len = 1.*without memory.*M is 5"):
-        tiny.apply(CFG, "nll")(tiny.variables(CFG), tokens, tokens[:, 1:], mems, context_len=1)
+    model, variables = txl_jax.TransformerXL(CFG), tiny.variables(CFG)
+    cache = model.apply(variables, mems, seg_len=4, method="init_cache")
+    with pytest.raises(ValueError, match=r"context_len = 1 with a cache"):
+        tiny.apply(CFG, "nll")(variables, tokens, tokens[:, 1:], cache, context_len=1)
 
 
 def test_states_of_nll_are_those_of_core_at_scored_positions_before_the_outputs_dropout():

@@ -112,3 +112,17 @@ def test_the_command_trains_all_and_prints_a_number_for_each(folder, tmp_path):
 def test_a_mesh_of_several_devices_is_refused(folder):
     with pytest.raises(ConfigError, match=r"^config key train.side_by_side = 2: is for one device"):
         override(experiment(folder), {"train.side_by_side": 2, "mesh.data": 2})
+
+
+@pytest.mark.slow
+def test_gone_on_with_they_do_not_look_at_what_they_started_from(together, folder, tmp_path):
+    started = tmp_path / "started_from"
+    shutil.copytree(together / "seed_3", started)
+    changes = SETTINGS | {"train.steps": 4, "average.start": 2, "generate.length": 0}
+    config = write_config(folder, **changes, **{"train.start_from": str(started)})
+    arguments = (f"--config={config}", f"--workdir={tmp_path / 'runs'}")
+    assert call(*arguments).returncode == 0
+    shutil.rmtree(started)
+    again = call(*arguments)
+    assert again.returncode == 0, again.stderr
+    assert "resuming at step 4" in again.stderr

@@ -79,7 +79,7 @@ def train(exp: ExperimentConfig, workdir: str, command: str) -> int:
     logging.set_verbosity(logging.ERROR)
     with Stop() as stop:
         processes.first(lambda: check_writable(workdir))
-        exp, vocab = experiment_and_vocab(exp, workdir)
+        exp, vocab = experiment_and_vocab(exp, each(exp, workdir)[0][1])
         corpus = processes.in_turn(lambda: corpus_of(exp, vocab))
         exp = with_vocab(exp, corpus)
         baselines.check(exp.evaluate.baselines, corpus.vocab)

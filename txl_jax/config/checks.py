@@ -76,6 +76,9 @@ def check_combinations(c: "ExperimentConfig") -> None:
         if scored.warm_start and not scored.mem_len:
             rule = f"is read into memory, and {section}.mem_len is 0"
             refuse(f"{section}.warm_start", scored.warm_start, rule)
+        if scored.warm_start and scored.context_len:
+            rule = f"reads segments without context, and {section}.context_len is"
+            refuse(f"{section}.warm_start", scored.warm_start, f"{rule} {scored.context_len}")
         if scored.warm_start and scored.first_memory == "zeros":
             rule = f"starts from an empty memory, and {section}.first_memory is 'zeros'"
             refuse(f"{section}.warm_start", scored.warm_start, rule)
@@ -91,8 +94,8 @@ def check_combinations(c: "ExperimentConfig") -> None:
         if window == "pytorch" and cut.mem_len == 0:
             rule = "the window same_length='pytorch' (distance < M) needs a memory; use 'tf'"
             refuse(f"{section}.mem_len", cut.mem_len, rule)
-        if window == "tf" and cut.context_len:
-            rule = "the window same_length='tf' (distance <= M) lets nothing of it be seen"
+        if window == "tf" and cut.context_len and not cut.mem_len:
+            rule = "the window same_length='tf' (distance <= M = 0) lets nothing of it be seen"
             refuse(f"{section}.context_len", cut.context_len, f"{rule}; use False")
     d = c.data
     if d.url and not d.hash:
@@ -144,9 +147,6 @@ def _check_lengths(section, model, mem_len, seg_len, context_len, more, refuse) 
     if model.memory_free and mem_len:
         rule = f"attention {model.attention!r} has no memory: it must be 0; use context_len"
         refuse(f"{section}.mem_len", mem_len, rule)
-    if context_len and mem_len:
-        rule = f"context is run again, so it needs {section}.mem_len 0, not {mem_len}"
-        refuse(f"{section}.context_len", context_len, rule)
     longest = context_len + seg_len + more
     if model.attention == "absolute_per_layer" and longest > model.n_positions:
         drawn = f" and up to {more} tokens drawn above it" if more else ""

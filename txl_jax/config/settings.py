@@ -61,7 +61,8 @@ class ProtocolConfig:
       batch_size: parallel streams; each starts with an empty memory.
       seg_len, mem_len: T and M while scoring; M may be many times the training one.
       context_len: tokens before each segment that are run again with it and not scored; how a
-        model without memory gets its attention length (paper, section 4.2).
+        model without memory gets its attention length (paper, section 4.2). Memory, if there is
+        any, ends before them.
       first_memory: before the first segment memory is ``empty`` (PT), or holds ``zeros`` that
         are attended to (TF, Hugging Face).
       warm_start: tokens of the text before each stream that are read into its memory and not

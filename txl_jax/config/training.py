@@ -113,7 +113,7 @@ class TrainConfig:
       seg_len: T, tokens of each stream in a step.
       mem_len: M, hidden states carried from step to step.
       context_len: tokens before the segment that are run again with it and not scored (PT's
-        ``ext_len``); for training without memory.
+        ``ext_len``), gradients flowing; with memory, which then ends before them, or without.
       seg_len_std: s > 0: each segment has a length of its own, drawn from N(T, s) and one time in
         twenty from N(T/2, s), at least 5 and at most T + 3s; the rate of its update is in
         proportion (Merity et al. 2018, section 4.1). Arrays have the longest length and are padded.

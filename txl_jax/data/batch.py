@@ -31,7 +31,7 @@ class Batch(flax.struct.PyTreeNode):
       targets: int32 [B,T].
       weights: float32 [B,T], 0 where padded.
       reset: bool [B], streams whose memory is emptied before this segment; with C > 0 bool
-        [B,C+T], true where a stream's text begins.
+        [B,C+T], true where a stream's text begins, and at the first token to empty the memory.
       soft: [B,T,k], what else the student of a distillation learns from; ``None``: nothing.
     """
 
@@ -65,7 +65,11 @@ class Batch(flax.struct.PyTreeNode):
 def batch_of(segment: Segment, forget: bool) -> Batch:
     """The segment as a batch; ``forget``: every stream's memory is emptied before it."""
     has_context = segment.inputs.shape != segment.targets.shape
-    reset = segment.starts if has_context else np.full(segment.inputs.shape[0], forget)
+    if has_context:
+        reset = segment.starts.copy()
+        reset[:, 0] |= forget
+    else:
+        reset = np.full(segment.inputs.shape[0], forget)
     return Batch(segment.inputs, segment.targets, segment.weights, reset)
 
 

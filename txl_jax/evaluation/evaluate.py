@@ -93,6 +93,7 @@ class Evaluator:
         self.keeps_cache = (
             not (model.scan_layers or model.memory_free)
             and protocol.mem_len > 0
+            and not protocol.context_len  # part of a segment is run again
             and protocol.dynamic.rule == "none"  # which changes what a cache is projected by
         )
         self._score = jax.jit(
@@ -315,6 +316,14 @@ def under_protocol(model: TransformerXLConfig, protocol: ProtocolConfig) -> Tran
     return dataclasses.replace(model, **changes)
 
 
+def past(protocol: ProtocolConfig) -> str:
+    """What a segment sees of the text before it, in words."""
+    parts = [f"context {protocol.context_len}"] if protocol.context_len else []
+    if protocol.mem_len or not parts:
+        parts.append(f"memory {protocol.mem_len}")
+    return " and ".join(parts)
+
+
 def describe(protocol: ProtocolConfig, model: TransformerXLConfig) -> str:
     """The protocol in one line, to stand beside its result."""
     c = under_protocol(model, protocol)
@@ -322,7 +331,7 @@ def describe(protocol: ProtocolConfig, model: TransformerXLConfig) -> str:
         f"{protocol.split} split",
         "1 stream" if protocol.batch_size == 1 else f"{protocol.batch_size} streams",
         f"segment {protocol.seg_len}",
-        f"context {protocol.context_len}" if protocol.context_len else f"memory {protocol.mem_len}",
+        past(protocol),
     ]
     if protocol.first_memory == "zeros" and protocol.mem_len:
         parts.append("zeros before the first segment")

@@ -15,7 +15,7 @@ from txl_jax.data.corpus import Corpus
 from txl_jax.data.sentences import tokens_of
 from txl_jax.data.sources.progress import DELAY
 from txl_jax.evaluation.baselines import baselines
-from txl_jax.evaluation.evaluate import describe, evaluator_of
+from txl_jax.evaluation.evaluate import describe, evaluator_of, past
 from txl_jax.files import write_json
 from txl_jax.processes import is_first
 from txl_jax.training.records import append, plain
@@ -149,7 +149,7 @@ def conversions(nats: float, corpus: Corpus, protocol: ProtocolConfig) -> dict[s
 def table(rows: list[dict[str, Any]], unit: str, protocol: str) -> str:
     """The rows as text, the protocol above them."""
     width = max(len(r["name"]) for r in rows)
-    more = {"bits_per_byte": "bits per byte", "word_ppl": "word-level perplexity"}
+    more = {"bits_per_byte": "bits per byte", "word_ppl": "perplexity of a whole word"}
     lines = []
     for r in rows:
         converted = [f"{r[key]:.4g} {what}" for key, what in more.items() if key in r]
@@ -163,13 +163,12 @@ def protocols(protocol: ProtocolConfig) -> list[tuple[str, ProtocolConfig]]:
 
     Those are the same without dynamic evaluation, and without a past; where it has them.
     """
-    kind, length = "memory", protocol.mem_len
-    if protocol.context_len:
-        kind, length = "context", protocol.context_len
-    named = [(f"{kind} {length}", without_learning(protocol))]
+    kinds = {"context": protocol.context_len, "memory": protocol.mem_len}
+    kind = " and ".join(name for name, length in kinds.items() if length)
+    named = [(past(protocol), without_learning(protocol))]
     if protocol.dynamic.rule != "none":
-        named.insert(0, (f"{kind} {length}, dynamic {protocol.dynamic.rule}", protocol))
-    return [*named, (f"no {kind}", without_past(protocol))] if length else named
+        named.insert(0, (f"{past(protocol)}, dynamic {protocol.dynamic.rule}", protocol))
+    return [*named, (f"no {kind}", without_past(protocol))] if kind else named
 
 
 @contextlib.contextmanager

@@ -100,15 +100,17 @@ def visible(
     return Visible(filled, episode, seg_len, mem_len, reach)
 
 
-def since_reset(reset: jax.Array, lengths: jax.Array | None = None) -> jax.Array:
+def since_reset(reset: jax.Array, lengths: jax.Array | None = None, again: int = 0) -> jax.Array:
     """Real tokens from each row's last reset to its end: int32 [B], -1 where it had none.
 
     Args:
       reset: bool [B,T].
       lengths: int32 [B], real tokens; resets in the padding do not count. ``None``: T.
+      again: so many tokens before the end, which will be run again, are not counted.
     """
     seg_len = reset.shape[1]
     ends = jnp.full(reset.shape[:1], seg_len) if lengths is None else lengths
     position = jnp.arange(seg_len)
     last = jnp.max(jnp.where(reset & (position < ends[:, None]), position, -1), axis=1)
-    return jnp.where(last >= 0, ends - last, -1).astype(jnp.int32)
+    since = jnp.maximum(ends - again - last, 0)
+    return jnp.where(last >= 0, since, -1).astype(jnp.int32)

@@ -128,7 +128,7 @@ class TransformerXL(nn.Module):
           mems: from :meth:`init_mems`, from the segment before, or from :meth:`init_cache`; its M
             is the memory length.
           context_len: C, tokens in front that are run again and get no logits (PT's ``ext_len``);
-            needs M = 0.
+            the memory given ends before them, and so does the new one: C tokens before the end.
 
         Raises:
           ValueError: shapes that do not fit one another.
@@ -229,17 +229,21 @@ class TransformerXL(nn.Module):
             raise ValueError(
                 f"context_len = {context_len}: must leave at least one of {tokens.shape[1]} tokens"
             )
-        if context_len and mems.mem_len:
+        if context_len and isinstance(mems, Cache):
             raise ValueError(
-                f"context_len = {context_len} is for models run without memory, and M is"
-                f" {mems.mem_len}: what is run again would be remembered twice"
+                f"context_len = {context_len} with a cache, whose segments follow each other: use"
+                " mems, or no context"
             )
         embeddings = self.vocabulary.embed(tokens, train)
-        states, mems = self._run(embeddings, mems, train, reset, lengths)
+        states, mems = self._run(embeddings, mems, train, reset, lengths, context_len)
         return states[:, context_len:], mems
 
-    def _run(self, embeddings, mems, train, reset, lengths):
-        """The last layer's states before dropout [B,T,D], and new memory."""
+    def _run(self, embeddings, mems, train, reset, lengths, again=0):
+        """The last layer's states before dropout [B,T,D], and new memory.
+
+        ``again``: so many tokens at the end are run again with the next segment, as its context;
+        memory ends before them.
+        """
         c = self.cfg
         self._check(embeddings, mems, train, reset, lengths)
         seg_len, mem_len = embeddings.shape[1], mems.mem_len
@@ -247,7 +251,7 @@ class TransformerXL(nn.Module):
         if reset is not None and reset.ndim == 1:
             mems, reset = memory_lib.forget(mems, reset), None
         elif reset is not None:
-            since_reset = masks.since_reset(reset, lengths)
+            since_reset = masks.since_reset(reset, lengths, again)
         visible = masks.visible(seg_len, mems.filled, mem_len, c.same_length, reset)
         places = variants.places(seg_len, lengths)
         h = embeddings.astype(c.dtype)
@@ -267,6 +271,9 @@ class TransformerXL(nn.Module):
                 h, kept_n = layer.step(h, jax.tree.map(lambda x, n=n: x[n], own), common)
                 kept.append(kept_n)
             inputs = jnp.stack(kept)
+        if again:
+            inputs = inputs[:, :, : seg_len - again]
+            lengths = None if lengths is None else lengths - again
         return spread_rows(h, self.mesh), memory_lib.update(mems, inputs, lengths, since_reset)
 
     def _run_cached(self, h, cache, visible, places, lengths, since_reset):

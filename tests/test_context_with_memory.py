@@ -1,0 +1,128 @@
+"""Context that is run again beside a memory: every token is seen once, and gradients flow.
+
+With a memory that holds all that came before, and no dropout, a token's loss is that of the text
+read at once, whatever part of it was memory and whatever was run again.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import tiny_models as tiny
+
+import txl_jax
+from txl_jax.config import MeshConfig, ProtocolConfig
+from txl_jax.data.feed import training_batch
+from txl_jax.data.sentences import shuffled_streams_of
+from txl_jax.evaluation.evaluate import Evaluator
+from txl_jax.training.sharding import make_mesh
+
+CFG = tiny.config()
+TOKENS = tiny.tokens(CFG, 1, 121)[0]
+MODEL: Any = txl_jax.TransformerXL(CFG)
+
+
+def nll_at_once(tokens):
+    """Nats of every token but the first, [N-1], of a text read whole."""
+    row, mems = tokens[None], MODEL.init_mems(1, 0)
+    return np.asarray(
+        tiny.apply(CFG, "nll")(tiny.variables(CFG), row[:, :-1], row[:, 1:], mems)[0][0]
+    )
+
+
+@pytest.mark.parametrize("context_len", [3, 8, 20], ids=lambda c: f"context {c}")
+@pytest.mark.parametrize("std", [0.0, 2.0], ids=["equal lengths", "drawn lengths"])
+@pytest.mark.parametrize("roll", [False, True], ids=["", "rolled"])
+def test_training_segments_are_read_as_the_whole_text(context_len, std, roll):
+    """Segments of 10 or about it; a context of 20 is longer than each, so memory lags behind."""
+    streams = shuffled_streams_of(
+        TOKENS, 3, 10, seed=5, context_len=context_len, seg_len_std=std, roll=roll
+    )
+    stride = len(TOKENS) // 3
+    mems, got = MODEL.init_mems(3, stride), [[], [], []]
+    apply = jax.jit(
+        lambda mems, batch: MODEL.apply(
+            tiny.variables(CFG),
+            batch.inputs,
+            batch.targets,
+            mems,
+            method="nll",
+            **batch.about_inputs(True),
+        )
+    )
+    step = 0
+    while streams.epochs(step) < 2:
+        if streams.epochs(step) == int(streams.epochs(step)):
+            assert all(len(row) in (0, stride - 1) for row in got)
+            got, epoch = [[], [], []], int(streams.epochs(step))
+        batch = training_batch(streams, step, "reset")
+        nll, mems = apply(mems, batch)
+        for row in range(3):
+            got[row] += np.asarray(nll)[row][batch.weights[row] > 0].tolist()
+        step += 1
+    for row in range(3):
+        text = TOKENS[row * stride : (row + 1) * stride]
+        text = np.roll(text, -streams.shifts(epoch)[row])
+        np.testing.assert_allclose(got[row], nll_at_once(text), atol=2e-5)
+
+
+def test_memory_is_of_the_tokens_before_the_context_and_no_others():
+    """A memory of 4 slots, 6 tokens of segment after 2 of context: by hand, state by state."""
+    apply = tiny.apply(CFG, "nll")
+    variables = tiny.variables(CFG)
+    row = TOKENS[None]
+    mems = MODEL.init_mems(1, 4)
+    _, mems = apply(variables, row[:, :8], row[:, 3:9], mems, context_len=2)
+    assert mems.filled.tolist() == [4]
+    _, plain = apply(variables, row[:, :6], row[:, 1:7], MODEL.init_mems(1, 4))
+    np.testing.assert_allclose(mems.hidden, plain.hidden, atol=1e-6)  # of tokens 2 .. 5
+
+
+def test_gradients_are_those_of_a_longer_segment_whose_first_tokens_are_not_scored():
+    variables, row = tiny.variables(CFG), TOKENS[None]
+    _, mems = MODEL.apply(variables, row[:, :6], MODEL.init_mems(1, 4))
+    read = lambda v, targets, **about: MODEL.apply(
+        v, row[:, 6:13], targets, mems, method="nll", **about
+    )[0]
+    context = jax.grad(lambda v: read(v, row[:, 10:14], context_len=3).sum())(variables)
+    longer = jax.grad(lambda v: read(v, row[:, 7:14])[:, 3:].sum())(variables)
+    for want, got in zip(jax.tree.leaves(longer), jax.tree.leaves(context), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_memory_may_be_emptied_and_the_context_kept():
+    streams = shuffled_streams_of(TOKENS, 2, 10, seed=5, context_len=4)
+    kept, emptied = (training_batch(streams, 2, "carry", every) for every in (0, 2))
+    assert not kept.reset.any()
+    assert emptied.reset.tolist() == [[True] + [False] * 13] * 2
+    model = MODEL.apply
+    _, full = model(tiny.variables(CFG), TOKENS[None, :9].repeat(2, 0), MODEL.init_mems(2, 8))
+    read = lambda batch, mems: model(
+        tiny.variables(CFG),
+        batch.inputs,
+        batch.targets,
+        mems,
+        method="nll",
+        **batch.about_inputs(True),
+    )
+    got, after = read(emptied, full)
+    want, _ = read(kept, MODEL.init_mems(2, 8))
+    np.testing.assert_allclose(got, want, atol=1e-6)
+    assert after.filled.tolist() == [8, 8]
+    assert not np.allclose(read(kept, full)[0], want, atol=1e-3)
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_scoring_with_both_is_scoring_the_text_whole(streams):
+    protocol = ProtocolConfig(batch_size=streams, seg_len=8, mem_len=128, context_len=5)
+    mesh = make_mesh(MeshConfig(data=1), CFG, batch_size=streams)
+    params = tiny.variables(CFG)["params"]
+    evaluator = Evaluator(CFG, protocol, TOKENS, mesh)
+    assert not evaluator.keeps_cache
+    want = np.concatenate(
+        [nll_at_once(TOKENS[i : i + 120 // streams + 1]) for i in range(0, 120, 120 // streams)]
+    )
+    score = evaluator.run(params)
+    assert score is not None
+    assert score.loss == pytest.approx(want.mean(), abs=1e-5)
