@@ -36,11 +36,12 @@ def nll_at_once(tokens):
 @pytest.mark.parametrize("roll", [False, True], ids=["", "rolled"])
 def test_training_segments_are_read_as_the_whole_text(context_len, std, roll):
     """Segments of 10 or about it; a context of 20 is longer than each, so memory lags behind."""
-    streams = shuffled_streams_of(
+    streams: Any = shuffled_streams_of(
         TOKENS, 3, 10, seed=5, context_len=context_len, seg_len_std=std, roll=roll
     )
     stride = len(TOKENS) // 3
-    mems, got = MODEL.init_mems(3, stride), [[], [], []]
+    mems = MODEL.init_mems(3, stride)
+    got: list[list[float]] = [[], [], []]
     apply = jax.jit(
         lambda mems, batch: MODEL.apply(
             tiny.variables(CFG),
