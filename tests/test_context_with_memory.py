@@ -80,6 +80,20 @@ def test_memory_is_of_the_tokens_before_the_context_and_no_others():
     np.testing.assert_allclose(mems.hidden, plain.hidden, atol=1e-6)  # of tokens 2 .. 5
 
 
+@pytest.mark.parametrize(("at", "left"), [(3, 3), (5, 1), (6, 0), (7, 0)])
+def test_of_an_episode_that_began_in_the_segment_memory_has_what_is_not_run_again(at, left):
+    reset = np.arange(8)[None] == at
+    _, mems = tiny.apply(CFG, "nll")(
+        tiny.variables(CFG),
+        TOKENS[None, :8],
+        TOKENS[None, 3:9],
+        tiny.memory(CFG, (4,), 4),
+        reset=reset,
+        context_len=2,
+    )
+    assert mems.filled.tolist() == [left]
+
+
 def test_gradients_are_those_of_a_longer_segment_whose_first_tokens_are_not_scored():
     variables, row = tiny.variables(CFG), TOKENS[None]
     _, mems = MODEL.apply(variables, row[:, :6], MODEL.init_mems(1, 4))

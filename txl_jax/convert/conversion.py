@@ -211,7 +211,7 @@ def _experiment(
     elif mem_len is None:
         mem_len = program.mem_len
     lengths = {"seg_len": args.get("tgt_len") or 128, "mem_len": mem_len}
-    lengths["context_len"] = 0 if mem_len else args.get("ext_len") or 0
+    lengths["context_len"] = args.get("ext_len") or 0
     scored = {**lengths, "first_memory": program.first_memory if mem_len else "empty"}
     exp = ExperimentConfig.from_dict(
         {
