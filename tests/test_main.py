@@ -194,6 +194,7 @@ def test_told_to_stop_while_it_reports_it_prints_no_number_and_goes_on_later(tra
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_layers_under_scan_are_trained_scored_and_continued(tmp_path):
     config, workdir = write_config(tmp_path), tmp_path / "run"
     done = call(f"--config={config}", f"--workdir={workdir}", "--config.model.scan_layers=True")

@@ -218,8 +218,19 @@ def test_greedy_text_is_the_likeliest_word_of_the_formula_each_time():
     assert made.tolist() == likeliest[2:-1]
 
 
-@pytest.mark.parametrize("shape", ["2x2x2", pytest.param("1x4x2", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("terms", [{}, {"model.past_decode": True, "loss.past_decode": 0.5}])
+PAST = {"model.past_decode": True, "loss.past_decode": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("shape", "terms"),
+    [
+        ("2x2x2", PAST),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("2x2x2", {}), ("1x4x2", {}), ("1x4x2", PAST))
+        ),
+    ],
+)
 def test_gradients_are_one_devices_on_a_mesh(shape, terms):
     settings = {"model.mixtures": K, "model.dropout_latent": 0.3, **terms}
     want = meshes.gradient(meshes.experiment(**settings))
