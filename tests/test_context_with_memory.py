@@ -94,6 +94,20 @@ def test_of_an_episode_that_began_in_the_segment_memory_has_what_is_not_run_agai
     assert mems.filled.tolist() == [left]
 
 
+def test_a_row_that_ends_within_the_context_leaves_memory_as_it_was():
+    mems = tiny.memory(CFG, (3,), 4)
+    _, after = tiny.apply(CFG, "nll")(
+        tiny.variables(CFG),
+        TOKENS[None, :8],
+        TOKENS[None, 3:9],
+        mems,
+        lengths=np.array([1], np.int32),
+        context_len=2,
+    )
+    assert after.filled.tolist() == [3]
+    np.testing.assert_array_equal(after.hidden, mems.hidden)
+
+
 def test_gradients_are_those_of_a_longer_segment_whose_first_tokens_are_not_scored():
     variables, row = tiny.variables(CFG), TOKENS[None]
     _, mems = MODEL.apply(variables, row[:, :6], MODEL.init_mems(1, 4))

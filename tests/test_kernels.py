@@ -58,6 +58,7 @@ def test_some_queries_at_a_time_with_learnt_scalars_of_distances():
 plain = reference.attend
 
 
+@pytest.mark.slow
 def test_some_queries_at_a_time_hold_less_for_the_gradient():
     def held(implementation):
         inputs = parity.random_inputs(2, 1, 1024, 1024, 16, jnp.float32)
@@ -72,6 +73,7 @@ def test_some_queries_at_a_time_hold_less_for_the_gradient():
     assert held("xla") < held("reference") / 3
 
 
+@pytest.mark.slow
 def test_the_difference_that_training_looks_at_sees_a_wrong_kernel(monkeypatch):
     assert parity.difference("xla", 8, jnp.float32, dropatt=0.2) < 1e-5
 

@@ -271,6 +271,7 @@ def test_words_that_the_model_does_not_know_are_its_unknown_ones_and_are_counted
         corpus_from_config(data, Vocab("word", ["<eos>", "the", "cat"]))
 
 
+@pytest.mark.slow
 def test_sentences_are_trained_on_scored_and_continued(tmp_path, capsys):
     """lm1b by the command, and its workdir evaluated and continued."""
     config = write_config(

@@ -70,7 +70,10 @@ def params_of(outcome):
     "changes",
     [
         {"train.seg_len_std": 2.0, "train.roll_streams": True, "train.steps_per_dispatch": 3},
-        {"train.micro_batches": 2, "mesh.data": 2, "train.reset_every": 5},
+        pytest.param(
+            {"train.micro_batches": 2, "mesh.data": 2, "train.reset_every": 5},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["drawn, rolled, three a dispatch", "two devices, two parts"],
 )

@@ -44,6 +44,7 @@ def test_a_token_with_memory_costs_its_projections_and_three_products_with_every
     assert speed.of_memory(TINY, 5, seg_len=2) == 3 * layer + 2 * 8 * 13
 
 
+@pytest.mark.slow
 def test_rows_have_a_time_for_each_program_and_both_ratios():
     settings = SpeedConfig(lengths=(4, 8), seg_len=4, windows=2, rounds=2)
     rows = list(speed.rows_of(TINY, settings))

@@ -177,6 +177,7 @@ def test_a_run_without_means_has_the_records_it_had(folder, tmp_path):
         assert checkpoints.weights(12) == ("raw", [])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_was_not_validated_has_the_weights_that_are_named(folder, tmp_path):
     changes = {"average.start": 5, "average.use": "tail", "checkpoint.keep_last": 9}
     run_in_workdir(folder, tmp_path, **changes)  # saved at 4 and 8, validated at 6 and 12

@@ -166,6 +166,7 @@ def test_dropout_is_the_same_on_every_mesh():
     np.testing.assert_allclose(training(many)[0], training(one)[0], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_micro_batches_on_a_mesh_give_the_whole_batch():
     many = experiment((2, 1, 2), **{"train.micro_batches": 4})
     np.testing.assert_allclose(training(many)[0], on_one_device("plain")[1], rtol=1e-4)

@@ -67,7 +67,7 @@ def batch_of(segment: Segment, forget: bool) -> Batch:
     has_context = segment.inputs.shape != segment.targets.shape
     if has_context:
         reset = segment.starts.copy()
-        reset[:, 0] |= forget
+        reset[:, 0] |= forget & ~reset.any(axis=1)  # where text begins, memory is not seen anyway
     else:
         reset = np.full(segment.inputs.shape[0], forget)
     return Batch(segment.inputs, segment.targets, segment.weights, reset)

@@ -69,7 +69,8 @@ class Text(flax.struct.PyTreeNode):
         targets = jnp.where(real, read(self.tokens, of_target), 0)
         weights = jnp.broadcast_to(real.astype(jnp.float32), (b, t))
         if c:
-            begins = (place == 0) | (at.forget & (jnp.arange(c + t) == 0))
+            begins = place == 0
+            begins = begins.at[0].set(begins[0] | (at.forget & ~begins.any()))
             reset = jnp.broadcast_to(begins, (b, c + t))
         else:
             reset = jnp.broadcast_to(at.forget, (b,))

@@ -273,7 +273,7 @@ class TransformerXL(nn.Module):
             inputs = jnp.stack(kept)
         if again:
             inputs = inputs[:, :, : seg_len - again]
-            lengths = None if lengths is None else lengths - again
+            lengths = None if lengths is None else jnp.maximum(lengths - again, 0)
         return spread_rows(h, self.mesh), memory_lib.update(mems, inputs, lengths, since_reset)
 
     def _run_cached(self, h, cache, visible, places, lengths, since_reset):
