@@ -26,7 +26,7 @@ from benchmarks.interleaved import (
 )
 from benchmarks.sizes import experiment
 from txl_jax.config import ExperimentConfig
-from txl_jax.data.feed import training_batch
+from txl_jax.data.feed import training_feed
 from txl_jax.data.sentences import shuffled_streams_of
 from txl_jax.evaluation.speed import random_tokens
 from txl_jax.evaluation.timing import in_turn, timed
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def training(exp: ExperimentConfig, steps: int):
-    """A program: so many updates, each call from where the last one ended."""
+    """A program: so many dispatches, each call from where the last one ended; seconds an update."""
     t = exp.train
     placement = Placement(make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches))
     model = TransformerXL(exp.model, placement.for_model)
@@ -84,10 +84,10 @@ def training(exp: ExperimentConfig, steps: int):
     update = compiled_step(exp, model, optimizer, placement, abstract)
     text = random_tokens(t.batch_size * (8 * t.seg_len + 1), exp.model.vocab_size or 0)
     streams = shuffled_streams_of(text, t.batch_size, t.seg_len, seed=0)
-    batches = [
-        jax.device_put(training_batch(streams, n, t.epoch_memory, 0), placement.batch())
-        for n in range(4)
-    ]
+    several = t.steps_per_dispatch
+    sharding = placement.batch(steps_axis=several > 1)
+    feed = training_feed(streams, 0, 4 * several, t.epoch_memory, several, sharding)
+    batches = list(feed)
     done = 0
 
     def work():
@@ -98,7 +98,7 @@ def training(exp: ExperimentConfig, steps: int):
             done += 1
         return state.step, metrics
 
-    return lambda: timed(work) / steps
+    return lambda: timed(work) / (steps * several)
 
 
 if __name__ == "__main__":

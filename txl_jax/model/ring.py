@@ -10,6 +10,7 @@ Scores of positions come in the order of distances and are turned to the order o
 T x R numbers, and nothing of R x H is copied.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -66,10 +67,13 @@ def attend(
     remembered = content_scores(q, positions.u, past.keys)
     own = content_scores(q, positions.u, present_keys)
     if positions.r is not None:
-        # A row before and a row after: what is read past the ends of the real ones, so that they
-        # need not be copied into something longer.
-        asking = jnp.pad(q, [(0, 0), (0, 0), (1, 1), (0, 0)])
-        by_distance = position_scores_by_distance(asking, positions.v, positions.r, positions.b)
+        # A row before and a row after: what is read past the ends of the real ones. Many scores are
+        # made with them, not copied into something longer; of one query the product is quicker.
+        longer = lambda x: jnp.pad(x, [(0, 0), (0, 0), (1, 1), (0, 0)])
+        of = functools.partial(
+            position_scores_by_distance, v=positions.v, r=positions.r, b=positions.b
+        )
+        by_distance = longer(of(q)) if t == 1 else of(longer(q))
         remembered = remembered + _by_slot(by_distance, past.oldest, r)
         own = own + _by_key(by_distance[..., 1:-1, :], r)
     new = (own, visible.allowed(keys=slice(r, r + t)))
