@@ -1,6 +1,7 @@
 """L2, weight decay and the embeddings' own rate: the updates of loops written out in numpy."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -8,7 +9,13 @@ import tiny_models
 from tiny_runs import arrays
 
 from txl_jax.config import AverageConfig, ExperimentConfig, OptimizerConfig, TrainConfig
-from txl_jax.training.optimizer import embedding_schedule, is_embedding, make_optimizer, schedule
+from txl_jax.training.optimizer import (
+    clip_by_norm,
+    embedding_schedule,
+    is_embedding,
+    make_optimizer,
+    schedule,
+)
 
 STEPS = 5
 RATE, B1, B2, EPS, CLIP = 0.01, 0.9, 0.99, 1e-8, 0.5
@@ -114,3 +121,19 @@ def test_other_schedules_keep_the_ratio_throughout(name):
     rest, tables = schedule(c, 20), embedding_schedule(c, 20)
     for t in range(20):
         assert float(tables(t)) == pytest.approx(2 * float(rest(t)))
+
+
+@pytest.mark.parametrize("size", [0.0, 0.5, 1.0, 30.0, float("inf"), float("nan")])
+def test_clipping_scales_to_the_norm_and_leaves_smaller_gradients_as_they_are(size):
+    """A known direction of norm 1 times ``size``, clipped to 0.7: by hand, and as optax has it."""
+    direction = {"a": jnp.array([0.6, 0.0]), "b": jnp.array([[-0.8]])}
+    gradient = jax.tree.map(lambda x: x * size, direction)
+    clipped = {}
+    for name, transform in (("ours", clip_by_norm(0.7)), ("optax", optax.clip_by_global_norm(0.7))):
+        clipped[name], _ = transform.update(gradient, transform.init(gradient))
+    for ours, theirs in zip(*map(jax.tree.leaves, clipped.values()), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    if np.isfinite(size):
+        expected = jax.tree.map(lambda x: x * min(size, 0.7), direction)
+        for ours, by_hand in zip(*map(jax.tree.leaves, (clipped["ours"], expected)), strict=True):
+            np.testing.assert_allclose(ours, by_hand, rtol=1e-6)
