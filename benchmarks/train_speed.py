@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_flags(parser)
-    parser.add_argument("--steps", type=int, default=1, help="updates in a round")
+    parser.add_argument("--steps", type=int, default=1, help="dispatches in a round")
     parser.add_argument("--peak", type=float, help="operations per second that the machine has")
     flags = parser.parse_args(argv)
     exp = experiment(flags.size, changes(flags))
