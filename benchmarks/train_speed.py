@@ -3,11 +3,12 @@
     python -m benchmarks.train_speed --size=12l_512 [--original=DIR --original-python=PYTHON]
 
 An update is the training loop's own: forward, backward, clip, optimizer, memory carried, dropout
-as the size has it, on random tokens. Tokens a second are of the medians, the ratio of each round's
-two. Model-FLOPs utilisation is what the model needs (three forward passes' matrix products, by the
-formulas of txl_jax/planning/products.py: nothing that is computed twice counts), over seconds,
-over ``--peak`` operations a second; without it, over the published bfloat16 peak of the device
-where txl_jax/planning/chips.py has it.
+as the size has it, on random tokens. ``--set train.steps_per_dispatch=10``: ten of them a call.
+Tokens a second are of the medians, the ratio of each round's two. Model-FLOPs utilisation is what
+the model needs (three forward passes' matrix products, by the formulas of
+txl_jax/planning/products.py: nothing that is computed twice counts), over seconds, over ``--peak``
+operations a second; without it, over the published bfloat16 peak of the device where
+txl_jax/planning/chips.py has it.
 """
 
 import argparse
@@ -86,8 +87,7 @@ def training(exp: ExperimentConfig, steps: int):
     streams = shuffled_streams_of(text, t.batch_size, t.seg_len, seed=0)
     several = t.steps_per_dispatch
     sharding = placement.batch(steps_axis=several > 1)
-    feed = training_feed(streams, 0, 4 * several, t.epoch_memory, several, sharding)
-    batches = list(feed)
+    batches = list(training_feed(streams, 0, 4 * several, t.epoch_memory, several, sharding))
     done = 0
 
     def work():

@@ -10,7 +10,6 @@ Scores of positions come in the order of distances and are turned to the order o
 T x R numbers, and nothing of R x H is copied.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -70,10 +69,8 @@ def attend(
         # A row before and a row after: what is read past the ends of the real ones. Many scores are
         # made with them, not copied into something longer; of one query the product is quicker.
         longer = lambda x: jnp.pad(x, [(0, 0), (0, 0), (1, 1), (0, 0)])
-        of = functools.partial(
-            position_scores_by_distance, v=positions.v, r=positions.r, b=positions.b
-        )
-        by_distance = longer(of(q)) if t == 1 else of(longer(q))
+        scored = lambda x: position_scores_by_distance(x, positions.v, positions.r, positions.b)
+        by_distance = longer(scored(q)) if t == 1 else scored(longer(q))
         remembered = remembered + _by_slot(by_distance, past.oldest, r)
         own = own + _by_key(by_distance[..., 1:-1, :], r)
     new = (own, visible.allowed(keys=slice(r, r + t)))

@@ -86,13 +86,13 @@ def make_optimizer(exp: ExperimentConfig) -> optax.GradientTransformation:
 def clip_by_norm(largest: float) -> optax.GradientTransformation:
     """Gradients whose global L2 norm is ``largest`` or more, scaled down to it; others as they are.
 
-    As ``optax.clip_by_global_norm``, times one number instead of a division of every entry: a
-    product is merged with what reads it, where a quotient is written out first (3 to 7% of an
-    update on a CPU).
+    As ``optax.clip_by_global_norm``, times one number (as the authors' codes do) instead of a
+    division of every entry: XLA merges a product with what reads it and writes a quotient out
+    first (3 to 7% of an update of 12 layers of 512 on two cores).
     """
 
     def update(updates, state, params=None):
-        norm = optax.tree.norm(updates)
+        norm = gradient_norm(updates)
         factor = jnp.where(norm < largest, 1.0, largest / norm)
         return jax.tree.map(lambda x: x * factor.astype(x.dtype), updates), state
 
