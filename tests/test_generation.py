@@ -310,7 +310,7 @@ def test_the_repetition_penalty_knows_the_prompt_and_what_was_made():
             scores = np.array(logits[0, n - 1])
             for seen in set(text[:n].tolist()):
                 scores[seen] = scores[seen] / 1.7 if scores[seen] > 0 else scores[seen] * 1.7
-            assert text[n] == scores.argmax()
+            assert text[n] == np.argmax(scores)
 
 
 def test_a_sampled_row_of_a_batch_is_what_it_is_alone():

@@ -286,7 +286,9 @@ def test_it_says_what_it_does_not_have(change, said):
 
 def test_it_says_that_jax_triton_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax_triton", None)
-    refused = triton.supports((2, 3, 4, 8), 9, Positions(r=jnp.zeros(())), None, jnp.bfloat16)
+    refused = triton.supports(
+        (2, 3, 4, 8), 9, Positions(r=jnp.zeros(())), None, jnp.dtype(jnp.bfloat16)
+    )
     assert refused is not None
     assert "jax-triton" in refused
 

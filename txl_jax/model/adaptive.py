@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model import mixture as mixture_lib
 from txl_jax.model.block import dropout
-from txl_jax.model.cross_entropy import cross_entropy
+from txl_jax.model.cross_entropy import cross_entropy, full_einsum
 from txl_jax.model.mesh import each_its_rows, whole
 
 
@@ -219,11 +219,10 @@ class Vocabulary(nn.Module):
           inputs: int32 [B,T], the words that they were predicted after.
         """
         dtype, weight = self.cfg.dtype, whole(jnp.asarray(self.weights[0]), self.mesh, words=True)
-        full = {"preferred_element_type": jnp.float32}
         p = jnp.exp(log_p).astype(dtype)
-        expected = jnp.einsum("btv,vd->btd", p, weight.astype(dtype), **full).astype(dtype)
+        expected = full_einsum("btv,vd->btd", p, weight.astype(dtype)).astype(dtype)
         past_weight = whole(self.past_weight, self.mesh).astype(dtype)
-        decoded = jnp.einsum("btd,de->bte", expected, past_weight, **full) + self.past_weight_bias
+        decoded = full_einsum("btd,de->bte", expected, past_weight) + self.past_weight_bias
         f = _rows(jnp.tanh(decoded).astype(dtype))
         score = each_its_rows(_table_nll, self.mesh, n_rows=2)
         return score(f, _rows(inputs), (weight, self.past_bias)).reshape(inputs.shape)
@@ -256,8 +255,7 @@ class Vocabulary(nn.Module):
 
     def _scores(self, h: jax.Array, i: int, table: tuple[jax.Array, jax.Array]) -> jax.Array:
         x, (weight, bias) = _inner(h, self._output_projection(i)), table
-        full = {"preferred_element_type": jnp.float32}
-        return jnp.einsum("...d,vd->...v", x, weight.astype(x.dtype), **full) + bias
+        return full_einsum("...d,vd->...v", x, weight.astype(x.dtype)) + bias
 
     def _sampled_nll(self, h, targets, weight, bias) -> jax.Array:
         """Against the distinct ones of 2n words drawn log-uniformly: float32 [S].

@@ -13,6 +13,9 @@ import jax.numpy as jnp
 LOGITS_AT_ONCE = 2**22  # 16 MiB in float32
 ROWS_AT_LEAST = 128  # below that, reading the weights costs more than the products
 
+full_einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+"""``einsum`` with sums and result in float32."""
+
 
 def cross_entropy(
     x: jax.Array,
@@ -78,9 +81,8 @@ def _backward(block, saved, gradient):
         of_z = (p - here) * jnp.where(real, gradient[at], 0.0)[:, None]
         of_bias = of_bias + of_z.sum(axis=0)
         of_z = of_z.astype(x.dtype)
-        full = {"preferred_element_type": jnp.float32}
-        of_x = of_x.at[at].add(jnp.einsum("sv,vd->sd", of_z, low, **full))
-        return of_x, of_weight + jnp.einsum("sv,sd->vd", of_z, x[at], **full), of_bias
+        of_x = of_x.at[at].add(full_einsum("sv,vd->sd", of_z, low))
+        return of_x, of_weight + full_einsum("sv,sd->vd", of_z, x[at]), of_bias
 
     zeros = jnp.zeros(x.shape, jnp.float32), jnp.zeros_like(weight), jnp.zeros_like(bias)
     n = _n_blocks(count, block)
@@ -92,7 +94,7 @@ _blocks.defvjp(_forward, _backward)
 
 
 def _logits(x, weight, bias):
-    return jnp.einsum("sd,vd->sv", x, weight, preferred_element_type=jnp.float32) + bias
+    return full_einsum("sd,vd->sv", x, weight) + bias
 
 
 def _pad(rows, block):

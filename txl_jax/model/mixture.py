@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from txl_jax.model.cross_entropy import cross_entropy
+from txl_jax.model.cross_entropy import cross_entropy, full_einsum
 
 Table = tuple[jax.Array, jax.Array]
 """Weights [V,d] and bias [V] of the words."""
@@ -35,9 +35,8 @@ class Mixture(NamedTuple):
 
 def mixture(h: jax.Array, prior: jax.Array, latent: jax.Array, bias: jax.Array) -> Mixture:
     """Of states [...,D], before dropout; prior [D,K], latent [D,K,d], bias [K,d]."""
-    full = {"preferred_element_type": jnp.float32}
-    scores = jnp.einsum("...D,Dk->...k", h, prior.astype(h.dtype), **full)
-    x = jnp.tanh(jnp.einsum("...D,Dkd->...kd", h, latent.astype(h.dtype), **full) + bias)
+    scores = full_einsum("...D,Dk->...k", h, prior.astype(h.dtype))
+    x = jnp.tanh(full_einsum("...D,Dkd->...kd", h, latent.astype(h.dtype)) + bias)
     return Mixture(jax.nn.log_softmax(scores), x.astype(h.dtype))
 
 
@@ -64,8 +63,7 @@ def mixture_log_probs(m: Mixture, table: Table) -> jax.Array:
     @jax.checkpoint
     def add(log_p, of_k):
         x, log_pi = of_k
-        full = {"preferred_element_type": jnp.float32}
-        scores = jnp.einsum("...d,vd->...v", x, weight, **full) + bias
+        scores = full_einsum("...d,vd->...v", x, weight) + bias
         return jnp.logaddexp(log_p, log_pi[..., None] + jax.nn.log_softmax(scores)), None
 
     every_k = jnp.moveaxis(m.latents, -2, 0), jnp.moveaxis(m.log_prior, -1, 0)
