@@ -17,7 +17,12 @@ def _small(model: dict[str, Any], batch_size: int, seg_len: int) -> dict[str, An
     return {
         "model": {"dropout": 0.1, **model},
         "optimizer": {"learning_rate": 2.5e-4, "clip_norm": 0.25, "warmup_steps": 0},
-        "train": {"batch_size": batch_size, "seg_len": seg_len, "mem_len": seg_len},
+        "train": {
+            "batch_size": batch_size,
+            "seg_len": seg_len,
+            "mem_len": seg_len,
+            "steps_per_dispatch": 10,
+        },
         "evaluate": {
             "batch_size": 1,
             "seg_len": 128,

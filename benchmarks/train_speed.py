@@ -3,7 +3,8 @@
     python -m benchmarks.train_speed --size=12l_512 [--original=DIR --original-python=PYTHON]
 
 An update is the training loop's own: forward, backward, clip, optimizer, memory carried, dropout
-as the size has it, on random tokens. ``--set train.steps_per_dispatch=10``: ten of them a call.
+as the size has it, on random tokens, and as many of them a dispatch as it has (the sizes for a CPU
+ten; ``--set train.steps_per_dispatch=1``: one). Theirs makes as many a turn.
 Tokens a second are of the medians, the ratio of each round's two. Model-FLOPs utilisation is what
 the model needs (three forward passes' matrix products, by the formulas of
 txl_jax/planning/products.py: nothing that is computed twice counts), over seconds, over ``--peak``
@@ -52,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
         "what": "train",
         "experiment": exp.to_dict(),
         "vocab_size": exp.model.vocab_size,
-        "steps": flags.steps,
+        "steps": flags.steps * exp.train.steps_per_dispatch,
     }
     with peers(flags, job) as others:
         seconds = in_turn({"txl_jax": ours, **others}, flags.rounds)
