@@ -24,6 +24,9 @@ FORMS = {
     "reset": {"reset": RESET},
     "dropout": {"dropatt": 0.3},
     "one query": {"seg_len": 1},
+    "short": {"seg_len": 101},
+    "short, window of TF": {"seg_len": 101, "window": "tf"},
+    "short, reset and dropout": {"seg_len": 101, "reset": RESET[:, 100:201], "dropatt": 0.3},
 }
 
 
@@ -43,6 +46,36 @@ def both(form, names, dtype=jnp.float32):
 def test_some_queries_at_a_time_equal_all_at_once(form):
     some, every = both(FORMS[form], ("xla", "reference"))
     assert parity.largest_difference(some, every) < 1e-5
+
+
+def test_a_short_segment_reads_less_of_what_nobody_sees_where_that_is_quicker(monkeypatch):
+    inputs = parity.random_inputs(2, 1, 128, 128, 16, jnp.float32)
+    who = visible(128, jnp.array([128]), 128)
+
+    def products():
+        lowered = jax.jit(functools.partial(attend, implementation="xla")).lower(*inputs, who)
+        found: Any = lowered.cost_analysis()
+        return found["flops"]
+
+    groups = products()
+    monkeypatch.setattr(choice, "FEW", {})
+    assert groups < 0.9 * products()  # (192 + 256) / 2 keys instead of 256
+
+
+@pytest.mark.parametrize(
+    ("seg_len", "few", "size"),
+    [
+        (128, 64, 64),
+        (101, 64, 51),
+        (90, 64, 90),
+        (1, 64, 1),
+        (128, None, 128),
+        (129, 64, 128),
+        (4096, None, 256),
+    ],
+)
+def test_queries_taken_at_a_time(seg_len, few, size):
+    assert xla.group_size(seg_len, few) == size
 
 
 def test_some_queries_at_a_time_with_learnt_scalars_of_distances():
@@ -77,7 +110,7 @@ def test_some_queries_at_a_time_hold_less_for_the_gradient():
 def test_the_difference_that_training_looks_at_sees_a_wrong_kernel(monkeypatch):
     assert parity.difference("xla", 8, jnp.float32, dropatt=0.2) < 1e-5
 
-    def slightly_wrong(q, k, val, positions, visible, dropping=None):
+    def slightly_wrong(q, k, val, positions, visible, dropping=None, few=None):
         return plain(q, k, val, positions.replace(r=-positions.r), visible, dropping)
 
     monkeypatch.setattr(xla, "attend", slightly_wrong)

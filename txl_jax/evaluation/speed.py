@@ -29,6 +29,7 @@ from txl_jax.evaluation.evaluate import Evaluator
 from txl_jax.evaluation.timing import Program, in_turn, ratio, summary, timed
 from txl_jax.files import write_json
 from txl_jax.model.block import OfAll, OfLayer
+from txl_jax.model.kernels.choice import FEW
 from txl_jax.model.kernels.xla import group_size
 from txl_jax.model.masks import visible
 from txl_jax.model.positions import sinusoids
@@ -196,7 +197,7 @@ def of_windows(c: TransformerXLConfig, length: int) -> float:
 
     Keys are read up to the end of each group of queries (model/kernels/xla.py).
     """
-    nh, group = c.n_head * c.d_head, group_size(length)
+    nh, group = c.n_head * c.d_head, group_size(length, FEW.get(jax.default_backend()))
     read = sum(
         min(start + group, length) * min(group, length - start) for start in range(0, length, group)
     )

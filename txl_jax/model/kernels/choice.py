@@ -21,6 +21,9 @@ FUSED = {"cudnn": "gpu", "triton": "gpu", "pallas_tpu": "tpu"}
 BEST = {"gpu": "triton", "tpu": "pallas_tpu"}
 """What ``auto`` takes on a platform, where the form allows it."""
 
+FEW = {"cpu": 64}
+"""How many queries ``xla`` takes at a time in a short segment; on other platforms all."""
+
 _LEAST_QUERIES = 128
 """Below it a fused kernel pads its tiles with more than it spares."""
 
@@ -56,9 +59,11 @@ def attend(
     """
     form = (q.shape, k.shape[2], positions, dropping, q.dtype)
     name = chosen(implementation, form, mesh)
-    if name not in FUSED:
-        function = {"reference": reference, "xla": xla}[name].attend
-        return function(q, k, val, positions, visible, dropping)
+    if name == "reference":
+        return reference.attend(q, k, val, positions, visible, dropping)
+    if name == "xla":
+        few = FEW.get(_platform(mesh))
+        return xla.attend(q, k, val, positions, visible, dropping, few)
     function = _each_its_own(_module(name).attend, mesh)
     return function(q, k, val, positions, visible, dropping)
 

@@ -1,7 +1,8 @@
 """Attention some queries at a time: scores of Q x K instead of T x K, on any device.
 
 Each group of queries reads the keys up to its own last one only (nothing later could be seen, nor
-anything beyond the window), and its scores are computed again for the gradient.
+anything beyond the window), and its scores are computed again for the gradient. A short segment
+keeps its scores, which are few; its groups only spare what nobody sees.
 """
 
 import functools
@@ -15,7 +16,7 @@ from txl_jax.model.masks import Visible
 from txl_jax.model.positions import Positions
 from txl_jax.ordering import zero_after
 
-_LEAST = 128
+_SHORT = 128
 _MOST_GROUPS = 16
 
 
@@ -26,12 +27,14 @@ def attend(
     positions: Positions,
     visible: Visible,
     dropping: Dropping | None = None,
+    few: int | None = None,
 ) -> jax.Array:
-    """See :func:`txl_jax.model.kernels.choice.attend`."""
+    """See :func:`txl_jax.model.kernels.choice.attend`.
+
+    ``few``: see :func:`group_size`.
+    """
     t, m = visible.seg_len, visible.mem_len
-    size = group_size(t)
-    if size >= t:
-        return reference.attend(q, k, val, positions, visible, dropping)
+    size, short = group_size(t, few), t <= _SHORT
     gathered: list[jax.Array] = []
     number = visible.filled[0]
     for start in range(0, t, size):
@@ -39,11 +42,14 @@ def attend(
         keys = slice(max(0, m + start - visible.reach), m + queries.stop)
         part = functools.partial(reference.attend_part, queries=queries, keys=keys)
         asking = q[:, :, queries]
-        if gathered:
+        if gathered and not short:
             asking, gathered[-1] = _one_by_one(asking, gathered[-1], number)
         own = (asking, k[:, :, keys], val[:, :, keys])
         near = positions.nearest(keys.stop - keys.start)
-        gathered.append(_computed_again(part, (*own, near), (visible, dropping), number))
+        if short:
+            gathered.append(part(*own, near, visible, dropping))
+        else:
+            gathered.append(_computed_again(part, (*own, near), (visible, dropping), number))
     return jnp.concatenate(gathered, axis=2)
 
 
@@ -95,6 +101,12 @@ def _after(x: jax.Array, done: jax.Array, number: jax.Array) -> jax.Array:
     return x + zero_after(done, number).astype(x.dtype)
 
 
-def group_size(seg_len: int) -> int:
-    """How many queries are taken at a time: 128, more if they would be more than 16 groups."""
-    return max(_LEAST, -(-seg_len // _MOST_GROUPS))
+def group_size(seg_len: int, few: int | None = None) -> int:
+    """How many queries are taken at a time: 128, more if they would be more than 16 groups.
+
+    ``few``: about how many queries are enough for products to run at full speed. Segments of up to
+    128 are taken in equal groups of about so many; ``None``: whole.
+    """
+    if seg_len > _SHORT:
+        return max(_SHORT, -(-seg_len // _MOST_GROUPS))
+    return seg_len if few is None else -(-seg_len // max(1, round(seg_len / few)))
