@@ -37,7 +37,7 @@ def of_layers(c: TransformerXLConfig, cut: Cut, cached: bool = False) -> float:
 
     For each row: queries and output 2 T D NH each, keys and values 2 K D NH each; scores by
     content, by position and the weighted sum 2 T K NH each (two of them in forms without relative
-    positions; what a mask hides is computed all the same); feed-forward 4 T D F. Once for all
+    positions; what a mask hides counts all the same); feed-forward 4 T D F. Once for all
     rows: 2 K D NH of position projections (``relative``).
     """
     t, k, width = cut.positions, cut.mem_len + cut.positions, c.n_head * c.d_head
