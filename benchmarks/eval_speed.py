@@ -1,6 +1,7 @@
 """Segments scored a second: ours, and the authors' PyTorch code beside it in the same run.
 
     python -m benchmarks.eval_speed --size=12l_512 [--set evaluate.mem_len=3800] \
+        [--set evaluate.clamp_len=1000] \
         [--original=DIR --original-python=PYTHON]
 
 Ours is ``--mode=evaluate``'s own loop under the size's protocol (segment, memory, window, streams),
@@ -20,6 +21,7 @@ from benchmarks.interleaved import (
     write,
 )
 from benchmarks.sizes import experiment
+from txl_jax.evaluation.evaluate import under_protocol
 from txl_jax.evaluation.speed import random_params, scoring
 from txl_jax.evaluation.timing import in_turn
 from txl_jax.planning.products import cut_of_protocol, of_layers, of_words
@@ -44,6 +46,7 @@ def main(argv: list[str] | None = None) -> None:
         seconds = in_turn({"txl_jax": ours, **others}, flags.rounds)
         about_others = {name: peer.about for name, peer in others.items()}
     p, cut = exp.evaluate, cut_of_protocol(exp.evaluate)
+    cfg = under_protocol(exp.model, p)
     report = {
         "benchmark": "eval_speed",
         "size": flags.size,
@@ -52,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
         **report_of(
             seconds,
             tokens=p.batch_size * p.seg_len,
-            needed=of_layers(exp.model, cut, cached=True) + of_words(exp.model, cut),
+            needed=of_layers(cfg, cut, cached=True) + of_words(cfg, cut),
             peak=flags.peak or published_peak(),
         ),
     }

@@ -47,7 +47,7 @@ def asked(monkeypatch):
 
     def watched(model, params, token, past):
         logits, after = by_memory(model, params, token, past)
-        jax.debug.callback(keep, logits, past.filled, past.oldest, ordered=True)
+        jax.debug.callback(keep, logits, past.filled, past.near.oldest, ordered=True)
         return logits, after
 
     monkeypatch.setattr(generation, "_by_memory", watched)

@@ -34,8 +34,32 @@ def cached(cfg, mems, seg_len):
 @pytest.mark.parametrize("window", [False, "pytorch", "tf"])
 @pytest.mark.parametrize(("mem_len", "seg_len"), [(6, 3), (7, 3), (5, 4), (3, 5), (5, 1)])
 def test_a_ring_that_wraps_several_times_gives_what_memory_gives(mem_len, seg_len, window):
-    cfg = tiny.config(same_length=window)
-    lengths = [seg_len] * 5
+    gives_what_memory_gives(tiny.config(same_length=window), mem_len, seg_len, segments=5)
+
+
+@pytest.mark.parametrize("name", ["relative", "shaw", "shared_projection"])
+@pytest.mark.parametrize(
+    ("clamp_len", "mem_len", "seg_len"), [(1, 6, 3), (3, 6, 3), (4, 11, 2), (2, 5, 1), (4, 7, 3)]
+)
+def test_what_is_beyond_the_clamp_is_in_a_ring_of_its_own(clamp_len, mem_len, seg_len, name):
+    """Both rings wrap, after states have moved from the one to the other."""
+    cfg = tiny.config(**tiny.attention(name), clamp_len=clamp_len, same_length="pytorch")
+    cache = gives_what_memory_gives(cfg, mem_len, seg_len, segments=2 * -(-mem_len // seg_len) + 1)
+    assert clamp_len <= cache.near.count < clamp_len + seg_len
+    assert cache.far is not None
+    assert cache.slots == cache.near.count + cache.far.count < mem_len + seg_len
+
+
+@pytest.mark.parametrize(
+    ("clamp_len", "slots"), [(-1, (12, 0)), (12, (12, 0)), (9, (9, 3)), (8, (9, 3)), (1, (3, 9))]
+)
+def test_slots_are_whole_segments_and_the_near_ones_reach_the_clamp(clamp_len, slots):
+    assert ring.slots_of(10, 3, clamp_len) == slots
+
+
+def gives_what_memory_gives(cfg, mem_len, seg_len, segments):
+    """Outputs, and keys and values in the end; gives the cache."""
+    lengths = [seg_len] * segments
     want, mems = run(cfg, txl_jax.TransformerXL(cfg).init_mems(ROWS, mem_len), lengths)
     start = txl_jax.TransformerXL(cfg).init_mems(ROWS, mem_len)
     got, cache = run(cfg, cached(cfg, start, seg_len), lengths)
@@ -45,11 +69,13 @@ def test_a_ring_that_wraps_several_times_gives_what_memory_gives(mem_len, seg_le
     for n in range(cfg.n_layer):
         np.testing.assert_allclose(cache.past(n).keys, again.past(n).keys, atol=1e-5)
         np.testing.assert_allclose(cache.past(n).values, again.past(n).values, atol=1e-5)
+    return cache
 
 
+@pytest.mark.parametrize("clamp_len", [-1, 2])
 @pytest.mark.parametrize("name", tiny.WITH_MEMORY)
-def test_shorter_segments_between_full_ones_change_nothing(name):
-    cfg = tiny.config(**tiny.attention(name))
+def test_shorter_segments_between_full_ones_change_nothing(name, clamp_len):
+    cfg = tiny.config(**tiny.attention(name), clamp_len=clamp_len)
     lengths = [3, 3, 1, 3, 2, 3, 3]
     start = txl_jax.TransformerXL(cfg).init_mems(ROWS, 7)
     want, _ = run(cfg, start, lengths)
@@ -69,15 +95,30 @@ def test_the_scores_of_slots_are_those_of_keys_in_another_order():
         np.testing.assert_array_equal(got, np.roll(by_key[..., :r], oldest, axis=-1))
 
 
-def test_a_donated_ring_is_written_in_place():
+def test_beyond_the_clamp_no_scores_by_position_are_made():
+    mem_len, clamp_len, t = 96, 32, 16
+    made = {}
+    for clamp in (-1, clamp_len):
+        cfg = tiny.config(clamp_len=clamp)
+        model = txl_jax.TransformerXL(cfg)
+        cache, x = cached(cfg, model.init_mems(1, mem_len), t), jnp.zeros((1, t, cfg.d_model))
+        step = lambda cache, x, m=model: m.apply(tiny.variables(m.cfg), x, cache, method="core")
+        about: Any = jax.jit(step).lower(cache, x).compile().cost_analysis()
+        made[clamp] = about["flops"]
+    spared = 2 * t * (mem_len - clamp_len) * cfg.n_head * cfg.d_head * cfg.n_layer
+    assert made[-1] - made[clamp_len] > 0.9 * spared
+
+
+@pytest.mark.parametrize("clamp_len", [-1, 2048])
+def test_a_donated_ring_is_written_in_place(clamp_len):
     """The program holds no second ring, though it reads what it overwrites."""
-    cfg = tiny.config(same_length="pytorch")
+    cfg = tiny.config(same_length="pytorch", clamp_len=clamp_len)
     model, mem_len = txl_jax.TransformerXL(cfg), 4096
     cache = cached(cfg, model.init_mems(1, mem_len), 1)
     step = lambda cache, x: model.apply(tiny.variables(cfg), x, cache, method="core")
     x = jnp.zeros((1, 1, cfg.d_model))
     held: Any = jax.jit(step, donate_argnums=0).lower(cache, x).compile().memory_analysis()
-    of_a_ring = cache.keys[0].size * 4
+    of_a_ring = cache.past(0).keys.size * 4
     assert held.alias_size_in_bytes >= 2 * cfg.n_layer * of_a_ring
     scores = cfg.n_head * mem_len * 4
     assert held.temp_size_in_bytes < of_a_ring + 4 * scores

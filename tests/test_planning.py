@@ -211,6 +211,18 @@ def test_evaluation_is_of_layers_one_by_one():
     assert one_by_one.flops_compiler > 0.9 * one_by_one.flops_model
 
 
+def test_beyond_the_clamp_a_cache_has_no_scores_by_position():
+    far, clamped = (
+        compiled(**{"evaluate.mem_len": 12 * T, "evaluate.clamp_len": clamp})["evaluate"]
+        for clamp in (-1, 2 * T)
+    )
+    c, rows, distances = experiment().model, 3, 10 * T
+    spared = c.n_layer * rows * 2 * T * distances * c.n_head * c.d_head
+    assert far.flops_model - clamped.flops_model == spared
+    # The compiler counts the additions to other scores as well.
+    assert spared <= far.flops_compiler - clamped.flops_compiler < 1.4 * spared
+
+
 def test_shares_of_clusters_are_the_whole_text():
     ends = (0, 10, 300, 5000)
     shares = [products.zipf_share(a, b, 5000) for a, b in itertools.pairwise(ends)]

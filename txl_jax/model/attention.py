@@ -19,7 +19,7 @@ from txl_jax.model.kernels import attend
 from txl_jax.model.kernels.dropping import dropping
 from txl_jax.model.masks import Visible
 from txl_jax.model.positions import Positions
-from txl_jax.model.ring import Ring
+from txl_jax.model.ring import Rings
 
 _FEW = 8
 """So many rows, and no more, are projected in one product."""
@@ -85,7 +85,7 @@ class Attention(nn.Module):
         self,
         queries: jax.Array,
         present: KeysValues,
-        past: KeysValues | Ring,
+        past: KeysValues | Rings,
         positions: Positions,
         visible: Visible,
         train: bool = False,
@@ -95,8 +95,8 @@ class Attention(nn.Module):
         Args:
           queries: [N,B,T,H], see :meth:`queries`.
           present: of the segment, T positions.
-          past: of the memory, M positions, its gradient stopped by the model; or a ring of them.
-          positions: for K = M + T keys.
+          past: of the memory, M positions, its gradient stopped by the model; or rings of them.
+          positions: for K = M + T keys; with rings as in ring.py.
           visible: who may attend to whom.
           train: with dropout (needs the ``dropout`` rng).
         """
@@ -105,7 +105,7 @@ class Attention(nn.Module):
         scale = c.d_head**-0.5  # of the short sides, not of the T x K scores
         small = lambda x: None if x is None else x.astype(q.dtype) * scale
         about = positions.replace(u=small(positions.u), v=small(positions.v), b=small(positions.b))
-        if isinstance(past, Ring):
+        if isinstance(past, Rings):
             gathered = ring.attend(q * scale, past, *present, about, visible)
         else:
             both = (jnp.concatenate(x, axis=2) for x in zip(past, present, strict=True))

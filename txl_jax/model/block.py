@@ -12,7 +12,7 @@ from txl_jax.model.dropout import Dropout
 from txl_jax.model.masks import Visible
 from txl_jax.model.mesh import spread_rows
 from txl_jax.model.positions import Positions
-from txl_jax.model.ring import Ring
+from txl_jax.model.ring import Rings
 from txl_jax.model.variants import FORMS
 
 
@@ -122,7 +122,7 @@ class Block(nn.Module):
     def __call__(
         self,
         h: jax.Array,
-        past: KeysValues | Ring,
+        past: KeysValues | Rings,
         positions: Positions,
         visible: Visible,
         places: jax.Array,

@@ -54,6 +54,33 @@ class Memory(flax.struct.PyTreeNode):
         return self.hidden.shape[2]
 
 
+class Slots(flax.struct.PyTreeNode):
+    """A ring of projected states in every layer (ring.py).
+
+    Attributes:
+      keys, values: of each layer [N,B,R,H] in the compute dtype.
+      oldest: int32 [], the slot of the oldest state in every row and layer.
+    """
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+    oldest: jax.Array
+
+    @property
+    def count(self) -> int:
+        """R."""
+        return self.keys[0].shape[2]
+
+    def ring(self, n: int) -> ring.Ring:
+        """Layer n's slots."""
+        return ring.Ring(self.keys[n], self.values[n], self.oldest)
+
+    def in_order(self, n: int) -> KeysValues:
+        """Keys and values of layer n [N,B,R,H], oldest first (copies)."""
+        order = lambda x: ring.in_order(x, self.oldest)
+        return KeysValues(order(self.keys[n]), order(self.values[n]))
+
+
 class Cache(flax.struct.PyTreeNode):
     """Projected memory, for inference: goes where a :class:`Memory` goes and gives the same.
 
@@ -71,9 +98,10 @@ class Cache(flax.struct.PyTreeNode):
       ([3], 6)
 
     Attributes:
-      keys, values: of each layer [N,B,R,H] in the compute dtype: the ring of ring.py, R >= M.
-      oldest: int32 [], the slot of the oldest state in every row and layer.
-      positions: for each layer what positions add to its scores, for the newest R + T keys.
+      near: the rings of the newest states; with a ``clamp_len`` as many as may be closer than it.
+      far: the rings of the older ones; ``None``: there are none.
+      positions: for each layer what positions add to its scores, for the newest keys: those of
+        ``near`` and T.
       filled: int32 [B], as in a memory.
       mem_len: M.
       seg_len: T, the longest segment that may follow. One of just this length is written in
@@ -81,9 +109,8 @@ class Cache(flax.struct.PyTreeNode):
         ``lax.scan``); a shorter one, or one with ``lengths``, moves all slots.
     """
 
-    keys: tuple[jax.Array, ...]
-    values: tuple[jax.Array, ...]
-    oldest: jax.Array
+    near: Slots
+    far: Slots | None
     positions: tuple[Positions, ...]
     filled: jax.Array
     mem_len: int = flax.struct.field(pytree_node=False)
@@ -91,18 +118,19 @@ class Cache(flax.struct.PyTreeNode):
 
     @property
     def slots(self) -> int:
-        """R."""
-        return self.keys[0].shape[2]
+        """R, of both."""
+        return self.near.count + (0 if self.far is None else self.far.count)
 
-    def ring(self, n: int) -> ring.Ring:
+    def rings(self, n: int) -> ring.Rings:
         """Layer n's slots."""
-        return ring.Ring(self.keys[n], self.values[n], self.oldest)
+        return ring.Rings(self.near.ring(n), None if self.far is None else self.far.ring(n))
 
     def past(self, n: int) -> KeysValues:
         """Keys and values of layer n [N,B,M,H], oldest first (copies)."""
+        parts = [x.in_order(n) for x in (self.far, self.near) if x is not None]
         first = self.slots - self.mem_len
-        order = lambda x: ring.in_order(x, self.oldest)[:, :, first:]
-        return KeysValues(order(self.keys[n]), order(self.values[n]))
+        newest = lambda *x: jnp.concatenate(x, axis=2)[:, :, first:]
+        return jax.tree.map(newest, *parts)
 
 
 AnyMemory = TypeVar("AnyMemory", Memory, Cache)
@@ -145,27 +173,39 @@ def make_cache(
     past: list[KeysValues],
     positions: tuple[Positions, ...],
     filled: jax.Array,
+    slots: tuple[int, int],
     seg_len: int,
 ) -> Cache:
-    """A cache of each layer's M projected states, oldest first; ``positions``: of R + T keys."""
-    mem_len = past[0].keys.shape[2]
-    keys, values = zip(*past, strict=True)
-    in_slots = lambda x: _in_slots(x, mem_len, seg_len)
+    """A cache of each layer's M projected states, oldest first.
+
+    Args:
+      past: [N,B,M,H] of each layer.
+      positions: for the keys of the near ring and of a segment.
+      filled: int32 [B].
+      slots: of the near ring and of the far one, see ring.py.
+      seg_len: T.
+    """
+    near, far = _in_slots(past, slots)
     return Cache(
-        keys=tuple(map(in_slots, keys)),
-        values=tuple(map(in_slots, values)),
-        oldest=jnp.zeros((), jnp.int32),
+        near=near,
+        far=far,
         positions=positions,
         filled=filled,
-        mem_len=mem_len,
+        mem_len=past[0].keys.shape[2],
         seg_len=seg_len,
     )
 
 
-def _in_slots(states: jax.Array, mem_len: int, seg_len: int) -> jax.Array:
-    """[N,B,M,H] as a ring whose oldest slot is 0."""
-    more = ring.slots_of(mem_len, seg_len) - mem_len
-    return jnp.pad(states, [(0, 0), (0, 0), (more, 0), (0, 0)]) if more else states
+def _in_slots(past: list[KeysValues], slots: tuple[int, int]) -> tuple[Slots, Slots | None]:
+    """[N,B,M,H] of each layer, oldest first, as rings whose oldest slot is 0."""
+    (near, far), mem_len = slots, past[0].keys.shape[2]
+
+    def held(start: int, stop: int) -> Slots:
+        part = lambda x: jnp.pad(x, [(0, 0), (0, 0), (near + far - mem_len, 0), (0, 0)])
+        keys, values = zip(*jax.tree.map(lambda x: part(x)[:, :, start:stop], past), strict=True)
+        return Slots(keys, values, jnp.zeros((), jnp.int32))
+
+    return held(far, far + near), held(0, far) if far else None
 
 
 def update_cache(
@@ -185,24 +225,44 @@ def update_cache(
     if not cache.mem_len:
         return cache.replace(filled=filled)
     if seg_len == cache.seg_len and lengths is None:
-        # Written when all has been read: else the compiler keeps a copy of every ring.
-        first = cache.oldest + zero_after(done, cache.oldest)
-        put = lambda slots, new: ring.write(slots, new, first)
-        oldest = (cache.oldest + seg_len) % cache.slots
+        near, far = _moved_on(cache, layers, done)
     else:
+        newest = lambda old, new: _newest(old, new.astype(old.dtype), lengths, rows=1)
+        past = [jax.tree.map(newest, cache.past(n), new) for n, new in enumerate(layers)]
+        near, far = _in_slots(past, (cache.near.count, cache.slots - cache.near.count))
+    return cache.replace(near=near, far=far, filled=filled)
 
-        def put(slots, new):
-            old = ring.in_order(slots, cache.oldest)[:, :, cache.slots - cache.mem_len :]
-            newest = _newest(old, new.astype(slots.dtype), lengths, rows=1)
-            return _in_slots(newest, cache.mem_len, cache.seg_len)
 
-        oldest = jnp.zeros_like(cache.oldest)
+def _moved_on(
+    cache: Cache, layers: list[KeysValues], done: jax.Array
+) -> tuple[Slots, Slots | None]:
+    """The rings after a whole segment, which is written over what leaves the near one.
+
+    Written when all has been read: else the compiler keeps a copy of every ring.
+    """
+    near, far = cache.near, cache.far
+    seg_len = layers[0].keys.shape[2]
+    after = lambda done, slots: slots.oldest + zero_after(done, slots.oldest)
+
+    def put(new, near_slots, far_slots):
+        if far_slots is None:
+            return ring.write(near_slots, new, after(done, near)), None
+        leaving = ring.read(near_slots, near.oldest, seg_len)
+        far_slots = ring.write(far_slots, leaving, after(done, far))
+        moved = far_slots[:1, :1, :1, :1]
+        return ring.write(near_slots, new, after(moved, near)), far_slots
+
+    def put_all(new, of_near, of_far):
+        of_far = of_far or (None,) * len(new)
+        return zip(*map(put, new, of_near, of_far), strict=True)
+
     keys, values = zip(*layers, strict=True)
-    return cache.replace(
-        keys=tuple(map(put, cache.keys, keys)),
-        values=tuple(map(put, cache.values, values)),
-        oldest=oldest.astype(jnp.int32),
-        filled=filled,
+    near_keys, far_keys = put_all(keys, near.keys, far and far.keys)
+    near_values, far_values = put_all(values, near.values, far and far.values)
+    turned = lambda slots: ((slots.oldest + seg_len) % slots.count).astype(jnp.int32)
+    return (
+        Slots(near_keys, near_values, turned(near)),
+        None if far is None else Slots(far_keys, far_values, turned(far)),
     )
 
 

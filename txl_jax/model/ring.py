@@ -8,6 +8,10 @@ For R = 4 and oldest = 1, numbers are distances from a query that follows:
 
 Scores of positions come in the order of distances and are turned to the order of slots; that is
 T x R numbers, and nothing of R x H is copied.
+
+Where distances are clamped below R there are two rings, and a step moves the oldest T states of
+the near one to the far one. All that is in the far one has the clamp's distance: of positions
+there is one score of a query for all of it, and the others are made for the near ring only.
 """
 
 from typing import NamedTuple
@@ -28,14 +32,32 @@ class Ring(NamedTuple):
     oldest: jax.Array
 
 
-def slots_of(mem_len: int, seg_len: int) -> int:
-    """R: M, rounded up to whole segments, so that one is never written over the ring's end."""
-    return -(-mem_len // seg_len) * seg_len
+class Rings(NamedTuple):
+    """One layer's two rings; ``far``: ``None`` where nothing is beyond the clamp."""
+
+    near: Ring
+    far: Ring | None
+
+
+def slots_of(mem_len: int, seg_len: int, clamp_len: int = -1) -> tuple[int, int]:
+    """Slots of the near ring and of the far one, M in all, rounded up to whole segments.
+
+    So a segment is never written over a ring's end. Every state in the far one is more than
+    ``clamp_len`` before the segment's first query; -1: all are near.
+    """
+    whole = lambda n: -(-n // seg_len) * seg_len
+    near = whole(mem_len if clamp_len < 0 else min(mem_len, clamp_len))
+    return near, whole(mem_len) - near
 
 
 def in_order(slots: jax.Array, oldest: jax.Array) -> jax.Array:
     """[N,B,R,H] with the oldest state first (a copy)."""
     return jnp.roll(slots, -oldest, axis=2)
+
+
+def read(slots: jax.Array, oldest: jax.Array, seg_len: int) -> jax.Array:
+    """The oldest T states, [N,B,T,H]; T divides oldest."""
+    return jax.lax.dynamic_slice_in_dim(slots, oldest, seg_len, axis=2)
 
 
 def write(slots: jax.Array, new: jax.Array, oldest: jax.Array) -> jax.Array:
@@ -45,44 +67,58 @@ def write(slots: jax.Array, new: jax.Array, oldest: jax.Array) -> jax.Array:
 
 def attend(
     q: jax.Array,
-    past: Ring,
+    past: Rings,
     present_keys: jax.Array,
     present_values: jax.Array,
     positions: Positions,
     visible: Visible,
 ) -> jax.Array:
-    """What each query gathers from ring and segment: [N,B,T,H].
+    """What each query gathers from rings and segment: [N,B,T,H].
 
     Args:
       q: [N,B,T,H], divided by sqrt(H).
-      past: R slots.
+      past: R slots in all, the oldest states in the far ring.
       present_keys, present_values: [N,B,T,H], of the segment.
-      positions: of the R + T distances, divided by sqrt(H) as in kernels/choice.py.
+      positions: of the distances to the near ring and to the segment, divided by sqrt(H) as in
+        kernels/choice.py; the farthest is that of the far ring too.
       visible: with memory length R.
     """
-    r, t = visible.mem_len, visible.seg_len
-    slot = jnp.arange(r)
-    order = jnp.where(slot >= past.oldest, slot - past.oldest, slot - past.oldest + r)
-    remembered = content_scores(q, positions.u, past.keys)
-    own = content_scores(q, positions.u, present_keys)
+    (near, far), t = past, visible.seg_len
+    r, by_distance = near.keys.shape[2], None
     if positions.r is not None:
         # A row before and a row after: what is read past the ends of the real ones. Many scores are
         # made with them, not copied into something longer; of one query the product is quicker.
         longer = lambda x: jnp.pad(x, [(0, 0), (0, 0), (1, 1), (0, 0)])
         scored = lambda x: position_scores_by_distance(x, positions.v, positions.r, positions.b)
         by_distance = longer(scored(q)) if t == 1 else scored(longer(q))
-        remembered = remembered + _by_slot(by_distance, past.oldest, r)
-        own = own + _by_key(by_distance[..., 1:-1, :], r)
-    new = (own, visible.allowed(keys=slice(r, r + t)))
+
+    def scores(keys, of_positions):
+        content = content_scores(q, positions.u, keys)
+        return content if by_distance is None else content + of_positions(by_distance)
+
+    parts = []
+    if far is not None:
+        of_far = scores(far.keys, lambda x: x[..., 1:-1, :1])
+        parts.append((of_far, visible.allowed(keys=_places(far)), far.values))
+    if r:
+        of_near = scores(near.keys, lambda x: _by_slot(x, near.oldest, r))
+        places = visible.mem_len - r + _places(near)
+        parts.append((of_near, visible.allowed(keys=places), near.values))
+    of_own = scores(present_keys, lambda x: _by_key(x[..., 1:-1, :], r))
+    own = slice(visible.mem_len, visible.n_keys)
+    parts.append((of_own, visible.allowed(keys=own), present_values))
+    weights, total = softmax_parts(*((found, allowed) for found, allowed, _ in parts))
     dtype = present_values.dtype
     weigh = lambda weights, x: jnp.einsum("nbtk,nbkh->nbth", weights.astype(dtype), x)
-    if not r:
-        (weights,), total = softmax_parts(new)
-        return weigh(weights, present_values) / total.astype(dtype)
-    old = (remembered, visible.allowed(keys=order))
-    (of_old, of_new), total = softmax_parts(old, new)
-    gathered = weigh(of_old, past.values) + weigh(of_new, present_values)
-    return gathered / total.astype(dtype)
+    gathered = [weigh(w, values) for w, (_, _, values) in zip(weights, parts, strict=True)]
+    return sum(gathered[1:], gathered[0]) / total.astype(dtype)
+
+
+def _places(slots: Ring) -> jax.Array:
+    """Each slot's place if the oldest came first: int32 [R]."""
+    r = slots.keys.shape[2]
+    slot = jnp.arange(r)
+    return jnp.where(slot >= slots.oldest, slot - slots.oldest, slot - slots.oldest + r)
 
 
 # Column c of scores by distance [..., T, R + T] is of distance R + T - 1 - c. Read as one line,

@@ -101,13 +101,14 @@ class TransformerXL(nn.Module):
             raise ValueError(f"attention {c.attention!r} has no memory, so there is no cache of it")
         self._check_memory(mems, mems.hidden.shape[1])
         past = [layer.remember(mems.hidden[n]) for n, layer in enumerate(self.layers)]
-        n_keys = slots_of(mems.mem_len, seg_len) + seg_len
+        slots = slots_of(mems.mem_len, seg_len, c.clamp_len)
+        n_keys = slots[0] + seg_len
         encodings = self._encodings(n_keys, False)
         of_layer = lambda n: jax.tree.map(lambda x: x[n], self._biases())
         positions = tuple(
             layer.positions(n_keys, encodings, *of_layer(n)) for n, layer in enumerate(self.layers)
         )
-        return memory_lib.make_cache(past, positions, mems.filled, seg_len)
+        return memory_lib.make_cache(past, positions, mems.filled, slots, seg_len)
 
     def __call__(
         self,
@@ -281,8 +282,8 @@ class TransformerXL(nn.Module):
         visible = visible.replace(mem_len=cache.slots)
         projected = []
         for n, layer in enumerate(self.layers):
-            positions = cache.positions[n].nearest(visible.n_keys)
-            h, present = layer(h, cache.ring(n), positions, visible, places)
+            positions = cache.positions[n].nearest(cache.near.count + visible.seg_len)
+            h, present = layer(h, cache.rings(n), positions, visible, places)
             projected.append(present)
         return h, memory_lib.update_cache(cache, projected, h, lengths, since_reset)
 
@@ -332,11 +333,12 @@ class TransformerXL(nn.Module):
     def _check_memory(self, mems, b):
         c = self.cfg
         if isinstance(mems, Cache):
-            n, rows, _, width = mems.keys[0].shape
-            got = (len(mems.keys), n, rows, width)
+            keys = mems.near.keys
+            n, rows, _, width = keys[0].shape
+            got = (len(keys), n, rows, width)
             if got != (c.n_layer, c.n_head, b, c.d_head) or mems.filled.shape != (b,):
                 raise ValueError(
-                    f"a cache of {len(mems.keys)} layers' keys {mems.keys[0].shape} does not fit a"
+                    f"a cache of {len(keys)} layers' keys {keys[0].shape} does not fit a"
                     f" batch of {b}: expected {c.n_layer} of [{c.n_head},{b},R,{c.d_head}], as"
                     " init_cache makes it"
                 )

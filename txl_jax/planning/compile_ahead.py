@@ -192,8 +192,9 @@ def _scoring(
     cut = products.cut_of_protocol(protocol)
     own = products.on_a_device(cut, placement.row_devices)
     passes = 1 if protocol.dynamic.rule == "none" else 3
+    cfg, cached = evaluator.model.cfg, evaluator.keeps_cache
     whole, part = (
-        passes * (products.of_layers(model, x, evaluator.keeps_cache) + products.of_words(model, x))
+        passes * (products.of_layers(cfg, x, cached) + products.of_words(cfg, x))
         for x in (cut, own)
     )
     flops = (whole, 0.0, part / mesh.shape["tensor"])

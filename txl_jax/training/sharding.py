@@ -146,11 +146,13 @@ class Placement:
     def cache(self, abstract: Cache) -> Cache:
         """Of a cache, given its shapes: heads over ``tensor``, each stream on its row's device."""
         heads = lambda leaf, *rows: self._at(*self._dividing(("tensor", *rows), leaf.shape))
-        slots = lambda leaf: heads(leaf, ROWS)
+        arrays = lambda of_layers: jax.tree.map(lambda leaf: heads(leaf, ROWS), of_layers)
+        slots = lambda x: x.replace(
+            keys=arrays(x.keys), values=arrays(x.values), oldest=self.everywhere()
+        )
         return abstract.replace(
-            keys=jax.tree.map(slots, abstract.keys),
-            values=jax.tree.map(slots, abstract.values),
-            oldest=self.everywhere(),
+            near=slots(abstract.near),
+            far=None if abstract.far is None else slots(abstract.far),
             positions=jax.tree.map(heads, abstract.positions),
             filled=self.rows(),
         )
