@@ -108,7 +108,11 @@ def test_memory_before_the_first_segment_is_empty_or_zeros_that_are_attended_to(
 @pytest.mark.parametrize("devices", [2, 8])
 @pytest.mark.parametrize(
     "past",
-    [{"mem_len": 12}, {"mem_len": 0, "context_len": 6}, {"mem_len": 20, "clamp_len": 6}],
+    [
+        {"mem_len": 12},
+        {"mem_len": 0, "context_len": 6},
+        {"seg_len": 9, "mem_len": 20, "clamp_len": 6},
+    ],
 )
 def test_devices_do_not_change_the_score_even_if_they_do_not_divide_the_streams(devices, past):
     some, one = score(devices, **past), score(1, **past)
@@ -118,7 +122,7 @@ def test_devices_do_not_change_the_score_even_if_they_do_not_divide_the_streams(
 
 @pytest.mark.parametrize("clamp_len", [-1, 6])
 def test_heads_on_two_devices_do_not_change_the_score(clamp_len):
-    c = ProtocolConfig(batch_size=3, seg_len=8, mem_len=20, clamp_len=clamp_len)
+    c = ProtocolConfig(batch_size=3, seg_len=9, mem_len=20, clamp_len=clamp_len)
     params = tiny_models.variables(CFG)["params"]
     spread = make_mesh(MeshConfig(tensor=2), CFG, batch_size=3)
     one, two = (Evaluator(CFG, c, TOKENS, on).run(params) for on in (mesh(), spread))

@@ -39,7 +39,7 @@ def test_a_ring_that_wraps_several_times_gives_what_memory_gives(mem_len, seg_le
 
 @pytest.mark.parametrize("name", ["relative", "shaw", "shared_projection"])
 @pytest.mark.parametrize(
-    ("clamp_len", "mem_len", "seg_len"), [(1, 6, 3), (3, 6, 3), (4, 11, 2), (2, 5, 1), (4, 7, 3)]
+    ("clamp_len", "mem_len", "seg_len"), [(1, 18, 9), (9, 18, 9), (12, 35, 10), (10, 25, 12)]
 )
 def test_what_is_beyond_the_clamp_is_in_a_ring_of_its_own(clamp_len, mem_len, seg_len, name):
     """Both rings wrap, after states have moved from the one to the other."""
@@ -51,10 +51,16 @@ def test_what_is_beyond_the_clamp_is_in_a_ring_of_its_own(clamp_len, mem_len, se
 
 
 @pytest.mark.parametrize(
-    ("clamp_len", "slots"), [(-1, (12, 0)), (12, (12, 0)), (9, (9, 3)), (8, (9, 3)), (1, (3, 9))]
+    ("clamp_len", "slots"),
+    [(-1, (40, 0)), (40, (40, 0)), (30, (30, 10)), (29, (30, 10)), (1, (10, 30))],
 )
 def test_slots_are_whole_segments_and_the_near_ones_reach_the_clamp(clamp_len, slots):
-    assert ring.slots_of(10, 3, clamp_len) == slots
+    assert ring.slots_of(35, 10, clamp_len) == slots
+
+
+def test_for_few_queries_there_is_one_ring():
+    assert ring.slots_of(35, 8, clamp_len=9) == (40, 0)
+    assert ring.slots_of(35, 9, clamp_len=9) == (9, 27)
 
 
 def gives_what_memory_gives(cfg, mem_len, seg_len, segments):
@@ -72,14 +78,15 @@ def gives_what_memory_gives(cfg, mem_len, seg_len, segments):
     return cache
 
 
-@pytest.mark.parametrize("clamp_len", [-1, 2])
+@pytest.mark.parametrize(("clamp_len", "seg_len"), [(-1, 3), (4, 9)])
 @pytest.mark.parametrize("name", tiny.WITH_MEMORY)
-def test_shorter_segments_between_full_ones_change_nothing(name, clamp_len):
+def test_shorter_segments_between_full_ones_change_nothing(name, clamp_len, seg_len):
     cfg = tiny.config(**tiny.attention(name), clamp_len=clamp_len)
-    lengths = [3, 3, 1, 3, 2, 3, 3]
-    start = txl_jax.TransformerXL(cfg).init_mems(ROWS, 7)
+    lengths = [seg_len, seg_len, 1, seg_len, 2, seg_len, seg_len]
+    start = txl_jax.TransformerXL(cfg).init_mems(ROWS, 2 * seg_len + 1)
     want, _ = run(cfg, start, lengths)
-    got, _ = run(cfg, cached(cfg, start, 3), lengths)
+    got, cache = run(cfg, cached(cfg, start, seg_len), lengths)
+    assert (cache.far is None) == (clamp_len < 0)
     np.testing.assert_allclose(got, want, atol=1e-5)
 
 
@@ -109,16 +116,17 @@ def test_beyond_the_clamp_no_scores_by_position_are_made():
     assert made[-1] - made[clamp_len] > 0.9 * spared
 
 
-@pytest.mark.parametrize("clamp_len", [-1, 2048])
-def test_a_donated_ring_is_written_in_place(clamp_len):
+@pytest.mark.parametrize(("clamp_len", "t"), [(-1, 1), (2048, 9)])
+def test_a_donated_ring_is_written_in_place(clamp_len, t):
     """The program holds no second ring, though it reads what it overwrites."""
-    cfg = tiny.config(same_length="pytorch", clamp_len=clamp_len)
+    cfg = tiny.config(same_length="pytorch", clamp_len=clamp_len, d_head=256)
     model, mem_len = txl_jax.TransformerXL(cfg), 4096
-    cache = cached(cfg, model.init_mems(1, mem_len), 1)
+    cache = cached(cfg, model.init_mems(1, mem_len), t)
     step = lambda cache, x: model.apply(tiny.variables(cfg), x, cache, method="core")
-    x = jnp.zeros((1, 1, cfg.d_model))
+    x = jnp.zeros((1, t, cfg.d_model))
     held: Any = jax.jit(step, donate_argnums=0).lower(cache, x).compile().memory_analysis()
     of_a_ring = cache.past(0).keys.size * 4
     assert held.alias_size_in_bytes >= 2 * cfg.n_layer * of_a_ring
-    scores = cfg.n_head * mem_len * 4
+    scores = cfg.n_head * t * mem_len * 4
+    assert 4 * scores < of_a_ring / 2
     assert held.temp_size_in_bytes < of_a_ring + 4 * scores

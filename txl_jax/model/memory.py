@@ -98,7 +98,8 @@ class Cache(flax.struct.PyTreeNode):
       ([3], 6)
 
     Attributes:
-      near: the rings of the newest states; with a ``clamp_len`` as many as may be closer than it.
+      near: the rings of the newest states; with a ``clamp_len`` as many as may be closer than it
+        (of all, where T is small).
       far: the rings of the older ones; ``None``: there are none.
       positions: for each layer what positions add to its scores, for the newest keys: those of
         ``near`` and T.

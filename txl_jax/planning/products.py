@@ -9,6 +9,7 @@ import math
 
 from txl_jax.config import ExperimentConfig, ProtocolConfig, TransformerXLConfig
 from txl_jax.model.adaptive import clusters
+from txl_jax.model.ring import FEW
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,13 +38,13 @@ def of_layers(c: TransformerXLConfig, cut: Cut, cached: bool = False) -> float:
 
     For each row: queries and output 2 T D NH each, keys and values 2 K D NH each; scores by
     content, by position and the weighted sum 2 T K NH each (two of them in forms without relative
-    positions; what a mask hides counts all the same; a cache needs those of ``clamp_len`` + T
-    positions only); feed-forward 4 T D F. Once for all rows: 2 K D NH of position projections
-    (``relative``).
+    positions; what a mask hides counts all the same; with a cache those by position are of
+    ``clamp_len`` + T distances, where T is not small); feed-forward 4 T D F. Once for all rows:
+    2 K D NH of position projections (``relative``).
     """
     t, k, width = cut.positions, cut.mem_len + cut.positions, c.n_head * c.d_head
     projections = 4 * (t + (t if cached else k)) * c.d_model * width
-    distances = min(k, c.clamp_len + t) if cached and c.clamp_len > 0 else k
+    distances = min(k, c.clamp_len + t) if cached and t > FEW and c.clamp_len > 0 else k
     scores = (4 * k + (0 if c.memory_free else 2 * distances)) * t * width
     row = projections + scores + 4 * t * c.d_model * c.d_inner
     projects = c.attention == "relative" and not cached
