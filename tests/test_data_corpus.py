@@ -18,7 +18,7 @@ from txl_jax.config import ConfigError, DataConfig
 from txl_jax.data import corpus as corpus_module
 from txl_jax.data import prepare
 from txl_jax.data.corpus import corpus_from_config, load_corpus
-from txl_jax.data.sources import progress
+from txl_jax.data.sources import partial, progress
 from txl_jax.data.sources.source import BLOCK, SPLITS
 
 BOOK = "".join(f"line {i % 7} of the boók\n" for i in range(200))
@@ -245,7 +245,7 @@ def test_what_another_process_is_still_preparing_is_left_alone(book, tmp_path):
 
 @pytest.mark.parametrize(("hours", "cleared"), [(1, False), (49, True)])
 def test_what_another_host_left_is_cleared_when_it_is_old(book, tmp_path, hours, cleared):
-    left = tmp_path / "cache" / "text-byte-0.tmp-elsewhere-0123456789ab"
+    left = tmp_path / "cache" / f"text-byte-{'0' * 20}.tmp-elsewhere-0123456789ab"
     left.mkdir(parents=True)
     (left / "train.npy").write_bytes(b"0")
     for path in (left / "train.npy", left):
@@ -263,6 +263,51 @@ def test_what_was_left_half_unpacked_is_cleared(book, tmp_path, inside):
     load_corpus("text", book, cache_dir=tmp_path / "cache")
     assert not left.exists()
     assert kept.exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "thesis.tmp-old",
+        "text.tmp-backup-2024",
+        f"thesis.tmp-{socket.gethostname()}-0123456789ab",
+        f"text-byte-mine.tmp-{socket.gethostname()}-0123456789ab",
+        f"text-byte-{'0' * 20}.tmp-{socket.gethostname()}-0123456789ab.bak",
+    ],
+)
+@pytest.mark.parametrize("inside", [".", "unpacked", "downloads"])
+def test_a_folder_of_the_users_in_the_cache_is_never_removed(book, tmp_path, inside, name):
+    mine = tmp_path / "cache" / inside / name
+    mine.mkdir(parents=True)
+    (mine / "chapter.tex").write_text("mine")
+    for path in (mine / "chapter.tex", mine):
+        os.utime(path, times=(time.time() - 49 * 3600,) * 2)
+    load_corpus("text", book, cache_dir=tmp_path / "cache")
+    assert (mine / "chapter.tex").read_text() == "mine"
+
+
+def test_every_unfinished_folder_has_a_name_that_a_later_start_removes(book, tmp_path, monkeypatch):
+    made, new = [], partial._new_folder
+
+    def noted(final):
+        path, lock = new(final)
+        made.append(path)
+        return path, lock
+
+    monkeypatch.setattr(partial, "_new_folder", noted)
+    cache, longer = tmp_path / "cache", tmp_path / "longer.txt"
+    longer.write_text(BOOK + "~" * 50)
+    vocab = load_corpus("text", longer, vocab="char", cache_dir=cache).vocab
+    config = DataConfig(name="text", path=str(book), vocab="char", cache_dir=str(cache))
+    corpus_from_config(config, vocab)  # one for its own and one for the given vocabulary
+    load_corpus("ptb", ptb_archive(tmp_path / "a.tgz"), cache_dir=cache)
+    with partial.folder_in_the_making(cache / "lm1b-vocab"):
+        pass
+    assert len({path.name.partition(".")[0] for path in made}) == 5
+    for path in made:
+        path.mkdir(parents=True)
+        partial.clear_left_folders(path.parent)
+        assert not path.exists(), path
 
 
 def prepare_together(book, cache, start):

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import http.server
 import io
+import os
 import random
 import sysconfig
 import tarfile
@@ -387,6 +388,17 @@ def test_what_another_process_is_downloading_is_left_alone(tmp_path, breaking):
         assert other.read_bytes() == TEXT[:1000]
     with file_in_the_making(tmp_path / "t.txt") as again:
         assert again == other
+
+
+def test_a_users_file_beside_a_download_is_never_removed(tmp_path, breaking):
+    handler, url = breaking
+    mine = [tmp_path / f"t.txt.part-{rest}" for rest in ("1", "of-book", "of-0123456789abc")]
+    for number, path in enumerate(mine):
+        path.write_bytes(b"mine" * (number + 1))
+        os.utime(path, times=(0, 0))
+    assert fetch(url, tmp_path).read_bytes() == TEXT
+    assert handler.asked == [None]
+    assert [path.stat().st_size for path in mine] == [4, 8, 12]
 
 
 def test_a_wrong_download_is_not_kept_to_go_on_with(tmp_path, breaking):

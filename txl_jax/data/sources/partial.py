@@ -1,24 +1,36 @@
-"""Files and folders in the making: each is one process's until it has its final name.
+"""Unfinished files and folders: each belongs to one process until it has its final name.
 
-A folder in the making lies beside its final place as ``NAME.tmp-HOST-…``, an unfinished download
-as ``NAME.part-HOST-…``; who makes it holds a lock on it, which the system lets go when that
-process ends, however it ends. So what a killed process left is told from what is still at work:
-folders are cleared away, downloads are gone on with.
+An unfinished folder lies beside its final place as ``NAME.tmp-HOST-ID``, an unfinished download
+as ``NAME.part-HOST-ID``, where ID is 12 hexadecimal digits. The process that writes it holds a
+lock on it, and the system releases the lock when that process ends. What has no lock was left by
+a killed process: such folders are removed, such downloads are resumed. Anything whose name this
+program would not give is the user's and stays.
 """
 
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import socket
 import time
+import typing
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from txl_jax.config import DataConfig
+
 ABANDONED = 2 * 24 * 3600
 """Seconds without a change after which something that another host made counts as left: a lock
 of another machine may not be seen here."""
+
+_ID = "-.+-[0-9a-f]{12}"
+"""Host and random digits at the end of an unfinished name, see :func:`_beside`."""
+
+_CORPORA = "|".join(typing.get_args(typing.get_type_hints(DataConfig)["name"]))
+_UNFINISHED = re.compile(rf"(({_CORPORA})(-[a-z]+)?|lm1b-vocab)(-[0-9a-f]{{16,20}})*\.tmp{_ID}")
+"""The names of unfinished folders: a corpus, perhaps its kind of vocabulary, perhaps hashes."""
 
 
 @contextlib.contextmanager
@@ -54,9 +66,10 @@ def file_in_the_making(final: Path) -> Iterator[Path]:
 
 
 def clear_left_folders(folder: Path) -> None:
-    """Removes the ``*.tmp-*`` folders of processes that are gone."""
+    """Removes the unfinished folders that killed processes left in ``folder``."""
     for path in folder.glob("*.tmp-*"):
-        lock = _lock(path) if path.is_dir() and _may_be_left(path) else None
+        ours = _UNFINISHED.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
+        lock = _lock(path) if ours and _may_be_left(path) else None
         if lock is not None:
             shutil.rmtree(path, ignore_errors=True)
             os.close(lock)
@@ -107,8 +120,10 @@ def _new_file(final: Path) -> tuple[Path, int]:
 def _left_file(final: Path) -> tuple[Path, int] | None:
     """The largest that a process which is gone has left, locked; the others are removed."""
     found: list[tuple[int, Path, int]] = []
-    for path in final.parent.glob(f"{final.name}.part-*"):
-        lock = _lock(path) if _may_be_left(path) else None
+    unfinished = re.compile(rf"{re.escape(final.name)}\.part{_ID}")
+    for path in final.parent.glob("*.part-*"):
+        ours = unfinished.fullmatch(path.name) and path.is_file() and not path.is_symlink()
+        lock = _lock(path) if ours and _may_be_left(path) else None
         if lock is not None:
             found.append((os.fstat(lock).st_size, path, lock))
     found.sort()
