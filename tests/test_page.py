@@ -4,6 +4,7 @@ import dataclasses
 import html.parser
 import json
 import os
+import shutil
 
 import pytest
 import tiny_runs
@@ -149,6 +150,39 @@ def test_runs_are_compared_by_what_differs(run, tmp_path):
     assert "speed." not in text
     assert "other not evaluated" in text
     assert reader.fetched == []
+
+
+def test_damaged_and_foreign_files_are_left_out_and_named(run, tmp_path, capsys):
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    with open(copy / "metrics.jsonl", "a") as file:
+        file.write('{"step": 3, "bpc": 1.0}\n{"kind": "train", "step": 3, "bpc": "x"}\n')
+    with open(copy / "evaluations.jsonl", "a") as file:
+        file.write('{"step": 3}\n{"step": 3, "unit": "bpc", "results": [{"name": "a"}]}\n[]\n')
+    (copy / "context.json").write_text("[1]")
+    (copy / "probe.json").write_bytes(b"\xff")
+    (copy / "sample.txt").write_bytes(b"caf\xe9")
+    write(copy)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith("metrics.jsonl: 2 lines are damaged or foreign and skipped")
+    assert lines[1].endswith("evaluations.jsonl: 3 lines are damaged or foreign and skipped")
+    assert lines[2].endswith("context.json: is damaged and left out of the page")
+    assert lines[3].endswith("probe.json: is damaged and left out of the page")
+    reader, text = parsed(copy / "report.html")
+    assert reader.images == 1
+    assert "test split, 4 streams" in text
+    assert "caf\ufffd" in text
+
+
+@pytest.mark.parametrize("value", [b"{}", b"[]", b'{"step": 1, "unit": "ppl", "results": {}}'])
+def test_an_evaluation_that_is_none_is_left_out_and_named(run, tmp_path, capsys, value):
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    (copy / "evaluations.jsonl").unlink()
+    (copy / "evaluation.json").write_bytes(value)
+    write(copy)
+    assert "evaluation.json" in capsys.readouterr().err
+    assert "test split" not in parsed(copy / "report.html")[1]
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path, run):

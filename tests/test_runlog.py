@@ -321,6 +321,55 @@ def test_a_run_that_is_stopped_by_an_error_leaves_its_curve_and_one_without_reco
     assert not (tmp_path / "b" / "loss.png").exists()
 
 
+FOREIGN = [
+    '{"step": 4, "loss": 1.0, "bpc": 1.4}',  # no kind
+    '{"kind": "train", "step": "4", "bpc": 1.0}',
+    '{"kind": "train", "step": true, "bpc": 1.0}',
+    '{"kind": "train", "step": 4, "bpc": "low"}',
+    '{"kind": "train", "step": 4, "bpc": NaN}',
+    '{"kind": "train", "step": 4, "bpc": 1' + 400 * "0" + "}",
+    '{"kind": ["train"], "step": 4, "bpc": 1.0}',
+    '{"kind": "train", "step": 4, "bpc": 1.0, "timing": [1]}',
+    '["kind", "step"]',
+    "7",
+    200_000 * "[",
+    '{"kind": "train", "st',
+    "\udcff",
+]
+"""Lines that are no records: of another program, edited, damaged."""
+
+
+def test_lines_that_are_no_records_are_skipped_counted_and_kept(make, tmp_path, capsys):
+    log = make()
+    _train(log, 0, 8)
+    log.close()
+    path = tmp_path / "run" / "metrics.jsonl"
+    own = path.read_bytes().splitlines(keepends=True)
+    foreign = "".join(line + "\n" for line in FOREIGN).encode("utf-8", "surrogateescape")
+    path.write_bytes(own[0] + foreign + b"".join(own[1:]) + b'{"kind": "tr')
+    half_written = path.read_bytes()
+    log = make(resume_step=8)
+    assert path.read_bytes() == own[0] + foreign + b"".join(own[1:])
+    _train(log, 8, 21)
+    log.close()
+    assert (tmp_path / "run" / "loss.png").exists()
+    said = f"metrics.jsonl: {len(FOREIGN)} lines are damaged or foreign and skipped"
+    assert said in capsys.readouterr().err
+    _train(make("whole"), 0, 21)
+    assert _untimed(tmp_path / "run") == _untimed(tmp_path / "whole")
+    path.write_bytes(half_written)
+    assert records.read_counted(path)[1] == len(FOREIGN)  # a run may be writing the last line
+
+
+def test_a_curve_that_cannot_be_drawn_does_not_end_the_run(make, tmp_path, capsys):
+    log = make()
+    _train(log, 0, 8)
+    (tmp_path / "run" / "loss.png").mkdir()
+    log.close()
+    (line,) = [s for s in capsys.readouterr().err.splitlines() if "drawn" in s]
+    assert "loss.png: the loss curve cannot be drawn (IsADirectoryError" in line
+
+
 def _events(workdir: Path):
     from tensorboardX.proto.event_pb2 import Event
 

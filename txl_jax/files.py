@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and errors that name them."""
+"""Files written whole or not at all, errors that name them, and JSON objects read back."""
 
 import contextlib
 import csv
@@ -26,6 +26,49 @@ def write_whole(path: str, data: bytes) -> None:
 def write_json(path: str, value: Any) -> None:
     """:func:`write_whole` of a value as indented JSON."""
     write_whole(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+DEEPEST = 50
+"""Levels of nesting in a JSON object that is read; what this program writes has fewer."""
+
+
+def json_object(data: bytes) -> dict[str, Any]:
+    """The object in the bytes of a JSON file.
+
+    Raises:
+      ValueError: there is none; the text says why and is to be read after the file's name.
+    """
+    try:
+        value = json.loads(data.decode(), object_pairs_hook=_without_duplicates)
+        _check_depth(value, DEEPEST)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 text (byte {error.start})") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not JSON ({error})") from error
+    except RecursionError:
+        raise ValueError(f"is nested more than {DEEPEST} levels deep") from None
+    if not isinstance(value, dict):
+        raise ValueError("holds no JSON object")
+    return value
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"has the key {twice!r} twice")
+    return found
+
+
+def _check_depth(value: Any, levels: int) -> None:
+    """Raises RecursionError where lists and objects are nested deeper than so many levels."""
+    if not isinstance(value, dict | list):
+        return
+    if not levels:
+        raise RecursionError
+    for inner in value.values() if isinstance(value, dict) else value:
+        _check_depth(inner, levels - 1)
 
 
 def write_csv(path: str, rows: Sequence[Mapping[str, Any]]) -> None:

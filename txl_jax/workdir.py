@@ -9,7 +9,6 @@ workdir/
 """
 
 import dataclasses
-import json
 import os
 import time
 from typing import Any
@@ -26,7 +25,7 @@ from txl_jax.config import (
 )
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.vocab import Vocab
-from txl_jax.files import write_json
+from txl_jax.files import json_object, write_json
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.average import RAW
 from txl_jax.training.checkpoint import Checkpoints
@@ -196,11 +195,13 @@ def _settings(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """What a JSON file of a workdir says; raises WorkdirError where it is damaged."""
+    """The object in a JSON file of a workdir; raises WorkdirError where there is none."""
     try:
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)
+        with open(path, "rb") as file:
+            return json_object(file.read())
+    except OSError as error:
+        raise WorkdirError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
-        raise WorkdirError(f"{path} is damaged ({error}); restore it or use another workdir") from (
-            error
-        )
+        raise WorkdirError(
+            f"{path} is damaged (it {error}); restore it or use another workdir"
+        ) from error

@@ -6,7 +6,6 @@ vocab.json          as in a workdir
 """
 
 import contextlib
-import json
 import os
 from typing import Any
 
@@ -20,7 +19,7 @@ from txl_jax.convert.errors import ConvertError
 from txl_jax.convert.files import read
 from txl_jax.convert.tensors import Tensors
 from txl_jax.data.vocab import Vocab
-from txl_jax.files import write_json, write_whole
+from txl_jax.files import json_object, write_json, write_whole
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.provenance import provenance
 
@@ -141,12 +140,9 @@ def read_json(folder: str, name: str) -> dict[str, Any]:
     """The object in a JSON file. Raises ConvertError where there is none."""
     path = os.path.join(folder, name)
     try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
+        with open(path, "rb") as file:
+            return json_object(file.read())
     except OSError as error:
         raise ConvertError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
-        raise ConvertError(f"{path}: is not JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ConvertError(f"{path}: must hold a JSON object")
-    return content
+        raise ConvertError(f"{path}: {error}") from error

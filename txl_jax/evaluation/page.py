@@ -12,7 +12,8 @@ import dataclasses
 import html
 import json
 import os
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from txl_jax.config import ExperimentConfig
@@ -46,6 +47,8 @@ class Found:
     metrics: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]
     sample: str
+    skipped: tuple[str, ...] = ()
+    """A sentence about each file with lines that cannot be used."""
 
     @property
     def folder(self) -> str:
@@ -81,6 +84,9 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
             " with --config.report.workdirs=RUN,RUN"
         )
     runs = [*([main] if main else []), *others]
+    for one in runs:
+        for sentence in one.skipped:
+            _warn(sentence)
     title = settings.title or (main.name if main else " and ".join(one.name for one in others))
     parts = [comparison(runs)] if len(runs) > 1 else []
     if main:
@@ -103,17 +109,59 @@ def found_in(workdir: str) -> Found:
     at = lambda name: os.path.join(workdir, name)
     if not os.path.exists(at(CONFIG)):
         raise WorkdirError(f"{workdir}: there is no {CONFIG} in it; name the workdir of a run")
-    metrics = records.read(at("metrics.jsonl")) if os.path.exists(at("metrics.jsonl")) else []
-    evaluations: list[dict[str, Any]] = []
-    if os.path.exists(at("evaluations.jsonl")):
-        evaluations = records.read(at("evaluations.jsonl"))
-    elif os.path.exists(at("evaluation.json")):
-        evaluations = [read_json(at("evaluation.json"))]
+    metrics, skipped = _lines(at("metrics.jsonl"), records.is_record)
+    evaluations, more = _lines(at("evaluations.jsonl"), is_evaluation)
+    single = at("evaluation.json")
+    if not evaluations and os.path.exists(single):
+        one = _object(single)
+        if one is not None and is_evaluation(one):
+            evaluations = [one]
+        else:
+            more = (*more, f"{single}: is damaged or no evaluation, and skipped")
     text = ""
     if os.path.exists(at("sample.txt")):
-        with open(at("sample.txt"), encoding="utf-8") as file:
+        with open(at("sample.txt"), encoding="utf-8", errors="replace") as file:
             text = file.read()
-    return Found(workdir, read_json(at(CONFIG)), metrics, evaluations, text)
+    return Found(workdir, read_json(at(CONFIG)), metrics, evaluations, text, (*skipped, *more))
+
+
+def _lines(
+    path: str, accepts: Callable[[Any], bool]
+) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """The accepted objects of a file, and a sentence if lines of it are skipped."""
+    if not os.path.exists(path):
+        return [], ()
+    found, skipped = records.read_counted(path, accepts)
+    return found, (records.skipped_lines(path, skipped),) if skipped else ()
+
+
+def _object(path: str) -> dict[str, Any] | None:
+    try:
+        return read_json(path)
+    except WorkdirError:
+        return None
+
+
+def is_evaluation(value: Any) -> bool:
+    """Whether a JSON value is what :func:`~txl_jax.evaluation.report.report` writes."""
+    if not isinstance(value, dict) or value.get("unit") not in ("bpc", "ppl"):
+        return False
+    rows, unit = value.get("results"), value["unit"]
+    if type(value.get("step")) is not int or not isinstance(rows, list) or not rows:
+        return False
+    return all(
+        isinstance(row, dict)
+        and isinstance(row.get("name"), str)
+        and isinstance(row.get("protocol", ""), str)
+        and type(row.get("targets", 0)) is int
+        and isinstance(row.get(unit, ""), int | float | None)
+        for row in rows
+    )
+
+
+def value_of(row: Mapping[str, Any], unit: Unit) -> str:
+    """The result of a row as text; one that is not finite is stored as null."""
+    return "not finite" if row[unit] is None else number(row[unit], unit)
 
 
 # --------------------------------------------------------------------------------------
@@ -127,7 +175,7 @@ def headline(one: Found) -> str:
         return about
     result = one.evaluations[-1]
     first = result["results"][0]
-    value = number(first[result["unit"]], result["unit"])
+    value = value_of(first, result["unit"])
     return f"{about}: {value} {UNIT_NAMES[result['unit']]} ({first.get('protocol', '')})"
 
 
@@ -139,7 +187,7 @@ def results(one: Found) -> str:
         for row in result["results"]:
             protocol = row.get("protocol", "")
             value, count = (
-                number(row[unit], unit),
+                value_of(row, unit),
                 f"{row['targets']:,}" if "targets" in row else "",
             )
             rows[row["name"], protocol] = (
@@ -165,7 +213,7 @@ def comparison(runs: Sequence[Found]) -> str:
     for one in runs:
         result = one.evaluations[-1] if one.evaluations else None
         first = result["results"][0] if result else {}
-        value = number(first[result["unit"]], result["unit"]) if result else "not evaluated"
+        value = value_of(first, result["unit"]) if result else "not evaluated"
         unit = UNIT_NAMES[result["unit"]] if result else ""
         rows.append((one.folder, value, unit, first.get("protocol", "")))
     plain = flatten(ExperimentConfig().to_dict())  # a setting that came later has its default
@@ -191,12 +239,23 @@ def analyses(workdir: str) -> Iterable[str]:
         body = embedded(workdir, name)
         report = os.path.join(workdir, f"{name}.json")
         if os.path.exists(report):
-            whole = json.dumps(read_json(report), indent=1, ensure_ascii=False)
-            size = len(whole)
-            if size < 200_000:  # larger ones stay files
-                body += folded(f"{name}.json", f"<pre>{html.escape(whole)}</pre>")
+            body += _figures(report)
         if body:
             yield section(heading, f"<p>{html.escape(about)}</p>{body}")
+
+
+def _figures(path: str) -> str:
+    """The JSON of an analysis, folded; nothing of a damaged file, and a large one stays a file."""
+    figures = _object(path)
+    if figures is None:
+        _warn(f"{path}: is damaged and left out of the page")
+        return ""
+    text = json.dumps(figures, indent=1, ensure_ascii=False)
+    return folded(os.path.basename(path), f"<pre>{html.escape(text)}</pre>") * (len(text) < 200_000)
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def sample(one: Found) -> str:

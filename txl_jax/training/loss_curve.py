@@ -2,22 +2,27 @@
 
 import collections
 import io
+from collections.abc import Callable
 
 from txl_jax.files import write_whole
-from txl_jax.training.records import read
+from txl_jax.training.records import read_counted, skipped_lines
 from txl_jax.units import UNIT_NAMES, Unit, number
 
 
-def draw(metrics_path: str, figure_path: str, unit: Unit) -> bool:
+def draw(metrics_path: str, figure_path: str, unit: Unit, tell: Callable[[str], None]) -> bool:
     """Draws the loss curve of a ``metrics.jsonl`` as a PNG; False if there is nothing to draw.
 
     Training loss as a line, validation as points with the best marked, in ``unit`` over steps.
+    ``tell`` takes a sentence about lines of the file that are skipped.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     points: dict[str, list[tuple[int, float]]] = collections.defaultdict(list)
-    for record in read(metrics_path):
+    records, skipped = read_counted(metrics_path)
+    if skipped:
+        tell(skipped_lines(metrics_path, skipped))
+    for record in records:
         if record.get(unit) is not None:
             points[record["kind"]].append((record["step"], record[unit]))
     train, valid, test = points["train"], points["valid"], points["test"]

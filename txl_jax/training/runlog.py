@@ -297,9 +297,17 @@ class RunLog:
         if self._events is not None:
             self._events.close()
         if self._writes:
-            draw(self.metrics_path, self.figure_path, self._unit)
+            self._draw()
 
     # ----------------------------------------------------------------------------------
+
+    def _draw(self) -> None:
+        """Draws the curve; a failure is logged and does not end the run."""
+        try:
+            draw(self.metrics_path, self.figure_path, self._unit, self.message)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            self.message(f"{self.figure_path}: the loss curve cannot be drawn ({why})")
 
     def _at(self, step: int) -> str:
         return f"step {step:>{len(str(self._total_steps))}}/{self._total_steps}"
