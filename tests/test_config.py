@@ -14,6 +14,7 @@ from txl_jax.config import (
     TransformerXLConfig,
     differing_keys,
     load_config,
+    without_paths,
 )
 from txl_jax.config import reading as config_lib
 
@@ -891,6 +892,55 @@ def test_an_override_whose_key_is_not_text_is_refused():
     with pytest.raises(ConfigError) as caught:
         config_lib.override(ExperimentConfig(), {3: 4})  # type: ignore[dict-item]
     assert str(caught.value) == "override 3: a key is text like 'train.steps'"
+
+
+def all_settings(cls=ExperimentConfig, prefix=""):
+    """Key, type and field of every setting."""
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        hint, key = hints[field.name], prefix + field.name
+        if dataclasses.is_dataclass(hint):
+            yield from all_settings(hint, key + ".")
+        else:
+            yield key, hint, field
+
+
+def test_every_setting_of_text_says_whether_it_names_a_path():
+    """A new one is a ``local_path`` or a ``free_text``, and exports know what to leave out."""
+    texts = {key: field for key, hint, field in all_settings() if _holds_text(hint)}
+    assert {"data.path", "recl.models", "train.start_from", "generate.prompt"} <= texts.keys()
+    undeclared = [key for key, field in texts.items() if "path" not in field.metadata]
+    assert undeclared == []
+    named = ("path", "file", "dir", "folder", "json", "models", "teachers", "start_from")
+    for key, field in texts.items():
+        if key.rpartition(".")[2].endswith((*named, "workdirs")):
+            assert field.metadata["path"], key
+
+
+def _holds_text(hint):
+    return hint is str or any(_holds_text(inner) for inner in _inner_types(hint))
+
+
+def _inner_types(hint):
+    return () if typing.get_origin(hint) is typing.Literal else typing.get_args(hint)
+
+
+def test_settings_without_paths_have_the_defaults_of_those_and_keep_all_others():
+    paths = {key: hint for key, hint, field in all_settings() if field.metadata.get("path")}
+    given = {
+        key: ["/a/b"] if typing.get_origin(hint) is tuple else "/a/b" for key, hint in paths.items()
+    }
+    nested = ExperimentConfig().to_dict()
+    for key, value in given.items():
+        section, _, leaf = key.rpartition(".")
+        nested[section][leaf] = value
+    nested["generate"]["prompt"] = "kept"
+    cleared = without_paths(ExperimentConfig, nested)
+    assert "/a/b" not in json.dumps(cleared)
+    assert cleared["generate"]["prompt"] == "kept"
+    cleared["generate"]["prompt"] = ""
+    assert cleared == ExperimentConfig().to_dict()
+    assert without_paths(ExperimentConfig, {"data": {"path": "x"}}) == {"data": {"path": None}}
 
 
 def test_a_record_with_settings_of_analyses_that_are_gone_is_still_a_run():

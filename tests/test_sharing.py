@@ -1,6 +1,7 @@
 """Models passed on: saved and loaded bit for bit, from a folder, a workdir, or the Hub."""
 
 import dataclasses
+import json
 import shutil
 import sys
 import types
@@ -14,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 import txl_jax
 from txl_jax.config import ExperimentConfig
+from txl_jax.convert import exported
 from txl_jax.convert.errors import ConvertError
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
@@ -48,10 +50,81 @@ def test_parameters_trained_further_are_the_ones_saved(trained, tmp_path):
     assert_same(txl_jax.load(str(tmp_path / "out")), more)
 
 
-def test_a_folder_of_the_users_own_is_not_told(trained, tmp_path):
-    exp = txl_jax.config.override(trained.config, {"data.path": "/home/someone/secret.txt"})
-    txl_jax.save(dataclasses.replace(trained, config=exp), str(tmp_path / "out"))
-    assert "secret" not in (tmp_path / "out" / "config.json").read_text()
+SECRET = "secret"
+LEAKS = {
+    "data.path": f"~/{SECRET}/text.txt",
+    "data.cache_dir": f"/home/{SECRET}",
+    "train.start_from": f"/home/{SECRET}/run",
+    "train.text_on_device": True,
+    "distil.teachers": [f"/home/{SECRET}/teacher"],
+    "generate.prompts_file": f"{SECRET}/prompts.txt",
+    "generate.json": f"{SECRET}.jsonl",
+    "score.path": f"{SECRET}.txt",
+    "score.json": f"{SECRET}.json",
+    "recl.models": [f"mine=/home/{SECRET}"],
+    "ablation.workdirs": [f"row=/home/{SECRET}"],
+    "report.workdirs": [f"/home/{SECRET}"],
+}
+
+
+def files_of(folder):
+    return b"".join(path.read_bytes() for path in folder.iterdir()).decode("latin-1")
+
+
+def test_no_path_of_the_users_own_is_in_what_is_saved_or_pushed(trained, hub, tmp_path):
+    exp = txl_jax.config.override(trained.config, LEAKS)
+    leaky = dataclasses.replace(trained, config=exp)
+    txl_jax.save(leaky, str(tmp_path / "out"))
+    assert SECRET not in files_of(tmp_path / "out")
+    txl_jax.push(leaky, "me/tiny")
+    assert SECRET not in files_of(tmp_path / "hub" / "me" / "tiny")
+    kept = txl_jax.config.override(trained.config, {"train.text_on_device": True})
+    assert txl_jax.load("me/tiny").config == kept  # nothing but paths is left out
+
+
+@pytest.mark.parametrize(
+    ("data", "label", "kept"),
+    [
+        ({"path": "~/secret/mine.txt"}, "/home/secret/secret/mine.txt", "mine.txt"),
+        ({"path": "~"}, "/home/secret, its own splits", "text, its own splits"),
+        ({"path": "."}, ".", "text"),
+        ({"path": "~secret"}, "/home/secret", "text"),
+        ({"path": "../secret/texts/"}, "../secret/texts, its own splits", "texts, its own splits"),
+        (
+            {"path": "secret//mine.txt"},
+            "secret/mine.txt; encoded with a trained model's vocabulary, not its own",
+            "mine.txt; encoded with a trained model's vocabulary, not its own",
+        ),
+        (
+            {"path": "/secret/texts"},
+            "/secret/texts, its own splits; encoded with a trained model's vocabulary, not its own",
+            "texts, its own splits; encoded with a trained model's vocabulary, not its own",
+        ),
+        (
+            {"url": "https://me:secret@host/a.txt", "hash": "md5:" + 32 * "a"},
+            "https://me:secret@host/a.txt",
+            "text",
+        ),
+        (
+            {"url": "https://host/a.txt?token=secret", "hash": "md5:" + 32 * "a"},
+            "https://host/a.txt?token=secret",
+            "text",
+        ),
+        (
+            {"url": "https://host/a.txt", "hash": "md5:" + 32 * "a"},
+            "https://host/a.txt",
+            "https://host/a.txt",
+        ),
+    ],
+)
+def test_the_label_of_the_text_has_no_folder_of_the_users_own(trained, tmp_path, data, label, kept):
+    exp = txl_jax.config.override(trained.config, {f"data.{k}": v for k, v in data.items()})
+    record = {**exp.to_dict(), "corpus": {"name": "text", "label": label}}
+    exported.save(trained, str(tmp_path / "out"), record)
+    assert SECRET not in files_of(tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written["corpus"]["label"] == kept
+    assert written["data"]["url"] == (kept if kept.startswith("https") else None)
 
 
 class Hub(types.ModuleType):

@@ -17,7 +17,7 @@ from txl_jax.config.analysis import (
     SpeedConfig,
 )
 from txl_jax.config.data import DataConfig
-from txl_jax.config.fields import ConfigError
+from txl_jax.config.fields import ConfigError, without_paths
 from txl_jax.config.model import AttentionForm, TransformerXLConfig, Window
 from txl_jax.config.reading import FREE_TO_CHANGE, differing_keys, load_config, of_record, override
 from txl_jax.config.settings import (
@@ -64,4 +64,5 @@ __all__ = [
     "load_config",
     "of_record",
     "override",
+    "without_paths",
 ]

@@ -6,7 +6,7 @@ Each is a section of the experiment of the mode's name; none of them touches the
 import dataclasses
 from typing import Literal
 
-from txl_jax.config.fields import at_least, rule
+from txl_jax.config.fields import at_least, free_text, local_path, rule
 
 Split = Literal["train", "valid", "test"]
 
@@ -66,7 +66,7 @@ class ReclConfig:
       threshold: a gain below it ends the RECL.
     """
 
-    models: tuple[str, ...] = ()
+    models: tuple[str, ...] = local_path(())
     shares: tuple[float, ...] = rule(
         (0.1, 0.5, 1.0), "must each be above 0 and at most 1", lambda v: v and _shares(v)
     )
@@ -114,8 +114,8 @@ class AblationConfig:
       seeds: every row is trained with each.
     """
 
-    rows: tuple[str, ...] = ()
-    workdirs: tuple[str, ...] = ()
+    rows: tuple[str, ...] = free_text(())
+    workdirs: tuple[str, ...] = local_path(())
     lengths: tuple[int, ...] = _rising(1, (64, 128, 192, 256, 320, 384, 448, 512))
     split: Split = "test"
     max_tokens: int = at_least(0, 0)
@@ -138,8 +138,8 @@ class ScoreConfig:
       tokens: also every token's symbol and loss.
     """
 
-    path: str = "-"
-    json: str | None = None
+    path: str = local_path("-")
+    json: str | None = local_path(None)
     memory: Literal["carry", "line"] = "carry"
     mem_len: int = at_least(1, 512)
     seg_len: int = at_least(1, 64)
@@ -194,8 +194,8 @@ class ReportConfig:
       title: of the page; "": the experiment's name.
     """
 
-    workdirs: tuple[str, ...] = ()
-    title: str = ""
+    workdirs: tuple[str, ...] = local_path(())
+    title: str = free_text("")
 
 
 def _shares(values) -> bool:

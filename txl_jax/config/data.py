@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from txl_jax.config.fields import rule
+from txl_jax.config.fields import free_text, local_path, rule
 from txl_jax.config.probe_text import ProbeTextConfig
 
 
@@ -35,9 +35,9 @@ class DataConfig:
     name: Literal["stdlib", "ptb", "text", "enwik8", "text8", "wt103", "wt2", "lm1b", "probe"] = (
         "text"
     )
-    path: str | None = None
-    url: str | None = None
-    hash: str | None = rule(
+    path: str | None = local_path(None)
+    url: str | None = free_text(None)
+    hash: str | None = free_text(
         None,
         "must be 'md5:' and 32 or 'sha256:' and 64 lower-case hexadecimal digits",
         lambda v: v is None or _is_hash(v),
@@ -47,7 +47,7 @@ class DataConfig:
     protocol: Literal["authors", "bytes", "double"] | None = None
     valid_fraction: float = rule(0.05, "must be above 0 and below 0.5", lambda v: 0 < v < 0.5)
     test_fraction: float = rule(0.05, "must be above 0 and below 0.5", lambda v: 0 < v < 0.5)
-    cache_dir: str | None = None
+    cache_dir: str | None = local_path(None)
     probe: ProbeTextConfig = dataclasses.field(default_factory=ProbeTextConfig)
 
 

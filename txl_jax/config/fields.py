@@ -6,7 +6,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 
@@ -22,9 +22,19 @@ class ConfigError(ValueError):
     """
 
 
-def rule(default: Any, text: str, holds: Callable[[Any], bool]) -> Any:
+def rule(default: Any, text: str, holds: Callable[[Any], bool], **more: Any) -> Any:
     """A field with a default; ``text`` says in errors what ``holds`` tests."""
-    return dataclasses.field(default=default, metadata={"rule": (text, holds)})
+    return dataclasses.field(default=default, metadata={"rule": (text, holds), **more})
+
+
+def local_path(default: Any, text: str = "", holds: Callable[[Any], bool] = lambda v: True) -> Any:
+    """A field that names files or folders of this machine: an exported model does not have it."""
+    return rule(default, text, holds, path=True)
+
+
+def free_text(default: Any, text: str = "", holds: Callable[[Any], bool] = lambda v: True) -> Any:
+    """A field of free text that names no file."""
+    return rule(default, text, holds, path=False)
 
 
 def at_least(low: float, default: Any) -> Any:
@@ -45,6 +55,20 @@ def probability(default: float) -> Any:
 def optional_probability() -> Any:
     """A field from 0 to below 1, or ``None``, its default."""
     return rule(None, "must be at least 0 and below 1", lambda v: v is None or 0 <= v < 1)
+
+
+def without_paths(cls: type, nested: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the dataclass ``cls``, nested, with the default for every :func:`local_path`."""
+    hints, cleared = typing.get_type_hints(cls), dict(nested)
+    for field in dataclasses.fields(cls):
+        if field.name not in cleared:
+            continue
+        if dataclasses.is_dataclass(hints[field.name]):
+            cleared[field.name] = without_paths(hints[field.name], cleared[field.name])
+        elif field.metadata.get("path"):
+            default = field.default
+            cleared[field.name] = list(default) if isinstance(default, tuple) else default
+    return cleared
 
 
 def check_fields(config: Any, prefix: str) -> None:

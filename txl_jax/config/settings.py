@@ -18,7 +18,7 @@ from txl_jax.config.analysis import (
     SpeedConfig,
 )
 from txl_jax.config.data import DataConfig
-from txl_jax.config.fields import above, at_least, probability, rule
+from txl_jax.config.fields import above, at_least, free_text, local_path, probability, rule
 from txl_jax.config.model import TransformerXLConfig, Window
 from txl_jax.config.training import (
     AverageConfig,
@@ -120,9 +120,9 @@ class GenerateConfig:
       seed: of the sampling, apart from the experiment's.
     """
 
-    prompt: str = ""
-    prompt_file: str | None = None
-    prompts_file: str | None = None
+    prompt: str = free_text("")
+    prompt_file: str | None = local_path(None)
+    prompts_file: str | None = local_path(None)
     batch_size: int = at_least(1, 8)
     samples: int = at_least(1, 1)
     length: int = at_least(0, 512)
@@ -132,10 +132,10 @@ class GenerateConfig:
     top_p: float = rule(1.0, "must be above 0 and at most 1", lambda v: 0 < v <= 1)
     min_p: float = probability(0.0)
     repetition_penalty: float = at_least(1, 1.0)
-    stop: tuple[str, ...] = rule((), "must not have an empty text", all)
+    stop: tuple[str, ...] = free_text((), "must not have an empty text", all)
     valid_text: bool = True
     detokenise: bool = False
-    json: str | None = None
+    json: str | None = local_path(None)
     seed: int = at_least(0, 0)
 
 
@@ -150,7 +150,7 @@ class ExperimentConfig:
       (500, 'adam')
     """
 
-    name: str = "experiment"
+    name: str = free_text("experiment")
     seed: int = at_least(0, 0)
     model: TransformerXLConfig = dataclasses.field(default_factory=TransformerXLConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)

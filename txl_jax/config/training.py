@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from txl_jax.config.fields import above, at_least, probability, rule
+from txl_jax.config.fields import above, at_least, local_path, probability, rule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class DistilConfig:
         rest is one more.
     """
 
-    teachers: tuple[str, ...] = rule((), "must not name an empty folder", all)
+    teachers: tuple[str, ...] = local_path((), "must not name an empty folder", all)
     weight: float = rule(0.5, "must be above 0 and at most 1", lambda v: 0 < v <= 1)
     words: int = at_least(1, 32)
 
@@ -156,7 +156,9 @@ class TrainConfig:
     skip_spikes: float = rule(0.0, "must be 0 (off) or above 1", lambda v: v == 0 or v > 1)
     max_skipped: int = at_least(1, 10)
     side_by_side: int = at_least(1, 1)
-    start_from: str | None = rule(None, "must name a folder", lambda v: v is None or v.strip())
+    start_from: str | None = local_path(
+        None, "must name a folder", lambda v: v is None or v.strip()
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,17 +7,22 @@ vocab.json          as in a workdir
 
 import contextlib
 import os
+import re
+from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from txl_jax import workdir as workdirs
-from txl_jax.config import TransformerXLConfig, of_record
+from txl_jax.config import ExperimentConfig, TransformerXLConfig, of_record, without_paths
 from txl_jax.convert.errors import ConvertError
 from txl_jax.convert.files import read
 from txl_jax.convert.tensors import Tensors
+from txl_jax.data.corpus import FOREIGN_VOCAB
+from txl_jax.data.sources.text import OWN_SPLITS
 from txl_jax.data.vocab import Vocab
 from txl_jax.files import json_object, write_json, write_whole
 from txl_jax.model.transformer_xl import TransformerXL
@@ -121,13 +126,35 @@ def params_from_flat(tensors: dict[str, np.ndarray], cfg: TransformerXLConfig) -
 
 
 def _without_paths(record: dict[str, Any]) -> dict[str, Any]:
-    """A workdir's record without what tells where its text lay."""
-    data, corpus = dict(record.get("data", {})), dict(record.get("corpus", {}))
-    path = data.get("path")
-    if path and "label" in corpus:
-        name = os.path.basename(os.path.normpath(path))
-        corpus["label"] = corpus["label"].replace(os.path.abspath(path), name).replace(path, name)
-    return {**record, "data": {**data, "path": None, "cache_dir": None}, "corpus": corpus}
+    """A workdir's record without the names of files and folders of the machine it was made on."""
+    settings = without_paths(ExperimentConfig, record)
+    data, corpus = record.get("data", {}), dict(record.get("corpus", {}))
+    url = data.get("url")
+    if url and not _is_public(url):
+        settings["data"] |= {"url": None, "hash": None}
+    if "label" in corpus and data.get("name") == "text":
+        corpus["label"] = _label_without_path(corpus["label"], data)
+    return {**settings, "corpus": corpus}
+
+
+def _is_public(url: str) -> bool:
+    """Whether an address has no user, password or query, which may be a token."""
+    parts = urlsplit(url)
+    return parts.scheme in ("http", "https") and "@" not in parts.netloc and not parts.query
+
+
+def _label_without_path(label: str, data: Mapping[str, Any]) -> str:
+    """The label of a user's own text with the last name of its path in place of the path.
+
+    The label may have the path with another home folder than today's.
+    """
+    path, url = data.get("path"), data.get("url")
+    if not path and url and _is_public(url):
+        return label
+    name = os.path.basename(os.path.normpath(path or ""))
+    about = re.search(f"({re.escape(OWN_SPLITS)})?({re.escape(FOREIGN_VOCAB)})?$", label)
+    assert about is not None  # each part may be missing
+    return ("text" if name.startswith((".", "~")) or not name else name) + about[0]
 
 
 def refuse_used(folder: str) -> None:

@@ -47,6 +47,9 @@ OWN_VOCAB: dict[str, Kind] = {
 }
 """What a token of each corpus is when the config does not say."""
 
+FOREIGN_VOCAB = "; encoded with a trained model's vocabulary, not its own"
+"""Ends the label of a text that another text's vocabulary encodes."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Corpus:
@@ -309,7 +312,7 @@ def _load_split(folder: Path, split: str, vocab: Vocab) -> np.ndarray | Sentence
 
 def _label(source: Source, info: Mapping[str, Any]) -> str:
     if info.get("foreign_vocab"):
-        return f"{source.label}; encoded with a trained model's vocabulary, not its own"
+        return source.label + FOREIGN_VOCAB
     if source.published is not None:
         return source.label
     if info["counts_as_published"]:

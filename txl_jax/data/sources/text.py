@@ -19,6 +19,9 @@ from txl_jax.data.sources.source import (
     text_size,
 )
 
+OWN_SPLITS = ", its own splits"
+"""Ends the label of a folder that has a file for each split; the path is before it."""
+
 
 def find(data: DataConfig, kind: str, cache: Path) -> Source:
     """The text that ``data.path`` or ``data.url`` names, in three splits.
@@ -64,7 +67,7 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
             files=files,
             splits={split: [Piece.whole(file)] for split, file in files.items()},
             counted=SPLITS,
-            label=f"{path}, its own splits",
+            label=f"{path}{OWN_SPLITS}",
         )
     if len(missing) < len(SPLITS):
         present = next(file.name for file in files.values() if file.is_file())
