@@ -440,11 +440,11 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {"data.url": "u", "data.hash": MD5, "data.path": "p"},
-            "data.url = 'u': and data.path name two sources; give one",
+            "data.url = 'u': data.path = 'p' is given too; give one of them",
         ),
         (
             {"generate.prompt": "Once", "generate.prompt_file": "f"},
-            "generate.prompt_file = 'f': and prompt are both given",
+            "generate.prompt_file = 'f': generate.prompt = 'Once' is given too; give one of them",
         ),
         (
             {"model.d_model": 33},
@@ -808,6 +808,32 @@ def test_a_file_names_only_what_differs_and_overrides_win(config_file):
     exp = load_config(path, {"train.steps": "70", "model.n_layer": 2})
     assert (exp.name, exp.train.steps, exp.train.seg_len, exp.model.n_layer) == ("mine", 70, 9, 2)
     assert exp.train.batch_size == ExperimentConfig().train.batch_size
+
+
+@pytest.mark.parametrize(
+    ("stored", "given"),
+    [
+        ({"generate.prompt": "Once"}, {"generate.prompts_file": "f"}),
+        ({"generate.prompt": "Once"}, {"generate.prompt_file": "-"}),
+        ({"generate.prompts_file": "f"}, {"generate.prompt": ""}),
+        ({"generate.prompt_file": "f"}, {"generate.prompt": "None", "generate.prompts_file": None}),
+        ({"data.name": "text", "data.url": "u", "data.hash": MD5}, {"data.path": "p"}),
+    ],
+)
+def test_an_override_replaces_a_stored_alternative(stored, given, config_file):
+    """Of a run and of a config file; and taking a setting away does not touch the others."""
+    defaults = config_lib.flatten(ExperimentConfig().to_dict())
+    run = config_lib.override(ExperimentConfig(), stored)
+    path = config_file(f"return ml_collections.ConfigDict({run.to_dict()!r})")
+    for exp in (config_lib.override(run, given), load_config(path, given)):
+        flat = config_lib.flatten(exp.to_dict())
+        (group,) = [g for g in config_lib.ALTERNATIVES if set(g) & set(given)]
+        assert {key: flat[key] for key in group} == {
+            key: given.get(key, defaults[key]) for key in group
+        }
+    (key,) = set(stored) & {key for group in config_lib.ALTERNATIVES for key in group}
+    for other in set(group) - {key, "generate.prompt"}:
+        assert config_lib.override(run, {other: "none"}) == run
 
 
 def test_frozen_config_dicts_and_field_references_are_read(config_file):

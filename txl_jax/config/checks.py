@@ -103,7 +103,7 @@ def check_combinations(c: "ExperimentConfig") -> None:
     if d.url and d.name != "text":
         refuse("data.url", d.url, "is for data.name='text'; other corpora know their own")
     if d.url and d.path:
-        refuse("data.url", d.url, "and data.path name two sources; give one")
+        refuse("data.url", d.url, f"data.path = {d.path!r} is given too; give one of them")
     if d.vocab and d.name not in ("stdlib", "ptb", "text"):
         refuse("data.vocab", d.vocab, f"is fixed for data.name={d.name!r}; leave it out")
     if d.vocab == "subword" and d.name != "text":
@@ -137,10 +137,10 @@ def check_combinations(c: "ExperimentConfig") -> None:
         rule = f"must be at least {10 * (p.longest + 2)}, so that a tenth holds the longest episode"
         refuse("data.probe.tokens", p.tokens, rule)
     g = c.generate
-    prompts = {"prompt": g.prompt, "prompt_file": g.prompt_file, "prompts_file": g.prompts_file}
-    given = [key for key, value in prompts.items() if value]
+    given = [key for key in ("prompt", "prompt_file", "prompts_file") if getattr(g, key)]
     if len(given) > 1:
-        refuse(f"generate.{given[1]}", prompts[given[1]], f"and {given[0]} are both given")
+        rule = f"generate.{given[0]} = {getattr(g, given[0])!r} is given too; give one of them"
+        refuse(f"generate.{given[1]}", getattr(g, given[1]), rule)
 
 
 def _check_lengths(section, model, mem_len, seg_len, context_len, more, refuse) -> None:

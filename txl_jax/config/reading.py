@@ -40,6 +40,13 @@ FREE_TO_CHANGE = (
 (The corpus's hash, not its path, is what must stay the same.)"""
 
 
+ALTERNATIVES = (
+    ("generate.prompt", "generate.prompt_file", "generate.prompts_file"),
+    ("data.path", "data.url"),
+)
+"""Groups of keys of which one is given: an override of one replaces a stored value of another."""
+
+
 def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """Dotted keys that decide the trained state and differ, each as ``key: old -> new``.
 
@@ -63,7 +70,8 @@ def load_config(path: str, overrides: Mapping[str, Any] | None = None) -> Experi
       path: a Python file with ``get_config()`` that returns a ``ConfigDict``; after a colon
         the argument for ``get_config(variant)``, e.g. ``configs/enwik8_24l.py:smoke``.
       overrides: dotted keys to values, e.g. ``{"train.steps": 10}``. A string is read as the
-        key's type, so that command-line text works.
+        key's type, so that command-line text works. Of keys that exclude each other
+        (:data:`ALTERNATIVES`) one that is given here replaces the file's.
 
     Example:
       >>> import txl_jax
@@ -76,16 +84,14 @@ def load_config(path: str, overrides: Mapping[str, Any] | None = None) -> Experi
         has touched a device or written a file by then.
     """
     nested = _config_file(path)
-    for key, value in (overrides or {}).items():
-        _set(nested, key, value)
+    _set_all(nested, overrides or {})
     return ExperimentConfig.from_dict(nested)
 
 
 def override(exp: ExperimentConfig, overrides: Mapping[str, Any]) -> ExperimentConfig:
     """The experiment with some settings changed, checked again; keys as in :func:`load_config`."""
     nested = exp.to_dict()
-    for key, value in overrides.items():
-        _set(nested, key, value)
+    _set_all(nested, overrides)
     return ExperimentConfig.from_dict(nested)
 
 
@@ -133,6 +139,27 @@ def _config_file(path: str) -> dict[str, Any]:
     if nested is None:
         raise ConfigError(f"--config={path}: get_config() must return an ml_collections.ConfigDict")
     return nested
+
+
+def _set_all(nested: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    for group in ALTERNATIVES:
+        if any(key in overrides and not _is_none(key, overrides[key]) for key in group):
+            for key in group:
+                _remove(nested, key)
+    for key, value in overrides.items():
+        _set(nested, key, value)
+
+
+def _is_none(key: str, value: Any) -> bool:
+    """Whether a value takes a setting away; text that is not optional may well be "none"."""
+    return key != "generate.prompt" and str(value).lower() == "none"
+
+
+def _remove(nested: dict[str, Any], key: str) -> None:
+    """Gives a key its default again."""
+    section, _, leaf = key.rpartition(".")
+    if isinstance(inner := nested.get(section), dict):
+        inner.pop(leaf, None)
 
 
 def _set(nested: dict[str, Any], key: str, value: Any) -> None:
