@@ -1,6 +1,5 @@
 """Text in, text out: prompts encoded, their continuations decoded as they are made."""
 
-import bisect
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
@@ -10,6 +9,7 @@ import numpy as np
 from txl_jax.config import GenerateConfig
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
+from txl_jax.generation.decoder import Decoder, printable, whole_characters
 from txl_jax.generation.generate import generate
 from txl_jax.generation.utf8 import automaton
 from txl_jax.units import in_unit
@@ -55,9 +55,15 @@ def line_end(vocab: Vocab) -> np.ndarray:
 class Continuation:
     """One continuation, as far as it is made.
 
+    It ends with the token that completes a stop text. Of several stop texts the one that ends
+    first in the text counts; of two that end at the same character, the longer one. So neither
+    the tokens nor the sizes of the pieces that they come in change the result, and the text never
+    contains a stop text.
+
     Attributes:
-      prompt: the text that is continued.
+      prompt: the text that is continued, without an incomplete character at its end.
       text: the continuation; whole characters and words only, and nothing from a stop text on.
+        It starts with the character that the prompt left incomplete.
       nll: nats of each of its tokens under the model as it is.
       ended: "", or ``length``, or the stop text that ended it.
       sample: its number among those of the prompt.
@@ -73,42 +79,35 @@ class Continuation:
     ended: str = ""
 
     def __post_init__(self):
-        self._start = len(self.ids)
-        self._shown = self.vocab.decode(self.ids)
+        self._decoder = Decoder(self.vocab, self.ids)
+        self._decoded = ""  # the text, and what is held back as a possible start of a stop text
 
     def add(self, tokens: Sequence[int], nll: Sequence[float]) -> str:
-        """Takes more tokens in, unless it has ended; what is now known of the text."""
-        if self.ended:
-            return ""
-        self.ids += tokens
-        self.nll += nll
-        whole = len(self.nll) >= self.c.length
-        text = self._decoded(len(self.ids))
-        found = [(text.find(stop), stop) for stop in self.c.stop if stop in text]
-        if found:
-            at, self.ended = min(found)
-            text = text[:at]
-            self._forget_after(self.ended)
-        elif whole:
-            self.ended = "length"
-        else:
-            text = text[: len(text) - _begun(text, self.c.stop)]
-        new, self.text = text[len(self.text) :], text
+        """Takes more tokens, unless it has ended; returns the new part of the text."""
+        for token, lost in zip(tokens, nll, strict=True):
+            if self.ended:
+                break
+            self.ids.append(token)
+            self.nll.append(lost)
+            self._add_text(token)
+        held_back = 0 if self.ended else _begun(self._decoded, self.c.stop)
+        shown = self._decoded[: len(self._decoded) - held_back]
+        new, self.text = shown[len(self.text) :], shown
         return new
 
-    def _forget_after(self, stop: str) -> None:
-        """Drops the tokens after the first one with which the text has the stop."""
-        counts = range(self._start, len(self.ids) + 1)
-        has = lambda n: stop in self._decoded(n)
-        made = counts[bisect.bisect_left(counts, True, key=has)]
-        self.ids, self.nll = self.ids[:made], self.nll[: made - self._start]
-
-    def _decoded(self, n: int) -> str:
-        """The continuation that the first n ids are; a character that is half made is left out."""
-        text = self.vocab.decode(self.ids[:n])
-        if n < len(self.ids) or len(self.nll) < self.c.length or self.c.valid_text:
-            text = text.rstrip("\ufffd")
-        return text[len(self._shown) :] if text.startswith(self._shown) else self.text
+    def _add_text(self, token: int) -> None:
+        """Decodes a token; ends the continuation where it completes a stop text, or is the last."""
+        last = len(self.nll) >= self.c.length
+        before = len(self._decoded)
+        self._decoded += self._decoder.add(token)
+        if last and not self.c.valid_text:
+            self._decoded += self._decoder.rest()
+        found = _first_stop(self._decoded, before, self.c.stop)
+        if found is not None:
+            start, self.ended = found
+            self._decoded = self._decoded[:start]
+        elif last:
+            self.ended = "length"
 
     @property
     def loss(self) -> float:
@@ -119,7 +118,7 @@ class Continuation:
         """What is written of it."""
         unit = self.vocab.unit
         return {
-            "prompt": self.prompt,
+            "prompt": printable(self.prompt),
             "continuation": self.text,
             "sample": self.sample,
             "tokens": len(self.nll),
@@ -143,7 +142,8 @@ def continuations(
     vocab = trained.vocab
     rows: list[Continuation] = []
     for prompt, start in zip(prompts, encode_prompts(vocab, prompts), strict=True):
-        rows += [Continuation(prompt, vocab, c, start.tolist(), n) for n in range(c.samples)]
+        whole = whole_characters(prompt)
+        rows += [Continuation(whole, vocab, c, start.tolist(), n) for n in range(c.samples)]
     grammar = automaton(vocab) if c.valid_text and vocab.kind == "byte" else None
     ids = [np.array(row.ids, np.int32) for row in rows]
     numbers = [row.sample for row in rows]
@@ -153,6 +153,19 @@ def continuations(
         yield [(row, row.add(more, lost)) for row, more, lost in pairs]
         if all(row.ended for row in rows):
             return
+
+
+def _first_stop(text: str, known: int, stops: Sequence[str]) -> tuple[int, str] | None:
+    """Where a stop text starts, and which: of those in the text the one that ends first.
+
+    Only matches that end after the first ``known`` characters are looked for.
+    """
+    found = []
+    for stop in stops:
+        start = text.find(stop, max(0, known - len(stop) + 1))
+        if start >= 0:
+            found.append((start + len(stop), start, stop))
+    return min(found)[1:] if found else None
 
 
 def _begun(text: str, stops: Sequence[str]) -> int:

@@ -1,0 +1,166 @@
+"""Tokens become text one by one: stop texts and cut characters do not depend on the pieces."""
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import tiny_models
+
+from txl_jax.config import ExperimentConfig, GenerateConfig
+from txl_jax.data.vocab import Vocab
+from txl_jax.generation.generate import Piece
+from txl_jax.generation.text import Continuation, continuations
+from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.workdir import Trained
+
+VOCABS = {
+    "byte": Vocab.of_bytes(),
+    "char": Vocab.of_chars(["ab é\ufffd\n"]),
+    "letter": Vocab("letter", ["a", "b", "_"]),
+    "word": Vocab.of_words(["a ab b aba\n"]),
+    "sentence": Vocab("sentence", ["a", "ab", "ba", "<UNK>", "<S>"]),
+    "subword": Vocab.of_subwords([b"abab abba \xc3\xa9 ab " * 9], vocab_size=262),
+}
+BYTES = [*b"ab \n", *"é€\ufffd".encode(), 0xFF]
+"""Letters, the bytes of characters of two and three, and one that is in none."""
+
+
+def in_pieces(vocab, prompt, made, sizes, **settings):
+    """A continuation that takes tokens in pieces of these sizes, and the pieces of text."""
+    c = GenerateConfig(length=len(made), **settings)
+    row, shown = Continuation("", vocab, c, list(prompt)), []
+    ends = np.cumsum(sizes).tolist()
+    for start, end in zip([0, *ends], [*ends, len(made)], strict=True):
+        shown.append(row.add(made[start:end], [float(n) for n in range(len(made))][start:end]))
+    return row, shown
+
+
+def text_of(vocab, prompt, made, valid_text):
+    """The text of all that is made, decoded at once; the prompt's incomplete character is in it."""
+    before, whole = vocab.decode(prompt), vocab.decode([*prompt, *made])
+    if vocab.kind not in ("byte", "subword"):
+        return whole[len(before) :]
+    raw = [vocab.decode_bytes(ids) for ids in (prompt, [*prompt, *made])]
+    known, text = (cut.decode("utf-8", "replace") for cut in map(without_half, raw))
+    text = text if valid_text or len(made) == 0 else whole
+    return text[len(known) :]
+
+
+def without_half(raw):
+    """Bytes without those of an incomplete last character: Python says where it starts."""
+    for n in range(1, min(3, len(raw)) + 1):
+        try:
+            raw[-n:].decode()
+        except UnicodeDecodeError as error:
+            if error.start == 0 and error.reason == "unexpected end of data":
+                return raw[:-n]
+    return raw
+
+
+@st.composite
+def cases(draw):
+    kind = draw(st.sampled_from(sorted(VOCABS)))
+    vocab = VOCABS[kind]
+    ids = BYTES if kind == "byte" else range(len(vocab))
+    if kind == "subword":  # letters, the two bytes of é, and what was merged
+        ids = [*vocab.encode("ab é\n").tolist(), *range(256, len(vocab))]
+    prompt = draw(st.lists(st.sampled_from(ids), min_size=1, max_size=3))
+    made = draw(st.lists(st.sampled_from(ids), min_size=1, max_size=12))
+    sizes = draw(st.lists(st.integers(0, 5), max_size=len(made)))
+    while sum(sizes) > len(made):
+        sizes.pop()
+    text = vocab.decode(made)
+    parts = st.tuples(*[st.integers(0, len(text))] * 2).map(lambda at: text[min(at) : max(at)])
+    stops = draw(st.lists(parts.filter(bool) | st.sampled_from(["ab", "b", "\ufffd"]), max_size=3))
+    return vocab, prompt, made, sizes, stops, draw(st.booleans())
+
+
+@hypothesis.settings(max_examples=250, deadline=None, derandomize=True, database=None)
+@hypothesis.given(cases())
+def test_a_stop_text_is_found_the_same_whatever_the_pieces(case):
+    """Against the definition: of all matches in the text the one that ends first, the longest."""
+    vocab, prompt, made, sizes, stops, valid_text = case
+    row, shown = in_pieces(vocab, prompt, made, sizes, stop=tuple(stops), valid_text=valid_text)
+    text = text_of(vocab, prompt, made, valid_text)
+    matches = [
+        (end, start)
+        for end in range(len(text) + 1)
+        for start in range(end)
+        if text[start:end] in stops
+    ]
+    count, want = len(made), (text, "length")
+    if matches:
+        end, start = matches[0]
+        want = text[:start], text[start:end]
+        whole = lambda n: text_of(vocab, prompt, made[:n], valid_text or n < len(made))
+        count = next(n for n in range(1, len(made) + 1) if len(whole(n)) >= end)
+    assert (row.text, row.ended) == want
+    assert "".join(shown) == row.text
+    assert not any(stop in row.text for stop in stops)
+    assert (row.ids, row.nll) == ([*prompt, *made[:count]], list(range(count)))
+
+
+def test_the_stop_text_that_ends_first_counts_and_then_the_longer_one():
+    vocab = Vocab.of_chars(["abcdef"])
+    made = vocab.encode("abcdef").tolist()
+    for stops, text, ended in (
+        (("abcd", "b"), "a", "b"),
+        (("cd", "bcd", "d"), "a", "bcd"),
+        (("abcdef", "de"), "abc", "de"),
+    ):
+        for size in range(1, 7):
+            row, _ = in_pieces(vocab, [0], made, [size] * (len(made) // size), stop=stops)
+            assert (row.text, row.ended) == (text, ended)
+            assert len(row.nll) == len(text + ended)
+
+
+def scripted(monkeypatch, vocab, prompts, made, size, **settings):
+    """The rows of :func:`continuations` where the model makes these tokens, some at a time."""
+    cfg = tiny_models.config(vocab_size=len(vocab))
+    trained = Trained(TransformerXL(cfg), None, vocab, ExperimentConfig(model=cfg), 0)
+    cuts = range(0, len(made[0]), size)
+    pieces = [np.array([row[at : at + size] for row in made]) for at in cuts]
+    monkeypatch.setattr(
+        "txl_jax.generation.text.generate",
+        lambda *_: (Piece(p, np.ones(p.shape, np.float32)) for p in pieces),
+    )
+    *_, last = continuations(trained, prompts, GenerateConfig(length=len(made[0]), **settings))
+    return [row for row, _ in last]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 64])
+def test_rows_of_a_batch_stop_as_they_do_alone(monkeypatch, size):
+    vocab = Vocab.of_chars(["abcdef "])
+    texts = ["abcdefab", "fedcabbb", "aaaaaaaa", "xabcdabc".replace("x", " ")]
+    made = [vocab.encode(text).tolist() for text in texts]
+    stop = {"stop": ("abcd", "b", "cab")}
+    together = scripted(monkeypatch, vocab, texts, made, size, **stop)
+    assert [row.text for row in together] == ["a", "fed", "aaaaaaaa", " a"]
+    for row, prompt, tokens in zip(together, texts, made, strict=True):
+        (alone,) = scripted(monkeypatch, vocab, [prompt], [tokens], 3, **stop)
+        assert alone.to_json() == row.to_json()
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_a_prompt_that_ends_inside_a_character_is_continued_with_that_character(monkeypatch, size):
+    """The bytes of a prompt from the command line; the prompt as shown ends before it."""
+    euro, rest = "€".encode(), list(b"uro\xc3")
+    prompt = (b"a\xff" + euro[:2]).decode("utf-8", "surrogateescape")
+    made = [euro[2], *rest]
+    (row,) = scripted(monkeypatch, Vocab.of_bytes(), [prompt], [made], size)
+    assert (row.text, row.ended) == ("€uro", "length")  # the last character is not complete
+    assert row.prompt == "a\udcff"
+    assert row.to_json()["prompt"] == "a\ufffd"
+    anything = {"valid_text": False}
+    (row,) = scripted(monkeypatch, Vocab.of_bytes(), [prompt], [made], size, **anything)
+    assert row.text == "€uro\ufffd"
+
+
+@pytest.mark.parametrize("kind", ["byte", "char"])
+def test_a_replacement_character_that_the_model_made_is_kept(kind, monkeypatch):
+    """U+FFFD is a character like any other; only incomplete ones are left out."""
+    vocab = VOCABS[kind]
+    made = vocab.encode("a\ufffd").tolist()
+    for size in (1, len(made)):
+        (row,) = scripted(monkeypatch, vocab, ["a"], [made], size)
+        assert (row.text, row.ended) == ("a\ufffd", "length")
