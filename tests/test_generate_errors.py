@@ -1,7 +1,9 @@
 """What generating and scoring refuse: one line that says what to do, and exit code 2."""
 
+import dataclasses
 import io
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -11,9 +13,10 @@ from absl.testing import flagsaver
 
 import txl_jax
 from txl_jax import main
-from txl_jax.config import ExperimentConfig
+from txl_jax.config import ConfigError, ExperimentConfig, GenerateConfig
 from txl_jax.convert import Request, to_workdir
 from txl_jax.data.vocab import Vocab
+from txl_jax.generation import prompts
 from txl_jax.model.transformer_xl import TransformerXL
 
 NEWER = 99
@@ -84,6 +87,9 @@ def test_a_line_of_prompts_that_is_not_json_is_named_by_file_and_line(chars, tmp
         ('{"prompt": "ab', "is not JSON (Unterminated string"),
         ('{"text": "ab"}', 'must be a text, or an object with one as "prompt"'),
         ("[1]", 'must be a text, or an object with one as "prompt"'),
+        ("[" * 100_000, "is JSON nested too deeply to be a prompt"),
+        ('"a\\ud800b"', r"character 1 of the prompt is the lone surrogate '\ud800'"),
+        ('{"prompt": "\\udcc3"}', r"character 0 of the prompt is the lone surrogate '\udcc3'"),
     ):
         path.write_text(f'"ab"\n\n{wrong}\n"c"\n')
         assert refused(*generating(chars, prompts_file=path)).startswith(where + text)
@@ -129,6 +135,93 @@ def test_what_the_vocabulary_has_not_is_named_with_its_prompt(chars, words, tmp_
     many = generating(words, prompts_file=tmp_path / "prompts.txt", batch_size=1)
     assert refused(*many).startswith("prompt 2: ")  # and the first is not continued
     assert not (words / "samples.jsonl").exists()
+
+
+def test_bytes_of_a_flag_that_are_not_utf8_are_refused(chars, words, refused):
+    """But for a model of bytes, which continues them."""
+    for folder in (chars, words):
+        for wrong in ("\udcc3", "\ud800"):
+            assert refused(*generating(folder, prompt=f"a {wrong}")) == (
+                f"generate.prompt: text, character 2: {wrong!r} is no character; give text that is"
+                " UTF-8"
+            )
+
+
+def test_bytes_of_a_flag_reach_a_model_of_bytes(tmp_path, command):
+    """The text is printed, and written as JSON, with U+FFFD; ``sample.txt`` has the bytes."""
+    folder = exported(tmp_path / "model", Vocab.of_bytes())
+    out = tmp_path / "out.jsonl"
+    prompt = b"a\xffb\xe2\x82".decode("utf-8", "surrogateescape")
+    code, shown, _ = command(*generating(folder, prompt=prompt, json=out))
+    assert code == 0
+    record = json.loads(out.read_text(encoding="utf-8"))
+    assert record["prompt"] == "a\ufffdb"
+    assert record["continuation"]
+    assert "\u2080" <= record["continuation"][0] <= "\u20bf"  # E2 82 and one byte more
+    assert shown == record["prompt"] + record["continuation"] + "\n"
+    assert (folder / "sample.txt").read_bytes().startswith(b"a\xffb\xe2\x82")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_prompt(chars, words, tmp_path, command):
+    """Editors write one before UTF-8 text; it is neither a character nor part of a word."""
+    text, lines = tmp_path / "mark.txt", tmp_path / "mark.jsonl"
+    text.write_bytes(b"\xef\xbb\xbfthe cat")
+    lines.write_bytes(b'\xef\xbb\xbf{"prompt": "the cat"}\n')
+    for given in ({"prompt_file": text}, {"prompts_file": text}, {"prompts_file": lines}):
+        code, out, told = command(*generating(words, json="-", **given))
+        assert code == 0, told
+        assert json.loads(out)["prompt"] == "the cat"
+
+
+def test_standard_output_that_lacks_a_character_does_not_end_the_run(tmp_path, monkeypatch):
+    """A terminal in ASCII shows question marks; JSON there has escapes."""
+    folder = exported(tmp_path / "model", Vocab.of_chars(["é"]))
+    for flags, want in (({}, b"?????\n"), ({"json": "-"}, rb'"continuation": "\u00e9')):
+        terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+        monkeypatch.setattr("sys.stdout", terminal)
+        monkeypatch.setattr(main, "_overrides", {})
+        with flagsaver.flagsaver():
+            code = main.main(main.parse_flags(["main", *generating(folder, prompt="é", **flags)]))
+        assert code == 0
+        assert want in terminal.buffer.getvalue()
+
+
+def test_a_flag_with_prompts_replaces_the_prompt_of_the_run(words, tmp_path, command, monkeypatch):
+    """As the README has it: the run's own prompt does not count as a second one."""
+    folder = tmp_path / "model"
+    shutil.copytree(words, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["generate"]["prompt"] = "the cat"
+    (folder / "config.json").write_text(json.dumps(config))
+    (tmp_path / "prompts.txt").write_text("cat\nsaw\n")
+    given = {"prompts_file": tmp_path / "prompts.txt", "json": "-"}
+    code, out, _ = command(*generating(folder, **given))
+    assert (code, [json.loads(line)["prompt"] for line in out.splitlines()]) == (0, ["cat", "saw"])
+    prompts._standard_input.cache_clear()
+    code, out, _ = command(*generating(folder, prompt_file="-"), stdin=b"cat the")
+    assert (code, out[:7]) == (0, "cat the")
+    prompts._standard_input.cache_clear()
+
+
+def test_two_prompts_in_flags_are_refused(words, refused):
+    assert refused(*generating(words, prompts_file="f", prompt="cat")) == (
+        "config key generate.prompts_file = 'f': generate.prompt = 'cat' is given too; give one of"
+        " them"
+    )
+
+
+@pytest.mark.parametrize("name", ["prompt_file", "prompts_file"])
+def test_a_file_without_an_end_and_a_closed_standard_input_are_refused(
+    name, chars, refused, monkeypatch
+):
+    monkeypatch.setattr(prompts, "MOST_BYTES", 1000)
+    assert refused(*generating(chars, **{name: "/dev/zero"})) == (
+        f"config key generate.{name} = '/dev/zero': has more than 1,000 bytes; name a shorter file"
+    )
+    monkeypatch.setattr(prompts, "_standard_input", prompts._standard_input.__wrapped__)
+    monkeypatch.setattr(prompts.sys, "stdin", None)
+    with pytest.raises(ConfigError, match=f"generate.{name} = '-': standard input is closed"):
+        prompts.prompts_of(dataclasses.replace(GenerateConfig(), **{name: "-"}))
 
 
 @pytest.mark.parametrize("value", ["1000", "-1", "nan", "1e999", "warm"])

@@ -1,5 +1,7 @@
 """The prompt: text is continued and scored, settings change, errors are told and survived."""
 
+import io
+
 import pytest
 import tiny_models
 
@@ -89,3 +91,80 @@ def test_lines_are_read_until_the_end_and_kept(trained, tmp_path, monkeypatch, c
     assert interactive.run(trained, str(tmp_path)) == ""
     assert text_of(trained, "abc") in capsys.readouterr().out
     assert next(lines) == "never"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ":set",
+        ":set seed",
+        ":set seed ",
+        ":set seed x",
+        ":set seed -1",
+        ":set seed 1.5",
+        ":set seed 99999999999999999999999",
+        ":set seed 1e300",
+        ":set seed ²",
+        ":set seed None",
+        ":set  seed 1",
+        ":set temperature nan",
+        ":set temperature 1e400",
+        ":set temperature \udcff",
+        ":set top_p 0",
+        ":set length 1e999",
+        ":set mem_len 0",
+        ":set stop [[[[[[",
+        ":set .seed 1",
+        ":set seed.x 1",
+        ":set \udcff 1",
+    ],
+)
+def test_any_setting_gives_a_line_at_most_and_the_next_text_works(trained, ask, line):
+    """Refused when it is set, or at the latest when a text is continued with it."""
+    said = ask(line)[0]
+    if not said:
+        said = ask("abc")[0]
+    assert said.count("\n") == 1
+    if ":set stop" not in line:
+        assert said.startswith("error: ")
+    assert ask(":set seed 0")[0] == ""
+    assert ask(":set stop xyz")[0] == ""
+    assert ask("abc")[0] == text_of(trained, "abc") + "\n"
+
+
+def test_an_error_of_the_machine_is_one_line_and_the_session_continues(ask, monkeypatch):
+    def no_memory(*_):
+        raise RuntimeError("RESOURCE_EXHAUSTED: out of memory\nallocation of\n8 TiB")
+        yield
+
+    monkeypatch.setattr(interactive, "continuations", no_memory)
+    said = "error: RuntimeError: RESOURCE_EXHAUSTED: out of memory\n"
+    assert ask("abc") == (said, True)
+
+
+def test_a_prompt_cut_inside_a_character_is_continued_as_a_whole_one(trained, monkeypatch):
+    """A line of bytes that are not UTF-8: what was typed and what was made join to one text."""
+    cfg = tiny_models.config(vocab_size=256)
+    exp = override(ExperimentConfig(model=cfg), {"generate.length": 6, "generate.mem_len": 8})
+    params = tiny_models.variables(cfg)["params"]
+    of_bytes = Trained(TransformerXL(cfg), params, Vocab.of_bytes(), exp, 3)
+    said: list[str] = []
+    session = interactive.Session(of_bytes, said.append)
+    assert session.answer("a\udce2\udc82")
+    first = "".join(said).removesuffix("\n")
+    assert "\u2080" <= first[0] <= "\u20bf"
+    said.clear()
+    assert session.answer(":more")
+    assert "".join(said) == text_of(of_bytes, "a" + first) + "\n"
+
+
+def test_bytes_and_a_mark_on_standard_input_do_not_end_the_session(trained, tmp_path, monkeypatch):
+    """The lines of a file: a byte-order mark first, then a line that is not UTF-8."""
+    lines = io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfabc\na\xff\n:quit\n"), encoding="utf-8")
+    shown = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    monkeypatch.setattr("sys.stdin", lines)
+    monkeypatch.setattr("sys.stdout", shown)
+    assert interactive.run(trained, str(tmp_path)) == ""
+    out = shown.buffer.getvalue().decode()
+    assert f"> {text_of(trained, 'abc')}\n" in out
+    assert r"error: generate.prompt: text, character 1: '\udcff' is no character" in out

@@ -24,8 +24,15 @@ def write_whole(path: str, data: bytes) -> None:
 
 
 def write_json(path: str, value: Any) -> None:
-    """:func:`write_whole` of a value as indented JSON."""
-    write_whole(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+    """:func:`write_whole` of a value as indented JSON in UTF-8.
+
+    A text with bytes that are not UTF-8 (``surrogateescape``), such as a file's name, is escaped.
+    """
+    try:
+        data = json.dumps(value, indent=1, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        data = json.dumps(value, indent=1).encode()
+    write_whole(path, data + b"\n")
 
 
 DEEPEST = 50

@@ -18,11 +18,16 @@ _SPACE_OF_WHITE = bytes(ord(SPACE) if value in string.whitespace.encode() else v
 
 
 def decoded(blocks: Iterable[bytes | str], where: str = "text") -> Iterator[str]:
-    """The same blocks as text; a character cut by a block's end comes with the next block."""
+    """The same blocks as text; a character cut by a block's end comes with the next block.
+
+    Raises:
+      DataError: bytes that are not UTF-8, or surrogates in a text.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")()
     read = 0
     for block in blocks:
         if isinstance(block, str):
+            _encoded(block, where, "strict")
             yield block
             continue
         kept = len(decoder.getstate()[0])
@@ -40,6 +45,25 @@ def _decode(
         raise DataError(
             f"{where}, byte {start + error.start}: not UTF-8 ({error.reason}); convert the text"
             " to UTF-8, or use vocab='byte', which takes any bytes"
+        ) from None
+
+
+def as_bytes(block: str | bytes, where: str = "text") -> bytes:
+    """A block in UTF-8. Bytes of a command line that were not UTF-8 come back as they were.
+
+    Raises:
+      DataError: a surrogate that does not stand for such a byte.
+    """
+    return _encoded(block, where, "surrogateescape") if isinstance(block, str) else block
+
+
+def _encoded(text: str, where: str, errors: str) -> bytes:
+    try:
+        return text.encode("utf-8", errors)
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where}, character {error.start}: {text[error.start]!r} is no character; give text"
+            " that is UTF-8"
         ) from None
 
 
@@ -89,6 +113,5 @@ def counted_bytes(blocks: Iterable[bytes]) -> list[int]:
 
 
 def lettered(block: str | bytes) -> bytes:
-    """In lower case, ``_`` for white space."""
-    raw = block.encode("utf-8", "surrogateescape") if isinstance(block, str) else block
-    return raw.lower().translate(_SPACE_OF_WHITE)
+    """In lower case, ``_`` for white space; raises DataError as :func:`as_bytes`."""
+    return as_bytes(block).lower().translate(_SPACE_OF_WHITE)

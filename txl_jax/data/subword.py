@@ -96,7 +96,6 @@ def whole_lines(blocks: Iterable[bytes | str], where: str = "text") -> Iterator[
     """
     kept = ""
     for text in decoded(blocks, where):
-        _refuse_surrogates(text, where)
         *ended, kept = (kept + text).split("\n")
         pieces = [piece for line in ended for piece in _pieces(line + "\n")]
         *whole, kept = _pieces(kept) or [""]
@@ -108,17 +107,6 @@ def whole_lines(blocks: Iterable[bytes | str], where: str = "text") -> Iterator[
 
 def _pieces(line: str) -> list[str]:
     return [line[at : at + LONGEST] for at in range(0, len(line), LONGEST)]
-
-
-def _refuse_surrogates(text: str, where: str) -> None:
-    """Bytes of a command line that are not UTF-8 come as these."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{where}, character {error.start}: {text[error.start]!r} is no character; give text"
-            " that is UTF-8"
-        ) from None
 
 
 # Symbols: what a token is, so that it can be read.

@@ -16,7 +16,15 @@ from typing import Any, Literal
 import numpy as np
 
 from txl_jax.data import subword
-from txl_jax.data.blocks import NEWLINE, SPACE, counted_bytes, decoded, lettered, whole_words
+from txl_jax.data.blocks import (
+    NEWLINE,
+    SPACE,
+    as_bytes,
+    counted_bytes,
+    decoded,
+    lettered,
+    whole_words,
+)
 from txl_jax.data.errors import DataError
 from txl_jax.data.symbols import (
     BOUNDARY,
@@ -298,8 +306,7 @@ class Vocab:
         position, table = 0, self._id_of_byte
         every, drops = not (table < 0).any(), table[NEWLINE] < 0
         for block in blocks:
-            # surrogateescape: bytes of a command line that were not UTF-8 come back as they were
-            raw = block.encode("utf-8", "surrogateescape") if isinstance(block, str) else block
+            raw = as_bytes(block, where)
             values = np.frombuffer(raw, np.uint8)
             ids = table[values]
             if not every:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import sys
 from collections.abc import Callable
 
 from txl_jax.config import ConfigError, override
@@ -11,6 +12,7 @@ from txl_jax.data.errors import DataError
 from txl_jax.evaluation.score import encoded, nll_of_lines
 from txl_jax.generation.detokenise import detokenised
 from txl_jax.generation.text import continuations, line_end
+from txl_jax.generation.write import set_errors
 from txl_jax.units import UNIT_NAMES, in_unit, number
 from txl_jax.workdir import Trained
 
@@ -33,7 +35,7 @@ class Session:
         self._so_far = ""
 
     def answer(self, line: str) -> bool:
-        """Does what a line says; False: it was the last one. Errors are told and survived."""
+        """Does what a line says; False: it was the last one. An error is printed as one line."""
         command, _, rest = line.partition(" ")
         if not command.startswith(":"):
             command, rest = ":continue", line
@@ -54,6 +56,9 @@ class Session:
             act(rest.replace("\\n", "\n"))
         except (ConfigError, DataError, ValueError) as error:
             self._write(f"error: {error}\n")
+        except Exception as error:  # e.g. no memory for what was set: the session continues
+            first, *_ = str(error).splitlines() or [""]
+            self._write(f"error: {type(error).__name__}: {first}\n")
         except KeyboardInterrupt:
             self._write("\n(stopped)\n")
         return True
@@ -68,14 +73,10 @@ class Session:
         if not self._so_far:
             raise ValueError("there is nothing to go on from; type a text first")
         c = dataclasses.replace(self._trained.config.generate, samples=1)
-        made = ""
-        try:
-            for step in continuations(self._trained, [self._so_far], c):
-                new = step[0][1]
-                self._write(detokenised(new) if c.detokenise else new)
-                made += new
-        finally:
-            self._so_far += made
+        for ((row, new),) in continuations(self._trained, [self._so_far], c):
+            if row.text:
+                self._so_far = row.prompt + row.text
+            self._write(detokenised(new) if c.detokenise else new)
         self._write("\n")
 
     def _score(self, text: str) -> None:
@@ -107,6 +108,8 @@ class Session:
 
 def run(trained: Trained, workdir: str) -> str:
     """Reads lines until the end; history is kept in the workdir where that can be written."""
+    set_errors(sys.stdin, "surrogateescape")  # bytes that are not UTF-8: a prompt may have them
+    set_errors(sys.stdout, "replace")
     session = Session(trained, lambda text: print(text, end="", flush=True))
     print(f"{trained.config.name}, step {trained.step:,}; :help says what can be typed", flush=True)
     with _history(os.path.join(workdir, ".history")), contextlib.suppress(EOFError):
@@ -116,7 +119,7 @@ def run(trained: Trained, workdir: str) -> str:
             except KeyboardInterrupt:
                 print()
                 continue
-            if not session.answer(line):
+            if not session.answer(line.removeprefix("\ufeff")):
                 break
     return ""
 

@@ -1,6 +1,7 @@
 """Continuations on the screen as they are made, and kept in the workdir."""
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -11,6 +12,7 @@ from typing import Any, TextIO
 
 from txl_jax.config import ConfigError, GenerateConfig
 from txl_jax.files import write_whole
+from txl_jax.generation.decoder import printable, whole_characters
 from txl_jax.generation.detokenise import detokenised
 from txl_jax.generation.prompts import prompts_of
 from txl_jax.generation.text import Continuation, continuations, encode_prompts
@@ -37,6 +39,7 @@ def write_continuations(
     c = trained.config.generate
     prompts, quiet = prompts_of(c), c.json == "-"
     encode_prompts(trained.vocab, prompts)  # all, for its errors, before one is shown
+    set_errors(sys.stdout, "replace")
     single = len(prompts) == 1 and c.samples == 1 and not quiet
     texts = []
     with _json_file(c.json) as file:
@@ -49,12 +52,13 @@ def write_continuations(
                 text = row.prompt + _shown(row.text, c)
                 if not single:
                     text = f"[{1 + first + n // c.samples}.{1 + row.sample}] {text}"
-                    print(text, file=sys.stderr if quiet else sys.stdout, flush=True)
+                    print(printable(text), file=sys.stderr if quiet else sys.stdout, flush=True)
                 texts.append(text)
                 record = {**row.to_json(), "step": trained.step, "settings": _settings(c)}
                 append(os.path.join(workdir, RECORDS), record)
                 if file:
-                    print(json.dumps(record, ensure_ascii=False), file=file, flush=True)
+                    plain = (file.encoding or "").lower() != "utf-8"
+                    print(json.dumps(record, ensure_ascii=plain), file=file, flush=True)
     whole = "\n".join(texts) + "\n"
     write_whole(os.path.join(workdir, TEXT), whole.encode("utf-8", "surrogateescape"))
 
@@ -71,7 +75,7 @@ def _continued(
     began = time.perf_counter()
     waiting = ""  # what is printed by whole lines
     if print_text:
-        print(prompts[0], end="", flush=True)
+        print(printable(whole_characters(prompts[0])), end="", flush=True)
     for step in continuations(trained, prompts, c):
         rows = [row for row, _ in step]
         if print_text:
@@ -110,6 +114,12 @@ def _shown(text: str, c: GenerateConfig) -> str:
 def _settings(c: GenerateConfig) -> dict[str, Any]:
     kept = ("mem_len", "length", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     return {key: getattr(c, key) for key in (*kept, "seed")}
+
+
+def set_errors(stream: TextIO | None, errors: str) -> None:
+    """Sets what a stream does with text that its encoding does not have."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors=errors)
 
 
 @contextlib.contextmanager
