@@ -110,10 +110,12 @@ def test_every_named_baseline_is_reported_in_nats_and_in_the_unit_of_the_corpus(
     assert got[0]["loss"] == baselines.bigram(train, test, 30)
     assert got[1]["loss"] == baselines.unigram(train, test, 30)
     for entry in got:
-        assert set(entry) == {"name", "loss", "bpc"}
+        assert set(entry) == {"name", "loss", "bpc", "targets"}
+        assert entry["targets"] == 299
         assert entry["loss"] == pytest.approx(entry["bpc"] * math.log(2), rel=1e-14)
-    assert got[2]["bpc"] == pytest.approx(baselines.xz(bytes(test)), rel=1e-14)
-    assert got[3]["bpc"] == pytest.approx(baselines.xz_primed(bytes(train), bytes(test)), rel=1e-14)
+    targets = bytes(test[1:])
+    assert got[2]["bpc"] == pytest.approx(baselines.xz(targets), rel=1e-14)
+    assert got[3]["bpc"] == pytest.approx(baselines.xz_primed(bytes(train), targets), rel=1e-14)
 
     corpus.vocab.unit = "ppl"
     (entry,) = baselines.baselines(("unigram",), corpus, "valid")
@@ -122,6 +124,24 @@ def test_every_named_baseline_is_reported_in_nats_and_in_the_unit_of_the_corpus(
     corpus.vocab.unit = "bpc"
     monkeypatch.setattr(baselines, "PRIMED_LIMIT", len(train) - 1)
     assert [entry["name"] for entry in baselines.baselines(("xz",), corpus, "valid")] == ["xz"]
+
+
+@pytest.mark.parametrize("chunk", [3, 1 << 22])
+def test_a_part_of_a_split_is_scored_at_its_targets_alone(monkeypatch, chunk):
+    monkeypatch.setattr(baselines, "CHUNK", chunk)
+    train, test = _tokens(0, 2000, 30, np.uint8), _tokens(1, 300, 30, np.uint8)
+    corpus = types.SimpleNamespace(vocab=Vocab(range(30)), train=train, test=test)
+    places = np.array([1, 2, 3, 4, 151, 152, 153, 299])
+    got = baselines.baselines(("unigram", "bigram", "xz"), corpus, "test", places)
+    p1, p2 = baselines.unigram_probabilities(train, 30), _witten_bell(train, 30)
+    expected = {
+        "unigram": -np.mean([math.log(p1[test[n]]) for n in places]),
+        "bigram": -np.mean([math.log(p2(int(test[n]), int(test[n - 1]))) for n in places]),
+        "xz": baselines.xz(bytes(test[places])) * math.log(2),
+        "xz primed": baselines.xz_primed(bytes(train), bytes(test[places])) * math.log(2),
+    }
+    assert {row["name"]: row["loss"] for row in got} == pytest.approx(expected, rel=1e-12)
+    assert {row["targets"] for row in got} == {8}
 
 
 def test_what_cannot_be_counted_is_refused_with_its_reason():

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import math
 import types
 from typing import Any
@@ -18,7 +19,13 @@ from txl_jax.data.streams import Streams
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation import report as report_module
 from txl_jax.evaluation.evaluate import Evaluator, describe
-from txl_jax.evaluation.report import conversions, protocols, segment_bar
+from txl_jax.evaluation.report import (
+    as_scored,
+    conversions,
+    protocols,
+    scored_places,
+    segment_bar,
+)
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.sharding import make_mesh
 from txl_jax.workdir import Trained
@@ -233,6 +240,21 @@ def test_memory_changes_the_score_and_the_protocol_says_which():
     assert describe(neither, CFG) == "test split, 3 streams, segment 8, memory 0"
 
 
+def test_the_protocol_names_nothing_that_has_no_effect():
+    told = lambda c, **form: describe(ProtocolConfig(seg_len=8, **c), tiny_models.config(**form))
+    beside = {"batch_size": 3, "mem_len": 12, "context_len": 6}
+    zeros = {**beside, "first_memory": "zeros"}
+    assert told(zeros) == "test split, 3 streams, segment 8, context 6 and memory 12"
+    assert score(**zeros).loss == score(**beside).loss
+    one = {"batch_size": 1, "mem_len": 12, "warm_start": 24}
+    assert told(one) == "test split, 1 stream, segment 8, memory 12"
+    table = FORMS["absolute_per_layer"]
+    clamped = {"batch_size": 3, "mem_len": 0, "clamp_len": 4}
+    assert told(clamped, **table) == "test split, 3 streams, segment 8, memory 0"
+    cfg = tiny_models.config(**table)
+    assert score(cfg=cfg, **clamped).loss == score(cfg=cfg, **{**clamped, "clamp_len": -1}).loss
+
+
 def test_the_report_compares_memory_or_context_with_none():
     memory = ProtocolConfig(mem_len=12, same_length="pytorch", warm_start=24)
     context = ProtocolConfig(mem_len=0, context_len=6, seg_len=8)
@@ -296,6 +318,46 @@ def test_the_report_shows_a_bar_of_all_segments_for_each_row(tmp_path, monkeypat
     out = capsys.readouterr().out.splitlines()
     assert len(out) == 4
     assert out[0].endswith("dynamic evaluation sgd, rate 1e-05:")
+
+
+def test_a_limit_on_segments_names_the_targets_that_are_scored():
+    """Two streams of 20 and 19 targets, then three of sentences of 5, 4 and 3 tokens."""
+    c = ProtocolConfig(batch_size=2, seg_len=8, max_segments=1)
+    assert scored_places(c, TOKENS[:40]).tolist() == [*range(1, 9), *range(21, 29)]
+    assert scored_places(dataclasses.replace(c, max_segments=0), TOKENS[:40]) is None
+    text = Sentences(TOKENS[:30], np.array([2, 7, 11, 14]))
+    c = ProtocolConfig(batch_size=3, seg_len=2, max_segments=1)
+    assert scored_places(c, text).tolist() == [1, 2, 6, 7, 10, 11]
+
+
+def test_a_limit_that_leaves_nothing_out_is_no_limit():
+    c = ProtocolConfig(batch_size=2, seg_len=8, max_segments=3)
+    assert as_scored(c, TOKENS[:40]) == dataclasses.replace(c, max_segments=0)
+    c = dataclasses.replace(c, max_segments=2)
+    assert as_scored(c, TOKENS[:40]) == c
+
+
+def test_baselines_are_scored_on_the_targets_of_the_model_and_their_protocol_is_written(tmp_path):
+    corpus, exp = tiny_runs.corpus_and_experiment(
+        tmp_path, **{"evaluate.max_segments": 2, "evaluate.baselines": "unigram,bigram,xz"}
+    )
+    params = tiny_models.variables(exp.model)["params"]
+    trained = Trained(TransformerXL(exp.model), params, corpus.vocab, exp, 0)
+    assert report_module.report(trained, corpus, str(tmp_path)) is not None
+    rows = json.loads((tmp_path / "evaluation.json").read_text())["results"]
+    assert [row["targets"] for row in rows] == [4 * 2 * 16] * 6
+    part = "test split, 4 streams, segment 16, first 2 segments only"
+    assert [row["protocol"] for row in rows[2:]] == [
+        f"{part}, counted on the train split",
+        f"{part}, counted on the train split",
+        f"{part}, compressed alone",
+        f"{part}, compressed after the train split",
+    ]
+    counts = 1 + np.bincount(corpus.train, minlength=len(corpus.vocab))
+    length = -(-(len(corpus.test) - 1) // 4)  # of a stream
+    targets = np.concatenate([corpus.test[n * length + 1 :][:32] for n in range(4)])
+    want = -np.log(counts[targets] / counts.sum()).mean()
+    assert rows[2]["loss"] == pytest.approx(want, rel=1e-12)
 
 
 def test_the_protocols_clamp_and_window_hold_over_the_models():

@@ -1,7 +1,7 @@
 """Simple models on the same tokens: what a Transformer-XL has to beat.
 
-Each one is counted on the training split and scored on exactly the targets of a held-out
-split that the model is scored on, ``tokens[1:]``, so that its number stands beside the model's.
+Each one is counted on the training split and scored on exactly the targets that the model is
+scored on, ``tokens[1:]`` or a part of them, so that the two numbers compare.
 """
 
 import concurrent.futures
@@ -26,7 +26,18 @@ of memory for each, in two runs side by side. 10 MB take 5 seconds of a CPU core
 the two (measured, Python 3.11, 2026); enwik8's 90 MB were not run."""
 
 
-def baselines(names: Sequence[str], corpus: Any, split: str) -> list[dict[str, Any]]:
+TOLD = {
+    "unigram": "counted on the train split",
+    "bigram": "counted on the train split",
+    "xz": "compressed alone",
+    "xz primed": "compressed after the train split",
+}
+"""Every name in the results, and what the model has seen before it is scored."""
+
+
+def baselines(
+    names: Sequence[str], corpus: Any, split: str, places: np.ndarray | None = None
+) -> list[dict[str, Any]]:
     """Scores of the named models on a split, in the order of the names.
 
     Args:
@@ -34,11 +45,13 @@ def baselines(names: Sequence[str], corpus: Any, split: str) -> list[dict[str, A
       corpus: has ``vocab`` (``len()`` and ``unit``) and integer arrays or sentences under
         ``train`` and under the split's name.
       split: whose tokens are scored.
+      places: int [N], which tokens of the split are targets, rising, from at least 1; ``None``:
+        all but the first. ``xz`` compresses the targets, joined.
 
     Returns:
-      One ``{"name", "loss", "bpc" or "ppl"}`` each: the loss in nats per token, and the
-      corpus's own unit. ``xz`` gives two, ``xz`` and ``xz primed`` (compressed after the
-      training text; left out above :data:`PRIMED_LIMIT`).
+      One ``{"name", "loss", "bpc" or "ppl", "targets"}`` each: the loss in nats per target, the
+      corpus's own unit, and how many targets were scored. ``xz`` gives two, ``xz`` and
+      ``xz primed`` (compressed after the training text; left out above :data:`PRIMED_LIMIT`).
 
     Raises:
       ConfigError: see :func:`check`.
@@ -47,20 +60,22 @@ def baselines(names: Sequence[str], corpus: Any, split: str) -> list[dict[str, A
     check(names, corpus.vocab)
     train, test = tokens_of(corpus.train), tokens_of(getattr(corpus, split))
     size = len(corpus.vocab)
+    targets = test[1:] if places is None else test[places]
     losses: dict[str, float] = {}
     for name in names:
         if name == "unigram":
-            losses[name] = unigram(train, test, size)
+            losses[name] = unigram(train, test, size, places)
         elif name == "bigram":
-            losses[name] = bigram(train, test, size)
+            losses[name] = bigram(train, test, size, places)
         else:
-            train_bytes, test_bytes = _as_bytes(train), _as_bytes(test)
+            train_bytes, test_bytes = _as_bytes(train), _as_bytes(targets)
             losses["xz"] = xz(test_bytes) * math.log(2)
             if len(train_bytes) <= PRIMED_LIMIT:
                 losses["xz primed"] = xz_primed(train_bytes, test_bytes) * math.log(2)
     unit = corpus.vocab.unit
     return [
-        {"name": name, "loss": loss, unit: in_unit(loss, unit)} for name, loss in losses.items()
+        {"name": name, "loss": loss, unit: in_unit(loss, unit), "targets": len(targets)}
+        for name, loss in losses.items()
     ]
 
 
@@ -83,16 +98,27 @@ def check(names: Sequence[str], vocab: Any) -> None:
 # Counted models.
 
 
-def unigram(train: np.ndarray, test: np.ndarray, vocab_size: int) -> float:
-    """Nats per token of ``test[1:]`` under the frequencies of :func:`unigram_probabilities`."""
+def unigram(
+    train: np.ndarray, test: np.ndarray, vocab_size: int, places: np.ndarray | None = None
+) -> float:
+    """Nats per target under the frequencies of :func:`unigram_probabilities`.
+
+    Targets are ``test[places]``; all of ``test[1:]`` where ``places`` is ``None``.
+    """
     log_p = np.log(unigram_probabilities(train, vocab_size))
-    return _mean_loss(test, vocab_size, lambda previous, target: log_p[target])
+    return _mean_loss(test, vocab_size, lambda previous, target: log_p[target], places)
 
 
-def bigram(train: np.ndarray, test: np.ndarray, vocab_size: int) -> float:
-    """Nats per token of ``test[1:]``, each given the token before it, under :class:`Bigram`."""
+def bigram(
+    train: np.ndarray, test: np.ndarray, vocab_size: int, places: np.ndarray | None = None
+) -> float:
+    """Nats per target, each given the token before it, under :class:`Bigram`.
+
+    Targets are ``test[places]``; all of ``test[1:]`` where ``places`` is ``None``.
+    """
     model = Bigram.count(train, vocab_size)
-    return _mean_loss(test, vocab_size, lambda previous, target: np.log(model(previous, target)))
+    log_p = lambda previous, target: np.log(model(previous, target))
+    return _mean_loss(test, vocab_size, log_p, places)
 
 
 def unigram_probabilities(train: np.ndarray, vocab_size: int) -> np.ndarray:
@@ -194,13 +220,16 @@ def xz_primed(train: bytes, test: bytes) -> float:
 # --------------------------------------------------------------------------------------
 
 
-def _mean_loss(test: np.ndarray, vocab_size: int, log_p: Any) -> float:
+def _mean_loss(
+    test: np.ndarray, vocab_size: int, log_p: Any, places: np.ndarray | None = None
+) -> float:
     if len(test) < 2:
         raise ValueError(f"a split of {len(test)} tokens has no target; it needs two or more")
-    total = 0.0
-    for previous, target in _pairs(test):
+    total, count = 0.0, 0
+    for previous, target in _pairs(test) if places is None else _pairs_at(test, places):
         total -= float(log_p(_checked(previous, vocab_size), _checked(target, vocab_size)).sum())
-    return total / (len(test) - 1)
+        count += len(target)
+    return total / count
 
 
 def _chunks(tokens: np.ndarray) -> Iterator[np.ndarray]:
@@ -213,6 +242,12 @@ def _pairs(tokens: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     for start in range(0, len(tokens) - 1, CHUNK):
         part = np.asarray(tokens[start : start + CHUNK + 1])
         yield part[:-1], part[1:]
+
+
+def _pairs_at(tokens: np.ndarray, places: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The tokens at some places, each with the one before it, a chunk at a time."""
+    for part in _chunks(places):
+        yield np.asarray(tokens[part - 1]), np.asarray(tokens[part])
 
 
 def _merged(

@@ -327,24 +327,42 @@ def past(protocol: ProtocolConfig) -> str:
 def describe(protocol: ProtocolConfig, model: TransformerXLConfig) -> str:
     """The protocol in one line, to stand beside its result."""
     c = under_protocol(model, protocol)
-    parts = [
-        f"{protocol.split} split",
-        "1 stream" if protocol.batch_size == 1 else f"{protocol.batch_size} streams",
-        f"segment {protocol.seg_len}",
-        past(protocol),
-    ]
-    if protocol.first_memory == "zeros" and protocol.mem_len:
+    parts = [f"{protocol.split} split", *_streams(protocol), past(protocol)]
+    # with a context, nothing attends to what is before the text
+    if protocol.first_memory == "zeros" and protocol.mem_len and not protocol.context_len:
         parts.append("zeros before the first segment")
-    if protocol.warm_start:
+    if protocol.warm_start and protocol.batch_size > 1:  # nothing is before the first stream
         parts.append(f"warm start {protocol.warm_start}")
     if c.same_length:
         parts.append(f"window {c.same_length}")
-    if c.clamp_len > 0:
+    if c.clamp_len > 0 and c.attention != "absolute_per_layer":  # which has a table of positions
         parts.append(f"clamp {c.clamp_len}")
     if protocol.temperature != 1:
         parts.append(f"temperature {protocol.temperature:g}")
-    if protocol.max_segments:
-        parts.append(f"first {protocol.max_segments} segments only")
+    parts += _part(protocol)
     if protocol.dynamic.rule != "none":
         parts.append(describe_dynamic(protocol.dynamic))
     return ", ".join(parts)
+
+
+def describe_targets(protocol: ProtocolConfig) -> str:
+    """Which targets a protocol scores, in one line: all that a baseline depends on."""
+    split = f"{protocol.split} split"
+    return ", ".join([split, *_streams(protocol), *_part(protocol)]) if _part(protocol) else split
+
+
+def is_part(told: str) -> bool:
+    """Whether a line of :func:`describe` or :func:`describe_targets` is of a part of a split."""
+    return _ONLY in told
+
+
+_ONLY = " segments only"
+
+
+def _streams(protocol: ProtocolConfig) -> list[str]:
+    streams = "1 stream" if protocol.batch_size == 1 else f"{protocol.batch_size} streams"
+    return [streams, f"segment {protocol.seg_len}"]
+
+
+def _part(protocol: ProtocolConfig) -> list[str]:
+    return [f"first {protocol.max_segments}{_ONLY}"] if protocol.max_segments else []

@@ -12,10 +12,15 @@ import numpy as np
 
 from txl_jax.config import DynamicConfig, ProtocolConfig
 from txl_jax.data.corpus import Corpus
-from txl_jax.data.sentences import tokens_of
+from txl_jax.data.sentences import AnyStreams, Sentences, streams_of, tokens_of
 from txl_jax.data.sources.progress import DELAY
-from txl_jax.evaluation.baselines import baselines
-from txl_jax.evaluation.evaluate import describe, evaluator_of, past
+from txl_jax.evaluation.baselines import TOLD, baselines
+from txl_jax.evaluation.evaluate import (
+    describe,
+    describe_targets,
+    evaluator_of,
+    past,
+)
 from txl_jax.files import write_json
 from txl_jax.processes import is_first
 from txl_jax.training.records import append, plain
@@ -47,9 +52,11 @@ def report(
     way. Of many processes all score, and the first alone writes, prints and has the baselines in
     what is returned.
     """
-    protocol = trained.config.evaluate
+    split = getattr(corpus, trained.config.evaluate.split)
+    protocol = as_scored(trained.config.evaluate, split)
     model = trained.config.model
-    told = lambda chosen: describe(chosen, model) + of_vocab(corpus, protocol.split)
+    foreign = of_vocab(corpus, protocol.split)
+    told = lambda chosen: describe(chosen, model) + foreign
     unit = corpus.vocab.unit
     mesh = make_mesh(trained.config.mesh, model, trained.config.train.batch_size)
     rows: list[dict[str, Any]] = []
@@ -57,7 +64,7 @@ def report(
     def add(name: str, loss: float, **more: Any) -> None:
         rows.append({"name": name, "loss": loss, unit: in_unit(loss, unit), **more})
 
-    for name, chosen, weights in _asked(trained):
+    for name, chosen, weights in _asked(trained, protocol):
         params = trained.params
         if weights != trained.weights:
             params = load(workdir, str(trained.step), weights).params
@@ -74,7 +81,9 @@ def report(
             **conversions(score.loss * score.targets, corpus, chosen),
         )
     if is_first():  # the others have nothing to write
-        rows += baselines(protocol.baselines, corpus, protocol.split)
+        places, of = scored_places(protocol, split), describe_targets(protocol) + foreign
+        for row in baselines(protocol.baselines, corpus, protocol.split, places):
+            rows.append({**row, "protocol": f"{of}, {TOLD[row['name']]}"})
     result = {
         "step": trained.step,
         "weights": trained.weights,
@@ -91,14 +100,43 @@ def report(
     return result
 
 
-def _asked(trained: Trained) -> list[tuple[str, ProtocolConfig, str]]:
+def _asked(trained: Trained, protocol: ProtocolConfig) -> list[tuple[str, ProtocolConfig, str]]:
     """Name, protocol and weights of each score: the simpler protocols, then the other weights."""
-    asked = [(name, c, trained.weights) for name, c in protocols(trained.config.evaluate)]
+    asked = [(name, c, trained.weights) for name, c in protocols(protocol)]
     if not trained.others:
         return asked
     first, protocol, _ = asked[0]
     told = [(f"{name}, {weights} weights", c, weights) for name, c, weights in asked]
     return [*told, *((f"{first}, {name} weights", protocol, name) for name in trained.others)]
+
+
+def as_scored(protocol: ProtocolConfig, split: np.ndarray | Sentences) -> ProtocolConfig:
+    """The protocol without a limit ``max_segments`` that the split does not reach."""
+    if protocol.max_segments < _cut(protocol, split).n_segments:
+        return protocol
+    return dataclasses.replace(protocol, max_segments=0)
+
+
+def scored_places(protocol: ProtocolConfig, split: np.ndarray | Sentences) -> np.ndarray | None:
+    """Which tokens of a split are targets, rising: int [N]; ``None``: all but the first.
+
+    Places count from the first token of :func:`~txl_jax.data.sentences.tokens_of`.
+    """
+    if not protocol.max_segments:
+        return None
+    whole = split.tokens if isinstance(split, Sentences) else split
+    numbers: Any = np.arange(len(whole), dtype=np.int32)
+    first = 0
+    if isinstance(split, Sentences):
+        first, numbers = int(split.offsets[0]), Sentences(numbers, split.offsets)
+    streams = _cut(protocol, numbers)
+    segments = map(streams.segment, range(min(protocol.max_segments, streams.n_segments)))
+    found = [segment.targets[segment.weights > 0] for segment in segments]
+    return np.sort(np.concatenate(found)) - first
+
+
+def _cut(protocol: ProtocolConfig, split: np.ndarray | Sentences) -> AnyStreams:
+    return streams_of(split, protocol.batch_size, protocol.seg_len)
 
 
 def of_vocab(corpus: Corpus, split: str) -> str:
