@@ -465,6 +465,11 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
             "validate.warm_start = 8: is read into memory, and validate.mem_len is 0",
         ),
         (
+            {"evaluate.first_memory": "zeros", "evaluate.context_len": 8, "evaluate.mem_len": 4},
+            "evaluate.first_memory = 'zeros': is not seen by segments with context, and"
+            " evaluate.context_len is 8: use first_memory 'empty', or context_len 0",
+        ),
+        (
             {"evaluate.warm_start": 8, "evaluate.first_memory": "zeros"},
             "evaluate.warm_start = 8: starts from an empty memory, and evaluate.first_memory is"
             " 'zeros'",
@@ -977,3 +982,12 @@ def test_a_record_with_settings_of_analyses_that_are_gone_is_still_a_run():
     record["train"]["stepz"] = 3
     with pytest.raises(ConfigError, match=r"train.stepz"):
         config_lib.of_record(record)
+
+
+def test_a_record_from_before_a_rule_on_what_has_no_effect_is_still_a_run():
+    own = {"mem_len": 4, "context_len": 8}
+    record = ExperimentConfig.from_dict({"evaluate": own}).to_dict()
+    record["evaluate"]["first_memory"] = "zeros"
+    assert config_lib.of_record(record) == ExperimentConfig.from_dict({"evaluate": own})
+    record["evaluate"]["context_len"] = 0
+    assert config_lib.of_record(record).evaluate.first_memory == "zeros"

@@ -11,7 +11,7 @@ import pytest
 import tiny_models
 import tiny_runs
 
-from txl_jax.config import ConfigError, ContextConfig, MeshConfig, ProtocolConfig
+from txl_jax.config import ConfigError, ContextConfig, MeshConfig, ProtocolConfig, override
 from txl_jax.config.settings import ExperimentConfig
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.sentences import Sentences
@@ -250,6 +250,27 @@ def test_the_files_hold_the_losses_and_how_they_were_measured(trained, tmp_path,
     assert (tmp_path / "context.png").read_bytes().startswith(b"\x89PNG")
     svg = (tmp_path / "context.svg").read_text()
     assert svg.startswith("<?xml")
+
+
+def test_a_model_without_memory_is_measured_by_windows_and_the_files_say_so(
+    trained, tmp_path, monkeypatch, capsys
+):
+    changes = {"model.attention": "absolute", "context.kind": "memory"}
+    for section in ("train", "validate", "evaluate"):
+        changes[f"{section}.mem_len"] = "0"
+    exp = override(trained.config, changes)
+    kinds = []
+
+    def measured(trained, corpus, c, name, progress):
+        kinds.append(c.kind)
+        return Losses(name, c.lengths, np.ones((3, 5), np.float32))
+
+    monkeypatch.setattr(context, "measure", measured)
+    context.run(dataclasses.replace(trained, config=exp), str(tmp_path))
+    result = json.loads((tmp_path / "context.json").read_text())
+    assert kinds == ["window"]
+    assert {result["kind"], *(row["kind"] for row in result["results"])} == {"window"}
+    assert "(window, stride 4, 5 targets)" in capsys.readouterr().out
 
 
 def test_the_clamp_is_the_evaluation_protocols(trained, tmp_path):

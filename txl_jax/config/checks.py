@@ -82,6 +82,10 @@ def check_combinations(c: "ExperimentConfig") -> None:
         if scored.warm_start and scored.first_memory == "zeros":
             rule = f"starts from an empty memory, and {section}.first_memory is 'zeros'"
             refuse(f"{section}.warm_start", scored.warm_start, rule)
+        if scored.first_memory == "zeros" and scored.context_len and scored.mem_len:
+            rule = f"is not seen by segments with context, and {section}.context_len is"
+            rule = f"{rule} {scored.context_len}: use first_memory 'empty', or context_len 0"
+            refuse(f"{section}.first_memory", "zeros", rule)
         if scored.dynamic.rule != "none" and scored.temperature != 1:
             rule = f"is for parameters that stay as they are, not {section}.dynamic.rule"
             refuse(f"{section}.temperature", scored.temperature, rule)

@@ -64,7 +64,7 @@ class ProtocolConfig:
         model without memory gets its attention length (paper, section 4.2). Memory, if there is
         any, ends before them.
       first_memory: before the first segment memory is ``empty`` (PT), or holds ``zeros`` that
-        are attended to (TF, Hugging Face).
+        are attended to (TF, Hugging Face); not with ``context_len``.
       warm_start: tokens of the text before each stream that are read into its memory and not
         scored, so that no stream but the first starts cold; n_layer times the memory's length
         (with a window) make any number of streams score as one does. 0: none.
@@ -73,7 +73,8 @@ class ProtocolConfig:
         results are compared; another holds scores of all words at once, [B,T,V].
       max_segments: score only the first so many segments of each stream; 0: all of them.
       dynamic: dynamic evaluation, a section of its own.
-      baselines: simple models counted or run on the same tokens, printed beside the result.
+      baselines: simple models scored on the same targets and printed beside the result
+        (``evaluate`` only).
     """
 
     split: Literal["train", "valid", "test"] = "test"

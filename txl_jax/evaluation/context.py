@@ -45,7 +45,8 @@ def run(trained: Trained, workdir: str) -> str:
     Raises:
       AnalysisError: a corpus of sentences, or lengths that the text or the model does not have.
     """
-    c = trained.config.context
+    c = as_measured(trained.config.context, trained.config.model)
+    trained = dataclasses.replace(trained, config=dataclasses.replace(trained.config, context=c))
     check_writable(workdir)
     corpus = corpus_from_config(trained.config.data, trained.vocab)
     check(trained.config.model, getattr(corpus, c.split), c)
@@ -61,6 +62,11 @@ def run(trained: Trained, workdir: str) -> str:
     if effective == longest:
         return f"effective context at least {longest} tokens, the longest that was measured"
     return f"effective context {effective} tokens of {longest}"
+
+
+def as_measured(c: ContextConfig, model: TransformerXLConfig) -> ContextConfig:
+    """The settings, with kind ``window`` for a form of attention without memory."""
+    return dataclasses.replace(c, kind="window") if model.memory_free else c
 
 
 def check(model: TransformerXLConfig, tokens: np.ndarray | Sentences, c: ContextConfig) -> None:
