@@ -4,6 +4,7 @@ import dataclasses
 import html.parser
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -183,6 +184,72 @@ def test_an_evaluation_that_is_none_is_left_out_and_named(run, tmp_path, capsys,
     write(copy)
     assert "evaluation.json" in capsys.readouterr().err
     assert "test split" not in parsed(copy / "report.html")[1]
+
+
+TEST, VALID = "test split, 4 streams, segment 16, memory 32", "valid split, 4 streams, segment 16"
+PART = f"{TEST}, first 3 segments only"
+
+
+def evaluation(value, protocol=TEST, text="a", step=7, **baselines):
+    rows = [{"name": "memory 32", "bpc": value, "targets": 1234, "protocol": protocol}]
+    rows += [{"name": name, "bpc": bpc, "targets": 1234} for name, bpc in baselines.items()]
+    about = {"step": step, "source_hash": text, "label": f"text {text}", "unit": "bpc"}
+    return {**about, "results": rows}
+
+
+def found(*evaluations, folder="one"):
+    config = {"name": "tiny", "corpus": {"source_hash": "a", "label": "text a"}}
+    return page.Found(folder, config, [], list(evaluations), "")
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "expected"),
+    [
+        ((evaluation(2.0), evaluation(3.0, PART)), f"text a: 2.000 bits per character ({TEST})"),
+        ((evaluation(3.0, PART),), f"text a: 3.000 bits per character ({PART})"),
+        ((evaluation(2.0), evaluation(1.0)), f"text a: 1.000 bits per character ({TEST})"),
+        (
+            (evaluation(2.0), evaluation(1.0, text="b")),
+            f"text a: 2.000 bits per character ({TEST})",
+        ),
+        ((evaluation(1.0, text="b"),), f"text b: 1.000 bits per character ({TEST})"),
+        ((), "text a"),
+    ],
+    ids=["whole first", "only a part", "latest", "own text", "only another text", "none"],
+)
+def test_the_headline_is_the_latest_score_of_the_whole_of_the_runs_text(evaluations, expected):
+    assert page.headline(found(*evaluations)) == expected
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (evaluation(1.0), []),
+        (evaluation(1.0, VALID), ["protocols"]),
+        (evaluation(1.0, PART), ["protocols"]),
+        (evaluation(1.0, text="b"), ["texts or units"]),
+        (evaluation(1.0, VALID, text="b"), ["texts or units", "protocols"]),
+    ],
+)
+def test_results_that_do_not_compare_carry_a_warning(other, expected, monkeypatch):
+    monkeypatch.setattr(page, "curves", lambda *_: "")
+    runs = [found(evaluation(2.0)), found(other, folder="two"), found(folder="three")]
+    warnings = [
+        f"Warning: these results have different {what}, so their values do not compare."
+        for what in expected
+    ]
+    told = re.findall(r"<p class=warning>(.*?)</p>", page.comparison(runs))
+    assert told == warnings
+
+
+def test_a_baseline_has_no_step_of_training():
+    shown = page.results(found(evaluation(2.0, unigram=4.0, **{"xz primed": 3.0})))
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in shown.split("<tr>")[2:]]
+    assert [(row[0], row[4]) for row in rows] == [
+        ("memory 32", "7"),
+        ("unigram", ""),
+        ("xz primed", ""),
+    ]
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path, run):

@@ -13,11 +13,13 @@ import html
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from txl_jax.config import ExperimentConfig
 from txl_jax.config.reading import flatten
+from txl_jax.evaluation.baselines import TOLD
+from txl_jax.evaluation.evaluate import is_part
 from txl_jax.evaluation.page_pictures import curves, embedded
 from txl_jax.evaluation.page_style import STYLE
 from txl_jax.files import write_whole
@@ -67,6 +69,19 @@ class Found:
         if self.evaluations:
             return self.evaluations[-1]["unit"]
         return "bpc" if any("bpc" in record for record in self.metrics) else "ppl"
+
+    @property
+    def main_result(self) -> dict[str, Any] | None:
+        """The latest evaluation, if there is one: of the run's own text before another, and of
+        a whole split before a part."""
+        own = self.config.get("corpus", {}).get("source_hash")
+
+        def rank(numbered: tuple[int, dict[str, Any]]) -> tuple[bool, bool, int]:
+            n, one = numbered
+            whole = not is_part(_protocol(one["results"][0]))
+            return one.get("source_hash") == own, whole, n
+
+        return max(enumerate(self.evaluations), key=rank, default=(0, None))[1]
 
 
 def run(exp: ExperimentConfig, workdir: str) -> str:
@@ -171,12 +186,13 @@ def value_of(row: Mapping[str, Any], unit: Unit) -> str:
 def headline(one: Found) -> str:
     """The run's best-known number, in a line."""
     about = one.config.get("corpus", {}).get("label", one.config.get("data", {}).get("name", ""))
-    if not one.evaluations:
+    result = one.main_result
+    if result is None:
         return about
-    result = one.evaluations[-1]
+    about = result.get("label", about)
     first = result["results"][0]
     value = value_of(first, result["unit"])
-    return f"{about}: {value} {UNIT_NAMES[result['unit']]} ({first.get('protocol', '')})"
+    return f"{about}: {value} {UNIT_NAMES[result['unit']]} ({_protocol(first)})"
 
 
 def results(one: Found) -> str:
@@ -185,19 +201,10 @@ def results(one: Found) -> str:
     for result in one.evaluations:
         unit: Unit = result["unit"]
         for row in result["results"]:
-            protocol = row.get("protocol", "")
-            value, count = (
-                value_of(row, unit),
-                f"{row['targets']:,}" if "targets" in row else "",
-            )
-            rows[row["name"], protocol] = (
-                row["name"],
-                value,
-                unit,
-                count,
-                result["step"],
-                protocol,
-            )
+            name, protocol = row["name"], _protocol(row)
+            count = f"{row['targets']:,}" if "targets" in row else ""
+            step = "" if name in TOLD else result["step"]  # a baseline is not trained in steps
+            rows[name, protocol] = (name, value_of(row, unit), unit, count, step, protocol)
     head = ("what", "value", "unit", "targets", "step", "protocol")
     return section("Results", table(head, rows.values())) if rows else ""
 
@@ -209,23 +216,34 @@ def training(one: Found) -> str:
 
 def comparison(runs: Sequence[Found]) -> str:
     """Runs beside one another: settings that differ, last results, curves in one picture."""
-    rows = []
+    rows, texts = [], set()
     for one in runs:
-        result = one.evaluations[-1] if one.evaluations else None
+        result = one.main_result
         first = result["results"][0] if result else {}
         value = value_of(first, result["unit"]) if result else "not evaluated"
         unit = UNIT_NAMES[result["unit"]] if result else ""
-        rows.append((one.folder, value, unit, first.get("protocol", "")))
+        rows.append((one.folder, value, unit, _protocol(first)))
+        texts |= {(result.get("source_hash"), unit)} if result else set()
+    protocols = {protocol for _, _, unit, protocol in rows if unit}
     plain = flatten(ExperimentConfig().to_dict())  # a setting that came later has its default
     flat = [{**plain, **flatten(settings_of(one))} for one in runs]
     keys = sorted({key for one in flat for key in one})
     differing = [key for key in keys if len({str(one.get(key)) for one in flat}) > 1]
-    body = table(("run", "value", "unit", "protocol"), rows)
+    body = warning("texts or units", texts) + warning("protocols", protocols)
+    body += table(("run", "value", "unit", "protocol"), rows)
     if len({one.unit for one in runs}) == 1:
         body += curves([one.metrics for one in runs], [one.folder for one in runs], runs[0].unit)
     body += "<h3>Settings that differ</h3>"
     body += table(("setting", *(one.folder for one in runs)), compared(differing, flat))
     return section("Runs compared", body)
+
+
+def warning(what: str, found: Collection[Any]) -> str:
+    """A paragraph where results differ in what they are of; else nothing."""
+    if len(found) < 2:
+        return ""
+    told = f"Warning: these results have different {what}, so their values do not compare."
+    return f"<p class=warning>{html.escape(told)}</p>"
 
 
 def compared(keys: Iterable[str], flat: Sequence[dict[str, Any]]) -> Iterable[Sequence[Any]]:
@@ -284,6 +302,10 @@ def environment(one: Found) -> str:
     said = flatten({k: one.config.get(k, {}) for k in ("provenance", "corpus")})
     rows = [(key, shown(value)) for key, value in said.items() if value not in ({}, None)]
     return section("Environment and text", table(("what", "value"), rows)) if rows else ""
+
+
+def _protocol(row: Mapping[str, Any]) -> str:
+    return row.get("protocol", "")
 
 
 def settings_of(one: Found) -> dict[str, Any]:

@@ -9,6 +9,7 @@ h2 { font-size: 1.25rem; margin: 2.2rem 0 .6rem; padding-bottom: .2rem;
   border-bottom: 1px solid #d5d8dc; }
 h3 { font-size: 1rem; margin: 1.2rem 0 .4rem; }
 .headline { font-size: 1.1rem; color: #444a52; margin: 0; }
+.warning { border-left: .3rem solid #c0392b; padding-left: .6rem; font-weight: 600; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; margin: .5rem 0; }
 th, td { text-align: left; padding: .25rem .8rem .25rem 0; vertical-align: top;
