@@ -15,13 +15,15 @@ import numpy as np
 import pytest
 from many_processes import Processes, ran
 from test_training_resume import final_state, records
-from tiny_runs import run, write_config
+from tiny_runs import call, run, write_config
 
 from txl_jax import processes
 from txl_jax.config import CheckpointConfig, ConfigError, MeshConfig, TransformerXLConfig
 from txl_jax.training.checkpoint import Checkpoints
 from txl_jax.training.sharding import make_mesh
 
+IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
+FORCED = "--xla_force_host_platform_device_count"
 SHORT: dict[str, Any] = {
     "model.n_layer": 1,
     "validate.batch_size": 3,  # rows of padding on the last process
@@ -377,3 +379,47 @@ def test_two_processes_generate_as_one_does(two, tmp_path):
     outputs = ran(tmp_path / "said", 2, "--mode=generate", f"--workdir={workdir}")
     assert (workdir / "sample.txt").read_text() == sample
     assert [sample in output for output in outputs] == [True, False]
+
+
+# ------------------------------------------------------------------ order of collectives
+
+
+@pytest.mark.parametrize(
+    ("devices", "platforms", "flags", "address", "expected"),
+    [
+        (8, "cpu", "--xla_a=1", (None,) * 3, f"--xla_a=1 {IN_ORDER}"),
+        (1, "cpu", "--xla_a=1", (None,) * 3, "--xla_a=1"),
+        (1, "cpu", f"{FORCED}=4", (None,) * 3, f"{FORCED}=4 {IN_ORDER}"),
+        (1, "cpu", "", ("localhost:1", 2, 0), IN_ORDER),
+        (1, None, "", ("localhost:1", 2, 0), ""),  # several GPUs or TPUs
+        (8, "cpu", IN_ORDER.replace("false", "true"), (None,) * 3, IN_ORDER[:-5] + "true"),
+    ],
+)
+def test_several_cpu_devices_keep_the_order_of_collectives(
+    monkeypatch, devices, platforms, flags, address, expected
+):
+    """Otherwise devices wait in different collectives now and then, and XLA aborts the process."""
+    monkeypatch.setattr(type(jax.config), "jax_num_cpu_devices", devices)
+    monkeypatch.setattr(type(jax.config), "jax_platforms", platforms)
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **arguments: None)
+    monkeypatch.setattr(jax.config, "update", lambda *arguments: None)
+    processes.initialise(False, *address)
+    assert os.environ["XLA_FLAGS"] == expected
+
+
+@pytest.mark.slow
+def test_a_mesh_of_cpu_devices_trains_from_cached_programs_without_a_deadlock(tmp_path):
+    """XLA aborted about every second such run; a program from the cache has no options."""
+    mesh = {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "model.scan_layers": True}
+    config = write_config(tmp_path, **mesh)
+    cache = str(tmp_path / "compiled")
+    for i in range(6):
+        done = call(
+            f"--config={config}",
+            f"--workdir={tmp_path / str(i)}",
+            JAX_NUM_CPU_DEVICES="8",
+            JAX_COMPILATION_CACHE_DIR=cache,
+            XLA_FLAGS=os.environ["XLA_FLAGS"].replace(IN_ORDER, ""),
+        )
+        assert done.returncode == 0, done.stderr

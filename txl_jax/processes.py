@@ -31,6 +31,8 @@ _SHUTDOWN_SECONDS = 24 * 3600
 """How long a process that is done waits for the others: process 0 may still count and write. It
 is no wait for the dead, who are found by their missing heartbeat."""
 
+_SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler"
+
 
 class OtherProcessError(RuntimeError):
     """Another process of the run failed, and this one ends with it."""
@@ -62,6 +64,7 @@ def initialise(
         processes that do not find each other.
     """
     check_flags(coordinator, num_processes, process_id)
+    order_collectives(distributed or coordinator is not None)
     if not distributed and coordinator is None:
         return
     logging.getLogger("jax._src.distributed").setLevel(logging.WARNING)  # who connects to whom
@@ -91,6 +94,28 @@ def initialise(
     except RuntimeError as error:  # the runtime's, of the network
         where = coordinator or "the address that the cluster gives"
         raise ConfigError(f"--distributed: cannot join the run at {where}: {error}") from error
+
+
+def order_collectives(many_processes: bool) -> None:
+    """Has XLA keep the order of a program's collectives where it runs on several CPU devices.
+
+    XLA's default scheduler may start independent collectives in another order on each CPU device.
+    Then each device waits in a different collective, and XLA aborts the process after 40 seconds.
+    The flag is set in ``XLA_FLAGS``, because a program that is read from the compilation cache
+    ignores its own compiler options. Must be called before JAX starts its devices. One device,
+    and a flag that the user has set, are left alone.
+
+    Args:
+      many_processes: whether the run has several processes; they count where JAX uses CPUs only.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    several = (
+        jax.config.jax_num_cpu_devices > 1
+        or "--xla_force_host_platform_device_count" in flags
+        or (many_processes and jax.config.jax_platforms == "cpu")
+    )
+    if several and _SCHEDULER not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {_SCHEDULER}=false".strip()
 
 
 def check_flags(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
