@@ -82,7 +82,7 @@ def compile_seconds(n_layer: int, settings: dict[str, Any]) -> float:
         }
     )
     placement = Placement(make_mesh(exp.mesh, exp.model, B))
-    model = txl_jax.TransformerXL(exp.model, placement.for_model)
+    model = txl_jax.TransformerXL(exp.model, placement.mesh)
     optimizer = make_optimizer(exp)
     state = jax.eval_shape(lambda: init_state(exp, model, optimizer))
     of: Any = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype)

@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
         },
     )
     placement = Placement(make_mesh(exp.mesh, exp.model, B))
-    model = txl_jax.TransformerXL(exp.model, placement.for_model)
+    model = txl_jax.TransformerXL(exp.model, placement.mesh)
     optimizer = make_optimizer(exp)
     state = jax.jit(lambda: init_state(exp, model, optimizer))()
     step: Any = compiled_step(exp, model, optimizer, placement, state)

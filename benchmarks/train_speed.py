@@ -78,7 +78,7 @@ def training(exp: ExperimentConfig, steps: int):
     """A program: so many dispatches, each call from where the last one ended; seconds an update."""
     t = exp.train
     placement = Placement(make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches))
-    model = TransformerXL(exp.model, placement.for_model)
+    model = TransformerXL(exp.model, placement.mesh)
     optimizer = make_optimizer(exp)
     make = lambda: init_state(exp, model, optimizer)
     abstract = jax.eval_shape(make)

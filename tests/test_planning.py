@@ -94,7 +94,7 @@ def test_train_program_holds_what_the_step_of_training_holds(changes):
     exp = experiment(**changes)
     t = exp.train
     placement = Placement(ahead.mesh_of(exp, jax.devices()))
-    model = txl_jax.TransformerXL(exp.model, placement.for_model)
+    model = txl_jax.TransformerXL(exp.model, placement.mesh)
     optimizer = make_optimizer(exp)
     state = jax.eval_shape(lambda: init_state(exp, model, optimizer))
     lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()

@@ -15,6 +15,7 @@ from test_training_resume import StopAt
 import txl_jax
 from txl_jax.config import ConfigError, ExperimentConfig, MeshConfig, override
 from txl_jax.data.batch import Batch
+from txl_jax.model.kernels import choice
 from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.training.checkpoint import Checkpoints
 from txl_jax.training.loop import train
@@ -76,7 +77,7 @@ def prepared(exp: ExperimentConfig):
     state = init_state(plain, txl_jax.TransformerXL(plain.model), optimizer)
     state = stack_layers(state) if exp.model.scan_layers else state
     state = jax.device_put(state, placement.state(state))
-    return txl_jax.TransformerXL(exp.model, placement.for_model), optimizer, placement, state
+    return txl_jax.TransformerXL(exp.model, placement.mesh), optimizer, placement, state
 
 
 def gradient(exp: ExperimentConfig):
@@ -319,3 +320,14 @@ def test_a_run_goes_on_on_another_mesh_and_in_the_other_layout(tmp_path, first, 
     tiny_runs.run(tmp_path, parts, **then)
     assert len(losses_of(parts)) == 4
     np.testing.assert_allclose(losses_of(parts), losses_of(whole), rtol=1e-4)
+
+
+def test_the_kernel_choice_sees_the_device_of_a_mesh_of_one(monkeypatch):
+    """So a program that is compiled ahead for one absent TPU gets the TPU's kernel."""
+    seen = []
+    monkeypatch.setattr(choice, "chosen", lambda name, form, mesh=None: seen.append(mesh) or "xla")
+    model, _, placement, state = prepared(experiment((1, 1, 1)))
+    seen.clear()
+    jax.eval_shape(lambda: model.apply({"params": state.params}, batches()[0].inputs, state.mems))
+    assert seen
+    assert all(mesh is placement.mesh for mesh in seen)

@@ -46,7 +46,7 @@ def _prepare(folder, **changes):
     t = exp.train
     optimizer = make_optimizer(exp)
     placement = Placement(make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches))
-    model = txl_jax.TransformerXL(exp.model, placement.for_model)
+    model = txl_jax.TransformerXL(exp.model, placement.mesh)
     init = lambda: init_state(exp, model, optimizer)
     abstract = jax.eval_shape(init)
     state = jax.jit(init, out_shardings=placement.state(abstract))()

@@ -85,7 +85,7 @@ class Evaluator:
                 raise ValueError("dynamic evaluation 'rms' needs the training split")
             self._training = cut(training, name="the train split")
         self._placement = Placement(mesh)
-        self.model = TransformerXL(under_protocol(model, protocol), self._placement.for_model)
+        self.model = TransformerXL(under_protocol(model, protocol), self._placement.mesh)
         self._warm_segments = -(-protocol.warm_start // protocol.seg_len)
         devices = self._placement.row_devices
         self._rows = -(-protocol.batch_size // devices) * devices

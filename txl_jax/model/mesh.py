@@ -18,15 +18,22 @@ ROWS = ("data", "fsdp")
 
 
 def spread_rows(x: jax.Array, mesh: Mesh | None) -> jax.Array:
-    """[B,...] with its rows over the devices of a mesh and nothing else cut; no mesh: as it is."""
-    if mesh is None:
+    """[B,...] with its rows over the devices of a mesh and no other axis cut.
+
+    Without a mesh, and on a mesh of one device, the array itself.
+    """
+    if mesh is None or mesh.size == 1:
         return x
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(ROWS)))
 
 
 def whole(x: jax.Array, mesh: Mesh | None, words: bool = False) -> jax.Array:
-    """An array that is not of rows, the same on all; ``words``: its first axis is cut by tensor."""
-    if mesh is None:
+    """An array that is not of rows, the same on all devices of a mesh.
+
+    ``words``: its first axis is cut over ``tensor``, where that divides it. Without a mesh, and on
+    a mesh of one device, the array itself.
+    """
+    if mesh is None or mesh.size == 1:
         return x
     cut = words and x.shape[0] % mesh.shape["tensor"] == 0
     spec = PartitionSpec("tensor" if cut else None)

@@ -132,7 +132,7 @@ def programs(exp: ExperimentConfig, mesh: Mesh) -> Iterator[Program]:
 
 def abstract_state(exp: ExperimentConfig, placement: Placement) -> Any:
     """Shapes of the whole training state, with where each leaf lies."""
-    model = TransformerXL(exp.model, placement.for_model)
+    model = TransformerXL(exp.model, placement.mesh)
     optimizer = make_optimizer(exp)
     shapes = jax.eval_shape(lambda: init_state(exp, model, optimizer))
     return _placed(shapes, placement.state(shapes))
@@ -144,7 +144,7 @@ def lower_update(exp: ExperimentConfig, placement: Placement, state: Any) -> jax
     A text that lies on the device is counted with the length of one segment.
     """
     t = exp.train
-    model = TransformerXL(exp.model, placement.for_model)
+    model = TransformerXL(exp.model, placement.mesh)
     optimizer = make_optimizer(exp)
     length = t.context_len + longest_length(t.seg_len, t.seg_len_std)
     streams = shuffled_streams_of(

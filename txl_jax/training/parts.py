@@ -49,7 +49,7 @@ def parts_of(exp: ExperimentConfig, corpus: Corpus) -> Parts:
     t = exp.train
     mesh = make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches)
     placement = Placement(mesh)
-    model = TransformerXL(exp.model, placement.for_model)
+    model = TransformerXL(exp.model, placement.mesh)
     optimizer = make_optimizer(exp)
     evaluator = evaluator_of(exp.model, exp.validate, corpus, mesh)
     shapes = jax.eval_shape(lambda: init_state(exp, model, optimizer))

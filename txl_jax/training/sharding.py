@@ -117,11 +117,6 @@ class Placement:
     mesh: Mesh
 
     @property
-    def for_model(self) -> Mesh | None:
-        """What a model is told of the mesh: nothing where there is one device."""
-        return self.mesh if self.mesh.size > 1 else None
-
-    @property
     def row_devices(self) -> int:
         """Over how many devices rows are spread."""
         return self.mesh.shape["data"] * self.mesh.shape["fsdp"]
