@@ -111,7 +111,19 @@ ATTENTION = (
         ("train.steps", "1.5", "1.5: must be of type int"),
         ("train.steps", True, "True: must be of type int"),
         ("train.steps", None, "None: must be of type int"),
-        ("train.steps", "", "'': must be of type int"),
+        ("train.steps", "", "'': a value is missing; must be of type int"),
+        ("train.steps", " ", "' ': a value is missing; must be of type int"),
+        ("model.pre_lnorm", "", "'': a value is missing; must be of type bool"),
+        ("optimizer.name", "", "'': a value is missing; must be one of 'adam', 'lamb'"),
+        ("model.d_embed", "", "'': a value is missing; give one, or none"),
+        ("data.path", "", "'': a value is missing; give one, or none"),
+        ("data.cache_dir", " ", "' ': a value is missing; give one, or none"),
+        ("train.steps", "²", "'²': must be of type int"),
+        ("train.steps", "٣", "'٣': must be of type int"),
+        ("model.dropout", "٠.١", "'٠.١': must be of type float"),
+        ("model.dropout", "nan", "nan: must be a finite number"),
+        ("optimizer.clip_norm", 10**400, "inf: must be a finite number"),
+        ("generate.stop", "[1]", "1: must be of type str"),
         ("train.steps", "{[]: 1}", "'{[]: 1}': must be of type int"),
         ("model.n_layer", {}, "{}: must be of type int"),
         ("model.n_layer", [3], "[3]: must be of type int"),
@@ -168,6 +180,20 @@ def test_wrong_type_is_refused_with_key_value_and_type(key, value, rule):
         ("model.same_length", "false", False),
         ("model.same_length", "tf", "tf"),
         ("model.dtype", "BFloat16", "bfloat16"),
+        ("generate.stop", "the end", ("the end",)),
+        ("generate.stop", ")", (")",)),
+        ("generate.stop", "[", ("[",)),
+        ("generate.stop", "(a) b", ("(a) b",)),
+        ("generate.stop", "'a'", ("'a'",)),
+        ("generate.stop", " a, b ", (" a", " b ")),
+        ("generate.stop", '["\\n\\n", "a, b"]', ("\n\n", "a, b")),
+        ("generate.stop", "[" * 100_000, ("[" * 100_000,)),
+        ("generate.stop", "('\\d', 'b')", ("\\d", "b")),
+        ("distil.teachers", "runs/my runs/a,runs/b", ("runs/my runs/a", "runs/b")),
+        ("distil.teachers", "('runs/my runs/a', 'runs/b')", ("runs/my runs/a", "runs/b")),
+        ("distil.teachers", "['runs/a']", ("runs/a",)),
+        ("distil.teachers", "()", ()),
+        ("distil.teachers", "", ()),
         ("evaluate.same_length", "none", None),
         ("evaluate.same_length", "False", False),
         ("evaluate.clamp_len", "400", 400),
@@ -193,7 +219,8 @@ def test_wrong_type_is_refused_with_key_value_and_type(key, value, rule):
     ],
 )
 def test_command_line_text_is_read_as_the_type_of_its_key(config_file, key, text, value):
-    path = config_file("return ml_collections.ConfigDict()")
+    on_device = "{'train': {'text_on_device': True}}"  # as distil.teachers needs it
+    path = config_file(f"return ml_collections.ConfigDict({on_device})")
     section, _, name = key.rpartition(".")
     got = getattr(getattr(load_config(path, {key: text}), section), name)
     assert (got, type(got)) == (value, type(value))
@@ -301,6 +328,7 @@ OUT_OF_RANGE = [
     ("generate.min_p", 1.0, "must be at least 0 and below 1"),
     ("generate.repetition_penalty", 0.5, "must be at least 1"),
     ("generate.stop", ("",), "must not have an empty text"),
+    ("generate.stop", ("a", ""), "must not have an empty text"),
     ("context.lengths", (3,), "must be two or more lengths, rising, from at least 1"),
     ("context.stride", 0, "must be at least 1"),
     ("context.max_tokens", -1, "must be at least 0"),
@@ -877,6 +905,11 @@ def test_reading_a_file_leaves_nothing_beside_it_and_sees_every_edit(config_file
         ("return (", "SyntaxError: '(' was never closed (config.py, line 4)"),
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module' (line 4)"),
         ("raise ValueError('variants: a, b')", "ValueError: variants: a, b (line 4)"),
+        ("raise ValueError('two\\n  lines')", "ValueError: two lines (line 4)"),
+        ("import sys; sys.exit(3)", "SystemExit: 3 (line 4)"),
+        ("raise SystemExit", "SystemExit (line 4)"),
+        ("raise type('Own', (BaseException,), {})('x')", "Own: x (line 4)"),
+        ("return get_config()", "RecursionError: maximum recursion depth exceeded (line 4)"),
     ],
 )
 def test_a_file_that_fails_says_what_and_where(config_file, line, error):
@@ -888,8 +921,30 @@ def test_a_file_that_fails_says_what_and_where(config_file, line, error):
 
 def test_a_variant_that_the_file_does_not_take_is_refused(config_file):
     path = config_file("return ml_collections.ConfigDict()")
-    with pytest.raises(ConfigError, match="cannot be run: TypeError: get_config"):
+    with pytest.raises(ConfigError) as error:
         load_config(path + ":smoke")
+    message = f"--config={path}:smoke: there is no variant 'smoke'; the file has none"
+    assert str(error.value) == message
+
+
+def test_a_variant_that_changes_nothing_is_refused_and_the_known_ones_are_listed(config_file):
+    path = config_file(
+        "c = ml_collections.ConfigDict({'seed': 1})",
+        "c.seed = 2 if kind == 'two' else c.seed",
+        'if kind == "three": c.seed = 3',
+        "return c",
+        args="kind='one'",
+    )
+    assert [load_config(f"{path}:{v}").seed for v in ("one", "two", "three")] == [1, 2, 3]
+    with pytest.raises(ConfigError) as error:
+        load_config(path + ":twoo")
+    message = f"--config={path}:twoo: there is no variant 'twoo'; variants: two, three"
+    assert str(error.value) == message
+    silent = config_file("return ml_collections.ConfigDict()", args="variant=''")
+    with pytest.raises(ConfigError, match="there is no variant 'x'; the file has none"):
+        load_config(silent + ":x")
+    needed = config_file("return ml_collections.ConfigDict({'name': variant})", args="variant")
+    assert load_config(needed + ":x").name == "x"
 
 
 def test_a_file_that_is_no_config_is_refused_with_the_reason(config_file, tmp_path):
@@ -917,6 +972,59 @@ def test_errors_in_a_file_are_those_of_the_same_override(config_file):
     with pytest.raises(ConfigError) as error:
         load_config(path)
     assert str(error.value) == refusal(train__steps="many")
+
+
+def test_ctrl_c_in_a_config_file_is_no_error_of_the_file(config_file):
+    with pytest.raises(KeyboardInterrupt):
+        load_config(config_file("raise KeyboardInterrupt"))
+
+
+def test_values_that_no_file_should_have_are_refused_in_a_line(config_file):
+    def message(*lines):
+        with pytest.raises(ConfigError) as error:
+            load_config(config_file(*lines))
+        return str(error.value)
+
+    itself = message("c = ml_collections.ConfigDict()", "c.train = c", "return c")
+    assert itself.startswith("unknown config key 'train.train.train")
+    numbered = "ml_collections.ConfigDict({3: {4: 5}}, convert_dict=False)"
+    assert message(f"return {numbered}").startswith("unknown config key '3.4'; ")
+    broken = "type('Own', (), {'__repr__': lambda self: 1 / 0})()"
+    assert message(f"return ml_collections.ConfigDict({{'seed': {broken}}})") == (
+        "config key seed = <Own that cannot be printed: ZeroDivisionError>: must be of type int"
+    )
+    huge = message("return ml_collections.ConfigDict({'optimizer': {'name': 10**5000}})")
+    assert huge.startswith("config key optimizer.name = <int that cannot be printed: ValueError>")
+
+
+def test_long_values_and_keys_are_shortened(config_file):
+    path = config_file("return ml_collections.ConfigDict()")
+    for overrides in (
+        {"train.steps": "x" * 5000},
+        {"train.steps": "so many " * 600},
+        {"train." + "x" * 5000: 1},
+        {"y" * 5000: 1},
+        {"evaluate.baselines": "z" * 5000},
+        {"model.cutoffs": ",".join(["7"] * 2500)},
+        {"generate.stop": ["a"] * 1000 + [""]},
+    ):
+        with pytest.raises(ConfigError) as error:
+            load_config(path, overrides)
+        message = str(error.value)
+        assert "characters left out]" in message
+        assert len(message) < 500
+        assert message.startswith(("config key ", "unknown config key "))
+    with pytest.raises(ConfigError) as error:
+        load_config(f"{path}:{'x' * 5000}")
+    assert len(str(error.value)) < 1000
+    line = config_file(f"raise ValueError({'a b ' * 5000!r})")
+    with pytest.raises(ConfigError) as error:
+        load_config(line)
+    assert len(str(error.value)) < 3000
+    exp = ExperimentConfig()
+    changed = {"seed": "s" * 5000}
+    (line,) = differing_keys(exp.to_dict(), {**exp.to_dict(), **changed})
+    assert len(line) < 500
 
 
 def test_an_override_whose_key_is_not_text_is_refused():
@@ -978,6 +1086,8 @@ def test_a_record_with_settings_of_analyses_that_are_gone_is_still_a_run():
     record = {**ExperimentConfig(seed=4).to_dict(), "corpus": {}, "provenance": {"a": 1}}
     record["ablation"]["max_segments"] = 3
     del record["context"]
+    assert config_lib.of_record(record) == ExperimentConfig(seed=4)
+    record["data"]["path"] = record["score"]["json"] = ""  # accepted once
     assert config_lib.of_record(record) == ExperimentConfig(seed=4)
     record["train"]["stepz"] = 3
     with pytest.raises(ConfigError, match=r"train.stepz"):

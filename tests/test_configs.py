@@ -185,6 +185,14 @@ def test_a_row_that_is_not_there_is_refused_naming_those_that_are():
         txl_jax.load_config(f"{ROOT}/configs/table6.py:shaw_half")
 
 
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_a_variant_that_is_not_there_is_refused_naming_those_that_are(path):
+    rows = runpy.run_path(str(path)).get("ROWS")
+    known = f"rows: {', '.join(rows)}" if rows else r"variants: (fine_tune, )?smoke$"
+    with pytest.raises(ConfigError, match=rf"no (row|variant) 'finetune'; {known}"):
+        txl_jax.load_config(f"{path}:finetune")
+
+
 def test_configs_load_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT / "configs")
     beside = txl_jax.load_config("table10.py:no_recurrence_full")

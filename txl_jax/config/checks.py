@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from txl_jax.config.fields import ConfigError
+from txl_jax.config.fields import refusal
 
 if TYPE_CHECKING:
     from txl_jax.config.model import TransformerXLConfig
@@ -17,7 +17,7 @@ def check_combinations(c: "ExperimentConfig") -> None:
     """Raises ConfigError where settings of an experiment contradict each other."""
 
     def refuse(key: str, value: Any, rule: str):
-        raise ConfigError(f"config key {key} = {value!r}: {rule}")
+        raise refusal(key, value, rule)
 
     t = c.train
     if t.batch_size % t.micro_batches:
@@ -162,7 +162,7 @@ def check_model(c: "TransformerXLConfig") -> None:
     """Raises ConfigError where no model has this shape."""
 
     def refuse(key: str, value: Any, rule: str):
-        raise ConfigError(f"config key model.{key} = {value!r}: {rule}")
+        raise refusal(f"model.{key}", value, rule)
 
     if c.d_model % 2:
         rule = "must be even, half of a position encoding is sines and half cosines"

@@ -2,17 +2,21 @@
 
 import dataclasses
 import difflib
+import inspect
 import os
+import re
 import runpy
+import tokenize
 import traceback
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from txl_jax.config.checks import check_combinations
-from txl_jax.config.fields import ConfigError, check_fields, typed
+from txl_jax.config.fields import ConfigError, check_fields, refusal, typed
 from txl_jax.config.model import TransformerXLConfig
 from txl_jax.config.settings import ExperimentConfig
+from txl_jax.messages import one_line, shortened, shown
 
 ANALYSES = ("context", "recl", "attention", "ablation", "speed", "score", "probe", "report")
 """Sections of what a trained model is asked."""
@@ -57,7 +61,7 @@ def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     fa, fb = ({**defaults, **flatten(nested)} for nested in (a, b))
     keys = [k for k in sorted(fa.keys() | fb.keys()) if not _is_free(k)]
     return [
-        f"{k}: {fa.get(k, 'absent')!r} -> {fb.get(k, 'absent')!r}"
+        f"{k}: {shown(fa.get(k, 'absent'))} -> {shown(fb.get(k, 'absent'))}"
         for k in keys
         if fa.get(k, "absent") != fb.get(k, "absent")
     ]
@@ -70,8 +74,10 @@ def load_config(path: str, overrides: Mapping[str, Any] | None = None) -> Experi
       path: a Python file with ``get_config()`` that returns a ``ConfigDict``; after a colon
         the argument for ``get_config(variant)``, e.g. ``configs/enwik8_24l.py:smoke``.
       overrides: dotted keys to values, e.g. ``{"train.steps": 10}``. A string is read as the
-        key's type, so that command-line text works. Of keys that exclude each other
-        (:data:`ALTERNATIVES`) one that is given here replaces the file's.
+        key's type, so that command-line text works. A list is written with commas: ``8,16``. A
+        list of texts may also be a JSON list or a Python tuple, where a text has a comma; white
+        space, brackets and quotes outside of these belong to the texts. Of keys that
+        exclude each other (:data:`ALTERNATIVES`) one that is given here replaces the file's.
 
     Example:
       >>> import txl_jax
@@ -99,7 +105,8 @@ def of_record(record: Mapping[str, Any]) -> ExperimentConfig:
     """The experiment of a ``config.json``, which has more beside the settings.
 
     Settings of analyses that this version does not have are passed over: they decide nothing that
-    was trained, and a run must not be lost for them.
+    was trained, and a run must not be lost for them. An empty ``data.path`` or other optional text,
+    which earlier versions accepted, is read as none.
 
     Raises:
       ConfigError: as :meth:`ExperimentConfig.from_dict`.
@@ -111,39 +118,74 @@ def of_record(record: Mapping[str, Any]) -> ExperimentConfig:
         if isinstance(section, Mapping) and section.get("context_len") and section.get("mem_len"):
             # a run from before the rule that refuses the two together, which changed no number
             settings[name] = {**section, "first_memory": "empty"}
-    for name in ANALYSES:
-        section = settings.get(name)
-        if isinstance(section, Mapping):
-            settings[name] = {k: v for k, v in section.items() if k in plain[name]}
+    for name, section in settings.items():
+        if not isinstance(section, Mapping):
+            continue
+        known = plain.get(name, {})
+        settings[name] = {
+            key: None if value == "" and known.get(key, "") is None else value
+            for key, value in section.items()
+            if key in known or name not in ANALYSES
+        }
     return ExperimentConfig.from_dict(settings)
 
 
 def _config_file(path: str) -> dict[str, Any]:
-    import ml_collections  # here, so that models run where it is not installed
-
     file, _, variant = path.partition(":")
+    name, where = shown(file), f"--config={shortened(path)}"
     if not os.path.isfile(file):
-        raise ConfigError(f"--config={path}: there is no file {file!r}")
+        raise ConfigError(f"{where}: there is no file {name}")
     if not file.endswith(".py"):
-        raise ConfigError(f"--config={path}: {file!r} is not a Python file (*.py)")
+        raise ConfigError(f"{where}: {name} is not a Python file (*.py)")
     try:
         # Not an import: that would write a __pycache__, and read a stale one back when a file
         # of the same size is rewritten within a second.
-        get_config = runpy.run_path(file, run_name="txl_config").get("get_config")
-        if not callable(get_config):
-            raise ConfigError(f"--config={path}: {file!r} has no function get_config()")
-        config = get_config(variant) if variant else get_config()
-        nested = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else None
-    except ConfigError:
+        module = runpy.run_path(file, run_name="txl_config")
+        if not callable(module.get("get_config")):
+            raise ConfigError(f"{where}: {name} has no function get_config()")
+        nested = _returned(where, module["get_config"], variant)
+        _refuse_unknown_variant(where, module, variant, nested)
+    except (ConfigError, KeyboardInterrupt):
         raise
-    except Exception as error:
-        where = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
-        line = f" (line {where[-1]})" if where else ""
-        what = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"--config={path}: {file!r} cannot be run: {what}{line}") from error
-    if nested is None:
-        raise ConfigError(f"--config={path}: get_config() must return an ml_collections.ConfigDict")
+    except BaseException as error:  # SystemExit too
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+        line = f" (line {lines[-1]})" if lines else ""
+        what = f"{type(error).__name__}: {one_line(error)}".removesuffix(": ")
+        raise ConfigError(f"{where}: {name} cannot be run: {what}{line}") from error
     return nested
+
+
+def _returned(where: str, get_config: Callable[..., Any], variant: str) -> dict[str, Any]:
+    """What ``get_config`` returns for a variant, or for none, as plain nested dicts."""
+    import ml_collections  # here, so that models run where it is not installed
+
+    if variant and not inspect.signature(get_config).parameters:
+        raise ConfigError(f"{where}: there is no variant {shown(variant)}; the file has none")
+    config = get_config(variant) if variant else get_config()
+    if not isinstance(config, ml_collections.ConfigDict):
+        raise ConfigError(f"{where}: get_config() must return an ml_collections.ConfigDict")
+    return config.to_dict()
+
+
+def _refuse_unknown_variant(
+    where: str, module: Mapping[str, Any], variant: str, nested: dict[str, Any]
+) -> None:
+    """Raises ConfigError for a variant that changes nothing: the file does not know it.
+
+    A table's rows (``ROWS``) and the parameter's default are known: one is what no variant gives.
+    The error lists the rows and the texts that the file compares the parameter with.
+    """
+    parameter = next(iter(inspect.signature(module["get_config"]).parameters.values()), None)
+    rows = list(module.get("ROWS", ()))
+    if not variant or parameter is None or variant in (parameter.default, *rows):
+        return
+    if parameter.default is parameter.empty or nested != _returned(where, module["get_config"], ""):
+        return
+    with tokenize.open(module["__file__"]) as file:
+        compared = re.findall(rf"\b{parameter.name} == ['\"]([^'\"]+)['\"]", file.read())
+    known = ", ".join(dict.fromkeys([*rows, *compared]))
+    there_are = f"variants: {known}" if known else "the file has none"
+    raise ConfigError(f"{where}: there is no variant {shown(variant)}; {there_are}")
 
 
 def _set_all(nested: dict[str, Any], overrides: Mapping[str, Any]) -> None:
@@ -169,7 +211,7 @@ def _remove(nested: dict[str, Any], key: str) -> None:
 
 def _set(nested: dict[str, Any], key: str, value: Any) -> None:
     if not isinstance(key, str):
-        raise ConfigError(f"override {key!r}: a key is text like 'train.steps'")
+        raise ConfigError(f"override {shown(key)}: a key is text like 'train.steps'")
     *sections, leaf = key.split(".")
     for section in sections:
         inner = nested.setdefault(section, {})
@@ -186,16 +228,16 @@ def build(cls: type, nested: Mapping[str, Any], prefix: str) -> Any:
     for name, value in nested.items():
         key = f"{prefix}{name}"
         if name not in hints:
-            raise ConfigError(_unknown(next(iter(flatten({key: value})), key)))
+            raise ConfigError(_unknown(_first_leaf(key, value)))
         if dataclasses.is_dataclass(hints[name]):
             if not isinstance(value, Mapping):
-                raise ConfigError(f"config key {key} = {value!r}: is a section, not a value")
+                raise refusal(key, value, "is a section, not a value")
             section_defaults = {"split": "valid"} if key == "validate" else {}
             values[name] = build(
                 typing.cast(type, hints[name]), {**section_defaults, **value}, key + "."
             )
         elif isinstance(value, Mapping) and value:
-            raise ConfigError(_unknown(next(iter(flatten({key: value})), key)))
+            raise ConfigError(_unknown(_first_leaf(key, value)))
         else:
             values[name] = typed(key, value, hints[name])
     built = cls(**values)
@@ -206,8 +248,19 @@ def build(cls: type, nested: Mapping[str, Any], prefix: str) -> Any:
     return built
 
 
+def _first_leaf(key: str, value: Any) -> str:
+    """The first dotted key below ``key``, at most a few levels down: a dict may contain itself."""
+    for _ in range(5):
+        if not isinstance(value, Mapping) or not value:
+            break
+        name, value = next(iter(value.items()))
+        key = f"{key}.{name}"
+    return key
+
+
 def _unknown(key: str) -> str:
     known = list(flatten(dataclasses.asdict(ExperimentConfig())))
+    key = shortened(key)
     leaf = key.rpartition(".")[2]
     same_leaf = [k for k in known if k.rpartition(".")[2] == leaf]
     near = difflib.get_close_matches(key, same_leaf or known, n=1, cutoff=0.0)
@@ -221,7 +274,7 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{prefix}{name}.")
         else:
-            flat[prefix + name] = list(value) if isinstance(value, tuple) else value
+            flat[f"{prefix}{name}"] = list(value) if isinstance(value, tuple) else value
     return flat
 
 

@@ -113,8 +113,8 @@ class GenerateConfig:
       min_p: sample from tokens with at least this share of the likeliest one's probability; 0: all.
       repetition_penalty: above 1: logits of tokens that stand in the text already are divided by
         it, or multiplied where they are negative (Keskar et al. 2019); 1: none.
-      stop: a continuation ends before the one of these texts that is complete first, given as a
-        JSON list or by comma.
+      stop: a continuation ends before the one of these texts that is complete first. On a command
+        line: a JSON list, or texts separated by commas, whose white space counts.
       valid_text: a model of bytes makes UTF-8 only.
       detokenise: WikiText's spacing and ``@-@`` are put back to ordinary text where it is shown.
       json: file that every continuation is added to as a JSON line; ``-``: standard output, and
