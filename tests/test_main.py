@@ -15,6 +15,7 @@ from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.report import of_vocab
 from txl_jax.training.stopping import Stop
 from txl_jax.workdir import load
+from txl_jax.workdir_files import FILES
 
 QUICKSTART = "configs/quickstart.py"
 
@@ -151,6 +152,7 @@ def test_training_leaves_what_the_readme_says_and_ends_with_the_held_out_number(
         "checkpoints",
         "evaluation.json",
     }
+    assert there <= set(FILES)
     last = done.stdout.splitlines()[-1]
     scores = json.loads((workdir / "evaluation.json").read_text())["results"]
     assert [s["name"] for s in scores] == ["memory 32", "no memory", "unigram", "bigram"]

@@ -10,7 +10,9 @@ import socket
 import sys
 from collections.abc import Iterator
 
-NAME = ".lock"
+from txl_jax.workdir_files import LOCK
+
+NAME = LOCK
 
 _HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 

@@ -40,6 +40,7 @@ from txl_jax.workdir import (
     claim,
     with_vocab,
 )
+from txl_jax.workdir_files import check_free, claim_outputs
 
 KNOWN_ERRORS = (
     AnalysisError,
@@ -78,6 +79,8 @@ def train(exp: ExperimentConfig, workdir: str, command: str) -> int:
     """
     logging.set_verbosity(logging.ERROR)
     with Stop() as stop:
+        for _, folder in each(exp, workdir):
+            processes.first(lambda: check_free(folder))  # noqa: B023  (called at once)
         processes.first(lambda: check_writable(workdir))
         exp, vocab = experiment_and_vocab(exp, each(exp, workdir)[0][1])
         corpus = processes.in_turn(lambda: corpus_of(exp, vocab))
@@ -180,6 +183,7 @@ def ablation(config: str, overrides: Mapping[str, str], workdir: str, command: s
 
     logging.set_verbosity(logging.ERROR)
     processes.first(lambda: check_writable(workdir))
+    processes.first(lambda: claim_outputs(workdir, "ablation"))
     row_by_row = lambda exp, folder: train(exp, folder, command)
     return table.run(config, overrides, workdir, row_by_row)
 

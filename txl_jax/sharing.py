@@ -8,8 +8,9 @@ import re
 import tempfile
 
 from txl_jax import workdir as workdirs
-from txl_jax.convert.exported import MODEL, load_exported, save
-from txl_jax.workdir import Trained, WorkdirError
+from txl_jax.convert.exported import load_exported, save
+from txl_jax.workdir import Trained
+from txl_jax.workdir_files import MODEL, WorkdirError, is_exported
 
 _REPOSITORY = re.compile(r"(hub:)?([\w.-]+/[\w.-]+)(@([\w./-]+))?")
 """``owner/name``, ``hub:owner/name``, and ``@revision`` after it."""
@@ -39,12 +40,13 @@ def load(source: str, step: str = "best", weights: str | None = None) -> Trained
       weights: of a workdir: ``raw``, ``tail`` or ``exponential``; ``None``: as training chose.
 
     Raises:
-      WorkdirError: it is neither, or it cannot be fetched.
+      WorkdirError: it is neither, it holds both, or it cannot be fetched.
       CheckpointError, ConvertError: what is there is damaged or incomplete.
     """
     if os.path.isdir(source):
-        exported = os.path.exists(os.path.join(source, MODEL))
-        return load_exported(source) if exported else workdirs.load(source, step, weights)
+        if is_exported(source):
+            return load_exported(source)
+        return workdirs.load(source, step, weights)
     match = _REPOSITORY.fullmatch(source)
     if match and (match[1] or not source.startswith(("runs/", "./", "../"))):
         return load_exported(_fetched(match[2], match[4]))

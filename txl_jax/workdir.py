@@ -30,17 +30,12 @@ from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.average import RAW
 from txl_jax.training.checkpoint import Checkpoints
 from txl_jax.training.provenance import provenance
-
-CONFIG, VOCAB = "config.json", "vocab.json"
-
-
-class WorkdirError(RuntimeError):
-    """A workdir that cannot be used; the text says why and what to do."""
+from txl_jax.workdir_files import CONFIG, PROBE, VOCAB, WorkdirError, check_free
 
 
 def check_writable(workdir: str) -> None:
     """Makes the folder; raises WorkdirError where nothing can be written in it."""
-    probe = os.path.join(workdir, ".writable")
+    probe = os.path.join(workdir, PROBE)
     try:
         os.makedirs(workdir, exist_ok=True)
         with open(probe, "w", encoding="utf-8"):
@@ -70,9 +65,13 @@ def with_vocab(exp: ExperimentConfig, corpus: Corpus) -> ExperimentConfig:
 def claim(workdir: str, exp: ExperimentConfig, corpus: Corpus) -> None:
     """Writes what this run is of; a folder that is another run's is refused and left as it is.
 
+    ``config.json`` is written first: a folder without it has no other file of a run.
+
     Raises:
-      WorkdirError: the folder belongs to another config, or was trained on other text.
+      WorkdirError: the folder belongs to another config, was trained on other text, holds an
+        exported model, or is no run's and has files that the run would overwrite.
     """
+    check_free(workdir)
     path = os.path.join(workdir, CONFIG)
     if os.path.exists(path):
         there = read_json(path)
@@ -91,8 +90,8 @@ def claim(workdir: str, exp: ExperimentConfig, corpus: Corpus) -> None:
         **dict(corpus.info),
     }
     record = {**exp.to_dict(), "corpus": described, "provenance": provenance()}
-    write_json(os.path.join(workdir, VOCAB), corpus.vocab.to_json())
     write_json(path, record)
+    write_json(os.path.join(workdir, VOCAB), corpus.vocab.to_json())
 
 
 def check_shared(workdir: str, seconds: float = 30.0) -> None:

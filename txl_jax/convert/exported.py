@@ -27,8 +27,8 @@ from txl_jax.data.vocab import Vocab
 from txl_jax.files import json_object, write_json, write_whole
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.provenance import provenance
+from txl_jax.workdir_files import MODEL
 
-MODEL = "model.safetensors"
 FORMAT = 1
 
 

@@ -26,6 +26,7 @@ from txl_jax.files import write_whole
 from txl_jax.training import records
 from txl_jax.units import UNIT_NAMES, Unit, number
 from txl_jax.workdir import CONFIG, WorkdirError, read_json
+from txl_jax.workdir_files import claim_outputs
 
 PAGE = "report.html"
 
@@ -98,6 +99,7 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
             f"--workdir={workdir}: there is no {CONFIG} in it; train first, or name runs to compare"
             " with --config.report.workdirs=RUN,RUN"
         )
+    claim_outputs(workdir, "report")
     runs = [*([main] if main else []), *others]
     for one in runs:
         for sentence in one.skipped:
@@ -109,7 +111,6 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
     parts += list(analyses(workdir))
     if main:
         parts += [sample(main), configuration(main), environment(main)]
-    os.makedirs(workdir, exist_ok=True)
     path = os.path.join(workdir, PAGE)
     write_whole(path, whole(title, headline(runs[0]), [p for p in parts if p]).encode())
     return f"written: {path}"

@@ -33,6 +33,7 @@ from txl_jax.evaluation.recl import Gains, Losses, LossesError, gains
 from txl_jax.evaluation.report import segment_bar
 from txl_jax.files import write_csv, write_json
 from txl_jax.workdir import CONFIG, VOCAB, check_writable, load, read_json
+from txl_jax.workdir_files import claim_outputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +69,7 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
     c = dataclasses.replace(exp.context, lengths=lengths_of(exp))
     members = members_of(exp.recl.models)
     check_writable(workdir)
+    claim_outputs(workdir, "recl")
     data = None if exp.data == DataConfig() else exp.data
     _check_alike([m for m in members if not m.recorded])
     measured = {m: _recorded(m, c) for m in members if m.recorded}

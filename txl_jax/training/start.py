@@ -34,6 +34,7 @@ from txl_jax.model.layout import stack_layers
 from txl_jax.training.sharding import Placement
 from txl_jax.training.state import TrainState
 from txl_jax.workdir import CONFIG, VOCAB, load, read_json
+from txl_jax.workdir_files import is_exported
 
 START = "start.json"
 OWN = (
@@ -126,9 +127,11 @@ def started(
 
 
 def _is_begun(workdir: str, folder: str) -> bool:
-    """Whether the workdir is of a run that started from this folder."""
-    path = os.path.join(workdir, CONFIG)
-    return os.path.exists(path) and read_json(path).get("train", {}).get("start_from") == folder
+    """Whether the workdir is whole and of a run that started from this folder."""
+    path, vocab = (os.path.join(workdir, name) for name in (CONFIG, VOCAB))
+    if not os.path.exists(path) or not os.path.exists(vocab):
+        return False
+    return read_json(path).get("train", {}).get("start_from") == folder
 
 
 def _described(folder: str, named: str) -> tuple[ExperimentConfig, Vocab]:
@@ -183,11 +186,10 @@ def _data(exp: ExperimentConfig, there: ExperimentConfig, vocab: Vocab) -> DataC
 def _parameters(exp: ExperimentConfig, folder: str) -> tuple[Any, dict[str, Any]]:
     """Parameters, layers one by one, of the best checkpoint or the exported file; their record."""
     from txl_jax.convert import ConvertError  # here, it imports every format
-    from txl_jax.convert.exported import MODEL, flat_params, load_exported
+    from txl_jax.convert.exported import flat_params, load_exported
 
-    is_exported = os.path.exists(os.path.join(folder, MODEL))
     try:
-        trained = load_exported(folder) if is_exported else load(folder)
+        trained = load_exported(folder) if is_exported(folder) else load(folder)
     except ConvertError as error:
         raise _refused(folder, str(error)) from error
     if _model(exp, trained.config.model) != exp.model:

@@ -1,0 +1,247 @@
+"""Folders that a run may write in: nothing of the user's own is overwritten, no model is hidden."""
+
+import ast
+import importlib
+import os
+import pathlib
+
+import pytest
+import tiny_runs
+
+import txl_jax
+from txl_jax import modes, workdir_files
+from txl_jax.config import ExperimentConfig, override
+from txl_jax.convert import export
+from txl_jax.evaluation import page
+from txl_jax.lock import training_lock
+from txl_jax.workdir import WorkdirError, claim, load
+from txl_jax.workdir_files import CONFIG, FILES, MODEL, check_free, claim_outputs
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+MADE_BY_USE = {CONFIG, MODEL, ".writable", ".lock", ".txl_jax"}
+"""Names with a meaning of their own, see the tests below."""
+
+
+def contents(folder):
+    return {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def claimed(tmp_path_factory):
+    """A folder with a text, its corpus and an experiment."""
+    folder = tmp_path_factory.mktemp("claim")
+    return (folder, *tiny_runs.corpus_and_experiment(folder))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The workdir of a finished run."""
+    folder = tmp_path_factory.mktemp("trained")
+    tiny_runs.run_in_workdir(folder, folder / "run", **{"train.steps": 4})
+    return folder / "run"
+
+
+# Files of the user's own.
+
+
+@pytest.mark.parametrize("name", sorted(set(FILES) - MADE_BY_USE))
+def test_a_folder_with_a_file_that_a_run_would_overwrite_is_refused(claimed, tmp_path, name):
+    _, corpus, exp = claimed
+    (tmp_path / "notes.txt").write_text("mine")
+    if "." in name:
+        (tmp_path / name).write_text("mine")
+    else:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "100").mkdir()
+    before = contents(tmp_path)
+    with pytest.raises(WorkdirError) as caught:
+        claim(str(tmp_path), exp, corpus)
+    assert str(caught.value) == (
+        f"--workdir={tmp_path}: is not the folder of a run, and these files in it would be"
+        f" overwritten: {name}. Name another --workdir, or move them elsewhere"
+    )
+    assert contents(tmp_path) == before
+
+
+def test_training_refuses_before_it_reads_the_text_and_names_all_files(claimed, tmp_path):
+    folder, _, exp = claimed
+    exp = override(exp, {"data.path": str(folder / "no such text"), "model.vocab_size": None})
+    for name in ("vocab.json", "metrics.jsonl", "sample.txt", ".lock", "loss.png.tmp"):
+        (tmp_path / name).write_text("mine")
+    before = contents(tmp_path)
+    with pytest.raises(WorkdirError) as caught:
+        modes.train(exp, str(tmp_path), "again")
+    listed = ".lock, loss.png.tmp, metrics.jsonl, sample.txt, vocab.json"
+    assert f"would be overwritten: {listed}. Name another" in str(caught.value)
+    assert contents(tmp_path) == before
+
+
+def test_each_run_side_by_side_has_a_folder_of_its_own_to_check(claimed, tmp_path):
+    _, _, exp = claimed
+    (tmp_path / "seed_1").mkdir()
+    (tmp_path / "seed_1" / "vocab.json").write_text("mine")
+    exp = override(exp, {"train.side_by_side": 2})
+    with pytest.raises(WorkdirError, match=r"seed_1: is not the folder of a run.*: vocab\.json"):
+        modes.train(exp, str(tmp_path), "again")
+    assert not (tmp_path / "seed_0").exists()
+
+
+def test_what_a_run_leaves_that_was_killed_at_its_start_is_no_hindrance(claimed, tmp_path):
+    _, corpus, exp = claimed
+    (tmp_path / "notes.txt").write_text("mine")
+    with training_lock(str(tmp_path)):
+        pass
+    (tmp_path / ".writable").touch()
+    (tmp_path / "config.json.tmp").write_text('{"name": "ti')
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / ".writable").touch()
+    claim(str(tmp_path), exp, corpus)
+    (tmp_path / "vocab.json").unlink()  # killed after config.json, which comes first
+    claim(str(tmp_path), exp, corpus)
+    assert (tmp_path / "vocab.json").exists()
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_modes_that_compare_runs_overwrite_their_own_files_only(trained, tmp_path):
+    exp = override(ExperimentConfig(), {"report.workdirs": [str(trained)]})
+    mine = tmp_path / "report.html"
+    mine.write_text("mine")
+    with pytest.raises(WorkdirError, match=r"would be overwritten: report\.html\. Name another"):
+        page.run(exp, str(tmp_path))
+    assert mine.read_text() == "mine"
+    mine.unlink()
+    (tmp_path / "recl.csv").write_text("mine")
+    for _ in range(2):
+        page.run(exp, str(tmp_path))
+    with pytest.raises(WorkdirError, match=r"overwritten: recl\.csv\. Name"):
+        claim_outputs(str(tmp_path), "recl")
+    with pytest.raises(WorkdirError, match=r"overwritten: recl\.csv, report\.html\. Name"):
+        check_free(str(tmp_path))
+    claim_outputs(str(trained), "recl")  # a run's own folder needs no note
+    assert not (trained / ".txl_jax").exists()
+
+
+def test_a_table_is_not_written_over_the_users_own(claimed, tmp_path):
+    (tmp_path / "ablation.csv").write_text("mine")
+    with pytest.raises(WorkdirError, match=r"overwritten: ablation\.csv\. Name"):
+        modes.ablation("configs/table6.py", {}, str(tmp_path), "again")
+
+
+# Two models in one folder.
+
+
+def test_training_in_an_exported_folder_is_refused(claimed, trained, tmp_path):
+    _, corpus, exp = claimed
+    folder = tmp_path / "exported"
+    export(str(trained), str(folder))
+    before = contents(folder)
+    for attempt in (
+        lambda: claim(str(folder), exp, corpus),
+        lambda: modes.train(exp, str(folder), "again"),
+    ):
+        with pytest.raises(WorkdirError) as caught:
+            attempt()
+        assert str(caught.value) == (
+            f"--workdir={folder}: has an exported model (model.safetensors), and training would"
+            " put a second one beside it. Name another --workdir;"
+            f" --config.train.start_from={folder} begins with its parameters"
+        )
+    assert contents(folder) == before
+
+
+def test_a_folder_with_two_models_is_not_loaded(trained, tmp_path):
+    export(str(trained), str(tmp_path / "exported"))
+    os.link(tmp_path / "exported" / MODEL, trained / MODEL)
+    try:
+        with pytest.raises(WorkdirError, match=r"has two models, model\.safetensors and check"):
+            txl_jax.load(str(trained))
+    finally:
+        (trained / MODEL).unlink()
+    assert txl_jax.load(str(trained)).step == load(str(trained)).step == 4
+
+
+# The list of names.
+
+ELSEWHERE = None
+"""A path that the user names, or one that the callers of the function name."""
+
+NAMED_BY_HAND = {
+    ("convert/exported.py", "read_json(workdir, workdirs.CONFIG)"): ELSEWHERE,  # no picture
+    ("evaluation/page.py", "path"): "report.html",
+    ("evaluation/pictures.py", "os.path.join(folder, f'{name}.{kind}')"): ELSEWHERE,
+    ("evaluation/recl.py", "os.fspath(path)"): ELSEWHERE,
+    ("evaluation/recl_table.py", "path + '.json'"): "recl",
+    ("evaluation/recl_table.py", "path + '.npz'"): "recl",
+    ("evaluation/score.py", "path"): ELSEWHERE,
+    ("files.py", "path"): ELSEWHERE,
+    ("files.py", "path + '.tmp'"): ELSEWHERE,
+    ("generation/write.py", "path"): ELSEWHERE,
+    ("lock.py", "path"): ".lock",
+    ("training/distil.py", "path"): "soft_targets.npz",
+    ("training/loss_curve.py", "figure_path"): "loss.png",
+    ("training/records.py", "metrics_path"): "metrics.jsonl",
+    ("training/runlog.py", "self.metrics_path"): "metrics.jsonl",
+    ("training/seals.py", "path + '.tmp'"): "checkpoints",
+    ("training/start.py", "path"): "start.json",
+    ("workdir.py", "path"): "config.json",
+    ("workdir.py", "probe"): ".writable",
+    ("workdir_files.py", "path"): ".txl_jax",
+}
+"""Module and expression of each path that is written and that the code does not spell out."""
+
+
+def written_paths():
+    """Module, and the expression of the path, of every call that writes outside ``data/``."""
+    for file in sorted((ROOT / "txl_jax").rglob("*.py")):
+        module = file.relative_to(ROOT / "txl_jax").as_posix()
+        if not module.startswith("data/"):  # the cache of prepared texts is no workdir
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and (path := written_path(node)) is not None:
+                    yield module, path, len(node.args) == 3 and called(node) == "save"
+
+
+def called(node):
+    """The last part of a called function's name."""
+    return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+
+
+def written_path(node):
+    """The argument with the path that a call writes, or ``None`` where it writes none."""
+    name, bare = called(node), isinstance(node.func, ast.Name)
+    if name in ("write_whole", "write_json", "write_csv", "Events") or (name == "append" and bare):
+        return node.args[0]
+    if name == "save" and not node.keywords and len(node.args) in (1, 3):
+        return node.args[-1]  # of losses, and of pictures
+    if name == "open" and len(node.args) > 1:
+        mode = ast.unparse(node.args[1])
+        return node.args[0] if set(mode) & set("wax+") or "O_CREAT" in mode else None
+    return None
+
+
+def spelled_out(module, path):
+    """The file name at the end of a path, where it is a constant; else ``None``."""
+    if isinstance(path, ast.Call) and called(path) == "join":
+        path = path.args[-1]
+    if isinstance(path, ast.Constant):
+        return path.value
+    name = path.id if isinstance(path, ast.Name) else getattr(path, "attr", "")
+    if not name.isupper():
+        return None
+    dotted = "txl_jax." + module.removesuffix(".py").replace("/", ".")
+    places = (importlib.import_module(dotted), workdir_files)
+    return next(vars(place)[name] for place in places if name in vars(place))
+
+
+def test_every_file_that_is_written_is_in_the_list_of_names():
+    """A new call that writes a file fails here until its name is in ``workdir_files.FILES``."""
+    seen, unknown = {"checkpoints"}, []  # Orbax writes there
+    for module, path, picture in written_paths():
+        name, key = spelled_out(module, path), (module, ast.unparse(path))
+        if name is None and key not in NAMED_BY_HAND:
+            unknown.append(key)
+            continue
+        name = name or NAMED_BY_HAND[key]
+        seen |= {f"{name}.png", f"{name}.svg"} if picture and name else {name}
+    assert unknown == []
+    assert seen - {ELSEWHERE} == set(FILES)
