@@ -19,7 +19,7 @@ from txl_jax.data import corpus as corpus_module
 from txl_jax.data import prepare
 from txl_jax.data.corpus import corpus_from_config, load_corpus
 from txl_jax.data.sources import partial, progress
-from txl_jax.data.sources.source import BLOCK, SPLITS
+from txl_jax.data.sources.source import BLOCK, SPLITS, Source
 
 BOOK = "".join(f"line {i % 7} of the boók\n" for i in range(200))
 
@@ -356,6 +356,40 @@ def test_text_that_changes_while_it_is_prepared_is_refused(book, tmp_path, monke
     monkeypatch.setattr(prepare, "_write", slow_write)
     message = refused(lambda: load_corpus("text", book, cache_dir=tmp_path / "cache"))
     assert message == f"{book}: changed while it was being prepared; try again"
+
+
+def truncated(path):
+    path.write_text(BOOK[: len(BOOK) // 4])
+
+
+def in_another_encoding(path):
+    path.write_bytes(BOOK.replace("ó", "o").encode() + b"\xe9")
+
+
+@pytest.mark.parametrize("happens", [Path.unlink, truncated, in_another_encoding])
+@pytest.mark.parametrize("before", ["checking", "reading", "encoding"])
+def test_text_that_is_lost_while_it_is_prepared_is_named(
+    book, tmp_path, monkeypatch, before, happens
+):
+    def first(call):
+        def changed(*arguments):
+            if book.exists():
+                happens(book)
+            return call(*arguments)
+
+        return changed
+
+    module, name = {
+        "checking": (Source, "check_utf8"),
+        "reading": (prepare, "_prepared_text"),
+        "encoding": (prepare, "_write_tokens"),
+    }[before]
+    monkeypatch.setattr(module, name, first(getattr(module, name)))
+    message = refused(lambda: load_corpus("text", book, vocab="word", cache_dir=tmp_path / "c"))
+    assert message.endswith("changed while it was being prepared; try again")
+    assert message.startswith(f"{book}: ")
+    assert ("cannot be read (No such file" in message) == (happens is Path.unlink)
+    assert not folders(tmp_path / "c")
 
 
 # --------------------------------------------------------------------------------------

@@ -10,14 +10,19 @@ import sysconfig
 import tarfile
 import threading
 import typing
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from txl_jax.config import DataConfig
+from txl_jax.config import ConfigError, DataConfig
+from txl_jax.config.data import is_url
+from txl_jax.data.corpus import load_corpus
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources import ptb, stdlib, text
+from txl_jax.data.sources.archives import plain_names, unpack
 from txl_jax.data.sources.download import check_hash, download
+from txl_jax.data.sources.lm1b import TRAIN, VOCAB
 from txl_jax.data.sources.partial import file_in_the_making
 from txl_jax.data.sources.source import SPLITS, filled_blocks, joined, part_of, read, text_size
 
@@ -133,6 +138,76 @@ def test_an_archive_with_a_link_for_a_file_is_refused(tmp_path):
     assert message.endswith("data/ptb.train.txt in it is not a plain file")
 
 
+TEXTS = {n: random.Random(n).choices(range(97, 101), k=3000) for n in ("a.txt", "b.txt")}
+
+
+def archive_of(kind: str) -> bytes:
+    """Two texts as tar, compressed in this way, or as a zip."""
+    whole = io.BytesIO()
+    if kind == "zip":
+        with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as out:
+            for name, text in TEXTS.items():
+                out.writestr(name, bytes(text))
+    else:
+        with tarfile.open(fileobj=whole, mode=f"w:{kind}") as out:
+            for name, text in TEXTS.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(text)
+                out.addfile(member, io.BytesIO(bytes(text)))
+    return whole.getvalue()
+
+
+def damaged(whole: bytes, seed: int) -> bytes:
+    """Cut off somewhere, or with one bit flipped."""
+    rng, content = random.Random(seed), bytearray(whole)
+    if seed % 2:
+        return whole[: rng.randrange(len(whole))]
+    content[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+    return bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["", "gz", "bz2", "xz", "zip"])
+def test_a_damaged_archive_is_refused_in_one_line_or_gives_its_text(tmp_path, kind):
+    whole, refusals = archive_of(kind), 0
+    for seed in range(80):
+        archive, into = tmp_path / "archive", tmp_path / f"{seed}"
+        archive.write_bytes(damaged(whole, seed))
+        message = None
+        try:
+            unpack(archive, into, plain_names(list(TEXTS)), list(TEXTS))
+        except DataError as error:
+            message, refusals = str(error), refusals + 1
+        if message is None:  # what was hit is not text, such as a date or padding
+            same = [(into / name).read_bytes() == bytes(text) for name, text in TEXTS.items()]
+            assert all(same) or (kind == "" and seed % 2 == 0)  # plain tar has no checksum of text
+        else:
+            assert message.startswith(f"{archive}: ")
+            assert "\n" not in message
+            assert not into.exists()
+    assert refusals >= (30 if kind == "" else 70)
+
+
+def test_a_damaged_archive_is_refused_with_what_to_do(tmp_path):
+    def message(kind, change):
+        (tmp_path / "a").write_bytes(change(bytearray(archive_of(kind))))
+        return refused(lambda: unpack(tmp_path / "a", tmp_path / "i", plain_names([]), []))
+
+    def second_header(content):
+        content[512 + 3072 + 3] ^= 1  # after the first header and its 3,000 bytes of text
+        return content
+
+    ends = "); name an undamaged archive, or the folder of its files, in data.path"
+    start = f"{tmp_path / 'a'}: cannot be unpacked ("
+    for kind, change, reason in (
+        ("zip", lambda content: content[:-50], "File is not a zip file"),
+        ("", lambda content: content[:100], "it is damaged, or neither a tar nor a zip archive"),
+        ("", second_header, "a header in it is damaged"),
+        ("gz", lambda content: content[:-9],
+         "Compressed file ended before the end-of-stream marker was reached"),
+    ):  # fmt: skip
+        assert message(kind, change) == start + reason + ends
+
+
 def test_ptb_says_what_is_missing(tmp_path):
     missing = str(tmp_path / "nowhere")
     assert refused(lambda: ptb.find(missing, tmp_path)) == (
@@ -246,11 +321,67 @@ def test_text_says_what_is_missing(tmp_path):
         f"{tmp_path / 'empty'}: the text is empty"
     )
     (tmp_path / "line").write_text("one line only " * 9)
-    assert refused(lambda: find_text(tmp_path / "line", kind="word")) == (
-        f'{tmp_path / "line"}: the valid split is empty with {{"valid_fraction": 0.05,'
-        ' "test_fraction": 0.05, "cut_at": "line"}; give a longer text, or a folder with'
-        " train.txt, valid.txt and test.txt"
+
+
+def test_words_that_cannot_be_cut_at_line_ends_are_refused_with_the_lines_found(tmp_path):
+    one, uneven = tmp_path / "one", tmp_path / "uneven"
+    one.write_text("one line only " * 90)
+    uneven.write_text("long " * 900 + "\nb\nc")
+    asked = (
+        "; add line ends, give a folder with train.txt, valid.txt and test.txt, or use"
+        " data.vocab='byte', 'char' or 'subword'"
     )
+    cut = "cannot be cut into train, valid and test: data.vocab='word' cuts at line ends only, and"
+    assert refused(lambda: find_text(one, kind="word")) == (
+        f"{one}: {cut} the text has 1 line, the longest with 1,260 of 1,260 bytes{asked}"
+    )
+    assert refused(lambda: find_text(uneven, kind="word")) == (
+        f"{uneven}: {cut} the text has 3 lines, the longest with 4,500 of 4,504 bytes{asked}"
+    )
+    assert content(find_text(one))["train"]
+
+
+@pytest.mark.parametrize("name", ["text", "ptb", "wt103", "lm1b", "enwik8", "text8"])
+def test_a_path_that_is_no_regular_file_is_refused_and_never_opened(tmp_path, name):
+    def message(path):
+        return refused(lambda: load_corpus(name, path, cache_dir=tmp_path / "cache"))
+
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "nothing").symlink_to("nowhere")
+    write = "; write the text to a regular file and name that"
+    start = f"data.path = '{tmp_path}/"
+    assert message(tmp_path / "pipe") == f"{start}pipe': is a named pipe{write}"
+    assert message("/dev/zero") == f"data.path = '/dev/zero': is a device{write}"
+    assert message(tmp_path / "loop") == (
+        f"{start}loop': cannot be read (Too many levels of symbolic links)"
+    )
+    assert message(tmp_path / "nothing") == f"{start}nothing': there is no such file or folder"
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("text", "a.txt"), ("text", "test.txt"), ("ptb", "ptb.valid.txt"), ("lm1b", "valid.txt"),
+     ("enwik8", "enwik8"), ("text8", "text8.zip")],
+)  # fmt: skip
+def test_a_file_of_a_folder_that_is_no_regular_file_is_refused(tmp_path, name, file):
+    for at, make, reason in (
+        ("pipe", os.mkfifo, "is a named pipe; write the text to a regular file and name that"),
+        ("link", lambda p: p.symlink_to("nowhere"), "is a link to a file that does not exist"),
+    ):
+        folder = tmp_path / at / TRAIN
+        folder.mkdir(parents=True)
+        (folder / "news.en-0").write_text("a line\n")
+        (folder.parent / VOCAB).write_text("<S>\n<UNK>\n")
+        make(folder.parent / file)
+        load = functools.partial(load_corpus, name, folder.parent, cache_dir=tmp_path / "cache")
+        assert refused(load) == f"{folder.parent / file}: {reason}"
+
+
+def test_a_folder_that_holds_itself_is_read_once(tmp_path):
+    (tmp_path / "a.txt").write_text("a line\n" * 100)
+    (tmp_path / "loop.txt").symlink_to(".")
+    assert b"".join(content(find_text(tmp_path)).values()) == b"a line\n" * 100
 
 
 def test_a_download_must_have_its_hash(tmp_path, served):
@@ -277,13 +408,34 @@ def test_a_download_must_have_its_hash(tmp_path, served):
         f"cannot download {url}/t.txt (HTTP Error 404: File not found); fetch it by other means and"
         " name the file or its folder in data.path"
     )
-    local = {"url": kept.as_uri(), "hash": f"sha256:{digest}"}
-    assert refused(lambda: find_text(None, cache, **local)) == (
-        f"data.url = {kept.as_uri()!r}: must start with http:// or https://"
-    )
     assert refused(lambda: find_text(None, cache, url=f"{url}/t.txt")) == (
         f"data.url = '{url}/t.txt': needs data.hash to check the download by"
     )
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["file:///etc/passwd", "ftp://example.com/a", "example.com/a", "http://", "https:///a.txt", "",
+     "http://[::1/a", "http://example.com:99999/a", "http://example.com:0/a", "http://a..b/c",
+     "http://example.com:port/a", "http://example.com/a b", "http://example.com/bü", "http:a",
+     "http://me:secret@example.com/a", "http://example.com/\n", f"http://{'a' * 64}.com/"],
+)  # fmt: skip
+def test_an_address_that_cannot_be_is_refused_before_anything_is_made(tmp_path, url):
+    cache = tmp_path / "cache"
+    with pytest.raises(ConfigError) as error:
+        load_corpus("text", url=url, hash="md5:" + "0" * 32, cache_dir=cache)
+    assert str(error.value) == (
+        f"config key data.url = {url!r}: must be http:// or https://, a host, perhaps a port from"
+        " 1 to 65535, and a path, in ASCII without spaces, user name or password"
+    )
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://a.com", "https://a_b.com:8443/x%20y?z=1#t", "HTTP://[::1]:1/a"]
+)
+def test_addresses_that_can_be_are_taken(url):
+    assert is_url(url)
 
 
 # --------------------------------------------------------------------------------------
@@ -399,6 +551,41 @@ def test_a_users_file_beside_a_download_is_never_removed(tmp_path, breaking):
     assert fetch(url, tmp_path).read_bytes() == TEXT
     assert handler.asked == [None]
     assert [path.stat().st_size for path in mine] == [4, 8, 12]
+
+
+@pytest.mark.parametrize(
+    ("status", "header", "value"),
+    [(200, "Content-Length", "many"), (302, "Location", "http://[::1/a"), (302, "Location", "x://"),
+     (302, "Location", "http://a..b/")],
+)  # fmt: skip
+def test_an_answer_that_makes_no_sense_is_an_error_of_the_download(
+    tmp_path, breaking, status, header, value
+):
+    def do_GET(self):
+        self.send_response(status)
+        self.send_header(header, value)
+        self.end_headers()
+
+    handler, url = breaking
+    handler.do_GET = do_GET
+    message = refused(lambda: fetch(url, tmp_path))
+    assert message.startswith(f"cannot download {url} (")
+    assert message.endswith(
+        "); fetch it by other means and name the file or its folder in data.path"
+    )
+    assert "\n" not in message
+
+
+def test_a_full_disk_is_not_blamed_on_the_server(tmp_path, breaking, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    _, url = breaking
+    monkeypatch.setattr(os, "fsync", full)
+    assert refused(lambda: fetch(url, tmp_path)) == (
+        f"cannot write in the cache folder {tmp_path} (No space left on device); set"
+        " data.cache_dir or $TXL_DATA_DIR to a folder that can be written"
+    )
 
 
 def test_a_wrong_download_is_not_kept_to_go_on_with(tmp_path, breaking):

@@ -1,6 +1,7 @@
 """Which text: every setting of it, its default, its type and its rule."""
 
 import dataclasses
+import urllib.parse
 from typing import Literal
 
 from txl_jax.config.fields import free_text, local_path, rule
@@ -36,7 +37,12 @@ class DataConfig:
         "text"
     )
     path: str | None = local_path(None)
-    url: str | None = free_text(None)
+    url: str | None = free_text(
+        None,
+        "must be http:// or https://, a host, perhaps a port from 1 to 65535, and a path, in ASCII"
+        " without spaces, user name or password",
+        lambda v: v is None or is_url(v),
+    )
     hash: str | None = free_text(
         None,
         "must be 'md5:' and 32 or 'sha256:' and 64 lower-case hexadecimal digits",
@@ -49,6 +55,24 @@ class DataConfig:
     test_fraction: float = rule(0.05, "must be above 0 and below 0.5", lambda v: 0 < v < 0.5)
     cache_dir: str | None = local_path(None)
     probe: ProbeTextConfig = dataclasses.field(default_factory=ProbeTextConfig)
+
+
+def is_url(text: str) -> bool:
+    """Whether a text is an address to download from; see the rule of ``data.url``."""
+    try:
+        parts = urllib.parse.urlsplit(text)
+        host, port = parts.hostname or "", parts.port
+        host.encode("idna")  # what the resolver does: no label is empty or too long
+    except ValueError:
+        return False
+    in_ascii = all("!" <= character <= "~" for character in text)
+    return (
+        parts.scheme in ("http", "https")
+        and bool(host)
+        and port != 0
+        and "@" not in parts.netloc
+        and in_ascii
+    )
 
 
 def _is_hash(text: str) -> bool:

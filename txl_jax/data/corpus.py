@@ -22,10 +22,10 @@ import numpy as np
 
 from txl_jax.config import DataConfig, ExperimentConfig
 from txl_jax.data.errors import DataError
-from txl_jax.data.prepare import not_writable, prepare
+from txl_jax.data.prepare import prepare
 from txl_jax.data.sentences import Sentences
 from txl_jax.data.sources import enwik8, lm1b, probe, ptb, stdlib, text, text8, wikitext
-from txl_jax.data.sources.partial import clear_left_folders, remove_folder
+from txl_jax.data.sources.partial import clear_left_folders, remove_folder, writing
 from txl_jax.data.sources.source import SPLITS, Source, file_hash
 from txl_jax.data.vocab import Kind, Vocab, check_ids
 
@@ -166,11 +166,8 @@ def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
             f" {vocab.kind!r}"
         )
     cache = _cache_folder(data)
-    try:
-        source = _find(data, kind, cache)
-        source_hash = source.hash()
-    except OSError as error:
-        raise DataError(f"the text of {data.name!r} cannot be read: {error}") from error
+    source = _find(data, kind, cache)
+    source_hash = source.hash()
     protocol = {"vocab": kind, **source.protocol, "code_version": CODE_VERSION}
     identity = {"name": data.name, "source_hash": source_hash, "protocol": protocol}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
@@ -235,10 +232,8 @@ def _vocab_hash(vocab: Vocab) -> str:
 def _cache_folder(data: DataConfig) -> Path:
     chosen = data.cache_dir or os.environ.get("TXL_DATA_DIR") or "~/.cache/txl_jax"
     cache = Path(chosen).expanduser().absolute()
-    try:
+    with writing(cache):
         cache.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise not_writable(cache, error) from error
     return cache
 
 

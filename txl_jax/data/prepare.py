@@ -19,7 +19,7 @@ import numpy as np
 from absl import logging
 
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources.partial import folder_in_the_making, rename_folder
+from txl_jax.data.sources.partial import folder_in_the_making, rename_folder, writing
 from txl_jax.data.sources.progress import watched
 from txl_jax.data.sources.source import SPLITS, Source, file_hash
 from txl_jax.data.vocab import Kind, Vocab
@@ -48,18 +48,28 @@ def prepare(
       DataError: text that cannot be encoded or that changes meanwhile, published files whose
         counts are not the published ones, or a folder that cannot be written.
     """
-    if kind != "byte":
-        source.check_utf8()
     logging.info("preparing %s (%s) in %s", source.label, kind, folder)
-    try:
-        with folder_in_the_making(folder) as partial:
+    with writing(folder.parent), folder_in_the_making(folder) as partial:
+        try:
+            if kind != "byte":
+                source.check_utf8()
             record = _write(source, kind, partial, vocab)
-            if source.hash() != identity["source_hash"]:
-                raise DataError(f"{source.label}: changed while it was being prepared; try again")
-            (partial / "corpus.json").write_text(json.dumps({**identity, **record}, indent=1))
-            rename_folder(partial, folder)
-    except OSError as error:
-        raise not_writable(folder.parent, error) from error
+        except DataError:
+            _check_unchanged(source, identity["source_hash"])  # if it changed, that is the reason
+            raise
+        _check_unchanged(source, identity["source_hash"])
+        (partial / "corpus.json").write_text(json.dumps({**identity, **record}, indent=1))
+        rename_folder(partial, folder)
+
+
+def _check_unchanged(source: Source, source_hash: str) -> None:
+    changed = "changed while it was being prepared; try again"
+    try:
+        now = source.hash()
+    except DataError as error:
+        raise DataError(f"{error}: the text {changed}") from error
+    if now != source_hash:
+        raise DataError(f"{source.label}: {changed}")
 
 
 def _write(source: Source, kind: Kind, folder: Path, given: Vocab | None) -> dict[str, Any]:
@@ -246,11 +256,3 @@ def _counts(blocks: Iterable[bytes]) -> dict[str, int]:
         words += len(block.split()) - bool(last.strip() and block[:1].strip())
         last = block[-1:]
     return {"bytes": n_bytes, "lines": lines + (last != b"\n"), "words": words}
-
-
-def not_writable(folder: Path, error: OSError) -> DataError:
-    """The error of a cache folder in which nothing can be written."""
-    return DataError(
-        f"cannot write in the cache folder {folder} ({error.strerror or error}); set"
-        " data.cache_dir or $TXL_DATA_DIR to a folder that can be written"
-    )

@@ -74,7 +74,8 @@ def symbols_in_file(path: str | os.PathLike) -> list[str]:
     over. Both as the authors read ``1b_word_vocab.txt``.
 
     Raises:
-      DataError: an empty line, text that is not UTF-8, or no ``<S>`` or ``<UNK>``.
+      DataError: a file that cannot be read, an empty line, text that is not UTF-8, or no ``<S>``
+        or ``<UNK>``.
     """
     symbols: dict[str, None] = {}
     try:
@@ -85,6 +86,8 @@ def symbols_in_file(path: str | os.PathLike) -> list[str]:
                     raise DataError(f"{path}, line {number}: has no symbol")
                 symbols.setdefault(fields[0])
         check_symbols("sentence", list(symbols))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 ({error.reason})") from error
     except DataError as error:

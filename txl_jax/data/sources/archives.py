@@ -1,24 +1,31 @@
 """Archives, unpacked with the safe filter."""
 
+import lzma
 import os
-import shutil
 import stat
+import struct
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources.partial import folder_in_the_making, rename_folder
-from txl_jax.data.sources.source import file_hash
+from txl_jax.data.sources.partial import folder_in_the_making, rename_folder, writing
+from txl_jax.data.sources.source import file_hash, reading
 
 Check = Callable[[Path], None]
 """Raises DataError for a file or folder that is not what it should be."""
 
+ZIP = b"PK\x03\x04"
+"""The first bytes of a zip archive."""
 
-_BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
-"""What a damaged or encrypted archive raises."""
+_BROKEN = (
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+    *(OSError, EOFError, RuntimeError, ValueError, struct.error),
+)
+"""What reading a damaged or encrypted archive raises."""
 
 
 def plain_names(names: Sequence[str]) -> Callable[[str], str | None]:
@@ -45,28 +52,44 @@ def unpack(
       what: name of the archive for errors, if not its path.
 
     Raises:
-      DataError: not an archive, a file is missing, ``check`` refused, or a member is not safe:
-        refused by the filter ``data`` of :mod:`tarfile` (a path that leaves the folder, a
-        device, …), or the like in a zip.
+      DataError: the archive is damaged, encrypted or none at all; a file is missing; ``check``
+        refused; a member is not safe (refused by the filter ``data`` of :mod:`tarfile`: a path
+        that leaves the folder, a device, …; the same is refused in a zip); or the cache folder
+        cannot be written.
     """
     if into.is_dir():
         return into
     what = what or str(archive)
-    into.parent.mkdir(parents=True, exist_ok=True)
+    is_zip = first_bytes(archive) == ZIP
     with folder_in_the_making(into) as folder:
         try:
-            if zipfile.is_zipfile(archive):
-                _unpack_zip(archive, folder, wanted, what)
-            else:
-                _unpack_tar(archive, folder, wanted, what)
-            for name in required:
-                if not (folder / name).exists():
-                    raise DataError(f"{what}: there is no {name} in this archive")
-            check(folder)
+            (_unpack_zip if is_zip else _unpack_tar)(archive, folder, wanted, what)
+        except DataError:
+            raise
+        except _BROKEN as error:
+            raise DataError(
+                f"{what}: cannot be unpacked ({_reason(error)}); name an undamaged archive, or"
+                " the folder of its files, in data.path"
+            ) from error
+        for name in required:
+            if not (folder / name).exists():
+                raise DataError(f"{what}: there is no {name} in this archive")
+        check(folder)
+        with writing(into.parent):
             rename_folder(folder, into)
-        except (*_BROKEN, OSError) as error:
-            raise DataError(f"{what}: cannot be unpacked ({error})") from error
     return into
+
+
+def first_bytes(path: Path) -> bytes:
+    """The first four bytes of a file; DataError where it cannot be read."""
+    with reading(path), open(path, "rb") as file:
+        return file.read(4)
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with an archive, in one line."""
+    lines = str(error).splitlines() or ["it is damaged"]
+    return lines[0] if len(lines) == 1 else "it is damaged, or neither a tar nor a zip archive"
 
 
 def unpacked(
@@ -92,7 +115,32 @@ def _unpack_tar(archive: Path, folder: Path, wanted: Callable, what: str) -> Non
             safe = tarfile.data_filter(member, str(folder))
             if not safe.isfile():
                 raise DataError(f"{what}: {member.name} in it is not a plain file")
-            tar.extract(safe.replace(name=name), folder, filter="data")
+            source = tar.extractfile(member)
+            assert source is not None  # a plain file has content
+            _copy(source, folder / name)
+        assert tar.fileobj is not None  # it is open
+        _check_rest(tar.fileobj)
+
+
+def _check_rest(rest: IO[bytes]) -> None:
+    """Raises ReadError unless only zeros follow the last member of a tar archive.
+
+    A damaged header ends the list of members, and the members after it would be missing without
+    notice. Reading to the end also checks the checksum at the end of a compressed file.
+    """
+    while block := rest.read(1 << 20):
+        if block.strip(b"\0"):
+            raise tarfile.ReadError("a header in it is damaged")
+
+
+def _copy(source: IO[bytes], to: Path) -> None:
+    """Writes a member of an archive as a file."""
+    with writing(to.parent):
+        to.parent.mkdir(parents=True, exist_ok=True)
+        to.touch()
+    while block := source.read(1 << 20):
+        with writing(to.parent), open(to, "ab") as file:
+            file.write(block)
 
 
 def _unpack_zip(archive: Path, folder: Path, wanted: Callable, what: str) -> None:
@@ -106,6 +154,5 @@ def _unpack_zip(archive: Path, folder: Path, wanted: Callable, what: str) -> Non
                 raise DataError(f"{what}: {member.filename} in it would be outside the destination")
             if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG):
                 raise DataError(f"{what}: {member.filename} in it is not a plain file")
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            with whole.open(member) as source, open(folder / name, "wb") as out:
-                shutil.copyfileobj(source, out, 1 << 20)
+            with whole.open(member) as source:
+                _copy(source, folder / name)

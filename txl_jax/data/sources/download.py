@@ -1,4 +1,4 @@
-"""Files from the net: gone on with where they stopped, checked by hash."""
+"""Downloads, resumed after an interruption and checked by hash."""
 
 import contextlib
 import http.client
@@ -15,7 +15,7 @@ from absl import logging
 
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources.archives import Check, unpack
-from txl_jax.data.sources.partial import file_in_the_making
+from txl_jax.data.sources.partial import file_in_the_making, writing
 from txl_jax.data.sources.progress import bar
 from txl_jax.data.sources.source import file_hash
 
@@ -45,12 +45,13 @@ def download(url: str, into: Path, check: Check | None = None) -> Path:
     check, and starts again if there is none.
 
     Args:
-      url: ``http`` or ``https``.
+      url: as :func:`txl_jax.config.data.is_url` allows.
       into: the file that is wanted.
       check: of its content. A file that is there already and fails is fetched anew.
 
     Raises:
-      DataError: the net or the server gave nothing, or ``check`` refused what came.
+      DataError: the server cannot be reached, its answer is not complete, ``check`` refused the
+        file, or it cannot be written.
     """
     if into.exists():
         with contextlib.suppress(DataError):
@@ -79,7 +80,6 @@ def download_folder(
       them too, with the archive's.
     """
     if not into.is_dir():
-        into.parent.mkdir(parents=True, exist_ok=True)
         name = into.with_name(os.path.basename(urllib.parse.urlsplit(url).path))
         with downloaded(url, name, check_archive) as archive:
 
@@ -118,15 +118,10 @@ def downloaded(url: str, name: Path, check: Check | None = None) -> Iterator[Pat
     Raises:
       DataError: as :func:`download`.
     """
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-        raise DataError(f"data.url = {url!r}: must start with http:// or https://")
     with file_in_the_making(name) as file:
         if check is None:
-            os.truncate(file, 0)  # who cannot tell a mixture of two versions does not resume
-        try:
-            resumed = _fetch(url, file) if check else _fetch(url, file, kept="")
-        except (OSError, http.client.HTTPException) as error:
-            raise _unreachable(url, error) from error
+            os.truncate(file, 0)  # without a check a mixture of two versions would not be noticed
+        resumed = _complete(url, file) if check else _complete(url, file, kept="")
         try:
             if check is not None:
                 _check_whole(url, file, check, resumed)
@@ -143,15 +138,24 @@ def _check_whole(url: str, file: Path, check: Check, resumed: bool) -> None:
             raise
         logging.info("%s: the part that was there before does not fit; starting again", url)
         os.truncate(file, 0)
-        try:
-            _fetch(url, file)
-        except (OSError, http.client.HTTPException) as error:
-            raise _unreachable(url, error) from error
+        _complete(url, file)
         check(file)
 
 
-def _fetch(url: str, file: Path, kept: str = ", what came is kept") -> bool:
-    """Completes ``file``; whether something of it was there before."""
+def _complete(url: str, file: Path, kept: str = ", what came is kept") -> bool:
+    """Completes ``file``; whether something of it was there before. Raises DataError."""
+    try:
+        return _fetch(url, file, kept)
+    except DataError:
+        raise
+    except (OSError, http.client.HTTPException, ValueError) as error:  # also a malformed answer
+        raise DataError(
+            f"cannot download {url} ({error}); fetch it by other means and name the file or its"
+            " folder in data.path"
+        ) from error
+
+
+def _fetch(url: str, file: Path, kept: str) -> bool:
     there = file.stat().st_size
     headers = {"Range": f"bytes={there}-"} if there else {}
     logging.info("downloading %s from byte %d", url, there)
@@ -161,7 +165,7 @@ def _fetch(url: str, file: Path, kept: str = ", what came is kept") -> bool:
         if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not there:
             raise
         os.truncate(file, 0)
-        return _fetch(url, file)
+        return _fetch(url, file, kept)
     with answer:
         begins = answer.headers.get("Content-Range", "").partition("-")[0]
         goes_on = answer.status == http.HTTPStatus.PARTIAL_CONTENT and begins == f"bytes {there}"
@@ -169,24 +173,20 @@ def _fetch(url: str, file: Path, kept: str = ", what came is kept") -> bool:
             there = 0
         size = answer.headers.get("Content-Length")
         whole = None if size is None else there + int(size)
-        with open(file, "ab" if goes_on else "wb") as out:
-            _copy(answer, out, f"downloading {os.path.basename(url)}", whole, there)
-            os.fsync(out.fileno())
+        _copy(answer, file, f"downloading {os.path.basename(url)}", whole, there)
     if whole is not None and file.stat().st_size != whole:
         raise DataError(f"{url}: {file.stat().st_size} of {whole} bytes came; try again{kept}")
     return goes_on
 
 
-def _copy(source: BinaryIO, out: BinaryIO, what: str, total: int | None, done: int = 0) -> None:
+def _copy(answer: BinaryIO, file: Path, what: str, total: int | None, done: int) -> None:
+    """Appends to ``file`` from byte ``done`` on what the server sends."""
     with bar(what, total, done) as shown:
-        while block := source.read(1 << 20):
-            out.write(block)
+        with writing(file.parent):
+            os.truncate(file, done)
+        while block := answer.read(1 << 20):
+            with writing(file.parent), open(file, "ab") as out:
+                out.write(block)
             shown.update(len(block))
-    out.flush()
-
-
-def _unreachable(url: str, error: Exception) -> DataError:
-    return DataError(
-        f"cannot download {url} ({error}); fetch it by other means and name the file or its"
-        " folder in data.path"
-    )
+    with writing(file.parent), open(file, "ab") as out:
+        os.fsync(out.fileno())

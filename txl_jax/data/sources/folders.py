@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from txl_jax.data.errors import DataError
+from txl_jax.data.sources.source import is_file
 
 
 def split_files(
@@ -19,16 +20,16 @@ def split_files(
       splits: names of the splits.
 
     Raises:
-      DataError: some of the splits are there and others are not.
+      DataError: some of the splits are there and others are not, or one is no regular file.
     """
     for folder in (path / name for name in inside):
         for pattern in patterns:
             files = {split: folder / pattern.format(split) for split in splits}
-            present = [file.name for file in files.values() if file.is_file()]
+            present = [file.name for file in files.values() if is_file(file)]
             if len(present) == len(splits):
                 return pattern, files
             if present:
-                missing = next(file.name for file in files.values() if not file.is_file())
+                missing = next(file.name for file in files.values() if not is_file(file))
                 raise DataError(f"{corpus}: {folder} has {present[0]} but no {missing}")
     return None
 

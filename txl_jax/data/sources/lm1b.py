@@ -28,8 +28,8 @@ from txl_jax.data.sources.download import (
     read_origin,
     write_origin,
 )
-from txl_jax.data.sources.partial import folder_in_the_making, rename_folder
-from txl_jax.data.sources.source import Source, existing, file_hash, joined
+from txl_jax.data.sources.partial import folder_in_the_making, rename_folder, writing
+from txl_jax.data.sources.source import Source, existing, file_hash, is_file, joined
 
 Protocol = Literal["authors", "double"]
 TITLES = {
@@ -120,7 +120,7 @@ def _source(
 def _train_files(folder: Path) -> list[Path]:
     """The training shards, in the order of their names."""
     for inside in (folder / TRAIN, folder / BASE / TRAIN):
-        found = sorted(path for path in inside.glob(SHARDS) if path.is_file())
+        found = sorted(path for path in inside.glob(SHARDS) if is_file(path))
         if found:
             return found
     raise DataError(
@@ -132,14 +132,14 @@ def _train_files(folder: Path) -> list[Path]:
 def _held_out(folder: Path, split: str) -> Path:
     places = [folder / f"{split}.txt", folder / HELD_OUT, folder / BASE / HELD_OUT]
     for path in places:
-        if path.is_file():
+        if is_file(path):
             return path
     raise DataError(f"lm1b: there is no {split}.txt and no {HELD_OUT} in {folder}")
 
 
 def _local_vocab(*folders: Path) -> Path:
     for folder in folders:
-        if (folder / VOCAB).is_file():
+        if is_file(folder / VOCAB):
             return folder / VOCAB
     raise DataError(
         f"lm1b: there is no {VOCAB} in {' and none in '.join(map(str, folders))}; fetch it from"
@@ -160,8 +160,7 @@ def _downloaded_vocab(cache: Path) -> tuple[Path, str]:
     """The vocabulary, and its sha256 when it came."""
     into = cache / "downloads" / "lm1b-vocab"
     if not into.is_dir():
-        into.parent.mkdir(parents=True, exist_ok=True)
-        with folder_in_the_making(into) as folder:
+        with writing(into.parent), folder_in_the_making(into) as folder:
             file = download(VOCAB_URL, folder / VOCAB)
             write_origin(folder, VOCAB_URL, file_hash(file))
             rename_folder(folder, into)

@@ -4,10 +4,10 @@ import dataclasses
 from pathlib import Path
 
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources.archives import plain_names, unpacked
+from txl_jax.data.sources.archives import ZIP, first_bytes, plain_names, unpacked
 from txl_jax.data.sources.download import download_folder
 from txl_jax.data.sources.folders import nothing_in, split_files
-from txl_jax.data.sources.source import SPLITS, Piece, existing, file_hash
+from txl_jax.data.sources.source import SPLITS, Piece, existing, file_hash, is_file
 
 PREPARED = "{}.txt"
 """Files of the authors' scripts: symbols between spaces."""
@@ -55,15 +55,13 @@ class RawFile:
     def _local(self, path: Path, cache: Path) -> Path:
         if path.is_dir():
             files = [path / self.name, path / f"{self.name}.zip"]
-            there = [file for file in files if file.is_file()]
+            there = [file for file in files if is_file(file)]
             if not there:
                 names = [self.name, f"{self.name}.zip"]
                 names += [p.format("train") for p in (PREPARED, *RAW_SPLITS)]
                 raise nothing_in(self.name, path, (".",), names)
             path = there[0]
-        with open(path, "rb") as file:
-            is_zip = file.read(4) == b"PK\x03\x04"
-        if not is_zip:
+        if first_bytes(path) != ZIP:
             return path
         names = [self.name]
         return unpacked(self.name, path, cache, plain_names(names), names) / self.name
@@ -93,7 +91,7 @@ def find_splits(name: str, path: str | None) -> tuple[str, dict[str, Path]] | No
 
 def twentieths(raw: Path) -> dict[str, Piece]:
     """The splits of a raw file: its last twentieth is test, the one before it valid."""
-    size = raw.stat().st_size
+    size = Piece.whole(raw).stop
     held_out = size // 20
     cuts = (0, size - 2 * held_out, size - held_out, size)
     return {split: Piece(raw, cuts[i], cuts[i + 1]) for i, split in enumerate(SPLITS)}

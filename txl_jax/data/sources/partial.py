@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from txl_jax.config import DataConfig
+from txl_jax.data.errors import DataError
 
 ABANDONED = 2 * 24 * 3600
 """Seconds without a change after which something that another host made counts as left: a lock
@@ -38,9 +39,14 @@ def folder_in_the_making(final: Path) -> Iterator[Path]:
     """A new folder beside ``final``, removed at the end unless it was given its name.
 
     Folders that killed processes left beside it are removed first.
+
+    Raises:
+      DataError: the folder cannot be made.
     """
-    clear_left_folders(final.parent)
-    path, lock = _new_folder(final)
+    with writing(final.parent):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        clear_left_folders(final.parent)
+        path, lock = _new_folder(final)
     try:
         yield path
     finally:
@@ -50,12 +56,17 @@ def folder_in_the_making(final: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def file_in_the_making(final: Path) -> Iterator[Path]:
-    """A file beside ``final``, with what an unfinished download of it left, or new and empty.
+    """A file beside ``final``: an unfinished download of it, or new and empty.
 
-    It stays when the block is left, for the next one to go on with, unless it is empty or was
+    It stays when the block is left, so that the next call can resume, unless it is empty or was
     renamed or removed.
+
+    Raises:
+      DataError: the file cannot be made.
     """
-    path, lock = _left_file(final) or _new_file(final)
+    with writing(final.parent):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        path, lock = _left_file(final) or _new_file(final)
     try:
         yield path
     finally:
@@ -93,6 +104,18 @@ def rename_folder(made: Path, final: Path) -> None:
         if not final.is_dir():
             raise
         shutil.rmtree(made, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raises DataError where an OSError says that nothing can be written in a cache folder."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"cannot write in the cache folder {folder} ({error.strerror or error}); set"
+            " data.cache_dir or $TXL_DATA_DIR to a folder that can be written"
+        ) from error
 
 
 # --------------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
 """A corpus's text as bytes of files, before it is prepared."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,9 @@ class Piece:
 
     @classmethod
     def whole(cls, path: Path) -> "Piece":
-        """All bytes of a file."""
-        return cls(path, 0, path.stat().st_size)
+        """All bytes of a file; DataError where it cannot be read."""
+        with reading(path):
+            return cls(path, 0, path.stat().st_size)
 
 
 Text = Sequence[Piece | bytes]
@@ -80,7 +83,7 @@ class Source:
         """sha256 over the names and the contents of the files, read now.
 
         Raises:
-          DataError: a downloaded file is not what came.
+          DataError: a file cannot be read, or a downloaded one has changed.
         """
         sums = {name: file_hash(path) for name, path in self.files.items()}
         for name, expected in self.recorded.items():
@@ -113,17 +116,23 @@ def text_size(text: Text) -> int:
 
 
 def read(text: Text) -> Iterator[bytes]:
-    """The bytes of a text, in order, none of the parts longer than :data:`BLOCK`."""
+    """The bytes of a text, in order, in parts of up to :data:`BLOCK` bytes.
+
+    Raises:
+      DataError: a file cannot be read, or has become shorter.
+    """
     for piece in text:
         if isinstance(piece, bytes):
             yield piece
             continue
-        with open(piece.path, "rb") as file:
+        with reading(piece.path), open(piece.path, "rb") as file:
             file.seek(piece.start)
             left = piece.stop - piece.start
             while left and (block := file.read(min(left, BLOCK))):
                 yield block
                 left -= len(block)
+        if left:
+            raise DataError(f"{piece.path}: has become {left:,} bytes shorter")
 
 
 def filled_blocks(parts: Iterable[bytes]) -> Iterator[bytes]:
@@ -170,14 +179,62 @@ def _ends_a_line(text: Text) -> bool:
 
 
 def file_hash(path: Path, kind: str = "sha256") -> str:
-    """Hash of a file, ``kind`` as in :mod:`hashlib`, in hexadecimal digits."""
-    with open(path, "rb") as file:
+    """Hash of a file, ``kind`` as in :mod:`hashlib`, in hexadecimal digits.
+
+    Raises:
+      DataError: it cannot be read.
+    """
+    with reading(path), open(path, "rb") as file:
         return hashlib.file_digest(file, kind).hexdigest()
 
 
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raises DataError, naming the file, where an OSError says that it cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
 def existing(path: str) -> Path:
-    """The path of a file or folder that is there; DataError if not."""
-    found = Path(path).expanduser()
-    if not found.exists():
-        raise DataError(f"data.path = {path!r}: there is no such file or folder")
+    """The path of a regular file or folder that is there; DataError if not."""
+    found, named = Path(path).expanduser(), f"data.path = {path!r}"
+    try:
+        mode = found.stat().st_mode
+    except FileNotFoundError:
+        raise DataError(f"{named}: there is no such file or folder") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{named}: cannot be read ({reason})") from None
+    if not stat.S_ISDIR(mode):
+        _check_regular(mode, named)
     return found
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a regular file; False for a folder or nothing at all.
+
+    Raises:
+      DataError: there is something else that has this name (a named pipe, a device, a link to
+        nothing), or that cannot be told.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        if path.is_symlink():
+            raise DataError(f"{path}: is a link to a file that does not exist") from None
+        return False
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    if not stat.S_ISDIR(mode):
+        _check_regular(mode, str(path))
+    return stat.S_ISREG(mode)
+
+
+def _check_regular(mode: int, named: str) -> None:
+    """A pipe can be read once only, and a text is read several times."""
+    kinds = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
+    if not stat.S_ISREG(mode):
+        kind = next((name for is_kind, name in kinds if is_kind(mode)), "a device")
+        raise DataError(f"{named}: is {kind}; write the text to a regular file and name that")

@@ -45,16 +45,13 @@ def find() -> Source:
         found += [root / f"{module}.py", *(root / module).rglob("*.py")]
     paths = sorted(path.relative_to(root).as_posix() for path in found if path.is_file())
     paths = [path for path in paths if is_taken(path)]
-    try:
-        return Source(
-            name="stdlib",
-            files={path: root / path for path in paths},
-            splits={s: _joined(root / p for p in paths if split_of(p) == s) for s in SPLITS},
-            counted=SPLITS,  # a few characters are in one file only
-            label=f"Python {platform.python_version()} standard library",
-        )
-    except OSError as error:
-        raise DataError(f"stdlib: {error.filename} cannot be read ({error.strerror})") from error
+    return Source(
+        name="stdlib",
+        files={path: root / path for path in paths},
+        splits={s: _joined(root / p for p in paths if split_of(p) == s) for s in SPLITS},
+        counted=SPLITS,  # a few characters are in one file only
+        label=f"Python {platform.python_version()} standard library",
+    )
 
 
 def is_taken(path: str) -> bool:

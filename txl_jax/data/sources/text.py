@@ -13,6 +13,7 @@ from txl_jax.data.sources.source import (
     Source,
     Text,
     existing,
+    is_file,
     joined,
     part_of,
     read,
@@ -35,8 +36,9 @@ def find(data: DataConfig, kind: str, cache: Path) -> Source:
     ``subword`` vocabulary, which takes any text, is learnt from the training split.
 
     Raises:
-      DataError: no such file, an empty one, a download that has not the hash ``data.hash``, or
-        no package to learn subwords with.
+      DataError: no such file, one that is empty or not a regular file, a text with too few lines
+        for ``kind`` word, a download without the hash ``data.hash``, or no package to learn
+        subwords with.
     """
     if kind != "subword":
         return _find(data, kind, cache)
@@ -51,7 +53,6 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
         if data.hash is None:
             raise DataError(f"data.url = {data.url!r}: needs data.hash to check the download by")
         into = cache / "downloads" / f"text-{data.hash.replace(':', '-')}"
-        into.parent.mkdir(parents=True, exist_ok=True)
         path = download(data.url, into, check_hash(data.hash, data.url))
         return _cut({"text": path}, data, kind, data.url)
     if data.path is None:
@@ -60,7 +61,7 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
     if path.is_file():
         return _cut({"text": path}, data, kind, str(path))
     files = {split: path / f"{split}.txt" for split in SPLITS}
-    missing = [file.name for file in files.values() if not file.is_file()]
+    missing = [file.name for file in files.values() if not is_file(file)]
     if not missing:
         return Source(
             name="text",
@@ -70,12 +71,12 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
             label=f"{path}{OWN_SPLITS}",
         )
     if len(missing) < len(SPLITS):
-        present = next(file.name for file in files.values() if file.is_file())
+        present = next(file.name for file in files.values() if is_file(file))
         raise DataError(
             f"{path}: has {present} but no {missing[0]}; give train.txt, valid.txt and test.txt,"
             " or name the files otherwise to have all *.txt cut into splits"
         )
-    found = {file.name: file for file in sorted(path.glob("*.txt")) if file.is_file()}
+    found = {file.name: file for file in sorted(path.glob("*.txt")) if is_file(file)}
     if not found:
         raise DataError(f"{path}: there is no *.txt file in this folder")
     return _cut(found, data, kind, str(path))
@@ -88,6 +89,8 @@ def _cut(files: dict[str, Path], data: DataConfig, kind: str, what: str) -> Sour
         raise DataError(f"{what}: the text is empty")
     valid = _boundary(text, size - round(size * (data.valid_fraction + data.test_fraction)), kind)
     test = _boundary(text, size - round(size * data.test_fraction), kind)
+    if kind == "word" and not 0 < valid < test < size:
+        raise DataError(_too_few_lines(text, what))
     return Source(
         name="text",
         files=files,
@@ -103,6 +106,23 @@ def _cut(files: dict[str, Path], data: DataConfig, kind: str, what: str) -> Sour
         },
         counted=SPLITS,
         label=what,
+    )
+
+
+def _too_few_lines(text: Text, what: str) -> str:
+    """What to say of a text without a line end in the right places."""
+    lines = longest = length = 0
+    for block in read(text):
+        first, *others = block.split(b"\n")
+        length += len(first)
+        for line in others:
+            lines, longest, length = lines + 1, max(longest, length), len(line)
+    lines, longest = lines + bool(length), max(longest, length)
+    return (
+        f"{what}: cannot be cut into train, valid and test: data.vocab='word' cuts at line ends"
+        f" only, and the text has {lines:,} line{'s' if lines > 1 else ''}, the longest with"
+        f" {longest:,} of {text_size(text):,} bytes; add line ends, give a folder with train.txt,"
+        " valid.txt and test.txt, or use data.vocab='byte', 'char' or 'subword'"
     )
 
 

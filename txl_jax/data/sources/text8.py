@@ -9,7 +9,7 @@ from pathlib import Path
 
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources.mahoney import PREPARED, SIZES, RawFile, find_splits, twentieths
-from txl_jax.data.sources.source import BLOCK, SPLITS, Piece, Source
+from txl_jax.data.sources.source import BLOCK, SPLITS, Piece, Source, reading
 
 RAW = RawFile("text8", "http://mattmahoney.net/dc/text8.zip", "3bea1919949baf155f99411df5fada7e")
 
@@ -65,7 +65,7 @@ def _source(
 def stripped(piece: Piece) -> Piece:
     """The piece without white space at its ends."""
     start, stop = piece.start, piece.stop
-    with open(piece.path, "rb") as file:
+    with reading(piece.path), open(piece.path, "rb") as file:
         while start < stop:
             file.seek(start)
             block = file.read(min(BLOCK, stop - start))
