@@ -459,16 +459,16 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
             " memory; use 'tf'",
         ),
         (
-            {"data.url": "u"},
-            "data.url = 'u': needs data.hash (md5:… or sha256:…) to check the download by",
+            {"data.url": "http://u"},
+            "data.url = 'http://u': needs data.hash (md5:… or sha256:…) to check the download by",
         ),
         (
-            {"data.url": "u", "data.hash": MD5, "data.name": "ptb"},
-            "data.url = 'u': is for data.name='text'; other corpora know their own",
+            {"data.url": "http://u", "data.hash": MD5, "data.name": "ptb"},
+            "data.url = 'http://u': is for data.name='text'; other corpora know their own",
         ),
         (
-            {"data.url": "u", "data.hash": MD5, "data.path": "p"},
-            "data.url = 'u': data.path = 'p' is given too; give one of them",
+            {"data.url": "http://u", "data.hash": MD5, "data.path": "p"},
+            "data.url = 'http://u': data.path = 'p' is given too; give one of them",
         ),
         (
             {"generate.prompt": "Once", "generate.prompt_file": "f"},
@@ -706,7 +706,7 @@ def test_combination_that_cannot_work_is_refused_with_its_rule(settings, message
         {"train.side_by_side": 2, "mesh.data": 1},
         {"model.same_length": "tf", "train.mem_len": 0},
         {"model.same_length": "pytorch", "evaluate.same_length": False, "evaluate.mem_len": 0},
-        {"data.url": "u", "data.hash": MD5},
+        {"data.url": "http://u", "data.hash": MD5},
         {"loss.positions": "half", "train.seg_len": 2},
         {"train.context_len": 8, "train.mem_len": 0, "model.same_length": False},
         {"evaluate.context_len": 8, "evaluate.mem_len": 0},
@@ -850,7 +850,7 @@ def test_a_file_names_only_what_differs_and_overrides_win(config_file):
         ({"generate.prompt": "Once"}, {"generate.prompt_file": "-"}),
         ({"generate.prompts_file": "f"}, {"generate.prompt": ""}),
         ({"generate.prompt_file": "f"}, {"generate.prompt": "None", "generate.prompts_file": None}),
-        ({"data.name": "text", "data.url": "u", "data.hash": MD5}, {"data.path": "p"}),
+        ({"data.name": "text", "data.url": "http://u", "data.hash": MD5}, {"data.path": "p"}),
     ],
 )
 def test_an_override_replaces_a_stored_alternative(stored, given, config_file):

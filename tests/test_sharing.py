@@ -101,11 +101,6 @@ def test_no_path_of_the_users_own_is_in_what_is_saved_or_pushed(trained, hub, tm
             "texts, its own splits; encoded with a trained model's vocabulary, not its own",
         ),
         (
-            {"url": "https://me:secret@host/a.txt", "hash": "md5:" + 32 * "a"},
-            "https://me:secret@host/a.txt",
-            "text",
-        ),
-        (
             {"url": "https://host/a.txt?token=secret", "hash": "md5:" + 32 * "a"},
             "https://host/a.txt?token=secret",
             "text",
