@@ -8,8 +8,8 @@ Score: test perplexity 21.8 (*paper*), here *not run*. Evaluation: test, 8 strea
 memory 128, window, no clamp.
 
 Hardware: a TPU pod slice or several hosts (TF's script: 32 TPU hosts). Arithmetic gives 1.0e20
-operations, 12 days at a sustained 100 TFLOP/s (*not run*). The train step fits a TPU v5p-32, 17.1
-of 95.7 GiB a chip, and with --config.mesh.fsdp=16 a v5e-16, 4.8 of 15.75 GiB (*compiled* ahead of
+operations, 12 days at a sustained 100 TFLOP/s (*not run*). The train step fits a TPU v5p-32, 17.22
+of 95.7 GiB a chip, and with --config.mesh.fsdp=16 a v5e-16, 4.84 of 15.75 GiB (*compiled* ahead of
 time, RESULTS.md).
 """
 

@@ -1,4 +1,7 @@
-"""The documentation site: ``python -m sphinx -W -b html docs FOLDER`` makes it.
+"""The documentation site.
+
+    pip install -e '.[test]'
+    python -m sphinx -W -b html docs FOLDER
 
 A warning is an error in that command, which a test runs. Pages are Markdown (MyST); the reference
 is made from the docstrings, which are reStructuredText with sections as Google writes them.

@@ -43,7 +43,7 @@ PARAMETERS = {
     "nvidia_wt103_large": 285_167_482,
     "ptb_authors": 24_040_400,
 }
-"""Of the published code at the recipes' shapes (SPEC, section 2)."""
+"""Of the published code at the shapes of the recipes."""
 
 SEVEN_LAYERS = PARAMETERS["wt103_base"] - 9 * (5 * 410**2 + 2 * 410 * 2100 + 2100 + 5 * 410)
 NO_R = 7 * 410**2 + 2 * 410  # the position projection of seven layers; u and v

@@ -1,5 +1,7 @@
 """The documentation site builds without a warning, and what its pages name is real."""
 
+import ast
+import dataclasses
 import importlib.util
 import os
 import pathlib
@@ -7,21 +9,32 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
+import typing
 from typing import get_args
 
 import pytest
 from absl import flags
 
 import txl_jax
-from txl_jax.config import ExperimentConfig, load_config, override
-from txl_jax.config.reading import flatten
+from txl_jax.config import (
+    ExperimentConfig,
+    ScoreConfig,
+    differing_keys,
+    load_config,
+    override,
+)
+from txl_jax.config.reading import ANALYSES, flatten
 from txl_jax.convert.__main__ import parse
 from txl_jax.convert.conversion import Format
 from txl_jax.main import _MODES  # and the import defines the flags
+from txl_jax.model.kernels import choice
+from txl_jax.workdir_files import FILES
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+README, LAUNCH = PAGES[0].read_text(), (DOCS / "launch.md").read_text()
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 MISSING = [name for name in ("sphinx", "myst_parser") if not importlib.util.find_spec(name)]
@@ -112,6 +125,123 @@ def test_python_on_the_pages_runs_but_for_what_needs_a_trained_run(page):
             compile(block, page.name, "exec")
         else:
             exec(compile(block, page.name, "exec"), names)
+
+
+# --------------------------------------------------------------------------------------
+# Statements that the code can confirm.
+
+
+def config_classes(kind: type) -> set[type]:
+    """A settings class and those of all its sections."""
+    hints = typing.get_type_hints(kind)
+    inner = [
+        hints[f.name] for f in dataclasses.fields(kind) if dataclasses.is_dataclass(hints[f.name])
+    ]
+    return {kind}.union(*map(config_classes, inner))
+
+
+def test_every_section_of_settings_is_public_and_documented():
+    reference = (DOCS / "api.md").read_text()
+    for kind in config_classes(ExperimentConfig):
+        assert kind.__name__ in txl_jax.config.__all__
+        assert re.search(rf"autoclass:: txl_jax(\.config)?\.{kind.__name__}\n", reference), kind
+
+
+def test_every_label_of_a_number_is_explained():
+    """The words in italics beside numbers: where each one comes from."""
+    pages = [ROOT / "README.md", ROOT / "RESULTS.md", *(ROOT / "configs").glob("*.py")]
+    used = {
+        label
+        for page in pages
+        for label in re.findall(r"(?<!\*)\*([a-z ]+)\*(?!\*)", page.read_text())
+    }
+    readme = re.search(
+        r"Each number says where it comes from:.*?\n\n", pages[0].read_text(), re.DOTALL
+    )
+    assert readme
+    assert used == set(re.findall(r"\*([a-z\s]+)\*", readme.group()))
+
+
+def test_the_table_of_shared_work_says_what_may_change_on_resume():
+    rows = re.findall(r"^\| `--config\.([\w.]+)=(\w+)`.*\| (\w+) \|$", LAUNCH, re.MULTILINE)
+    assert len(rows) == 7
+    before = override(ExperimentConfig(), {"train.steps": "1000"})
+    for key, value, said in rows:
+        after = override(before, {key: value})
+        refused = differing_keys(before.to_dict(), after.to_dict())
+        assert said == ("no" if refused else "yes"), key
+
+
+@pytest.mark.parametrize("text", [README, LAUNCH], ids=["README.md", "docs/launch.md"])
+def test_what_auto_takes_is_said_as_it_is(text):
+    (said,) = re.findall(r"`(?:--config\.model\.kernel=)?auto` takes.*?by\sname", text, re.DOTALL)
+    taken, _, by_name = said.partition("`cudnn` and `reference`")
+    assert set(re.findall(r"`(\w+)`", taken)) - {"auto"} == {*choice.BEST.values(), "xla"}
+    assert by_name
+    assert f" {choice._LEAST_QUERIES} tokens or more" in " ".join(taken.split())
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/analyses.md"])
+def test_the_files_of_the_analyses_are_said_as_they_are(page):
+    text = " ".join((ROOT / page).read_text().split())
+    (modes,) = re.findall(r"((?:`\w+`,? (?:and )?)+)write JSON, CSV", text)
+    written = {mode for mode in ANALYSES if f"{mode}.csv" in FILES}
+    assert set(re.findall(r"`(\w+)`", modes)) == written
+    for mode in written:
+        assert {f"{mode}.{kind}" for kind in ("json", "csv", "png", "svg")} <= set(FILES)
+    assert "`speed` writes JSON" in text
+    assert [name for name in FILES if name.startswith("speed")] == ["speed.json"]
+
+
+def test_files_of_a_workdir_that_are_named_are_written():
+    (listed,) = re.findall(r"What a run leaves in its workdir:.*?\n\n", README, re.DOTALL)
+    table = (DOCS / "quickstart.md").read_text().partition("What lies in the workdir")[2]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    names = re.findall(r"`([\w./]+)`", listed + " ".join(rows))
+    assert len(names) > 12
+    for name in names:
+        assert name.rstrip("/") in FILES, name
+
+
+def test_memory_in_the_headers_of_configs_is_that_of_the_results():
+    rows = (ROOT / "RESULTS.md").read_text().splitlines()
+    checked = 0
+    for config in (ROOT / "configs").glob("*.py"):
+        header = " ".join((ast.get_docstring(ast.parse(config.read_text())) or "").split())
+        (about,) = re.findall(r"(The train step fits.*?)\(\*compiled", header) or [""]
+        of_recipe = " ".join(row for row in rows if row.startswith(f"| `{config.stem}` | v5"))
+        for number in re.findall(r"\d+\.\d+", about):
+            assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", of_recipe), (config, number)
+            checked += 1
+        if about and "unfused" in of_recipe:
+            assert "with fused attention" in about, config
+    assert checked == 10
+
+
+def test_no_text_refers_to_a_document_that_is_not_here():
+    for folder in ("txl_jax", "configs", "docs", "tests", "benchmarks", "examples", "launch"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in (".py", ".md", ".sh") and path.name != "test_docs.py":
+                assert not re.search(r"\b(SPEC|DESIGN|STACK)\b", path.read_text()), path
+
+
+def test_the_command_for_the_site_says_what_it_needs():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    (extra,) = [
+        name for name, needs in extras.items() if any(n.startswith("sphinx") for n in needs)
+    ]
+    for text in (README, (DOCS / "conf.py").read_text()):
+        before = text.partition("python -m sphinx")[0]
+        assert f"pip install -e '.[{extra}]'" in before[-200:]
+
+
+def test_what_scoring_leaves_out_is_said_as_it_is():
+    assert ScoreConfig().tokens
+    assert "--config.score.tokens=False" in (DOCS / "generation.md").read_text()
+
+
+# --------------------------------------------------------------------------------------
 
 
 def links(text: str) -> list[str]:

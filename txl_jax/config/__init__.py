@@ -2,8 +2,8 @@
 
 A file in ``configs/`` returns a sparse ``ml_collections.ConfigDict`` that names only what
 differs from the defaults in the modules here. :func:`load_config` lays it and any overrides over
-the defaults and gives a frozen, checked :class:`ExperimentConfig`. Nothing else in the project
-checks a setting for type or range, and nothing else has defaults.
+the defaults and gives a frozen, checked :class:`ExperimentConfig`. Checks that need more than the
+settings (the text, the devices, a trained model) are made where that is read.
 """
 
 from txl_jax.config.analysis import (
@@ -19,6 +19,7 @@ from txl_jax.config.analysis import (
 from txl_jax.config.data import DataConfig
 from txl_jax.config.fields import ConfigError, without_paths
 from txl_jax.config.model import AttentionForm, TransformerXLConfig, Window
+from txl_jax.config.probe_text import ProbeTextConfig
 from txl_jax.config.reading import FREE_TO_CHANGE, differing_keys, load_config, of_record, override
 from txl_jax.config.settings import (
     DynamicConfig,
@@ -29,6 +30,7 @@ from txl_jax.config.settings import (
 from txl_jax.config.training import (
     AverageConfig,
     CheckpointConfig,
+    DistilConfig,
     LossConfig,
     MeshConfig,
     OptimizerConfig,
@@ -45,6 +47,7 @@ __all__ = [
     "ConfigError",
     "ContextConfig",
     "DataConfig",
+    "DistilConfig",
     "DynamicConfig",
     "ExperimentConfig",
     "GenerateConfig",
@@ -52,6 +55,7 @@ __all__ = [
     "MeshConfig",
     "OptimizerConfig",
     "ProbeConfig",
+    "ProbeTextConfig",
     "ProtocolConfig",
     "ReclConfig",
     "ReportConfig",

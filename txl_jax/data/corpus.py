@@ -121,7 +121,9 @@ def load_corpus(
     Example:
       >>> import pathlib, txl_jax
       >>> _ = pathlib.Path("mine.txt").write_text("the cat saw a dog " * 100)
-      >>> corpus = txl_jax.load_corpus("text", path="mine.txt")  # a token is a character
+      >>> corpus = txl_jax.load_corpus("text", path="mine.txt")
+      >>> corpus.vocab.kind
+      'byte'
       >>> corpus.vocab.decode(corpus.train[:7])
       'the cat'
       >>> len(corpus.train), len(corpus.valid), len(corpus.test)

@@ -14,7 +14,7 @@ SIZES = {
     "ptb": 10_000,
 }
 """Symbols of the published corpora as their configs have them by default: enwik8 without newline
-bytes, words with ``<eos>``; SPEC, section 2."""
+bytes, words with ``<eos>``."""
 
 
 def with_known_size(exp: ExperimentConfig) -> ExperimentConfig:
