@@ -18,6 +18,7 @@ from absl import flags
 
 import txl_jax
 from txl_jax.config import (
+    FREE_TO_CHANGE,
     ExperimentConfig,
     ScoreConfig,
     differing_keys,
@@ -234,6 +235,21 @@ def test_the_command_for_the_site_says_what_it_needs():
     for text in (README, (DOCS / "conf.py").read_text()):
         before = text.partition("python -m sphinx")[0]
         assert f"pip install -e '.[{extra}]'" in before[-200:]
+
+
+def test_the_settings_that_may_change_on_resume_are_all_named():
+    faults = (DOCS / "faults.md").read_text()
+    (said,) = re.findall(
+        r"Some settings may change on the way:.*?All are listed", faults, re.DOTALL
+    )
+    assert set(FREE_TO_CHANGE) - set(ANALYSES) == set(re.findall(r"`([\w.]+)`", said))
+    assert "the\nanalyses" in said
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_an_exported_folder_is_not_said_to_be_trained_in(page):
+    text = " ".join(page.read_text().split())
+    assert not re.search(r"such a folder in every mode(?! but training)", text)
 
 
 def test_what_scoring_leaves_out_is_said_as_it_is():
