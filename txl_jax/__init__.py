@@ -1,5 +1,10 @@
 """Transformer-XL for JAX: train, evaluate, analyse and sample language models with memory."""
 
+from txl_jax import interrupts
+
+if interrupts.is_command():  # before the imports below, which take seconds
+    interrupts.end_at_once()
+
 from txl_jax import convert
 from txl_jax.config import ConfigError, ExperimentConfig, TransformerXLConfig, load_config
 from txl_jax.convert import save

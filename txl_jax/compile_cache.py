@@ -2,12 +2,15 @@
 
 import contextlib
 import hashlib
-import os
 import platform
 import re
+import sys
 from pathlib import Path
 
 import jax
+
+from txl_jax.config import ConfigError
+from txl_jax.files import data_folder
 
 LIMIT = 2 * 2**30
 """Bytes of programs that are kept from one start to the next."""
@@ -19,7 +22,7 @@ def keep_compiled_programs() -> None:
     In ``compiled`` of the folder where prepared corpora live, ``$TXL_DATA_DIR`` or
     ``~/.cache/txl_jax``. ``JAX_COMPILATION_CACHE_DIR`` names another one, and
     ``JAX_ENABLE_COMPILATION_CACHE=false`` keeps none. A folder that cannot be written costs a
-    warning of JAX's, not the run.
+    warning of JAX's, and a home folder that does not exist one of ours, not the run.
 
     Our own folder is brought below :data:`LIMIT` first. JAX's setting for that,
     ``JAX_COMPILATION_CACHE_MAX_SIZE``, goes before it where it is given; it needs the package
@@ -27,7 +30,11 @@ def keep_compiled_programs() -> None:
     """
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
-    folder = _folder()
+    try:
+        folder = _folder()
+    except ConfigError as error:
+        print(f"warning: no compiled program is kept: {error}", file=sys.stderr, flush=True)
+        return
     if jax.config.values["jax_compilation_cache_max_size"] == -1:
         remove_longest_unused(folder, LIMIT)
     jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -54,8 +61,7 @@ def remove_longest_unused(folder: Path, limit: int) -> None:
 
 
 def _folder() -> Path:
-    data = Path(os.environ.get("TXL_DATA_DIR") or "~/.cache/txl_jax").expanduser().absolute()
-    return data / "compiled" / _machine()
+    return data_folder() / "compiled" / _machine()
 
 
 def _machine() -> str:

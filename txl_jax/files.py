@@ -6,7 +6,11 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from txl_jax.config import ConfigError
+from txl_jax.messages import shown
 
 
 def write_whole(path: str, data: bytes) -> None:
@@ -85,6 +89,35 @@ def write_csv(path: str, rows: Sequence[Mapping[str, Any]]) -> None:
     writer.writeheader()
     writer.writerows(rows)
     write_whole(path, text.getvalue().encode())
+
+
+def expanded(path: str, where: str) -> Path:
+    """The path with ``~`` and ``~user`` replaced by home folders.
+
+    Raises:
+      ConfigError: there is no such user, or no home folder; ``where`` names the flag or key.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        home = Path(path).parts[0]
+        raise ConfigError(
+            f"{where} = {shown(path)}: there is no home folder {shown(home)}; write the whole path"
+        ) from error
+
+
+def data_folder(cache_dir: str | None = None) -> Path:
+    """Where prepared corpora and compiled programs are kept, as an absolute path.
+
+    ``data.cache_dir``, else ``$TXL_DATA_DIR``, else ``~/.cache/txl_jax``.
+
+    Raises:
+      ConfigError: it is in the home folder of a user that does not exist.
+    """
+    if cache_dir:
+        return expanded(cache_dir, "config key data.cache_dir").absolute()
+    named = os.environ.get("TXL_DATA_DIR") or "~/.cache/txl_jax"
+    return expanded(named, "environment variable TXL_DATA_DIR").absolute()
 
 
 @contextlib.contextmanager

@@ -11,7 +11,10 @@ import traceback
 
 from absl import app, flags
 
+from txl_jax import interrupts
 from txl_jax.config import ConfigError, load_config
+from txl_jax.files import expanded
+from txl_jax.messages import of_system, one_line, shortened, shown
 
 _CONFIG = flags.DEFINE_string("config", None, "File with get_config(), and :variant if it has any.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run (default: runs/<config>).")
@@ -49,9 +52,13 @@ def parse_flags(argv: list[str]) -> list[str]:
         key, equals, value = argument.removeprefix("--config.").partition("=")
         _overrides[key] = value if equals else next(arguments, "")
     try:
+        for argument in rest[1:]:
+            if argument.startswith("-") and len(name := argument.partition("=")[0]) > 100:
+                # absl would look for a similar flag by recursion, a level for each character
+                raise flags.Error(f"Unknown command line flag {shown(name)}")
         return flags.FLAGS(rest)
     except flags.Error as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
         sys.exit(2)
 
 
@@ -59,14 +66,16 @@ def main(argv: list[str]) -> int:
     """Runs a mode; the exit code of the process."""
     try:
         if len(argv) > 1:
-            raise ConfigError(f"unexpected argument {argv[1]!r}; settings are --config.KEY=VALUE")
+            raise ConfigError(
+                f"unexpected argument {shown(argv[1])}; settings are --config.KEY=VALUE"
+            )
         return run()
     except _known_errors() as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        text = of_system(error, f"--mode={_MODE.value}") if isinstance(error, OSError) else error
+        print(f"error: {one_line(text)}", file=sys.stderr, flush=True)
         return _left_with(2)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr, flush=True)
-        return _left_with(130)
+        return _left_with(interrupts.report())
     except Exception:
         if _many_processes():
             traceback.print_exc()
@@ -76,13 +85,20 @@ def main(argv: list[str]) -> int:
 
 def run() -> int:
     """Loads what the flags name, checks it, and does what the mode says."""
+    for flag in (_CONFIG, _WORKDIR, _TOPOLOGY, _STEP, _COORDINATOR):
+        if flag.value is not None and not flag.value.strip():
+            raise ConfigError(f"--{flag.name}=: a value is missing; give one, or no such flag")
+    config = _CONFIG.value
+    if config and config.startswith("~"):
+        config = str(expanded(config, "--config"))
     needed = _MODE.value in ("train", "compile", "ablation") or _WORKDIR.value is None
-    if _CONFIG.value is None and needed:
+    if config is None and needed:
         raise ConfigError("--config=FILE is needed, for example --config=configs/quickstart.py")
     if _TOPOLOGY.value is not None and _MODE.value != "compile":
-        raise ConfigError(f"--topology={_TOPOLOGY.value}: is for --mode=compile")
-    exp = load_config(_CONFIG.value, _overrides) if _CONFIG.value else None
-    workdir = os.path.abspath(_WORKDIR.value or os.path.join("runs", _name(_CONFIG.value or "")))
+        raise ConfigError(f"--topology={shortened(_TOPOLOGY.value)}: is for --mode=compile")
+    exp = load_config(config, _overrides) if config else None
+    named = _WORKDIR.value or os.path.join("runs", _name(config or ""))
+    workdir = os.path.abspath(expanded(named, "--workdir"))
 
     from txl_jax import modes, processes  # the rest of the program: only once the config is good
 
@@ -99,10 +115,11 @@ def run() -> int:
     from txl_jax.compile_cache import keep_compiled_programs
 
     keep_compiled_programs()
+    interrupts.raise_again()  # the start is over
     if exp is not None and _MODE.value == "train":
         return modes.train(exp, workdir, command=_resume_command())
-    if _CONFIG.value and _MODE.value == "ablation":
-        return modes.ablation(_CONFIG.value, _overrides, workdir, command=_resume_command())
+    if config and _MODE.value == "ablation":
+        return modes.ablation(config, _overrides, workdir, command=_resume_command())
     if _MODE.value in modes.COMPARISONS:
         return modes.compare(_MODE.value, exp, _overrides, workdir)
     return modes.with_trained(_MODE.value, exp, _overrides, workdir, _STEP.value)

@@ -1,5 +1,7 @@
 """Values and texts in messages for the user: on one line, never too long to read."""
 
+import errno
+import os
 import re
 
 LONGEST_VALUE = 200
@@ -31,3 +33,32 @@ def one_line(message: object) -> str:
         text = type(message).__name__
     text = re.sub(rf"\S{{{LONGEST_VALUE + 1},}}", lambda word: shortened(word[0]), text)
     return shortened(text, LONGEST_MESSAGE)
+
+
+_ADVICE = {
+    "check the path": (errno.ENOENT, errno.ENOTDIR),
+    "check its permissions, or name another path": (errno.EACCES, errno.EPERM, errno.EROFS),
+    "free some space, or name a path on another disk": (errno.ENOSPC, errno.EDQUOT),
+    "name a file, not a folder": (errno.EISDIR,),
+    "use a shorter path": (errno.ENAMETOOLONG,),
+    "allow more open files with ulimit -n": (errno.EMFILE, errno.ENFILE),
+    "whatever read the output has ended": (errno.EPIPE,),
+}
+
+
+def of_system(error: OSError, doing: str) -> str:
+    """An error of the operating system for the user: what was being done, to which file, advice.
+
+    Args:
+      error: its ``filename`` may be missing.
+      doing: what the program was doing, such as ``--mode=evaluate``.
+    """
+    reason = error.strerror or str(error) or type(error).__name__
+    names = [os.fsdecode(name) for name in (error.filename, error.filename2) if _is_path(name)]
+    parts = [doing, *([" -> ".join(map(shown, names))] if names else []), reason]
+    advice = next((text for text, codes in _ADVICE.items() if error.errno in codes), None)
+    return ": ".join(parts) + (f"; {advice}" if advice else "")
+
+
+def _is_path(name: object) -> bool:
+    return isinstance(name, str | bytes | os.PathLike)

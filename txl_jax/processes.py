@@ -13,6 +13,7 @@ With one process everything here is free and does nothing.
 import json
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -23,10 +24,13 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from txl_jax.config import ConfigError
+from txl_jax.messages import shortened, shown
 
 T = TypeVar("T")
 
 _CONNECT_SECONDS = 300
+_LONGEST_HEARTBEAT = 24 * 3600
+_MOST_PROCESSES = 1 << 20
 _SHUTDOWN_SECONDS = 24 * 3600
 """How long a process that is done waits for the others: process 0 may still count and write. It
 is no wait for the dead, who are found by their missing heartbeat."""
@@ -63,7 +67,7 @@ def initialise(
       ConfigError: flags that do not go together, nothing that says where the processes are, or
         processes that do not find each other.
     """
-    check_flags(coordinator, num_processes, process_id)
+    check_flags(coordinator, num_processes, process_id, heartbeat_seconds)
     order_collectives(distributed or coordinator is not None)
     if not distributed and coordinator is None:
         return
@@ -118,8 +122,20 @@ def order_collectives(many_processes: bool) -> None:
         os.environ["XLA_FLAGS"] = f"{flags} {_SCHEDULER}=false".strip()
 
 
-def check_flags(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
-    """Raises ConfigError where the address of the processes is not whole or cannot be one."""
+def check_flags(
+    coordinator: str | None,
+    num_processes: int | None,
+    process_id: int | None,
+    heartbeat_seconds: int = 60,
+) -> None:
+    """Raises ConfigError where a flag is out of range or the processes' address is incomplete."""
+    ranges = (
+        ("heartbeat_seconds", heartbeat_seconds, _LONGEST_HEARTBEAT),
+        ("num_processes", num_processes, _MOST_PROCESSES),
+    )
+    for name, value, most in ranges:
+        if value is not None and not 1 <= value <= most:
+            raise ConfigError(f"--{name}={shown(value)}: must be from 1 to {most}")
     given = {
         "--coordinator=HOST:PORT": coordinator,
         "--num_processes=N": num_processes,
@@ -134,11 +150,13 @@ def check_flags(coordinator: str | None, num_processes: int | None, process_id: 
     assert num_processes is not None
     assert process_id is not None
     host, _, port = coordinator.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise ConfigError(f"--coordinator={coordinator}: must be HOST:PORT, such as node0:12345")
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
+        raise ConfigError(
+            f"--coordinator={shortened(coordinator)}: must be HOST:PORT, such as node0:12345"
+        )
     if not 0 <= process_id < num_processes:
         raise ConfigError(
-            f"--process_id={process_id}: must be from 0 to --num_processes - 1 ="
+            f"--process_id={shown(process_id)}: must be from 0 to --num_processes - 1 ="
             f" {num_processes - 1}"
         )
 

@@ -17,11 +17,14 @@ from typing import Any, get_args
 
 from absl import logging
 
+from txl_jax import interrupts
 from txl_jax.config import ConfigError
 from txl_jax.convert.conversion import Format, Request, to_workdir
 from txl_jax.convert.errors import ConvertError
 from txl_jax.convert.exported import export
 from txl_jax.data.errors import DataError
+from txl_jax.files import expanded
+from txl_jax.messages import of_system, one_line
 from txl_jax.training.checkpoint import CheckpointError
 from txl_jax.workdir import WorkdirError
 
@@ -48,6 +51,9 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
         else:
             rest.append(argument)
     flags = p.parse_args(rest)
+    for name, value in vars(flags).items():
+        if value == "":
+            p.error(f"{'SOURCE' if name == 'source' else f'--{name}='}: a value is missing")
     if (flags.source is None) == (flags.export is None):
         p.error("name either a SOURCE to convert, or a folder to --export to")
     if flags.export and (flags.format or flags.args or flags.vocab or flags.corpus or overrides):
@@ -62,27 +68,48 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
 def main(argv: list[str]) -> int:
     """Converts or exports; the exit code of the process."""
     flags, overrides = parse(argv)
+    interrupts.raise_again()  # the start is over
     logging.set_verbosity(logging.ERROR)
     try:
-        if flags.export:
-            step = export(flags.workdir, flags.export, flags.step)
-            print(f"step {step} is in {flags.export}")
-            return 0
-        data = {"name": flags.corpus, "path": flags.path} if flags.corpus else None
-        model = to_workdir(
-            Request(
-                source=flags.source,
-                workdir=os.path.abspath(flags.workdir),
-                format=flags.format,
-                args=_json(flags.args) if flags.args else None,
-                vocab=flags.vocab,
-                data=data,
-                overrides=overrides,
-            )
-        )
+        _expand_home(flags)
+        return _export(flags) if flags.export else _convert(flags, overrides)
     except KNOWN_ERRORS as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        doing = f"export of {flags.workdir}" if flags.export else f"conversion of {flags.source}"
+        text = of_system(error, doing) if isinstance(error, OSError) else error
+        print(f"error: {one_line(text)}", file=sys.stderr, flush=True)
         return 2
+    except KeyboardInterrupt:
+        return interrupts.report()
+
+
+def _expand_home(flags: argparse.Namespace) -> None:
+    """Replaces ``~`` in every flag that is a path."""
+    for name in ("source", "workdir", "args", "vocab", "path", "export"):
+        value = getattr(flags, name)
+        if value and value.startswith("~"):
+            flag = "SOURCE" if name == "source" else f"--{name}"
+            setattr(flags, name, str(expanded(value, flag)))
+
+
+def _export(flags: argparse.Namespace) -> int:
+    step = export(flags.workdir, flags.export, flags.step)
+    print(f"step {step} is in {flags.export}")
+    return 0
+
+
+def _convert(flags: argparse.Namespace, overrides: dict[str, str]) -> int:
+    data = {"name": flags.corpus, "path": flags.path} if flags.corpus else None
+    model = to_workdir(
+        Request(
+            source=flags.source,
+            workdir=os.path.abspath(flags.workdir),
+            format=flags.format,
+            args=_json(flags.args) if flags.args else None,
+            vocab=flags.vocab,
+            data=data,
+            overrides=overrides,
+        )
+    )
     shape = f"{model.n_layer} layers, d_model {model.d_model}, {model.vocab_size} symbols"
     print(f"{flags.workdir}: {model.attention} attention, {shape}; to score it:")
     print(f"  python -m txl_jax.main --mode=evaluate --workdir={flags.workdir}")

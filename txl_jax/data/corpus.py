@@ -28,6 +28,7 @@ from txl_jax.data.sources import enwik8, lm1b, probe, ptb, stdlib, text, text8, 
 from txl_jax.data.sources.partial import clear_left_folders, remove_folder, writing
 from txl_jax.data.sources.source import SPLITS, Source, file_hash
 from txl_jax.data.vocab import Kind, Vocab, check_ids
+from txl_jax.files import data_folder
 
 __all__ = ["Corpus", "DataError", "corpus_from_config", "load_corpus"]
 
@@ -232,8 +233,7 @@ def _vocab_hash(vocab: Vocab) -> str:
 
 
 def _cache_folder(data: DataConfig) -> Path:
-    chosen = data.cache_dir or os.environ.get("TXL_DATA_DIR") or "~/.cache/txl_jax"
-    cache = Path(chosen).expanduser().absolute()
+    cache = data_folder(data.cache_dir)
     with writing(cache):
         cache.mkdir(parents=True, exist_ok=True)
     return cache

@@ -28,6 +28,7 @@ from absl import logging
 
 from txl_jax import processes
 from txl_jax.config import CheckpointConfig, differing_keys
+from txl_jax.messages import shortened
 from txl_jax.training.average import RAW
 from txl_jax.training.retention import METRIC, Manager, options
 from txl_jax.training.seals import Seals, fault, sealed
@@ -80,7 +81,7 @@ class Checkpoints:
     def _steps(self) -> list[int]:
         if not os.path.isdir(self.folder):
             return []
-        return sorted(int(n) for n in os.listdir(self.folder) if n.isdigit())
+        return sorted(int(n) for n in os.listdir(self.folder) if n.isascii() and n.isdigit())
 
     def save(
         self, step: int, state: TrainState, meta: dict[str, Any], valid_loss: float | None
@@ -265,10 +266,13 @@ class Checkpoints:
             losses = {s: self.valid_loss(s) for s in steps}
             scored = {s: v for s, v in losses.items() if v is not None}
             return min(scored, key=lambda s: scored[s]) if scored else steps[-1]
-        if not which.isdigit() or int(which) not in steps:
-            listed = ", ".join(map(str, steps))
-            raise CheckpointError(f"there is no checkpoint {which} in {self.folder}, only {listed}")
-        return int(which)
+        named = {str(step): step for step in steps}
+        if which not in named:
+            raise CheckpointError(
+                f"there is no checkpoint {shortened(which)} in {self.folder}, only"
+                f" {', '.join(named)}"
+            )
+        return named[which]
 
     def valid_loss(self, step: int) -> float | None:
         """Validation loss in nats that was saved with a step; ``None`` where not measured."""

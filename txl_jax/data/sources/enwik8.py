@@ -99,7 +99,7 @@ def _bytes_of(text: bytes) -> bytes:
     try:
         return bytes(map(int, numbers))
     except ValueError:
-        wrong = next(n for n in numbers if not n.isdigit() or int(n) > 255)
+        wrong = next(n for n in numbers if not n.isdigit() or len(n) > 3 or int(n) > 255)
         raise DataError(
             f"enwik8: {wrong[:20].decode('utf-8', 'replace')!r} in train.txt, valid.txt or test.txt"
             " is not the decimal number of a byte, as the authors' script writes them; name the raw"

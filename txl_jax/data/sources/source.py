@@ -11,6 +11,7 @@ from typing import Any
 
 from txl_jax.data.blocks import check_utf8
 from txl_jax.data.errors import DataError
+from txl_jax.files import expanded
 
 SPLITS = ("train", "valid", "test")
 BLOCK = 256 * 1024
@@ -198,8 +199,8 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def existing(path: str) -> Path:
-    """The path of a regular file or folder that is there; DataError if not."""
-    found, named = Path(path).expanduser(), f"data.path = {path!r}"
+    """The path of a regular file or folder that is there; DataError or ConfigError if not."""
+    found, named = expanded(path, "config key data.path"), f"data.path = {path!r}"
     try:
         mode = found.stat().st_mode
     except FileNotFoundError:

@@ -1,0 +1,203 @@
+"""What the command prints when it refuses: one line that names what, where and the fix."""
+
+import errno
+import io
+import os
+import pwd
+
+import pytest
+from absl.testing import flagsaver
+from tiny_runs import write_config
+
+from txl_jax import main, processes
+from txl_jax.config import ConfigError, DataConfig
+from txl_jax.convert.__main__ import main as convert
+from txl_jax.data.corpus import corpus_from_config
+from txl_jax.data.errors import DataError
+from txl_jax.data.sources.enwik8 import _bytes_of
+from txl_jax.messages import of_system, one_line, shown
+from txl_jax.training.checkpoint import CheckpointError, Checkpoints
+
+QUICKSTART = "--config=configs/quickstart.py"
+NOBODY = "~no_such_user_here"
+
+
+@pytest.fixture
+def refused(capsys, monkeypatch):
+    """The one line of a command that is refused with exit code 2, run in this process."""
+
+    def run(*arguments, call=None):
+        monkeypatch.setattr(main, "_overrides", {})
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+        capsys.readouterr()
+        try:
+            with flagsaver.flagsaver():
+                code = call(list(arguments)) if call else _main(*arguments)
+        except SystemExit as end:
+            code = end.code
+        out, told = capsys.readouterr()
+        assert (code, out) == (2, ""), told
+        assert told.startswith("error: ")
+        assert told.count("\n") == 1
+        return told.removeprefix("error: ").removesuffix("\n")
+
+    return run
+
+
+def _main(*arguments):
+    return main.main(main.parse_flags(["main", *arguments]))
+
+
+# --------------------------------------------------------------------------------------
+# Flags.
+
+
+@pytest.mark.parametrize("name", ["config", "workdir", "step", "topology", "coordinator"])
+def test_a_flag_without_a_value_is_refused(name, refused):
+    message = f"--{name}=: a value is missing; give one, or no such flag"
+    for empty in ("", " "):
+        assert refused(QUICKSTART, "--mode=evaluate", f"--{name}={empty}") == message
+
+
+def test_a_setting_without_a_value_is_refused(refused):
+    expected = "config key train.steps = '': a value is missing; must be of type int"
+    assert refused(QUICKSTART, "--config.train.steps=") == expected
+    assert refused(QUICKSTART, "--config.train.steps") == expected
+    assert refused(QUICKSTART, "--config.data.path=") == (
+        "config key data.path = '': a value is missing; give one, or none"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flag", "rule"),
+    [
+        ("--heartbeat_seconds=-5", "must be from 1 to 86400"),
+        ("--heartbeat_seconds=0", "must be from 1 to 86400"),
+        (f"--heartbeat_seconds={2**31}", "must be from 1 to 86400"),
+        ("--num_processes=0", "must be from 1 to 1048576"),
+        ("--num_processes=-1", "must be from 1 to 1048576"),
+        (f"--num_processes={2**64}", "must be from 1 to 1048576"),
+    ],
+)
+def test_numbers_of_processes_and_seconds_have_a_range(flag, rule, refused, tmp_path):
+    many = ("--coordinator=localhost:1", "--num_processes=2", "--process_id=0")
+    workdir = f"--workdir={tmp_path}"
+    assert refused(QUICKSTART, workdir, *many, flag) == f"{flag}: {rule}"
+
+
+@pytest.mark.parametrize("port", ["²", "٣", "1_0", "9" * 5000])
+def test_a_port_is_a_decimal_number_in_ascii(port):
+    with pytest.raises(ConfigError, match="must be HOST:PORT, such as node0:12345") as error:
+        processes.check_flags(f"localhost:{port}", 2, 0)
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize("step", ["²", "٣", "07", "-1", "9" * 5000])
+def test_a_step_is_a_decimal_number_in_ascii(step, tmp_path):
+    for name in ("7", "²", "٣"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    with Checkpoints(str(tmp_path)) as checkpoints:
+        assert checkpoints.steps() == [7]
+        assert checkpoints.choose("7") == 7
+        with pytest.raises(CheckpointError, match=r"there is no checkpoint .*, only 7$") as error:
+            checkpoints.choose(step)
+    assert len(str(error.value)) < 600
+
+
+def test_a_number_of_too_many_digits_in_a_prepared_text_is_refused():
+    with pytest.raises(DataError, match="is not the decimal number of a byte"):
+        _bytes_of(b"60 112 " + b"9" * 5000)
+
+
+# --------------------------------------------------------------------------------------
+# Home folders.
+
+
+def test_a_home_folder_that_does_not_exist_is_refused(refused, tmp_path, monkeypatch):
+    rule = f"there is no home folder '{NOBODY}'; write the whole path"
+    workdir = f"--workdir={tmp_path}/run"
+    assert refused(f"--config={NOBODY}/c.py", workdir) == f"--config = '{NOBODY}/c.py': {rule}"
+    assert refused(QUICKSTART, f"--workdir={NOBODY}/w") == f"--workdir = '{NOBODY}/w': {rule}"
+    config = f"--config={write_config(tmp_path)}"
+    for key in ("data.path", "data.cache_dir"):
+        assert refused(config, workdir, f"--config.{key}={NOBODY}/x") == (
+            f"config key {key} = '{NOBODY}/x': {rule}"
+        )
+    converting = ("source", f"--workdir={NOBODY}/w")
+    assert refused(*converting, call=convert) == f"--workdir = '{NOBODY}/w': {rule}"
+    monkeypatch.setenv("TXL_DATA_DIR", f"{NOBODY}/data")
+    with pytest.raises(ConfigError, match=r"^environment variable TXL_DATA_DIR = "):
+        corpus_from_config(DataConfig(path=str(tmp_path / "text.txt")))
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_home_folder_in_a_flag_is_expanded(refused, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    at_home = refused("--mode=evaluate", "--workdir=~/run")
+    assert at_home.startswith(f"--workdir={tmp_path}/run: there is no config.json in it")
+    assert refused("--config=~/none.py") == (
+        f"--config={tmp_path}/none.py: there is no file '{tmp_path}/none.py'"
+    )
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: (_ for _ in ()).throw(KeyError(uid)))
+    assert refused("--config=~/none.py").startswith("--config = '~/none.py': there is no home ")
+
+
+# --------------------------------------------------------------------------------------
+# Errors of the operating system, and long texts.
+
+
+def test_an_error_of_the_system_says_what_was_done_to_which_file(refused, tmp_path, monkeypatch):
+    missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{tmp_path}/x")
+    monkeypatch.setattr(main, "load_config", lambda *_: (_ for _ in ()).throw(missing))
+    assert refused(QUICKSTART, "--mode=evaluate") == (
+        f"--mode=evaluate: '{tmp_path}/x': No such file or directory; check the path"
+    )
+    args = ("source", f"--workdir={tmp_path}/run", f"--args={tmp_path}/none.json")
+    assert refused(*args, call=convert) == (
+        f"conversion of source: '{tmp_path}/none.json': No such file or directory; check the path"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(errno.ENOSPC, "full", "a"), "m: 'a': full; free some space, or name a path on"),
+        (OSError(errno.EXDEV, "two disks", "a", None, "b"), "m: 'a' -> 'b': two disks"),
+        (PermissionError(errno.EACCES, "no", b"caf\xe9"), r"m: 'caf\udce9': no; check its perm"),
+        (OSError("only words"), "m: only words"),
+        (TimeoutError(), "m: TimeoutError"),
+        (OSError(errno.EBADF, "bad", 3), "m: bad"),
+    ],
+)
+def test_every_form_of_a_system_error_has_a_text(error, text):
+    assert of_system(error, "m").startswith(text)
+
+
+def test_long_flags_are_shortened_and_lines_joined(refused, tmp_path):
+    long = "x" * 5000
+    workdir = f"--workdir={tmp_path}/run"
+    for arguments in (
+        (QUICKSTART, long),
+        (QUICKSTART, f"--topology={long}"),
+        (QUICKSTART, f"--mode={long}"),
+        (QUICKSTART, f"--{long}=1"),
+        (QUICKSTART, f"--num_processes={long}"),
+        (f"--config={long}", workdir),
+        (QUICKSTART, workdir, f"--coordinator={long}", "--num_processes=1", "--process_id=0"),
+        ("--mode=evaluate", f"--workdir={tmp_path}/{long}"),
+        (QUICKSTART, workdir, f"--config.data.name={'a b ' * 1250}"),
+        (QUICKSTART, workdir, "--config.data.name=text", f"--config.data.path={long}"),
+    ):
+        assert len(refused(*arguments)) < 1200, arguments
+
+
+def test_values_and_messages_are_shortened_in_the_middle():
+    assert shown("x" * 100) == repr("x" * 100)
+    assert shown("ab" * 5000) == "'" + "ab" * 49 + "a... [9,802 characters left out] ...b" + (
+        "ab" * 49 + "'"
+    )
+    assert one_line("two\n  lines\r\n") == "two lines"
+    assert one_line("a  b") == "a  b"
+    assert one_line(f"x: {'y' * 300}: fix").endswith("y: fix")
+    assert len(one_line("many words " * 1000)) < 2100
