@@ -12,6 +12,7 @@ import threading
 import typing
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -149,7 +150,8 @@ def archive_of(kind: str) -> bytes:
             for name, text in TEXTS.items():
                 out.writestr(name, bytes(text))
     else:
-        with tarfile.open(fileobj=whole, mode=f"w:{kind}") as out:
+        mode: Any = f"w:{kind}"
+        with tarfile.open(fileobj=whole, mode=mode) as out:
             for name, text in TEXTS.items():
                 member = tarfile.TarInfo(name)
                 member.size = len(text)

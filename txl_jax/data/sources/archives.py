@@ -9,7 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources.partial import folder_in_the_making, rename_folder, writing
@@ -118,11 +118,10 @@ def _unpack_tar(archive: Path, folder: Path, wanted: Callable, what: str) -> Non
             source = tar.extractfile(member)
             assert source is not None  # a plain file has content
             _copy(source, folder / name)
-        assert tar.fileobj is not None  # it is open
         _check_rest(tar.fileobj)
 
 
-def _check_rest(rest: IO[bytes]) -> None:
+def _check_rest(rest: Any) -> None:
     """Raises ReadError unless only zeros follow the last member of a tar archive.
 
     A damaged header ends the list of members, and the members after it would be missing without
