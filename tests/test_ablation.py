@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import tiny_runs
 
-from txl_jax.config import ConfigError, ProtocolConfig
-from txl_jax.data.corpus import corpus_from_config
+from txl_jax.config import ConfigError, ExperimentConfig, ProtocolConfig, override
+from txl_jax.data.corpus import DataError, corpus_from_config
 from txl_jax.evaluation import ablation
 from txl_jax.evaluation.errors import AnalysisError
+from txl_jax.evaluation.evaluate import Evaluator, Score
 from txl_jax.training.loop import train as train_loop
 from txl_jax.training.stopping import Stop
 from txl_jax.workdir import check_writable, claim, load, with_vocab
@@ -196,6 +197,26 @@ def test_a_training_that_was_stopped_stops_the_table(table, tmp_path):
 def test_what_cannot_be_compared_is_refused_before_training(table, tmp_path, overrides, text):
     with pytest.raises(AnalysisError, match=text.replace("(", r"\(")):
         ablation.run(table, overrides, str(tmp_path), never)
+
+
+def test_a_split_too_short_for_the_streams_is_refused_before_training(table, tmp_path):
+    with pytest.raises(DataError, match="memory: the valid split has 3 tokens, enough for 2"):
+        ablation.run(table, {"ablation.max_tokens": "2"}, str(tmp_path), never)
+
+
+def test_dynamic_evaluation_has_the_training_split_for_its_statistics(
+    table, done, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Evaluator, "run", lambda *_, **__: Score(0.5, 96, 0.0))
+    flags = {"evaluate.dynamic.rule": "rms", "ablation.workdirs": f"memory={done[0] / 'memory'}"}
+    assert ablation.run(table, {**flags, "ablation.rows": "memory"}, str(tmp_path), never) == 0
+    assert read(tmp_path)["runs"][0]["losses"] == [0.5] * 3
+
+
+def test_recomputed_context_takes_no_warm_start():
+    exp = override(ExperimentConfig(), {"evaluate.warm_start": 64, "train.mem_len": 0})
+    protocol = ablation.at_length(exp, 256)
+    assert (protocol.mem_len, protocol.context_len, protocol.warm_start) == (0, 128, 0)
 
 
 def test_rows_of_different_texts_are_refused_before_training(tmp_path):

@@ -178,6 +178,7 @@ NAMED_BY_HAND = {
     ("files.py", "path + '.tmp'"): ELSEWHERE,
     ("generation/write.py", "path"): ELSEWHERE,
     ("lock.py", "path"): ".lock",
+    ("outputs.py", "path"): ELSEWHERE,
     ("training/distil.py", "path"): "soft_targets.npz",
     ("training/loss_curve.py", "figure_path"): "loss.png",
     ("training/records.py", "metrics_path"): "metrics.jsonl",

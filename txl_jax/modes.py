@@ -18,9 +18,10 @@ from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.report import report
 from txl_jax.generation.prompts import prompts_of
 from txl_jax.generation.text import encode_prompts
-from txl_jax.generation.write import write_continuations
+from txl_jax.generation.write import set_errors, write_continuations
 from txl_jax.lock import LockedError, training_lock
 from txl_jax.model.kernels.choice import KernelError
+from txl_jax.outputs import check_file, check_outputs
 from txl_jax.planning.compile_ahead import compile_ahead
 from txl_jax.planning.topology import PlanningError
 from txl_jax.sharing import load
@@ -77,7 +78,7 @@ def train(exp: ExperimentConfig, workdir: str, command: str) -> int:
     Every check of what the run needs comes before the first step. ``command`` is what to type
     to go on after an interruption. Returns the exit code.
     """
-    logging.set_verbosity(logging.ERROR)
+    _set_up_output()
     with Stop() as stop:
         for _, folder in each(exp, workdir):
             processes.first(lambda: check_free(folder))  # noqa: B023  (called at once)
@@ -87,11 +88,13 @@ def train(exp: ExperimentConfig, workdir: str, command: str) -> int:
         exp = with_vocab(exp, corpus)
         baselines.check(exp.evaluate.baselines, corpus.vocab)
         encode_prompts(corpus.vocab, prompts_of(exp.generate))
+        if exp.generate.length:
+            processes.first(lambda: check_file("generate.json", exp.generate.json))
         check_fit(exp, corpus)
         runs = each(exp, workdir)
         with contextlib.ExitStack() as locks:
             for one, folder in runs:
-                processes.first(lambda: check_writable(folder))  # noqa: B023  (called at once)
+                processes.first(lambda: check_outputs(folder, "evaluate", "generate"))  # noqa: B023
                 locks.enter_context(locked(folder))
                 processes.first(lambda: claim(folder, one, corpus))  # noqa: B023  (called at once)
                 check_shared(folder)
@@ -144,7 +147,7 @@ def with_trained(
     The workdir's own config holds, and ``overrides`` on it; a config that is given as well
     replaces all but the model and the text.
     """
-    logging.set_verbosity(logging.ERROR)
+    _set_up_output()
     named = exp.average.use if exp else overrides.get("average.use", "best")
     trained = load(workdir, step, None if named == "best" else named)
     if exp is None:
@@ -152,12 +155,15 @@ def with_trained(
     trained = _with_settings(trained, exp)
     exp = trained.config
     if mode == "generate":
+        processes.first(lambda: check_outputs(workdir, "generate"))
+        processes.first(lambda: check_file("generate.json", exp.generate.json))
         write_sample(trained, workdir)
         return 0
     if mode in ANALYSES:
         if processes.is_first():  # on its first device, where its own copy of the parameters lies
             _say(importlib.import_module(ANALYSES[mode]).run(trained, workdir))
         return 0
+    processes.first(lambda: check_outputs(workdir, "evaluate"))
     corpus = processes.in_turn(lambda: corpus_from_config(exp.data, trained.vocab))
     baselines.check(exp.evaluate.baselines, corpus.vocab)
     result = report(trained, corpus, workdir)
@@ -170,7 +176,7 @@ def compare(
     mode: str, exp: ExperimentConfig | None, overrides: Mapping[str, str], workdir: str
 ) -> int:
     """A mode of several runs, which its section of the config names; writes in ``workdir``."""
-    logging.set_verbosity(logging.ERROR)
+    _set_up_output()
     exp = exp or override(ExperimentConfig(), overrides)
     if processes.is_first():
         _say(importlib.import_module(COMPARISONS[mode]).run(exp, workdir))
@@ -181,8 +187,8 @@ def ablation(config: str, overrides: Mapping[str, str], workdir: str, command: s
     """Every row of a table: trained where it is not yet, evaluated, compared."""
     from txl_jax.evaluation import ablation as table
 
-    logging.set_verbosity(logging.ERROR)
-    processes.first(lambda: check_writable(workdir))
+    _set_up_output()
+    processes.first(lambda: check_outputs(workdir, "ablation"))
     processes.first(lambda: claim_outputs(workdir, "ablation"))
     row_by_row = lambda exp, folder: train(exp, folder, command)
     return table.run(config, overrides, workdir, row_by_row)
@@ -190,7 +196,7 @@ def ablation(config: str, overrides: Mapping[str, str], workdir: str, command: s
 
 def compile_programs(exp: ExperimentConfig, topology: str | None) -> int:
     """What training and scoring need of the devices; nothing is run (planning/compile_ahead.py)."""
-    logging.set_verbosity(logging.ERROR)
+    _set_up_output()
     return compile_ahead(exp, topology)
 
 
@@ -198,6 +204,12 @@ def write_sample(trained: Trained, workdir: str, stop: Callable[[], bool] = lamb
     """Continues the prompts of the config: process 0 does, on its first device."""
     if processes.is_first():  # where its own copy of the parameters lies
         write_continuations(trained, workdir, stop)
+
+
+def _set_up_output() -> None:
+    """Logs errors only; a character that standard output cannot show is escaped, no error."""
+    logging.set_verbosity(logging.ERROR)
+    set_errors(sys.stdout, "backslashreplace")
 
 
 def _say(text: str, file: TextIO | None = None) -> None:

@@ -158,9 +158,14 @@ def _label_without_path(label: str, data: Mapping[str, Any]) -> str:
 
 
 def refuse_used(folder: str) -> None:
-    """Raises ConvertError where there is something in the folder, or a file in its place."""
+    """Raises ConvertError where there is something in the folder, or it cannot be written."""
     if os.path.isfile(folder) or (os.path.isdir(folder) and os.listdir(folder)):
         raise ConvertError(f"{folder}: there is something in it; name a new or an empty folder")
+    there = os.path.abspath(folder)
+    while not os.path.exists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
+        raise ConvertError(f"{folder}: nothing can be written in {there}; name another folder")
 
 
 def read_json(folder: str, name: str) -> dict[str, Any]:

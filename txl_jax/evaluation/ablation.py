@@ -21,9 +21,16 @@ from typing import Any
 import numpy as np
 
 from txl_jax import processes
-from txl_jax.config import AblationConfig, ExperimentConfig, ProtocolConfig, load_config, override
-from txl_jax.data.corpus import corpus_from_config
-from txl_jax.data.sentences import Sentences
+from txl_jax.config import (
+    AblationConfig,
+    DataConfig,
+    ExperimentConfig,
+    ProtocolConfig,
+    load_config,
+    override,
+)
+from txl_jax.data.corpus import Corpus, corpus_from_config
+from txl_jax.data.sentences import Sentences, streams_of
 from txl_jax.evaluation import pictures
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.evaluate import Evaluator
@@ -60,6 +67,7 @@ def run(config: str, overrides: Mapping[str, str], workdir: str, train: Train) -
             f"rows of different texts ({', '.join(texts)}) make no table; name those of one with"
             " --config.ablation.rows=ROW,ROW"
         )
+    check_split([one for one in runs if not one.given], c)
     for one in runs:
         if not is_finished(one):
             code = train(one.exp, one.workdir)
@@ -110,6 +118,20 @@ def runs_of(config: str, overrides: Mapping[str, str], workdir: str) -> list[Run
     return runs
 
 
+def check_split(runs: list[Run], c: AblationConfig) -> None:
+    """Raises DataError where the split is too short for the streams of a row's evaluation."""
+    corpora: dict[DataConfig, Corpus] = {}
+    for one in runs:
+        data, p = one.exp.data, one.exp.evaluate
+        if data not in corpora:
+            corpora[data] = processes.in_turn(lambda: corpus_from_config(data))  # noqa: B023
+        split = first_targets(getattr(corpora[data], c.split), c.max_tokens)
+        name = f"{one.row}: the {c.split} split"
+        streams_of(split, p.batch_size, p.seg_len, name=name)
+        if p.dynamic.rule == "rms":
+            streams_of(corpora[data].train, p.batch_size, p.seg_len, name="the train split")
+
+
 def is_finished(one: Run) -> bool:
     """Whether the run's last step is saved; one that was named is taken as it is."""
     if one.given:
@@ -130,7 +152,8 @@ def scored(one: Run, c: AblationConfig) -> dict[str, Any]:
         protocol = at_length(one.exp, length)
         protocol = dataclasses.replace(protocol, split=c.split, max_segments=0)
         tokens = first_targets(getattr(corpus, c.split), c.max_tokens)
-        losses[length] = loss_of(trained, protocol, tokens, f"{one.row}, length {length}")
+        what = f"{one.row}, length {length}"
+        losses[length] = loss_of(trained, protocol, tokens, what, corpus.train)
     unit = corpus.vocab.unit
     return {
         "row": one.row,
@@ -167,7 +190,10 @@ def at_length(exp: ExperimentConfig, length: int) -> ProtocolConfig:
     p = exp.evaluate
     if exp.train.mem_len:
         return dataclasses.replace(p, mem_len=length, context_len=0)
-    return dataclasses.replace(p, mem_len=0, context_len=length - p.seg_len, same_length=False)
+    context_len = length - p.seg_len
+    return dataclasses.replace(
+        p, mem_len=0, context_len=context_len, same_length=False, warm_start=0
+    )
 
 
 def first_targets(split: np.ndarray | Sentences, n: int) -> np.ndarray | Sentences:
@@ -185,13 +211,17 @@ def first_targets(split: np.ndarray | Sentences, n: int) -> np.ndarray | Sentenc
 
 
 def loss_of(
-    trained: Trained, protocol: ProtocolConfig, tokens: np.ndarray | Sentences, what: str
+    trained: Trained,
+    protocol: ProtocolConfig,
+    tokens: np.ndarray | Sentences,
+    what: str,
+    training: np.ndarray | Sentences,
 ) -> float:
-    """Nats per target under a protocol."""
+    """Nats per target under a protocol; ``training``: see :class:`Evaluator`."""
     model = trained.config.model
     mesh = make_mesh(trained.config.mesh, model, trained.config.train.batch_size)
     with segment_bar(what) as progress:
-        evaluator = Evaluator(model, protocol, tokens, mesh, what)
+        evaluator = Evaluator(model, protocol, tokens, mesh, what, training)
         score = evaluator.run(trained.params, progress=progress)
     assert score is not None
     return score.loss

@@ -34,6 +34,7 @@ from txl_jax.evaluation.pictures import described
 from txl_jax.evaluation.report import of_vocab, segment_bar
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.outputs import check_outputs, printed_if_lost
 from txl_jax.workdir import Trained
 
 
@@ -41,6 +42,7 @@ def run(trained: Trained, workdir: str) -> str:
     """Writes ``attention*`` in the workdir: pictures, JSON, CSV and arrays; the widest heads."""
     c = trained.config.attention
     _check_kind(trained)
+    check_outputs(workdir, "attention")
     reader = Reader(trained)
     corpus = corpus_from_config(trained.config.data, trained.vocab)
     tokens, name = getattr(corpus, c.split), f"the {c.split} split"
@@ -59,13 +61,15 @@ def run(trained: Trained, workdir: str) -> str:
         + of_vocab(corpus, c.split),
         "label": corpus.info["label"],
     }
-    write_numbers(workdir, about, averages, attended.to_json(trained.vocab, averages.spans))
-    longest = _longest_in_training(trained)
-    draw(workdir, about, averages, attended, trained.vocab, longest)
-    return "widest heads: " + ", ".join(
+    widest = "widest heads: " + ", ".join(
         f"layer {layer} head {head} (mean distance {averages.spans[layer, head]:.0f} tokens)"
         for layer, head in attended.heads
     )
+    with printed_if_lost(widest):
+        write_numbers(workdir, about, averages, attended.to_json(trained.vocab, averages.spans))
+        longest = _longest_in_training(trained)
+        draw(workdir, about, averages, attended, trained.vocab, longest)
+    return widest
 
 
 class Reader:

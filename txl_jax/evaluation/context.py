@@ -33,8 +33,9 @@ from txl_jax.evaluation.recl import Losses
 from txl_jax.evaluation.report import segment_bar
 from txl_jax.files import write_csv, write_json
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.outputs import check_outputs, printed_if_lost
 from txl_jax.units import UNIT_NAMES, in_unit, number
-from txl_jax.workdir import Trained, check_writable
+from txl_jax.workdir import Trained
 
 Progress = Callable[[int, int], None]
 
@@ -47,21 +48,23 @@ def run(trained: Trained, workdir: str) -> str:
     """
     c = as_measured(trained.config.context, trained.config.model)
     trained = dataclasses.replace(trained, config=dataclasses.replace(trained.config, context=c))
-    check_writable(workdir)
+    check_outputs(workdir, "context")
     corpus = corpus_from_config(trained.config.data, trained.vocab)
     check(trained.config.model, getattr(corpus, c.split), c)
     with segment_bar(f"{c.split} split, contexts up to {c.lengths[-1]}") as progress:
         losses = measure(trained, corpus, c, trained.config.name, progress)
     result = summary(trained, corpus, losses)
-    losses.save(os.path.join(workdir, "context_losses.npz"))
-    write_json(os.path.join(workdir, "context.json"), result)
-    write_csv(os.path.join(workdir, "context.csv"), result["results"])
-    pictures.save(_picture(trained, result), workdir, "context")
-    print(_table(result), flush=True)
     effective, longest = result["effective_length"], c.lengths[-1]
+    last = f"effective context {effective} tokens of {longest}"
     if effective == longest:
-        return f"effective context at least {longest} tokens, the longest that was measured"
-    return f"effective context {effective} tokens of {longest}"
+        last = f"effective context at least {longest} tokens, the longest that was measured"
+    print(_table(result), flush=True)
+    with printed_if_lost(last):
+        losses.save(os.path.join(workdir, "context_losses.npz"))
+        write_json(os.path.join(workdir, "context.json"), result)
+        write_csv(os.path.join(workdir, "context.csv"), result["results"])
+        pictures.save(_picture(trained, result), workdir, "context")
+    return last
 
 
 def as_measured(c: ContextConfig, model: TransformerXLConfig) -> ContextConfig:

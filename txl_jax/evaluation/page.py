@@ -23,6 +23,7 @@ from txl_jax.evaluation.evaluate import is_part
 from txl_jax.evaluation.page_pictures import curves, embedded
 from txl_jax.evaluation.page_style import STYLE
 from txl_jax.files import write_whole
+from txl_jax.outputs import check_outputs
 from txl_jax.training import records
 from txl_jax.units import UNIT_NAMES, Unit, number
 from txl_jax.workdir import CONFIG, WorkdirError, read_json
@@ -99,6 +100,7 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
             f"--workdir={workdir}: there is no {CONFIG} in it; train first, or name runs to compare"
             " with --config.report.workdirs=RUN,RUN"
         )
+    check_outputs(workdir, "report")
     claim_outputs(workdir, "report")
     runs = [*([main] if main else []), *others]
     for one in runs:
@@ -217,7 +219,8 @@ def training(one: Found) -> str:
 
 def comparison(runs: Sequence[Found]) -> str:
     """Runs beside one another: settings that differ, last results, curves in one picture."""
-    rows, texts = [], set()
+    rows: list[tuple[str, ...]] = []
+    texts: set[tuple[Any, str]] = set()
     for one in runs:
         result = one.main_result
         first = result["results"][0] if result else {}

@@ -20,6 +20,7 @@ from txl_jax.evaluation.pictures import described, new_figure, save
 from txl_jax.evaluation.reach import last_logits, measured_reach, reach
 from txl_jax.files import write_csv, write_json
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.outputs import check_outputs, printed_if_lost
 from txl_jax.workdir import Trained
 
 ROWS_AT_A_TIME = 100
@@ -32,6 +33,7 @@ def run(trained: Trained, workdir: str) -> str:
       AnalysisError: the model was not trained on the probe's text, or cannot have that memory.
     """
     check(trained)
+    check_outputs(workdir, "probe")
     c, t = trained.config, trained.config.train
     rows, reaches = [], []
     for mem_len in memory_lengths(trained):
@@ -56,10 +58,12 @@ def run(trained: Trained, workdir: str) -> str:
         "reaches": reaches,
         "rows": rows,
     }
-    write_json(os.path.join(workdir, "probe.json"), result)
-    write_csv(os.path.join(workdir, "probe.csv"), rows)
-    save(picture(result), workdir, "probe")
-    return _last_line(result)
+    last = _last_line(result)
+    with printed_if_lost(last):
+        write_json(os.path.join(workdir, "probe.json"), result)
+        write_csv(os.path.join(workdir, "probe.csv"), rows)
+        save(picture(result), workdir, "probe")
+    return last
 
 
 def check(trained: Trained) -> None:

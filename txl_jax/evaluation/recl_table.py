@@ -32,7 +32,8 @@ from txl_jax.evaluation.evaluate import under_protocol
 from txl_jax.evaluation.recl import Gains, Losses, LossesError, gains
 from txl_jax.evaluation.report import segment_bar
 from txl_jax.files import write_csv, write_json
-from txl_jax.workdir import CONFIG, VOCAB, check_writable, load, read_json
+from txl_jax.outputs import check_outputs
+from txl_jax.workdir import CONFIG, VOCAB, load, read_json
 from txl_jax.workdir_files import claim_outputs
 
 
@@ -68,7 +69,7 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
     """
     c = dataclasses.replace(exp.context, lengths=lengths_of(exp))
     members = members_of(exp.recl.models)
-    check_writable(workdir)
+    check_outputs(workdir, "recl")
     claim_outputs(workdir, "recl")
     data = None if exp.data == DataConfig() else exp.data
     _check_alike([m for m in members if not m.recorded])
@@ -86,13 +87,13 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
         group: {r: gains(losses, r) for r in exp.recl.shares} for group, losses in groups.items()
     }
     result = summary(exp, c, members, measured, found, steps, text)
+    print(table(result), flush=True)
     write_json(os.path.join(workdir, "recl.json"), result)
     write_csv(os.path.join(workdir, "recl.csv"), _rows(result))
     write_csv(os.path.join(workdir, "recl_gains.csv"), _gain_rows(found))
     told = f"{result['targets']:,} targets of {_text(result)}, {how_measured(c)}"
     pictures.save(recl_pictures.heat_maps(found, told), workdir, "recl")
     pictures.save(recl_pictures.curves(groups, told, c), workdir, "recl_loss")
-    print(table(result), flush=True)
     return f"RECL of {len(members)} models from contexts up to {c.lengths[-1]:,} tokens"
 
 

@@ -47,15 +47,18 @@ def report(
 
     With dynamic evaluation the same protocol without it is scored too, and where means of the
     parameters were kept, each of the others under the first protocol. Progress is shown on
-    stderr, a bar for each. Prints a table, writes it as ``evaluation.json`` in the workdir, adds it
-    to ``evaluations.jsonl`` as a line, and returns it; ``None`` if ``stop()`` became true on the
-    way. Of many processes all score, and the first alone writes, prints and has the baselines in
-    what is returned.
+    stderr, a bar for each. Prints a table, then writes it as ``evaluation.json`` in the workdir,
+    adds it to ``evaluations.jsonl`` as a line, and returns it; ``None`` if ``stop()`` became true
+    on the way. Of many processes all score, and the first alone prints, writes and has the
+    baselines in what is returned.
     """
     split = getattr(corpus, trained.config.evaluate.split)
     protocol = as_scored(trained.config.evaluate, split)
     model = trained.config.model
     foreign = of_vocab(corpus, protocol.split)
+    if foreign and corpus.vocab.lower_case and is_first():
+        note = "the model's vocabulary has no capital letters: the text is read in lower case"
+        print(f"note: {note}", file=sys.stderr, flush=True)
     told = lambda chosen: describe(chosen, model) + foreign
     unit = corpus.vocab.unit
     mesh = make_mesh(trained.config.mesh, model, trained.config.train.batch_size)
@@ -94,9 +97,9 @@ def report(
         "results": rows,
     }
     if is_first():
+        print(table(rows, unit, told(protocol)), flush=True)
         write_json(os.path.join(workdir, "evaluation.json"), result)
         append(os.path.join(workdir, "evaluations.jsonl"), plain(result))
-        print(table(rows, unit, told(protocol)), flush=True)
     return result
 
 

@@ -35,6 +35,7 @@ from txl_jax.model.masks import visible
 from txl_jax.model.positions import sinusoids
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.model.variants import places
+from txl_jax.outputs import check_outputs, printed_if_lost
 from txl_jax.training.sharding import make_mesh
 from txl_jax.workdir import Trained, param_shapes
 
@@ -44,20 +45,18 @@ PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 
 def run(trained: Trained, workdir: str) -> str:
     """Measures a trained model's shape (``--mode=speed``), prints and writes ``speed.json``."""
+    check_outputs(workdir, "speed")
     shape = dataclasses.replace(trained.config.model, attention="relative", n_positions=None)
     rows = []
     for row in rows_of(shape, trained.config.speed):
         print(line_of(row), flush=True)
         rows.append(row)
-    write_json(
-        os.path.join(workdir, "speed.json"),
-        {"model": dataclasses.asdict(shape), "device": jax.devices()[0].device_kind, "rows": rows},
-    )
-    last = rows[-1]
-    return (
-        f"attention length {last['length']}: {last['windows_over_memory']['median']:,.0f} times"
-        " quicker with memory"
-    )
+    ratio_of_last = rows[-1]["windows_over_memory"]["median"]
+    last = f"attention length {rows[-1]['length']}: {ratio_of_last:,.0f} times quicker with memory"
+    about = {"model": dataclasses.asdict(shape), "device": jax.devices()[0].device_kind}
+    with printed_if_lost(last):
+        write_json(os.path.join(workdir, "speed.json"), {**about, "rows": rows})
+    return last
 
 
 def rows_of(c: TransformerXLConfig, settings: SpeedConfig) -> Iterator[dict[str, Any]]:
