@@ -1,5 +1,6 @@
 """Scoring any text: every token as the model has it, whatever lines and segments it is cut into."""
 
+import dataclasses
 import io
 import itertools
 import json
@@ -16,6 +17,8 @@ from txl_jax.evaluation import score
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.workdir import Trained
+
+NO_BITS = "note: no bits per byte, because the tokens do not determine the bytes of the text"
 
 FORMS: dict[str, dict] = {
     "relative": {},
@@ -110,11 +113,123 @@ def test_standard_input_gives_a_json_object_for_each_line(monkeypatch, capsys):
     expected = directly(trained, ids)
     assert [x for row in rows for x in row["token_nll"]] == pytest.approx(list(expected), abs=1e-5)
     assert rows[0]["ppl"] == pytest.approx(math.exp(expected[:4].mean()), rel=1e-5)
-    bits = expected.sum() / math.log(2) / len("b a zebra\n\na b")
-    assert told.splitlines()[-1] == (
-        f"3 lines, 7 tokens: {math.exp(expected.mean()):.2f} perplexity, {bits:.4f} bits per byte"
-        " of the text"
-    )
+    assert [row["unknown"] for row in rows] == [1, 0, 0]
+    assert told.splitlines() == [
+        "note: 1 word is not in the vocabulary and scored as <unk>",
+        NO_BITS,
+        f"3 lines, 7 tokens (14.3% <unk>): {math.exp(expected.mean()):.2f} perplexity",
+    ]
+
+
+def test_bits_per_byte_are_those_of_a_text_that_the_tokens_determine(monkeypatch, capsys):
+    text = "b a <unk>\n\na b"
+    vocab = Vocab.of_words([text])
+    _, told = scored(trained_on(vocab), monkeypatch, capsys, text)
+    expected = directly(trained_on(vocab), vocab.encode("\n" + text))
+    bits = expected.sum() / math.log(2) / len(text)
+    assert told.splitlines() == [
+        f"3 lines, 7 tokens (14.3% <unk>): {math.exp(expected.mean()):.2f} perplexity,"
+        f" {bits:.4f} bits per byte of the text"
+    ]
+
+
+def notes(vocab, text):
+    """The notes before the line of the sum."""
+    lines = io.StringIO(text, newline="\n").readlines()
+    ids = score.encoded(vocab, lines, "text")
+    *found, last = score.summary(vocab, lines, ids, [np.ones(len(i)) for i in ids]).splitlines()
+    assert ("bits per byte of the text" in last) == (NO_BITS not in found)
+    return [note for note in found if note != NO_BITS], NO_BITS not in found
+
+
+LOWER = "note: the vocabulary has no capital letters: the text is scored in lower case"
+
+
+@pytest.mark.parametrize(
+    ("vocab", "text", "expected", "has_bits"),
+    [
+        (Vocab.of_words(["a b <unk>\n"]), "A b\n", [LOWER], False),
+        (Vocab.of_words(["a B <unk>\n"]), "a B\n", [], True),
+        (Vocab.of_words(["a b <unk>\n"]), "a  b\n", [], False),
+        (
+            Vocab.of_words(["a b <unk>\n"]),
+            "x a <unk> y\n",
+            ["note: 2 words are not in the vocabulary and scored as <unk>"],
+            False,
+        ),
+        (
+            Vocab("sentence", ["a", "b", "<S>", "<UNK>"]),
+            "a x\nb\n",
+            ["note: 1 word is not in the vocabulary and scored as <UNK>"],
+            False,
+        ),
+        (Vocab("sentence", ["a", "b", "<S>", "<UNK>"]), "\na b\nb\n", [], True),
+        (Vocab("letter", ["a", "b", "_"]), "Ab a", [LOWER], False),
+        (Vocab("letter", ["a", "b", "_"]), "ab a", [], True),
+        (Vocab.of_chars(["aé\n"]), "é\na", [], True),
+        (Vocab.of_bytes(), "\udcff\né", [], True),
+        (
+            Vocab("byte", [str(n) for n in range(256) if n != 10]),
+            "a\nb",
+            ["note: the vocabulary has no newline: line ends are left out"],
+            False,
+        ),
+    ],
+)
+def test_what_encoding_changes_in_a_text_is_noted(vocab, text, expected, has_bits):
+    assert notes(vocab, text) == (expected, has_bits)
+
+
+def test_bytes_are_written_as_characters_or_escaped_and_any_output_can_show_them(monkeypatch):
+    vocab = Vocab.of_bytes()
+    ids, nll = vocab.encode("a \n\udcff\udcc3"), np.ones(5, np.float32)
+    row = score.record(vocab, 1, "a \udcff\u00e9", ids, nll, ScoreConfig())
+    assert row["symbols"] == ["a", " ", "\\x0a", "\\xff", "\\xc3"]
+    assert row["text"] == "a \\xff\u00e9"
+    for encoding in ("utf-8", "ascii"):
+        raw = io.BytesIO()
+        stream = io.TextIOWrapper(raw, encoding=encoding, errors="strict")
+        monkeypatch.setattr("sys.stdout", stream)
+        score._write([row], None)
+        assert json.loads(raw.getvalue()) == row
+
+
+def test_bytes_that_are_not_utf8_are_scored_to_a_strict_standard_output(monkeypatch):
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="utf-8", errors="strict")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\n")))
+    monkeypatch.setattr("sys.stdout", stream)
+    monkeypatch.setattr(score, "nll_of_lines", lambda *_: [np.ones(3, np.float32)])
+    score.run(trained_on(Vocab.of_bytes()), "unused")
+    row = json.loads(raw.getvalue())
+    assert (row["text"], row["nll"]) == ("a\\xff", 3.0)
+
+
+def test_results_that_cannot_be_written_are_refused_before_the_text_is_read(tmp_path, monkeypatch):
+    trained = trained_on(Vocab.of_chars(["abc\n"]))
+    monkeypatch.setattr(score, "_text", None)
+    text = tmp_path / "in.txt"
+    text.write_text("abc\n")
+    for path, told in (
+        (tmp_path / "none" / "out.jsonl", "cannot be written (No such file or directory); name"),
+        (text, "is the text of score.path; name another file"),
+    ):
+        flags = {"score.path": str(text), "score.json": str(path)}
+        asked = dataclasses.replace(trained, config=override(trained.config, flags))
+        with pytest.raises(ConfigError) as caught:
+            score.run(asked, "unused")
+        assert f"config key score.json = {str(path)!r}: {told}" in str(caught.value)
+    assert text.read_text() == "abc\n"
+
+
+def test_the_sum_is_printed_where_the_file_cannot_be_written(tmp_path, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(score, "_write", full)
+    with pytest.raises(OSError, match="No space left"):
+        scored(trained_on(Vocab.of_chars(["abc\n"])), monkeypatch, capsys, "abc\n")
+    assert capsys.readouterr().err.startswith("1 lines, 4 tokens: ")
 
 
 def test_a_sentence_is_scored_once_with_its_boundaries(monkeypatch, capsys):

@@ -130,7 +130,7 @@ class ScoreConfig:
 
     Attributes:
       path: file of the text; ``-``: standard input.
-      json: file to write; ``None``: standard output.
+      json: file to write; ``None`` or ``-``: standard output.
       memory: ``carry``: through the whole text; ``line``: every line starts with none.
       mem_len: M; of a model without memory, the tokens that are run again before a segment.
       seg_len: T.

@@ -31,6 +31,14 @@ class UnknownSymbolError(DataError):
         self.what = what
 
 
+def readable(kind: str, symbol: str) -> str:
+    """A symbol for people: a byte is its ASCII character if that is printable, else ``\\xNN``."""
+    if kind != "byte":
+        return symbol
+    value = BYTES[symbol]
+    return chr(value) if 0x20 <= value < 0x7F else f"\\x{value:02x}"
+
+
 def check_symbols(kind: str, symbols: Sequence[str]) -> None:
     """Raises DataError where no vocabulary of this kind has these symbols."""
     if kind not in get_args(Kind):

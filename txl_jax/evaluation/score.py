@@ -12,6 +12,7 @@ import functools
 import io
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,11 +24,13 @@ from txl_jax.config import ConfigError, ScoreConfig, TransformerXLConfig
 from txl_jax.data.batch import Batch, batch_of
 from txl_jax.data.errors import DataError
 from txl_jax.data.streams import segment_of
+from txl_jax.data.symbols import readable
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.files import naming
 from txl_jax.generation.text import line_end
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.outputs import check_file
 from txl_jax.units import UNIT_NAMES, in_unit, number
 from txl_jax.workdir import Trained
 
@@ -35,13 +38,16 @@ from txl_jax.workdir import Trained
 def run(trained: Trained, workdir: str) -> str:
     """Scores the text that the config names and writes a JSON object for each line of it.
 
-    ``line`` its number, ``text``, ``tokens`` how many, ``nll`` nats of all, the mean in the
-    vocabulary's unit, and ``symbols`` and ``token_nll`` of each. The sum stands on stderr.
+    ``line`` its number, ``text``, ``tokens`` how many, ``unknown`` how many of them are the
+    symbol of unknown words (where there is one), ``nll`` nats of all, the mean in the vocabulary's
+    unit, and ``symbols`` and ``token_nll`` of each. A summary is printed on stderr.
 
     Raises:
-      ConfigError, DataError, AnalysisError: the text cannot be read or encoded, or is empty.
+      ConfigError, DataError, AnalysisError: the text cannot be read or encoded, or is empty, or
+        the results cannot be written.
     """
     c, vocab = trained.config.score, trained.vocab
+    _check_json(c)
     name = "standard input" if c.path == "-" else c.path
     lines = io.StringIO(_text(c.path), newline="\n").readlines()  # no cuts at form feeds
     ids = encoded(vocab, lines, name)
@@ -53,8 +59,8 @@ def run(trained: Trained, workdir: str) -> str:
     losses = nll_of_lines(trained.config.model, trained.params, ids, line_end(vocab), c)
     rows = zip(lines, ids, losses, strict=True)
     records = [record(vocab, n, *row, c) for n, row in enumerate(rows, 1)]
-    _write("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records), c.json)
-    print(summary(vocab, lines, losses), file=sys.stderr, flush=True)
+    print(summary(vocab, lines, ids, losses), file=sys.stderr, flush=True)
+    _write(records, c.json)
     return ""
 
 
@@ -157,31 +163,72 @@ def _context(cfg: TransformerXLConfig, c: ScoreConfig) -> int:
 def record(
     vocab: Vocab, n: int, text: str, ids: np.ndarray, nll: np.ndarray, c: ScoreConfig
 ) -> dict[str, Any]:
-    """What is written of a line."""
+    """What is written of a line; bytes that are not UTF-8 are shown as ``\\xNN``."""
+    raw = text.rstrip("\n").encode("utf-8", "surrogateescape")
     said: dict[str, Any] = {
         "line": n,
-        "text": text.rstrip("\n"),
+        "text": raw.decode("utf-8", "backslashreplace"),
         "tokens": len(ids),
         "nll": math.fsum(nll.tolist()),
     }
+    if vocab.unknown is not None:
+        said["unknown"] = unknown_among(vocab, ids)
     if len(ids):
         said[vocab.unit] = in_unit(said["nll"] / len(ids), vocab.unit)
     if c.tokens:
-        said["symbols"] = [vocab.symbols[i] for i in ids]
+        said["symbols"] = [readable(vocab.kind, vocab.symbols[i]) for i in ids]
         said["token_nll"] = [round(float(x), 6) for x in nll]
     return said
 
 
-def summary(vocab: Vocab, lines: Sequence[str], losses: Sequence[np.ndarray]) -> str:
-    """The whole text in a line."""
+def unknown_among(vocab: Vocab, ids: np.ndarray) -> int:
+    """How many of some tokens are the symbol of unknown words."""
+    if vocab.unknown is None:
+        return 0
+    return int(np.count_nonzero(ids == vocab.symbols.index(vocab.unknown)))
+
+
+def summary(
+    vocab: Vocab, lines: Sequence[str], ids: Sequence[np.ndarray], losses: Sequence[np.ndarray]
+) -> str:
+    """The whole text in a line, after a line for each way in which the tokens differ from it.
+
+    Bits per byte are given only where the tokens determine the text's bytes.
+    """
     total = math.fsum(math.fsum(nll.tolist()) for nll in losses)
-    tokens = sum(map(len, losses))
-    mean = in_unit(total / tokens, vocab.unit)
-    n_bytes = len("".join(lines).encode("utf-8", "surrogateescape"))
-    return (
-        f"{len(lines):,} lines, {tokens:,} tokens: {number(mean, vocab.unit)}"
-        f" {UNIT_NAMES[vocab.unit]}, {total / math.log(2) / n_bytes:.4f} bits per byte of the text"
+    whole, text = np.concatenate(ids), "".join(lines)
+    raw = text.encode("utf-8", "surrogateescape")
+    notes = differences(vocab, whole, text)
+    before = line_end(vocab) if vocab.kind == "sentence" else whole[:0]
+    per_byte = f", {total / math.log(2) / len(raw):.4f} bits per byte of the text"
+    if vocab.decode_bytes(np.concatenate([before, whole])) != raw:
+        notes.append("no bits per byte, because the tokens do not determine the bytes of the text")
+        per_byte = ""
+    unknown = unknown_among(vocab, whole)
+    share = f" ({unknown / len(whole):.1%} {vocab.unknown})" if unknown else ""
+    mean = in_unit(total / len(whole), vocab.unit)
+    return "\n".join(
+        [f"note: {note}" for note in notes]
+        + [
+            f"{len(lines):,} lines, {len(whole):,} tokens{share}: {number(mean, vocab.unit)}"
+            f" {UNIT_NAMES[vocab.unit]}{per_byte}"
+        ]
     )
+
+
+def differences(vocab: Vocab, ids: np.ndarray, text: str) -> list[str]:
+    """What encoding changed in a text, a sentence each."""
+    notes = []
+    words_read = (text.lower() if vocab.lower_case else text).split()
+    unknown = unknown_among(vocab, ids) - words_read.count(vocab.unknown or "")
+    if unknown:
+        words = "1 word is" if unknown == 1 else f"{unknown:,} words are"
+        notes.append(f"{words} not in the vocabulary and scored as {vocab.unknown}")
+    if vocab.lower_case and text != text.lower():
+        notes.append("the vocabulary has no capital letters: the text is scored in lower case")
+    if vocab.kind == "byte" and "\n" in text and len(vocab.encode("\n")) == 0:
+        notes.append("the vocabulary has no newline: line ends are left out")
+    return notes
 
 
 def _text(path: str) -> str:
@@ -196,10 +243,20 @@ def _text(path: str) -> str:
         raise ConfigError(f"config key score.path = {path!r}: {error.strerror}") from error
 
 
-def _write(out: str, path: str | None) -> None:
-    if path is None:
-        sys.stdout.write(out)
-        sys.stdout.flush()
+def _check_json(c: ScoreConfig) -> None:
+    """Raises ConfigError where results cannot be written, or would replace the text."""
+    check_file("score.json", c.json)
+    files = bool(c.json) and os.path.isfile(c.path) and os.path.isfile(c.json or "")
+    if files and os.path.samefile(c.path, c.json or ""):
+        raise ConfigError(
+            f"config key score.json = {c.json!r}: is the text of score.path; name another file"
+        )
+
+
+def _write(records: Sequence[dict[str, Any]], path: str | None) -> None:
+    if path is None or path == "-":
+        plain = (sys.stdout.encoding or "").lower() != "utf-8"
+        print(*(json.dumps(r, ensure_ascii=plain) for r in records), sep="\n", flush=True)
         return
-    with naming(path), open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
-        file.write(out)
+    with naming(path), open(path, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(r, ensure_ascii=False) + "\n" for r in records)
