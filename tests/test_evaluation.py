@@ -323,11 +323,12 @@ def test_the_report_shows_a_bar_of_all_segments_for_each_row(tmp_path, monkeypat
 def test_a_limit_on_segments_names_the_targets_that_are_scored():
     """Two streams of 20 and 19 targets, then three of sentences of 5, 4 and 3 tokens."""
     c = ProtocolConfig(batch_size=2, seg_len=8, max_segments=1)
-    assert scored_places(c, TOKENS[:40]).tolist() == [*range(1, 9), *range(21, 29)]
+    places = np.asarray(scored_places(c, TOKENS[:40]))
+    assert places.tolist() == [*range(1, 9), *range(21, 29)]
     assert scored_places(dataclasses.replace(c, max_segments=0), TOKENS[:40]) is None
     text = Sentences(TOKENS[:30], np.array([2, 7, 11, 14]))
     c = ProtocolConfig(batch_size=3, seg_len=2, max_segments=1)
-    assert scored_places(c, text).tolist() == [1, 2, 6, 7, 10, 11]
+    assert np.asarray(scored_places(c, text)).tolist() == [1, 2, 6, 7, 10, 11]
 
 
 def test_a_limit_that_leaves_nothing_out_is_no_limit():
