@@ -1,5 +1,6 @@
 """Nothing saved is lost: damage is found, the checkpoint before it is used, others are refused."""
 
+import errno
 import json
 import os
 import pathlib
@@ -10,6 +11,7 @@ import pytest
 from tiny_runs import arrays, corpus_and_experiment, run
 
 import txl_jax
+from txl_jax.training import seals
 from txl_jax.training.checkpoint import CheckpointError, Checkpoints
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import init_state
@@ -59,6 +61,12 @@ def largest_file(folder):
     return max(files, key=lambda p: p.stat().st_size)
 
 
+def unseal(step_folder):
+    """As if the process had died between the commit and the seal."""
+    for name in ("seal.json", "sealed"):
+        (step_folder / name).unlink()
+
+
 def damage(kind, step_folder):
     if kind == "one flipped byte":
         path = largest_file(step_folder)
@@ -73,19 +81,33 @@ def damage(kind, step_folder):
     elif kind == "missing metadata":
         (step_folder / "params" / "_METADATA").unlink()
     elif kind == "missing manifest before it was sealed":  # without _METADATA Orbax restores it
-        (step_folder / "seal.json").unlink()
+        unseal(step_folder)
         (step_folder / "params" / "manifest.ocdbt").unlink()
-    elif kind == "damaged seal":
-        (step_folder / "seal.json").write_text("{")
+    elif kind in SEALS:
+        (step_folder / "seal.json").write_bytes(SEALS[kind])
+    elif kind == "deleted seal":
+        (step_folder / "seal.json").unlink()
     elif kind == "no meta":
         for path in sorted((step_folder / "meta").rglob("*"), reverse=True):
             path.unlink()
         (step_folder / "meta").rmdir()
     elif kind == "truncated before it was sealed":
-        (step_folder / "seal.json").unlink()
+        unseal(step_folder)
         for path in (step_folder / "params").rglob("*"):
             if path.is_file():
                 path.write_bytes(b"")
+
+
+SEALS = {
+    "damaged seal": b"{",
+    "seal of nothing": b"{}",
+    "seal that is a list": b'["params/_METADATA"]',
+    "seal that is a number": b"7",
+    "seal that is null": b"null",
+    "seal that is not UTF-8": b"\xff",
+    "seal with a key twice": b'{"meta/metadata": "a", "meta/metadata": "b"}',
+    "seal of deep lists": 100_000 * b"[",
+}
 
 
 def test_what_is_restored_is_what_was_saved(folder):
@@ -111,7 +133,8 @@ def test_a_state_without_memory_is_restored(folder):
         "missing file",
         "missing metadata",
         "missing manifest before it was sealed",
-        "damaged seal",
+        "deleted seal",
+        *SEALS,
         "no meta",
         "truncated before it was sealed",
     ],
@@ -199,9 +222,52 @@ def test_every_checkpoint_is_sealed_with_the_hash_of_each_file(folder):
         files = {
             str(p.relative_to(checkpoints / str(step)))
             for p in (checkpoints / str(step)).rglob("*")
-            if p.is_file() and p.name != "seal.json"
+            if p.is_file() and p.name not in ("seal.json", "sealed")
         }
         assert set(sealed) == files
+
+
+@pytest.mark.parametrize("who", ["training", "evaluation"])
+def test_a_checkpoint_that_was_never_sealed_is_sealed_when_it_is_first_restored(folder, who):
+    exp, _, abstract, checkpoints = save_some(folder)
+    want = (checkpoints / "3" / "seal.json").read_bytes()
+    unseal(checkpoints / "3")
+    if who == "training":
+        assert int(restore(folder, exp, abstract)[0].step) == 3
+    else:
+        with Checkpoints(str(folder / "run")) as reader:
+            reader.restore_params(3, abstract.params)
+    assert json.loads((checkpoints / "3" / "seal.json").read_bytes()) == json.loads(want)
+    damage("one flipped byte", checkpoints / "3")
+    assert int(restore(folder, exp, abstract)[0].step) == 2
+
+
+def test_a_deleted_seal_is_told_from_one_that_never_was(folder, capsys):
+    exp, _, abstract, checkpoints = save_some(folder)
+    (checkpoints / "3" / "sealed").unlink()  # of a program that did not write it yet
+    restore(folder, exp, abstract)
+    assert (checkpoints / "3" / "sealed").exists()
+    (checkpoints / "3" / "seal.json").unlink()
+    with (
+        Checkpoints(str(folder / "run")) as reader,
+        pytest.raises(CheckpointError, match=r"checkpoint 3 in .* has lost its seal\.json"),
+    ):
+        reader.restore_params(3, abstract.params)
+    assert int(restore(folder, exp, abstract)[0].step) == 2
+    assert "checkpoint 3 has lost its seal.json" in capsys.readouterr().out
+    assert (checkpoints / "damaged-3").is_dir()
+
+
+def test_a_checkpoint_on_a_read_only_disk_is_used_without_a_seal(folder, monkeypatch):
+    exp, _, abstract, checkpoints = save_some(folder)
+    unseal(checkpoints / "3")
+
+    def read_only(path, *_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(seals, "write_seal", read_only)
+    assert int(restore(folder, exp, abstract)[0].step) == 3
+    assert not (checkpoints / "3" / "seal.json").exists()
 
 
 def test_a_checkpoint_of_another_config_is_refused_with_the_keys_that_differ(folder):

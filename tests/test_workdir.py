@@ -4,6 +4,7 @@ import ast
 import importlib
 import os
 import pathlib
+import shutil
 
 import pytest
 import tiny_runs
@@ -12,8 +13,10 @@ import txl_jax
 from txl_jax import modes, workdir_files
 from txl_jax.config import ExperimentConfig, override
 from txl_jax.convert import export
-from txl_jax.evaluation import page
+from txl_jax.evaluation import page, recl_table
 from txl_jax.lock import training_lock
+from txl_jax.training import start
+from txl_jax.training.start import experiment_and_vocab
 from txl_jax.workdir import WorkdirError, claim, load
 from txl_jax.workdir_files import CONFIG, FILES, MODEL, check_free, claim_outputs
 
@@ -161,6 +164,102 @@ def test_a_folder_with_two_models_is_not_loaded(trained, tmp_path):
     assert txl_jax.load(str(trained)).step == load(str(trained)).step == 4
 
 
+# Files of a workdir that are damaged, or another program's.
+
+SUBWORD = b'{"kind": "subword", "symbols": [], "tokenizer": {"model": {"vocab": %s}}}'
+ODD = {
+    "list": b"[1, 2]",
+    "number": b"7",
+    "null": b"null",
+    "text": b'"config"',
+    "empty": b"",
+    "no keys": b"{}",
+    "half": b'{"model": {',
+    "deep lists": 100_000 * b"[",
+    "deep objects": 100 * b'{"model": ' + b"1" + 100 * b"}",
+    "not UTF-8": b'{"model": "\xff"}',
+    "key twice": b'{"model": {}, "model": {}}',
+    "sections of another type": b'{"model": [], "data": 1, "train": null}',
+    "another program": b'{"model_type": "gpt2", "n_layer": 12}',
+    "wrong sections": b'{"model": {}, "data": {}, "train": {}, "corpus": []}',
+    "wrong value": b'{"model": {"n_layer": "two"}, "data": {}, "train": {}}',
+    "NaN": b'{"model": {"dropout": NaN}, "data": {}, "train": {}}',
+    "unknown key": b'{"model": {}, "data": {}, "train": {"stepz": 1}}',
+    "huge": b'{"model": {"d_model": 1' + 5000 * b"0" + b'}, "data": {}, "train": {}}',
+    "symbols are a number": b'{"kind": "char", "symbols": 5}',
+    "symbols are numbers": b'{"kind": "char", "symbols": [1, [2]]}',
+    "kind is a list": b'{"kind": ["char"], "symbols": ["a"]}',
+    "tokenizer is a list": b'{"kind": "subword", "symbols": ["a"], "tokenizer": [1]}',
+    "tokenizer of numbers": SUBWORD % b"5",
+    "tokenizer of a list": SUBWORD % b"[7]",
+}
+"""What may stand in config.json or vocab.json in place of what a run wrote."""
+VALUES = ("wrong value", "NaN", "unknown key")
+"""Those of them that are settings, with values that cannot be used."""
+
+
+def readers(folder, claimed):
+    """Every way to read a workdir or an exported folder, by name."""
+    text, corpus, exp = claimed
+    start = override(exp, {"train.start_from": str(folder), "model.vocab_size": None})
+    recl = override(ExperimentConfig(), {"recl.models": [f"a={folder}", f"b={folder}"]})
+    return {
+        "load": lambda: txl_jax.load(str(folder)),
+        "start_from": lambda: experiment_and_vocab(start, str(text / "new")),
+        "page": lambda: page.run(ExperimentConfig(), str(folder)),
+        "recl": lambda: recl_table.run(recl, str(text / "out")),
+        "export": lambda: export(str(folder), str(text / "plain")),
+        "train": lambda: claim(str(folder), exp, corpus),
+    }
+
+
+@pytest.mark.parametrize("form", ["run", "exported"])
+@pytest.mark.parametrize("name", ["config.json", "vocab.json"])
+@pytest.mark.parametrize("kind", ODD)
+def test_a_damaged_record_is_one_line_that_names_the_file(
+    claimed, described, tmp_path, form, name, kind
+):
+    folder = tmp_path / "run"
+    shutil.copytree(described[form], folder)
+    (folder / name).write_bytes(ODD[kind])
+    for reader, read in readers(folder, claimed).items():
+        if name == "vocab.json" and reader in ("page", "train"):
+            continue  # they do not read it
+        if kind in VALUES and reader == "page":
+            continue  # it shows them
+        if form == "exported" and reader in ("train", "export"):
+            continue  # refused for what it is
+        with pytest.raises(modes.KNOWN_ERRORS) as caught:
+            read()
+        text = str(caught.value)
+        assert "\n" not in text, reader
+        if kind in VALUES and reader == "train":
+            assert text.startswith(f"--workdir={folder}: is the folder of another run: ")
+        else:
+            assert name in text, (reader, text)
+
+
+@pytest.fixture(scope="module")
+def described(claimed, tmp_path_factory):
+    """Settings and vocabulary of a run without checkpoints, and of an exported model."""
+    _, corpus, exp = claimed
+    folder = tmp_path_factory.mktemp("described")
+    claim(tiny_runs.claimed(folder / "run", exp, corpus), exp, corpus)
+    shutil.copytree(folder / "run", folder / "exported")
+    (folder / "exported" / MODEL).touch()
+    return {"run": folder / "run", "exported": folder / "exported"}
+
+
+@pytest.mark.parametrize("kind", ["list", "null", "no keys", "deep lists", "not UTF-8"])
+def test_a_damaged_record_of_the_start_is_one_line_that_names_the_file(tmp_path, kind):
+    (tmp_path / "start.json").write_bytes(ODD[kind])
+    record = {"parameters_sha256": "a"}
+    with pytest.raises(modes.KNOWN_ERRORS, match=r"start\.json") as caught:
+        start._write_record(str(tmp_path), "folder", record)
+    assert "\n" not in str(caught.value)
+    assert (tmp_path / "start.json").read_bytes() == ODD[kind]
+
+
 # The list of names.
 
 ELSEWHERE = None
@@ -183,7 +282,8 @@ NAMED_BY_HAND = {
     ("training/loss_curve.py", "figure_path"): "loss.png",
     ("training/records.py", "metrics_path"): "metrics.jsonl",
     ("training/runlog.py", "self.metrics_path"): "metrics.jsonl",
-    ("training/seals.py", "path + '.tmp'"): "checkpoints",
+    ("training/seals.py", "os.path.join(folder, SEALED)"): "checkpoints",
+    ("training/seals.py", "own"): "checkpoints",
     ("training/start.py", "path"): "start.json",
     ("workdir.py", "path"): "config.json",
     ("workdir.py", "probe"): ".writable",
@@ -236,13 +336,14 @@ def spelled_out(module, path):
 
 def test_every_file_that_is_written_is_in_the_list_of_names():
     """A new call that writes a file fails here until its name is in ``workdir_files.FILES``."""
-    seen, unknown = {"checkpoints"}, []  # Orbax writes there
+    seen: set[str | None] = {"checkpoints"}  # Orbax writes there
+    unknown: list[tuple[str, str]] = []
     for module, path, picture in written_paths():
-        name, key = spelled_out(module, path), (module, ast.unparse(path))
+        key = module, ast.unparse(path)
+        name = NAMED_BY_HAND[key] if key in NAMED_BY_HAND else spelled_out(module, path)
         if name is None and key not in NAMED_BY_HAND:
             unknown.append(key)
             continue
-        name = name or NAMED_BY_HAND[key]
         seen |= {f"{name}.png", f"{name}.svg"} if picture and name else {name}
     assert unknown == []
     assert seen - {ELSEWHERE} == set(FILES)

@@ -24,6 +24,7 @@ from txl_jax.config import (
     of_record,
 )
 from txl_jax.data.corpus import Corpus
+from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
 from txl_jax.files import json_object, write_json
 from txl_jax.model.transformer_xl import TransformerXL
@@ -74,7 +75,7 @@ def claim(workdir: str, exp: ExperimentConfig, corpus: Corpus) -> None:
     check_free(workdir)
     path = os.path.join(workdir, CONFIG)
     if os.path.exists(path):
-        there = read_json(path)
+        there = read_record(workdir)
         different = differing_keys(_settings(there), exp.to_dict())
         text = (there.get("corpus", {}).get("source_hash"), corpus.source_hash)
         if text[0] != text[1]:
@@ -158,10 +159,10 @@ def load(workdir: str, step: str = "best", weights: str | None = None) -> Traine
     path = os.path.join(workdir, CONFIG)
     if not os.path.exists(path):
         raise WorkdirError(f"--workdir={workdir}: there is no {CONFIG} in it; train first")
-    exp = of_record(read_json(path))
+    exp = experiment_of(workdir)
     one_by_one = dataclasses.replace(exp.model, scan_layers=False, remat="none", kernel="auto")
     exp = dataclasses.replace(exp, model=one_by_one)
-    vocab = Vocab.from_json(read_json(os.path.join(workdir, VOCAB)))
+    vocab = vocab_of(workdir)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), param_shapes(exp.model)
@@ -191,6 +192,48 @@ def param_shapes(c: TransformerXLConfig) -> Any:
 
 def _settings(record: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in record.items() if k not in ("corpus", "provenance")}
+
+
+def read_record(workdir: str) -> dict[str, Any]:
+    """What a run's ``config.json`` says: settings by section, ``corpus`` and ``provenance``.
+
+    Raises:
+      WorkdirError: it is not there, is damaged, or is another program's.
+    """
+    path = os.path.join(workdir, CONFIG)
+    record = read_json(path)
+    sections = ("model", "data", "train")
+    wrong = [key for key in sections if not isinstance(record.get(key), dict)]
+    wrong += [key for key in ("corpus", "provenance") if not isinstance(record.get(key, {}), dict)]
+    if not isinstance(record.get("name", ""), str):
+        wrong.append("name")
+    if wrong:
+        raise WorkdirError(
+            f"{path}: is no run's record (see {wrong[0]!r} in it); name the workdir of a run"
+        )
+    return record
+
+
+def experiment_of(workdir: str) -> ExperimentConfig:
+    """The settings of a run; raises WorkdirError, naming the file, where they cannot be used."""
+    try:
+        return of_record(read_record(workdir))
+    except ConfigError as error:
+        raise WorkdirError(f"{os.path.join(workdir, CONFIG)}: {error}") from error
+
+
+def vocab_of(workdir: str) -> Vocab:
+    """The vocabulary of a run.
+
+    Raises:
+      WorkdirError: its file is not there or damaged.
+      DataError: it holds no vocabulary; names the file.
+    """
+    path = os.path.join(workdir, VOCAB)
+    try:
+        return Vocab.from_json(read_json(path))
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
 
 
 def read_json(path: str) -> dict[str, Any]:

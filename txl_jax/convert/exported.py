@@ -17,13 +17,12 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from txl_jax import workdir as workdirs
-from txl_jax.config import ExperimentConfig, TransformerXLConfig, of_record, without_paths
+from txl_jax.config import ExperimentConfig, TransformerXLConfig, without_paths
 from txl_jax.convert.errors import ConvertError
 from txl_jax.convert.files import read
 from txl_jax.convert.tensors import Tensors
 from txl_jax.data.corpus import FOREIGN_VOCAB
 from txl_jax.data.sources.text import OWN_SPLITS
-from txl_jax.data.vocab import Vocab
 from txl_jax.files import json_object, write_json, write_whole
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.provenance import provenance
@@ -88,11 +87,13 @@ def load_exported(folder: str) -> workdirs.Trained:
       ConvertError: a file is missing, damaged or of a newer format, or the files do not belong
         together.
       DataError: what should be the vocabulary is none.
+      WorkdirError: its settings cannot be used.
     """
     path = os.path.join(folder, MODEL)
     _refuse_newer(path)
-    exp = of_record(read_json(folder, workdirs.CONFIG))
-    vocab = Vocab.from_json(read_json(folder, workdirs.VOCAB))
+    for name in (workdirs.CONFIG, workdirs.VOCAB):
+        read_json(folder, name)  # for its errors
+    exp, vocab = workdirs.experiment_of(folder), workdirs.vocab_of(folder)
     params = params_from_flat(read(path).tensors, exp.model)
     return workdirs.Trained(TransformerXL(exp.model), params, vocab, exp, 0)
 

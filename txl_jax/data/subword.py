@@ -130,7 +130,7 @@ def symbols_of(tokenizer: Mapping[str, Any]) -> list[str]:
         if (single := sum(len(symbol) == 1 for symbol in symbols)) != 256:
             raise ValueError(f"{single} of the 256 bytes have a symbol")
         return [shown(symbol) for symbol in symbols]
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise DataError(f"a subword vocabulary needs a byte-level tokenizer ({error})") from error
 
 

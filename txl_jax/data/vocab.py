@@ -293,7 +293,12 @@ class Vocab:
         missing = [key for key in ("kind", "symbols") if key not in stored]
         if missing:
             raise DataError(f"a stored vocabulary (vocab.json) without {' and '.join(missing)}")
-        return cls(stored["kind"], list(stored["symbols"]), stored.get("tokenizer"))
+        symbols, tokenizer = stored["symbols"], stored.get("tokenizer")
+        if not isinstance(symbols, list) or not all(isinstance(s, str) for s in symbols):
+            raise DataError("the symbols of a stored vocabulary must be a list of texts")
+        if not isinstance(tokenizer, dict | None):
+            raise DataError("the tokenizer of a stored vocabulary must be an object")
+        return cls(stored["kind"], list(symbols), tokenizer)
 
     # ----------------------------------------------------------------------------------
 

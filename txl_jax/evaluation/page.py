@@ -26,7 +26,7 @@ from txl_jax.files import write_whole
 from txl_jax.outputs import check_outputs
 from txl_jax.training import records
 from txl_jax.units import UNIT_NAMES, Unit, number
-from txl_jax.workdir import CONFIG, WorkdirError, read_json
+from txl_jax.workdir import CONFIG, WorkdirError, read_json, read_record
 from txl_jax.workdir_files import claim_outputs
 
 PAGE = "report.html"
@@ -140,7 +140,7 @@ def found_in(workdir: str) -> Found:
     if os.path.exists(at("sample.txt")):
         with open(at("sample.txt"), encoding="utf-8", errors="replace") as file:
             text = file.read()
-    return Found(workdir, read_json(at(CONFIG)), metrics, evaluations, text, (*skipped, *more))
+    return Found(workdir, read_record(workdir), metrics, evaluations, text, (*skipped, *more))
 
 
 def _lines(

@@ -16,9 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from txl_jax.config import ContextConfig, DataConfig, ExperimentConfig, of_record
+from txl_jax.config import ContextConfig, DataConfig, ExperimentConfig
 from txl_jax.data.corpus import corpus_from_config
-from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation import pictures, recl_pictures
 from txl_jax.evaluation.context import (
     check,
@@ -33,7 +32,7 @@ from txl_jax.evaluation.recl import Gains, Losses, LossesError, gains
 from txl_jax.evaluation.report import segment_bar
 from txl_jax.files import write_csv, write_json
 from txl_jax.outputs import check_outputs
-from txl_jax.workdir import CONFIG, VOCAB, load, read_json
+from txl_jax.workdir import CONFIG, experiment_of, load, read_json, read_record, vocab_of
 from txl_jax.workdir_files import claim_outputs
 
 
@@ -147,8 +146,8 @@ def _check_alike(members: list[Member]) -> None:
     """Raises AnalysisError where vocabularies or trained texts differ; nothing is loaded."""
 
     def of(member: Member) -> tuple[Any, Any]:
-        vocab, record = read_json(member.file(VOCAB)), read_json(member.file(CONFIG))
-        symbols = vocab["kind"], sorted(vocab["symbols"])
+        vocab, record = vocab_of(member.path), read_record(member.path)
+        symbols = vocab.kind, sorted(vocab.symbols)
         return symbols, record.get("corpus", {}).get("source_hash")
 
     for member in members[1:]:
@@ -196,9 +195,7 @@ def _check_targets(
 
 def _targets(member: Member, c: ContextConfig, data: DataConfig | None) -> tuple[int, str]:
     """How many targets a model will have, and their hash; its parameters are not read."""
-    record = read_json(member.file(CONFIG))
-    exp = of_record(record)
-    vocab = Vocab.from_json(read_json(member.file(VOCAB)))
+    exp, vocab = experiment_of(member.path), vocab_of(member.path)
     corpus = corpus_from_config(data or exp.data, vocab)
     tokens = getattr(corpus, c.split)
     try:

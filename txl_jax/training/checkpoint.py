@@ -5,11 +5,11 @@ Layout, one for every way of running (Orbax writes it, asynchronously and atomic
     checkpoints/<step>/params/ optimizer/ mems/   arrays
     checkpoints/<step>/average_<name>/            means of the parameters, where there are any
     checkpoints/<step>/meta/                      format, config, corpus, log window (JSON)
-    checkpoints/<step>/seal.json                  sha256 of every file above (seals.py)
+    checkpoints/<step>/seal.json  sealed          sha256 of every file above (seals.py)
 
 A checkpoint whose files do not match its seal is moved aside as ``damaged-<step>``, never
-deleted, and the one before it is used. One without a seal (the process died between commit and
-seal) is complete, and is used as it is.
+deleted, and the one before it is used; so is one whose seal was deleted. One that was never sealed
+(the process died between commit and seal) is complete, is used, and is sealed when it was restored.
 
 Of many processes all save and restore, each the parts of arrays that its devices hold, in one
 folder that all see. The first alone writes the seal, decides what is restored, and moves folders.
@@ -28,10 +28,11 @@ from absl import logging
 
 from txl_jax import processes
 from txl_jax.config import CheckpointConfig, differing_keys
+from txl_jax.files import json_object
 from txl_jax.messages import shortened
 from txl_jax.training.average import RAW
 from txl_jax.training.retention import METRIC, Manager, options
-from txl_jax.training.seals import Seals, fault, sealed
+from txl_jax.training.seals import Seals, fault, seal_if_missing, sealed
 from txl_jax.training.state import TrainState
 
 FORMAT = 1
@@ -209,6 +210,7 @@ class Checkpoints:
             except Exception as error:  # Orbax raises many types for damaged files
                 failed = error
             if not processes.failing(failed is not None):
+                processes.first(lambda: seal_if_missing(self._at(step)))  # noqa: B023  (called at once)
                 return state, meta
             if processes.first(lambda: sealed(self._at(step))):  # noqa: B023  (called at once)
                 raise CheckpointError(
@@ -236,11 +238,13 @@ class Checkpoints:
             )
         try:
             items = ocp.args.Composite(**{item: ocp.args.StandardRestore(abstract)})
-            return self.manager.restore(step, args=items)[item]
+            params = self.manager.restore(step, args=items)[item]
         except Exception as error:  # as in restore
             raise CheckpointError(
                 f"checkpoint {step} in {self.folder} cannot be read: {error}"
             ) from error
+        processes.first(lambda: seal_if_missing(self._at(step)))
+        return params
 
     def weights(self, step: int) -> tuple[str, list[str]]:
         """Which parameters of a step are the model, and what else there is; by name."""
@@ -280,7 +284,7 @@ class Checkpoints:
         try:
             with open(path, encoding="utf-8") as file:
                 value = float(json.load(file)[METRIC])
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
         return value if value != float("inf") else None
 
@@ -320,10 +324,13 @@ class Checkpoints:
         """What stands in ``meta``, or what is wrong with it."""
         path = os.path.join(self._at(step), "meta", "metadata")
         try:
-            with open(path, encoding="utf-8") as file:
-                return dict(json.load(file)), None
-        except (OSError, ValueError, TypeError) as error:
+            with open(path, "rb") as file:
+                meta = json_object(file.read())
+        except (OSError, ValueError) as error:
             return {}, f"has no readable meta ({type(error).__name__})"
+        if not isinstance(meta.get("config"), dict) or type(meta.get("format", 0)) is not int:
+            return {}, "has no readable meta (no config or format)"
+        return meta, None
 
     def _refuse_damaged(self, step: int) -> None:
         wrong = processes.first(lambda: fault(self._at(step)))

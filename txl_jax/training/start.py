@@ -33,7 +33,15 @@ from txl_jax.files import write_json
 from txl_jax.model.layout import stack_layers
 from txl_jax.training.sharding import Placement
 from txl_jax.training.state import TrainState
-from txl_jax.workdir import CONFIG, VOCAB, load, read_json
+from txl_jax.workdir import (
+    CONFIG,
+    VOCAB,
+    experiment_of,
+    load,
+    read_json,
+    read_record,
+    vocab_of,
+)
 from txl_jax.workdir_files import is_exported
 
 START = "start.json"
@@ -131,7 +139,7 @@ def _is_begun(workdir: str, folder: str) -> bool:
     path, vocab = (os.path.join(workdir, name) for name in (CONFIG, VOCAB))
     if not os.path.exists(path) or not os.path.exists(vocab):
         return False
-    return read_json(path).get("train", {}).get("start_from") == folder
+    return read_record(workdir)["train"].get("start_from") == folder
 
 
 def _described(folder: str, named: str) -> tuple[ExperimentConfig, Vocab]:
@@ -143,10 +151,7 @@ def _described(folder: str, named: str) -> tuple[ExperimentConfig, Vocab]:
                 f"there is no {name} in it; name the workdir of a run, or a folder that `python -m"
                 " txl_jax.convert` wrote",
             )
-    record = read_json(os.path.join(folder, CONFIG))
-    settings = {k: v for k, v in record.items() if k not in ("corpus", "provenance")}
-    vocab = Vocab.from_json(read_json(os.path.join(folder, VOCAB)))
-    return ExperimentConfig.from_dict(settings), vocab
+    return experiment_of(folder), vocab_of(folder)
 
 
 def _model(exp: ExperimentConfig, there: TransformerXLConfig) -> TransformerXLConfig:
@@ -212,7 +217,7 @@ def _write_record(workdir: str, folder: str, record: dict[str, Any]) -> None:
     path, key = os.path.join(workdir, START), "parameters_sha256"
 
     def write() -> None:
-        if os.path.exists(path) and read_json(path)[key] != record[key]:
+        if os.path.exists(path) and read_json(path).get(key) != record[key]:
             raise _refused(
                 folder,
                 f"its parameters are not those that this run began with ({path}); name another"
