@@ -417,7 +417,7 @@ def test_a_download_must_have_its_hash(tmp_path, served):
 
 @pytest.mark.parametrize(
     "url",
-    ["file:///etc/passwd", "ftp://example.com/a", "example.com/a", "http://", "https:///a.txt", "",
+    ["file:///etc/passwd", "ftp://example.com/a", "example.com/a", "http://", "https:///a.txt",
      "http://[::1/a", "http://example.com:99999/a", "http://example.com:0/a", "http://a..b/c",
      "http://example.com:port/a", "http://example.com/a b", "http://example.com/bü", "http:a",
      "http://me:secret@example.com/a", "http://example.com/\n", f"http://{'a' * 64}.com/"],
