@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import re
 import typing
 
 import pytest
@@ -299,8 +300,8 @@ OUT_OF_RANGE = [
     ("distil.weight", 0.0, "must be above 0 and at most 1"),
     ("distil.weight", 1.1, "must be above 0 and at most 1"),
     ("distil.words", 0, "must be at least 1"),
-    ("validate.temperature", 0.0, "must be above 0"),
-    ("evaluate.temperature", 0.0, "must be above 0"),
+    ("validate.temperature", 0.0, "must be from 1e-06 to 100"),
+    ("evaluate.temperature", 1e-7, "must be from 1e-06 to 100"),
     ("train.seg_len_std", -1.0, "must be at least 0"),
     ("train.reset_every", -1, "must be at least 0"),
     ("train.micro_batches", 0, "must be at least 1"),
@@ -322,7 +323,8 @@ OUT_OF_RANGE = [
     ("evaluate.dynamic.statistics", 0, "must be at least 1"),
     ("generate.length", -1, "must be at least 0"),
     ("generate.mem_len", 0, "must be at least 1"),
-    ("generate.temperature", -0.5, "must be from 0 to 100"),
+    ("generate.temperature", -0.5, "must be 0 (greedy) or from 1e-06 to 100"),
+    ("generate.temperature", 1e-7, "must be 0 (greedy) or from 1e-06 to 100"),
     ("generate.batch_size", 0, "must be at least 1"),
     ("generate.samples", 0, "must be at least 1"),
     ("generate.min_p", 1.0, "must be at least 0 and below 1"),
@@ -347,7 +349,8 @@ OUT_OF_RANGE = [
     ("attention.position", -1, "must be at least 0"),
     ("ablation.lengths", (2, 2), "must be one or more lengths, rising, from at least 1"),
     ("ablation.max_tokens", -1, "must be at least 0"),
-    ("ablation.seeds", (1, 1), "must be one or more, none twice"),
+    ("ablation.seeds", (1, 1), "must be one or more from 0 on, none twice"),
+    ("ablation.seeds", (-1,), "must be one or more from 0 on, none twice"),
     ("score.mem_len", 0, "must be at least 1"),
     ("score.seg_len", 0, "must be at least 1"),
     ("score.batch_size", 0, "must be at least 1"),
@@ -367,7 +370,8 @@ OUT_OF_RANGE = [
     ("data.probe.tokens", 10, "must be at least 1000"),
     ("data.probe.seed", -1, "must be at least 0"),
     ("generate.top_k", -1, "must be at least 0"),
-    ("generate.top_p", 0.0, "must be above 0 and at most 1"),
+    ("generate.top_p", 0.0, "must be from 1e-06 to 1"),
+    ("generate.top_p", 1e-40, "must be from 1e-06 to 1"),
     ("generate.seed", -1, "must be at least 0"),
     ("checkpoint.every", 0, "must be at least 1"),
     ("checkpoint.keep_last", 0, "must be at least 1"),
@@ -386,6 +390,87 @@ OUT_OF_RANGE = [
 @pytest.mark.parametrize(("key", "value", "rule"), OUT_OF_RANGE)
 def test_value_out_of_range_is_refused_with_its_rule(key, value, rule):
     assert refusal(**{key: value}) == f"config key {key} = {value!r}: {rule}"
+
+
+def bounds_of(kinds, cls=ExperimentConfig, prefix=""):
+    """``(dotted key, type, largest value)`` of every setting of ``kinds``, or that lists them."""
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        hint, key = hints[field.name], prefix + field.name
+        if dataclasses.is_dataclass(hint):
+            yield from bounds_of(kinds, hint, f"{key}.")
+        elif kinds & {hint, *typing.get_args(hint)}:
+            yield key, hint, field.metadata.get("most")
+
+
+INTEGERS = list(bounds_of({int}))
+FLOATS = [(key, hint) for key, hint, _ in bounds_of({float})]
+
+
+def with_item(hint, value):
+    """The value, in a list that rises to it where the setting is a list."""
+    return (2, value) if typing.get_origin(hint) is tuple else value
+
+
+@pytest.mark.parametrize(("key", "hint", "most"), INTEGERS)
+def test_every_integer_has_an_upper_bound(key, hint, most):
+    assert most is not None, f"{key} has no upper bound: give it one of config/bounds.py"
+    for value in (most + 1, 10**12 * most, 10**30):
+        message = refusal(**{key: with_item(hint, value)})
+        assert re.fullmatch(rf"config key {key} = .*: must be (at most|from \d+ to) .*", message)
+        assert f"must be at most {most}" in message or str(most) in message
+
+
+@pytest.mark.parametrize(("key", "hint"), FLOATS)
+@pytest.mark.parametrize("value", [1e-300, 1e-40, 1e300])
+def test_a_number_that_float32_cannot_hold_is_refused(key, hint, value):
+    value = (value,) if typing.get_origin(hint) is tuple else value
+    message = refusal(**{key: value})
+    assert message.startswith(f"config key {key} = ")
+    assert "\n" not in message
+    assert len(message) < 200
+
+
+@pytest.mark.parametrize("key", ["model.dropout", "optimizer.b2", "average.decay"])
+def test_a_probability_that_float32_rounds_to_1_is_refused(key):
+    assert refusal(**{key: 1 - 1e-12}).endswith(": must be at most 0.999999")
+
+
+def test_a_list_has_a_largest_number_of_items():
+    assert refusal(generate__stop=["x"] * 1001).endswith(": must have at most 1000 items")
+    cutoffs = list(range(1, 102))
+    assert refusal(model__cutoffs=cutoffs).endswith(": must have at most 100 items")
+
+
+def test_seeds_side_by_side_stay_below_2_to_the_32():
+    build(seed=2**32 - 3, train__side_by_side=3, mesh__data=1)
+    assert refusal(seed=2**32 - 2, train__side_by_side=3, mesh__data=1) == (
+        f"config key seed = {2**32 - 2}: with train.side_by_side 3 the last seed is above"
+        f" {2**32 - 1}"
+    )
+
+
+def test_large_settings_of_real_use_are_accepted():
+    """A memory of 64k, a vocabulary of a million, 96 layers, and a long run."""
+    large = {
+        "seed": 2**32 - 1,
+        "model.vocab_size": 1_000_000,
+        "model.n_layer": 96,
+        "model.d_model": 12_288,
+        "model.n_head": 96,
+        "model.d_inner": 4 * 12_288,
+        "train.steps": 10_000_000,
+        "train.batch_size": 4096,
+        "train.mem_len": 65_536,
+        "evaluate.mem_len": 65_536,
+        "evaluate.warm_start": 65_536 * 96,
+        "generate.length": 100_000,
+        "generate.temperature": 1e-3,
+        "generate.top_p": 1e-3,
+        "evaluate.temperature": 0.01,
+        "average.decay": 0.99999,
+    }
+    build(**large)
 
 
 def test_every_number_has_a_range_that_is_tested_above():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny_models
 
-from txl_jax.config import ExperimentConfig, GenerateConfig
+from txl_jax.config import ConfigError, ExperimentConfig, GenerateConfig
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
 from txl_jax.generation.detokenise import detokenised
@@ -70,6 +70,23 @@ def test_temperature_divides_the_logits():
     drawn = jax.vmap(lambda k: sample(k[None], logits, c)[0])(keys)
     want = 0.8**0.5 / (0.8**0.5 + 0.2**0.5)
     assert float(drawn.mean()) == pytest.approx(want, abs=0.03)
+
+
+@pytest.mark.parametrize("least", [{"temperature": 1e-6}, {"top_p": 1e-6}])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
+def test_the_least_temperature_and_top_p_take_the_likeliest_token(least, scale):
+    logits = scale * jnp.array([[0.1, 3.0, 2.0], [5.0, 1.0, 4.0]])
+    keys = jax.random.split(jax.random.key(0), 2)
+    assert sample(keys, logits, GenerateConfig(**least)).tolist() == [1, 0]
+    c = GenerateConfig(**least)
+    assert not np.isnan(keep_top_p(logits / c.temperature, c.top_p)).any()
+
+
+@pytest.mark.parametrize("key", ["temperature", "top_p"])
+@pytest.mark.parametrize("value", [1e-300, 1e-40, 1e-7])
+def test_what_float32_would_make_0_of_is_refused(key, value):
+    with pytest.raises(ConfigError, match=rf"^config key generate\.{key} = {value}: must be "):
+        ExperimentConfig.from_dict({"generate": {key: value}})
 
 
 def test_top_k_keeps_k_tokens():

@@ -69,7 +69,10 @@ def test_a_score_has_a_line_for_each_token(ask):
         (":score", "error: :score needs a text"),
         (":set", "error: :set needs a setting and a value"),
         (":set temprature 1", "error: unknown config key 'generate.temprature'; the nearest key"),
-        (":set temperature -1", "error: config key generate.temperature = -1.0: must be from 0"),
+        (
+            ":set temperature -1",
+            "error: config key generate.temperature = -1.0: must be 0 (greedy)",
+        ),
     ],
 )
 def test_what_goes_wrong_is_told_and_survived(ask, line, text):

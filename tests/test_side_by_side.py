@@ -2,14 +2,16 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 from tiny_runs import arrays, call, claimed, corpus_and_experiment, experiment, run, write_config
 
 import txl_jax
 from txl_jax.config import ConfigError, override
-from txl_jax.training.side_by_side import each, train_side_by_side
+from txl_jax.training.side_by_side import each, seeds_of, train_side_by_side
 from txl_jax.training.stopping import Stop
 
 SETTINGS = {
@@ -107,6 +109,14 @@ def test_the_command_trains_all_and_prints_a_number_for_each(folder, tmp_path):
     assert [line.split(" bpc")[0] for line in lines] == ["seed 3: held-out", "seed 4: held-out"]
     assert (tmp_path / "runs/seed_4/evaluation.json").exists()
     assert "seed 4  step 4/4" in done.stderr
+
+
+@pytest.mark.parametrize("seed", [0, 2**31, 2**32 - 1])
+def test_every_seed_gives_the_key_that_it_gives_alone(seed):
+    """The seeds of runs side by side are an array; a run alone has its seed as a constant."""
+    runs = [SimpleNamespace(exp=SimpleNamespace(seed=seed))]
+    (of_array,) = jax.vmap(lambda s: jax.random.key_data(jax.random.key(s)))(seeds_of(runs))
+    assert of_array.tolist() == jax.random.key_data(jax.random.key(seed)).tolist()
 
 
 def test_a_mesh_of_several_devices_is_refused(folder):

@@ -6,6 +6,7 @@ Each is a section of the experiment of the mode's name; none of them touches the
 import dataclasses
 from typing import Literal
 
+from txl_jax.config import bounds
 from txl_jax.config.fields import at_least, free_text, local_path, rule
 
 Split = Literal["train", "valid", "test"]
@@ -14,7 +15,7 @@ Split = Literal["train", "valid", "test"]
 def _rising(low: int, default: tuple[int, ...]):
     text = f"must be one or more lengths, rising, from at least {low}"
     holds = lambda v: bool(v) and all(a < b for a, b in zip((low - 1, *v), v, strict=False))
-    return rule(default, text, holds)
+    return rule(default, text, holds, bounds.LENGTH)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,10 +43,11 @@ class ContextConfig:
         (100, 200, 300, 400, 500, 600, 700, 800, 900),
         "must be two or more lengths, rising, from at least 1",
         lambda v: len(v) > 1 and all(a < b for a, b in zip((0, *v), v, strict=False)),
+        bounds.LENGTH,
     )
-    stride: int = at_least(1, 32)
-    max_tokens: int = at_least(0, 20_000)
-    batch_size: int = at_least(1, 4)
+    stride: int = at_least(1, 32, bounds.LENGTH)
+    max_tokens: int = at_least(0, 20_000, bounds.TOKENS)
+    batch_size: int = at_least(1, 4, bounds.ROWS)
     threshold: float = rule(0.01, "must be at least 0 and below 1", lambda v: 0 <= v < 1)
 
 
@@ -70,9 +72,9 @@ class ReclConfig:
     shares: tuple[float, ...] = rule(
         (0.1, 0.5, 1.0), "must each be above 0 and at most 1", lambda v: v and _shares(v)
     )
-    first: int = at_least(1, 100)
-    delta: int = at_least(1, 100)
-    longest: int = at_least(2, 1000)
+    first: int = at_least(1, 100, bounds.LENGTH)
+    delta: int = at_least(1, 100, bounds.LENGTH)
+    longest: int = at_least(2, 1000, bounds.LENGTH)
     threshold: float = rule(0.01, "must be above 0 and below 1", lambda v: 0 < v < 1)
 
 
@@ -92,12 +94,12 @@ class AttentionMapsConfig:
     """
 
     split: Split = "valid"
-    seg_len: int = at_least(1, 64)
-    mem_len: int = at_least(0, 640)
-    max_tokens: int = at_least(0, 20_000)
-    batch_size: int = at_least(1, 1)
-    widest: int = at_least(1, 3)
-    position: int = at_least(0, 2000)
+    seg_len: int = at_least(1, 64, bounds.LENGTH)
+    mem_len: int = at_least(0, 640, bounds.LENGTH)
+    max_tokens: int = at_least(0, 20_000, bounds.TOKENS)
+    batch_size: int = at_least(1, 1, bounds.ROWS)
+    widest: int = at_least(1, 3, bounds.LENGTH)
+    position: int = at_least(0, 2000, bounds.TOKENS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,9 +120,12 @@ class AblationConfig:
     workdirs: tuple[str, ...] = local_path(())
     lengths: tuple[int, ...] = _rising(1, (64, 128, 192, 256, 320, 384, 448, 512))
     split: Split = "test"
-    max_tokens: int = at_least(0, 0)
+    max_tokens: int = at_least(0, 0, bounds.TOKENS)
     seeds: tuple[int, ...] = rule(
-        (0,), "must be one or more, none twice", lambda v: v and len(set(v)) == len(v)
+        (0,),
+        "must be one or more from 0 on, none twice",
+        lambda v: v and min(v) >= 0 and len(set(v)) == len(v),
+        bounds.SEED,
     )
 
 
@@ -141,9 +146,9 @@ class ScoreConfig:
     path: str = local_path("-")
     json: str | None = local_path(None)
     memory: Literal["carry", "line"] = "carry"
-    mem_len: int = at_least(1, 512)
-    seg_len: int = at_least(1, 64)
-    batch_size: int = at_least(1, 16)
+    mem_len: int = at_least(1, 512, bounds.LENGTH)
+    seg_len: int = at_least(1, 64, bounds.LENGTH)
+    batch_size: int = at_least(1, 16, bounds.ROWS)
     tokens: bool = True
 
 
@@ -159,9 +164,9 @@ class SpeedConfig:
     """
 
     lengths: tuple[int, ...] = _rising(2, (800, 1800, 2800, 3800))
-    seg_len: int = at_least(1, 128)
-    windows: int = at_least(1, 4)
-    rounds: int = at_least(1, 3)
+    seg_len: int = at_least(1, 128, bounds.LENGTH)
+    windows: int = at_least(1, 4, bounds.ROWS)
+    rounds: int = at_least(1, 3, bounds.LENGTH)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -180,9 +185,10 @@ class ProbeConfig:
         (),
         "must be lengths, rising, from at least 0",
         lambda v: all(a < b for a, b in zip((-1, *v), v, strict=False)),
+        bounds.LENGTH,
     )
-    answers: int = at_least(1, 200)
-    seed: int = at_least(0, 1)
+    answers: int = at_least(1, 200, bounds.ROWS)
+    seed: int = at_least(0, 1, bounds.SEED)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

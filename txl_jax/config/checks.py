@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from txl_jax.config.bounds import CLUSTERS, SEED
 from txl_jax.config.fields import refusal
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ def check_combinations(c: "ExperimentConfig") -> None:
     if t.side_by_side > 1 and m.fsdp * m.tensor * max(m.data, 1) > 1:
         rule = f"is for one device, not mesh {m.data} x {m.fsdp} x {m.tensor}"
         refuse("train.side_by_side", t.side_by_side, rule)
+    if c.seed + t.side_by_side - 1 > SEED:
+        rule = f"with train.side_by_side {t.side_by_side} the last seed is above {SEED}"
+        refuse("seed", c.seed, rule)
     every = (
         ("train.steps", t.steps),
         ("train.log_every", t.log_every),
@@ -175,6 +179,8 @@ def check_model(c: "TransformerXLConfig") -> None:
         refuse("d_head", c.d_head, rule)
     if c.vocab_size is not None and c.cutoffs and c.cutoffs[-1] >= c.vocab_size:
         refuse("cutoffs", c.cutoffs, f"must be below the vocabulary's size {c.vocab_size}")
+    if len(c.cutoffs) > CLUSTERS:
+        refuse("cutoffs", c.cutoffs, f"must have at most {CLUSTERS} items")
     width = c.d_model if c.d_embed is None else c.d_embed
     if width // c.div_val ** len(c.cutoffs) < 1:
         rule = f"leaves no width for the last of {len(c.cutoffs) + 1} clusters of d_embed {width}"

@@ -49,7 +49,9 @@ class DataConfig:
         lambda v: v is None or _is_hash(v),
     )
     vocab: Literal["byte", "char", "word", "subword"] | None = None
-    vocab_size: int = rule(8000, "must be from 256 to 1000000", lambda v: 256 <= v <= 1_000_000)
+    vocab_size: int = rule(
+        8000, "must be from 256 to 1000000", lambda v: 256 <= v <= 1_000_000, 1_000_000
+    )
     protocol: Literal["authors", "bytes", "double"] | None = None
     valid_fraction: float = rule(0.05, "must be above 0 and below 0.5", lambda v: 0 < v < 0.5)
     test_fraction: float = rule(0.05, "must be above 0 and below 0.5", lambda v: 0 < v < 0.5)

@@ -11,6 +11,9 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import numpy as np
+
+from txl_jax.config.bounds import ITEMS
 from txl_jax.messages import shown
 
 
@@ -26,14 +29,31 @@ class ConfigError(ValueError):
     """
 
 
+FLOAT32 = (float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max))
+"""The smallest and the largest positive number that float32 holds without loss of digits."""
+
+BELOW_1 = 0.999999
+"""The largest probability; numbers nearer to 1 than float32's digits would become 1."""
+
+
 def refusal(key: str, value: Any, why: str) -> ConfigError:
     """The error for a value of a setting that cannot be used; ``why`` is the rule it breaks."""
     return ConfigError(f"config key {key} = {shown(value)}: {why}")
 
 
-def rule(default: Any, text: str, holds: Callable[[Any], bool], **more: Any) -> Any:
-    """A field with a default; ``text`` says in errors what ``holds`` tests."""
-    return dataclasses.field(default=default, metadata={"rule": (text, holds), **more})
+def rule(
+    default: Any,
+    text: str,
+    holds: Callable[[Any], bool],
+    most: float | None = None,
+    **more: Any,
+) -> Any:
+    """A field with a default; ``text`` says in errors what ``holds`` tests.
+
+    ``most``: the largest value, of each item if it is a list. Every integer has one (bounds.py).
+    """
+    metadata = {"rule": (text, holds), "most": most, **more}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def local_path(default: Any, text: str = "", holds: Callable[[Any], bool] = lambda v: True) -> Any:
@@ -46,24 +66,30 @@ def free_text(default: Any, text: str = "", holds: Callable[[Any], bool] = lambd
     return rule(default, text, holds, path=False)
 
 
-def at_least(low: float, default: Any) -> Any:
-    """A field that must be ``low`` or more."""
-    return rule(default, f"must be at least {low}", lambda v: v >= low)
+def at_least(low: float, default: Any, most: float | None = None) -> Any:
+    """A field that must be ``low`` or more, and ``most`` at the most."""
+    return rule(default, f"must be at least {low}", lambda v: v >= low, most)
 
 
-def above(low: float, default: Any) -> Any:
-    """A field that must be more than ``low``."""
-    return rule(default, f"must be above {low}", lambda v: v > low)
+def above(low: float, default: Any, most: float | None = None) -> Any:
+    """A field that must be more than ``low``, and ``most`` at the most."""
+    return rule(default, f"must be above {low}", lambda v: v > low, most)
+
+
+def optional_count(most: int) -> Any:
+    """A field from 1 to ``most``, or ``None``, its default."""
+    return rule(None, "must be at least 1", lambda v: v is None or v >= 1, most)
 
 
 def probability(default: float) -> Any:
     """A field from 0 to below 1."""
-    return rule(default, "must be at least 0 and below 1", lambda v: 0 <= v < 1)
+    return rule(default, "must be at least 0 and below 1", lambda v: 0 <= v < 1, BELOW_1)
 
 
 def optional_probability() -> Any:
     """A field from 0 to below 1, or ``None``, its default."""
-    return rule(None, "must be at least 0 and below 1", lambda v: v is None or 0 <= v < 1)
+    holds = lambda v: v is None or 0 <= v < 1
+    return rule(None, "must be at least 0 and below 1", holds, BELOW_1)
 
 
 def without_paths(cls: type, nested: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,9 +114,25 @@ def check_fields(config: Any, prefix: str) -> None:
         if dataclasses.is_dataclass(value):
             continue
         object.__setattr__(config, field.name, typed(key, value, hints[field.name]))
+        value = getattr(config, field.name)
         text, holds = field.metadata.get("rule", ("", lambda v: True))
-        if not holds(getattr(config, field.name)):
+        if not holds(value):
             raise refusal(key, value, text)
+        _check_size(key, value, field.metadata.get("most"))
+
+
+def _check_size(key: str, value: Any, most: float | None) -> None:
+    """Raises ConfigError for a number that is too large, or that float32 cannot hold."""
+    items = value if isinstance(value, tuple) else (value,)
+    if len(items) > ITEMS:
+        raise refusal(key, value, f"must have at most {ITEMS} items")
+    for item in items:
+        if type(item) is float and item and not FLOAT32[0] <= abs(item) <= FLOAT32[1]:
+            low, high = (f"{x:.2g}" for x in FLOAT32)
+            rule = f"must be 0 or between {low} and {high} in size, the range of float32"
+            raise refusal(key, item, rule)
+        if most is not None and item is not None and item > most:
+            raise refusal(key, item, f"must be at most {most}")
 
 
 def typed(key: str, value: Any, hint: Any) -> Any:

@@ -7,11 +7,13 @@ H ``d_head``, F ``d_inner``, V vocabulary, L layers.
 import dataclasses
 from typing import Literal
 
+from txl_jax.config import bounds
 from txl_jax.config.checks import check_model
 from txl_jax.config.fields import (
     above,
     at_least,
     check_fields,
+    optional_count,
     optional_probability,
     probability,
     rule,
@@ -89,13 +91,13 @@ class TransformerXLConfig:
       kernel: how attention is computed, by name (model/kernels). ``auto``: the best one here.
     """
 
-    vocab_size: int | None = rule(None, "must be at least 1", lambda v: v is None or v >= 1)
-    n_layer: int = at_least(1, 12)
-    d_model: int = at_least(2, 512)
-    n_head: int = at_least(1, 8)
-    d_head: int = at_least(1, 64)
-    d_inner: int = at_least(1, 2048)
-    d_embed: int | None = rule(None, "must be at least 1", lambda v: v is None or v >= 1)
+    vocab_size: int | None = optional_count(bounds.WORDS)
+    n_layer: int = at_least(1, 12, bounds.LAYERS)
+    d_model: int = at_least(2, 512, bounds.WIDTH)
+    n_head: int = at_least(1, 8, bounds.HEADS)
+    d_head: int = at_least(1, 64, bounds.WIDTH)
+    d_inner: int = at_least(1, 2048, bounds.INNER_WIDTH)
+    d_embed: int | None = optional_count(bounds.WIDTH)
     dropout: float = probability(0.0)
     dropout_input: float | None = optional_probability()
     dropout_output: float | None = optional_probability()
@@ -107,19 +109,22 @@ class TransformerXLConfig:
     pre_lnorm: bool = False
     untie_r: bool = False
     same_length: Window = False
-    clamp_len: int = rule(-1, "must be -1 (never) or at least 1", lambda v: v == -1 or v >= 1)
-    n_positions: int | None = rule(None, "must be at least 1", lambda v: v is None or v >= 1)
+    clamp_len: int = rule(
+        -1, "must be -1 (never) or at least 1", lambda v: v == -1 or v >= 1, bounds.LENGTH
+    )
+    n_positions: int | None = optional_count(2 * bounds.LENGTH)
     cutoffs: tuple[int, ...] = rule(
         (),
         "must rise from at least 1",
         lambda v: all(a < b for a, b in zip((0, *v), v, strict=False)),
+        bounds.WORDS,
     )
-    div_val: int = at_least(1, 1)
+    div_val: int = at_least(1, 1, bounds.CLUSTERS)
     tie_weight: bool = True
     tie_projs: tuple[bool, ...] = (False,)
     proj_same_dim: bool = True
-    sample_softmax: int = at_least(0, 0)
-    mixtures: int = at_least(1, 1)
+    sample_softmax: int = at_least(0, 0, bounds.WORDS)
+    mixtures: int = at_least(1, 1, bounds.ITEMS)
     dropout_latent: float = probability(0.0)
     past_decode: bool = False
     init_std: float = above(0, 0.02)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from txl_jax.config.bounds import LENGTH, SEED
 from txl_jax.config.fields import at_least, rule
 
 
@@ -18,11 +19,13 @@ class ProbeTextConfig:
       seed: of the drawing.
     """
 
-    shortest: int = at_least(2, 3)
-    longest: int = at_least(2, 64)
+    shortest: int = at_least(2, 3, LENGTH)
+    longest: int = at_least(2, 64, LENGTH)
     symbols: int = rule(
-        8, "must be from 2 to 26, there is a letter for each", lambda v: 2 <= v <= 26
+        8, "must be from 2 to 26, there is a letter for each", lambda v: 2 <= v <= 26, 26
     )
-    noise: int = rule(1, "must be from 1 to 26, there is a letter for each", lambda v: 1 <= v <= 26)
-    tokens: int = at_least(1000, 1_000_000)
-    seed: int = at_least(0, 0)
+    noise: int = rule(
+        1, "must be from 1 to 26, there is a letter for each", lambda v: 1 <= v <= 26, 26
+    )
+    tokens: int = at_least(1000, 1_000_000, 1_000_000_000)
+    seed: int = at_least(0, 0, SEED)

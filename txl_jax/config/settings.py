@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from txl_jax.config import bounds
 from txl_jax.config.analysis import (
     AblationConfig,
     AttentionMapsConfig,
@@ -30,6 +31,12 @@ from txl_jax.config.training import (
     TrainConfig,
 )
 
+COLDEST = 1e-6
+"""The least temperature but 0: scores of words divided by less may leave the range of float32."""
+
+LEAST_SHARE = 1e-6
+"""The least ``top_p``; any less keeps the likeliest token alone as well."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DynamicConfig:
@@ -49,7 +56,7 @@ class DynamicConfig:
     learning_rate: float = above(0, 1e-5)
     decay: float = at_least(0, 0.0)
     epsilon: float = above(0, 1e-4)
-    statistics: int = at_least(1, 100)
+    statistics: int = at_least(1, 100, bounds.STEPS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,18 +85,23 @@ class ProtocolConfig:
     """
 
     split: Literal["train", "valid", "test"] = "test"
-    batch_size: int = at_least(1, 10)
-    seg_len: int = at_least(1, 128)
-    mem_len: int = at_least(0, 128)
-    context_len: int = at_least(0, 0)
+    batch_size: int = at_least(1, 10, bounds.ROWS)
+    seg_len: int = at_least(1, 128, bounds.LENGTH)
+    mem_len: int = at_least(0, 128, bounds.LENGTH)
+    context_len: int = at_least(0, 0, bounds.LENGTH)
     first_memory: Literal["empty", "zeros"] = "empty"
-    warm_start: int = at_least(0, 0)
+    warm_start: int = at_least(0, 0, 100 * bounds.LENGTH)
     clamp_len: int | None = rule(
-        None, "must be -1 (never) or at least 1", lambda v: v is None or v == -1 or v >= 1
+        None,
+        "must be -1 (never) or at least 1",
+        lambda v: v is None or v == -1 or v >= 1,
+        bounds.LENGTH,
     )
     same_length: Window | None = None
-    temperature: float = above(0, 1.0)
-    max_segments: int = at_least(0, 0)
+    temperature: float = rule(
+        1.0, f"must be from {COLDEST} to 100", lambda v: COLDEST <= v <= 100, 100
+    )
+    max_segments: int = at_least(0, 0, bounds.TOKENS)
     dynamic: DynamicConfig = dataclasses.field(default_factory=DynamicConfig)
     baselines: tuple[Literal["unigram", "bigram", "xz"], ...] = ()
 
@@ -125,20 +137,25 @@ class GenerateConfig:
     prompt: str = free_text("")
     prompt_file: str | None = local_path(None)
     prompts_file: str | None = local_path(None)
-    batch_size: int = at_least(1, 8)
-    samples: int = at_least(1, 1)
-    length: int = at_least(0, 512)
-    mem_len: int = at_least(1, 512)
-    temperature: float = rule(1.0, "must be from 0 to 100", lambda v: 0 <= v <= 100)
-    top_k: int = at_least(0, 0)
-    top_p: float = rule(1.0, "must be above 0 and at most 1", lambda v: 0 < v <= 1)
+    batch_size: int = at_least(1, 8, bounds.ROWS)
+    samples: int = at_least(1, 1, bounds.ROWS)
+    length: int = at_least(0, 512, 10 * bounds.LENGTH)
+    mem_len: int = at_least(1, 512, bounds.LENGTH)
+    temperature: float = rule(
+        1.0,
+        f"must be 0 (greedy) or from {COLDEST} to 100",
+        lambda v: v == 0 or COLDEST <= v <= 100,
+        100,
+    )
+    top_k: int = at_least(0, 0, bounds.WORDS)
+    top_p: float = rule(1.0, f"must be from {LEAST_SHARE} to 1", lambda v: LEAST_SHARE <= v <= 1, 1)
     min_p: float = probability(0.0)
-    repetition_penalty: float = at_least(1, 1.0)
+    repetition_penalty: float = at_least(1, 1.0, 1000)
     stop: tuple[str, ...] = free_text((), "must not have an empty text", all)
     valid_text: bool = True
     detokenise: bool = False
     json: str | None = local_path(None)
-    seed: int = at_least(0, 0)
+    seed: int = at_least(0, 0, bounds.SEED)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,7 +170,7 @@ class ExperimentConfig:
     """
 
     name: str = free_text("experiment")
-    seed: int = at_least(0, 0)
+    seed: int = at_least(0, 0, bounds.SEED)
     model: TransformerXLConfig = dataclasses.field(default_factory=TransformerXLConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     loss: LossConfig = dataclasses.field(default_factory=LossConfig)

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal
 
+from txl_jax.config import bounds
 from txl_jax.config.fields import above, at_least, local_path, probability, rule
 
 
@@ -28,7 +29,7 @@ class OptimizerConfig:
     name: Literal["adam", "lamb"] = "adam"
     learning_rate: float = above(0, 2.5e-4)
     schedule: Literal["cosine", "inverse_sqrt", "constant"] = "cosine"
-    warmup_steps: int = at_least(0, 0)
+    warmup_steps: int = at_least(0, 0, bounds.STEPS)
     min_ratio: float = rule(0.0, "must be from 0 to 1", lambda v: 0 <= v <= 1)
     clip_norm: float = at_least(0, 0.25)
     b1: float = probability(0.9)
@@ -54,7 +55,7 @@ class AverageConfig:
         ``exponential``, or ``best``, the ones of least validation loss at that checkpoint.
     """
 
-    start: int = at_least(0, 0)
+    start: int = at_least(0, 0, bounds.STEPS)
     rate: float | None = rule(None, "must be above 0", lambda v: v is None or v > 0)
     decay: float = probability(0.0)
     use: Literal["best", "raw", "tail", "exponential"] = "best"
@@ -100,7 +101,7 @@ class DistilConfig:
 
     teachers: tuple[str, ...] = local_path((), "must not name an empty folder", all)
     weight: float = rule(0.5, "must be above 0 and at most 1", lambda v: 0 < v <= 1)
-    words: int = at_least(1, 32)
+    words: int = at_least(1, 32, bounds.WORDS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,24 +139,24 @@ class TrainConfig:
         folder; parameters are its at step 0 (training/start.py). ``None``: drawn at random.
     """
 
-    steps: int = at_least(1, 1000)
-    batch_size: int = at_least(1, 16)
-    seg_len: int = at_least(1, 128)
-    mem_len: int = at_least(0, 128)
-    context_len: int = at_least(0, 0)
-    seg_len_std: float = at_least(0, 0.0)
+    steps: int = at_least(1, 1000, bounds.STEPS)
+    batch_size: int = at_least(1, 16, bounds.ROWS)
+    seg_len: int = at_least(1, 128, bounds.LENGTH)
+    mem_len: int = at_least(0, 128, bounds.LENGTH)
+    context_len: int = at_least(0, 0, bounds.LENGTH)
+    seg_len_std: float = at_least(0, 0.0, bounds.LENGTH)
     roll_streams: bool = False
     text_on_device: bool = False
-    reset_every: int = at_least(0, 0)
-    micro_batches: int = at_least(1, 1)
-    steps_per_dispatch: int = at_least(1, 1)
+    reset_every: int = at_least(0, 0, bounds.STEPS)
+    micro_batches: int = at_least(1, 1, bounds.ROWS)
+    steps_per_dispatch: int = at_least(1, 1, bounds.STEPS)
     epoch_memory: Literal["reset", "carry"] = "reset"
-    log_every: int = at_least(1, 50)
-    eval_every: int = at_least(0, 0)
+    log_every: int = at_least(1, 50, bounds.STEPS)
+    eval_every: int = at_least(0, 0, bounds.STEPS)
     non_finite: Literal["stop", "skip"] = "stop"
     skip_spikes: float = rule(0.0, "must be 0 (off) or above 1", lambda v: v == 0 or v > 1)
-    max_skipped: int = at_least(1, 10)
-    side_by_side: int = at_least(1, 1)
+    max_skipped: int = at_least(1, 10, bounds.STEPS)
+    side_by_side: int = at_least(1, 1, bounds.ITEMS)
     start_from: str | None = local_path(
         None, "must name a folder", lambda v: v is None or v.strip()
     )
@@ -172,9 +173,9 @@ class CheckpointConfig:
         goes on, with one process; False: it stops training. The last one must be written anyway.
     """
 
-    every: int = at_least(1, 1000)
-    keep_last: int = at_least(1, 2)
-    keep_best: int = at_least(0, 1)
+    every: int = at_least(1, 1000, bounds.STEPS)
+    keep_last: int = at_least(1, 2, bounds.STEPS)
+    keep_best: int = at_least(0, 1, bounds.STEPS)
     go_on_without_saving: bool = False
 
 
@@ -188,6 +189,8 @@ class MeshConfig:
       tensor: cuts heads, the feed-forward layer's inner width, and words.
     """
 
-    data: int = rule(-1, "must be -1 (all devices) or at least 1", lambda v: v == -1 or v >= 1)
-    fsdp: int = at_least(1, 1)
-    tensor: int = at_least(1, 1)
+    data: int = rule(
+        -1, "must be -1 (all devices) or at least 1", lambda v: v == -1 or v >= 1, bounds.DEVICES
+    )
+    fsdp: int = at_least(1, 1, bounds.DEVICES)
+    tensor: int = at_least(1, 1, bounds.DEVICES)

@@ -86,7 +86,12 @@ class Evaluator:
             self._training = cut(training, name="the train split")
         self._placement = Placement(mesh)
         self.model = TransformerXL(under_protocol(model, protocol), self._placement.mesh)
-        self._warm_segments = -(-protocol.warm_start // protocol.seg_len)
+        self._warm_start = 0  # no more than the text has before the last stream
+        if protocol.warm_start:
+            self._warm_start = len(
+                self.streams.before(protocol.batch_size - 1, protocol.warm_start)
+            )
+        self._warm_segments = -(-self._warm_start // protocol.seg_len)
         devices = self._placement.row_devices
         self._rows = -(-protocol.batch_size // devices) * devices
         place = self._placement
@@ -230,7 +235,7 @@ class Evaluator:
     def _batches(self) -> Iterator[Batch]:
         """What is read before the first segments, and the segments; on device, rows padded."""
         before = self._warm_segments
-        n = self.protocol.warm_start
+        n = self._warm_start
         warm = functools.cache(lambda first, end: warm_up(self.streams, n, slice(first, end)))
 
         def read(index: int, rows: slice) -> Batch:

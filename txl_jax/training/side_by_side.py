@@ -97,7 +97,7 @@ def _go(runs: list[Run], states: list[TrainState], parts: Parts) -> list[Outcome
         run.begin(step, state)
     state = jax.jit(_stacked)(states)
     one = jax.jit(lambda tree, r: jax.tree.map(lambda x: x[r], tree))
-    seeds = jnp.array([run.exp.seed for run in runs])
+    seeds = seeds_of(runs)
     if step < t.steps and not runs[0].stop.requested():
         shapes = jax.tree.map(_with_runs(len(runs)), runs[0].fed_shapes())
         text = runs[0].text
@@ -113,6 +113,11 @@ def _go(runs: list[Run], states: list[TrainState], parts: Parts) -> list[Outcome
                 if run.due(step):
                     run.keep(step, one(state, r))
     return [run.end(step, one(state, r)) for r, run in enumerate(runs)]
+
+
+def seeds_of(runs: Any) -> jax.Array:
+    """The seed of every run, uint32 [R]: seeds have 32 bits, and int32 has 31 for them."""
+    return jnp.array([run.exp.seed for run in runs], jnp.uint32)
 
 
 def _step_of_all(exp: ExperimentConfig, parts: Parts) -> Any:
