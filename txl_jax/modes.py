@@ -28,7 +28,7 @@ from txl_jax.sharing import load
 from txl_jax.training.checkpoint import CheckpointError
 from txl_jax.training.loop import NonFiniteError
 from txl_jax.training.loop import train as train_loop
-from txl_jax.training.parts import check_fit
+from txl_jax.training.parts import check_fit, check_scoring, check_size
 from txl_jax.training.side_by_side import each, train_side_by_side
 from txl_jax.training.skipping import SkippedError
 from txl_jax.training.start import corpus_of, experiment_and_vocab
@@ -84,6 +84,7 @@ def train(exp: ExperimentConfig, workdir: str, command: str) -> int:
             processes.first(lambda: check_free(folder))  # noqa: B023  (called at once)
         processes.first(lambda: check_writable(workdir))
         exp, vocab = experiment_and_vocab(exp, each(exp, workdir)[0][1])
+        check_size(exp)  # before the text is prepared; check_fit() knows its vocabulary
         corpus = processes.in_turn(lambda: corpus_of(exp, vocab))
         exp = with_vocab(exp, corpus)
         baselines.check(exp.evaluate.baselines, corpus.vocab)
@@ -163,6 +164,7 @@ def with_trained(
         if processes.is_first():  # on its first device, where its own copy of the parameters lies
             _say(importlib.import_module(ANALYSES[mode]).run(trained, workdir))
         return 0
+    check_scoring(exp)
     processes.first(lambda: check_outputs(workdir, "evaluate"))
     corpus = processes.in_turn(lambda: corpus_from_config(exp.data, trained.vocab))
     baselines.check(exp.evaluate.baselines, corpus.vocab)

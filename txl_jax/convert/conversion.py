@@ -28,6 +28,8 @@ from txl_jax.convert.vocabulary import vocab_from_file, vocab_in_folder
 from txl_jax.data.corpus import Corpus, corpus_from_config
 from txl_jax.data.vocab import Vocab
 from txl_jax.files import write_json
+from txl_jax.machine import check_memory
+from txl_jax.model.footprint import of_parameters
 from txl_jax.training.checkpoint import Checkpoints
 from txl_jax.training.provenance import provenance
 
@@ -213,6 +215,8 @@ def _experiment(
     lengths = {"seg_len": args.get("tgt_len") or 128, "mem_len": mem_len}
     lengths["context_len"] = args.get("ext_len") or 0
     scored = {**lengths, "first_memory": program.first_memory if mem_len else "empty"}
+    exp = ExperimentConfig(model=model)
+    check_memory("the converted model", of_parameters(model), exp)
     exp = ExperimentConfig.from_dict(
         {
             "name": os.path.basename(os.path.normpath(r.workdir)),

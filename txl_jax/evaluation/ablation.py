@@ -37,6 +37,7 @@ from txl_jax.evaluation.evaluate import Evaluator
 from txl_jax.evaluation.report import segment_bar
 from txl_jax.files import write_csv, write_json
 from txl_jax.training.checkpoint import CheckpointError
+from txl_jax.training.parts import check_scoring
 from txl_jax.training.sharding import make_mesh
 from txl_jax.units import UNIT_NAMES, Unit, in_unit, number
 from txl_jax.workdir import Trained, WorkdirError, load, parameter_count
@@ -60,7 +61,7 @@ def run(config: str, overrides: Mapping[str, str], workdir: str, train: Train) -
     runs = runs_of(config, overrides, workdir)
     c = runs[0].exp.ablation
     for one in runs:  # what cannot be is refused before hours of training, not after
-        lengths_of(one.exp, c.lengths)
+        check_size(one.exp, lengths_of(one.exp, c.lengths)[1])
     texts = {one.exp.data.name: one.row for one in runs}
     if len(texts) > 1:
         raise AnalysisError(
@@ -183,6 +184,12 @@ def lengths_of(exp: ExperimentConfig, lengths: tuple[int, ...]) -> tuple[int, li
             " within"
         )
     return train_len, asked
+
+
+def check_size(exp: ExperimentConfig, lengths: list[int]) -> None:
+    """Raises ConfigError where evaluation at the longest length does not fit the memory."""
+    exp = dataclasses.replace(exp, evaluate=at_length(exp, lengths[-1]))
+    check_scoring(exp, f"evaluation at ablation.lengths {lengths[-1]}")
 
 
 def at_length(exp: ExperimentConfig, length: int) -> ProtocolConfig:

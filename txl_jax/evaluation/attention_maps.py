@@ -15,6 +15,7 @@ of the segment. Clamp and window are those of the evaluation protocol. Layers an
 from 0, as in the parameters.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +33,8 @@ from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.evaluate import describe, under_protocol
 from txl_jax.evaluation.pictures import described
 from txl_jax.evaluation.report import of_vocab, segment_bar
+from txl_jax.machine import check_memory
+from txl_jax.model.footprint import of_reading
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.outputs import check_outputs, printed_if_lost
@@ -42,6 +45,7 @@ def run(trained: Trained, workdir: str) -> str:
     """Writes ``attention*`` in the workdir: pictures, JSON, CSV and arrays; the widest heads."""
     c = trained.config.attention
     _check_kind(trained)
+    check_size(trained)
     check_outputs(workdir, "attention")
     reader = Reader(trained)
     corpus = corpus_from_config(trained.config.data, trained.vocab)
@@ -70,6 +74,16 @@ def run(trained: Trained, workdir: str) -> str:
         longest = _longest_in_training(trained)
         draw(workdir, about, averages, attended, trained.vocab, longest)
     return widest
+
+
+def check_size(trained: Trained) -> None:
+    """Raises ConfigError where a segment's attention weights do not fit the device's memory."""
+    exp, c = trained.config, trained.config.attention
+    model = dataclasses.replace(exp.model, kernel="reference")  # all weights of a layer at once
+    again = exp.evaluate.mem_len == 0
+    length, mem_len = (c.mem_len + c.seg_len, 0) if again else (c.seg_len, c.mem_len)
+    keys = tuple(f"attention.{name}" for name in ("batch_size", "seg_len", "mem_len"))
+    check_memory("reading attention", of_reading(model, c.batch_size, length, mem_len, keys), exp)
 
 
 class Reader:

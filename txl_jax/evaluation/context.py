@@ -32,6 +32,8 @@ from txl_jax.evaluation.evaluate import under_protocol
 from txl_jax.evaluation.recl import Losses
 from txl_jax.evaluation.report import segment_bar
 from txl_jax.files import write_csv, write_json
+from txl_jax.machine import check_memory
+from txl_jax.model.footprint import of_reading
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.outputs import check_outputs, printed_if_lost
 from txl_jax.units import UNIT_NAMES, in_unit, number
@@ -48,6 +50,7 @@ def run(trained: Trained, workdir: str) -> str:
     """
     c = as_measured(trained.config.context, trained.config.model)
     trained = dataclasses.replace(trained, config=dataclasses.replace(trained.config, context=c))
+    check_size(trained, c)
     check_outputs(workdir, "context")
     corpus = corpus_from_config(trained.config.data, trained.vocab)
     check(trained.config.model, getattr(corpus, c.split), c)
@@ -99,10 +102,22 @@ def measure(
     trained: Trained, corpus: Corpus, c: ContextConfig, name: str, progress: Progress
 ) -> Losses:
     """:func:`losses_by_context` of a trained model under its protocol's clamp (and window)."""
+    check_size(trained, c)
     tokens = getattr(corpus, c.split)
     model = under_protocol(trained.config.model, trained.config.evaluate)
     nll = losses_by_context(model, trained.params, tokens, c, progress)
     return Losses(name, c.lengths, nll, targets_hash(corpus.vocab, tokens[targets_of(tokens, c)]))
+
+
+def check_size(trained: Trained, c: ContextConfig) -> None:
+    """Raises ConfigError where the longest windows, or memory, do not fit the device's memory."""
+    exp = dataclasses.replace(trained.config, context=c)
+    carried = c.kind == "memory" and not exp.model.memory_free
+    longest = c.lengths[-1]
+    length, mem_len = (c.stride, longest) if carried else (longest + c.stride - 1, 0)
+    keys = tuple(f"context.{name}" for name in ("lengths", "batch_size", "stride"))
+    needs = of_reading(exp.model, c.batch_size, length, mem_len, keys)
+    check_memory("measuring contexts", needs, exp)
 
 
 def targets_of(tokens: np.ndarray, c: ContextConfig) -> slice:

@@ -19,6 +19,8 @@ from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.pictures import described, new_figure, save
 from txl_jax.evaluation.reach import last_logits, measured_reach, reach
 from txl_jax.files import write_csv, write_json
+from txl_jax.machine import check_memory
+from txl_jax.model.footprint import Need, of_reading
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.outputs import check_outputs, printed_if_lost
 from txl_jax.workdir import Trained
@@ -33,6 +35,7 @@ def run(trained: Trained, workdir: str) -> str:
       AnalysisError: the model was not trained on the probe's text, or cannot have that memory.
     """
     check(trained)
+    check_size(trained)
     check_outputs(workdir, "probe")
     c, t = trained.config, trained.config.train
     rows, reaches = [], []
@@ -86,6 +89,17 @@ def check(trained: Trained) -> None:
                 f"config key probe.mem_lens = {c.probe.mem_lens}: attention"
                 f" {c.model.attention!r} has no memory; only 0 can be asked"
             )
+
+
+def check_size(trained: Trained) -> None:
+    """Raises ConfigError where the texts, or the memory of their rows, do not fit the memory."""
+    exp, c, t = trained.config, trained.config.probe, trained.config.train
+    mem_len, rows = max(memory_lengths(trained)), min(ROWS_AT_A_TIME, c.answers)
+    size = t.seg_len + mem_len + c.distances[-1]
+    keys = ("probe.mem_lens", "probe.answers", "probe.distances")
+    texts = Need("the texts that are asked", 5 * c.answers * size, keys)  # and their int32 tokens
+    needs = of_reading(exp.model, rows, t.seg_len, mem_len, keys)
+    check_memory("the probe", [*needs, texts], exp)
 
 
 def memory_lengths(trained: Trained) -> tuple[int, ...]:

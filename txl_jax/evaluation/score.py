@@ -29,6 +29,8 @@ from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.files import naming
 from txl_jax.generation.text import line_end
+from txl_jax.machine import check_memory
+from txl_jax.model.footprint import of_reading
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.outputs import check_file
 from txl_jax.units import UNIT_NAMES, in_unit, number
@@ -56,12 +58,23 @@ def run(trained: Trained, workdir: str) -> str:
             f"{name}: there is nothing in it to score; give a text there, or name another file with"
             " --config.score.path=FILE"
         )
+    check_size(trained, len(lines))
     losses = nll_of_lines(trained.config.model, trained.params, ids, line_end(vocab), c)
     rows = zip(lines, ids, losses, strict=True)
     records = [record(vocab, n, *row, c) for n, row in enumerate(rows, 1)]
     print(summary(vocab, lines, ids, losses), file=sys.stderr, flush=True)
     _write(records, c.json)
     return ""
+
+
+def check_size(trained: Trained, lines: int) -> None:
+    """Raises ConfigError where the segments of so many lines do not fit the device's memory."""
+    exp, c = trained.config, trained.config.score
+    rows = min(c.batch_size, lines) if c.memory == "line" else 1
+    again = _context(exp.model, c)
+    keys = tuple(f"score.{name}" for name in ("batch_size", "seg_len", "mem_len"))
+    mem_len = 0 if exp.model.memory_free else c.mem_len
+    check_memory("scoring", of_reading(exp.model, rows, again + c.seg_len, mem_len, keys), exp)
 
 
 def encoded(vocab: Vocab, lines: Sequence[str], name: str) -> list[np.ndarray]:

@@ -28,7 +28,9 @@ from txl_jax.config import MeshConfig, ProtocolConfig, SpeedConfig, TransformerX
 from txl_jax.evaluation.evaluate import Evaluator
 from txl_jax.evaluation.timing import Program, in_turn, ratio, summary, timed
 from txl_jax.files import write_json
+from txl_jax.machine import check_memory
 from txl_jax.model.block import OfAll, OfLayer
+from txl_jax.model.footprint import of_reading
 from txl_jax.model.kernels.choice import FEW
 from txl_jax.model.kernels.xla import group_size
 from txl_jax.model.masks import visible
@@ -47,6 +49,7 @@ def run(trained: Trained, workdir: str) -> str:
     """Measures a trained model's shape (``--mode=speed``), prints and writes ``speed.json``."""
     check_outputs(workdir, "speed")
     shape = dataclasses.replace(trained.config.model, attention="relative", n_positions=None)
+    check_size(trained)
     rows = []
     for row in rows_of(shape, trained.config.speed):
         print(line_of(row), flush=True)
@@ -57,6 +60,16 @@ def run(trained: Trained, workdir: str) -> str:
     with printed_if_lost(last):
         write_json(os.path.join(workdir, "speed.json"), {**about, "rows": rows})
     return last
+
+
+def check_size(trained: Trained) -> None:
+    """Raises ConfigError where the longest windows, or memory, do not fit the device's memory."""
+    exp, c = trained.config, trained.config.speed
+    longest, keys = c.lengths[-1], ("speed.lengths", "speed.seg_len", "speed.windows")
+    all_at_once = dataclasses.replace(exp.model, kernel="reference")
+    check_memory("sliding windows", of_reading(all_at_once, 1, longest, 0, keys), exp)
+    check_memory("sliding windows", of_reading(exp.model, c.windows, longest, 0, keys), exp)
+    check_memory("evaluation", of_reading(exp.model, 1, c.seg_len, longest, keys), exp)
 
 
 def rows_of(c: TransformerXLConfig, settings: SpeedConfig) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from txl_jax.config import ConfigError, override
 from txl_jax.data.errors import DataError
-from txl_jax.evaluation.score import encoded, nll_of_lines
+from txl_jax.evaluation.score import check_size, encoded, nll_of_lines
 from txl_jax.generation.detokenise import detokenised
 from txl_jax.generation.text import continuations, line_end
 from txl_jax.generation.write import set_errors
@@ -87,6 +87,7 @@ class Session:
         if not len(ids):
             raise ValueError("there is nothing in the text that the vocabulary has")
         c = trained.config.score
+        check_size(trained, lines=1)
         (nll,) = nll_of_lines(trained.config.model, trained.params, [ids], line_end(vocab), c)
         for token, lost in zip(ids, nll, strict=True):
             symbol = vocab.decode([int(token)]) if vocab.kind == "byte" else vocab.symbols[token]

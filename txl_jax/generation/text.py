@@ -12,6 +12,8 @@ from txl_jax.data.vocab import Vocab
 from txl_jax.generation.decoder import Decoder, printable, whole_characters
 from txl_jax.generation.generate import generate
 from txl_jax.generation.utf8 import automaton
+from txl_jax.machine import check_memory
+from txl_jax.model.footprint import of_generating
 from txl_jax.units import in_unit
 from txl_jax.workdir import Trained
 
@@ -138,8 +140,10 @@ def continuations(
 
     Raises:
       DataError: a prompt has a symbol that the vocabulary does not have.
+      ConfigError: the memory of so many texts does not fit the device.
     """
-    vocab = trained.vocab
+    vocab, exp = trained.vocab, dataclasses.replace(trained.config, generate=c)
+    check_memory("generation", of_generating(exp.model, c, len(prompts)), exp)
     rows: list[Continuation] = []
     for prompt, start in zip(prompts, encode_prompts(vocab, prompts), strict=True):
         whole = whole_characters(prompt)

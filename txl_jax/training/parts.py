@@ -12,6 +12,9 @@ from txl_jax.data.corpus import Corpus
 from txl_jax.data.on_device import Text, text_of
 from txl_jax.data.sentences import TrainingStreams, shuffled_streams_of, tokens_of
 from txl_jax.evaluation.evaluate import Evaluator, evaluator_of
+from txl_jax.machine import check_memory, spread_of
+from txl_jax.model import footprint
+from txl_jax.model.kernels.choice import check_platform
 from txl_jax.model.layout import unstack_layers
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.optimizer import make_optimizer
@@ -58,8 +61,34 @@ def parts_of(exp: ExperimentConfig, corpus: Corpus) -> Parts:
     return Parts(model, optimizer, placement, evaluator, abstract, on_disk)
 
 
+def check_size(exp: ExperimentConfig) -> None:
+    """Raises ConfigError where training, or what follows it, cannot fit the devices' memory.
+
+    So it does for an attention kernel that is for other devices.
+    Where the size of the vocabulary is not known yet its parameters are not counted.
+    """
+    t, c = exp.train, exp.model
+    mesh = make_mesh(exp.mesh, c, t.batch_size, t.micro_batches)
+    spread = spread_of(mesh)
+    check_platform(c.kernel, mesh)
+    check_memory("training", footprint.of_training(exp, spread), exp, mesh)
+    check_memory("validation", footprint.of_validating(exp, spread), exp, mesh)
+    check_scoring(exp)
+    if exp.generate.length:
+        check_memory("generation", footprint.of_generating(c, exp.generate), exp)
+
+
+def check_scoring(exp: ExperimentConfig, what: str = "evaluation") -> None:
+    """Raises ConfigError where evaluation, called ``what``, cannot fit the devices' memory."""
+    one_by_one = dataclasses.replace(exp.model, scan_layers=False)  # as a trained model is loaded
+    mesh = make_mesh(exp.mesh, exp.model, exp.train.batch_size)
+    needs = footprint.of_scoring(one_by_one, exp.evaluate, "evaluate", spread_of(mesh))
+    check_memory(what, needs, exp, mesh)
+
+
 def check_fit(exp: ExperimentConfig, corpus: Corpus) -> None:
     """Raises ConfigError or DataError where the corpus or the devices cannot serve the config."""
+    check_size(exp)
     training_streams(exp, corpus)
     t = exp.train
     mesh = make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches)

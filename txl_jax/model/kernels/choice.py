@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from txl_jax.config import ConfigError
 from txl_jax.model.kernels import reference, xla
 from txl_jax.model.kernels.dropping import ROW, Dropping
 from txl_jax.model.masks import Visible
@@ -28,7 +29,7 @@ _LEAST_QUERIES = 128
 """Below it a fused kernel pads its tiles with more than it spares."""
 
 
-class KernelError(ValueError):
+class KernelError(ConfigError):
     """An implementation of attention that cannot be used; the text says why, and the way out."""
 
 
@@ -88,11 +89,7 @@ def chosen(implementation: str, form: tuple, mesh: Mesh | None = None) -> str:
         return best if _module(best).supports(*form) is None else "xla"
     if implementation not in FUSED:
         return implementation
-    if FUSED[implementation] != platform:
-        raise KernelError(
-            f"model.kernel = {implementation!r} is for a {FUSED[implementation]} and this runs on a"
-            f" {platform}: use 'auto' or 'xla'"
-        )
+    check_platform(implementation, mesh)
     refused = _module(implementation).supports(*form)
     if refused:
         raise KernelError(
@@ -100,6 +97,16 @@ def chosen(implementation: str, form: tuple, mesh: Mesh | None = None) -> str:
             " 'xla'"
         )
     return implementation
+
+
+def check_platform(implementation: str, mesh: Mesh | None = None) -> None:
+    """Raises KernelError for an implementation that is for other devices than those of the mesh."""
+    platform = _platform(mesh)
+    if FUSED.get(implementation, platform) != platform:
+        raise KernelError(
+            f"model.kernel = {implementation!r} is for a {FUSED[implementation]} and this runs on a"
+            f" {platform}: use 'auto' or 'xla'"
+        )
 
 
 def _platform(mesh: Mesh | None) -> str:
