@@ -168,8 +168,13 @@ def test_training_is_refused_before_its_text_is_read(tmp_path):
 
 
 def test_compiling_ahead_is_not_refused_by_this_machine(monkeypatch):
-    asked = []
-    monkeypatch.setattr(modes, "compile_ahead", lambda *about: asked.append(about) or 0)
+    asked: list[Any] = []
+
+    def compile_ahead(*about):
+        asked.append(about)
+        return 0
+
+    monkeypatch.setattr(modes, "compile_ahead", compile_ahead)
     exp = override(BASE, {"model.d_inner": 1_000_000, "model.d_model": 100_000})
     assert modes.compile_programs(exp, "v5e:4x4") == 0
     assert asked == [(exp, "v5e:4x4")]
