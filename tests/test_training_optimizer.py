@@ -115,6 +115,32 @@ def test_a_tail_without_a_rate_leaves_the_schedule_as_it_was():
     assert [float(with_tail(t)) for t in range(20)] == [float(without(t)) for t in range(20)]
 
 
+LONG = 20_000
+"""So many updates that the last ones of a cosine to 0 have a rate of exactly 0 in float32."""
+
+
+def by_one_update(exp, t):
+    """The update number ``t`` of ones, of a table of embeddings and of another parameter."""
+    params = {"embedding": jnp.ones(2), "other": jnp.ones(2)}
+    optimizer = make_optimizer(exp)
+    at_t = lambda x: jnp.full_like(x, t) if x.dtype == jnp.int32 else x
+    state = jax.tree.map(at_t, optimizer.init(params))
+    return arrays(optimizer.update(params, state, params)[0])
+
+
+def test_embeddings_with_their_own_rate_stay_finite_where_a_cosine_ends_at_0():
+    c = OptimizerConfig(learning_rate=0.1, embedding_ratio=2.0, schedule="cosine", min_ratio=0.0)
+    exp = ExperimentConfig(optimizer=c, train=TrainConfig(steps=LONG))
+    for t in (LONG // 4, LONG - 1):
+        updates = by_one_update(exp, t)
+        assert all(np.all(np.isfinite(value)) for value in updates.values())
+        ended = t == LONG - 1
+        assert all(np.all((value == 0) == ended) for value in updates.values())
+    at_the_start = by_one_update(exp, 0)
+    ratio = at_the_start["['embedding']"] / at_the_start["['other']"]
+    np.testing.assert_allclose(ratio, 2.0, rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["inverse_sqrt", "constant"])
 def test_other_schedules_keep_the_ratio_throughout(name):
     c = OptimizerConfig(learning_rate=0.1, schedule=name, warmup_steps=3, embedding_ratio=2.0)

@@ -15,11 +15,13 @@ from txl_jax.config import ConfigError, override
 from txl_jax.convert.pytorch import config_from_pytorch, params_from_pytorch
 from txl_jax.data.feed import training_batch, training_feed
 from txl_jax.data.streams import Streams
+from txl_jax.model.memory import Memory
+from txl_jax.training import step as step_module
 from txl_jax.training.loop import train
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.parts import training_streams
 from txl_jax.training.sharding import Placement, make_mesh
-from txl_jax.training.state import init_state
+from txl_jax.training.state import TrainState, init_state
 from txl_jax.training.step import compiled_step, padded_amid, train_step
 from txl_jax.training.stopping import Stop
 
@@ -77,6 +79,34 @@ def test_micro_batches_give_the_whole_batch_and_each_row_its_own_memory(folder):
     for parts in (2, 4):
         cut = train_steps(folder, **{"train.micro_batches": parts})
         assert_same_training(whole, cut, 1e-4)
+
+
+@pytest.mark.parametrize(
+    "average",
+    [{}, {"average.start": 6, "average.rate": 0.5, "optimizer.min_ratio": 0.1}],
+    ids=["plain", "average.rate"],
+)
+def test_the_logged_learning_rate_is_that_of_the_update(folder, monkeypatch, average):
+    """Adam's update of a gradient that is always 1 is the learning rate itself."""
+    corpus, exp = corpus_and_experiment(folder, **average)
+    optimizer = make_optimizer(exp)
+    params, mems = {"w": jnp.zeros(())}, Memory(jnp.zeros(()), jnp.zeros((), jnp.int32))
+    gradient = lambda state, *_: ({"w": jnp.ones(())}, jnp.ones(()), mems)
+    monkeypatch.setattr(step_module, "summed_gradient", gradient)
+    model, batch = (
+        txl_jax.TransformerXL(exp.model),
+        training_batch(training_streams(exp, corpus), 0, exp.train.epoch_memory),
+    )
+    state = TrainState(jnp.int32(0), params, optimizer.init(params), mems, {})
+    rates = []
+    for _ in range(exp.train.steps):
+        after, metrics = train_step(state, batch, exp, model, optimizer)
+        rates.append(float(metrics["learning_rate"]))
+        assert float(state.params["w"] - after.params["w"]) == pytest.approx(rates[-1], rel=1e-3)
+        state = after
+    if average:
+        last = 0.5 * 0.1 * exp.optimizer.learning_rate
+        np.testing.assert_allclose(rates[6:], [last] * 6, rtol=1e-6)
 
 
 def test_several_steps_per_dispatch_give_the_same_as_one(folder):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -66,9 +67,14 @@ def embedding_schedule(
     return schedule(own, steps, average)
 
 
+def learning_rate(exp: ExperimentConfig) -> optax.Schedule:
+    """:func:`schedule` of an experiment, for the optimizer and for the log."""
+    return schedule(exp.optimizer, exp.train.steps, exp.average)
+
+
 def make_optimizer(exp: ExperimentConfig) -> optax.GradientTransformation:
     """Clip to a global norm, add L2, Adam or LAMB, add weight decay, times :func:`schedule`."""
-    c, about = exp.optimizer, (exp.optimizer, exp.train.steps, exp.average)
+    c, rate = exp.optimizer, learning_rate(exp)
     scale = {"adam": optax.scale_by_adam, "lamb": scale_by_lamb}[c.name]
     parts = [clip_by_norm(c.clip_norm) if c.clip_norm else optax.identity()]
     if c.l2:
@@ -76,10 +82,12 @@ def make_optimizer(exp: ExperimentConfig) -> optax.GradientTransformation:
     parts.append(scale(b1=c.b1, b2=c.b2, eps=c.eps))
     if c.weight_decay:
         parts.append(optax.add_decayed_weights(c.weight_decay))
-    parts.append(optax.scale_by_learning_rate(schedule(*about)))
-    if c.embedding_ratio != 1:
-        rate, own = schedule(*about), embedding_schedule(*about)
-        parts.append(scale_embeddings(lambda t: own(t) / rate(t)))
+    if c.embedding_ratio == 1:
+        parts.append(optax.scale_by_learning_rate(rate))
+    else:
+        tables = embedding_schedule(c, exp.train.steps, exp.average)
+        parts.append(scale_where(lambda path: not is_embedding(path), rate))
+        parts.append(scale_where(is_embedding, tables))
     return optax.chain(*parts)
 
 
@@ -99,15 +107,21 @@ def clip_by_norm(largest: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def scale_embeddings(factor: optax.Schedule) -> optax.GradientTransformation:
-    """Updates of embedding tables times ``factor`` of the update's number; others as they are."""
+def scale_where(
+    chosen: Callable[[tuple[Any, ...]], bool], rate: optax.Schedule
+) -> optax.GradientTransformation:
+    """Multiplies the updates of the parameters at ``chosen`` paths by minus the learning rate.
+
+    Each group of parameters gets its own rate directly. The quotient of two schedules would be
+    0 / 0 where both have fallen to 0.
+    """
 
     def init(params):
         return optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
 
     def update(updates, state, params=None):
-        times = factor(state.count)
-        scaled = lambda path, x: x * times if is_embedding(path) else x
+        step_size = -rate(state.count)
+        scaled = lambda path, x: x * step_size.astype(x.dtype) if chosen(path) else x
         count = optax.safe_increment(state.count)
         return (
             jax.tree_util.tree_map_with_path(scaled, updates),

@@ -15,7 +15,7 @@ from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.ordering import zero_after
 from txl_jax.training.average import averaged
 from txl_jax.training.loss import Array, batch_loss, scored, totals
-from txl_jax.training.optimizer import gradient_norm, schedule, with_recent_norm
+from txl_jax.training.optimizer import gradient_norm, learning_rate, with_recent_norm
 from txl_jax.training.sharding import Placement
 from txl_jax.training.skipping import may_skip, unless_bad
 from txl_jax.training.state import TrainState, dropout_key
@@ -48,7 +48,7 @@ def train_step(
         "count": jnp.sum(batch.weights),
         "tokens": tokens,
         "grad_norm": gradient_norm(gradient),
-        "learning_rate": schedule(exp.optimizer, exp.train.steps)(state.step) * share,
+        "learning_rate": learning_rate(exp)(state.step) * share,
     }
     optimizer = with_recent_norm(optimizer, exp.train)
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
