@@ -16,7 +16,7 @@ from txl_jax.training.loop import NonFiniteError, train
 from txl_jax.training.optimizer import RecentNorm, make_optimizer, with_recent_norm
 from txl_jax.training.parts import training_streams
 from txl_jax.training.sharding import Placement, make_mesh
-from txl_jax.training.skipping import SkippedError, unless_bad
+from txl_jax.training.skipping import SkippedError, not_finite, reason, unless_bad
 from txl_jax.training.state import init_state
 from txl_jax.training.step import compiled_step, train_step
 from txl_jax.training.stopping import Stop
@@ -184,10 +184,47 @@ def test_what_is_not_finite_is_no_spike(folder):
     assert step(state, spoilt(batches[0]))[1]["skipped"] == 0
     settings = txl_jax.ExperimentConfig.from_dict({"train": {"skip_spikes": 3.0}}).train
     for nll_sum, norm in ((1.0, np.inf), (np.inf, 1.0), (1.0, np.nan)):
-        _, skipped = unless_bad(state, state, jnp.float32(nll_sum), jnp.float32(norm), settings)
-        assert not skipped
-    _, skipped = unless_bad(state, state, jnp.float32(1.0), jnp.float32(1.0), settings)
-    assert skipped
+        _, told = unless_bad(state, state, jnp.float32(nll_sum), jnp.float32(norm), settings)
+        assert not told["skipped"]
+    _, told = unless_bad(state, state, jnp.float32(1.0), jnp.float32(1.0), settings)
+    assert told["skipped"]
+
+
+def overflowing(state, what):
+    """A finite state whose next update is not finite, whatever finite gradient it gets.
+
+    Adam divides ``mu`` by the root of ``nu``, so a huge mean over a small square overflows.
+    """
+    clip, adam, rate = state.opt_state
+    if what == "parameters":
+        adam = adam._replace(mu=jax.tree.map(lambda m: jnp.full_like(m, 1e38), adam.mu))
+    else:  # the mean of squares is infinite, and every later update would be 0
+        adam = adam._replace(nu=jax.tree.map(lambda v: jnp.full_like(v, jnp.inf), adam.nu))
+    return state.replace(opt_state=(clip, adam, rate))
+
+
+@pytest.mark.parametrize("what", ["parameters", "optimizer state"])
+def test_an_update_that_overflows_is_skipped_although_loss_and_gradient_are_finite(folder, what):
+    _, _, _, state, step, batches = prepared(folder, **SKIP)
+    before = overflowing(state, what)
+    after, metrics = step(before, batches[0])
+    assert np.isfinite(metrics["nll_sum"])
+    assert np.isfinite(metrics["grad_norm"])
+    assert metrics["skipped"] == 1
+    assert metrics["update_finite"] == 0
+    assert_equal_arrays(arrays(after.params), arrays(before.params))
+    assert_equal_arrays(moments(after.opt_state)[0], moments(before.opt_state)[0])
+    one = {name: float(value) for name, value in metrics.items()}
+    assert reason(one) == "the update is not finite, although loss and gradient are"
+    assert step(state, batches[0])[1]["update_finite"] == 1
+
+
+def test_the_first_array_that_is_not_finite_is_named():
+    good = {"a": jnp.ones(3), "n": jnp.int32(3), "z": {"b": jnp.zeros((2, 2)), "c": jnp.ones(())}}
+    assert not_finite(good) is None
+    for value in (np.nan, np.inf, -np.inf):
+        bad = {**good, "z": {"b": good["z"]["b"].at[1, 0].set(value), "c": jnp.float32(value)}}
+        assert not_finite(bad) == "z/b"
 
 
 # --------------------------------------------------------------------------------------
@@ -254,6 +291,29 @@ def test_too_many_in_a_row_stop_the_run_also_over_a_resume(tmp_path, spoil):
         with pytest.raises(SkippedError) as caught:
             train(exp, corpus, str(workdir), Stop())
         assert str(caught.value) == text
+
+
+def test_a_state_that_is_not_finite_is_never_saved(tmp_path, monkeypatch):
+    """The update of step 4 overflows with a finite loss and gradient, and step 4 is to be saved."""
+
+    def overflowing_at_4(exp):
+        optimizer = make_optimizer(exp)
+
+        def update(gradient, state, params=None):
+            updates, state = optimizer.update(gradient, state, params)
+            bad = jnp.where(state[-1].count == 4, jnp.inf, 0.0)
+            return {**updates, "embedding": updates["embedding"] + bad}, state
+
+        return optax.GradientTransformation(optimizer.init, update)
+
+    monkeypatch.setattr("txl_jax.training.parts.make_optimizer", overflowing_at_4)
+    changes = {"model.n_layer": 1, "checkpoint.every": 2, "train.eval_every": 0}
+    corpus, exp = corpus_and_experiment(tmp_path, **changes)
+    with pytest.raises(NonFiniteError) as caught:
+        train(exp, corpus, str(tmp_path / "run"), Stop())
+    text = str(caught.value)
+    assert text.startswith("params/embedding is not finite after step 4; stopped, checkpoint 2 is")
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["2"]
 
 
 @pytest.mark.slow

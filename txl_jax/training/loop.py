@@ -27,7 +27,7 @@ from txl_jax.training.distil import soft_targets
 from txl_jax.training.parts import Parts, parts_of, text_on_device, training_streams
 from txl_jax.training.runlog import RunLog
 from txl_jax.training.sharding import Placement
-from txl_jax.training.skipping import SkippedError, reason
+from txl_jax.training.skipping import SkippedError, not_finite, reason
 from txl_jax.training.start import started
 from txl_jax.training.state import TrainState
 from txl_jax.training.step import Metrics, compiled_step
@@ -37,7 +37,7 @@ _REMEDY = "Try a lower optimizer.learning_rate, more optimizer.warmup_steps, or 
 
 
 class NonFiniteError(RuntimeError):
-    """A loss or gradient that is not a number; names it, the step, and what is kept."""
+    """A loss, gradient or state that is not finite; names it, the step, and what is kept."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ def train(exp: ExperimentConfig, corpus: Corpus, workdir: str, stop: Stop) -> Ou
       ConfigError, DataError: what does not fit the data, the devices or the model that is started
         from; before any work.
       CheckpointError: a checkpoint of another config, or one that cannot be written.
-      NonFiniteError: a loss or gradient that is not finite; nothing is saved after it.
+      NonFiniteError: a loss, a gradient or a state to be saved is not finite; it is not saved.
       SkippedError: too many updates in a row were skipped; nor is anything after this.
     """
     parts = parts_of(exp, corpus)
@@ -290,9 +290,10 @@ class Run:
 
         ``weights``: which of its parameters are the model; ``None``: those that the config names.
         """
-        self.settle(keep=0)  # what led to it was finite
+        self.settle(keep=0)  # raises where a loss or gradient that led to it is not finite
         if not again and step <= max(self.saved, default=0):
             return  # a run side by side that was ahead of the others has it
+        self.check_state(step, state)
         names, use = list(candidates(state, self.exp.average, step)), self.exp.average.use
         meta = {
             "config": self.exp.to_dict(),
@@ -352,8 +353,8 @@ class Run:
         )
 
     def log_skipped(self, step: int, one: dict[str, float]) -> None:
-        """Counts and tells a skipped update; raises SkippedError at too many in a row."""
-        why = reason(one["nll_sum"], one["grad_norm"])
+        """Counts and logs a skipped update; raises SkippedError at too many in a row."""
+        why = reason(one)
         self.log.skipped_step(step, why, one["learning_rate"], int(one["tokens"]))
         self.skipped += 1
         if self.skipped >= self.exp.train.max_skipped:
@@ -372,6 +373,13 @@ class Run:
         if math.isfinite(value):
             return
         raise NonFiniteError(f"{name} is {value} at step {step}; stopped, {self.kept()}. {_REMEDY}")
+
+    def check_state(self, step: int, state: TrainState) -> None:
+        """Raises NonFiniteError unless the state is finite: an update can overflow by itself."""
+        name = not_finite(state)
+        if processes.failing(name is not None):
+            what = f"{name or 'a part of the state'} is not finite after step {step}"
+            raise NonFiniteError(f"{what}; stopped, {self.kept()}. {_REMEDY}")
 
     def epoch(self, step: int) -> float:
         """Passes over the training split after a step."""

@@ -1,4 +1,4 @@
-"""Updates that are not made: at a gradient that is not a number, or at a spike of its norm.
+"""Updates that are not made: where a number is not finite, or at a spike of the gradient's norm.
 
 A skipped update leaves parameters and optimizer as they were. The step counts all the same, and
 the learning rate goes on with it: dropout and position in the data stay functions of the step,
@@ -6,12 +6,15 @@ and what is left out is what this batch would have taught. Memory goes on too, b
 whose new states are not finite: theirs is emptied. One NaN in it would reach every later segment,
 and the states from before are not of the text just before the next one.
 
-    train.non_finite = skip      skip where the loss or the gradient's norm is not finite
+    train.non_finite = skip      skip where the loss, the gradient's norm, or anything in the new
+                                 parameters or the new optimizer state is not finite
     train.skip_spikes = f        skip where the norm is above f times the mean of recent ones
     train.max_skipped = n        n in a row stop training: skipping has not helped
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,8 +40,8 @@ def may_skip(t: TrainConfig) -> bool:
 
 def unless_bad(
     new: TrainState, old: TrainState, nll_sum: jax.Array, norm: jax.Array, t: TrainConfig
-) -> tuple[TrainState, jax.Array]:
-    """``new``, or ``old`` gone on to the next segment without an update; and which it is.
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """``new``, or ``old`` moved to the next segment without an update; and which of the two.
 
     Args:
       new, old: state after and before the update.
@@ -46,12 +49,16 @@ def unless_bad(
       t: what is skipped.
 
     Returns:
-      The state; float32 [], 1 where the update was skipped, else 0.
+      The state. Metrics, float32 []: ``skipped``, 1 where the update was skipped, else 0; with
+      ``train.non_finite=skip`` also ``update_finite``, 0 where it would have left parameters or
+      optimizer state that are not finite, else 1.
     """
     finite = jnp.isfinite(nll_sum) & jnp.isfinite(norm)
-    bad = jnp.zeros((), bool)
+    bad, metrics = jnp.zeros((), bool), {}
     if t.non_finite == "skip":
-        bad |= ~finite
+        update_finite = all_finite((new.params, new.opt_state))
+        metrics["update_finite"] = update_finite.astype(jnp.float32)
+        bad |= ~finite | ~update_finite
     if t.skip_spikes:
         bad |= finite & is_spike(norm, old.opt_state[0], t.skip_spikes)
     keep = lambda after, before: jnp.where(bad, before, after)
@@ -62,7 +69,38 @@ def unless_bad(
         mems=without_non_finite(new.mems),
         averages=new.averages,
     )
-    return kept, bad.astype(jnp.float32)
+    return kept, {"skipped": bad.astype(jnp.float32), **metrics}
+
+
+def all_finite(tree: Any) -> jax.Array:
+    """Whether every floating-point number of a pytree is finite, bool []."""
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for _, x in _floats(tree)]))
+
+
+def not_finite(tree: Any) -> str | None:
+    """Name of the first array of a pytree that has a number that is not finite; ``None``: none.
+
+    Each process looks at the parts that its own devices hold, one device at a time: no collective
+    is run, and of copies on several devices one is read.
+    """
+    parts = [
+        (path, part.data)
+        for path, x in _floats(tree)
+        for part in x.addressable_shards
+        if part.replica_id == 0
+    ]
+    checked = [(path, _is_finite(data)) for path, data in parts]  # start all, then read
+    bad = (path for path, finite in checked if not finite)
+    return next((jax.tree_util.keystr(path, simple=True, separator="/") for path in bad), None)
+
+
+_is_finite = jax.jit(lambda x: jnp.all(jnp.isfinite(x)))
+
+
+def _floats(tree: Any) -> list[tuple[Any, Any]]:
+    """Path and array of every leaf of floating-point numbers."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [(path, x) for path, x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
 
 
 def is_spike(norm: jax.Array, recent: RecentNorm, factor: float) -> jax.Array:
@@ -86,9 +124,11 @@ def _but_the_schedule(keep, new, old):
     return jax.tree.map(choose, new, old, is_leaf=is_count)
 
 
-def reason(nll_sum: float, norm: float) -> str:
+def reason(metrics: Mapping[str, float]) -> str:
     """Why a step with these metrics was skipped, in words."""
-    for name, value in (("training loss", nll_sum), ("gradient norm", norm)):
-        if not math.isfinite(value):
-            return f"{name} is {value}"
-    return f"gradient norm {norm:.4g} is a spike"
+    for name, key in (("training loss", "nll_sum"), ("gradient norm", "grad_norm")):
+        if not math.isfinite(metrics[key]):
+            return f"{name} is {metrics[key]}"
+    if not metrics.get("update_finite", 1.0):
+        return "the update is not finite, although loss and gradient are"
+    return f"gradient norm {metrics['grad_norm']:.4g} is a spike"

@@ -37,7 +37,7 @@ def train_step(
 
     Metrics, float32 []: ``nll_sum`` (nats) and ``count`` of the targets that ``loss.positions``
     has scored, ``tokens`` that are not padding, ``grad_norm`` (before clipping),
-    ``learning_rate``, and ``skipped`` (1 where no update was made) if the settings may skip one.
+    ``learning_rate``, and those of :func:`unless_bad` if the settings may skip an update.
     """
     tokens, share = jnp.sum(batch.weights), rate_share(batch.weights, exp.train)
     batch = batch.replace(weights=scored(batch.weights, exp.loss))
@@ -60,7 +60,8 @@ def train_step(
     after = TrainState(state.step + 1, params, opt_state, mems, state.averages)
     if may_skip(exp.train):
         about = (nll_sum, metrics["grad_norm"], exp.train)
-        after, metrics["skipped"] = unless_bad(after, state, *about)
+        after, skipped = unless_bad(after, state, *about)
+        metrics |= skipped
     return averaged(after, exp.average), metrics
 
 
