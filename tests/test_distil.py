@@ -159,6 +159,21 @@ def test_gone_on_with_needs_no_teacher(teachers, tmp_path):
     assert (tmp_path / FILE).exists()
 
 
+def test_a_resumed_run_with_other_validate_settings_keeps_its_targets(
+    teachers, tmp_path, monkeypatch
+):
+    folder, names = teachers
+    changes = {"train.text_on_device": True, "distil.teachers": (names[0],)}
+    corpus, exp = corpus_and_experiment(folder, **changes)
+    at_first: Any = soft_targets(exp, corpus, str(tmp_path), print)
+    monkeypatch.setattr("txl_jax.training.distil._teacher", None)  # the teachers are not there
+    other = {"validate.max_segments": 2, "validate.mem_len": 4, "validate.batch_size": 2}
+    _, exp = corpus_and_experiment(folder, **changes, **other)
+    resumed: Any = soft_targets(exp, corpus, str(tmp_path), print)
+    np.testing.assert_array_equal(resumed.words, at_first.words)
+    np.testing.assert_array_equal(resumed.probabilities, at_first.probabilities)
+
+
 def test_told_to_stop_while_teachers_read_a_run_is_saved_and_goes_on_to_the_same_end(
     teachers, tmp_path
 ):

@@ -7,7 +7,7 @@ mean over every position of the training text is computed once, before the first
     teachers ──▶ probabilities of the next word, mean over teachers ──▶ the k likeliest and a rest
              ──▶ soft_targets.npz in the workdir ──▶ on the device beside the text ──▶ loss
 
-A run that is gone on with reads the file and needs no teacher.
+A resumed run reads the file and needs no teacher.
 """
 
 import io
@@ -44,7 +44,8 @@ def soft_targets(
 
     Entry i is of token i as the tokens before it foretell it, the teachers reading under the
     ``validate`` protocol; entry 0, which nothing foretells, is the token itself. Computed once for
-    a workdir and kept there. ``tell``: takes a line about it.
+    a workdir and kept there. A resumed run may have other ``validate`` settings: it keeps the
+    targets that were read under the settings of the first start. ``tell``: takes a line about it.
 
     Raises:
       ConfigError: a teacher that is not there, or has another vocabulary.
@@ -53,10 +54,10 @@ def soft_targets(
     if not c.teachers:
         return None
     path = os.path.join(workdir, FILE)
-    about = json.dumps([list(c.teachers), c.words, exp.to_dict()["validate"], corpus.source_hash])
+    about = [list(c.teachers), c.words, exp.to_dict()["validate"], corpus.source_hash]
     if os.path.exists(path):
         with np.load(path) as there:
-            if str(there["about"]) == about:
+            if _key(json.loads(str(there["about"]))) == _key(about):
                 return SoftTargets(there["words"], there["probabilities"])
     teachers = [_teacher(folder, exp, corpus) for folder in c.teachers]
     tell(f"reading the training text with {len(teachers)} teacher(s)")
@@ -64,9 +65,15 @@ def soft_targets(
     if soft is None:
         return None
     file = io.BytesIO()
-    np.savez(file, words=soft.words, probabilities=soft.probabilities, about=np.array(about))
+    np.savez(file, words=soft.words, probabilities=soft.probabilities, about=json.dumps(about))
     write_whole(path, file.getvalue())
     return soft
+
+
+def _key(about: list[Any]) -> list[Any]:
+    """What must be equal for kept targets to be used: all but ``validate``, which may change."""
+    teachers, words, _, text = about
+    return [teachers, words, text]
 
 
 def taught(
