@@ -1,9 +1,12 @@
 """Files are written whole, whatever text is in them."""
 
+import errno
 import json
 import os
 
-from txl_jax.files import write_json
+import pytest
+
+from txl_jax.files import why_not_written, write_json
 
 
 def test_json_keeps_names_and_prompts_that_are_not_utf8(tmp_path):
@@ -15,3 +18,20 @@ def test_json_keeps_names_and_prompts_that_are_not_utf8(tmp_path):
             text = file.read()
         assert json.loads(text) == value
         assert text.isascii() == ("path" in value)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.EROFS, "any"), "Read-only file system"),
+        (OSError(errno.EDQUOT, "any"), "the disk is full"),
+        (ValueError("Error writing d/1: No space left on device"), "the disk is full"),
+        (ValueError("INTERNAL: d/1 [OS error 28]"), "the disk is full"),
+        (ValueError("Failed: " + "spec " * 999 + "[os_error_code='27']"), "File too large"),
+        (ValueError("one\ntwo"), "ValueError: one"),
+        (ValueError("x" * 999), "ValueError: " + "x" * 300),
+    ],
+    ids=["read-only", "quota", "full", "full by number", "tensorstore", "two lines", "long"],
+)
+def test_the_reason_of_a_failed_write_is_one_short_line(error, reason):
+    assert why_not_written(error) == reason

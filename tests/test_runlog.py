@@ -1,5 +1,6 @@
 """What a run tells is the same however often it was stopped, but for the wall clock."""
 
+import errno
 import json
 import math
 import os
@@ -368,6 +369,25 @@ def test_a_curve_that_cannot_be_drawn_does_not_end_the_run(make, tmp_path, capsy
     log.close()
     (line,) = [s for s in capsys.readouterr().err.splitlines() if "drawn" in s]
     assert "loss.png: the loss curve cannot be drawn (IsADirectoryError" in line
+
+
+def test_the_error_that_ends_a_run_is_not_replaced_by_one_of_closing_its_files(
+    tmp_path, monkeypatch
+):
+    def full(self):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("txl_jax.training.events.Events.close", full)
+    with (
+        pytest.raises(ValueError, match="the reason"),
+        RunLog(tmp_path / "a", total_steps=9, unit="bpc", progress=False),
+    ):
+        raise ValueError("the reason")
+    with (
+        pytest.raises(OSError, match="No space left"),
+        RunLog(tmp_path / "b", total_steps=9, unit="bpc", progress=False),
+    ):
+        pass
 
 
 def _events(workdir: Path):

@@ -2,15 +2,21 @@
 
 import contextlib
 import errno
+import gc
 import json
+import logging
 import os
+import pathlib
 import random
 import re
 import resource
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +24,12 @@ import numpy as np
 import pytest
 from test_training_checkpoint import at_step, fresh, restore
 from test_training_resume import assert_same_run
-from tiny_runs import corpus_and_experiment, experiment, run
+from tiny_runs import call, corpus_and_experiment, experiment, run, write_config
 
 import txl_jax
 from txl_jax import modes
 from txl_jax.evaluation.evaluate import Evaluator
+from txl_jax.library_errors import keep_library_errors
 from txl_jax.lock import LockedError, training_lock
 from txl_jax.training import checkpoint as checkpoint_module
 from txl_jax.training import loop, seals
@@ -32,6 +39,7 @@ from txl_jax.training.loop import NonFiniteError, train
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import init_state
 from txl_jax.training.stopping import Stop
+from txl_jax.workdir import WRITTEN_IN, WorkdirError, check_writable
 
 # --------------------------------------------------------------------------------------
 # A full disk.
@@ -81,6 +89,7 @@ def test_a_save_that_fails_is_an_error_and_the_one_before_it_stays(tmp_path):
 FULL = {
     "by its number": OSError(errno.ENOSPC, "Cannot write"),
     "in words": ValueError("INTERNAL: Error writing d/1: No space left on device [OS error 28]"),
+    "in tensorstore's words": ValueError("RESOURCE_EXHAUSTED: d/1 " * 99 + "[os_error_code='28']"),
 }
 """As Python's own calls and as the libraries below Orbax say it."""
 
@@ -227,6 +236,168 @@ def test_the_last_checkpoint_must_be_written(tmp_path, failing_at):
     with failing_at(12), pytest.raises(CheckpointError, match=r"; checkpoint 8 is intact"):
         train(exp, corpus, str(tmp_path / "run"), Stop())
     assert train(exp, corpus, str(tmp_path / "run"), Stop()).finished
+
+
+# --------------------------------------------------------------------------------------
+# What can be written is tried before the work, and a failure is one line.
+
+
+def test_a_step_whose_folder_cannot_be_made_leaves_no_thread_waiting(tmp_path, monkeypatch):
+    """A thread that waits for the folder would keep the process alive for minutes."""
+    exp, state, _ = fresh(tmp_path)
+    mkdir, before = os.mkdir, set(threading.enumerate())
+
+    def read_only(path, *arguments, **more):
+        if "orbax-checkpoint-tmp" in os.fspath(path):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), os.fspath(path))
+        mkdir(path, *arguments, **more)
+
+    with Checkpoints(str(tmp_path / "run"), exp.checkpoint) as checkpoints:
+        monkeypatch.setattr(os, "mkdir", read_only)
+        with pytest.raises(CheckpointError) as caught:
+            save_and_wait(checkpoints, exp, state, 1)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+        assert not thread.is_alive(), thread.name
+    assert str(caught.value).endswith(": Read-only file system; there is no other")
+
+
+@pytest.fixture
+def own_library_log(tmp_path):
+    """The file for errors of libraries, for one test."""
+    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    before = [(logger.handlers, logger.propagate) for logger in loggers], sys.unraisablehook
+    keep_library_errors(str(tmp_path))
+    yield tmp_path / "library.log"
+    for logger, (handlers, propagate) in zip(loggers, before[0], strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+    sys.unraisablehook = before[1]
+
+
+def test_what_libraries_say_of_a_failed_save_goes_to_a_file(tmp_path, own_library_log, capfd):
+    exp, state, _ = fresh(tmp_path)
+    with Checkpoints(str(tmp_path / "run"), exp.checkpoint) as checkpoints:
+        save_and_wait(checkpoints, exp, state, 1)
+        assert not own_library_log.exists()
+        capfd.readouterr()
+        with small_files(), pytest.raises(CheckpointError) as caught:
+            save_and_wait(checkpoints, exp, state, 2)
+    gc.collect()  # futures that nobody asked are reported when they are collected
+    told = capfd.readouterr()
+    assert (told.out, told.err) == ("", "")
+    assert str(caught.value).endswith(": File too large; checkpoint 1 is intact")
+    log = own_library_log.read_text()
+    assert "File too large" in log
+    assert "Traceback" in log
+
+
+def test_errors_of_libraries_go_to_a_file_or_are_dropped_where_it_cannot_be_written(
+    tmp_path, own_library_log, capfd
+):
+    for writable in (True, False):
+        if not writable:
+            own_library_log.unlink()
+            own_library_log.mkdir()  # so that it cannot be opened as a file
+        logging.getLogger("asyncio").error("a future")
+        error = ValueError("of a thread")
+        about = {"exc_type": ValueError, "exc_value": error, "exc_traceback": None, "err_msg": None}
+        sys.unraisablehook(types.SimpleNamespace(**about, object=None))
+        told = capfd.readouterr()
+        assert (told.out, told.err) == ("", "")
+        if writable:
+            log = own_library_log.read_text()
+            assert "a future" in log
+            assert "ValueError: of a thread" in log
+
+
+@pytest.mark.parametrize("name", ["", "checkpoints", "tensorboard"])
+def test_a_folder_without_space_is_refused_before_the_work(tmp_path, monkeypatch, name):
+    folder = tmp_path / name
+    folder.mkdir(exist_ok=True)
+    mkdtemp = tempfile.mkdtemp
+
+    def full_there(suffix=None, prefix=None, dir=None):
+        if pathlib.Path(dir) == folder:
+            limited.enter_context(small_files(100))  # this much of a block can be written
+        return mkdtemp(suffix, prefix, dir)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full_there)
+    what = f"its folder {name} cannot" if name else "cannot"
+    refused = rf"--workdir=.*: {what} be written \(File too large\)"
+    with contextlib.ExitStack() as limited, pytest.raises(WorkdirError, match=refused):
+        check_writable(str(tmp_path), WRITTEN_IN)
+    assert list(folder.glob(".writable*")) == []
+
+
+def test_a_file_in_place_of_the_checkpoints_is_refused_before_the_work(tmp_path):
+    (tmp_path / "checkpoints").write_text("mine")
+    refused = r"its folder checkpoints cannot be written \(Not a directory\)"
+    with pytest.raises(WorkdirError, match=refused):
+        check_writable(str(tmp_path), WRITTEN_IN)
+    assert (tmp_path / "checkpoints").read_text() == "mine"
+
+
+def test_a_run_is_refused_before_it_compiles_where_checkpoints_cannot_be_written(
+    tmp_path, monkeypatch
+):
+    workdir = tmp_path / "run"
+    (workdir / "checkpoints").mkdir(parents=True)
+    mkdtemp = tempfile.mkdtemp
+
+    def full_there(suffix=None, prefix=None, dir=None):
+        if pathlib.Path(dir) == workdir / "checkpoints":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return mkdtemp(suffix, prefix, dir)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full_there)
+    monkeypatch.setattr(modes, "train_loop", None)
+    refused = r"its folder checkpoints cannot be written \(the disk is full\); make it writable"
+    with pytest.raises(WorkdirError, match=refused):
+        modes.train(experiment(tmp_path), str(workdir), "")
+
+
+@contextlib.contextmanager
+def mounted(folder, *options):
+    """A small file system of its own; skips the test where this process may not mount one."""
+    mount = ["mount", *options, os.fspath(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount a file system here: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", os.fspath(folder)], check=True)
+
+
+def assert_one_line_and_exit_code_2(done, *texts):
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert all(text in last for text in texts), last
+    assert len(last) < 500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", ["size=200k", "nr_inodes=30"])
+def test_a_file_system_that_fills_up_ends_a_run_at_once_with_one_line(tmp_path, options):
+    config = write_config(tmp_path, **{"checkpoint.every": 4, "generate.length": 0})
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with mounted(disk, "-t", "tmpfs", "-o", options, "tmpfs"):
+        done = call(f"--config={config}", f"--workdir={disk / 'run'}", timeout=120)
+        assert_one_line_and_exit_code_2(done, "cannot be written", "the disk is full")
+
+
+@pytest.mark.slow
+def test_read_only_checkpoints_end_a_run_at_once_with_one_line(tmp_path):
+    config, workdir = write_config(tmp_path), tmp_path / "run"
+    folder = workdir / "checkpoints"
+    folder.mkdir(parents=True)
+    with mounted(folder, "-t", "tmpfs", "-o", "ro", "tmpfs"):
+        done = call(f"--config={config}", f"--workdir={workdir}", timeout=120)
+    what = "its folder checkpoints cannot be written (Read-only file system)"
+    assert_one_line_and_exit_code_2(done, what)
 
 
 # --------------------------------------------------------------------------------------

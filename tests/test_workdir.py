@@ -276,6 +276,7 @@ NAMED_BY_HAND = {
     ("files.py", "path"): ELSEWHERE,
     ("files.py", "path + '.tmp'"): ELSEWHERE,
     ("generation/write.py", "path"): ELSEWHERE,
+    ("library_errors.py", "self._path"): "library.log",
     ("lock.py", "path"): ".lock",
     ("outputs.py", "path"): ELSEWHERE,
     ("training/distil.py", "path"): "soft_targets.npz",
@@ -286,7 +287,6 @@ NAMED_BY_HAND = {
     ("training/seals.py", "own"): "checkpoints",
     ("training/start.py", "path"): "start.json",
     ("workdir.py", "path"): "config.json",
-    ("workdir.py", "probe"): ".writable",
     ("workdir_files.py", "path"): ".txl_jax",
 }
 """Module and expression of each path that is written and that the code does not spell out."""

@@ -2,9 +2,11 @@
 
 import contextlib
 import csv
+import errno
 import io
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -127,3 +129,24 @@ def naming(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(error.errno, f"cannot write: {error.strerror or error}", path) from error
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LONGEST = 300
+"""Characters that are kept of an error without a number of the system; a library's can have
+thousands."""
+
+
+def why_not_written(error: Exception) -> str:
+    """What kept something from being written, in one short line; a full disk is called that.
+
+    ``error``: of Python's own calls or of tensorstore, which has the system's number in its text.
+    """
+    text = str(error)
+    found = re.search(r"os_error_code='(\d+)|OS error (\d+)", text)
+    number = getattr(error, "errno", None) or (int(found[1] or found[2]) if found else None)
+    if number in _FULL or any(os.strerror(full) in text for full in _FULL):
+        return "the disk is full"
+    if number is not None:
+        return os.strerror(number)
+    return f"{type(error).__name__}: {text.strip().partition(chr(10))[0][:_LONGEST]}"

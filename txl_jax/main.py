@@ -113,8 +113,10 @@ def run() -> int:
         takes_notice=_MODE.value == "train",
     )
     from txl_jax.compile_cache import keep_compiled_programs
+    from txl_jax.library_errors import keep_library_errors
 
     keep_compiled_programs()
+    keep_library_errors(workdir)
     interrupts.raise_again()  # the start is over
     if exp is not None and _MODE.value == "train":
         return modes.train(exp, workdir, command=_resume_command())

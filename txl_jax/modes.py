@@ -34,6 +34,7 @@ from txl_jax.training.skipping import SkippedError
 from txl_jax.training.start import corpus_of, experiment_and_vocab
 from txl_jax.training.stopping import Stop
 from txl_jax.workdir import (
+    WRITTEN_IN,
     Trained,
     WorkdirError,
     check_shared,
@@ -98,6 +99,8 @@ def train(exp: ExperimentConfig, workdir: str, command: str) -> int:
                 processes.first(lambda: check_outputs(folder, "evaluate", "generate"))  # noqa: B023
                 locks.enter_context(locked(folder))
                 processes.first(lambda: claim(folder, one, corpus))  # noqa: B023  (called at once)
+                check_folders = lambda: check_writable(folder, WRITTEN_IN)  # noqa: B023  (as above)
+                processes.first(check_folders)
                 check_shared(folder)
             if len(runs) > 1:
                 outcomes = train_side_by_side(runs, corpus, stop)

@@ -5,11 +5,13 @@ workdir/
   vocab.json      the symbols of the tokens
   checkpoints/    training/checkpoint.py
   metrics.jsonl  loss.png  tensorboard/  sample.txt
+  library.log     errors of libraries, txl_jax/library_errors.py
   .lock           who trains in it, txl_jax/lock.py
 """
 
 import dataclasses
 import os
+import tempfile
 import time
 from typing import Any
 
@@ -26,26 +28,57 @@ from txl_jax.config import (
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
-from txl_jax.files import json_object, write_json
+from txl_jax.files import json_object, why_not_written, write_json
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.average import RAW
 from txl_jax.training.checkpoint import Checkpoints
 from txl_jax.training.provenance import provenance
-from txl_jax.workdir_files import CONFIG, PROBE, VOCAB, WorkdirError, check_free
+from txl_jax.workdir_files import CHECKPOINTS, CONFIG, PROBE, VOCAB, WorkdirError, check_free
+
+WRITTEN_IN = (CHECKPOINTS, "tensorboard")
+"""Folders of a workdir that training writes in."""
 
 
-def check_writable(workdir: str) -> None:
-    """Makes the folder; raises WorkdirError where nothing can be written in it."""
-    probe = os.path.join(workdir, PROBE)
+def check_writable(workdir: str, folders: tuple[str, ...] = ()) -> None:
+    """Makes the folder; raises WorkdirError where nothing can be written in it.
+
+    A folder and a file are made in it for a moment, and in each of its ``folders`` that is there:
+    it may be on another disk, read-only, or without space or inodes.
+    """
     try:
         os.makedirs(workdir, exist_ok=True)
-        with open(probe, "w", encoding="utf-8"):
-            pass
-        os.remove(probe)
+        _try_writing(workdir)
     except OSError as error:
         raise WorkdirError(
-            f"--workdir={workdir}: cannot be written ({error.strerror}); name a folder that can"
+            f"--workdir={workdir}: cannot be written ({why_not_written(error)}); name a folder"
+            " that can"
         ) from error
+    for name in folders:
+        folder = os.path.join(workdir, name)
+        if not os.path.lexists(folder):
+            continue  # it will be made in the workdir, which can be written
+        try:
+            _try_writing(folder)
+        except OSError as error:
+            raise WorkdirError(
+                f"--workdir={workdir}: its folder {name} cannot be written"
+                f" ({why_not_written(error)}); make it writable, or name another --workdir"
+            ) from error
+
+
+def _try_writing(folder: str) -> None:
+    """Makes a folder with a file that reaches the disk, and removes both."""
+    with (
+        tempfile.TemporaryDirectory(prefix=f"{PROBE}-", dir=folder) as made,
+        open(os.path.join(made, PROBE), "wb") as file,
+    ):
+        file.write(bytes(_BLOCK))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+_BLOCK = 4096
+"""Bytes of a block of most file systems, so that a free one is needed."""
 
 
 def with_vocab(exp: ExperimentConfig, corpus: Corpus) -> ExperimentConfig:

@@ -40,6 +40,7 @@ FILES = (
     "context_losses.npz",
     "evaluation.json",
     "evaluations.jsonl",
+    "library.log",
     "loss.png",
     "metrics.jsonl",
     MODEL,

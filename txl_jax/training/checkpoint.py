@@ -16,7 +16,6 @@ folder that all see. The first alone writes the seal, decides what is restored, 
 """
 
 import contextlib
-import errno
 import json
 import os
 import shutil
@@ -28,7 +27,7 @@ from absl import logging
 
 from txl_jax import processes
 from txl_jax.config import CheckpointConfig, differing_keys
-from txl_jax.files import json_object
+from txl_jax.files import json_object, why_not_written
 from txl_jax.messages import shortened
 from txl_jax.training.average import RAW
 from txl_jax.training.retention import METRIC, Manager, options
@@ -168,7 +167,7 @@ class Checkpoints:
         there = self._steps()
         kept = f"checkpoint {max(there)} is intact" if there else "there is no other"
         return CheckpointError(
-            f"{what} cannot be written in {self.folder}: {_reason(error)}; {kept}"
+            f"{what} cannot be written in {self.folder}: {why_not_written(error)}; {kept}"
         )
 
     def close(self) -> None:
@@ -409,12 +408,3 @@ def _mems_item(state: TrainState) -> dict[str, Any]:
     """Memory as Orbax takes it: arrays without elements are left out."""
     mems = {"hidden": state.mems.hidden, "filled": state.mems.filled}
     return {k: v for k, v in mems.items() if v.size}
-
-
-def _reason(error: Exception) -> str:
-    """What went wrong, the full disk by its name."""
-    full = {errno.ENOSPC, errno.EDQUOT}
-    texts = [os.strerror(number) for number in full]
-    if getattr(error, "errno", None) in full or any(text in str(error) for text in texts):
-        return "the disk is full"
-    return f"{type(error).__name__}: {error}"

@@ -4,6 +4,7 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
+from orbax.checkpoint.options import AsyncOptions
 
 from txl_jax.config import CheckpointConfig
 
@@ -32,4 +33,7 @@ def options(c: CheckpointConfig | None) -> ocp.CheckpointManagerOptions:
         best_fn=loss,
         best_mode="min",
         enable_async_checkpointing=True,
+        # Made in a thread, a folder that cannot be made leaves the threads of its items waiting for
+        # it, five minutes at the exit of the process. A save that cannot begin raises at once.
+        async_options=AsyncOptions(create_directories_asynchronously=False),
     )

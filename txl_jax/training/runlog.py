@@ -131,7 +131,11 @@ class RunLog:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        if error[0] is None:
+            self.close()
+            return
+        with contextlib.suppress(OSError):  # of the same full disk, which the first error explains
+            self.close()
 
     @property
     def window(self) -> dict[str, Any]:
