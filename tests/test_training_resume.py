@@ -1,5 +1,6 @@
 """A run that was stopped in any way goes on to the same bits as one that never was."""
 
+import collections
 import dataclasses
 import json
 import pathlib
@@ -255,6 +256,60 @@ def test_kill_9_at_a_random_moment_and_resume_is_bit_identical(killed_folder):
 def test_kill_9_at_ten_random_moments_and_resume_is_bit_identical(killed_folder, seed):
     code = kill_and_resume(killed_folder, f"killed-{seed}", seed=100 + seed)
     assert code == -signal.SIGKILL
+
+
+RANDOM_KILLS: dict[str, Any] = {
+    **KILLED,
+    "train.steps": 1500,
+    "train.eval_every": 50,
+    "validate.max_segments": 0,
+}
+
+
+def where_killed(workdir, records_before):
+    """What a killed run was doing, from what it left behind."""
+    metrics = workdir / "metrics.jsonl"
+    if any((workdir / "checkpoints").glob("*.orbax-checkpoint-tmp*")):
+        return "saving"
+    if not metrics.exists() or metrics.read_bytes() == records_before:
+        return "starting up"
+    return "training or validating"
+
+
+@pytest.mark.slow
+def test_kill_9_at_twenty_random_times_and_resume_is_bit_identical(tmp_path, capsys):
+    """Killed after a random number of seconds, resumed and killed again, four times a run.
+
+    A process lives for up to the time that an undisturbed run takes: it may be starting up,
+    training, validating or saving.
+    """
+    config = write_config(tmp_path, **RANDOM_KILLS)
+    arguments = lambda name: (f"--config={config}", f"--workdir={tmp_path / name}")
+    for name in ("cold", "whole"):  # the second one finds the compiled step and the prepared text
+        started = time.monotonic()
+        assert call(*arguments(name)).returncode == 0
+        seconds = time.monotonic() - started
+    hits: collections.Counter[str] = collections.Counter()
+    draw, n_runs = random.Random(22), 0
+    while hits.total() < 20:
+        workdir, kills, code = tmp_path / f"run_{n_runs}", 0, -signal.SIGKILL
+        n_runs += 1
+        while code == -signal.SIGKILL and kills < 4 and hits.total() < 20:
+            metrics = workdir / "metrics.jsonl"
+            before = metrics.read_bytes() if metrics.exists() else b""
+            end = time.monotonic() + draw.uniform(0, seconds)
+            after_a_while = lambda end=end: time.monotonic() >= end
+            code, output = interrupt(signal.SIGKILL, *arguments(workdir.name), when=after_a_while)
+            assert code in (0, -signal.SIGKILL), output
+            if code:
+                kills += 1
+                hits[where_killed(workdir, before)] += 1
+        resumed = call(*arguments(workdir.name))
+        assert resumed.returncode == 0, resumed.stderr
+        assert_same_run(tmp_path, tmp_path / "whole", workdir, **RANDOM_KILLS)
+    with capsys.disabled():
+        where = ", ".join(f"{n} {what}" for what, n in hits.most_common())
+        print(f"\n{hits.total()} kills hit in {n_runs} runs ({where}); all runs are identical")
 
 
 @pytest.mark.parametrize(
