@@ -1,6 +1,5 @@
 """What generating and scoring refuse: one line that says what to do, and exit code 2."""
 
-import dataclasses
 import io
 import json
 import shutil
@@ -13,7 +12,7 @@ from absl.testing import flagsaver
 
 import txl_jax
 from txl_jax import main
-from txl_jax.config import ConfigError, ExperimentConfig, GenerateConfig
+from txl_jax.config import ConfigError, ExperimentConfig, override
 from txl_jax.convert import Request, to_workdir
 from txl_jax.data.vocab import Vocab
 from txl_jax.generation import prompts
@@ -220,8 +219,9 @@ def test_a_file_without_an_end_and_a_closed_standard_input_are_refused(
     )
     monkeypatch.setattr(prompts, "_standard_input", prompts._standard_input.__wrapped__)
     monkeypatch.setattr(prompts.sys, "stdin", None)
+    exp = override(ExperimentConfig(), {f"generate.{name}": "-"})
     with pytest.raises(ConfigError, match=f"generate.{name} = '-': standard input is closed"):
-        prompts.prompts_of(dataclasses.replace(GenerateConfig(), **{name: "-"}))
+        prompts.prompts_of(exp.generate)
 
 
 @pytest.mark.parametrize("value", ["1000", "-1", "nan", "1e999", "warm"])

@@ -183,17 +183,3 @@ def test_full_lengths_and_no_reset_equal_leaving_both_out():
         np.testing.assert_allclose(got, nll, atol=1e-6)
         for b in range(3):
             assert_same_memory(new_got, b, new, b, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("extra", "message"),
-    [
-        ({"reset": np.zeros(2, bool)}, r"reset must be bool \[3\] or \[3,4\], not \(2,\)"),
-        ({"reset": np.zeros((4, 3), bool)}, r"reset must be bool \[3\] or \[3,4\], not \(4, 3\)"),
-        ({"lengths": np.zeros(2, np.int32)}, r"lengths must be int32 \[3\], not \(2,\)"),
-    ],
-    ids=["reset_of_two_streams", "reset_time_first", "lengths_of_two_rows"],
-)
-def test_side_inputs_of_another_shape_are_refused(extra, message):
-    with pytest.raises(ValueError, match=message):
-        run(CFG, *segment(CFG), **extra)

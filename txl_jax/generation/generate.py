@@ -13,6 +13,7 @@ import numpy as np
 from txl_jax.config import GenerateConfig, TransformerXLConfig
 from txl_jax.generation.sampling import penalised, sample
 from txl_jax.generation.utf8 import Automaton
+from txl_jax.model.inputs import check_array
 from txl_jax.model.memory import Cache, Memory
 from txl_jax.model.transformer_xl import TransformerXL
 
@@ -73,7 +74,8 @@ def generate(
         they are all that a row's draws depend on. ``None``: 0 for each.
 
     Raises:
-      ValueError: an empty prompt, or a token that the vocabulary does not have.
+      ValueError: a prompt that is empty or no array of integers [n], or a token that the
+        vocabulary does not have.
     """
     vocab_size = cfg.vocab_size or 0
     _check(prompts, vocab_size)
@@ -239,5 +241,6 @@ def _check(prompts: Sequence[np.ndarray], vocab_size: int) -> None:
     for row, prompt in enumerate(prompts):
         if len(prompt) == 0:
             raise ValueError(f"prompt {row} is empty: it needs at least one token to continue")
+        check_array(f"prompt {row}", prompt, "integers", ("n",))
         if np.min(prompt) < 0 or np.max(prompt) >= vocab_size:
             raise ValueError(f"prompt {row} has a token outside the {vocab_size} of the vocabulary")

@@ -32,6 +32,11 @@ def cross_entropy(
       targets: int32 [S], from 0 to V-1.
       members: rows to score, as a permutation int32 [S] that has them first, and how many they
         are, int32 []; the others give 0. The work done is theirs alone, in blocks. ``None``: all.
+
+    Raises:
+      TypeError: forward-mode differentiation (``jax.jvp``, ``jax.jacfwd``, ``jax.hessian``) where
+        there is more than one block or ``members`` are given. Their gradient is a rule for reverse
+        mode (``jax.grad``, ``jax.vjp``), once. For forward mode take ``log_softmax`` of all logits.
     """
     n, v = x.shape[0], weight.shape[0]
     targets = jnp.asarray(targets)  # numpy's own cannot be indexed by a loop's counter

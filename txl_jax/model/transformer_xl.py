@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from txl_jax.config import ConfigError, TransformerXLConfig
+from txl_jax.model import inputs as inputs_lib
 from txl_jax.model import masks, variants
 from txl_jax.model import memory as memory_lib
 from txl_jax.model.adaptive import Vocabulary
@@ -34,7 +35,13 @@ class TransformerXL(nn.Module):
     Every method takes ``train=True`` with ``rngs={"dropout": key}`` for dropout, ``reset``
     (bool [B]: this stream starts anew with this segment; bool [B,T]: a new episode starts at
     this position and nothing attends across it) and ``lengths`` (int32 [B]: real tokens of
-    right-padded rows; memory takes the last M real states). Rows never touch one another.
+    right-padded rows, from 0 to T; memory takes the last M real states). Rows never touch one
+    another. Arguments are arrays, of NumPy or JAX.
+
+    Every method raises ValueError, which names the argument, where one has a wrong dtype or shape.
+    Values of ``lengths`` outside of 0 to T raise it too where they are known. Under ``jax.jit``
+    they are not, and count as the nearest of 0 and T. ``tokens`` and ``targets`` must be from 0 to
+    V-1; their values are not checked.
 
     Attributes:
       cfg: the shape, and how layers are run.
@@ -74,6 +81,8 @@ class TransformerXL(nn.Module):
     def init_mems(self, batch_size: int, mem_len: int) -> Memory:
         """An empty memory of M slots for B streams; needs no parameters, works unbound."""
         c = self.cfg
+        inputs_lib.check_size("batch_size", batch_size, 0)
+        inputs_lib.check_size("mem_len", mem_len, 0)
         return memory_lib.make(c.n_layer, batch_size, mem_len, c.d_model, c.dtype)
 
     def init_cache(self, mems: Memory, seg_len: int) -> Cache:
@@ -88,8 +97,8 @@ class TransformerXL(nn.Module):
           seg_len: T, the longest segment to follow.
 
         Raises:
-          ValueError: a form of attention without memory, mems of another shape, or a model of
-            ``scan_layers``.
+          ValueError: a form of attention without memory, mems of another shape, a ``seg_len``
+            below 1, or a model of ``scan_layers``.
         """
         c = self.cfg
         if c.scan_layers:
@@ -99,7 +108,9 @@ class TransformerXL(nn.Module):
             )
         if c.memory_free:
             raise ValueError(f"attention {c.attention!r} has no memory, so there is no cache of it")
-        self._check_memory(mems, mems.hidden.shape[1])
+        inputs_lib.check_memory_type(mems)
+        inputs_lib.check_memory(c, mems, mems.hidden.shape[1])
+        inputs_lib.check_size("seg_len", seg_len, 1)
         past = [layer.remember(mems.hidden[n]) for n, layer in enumerate(self.layers)]
         slots = slots_of(mems.mem_len, seg_len, c.clamp_len)
         n_keys = slots[0] + seg_len
@@ -171,6 +182,12 @@ class TransformerXL(nn.Module):
           mems: as in :meth:`__call__`.
           context_len: C, tokens in front that are run again and not scored, as in
             :meth:`__call__`.
+
+        Raises:
+          ValueError: shapes that do not fit one another.
+          TypeError: forward-mode differentiation (``jax.jvp``, ``jax.jacfwd``, ``jax.hessian``) of
+            many targets or an adaptive softmax, whose losses are made in blocks
+            (cross_entropy.py). Use reverse mode, or differentiate the logits of :meth:`__call__`.
         """
         extra = {"train": train, "reset": reset, "lengths": lengths, "context_len": context_len}
         nll, _, mems = self.nll_and_states(tokens, targets, mems, **extra)
@@ -191,7 +208,9 @@ class TransformerXL(nn.Module):
 
         The states are [B,T,D], before dropout: what activation regularisation acts on.
         """
-        b, t = tokens.shape[:2]
+        self._check_tokens(tokens, mems, context_len)
+        inputs_lib.check_array("targets", targets, "integers", ("B", "T"))
+        b, t = tokens.shape
         if targets.shape != (b, t - context_len):
             raise ValueError(
                 f"targets {targets.shape} and tokens {tokens.shape} do not fit: expected"
@@ -209,6 +228,10 @@ class TransformerXL(nn.Module):
           log_p: log-probabilities of the next token, float32 [B,T,V].
           inputs: int32 [B,T], the tokens they were predicted after.
         """
+        if not self.cfg.past_decode:
+            raise ValueError("past_nll needs the parameters that model.past_decode=True adds")
+        inputs_lib.check_array("inputs", inputs, "integers", ("B", "T"))
+        inputs_lib.check_array("log_p", log_p, "floats", (*inputs.shape, self.cfg.vocab_size))
         return self.vocabulary.past_nll(log_p, inputs)
 
     def core(self, embeddings, mems, *, train: bool = False, reset=None, lengths=None):
@@ -222,19 +245,7 @@ class TransformerXL(nn.Module):
 
     def _encode(self, tokens, mems, train, reset, lengths, context_len):
         """The last layer's states before dropout, those after the context, and new memory."""
-        if self.cfg.vocab_size is None:
-            raise ConfigError("model.vocab_size is None: tokens need it; method='core' does not")
-        if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
-            raise ValueError(f"tokens must be integers [B,T], not {tokens.dtype} {tokens.shape}")
-        if not 0 <= context_len < tokens.shape[1]:
-            raise ValueError(
-                f"context_len = {context_len}: must leave at least one of {tokens.shape[1]} tokens"
-            )
-        if context_len and isinstance(mems, Cache):
-            raise ValueError(
-                f"context_len = {context_len} with a cache, whose segments follow each other: use"
-                " mems, or no context"
-            )
+        self._check_tokens(tokens, mems, context_len)
         embeddings = self.vocabulary.embed(tokens, train)
         states, mems = self._run(embeddings, mems, train, reset, lengths, context_len)
         return states[:, context_len:], mems
@@ -246,8 +257,10 @@ class TransformerXL(nn.Module):
         memory ends before them.
         """
         c = self.cfg
-        self._check(embeddings, mems, train, reset, lengths)
+        inputs_lib.check_segment(c, embeddings, mems, train, reset, lengths)
         seg_len, mem_len = embeddings.shape[1], mems.mem_len
+        if lengths is not None:
+            lengths = inputs_lib.real_tokens(lengths, seg_len)
         since_reset = None
         if reset is not None and reset.ndim == 1:
             mems, reset = memory_lib.forget(mems, reset), None
@@ -306,50 +319,10 @@ class TransformerXL(nn.Module):
     def _drop(self, states, train):
         return self.drop_output(states, train)
 
-    def _check(self, embeddings, mems, train, reset, lengths):
-        c, (b, t) = self.cfg, embeddings.shape[:2]
-        self._check_memory(mems, b)
-        if c.memory_free and mems.mem_len:
-            raise ValueError(
-                f"attention {c.attention!r} has no memory and M is {mems.mem_len}: use"
-                " init_mems(batch_size, mem_len=0), and context_len for a longer view"
-            )
-        if c.attention == "absolute_per_layer" and t > c.n_positions:
-            raise ValueError(
-                f"a segment of {t} tokens is longer than the model.n_positions {c.n_positions} of"
-                " its learnt positions"
-            )
-        if isinstance(mems, Cache) and (train or t > mems.seg_len):
-            wrong = "train=True" if train else f"a segment of {t} tokens"
-            raise ValueError(
-                f"{wrong} with a cache made by init_cache for inference on segments of up to"
-                f" {mems.seg_len} tokens"
-            )
-        if reset is not None and reset.shape not in ((b,), (b, t)):
-            raise ValueError(f"reset must be bool [{b}] or [{b},{t}], not {reset.shape}")
-        if lengths is not None and lengths.shape != (b,):
-            raise ValueError(f"lengths must be int32 [{b}], not {lengths.shape}")
-
-    def _check_memory(self, mems, b):
-        c = self.cfg
-        if isinstance(mems, Cache):
-            keys = mems.near.keys
-            n, rows, _, width = keys[0].shape
-            got = (len(keys), n, rows, width)
-            if got != (c.n_layer, c.n_head, b, c.d_head) or mems.filled.shape != (b,):
-                raise ValueError(
-                    f"a cache of {len(keys)} layers' keys {keys[0].shape} does not fit a"
-                    f" batch of {b}: expected {c.n_layer} of [{c.n_head},{b},R,{c.d_head}], as"
-                    " init_cache makes it"
-                )
-            return
-        n_layer, rows, _, width = mems.hidden.shape
-        want = (c.n_layer, b, c.d_model)
-        if (n_layer, rows, width) != want or mems.filled.shape != (b,):
-            raise ValueError(
-                f"mems.hidden {mems.hidden.shape} and filled {mems.filled.shape} do not fit a batch"
-                f" of {b}: expected [{want[0]},{b},M,{want[2]}] and [{b}], as init_mems makes them"
-            )
+    def _check_tokens(self, tokens, mems, context_len):
+        if self.cfg.vocab_size is None:
+            raise ConfigError("model.vocab_size is None: tokens need it; method='core' does not")
+        inputs_lib.check_tokens(tokens, context_len, isinstance(mems, Cache))
 
 
 def _rematerialised(c: TransformerXLConfig) -> type[Block]:

@@ -1,0 +1,166 @@
+"""Arguments of a wrong dtype, shape or value are refused in one line that names them."""
+
+import re
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import tiny_models as tiny
+
+import txl_jax
+
+CFG = tiny.config(past_decode=True)
+B, T, M = 3, 4, 5
+TOKENS = tiny.tokens(CFG, B, T)
+MEMS = tiny.memory(CFG, (0, 2, 5), M)
+X = tiny.embeddings(CFG, B, T)
+LOG_P = np.zeros((B, T, 13), np.float32)
+
+METHODS: dict[str, dict[str, Any]] = {
+    "__call__": {"tokens": TOKENS, "mems": MEMS},
+    "logits_and_states": {"tokens": TOKENS, "mems": MEMS},
+    "nll": {"tokens": TOKENS, "targets": TOKENS, "mems": MEMS},
+    "nll_and_states": {"tokens": TOKENS, "targets": TOKENS, "mems": MEMS},
+    "core": {"embeddings": X, "mems": MEMS},
+    "init_cache": {"mems": MEMS, "seg_len": T},
+    "past_nll": {"log_p": LOG_P, "inputs": TOKENS},
+}
+"""Every public method and arguments that it takes."""
+
+integers = "integers [B,T]"
+a_memory = "a Memory of init_mems (or, in place of it, a Cache of init_cache)"
+WRONG: dict[str, list] = {
+    "tokens": [
+        (TOKENS.tolist(), f"{integers}, not list"),
+        (TOKENS.astype(np.float32), f"{integers}, not float32 [3,4]"),
+        (TOKENS > 5, f"{integers}, not bool [3,4]"),
+        (TOKENS[0], f"{integers}, not int32 [4]"),
+        (TOKENS[..., None], f"{integers}, not int32 [3,4,1]"),
+        (None, f"{integers}, not NoneType"),
+    ],
+    "targets": [
+        (TOKENS.tolist(), f"{integers}, not list"),
+        (TOKENS.astype(np.float32), f"{integers}, not float32 [3,4]"),
+        (TOKENS[0], f"{integers}, not int32 [4]"),
+    ],
+    "embeddings": [
+        (X.tolist(), "floats [B,T,8], not list"),
+        (X.astype(np.int32), "floats [B,T,8], not int32 [3,4,8]"),
+        (X[0], "floats [B,T,8], not float32 [4,8]"),
+        (X[..., :6], "floats [B,T,8], not float32 [3,4,6]"),
+    ],
+    "mems": [
+        (None, f"{a_memory}, not NoneType"),
+        (MEMS.hidden, f"{a_memory}, not ndarray"),
+    ],
+    "mems.hidden": [
+        (MEMS.hidden.astype(np.int32), "floats [L,B,M,D], not int32 [2,3,5,8]"),
+        (MEMS.hidden[0], "floats [L,B,M,D], not float32 [3,5,8]"),
+    ],
+    "mems.filled": [
+        (MEMS.filled.astype(np.float32), "integers [B], not float32 [3]"),
+        (MEMS.filled[0], "integers [B], not int32 []"),
+    ],
+    "reset": [
+        ([False] * B, "bool [3] or [3,4], not list"),
+        (np.zeros(B, np.int32), "bool [3] or [3,4], not int32 [3]"),
+        (np.zeros((B, T), np.float32), "bool [3] or [3,4], not float32 [3,4]"),
+        (np.zeros(2, bool), "bool [3] or [3,4], not bool [2]"),
+        (np.zeros((T, B), bool), "bool [3] or [3,4], not bool [4,3]"),
+    ],
+    "lengths": [
+        ([1, 2, 3], "integers [3], not list"),
+        (np.ones(B, np.float32), "integers [3], not float32 [3]"),
+        (np.ones(2, np.int32), "integers [3], not int32 [2]"),
+        (np.ones((B, T), np.int32), "integers [3], not int32 [3,4]"),
+    ],
+    "inputs": [(TOKENS.astype(np.float32), f"{integers}, not float32 [3,4]")],
+    "log_p": [
+        (LOG_P[0], "floats [3,4,13], not float32 [4,13]"),
+        (LOG_P.astype(np.int32), "floats [3,4,13], not int32 [3,4,13]"),
+    ],
+}
+
+
+def refusal(method, **changes):
+    """The first line of the error of a method with some arguments changed."""
+    arguments = {**METHODS[method], **changes}
+    model = txl_jax.TransformerXL(CFG)
+    with pytest.raises(ValueError, match=r"^") as caught:
+        model.apply(tiny.variables(CFG), **arguments, method=method)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_wrong_dtype_or_shape_is_refused_naming_the_argument(method):
+    segment = (
+        {"reset", "lengths"} if "mems" in METHODS[method] and method != "init_cache" else set()
+    )
+    for name in WRONG:
+        first, _, field = name.partition(".")
+        if first not in METHODS[method] and name not in segment:
+            continue
+        for wrong, message in WRONG[name]:
+            given = MEMS.replace(**{field: wrong}) if field else wrong
+            assert refusal(method, **{first: given}) == f"{name} must be {message}"
+
+
+def test_a_segment_without_tokens_and_a_context_that_is_no_number_are_refused():
+    assert refusal("__call__", tokens=TOKENS[:, :0]).startswith("tokens [3,0]: a segment has at")
+    for wrong in (1.0, True, "1", None):
+        assert refusal("nll", context_len=wrong).startswith(f"context_len = {wrong!r}: must be an")
+
+
+def test_a_cache_needs_a_memory_and_a_segment_of_at_least_one_token():
+    for wrong in (0, -1, 2.0, None):
+        assert refusal("init_cache", seg_len=wrong) == (
+            f"seg_len = {wrong!r}: must be an integer of at least 1"
+        )
+    model = txl_jax.TransformerXL(CFG)
+    cache = model.apply(tiny.variables(CFG), MEMS, seg_len=1, method="init_cache")
+    assert refusal("init_cache", mems=cache) == f"mems must be {a_memory}, not Cache"
+
+
+def test_a_memory_of_no_size_is_refused():
+    model = txl_jax.TransformerXL(CFG)
+    cases: list[tuple[str, Any]] = [("batch_size", (-1, 5)), ("batch_size", (2.0, 5))]
+    for name, sizes in [*cases, ("mem_len", (3, -2))]:
+        wrong = next(size for size in sizes if size not in (3, 5))
+        message = re.escape(f"{name} = {wrong!r}: must be an integer of at least 0")
+        with pytest.raises(ValueError, match=message):
+            model.init_mems(*sizes)
+
+
+def test_past_nll_needs_a_model_that_decodes_the_past():
+    cfg = tiny.config()
+    with pytest.raises(ValueError, match=r"past_nll needs .* model\.past_decode=True"):
+        tiny.apply(cfg, "past_nll")(tiny.variables(cfg), LOG_P, TOKENS)
+
+
+@pytest.mark.parametrize("method", ["__call__", "nll", "core"])
+def test_lengths_beyond_the_segment_are_refused(method):
+    """Closed over by a function that is compiled they are known, and refused as well."""
+    for lengths, text in (([4, 5, 0], "lengths[1] = 5"), ([0, 1, -1], "lengths[2] = -1")):
+        given = np.array(lengths, np.int32)
+        want = f"{text}: must be from 0 to 4, the tokens of a row"
+        for array in (given, jax.numpy.asarray(given), given.astype(np.int64)):
+            assert refusal(method, lengths=array) == want
+    compiled = jax.jit(lambda x: refusal("core", embeddings=x, lengths=given) and x)
+    jax.eval_shape(compiled, X)
+
+
+def test_lengths_that_are_not_known_count_as_the_nearest_that_can_be():
+    """Under jit: states, memory and how much of it is filled are those of 0 and T."""
+    core = tiny.compiled(CFG, "core")
+    run = lambda lengths: core(tiny.variables(CFG), X, MEMS, lengths=np.array(lengths, np.int32))
+    (states, mems), (want_states, want_mems) = run([9, -3, 2]), run([4, 0, 2])
+    np.testing.assert_array_equal(states, want_states)
+    np.testing.assert_array_equal(mems.hidden, want_mems.hidden)
+    assert mems.filled.tolist() == want_mems.filled.tolist() == [4, 2, 5]
+    eager = tiny.apply(CFG, "core")(
+        tiny.variables(CFG), X, MEMS, lengths=np.array([4, 0, 2], np.uint8)
+    )
+    np.testing.assert_allclose(eager[1].hidden, mems.hidden, atol=1e-5)

@@ -1,0 +1,150 @@
+"""What the arguments of the model's methods must be; each error names the argument."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from txl_jax.config import TransformerXLConfig
+from txl_jax.model.memory import AnyMemory, Cache, Memory
+
+_DTYPES = {"integers": jnp.integer, "floats": jnp.floating, "bool": jnp.bool_}
+
+
+def check_array(name: str, value: Any, dtype: str, *shapes: tuple[int | str, ...]) -> None:
+    """Raises ValueError unless a value is an array of this kind and of one of the shapes.
+
+    Args:
+      name: of the argument.
+      value: what was given.
+      dtype: ``integers``, ``floats`` or ``bool``.
+      *shapes: sizes of the axes; a letter stands for any size.
+    """
+    got_shape, got_dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if got_shape is not None and got_dtype is not None:
+        fits = any(_fits(got_shape, shape) for shape in shapes)
+        if fits and jnp.issubdtype(got_dtype, _DTYPES[dtype]):
+            return
+        got = f"{got_dtype} {_shown(got_shape)}"
+    else:
+        got = f"{type(value).__name__}"
+    wanted = " or ".join(map(_shown, shapes))
+    raise ValueError(f"{name} must be {dtype} {wanted}, not {got}")
+
+
+def check_size(name: str, value: Any, least: int) -> None:
+    """Raises ValueError unless a value is an integer of at least ``least``."""
+    if not _is_integer(value) or value < least:
+        raise ValueError(f"{name} = {value!r}: must be an integer of at least {least}")
+
+
+def check_tokens(tokens: Any, context_len: Any, cached: bool) -> None:
+    """Raises ValueError where tokens are not int [B,C+T], or C does not fit them."""
+    check_array("tokens", tokens, "integers", ("B", "T"))
+    if not tokens.shape[1]:
+        raise ValueError(f"tokens {_shown(tokens.shape)}: a segment has at least one token")
+    if not _is_integer(context_len) or not 0 <= context_len < tokens.shape[1]:
+        raise ValueError(
+            f"context_len = {context_len!r}: must be an integer of at least 0 and leave at least"
+            f" one of {tokens.shape[1]} tokens"
+        )
+    if context_len and cached:
+        raise ValueError(
+            f"context_len = {context_len} with a cache, whose segments follow each other: use"
+            " mems, or no context"
+        )
+
+
+def check_segment(
+    c: TransformerXLConfig, embeddings, mems: AnyMemory, train: bool, reset, lengths
+) -> None:
+    """Raises ValueError where the arguments of a segment do not fit one another."""
+    check_array("embeddings", embeddings, "floats", ("B", "T", c.d_model))
+    b, t = embeddings.shape[:2]
+    check_memory(c, mems, b)
+    if c.memory_free and mems.mem_len:
+        raise ValueError(
+            f"attention {c.attention!r} has no memory and M is {mems.mem_len}: use"
+            " init_mems(batch_size, mem_len=0), and context_len for a longer view"
+        )
+    if c.attention == "absolute_per_layer" and t > (c.n_positions or 0):
+        raise ValueError(
+            f"a segment of {t} tokens is longer than the model.n_positions {c.n_positions} of"
+            " its learnt positions"
+        )
+    if isinstance(mems, Cache) and (train or t > mems.seg_len):
+        wrong = "train=True" if train else f"a segment of {t} tokens"
+        raise ValueError(
+            f"{wrong} with a cache made by init_cache for inference on segments of up to"
+            f" {mems.seg_len} tokens"
+        )
+    if reset is not None:
+        check_array("reset", reset, "bool", (b,), (b, t))
+    if lengths is not None:
+        check_array("lengths", lengths, "integers", (b,))
+
+
+def check_memory(c: TransformerXLConfig, mems: AnyMemory, b: int) -> None:
+    """Raises ValueError where mems are not those of this model for B streams."""
+    if isinstance(mems, Cache):
+        keys = mems.near.keys
+        n, rows, _, width = keys[0].shape
+        got = (len(keys), n, rows, width)
+        if got != (c.n_layer, c.n_head, b, c.d_head) or mems.filled.shape != (b,):
+            raise ValueError(
+                f"a cache of {len(keys)} layers' keys {keys[0].shape} does not fit a"
+                f" batch of {b}: expected {c.n_layer} of [{c.n_head},{b},R,{c.d_head}], as"
+                " init_cache makes it"
+            )
+        return
+    check_memory_type(mems)
+    n_layer, rows, _, width = mems.hidden.shape
+    want = (c.n_layer, b, c.d_model)
+    if (n_layer, rows, width) != want or mems.filled.shape != (b,):
+        raise ValueError(
+            f"mems.hidden {mems.hidden.shape} and filled {mems.filled.shape} do not fit a batch"
+            f" of {b}: expected [{want[0]},{b},M,{want[2]}] and [{b}], as init_mems makes them"
+        )
+
+
+def check_memory_type(mems: Any) -> None:
+    """Raises ValueError where mems are not a :class:`Memory` of arrays."""
+    if not isinstance(mems, Memory):
+        raise ValueError(
+            f"mems must be a Memory of init_mems (or, in place of it, a Cache of init_cache), not"
+            f" {type(mems).__name__}"
+        )
+    check_array("mems.hidden", mems.hidden, "floats", ("L", "B", "M", "D"))
+    check_array("mems.filled", mems.filled, "integers", ("B",))
+
+
+def real_tokens(lengths, seg_len: int) -> jax.Array:
+    """``lengths`` as int32 [B] from 0 to T. Values that are known are checked, others clipped.
+
+    Raises:
+      ValueError: a value outside of 0 to T; under ``jax.jit`` values are not known.
+    """
+    if not isinstance(lengths, jax.core.Tracer) and getattr(lengths, "is_fully_addressable", True):
+        values = np.asarray(lengths)
+        wrong = (values < 0) | (values > seg_len)
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise ValueError(
+                f"lengths[{row}] = {values[row]}: must be from 0 to {seg_len}, the tokens of a row"
+            )
+    return jnp.clip(lengths, 0, seg_len).astype(jnp.int32)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int | str, ...]) -> bool:
+    return len(shape) == len(wanted) and all(
+        isinstance(size, str) or n == size for n, size in zip(shape, wanted, strict=True)
+    )
+
+
+def _shown(shape: tuple[int | str, ...]) -> str:
+    return "[" + ",".join(map(str, shape)) + "]"
