@@ -12,6 +12,7 @@ import tiny_models as tiny
 
 from txl_jax.model import cross_entropy
 from txl_jax.model.adaptive import Vocabulary
+from txl_jax.model.transformer_xl import TransformerXL
 
 ROWS = 11
 CLUSTERS = {"cutoffs": (4, 9), "tie_projs": (False, True)}
@@ -92,3 +93,21 @@ def test_gradients_equal_those_of_the_dense_softmax_wherever_the_targets_fall(na
         jax.tree.map(
             lambda a, b, w=where: np.testing.assert_allclose(a, b, atol=2e-5, err_msg=w), got, want
         )
+
+
+def test_forward_mode_is_for_one_block_and_refused_for_several_as_documented(monkeypatch):
+    """In one block the derivative along a direction is the gradient's; reverse mode has both."""
+    rng = np.random.default_rng(0)
+    x, weight = jnp.asarray(rng.standard_normal((2, 6, 4)), jnp.float32)
+    bias, targets = jnp.zeros(6), jnp.array([0, 5, 2, 2, 1, 3])
+    total = lambda x: cross_entropy.cross_entropy(x, weight, bias, targets).sum()
+    _, along = jax.jvp(total, (x,), (weight,))
+    gradient = jax.grad(total)(x)
+    np.testing.assert_allclose(along, (gradient * weight).sum(), rtol=1e-5)
+    monkeypatch.setattr(cross_entropy, "ROWS_AT_LEAST", 2)
+    monkeypatch.setattr(cross_entropy, "LOGITS_AT_ONCE", 1)
+    np.testing.assert_allclose(jax.grad(total)(x), gradient, atol=1e-6)
+    with pytest.raises(TypeError, match=r"forward-mode .*custom_vjp"):
+        jax.jvp(total, (x,), (weight,))
+    for function in (cross_entropy.cross_entropy, TransformerXL.nll):
+        assert "forward-mode differentiation" in " ".join((function.__doc__ or "").split())

@@ -399,8 +399,8 @@ def test_several_cpu_devices_keep_the_order_of_collectives(
     monkeypatch, devices, platforms, flags, address, expected
 ):
     """Otherwise devices wait in different collectives now and then, and XLA aborts the process."""
-    monkeypatch.setattr(type(jax.config), "jax_num_cpu_devices", devices)
-    monkeypatch.setattr(type(jax.config), "jax_platforms", platforms)
+    settings = {"jax_num_cpu_devices": devices, "jax_platforms": platforms}
+    monkeypatch.setattr(type(jax.config), "values", settings)
     monkeypatch.setenv("XLA_FLAGS", flags)
     monkeypatch.setattr(jax.distributed, "initialize", lambda **arguments: None)
     monkeypatch.setattr(jax.config, "update", lambda *arguments: None)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_runs
+from jax.sharding import Mesh
 from test_training_resume import StopAt
 
 import txl_jax
@@ -324,8 +325,13 @@ def test_a_run_goes_on_on_another_mesh_and_in_the_other_layout(tmp_path, first, 
 
 def test_the_kernel_choice_sees_the_device_of_a_mesh_of_one(monkeypatch):
     """So a program that is compiled ahead for one absent TPU gets the TPU's kernel."""
-    seen = []
-    monkeypatch.setattr(choice, "chosen", lambda name, form, mesh=None: seen.append(mesh) or "xla")
+    seen: list[Mesh | None] = []
+
+    def chosen(name, form, mesh=None):
+        seen.append(mesh)
+        return "xla"
+
+    monkeypatch.setattr(choice, "chosen", chosen)
     model, _, placement, state = prepared(experiment((1, 1, 1)))
     seen.clear()
     jax.eval_shape(lambda: model.apply({"params": state.params}, batches()[0].inputs, state.mems))

@@ -112,11 +112,11 @@ def order_collectives(many_processes: bool) -> None:
     Args:
       many_processes: whether the run has several processes; they count where JAX uses CPUs only.
     """
-    flags = os.environ.get("XLA_FLAGS", "")
+    flags, settings = os.environ.get("XLA_FLAGS", ""), jax.config.values
     several = (
-        jax.config.jax_num_cpu_devices > 1
+        settings["jax_num_cpu_devices"] > 1
         or "--xla_force_host_platform_device_count" in flags
-        or (many_processes and jax.config.jax_platforms == "cpu")
+        or (many_processes and settings["jax_platforms"] == "cpu")
     )
     if several and _SCHEDULER not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {_SCHEDULER}=false".strip()

@@ -231,7 +231,9 @@ class TransformerXL(nn.Module):
         if not self.cfg.past_decode:
             raise ValueError("past_nll needs the parameters that model.past_decode=True adds")
         inputs_lib.check_array("inputs", inputs, "integers", ("B", "T"))
-        inputs_lib.check_array("log_p", log_p, "floats", (*inputs.shape, self.cfg.vocab_size))
+        inputs_lib.check_array(
+            "log_p", log_p, "floats", (*inputs.shape, self.cfg.vocab_size or "V")
+        )
         return self.vocabulary.past_nll(log_p, inputs)
 
     def core(self, embeddings, mems, *, train: bool = False, reset=None, lengths=None):
