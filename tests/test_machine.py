@@ -19,7 +19,7 @@ from txl_jax.generation.text import continuations
 from txl_jax.machine import GIB
 from txl_jax.model import footprint
 from txl_jax.training.parts import check_scoring, check_size
-from txl_jax.workdir import param_shapes
+from txl_jax.workdir import Trained, param_shapes
 
 of_this_host: Any = machine.host_memory
 MODEL = {"vocab_size": 50, "n_layer": 2, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64}
@@ -199,7 +199,21 @@ def test_an_attention_kernel_for_other_devices_is_refused_with_the_settings():
             {"attention.mem_len": 10**6, "attention.batch_size": 100},
             "attention.mem_len (1000000)",
         ),
-        (speed.check_size, {"speed.lengths": (10**6,)}, "speed.lengths (up to 1000000)"),
+        (
+            speed.check_size,
+            {"speed.lengths": (10**5,), "speed.windows": 1},
+            "speed.lengths (up to 100000)",
+        ),
+        (
+            speed.check_size,
+            {"speed.windows": 10**6, "speed.lengths": (100,)},
+            "speed.windows (1000000)",
+        ),
+        (
+            speed.check_size,
+            {"speed.seg_len": 10**6, "speed.lengths": (1000,)},
+            "speed.seg_len (1000000)",
+        ),
         (probe.check_size, {"probe.mem_lens": (0, 10**6)}, "probe.mem_lens (up to 1000000)"),
         (probe.check_size, {"train.mem_len": 10**6}, "probe.answers (200)"),
         (
@@ -219,6 +233,36 @@ def test_every_analysis_is_refused_before_it_works(check, changes, lower):
     with pytest.raises(ConfigError, match="needs at least ") as error:
         check(trained(**changes))
     assert lower in str(error.value)
+
+
+@pytest.mark.parametrize("module", [context, attention_maps, speed, probe, score])
+def test_an_analysis_checks_the_memory_before_it_uses_the_model(module, monkeypatch, tmp_path):
+    """These have no parameters, so that any use of them fails with another error."""
+
+    def refuse(*_, **__):
+        raise ConfigError("too large")
+
+    (tmp_path / "text.txt").write_text("abc\n")
+    about = trained(**{"score.path": str(tmp_path / "text.txt"), "speed.lengths": (2,)})
+    without = Trained(None, None, about.vocab, about.config, 0)  # type: ignore[arg-type]
+    monkeypatch.setattr(module, "check_size", refuse)
+    monkeypatch.setattr(probe, "check", lambda _: None)  # it asks for the text of its own corpus
+    with pytest.raises(ConfigError, match=r"^too large$"):
+        module.run(without, str(tmp_path))
+
+
+def test_evaluation_is_refused_before_its_text_is_read(monkeypatch, tmp_path):
+    exp = override(BASE, {"evaluate.seg_len": 10**6})
+    without = Trained(None, None, Vocab.of_chars(["abc\n"]), exp, 0)  # type: ignore[arg-type]
+    monkeypatch.setattr(modes, "load", lambda *_: without)
+    with pytest.raises(ConfigError, match=r"^evaluation needs at least"):
+        modes.with_trained("evaluate", exp, {}, str(tmp_path), "best")
+
+
+def test_an_ablation_is_refused_before_it_trains(tmp_path):
+    asked = {"ablation.lengths": "100,1000000", "data.path": str(tmp_path / "gone")}
+    with pytest.raises(ConfigError, match=r"^evaluation at ablation\.lengths 1000000 needs at"):
+        ablation.run("configs/table6.py", asked, str(tmp_path), None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("changes", [{"samples": 10**6}, {"mem_len": 10**6, "samples": 1000}])
