@@ -21,6 +21,14 @@ raise SystemExit(7)
 """A file that gets Ctrl-C while it is run and goes on, as parts of NumPy and JAX may."""
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_as_in_a_terminal():
+    """A shell's background jobs ignore Ctrl-C, and what they start inherits that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("module", ["txl_jax.main", "txl_jax.convert"])
 @pytest.mark.parametrize("library", ["jax", "absl"])
 def test_while_a_library_is_imported(module, library, tmp_path):
