@@ -1,7 +1,8 @@
 """The same numbers as the published PyTorch code: losses, memories, gradients, parameter counts.
 
-The fixtures hold its parameters, inputs and results (README beside them): those shared with the
-project, and those in ``recorded/``, which cover more options. Tolerance: 1e-5, float32.
+The fixtures hold its parameters, inputs and results (``recorded/README.md``): sixteen core models
+in ``recorded/published/``, models with more options in ``recorded/``, and whatever else the shared
+folder has. Tolerance: 1e-5, float32.
 """
 
 import json
@@ -16,27 +17,12 @@ import tiny_models as tiny
 import txl_jax
 from txl_jax.convert import config_from_pytorch, params_from_pytorch
 
-SHARED = (
-    "adaptive_div1_proj_tied",
-    "adaptive_div2_tied",
-    "adaptive_div4_untied",
-    "attn1_mem_gt",
-    "attn2_mem0",
-    "attn3_mem0",
-    "clamp_len",
-    "nv_same_length_mem_gt",
-    "plain_mem0",
-    "plain_mem_gt",
-    "plain_mem_lt",
-    "pre_lnorm",
-    "same_length_mem_gt",
-    "untie_r",
-    "untied_softmax",
-    "zero_init_mems",
-)
-"""Fixtures that must be where the shared folder is; what else is there must pass too."""
-
 RECORDED = Path(__file__).parent / "recorded"
+FOLDERS = {
+    "published": RECORDED / "published",
+    "recorded": RECORDED,
+    "shared": shared_files.ROOT / "fixtures" / "model",
+}
 OTHER_RECORDINGS = ("lamb",)
 """Recordings of an optimizer, not of a model."""
 
@@ -44,18 +30,20 @@ TOLERANCE = 1e-5
 
 
 def recordings():
-    """Name and folder of every recorded model; a shared one has no folder where it is missing."""
-    shared = {Path(f).stem for f in (shared_files.ROOT / "fixtures" / "model").glob("*.json")}
-    own = {Path(f).stem for f in RECORDED.glob("*.json")} - {*OTHER_RECORDINGS}
-    found = [(name, "shared") for name in sorted(shared | {*SHARED})]
-    return found + [(name, "recorded") for name in sorted(own)]
+    """Name and folder of every recorded model; what several folders have comes from the first."""
+    found: dict[str, str] = {}
+    for where, folder in FOLDERS.items():
+        for file in sorted(folder.glob("*.json")):
+            if file.stem not in OTHER_RECORDINGS:
+                found.setdefault(file.stem, where)
+    return list(found.items())
 
 
 class Recorded:
     """One recorded run of the original."""
 
     def __init__(self, name, where):
-        folder = RECORDED if where == "recorded" else shared_files.path("fixtures/model")
+        folder = FOLDERS[where]
         self.meta = json.loads((folder / f"{name}.json").read_text())
         self.arrays = np.load(folder / f"{name}.npz")
         self.n_segments = len(self.meta["segment_lengths"])
@@ -80,7 +68,9 @@ class Recorded:
 
 
 def test_the_recordings_of_this_repository_are_found():
-    assert len([name for name, where in recordings() if where == "recorded"]) >= 30
+    folders = [where for _, where in recordings()]
+    assert folders.count("published") == 16
+    assert folders.count("recorded") >= 30
 
 
 @pytest.mark.parametrize(("name", "where"), recordings())
