@@ -40,10 +40,22 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 import jax  # noqa: E402  (reads the environment when imported)
+import pytest  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", 8)
 # Traced programs are many small objects that stay, and JAX does work of its own in each collection.
 gc.set_threshold(200_000, 20, 100)
+
+
+@pytest.fixture
+def as_users_compile():
+    """Programs that this test compiles are optimised, as those of users are."""
+    reduced = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", False)
+    jax.clear_caches()
+    yield
+    jax.config.update("jax_disable_most_optimizations", reduced)
+    jax.clear_caches()
 
 
 def pytest_unconfigure():

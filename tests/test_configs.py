@@ -291,15 +291,6 @@ SMOKE = [
 ]
 
 
-@pytest.fixture
-def _compiled_quickly():
-    """Programs that run for a moment are compiled without optimisation: a third of the time."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
-@pytest.mark.usefixtures("_compiled_quickly")
 @pytest.mark.parametrize("name", SMOKE)
 def test_smoke_variant_trains_scores_and_continues(name, tmp_path, capsys):
     exp = load(name, smoke=True)

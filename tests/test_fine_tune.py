@@ -30,14 +30,6 @@ UNNAMED = {f"model.{key}": getattr(txl_jax.TransformerXLConfig(), key) for key i
 FEW = {"train.steps": 4, "train.eval_every": 0}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled_quickly():
-    """Programs that run for a moment are compiled without optimisation: a third of the time."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """The workdir of a model of characters, with large steps, so that it is far from a new one."""

@@ -62,7 +62,7 @@ def test_eight_tokens_shows_what_memory_does(tmp_path):
 def test_ten_minutes_notebook_trains_and_shows_everything(tmp_path, corpus):
     environment = {"TXL_CONFIGS": str(tiny_runs.ROOT / "configs"), "STEPS": "6"}
     if corpus == "ptb":
-        words = [f"w{n}" for n in range(40)]
+        words = ["the", "company", "said", *(f"w{n}" for n in range(40))]
         for split in ("train", "valid", "test"):
             lines = [" ".join(words[n % 37 : n % 37 + 4]) for n in range(4000)]
             (tmp_path / f"ptb.{split}.txt").write_text("\n".join(lines) + "\n")

@@ -77,7 +77,9 @@ def params_of(outcome):
     ],
     ids=["drawn, rolled, three a dispatch", "two devices, two parts"],
 )
+@pytest.mark.usefixtures("as_users_compile")
 def test_a_run_ends_in_the_same_bits(tmp_path, changes):
+    """In the programs that users compile; reduced optimisation rounds the two differently."""
     if changes.get("train.steps_per_dispatch"):
         changes = {**changes, "checkpoint.every": 6}
     sent = run(tmp_path, tmp_path / "sent", **changes)

@@ -31,14 +31,6 @@ from txl_jax.training.step import compiled_step
 B, T, M = 8, 24, 16
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _compiled_quickly():
-    """Without optimisation: what is counted here is there all the same."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def experiment(**changes) -> ExperimentConfig:
     settings = {
         "model": {

@@ -153,15 +153,6 @@ SHAPES = [
 ]
 
 
-@pytest.fixture
-def _compiled_quickly():
-    """Programs that run for a moment are compiled without optimisation: a third of the time."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
-@pytest.mark.usefixtures("_compiled_quickly")
 @pytest.mark.parametrize(("n_layer", "seg_len", "mem_len", "window", "by_hand"), SHAPES)
 def test_a_token_changes_the_prediction_up_to_the_reach_and_not_at_all_beyond(
     n_layer, seg_len, mem_len, window, by_hand
