@@ -5,7 +5,6 @@ import dataclasses
 import json
 import re
 
-import jax
 import numpy as np
 import pytest
 import tiny_models
