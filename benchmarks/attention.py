@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.interleaved import machine, write
-from txl_jax.evaluation.timing import in_turn, summary, timed
+from txl_jax.analysis.timing import in_turn, summary, timed
 from txl_jax.model.kernels import attend, dropping, parity
-from txl_jax.model.masks import visible
+from txl_jax.model.masks import attention_mask
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -70,7 +70,7 @@ def _program(name: str, flags: Any, seg_len: int, mem_len: int):
     """Values and gradients of one attention as a program, and the bytes it holds meanwhile."""
     dtype = jnp.dtype(flags.dtype)
     inputs = parity.random_inputs(flags.heads, flags.rows, seg_len, mem_len, flags.d_head, dtype)
-    who = visible(seg_len, jnp.full(flags.rows, mem_len), mem_len)
+    who = attention_mask(seg_len, jnp.full(flags.rows, mem_len), mem_len)
     dropped = dropping.dropping(jax.random.key(0), flags.dropatt) if flags.dropatt else None
     run = functools.partial(attend, implementation=name)
     step = jax.jit(functools.partial(parity.values_and_gradients, run))

@@ -22,8 +22,8 @@ import txl_jax
 from benchmarks.data_preparation import machine
 from txl_jax.config import ExperimentConfig
 from txl_jax.data.batch import Batch
+from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.sharding import Placement, make_mesh
 from txl_jax.training.state import init_state
 from txl_jax.training.step import compiled_step
 
@@ -81,8 +81,8 @@ def compile_seconds(n_layer: int, settings: dict[str, Any]) -> float:
             "train": {"batch_size": B, "seg_len": T, "mem_len": T},
         }
     )
-    placement = Placement(make_mesh(exp.mesh, exp.model, B))
-    model = txl_jax.TransformerXL(exp.model, placement.mesh)
+    shardings = Shardings(make_mesh(exp.mesh, exp.model, B))
+    model = txl_jax.TransformerXL(exp.model, shardings.mesh)
     optimizer = make_optimizer(exp)
     state = jax.eval_shape(lambda: init_state(exp, model, optimizer))
     of: Any = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype)
@@ -93,7 +93,7 @@ def compile_seconds(n_layer: int, settings: dict[str, Any]) -> float:
         reset=of(bool, B),
     )
     began = time.perf_counter()
-    step: Any = compiled_step(exp, model, optimizer, placement, state)
+    step: Any = compiled_step(exp, model, optimizer, shardings, state)
     step.lower(state, batch).compile()
     return time.perf_counter() - began
 

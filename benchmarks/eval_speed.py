@@ -21,9 +21,9 @@ from benchmarks.interleaved import (
     write,
 )
 from benchmarks.sizes import experiment
+from txl_jax.analysis.speed import random_params, scoring
+from txl_jax.analysis.timing import in_turn
 from txl_jax.evaluation.evaluate import under_protocol
-from txl_jax.evaluation.speed import random_params, scoring
-from txl_jax.evaluation.timing import in_turn
 from txl_jax.planning.products import cut_of_protocol, of_layers, of_words
 
 

@@ -23,11 +23,11 @@ import numpy as np
 
 from benchmarks.interleaved import add_flags, changes, peers, report_of, tell, write
 from benchmarks.sizes import experiment
+from txl_jax.analysis.speed import random_params
+from txl_jax.analysis.timing import in_turn
+from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ExperimentConfig
-from txl_jax.evaluation.speed import random_params
-from txl_jax.evaluation.timing import in_turn
 from txl_jax.generation.generate import generate
-from txl_jax.workdir import param_shapes
 
 
 def main(argv: list[str] | None = None) -> None:

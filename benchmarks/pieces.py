@@ -22,10 +22,12 @@ from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
 import txl_jax
+from txl_jax.checkpoint.exported import flat_params, params_from_flat
+from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
+from txl_jax.checkpoint.workdir import read_json
+from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB
 from txl_jax.config import of_record
-from txl_jax.convert.exported import flat_params, params_from_flat
 from txl_jax.data.vocab import Vocab
-from txl_jax.workdir import CONFIG, VOCAB, Trained, param_shapes, read_json
 
 
 def split(workdir: str, folder: str, mib: float) -> list[pathlib.Path]:
@@ -58,7 +60,7 @@ def _parts(tensors: dict[str, np.ndarray], most: int):
             yield f"{name}#{i:03}", np.ascontiguousarray(part)
 
 
-def join(folder: str, exported: str) -> Trained:
+def join(folder: str, exported: str) -> TrainedModel:
     """Puts the pieces together and writes them as an exported model of float32."""
     about = json.loads((pathlib.Path(folder) / "pieces.json").read_text())
     paths = sorted(pathlib.Path(folder).glob("piece_*.safetensors"))
@@ -77,7 +79,7 @@ def join(folder: str, exported: str) -> Trained:
     shapes = flatten_dict(param_shapes(exp.model), sep="/")
     whole = {name: tensor.reshape(shapes[name].shape) for name, tensor in tensors.items()}
     params = params_from_flat(whole, exp.model)
-    trained = Trained(model, params, vocab, exp, about["step"], about["weights"])
+    trained = TrainedModel(model, params, vocab, exp, about["step"], about["weights"])
     txl_jax.save(trained, exported)
     return trained
 

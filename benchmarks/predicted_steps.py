@@ -10,12 +10,12 @@ import pathlib
 
 import jax
 
+from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ExperimentConfig, load_config
 from txl_jax.planning.chips import CHIPS
 from txl_jax.planning.prediction import predicted
 from txl_jax.planning.products import of_update
 from txl_jax.planning.vocabulary import with_known_size
-from txl_jax.workdir import param_shapes
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
 RECIPES = ("enwik8_24l", "wt103_large", "lm1b_large")

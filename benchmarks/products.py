@@ -20,8 +20,8 @@ import numpy as np
 from benchmarks.interleaved import add_flags, changes, machine, write
 from benchmarks.sizes import experiment
 from benchmarks.train_speed import training
+from txl_jax.analysis.timing import in_turn, timed
 from txl_jax.config import ExperimentConfig
-from txl_jax.evaluation.timing import in_turn, timed
 
 _IN_A_ROW = 5
 

@@ -20,11 +20,11 @@ import time
 from typing import Any
 
 from benchmarks.interleaved import machine
+from txl_jax.checkpoint.workdir import check_writable, init_workdir, with_vocab
 from txl_jax.config import ExperimentConfig, override
 from txl_jax.data.corpus import Corpus, corpus_from_config
-from txl_jax.training.side_by_side import each, train_side_by_side
-from txl_jax.training.stopping import Stop
-from txl_jax.workdir import check_writable, claim, with_vocab
+from txl_jax.training.multi_seed import each, train_seeds
+from txl_jax.training.preemption import PreemptionGuard
 
 PLAIN: dict[str, Any] = {
     "model": {"n_layer": 2, "d_model": 96, "n_head": 4, "d_head": 24, "d_inner": 192},
@@ -56,7 +56,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "weight decay 0.1": {"optimizer.weight_decay": 0.1},
     "embeddings at twice the rate": {"optimizer.embedding_ratio": 2.0},
     "drawn lengths": {"train.seg_len_std": 5.0},
-    "streams begin anywhere": {"train.roll_streams": True},
+    "streams begin anywhere": {"train.partial_shuffle": True},
     "context run again, no memory": {
         "train.mem_len": 0,
         "train.context_len": 70,
@@ -89,13 +89,13 @@ def trained(changes: dict[str, Any], corpus: Corpus, exp: ExperimentConfig, work
     runs = each(with_vocab(override(exp, changes), corpus), workdir)
     for one, folder in runs:
         check_writable(folder)
-        claim(folder, one, corpus)
-    train_side_by_side(runs, corpus, Stop())
+        init_workdir(folder, one, corpus)
+    train_seeds(runs, corpus, PreemptionGuard())
     losses: dict[str, list[float]] = {}
     for _, folder in runs:
         lines = (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()
         last = [r for r in map(json.loads, lines) if r["kind"] == "valid"][-1]
-        for name in ("raw", "tail", "exponential"):
+        for name in ("raw", "swa", "ema"):
             losses.setdefault(name, []).append(last[f"loss_{name}"])
     return losses
 
@@ -124,8 +124,8 @@ def main(argv: list[str] | None = None) -> None:
     exp = ExperimentConfig.from_dict(
         {**PLAIN, "data": {"name": "ptb", "path": str(text), "vocab": "char"}, "mesh": {"data": 1}}
     )
-    kept = {"average.start": steps * 3 // 4, "average.decay": 0.98}
-    size = {"train.steps": steps, "train.side_by_side": flags.seeds}
+    kept = {"average.swa_start": steps * 3 // 4, "average.ema_decay": 0.98}
+    size = {"train.steps": steps, "train.num_seeds": flags.seeds}
     exp = override(exp, {**kept, **size})
     corpus = corpus_from_config(exp.data)
 
@@ -150,7 +150,7 @@ def main(argv: list[str] | None = None) -> None:
         row = {"changes": changes, "losses": losses, "seconds": time.perf_counter() - start}
         plain = losses["raw"] if name == "plain" else result["rows"]["plain"]["losses"]["raw"]
         row["against_plain"] = against(losses["raw"], plain)
-        for mean in ("tail", "exponential"):
+        for mean in ("swa", "ema"):
             row[f"{mean}_against_raw"] = against(losses[mean], losses["raw"])
         result["rows"][name] = row
         path.write_text(json.dumps(result, indent=1) + "\n")

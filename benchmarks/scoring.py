@@ -9,13 +9,14 @@ import flax
 import jax
 
 from benchmarks.data_preparation import machine
+from txl_jax.checkpoint.loading import load
+from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, ProtocolConfig
 from txl_jax.data.corpus import Corpus, corpus_from_config
 from txl_jax.evaluation.evaluate import describe, evaluator_of
 from txl_jax.evaluation.report import segment_bar
-from txl_jax.training.sharding import make_mesh
+from txl_jax.parallel.shardings import make_mesh
 from txl_jax.units import in_unit
-from txl_jax.workdir import Trained, load
 
 Row = dict[str, Any]
 
@@ -24,7 +25,7 @@ Row = dict[str, Any]
 class Scorer:
     """A trained model and the text that it is scored on."""
 
-    trained: Trained
+    trained: TrainedModel
     corpus: Corpus
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Table 9 of the paper at a size of choice; what is timed is described in evaluation/speed.py.
+"""Table 9 of the paper at a size of choice; what is timed is described in analysis/speed.py.
 
     python -m benchmarks.table9 --size=12l_512 [--lengths=800,1800,2800,3800] [--out=FILE.json]
 
@@ -9,8 +9,8 @@ import argparse
 
 from benchmarks.interleaved import add_flags, changes, machine, write
 from benchmarks.sizes import experiment
+from txl_jax.analysis.speed import line_of, rows_of
 from txl_jax.config import SpeedConfig
-from txl_jax.evaluation.speed import line_of, rows_of
 
 
 def main(argv: list[str] | None = None) -> None:

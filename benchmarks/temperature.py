@@ -18,7 +18,7 @@ from txl_jax.config import ExperimentConfig, override
 from txl_jax.data.corpus import Corpus, corpus_from_config
 from txl_jax.evaluation.evaluate import describe, evaluator_of
 from txl_jax.files import write_json
-from txl_jax.training.sharding import make_mesh
+from txl_jax.parallel.shardings import make_mesh
 
 TEMPERATURES = (0.92, 0.96, 1.0, 1.04, 1.08, 1.12, 1.16)
 

@@ -27,16 +27,16 @@ from benchmarks.interleaved import (
     write,
 )
 from benchmarks.sizes import experiment
+from txl_jax.analysis.speed import random_tokens
+from txl_jax.analysis.timing import in_turn, timed
 from txl_jax.config import ExperimentConfig
 from txl_jax.data.feed import training_feed
 from txl_jax.data.sentences import shuffled_streams_of
-from txl_jax.evaluation.speed import random_tokens
-from txl_jax.evaluation.timing import in_turn, timed
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.planning.products import of_update
 from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.sharding import Placement, make_mesh
-from txl_jax.training.state import init_state
+from txl_jax.training.state import init_state, state_shardings
 from txl_jax.training.step import compiled_step
 
 
@@ -77,17 +77,17 @@ def main(argv: list[str] | None = None) -> None:
 def training(exp: ExperimentConfig, steps: int):
     """A program: so many dispatches, each call from where the last one ended; seconds an update."""
     t = exp.train
-    placement = Placement(make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches))
-    model = TransformerXL(exp.model, placement.mesh)
+    shardings = Shardings(make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches))
+    model = TransformerXL(exp.model, shardings.mesh)
     optimizer = make_optimizer(exp)
     make = lambda: init_state(exp, model, optimizer)
     abstract = jax.eval_shape(make)
-    state = jax.jit(make, out_shardings=placement.state(abstract))()
-    update = compiled_step(exp, model, optimizer, placement, abstract)
+    state = jax.jit(make, out_shardings=state_shardings(shardings, abstract))()
+    update = compiled_step(exp, model, optimizer, shardings, abstract)
     text = random_tokens(t.batch_size * (8 * t.seg_len + 1), exp.model.vocab_size or 0)
     streams = shuffled_streams_of(text, t.batch_size, t.seg_len, seed=0)
     several = t.steps_per_dispatch
-    sharding = placement.batch(steps_axis=several > 1)
+    sharding = shardings.rows(several > 1)
     batches = list(training_feed(streams, 0, 4 * several, t.epoch_memory, several, sharding))
     done = 0
 

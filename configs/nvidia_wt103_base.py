@@ -34,7 +34,7 @@ def get_config(variant=""):
         "eps": 1e-6,
     }
     config.train.update({"steps": 40_000, "batch_size": 256, "seg_len": 192, "mem_len": 192})
-    config.train.update({"roll_streams": True, "eval_every": 5000})
+    config.train.update({"partial_shuffle": True, "eval_every": 5000})
     config.validate.update({"batch_size": 16, "seg_len": 192, "mem_len": 192})
     config.validate.warm_start = 192
     config.evaluate.update({"batch_size": 16, "warm_start": 640, "same_length": "tf"})

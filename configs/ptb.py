@@ -54,7 +54,7 @@ def get_config(variant=""):
                 "min_ratio": 1 / 8,
                 "l2": 1.2e-6,
             },
-            "average": {"start": 200 * EPOCH, "rate": 0.5, "decay": 0.9998},
+            "average": {"swa_start": 200 * EPOCH, "swa_lr_ratio": 0.5, "ema_decay": 0.9998},
             "train": {
                 "steps": 250 * EPOCH,
                 "steps_per_dispatch": EPOCH,
@@ -62,7 +62,7 @@ def get_config(variant=""):
                 "seg_len": 80,
                 "mem_len": 80,
                 "seg_len_std": 5.0,
-                "roll_streams": True,
+                "partial_shuffle": True,
                 "text_on_device": True,
                 "epoch_memory": "reset",
                 "log_every": EPOCH,

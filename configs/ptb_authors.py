@@ -56,7 +56,7 @@ def get_config(variant=""):
                 "min_ratio": 1 / 3,
                 "l2": 1.2e-6,
             },
-            "average": {"start": 125 * EPOCH, "rate": 0.5},
+            "average": {"swa_start": 125 * EPOCH, "swa_lr_ratio": 0.5},
             "train": {
                 "steps": 175 * EPOCH,
                 "steps_per_dispatch": EPOCH // 3,

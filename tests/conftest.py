@@ -32,7 +32,7 @@ EARLIER = Version(importlib.metadata.version("jaxlib")) < Version("0.11.1")
 if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1" and EARLIER:
     flags = (os.environ.get("XLA_FLAGS"), "--xla_cpu_use_fusion_emitters=false")
     os.environ["XLA_FLAGS"] = " ".join(filter(None, flags))
-# Eight devices may otherwise wait for each other for ever, see txl_jax/processes.py.
+# Eight devices may otherwise wait for each other for ever, see txl_jax/parallel/processes.py.
 IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 os.environ["XLA_FLAGS"] = " ".join(filter(None, (os.environ.get("XLA_FLAGS"), IN_ORDER)))
 os.environ["PYTHONPATH"] = os.pathsep.join(

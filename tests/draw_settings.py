@@ -25,21 +25,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from txl_jax.analysis import attention_maps, context, probe, speed
+from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ConfigError, ExperimentConfig, ProtocolConfig, override
 from txl_jax.data.batch import Batch, SoftTargets
-from txl_jax.data.drawn_lengths import longest_length
 from txl_jax.data.on_device import Places, Text
-from txl_jax.evaluation import attention_maps, context, probe, score, speed
+from txl_jax.evaluation import score
 from txl_jax.evaluation.dynamic import Learner
 from txl_jax.evaluation.evaluate import Evaluator
 from txl_jax.generation import generate
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.parts import check_size
-from txl_jax.training.sharding import Placement, make_mesh
 from txl_jax.training.state import init_state
 from txl_jax.training.step import dispatch
-from txl_jax.workdir import param_shapes
 
 LONGEST_MESSAGE = 600
 SECONDS = 1.0
@@ -183,10 +183,10 @@ def trace(exp: ExperimentConfig) -> None:
         log_every=exp.train.steps_per_dispatch,
         eval_every=0,
         max_skipped=1,
-        roll_streams=False,
+        partial_shuffle=False,
         reset_every=0,
         start_from=None,
-        side_by_side=1,
+        num_seeds=1,
     )
     key = (exp.seed, exp.model, t, exp.loss, exp.optimizer, exp.average, exp.distil, exp.mesh)
     _once(key, lambda: train_step(exp))
@@ -211,10 +211,10 @@ def train_step(exp: ExperimentConfig) -> None:
     if exp.model.n_layer > DEEP:
         exp = dataclasses.replace(exp, model=dataclasses.replace(exp.model, scan_layers=True))
     t = exp.train
-    placement = Placement(make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches))
-    model, optimizer = TransformerXL(exp.model, placement.mesh), make_optimizer(exp)
+    shardings = Shardings(make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches))
+    model, optimizer = TransformerXL(exp.model, shardings.mesh), make_optimizer(exp)
     state = jax.eval_shape(lambda: init_state(exp, model, optimizer))
-    width = longest_length(t.seg_len, t.seg_len_std)
+    width = t.longest_seg_len
     lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()
     shape: Any = jax.ShapeDtypeStruct
     fed: tuple[Any, ...] = (_batch(lead, t.batch_size, t.context_len, width),)
@@ -276,7 +276,7 @@ def generation(exp: ExperimentConfig) -> None:
         past = jax.eval_shape(programs.project, {"params": params}, mems)
     seen = shape((rows, cfg.vocab_size or 0), jnp.bool_) if c.repetition_penalty > 1 else None
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), (1, rows)))
-    jax.eval_shape(programs.extend, params, generate.Going(ids, past, seen, None), keys, None)
+    jax.eval_shape(programs.extend, params, generate.DecodeState(ids, past, seen, None), keys, None)
 
 
 # All of it.

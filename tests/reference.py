@@ -43,7 +43,7 @@ def feed_forward(x, p):
     return hidden @ p["outer"]["kernel"] + p["outer"]["bias"]
 
 
-def visible(i, n_past, mem_len, same_length, starts):
+def attention_mask(i, n_past, mem_len, same_length, starts):
     """Positions of [memory; segment] that query i of the segment may attend to, as a list.
 
     ``starts``: positions of the segment where a new episode begins.
@@ -89,7 +89,7 @@ def attention(queries, past_and_present, p, u, v, cfg, mem_len, starts):
     for i, h_i in enumerate(queries):
         total = np.zeros(cfg.d_model)
         for n in range(cfg.n_head):
-            keys = visible(i, n_past, mem_len, cfg.same_length, starts)
+            keys = attention_mask(i, n_past, mem_len, cfg.same_length, starts)
             scores = []
             for j in keys:
                 a = score(h_i, past_and_present[j], n_past + i - j, n, p, u, v, cfg)

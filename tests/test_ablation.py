@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import tiny_runs
 
+from txl_jax.analysis import ablation
+from txl_jax.checkpoint.loading import load
+from txl_jax.checkpoint.workdir import check_writable, init_workdir, with_vocab
 from txl_jax.config import ConfigError, ExperimentConfig, ProtocolConfig, override
 from txl_jax.data.corpus import DataError, corpus_from_config
-from txl_jax.evaluation import ablation
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.evaluate import Evaluator, Score
 from txl_jax.training.loop import train as train_loop
-from txl_jax.training.stopping import Stop
-from txl_jax.workdir import check_writable, claim, load, with_vocab
+from txl_jax.training.preemption import PreemptionGuard
 
 TABLE = '''"""A table for tests."""
 
@@ -71,8 +72,8 @@ def done(table, tmp_path_factory):
         corpus = corpus_from_config(exp.data)
         exp = with_vocab(exp, corpus)
         check_writable(folder)
-        claim(folder, exp, corpus)
-        train_loop(exp, corpus, folder, Stop())
+        init_workdir(folder, exp, corpus)
+        train_loop(exp, corpus, folder, PreemptionGuard())
         return 0
 
     assert ablation.run(table, TRAINED, str(workdir), train) == 0

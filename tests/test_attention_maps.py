@@ -16,16 +16,17 @@ import tiny_models
 import tiny_runs
 
 import txl_jax
+from txl_jax.analysis import attention_maps
+from txl_jax.analysis.attention_averages import Averages, doubling_edges
+from txl_jax.analysis.attention_maps import Reader
+from txl_jax.analysis.attention_pictures import Attended, shown
+from txl_jax.analysis.attention_weights import Sums, watched_segment, watching
+from txl_jax.checkpoint.trained_model import TrainedModel
+from txl_jax.checkpoint.workdir import with_vocab
 from txl_jax.config import override
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation import attention_maps
-from txl_jax.evaluation.attention_averages import Averages, doubling_edges
-from txl_jax.evaluation.attention_maps import Reader
-from txl_jax.evaluation.attention_pictures import Attended, shown
-from txl_jax.evaluation.attention_weights import Sums, watched_segment, watching
 from txl_jax.evaluation.errors import AnalysisError
-from txl_jax.workdir import Trained, with_vocab
 
 T, M = 4, 6
 CASES = {
@@ -92,7 +93,7 @@ def slow(cfg, params, tokens, memory, mem_len):
             for i in range(t):
                 here = n_past + i
                 rows: dict[str, dict[int, float]] = {name: {} for name in found}
-                for j in reference.visible(i, n_past, mem_len, cfg.same_length, ()):
+                for j in reference.attention_mask(i, n_past, mem_len, cfg.same_length, ()):
                     about = (everything[here], everything[j], here - j, n, p_attention, u, v, cfg)
                     terms = terms_of(*about)
                     assert sum(terms.values()) == pytest.approx(reference.score(*about))
@@ -205,7 +206,7 @@ def trained(cfg, params=None, seg_len=T, mem_len=M, evaluated_with=M, vocab=None
     )
     params = tiny_models.variables(cfg)["params"] if params is None else params
     symbols = vocab or Vocab("char", [chr(ord("a") + i) for i in range(cfg.vocab_size)])
-    return Trained(txl_jax.TransformerXL(cfg), params, symbols, exp, step=7)
+    return TrainedModel(txl_jax.TransformerXL(cfg), params, symbols, exp, step=7)
 
 
 def slow_averages(cfg, streams, seg_len, mem_len, context_len):
@@ -401,7 +402,7 @@ def whole(folder, **changes):
     corpus = corpus_from_config(exp.data)
     exp = with_vocab(exp, corpus)
     params = tiny_models.variables(exp.model)["params"]
-    return Trained(txl_jax.TransformerXL(exp.model), params, corpus.vocab, exp, step=7), corpus
+    return TrainedModel(txl_jax.TransformerXL(exp.model), params, corpus.vocab, exp, step=7), corpus
 
 
 def test_a_run_writes_its_pictures_and_numbers(tmp_path):

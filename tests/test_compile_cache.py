@@ -7,8 +7,8 @@ import sys
 import jax
 import pytest
 
-from txl_jax import compile_cache
-from txl_jax.compile_cache import keep_compiled_programs, remove_longest_unused
+from txl_jax.parallel import compile_cache
+from txl_jax.parallel.compile_cache import keep_compiled_programs, remove_longest_unused
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_only_our_own_folder_is_limited_and_only_where_jax_does_not(unset, tmp_p
 
 COMPILES = """
 import jax
-from txl_jax import compile_cache
+from txl_jax.parallel import compile_cache
 
 compile_cache.LIMIT = 10_000_000
 compile_cache.keep_compiled_programs()

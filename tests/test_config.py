@@ -285,10 +285,10 @@ OUT_OF_RANGE = [
     ("optimizer.l2", -1.0, "must be at least 0"),
     ("optimizer.weight_decay", -1.0, "must be at least 0"),
     ("optimizer.embedding_ratio", 0.0, "must be above 0"),
-    ("average.start", -1, "must be at least 0"),
-    ("average.rate", 0.0, "must be above 0"),
-    ("average.decay", 1.0, "must be at least 0 and below 1"),
-    ("train.side_by_side", 0, "must be at least 1"),
+    ("average.swa_start", -1, "must be at least 0"),
+    ("average.swa_lr_ratio", 0.0, "must be above 0"),
+    ("average.ema_decay", 1.0, "must be at least 0 and below 1"),
+    ("train.num_seeds", 0, "must be at least 1"),
     ("loss.ar", -0.1, "must be at least 0"),
     ("loss.tar", -0.1, "must be at least 0"),
     ("train.steps", 0, "must be at least 1"),
@@ -431,7 +431,7 @@ def test_a_number_that_float32_cannot_hold_is_refused(key, hint, value):
     assert len(message) < 200
 
 
-@pytest.mark.parametrize("key", ["model.dropout", "optimizer.b2", "average.decay"])
+@pytest.mark.parametrize("key", ["model.dropout", "optimizer.b2", "average.ema_decay"])
 def test_a_probability_that_float32_rounds_to_1_is_refused(key):
     assert refusal(**{key: 1 - 1e-12}).endswith(": must be at most 0.999999")
 
@@ -442,11 +442,10 @@ def test_a_list_has_a_largest_number_of_items():
     assert refusal(model__cutoffs=cutoffs).endswith(": must have at most 100 items")
 
 
-def test_seeds_side_by_side_stay_below_2_to_the_32():
-    build(seed=2**32 - 3, train__side_by_side=3, mesh__data=1)
-    assert refusal(seed=2**32 - 2, train__side_by_side=3, mesh__data=1) == (
-        f"config key seed = {2**32 - 2}: with train.side_by_side 3 the last seed is above"
-        f" {2**32 - 1}"
+def test_all_seeds_stay_below_2_to_the_32():
+    build(seed=2**32 - 3, train__num_seeds=3, mesh__data=1)
+    assert refusal(seed=2**32 - 2, train__num_seeds=3, mesh__data=1) == (
+        f"config key seed = {2**32 - 2}: with train.num_seeds 3 the last seed is above {2**32 - 1}"
     )
 
 
@@ -468,7 +467,7 @@ def test_large_settings_of_real_use_are_accepted():
         "generate.temperature": 1e-3,
         "generate.top_p": 1e-3,
         "evaluate.temperature": 0.01,
-        "average.decay": 0.99999,
+        "average.ema_decay": 0.99999,
     }
     build(**large)
 
@@ -621,26 +620,27 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
             " model.n_positions 128",
         ),
         (
-            {"train.steps": 10, "average.start": 10},
-            "average.start = 10: must be below train.steps 10",
+            {"train.steps": 10, "average.swa_start": 10},
+            "average.swa_start = 10: must be below train.steps 10",
         ),
         (
-            {"average.rate": 0.5},
-            "average.rate = 0.5: is the rate from average.start on, and that is 0 (none)",
+            {"average.swa_lr_ratio": 0.5},
+            "average.swa_lr_ratio = 0.5: is the rate from average.swa_start on, and that is 0"
+            " (none)",
         ),
         (
-            {"average.start": 5, "average.rate": 0.5},
-            "average.rate = 0.5: is times the schedule's last rate, and that is 0: give"
+            {"average.swa_start": 5, "average.swa_lr_ratio": 0.5},
+            "average.swa_lr_ratio = 0.5: is times the schedule's last rate, and that is 0: give"
             " optimizer.min_ratio too",
         ),
         (
             {
-                "average.start": 5,
-                "average.rate": 0.5,
+                "average.swa_start": 5,
+                "average.swa_lr_ratio": 0.5,
                 "optimizer.min_ratio": 0.1,
                 "optimizer.warmup_steps": 6,
             },
-            "optimizer.warmup_steps = 6: is more than average.start 5, where the schedule ends",
+            "optimizer.warmup_steps = 6: is more than average.swa_start 5, where the schedule ends",
         ),
         (
             {"loss.r_drop": 0.5, "model.sample_softmax": 9},
@@ -679,14 +679,14 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
             "evaluate.temperature = 1.1: is for parameters that stay as they are, not"
             " evaluate.dynamic.rule",
         ),
-        ({"average.use": "tail"}, "average.use = 'tail': needs average.start above 0"),
+        ({"average.use": "swa"}, "average.use = 'swa': needs average.swa_start above 0"),
         (
-            {"average.start": 5, "average.use": "exponential"},
-            "average.use = 'exponential': needs average.decay above 0",
+            {"average.swa_start": 5, "average.use": "ema"},
+            "average.use = 'ema': needs average.ema_decay above 0",
         ),
         (
-            {"train.side_by_side": 2, "mesh.tensor": 2},
-            "train.side_by_side = 2: is for one device, not mesh -1 x 1 x 2",
+            {"train.num_seeds": 2, "mesh.tensor": 2},
+            "train.num_seeds = 2: is for one device, not mesh -1 x 1 x 2",
         ),
         (
             {"train.seg_len": 9, "train.seg_len_std": 1.0},
@@ -699,8 +699,8 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
             " one order",
         ),
         (
-            {"data.name": "lm1b", "train.roll_streams": True},
-            "train.roll_streams = True: is for one text; the sentences of data.name='lm1b' are"
+            {"data.name": "lm1b", "train.partial_shuffle": True},
+            "train.partial_shuffle = True: is for one text; the sentences of data.name='lm1b' are"
             " shuffled",
         ),
         (
@@ -785,10 +785,10 @@ def test_combination_that_cannot_work_is_refused_with_its_rule(settings, message
         {"train.batch_size": 8, "train.micro_batches": 4},
         {"train.steps_per_dispatch": 10, "train.eval_every": 0},
         {"optimizer.schedule": "inverse_sqrt", "optimizer.warmup_steps": 1},
-        {"average.start": 5, "average.rate": 0.5, "optimizer.schedule": "constant"},
-        {"average.start": 5, "average.rate": 0.5, "optimizer.min_ratio": 0.1},
-        {"average.decay": 0.5, "average.use": "exponential"},
-        {"train.side_by_side": 2, "mesh.data": 1},
+        {"average.swa_start": 5, "average.swa_lr_ratio": 0.5, "optimizer.schedule": "constant"},
+        {"average.swa_start": 5, "average.swa_lr_ratio": 0.5, "optimizer.min_ratio": 0.1},
+        {"average.ema_decay": 0.5, "average.use": "ema"},
+        {"train.num_seeds": 2, "mesh.data": 1},
         {"model.same_length": "tf", "train.mem_len": 0},
         {"model.same_length": "pytorch", "evaluate.same_length": False, "evaluate.mem_len": 0},
         {"data.url": "http://u", "data.hash": MD5},
@@ -799,7 +799,7 @@ def test_combination_that_cannot_work_is_refused_with_its_rule(settings, message
         {**MEMORY_FREE, "train.context_len": 600, "evaluate.context_len": 600},
         {**PER_LAYER, "train.seg_len": 64, "train.context_len": 64},
         {**PER_LAYER, "train.seg_len": 119, "train.seg_len_std": 3.0},
-        {"train.seg_len": 10, "train.seg_len_std": 1.0, "train.roll_streams": True},
+        {"train.seg_len": 10, "train.seg_len_std": 1.0, "train.partial_shuffle": True},
         {"distil.teachers": ("runs/a",), "train.text_on_device": True, "distil.weight": 1.0},
         {"evaluate.temperature": 1.1, "validate.dynamic.rule": "sgd"},
         {"train.context_len": 8, "train.mem_len": 4, "evaluate.context_len": 8},

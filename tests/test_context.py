@@ -11,18 +11,19 @@ import pytest
 import tiny_models
 import tiny_runs
 
+from txl_jax.analysis import context
+from txl_jax.analysis.context import effective_length, losses_by_context, targets_of
+from txl_jax.analysis.recl import Losses
+from txl_jax.checkpoint.trained_model import TrainedModel
+from txl_jax.checkpoint.workdir import with_vocab
 from txl_jax.config import ConfigError, ContextConfig, MeshConfig, ProtocolConfig, override
 from txl_jax.config.settings import ExperimentConfig
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.sentences import Sentences
-from txl_jax.evaluation import context
-from txl_jax.evaluation.context import effective_length, losses_by_context, targets_of
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.evaluate import Evaluator
-from txl_jax.evaluation.recl import Losses
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.training.sharding import make_mesh
-from txl_jax.workdir import Trained, with_vocab
+from txl_jax.parallel.shardings import make_mesh
 
 FORMS: dict[str, dict[str, Any]] = {
     "relative": {},
@@ -212,7 +213,7 @@ def trained(tmp_path_factory):
     corpus = corpus_from_config(exp.data)
     exp = with_vocab(exp, corpus)
     params = tiny_models.variables(exp.model)["params"]
-    return Trained(TransformerXL(exp.model), params, corpus.vocab, exp, 12)
+    return TrainedModel(TransformerXL(exp.model), params, corpus.vocab, exp, 12)
 
 
 def test_the_files_hold_the_losses_and_how_they_were_measured(trained, tmp_path, capsys):

@@ -16,7 +16,7 @@ from txl_jax.config import MeshConfig, ProtocolConfig
 from txl_jax.data.feed import training_batch
 from txl_jax.data.sentences import shuffled_streams_of
 from txl_jax.evaluation.evaluate import Evaluator
-from txl_jax.training.sharding import make_mesh
+from txl_jax.parallel.shardings import make_mesh
 
 CFG = tiny.config()
 TOKENS = tiny.tokens(CFG, 1, 121)[0]
@@ -49,7 +49,7 @@ def test_training_segments_are_read_as_the_whole_text(context_len, std, roll):
             batch.targets,
             mems,
             method="nll",
-            **batch.about_inputs(True),
+            **batch.model_kwargs(True),
         )
     )
     step = 0
@@ -133,7 +133,7 @@ def test_memory_may_be_emptied_and_the_context_kept():
         batch.targets,
         mems,
         method="nll",
-        **batch.about_inputs(True),
+        **batch.model_kwargs(True),
     )
     got, after = read(emptied, full)
     want, _ = read(kept, MODEL.init_mems(2, 8))

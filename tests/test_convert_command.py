@@ -15,8 +15,10 @@ from safetensors.numpy import save_file
 
 import txl_jax
 from txl_jax import convert
-from txl_jax.convert import ConvertError, Request
-from txl_jax.training.checkpoint import CheckpointError, Checkpoints
+from txl_jax.checkpoint import exported
+from txl_jax.checkpoint.checkpoints import Checkpoints
+from txl_jax.checkpoint.errors import CheckpointError
+from txl_jax.convert import ModelFormatError, Request
 
 SHAPE = {"n_layer": 2, "n_head": 2, "d_model": 16, "d_head": 8, "d_inner": 24}
 CUT = {"cutoffs": [3, 7], "div_val": 2}
@@ -143,7 +145,7 @@ def test_a_huggingface_folder_has_all_that_is_needed(tmp_path):
 
 def test_an_nvidia_state_needs_its_format_and_gets_its_window(tmp_path):
     prepare(tmp_path, foreign_states.nvidia)
-    with pytest.raises(ConvertError, match="names of NVIDIA's program: format nvidia"):
+    with pytest.raises(ModelFormatError, match="names of NVIDIA's program: format nvidia"):
         convert.to_workdir(request(tmp_path))
     convert.to_workdir(request(tmp_path, format="nvidia"))
     assert txl_jax.load(str(tmp_path / "run")).config.model.same_length == "tf"
@@ -174,7 +176,7 @@ def test_training_does_not_go_on_from_parameters_alone(files):
         Checkpoints(str(files / "run")) as checkpoints,
         pytest.raises(CheckpointError, match="holds parameters and no optimizer"),
     ):
-        checkpoints.restore(None, exp.to_dict())  # type: ignore[arg-type]
+        checkpoints.restore(None, exp.to_dict())
 
 
 @pytest.mark.parametrize(
@@ -229,15 +231,17 @@ def test_parameters_survive_the_file_however_they_lie_in_memory(tmp_path):
     transposed = lambda leaf: rng.standard_normal(leaf.shape[::-1], np.float32).T
     params = jax.tree.map(transposed, tiny.shapes(cfg))
     path = str(tmp_path / "model.safetensors")
-    save_file(convert.exported.flat_params(params), path)
+    save_file(exported.flat_params(params), path)
     flat = convert.files.read(path).tensors
-    assert_same(convert.exported.params_from_flat(flat, cfg), params)
+    assert_same(exported.params_from_flat(flat, cfg), params)
     del flat["layer_0/attention/distance"]
     flat["layer_2/attention/u"] = np.zeros(3)
-    with pytest.raises(ConvertError, match=r"layer_0/attention/distance \[5, 2, 3\] is missing"):
-        convert.exported.params_from_flat(flat, cfg)
-    with pytest.raises(ConvertError, match="layer_2/attention/u is not known"):
-        convert.exported.params_from_flat(flat, cfg)
+    with pytest.raises(
+        ModelFormatError, match=r"layer_0/attention/distance \[5, 2, 3\] is missing"
+    ):
+        exported.params_from_flat(flat, cfg)
+    with pytest.raises(ModelFormatError, match="layer_2/attention/u is not known"):
+        exported.params_from_flat(flat, cfg)
 
 
 def test_a_damaged_export_is_refused(files):
@@ -245,10 +249,10 @@ def test_a_damaged_export_is_refused(files):
     out = files / "out"
     convert.export(str(files / "run"), str(out))
     (out / "config.json").write_text("{")
-    with pytest.raises(ConvertError, match=r"config\.json: is not JSON"):
+    with pytest.raises(ModelFormatError, match=r"config\.json: is not JSON"):
         convert.load_exported(str(out))
     (out / "config.json").unlink()
-    with pytest.raises(ConvertError, match=r"config\.json: cannot be read"):
+    with pytest.raises(ModelFormatError, match=r"config\.json: cannot be read"):
         convert.load_exported(str(out))
 
 
@@ -284,7 +288,7 @@ def test_a_request_that_cannot_work_is_refused_before_tensors_are_read(
 
 
 def test_a_state_that_does_not_fit_leaves_no_workdir(files):
-    with pytest.raises(ConvertError, match="does not fit"):
+    with pytest.raises(ModelFormatError, match="does not fit"):
         convert.to_workdir(request(files, args={**ARGS, "n_layer": 3}))
     assert not (files / "run").exists()
 
@@ -296,7 +300,7 @@ def test_a_folder_with_something_in_it_is_left_as_it_is(files):
         lambda: convert.to_workdir(request(files)),
         lambda: convert.export(str(files / "nothing"), str(files / "run")),
     ):
-        with pytest.raises(ConvertError, match="there is something in it"):
+        with pytest.raises(ModelFormatError, match="there is something in it"):
             call()
     assert os.listdir(files / "run") == ["notes.txt"]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from txl_jax.convert import ConvertError, files, vocabulary
+from txl_jax.convert import ModelFormatError, files, vocabulary
 from txl_jax.data.errors import DataError
 
 STATE = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b.c": np.ones(2, np.float32)}
@@ -37,7 +37,7 @@ def test_a_cut_safetensors_file_is_refused(tmp_path):
     path = tmp_path / "state.safetensors"
     save_file(STATE, str(path))
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(ConvertError, match="is not a whole safetensors file"):
+    with pytest.raises(ModelFormatError, match="is not a whole safetensors file"):
         files.read(str(path))
 
 
@@ -47,21 +47,23 @@ def test_a_cut_safetensors_file_is_refused(tmp_path):
 )
 def test_what_cannot_be_a_state_is_refused(tmp_path, name, message):
     (tmp_path / "model.pkl").write_bytes(b"x")
-    with pytest.raises(ConvertError, match=message):
+    with pytest.raises(ModelFormatError, match=message):
         files.read(str(tmp_path / name))
 
 
 def test_a_missing_torch_is_named_with_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)  # importing it raises ImportError
     (tmp_path / "state.pt").write_bytes(b"x")
-    with pytest.raises(ConvertError, match=r"needs torch, pip install 'txl_jax\[convert-torch\]'"):
+    with pytest.raises(
+        ModelFormatError, match=r"needs torch, pip install 'txl_jax\[convert-torch\]'"
+    ):
         files.read(str(tmp_path / "state.pt"))
 
 
 def test_a_missing_tensorflow_is_named_with_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     (tmp_path / "model.ckpt-0.index").write_bytes(b"x")
-    with pytest.raises(ConvertError, match=r"pip install 'txl_jax\[convert-tf\]'"):
+    with pytest.raises(ModelFormatError, match=r"pip install 'txl_jax\[convert-tf\]'"):
         files.read(str(tmp_path / "model.ckpt-0"))
 
 
@@ -89,7 +91,7 @@ def test_nvidias_checkpoint_has_arguments_vocabulary_and_step():
 
 @pytest.mark.parametrize("loaded", [{}, [1], {"epoch": 3}, {"state_dict": {"a": "text"}}, None])
 def test_a_file_without_a_state_is_refused(loaded):
-    with pytest.raises(ConvertError, match="holds no state_dict"):
+    with pytest.raises(ModelFormatError, match="holds no state_dict"):
         files.stored(loaded, "x")
 
 
@@ -162,7 +164,7 @@ class Harmful:
 def test_what_a_torch_file_would_run_is_not_run(torch, tmp_path):
     trace, path = tmp_path / "trace", str(tmp_path / "model.pt")
     torch.save({"model_state": Harmful(str(trace))}, path)
-    with pytest.raises(ConvertError, match="holds more than tensors"):
+    with pytest.raises(ModelFormatError, match="holds more than tensors"):
         files.read(path)
     assert not trace.exists()
 
@@ -170,7 +172,7 @@ def test_what_a_torch_file_would_run_is_not_run(torch, tmp_path):
 def test_a_whole_pickled_model_is_refused_with_the_way_out(torch, tmp_path):
     path = str(tmp_path / "model.pt")
     torch.save(torch.nn.Linear(2, 2), path)
-    with pytest.raises(ConvertError, match=r"state_dict\(\), 'state.pt'\)"):
+    with pytest.raises(ModelFormatError, match=r"state_dict\(\), 'state.pt'\)"):
         files.read(path)
 
 
@@ -179,7 +181,7 @@ def test_huggingfaces_vocabulary_is_read_with_torch(torch, tmp_path):
     torch.save({"idx2sym": ["<eos>", "a"], "counter": collections.Counter("a")}, path)
     assert vocabulary.vocab_from_file(path).symbols == ["<eos>", "a"]
     torch.save({"counter": collections.Counter("a")}, path)
-    with pytest.raises(ConvertError, match="has no idx2sym"):
+    with pytest.raises(ModelFormatError, match="has no idx2sym"):
         vocabulary.vocab_from_file(path)
 
 
@@ -237,7 +239,7 @@ def test_a_vocabulary_is_read_in_the_order_of_ids(tmp_path, name, content, kind,
 def test_a_vocabulary_that_cannot_be_read_is_refused(tmp_path, name, content, message):
     if name:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConvertError, match=message):
+    with pytest.raises(ModelFormatError, match=message):
         vocabulary.vocab_from_file(str(tmp_path / (name or "gone.txt")))
 
 

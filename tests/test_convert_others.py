@@ -13,7 +13,7 @@ import tiny_models as tiny
 
 import txl_jax
 from txl_jax.convert import (
-    ConvertError,
+    ModelFormatError,
     config_from_huggingface,
     config_from_tensorflow,
     params_from_huggingface,
@@ -197,7 +197,7 @@ def test_huggingfaces_keys():
     ],
 )
 def test_arguments_that_cannot_be_used_are_refused(convert, args, message):
-    with pytest.raises(ConvertError, match=message):
+    with pytest.raises(ModelFormatError, match=message):
         convert(args)
 
 
@@ -206,7 +206,7 @@ def test_variables_that_do_not_fit_are_named():
     variables = foreign_states.tensorflow(cfg)
     del variables["transformer/layer_1/rel_attn/r/kernel"]
     variables["transformer/adaptive_softmax/cutoff_3/b"] = np.zeros(4)
-    with pytest.raises(ConvertError, match="layer_1/rel_attn/r/kernel") as error:
+    with pytest.raises(ModelFormatError, match="layer_1/rel_attn/r/kernel") as error:
         params_from_tensorflow(variables, cfg)
     assert "adaptive_softmax/cutoff_3/b is not known" in str(error.value)
 
@@ -215,7 +215,7 @@ def test_a_bias_that_differs_between_layers_is_not_a_shared_one():
     cfg = config_from_huggingface({**HF, "untie_r": False})
     state = foreign_states.huggingface(cfg)
     state["transformer.layers.1.dec_attn.r_w_bias"] = np.zeros((2, 3))
-    with pytest.raises(ConvertError, match=r"layers\.1\.dec_attn\.r_w_bias differs"):
+    with pytest.raises(ModelFormatError, match=r"layers\.1\.dec_attn\.r_w_bias differs"):
         params_from_huggingface(state, cfg)
 
 
@@ -223,7 +223,7 @@ def test_a_bias_of_its_own_is_needed_in_every_layer():
     cfg = config_from_huggingface(HF)
     state = foreign_states.huggingface(cfg)
     del state["transformer.layers.1.dec_attn.r_r_bias"]
-    with pytest.raises(ConvertError, match=r"layers\.1\.dec_attn\.r_r_bias is missing"):
+    with pytest.raises(ModelFormatError, match=r"layers\.1\.dec_attn\.r_r_bias is missing"):
         params_from_huggingface(state, cfg)
 
 
@@ -231,5 +231,5 @@ def test_a_huggingface_model_without_softmax_is_refused():
     cfg = config_from_huggingface(HF)
     state = foreign_states.huggingface(cfg)
     body = {k: v for k, v in state.items() if not k.startswith("crit.")}
-    with pytest.raises(ConvertError, match=r"crit\.out_layers\.0\.bias \[7\] is missing"):
+    with pytest.raises(ModelFormatError, match=r"crit\.out_layers\.0\.bias \[7\] is missing"):
         params_from_huggingface(body, cfg)

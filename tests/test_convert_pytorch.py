@@ -10,7 +10,7 @@ import pytest
 import tiny_models as tiny
 
 import txl_jax
-from txl_jax.convert import ConvertError, config_from_pytorch, params_from_pytorch
+from txl_jax.convert import ModelFormatError, config_from_pytorch, params_from_pytorch
 
 SHAPE = {"n_token": 11, "n_layer": 1, "n_head": 2, "d_model": 8, "d_head": 4, "d_inner": 12}
 CUT = {"n_token": 23, "cutoffs": [7, 15]}
@@ -82,7 +82,7 @@ def test_what_is_tied_may_be_absent():
 def test_what_differs_from_what_it_is_tied_to_is_refused(alias, message):
     cfg = config_from_pytorch({**SHAPE, **FORMS["div2"]})
     state = foreign_states.pytorch(cfg)
-    with pytest.raises(ConvertError, match=message):
+    with pytest.raises(ModelFormatError, match=message):
         params_from_pytorch({**state, alias: state[alias] + 1}, cfg)
 
 
@@ -163,7 +163,9 @@ def test_position_tables_have_a_row_for_each_of_all_lengths_together(attn_type, 
 
 
 def test_forms_with_a_position_table_need_the_lengths():
-    with pytest.raises(ConvertError, match="attn_type = 1 needs are missing: 'tgt_len', 'mem_len'"):
+    with pytest.raises(
+        ModelFormatError, match="attn_type = 1 needs are missing: 'tgt_len', 'mem_len'"
+    ):
         config_from_pytorch({**SHAPE, "attn_type": 1})
 
 
@@ -192,7 +194,7 @@ def test_arguments_that_cannot_be_used_are_refused_by_name_and_value(extra, mess
 
 
 def test_missing_arguments_are_refused_by_name():
-    with pytest.raises(ConvertError, match="missing: 'd_head', 'd_inner'"):
+    with pytest.raises(ModelFormatError, match="missing: 'd_head', 'd_inner'"):
         config_from_pytorch({k: v for k, v in SHAPE.items() if k not in ("d_head", "d_inner")})
 
 
@@ -202,7 +204,7 @@ def test_all_tensors_that_do_not_fit_are_named_in_one_error():
     del state["r_r_bias"]
     state["layers.1.pos_ff.CoreNet.0.bias"] = np.zeros(12)
     state["layers.0.dec_attn.o_net.weight"] = np.zeros((8, 7))
-    with pytest.raises(ConvertError, match="does not fit") as error:
+    with pytest.raises(ModelFormatError, match="does not fit") as error:
         params_from_pytorch(state, cfg)
     assert "r_r_bias [2, 4] is missing" in str(error.value)
     assert "layers.1.pos_ff.CoreNet.0.bias is not known" in str(error.value)
@@ -210,5 +212,5 @@ def test_all_tensors_that_do_not_fit_are_named_in_one_error():
 
 
 def test_a_configuration_without_vocabulary_is_refused():
-    with pytest.raises(ConvertError, match="vocab_size is None"):
+    with pytest.raises(ModelFormatError, match="vocab_size is None"):
         params_from_pytorch({}, tiny.config(vocab_size=None))

@@ -58,7 +58,7 @@ def test_prepared_splits_give_the_authors_batches(name, tmp_path):
     corpus = load_corpus(name, folder, cache_dir=tmp_path)
     for split in SPLITS:
         batches = recorded[f"{split}_batches_bsz3_bptt5"]
-        got = list(segments(getattr(corpus, split), 3, 5, "authors"))
+        got = list(segments(getattr(corpus, split), 3, 5, True))
         assert len(got) == len(batches)
         for seg, batch in zip(got, batches, strict=True):
             np.testing.assert_array_equal(seg.inputs[:, : batch["seq_len"]].T, batch["data"])

@@ -649,9 +649,9 @@ def test_any_part_of_a_text_in_pieces_is_that_part(tmp_path):
     (tmp_path / "a").write_bytes(bytes(range(40)))
     (tmp_path / "b").write_bytes(bytes(range(40, 70)))
     pieces = [
-        *part_of([text.Piece.whole(tmp_path / "a")], 0, 40),
+        *part_of([text.ByteRange.whole(tmp_path / "a")], 0, 40),
         b"--",
-        text.Piece.whole(tmp_path / "b"),
+        text.ByteRange.whole(tmp_path / "b"),
     ]
     whole = bytes(range(40)) + b"--" + bytes(range(40, 70))
     assert b"".join(read(pieces)) == whole

@@ -17,7 +17,7 @@ from txl_jax.training.distil import FILE, soft_targets, taught
 from txl_jax.training.loop import train
 from txl_jax.training.loss import soft_cross_entropy
 from txl_jax.training.parts import training_streams
-from txl_jax.training.stopping import Stop
+from txl_jax.training.preemption import PreemptionGuard
 
 SHORT = {"train.steps": 6, "checkpoint.every": 6, "train.eval_every": 0}
 
@@ -180,9 +180,9 @@ def test_told_to_stop_while_teachers_read_a_run_is_saved_and_goes_on_to_the_same
     folder, names = teachers
     changes = {**SHORT, "train.text_on_device": True, "distil.teachers": (names[0],)}
     corpus, exp = corpus_and_experiment(folder, **changes)
-    whole = train(exp, corpus, str(tmp_path / "whole"), Stop())
+    whole = train(exp, corpus, str(tmp_path / "whole"), PreemptionGuard())
 
-    class StopInside(Stop):
+    class StopInside(PreemptionGuard):
         def requested(self):
             return True
 
@@ -190,7 +190,7 @@ def test_told_to_stop_while_teachers_read_a_run_is_saved_and_goes_on_to_the_same
     assert not stopped.finished
     assert int(stopped.state.step) == 0
     assert not (tmp_path / "cut" / FILE).exists()
-    cut = train(exp, corpus, str(tmp_path / "cut"), Stop())
+    cut = train(exp, corpus, str(tmp_path / "cut"), PreemptionGuard())
     for want, got in zip(*(jax.tree.leaves(x.state.params) for x in (whole, cut)), strict=True):
         np.testing.assert_array_equal(got, want)
 

@@ -17,6 +17,7 @@ import pytest
 from absl import flags
 
 import txl_jax
+from txl_jax.checkpoint.workdir_files import FILES
 from txl_jax.config import (
     FREE_TO_CHANGE,
     ExperimentConfig,
@@ -30,7 +31,6 @@ from txl_jax.convert.__main__ import parse
 from txl_jax.convert.conversion import Format
 from txl_jax.main import _MODES  # and the import defines the flags
 from txl_jax.model.kernels import choice
-from txl_jax.workdir_files import FILES
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

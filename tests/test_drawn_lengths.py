@@ -18,7 +18,7 @@ FIELDS = ("inputs", "targets", "weights", "starts")
 def drawn(context_len=0, seed=0, roll_seed=None, n=N):
     tokens = np.arange(1, n + 1)
     streams = Streams(
-        tokens, B, T, "authors", context_len=context_len, vocab_size=n + 1, roll_seed=roll_seed
+        tokens, B, T, True, context_len=context_len, vocab_size=n + 1, roll_seed=roll_seed
     )
     return DrawnLengths(streams, STD, seed)
 
@@ -174,17 +174,17 @@ def test_rolled_streams_are_cut_by_the_same_lengths():
 
 
 def test_a_seek_far_ahead_is_fast():
-    streams = DrawnLengths(Streams(np.zeros(929_589, np.int32), 10, 70, "authors"), 5.0, 0)
+    streams = DrawnLengths(Streams(np.zeros(929_589, np.int32), 10, 70, True), 5.0, 0)
     assert streams.at_step(166_250).inputs.shape == (10, 85)
     assert 120 < streams.epochs(166_250) < 123
 
 
 def test_what_cannot_work_is_refused():
-    short = Streams(np.arange(100), 2, 9, "authors")
+    short = Streams(np.arange(100), 2, 9, True)
     with pytest.raises(DataError, match="seg_len = 9: must be at least 10 for drawn lengths"):
         DrawnLengths(short, 1.0, 0)
     with pytest.raises(DataError, match=r"seg_len_std = 0\.0: must be above 0"):
-        DrawnLengths(Streams(np.arange(100), 2, 10, "authors"), 0.0, 0)
+        DrawnLengths(Streams(np.arange(100), 2, 10, True), 0.0, 0)
 
 
 def test_training_streams_have_lengths_drawn_only_if_asked():

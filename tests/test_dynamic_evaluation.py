@@ -17,7 +17,7 @@ from txl_jax.data.batch import Batch
 from txl_jax.evaluation.dynamic import Learner, learned, score_and_learn
 from txl_jax.evaluation.evaluate import Evaluator, describe, evaluator_of
 from txl_jax.evaluation.report import protocols
-from txl_jax.training.sharding import make_mesh
+from txl_jax.parallel.shardings import make_mesh
 
 CFG = tiny_models.config()
 ADAPTIVE = tiny_models.config(cutoffs=(4, 9), div_val=2, d_embed=8, tie_projs=(False, True, True))

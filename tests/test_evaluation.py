@@ -13,6 +13,7 @@ import tiny_models
 import tiny_runs
 
 import txl_jax
+from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import MeshConfig, ProtocolConfig
 from txl_jax.data.sentences import Sentences, segments
 from txl_jax.data.streams import Streams
@@ -27,8 +28,7 @@ from txl_jax.evaluation.report import (
     segment_bar,
 )
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.training.sharding import make_mesh
-from txl_jax.workdir import Trained
+from txl_jax.parallel.shardings import make_mesh
 
 CFG = tiny_models.config()
 FORMS: dict[str, dict[str, Any]] = {
@@ -316,7 +316,7 @@ def test_the_report_shows_a_bar_of_all_segments_for_each_row(tmp_path, monkeypat
         tmp_path, **{"evaluate.dynamic.rule": "sgd", "evaluate.max_segments": 3}
     )
     params = tiny_models.variables(exp.model)["params"]
-    trained = Trained(TransformerXL(exp.model), params, corpus.vocab, exp, 0)
+    trained = TrainedModel(TransformerXL(exp.model), params, corpus.vocab, exp, 0)
     result = report_module.report(trained, corpus, str(tmp_path))
     names = ["memory 32, dynamic sgd", "memory 32", "no memory"]
     assert seen == {f"test split, {name}": [(1, 3), (2, 3), (3, 3)] for name in names}
@@ -350,7 +350,7 @@ def test_baselines_are_scored_on_the_targets_of_the_model_and_their_protocol_is_
         tmp_path, **{"evaluate.max_segments": 2, "evaluate.baselines": "unigram,bigram,xz"}
     )
     params = tiny_models.variables(exp.model)["params"]
-    trained = Trained(TransformerXL(exp.model), params, corpus.vocab, exp, 0)
+    trained = TrainedModel(TransformerXL(exp.model), params, corpus.vocab, exp, 0)
     assert report_module.report(trained, corpus, str(tmp_path)) is not None
     rows = json.loads((tmp_path / "evaluation.json").read_text())["results"]
     assert [row["targets"] for row in rows] == [4 * 2 * 16] * 6

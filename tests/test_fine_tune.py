@@ -14,15 +14,15 @@ from safetensors.numpy import load_file, save_file
 from tiny_runs import arrays, corpus_and_experiment, experiment, text
 
 import txl_jax
+from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
+from txl_jax.checkpoint.workdir import init_workdir, with_vocab
 from txl_jax.config import ConfigError
 from txl_jax.convert import export
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
-from txl_jax.training.checkpoint import CheckpointError
 from txl_jax.training.loop import train
+from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.start import corpus_of, experiment_and_vocab
-from txl_jax.training.stopping import Stop
-from txl_jax.workdir import WorkdirError, claim, with_vocab
 
 SHAPE = ("n_layer", "d_model", "n_head", "d_head", "d_inner")
 UNNAMED = {f"model.{key}": getattr(txl_jax.TransformerXLConfig(), key) for key in SHAPE}
@@ -35,7 +35,7 @@ def trained(tmp_path_factory):
     """The workdir of a model of characters, with large steps, so that it is far from a new one."""
     folder = tmp_path_factory.mktemp("start")
     exp, corpus = claimed(folder, folder / "run", **{"optimizer.learning_rate": 0.05, "seed": 3})
-    train(exp, corpus, str(folder / "run"), Stop())
+    train(exp, corpus, str(folder / "run"), PreemptionGuard())
     return folder / "run"
 
 
@@ -43,7 +43,7 @@ def claimed(folder, workdir, **changes):
     """A workdir with settings and vocabulary of a run, which is not trained."""
     corpus, exp = corpus_and_experiment(folder, **changes)
     workdir.mkdir()
-    claim(str(workdir), exp, corpus)
+    init_workdir(str(workdir), exp, corpus)
     return exp, corpus
 
 
@@ -62,8 +62,8 @@ def begin(folder, start, workdir, stop=None, **changes):
     """:func:`resolved`, and trained: experiment, corpus and outcome."""
     exp, corpus = resolved(folder, start, workdir, **changes)
     workdir.mkdir(exist_ok=True)
-    claim(str(workdir), exp, corpus)
-    return exp, corpus, train(exp, corpus, str(workdir), stop or Stop())
+    init_workdir(str(workdir), exp, corpus)
+    return exp, corpus, train(exp, corpus, str(workdir), stop or PreemptionGuard())
 
 
 def losses(workdir):
@@ -83,7 +83,7 @@ def loss_by_hand(model, params, corpus, batch_size=4, seg_len=16):
     return float(np.mean(nll))
 
 
-class StopAt(Stop):
+class StopAt(PreemptionGuard):
     """Asks to stop at the n-th time it is asked."""
 
     def __init__(self, n):
@@ -175,7 +175,7 @@ def test_stopped_and_gone_on_with_it_is_the_same_run_and_needs_the_start_no_more
 def test_another_start_is_another_run(trained, tmp_path):
     exp, corpus = resolved(tmp_path / "text", trained, tmp_path / "tuned")
     (tmp_path / "tuned").mkdir()
-    claim(str(tmp_path / "tuned"), exp, corpus)
+    init_workdir(str(tmp_path / "tuned"), exp, corpus)
     shutil.copytree(trained, tmp_path / "copy")
     with pytest.raises(WorkdirError, match=r"is the folder of another run: train\.start_from"):
         begin(tmp_path / "text", tmp_path / "copy", tmp_path / "tuned")
@@ -267,7 +267,7 @@ def test_a_corpus_of_another_vocabulary_is_refused(trained, tmp_path):
     corpus = dataclasses.replace(corpus, vocab=swapped)
     (tmp_path / "b").mkdir()
     with pytest.raises(ConfigError, match="vocabulary is not the one that the text is encoded"):
-        train(exp, corpus, str(tmp_path / "b"), Stop())
+        train(exp, corpus, str(tmp_path / "b"), PreemptionGuard())
 
 
 # With subwords, whole.

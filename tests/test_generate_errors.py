@@ -58,7 +58,7 @@ def exported(folder, vocab):
     exp = txl_jax.config.override(
         ExperimentConfig(model=cfg, name="tiny"), {"generate.length": 4, "generate.mem_len": 8}
     )
-    model = txl_jax.Trained(TransformerXL(cfg), params, vocab, exp, 0)
+    model = txl_jax.TrainedModel(TransformerXL(cfg), params, vocab, exp, 0)
     txl_jax.save(model, str(folder))
     return folder
 

@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 import tiny_models
 
+from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, ExperimentConfig, GenerateConfig
 from txl_jax.data.errors import DataError
+from txl_jax.data.prompt_ids import encode_prompt
 from txl_jax.data.vocab import Vocab
 from txl_jax.generation.detokenise import detokenised
-from txl_jax.generation.generate import Piece, generate
+from txl_jax.generation.generate import TokenChunk, generate
 from txl_jax.generation.sampling import keep_min_p, keep_top_k, keep_top_p, penalised, sample
-from txl_jax.generation.text import continuations, encode_prompt
+from txl_jax.generation.text import continuations
 from txl_jax.generation.utf8 import automaton
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.workdir import Trained
 
 CFG = tiny_models.config(n_layer=2)
 GREEDY = GenerateConfig(length=12, mem_len=9, temperature=0.0)
@@ -214,8 +215,8 @@ def test_an_empty_prompt_of_text_is_a_line_end():
 def scripted(monkeypatch, vocab, prompts, script, **settings):
     """What :func:`continuations` shows and ends with, of rows of tokens that are given."""
     cfg = tiny_models.config(vocab_size=len(vocab))
-    trained = Trained(TransformerXL(cfg), None, vocab, ExperimentConfig(model=cfg), 0)
-    pieces = [Piece(np.array(p), np.ones(np.shape(p), np.float32)) for p in script]
+    trained = TrainedModel(TransformerXL(cfg), None, vocab, ExperimentConfig(model=cfg), 0)
+    pieces = [TokenChunk(np.array(p), np.ones(np.shape(p), np.float32)) for p in script]
     monkeypatch.setattr("txl_jax.generation.text.generate", lambda *_: iter(pieces))
     c = GenerateConfig(length=sum(p.tokens.shape[1] for p in pieces), **settings)
     steps = list(continuations(trained, prompts, c))
@@ -255,7 +256,9 @@ def test_a_model_of_bytes_writes_utf8_and_nothing_else():
     """Random weights, many bytes: every text is valid but for a last character cut by length."""
     cfg = tiny_models.config(vocab_size=256)
     params, prompts = tiny_models.variables(cfg)["params"], ["a", "é", "", "€uro"]
-    trained = Trained(TransformerXL(cfg), params, Vocab.of_bytes(), ExperimentConfig(model=cfg), 0)
+    trained = TrainedModel(
+        TransformerXL(cfg), params, Vocab.of_bytes(), ExperimentConfig(model=cfg), 0
+    )
     c = GenerateConfig(length=130, mem_len=8, temperature=5.0)
     *_, last = continuations(trained, prompts, c)
     for row, _ in last:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import tiny_models
 
+from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ExperimentConfig, GenerateConfig
 from txl_jax.data.vocab import Vocab
-from txl_jax.generation.generate import Piece
+from txl_jax.generation.generate import TokenChunk
 from txl_jax.generation.text import Continuation, continuations
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.workdir import Trained
 
 VOCABS = {
     "byte": Vocab.of_bytes(),
@@ -117,12 +117,12 @@ def test_the_stop_text_that_ends_first_counts_and_then_the_longer_one():
 def scripted(monkeypatch, vocab, prompts, made, size, **settings):
     """The rows of :func:`continuations` where the model makes these tokens, some at a time."""
     cfg = tiny_models.config(vocab_size=len(vocab))
-    trained = Trained(TransformerXL(cfg), None, vocab, ExperimentConfig(model=cfg), 0)
+    trained = TrainedModel(TransformerXL(cfg), None, vocab, ExperimentConfig(model=cfg), 0)
     cuts = range(0, len(made[0]), size)
     pieces = [np.array([row[at : at + size] for row in made]) for at in cuts]
     monkeypatch.setattr(
         "txl_jax.generation.text.generate",
-        lambda *_: (Piece(p, np.ones(p.shape, np.float32)) for p in pieces),
+        lambda *_: (TokenChunk(p, np.ones(p.shape, np.float32)) for p in pieces),
     )
     *_, last = continuations(trained, prompts, GenerateConfig(length=len(made[0]), **settings))
     return [row for row, _ in last]

@@ -11,7 +11,7 @@ import tiny_models as tiny
 
 import txl_jax
 from txl_jax.model.kernels import attend, choice, cudnn, dropping, parity, reference, xla
-from txl_jax.model.masks import visible
+from txl_jax.model.masks import attention_mask
 from txl_jax.model.positions import Positions
 
 RESET = np.zeros((3, 300), bool)
@@ -35,7 +35,7 @@ def both(form, names, dtype=jnp.float32):
     seg_len, mem_len = form.get("seg_len", 300), form.get("mem_len", 90)
     inputs = parity.random_inputs(2, 3, seg_len, mem_len, 8, dtype)
     filled = jnp.minimum(jnp.array([mem_len, 0, 40]), mem_len)
-    who = visible(seg_len, filled, mem_len, form.get("window", False), form.get("reset"))
+    who = attention_mask(seg_len, filled, mem_len, form.get("window", False), form.get("reset"))
     rate = form.get("dropatt")
     dropped = dropping.dropping(jax.random.key(1), rate) if rate else None
     run = jax.jit(parity.values_and_gradients, static_argnums=0)
@@ -50,7 +50,7 @@ def test_some_queries_at_a_time_equal_all_at_once(form):
 
 def test_a_short_segment_reads_less_of_what_nobody_sees_where_that_is_quicker(monkeypatch):
     inputs = parity.random_inputs(2, 1, 128, 128, 16, jnp.float32)
-    who = visible(128, jnp.array([128]), 128)
+    who = attention_mask(128, jnp.array([128]), 128)
 
     def products():
         lowered = jax.jit(functools.partial(attend, implementation="xla")).lower(*inputs, who)
@@ -82,7 +82,7 @@ def test_some_queries_at_a_time_with_learnt_scalars_of_distances():
     inputs = parity.random_inputs(2, 2, 200, 60, 8, jnp.float32)
     b = jax.random.normal(jax.random.key(5), (2, 260))
     inputs = (*inputs[:3], inputs[3].replace(b=b, v=None))
-    who = visible(200, jnp.array([60, 3]), 60, "tf")
+    who = attention_mask(200, jnp.array([60, 3]), 60, "tf")
     run = jax.jit(parity.values_and_gradients, static_argnums=0)
     got, want = (run(f, inputs, who, None) for f in (xla.attend, plain))
     assert parity.largest_difference(got, want) < 1e-5
@@ -95,7 +95,7 @@ plain = reference.attend
 def test_some_queries_at_a_time_hold_less_for_the_gradient():
     def held(implementation):
         inputs = parity.random_inputs(2, 1, 1024, 1024, 16, jnp.float32)
-        who = visible(1024, jnp.array([1024]), 1024)
+        who = attention_mask(1024, jnp.array([1024]), 1024)
         run = functools.partial(attend, implementation=implementation)
         lowered = jax.jit(parity.values_and_gradients, static_argnums=0).lower(
             run, inputs, who, None
@@ -142,7 +142,7 @@ def test_dropout_drops_its_share_independently_of_place_and_seed():
 
 def test_attention_dropout_keeps_the_expectation_and_is_off_in_evaluation():
     inputs = parity.random_inputs(1, 1, 4, 12, 4, jnp.float32)
-    who = visible(4, jnp.array([12]), 12)
+    who = attention_mask(4, jnp.array([12]), 12)
     want = attend(*inputs, who)
     drawn = jax.vmap(lambda key: attend(*inputs, who, dropping.dropping(key, 0.25)))(
         jax.random.split(jax.random.key(0), 4000)
@@ -153,7 +153,7 @@ def test_attention_dropout_keeps_the_expectation_and_is_off_in_evaluation():
 
 def test_an_implementation_is_refused_by_name_where_it_cannot_run():
     inputs = parity.random_inputs(2, 3, 4, 4, 8, jnp.float32)
-    who = visible(4, jnp.array([4, 0, 2]), 4)
+    who = attention_mask(4, jnp.array([4, 0, 2]), 4)
     for name, platform in choice.FUSED.items():
         with pytest.raises(ValueError, match=f"{name}.*for a {platform}.*runs on a cpu"):
             attend(*inputs, who, implementation=name)

@@ -18,7 +18,7 @@ from tiny_models import quick
 
 from txl_jax.model.kernels import pallas_tpu, reference
 from txl_jax.model.kernels.dropping import Dropping
-from txl_jax.model.masks import Visible, visible
+from txl_jax.model.masks import AttentionMask, attention_mask
 from txl_jax.model.positions import Positions
 from txl_jax.planning.topology import devices_of
 
@@ -112,7 +112,7 @@ def test_fused_equals_plain_attention_with_every_gradient(case):
         arrays = (*arrays[:-1], arrays[-1][:, nearest])
     filled = jnp.asarray(settings["filled"] or (m,) * B, jnp.int32)
     reset = jnp.asarray(resets(t)) if case.get("reset") else None
-    seen = visible(t, filled, m, settings["same_length"], reset)
+    seen = attention_mask(t, filled, m, settings["same_length"], reset)
     dropping = Dropping(jnp.asarray((3, 5), jnp.uint32), case["rate"]) if "rate" in case else None
     plain = values_and_gradients(reference.attend, arrays, weights, seen, dropping)
     tiled = values_and_gradients(fused(), arrays, weights, seen, dropping)
@@ -130,7 +130,7 @@ def test_and_so_it_does_at_other_sizes(case):
 def test_tiles_of_the_size_that_a_tpu_has():
     t, m = 140, 200
     arrays, weights = inputs(t, m, 5)
-    seen = visible(t, jnp.asarray((200, 3, 0)), m)
+    seen = attention_mask(t, jnp.asarray((200, 3, 0)), m)
     plain = values_and_gradients(reference.attend, arrays, weights, seen)
     tiled = values_and_gradients(fused(None), arrays, weights, seen)
     apart = differences(tiled, plain)
@@ -139,7 +139,7 @@ def test_tiles_of_the_size_that_a_tpu_has():
 
 def test_nothing_is_read_before_it_is_written():
     arrays, weights = inputs(20, 12, 5)
-    seen = visible(20, jnp.asarray((12, 3, 0)), 12)
+    seen = attention_mask(20, jnp.asarray((12, 3, 0)), 12)
     plain = values_and_gradients(reference.attend, arrays, weights, seen)
     memories = pltpu.InterpretParams(uninitialized_memory="nan")
     tiled = values_and_gradients(fused(interpret=memories), arrays, weights, seen)
@@ -151,7 +151,7 @@ def test_nothing_is_read_before_it_is_written():
 def test_forms_without_a_bias(absent):
     (q, k, val, u, v, r), _ = inputs(20, 12, 5)
     positions = Positions(u, v, r).replace(**{absent: None})
-    seen = visible(20, jnp.full(B, 12), 12)
+    seen = attention_mask(20, jnp.full(B, 12), 12)
     plain = reference.attend(q, k, val, positions, seen)
     tiled = quick(fused())(q, k, val, positions, seen)
     np.testing.assert_allclose(tiled, plain, rtol=0, atol=TOLERANCE * np.max(np.abs(plain)))
@@ -161,7 +161,7 @@ def test_dropout_drops_the_weights_that_plain_attention_drops():
     t, m, rate = 20, 13, 0.25
     (q, k, _, u, v, r), _ = inputs(t, m, m + t)
     shown = jnp.broadcast_to(jnp.eye(m + t), k.shape)  # the result is the weights
-    args = (q, k, shown, Positions(u, v, r), visible(t, jnp.full(B, m), m))
+    args = (q, k, shown, Positions(u, v, r), attention_mask(t, jnp.full(B, m), m))
     dropping = Dropping(jnp.asarray((2**31 + 3, 7), jnp.uint32), rate)
     dropped, plain = (quick(f)(*args, dropping) for f in (fused(), reference.attend))
     whole = quick(reference.attend)(*args)
@@ -173,7 +173,7 @@ def test_dropout_drops_the_weights_that_plain_attention_drops():
 def test_bfloat16_rounds_no_more_than_its_size():
     t, m, h = 40, 24, 48
     arrays, weights = inputs(t, m, h, jnp.bfloat16)
-    seen = visible(t, jnp.asarray((24, 3, 0)), m)
+    seen = attention_mask(t, jnp.asarray((24, 3, 0)), m)
     wide = jax.tree.map(lambda x: x.astype(jnp.float32), (arrays, weights))
     exact = values_and_gradients(reference.attend, wide[0], wide[1], seen)
     rounded = values_and_gradients(fused(), arrays, weights, seen)
@@ -187,7 +187,7 @@ def test_bfloat16_rounds_no_more_than_its_size():
 def test_what_nobody_sees_is_not_read(filled, reach):
     t, m = 20, 60  # three tiles of 16 keys are empty, or beyond the window
     (q, k, val, u, v, r), weights = inputs(t, m, 5)
-    seen = Visible(jnp.full(B, filled), None, t, m, reach)
+    seen = AttentionMask(jnp.full(B, filled), None, t, m, reach)
     clean = values_and_gradients(reference.attend, (q, k, val, u, v, r), weights, seen)
     spoilt = (q, k.at[:, :, :48].set(np.nan), val.at[:, :, :48].set(np.nan), u, v, r)
     apart = differences(values_and_gradients(fused(), spoilt, weights, seen), clean)
@@ -198,7 +198,7 @@ def test_what_nobody_sees_is_not_read(filled, reach):
 @pytest.mark.parametrize("reach", [3, 16, 31, 1000])
 def test_exactly_the_tiles_that_someone_sees_are_computed(t, m, reach):
     filled = jnp.asarray((0, min(m, 17), m))
-    seen = Visible(filled, None, t, m, min(reach, m + t - 1))
+    seen = AttentionMask(filled, None, t, m, min(reach, m + t - 1))
     tiles = pallas_tpu.Tiles(S, t, m, seen.reach, None)
     more = tiles.n_q * S - t, tiles.n_k * S - (m + t)
     cells = np.pad(np.asarray(seen.allowed()), [(0, 0), (0, more[0]), (0, more[1])])
@@ -211,7 +211,7 @@ def test_exactly_the_tiles_that_someone_sees_are_computed(t, m, reach):
 
 def test_forms_that_it_does_not_have_are_refused_with_the_reason():
     (q, k, val, u, v, r), _ = inputs(4, 3, 5)
-    seen = visible(4, jnp.full(B, 3), 3)
+    seen = attention_mask(4, jnp.full(B, 3), 3)
 
     def why(positions, k=7, dtype=jnp.float32) -> Any:
         return pallas_tpu.supports(q.shape, k, positions, None, dtype)
@@ -246,7 +246,7 @@ def compiled_for(kind, n, b, t, m, h, dtype=jnp.bfloat16, reset=False, rate=None
     shape = lambda *s, dtype=dtype: jax.ShapeDtypeStruct(s, dtype, sharding=there)
 
     def loss(q, k, val, u, v, r, filled, episode, seed):
-        seen = Visible(filled, episode, t, m, m + t - 1)
+        seen = AttentionMask(filled, episode, t, m, m + t - 1)
         dropping = None if rate is None else Dropping(seed, rate)
         out = pallas_tpu.attend(q, k, val, Positions(u, v, r), seen, dropping)
         return jnp.sum(out.astype(jnp.float32) ** 2)

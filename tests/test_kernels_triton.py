@@ -21,7 +21,7 @@ import pytest
 
 from txl_jax.model.kernels import parity, reference, triton
 from txl_jax.model.kernels.dropping import dropping, kept
-from txl_jax.model.masks import Visible
+from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
 
 N, B = 2, 2
@@ -63,7 +63,7 @@ def made(form, dtype="float32"):
     if form.get("episodes"):
         starts = np.random.default_rng(1).random((rows, t)) < 0.15
         episode = jnp.cumsum(jnp.asarray(starts, jnp.int32), axis=1)
-    who = Visible(filled, episode, t, m, form.get("reach", m + t - 1))
+    who = AttentionMask(filled, episode, t, m, form.get("reach", m + t - 1))
     rate = form.get("rate")
     return inputs, who, dropping(jax.random.key(3), rate) if rate else None
 
@@ -227,7 +227,7 @@ def lowered(h, dtype, rate=0.1):
     key = jax.eval_shape(lambda: jax.random.key(0))
 
     def run(inputs, filled, episode, key):
-        who = Visible(filled, episode, t, m, k - 1)
+        who = AttentionMask(filled, episode, t, m, k - 1)
         return parity.values_and_gradients(triton.attend, inputs, who, dropping(key, rate))
 
     return jax.jit(run).trace(inputs, *integers, key).lower(lowering_platforms=("cuda",))

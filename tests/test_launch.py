@@ -541,7 +541,7 @@ def test_a_slurm_job_needs_one_process_per_gpu_and_the_repository(slurm, project
 @pytest.fixture
 def cloud(project, tmp_path):
     """Runs ``tpu_vm.sh`` with a gcloud that is not one; the calls' verbs come back."""
-    project.link("gzip", "nohup", "setsid", "tail", "tar")
+    project.link("gzip", "nohup", "setsid", "swa", "tar")
     project.program("gcloud", FAKE_GCLOUD)
     project.program("sudo", '#!/bin/bash\necho "sudo $*"\n')
     calls = tmp_path / "calls"

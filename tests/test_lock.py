@@ -10,12 +10,12 @@ import sys
 
 import pytest
 
-from txl_jax import lock
-from txl_jax.lock import LockedError, training_lock
+from txl_jax.checkpoint import lock
+from txl_jax.checkpoint.lock import LockedError, training_lock
 
 HOLD = """
 import sys
-from txl_jax.lock import training_lock
+from txl_jax.checkpoint.lock import training_lock
 with training_lock(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()

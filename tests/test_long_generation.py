@@ -8,11 +8,11 @@ import jax
 import pytest
 import tiny_models
 
+from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ExperimentConfig, GenerateConfig
 from txl_jax.data.vocab import Vocab
 from txl_jax.generation.write import write_continuations
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.workdir import Trained
 
 LENGTH = 5000
 """79 pieces, the last of which is shorter than the others."""
@@ -48,7 +48,7 @@ def test_five_thousand_tokens_take_no_more_memory_than_a_few(form, compiled, tmp
     )
     exp = dataclasses.replace(ExperimentConfig(model=cfg), generate=c)
     params = tiny_models.variables(cfg)["params"]
-    trained = Trained(TransformerXL(cfg), params, Vocab.of_bytes(), exp, 0)
+    trained = TrainedModel(TransformerXL(cfg), params, Vocab.of_bytes(), exp, 0)
     in_use: list[int] = []
     compiled_by: list[int] = []
 

@@ -10,16 +10,18 @@ import pytest
 import tiny_models
 import tiny_runs
 
-from txl_jax import machine, modes
+from txl_jax import modes
+from txl_jax.analysis import ablation, attention_maps, context, probe, speed
+from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
 from txl_jax.config import ConfigError, ExperimentConfig, GenerateConfig, override
 from txl_jax.convert import Request, conversion
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation import ablation, attention_maps, context, probe, score, speed
+from txl_jax.evaluation import score
 from txl_jax.generation.text import continuations
-from txl_jax.machine import GIB
 from txl_jax.model import footprint
+from txl_jax.parallel import device_memory as machine
+from txl_jax.parallel.device_memory import GIB
 from txl_jax.training.parts import check_scoring, check_size
-from txl_jax.workdir import Trained, param_shapes
 
 of_this_host: Any = machine.host_memory
 MODEL = {"vocab_size": 50, "n_layer": 2, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64}
@@ -87,7 +89,7 @@ TOO_LARGE = [
     ({"train.seg_len": 1_000_000}, "training", "train.seg_len (1000000)"),
     ({"train.batch_size": 1_000_000}, "training", "train.batch_size (1000000)"),
     ({"train.steps_per_dispatch": 10**7, "train.steps": 10**7}, "training", "steps_per_dispatch"),
-    ({"train.side_by_side": 1000, "model.d_model": 1000}, "training", "train.side_by_side (1000)"),
+    ({"train.num_seeds": 1000, "model.d_model": 1000}, "training", "train.num_seeds (1000)"),
     ({"model.sample_softmax": 10**7}, "training", "model.sample_softmax (10000000)"),
     (
         {"loss.r_drop": 1.0, "model.vocab_size": 10**6, "train.batch_size": 64},
@@ -244,7 +246,7 @@ def test_an_analysis_checks_the_memory_before_it_uses_the_model(module, monkeypa
 
     (tmp_path / "text.txt").write_text("abc\n")
     about = trained(**{"score.path": str(tmp_path / "text.txt"), "speed.lengths": (2,)})
-    without = Trained(None, None, about.vocab, about.config, 0)  # type: ignore[arg-type]
+    without = TrainedModel(None, None, about.vocab, about.config, 0)  # type: ignore[arg-type]
     monkeypatch.setattr(module, "check_size", refuse)
     monkeypatch.setattr(probe, "check", lambda _: None)  # it asks for the text of its own corpus
     with pytest.raises(ConfigError, match=r"^too large$"):
@@ -253,7 +255,7 @@ def test_an_analysis_checks_the_memory_before_it_uses_the_model(module, monkeypa
 
 def test_evaluation_is_refused_before_its_text_is_read(monkeypatch, tmp_path):
     exp = override(BASE, {"evaluate.seg_len": 10**6})
-    without = Trained(None, None, Vocab.of_chars(["abc\n"]), exp, 0)  # type: ignore[arg-type]
+    without = TrainedModel(None, None, Vocab.of_chars(["abc\n"]), exp, 0)  # type: ignore[arg-type]
     monkeypatch.setattr(modes, "load", lambda *_: without)
     with pytest.raises(ConfigError, match=r"^evaluation needs at least"):
         modes.with_trained("evaluate", exp, {}, str(tmp_path), "best")

@@ -9,13 +9,13 @@ import pytest
 from tiny_runs import call, corpus_and_experiment, lm1b, write_config
 
 from txl_jax import modes
+from txl_jax.checkpoint.loading import load
+from txl_jax.checkpoint.workdir_files import FILES
 from txl_jax.config import DataConfig
 from txl_jax.data.corpus import DataError, corpus_from_config
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.report import of_vocab
-from txl_jax.training.stopping import Stop
-from txl_jax.workdir import load
-from txl_jax.workdir_files import FILES
+from txl_jax.training.preemption import PreemptionGuard
 
 QUICKSTART = "configs/quickstart.py"
 
@@ -76,7 +76,7 @@ def test_what_the_data_does_not_allow_is_refused_and_the_workdir_stays_free(tmp_
     size = len(corpus_and_experiment(tmp_path)[0].train)
     assert refused(*flags, "--config.train.batch_size=100000") == (
         f"error: batch_size = 100000: the train split has {size} tokens, enough for {size // 2}"
-        " streams with a target each (cut 'authors'); use a smaller batch or a longer text"
+        " streams with a target each; use a smaller batch or a longer text"
     )
     assert refused(*flags, "--config.train.mem_len=100000") == (
         "error: config key train.mem_len = 100000: a stream of the train split has only"
@@ -190,7 +190,7 @@ def test_the_same_command_on_eight_devices_gives_the_same_number(trained, tmp_pa
 def test_told_to_stop_while_it_reports_it_prints_no_number_and_goes_on_later(trained, tmp_path):
     folder, _, workdir, _ = trained
     corpus, _ = corpus_and_experiment(folder)
-    stop = Stop()
+    stop = PreemptionGuard()
     stop.signal = signal.SIGTERM
     assert modes.finish(load(str(workdir)), corpus, str(tmp_path), stop) == ""
     assert not list(tmp_path.iterdir())

@@ -9,14 +9,16 @@ import pytest
 from absl.testing import flagsaver
 from tiny_runs import write_config
 
-from txl_jax import main, processes
+from txl_jax import main
+from txl_jax.checkpoint.checkpoints import Checkpoints
+from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.config import ConfigError, DataConfig
 from txl_jax.convert.__main__ import main as convert
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources.enwik8 import _bytes_of
 from txl_jax.messages import of_system, one_line, shown
-from txl_jax.training.checkpoint import CheckpointError, Checkpoints
+from txl_jax.parallel import processes
 
 QUICKSTART = "--config=configs/quickstart.py"
 NOBODY = "~no_such_user_here"

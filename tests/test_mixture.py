@@ -12,7 +12,7 @@ import tiny_models as tiny
 
 import txl_jax
 from txl_jax.config import ConfigError, ExperimentConfig, GenerateConfig, override
-from txl_jax.convert import ConvertError, params_from_pytorch, params_from_tensorflow
+from txl_jax.convert import ModelFormatError, params_from_pytorch, params_from_tensorflow
 from txl_jax.generation.generate import generate
 from txl_jax.model import cross_entropy
 from txl_jax.model.adaptive import Vocabulary
@@ -263,7 +263,9 @@ def test_what_does_not_go_with_a_mixture_is_refused(more, message):
 @pytest.mark.parametrize("convert", [params_from_pytorch, params_from_tensorflow])
 @pytest.mark.parametrize("ours", [{"mixtures": K}, {"past_decode": True}], ids=str)
 def test_other_codes_parameters_are_not_taken_for_a_model_they_lack_some_of(convert, ours):
-    with pytest.raises(ConvertError, match=rf"model\.{next(iter(ours))} = .* leave it at its def"):
+    with pytest.raises(
+        ModelFormatError, match=rf"model\.{next(iter(ours))} = .* leave it at its def"
+    ):
         convert({}, tiny.config(**ours))
 
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from txl_jax.model.masks import since_reset, visible, window_reach
+from txl_jax.model.masks import attention_mask, since_reset, window_reach
 
 
 def drawn(*rows):
@@ -14,7 +14,9 @@ def drawn(*rows):
 
 def mask(seg_len, filled, mem_len, window=False, reset=None):
     reset = None if reset is None else jnp.asarray(reset)
-    return np.asarray(visible(seg_len, jnp.asarray(filled), mem_len, window, reset=reset).allowed())
+    return np.asarray(
+        attention_mask(seg_len, jnp.asarray(filled), mem_len, window, reset=reset).allowed()
+    )
 
 
 def test_causal_mask_sees_all_memory_and_no_future():

@@ -69,7 +69,7 @@ def params_of(outcome):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"train.seg_len_std": 2.0, "train.roll_streams": True, "train.steps_per_dispatch": 3},
+        {"train.seg_len_std": 2.0, "train.partial_shuffle": True, "train.steps_per_dispatch": 3},
         pytest.param(
             {"train.micro_batches": 2, "mesh.data": 2, "train.reset_every": 5},
             marks=pytest.mark.slow,

@@ -11,18 +11,21 @@ import numpy as np
 import pytest
 import tiny_runs
 
-from txl_jax import main, modes, outputs, workdir_files
+from txl_jax import main, modes
+from txl_jax.analysis import context, probe, speed
+from txl_jax.analysis import report_page as page
+from txl_jax.analysis.recl import Losses
+from txl_jax.checkpoint import outputs, workdir_files
+from txl_jax.checkpoint.errors import ModelFormatError, WorkdirError
+from txl_jax.checkpoint.exported import export
+from txl_jax.checkpoint.trained_model import TrainedModel
+from txl_jax.checkpoint.workdir_files import CONFIG
 from txl_jax.config import ConfigError, ExperimentConfig, override
-from txl_jax.convert.errors import ConvertError
-from txl_jax.convert.exported import export
 from txl_jax.data.sources.probe import alphabet
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation import context, page, probe, speed
 from txl_jax.evaluation import report as report_module
 from txl_jax.evaluation.evaluate import Score
-from txl_jax.evaluation.recl import Losses
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.workdir import CONFIG, Trained, WorkdirError
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +33,7 @@ def tiny(tmp_path_factory):
     """A model that has no parameters, so that any work with it fails; and its text."""
     changes = {"context.lengths": "2,4", "context.max_tokens": "50"}
     corpus, exp = tiny_runs.corpus_and_experiment(tmp_path_factory.mktemp("text"), **changes)
-    return Trained(TransformerXL(exp.model), None, corpus.vocab, exp, 7), corpus
+    return TrainedModel(TransformerXL(exp.model), None, corpus.vocab, exp, 7), corpus
 
 
 def asked_by(mode, trained):
@@ -118,7 +121,9 @@ def test_checking_a_file_changes_nothing(tmp_path):
 
 def test_an_export_that_cannot_be_written_is_refused_before_the_model_is_read(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConvertError, match=r"file/out: nothing can be written in .*/file; name"):
+    with pytest.raises(
+        ModelFormatError, match=r"file/out: nothing can be written in .*/file; name"
+    ):
         export(str(tmp_path / "no_workdir"), str(tmp_path / "file" / "out"))
 
 

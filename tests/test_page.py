@@ -10,13 +10,16 @@ import shutil
 import pytest
 import tiny_runs
 
+from txl_jax.analysis import pictures
+from txl_jax.analysis import report_page as page
+from txl_jax.checkpoint.errors import WorkdirError
+from txl_jax.checkpoint.loading import load
+from txl_jax.checkpoint.workdir import init_workdir, with_vocab
 from txl_jax.config import ExperimentConfig, override
 from txl_jax.data.corpus import corpus_from_config
-from txl_jax.evaluation import page, pictures
 from txl_jax.evaluation.report import report
 from txl_jax.training.loop import train
-from txl_jax.training.stopping import Stop
-from txl_jax.workdir import WorkdirError, claim, load, with_vocab
+from txl_jax.training.preemption import PreemptionGuard
 
 
 class Reader(html.parser.HTMLParser):
@@ -58,8 +61,8 @@ def run(tmp_path_factory):
     exp = with_vocab(exp, corpus)
     workdir = folder / "one"
     workdir.mkdir()
-    claim(str(workdir), exp, corpus)
-    train(exp, corpus, str(workdir), Stop())
+    init_workdir(str(workdir), exp, corpus)
+    train(exp, corpus, str(workdir), PreemptionGuard())
     report(load(str(workdir)), corpus, str(workdir))
     (workdir / "sample.txt").write_text("<b>the cat</b> & a dog\n")
     return workdir

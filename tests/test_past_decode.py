@@ -66,7 +66,7 @@ def scores(cfg, params, some, key=None, mems=None, **about) -> Any:
     """As training reads them, under the dropout of a key."""
     mems = tiny.memory(cfg, [3, 2, 0, 1], M) if mems is None else mems
     train: Any = {"train": True, "rngs": {"dropout": jax.random.key(0) if key is None else key}}
-    about = {**train, **some.about_inputs(False), **about}
+    about = {**train, **some.model_kwargs(False), **about}
     model = txl_jax.TransformerXL(cfg)
     return np.asarray(model.apply({"params": params}, some.inputs, mems, **about)[0])
 
@@ -151,7 +151,7 @@ def test_off_the_loss_is_the_mean_nll_bit_by_bit(has_parameters):
     params, some, key = tiny.variables(CFG)["params"], batch(), jax.random.key(4)
     params = {k: v for k, v in params.items() if has_parameters or k not in PAST}
     model, mems = txl_jax.TransformerXL(cfg), tiny.memory(cfg, [3, 2, 0, 1], M)
-    about: Any = {"train": True, "rngs": {"dropout": key}, **some.about_inputs(False)}
+    about: Any = {"train": True, "rngs": {"dropout": key}, **some.model_kwargs(False)}
     inputs = (some.inputs, some.targets, mems)
     nll: Any = model.apply({"params": params}, *inputs, method="nll", **about)[0]
     value, nll_sum = loss(cfg, params, some, key)

@@ -12,7 +12,7 @@ from benchmarks.pieces import main
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")
-    run_in_workdir(folder, folder / "run", **{"average.start": 11, "average.use": "tail"})
+    run_in_workdir(folder, folder / "run", **{"average.swa_start": 11, "average.use": "swa"})
     return folder / "run"
 
 
@@ -23,7 +23,7 @@ def test_pieces_are_small_and_together_the_weights_that_were_chosen(workdir, tmp
     assert max(sizes) < 2 * 0.002 * 2**20  # names and shapes stand in front
     main(["join", str(tmp_path / "pieces"), str(tmp_path / "exported")])
     assert "step 12, tail weights" in capsys.readouterr().out
-    want = arrays(txl_jax.load(str(workdir), "12", "tail").params)
+    want = arrays(txl_jax.load(str(workdir), "12", "swa").params)
     got = arrays(txl_jax.load(str(tmp_path / "exported")).params)
     assert got.keys() == want.keys()
     for key, value in want.items():

@@ -16,6 +16,7 @@ from tiny_runs import call, write_config
 import txl_jax
 from txl_jax.config import DataConfig, ExperimentConfig, override
 from txl_jax.data.batch import Batch
+from txl_jax.parallel.shardings import Shardings
 from txl_jax.planning import compile_ahead as ahead
 from txl_jax.planning import products
 from txl_jax.planning.chips import CHIPS, GIB
@@ -24,7 +25,6 @@ from txl_jax.planning.prediction import predicted
 from txl_jax.planning.topology import PlanningError, accelerator_type, devices_of
 from txl_jax.planning.vocabulary import size_of, with_known_size
 from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.sharding import Placement
 from txl_jax.training.state import init_state
 from txl_jax.training.step import compiled_step
 
@@ -67,7 +67,7 @@ def _programs(changes, n) -> dict[str, ahead.Program]:
 
 
 def n_parameters(exp: ExperimentConfig) -> int:
-    return sum(x.size for x in jax.tree.leaves(txl_jax.workdir.param_shapes(exp.model)))
+    return sum(x.size for x in jax.tree.leaves(txl_jax.checkpoint.workdir.param_shapes(exp.model)))
 
 
 # --------------------------------------------------------------------------------------
@@ -85,15 +85,15 @@ def n_parameters(exp: ExperimentConfig) -> int:
 def test_train_program_holds_what_the_step_of_training_holds(changes):
     exp = experiment(**changes)
     t = exp.train
-    placement = Placement(ahead.mesh_of(exp, jax.devices()))
-    model = txl_jax.TransformerXL(exp.model, placement.mesh)
+    shardings = Shardings(ahead.mesh_of(exp, jax.devices()))
+    model = txl_jax.TransformerXL(exp.model, shardings.mesh)
     optimizer = make_optimizer(exp)
     state = jax.eval_shape(lambda: init_state(exp, model, optimizer))
     lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()
     ints = jax.ShapeDtypeStruct((*lead, B, T), np.int32)
     floats = jax.ShapeDtypeStruct((*lead, B, T), np.float32)
     batch = Batch(ints, ints, floats, jax.ShapeDtypeStruct((*lead, B), bool))  # type: ignore[arg-type]
-    step = compiled_step(exp, model, optimizer, placement, state)
+    step = compiled_step(exp, model, optimizer, shardings, state)
     analysis = step.lower(state, batch).compile().memory_analysis()  # type: ignore[attr-defined]
     held = train_program(**changes).held
     got = (held.arguments, held.output, held.alias, held.temporaries)

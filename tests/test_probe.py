@@ -11,17 +11,18 @@ import tiny_models
 import tiny_runs
 
 import txl_jax
+from txl_jax.analysis import probe
+from txl_jax.analysis.reach import changed, measured_reach, reach
+from txl_jax.checkpoint.trained_model import TrainedModel
+from txl_jax.checkpoint.workdir import init_workdir, with_vocab
 from txl_jax.config import ConfigError
 from txl_jax.config.probe_text import ProbeTextConfig
 from txl_jax.data.corpus import DataError, corpus_from_config
 from txl_jax.data.sources.probe import draw
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation import probe
 from txl_jax.evaluation.errors import AnalysisError
-from txl_jax.evaluation.reach import changed, measured_reach, reach
 from txl_jax.training.loop import train
-from txl_jax.training.stopping import Stop
-from txl_jax.workdir import Trained, claim, with_vocab
+from txl_jax.training.preemption import PreemptionGuard
 
 CONFIG = tiny_runs.ROOT / "configs" / "probe.py"
 EPISODE = re.compile(r"<([A-Z])([.a-z]*)>([A-Z])")
@@ -179,7 +180,7 @@ def untrained(**changes):
     c = dataclasses.replace(tiny_models.config(), vocab_size=len(vocab))
     exp = dataclasses.replace(exp, model=c)
     params = tiny_models.variables(c)["params"]
-    return Trained(txl_jax.TransformerXL(c), params, vocab, exp, 0)
+    return TrainedModel(txl_jax.TransformerXL(c), params, vocab, exp, 0)
 
 
 def test_a_model_of_another_text_is_refused(tmp_path):
@@ -242,8 +243,8 @@ def learnt(folder, row, distances, **changes):
     exp = with_vocab(exp, corpus)
     workdir = folder / row
     workdir.mkdir()
-    claim(str(workdir), exp, corpus)
-    assert train(exp, corpus, str(workdir), Stop()).finished
+    init_workdir(str(workdir), exp, corpus)
+    assert train(exp, corpus, str(workdir), PreemptionGuard()).finished
     line = probe.run(txl_jax.load(str(workdir)), str(workdir))
     result = json.loads((workdir / "probe.json").read_text())
     rows = {(r["mem_len"], r["distance"]): r["accuracy"] for r in result["rows"]}

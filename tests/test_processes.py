@@ -17,10 +17,10 @@ from many_processes import Processes, ran
 from test_training_resume import final_state, records
 from tiny_runs import call, run, write_config
 
-from txl_jax import processes
+from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.config import CheckpointConfig, ConfigError, MeshConfig, TransformerXLConfig
-from txl_jax.training.checkpoint import Checkpoints
-from txl_jax.training.sharding import make_mesh
+from txl_jax.parallel import processes
+from txl_jax.parallel.shardings import make_mesh
 
 IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 FORCED = "--xla_force_host_platform_device_count"
@@ -250,14 +250,14 @@ def test_a_process_left_without_a_device_is_refused_with_sizes(mesh, batch, text
 
 def test_alone_nothing_is_waited_for(monkeypatch):
     assert not processes.many()
-    assert processes.is_first()
-    assert processes.first(lambda: (1, "as it is")) == (1, "as it is")
-    assert processes.in_turn(lambda: "mine") == "mine"
+    assert processes.is_process_zero()
+    assert processes.on_process_zero(lambda: (1, "as it is")) == (1, "as it is")
+    assert processes.process_zero_first(lambda: "mine") == "mine"
     assert processes.failing(False) == []
     assert processes.failing(True) == [0]
     processes.barrier("none")
     with pytest.raises(KeyError):
-        processes.first(lambda: dict[str, int]()["no"])
+        processes.on_process_zero(lambda: dict[str, int]()["no"])
 
 
 def test_saving_does_not_ask_whether_to_stop(tmp_path, monkeypatch):

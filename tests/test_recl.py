@@ -14,13 +14,14 @@ import tiny_models
 import tiny_runs
 
 import txl_jax
+from txl_jax.analysis import recl_table
+from txl_jax.analysis.context import losses_by_context
+from txl_jax.analysis.recl import Gains, Losses, LossesError, gains
+from txl_jax.checkpoint.trained_model import TrainedModel
+from txl_jax.checkpoint.workdir import init_workdir
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation import recl_table
-from txl_jax.evaluation.context import losses_by_context
 from txl_jax.evaluation.errors import AnalysisError
-from txl_jax.evaluation.recl import Gains, Losses, LossesError, gains
-from txl_jax.workdir import Trained, claim
 
 
 def losses(name="ours", contexts=(1, 2), nll=((1.0, 2.0), (0.5, 1.5))):
@@ -159,7 +160,7 @@ def runs(tmp_path_factory):
     for name, changes in (("ours", {}), ("shaw", shaw)):
         (folder / name).mkdir()
         corpus, exp = tiny_runs.corpus_and_experiment(folder, **changes)
-        claim(str(folder / name), exp, corpus)
+        init_workdir(str(folder / name), exp, corpus)
     return folder
 
 
@@ -175,7 +176,7 @@ def load(workdir):
     exp = txl_jax.ExperimentConfig.from_dict(settings)
     vocab = Vocab.from_json(json.loads((pathlib.Path(workdir) / "vocab.json").read_text()))
     params = tiny_models.variables(exp.model, exp.seed)["params"]
-    return Trained(txl_jax.TransformerXL(exp.model), params, vocab, exp, 7)
+    return TrainedModel(txl_jax.TransformerXL(exp.model), params, vocab, exp, 7)
 
 
 def experiment(*models, **changes):

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from txl_jax.training import goodput, provenance, records, runlog
+from txl_jax import records
+from txl_jax.checkpoint import provenance
+from txl_jax.training import goodput, runlog
 from txl_jax.training.runlog import RunLog
 
 
@@ -176,7 +178,7 @@ def test_seconds_lost_to_data_and_saving_stand_in_the_record_they_fell_into(make
             clock[0] += 0.5
             yield
 
-    for step, _ in enumerate(log.spent.waiting(batches()), start=1):
+    for step, _ in enumerate(log.goodput.waiting(batches()), start=1):
         clock[0] += 2.0
         _step(log, step)
         log.flush_window(step)
@@ -190,7 +192,7 @@ def test_seconds_lost_to_data_and_saving_stand_in_the_record_they_fell_into(make
     assert [t["save_seconds"] for t in timings] == [0.0, 7.0, 7.0]
     with log.pause("compile"):
         clock[0] += 1.0
-    assert log.spent.line() == (
+    assert log.goodput.line() == (
         "time 20.0 s: step 4.0, compile 1.0, data 1.0, evaluate 0.0, save 14.0; 20% in steps"
     )
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import tiny_models
 
+from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, ExperimentConfig, ScoreConfig, override
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation import score
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.workdir import Trained
 
 NO_BITS = "note: no bits per byte, because the tokens do not determine the bytes of the text"
 
@@ -33,7 +33,7 @@ ABSOLUTE = {"attention": "absolute"}
 def trained_on(vocab, **changes):
     cfg = tiny_models.config(vocab_size=len(vocab), **changes)
     params = tiny_models.variables(cfg)["params"]
-    return Trained(TransformerXL(cfg), params, vocab, ExperimentConfig(model=cfg), 7)
+    return TrainedModel(TransformerXL(cfg), params, vocab, ExperimentConfig(model=cfg), 7)
 
 
 def directly(trained, ids):
@@ -96,7 +96,7 @@ def test_a_window_makes_the_cut_into_segments_of_no_account():
 def scored(trained, monkeypatch, capsys, text, **settings):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     exp = override(trained.config, {f"score.{k}": v for k, v in settings.items()})
-    trained = Trained(trained.model, trained.params, trained.vocab, exp, 7)
+    trained = TrainedModel(trained.model, trained.params, trained.vocab, exp, 7)
     assert score.run(trained, "unused") == ""
     out, told = capsys.readouterr()
     return [json.loads(line) for line in out.splitlines()], told
@@ -251,7 +251,7 @@ def test_a_file_is_scored_into_a_file(tmp_path, capsys):
         trained.config,
         {"score.path": str(tmp_path / "in.txt"), "score.json": str(tmp_path / "out.jsonl")},
     )
-    score.run(Trained(trained.model, trained.params, trained.vocab, exp, 7), "unused")
+    score.run(TrainedModel(trained.model, trained.params, trained.vocab, exp, 7), "unused")
     assert capsys.readouterr().out == ""
     (row,) = (tmp_path / "out.jsonl").read_text().splitlines()
     assert json.loads(row)["symbols"] == ["a", "b", "c", "\n"]

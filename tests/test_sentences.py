@@ -185,7 +185,7 @@ def test_the_authors_cut_gives_the_authors_batches(split, context_len, tmp_path)
     recorded = shared_files.json_of("fixtures/data/lm1b.json")
     corpus = load_corpus("lm1b", shared_files.path("fixtures/data/lm1b"), cache_dir=tmp_path)
     key = f"{split}_batches_bsz3_bptt5" + (f"_ext{context_len}" if context_len else "")
-    streams = streams_of(getattr(corpus, split), 3, 5, "authors", context_len=context_len)
+    streams = streams_of(getattr(corpus, split), 3, 5, True, context_len=context_len)
     assert len(streams) == len(recorded[key])
     assert streams.n_targets == 15 * len(recorded[key])
     for seg, batch in zip(streams, recorded[key], strict=True):
@@ -217,15 +217,14 @@ def test_the_streams_of_a_split_are_what_it_is():
         ({"batch_size": 0}, "batch_size = 0: must be at least 1"),
         ({"seg_len": 0}, "seg_len = 0: must be at least 1"),
         ({"context_len": -1}, "context_len = -1: must be at least 0"),
-        ({"cut": "even"}, "cut = 'even': must be one of 'every_target', 'authors'"),
         (
-            {"cut": "authors", "seed": 1},
-            "cut = 'authors': is for sentences in order; leave the seed out",
+            {"drop_remainder": True, "seed": 1},
+            "drop_remainder: is for sentences in order; leave the seed out",
         ),
         (
-            {"cut": "authors", "seg_len": 50},
-            "batch_size = 2: lm1b does not fill one segment of 50 in every stream (cut 'authors');"
-            " use a smaller batch or a shorter segment",
+            {"drop_remainder": True, "seg_len": 50},
+            "batch_size = 2: lm1b does not fill one segment of 50 in every stream"
+            " (drop_remainder); use a smaller batch or a shorter segment",
         ),
         (
             {"vocab_size": 9},

@@ -14,13 +14,13 @@ import tiny_runs
 from safetensors.numpy import load_file, save_file
 
 import txl_jax
+from txl_jax.checkpoint import exported
+from txl_jax.checkpoint.errors import ModelFormatError, WorkdirError
+from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ExperimentConfig
-from txl_jax.convert import exported
-from txl_jax.convert.errors import ConvertError
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.workdir import Trained, WorkdirError
 
 
 @pytest.fixture
@@ -28,7 +28,9 @@ def trained():
     cfg = tiny_models.config()
     vocab = Vocab.of_chars(["abcdefghijkl\n"])
     params = jax.tree.map(np.asarray, tiny_models.variables(cfg)["params"])
-    return Trained(TransformerXL(cfg), params, vocab, ExperimentConfig(model=cfg, name="tiny"), 5)
+    return TrainedModel(
+        TransformerXL(cfg), params, vocab, ExperimentConfig(model=cfg, name="tiny"), 5
+    )
 
 
 def assert_same(a, b):
@@ -40,7 +42,7 @@ def test_what_is_saved_is_loaded_bit_for_bit(trained, tmp_path):
     folder = str(tmp_path / "out")
     txl_jax.save(trained, folder)
     assert_same(txl_jax.load(folder), trained)
-    with pytest.raises(ConvertError, match="there is something in it"):
+    with pytest.raises(ModelFormatError, match="there is something in it"):
         txl_jax.save(trained, folder)
 
 
@@ -170,11 +172,12 @@ def test_what_is_nowhere_is_a_clear_error(hub, tmp_path, monkeypatch):
 
 
 def test_a_workdir_is_loaded_as_before(tmp_path):
-    from txl_jax.workdir import claim, load
+    from txl_jax.checkpoint.workdir import init_workdir
+    from txl_jax.checkpoint.workdir import load_workdir as load
 
     corpus, exp = tiny_runs.corpus_and_experiment(tmp_path, **{"train.steps": 4})
     (tmp_path / "run").mkdir()
-    claim(str(tmp_path / "run"), exp, corpus)
+    init_workdir(str(tmp_path / "run"), exp, corpus)
     tiny_runs.run(tmp_path, tmp_path / "run", **{"train.steps": 4})
     assert_same(txl_jax.load(str(tmp_path / "run")), load(str(tmp_path / "run")))
 
@@ -183,7 +186,9 @@ def test_a_folder_of_a_newer_format_is_refused(trained, tmp_path):
     txl_jax.save(trained, str(tmp_path))
     path = tmp_path / "model.safetensors"
     save_file(load_file(path), path, {"version": "99"})
-    with pytest.raises(ConvertError, match=r"has format 99, newer than this program's 1; update"):
+    with pytest.raises(
+        ModelFormatError, match=r"has format 99, newer than this program's 1; update"
+    ):
         txl_jax.load(str(tmp_path))
     save_file(load_file(path), path)  # as those written before there was a number
     assert txl_jax.load(str(tmp_path)).vocab == trained.vocab

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from tiny_models import config, variables
 
+from txl_jax.analysis import speed
 from txl_jax.config import SpeedConfig
-from txl_jax.evaluation import speed
 from txl_jax.model.transformer_xl import TransformerXL
 
 TINY = config(d_head=4, n_layer=3)

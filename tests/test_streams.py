@@ -13,9 +13,9 @@ from txl_jax.data.streams import Streams
 SHAPES = [(n, b, t) for n in (2, 3, 7, 16, 29, 30, 31) for b in (1, 2, 3, 5) for t in (1, 3, 4, 64)]
 
 
-def slow_streams(tokens, batch_size, cut):
+def slow_streams(tokens, batch_size, drop_remainder):
     """For each stream its (input, target) pairs, written out."""
-    if cut == "authors":
+    if drop_remainder:
         n = len(tokens) // batch_size
         rows = [tokens[b * n : (b + 1) * n] for b in range(batch_size)]
         return [list(itertools.pairwise(row)) for row in rows]
@@ -26,9 +26,9 @@ def slow_streams(tokens, batch_size, cut):
     return [pairs[b * n : (b + 1) * n] for b in range(batch_size)]
 
 
-def slow_segments(tokens, batch_size, seg_len, cut):
+def slow_segments(tokens, batch_size, seg_len, drop_remainder):
     """Inputs, targets and weights [B, T] of every segment, element by element."""
-    streams = slow_streams(tokens, batch_size, cut)
+    streams = slow_streams(tokens, batch_size, drop_remainder)
     found: list[np.ndarray] = []
     while any(len(stream) > len(found) * seg_len for stream in streams):
         segment = np.zeros((3, batch_size, seg_len), np.int64)
@@ -41,12 +41,12 @@ def slow_segments(tokens, batch_size, seg_len, cut):
     return found
 
 
-def slow_context(tokens, batch_size, seg_len, cut, context_len, index):
+def slow_context(tokens, batch_size, seg_len, drop_remainder, context_len, index):
     """Inputs [B, C+T] of a segment with its context, and where the streams begin in it."""
-    segment = slow_segments(tokens, batch_size, seg_len, cut)[index]
+    segment = slow_segments(tokens, batch_size, seg_len, drop_remainder)[index]
     context = np.zeros((batch_size, context_len), np.int64)
     starts = np.zeros((batch_size, context_len + seg_len), bool)
-    for b, stream in enumerate(slow_streams(tokens, batch_size, cut)):
+    for b, stream in enumerate(slow_streams(tokens, batch_size, drop_remainder)):
         for column in range(context_len + seg_len):
             place = index * seg_len + column - context_len
             starts[b, column] = place == 0
@@ -59,17 +59,17 @@ def tokens_of(n):
     return np.random.default_rng(n).permutation(n).astype(np.uint16) + 1
 
 
-def possible(n, b, cut):
-    return b <= (n - 1 if cut == "every_target" else n // 2)
+def possible(n, b, drop_remainder):
+    return b <= (n - 1 if not drop_remainder else n // 2)
 
 
-@pytest.mark.parametrize("cut", ["every_target", "authors"])
-def test_segments_are_those_of_the_slow_loop(cut):
+@pytest.mark.parametrize("drop_remainder", [False, True])
+def test_segments_are_those_of_the_slow_loop(drop_remainder):
     tried = 0
     for n, b, t in SHAPES:
-        if possible(n, b, cut):
-            expected = slow_segments(tokens_of(n).tolist(), b, t, cut)
-            streams = Streams(tokens_of(n), b, t, cut)
+        if possible(n, b, drop_remainder):
+            expected = slow_segments(tokens_of(n).tolist(), b, t, drop_remainder)
+            streams = Streams(tokens_of(n), b, t, drop_remainder)
             assert len(streams) == streams.n_segments == len(expected)
             assert streams.n_targets == sum(int(seg[2].sum()) for seg in expected)
             for i, (got, want) in enumerate(zip(streams, expected, strict=True)):
@@ -82,18 +82,19 @@ def test_segments_are_those_of_the_slow_loop(cut):
     assert tried > 60
 
 
-@pytest.mark.parametrize("cut", ["every_target", "authors"])
+@pytest.mark.parametrize("drop_remainder", [False, True])
 @pytest.mark.parametrize("context_len", [0, 1, 2, 3, 7, 40])
-def test_context_is_the_streams_own_text_before_the_segment(cut, context_len):
+def test_context_is_the_streams_own_text_before_the_segment(drop_remainder, context_len):
     for n, b, t in [(2, 1, 3), (16, 3, 4), (29, 2, 3), (30, 5, 1), (31, 3, 64)]:
-        if not possible(n, b, cut):
+        if not possible(n, b, drop_remainder):
             continue
-        plain = list(segments(tokens_of(n), b, t, cut))
-        got = list(segments(tokens_of(n), b, t, cut, context_len=context_len))
+        plain = list(segments(tokens_of(n), b, t, drop_remainder))
+        got = list(segments(tokens_of(n), b, t, drop_remainder, context_len=context_len))
         assert len(got) == len(plain)
         for i, (seg, bare) in enumerate(zip(got, plain, strict=True)):
             about = f"N={n} B={b} T={t} segment {i}"
-            inputs, starts = slow_context(tokens_of(n).tolist(), b, t, cut, context_len, i)
+            about_i = drop_remainder, context_len, i
+            inputs, starts = slow_context(tokens_of(n).tolist(), b, t, *about_i)
             np.testing.assert_array_equal(seg.inputs, inputs, about)
             np.testing.assert_array_equal(seg.starts, starts, about)
             np.testing.assert_array_equal(seg.targets, bare.targets, about)
@@ -104,7 +105,7 @@ def test_context_is_the_streams_own_text_before_the_segment(cut, context_len):
 
 def test_every_target_is_scored_once_after_its_own_input():
     for n, b, t in SHAPES:
-        if possible(n, b, "every_target"):
+        if possible(n, b, False):
             tokens = np.arange(1, n + 1)
             scored = []
             for seg in segments(tokens, b, t):
@@ -121,7 +122,7 @@ def test_every_target_is_scored_once_after_its_own_input():
 def test_the_authors_cut_gives_the_authors_batches(name, split):
     recorded = shared_files.json_of(f"fixtures/data/{name}.json")
     batches = recorded[f"{split}_batches_bsz3_bptt5"]
-    got = list(Streams(np.array(recorded[split]), batch_size=3, seg_len=5, cut="authors"))
+    got = list(Streams(np.array(recorded[split]), batch_size=3, seg_len=5, drop_remainder=True))
     assert len(got) == len(batches)
     for seg, batch in zip(got, batches, strict=True):
         length = batch["seq_len"]
@@ -137,7 +138,7 @@ def test_the_authors_cut_gives_the_authors_batches_with_context(name, split):
     """They leave out what is before a stream's first token; here it is padding before it."""
     recorded = shared_files.json_of(f"fixtures/data/{name}.json")
     batches = recorded[f"{split}_batches_bsz3_bptt5_ext2"]
-    got = list(segments(np.array(recorded[split]), 3, 5, "authors", context_len=2))
+    got = list(segments(np.array(recorded[split]), 3, 5, True, context_len=2))
     assert len(got) == len(batches)
     for seg, batch in zip(got, batches, strict=True):
         length, tokens = batch["seq_len"], np.array(batch["data"]).T
@@ -170,12 +171,12 @@ class Watched(np.ndarray):
         return np.asarray(self)[key]
 
 
-@pytest.mark.parametrize("cut", ["every_target", "authors"])
+@pytest.mark.parametrize("drop_remainder", [False, True])
 @pytest.mark.parametrize("context_len", [0, 2, 20])
-def test_only_the_rows_that_are_asked_for_are_read(cut, context_len):
+def test_only_the_rows_that_are_asked_for_are_read(drop_remainder, context_len):
     tokens = tokens_of(100).view(Watched)
     tokens.read = set()
-    streams = Streams(tokens, 4, 6, cut, context_len=context_len)
+    streams = Streams(tokens, 4, 6, drop_remainder, context_len=context_len)
     whole = streams.segment(2)
     tokens.read.clear()
     part = streams.segment(2, rows=slice(1, 3))
@@ -198,18 +199,17 @@ def test_tokens_may_be_memory_mapped(tmp_path):
     [
         (
             {"batch_size": 10},
-            "batch_size = 10: the text has 10 tokens, enough for 9 streams with a target each (cut"
-            " 'every_target'); use a smaller batch or a longer text",
+            "batch_size = 10: the text has 10 tokens, enough for 9 streams with a target each; use"
+            " a smaller batch or a longer text",
         ),
         (
-            {"batch_size": 6, "cut": "authors"},
-            "batch_size = 6: the text has 10 tokens, enough for 5 streams with a target each (cut"
-            " 'authors'); use a smaller batch or a longer text",
+            {"batch_size": 6, "drop_remainder": True},
+            "batch_size = 6: the text has 10 tokens, enough for 5 streams with a target each; use"
+            " a smaller batch or a longer text",
         ),
         ({"batch_size": 0}, "batch_size = 0: must be at least 1"),
         ({"seg_len": 0}, "seg_len = 0: must be at least 1"),
         ({"context_len": -1}, "context_len = -1: must be at least 0"),
-        ({"cut": "even"}, "cut = 'even': must be one of 'every_target', 'authors'"),
         (
             {"tokens": np.zeros((2, 5), int)},
             "the text has shape (2, 5) and type int64: must be 1-D integers",
@@ -220,8 +220,8 @@ def test_tokens_may_be_memory_mapped(tmp_path):
         ),
         (
             {"tokens": np.zeros(0, int)},
-            "batch_size = 1: the text has 0 tokens, enough for 0 streams with a target each (cut"
-            " 'every_target'); use a smaller batch or a longer text",
+            "batch_size = 1: the text has 0 tokens, enough for 0 streams with a target each; use"
+            " a smaller batch or a longer text",
         ),
         (
             {"vocab_size": 9},
@@ -266,10 +266,10 @@ def rolled_rows(n, batch_size, streams, epoch):
 @pytest.mark.parametrize("context_len", [0, 5])
 def test_rolled_streams_are_nvidias_rows_cut_as_any_text(context_len):
     for n, b, t in [(29, 3, 4), (30, 5, 1), (101, 4, 64), (40, 2, 20), (16, 8, 3)]:
-        streams = Streams(np.arange(n), b, t, "authors", context_len=context_len, roll_seed=7)
+        streams = Streams(np.arange(n), b, t, True, context_len=context_len, roll_seed=7)
         for epoch in range(5):
             text = np.concatenate(rolled_rows(n, b, streams, epoch))
-            plain = Streams(text, b, t, "authors", context_len=context_len)
+            plain = Streams(text, b, t, True, context_len=context_len)
             for i, want in enumerate(plain):
                 got = streams.at_step(epoch * len(plain) + i)
                 for name in ("inputs", "targets", "weights", "starts", "first"):
@@ -277,7 +277,7 @@ def test_rolled_streams_are_nvidias_rows_cut_as_any_text(context_len):
 
 
 def test_every_shift_is_as_likely_and_streams_are_shifted_apart():
-    streams = Streams(np.arange(60), 3, 5, "authors", roll_seed=0)
+    streams = Streams(np.arange(60), 3, 5, True, roll_seed=0)
     shifts = np.array([[streams.shift(e, b) for b in range(3)] for e in range(2000)])
     for b in range(3):
         counts = np.bincount(shifts[:, b], minlength=20)
@@ -286,12 +286,12 @@ def test_every_shift_is_as_likely_and_streams_are_shifted_apart():
         assert np.max(counts) < 140
         assert np.mean(shifts[1:, b] == shifts[:-1, b]) < 0.1
         assert np.mean(shifts[:, b] == shifts[:, b - 1]) < 0.1
-    other = Streams(np.arange(60), 3, 5, "authors", roll_seed=1)
+    other = Streams(np.arange(60), 3, 5, True, roll_seed=1)
     assert np.mean([other.shift(e, 0) == shifts[e, 0] for e in range(500)]) < 0.1
 
 
 def test_rolled_segments_depend_on_the_step_alone():
-    make = lambda: Streams(np.arange(101), 3, 4, "authors", context_len=6, roll_seed=2)
+    make = lambda: Streams(np.arange(101), 3, 4, True, context_len=6, roll_seed=2)
     streams = make()
     steps = 3 * len(streams)
     in_order = [streams.at_step(step) for step in range(steps)]
@@ -303,12 +303,12 @@ def test_rolled_segments_depend_on_the_step_alone():
 
 
 def test_streams_that_are_not_full_are_not_rolled():
-    with pytest.raises(DataError, match="rolled streams are for training, cut 'authors'"):
+    with pytest.raises(DataError, match="need drop_remainder=True"):
         Streams(np.arange(30), 4, 3, roll_seed=0)
 
 
 def test_epochs_are_counted_in_segments():
-    streams = Streams(np.arange(100), 3, 4, "authors")
+    streams = Streams(np.arange(100), 3, 4, True)
     assert [streams.epochs(step) for step in (0, 4, 8, 18)] == [0, 0.5, 1, 2.25]
 
 

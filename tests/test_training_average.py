@@ -8,21 +8,22 @@ import pytest
 from tiny_runs import arrays, claimed, corpus_and_experiment, run, run_in_workdir
 
 import txl_jax
+from txl_jax.checkpoint.checkpoints import Checkpoints
+from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.config import AverageConfig
 from txl_jax.data.feed import training_batch
 from txl_jax.evaluation.evaluate import evaluator_of
 from txl_jax.evaluation.report import report
+from txl_jax.parallel.shardings import make_mesh
 from txl_jax.training.average import chosen
-from txl_jax.training.checkpoint import CheckpointError, Checkpoints
 from txl_jax.training.loop import train
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.parts import training_streams
-from txl_jax.training.sharding import make_mesh
+from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.state import init_state
 from txl_jax.training.step import train_step
-from txl_jax.training.stopping import Stop
 
-BOTH = {"average.start": 5, "average.decay": 0.75}
+BOTH = {"average.swa_start": 5, "average.ema_decay": 0.75}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def test_means_are_the_written_out_means_of_what_updates_left(folder):
     for n in range(exp.train.steps):
         state = step(state, training_batch(streams, n, "reset"))
         after.append(arrays(state.params))
-    tail, exponential = (arrays(state.averages[name]) for name in ("tail", "exponential"))
+    tail, exponential = (arrays(state.averages[name]) for name in ("swa", "ema"))
     weights = np.ones(1)  # of w_1: an exponential mean of 1/4 that begins as the plain one
     for t in range(2, len(after) + 1):
         newest = max(1 / t, 1 - 0.75)
@@ -92,23 +93,23 @@ def test_what_is_validated_is_each_of_them_once_begun_and_the_best_is_the_model(
         assert record["loss"] == min(record[f"loss_{name}"] for name in names)
         best = min(losses, key=lambda name: losses[name])
         assert txl_jax.load(str(workdir), str(record["step"])).weights == best
-    assert set(losses) == {"raw", "tail", "exponential"}
+    assert set(losses) == {"raw", "swa", "ema"}
 
 
 def test_parameters_that_are_not_there_are_refused_by_name(trained):
     workdir, _ = trained
     with pytest.raises(CheckpointError, match="has no 'tail' parameters, only raw, exponential"):
-        txl_jax.load(str(workdir), "4", "tail")
+        txl_jax.load(str(workdir), "4", "swa")
 
 
 def test_the_report_scores_the_others_too(trained, folder, capsys):
     workdir, changes = trained
     corpus, _ = corpus_and_experiment(folder, **changes)
-    model = txl_jax.load(str(workdir), "12", "tail")
+    model = txl_jax.load(str(workdir), "12", "swa")
     result = report(model, corpus, str(workdir))
     assert result is not None
     by_name = {r["name"]: r["loss"] for r in result["results"]}
-    names = [f"memory 32, {w} weights" for w in ("tail", "raw", "exponential")]
+    names = [f"memory 32, {w} weights" for w in ("swa", "raw", "ema")]
     assert set(by_name) == {*names, "no memory, tail weights"}
     assert len({by_name[name] for name in names}) == 3
     assert "memory 32, exponential weights" in capsys.readouterr().out
@@ -118,7 +119,7 @@ def test_they_are_restored_with_the_run(trained, folder, tmp_path):
     workdir, changes = trained
     corpus, exp = corpus_and_experiment(folder, **changes)
 
-    class StopSoon(Stop):
+    class StopSoon(PreemptionGuard):
         left = 9
 
         def requested(self):
@@ -127,10 +128,10 @@ def test_they_are_restored_with_the_run(trained, folder, tmp_path):
 
     claimed(tmp_path, exp, corpus)
     assert not train(exp, corpus, str(tmp_path), StopSoon()).finished
-    assert train(exp, corpus, str(tmp_path), Stop()).finished
+    assert train(exp, corpus, str(tmp_path), PreemptionGuard()).finished
     untimed = lambda r: {k: v for k, v in r.items() if k != "timing"}
     assert [*map(untimed, valid_records(tmp_path))] == [*map(untimed, valid_records(workdir))]
-    for name in ("raw", "tail", "exponential"):
+    for name in ("raw", "swa", "ema"):
         whole, cut = (arrays(txl_jax.load(str(w), "12", name).params) for w in (workdir, tmp_path))
         for key in whole:
             np.testing.assert_array_equal(whole[key], cut[key], err_msg=f"{name} {key}")
@@ -138,7 +139,7 @@ def test_they_are_restored_with_the_run(trained, folder, tmp_path):
 
 def test_what_is_exported_is_what_was_chosen(trained, tmp_path):
     workdir, _ = trained
-    model = txl_jax.load(str(workdir), "12", "tail")
+    model = txl_jax.load(str(workdir), "12", "swa")
     txl_jax.save(model, str(tmp_path / "out"))
     there = arrays(txl_jax.load(str(tmp_path / "out")).params)
     for key, value in arrays(model.params).items():
@@ -146,11 +147,11 @@ def test_what_is_exported_is_what_was_chosen(trained, tmp_path):
 
 
 def test_layers_under_scan_keep_the_one_that_is_named_and_on_disk_one_by_one(folder, tmp_path):
-    changes = {"model.scan_layers": True, "average.start": 11, "average.use": "tail"}
+    changes = {"model.scan_layers": True, "average.swa_start": 11, "average.use": "swa"}
     run_in_workdir(folder, tmp_path, **changes)
     named = txl_jax.load(str(tmp_path), "12")
-    assert (named.weights, named.others) == ("tail", ("raw",))
-    tail, raw = (arrays(txl_jax.load(str(tmp_path), "12", name).params) for name in ("tail", "raw"))
+    assert (named.weights, named.others) == ("swa", ("raw",))
+    tail, raw = (arrays(txl_jax.load(str(tmp_path), "12", name).params) for name in ("swa", "raw"))
     assert any("layer_1" in key for key in tail)
     for key in raw:  # the mean of one
         np.testing.assert_allclose(tail[key], raw[key], rtol=0, atol=1e-7, err_msg=key)
@@ -159,15 +160,15 @@ def test_layers_under_scan_keep_the_one_that_is_named_and_on_disk_one_by_one(fol
 @pytest.mark.parametrize(
     ("use", "losses", "name"),
     [
-        ("best", {"raw": 2.0, "tail": 1.0}, "tail"),
-        ("best", {"raw": 1.0, "tail": 2.0}, "raw"),
-        ("tail", {"raw": 1.0, "tail": 2.0}, "tail"),
-        ("tail", {"raw": 1.0}, "raw"),
-        ("raw", {"raw": 2.0, "exponential": 1.0}, "raw"),
+        ("best", {"raw": 2.0, "swa": 1.0}, "swa"),
+        ("best", {"raw": 1.0, "swa": 2.0}, "raw"),
+        ("swa", {"raw": 1.0, "swa": 2.0}, "swa"),
+        ("swa", {"raw": 1.0}, "raw"),
+        ("raw", {"raw": 2.0, "ema": 1.0}, "raw"),
     ],
 )
 def test_the_model_is_the_best_or_the_one_that_is_named(use, losses, name):
-    assert chosen(losses, AverageConfig(start=1, decay=0.5, use=use)) == name
+    assert chosen(losses, AverageConfig(swa_start=1, ema_decay=0.5, use=use)) == name
 
 
 def test_a_run_without_means_has_the_records_it_had(folder, tmp_path):
@@ -179,7 +180,7 @@ def test_a_run_without_means_has_the_records_it_had(folder, tmp_path):
 
 @pytest.mark.slow
 def test_a_checkpoint_that_was_not_validated_has_the_weights_that_are_named(folder, tmp_path):
-    changes = {"average.start": 5, "average.use": "tail", "checkpoint.keep_last": 9}
+    changes = {"average.swa_start": 5, "average.use": "swa", "checkpoint.keep_last": 9}
     run_in_workdir(folder, tmp_path, **changes)  # saved at 4 and 8, validated at 6 and 12
     names = {step: txl_jax.load(str(tmp_path), step).weights for step in ("4", "6", "8")}
-    assert names == {"4": "raw", "6": "tail", "8": "tail"}
+    assert names == {"4": "raw", "6": "swa", "8": "swa"}

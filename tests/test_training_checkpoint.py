@@ -11,8 +11,9 @@ import pytest
 from tiny_runs import arrays, corpus_and_experiment, run
 
 import txl_jax
-from txl_jax.training import seals
-from txl_jax.training.checkpoint import CheckpointError, Checkpoints
+from txl_jax.checkpoint import checksums as seals
+from txl_jax.checkpoint.checkpoints import Checkpoints
+from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import init_state
 
@@ -289,18 +290,19 @@ def test_settings_that_do_not_touch_the_state_may_change(folder):
 
 def test_a_checkpoint_of_a_newer_format_is_refused(folder, monkeypatch):
     exp, _, abstract, _ = save_some(folder)
-    monkeypatch.setattr("txl_jax.training.checkpoint.FORMAT", 0)
+    monkeypatch.setattr("txl_jax.checkpoint.checkpoints.FORMAT", 0)
     with pytest.raises(CheckpointError, match="has format 1, newer than this program's 0"):
         restore(folder, exp, abstract)
 
 
 def test_training_leaves_a_model_that_load_gives_back(folder):
-    from txl_jax.workdir import claim, load
+    from txl_jax.checkpoint.workdir import init_workdir
+    from txl_jax.checkpoint.workdir import load_workdir as load
 
     corpus, exp = corpus_and_experiment(folder)
     claim_dir = folder / "run"
     claim_dir.mkdir()
-    claim(str(claim_dir), exp, corpus)
+    init_workdir(str(claim_dir), exp, corpus)
     outcome = run(folder, claim_dir)
     trained = load(str(claim_dir), "latest")
     assert outcome.finished

@@ -28,18 +28,20 @@ from tiny_runs import call, corpus_and_experiment, experiment, run, write_config
 
 import txl_jax
 from txl_jax import modes
+from txl_jax.checkpoint import checkpoints as checkpoint_module
+from txl_jax.checkpoint import checksums as seals
+from txl_jax.checkpoint.checkpoints import Checkpoints
+from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
+from txl_jax.checkpoint.lock import LockedError, training_lock
+from txl_jax.checkpoint.workdir import WRITTEN_IN, check_writable
 from txl_jax.evaluation.evaluate import Evaluator
 from txl_jax.library_errors import keep_library_errors
-from txl_jax.lock import LockedError, training_lock
-from txl_jax.training import checkpoint as checkpoint_module
-from txl_jax.training import loop, seals
+from txl_jax.training import loop
 from txl_jax.training import step as step_module
-from txl_jax.training.checkpoint import CheckpointError, Checkpoints
 from txl_jax.training.loop import NonFiniteError, train
 from txl_jax.training.optimizer import make_optimizer
+from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.state import init_state
-from txl_jax.training.stopping import Stop
-from txl_jax.workdir import WRITTEN_IN, WorkdirError, check_writable
 
 # --------------------------------------------------------------------------------------
 # A full disk.
@@ -178,18 +180,18 @@ def test_a_run_whose_save_fails_stops_and_goes_on_from_the_one_before(tmp_path):
     run(tmp_path, tmp_path / "whole", **changes)
     intact = pytest.raises(CheckpointError, match=r"cannot be written .*; checkpoint 4 is intact")
     with full_at(6), intact:
-        train(exp, corpus, str(tmp_path / "cut"), Stop())
-    assert train(exp, corpus, str(tmp_path / "cut"), Stop()).finished
+        train(exp, corpus, str(tmp_path / "cut"), PreemptionGuard())
+    assert train(exp, corpus, str(tmp_path / "cut"), PreemptionGuard()).finished
     assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut", **changes)
 
 
-def test_a_run_may_go_on_without_saving_until_there_is_space(tmp_path, capsys):
-    changes = {"checkpoint.every": 2, "checkpoint.go_on_without_saving": True}
+def test_a_run_may_tolerate_save_errors_until_there_is_space(tmp_path, capsys):
+    changes = {"checkpoint.every": 2, "checkpoint.tolerate_save_errors": True}
     corpus, exp = corpus_and_experiment(tmp_path, **changes)
     run(tmp_path, tmp_path / "whole", **changes)
     capsys.readouterr()
     with full_at(4, 6, 8):
-        assert train(exp, corpus, str(tmp_path / "cut"), Stop()).finished
+        assert train(exp, corpus, str(tmp_path / "cut"), PreemptionGuard()).finished
     told = [line for line in capsys.readouterr().err.splitlines() if "cannot be written" in line]
     assert len(told) == 3
     assert all(line.endswith("; checkpoint 2 is intact; going on without it") for line in told)
@@ -215,7 +217,7 @@ def refused_at(step):
 
 def test_a_checkpoint_that_was_lost_is_not_said_to_be_kept(tmp_path, monkeypatch):
     """That of step 6 fails while it is written, that of step 8 at once; step 9 is no number."""
-    changes = {"checkpoint.every": 2, "checkpoint.go_on_without_saving": True}
+    changes = {"checkpoint.every": 2, "checkpoint.tolerate_save_errors": True}
     corpus, exp = corpus_and_experiment(tmp_path, **changes)
     gradient_of = step_module.summed_gradient
 
@@ -226,16 +228,16 @@ def test_a_checkpoint_that_was_lost_is_not_said_to_be_kept(tmp_path, monkeypatch
     monkeypatch.setattr(step_module, "summed_gradient", spoilt)
     kept = pytest.raises(NonFiniteError, match="at step 9; stopped, checkpoint 4 is kept")
     with refused_at(8), full_at(6), kept:
-        train(exp, corpus, str(tmp_path / "run"), Stop())
+        train(exp, corpus, str(tmp_path / "run"), PreemptionGuard())
 
 
 @pytest.mark.parametrize("failing_at", [full_at, refused_at])
 def test_the_last_checkpoint_must_be_written(tmp_path, failing_at):
-    changes = {"checkpoint.every": 4, "checkpoint.go_on_without_saving": True}
+    changes = {"checkpoint.every": 4, "checkpoint.tolerate_save_errors": True}
     corpus, exp = corpus_and_experiment(tmp_path, **changes)
     with failing_at(12), pytest.raises(CheckpointError, match=r"; checkpoint 8 is intact"):
-        train(exp, corpus, str(tmp_path / "run"), Stop())
-    assert train(exp, corpus, str(tmp_path / "run"), Stop()).finished
+        train(exp, corpus, str(tmp_path / "run"), PreemptionGuard())
+    assert train(exp, corpus, str(tmp_path / "run"), PreemptionGuard()).finished
 
 
 # --------------------------------------------------------------------------------------
@@ -410,7 +412,7 @@ from pathlib import Path
 sys.path[:0] = sys.argv[2:]
 from test_training_checkpoint import at_step
 from test_training_faults import zeros
-from txl_jax.training.checkpoint import Checkpoints
+from txl_jax.checkpoint.checkpoints import Checkpoints
 
 folder = Path(sys.argv[1])
 exp, state, _ = zeros(folder)

@@ -198,7 +198,7 @@ def test_r_drop_is_two_losses_and_how_far_they_are_apart(clusters):
             method="logits_and_states",
             train=True,
             rngs={"dropout": each},
-            **some.about_inputs(False),
+            **some.model_kwargs(False),
         )
         logits, states, new = read
         logits = np.asarray(logits, np.float64)

@@ -14,19 +14,19 @@ from jax.sharding import Mesh
 from test_training_resume import StopAt
 
 import txl_jax
+from txl_jax.checkpoint.checkpoints import Checkpoints
+from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ConfigError, ExperimentConfig, MeshConfig, override
 from txl_jax.data.batch import Batch
 from txl_jax.model.kernels import choice
 from txl_jax.model.layout import stack_layers, unstack_layers
-from txl_jax.training.checkpoint import Checkpoints
+from txl_jax.parallel.shardings import Shardings, make_mesh
+from txl_jax.records import read
 from txl_jax.training.loop import train
 from txl_jax.training.loss import batch_loss, totals
 from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.records import read
-from txl_jax.training.sharding import Placement, make_mesh
-from txl_jax.training.state import init_state
+from txl_jax.training.state import init_state, state_shardings
 from txl_jax.training.step import compiled_step
-from txl_jax.workdir import param_shapes
 
 B, T, M, V, STEPS = 8, 12, 10, 96, 20
 MESHES = {"8x1x1": (8, 1, 1), "2x2x2": (2, 2, 2), "1x4x2": (1, 4, 2), "1x1x8": (1, 1, 8)}
@@ -70,38 +70,38 @@ def batches(vocab_size=V) -> list[Batch]:
 
 
 def prepared(exp: ExperimentConfig):
-    """Model, optimizer, placement, and the state from the parameters of one device's run."""
+    """Model, optimizer, shardings, and the state from the parameters of one device's run."""
     t = exp.train
-    placement = Placement(make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches))
+    shardings = Shardings(make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches))
     plain = dataclasses.replace(exp, model=dataclasses.replace(exp.model, scan_layers=False))
     optimizer = make_optimizer(exp)
     state = init_state(plain, txl_jax.TransformerXL(plain.model), optimizer)
     state = stack_layers(state) if exp.model.scan_layers else state
-    state = jax.device_put(state, placement.state(state))
-    return txl_jax.TransformerXL(exp.model, placement.mesh), optimizer, placement, state
+    state = jax.device_put(state, state_shardings(shardings, state))
+    return txl_jax.TransformerXL(exp.model, shardings.mesh), optimizer, shardings, state
 
 
 def gradient(exp: ExperimentConfig):
     """Of the first step, layers one by one, on the host."""
-    model, _, placement, state = prepared(exp)
-    batch = jax.device_put(batches(exp.model.vocab_size)[0], placement.batch())
+    model, _, shardings, state = prepared(exp)
+    batch = jax.device_put(batches(exp.model.vocab_size)[0], shardings.rows())
 
     def loss(params, batch, mems):
         key = jax.random.key(0)
         return batch_loss(params, model, batch, mems, key, exp.loss, totals(batch.weights))[0]
 
-    out = placement.parameters(state.params)
+    out = shardings.parameters(state.params)
     found = jax.jit(jax.grad(loss), out_shardings=out)(state.params, batch, state.mems)
     return jax.device_get(unstack_layers(found))
 
 
 def training(exp: ExperimentConfig):
     """Losses of all steps, the last state, and the compiled step."""
-    model, optimizer, placement, state = prepared(exp)
-    step = compiled_step(exp, model, optimizer, placement, state)
+    model, optimizer, shardings, state = prepared(exp)
+    step = compiled_step(exp, model, optimizer, shardings, state)
     losses = []
     for batch in batches(exp.model.vocab_size):
-        state, metrics = step(state, jax.device_put(batch, placement.batch()))
+        state, metrics = step(state, jax.device_put(batch, shardings.rows()))
         losses.append(float(metrics["nll_sum"] / metrics["count"]))
     return losses, state, step
 
@@ -195,8 +195,10 @@ def test_parameters_and_optimizer_are_made_cut_and_memory_lies_with_its_rows():
 
 def test_the_state_is_made_in_pieces_never_whole():
     exp = experiment((1, 4, 2))
-    model, optimizer, placement, state = prepared(exp)
-    init = jax.jit(lambda: init_state(exp, model, optimizer), out_shardings=placement.state(state))
+    model, optimizer, shardings, state = prepared(exp)
+    init = jax.jit(
+        lambda: init_state(exp, model, optimizer), out_shardings=state_shardings(shardings, state)
+    )
     compiled = init.lower().compile()
     largest = state.params["embedding"]
     sizes = [int(np.prod(s)) for _, s in all_shapes(str(compiled.as_text())) if s]
@@ -253,9 +255,9 @@ def all_shapes(text: str, kinds: str = r"[\w-]+") -> list[tuple[str, tuple[int, 
 def exchanges(mesh, **changes) -> list[tuple[str, tuple[int, ...]]]:
     """What devices exchange in a compiled step."""
     exp = experiment(mesh, **changes)
-    model, optimizer, placement, state = prepared(exp)
+    model, optimizer, shardings, state = prepared(exp)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state, batches()[0]))
-    step: Any = compiled_step(exp, model, optimizer, placement, state)
+    step: Any = compiled_step(exp, model, optimizer, shardings, state)
     kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
     return all_shapes(step.lower(*shapes).compile().as_text(), kinds)
 
@@ -277,9 +279,9 @@ def test_memory_never_moves_between_devices(shape):
     moved = [s for _, s in exchanges(MESHES[shape]) if len(s) >= 3 and M in s and 32 in s]
     assert not moved, f"rows {rows}"
     exp = experiment(MESHES[shape])
-    model, optimizer, placement, state = prepared(exp)
-    step = compiled_step(exp, model, optimizer, placement, state)
-    after = step(state, jax.device_put(batches()[0], placement.batch()))[0]
+    model, optimizer, shardings, state = prepared(exp)
+    step = compiled_step(exp, model, optimizer, shardings, state)
+    after = step(state, jax.device_put(batches()[0], shardings.rows()))[0]
     assert after.mems.hidden.sharding.is_equivalent_to(state.mems.hidden.sharding, 4)
 
 
@@ -332,8 +334,8 @@ def test_the_kernel_choice_sees_the_device_of_a_mesh_of_one(monkeypatch):
         return "xla"
 
     monkeypatch.setattr(choice, "chosen", chosen)
-    model, _, placement, state = prepared(experiment((1, 1, 1)))
+    model, _, shardings, state = prepared(experiment((1, 1, 1)))
     seen.clear()
     jax.eval_shape(lambda: model.apply({"params": state.params}, batches()[0].inputs, state.mems))
     assert seen
-    assert all(mesh is placement.mesh for mesh in seen)
+    assert all(mesh is shardings.mesh for mesh in seen)

@@ -99,7 +99,7 @@ def test_both_rates_fall_from_their_own_peak_to_the_same_end_and_then_to_half_of
     c = OptimizerConfig(
         learning_rate=3e-4, warmup_steps=10, min_ratio=1 / 3, embedding_ratio=2.0, schedule="cosine"
     )
-    average = AverageConfig(start=110, rate=0.5)
+    average = AverageConfig(swa_start=110, swa_lr_ratio=0.5)
     rest, tables = schedule(c, 200, average), embedding_schedule(c, 200, average)
     at = lambda rate, *steps: [float(rate(t)) for t in steps]
     np.testing.assert_allclose(at(rest, 9, 10, 60, 110, 199), [3e-4, 3e-4, 2e-4, 5e-5, 5e-5])
@@ -111,7 +111,7 @@ def test_both_rates_fall_from_their_own_peak_to_the_same_end_and_then_to_half_of
 
 def test_a_tail_without_a_rate_leaves_the_schedule_as_it_was():
     c = OptimizerConfig(learning_rate=1.0, warmup_steps=2, min_ratio=0.1)
-    with_tail, without = schedule(c, 20, AverageConfig(start=10)), schedule(c, 20)
+    with_tail, without = schedule(c, 20, AverageConfig(swa_start=10)), schedule(c, 20)
     assert [float(with_tail(t)) for t in range(20)] == [float(without(t)) for t in range(20)]
 
 

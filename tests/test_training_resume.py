@@ -15,14 +15,14 @@ import pytest
 from tiny_runs import arrays, call, corpus_and_experiment, interrupt, lm1b, run, write_config
 
 import txl_jax
+from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.data.feed import training_batch
 from txl_jax.data.sentences import SentenceStreams
-from txl_jax.training.checkpoint import Checkpoints
 from txl_jax.training.loop import NonFiniteError, train
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.parts import training_streams
+from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.state import init_state
-from txl_jax.training.stopping import Stop
 
 DROPOUT = {"model.dropout": 0.2, "model.dropatt": 0.1}
 
@@ -56,7 +56,7 @@ def assert_same_run(folder, a, b, **changes):
         np.testing.assert_array_equal(want[key], got[key], err_msg=key)
 
 
-class StopAt(Stop):
+class StopAt(PreemptionGuard):
     """Asks to stop at the n-th time it is asked."""
 
     def __init__(self, n):
@@ -101,7 +101,7 @@ def test_stopped_at_any_step_and_resumed_is_bit_identical(tmp_path, changes):
         if step := int(outcome.state.step):  # saved where it stopped, not at the last full four
             assert (tmp_path / "cut" / "checkpoints" / str(step)).is_dir()
     while not outcome.finished:
-        outcome = train(exp, corpus, str(tmp_path / "cut"), Stop())
+        outcome = train(exp, corpus, str(tmp_path / "cut"), PreemptionGuard())
     assert stops >= 2
     assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut", **changes)
 
@@ -122,7 +122,7 @@ def test_sentences_train_over_epochs_and_go_on_bit_identically(tmp_path):
     run(tmp_path, tmp_path / "whole", **changes)
     for n in (5, 8):  # also asked while it validates
         assert not train(exp, corpus, str(tmp_path / "cut"), StopAt(n)).finished
-    assert train(exp, corpus, str(tmp_path / "cut"), Stop()).finished
+    assert train(exp, corpus, str(tmp_path / "cut"), PreemptionGuard()).finished
     assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut", **changes)
 
     told = records(tmp_path / "whole")
@@ -152,7 +152,7 @@ def test_stopped_while_validating_validates_again_and_is_bit_identical(tmp_path)
     corpus, exp = corpus_and_experiment(tmp_path)
     run(tmp_path, tmp_path / "whole")
 
-    class StopInValidation(Stop):
+    class StopInValidation(PreemptionGuard):
         asked_of_loop = 0
 
         def requested(self):
@@ -165,7 +165,7 @@ def test_stopped_while_validating_validates_again_and_is_bit_identical(tmp_path)
 
     for _ in range(2):  # stopped in the same validation twice
         assert not train(exp, corpus, str(tmp_path / "cut"), StopInValidation()).finished
-    assert train(exp, corpus, str(tmp_path / "cut"), Stop()).finished
+    assert train(exp, corpus, str(tmp_path / "cut"), PreemptionGuard()).finished
     assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut")
 
 
@@ -173,7 +173,7 @@ def test_stopped_while_validating_validates_again_and_is_bit_identical(tmp_path)
 def test_killed_between_a_late_validation_and_its_checkpoint_logs_it_once(tmp_path, monkeypatch):
     corpus, exp = corpus_and_experiment(tmp_path)
     run(tmp_path, tmp_path / "whole")
-    stop = Stop()
+    stop = PreemptionGuard()
     stop_in_validation = lambda *_, **__: setattr(stop, "signal", signal.SIGTERM)
     with monkeypatch.context() as patch:
         patch.setattr("txl_jax.evaluation.evaluate.Evaluator.run", stop_in_validation)
@@ -181,8 +181,8 @@ def test_killed_between_a_late_validation_and_its_checkpoint_logs_it_once(tmp_pa
     with monkeypatch.context() as patch:  # the record is written, the checkpoint is not
         patch.setattr(Checkpoints, "replace", lambda *_: (_ for _ in ()).throw(SystemExit(9)))
         with pytest.raises(SystemExit):
-            train(exp, corpus, str(tmp_path / "cut"), Stop())
-    assert train(exp, corpus, str(tmp_path / "cut"), Stop()).finished
+            train(exp, corpus, str(tmp_path / "cut"), PreemptionGuard())
+    assert train(exp, corpus, str(tmp_path / "cut"), PreemptionGuard()).finished
     assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut")
 
 
@@ -342,7 +342,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_
     feed = loop.training_feed
     monkeypatch.setattr(loop, "training_feed", spoilt)
     with pytest.raises(NonFiniteError) as caught:
-        train(exp, corpus, str(tmp_path / "run"), Stop())
+        train(exp, corpus, str(tmp_path / "run"), PreemptionGuard())
     assert str(caught.value) == (
         "training loss is nan at step 5; stopped, checkpoint 4 is kept. Try a lower"
         " optimizer.learning_rate, more optimizer.warmup_steps, or model.dtype float32"
@@ -356,7 +356,7 @@ def test_an_absurd_learning_rate_is_stopped_by_name(tmp_path):
         tmp_path, **{"optimizer.learning_rate": 1e38, "optimizer.warmup_steps": 0}
     )
     with pytest.raises(NonFiniteError, match=r"is (nan|inf) at step \d+; stopped, no checkpoint"):
-        train(exp, corpus, str(tmp_path / "run"), Stop())
+        train(exp, corpus, str(tmp_path / "run"), PreemptionGuard())
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])

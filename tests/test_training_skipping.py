@@ -10,16 +10,16 @@ from tiny_runs import arrays, corpus_and_experiment
 
 import txl_jax
 from txl_jax.data.feed import training_batch
+from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training import skipping
 from txl_jax.training import step as step_module
 from txl_jax.training.loop import NonFiniteError, train
 from txl_jax.training.optimizer import RecentNorm, make_optimizer, with_recent_norm
 from txl_jax.training.parts import training_streams
-from txl_jax.training.sharding import Placement, make_mesh
+from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.skipping import SkippedError, not_finite, reason, unless_bad
-from txl_jax.training.state import init_state
+from txl_jax.training.state import init_state, state_shardings
 from txl_jax.training.step import compiled_step, train_step
-from txl_jax.training.stopping import Stop
 
 SKIP = {"train.non_finite": "skip"}
 ON_A_MESH = {"mesh.fsdp": 2, "mesh.tensor": 2, "train.micro_batches": 2}
@@ -45,12 +45,12 @@ def _prepare(folder, **changes):
     corpus, exp = corpus_and_experiment(folder, **{"model.n_layer": 1, **changes})
     t = exp.train
     optimizer = make_optimizer(exp)
-    placement = Placement(make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches))
-    model = txl_jax.TransformerXL(exp.model, placement.mesh)
+    shardings = Shardings(make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches))
+    model = txl_jax.TransformerXL(exp.model, shardings.mesh)
     init = lambda: init_state(exp, model, optimizer)
     abstract = jax.eval_shape(init)
-    state = jax.jit(init, out_shardings=placement.state(abstract))()
-    gives_away = compiled_step(exp, model, optimizer, placement, abstract)
+    state = jax.jit(init, out_shardings=state_shardings(shardings, abstract))()
+    gives_away = compiled_step(exp, model, optimizer, shardings, abstract)
     step = lambda state, batch: gives_away(jax.tree.map(jnp.copy, state), batch)  # used again here
     streams = training_streams(exp, corpus)
     batches = [training_batch(streams, s, t.epoch_memory) for s in range(4)]
@@ -250,7 +250,7 @@ def spoil(monkeypatch):
 def test_skipped_updates_are_told_and_counted_and_the_run_goes_on(tmp_path, spoil, capsys):
     corpus, exp = corpus_and_experiment(tmp_path, **SKIP, **{"train.log_every": 3})
     spoil(2, 7, 8, 9)
-    outcome = train(exp, corpus, str(tmp_path / "run"), Stop())
+    outcome = train(exp, corpus, str(tmp_path / "run"), PreemptionGuard())
     assert outcome.finished
     told = [r for r in records(tmp_path / "run") if r["kind"] == "train"]
     assert [r.get("skipped", 0) for r in told] == [1, 0, 3, 0]
@@ -268,11 +268,11 @@ def test_a_run_that_skips_is_resumed_bit_identically(tmp_path, spoil, monkeypatc
     monkeypatch.setattr(skipping, "FIRST_NORMS", 2)
     corpus, exp = corpus_and_experiment(tmp_path, **changes)
     spoil(4, 5, 8, 10, by=jnp.nan if changes is SKIP else 50.0)
-    train(exp, corpus, str(tmp_path / "whole"), Stop())
+    train(exp, corpus, str(tmp_path / "whole"), PreemptionGuard())
     assert sum(r.get("skipped", 0) for r in records(tmp_path / "whole")) == 4
     for n in (3, 5, 7):
         train(exp, corpus, str(tmp_path / "cut"), StopAt(n))
-    assert train(exp, corpus, str(tmp_path / "cut"), Stop()).finished
+    assert train(exp, corpus, str(tmp_path / "cut"), PreemptionGuard()).finished
     assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut", **changes)
 
 
@@ -289,7 +289,7 @@ def test_too_many_in_a_row_stop_the_run_also_over_a_resume(tmp_path, spoil):
     )
     for workdir in (tmp_path / "whole", cut):
         with pytest.raises(SkippedError) as caught:
-            train(exp, corpus, str(workdir), Stop())
+            train(exp, corpus, str(workdir), PreemptionGuard())
         assert str(caught.value) == text
 
 
@@ -310,7 +310,7 @@ def test_a_state_that_is_not_finite_is_never_saved(tmp_path, monkeypatch):
     changes = {"model.n_layer": 1, "checkpoint.every": 2, "train.eval_every": 0}
     corpus, exp = corpus_and_experiment(tmp_path, **changes)
     with pytest.raises(NonFiniteError) as caught:
-        train(exp, corpus, str(tmp_path / "run"), Stop())
+        train(exp, corpus, str(tmp_path / "run"), PreemptionGuard())
     text = str(caught.value)
     assert text.startswith("params/embedding is not finite after step 4; stopped, checkpoint 2 is")
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["2"]
@@ -321,9 +321,9 @@ def test_a_run_that_stopped_at_a_nan_may_be_resumed_to_skip_it(tmp_path, spoil):
     corpus, exp = corpus_and_experiment(tmp_path, **{"checkpoint.every": 2})
     spoil(5)
     with pytest.raises(NonFiniteError, match=r"norm is nan at step 5; .* 4 is kept"):
-        train(exp, corpus, str(tmp_path / "run"), Stop())
+        train(exp, corpus, str(tmp_path / "run"), PreemptionGuard())
     corpus, exp = corpus_and_experiment(tmp_path, **SKIP)
-    assert train(exp, corpus, str(tmp_path / "run"), Stop()).finished
+    assert train(exp, corpus, str(tmp_path / "run"), PreemptionGuard()).finished
 
 
 def test_the_plain_step_and_the_skipping_one_make_the_same_updates(folder):

@@ -16,14 +16,14 @@ from txl_jax.convert.pytorch import config_from_pytorch, params_from_pytorch
 from txl_jax.data.feed import training_batch, training_feed
 from txl_jax.data.streams import Streams
 from txl_jax.model.memory import Memory
+from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training import step as step_module
 from txl_jax.training.loop import train
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.parts import training_streams
-from txl_jax.training.sharding import Placement, make_mesh
-from txl_jax.training.state import TrainState, init_state
+from txl_jax.training.preemption import PreemptionGuard
+from txl_jax.training.state import TrainState, init_state, state_shardings
 from txl_jax.training.step import compiled_step, padded_amid, train_step
-from txl_jax.training.stopping import Stop
 
 STEPS = 4
 
@@ -40,11 +40,11 @@ def train_steps(folder, **changes):
     t = exp.train
     model = txl_jax.TransformerXL(exp.model)
     optimizer = make_optimizer(exp)
-    placement = Placement(make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches))
+    shardings = Shardings(make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches))
     init = lambda: init_state(exp, model, optimizer)
     abstract = jax.eval_shape(init)
-    state = jax.jit(init, out_shardings=placement.state(abstract))()
-    step = compiled_step(exp, model, optimizer, placement, abstract)
+    state = jax.jit(init, out_shardings=state_shardings(shardings, abstract))()
+    step = compiled_step(exp, model, optimizer, shardings, abstract)
     streams = training_streams(exp, corpus)
     several = t.steps_per_dispatch > 1
     feed = training_feed(
@@ -53,7 +53,7 @@ def train_steps(folder, **changes):
         STEPS,
         t.epoch_memory,
         t.steps_per_dispatch,
-        placement.batch(several),
+        shardings.rows(several),
         t.reset_every,
     )
     history = []
@@ -83,8 +83,8 @@ def test_micro_batches_give_the_whole_batch_and_each_row_its_own_memory(folder):
 
 @pytest.mark.parametrize(
     "average",
-    [{}, {"average.start": 6, "average.rate": 0.5, "optimizer.min_ratio": 0.1}],
-    ids=["plain", "average.rate"],
+    [{}, {"average.swa_start": 6, "average.swa_lr_ratio": 0.5, "optimizer.min_ratio": 0.1}],
+    ids=["plain", "average.swa_lr_ratio"],
 )
 def test_the_logged_learning_rate_is_that_of_the_update(folder, monkeypatch, average):
     """Adam's update of a gradient that is always 1 is the learning rate itself."""
@@ -202,7 +202,7 @@ def test_dropout_differs_from_step_to_step_on_the_same_batch(folder):
     model = txl_jax.TransformerXL(exp.model)
     optimizer = make_optimizer(exp)
     state = init_state(exp, model, optimizer)
-    streams = Streams(corpus.train, exp.train.batch_size, exp.train.seg_len, cut="authors")
+    streams = Streams(corpus.train, exp.train.batch_size, exp.train.seg_len, drop_remainder=True)
     batch = training_batch(streams, 0, "reset")
     step = jax.jit(lambda s, b: train_step(s, b, exp, model, optimizer)[1]["nll_sum"])
     sums = [float(step(state.replace(step=np.int32(t)), batch)) for t in range(3)]
@@ -214,7 +214,7 @@ def test_padded_targets_count_for_nothing(folder):
     model = txl_jax.TransformerXL(exp.model)
     optimizer = make_optimizer(exp)
     state = init_state(exp, model, optimizer)
-    streams = Streams(corpus.train, exp.train.batch_size, exp.train.seg_len, cut="authors")
+    streams = Streams(corpus.train, exp.train.batch_size, exp.train.seg_len, drop_remainder=True)
     batch = training_batch(streams, 0, "reset")
     weights = batch.weights.copy()
     weights[:, 10:] = 0
@@ -234,7 +234,7 @@ def test_padded_targets_count_for_nothing(folder):
 
 def test_memory_is_emptied_at_an_epoch_or_carried_by_name(folder):
     corpus, exp = corpus_and_experiment(folder)
-    streams = Streams(corpus.train, exp.train.batch_size, exp.train.seg_len, cut="authors")
+    streams = Streams(corpus.train, exp.train.batch_size, exp.train.seg_len, drop_remainder=True)
     n = streams.n_segments
     for step, first in ((0, True), (1, False), (n - 1, False), (n, True), (2 * n, True)):
         assert np.all(training_batch(streams, step, "reset").reset == first)
@@ -246,7 +246,7 @@ def test_memory_is_emptied_at_an_epoch_or_carried_by_name(folder):
 
 def test_memory_is_emptied_every_so_many_steps_too(folder):
     corpus, exp = corpus_and_experiment(folder)
-    streams = Streams(corpus.train, exp.train.batch_size, exp.train.seg_len, cut="authors")
+    streams = Streams(corpus.train, exp.train.batch_size, exp.train.seg_len, drop_remainder=True)
     n = streams.n_segments
     assert n % 7
     for epoch_memory in ("carry", "reset"):
@@ -347,7 +347,7 @@ def test_padding_of_drawn_lengths_changes_neither_loss_nor_memory(folder, change
 def test_padding_at_an_epochs_end_does_not_enter_memory_that_is_carried(folder):
     corpus, exp = corpus_and_experiment(folder, **{"train.epoch_memory": "carry"})
     n = len(training_streams(exp, corpus))
-    streams = Streams(corpus.train[: 4 * 16 * 4 + 25], 4, 16, "authors")  # 4 segments and a bit
+    streams = Streams(corpus.train[: 4 * 16 * 4 + 25], 4, 16, True)  # 4 segments and a bit
     assert 0 < streams.longest % 16 < 16 < n
     batches = [training_batch(streams, step, "carry") for step in range(7)]
     assert_padding_changes_nothing(exp, batches)
@@ -356,7 +356,7 @@ def test_padding_at_an_epochs_end_does_not_enter_memory_that_is_carried(folder):
 def test_the_ordinary_recipe_is_spared_the_cost_of_lengths(folder):
     corpus, exp = corpus_and_experiment(folder)
     batch = training_batch(training_streams(exp, corpus), 0, "reset")
-    assert "lengths" not in batch.about_inputs(padded_amid(exp.train))
+    assert "lengths" not in batch.model_kwargs(padded_amid(exp.train))
     for changes in (DRAWN, {"train.epoch_memory": "carry"}):
         assert padded_amid(override(exp, changes).train)
 
@@ -391,19 +391,19 @@ def test_the_rate_is_in_proportion_to_the_segments_length(folder, positions, par
 
 
 def test_steps_on_drawn_lengths_do_not_depend_on_how_they_are_cut(folder):
-    one = train_steps(folder, **DRAWN, **{"train.roll_streams": True})
+    one = train_steps(folder, **DRAWN, **{"train.partial_shuffle": True})
     assert len(set(one[1]["tokens"].tolist())) > 1
     cut = {"train.steps_per_dispatch": 2, "train.log_every": 4, "train.eval_every": 4}
     cut |= {"mesh.data": 2, "train.micro_batches": 2}
-    several = train_steps(folder, **DRAWN, **{"train.roll_streams": True}, **cut)
+    several = train_steps(folder, **DRAWN, **{"train.partial_shuffle": True}, **cut)
     assert_same_training(one, several, 1e-4)
 
 
 def test_a_run_on_drawn_lengths_tells_its_epochs_and_ends_alike_when_cut(folder, tmp_path):
-    changes = {**DRAWN, "train.roll_streams": True, "train.reset_every": 5, "model.n_layer": 1}
+    changes = {**DRAWN, "train.partial_shuffle": True, "train.reset_every": 5, "model.n_layer": 1}
     whole = run(folder, tmp_path / "whole", **changes)
     corpus, exp = corpus_and_experiment(folder, **changes)
-    stop = Stop()
+    stop = PreemptionGuard()
     counted = iter(range(10**6))
     stop.requested = lambda: next(counted) >= 7  # type: ignore[method-assign]
     assert not train(exp, corpus, str(tmp_path / "cut"), stop).finished

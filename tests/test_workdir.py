@@ -10,15 +10,19 @@ import pytest
 import tiny_runs
 
 import txl_jax
-from txl_jax import modes, workdir_files
+from txl_jax import modes
+from txl_jax.analysis import recl_table
+from txl_jax.analysis import report_page as page
+from txl_jax.checkpoint import workdir_files
+from txl_jax.checkpoint.errors import WorkdirError
+from txl_jax.checkpoint.loading import load
+from txl_jax.checkpoint.lock import training_lock
+from txl_jax.checkpoint.workdir import init_workdir
+from txl_jax.checkpoint.workdir_files import CONFIG, FILES, MODEL, check_free, register_outputs
 from txl_jax.config import ExperimentConfig, override
 from txl_jax.convert import export
-from txl_jax.evaluation import page, recl_table
-from txl_jax.lock import training_lock
 from txl_jax.training import start
 from txl_jax.training.start import experiment_and_vocab
-from txl_jax.workdir import WorkdirError, claim, load
-from txl_jax.workdir_files import CONFIG, FILES, MODEL, check_free, claim_outputs
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -59,7 +63,7 @@ def test_a_folder_with_a_file_that_a_run_would_overwrite_is_refused(claimed, tmp
         (tmp_path / name / "100").mkdir()
     before = contents(tmp_path)
     with pytest.raises(WorkdirError) as caught:
-        claim(str(tmp_path), exp, corpus)
+        init_workdir(str(tmp_path), exp, corpus)
     assert str(caught.value) == (
         f"--workdir={tmp_path}: is not the folder of a run, and these files in it would be"
         f" overwritten: {name}. Name another --workdir, or move them elsewhere"
@@ -84,7 +88,7 @@ def test_each_run_side_by_side_has_a_folder_of_its_own_to_check(claimed, tmp_pat
     _, _, exp = claimed
     (tmp_path / "seed_1").mkdir()
     (tmp_path / "seed_1" / "vocab.json").write_text("mine")
-    exp = override(exp, {"train.side_by_side": 2})
+    exp = override(exp, {"train.num_seeds": 2})
     with pytest.raises(WorkdirError, match=r"seed_1: is not the folder of a run.*: vocab\.json"):
         modes.train(exp, str(tmp_path), "again")
     assert not (tmp_path / "seed_0").exists()
@@ -99,9 +103,9 @@ def test_what_a_run_leaves_that_was_killed_at_its_start_is_no_hindrance(claimed,
     (tmp_path / "config.json.tmp").write_text('{"name": "ti')
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / ".writable").touch()
-    claim(str(tmp_path), exp, corpus)
+    init_workdir(str(tmp_path), exp, corpus)
     (tmp_path / "vocab.json").unlink()  # killed after config.json, which comes first
-    claim(str(tmp_path), exp, corpus)
+    init_workdir(str(tmp_path), exp, corpus)
     assert (tmp_path / "vocab.json").exists()
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
@@ -118,10 +122,10 @@ def test_modes_that_compare_runs_overwrite_their_own_files_only(trained, tmp_pat
     for _ in range(2):
         page.run(exp, str(tmp_path))
     with pytest.raises(WorkdirError, match=r"overwritten: recl\.csv\. Name"):
-        claim_outputs(str(tmp_path), "recl")
+        register_outputs(str(tmp_path), "recl")
     with pytest.raises(WorkdirError, match=r"overwritten: recl\.csv, report\.html\. Name"):
         check_free(str(tmp_path))
-    claim_outputs(str(trained), "recl")  # a run's own folder needs no note
+    register_outputs(str(trained), "recl")  # a run's own folder needs no note
     assert not (trained / ".txl_jax").exists()
 
 
@@ -140,7 +144,7 @@ def test_training_in_an_exported_folder_is_refused(claimed, trained, tmp_path):
     export(str(trained), str(folder))
     before = contents(folder)
     for attempt in (
-        lambda: claim(str(folder), exp, corpus),
+        lambda: init_workdir(str(folder), exp, corpus),
         lambda: modes.train(exp, str(folder), "again"),
     ):
         with pytest.raises(WorkdirError) as caught:
@@ -209,7 +213,7 @@ def readers(folder, claimed):
         "page": lambda: page.run(ExperimentConfig(), str(folder)),
         "recl": lambda: recl_table.run(recl, str(text / "out")),
         "export": lambda: export(str(folder), str(text / "plain")),
-        "train": lambda: claim(str(folder), exp, corpus),
+        "train": lambda: init_workdir(str(folder), exp, corpus),
     }
 
 
@@ -244,7 +248,7 @@ def described(claimed, tmp_path_factory):
     """Settings and vocabulary of a run without checkpoints, and of an exported model."""
     _, corpus, exp = claimed
     folder = tmp_path_factory.mktemp("described")
-    claim(tiny_runs.claimed(folder / "run", exp, corpus), exp, corpus)
+    init_workdir(tiny_runs.claimed(folder / "run", exp, corpus), exp, corpus)
     shutil.copytree(folder / "run", folder / "exported")
     (folder / "exported" / MODEL).touch()
     return {"run": folder / "run", "exported": folder / "exported"}
@@ -266,28 +270,28 @@ ELSEWHERE = None
 """A path that the user names, or one that the callers of the function name."""
 
 NAMED_BY_HAND = {
-    ("convert/exported.py", "read_json(workdir, workdirs.CONFIG)"): ELSEWHERE,  # no picture
-    ("evaluation/page.py", "path"): "report.html",
-    ("evaluation/pictures.py", "os.path.join(folder, f'{name}.{kind}')"): ELSEWHERE,
-    ("evaluation/recl.py", "os.fspath(path)"): ELSEWHERE,
-    ("evaluation/recl_table.py", "path + '.json'"): "recl",
-    ("evaluation/recl_table.py", "path + '.npz'"): "recl",
+    ("checkpoint/exported.py", "read_json(workdir, workdirs.CONFIG)"): ELSEWHERE,  # no picture
+    ("analysis/report_page.py", "path"): "report.html",
+    ("analysis/pictures.py", "os.path.join(folder, f'{name}.{kind}')"): ELSEWHERE,
+    ("analysis/recl.py", "os.fspath(path)"): ELSEWHERE,
+    ("analysis/recl_table.py", "path + '.json'"): "recl",
+    ("analysis/recl_table.py", "path + '.npz'"): "recl",
     ("evaluation/score.py", "path"): ELSEWHERE,
     ("files.py", "path"): ELSEWHERE,
     ("files.py", "path + '.tmp'"): ELSEWHERE,
     ("generation/write.py", "path"): ELSEWHERE,
     ("library_errors.py", "self._path"): "library.log",
-    ("lock.py", "path"): ".lock",
-    ("outputs.py", "path"): ELSEWHERE,
+    ("checkpoint/lock.py", "path"): ".lock",
+    ("checkpoint/outputs.py", "path"): ELSEWHERE,
     ("training/distil.py", "path"): "soft_targets.npz",
     ("training/loss_curve.py", "figure_path"): "loss.png",
-    ("training/records.py", "metrics_path"): "metrics.jsonl",
+    ("records.py", "metrics_path"): "metrics.jsonl",
     ("training/runlog.py", "self.metrics_path"): "metrics.jsonl",
-    ("training/seals.py", "os.path.join(folder, SEALED)"): "checkpoints",
-    ("training/seals.py", "own"): "checkpoints",
+    ("checkpoint/checksums.py", "os.path.join(folder, WRITTEN)"): "checkpoints",
+    ("checkpoint/checksums.py", "own"): "checkpoints",
     ("training/start.py", "path"): "start.json",
-    ("workdir.py", "path"): "config.json",
-    ("workdir_files.py", "path"): ".txl_jax",
+    ("checkpoint/workdir.py", "path"): "config.json",
+    ("checkpoint/workdir_files.py", "path"): ".txl_jax",
 }
 """Module and expression of each path that is written and that the code does not spell out."""
 
@@ -310,7 +314,7 @@ def called(node):
 def written_path(node):
     """The argument with the path that a call writes, or ``None`` where it writes none."""
     name, bare = called(node), isinstance(node.func, ast.Name)
-    if name in ("write_whole", "write_json", "write_csv", "Events") or (name == "append" and bare):
+    if name in ("atomic_write", "write_json", "write_csv", "Events") or (name == "append" and bare):
         return node.args[0]
     if name == "save" and not node.keywords and len(node.args) in (1, 3):
         return node.args[-1]  # of losses, and of pictures

@@ -11,10 +11,10 @@ import time
 import numpy as np
 
 import txl_jax
+from txl_jax.checkpoint.workdir import check_writable, init_workdir, with_vocab
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.training.loop import train
-from txl_jax.training.stopping import Stop
-from txl_jax.workdir import check_writable, claim, with_vocab
+from txl_jax.training.preemption import PreemptionGuard
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -79,20 +79,20 @@ def corpus_and_experiment(folder, **changes):
 def run(folder, workdir, **changes):
     """Trains in this process; the outcome."""
     corpus, exp = corpus_and_experiment(folder, **changes)
-    return train(exp, corpus, str(workdir), Stop())
+    return train(exp, corpus, str(workdir), PreemptionGuard())
 
 
 def run_in_workdir(folder, workdir, **changes):
     """As :func:`run`, the workdir with settings and vocabulary, so that it can be loaded."""
     corpus, exp = corpus_and_experiment(folder, **changes)
     claimed(workdir, exp, corpus)
-    return train(exp, corpus, str(workdir), Stop())
+    return train(exp, corpus, str(workdir), PreemptionGuard())
 
 
 def claimed(workdir, exp, corpus):
     """The workdir, made and claimed for an experiment."""
     check_writable(str(workdir))
-    claim(str(workdir), exp, corpus)
+    init_workdir(str(workdir), exp, corpus)
     return str(workdir)
 
 

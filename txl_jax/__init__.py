@@ -6,6 +6,9 @@ if interrupts.is_command():  # before the imports below, which take seconds
     interrupts.end_at_once()
 
 from txl_jax import convert
+from txl_jax.checkpoint.hub import push
+from txl_jax.checkpoint.loading import load
+from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, ExperimentConfig, TransformerXLConfig, load_config
 from txl_jax.convert import save
 from txl_jax.data.corpus import Corpus, DataError, load_corpus
@@ -13,8 +16,6 @@ from txl_jax.data.sentences import Sentences, segments
 from txl_jax.data.streams import Segment
 from txl_jax.model.memory import Cache, Memory
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.sharing import load, push
-from txl_jax.workdir import Trained
 
 __all__ = [
     "Cache",
@@ -25,7 +26,7 @@ __all__ = [
     "Memory",
     "Segment",
     "Sentences",
-    "Trained",
+    "TrainedModel",
     "TransformerXL",
     "TransformerXLConfig",
     "convert",

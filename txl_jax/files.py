@@ -8,14 +8,10 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from txl_jax.config import ConfigError
-from txl_jax.messages import shown
 
-
-def write_whole(path: str, data: bytes) -> None:
+def atomic_write(path: str, data: bytes) -> None:
     """Writes a file whole or not at all: who dies in here leaves the file that was there.
 
     Raises:
@@ -30,7 +26,7 @@ def write_whole(path: str, data: bytes) -> None:
 
 
 def write_json(path: str, value: Any) -> None:
-    """:func:`write_whole` of a value as indented JSON in UTF-8.
+    """:func:`atomic_write` of a value as indented JSON in UTF-8.
 
     A text with bytes that are not UTF-8 (``surrogateescape``), such as a file's name, is escaped.
     """
@@ -38,7 +34,7 @@ def write_json(path: str, value: Any) -> None:
         data = json.dumps(value, indent=1, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         data = json.dumps(value, indent=1).encode()
-    write_whole(path, data + b"\n")
+    atomic_write(path, data + b"\n")
 
 
 DEEPEST = 50
@@ -85,41 +81,12 @@ def _check_depth(value: Any, levels: int) -> None:
 
 
 def write_csv(path: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """:func:`write_whole` of rows of equal keys as CSV, the keys first; there is at least one."""
+    """:func:`atomic_write` of rows of equal keys as CSV, the keys first; there is at least one."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_whole(path, text.getvalue().encode())
-
-
-def expanded(path: str, where: str) -> Path:
-    """The path with ``~`` and ``~user`` replaced by home folders.
-
-    Raises:
-      ConfigError: there is no such user, or no home folder; ``where`` names the flag or key.
-    """
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        home = Path(path).parts[0]
-        raise ConfigError(
-            f"{where} = {shown(path)}: there is no home folder {shown(home)}; write the whole path"
-        ) from error
-
-
-def data_folder(cache_dir: str | None = None) -> Path:
-    """Where prepared corpora and compiled programs are kept, as an absolute path.
-
-    ``data.cache_dir``, else ``$TXL_DATA_DIR``, else ``~/.cache/txl_jax``.
-
-    Raises:
-      ConfigError: it is in the home folder of a user that does not exist.
-    """
-    if cache_dir:
-        return expanded(cache_dir, "config key data.cache_dir").absolute()
-    named = os.environ.get("TXL_DATA_DIR") or "~/.cache/txl_jax"
-    return expanded(named, "environment variable TXL_DATA_DIR").absolute()
+    atomic_write(path, text.getvalue().encode())
 
 
 @contextlib.contextmanager

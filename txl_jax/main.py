@@ -13,7 +13,7 @@ from absl import app, flags
 
 from txl_jax import interrupts
 from txl_jax.config import ConfigError, load_config
-from txl_jax.files import expanded
+from txl_jax.config.folders import expanded
 from txl_jax.messages import of_system, one_line, shortened, shown
 
 _CONFIG = flags.DEFINE_string("config", None, "File with get_config(), and :variant if it has any.")
@@ -100,7 +100,8 @@ def run() -> int:
     named = _WORKDIR.value or os.path.join("runs", _name(config or ""))
     workdir = os.path.abspath(expanded(named, "--workdir"))
 
-    from txl_jax import modes, processes  # the rest of the program: only once the config is good
+    from txl_jax import modes  # the rest of the program: only once the config is good
+    from txl_jax.parallel import processes
 
     if exp is not None and _MODE.value == "compile":
         return modes.compile_programs(exp, _TOPOLOGY.value)
@@ -112,8 +113,8 @@ def run() -> int:
         heartbeat_seconds=_HEARTBEAT.value,
         takes_notice=_MODE.value == "train",
     )
-    from txl_jax.compile_cache import keep_compiled_programs
     from txl_jax.library_errors import keep_library_errors
+    from txl_jax.parallel.compile_cache import keep_compiled_programs
 
     keep_compiled_programs()
     keep_library_errors(workdir)
@@ -138,13 +139,16 @@ def _known_errors() -> tuple[type[Exception], ...]:
 
 
 def _many_processes() -> bool:
-    return "txl_jax.processes" in sys.modules and sys.modules["txl_jax.processes"].many()
+    return (
+        "txl_jax.parallel.processes" in sys.modules
+        and sys.modules["txl_jax.parallel.processes"].many()
+    )
 
 
 def _left_with(code: int) -> int:
     """The exit code; one of many processes, which may not wait for the others, ends here."""
     if _many_processes():
-        sys.modules["txl_jax.processes"].leave(code)
+        sys.modules["txl_jax.parallel.processes"].leave(code)
     return code
 
 

@@ -9,45 +9,44 @@ from typing import Any, TextIO
 
 from absl import logging
 
-from txl_jax import processes
+from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
+from txl_jax.checkpoint.loading import load
+from txl_jax.checkpoint.lock import LockedError, training_lock
+from txl_jax.checkpoint.outputs import check_file, check_outputs
+from txl_jax.checkpoint.trained_model import TrainedModel
+from txl_jax.checkpoint.workdir import (
+    WRITTEN_IN,
+    check_shared,
+    check_writable,
+    init_workdir,
+    with_vocab,
+)
+from txl_jax.checkpoint.workdir_files import check_free, register_outputs
 from txl_jax.config import ConfigError, ExperimentConfig, differing_keys, override
-from txl_jax.convert import ConvertError
+from txl_jax.convert import ModelFormatError
 from txl_jax.data.corpus import Corpus, DataError, corpus_from_config
+from txl_jax.data.prompt_ids import encode_prompts
 from txl_jax.evaluation import baselines
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.report import report
 from txl_jax.generation.prompts import prompts_of
-from txl_jax.generation.text import encode_prompts
 from txl_jax.generation.write import set_errors, write_continuations
-from txl_jax.lock import LockedError, training_lock
 from txl_jax.model.kernels.choice import KernelError
-from txl_jax.outputs import check_file, check_outputs
+from txl_jax.parallel import processes
 from txl_jax.planning.compile_ahead import compile_ahead
 from txl_jax.planning.topology import PlanningError
-from txl_jax.sharing import load
-from txl_jax.training.checkpoint import CheckpointError
 from txl_jax.training.loop import NonFiniteError
 from txl_jax.training.loop import train as train_loop
+from txl_jax.training.multi_seed import each, train_seeds
 from txl_jax.training.parts import check_fit, check_scoring, check_size
-from txl_jax.training.side_by_side import each, train_side_by_side
+from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.skipping import SkippedError
 from txl_jax.training.start import corpus_of, experiment_and_vocab
-from txl_jax.training.stopping import Stop
-from txl_jax.workdir import (
-    WRITTEN_IN,
-    Trained,
-    WorkdirError,
-    check_shared,
-    check_writable,
-    claim,
-    with_vocab,
-)
-from txl_jax.workdir_files import check_free, claim_outputs
 
 KNOWN_ERRORS = (
     AnalysisError,
     ConfigError,
-    ConvertError,
+    ModelFormatError,
     DataError,
     CheckpointError,
     KernelError,
@@ -60,16 +59,16 @@ KNOWN_ERRORS = (
 )
 
 ANALYSES = {
-    "context": "txl_jax.evaluation.context",
-    "attention": "txl_jax.evaluation.attention_maps",
+    "context": "txl_jax.analysis.context",
+    "attention": "txl_jax.analysis.attention_maps",
     "score": "txl_jax.evaluation.score",
     "interactive": "txl_jax.generation.interactive",
-    "speed": "txl_jax.evaluation.speed",
-    "probe": "txl_jax.evaluation.probe",
+    "speed": "txl_jax.analysis.speed",
+    "probe": "txl_jax.analysis.probe",
 }
 """Modes that ask one trained model; ``run(trained, workdir)`` of the module gives the last line."""
 
-COMPARISONS = {"recl": "txl_jax.evaluation.recl_table", "report": "txl_jax.evaluation.page"}
+COMPARISONS = {"recl": "txl_jax.analysis.recl_table", "report": "txl_jax.analysis.report_page"}
 """Modes that read several runs; ``run(exp, workdir)`` of the module gives the last line."""
 
 
@@ -80,30 +79,30 @@ def train(exp: ExperimentConfig, workdir: str, command: str) -> int:
     to go on after an interruption. Returns the exit code.
     """
     _set_up_output()
-    with Stop() as stop:
+    with PreemptionGuard() as stop:
         for _, folder in each(exp, workdir):
-            processes.first(lambda: check_free(folder))  # noqa: B023  (called at once)
-        processes.first(lambda: check_writable(workdir))
+            processes.on_process_zero(lambda: check_free(folder))  # noqa: B023  (called at once)
+        processes.on_process_zero(lambda: check_writable(workdir))
         exp, vocab = experiment_and_vocab(exp, each(exp, workdir)[0][1])
         check_size(exp)  # before the text is prepared; check_fit() knows its vocabulary
-        corpus = processes.in_turn(lambda: corpus_of(exp, vocab))
+        corpus = processes.process_zero_first(lambda: corpus_of(exp, vocab))
         exp = with_vocab(exp, corpus)
         baselines.check(exp.evaluate.baselines, corpus.vocab)
         encode_prompts(corpus.vocab, prompts_of(exp.generate))
         if exp.generate.length:
-            processes.first(lambda: check_file("generate.json", exp.generate.json))
+            processes.on_process_zero(lambda: check_file("generate.json", exp.generate.json))
         check_fit(exp, corpus)
         runs = each(exp, workdir)
         with contextlib.ExitStack() as locks:
             for one, folder in runs:
-                processes.first(lambda: check_outputs(folder, "evaluate", "generate"))  # noqa: B023
+                processes.on_process_zero(lambda: check_outputs(folder, "evaluate", "generate"))  # noqa: B023
                 locks.enter_context(locked(folder))
-                processes.first(lambda: claim(folder, one, corpus))  # noqa: B023  (called at once)
+                processes.on_process_zero(lambda: init_workdir(folder, one, corpus))  # noqa: B023  (called at once)
                 check_folders = lambda: check_writable(folder, WRITTEN_IN)  # noqa: B023  (as above)
-                processes.first(check_folders)
+                processes.on_process_zero(check_folders)
                 check_shared(folder)
             if len(runs) > 1:
-                outcomes = train_side_by_side(runs, corpus, stop)
+                outcomes = train_seeds(runs, corpus, stop)
             else:
                 outcomes = [train_loop(exp, corpus, workdir, stop)]
             lines = []
@@ -129,11 +128,11 @@ def locked(workdir: str) -> Iterator[None]:
         def take() -> None:
             held.enter_context(training_lock(workdir))
 
-        processes.first(take)
+        processes.on_process_zero(take)
         yield
 
 
-def finish(trained: Trained, corpus: Corpus, workdir: str, stop: Stop) -> str:
+def finish(trained: TrainedModel, corpus: Corpus, workdir: str, stop: PreemptionGuard) -> str:
     """The report, the sample, and the line with the held-out number; or less, if told to stop."""
     result = report(trained, corpus, workdir, stop.requested)
     if result is None:
@@ -159,17 +158,19 @@ def with_trained(
     trained = _with_settings(trained, exp)
     exp = trained.config
     if mode == "generate":
-        processes.first(lambda: check_outputs(workdir, "generate"))
-        processes.first(lambda: check_file("generate.json", exp.generate.json))
+        processes.on_process_zero(lambda: check_outputs(workdir, "generate"))
+        processes.on_process_zero(lambda: check_file("generate.json", exp.generate.json))
         write_sample(trained, workdir)
         return 0
     if mode in ANALYSES:
-        if processes.is_first():  # on its first device, where its own copy of the parameters lies
+        if (
+            processes.is_process_zero()
+        ):  # on its first device, where its own copy of the parameters lies
             _say(importlib.import_module(ANALYSES[mode]).run(trained, workdir))
         return 0
     check_scoring(exp)
-    processes.first(lambda: check_outputs(workdir, "evaluate"))
-    corpus = processes.in_turn(lambda: corpus_from_config(exp.data, trained.vocab))
+    processes.on_process_zero(lambda: check_outputs(workdir, "evaluate"))
+    corpus = processes.process_zero_first(lambda: corpus_from_config(exp.data, trained.vocab))
     baselines.check(exp.evaluate.baselines, corpus.vocab)
     result = report(trained, corpus, workdir)
     assert result is not None
@@ -183,18 +184,18 @@ def compare(
     """A mode of several runs, which its section of the config names; writes in ``workdir``."""
     _set_up_output()
     exp = exp or override(ExperimentConfig(), overrides)
-    if processes.is_first():
+    if processes.is_process_zero():
         _say(importlib.import_module(COMPARISONS[mode]).run(exp, workdir))
     return 0
 
 
 def ablation(config: str, overrides: Mapping[str, str], workdir: str, command: str) -> int:
     """Every row of a table: trained where it is not yet, evaluated, compared."""
-    from txl_jax.evaluation import ablation as table
+    from txl_jax.analysis import ablation as table
 
     _set_up_output()
-    processes.first(lambda: check_outputs(workdir, "ablation"))
-    processes.first(lambda: claim_outputs(workdir, "ablation"))
+    processes.on_process_zero(lambda: check_outputs(workdir, "ablation"))
+    processes.on_process_zero(lambda: register_outputs(workdir, "ablation"))
     row_by_row = lambda exp, folder: train(exp, folder, command)
     return table.run(config, overrides, workdir, row_by_row)
 
@@ -205,9 +206,11 @@ def compile_programs(exp: ExperimentConfig, topology: str | None) -> int:
     return compile_ahead(exp, topology)
 
 
-def write_sample(trained: Trained, workdir: str, stop: Callable[[], bool] = lambda: False) -> None:
+def write_sample(
+    trained: TrainedModel, workdir: str, stop: Callable[[], bool] = lambda: False
+) -> None:
     """Continues the prompts of the config: process 0 does, on its first device."""
-    if processes.is_first():  # where its own copy of the parameters lies
+    if processes.is_process_zero():  # where its own copy of the parameters lies
         write_continuations(trained, workdir, stop)
 
 
@@ -218,7 +221,7 @@ def _set_up_output() -> None:
 
 
 def _say(text: str, file: TextIO | None = None) -> None:
-    if text and processes.is_first():
+    if text and processes.is_process_zero():
         print(text, file=file or sys.stdout, flush=True)
 
 
@@ -227,13 +230,13 @@ def _headline(result: dict[str, Any]) -> str:
     return f"{unit} {first[unit]:.4f} ({first['protocol']})"
 
 
-def _with_settings(trained: Trained, exp: ExperimentConfig) -> Trained:
+def _with_settings(trained: TrainedModel, exp: ExperimentConfig) -> TrainedModel:
     """The trained model, its layers one by one as it was loaded, with a config's other settings."""
     model = _same_model(exp, trained)
     return dataclasses.replace(trained, config=dataclasses.replace(exp, model=model))
 
 
-def _same_model(exp: ExperimentConfig, trained: Trained):
+def _same_model(exp: ExperimentConfig, trained: TrainedModel):
     """The trained model's shape, once the config is known not to name another."""
     run = {key: getattr(trained.config.model, key) for key in ("scan_layers", "remat")}
     model = dataclasses.replace(exp.model, **run)

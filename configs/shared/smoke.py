@@ -14,8 +14,8 @@ def smoke(config):
         model.cutoffs = (10, 20, 30)
     train.update({"steps": 4, "log_every": 1, "eval_every": 0})
     train.steps_per_dispatch = 1
-    if config.get("average", {}).get("start"):
-        config.average.start = 2
+    if config.get("average", {}).get("swa_start"):
+        config.average.swa_start = 2
     config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, 2)
     for cut in (train, config.validate, config.evaluate):
         cut.batch_size = min(cut.batch_size, 4)

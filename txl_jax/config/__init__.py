@@ -35,6 +35,7 @@ from txl_jax.config.training import (
     MeshConfig,
     OptimizerConfig,
     TrainConfig,
+    longest_segment,
 )
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "Window",
     "differing_keys",
     "load_config",
+    "longest_segment",
     "of_record",
     "override",
     "without_paths",

@@ -20,7 +20,7 @@ def _rising(low: int, default: tuple[int, ...]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ContextConfig:
-    """Loss against the length of the context (``--mode=context``, evaluation/context.py).
+    """Loss against the length of the context (``--mode=context``, analysis/context.py).
 
     Attributes:
       split: which split; the same targets of it at every length.
@@ -59,7 +59,7 @@ class ReclConfig:
     ``data`` where it names one, else the models' own.
 
     Attributes:
-      models: each ``NAME=WORKDIR`` or ``NAME=FILE.npz`` (recorded losses, evaluation/recl.py);
+      models: each ``NAME=WORKDIR`` or ``NAME=FILE.npz`` (recorded losses, analysis/recl.py);
         ``GROUP:NAME=…`` where one table has several groups.
       shares: r, the shares of hardest targets; table 8 has three.
       first: the shortest context length.
@@ -80,7 +80,7 @@ class ReclConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionMapsConfig:
-    """Where heads look (``--mode=attention``, evaluation/attention_maps.py; paper, appendix D).
+    """Where heads look (``--mode=attention``, analysis/attention_maps.py; paper, appendix D).
 
     Attributes:
       split: which split is averaged over.
@@ -171,7 +171,7 @@ class SpeedConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProbeConfig:
-    """How far back a model finds an answer (``--mode=probe``, evaluation/probe.py).
+    """How far back a model finds an answer (``--mode=probe``, analysis/probe.py).
 
     Attributes:
       distances: from an answer back to what it repeats, in tokens.
@@ -193,7 +193,7 @@ class ProbeConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReportConfig:
-    """The page of a run (``--mode=report``, evaluation/page.py).
+    """The page of a run (``--mode=report``, analysis/report_page.py).
 
     Attributes:
       workdirs: other runs that are compared on it.

@@ -24,11 +24,11 @@ def check_combinations(c: "ExperimentConfig") -> None:
     if t.batch_size % t.micro_batches:
         refuse("train.micro_batches", t.micro_batches, f"must divide batch_size {t.batch_size}")
     m = c.mesh
-    if t.side_by_side > 1 and m.fsdp * m.tensor * max(m.data, 1) > 1:
+    if t.num_seeds > 1 and m.fsdp * m.tensor * max(m.data, 1) > 1:
         rule = f"is for one device, not mesh {m.data} x {m.fsdp} x {m.tensor}"
-        refuse("train.side_by_side", t.side_by_side, rule)
-    if c.seed + t.side_by_side - 1 > SEED:
-        rule = f"with train.side_by_side {t.side_by_side} the last seed is above {SEED}"
+        refuse("train.num_seeds", t.num_seeds, rule)
+    if c.seed + t.num_seeds - 1 > SEED:
+        rule = f"with train.num_seeds {t.num_seeds} the last seed is above {SEED}"
         refuse("seed", c.seed, rule)
     every = (
         ("train.steps", t.steps),
@@ -46,17 +46,21 @@ def check_combinations(c: "ExperimentConfig") -> None:
     if o.schedule == "inverse_sqrt" and not o.warmup_steps:
         refuse("optimizer.warmup_steps", 0, "must be at least 1 for schedule 'inverse_sqrt'")
     a = c.average
-    if a.start >= t.steps:
-        refuse("average.start", a.start, f"must be below train.steps {t.steps}")
-    if a.rate is not None and not a.start:
-        refuse("average.rate", a.rate, "is the rate from average.start on, and that is 0 (none)")
-    if a.rate is not None and o.schedule == "cosine" and not o.min_ratio:
+    if a.swa_start >= t.steps:
+        refuse("average.swa_start", a.swa_start, f"must be below train.steps {t.steps}")
+    if a.swa_lr_ratio is not None and not a.swa_start:
+        refuse(
+            "average.swa_lr_ratio",
+            a.swa_lr_ratio,
+            "is the rate from average.swa_start on, and that is 0 (none)",
+        )
+    if a.swa_lr_ratio is not None and o.schedule == "cosine" and not o.min_ratio:
         rule = "is times the schedule's last rate, and that is 0: give optimizer.min_ratio too"
-        refuse("average.rate", a.rate, rule)
-    if a.rate is not None and o.warmup_steps > a.start:
-        rule = f"is more than average.start {a.start}, where the schedule ends"
+        refuse("average.swa_lr_ratio", a.swa_lr_ratio, rule)
+    if a.swa_lr_ratio is not None and o.warmup_steps > a.swa_start:
+        rule = f"is more than average.swa_start {a.swa_start}, where the schedule ends"
         refuse("optimizer.warmup_steps", o.warmup_steps, rule)
-    kept = {"tail": ("average.start", a.start), "exponential": ("average.decay", a.decay)}
+    kept = {"swa": ("average.swa_start", a.swa_start), "ema": ("average.ema_decay", a.ema_decay)}
     if a.use in kept and not kept[a.use][1]:
         refuse("average.use", a.use, f"needs {kept[a.use][0]} above 0")
     if t.seg_len_std and t.seg_len < 10:
@@ -124,9 +128,9 @@ def check_combinations(c: "ExperimentConfig") -> None:
     if d.name == "lm1b" and t.seg_len_std:
         rule = "is for one text; the sentences of data.name='lm1b' have no one order"
         refuse("train.seg_len_std", t.seg_len_std, rule)
-    if d.name == "lm1b" and t.roll_streams:
+    if d.name == "lm1b" and t.partial_shuffle:
         rule = "is for one text; the sentences of data.name='lm1b' are shuffled"
-        refuse("train.roll_streams", True, rule)
+        refuse("train.partial_shuffle", True, rule)
     if d.name == "lm1b" and t.text_on_device:
         rule = "is for one text; the sentences of data.name='lm1b' are shuffled"
         refuse("train.text_on_device", True, rule)

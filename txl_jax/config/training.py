@@ -42,23 +42,23 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AverageConfig:
-    """Means of the parameters over updates, kept beside them (see training/average.py).
+    """Weight averaging: averages of the parameters over updates (see training/average.py).
 
     Attributes:
-      start: n > 0: the plain mean of what the updates after the first n left (``tail``: Polyak
-        and Juditsky 1992; Merity et al. 2018, section 3.1).
-      rate: r: the schedule ends at ``start``, and from there the rate is its last one times r.
-        ``None``: the schedule goes on.
-      decay: d > 0: an exponential mean of all updates, of weight d for what it was
-        (``exponential``); before it has 1/(1-d) of them the plain mean.
-      use: which parameters are scored, sampled from and exported: ``raw``, ``tail``,
-        ``exponential``, or ``best``, the ones of least validation loss at that checkpoint.
+      swa_start: n > 0: average the parameters after every update from update n+1 on (``swa``:
+        Polyak and Juditsky 1992; Merity et al. 2018, section 3.1; Izmailov et al. 2018).
+      swa_lr_ratio: r: the schedule ends at ``swa_start``. From there the learning rate is its last
+        value times r. ``None``: the schedule continues.
+      ema_decay: d > 0: an exponential moving average of all updates with decay d (``ema``). It is
+        the plain average until it has 1/(1-d) updates.
+      use: the parameters to score, sample from and export: ``raw``, ``swa``, ``ema``, or ``best``,
+        those with the lowest validation loss at that checkpoint.
     """
 
-    start: int = at_least(0, 0, bounds.STEPS)
-    rate: float | None = rule(None, "must be above 0", lambda v: v is None or v > 0)
-    decay: float = probability(0.0)
-    use: Literal["best", "raw", "tail", "exponential"] = "best"
+    swa_start: int = at_least(0, 0, bounds.STEPS)
+    swa_lr_ratio: float | None = rule(None, "must be above 0", lambda v: v is None or v > 0)
+    ema_decay: float = probability(0.0)
+    use: Literal["best", "raw", "swa", "ema"] = "best"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ class TrainConfig:
       seg_len_std: s > 0: each segment has a length of its own, drawn from N(T, s) and one time in
         twenty from N(T/2, s), at least 5 and at most T + 3s; the rate of its update is in
         proportion (Merity et al. 2018, section 4.1). Arrays have the longest length and are padded.
-      roll_streams: in each epoch every stream begins at a random place of its own and wraps
+      partial_shuffle: in each epoch every stream begins at a random place of its own and wraps
         around (NVIDIA).
       text_on_device: the training text lies on the device whole, and batches are cut from it there
         (data/on_device.py); for a small text and many updates a dispatch.
@@ -132,8 +132,8 @@ class TrainConfig:
       skip_spikes: f > 0: an update whose gradient norm is above f times the mean of recent ones
         is skipped. 0: none.
       max_skipped: so many updates skipped in a row stop training.
-      side_by_side: R > 1: so many runs in one program, of seeds ``seed`` .. ``seed`` + R-1, each in
-        a folder ``seed_N`` of the workdir (training/side_by_side.py); for models that do not fill
+      num_seeds: R > 1: so many runs in one program, of seeds ``seed`` .. ``seed`` + R-1, each in
+        a folder ``seed_N`` of the workdir (training/multi_seed.py); for models that do not fill
         their one device.
       start_from: fine-tuning: a workdir, of which the best checkpoint is taken, or an exported
         folder; parameters are its at step 0 (training/start.py). ``None``: drawn at random.
@@ -145,7 +145,7 @@ class TrainConfig:
     mem_len: int = at_least(0, 128, bounds.LENGTH)
     context_len: int = at_least(0, 0, bounds.LENGTH)
     seg_len_std: float = at_least(0, 0.0, bounds.LENGTH)
-    roll_streams: bool = False
+    partial_shuffle: bool = False
     text_on_device: bool = False
     reset_every: int = at_least(0, 0, bounds.STEPS)
     micro_batches: int = at_least(1, 1, bounds.ROWS)
@@ -156,10 +156,24 @@ class TrainConfig:
     non_finite: Literal["stop", "skip"] = "stop"
     skip_spikes: float = rule(0.0, "must be 0 (off) or above 1", lambda v: v == 0 or v > 1)
     max_skipped: int = at_least(1, 10, bounds.STEPS)
-    side_by_side: int = at_least(1, 1, bounds.ITEMS)
+    num_seeds: int = at_least(1, 1, bounds.ITEMS)
     start_from: str | None = local_path(
         None, "must name a folder", lambda v: v is None or v.strip()
     )
+
+    @property
+    def longest_seg_len(self) -> int:
+        """The length of a segment's arrays, see :func:`longest_segment`."""
+        return longest_segment(self.seg_len, self.seg_len_std)
+
+
+DEVIATIONS = 3
+"""The longest segment is so many standard deviations above T."""
+
+
+def longest_segment(seg_len: int, std: float) -> int:
+    """The length of the arrays: T, or with a standard deviation s the integer part of T + 3s."""
+    return seg_len + int(DEVIATIONS * std)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,19 +183,19 @@ class CheckpointConfig:
     Attributes:
       every: steps between two checkpoints; one is always saved at the end.
       keep_last, keep_best: how many of the newest and of the best by validation are kept.
-      go_on_without_saving: a checkpoint that cannot be written (a full disk) is told and training
+      tolerate_save_errors: a checkpoint that cannot be written (a full disk) is told and training
         goes on, with one process; False: it stops training. The last one must be written anyway.
     """
 
     every: int = at_least(1, 1000, bounds.STEPS)
     keep_last: int = at_least(1, 2, bounds.STEPS)
     keep_best: int = at_least(0, 1, bounds.STEPS)
-    go_on_without_saving: bool = False
+    tolerate_save_errors: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """How many devices each axis of the device mesh has (training/sharding.py).
+    """How many devices each axis of the device mesh has (parallel/shardings.py).
 
     Attributes:
       data: cuts the batch; -1: as many as there are devices for.

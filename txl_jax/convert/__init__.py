@@ -13,18 +13,18 @@ Example:
   >>> convert.params_from_pytorch({}, cfg)
   Traceback (most recent call last):
   ...
-  txl_jax.convert.errors.ConvertError: ...
+  txl_jax.checkpoint.errors.ModelFormatError: ...
 """
 
+from txl_jax.checkpoint.errors import ModelFormatError
+from txl_jax.checkpoint.exported import export, load_exported, save
 from txl_jax.convert.conversion import Request, to_workdir
-from txl_jax.convert.errors import ConvertError
-from txl_jax.convert.exported import export, load_exported, save
 from txl_jax.convert.huggingface import config_from_huggingface, params_from_huggingface
 from txl_jax.convert.pytorch import config_from_pytorch, params_from_pytorch
 from txl_jax.convert.tensorflow import config_from_tensorflow, params_from_tensorflow
 
 __all__ = [
-    "ConvertError",
+    "ModelFormatError",
     "Request",
     "config_from_huggingface",
     "config_from_pytorch",

@@ -18,17 +18,15 @@ from typing import Any, get_args
 from absl import logging
 
 from txl_jax import interrupts
+from txl_jax.checkpoint.errors import CheckpointError, ModelFormatError, WorkdirError
+from txl_jax.checkpoint.exported import export
 from txl_jax.config import ConfigError
+from txl_jax.config.folders import expanded
 from txl_jax.convert.conversion import Format, Request, to_workdir
-from txl_jax.convert.errors import ConvertError
-from txl_jax.convert.exported import export
 from txl_jax.data.errors import DataError
-from txl_jax.files import expanded
 from txl_jax.messages import of_system, one_line
-from txl_jax.training.checkpoint import CheckpointError
-from txl_jax.workdir import WorkdirError
 
-KNOWN_ERRORS = (ConvertError, ConfigError, DataError, CheckpointError, WorkdirError, OSError)
+KNOWN_ERRORS = (ModelFormatError, ConfigError, DataError, CheckpointError, WorkdirError, OSError)
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
@@ -121,9 +119,9 @@ def _json(path: str) -> dict[str, Any]:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
     except ValueError as error:
-        raise ConvertError(f"--args={path}: is not JSON ({error})") from error
+        raise ModelFormatError(f"--args={path}: is not JSON ({error})") from error
     if not isinstance(content, dict):
-        raise ConvertError(f"--args={path}: must hold an object of arguments and their values")
+        raise ModelFormatError(f"--args={path}: must hold an object of arguments and their values")
     return content
 
 

@@ -12,7 +12,11 @@ from typing import Any, Literal, get_args
 
 import jax
 
-from txl_jax import workdir as workdirs
+from txl_jax.checkpoint.checkpoints import Checkpoints
+from txl_jax.checkpoint.errors import ModelFormatError
+from txl_jax.checkpoint.exported import load_exported, read_json, refuse_used
+from txl_jax.checkpoint.provenance import provenance
+from txl_jax.checkpoint.workdir_files import CONFIG
 from txl_jax.config import (
     CheckpointConfig,
     DataConfig,
@@ -21,17 +25,14 @@ from txl_jax.config import (
     override,
 )
 from txl_jax.convert import huggingface, pytorch, tensorflow
-from txl_jax.convert.errors import ConvertError
-from txl_jax.convert.exported import load_exported, read_json, refuse_used
 from txl_jax.convert.files import TORCH, is_tensorflow, read
 from txl_jax.convert.vocabulary import vocab_from_file, vocab_in_folder
 from txl_jax.data.corpus import Corpus, corpus_from_config
+from txl_jax.data.sources.lm1b import VOCAB
 from txl_jax.data.vocab import Vocab
 from txl_jax.files import write_json
-from txl_jax.machine import check_memory
 from txl_jax.model.footprint import of_parameters
-from txl_jax.training.checkpoint import Checkpoints
-from txl_jax.training.provenance import provenance
+from txl_jax.parallel.device_memory import check_memory
 
 Format = Literal["pytorch", "nvidia", "huggingface", "tensorflow", "txl_jax"]
 
@@ -80,7 +81,7 @@ class Request:
 
     Attributes:
       source: a file with tensors, a TF checkpoint's prefix, or a folder of Hugging Face's or of
-        :func:`~txl_jax.convert.exported.export`.
+        :func:`~txl_jax.checkpoint.exported.export`.
       workdir: new or empty.
       format: whose it is; ``None``: told by what a folder or a prefix looks like, else
         ``pytorch``.
@@ -106,16 +107,16 @@ def to_workdir(request: Request) -> TransformerXLConfig:
     """Converts, and writes a workdir that :func:`txl_jax.load` opens; the model's shape.
 
     Raises:
-      ConvertError: what is asked for, a file or a tensor cannot be used; nothing is written.
+      ModelFormatError: what is asked for, a file or a tensor cannot be used; nothing is written.
       ConfigError, DataError: a setting, the corpus or the vocabulary cannot be used.
     """
     r = request
     refuse_used(r.workdir)
     for key in r.overrides:
         if key.partition(".")[0] == "model":
-            raise ConvertError(f"{key}: the model is the source's; use args of its program")
+            raise ModelFormatError(f"{key}: the model is the source's; use args of its program")
     if r.format not in (None, *get_args(Format)):
-        raise ConvertError(f"format {r.format!r}: must be one of {', '.join(get_args(Format))}")
+        raise ModelFormatError(f"format {r.format!r}: must be one of {', '.join(get_args(Format))}")
     name = r.format or detect(r.source)
     if name == "txl_jax":
         return _exported_to_workdir(r)
@@ -127,13 +128,13 @@ def to_workdir(request: Request) -> TransformerXLConfig:
     found = read(_weights(r.source, name), wanted=tensorflow.is_parameter)
     if args is None:
         if found.args is None:
-            raise ConvertError(f"{r.source}: has no model_config; give args, the constructor's")
+            raise ModelFormatError(f"{r.source}: has no model_config; give args, the constructor's")
         args = {**found.args, **(r.args or {})}
     if name == "pytorch" and "impl" not in args and pytorch.is_nvidia(found.tensors):
-        raise ConvertError(f"{r.source}: has the names of NVIDIA's program: format nvidia")
+        raise ModelFormatError(f"{r.source}: has the names of NVIDIA's program: format nvidia")
     if vocab is None:
         if found.symbols is None:
-            raise ConvertError(f"{r.source}: has no vocabulary in it; name a file or a corpus")
+            raise ModelFormatError(f"{r.source}: has no vocabulary in it; name a file or a corpus")
         vocab = Vocab.of_symbols(found.symbols)
     exp = _experiment(r, program, args, vocab)
     params = program.params(found.tensors, exp.model)
@@ -143,13 +144,13 @@ def to_workdir(request: Request) -> TransformerXLConfig:
 
 
 def detect(source: str) -> Format:
-    """Whose the source is, by its outside. Raises ConvertError where there is nothing."""
+    """Whose the source is, by its outside. Raises ModelFormatError where there is nothing."""
     if is_tensorflow(source):
         return "tensorflow"
     if os.path.isdir(source):
         return "txl_jax" if "model" in read_json(source, "config.json") else "huggingface"
     if not os.path.exists(source):
-        raise ConvertError(f"{source}: there is no such file, folder or TF checkpoint")
+        raise ModelFormatError(f"{source}: there is no such file, folder or TF checkpoint")
     return "pytorch"
 
 
@@ -161,7 +162,7 @@ def _known_args(r: Request, name: str) -> dict[str, Any] | None:
     if name == "nvidia" and r.source.endswith(TORCH):
         return None
     if r.args is None:
-        raise ConvertError(
+        raise ModelFormatError(
             f"{r.source}: format {name} needs args, the arguments of its constructor: n_token,"
             " n_layer, n_head, d_model, d_head, d_inner and those that differ from its defaults"
         )
@@ -179,7 +180,9 @@ def _known_vocab(r: Request, name: str, corpus: Corpus | None) -> Vocab | None:
         return vocab_from_file(beside)
     if name == "nvidia" and r.source.endswith(TORCH):
         return None
-    raise ConvertError(f"{r.source}: has no vocabulary that can be read; name a file or a corpus")
+    raise ModelFormatError(
+        f"{r.source}: has no vocabulary that can be read; name a file or a corpus"
+    )
 
 
 def _weights(source: str, name: str) -> str:
@@ -189,7 +192,7 @@ def _weights(source: str, name: str) -> str:
     paths = [os.path.join(source, file) for file in HUGGINGFACE_FILES]
     found = [path for path in paths if os.path.isfile(path)]
     if not found:
-        raise ConvertError(f"{source}: has none of {', '.join(HUGGINGFACE_FILES)}")
+        raise ModelFormatError(f"{source}: has none of {', '.join(HUGGINGFACE_FILES)}")
     return found[0]
 
 
@@ -204,7 +207,7 @@ def _experiment(
     """The experiment of a converted model: evaluated as its own program would do it."""
     model = program.config(args)
     if vocab is not None and len(vocab) != model.vocab_size:
-        raise ConvertError(
+        raise ModelFormatError(
             f"the vocabulary has {len(vocab)} symbols, and the model is of {model.vocab_size}"
         )
     mem_len = args.get("mem_len")
@@ -252,8 +255,8 @@ def _likely_corpus(vocab: Vocab) -> dict[str, Any]:
 def _exported_to_workdir(r: Request) -> TransformerXLConfig:
     given = [name for name in ("args", "vocab") if getattr(r, name) is not None]
     if given:
-        raise ConvertError(f"{given[0]}: an exported model has its own; leave it out")
-    record = read_json(r.source, workdirs.CONFIG)
+        raise ModelFormatError(f"{given[0]}: an exported model has its own; leave it out")
+    record = read_json(r.source, CONFIG)
     trained = load_exported(r.source)
     exp = trained.config
     if r.data is not None:
@@ -277,6 +280,6 @@ def _write(
     with Checkpoints(r.workdir, CheckpointConfig()) as checkpoints:
         on_device = jax.tree.map(jax.numpy.asarray, params)
         checkpoints.save_params(step, on_device, {"config": exp.to_dict()})
-    write_json(os.path.join(r.workdir, workdirs.VOCAB), vocab.to_json())
+    write_json(os.path.join(r.workdir, VOCAB), vocab.to_json())
     corpus = {"corpus": record.get("corpus", {}), "provenance": origin}
-    write_json(os.path.join(r.workdir, workdirs.CONFIG), {**exp.to_dict(), **corpus})
+    write_json(os.path.join(r.workdir, CONFIG), {**exp.to_dict(), **corpus})

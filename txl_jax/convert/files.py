@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from txl_jax.convert.errors import ConvertError
+from txl_jax.checkpoint.errors import ModelFormatError
+from txl_jax.checkpoint.tensors import read_safetensors
 
 TORCH = (".pt", ".pth", ".bin")
 
@@ -51,27 +52,19 @@ def read(path: str, wanted: Callable[[str], bool] = lambda name: True) -> Stored
         the optimizer's.
 
     Raises:
-      ConvertError: no file, a damaged one, one that would have to be unpickled, or a package
+      ModelFormatError: no file, a damaged one, one that would have to be unpickled, or a package
         that is not installed.
     """
     if is_tensorflow(path):
         return Stored(_read_tensorflow(path, wanted))
-    if not os.path.isfile(path):
-        raise ConvertError(f"{path}: there is no such file")
     if path.endswith(".safetensors"):
-        from safetensors import (
-            SafetensorError,
-        )  # here, so that models run where it is not installed
-        from safetensors.numpy import load_file
-
-        try:
-            return Stored(load_file(path))
-        except SafetensorError as error:
-            raise ConvertError(f"{path}: is not a whole safetensors file ({error})") from error
+        return Stored(read_safetensors(path))
+    if not os.path.isfile(path):
+        raise ModelFormatError(f"{path}: there is no such file")
     if path.endswith(TORCH):
         return stored(load_torch(path), path)
     endings = ", ".join((".safetensors", *TORCH))
-    raise ConvertError(f"{path}: must end in one of {endings}, or be a TF checkpoint's prefix")
+    raise ModelFormatError(f"{path}: must end in one of {endings}, or be a TF checkpoint's prefix")
 
 
 def is_tensorflow(path: str) -> bool:
@@ -83,7 +76,7 @@ def _read_tensorflow(path: str, wanted: Callable[[str], bool]) -> dict[str, np.n
     try:
         import tensorflow
     except ImportError as error:
-        raise ConvertError(
+        raise ModelFormatError(
             f"{path}: reading a TF checkpoint needs tensorflow, pip install"
             " 'txl_jax[convert-tf]'. Or where it is installed, save the variables, name by name"
             " from tf.train.load_checkpoint, with safetensors.numpy.save_file"
@@ -93,7 +86,7 @@ def _read_tensorflow(path: str, wanted: Callable[[str], bool]) -> dict[str, np.n
         names = sorted(filter(wanted, reader.get_variable_to_shape_map()))
         return {name: np.asarray(reader.get_tensor(name)) for name in names}
     except (ValueError, RuntimeError, tensorflow.errors.OpError) as error:
-        raise ConvertError(f"{path}: cannot be read as a TF checkpoint ({error})") from error
+        raise ModelFormatError(f"{path}: cannot be read as a TF checkpoint ({error})") from error
 
 
 def load_torch(path: str) -> Any:
@@ -101,12 +94,12 @@ def load_torch(path: str) -> Any:
     :class:`Attributes`.
 
     Raises:
-      ConvertError: torch is missing, or the file holds more than that.
+      ModelFormatError: torch is missing, or the file holds more than that.
     """
     try:
         import torch
     except ImportError as error:
-        raise ConvertError(
+        raise ModelFormatError(
             f"{path}: reading it needs torch, pip install 'txl_jax[convert-torch]'. Or where torch"
             " is installed, safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
         ) from error
@@ -116,7 +109,7 @@ def load_torch(path: str) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises what unpickling met, of many types
         reason = str(error).strip().partition("\n")[0]
-        raise ConvertError(
+        raise ModelFormatError(
             f"{path}: is not read, for it is damaged or holds more than tensors, and running what"
             f" is pickled in it could do anything ({reason}). A whole model that torch.save wrote"
             " has to be opened by the program that made it, where you trust the file:"
@@ -130,7 +123,7 @@ def stored(loaded: Any, path: str) -> Stored:
     state = loaded if nested is None else loaded[nested]
     tensors = state if isinstance(state, Mapping) else {}
     if not tensors or not all(hasattr(value, "shape") for value in tensors.values()):
-        raise ConvertError(
+        raise ModelFormatError(
             f"{path}: holds no state_dict, neither by itself nor as {', '.join(NESTED)}"
         )
     arrays = {name.removeprefix("module."): _array(value) for name, value in tensors.items()}

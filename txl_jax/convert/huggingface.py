@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from txl_jax.checkpoint.errors import ModelFormatError
 from txl_jax.config import TransformerXLConfig
-from txl_jax.convert.errors import ConvertError
 from txl_jax.convert.pytorch import params_from_pytorch
 from txl_jax.convert.tensors import one_of, required
 
@@ -30,7 +30,7 @@ def config_from_huggingface(config: Mapping[str, Any]) -> TransformerXLConfig:
         projections are tied stands in ``tie_projs``, else in ``proj_share_all_but_first``.
 
     Raises:
-      ConvertError: a key that is missing or asks for what is not supported.
+      ModelFormatError: a key that is missing or asks for what is not supported.
     """
     c = dict(config)
     if "vocab_size" not in c and "n_token" in c:
@@ -75,7 +75,7 @@ def params_from_huggingface(
         layers must be equal.
 
     Raises:
-      ConvertError: as :func:`~txl_jax.convert.pytorch.params_from_pytorch`.
+      ModelFormatError: as :func:`~txl_jax.convert.pytorch.params_from_pytorch`.
     """
     state = dict(state_dict)
     for name in ("r_w_bias", "r_r_bias"):
@@ -94,12 +94,14 @@ def _collect(state: dict[str, np.ndarray], name: str, c: TransformerXLConfig) ->
     if c.untie_r:
         missing = [layer for layer in of_layer if layer not in found]
         if missing:
-            raise ConvertError(f"the state does not fit the configuration: {missing[0]} is missing")
+            raise ModelFormatError(
+                f"the state does not fit the configuration: {missing[0]} is missing"
+            )
         state[f"transformer.{name}"] = np.stack([found[layer] for layer in of_layer])
         return
     for layer, bias in found.items():
         if not np.array_equal(bias, state.setdefault(f"transformer.{name}", bias)):
-            raise ConvertError(
+            raise ModelFormatError(
                 f"the state does not fit the configuration: {layer} differs from that of other"
                 " layers, and untie_r is False"
             )

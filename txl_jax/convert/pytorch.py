@@ -24,17 +24,11 @@ from typing import Any
 
 import numpy as np
 
+from txl_jax.checkpoint.errors import ModelFormatError
+from txl_jax.checkpoint.tensors import Tensors
 from txl_jax.config import AttentionForm, TransformerXLConfig, Window
-from txl_jax.convert.errors import ConvertError
 from txl_jax.convert.pytorch_vocabulary import vocabulary
-from txl_jax.convert.tensors import (
-    Tensors,
-    listed,
-    one_of,
-    refuse_our_own,
-    required,
-    vocab_size,
-)
+from txl_jax.convert.tensors import listed, one_of, refuse_our_own, required, vocab_size
 
 SAME_LENGTH: dict[str, Window] = {"kimiyoung": "pytorch", "nvidia": "tf"}
 """What ``same_length=True`` means in each code base: NVIDIA's lets a query see one key more."""
@@ -71,7 +65,7 @@ def config_from_pytorch(constructor_args: Mapping[str, Any]) -> TransformerXLCon
         where u and v have a row for each layer (TF's option).
 
     Raises:
-      ConvertError: an argument that is missing, unknown, or asks for what is not supported.
+      ModelFormatError: an argument that is missing, unknown, or asks for what is not supported.
     """
     args = {name: value for name, value in constructor_args.items() if name not in IGNORED}
     required(args, REQUIRED, "constructor arguments of the original")
@@ -111,7 +105,7 @@ def config_from_pytorch(constructor_args: Mapping[str, Any]) -> TransformerXLCon
         sample_softmax=max(args.pop("sample_softmax", -1), 0),
     )
     if args:
-        raise ConvertError(f"not constructor arguments of the original: {listed(args)}")
+        raise ModelFormatError(f"not constructor arguments of the original: {listed(args)}")
     return cfg
 
 
@@ -126,7 +120,7 @@ def params_from_pytorch(
       cfg: from :func:`config_from_pytorch`; tensors that do not fit it are refused.
 
     Raises:
-      ConvertError: naming every tensor that is missing, is not known, has the wrong shape, or
+      ModelFormatError: naming every tensor that is missing, is not known, has the wrong shape, or
         should equal the one it is tied to and does not.
     """
     c = cfg

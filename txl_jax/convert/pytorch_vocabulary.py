@@ -17,8 +17,9 @@ sampled softmax has ``out_layer`` in place of ``crit``.
 
 import numpy as np
 
+from txl_jax.checkpoint.tensors import Tensors
 from txl_jax.config import TransformerXLConfig
-from txl_jax.convert.tensors import Tensors, parameter_clusters, tied
+from txl_jax.convert.tensors import parameter_clusters, tied
 from txl_jax.model.adaptive import clusters
 
 

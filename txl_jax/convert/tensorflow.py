@@ -27,10 +27,10 @@ from typing import Any
 
 import numpy as np
 
+from txl_jax.checkpoint.errors import ModelFormatError
+from txl_jax.checkpoint.tensors import Tensors
 from txl_jax.config import TransformerXLConfig
-from txl_jax.convert.errors import ConvertError
 from txl_jax.convert.tensors import (
-    Tensors,
     listed,
     parameter_clusters,
     refuse_our_own,
@@ -59,7 +59,7 @@ def config_from_tensorflow(args: Mapping[str, Any]) -> TransformerXLConfig:
         as good). ``d_embed`` is ``d_model`` where left out, others are TF's defaults.
 
     Raises:
-      ConvertError: a flag that is missing, not of the model, or out of range.
+      ModelFormatError: a flag that is missing, not of the model, or out of range.
     """
     args = {name: value for name, value in args.items() if name not in IGNORED}
     if "vocab_size" in args:
@@ -94,7 +94,7 @@ def config_from_tensorflow(args: Mapping[str, Any]) -> TransformerXLConfig:
         norm_epsilon=1e-12,
     )
     if args:
-        raise ConvertError(f"not flags of the original that shape a model: {listed(args)}")
+        raise ModelFormatError(f"not flags of the original that shape a model: {listed(args)}")
     return cfg
 
 
@@ -109,7 +109,7 @@ def params_from_tensorflow(
       cfg: from :func:`config_from_tensorflow`; variables that do not fit it are refused.
 
     Raises:
-      ConvertError: naming every variable that is missing, not known, or of the wrong shape.
+      ModelFormatError: naming every variable that is missing, not known, or of the wrong shape.
     """
     c = cfg
     vocab_size(c)

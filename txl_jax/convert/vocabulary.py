@@ -4,7 +4,7 @@ import json
 import os
 from typing import Any
 
-from txl_jax.convert.errors import ConvertError
+from txl_jax.checkpoint.errors import ModelFormatError
 from txl_jax.convert.files import TORCH, load_torch, symbols_of
 from txl_jax.data.vocab import Vocab
 
@@ -21,26 +21,26 @@ def vocab_from_file(path: str) -> Vocab:
     is a mapping with ``idx2sym``.
 
     Raises:
-      ConvertError: it cannot be read as what its ending says.
+      ModelFormatError: it cannot be read as what its ending says.
       DataError: no vocabulary can be made of it (a symbol stands in it twice).
     """
     if not os.path.isfile(path):
-        raise ConvertError(f"vocabulary {path}: there is no such file")
+        raise ModelFormatError(f"vocabulary {path}: there is no such file")
     if path.endswith((".pkl", ".pickle")):
-        raise ConvertError(
+        raise ModelFormatError(
             f"vocabulary {path}: pickled files are not opened, they could do anything. Where you"
             " trust it, write its idx2sym to a text file, one symbol a line, and name that"
         )
     if path.endswith(TORCH):
         symbols = symbols_of(load_torch(path))
         if symbols is None:
-            raise ConvertError(f"vocabulary {path}: has no idx2sym")
+            raise ModelFormatError(f"vocabulary {path}: has no idx2sym")
         return Vocab.of_symbols(symbols)
     try:
         with open(path, encoding="utf-8", newline="\n") as file:
             content = json.load(file) if path.endswith(".json") else list(file)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConvertError(f"vocabulary {path}: cannot be read ({error})") from error
+        raise ModelFormatError(f"vocabulary {path}: cannot be read ({error})") from error
     if path.endswith(".json"):
         return _from_json(content, path)
     return Vocab.of_symbols([_symbol(line) for line in content])
@@ -62,8 +62,8 @@ def _from_json(content: Any, path: str) -> Vocab:
         return Vocab.from_json(content)
     if isinstance(content, dict):
         if sorted(content.values(), key=str) != sorted(range(len(content)), key=str):
-            raise ConvertError(f"vocabulary {path}: its ids are not 0 to {len(content) - 1}")
+            raise ModelFormatError(f"vocabulary {path}: its ids are not 0 to {len(content) - 1}")
         content = sorted(content, key=content.__getitem__)
     if not isinstance(content, list) or not all(isinstance(s, str) for s in content):
-        raise ConvertError(f"vocabulary {path}: must be a list of symbols, or symbols with ids")
+        raise ModelFormatError(f"vocabulary {path}: must be a list of symbols, or symbols with ids")
     return Vocab.of_symbols(content)

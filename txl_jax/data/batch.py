@@ -46,7 +46,7 @@ class Batch(flax.struct.PyTreeNode):
         """C, tokens that are run again and not scored."""
         return self.inputs.shape[-1] - self.targets.shape[-1]
 
-    def about_inputs(self, with_lengths: bool) -> dict[str, Any]:
+    def model_kwargs(self, with_lengths: bool) -> dict[str, Any]:
         """The keywords of ``nll`` that say what the inputs are.
 
         ``with_lengths``: also where padding begins. Needed by a form of attention that counts

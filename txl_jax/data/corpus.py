@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from txl_jax.config import DataConfig, ExperimentConfig
+from txl_jax.config.folders import data_folder
 from txl_jax.data.errors import DataError
 from txl_jax.data.prepare import prepare
 from txl_jax.data.sentences import Sentences
@@ -28,7 +29,6 @@ from txl_jax.data.sources import enwik8, lm1b, probe, ptb, stdlib, text, text8, 
 from txl_jax.data.sources.partial import clear_left_folders, remove_folder, writing
 from txl_jax.data.sources.source import SPLITS, Source, file_hash
 from txl_jax.data.vocab import Kind, Vocab, check_ids
-from txl_jax.files import data_folder
 
 __all__ = ["Corpus", "DataError", "corpus_from_config", "load_corpus"]
 

@@ -18,21 +18,15 @@ import threading
 
 import numpy as np
 
+from txl_jax.config import longest_segment
 from txl_jax.data.errors import DataError
-from txl_jax.data.streams import Piece, Segment, Streams
+from txl_jax.data.streams import Segment, SegmentSpan, Streams
 
 MIN_LENGTH = 5
-DEVIATIONS = 3
-"""The longest segment is so many standard deviations above T."""
 HALF = 0.05
 """How often a length is drawn around T/2."""
 _LENGTHS = 0x1E57
 """Sets the draws of lengths apart from others of the same seed."""
-
-
-def longest_length(seg_len: int, std: float) -> int:
-    """The length of the arrays: T, or with a standard deviation s the integer part of T + 3s."""
-    return seg_len + int(DEVIATIONS * std)
 
 
 def drawn_lengths(seed: int, epoch: int, n: int, seg_len: int, std: float) -> np.ndarray:
@@ -40,7 +34,7 @@ def drawn_lengths(seed: int, epoch: int, n: int, seg_len: int, std: float) -> np
     draw = np.random.default_rng([seed, _LENGTHS, epoch])
     mean = np.where(draw.random(n) < HALF, seg_len / 2, seg_len)
     lengths = draw.normal(mean, std).astype(np.int64)
-    return np.clip(lengths, MIN_LENGTH, longest_length(seg_len, std))
+    return np.clip(lengths, MIN_LENGTH, longest_segment(seg_len, std))
 
 
 class DrawnLengths:
@@ -75,7 +69,7 @@ class DrawnLengths:
         self._streams, self._std, self._seed = streams, std, seed
         self.batch_size, self.seg_len = streams.batch_size, streams.seg_len
         self.context_len, self.n_targets = streams.context_len, streams.n_targets
-        self.max_len = longest_length(streams.seg_len, std)
+        self.max_len = longest_segment(streams.seg_len, std)
         self.n_segments = len(self.bounds(0)) - 1
         self._first_steps = [0]  # of each epoch that was counted, and of the next
         self._newest: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int64))
@@ -96,11 +90,11 @@ class DrawnLengths:
         where = self.where(step)
         return self._streams.piece(where.start, where.n, self.max_len, rows, where.epoch)
 
-    def where(self, step: int) -> Piece:
+    def where(self, step: int) -> SegmentSpan:
         """What :meth:`at_step` reads."""
         epoch, index, bounds = self._find(step)
         start, stop = bounds[index : index + 2].tolist()
-        return Piece(start, stop - start, epoch)
+        return SegmentSpan(start, stop - start, epoch)
 
     def in_rows(self) -> np.ndarray:
         """See :meth:`Streams.in_rows`."""

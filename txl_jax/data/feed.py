@@ -45,7 +45,7 @@ def training_feed(
     stop: int,
     epoch_memory: str,
     per_dispatch: int,
-    sharding: Any,
+    sharding: jax.sharding.Sharding | None,
     reset_every: int = 0,
     of_step: Callable[..., Any] = training_batch,
 ) -> Generator[Any, None, None]:
@@ -53,7 +53,7 @@ def training_feed(
 
     With ``per_dispatch`` S > 1 each item holds S steps, stacked on a new leading axis.
     What is read ahead is not state: a checkpoint needs the number of the step only.
-    ``sharding``: of each field of a batch, in a batch, see :func:`placed_rows`.
+    ``sharding``: see :func:`placed_rows`.
     ``of_step``: :func:`training_batch`, or what takes the same and gives something else.
     """
 
@@ -72,7 +72,12 @@ def training_feed(
     return read_ahead(batches())
 
 
-def placed_rows(read: Callable[[slice], Batch], sharding: Any, n_rows: int, axis: int = 0) -> Batch:
+def placed_rows(
+    read: Callable[[slice], Any],
+    sharding: jax.sharding.Sharding | None,
+    n_rows: int,
+    axis: int = 0,
+) -> Any:
     """A batch on device, of which every process reads the rows that its own devices hold.
 
     With two processes of two devices, mesh data 2 x tensor 2, and 8 rows:
@@ -82,29 +87,27 @@ def placed_rows(read: Callable[[slice], Batch], sharding: Any, n_rows: int, axis
 
     Args:
       read: gives the rows of a slice, the whole batch for ``slice(0, n_rows)``.
-      sharding: of each field, in a batch; all cut alike by rows. One process: whatever
-        ``jax.device_put`` takes.
+      sharding: of every field of a batch; ``None``: the default device.
       n_rows: B.
       axis: of the rows, 1 behind an axis of steps.
     """
-    of_fields = jax.tree.leaves(sharding)
-    if not of_fields or of_fields[0].is_fully_addressable:
+    if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(read(slice(0, n_rows)), sharding)
 
     def bounds(index: Any) -> tuple[int, int]:  # slices, one of each axis
         start, stop, _ = index[axis].indices(n_rows)
         return start, stop
 
-    there = of_fields[0].addressable_devices_indices_map((1,) * axis + (n_rows,))
+    there = sharding.addressable_devices_indices_map((1,) * axis + (n_rows,))
     held = sorted({bounds(index) for index in there.values()})
     parts = [read(slice(*rows)) for rows in held]
 
-    def joined(of_field: jax.sharding.Sharding, *pieces: np.ndarray) -> jax.Array:
+    def joined(*pieces: np.ndarray) -> jax.Array:
         shape = (*pieces[0].shape[:axis], n_rows, *pieces[0].shape[axis + 1 :])
         piece_of = dict(zip(held, pieces, strict=True))
-        return jax.make_array_from_callback(shape, of_field, lambda i: piece_of[bounds(i)])
+        return jax.make_array_from_callback(shape, sharding, lambda i: piece_of[bounds(i)])
 
-    return jax.tree.map(joined, sharding, *parts)
+    return jax.tree.map(joined, *parts)
 
 
 def read_ahead(items: Iterator[Any], size: int = _READ_AHEAD) -> Generator[Any, None, None]:

@@ -32,7 +32,7 @@ import numpy as np
 
 from txl_jax.data.drawn_lengths import DrawnLengths
 from txl_jax.data.errors import DataError
-from txl_jax.data.streams import Cut, Segment, Streams, segment_of
+from txl_jax.data.streams import Segment, Streams, segment_of
 from txl_jax.data.vocab import check_ids
 
 SHARD = 1024
@@ -108,7 +108,7 @@ class SentenceStreams:
         sentences: Sentences,
         batch_size: int,
         seg_len: int,
-        cut: Cut = "every_target",
+        drop_remainder: bool = False,
         name: str = "sentences",
         vocab_size: int | None = None,
         context_len: int = 0,
@@ -120,24 +120,21 @@ class SentenceStreams:
           sentences: at least B.
           batch_size: B, at least 1.
           seg_len: T, at least 1.
-          cut: ``every_target``: rows are ranges of sentences, and every target of a pass is
-            scored once. ``authors``: each row takes the next sentence of the text when it needs
-            one, and the pass ends with the last segment that is full in all rows, as the
-            published code does; whole rows are held in memory. Not with a seed: their order
-            in training follows a global random state.
+          drop_remainder: False: rows are ranges of sentences, and every target of a pass is
+            scored once. True: each row takes the next sentence when it needs one, and the pass
+            ends with the last segment that is full in all rows, as in the published code; whole
+            rows are held in memory. Not with a seed.
           name: of the text, for errors.
           vocab_size: V; if given, all ids are checked to be from 0 to V-1.
           context_len: C, tokens of the row given again before each segment.
           seed: if given, every epoch has an order of its own.
 
         Raises:
-          DataError: too few sentences for B, B or T below 1, C below 0, an unknown cut, a cut
-            that has no seed, or an id out of range.
+          DataError: too few sentences for B, B or T below 1, C below 0, drop_remainder
+            with a seed, or an id out of range.
         """
-        if cut not in ("every_target", "authors"):
-            raise DataError(f"cut = {cut!r}: must be one of 'every_target', 'authors'")
-        if cut == "authors" and seed is not None:
-            raise DataError("cut = 'authors': is for sentences in order; leave the seed out")
+        if drop_remainder and seed is not None:
+            raise DataError("drop_remainder: is for sentences in order; leave the seed out")
         lengths = (("batch_size", batch_size, 1), ("seg_len", seg_len, 1))
         for key, value, least in (*lengths, ("context_len", context_len, 0)):
             if value < least:
@@ -151,12 +148,12 @@ class SentenceStreams:
             check_ids(sentences.tokens, vocab_size, name)
         self.batch_size, self.seg_len, self.context_len = batch_size, seg_len, context_len
         self.seed = seed
-        if cut == "authors":
+        if drop_remainder:
             dealt, self.n_segments = _dealt(sentences, batch_size, seg_len)
             if not self.n_segments:
                 raise DataError(
                     f"batch_size = {batch_size}: {name} does not fill one segment of {seg_len} in"
-                    " every stream (cut 'authors'); use a smaller batch or a shorter segment"
+                    " every stream (drop_remainder); use a smaller batch or a shorter segment"
                 )
             self._text: _Texts = _Dealt(sentences, dealt)
             self._totals = np.full(batch_size, self.n_segments * seg_len)
@@ -205,7 +202,7 @@ class SentenceStreams:
     def before(self, stream: int, n: int) -> np.ndarray:
         """Up to n tokens of the text that come before a row's first one.
 
-        Only where rows are ranges of the text in its order: no seed, cut ``every_target``.
+        Only where rows are ranges of the text in its order: no seed, no drop_remainder.
         """
         return self._text.before(stream, n)
 
@@ -218,15 +215,16 @@ def streams_of(
     split: np.ndarray | Sentences,
     batch_size: int,
     seg_len: int,
-    cut: Cut = "every_target",
+    drop_remainder: bool = False,
     name: str = "tokens",
     vocab_size: int | None = None,
     context_len: int = 0,
 ) -> AnyStreams:
     """A split in its own order, to be scored: of a token array or of sentences."""
+    about = drop_remainder, name, vocab_size, context_len
     if isinstance(split, Sentences):
-        return SentenceStreams(split, batch_size, seg_len, cut, name, vocab_size, context_len)
-    return Streams(split, batch_size, seg_len, cut, name, vocab_size, context_len)
+        return SentenceStreams(split, batch_size, seg_len, *about)
+    return Streams(split, batch_size, seg_len, *about)
 
 
 def shuffled_streams_of(
@@ -253,9 +251,7 @@ def shuffled_streams_of(
     """
     if not isinstance(split, Sentences):
         rolled = seed if roll else None
-        streams = Streams(
-            split, batch_size, seg_len, "authors", name, vocab_size, context_len, rolled
-        )
+        streams = Streams(split, batch_size, seg_len, True, name, vocab_size, context_len, rolled)
         return DrawnLengths(streams, seg_len_std, seed) if seg_len_std else streams
     for key, value in (("seg_len_std", seg_len_std), ("roll", roll)):
         if value:
@@ -275,7 +271,7 @@ def segments(
     split: np.ndarray | Sentences,
     batch_size: int,
     seg_len: int,
-    cut: Cut = "every_target",
+    drop_remainder: bool = False,
     context_len: int = 0,
 ) -> Iterator[Segment]:
     """The segments of one pass over a token array or sentences, in their order.
@@ -290,7 +286,7 @@ def segments(
       [[4, 5, 6, 7]] [[5, 6, 7, 8]] [[1.0, 1.0, 1.0, 1.0]]
       [[8, 0, 0, 0]] [[9, 0, 0, 0]] [[1.0, 0.0, 0.0, 0.0]]
     """
-    return iter(streams_of(split, batch_size, seg_len, cut, context_len=context_len))
+    return iter(streams_of(split, batch_size, seg_len, drop_remainder, context_len=context_len))
 
 
 def tokens_of(split: np.ndarray | Sentences) -> np.ndarray:

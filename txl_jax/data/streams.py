@@ -2,7 +2,7 @@
 
     tokens   0 1 2 3 4 5 6 7 8 9        N = 10, so 9 targets: 1..9;  B = 2, T = 2
 
-    cut="every_target"                  n = ceil(9 / 2) = 5 targets for each stream
+    drop_remainder=False                n = ceil(9 / 2) = 5 targets for each stream
       stream 0   0 1 2 3 4 | 5          segment 0   segment 1   segment 2
       stream 1   5 6 7 8 | 9     inputs   0 1         2 3         4 .
                                           5 6         7 8         . .
@@ -10,7 +10,7 @@
                                           6 7         8 9         . .
     A point is padding, of weight 0. Every target is scored once, whatever B and T are.
 
-    cut="authors"                       n = N // B = 5 tokens for each stream, so 4 targets
+    drop_remainder=True                 n = N // B = 5 tokens for each stream, so 4 targets
       stream 0   0 1 2 3 4       inputs   0 1 / 5 6   2 3 / 7 8
       stream 1   5 6 7 8 9       targets  1 2 / 6 7   3 4 / 8 9
     As the published code: what does not fill the streams is dropped, and so is the target
@@ -39,17 +39,15 @@ Shifts are drawn from (seed, epoch, stream), so a segment stays a pure function 
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import check_ids
 
-Cut = Literal["every_target", "authors"]
 
-
-class Piece(NamedTuple):
+class SegmentSpan(NamedTuple):
     """Which targets of every stream a training step takes: ``start`` .. ``start + n - 1``.
 
     ``epoch``: of whose order the streams are.
@@ -139,7 +137,7 @@ class Streams:
         tokens: np.ndarray,
         batch_size: int,
         seg_len: int,
-        cut: Cut = "every_target",
+        drop_remainder: bool = False,
         name: str = "tokens",
         vocab_size: int | None = None,
         context_len: int = 0,
@@ -151,42 +149,40 @@ class Streams:
           tokens: integers [N], N >= 2; may be memory-mapped.
           batch_size: B, at least 1.
           seg_len: T, at least 1.
-          cut: how the streams lie, see the head of this file.
+          drop_remainder: how the streams lie, see the head of this file.
           name: of the token array, for errors.
           vocab_size: V; if given, all ids are checked to be from 0 to V-1.
           context_len: C, tokens given again before each segment; targets stay what they are.
           roll_seed: if given, streams are rolled in each epoch by shifts drawn from it. With
-            cut ``authors`` only: there all streams are full, and n-1 targets long.
+            with ``drop_remainder`` only: there all streams are full, and n-1 targets long.
 
         Raises:
           DataError: tokens that are not 1-D integers or too few for B, B or T below 1, C below
-            0, an unknown cut, a cut that cannot be rolled, or an id out of range.
+            0, a shift without drop_remainder, or an id out of range.
         """
         tokens = np.asanyarray(tokens)
         if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
             raise DataError(
                 f"{name} has shape {tokens.shape} and type {tokens.dtype}: must be 1-D integers"
             )
-        if cut not in get_args(Cut):
-            raise DataError(f"cut = {cut!r}: must be one of 'every_target', 'authors'")
-        if roll_seed is not None and cut != "authors":
-            raise DataError(f"cut = {cut!r}: rolled streams are for training, cut 'authors'")
+        if roll_seed is not None and not drop_remainder:
+            raise DataError("rolled streams are for training and need drop_remainder=True")
         lengths = (("batch_size", batch_size, 1), ("seg_len", seg_len, 1))
         for key, value, least in (*lengths, ("context_len", context_len, 0)):
             if value < least:
                 raise DataError(f"{key} = {value}: must be at least {least}")
-        largest = len(tokens) - 1 if cut == "every_target" else len(tokens) // 2
+        largest = len(tokens) - 1 if not drop_remainder else len(tokens) // 2
         if batch_size > largest:
             raise DataError(
                 f"batch_size = {batch_size}: {name} has {len(tokens)} tokens, enough for"
-                f" {max(largest, 0)} streams with a target each (cut {cut!r}); use a smaller batch"
+                f" {max(largest, 0)} streams with a target each; use a smaller batch"
                 " or a longer text"
             )
         if vocab_size is not None:
             check_ids(tokens, vocab_size, name)
         self.batch_size, self.seg_len, self.context_len = batch_size, seg_len, context_len
         self._tokens, self._roll_seed = tokens, roll_seed
-        if cut == "every_target":
+        if not drop_remainder:
             self.n_targets = len(tokens) - 1
             self._stride = -(-self.n_targets // batch_size)  # tokens from stream to stream
             longest = self._stride
@@ -231,11 +227,11 @@ class Streams:
         where = self.where(step)
         return self.piece(where.start, where.n, self.seg_len, rows, where.epoch)
 
-    def where(self, step: int) -> Piece:
+    def where(self, step: int) -> SegmentSpan:
         """What :meth:`at_step` reads."""
         epoch, index = divmod(step, self.n_segments)
         start = index * self.seg_len
-        return Piece(start, min(self.seg_len, self.longest - start), epoch)
+        return SegmentSpan(start, min(self.seg_len, self.longest - start), epoch)
 
     def epochs(self, step: int) -> float:
         """Passes over the text that are done after a number of steps."""
@@ -247,7 +243,7 @@ class Streams:
         return self._tokens[max(begin - n, 0) : begin]
 
     def in_rows(self) -> np.ndarray:
-        """The tokens of every stream as it lies in the text, int32 [B,n]; cut ``authors``."""
+        """The tokens of every stream as it lies in the text, int32 [B,n]; needs drop_remainder."""
         used = self._tokens[: self.batch_size * self._stride]
         return np.asarray(used, np.int32).reshape(self.batch_size, self._stride)
 

@@ -112,7 +112,7 @@ def _gradient(params: Params, batch: Batch, mems: Memory, model: TransformerXL):
             batch.targets,
             mems,
             method="nll",
-            **batch.about_inputs(model.cfg.memory_free),
+            **batch.model_kwargs(model.cfg.memory_free),
         )
         nll_sum, count = jnp.sum(nll * batch.weights), jnp.sum(batch.weights)
         return nll_sum / jnp.maximum(count, 1.0), (nll_sum, count, after)

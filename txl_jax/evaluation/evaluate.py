@@ -21,10 +21,10 @@ from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import placed_rows, read_ahead
 from txl_jax.data.sentences import AnyStreams, Sentences, streams_of
 from txl_jax.evaluation.dynamic import Learner, add_squares, describe_dynamic, score_and_learn
-from txl_jax.model.memory import Cache, Memory
+from txl_jax.model.memory import Cache, Memory, cache_shardings, memory_shardings
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.processes import placed
-from txl_jax.training.sharding import Placement
+from txl_jax.parallel.processes import placed
+from txl_jax.parallel.shardings import Shardings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,17 +84,17 @@ class Evaluator:
             if training is None:
                 raise ValueError("dynamic evaluation 'rms' needs the training split")
             self._training = cut(training, name="the train split")
-        self._placement = Placement(mesh)
-        self.model = TransformerXL(under_protocol(model, protocol), self._placement.mesh)
+        self._shardings = Shardings(mesh)
+        self.model = TransformerXL(under_protocol(model, protocol), self._shardings.mesh)
         self._warm_start = 0  # no more than the text has before the last stream
         if protocol.warm_start:
             self._warm_start = len(
                 self.streams.before(protocol.batch_size - 1, protocol.warm_start)
             )
         self._warm_segments = -(-self._warm_start // protocol.seg_len)
-        devices = self._placement.row_devices
+        devices = self._shardings.row_devices
         self._rows = -(-protocol.batch_size // devices) * devices
-        place = self._placement
+        place = self._shardings
         self.keeps_cache = (
             not (model.scan_layers or model.memory_free)
             and protocol.mem_len > 0
@@ -103,19 +103,19 @@ class Evaluator:
         )
         self._score = jax.jit(
             self._score_segment,
-            in_shardings=(None, place.batch(), None),  # parameters and memory as they lie
+            in_shardings=(None, place.rows(), None),  # parameters and memory as they lie
             donate_argnums=(2,),
         )
         self._project = jax.jit(self._projected)
         self._score_and_learn = jax.jit(
             functools.partial(score_and_learn, model=self.model, c=protocol.dynamic),
-            in_shardings=(None, place.batch(), place.memory()),
-            out_shardings=(*[place.everywhere()] * 2, place.memory(), None),
+            in_shardings=(None, place.rows(), memory_shardings(place)),
+            out_shardings=(*[place.replicated()] * 2, memory_shardings(place), None),
         )
         self._add_squares = jax.jit(
             functools.partial(add_squares, model=self.model),
-            in_shardings=(None, None, place.batch(), place.memory()),
-            out_shardings=(None, place.memory()),
+            in_shardings=(None, None, place.rows(), memory_shardings(place)),
+            out_shardings=(None, memory_shardings(place)),
         )
 
     @property
@@ -138,7 +138,7 @@ class Evaluator:
           RuntimeError: not every target was scored once.
         """
         start = time.perf_counter()
-        params = placed(params, self._placement.parameters(params))
+        params = placed(params, self._shardings.parameters(params))
         dynamic = self.protocol.dynamic
         ahead = dynamic.statistics if self._training else 0
         tell = lambda done: progress(done, ahead + self.segments)
@@ -208,7 +208,7 @@ class Evaluator:
     ) -> Any | None:
         """Root of the squared gradients, summed over training segments; ``None`` if stopped."""
         zeros = functools.partial(jax.tree.map, jnp.zeros_like)
-        squares = jax.jit(zeros, out_shardings=self._placement.parameters(params))(params)
+        squares = jax.jit(zeros, out_shardings=self._shardings.parameters(params))(params)
         mems = self._placed_first_memory()
         feed = read_ahead(self._training_batches())
         try:
@@ -223,7 +223,7 @@ class Evaluator:
         return jax.tree.map(jnp.sqrt, squares)
 
     def _placed_first_memory(self) -> Memory:
-        return placed(self._first_memory(), self._placement.memory())
+        return placed(self._first_memory(), memory_shardings(self._shardings))
 
     def _first_memory(self) -> Memory:
         """Memory before the first segment: all slots zeros, real ones if the protocol says so."""
@@ -272,18 +272,18 @@ class Evaluator:
             )
             return jax.tree.map(fill, batch)
 
-        return placed_rows(padded, self._placement.batch(), self._rows)
+        return placed_rows(padded, self._shardings.rows(), self._rows)
 
     def _score_segment(self, params, batch: Batch, mems):
         nll, mems = self._nll(params, batch, mems)
         sums = jnp.sum(nll * batch.weights), jnp.sum(batch.weights)
         lie = jax.lax.with_sharding_constraint
-        return *lie(sums, self._placement.everywhere()), lie(mems, self._places(mems))
+        return *lie(sums, self._shardings.replicated()), lie(mems, self._places(mems))
 
     def _nll(self, params, batch: Batch, mems):
         """Nats of each target, float32 [B,T], and the memory after."""
         apply = functools.partial(self.model.apply, {"params": params}, batch.inputs)
-        about = batch.about_inputs(self.model.cfg.memory_free)
+        about = batch.model_kwargs(self.model.cfg.memory_free)
         if self.protocol.temperature == 1:
             return apply(batch.targets, mems, method="nll", **about)
         logits, mems = apply(mems, **about)
@@ -299,8 +299,8 @@ class Evaluator:
 
     def _places(self, mems: Memory | Cache) -> Memory | Cache:
         """Where each array of a memory or cache lies."""
-        place = self._placement
-        return place.cache(mems) if isinstance(mems, Cache) else place.memory()
+        place = self._shardings
+        return cache_shardings(place, mems) if isinstance(mems, Cache) else memory_shardings(place)
 
 
 def evaluator_of(

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from txl_jax.checkpoint.loading import load
+from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import DynamicConfig, ProtocolConfig
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.sentences import AnyStreams, Sentences, streams_of, tokens_of
@@ -22,11 +24,10 @@ from txl_jax.evaluation.evaluate import (
     past,
 )
 from txl_jax.files import write_json
-from txl_jax.processes import is_first
-from txl_jax.training.records import append, plain
-from txl_jax.training.sharding import make_mesh
+from txl_jax.parallel.processes import is_process_zero
+from txl_jax.parallel.shardings import make_mesh
+from txl_jax.records import append, plain
 from txl_jax.units import in_unit
-from txl_jax.workdir import Trained, load
 
 
 def without_past(protocol: ProtocolConfig) -> ProtocolConfig:
@@ -41,7 +42,7 @@ def without_learning(protocol: ProtocolConfig) -> ProtocolConfig:
 
 
 def report(
-    trained: Trained, corpus: Corpus, workdir: str, stop: Callable[[], bool] = lambda: False
+    trained: TrainedModel, corpus: Corpus, workdir: str, stop: Callable[[], bool] = lambda: False
 ) -> dict[str, Any] | None:
     """Scores ``evaluate.split`` with the protocol's memory or context, with none, and baselines.
 
@@ -56,7 +57,7 @@ def report(
     protocol = as_scored(trained.config.evaluate, split)
     model = trained.config.model
     foreign = of_vocab(corpus, protocol.split)
-    if foreign and corpus.vocab.lower_case and is_first():
+    if foreign and corpus.vocab.lower_case and is_process_zero():
         note = "the model's vocabulary has no capital letters: the text is read in lower case"
         print(f"note: {note}", file=sys.stderr, flush=True)
     told = lambda chosen: describe(chosen, model) + foreign
@@ -83,7 +84,7 @@ def report(
             seconds=round(score.seconds, 2),
             **conversions(score.loss * score.targets, corpus, chosen),
         )
-    if is_first():  # the others have nothing to write
+    if is_process_zero():  # the others have nothing to write
         places, of = scored_places(protocol, split), describe_targets(protocol) + foreign
         for row in baselines(protocol.baselines, corpus, protocol.split, places):
             rows.append({**row, "protocol": f"{of}, {TOLD[row['name']]}"})
@@ -96,14 +97,16 @@ def report(
         "unit": unit,
         "results": rows,
     }
-    if is_first():
+    if is_process_zero():
         print(table(rows, unit, told(protocol)), flush=True)
         write_json(os.path.join(workdir, "evaluation.json"), result)
         append(os.path.join(workdir, "evaluations.jsonl"), plain(result))
     return result
 
 
-def _asked(trained: Trained, protocol: ProtocolConfig) -> list[tuple[str, ProtocolConfig, str]]:
+def _asked(
+    trained: TrainedModel, protocol: ProtocolConfig
+) -> list[tuple[str, ProtocolConfig, str]]:
     """Name, protocol and weights of each score: the simpler protocols, then the other weights."""
     asked = [(name, c, trained.weights) for name, c in protocols(protocol)]
     if not trained.others:
@@ -221,7 +224,7 @@ def segment_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     with tqdm(
         desc=what,
         unit="segment",
-        disable=not is_first(),
+        disable=not is_process_zero(),
         delay=DELAY,
         mininterval=seconds,
         maxinterval=max(seconds, 10.0),

@@ -20,24 +20,24 @@ from typing import Any
 import jax
 import numpy as np
 
+from txl_jax.checkpoint.outputs import check_file
+from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, ScoreConfig, TransformerXLConfig
 from txl_jax.data.batch import Batch, batch_of
 from txl_jax.data.errors import DataError
+from txl_jax.data.prompt_ids import line_end
 from txl_jax.data.streams import segment_of
 from txl_jax.data.symbols import readable
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.files import naming
-from txl_jax.generation.text import line_end
-from txl_jax.machine import check_memory
 from txl_jax.model.footprint import of_reading
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.outputs import check_file
+from txl_jax.parallel.device_memory import check_memory
 from txl_jax.units import UNIT_NAMES, in_unit, number
-from txl_jax.workdir import Trained
 
 
-def run(trained: Trained, workdir: str) -> str:
+def run(trained: TrainedModel, workdir: str) -> str:
     """Scores the text that the config names and writes a JSON object for each line of it.
 
     ``line`` its number, ``text``, ``tokens`` how many, ``unknown`` how many of them are the
@@ -67,7 +67,7 @@ def run(trained: Trained, workdir: str) -> str:
     return ""
 
 
-def check_size(trained: Trained, lines: int) -> None:
+def check_size(trained: TrainedModel, lines: int) -> None:
     """Raises ConfigError where the segments of so many lines do not fit the device's memory."""
     exp, c = trained.config, trained.config.score
     rows = min(c.batch_size, lines) if c.memory == "line" else 1
@@ -150,7 +150,7 @@ def _program(cfg: TransformerXLConfig) -> tuple[TransformerXL, Callable]:
     model = TransformerXL(cfg)
 
     def score(params, batch: Batch, mems):
-        about = batch.about_inputs(with_lengths=True)
+        about = batch.model_kwargs(with_lengths=True)
         return model.apply(
             {"params": params}, batch.inputs, batch.targets, mems, method="nll", **about
         )

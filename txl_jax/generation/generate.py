@@ -21,7 +21,7 @@ _PREFILL = 128
 _PER_DISPATCH = 64
 
 
-class Piece(NamedTuple):
+class TokenChunk(NamedTuple):
     """Some more tokens of each row.
 
     Attributes:
@@ -33,7 +33,7 @@ class Piece(NamedTuple):
     nll: np.ndarray
 
 
-class Going(flax.struct.PyTreeNode):
+class DecodeState(flax.struct.PyTreeNode):
     """What goes from token to token.
 
     Attributes:
@@ -56,7 +56,7 @@ def generate(
     c: GenerateConfig,
     grammar: Automaton | None = None,
     samples: Sequence[int] | None = None,
-) -> Iterator[Piece]:
+) -> Iterator[TokenChunk]:
     """Pieces of up to 64 tokens of each continuation, until each has ``c.length``.
 
     Attention is limited to a window of M positions (``same_length``; the model's own, else
@@ -97,7 +97,7 @@ def generate(
         state = np.array([grammar.state_after(prompt) for prompt in prompts], np.int32)
     token = np.array([p[-1] for p in prompts], np.int32)
     on_device: Callable = functools.partial(jax.tree.map, jnp.asarray)
-    going = Going(*on_device((token, past, seen, state)))
+    going = DecodeState(*on_device((token, past, seen, state)))
 
     numbers = jnp.asarray(samples if samples is not None else [0] * len(prompts))
     rows = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(c.seed)))(numbers)
@@ -107,7 +107,7 @@ def generate(
         keys = at_place(rows, np.arange(start, start + n))
         going, tokens, nll = programs.extend(params, going, keys, grammar)
         wanted = slice(0, c.length - start)
-        yield Piece(np.asarray(tokens)[:, wanted], np.asarray(nll)[:, wanted])
+        yield TokenChunk(np.asarray(tokens)[:, wanted], np.asarray(nll)[:, wanted])
 
 
 class _Programs(NamedTuple):
@@ -136,10 +136,10 @@ def _programs(cfg: TransformerXLConfig, c: GenerateConfig) -> _Programs:
     )
 
 
-def _extend(next_logits, c: GenerateConfig, params, going: Going, keys, grammar):
+def _extend(next_logits, c: GenerateConfig, params, going: DecodeState, keys, grammar):
     """A token of each row for each of keys [n,B], on device: what goes on, tokens, nll [B,n]."""
 
-    def one(going: Going, keys):
+    def one(going: DecodeState, keys):
         logits, past = next_logits(params, going.token, going.past)
         token = sample(keys, _possible(logits, going, c, grammar), c)
         of_token = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
@@ -149,13 +149,13 @@ def _extend(next_logits, c: GenerateConfig, params, going: Going, keys, grammar)
             seen = seen.at[jnp.arange(len(token)), token].set(True)
         if state is not None:
             state = jnp.asarray(grammar.after)[state, token]
-        return Going(token, past, seen, state), (token, nll)
+        return DecodeState(token, past, seen, state), (token, nll)
 
     going, (tokens, nll) = jax.lax.scan(one, going, keys)
     return going, tokens.T, nll.T
 
 
-def _possible(logits, going: Going, c: GenerateConfig, grammar):
+def _possible(logits, going: DecodeState, c: GenerateConfig, grammar):
     """Logits [B,V] with what the text had made less likely, and what may not follow at -inf."""
     if going.seen is not None:
         logits = penalised(logits, going.seen, c.repetition_penalty)

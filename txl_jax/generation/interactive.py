@@ -7,14 +7,15 @@ import os
 import sys
 from collections.abc import Callable
 
+from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, override
 from txl_jax.data.errors import DataError
+from txl_jax.data.prompt_ids import line_end
 from txl_jax.evaluation.score import check_size, encoded, nll_of_lines
 from txl_jax.generation.detokenise import detokenised
-from txl_jax.generation.text import continuations, line_end
+from txl_jax.generation.text import continuations
 from txl_jax.generation.write import set_errors
 from txl_jax.units import UNIT_NAMES, in_unit, number
-from txl_jax.workdir import Trained
 
 HELP = """\
 text            continue it
@@ -29,7 +30,7 @@ A text that begins with a colon: put a space before it; \\n in a text is a line 
 class Session:
     """One conversation with a model; what is typed and what is printed are functions, for tests."""
 
-    def __init__(self, trained: Trained, write: Callable[[str], None]):
+    def __init__(self, trained: TrainedModel, write: Callable[[str], None]):
         """Starts with the settings of the model's config; ``write`` prints text as it is."""
         self._trained, self._write = trained, write
         self._so_far = ""
@@ -107,7 +108,7 @@ class Session:
             self._write(f"  {key} = {value!r}\n")
 
 
-def run(trained: Trained, workdir: str) -> str:
+def run(trained: TrainedModel, workdir: str) -> str:
     """Reads lines until the end; history is kept in the workdir where that can be written."""
     set_errors(sys.stdin, "surrogateescape")  # bytes that are not UTF-8: a prompt may have them
     set_errors(sys.stdout, "replace")

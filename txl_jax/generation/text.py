@@ -6,51 +6,16 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import GenerateConfig
-from txl_jax.data.errors import DataError
+from txl_jax.data.prompt_ids import encode_prompts
 from txl_jax.data.vocab import Vocab
 from txl_jax.generation.decoder import Decoder, printable, whole_characters
 from txl_jax.generation.generate import generate
 from txl_jax.generation.utf8 import automaton
-from txl_jax.machine import check_memory
 from txl_jax.model.footprint import of_generating
+from txl_jax.parallel.device_memory import check_memory
 from txl_jax.units import in_unit
-from txl_jax.workdir import Trained
-
-
-def encode_prompt(vocab: Vocab, prompt: str, name: str = "generate.prompt") -> np.ndarray:
-    """The prompt's ids, at least one: where nothing is in it that has an id, a line end.
-
-    Letters have ``_`` for a line end, and sentences the ``<S>`` that all prompts begin with. A
-    vocabulary without any line end gives id 0.
-
-    Raises:
-      DataError: a symbol that the vocabulary does not have; ``name`` is the prompt's in it.
-    """
-    try:
-        ids = vocab.encode(prompt)
-    except DataError as error:
-        raise DataError(f"{name}: {error}") from error
-    return (ids if len(ids) else line_end(vocab)).astype(np.int32)
-
-
-def encode_prompts(vocab: Vocab, prompts: Sequence[str]) -> list[np.ndarray]:
-    """The ids of each prompt, see :func:`encode_prompt`; the error names it by its number."""
-    names = (
-        ["generate.prompt"]
-        if len(prompts) == 1
-        else [f"prompt {n + 1}" for n in range(len(prompts))]
-    )
-    return [encode_prompt(vocab, *pair) for pair in zip(prompts, names, strict=True)]
-
-
-def line_end(vocab: Vocab) -> np.ndarray:
-    """The id of a line's end, [1]; 0 where the vocabulary has none."""
-    try:
-        ids = vocab.encode("\n")
-    except DataError:  # characters without a newline
-        ids = np.zeros(0, vocab.dtype)
-    return ids[-1:] if len(ids) else np.zeros(1, vocab.dtype)
 
 
 @dataclasses.dataclass
@@ -131,7 +96,7 @@ class Continuation:
 
 
 def continuations(
-    trained: Trained, prompts: Sequence[str], c: GenerateConfig
+    trained: TrainedModel, prompts: Sequence[str], c: GenerateConfig
 ) -> Iterator[list[tuple[Continuation, str]]]:
     """Continues prompts together; at each step every one, with what came to its text.
 

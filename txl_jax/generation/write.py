@@ -10,21 +10,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
+from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, GenerateConfig
-from txl_jax.files import write_whole
+from txl_jax.data.prompt_ids import encode_prompts
+from txl_jax.files import atomic_write
 from txl_jax.generation.decoder import printable, whole_characters
 from txl_jax.generation.detokenise import detokenised
 from txl_jax.generation.prompts import prompts_of
-from txl_jax.generation.text import Continuation, continuations, encode_prompts
-from txl_jax.training.records import append
+from txl_jax.generation.text import Continuation, continuations
+from txl_jax.records import append
 from txl_jax.units import UNIT_NAMES, in_unit, number
-from txl_jax.workdir import Trained
 
 TEXT, RECORDS = "sample.txt", "samples.jsonl"
 
 
 def write_continuations(
-    trained: Trained, workdir: str, stop: Callable[[], bool] = lambda: False
+    trained: TrainedModel, workdir: str, stop: Callable[[], bool] = lambda: False
 ) -> None:
     """Continues the config's prompts; prints them, and keeps them in the workdir.
 
@@ -60,11 +61,11 @@ def write_continuations(
                     plain = (file.encoding or "").lower() != "utf-8"
                     print(json.dumps(record, ensure_ascii=plain), file=file, flush=True)
     whole = "\n".join(texts) + "\n"
-    write_whole(os.path.join(workdir, TEXT), whole.encode("utf-8", "surrogateescape"))
+    atomic_write(os.path.join(workdir, TEXT), whole.encode("utf-8", "surrogateescape"))
 
 
 def _continued(
-    trained: Trained,
+    trained: TrainedModel,
     prompts: Sequence[str],
     c: GenerateConfig,
     stop: Callable[[], bool],

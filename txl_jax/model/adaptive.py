@@ -26,7 +26,7 @@ from txl_jax.config import TransformerXLConfig
 from txl_jax.model import mixture as mixture_lib
 from txl_jax.model.block import dropout
 from txl_jax.model.cross_entropy import cross_entropy, full_einsum
-from txl_jax.model.mesh import each_its_rows, whole
+from txl_jax.parallel.mesh import each_its_rows, whole
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from txl_jax.model import ring
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.kernels import attend
 from txl_jax.model.kernels.dropping import dropping
-from txl_jax.model.masks import Visible
+from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
 from txl_jax.model.ring import Rings
 
@@ -68,7 +68,7 @@ class Attention(nn.Module):
         """Keys and values of [B,S,D] states."""
         return KeysValues(self._heads(states, self.key), self._heads(states, self.value))
 
-    def ask(self, states: jax.Array) -> tuple[jax.Array, KeysValues]:
+    def project_qkv(self, states: jax.Array) -> tuple[jax.Array, KeysValues]:
         """Queries [N,B,S,H], and keys and values, of the same [B,S,D] states."""
         if states.shape[0] * states.shape[1] > _FEW:
             return self.queries(states), self.project(states)
@@ -87,7 +87,7 @@ class Attention(nn.Module):
         present: KeysValues,
         past: KeysValues | Rings,
         positions: Positions,
-        visible: Visible,
+        visible: AttentionMask,
         train: bool = False,
     ) -> jax.Array:
         """What each position gathers: [B,T,D], before dropout, residual and normalisation.

@@ -9,11 +9,11 @@ from jax.sharding import Mesh
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model.attention import KeysValues
 from txl_jax.model.dropout import Dropout
-from txl_jax.model.masks import Visible
-from txl_jax.model.mesh import spread_rows
+from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
 from txl_jax.model.ring import Rings
 from txl_jax.model.variants import FORMS
+from txl_jax.parallel.mesh import spread_rows
 
 
 def layer_norm(cfg: TransformerXLConfig) -> nn.LayerNorm:
@@ -49,7 +49,7 @@ class FeedForward(nn.Module):
         return dropout(c, c.dropout)(x.reshape(b, t, d), train)
 
 
-class OfLayer(flax.struct.PyTreeNode):
+class LayerInputs(flax.struct.PyTreeNode):
     """What one layer is given; all layers' together have a leading axis L.
 
     Attributes:
@@ -62,7 +62,7 @@ class OfLayer(flax.struct.PyTreeNode):
     v: jax.Array | None = None
 
 
-class OfAll(flax.struct.PyTreeNode):
+class SharedInputs(flax.struct.PyTreeNode):
     """What every layer is given alike.
 
     Attributes:
@@ -73,7 +73,7 @@ class OfAll(flax.struct.PyTreeNode):
     """
 
     encodings: jax.Array
-    visible: Visible
+    visible: AttentionMask
     places: jax.Array
     train: bool = flax.struct.field(pytree_node=False)
 
@@ -103,11 +103,13 @@ class Block(nn.Module):
         """What positions add to this layer's scores, see :meth:`Attention.positions`."""
         return self.attention.positions(n_keys, encodings, u, v, train)
 
-    def remember(self, memory: jax.Array) -> KeysValues:
+    def project_memory(self, memory: jax.Array) -> KeysValues:
         """Keys and values of this layer's memory [B,M,D]."""
         return self.attention.project(self.norm_attention(memory) if self.cfg.pre_lnorm else memory)
 
-    def step(self, h: jax.Array, own: OfLayer, common: OfAll) -> tuple[jax.Array, jax.Array]:
+    def step(
+        self, h: jax.Array, own: LayerInputs, common: SharedInputs
+    ) -> tuple[jax.Array, jax.Array]:
         """[B,T,D] to [B,T,D], and the input again, which is what memory keeps.
 
         This is what is scanned over the layers, and what rematerialisation computes again.
@@ -115,7 +117,7 @@ class Block(nn.Module):
         h = spread_rows(h, self.mesh)
         n_keys = common.visible.n_keys
         positions = self.positions(n_keys, common.encodings, own.u, own.v, common.train)
-        past = self.remember(own.memory)
+        past = self.project_memory(own.memory)
         out, _ = self(h, past, positions, common.visible, common.places, common.train)
         return out, h
 
@@ -124,7 +126,7 @@ class Block(nn.Module):
         h: jax.Array,
         past: KeysValues | Rings,
         positions: Positions,
-        visible: Visible,
+        visible: AttentionMask,
         places: jax.Array,
         train: bool = False,
     ) -> tuple[jax.Array, KeysValues]:
@@ -144,11 +146,11 @@ class Block(nn.Module):
             asking, present, past, positions, visible, train
         )
         if c.pre_lnorm:
-            queries, present = self.attention.ask(self.norm_attention(h))
+            queries, present = self.attention.project_qkv(self.norm_attention(h))
             if c.memory_free:  # PT's absolute forms normalise keys and values only
                 queries = self.attention.queries(h)
             h = h + drop(attend(queries, present))
             return h + self.feed_forward(self.norm_feed_forward(h), train), present
-        queries, present = self.attention.ask(h)
+        queries, present = self.attention.project_qkv(h)
         h = self.norm_attention(h + drop(attend(queries, present)))
         return self.norm_feed_forward(h + self.feed_forward(h, train)), present

@@ -11,51 +11,16 @@ import dataclasses
 from collections.abc import Iterable
 
 from txl_jax.config import ExperimentConfig, GenerateConfig, ProtocolConfig, TransformerXLConfig
-from txl_jax.data.drawn_lengths import longest_length
 from txl_jax.model.adaptive import clusters
 from txl_jax.model.cross_entropy import ROWS_AT_LEAST
 from txl_jax.model.kernels.xla import group_size
+from txl_jax.parallel.device_memory import ALONE, Need, Spread
 
 FLOAT32 = 4
 GRADIENT_AND_MOMENTS = 3
 """Copies of the parameters beside themselves while they are updated; both optimizers have two
 moments, and the norm of the whole gradient is known before any parameter changes."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Need:
-    """Memory for one purpose.
-
-    Attributes:
-      what: the purpose, in words.
-      size: bytes on each device.
-      keys: the settings that decide it.
-    """
-
-    what: str
-    size: int
-    keys: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Spread:
-    """Over how many devices a program is spread, and whether attention keeps scores in memory.
-
-    Attributes:
-      rows: devices that share the rows of a batch (data x fsdp).
-      parameters: devices that share the parameters (fsdp x tensor).
-      heads: devices that share the heads (tensor).
-      fused: long segments run a kernel that never holds all scores (a GPU or a TPU).
-    """
-
-    rows: int = 1
-    parameters: int = 1
-    heads: int = 1
-    fused: bool = False
-
-
-ALONE = Spread()
-"""One device, on which attention holds scores."""
 
 HEADS = ("model.n_head", "model.d_head")
 LAYERS = tuple(f"model.{key}" for key in ("n_layer", "d_model", "n_head", "d_head", "d_inner"))
@@ -116,7 +81,7 @@ def of_training(exp: ExperimentConfig, spread: Spread = ALONE) -> list[Need]:
     """One update: the whole training state, its gradient, and what is kept for the gradient."""
     c, t = exp.model, exp.train
     rows = _share(t.batch_size, spread.rows)
-    scored = longest_length(t.seg_len, t.seg_len_std)
+    scored = t.longest_seg_len
     length = t.context_len + scored
     part = _share(rows, t.micro_batches)
     fed = 0 if t.text_on_device else t.steps_per_dispatch * rows * (4 * length + 8 * scored)
@@ -135,12 +100,12 @@ def of_training(exp: ExperimentConfig, spread: Spread = ALONE) -> list[Need]:
             _of_latents(c, part * scored, about),
         ),
     ]
-    return _times(needs, t.side_by_side, "train.side_by_side")
+    return _times(needs, t.num_seeds, "train.num_seeds")
 
 
 def of_validating(exp: ExperimentConfig, spread: Spread = ALONE) -> list[Need]:
     """One segment of the validation split, beside the state of training."""
-    state = _times(of_state(exp, spread), exp.train.side_by_side, "train.side_by_side")
+    state = _times(of_state(exp, spread), exp.train.num_seeds, "train.num_seeds")
     return [*state, *_of_segment(exp.model, exp.validate, "validate", spread)]
 
 
@@ -150,7 +115,7 @@ def of_state(exp: ExperimentConfig, spread: Spread = ALONE, copies: int = 2) -> 
     With the default these are an optimizer's moments: what is on the device between two updates.
     """
     c, t, a = exp.model, exp.train, exp.average
-    copies += 1 + bool(a.start) + bool(a.decay)
+    copies += 1 + bool(a.swa_start) + bool(a.ema_decay)
     memory = c.n_layer * _share(t.batch_size, spread.rows) * t.mem_len * _states(c)
     about = ("train.batch_size", "train.mem_len", "model.n_layer", "model.d_model")
     return [

@@ -36,7 +36,7 @@ def window_reach(same_length: bool | str, mem_len: int, n_keys: int) -> int:
     return mem_len if same_length == "tf" else n_keys - 1
 
 
-class Visible(flax.struct.PyTreeNode):
+class AttentionMask(flax.struct.PyTreeNode):
     """Who may attend to whom, said in few numbers: kernels make their tile of the mask from it.
 
     Query i of a row sees key j of the K = M + T if all of
@@ -79,13 +79,13 @@ class Visible(flax.struct.PyTreeNode):
         return seen & (self.episode[:, queries, None] == of_keys[:, None, keys])
 
 
-def visible(
+def attention_mask(
     seg_len: int,
     filled: jax.Array,
     mem_len: int,
     same_length: bool | str = False,
     reset: jax.Array | None = None,
-) -> Visible:
+) -> AttentionMask:
     """Who may attend to whom in a segment.
 
     Args:
@@ -97,7 +97,7 @@ def visible(
     """
     reach = window_reach(same_length, mem_len, mem_len + seg_len)
     episode = None if reset is None else jnp.cumsum(reset.astype(jnp.int32), axis=1)
-    return Visible(filled, episode, seg_len, mem_len, reach)
+    return AttentionMask(filled, episode, seg_len, mem_len, reach)
 
 
 def since_reset(reset: jax.Array, lengths: jax.Array | None = None, again: int = 0) -> jax.Array:

@@ -20,7 +20,9 @@ import jax.numpy as jnp
 from txl_jax.model import ring
 from txl_jax.model.attention import KeysValues
 from txl_jax.model.positions import Positions
-from txl_jax.ordering import zero_after
+from txl_jax.parallel.mesh import ROWS
+from txl_jax.parallel.ordering import zero_after
+from txl_jax.parallel.shardings import Shardings
 
 
 class Memory(flax.struct.PyTreeNode):
@@ -142,6 +144,27 @@ def make(n_layer: int, batch_size: int, mem_len: int, d_model: int, dtype) -> Me
     return Memory(
         hidden=jnp.zeros((n_layer, batch_size, mem_len, d_model), dtype),
         filled=jnp.zeros((batch_size,), jnp.int32),
+    )
+
+
+def memory_shardings(shardings: Shardings) -> Memory:
+    """Where a memory lies on a mesh: each stream's states on the device of its row."""
+    hidden, filled = shardings.rows(leading_axis=True), shardings.rows()
+    return Memory(hidden, filled)  # type: ignore[arg-type]
+
+
+def cache_shardings(shardings: Shardings, abstract: Cache) -> Cache:
+    """Where a cache lies, given its shapes: heads over ``tensor``, streams by their rows."""
+    heads = lambda leaf, *rows: shardings.cut(("tensor", *rows), leaf.shape)
+    arrays = lambda of_layers: jax.tree.map(lambda leaf: heads(leaf, ROWS), of_layers)
+    slots = lambda x: x.replace(
+        keys=arrays(x.keys), values=arrays(x.values), oldest=shardings.replicated()
+    )
+    return abstract.replace(
+        near=slots(abstract.near),
+        far=None if abstract.far is None else slots(abstract.far),
+        positions=jax.tree.map(heads, abstract.positions),
+        filled=shardings.rows(),
     )
 
 

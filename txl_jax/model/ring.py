@@ -20,7 +20,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from txl_jax.model.masks import Visible
+from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
 from txl_jax.model.scores import content_scores, position_scores_by_distance, softmax_parts
 
@@ -77,7 +77,7 @@ def attend(
     present_keys: jax.Array,
     present_values: jax.Array,
     positions: Positions,
-    visible: Visible,
+    visible: AttentionMask,
 ) -> jax.Array:
     """What each query gathers from rings and segment: [N,B,T,H].
 

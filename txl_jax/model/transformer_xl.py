@@ -10,11 +10,11 @@ from txl_jax.model import inputs as inputs_lib
 from txl_jax.model import masks, variants
 from txl_jax.model import memory as memory_lib
 from txl_jax.model.adaptive import Vocabulary
-from txl_jax.model.block import Block, OfAll, OfLayer, dropout
+from txl_jax.model.block import Block, LayerInputs, SharedInputs, dropout
 from txl_jax.model.memory import Cache, Memory
-from txl_jax.model.mesh import spread_rows, whole
 from txl_jax.model.positions import clamped, distance_encodings, sinusoids
 from txl_jax.model.ring import slots_of
+from txl_jax.parallel.mesh import spread_rows, whole
 
 
 class TransformerXL(nn.Module):
@@ -111,7 +111,7 @@ class TransformerXL(nn.Module):
         inputs_lib.check_memory_type(mems)
         inputs_lib.check_memory(c, mems, mems.hidden.shape[1])
         inputs_lib.check_size("seg_len", seg_len, 1)
-        past = [layer.remember(mems.hidden[n]) for n, layer in enumerate(self.layers)]
+        past = [layer.project_memory(mems.hidden[n]) for n, layer in enumerate(self.layers)]
         slots = slots_of(mems.mem_len, seg_len, c.clamp_len)
         n_keys = slots[0] + seg_len
         encodings = self._encodings(n_keys, False)
@@ -268,7 +268,7 @@ class TransformerXL(nn.Module):
             mems, reset = memory_lib.forget(mems, reset), None
         elif reset is not None:
             since_reset = masks.since_reset(reset, lengths, again)
-        visible = masks.visible(seg_len, mems.filled, mem_len, c.same_length, reset)
+        visible = masks.attention_mask(seg_len, mems.filled, mem_len, c.same_length, reset)
         places = variants.places(seg_len, lengths)
         h = embeddings.astype(c.dtype)
         if c.attention == "absolute":
@@ -277,8 +277,8 @@ class TransformerXL(nn.Module):
         if isinstance(mems, Cache):
             return self._run_cached(h, mems, visible, places, lengths, since_reset)
         encodings = self._encodings(mem_len + seg_len, train)
-        common = OfAll(encodings, visible, places, train)
-        own = OfLayer(jax.lax.stop_gradient(mems.hidden), *self._biases())  # SG(m), section 3.2
+        common = SharedInputs(encodings, visible, places, train)
+        own = LayerInputs(jax.lax.stop_gradient(mems.hidden), *self._biases())  # SG(m), section 3.2
         if c.scan_layers:
             h, inputs = self.scanned.step(h, own, common)
         else:

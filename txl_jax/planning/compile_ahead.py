@@ -21,20 +21,19 @@ from jax.sharding import Mesh
 
 from txl_jax.config import ExperimentConfig, ProtocolConfig, TransformerXLConfig
 from txl_jax.data.batch import SoftTargets
-from txl_jax.data.drawn_lengths import longest_length
 from txl_jax.data.feed import training_batch
 from txl_jax.data.on_device import text_of, training_places
 from txl_jax.data.sentences import shuffled_streams_of
 from txl_jax.evaluation.evaluate import Evaluator, describe
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.planning import products
 from txl_jax.planning.chips import CHIPS, GIB
 from txl_jax.planning.costs import Exchange, Held, compiler_flops, exchanges, held_by
 from txl_jax.planning.topology import devices_of, kind_of
 from txl_jax.planning.vocabulary import with_known_size
 from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.sharding import Placement, make_mesh
-from txl_jax.training.state import init_state
+from txl_jax.training.state import init_state, state_shardings
 from txl_jax.training.step import compiled_step
 
 
@@ -112,16 +111,16 @@ def memory_of(device: jax.Device, topology: str | None) -> int | None:
 
 def programs(exp: ExperimentConfig, mesh: Mesh) -> Iterator[Program]:
     """Every program of an experiment on a mesh, one after the other as they are compiled."""
-    placement, t = Placement(mesh), exp.train
-    state = abstract_state(exp, placement)
+    shardings, t = Shardings(mesh), exp.train
+    state = abstract_state(exp, shardings)
     model, again = products.of_update(exp)
-    own = products.on_a_device(products.cut_of_training(exp), placement.row_devices)
+    own = products.on_a_device(products.cut_of_training(exp), shardings.row_devices)
     on_device = sum(products.of_update(exp, own)) / mesh.shape["tensor"]
     updates = t.steps_per_dispatch
     yield _compiled(
         "train",
         f"{updates} update(s) of {t.batch_size} x {t.seg_len} targets, memory {t.mem_len}",
-        lower_update(exp, placement, state),
+        lower_update(exp, shardings, state),
         flops=(model * updates, again * updates, on_device * updates),
     )
     beside = _bytes_on_a_device((state.opt_state, state.mems))
@@ -130,23 +129,23 @@ def programs(exp: ExperimentConfig, mesh: Mesh) -> Iterator[Program]:
     yield _scoring("evaluate", one_by_one, exp.evaluate, mesh, beside=0)
 
 
-def abstract_state(exp: ExperimentConfig, placement: Placement) -> Any:
+def abstract_state(exp: ExperimentConfig, shardings: Shardings) -> Any:
     """Shapes of the whole training state, with where each leaf lies."""
-    model = TransformerXL(exp.model, placement.mesh)
+    model = TransformerXL(exp.model, shardings.mesh)
     optimizer = make_optimizer(exp)
     shapes = jax.eval_shape(lambda: init_state(exp, model, optimizer))
-    return _placed(shapes, placement.state(shapes))
+    return _placed(shapes, state_shardings(shardings, shapes))
 
 
-def lower_update(exp: ExperimentConfig, placement: Placement, state: Any) -> jax.stages.Lowered:
+def lower_update(exp: ExperimentConfig, shardings: Shardings, state: Any) -> jax.stages.Lowered:
     """The train step of the training loop for these shapes, not compiled yet.
 
     A text that lies on the device is counted with the length of one segment.
     """
     t = exp.train
-    model = TransformerXL(exp.model, placement.mesh)
+    model = TransformerXL(exp.model, shardings.mesh)
     optimizer = make_optimizer(exp)
-    length = t.context_len + longest_length(t.seg_len, t.seg_len_std)
+    length = t.context_len + t.longest_seg_len
     streams = shuffled_streams_of(
         _zeros(t.batch_size, length),
         t.batch_size,
@@ -154,7 +153,7 @@ def lower_update(exp: ExperimentConfig, placement: Placement, state: Any) -> jax
         seed=exp.seed,
         context_len=t.context_len,
         seg_len_std=t.seg_len_std,
-        roll=t.roll_streams,
+        roll=t.partial_shuffle,
     )
     text, of_step = None, cast(Any, training_batch)
     if t.text_on_device:
@@ -162,7 +161,7 @@ def lower_update(exp: ExperimentConfig, placement: Placement, state: Any) -> jax
     fed = of_step(streams, 0, t.epoch_memory, t.reset_every)
     lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype), fed)
-    step: Any = compiled_step(exp, model, optimizer, placement, state, text)
+    step: Any = compiled_step(exp, model, optimizer, shardings, state, text)
     return step.lower(state, shapes, *filter(None, [text]))
 
 
@@ -179,7 +178,7 @@ def _scoring(
 ) -> Program:
     text = _zeros(protocol.batch_size, protocol.context_len + protocol.seg_len)
     evaluator = Evaluator(model, protocol, text, mesh, training=text)
-    placement = Placement(mesh)
+    shardings = Shardings(mesh)
     mems = evaluator.model.init_mems  # needs no parameters
     shapes = jax.eval_shape(
         lambda: evaluator.model.init(
@@ -188,9 +187,9 @@ def _scoring(
             mems(1, 0 if model.memory_free else 1),
         )
     )["params"]
-    params = _placed(shapes, placement.parameters(shapes))
+    params = _placed(shapes, shardings.parameters(shapes))
     cut = products.cut_of_protocol(protocol)
-    own = products.on_a_device(cut, placement.row_devices)
+    own = products.on_a_device(cut, shardings.row_devices)
     passes = 1 if protocol.dynamic.rule == "none" else 3
     cfg, cached = evaluator.model.cfg, evaluator.keeps_cache
     whole, part = (
@@ -280,7 +279,7 @@ def described(program: Program, limit: int | None) -> str:
 
 
 def _heading(exp: ExperimentConfig, mesh: Mesh, topology: str | None) -> str:
-    parameters = sum(x.size for x in jax.tree.leaves(abstract_state(exp, Placement(mesh)).params))
+    parameters = sum(x.size for x in jax.tree.leaves(abstract_state(exp, Shardings(mesh)).params))
     kind = mesh.devices.flat[0].device_kind
     where = f"{mesh.size} of {topology} ({kind})" if topology else f"{mesh.size} x {kind}"
     axes = " x ".join(f"{axis} {n}" for axis, n in mesh.shape.items())

@@ -1,9 +1,10 @@
-"""Means of the parameters over updates, kept beside them.
+"""Weight averaging: averages of the parameters over updates.
 
-For parameters w_1, w_2, .. after each update, with n = ``average.start``, d = ``average.decay``:
+For parameters w_1, w_2, .. after each update, with n = ``average.swa_start`` and
+d = ``average.ema_decay``:
 
-    tail           (w_{n+1} + .. + w_t) / (t - n)                     once t > n
-    exponential    e_t = e_{t-1} + (w_t - e_{t-1}) / min(t, 1/(1-d))
+    swa            (w_{n+1} + .. + w_t) / (t - n)                     once t > n
+    ema            e_t = e_{t-1} + (w_t - e_{t-1}) / min(t, 1/(1-d))
 
 so that the exponential mean begins as the plain one and has no weight on where training began.
 Which of them is the model is decided on validation (``average.use``); all are saved.
@@ -14,11 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from txl_jax.checkpoint.checkpoints import RAW
 from txl_jax.config import AverageConfig
 from txl_jax.training.state import TrainState
-
-RAW = "raw"
-"""The name of the parameters as the last update left them."""
 
 
 def averaged(state: TrainState, c: AverageConfig) -> TrainState:
@@ -26,9 +25,9 @@ def averaged(state: TrainState, c: AverageConfig) -> TrainState:
     if not state.averages:
         return state
     step = state.step.astype(jnp.float32)
-    seen = {"tail": step - c.start}
-    if c.decay:
-        seen["exponential"] = jnp.minimum(step, 1 / (1 - c.decay))
+    seen = {"swa": step - c.swa_start}
+    if c.ema_decay:
+        seen["ema"] = jnp.minimum(step, 1 / (1 - c.ema_decay))
     means = {
         name: jax.tree.map(_towards(seen[name]), mean, state.params)
         for name, mean in state.averages.items()
@@ -44,7 +43,7 @@ def _towards(seen: jax.Array):
 
 def candidates(state: TrainState, c: AverageConfig, step: int) -> dict[str, Any]:
     """The parameters of a state by name, ``raw`` and the means that have begun; of ``step``."""
-    begun = {k: v for k, v in sorted(state.averages.items()) if k != "tail" or step > c.start}
+    begun = {k: v for k, v in sorted(state.averages.items()) if k != "swa" or step > c.swa_start}
     return {RAW: state.params, **begun}
 
 

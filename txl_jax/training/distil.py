@@ -25,7 +25,7 @@ from txl_jax.data.batch import Batch, SoftTargets, batch_of
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.streams import Streams
 from txl_jax.evaluation.evaluate import under_protocol
-from txl_jax.files import write_whole
+from txl_jax.files import atomic_write
 from txl_jax.model.transformer_xl import TransformerXL
 
 FILE = "soft_targets.npz"
@@ -66,7 +66,7 @@ def soft_targets(
         return None
     file = io.BytesIO()
     np.savez(file, words=soft.words, probabilities=soft.probabilities, about=json.dumps(about))
-    write_whole(path, file.getvalue())
+    atomic_write(path, file.getvalue())
     return soft
 
 
@@ -101,7 +101,7 @@ def taught(
     def read(params, batch: Batch, mems):
         total, after = jnp.zeros(()), []
         for model, own, memory in zip(models, params, mems, strict=True):
-            about = batch.about_inputs(model.cfg.memory_free)
+            about = batch.model_kwargs(model.cfg.memory_free)
             logits, memory = model.apply({"params": own}, batch.inputs, memory, **about)
             total = total + jax.nn.softmax(logits, axis=-1)
             after.append(memory)
@@ -125,7 +125,7 @@ def taught(
 
 def _teacher(folder: str, exp: ExperimentConfig, corpus: Corpus) -> tuple[TransformerXL, Any]:
     """A teacher's model, under the protocol that it reads in, and its parameters."""
-    from txl_jax.sharing import load  # it knows workdirs, and they know training
+    from txl_jax.checkpoint.loading import load
 
     refuse = lambda why: ConfigError(f"config key distil.teachers: {folder}: {why}")
     if not os.path.isdir(folder):

@@ -15,7 +15,7 @@ Item = TypeVar("Item")
 _END = object()
 
 
-class Spent:
+class GoodputTimer:
     """Seconds since it was made, by activity.
 
     Attributes:

@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from txl_jax import processes
+from txl_jax.checkpoint.checkpoints import RAW, Checkpoints
+from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.config import ExperimentConfig
 from txl_jax.data.batch import Batch
 from txl_jax.data.corpus import Corpus
@@ -21,17 +22,17 @@ from txl_jax.data.sentences import TrainingStreams
 from txl_jax.evaluation.evaluate import Evaluator, Score
 from txl_jax.model.kernels.parity import require_parity
 from txl_jax.model.layout import stack_layers, unstack_layers
-from txl_jax.training.average import RAW, candidates, chosen
-from txl_jax.training.checkpoint import CheckpointError, Checkpoints
+from txl_jax.parallel import processes
+from txl_jax.parallel.shardings import Shardings
+from txl_jax.training.average import candidates, chosen
 from txl_jax.training.distil import soft_targets
 from txl_jax.training.parts import Parts, parts_of, text_on_device, training_streams
+from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.runlog import RunLog
-from txl_jax.training.sharding import Placement
 from txl_jax.training.skipping import SkippedError, not_finite, reason
 from txl_jax.training.start import started
-from txl_jax.training.state import TrainState
+from txl_jax.training.state import TrainState, state_shardings
 from txl_jax.training.step import Metrics, compiled_step
-from txl_jax.training.stopping import Stop
 
 _REMEDY = "Try a lower optimizer.learning_rate, more optimizer.warmup_steps, or model.dtype float32"
 
@@ -48,7 +49,7 @@ class Outcome:
     finished: bool
 
 
-def train(exp: ExperimentConfig, corpus: Corpus, workdir: str, stop: Stop) -> Outcome:
+def train(exp: ExperimentConfig, corpus: Corpus, workdir: str, stop: PreemptionGuard) -> Outcome:
     """Trains from the newest checkpoint of ``workdir``, or from the start, to the last step.
 
     A run that was killed and started again ends in the same bits as one that was not: the
@@ -66,7 +67,7 @@ def train(exp: ExperimentConfig, corpus: Corpus, workdir: str, stop: Stop) -> Ou
     with opened(exp, corpus, workdir, stop, parts) as (run, state):
         if int(state.step) < exp.train.steps:
             soft = soft_targets(exp, corpus, workdir, run.log.message, stop.requested)
-            run.text = text_on_device(exp, run.streams, parts.placement, soft)
+            run.text = text_on_device(exp, run.streams, parts.shardings, soft)
             if not stop.requested():
                 run.compile(parts)
         return run.go(state)
@@ -77,7 +78,7 @@ def opened(
     exp: ExperimentConfig,
     corpus: Corpus,
     workdir: str,
-    stop: Stop,
+    stop: PreemptionGuard,
     parts: Parts,
     upto: int | None = None,
     label: str = "",
@@ -86,17 +87,17 @@ def opened(
 
     ``upto``: later checkpoints are passed over. ``label``: stands before each line it prints.
     """
-    placement, scanned = parts.placement, exp.model.scan_layers
+    shardings, scanned = parts.shardings, exp.model.scan_layers
     with Checkpoints(workdir, exp.checkpoint) as checkpoints:
         restored = checkpoints.restore(parts.on_disk, exp.to_dict(), upto)
         meta: dict[str, Any] = {}
         if restored is None:
             state = parts.first_state(exp)
-            state = started(state, exp, corpus.vocab, workdir, placement)
+            state = started(state, exp, corpus.vocab, workdir, shardings)
         else:
             state, meta = restored
             if scanned:
-                of_state = placement.state(parts.abstract)
+                of_state = state_shardings(shardings, parts.abstract)
                 state = jax.jit(stack_layers, out_shardings=of_state)(state)
         evaluated = meta.get("evaluated", True)
         with RunLog(
@@ -106,32 +107,32 @@ def opened(
             resume_step=int(state.step),
             window=meta.get("window"),
             remade=None if evaluated else "valid",
-            writes=processes.is_first(),
-            patient=exp.checkpoint.go_on_without_saving,
+            writes=processes.is_process_zero(),
+            patient=exp.checkpoint.tolerate_save_errors,
             label=label,
         ) as log:
             streams = training_streams(exp, corpus)
-            devices = placement.mesh.size
+            devices = shardings.mesh.size
             _tell_start(log, exp, corpus, streams, state, devices, restored is not None)
-            run = Run(exp, streams, parts.evaluator, checkpoints, log, stop, placement)
+            run = Run(exp, streams, parts.evaluator, checkpoints, log, stop, shardings)
             run.evaluated, run.skipped = evaluated, meta.get("skipped_in_a_row", 0)
             try:
                 yield run, state
             finally:
-                log.message(log.spent.line())
+                log.message(log.goodput.line())
 
 
 class Run:
     """The parts of a run and what must be remembered from one step to the next."""
 
-    def __init__(self, exp, streams, evaluator, checkpoints, log, stop, placement):
+    def __init__(self, exp, streams, evaluator, checkpoints, log, stop, shardings):
         self.exp: ExperimentConfig = exp
         self.streams: TrainingStreams = streams
         self.evaluator: Evaluator = evaluator
         self.checkpoints: Checkpoints = checkpoints
         self.log: RunLog = log
-        self.stop: Stop = stop
-        self.placement: Placement = placement
+        self.stop: PreemptionGuard = stop
+        self.shardings: Shardings = shardings
         self.text: Text | None = None  # the training text, where it lies on the device
         self.pending: collections.deque = collections.deque()
         self.evaluated = True  # the last state that was due
@@ -143,7 +144,7 @@ class Run:
     def compile(self, parts: Parts) -> None:
         """Compiles the step before the clock of training runs."""
         step = compiled_step(
-            self.exp, parts.model, parts.optimizer, parts.placement, parts.abstract, self.text
+            self.exp, parts.model, parts.optimizer, parts.shardings, parts.abstract, self.text
         )
         self.step = self.compiled(step, parts.abstract, self.fed_shapes(), *self.with_text())
 
@@ -179,9 +180,9 @@ class Run:
         """All steps that are left, or those until the run is told to stop."""
         t, step = self.exp.train, int(state.step)
         self.begin(step, state)
-        sharding: Any = self.placement.batch(steps_axis=t.steps_per_dispatch > 1)
+        sharding: Any = self.shardings.rows(t.steps_per_dispatch > 1)
         if self.text is not None:
-            sharding = self.placement.everywhere()
+            sharding = self.shardings.replicated()
         feed = training_feed(
             self.streams,
             step,
@@ -193,7 +194,7 @@ class Run:
             self.of_step,
         )
         try:
-            for batch in self.log.spent.waiting(feed):
+            for batch in self.log.goodput.waiting(feed):
                 if self.stop.requested():
                     break
                 state, metrics = self.step(state, batch, *self.with_text())
@@ -316,7 +317,7 @@ class Run:
             work()
         except CheckpointError as error:
             many = processes.many()  # the others wait inside their own save
-            if needed or many or not self.exp.checkpoint.go_on_without_saving:
+            if needed or many or not self.exp.checkpoint.tolerate_save_errors:
                 raise
             self.log.message(f"{error}; going on without it")
             self.saved &= set(self.checkpoints.steps())

@@ -18,7 +18,7 @@ _LEAST_REST = 1e-6
 """The least probability that all words but the teachers' likeliest are taken to have."""
 
 
-class Totals(NamedTuple):
+class Denominators(NamedTuple):
     """What sums over a whole step are divided by, float32 [], at least 1.
 
     Attributes:
@@ -42,10 +42,10 @@ def scored(weights: Array, c: LossConfig) -> Array:
     return jnp.where(jnp.arange(weights.shape[1]) < n // 2, 0.0, weights)
 
 
-def totals(weights: Array) -> Totals:
+def totals(weights: Array) -> Denominators:
     """The denominators of a step whose targets have these weights [B,T]."""
     at_least_1 = lambda x: jnp.maximum(jnp.sum(x), 1.0)
-    return Totals(at_least_1(weights), at_least_1(_pairs(weights)))
+    return Denominators(at_least_1(weights), at_least_1(_pairs(weights)))
 
 
 def batch_loss(
@@ -55,7 +55,7 @@ def batch_loss(
     mems: Memory,
     dropout_key: jax.Array,
     c: LossConfig,
-    whole: Totals,
+    whole: Denominators,
     padded: bool = False,
     taught: float = 0.0,
 ) -> tuple[jax.Array, tuple[jax.Array, Memory]]:
@@ -74,18 +74,20 @@ def batch_loss(
     Returns:
       loss in nats per target, float32 []; (sum of nll in nats, float32 []; memory after).
     """
-    about = batch.about_inputs(model.cfg.memory_free or padded)
+    about = batch.model_kwargs(model.cfg.memory_free or padded)
 
     def apply(method, *inputs, **options) -> Any:
         return model.apply({"params": params}, *inputs, method=method, **options)
 
-    def read(key) -> Reading:
+    def read(key) -> ForwardPass:
         options = {"train": True, "rngs": {"dropout": key}, **about}
         if not needs_every_word(c, taught):
-            return Reading(*apply("nll_and_states", batch.inputs, batch.targets, mems, **options))
+            return ForwardPass(
+                *apply("nll_and_states", batch.inputs, batch.targets, mems, **options)
+            )
         logits, states, after = apply("logits_and_states", batch.inputs, mems, **options)
         log_p = jax.nn.log_softmax(logits)
-        return Reading(_nll(log_p, batch.targets), states, after, log_p)
+        return ForwardPass(_nll(log_p, batch.targets), states, after, log_p)
 
     keys = [dropout_key, jax.random.fold_in(dropout_key, 1)] if c.r_drop else [dropout_key]
     readings = [read(key) for key in keys]
@@ -109,7 +111,7 @@ def batch_loss(
     return loss, (nll_sum, readings[0].after)
 
 
-class Reading(NamedTuple):
+class ForwardPass(NamedTuple):
     """A segment as the model read it once, under dropout of its own.
 
     Attributes:
@@ -164,7 +166,7 @@ def _nll(log_p: jax.Array, targets: Array) -> jax.Array:
     return -jnp.take_along_axis(log_p, jnp.asarray(targets)[..., None], axis=-1)[..., 0]
 
 
-def regularisation(states: Array, weights: Array, c: LossConfig, whole: Totals) -> jax.Array:
+def regularisation(states: Array, weights: Array, c: LossConfig, whole: Denominators) -> jax.Array:
     """``ar`` and ``tar`` times their mean squares (Merity et al. 2018, section 4.6): float32 [].
 
     Means are over scored positions (``tar``: over neighbours that are both scored) and over D.

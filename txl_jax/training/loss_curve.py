@@ -4,8 +4,8 @@ import collections
 import io
 from collections.abc import Callable
 
-from txl_jax.files import write_whole
-from txl_jax.training.records import read_counted, skipped_lines
+from txl_jax.files import atomic_write
+from txl_jax.records import read_counted, skipped_lines
 from txl_jax.units import UNIT_NAMES, Unit, number
 
 
@@ -54,5 +54,5 @@ def draw(metrics_path: str, figure_path: str, unit: Unit, tell: Callable[[str], 
     axes.legend()
     png = io.BytesIO()
     figure.savefig(png, format="png")
-    write_whole(figure_path, png.getvalue())
+    atomic_write(figure_path, png.getvalue())
     return True

@@ -32,7 +32,7 @@ def schedule(
     """
     average = average or AverageConfig()
     peak, w = c.learning_rate, c.warmup_steps
-    n = steps if average.rate is None else average.start
+    n = steps if average.swa_lr_ratio is None else average.swa_start
 
     def until_end(t):
         if c.schedule == "cosine":
@@ -47,9 +47,9 @@ def schedule(
 
     def rate(t):
         t = jnp.asarray(t, jnp.float32)
-        if average.rate is None:
+        if average.swa_lr_ratio is None:
             return until_end(t)
-        return jnp.where(t < n, until_end(t), average.rate * until_end(jnp.float32(n)))
+        return jnp.where(t < n, until_end(t), average.swa_lr_ratio * until_end(jnp.float32(n)))
 
     return rate
 

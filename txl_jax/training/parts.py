@@ -12,14 +12,14 @@ from txl_jax.data.corpus import Corpus
 from txl_jax.data.on_device import Text, text_of
 from txl_jax.data.sentences import TrainingStreams, shuffled_streams_of, tokens_of
 from txl_jax.evaluation.evaluate import Evaluator, evaluator_of
-from txl_jax.machine import check_memory, spread_of
 from txl_jax.model import footprint
 from txl_jax.model.kernels.choice import check_platform
 from txl_jax.model.layout import unstack_layers
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.parallel.device_memory import check_memory, spread_of
+from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.sharding import Placement, make_mesh
-from txl_jax.training.state import TrainState, init_state
+from txl_jax.training.state import TrainState, init_state, state_shardings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Parts:
 
     Attributes:
       model, optimizer: of the step.
-      placement: where state and batches lie.
+      shardings: where state and batches lie.
       evaluator: of the validation split.
       abstract: shapes of the state and where they lie, in the run's own layout.
       on_disk: the same, layers one by one.
@@ -36,7 +36,7 @@ class Parts:
 
     model: TransformerXL
     optimizer: optax.GradientTransformation
-    placement: Placement
+    shardings: Shardings
     evaluator: Evaluator
     abstract: TrainState
     on_disk: TrainState
@@ -44,21 +44,21 @@ class Parts:
     def first_state(self, exp: ExperimentConfig) -> TrainState:
         """The state before the first update, drawn by the experiment's seed."""
         init = lambda: init_state(exp, self.model, self.optimizer)
-        return jax.jit(init, out_shardings=self.placement.state(self.abstract))()
+        return jax.jit(init, out_shardings=state_shardings(self.shardings, self.abstract))()
 
 
 def parts_of(exp: ExperimentConfig, corpus: Corpus) -> Parts:
     """The parts of an experiment. Raises as :func:`check_fit`."""
     t = exp.train
     mesh = make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches)
-    placement = Placement(mesh)
-    model = TransformerXL(exp.model, placement.mesh)
+    shardings = Shardings(mesh)
+    model = TransformerXL(exp.model, shardings.mesh)
     optimizer = make_optimizer(exp)
     evaluator = evaluator_of(exp.model, exp.validate, corpus, mesh)
     shapes = jax.eval_shape(lambda: init_state(exp, model, optimizer))
-    abstract = _with_shardings(shapes, placement)
-    on_disk = _with_shardings(jax.eval_shape(unstack_layers, abstract), placement)
-    return Parts(model, optimizer, placement, evaluator, abstract, on_disk)
+    abstract = _with_shardings(shapes, shardings)
+    on_disk = _with_shardings(jax.eval_shape(unstack_layers, abstract), shardings)
+    return Parts(model, optimizer, shardings, evaluator, abstract, on_disk)
 
 
 def check_size(exp: ExperimentConfig) -> None:
@@ -108,7 +108,7 @@ def training_streams(exp: ExperimentConfig, corpus: Corpus) -> TrainingStreams:
         vocab_size=exp.model.vocab_size,
         context_len=t.context_len,
         seg_len_std=t.seg_len_std,
-        roll=t.roll_streams,
+        roll=t.partial_shuffle,
     )
     if t.text_on_device:
         text_of(streams)  # refuses what it cannot lay out
@@ -128,17 +128,17 @@ def training_streams(exp: ExperimentConfig, corpus: Corpus) -> TrainingStreams:
 def text_on_device(
     exp: ExperimentConfig,
     streams: TrainingStreams,
-    placement: Placement,
+    shardings: Shardings,
     soft: SoftTargets | None = None,
 ) -> Text | None:
     """The training text, on device, where ``train.text_on_device`` asks for it."""
     if not exp.train.text_on_device:
         return None
-    return jax.device_put(text_of(streams, soft), placement.rows())
+    return jax.device_put(text_of(streams, soft), shardings.rows())
 
 
-def _with_shardings(abstract: TrainState, placement: Placement) -> TrainState:
+def _with_shardings(abstract: TrainState, shardings: Shardings) -> TrainState:
     def place(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    return jax.tree.map(place, abstract, placement.state(abstract))
+    return jax.tree.map(place, abstract, state_shardings(shardings, abstract))

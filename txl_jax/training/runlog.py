@@ -31,10 +31,10 @@ from collections.abc import Iterator, Mapping
 from time import perf_counter
 from typing import Any
 
+from txl_jax.records import append, keep_until, plain
 from txl_jax.training.events import Events
-from txl_jax.training.goodput import Activity, Spent
+from txl_jax.training.goodput import Activity, GoodputTimer
 from txl_jax.training.loss_curve import draw
-from txl_jax.training.records import append, keep_until, plain
 from txl_jax.units import Unit, in_unit, number
 
 
@@ -120,9 +120,9 @@ class RunLog:
         self._events = self._open_events(resume_step) if writes else None
 
         self._clock = _Clock()
-        self.spent = Spent()
+        self.goodput = GoodputTimer()
         self._window_start, self._window_tokens = self._clock.seconds(), 0
-        self._window_spent = dict(self.spent.seconds)
+        self._window_spent = dict(self.goodput.seconds)
         # (seconds, step, tokens so far), about one a second: the rate of the recent steps.
         self._tokens = 0
         self._recent = collections.deque([(self._window_start, resume_step, 0)], maxlen=30)
@@ -147,7 +147,7 @@ class RunLog:
         """Time in this context is no training time but that of ``compile``, ``evaluate``, .."""
         self._clock.stop()
         try:
-            with self.spent.on(activity):
+            with self.goodput.on(activity):
                 yield
         finally:
             self._clock.start()
@@ -223,7 +223,7 @@ class RunLog:
         timing = {"seconds": seconds, "tokens_per_second": speed}
         lost: tuple[Activity, ...] = ("data", "save")
         for activity in lost:
-            since = self.spent.seconds[activity] - self._window_spent[activity]
+            since = self.goodput.seconds[activity] - self._window_spent[activity]
             timing[f"{activity}_seconds"] = since
         self.record("train", step, values, timing, epoch=epoch)
         if self._bar is None:
@@ -235,7 +235,7 @@ class RunLog:
             )
         self._window = Window()
         self._window_start, self._window_tokens = now, 0
-        self._window_spent = dict(self.spent.seconds)
+        self._window_spent = dict(self.goodput.seconds)
 
     def record(
         self,

@@ -22,7 +22,11 @@ from typing import Any
 
 import jax
 
-from txl_jax import processes
+from txl_jax.checkpoint.errors import ModelFormatError
+from txl_jax.checkpoint.exported import flat_params
+from txl_jax.checkpoint.loading import load
+from txl_jax.checkpoint.workdir import experiment_of, read_json, read_record, vocab_of
+from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB
 from txl_jax.config import ConfigError, DataConfig, ExperimentConfig, TransformerXLConfig
 from txl_jax.config.checks import check_combinations
 from txl_jax.data.corpus import Corpus, corpus_from_config
@@ -31,18 +35,9 @@ from txl_jax.data.symbols import UnknownSymbolError
 from txl_jax.data.vocab import Vocab
 from txl_jax.files import write_json
 from txl_jax.model.layout import stack_layers
-from txl_jax.training.sharding import Placement
+from txl_jax.parallel import processes
+from txl_jax.parallel.shardings import Shardings
 from txl_jax.training.state import TrainState
-from txl_jax.workdir import (
-    CONFIG,
-    VOCAB,
-    experiment_of,
-    load,
-    read_json,
-    read_record,
-    vocab_of,
-)
-from txl_jax.workdir_files import is_exported
 
 START = "start.json"
 OWN = (
@@ -103,7 +98,7 @@ def corpus_of(exp: ExperimentConfig, vocab: Vocab | None) -> Corpus:
 
 
 def started(
-    state: TrainState, exp: ExperimentConfig, vocab: Vocab, workdir: str, placement: Placement
+    state: TrainState, exp: ExperimentConfig, vocab: Vocab, workdir: str, shardings: Shardings
 ) -> TrainState:
     """The state at step 0 with the parameters that the experiment starts from, if any.
 
@@ -112,7 +107,7 @@ def started(
       exp: with the model's whole shape.
       vocab: of the corpus.
       workdir: where ``start.json`` is written.
-      placement: of the state.
+      shardings: of the state.
 
     Raises:
       ConfigError: the folder's model is of another shape or vocabulary, or is not the one that
@@ -127,10 +122,10 @@ def started(
         raise _refused(folder, "its vocabulary is not the one that the text is encoded with")
     params, record = _parameters(exp, folder)
     _write_record(workdir, folder, record)
-    params = processes.placed(params, placement.parameters(params))
+    params = processes.placed(params, shardings.parameters(params))
     if exp.model.scan_layers:
-        shardings = placement.parameters(state.params)
-        params = jax.jit(stack_layers, out_shardings=shardings)(params)
+        stacked = shardings.parameters(state.params)
+        params = jax.jit(stack_layers, out_shardings=stacked)(params)
     return state.replace(params=params)
 
 
@@ -190,12 +185,9 @@ def _data(exp: ExperimentConfig, there: ExperimentConfig, vocab: Vocab) -> DataC
 
 def _parameters(exp: ExperimentConfig, folder: str) -> tuple[Any, dict[str, Any]]:
     """Parameters, layers one by one, of the best checkpoint or the exported file; their record."""
-    from txl_jax.convert import ConvertError  # here, it imports every format
-    from txl_jax.convert.exported import flat_params, load_exported
-
     try:
-        trained = load_exported(folder) if is_exported(folder) else load(folder)
-    except ConvertError as error:
+        trained = load(folder)
+    except ModelFormatError as error:
         raise _refused(folder, str(error)) from error
     if _model(exp, trained.config.model) != exp.model:
         raise _refused(folder, "its model is of another shape than this run's")
@@ -225,7 +217,7 @@ def _write_record(workdir: str, folder: str, record: dict[str, Any]) -> None:
             )
         write_json(path, record)
 
-    processes.first(write)
+    processes.on_process_zero(write)
 
 
 def _refused(folder: str | None, why: str) -> ConfigError:

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import optax
 
 from txl_jax.config import ExperimentConfig
-from txl_jax.model.memory import Memory
+from txl_jax.model.memory import Memory, memory_shardings
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.parallel.shardings import Shardings
 from txl_jax.training.optimizer import with_recent_norm
 
 
@@ -40,9 +41,20 @@ def init_state(
     tokens = jnp.zeros((t.batch_size, 1), jnp.int32)
     params = model.init(_keys(exp.seed)[0], tokens, mems)["params"]
     opt_state = with_recent_norm(optimizer, t).init(params)
-    kept = (("tail", exp.average.start), ("exponential", exp.average.decay))
+    kept = (("swa", exp.average.swa_start), ("ema", exp.average.ema_decay))
     averages = {name: jax.tree.map(jnp.copy, params) for name, used in kept if used}
     return TrainState(jnp.zeros((), jnp.int32), params, opt_state, mems, averages)
+
+
+def state_shardings(shardings: Shardings, abstract: TrainState) -> TrainState:
+    """Where a whole training state lies on a mesh, given its shapes."""
+    return TrainState(
+        step=shardings.replicated(),  # type: ignore[arg-type]
+        params=shardings.parameters(abstract.params),
+        opt_state=shardings.parameters(abstract.opt_state),
+        mems=memory_shardings(shardings),
+        averages=shardings.parameters(abstract.averages),
+    )
 
 
 def dropout_key(seed: int | jax.Array, step: jax.Array) -> jax.Array:

@@ -12,13 +12,13 @@ from txl_jax.data.batch import Batch
 from txl_jax.data.on_device import Text
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.ordering import zero_after
+from txl_jax.parallel.ordering import zero_after
+from txl_jax.parallel.shardings import Shardings
 from txl_jax.training.average import averaged
 from txl_jax.training.loss import Array, batch_loss, scored, totals
 from txl_jax.training.optimizer import gradient_norm, learning_rate, with_recent_norm
-from txl_jax.training.sharding import Placement
 from txl_jax.training.skipping import may_skip, unless_bad
-from txl_jax.training.state import TrainState, dropout_key
+from txl_jax.training.state import TrainState, dropout_key, state_shardings
 
 Metrics = dict[str, jax.Array]
 
@@ -116,7 +116,7 @@ def compiled_step(
     exp: ExperimentConfig,
     model: TransformerXL,
     optimizer: optax.GradientTransformation,
-    placement: Placement,
+    shardings: Shardings,
     abstract: TrainState,
     text: Text | None = None,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
@@ -127,14 +127,14 @@ def compiled_step(
     have the metrics.
     """
     several = exp.train.steps_per_dispatch > 1
-    of_state, of_batch = placement.state(abstract), placement.batch(steps_axis=several)
+    of_state, of_batch = state_shardings(shardings, abstract), shardings.rows(several)
     fed: tuple[Any, ...] = (of_batch,)
     if text is not None:
-        fed = (placement.everywhere(), placement.rows())
+        fed = (shardings.replicated(), shardings.rows())
     return jax.jit(
         dispatch(exp, model, optimizer),
         in_shardings=(of_state, *fed),
-        out_shardings=(of_state, placement.everywhere()),
+        out_shardings=(of_state, shardings.replicated()),
         donate_argnums=(0,),
     )
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources.mahoney import PREPARED, SIZES, RawFile, find_splits, twentieths
-from txl_jax.data.sources.source import SPLITS, Piece, Source, filled_blocks
+from txl_jax.data.sources.source import SPLITS, ByteRange, Source, filled_blocks
 
 Protocol = Literal["authors", "bytes"]
 
@@ -50,14 +50,14 @@ def find(path: str | None, protocol: Protocol, cache: Path) -> Source:
         files, pieces = {"enwik8": raw}, twentieths(raw)
         return _source(files, pieces, protocol, published, label)
     pattern, files = found
-    pieces = {split: Piece.whole(file) for split, file in files.items()}
+    pieces = {split: ByteRange.whole(file) for split, file in files.items()}
     label = f"{Path(pattern.format('train')).name}, …, for which no hash is published"
     return _source(files, pieces, protocol, None, label, numbers=pattern == PREPARED)
 
 
 def _source(
     files: dict[str, Path],
-    pieces: dict[str, Piece],
+    pieces: dict[str, ByteRange],
     protocol: Protocol,
     published: bool | None,
     label: str,

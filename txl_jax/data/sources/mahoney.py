@@ -7,7 +7,7 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.sources.archives import ZIP, first_bytes, plain_names, unpacked
 from txl_jax.data.sources.download import download_folder
 from txl_jax.data.sources.folders import nothing_in, split_files
-from txl_jax.data.sources.source import SPLITS, Piece, existing, file_hash, is_file
+from txl_jax.data.sources.source import SPLITS, ByteRange, existing, file_hash, is_file
 
 PREPARED = "{}.txt"
 """Files of the authors' scripts: symbols between spaces."""
@@ -89,9 +89,9 @@ def find_splits(name: str, path: str | None) -> tuple[str, dict[str, Path]] | No
     return split_files(name, existing(path), (".",), (PREPARED, *RAW_SPLITS), SPLITS)
 
 
-def twentieths(raw: Path) -> dict[str, Piece]:
+def twentieths(raw: Path) -> dict[str, ByteRange]:
     """The splits of a raw file: its last twentieth is test, the one before it valid."""
-    size = Piece.whole(raw).stop
+    size = ByteRange.whole(raw).stop
     held_out = size // 20
     cuts = (0, size - 2 * held_out, size - held_out, size)
-    return {split: Piece(raw, cuts[i], cuts[i + 1]) for i, split in enumerate(SPLITS)}
+    return {split: ByteRange(raw, cuts[i], cuts[i + 1]) for i, split in enumerate(SPLITS)}

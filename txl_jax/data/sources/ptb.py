@@ -6,7 +6,7 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.sources.archives import plain_names, unpacked
 from txl_jax.data.sources.download import download_folder
 from txl_jax.data.sources.folders import file_names, nothing_in, split_files
-from txl_jax.data.sources.source import SPLITS, Piece, Source, existing, file_hash
+from txl_jax.data.sources.source import SPLITS, ByteRange, Source, existing, file_hash
 
 URL = "http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz"
 PUBLISHED_MD5 = {
@@ -58,7 +58,7 @@ def find(path: str | None, cache: Path) -> Source:
     return Source(
         name="ptb",
         files=files,
-        splits={split: [Piece.whole(file)] for split, file in files.items()},
+        splits={split: [ByteRange.whole(file)] for split, file in files.items()},
         counted=SPLITS,
         published=not differing,
         label=f"Penn Treebank, {label}",

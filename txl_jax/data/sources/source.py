@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from txl_jax.config.folders import expanded
 from txl_jax.data.blocks import check_utf8
 from txl_jax.data.errors import DataError
-from txl_jax.files import expanded
 
 SPLITS = ("train", "valid", "test")
 BLOCK = 256 * 1024
@@ -19,7 +19,7 @@ BLOCK = 256 * 1024
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class ByteRange:
     """Bytes ``start`` to ``stop`` of a file."""
 
     path: Path
@@ -27,13 +27,13 @@ class Piece:
     stop: int
 
     @classmethod
-    def whole(cls, path: Path) -> "Piece":
+    def whole(cls, path: Path) -> "ByteRange":
         """All bytes of a file; DataError where it cannot be read."""
         with reading(path):
             return cls(path, 0, path.stat().st_size)
 
 
-Text = Sequence[Piece | bytes]
+Text = Sequence[ByteRange | bytes]
 """Pieces, and bytes that stand between them, one after another."""
 
 
@@ -108,7 +108,7 @@ class Source:
     def check_utf8(self) -> None:
         """Raises DataError, naming file and byte, where a file is not UTF-8."""
         for path in self.files.values():
-            check_utf8(read([Piece.whole(path)]), str(path))
+            check_utf8(read([ByteRange.whole(path)]), str(path))
 
 
 def text_size(text: Text) -> int:
@@ -148,9 +148,9 @@ def filled_blocks(parts: Iterable[bytes]) -> Iterator[bytes]:
         yield bytes(held)
 
 
-def part_of(text: Text, start: int, stop: int) -> list[Piece | bytes]:
+def part_of(text: Text, start: int, stop: int) -> list[ByteRange | bytes]:
     """Bytes ``start`` to ``stop`` of a text."""
-    part: list[Piece | bytes] = []
+    part: list[ByteRange | bytes] = []
     offset = 0
     for piece in text:
         size = text_size([piece])
@@ -159,16 +159,16 @@ def part_of(text: Text, start: int, stop: int) -> list[Piece | bytes]:
             if isinstance(piece, bytes):
                 part.append(piece[a:b])
             else:
-                part.append(Piece(piece.path, piece.start + a, piece.start + b))
+                part.append(ByteRange(piece.path, piece.start + a, piece.start + b))
         offset += size
     return part
 
 
-def joined(files: Sequence[Path]) -> list[Piece | bytes]:
+def joined(files: Sequence[Path]) -> list[ByteRange | bytes]:
     """The files one after another; one without a line end at its end gets one."""
-    text: list[Piece | bytes] = []
+    text: list[ByteRange | bytes] = []
     for path in files:
-        piece = Piece.whole(path)
+        piece = ByteRange.whole(path)
         if piece.stop:
             text += [piece] if _ends_a_line(text) else [b"\n", piece]
     return text

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources.source import SPLITS, Piece, Source, Text
+from txl_jax.data.sources.source import SPLITS, ByteRange, Source, Text
 
 LEFT_OUT = {
     *("encodings", "pydoc_data"),
@@ -73,7 +73,7 @@ def split_of(path: str) -> str:
 
 
 def _joined(files: Iterable[Path]) -> Text:
-    text: list[Piece | bytes] = []
+    text: list[ByteRange | bytes] = []
     for path in files:
-        text += [b"\n", Piece.whole(path)] if text else [Piece.whole(path)]
+        text += [b"\n", ByteRange.whole(path)] if text else [ByteRange.whole(path)]
     return text

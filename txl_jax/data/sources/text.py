@@ -9,7 +9,7 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.sources.download import check_hash, download
 from txl_jax.data.sources.source import (
     SPLITS,
-    Piece,
+    ByteRange,
     Source,
     Text,
     existing,
@@ -66,7 +66,7 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
         return Source(
             name="text",
             files=files,
-            splits={split: [Piece.whole(file)] for split, file in files.items()},
+            splits={split: [ByteRange.whole(file)] for split, file in files.items()},
             counted=SPLITS,
             label=f"{path}{OWN_SPLITS}",
         )

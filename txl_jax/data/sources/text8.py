@@ -9,7 +9,7 @@ from pathlib import Path
 
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources.mahoney import PREPARED, SIZES, RawFile, find_splits, twentieths
-from txl_jax.data.sources.source import BLOCK, SPLITS, Piece, Source, reading
+from txl_jax.data.sources.source import BLOCK, SPLITS, ByteRange, Source, reading
 
 RAW = RawFile("text8", "http://mattmahoney.net/dc/text8.zip", "3bea1919949baf155f99411df5fada7e")
 
@@ -35,14 +35,14 @@ def find(path: str | None, cache: Path) -> Source:
         raw, published, label = RAW.find(path, cache)
         return _source({"text8": raw}, twentieths(raw), published, label)
     pattern, files = found
-    pieces = {split: Piece.whole(file) for split, file in files.items()}
+    pieces = {split: ByteRange.whole(file) for split, file in files.items()}
     label = f"{pattern.format('train')}, …, for which no hash is published"
     return _source(files, pieces, None, label, symbols=pattern == PREPARED)
 
 
 def _source(
     files: dict[str, Path],
-    pieces: dict[str, Piece],
+    pieces: dict[str, ByteRange],
     published: bool | None,
     label: str,
     symbols: bool = False,
@@ -62,7 +62,7 @@ def _source(
     )
 
 
-def stripped(piece: Piece) -> Piece:
+def stripped(piece: ByteRange) -> ByteRange:
     """The piece without white space at its ends."""
     start, stop = piece.start, piece.stop
     with reading(piece.path), open(piece.path, "rb") as file:
@@ -80,7 +80,7 @@ def stripped(piece: Piece) -> Piece:
             stop -= size - len(kept)
             if kept:
                 break
-    return Piece(piece.path, start, stop)
+    return ByteRange(piece.path, start, stop)
 
 
 def from_symbols(parts: Iterable[bytes]) -> Iterator[bytes]:

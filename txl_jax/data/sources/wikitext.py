@@ -12,7 +12,7 @@ from pathlib import Path
 from txl_jax.data.sources.archives import plain_names, unpacked
 from txl_jax.data.sources.download import check_hash, download_folder
 from txl_jax.data.sources.folders import file_names, nothing_in, split_files
-from txl_jax.data.sources.source import SPLITS, Piece, Source, existing, file_hash
+from txl_jax.data.sources.source import SPLITS, ByteRange, Source, existing, file_hash
 
 MIRROR = "https://wikitext.smerity.com/"
 PATTERNS = ("wiki.{}.tokens", "{}.txt")
@@ -90,7 +90,7 @@ def find(name: str, path: str | None, cache: Path) -> Source:
     return Source(
         name=name,
         files=files,
-        splits={split: [Piece.whole(file)] for split, file in files.items()},
+        splits={split: [ByteRange.whole(file)] for split, file in files.items()},
         counted=corpus.counted,
         published=published,
         label=f"{corpus.title}, {label}",

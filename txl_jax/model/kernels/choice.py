@@ -12,9 +12,9 @@ from jax.sharding import Mesh, PartitionSpec
 from txl_jax.config import ConfigError
 from txl_jax.model.kernels import reference, xla
 from txl_jax.model.kernels.dropping import ROW, Dropping
-from txl_jax.model.masks import Visible
-from txl_jax.model.mesh import ROWS
+from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
+from txl_jax.parallel.mesh import ROWS
 
 IMPLEMENTATIONS = ("auto", "reference", "xla", "cudnn", "triton", "pallas_tpu")
 FUSED = {"cudnn": "gpu", "triton": "gpu", "pallas_tpu": "tpu"}
@@ -38,7 +38,7 @@ def attend(
     k: jax.Array,
     val: jax.Array,
     positions: Positions,
-    visible: Visible,
+    visible: AttentionMask,
     dropping: Dropping | None = None,
     implementation: str = "auto",
     mesh: Mesh | None = None,

@@ -33,7 +33,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from txl_jax.model.kernels.dropping import ROW, Dropping, bits
-from txl_jax.model.masks import Visible
+from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
 
 LANES = 128
@@ -49,7 +49,7 @@ class Tiles:
 
     Attributes:
       size: S, queries and keys of a tile.
-      seg_len, mem_len, reach: of :class:`~txl_jax.model.masks.Visible`.
+      seg_len, mem_len, reach: of :class:`~txl_jax.model.masks.AttentionMask`.
       rate: of dropout, ``None`` without.
     """
 
@@ -117,7 +117,7 @@ def attend(
     k: jax.Array,
     val: jax.Array,
     positions: Positions,
-    visible: Visible,
+    visible: AttentionMask,
     dropping: Dropping | None = None,
     *,
     tile: int | None = None,
@@ -331,7 +331,7 @@ class _Tile:
         self.oldest = tiles.mem_len - filled[row]
 
     def allowed(self) -> jax.Array:
-        """That of :meth:`Visible.allowed`: bool [S,S]."""
+        """That of :meth:`AttentionMask.allowed`: bool [S,S]."""
         distance = self.tiles.mem_len + self.query - self.key
         seen = (distance >= 0) & (distance <= self.tiles.reach) & (self.key >= self.oldest)
         if self.x.episodes is None:

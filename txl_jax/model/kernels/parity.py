@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from txl_jax.model.kernels import choice, reference
 from txl_jax.model.kernels.choice import KernelError
 from txl_jax.model.kernels.dropping import Dropping, dropping
-from txl_jax.model.masks import Visible, visible
+from txl_jax.model.masks import AttentionMask, attention_mask
 from txl_jax.model.positions import Positions
 
 Inputs = tuple[jax.Array, jax.Array, jax.Array, Positions]
@@ -34,7 +34,9 @@ def random_inputs(
     )
 
 
-def values_and_gradients(attend, inputs: Inputs, who: Visible, dropped: Dropping | None) -> Any:
+def values_and_gradients(
+    attend, inputs: Inputs, who: AttentionMask, dropped: Dropping | None
+) -> Any:
     """What is gathered, and the gradient of a random projection of it for every input."""
     direction = jax.random.normal(jax.random.key(9), inputs[0].shape)
 
@@ -65,7 +67,7 @@ def difference(implementation: str, d_head: int, dtype: Any, dropatt: float = 0.
     """
     inputs = random_inputs(2, 3, 200, 150, d_head, dtype)
     reset = jnp.zeros((3, 200), bool).at[1, 60].set(True)
-    who = visible(200, jnp.array([0, 150, 70]), 150, "tf", reset)
+    who = attention_mask(200, jnp.array([0, 150, 70]), 150, "tf", reset)
     dropped = dropping(jax.random.key(1), dropatt) if dropatt else None
     run = functools.partial(choice.attend, implementation=implementation)
     exact = jax.tree.map(lambda x: x.astype(jnp.float32), inputs)

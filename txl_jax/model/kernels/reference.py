@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from txl_jax.model.kernels.dropping import Dropping, kept
-from txl_jax.model.masks import Visible
+from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
 from txl_jax.model.scores import content_scores, position_scores, softmax_parts
 
@@ -14,7 +14,7 @@ def attend(
     k: jax.Array,
     val: jax.Array,
     positions: Positions,
-    visible: Visible,
+    visible: AttentionMask,
     dropping: Dropping | None = None,
 ) -> jax.Array:
     """See :func:`txl_jax.model.kernels.choice.attend`."""

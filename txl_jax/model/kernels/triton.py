@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from txl_jax.model.kernels.dropping import Dropping
-from txl_jax.model.masks import Visible
+from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
 
 _WIDEST = 128
@@ -25,7 +25,7 @@ class Form:
     """What a kernel is compiled for, and the numbers it is given.
 
     Attributes:
-      reach, mem_len: as of Visible.
+      reach, mem_len: as of AttentionMask.
       episodes: whether the ids of episodes are to be compared.
       threshold, scale: of Dropping: which bits keep a weight, and what it is then multiplied by.
     """
@@ -83,7 +83,7 @@ def attend(
     k: jax.Array,
     val: jax.Array,
     positions: Positions,
-    visible: Visible,
+    visible: AttentionMask,
     dropping: Dropping | None = None,
 ) -> jax.Array:
     """See :func:`txl_jax.model.kernels.choice.attend`; for r without b (:func:`supports`)."""

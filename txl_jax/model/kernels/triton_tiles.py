@@ -118,7 +118,7 @@ def of_far(zero, KEYS: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def seen(query, key, of_query, of_key, M, reach, empty, EPISODES: tl.constexpr):
-    """Who sees whom, as masks.Visible says; ``empty``: keys of the memory that hold nothing."""
+    """The attention mask, see masks.AttentionMask; ``empty``: number of empty memory slots."""
     distance = M + query - key
     allowed = (distance >= 0) & (distance <= reach) & (key >= empty)
     if EPISODES:

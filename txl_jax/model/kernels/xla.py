@@ -12,9 +12,9 @@ import jax.numpy as jnp
 
 from txl_jax.model.kernels import reference
 from txl_jax.model.kernels.dropping import Dropping
-from txl_jax.model.masks import Visible
+from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
-from txl_jax.ordering import zero_after
+from txl_jax.parallel.ordering import zero_after
 
 _SHORT = 128
 _MOST_GROUPS = 16
@@ -25,7 +25,7 @@ def attend(
     k: jax.Array,
     val: jax.Array,
     positions: Positions,
-    visible: Visible,
+    visible: AttentionMask,
     dropping: Dropping | None = None,
     few: int | None = None,
 ) -> jax.Array:

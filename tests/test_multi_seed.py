@@ -1,0 +1,138 @@
+"""Runs side by side are the runs that each seed gives alone, and go on as they do."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from tiny_runs import arrays, call, claimed, corpus_and_experiment, experiment, run, write_config
+
+import txl_jax
+from txl_jax.config import ConfigError, override
+from txl_jax.training.multi_seed import each, seeds_of, train_seeds
+from txl_jax.training.preemption import PreemptionGuard
+
+SETTINGS = {
+    "seed": 3,
+    "model.dropout": 0.2,
+    "train.num_seeds": 2,
+    "train.steps_per_dispatch": 2,
+    "train.log_every": 2,
+    "train.seg_len_std": 2.0,
+    "train.partial_shuffle": True,
+    "train.text_on_device": True,
+    "average.swa_start": 6,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("text")
+
+
+@pytest.fixture(scope="module")
+def together(folder):
+    """Two finished runs of seeds 3 and 4."""
+    corpus, exp = corpus_and_experiment(folder, **SETTINGS)
+    outcomes = train_seeds(all_claimed(exp, folder / "runs", corpus), corpus, PreemptionGuard())
+    assert [outcome.finished for outcome in outcomes] == [True, True]
+    return folder / "runs"
+
+
+def all_claimed(exp, workdir, corpus):
+    """The runs, each with its config and vocabulary in its folder."""
+    return [(one, claimed(path, one, corpus)) for one, path in each(exp, str(workdir))]
+
+
+def records(workdir):
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "timing"} for line in lines]
+
+
+@pytest.mark.parametrize("seed", [pytest.param(3, marks=pytest.mark.slow), 4])
+def test_each_is_what_it_is_alone(together, folder, tmp_path, seed):
+    alone = SETTINGS | {"seed": seed, "train.num_seeds": 1, "train.text_on_device": False}
+    run(folder, tmp_path, **alone)
+    there, here = records(together / f"seed_{seed}"), records(tmp_path)
+    assert [r["step"] for r in there] == [r["step"] for r in here]
+    for a, b in zip(there, here, strict=True):
+        assert a.keys() == b.keys()
+        for key in ("loss", "grad_norm", "learning_rate", "loss_tail"):
+            assert a.get(key, 0) == pytest.approx(b.get(key, 0), rel=2e-4), key
+    assert there[-1]["loss"] != records(together / f"seed_{7 - seed}")[-1]["loss"]
+
+
+def test_their_folders_are_workdirs_of_single_runs(together, folder):
+    model = txl_jax.load(str(together / "seed_4"), "12", "swa")
+    assert (model.config.seed, model.config.train.num_seeds) == (4, 1)
+    assert model.others == ("raw",)
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [pytest.param((), marks=pytest.mark.slow), ("12",)],
+    ids=["all have it", "one lost its last"],
+)
+def test_stopped_runs_go_on_from_the_last_step_of_all(together, folder, tmp_path, lost):
+    class StopAt(PreemptionGuard):
+        left = 5
+
+        def requested(self):
+            self.left -= 1
+            return self.left <= 0
+
+    corpus, exp = corpus_and_experiment(folder, **SETTINGS)
+    runs = all_claimed(exp, tmp_path, corpus)
+    stopped = train_seeds(runs, corpus, StopAt())
+    assert not any(outcome.finished for outcome in stopped)
+    assert 0 < int(stopped[0].state.step) < 12
+    if lost:
+        steps = [path.name for path in (tmp_path / "seed_3/checkpoints").iterdir()]
+        shutil.rmtree(tmp_path / "seed_3/checkpoints" / max(steps, key=int))
+    assert all(outcome.finished for outcome in train_seeds(runs, corpus, PreemptionGuard()))
+    for seed in (3, 4):
+        whole, cut = together / f"seed_{seed}", tmp_path / f"seed_{seed}"
+        assert records(whole) == records(cut)
+        a, b = (arrays(txl_jax.load(str(w), "12", "raw").params) for w in (whole, cut))
+        for key in a:
+            np.testing.assert_array_equal(a[key], b[key], err_msg=key)
+
+
+def test_the_command_trains_all_and_prints_a_number_for_each(folder, tmp_path):
+    changes = SETTINGS | {"train.steps": 4, "average.swa_start": 2, "generate.length": 0}
+    config = write_config(folder, **changes)
+    done = call(f"--config={config}", f"--workdir={tmp_path / 'runs'}")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()[-2:]
+    assert [line.split(" bpc")[0] for line in lines] == ["seed 3: held-out", "seed 4: held-out"]
+    assert (tmp_path / "runs/seed_4/evaluation.json").exists()
+    assert "seed 4  step 4/4" in done.stderr
+
+
+@pytest.mark.parametrize("seed", [0, 2**31, 2**32 - 1])
+def test_every_seed_gives_the_key_that_it_gives_alone(seed):
+    """The seeds of runs side by side are an array; a run alone has its seed as a constant."""
+    runs = [SimpleNamespace(exp=SimpleNamespace(seed=seed))]
+    (of_array,) = jax.vmap(lambda s: jax.random.key_data(jax.random.key(s)))(seeds_of(runs))
+    assert of_array.tolist() == jax.random.key_data(jax.random.key(seed)).tolist()
+
+
+def test_a_mesh_of_several_devices_is_refused(folder):
+    with pytest.raises(ConfigError, match=r"^config key train.num_seeds = 2: is for one device"):
+        override(experiment(folder), {"train.num_seeds": 2, "mesh.data": 2})
+
+
+@pytest.mark.slow
+def test_gone_on_with_they_do_not_look_at_what_they_started_from(together, folder, tmp_path):
+    started = tmp_path / "started_from"
+    shutil.copytree(together / "seed_3", started)
+    changes = SETTINGS | {"train.steps": 4, "average.swa_start": 2, "generate.length": 0}
+    config = write_config(folder, **changes, **{"train.start_from": str(started)})
+    arguments = (f"--config={config}", f"--workdir={tmp_path / 'runs'}")
+    assert call(*arguments).returncode == 0
+    shutil.rmtree(started)
+    again = call(*arguments)
+    assert again.returncode == 0, again.stderr
+    assert "resuming at step 4" in again.stderr

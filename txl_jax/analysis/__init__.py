@@ -1,0 +1,1 @@
+"""Analyses of trained models: what they remember, attend to, cost and score; the report page."""

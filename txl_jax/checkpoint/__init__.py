@@ -1,0 +1,1 @@
+"""Models on disk: checkpoints and their checksums, workdirs, exported folders, the Hub."""

@@ -1,0 +1,1 @@
+"""Devices and processes: mesh, shardings, memory of a device, compilation cache."""

@@ -1,0 +1,291 @@
+"""Many processes of one run: how they find each other, agree, wait and end together.
+
+Each process runs the same program on its own devices; arrays lie on the devices of all. What is
+read from disk to decide something, and all that is written but the arrays of checkpoints, is done
+by process 0, and the others take its word:
+
+    process 0    on_process_zero(work) ──▶ work() ──┐ result or error
+    process 1..  on_process_zero(work) ─────────────┴──▶ the same result, or OtherProcessError
+
+With one process everything here is free and does nothing.
+"""
+
+import json
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from txl_jax.config import ConfigError
+from txl_jax.messages import shortened, shown
+
+T = TypeVar("T")
+
+_CONNECT_SECONDS = 300
+_LONGEST_HEARTBEAT = 24 * 3600
+_MOST_PROCESSES = 1 << 20
+_SHUTDOWN_SECONDS = 24 * 3600
+"""How long a process that is done waits for the others: process 0 may still count and write. It
+is no wait for the dead, who are found by their missing heartbeat."""
+
+_SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler"
+
+
+class OtherProcessError(RuntimeError):
+    """Another process of the run failed, and this one ends with it."""
+
+
+def initialise(
+    distributed: bool,
+    coordinator: str | None,
+    num_processes: int | None,
+    process_id: int | None,
+    heartbeat_seconds: int = 60,
+    takes_notice: bool = True,
+) -> None:
+    """Joins the processes of a run; to be called before anything touches a device.
+
+    Args:
+      distributed: without an address: as Slurm, Open MPI, a TPU pod or GKE say.
+      coordinator: HOST:PORT, a free port of the machine where process 0 runs; with this and the
+        next two, which are given all or none, nothing else is asked.
+      num_processes: N.
+      process_id: of this process, 0 to N-1.
+      heartbeat_seconds: silence after which a process counts as dead, and JAX ends the others. It
+        is sent by a thread of the runtime, which neither compiling nor a slow disk holds up.
+      takes_notice: SIGTERM to any process is a notice to all, see :func:`notice_taken`, and no
+        longer ends a process.
+
+    Raises:
+      ConfigError: flags that do not go together, nothing that says where the processes are, or
+        processes that do not find each other.
+    """
+    check_flags(coordinator, num_processes, process_id, heartbeat_seconds)
+    order_collectives(distributed or coordinator is not None)
+    if not distributed and coordinator is None:
+        return
+    logging.getLogger("jax._src.distributed").setLevel(logging.WARNING)  # who connects to whom
+    jax.config.update("jax_enable_preemption_service", takes_notice)
+    given: dict[str, Any] = {}
+    if coordinator is not None:
+        given = {
+            "coordinator_address": coordinator,
+            "num_processes": num_processes,
+            "process_id": process_id,
+            # else a cluster's variables would give each process one device of its machine
+            "cluster_detection_method": "deactivate",
+        }
+    try:
+        jax.distributed.initialize(
+            **given,
+            initialization_timeout=_CONNECT_SECONDS,
+            heartbeat_timeout_seconds=heartbeat_seconds,
+            shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
+        )
+    except ValueError as error:
+        raise ConfigError(
+            "--distributed: nothing here says which processes belong together (no Slurm, Open MPI,"
+            f" TPU pod or GKE: {error}); give --coordinator=HOST:PORT --num_processes=N"
+            " --process_id=I"
+        ) from error
+    except RuntimeError as error:  # the runtime's, of the network
+        where = coordinator or "the address that the cluster gives"
+        raise ConfigError(f"--distributed: cannot join the run at {where}: {error}") from error
+
+
+def order_collectives(many_processes: bool) -> None:
+    """Has XLA keep the order of a program's collectives where it runs on several CPU devices.
+
+    XLA's default scheduler may start independent collectives in another order on each CPU device.
+    Then each device waits in a different collective, and XLA aborts the process after 40 seconds.
+    The flag is set in ``XLA_FLAGS``, because a program that is read from the compilation cache
+    ignores its own compiler options. Must be called before JAX starts its devices. One device,
+    and a flag that the user has set, are left alone.
+
+    Args:
+      many_processes: whether the run has several processes; they count where JAX uses CPUs only.
+    """
+    flags, settings = os.environ.get("XLA_FLAGS", ""), jax.config.values
+    several = (
+        settings["jax_num_cpu_devices"] > 1
+        or "--xla_force_host_platform_device_count" in flags
+        or (many_processes and settings["jax_platforms"] == "cpu")
+    )
+    if several and _SCHEDULER not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {_SCHEDULER}=false".strip()
+
+
+def check_flags(
+    coordinator: str | None,
+    num_processes: int | None,
+    process_id: int | None,
+    heartbeat_seconds: int = 60,
+) -> None:
+    """Raises ConfigError where a flag is out of range or the processes' address is incomplete."""
+    ranges = (
+        ("heartbeat_seconds", heartbeat_seconds, _LONGEST_HEARTBEAT),
+        ("num_processes", num_processes, _MOST_PROCESSES),
+    )
+    for name, value, most in ranges:
+        if value is not None and not 1 <= value <= most:
+            raise ConfigError(f"--{name}={shown(value)}: must be from 1 to {most}")
+    given = {
+        "--coordinator=HOST:PORT": coordinator,
+        "--num_processes=N": num_processes,
+        "--process_id=I": process_id,
+    }
+    missing = [flag for flag, value in given.items() if value is None]
+    if len(missing) == len(given):
+        return
+    if missing:
+        raise ConfigError(f"{' and '.join(missing)}: missing; the three go together")
+    assert coordinator is not None
+    assert num_processes is not None
+    assert process_id is not None
+    host, _, port = coordinator.rpartition(":")
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
+        raise ConfigError(
+            f"--coordinator={shortened(coordinator)}: must be HOST:PORT, such as node0:12345"
+        )
+    if not 0 <= process_id < num_processes:
+        raise ConfigError(
+            f"--process_id={shown(process_id)}: must be from 0 to --num_processes - 1 ="
+            f" {num_processes - 1}"
+        )
+
+
+def many() -> bool:
+    """Whether this process is one of several; touches no device where it is not."""
+    return jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def is_process_zero() -> bool:
+    """Whether this process writes what a run leaves, and talks."""
+    return not many() or jax.process_index() == 0
+
+
+def barrier(name: str) -> None:
+    """Until all processes are here."""
+    if many():
+        multihost_utils.sync_global_devices(name)
+
+
+def on_process_zero(work: Callable[[], T]) -> T:
+    """What ``work()`` gives on process 0, on all processes; the others do not do it.
+
+    Args:
+      work: gives something that JSON can hold (with tuples as lists), or ``None``.
+
+    Raises:
+      OtherProcessError: on the others, where process 0 raised an error; there it is that one.
+    """
+    if not many():
+        return work()
+    failed: Exception | None = None
+    done: T | None = None
+    told = b""
+    if is_process_zero():
+        try:
+            done = work()
+            told = json.dumps({"result": done}).encode()
+        except Exception as error:  # is told to the others and raised below
+            failed = error
+            told = json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()
+    answer = json.loads(_broadcast(told))
+    if failed is not None:
+        raise failed
+    if "error" in answer:
+        raise OtherProcessError(f"process 0 failed: {answer['error']}")
+    return answer["result"]
+
+
+def process_zero_first(work: Callable[[], T]) -> T:
+    """``work()`` by process 0, then by the others at once; each gets its own result.
+
+    So what process 0 leaves on a disk that all see is found there by the others, and where a
+    machine has a disk of its own it makes its own.
+
+    Raises:
+      OtherProcessError: ``work`` failed on another process and not on this one.
+    """
+    if not many():
+        return work()
+    results: list[T] = []
+
+    def ours() -> None:
+        results.append(work())
+
+    on_process_zero(ours)
+    failed: Exception | None = None
+    if not is_process_zero():
+        try:
+            ours()
+        except Exception as error:  # raised below, once the others know
+            failed = error
+    where = failing(failed is not None)
+    if failed is not None:
+        raise failed
+    if where:
+        raise OtherProcessError(f"process {where[0]} failed, see its own message")
+    return results[0]
+
+
+def failing(failed: bool) -> list[int]:
+    """The processes that come here with ``failed``, told to all; to be called by all."""
+    if not many():
+        return [0] if failed else []
+    flags = multihost_utils.process_allgather(np.array([failed]))
+    return [int(process) for process in np.flatnonzero(flags)]
+
+
+def notice_taken(call: int) -> bool:
+    """Whether SIGTERM has come to any process: true on all of them at the same call.
+
+    Args:
+      call: number of this call, one more each time; all processes make the same calls.
+    """
+    return multihost_utils.reached_preemption_sync_point(call)
+
+
+def placed(tree: Any, shardings: Any) -> Any:
+    """``jax.device_put`` of arrays that every process has whole, or that are global already."""
+    if not many():
+        return jax.device_put(tree, shardings)
+
+    def place(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:
+            return jax.device_put(x, sharding)
+        whole = np.asarray(x)
+        return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+    return jax.tree.map(place, tree, shardings)
+
+
+def abort(code: int) -> None:
+    """Ends a process that failed alone, with no wait for the others at the exit; one: nothing.
+
+    The others find out by what breaks in their hands, or by the missing heartbeat.
+    """
+    if not many():
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if is_process_zero():
+        time.sleep(1)  # the others end when process 0 is gone: time for their own last words
+    os._exit(code)
+
+
+def _broadcast(told: bytes) -> bytes:
+    """The bytes of process 0; arrays that are broadcast have one size everywhere."""
+    size = int(multihost_utils.broadcast_one_to_all(np.array(len(told), np.int32)))
+    row = np.zeros(size, np.uint8)
+    if is_process_zero():
+        row[:] = np.frombuffer(told, np.uint8)
+    return np.asarray(multihost_utils.broadcast_one_to_all(row)).tobytes()

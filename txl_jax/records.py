@@ -1,0 +1,116 @@
+"""``metrics.jsonl``: one JSON object per line, read, appended, cut back for a resumed run."""
+
+import contextlib
+import errno
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from txl_jax.files import atomic_write, naming
+
+
+def append(metrics_path: str, *records: Mapping[str, Any]) -> None:
+    """Adds records, all of them or none; raises OSError, which names the file, where it cannot."""
+    lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
+    with naming(metrics_path), open(metrics_path, "ab", buffering=0) as file:
+        size = file.tell()
+        try:
+            if file.write(lines) < len(lines):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with contextlib.suppress(OSError):  # no file that can be cut, /dev/full
+                file.truncate(size)
+            raise
+
+
+def keep_until(metrics_path: str, step: int, remade: str | None) -> None:
+    """Removes the records after ``step`` (all lines, if it is 0) and a half-written last line.
+
+    Those of the kind ``remade`` go at ``step`` already. Earlier lines that are no records stay.
+    """
+    kept = []
+    if step and os.path.exists(metrics_path):
+        with open(metrics_path, "rb") as file:
+            for line in file:
+                record = _parsed(line)
+                if is_record(record):
+                    at, kind = record["step"], record["kind"]
+                    stays = at < step or (at == step and kind != remade)
+                else:
+                    stays = record is not None or line.endswith(b"\n")
+                if stays:
+                    kept.append(line.rstrip(b"\n") + b"\n")
+    atomic_write(metrics_path, b"".join(kept))
+
+
+def is_record(value: Any) -> bool:
+    """Whether a JSON value is a record of training: its kind, its step, and numbers."""
+    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+        return False
+    timing = value.get("timing", {})
+    if not isinstance(timing, dict) or type(value.get("step")) is not int or value["step"] < 0:
+        return False
+    named = (value.get(key) for key in ("epoch", "loss", "bpc", "ppl", "learning_rate"))
+    return all(_is_number(v) for v in (*named, value.get("grad_norm"), *timing.values()))
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a float holds it, or it is missing."""
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
+        return False
+    try:
+        return value is None or math.isfinite(value)
+    except OverflowError:  # an integer beyond every float
+        return False
+
+
+def _parsed(line: bytes) -> Any:
+    """The JSON value of a line; ``None`` where it is not JSON."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def read(metrics_path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The records of a ``metrics.jsonl``, in order; other lines are left out."""
+    return read_counted(metrics_path)[0]
+
+
+def read_counted(
+    path: str | os.PathLike[str], accepts: Callable[[Any], bool] = is_record
+) -> tuple[list[dict[str, Any]], int]:
+    """The accepted objects of a file with one per line, in order, and how many lines are skipped.
+
+    A last line without its line end that is not JSON is not counted: a run may be writing it.
+    """
+    found, skipped = [], 0
+    with open(path, "rb") as file:
+        for line in file:
+            value = _parsed(line)
+            if accepts(value):
+                found.append(value)
+            elif value is not None or line.endswith(b"\n"):
+                skipped += bool(line.strip())
+    return found, skipped
+
+
+def skipped_lines(path: str | os.PathLike[str], count: int) -> str:
+    """A sentence about lines that :func:`read_counted` skipped."""
+    lines = "1 line is" if count == 1 else f"{count:,} lines are"
+    return f"{os.fspath(path)}: {lines} damaged or foreign and skipped"
+
+
+def plain(value: Any) -> Any:
+    """NumPy and JAX numbers as Python's own, numbers that are not finite as None."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
