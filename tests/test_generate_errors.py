@@ -270,7 +270,7 @@ def test_a_checkpoint_of_a_newer_format_is_refused(workdir, refused, command):
     assert command(*generating(workdir))[0] == 0
     meta = checkpoint / "meta" / "metadata"
     meta.write_text(json.dumps({**json.loads(meta.read_text()), "format": NEWER}))
-    for name in ("seal.json", "sealed"):
+    for name in ("checksums.json", "checksums.written"):
         (checkpoint / name).unlink()  # they are of the old format
     assert refused(*generating(workdir)) == (
         f"checkpoint 0 has format {NEWER}, newer than this program's 1; update txl_jax"

@@ -267,7 +267,7 @@ def test_saving_does_not_ask_whether_to_stop(tmp_path, monkeypatch):
     monkeypatch.setattr(name, asked.append)
     with Checkpoints(str(tmp_path), CheckpointConfig()) as checkpoints:
         checkpoints.save_params(7, {"a": np.ones(3)}, {"config": {}})
-    assert (tmp_path / "checkpoints" / "7" / "seal.json").exists()
+    assert (tmp_path / "checkpoints" / "7" / "checksums.json").exists()
     assert asked == []
 
 

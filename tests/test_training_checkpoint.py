@@ -64,7 +64,7 @@ def largest_file(folder):
 
 def unseal(step_folder):
     """As if the process had died between the commit and the seal."""
-    for name in ("seal.json", "sealed"):
+    for name in ("checksums.json", "checksums.written"):
         (step_folder / name).unlink()
 
 
@@ -85,9 +85,9 @@ def damage(kind, step_folder):
         unseal(step_folder)
         (step_folder / "params" / "manifest.ocdbt").unlink()
     elif kind in SEALS:
-        (step_folder / "seal.json").write_bytes(SEALS[kind])
+        (step_folder / "checksums.json").write_bytes(SEALS[kind])
     elif kind == "deleted seal":
-        (step_folder / "seal.json").unlink()
+        (step_folder / "checksums.json").unlink()
     elif kind == "no meta":
         for path in sorted((step_folder / "meta").rglob("*"), reverse=True):
             path.unlink()
@@ -219,11 +219,11 @@ def test_the_newest_and_the_best_are_kept(folder):
 def test_every_checkpoint_is_sealed_with_the_hash_of_each_file(folder):
     _, _, _, checkpoints = save_some(folder)
     for step in (2, 3):
-        sealed = json.loads((checkpoints / str(step) / "seal.json").read_text())
+        sealed = json.loads((checkpoints / str(step) / "checksums.json").read_text())
         files = {
             str(p.relative_to(checkpoints / str(step)))
             for p in (checkpoints / str(step)).rglob("*")
-            if p.is_file() and p.name not in ("seal.json", "sealed")
+            if p.is_file() and p.name not in ("checksums.json", "checksums.written")
         }
         assert set(sealed) == files
 
@@ -231,31 +231,31 @@ def test_every_checkpoint_is_sealed_with_the_hash_of_each_file(folder):
 @pytest.mark.parametrize("who", ["training", "evaluation"])
 def test_a_checkpoint_that_was_never_sealed_is_sealed_when_it_is_first_restored(folder, who):
     exp, _, abstract, checkpoints = save_some(folder)
-    want = (checkpoints / "3" / "seal.json").read_bytes()
+    want = (checkpoints / "3" / "checksums.json").read_bytes()
     unseal(checkpoints / "3")
     if who == "training":
         assert int(restore(folder, exp, abstract)[0].step) == 3
     else:
         with Checkpoints(str(folder / "run")) as reader:
             reader.restore_params(3, abstract.params)
-    assert json.loads((checkpoints / "3" / "seal.json").read_bytes()) == json.loads(want)
+    assert json.loads((checkpoints / "3" / "checksums.json").read_bytes()) == json.loads(want)
     damage("one flipped byte", checkpoints / "3")
     assert int(restore(folder, exp, abstract)[0].step) == 2
 
 
 def test_a_deleted_seal_is_told_from_one_that_never_was(folder, capsys):
     exp, _, abstract, checkpoints = save_some(folder)
-    (checkpoints / "3" / "sealed").unlink()  # of a program that did not write it yet
+    (checkpoints / "3" / "checksums.written").unlink()  # of a program that did not write it yet
     restore(folder, exp, abstract)
-    assert (checkpoints / "3" / "sealed").exists()
-    (checkpoints / "3" / "seal.json").unlink()
+    assert (checkpoints / "3" / "checksums.written").exists()
+    (checkpoints / "3" / "checksums.json").unlink()
     with (
         Checkpoints(str(folder / "run")) as reader,
         pytest.raises(CheckpointError, match=r"checkpoint 3 in .* has lost its seal\.json"),
     ):
         reader.restore_params(3, abstract.params)
     assert int(restore(folder, exp, abstract)[0].step) == 2
-    assert "checkpoint 3 has lost its seal.json" in capsys.readouterr().out
+    assert "checkpoint 3 has lost its checksums.json" in capsys.readouterr().out
     assert (checkpoints / "damaged-3").is_dir()
 
 
@@ -268,7 +268,7 @@ def test_a_checkpoint_on_a_read_only_disk_is_used_without_a_seal(folder, monkeyp
 
     monkeypatch.setattr(seals, "write_seal", read_only)
     assert int(restore(folder, exp, abstract)[0].step) == 3
-    assert not (checkpoints / "3" / "seal.json").exists()
+    assert not (checkpoints / "3" / "checksums.json").exists()
 
 
 def test_a_checkpoint_of_another_config_is_refused_with_the_keys_that_differ(folder):

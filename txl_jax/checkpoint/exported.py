@@ -21,10 +21,9 @@ from txl_jax.checkpoint.provenance import provenance
 from txl_jax.checkpoint.tensors import Tensors, read_safetensors
 from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
 from txl_jax.checkpoint.workdir import experiment_of, load_workdir, vocab_of
-from txl_jax.checkpoint.workdir_files import CONFIG, MODEL
+from txl_jax.checkpoint.workdir_files import CONFIG, MODEL, VOCAB
 from txl_jax.config import ExperimentConfig, TransformerXLConfig, without_paths
 from txl_jax.data.corpus import FOREIGN_VOCAB
-from txl_jax.data.sources.lm1b import VOCAB
 from txl_jax.data.sources.text import OWN_SPLITS
 from txl_jax.files import atomic_write, json_object, write_json
 from txl_jax.model.transformer_xl import TransformerXL

@@ -16,7 +16,7 @@ from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.checkpoint.errors import ModelFormatError
 from txl_jax.checkpoint.exported import load_exported, read_json, refuse_used
 from txl_jax.checkpoint.provenance import provenance
-from txl_jax.checkpoint.workdir_files import CONFIG
+from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB
 from txl_jax.config import (
     CheckpointConfig,
     DataConfig,
@@ -28,7 +28,6 @@ from txl_jax.convert import huggingface, pytorch, tensorflow
 from txl_jax.convert.files import TORCH, is_tensorflow, read
 from txl_jax.convert.vocabulary import vocab_from_file, vocab_in_folder
 from txl_jax.data.corpus import Corpus, corpus_from_config
-from txl_jax.data.sources.lm1b import VOCAB
 from txl_jax.data.vocab import Vocab
 from txl_jax.files import write_json
 from txl_jax.model.footprint import of_parameters
