@@ -251,7 +251,7 @@ def test_a_deleted_seal_is_told_from_one_that_never_was(folder, capsys):
     (checkpoints / "3" / "checksums.json").unlink()
     with (
         Checkpoints(str(folder / "run")) as reader,
-        pytest.raises(CheckpointError, match=r"checkpoint 3 in .* has lost its seal\.json"),
+        pytest.raises(CheckpointError, match=r"checkpoint 3 in .* has lost its checksums\.json"),
     ):
         reader.restore_params(3, abstract.params)
     assert int(restore(folder, exp, abstract)[0].step) == 2
@@ -266,7 +266,7 @@ def test_a_checkpoint_on_a_read_only_disk_is_used_without_a_seal(folder, monkeyp
     def read_only(path, *_, **__):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 
-    monkeypatch.setattr(seals, "write_seal", read_only)
+    monkeypatch.setattr(seals, "write_manifest", read_only)
     assert int(restore(folder, exp, abstract)[0].step) == 3
     assert not (checkpoints / "3" / "checksums.json").exists()
 

@@ -270,7 +270,7 @@ ELSEWHERE = None
 """A path that the user names, or one that the callers of the function name."""
 
 NAMED_BY_HAND = {
-    ("checkpoint/exported.py", "read_json(workdir, workdirs.CONFIG)"): ELSEWHERE,  # no picture
+    ("checkpoint/exported.py", "read_json(workdir, CONFIG)"): ELSEWHERE,  # no picture
     ("analysis/report_page.py", "path"): "report.html",
     ("analysis/pictures.py", "os.path.join(folder, f'{name}.{kind}')"): ELSEWHERE,
     ("analysis/recl.py", "os.fspath(path)"): ELSEWHERE,
