@@ -92,6 +92,7 @@ plain = reference.attend
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("as_users_compile")
 def test_some_queries_at_a_time_hold_less_for_the_gradient():
     def held(implementation):
         inputs = parity.random_inputs(2, 1, 1024, 1024, 16, jnp.float32)
