@@ -31,7 +31,7 @@ from txl_jax.analysis.speed import random_tokens
 from txl_jax.analysis.timing import in_turn, timed
 from txl_jax.config import ExperimentConfig
 from txl_jax.data.feed import training_feed
-from txl_jax.data.sentences import shuffled_streams_of
+from txl_jax.data.sentences import shuffled_streams
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.planning.products import of_update
@@ -85,7 +85,7 @@ def training(exp: ExperimentConfig, steps: int):
     state = jax.jit(make, out_shardings=state_shardings(shardings, abstract))()
     update = compiled_step(exp, model, optimizer, shardings, abstract)
     text = random_tokens(t.batch_size * (8 * t.seg_len + 1), exp.model.vocab_size or 0)
-    streams = shuffled_streams_of(text, t.batch_size, t.seg_len, seed=0)
+    streams = shuffled_streams(text, t.batch_size, t.seg_len, seed=0)
     several = t.steps_per_dispatch
     sharding = shardings.rows(several > 1)
     batches = list(training_feed(streams, 0, 4 * several, t.epoch_memory, several, sharding))

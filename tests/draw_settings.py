@@ -29,7 +29,7 @@ from txl_jax.analysis import attention_maps, context, probe, speed
 from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ConfigError, ExperimentConfig, ProtocolConfig, override
 from txl_jax.data.batch import Batch, SoftTargets
-from txl_jax.data.on_device import Places, Text
+from txl_jax.data.on_device import BatchPosition, DeviceText
 from txl_jax.evaluation import score
 from txl_jax.evaluation.dynamic import Learner
 from txl_jax.evaluation.evaluate import Evaluator
@@ -220,7 +220,7 @@ def train_step(exp: ExperimentConfig) -> None:
     fed: tuple[Any, ...] = (_batch(lead, t.batch_size, t.context_len, width),)
     if t.text_on_device:
         number = shape(lead, jnp.int32)
-        places = Places(
+        places = BatchPosition(
             number, number, shape((*lead, t.batch_size), jnp.int32), shape(lead, jnp.bool_)
         )
         size = (t.batch_size, 2 * width)
@@ -228,7 +228,7 @@ def train_step(exp: ExperimentConfig) -> None:
         soft = None
         if exp.distil.teachers:
             soft = SoftTargets(shape((*size, k), jnp.uint16), shape((*size, k), jnp.float16))
-        fed = (places, Text(shape(size, jnp.int32), soft, width, t.context_len))
+        fed = (places, DeviceText(shape(size, jnp.int32), soft, width, t.context_len))
     jax.eval_shape(dispatch(exp, model, optimizer), state, *fed)
 
 

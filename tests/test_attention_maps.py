@@ -387,8 +387,8 @@ def test_the_attended_tokens_are_those_of_their_distance():
 
 def test_tokens_can_be_read():
     of = lambda vocab, text: [shown(vocab, i) for i in vocab.encode(text)]
-    assert of(Vocab.of_bytes(), "a\n \té$") == ["a", "\\n", "␣", "\\t", "\\xc3", "\\xa9", "$"]
-    assert of(Vocab.of_chars(["\n aé"]), "a\n é") == ["a", "\\n", "␣", "é"]
+    assert of(Vocab.all_bytes(), "a\n \té$") == ["a", "\\n", "␣", "\\t", "\\xc3", "\\xa9", "$"]
+    assert of(Vocab.from_chars(["\n aé"]), "a\n é") == ["a", "\\n", "␣", "é"]
     assert of(Vocab("letter", ["_", "a"]), "a a") == ["a", "␣", "a"]
     assert of(Vocab("word", ["<eos>", "a_b"]), "a_b\n") == ["a_b", "<eos>"]
 

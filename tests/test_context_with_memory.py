@@ -14,7 +14,7 @@ import tiny_models as tiny
 import txl_jax
 from txl_jax.config import MeshConfig, ProtocolConfig
 from txl_jax.data.feed import training_batch
-from txl_jax.data.sentences import shuffled_streams_of
+from txl_jax.data.sentences import shuffled_streams
 from txl_jax.evaluation.evaluate import Evaluator
 from txl_jax.parallel.shardings import make_mesh
 
@@ -33,11 +33,11 @@ def nll_at_once(tokens):
 
 @pytest.mark.parametrize("context_len", [3, 8, 20], ids=lambda c: f"context {c}")
 @pytest.mark.parametrize("std", [0.0, 2.0], ids=["equal lengths", "drawn lengths"])
-@pytest.mark.parametrize("roll", [False, True], ids=["", "rolled"])
+@pytest.mark.parametrize("roll", [False, True], ids=["", "partial shuffle"])
 def test_training_segments_are_read_as_the_whole_text(context_len, std, roll):
     """Segments of 10 or about it; a context of 20 is longer than each, so memory lags behind."""
-    streams: Any = shuffled_streams_of(
-        TOKENS, 3, 10, seed=5, context_len=context_len, seg_len_std=std, roll=roll
+    streams: Any = shuffled_streams(
+        TOKENS, 3, 10, seed=5, context_len=context_len, seg_len_std=std, partial_shuffle=roll
     )
     stride = len(TOKENS) // 3
     mems = MODEL.init_mems(3, stride)
@@ -121,7 +121,7 @@ def test_gradients_are_those_of_a_longer_segment_whose_first_tokens_are_not_scor
 
 
 def test_memory_may_be_emptied_and_the_context_kept():
-    streams = shuffled_streams_of(TOKENS, 2, 10, seed=5, context_len=4)
+    streams = shuffled_streams(TOKENS, 2, 10, seed=5, context_len=4)
     kept, emptied = (training_batch(streams, 2, "carry", every) for every in (0, 2))
     assert not kept.reset.any()
     assert emptied.reset.tolist() == [[True] + [False] * 13] * 2

@@ -16,7 +16,7 @@ from test_data_sources import refused, served, write_archive, write_folder  # no
 from txl_jax.config import ConfigError
 from txl_jax.data import prepare
 from txl_jax.data.corpus import load_corpus
-from txl_jax.data.sentences import Sentences, segments, tokens_of
+from txl_jax.data.sentences import Sentences, flat_tokens, segments
 from txl_jax.data.sources import enwik8, lm1b, text8, wikitext
 from txl_jax.data.sources.source import SPLITS
 
@@ -341,7 +341,7 @@ def test_the_double_protocol_of_lm1b_is_tfs_stream(tmp_path):
     ]
     assert ids(corpus.valid) == ids(corpus.test) == [[1, 0, 3, 1, 1], [1, 4, 4, 2, 1, 1]]
     text = [1, 0, 4, 1, 1, 6, 2, 5, 1, 1, 4, 0, 3, 1, 1, 0, 1]  # by hand; one <S> more follows
-    assert tokens_of(corpus.train).tolist() == [*text, 1]
+    assert flat_tokens(corpus.train).tolist() == [*text, 1]
     assert corpus.info["tokens"] == {"train": 17, "valid": 9, "test": 9}
     assert corpus.info["protocol"]["protocol"] == "double"
     assert "TF's stream (two <S> between sentences" in corpus.info["label"]
@@ -372,7 +372,7 @@ def test_the_double_protocol_is_tfs_rule_over_many_blocks_of_text(tmp_path):
     for split in ("valid", "test"):
         (folder / f"{split}.txt").write_bytes(text)
     corpus = load_corpus("lm1b", folder, protocol="double", cache_dir=tmp_path / "cache")
-    assert tokens_of(corpus.valid).tolist() == [*slow_tf_stream(text, SYMBOLS), 1]
+    assert flat_tokens(corpus.valid).tolist() == [*slow_tf_stream(text, SYMBOLS), 1]
     sizes = [len(line.split()) + 3 for line in lines]
     assert [len(sentence) for sentence in corpus.valid] == sizes
 

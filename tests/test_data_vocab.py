@@ -15,18 +15,18 @@ TEXT = "the cat — naïve\n\nthe 猫 😀 sat\n"
 
 def vocab_of(kind, *blocks):
     if kind == "byte":
-        return Vocab.of_bytes()
-    return (Vocab.of_chars if kind == "char" else Vocab.of_words)(blocks or [TEXT])
+        return Vocab.all_bytes()
+    return (Vocab.from_chars if kind == "char" else Vocab.from_words)(blocks or [TEXT])
 
 
 def test_word_ids_are_by_frequency_with_ties_as_first_seen():
-    vocab = Vocab.of_words(["b a\nc a <eos> d\n", "d e b\n"], ["f e\n"])
+    vocab = Vocab.from_words(["b a\nc a <eos> d\n", "d e b\n"], ["f e\n"])
     assert vocab.symbols == ["<eos>", "b", "a", "d", "e", "c", "f"]
     assert vocab.encode("a b\n\nf\n").tolist() == [2, 1, 0, 0, 6, 0]
 
 
 def test_char_ids_are_in_order_of_code_points():
-    assert Vocab.of_chars(["bé a", "😀\nB"]).symbols == ["\n", " ", "B", "a", "b", "é", "😀"]
+    assert Vocab.from_chars(["bé a", "😀\nB"]).symbols == ["\n", " ", "B", "a", "b", "é", "😀"]
 
 
 def test_a_stored_vocabulary_of_every_kind_is_the_same():
@@ -38,7 +38,7 @@ def test_a_stored_vocabulary_of_every_kind_is_the_same():
 def test_word_vocabulary_and_encodings_are_the_authors(name):
     recorded = shared_files.json_of(f"fixtures/data/{name}.json")
     folder = shared_files.path(f"fixtures/data/{name}")
-    vocab = Vocab.of_words([(folder / "train.txt").read_bytes()])
+    vocab = Vocab.from_words([(folder / "train.txt").read_bytes()])
     assert vocab.symbols == recorded["idx2sym"]
     for split in ("train", "valid", "test"):
         assert vocab.encode((folder / f"{split}.txt").read_bytes()).tolist() == recorded[split]
@@ -74,18 +74,18 @@ def test_ids_do_not_depend_on_how_the_text_is_cut_into_blocks(kind, size):
     ("text", "ended"), [("", 0), ("a", 1), ("a ", 1), ("a\n", 1), ("a\r", 1), ("a\n\n", 2)]
 )
 def test_the_last_line_of_a_file_is_ended_once(text, ended):
-    vocab = Vocab.of_words(["a"])
+    vocab = Vocab.from_words(["a"])
     ids = [i for block in vocab.encode_blocks([text], end_last_line=True) for i in block]
     assert ids.count(0) == ended
 
 
 def test_word_line_ends_are_universal():
-    vocab = Vocab.of_words(["a b"])
+    vocab = Vocab.from_words(["a b"])
     assert vocab.encode("a\r\nb\ra\n").tolist() == [1, 0, 2, 0, 1, 0]
 
 
 def test_bytes_are_their_own_ids_and_wrong_utf8_is_shown():
-    vocab = Vocab.of_bytes()
+    vocab = Vocab.all_bytes()
     ids = vocab.encode(bytes(range(256)))
     assert ids.tolist() == list(range(256))
     assert vocab.decode([104, 105, 255]) == "hi�"
@@ -107,7 +107,7 @@ def test_units():
 
 
 def test_an_unknown_word_is_unk_where_the_vocabulary_has_it():
-    assert Vocab.of_words(["a <unk>\n"]).encode("zebra a").tolist() == [2, 1]
+    assert Vocab.from_words(["a <unk>\n"]).encode("zebra a").tolist() == [2, 1]
 
 
 def refused(call) -> str:
@@ -117,10 +117,10 @@ def refused(call) -> str:
 
 
 def test_words_are_put_in_lower_case_where_no_symbol_has_a_capital():
-    lower = Vocab.of_words(["The N a\n", "the\n"], lower_case=True)
+    lower = Vocab.from_words(["The N a\n", "the\n"], lower_case=True)
     assert lower.symbols == ["<eos>", "the", "n", "a"]
     assert lower.encode("THE A\n").tolist() == [1, 3, 0]
-    kept = Vocab.of_words(["The N a the\n"])
+    kept = Vocab.from_words(["The N a the\n"])
     assert kept.symbols == ["<eos>", "The", "N", "a", "the"]
     assert kept.encode("The the").tolist() == [1, 4]
 
@@ -137,17 +137,17 @@ def test_bytes_and_letters_are_by_frequency_with_ties_as_first_seen(size):
     texts = [b"zebra\nzoo ", b"arc  a\n\n", bytes([200, 3, 200, 3])]
     blocks = [[text[i : i + size] for i in range(0, len(text), size)] for text in texts]
     whole = b"".join(texts)
-    counted = Vocab.of_counted_bytes(*blocks)
+    counted = Vocab.from_counted_bytes(*blocks)
     assert counted.symbols == slow_order([str(value) for value in whole])
     assert (counted.kind, counted.unit) == ("byte", "bpc")
-    dropped = Vocab.of_counted_bytes(*blocks, newline=False)
+    dropped = Vocab.from_counted_bytes(*blocks, newline=False)
     assert dropped.symbols == slow_order([str(value) for value in whole if value != 10])
-    letters = Vocab.of_letters(*blocks[:2])
+    letters = Vocab.from_letters(*blocks[:2])
     assert letters.symbols == slow_order("zebra_zoo_arc__a__")
 
 
 def test_a_byte_vocabulary_without_the_newline_drops_newlines_and_refuses_other_bytes():
-    vocab = Vocab.of_counted_bytes([b"ab\xc3\xa9\n"], newline=False)
+    vocab = Vocab.from_counted_bytes([b"ab\xc3\xa9\n"], newline=False)
     ids = vocab.encode("a\né\n")
     assert [vocab.symbols[i] for i in ids] == ["97", "195", "169"]
     assert vocab.decode(ids) == "aé"
@@ -156,7 +156,7 @@ def test_a_byte_vocabulary_without_the_newline_drops_newlines_and_refuses_other_
         "wiki, byte 7: the value 120 is not among the 4 bytes of the vocabulary; remove it, or"
         " train on a text that has it"
     )
-    kept = Vocab.of_counted_bytes([b"ab\n"])
+    kept = Vocab.from_counted_bytes([b"ab\n"])
     assert kept.decode(kept.encode("a\nb")) == "a\nb"
 
 
@@ -187,10 +187,10 @@ def test_the_word_for_a_boundary_does_not_end_a_sentence(size):
 
 def test_a_vocabulary_file_gives_the_first_field_of_each_line_once(tmp_path):
     (tmp_path / "v.txt").write_bytes("<S> 5\r\n<UNK>\t1\n é 3\n<S> 2\nb\n".encode())
-    vocab = Vocab.of_lines(tmp_path / "v.txt")
+    vocab = Vocab.from_lines(tmp_path / "v.txt")
     assert (vocab.kind, vocab.symbols) == ("sentence", ["<S>", "<UNK>", "é", "b"])
     (tmp_path / "v.txt").write_bytes(b"<S>\n\xe9\n")
-    assert refused(lambda: Vocab.of_lines(tmp_path / "v.txt")) == (
+    assert refused(lambda: Vocab.from_lines(tmp_path / "v.txt")) == (
         f"{tmp_path / 'v.txt'}: not UTF-8 (invalid continuation byte)"
     )
 
@@ -209,25 +209,25 @@ def test_a_vocabulary_file_gives_the_first_field_of_each_line_once(tmp_path):
     ],
 )
 def test_symbols_tell_what_kind_they_are(symbols, kind):
-    assert Vocab.of_symbols(symbols) == Vocab(kind, symbols)
+    assert Vocab.from_symbols(symbols) == Vocab(kind, symbols)
 
 
 def test_errors_name_the_symbol_and_the_place():
-    words = Vocab.of_words(["a b\n"])
+    words = Vocab.from_words(["a b\n"])
     blocks = ["a b\nb a\n", "a ", "zebra b\n"]
     assert refused(lambda: list(words.encode_blocks(blocks, "book, test split"))) == (
         "book, test split, line 3: the word 'zebra' is not among the 3 of the vocabulary, and"
         " <unk> is not one of them either; write <unk> for rare words in the training text, or"
         " use vocab='byte', which takes any text"
     )
-    chars = Vocab.of_chars(["ab\n"])
+    chars = Vocab.from_chars(["ab\n"])
     assert refused(lambda: list(chars.encode_blocks(["ab\n", "b\naéa"], "book"))) == (
         "book, line 3, character 6: 'é' (U+00E9) is not among the 3 characters of the vocabulary,"
         " which are those of the training text; remove it, or use vocab='byte', which takes any"
         " text"
     )
     latin = ["ab é".encode(), "b é".encode("latin-1"), b"a"]
-    assert refused(lambda: Vocab.of_words(latin)) == (
+    assert refused(lambda: Vocab.from_words(latin)) == (
         "text, byte 7: not UTF-8 (invalid continuation byte); convert the text to UTF-8, or use"
         " vocab='byte', which takes any bytes"
     )

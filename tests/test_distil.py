@@ -116,7 +116,7 @@ def test_a_student_of_itself_and_of_the_text(teachers, tmp_path):
 
 
 def test_gradient_is_the_weighted_sum_of_both(teachers):
-    from txl_jax.data.on_device import text_of, training_places
+    from txl_jax.data.on_device import device_text, training_position
     from txl_jax.training.parts import parts_of
     from txl_jax.training.step import summed_gradient
 
@@ -129,7 +129,7 @@ def test_gradient_is_the_weighted_sum_of_both(teachers):
         parts = parts_of(exp, corpus)
         streams = training_streams(exp, corpus)
         soft = soft_targets(exp, corpus, str(folder), print)
-        batch = text_of(streams, soft).batch(training_places(streams, 0, "reset"))
+        batch = device_text(streams, soft).batch(training_position(streams, 0, "reset"))
         state = parts.first_state(exp)
         return summed_gradient(state, batch, exp, parts.model, jax.random.key(0))[0]
 

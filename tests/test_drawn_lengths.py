@@ -8,17 +8,23 @@ from scipy import stats
 
 from txl_jax.data.drawn_lengths import DrawnLengths, drawn_lengths
 from txl_jax.data.errors import DataError
-from txl_jax.data.sentences import shuffled_streams_of
+from txl_jax.data.sentences import shuffled_streams
 from txl_jax.data.streams import Streams
 
 N, B, T, STD = 1003, 3, 12, 2.0
 FIELDS = ("inputs", "targets", "weights", "starts")
 
 
-def drawn(context_len=0, seed=0, roll_seed=None, n=N):
+def drawn(context_len=0, seed=0, partial_shuffle_seed=None, n=N):
     tokens = np.arange(1, n + 1)
     streams = Streams(
-        tokens, B, T, True, context_len=context_len, vocab_size=n + 1, roll_seed=roll_seed
+        tokens,
+        B,
+        T,
+        True,
+        context_len=context_len,
+        vocab_size=n + 1,
+        partial_shuffle_seed=partial_shuffle_seed,
     )
     return DrawnLengths(streams, STD, seed)
 
@@ -112,14 +118,14 @@ def test_every_epoch_and_seed_has_lengths_of_its_own():
     np.testing.assert_array_equal(again, draws[0])
 
 
-@pytest.mark.parametrize("roll_seed", [None, 5])
-def test_a_segment_is_a_function_of_its_step_in_any_order(roll_seed):
-    streams = drawn(3, roll_seed=roll_seed)
+@pytest.mark.parametrize("partial_shuffle_seed", [None, 5])
+def test_a_segment_is_a_function_of_its_step_in_any_order(partial_shuffle_seed):
+    streams = drawn(3, partial_shuffle_seed=partial_shuffle_seed)
     steps = sum(len(segments) for segments in epochs_of(streams, 4))
     in_order = [streams.at_step(step) for step in range(steps)]
-    asked = drawn(3, roll_seed=roll_seed)
+    asked = drawn(3, partial_shuffle_seed=partial_shuffle_seed)
     for step in np.random.default_rng(0).permutation(steps).tolist():
-        fresh = drawn(3, roll_seed=roll_seed).at_step(step, rows=slice(1, 3))
+        fresh = drawn(3, partial_shuffle_seed=partial_shuffle_seed).at_step(step, rows=slice(1, 3))
         for name in FIELDS:
             want = getattr(in_order[step], name)
             np.testing.assert_array_equal(getattr(asked.at_step(step), name), want)
@@ -164,13 +170,13 @@ def done(segments, seg):
     return before / sum(other.weights[0].sum() for other in segments)
 
 
-def test_rolled_streams_are_cut_by_the_same_lengths():
-    plain, rolled = drawn(), drawn(roll_seed=1)
+def test_partially_shuffled_streams_are_cut_by_the_same_lengths():
+    plain, shuffled = drawn(), drawn(partial_shuffle_seed=1)
     for step in range(3 * len(plain)):
-        one, other = plain.at_step(step), rolled.at_step(step)
+        one, other = plain.at_step(step), shuffled.at_step(step)
         np.testing.assert_array_equal(one.weights, other.weights)
         assert one.first == other.first
-    assert not np.array_equal(plain.at_step(0).inputs, rolled.at_step(0).inputs)
+    assert not np.array_equal(plain.at_step(0).inputs, shuffled.at_step(0).inputs)
 
 
 def test_a_seek_far_ahead_is_fast():
@@ -188,6 +194,6 @@ def test_what_cannot_work_is_refused():
 
 
 def test_training_streams_have_lengths_drawn_only_if_asked():
-    make = lambda std: shuffled_streams_of(np.arange(200), 2, 10, seed=1, seg_len_std=std)
+    make = lambda std: shuffled_streams(np.arange(200), 2, 10, seed=1, seg_len_std=std)
     assert isinstance(make(1.0), DrawnLengths)
     assert isinstance(make(0.0), Streams)

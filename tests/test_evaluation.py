@@ -417,7 +417,7 @@ def test_stopping_gives_no_score():
 def test_losses_are_converted_to_bytes_and_words_where_all_of_the_text_was_scored():
     """10 characters in 14 bytes, 2 words and a line end; the first character has 2 bytes."""
     text = "écrit oé€\n"
-    vocab = Vocab.of_chars([text])
+    vocab = Vocab.from_chars([text])
     info = {"tokens": 10, "bytes": len(text.encode()), "words": 2, "lines": 1}
 
     def of(vocab, **counts) -> Any:
@@ -430,9 +430,9 @@ def test_losses_are_converted_to_bytes_and_words_where_all_of_the_text_was_score
         "word_ppl": pytest.approx(math.exp(20 / 3)),
     }
     assert len(text.encode()) == 14
-    every = of(Vocab.of_bytes(), tokens=14)
+    every = of(Vocab.all_bytes(), tokens=14)
     assert conversions(nats, every, whole)["bits_per_byte"] == pytest.approx(20 / math.log(2) / 13)
-    no_newline = of(Vocab.of_bytes(), tokens=13)
+    no_newline = of(Vocab.all_bytes(), tokens=13)
     assert conversions(nats, no_newline, whole) == {}
-    assert conversions(nats, of(Vocab.of_words([text])), whole) == {}
+    assert conversions(nats, of(Vocab.from_words([text])), whole) == {}
     assert conversions(nats, of(vocab), ProtocolConfig(max_segments=1)) == {}

@@ -4,11 +4,11 @@ import threading
 
 import pytest
 
-from txl_jax.data.feed import read_ahead
+from txl_jax.data.feed import prefetch
 
 
 def test_items_come_in_order():
-    assert list(read_ahead(iter(range(50)))) == list(range(50))
+    assert list(prefetch(iter(range(50)))) == list(range(50))
 
 
 def test_no_more_than_asked_is_read_ahead():
@@ -19,7 +19,7 @@ def test_no_more_than_asked_is_read_ahead():
             made.append(i)
             yield i
 
-    ahead = read_ahead(items(), size=2)
+    ahead = prefetch(items(), size=2)
     next(ahead)
     ahead.close()
     assert len(made) <= 5
@@ -30,7 +30,7 @@ def test_an_error_is_raised_where_its_item_would_have_come():
         yield 1
         raise ValueError("no second item")
 
-    ahead = read_ahead(items())
+    ahead = prefetch(items())
     assert next(ahead) == 1
     with pytest.raises(ValueError, match="no second item"):
         next(ahead)
@@ -38,7 +38,7 @@ def test_an_error_is_raised_where_its_item_would_have_come():
 
 def test_closing_ends_the_thread():
     before = threading.active_count()
-    ahead = read_ahead(iter(range(10**9)))
+    ahead = prefetch(iter(range(10**9)))
     next(ahead)
     ahead.close()
     assert threading.active_count() == before

@@ -65,13 +65,13 @@ def exported(folder, vocab):
 
 @pytest.fixture(scope="module")
 def chars(tmp_path_factory):
-    return exported(tmp_path_factory.mktemp("chars") / "model", Vocab.of_chars(["abc \n"]))
+    return exported(tmp_path_factory.mktemp("chars") / "model", Vocab.from_chars(["abc \n"]))
 
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory):
     """Of which none is <unk>."""
-    return exported(tmp_path_factory.mktemp("words") / "model", Vocab.of_words(["the cat saw\n"]))
+    return exported(tmp_path_factory.mktemp("words") / "model", Vocab.from_words(["the cat saw\n"]))
 
 
 def generating(folder, **settings):
@@ -148,7 +148,7 @@ def test_bytes_of_a_flag_that_are_not_utf8_are_refused(chars, words, refused):
 
 def test_bytes_of_a_flag_reach_a_model_of_bytes(tmp_path, command):
     """The text is printed, and written as JSON, with U+FFFD; ``sample.txt`` has the bytes."""
-    folder = exported(tmp_path / "model", Vocab.of_bytes())
+    folder = exported(tmp_path / "model", Vocab.all_bytes())
     out = tmp_path / "out.jsonl"
     prompt = b"a\xffb\xe2\x82".decode("utf-8", "surrogateescape")
     code, shown, _ = command(*generating(folder, prompt=prompt, json=out))
@@ -174,7 +174,7 @@ def test_a_byte_order_mark_is_no_part_of_a_prompt(chars, words, tmp_path, comman
 
 def test_standard_output_that_lacks_a_character_does_not_end_the_run(tmp_path, monkeypatch):
     """A terminal in ASCII shows question marks; JSON there has escapes."""
-    folder = exported(tmp_path / "model", Vocab.of_chars(["é"]))
+    folder = exported(tmp_path / "model", Vocab.from_chars(["é"]))
     for flags, want in (({}, b"?????\n"), ({"json": "-"}, rb'"continuation": "\u00e9')):
         terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
         monkeypatch.setattr("sys.stdout", terminal)
@@ -278,7 +278,7 @@ def test_a_checkpoint_of_a_newer_format_is_refused(workdir, refused, command):
 
 
 def test_an_exported_model_whose_files_are_not_whole_is_refused(tmp_path, refused):
-    folder = exported(tmp_path / "model", Vocab.of_chars(["abc \n"]))
+    folder = exported(tmp_path / "model", Vocab.from_chars(["abc \n"]))
     model = folder / "model.safetensors"
     model.write_bytes(model.read_bytes()[:-50])
     assert "model.safetensors" in refused(*generating(folder))
@@ -298,7 +298,7 @@ def test_nothing_to_score_is_refused(chars, tmp_path, refused):
 
 def test_json_on_standard_output_is_alone_there(chars, tmp_path, command):
     """And lines are cut where an editor cuts them: U+2028 is a character of a prompt."""
-    vocab = Vocab.of_chars(["abc\u2028\x0c\n"])
+    vocab = Vocab.from_chars(["abc\u2028\x0c\n"])
     folder = exported(tmp_path / "model", vocab)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('"a\u2028b"\r\n{"prompt": "c"}\n', encoding="utf-8")

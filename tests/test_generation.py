@@ -193,11 +193,11 @@ def test_an_empty_prompt_and_an_unknown_token_are_refused():
 
 
 def test_an_empty_prompt_of_text_is_a_line_end():
-    with_line_end = Vocab.of_chars(["a b\n"])
+    with_line_end = Vocab.from_chars(["a b\n"])
     assert with_line_end.decode(encode_prompt(with_line_end, "")) == "\n"
-    without = Vocab.of_chars(["a b"])
+    without = Vocab.from_chars(["a b"])
     assert encode_prompt(without, "").tolist() == [0]
-    words = Vocab.of_words(["a b\n"])
+    words = Vocab.from_words(["a b\n"])
     assert encode_prompt(words, "").tolist() == encode_prompt(words, "  ").tolist() == [0]
     newline_last = Vocab("byte", ["97", "10"])
     assert encode_prompt(newline_last, "").tolist() == [1]
@@ -225,7 +225,7 @@ def scripted(monkeypatch, vocab, prompts, script, **settings):
 
 
 def test_words_are_joined_to_the_prompt_by_a_space(monkeypatch):
-    vocab = Vocab.of_words(["a b c\n"])
+    vocab = Vocab.from_words(["a b c\n"])
     script = [[[1]], [[2, 0]], [[3]]]
     _, shown = scripted(monkeypatch, vocab, ["c b"], script)
     assert shown == [[" a"], [" b\n"], ["c"]]
@@ -235,14 +235,14 @@ def test_pieces_of_text_are_whole_characters(monkeypatch):
     """Bytes of one character made in two pieces are shown together, and nothing twice."""
     letters = "é€".encode() * 40
     script = [[[letter]] for letter in letters]
-    (row,), shown = scripted(monkeypatch, Vocab.of_bytes(), ["a"], script)
+    (row,), shown = scripted(monkeypatch, Vocab.all_bytes(), ["a"], script)
     assert "".join(new for (new,) in shown) == row.text == letters.decode()
     assert all("\ufffd" not in new for (new,) in shown)
 
 
 def test_a_stop_text_ends_a_row_and_is_not_shown_even_in_parts(monkeypatch):
     """Rows end on their own; what may be the beginning of a stop waits until it is known."""
-    vocab = Vocab.of_chars(["abxy"])
+    vocab = Vocab.from_chars(["abxy"])
     ids = lambda *rows: [vocab.encode(row).tolist() for row in rows]
     script = [ids("axb", "abx"), ids("axy", "xax"), ids("bab", "bab"), ids("xyx", "aaa")]
     rows, shown = scripted(monkeypatch, vocab, ["a", "b"], script, stop=("xy", "baba"))
@@ -257,7 +257,7 @@ def test_a_model_of_bytes_writes_utf8_and_nothing_else():
     cfg = tiny_models.config(vocab_size=256)
     params, prompts = tiny_models.variables(cfg)["params"], ["a", "é", "", "€uro"]
     trained = TrainedModel(
-        TransformerXL(cfg), params, Vocab.of_bytes(), ExperimentConfig(model=cfg), 0
+        TransformerXL(cfg), params, Vocab.all_bytes(), ExperimentConfig(model=cfg), 0
     )
     c = GenerateConfig(length=130, mem_len=8, temperature=5.0)
     *_, last = continuations(trained, prompts, c)
@@ -273,7 +273,7 @@ def test_a_model_of_bytes_writes_utf8_and_nothing_else():
 
 def test_the_automaton_takes_exactly_utf8():
     """Every string of up to four bytes from a set with all edges, against Python's own decoder."""
-    grammar = automaton(Vocab.of_bytes())
+    grammar = automaton(Vocab.all_bytes())
     edges = [0, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2, 0xDF]
     edges += [0xE0, 0xE1, 0xEC, 0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xFF]
     for length in (1, 2, 3, 4):

@@ -14,12 +14,12 @@ from txl_jax.generation.text import Continuation, continuations
 from txl_jax.model.transformer_xl import TransformerXL
 
 VOCABS = {
-    "byte": Vocab.of_bytes(),
-    "char": Vocab.of_chars(["ab é\ufffd\n"]),
+    "byte": Vocab.all_bytes(),
+    "char": Vocab.from_chars(["ab é\ufffd\n"]),
     "letter": Vocab("letter", ["a", "b", "_"]),
-    "word": Vocab.of_words(["a ab b aba\n"]),
+    "word": Vocab.from_words(["a ab b aba\n"]),
     "sentence": Vocab("sentence", ["a", "ab", "ba", "<UNK>", "<S>"]),
-    "subword": Vocab.of_subwords([b"abab abba \xc3\xa9 ab " * 9], vocab_size=262),
+    "subword": Vocab.from_subwords([b"abab abba \xc3\xa9 ab " * 9], vocab_size=262),
 }
 BYTES = [*b"ab \n", *"é€\ufffd".encode(), 0xFF]
 """Letters, the bytes of characters of two and three, and one that is in none."""
@@ -101,7 +101,7 @@ def test_a_stop_text_is_found_the_same_whatever_the_pieces(case):
 
 
 def test_the_stop_text_that_ends_first_counts_and_then_the_longer_one():
-    vocab = Vocab.of_chars(["abcdef"])
+    vocab = Vocab.from_chars(["abcdef"])
     made = vocab.encode("abcdef").tolist()
     for stops, text, ended in (
         (("abcd", "b"), "a", "b"),
@@ -130,7 +130,7 @@ def scripted(monkeypatch, vocab, prompts, made, size, **settings):
 
 @pytest.mark.parametrize("size", [1, 2, 5, 64])
 def test_rows_of_a_batch_stop_as_they_do_alone(monkeypatch, size):
-    vocab = Vocab.of_chars(["abcdef "])
+    vocab = Vocab.from_chars(["abcdef "])
     texts = ["abcdefab", "fedcabbb", "aaaaaaaa", "xabcdabc".replace("x", " ")]
     made = [vocab.encode(text).tolist() for text in texts]
     stop = {"stop": ("abcd", "b", "cab")}
@@ -147,12 +147,12 @@ def test_a_prompt_that_ends_inside_a_character_is_continued_with_that_character(
     euro, rest = "€".encode(), list(b"uro\xc3")
     prompt = (b"a\xff" + euro[:2]).decode("utf-8", "surrogateescape")
     made = [euro[2], *rest]
-    (row,) = scripted(monkeypatch, Vocab.of_bytes(), [prompt], [made], size)
+    (row,) = scripted(monkeypatch, Vocab.all_bytes(), [prompt], [made], size)
     assert (row.text, row.ended) == ("€uro", "length")  # the last character is not complete
     assert row.prompt == "a\udcff"
     assert row.to_json()["prompt"] == "a\ufffd"
     anything = {"valid_text": False}
-    (row,) = scripted(monkeypatch, Vocab.of_bytes(), [prompt], [made], size, **anything)
+    (row,) = scripted(monkeypatch, Vocab.all_bytes(), [prompt], [made], size, **anything)
     assert row.text == "€uro\ufffd"
 
 

@@ -15,7 +15,7 @@ from txl_jax.model.transformer_xl import TransformerXL
 
 @pytest.fixture
 def trained():
-    vocab = Vocab.of_chars(["abcdefghijkl\n"])
+    vocab = Vocab.from_chars(["abcdefghijkl\n"])
     cfg = tiny_models.config(vocab_size=len(vocab))
     exp = override(ExperimentConfig(model=cfg), {"generate.length": 6, "generate.mem_len": 8})
     return TrainedModel(TransformerXL(cfg), tiny_models.variables(cfg)["params"], vocab, exp, 3)
@@ -150,7 +150,7 @@ def test_a_prompt_cut_inside_a_character_is_continued_as_a_whole_one(trained, mo
     cfg = tiny_models.config(vocab_size=256)
     exp = override(ExperimentConfig(model=cfg), {"generate.length": 6, "generate.mem_len": 8})
     params = tiny_models.variables(cfg)["params"]
-    of_bytes = TrainedModel(TransformerXL(cfg), params, Vocab.of_bytes(), exp, 3)
+    of_bytes = TrainedModel(TransformerXL(cfg), params, Vocab.all_bytes(), exp, 3)
     said: list[str] = []
     session = interactive.Session(of_bytes, said.append)
     assert session.answer("a\udce2\udc82")

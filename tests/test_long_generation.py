@@ -48,7 +48,7 @@ def test_five_thousand_tokens_take_no_more_memory_than_a_few(form, compiled, tmp
     )
     exp = dataclasses.replace(ExperimentConfig(model=cfg), generate=c)
     params = tiny_models.variables(cfg)["params"]
-    trained = TrainedModel(TransformerXL(cfg), params, Vocab.of_bytes(), exp, 0)
+    trained = TrainedModel(TransformerXL(cfg), params, Vocab.all_bytes(), exp, 0)
     in_use: list[int] = []
     compiled_by: list[int] = []
 

@@ -36,7 +36,7 @@ def small_machine(monkeypatch):
 
 def trained(**changes) -> Any:
     """What the checks of the analyses read of a trained model."""
-    return SimpleNamespace(config=override(BASE, changes), vocab=Vocab.of_chars(["abc\n"]))
+    return SimpleNamespace(config=override(BASE, changes), vocab=Vocab.from_chars(["abc\n"]))
 
 
 # The figures.
@@ -255,7 +255,7 @@ def test_an_analysis_checks_the_memory_before_it_uses_the_model(module, monkeypa
 
 def test_evaluation_is_refused_before_its_text_is_read(monkeypatch, tmp_path):
     exp = override(BASE, {"evaluate.seg_len": 10**6})
-    without = TrainedModel(None, None, Vocab.of_chars(["abc\n"]), exp, 0)  # type: ignore[arg-type]
+    without = TrainedModel(None, None, Vocab.from_chars(["abc\n"]), exp, 0)  # type: ignore[arg-type]
     monkeypatch.setattr(modes, "load", lambda *_: without)
     with pytest.raises(ConfigError, match=r"^evaluation needs at least"):
         modes.with_trained("evaluate", exp, {}, str(tmp_path), "best")
@@ -288,5 +288,5 @@ def test_a_converted_model_is_refused_before_its_tensors_are_read(shape, message
             Request(source="state", workdir="run"),
             conversion.PROGRAMS["pytorch"],
             {**args, **shape},
-            Vocab.of_chars(["abc\n"]),
+            Vocab.from_chars(["abc\n"]),
         )

@@ -12,35 +12,35 @@ from txl_jax.config import ConfigError
 from txl_jax.data.batch import SoftTargets
 from txl_jax.data.errors import DataError
 from txl_jax.data.feed import training_batch
-from txl_jax.data.on_device import text_of, training_places
-from txl_jax.data.sentences import Sentences, shuffled_streams_of
+from txl_jax.data.on_device import device_text, training_position
+from txl_jax.data.sentences import Sentences, shuffled_streams
 from txl_jax.training.parts import training_streams
 
 TOKENS = np.random.default_rng(0).integers(0, 50, 403)
 KINDS: dict[str, Any] = {
     "plain": {},
-    "rolled": {"roll": True},
+    "partial shuffle": {"partial_shuffle": True},
     "drawn lengths": {"seg_len_std": 2.0},
-    "rolled, of drawn lengths": {"roll": True, "seg_len_std": 2.0},
+    "partial shuffle, drawn lengths": {"partial_shuffle": True, "seg_len_std": 2.0},
     "context": {"context_len": 7},
-    "context longer than a segment, rolled": {"context_len": 25, "roll": True},
-    "context, drawn lengths": {"context_len": 7, "seg_len_std": 2.0, "roll": True},
+    "context longer than a segment, partial shuffle": {"context_len": 25, "partial_shuffle": True},
+    "context, drawn lengths": {"context_len": 7, "seg_len_std": 2.0, "partial_shuffle": True},
 }
 
 
 def streams(**about):
-    return shuffled_streams_of(TOKENS, batch_size=3, seg_len=12, seed=4, **about)
+    return shuffled_streams(TOKENS, batch_size=3, seg_len=12, seed=4, **about)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize(("memory", "every"), [("reset", 0), ("carry", 5)])
 def test_batches_are_those_that_are_sent(kind, memory, every):
     there = streams(**KINDS[kind])
-    text = text_of(there)
+    text = device_text(there)
     batch_at = jax.jit(lambda text, at: text.batch(at))
     for step in range(3 * there.n_segments):  # three epochs, each turned in its own way
         want = training_batch(there, step, memory, every)
-        got = batch_at(text, training_places(there, step, memory, every))
+        got = batch_at(text, training_position(there, step, memory, every))
         for field in ("inputs", "targets", "weights", "reset"):
             want_field, got_field = getattr(want, field), getattr(got, field)
             np.testing.assert_array_equal(got_field, want_field, err_msg=f"{field}, step {step}")
@@ -48,13 +48,13 @@ def test_batches_are_those_that_are_sent(kind, memory, every):
 
 
 def test_soft_targets_are_those_of_the_targets():
-    there = streams(roll=True, seg_len_std=2.0)
+    there = streams(partial_shuffle=True, seg_len_std=2.0)
     numbered = np.arange(len(TOKENS))
     soft = SoftTargets(numbered[:, None] * [1, 10], numbered[:, None] * [0.5, 0.25])
-    text = text_of(there, soft)
-    places = shuffled_streams_of(numbered, 3, 12, seed=4, roll=True, seg_len_std=2.0)
+    text = device_text(there, soft)
+    places = shuffled_streams(numbered, 3, 12, seed=4, partial_shuffle=True, seg_len_std=2.0)
     for step in range(there.n_segments):
-        got = text.batch(training_places(there, step, "reset")).soft
+        got = text.batch(training_position(there, step, "reset")).soft
         want = training_batch(places, step, "reset")
         assert got is not None
         real = want.weights > 0
@@ -75,7 +75,7 @@ def params_of(outcome):
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["drawn, rolled, three a dispatch", "two devices, two parts"],
+    ids=["drawn, shuffled, three a dispatch", "two devices, two parts"],
 )
 @pytest.mark.usefixtures("as_users_compile")
 def test_a_run_ends_in_the_same_bits(tmp_path, changes):
@@ -91,7 +91,7 @@ def test_a_run_ends_in_the_same_bits(tmp_path, changes):
 def test_sentences_are_refused(tmp_path):
     sentences = Sentences(TOKENS, np.array([0, 100, 200, 300, 402]))
     with pytest.raises(DataError, match=r"text_on_device.*sentences"):
-        text_of(shuffled_streams_of(sentences, 2, 12, seed=0))
+        device_text(shuffled_streams(sentences, 2, 12, seed=0))
 
 
 def test_several_processes_are_refused_before_any_work(tmp_path, monkeypatch):

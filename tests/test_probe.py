@@ -46,7 +46,7 @@ def episodes_of(text):
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    return txl_jax.load_corpus("probe", cache_dir=tmp_path_factory.mktemp("c"), drawn=SMALL)
+    return txl_jax.load_corpus("probe", cache_dir=tmp_path_factory.mktemp("c"), probe=SMALL)
 
 
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
@@ -71,8 +71,8 @@ def test_answers_and_distances_are_drawn_evenly():
 
 
 def test_the_same_settings_give_the_same_text_and_others_another(corpus, tmp_path):
-    again = txl_jax.load_corpus("probe", cache_dir=tmp_path, drawn=SMALL)
-    other = txl_jax.load_corpus("probe", cache_dir=tmp_path, drawn={**SMALL, "seed": 1})
+    again = txl_jax.load_corpus("probe", cache_dir=tmp_path, probe=SMALL)
+    other = txl_jax.load_corpus("probe", cache_dir=tmp_path, probe={**SMALL, "seed": 1})
     assert again.source_hash == corpus.source_hash != other.source_hash
     for split in ("train", "valid", "test"):
         np.testing.assert_array_equal(getattr(again, split), getattr(corpus, split))
@@ -95,7 +95,7 @@ def test_splits_have_different_texts(corpus):
 )
 def test_a_text_that_cannot_be_drawn_is_refused_by_name(drawn, says):
     with pytest.raises(ConfigError, match=says):
-        txl_jax.load_corpus("probe", drawn=drawn)
+        txl_jax.load_corpus("probe", probe=drawn)
 
 
 def test_a_path_is_refused(tmp_path):

@@ -103,7 +103,7 @@ def scored(trained, monkeypatch, capsys, text, **settings):
 
 
 def test_standard_input_gives_a_json_object_for_each_line(monkeypatch, capsys):
-    vocab = Vocab.of_words(["a b <unk>\n"])
+    vocab = Vocab.from_words(["a b <unk>\n"])
     trained = trained_on(vocab)
     rows, told = scored(trained, monkeypatch, capsys, "b a zebra\n\na b")
     assert [row["text"] for row in rows] == ["b a zebra", "", "a b"]
@@ -123,7 +123,7 @@ def test_standard_input_gives_a_json_object_for_each_line(monkeypatch, capsys):
 
 def test_bits_per_byte_are_those_of_a_text_that_the_tokens_determine(monkeypatch, capsys):
     text = "b a <unk>\n\na b"
-    vocab = Vocab.of_words([text])
+    vocab = Vocab.from_words([text])
     _, told = scored(trained_on(vocab), monkeypatch, capsys, text)
     expected = directly(trained_on(vocab), vocab.encode("\n" + text))
     bits = expected.sum() / math.log(2) / len(text)
@@ -148,11 +148,11 @@ LOWER = "note: the vocabulary has no capital letters: the text is scored in lowe
 @pytest.mark.parametrize(
     ("vocab", "text", "expected", "has_bits"),
     [
-        (Vocab.of_words(["a b <unk>\n"]), "A b\n", [LOWER], False),
-        (Vocab.of_words(["a B <unk>\n"]), "a B\n", [], True),
-        (Vocab.of_words(["a b <unk>\n"]), "a  b\n", [], False),
+        (Vocab.from_words(["a b <unk>\n"]), "A b\n", [LOWER], False),
+        (Vocab.from_words(["a B <unk>\n"]), "a B\n", [], True),
+        (Vocab.from_words(["a b <unk>\n"]), "a  b\n", [], False),
         (
-            Vocab.of_words(["a b <unk>\n"]),
+            Vocab.from_words(["a b <unk>\n"]),
             "x a <unk> y\n",
             ["note: 2 words are not in the vocabulary and scored as <unk>"],
             False,
@@ -166,8 +166,8 @@ LOWER = "note: the vocabulary has no capital letters: the text is scored in lowe
         (Vocab("sentence", ["a", "b", "<S>", "<UNK>"]), "\na b\nb\n", [], True),
         (Vocab("letter", ["a", "b", "_"]), "Ab a", [LOWER], False),
         (Vocab("letter", ["a", "b", "_"]), "ab a", [], True),
-        (Vocab.of_chars(["aé\n"]), "é\na", [], True),
-        (Vocab.of_bytes(), "\udcff\né", [], True),
+        (Vocab.from_chars(["aé\n"]), "é\na", [], True),
+        (Vocab.all_bytes(), "\udcff\né", [], True),
         (
             Vocab("byte", [str(n) for n in range(256) if n != 10]),
             "a\nb",
@@ -181,7 +181,7 @@ def test_what_encoding_changes_in_a_text_is_noted(vocab, text, expected, has_bit
 
 
 def test_bytes_are_written_as_characters_or_escaped_and_any_output_can_show_them(monkeypatch):
-    vocab = Vocab.of_bytes()
+    vocab = Vocab.all_bytes()
     ids, nll = vocab.encode("a \n\udcff\udcc3"), np.ones(5, np.float32)
     row = score.record(vocab, 1, "a \udcff\u00e9", ids, nll, ScoreConfig())
     assert row["symbols"] == ["a", " ", "\\x0a", "\\xff", "\\xc3"]
@@ -200,13 +200,13 @@ def test_bytes_that_are_not_utf8_are_scored_to_a_strict_standard_output(monkeypa
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\n")))
     monkeypatch.setattr("sys.stdout", stream)
     monkeypatch.setattr(score, "nll_of_lines", lambda *_: [np.ones(3, np.float32)])
-    score.run(trained_on(Vocab.of_bytes()), "unused")
+    score.run(trained_on(Vocab.all_bytes()), "unused")
     row = json.loads(raw.getvalue())
     assert (row["text"], row["nll"]) == ("a\\xff", 3.0)
 
 
 def test_results_that_cannot_be_written_are_refused_before_the_text_is_read(tmp_path, monkeypatch):
-    trained = trained_on(Vocab.of_chars(["abc\n"]))
+    trained = trained_on(Vocab.from_chars(["abc\n"]))
     monkeypatch.setattr(score, "_text", None)
     text = tmp_path / "in.txt"
     text.write_text("abc\n")
@@ -228,7 +228,7 @@ def test_the_sum_is_printed_where_the_file_cannot_be_written(tmp_path, monkeypat
 
     monkeypatch.setattr(score, "_write", full)
     with pytest.raises(OSError, match="No space left"):
-        scored(trained_on(Vocab.of_chars(["abc\n"])), monkeypatch, capsys, "abc\n")
+        scored(trained_on(Vocab.from_chars(["abc\n"])), monkeypatch, capsys, "abc\n")
     assert capsys.readouterr().err.startswith("1 lines, 4 tokens: ")
 
 
@@ -246,7 +246,7 @@ def test_a_sentence_is_scored_once_with_its_boundaries(monkeypatch, capsys):
 
 def test_a_file_is_scored_into_a_file(tmp_path, capsys):
     (tmp_path / "in.txt").write_text("abc\n")
-    trained = trained_on(Vocab.of_chars(["abc\n"]))
+    trained = trained_on(Vocab.from_chars(["abc\n"]))
     exp = override(
         trained.config,
         {"score.path": str(tmp_path / "in.txt"), "score.json": str(tmp_path / "out.jsonl")},
@@ -258,7 +258,7 @@ def test_a_file_is_scored_into_a_file(tmp_path, capsys):
 
 
 def test_what_cannot_be_scored_is_named(monkeypatch, capsys, tmp_path):
-    trained = trained_on(Vocab.of_chars(["abc\n"]))
+    trained = trained_on(Vocab.from_chars(["abc\n"]))
     with pytest.raises(AnalysisError, match="standard input: there is nothing in it to score"):
         scored(trained, monkeypatch, capsys, "")
     with pytest.raises(DataError, match=r"standard input, line 2: .*'z'"):

@@ -15,7 +15,7 @@ from txl_jax.data import sentences as module
 from txl_jax.data.corpus import load_corpus
 from txl_jax.data.errors import DataError
 from txl_jax.data.prepare import doubled
-from txl_jax.data.sentences import Sentences, SentenceStreams, shuffled_streams_of, streams_of
+from txl_jax.data.sentences import Sentences, SentenceStreams, ordered_streams, shuffled_streams
 from txl_jax.data.streams import Streams
 
 S = 0
@@ -185,7 +185,7 @@ def test_the_authors_cut_gives_the_authors_batches(split, context_len, tmp_path)
     recorded = shared_files.json_of("fixtures/data/lm1b.json")
     corpus = load_corpus("lm1b", shared_files.path("fixtures/data/lm1b"), cache_dir=tmp_path)
     key = f"{split}_batches_bsz3_bptt5" + (f"_ext{context_len}" if context_len else "")
-    streams = streams_of(getattr(corpus, split), 3, 5, True, context_len=context_len)
+    streams = ordered_streams(getattr(corpus, split), 3, 5, True, context_len=context_len)
     assert len(streams) == len(recorded[key])
     assert streams.n_targets == 15 * len(recorded[key])
     for seg, batch in zip(streams, recorded[key], strict=True):
@@ -198,11 +198,11 @@ def test_the_authors_cut_gives_the_authors_batches(split, context_len, tmp_path)
 
 def test_the_streams_of_a_split_are_what_it_is():
     sentences = random_sentences(30)
-    assert isinstance(streams_of(sentences, 2, 3), SentenceStreams)
-    assert isinstance(streams_of(sentences.tokens, 2, 3), Streams)
+    assert isinstance(ordered_streams(sentences, 2, 3), SentenceStreams)
+    assert isinstance(ordered_streams(sentences.tokens, 2, 3), Streams)
     part = sentences[10:20]
     assert isinstance(part, Sentences)
-    rows = [s for row in rows_of(streams_of(part, 2, 3)) for s in cut_at_boundaries(row)]
+    rows = [s for row in rows_of(ordered_streams(part, 2, 3)) for s in cut_at_boundaries(row)]
     assert rows == words_of(sentences)[10:20]
 
 
@@ -245,10 +245,10 @@ def test_there_is_no_segment_outside_of_the_pass(index):
         SentenceStreams(sentences_of([4] * 4), 2, 2).segment(index)
 
 
-@pytest.mark.parametrize("change", [{"seg_len_std": 1.0}, {"roll": True}])
+@pytest.mark.parametrize("change", [{"seg_len_std": 1.0}, {"partial_shuffle": True}])
 def test_sentences_are_not_cut_as_one_text_is(change):
     with pytest.raises(DataError, match=f"{next(iter(change))} = .*: lm1b is of sentences"):
-        shuffled_streams_of(random_sentences(30), 2, 10, seed=0, name="lm1b", **change)
+        shuffled_streams(random_sentences(30), 2, 10, seed=0, name="lm1b", **change)
 
 
 # --------------------------------------------------------------------------------------

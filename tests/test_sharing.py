@@ -26,7 +26,7 @@ from txl_jax.model.transformer_xl import TransformerXL
 @pytest.fixture
 def trained():
     cfg = tiny_models.config()
-    vocab = Vocab.of_chars(["abcdefghijkl\n"])
+    vocab = Vocab.from_chars(["abcdefghijkl\n"])
     params = jax.tree.map(np.asarray, tiny_models.variables(cfg)["params"])
     return TrainedModel(
         TransformerXL(cfg), params, vocab, ExperimentConfig(model=cfg, name="tiny"), 5

@@ -255,7 +255,7 @@ def test_there_is_no_segment_outside_of_the_pass(index):
 # Rolled streams.
 
 
-def rolled_rows(n, batch_size, streams, epoch):
+def shuffled_rows(n, batch_size, streams, epoch):
     """The rows of tokens 0 .. n-1 as NVIDIA rolls them, by the shifts that were drawn."""
     size = n // batch_size
     rows = [list(range(b * size, (b + 1) * size)) for b in range(batch_size)]
@@ -264,11 +264,11 @@ def rolled_rows(n, batch_size, streams, epoch):
 
 
 @pytest.mark.parametrize("context_len", [0, 5])
-def test_rolled_streams_are_nvidias_rows_cut_as_any_text(context_len):
+def test_partially_shuffled_streams_are_nvidias_rows_cut_as_any_text(context_len):
     for n, b, t in [(29, 3, 4), (30, 5, 1), (101, 4, 64), (40, 2, 20), (16, 8, 3)]:
-        streams = Streams(np.arange(n), b, t, True, context_len=context_len, roll_seed=7)
+        streams = Streams(np.arange(n), b, t, True, context_len=context_len, partial_shuffle_seed=7)
         for epoch in range(5):
-            text = np.concatenate(rolled_rows(n, b, streams, epoch))
+            text = np.concatenate(shuffled_rows(n, b, streams, epoch))
             plain = Streams(text, b, t, True, context_len=context_len)
             for i, want in enumerate(plain):
                 got = streams.at_step(epoch * len(plain) + i)
@@ -277,7 +277,7 @@ def test_rolled_streams_are_nvidias_rows_cut_as_any_text(context_len):
 
 
 def test_every_shift_is_as_likely_and_streams_are_shifted_apart():
-    streams = Streams(np.arange(60), 3, 5, True, roll_seed=0)
+    streams = Streams(np.arange(60), 3, 5, True, partial_shuffle_seed=0)
     shifts = np.array([[streams.shift(e, b) for b in range(3)] for e in range(2000)])
     for b in range(3):
         counts = np.bincount(shifts[:, b], minlength=20)
@@ -286,12 +286,12 @@ def test_every_shift_is_as_likely_and_streams_are_shifted_apart():
         assert np.max(counts) < 140
         assert np.mean(shifts[1:, b] == shifts[:-1, b]) < 0.1
         assert np.mean(shifts[:, b] == shifts[:, b - 1]) < 0.1
-    other = Streams(np.arange(60), 3, 5, True, roll_seed=1)
+    other = Streams(np.arange(60), 3, 5, True, partial_shuffle_seed=1)
     assert np.mean([other.shift(e, 0) == shifts[e, 0] for e in range(500)]) < 0.1
 
 
-def test_rolled_segments_depend_on_the_step_alone():
-    make = lambda: Streams(np.arange(101), 3, 4, True, context_len=6, roll_seed=2)
+def test_shuffled_segments_depend_on_the_step_alone():
+    make = lambda: Streams(np.arange(101), 3, 4, True, context_len=6, partial_shuffle_seed=2)
     streams = make()
     steps = 3 * len(streams)
     in_order = [streams.at_step(step) for step in range(steps)]
@@ -302,9 +302,9 @@ def test_rolled_segments_depend_on_the_step_alone():
         np.testing.assert_array_equal(part.targets, in_order[step].targets[1:3])
 
 
-def test_streams_that_are_not_full_are_not_rolled():
-    with pytest.raises(DataError, match="need drop_remainder=True"):
-        Streams(np.arange(30), 4, 3, roll_seed=0)
+def test_streams_that_are_not_full_have_no_partial_shuffle():
+    with pytest.raises(DataError, match="needs drop_remainder=True"):
+        Streams(np.arange(30), 4, 3, partial_shuffle_seed=0)
 
 
 def test_epochs_are_counted_in_segments():

@@ -27,7 +27,7 @@ SIZE = 290
 
 @pytest.fixture(scope="module")
 def vocab():
-    return Vocab.of_subwords([TEXT], vocab_size=SIZE)
+    return Vocab.from_subwords([TEXT], vocab_size=SIZE)
 
 
 # Any text, and back.
@@ -124,7 +124,7 @@ def test_no_more_than_a_block_and_a_piece_is_held():
 def test_merges_are_the_pairs_that_stand_together_most_often():
     """By hand: xy 14 times, then xy-z 9, xy-w 5, q-w 3; a line's end is merged with nothing."""
     text = "xyz\n" * 9 + "xyw\n" * 5 + "qw\n" * 3
-    learnt = Vocab.of_subwords([text], vocab_size=260)
+    learnt = Vocab.from_subwords([text], vocab_size=260)
     assert learnt.symbols[256:] == ["xy", "xyz", "xyw", "qw"]
     assert [learnt.symbols[i] for i in learnt.encode("xyzxy\nqwx")] == [
         "xyz",
@@ -142,7 +142,7 @@ from txl_jax.data.vocab import Vocab
 rng = random.Random(0)
 words = ["".join(rng.choices("abcdefgh é", k=rng.randint(1, 9))) for _ in range(400)]
 text = "".join(" ".join(rng.choices(words, k=8)) + "\\n" for _ in range(400))
-stored = json.dumps(Vocab.of_subwords([text], vocab_size=600).to_json())
+stored = json.dumps(Vocab.from_subwords([text], vocab_size=600).to_json())
 print(hashlib.sha256(stored.encode()).hexdigest())
 """
 
@@ -169,11 +169,11 @@ def test_the_same_text_gives_the_same_subwords_in_every_process():
 def test_what_is_learnt_does_not_depend_on_blocks(vocab):
     raw = TEXT.encode()
     blocks = [raw[at : at + 7] for at in range(0, len(raw), 7)]
-    assert Vocab.of_subwords(blocks, vocab_size=SIZE) == vocab
+    assert Vocab.from_subwords(blocks, vocab_size=SIZE) == vocab
 
 
 def test_a_short_text_gives_fewer_symbols_than_asked_for():
-    assert len(Vocab.of_subwords(["ab ab\n"], vocab_size=8000)) < 270
+    assert len(Vocab.from_subwords(["ab ab\n"], vocab_size=8000)) < 270
 
 
 # How it is kept.
@@ -188,7 +188,7 @@ def test_stored_as_json_it_is_the_same(vocab):
 
 def test_symbols_can_be_read_and_no_two_are_the_same(vocab):
     assert " the" in vocab.symbols
-    assert "猫" in Vocab.of_subwords(["猫 猫 猫\n"], vocab_size=300).symbols
+    assert "猫" in Vocab.from_subwords(["猫 猫 猫\n"], vocab_size=300).symbols
     assert subword.shown(b" the") == " the"
     assert subword.shown(b"\xe7\x8c") == "<0xE7><0x8C>"
     assert subword.shown(b"<0xE7>") == "<0x3C><0x30><0x78><0x45><0x37><0x3E>"
@@ -217,7 +217,7 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch, vocab, 
     monkeypatch.setitem(sys.modules, "tokenizers", None)  # importing it now fails
     fix = r"needs the package tokenizers.*pip install '\.\[subword\]'"
     with pytest.raises(DataError, match=fix):
-        Vocab.of_subwords([TEXT], vocab_size=SIZE)
+        Vocab.from_subwords([TEXT], vocab_size=SIZE)
     stored = Vocab.from_json(vocab.to_json())
     with pytest.raises(DataError, match=fix):
         stored.encode("the cat")
@@ -247,7 +247,7 @@ def test_a_folder_is_prepared_with_subwords_of_its_training_part(tmp_path):
     parts = [getattr(prepared, split) for split in ("train", "valid", "test")]
     train, valid, test = [prepared.vocab.decode(part) for part in parts]
     assert train + valid + test == (TEXT + TEXT.replace("cat", "dog"))
-    assert prepared.vocab == Vocab.of_subwords([train], vocab_size=400)
+    assert prepared.vocab == Vocab.from_subwords([train], vocab_size=400)
     assert prepared.info["bytes"]["train"] == len(train.encode())
     assert prepared.info["protocol"]["vocab_size"] == 400
     assert not prepared.info["foreign_vocab"]

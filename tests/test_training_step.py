@@ -348,7 +348,7 @@ def test_padding_at_an_epochs_end_does_not_enter_memory_that_is_carried(folder):
     corpus, exp = corpus_and_experiment(folder, **{"train.epoch_memory": "carry"})
     n = len(training_streams(exp, corpus))
     streams = Streams(corpus.train[: 4 * 16 * 4 + 25], 4, 16, True)  # 4 segments and a bit
-    assert 0 < streams.longest % 16 < 16 < n
+    assert 0 < streams.targets_per_stream % 16 < 16 < n
     batches = [training_batch(streams, step, "carry") for step in range(7)]
     assert_padding_changes_nothing(exp, batches)
 

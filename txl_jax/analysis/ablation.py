@@ -33,7 +33,7 @@ from txl_jax.config import (
     override,
 )
 from txl_jax.data.corpus import Corpus, corpus_from_config
-from txl_jax.data.sentences import Sentences, streams_of
+from txl_jax.data.sentences import Sentences, ordered_streams
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.evaluate import Evaluator
 from txl_jax.evaluation.report import segment_bar
@@ -129,9 +129,9 @@ def check_split(runs: list[Run], c: AblationConfig) -> None:
             corpora[data] = processes.process_zero_first(lambda: corpus_from_config(data))  # noqa: B023
         split = first_targets(getattr(corpora[data], c.split), c.max_tokens)
         name = f"{one.row}: the {c.split} split"
-        streams_of(split, p.batch_size, p.seg_len, name=name)
+        ordered_streams(split, p.batch_size, p.seg_len, name=name)
         if p.dynamic.rule == "rms":
-            streams_of(corpora[data].train, p.batch_size, p.seg_len, name="the train split")
+            ordered_streams(corpora[data].train, p.batch_size, p.seg_len, name="the train split")
 
 
 def is_finished(one: Run) -> bool:

@@ -202,7 +202,7 @@ class Reader:
 
     def _whole(self, streams: Streams) -> int:
         """Segments that no stream has padding in; the last stream is the shortest."""
-        before_last = (streams.batch_size - 1) * streams.longest
+        before_last = (streams.batch_size - 1) * streams.targets_per_stream
         return max(0, streams.n_targets - before_last) // streams.seg_len
 
     def _advanced(self, inputs: np.ndarray, mems: Memory) -> Memory:

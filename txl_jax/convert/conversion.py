@@ -134,7 +134,7 @@ def to_workdir(request: Request) -> TransformerXLConfig:
     if vocab is None:
         if found.symbols is None:
             raise ModelFormatError(f"{r.source}: has no vocabulary in it; name a file or a corpus")
-        vocab = Vocab.of_symbols(found.symbols)
+        vocab = Vocab.from_symbols(found.symbols)
     exp = _experiment(r, program, args, vocab)
     params = program.params(found.tensors, exp.model)
     record = {"corpus": {} if corpus is None else _described(corpus)}

@@ -35,7 +35,7 @@ def vocab_from_file(path: str) -> Vocab:
         symbols = symbols_of(load_torch(path))
         if symbols is None:
             raise ModelFormatError(f"vocabulary {path}: has no idx2sym")
-        return Vocab.of_symbols(symbols)
+        return Vocab.from_symbols(symbols)
     try:
         with open(path, encoding="utf-8", newline="\n") as file:
             content = json.load(file) if path.endswith(".json") else list(file)
@@ -43,7 +43,7 @@ def vocab_from_file(path: str) -> Vocab:
         raise ModelFormatError(f"vocabulary {path}: cannot be read ({error})") from error
     if path.endswith(".json"):
         return _from_json(content, path)
-    return Vocab.of_symbols([_symbol(line) for line in content])
+    return Vocab.from_symbols([_symbol(line) for line in content])
 
 
 def vocab_in_folder(folder: str) -> str | None:
@@ -66,4 +66,4 @@ def _from_json(content: Any, path: str) -> Vocab:
         content = sorted(content, key=content.__getitem__)
     if not isinstance(content, list) or not all(isinstance(s, str) for s in content):
         raise ModelFormatError(f"vocabulary {path}: must be a list of symbols, or symbols with ids")
-    return Vocab.of_symbols(content)
+    return Vocab.from_symbols(content)

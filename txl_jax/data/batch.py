@@ -62,18 +62,20 @@ class Batch(flax.struct.PyTreeNode):
         return jnp.max(jnp.where(self.weights > 0, ends, self.context_len), axis=-1)
 
 
-def batch_of(segment: Segment, forget: bool) -> Batch:
-    """The segment as a batch; ``forget``: every stream's memory is emptied before it."""
+def make_batch(segment: Segment, reset_memory: bool) -> Batch:
+    """The segment as a batch; ``reset_memory``: every stream's memory is emptied before it."""
     has_context = segment.inputs.shape != segment.targets.shape
     if has_context:
         reset = segment.starts.copy()
-        reset[:, 0] |= forget & ~reset.any(axis=1)  # where text begins, memory is not seen anyway
+        reset[:, 0] |= reset_memory & ~reset.any(
+            axis=1
+        )  # where text begins, memory is not seen anyway
     else:
-        reset = np.full(segment.inputs.shape[0], forget)
+        reset = np.full(segment.inputs.shape[0], reset_memory)
     return Batch(segment.inputs, segment.targets, segment.weights, reset)
 
 
-def warm_up(streams: AnyStreams, n: int, rows: slice = slice(None)) -> list[Batch]:
+def warm_up_batches(streams: AnyStreams, n: int, rows: slice = slice(None)) -> list[Batch]:
     """Up to n tokens of text before each stream's first, as segments that are not scored.
 
     Read from an empty memory they leave it as if the stream had begun n tokens earlier. For
@@ -91,7 +93,7 @@ def warm_up(streams: AnyStreams, n: int, rows: slice = slice(None)) -> list[Batc
     inputs = np.zeros((b, n_segments * t), np.int32)
     reset = np.zeros(inputs.shape, bool)
     for row, stream in enumerate(which):
-        text = streams.before(stream, n)
+        text = streams.preceding_tokens(stream, n)
         if len(text):
             inputs[row, -len(text) :] = text
             reset[row, -len(text)] = True

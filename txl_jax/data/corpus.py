@@ -112,7 +112,7 @@ def load_corpus(
     valid_fraction: float | None = None,
     test_fraction: float | None = None,
     cache_dir: str | os.PathLike | None = None,
-    drawn: Mapping[str, Any] | None = None,
+    probe: Mapping[str, Any] | None = None,
 ) -> Corpus:
     """The corpus, prepared at the first call and read from the cache later.
 
@@ -146,7 +146,7 @@ def load_corpus(
         "valid_fraction": valid_fraction,
         "test_fraction": test_fraction,
         "cache_dir": None if cache_dir is None else os.fspath(cache_dir),
-        "probe": drawn,
+        "probe": probe,
     }
     given = {key: value for key, value in given.items() if value is not None}
     return corpus_from_config(ExperimentConfig.from_dict({"data": given}).data)

@@ -80,25 +80,25 @@ class DrawnLengths:
 
     def bounds(self, epoch: int) -> np.ndarray:
         """int64 [n+1]: where the n segments of an epoch begin in each stream, and its end."""
-        end = self._streams.longest
+        end = self._streams.targets_per_stream
         most = -(-end // MIN_LENGTH)
         ends = np.cumsum(drawn_lengths(self._seed, epoch, most, self.seg_len, self._std))
         return np.concatenate([[0], ends[ends < end], [end]])
 
     def at_step(self, step: int, rows: slice = slice(None)) -> Segment:
         """The segment of a training step, counted from 0 over all epochs."""
-        where = self.where(step)
-        return self._streams.piece(where.start, where.n, self.max_len, rows, where.epoch)
+        where = self.span_at(step)
+        return self._streams.window(where.start, where.n, self.max_len, rows, where.epoch)
 
-    def where(self, step: int) -> SegmentSpan:
+    def span_at(self, step: int) -> SegmentSpan:
         """What :meth:`at_step` reads."""
         epoch, index, bounds = self._find(step)
         start, stop = bounds[index : index + 2].tolist()
         return SegmentSpan(start, stop - start, epoch)
 
-    def in_rows(self) -> np.ndarray:
-        """See :meth:`Streams.in_rows`."""
-        return self._streams.in_rows()
+    def stream_tokens(self) -> np.ndarray:
+        """See :meth:`Streams.stream_tokens`."""
+        return self._streams.stream_tokens()
 
     def shifts(self, epoch: int) -> np.ndarray:
         """See :meth:`Streams.shifts`."""

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from txl_jax.data.batch import Batch, batch_of
+from txl_jax.data.batch import Batch, make_batch
 from txl_jax.data.sentences import TrainingStreams
 
 _READ_AHEAD = 2
@@ -30,10 +30,10 @@ def training_batch(
     ``reset_every`` n > 0 at steps 0, n, 2n, ..
     """
     segment = streams.at_step(step, rows)
-    return batch_of(segment, forgets(step, segment.first, epoch_memory, reset_every))
+    return make_batch(segment, resets_memory(step, segment.first, epoch_memory, reset_every))
 
 
-def forgets(step: int, first: bool, epoch_memory: str, reset_every: int) -> bool:
+def resets_memory(step: int, first: bool, epoch_memory: str, reset_every: int) -> bool:
     """Whether memory is emptied before a step; ``first``: it is the first of an epoch."""
     again = reset_every > 0 and step % reset_every == 0
     return again or (first and epoch_memory == "reset")
@@ -53,7 +53,7 @@ def training_feed(
 
     With ``per_dispatch`` S > 1 each item holds S steps, stacked on a new leading axis.
     What is read ahead is not state: a checkpoint needs the number of the step only.
-    ``sharding``: see :func:`placed_rows`.
+    ``sharding``: see :func:`batch_on_device`.
     ``of_step``: :func:`training_batch`, or what takes the same and gives something else.
     """
 
@@ -67,12 +67,12 @@ def training_feed(
     def batches() -> Iterator[Any]:
         axis = 0 if per_dispatch == 1 else 1
         for step in range(start, stop, per_dispatch):
-            yield placed_rows(functools.partial(read, step), sharding, streams.batch_size, axis)
+            yield batch_on_device(functools.partial(read, step), sharding, streams.batch_size, axis)
 
-    return read_ahead(batches())
+    return prefetch(batches())
 
 
-def placed_rows(
+def batch_on_device(
     read: Callable[[slice], Any],
     sharding: jax.sharding.Sharding | None,
     n_rows: int,
@@ -110,7 +110,7 @@ def placed_rows(
     return jax.tree.map(joined, *parts)
 
 
-def read_ahead(items: Iterator[Any], size: int = _READ_AHEAD) -> Generator[Any, None, None]:
+def prefetch(items: Iterator[Any], size: int = _READ_AHEAD) -> Generator[Any, None, None]:
     """The same items, up to ``size`` of them made in advance by a thread.
 
     An error in the thread is raised where its item would have come. Closing the iterator

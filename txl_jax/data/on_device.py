@@ -19,28 +19,28 @@ import numpy as np
 from txl_jax.data.batch import Batch, SoftTargets
 from txl_jax.data.drawn_lengths import DrawnLengths
 from txl_jax.data.errors import DataError
-from txl_jax.data.feed import forgets
+from txl_jax.data.feed import resets_memory
 from txl_jax.data.sentences import TrainingStreams
 from txl_jax.data.streams import Streams
 
 
-class Places(flax.struct.PyTreeNode):
+class BatchPosition(flax.struct.PyTreeNode):
     """Where the batch of a step is.
 
     Attributes:
       start: int32 [], the segment's first target in every stream, from 0.
       n: int32 [], its targets.
       shifts: int32 [B], where in its own text each stream begins in this epoch.
-      forget: bool [], memory is emptied before it.
+      reset_memory: bool [], memory is emptied before it.
     """
 
     start: jax.Array | np.ndarray
     n: jax.Array | np.ndarray
     shifts: jax.Array | np.ndarray
-    forget: jax.Array | np.ndarray
+    reset_memory: jax.Array | np.ndarray
 
 
-class Text(flax.struct.PyTreeNode):
+class DeviceText(flax.struct.PyTreeNode):
     """Streams of a text.
 
     Attributes:
@@ -55,7 +55,7 @@ class Text(flax.struct.PyTreeNode):
     width: int = flax.struct.field(pytree_node=False, default=0)
     context_len: int = flax.struct.field(pytree_node=False, default=0)
 
-    def batch(self, at: Places) -> Batch:
+    def batch(self, at: BatchPosition) -> Batch:
         """The batch of a step; to be called under ``jit``."""
         c, t = self.context_len, self.width
         place = at.start - c + jnp.arange(c + t)
@@ -70,15 +70,15 @@ class Text(flax.struct.PyTreeNode):
         weights = jnp.broadcast_to(real.astype(jnp.float32), (b, t))
         if c:
             begins = place == 0
-            begins = begins.at[0].set(begins[0] | (at.forget & ~begins.any()))
+            begins = begins.at[0].set(begins[0] | (at.reset_memory & ~begins.any()))
             reset = jnp.broadcast_to(begins, (b, c + t))
         else:
-            reset = jnp.broadcast_to(at.forget, (b,))
+            reset = jnp.broadcast_to(at.reset_memory, (b,))
         soft = jax.tree.map(lambda values: read(values, of_target), self.soft)
         return Batch(inputs, targets, weights, reset, soft)
 
 
-def text_of(streams: TrainingStreams, soft: SoftTargets | None = None) -> Text:
+def device_text(streams: TrainingStreams, soft: SoftTargets | None = None) -> DeviceText:
     """The text that training streams read, not on a device yet.
 
     ``soft``: [N,k], of every token of the split; what the streams do not use is left out.
@@ -89,20 +89,22 @@ def text_of(streams: TrainingStreams, soft: SoftTargets | None = None) -> Text:
     if not isinstance(streams, Streams | DrawnLengths):
         raise DataError("text_on_device: the train split is of sentences, which have no one order")
     width = streams.max_len if isinstance(streams, DrawnLengths) else streams.seg_len
-    tokens = streams.in_rows()
+    tokens = streams.stream_tokens()
     b, n = tokens.shape
     lay_out = lambda x: x[: b * n].reshape(b, n, x.shape[-1])
-    return Text(tokens, jax.tree.map(lay_out, soft), width, streams.context_len)
+    return DeviceText(tokens, jax.tree.map(lay_out, soft), width, streams.context_len)
 
 
-def training_places(
+def training_position(
     streams: Any, step: int, epoch_memory: str, reset_every: int = 0, rows: slice = slice(None)
-) -> Places:
+) -> BatchPosition:
     """Where the batch of a training step is: what :func:`training_batch` takes, for :class:`Text`.
 
     ``rows``: of which streams; one process needs them all.
     """
-    start, n, epoch = streams.where(step)
-    forget = forgets(step, start == 0, epoch_memory, reset_every)
+    start, n, epoch = streams.span_at(step)
+    reset_memory = resets_memory(step, start == 0, epoch_memory, reset_every)
     number = lambda x: np.asarray(x, np.int32)
-    return Places(number(start), number(n), streams.shifts(epoch)[rows], np.asarray(forget))
+    return BatchPosition(
+        number(start), number(n), streams.shifts(epoch)[rows], np.asarray(reset_memory)
+    )

@@ -115,18 +115,18 @@ def _write(source: Source, kind: Kind, folder: Path, given: Vocab | None) -> dic
 def _vocab(kind: Kind, source: Source, texts: list[Iterator[bytes]]) -> Vocab:
     if kind == "sentence":
         assert source.vocab_file is not None
-        return Vocab.of_lines(source.vocab_file)
+        return Vocab.from_lines(source.vocab_file)
     if kind == "letter":
-        return Vocab.of_letters(*texts)
+        return Vocab.from_letters(*texts)
     if kind == "char":
-        return Vocab.of_chars(block for text in texts for block in text)
+        return Vocab.from_chars(block for text in texts for block in text)
     if kind == "word":
-        return Vocab.of_words(*texts, lower_case=source.name == "ptb")
+        return Vocab.from_words(*texts, lower_case=source.name == "ptb")
     if kind == "subword":
-        return Vocab.of_subwords(*texts, vocab_size=source.protocol["vocab_size"])
+        return Vocab.from_subwords(*texts, vocab_size=source.protocol["vocab_size"])
     if source.name == "enwik8":
-        return Vocab.of_counted_bytes(*texts, newline=source.protocol["protocol"] == "bytes")
-    return Vocab.of_bytes()
+        return Vocab.from_counted_bytes(*texts, newline=source.protocol["protocol"] == "bytes")
+    return Vocab.all_bytes()
 
 
 def _check_counts(source: Source, found: Mapping[str, Mapping[str, int]]) -> bool | None:

@@ -32,7 +32,7 @@ import numpy as np
 
 from txl_jax.data.drawn_lengths import DrawnLengths
 from txl_jax.data.errors import DataError
-from txl_jax.data.streams import Segment, Streams, segment_of
+from txl_jax.data.streams import Segment, Streams, read_segment
 from txl_jax.data.vocab import check_ids
 
 SHARD = 1024
@@ -189,7 +189,7 @@ class SentenceStreams:
         ends = {b: int(self._totals[b]) for b in range(*rows.indices(self.batch_size))}
         read = lambda stream, i, j: self._text.read(epoch, stream, i, j)
         start, t = index * self.seg_len, self.seg_len
-        return segment_of(read, ends, start, t, t, self.context_len)
+        return read_segment(read, ends, start, t, t, self.context_len)
 
     def at_step(self, step: int, rows: slice = slice(None)) -> Segment:
         """The segment of a training step, counted from 0 over all epochs."""
@@ -199,19 +199,19 @@ class SentenceStreams:
         """Passes over the text that are done after a number of steps."""
         return step / self.n_segments
 
-    def before(self, stream: int, n: int) -> np.ndarray:
+    def preceding_tokens(self, stream: int, n: int) -> np.ndarray:
         """Up to n tokens of the text that come before a row's first one.
 
         Only where rows are ranges of the text in its order: no seed, no drop_remainder.
         """
-        return self._text.before(stream, n)
+        return self._text.preceding_tokens(stream, n)
 
 
 AnyStreams = Streams | SentenceStreams
 TrainingStreams = AnyStreams | DrawnLengths
 
 
-def streams_of(
+def ordered_streams(
     split: np.ndarray | Sentences,
     batch_size: int,
     seg_len: int,
@@ -227,7 +227,7 @@ def streams_of(
     return Streams(split, batch_size, seg_len, *about)
 
 
-def shuffled_streams_of(
+def shuffled_streams(
     split: np.ndarray | Sentences,
     batch_size: int,
     seg_len: int,
@@ -236,7 +236,7 @@ def shuffled_streams_of(
     vocab_size: int | None = None,
     context_len: int = 0,
     seg_len_std: float = 0.0,
-    roll: bool = False,
+    partial_shuffle: bool = False,
 ) -> TrainingStreams:
     """A split to be trained on: sentences in an order of each epoch, a text as the authors cut it.
 
@@ -244,16 +244,18 @@ def shuffled_streams_of(
       split, batch_size, seg_len, name, vocab_size, context_len: see :class:`Streams`.
       seed: of the order of sentences, of drawn lengths, of shifts.
       seg_len_std: s > 0: segments have lengths of their own, see :class:`DrawnLengths`.
-      roll: in each epoch every stream begins at a random place of its own.
+      partial_shuffle: in each epoch every stream begins at a random place of its own.
 
     Raises:
       DataError: what :class:`Streams` refuses; drawn lengths or rolling for sentences.
     """
     if not isinstance(split, Sentences):
-        rolled = seed if roll else None
-        streams = Streams(split, batch_size, seg_len, True, name, vocab_size, context_len, rolled)
+        shuffle_seed = seed if partial_shuffle else None
+        streams = Streams(
+            split, batch_size, seg_len, True, name, vocab_size, context_len, shuffle_seed
+        )
         return DrawnLengths(streams, seg_len_std, seed) if seg_len_std else streams
-    for key, value in (("seg_len_std", seg_len_std), ("roll", roll)):
+    for key, value in (("seg_len_std", seg_len_std), ("partial_shuffle", partial_shuffle)):
         if value:
             raise DataError(f"{key} = {value}: {name} is of sentences, which have no one order")
     return SentenceStreams(
@@ -286,10 +288,12 @@ def segments(
       [[4, 5, 6, 7]] [[5, 6, 7, 8]] [[1.0, 1.0, 1.0, 1.0]]
       [[8, 0, 0, 0]] [[9, 0, 0, 0]] [[1.0, 0.0, 0.0, 0.0]]
     """
-    return iter(streams_of(split, batch_size, seg_len, drop_remainder, context_len=context_len))
+    return iter(
+        ordered_streams(split, batch_size, seg_len, drop_remainder, context_len=context_len)
+    )
 
 
-def tokens_of(split: np.ndarray | Sentences) -> np.ndarray:
+def flat_tokens(split: np.ndarray | Sentences) -> np.ndarray:
     """All ids of a split, 1-D, in their order; all but the first are targets."""
     if isinstance(split, Sentences):
         return split.tokens[int(split.offsets[0]) : int(split.offsets[-1]) + 1]
@@ -321,7 +325,7 @@ class _Texts:
         """Tokens ``start`` to ``stop`` of the row's text."""
         raise NotImplementedError
 
-    def before(self, row: int, n: int) -> np.ndarray:
+    def preceding_tokens(self, row: int, n: int) -> np.ndarray:
         """Up to n tokens before the row's text."""
         raise NotImplementedError(f"{type(self).__name__}: rows do not follow each other")
 
@@ -334,7 +338,7 @@ class _InOrder(_Texts):
     def read(self, epoch: int, row: int, start: int, stop: int) -> np.ndarray:
         return self._tokens[self._starts[row] + start : self._starts[row] + stop]
 
-    def before(self, row: int, n: int) -> np.ndarray:
+    def preceding_tokens(self, row: int, n: int) -> np.ndarray:
         begin = self._starts[row]
         return self._tokens[max(begin - n, self._starts[0]) : begin]
 

@@ -86,7 +86,7 @@ class Segment:
     first: bool
 
 
-def segment_of(
+def read_segment(
     read: Callable[[int, int, int], np.ndarray],
     ends: dict[int, int],
     start: int,
@@ -141,7 +141,7 @@ class Streams:
         name: str = "tokens",
         vocab_size: int | None = None,
         context_len: int = 0,
-        roll_seed: int | None = None,
+        partial_shuffle_seed: int | None = None,
     ):
         """Lays out the streams; nothing is read but for the check of ids.
 
@@ -153,7 +153,7 @@ class Streams:
           name: of the token array, for errors.
           vocab_size: V; if given, all ids are checked to be from 0 to V-1.
           context_len: C, tokens given again before each segment; targets stay what they are.
-          roll_seed: if given, streams are rolled in each epoch by shifts drawn from it. With
+          partial_shuffle_seed: if given, streams are rolled in each epoch by shifts drawn from it. With
             with ``drop_remainder`` only: there all streams are full, and n-1 targets long.
 
         Raises:
@@ -165,8 +165,8 @@ class Streams:
             raise DataError(
                 f"{name} has shape {tokens.shape} and type {tokens.dtype}: must be 1-D integers"
             )
-        if roll_seed is not None and not drop_remainder:
-            raise DataError("rolled streams are for training and need drop_remainder=True")
+        if partial_shuffle_seed is not None and not drop_remainder:
+            raise DataError("partial_shuffle_seed: needs drop_remainder=True")
         lengths = (("batch_size", batch_size, 1), ("seg_len", seg_len, 1))
         for key, value, least in (*lengths, ("context_len", context_len, 0)):
             if value < least:
@@ -181,7 +181,7 @@ class Streams:
         if vocab_size is not None:
             check_ids(tokens, vocab_size, name)
         self.batch_size, self.seg_len, self.context_len = batch_size, seg_len, context_len
-        self._tokens, self._roll_seed = tokens, roll_seed
+        self._tokens, self._roll_seed = tokens, partial_shuffle_seed
         if not drop_remainder:
             self.n_targets = len(tokens) - 1
             self._stride = -(-self.n_targets // batch_size)  # tokens from stream to stream
@@ -190,7 +190,7 @@ class Streams:
             self._stride = len(tokens) // batch_size
             longest = self._stride - 1
             self.n_targets = batch_size * longest
-        self.longest = longest
+        self.targets_per_stream = longest
         self.n_segments = -(-longest // seg_len)
 
     def __len__(self) -> int:
@@ -212,37 +212,37 @@ class Streams:
         """
         if not 0 <= index < self.n_segments:
             raise IndexError(f"segment {index}: there are {self.n_segments}, counted from 0")
-        return self.piece(index * self.seg_len, self.seg_len, self.seg_len, rows, epoch)
+        return self.window(index * self.seg_len, self.seg_len, self.seg_len, rows, epoch)
 
-    def piece(
+    def window(
         self, start: int, n: int, width: int, rows: slice = slice(None), epoch: int = 0
     ) -> Segment:
         """Targets ``start`` .. ``start + n - 1`` of every stream, right padded to ``width``."""
         ends = {b: self._n_targets(b) for b in range(*rows.indices(self.batch_size))}
         read = lambda stream, i, j: self._read(epoch, stream, i, j)
-        return segment_of(read, ends, start, n, width, self.context_len)
+        return read_segment(read, ends, start, n, width, self.context_len)
 
     def at_step(self, step: int, rows: slice = slice(None)) -> Segment:
         """The segment of a training step, counted from 0 over all epochs."""
-        where = self.where(step)
-        return self.piece(where.start, where.n, self.seg_len, rows, where.epoch)
+        where = self.span_at(step)
+        return self.window(where.start, where.n, self.seg_len, rows, where.epoch)
 
-    def where(self, step: int) -> SegmentSpan:
+    def span_at(self, step: int) -> SegmentSpan:
         """What :meth:`at_step` reads."""
         epoch, index = divmod(step, self.n_segments)
         start = index * self.seg_len
-        return SegmentSpan(start, min(self.seg_len, self.longest - start), epoch)
+        return SegmentSpan(start, min(self.seg_len, self.targets_per_stream - start), epoch)
 
     def epochs(self, step: int) -> float:
         """Passes over the text that are done after a number of steps."""
         return step / self.n_segments
 
-    def before(self, stream: int, n: int) -> np.ndarray:
+    def preceding_tokens(self, stream: int, n: int) -> np.ndarray:
         """Up to n tokens of the text that come before a stream's first one."""
         begin = stream * self._stride
         return self._tokens[max(begin - n, 0) : begin]
 
-    def in_rows(self) -> np.ndarray:
+    def stream_tokens(self) -> np.ndarray:
         """The tokens of every stream as it lies in the text, int32 [B,n]; needs drop_remainder."""
         used = self._tokens[: self.batch_size * self._stride]
         return np.asarray(used, np.int32).reshape(self.batch_size, self._stride)
@@ -271,4 +271,4 @@ class Streams:
 
     def _n_targets(self, stream: int) -> int:
         """Of one stream; at most 0 where the tokens do not reach it."""
-        return min(self.longest, len(self._tokens) - 1 - stream * self._stride)
+        return min(self.targets_per_stream, len(self._tokens) - 1 - stream * self._stride)

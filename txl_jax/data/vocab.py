@@ -73,7 +73,7 @@ class Vocab:
             raise DataError("a subword vocabulary's symbols must be those of its tokenizer")
 
     @classmethod
-    def of_symbols(cls, symbols: Iterable[str]) -> "Vocab":
+    def from_symbols(cls, symbols: Iterable[str]) -> "Vocab":
         """The vocabulary of a model from elsewhere; the symbols tell of which kind it is.
 
         Numbers of bytes are ``byte``; single characters ``char``, or ``letter`` if they are a to z
@@ -94,12 +94,12 @@ class Vocab:
         return cls("sentence" if is_sentence else "word", listed)
 
     @classmethod
-    def of_bytes(cls) -> "Vocab":
+    def all_bytes(cls) -> "Vocab":
         """All 256 bytes; the value of a byte is its id."""
         return cls("byte", list(BYTES))
 
     @classmethod
-    def of_counted_bytes(cls, *texts: Iterable[bytes], newline: bool = True) -> "Vocab":
+    def from_counted_bytes(cls, *texts: Iterable[bytes], newline: bool = True) -> "Vocab":
         """The bytes of some texts; without ``newline`` that one is left out.
 
         Args:
@@ -110,7 +110,7 @@ class Vocab:
         return cls("byte", [str(value) for value in values if newline or value != NEWLINE])
 
     @classmethod
-    def of_letters(cls, *texts: Iterable[bytes]) -> "Vocab":
+    def from_letters(cls, *texts: Iterable[bytes]) -> "Vocab":
         """The letters of some texts, ``_`` for their white space; texts in blocks cut anywhere.
 
         Raises:
@@ -125,12 +125,12 @@ class Vocab:
         return cls("letter", symbols)
 
     @classmethod
-    def of_lines(cls, path: str | os.PathLike) -> "Vocab":
+    def from_lines(cls, path: str | os.PathLike) -> "Vocab":
         """The sentence vocabulary in a file, see :func:`symbols_in_file`; raises DataError."""
         return cls("sentence", symbols_in_file(path))
 
     @classmethod
-    def of_chars(cls, blocks: Iterable[bytes | str]) -> "Vocab":
+    def from_chars(cls, blocks: Iterable[bytes | str]) -> "Vocab":
         """The sorted characters of a text, given in blocks cut anywhere."""
         seen: set[str] = set()
         for text in decoded(blocks):
@@ -138,7 +138,7 @@ class Vocab:
         return cls("char", sorted(seen))
 
     @classmethod
-    def of_words(cls, *texts: Iterable[bytes | str], lower_case: bool = False) -> "Vocab":
+    def from_words(cls, *texts: Iterable[bytes | str], lower_case: bool = False) -> "Vocab":
         """The words of some texts, ``<eos>`` first.
 
         Args:
@@ -153,7 +153,7 @@ class Vocab:
         return cls("word", [EOS, *(word for word, _ in counts.most_common())])
 
     @classmethod
-    def of_subwords(cls, *texts: Iterable[bytes | str], vocab_size: int) -> "Vocab":
+    def from_subwords(cls, *texts: Iterable[bytes | str], vocab_size: int) -> "Vocab":
         """Subwords learnt from some texts, each in blocks cut anywhere.
 
         Args:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from txl_jax.config import ConfigError
-from txl_jax.data.sentences import tokens_of
+from txl_jax.data.sentences import flat_tokens
 from txl_jax.units import in_unit
 
 CHUNK = 1 << 22
@@ -58,7 +58,7 @@ def baselines(
       ValueError: the split has fewer than two tokens.
     """
     check(names, corpus.vocab)
-    train, test = tokens_of(corpus.train), tokens_of(getattr(corpus, split))
+    train, test = flat_tokens(corpus.train), flat_tokens(getattr(corpus, split))
     size = len(corpus.vocab)
     targets = test[1:] if places is None else test[places]
     losses: dict[str, float] = {}

@@ -16,10 +16,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from txl_jax.config import ProtocolConfig, TransformerXLConfig
-from txl_jax.data.batch import Batch, batch_of, warm_up
+from txl_jax.data.batch import Batch, make_batch, warm_up_batches
 from txl_jax.data.corpus import Corpus
-from txl_jax.data.feed import placed_rows, read_ahead
-from txl_jax.data.sentences import AnyStreams, Sentences, streams_of
+from txl_jax.data.feed import batch_on_device, prefetch
+from txl_jax.data.sentences import AnyStreams, Sentences, ordered_streams
 from txl_jax.evaluation.dynamic import Learner, add_squares, describe_dynamic, score_and_learn
 from txl_jax.model.memory import Cache, Memory, cache_shardings, memory_shardings
 from txl_jax.model.transformer_xl import TransformerXL
@@ -72,7 +72,7 @@ class Evaluator:
     ):
         self.protocol, self.name = protocol, name
         cut = functools.partial(
-            streams_of,
+            ordered_streams,
             batch_size=protocol.batch_size,
             seg_len=protocol.seg_len,
             vocab_size=model.vocab_size,
@@ -89,7 +89,7 @@ class Evaluator:
         self._warm_start = 0  # no more than the text has before the last stream
         if protocol.warm_start:
             self._warm_start = len(
-                self.streams.before(protocol.batch_size - 1, protocol.warm_start)
+                self.streams.preceding_tokens(protocol.batch_size - 1, protocol.warm_start)
             )
         self._warm_segments = -(-self._warm_start // protocol.seg_len)
         devices = self._shardings.row_devices
@@ -160,7 +160,7 @@ class Evaluator:
                 nll_sum, n = pending.pop(0)
                 total, count = total + float(nll_sum), count + int(n)
 
-        feed = read_ahead(self._batches())
+        feed = prefetch(self._batches())
         try:
             for done, batch in enumerate(feed, 1 - self._warm_segments):
                 if stop():
@@ -188,7 +188,7 @@ class Evaluator:
 
         ``params``: shapes, with where they lie.
         """
-        batch = batch_of(self.streams.segment(0), forget=False)
+        batch = make_batch(self.streams.segment(0), reset_memory=False)
         shapes = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((self._rows, *x.shape[1:]), x.dtype), batch
         )
@@ -210,7 +210,7 @@ class Evaluator:
         zeros = functools.partial(jax.tree.map, jnp.zeros_like)
         squares = jax.jit(zeros, out_shardings=self._shardings.parameters(params))(params)
         mems = self._placed_first_memory()
-        feed = read_ahead(self._training_batches())
+        feed = prefetch(self._training_batches())
         try:
             for done, batch in enumerate(feed, 1):
                 if stop():
@@ -236,12 +236,14 @@ class Evaluator:
         """What is read before the first segments, and the segments; on device, rows padded."""
         before = self._warm_segments
         n = self._warm_start
-        warm = functools.cache(lambda first, end: warm_up(self.streams, n, slice(first, end)))
+        warm = functools.cache(
+            lambda first, end: warm_up_batches(self.streams, n, slice(first, end))
+        )
 
         def read(index: int, rows: slice) -> Batch:
             if index < before:
                 return warm(rows.start, rows.stop)[index]
-            segment = batch_of(self.streams.segment(index - before, rows), forget=False)
+            segment = make_batch(self.streams.segment(index - before, rows), reset_memory=False)
             if not before or index > before:
                 return segment
             read_before = [batch.reset.any(axis=1) for batch in warm(rows.start, rows.stop)]
@@ -259,7 +261,7 @@ class Evaluator:
     def _training_batch(self, index: int, rows: slice) -> Batch:
         assert self._training is not None
         segment = self._training.at_step(index, rows)
-        return batch_of(segment, forget=segment.first and index > 0)
+        return make_batch(segment, reset_memory=segment.first and index > 0)
 
     def _placed(self, read: Callable[[slice], Batch]) -> Batch:
         """The rows that ``read`` gives, on device, with as many of padding as the devices need."""
@@ -272,7 +274,7 @@ class Evaluator:
             )
             return jax.tree.map(fill, batch)
 
-        return placed_rows(padded, self._shardings.rows(), self._rows)
+        return batch_on_device(padded, self._shardings.rows(), self._rows)
 
     def _score_segment(self, params, batch: Batch, mems):
         nll, mems = self._nll(params, batch, mems)

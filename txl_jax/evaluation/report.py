@@ -14,7 +14,7 @@ from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import DynamicConfig, ProtocolConfig
 from txl_jax.data.corpus import Corpus
-from txl_jax.data.sentences import AnyStreams, Sentences, streams_of, tokens_of
+from txl_jax.data.sentences import AnyStreams, Sentences, flat_tokens, ordered_streams
 from txl_jax.data.sources.progress import DELAY
 from txl_jax.evaluation.baselines import TOLD, baselines
 from txl_jax.evaluation.evaluate import (
@@ -126,7 +126,7 @@ def as_scored(protocol: ProtocolConfig, split: np.ndarray | Sentences) -> Protoc
 def scored_places(protocol: ProtocolConfig, split: np.ndarray | Sentences) -> np.ndarray | None:
     """Which tokens of a split are targets, rising: int [N]; ``None``: all but the first.
 
-    Places count from the first token of :func:`~txl_jax.data.sentences.tokens_of`.
+    Places count from the first token of :func:`~txl_jax.data.sentences.flat_tokens`.
     """
     if not protocol.max_segments:
         return None
@@ -142,7 +142,7 @@ def scored_places(protocol: ProtocolConfig, split: np.ndarray | Sentences) -> np
 
 
 def _cut(protocol: ProtocolConfig, split: np.ndarray | Sentences) -> AnyStreams:
-    return streams_of(split, protocol.batch_size, protocol.seg_len)
+    return ordered_streams(split, protocol.batch_size, protocol.seg_len)
 
 
 def of_vocab(corpus: Corpus, split: str) -> str:
@@ -157,7 +157,7 @@ def of_vocab(corpus: Corpus, split: str) -> str:
     unknown = corpus.vocab.unknown
     if unknown is None:
         return said
-    tokens = tokens_of(getattr(corpus, split))
+    tokens = flat_tokens(getattr(corpus, split))
     share = np.count_nonzero(tokens == corpus.vocab.symbols.index(unknown)) / len(tokens)
     return f"{said} ({share:.1%} {unknown})"
 

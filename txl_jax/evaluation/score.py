@@ -23,10 +23,10 @@ import numpy as np
 from txl_jax.checkpoint.outputs import check_file
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, ScoreConfig, TransformerXLConfig
-from txl_jax.data.batch import Batch, batch_of
+from txl_jax.data.batch import Batch, make_batch
 from txl_jax.data.errors import DataError
 from txl_jax.data.prompt_ids import line_end
-from txl_jax.data.streams import segment_of
+from txl_jax.data.streams import read_segment
 from txl_jax.data.symbols import readable
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.errors import AnalysisError
@@ -136,8 +136,8 @@ def _nll_of_batch(cfg, params, texts: Sequence[np.ndarray], c: ScoreConfig) -> l
     read = lambda row, i, j: texts[row][i:j]
     parts = []
     for start in range(0, max(ends.values()), c.seg_len):
-        segment = segment_of(read, ends, start, c.seg_len, c.seg_len, context)
-        nll, mems = score(params, batch_of(segment, forget=False), mems)
+        segment = read_segment(read, ends, start, c.seg_len, c.seg_len, context)
+        nll, mems = score(params, make_batch(segment, reset_memory=False), mems)
         parts.append(np.asarray(nll))
     whole = np.concatenate(parts, axis=1) if parts else np.zeros((len(texts), 0), np.float32)
     return [whole[n, : ends[n]] for n in range(len(texts))]

@@ -22,8 +22,8 @@ from jax.sharding import Mesh
 from txl_jax.config import ExperimentConfig, ProtocolConfig, TransformerXLConfig
 from txl_jax.data.batch import SoftTargets
 from txl_jax.data.feed import training_batch
-from txl_jax.data.on_device import text_of, training_places
-from txl_jax.data.sentences import shuffled_streams_of
+from txl_jax.data.on_device import device_text, training_position
+from txl_jax.data.sentences import shuffled_streams
 from txl_jax.evaluation.evaluate import Evaluator, describe
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import Shardings, make_mesh
@@ -146,18 +146,18 @@ def lower_update(exp: ExperimentConfig, shardings: Shardings, state: Any) -> jax
     model = TransformerXL(exp.model, shardings.mesh)
     optimizer = make_optimizer(exp)
     length = t.context_len + t.longest_seg_len
-    streams = shuffled_streams_of(
+    streams = shuffled_streams(
         _zeros(t.batch_size, length),
         t.batch_size,
         t.seg_len,
         seed=exp.seed,
         context_len=t.context_len,
         seg_len_std=t.seg_len_std,
-        roll=t.partial_shuffle,
+        partial_shuffle=t.partial_shuffle,
     )
     text, of_step = None, cast(Any, training_batch)
     if t.text_on_device:
-        text, of_step = text_of(streams, _soft_zeros(exp, streams)), training_places
+        text, of_step = device_text(streams, _soft_zeros(exp, streams)), training_position
     fed = of_step(streams, 0, t.epoch_memory, t.reset_every)
     lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype), fed)
@@ -169,7 +169,7 @@ def _soft_zeros(exp: ExperimentConfig, streams: Any) -> SoftTargets | None:
     """What teachers say, as it lies beside the text; ``None``: there are none."""
     if not exp.distil.teachers:
         return None
-    shape = streams.in_rows().size, min(exp.distil.words, exp.model.vocab_size or 1)
+    shape = streams.stream_tokens().size, min(exp.distil.words, exp.model.vocab_size or 1)
     return SoftTargets(np.zeros(shape, np.uint16), np.zeros(shape, np.float16))
 
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from txl_jax.config import ConfigError, ExperimentConfig
-from txl_jax.data.batch import Batch, SoftTargets, batch_of
+from txl_jax.data.batch import Batch, SoftTargets, make_batch
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.streams import Streams
 from txl_jax.evaluation.evaluate import under_protocol
@@ -116,7 +116,7 @@ def taught(
     for segment, place in zip(streams, places, strict=True):
         if stop():
             return None
-        (likely, likeliest), mems = read(params, batch_of(segment, forget=False), mems)
+        (likely, likeliest), mems = read(params, make_batch(segment, reset_memory=False), mems)
         real = segment.weights > 0
         at = place.targets[real]
         words[at], probabilities[at] = np.asarray(likeliest)[real], np.asarray(likely)[real]

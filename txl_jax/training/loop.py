@@ -17,7 +17,7 @@ from txl_jax.config import ExperimentConfig
 from txl_jax.data.batch import Batch
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import training_batch, training_feed
-from txl_jax.data.on_device import Places, Text, training_places
+from txl_jax.data.on_device import BatchPosition, DeviceText, training_position
 from txl_jax.data.sentences import TrainingStreams
 from txl_jax.evaluation.evaluate import Evaluator, Score
 from txl_jax.model.kernels.parity import require_parity
@@ -133,7 +133,7 @@ class Run:
         self.log: RunLog = log
         self.stop: PreemptionGuard = stop
         self.shardings: Shardings = shardings
-        self.text: Text | None = None  # the training text, where it lies on the device
+        self.text: DeviceText | None = None  # the training text, where it lies on the device
         self.pending: collections.deque = collections.deque()
         self.evaluated = True  # the last state that was due
         self.skipped = 0  # updates, in a row, up to the last one logged
@@ -158,7 +158,7 @@ class Run:
         self.log.message(f"compiled the step in {time.perf_counter() - start:.1f} s")
         return program
 
-    def fed_shapes(self) -> Batch | Places:
+    def fed_shapes(self) -> Batch | BatchPosition:
         """Shapes of what a dispatch is sent: batches, or their places in the text."""
         t = self.exp.train
         none = self.of_step(self.streams, 0, t.epoch_memory, t.reset_every, slice(0))
@@ -168,11 +168,11 @@ class Run:
         return jax.tree.map(shape, none)
 
     @property
-    def of_step(self) -> Callable[..., Batch | Places]:
+    def of_step(self) -> Callable[..., Batch | BatchPosition]:
         """What the feed reads for a step."""
-        return training_batch if self.text is None else training_places
+        return training_batch if self.text is None else training_position
 
-    def with_text(self) -> tuple[Text, ...]:
+    def with_text(self) -> tuple[DeviceText, ...]:
         """What a dispatch takes besides."""
         return () if self.text is None else (self.text,)
 

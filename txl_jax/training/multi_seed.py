@@ -23,7 +23,7 @@ from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.config import ConfigError, ExperimentConfig
 from txl_jax.data.corpus import Corpus
-from txl_jax.data.feed import read_ahead, training_feed
+from txl_jax.data.feed import prefetch, training_feed
 from txl_jax.training.distil import soft_targets
 from txl_jax.training.loop import Outcome, Run, opened
 from txl_jax.training.parts import Parts, parts_of, text_on_device
@@ -137,7 +137,7 @@ def _batches(runs: list[Run], start: int) -> Iterator[Any]:
             feed = training_feed(run.streams, start, t.steps, *about)
             stack.callback(feed.close)
             feeds.append(feed)
-        ahead = read_ahead(_stacked(batches) for batches in zip(*feeds, strict=True))
+        ahead = prefetch(_stacked(batches) for batches in zip(*feeds, strict=True))
         stack.callback(ahead.close)
         yield from ahead
 

@@ -9,8 +9,8 @@ from jax.sharding import NamedSharding
 from txl_jax.config import ConfigError, ExperimentConfig
 from txl_jax.data.batch import SoftTargets
 from txl_jax.data.corpus import Corpus
-from txl_jax.data.on_device import Text, text_of
-from txl_jax.data.sentences import TrainingStreams, shuffled_streams_of, tokens_of
+from txl_jax.data.on_device import DeviceText, device_text
+from txl_jax.data.sentences import TrainingStreams, flat_tokens, shuffled_streams
 from txl_jax.evaluation.evaluate import Evaluator, evaluator_of
 from txl_jax.model import footprint
 from txl_jax.model.kernels.choice import check_platform
@@ -99,7 +99,7 @@ def check_fit(exp: ExperimentConfig, corpus: Corpus) -> None:
 def training_streams(exp: ExperimentConfig, corpus: Corpus) -> TrainingStreams:
     """The streams of the training split, checked against batch, memory and vocabulary."""
     t = exp.train
-    streams = shuffled_streams_of(
+    streams = shuffled_streams(
         corpus.train,
         t.batch_size,
         t.seg_len,
@@ -108,13 +108,13 @@ def training_streams(exp: ExperimentConfig, corpus: Corpus) -> TrainingStreams:
         vocab_size=exp.model.vocab_size,
         context_len=t.context_len,
         seg_len_std=t.seg_len_std,
-        roll=t.partial_shuffle,
+        partial_shuffle=t.partial_shuffle,
     )
     if t.text_on_device:
-        text_of(streams)  # refuses what it cannot lay out
+        device_text(streams)  # refuses what it cannot lay out
         if jax.process_count() > 1:
             raise ConfigError("config key train.text_on_device: is for one process; leave it out")
-    longest = len(tokens_of(corpus.train)) // t.batch_size
+    longest = len(flat_tokens(corpus.train)) // t.batch_size
     for key, what in (("mem_len", "memory"), ("context_len", "context")):
         if getattr(t, key) > longest:
             raise ConfigError(
@@ -130,11 +130,11 @@ def text_on_device(
     streams: TrainingStreams,
     shardings: Shardings,
     soft: SoftTargets | None = None,
-) -> Text | None:
+) -> DeviceText | None:
     """The training text, on device, where ``train.text_on_device`` asks for it."""
     if not exp.train.text_on_device:
         return None
-    return jax.device_put(text_of(streams, soft), shardings.rows())
+    return jax.device_put(device_text(streams, soft), shardings.rows())
 
 
 def _with_shardings(abstract: TrainState, shardings: Shardings) -> TrainState:

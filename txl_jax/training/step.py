@@ -9,7 +9,7 @@ import optax
 
 from txl_jax.config import ExperimentConfig, TrainConfig
 from txl_jax.data.batch import Batch
-from txl_jax.data.on_device import Text
+from txl_jax.data.on_device import DeviceText
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.ordering import zero_after
@@ -118,7 +118,7 @@ def compiled_step(
     optimizer: optax.GradientTransformation,
     shardings: Shardings,
     abstract: TrainState,
-    text: Text | None = None,
+    text: DeviceText | None = None,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """:func:`train_step` compiled for a mesh; ``train.steps_per_dispatch`` updates a call.
 
@@ -147,7 +147,7 @@ def dispatch(
     A fourth argument is the seed of the dropout, as in :func:`train_step`.
     """
 
-    def updates(state, fed, text: Text | None = None, seed=None):
+    def updates(state, fed, text: DeviceText | None = None, seed=None):
         def one(s, fed_to_it):
             batch = fed_to_it if text is None else text.batch(fed_to_it)
             return train_step(s, batch, exp, model, optimizer, seed)
