@@ -13,5 +13,5 @@ cd "$root"
 txl_run "$TXL_PYTHON" -m ruff check .
 txl_run "$TXL_PYTHON" -m ruff format --check .
 txl_run "$TXL_PYTHON" -m mypy
-txl_run "$TXL_PYTHON" -m importlinter.cli lint
+txl_run "$(dirname "$TXL_PYTHON")/lint-imports"
 txl_run exec "$TXL_PYTHON" -m pytest "$@"
