@@ -22,7 +22,7 @@ from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
 import txl_jax
-from txl_jax.checkpoint.exported import flat_params, params_from_flat
+from txl_jax.checkpoint.tensors import flat_params, params_from_flat
 from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
 from txl_jax.checkpoint.workdir import read_json
 from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB
@@ -78,7 +78,7 @@ def join(folder: str, exported: str) -> TrainedModel:
     tensors = _joined(parts)
     shapes = flatten_dict(param_shapes(exp.model), sep="/")
     whole = {name: tensor.reshape(shapes[name].shape) for name, tensor in tensors.items()}
-    params = params_from_flat(whole, exp.model)
+    params = params_from_flat(whole, param_shapes(exp.model))
     trained = TrainedModel(model, params, vocab, exp, about["step"], about["weights"])
     txl_jax.save(trained, exported)
     return trained

@@ -20,7 +20,8 @@ import time
 from typing import Any
 
 from benchmarks.interleaved import machine
-from txl_jax.checkpoint.workdir import check_writable, init_workdir, with_vocab
+from txl_jax.checkpoint.workdir import init_workdir, with_vocab
+from txl_jax.checkpoint.workdir_files import check_writable
 from txl_jax.config import ExperimentConfig, override
 from txl_jax.data.corpus import Corpus, corpus_from_config
 from txl_jax.training.multi_seed import each, train_seeds

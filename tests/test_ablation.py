@@ -10,7 +10,8 @@ import tiny_runs
 
 from txl_jax.analysis import ablation
 from txl_jax.checkpoint.loading import load
-from txl_jax.checkpoint.workdir import check_writable, init_workdir, with_vocab
+from txl_jax.checkpoint.workdir import init_workdir, with_vocab
+from txl_jax.checkpoint.workdir_files import check_writable
 from txl_jax.config import ConfigError, ExperimentConfig, ProtocolConfig, override
 from txl_jax.data.corpus import DataError, corpus_from_config
 from txl_jax.evaluation.errors import AnalysisError

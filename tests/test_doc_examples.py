@@ -15,7 +15,7 @@ from txl_jax.data.vocab import Vocab
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
-NOT_RUN = {"push": "uploads, which needs a login at the Hub; tests/test_sharing.py has a stand-in"}
+NOT_RUN = {"push": "uploads, which needs a login at the Hub; tests/test_loading.py has a stand-in"}
 """Names whose example is only shown, and why."""
 
 

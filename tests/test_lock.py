@@ -1,6 +1,7 @@
 """Two runs never train in one folder; the lock goes with the process that has it."""
 
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -10,7 +11,6 @@ import sys
 
 import pytest
 
-from txl_jax.checkpoint import lock
 from txl_jax.checkpoint.lock import LockedError, training_lock
 
 HOLD = """
@@ -48,8 +48,8 @@ def test_the_second_refuses_with_the_others_process_and_what_to_do(tmp_path, oth
     since = json.loads((tmp_path / ".lock").read_text())["since"]
     assert refusal(tmp_path) == (
         f"--workdir={tmp_path}: process {other.pid} on {socket.gethostname()}, since {since},"
-        " trains in this folder. Wait for it, stop it (it saves, and this command then goes on"
-        " from there), or name another --workdir"
+        " trains in this folder. Wait for it, stop it (it saves its state, and this command then"
+        " resumes from there), or name another --workdir"
     )
     assert json.loads((tmp_path / ".lock").read_text())["pid"] == other.pid
 
@@ -77,14 +77,23 @@ def test_a_lock_that_names_nobody_is_held_all_the_same(tmp_path, other):
     assert refusal(tmp_path).startswith(f"--workdir={tmp_path}: another process trains in this")
 
 
-def test_where_there_are_no_locks_that_is_told_and_training_goes_on(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_without_flock_support_a_warning_is_printed(tmp_path, monkeypatch, capsys, number):
     def no_locks(*_):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(lock.fcntl, "flock", no_locks)
-    with training_lock(str(tmp_path)):
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with training_lock(str(tmp_path)), training_lock(str(tmp_path)):
         pass
-    assert capsys.readouterr().err == (
-        f"warning: --workdir={tmp_path} cannot be locked here (No locks available): see to it that"
-        " no second run trains in it\n"
+    (warning,) = set(capsys.readouterr().err.splitlines())
+    assert warning == (
+        f"warning: --workdir={tmp_path}: the file system does not support locks"
+        f" ({os.strerror(number)}), so the run is not protected; make sure that no second run"
+        " trains in this folder"
     )
+
+
+def test_a_lock_file_that_cannot_be_opened_is_an_error(tmp_path):
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(OSError, match="directory"), training_lock(str(tmp_path)):
+        pass

@@ -15,9 +15,9 @@ from txl_jax import main, modes
 from txl_jax.analysis import context, probe, speed
 from txl_jax.analysis import report_page as page
 from txl_jax.analysis.recl import Losses
-from txl_jax.checkpoint import outputs, workdir_files
+from txl_jax.checkpoint import workdir_files
 from txl_jax.checkpoint.errors import ModelFormatError, WorkdirError
-from txl_jax.checkpoint.exported import export
+from txl_jax.checkpoint.saving import export
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir_files import CONFIG
 from txl_jax.config import ConfigError, ExperimentConfig, override
@@ -56,7 +56,7 @@ def test_an_analysis_that_cannot_write_its_files_is_refused_before_its_work(mode
     (tmp_path / "file").write_text("")
     with pytest.raises(WorkdirError, match=r"cannot be written \(Not a directory\)"):
         run(trained, str(tmp_path / "file" / "run"))
-    for name in outputs.FILES[mode]:
+    for name in workdir_files.MODE_FILES[mode]:
         (tmp_path / name / name).mkdir(parents=True)
         with pytest.raises(WorkdirError, match=rf"/{name}: is a folder"):
             run(trained, str(tmp_path / name))
@@ -68,7 +68,7 @@ def test_a_comparison_that_cannot_write_its_files_is_refused_before_its_work(mod
     losses = Losses("a", (100, 200), np.ones((2, 3), np.float32))
     losses.save(tmp_path / "a.npz")
     exp = override(ExperimentConfig(), {"recl.models": f"a={tmp_path / 'a.npz'}"})
-    last = outputs.FILES[mode][-1]
+    last = workdir_files.MODE_FILES[mode][-1]
     (tmp_path / last).mkdir()
     with pytest.raises(WorkdirError, match=f"{last}: is a folder"):
         importlib.import_module(modes.COMPARISONS[mode]).run(exp, str(tmp_path))
@@ -79,7 +79,7 @@ def test_a_mode_that_cannot_write_its_files_is_refused_before_its_work(
     mode, tiny, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(modes, "load", lambda *_: tiny[0])
-    for name in outputs.FILES[mode]:
+    for name in workdir_files.MODE_FILES[mode]:
         (tmp_path / name / name).mkdir(parents=True)
         with pytest.raises(WorkdirError, match=rf"/{name}: is a folder"):
             modes.with_trained(mode, None, {}, str(tmp_path / name), "best")
@@ -87,8 +87,10 @@ def test_a_mode_that_cannot_write_its_files_is_refused_before_its_work(
 
 def test_every_mode_has_its_files_named():
     others = {"train", "score", "interactive", "compile"}
-    assert outputs.FILES.keys() == set(main._MODES.split()) - others
-    assert {name for names in outputs.FILES.values() for name in names} <= {*workdir_files.FILES}
+    assert workdir_files.MODE_FILES.keys() == set(main._MODES.split()) - others
+    assert {name for names in workdir_files.MODE_FILES.values() for name in names} <= {
+        *workdir_files.FILES
+    }
 
 
 @pytest.mark.parametrize("mode", ["train", "generate"])
@@ -112,18 +114,16 @@ def test_checking_a_file_changes_nothing(tmp_path):
     there, new = tmp_path / "there", tmp_path / "new"
     there.write_text("kept")
     for path in (None, "-", str(there), str(new), os.devnull):
-        outputs.check_file("score.json", path)
+        workdir_files.check_file("score.json", path)
     assert there.read_text() == "kept"
     assert not new.exists()
     with pytest.raises(ConfigError, match=r"score.json = .*cannot be written \(Is a directory\)"):
-        outputs.check_file("score.json", str(tmp_path))
+        workdir_files.check_file("score.json", str(tmp_path))
 
 
 def test_an_export_that_cannot_be_written_is_refused_before_the_model_is_read(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        ModelFormatError, match=r"file/out: nothing can be written in .*/file; name"
-    ):
+    with pytest.raises(ModelFormatError, match=r"file/out: .*/file cannot be written; name"):
         export(str(tmp_path / "no_workdir"), str(tmp_path / "file" / "out"))
 
 

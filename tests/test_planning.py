@@ -67,7 +67,9 @@ def _programs(changes, n) -> dict[str, ahead.Program]:
 
 
 def n_parameters(exp: ExperimentConfig) -> int:
-    return sum(x.size for x in jax.tree.leaves(txl_jax.checkpoint.workdir.param_shapes(exp.model)))
+    return sum(
+        x.size for x in jax.tree.leaves(txl_jax.checkpoint.trained_model.param_shapes(exp.model))
+    )
 
 
 # --------------------------------------------------------------------------------------

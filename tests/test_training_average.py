@@ -175,7 +175,7 @@ def test_a_run_without_means_has_the_records_it_had(folder, tmp_path):
     run(folder, tmp_path)
     assert all(key not in r for r in valid_records(tmp_path) for key in ("loss_raw", "weights"))
     with Checkpoints(str(tmp_path)) as checkpoints:
-        assert checkpoints.weights(12) == ("raw", [])
+        assert checkpoints.weight_names(12) == ("raw", [])
 
 
 @pytest.mark.slow

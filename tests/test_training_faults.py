@@ -21,19 +21,19 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
-from test_training_checkpoint import at_step, fresh, restore
+from test_checkpoints import at_step, fresh, restore
 from test_training_resume import assert_same_run
 from tiny_runs import call, corpus_and_experiment, experiment, run, write_config
 
 import txl_jax
 from txl_jax import modes
-from txl_jax.checkpoint import checkpoints as checkpoint_module
-from txl_jax.checkpoint import checksums as seals
+from txl_jax.checkpoint import checksums
 from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
 from txl_jax.checkpoint.lock import LockedError, training_lock
-from txl_jax.checkpoint.workdir import WRITTEN_IN, check_writable
+from txl_jax.checkpoint.workdir_files import WRITTEN_IN, check_writable
 from txl_jax.evaluation.evaluate import Evaluator
 from txl_jax.library_errors import keep_library_errors
 from txl_jax.training import loop
@@ -110,7 +110,7 @@ def test_a_full_disk_is_called_one_at_once_or_later(tmp_path, monkeypatch, when,
             save(checkpoints, exp, state, 2)
         act = checkpoints.wait if when != "save" else lambda: save(checkpoints, exp, state, 2)
         with monkeypatch.context() as patch:
-            patch.setattr(checkpoint_module.ocp.CheckpointManager, when, full)
+            patch.setattr(ocp.CheckpointManager, when, full)
             with pytest.raises(CheckpointError) as caught:
                 act()
     what = "checkpoint 2" if when == "save" else "a checkpoint"
@@ -122,7 +122,7 @@ def test_a_full_disk_is_called_one_at_once_or_later(tmp_path, monkeypatch, when,
     assert int(restore(tmp_path, exp, abstract)[0].step) >= 1
 
 
-def test_a_seal_that_cannot_be_written_is_an_error_and_its_checkpoint_is_used(
+def test_a_manifest_that_cannot_be_written_is_an_error_and_its_checkpoint_is_used(
     tmp_path, monkeypatch
 ):
     exp, state, abstract = fresh(tmp_path)
@@ -132,10 +132,10 @@ def test_a_seal_that_cannot_be_written_is_an_error_and_its_checkpoint_is_used(
 
     with Checkpoints(str(tmp_path / "run"), exp.checkpoint) as checkpoints:
         with monkeypatch.context() as patch:
-            patch.setattr(seals, "hashes", full)
+            patch.setattr(checksums, "file_hashes", full)
             with pytest.raises(CheckpointError) as caught:
                 save_and_wait(checkpoints, exp, state, 1)
-        assert "the seal of a checkpoint cannot be written in" in str(caught.value)
+        assert "the checksums of a checkpoint cannot be written in" in str(caught.value)
         assert "the disk is full; checkpoint 1 is intact" in str(caught.value)
     assert int(restore(tmp_path, exp, abstract)[0].step) == 1
 
@@ -153,7 +153,7 @@ def test_a_replacement_that_fails_leaves_what_it_was_to_replace(tmp_path):
 @contextlib.contextmanager
 def full_at(*steps):
     """Lets no large file be written from the save of these steps until it is waited for."""
-    start, wait = Checkpoints._start, Checkpoints.wait
+    start, wait = Checkpoints._save_items, Checkpoints.wait
     limited = contextlib.ExitStack()
 
     def limited_start(self, step, *arguments):
@@ -168,7 +168,7 @@ def full_at(*steps):
             limited.close()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Checkpoints, "_start", limited_start)
+        patch.setattr(Checkpoints, "_save_items", limited_start)
         patch.setattr(Checkpoints, "wait", limited_wait)
         yield
     limited.close()
@@ -202,16 +202,16 @@ def test_a_run_may_tolerate_save_errors_until_there_is_space(tmp_path, capsys):
 @contextlib.contextmanager
 def refused_at(step):
     """The save of a step fails at once."""
-    start = Checkpoints._start
+    start = Checkpoints._save_items
 
     def refused(self, number, *arguments):
         if number == step:
             full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            raise self._not_written(f"checkpoint {step}", full)
+            raise self._save_error(f"checkpoint {step}", full)
         start(self, number, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Checkpoints, "_start", refused)
+        patch.setattr(Checkpoints, "_save_items", refused)
         yield
 
 
@@ -410,7 +410,7 @@ import sys
 from pathlib import Path
 
 sys.path[:0] = sys.argv[2:]
-from test_training_checkpoint import at_step
+from test_checkpoints import at_step
 from test_training_faults import zeros
 from txl_jax.checkpoint.checkpoints import Checkpoints
 
@@ -514,7 +514,7 @@ def after(function):
 MOMENTS = {
     "compiling": (loop, "compiled_step", before, "before the first step, nothing to save"),
     "validating": (Evaluator, "run", before, "saved"),
-    "saving": (Checkpoints, "_start", after, "saved"),
+    "saving": (Checkpoints, "_save_items", after, "saved"),
     "reporting": (modes, "report", before, "saved"),
 }
 

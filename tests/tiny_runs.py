@@ -11,7 +11,8 @@ import time
 import numpy as np
 
 import txl_jax
-from txl_jax.checkpoint.workdir import check_writable, init_workdir, with_vocab
+from txl_jax.checkpoint.workdir import init_workdir, with_vocab
+from txl_jax.checkpoint.workdir_files import check_writable
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.training.loop import train
 from txl_jax.training.preemption import PreemptionGuard

@@ -6,8 +6,8 @@ if interrupts.is_command():  # before the imports below, which take seconds
     interrupts.end_at_once()
 
 from txl_jax import convert
-from txl_jax.checkpoint.hub import push
 from txl_jax.checkpoint.loading import load
+from txl_jax.checkpoint.saving import push
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, ExperimentConfig, TransformerXLConfig, load_config
 from txl_jax.convert import save

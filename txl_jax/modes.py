@@ -12,16 +12,20 @@ from absl import logging
 from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.lock import LockedError, training_lock
-from txl_jax.checkpoint.outputs import check_file, check_outputs
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir import (
-    WRITTEN_IN,
     check_shared,
-    check_writable,
     init_workdir,
     with_vocab,
 )
-from txl_jax.checkpoint.workdir_files import check_free, register_outputs
+from txl_jax.checkpoint.workdir_files import (
+    WRITTEN_IN,
+    check_file,
+    check_free,
+    check_outputs,
+    check_writable,
+    register_outputs,
+)
 from txl_jax.config import ConfigError, ExperimentConfig, differing_keys, override
 from txl_jax.convert import ModelFormatError
 from txl_jax.data.corpus import Corpus, DataError, corpus_from_config

@@ -27,8 +27,8 @@ from txl_jax.analysis.attention_averages import Averages, write_numbers
 from txl_jax.analysis.attention_pictures import Attended, draw
 from txl_jax.analysis.attention_weights import Sums, watched_segment
 from txl_jax.analysis.pictures import described
-from txl_jax.checkpoint.outputs import check_outputs, printed_if_lost
 from txl_jax.checkpoint.trained_model import TrainedModel
+from txl_jax.checkpoint.workdir_files import check_outputs, print_on_error
 from txl_jax.config import ProtocolConfig, TransformerXLConfig
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.streams import Streams
@@ -69,7 +69,7 @@ def run(trained: TrainedModel, workdir: str) -> str:
         f"layer {layer} head {head} (mean distance {averages.spans[layer, head]:.0f} tokens)"
         for layer, head in attended.heads
     )
-    with printed_if_lost(widest):
+    with print_on_error(widest):
         write_numbers(workdir, about, averages, attended.to_json(trained.vocab, averages.spans))
         longest = _longest_in_training(trained)
         draw(workdir, about, averages, attended, trained.vocab, longest)

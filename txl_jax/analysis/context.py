@@ -24,8 +24,8 @@ import numpy as np
 
 from txl_jax.analysis import pictures
 from txl_jax.analysis.recl import Losses
-from txl_jax.checkpoint.outputs import check_outputs, printed_if_lost
 from txl_jax.checkpoint.trained_model import TrainedModel
+from txl_jax.checkpoint.workdir_files import check_outputs, print_on_error
 from txl_jax.config import ContextConfig, TransformerXLConfig
 from txl_jax.data.corpus import Corpus, corpus_from_config
 from txl_jax.data.sentences import Sentences
@@ -62,7 +62,7 @@ def run(trained: TrainedModel, workdir: str) -> str:
     if effective == longest:
         last = f"effective context at least {longest} tokens, the longest that was measured"
     print(_table(result), flush=True)
-    with printed_if_lost(last):
+    with print_on_error(last):
         losses.save(os.path.join(workdir, "context_losses.npz"))
         write_json(os.path.join(workdir, "context.json"), result)
         write_csv(os.path.join(workdir, "context.csv"), result["results"])

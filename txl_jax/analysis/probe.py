@@ -15,8 +15,8 @@ import numpy as np
 
 from txl_jax.analysis.pictures import described, new_figure, save
 from txl_jax.analysis.reach import last_logits, measured_reach, reach
-from txl_jax.checkpoint.outputs import check_outputs, printed_if_lost
 from txl_jax.checkpoint.trained_model import TrainedModel
+from txl_jax.checkpoint.workdir_files import check_outputs, print_on_error
 from txl_jax.config.probe_text import ProbeTextConfig
 from txl_jax.data.sources.probe import alphabet, draw, episodes
 from txl_jax.evaluation.errors import AnalysisError
@@ -62,7 +62,7 @@ def run(trained: TrainedModel, workdir: str) -> str:
         "rows": rows,
     }
     last = _last_line(result)
-    with printed_if_lost(last):
+    with print_on_error(last):
         write_json(os.path.join(workdir, "probe.json"), result)
         write_csv(os.path.join(workdir, "probe.csv"), rows)
         save(picture(result), workdir, "probe")

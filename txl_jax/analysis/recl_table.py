@@ -26,9 +26,8 @@ from txl_jax.analysis.context import (
 )
 from txl_jax.analysis.recl import Gains, Losses, LossesError, gains
 from txl_jax.checkpoint.loading import load
-from txl_jax.checkpoint.outputs import check_outputs
-from txl_jax.checkpoint.workdir import experiment_of, read_json, read_record, vocab_of
-from txl_jax.checkpoint.workdir_files import CONFIG, register_outputs
+from txl_jax.checkpoint.workdir import read_experiment, read_json, read_record, read_vocab
+from txl_jax.checkpoint.workdir_files import CONFIG, check_outputs, register_outputs
 from txl_jax.config import ContextConfig, DataConfig, ExperimentConfig
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.evaluation.errors import AnalysisError
@@ -147,7 +146,7 @@ def _check_alike(members: list[Member]) -> None:
     """Raises AnalysisError where vocabularies or trained texts differ; nothing is loaded."""
 
     def of(member: Member) -> tuple[Any, Any]:
-        vocab, record = vocab_of(member.path), read_record(member.path)
+        vocab, record = read_vocab(member.path), read_record(member.path)
         symbols = vocab.kind, sorted(vocab.symbols)
         return symbols, record.get("corpus", {}).get("source_hash")
 
@@ -196,7 +195,7 @@ def _check_targets(
 
 def _targets(member: Member, c: ContextConfig, data: DataConfig | None) -> tuple[int, str]:
     """How many targets a model will have, and their hash; its parameters are not read."""
-    exp, vocab = experiment_of(member.path), vocab_of(member.path)
+    exp, vocab = read_experiment(member.path), read_vocab(member.path)
     corpus = corpus_from_config(data or exp.data, vocab)
     tokens = getattr(corpus, c.split)
     try:

@@ -20,9 +20,8 @@ from txl_jax import records
 from txl_jax.analysis.report_pictures import curves, embedded
 from txl_jax.analysis.report_style import STYLE
 from txl_jax.checkpoint.errors import WorkdirError
-from txl_jax.checkpoint.outputs import check_outputs
 from txl_jax.checkpoint.workdir import read_json, read_record
-from txl_jax.checkpoint.workdir_files import CONFIG, register_outputs
+from txl_jax.checkpoint.workdir_files import CONFIG, check_outputs, register_outputs
 from txl_jax.config import ExperimentConfig
 from txl_jax.config.reading import flatten
 from txl_jax.evaluation.baselines import TOLD

@@ -25,8 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from txl_jax.analysis.timing import Program, in_turn, ratio, summary, timed
-from txl_jax.checkpoint.outputs import check_outputs, printed_if_lost
 from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
+from txl_jax.checkpoint.workdir_files import check_outputs, print_on_error
 from txl_jax.config import MeshConfig, ProtocolConfig, SpeedConfig, TransformerXLConfig
 from txl_jax.evaluation.evaluate import Evaluator
 from txl_jax.files import write_json
@@ -57,7 +57,7 @@ def run(trained: TrainedModel, workdir: str) -> str:
     ratio_of_last = rows[-1]["windows_over_memory"]["median"]
     last = f"attention length {rows[-1]['length']}: {ratio_of_last:,.0f} times quicker with memory"
     about = {"model": dataclasses.asdict(shape), "device": jax.devices()[0].device_kind}
-    with printed_if_lost(last):
+    with print_on_error(last):
         write_json(os.path.join(workdir, "speed.json"), {**about, "rows": rows})
     return last
 

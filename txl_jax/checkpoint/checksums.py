@@ -1,12 +1,12 @@
 """Checksum manifests: the sha256 of every file of a checkpoint, to detect damage later.
 
-    <step>/checksums.json    {"params/_METADATA": "9f86d0…", …}
-    <step>/sealed       empty: a manifest was written, and must be there
+    <step>/checksums.json      {"params/_METADATA": "9f86d0…", …}
+    <step>/checksums.written   empty: a manifest was written, and must exist
 
-A manifest is written right after the commit, by a thread that waits for the folder to appear: Orbax
-makes it whole under another name and renames it. Where there is none the process died in between,
-and the first restore that succeeds writes it. A missing manifest with
-``checksums.written`` beside it was deleted.
+Orbax and its array format do not notice every changed or missing file, so this is own code. A
+thread waits until Orbax has committed the checkpoint (renamed its folder), then writes the
+manifest. If the process dies between these two, the first restore that succeeds writes it. If only
+``checksums.written`` exists, the manifest was deleted.
 """
 
 import contextlib
@@ -22,41 +22,39 @@ MANIFEST, WRITTEN = "checksums.json", "checksums.written"
 
 
 class ManifestWriter:
-    """Manifests that are being written in threads."""
+    """Writes manifests in threads."""
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
-        self._committed = threading.Event()
+        self._saves_ended = threading.Event()
         self._error: OSError | None = None
 
     def write(self, folder: str) -> None:
         """Starts a thread that waits for a checkpoint and writes its manifest."""
-        thread = threading.Thread(target=self._write_when_there, args=(folder,), daemon=True)
+        arguments = (folder, self._saves_ended)
+        thread = threading.Thread(target=self._write_once_committed, args=arguments, daemon=True)
         thread.start()
         self._threads.append(thread)
 
     def join(self) -> None:
-        """Until all are written; to be called when the checkpoint is there, or never will be."""
-        self._committed.set()
+        """Waits for all threads; call it once every save has been committed or has failed."""
+        self._saves_ended.set()
         for thread in self._threads:
             thread.join()
-        self._threads, self._committed = [], threading.Event()
+        self._threads, self._saves_ended = [], threading.Event()
 
-    def error(self) -> OSError | None:
-        """What kept a manifest from being written since this was last asked."""
+    def take_error(self) -> OSError | None:
+        """The error of a manifest since the last call, if there was one."""
         error, self._error = self._error, None
         return error
 
-    def _write_when_there(self, folder: str) -> None:
-        committed = self._committed
-        while not os.path.isdir(folder):
-            if committed.is_set():
-                break
+    def _write_once_committed(self, folder: str, saves_ended: threading.Event) -> None:
+        while not os.path.isdir(folder) and not saves_ended.is_set():
             time.sleep(0.02)
         try:
             write_manifest(folder)
         except FileNotFoundError:
-            pass  # removed meanwhile as no longer among the newest or best
+            pass  # the save failed, or retention has already removed this checkpoint
         except OSError as error:
             self._error = error
 
@@ -82,13 +80,13 @@ def fault(folder: str) -> str | None:
         expected = {}
     if not expected:
         return f"has a damaged {MANIFEST}"
-    found = hashes(folder)
-    wrong = sorted(k for k in expected if found.get(k) != expected[k])
-    return f"is damaged ({wrong[0]} does not match its hash)" if wrong else None
+    found = file_hashes(folder)
+    wrong = sorted(name for name in expected if found.get(name) != expected[name])
+    return f"is damaged ({wrong[0]} does not match its checksum)" if wrong else None
 
 
-def hashes(folder: str) -> dict[str, str]:
-    """sha256 of every file below a checkpoint's folder, by relative path."""
+def file_hashes(folder: str) -> dict[str, str]:
+    """The sha256 of every file below a checkpoint's folder, by relative path."""
     found = {}
     for root, _, names in os.walk(folder):
         for name in names:
@@ -102,26 +100,24 @@ def hashes(folder: str) -> dict[str, str]:
 
 
 def write_missing_manifest(folder: str) -> None:
-    """Writes the manifest of a restored checkpoint whose process died before it could.
-
-    A read-only folder is left as it is.
-
-    Another process, such as the one that trains, may be writing the same file.
-    """
+    """Writes the manifest of a restored checkpoint that has none; ignores a read-only folder."""
     if not has_manifest(folder) or not os.path.exists(os.path.join(folder, WRITTEN)):
         with contextlib.suppress(OSError):
             write_manifest(folder)
 
 
 def write_manifest(folder: str) -> None:
-    """Writes the manifest of a checkpoint, if it has none, and then the note that it has one."""
+    """Writes the manifest of a checkpoint unless it has one, then the file that says so.
+
+    Another process, such as the one that trains, may write the same manifest at this moment.
+    """
     path = os.path.join(folder, MANIFEST)
     if not os.path.exists(path):
-        own = f"{path}.{os.getpid()}-{threading.get_ident()}.tmp"
-        with open(own, "w", encoding="utf-8") as file:
-            json.dump(hashes(folder), file)
+        temporary = f"{path}.{os.getpid()}-{threading.get_ident()}.tmp"
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(file_hashes(folder), file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(own, path)
+        os.replace(temporary, path)
     with open(os.path.join(folder, WRITTEN), "w", encoding="utf-8"):
         pass

@@ -1,19 +1,23 @@
-"""A trained model by name: from a workdir, from a folder of plain files, from the Hugging Face Hub.
+"""A trained model by name: from a workdir, an exported folder, or the Hugging Face Hub."""
 
-What is passed on is what ``python -m txl_jax.convert --export`` writes: safetensors and JSON.
-"""
-
+import contextlib
+import dataclasses
 import os
 import re
+from types import ModuleType
 
-from txl_jax.checkpoint.exported import load_exported
-from txl_jax.checkpoint.hub import fetched
-from txl_jax.checkpoint.trained_model import TrainedModel
-from txl_jax.checkpoint.workdir import load_workdir
-from txl_jax.checkpoint.workdir_files import is_exported
+import jax
+
+from txl_jax.checkpoint.checkpoints import Checkpoints
+from txl_jax.checkpoint.errors import ModelFormatError, WorkdirError
+from txl_jax.checkpoint.tensors import params_from_flat, read_safetensors
+from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
+from txl_jax.checkpoint.workdir import read_experiment, read_vocab
+from txl_jax.checkpoint.workdir_files import CONFIG, FORMAT, MODEL, VOCAB, is_exported
+from txl_jax.model.transformer_xl import TransformerXL
 
 _REPOSITORY = re.compile(r"(hub:)?([\w.-]+/[\w.-]+)(@([\w./-]+))?")
-"""``owner/name``, ``hub:owner/name``, and ``@revision`` after it."""
+"""``owner/name`` or ``hub:owner/name``, with an optional ``@revision``."""
 
 
 def load(source: str, step: str = "best", weights: str | None = None) -> TrainedModel:
@@ -35,13 +39,15 @@ def load(source: str, step: str = "best", weights: str | None = None) -> Trained
       True
 
     Args:
-      source: an existing folder, or a repository of the Hub; ``hub:`` before it leaves no doubt.
+      source: an existing folder, or a repository of the Hub; ``hub:`` before it always means the
+        Hub.
       step: of a workdir: ``best`` by validation, ``latest``, or a number.
-      weights: of a workdir: ``raw``, ``swa`` or ``ema``; ``None``: as training chose.
+      weights: of a workdir: ``raw``, ``swa`` or ``ema`` (:class:`~txl_jax.config.AverageConfig`);
+        ``None``: those that training chose.
 
     Raises:
-      WorkdirError: it is neither, it holds both, or it cannot be fetched.
-      CheckpointError, ModelFormatError: what is there is damaged or incomplete.
+      WorkdirError: ``source`` is no model, has two models, or cannot be downloaded.
+      CheckpointError, ModelFormatError: the model is damaged, incomplete, or has another format.
     """
     if os.path.isdir(source):
         if is_exported(source):
@@ -49,5 +55,88 @@ def load(source: str, step: str = "best", weights: str | None = None) -> Trained
         return load_workdir(source, step, weights)
     match = _REPOSITORY.fullmatch(source)
     if match and (match[1] or not source.startswith(("runs/", "./", "../"))):
-        return load_exported(fetched(match[2], match[4]))
-    return load_workdir(source, step, weights)  # which says what is missing
+        return load_exported(_download(match[2], match[4]))
+    return load_workdir(source, step, weights)  # raises an error that names the missing file
+
+
+def load_workdir(workdir: str, step: str = "best", weights: str | None = None) -> TrainedModel:
+    """The trained model of a workdir; arguments as for :func:`load`.
+
+    Raises:
+      WorkdirError: it is no workdir.
+      CheckpointError: the checkpoint does not exist or is damaged.
+    """
+    if not os.path.exists(os.path.join(workdir, CONFIG)):
+        raise WorkdirError(f"--workdir={workdir}: there is no {CONFIG} in it; train first")
+    exp, vocab = read_experiment(workdir), read_vocab(workdir)
+    unrolled = dataclasses.replace(exp.model, scan_layers=False, remat="none", kernel="auto")
+    exp = dataclasses.replace(exp, model=unrolled)
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), param_shapes(exp.model)
+    )
+    with Checkpoints(workdir) as checkpoints:
+        chosen = checkpoints.choose(step)
+        preferred, others = checkpoints.weight_names(chosen)
+        weights = weights or preferred
+        params = checkpoints.restore_params(chosen, abstract, weights)
+    unused = tuple(name for name in (preferred, *others) if name != weights)
+    return TrainedModel(TransformerXL(exp.model), params, vocab, exp, chosen, weights, unused)
+
+
+def load_exported(folder: str) -> TrainedModel:
+    """The model that :func:`~txl_jax.checkpoint.saving.save` wrote, bit for bit; its step is 0.
+
+    Raises:
+      ModelFormatError: the parameters are damaged, have another format, or do not fit the config.
+      DataError: the file of the vocabulary holds none.
+      WorkdirError: a file cannot be read, or its settings cannot be used.
+    """
+    path = os.path.join(folder, MODEL)
+    _check_format(path)
+    exp, vocab = read_experiment(folder), read_vocab(folder)
+    params = params_from_flat(read_safetensors(path), param_shapes(exp.model))
+    return TrainedModel(TransformerXL(exp.model), params, vocab, exp, 0)
+
+
+def _check_format(path: str) -> None:
+    """Raises ModelFormatError for another format; a damaged file raises when it is read."""
+    from safetensors import SafetensorError, safe_open
+
+    version = str(FORMAT)
+    with contextlib.suppress(OSError, SafetensorError), safe_open(path, "numpy") as file:
+        version = (file.metadata() or {}).get("version", "0")
+    if version != str(FORMAT):
+        raise ModelFormatError(
+            f"{path}: has format {version}, and this version of txl_jax reads format {FORMAT} only;"
+            " export the model again with this version"
+        )
+
+
+def _download(repository: str, revision: str | None) -> str:
+    """The folder of a model downloaded from the Hub; raises WorkdirError with the reason."""
+    hub = import_hub()
+    try:
+        files = [MODEL, CONFIG, VOCAB]
+        return hub.snapshot_download(repository, revision=revision, allow_patterns=files)
+    except Exception as error:
+        raise WorkdirError(
+            f"{repository}: there is no such folder here, and it cannot be downloaded from the Hub"
+            f" ({first_line(error)})"
+        ) from error
+
+
+def import_hub() -> ModuleType:
+    """The package ``huggingface_hub``; raises WorkdirError if it is not installed."""
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise WorkdirError(
+            "the Hugging Face Hub needs a package: pip install 'txl_jax[hub]'"
+        ) from error
+    return huggingface_hub
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its type."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

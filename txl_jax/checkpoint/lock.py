@@ -1,71 +1,73 @@
-"""One training run a folder: who trains in a workdir holds a lock on it."""
+"""One training run per folder: the process that trains in a workdir holds a lock on it."""
 
 import contextlib
 import datetime
 import errno
-import fcntl
 import json
 import os
 import socket
 import sys
 from collections.abc import Iterator
 
+from filelock import FileLock, Timeout
+
 from txl_jax.checkpoint.workdir_files import LOCK
 
-NAME = LOCK
-
-_HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
+_NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class LockedError(RuntimeError):
-    """Another run trains in this workdir; the text names its process and what to do."""
+    """Another run trains in this workdir; the message names its process and what to do."""
 
 
 @contextlib.contextmanager
 def training_lock(workdir: str) -> Iterator[None]:
-    """Holds a workdir for training; the system lets go of it however the process ends.
+    """Locks a workdir for training; the system releases the lock however the process ends.
 
-    The file ``.lock`` says who holds it, and stays: what counts is the lock on it (``flock``), not
-    that it is there. Where the file system knows no locks, that is told and training goes on.
+    The file ``.lock`` names the holder and stays: only the ``flock`` on it counts, not its
+    existence. Without flock support a warning is printed and the run is not protected.
 
     Raises:
-      LockedError: another process holds it.
+      LockedError: another process holds the lock.
     """
-    path = os.path.join(workdir, NAME)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    path = os.path.join(workdir, LOCK)
+    # A soft lock, whose file would outlive a killed process, is no replacement for flock.
+    lock = FileLock(path, blocking=False, fallback_to_soft=False, on_acquired=_write_holder)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in _HELD:
-                raise LockedError(_refusal(workdir, path)) from None
-            print(
-                f"warning: --workdir={workdir} cannot be locked here ({error.strerror}): see to it"
-                " that no second run trains in it",
-                file=sys.stderr,
-                flush=True,
-            )
-        else:
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, json.dumps(_self()).encode())
+        lock.acquire()
+    except Timeout:
+        raise LockedError(
+            f"--workdir={workdir}: {_holder(path)} trains in this folder. Wait for it, stop it (it"
+            " saves its state, and this command then resumes from there), or name another"
+            " --workdir"
+        ) from None
+    except OSError as error:
+        if error.errno not in _NO_FLOCK:
+            raise
+        print(
+            f"warning: --workdir={workdir}: the file system does not support locks"
+            f" ({error.strerror}), so the run is not protected; make sure that no second run trains"
+            " in this folder",
+            file=sys.stderr,
+            flush=True,
+        )
+    try:
         yield
     finally:
-        os.close(descriptor)
+        lock.release()
 
 
-def _self() -> dict[str, str | int]:
-    now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-    return {"pid": os.getpid(), "host": socket.gethostname(), "since": now}
+def _write_holder(descriptor: int) -> None:
+    since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(holder).encode(), 0)
 
 
-def _refusal(workdir: str, path: str) -> str:
+def _holder(path: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
             holder = json.load(file)
-        who = f"process {holder['pid']} on {holder['host']}, since {holder['since']},"
-    except (OSError, ValueError, KeyError, TypeError):  # it has only just taken it
-        who = "another process"
-    return (
-        f"--workdir={workdir}: {who} trains in this folder. Wait for it, stop it (it saves, and"
-        " this command then goes on from there), or name another --workdir"
-    )
+        return f"process {holder['pid']} on {holder['host']}, since {holder['since']},"
+    except (OSError, ValueError, KeyError, TypeError):  # it has only just locked the file
+        return "another process"

@@ -1,4 +1,4 @@
-"""What made a result: versions, source revision, devices and date."""
+"""How a result was made: versions, source revision, devices and date."""
 
 import datetime
 import importlib.metadata
@@ -7,29 +7,20 @@ import platform
 import subprocess
 from typing import Any
 
-PACKAGES = {
-    "txl_jax": "txl_jax",
-    "jax": "jax",
-    "jaxlib": "jaxlib",
-    "flax": "flax",
-    "optax": "optax",
-    "orbax": "orbax-checkpoint",
-    "numpy": "numpy",
-}
-"""Name in the result, name of the distribution."""
+PACKAGES = ("txl_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
 def provenance() -> dict[str, Any]:
-    """What a result needs beside it to be understood later, ready for JSON.
+    """A description, ready for JSON, of how a result was made.
 
-    Nothing in it tells whose machine it was: no host, user or path. Starts JAX's backend.
+    It names no host, user or path. Starts JAX's backend.
 
     Returns:
-      ``versions``: name to version, ``None`` for what is not installed (``txl_jax`` itself,
-      when it runs from its source tree).
-      ``revision``: git commit of the source tree, with ``+dirty`` if the package was changed
-      after it; ``None`` outside git.
-      ``platform``, ``device_kind``, ``device_count``: of JAX, over all processes.
+      ``versions``: name to version; ``None`` if not installed, such as ``txl_jax`` when it runs
+      from its source tree.
+      ``revision``: git commit of the source tree, with ``+dirty`` if the package has changed since;
+      ``None`` outside git.
+      ``platform``, ``device_kind``, ``device_count``: JAX's, over all processes.
       ``date``: ISO 8601, UTC, to the second.
     """
     import jax
@@ -37,7 +28,7 @@ def provenance() -> dict[str, Any]:
     return {
         "versions": {
             "python": platform.python_version(),
-            **{name: _version(package) for name, package in PACKAGES.items()},
+            **{name.removesuffix("-checkpoint"): _version(name) for name in PACKAGES},
         },
         "revision": revision(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
         "platform": jax.default_backend(),
@@ -48,10 +39,10 @@ def provenance() -> dict[str, Any]:
 
 
 def revision(folder: str) -> str | None:
-    """The commit that ``folder`` is at, ``+dirty`` if a file in it is changed or new.
+    """The commit of the source in ``folder``, with ``+dirty`` if a file is changed or new.
 
-    ``None`` where git does not track the folder, also when it only lies inside a repository
-    (a virtual environment in somebody's project), or where there is no git.
+    ``None`` without git, or if git does not track the folder (such as a virtual environment inside
+    another project).
     """
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit or not _git(folder, "ls-files", "--", "."):

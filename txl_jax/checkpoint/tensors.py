@@ -1,60 +1,62 @@
-"""A stored state being read: every tensor once, with its shape, and all that is wrong at once."""
+"""Named arrays of a stored model: read, checked against the wanted shapes, and put in a tree."""
 
 import os
 from collections.abc import Iterable, Mapping
+from typing import Any
 
+import jax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from txl_jax.checkpoint.errors import ModelFormatError
 
 
 class Tensors:
-    """Arrays by their foreign names; remembers which were taken and what was wrong with them.
+    """Arrays of a stored state; each is taken once, and all problems are reported together.
 
     Args:
-      state: name to array.
+      state: arrays by name.
     """
 
     def __init__(self, state: Mapping[str, np.ndarray]):
-        self.left = dict(state)
-        self.problems: list[str] = []
+        self._left = dict(state)
+        self._problems: list[str] = []
 
     def __contains__(self, name: str) -> bool:
-        return name in self.left
+        return name in self._left
 
     def take(self, name: str, *shapes: tuple[int, ...]) -> np.ndarray:
-        """The tensor as float32 in the first of ``shapes``, the others are as good.
+        """An array as float32 in the first of ``shapes``; it may be stored in any of them.
 
-        Zeros in its place where there is a problem with it.
+        Zeros if there is a problem with it.
         """
-        if name not in self.left:
-            self.problems.append(f"{name} {list(shapes[0])} is missing")
+        if name not in self._left:
+            self._problems.append(f"{name} {list(shapes[0])} is missing")
             return np.zeros(shapes[0], np.float32)
-        tensor = np.asarray(self.left.pop(name))
+        tensor = np.asarray(self._left.pop(name))
         if tensor.shape not in shapes:
             expected = " or ".join(str(list(shape)) for shape in shapes)
-            self.problems.append(f"{name} is {list(tensor.shape)}, expected {expected}")
+            self._problems.append(f"{name} is {list(tensor.shape)}, expected {expected}")
             return np.zeros(shapes[0], np.float32)
         return tensor.astype(np.float32).reshape(shapes[0])
 
     def alias(self, name: str, of: str, tensor: np.ndarray, why: str) -> None:
-        """Takes another name of the tensor ``of``; it may be absent, but must not differ."""
-        if name in self.left and not np.array_equal(self.take(name, tensor.shape), tensor):
-            self.problems.append(f"{name} differs from {of}, and {why}")
+        """Takes a second name of the array ``of``; it may be absent, but must not differ."""
+        if name in self._left and not np.array_equal(self.take(name, tensor.shape), tensor):
+            self._problems.append(f"{name} differs from {of}, and {why}")
 
     def finish(self, ignored: Iterable[str] = ()) -> None:
-        """Raises ModelFormatError with all problems, tensors that nothing took among them."""
-        extra = [name for name in self.left if name not in ignored]
-        problems = self.problems + [f"{name} is not known" for name in extra]
-        if problems:
+        """Raises ModelFormatError with all problems, including arrays that nothing took."""
+        unknown = [f"{name} is not known" for name in self._left if name not in ignored]
+        if problems := self._problems + unknown:
             raise ModelFormatError(
                 "the state does not fit the configuration: " + "; ".join(problems)
             )
 
 
 def read_safetensors(path: str) -> dict[str, np.ndarray]:
-    """The tensors of a safetensors file by name; raises ModelFormatError where there are none."""
-    from safetensors import SafetensorError  # here, so that models run where it is not installed
+    """The arrays of a safetensors file by name; raises ModelFormatError if it cannot be read."""
+    from safetensors import SafetensorError  # not needed to run a model
     from safetensors.numpy import load_file
 
     if not os.path.isfile(path):
@@ -62,4 +64,28 @@ def read_safetensors(path: str) -> dict[str, np.ndarray]:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise ModelFormatError(f"{path}: is not a whole safetensors file ({error})") from error
+        raise ModelFormatError(f"{path}: is not a complete safetensors file ({error})") from error
+
+
+def flat_params(params: Any) -> dict[str, np.ndarray]:
+    """Parameters by their path in the tree, in C order: safetensors writes the raw memory."""
+    flat = flatten_dict(jax.device_get(params), sep="/")
+    return {name: np.ascontiguousarray(array) for name, array in sorted(flat.items())}
+
+
+def params_from_flat(tensors: Mapping[str, np.ndarray], shapes: Any) -> dict[str, Any]:
+    """The tree of parameters from arrays by their paths.
+
+    Args:
+      tensors: arrays by path.
+      shapes: the tree of wanted shapes, see
+        :func:`~txl_jax.checkpoint.trained_model.param_shapes`.
+
+    Raises:
+      ModelFormatError: an array is missing, unknown, or has another shape.
+    """
+    left = Tensors(tensors)
+    flat = flatten_dict(shapes, sep="/")
+    params = {name: left.take(name, leaf.shape) for name, leaf in flat.items()}
+    left.finish()
+    return unflatten_dict(params, sep="/")

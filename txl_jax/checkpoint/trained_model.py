@@ -1,11 +1,11 @@
-"""A trained model, whole, and the shapes of its parameters."""
+"""A trained model with its vocabulary and settings, and the shapes of its parameters."""
 
 import dataclasses
 from typing import Any
 
 import jax
 
-from txl_jax.checkpoint.checkpoints import RAW
+from txl_jax.checkpoint.orbax_store import RAW
 from txl_jax.config import ExperimentConfig, TransformerXLConfig
 from txl_jax.data.vocab import Vocab
 from txl_jax.model.transformer_xl import TransformerXL
@@ -13,7 +13,7 @@ from txl_jax.model.transformer_xl import TransformerXL
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
-    """A trained model, whole.
+    """A trained model with its parameters, vocabulary and settings.
 
     Example:
       >>> import txl_jax
@@ -24,13 +24,13 @@ class TrainedModel:
       (0, 'raw', 'quickstart')
 
     Attributes:
-      model: the module.
-      params: its parameters; ``model.apply({"params": params}, ...)``.
-      vocab: text to ids and back.
-      config: of the experiment.
-      step: of the checkpoint.
-      weights: which of its parameters, ``raw`` or a mean of them (training/average.py).
-      others: names of what else the checkpoint has.
+      model: the Flax module.
+      params: its parameters, for ``model.apply({"params": params}, ...)``.
+      vocab: encodes text to token ids and decodes them.
+      config: the settings of the experiment.
+      step: the step of the checkpoint.
+      weights: ``raw``, or the name of an average of the parameters (training/average.py).
+      others: the names of the checkpoint's other parameters.
     """
 
     model: TransformerXL
@@ -43,14 +43,14 @@ class TrainedModel:
 
 
 def parameter_count(params: Any) -> int:
-    """How many numbers the parameters are."""
+    """The number of scalars in the parameters."""
     return sum(x.size for x in jax.tree.leaves(params))
 
 
 def param_shapes(c: TransformerXLConfig) -> Any:
-    """Shape and dtype of every parameter of ``TransformerXL(c)``; nothing is computed."""
+    """Shape and dtype of every parameter of ``TransformerXL(c)``, without computing them."""
     model = TransformerXL(c)
-    # some windows need a memory, some forms must not have one
+    # some attention windows need a memory, and forms without memory refuse one
     mems = model.init_mems(batch_size=1, mem_len=0 if c.memory_free else 1)
     tokens = jax.ShapeDtypeStruct((1, 1), "int32")
     return jax.eval_shape(model.init, jax.random.key(0), tokens, mems)["params"]

@@ -1,79 +1,68 @@
 """Every file that this program writes in a workdir, and the folders that it may write in.
 
-A folder belongs to a run once its ``config.json`` is there. The modes that compare runs write in
-folders without one and note it in ``.txl_jax``. Files of the user's own are never overwritten.
+A folder belongs to a run once its ``config.json`` exists. The modes that compare runs write in
+folders without one and record this in ``.txl_jax``. A user's own files are never overwritten.
+
+A mode calls :func:`check_outputs` (and :func:`check_file` for a file that a setting names) before
+any long work, and writes its files within :func:`print_on_error`.
 """
 
+import contextlib
+import itertools
 import os
+import tempfile
+from collections.abc import Iterator
 
 from txl_jax.checkpoint.errors import WorkdirError
-from txl_jax.files import json_object, naming
+from txl_jax.config import ConfigError
+from txl_jax.files import json_object, naming, why_not_written
+
+FORMAT = 2
+"""The version of checkpoints and exported models. This program reads no other one."""
 
 CONFIG, VOCAB = "config.json", "vocab.json"
 MODEL = "model.safetensors"
-"""The parameters of an exported model; they are loaded in preference to checkpoints."""
+"""The parameters of an exported model."""
 CHECKPOINTS = "checkpoints"
+WRITTEN_IN = (CHECKPOINTS, "tensorboard")
+"""The folders of a workdir that training writes in."""
 LOCK, PROBE, OUTPUTS = ".lock", ".writable", ".txl_jax"
 
+
+def _figures(*names: str) -> tuple[str, ...]:
+    return tuple(f"{name}.{ending}" for name in names for ending in ("png", "svg"))
+
+
+MODE_FILES: dict[str, tuple[str, ...]] = {
+    "evaluate": ("evaluation.json", "evaluations.jsonl"),
+    "generate": ("sample.txt", "samples.jsonl"),
+    "context": ("context_losses.npz", "context.json", "context.csv", *_figures("context")),
+    "recl": ("recl.json", "recl.csv", "recl_gains.csv", *_figures("recl", "recl_loss")),
+    "attention": (
+        *("attention.json", "attention.csv", "attention.npz"),
+        *_figures("attention", "attention_heads", "attention_terms"),
+    ),
+    "ablation": ("ablation.json", "ablation.csv", *_figures("ablation")),
+    "speed": ("speed.json",),
+    "probe": ("probe.json", "probe.csv", *_figures("probe")),
+    "report": ("report.html",),
+}
+"""The results of each mode, written in its workdir at the end."""
+
 FILES = (
-    LOCK,
-    OUTPUTS,
-    PROBE,
-    "ablation.csv",
-    "ablation.json",
-    "ablation.png",
-    "ablation.svg",
-    "attention.csv",
-    "attention.json",
-    "attention.npz",
-    "attention.png",
-    "attention.svg",
-    "attention_heads.png",
-    "attention_heads.svg",
-    "attention_terms.png",
-    "attention_terms.svg",
-    CHECKPOINTS,
-    CONFIG,
-    "context.csv",
-    "context.json",
-    "context.png",
-    "context.svg",
-    "context_losses.npz",
-    "evaluation.json",
-    "evaluations.jsonl",
-    "library.log",
-    "loss.png",
-    "metrics.jsonl",
-    MODEL,
-    "probe.csv",
-    "probe.json",
-    "probe.png",
-    "probe.svg",
-    "recl",
-    "recl.csv",
-    "recl.json",
-    "recl.png",
-    "recl.svg",
-    "recl_gains.csv",
-    "recl_loss.png",
-    "recl_loss.svg",
-    "report.html",
-    "sample.txt",
-    "samples.jsonl",
-    "soft_targets.npz",
-    "speed.json",
-    "start.json",
-    "tensorboard",
-    VOCAB,
+    *(LOCK, OUTPUTS, PROBE, CHECKPOINTS, CONFIG, MODEL, VOCAB),
+    *("library.log", "loss.png", "metrics.jsonl", "soft_targets.npz", "start.json"),
+    *("recl", "tensorboard"),
+    *itertools.chain.from_iterable(MODE_FILES.values()),
 )
-"""Names of all files and folders in a workdir; each file is also written as ``<name>.tmp``."""
+"""The names of all files and folders in a workdir; a file may also end in ``.tmp``."""
 
 
 def check_free(workdir: str) -> None:
-    """Refuses to train in a folder that is neither a run's nor free of this program's file names.
+    """Refuses to train in a folder that is not a run's and has files that a run would overwrite.
 
     Raises:
-      WorkdirError: an exported model is in it, or files that training would overwrite; names them.
+      WorkdirError: it has an exported model, or such files; names them.
     """
     if os.path.exists(os.path.join(workdir, MODEL)):
         raise WorkdirError(
@@ -82,30 +71,30 @@ def check_free(workdir: str) -> None:
             " with its parameters"
         )
     if not os.path.exists(os.path.join(workdir, CONFIG)):
-        _refuse(workdir, [name for name in _taken(workdir) if name != OUTPUTS])
+        _refuse_overwriting(workdir, [name for name in _our_names(workdir) if name != OUTPUTS])
 
 
 def register_outputs(workdir: str, mode: str) -> None:
-    """Notes that the files of a mode that compares runs are this program's; makes the folder.
+    """Records that this program wrote the files of a mode that compares runs; makes the folder.
 
     Args:
-      workdir: where the mode writes; a run's own workdir needs no note.
-      mode: ``ablation``, ``recl`` or ``report``; its files' names start with it.
+      workdir: the folder that the mode writes in; a run's own workdir needs no record.
+      mode: ``ablation``, ``recl`` or ``report``; the names of its files start with it.
 
     Raises:
-      WorkdirError: files of these names are there and the folder has no such note.
-      OSError: the note cannot be written.
+      WorkdirError: files with these names exist, and the folder has no such record.
+      OSError: the record cannot be written.
     """
     os.makedirs(workdir, exist_ok=True)
-    path, modes = os.path.join(workdir, OUTPUTS), []
     if os.path.exists(os.path.join(workdir, CONFIG)):
         return
+    path, modes = os.path.join(workdir, OUTPUTS), []
     if os.path.exists(path):
         with open(path, encoding="utf-8", errors="replace") as file:
             modes = file.read().split()
     if mode in modes:
         return
-    _refuse(workdir, [name for name in _taken(workdir) if name.startswith(mode)])
+    _refuse_overwriting(workdir, [name for name in _our_names(workdir) if name.startswith(mode)])
     with naming(path), open(path, "a", encoding="utf-8") as file:
         file.write(f"{mode}\n")
 
@@ -114,7 +103,7 @@ def is_exported(folder: str) -> bool:
     """Whether a folder holds an exported model, not a run with checkpoints.
 
     Raises:
-      WorkdirError: it holds both, so that nobody knows which of them is meant.
+      WorkdirError: it holds both, so it is unclear which model is meant.
     """
     if not os.path.exists(os.path.join(folder, MODEL)):
         return False
@@ -127,7 +116,93 @@ def is_exported(folder: str) -> bool:
     return True
 
 
-def _refuse(workdir: str, names: list[str]) -> None:
+def check_writable(workdir: str, folders: tuple[str, ...] = ()) -> None:
+    """Makes the workdir, and tries to write in it and in each of its ``folders`` that exists.
+
+    A folder may be on another disk, read-only, or without free space or inodes.
+
+    Raises:
+      WorkdirError: one of them cannot be written.
+    """
+    try:
+        os.makedirs(workdir, exist_ok=True)
+        _try_writing(workdir)
+    except OSError as error:
+        raise WorkdirError(
+            f"--workdir={workdir}: cannot be written ({why_not_written(error)}); name a folder"
+            " that can"
+        ) from error
+    for name in folders:
+        folder = os.path.join(workdir, name)
+        if not os.path.lexists(folder):
+            continue
+        try:
+            _try_writing(folder)
+        except OSError as error:
+            raise WorkdirError(
+                f"--workdir={workdir}: its folder {name} cannot be written"
+                f" ({why_not_written(error)}); make it writable, or name another --workdir"
+            ) from error
+
+
+def check_outputs(workdir: str, *modes: str) -> None:
+    """Makes the workdir; raises WorkdirError if a file of these modes cannot be written."""
+    check_writable(workdir)
+    for path in (os.path.join(workdir, name) for mode in modes for name in MODE_FILES[mode]):
+        if os.path.isdir(path):
+            raise WorkdirError(
+                f"{path}: is a folder, and results are written in a file of this name"
+            )
+        if os.path.exists(path) and not os.access(path, os.W_OK):
+            raise WorkdirError(f"{path}: is read-only, and results are written there; move it away")
+
+
+def check_file(key: str, path: str | None) -> None:
+    """Raises ConfigError if the file that a setting names cannot be written; changes no file.
+
+    Args:
+      key: the key of the setting.
+      path: ``None`` and ``-`` name no file.
+    """
+    if path is None or path == "-":
+        return
+    exists = os.path.exists(path)
+    if exists and not os.path.isfile(path) and not os.path.isdir(path):
+        return  # a device or a pipe
+    try:
+        with open(path, "ab"):
+            pass
+        if not exists:
+            os.remove(path)
+    except OSError as error:
+        raise ConfigError(
+            f"config key {key} = {path!r}: cannot be written ({error.strerror}); name a file in a"
+            " folder that exists and can be written"
+        ) from error
+
+
+@contextlib.contextmanager
+def print_on_error(result: str) -> Iterator[None]:
+    """Prints a result if the block that writes its files fails, so that the work is not lost."""
+    try:
+        yield
+    except BaseException:
+        print(result, flush=True)
+        raise
+
+
+def _try_writing(folder: str) -> None:
+    """Makes a folder with a file of one disk block (4096 bytes), and removes both."""
+    with (
+        tempfile.TemporaryDirectory(prefix=f"{PROBE}-", dir=folder) as made,
+        open(os.path.join(made, PROBE), "wb") as file,
+    ):
+        file.write(bytes(4096))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _refuse_overwriting(workdir: str, names: list[str]) -> None:
     if names:
         raise WorkdirError(
             f"--workdir={workdir}: is not the folder of a run, and these files in it would be"
@@ -135,25 +210,23 @@ def _refuse(workdir: str, names: list[str]) -> None:
         )
 
 
-def _taken(workdir: str) -> list[str]:
-    """Files of this program's names, but for those that a run killed at its start leaves."""
-    there = sorted(os.listdir(workdir)) if os.path.isdir(workdir) else []
-    ours = [name for name in there if name.removesuffix(".tmp") in FILES]
+def _our_names(workdir: str) -> list[str]:
+    """Files with this program's names, except those that a run killed at its start leaves."""
+    names = sorted(os.listdir(workdir)) if os.path.isdir(workdir) else []
+    ours = [name for name in names if name.removesuffix(".tmp") in FILES]
     return [name for name in ours if not _is_left_over(os.path.join(workdir, name), name)]
 
 
 def _is_left_over(path: str, name: str) -> bool:
     if os.path.isdir(path):
         return all(inner.startswith(".") for inner in os.listdir(path))
-    if name == f"{CONFIG}.tmp":
-        return True
     if name in (PROBE, LOCK) and not os.path.getsize(path):
         return True
-    return name == LOCK and _is_lock(path)
+    return name == f"{CONFIG}.tmp" or (name == LOCK and _is_lock(path))
 
 
 def _is_lock(path: str) -> bool:
-    """Whether a file says which process trains, as txl_jax/checkpoint/lock.py writes it."""
+    """Whether a file names the process that trains, as lock.py writes it."""
     try:
         with open(path, "rb") as file:
             return "pid" in json_object(file.read(10_000))

@@ -2,7 +2,7 @@
 
 pytorch.py  tensorflow.py  huggingface.py   tensors of one program to parameters
 files.py  vocabulary.py                     tensors and symbols out of files
-conversion.py  exported.py  __main__.py     whole models, and the command
+conversion.py  saving.py  __main__.py     whole models, and the command
 
 Example:
   >>> from txl_jax import convert
@@ -17,7 +17,8 @@ Example:
 """
 
 from txl_jax.checkpoint.errors import ModelFormatError
-from txl_jax.checkpoint.exported import export, load_exported, save
+from txl_jax.checkpoint.loading import load_exported
+from txl_jax.checkpoint.saving import export, save
 from txl_jax.convert.conversion import Request, to_workdir
 from txl_jax.convert.huggingface import config_from_huggingface, params_from_huggingface
 from txl_jax.convert.pytorch import config_from_pytorch, params_from_pytorch

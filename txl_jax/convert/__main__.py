@@ -19,7 +19,7 @@ from absl import logging
 
 from txl_jax import interrupts
 from txl_jax.checkpoint.errors import CheckpointError, ModelFormatError, WorkdirError
-from txl_jax.checkpoint.exported import export
+from txl_jax.checkpoint.saving import export
 from txl_jax.config import ConfigError
 from txl_jax.config.folders import expanded
 from txl_jax.convert.conversion import Format, Request, to_workdir

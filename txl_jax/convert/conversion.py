@@ -14,8 +14,10 @@ import jax
 
 from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.checkpoint.errors import ModelFormatError
-from txl_jax.checkpoint.exported import load_exported, read_json, refuse_used
+from txl_jax.checkpoint.loading import load_exported
 from txl_jax.checkpoint.provenance import provenance
+from txl_jax.checkpoint.saving import require_empty_folder
+from txl_jax.checkpoint.workdir import read_json
 from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB
 from txl_jax.config import (
     CheckpointConfig,
@@ -80,7 +82,7 @@ class Request:
 
     Attributes:
       source: a file with tensors, a TF checkpoint's prefix, or a folder of Hugging Face's or of
-        :func:`~txl_jax.checkpoint.exported.export`.
+        :func:`~txl_jax.checkpoint.saving.export`.
       workdir: new or empty.
       format: whose it is; ``None``: told by what a folder or a prefix looks like, else
         ``pytorch``.
@@ -110,7 +112,7 @@ def to_workdir(request: Request) -> TransformerXLConfig:
       ConfigError, DataError: a setting, the corpus or the vocabulary cannot be used.
     """
     r = request
-    refuse_used(r.workdir)
+    require_empty_folder(r.workdir)
     for key in r.overrides:
         if key.partition(".")[0] == "model":
             raise ModelFormatError(f"{key}: the model is the source's; use args of its program")
@@ -147,7 +149,7 @@ def detect(source: str) -> Format:
     if is_tensorflow(source):
         return "tensorflow"
     if os.path.isdir(source):
-        return "txl_jax" if "model" in read_json(source, "config.json") else "huggingface"
+        return "txl_jax" if "model" in read_json(os.path.join(source, CONFIG)) else "huggingface"
     if not os.path.exists(source):
         raise ModelFormatError(f"{source}: there is no such file, folder or TF checkpoint")
     return "pytorch"
@@ -157,7 +159,7 @@ def _known_args(r: Request, name: str) -> dict[str, Any] | None:
     """The constructor's arguments; ``None`` where the file with the tensors has them."""
     if name == "huggingface":
         folder = r.source if os.path.isdir(r.source) else os.path.dirname(r.source)
-        return {**read_json(folder, "config.json"), **(r.args or {})}
+        return {**read_json(os.path.join(folder, CONFIG)), **(r.args or {})}
     if name == "nvidia" and r.source.endswith(TORCH):
         return None
     if r.args is None:
@@ -255,7 +257,7 @@ def _exported_to_workdir(r: Request) -> TransformerXLConfig:
     given = [name for name in ("args", "vocab") if getattr(r, name) is not None]
     if given:
         raise ModelFormatError(f"{given[0]}: an exported model has its own; leave it out")
-    record = read_json(r.source, CONFIG)
+    record = read_json(os.path.join(r.source, CONFIG))
     trained = load_exported(r.source)
     exp = trained.config
     if r.data is not None:

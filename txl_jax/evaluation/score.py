@@ -20,8 +20,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from txl_jax.checkpoint.outputs import check_file
 from txl_jax.checkpoint.trained_model import TrainedModel
+from txl_jax.checkpoint.workdir_files import check_file
 from txl_jax.config import ConfigError, ScoreConfig, TransformerXLConfig
 from txl_jax.data.batch import Batch, make_batch
 from txl_jax.data.errors import DataError

@@ -23,9 +23,9 @@ from typing import Any
 import jax
 
 from txl_jax.checkpoint.errors import ModelFormatError
-from txl_jax.checkpoint.exported import flat_params
 from txl_jax.checkpoint.loading import load
-from txl_jax.checkpoint.workdir import experiment_of, read_json, read_record, vocab_of
+from txl_jax.checkpoint.tensors import flat_params
+from txl_jax.checkpoint.workdir import read_experiment, read_json, read_record, read_vocab
 from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB
 from txl_jax.config import ConfigError, DataConfig, ExperimentConfig, TransformerXLConfig
 from txl_jax.config.checks import check_combinations
@@ -146,7 +146,7 @@ def _described(folder: str, named: str) -> tuple[ExperimentConfig, Vocab]:
                 f"there is no {name} in it; name the workdir of a run, or a folder that `python -m"
                 " txl_jax.convert` wrote",
             )
-    return experiment_of(folder), vocab_of(folder)
+    return read_experiment(folder), read_vocab(folder)
 
 
 def _model(exp: ExperimentConfig, there: TransformerXLConfig) -> TransformerXLConfig:

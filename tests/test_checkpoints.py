@@ -11,7 +11,8 @@ import pytest
 from tiny_runs import arrays, corpus_and_experiment, run
 
 import txl_jax
-from txl_jax.checkpoint import checksums as seals
+from txl_jax.checkpoint import checksums
+from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
 from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.training.optimizer import make_optimizer
@@ -62,8 +63,8 @@ def largest_file(folder):
     return max(files, key=lambda p: p.stat().st_size)
 
 
-def unseal(step_folder):
-    """As if the process had died between the commit and the seal."""
+def remove_manifest(step_folder):
+    """As if the process had died between the commit and the manifest."""
     for name in ("checksums.json", "checksums.written"):
         (step_folder / name).unlink()
 
@@ -81,33 +82,35 @@ def damage(kind, step_folder):
         largest_file(step_folder).unlink()
     elif kind == "missing metadata":
         (step_folder / "params" / "_METADATA").unlink()
-    elif kind == "missing manifest before it was sealed":  # without _METADATA Orbax restores it
-        unseal(step_folder)
+    elif (
+        kind == "missing array manifest before the checksums"
+    ):  # without _METADATA Orbax restores it
+        remove_manifest(step_folder)
         (step_folder / "params" / "manifest.ocdbt").unlink()
-    elif kind in SEALS:
-        (step_folder / "checksums.json").write_bytes(SEALS[kind])
-    elif kind == "deleted seal":
+    elif kind in MANIFESTS:
+        (step_folder / "checksums.json").write_bytes(MANIFESTS[kind])
+    elif kind == "deleted checksums":
         (step_folder / "checksums.json").unlink()
     elif kind == "no meta":
         for path in sorted((step_folder / "meta").rglob("*"), reverse=True):
             path.unlink()
         (step_folder / "meta").rmdir()
-    elif kind == "truncated before it was sealed":
-        unseal(step_folder)
+    elif kind == "truncated before the checksums":
+        remove_manifest(step_folder)
         for path in (step_folder / "params").rglob("*"):
             if path.is_file():
                 path.write_bytes(b"")
 
 
-SEALS = {
-    "damaged seal": b"{",
-    "seal of nothing": b"{}",
-    "seal that is a list": b'["params/_METADATA"]',
-    "seal that is a number": b"7",
-    "seal that is null": b"null",
-    "seal that is not UTF-8": b"\xff",
-    "seal with a key twice": b'{"meta/metadata": "a", "meta/metadata": "b"}',
-    "seal of deep lists": 100_000 * b"[",
+MANIFESTS = {
+    "damaged checksums": b"{",
+    "checksums of nothing": b"{}",
+    "checksums that is a list": b'["params/_METADATA"]',
+    "checksums that is a number": b"7",
+    "checksums that is null": b"null",
+    "checksums that is not UTF-8": b"\xff",
+    "checksums with a key twice": b'{"meta/metadata": "a", "meta/metadata": "b"}',
+    "checksums of deep lists": 100_000 * b"[",
 }
 
 
@@ -133,11 +136,11 @@ def test_a_state_without_memory_is_restored(folder):
         "truncated",
         "missing file",
         "missing metadata",
-        "missing manifest before it was sealed",
-        "deleted seal",
-        *SEALS,
+        "missing array manifest before the checksums",
+        "deleted checksums",
+        *MANIFESTS,
         "no meta",
-        "truncated before it was sealed",
+        "truncated before the checksums",
     ],
 )
 def test_damage_falls_back_to_the_checkpoint_before_it_and_loses_nothing(folder, kind, capsys):
@@ -188,7 +191,7 @@ def test_saving_a_step_twice_is_an_error_not_a_silent_skip(folder):
     exp, state, _, _ = save_some(folder)
     with (
         Checkpoints(str(folder / "run"), exp.checkpoint) as again,
-        pytest.raises(CheckpointError, match="of the same or a later step is there"),
+        pytest.raises(CheckpointError, match="has a checkpoint of the same or a later step"),
     ):
         again.save(3, at_step(state, 3), {"config": exp.to_dict()}, None)
 
@@ -211,28 +214,28 @@ def test_the_newest_and_the_best_are_kept(folder):
     with Checkpoints(str(folder / "run"), exp.checkpoint) as reopened:
         assert reopened.choose("best") == 2
         assert reopened.choose("latest") == 6
-        assert reopened.valid_loss(2) == 1.0
+        assert CheckpointFolder(str(folder / "run")).valid_loss(2) == 1.0
         with pytest.raises(CheckpointError, match=r"there is no checkpoint 4 in .*, only 2, 5, 6"):
             reopened.choose("4")
 
 
-def test_every_checkpoint_is_sealed_with_the_hash_of_each_file(folder):
+def test_every_checkpoint_has_a_checksum_of_each_file(folder):
     _, _, _, checkpoints = save_some(folder)
     for step in (2, 3):
-        sealed = json.loads((checkpoints / str(step) / "checksums.json").read_text())
+        manifest = json.loads((checkpoints / str(step) / "checksums.json").read_text())
         files = {
             str(p.relative_to(checkpoints / str(step)))
             for p in (checkpoints / str(step)).rglob("*")
             if p.is_file() and p.name not in ("checksums.json", "checksums.written")
         }
-        assert set(sealed) == files
+        assert set(manifest) == files
 
 
 @pytest.mark.parametrize("who", ["training", "evaluation"])
-def test_a_checkpoint_that_was_never_sealed_is_sealed_when_it_is_first_restored(folder, who):
+def test_a_checkpoint_without_a_manifest_gets_one_when_it_is_first_restored(folder, who):
     exp, _, abstract, checkpoints = save_some(folder)
     want = (checkpoints / "3" / "checksums.json").read_bytes()
-    unseal(checkpoints / "3")
+    remove_manifest(checkpoints / "3")
     if who == "training":
         assert int(restore(folder, exp, abstract)[0].step) == 3
     else:
@@ -243,7 +246,7 @@ def test_a_checkpoint_that_was_never_sealed_is_sealed_when_it_is_first_restored(
     assert int(restore(folder, exp, abstract)[0].step) == 2
 
 
-def test_a_deleted_seal_is_told_from_one_that_never_was(folder, capsys):
+def test_a_deleted_manifest_is_distinguished_from_one_that_was_never_written(folder, capsys):
     exp, _, abstract, checkpoints = save_some(folder)
     (checkpoints / "3" / "checksums.written").unlink()  # of a program that did not write it yet
     restore(folder, exp, abstract)
@@ -259,14 +262,14 @@ def test_a_deleted_seal_is_told_from_one_that_never_was(folder, capsys):
     assert (checkpoints / "damaged-3").is_dir()
 
 
-def test_a_checkpoint_on_a_read_only_disk_is_used_without_a_seal(folder, monkeypatch):
+def test_a_checkpoint_on_a_read_only_disk_is_used_without_a_manifest(folder, monkeypatch):
     exp, _, abstract, checkpoints = save_some(folder)
-    unseal(checkpoints / "3")
+    remove_manifest(checkpoints / "3")
 
     def read_only(path, *_, **__):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 
-    monkeypatch.setattr(seals, "write_manifest", read_only)
+    monkeypatch.setattr(checksums, "write_manifest", read_only)
     assert int(restore(folder, exp, abstract)[0].step) == 3
     assert not (checkpoints / "3" / "checksums.json").exists()
 
@@ -277,7 +280,7 @@ def test_a_checkpoint_of_another_config_is_refused_with_the_keys_that_differ(fol
     with pytest.raises(CheckpointError) as caught:
         restore(folder, exp, abstract)
     assert str(caught.value) == (
-        "checkpoint 3 is of another config: model.n_layer: 2 -> 1; seed: 0 -> 5. Use another"
+        "checkpoint 3 has another config: model.n_layer: 2 -> 1; seed: 0 -> 5. Use another"
         " --workdir, or the checkpoint's values"
     )
 
@@ -288,16 +291,38 @@ def test_settings_that_do_not_touch_the_state_may_change(folder):
     assert int(restore(folder, exp, abstract)[0].step) == 3
 
 
-def test_a_checkpoint_of_a_newer_format_is_refused(folder, monkeypatch):
-    exp, _, abstract, _ = save_some(folder)
-    monkeypatch.setattr("txl_jax.checkpoint.checkpoints.FORMAT", 0)
-    with pytest.raises(CheckpointError, match="has format 1, newer than this program's 0"):
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_checkpoint_of_another_format_is_refused_and_stays(folder, monkeypatch, version):
+    with monkeypatch.context() as patch:
+        patch.setattr("txl_jax.checkpoint.checkpoints.FORMAT", version)
+        exp, _, abstract, checkpoints = save_some(folder)
+    refused = f"has format {version}, and this version of txl_jax reads format 2 only"
+    with pytest.raises(CheckpointError, match=refused) as caught:
         restore(folder, exp, abstract)
+    assert "\n" not in str(caught.value)
+    with Checkpoints(str(folder / "run")) as reader, pytest.raises(CheckpointError, match=refused):
+        reader.restore_params(3, abstract.params)
+    assert {"2", "3"} <= set(os.listdir(checkpoints))
+
+
+def test_opening_removes_the_files_of_the_program_only(folder):
+    exp, _, _, checkpoints = save_some(folder)
+    mine = (
+        "replaced-notes",
+        "replaced-",
+        "notes.orbax-checkpoint-tmp",
+        "4.orbax-checkpoint-tmp.gz",
+    )
+    ours = ("4.orbax-checkpoint-tmp", "4.orbax-checkpoint-tmp-17", "replaced-3")
+    for name in (*mine, *ours):
+        (checkpoints / name).mkdir()
+    with Checkpoints(str(folder / "run"), exp.checkpoint):
+        assert set(os.listdir(checkpoints)) == {"2", "3", *mine}
 
 
 def test_training_leaves_a_model_that_load_gives_back(folder):
+    from txl_jax.checkpoint.loading import load_workdir as load
     from txl_jax.checkpoint.workdir import init_workdir
-    from txl_jax.checkpoint.workdir import load_workdir as load
 
     corpus, exp = corpus_and_experiment(folder)
     claim_dir = folder / "run"

@@ -1,0 +1,122 @@
+"""Orbax input and output: named items of one step, retention, and the items of a training state."""
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import orbax.checkpoint as ocp
+from absl import logging
+from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
+from orbax.checkpoint.options import AsyncOptions
+
+from txl_jax.config import CheckpointConfig
+from txl_jax.parallel import processes
+
+METRIC = "valid_loss"
+"""The name of the validation loss in nats among Orbax's metrics; infinite if not measured."""
+RAW = "raw"
+"""The name of the parameters as the last update left them, without averaging."""
+
+
+class OrbaxStore:
+    """Saves and restores the items of a step; it opens Orbax's manager when first needed.
+
+    Args:
+      folder: the absolute path of ``checkpoints/``.
+      c: which checkpoints to keep; ``None``: read only.
+    """
+
+    def __init__(self, folder: str, c: CheckpointConfig | None):
+        self._folder, self._options = folder, _options(c)
+        self._manager: ocp.CheckpointManager | None = None
+
+    def _opened(self) -> ocp.CheckpointManager:
+        if self._manager is None:
+            logging.set_stderrthreshold("error")
+            self._manager = _Manager(self._folder, options=self._options)
+        return self._manager
+
+    def save(self, step: int, items: dict[str, Any], valid_loss: float | None) -> bool:
+        """Starts to save; returns once the arrays are copied. False: Orbax refuses this step."""
+        metrics = {METRIC: float("inf") if valid_loss is None else valid_loss}
+        args = ocp.args.Composite(**items)
+        return self._opened().save(step, args=args, metrics=metrics)
+
+    def restore(self, step: int, shapes: dict[str, Any]) -> Any:
+        """The items of a step by name, from their shapes, dtypes and shardings."""
+        items = {name: ocp.args.StandardRestore(shape) for name, shape in shapes.items()}
+        return self._opened().restore(step, args=ocp.args.Composite(**items))
+
+    def wait(self) -> None:
+        """Waits until all saves have ended; raises what their threads raised, of any type."""
+        if self._manager is not None:
+            self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Closes the manager; the next use opens a new one, which reads the folder again."""
+        if self._manager is not None:
+            self._manager.close()
+            self._manager = None
+
+    def discard(self) -> None:
+        """Closes the manager after a failed save; closing it raises the same error once more."""
+        with contextlib.suppress(Exception):
+            self.close()
+        self._manager = None
+
+
+class _Manager(ocp.CheckpointManager):
+    """Orbax's manager without its question to JAX about preemption: each call there counts."""
+
+    def reached_preemption(self, step: int) -> bool:
+        """Never: training asks at steps on which all processes agree."""
+        return False
+
+
+def _options(c: CheckpointConfig | None) -> ocp.CheckpointManagerOptions:
+    if c is None:
+        return ocp.CheckpointManagerOptions(read_only=True)
+    loss = lambda metrics: metrics[METRIC]
+    policies: list[Any] = [keep.LatestN(n=c.keep_last)]
+    if c.keep_best:
+        policies.append(keep.BestN(get_metric_fn=loss, reverse=True, n=c.keep_best))
+    return ocp.CheckpointManagerOptions(
+        preservation_policy=keep.AnyPreservationPolicy(policies),
+        best_fn=loss,
+        best_mode="min",
+        enable_async_checkpointing=True,
+        # If a thread cannot create the folder, the threads of the items wait five minutes for it
+        # when the process exits. Created synchronously, a save that cannot begin raises at once.
+        async_options=AsyncOptions(create_directories_asynchronously=False),
+    )
+
+
+def params_item(weights: str) -> str:
+    """The item that holds the raw parameters or an average of them."""
+    return "params" if weights == RAW else f"average_{weights}"
+
+
+def state_items(state: Any) -> dict[str, Any]:
+    """The arrays of a training state by item; arrays without elements are left out for Orbax."""
+    mems = {"hidden": state.mems.hidden, "filled": state.mems.filled}
+    return {
+        "params": state.params,
+        "optimizer": state.opt_state,
+        "mems": {name: array for name, array in mems.items() if array.size},
+        **{params_item(name): average for name, average in state.averages.items()},
+    }
+
+
+def state_from_items(step: int, items: Any, abstract: Any) -> Any:
+    """The training state of a step, with the shapes and shardings of ``abstract``."""
+    hidden = items["mems"].get("hidden")
+    if hidden is None:  # M = 0: nothing was stored
+        shape = abstract.mems.hidden
+        hidden = processes.placed(np.zeros(shape.shape, shape.dtype), shape.sharding)
+    return abstract.replace(
+        step=processes.placed(np.asarray(step, "int32"), abstract.step.sharding),
+        params=items["params"],
+        opt_state=items["optimizer"],
+        mems=abstract.mems.replace(hidden=hidden, filled=items["mems"]["filled"]),
+        averages={name: items[params_item(name)] for name in abstract.averages},
+    )

@@ -1,0 +1,140 @@
+"""A trained model as three plain files, without pickle or checkpoints; export and upload of them.
+
+model.safetensors   parameters, float32, by their path in the tree: "layer_0/attention/query"
+config.json         as in a workdir: every setting, corpus, versions
+vocab.json          as in a workdir
+"""
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from txl_jax.checkpoint.errors import ModelFormatError, WorkdirError
+from txl_jax.checkpoint.loading import first_line, import_hub, load_workdir
+from txl_jax.checkpoint.provenance import provenance
+from txl_jax.checkpoint.tensors import flat_params
+from txl_jax.checkpoint.trained_model import TrainedModel
+from txl_jax.checkpoint.workdir import read_record
+from txl_jax.checkpoint.workdir_files import CONFIG, FORMAT, MODEL, VOCAB
+from txl_jax.config import ExperimentConfig, without_paths
+from txl_jax.data.corpus import FOREIGN_VOCAB
+from txl_jax.data.sources.text import OWN_SPLITS
+from txl_jax.files import atomic_write, write_json
+
+
+def export(workdir: str, folder: str, step: str = "best") -> int:
+    """Writes the trained model of a workdir as the three files; returns its step.
+
+    Args:
+      workdir: of a run.
+      folder: new or empty.
+      step: ``best`` by validation, ``latest``, or a number.
+
+    Raises:
+      ModelFormatError: the folder is not empty or cannot be written.
+      WorkdirError, CheckpointError: as :func:`txl_jax.load`.
+    """
+    require_empty_folder(folder)
+    trained = load_workdir(workdir, step)
+    save(trained, folder, read_record(workdir))
+    return trained.step
+
+
+def save(trained: TrainedModel, folder: str, record: Mapping[str, Any] | None = None) -> None:
+    """Writes a trained model as the three files; ``txl_jax.load(folder)`` reads them.
+
+    Example:
+      >>> import os, txl_jax
+      >>> trained = txl_jax.load("runs/quickstart")
+      >>> txl_jax.save(trained, "exported")
+      >>> sorted(os.listdir("exported"))
+      ['config.json', 'model.safetensors', 'vocab.json']
+
+    Args:
+      trained: as :func:`txl_jax.load` gives it; its parameters may have been trained further.
+      folder: new or empty.
+      record: the content of its workdir's ``config.json``; ``None``: its settings and the versions
+        of today.
+
+    Raises:
+      ModelFormatError: the folder is not empty or cannot be written.
+    """
+    from safetensors.numpy import save as to_bytes  # not needed to run a model
+
+    require_empty_folder(folder)
+    os.makedirs(folder, exist_ok=True)
+    metadata = {"format": "txl_jax", "version": str(FORMAT), "step": str(trained.step)}
+    atomic_write(os.path.join(folder, MODEL), to_bytes(flat_params(trained.params), metadata))
+    write_json(os.path.join(folder, VOCAB), trained.vocab.to_json())
+    if record is None:
+        record = {**trained.config.to_dict(), "provenance": provenance()}
+    write_json(os.path.join(folder, CONFIG), _without_paths(record))
+
+
+def push(trained: TrainedModel, repository: str, private: bool = True) -> str:
+    """Uploads a model to the Hub as ``owner/name``; returns its address. Needs ``txl_jax[hub]``.
+
+    The account is the one that is logged in (``hf auth login``, or ``HF_TOKEN``).
+
+    Example:
+      >>> import txl_jax
+      >>> trained = txl_jax.load("runs/quickstart")
+      >>> txl_jax.push(trained, "owner/name")  # doctest: +SKIP
+
+    Raises:
+      WorkdirError: it cannot be uploaded; gives the reason.
+    """
+    hub = import_hub()
+    with tempfile.TemporaryDirectory() as folder:
+        save(trained, folder)
+        try:
+            hub.create_repo(repository, private=private, exist_ok=True)
+            return str(hub.upload_folder(repo_id=repository, folder_path=folder))
+        except Exception as error:
+            raise WorkdirError(f"{repository}: cannot be uploaded ({first_line(error)})") from error
+
+
+def require_empty_folder(folder: str) -> None:
+    """Raises ModelFormatError unless a folder is new or empty and can be written."""
+    if os.path.isfile(folder) or (os.path.isdir(folder) and os.listdir(folder)):
+        raise ModelFormatError(f"{folder}: is not empty; name a new or an empty folder")
+    parent = os.path.abspath(folder)
+    while not os.path.exists(parent):
+        parent = os.path.dirname(parent)
+    if not os.path.isdir(parent) or not os.access(parent, os.W_OK | os.X_OK):
+        raise ModelFormatError(f"{folder}: {parent} cannot be written; name another folder")
+
+
+def _without_paths(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A workdir's record without the paths of the machine that it was made on."""
+    settings = without_paths(ExperimentConfig, record)
+    data, corpus = record.get("data", {}), dict(record.get("corpus", {}))
+    url = data.get("url")
+    if url and not _is_public(url):
+        settings["data"] |= {"url": None, "hash": None}
+    if "label" in corpus and data.get("name") == "text":
+        corpus["label"] = _label_without_path(corpus["label"], data)
+    return {**settings, "corpus": corpus}
+
+
+def _is_public(url: str) -> bool:
+    """Whether an address has no user, password or query, which may be a token."""
+    parts = urlsplit(url)
+    return parts.scheme in ("http", "https") and "@" not in parts.netloc and not parts.query
+
+
+def _label_without_path(label: str, data: Mapping[str, Any]) -> str:
+    """The label of a user's own text with its file name in place of its path.
+
+    The path in the label may begin with another home folder than the path in ``data``.
+    """
+    path, url = data.get("path"), data.get("url")
+    if not path and url and _is_public(url):
+        return label
+    name = os.path.basename(os.path.normpath(path or ""))
+    notes = re.search(f"({re.escape(OWN_SPLITS)})?({re.escape(FOREIGN_VOCAB)})?$", label)
+    assert notes is not None  # both notes may be missing
+    return ("text" if name.startswith((".", "~")) or not name else name) + notes[0]
