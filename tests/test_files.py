@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from txl_jax.files import why_not_written, write_json
+from txl_jax.files import write_failure_reason, write_json
 
 
 def test_json_keeps_names_and_prompts_that_are_not_utf8(tmp_path):
@@ -34,4 +34,4 @@ def test_json_keeps_names_and_prompts_that_are_not_utf8(tmp_path):
     ids=["read-only", "quota", "full", "full by number", "tensorstore", "two lines", "long"],
 )
 def test_the_reason_of_a_failed_write_is_one_short_line(error, reason):
-    assert why_not_written(error) == reason
+    assert write_failure_reason(error) == reason

@@ -100,10 +100,10 @@ signal.signal(signal.SIGINT, signal.{before})
 from txl_jax import interrupts
 assert not interrupts.is_command()
 assert signal.getsignal(signal.SIGINT) is signal.{before}
-interrupts.end_at_once()
+interrupts.exit_on_interrupt()
 changed = signal.getsignal(signal.SIGINT) is not signal.{before}
 assert changed == (signal.{before} is not signal.SIG_IGN)
-interrupts.raise_again()
+interrupts.restore_keyboard_interrupt()
 assert signal.getsignal(signal.SIGINT) is signal.{after}
 assert signal.set_wakeup_fd(-1) == -1
 for thread in threading.enumerate():

@@ -17,7 +17,7 @@ from txl_jax.convert.__main__ import main as convert
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources.enwik8 import _bytes_of
-from txl_jax.messages import of_system, one_line, shown
+from txl_jax.messages import describe_os_error, one_line, short_repr
 from txl_jax.parallel import processes
 
 QUICKSTART = "--config=configs/quickstart.py"
@@ -173,7 +173,7 @@ def test_an_error_of_the_system_says_what_was_done_to_which_file(refused, tmp_pa
     ],
 )
 def test_every_form_of_a_system_error_has_a_text(error, text):
-    assert of_system(error, "m").startswith(text)
+    assert describe_os_error(error, "m").startswith(text)
 
 
 def test_long_flags_are_shortened_and_lines_joined(refused, tmp_path):
@@ -195,8 +195,8 @@ def test_long_flags_are_shortened_and_lines_joined(refused, tmp_path):
 
 
 def test_values_and_messages_are_shortened_in_the_middle():
-    assert shown("x" * 100) == repr("x" * 100)
-    assert shown("ab" * 5000) == "'" + "ab" * 49 + "a... [9,802 characters left out] ...b" + (
+    assert short_repr("x" * 100) == repr("x" * 100)
+    assert short_repr("ab" * 5000) == "'" + "ab" * 49 + "a... [9,802 characters left out] ...b" + (
         "ab" * 49 + "'"
     )
     assert one_line("two\n  lines\r\n") == "two lines"

@@ -14,6 +14,7 @@ import pytest
 from tiny_runs import call, write_config
 
 import txl_jax
+from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import DataConfig, ExperimentConfig, override
 from txl_jax.data.batch import Batch
 from txl_jax.parallel.shardings import Shardings
@@ -67,9 +68,7 @@ def _programs(changes, n) -> dict[str, ahead.Program]:
 
 
 def n_parameters(exp: ExperimentConfig) -> int:
-    return sum(
-        x.size for x in jax.tree.leaves(txl_jax.checkpoint.trained_model.param_shapes(exp.model))
-    )
+    return sum(x.size for x in jax.tree.leaves(param_shapes(exp.model)))
 
 
 # --------------------------------------------------------------------------------------

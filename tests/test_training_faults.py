@@ -35,7 +35,7 @@ from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
 from txl_jax.checkpoint.lock import LockedError, training_lock
 from txl_jax.checkpoint.workdir_files import WRITTEN_IN, check_writable
 from txl_jax.evaluation.evaluate import Evaluator
-from txl_jax.library_errors import keep_library_errors
+from txl_jax.library_errors import log_library_errors
 from txl_jax.training import loop
 from txl_jax.training import step as step_module
 from txl_jax.training.loop import NonFiniteError, train
@@ -269,7 +269,7 @@ def own_library_log(tmp_path):
     """The file for errors of libraries, for one test."""
     loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
     before = [(logger.handlers, logger.propagate) for logger in loggers], sys.unraisablehook
-    keep_library_errors(str(tmp_path))
+    log_library_errors(str(tmp_path))
     yield tmp_path / "library.log"
     for logger, (handlers, propagate) in zip(loggers, before[0], strict=True):
         logger.handlers, logger.propagate = handlers, propagate

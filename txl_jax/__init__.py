@@ -3,7 +3,7 @@
 from txl_jax import interrupts
 
 if interrupts.is_command():  # before the imports below, which take seconds
-    interrupts.end_at_once()
+    interrupts.exit_on_interrupt()
 
 from txl_jax import convert
 from txl_jax.checkpoint.loading import load

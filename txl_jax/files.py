@@ -1,4 +1,4 @@
-"""Files written whole or not at all, errors that name them, and JSON objects read back."""
+"""Atomic writes of bytes, JSON and CSV, errors that name the file, and JSON objects read back."""
 
 import contextlib
 import csv
@@ -12,12 +12,8 @@ from typing import Any
 
 
 def atomic_write(path: str, data: bytes) -> None:
-    """Writes a file whole or not at all: who dies in here leaves the file that was there.
-
-    Raises:
-      OSError: it cannot be written; the text names it.
-    """
-    with naming(path):
+    """Writes the whole file or nothing; an OSError names the file."""
+    with name_in_os_errors(path):
         with open(path + ".tmp", "wb") as file:
             file.write(data)
             file.flush()
@@ -26,10 +22,7 @@ def atomic_write(path: str, data: bytes) -> None:
 
 
 def write_json(path: str, value: Any) -> None:
-    """:func:`atomic_write` of a value as indented JSON in UTF-8.
-
-    A text with bytes that are not UTF-8 (``surrogateescape``), such as a file's name, is escaped.
-    """
+    """:func:`atomic_write` of indented JSON in UTF-8; text that is not UTF-8 is escaped."""
     try:
         data = json.dumps(value, indent=1, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -37,51 +30,8 @@ def write_json(path: str, value: Any) -> None:
     atomic_write(path, data + b"\n")
 
 
-DEEPEST = 50
-"""Levels of nesting in a JSON object that is read; what this program writes has fewer."""
-
-
-def json_object(data: bytes) -> dict[str, Any]:
-    """The object in the bytes of a JSON file.
-
-    Raises:
-      ValueError: there is none; the text says why and is to be read after the file's name.
-    """
-    try:
-        value = json.loads(data.decode(), object_pairs_hook=_without_duplicates)
-        _check_depth(value, DEEPEST)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"is not UTF-8 text (byte {error.start})") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"is not JSON ({error})") from error
-    except RecursionError:
-        raise ValueError(f"is nested more than {DEEPEST} levels deep") from None
-    if not isinstance(value, dict):
-        raise ValueError("holds no JSON object")
-    return value
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"has the key {twice!r} twice")
-    return found
-
-
-def _check_depth(value: Any, levels: int) -> None:
-    """Raises RecursionError where lists and objects are nested deeper than so many levels."""
-    if not isinstance(value, dict | list):
-        return
-    if not levels:
-        raise RecursionError
-    for inner in value.values() if isinstance(value, dict) else value:
-        _check_depth(inner, levels - 1)
-
-
 def write_csv(path: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """:func:`atomic_write` of rows of equal keys as CSV, the keys first; there is at least one."""
+    """:func:`atomic_write` of rows with equal keys as CSV, keys first; at least one row."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -89,31 +39,66 @@ def write_csv(path: str, rows: Sequence[Mapping[str, Any]]) -> None:
     atomic_write(path, text.getvalue().encode())
 
 
+MAX_DEPTH = 50
+"""Deepest nesting accepted in a JSON object; this program writes less."""
+
+
+def parse_json_object(data: bytes) -> dict[str, Any]:
+    """The object in the bytes of a JSON file.
+
+    Raises:
+      ValueError: the bytes are not one JSON object; the text continues the file's name.
+    """
+    try:
+        value = json.loads(data.decode(), object_pairs_hook=_unique_keys)
+        _check_depth(value, MAX_DEPTH)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 text (byte {error.start})") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not JSON ({error})") from error
+    except RecursionError:
+        raise ValueError(f"is nested more than {MAX_DEPTH} levels deep") from None
+    if not isinstance(value, dict):
+        raise ValueError("holds no JSON object")
+    return value
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"has the key {name!r} twice")
+        found[name] = value
+    return found
+
+
+def _check_depth(value: Any, levels: int) -> None:
+    if isinstance(value, dict | list):
+        if not levels:
+            raise RecursionError
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_depth(inner, levels - 1)
+
+
 @contextlib.contextmanager
-def naming(path: str) -> Iterator[None]:
-    """Names the file in an OSError; a full disk alone says only that it is full."""
+def name_in_os_errors(path: str) -> Iterator[None]:
+    """Adds the file's name to an OSError; Python's error for a full disk lacks it."""
     try:
         yield
     except OSError as error:
         raise OSError(error.errno, f"cannot write: {error.strerror or error}", path) from error
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_LONGEST = 300
-"""Characters that are kept of an error without a number of the system; a library's can have
-thousands."""
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def why_not_written(error: Exception) -> str:
-    """What kept something from being written, in one short line; a full disk is called that.
-
-    ``error``: of Python's own calls or of tensorstore, which has the system's number in its text.
-    """
+def write_failure_reason(error: Exception) -> str:
+    """Why a write failed, in one short line; tensorstore's text holds the system's number."""
     text = str(error)
     found = re.search(r"os_error_code='(\d+)|OS error (\d+)", text)
     number = getattr(error, "errno", None) or (int(found[1] or found[2]) if found else None)
-    if number in _FULL or any(os.strerror(full) in text for full in _FULL):
+    if number in _DISK_FULL or any(os.strerror(full) in text for full in _DISK_FULL):
         return "the disk is full"
     if number is not None:
         return os.strerror(number)
-    return f"{type(error).__name__}: {text.strip().partition(chr(10))[0][:_LONGEST]}"
+    return f"{type(error).__name__}: {text.strip().partition(chr(10))[0][:300]}"  # can be long

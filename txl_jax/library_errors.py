@@ -1,14 +1,8 @@
-"""Errors that libraries print go to a file of the workdir, so that this program's line is read.
+"""Errors that libraries log go to a file of the workdir instead of the terminal.
 
-One save that fails makes Orbax log the error in each of its threads, asyncio report every future
-whose result nobody has asked for, and Python print what threads of tensorstore cannot raise:
-hundreds to thousands of lines, some of them after the program's own message. The program raises
-that error itself, as one line. The details are kept for those who look for the cause:
-
-    <workdir>/library.log            of all processes
-
-The file is made with the first such error. Where it cannot be written, on a full disk, the details
-are dropped.
+After one failed save Orbax, asyncio and tensorstore print hundreds to thousands of lines, partly
+after this program's own one-line message. ``<workdir>/library.log`` keeps them for debugging. The
+first error creates it; on a full disk the details are dropped.
 """
 
 import contextlib
@@ -17,31 +11,27 @@ import os
 import sys
 from typing import Any
 
-FILE = "library.log"
-_LOGGERS = ("absl", "asyncio")
-"""Orbax logs with absl's logger."""
 
+def log_library_errors(workdir: str) -> None:
+    """Appends library errors to a file of ``workdir`` from now on.
 
-def keep_library_errors(workdir: str) -> None:
-    """From now on errors of libraries are appended to a file of ``workdir``.
-
-    For the command, which owns its process: it replaces the handlers of two loggers and the hook
-    for exceptions that cannot be raised. Warnings of JAX and all else stay as they are.
+    It replaces the handlers of two loggers and ``sys.unraisablehook``, so only a command, which
+    owns its process, calls it. Other loggers and JAX's warnings stay as they are.
     """
-    handler = _ToFile(os.path.join(workdir, FILE))
-    for logger in map(logging.getLogger, _LOGGERS):
+    handler = _AppendToFile(os.path.join(workdir, "library.log"))
+    for logger in map(logging.getLogger, ("absl", "asyncio")):  # Orbax logs with absl
         logger.handlers, logger.propagate = [handler], False
 
-    def unraisable(about: Any) -> None:
-        exc_info = (about.exc_type, about.exc_value, about.exc_traceback)
-        message = {"msg": about.err_msg or "cannot be raised", "exc_info": exc_info}
+    def unraisable(error: Any) -> None:
+        exc_info = (error.exc_type, error.exc_value, error.exc_traceback)
+        message = {"msg": error.err_msg or "unraisable exception", "exc_info": exc_info}
         handler.handle(logging.makeLogRecord(message))
 
     sys.unraisablehook = unraisable
 
 
-class _ToFile(logging.Handler):
-    """Appends records to a file that is opened for each of them; there are none in a good run."""
+class _AppendToFile(logging.Handler):
+    """Opens the file for each record; a run without errors creates none."""
 
     def __init__(self, path: str):
         super().__init__(logging.ERROR)

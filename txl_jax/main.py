@@ -14,7 +14,7 @@ from absl import app, flags
 from txl_jax import interrupts
 from txl_jax.config import ConfigError, load_config
 from txl_jax.config.folders import expanded
-from txl_jax.messages import of_system, one_line, shortened, shown
+from txl_jax.messages import describe_os_error, one_line, short_repr, truncate
 
 _CONFIG = flags.DEFINE_string("config", None, "File with get_config(), and :variant if it has any.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run (default: runs/<config>).")
@@ -55,7 +55,7 @@ def parse_flags(argv: list[str]) -> list[str]:
         for argument in rest[1:]:
             if argument.startswith("-") and len(name := argument.partition("=")[0]) > 100:
                 # absl would look for a similar flag by recursion, a level for each character
-                raise flags.Error(f"Unknown command line flag {shown(name)}")
+                raise flags.Error(f"Unknown command line flag {short_repr(name)}")
         return flags.FLAGS(rest)
     except flags.Error as error:
         print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
@@ -67,15 +67,19 @@ def main(argv: list[str]) -> int:
     try:
         if len(argv) > 1:
             raise ConfigError(
-                f"unexpected argument {shown(argv[1])}; settings are --config.KEY=VALUE"
+                f"unexpected argument {short_repr(argv[1])}; settings are --config.KEY=VALUE"
             )
         return run()
     except _known_errors() as error:
-        text = of_system(error, f"--mode={_MODE.value}") if isinstance(error, OSError) else error
+        text = (
+            describe_os_error(error, f"--mode={_MODE.value}")
+            if isinstance(error, OSError)
+            else error
+        )
         print(f"error: {one_line(text)}", file=sys.stderr, flush=True)
         return _left_with(2)
     except KeyboardInterrupt:
-        return _left_with(interrupts.report())
+        return _left_with(interrupts.report_interrupt())
     except Exception:
         if _many_processes():
             traceback.print_exc()
@@ -95,7 +99,7 @@ def run() -> int:
     if config is None and needed:
         raise ConfigError("--config=FILE is needed, for example --config=configs/quickstart.py")
     if _TOPOLOGY.value is not None and _MODE.value != "compile":
-        raise ConfigError(f"--topology={shortened(_TOPOLOGY.value)}: is for --mode=compile")
+        raise ConfigError(f"--topology={truncate(_TOPOLOGY.value)}: is for --mode=compile")
     exp = load_config(config, _overrides) if config else None
     named = _WORKDIR.value or os.path.join("runs", _name(config or ""))
     workdir = os.path.abspath(expanded(named, "--workdir"))
@@ -113,12 +117,12 @@ def run() -> int:
         heartbeat_seconds=_HEARTBEAT.value,
         takes_notice=_MODE.value == "train",
     )
-    from txl_jax.library_errors import keep_library_errors
+    from txl_jax.library_errors import log_library_errors
     from txl_jax.parallel.compile_cache import keep_compiled_programs
 
     keep_compiled_programs()
-    keep_library_errors(workdir)
-    interrupts.raise_again()  # the start is over
+    log_library_errors(workdir)
+    interrupts.restore_keyboard_interrupt()
     if exp is not None and _MODE.value == "train":
         return modes.train(exp, workdir, command=_resume_command())
     if config and _MODE.value == "ablation":

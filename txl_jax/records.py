@@ -8,13 +8,13 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from txl_jax.files import atomic_write, naming
+from txl_jax.files import atomic_write, name_in_os_errors
 
 
 def append(metrics_path: str, *records: Mapping[str, Any]) -> None:
     """Adds records, all of them or none; raises OSError, which names the file, where it cannot."""
     lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
-    with naming(metrics_path), open(metrics_path, "ab", buffering=0) as file:
+    with name_in_os_errors(metrics_path), open(metrics_path, "ab", buffering=0) as file:
         size = file.tell()
         try:
             if file.write(lines) < len(lines):

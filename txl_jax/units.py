@@ -8,7 +8,7 @@ UNIT_NAMES = {"bpc": "bits per character", "ppl": "perplexity"}
 
 
 def in_unit(loss: float, unit: Unit) -> float:
-    """A loss in nats per token as bits per character or perplexity (infinite on overflow)."""
+    """Converts nats per token to bits per character or perplexity (infinite on overflow)."""
     if unit == "bpc":
         return loss / math.log(2)
     try:
@@ -17,6 +17,6 @@ def in_unit(loss: float, unit: Unit) -> float:
         return math.inf
 
 
-def number(value: float, unit: Unit) -> str:
-    """The value with as many decimals as its unit deserves."""
+def format_value(value: float, unit: Unit) -> str:
+    """The value with three decimals for bits per character, two for perplexity."""
     return f"{value:.3f}" if unit == "bpc" else f"{value:.2f}"

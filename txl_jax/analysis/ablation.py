@@ -41,7 +41,7 @@ from txl_jax.files import write_csv, write_json
 from txl_jax.parallel import processes
 from txl_jax.parallel.shardings import make_mesh
 from txl_jax.training.parts import check_scoring
-from txl_jax.units import UNIT_NAMES, Unit, in_unit, number
+from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
 
 Train = Callable[[ExperimentConfig, str], int]
 """Trains an experiment in a workdir, from where it is; the exit code, not 0 if it was stopped."""
@@ -238,9 +238,9 @@ def loss_of(
 def best_of(lengths: list[int], values: list[float], unit: Unit) -> tuple[float, int]:
     """The best value, and the shortest length that gives it to the decimals that are shown."""
     best = min(values)
-    shown = number(best, unit)
+    shown = format_value(best, unit)
     pairs = zip(lengths, values, strict=True)
-    return best, next(length for length, value in pairs if number(value, unit) == shown)
+    return best, next(length for length, value in pairs if format_value(value, unit) == shown)
 
 
 def summed_up(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -279,7 +279,7 @@ def tell(row: dict[str, Any]) -> None:
     if processes.is_process_zero():
         unit = row["unit"]
         pairs = zip(row["lengths"], row["values"], strict=True)
-        curve = "  ".join(f"{length}: {number(value, unit)}" for length, value in pairs)
+        curve = "  ".join(f"{length}: {format_value(value, unit)}" for length, value in pairs)
         print(f"{row['row']} (seed {row['seed']}), {unit} at length  {curve}", flush=True)
 
 
@@ -289,10 +289,10 @@ def write(table, rows, workdir: str, name: str, c: AblationConfig) -> None:
     width = max(len(row["row"]) for row in table)
     print(f"{'':<{width}}  parameters  seeds  {unit} init (length)      best  shortest length")
     for row in table:
-        init = f"{number(row['init'], unit)} ({row['train_length']})"
+        init = f"{format_value(row['init'], unit)} ({row['train_length']})"
         print(
             f"{row['row']:<{width}}  {row['parameters']:>10,}  {row['seeds']:>5}  {init:>15}"
-            f"  {number(row['best'], unit):>12}  {row['length']:>15}"
+            f"  {format_value(row['best'], unit):>12}  {row['length']:>15}"
         )
     about = {"table": name, "split": c.split, "max_tokens": c.max_tokens}
     write_json(os.path.join(workdir, "ablation.json"), {**about, "table": table, "runs": rows})

@@ -37,7 +37,7 @@ from txl_jax.files import write_csv, write_json
 from txl_jax.model.footprint import of_reading
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import check_memory
-from txl_jax.units import UNIT_NAMES, in_unit, number
+from txl_jax.units import UNIT_NAMES, format_value, in_unit
 
 Progress = Callable[[int, int], None]
 
@@ -319,7 +319,9 @@ def lengths_axis(axes, lengths: tuple[int, ...], c: ContextConfig) -> None:
 
 def _table(result: dict[str, Any]) -> str:
     unit = result["unit"]
-    rows = [f"  {r['context']:>7,}  {number(r[unit], unit):>9} {unit}" for r in result["results"]]
+    rows = [
+        f"  {r['context']:>7,}  {format_value(r[unit], unit):>9} {unit}" for r in result["results"]
+    ]
     told = f"{result['kind']}, stride {result['stride']}, {result['targets']:,} targets"
     return "\n".join([f"{result['split']} split by context length in tokens ({told}):", *rows])
 

@@ -27,7 +27,7 @@ from txl_jax.config.reading import flatten
 from txl_jax.evaluation.baselines import TOLD
 from txl_jax.evaluation.evaluate import is_part
 from txl_jax.files import atomic_write
-from txl_jax.units import UNIT_NAMES, Unit, number
+from txl_jax.units import UNIT_NAMES, Unit, format_value
 
 PAGE = "report.html"
 
@@ -179,7 +179,7 @@ def is_evaluation(value: Any) -> bool:
 
 def value_of(row: Mapping[str, Any], unit: Unit) -> str:
     """The result of a row as text; one that is not finite is stored as null."""
-    return "not finite" if row[unit] is None else number(row[unit], unit)
+    return "not finite" if row[unit] is None else format_value(row[unit], unit)
 
 
 # --------------------------------------------------------------------------------------

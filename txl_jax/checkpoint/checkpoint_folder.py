@@ -15,8 +15,8 @@ from typing import Any, ParamSpec, TypeVar
 from txl_jax.checkpoint import checksums
 from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.checkpoint.orbax_store import METRIC
-from txl_jax.files import json_object
-from txl_jax.messages import shortened
+from txl_jax.files import parse_json_object
+from txl_jax.messages import truncate
 from txl_jax.parallel import processes
 
 P = ParamSpec("P")
@@ -106,7 +106,7 @@ class CheckpointFolder:
         named = {str(step): step for step in steps}
         if which not in named:
             raise CheckpointError(
-                f"there is no checkpoint {shortened(which)} in {self.path}, only {', '.join(named)}"
+                f"there is no checkpoint {truncate(which)} in {self.path}, only {', '.join(named)}"
             )
         return named[which]
 
@@ -129,7 +129,7 @@ class CheckpointFolder:
         path = os.path.join(self.step_path(step), "meta", "metadata")
         try:
             with open(path, "rb") as file:
-                meta = json_object(file.read())
+                meta = parse_json_object(file.read())
         except (OSError, ValueError) as error:
             return {}, f"has no readable meta ({type(error).__name__})"
         if not isinstance(meta.get("config"), dict) or type(meta.get("format", 0)) is not int:

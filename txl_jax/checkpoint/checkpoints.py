@@ -35,7 +35,7 @@ from txl_jax.checkpoint.orbax_store import (
 )
 from txl_jax.checkpoint.workdir_files import FORMAT
 from txl_jax.config import CheckpointConfig, differing_keys
-from txl_jax.files import why_not_written
+from txl_jax.files import write_failure_reason
 from txl_jax.parallel import processes
 
 
@@ -135,9 +135,8 @@ class Checkpoints:
             checkpoint_folder.remove_temporary(self._folder.path)
         steps = checkpoint_folder.list_steps(self._folder.path)
         kept = f"checkpoint {max(steps)} is intact" if steps else "there is no other"
-        return CheckpointError(
-            f"{what} cannot be written in {self._folder.path}: {why_not_written(error)}; {kept}"
-        )
+        reason = write_failure_reason(error)
+        return CheckpointError(f"{what} cannot be written in {self._folder.path}: {reason}; {kept}")
 
     def close(self) -> None:
         """Waits for running saves and closes the folder."""

@@ -16,7 +16,7 @@ import os
 import threading
 import time
 
-from txl_jax.files import json_object
+from txl_jax.files import parse_json_object
 
 MANIFEST, WRITTEN = "checksums.json", "checksums.written"
 
@@ -75,7 +75,7 @@ def fault(folder: str) -> str | None:
         return None if described else "is incomplete (it has no params/_METADATA)"
     try:
         with open(os.path.join(folder, MANIFEST), "rb") as file:
-            expected = json_object(file.read())
+            expected = parse_json_object(file.read())
     except ValueError:
         expected = {}
     if not expected:

@@ -21,7 +21,7 @@ from txl_jax.config import ConfigError, ExperimentConfig, differing_keys, of_rec
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
-from txl_jax.files import json_object, write_json
+from txl_jax.files import parse_json_object, write_json
 from txl_jax.parallel import processes
 
 
@@ -142,7 +142,7 @@ def read_json(path: str) -> dict[str, Any]:
     """The object in a JSON file; raises WorkdirError if it cannot be read."""
     try:
         with open(path, "rb") as file:
-            return json_object(file.read())
+            return parse_json_object(file.read())
     except OSError as error:
         raise WorkdirError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:

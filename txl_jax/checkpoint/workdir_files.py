@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.config import ConfigError
-from txl_jax.files import json_object, naming, why_not_written
+from txl_jax.files import name_in_os_errors, parse_json_object, write_failure_reason
 
 FORMAT = 2
 """The version of checkpoints and exported models. This program reads no other one."""
@@ -95,7 +95,7 @@ def register_outputs(workdir: str, mode: str) -> None:
     if mode in modes:
         return
     _refuse_overwriting(workdir, [name for name in _our_names(workdir) if name.startswith(mode)])
-    with naming(path), open(path, "a", encoding="utf-8") as file:
+    with name_in_os_errors(path), open(path, "a", encoding="utf-8") as file:
         file.write(f"{mode}\n")
 
 
@@ -129,7 +129,7 @@ def check_writable(workdir: str, folders: tuple[str, ...] = ()) -> None:
         _try_writing(workdir)
     except OSError as error:
         raise WorkdirError(
-            f"--workdir={workdir}: cannot be written ({why_not_written(error)}); name a folder"
+            f"--workdir={workdir}: cannot be written ({write_failure_reason(error)}); name a folder"
             " that can"
         ) from error
     for name in folders:
@@ -141,7 +141,7 @@ def check_writable(workdir: str, folders: tuple[str, ...] = ()) -> None:
         except OSError as error:
             raise WorkdirError(
                 f"--workdir={workdir}: its folder {name} cannot be written"
-                f" ({why_not_written(error)}); make it writable, or name another --workdir"
+                f" ({write_failure_reason(error)}); make it writable, or name another --workdir"
             ) from error
 
 
@@ -229,6 +229,6 @@ def _is_lock(path: str) -> bool:
     """Whether a file names the process that trains, as lock.py writes it."""
     try:
         with open(path, "rb") as file:
-            return "pid" in json_object(file.read(10_000))
+            return "pid" in parse_json_object(file.read(10_000))
     except ValueError:
         return False

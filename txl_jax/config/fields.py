@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from txl_jax.config.bounds import ITEMS
-from txl_jax.messages import shown
+from txl_jax.messages import short_repr
 
 
 class ConfigError(ValueError):
@@ -38,7 +38,7 @@ BELOW_1 = 0.999999
 
 def refusal(key: str, value: Any, why: str) -> ConfigError:
     """The error for a value of a setting that cannot be used; ``why`` is the rule it breaks."""
-    return ConfigError(f"config key {key} = {shown(value)}: {why}")
+    return ConfigError(f"config key {key} = {short_repr(value)}: {why}")
 
 
 def rule(

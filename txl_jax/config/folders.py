@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from txl_jax.config.fields import ConfigError
-from txl_jax.messages import shown
+from txl_jax.messages import short_repr
 
 
 def expanded(path: str, where: str) -> Path:
@@ -18,7 +18,8 @@ def expanded(path: str, where: str) -> Path:
     except RuntimeError as error:
         home = Path(path).parts[0]
         raise ConfigError(
-            f"{where} = {shown(path)}: there is no home folder {shown(home)}; write the whole path"
+            f"{where} = {short_repr(path)}: there is no home folder {short_repr(home)}; write the"
+            " whole path"
         ) from error
 
 

@@ -16,7 +16,7 @@ from txl_jax.config.checks import check_combinations
 from txl_jax.config.fields import ConfigError, check_fields, refusal, typed
 from txl_jax.config.model import TransformerXLConfig
 from txl_jax.config.settings import ExperimentConfig
-from txl_jax.messages import one_line, shortened, shown
+from txl_jax.messages import one_line, short_repr, truncate
 
 ANALYSES = ("context", "recl", "attention", "ablation", "speed", "score", "probe", "report")
 """Sections of what a trained model is asked."""
@@ -61,7 +61,7 @@ def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     fa, fb = ({**defaults, **flatten(nested)} for nested in (a, b))
     keys = [k for k in sorted(fa.keys() | fb.keys()) if not _is_free(k)]
     return [
-        f"{k}: {shown(fa.get(k, 'absent'))} -> {shown(fb.get(k, 'absent'))}"
+        f"{k}: {short_repr(fa.get(k, 'absent'))} -> {short_repr(fb.get(k, 'absent'))}"
         for k in keys
         if fa.get(k, "absent") != fb.get(k, "absent")
     ]
@@ -132,7 +132,7 @@ def of_record(record: Mapping[str, Any]) -> ExperimentConfig:
 
 def _config_file(path: str) -> dict[str, Any]:
     file, _, variant = path.partition(":")
-    name, where = shown(file), f"--config={shortened(path)}"
+    name, where = short_repr(file), f"--config={truncate(path)}"
     if not os.path.isfile(file):
         raise ConfigError(f"{where}: there is no file {name}")
     if not file.endswith(".py"):
@@ -160,7 +160,7 @@ def _returned(where: str, get_config: Callable[..., Any], variant: str) -> dict[
     import ml_collections  # here, so that models run where it is not installed
 
     if variant and not inspect.signature(get_config).parameters:
-        raise ConfigError(f"{where}: there is no variant {shown(variant)}; the file has none")
+        raise ConfigError(f"{where}: there is no variant {short_repr(variant)}; the file has none")
     config = get_config(variant) if variant else get_config()
     if not isinstance(config, ml_collections.ConfigDict):
         raise ConfigError(f"{where}: get_config() must return an ml_collections.ConfigDict")
@@ -185,7 +185,7 @@ def _refuse_unknown_variant(
         compared = re.findall(rf"\b{parameter.name} == ['\"]([^'\"]+)['\"]", file.read())
     known = ", ".join(dict.fromkeys([*rows, *compared]))
     there_are = f"variants: {known}" if known else "the file has none"
-    raise ConfigError(f"{where}: there is no variant {shown(variant)}; {there_are}")
+    raise ConfigError(f"{where}: there is no variant {short_repr(variant)}; {there_are}")
 
 
 def _set_all(nested: dict[str, Any], overrides: Mapping[str, Any]) -> None:
@@ -211,7 +211,7 @@ def _remove(nested: dict[str, Any], key: str) -> None:
 
 def _set(nested: dict[str, Any], key: str, value: Any) -> None:
     if not isinstance(key, str):
-        raise ConfigError(f"override {shown(key)}: a key is text like 'train.steps'")
+        raise ConfigError(f"override {short_repr(key)}: a key is text like 'train.steps'")
     *sections, leaf = key.split(".")
     for section in sections:
         inner = nested.setdefault(section, {})
@@ -260,7 +260,7 @@ def _first_leaf(key: str, value: Any) -> str:
 
 def _unknown(key: str) -> str:
     known = list(flatten(dataclasses.asdict(ExperimentConfig())))
-    key = shortened(key)
+    key = truncate(key)
     leaf = key.rpartition(".")[2]
     same_leaf = [k for k in known if k.rpartition(".")[2] == leaf]
     near = difflib.get_close_matches(key, same_leaf or known, n=1, cutoff=0.0)

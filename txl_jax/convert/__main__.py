@@ -24,7 +24,7 @@ from txl_jax.config import ConfigError
 from txl_jax.config.folders import expanded
 from txl_jax.convert.conversion import Format, Request, to_workdir
 from txl_jax.data.errors import DataError
-from txl_jax.messages import of_system, one_line
+from txl_jax.messages import describe_os_error, one_line
 
 KNOWN_ERRORS = (ModelFormatError, ConfigError, DataError, CheckpointError, WorkdirError, OSError)
 
@@ -66,18 +66,18 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
 def main(argv: list[str]) -> int:
     """Converts or exports; the exit code of the process."""
     flags, overrides = parse(argv)
-    interrupts.raise_again()  # the start is over
+    interrupts.restore_keyboard_interrupt()
     logging.set_verbosity(logging.ERROR)
     try:
         _expand_home(flags)
         return _export(flags) if flags.export else _convert(flags, overrides)
     except KNOWN_ERRORS as error:
         doing = f"export of {flags.workdir}" if flags.export else f"conversion of {flags.source}"
-        text = of_system(error, doing) if isinstance(error, OSError) else error
+        text = describe_os_error(error, doing) if isinstance(error, OSError) else error
         print(f"error: {one_line(text)}", file=sys.stderr, flush=True)
         return 2
     except KeyboardInterrupt:
-        return interrupts.report()
+        return interrupts.report_interrupt()
 
 
 def _expand_home(flags: argparse.Namespace) -> None:

@@ -30,11 +30,11 @@ from txl_jax.data.streams import read_segment
 from txl_jax.data.symbols import readable
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.errors import AnalysisError
-from txl_jax.files import naming
+from txl_jax.files import name_in_os_errors
 from txl_jax.model.footprint import of_reading
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import check_memory
-from txl_jax.units import UNIT_NAMES, in_unit, number
+from txl_jax.units import UNIT_NAMES, format_value, in_unit
 
 
 def run(trained: TrainedModel, workdir: str) -> str:
@@ -223,7 +223,7 @@ def summary(
     return "\n".join(
         [f"note: {note}" for note in notes]
         + [
-            f"{len(lines):,} lines, {len(whole):,} tokens{share}: {number(mean, vocab.unit)}"
+            f"{len(lines):,} lines, {len(whole):,} tokens{share}: {format_value(mean, vocab.unit)}"
             f" {UNIT_NAMES[vocab.unit]}{per_byte}"
         ]
     )
@@ -271,5 +271,5 @@ def _write(records: Sequence[dict[str, Any]], path: str | None) -> None:
         plain = (sys.stdout.encoding or "").lower() != "utf-8"
         print(*(json.dumps(r, ensure_ascii=plain) for r in records), sep="\n", flush=True)
         return
-    with naming(path), open(path, "w", encoding="utf-8") as file:
+    with name_in_os_errors(path), open(path, "w", encoding="utf-8") as file:
         file.writelines(json.dumps(r, ensure_ascii=False) + "\n" for r in records)

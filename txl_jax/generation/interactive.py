@@ -15,7 +15,7 @@ from txl_jax.evaluation.score import check_size, encoded, nll_of_lines
 from txl_jax.generation.detokenise import detokenised
 from txl_jax.generation.text import continuations
 from txl_jax.generation.write import set_errors
-from txl_jax.units import UNIT_NAMES, in_unit, number
+from txl_jax.units import UNIT_NAMES, format_value, in_unit
 
 HELP = """\
 text            continue it
@@ -94,7 +94,7 @@ class Session:
             symbol = vocab.decode([int(token)]) if vocab.kind == "byte" else vocab.symbols[token]
             self._write(f"  {symbol!r:<16} {lost:8.3f} nats  {math.exp(-lost):9.3%}\n")
         mean = in_unit(float(nll.mean()), vocab.unit)
-        self._write(f"  {number(mean, vocab.unit)} {UNIT_NAMES[vocab.unit]}\n")
+        self._write(f"  {format_value(mean, vocab.unit)} {UNIT_NAMES[vocab.unit]}\n")
 
     def _set(self, rest: str) -> None:
         key, _, value = rest.partition(" ")

@@ -19,7 +19,7 @@ from txl_jax.generation.detokenise import detokenised
 from txl_jax.generation.prompts import prompts_of
 from txl_jax.generation.text import Continuation, continuations
 from txl_jax.records import append
-from txl_jax.units import UNIT_NAMES, in_unit, number
+from txl_jax.units import UNIT_NAMES, format_value, in_unit
 
 TEXT, RECORDS = "sample.txt", "samples.jsonl"
 
@@ -102,7 +102,7 @@ def _tell(rows: list[Continuation], seconds: float) -> None:
     loss = math.fsum(math.fsum(row.nll) for row in rows) / tokens
     print(
         f"{tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:,.1f} tokens/s (compilation"
-        f" included); {number(in_unit(loss, unit), unit)} {UNIT_NAMES[unit]} under the model",
+        f" included); {format_value(in_unit(loss, unit), unit)} {UNIT_NAMES[unit]} under the model",
         file=sys.stderr,
         flush=True,
     )

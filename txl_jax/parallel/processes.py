@@ -24,7 +24,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from txl_jax.config import ConfigError
-from txl_jax.messages import shortened, shown
+from txl_jax.messages import short_repr, truncate
 
 T = TypeVar("T")
 
@@ -135,7 +135,7 @@ def check_flags(
     )
     for name, value, most in ranges:
         if value is not None and not 1 <= value <= most:
-            raise ConfigError(f"--{name}={shown(value)}: must be from 1 to {most}")
+            raise ConfigError(f"--{name}={short_repr(value)}: must be from 1 to {most}")
     given = {
         "--coordinator=HOST:PORT": coordinator,
         "--num_processes=N": num_processes,
@@ -152,11 +152,11 @@ def check_flags(
     host, _, port = coordinator.rpartition(":")
     if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
         raise ConfigError(
-            f"--coordinator={shortened(coordinator)}: must be HOST:PORT, such as node0:12345"
+            f"--coordinator={truncate(coordinator)}: must be HOST:PORT, such as node0:12345"
         )
     if not 0 <= process_id < num_processes:
         raise ConfigError(
-            f"--process_id={shown(process_id)}: must be from 0 to --num_processes - 1 ="
+            f"--process_id={short_repr(process_id)}: must be from 0 to --num_processes - 1 ="
             f" {num_processes - 1}"
         )
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from txl_jax.files import naming
+from txl_jax.files import name_in_os_errors
 
 
 class Events:
@@ -22,7 +22,7 @@ class Events:
         self._proto, self._summary = event_pb2, summary_pb2.Summary
         # TensorBoard reads files in the order of their names, and `tfevents` must be in them.
         self._path = os.path.join(folder, f"events.out.tfevents.{time.time_ns()}")
-        with naming(self._path):
+        with name_in_os_errors(self._path):
             os.makedirs(folder, exist_ok=True)
             self._file = RecordWriter(self._path)
         self._write(0, file_version="brain.Event:2")
@@ -41,11 +41,11 @@ class Events:
 
     def close(self) -> None:
         """Completes the file."""
-        with naming(self._path):
+        with name_in_os_errors(self._path):
             self._file.close()
 
     def _write(self, step: int, **content: Any) -> None:
         event = self._proto.Event(wall_time=time.time(), step=step, **content)
-        with naming(self._path):
+        with name_in_os_errors(self._path):
             self._file.write(event.SerializeToString())
             self._file.flush()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from txl_jax.files import atomic_write
 from txl_jax.records import read_counted, skipped_lines
-from txl_jax.units import UNIT_NAMES, Unit, number
+from txl_jax.units import UNIT_NAMES, Unit, format_value
 
 
 def draw(metrics_path: str, figure_path: str, unit: Unit, tell: Callable[[str], None]) -> bool:
@@ -35,15 +35,15 @@ def draw(metrics_path: str, figure_path: str, unit: Unit, tell: Callable[[str], 
     title = []
     if train:
         axes.plot(*zip(*train, strict=True), color="C0", linewidth=1, label="training")
-        title.append(f"training {number(train[-1][1], unit)}")
+        title.append(f"training {format_value(train[-1][1], unit)}")
     if valid:
         best = min(valid, key=lambda point: point[1])
         axes.plot(*zip(*valid, strict=True), "o-", color="C1", markersize=4, label="validation")
-        label = f"best validation: {number(best[1], unit)} at step {best[0]}"
+        label = f"best validation: {format_value(best[1], unit)} at step {best[0]}"
         axes.plot(*best, "*", color="C3", markersize=14, label=label)
-        title.append(f"best validation {number(best[1], unit)}")
+        title.append(f"best validation {format_value(best[1], unit)}")
     if test:
-        title.append(f"test {number(test[-1][1], unit)}")
+        title.append(f"test {format_value(test[-1][1], unit)}")
     if unit == "ppl":
         axes.set_yscale("log")
     last = max(step for step, _ in train + valid)

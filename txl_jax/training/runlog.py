@@ -35,7 +35,7 @@ from txl_jax.records import append, keep_until, plain
 from txl_jax.training.events import Events
 from txl_jax.training.goodput import Activity, GoodputTimer
 from txl_jax.training.loss_curve import draw
-from txl_jax.units import Unit, in_unit, number
+from txl_jax.units import Unit, format_value, in_unit
 
 
 @dataclasses.dataclass
@@ -369,7 +369,7 @@ def _bar(total_steps: int, resume_step: int) -> Any:
 
 
 def _numbers(loss: float, unit: Unit) -> str:
-    return f"loss {loss:.3f}  {unit} {number(in_unit(loss, unit), unit)}"
+    return f"loss {loss:.3f}  {unit} {format_value(in_unit(loss, unit), unit)}"
 
 
 def _numbers_of(values: Mapping[str, Any], unit: Unit) -> str:
