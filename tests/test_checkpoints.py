@@ -1,6 +1,5 @@
 """Nothing saved is lost: damage is found, the checkpoint before it is used, others are refused."""
 
-import errno
 import json
 import os
 import pathlib
@@ -11,7 +10,6 @@ import pytest
 from tiny_runs import arrays, corpus_and_experiment, run
 
 import txl_jax
-from txl_jax.checkpoint import checksums
 from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
 from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.checkpoint.errors import CheckpointError
@@ -63,12 +61,6 @@ def largest_file(folder):
     return max(files, key=lambda p: p.stat().st_size)
 
 
-def remove_manifest(step_folder):
-    """As if the process had died between the commit and the manifest."""
-    for name in ("checksums.json", "checksums.written"):
-        (step_folder / name).unlink()
-
-
 def damage(kind, step_folder):
     if kind == "one flipped byte":
         path = largest_file(step_folder)
@@ -95,11 +87,6 @@ def damage(kind, step_folder):
         for path in sorted((step_folder / "meta").rglob("*"), reverse=True):
             path.unlink()
         (step_folder / "meta").rmdir()
-    elif kind == "truncated before the checksums":
-        remove_manifest(step_folder)
-        for path in (step_folder / "params").rglob("*"):
-            if path.is_file():
-                path.write_bytes(b"")
 
 
 MANIFESTS = {
@@ -136,11 +123,9 @@ def test_a_state_without_memory_is_restored(folder):
         "truncated",
         "missing file",
         "missing metadata",
-        "missing array manifest before the checksums",
         "deleted checksums",
         *MANIFESTS,
         "no meta",
-        "truncated before the checksums",
     ],
 )
 def test_damage_falls_back_to_the_checkpoint_before_it_and_loses_nothing(folder, kind, capsys):
@@ -219,59 +204,43 @@ def test_the_newest_and_the_best_are_kept(folder):
             reopened.choose("4")
 
 
-def test_every_checkpoint_has_a_checksum_of_each_file(folder):
+def test_every_checkpoint_has_a_checksum_of_each_file_when_it_is_committed(folder, monkeypatch):
+    rename, committed = os.rename, []
+
+    def commit(source, target, **more):
+        if os.fspath(source).endswith(".orbax-checkpoint-tmp"):
+            committed.append(os.path.exists(os.path.join(source, "checksums.json")))
+        rename(source, target, **more)
+
+    monkeypatch.setattr(os, "rename", commit)
     _, _, _, checkpoints = save_some(folder)
+    assert any(committed)
     for step in (2, 3):
         manifest = json.loads((checkpoints / str(step) / "checksums.json").read_text())
         files = {
             str(p.relative_to(checkpoints / str(step)))
             for p in (checkpoints / str(step)).rglob("*")
-            if p.is_file() and p.name not in ("checksums.json", "checksums.written")
+            if p.is_file()
         }
-        assert set(manifest) == files
+        at_commit = {"checksums.json", "_CHECKPOINT_METADATA", "commit_success.txt"}
+        assert set(manifest) == files - at_commit
 
 
-@pytest.mark.parametrize("who", ["training", "evaluation"])
-def test_a_checkpoint_without_a_manifest_gets_one_when_it_is_first_restored(folder, who):
+def test_a_checkpoint_is_restored_without_the_files_that_have_no_checksum(folder):
     exp, _, abstract, checkpoints = save_some(folder)
-    want = (checkpoints / "3" / "checksums.json").read_bytes()
-    remove_manifest(checkpoints / "3")
-    if who == "training":
-        assert int(restore(folder, exp, abstract)[0].step) == 3
-    else:
-        with Checkpoints(str(folder / "run")) as reader:
-            reader.restore_params(3, abstract.params)
-    assert json.loads((checkpoints / "3" / "checksums.json").read_bytes()) == json.loads(want)
-    damage("one flipped byte", checkpoints / "3")
-    assert int(restore(folder, exp, abstract)[0].step) == 2
+    (checkpoints / "3" / "_CHECKPOINT_METADATA").write_bytes(b"\xff{")
+    (checkpoints / "3" / "commit_success.txt").unlink()
+    assert int(restore(folder, exp, abstract)[0].step) == 3
 
 
-def test_a_deleted_manifest_is_distinguished_from_one_that_was_never_written(folder, capsys):
-    exp, _, abstract, checkpoints = save_some(folder)
-    (checkpoints / "3" / "checksums.written").unlink()  # of a program that did not write it yet
-    restore(folder, exp, abstract)
-    assert (checkpoints / "3" / "checksums.written").exists()
+def test_evaluation_refuses_a_checkpoint_without_checksums(folder):
+    _, _, abstract, checkpoints = save_some(folder)
     (checkpoints / "3" / "checksums.json").unlink()
     with (
         Checkpoints(str(folder / "run")) as reader,
         pytest.raises(CheckpointError, match=r"checkpoint 3 in .* has lost its checksums\.json"),
     ):
         reader.restore_params(3, abstract.params)
-    assert int(restore(folder, exp, abstract)[0].step) == 2
-    assert "checkpoint 3 has lost its checksums.json" in capsys.readouterr().out
-    assert (checkpoints / "damaged-3").is_dir()
-
-
-def test_a_checkpoint_on_a_read_only_disk_is_used_without_a_manifest(folder, monkeypatch):
-    exp, _, abstract, checkpoints = save_some(folder)
-    remove_manifest(checkpoints / "3")
-
-    def read_only(path, *_, **__):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
-
-    monkeypatch.setattr(checksums, "write_manifest", read_only)
-    assert int(restore(folder, exp, abstract)[0].step) == 3
-    assert not (checkpoints / "3" / "checksums.json").exists()
 
 
 def test_a_checkpoint_of_another_config_is_refused_with_the_keys_that_differ(folder):

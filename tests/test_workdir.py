@@ -283,10 +283,9 @@ NAMED_BY_HAND = {
     ("training/loss_curve.py", "figure_path"): "loss.png",
     ("records.py", "metrics_path"): "metrics.jsonl",
     ("training/runlog.py", "self.metrics_path"): "metrics.jsonl",
-    ("checkpoint/checksums.py", "os.path.join(folder, WRITTEN)"): "checkpoints",
+    ("checkpoint/checksums.py", "os.path.join(folder, MANIFEST)"): "checkpoints",
     ("checkpoint/checkpoints.py", "valid_loss"): ELSEWHERE,  # no picture
     ("checkpoint/saving.py", "read_record(workdir)"): ELSEWHERE,  # no picture
-    ("checkpoint/checksums.py", "temporary"): "checkpoints",
     ("training/start.py", "path"): "start.json",
     ("checkpoint/workdir.py", "path"): "config.json",
     ("checkpoint/workdir_files.py", "path"): ".txl_jax",

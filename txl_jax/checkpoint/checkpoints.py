@@ -8,23 +8,19 @@ a run is executed:
     checkpoints/<step>/meta/                      format, config, log window (JSON)
     checkpoints/<step>/metrics/                   validation loss (JSON)
     checkpoints/<step>/checksums.json             sha256 of every file above (checksums.py)
-    checkpoints/<step>/checksums.written          empty: the manifest was written
 
-A checkpoint that does not match its manifest, or whose manifest was deleted, is moved aside as
-``damaged-<step>``, never deleted, and the one before it is used. If the process died between the
-commit and the manifest, the checkpoint is complete: it is used, and its manifest is written then.
+A checkpoint that does not match its checksums is moved aside as ``damaged-<step>``, never deleted,
+and the one before it is used.
 
 With many processes, all of them save and restore the parts of arrays that their devices hold, in
-one shared folder. Process 0 writes the manifest, decides what is restored, and moves folders.
+one shared folder. Process 0 writes the checksums, decides what is restored, and moves folders.
 """
 
 from typing import Any
 
 import orbax.checkpoint as ocp
 
-from txl_jax.checkpoint import checkpoint_folder
 from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
-from txl_jax.checkpoint.checksums import ManifestWriter
 from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.checkpoint.orbax_store import (
     RAW,
@@ -37,6 +33,7 @@ from txl_jax.checkpoint.workdir_files import FORMAT
 from txl_jax.config import CheckpointConfig, differing_keys
 from txl_jax.files import write_failure_reason
 from txl_jax.parallel import processes
+from txl_jax.parallel.processes import on_process_zero
 
 
 class Checkpoints:
@@ -50,9 +47,9 @@ class Checkpoints:
     def __init__(self, workdir: str, c: CheckpointConfig | None = None):
         self._folder = CheckpointFolder(workdir)
         self._store = OrbaxStore(self._folder.path, c)
-        self._manifests = ManifestWriter()
         if c is not None:
-            self._folder.clean()
+            on_process_zero(self._folder.finish_replacing)
+            on_process_zero(self._folder.remove_temporary)
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -62,11 +59,11 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The steps with a committed checkpoint, oldest first; all processes call it together."""
-        return self._folder.steps()
+        return on_process_zero(self._folder.steps)
 
     def choose(self, which: str = "best") -> int:
         """The step that ``best``, ``latest`` or a number names, see :class:`CheckpointFolder`."""
-        return self._folder.choose(which)
+        return on_process_zero(lambda: self._folder.choose(which))
 
     def save(self, step: int, state: Any, meta: dict[str, Any], valid_loss: float | None) -> None:
         """Starts to save; returns as soon as the state has been copied.
@@ -94,15 +91,13 @@ class Checkpoints:
                 f"checkpoint {step} was not saved in {self._folder.path}: it has a checkpoint of"
                 " the same or a later step"
             )
-        if processes.is_process_zero():
-            self._manifests.write(self._folder.step_path(step))
 
     def replace(
         self, step: int, state: Any, meta: dict[str, Any], valid_loss: float | None
     ) -> None:
         """Saves a step again; the old checkpoint is removed once the new one is complete."""
         self.close()
-        self._folder.begin_replacing(step)
+        on_process_zero(lambda: self._folder.begin_replacing(step))
         try:
             self.save(step, state, meta, valid_loss)
             self.wait()
@@ -110,10 +105,10 @@ class Checkpoints:
             if not processes.many():  # many processes end here, and the next start does this
                 self._folder.finish_replacing()
             raise
-        self._folder.finish_replacing()
+        on_process_zero(self._folder.finish_replacing)
 
     def wait(self) -> None:
-        """Waits until every checkpoint and its manifest is on disk.
+        """Waits until every checkpoint is on disk.
 
         Raises:
           CheckpointError: a save failed after it had started.
@@ -122,18 +117,13 @@ class Checkpoints:
             self._store.wait()
         except Exception as error:  # of Orbax's threads, of any type
             raise self._save_error("a checkpoint", error) from error
-        finally:
-            self._manifests.join()
-        failure = self._manifests.take_error()
-        if failure is not None:
-            raise self._save_error("the checksums of a checkpoint", failure) from failure
 
     def _save_error(self, what: str, error: Exception) -> CheckpointError:
         """The error of a failed save, after its remains are removed so that another may follow."""
         if not processes.many():  # the other processes cannot be waited for here
             self._store.discard()
-            checkpoint_folder.remove_temporary(self._folder.path)
-        steps = checkpoint_folder.list_steps(self._folder.path)
+            self._folder.remove_temporary()
+        steps = self._folder.steps()
         kept = f"checkpoint {max(steps)} is intact" if steps else "there is no other"
         reason = write_failure_reason(error)
         return CheckpointError(f"{what} cannot be written in {self._folder.path}: {reason}; {kept}")
@@ -160,27 +150,24 @@ class Checkpoints:
         for step in reversed(self.steps()):
             if upto is not None and step > upto:
                 continue
-            fault = self._folder.fault(step)
-            meta, meta_fault = self._folder.meta(step)
-            if fault or meta_fault:
-                self._move_aside(step, fault or meta_fault or "")
+            meta, fault = self._checked_meta(step)
+            if fault is not None:
+                self._store.close()
+                on_process_zero(lambda: self._folder.move_aside(step, fault))  # noqa: B023  (called at once)
                 continue
-            self._check_meta(step, meta, config)
+            self._check_config(step, meta, config)
             state, error = None, None
             try:
                 items = self._store.restore(step, state_items(abstract))
                 state = state_from_items(step, items, abstract)
-            except Exception as caught:  # Orbax raises many types for damaged files
+            except Exception as caught:  # Orbax raises many types
                 error = caught
-            if not processes.failing(error is not None):
-                self._folder.write_missing_manifest(step)
-                return state, meta
-            if self._folder.has_manifest(step):
+            if processes.failing(error is not None):
                 raise CheckpointError(
                     f"checkpoint {step} in {self._folder.path} is intact but does not fit this"
                     f" program: {error or 'another process cannot read it'}"
                 ) from error
-            self._move_aside(step, f"cannot be read ({type(error).__name__})")
+            return state, meta
         return None
 
     def restore_params(self, step: int, abstract: Any, weights: str = RAW) -> Any:
@@ -190,35 +177,45 @@ class Checkpoints:
           CheckpointError: they do not exist, are damaged, have another format, or do not fit.
         """
         where = f"checkpoint {step} in {self._folder.path}"
-        fault = self._folder.fault(step)
+        meta, fault = self._checked_meta(step)
         if fault is not None:
             raise CheckpointError(
                 f"{where} {fault}; resume training to fall back to the one before it, or name"
                 " another step"
             )
-        meta, meta_fault = self._folder.meta(step)
-        if meta_fault is None:
-            _check_format(step, meta)
         names = meta.get("candidates", [RAW])
         if weights not in names:
             raise CheckpointError(f"{where} has no {weights!r} parameters, only {', '.join(names)}")
         item = params_item(weights)
         try:
-            params = self._store.restore(step, {item: abstract})[item]
+            return self._store.restore(step, {item: abstract})[item]
         except Exception as error:  # as in restore
             raise CheckpointError(f"{where} cannot be read: {error}") from error
-        self._folder.write_missing_manifest(step)
-        return params
 
     def weight_names(self, step: int) -> tuple[str, list[str]]:
         """The name of the parameters that training chose, and of the others of a step."""
-        meta, _ = self._folder.meta(step)
+        meta, _ = on_process_zero(lambda: self._folder.meta(step))
         chosen = meta.get("weights", RAW)
         return chosen, [name for name in meta.get("candidates", [RAW]) if name != chosen]
 
-    def _check_meta(self, step: int, meta: dict[str, Any], config: dict[str, Any]) -> None:
+    def _checked_meta(self, step: int) -> tuple[dict[str, Any], str | None]:
+        """The metadata of a step and what is wrong with its files, on all processes.
+
+        Raises:
+          CheckpointError: the checkpoint has another format.
+        """
+        meta, fault = on_process_zero(lambda: self._folder.meta(step))
+        if fault is not None:
+            return meta, fault
+        if meta["format"] != FORMAT:
+            raise CheckpointError(
+                f"checkpoint {step} has format {meta['format']}, and this version of txl_jax reads"
+                f" format {FORMAT} only; use the version that wrote it, or another --workdir"
+            )
+        return meta, on_process_zero(lambda: self._folder.fault(step))
+
+    def _check_config(self, step: int, meta: dict[str, Any], config: dict[str, Any]) -> None:
         """Raises CheckpointError if a run of this config cannot resume from a checkpoint."""
-        _check_format(step, meta)
         different = differing_keys(meta["config"], config)
         if different:
             raise CheckpointError(
@@ -230,16 +227,3 @@ class Checkpoints:
                 f"checkpoint {step} in {self._folder.path} holds parameters and no optimizer state:"
                 " training cannot resume from it"
             )
-
-    def _move_aside(self, step: int, fault: str) -> None:
-        self._store.close()
-        self._folder.move_aside(step, fault)
-
-
-def _check_format(step: int, meta: dict[str, Any]) -> None:
-    version = meta.get("format", 0)
-    if version != FORMAT:
-        raise CheckpointError(
-            f"checkpoint {step} has format {version}, and this version of txl_jax reads format"
-            f" {FORMAT} only; use the version that wrote it, or train in another --workdir"
-        )

@@ -1,6 +1,8 @@
 """Orbax input and output: named items of one step, retention, and the items of a training state."""
 
 import contextlib
+import glob
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,9 +11,12 @@ from absl import logging
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
 from orbax.checkpoint.options import AsyncOptions
 
+from txl_jax.checkpoint.checksums import write_manifest
 from txl_jax.config import CheckpointConfig
 from txl_jax.parallel import processes
 
+TEMPORARY = ".orbax-checkpoint-tmp"
+"""After the step in the name of a checkpoint that is not committed."""
 METRIC = "valid_loss"
 """The name of the validation loss in nats among Orbax's metrics; infinite if not measured."""
 RAW = "raw"
@@ -27,8 +32,9 @@ class OrbaxStore:
     """
 
     def __init__(self, folder: str, c: CheckpointConfig | None):
-        self._folder, self._options = folder, _options(c)
+        self._folder, self._options = folder, _options(c, self._before_commit)
         self._manager: ocp.CheckpointManager | None = None
+        self._step = 0
 
     def _opened(self) -> ocp.CheckpointManager:
         if self._manager is None:
@@ -40,7 +46,14 @@ class OrbaxStore:
         """Starts to save; returns once the arrays are copied. False: Orbax refuses this step."""
         metrics = {METRIC: float("inf") if valid_loss is None else valid_loss}
         args = ocp.args.Composite(**items)
+        self.wait()
+        self._step = step
         return self._opened().save(step, args=args, metrics=metrics)
+
+    def _before_commit(self) -> None:
+        """Writes the manifest; Orbax calls this on process 0 when all items are on disk."""
+        (temporary,) = glob.glob(f"{glob.escape(self._folder)}/{self._step}{TEMPORARY}*")
+        write_manifest(temporary)
 
     def restore(self, step: int, shapes: dict[str, Any]) -> Any:
         """The items of a step by name, from their shapes, dtypes and shardings."""
@@ -73,7 +86,9 @@ class _Manager(ocp.CheckpointManager):
         return False
 
 
-def _options(c: CheckpointConfig | None) -> ocp.CheckpointManagerOptions:
+def _options(
+    c: CheckpointConfig | None, before_commit: Callable[[], None]
+) -> ocp.CheckpointManagerOptions:
     if c is None:
         return ocp.CheckpointManagerOptions(read_only=True)
     loss = lambda metrics: metrics[METRIC]
@@ -87,7 +102,9 @@ def _options(c: CheckpointConfig | None) -> ocp.CheckpointManagerOptions:
         enable_async_checkpointing=True,
         # If a thread cannot create the folder, the threads of the items wait five minutes for it
         # when the process exits. Created synchronously, a save that cannot begin raises at once.
-        async_options=AsyncOptions(create_directories_asynchronously=False),
+        async_options=AsyncOptions(
+            create_directories_asynchronously=False, post_finalization_callback=before_commit
+        ),
     )
 
 
