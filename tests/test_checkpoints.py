@@ -74,11 +74,6 @@ def damage(kind, step_folder):
         largest_file(step_folder).unlink()
     elif kind == "missing metadata":
         (step_folder / "params" / "_METADATA").unlink()
-    elif (
-        kind == "missing array manifest before the checksums"
-    ):  # without _METADATA Orbax restores it
-        remove_manifest(step_folder)
-        (step_folder / "params" / "manifest.ocdbt").unlink()
     elif kind in MANIFESTS:
         (step_folder / "checksums.json").write_bytes(MANIFESTS[kind])
     elif kind == "deleted checksums":
