@@ -26,7 +26,7 @@ from txl_jax.checkpoint.tensors import flat_params, params_from_flat
 from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
 from txl_jax.checkpoint.workdir import read_json
 from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB
-from txl_jax.config import of_record
+from txl_jax.config import from_record
 from txl_jax.data.vocab import Vocab
 
 
@@ -70,7 +70,7 @@ def join(folder: str, exported: str) -> TrainedModel:
     for path in paths:
         parts |= load_file(path)
     record = read_json(str(pathlib.Path(folder) / CONFIG))
-    exp = of_record(record)
+    exp = from_record(record)
     one_by_one = dataclasses.replace(exp.model, scan_layers=False, remat="none", kernel="auto")
     exp = dataclasses.replace(exp, model=one_by_one)
     vocab = Vocab.from_json(read_json(str(pathlib.Path(folder) / VOCAB)))

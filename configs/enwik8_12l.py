@@ -14,12 +14,9 @@ Hardware: the authors used four GPUs. Arithmetic gives 1.8e18 operations, 5 hour
 TFLOP/s (*not run*). What four GPUs hold may not fit one: raise train.micro_batches.
 """
 
-import pathlib
-import runpy
-
 from ml_collections import ConfigDict
 
-smoke = runpy.run_path(str(pathlib.Path(__file__).parent / "shared/smoke.py"))["smoke"]
+from .shared.smoke import smoke
 
 
 def get_config(variant=""):

@@ -13,15 +13,12 @@ Hardware: several accelerators. Arithmetic gives 1.8e19 operations, 2 days at a 
 TFLOP/s (*not run*).
 """
 
-import pathlib
-import runpy
-
-base = runpy.run_path(str(pathlib.Path(__file__).with_name("enwik8_24l.py")))
-smoke = base["smoke"]
+from . import enwik8_24l
+from .shared.smoke import smoke
 
 
 def get_config(variant=""):
-    config = base["get_config"]()
+    config = enwik8_24l.get_config()
     config.name = "enwik8_18l"
     config.model.update({"n_layer": 18, "d_model": 640, "n_head": 10, "d_head": 64})
     config.model.update({"d_inner": 2200, "dropout": 0.1, "dropatt": 0.0})

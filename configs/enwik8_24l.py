@@ -12,15 +12,12 @@ TFLOP/s (*not run*). The train step fits a TPU v5e-16: 10.53 of 15.75 GiB a chip
 fused attention, 15.60 without (*compiled* ahead of time, RESULTS.md).
 """
 
-import pathlib
-import runpy
-
-base = runpy.run_path(str(pathlib.Path(__file__).with_name("enwik8_12l.py")))
-smoke = base["smoke"]
+from . import enwik8_12l
+from .shared.smoke import smoke
 
 
 def get_config(variant=""):
-    config = base["get_config"]()
+    config = enwik8_12l.get_config()
     config.name = "enwik8_24l"
     config.model.update({"n_layer": 24, "d_model": 1024, "n_head": 8, "d_head": 128})
     config.model.update({"d_inner": 3072, "dropout": 0.15, "dropatt": 0.15})

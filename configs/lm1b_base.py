@@ -14,12 +14,9 @@ Hardware: several accelerators. Arithmetic gives 7.9e18 operations, 22 hours at 
 TFLOP/s (*not run*).
 """
 
-import pathlib
-import runpy
-
 from ml_collections import ConfigDict
 
-smoke = runpy.run_path(str(pathlib.Path(__file__).parent / "shared/smoke.py"))["smoke"]
+from .shared.smoke import smoke
 
 
 def get_config(variant=""):

@@ -17,15 +17,12 @@ are attended to.
 Hardware: as lm1b_base.py (*not run*).
 """
 
-import pathlib
-import runpy
-
-base = runpy.run_path(str(pathlib.Path(__file__).with_name("lm1b_base.py")))
-smoke = base["smoke"]
+from . import lm1b_base
+from .shared.smoke import smoke
 
 
 def get_config(variant=""):
-    config = base["get_config"]()
+    config = lm1b_base.get_config()
     config.name = "lm1b_base_tf"
     config.model.update({"untie_r": True, "proj_same_dim": False, "norm_epsilon": 1e-12})
     config.optimizer.min_ratio = 0.004

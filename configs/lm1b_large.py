@@ -13,15 +13,12 @@ of 95.7 GiB a chip, and with --config.mesh.fsdp=16 a v5e-16, 4.84 of 15.75 GiB (
 time, RESULTS.md).
 """
 
-import pathlib
-import runpy
-
-base = runpy.run_path(str(pathlib.Path(__file__).with_name("lm1b_base.py")))
-smoke = base["smoke"]
+from . import lm1b_base
+from .shared.smoke import smoke
 
 
 def get_config(variant=""):
-    config = base["get_config"]()
+    config = lm1b_base.get_config()
     config.name = "lm1b_large"
     config.model.update({"n_layer": 24, "d_model": 1280, "n_head": 16, "d_head": 80})
     config.model.update({"d_inner": 8192, "dropout": 0.05, "dropatt": 0.05})

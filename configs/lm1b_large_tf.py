@@ -16,15 +16,12 @@ are attended to.
 Hardware: as lm1b_large.py (*not run*).
 """
 
-import pathlib
-import runpy
-
-base = runpy.run_path(str(pathlib.Path(__file__).with_name("lm1b_large.py")))
-smoke = base["smoke"]
+from . import lm1b_large
+from .shared.smoke import smoke
 
 
 def get_config(variant=""):
-    config = base["get_config"]()
+    config = lm1b_large.get_config()
     config.name = "lm1b_large_tf"
     config.model.update({"untie_r": True, "proj_same_dim": False, "init_std": 0.005})
     config.model.norm_epsilon = 1e-12

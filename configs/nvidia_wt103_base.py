@@ -14,15 +14,12 @@ Hardware: eight accelerators; in half precision NVIDIA cuts the batch in 8 on on
 for these 1.97e9 tokens; here *not run*.
 """
 
-import pathlib
-import runpy
-
-base = runpy.run_path(str(pathlib.Path(__file__).with_name("wt103_base.py")))
-smoke = base["smoke"]
+from . import wt103_base
+from .shared.smoke import smoke
 
 
 def get_config(variant=""):
-    config = base["get_config"]()
+    config = wt103_base.get_config()
     config.name = "nvidia_wt103_base"
     config.model.update({"d_model": 512, "n_head": 8, "d_head": 64, "d_inner": 2048})
     config.model.cutoffs = (19_997, 39_997, 199_997)

@@ -14,15 +14,12 @@ Hardware: eight accelerators; in half precision NVIDIA cuts the batch in 8 on on
 for these 4.9e9 tokens; here *not run*.
 """
 
-import pathlib
-import runpy
-
-base = runpy.run_path(str(pathlib.Path(__file__).with_name("nvidia_wt103_base.py")))
-smoke = base["smoke"]
+from . import nvidia_wt103_base
+from .shared.smoke import smoke
 
 
 def get_config(variant=""):
-    config = base["get_config"]()
+    config = nvidia_wt103_base.get_config()
     config.name = "nvidia_wt103_large"
     config.model.update({"n_layer": 18, "d_model": 1024, "n_head": 16, "d_head": 64})
     config.model.update({"d_inner": 4096, "dropout": 0.2, "dropatt": 0.2, "div_val": 4})

@@ -26,12 +26,9 @@ keep an answer for later segments; it is relayed from layer to layer all the sam
 trained: what it can reach it finds in part.
 """
 
-import pathlib
-import runpy
-
 from ml_collections import ConfigDict
 
-row_of = runpy.run_path(str(pathlib.Path(__file__).parent / "shared/rows.py"))["row_of"]
+from .shared.rows import row_of
 
 ROWS = {"memory": 16, "no_memory": 0}
 """Memory length M in training."""

@@ -18,12 +18,9 @@ slices, several seeds at once). For a CPU give --config.train.steps_per_dispatch
 ptb_small.py.
 """
 
-import pathlib
-import runpy
-
 from ml_collections import ConfigDict
 
-smoke = runpy.run_path(str(pathlib.Path(__file__).parent / "shared/smoke.py"))["smoke"]
+from .shared.smoke import smoke
 
 EPOCH = 290
 

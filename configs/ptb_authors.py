@@ -18,12 +18,9 @@ Hardware: one GPU, 239,925 small updates (time *not run*; benchmarks/ptb_gpu.sh 
 A dispatch is a third of an epoch: for a CPU give --config.train.steps_per_dispatch=1.
 """
 
-import pathlib
-import runpy
-
 from ml_collections import ConfigDict
 
-smoke = runpy.run_path(str(pathlib.Path(__file__).parent / "shared/smoke.py"))["smoke"]
+from .shared.smoke import smoke
 
 EPOCH = 1371
 

@@ -14,16 +14,10 @@ all positions in the loss, the same for all four of a text:
 `--mode=ablation` and `--mode=recl` compare them; what that gave: RESULTS.md.
 """
 
-import pathlib
-import runpy
+from . import ptb_small, quickstart
+from .shared.rows import row_of
 
-HERE = pathlib.Path(__file__)
-base_of = {
-    name: runpy.run_path(str(HERE.with_name(f"{name}.py"))) for name in ("ptb_small", "quickstart")
-}
-row_of = runpy.run_path(str(HERE.parent / "shared/rows.py"))["row_of"]
-
-CORPORA = {"ptb": ("ptb_small", 1500), "stdlib": ("quickstart", 3000)}
+CORPORA = {"ptb": (ptb_small, 1500), "stdlib": (quickstart, 3000)}
 SIBLINGS = {
     "ours": ("relative", 64),
     "shaw": ("shaw", 64),
@@ -37,7 +31,7 @@ def get_config(variant=""):
     row, small = row_of(variant, ROWS)
     corpus, sibling = ROWS[row]
     base, steps = CORPORA[corpus]
-    config = base_of[base]["get_config"]("smoke" if small else "")
+    config = base.get_config("smoke" if small else "")
     attention, memory = SIBLINGS[sibling]
     config.name = f"siblings-{row}"
     config.model.attention = attention

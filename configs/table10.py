@@ -17,11 +17,9 @@ the best over evaluation attention lengths, and the shortest length that gives i
 Hardware: as table6.py (*not run*).
 """
 
-import pathlib
-import runpy
-
-table6 = runpy.run_path(str(pathlib.Path(__file__).with_name("table6.py")))
-smoke, row_of, row_config = (table6[name] for name in ("smoke", "row_of", "row_config"))
+from .shared.rows import row_of
+from .shared.smoke import smoke
+from .table6 import row_config
 
 ROWS = {
     "recurrence_full": ("relative", True, "full", 500, 128),

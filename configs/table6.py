@@ -33,12 +33,9 @@ Hardware: as wt103_base.py; arithmetic gives 1.2e18 operations a row, 3 hours at
 TFLOP/s (*not run*).
 """
 
-import pathlib
-import runpy
-
-base = runpy.run_path(str(pathlib.Path(__file__).with_name("wt103_base.py")))
-smoke = base["smoke"]
-row_of = runpy.run_path(str(pathlib.Path(__file__).parent / "shared/rows.py"))["row_of"]
+from . import wt103_base
+from .shared.rows import row_of
+from .shared.smoke import smoke
 
 ROWS = {
     "ours_recurrence_full": ("relative", True, "full", 500),
@@ -56,7 +53,7 @@ ROWS = {
 
 def row_config(name, attention, recurrence, positions, attention_len, seg_len=128):
     """wt103_base with 7 layers and the row's four properties; T is ``seg_len``, M too or 0."""
-    config = base["get_config"]()
+    config = wt103_base.get_config()
     memory = seg_len if recurrence else 0
     config.name = name
     config.model.update({"n_layer": 7, "attention": attention})

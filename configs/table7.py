@@ -16,12 +16,9 @@ Hardware: as lm1b_base.py; arithmetic gives 6.8e18 operations a row, 19 hours at
 TFLOP/s (*not run*).
 """
 
-import pathlib
-import runpy
-
-base = runpy.run_path(str(pathlib.Path(__file__).with_name("lm1b_base.py")))
-smoke = base["smoke"]
-row_of = runpy.run_path(str(pathlib.Path(__file__).parent / "shared/rows.py"))["row_of"]
+from . import lm1b_base
+from .shared.rows import row_of
+from .shared.smoke import smoke
 
 ROWS = {"ours": ("relative", True), "shaw": ("shaw", True), "no_recurrence": ("relative", False)}
 """Encoding and recurrence."""
@@ -30,7 +27,7 @@ ROWS = {"ours": ("relative", True), "shaw": ("shaw", True), "no_recurrence": ("r
 def get_config(variant=""):
     row, small = row_of(variant, ROWS)
     attention, recurrence = ROWS[row]
-    config = base["get_config"]()
+    config = lm1b_base.get_config()
     config.name = f"table7-{row}"
     config.model.update({"n_layer": 20, "d_inner": 2048, "attention": attention})
     if attention == "shaw":

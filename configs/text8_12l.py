@@ -12,15 +12,12 @@ Score: none published, here *not run*. Evaluation: test, 10 streams, segments of
 Hardware: as enwik8_12l.py (*not run*).
 """
 
-import pathlib
-import runpy
-
-base = runpy.run_path(str(pathlib.Path(__file__).with_name("enwik8_12l.py")))
-smoke = base["smoke"]
+from . import enwik8_12l
+from .shared.smoke import smoke
 
 
 def get_config(variant=""):
-    config = base["get_config"]()
+    config = enwik8_12l.get_config()
     config.name = "text8_12l"
     config.data = {"name": "text8"}
     config.generate.prompt = "the "

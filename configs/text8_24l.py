@@ -12,15 +12,12 @@ Score: 1.08 bits per character (*paper*), here *not run*. Evaluation: test, 10 s
 Hardware: as enwik8_24l.py (*not run*).
 """
 
-import pathlib
-import runpy
-
-base = runpy.run_path(str(pathlib.Path(__file__).with_name("enwik8_24l.py")))
-smoke = base["smoke"]
+from . import enwik8_24l
+from .shared.smoke import smoke
 
 
 def get_config(variant=""):
-    config = base["get_config"]()
+    config = enwik8_24l.get_config()
     config.name = "text8_24l"
     config.data = {"name": "text8"}
     config.generate.prompt = "the "

@@ -15,15 +15,12 @@ run*). nvidia_wt103_large.py needs a fortieth of these tokens. The train step fi
 RESULTS.md).
 """
 
-import pathlib
-import runpy
-
-base = runpy.run_path(str(pathlib.Path(__file__).with_name("wt103_base.py")))
-smoke = base["smoke"]
+from . import wt103_base
+from .shared.smoke import smoke
 
 
 def get_config(variant=""):
-    config = base["get_config"]()
+    config = wt103_base.get_config()
     config.name = "wt103_large"
     config.model.update({"n_layer": 18, "d_model": 1024, "n_head": 16, "d_head": 64})
     config.model.update({"d_inner": 4096, "dropout": 0.2, "dropatt": 0.2, "div_val": 4})

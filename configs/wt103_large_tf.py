@@ -14,15 +14,12 @@ are attended to.
 Hardware: as wt103_large.py (*not run*).
 """
 
-import pathlib
-import runpy
-
-base = runpy.run_path(str(pathlib.Path(__file__).with_name("wt103_large.py")))
-smoke = base["smoke"]
+from . import wt103_large
+from .shared.smoke import smoke
 
 
 def get_config(variant=""):
-    config = base["get_config"]()
+    config = wt103_large.get_config()
     config.name = "wt103_large_tf"
     config.model.update({"untie_r": True, "init_std": 0.005, "norm_epsilon": 1e-12})
     config.optimizer.min_ratio = 0.01

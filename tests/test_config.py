@@ -3,22 +3,38 @@
 import copy
 import dataclasses
 import json
+import os
+import pathlib
+import py_compile
 import re
+import sys
 import typing
 
 import pytest
 
 from txl_jax.config import (
+    FREE_TO_CHANGE,
     ConfigError,
+    DynamicConfig,
     ExperimentConfig,
+    OptimizerConfig,
+    ProbeTextConfig,
     ProtocolConfig,
+    TrainConfig,
     TransformerXLConfig,
+    config_rows,
+    describe_settings,
     differing_keys,
+    flatten,
+    from_record,
     load_config,
+    override,
     without_paths,
 )
-from txl_jax.config import reading as config_lib
+from txl_jax.config.changes import is_free, set_all
+from txl_jax.config.combinations import ALTERNATIVES
 
+FLAGS = (sys.pycache_prefix, sys.dont_write_bytecode)
 MD5 = "md5:" + "0" * 32
 
 
@@ -38,8 +54,7 @@ def config_file(tmp_path):
 def build(**dotted):
     """The experiment with overrides; ``__`` in a keyword stands for the dot of its key."""
     nested: dict[str, object] = {}
-    for key, value in dotted.items():
-        config_lib._set(nested, key.replace("__", "."), value)
+    set_all(nested, {key.replace("__", "."): value for key, value in dotted.items()})
     return ExperimentConfig.from_dict(nested)
 
 
@@ -235,7 +250,7 @@ def test_numbers_that_mean_the_same_are_converted_and_lists_become_tuples():
 
 
 def test_every_default_survives_being_written_on_a_command_line():
-    flat = config_lib.flatten(ExperimentConfig().to_dict())
+    flat = flatten(ExperimentConfig().to_dict())
     assert flat.keys() == dict(leaves()).keys()
     texts = {key: str(value) for key, value in flat.items()}
     assert build(**texts) == ExperimentConfig.from_dict({})
@@ -261,9 +276,9 @@ OUT_OF_RANGE = [
     ("model.dropatt", -0.1, "must be at least 0 and below 1"),
     ("model.clamp_len", 0, "must be -1 (never) or at least 1"),
     ("model.n_positions", 0, "must be at least 1"),
-    ("model.cutoffs", (5, 5), "must rise from at least 1"),
-    ("model.cutoffs", (7, 5), "must rise from at least 1"),
-    ("model.cutoffs", (0, 5), "must rise from at least 1"),
+    ("model.cutoffs", (5, 5), "must be increasing numbers, each at least 1"),
+    ("model.cutoffs", (7, 5), "must be increasing numbers, each at least 1"),
+    ("model.cutoffs", (0, 5), "must be increasing numbers, each at least 1"),
     ("model.div_val", 0, "must be at least 1"),
     ("model.sample_softmax", -1, "must be at least 0"),
     ("model.mixtures", 0, "must be at least 1"),
@@ -331,7 +346,7 @@ OUT_OF_RANGE = [
     ("generate.repetition_penalty", 0.5, "must be at least 1"),
     ("generate.stop", ("",), "must not have an empty text"),
     ("generate.stop", ("a", ""), "must not have an empty text"),
-    ("context.lengths", (3,), "must be two or more lengths, rising, from at least 1"),
+    ("context.lengths", (3,), "must be two or more increasing numbers, each at least 1"),
     ("context.stride", 0, "must be at least 1"),
     ("context.max_tokens", -1, "must be at least 0"),
     ("context.batch_size", 0, "must be at least 1"),
@@ -347,19 +362,19 @@ OUT_OF_RANGE = [
     ("attention.batch_size", 0, "must be at least 1"),
     ("attention.widest", 0, "must be at least 1"),
     ("attention.position", -1, "must be at least 0"),
-    ("ablation.lengths", (2, 2), "must be one or more lengths, rising, from at least 1"),
+    ("ablation.lengths", (2, 2), "must be one or more increasing numbers, each at least 1"),
     ("ablation.max_tokens", -1, "must be at least 0"),
     ("ablation.seeds", (1, 1), "must be one or more from 0 on, none twice"),
     ("ablation.seeds", (-1,), "must be one or more from 0 on, none twice"),
     ("score.mem_len", 0, "must be at least 1"),
     ("score.seg_len", 0, "must be at least 1"),
     ("score.batch_size", 0, "must be at least 1"),
-    ("speed.lengths", (1,), "must be one or more lengths, rising, from at least 2"),
+    ("speed.lengths", (1,), "must be one or more increasing numbers, each at least 2"),
     ("speed.seg_len", 0, "must be at least 1"),
     ("speed.windows", 0, "must be at least 1"),
     ("speed.rounds", 0, "must be at least 1"),
-    ("probe.distances", (1, 2), "must be one or more lengths, rising, from at least 2"),
-    ("probe.mem_lens", (4, 0), "must be lengths, rising, from at least 0"),
+    ("probe.distances", (1, 2), "must be one or more increasing numbers, each at least 2"),
+    ("probe.mem_lens", (4, 0), "must be increasing numbers, each at least 0"),
     ("probe.answers", 0, "must be at least 1"),
     ("probe.seed", -1, "must be at least 0"),
     ("data.vocab_size", 255, "must be from 256 to 1000000"),
@@ -544,11 +559,11 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {"data.url": "http://u"},
-            "data.url = 'http://u': needs data.hash (md5:… or sha256:…) to check the download by",
+            "data.url = 'http://u': needs data.hash (md5:… or sha256:…) to check the download",
         ),
         (
             {"data.url": "http://u", "data.hash": MD5, "data.name": "ptb"},
-            "data.url = 'http://u': is for data.name='text'; other corpora know their own",
+            "data.url = 'http://u': is only for data.name='text'; other corpora have their own",
         ),
         (
             {"data.url": "http://u", "data.hash": MD5, "data.path": "p"},
@@ -569,8 +584,8 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {"validate.warm_start": 8, "validate.context_len": 4},
-            "validate.warm_start = 8: reads segments without context, and validate.context_len is"
-            " 4",
+            "validate.warm_start = 8: needs segments without context, and validate.context_len"
+            " is 4",
         ),
         (
             {"validate.warm_start": 8, "validate.mem_len": 0},
@@ -578,8 +593,8 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {"evaluate.first_memory": "zeros", "evaluate.context_len": 8, "evaluate.mem_len": 4},
-            "evaluate.first_memory = 'zeros': is not seen by segments with context, and"
-            " evaluate.context_len is 8: use first_memory 'empty', or context_len 0",
+            "evaluate.first_memory = 'zeros': has no effect with evaluate.context_len 8: use"
+            " first_memory 'empty', or context_len 0",
         ),
         (
             {"evaluate.warm_start": 8, "evaluate.first_memory": "zeros"},
@@ -588,13 +603,13 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {"evaluate.context_len": 8, "evaluate.mem_len": 0, "evaluate.same_length": "tf"},
-            "evaluate.context_len = 8: the window same_length='tf' (distance <= M = 0) lets"
-            " nothing of it be seen; use False",
+            "evaluate.context_len = 8: is outside the window same_length='tf' (distance <= M ="
+            " 0); use False",
         ),
         (
             {"model.same_length": "tf", "train.context_len": 8, "train.mem_len": 0},
-            "train.context_len = 8: the window same_length='tf' (distance <= M = 0) lets"
-            " nothing of it be seen; use False",
+            "train.context_len = 8: is outside the window same_length='tf' (distance <= M = 0);"
+            " use False",
         ),
         (
             {**MEMORY_FREE, "train.mem_len": 4},
@@ -612,11 +627,12 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {**PER_LAYER, "train.seg_len": 129},
-            "train.seg_len = 129: with context_len 0 is more than model.n_positions 128",
+            "train.seg_len = 129: is up to 129 with context and drawn lengths, more than"
+            " model.n_positions 128",
         ),
         (
             {**PER_LAYER, "train.seg_len": 120, "train.seg_len_std": 3.0},
-            "train.seg_len = 120: with context_len 0 and up to 9 tokens drawn above it is more than"
+            "train.seg_len = 120: is up to 129 with context and drawn lengths, more than"
             " model.n_positions 128",
         ),
         (
@@ -625,13 +641,13 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {"average.swa_lr_ratio": 0.5},
-            "average.swa_lr_ratio = 0.5: is the rate from average.swa_start on, and that is 0"
-            " (none)",
+            "average.swa_lr_ratio = 0.5: sets the rate from average.swa_start on, and that is 0"
+            " (never)",
         ),
         (
             {"average.swa_start": 5, "average.swa_lr_ratio": 0.5},
-            "average.swa_lr_ratio = 0.5: is times the schedule's last rate, and that is 0: give"
-            " optimizer.min_ratio too",
+            "average.swa_lr_ratio = 0.5: multiplies the schedule's last rate, which is 0: set"
+            " optimizer.min_ratio",
         ),
         (
             {
@@ -644,12 +660,12 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {"loss.r_drop": 0.5, "model.sample_softmax": 9},
-            "loss.r_drop = 0.5: compares all words, and model.sample_softmax 9 draws some",
+            "loss.r_drop = 0.5: needs scores of all words, and model.sample_softmax 9 draws"
+            " some: use sample_softmax 0",
         ),
         (
             {"loss.past_decode": 0.1},
-            "loss.past_decode = 0.1: needs the parameters that model.past_decode adds: give"
-            " model.past_decode=True too",
+            "loss.past_decode = 0.1: needs the parameters of model.past_decode=True",
         ),
         (
             {"loss.past_decode": 0.1, "model.past_decode": True, "model.sample_softmax": 9},
@@ -658,8 +674,7 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {"distil.teachers": ("runs/a",)},
-            "distil.teachers = ('runs/a',): needs train.text_on_device, beside which lies what they"
-            " teach",
+            "distil.teachers = ('runs/a',): needs train.text_on_device=True",
         ),
         (
             {
@@ -667,17 +682,18 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
                 "train.text_on_device": True,
                 "model.sample_softmax": 9,
             },
-            "distil.teachers = ('runs/a',): is of all words, and model.sample_softmax 9 draws some",
+            "distil.teachers = ('runs/a',): needs scores of all words, and model.sample_softmax"
+            " 9 draws some: use sample_softmax 0",
         ),
         (
             {"data.name": "lm1b", "train.text_on_device": True},
-            "train.text_on_device = True: is for one text; the sentences of data.name='lm1b' are"
-            " shuffled",
+            "train.text_on_device = True: needs one continuous text, and data.name='lm1b' has"
+            " shuffled sentences",
         ),
         (
             {"evaluate.temperature": 1.1, "evaluate.dynamic.rule": "sgd"},
-            "evaluate.temperature = 1.1: is for parameters that stay as they are, not"
-            " evaluate.dynamic.rule",
+            "evaluate.temperature = 1.1: needs fixed parameters, and evaluate.dynamic.rule is"
+            " 'sgd'",
         ),
         ({"average.use": "swa"}, "average.use = 'swa': needs average.swa_start above 0"),
         (
@@ -690,36 +706,37 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {"train.seg_len": 9, "train.seg_len_std": 1.0},
-            "train.seg_len_std = 1.0: needs train.seg_len of at least 10, not 9: half of it is a"
-            " length too",
+            "train.seg_len_std = 1.0: needs train.seg_len of at least 10, not 9: some segments"
+            " have half of it",
         ),
         (
             {"data.name": "lm1b", "train.seg_len_std": 1.0},
-            "train.seg_len_std = 1.0: is for one text; the sentences of data.name='lm1b' have no"
-            " one order",
+            "train.seg_len_std = 1.0: needs one continuous text, and data.name='lm1b' has"
+            " shuffled sentences",
         ),
         (
             {"data.name": "lm1b", "train.partial_shuffle": True},
-            "train.partial_shuffle = True: is for one text; the sentences of data.name='lm1b' are"
-            " shuffled",
+            "train.partial_shuffle = True: needs one continuous text, and data.name='lm1b' has"
+            " shuffled sentences",
         ),
         (
             {**PER_LAYER, "validate.context_len": 1},
-            "validate.seg_len = 128: with context_len 1 is more than model.n_positions 128",
+            "validate.seg_len = 128: is up to 129 with context and drawn lengths, more than"
+            " model.n_positions 128",
         ),
         (
             {**PER_LAYER, "evaluate.seg_len": 64, "evaluate.context_len": 65},
-            "evaluate.seg_len = 64: with context_len 65 is more than model.n_positions 128",
+            "evaluate.seg_len = 64: is up to 129 with context and drawn lengths, more than"
+            " model.n_positions 128",
         ),
         (
             {**PER_LAYER, "model.n_positions": None},
-            "model.n_positions = None: attention 'absolute_per_layer' has a table of positions and"
-            " needs its length",
+            "model.n_positions = None: attention 'absolute_per_layer' needs the length of its"
+            " position table",
         ),
         (
             {"model.attention": "shaw"},
-            "model.n_positions = None: attention 'shaw' has a table of positions and needs its"
-            " length",
+            "model.n_positions = None: attention 'shaw' needs the length of its position table",
         ),
         (
             {**PER_LAYER, "model.d_head": 63},
@@ -739,37 +756,37 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {"model.mixtures": 3, "model.cutoffs": (5,)},
-            "model.mixtures = 3: mixes plain softmaxes over all words, and model.cutoffs is (5,):"
+            "model.mixtures = 3: mixes softmaxes over all words, and model.cutoffs is (5,):"
             " leave it out, or use mixtures 1",
         ),
         (
             {"model.mixtures": 3, "model.sample_softmax": 9},
-            "model.mixtures = 3: mixes plain softmaxes over all words, and model.sample_softmax is"
-            " 9: leave it out, or use mixtures 1",
+            "model.mixtures = 3: mixes softmaxes over all words, and model.sample_softmax is 9:"
+            " leave it out, or use mixtures 1",
         ),
         (
             {"model.mixtures": 3, "model.d_embed": 256, "model.tie_projs": (True,)},
-            "model.mixtures = 3: has latents in place of the output projection, so model.tie_projs"
-            " must be (False,)",
+            "model.mixtures = 3: has no output projection to tie, so model.tie_projs must be"
+            " (False,)",
         ),
         (
             {"model.dropout_latent": 0.1},
-            "model.dropout_latent = 0.1: is on the latents of a mixture, and model.mixtures is 1:"
-            " give more, or use 0",
+            "model.dropout_latent = 0.1: is for mixed softmaxes, and model.mixtures is 1: use"
+            " more mixtures, or 0",
         ),
         *(
             (
                 {"model.past_decode": True, **more},
-                "model.past_decode = True: decodes by one table of all words (no cutoffs, div_val"
-                " 1): leave one of them out",
+                "model.past_decode = True: needs one table of all words: use no cutoffs and div_val"
+                " 1",
             )
             for more in ({"model.cutoffs": (5,)}, {"model.div_val": 2})
         ),
         *(
             (
                 {"model.sample_softmax": 9, **more},
-                "model.sample_softmax = 9: goes with one cluster of width d_model only (no"
-                " cutoffs, div_val or d_embed)",
+                "model.sample_softmax = 9: needs one cluster of width d_model (no cutoffs, div_val"
+                " or d_embed)",
             )
             for more in ({"model.cutoffs": (5,)}, {"model.div_val": 2}, {"model.d_embed": 256})
         ),
@@ -899,14 +916,14 @@ def test_differing_keys_does_not_tell_a_tuple_from_a_list():
 
 def test_a_resumed_run_may_change_what_is_free_and_nothing_else():
     known = dict(leaves())
-    for free in config_lib.FREE_TO_CHANGE:
+    for free in FREE_TO_CHANGE:
         assert any(key == free or key.startswith(free + ".") for key in known), free
-    old = config_lib.flatten(ExperimentConfig().to_dict())
+    old = flatten(ExperimentConfig().to_dict())
     for key in known:
         changed = differing_keys(old, {**old, key: "something else"})
-        assert bool(changed) != config_lib._is_free(key), key
-    assert not config_lib._is_free("train.log_every_other")
-    fixed = {key for key in known if not config_lib._is_free(key)}
+        assert bool(changed) != is_free(key), key
+    assert not is_free("train.log_every_other")
+    fixed = {key for key in known if not is_free(key)}
     assert fixed >= {"seed", "data.name", "data.vocab", "train.steps", "train.batch_size"}
     decides = {key for key in known if key.startswith(("model.", "optimizer.", "loss."))}
     how_it_is_run = {"model.scan_layers", "model.remat", "model.kernel"}
@@ -940,18 +957,18 @@ def test_a_file_names_only_what_differs_and_overrides_win(config_file):
 )
 def test_an_override_replaces_a_stored_alternative(stored, given, config_file):
     """Of a run and of a config file; and taking a setting away does not touch the others."""
-    defaults = config_lib.flatten(ExperimentConfig().to_dict())
-    run = config_lib.override(ExperimentConfig(), stored)
+    defaults = flatten(ExperimentConfig().to_dict())
+    run = override(ExperimentConfig(), stored)
     path = config_file(f"return ml_collections.ConfigDict({run.to_dict()!r})")
-    for exp in (config_lib.override(run, given), load_config(path, given)):
-        flat = config_lib.flatten(exp.to_dict())
-        (group,) = [g for g in config_lib.ALTERNATIVES if set(g) & set(given)]
+    for exp in (override(run, given), load_config(path, given)):
+        flat = flatten(exp.to_dict())
+        (group,) = [g for g in ALTERNATIVES if set(g) & set(given)]
         assert {key: flat[key] for key in group} == {
             key: given.get(key, defaults[key]) for key in group
         }
-    (key,) = set(stored) & {key for group in config_lib.ALTERNATIVES for key in group}
+    (key,) = set(stored) & {key for group in ALTERNATIVES for key in group}
     for other in set(group) - {key, "generate.prompt"}:
-        assert config_lib.override(run, {other: "none"}) == run
+        assert override(run, {other: "none"}) == run
 
 
 def test_frozen_config_dicts_and_field_references_are_read(config_file):
@@ -1114,7 +1131,7 @@ def test_long_values_and_keys_are_shortened(config_file):
 
 def test_an_override_whose_key_is_not_text_is_refused():
     with pytest.raises(ConfigError) as caught:
-        config_lib.override(ExperimentConfig(), {3: 4})  # type: ignore[dict-item]
+        override(ExperimentConfig(), {3: 4})  # type: ignore[dict-item]
     assert str(caught.value) == "override 3: a key is text like 'train.steps'"
 
 
@@ -1167,22 +1184,142 @@ def test_settings_without_paths_have_the_defaults_of_those_and_keep_all_others()
     assert without_paths(ExperimentConfig, {"data": {"path": "x"}}) == {"data": {"path": None}}
 
 
-def test_a_record_with_settings_of_analyses_that_are_gone_is_still_a_run():
+@pytest.mark.parametrize("key", ["train.side_by_side", "average.start", "context.max_segments"])
+def test_a_record_of_an_earlier_version_is_refused_in_one_line(key):
     record = {**ExperimentConfig(seed=4).to_dict(), "corpus": {}, "provenance": {"a": 1}}
-    record["ablation"]["max_segments"] = 3
     del record["context"]
-    assert config_lib.of_record(record) == ExperimentConfig(seed=4)
-    record["data"]["path"] = record["score"]["json"] = ""  # accepted once
-    assert config_lib.of_record(record) == ExperimentConfig(seed=4)
-    record["train"]["stepz"] = 3
-    with pytest.raises(ConfigError, match=r"train.stepz"):
-        config_lib.of_record(record)
+    assert from_record(record) == ExperimentConfig(seed=4)
+    section, _, name = key.partition(".")
+    record.setdefault(section, {})[name] = 1
+    with pytest.raises(ConfigError) as error:
+        from_record(record)
+    assert str(error.value) == (
+        f"has the unknown setting {key!r}: the folder was written by an earlier version of txl_jax"
+        " and must be trained or exported again"
+    )
 
 
-def test_a_record_from_before_a_rule_on_what_has_no_effect_is_still_a_run():
-    own = {"mem_len": 4, "context_len": 8}
-    record = ExperimentConfig.from_dict({"evaluate": own}).to_dict()
-    record["evaluate"]["first_memory"] = "zeros"
-    assert config_lib.of_record(record) == ExperimentConfig.from_dict({"evaluate": own})
-    record["evaluate"]["context_len"] = 0
-    assert config_lib.of_record(record).evaluate.first_memory == "zeros"
+# --------------------------------------------------------------------------------------
+# Sections built alone, and the list of all settings.
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TrainConfig(steps=-5), "train.steps = -5: must be at least 1"),
+        (lambda: TrainConfig(steps="many"), "train.steps = 'many': must be of type int"),  # type: ignore[arg-type]
+        (lambda: ProbeTextConfig(noise=0), "data.probe.noise = 0: must be from 1 to 26, "),
+        (lambda: ProtocolConfig(mem_len=-1), "mem_len = -1: must be at least 0"),
+        (lambda: DynamicConfig(rule="adam"), "rule = 'adam': must be one of 'none', "),  # type: ignore[arg-type]
+        (
+            lambda: dataclasses.replace(ExperimentConfig().train, seg_len=0),
+            "train.seg_len = 0: must be at least 1",
+        ),
+        (lambda: ExperimentConfig(train=3), "train = 3: is a section, not a value"),  # type: ignore[arg-type]
+        (lambda: ExperimentConfig(seed=-1), "seed = -1: must be at least 0"),
+        (
+            lambda: ExperimentConfig(train=TrainConfig(batch_size=8, micro_batches=3)),
+            "train.micro_batches = 3: must divide batch_size 8",
+        ),
+        (
+            lambda: dataclasses.replace(
+                ExperimentConfig(), optimizer=OptimizerConfig(warmup_steps=2000)
+            ),
+            "optimizer.warmup_steps = 2000: is more than train.steps 1000",
+        ),
+    ],
+)
+def test_a_section_and_an_experiment_check_themselves_when_built(make, message):
+    with pytest.raises(ConfigError) as error:
+        make()
+    assert str(error.value).startswith(f"config key {message}")
+
+
+def test_a_section_built_alone_converts_its_values():
+    assert TrainConfig(steps=1e3, seg_len="64") == TrainConfig(steps=1000, seg_len=64)  # type: ignore[arg-type]
+
+
+def test_all_settings_are_listed_with_type_default_rule_and_one_sentence():
+    listed = list(describe_settings())
+    assert {s.key: s.default for s in listed} == {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in flatten(ExperimentConfig().to_dict()).items()
+    }
+    assert [s.key for s in listed[:4]] == ["name", "seed", "model.vocab_size", "model.n_layer"]
+    assert listed[3] == (
+        "model.n_layer",
+        "int",
+        12,
+        "must be at least 1, at most 1000",
+        "L, the number of layers.",
+    )
+    by_key = {s.key: s for s in listed}
+    assert by_key["validate.split"].default == "valid"
+    assert by_key["data.path"].type == "str | None"
+
+
+@pytest.mark.parametrize("setting", describe_settings(), ids=lambda setting: setting.key)
+def test_every_setting_is_documented_in_one_sentence(setting):
+    doc = setting.doc
+    assert doc[0].isalnum() or doc[0] in "$'"
+    assert doc.endswith(".")
+    assert not re.search(r"(?<!et al)\. [A-Z]", doc), "more than one sentence"
+    assert len(doc) < 320
+
+
+# --------------------------------------------------------------------------------------
+# Config files in packages.
+
+
+def write_package(folder, seg_len):
+    """A package with a base config and one that imports it."""
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "inner").mkdir()
+    (folder / "inner" / "__init__.py").write_text("")
+    (folder / "base.py").write_text(
+        "import ml_collections\n\ndef get_config():\n"
+        f"    return ml_collections.ConfigDict({{'train': {{'seg_len': {seg_len}}}}})\n"
+    )
+    (folder / "inner" / "mine.py").write_text(
+        "from .. import base\n\nROWS = ('a', 'b')\n\ndef get_config():\n"
+        "    config = base.get_config()\n    config.name = 'mine'\n    return config\n"
+    )
+    return str(folder / "inner" / "mine.py")
+
+
+def test_a_file_of_a_package_imports_its_neighbours_from_any_folder(tmp_path, monkeypatch):
+    """Also where two packages and files have the same names, and after an edit of the base."""
+    one, two = (write_package(tmp_path / part / "configs", n) for part, n in (("a", 16), ("b", 32)))
+    before = set(sys.modules)
+    for _ in range(2):
+        assert load_config(one).train.seg_len == 16
+        assert load_config(two).train.seg_len == 32
+    monkeypatch.chdir(tmp_path / "a" / "configs" / "inner")
+    assert load_config("mine.py").train.seg_len == 16
+    base = tmp_path / "a" / "configs" / "base.py"
+    base.write_text(base.read_text().replace("16", "17"))
+    assert load_config("mine.py").train.seg_len == 17
+    assert config_rows(one) == ("a", "b")
+    assert set(sys.modules) == before
+    assert not list(tmp_path.rglob("__pycache__"))
+    assert (sys.pycache_prefix, sys.dont_write_bytecode) == FLAGS
+
+
+def test_stale_bytecode_beside_a_config_is_not_read(config_file, tmp_path):
+    """Python would take the compiled file for that of the edited source: time and size agree."""
+    path = config_file("return ml_collections.ConfigDict({'train': {'steps': 10}})")
+    py_compile.compile(path)
+    assert list(tmp_path.rglob("*.pyc"))
+    times = os.stat(path)
+    text = pathlib.Path(path).read_text()
+    pathlib.Path(path).write_text(text.replace("10", "20"))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert load_config(path).train.steps == 20
+
+
+def test_a_file_may_have_any_name_that_ends_in_py(config_file):
+    line = "return ml_collections.ConfigDict({'train': {'steps': 10}})"
+    for name in ("my.own-config.py", "json.py", "txl_jax.py"):
+        assert load_config(config_file(line, name=name)).train.steps == 10
+    assert json.loads("1") == 1

@@ -8,7 +8,6 @@ After a change of a config or of a default, write the golden files anew and read
 import json
 import pathlib
 import random
-import runpy
 
 import jax
 import numpy as np
@@ -16,13 +15,13 @@ import pytest
 
 import txl_jax
 from txl_jax import modes
-from txl_jax.config import ConfigError
+from txl_jax.config import ConfigError, config_rows
 from txl_jax.planning.vocabulary import with_known_size
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import init_state
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-CONFIGS = sorted((ROOT / "configs").glob("*.py"))
+CONFIGS = sorted((ROOT / "configs").glob("[a-z]*.py"))
 GOLDEN = ROOT / "tests" / "golden"
 
 PARAMETERS = {
@@ -91,8 +90,8 @@ def variants() -> dict[str, tuple[pathlib.Path, str]]:
     """Every experiment that ``configs/`` has, by its name: the file and the variant."""
     found: dict[str, tuple[pathlib.Path, str]] = {}
     for path in CONFIGS:
-        rows = runpy.run_path(str(path)).get("ROWS")
-        found |= {f"{path.stem}-{row}": (path, row) for row in rows or ()}
+        rows = config_rows(str(path))
+        found |= {f"{path.stem}-{row}": (path, row) for row in rows}
         if not rows:
             found[path.stem] = (path, "")
     return found
@@ -187,7 +186,7 @@ def test_a_row_that_is_not_there_is_refused_naming_those_that_are():
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_a_variant_that_is_not_there_is_refused_naming_those_that_are(path):
-    rows = runpy.run_path(str(path)).get("ROWS")
+    rows = config_rows(str(path))
     known = f"rows: {', '.join(rows)}" if rows else r"variants: (fine_tune, )?smoke$"
     with pytest.raises(ConfigError, match=rf"no (row|variant) 'finetune'; {known}"):
         txl_jax.load_config(f"{path}:finetune")
@@ -208,7 +207,7 @@ def test_configs_load_from_any_folder(tmp_path, monkeypatch):
 def test_header_has_the_command_and_rows_by_name(path):
     header = path.read_text().split('"""')[1]
     assert f"python -m txl_jax.main --config=configs/{path.name}" in header
-    for row in runpy.run_path(str(path)).get("ROWS", ()):
+    for row in config_rows(str(path)):
         assert row in header
 
 

@@ -16,8 +16,14 @@ from txl_jax.analysis.context import effective_length, losses_by_context, target
 from txl_jax.analysis.recl import Losses
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir import with_vocab
-from txl_jax.config import ConfigError, ContextConfig, MeshConfig, ProtocolConfig, override
-from txl_jax.config.settings import ExperimentConfig
+from txl_jax.config import (
+    ConfigError,
+    ContextConfig,
+    ExperimentConfig,
+    MeshConfig,
+    ProtocolConfig,
+    override,
+)
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.sentences import Sentences
 from txl_jax.evaluation.errors import AnalysisError
@@ -199,7 +205,7 @@ def test_sentences_are_refused():
 
 @pytest.mark.parametrize("lengths", [(5,), (), (5, 5), (5, 2), (0, 5)])
 def test_lengths_that_make_no_comparison_are_refused(lengths):
-    with pytest.raises(ConfigError, match=r"context\.lengths .* two or more lengths, rising"):
+    with pytest.raises(ConfigError, match=r"context\.lengths .* two or more increasing numbers"):
         ExperimentConfig.from_dict({"context": {"lengths": lengths}})
 
 

@@ -23,10 +23,11 @@ from txl_jax.config import (
     ExperimentConfig,
     ScoreConfig,
     differing_keys,
+    flatten,
     load_config,
     override,
 )
-from txl_jax.config.reading import ANALYSES, flatten
+from txl_jax.config.changes import ANALYSES
 from txl_jax.convert.__main__ import parse
 from txl_jax.convert.conversion import Format
 from txl_jax.main import _MODES  # and the import defines the flags

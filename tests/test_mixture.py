@@ -246,8 +246,14 @@ def test_operations_of_the_words_are_k_times_the_softmax_and_the_latents():
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"cutoffs": (4,)}, r"model\.mixtures = 3: mixes plain .* model\.cutoffs is \(4,\): leave"),
-        ({"sample_softmax": 9}, r"model\.mixtures = 3: mixes plain .* model\.sample_softmax is 9"),
+        (
+            {"cutoffs": (4,)},
+            r"model\.mixtures = 3: mixes .* model\.cutoffs is \(4,\): leave",
+        ),
+        (
+            {"sample_softmax": 9},
+            r"model\.mixtures = 3: mixes .* model\.sample_softmax is 9",
+        ),
         ({"d_embed": 5, "tie_projs": (True,)}, r"model\.mixtures = 3: .* model\.tie_projs must be"),
         (
             {"mixtures": 1, "dropout_latent": 0.1},

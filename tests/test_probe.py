@@ -15,8 +15,7 @@ from txl_jax.analysis import probe
 from txl_jax.analysis.reach import changed, measured_reach, reach
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir import init_workdir, with_vocab
-from txl_jax.config import ConfigError
-from txl_jax.config.probe_text import ProbeTextConfig
+from txl_jax.config import ConfigError, ProbeTextConfig
 from txl_jax.data.corpus import DataError, corpus_from_config
 from txl_jax.data.sources.probe import draw
 from txl_jax.data.vocab import Vocab
@@ -203,7 +202,7 @@ def test_memory_of_a_model_that_has_none_is_refused(tmp_path):
 
 @pytest.mark.parametrize("value", ["16,0", "-1", "4,4"])
 def test_memory_lengths_rise(value):
-    with pytest.raises(ConfigError, match=r"probe.mem_lens = .*: must be lengths, rising"):
+    with pytest.raises(ConfigError, match=r"probe.mem_lens = .*: must be increasing numbers"):
         txl_jax.load_config(str(CONFIG), {"probe.mem_lens": value})
 
 

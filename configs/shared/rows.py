@@ -1,4 +1,4 @@
-"""How a config of several rows reads its variant. Not a config."""
+"""Reads the variant of a config with several rows."""
 
 
 def row_of(variant, rows):

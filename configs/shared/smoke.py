@@ -1,4 +1,4 @@
-"""What every recipe's ``smoke`` variant does to it. Not a config."""
+"""The ``smoke`` variant of every recipe."""
 
 
 def smoke(config):

@@ -13,7 +13,6 @@ with memory by so long a memory, another by so much recomputed context less a se
 
 import dataclasses
 import os
-import runpy
 import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,6 +28,7 @@ from txl_jax.config import (
     DataConfig,
     ExperimentConfig,
     ProtocolConfig,
+    config_rows,
     load_config,
     override,
 )
@@ -95,7 +95,7 @@ def runs_of(config: str, overrides: Mapping[str, str], workdir: str) -> list[Run
     file, _, variant = config.partition(":")
     first = load_config(config, overrides)
     c = first.ablation
-    all_rows = tuple(runpy.run_path(file).get("ROWS", ()))
+    all_rows = config_rows(file)
     if not all_rows:
         raise AnalysisError(f"--config={config}: has no rows; name a table, configs/table6.py")
     if variant not in ("", "smoke"):

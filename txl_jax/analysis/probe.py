@@ -17,7 +17,7 @@ from txl_jax.analysis.pictures import described, new_figure, save
 from txl_jax.analysis.reach import last_logits, measured_reach, reach
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir_files import check_outputs, print_on_error
-from txl_jax.config.probe_text import ProbeTextConfig
+from txl_jax.config import ProbeTextConfig
 from txl_jax.data.sources.probe import alphabet, draw, episodes
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.files import write_csv, write_json

@@ -22,8 +22,7 @@ from txl_jax.analysis.report_style import STYLE
 from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.checkpoint.workdir import read_json, read_record
 from txl_jax.checkpoint.workdir_files import CONFIG, check_outputs, register_outputs
-from txl_jax.config import ExperimentConfig
-from txl_jax.config.reading import flatten
+from txl_jax.config import ExperimentConfig, flatten
 from txl_jax.evaluation.baselines import TOLD
 from txl_jax.evaluation.evaluate import is_part
 from txl_jax.files import atomic_write

@@ -17,7 +17,7 @@ from typing import Any
 from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.checkpoint.provenance import provenance
 from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB, check_free
-from txl_jax.config import ConfigError, ExperimentConfig, differing_keys, of_record
+from txl_jax.config import ConfigError, ExperimentConfig, differing_keys, from_record
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
@@ -116,12 +116,9 @@ def read_record(workdir: str) -> dict[str, Any]:
 def read_experiment(workdir: str) -> ExperimentConfig:
     """The settings of a run; raises WorkdirError, naming the file, if they cannot be used."""
     try:
-        return of_record(read_record(workdir))
+        return from_record(read_record(workdir))
     except ConfigError as error:
-        raise WorkdirError(
-            f"{os.path.join(workdir, CONFIG)}: was written by another version of txl_jax, or is"
-            f" damaged ({error})"
-        ) from error
+        raise WorkdirError(f"{os.path.join(workdir, CONFIG)}: {error}") from error
 
 
 def read_vocab(workdir: str) -> Vocab:

@@ -1,9 +1,9 @@
 """Every setting of an experiment, checked before any work.
 
-A file in ``configs/`` returns a sparse ``ml_collections.ConfigDict`` that names only what
-differs from the defaults in the modules here. :func:`load_config` lays it and any overrides over
-the defaults and gives a frozen, checked :class:`ExperimentConfig`. Checks that need more than the
-settings (the text, the devices, a trained model) are made where that is read.
+A file in ``configs/`` returns an ``ml_collections.ConfigDict`` with the settings that differ from
+the defaults in the modules here. :func:`load_config` applies it and any overrides to the defaults
+and returns a frozen, checked :class:`ExperimentConfig`. Checks that need more than the settings
+(the text, the devices, a trained model) are made where that is read.
 """
 
 from txl_jax.config.analysis import (
@@ -16,17 +16,15 @@ from txl_jax.config.analysis import (
     ScoreConfig,
     SpeedConfig,
 )
-from txl_jax.config.data import DataConfig
-from txl_jax.config.fields import ConfigError, without_paths
+from txl_jax.config.changes import FREE_TO_CHANGE, differing_keys, from_record, override
+from txl_jax.config.data import DataConfig, ProbeTextConfig
+from txl_jax.config.errors import ConfigError
+from txl_jax.config.evaluation import DynamicConfig, ProtocolConfig
+from txl_jax.config.experiment import ExperimentConfig, Setting, describe_settings
+from txl_jax.config.generation import GenerateConfig
+from txl_jax.config.loading import config_rows, load_config
 from txl_jax.config.model import AttentionForm, TransformerXLConfig, Window
-from txl_jax.config.probe_text import ProbeTextConfig
-from txl_jax.config.reading import FREE_TO_CHANGE, differing_keys, load_config, of_record, override
-from txl_jax.config.settings import (
-    DynamicConfig,
-    ExperimentConfig,
-    GenerateConfig,
-    ProtocolConfig,
-)
+from txl_jax.config.nested import flatten, without_paths
 from txl_jax.config.training import (
     AverageConfig,
     CheckpointConfig,
@@ -61,14 +59,18 @@ __all__ = [
     "ReclConfig",
     "ReportConfig",
     "ScoreConfig",
+    "Setting",
     "SpeedConfig",
     "TrainConfig",
     "TransformerXLConfig",
     "Window",
+    "config_rows",
+    "describe_settings",
     "differing_keys",
+    "flatten",
+    "from_record",
     "load_config",
     "longest_segment",
-    "of_record",
     "override",
     "without_paths",
 ]

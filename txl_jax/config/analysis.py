@@ -1,208 +1,164 @@
-"""Settings of the analyses: what a trained model is asked, not how it is trained.
+"""Settings of the analyses of a trained model; none of them changes the trained state.
 
-Each is a section of the experiment of the mode's name; none of them touches the trained state.
+Each section has the name of its mode.
 """
 
 import dataclasses
 from typing import Literal
 
-from txl_jax.config import bounds
-from txl_jax.config.fields import at_least, free_text, local_path, rule
-
-Split = Literal["train", "valid", "test"]
-
-
-def _rising(low: int, default: tuple[int, ...]):
-    text = f"must be one or more lengths, rising, from at least {low}"
-    holds = lambda v: bool(v) and all(a < b for a, b in zip((low - 1, *v), v, strict=False))
-    return rule(default, text, holds, bounds.LENGTH)
+from txl_jax.config.bounds import LENGTH, ROWS, SEED, TOKENS
+from txl_jax.config.evaluation import Split
+from txl_jax.config.fields import Section, at_least, free_text, local_path, rising, setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ContextConfig:
-    """Loss against the length of the context (``--mode=context``, analysis/context.py).
-
-    Attributes:
-      split: which split; the same targets of it at every length.
-      kind: ``window``: windows that know nothing of what was before them; each target sees from
-        c to c + stride - 1 tokens. ``memory``: memory of c states, segments of ``stride``; cheaper
-        where c is one length, and layers above the first see further. A form of attention without
-        memory has windows in both.
-      lengths: context lengths c in tokens, two or more.
-      stride: a window begins every so many tokens; 1 is exact.
-      max_tokens: so many targets from the longest length on, so that each has its whole context;
-        0: to the end of the split.
-      batch_size: windows at a time, or streams.
-      threshold: the effective length is the shortest one from which no longer one lowers
-        perplexity by this share.
-    """
+class ContextConfig(Section, key="context"):
+    """Loss against context length (``--mode=context``, analysis/context.py)."""
 
     split: Split = "valid"
+    """Split whose targets are scored, the same at every length."""
     kind: Literal["window", "memory"] = "window"
-    lengths: tuple[int, ...] = rule(
-        (100, 200, 300, 400, 500, 600, 700, 800, 900),
-        "must be two or more lengths, rising, from at least 1",
-        lambda v: len(v) > 1 and all(a < b for a, b in zip((0, *v), v, strict=False)),
-        bounds.LENGTH,
-    )
-    stride: int = at_least(1, 32, bounds.LENGTH)
-    max_tokens: int = at_least(0, 20_000, bounds.TOKENS)
-    batch_size: int = at_least(1, 4, bounds.ROWS)
-    threshold: float = rule(0.01, "must be at least 0 and below 1", lambda v: 0 <= v < 1)
+    """window: each target sees from c to c + stride - 1 tokens; memory: memory of c states and
+    segments of stride, which is cheaper, but layers above the first see further (models without
+    memory always use windows)."""
+    lengths: tuple[int, ...] = rising(1, tuple(range(100, 1000, 100)), LENGTH, count=2)
+    """Context lengths c in tokens."""
+    stride: int = at_least(1, 32, LENGTH)
+    """Tokens from one window to the next; 1 is exact."""
+    max_tokens: int = at_least(0, 20_000, TOKENS)
+    """Number of targets, from the longest length on, so that each has its whole context; 0: to the
+    end of the split."""
+    batch_size: int = at_least(1, 4, ROWS)
+    """Windows or streams computed together."""
+    threshold: float = setting(0.01, "must be at least 0 and below 1", lambda v: 0 <= v < 1)
+    """The effective length is the shortest beyond which no length lowers perplexity by this
+    fraction."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReclConfig:
+class ReclConfig(Section, key="recl"):
     """Relative effective context length of groups (``--mode=recl``; paper, appendix C).
 
-    Split, kind, stride and number of targets are those of ``context``. The text is that of
-    ``data`` where it names one, else the models' own.
-
-    Attributes:
-      models: each ``NAME=WORKDIR`` or ``NAME=FILE.npz`` (recorded losses, analysis/recl.py);
-        ``GROUP:NAME=…`` where one table has several groups.
-      shares: r, the shares of hardest targets; table 8 has three.
-      first: the shortest context length.
-      delta: from one length to the next.
-      longest: no length is above it.
-      threshold: a gain below it ends the RECL.
+    Split, kind, stride and number of targets are those of ``context``. The text is that of ``data``
+    if it names one, else that of the models.
     """
 
     models: tuple[str, ...] = local_path(())
-    shares: tuple[float, ...] = rule(
-        (0.1, 0.5, 1.0), "must each be above 0 and at most 1", lambda v: v and _shares(v)
+    """Models, each NAME=WORKDIR or NAME=FILE.npz (recorded losses, analysis/recl.py), or
+    GROUP:NAME=… for several groups in one table."""
+    shares: tuple[float, ...] = setting(
+        (0.1, 0.5, 1.0),
+        "must each be above 0 and at most 1",
+        lambda v: v and all(0 < r <= 1 for r in v),
     )
-    first: int = at_least(1, 100, bounds.LENGTH)
-    delta: int = at_least(1, 100, bounds.LENGTH)
-    longest: int = at_least(2, 1000, bounds.LENGTH)
-    threshold: float = rule(0.01, "must be above 0 and below 1", lambda v: 0 < v < 1)
+    """r, the fractions of hardest targets (paper, table 8)."""
+    first: int = at_least(1, 100, LENGTH)
+    """Shortest context length."""
+    delta: int = at_least(1, 100, LENGTH)
+    """Difference between two context lengths."""
+    longest: int = at_least(2, 1000, LENGTH)
+    """Upper limit of the context lengths."""
+    threshold: float = setting(0.01, "must be above 0 and below 1", lambda v: 0 < v < 1)
+    """Relative gain below which a longer context no longer counts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AttentionMapsConfig:
-    """Where heads look (``--mode=attention``, analysis/attention_maps.py; paper, appendix D).
-
-    Attributes:
-      split: which split is averaged over.
-      seg_len, mem_len: T and M; M may be longer than in training. A model that is evaluated
-        without memory is given M tokens again before each segment.
-      max_tokens: so many queries, in whole segments, those with all of their memory; 0: all.
-      batch_size: parallel streams.
-      widest: how many heads, those of the widest span, are shown at one position.
-      position: which token of the split that is, counted from 0; it is in the last place of its
-        segment, with all of its memory.
-    """
+class AttentionMapsConfig(Section, key="attention"):
+    """Attention maps (``--mode=attention``, analysis/attention_maps.py; paper, appendix D)."""
 
     split: Split = "valid"
-    seg_len: int = at_least(1, 64, bounds.LENGTH)
-    mem_len: int = at_least(0, 640, bounds.LENGTH)
-    max_tokens: int = at_least(0, 20_000, bounds.TOKENS)
-    batch_size: int = at_least(1, 1, bounds.ROWS)
-    widest: int = at_least(1, 3, bounds.LENGTH)
-    position: int = at_least(0, 2000, bounds.TOKENS)
+    """Split that attention is averaged over."""
+    seg_len: int = at_least(1, 64, LENGTH)
+    """T, tokens of a segment."""
+    mem_len: int = at_least(0, 640, LENGTH)
+    """M, which may be above that of training; models evaluated without memory recompute M tokens
+    before each segment."""
+    max_tokens: int = at_least(0, 20_000, TOKENS)
+    """Number of queries, in whole segments with full memory; 0: all."""
+    batch_size: int = at_least(1, 1, ROWS)
+    """Parallel streams."""
+    widest: int = at_least(1, 3, LENGTH)
+    """Number of heads, those of the widest span, short_repr at one position."""
+    position: int = at_least(0, 2000, TOKENS)
+    """That position: a token of the split, from 0, the last of its segment."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AblationConfig:
-    """A table of the paper, all rows (``--mode=ablation``; tables 6, 7 and 10).
-
-    Attributes:
-      rows: which rows; (): all that the config has.
-      workdirs: rows that are trained already, each ``ROW=WORKDIR``; the others are trained in
-        folders of the table's workdir.
-      lengths: attention lengths of evaluation; the training length is always one of them.
-      split: which split chooses the best length and is scored.
-      max_tokens: so many targets of it, the same for every row; 0: all.
-      seeds: every row is trained with each.
-    """
+class AblationConfig(Section, key="ablation"):
+    """All rows of a table of the paper (``--mode=ablation``; tables 6, 7 and 10)."""
 
     rows: tuple[str, ...] = free_text(())
+    """Rows to train and score; none: all of the config."""
     workdirs: tuple[str, ...] = local_path(())
-    lengths: tuple[int, ...] = _rising(1, (64, 128, 192, 256, 320, 384, 448, 512))
+    """Rows that are trained already, each ROW=WORKDIR; others are trained in the workdir."""
+    lengths: tuple[int, ...] = rising(1, tuple(range(64, 513, 64)), LENGTH)
+    """Attention lengths of evaluation; the training length is always added."""
     split: Split = "test"
-    max_tokens: int = at_least(0, 0, bounds.TOKENS)
-    seeds: tuple[int, ...] = rule(
+    """Split that is scored and that chooses the best length."""
+    max_tokens: int = at_least(0, 0, TOKENS)
+    """Number of targets, the same for every row; 0: all."""
+    seeds: tuple[int, ...] = setting(
         (0,),
         "must be one or more from 0 on, none twice",
         lambda v: v and min(v) >= 0 and len(set(v)) == len(v),
-        bounds.SEED,
+        SEED,
     )
+    """Seeds that every row is trained with."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScoreConfig:
-    """Any text scored (``--mode=score``, evaluation/score.py).
-
-    Attributes:
-      path: file of the text; ``-``: standard input.
-      json: file to write; ``None`` or ``-``: standard output.
-      memory: ``carry``: through the whole text; ``line``: every line starts with none.
-      mem_len: M; of a model without memory, the tokens that are run again before a segment.
-      seg_len: T.
-      batch_size: lines at a time, with ``memory="line"``.
-      tokens: also every token's symbol and loss.
-    """
+class ScoreConfig(Section, key="score"):
+    """Scoring of any text (``--mode=score``, evaluation/score.py)."""
 
     path: str = local_path("-")
+    """File of the text; '-': standard input."""
     json: str | None = local_path(None)
+    """File to write; None or '-': standard output."""
     memory: Literal["carry", "line"] = "carry"
-    mem_len: int = at_least(1, 512, bounds.LENGTH)
-    seg_len: int = at_least(1, 64, bounds.LENGTH)
-    batch_size: int = at_least(1, 16, bounds.ROWS)
+    """Carry memory through the whole text, or start every line without memory."""
+    mem_len: int = at_least(1, 512, LENGTH)
+    """M; models without memory recompute M tokens before each segment."""
+    seg_len: int = at_least(1, 64, LENGTH)
+    """T, tokens of a segment."""
+    batch_size: int = at_least(1, 16, ROWS)
+    """Lines scored together with memory='line'."""
     tokens: bool = True
+    """Also write the symbol and loss of every token."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SpeedConfig:
-    """Evaluation with memory against sliding windows (``--mode=speed``; paper, table 9).
+class SpeedConfig(Section, key="speed"):
+    """Evaluation with memory against sliding windows (``--mode=speed``; paper, table 9)."""
 
-    Attributes:
-      lengths: attention lengths.
-      seg_len: T of evaluation with memory.
-      windows: run at a time.
-      rounds: each program is timed so many times, in turn.
-    """
-
-    lengths: tuple[int, ...] = _rising(2, (800, 1800, 2800, 3800))
-    seg_len: int = at_least(1, 128, bounds.LENGTH)
-    windows: int = at_least(1, 4, bounds.ROWS)
-    rounds: int = at_least(1, 3, bounds.LENGTH)
+    lengths: tuple[int, ...] = rising(2, (800, 1800, 2800, 3800), LENGTH)
+    """Attention lengths."""
+    seg_len: int = at_least(1, 128, LENGTH)
+    """T of evaluation with memory."""
+    windows: int = at_least(1, 4, ROWS)
+    """Windows computed together."""
+    rounds: int = at_least(1, 3, LENGTH)
+    """Timings of each program, in turn."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ProbeConfig:
-    """How far back a model finds an answer (``--mode=probe``, analysis/probe.py).
+class ProbeConfig(Section, key="probe"):
+    """How far back a model finds an answer (``--mode=probe``, analysis/probe.py)."""
 
-    Attributes:
-      distances: from an answer back to what it repeats, in tokens.
-      mem_lens: memory lengths of evaluation; (): that of training and 0.
-      answers: scored at each distance.
-      seed: of the text that is asked.
-    """
-
-    distances: tuple[int, ...] = _rising(2, (8, 16, 32, 64, 128, 256))
-    mem_lens: tuple[int, ...] = rule(
-        (),
-        "must be lengths, rising, from at least 0",
-        lambda v: all(a < b for a, b in zip((-1, *v), v, strict=False)),
-        bounds.LENGTH,
-    )
-    answers: int = at_least(1, 200, bounds.ROWS)
-    seed: int = at_least(0, 1, bounds.SEED)
+    distances: tuple[int, ...] = rising(2, (8, 16, 32, 64, 128, 256), LENGTH)
+    """Tokens from an answer back to what it repeats."""
+    mem_lens: tuple[int, ...] = rising(0, (), LENGTH, count=0)
+    """Memory lengths of evaluation; none: that of training and 0."""
+    answers: int = at_least(1, 200, ROWS)
+    """Answers scored at each distance."""
+    seed: int = at_least(0, 1, SEED)
+    """Seed of the text that is scored."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReportConfig:
-    """The page of a run (``--mode=report``, analysis/report_page.py).
-
-    Attributes:
-      workdirs: other runs that are compared on it.
-      title: of the page; "": the experiment's name.
-    """
+class ReportConfig(Section, key="report"):
+    """The page of a run (``--mode=report``, analysis/report_page.py)."""
 
     workdirs: tuple[str, ...] = local_path(())
+    """Other runs to compare on the page."""
     title: str = free_text("")
-
-
-def _shares(values) -> bool:
-    return all(0 < v <= 1 for v in values)
+    """Title of the page; none: the experiment's name."""

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from txl_jax.config.fields import ConfigError
+from txl_jax.config.errors import ConfigError
 from txl_jax.messages import short_repr
 
 

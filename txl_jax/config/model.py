@@ -1,22 +1,19 @@
-"""The shape of a model: every setting of it, its default, its type and its rule.
-
-Letters as everywhere: B batch, T segment length, M memory length, D ``d_model``, N heads,
-H ``d_head``, F ``d_inner``, V vocabulary, L layers.
-"""
+"""Settings of the model: its shape, and how it is computed."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Literal
 
 from txl_jax.config import bounds
-from txl_jax.config.checks import check_model
+from txl_jax.config.errors import refusal
 from txl_jax.config.fields import (
+    Section,
     above,
     at_least,
-    check_fields,
     optional_count,
-    optional_probability,
     probability,
-    rule,
+    rising,
+    setting,
 )
 
 Window = Literal[False, "pytorch", "tf"]
@@ -28,11 +25,11 @@ AttentionForm = Literal["relative", "shaw", "absolute", "absolute_per_layer", "s
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TransformerXLConfig:
-    """The shape of a model (section 3 of the paper); it fixes the parameters, not how it is run.
+class TransformerXLConfig(Section, key="model"):
+    """The shape of a model (section 3 of the paper); it fixes the parameters.
 
-    Memory length, segment length and batch size are not here: they are the shapes of what
-    the model is given, and the same parameters run with any of them.
+    Memory length, segment length and batch size are not here. They are the shapes of the inputs,
+    and the same parameters run with any of them.
 
     Example:
       >>> import txl_jax
@@ -41,105 +38,137 @@ class TransformerXLConfig:
       ...     cutoffs=(100, 400), div_val=2, same_length="pytorch")
       >>> cfg.attention, cfg.memory_free
       ('relative', False)
-
-    Attributes:
-      vocab_size: V, number of token ids. ``None`` in an experiment: taken from the corpus.
-      n_layer, d_model, n_head, d_head, d_inner: L, D, N, H, F. N*H may differ from D.
-      d_embed: width of the embedding of the most frequent words. ``None``: D.
-      dropout: rate at every site that has none of its own: attention output, inside and after
-        the feed-forward layer, and where the next two are ``None``.
-      dropout_input: rate on the embeddings, of words and of positions. ``None``: ``dropout``.
-      dropout_output: rate on the final hidden state. ``None``: ``dropout``.
-      dropout_qkv: rate on projected queries, keys, values and positions, one mask for a segment.
-      dropout_embedding: rate at which whole words are dropped from the input embedding.
-      dropout_mask: ``independent`` at every position, or ``locked``: one mask for all positions
-        of a row ("variational", Gal and Ghahramani 2016), at every site but the next.
-      dropatt: rate on the attention probabilities, always independent.
-      attention: form of attention by name. ``relative`` is the paper's; ``shaw``, ``absolute``
-        and ``absolute_per_layer`` are those of its table 6, the last two without memory;
-        ``shared_projection`` is that of the authors' later Penn Treebank release.
-      pre_lnorm: normalise the input of each sub-layer instead of its output.
-      untie_r: ``relative`` only: u and v per layer instead of shared by all layers.
-      same_length: attention window by distance, see :data:`Window`.
-      clamp_len: c > 0: distances above c use the position encoding of c (``shaw``: the c nearest
-        rows of the table are used, so distances from c-1 on share one). -1: never.
-      n_positions: rows of the learnt position table of ``shaw`` (training T+M) and of
-        ``absolute_per_layer`` (training T).
-      cutoffs: first word ids of the tail clusters of an adaptive softmax (Grave et al. 2017); ():
-        none. Words are sorted by frequency.
-      div_val: d > 1: embeddings of cluster i are d^i times narrower, and each cluster has a
-        projection to D (Baevski and Auli 2019). 1: one width, and one projection if it is not D.
-      tie_weight: output weights are the input embedding.
-      tie_projs: for each cluster whether its output projection is the input's; False where it is
-        too short. TF's ``proj_share_all_but_first`` is (False, True, True, ..).
-      proj_same_dim: with ``div_val`` > 1, a projection also for the cluster whose width is D
-        already (PT always; TF's option).
-      sample_softmax: n > 0: training scores against the distinct ones of 2n words drawn
-        log-uniformly instead of all V (TF 1.10's candidate sampling, as in PT); scoring is exact.
-      mixtures: K > 1: the mean of K softmaxes, weighed anew at every position, each over states of
-        its own (mixture.py; Yang et al. 2018); with it no ``cutoffs``. 1: one softmax.
-      dropout_latent: rate on the states of the K softmaxes.
-      past_decode: parameters for ``loss.past_decode``, which training may add; no part of scoring.
-      init_std: standard deviation of every weight's initial values.
-      proj_init_std: the same of the projections of embedding and softmax.
-      norm_epsilon: of LayerNorm; PT 1e-5, TF 1e-12.
-      dtype: compute type. Parameters, softmax and loss are float32 always.
-      scan_layers: layers are one loop with stacked parameters, compiled once for all of them.
-        False: one after the other, quicker on CPU. Checkpoints are the same.
-      remat: what of a layer is computed again for the gradient instead of kept: ``none``;
-        ``products``: all but products with weights; ``layer``: all but the layer's input.
-      kernel: how attention is computed, by name (model/kernels). ``auto``: the best one here.
     """
 
     vocab_size: int | None = optional_count(bounds.WORDS)
+    """V, the number of token ids; an experiment takes it from the corpus if it is None."""
     n_layer: int = at_least(1, 12, bounds.LAYERS)
+    """L, the number of layers."""
     d_model: int = at_least(2, 512, bounds.WIDTH)
+    """D, the width of the hidden states."""
     n_head: int = at_least(1, 8, bounds.HEADS)
+    """N, the number of attention heads."""
     d_head: int = at_least(1, 64, bounds.WIDTH)
+    """H, the width of a head; N*H may differ from D."""
     d_inner: int = at_least(1, 2048, bounds.INNER_WIDTH)
+    """F, the inner width of the feed-forward layer."""
     d_embed: int | None = optional_count(bounds.WIDTH)
+    """Width of the embedding of the most frequent words; None: D."""
     dropout: float = probability(0.0)
-    dropout_input: float | None = optional_probability()
-    dropout_output: float | None = optional_probability()
+    """Dropout rate of attention outputs, feed-forward layers and sites without a rate."""
+    dropout_input: float | None = probability(None)
+    """Dropout rate of word and position embeddings; None: dropout."""
+    dropout_output: float | None = probability(None)
+    """Dropout rate of the final hidden state; None: dropout."""
     dropout_qkv: float = probability(0.0)
+    """Dropout rate of queries, keys, values and positions, with one mask per segment."""
     dropout_embedding: float = probability(0.0)
+    """Rate at which whole words are dropped from the input embedding."""
     dropout_mask: Literal["independent", "locked"] = "independent"
+    """Dropout masks differ between positions (independent) or are shared by all positions of a row
+    (locked: Gal and Ghahramani 2016)."""
     dropatt: float = probability(0.0)
+    """Dropout rate of the attention probabilities, always independent."""
     attention: AttentionForm = "relative"
+    """Form of attention: relative is the paper's; shaw, absolute and absolute_per_layer are the
+    other encodings of its table 6, the last two without memory; shared_projection is that of the
+    authors' later Penn Treebank release."""
     pre_lnorm: bool = False
+    """Normalise the input of each sub-layer instead of its output."""
     untie_r: bool = False
+    """Give each layer its own u and v (relative attention only)."""
     same_length: Window = False
-    clamp_len: int = rule(
+    """Attention window by distance: none, distance < M (pytorch) or distance <= M (tf)."""
+    clamp_len: int = setting(
         -1, "must be -1 (never) or at least 1", lambda v: v == -1 or v >= 1, bounds.LENGTH
     )
+    """Distances above this one use its position encoding (shaw: distances from one less on share a
+    row); -1: never."""
     n_positions: int | None = optional_count(2 * bounds.LENGTH)
-    cutoffs: tuple[int, ...] = rule(
-        (),
-        "must rise from at least 1",
-        lambda v: all(a < b for a, b in zip((0, *v), v, strict=False)),
-        bounds.WORDS,
-    )
+    """Rows of the learnt position table of shaw (T+M in training) and absolute_per_layer (T)."""
+    cutoffs: tuple[int, ...] = rising(1, (), bounds.WORDS, count=0)
+    """First word ids of the tail clusters of an adaptive softmax, words sorted by frequency (Grave
+    et al. 2017)."""
     div_val: int = at_least(1, 1, bounds.CLUSTERS)
+    """Embeddings of cluster i are div_val**i times narrower, with a projection to D for each
+    cluster if it is above 1 (Baevski and Auli 2019)."""
     tie_weight: bool = True
+    """Use the input embedding as output weights."""
     tie_projs: tuple[bool, ...] = (False,)
+    """For each cluster, whether its output projection is the input's; False past its end."""
     proj_same_dim: bool = True
+    """With div_val above 1, also project a cluster whose width is D already (always in PyTorch)."""
     sample_softmax: int = at_least(0, 0, bounds.WORDS)
+    """Train on the distinct ones of twice this many words, drawn log-uniformly, instead of all V
+    (0: off; scoring is exact)."""
     mixtures: int = at_least(1, 1, bounds.ITEMS)
+    """Number of softmaxes that are mixed at each position (Yang et al. 2018)."""
     dropout_latent: float = probability(0.0)
+    """Dropout rate of the states of mixed softmaxes."""
     past_decode: bool = False
+    """Add the parameters that loss.past_decode needs."""
     init_std: float = above(0, 0.02)
+    """Standard deviation of the initial weights."""
     proj_init_std: float = above(0, 0.01)
+    """Standard deviation of the initial projections of embedding and softmax."""
     norm_epsilon: float = above(0, 1e-5)
+    """Epsilon of LayerNorm; PyTorch has 1e-5, TF 1e-12."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Compute type; parameters, softmax and loss are always float32."""
     scan_layers: bool = False
+    """Run the layers as one loop that is compiled once; False is faster on a CPU."""
     remat: Literal["none", "products", "layer"] = "none"
+    """What the backward pass recomputes: nothing, all but products with weights, or all but the
+    inputs of layers."""
     kernel: Literal["auto", "reference", "xla", "cudnn", "triton", "pallas_tpu"] = "auto"
+    """Implementation of attention (model/kernels); auto: the best one for the device."""
 
-    def __post_init__(self):
-        check_fields(self, "model")
-        check_model(self)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key, why in (*_shape_rules(self), *_softmax_rules(self)):
+            raise refusal(f"model.{key}", getattr(self, key), why)
 
     @property
     def memory_free(self) -> bool:
         """Whether the form of attention can only run with M = 0."""
         return self.attention in ("absolute", "absolute_per_layer")
+
+
+def _shape_rules(c: TransformerXLConfig) -> Iterator[tuple[str, str]]:
+    """Settings of which no model can be built, each with the rule that it breaks."""
+    clusters, width = len(c.cutoffs) + 1, c.d_embed or c.d_model
+    if c.d_model % 2:
+        rule = "must be even, half of a position encoding is sines and half cosines"
+        yield "d_model", f"{rule} (paper, section 3.3)"
+    if c.n_positions is None and c.attention in ("shaw", "absolute_per_layer"):
+        yield "n_positions", f"attention {c.attention!r} needs the length of its position table"
+    if c.attention == "absolute_per_layer" and c.n_head * c.d_head != c.d_model:
+        yield "d_head", f"attention {c.attention!r} needs n_head * d_head = d_model {c.d_model}"
+    if c.vocab_size is not None and c.cutoffs and c.cutoffs[-1] >= c.vocab_size:
+        yield "cutoffs", f"must be below the vocabulary's size {c.vocab_size}"
+    if len(c.cutoffs) > bounds.CLUSTERS:
+        yield "cutoffs", f"must have at most {bounds.CLUSTERS} items"
+    if width // c.div_val ** len(c.cutoffs) < 1:
+        yield "div_val", f"leaves no width for the last of {clusters} clusters of d_embed {width}"
+    if len(c.tie_projs) > clusters:
+        yield "tie_projs", f"has more entries than there are clusters ({clusters})"
+
+
+def _softmax_rules(c: TransformerXLConfig) -> Iterator[tuple[str, str]]:
+    one_table = not c.cutoffs and c.div_val == 1
+    if c.sample_softmax and not (one_table and c.d_embed in (None, c.d_model)):
+        rule = "needs one cluster of width d_model (no cutoffs, div_val or d_embed)"
+        yield "sample_softmax", rule
+    for other in ("sample_softmax", "cutoffs"):
+        if c.mixtures > 1 and getattr(c, other):
+            rule = f"mixes softmaxes over all words, and model.{other} is {getattr(c, other)!r}"
+            yield "mixtures", f"{rule}: leave it out, or use mixtures 1"
+    if c.mixtures > 1 and any(c.tie_projs):
+        yield "mixtures", "has no output projection to tie, so model.tie_projs must be (False,)"
+    if c.dropout_latent and c.mixtures == 1:
+        yield (
+            "dropout_latent",
+            "is for mixed softmaxes, and model.mixtures is 1: use more mixtures, or 0",
+        )
+    if c.past_decode and not one_table:
+        yield "past_decode", "needs one table of all words: use no cutoffs and div_val 1"

@@ -1,165 +1,146 @@
-"""How a model is trained: every setting of it, its default, its type and its rule."""
+"""Settings of training."""
 
 import dataclasses
 from typing import Literal
 
-from txl_jax.config import bounds
-from txl_jax.config.fields import above, at_least, local_path, probability, rule
+from txl_jax.config.bounds import DEVICES, ITEMS, LENGTH, ROWS, STEPS, WORDS
+from txl_jax.config.fields import Section, above, at_least, local_path, probability, setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """Update rule, clipping and learning-rate schedule (see training/optimizer.py).
-
-    Attributes:
-      name: ``adam``, or ``lamb`` as NVIDIA's code has it (``eps`` there is 1e-6).
-      learning_rate: rate at the end of warm-up.
-      schedule: after warm-up: ``cosine`` to ``min_ratio * learning_rate`` at ``train.steps``,
-        ``inverse_sqrt`` (rate * sqrt(warmup / step)), or ``constant``.
-      warmup_steps: linear from 0; the first update already has a rate above 0.
-      clip_norm: largest global norm of the gradient; 0: never clipped.
-      l2: times the parameters, added to the gradient after clipping (coupled: Adam scales it like
-        the rest of the gradient; PyTorch's ``weight_decay`` of Adam).
-      weight_decay: times the parameters and the rate, taken from them at each update (decoupled;
-        Loshchilov and Hutter 2019). Both are of every parameter.
-      embedding_ratio: peak rate of the embedding tables over that of the rest. ``cosine`` ends at
-        the same rate for both; other schedules keep the ratio.
-    """
+class OptimizerConfig(Section, key="optimizer"):
+    """Update rule, clipping and learning-rate schedule (training/optimizer.py)."""
 
     name: Literal["adam", "lamb"] = "adam"
+    """Update rule; lamb is that of NVIDIA's code, where eps is 1e-6."""
     learning_rate: float = above(0, 2.5e-4)
+    """Learning rate at the end of warm-up."""
     schedule: Literal["cosine", "inverse_sqrt", "constant"] = "cosine"
-    warmup_steps: int = at_least(0, 0, bounds.STEPS)
-    min_ratio: float = rule(0.0, "must be from 0 to 1", lambda v: 0 <= v <= 1)
+    """Schedule after warm-up: cosine to min_ratio * learning_rate at train.steps, inverse_sqrt
+    (rate * sqrt(warmup_steps / step)) or constant."""
+    warmup_steps: int = at_least(0, 0, STEPS)
+    """Updates of linear warm-up from 0; the first update has a rate above 0."""
+    min_ratio: float = setting(0.0, "must be from 0 to 1", lambda v: 0 <= v <= 1)
+    """Final rate of cosine / learning_rate."""
     clip_norm: float = at_least(0, 0.25)
+    """Largest global norm of the gradient; 0: no clipping."""
     b1: float = probability(0.9)
+    """Decay of the first moment."""
     b2: float = probability(0.999)
+    """Decay of the second moment."""
     eps: float = above(0, 1e-8)
+    """Added to the root of the second moment."""
     l2: float = at_least(0, 0.0)
+    """L2 penalty: parameters times l2 are added to the clipped gradient (coupled, PyTorch's
+    weight_decay of Adam)."""
     weight_decay: float = at_least(0, 0.0)
+    """Decoupled weight decay of every parameter, times the rate (Loshchilov and Hutter 2019)."""
     embedding_ratio: float = above(0, 1.0)
+    """Peak rate of the embedding tables / that of the rest; cosine ends at the same rate for both,
+    other schedules keep the ratio."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AverageConfig:
-    """Weight averaging: averages of the parameters over updates (see training/average.py).
+class AverageConfig(Section, key="average"):
+    """Weight averaging over updates (training/average.py)."""
 
-    Attributes:
-      swa_start: n > 0: average the parameters after every update from update n+1 on (``swa``:
-        Polyak and Juditsky 1992; Merity et al. 2018, section 3.1; Izmailov et al. 2018).
-      swa_lr_ratio: r: the schedule ends at ``swa_start``. From there the learning rate is its last
-        value times r. ``None``: the schedule continues.
-      ema_decay: d > 0: an exponential moving average of all updates with decay d (``ema``). It is
-        the plain average until it has 1/(1-d) updates.
-      use: the parameters to score, sample from and export: ``raw``, ``swa``, ``ema``, or ``best``,
-        those with the lowest validation loss at that checkpoint.
-    """
-
-    swa_start: int = at_least(0, 0, bounds.STEPS)
-    swa_lr_ratio: float | None = rule(None, "must be above 0", lambda v: v is None or v > 0)
+    swa_start: int = at_least(0, 0, STEPS)
+    """Average the parameters after every update from this one on (swa: Polyak and Juditsky 1992;
+    Merity et al. 2018, section 3.1; Izmailov et al. 2018); 0: never."""
+    swa_lr_ratio: float | None = setting(None, "must be above 0", lambda v: v is None or v > 0)
+    """The schedule ends at swa_start, and from there the rate is its last value times this; None:
+    the schedule continues."""
     ema_decay: float = probability(0.0)
+    """Decay d of the exponential moving average (ema), which is a plain average until it has
+    1/(1-d) updates; 0: none."""
     use: Literal["best", "raw", "swa", "ema"] = "best"
+    """Parameters to score, sample from and export; best: those with the lowest validation loss at
+    that checkpoint."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LossConfig:
-    """What is minimised in training (see training/loss.py); scoring is always of every target.
-
-    Attributes:
-      positions: ``full``: all positions of the segment; ``half``: the most recent half only
-        (paper, section 4.2, table 6).
-      ar: activation regularisation, times the mean square of the last layer's states.
-      tar: temporal activation regularisation, times the mean square of their changes from one
-        position to the next (Merity et al. 2018, section 4.6). Both act before
-        dropout, on scored positions.
-      r_drop: a > 0: every segment is read twice under dropout of its own, and a times the mean of
-        the two Kullback-Leibler divergences of the predictions, in nats, is added to the mean of
-        the two losses (Wu et al. 2021). Holds scores of all words at once, [B,T,V] twice.
-      past_decode: a > 0: a times the mean nll, in nats, of the input word as decoded from the
-        prediction after it is added (Brahma 2019, 0.001 there); needs ``model.past_decode``,
-        whose parameters decode it. Holds scores of all words at once.
-    """
+class LossConfig(Section, key="loss"):
+    """Training loss (training/loss.py); scoring always covers every target."""
 
     positions: Literal["full", "half"] = "full"
+    """Positions of the segment in the loss: all, or the most recent half (paper, section 4.2, table
+    6)."""
     ar: float = at_least(0, 0.0)
+    """Activation regularisation: times the mean square of the last layer's states before dropout
+    (Merity et al. 2018, section 4.6)."""
     tar: float = at_least(0, 0.0)
+    """Temporal activation regularisation: times the mean square of the changes of those states
+    between positions (same source)."""
     r_drop: float = at_least(0, 0.0)
+    """Run every segment under two dropout masks and add this times the mean of their two
+    Kullback-Leibler divergences in nats (Wu et al. 2021); holds [B,T,V] twice."""
     past_decode: float = at_least(0, 0.0)
+    """Add this times the mean nll of the input word decoded from the next prediction (Brahma 2019,
+    0.001 there); needs model.past_decode and holds [B,T,V]."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DistilConfig:
-    """What is learnt from models trained before, on the same text (see training/distil.py).
-
-    Attributes:
-      teachers: workdirs or exported folders; their mean probabilities are learnt from. (): none.
-      weight: w: the loss is w times the cross entropy against the teachers and 1 - w times that
-        against the text. Holds scores of all words at once, [B,T,V].
-      words: how many of the teachers' likeliest words are kept for each token of the text; the
-        rest is one more.
-    """
+class DistilConfig(Section, key="distil"):
+    """Distillation from models trained on the same text (training/distil.py)."""
 
     teachers: tuple[str, ...] = local_path((), "must not name an empty folder", all)
-    weight: float = rule(0.5, "must be above 0 and at most 1", lambda v: 0 < v <= 1)
-    words: int = at_least(1, 32, bounds.WORDS)
+    """Workdirs or exported folders of models whose mean probabilities are learnt."""
+    weight: float = setting(0.5, "must be above 0 and at most 1", lambda v: 0 < v <= 1)
+    """w in the loss w * cross entropy against teachers + (1 - w) * that against the text; holds
+    [B,T,V]."""
+    words: int = at_least(1, 32, WORDS)
+    """Most likely words of the teachers kept per token; all others count as one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """How the training stream is cut and how long it is trained on.
+class TrainConfig(Section, key="train"):
+    """Shape, order and number of the training steps."""
 
-    Attributes:
-      steps: updates in all.
-      batch_size: B, parallel streams over all devices.
-      seg_len: T, tokens of each stream in a step.
-      mem_len: M, hidden states carried from step to step.
-      context_len: tokens before the segment that are run again with it and not scored (PT's
-        ``ext_len``), gradients flowing; with memory, which then ends before them, or without.
-      seg_len_std: s > 0: each segment has a length of its own, drawn from N(T, s) and one time in
-        twenty from N(T/2, s), at least 5 and at most T + 3s; the rate of its update is in
-        proportion (Merity et al. 2018, section 4.1). Arrays have the longest length and are padded.
-      partial_shuffle: in each epoch every stream begins at a random place of its own and wraps
-        around (NVIDIA).
-      text_on_device: the training text lies on the device whole, and batches are cut from it there
-        (data/on_device.py); for a small text and many updates a dispatch.
-      reset_every: n > 0: memory is emptied every n steps as well (TF on TPU: 1000).
-      micro_batches: parts that a batch is cut into, gradients summed over them.
-      steps_per_dispatch: updates per call of the compiled program (``lax.scan``).
-      epoch_memory: at the start of an epoch memory is emptied (``reset``) or kept (``carry``).
-      log_every, eval_every: in steps; ``eval_every`` 0: only at the end.
-      non_finite: at a loss or gradient that is not a number: ``stop``, or ``skip`` that update
-        (training/skipping.py).
-      skip_spikes: f > 0: an update whose gradient norm is above f times the mean of recent ones
-        is skipped. 0: none.
-      max_skipped: so many updates skipped in a row stop training.
-      num_seeds: R > 1: so many runs in one program, of seeds ``seed`` .. ``seed`` + R-1, each in
-        a folder ``seed_N`` of the workdir (training/multi_seed.py); for models that do not fill
-        their one device.
-      start_from: fine-tuning: a workdir, of which the best checkpoint is taken, or an exported
-        folder; parameters are its at step 0 (training/start.py). ``None``: drawn at random.
-    """
-
-    steps: int = at_least(1, 1000, bounds.STEPS)
-    batch_size: int = at_least(1, 16, bounds.ROWS)
-    seg_len: int = at_least(1, 128, bounds.LENGTH)
-    mem_len: int = at_least(0, 128, bounds.LENGTH)
-    context_len: int = at_least(0, 0, bounds.LENGTH)
-    seg_len_std: float = at_least(0, 0.0, bounds.LENGTH)
+    steps: int = at_least(1, 1000, STEPS)
+    """Number of updates."""
+    batch_size: int = at_least(1, 16, ROWS)
+    """B, parallel streams over all devices."""
+    seg_len: int = at_least(1, 128, LENGTH)
+    """T, tokens of each stream in a step."""
+    mem_len: int = at_least(0, 128, LENGTH)
+    """M, hidden states carried from step to step."""
+    context_len: int = at_least(0, 0, LENGTH)
+    """Tokens before the segment that are recomputed with gradients and not scored (PyTorch's
+    ext_len); memory ends before them."""
+    seg_len_std: float = at_least(0, 0.0, LENGTH)
+    """s above 0 draws each segment's length from N(T, s), one time in twenty from N(T/2, s), at
+    least 5 and at most T + 3s, with the rate in proportion (Merity et al. 2018, section 4.1);
+    arrays are padded to the longest."""
     partial_shuffle: bool = False
+    """Start every stream at a random place in each epoch and wrap around (NVIDIA)."""
     text_on_device: bool = False
-    reset_every: int = at_least(0, 0, bounds.STEPS)
-    micro_batches: int = at_least(1, 1, bounds.ROWS)
-    steps_per_dispatch: int = at_least(1, 1, bounds.STEPS)
+    """Keep the whole training text on the device and slice batches there."""
+    reset_every: int = at_least(0, 0, STEPS)
+    """Also empty the memory after this many steps (TF on TPU: 1000); 0: never."""
+    micro_batches: int = at_least(1, 1, ROWS)
+    """Parts of the batch that run one after another, their gradients summed."""
+    steps_per_dispatch: int = at_least(1, 1, STEPS)
+    """Updates per call of the compiled program."""
     epoch_memory: Literal["reset", "carry"] = "reset"
-    log_every: int = at_least(1, 50, bounds.STEPS)
-    eval_every: int = at_least(0, 0, bounds.STEPS)
+    """Whether the memory is emptied or kept when an epoch starts."""
+    log_every: int = at_least(1, 50, STEPS)
+    """Steps between two lines of the log."""
+    eval_every: int = at_least(0, 0, STEPS)
+    """Steps between two validations; 0: only at the end."""
     non_finite: Literal["stop", "skip"] = "stop"
-    skip_spikes: float = rule(0.0, "must be 0 (off) or above 1", lambda v: v == 0 or v > 1)
-    max_skipped: int = at_least(1, 10, bounds.STEPS)
-    num_seeds: int = at_least(1, 1, bounds.ITEMS)
+    """Stop training, or skip the update, when loss or gradient is not finite."""
+    skip_spikes: float = setting(0.0, "must be 0 (off) or above 1", lambda v: v == 0 or v > 1)
+    """Skip updates whose gradient norm is above this times the mean of recent ones; 0: none."""
+    max_skipped: int = at_least(1, 10, STEPS)
+    """Number of updates skipped in a row that stops training."""
+    num_seeds: int = at_least(1, 1, ITEMS)
+    """Runs trained in one program with seeds from seed on, each in a folder seed_N of the workdir
+    (training/multi_seed.py)."""
     start_from: str | None = local_path(
         None, "must name a folder", lambda v: v is None or v.strip()
     )
+    """Fine-tuning: workdir (its best checkpoint) or exported folder whose parameters are used at
+    step 0 (training/start.py); None: random parameters."""
 
     @property
     def longest_seg_len(self) -> int:
@@ -168,7 +149,7 @@ class TrainConfig:
 
 
 DEVIATIONS = 3
-"""The longest segment is so many standard deviations above T."""
+"""Standard deviations from T to the longest segment."""
 
 
 def longest_segment(seg_len: int, std: float) -> int:
@@ -177,34 +158,29 @@ def longest_segment(seg_len: int, std: float) -> int:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
-    """When state is saved and what is kept.
+class CheckpointConfig(Section, key="checkpoint"):
+    """When state is saved and what is kept."""
 
-    Attributes:
-      every: steps between two checkpoints; one is always saved at the end.
-      keep_last, keep_best: how many of the newest and of the best by validation are kept.
-      tolerate_save_errors: a checkpoint that cannot be written (a full disk) is told and training
-        goes on, with one process; False: it stops training. The last one must be written anyway.
-    """
-
-    every: int = at_least(1, 1000, bounds.STEPS)
-    keep_last: int = at_least(1, 2, bounds.STEPS)
-    keep_best: int = at_least(0, 1, bounds.STEPS)
+    every: int = at_least(1, 1000, STEPS)
+    """Steps between two checkpoints; one more is saved at the end."""
+    keep_last: int = at_least(1, 2, STEPS)
+    """Number of newest checkpoints to keep."""
+    keep_best: int = at_least(0, 1, STEPS)
+    """Number of best checkpoints by validation to keep."""
     tolerate_save_errors: bool = False
+    """Log a checkpoint that cannot be written (full disk) and continue, with one process; the last
+    one must be written."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MeshConfig:
-    """How many devices each axis of the device mesh has (parallel/shardings.py).
+class MeshConfig(Section, key="mesh"):
+    """Number of devices on each axis of the device mesh (parallel/shardings.py)."""
 
-    Attributes:
-      data: cuts the batch; -1: as many as there are devices for.
-      fsdp: cuts the batch, and parameters and optimizer, which are gathered where they are used.
-      tensor: cuts heads, the feed-forward layer's inner width, and words.
-    """
-
-    data: int = rule(
-        -1, "must be -1 (all devices) or at least 1", lambda v: v == -1 or v >= 1, bounds.DEVICES
+    data: int = setting(
+        -1, "must be -1 (all devices) or at least 1", lambda v: v == -1 or v >= 1, DEVICES
     )
-    fsdp: int = at_least(1, 1, bounds.DEVICES)
-    tensor: int = at_least(1, 1, bounds.DEVICES)
+    """Splits the batch; -1: all devices that the other axes leave."""
+    fsdp: int = at_least(1, 1, DEVICES)
+    """Splits batch, parameters and optimizer; parameters are gathered for use."""
+    tensor: int = at_least(1, 1, DEVICES)
+    """Splits heads, the feed-forward layer's inner width, and words."""

@@ -219,8 +219,6 @@ def _experiment(
     lengths = {"seg_len": args.get("tgt_len") or 128, "mem_len": mem_len}
     lengths["context_len"] = args.get("ext_len") or 0
     scored = {**lengths, "first_memory": program.first_memory if mem_len else "empty"}
-    exp = ExperimentConfig(model=model)
-    check_memory("the converted model", of_parameters(model), exp)
     exp = ExperimentConfig.from_dict(
         {
             "name": os.path.basename(os.path.normpath(r.workdir)),
@@ -232,6 +230,7 @@ def _experiment(
             "generate": {"mem_len": max(mem_len, 1)},
         }
     )
+    check_memory("the converted model", of_parameters(model), exp)
     return override(exp, r.overrides)
 
 

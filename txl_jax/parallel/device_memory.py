@@ -9,8 +9,7 @@ from collections.abc import Iterable
 import jax
 from jax.sharding import Mesh
 
-from txl_jax.config import ConfigError, ExperimentConfig
-from txl_jax.config.reading import flatten
+from txl_jax.config import ConfigError, ExperimentConfig, flatten
 
 GIB = 2**30
 _CONTAINER_LIMITS = (

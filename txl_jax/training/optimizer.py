@@ -1,6 +1,5 @@
 """Learning-rate schedules and the optimizer, built from the config by name."""
 
-import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from txl_jax.config import AverageConfig, ExperimentConfig, OptimizerConfig, Tra
 
 
 def schedule(
-    c: OptimizerConfig, steps: int, average: AverageConfig | None = None
+    c: OptimizerConfig, steps: int, average: AverageConfig | None = None, ratio: float = 1.0
 ) -> optax.Schedule:
     """The learning rate of update t = 0, 1, .. ``steps`` - 1.
 
@@ -27,17 +26,18 @@ def schedule(
     The cosine is counted from the end of warm-up (TF, NVIDIA). The authors' PyTorch code makes
     its first update at the full rate even with warm-up; that is not copied.
 
-    Where ``average`` names a ``rate`` a, n is its ``start``, and from there the rate is a times
-    what the schedule gives at n.
+    Where ``average`` has an ``swa_lr_ratio`` a, n is its ``swa_start``, and from there the rate is
+    a times what the schedule gives at n. With ``ratio`` the peak is that times as high; the cosine
+    ends at the same rate.
     """
     average = average or AverageConfig()
-    peak, w = c.learning_rate, c.warmup_steps
+    peak, low, w = c.learning_rate * ratio, c.min_ratio / ratio, c.warmup_steps
     n = steps if average.swa_lr_ratio is None else average.swa_start
 
     def until_end(t):
         if c.schedule == "cosine":
             progress = jnp.clip((t - w) / max(n - w, 1), 0.0, 1.0)
-            shape = c.min_ratio + (1 - c.min_ratio) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
+            shape = low + (1 - low) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
         elif c.schedule == "inverse_sqrt":
             shape = jnp.sqrt(w / jnp.maximum(t + 1, w))
         else:
@@ -61,10 +61,7 @@ def embedding_schedule(
 
     A cosine falls to the same rate as the others' (the authors' Penn Treebank release).
     """
-    ratio = c.embedding_ratio
-    lowest = c.min_ratio / ratio if c.schedule == "cosine" else c.min_ratio
-    own = dataclasses.replace(c, learning_rate=c.learning_rate * ratio, min_ratio=lowest)
-    return schedule(own, steps, average)
+    return schedule(c, steps, average, c.embedding_ratio)
 
 
 def learning_rate(exp: ExperimentConfig) -> optax.Schedule:

@@ -28,7 +28,6 @@ from txl_jax.checkpoint.tensors import flat_params
 from txl_jax.checkpoint.workdir import read_experiment, read_json, read_record, read_vocab
 from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB
 from txl_jax.config import ConfigError, DataConfig, ExperimentConfig, TransformerXLConfig
-from txl_jax.config.checks import check_combinations
 from txl_jax.data.corpus import Corpus, corpus_from_config
 from txl_jax.data.errors import DataError
 from txl_jax.data.symbols import UnknownSymbolError
@@ -75,7 +74,6 @@ def experiment_and_vocab(
         return exp, None
     there, vocab = _described(workdir if _is_begun(workdir, folder) else folder, folder)
     exp = dataclasses.replace(exp, model=_model(exp, there.model), data=_data(exp, there, vocab))
-    check_combinations(exp)  # with the model that is known now
     return exp, vocab
 
 

@@ -15,7 +15,7 @@ import hashlib
 
 import numpy as np
 
-from txl_jax.config.probe_text import ProbeTextConfig
+from txl_jax.config import ProbeTextConfig
 from txl_jax.data.sources.source import BLOCK, SPLITS, Source
 
 SHOW, ASK = "<", ">"

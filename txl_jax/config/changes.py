@@ -1,0 +1,89 @@
+"""Changes of an experiment: overrides, and the differences that a resumed run may have."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from txl_jax.config.combinations import ALTERNATIVES
+from txl_jax.config.errors import ConfigError, UnknownKeyError
+from txl_jax.config.experiment import ExperimentConfig
+from txl_jax.config.nested import flatten, unknown_key
+from txl_jax.messages import short_repr
+
+ANALYSES = ("context", "recl", "attention", "ablation", "speed", "score", "probe", "report")
+"""Sections of the analyses of a trained model."""
+
+FREE_TO_CHANGE = (
+    *("name", "model.scan_layers", "model.remat", "model.kernel", "data.path", "data.cache_dir"),
+    *("train.log_every", "train.eval_every", "train.non_finite", "train.max_skipped"),
+    *("average.use", "validate", "evaluate", "generate", "checkpoint", "mesh", *ANALYSES),
+)
+"""Keys and whole sections that a resumed run may change: they do not affect the trained state.
+(The corpus's hash must stay the same, not its path.)"""
+
+
+def override(exp: ExperimentConfig, overrides: Mapping[str, Any]) -> ExperimentConfig:
+    """The experiment with some settings changed, checked again; keys as in :func:`load_config`."""
+    nested = exp.to_dict()
+    set_all(nested, overrides)
+    return ExperimentConfig.from_dict(nested)
+
+
+def set_all(nested: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Sets dotted keys in a nested dict; one of :data:`ALTERNATIVES` removes the others."""
+    for group in ALTERNATIVES:
+        if any(key in overrides and not _is_none(key, overrides[key]) for key in group):
+            for section, _, leaf in (key.rpartition(".") for key in group):
+                if isinstance(inner := nested.get(section), dict):
+                    inner.pop(leaf, None)
+    for key, value in overrides.items():
+        _set(nested, key, value)
+
+
+def _is_none(key: str, value: Any) -> bool:
+    """Whether a value removes a setting; "none" may be the text of a prompt."""
+    return key != "generate.prompt" and str(value).lower() == "none"
+
+
+def _set(nested: dict[str, Any], key: str, value: Any) -> None:
+    if not isinstance(key, str):
+        raise ConfigError(f"override {short_repr(key)}: a key is text like 'train.steps'")
+    *sections, leaf = key.split(".")
+    for section in sections:
+        nested = nested.setdefault(section, {})
+        if not isinstance(nested, dict):
+            raise unknown_key(key, ExperimentConfig())
+    nested[leaf] = value
+
+
+def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """Dotted keys that decide the trained state and differ, each as ``key: old -> new``.
+
+    A missing key has its default.
+    """
+    defaults = flatten(ExperimentConfig().to_dict())
+    old, new = ({**defaults, **flatten(nested)} for nested in (a, b))
+    keys = [key for key in sorted(old.keys() | new.keys()) if not is_free(key)]
+    pairs = [(key, old.get(key, "absent"), new.get(key, "absent")) for key in keys]
+    return [f"{key}: {short_repr(x)} -> {short_repr(y)}" for key, x, y in pairs if x != y]
+
+
+def is_free(key: str) -> bool:
+    """Whether a resumed run may change a setting, see :data:`FREE_TO_CHANGE`."""
+    return any(key == free or key.startswith(free + ".") for free in FREE_TO_CHANGE)
+
+
+def from_record(record: Mapping[str, Any]) -> ExperimentConfig:
+    """The experiment of a ``config.json``, which holds more than settings.
+
+    Raises:
+      ConfigError: an earlier version of txl_jax wrote it, with settings that no longer exist; or
+        as :meth:`ExperimentConfig.from_dict`.
+    """
+    settings = {k: v for k, v in record.items() if k not in ("corpus", "provenance")}
+    try:
+        return ExperimentConfig.from_dict(settings)
+    except UnknownKeyError as error:
+        raise ConfigError(
+            f"has the unknown setting {short_repr(error.key)}: the folder was written by an earlier"
+            " version of txl_jax and must be trained or exported again"
+        ) from error

@@ -1,0 +1,166 @@
+"""Rules for settings that must go together; each names the key to change."""
+
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from txl_jax.config.bounds import SEED
+from txl_jax.config.errors import refusal
+from txl_jax.messages import short_repr
+
+if TYPE_CHECKING:
+    from txl_jax.config.experiment import ExperimentConfig
+
+Broken = Iterator[tuple[str, str]]
+"""Dotted keys whose values break a rule, each with the rule."""
+
+PROTOCOLS = {"enwik8": ("authors", "bytes"), "lm1b": ("authors", "double")}
+"""``data.protocol`` of the corpora that have more than one; the first is the default."""
+
+ALTERNATIVES = (
+    ("generate.prompt", "generate.prompt_file", "generate.prompts_file"),
+    ("data.path", "data.url"),
+)
+"""Groups of keys of which only one may be given."""
+
+
+def check_combinations(exp: "ExperimentConfig") -> None:
+    """Raises ConfigError where settings of an experiment contradict each other."""
+    for rule in RULES:
+        for key, why in rule(exp):
+            raise refusal(key, attrgetter(key)(exp), why)
+
+
+def _steps_and_seeds(c: "ExperimentConfig") -> Broken:
+    t, m = c.train, c.mesh
+    if t.batch_size % t.micro_batches:
+        yield "train.micro_batches", f"must divide batch_size {t.batch_size}"
+    for key in ("train.steps", "train.log_every", "train.eval_every", "checkpoint.every"):
+        if attrgetter(key)(c) % t.steps_per_dispatch:
+            yield key, f"must be a multiple of train.steps_per_dispatch {t.steps_per_dispatch}"
+    if t.num_seeds > 1 and m.fsdp * m.tensor * max(m.data, 1) > 1:
+        yield "train.num_seeds", f"is for one device, not mesh {m.data} x {m.fsdp} x {m.tensor}"
+    if c.seed + t.num_seeds - 1 > SEED:
+        yield "seed", f"with train.num_seeds {t.num_seeds} the last seed is above {SEED}"
+
+
+def _schedule(c: "ExperimentConfig") -> Broken:
+    o, steps = c.optimizer, c.train.steps
+    if o.warmup_steps > steps:
+        yield "optimizer.warmup_steps", f"is more than train.steps {steps}"
+    if o.schedule == "inverse_sqrt" and not o.warmup_steps:
+        yield "optimizer.warmup_steps", "must be at least 1 for schedule 'inverse_sqrt'"
+
+
+def _weight_averaging(c: "ExperimentConfig") -> Broken:
+    a, o, steps, ratio = c.average, c.optimizer, c.train.steps, "average.swa_lr_ratio"
+    if a.swa_start >= steps:
+        yield "average.swa_start", f"must be below train.steps {steps}"
+    if a.swa_lr_ratio is not None:
+        if not a.swa_start:
+            yield ratio, "sets the rate from average.swa_start on, and that is 0 (never)"
+        if o.schedule == "cosine" and not o.min_ratio:
+            yield ratio, "multiplies the schedule's last rate, which is 0: set optimizer.min_ratio"
+        if o.warmup_steps > a.swa_start:
+            rule = f"is more than average.swa_start {a.swa_start}, where the schedule ends"
+            yield "optimizer.warmup_steps", rule
+    for use, needed in (("swa", "swa_start"), ("ema", "ema_decay")):
+        if a.use == use and not getattr(a, needed):
+            yield "average.use", f"needs average.{needed} above 0"
+
+
+def _training_loss(c: "ExperimentConfig") -> Broken:
+    t, drawn = c.train, c.model.sample_softmax
+    if c.loss.positions == "half" and t.seg_len < 2:
+        yield "loss.positions", f"needs train.seg_len of at least 2, not {t.seg_len}"
+    if c.loss.past_decode and not c.model.past_decode:
+        yield "loss.past_decode", "needs the parameters of model.past_decode=True"
+    if c.distil.teachers and not t.text_on_device:
+        yield "distil.teachers", "needs train.text_on_device=True"
+    for key in ("loss.r_drop", "loss.past_decode", "distil.teachers"):
+        if drawn and attrgetter(key)(c):
+            rule = f"needs scores of all words, and model.sample_softmax {drawn} draws some"
+            yield key, f"{rule}: use sample_softmax 0"
+
+
+def _lengths(c: "ExperimentConfig") -> Broken:
+    model, t = c.model, c.train
+    if t.seg_len_std and t.seg_len < 10:
+        rule = f"needs train.seg_len of at least 10, not {t.seg_len}: some segments have half of it"
+        yield "train.seg_len_std", rule
+    for name, part in (("train", t), ("validate", c.validate), ("evaluate", c.evaluate)):
+        if model.memory_free and part.mem_len:
+            rule = f"attention {model.attention!r} has no memory: it must be 0; use context_len"
+            yield f"{name}.mem_len", rule
+        more = t.longest_seg_len - t.seg_len if part is t else 0
+        total = part.context_len + part.seg_len + more
+        if model.attention == "absolute_per_layer" and total > (model.n_positions or 0):
+            rule = f"is up to {total} with context and drawn lengths"
+            yield f"{name}.seg_len", f"{rule}, more than model.n_positions {model.n_positions}"
+        own = getattr(part, "same_length", None)
+        window = model.same_length if own is None else own
+        if window == "pytorch" and not part.mem_len:
+            rule = "the window same_length='pytorch' (distance < M) needs a memory; use 'tf'"
+            yield f"{name}.mem_len", rule
+        if window == "tf" and part.context_len and not part.mem_len:
+            rule = "is outside the window same_length='tf' (distance <= M = 0); use False"
+            yield f"{name}.context_len", rule
+
+
+def _scoring(c: "ExperimentConfig") -> Broken:
+    for name, p in (("validate", c.validate), ("evaluate", c.evaluate)):
+        warm = f"{name}.warm_start"
+        if p.warm_start and not p.mem_len:
+            yield warm, f"is read into memory, and {name}.mem_len is 0"
+        if p.warm_start and p.context_len:
+            yield warm, f"needs segments without context, and {name}.context_len is {p.context_len}"
+        if p.warm_start and p.first_memory == "zeros":
+            yield warm, f"starts from an empty memory, and {name}.first_memory is 'zeros'"
+        if p.first_memory == "zeros" and p.context_len and p.mem_len:
+            rule = f"has no effect with {name}.context_len {p.context_len}"
+            yield f"{name}.first_memory", f"{rule}: use first_memory 'empty', or context_len 0"
+        if p.dynamic.rule != "none" and p.temperature != 1:
+            rule = f"needs fixed parameters, and {name}.dynamic.rule is {p.dynamic.rule!r}"
+            yield f"{name}.temperature", rule
+
+
+def _text(c: "ExperimentConfig") -> Broken:
+    d, p = c.data, c.data.probe
+    if d.url and not d.hash:
+        yield "data.url", "needs data.hash (md5:… or sha256:…) to check the download"
+    if d.url and d.name != "text":
+        yield "data.url", "is only for data.name='text'; other corpora have their own"
+    if d.protocol and d.protocol not in PROTOCOLS.get(d.name, ()):
+        allowed = " and ".join(f"{name!r} {known}" for name, known in PROTOCOLS.items())
+        yield "data.protocol", f"is not for data.name={d.name!r}; there are {allowed}"
+    for key in ("train.seg_len_std", "train.partial_shuffle", "train.text_on_device"):
+        if d.name == "lm1b" and attrgetter(key)(c):
+            yield key, "needs one continuous text, and data.name='lm1b' has shuffled sentences"
+    if p.longest < p.shortest:
+        yield "data.probe.longest", f"must be at least data.probe.shortest {p.shortest}"
+    if p.tokens < (least := 10 * (p.longest + 2)):
+        yield "data.probe.tokens", f"must be at least {least}: a tenth holds the longest episode"
+
+
+def _tokens(c: "ExperimentConfig") -> Broken:
+    d = c.data
+    if d.vocab and d.name not in ("stdlib", "ptb", "text"):
+        yield "data.vocab", f"is fixed for data.name={d.name!r}; leave it out"
+    if d.vocab == "subword" and d.name != "text":
+        yield "data.vocab", f"is only for data.name='text', not {d.name!r}; leave it out"
+    if d.vocab != "subword" and d.vocab_size != type(d).vocab_size:
+        yield "data.vocab_size", "is only for data.vocab='subword'; other sizes are counted"
+
+
+def _alternatives(c: "ExperimentConfig") -> Broken:
+    for group in ALTERNATIVES:
+        given = [key for key in group if attrgetter(key)(c)]
+        for key in given[1:]:
+            other = f"{given[0]} = {short_repr(attrgetter(given[0])(c))}"
+            yield key, f"{other} is given too; give one of them"
+
+
+RULES = (
+    *(_steps_and_seeds, _schedule, _weight_averaging, _training_loss),
+    *(_lengths, _scoring, _text, _tokens, _alternatives),
+)

@@ -1,0 +1,30 @@
+"""The error of a setting that cannot be used."""
+
+from typing import Any
+
+from txl_jax.messages import short_repr
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used; the text names the key, the value and the rule.
+
+    Example:
+      >>> import txl_jax
+      >>> txl_jax.ExperimentConfig.from_dict({"train": {"steps": -5}})
+      Traceback (most recent call last):
+      ...
+      txl_jax.config.errors.ConfigError: config key train.steps = -5: must be at least 1
+    """
+
+
+class UnknownKeyError(ConfigError):
+    """A key that no setting has; ``key`` is its dotted name."""
+
+    def __init__(self, key: str, message: str):
+        super().__init__(message)
+        self.key = key
+
+
+def refusal(key: str, value: Any, why: str) -> ConfigError:
+    """The error for a value of a setting that cannot be used; ``why`` is the rule it breaks."""
+    return ConfigError(f"config key {key} = {short_repr(value)}: {why}")

@@ -1,0 +1,100 @@
+"""A whole experiment: all sections, and a list of all settings."""
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+from typing import Any, NamedTuple
+
+from txl_jax.config import analysis, training
+from txl_jax.config.bounds import SEED
+from txl_jax.config.combinations import check_combinations
+from txl_jax.config.data import DataConfig
+from txl_jax.config.evaluation import ProtocolConfig
+from txl_jax.config.fields import Section, at_least, free_text, sentences
+from txl_jax.config.generation import GenerateConfig
+from txl_jax.config.model import TransformerXLConfig
+from txl_jax.config.nested import replace_nested
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExperimentConfig(Section):
+    """All settings of an experiment; settings that contradict each other are refused.
+
+    Example:
+      >>> import txl_jax
+      >>> exp = txl_jax.ExperimentConfig.from_dict({"seed": 3, "train": {"steps": 500}})
+      >>> exp.train.steps, exp.optimizer.name
+      (500, 'adam')
+    """
+
+    name: str = free_text("experiment")
+    """Name of the experiment in tables and reports."""
+    seed: int = at_least(0, 0, SEED)
+    """Seed of initial weights, dropout and the order of lm1b's sentences."""
+    model: TransformerXLConfig = field(default_factory=TransformerXLConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    loss: training.LossConfig = field(default_factory=training.LossConfig)
+    optimizer: training.OptimizerConfig = field(default_factory=training.OptimizerConfig)
+    average: training.AverageConfig = field(default_factory=training.AverageConfig)
+    distil: training.DistilConfig = field(default_factory=training.DistilConfig)
+    train: training.TrainConfig = field(default_factory=training.TrainConfig)
+    validate: ProtocolConfig = dataclasses.field(
+        default_factory=lambda: ProtocolConfig(split="valid")
+    )
+    evaluate: ProtocolConfig = field(default_factory=ProtocolConfig)
+    generate: GenerateConfig = field(default_factory=GenerateConfig)
+    checkpoint: training.CheckpointConfig = field(default_factory=training.CheckpointConfig)
+    mesh: training.MeshConfig = field(default_factory=training.MeshConfig)
+    context: analysis.ContextConfig = field(default_factory=analysis.ContextConfig)
+    recl: analysis.ReclConfig = field(default_factory=analysis.ReclConfig)
+    attention: analysis.AttentionMapsConfig = field(default_factory=analysis.AttentionMapsConfig)
+    ablation: analysis.AblationConfig = field(default_factory=analysis.AblationConfig)
+    speed: analysis.SpeedConfig = field(default_factory=analysis.SpeedConfig)
+    score: analysis.ScoreConfig = field(default_factory=analysis.ScoreConfig)
+    probe: analysis.ProbeConfig = field(default_factory=analysis.ProbeConfig)
+    report: analysis.ReportConfig = field(default_factory=analysis.ReportConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_combinations(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain nested dict of every setting, ready for JSON (tuples as lists)."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def from_dict(cls, nested: Mapping[str, Any]) -> "ExperimentConfig":
+        """Inverse of :meth:`to_dict`; a missing key takes its default.
+
+        Raises:
+          ConfigError: an unknown key, a wrong type, a value out of range, or a combination
+            that cannot work.
+        """
+        return replace_nested(cls(), nested)
+
+
+class Setting(NamedTuple):
+    """A setting: dotted key, type, default, rule ("" if none) and documentation."""
+
+    key: str
+    type: str
+    default: Any
+    rule: str
+    doc: str
+
+
+def describe_settings(section: Section | None = None, prefix: str = "") -> Iterator[Setting]:
+    """Every setting of a section, by default of an experiment, in order."""
+    section = section or ExperimentConfig()
+    docs = sentences(type(section))  # type: ignore[arg-type]
+    for one in dataclasses.fields(section):  # type: ignore[arg-type]
+        key, value = prefix + one.name, getattr(section, one.name)
+        if isinstance(value, Section):
+            yield from describe_settings(value, f"{key}.")
+        else:
+            most = one.metadata.get("most")
+            rules = (one.metadata.get("rule"), "" if most is None else f"at most {most}")
+            rule = ", ".join(filter(None, rules))
+            yield Setting(key, inspect.formatannotation(one.type), value, rule, docs[one.name])

@@ -1,0 +1,60 @@
+"""Settings of text generation."""
+
+import dataclasses
+
+from txl_jax.config.bounds import LENGTH, ROWS, SEED, WORDS
+from txl_jax.config.evaluation import COLDEST
+from txl_jax.config.fields import Section, at_least, free_text, local_path, probability, setting
+
+LEAST_SHARE = 1e-6
+"""The least ``top_p``; any less also keeps only the most likely token."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerateConfig(Section, key="generate"):
+    """How text is continued (section 4.4 and appendix E of the paper)."""
+
+    prompt: str = free_text("")
+    """Text to continue."""
+    prompt_file: str | None = local_path(None)
+    """File with the text to continue; '-': standard input."""
+    prompts_file: str | None = local_path(None)
+    """File with a prompt per line; in .jsonl files a line is a string or an object with
+    'prompt'."""
+    batch_size: int = at_least(1, 8, ROWS)
+    """Prompts that are continued together."""
+    samples: int = at_least(1, 1, ROWS)
+    """Continuations of each prompt."""
+    length: int = at_least(0, 512, 10 * LENGTH)
+    """Tokens to generate; 0: no sample after training."""
+    mem_len: int = at_least(1, 512, LENGTH)
+    """M, hidden states kept while generating."""
+    temperature: float = setting(
+        1.0,
+        f"must be 0 (greedy) or from {COLDEST} to 100",
+        lambda v: v == 0 or COLDEST <= v <= 100,
+        100,
+    )
+    """Divides the logits; 0 is greedy, and 1 samples from the model's own distribution."""
+    top_k: int = at_least(0, 0, WORDS)
+    """Sample from the k most likely tokens; 0: from all."""
+    top_p: float = setting(
+        1.0, f"must be from {LEAST_SHARE} to 1", lambda v: LEAST_SHARE <= v <= 1, 1
+    )
+    """Sample from the fewest tokens whose probability reaches p; 1: from all."""
+    min_p: float = probability(0.0)
+    """Sample from tokens with at least this fraction of the highest probability; 0: all."""
+    repetition_penalty: float = at_least(1, 1.0, 1000)
+    """Divides positive and multiplies negative logits of tokens that the text already has (Keskar
+    et al. 2019); 1: none."""
+    stop: tuple[str, ...] = free_text((), "must not have an empty text", all)
+    """A continuation ends before the first of these texts that is complete; on a command line, a
+    JSON list or texts separated by commas."""
+    valid_text: bool = True
+    """Let models of bytes generate valid UTF-8 only."""
+    detokenise: bool = False
+    """Show WikiText's spacing and @-@ as ordinary text."""
+    json: str | None = local_path(None)
+    """File to append each continuation to as a JSON line; '-': standard output alone."""
+    seed: int = at_least(0, 0, SEED)
+    """Seed of sampling, separate from the experiment's."""

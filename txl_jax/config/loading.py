@@ -1,0 +1,147 @@
+"""Loads an experiment from a config file: a Python file with ``get_config()``."""
+
+import contextlib
+import importlib.util
+import inspect
+import itertools
+import os
+import re
+import sys
+import tokenize
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from txl_jax.config.changes import set_all
+from txl_jax.config.errors import ConfigError
+from txl_jax.config.experiment import ExperimentConfig
+from txl_jax.messages import one_line, short_repr, truncate
+
+_PACKAGE, _INIT = "txl_config_file", "__init__.py"
+"""A file and its package are imported under this name, whatever they are called."""
+
+
+def load_config(path: str, overrides: Mapping[str, Any] | None = None) -> ExperimentConfig:
+    """The checked, frozen experiment that a config file describes.
+
+    Args:
+      path: a Python file with ``get_config()`` that returns a ``ConfigDict``; after a colon
+        the argument for ``get_config(variant)``, e.g. ``configs/enwik8_24l.py:smoke``. A file in a
+        package (a folder with ``__init__.py``) may import its neighbours: ``from .x import y``.
+      overrides: dotted keys to values, e.g. ``{"train.steps": 10}``. A string is read as the
+        key's type: ``8,16`` is a list, and lists of texts with commas may be JSON lists. Of keys
+        that exclude each other (data.path and data.url) the given one replaces the file's.
+
+    Example:
+      >>> import txl_jax
+      >>> exp = txl_jax.load_config("configs/enwik8_24l.py", {"train.batch_size": 16})
+      >>> exp.model.n_layer, exp.model.d_model, exp.train.batch_size
+      (24, 1024, 16)
+
+    Raises:
+      ConfigError: the file does not exist or is no config, or a setting cannot be used. Nothing
+        has touched a device or written a file by then.
+    """
+    import ml_collections  # here, so that models run where it is not installed
+
+    variant, where = path.partition(":")[2], f"--config={truncate(path)}"
+    with _config_module(path) as module:
+        if variant and not _has_variant(module, variant):
+            known = ", ".join(_known_variants(module))
+            known = f"variants: {known}" if known else "the file has none"
+            raise ConfigError(f"{where}: there is no variant {short_repr(variant)}; {known}")
+        config = module.get_config(variant) if variant else module.get_config()
+        if not isinstance(config, ml_collections.ConfigDict):
+            raise ConfigError(f"{where}: get_config() must return an ml_collections.ConfigDict")
+    nested = config.to_dict()
+    set_all(nested, overrides or {})
+    return ExperimentConfig.from_dict(nested)
+
+
+def config_rows(path: str) -> tuple[str, ...]:
+    """Names of the experiments in a config file (its ``ROWS``), () if it has one experiment.
+
+    Raises:
+      ConfigError: the file does not exist or is no config.
+    """
+    with _config_module(path) as module:
+        return tuple(getattr(module, "ROWS", ()))
+
+
+def _has_variant(module: Any, variant: str) -> bool:
+    """Whether a variant is a row or the default, or changes what ``get_config`` returns."""
+    parameter = next(iter(inspect.signature(module.get_config).parameters.values()), None)
+    if parameter is None:
+        return False
+    if parameter.default is parameter.empty:
+        return True
+    known = variant in (parameter.default, *getattr(module, "ROWS", ()))
+    return known or module.get_config(variant).to_dict() != module.get_config().to_dict()
+
+
+def _known_variants(module: Any) -> list[str]:
+    """The rows of a file, and the texts that it compares the parameter of ``get_config`` with."""
+    with tokenize.open(module.__file__) as file:
+        source, names = file.read(), "|".join(inspect.signature(module.get_config).parameters)
+    compared = re.findall(rf"\b(?:{names}) == ['\"]([^'\"]+)['\"]", source) if names else []
+    return list(dict.fromkeys([*getattr(module, "ROWS", ()), *compared]))
+
+
+@contextlib.contextmanager
+def _config_module(path: str) -> Iterator[Any]:
+    """The module of a config file; errors inside the block are errors of the file."""
+    file = path.partition(":")[0]
+    where, name, full = f"--config={truncate(path)}", short_repr(file), os.path.abspath(file)
+    if not os.path.isfile(file):
+        raise ConfigError(f"{where}: there is no file {name}")
+    if not file.endswith(".py"):
+        raise ConfigError(f"{where}: {name} is not a Python file (*.py)")
+    try:
+        with _fresh_imports():
+            module = _import_file(Path(full))
+            if not callable(getattr(module, "get_config", None)):
+                raise ConfigError(f"{where}: {name} has no function get_config()")
+            yield module
+    except (ConfigError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # SystemExit too
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == full]
+        line = f" (line {lines[-1]})" if lines else ""
+        what = f"{type(error).__name__}: {one_line(error)}".removesuffix(": ")
+        raise ConfigError(f"{where}: {name} cannot be run: {what}{line}") from error
+
+
+@contextlib.contextmanager
+def _fresh_imports() -> Iterator[None]:
+    """Imports read and write no ``__pycache__``, and the file's package is forgotten at the end.
+
+    Bytecode may be stale if its source was edited twice within a second.
+    """
+    before = sys.pycache_prefix, sys.dont_write_bytecode
+    sys.pycache_prefix, sys.dont_write_bytecode = os.devnull, True
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.pycache_prefix, sys.dont_write_bytecode = before
+        for name in [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]:
+            del sys.modules[name]
+
+
+def _import_file(file: Path) -> Any:
+    """The module of a file, after the packages that it is in, the outermost first."""
+    packages = list(itertools.takewhile(lambda folder: (folder / _INIT).is_file(), file.parents))
+    names = [_PACKAGE, *(folder.name for folder in packages[-2::-1])]
+    parts: list[tuple[Path, list[str] | None]]
+    parts = [(folder / _INIT, [str(folder)]) for folder in reversed(packages)]
+    if packages:
+        names.append(file.stem.replace(".", "_"))
+    for depth, (part, search) in enumerate([*parts, (file, None)]):
+        name = ".".join(names[: depth + 1])
+        spec: Any = importlib.util.spec_from_file_location(
+            name, part, submodule_search_locations=search
+        )
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return module

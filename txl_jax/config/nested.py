@@ -1,0 +1,82 @@
+"""Nested dicts of settings: to sections and back, and by dotted key."""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast
+
+from txl_jax.config.errors import UnknownKeyError, refusal
+from txl_jax.config.fields import Section, checked
+from txl_jax.messages import truncate
+
+S = TypeVar("S", bound=Section)
+
+
+def replace_nested(section: S, nested: Mapping[str, Any], prefix: str = "", root: Any = None) -> S:
+    """The section with the values of a nested mapping in place of its own.
+
+    Args:
+      section: gives the value of every setting that ``nested`` lacks.
+      nested: values by name; text is read as the setting's type.
+      prefix: dotted key of the section and a dot, for errors.
+      root: the section of all settings, for the nearest key in errors; ``section`` by default.
+
+    Raises:
+      ConfigError: an unknown key, a wrong type, a value out of range, or a combination that
+        cannot work.
+    """
+    root, values = root or section, {}
+    fields = {field.name: field for field in dataclasses.fields(cast(Any, section))}
+    for name, value in nested.items():
+        key, own = f"{prefix}{name}", getattr(section, name) if name in fields else None
+        if isinstance(own, Section):
+            if not isinstance(value, Mapping):
+                raise refusal(key, value, "is a section, not a value")
+            values[name] = replace_nested(own, value, f"{key}.", root)
+        elif name not in fields or (isinstance(value, Mapping) and value):
+            raise unknown_key(_first_leaf(key, value), root)
+        else:
+            values[name] = checked(fields[name], key, value)
+    return dataclasses.replace(section, **values)  # type: ignore[type-var]
+
+
+def unknown_key(key: str, root: Any) -> UnknownKeyError:
+    """The error for a key that ``root``, the section of all settings, does not have."""
+    known = list(flatten(dataclasses.asdict(root)))
+    short = truncate(key)
+    leaf = short.rpartition(".")[2]
+    same_leaf = [k for k in known if k.rpartition(".")[2] == leaf]
+    near = difflib.get_close_matches(short, same_leaf or known, n=1, cutoff=0.0)
+    return UnknownKeyError(key, f"unknown config key {short!r}; the nearest key is {near[0]!r}")
+
+
+def _first_leaf(key: str, value: Any) -> str:
+    """The first dotted key below ``key``, at most a few levels down: a dict may contain itself."""
+    for _ in range(5):
+        if not isinstance(value, Mapping) or not value:
+            break
+        name, value = next(iter(value.items()))
+        key = f"{key}.{name}"
+    return key
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted key, tuples as lists."""
+    flat: dict[str, Any] = {}
+    for name, value in nested.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def without_paths(cls: type, nested: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings of the section ``cls`` with the default of every ``local_path``."""
+    cleared = dict(nested)
+    for field in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(field.type) and field.name in nested:
+            cleared[field.name] = without_paths(cast(type, field.type), nested[field.name])
+        elif field.metadata.get("path") and field.name in nested:
+            cleared[field.name] = [] if field.default == () else field.default
+    return cleared
