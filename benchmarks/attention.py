@@ -16,7 +16,8 @@ import jax.numpy as jnp
 
 from benchmarks.interleaved import machine, write
 from txl_jax.analysis.timing import in_turn, summary, timed
-from txl_jax.model.kernels import attend, dropping, parity
+from txl_jax.model.dropout import AttentionDropout
+from txl_jax.model.kernels import attend, parity
 from txl_jax.model.masks import attention_mask
 
 
@@ -69,14 +70,14 @@ def main(argv: list[str] | None = None) -> None:
 def _program(name: str, flags: Any, seg_len: int, mem_len: int):
     """Values and gradients of one attention as a program, and the bytes it holds meanwhile."""
     dtype = jnp.dtype(flags.dtype)
-    inputs = parity.random_inputs(flags.heads, flags.rows, seg_len, mem_len, flags.d_head, dtype)
-    who = attention_mask(seg_len, jnp.full(flags.rows, mem_len), mem_len)
-    dropped = dropping.dropping(jax.random.key(0), flags.dropatt) if flags.dropatt else None
+    mask = attention_mask(seg_len, jnp.full(flags.rows, mem_len), mem_len)
+    dropout = AttentionDropout.draw(jax.random.key(0), flags.dropatt) if flags.dropatt else None
+    inputs = parity.random_inputs(flags.heads, flags.rows, mask, flags.d_head, dtype, dropout)
     run = functools.partial(attend, implementation=name)
     step = jax.jit(functools.partial(parity.values_and_gradients, run))
-    compiled: Any = step.lower(inputs, who, dropped).compile()
+    compiled: Any = step.lower(inputs).compile()
     held = compiled.memory_analysis().temp_size_in_bytes
-    return lambda: timed(lambda: compiled(inputs, who, dropped)), held
+    return lambda: timed(lambda: compiled(inputs)), held
 
 
 if __name__ == "__main__":

@@ -180,7 +180,7 @@ def test_what_auto_takes_is_said_as_it_is(text):
     taken, _, by_name = said.partition("`cudnn` and `reference`")
     assert set(re.findall(r"`(\w+)`", taken)) - {"auto"} == {*choice.BEST.values(), "xla"}
     assert by_name
-    assert f" {choice._LEAST_QUERIES} tokens or more" in " ".join(taken.split())
+    assert f" {choice.FUSED_MIN_QUERIES} tokens or more" in " ".join(taken.split())
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/analyses.md"])

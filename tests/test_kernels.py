@@ -13,7 +13,8 @@ import pytest
 import tiny_models as tiny
 
 import txl_jax
-from txl_jax.model.kernels import attend, choice, cudnn, dropping, parity, reference, xla
+from txl_jax.model.dropout import AttentionDropout
+from txl_jax.model.kernels import AttentionInputs, attend, choice, cudnn, parity, reference, xla
 from txl_jax.model.masks import attention_mask
 from txl_jax.model.positions import Positions
 
@@ -33,16 +34,25 @@ FORMS = {
 }
 
 
+def of_shape(q_shape, n_keys, positions, dropout=False, dtype=jnp.bfloat16):
+    """Inputs of these shapes, as far as the choice of an implementation reads them."""
+    n, b, t, h = q_shape
+    shape: Any = lambda length: jax.ShapeDtypeStruct((n, b, length, h), dtype)
+    mask = attention_mask(t, jnp.zeros(b, jnp.int32), n_keys - t)
+    drop = AttentionDropout(jnp.zeros(2, jnp.uint32), 0.1) if dropout else None
+    return AttentionInputs(shape(t), shape(n_keys), shape(n_keys), positions, mask, drop)
+
+
 def both(form, names, dtype=jnp.float32):
     """Values and gradients of a form by two implementations."""
     seg_len, mem_len = form.get("seg_len", 300), form.get("mem_len", 90)
-    inputs = parity.random_inputs(2, 3, seg_len, mem_len, 8, dtype)
     filled = jnp.minimum(jnp.array([mem_len, 0, 40]), mem_len)
-    who = attention_mask(seg_len, filled, mem_len, form.get("window", False), form.get("reset"))
+    mask = attention_mask(seg_len, filled, mem_len, form.get("window", False), form.get("reset"))
     rate = form.get("dropatt")
-    dropped = dropping.dropping(jax.random.key(1), rate) if rate else None
+    dropout = AttentionDropout.draw(jax.random.key(1), rate) if rate else None
+    inputs = parity.random_inputs(2, 3, mask, 8, dtype, dropout)
     run = jax.jit(parity.values_and_gradients, static_argnums=0)
-    return [run(functools.partial(attend, implementation=n), inputs, who, dropped) for n in names]
+    return [run(functools.partial(attend, implementation=n), inputs) for n in names]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -52,21 +62,21 @@ def test_some_queries_at_a_time_equal_all_at_once(form):
 
 
 def test_a_short_segment_reads_less_of_what_nobody_sees_where_that_is_quicker(monkeypatch):
-    inputs = parity.random_inputs(2, 1, 128, 128, 16, jnp.float32)
-    who = attention_mask(128, jnp.array([128]), 128)
+    mask = attention_mask(128, jnp.array([128]), 128)
+    inputs = parity.random_inputs(2, 1, mask, 16, jnp.float32)
 
     def products():
-        lowered = jax.jit(functools.partial(attend, implementation="xla")).lower(*inputs, who)
+        lowered = jax.jit(functools.partial(attend, implementation="xla")).lower(inputs)
         found: Any = lowered.cost_analysis()
         return found["flops"]
 
     groups = products()
-    monkeypatch.setattr(choice, "FEW", {})
+    monkeypatch.setattr(xla, "SHORT_GROUP", {})
     assert groups < 0.9 * products()  # (192 + 256) / 2 keys instead of 256
 
 
 @pytest.mark.parametrize(
-    ("seg_len", "few", "size"),
+    ("seg_len", "short_group", "size"),
     [
         (128, 64, 64),
         (101, 64, 51),
@@ -77,17 +87,17 @@ def test_a_short_segment_reads_less_of_what_nobody_sees_where_that_is_quicker(mo
         (4096, None, 256),
     ],
 )
-def test_queries_taken_at_a_time(seg_len, few, size):
-    assert xla.group_size(seg_len, few) == size
+def test_queries_taken_at_a_time(seg_len, short_group, size):
+    assert xla.group_size(seg_len, short_group) == size
 
 
 def test_some_queries_at_a_time_with_learnt_scalars_of_distances():
-    inputs = parity.random_inputs(2, 2, 200, 60, 8, jnp.float32)
+    mask = attention_mask(200, jnp.array([60, 3]), 60, "tf")
+    inputs = parity.random_inputs(2, 2, mask, 8, jnp.float32)
     b = jax.random.normal(jax.random.key(5), (2, 260))
-    inputs = (*inputs[:3], inputs[3].replace(b=b, v=None))
-    who = attention_mask(200, jnp.array([60, 3]), 60, "tf")
+    inputs = inputs.replace(positions=inputs.positions.replace(b=b, v=None))
     run = jax.jit(parity.values_and_gradients, static_argnums=0)
-    got, want = (run(f, inputs, who, None) for f in (xla.attend, plain))
+    got, want = (run(f, inputs) for f in (xla.attend, plain))
     assert parity.largest_difference(got, want) < 1e-5
 
 
@@ -101,12 +111,12 @@ import jax.numpy as jnp
 from txl_jax.model.kernels import attend, parity
 from txl_jax.model.masks import attention_mask
 
-inputs = parity.random_inputs(2, 1, 1024, 1024, 16, jnp.float32)
 mask = attention_mask(1024, jnp.array([1024]), 1024)
+inputs = parity.random_inputs(2, 1, mask, 16, jnp.float32)
 for implementation in ("xla", "reference"):
     run = functools.partial(attend, implementation=implementation)
     gradients = jax.jit(parity.values_and_gradients, static_argnums=0)
-    compiled = gradients.lower(run, inputs, mask, None).compile()
+    compiled = gradients.lower(run, inputs).compile()
     print(compiled.memory_analysis().temp_size_in_bytes)
 """
 
@@ -124,21 +134,21 @@ def test_some_queries_at_a_time_hold_less_for_the_gradient():
 def test_the_difference_that_training_looks_at_sees_a_wrong_kernel(monkeypatch):
     assert parity.difference("xla", 8, jnp.float32, dropatt=0.2) < 1e-5
 
-    def slightly_wrong(q, k, val, positions, visible, dropping=None, few=None):
-        return plain(q, k, val, positions.replace(r=-positions.r), visible, dropping)
+    def slightly_wrong(x, short_group=None):
+        return plain(x.replace(positions=x.positions.replace(r=-x.positions.r)))
 
     monkeypatch.setattr(xla, "attend", slightly_wrong)
     assert parity.difference("xla", 8, jnp.float32) > 0.1
     monkeypatch.setitem(choice.FUSED, "xla", "cpu")
-    monkeypatch.setattr(xla, "supports", lambda *form: None, raising=False)
+    monkeypatch.setattr(xla, "supports", lambda x: None, raising=False)
     with pytest.raises(parity.KernelError, match=r"differs.*use --config.model.kernel=xla"):
         parity.require_parity("xla", 8, "float32", 0.0)
 
 
 def test_dropout_drops_its_share_independently_of_place_and_seed():
     rate, shape = 0.3, (4, 5, 64, 96)
-    d = dropping.dropping(jax.random.key(0), rate)
-    kept = np.asarray(dropping.kept(d, shape))
+    dropout = AttentionDropout.draw(jax.random.key(0), rate)
+    kept = np.asarray(dropout.mask(shape))
     np.testing.assert_allclose(np.unique(kept), [0, 1 / (1 - rate)], rtol=1e-6)
     dropped = (kept == 0).astype(float)
     n, sigma = dropped.size, np.sqrt(rate * (1 - rate))
@@ -148,34 +158,32 @@ def test_dropout_drops_its_share_independently_of_place_and_seed():
         assert abs(pairs) < 4 * sigma**2 / np.sqrt(n), axis
         lines = dropped.mean(axis)
         assert np.abs(lines - rate).max() < 6 * sigma / np.sqrt(shape[axis]), axis
-    other = np.asarray(dropping.kept(dropping.dropping(jax.random.key(1), rate), shape)) == 0
+    other = np.asarray(AttentionDropout.draw(jax.random.key(1), rate).mask(shape)) == 0
     assert abs(np.mean((dropped - rate) * (other - rate))) < 4 * sigma**2 / np.sqrt(n)
-    part = dropping.kept(d, (4, 5, 8, 16), query0=16, key0=32)
+    part = dropout.mask((4, 5, 8, 16), query0=16, key0=32)
     np.testing.assert_array_equal(part, kept[:, :, 16:24, 32:48])
 
 
 def test_attention_dropout_keeps_the_expectation_and_is_off_in_evaluation():
-    inputs = parity.random_inputs(1, 1, 4, 12, 4, jnp.float32)
-    who = attention_mask(4, jnp.array([12]), 12)
-    want = attend(*inputs, who)
-    drawn = jax.vmap(lambda key: attend(*inputs, who, dropping.dropping(key, 0.25)))(
-        jax.random.split(jax.random.key(0), 4000)
-    )
+    inputs = parity.random_inputs(1, 1, attention_mask(4, jnp.array([12]), 12), 4, jnp.float32)
+    want = attend(inputs)
+    drop = lambda key: attend(inputs.replace(dropout=AttentionDropout.draw(key, 0.25)))
+    drawn = jax.vmap(drop)(jax.random.split(jax.random.key(0), 4000))
     error = drawn.std(0) / np.sqrt(4000)
     assert (np.abs(drawn.mean(0) - want) < 5 * error).all()
 
 
 def test_an_implementation_is_refused_by_name_where_it_cannot_run():
-    inputs = parity.random_inputs(2, 3, 4, 4, 8, jnp.float32)
-    who = attention_mask(4, jnp.array([4, 0, 2]), 4)
+    mask = attention_mask(4, jnp.array([4, 0, 2]), 4)
+    inputs = parity.random_inputs(2, 3, mask, 8, jnp.float32)
     for name, platform in choice.FUSED.items():
         with pytest.raises(ValueError, match=f"{name}.*for a {platform}.*runs on a cpu"):
-            attend(*inputs, who, implementation=name)
+            attend(inputs, implementation=name)
 
 
 def test_auto_takes_what_the_platform_and_the_form_allow(monkeypatch):
     r, b = Positions(r=jnp.zeros(())), Positions(r=jnp.zeros(()), b=jnp.zeros(()))
-    form = lambda positions, t=256: ((2, 4, t, 64), 512, positions, None, jnp.bfloat16)
+    form = lambda positions, t=256: of_shape((2, 4, t, 64), 512, positions)
     assert choice.chosen("auto", form(r)) == "xla"
     monkeypatch.setattr(choice, "_platform", lambda mesh: "tpu")
     assert choice.chosen("auto", form(r)) == "pallas_tpu"
@@ -189,15 +197,15 @@ def test_auto_takes_what_the_platform_and_the_form_allow(monkeypatch):
     ("change", "said"),
     [
         ({}, None),
-        ({"dropping": 0.1}, "no dropout"),
-        ({"dtype": "float32"}, "bfloat16 and float16"),
+        ({"dropout": True}, "no dropout"),
+        ({"dtype": jnp.float32}, "bfloat16 and float16"),
         ({"q_shape": (2, 3, 64, 41)}, "heads of a multiple of 8"),
         ({"n_keys": 129}, "even numbers"),
     ],
 )
 def test_cudnn_says_what_it_does_not_have(change, said):
-    form = {"q_shape": (2, 3, 64, 64), "n_keys": 128, "positions": Positions(), "dropping": None}
-    refused = cudnn.supports(**{**form, "dtype": "bfloat16", **change})
+    form = {"q_shape": (2, 3, 64, 64), "n_keys": 128, "positions": Positions()}
+    refused = cudnn.supports(of_shape(**{**form, **change}))
     assert (refused is None) if said is None else (said in (refused or ""))
 
 

@@ -16,8 +16,8 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 from tiny_models import quick
 
-from txl_jax.model.kernels import pallas_tpu, reference
-from txl_jax.model.kernels.dropping import Dropping
+from txl_jax.model.dropout import AttentionDropout
+from txl_jax.model.kernels import AttentionInputs, pallas_tpu, reference
 from txl_jax.model.masks import AttentionMask, attention_mask
 from txl_jax.model.positions import Positions
 from txl_jax.planning.topology import devices_of
@@ -38,11 +38,11 @@ def inputs(t, m, h, dtype=np.float32, seed=0):
     return (q, *keys, u, v, draw(N, m + t, h)), draw(N, B, t, h)
 
 
-def values_and_gradients(attend, arrays, weights, seen, dropping=None):
+def values_and_gradients(attend, arrays, weights, mask, dropout=None):
     """The result, and gradients of its weighted sum, in the order of ``NAMES``."""
 
     def loss(q, k, val, u, v, r):
-        out = attend(q, k, val, Positions(u, v, r), seen, dropping)
+        out = attend(AttentionInputs(q, k, val, Positions(u, v, r), mask, dropout))
         return jnp.sum(out.astype(jnp.float32) * weights.astype(jnp.float32)), out
 
     grad = jax.value_and_grad(loss, argnums=range(6), has_aux=True)
@@ -112,10 +112,12 @@ def test_fused_equals_plain_attention_with_every_gradient(case):
         arrays = (*arrays[:-1], arrays[-1][:, nearest])
     filled = jnp.asarray(settings["filled"] or (m,) * B, jnp.int32)
     reset = jnp.asarray(resets(t)) if case.get("reset") else None
-    seen = attention_mask(t, filled, m, settings["same_length"], reset)
-    dropping = Dropping(jnp.asarray((3, 5), jnp.uint32), case["rate"]) if "rate" in case else None
-    plain = values_and_gradients(reference.attend, arrays, weights, seen, dropping)
-    tiled = values_and_gradients(fused(), arrays, weights, seen, dropping)
+    mask = attention_mask(t, filled, m, settings["same_length"], reset)
+    dropout = None
+    if "rate" in case:
+        dropout = AttentionDropout(jnp.asarray((3, 5), jnp.uint32), case["rate"])
+    plain = values_and_gradients(reference.attend, arrays, weights, mask, dropout)
+    tiled = values_and_gradients(fused(), arrays, weights, mask, dropout)
     apart = differences(tiled, plain)
     assert np.max(list(apart.values())) < TOLERANCE, apart
 
@@ -130,19 +132,19 @@ def test_and_so_it_does_at_other_sizes(case):
 def test_tiles_of_the_size_that_a_tpu_has():
     t, m = 140, 200
     arrays, weights = inputs(t, m, 5)
-    seen = attention_mask(t, jnp.asarray((200, 3, 0)), m)
-    plain = values_and_gradients(reference.attend, arrays, weights, seen)
-    tiled = values_and_gradients(fused(None), arrays, weights, seen)
+    mask = attention_mask(t, jnp.asarray((200, 3, 0)), m)
+    plain = values_and_gradients(reference.attend, arrays, weights, mask)
+    tiled = values_and_gradients(fused(None), arrays, weights, mask)
     apart = differences(tiled, plain)
     assert np.max(list(apart.values())) < TOLERANCE, apart
 
 
 def test_nothing_is_read_before_it_is_written():
     arrays, weights = inputs(20, 12, 5)
-    seen = attention_mask(20, jnp.asarray((12, 3, 0)), 12)
-    plain = values_and_gradients(reference.attend, arrays, weights, seen)
+    mask = attention_mask(20, jnp.asarray((12, 3, 0)), 12)
+    plain = values_and_gradients(reference.attend, arrays, weights, mask)
     memories = pltpu.InterpretParams(uninitialized_memory="nan")
-    tiled = values_and_gradients(fused(interpret=memories), arrays, weights, seen)
+    tiled = values_and_gradients(fused(interpret=memories), arrays, weights, mask)
     apart = differences(tiled, plain)
     assert np.max(list(apart.values())) < TOLERANCE, apart
 
@@ -151,9 +153,10 @@ def test_nothing_is_read_before_it_is_written():
 def test_forms_without_a_bias(absent):
     (q, k, val, u, v, r), _ = inputs(20, 12, 5)
     positions = Positions(u, v, r).replace(**{absent: None})
-    seen = attention_mask(20, jnp.full(B, 12), 12)
-    plain = reference.attend(q, k, val, positions, seen)
-    tiled = quick(fused())(q, k, val, positions, seen)
+    mask = attention_mask(20, jnp.full(B, 12), 12)
+    x = AttentionInputs(q, k, val, positions, mask)
+    plain = reference.attend(x)
+    tiled = quick(fused())(x)
     np.testing.assert_allclose(tiled, plain, rtol=0, atol=TOLERANCE * np.max(np.abs(plain)))
 
 
@@ -161,10 +164,11 @@ def test_dropout_drops_the_weights_that_plain_attention_drops():
     t, m, rate = 20, 13, 0.25
     (q, k, _, u, v, r), _ = inputs(t, m, m + t)
     shown = jnp.broadcast_to(jnp.eye(m + t), k.shape)  # the result is the weights
-    args = (q, k, shown, Positions(u, v, r), attention_mask(t, jnp.full(B, m), m))
-    dropping = Dropping(jnp.asarray((2**31 + 3, 7), jnp.uint32), rate)
-    dropped, plain = (quick(f)(*args, dropping) for f in (fused(), reference.attend))
-    whole = quick(reference.attend)(*args)
+    mask = attention_mask(t, jnp.full(B, m), m)
+    dropout = AttentionDropout(jnp.asarray((2**31 + 3, 7), jnp.uint32), rate)
+    x = AttentionInputs(q, k, shown, Positions(u, v, r), mask, dropout)
+    dropped, plain = (quick(f)(x) for f in (fused(), reference.attend))
+    whole = quick(reference.attend)(x.replace(dropout=None))
     np.testing.assert_array_equal(dropped == 0, plain == 0)
     share = np.mean(np.asarray(dropped)[np.asarray(whole) > 0] == 0)
     assert abs(share - rate) < 0.03
@@ -173,10 +177,10 @@ def test_dropout_drops_the_weights_that_plain_attention_drops():
 def test_bfloat16_rounds_no_more_than_its_size():
     t, m, h = 40, 24, 48
     arrays, weights = inputs(t, m, h, jnp.bfloat16)
-    seen = attention_mask(t, jnp.asarray((24, 3, 0)), m)
+    mask = attention_mask(t, jnp.asarray((24, 3, 0)), m)
     wide = jax.tree.map(lambda x: x.astype(jnp.float32), (arrays, weights))
-    exact = values_and_gradients(reference.attend, wide[0], wide[1], seen)
-    rounded = values_and_gradients(fused(), arrays, weights, seen)
+    exact = values_and_gradients(reference.attend, wide[0], wide[1], mask)
+    rounded = values_and_gradients(fused(), arrays, weights, mask)
     assert {x.dtype for x in rounded} == {jnp.dtype(jnp.bfloat16)}
     apart = differences(rounded, exact)
     # bfloat16 has 8 bits, and sums add a few roundings; measured: 0.004, of du and dv 0.012.
@@ -187,10 +191,10 @@ def test_bfloat16_rounds_no_more_than_its_size():
 def test_what_nobody_sees_is_not_read(filled, reach):
     t, m = 20, 60  # three tiles of 16 keys are empty, or beyond the window
     (q, k, val, u, v, r), weights = inputs(t, m, 5)
-    seen = AttentionMask(jnp.full(B, filled), None, t, m, reach)
-    clean = values_and_gradients(reference.attend, (q, k, val, u, v, r), weights, seen)
+    mask = AttentionMask(jnp.full(B, filled), None, t, m, reach)
+    clean = values_and_gradients(reference.attend, (q, k, val, u, v, r), weights, mask)
     spoilt = (q, k.at[:, :, :48].set(np.nan), val.at[:, :, :48].set(np.nan), u, v, r)
-    apart = differences(values_and_gradients(fused(), spoilt, weights, seen), clean)
+    apart = differences(values_and_gradients(fused(), spoilt, weights, mask), clean)
     assert np.max(list(apart.values())) < TOLERANCE, apart
 
 
@@ -198,10 +202,10 @@ def test_what_nobody_sees_is_not_read(filled, reach):
 @pytest.mark.parametrize("reach", [3, 16, 31, 1000])
 def test_exactly_the_tiles_that_someone_sees_are_computed(t, m, reach):
     filled = jnp.asarray((0, min(m, 17), m))
-    seen = AttentionMask(filled, None, t, m, min(reach, m + t - 1))
-    tiles = pallas_tpu.Tiles(S, t, m, seen.reach, None)
+    mask = AttentionMask(filled, None, t, m, min(reach, m + t - 1))
+    tiles = pallas_tpu.Tiles(S, t, m, mask.reach, None)
     more = tiles.n_q * S - t, tiles.n_k * S - (m + t)
-    cells = np.pad(np.asarray(seen.allowed()), [(0, 0), (0, more[0]), (0, more[1])])
+    cells = np.pad(np.asarray(mask.allowed()), [(0, 0), (0, more[0]), (0, more[1])])
     anyone = cells.reshape(B, tiles.n_q, S, tiles.n_k, S).any((2, 4))
     first, last, steps = tiles.spans(filled)
     j, low = np.arange(tiles.n_k), np.reshape(first, (B, tiles.n_q, 1))
@@ -211,10 +215,12 @@ def test_exactly_the_tiles_that_someone_sees_are_computed(t, m, reach):
 
 def test_forms_that_it_does_not_have_are_refused_with_the_reason():
     (q, k, val, u, v, r), _ = inputs(4, 3, 5)
-    seen = attention_mask(4, jnp.full(B, 3), 3)
+    mask = attention_mask(4, jnp.full(B, 3), 3)
 
     def why(positions, k=7, dtype=jnp.float32) -> Any:
-        return pallas_tpu.supports(q.shape, k, positions, None, dtype)
+        shape: Any = lambda length: jax.ShapeDtypeStruct((N, B, length, 5), dtype)
+        x = AttentionInputs(shape(4), shape(k), shape(k), positions, mask)
+        return pallas_tpu.supports(x)
 
     assert why(Positions(u, v, r)) is None
     assert why(Positions(u, v, r), dtype=jnp.bfloat16) is None
@@ -223,7 +229,7 @@ def test_forms_that_it_does_not_have_are_refused_with_the_reason():
     assert "not float16" in why(Positions(u, v, r), dtype=jnp.float16)
     assert "more than fit on the chip" in why(Positions(u, v, r), k=20_000)
     with pytest.raises(ValueError, match="kernel 'pallas_tpu': it has no learnt scalars"):
-        fused()(q, k, val, Positions(u, v, r, b=r[..., 0]), seen)
+        fused()(AttentionInputs(q, k, val, Positions(u, v, r, b=r[..., 0]), mask))
 
 
 # A TPU that is not there.
@@ -246,9 +252,9 @@ def compiled_for(kind, n, b, t, m, h, dtype=jnp.bfloat16, reset=False, rate=None
     shape = lambda *s, dtype=dtype: jax.ShapeDtypeStruct(s, dtype, sharding=there)
 
     def loss(q, k, val, u, v, r, filled, episode, seed):
-        seen = AttentionMask(filled, episode, t, m, m + t - 1)
-        dropping = None if rate is None else Dropping(seed, rate)
-        out = pallas_tpu.attend(q, k, val, Positions(u, v, r), seen, dropping)
+        mask = AttentionMask(filled, episode, t, m, m + t - 1)
+        dropout = None if rate is None else AttentionDropout(seed, rate)
+        out = pallas_tpu.attend(AttentionInputs(q, k, val, Positions(u, v, r), mask, dropout))
         return jnp.sum(out.astype(jnp.float32) ** 2)
 
     keys = shape(n, b, m + t, h)

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from txl_jax.model.kernels import parity, reference, triton
-from txl_jax.model.kernels.dropping import dropping, kept
+from txl_jax.model.dropout import AttentionDropout
+from txl_jax.model.kernels import AttentionInputs, parity, reference, triton
 from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
 
@@ -54,24 +54,29 @@ TOLERANCE = {"float32": 3e-6, "float16": 5e-3, "bfloat16": 2e-2}
 
 
 def made(form, dtype="float32"):
-    """A form's inputs, who sees whom, and dropout."""
+    """A form's attention inputs."""
     t, m = form.get("t", 21), form.get("m", 27)
     rows = form.get("rows", B)
-    inputs = parity.random_inputs(N, rows, t, m, form.get("h", 41), jnp.dtype(dtype))
     filled = jnp.asarray(form.get("filled", (m,) * rows), jnp.int32)
     episode = None
     if form.get("episodes"):
         starts = np.random.default_rng(1).random((rows, t)) < 0.15
         episode = jnp.cumsum(jnp.asarray(starts, jnp.int32), axis=1)
-    who = AttentionMask(filled, episode, t, m, form.get("reach", m + t - 1))
+    mask = AttentionMask(filled, episode, t, m, form.get("reach", m + t - 1))
     rate = form.get("rate")
-    return inputs, who, dropping(jax.random.key(3), rate) if rate else None
+    dropout = AttentionDropout.draw(jax.random.key(3), rate) if rate else None
+    return parity.random_inputs(N, rows, mask, form.get("h", 41), jnp.dtype(dtype), dropout)
 
 
-def values_and_gradients(attend, inputs, who, dropped):
+def values_and_gradients(attend, inputs):
     """By name, compiled."""
-    run = jax.jit(parity.values_and_gradients, static_argnums=0)
-    return by_name(run(attend, inputs, who, dropped))
+    return by_name(jax.jit(parity.values_and_gradients, static_argnums=0)(attend, inputs))
+
+
+def floats_as(x, dtype):
+    """The tree with its floating-point arrays of another dtype."""
+    change = lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+    return jax.tree.map(change, x)
 
 
 def by_name(results):
@@ -92,10 +97,9 @@ def assert_near(found, expected, tolerance):
 
 def expected(form, dtype="float32"):
     """What plain attention gives in float32 for the same numbers."""
-    inputs, who, dropped = made(form, dtype)
-    inputs = jax.tree.map(lambda x: x.astype(jnp.float32), inputs)
+    inputs = floats_as(made(form, dtype), jnp.float32)
     with jax.default_matmul_precision("highest"):
-        return values_and_gradients(reference.attend, inputs, who, dropped)
+        return values_and_gradients(reference.attend, inputs)
 
 
 # --- Interpreted, in a process of its own: Triton is imported for it in another way. -------------
@@ -121,7 +125,7 @@ def interpreted(form, dtype="float32"):
     triton.tiling = lambda *_: triton.Tiling(form.get("size", 16), 4, 2)
     triton._ENOUGH_PROGRAMS = form.get("programs", 1)
     # Without jit, so that kernels are given arrays.
-    return by_name(parity.values_and_gradients(triton.attend, *made(form, dtype)))
+    return by_name(parity.values_and_gradients(triton.attend, made(form, dtype)))
 
 
 def launch_interpreted(kernel, given, results, grid, form):
@@ -178,16 +182,19 @@ def test_the_gradient_of_distances_is_the_same_however_rows_are_shared_out(inter
 
 def test_biases_of_queries_may_be_missing(interpreter):
     found = interpreter.submit(interpreted_without_biases).result()
-    inputs, who, _ = made({})
-    out = reference.attend(inputs[0], inputs[1], inputs[2], Positions(r=inputs[3].r), who)
+    out = reference.attend(without_biases())
     np.testing.assert_allclose(found, out, atol=3e-6 * np.abs(out).max())
 
 
 def interpreted_without_biases():
     triton.launch = launch_interpreted
     triton.tiling = lambda *_: triton.Tiling(16, 4, 2)
-    inputs, who, _ = made({})
-    return np.asarray(triton.attend(inputs[0], inputs[1], inputs[2], Positions(r=inputs[3].r), who))
+    return np.asarray(triton.attend(without_biases()))
+
+
+def without_biases():
+    inputs = made({})
+    return inputs.replace(positions=Positions(r=inputs.positions.r))
 
 
 # --- Compiled for a GPU that is not there. -------------------------------------------------------
@@ -222,15 +229,16 @@ def lowered(h, dtype, rate=0.1):
     k, dtype = m + t, jnp.dtype(dtype)
     shape: Any = lambda *s, dtype=dtype: jax.ShapeDtypeStruct(s, dtype)
     positions = Positions(u=shape(n, h), v=shape(n, h), r=shape(n, k, h))
-    inputs = (shape(n, b, t, h), shape(n, b, k, h), shape(n, b, k, h), positions)
+    arrays: Any = (shape(n, b, t, h), shape(n, b, k, h), shape(n, b, k, h), positions)
     integers = [shape(b, dtype=jnp.int32), shape(b, t, dtype=jnp.int32)]
     key = jax.eval_shape(lambda: jax.random.key(0))
 
-    def run(inputs, filled, episode, key):
-        who = AttentionMask(filled, episode, t, m, k - 1)
-        return parity.values_and_gradients(triton.attend, inputs, who, dropping(key, rate))
+    def run(arrays: Any, filled, episode, key):
+        mask = AttentionMask(filled, episode, t, m, k - 1)
+        inputs = AttentionInputs(*arrays, mask, AttentionDropout.draw(key, rate))
+        return parity.values_and_gradients(triton.attend, inputs)
 
-    return jax.jit(run).trace(inputs, *integers, key).lower(lowering_platforms=("cuda",))
+    return jax.jit(run).trace(arrays, *integers, key).lower(lowering_platforms=("cuda",))
 
 
 def spilled(ptx, folder):
@@ -268,41 +276,44 @@ def test_float32_compiles_without_rounding_its_factors(programs, tmp_path, h):
 # --- Anywhere. -----------------------------------------------------------------------------------
 
 
+def of_shape(h=8, dtype=jnp.bfloat16, positions=None):
+    """Inputs of this width and dtype; with vectors of distances unless said otherwise."""
+    x = floats_as(made({"h": h}), dtype)
+    return x if positions is None else x.replace(positions=positions)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"positions": Positions()}, "vectors of distances"),
         ({"positions": Positions(r=jnp.zeros(()), b=jnp.zeros(()))}, "learnt scalars"),
-        ({"dtype": "float16"}, "bfloat16 and float32"),
-        ({"q_shape": (2, 3, 4, 160)}, "at most 128"),
+        ({"dtype": jnp.float16}, "bfloat16 and float32"),
+        ({"h": 160}, "at most 128"),
     ],
 )
 def test_it_says_what_it_does_not_have(change, said):
-    form = {"q_shape": (2, 3, 4, 8), "n_keys": 9, "positions": Positions(r=jnp.zeros(()))}
-    refused = triton.supports(**{**form, "dropping": None, "dtype": "bfloat16", **change})
+    refused = triton.supports(of_shape(**change))
     assert refused is not None
     assert said in refused
 
 
 def test_it_says_that_jax_triton_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax_triton", None)
-    refused = triton.supports(
-        (2, 3, 4, 8), 9, Positions(r=jnp.zeros(())), None, jnp.dtype(jnp.bfloat16)
-    )
+    refused = triton.supports(of_shape())
     assert refused is not None
     assert "jax-triton" in refused
 
 
 def in_float64(form, dtype="float32"):
     """Attention with a vector of distance for every pair, in float64; and its gradients."""
-    inputs, who, dropped = made(form, dtype)
-    t, m, rows = who.seg_len, who.mem_len, who.filled.shape[0]
-    seen, keep = np.asarray(who.allowed()), np.ones(())
-    if dropped is not None:
-        keep = np.asarray(kept(dropped, (N, rows, t, m + t)), np.float64)
+    inputs = made(form, dtype)
+    mask, t, m = inputs.mask, inputs.mask.seg_len, inputs.mask.mem_len
+    seen, keep = np.asarray(mask.allowed()), np.ones(())
+    if inputs.dropout is not None:
+        keep = np.asarray(inputs.dropout.mask((N, mask.filled.shape[0], t, m + t)), np.float64)
     column = np.clip(t - 1 - np.arange(t)[:, None] + np.arange(m + t), 0, m + t - 1)
 
-    def attend(q, k, val, positions, *_):
+    def attend(q, k, val, positions):
         qu, qv = q + positions.u[:, None, None], q + positions.v[:, None, None]
         scores = jnp.einsum("nbth,nbkh->nbtk", qu, k)
         scores += jnp.einsum("nbth,ntkh->nbtk", qv, positions.r[:, column])
@@ -310,8 +321,9 @@ def in_float64(form, dtype="float32"):
         return jnp.einsum("nbtk,nbkh->nbth", weights, val)
 
     # The direction is that of float32, drawn before.
-    direction = np.asarray(jax.random.normal(jax.random.key(9), inputs[0].shape), np.float64)
-    numbers = jax.tree.map(lambda x: np.asarray(x, np.float64), inputs)
+    direction = np.asarray(jax.random.normal(jax.random.key(9), inputs.q.shape), np.float64)
+    arrays = (inputs.q, inputs.k, inputs.val, inputs.positions)
+    numbers = jax.tree.map(lambda x: np.asarray(x, np.float64), arrays)
     with jax.enable_x64(True):
         loss = lambda inputs: jnp.sum(attend(*inputs) * direction)
         numbers = jax.tree.map(jnp.asarray, numbers)
@@ -355,15 +367,15 @@ def gpu():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("form", ON_GPU)
 def test_on_a_gpu_values_and_gradients_are_those_in_float64(gpu, form, dtype):
-    found = values_and_gradients(triton.attend, *made(ON_GPU[form], dtype))
+    found = values_and_gradients(triton.attend, made(ON_GPU[form], dtype))
     tolerance = 1e-5 if dtype == "float32" else TOLERANCE["bfloat16"]
     assert_near(found, in_float64(ON_GPU[form], dtype), tolerance)
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_results_are_the_same_every_time(gpu):
-    arguments = made({**ON_GPU["everything"], "rows": 8, "filled": (190,) * 8}, "bfloat16")
-    first, second = (values_and_gradients(triton.attend, *arguments) for _ in range(2))
+    inputs = made({**ON_GPU["everything"], "rows": 8, "filled": (190,) * 8}, "bfloat16")
+    first, second = (values_and_gradients(triton.attend, inputs) for _ in range(2))
     for name in NAMES:
         np.testing.assert_array_equal(first[name], second[name], err_msg=name)
 
@@ -372,6 +384,6 @@ def test_on_a_gpu_results_are_the_same_every_time(gpu):
 def test_on_a_gpu_nothing_of_all_scores_is_in_memory(gpu):
     form = {"t": 2048, "m": 2048, "h": 64}
     run = jax.jit(parity.values_and_gradients, static_argnums=0)
-    compiled = run.lower(triton.attend, *made(form, "bfloat16")).compile()
+    compiled = run.lower(triton.attend, made(form, "bfloat16")).compile()
     analysis: Any = compiled.memory_analysis()
     assert analysis.temp_size_in_bytes < N * B * 2048 * 4096

@@ -152,7 +152,7 @@ def _many_processes() -> bool:
 def _left_with(code: int) -> int:
     """The exit code; one of many processes, which may not wait for the others, ends here."""
     if _many_processes():
-        sys.modules["txl_jax.parallel.processes"].leave(code)
+        sys.modules["txl_jax.parallel.processes"].abort(code)
     return code
 
 

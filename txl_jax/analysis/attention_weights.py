@@ -17,10 +17,11 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from txl_jax.model.attention import Attention, KeysValues
+from txl_jax.model.attention import Attention
 from txl_jax.model.masks import AttentionMask
 from txl_jax.model.memory import Memory
 from txl_jax.model.positions import Positions, relative_shift
+from txl_jax.model.ring import KeysValues
 from txl_jax.model.scores import content_scores, position_scores, softmax_parts
 from txl_jax.model.transformer_xl import TransformerXL
 
@@ -32,19 +33,19 @@ class Asked(NamedTuple):
       q: [N,B,T,H], divided by sqrt(H).
       k: [N,B,K,H], of memory and segment, oldest first.
       positions: of the distances K-1 .. 0; u, v and b divided by sqrt(H).
-      visible: who sees whom.
+      mask: the attention mask.
     """
 
     q: jax.Array
     k: jax.Array
     positions: Positions
-    visible: AttentionMask
+    mask: AttentionMask
 
     def allowed(self) -> jax.Array:
         """The mask of these queries, bool [B,T,K]."""
         n_queries = self.q.shape[2]
-        last = self.visible.seg_len
-        return self.visible.allowed(slice(last - n_queries, last))
+        last = self.mask.seg_len
+        return self.mask.allowed(slice(last - n_queries, last))
 
     def of_last(self, n_queries: int) -> "Asked":
         """The same of the segment's last queries only."""
@@ -75,13 +76,13 @@ def _asked(
     present: KeysValues,
     past: KeysValues,
     positions: Positions,
-    visible: AttentionMask,
+    mask: AttentionMask,
 ) -> Asked:
     scale = d_head**-0.5  # where the model applies it, and in its dtype: the same scores
     small = lambda x: None if x is None else x.astype(queries.dtype) * scale
     about = positions.replace(u=small(positions.u), v=small(positions.v), b=small(positions.b))
     keys = jnp.concatenate([past.keys, present.keys], axis=2)
-    return Asked(queries * scale, keys, about, visible)
+    return Asked(queries * scale, keys, about, mask)
 
 
 def probabilities(asked: Asked) -> jax.Array:

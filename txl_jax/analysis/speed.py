@@ -32,8 +32,7 @@ from txl_jax.evaluation.evaluate import Evaluator
 from txl_jax.files import write_json
 from txl_jax.model.block import LayerInputs, SharedInputs
 from txl_jax.model.footprint import of_reading
-from txl_jax.model.kernels.choice import FEW
-from txl_jax.model.kernels.xla import group_size
+from txl_jax.model.kernels.xla import SHORT_GROUP, group_size
 from txl_jax.model.masks import attention_mask
 from txl_jax.model.positions import sinusoids
 from txl_jax.model.transformer_xl import TransformerXL
@@ -209,7 +208,7 @@ def of_windows(c: TransformerXLConfig, length: int) -> float:
 
     Keys are read up to the end of each group of queries (model/kernels/xla.py).
     """
-    nh, group = c.n_head * c.d_head, group_size(length, FEW.get(jax.default_backend()))
+    nh, group = c.n_head * c.d_head, group_size(length, SHORT_GROUP.get(jax.default_backend()))
     read = sum(
         min(start + group, length) * min(group, length - start) for start in range(0, length, group)
     )

@@ -26,7 +26,7 @@ from txl_jax.config import TransformerXLConfig
 from txl_jax.model import mixture as mixture_lib
 from txl_jax.model.block import dropout
 from txl_jax.model.cross_entropy import cross_entropy, full_einsum
-from txl_jax.parallel.mesh import each_its_rows, whole
+from txl_jax.parallel.mesh import replicate, shard_words, sharded_over_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Vocabulary(nn.Module):
           train: with ``dropout_embedding`` (needs the ``dropout`` rng).
         """
         c = self.cfg
-        table = lambda i: whole(jnp.asarray(self.embeddings[i]), self.mesh, words=True)
+        table = lambda i: shard_words(jnp.asarray(self.embeddings[i]), self.mesh)
         if c.div_val == 1:
             x = table(0)[tokens].astype(c.dtype)
             x = _project(x, self.projections[0])
@@ -199,13 +199,15 @@ class Vocabulary(nn.Module):
         if c.mixtures > 1:
             log_prior, latents = self._mixture(h, train)
             rows = (_rows(x) for x in (latents, log_prior, targets))
-            score = each_its_rows(mixture_lib.mixture_nll, self.mesh, n_rows=3)
+            score = sharded_over_rows(mixture_lib.mixture_nll, self.mesh, n_rows=3)
             return score(*rows, tables[0]).reshape(targets.shape)
         shape, h, targets = targets.shape, _rows(h), _rows(targets)
         if train and c.sample_softmax:
             return self._sampled_nll(h, targets, *tables[0]).reshape(shape)
         projections = [self._output_projection(i) for i in range(len(self.clusters))]
-        score = each_its_rows(functools.partial(_cluster_nll, self.clusters), self.mesh, n_rows=2)
+        score = sharded_over_rows(
+            functools.partial(_cluster_nll, self.clusters), self.mesh, n_rows=2
+        )
         return score(h, targets, (projections, tables)).reshape(shape)
 
     def past_nll(self, log_p: jax.Array, inputs: jax.Array) -> jax.Array:
@@ -218,17 +220,17 @@ class Vocabulary(nn.Module):
           log_p: predicted log-probabilities of every word, float32 [B,T,V].
           inputs: int32 [B,T], the words that they were predicted after.
         """
-        dtype, weight = self.cfg.dtype, whole(jnp.asarray(self.weights[0]), self.mesh, words=True)
+        dtype, weight = self.cfg.dtype, shard_words(jnp.asarray(self.weights[0]), self.mesh)
         p = jnp.exp(log_p).astype(dtype)
         expected = full_einsum("btv,vd->btd", p, weight.astype(dtype)).astype(dtype)
-        past_weight = whole(self.past_weight, self.mesh).astype(dtype)
+        past_weight = replicate(self.past_weight, self.mesh).astype(dtype)
         decoded = full_einsum("btd,de->bte", expected, past_weight) + self.past_weight_bias
         f = _rows(jnp.tanh(decoded).astype(dtype))
-        score = each_its_rows(_table_nll, self.mesh, n_rows=2)
+        score = sharded_over_rows(_table_nll, self.mesh, n_rows=2)
         return score(f, _rows(inputs), (weight, self.past_bias)).reshape(inputs.shape)
 
     def _mixture(self, h: jax.Array, train: bool) -> mixture_lib.Mixture:
-        latent = whole(self.mixture_latent, self.mesh)
+        latent = replicate(self.mixture_latent, self.mesh)
         found = mixture_lib.mixture(h, self.mixture_prior, latent, self.mixture_latent_bias)
         return found._replace(latents=self.drop_latent(found.latents, train))
 

@@ -1,11 +1,9 @@
 """Attention with relative positions over memory and segment (paper, section 3.3).
 
-One computation serves every form, see scores.py; a form decides what u, v, r and b are
-(:class:`~txl_jax.model.positions.Positions`). :class:`RelativeAttention` is the paper's; the
-others are in variants.py. How it is computed is chosen by name in kernels/.
+All forms share one computation, the four terms of scores.py. A form decides what u, v, r and b
+are (:class:`~txl_jax.model.positions.Positions`). :class:`RelativeAttention` is the paper's; the
+others are in variants.py. kernels/ has the implementations.
 """
-
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -14,26 +12,18 @@ from jax.sharding import Mesh
 
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model import ring
-from txl_jax.model.dropout import Dropout
-from txl_jax.model.kernels import attend
-from txl_jax.model.kernels.dropping import dropping
+from txl_jax.model.dropout import AttentionDropout, Dropout
+from txl_jax.model.kernels import AttentionInputs, attend
 from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
-from txl_jax.model.ring import Rings
+from txl_jax.model.ring import KeysValues, Rings
 
-_FEW = 8
-"""So many rows, and no more, are projected in one product."""
-
-
-class KeysValues(NamedTuple):
-    """What attention reads: keys and values, [N,B,S,H] each, of S positions."""
-
-    keys: jax.Array
-    values: jax.Array
+_ONE_PRODUCT_ROWS = 8
+"""Up to this many positions, queries, keys and values are projected in one matrix product."""
 
 
 class Attention(nn.Module):
-    """Multi-head attention of a segment to its memory and itself; by content alone as it stands.
+    """Multi-head attention of a segment to its memory and itself, by content alone.
 
     Parameters: ``query``, ``key``, ``value`` [D,N,H] (W_q, W_k,E, W_v), ``output`` [N,H,D]; no
     biases. Forms that know positions add their own.
@@ -70,9 +60,9 @@ class Attention(nn.Module):
 
     def project_qkv(self, states: jax.Array) -> tuple[jax.Array, KeysValues]:
         """Queries [N,B,S,H], and keys and values, of the same [B,S,D] states."""
-        if states.shape[0] * states.shape[1] > _FEW:
+        if states.shape[0] * states.shape[1] > _ONE_PRODUCT_ROWS:
             return self.queries(states), self.project(states)
-        # Few rows: the time is that of reading weights, and one product reads them fastest.
+        # Here reading the weights takes the time, and one product reads them fastest.
         kernels = jnp.concatenate([self.query, self.key, self.value], axis=1)
         q, k, val = jnp.split(self._heads(states, kernels), 3)
         return q, KeysValues(k, val)
@@ -87,7 +77,7 @@ class Attention(nn.Module):
         present: KeysValues,
         past: KeysValues | Rings,
         positions: Positions,
-        visible: AttentionMask,
+        mask: AttentionMask,
         train: bool = False,
     ) -> jax.Array:
         """What each position gathers: [B,T,D], before dropout, residual and normalisation.
@@ -95,27 +85,28 @@ class Attention(nn.Module):
         Args:
           queries: [N,B,T,H], see :meth:`queries`.
           present: of the segment, T positions.
-          past: of the memory, M positions, its gradient stopped by the model; or rings of them.
+          past: of the memory, M positions, a constant for the gradient; or rings of them.
           positions: for K = M + T keys; with rings as in ring.py.
-          visible: who may attend to whom.
+          mask: the attention mask.
           train: with dropout (needs the ``dropout`` rng).
         """
         c = self.cfg
-        q = self._drop(queries, train)
-        scale = c.d_head**-0.5  # of the short sides, not of the T x K scores
-        small = lambda x: None if x is None else x.astype(q.dtype) * scale
-        about = positions.replace(u=small(positions.u), v=small(positions.v), b=small(positions.b))
+        q = self.drop_heads(queries, train)
+        scale = c.d_head**-0.5  # applied to q, u, v and b, which are smaller than T x K scores
+        scaled = lambda x: None if x is None else x.astype(q.dtype) * scale
+        p = positions.replace(u=scaled(positions.u), v=scaled(positions.v), b=scaled(positions.b))
         if isinstance(past, Rings):
-            gathered = ring.attend(q * scale, past, *present, about, visible)
+            gathered = ring.attend(q * scale, past, present, p, mask)
         else:
             both = (jnp.concatenate(x, axis=2) for x in zip(past, present, strict=True))
-            k, val = (self._drop(x, train) for x in both)
-            dropped = dropping(self.make_rng("dropout"), c.dropatt) if train and c.dropatt else None
-            gathered = attend(q * scale, k, val, about, visible, dropped, c.kernel, self.mesh)
+            k, val = (self.drop_heads(x, train) for x in both)
+            drop = None
+            if train and c.dropatt:
+                drop = AttentionDropout.draw(self.make_rng("dropout"), c.dropatt)
+            gathered = attend(
+                AttentionInputs(q * scale, k, val, p, mask, drop), c.kernel, self.mesh
+            )
         return self._merge(gathered.transpose(1, 2, 0, 3))
-
-    def _drop(self, heads: jax.Array, train: bool) -> jax.Array:
-        return self.drop_heads(heads, train)
 
     def _heads(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
         """Projection of x [B,S,D] to heads [N,B,S,H], as one flat matrix product."""

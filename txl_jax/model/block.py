@@ -7,13 +7,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from txl_jax.config import TransformerXLConfig
-from txl_jax.model.attention import KeysValues
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
-from txl_jax.model.ring import Rings
+from txl_jax.model.ring import KeysValues, Rings
 from txl_jax.model.variants import FORMS
-from txl_jax.parallel.mesh import spread_rows
+from txl_jax.parallel.mesh import shard_rows
 
 
 def layer_norm(cfg: TransformerXLConfig) -> nn.LayerNorm:
@@ -50,10 +49,10 @@ class FeedForward(nn.Module):
 
 
 class LayerInputs(flax.struct.PyTreeNode):
-    """What one layer is given; all layers' together have a leading axis L.
+    """Inputs that each layer has of its own; stacked over the layers they have a leading axis L.
 
     Attributes:
-      memory: [B,M,D], the layer's input at earlier positions, gradient stopped.
+      memory: [B,M,D], the layer's input at earlier positions, a constant for the gradient.
       u, v: [N,H], the biases of ``relative`` attention; ``None`` in other forms.
     """
 
@@ -63,17 +62,17 @@ class LayerInputs(flax.struct.PyTreeNode):
 
 
 class SharedInputs(flax.struct.PyTreeNode):
-    """What every layer is given alike.
+    """Inputs that all layers share.
 
     Attributes:
       encodings: [K,D], sinusoids of the distances K-1 .. 0.
-      visible: who sees whom.
+      mask: the attention mask.
       places: positions counted from the end, [T] or [B,T]; ``absolute_per_layer`` only.
       train: with dropout.
     """
 
     encodings: jax.Array
-    visible: AttentionMask
+    mask: AttentionMask
     places: jax.Array
     train: bool = flax.struct.field(pytree_node=False)
 
@@ -108,17 +107,17 @@ class Block(nn.Module):
         return self.attention.project(self.norm_attention(memory) if self.cfg.pre_lnorm else memory)
 
     def step(
-        self, h: jax.Array, own: LayerInputs, common: SharedInputs
+        self, h: jax.Array, own: LayerInputs, shared: SharedInputs
     ) -> tuple[jax.Array, jax.Array]:
-        """[B,T,D] to [B,T,D], and the input again, which is what memory keeps.
+        """[B,T,D] to [B,T,D], and the layer's input, which becomes its memory.
 
-        This is what is scanned over the layers, and what rematerialisation computes again.
+        ``scan_layers`` scans this function, and ``remat`` computes it again for the gradient.
         """
-        h = spread_rows(h, self.mesh)
-        n_keys = common.visible.n_keys
-        positions = self.positions(n_keys, common.encodings, own.u, own.v, common.train)
+        h = shard_rows(h, self.mesh)
+        train, encodings = shared.train, shared.encodings
+        positions = self.positions(shared.mask.n_keys, encodings, own.u, own.v, train)
         past = self.project_memory(own.memory)
-        out, _ = self(h, past, positions, common.visible, common.places, common.train)
+        out, _ = self(h, past, positions, shared.mask, shared.places, train)
         return out, h
 
     def __call__(
@@ -126,7 +125,7 @@ class Block(nn.Module):
         h: jax.Array,
         past: KeysValues | Rings,
         positions: Positions,
-        visible: AttentionMask,
+        mask: AttentionMask,
         places: jax.Array,
         train: bool = False,
     ) -> tuple[jax.Array, KeysValues]:
@@ -134,7 +133,7 @@ class Block(nn.Module):
 
         Args:
           h: input of the layer.
-          past, positions, visible, train: as in :class:`Attention`.
+          past, positions, mask, train: as in :class:`Attention`.
           places: positions counted from the end, [T] or [B,T]; ``absolute_per_layer`` only.
         """
         c = self.cfg
@@ -142,8 +141,8 @@ class Block(nn.Module):
             row = self.table.shape[0] - 1 - places
             h = h + jnp.asarray(self.table)[row].astype(h.dtype)
         drop = lambda x: self.drop(x, train)
-        attend = lambda asking, present: self.attention(
-            asking, present, past, positions, visible, train
+        attend = lambda queries, present: self.attention(
+            queries, present, past, positions, mask, train
         )
         if c.pre_lnorm:
             queries, present = self.attention.project_qkv(self.norm_attention(h))

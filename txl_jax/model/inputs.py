@@ -1,6 +1,6 @@
-"""What the arguments of the model's methods must be; each error names the argument."""
+"""Options of the model's methods, and checks of their arguments; each error names the argument."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,22 @@ from txl_jax.config import TransformerXLConfig
 from txl_jax.model.memory import AnyMemory, Cache, Memory
 
 _DTYPES = {"integers": jnp.integer, "floats": jnp.floating, "bool": jnp.bool_}
+
+
+class SegmentOptions(NamedTuple):
+    """What the model's methods take as keywords, see :class:`TransformerXL`.
+
+    Attributes:
+      train: with dropout.
+      reset: bool [B] or [B,T]: where a stream or an episode starts anew.
+      lengths: integers [B], real tokens of right-padded rows; ``None``: T.
+      context_len: C, how many tokens at the start of the segment are context.
+    """
+
+    train: bool = False
+    reset: Any = None
+    lengths: Any = None
+    context_len: int = 0
 
 
 def check_array(name: str, value: Any, dtype: str, *shapes: tuple[int | str, ...]) -> None:
@@ -22,13 +38,12 @@ def check_array(name: str, value: Any, dtype: str, *shapes: tuple[int | str, ...
       *shapes: sizes of the axes; a letter stands for any size.
     """
     got_shape, got_dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    got = type(value).__name__
     if got_shape is not None and got_dtype is not None:
         fits = any(_fits(got_shape, shape) for shape in shapes)
         if fits and jnp.issubdtype(got_dtype, _DTYPES[dtype]):
             return
         got = f"{got_dtype} {_shown(got_shape)}"
-    else:
-        got = f"{type(value).__name__}"
     wanted = " or ".join(map(_shown, shapes))
     raise ValueError(f"{name} must be {dtype} {wanted}, not {got}")
 
@@ -40,7 +55,7 @@ def check_size(name: str, value: Any, least: int) -> None:
 
 
 def check_tokens(tokens: Any, context_len: Any, cached: bool) -> None:
-    """Raises ValueError where tokens are not int [B,C+T], or C does not fit them."""
+    """Raises ValueError if tokens are not int [B,C+T], or C does not fit them."""
     check_array("tokens", tokens, "integers", ("B", "T"))
     if not tokens.shape[1]:
         raise ValueError(f"tokens {_shown(tokens.shape)}: a segment has at least one token")
@@ -56,10 +71,21 @@ def check_tokens(tokens: Any, context_len: Any, cached: bool) -> None:
         )
 
 
+def check_targets(targets: Any, tokens: Any, context_len: int) -> None:
+    """Raises ValueError unless targets are int [B,T], one for each token after the context."""
+    check_array("targets", targets, "integers", ("B", "T"))
+    b, t = tokens.shape
+    if targets.shape != (b, t - context_len):
+        raise ValueError(
+            f"targets {targets.shape} and tokens {tokens.shape} do not fit: expected"
+            f" [{b},{t - context_len}], a target for each token after context_len {context_len}"
+        )
+
+
 def check_segment(
-    c: TransformerXLConfig, embeddings, mems: AnyMemory, train: bool, reset, lengths
+    c: TransformerXLConfig, embeddings: Any, mems: AnyMemory, options: SegmentOptions
 ) -> None:
-    """Raises ValueError where the arguments of a segment do not fit one another."""
+    """Raises ValueError if the arguments of a segment do not fit one another."""
     check_array("embeddings", embeddings, "floats", ("B", "T", c.d_model))
     b, t = embeddings.shape[:2]
     check_memory(c, mems, b)
@@ -73,20 +99,20 @@ def check_segment(
             f"a segment of {t} tokens is longer than the model.n_positions {c.n_positions} of"
             " its learnt positions"
         )
-    if isinstance(mems, Cache) and (train or t > mems.seg_len):
-        wrong = "train=True" if train else f"a segment of {t} tokens"
+    if isinstance(mems, Cache) and (options.train or t > mems.seg_len):
+        wrong = "train=True" if options.train else f"a segment of {t} tokens"
         raise ValueError(
             f"{wrong} with a cache made by init_cache for inference on segments of up to"
             f" {mems.seg_len} tokens"
         )
-    if reset is not None:
-        check_array("reset", reset, "bool", (b,), (b, t))
-    if lengths is not None:
-        check_array("lengths", lengths, "integers", (b,))
+    if options.reset is not None:
+        check_array("reset", options.reset, "bool", (b,), (b, t))
+    if options.lengths is not None:
+        check_array("lengths", options.lengths, "integers", (b,))
 
 
 def check_memory(c: TransformerXLConfig, mems: AnyMemory, b: int) -> None:
-    """Raises ValueError where mems are not those of this model for B streams."""
+    """Raises ValueError if mems are not those of this model for B streams."""
     if isinstance(mems, Cache):
         keys = mems.near.keys
         n, rows, _, width = keys[0].shape
@@ -109,7 +135,7 @@ def check_memory(c: TransformerXLConfig, mems: AnyMemory, b: int) -> None:
 
 
 def check_memory_type(mems: Any) -> None:
-    """Raises ValueError where mems are not a :class:`Memory` of arrays."""
+    """Raises ValueError if mems are not a :class:`Memory` of arrays."""
     if not isinstance(mems, Memory):
         raise ValueError(
             f"mems must be a Memory of init_mems (or, in place of it, a Cache of init_cache), not"

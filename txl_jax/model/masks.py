@@ -1,4 +1,4 @@
-"""Who may attend to whom: causality with memory, windows, empty slots, episodes.
+"""The attention mask: causality with memory, windows, empty slots, episodes.
 
 Query i of a segment sits at key position M+i. For M = 3 and T = 3 (1 = allowed):
 
@@ -24,7 +24,7 @@ def window_reach(same_length: bool | str, mem_len: int, n_keys: int) -> int:
     """The largest distance that a query may look back.
 
     Raises:
-      ValueError: ``pytorch`` with M = 0, where nothing at all could be seen.
+      ValueError: ``pytorch`` with M = 0, where no key could be seen.
     """
     if same_length == "pytorch":
         if mem_len == 0:
@@ -37,9 +37,9 @@ def window_reach(same_length: bool | str, mem_len: int, n_keys: int) -> int:
 
 
 class AttentionMask(flax.struct.PyTreeNode):
-    """Who may attend to whom, said in few numbers: kernels make their tile of the mask from it.
+    """The attention mask as a few numbers, from which a kernel computes the mask of its tile.
 
-    Query i of a row sees key j of the K = M + T if all of
+    Query i of a row may attend to key j of the K = M + T keys if all of these hold:
 
         0 <= M + i - j <= reach                        causal, within the window
         j >= M - filled                                a slot that holds a real state
@@ -47,8 +47,8 @@ class AttentionMask(flax.struct.PyTreeNode):
 
     Attributes:
       filled: int32 [B], real slots of the memory.
-      episode: int32 [B,T], of the segment's positions, rising; the memory's is 0. ``None``: there
-        was no reset, all are the memory's.
+      episode: int32 [B,T], the increasing episode number of each position; that of the memory is
+        0. ``None``: no reset, all positions continue the memory's episode.
       seg_len, mem_len: T and M.
       reach: the largest distance that a query may look back.
     """
@@ -67,7 +67,7 @@ class AttentionMask(flax.struct.PyTreeNode):
     def allowed(
         self, queries: slice = slice(None), keys: slice | jax.Array = slice(None)
     ) -> jax.Array:
-        """The mask, bool [B,T,K], or a part of it; keys may be named one by one, in any order."""
+        """The mask, bool [B,T,K], or a part of it; an array of keys may have any order."""
         query = self.mem_len + jnp.arange(self.seg_len)[queries, None]
         key = jnp.arange(self.n_keys)[keys] if isinstance(keys, slice) else keys
         distance = query - key
@@ -75,8 +75,8 @@ class AttentionMask(flax.struct.PyTreeNode):
         seen = seen & (key >= self.mem_len - self.filled[:, None, None])
         if self.episode is None:
             return seen
-        of_keys = jnp.pad(self.episode, [(0, 0), (self.mem_len, 0)])
-        return seen & (self.episode[:, queries, None] == of_keys[:, None, keys])
+        key_episode = jnp.pad(self.episode, [(0, 0), (self.mem_len, 0)])
+        return seen & (self.episode[:, queries, None] == key_episode[:, None, keys])
 
 
 def attention_mask(
@@ -86,7 +86,7 @@ def attention_mask(
     same_length: bool | str = False,
     reset: jax.Array | None = None,
 ) -> AttentionMask:
-    """Who may attend to whom in a segment.
+    """The attention mask of a segment.
 
     Args:
       seg_len: T.
@@ -100,17 +100,19 @@ def attention_mask(
     return AttentionMask(filled, episode, seg_len, mem_len, reach)
 
 
-def since_reset(reset: jax.Array, lengths: jax.Array | None = None, again: int = 0) -> jax.Array:
-    """Real tokens from each row's last reset to its end: int32 [B], -1 where it had none.
+def since_reset(
+    reset: jax.Array, lengths: jax.Array | None = None, context_len: int = 0
+) -> jax.Array:
+    """Real tokens from each row's last reset to its end: int32 [B], -1 for rows without one.
 
     Args:
       reset: bool [B,T].
       lengths: int32 [B], real tokens; resets in the padding do not count. ``None``: T.
-      again: so many tokens before the end, which will be run again, are not counted.
+      context_len: the last C tokens are run again with the next segment and are not counted.
     """
     seg_len = reset.shape[1]
     ends = jnp.full(reset.shape[:1], seg_len) if lengths is None else lengths
     position = jnp.arange(seg_len)
     last = jnp.max(jnp.where(reset & (position < ends[:, None]), position, -1), axis=1)
-    since = jnp.maximum(ends - again - last, 0)
+    since = jnp.maximum(ends - context_len - last, 0)
     return jnp.where(last >= 0, since, -1).astype(jnp.int32)

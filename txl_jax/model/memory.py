@@ -6,9 +6,9 @@ filled from the right: slot M-1 is the newest state, and the ``filled`` newest a
     M = 5, filled = 3:     [ ·  ·  s1 s2 s3 ]        · is masked, never attended to
     after two more tokens: [ s1 s2 s3 s4 s5 ]        filled = 5
 
-:class:`Cache` is the same memory for inference: what each layer projects its memory to, kept
-instead of the states, so that a step projects its new tokens only; in a ring, so that it moves
-no others.
+:class:`Cache` is the same memory for inference. It holds the keys and values that each layer
+projects its memory to, so that a step projects its new tokens only, in a ring (ring.py), so that a
+step moves no other states.
 """
 
 from typing import TypeVar
@@ -18,15 +18,15 @@ import jax
 import jax.numpy as jnp
 
 from txl_jax.model import ring
-from txl_jax.model.attention import KeysValues
 from txl_jax.model.positions import Positions
+from txl_jax.model.ring import KeysValues
 from txl_jax.parallel.mesh import ROWS
 from txl_jax.parallel.ordering import zero_after
 from txl_jax.parallel.shardings import Shardings
 
 
 class Memory(flax.struct.PyTreeNode):
-    """What a model remembers: a pytree to carry from one segment to the next.
+    """The hidden states of earlier segments: a pytree to carry from one segment to the next.
 
     Example:
       >>> import jax, txl_jax
@@ -79,12 +79,12 @@ class Slots(flax.struct.PyTreeNode):
 
     def in_order(self, n: int) -> KeysValues:
         """Keys and values of layer n [N,B,R,H], oldest first (copies)."""
-        order = lambda x: ring.in_order(x, self.oldest)
-        return KeysValues(order(self.keys[n]), order(self.values[n]))
+        in_order = lambda x: jnp.roll(x, -self.oldest, axis=2)
+        return KeysValues(in_order(self.keys[n]), in_order(self.values[n]))
 
 
 class Cache(flax.struct.PyTreeNode):
-    """Projected memory, for inference: goes where a :class:`Memory` goes and gives the same.
+    """Projected memory for inference: replaces a :class:`Memory` and gives the same results.
 
     Example:
       >>> import jax, txl_jax
@@ -100,16 +100,15 @@ class Cache(flax.struct.PyTreeNode):
       ([3], 6)
 
     Attributes:
-      near: the rings of the newest states; with a ``clamp_len`` as many as may be closer than it
-        (of all, where T is small).
-      far: the rings of the older ones; ``None``: there are none.
-      positions: for each layer what positions add to its scores, for the newest keys: those of
-        ``near`` and T.
+      near: the rings of the newest states: all states, or with a ``clamp_len`` and segments of
+        more than a few tokens those that may be within it.
+      far: the rings of the older states; ``None`` if there are none.
+      positions: for each layer the position terms of the newest keys, those of ``near`` and T.
       filled: int32 [B], as in a memory.
       mem_len: M.
-      seg_len: T, the longest segment that may follow. One of just this length is written in
-        place, if the caller lets go of the cache it gives (``donate_argnums``, a carry of
-        ``lax.scan``); a shorter one, or one with ``lengths``, moves all slots.
+      seg_len: T, the longest segment that may follow. A segment of exactly this length is written
+        in place if the caller does not keep the old cache (``donate_argnums``, a carry of
+        ``lax.scan``). A shorter segment, or one with ``lengths``, moves all slots.
     """
 
     near: Slots
@@ -121,7 +120,7 @@ class Cache(flax.struct.PyTreeNode):
 
     @property
     def slots(self) -> int:
-        """R, of both."""
+        """R, of both rings together."""
         return self.near.count + (0 if self.far is None else self.far.count)
 
     def rings(self, n: int) -> ring.Rings:
@@ -139,6 +138,11 @@ class Cache(flax.struct.PyTreeNode):
 AnyMemory = TypeVar("AnyMemory", Memory, Cache)
 
 
+def constant(hidden: jax.Array) -> jax.Array:
+    """SG(hidden), section 3.2: memory is a constant for the gradient, when read and when kept."""
+    return jax.lax.stop_gradient(hidden)
+
+
 def make(n_layer: int, batch_size: int, mem_len: int, d_model: int, dtype) -> Memory:
     """An empty memory: zeros [L,B,M,D], none of them filled."""
     return Memory(
@@ -148,29 +152,30 @@ def make(n_layer: int, batch_size: int, mem_len: int, d_model: int, dtype) -> Me
 
 
 def memory_shardings(shardings: Shardings) -> Memory:
-    """Where a memory lies on a mesh: each stream's states on the device of its row."""
+    """Shardings of a memory: each stream's states are on the devices of its row."""
     hidden, filled = shardings.rows(leading_axis=True), shardings.rows()
     return Memory(hidden, filled)  # type: ignore[arg-type]
 
 
 def cache_shardings(shardings: Shardings, abstract: Cache) -> Cache:
-    """Where a cache lies, given its shapes: heads over ``tensor``, streams by their rows."""
-    heads = lambda leaf, *rows: shardings.cut(("tensor", *rows), leaf.shape)
-    arrays = lambda of_layers: jax.tree.map(lambda leaf: heads(leaf, ROWS), of_layers)
-    slots = lambda x: x.replace(
-        keys=arrays(x.keys), values=arrays(x.values), oldest=shardings.replicated()
+    """Shardings of a cache, given its shapes: heads over ``tensor``, streams by their rows."""
+    heads = lambda *axes: lambda leaf: shardings.sharded(("tensor", *axes), leaf.shape)
+    slots = lambda x: Slots(
+        jax.tree.map(heads(ROWS), x.keys),
+        jax.tree.map(heads(ROWS), x.values),
+        shardings.replicated(),  # type: ignore[arg-type]
     )
     return abstract.replace(
         near=slots(abstract.near),
         far=None if abstract.far is None else slots(abstract.far),
-        positions=jax.tree.map(heads, abstract.positions),
+        positions=jax.tree.map(heads(), abstract.positions),
         filled=shardings.rows(),
     )
 
 
-def forget(memory: AnyMemory, streams: jax.Array) -> AnyMemory:
-    """The memory with every stream of ``streams`` (bool [B]) emptied; shapes stay."""
-    return memory.replace(filled=jnp.where(streams, 0, memory.filled))
+def reset_streams(memory: AnyMemory, reset: jax.Array) -> AnyMemory:
+    """The memory with the streams of ``reset`` (bool [B]) emptied; shapes stay."""
+    return memory.replace(filled=jnp.where(reset, 0, memory.filled))
 
 
 def update(
@@ -179,7 +184,7 @@ def update(
     lengths: jax.Array | None = None,
     since_reset: jax.Array | None = None,
 ) -> Memory:
-    """The last M of [memory; layer inputs], gradient stopped.
+    """The last M states of [memory; layer inputs], as a constant for the gradient.
 
     Args:
       memory: M slots.
@@ -189,7 +194,7 @@ def update(
         -1 where there was none; states older than that are no longer real.
     """
     new = layer_inputs.astype(memory.hidden.dtype)
-    hidden = jax.lax.stop_gradient(_newest(memory.hidden, new, lengths, rows=1))  # a constant there
+    hidden = constant(_newest(memory.hidden, new, lengths, rows=1))
     return Memory(hidden, _filled(memory, new.shape[2], lengths, since_reset))
 
 
@@ -210,26 +215,19 @@ def make_cache(
       seg_len: T.
     """
     near, far = _in_slots(past, slots)
-    return Cache(
-        near=near,
-        far=far,
-        positions=positions,
-        filled=filled,
-        mem_len=past[0].keys.shape[2],
-        seg_len=seg_len,
-    )
+    return Cache(near, far, positions, filled, mem_len=past[0].keys.shape[2], seg_len=seg_len)
 
 
 def _in_slots(past: list[KeysValues], slots: tuple[int, int]) -> tuple[Slots, Slots | None]:
     """[N,B,M,H] of each layer, oldest first, as rings whose oldest slot is 0."""
     (near, far), mem_len = slots, past[0].keys.shape[2]
 
-    def held(start: int, stop: int) -> Slots:
-        part = lambda x: jnp.pad(x, [(0, 0), (0, 0), (near + far - mem_len, 0), (0, 0)])
-        keys, values = zip(*jax.tree.map(lambda x: part(x)[:, :, start:stop], past), strict=True)
+    def part(start: int, stop: int) -> Slots:
+        pad = lambda x: jnp.pad(x, [(0, 0), (0, 0), (near + far - mem_len, 0), (0, 0)])
+        keys, values = zip(*jax.tree.map(lambda x: pad(x)[:, :, start:stop], past), strict=True)
         return Slots(keys, values, jnp.zeros((), jnp.int32))
 
-    return held(far, far + near), held(0, far) if far else None
+    return part(far, far + near), part(0, far) if far else None
 
 
 def update_cache(
@@ -239,17 +237,16 @@ def update_cache(
     lengths: jax.Array | None = None,
     since_reset: jax.Array | None = None,
 ) -> Cache:
-    """The last M of what is cached and what each layer projected, [N,B,T,H]; see :func:`update`.
+    """The cache after a segment, of which each layer projected [N,B,T,H]; see :func:`update`.
 
-    ``done``: anything that was computed from all of the cache, so that nothing is
-    overwritten before.
+    ``done``: any result of all reads of the cache, so that nothing is overwritten before them.
     """
     seg_len = layers[0].keys.shape[2]
     filled = _filled(cache, seg_len, lengths, since_reset)
     if not cache.mem_len:
         return cache.replace(filled=filled)
     if seg_len == cache.seg_len and lengths is None:
-        near, far = _moved_on(cache, layers, done)
+        near, far = _advanced(cache, layers, done)
     else:
         newest = lambda old, new: _newest(old, new.astype(old.dtype), lengths, rows=1)
         past = [jax.tree.map(newest, cache.past(n), new) for n, new in enumerate(layers)]
@@ -257,18 +254,18 @@ def update_cache(
     return cache.replace(near=near, far=far, filled=filled)
 
 
-def _moved_on(
+def _advanced(
     cache: Cache, layers: list[KeysValues], done: jax.Array
 ) -> tuple[Slots, Slots | None]:
-    """The rings after a whole segment, which is written over what leaves the near one.
+    """The rings after a segment of T tokens, which overwrites the oldest states of the near ring.
 
-    Written when all has been read: else the compiler keeps a copy of every ring.
+    The writes wait for all reads: otherwise the compiler keeps a copy of every ring.
     """
     near, far = cache.near, cache.far
     seg_len = layers[0].keys.shape[2]
     after = lambda done, slots: slots.oldest + zero_after(done, slots.oldest)
 
-    def put(new, near_slots, far_slots):
+    def write(new, near_slots, far_slots):
         if far_slots is None:
             return ring.write(near_slots, new, after(done, near)), None
         leaving = ring.read(near_slots, near.oldest, seg_len)
@@ -276,17 +273,17 @@ def _moved_on(
         moved = far_slots[:1, :1, :1, :1]
         return ring.write(near_slots, new, after(moved, near)), far_slots
 
-    def put_all(new, of_near, of_far):
-        of_far = of_far or (None,) * len(new)
-        return zip(*map(put, new, of_near, of_far), strict=True)
+    def write_all(new, near_slots, far_slots):
+        far_slots = far_slots or (None,) * len(new)
+        return zip(*map(write, new, near_slots, far_slots), strict=True)
 
     keys, values = zip(*layers, strict=True)
-    near_keys, far_keys = put_all(keys, near.keys, far and far.keys)
-    near_values, far_values = put_all(values, near.values, far and far.values)
-    turned = lambda slots: ((slots.oldest + seg_len) % slots.count).astype(jnp.int32)
+    near_keys, far_keys = write_all(keys, near.keys, far and far.keys)
+    near_values, far_values = write_all(values, near.values, far and far.values)
+    oldest = lambda slots: ((slots.oldest + seg_len) % slots.count).astype(jnp.int32)
     return (
-        Slots(near_keys, near_values, turned(near)),
-        None if far is None else Slots(far_keys, far_values, turned(far)),
+        Slots(near_keys, near_values, oldest(near)),
+        None if far is None else Slots(far_keys, far_values, oldest(far)),
     )
 
 

@@ -11,10 +11,11 @@ from txl_jax.model import masks, variants
 from txl_jax.model import memory as memory_lib
 from txl_jax.model.adaptive import Vocabulary
 from txl_jax.model.block import Block, LayerInputs, SharedInputs, dropout
+from txl_jax.model.inputs import SegmentOptions
 from txl_jax.model.memory import Cache, Memory
 from txl_jax.model.positions import clamped, distance_encodings, sinusoids
 from txl_jax.model.ring import slots_of
-from txl_jax.parallel.mesh import spread_rows, whole
+from txl_jax.parallel.mesh import replicate, shard_rows
 
 
 class TransformerXL(nn.Module):
@@ -32,21 +33,21 @@ class TransformerXL(nn.Module):
       >>> logits.shape, mems.hidden.shape, int(mems.filled[0])
       ((1, 3, 11), (2, 1, 4, 8), 3)
 
-    Every method takes ``train=True`` with ``rngs={"dropout": key}`` for dropout, ``reset``
-    (bool [B]: this stream starts anew with this segment; bool [B,T]: a new episode starts at
-    this position and nothing attends across it) and ``lengths`` (int32 [B]: real tokens of
-    right-padded rows, from 0 to T; memory takes the last M real states). Rows never touch one
-    another. Arguments are arrays, of NumPy or JAX.
+    Every method takes the options of :class:`~txl_jax.model.inputs.SegmentOptions` as keywords:
+    ``train=True`` with ``rngs={"dropout": key}`` for dropout, ``reset`` (bool [B]: this stream
+    starts anew with this segment; bool [B,T]: a new episode starts at this position and nothing
+    attends across it) and ``lengths`` (int32 [B]: real tokens of right-padded rows, from 0 to T;
+    memory takes the last M real states). Rows are independent. Arguments are NumPy or JAX arrays.
 
-    Every method raises ValueError, which names the argument, where one has a wrong dtype or shape.
-    Values of ``lengths`` outside of 0 to T raise it too where they are known. Under ``jax.jit``
-    they are not, and count as the nearest of 0 and T. ``tokens`` and ``targets`` must be from 0 to
-    V-1; their values are not checked.
+    Every method raises ValueError, which names the argument, for a wrong dtype or shape, and for
+    values of ``lengths`` outside of 0 to T. Under ``jax.jit`` the values of ``lengths`` are not
+    known, so they are clipped to 0 .. T. ``tokens`` and ``targets`` must be from 0 to V-1; their
+    values are not checked.
 
     Attributes:
-      cfg: the shape, and how layers are run.
-      mesh: devices of axes ``data``, ``fsdp``, ``tensor`` (mesh.py) that rows are spread over when
-        compiled; ``None``: nothing is said of devices.
+      cfg: the shape of the model, and how its layers are run.
+      mesh: devices with the axes ``data``, ``fsdp``, ``tensor`` (mesh.py) that share the rows of a
+        compiled program; ``None``: no sharding constraints.
     """
 
     cfg: TransformerXLConfig
@@ -75,8 +76,9 @@ class TransformerXL(nn.Module):
             )(c, self.mesh, name="layers")
         else:
             self.layers = [block(c, self.mesh, name=f"layer_{n}") for n in range(c.n_layer)]
-        self.drop_input = dropout(c, _own(c.dropout_input, c.dropout))
-        self.drop_output = dropout(c, _own(c.dropout_output, c.dropout))
+        rate = lambda own: c.dropout if own is None else own
+        self.drop_input = dropout(c, rate(c.dropout_input))
+        self.drop_output = dropout(c, rate(c.dropout_output))
 
     def init_mems(self, batch_size: int, mem_len: int) -> Memory:
         """An empty memory of M slots for B streams; needs no parameters, works unbound."""
@@ -86,19 +88,19 @@ class TransformerXL(nn.Module):
         return memory_lib.make(c.n_layer, batch_size, mem_len, c.d_model, c.dtype)
 
     def init_cache(self, mems: Memory, seg_len: int) -> Cache:
-        """Projected memory for inference: give it where mems goes, take it back where they come.
+        """Projected memory for inference, an argument and a result in place of ``mems``.
 
         It holds the same states as ``mems``, already projected to every layer's keys and values,
-        and the position terms of the parameters it was made with, so that a step costs its new
-        tokens only. What it gives equals what ``mems`` gives, to rounding.
+        and the position terms of the parameters, so that a step costs its new tokens only. The
+        results are those of ``mems``, to rounding.
 
         Args:
           mems: memory to start from; :meth:`init_mems` for none.
           seg_len: T, the longest segment to follow.
 
         Raises:
-          ValueError: a form of attention without memory, mems of another shape, a ``seg_len``
-            below 1, or a model of ``scan_layers``.
+          ValueError: a form of attention without memory, ``scan_layers``, mems of another shape, or
+            a ``seg_len`` below 1.
         """
         c = self.cfg
         if c.scan_layers:
@@ -115,22 +117,14 @@ class TransformerXL(nn.Module):
         slots = slots_of(mems.mem_len, seg_len, c.clamp_len)
         n_keys = slots[0] + seg_len
         encodings = self._encodings(n_keys, False)
-        of_layer = lambda n: jax.tree.map(lambda x: x[n], self._biases())
+        biases = self._biases()
         positions = tuple(
-            layer.positions(n_keys, encodings, *of_layer(n)) for n, layer in enumerate(self.layers)
+            layer.positions(n_keys, encodings, *_of_layer(biases, n))
+            for n, layer in enumerate(self.layers)
         )
         return memory_lib.make_cache(past, positions, mems.filled, slots, seg_len)
 
-    def __call__(
-        self,
-        tokens,
-        mems,
-        *,
-        train: bool = False,
-        reset=None,
-        lengths=None,
-        context_len: int = 0,
-    ):
+    def __call__(self, tokens, mems, **options):
         """Logits and new memory: float32 [B,T,V], :class:`Memory` (or :class:`Cache`, as given).
 
         With an adaptive softmax or a mixture they are log-probabilities.
@@ -139,174 +133,139 @@ class TransformerXL(nn.Module):
           tokens: int32 [B,C+T].
           mems: from :meth:`init_mems`, from the segment before, or from :meth:`init_cache`; its M
             is the memory length.
-          context_len: C, tokens in front that are run again and get no logits (PT's ``ext_len``);
-            the memory given ends before them, and so does the new one: C tokens before the end.
+          **options: those of every method, and ``context_len``: C, the first C tokens are run
+            again as context and get no logits (PT's ``ext_len``). The memory given ends before
+            them, and the new one ends C tokens before the segment does.
 
         Raises:
           ValueError: shapes that do not fit one another.
         """
-        extra = {"train": train, "reset": reset, "lengths": lengths, "context_len": context_len}
-        logits, _, mems = self.logits_and_states(tokens, mems, **extra)
+        logits, _, mems = self.logits_and_states(tokens, mems, **options)
         return logits, mems
 
-    def logits_and_states(
-        self,
-        tokens,
-        mems,
-        *,
-        train: bool = False,
-        reset=None,
-        lengths=None,
-        context_len: int = 0,
-    ):
+    def logits_and_states(self, tokens, mems, **options):
         """As :meth:`__call__`, and between the two the states of :meth:`nll_and_states`."""
-        states, mems = self._encode(tokens, mems, train, reset, lengths, context_len)
-        return self.vocabulary.logits(self._drop(states, train), train), states, mems
+        given = SegmentOptions(**options)
+        states, mems = self._encode(tokens, mems, given)
+        logits = self.vocabulary.logits(self.drop_output(states, given.train), given.train)
+        return logits, states, mems
 
-    def nll(
-        self,
-        tokens,
-        targets,
-        mems,
-        *,
-        train: bool = False,
-        reset=None,
-        lengths=None,
-        context_len: int = 0,
-    ):
+    def nll(self, tokens, targets, mems, **options):
         """Negative log-likelihood of the targets in nats, float32 [B,T], and new memory.
 
         Args:
           tokens: int32 [B,C+T].
           targets: int32 [B,T]; the target of a token is the one that follows it.
           mems: as in :meth:`__call__`.
-          context_len: C, tokens in front that are run again and not scored, as in
-            :meth:`__call__`.
+          **options: as in :meth:`__call__`; the first ``context_len`` tokens are not scored.
 
         Raises:
           ValueError: shapes that do not fit one another.
           TypeError: forward-mode differentiation (``jax.jvp``, ``jax.jacfwd``, ``jax.hessian``) of
-            many targets or an adaptive softmax, whose losses are made in blocks
+            many targets or an adaptive softmax, whose losses are computed in blocks
             (cross_entropy.py). Use reverse mode, or differentiate the logits of :meth:`__call__`.
         """
-        extra = {"train": train, "reset": reset, "lengths": lengths, "context_len": context_len}
-        nll, _, mems = self.nll_and_states(tokens, targets, mems, **extra)
+        nll, _, mems = self.nll_and_states(tokens, targets, mems, **options)
         return nll, mems
 
-    def nll_and_states(
-        self,
-        tokens,
-        targets,
-        mems,
-        *,
-        train: bool = False,
-        reset=None,
-        lengths=None,
-        context_len: int = 0,
-    ):
+    def nll_and_states(self, tokens, targets, mems, **options):
         """As :meth:`nll`, and between the two the last layer's states of scored positions.
 
         The states are [B,T,D], before dropout: what activation regularisation acts on.
         """
-        self._check_tokens(tokens, mems, context_len)
-        inputs_lib.check_array("targets", targets, "integers", ("B", "T"))
-        b, t = tokens.shape
-        if targets.shape != (b, t - context_len):
-            raise ValueError(
-                f"targets {targets.shape} and tokens {tokens.shape} do not fit: expected"
-                f" [{b},{t - context_len}], a target for each token after context_len {context_len}"
-            )
-        states, mems = self._encode(tokens, mems, train, reset, lengths, context_len)
-        return self.vocabulary.nll(self._drop(states, train), targets, train), states, mems
+        given = SegmentOptions(**options)
+        self._check_tokens(tokens, mems, given)
+        inputs_lib.check_targets(targets, tokens, given.context_len)
+        states, mems = self._encode(tokens, mems, given)
+        dropped = self.drop_output(states, given.train)
+        return self.vocabulary.nll(dropped, targets, given.train), states, mems
 
     def past_nll(self, log_p, inputs):
-        """How badly each input token can be told from the prediction after it: nats, [B,T].
+        """The loss of decoding each input token from the prediction after it: nats, [B,T].
 
-        For ``model.past_decode`` (Brahma 2019); what training adds, no part of scoring.
+        A regulariser for ``model.past_decode`` (Brahma 2019); scoring does not use it.
 
         Args:
           log_p: log-probabilities of the next token, float32 [B,T,V].
-          inputs: int32 [B,T], the tokens they were predicted after.
+          inputs: int32 [B,T], the tokens that they were predicted after.
         """
         if not self.cfg.past_decode:
             raise ValueError("past_nll needs the parameters that model.past_decode=True adds")
         inputs_lib.check_array("inputs", inputs, "integers", ("B", "T"))
-        inputs_lib.check_array(
-            "log_p", log_p, "floats", (*inputs.shape, self.cfg.vocab_size or "V")
-        )
+        words = self.cfg.vocab_size or "V"
+        inputs_lib.check_array("log_p", log_p, "floats", (*inputs.shape, words))
         return self.vocabulary.past_nll(log_p, inputs)
 
     def core(self, embeddings, mems, *, train: bool = False, reset=None, lengths=None):
-        """The layers alone, no vocabulary: [B,T,D] in, [B,T,D] out, and new memory.
+        """The layers alone, without vocabulary: [B,T,D] in, [B,T,D] out, and new memory.
 
-        Embeddings are used as they are (the token path multiplies its own by sqrt(D)); with
+        Embeddings are used unchanged (the token path multiplies its own by sqrt(D)); with
         ``absolute`` attention, the sinusoids of their positions are added.
         """
-        states, mems = self._run(embeddings, mems, train, reset, lengths)
-        return self._drop(states, train), mems
+        states, mems = self._run(embeddings, mems, SegmentOptions(train, reset, lengths))
+        return self.drop_output(states, train), mems
 
-    def _encode(self, tokens, mems, train, reset, lengths, context_len):
+    def _encode(self, tokens, mems, options: SegmentOptions):
         """The last layer's states before dropout, those after the context, and new memory."""
-        self._check_tokens(tokens, mems, context_len)
-        embeddings = self.vocabulary.embed(tokens, train)
-        states, mems = self._run(embeddings, mems, train, reset, lengths, context_len)
-        return states[:, context_len:], mems
+        self._check_tokens(tokens, mems, options)
+        embeddings = self.vocabulary.embed(tokens, options.train)
+        states, mems = self._run(embeddings, mems, options)
+        return states[:, options.context_len :], mems
 
-    def _run(self, embeddings, mems, train, reset, lengths, again=0):
-        """The last layer's states before dropout [B,T,D], and new memory.
-
-        ``again``: so many tokens at the end are run again with the next segment, as its context;
-        memory ends before them.
-        """
-        c = self.cfg
-        inputs_lib.check_segment(c, embeddings, mems, train, reset, lengths)
+    def _run(self, embeddings, mems, options: SegmentOptions):
+        """The last layer's states before dropout [B,C+T,D], and new memory."""
+        c, (train, reset, lengths, context_len) = self.cfg, options
+        inputs_lib.check_segment(c, embeddings, mems, options)
         seg_len, mem_len = embeddings.shape[1], mems.mem_len
         if lengths is not None:
             lengths = inputs_lib.real_tokens(lengths, seg_len)
         since_reset = None
         if reset is not None and reset.ndim == 1:
-            mems, reset = memory_lib.forget(mems, reset), None
+            mems, reset = memory_lib.reset_streams(mems, reset), None
         elif reset is not None:
-            since_reset = masks.since_reset(reset, lengths, again)
-        visible = masks.attention_mask(seg_len, mems.filled, mem_len, c.same_length, reset)
+            since_reset = masks.since_reset(reset, lengths, context_len)
+        mask = masks.attention_mask(seg_len, mems.filled, mem_len, c.same_length, reset)
         places = variants.places(seg_len, lengths)
         h = embeddings.astype(c.dtype)
         if c.attention == "absolute":
             h = h + sinusoids(clamped(places, c.clamp_len), c.d_model).astype(c.dtype)
         h = self.drop_input(h, train)
         if isinstance(mems, Cache):
-            return self._run_cached(h, mems, visible, places, lengths, since_reset)
+            h, projected = self._layers_cached(h, mems, mask, places)
+            return h, memory_lib.update_cache(mems, projected, h, lengths, since_reset)
         encodings = self._encodings(mem_len + seg_len, train)
-        common = SharedInputs(encodings, visible, places, train)
-        own = LayerInputs(jax.lax.stop_gradient(mems.hidden), *self._biases())  # SG(m), section 3.2
-        if c.scan_layers:
-            h, inputs = self.scanned.step(h, own, common)
-        else:
-            kept = []
-            for n, layer in enumerate(self.layers):
-                h, kept_n = layer.step(h, jax.tree.map(lambda x, n=n: x[n], own), common)
-                kept.append(kept_n)
-            inputs = jnp.stack(kept)
-        if again:
-            inputs = inputs[:, :, : seg_len - again]
-            lengths = None if lengths is None else jnp.maximum(lengths - again, 0)
-        return spread_rows(h, self.mesh), memory_lib.update(mems, inputs, lengths, since_reset)
+        h, inputs = self._layers(h, mems, SharedInputs(encodings, mask, places, train))
+        if context_len:  # these tokens are run again with the next segment
+            inputs = inputs[:, :, : seg_len - context_len]
+            lengths = None if lengths is None else jnp.maximum(lengths - context_len, 0)
+        return shard_rows(h, self.mesh), memory_lib.update(mems, inputs, lengths, since_reset)
 
-    def _run_cached(self, h, cache, visible, places, lengths, since_reset):
-        """As :meth:`_run`, every layer's memory projected already."""
-        visible = visible.replace(mem_len=cache.slots)
+    def _layers(self, h, mems: Memory, shared: SharedInputs):
+        """The last layer's output [B,T,D], and the input of every layer [L,B,T,D]."""
+        own = LayerInputs(memory_lib.constant(mems.hidden), *self._biases())
+        if self.cfg.scan_layers:
+            return self.scanned.step(h, own, shared)
+        inputs = []
+        for n, layer in enumerate(self.layers):
+            h, layer_input = layer.step(h, _of_layer(own, n), shared)
+            inputs.append(layer_input)
+        return h, jnp.stack(inputs)
+
+    def _layers_cached(self, h, cache: Cache, mask, places):
+        """The last layer's output [B,T,D], and the keys and values of every layer's input."""
+        mask = mask.replace(mem_len=cache.slots)
         projected = []
         for n, layer in enumerate(self.layers):
-            positions = cache.positions[n].nearest(cache.near.count + visible.seg_len)
-            h, present = layer(h, cache.rings(n), positions, visible, places)
+            positions = cache.positions[n].nearest(cache.near.count + mask.seg_len)
+            h, present = layer(h, cache.rings(n), positions, mask, places)
             projected.append(present)
-        return h, memory_lib.update_cache(cache, projected, h, lengths, since_reset)
+        return h, projected
 
     def _encodings(self, n_keys: int, train: bool) -> jax.Array:
         """Sinusoids of the distances n_keys - 1 .. 0, [K,D]."""
         c = self.cfg
         encodings = distance_encodings(n_keys, c.d_model, c.clamp_len).astype(c.dtype)
-        return whole(self.drop_input(encodings[None], train)[0], self.mesh)
+        return replicate(self.drop_input(encodings[None], train)[0], self.mesh)
 
     def _biases(self) -> tuple[jax.Array | None, jax.Array | None]:
         """u and v of every layer, [L,N,H]; shared ones repeated, ``None`` where there are none."""
@@ -315,16 +274,18 @@ class TransformerXL(nn.Module):
             return None, None
         if c.untie_r:
             return self.u, self.v
-        of_all = lambda x: jnp.broadcast_to(x, (c.n_layer, *x.shape))
-        return of_all(self.u), of_all(self.v)
+        repeated = lambda x: jnp.broadcast_to(x, (c.n_layer, *x.shape))
+        return repeated(self.u), repeated(self.v)
 
-    def _drop(self, states, train):
-        return self.drop_output(states, train)
-
-    def _check_tokens(self, tokens, mems, context_len):
+    def _check_tokens(self, tokens, mems, options: SegmentOptions):
         if self.cfg.vocab_size is None:
             raise ConfigError("model.vocab_size is None: tokens need it; method='core' does not")
-        inputs_lib.check_tokens(tokens, context_len, isinstance(mems, Cache))
+        inputs_lib.check_tokens(tokens, options.context_len, isinstance(mems, Cache))
+
+
+def _of_layer(layers, n: int):
+    """Layer n of arrays [L,...]."""
+    return jax.tree.map(lambda x: x[n], layers)
 
 
 def _rematerialised(c: TransformerXLConfig) -> type[Block]:
@@ -337,7 +298,3 @@ def _rematerialised(c: TransformerXLConfig) -> type[Block]:
         "products": policies.dots_with_no_batch_dims_saveable,
     }[c.remat]
     return nn.remat(Block, policy=policy, prevent_cse=not c.scan_layers, methods=["step"])
-
-
-def _own(value: float | None, default: float) -> float:
-    return default if value is None else value

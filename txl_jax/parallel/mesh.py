@@ -1,10 +1,11 @@
-"""How the model's arrays lie on a mesh of devices, where they are not parameters.
+"""Axes of the device mesh, and sharding constraints on the model's activations.
 
     data      rows of the batch
-    fsdp      rows of the batch too; parameters are cut, and gathered where they are used
+    fsdp      rows of the batch too; parameters are sharded, and gathered where they are used
     tensor    heads, the feed-forward layer's inner width, words
 
-Parameters and optimizer: parallel/shardings.py.
+shardings.py has the shardings of parameters and optimizer state. Without a mesh, and on a mesh of
+one device, these functions change nothing.
 """
 
 from collections.abc import Callable
@@ -14,40 +15,39 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 AXES = ("data", "fsdp", "tensor")
 ROWS = ("data", "fsdp")
-"""The axes that a batch's rows are cut over."""
+"""The axes that a batch's rows are sharded over."""
 
 
-def spread_rows(x: jax.Array, mesh: Mesh | None) -> jax.Array:
-    """[B,...] with its rows over the devices of a mesh and no other axis cut.
+def shard_rows(x: jax.Array, mesh: Mesh | None) -> jax.Array:
+    """[B,...] with its rows sharded over the devices, and no other axis."""
+    return _constrained(x, mesh, ROWS)
 
-    Without a mesh, and on a mesh of one device, the array itself.
-    """
+
+def shard_words(x: jax.Array, mesh: Mesh | None) -> jax.Array:
+    """[V,...] with its words sharded over ``tensor`` if that divides V, else replicated."""
+    divides = mesh is not None and x.shape[0] % mesh.shape["tensor"] == 0
+    return _constrained(x, mesh, "tensor" if divides else None)
+
+
+def replicate(x: jax.Array, mesh: Mesh | None) -> jax.Array:
+    """An array with a full copy on every device."""
+    return _constrained(x, mesh, None)
+
+
+def _constrained(x: jax.Array, mesh: Mesh | None, first_axis) -> jax.Array:
     if mesh is None or mesh.size == 1:
         return x
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(ROWS)))
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(first_axis)))
 
 
-def whole(x: jax.Array, mesh: Mesh | None, words: bool = False) -> jax.Array:
-    """An array that is not of rows, the same on all devices of a mesh.
-
-    ``words``: its first axis is cut over ``tensor``, where that divides it. Without a mesh, and on
-    a mesh of one device, the array itself.
-    """
-    if mesh is None or mesh.size == 1:
-        return x
-    cut = words and x.shape[0] % mesh.shape["tensor"] == 0
-    spec = PartitionSpec("tensor" if cut else None)
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
-
-
-def each_its_rows(function: Callable, mesh: Mesh | None, n_rows: int) -> Callable:
-    """The function run by every device on its own rows, so that none waits for another's.
+def sharded_over_rows(function: Callable, mesh: Mesh | None, n_rows: int) -> Callable:
+    """The function run by every device on its own rows, without waiting for other devices.
 
     Args:
       function: of ``n_rows`` arrays [S,...] and of parameters; gives one [S,...].
-      mesh: ``None``: the function as it is. Gradients of parameters are summed over the rows'
-        axes once, at the end. What is cut over ``tensor`` stays with the compiler.
-      n_rows: how many.
+      mesh: ``None``: the function itself. Gradients of parameters are summed over the axes of rows
+        once, at the end. The compiler handles what is sharded over ``tensor``.
+      n_rows: how many arrays of rows come first.
     """
     axes = () if mesh is None else tuple(axis for axis in ROWS if mesh.shape[axis] > 1)
     if not axes:

@@ -140,8 +140,8 @@ class Shardings:
         axes = (*[None] * (len(shape) - len(axes)), *axes)  # [L] in front where layers are stacked
         return self._dividing(axes, shape)
 
-    def cut(self, axes: tuple[Any, ...], shape: tuple[int, ...]) -> NamedSharding:
-        """Of an array whose axes are cut over these mesh axes, where they divide them."""
+    def sharded(self, axes: tuple[Any, ...], shape: tuple[int, ...]) -> NamedSharding:
+        """Sharding of an array over these mesh axes, as far as they divide its shape."""
         return self._at(*self._dividing(axes, shape))
 
     def _dividing(self, axes: tuple[Any, ...], shape: tuple[int, ...]) -> list[Any]:

@@ -9,7 +9,7 @@ import math
 
 from txl_jax.config import ExperimentConfig, ProtocolConfig, TransformerXLConfig
 from txl_jax.model.adaptive import clusters
-from txl_jax.model.ring import FEW
+from txl_jax.model.ring import SINGLE_RING_MAX_TOKENS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,9 @@ def of_layers(c: TransformerXLConfig, cut: Cut, cached: bool = False) -> float:
     """
     t, k, width = cut.positions, cut.mem_len + cut.positions, c.n_head * c.d_head
     projections = 4 * (t + (t if cached else k)) * c.d_model * width
-    distances = min(k, c.clamp_len + t) if cached and t > FEW and c.clamp_len > 0 else k
+    distances = (
+        min(k, c.clamp_len + t) if cached and t > SINGLE_RING_MAX_TOKENS and c.clamp_len > 0 else k
+    )
     scores = (4 * k + (0 if c.memory_free else 2 * distances)) * t * width
     row = projections + scores + 4 * t * c.d_model * c.d_inner
     projects = c.attention == "relative" and not cached

@@ -1,14 +1,15 @@
-"""Attention to memory and segment behind one function, computed as a name says.
+"""Attention over memory and segment behind one function, computed by the implementation named.
 
-    reference    plainly: all T x K scores at once
-    xla          some queries at a time, computed again for the gradient: O(K) memory; anywhere
+    reference    all T x K scores at once, written plainly
+    xla          a group of queries at a time, recomputed for the gradient: O(K) memory, any device
     triton       fused, for NVIDIA GPUs
     pallas_tpu   fused, for TPUs
-    cudnn        fused by NVIDIA's library, the position term handed to it as a bias
+    cudnn        fused by NVIDIA's library, which takes the position term as a bias
 
-All give the same, gradients included, with the same dropout mask (dropping.py).
+All give the same values and gradients, with the same dropout mask (model/dropout.py).
 """
 
 from txl_jax.model.kernels.choice import IMPLEMENTATIONS, attend
+from txl_jax.model.kernels.inputs import AttentionInputs
 
-__all__ = ["IMPLEMENTATIONS", "attend"]
+__all__ = ["IMPLEMENTATIONS", "AttentionInputs", "attend"]

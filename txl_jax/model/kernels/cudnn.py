@@ -1,27 +1,25 @@
 """Attention by NVIDIA's cuDNN, through ``jax.nn.dot_product_attention``.
 
-Positions enter as a bias: their scores [N,B,T,K] and the gradient of them are kept in device
-memory, the products with keys and the softmax are fused. No dropout of weights, half precision
-only. Older versions gave a wrong gradient of the bias for more than one row, so it is used by name
-only, and training compares it with the plain form before it starts (parity.py).
+Positions enter as a bias: their scores [N,B,T,K] and the gradient of the scores are kept in device
+memory; the products with keys and the softmax are fused. There is no dropout of weights, and half
+precision only. Older versions gave a wrong gradient of the bias for more than one row. So ``auto``
+never takes it, and training compares it with the plain form before it starts (parity.py).
 """
 
 import jax
 import jax.numpy as jnp
 
-from txl_jax.model.kernels.dropping import Dropping
-from txl_jax.model.masks import AttentionMask
-from txl_jax.model.positions import Positions
+from txl_jax.model.kernels.inputs import AttentionInputs
 from txl_jax.model.scores import position_scores
 
 
-def supports(q_shape, n_keys: int, positions: Positions, dropping, dtype) -> str | None:
+def supports(x: AttentionInputs) -> str | None:
     """Why this form cannot be computed here, in words; ``None``: it can."""
-    t, h = q_shape[2:]
-    if dropping is not None:
+    (t, h), n_keys, dtype = x.q.shape[2:], x.k.shape[2], jnp.dtype(x.q.dtype)
+    if x.dropout is not None:
         return "it has no dropout of attention weights (model.dropatt)"
-    if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16):
-        return f"it is for bfloat16 and float16, not {jnp.dtype(dtype)}"
+    if dtype not in (jnp.bfloat16, jnp.float16):
+        return f"it is for bfloat16 and float16, not {dtype}"
     if h % 8 or h > 256:
         return f"it has heads of a multiple of 8 up to 256, not of {h}"
     if t % 2 or n_keys % 2:
@@ -29,24 +27,15 @@ def supports(q_shape, n_keys: int, positions: Positions, dropping, dtype) -> str
     return None
 
 
-def attend(
-    q: jax.Array,
-    k: jax.Array,
-    val: jax.Array,
-    positions: Positions,
-    visible: AttentionMask,
-    dropping: Dropping | None = None,
-) -> jax.Array:
+def attend(x: AttentionInputs) -> jax.Array:
     """See :func:`txl_jax.model.kernels.choice.attend`."""
-    bias = None
-    if positions.r is not None:
-        scores = position_scores(q, positions.v, positions.r, positions.b)
-        bias = scores.astype(q.dtype).swapaxes(0, 1)
-    if positions.u is not None:
-        q = q + positions.u[:, None, None, :]
-    theirs = lambda x: x.transpose(1, 2, 0, 3)  # [B,T,N,H]
-    mask = visible.allowed()[:, None]
+    p, bias = x.positions, None
+    if p.r is not None:
+        bias = position_scores(x.q, p.v, p.r, p.b).astype(x.q.dtype).swapaxes(0, 1)
+    by_row = lambda heads: heads.transpose(1, 2, 0, 3)  # [B,T,N,H]
+    q, k, val = by_row(x.biased_queries()[0]), by_row(x.k), by_row(x.val)
+    mask = x.mask.allowed()[:, None]
     gathered = jax.nn.dot_product_attention(
-        theirs(q), theirs(k), theirs(val), bias, mask, scale=1.0, implementation="cudnn"
+        q, k, val, bias, mask, scale=1.0, implementation="cudnn"
     )
     return gathered.transpose(2, 0, 1, 3)

@@ -32,9 +32,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from txl_jax.model.kernels.dropping import ROW, Dropping, bits
-from txl_jax.model.masks import AttentionMask
-from txl_jax.model.positions import Positions
+from txl_jax.model.dropout import HEAD_STRIDE, AttentionDropout
+from txl_jax.model.kernels.inputs import AttentionInputs
 
 LANES = 128
 MOST_SUMMED = 16 * 2**20
@@ -98,61 +97,50 @@ def tile_size(seg_len: int) -> int:
     return 2 * LANES if -(-seg_len // LANES) % 2 == 0 else LANES
 
 
-def supports(q_shape, n_keys: int, positions: Positions, dropping, dtype) -> str | None:
-    """``None`` if :func:`attend` computes this form (q_shape: [N,B,T,H]), else why not."""
-    if positions.r is None:
-        return "it is for attention with vectors of distances (r), and this form has none"
-    if positions.b is not None:
-        return "it has no learnt scalars of distances (b)"
-    if jnp.dtype(dtype) not in (jnp.float32, jnp.bfloat16):
-        return f"it is for float32 and bfloat16, not {jnp.dtype(dtype).name}"
-    t, h = q_shape[2:]
+def supports(x: AttentionInputs) -> str | None:
+    """Why this form cannot be computed here, in words; ``None``: it can."""
+    (t, h), n_keys = x.q.shape[2:], x.k.shape[2]
+    if reason := x.unsupported_by_fused():
+        return reason
     if Tiles(tile_size(t), t, n_keys - t, n_keys - 1, None).summed(h) > MOST_SUMMED:
         return f"gradients of {n_keys} keys of {h} numbers are more than fit on the chip"
     return None
 
 
 def attend(
-    q: jax.Array,
-    k: jax.Array,
-    val: jax.Array,
-    positions: Positions,
-    visible: AttentionMask,
-    dropping: Dropping | None = None,
+    x: AttentionInputs,
     *,
     tile: int | None = None,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> jax.Array:
-    """See :func:`txl_jax.model.kernels.choice.attend`; has a gradient, which has none itself.
+    """See :func:`txl_jax.model.kernels.choice.attend`; can be differentiated once.
 
     Args:
-      q, k, val, positions, visible, dropping: as there.
+      x: as there.
       tile: S, a multiple of 128 on a TPU; ``None``: :func:`tile_size`.
-      interpret: run the kernel's operations one by one on any device, slowly; with parameters, a
-        TPU's memories as well.
+      interpret: run the kernel's operations one by one on any device, slowly; with parameters,
+        simulate a TPU's memories as well.
 
     Raises:
-      ValueError: what :func:`supports` names.
+      ValueError: a form that :func:`supports` refuses.
     """
-    reason = supports(q.shape, k.shape[2], positions, dropping, q.dtype)
-    if reason is not None:
+    if reason := supports(x):
         raise ValueError(f"kernel 'pallas_tpu': {reason}")
-    t, m, size = visible.seg_len, visible.mem_len, tile or tile_size(visible.seg_len)
-    rate, seed = (dropping.rate, dropping.seed) if dropping else (None, jnp.zeros(2, jnp.uint32))
-    tiles = Tiles(size, t, m, visible.reach, rate)
+    mask, dropout, r = x.mask, x.dropout, x.positions.r
+    assert r is not None
+    t, m, size = mask.seg_len, mask.mem_len, tile or tile_size(mask.seg_len)
+    rate, seed = (dropout.rate, dropout.seed) if dropout else (None, jnp.zeros(2, jnp.uint32))
+    tiles = Tiles(size, t, m, mask.reach, rate)
     more_t, more_k = tiles.n_q * size - t, tiles.n_k * size - (m + t)
-    biased = lambda x: q if x is None else (q + x[:, None, None, :]).astype(q.dtype)
-    queries = [_pad(biased(x), 2, 0, more_t) for x in (positions.u, positions.v)]
-    keys = [_pad(x.astype(q.dtype), 2, 0, more_k) for x in (k, val)]
-    assert positions.r is not None
-    r = positions.r.astype(q.dtype)
-    r = _pad(r, 1, more_t, tiles.r_rows - more_t - r.shape[1])
+    queries = [_pad(biased, 2, 0, more_t) for biased in x.biased_queries()]
+    keys = [_pad(heads.astype(x.q.dtype), 2, 0, more_k) for heads in (x.k, x.val)]
+    r = _pad(r.astype(x.q.dtype), 1, more_t, tiles.r_rows - more_t - r.shape[1])
     episodes = None
-    if visible.episode is not None:
-        own = visible.episode[:, None]
+    if mask.episode is not None:
+        own = mask.episode[:, None]
         episodes = _pad(own, 2, 0, more_t), _pad(own, 2, m, more_k)
-    masks = (visible.filled, seed, episodes)
-    return _fused(*queries, *keys, r, masks, tiles, interpret)[:, :, :t].astype(val.dtype)
+    masks = (mask.filled, seed, episodes)
+    return _fused(*queries, *keys, r, masks, tiles, interpret)[:, :, :t].astype(x.val.dtype)
 
 
 def _pad(x: jax.Array, axis: int, before: int, after: int) -> jax.Array:
@@ -327,7 +315,7 @@ class _Tile:
         self.query = i * s + lax.broadcasted_iota(jnp.int32, (s, 1), 0)
         self.key = self.j * s + lax.broadcasted_iota(jnp.int32, (1, s), 1)
         self.window = tiles.n_q - 1 - i + self.j
-        self.line = head * ROW + row
+        self.row = head * HEAD_STRIDE + row
         self.oldest = tiles.mem_len - filled[row]
 
     def allowed(self) -> jax.Array:
@@ -340,13 +328,11 @@ class _Tile:
         return seen & (_column(of_queries[...]) == of_keys[...])
 
     def kept(self) -> jax.Array | float:
-        """That of :func:`txl_jax.model.kernels.dropping.kept`: [S,S]."""
+        """That of :meth:`AttentionDropout.mask`: [S,S]."""
         if self.tiles.rate is None:
             return 1.0
-        d = Dropping(self.seed, self.tiles.rate)
-        places = (x.astype(jnp.uint32) for x in (self.line, self.query, self.key))
-        drawn = bits(d.seed[0], d.seed[1], *places)
-        return jnp.where(drawn >= jnp.uint32(d.threshold), 1.0 / (1.0 - d.rate), 0.0)
+        places = (x.astype(jnp.uint32) for x in (self.row, self.query, self.key))
+        return AttentionDropout(self.seed, self.tiles.rate).factors(*places)
 
     def scores(self) -> jax.Array:
         """Content, and position moved into place: [S,S]."""

@@ -12,9 +12,7 @@ import importlib
 import jax
 import jax.numpy as jnp
 
-from txl_jax.model.kernels.dropping import Dropping
-from txl_jax.model.masks import AttentionMask
-from txl_jax.model.positions import Positions
+from txl_jax.model.kernels.inputs import AttentionInputs
 
 _WIDEST = 128
 _ENOUGH_PROGRAMS = 528  # for the gradient of r: four for each of an H100's 132 processors
@@ -27,7 +25,7 @@ class Form:
     Attributes:
       reach, mem_len: as of AttentionMask.
       episodes: whether the ids of episodes are to be compared.
-      threshold, scale: of Dropping: which bits keep a weight, and what it is then multiplied by.
+      threshold, scale: of AttentionDropout.
     """
 
     mem_len: int
@@ -46,31 +44,12 @@ class Tiling:
     num_stages: int
 
 
-def supports(
-    q_shape: tuple[int, ...],
-    n_keys: int,
-    positions: Positions,
-    dropping: Dropping | None,
-    dtype: jnp.dtype,
-) -> str | None:
-    """``None`` if :func:`attend` can do this form here, else the reason in words.
-
-    Args:
-      q_shape: N, B, T, H.
-      n_keys: K.
-      positions: those of the form.
-      dropping: any.
-      dtype: of q, k and val.
-    """
-    del n_keys, dropping  # any
-    if positions.r is None:
-        return "it is for attention with vectors of distances (r), and this form has none"
-    if positions.b is not None:
-        return "it has no learnt scalars of distances (b)"
-    if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float32):
-        return f"it is for bfloat16 and float32, not {jnp.dtype(dtype).name}"
-    if q_shape[-1] > _WIDEST:
-        return f"it is for heads of at most {_WIDEST} numbers, not {q_shape[-1]}"
+def supports(x: AttentionInputs) -> str | None:
+    """Why this form cannot be computed here, in words; ``None``: it can."""
+    if reason := x.unsupported_by_fused():
+        return reason
+    if x.q.shape[-1] > _WIDEST:
+        return f"it is for heads of at most {_WIDEST} numbers, not {x.q.shape[-1]}"
     try:
         importlib.import_module("jax_triton")
     except ImportError as error:
@@ -78,36 +57,28 @@ def supports(
     return None
 
 
-def attend(
-    q: jax.Array,
-    k: jax.Array,
-    val: jax.Array,
-    positions: Positions,
-    visible: AttentionMask,
-    dropping: Dropping | None = None,
-) -> jax.Array:
+def attend(x: AttentionInputs) -> jax.Array:
     """See :func:`txl_jax.model.kernels.choice.attend`; for r without b (:func:`supports`)."""
-    assert positions.r is not None
-    assert positions.b is None
-    plus = lambda bias: q if bias is None else (q + bias[:, None, None, :]).astype(q.dtype)
+    mask, dropout = x.mask, x.dropout
     form = Form(
-        mem_len=visible.mem_len,
-        reach=visible.reach,
-        episodes=visible.episode is not None,
-        threshold=0 if dropping is None else dropping.threshold,
-        scale=1.0 if dropping is None else 1.0 / (1.0 - dropping.rate),
+        mem_len=mask.mem_len,
+        reach=mask.reach,
+        episodes=mask.episode is not None,
+        threshold=0 if dropout is None else dropout.threshold,
+        scale=1.0 if dropout is None else dropout.scale,
     )
+    unused = mask.filled
     where = (
-        visible.filled,
-        visible.filled if visible.episode is None else visible.episode,
-        visible.filled if dropping is None else dropping.seed,
+        mask.filled,
+        unused if mask.episode is None else mask.episode,
+        unused if dropout is None else dropout.seed,
     )
-    return _attend(form, plus(positions.u), plus(positions.v), k, val, positions.r, where)
+    return _attend(form, *x.biased_queries(), x.k, x.val, x.positions.r, where)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(form: Form, qu, qv, k, val, r, where):
-    """[N,B,T,H]; ``where``: filled, episode and seed (filled again, where not used)."""
+    """[N,B,T,H]; ``where``: filled, episode and seed."""
     return _forward(form, qu, qv, k, val, r, where)[0]
 
 

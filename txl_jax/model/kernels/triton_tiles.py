@@ -27,15 +27,15 @@ Nothing is kept of a tile: the gradient's kernels form it again, each for what i
 Arguments: qu = q + u, qv = q + v [N*B,T,H]; k, val [N*B,K,H]; r [N,K,H]; filled [B]; episode [B,T]
 and seed [2] (anything, where not used); out, dout as q; lse and delta = sum(out * dout) float32
 [N*B,T]. What a tile holds beyond T, K or H is 0. ``SIZE`` is S, a power of 2; ``WIDTH`` is H
-rounded up to one. ``THRESHOLD`` and ``SCALE``: see dropping.py; 0 and 1 without dropout.
+rounded up to one. ``THRESHOLD`` and ``SCALE``: see dropout.py; 0 and 1 without dropout.
 """
 
 import triton
 import triton.language as tl
 
-from txl_jax.model.kernels import dropping
+from txl_jax.model import dropout
 
-ROW = tl.constexpr(dropping.ROW)
+HEAD_STRIDE = tl.constexpr(dropout.HEAD_STRIDE)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -128,7 +128,7 @@ def seen(query, key, of_query, of_key, M, reach, empty, EPISODES: tl.constexpr):
 
 @triton.jit
 def mix(x):
-    """As dropping.mix."""
+    """As dropout.mix."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
@@ -136,8 +136,8 @@ def mix(x):
 
 @triton.jit
 def kept(seed, head, b, query, key, THRESHOLD: tl.constexpr):
-    """Which weights dropout keeps, bit for bit as dropping.bits says."""
-    row = (head * ROW + b).to(tl.uint32)
+    """Which weights dropout keeps, the same as AttentionDropout.factors."""
+    row = (head * HEAD_STRIDE + b).to(tl.uint32)
     line = mix(mix(tl.load(seed) + row) ^ query.to(tl.uint32))
     start = mix(line ^ tl.load(seed + 1))
     return mix(start + key.to(tl.uint32) * 0x9E3779B9) >= tl.full((), THRESHOLD, tl.uint32)

@@ -1,8 +1,8 @@
-"""Attention some queries at a time: scores of Q x K instead of T x K, on any device.
+"""Attention for a group of queries at a time: scores of [group,K] instead of [T,K], on any device.
 
-Each group of queries reads the keys up to its own last one only (nothing later could be seen, nor
-anything beyond the window), and its scores are computed again for the gradient. A short segment
-keeps its scores, which are few; its groups only spare what nobody sees.
+Each group reads only the keys up to its own last query and within the window. Its scores are
+computed again for the gradient. A short segment keeps its scores, because they are few; its groups
+only skip keys that none of their queries may attend to.
 """
 
 import functools
@@ -11,102 +11,89 @@ import jax
 import jax.numpy as jnp
 
 from txl_jax.model.kernels import reference
-from txl_jax.model.kernels.dropping import Dropping
-from txl_jax.model.masks import AttentionMask
-from txl_jax.model.positions import Positions
+from txl_jax.model.kernels.inputs import AttentionInputs
 from txl_jax.parallel.ordering import zero_after
 
+SHORT_GROUP = {"cpu": 64}
+"""Queries of a group in a short segment, by platform; elsewhere a short segment is one group."""
 _SHORT = 128
 _MOST_GROUPS = 16
 
 
-def attend(
-    q: jax.Array,
-    k: jax.Array,
-    val: jax.Array,
-    positions: Positions,
-    visible: AttentionMask,
-    dropping: Dropping | None = None,
-    few: int | None = None,
-) -> jax.Array:
-    """See :func:`txl_jax.model.kernels.choice.attend`.
-
-    ``few``: see :func:`group_size`.
-    """
-    t, m = visible.seg_len, visible.mem_len
-    size, short = group_size(t, few), t <= _SHORT
+def attend(x: AttentionInputs, short_group: int | None = None) -> jax.Array:
+    """See :func:`txl_jax.model.kernels.choice.attend`; ``short_group``: see :func:`group_size`."""
+    t, m, unknown = x.mask.seg_len, x.mask.mem_len, x.mask.filled[0]
+    size, short = group_size(t, short_group), t <= _SHORT
     gathered: list[jax.Array] = []
-    number = visible.filled[0]
     for start in range(0, t, size):
         queries = slice(start, min(start + size, t))
-        keys = slice(max(0, m + start - visible.reach), m + queries.stop)
-        part = functools.partial(reference.attend_part, queries=queries, keys=keys)
-        asking = q[:, :, queries]
+        keys = slice(max(0, m + start - x.mask.reach), m + queries.stop)
+        q = x.q[:, :, queries]
         if gathered and not short:
-            asking, gathered[-1] = _one_by_one(asking, gathered[-1], number)
-        own = (asking, k[:, :, keys], val[:, :, keys])
-        near = positions.nearest(keys.stop - keys.start)
-        if short:
-            gathered.append(part(*own, near, visible, dropping))
-        else:
-            gathered.append(_computed_again(part, (*own, near), (visible, dropping), number))
+            q, gathered[-1] = _in_order(q, gathered[-1], unknown)
+        near = x.positions.nearest(keys.stop - keys.start)
+        group = x.replace(q=q, k=x.k[:, :, keys], val=x.val[:, :, keys], positions=near)
+        attend_part = functools.partial(reference.attend_part, queries=queries, keys=keys)
+        gathered.append(attend_part(group) if short else _recomputed(attend_part, group, unknown))
     return jnp.concatenate(gathered, axis=2)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _computed_again(function, inputs, others, number: jax.Array):
-    """``function(*inputs, *others)``; for the gradient of its inputs it is computed again.
+def _recomputed(function, x: AttentionInputs, unknown: jax.Array) -> jax.Array:
+    """``function(x)``, which is computed again for the gradient.
 
-    As ``jax.checkpoint``, whose second computation some compilers merge with the first.
+    Like ``jax.checkpoint``, but no compiler can merge the second computation with the first.
     """
-    return function(*inputs, *others)
+    return function(x)
 
 
-def _computed_again_forward(function, inputs, others, number):
-    return function(*inputs, *others), (inputs, others, number)
+def _recomputed_forward(function, x, unknown):
+    return function(x), (x, unknown)
 
 
-def _computed_again_backward(function, saved, gradient):
-    (q, *rest), others, number = saved
-    _, pull = jax.vjp(lambda *x: function(*x, *others), _after(q, gradient, number), *rest)
-    return pull(gradient), None, None
+def _recomputed_backward(function, saved, gradient):
+    x, unknown = saved
+    with_arrays = lambda q, k, val, positions: x.replace(q=q, k=k, val=val, positions=positions)
+    q = _after(x.q, gradient, unknown)
+    _, pull = jax.vjp(lambda *arrays: function(with_arrays(*arrays)), q, x.k, x.val, x.positions)
+    return with_arrays(*pull(gradient)).replace(mask=None, dropout=None), None
 
 
-_computed_again.defvjp(_computed_again_forward, _computed_again_backward)
+_recomputed.defvjp(_recomputed_forward, _recomputed_backward)
 
 
 @jax.custom_vjp
-def _one_by_one(later: jax.Array, earlier: jax.Array, number: jax.Array):
-    """Both as they are: ``later`` is known only when ``earlier`` is, its gradient the other way.
+def _in_order(later: jax.Array, earlier: jax.Array, unknown: jax.Array):
+    """Both unchanged: ``later`` depends on ``earlier``; their gradients the other way round.
 
-    A compiler that begins all groups at once holds the scores of all of them.
+    Without this, a compiler may start all groups at once and hold the scores of all of them.
     """
-    return _after(later, earlier, number), earlier
+    return _after(later, earlier, unknown), earlier
 
 
-def _one_by_one_forward(later, earlier, number):
-    return _one_by_one(later, earlier, number), number
+def _in_order_forward(later, earlier, unknown):
+    return _in_order(later, earlier, unknown), unknown
 
 
-def _one_by_one_backward(number, gradients):
+def _in_order_backward(unknown, gradients):
     later, earlier = gradients
-    return later, _after(earlier, later, number), None
+    return later, _after(earlier, later, unknown), None
 
 
-_one_by_one.defvjp(_one_by_one_forward, _one_by_one_backward)
+_in_order.defvjp(_in_order_forward, _in_order_backward)
 
 
-def _after(x: jax.Array, done: jax.Array, number: jax.Array) -> jax.Array:
-    """``x``, known only when ``done`` is."""
-    return x + zero_after(done, number).astype(x.dtype)
+def _after(x: jax.Array, done: jax.Array, unknown: jax.Array) -> jax.Array:
+    """``x``, but only once ``done`` is computed."""
+    return x + zero_after(done, unknown).astype(x.dtype)
 
 
-def group_size(seg_len: int, few: int | None = None) -> int:
-    """How many queries are taken at a time: 128, more if they would be more than 16 groups.
+def group_size(seg_len: int, short_group: int | None = None) -> int:
+    """Queries of a group: 128, or more where that would make more than 16 groups.
 
-    ``few``: about how many queries are enough for products to run at full speed. Segments of up to
-    128 are taken in equal groups of about so many; ``None``: whole.
+    ``short_group``: about how many queries keep products at full speed. A segment of up to 128 is
+    split into equal groups of about this size; ``None``: it is one group.
     """
     if seg_len > _SHORT:
         return max(_SHORT, -(-seg_len // _MOST_GROUPS))
-    return seg_len if few is None else -(-seg_len // max(1, round(seg_len / few)))
+    return seg_len if short_group is None else -(-seg_len // max(1, round(seg_len / short_group)))
