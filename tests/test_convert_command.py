@@ -17,7 +17,7 @@ import txl_jax
 from txl_jax import convert
 from txl_jax.checkpoint import tensors
 from txl_jax.checkpoint.checkpoints import Checkpoints
-from txl_jax.checkpoint.errors import CheckpointError
+from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
 from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.convert import ModelFormatError, Request
 
@@ -250,10 +250,10 @@ def test_a_damaged_export_is_refused(files):
     out = files / "out"
     convert.export(str(files / "run"), str(out))
     (out / "config.json").write_text("{")
-    with pytest.raises(ModelFormatError, match=r"config\.json: is not JSON"):
+    with pytest.raises(WorkdirError, match=r"config\.json is damaged \(it is not JSON"):
         convert.load_exported(str(out))
     (out / "config.json").unlink()
-    with pytest.raises(ModelFormatError, match=r"config\.json: cannot be read"):
+    with pytest.raises(WorkdirError, match=r"config\.json: cannot be read"):
         convert.load_exported(str(out))
 
 
@@ -267,12 +267,12 @@ def test_a_damaged_export_is_refused(files):
         ({"source": "gone.safetensors"}, "there is no such file, folder or TF checkpoint"),
         ({"args": None}, "format pytorch needs args"),
         ({"args": {**ARGS, "n_layer": 0}}, r"model\.n_layer = 0"),
-        ({"args": {**ARGS, "n_token": 17}}, "has 16 symbols, and the model is of 17"),
+        ({"args": {**ARGS, "n_token": 17}}, "has 16 symbols, and the model has 17"),
         ({"args": {**ARGS, "same_length": True, "mem_len": 0}}, "needs a memory"),
         ({"vocab": None}, "has no vocabulary that can be read"),
         ({"vocab": "gone.txt"}, "there is no such file"),
         ({"format": "keras"}, "format 'keras': must be one of pytorch, nvidia"),
-        ({"overrides": {"model.n_layer": "3"}}, "the model is the source's"),
+        ({"overrides": {"model.n_layer": "3"}}, "the source defines the model"),
         ({"overrides": {"evaluate.seg_lenn": "3"}}, "nearest key is 'evaluate.seg_len'"),
     ],
 )
@@ -312,7 +312,7 @@ def test_a_folder_with_something_in_it_is_left_as_it_is(files):
         ((), "--workdir"),
         (("--workdir=w",), "name either a SOURCE to convert, or a folder to --export to"),
         (("s", "--workdir=w", "--vocab=v", "--corpus=text"), "two vocabularies"),
-        (("s", "--workdir=w", "--path=p"), "--path is of a --corpus"),
+        (("s", "--workdir=w", "--path=p"), "--path needs a --corpus"),
         (("s", "--workdir=w", "--format=keras"), "invalid choice: 'keras'"),
         (("--export=o", "--workdir=w", "--vocab=v"), "--export goes with"),
     ],
@@ -334,3 +334,34 @@ def test_errors_of_the_command_are_one_line(files, capsys):
     args = f"--args={files / 'args.json'}"
     assert main([source, args, f"--vocab={files / 'vocab.txt'}", f"--workdir={files / 'run'}"]) == 2
     assert "must hold an object of arguments" in capsys.readouterr().err
+
+
+def test_a_failed_save_is_one_line_and_the_folder_is_no_workdir(files):
+    code = """
+import resource, sys
+from txl_jax.convert.__main__ import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # bytes, so that a save fails
+sys.exit(main(sys.argv[1:]))
+"""
+    flags = (f"--args={files / 'args.json'}", f"--vocab={files / 'vocab.txt'}")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            code,
+            files / "state.safetensors",
+            f"--workdir={files / 'run'}",
+            *flags,
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tiny_runs.ROOT,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "cannot be written" in line
+    assert "File too large" in line
+    assert not (files / "run" / "config.json").exists()

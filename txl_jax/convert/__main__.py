@@ -1,4 +1,4 @@
-"""The command: a model of another program into a workdir, or a workdir's model into plain files.
+"""The command that converts other programs' models into workdirs, and exports workdirs.
 
     python -m txl_jax.convert state.safetensors --args=args.json --vocab=vocab.txt --workdir=DIR
     python -m txl_jax.convert checkpoint_best.pt --format=nvidia --workdir=DIR
@@ -6,7 +6,7 @@
     python -m txl_jax.convert model.ckpt-0 --args=flags.json --vocab=vocab.txt --workdir=DIR
     python -m txl_jax.convert --export=OUT --workdir=DIR
 
-Any setting of the experiment but the model's is a flag: ``--config.evaluate.seg_len=64``.
+Every setting that is not the model's is a flag: ``--config.evaluate.seg_len=64``.
 """
 
 import argparse
@@ -24,20 +24,21 @@ from txl_jax.config import ConfigError
 from txl_jax.config.folders import expanded
 from txl_jax.convert.conversion import Format, Request, to_workdir
 from txl_jax.data.errors import DataError
+from txl_jax.library_errors import log_library_errors
 from txl_jax.messages import describe_os_error, one_line
 
 KNOWN_ERRORS = (ModelFormatError, ConfigError, DataError, CheckpointError, WorkdirError, OSError)
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """Flags, and the overrides of settings; exits with 2 where they make no sense."""
+    """The flags and the overrides of settings; exits with 2 if flags contradict each other."""
     p = argparse.ArgumentParser("python -m txl_jax.convert", allow_abbrev=False)
     p.add_argument("source", nargs="?", help="state file, TF checkpoint prefix, or folder")
-    p.add_argument("--workdir", required=True, help="new folder of the model; with --export: read")
-    p.add_argument("--format", choices=get_args(Format), help="whose the source is")
-    p.add_argument("--args", help="JSON file with arguments of the program's constructor")
+    p.add_argument("--workdir", required=True, help="new folder to write; with --export: to read")
+    p.add_argument("--format", choices=get_args(Format), help="the program that wrote the source")
+    p.add_argument("--args", help="JSON file with the constructor's arguments")
     p.add_argument("--vocab", help="vocabulary: one symbol a line, or JSON")
-    p.add_argument("--corpus", help="name of the corpus that has the vocabulary")
+    p.add_argument("--corpus", help="name of a corpus with this vocabulary")
     p.add_argument("--path", help="where the corpus is")
     p.add_argument("--export", metavar="OUT", help="write the workdir's model into this new folder")
     p.add_argument("--step", default="best", help="checkpoint to export: best, latest or a number")
@@ -59,18 +60,25 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     if flags.vocab and flags.corpus:
         p.error("--vocab and --corpus are two vocabularies; give one")
     if flags.path and not flags.corpus:
-        p.error("--path is of a --corpus")
+        p.error("--path needs a --corpus")
     return flags, overrides
 
 
 def main(argv: list[str]) -> int:
-    """Converts or exports; the exit code of the process."""
+    """Converts or exports; returns the exit code."""
     flags, overrides = parse(argv)
     interrupts.restore_keyboard_interrupt()
     logging.set_verbosity(logging.ERROR)
     try:
-        _expand_home(flags)
-        return _export(flags) if flags.export else _convert(flags, overrides)
+        for name, value in vars(flags).items():
+            if value and value.startswith("~"):
+                flag = "SOURCE" if name == "source" else f"--{name}"
+                setattr(flags, name, str(expanded(value, flag)))
+        if flags.export:
+            step = export(flags.workdir, flags.export, flags.step)
+            print(f"step {step} is in {flags.export}")
+            return 0
+        return _convert(flags, overrides)
     except KNOWN_ERRORS as error:
         doing = f"export of {flags.workdir}" if flags.export else f"conversion of {flags.source}"
         text = describe_os_error(error, doing) if isinstance(error, OSError) else error
@@ -80,34 +88,19 @@ def main(argv: list[str]) -> int:
         return interrupts.report_interrupt()
 
 
-def _expand_home(flags: argparse.Namespace) -> None:
-    """Replaces ``~`` in every flag that is a path."""
-    for name in ("source", "workdir", "args", "vocab", "path", "export"):
-        value = getattr(flags, name)
-        if value and value.startswith("~"):
-            flag = "SOURCE" if name == "source" else f"--{name}"
-            setattr(flags, name, str(expanded(value, flag)))
-
-
-def _export(flags: argparse.Namespace) -> int:
-    step = export(flags.workdir, flags.export, flags.step)
-    print(f"step {step} is in {flags.export}")
-    return 0
-
-
 def _convert(flags: argparse.Namespace, overrides: dict[str, str]) -> int:
-    data = {"name": flags.corpus, "path": flags.path} if flags.corpus else None
-    model = to_workdir(
-        Request(
-            source=flags.source,
-            workdir=os.path.abspath(flags.workdir),
-            format=flags.format,
-            args=_json(flags.args) if flags.args else None,
-            vocab=flags.vocab,
-            data=data,
-            overrides=overrides,
-        )
+    workdir = os.path.abspath(flags.workdir)
+    log_library_errors(workdir)
+    request = Request(
+        source=flags.source,
+        workdir=workdir,
+        format=flags.format,
+        args=_json(flags.args) if flags.args else None,
+        vocab=flags.vocab,
+        data={"name": flags.corpus, "path": flags.path} if flags.corpus else None,
+        overrides=overrides,
     )
+    model = to_workdir(request)
     shape = f"{model.n_layer} layers, d_model {model.d_model}, {model.vocab_size} symbols"
     print(f"{flags.workdir}: {model.attention} attention, {shape}; to score it:")
     print(f"  python -m txl_jax.main --mode=evaluate --workdir={flags.workdir}")

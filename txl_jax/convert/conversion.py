@@ -1,8 +1,8 @@
 """A model of another program as a workdir, ready to be scored and sampled from.
 
-    check what was asked for ──▶ read the tensors ──▶ convert ──▶ write
+    check the request ──▶ read the tensors ──▶ convert ──▶ write
 
-What can be known to be wrong without the tensors is said before they are read.
+Everything that can be checked without the tensors is checked before they are read.
 """
 
 import dataclasses
@@ -17,19 +17,13 @@ from txl_jax.checkpoint.errors import ModelFormatError
 from txl_jax.checkpoint.loading import load_exported
 from txl_jax.checkpoint.provenance import provenance
 from txl_jax.checkpoint.saving import require_empty_folder
-from txl_jax.checkpoint.workdir import read_json
+from txl_jax.checkpoint.workdir import corpus_record, read_json, read_record
 from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB
-from txl_jax.config import (
-    CheckpointConfig,
-    DataConfig,
-    ExperimentConfig,
-    TransformerXLConfig,
-    override,
-)
+from txl_jax.config import CheckpointConfig, ExperimentConfig, TransformerXLConfig, override
 from txl_jax.convert import huggingface, pytorch, tensorflow
 from txl_jax.convert.files import TORCH, is_tensorflow, read
 from txl_jax.convert.vocabulary import vocab_from_file, vocab_in_folder
-from txl_jax.data.corpus import Corpus, corpus_from_config
+from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.vocab import Vocab
 from txl_jax.files import write_json
 from txl_jax.model.footprint import of_parameters
@@ -38,20 +32,20 @@ from txl_jax.parallel.device_memory import check_memory
 Format = Literal["pytorch", "nvidia", "huggingface", "tensorflow", "txl_jax"]
 
 WT103_SYMBOLS = 267_735
-"""Of WikiText-103's training text, ``<eos>`` included."""
+"""The vocabulary size of WikiText-103, with ``<eos>``."""
 
 HUGGINGFACE_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """How a program's models are converted.
+    """How the models of a program are converted.
 
     Attributes:
       config: its arguments to a configuration.
       params: its tensors and that configuration to parameters.
-      first_memory: what its memory is before the first segment, see ``ProtocolConfig``.
-      mem_len: M of its evaluation where the arguments do not say.
+      first_memory: its memory before the first segment, see ``ProtocolConfig``.
+      mem_len: M for evaluation if the arguments do not give it.
     """
 
     config: Callable[[Mapping[str, Any]], TransformerXLConfig]
@@ -78,21 +72,20 @@ PROGRAMS: dict[str, Program] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to convert, and into what.
+    """What to convert, and where to write it.
 
     Attributes:
-      source: a file with tensors, a TF checkpoint's prefix, or a folder of Hugging Face's or of
-        :func:`~txl_jax.checkpoint.saving.export`.
+      source: a file with tensors, a TF checkpoint's prefix, a Hugging Face folder, or a folder
+        that :func:`~txl_jax.checkpoint.saving.export` wrote.
       workdir: new or empty.
-      format: whose it is; ``None``: told by what a folder or a prefix looks like, else
-        ``pytorch``.
-      args: arguments of the program's constructor; they go over those that the source has
-        itself. ``tgt_len``, ``mem_len``, ``ext_len``, ``clamp_len`` and ``same_length`` among them
-        decide how the model is evaluated.
+      format: the program that wrote the source; ``None``: see :func:`detect`.
+      args: arguments of the program's constructor; they override those in the source.
+        ``tgt_len``, ``mem_len``, ``ext_len``, ``clamp_len`` and ``same_length`` among them decide
+        how the model is evaluated.
       vocab: file with the vocabulary, see :func:`~txl_jax.convert.vocabulary.vocab_from_file`.
-      data: settings of a corpus to evaluate on (``DataConfig``); its vocabulary is the model's
-        where ``vocab`` is ``None``.
-      overrides: dotted keys of the experiment to values, over everything but the model.
+      data: settings of a corpus to evaluate on (``DataConfig``); if ``vocab`` is ``None``, its
+        vocabulary is the model's.
+      overrides: other settings of the experiment by dotted key; none of the model.
     """
 
     source: str
@@ -105,47 +98,56 @@ class Request:
 
 
 def to_workdir(request: Request) -> TransformerXLConfig:
-    """Converts, and writes a workdir that :func:`txl_jax.load` opens; the model's shape.
+    """Converts a model into a workdir that :func:`txl_jax.load` opens; returns its configuration.
 
     Raises:
-      ModelFormatError: what is asked for, a file or a tensor cannot be used; nothing is written.
-      ConfigError, DataError: a setting, the corpus or the vocabulary cannot be used.
+      ModelFormatError: the request, a file or a tensor cannot be used; nothing is written.
+      ConfigError, DataError, WorkdirError: a setting, the corpus, the vocabulary or a JSON file
+        cannot be used; nothing is written.
+      CheckpointError: the workdir cannot be written; it gets no ``config.json``.
     """
     r = request
     require_empty_folder(r.workdir)
     for key in r.overrides:
         if key.partition(".")[0] == "model":
-            raise ModelFormatError(f"{key}: the model is the source's; use args of its program")
+            raise ModelFormatError(f"{key}: the source defines the model; use its program's args")
     if r.format not in (None, *get_args(Format)):
         raise ModelFormatError(f"format {r.format!r}: must be one of {', '.join(get_args(Format))}")
     name = r.format or detect(r.source)
     if name == "txl_jax":
         return _exported_to_workdir(r)
-    program, args = PROGRAMS[name], _known_args(r, name)
-    corpus = None if r.data is None else corpus_from_config(_data(r))
-    vocab = _known_vocab(r, name, corpus)
+    program, args, corpus = PROGRAMS[name], _known_args(r, name), None
+    if r.data is not None:
+        data = {k: v for k, v in r.overrides.items() if k.startswith("data.")}
+        exp = override(ExperimentConfig.from_dict({"data": r.data}), data)
+        corpus = corpus_from_config(exp.data)
+    vocab = corpus.vocab if corpus and r.vocab is None else _known_vocab(r, name)
     if args is not None:
-        _experiment(r, program, args, vocab)  # for its errors
-    found = read(_weights(r.source, name), wanted=tensorflow.is_parameter)
+        _experiment(r, program, args, vocab)  # raises what can be known before the tensors are read
+    stored = read(_tensor_file(r.source, name), wanted=tensorflow.is_parameter)
     if args is None:
-        if found.args is None:
+        if stored.args is None:
             raise ModelFormatError(f"{r.source}: has no model_config; give args, the constructor's")
-        args = {**found.args, **(r.args or {})}
-    if name == "pytorch" and "impl" not in args and pytorch.is_nvidia(found.tensors):
+        args = {**stored.args, **(r.args or {})}
+    if name == "pytorch" and "impl" not in args and pytorch.is_nvidia(stored.tensors):
         raise ModelFormatError(f"{r.source}: has the names of NVIDIA's program: format nvidia")
     if vocab is None:
-        if found.symbols is None:
+        if stored.symbols is None:
             raise ModelFormatError(f"{r.source}: has no vocabulary in it; name a file or a corpus")
-        vocab = Vocab.from_symbols(found.symbols)
+        vocab = Vocab.from_symbols(stored.symbols)
     exp = _experiment(r, program, args, vocab)
-    params = program.params(found.tensors, exp.model)
-    record = {"corpus": {} if corpus is None else _described(corpus)}
-    _write(r, name, exp, vocab, params, record, found.step)
+    params = program.params(stored.tensors, exp.model)
+    described = corpus_record(corpus) if corpus else {}
+    _write(r.workdir, name, exp, vocab, params, described, stored.step)
     return exp.model
 
 
 def detect(source: str) -> Format:
-    """Whose the source is, by its outside. Raises ModelFormatError where there is nothing."""
+    """The program that wrote a source, from its name and files; ``pytorch`` for any other file.
+
+    Raises:
+      ModelFormatError: it does not exist.
+    """
     if is_tensorflow(source):
         return "tensorflow"
     if os.path.isdir(source):
@@ -155,12 +157,17 @@ def detect(source: str) -> Format:
     return "pytorch"
 
 
+def _describes_itself(r: Request, name: str) -> bool:
+    """Whether the file with the tensors has the arguments and the vocabulary."""
+    return name == "nvidia" and r.source.endswith(TORCH)
+
+
 def _known_args(r: Request, name: str) -> dict[str, Any] | None:
-    """The constructor's arguments; ``None`` where the file with the tensors has them."""
+    """The constructor's arguments; ``None`` if they are in the file with the tensors."""
     if name == "huggingface":
         folder = r.source if os.path.isdir(r.source) else os.path.dirname(r.source)
         return {**read_json(os.path.join(folder, CONFIG)), **(r.args or {})}
-    if name == "nvidia" and r.source.endswith(TORCH):
+    if _describes_itself(r, name):
         return None
     if r.args is None:
         raise ModelFormatError(
@@ -170,51 +177,40 @@ def _known_args(r: Request, name: str) -> dict[str, Any] | None:
     return dict(r.args)
 
 
-def _known_vocab(r: Request, name: str, corpus: Corpus | None) -> Vocab | None:
-    """The vocabulary; ``None`` where only the file with the tensors can have it."""
-    if r.vocab is not None:
-        return vocab_from_file(r.vocab)
-    if corpus is not None:
-        return corpus.vocab
-    beside = vocab_in_folder(r.source) if name == "huggingface" else None
-    if beside is not None:
-        return vocab_from_file(beside)
-    if name == "nvidia" and r.source.endswith(TORCH):
+def _known_vocab(r: Request, name: str) -> Vocab | None:
+    """The vocabulary; ``None`` if only the file with the tensors can have it."""
+    path = r.vocab
+    if path is None and name == "huggingface":
+        path = vocab_in_folder(r.source)
+    if path is not None:
+        return vocab_from_file(path)
+    if _describes_itself(r, name):
         return None
     raise ModelFormatError(
         f"{r.source}: has no vocabulary that can be read; name a file or a corpus"
     )
 
 
-def _weights(source: str, name: str) -> str:
-    """The file with the tensors."""
+def _tensor_file(source: str, name: str) -> str:
     if name != "huggingface" or not os.path.isdir(source):
         return source
-    paths = [os.path.join(source, file) for file in HUGGINGFACE_FILES]
-    found = [path for path in paths if os.path.isfile(path)]
-    if not found:
-        raise ModelFormatError(f"{source}: has none of {', '.join(HUGGINGFACE_FILES)}")
-    return found[0]
-
-
-def _data(r: Request) -> DataConfig:
-    exp = ExperimentConfig.from_dict({"data": r.data or {}})
-    return override(exp, {k: v for k, v in r.overrides.items() if k.startswith("data.")}).data
+    for path in (os.path.join(source, file) for file in HUGGINGFACE_FILES):
+        if os.path.isfile(path):
+            return path
+    raise ModelFormatError(f"{source}: has none of {', '.join(HUGGINGFACE_FILES)}")
 
 
 def _experiment(
     r: Request, program: Program, args: Mapping[str, Any], vocab: Vocab | None
 ) -> ExperimentConfig:
-    """The experiment of a converted model: evaluated as its own program would do it."""
+    """The experiment of a converted model, evaluated as its own program would do it."""
     model = program.config(args)
     if vocab is not None and len(vocab) != model.vocab_size:
         raise ModelFormatError(
-            f"the vocabulary has {len(vocab)} symbols, and the model is of {model.vocab_size}"
+            f"the vocabulary has {len(vocab)} symbols, and the model has {model.vocab_size}"
         )
-    mem_len = args.get("mem_len")
-    if model.memory_free:
-        mem_len = 0
-    elif mem_len is None:
+    mem_len = 0 if model.memory_free else args.get("mem_len")
+    if mem_len is None:
         mem_len = program.mem_len
     lengths = {"seg_len": args.get("tgt_len") or 128, "mem_len": mem_len}
     lengths["context_len"] = args.get("ext_len") or 0
@@ -234,16 +230,10 @@ def _experiment(
     return override(exp, r.overrides)
 
 
-def _described(corpus: Corpus) -> dict[str, Any]:
-    return {"name": corpus.name, "source_hash": corpus.source_hash, **dict(corpus.info)}
-
-
 def _likely_corpus(vocab: Vocab) -> dict[str, Any]:
-    """Settings of the corpus that a vocabulary looks to be of; the user's own text otherwise."""
-    if vocab.kind == "letter":
-        return {"name": "text8"}
-    if vocab.kind == "sentence":
-        return {"name": "lm1b"}
+    """Settings of the corpus that a vocabulary probably belongs to, else of a user's own text."""
+    if vocab.kind in ("letter", "sentence"):
+        return {"name": "text8" if vocab.kind == "letter" else "lm1b"}
     if vocab.kind == "word" and len(vocab) == WT103_SYMBOLS:
         return {"name": "wt103"}
     if vocab.kind == "byte" and len(vocab) < 256:
@@ -253,33 +243,33 @@ def _likely_corpus(vocab: Vocab) -> dict[str, Any]:
 
 
 def _exported_to_workdir(r: Request) -> TransformerXLConfig:
-    given = [name for name in ("args", "vocab") if getattr(r, name) is not None]
-    if given:
-        raise ModelFormatError(f"{given[0]}: an exported model has its own; leave it out")
-    record = read_json(os.path.join(r.source, CONFIG))
+    for name in ("args", "vocab"):
+        if getattr(r, name) is not None:
+            raise ModelFormatError(f"{name}: an exported model has its own; leave it out")
     trained = load_exported(r.source)
     exp = trained.config
     if r.data is not None:
         exp = ExperimentConfig.from_dict({**exp.to_dict(), "data": r.data})
     exp = override(exp, r.overrides)
-    _write(r, "txl_jax", exp, trained.vocab, trained.params, record, trained.step)
+    described = read_record(r.source).get("corpus", {})
+    _write(r.workdir, "txl_jax", exp, trained.vocab, trained.params, described, trained.step)
     return exp.model
 
 
 def _write(
-    r: Request,
+    workdir: str,
     name: str,
     exp: ExperimentConfig,
     vocab: Vocab,
     params: dict[str, Any],
-    record: Mapping[str, Any],
+    described: Mapping[str, Any],
     step: int,
 ) -> None:
-    """The workdir; its config comes last, so that half a workdir is none."""
-    origin = {**provenance(), "converted": {"format": name, "step": step}}
-    with Checkpoints(r.workdir, CheckpointConfig()) as checkpoints:
+    """Writes the workdir, ``config.json`` last: without it a folder is no workdir."""
+    with Checkpoints(workdir, CheckpointConfig()) as checkpoints:
         on_device = jax.tree.map(jax.numpy.asarray, params)
         checkpoints.save_params(step, on_device, {"config": exp.to_dict()})
-    write_json(os.path.join(r.workdir, VOCAB), vocab.to_json())
-    corpus = {"corpus": record.get("corpus", {}), "provenance": origin}
-    write_json(os.path.join(r.workdir, CONFIG), {**exp.to_dict(), **corpus})
+    write_json(os.path.join(workdir, VOCAB), vocab.to_json())
+    origin = {**provenance(), "converted": {"format": name, "step": step}}
+    record = {**exp.to_dict(), "corpus": described, "provenance": origin}
+    write_json(os.path.join(workdir, CONFIG), record)

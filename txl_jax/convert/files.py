@@ -1,6 +1,6 @@
-"""Tensors out of files of other programs. Nothing is ever unpickled freely.
+"""Reads tensors from files of other programs, and never unpickles arbitrary objects.
 
-.safetensors         safetensors, always there
+.safetensors         safetensors
 .pt .pth .bin        torch (optional), with ``weights_only``: tensors and plain containers
 a TF checkpoint      tensorflow (optional); named by its prefix, ``model.ckpt-0``, or its folder
 """
@@ -19,18 +19,18 @@ from txl_jax.checkpoint.tensors import read_safetensors
 TORCH = (".pt", ".pth", ".bin")
 
 NESTED = ("model_state", "state_dict", "model_state_dict", "model")
-"""Where a checkpoint that holds more keeps its tensors; the first is NVIDIA's."""
+"""Keys of the tensors in a checkpoint that holds more; the first is NVIDIA's."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """What a file has of a model.
+    """The parts of a model in a file.
 
     Attributes:
       tensors: by the other program's names.
-      args: of the model's constructor; ``None`` where they are not in the file.
-      symbols: of the vocabulary, in id order; ``None`` likewise.
-      step: of the training that it came from; 0 where it is not said.
+      args: the arguments of the model's constructor, if the file has them.
+      symbols: the vocabulary in id order, if the file has it.
+      step: the training step; 0 if the file does not have it.
     """
 
     tensors: dict[str, np.ndarray]
@@ -40,20 +40,19 @@ class Stored:
 
 
 class Attributes:
-    """Stands in for an object of another program's class; what it knew are its attributes."""
+    """Replaces an object of another program's class and gets its attributes."""
 
 
 def read(path: str, wanted: Callable[[str], bool] = lambda name: True) -> Stored:
-    """What is in a file, told by its ending.
+    """Reads a file; its ending names the format.
 
     Args:
-      path: of a file, or the prefix (or folder) of a TF checkpoint.
-      wanted: which variables of a TF checkpoint to read; their number is twice the model's with
-        the optimizer's.
+      path: a file, or the prefix (or folder) of a TF checkpoint.
+      wanted: which variables of a TF checkpoint to read; those of the optimizer are not needed.
 
     Raises:
-      ModelFormatError: no file, a damaged one, one that would have to be unpickled, or a package
-        that is not installed.
+      ModelFormatError: the file does not exist, is damaged, has another format or holds pickled
+        objects, or a package is not installed.
     """
     if is_tensorflow(path):
         return Stored(_read_tensorflow(path, wanted))
@@ -78,8 +77,8 @@ def _read_tensorflow(path: str, wanted: Callable[[str], bool]) -> dict[str, np.n
     except ImportError as error:
         raise ModelFormatError(
             f"{path}: reading a TF checkpoint needs tensorflow, pip install"
-            " 'txl_jax[convert-tf]'. Or where it is installed, save the variables, name by name"
-            " from tf.train.load_checkpoint, with safetensors.numpy.save_file"
+            " 'txl_jax[convert-tf]'. Or save the variables of tf.train.load_checkpoint by name with"
+            " safetensors.numpy.save_file where it is installed"
         ) from error
     try:
         reader = tensorflow.train.load_checkpoint(path)
@@ -90,18 +89,18 @@ def _read_tensorflow(path: str, wanted: Callable[[str], bool]) -> dict[str, np.n
 
 
 def load_torch(path: str) -> Any:
-    """What ``torch.load`` gives with ``weights_only``; objects of NVIDIA's ``Vocab`` come as
-    :class:`Attributes`.
+    """The content of a torch file with ``weights_only``; NVIDIA's ``Vocab`` as :class:`Attributes`.
 
     Raises:
-      ModelFormatError: torch is missing, or the file holds more than that.
+      ModelFormatError: torch is not installed, or the file holds other objects.
     """
     try:
         import torch
     except ImportError as error:
         raise ModelFormatError(
-            f"{path}: reading it needs torch, pip install 'txl_jax[convert-torch]'. Or where torch"
-            " is installed, safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
+            f"{path}: reading it needs torch, pip install 'txl_jax[convert-torch]'. Or call"
+            " safetensors.torch.save_file(model.state_dict(), 'model.safetensors') where torch is"
+            " installed"
         ) from error
     safe: list[Any] = [argparse.Namespace, (Attributes, "utils.vocabulary.Vocab")]
     try:
@@ -110,44 +109,40 @@ def load_torch(path: str) -> Any:
     except Exception as error:  # torch raises what unpickling met, of many types
         reason = str(error).strip().partition("\n")[0]
         raise ModelFormatError(
-            f"{path}: is not read, for it is damaged or holds more than tensors, and running what"
-            f" is pickled in it could do anything ({reason}). A whole model that torch.save wrote"
-            " has to be opened by the program that made it, where you trust the file:"
-            " torch.save(torch.load(FILE, weights_only=False).state_dict(), 'state.pt')"
+            f"{path}: is damaged or holds more than tensors, and unpickling it could run any code"
+            f" ({reason}). If you trust the file, save the state of a whole model with the program"
+            " that made it: torch.save(torch.load(FILE, weights_only=False).state_dict(),"
+            " 'state.pt')"
         ) from error
 
 
 def stored(loaded: Any, path: str) -> Stored:
-    """What a model needs of an unpacked torch file: a state, or a checkpoint with one in it."""
-    nested = next((k for k in NESTED if isinstance(_entry(loaded, k), Mapping)), None)
-    state = loaded if nested is None else loaded[nested]
-    tensors = state if isinstance(state, Mapping) else {}
+    """The model in the content of a torch file: a state, or a checkpoint that contains one."""
+    content = loaded if isinstance(loaded, Mapping) else {}
+    states = (content[key] for key in NESTED if isinstance(content.get(key), Mapping))
+    tensors = next(states, content)
     if not tensors or not all(hasattr(value, "shape") for value in tensors.values()):
         raise ModelFormatError(
-            f"{path}: holds no state_dict, neither by itself nor as {', '.join(NESTED)}"
+            f"{path}: holds no state_dict, neither itself nor under {', '.join(NESTED)}"
         )
     arrays = {name.removeprefix("module."): _array(value) for name, value in tensors.items()}
-    config, step = _entry(loaded, "model_config"), _entry(loaded, "train_step")
+    config, step = content.get("model_config"), content.get("train_step")
     return Stored(
         arrays,
         dict(config) if isinstance(config, Mapping) else None,
-        symbols_of(_entry(loaded, "vocab")),
+        symbols_of(content.get("vocab")),
         step if isinstance(step, int) else 0,
     )
 
 
 def symbols_of(vocab: Any) -> list[str] | None:
-    """The symbols of a vocabulary of the authors' making: a mapping or object with ``idx2sym``."""
+    """The symbols of the authors' vocabulary, a mapping or an object with ``idx2sym``."""
     found = vocab if isinstance(vocab, Mapping) else getattr(vocab, "__dict__", {})
     symbols = found.get("idx2sym")
     return list(symbols) if isinstance(symbols, list | tuple) else None
 
 
-def _entry(loaded: Any, key: str) -> Any:
-    return loaded.get(key) if isinstance(loaded, Mapping) else None
-
-
 def _array(tensor: Any) -> np.ndarray:
-    """A torch tensor of any float type, or an array, as float32."""
+    """A torch tensor of any float type, or an array, as a float32 array."""
     tensor = tensor.detach().float() if hasattr(tensor, "detach") else tensor
     return np.asarray(tensor, np.float32)

@@ -16,7 +16,19 @@ is what :func:`params_from_pytorch` takes. How the two layouts differ:
     r_emb, r_bias            distance 0 in the last row distance, distance_bias: in row 0
                              last token in the last row positions: the same (absolute_per_layer)
 
-Embedding and softmax: ``pytorch_vocabulary.py``.
+    word_emb.emb_layers.i.weight [size_i,d_i]           embedding or embedding_i
+    word_emb.emb_projs.i   [D,d_i]                      embedding_projection or .._i  [d_i,D]
+    crit.out_layers.i.bias [size_i]                     softmax_bias or softmax_bias_i
+    crit.out_layers.i.weight                            softmax_weight or .._i; absent when tied
+    crit.out_projs.i       [D,d_i]                      softmax_projection_i  [d_i,D]; absent too
+    crit.cluster_weight, cluster_bias [C,..]            the same, rows reversed: there tail i's
+                                                        logit is column -i of the head, here
+                                                        column cutoffs[0]+i-1
+
+With ``div_val`` 1 there is one embedding, and only output projections are per cluster. NVIDIA's
+names: ``crit.out_layers_biases.i``, untied ``crit.out_layers_weights.i``, and
+``crit.shared_out_projs.i`` as a second name of the embedding's projections. A model trained with a
+sampled softmax has ``out_layer`` in place of ``crit``.
 """
 
 from collections.abc import Mapping
@@ -27,8 +39,17 @@ import numpy as np
 from txl_jax.checkpoint.errors import ModelFormatError
 from txl_jax.checkpoint.tensors import Tensors
 from txl_jax.config import AttentionForm, TransformerXLConfig, Window
-from txl_jax.convert.pytorch_vocabulary import vocabulary
-from txl_jax.convert.tensors import listed, one_of, refuse_our_own, required, vocab_size
+from txl_jax.convert.arguments import (
+    SHAPE,
+    check_convertible,
+    is_tied,
+    parameter_clusters,
+    quoted,
+    require,
+    require_one_of,
+    take_settings,
+)
+from txl_jax.model.adaptive import clusters
 
 SAME_LENGTH: dict[str, Window] = {"kimiyoung": "pytorch", "nvidia": "tf"}
 """What ``same_length=True`` means in each code base: NVIDIA's lets a query see one key more."""
@@ -40,8 +61,6 @@ ATTENTION: dict[int, AttentionForm] = {
     3: "absolute_per_layer",
 }
 """``attn_type`` of the original by the name it has here."""
-
-REQUIRED = ("n_token", "n_layer", "n_head", "d_model", "d_head", "d_inner")
 
 LENGTHS = ("tgt_len", "ext_len", "mem_len")
 """Lengths are given to a model by its inputs and its memory. They shape only the table of
@@ -68,44 +87,30 @@ def config_from_pytorch(constructor_args: Mapping[str, Any]) -> TransformerXLCon
       ModelFormatError: an argument that is missing, unknown, or asks for what is not supported.
     """
     args = {name: value for name, value in constructor_args.items() if name not in IGNORED}
-    required(args, REQUIRED, "constructor arguments of the original")
+    require(args, ("n_token", *SHAPE), "constructor arguments of the original")
     impl, attn_type = args.pop("impl", "kimiyoung"), args.pop("attn_type", 0)
-    one_of("impl", impl, SAME_LENGTH)
-    one_of("attn_type", attn_type, ATTENTION)
+    require_one_of("impl", impl, SAME_LENGTH)
+    require_one_of("attn_type", attn_type, ATTENTION)
     attention, n_positions = ATTENTION[attn_type], None
     if attention in ("shaw", "absolute_per_layer"):
-        required(args, ("tgt_len", "mem_len"), f"arguments that attn_type = {attn_type} needs")
+        require(args, ("tgt_len", "mem_len"), f"arguments that attn_type = {attn_type} needs")
         n_positions = sum(args.get(name) or 0 for name in LENGTHS)
     for name in LENGTHS:
         args.pop(name, None)
-    n_token, d_model, d_embed = args.pop("n_token"), args.pop("d_model"), args.pop("d_embed", None)
-    cutoffs, clamp_len = tuple(args.pop("cutoffs", ())), args.pop("clamp_len", -1)
-    window: Window = SAME_LENGTH[impl] if args.pop("same_length", False) else False
+    settings = take_settings(args, ("pre_lnorm", "untie_r", "div_val", "tie_weight"))
     cfg = TransformerXLConfig(
-        vocab_size=n_token,
-        n_layer=args.pop("n_layer"),
-        d_model=d_model,
-        n_head=args.pop("n_head"),
-        d_head=args.pop("d_head"),
-        d_inner=args.pop("d_inner"),
-        d_embed=None if d_embed == d_model else d_embed,
+        **settings,
         dropout=args.pop("dropout", 0.0),
         dropatt=args.pop("dropatt", 0.0),
         attention=attention,
-        pre_lnorm=args.pop("pre_lnorm", False),
-        untie_r=args.pop("untie_r", False),
-        same_length=window,
-        clamp_len=clamp_len if clamp_len > 0 else -1,
+        same_length=SAME_LENGTH[impl] if args.pop("same_length", False) else False,
         n_positions=n_positions,
-        cutoffs=cutoffs,
-        div_val=args.pop("div_val", 1),
-        tie_weight=args.pop("tie_weight", True),
-        # entries for more clusters than there are have no effect in the original
-        tie_projs=tuple(args.pop("tie_projs", None) or (False,))[: len(cutoffs) + 1],
+        # the original ignores entries for more clusters than there are
+        tie_projs=tuple(args.pop("tie_projs", None) or (False,))[: len(settings["cutoffs"]) + 1],
         sample_softmax=max(args.pop("sample_softmax", -1), 0),
     )
     if args:
-        raise ModelFormatError(f"not constructor arguments of the original: {listed(args)}")
+        raise ModelFormatError(f"not constructor arguments of the original: {quoted(args)}")
     return cfg
 
 
@@ -124,10 +129,9 @@ def params_from_pytorch(
         should equal the one it is tied to and does not.
     """
     c = cfg
-    vocab_size(c)
-    refuse_our_own(c)
+    check_convertible(c)
     tensors = Tensors(state_dict)
-    params: dict[str, Any] = {**_global_bias(tensors, c), **vocabulary(tensors, c)}
+    params: dict[str, Any] = {**_global_bias(tensors, c), **_vocabulary(tensors, c)}
     tables = _position_tables(tensors, c)
     for n in range(c.n_layer):
         table = {name: rows[n] for name, rows in tables.items()}
@@ -204,4 +208,61 @@ def _layer_norm(tensors: Tensors, c: TransformerXLConfig, prefix: str) -> dict[s
     return {
         "scale": tensors.take(prefix + "weight", (c.d_model,)),
         "bias": tensors.take(prefix + "bias", (c.d_model,)),
+    }
+
+
+def _vocabulary(tensors: Tensors, c: TransformerXLConfig) -> dict[str, np.ndarray]:
+    """The parameters of embedding and softmax, by their names here."""
+    bias, weight = _output_names(tensors, c)
+    found: dict[str, np.ndarray] = {}
+    for i, (end, part) in enumerate(parameter_clusters(c)):
+        name, shape = f"word_emb.emb_layers.{i}.weight", (part.size, part.width)
+        embedding = found["embedding" + end] = tensors.take(name, shape)
+        found["softmax_bias" + end] = tensors.take(bias.format(i), (part.size,))
+        if c.tie_weight:
+            tensors.alias(weight.format(i), name, embedding, "tie_weight is True")
+        else:
+            found["softmax_weight" + end] = tensors.take(weight.format(i), shape)
+        if part.projected:
+            name = f"word_emb.emb_projs.{i}"
+            matrix = tensors.take(name, (c.d_model, part.width))
+            found["embedding_projection" + end] = matrix.T
+            tensors.alias(f"crit.shared_out_projs.{i}", name, matrix, "is another name of it")
+    return found | _output_projections(tensors, c, found) | _cluster_logits(tensors, c)
+
+
+def _output_names(tensors: Tensors, c: TransformerXLConfig) -> tuple[str, str]:
+    """The names of output bias and weight, with {} for the cluster."""
+    if "crit.out_layers_biases.0" in tensors:
+        return "crit.out_layers_biases.{}", "crit.out_layers_weights.{}"
+    if c.sample_softmax and "out_layer.bias" in tensors:
+        return "out_layer.bias", "out_layer.weight"
+    return "crit.out_layers.{}.bias", "crit.out_layers.{}.weight"
+
+
+def _output_projections(
+    tensors: Tensors, c: TransformerXLConfig, found: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    own = {}
+    for i, part in enumerate(clusters(c)):
+        if not part.projected:
+            continue
+        name = f"crit.out_projs.{i}"
+        if is_tied(c, i):
+            k, end = (i, f"_{i}") if c.div_val > 1 else (0, "")
+            matrix = found["embedding_projection" + end].T
+            tensors.alias(name, f"word_emb.emb_projs.{k}", matrix, f"tie_projs[{i}] is True")
+        else:
+            own[f"softmax_projection_{i}"] = tensors.take(name, (c.d_model, part.width)).T
+    return own
+
+
+def _cluster_logits(tensors: Tensors, c: TransformerXLConfig) -> dict[str, np.ndarray]:
+    n = len(c.cutoffs)
+    if not n:
+        return {}
+    shape = (n, clusters(c)[0].width)
+    return {
+        "cluster_weight": tensors.take("crit.cluster_weight", shape)[::-1],
+        "cluster_bias": tensors.take("crit.cluster_bias", (n,))[::-1],
     }

@@ -30,17 +30,16 @@ import numpy as np
 from txl_jax.checkpoint.errors import ModelFormatError
 from txl_jax.checkpoint.tensors import Tensors
 from txl_jax.config import TransformerXLConfig
-from txl_jax.convert.tensors import (
-    listed,
+from txl_jax.convert.arguments import (
+    SHAPE,
+    check_convertible,
+    is_tied,
     parameter_clusters,
-    refuse_our_own,
-    required,
-    tied,
-    vocab_size,
+    quoted,
+    require,
+    take_settings,
 )
 from txl_jax.model.adaptive import clusters
-
-REQUIRED = ("n_token", "n_layer", "d_model", "n_head", "d_head", "d_inner")
 
 IGNORED = ("tgt_len", "mem_len", "tie_weight", "use_tpu", "init", "init_range", "dataset")
 """Flags that shape nothing: weights are tied there whatever ``tie_weight`` says."""
@@ -64,37 +63,23 @@ def config_from_tensorflow(args: Mapping[str, Any]) -> TransformerXLConfig:
     args = {name: value for name, value in args.items() if name not in IGNORED}
     if "vocab_size" in args:
         args["n_token"] = args.pop("vocab_size")
-    required(args, REQUIRED, "flags of the original")
-    n_token, d_model, d_embed = args.pop("n_token"), args.pop("d_model"), args.pop("d_embed", None)
-    cutoffs = tuple(args.pop("cutoffs", ()))
-    if cutoffs[:1] == (0,):
-        cutoffs = cutoffs[1:-1]
-    share = args.pop("proj_share_all_but_first", False)
-    tie_projs = (False, *[bool(share)] * len(cutoffs)) if cutoffs else (True,)
-    clamp_len = args.pop("clamp_len", -1)
+    require(args, ("n_token", *SHAPE), "flags of the original")
+    names = ("untie_r", "div_val", "proj_same_dim", "init_std", "proj_init_std")
+    settings = take_settings(args, names)
+    if settings["cutoffs"][:1] == (0,):
+        settings["cutoffs"] = settings["cutoffs"][1:-1]
+    shared = bool(args.pop("proj_share_all_but_first", False))
+    tails = len(settings["cutoffs"])
     cfg = TransformerXLConfig(
-        vocab_size=n_token,
-        n_layer=args.pop("n_layer"),
-        d_model=d_model,
-        n_head=args.pop("n_head"),
-        d_head=args.pop("d_head"),
-        d_inner=args.pop("d_inner"),
-        d_embed=None if d_embed == d_model else d_embed,
+        **settings,
         dropout=args.pop("dropout", 0.1),
         dropatt=args.pop("dropatt", 0.1),
-        untie_r=args.pop("untie_r", False),
         same_length="tf" if args.pop("same_length", False) else False,
-        clamp_len=clamp_len if clamp_len > 0 else -1,
-        cutoffs=cutoffs,
-        div_val=args.pop("div_val", 1),
-        tie_projs=tie_projs,
-        proj_same_dim=args.pop("proj_same_dim", True),
-        init_std=args.pop("init_std", 0.02),
-        proj_init_std=args.pop("proj_init_std", 0.01),
+        tie_projs=(False, *[shared] * tails) if tails else (True,),
         norm_epsilon=1e-12,
     )
     if args:
-        raise ModelFormatError(f"not flags of the original that shape a model: {listed(args)}")
+        raise ModelFormatError(f"not flags of the original that shape a model: {quoted(args)}")
     return cfg
 
 
@@ -112,8 +97,7 @@ def params_from_tensorflow(
       ModelFormatError: naming every variable that is missing, not known, or of the wrong shape.
     """
     c = cfg
-    vocab_size(c)
-    refuse_our_own(c)
+    check_convertible(c)
     wanted = {name: array for name, array in variables.items() if is_parameter(name)}
     tensors = Tensors({name.removeprefix(SCOPE): array for name, array in wanted.items()})
     shape = (c.n_layer,) * c.untie_r + (c.n_head, c.d_head)
@@ -151,7 +135,7 @@ def _vocabulary(tensors: Tensors, c: TransformerXLConfig) -> dict[str, np.ndarra
             found["embedding_projection" + end] = matrix
     softmax = "adaptive_softmax/cutoff_{}/"
     if not c.cutoffs:
-        biases = [tensors.take("adaptive_softmax/bias", (vocab_size(c),))]
+        biases = [tensors.take("adaptive_softmax/bias", (c.vocab_size or 0,))]
     else:
         sizes = enumerate(part.size for part in clusters(c))
         biases = [tensors.take(softmax.format(i) + "b", (size,)) for i, size in sizes]
@@ -163,7 +147,7 @@ def _vocabulary(tensors: Tensors, c: TransformerXLConfig) -> dict[str, np.ndarra
     else:
         found["softmax_bias"] = np.concatenate(biases)
     for i, part in enumerate(clusters(c)):
-        if part.projected and not tied(c, i):
+        if part.projected and not is_tied(c, i):
             matrix = tensors.take(softmax.format(i) + "proj", (part.width, c.d_model))
             found[f"softmax_projection_{i}"] = matrix
     return found

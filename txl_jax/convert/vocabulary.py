@@ -1,4 +1,4 @@
-"""Which word an id of a foreign model is: from a text file, JSON, or what it came with."""
+"""Reads the vocabulary of another program's model: from text, JSON or a torch file."""
 
 import json
 import os
@@ -9,27 +9,27 @@ from txl_jax.convert.files import TORCH, load_torch, symbols_of
 from txl_jax.data.vocab import Vocab
 
 HUGGINGFACE = ("vocab.json", "vocab.txt", "vocab.bin")
-"""Files of a folder that may hold its vocabulary, the safest first."""
+"""Files of a folder that may hold its vocabulary, in order of preference."""
 
 
 def vocab_from_file(path: str) -> Vocab:
     """The vocabulary in a file.
 
-    A text has one symbol on each line, in id order (of a line with several fields the first
-    counts, as in the published One Billion Word list). JSON is this project's ``vocab.json``, a
-    list of symbols, or a mapping of symbols to ids. A file of torch (Hugging Face's ``vocab.bin``)
-    is a mapping with ``idx2sym``.
+    A text file has one symbol on each line, in id order; only the first field of a line counts, as
+    in the published One Billion Word list. JSON is this project's ``vocab.json``, a list of
+    symbols, or a mapping of symbols to ids. A torch file (Hugging Face's ``vocab.bin``) is a
+    mapping with ``idx2sym``.
 
     Raises:
-      ModelFormatError: it cannot be read as what its ending says.
-      DataError: no vocabulary can be made of it (a symbol stands in it twice).
+      ModelFormatError: it cannot be read in the format that its ending names.
+      DataError: it is not a valid vocabulary, such as one with a symbol twice.
     """
     if not os.path.isfile(path):
         raise ModelFormatError(f"vocabulary {path}: there is no such file")
     if path.endswith((".pkl", ".pickle")):
         raise ModelFormatError(
-            f"vocabulary {path}: pickled files are not opened, they could do anything. Where you"
-            " trust it, write its idx2sym to a text file, one symbol a line, and name that"
+            f"vocabulary {path}: unpickling a file could run any code. If you trust it, write its"
+            " idx2sym to a text file with one symbol per line, and name that file"
         )
     if path.endswith(TORCH):
         symbols = symbols_of(load_torch(path))
@@ -47,7 +47,7 @@ def vocab_from_file(path: str) -> Vocab:
 
 
 def vocab_in_folder(folder: str) -> str | None:
-    """The file of a folder with its vocabulary, if there is one that can be read."""
+    """The path of the vocabulary in a folder, if there is one."""
     paths = [os.path.join(folder, name) for name in HUGGINGFACE]
     return next((path for path in paths if os.path.isfile(path)), None)
 
