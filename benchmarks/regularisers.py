@@ -24,7 +24,7 @@ from txl_jax.checkpoint.workdir import init_workdir, with_vocab
 from txl_jax.checkpoint.workdir_files import check_writable
 from txl_jax.config import ExperimentConfig, override
 from txl_jax.data.corpus import Corpus, corpus_from_config
-from txl_jax.training.multi_seed import each, train_seeds
+from txl_jax.training.multi_seed import seed_runs, train_seeds
 from txl_jax.training.preemption import PreemptionGuard
 
 PLAIN: dict[str, Any] = {
@@ -87,7 +87,7 @@ def beginning(data: pathlib.Path, folder: pathlib.Path, tokens: int) -> pathlib.
 
 def trained(changes: dict[str, Any], corpus: Corpus, exp: ExperimentConfig, workdir: str) -> Any:
     """Validation losses by name of the weights, a list over seeds each; nats."""
-    runs = each(with_vocab(override(exp, changes), corpus), workdir)
+    runs = seed_runs(with_vocab(override(exp, changes), corpus), workdir)
     for one, folder in runs:
         check_writable(folder)
         init_workdir(folder, one, corpus)

@@ -37,7 +37,7 @@ from txl_jax.generation import generate
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.parts import check_size
+from txl_jax.training.setup import check_training_memory
 from txl_jax.training.state import init_state
 from txl_jax.training.step import dispatch
 
@@ -162,7 +162,7 @@ def _text(value: Any) -> str:
 
 def check(exp: ExperimentConfig) -> None:
     """Every check of memory that a mode makes before it works; raises ConfigError."""
-    check_size(exp)
+    check_training_memory(exp)
     trained: Any = types.SimpleNamespace(config=exp)
     context.check_size(trained, exp.context)
     attention_maps.check_size(trained)

@@ -16,8 +16,8 @@ from txl_jax.config import ConfigError, ExperimentConfig, ProtocolConfig, overri
 from txl_jax.data.corpus import DataError, corpus_from_config
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.evaluate import Evaluator, Score
-from txl_jax.training.loop import train as train_loop
 from txl_jax.training.preemption import PreemptionGuard
+from txl_jax.training.trainer import train as train_loop
 
 TABLE = '''"""A table for tests."""
 

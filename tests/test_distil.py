@@ -13,11 +13,11 @@ from tiny_runs import corpus_and_experiment, run, run_in_workdir
 import txl_jax
 from txl_jax.config import ConfigError
 from txl_jax.data.batch import SoftTargets
-from txl_jax.training.distil import FILE, soft_targets, taught
-from txl_jax.training.loop import train
+from txl_jax.training.distil import FILE, soft_targets, teacher_probabilities
 from txl_jax.training.loss import soft_cross_entropy
-from txl_jax.training.parts import training_streams
 from txl_jax.training.preemption import PreemptionGuard
+from txl_jax.training.setup import training_streams
+from txl_jax.training.trainer import train
 
 SHORT = {"train.steps": 6, "checkpoint.every": 6, "train.eval_every": 0}
 
@@ -47,7 +47,7 @@ def test_soft_targets_are_the_mean_of_the_teachers(teachers):
     corpus, exp = corpus_and_experiment(folder, **settings)
     tokens = np.asarray(corpus.train)[:100]
     trained = [txl_jax.load(name) for name in names]
-    soft: Any = taught([(t.model, t.params) for t in trained], tokens, exp)
+    soft: Any = teacher_probabilities([(t.model, t.params) for t in trained], tokens, exp)
     mean = sum(one_after_the_other(t, tokens) for t in trained) / 2
     assert soft.words.shape == (100, 5)
     for i in range(1, 100):
@@ -63,7 +63,7 @@ def test_every_token_is_taught_whatever_the_streams(teachers):
     corpus, exp = corpus_and_experiment(folder, **{"validate.batch_size": 7, "distil.words": 3})
     tokens = np.asarray(corpus.train)[:1001]
     trained = txl_jax.load(names[0])
-    soft: Any = taught([(trained.model, trained.params)], tokens, exp)
+    soft: Any = teacher_probabilities([(trained.model, trained.params)], tokens, exp)
     assert np.all(soft.probabilities[:, 0] >= soft.probabilities[:, 1])
     assert np.all(soft.probabilities[:, 0] > 0)
     assert all(len(set(row)) == 3 for row in soft.words.tolist())
@@ -85,7 +85,7 @@ def test_cross_entropy_is_of_the_words_and_the_rest():
             np.testing.assert_allclose(got[row, i], want, rtol=1e-5)
 
 
-def test_least_where_the_student_is_as_its_teacher():
+def test_least_where_the_student_is_as_its_load_teacher():
     """At the teacher's own probabilities no direction is downhill."""
     rng = np.random.default_rng(1)
     logits = jnp.asarray(rng.normal(size=(1, 1, 8)), jnp.float32)
@@ -117,8 +117,8 @@ def test_a_student_of_itself_and_of_the_text(teachers, tmp_path):
 
 def test_gradient_is_the_weighted_sum_of_both(teachers):
     from txl_jax.data.on_device import device_text, training_position
-    from txl_jax.training.parts import parts_of
-    from txl_jax.training.step import summed_gradient
+    from txl_jax.training.setup import build_setup
+    from txl_jax.training.step import accumulate_gradient
 
     folder, names = teachers
 
@@ -126,12 +126,12 @@ def test_gradient_is_the_weighted_sum_of_both(teachers):
         corpus, exp = corpus_and_experiment(
             folder, **{"train.text_on_device": True, "train.micro_batches": 2, **changes}
         )
-        parts = parts_of(exp, corpus)
+        setup = build_setup(exp, corpus)
         streams = training_streams(exp, corpus)
         soft = soft_targets(exp, corpus, str(folder), print)
         batch = device_text(streams, soft).batch(training_position(streams, 0, "reset"))
-        state = parts.first_state(exp)
-        return summed_gradient(state, batch, exp, parts.model, jax.random.key(0))[0]
+        state = setup.initial_state(exp)
+        return accumulate_gradient(state, batch, exp, setup.model, jax.random.key(0))[0]
 
     plain = gradient()
     whole = gradient(**{"distil.teachers": tuple(names), "distil.weight": 1.0})
@@ -143,7 +143,7 @@ def test_gradient_is_the_weighted_sum_of_both(teachers):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-7)
 
 
-def test_gone_on_with_needs_no_teacher(teachers, tmp_path):
+def test_gone_on_with_needs_no_load_teacher(teachers, tmp_path):
     folder, names = teachers
     changes = {"train.text_on_device": True, "distil.teachers": (names[0],)}
     corpus, exp = corpus_and_experiment(folder, **changes)
@@ -166,7 +166,7 @@ def test_a_resumed_run_with_other_validate_settings_keeps_its_targets(
     changes = {"train.text_on_device": True, "distil.teachers": (names[0],)}
     corpus, exp = corpus_and_experiment(folder, **changes)
     at_first: Any = soft_targets(exp, corpus, str(tmp_path), print)
-    monkeypatch.setattr("txl_jax.training.distil._teacher", None)  # the teachers are not there
+    monkeypatch.setattr("txl_jax.training.distil._load_teacher", None)  # the teachers are not there
     other = {"validate.max_segments": 2, "validate.mem_len": 4, "validate.batch_size": 2}
     _, exp = corpus_and_experiment(folder, **changes, **other)
     resumed: Any = soft_targets(exp, corpus, str(tmp_path), print)

@@ -20,9 +20,9 @@ from txl_jax.config import ConfigError
 from txl_jax.convert import export
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
-from txl_jax.training.loop import train
+from txl_jax.training.fine_tuning import load_encoded_corpus, resolve_experiment
 from txl_jax.training.preemption import PreemptionGuard
-from txl_jax.training.start import corpus_of, experiment_and_vocab
+from txl_jax.training.trainer import train
 
 SHAPE = ("n_layer", "d_model", "n_head", "d_head", "d_inner")
 UNNAMED = {f"model.{key}": getattr(txl_jax.TransformerXLConfig(), key) for key in SHAPE}
@@ -53,8 +53,8 @@ def resolved(folder, start, workdir, said=None, **changes):
     (folder / "text.txt").write_text(said or text(seed=9)[: 1 << 13], encoding="utf-8")
     given = {**UNNAMED, "data.vocab": None, "train.start_from": str(start), "train.log_every": 1}
     exp = experiment(folder, **{**given, **changes})
-    exp, vocab = experiment_and_vocab(exp, str(workdir))
-    corpus = corpus_of(exp, vocab)
+    exp, vocab = resolve_experiment(exp, str(workdir))
+    corpus = load_encoded_corpus(exp, vocab)
     return with_vocab(exp, corpus), corpus
 
 
@@ -138,7 +138,7 @@ def test_vocabulary_and_shape_are_those_of_the_starting_model(trained, tmp_path)
 def test_dropout_is_the_new_runs_own(trained, tmp_path):
     exp = experiment(tmp_path, **UNNAMED, **{"model.dropout": 0.3, "data.vocab": None})
     exp = txl_jax.config.override(exp, {"train.start_from": str(trained)})
-    model = experiment_and_vocab(exp, str(tmp_path / "tuned"))[0].model
+    model = resolve_experiment(exp, str(tmp_path / "tuned"))[0].model
     assert model.dropout == 0.3
     assert model.n_layer == 2
 

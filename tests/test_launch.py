@@ -499,9 +499,9 @@ def test_a_slurm_job_makes_the_environment_once_and_trains_distributed(slurm, pr
     ("task", "code", "requeued"),
     [
         ("echo 'held-out perplexity 20'", 0, False),
-        ("echo 'stopped by SIGTERM, saved; to go on:' >&2", 0, True),
+        ("echo 'stopped by SIGTERM, saved; to resume:' >&2", 0, True),
         ("echo 'error: no such config' >&2; exit 2", 2, False),
-        ("echo 'stopped by SIGINT, saved; to go on:' >&2; exit 130", 130, False),
+        ("echo 'stopped by SIGINT, saved; to resume:' >&2; exit 130", 130, False),
     ],
 )
 def test_a_slurm_job_goes_back_to_the_queue_only_where_work_is_left(slurm, task, code, requeued):

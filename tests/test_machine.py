@@ -21,7 +21,7 @@ from txl_jax.generation.text import continuations
 from txl_jax.model import footprint
 from txl_jax.parallel import device_memory as machine
 from txl_jax.parallel.device_memory import GIB
-from txl_jax.training.parts import check_scoring, check_size
+from txl_jax.training.setup import check_evaluation_memory, check_training_memory
 
 of_this_host: Any = machine.host_memory
 MODEL = {"vocab_size": 50, "n_layer": 2, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64}
@@ -110,7 +110,7 @@ def test_settings_beyond_the_memory_are_refused_at_once(changes, what, lower):
     exp = override(BASE, {**changes, **multiples})
     start = time.perf_counter()
     with pytest.raises(ConfigError) as error:
-        check_size(exp)
+        check_training_memory(exp)
     assert time.perf_counter() - start < 1
     message = str(error.value)
     assert message.startswith(f"{what} needs at least ")
@@ -133,7 +133,7 @@ LARGE = {
 
 @pytest.mark.parametrize("changes", [{}, LARGE, {"generate.length": 10**7}], ids=str)
 def test_settings_that_may_fit_are_not_refused(changes):
-    check_size(override(BASE, changes))
+    check_training_memory(override(BASE, changes))
 
 
 def test_devices_share_what_they_divide_and_a_host_its_memory(monkeypatch):
@@ -146,16 +146,16 @@ def test_devices_share_what_they_divide_and_a_host_its_memory(monkeypatch):
     )
     assert whole == pytest.approx(8 * part, rel=1e-6)
     for exp in (alone, of_mesh):  # on one host eight parts are as much as the whole
-        check_size(exp)
+        check_training_memory(exp)
     monkeypatch.setattr(machine, "host_memory", lambda: 10 * GIB)
     for exp in (alone, of_mesh):
         with pytest.raises(ConfigError, match=r"^training needs at least"):
-            check_size(exp)
+            check_training_memory(exp)
 
 
 def test_a_machine_of_unknown_memory_refuses_nothing(monkeypatch):
     monkeypatch.setattr(machine, "host_memory", lambda: None)
-    check_size(override(BASE, {"train.mem_len": 1_000_000, "train.batch_size": 64}))
+    check_training_memory(override(BASE, {"train.mem_len": 1_000_000, "train.batch_size": 64}))
 
 
 # Where it is refused.
@@ -184,13 +184,17 @@ def test_compiling_ahead_is_not_refused_by_this_machine(monkeypatch):
 
 def test_an_attention_kernel_for_other_devices_is_refused_with_the_settings():
     with pytest.raises(ConfigError, match=r"^model.kernel = 'triton' is for a gpu and this runs"):
-        check_size(override(BASE, {"model.kernel": "triton"}))
+        check_training_memory(override(BASE, {"model.kernel": "triton"}))
 
 
 @pytest.mark.parametrize(
     ("check", "changes", "lower"),
     [
-        (lambda t: check_scoring(t.config), {"evaluate.seg_len": 10**6}, "evaluate.seg_len"),
+        (
+            lambda t: check_evaluation_memory(t.config),
+            {"evaluate.seg_len": 10**6},
+            "evaluate.seg_len",
+        ),
         (
             lambda t: context.check_size(t, t.config.context),
             {"context.lengths": (100, 10**6), "context.batch_size": 10},
@@ -258,7 +262,7 @@ def test_evaluation_is_refused_before_its_text_is_read(monkeypatch, tmp_path):
     without = TrainedModel(None, None, Vocab.from_chars(["abc\n"]), exp, 0)  # type: ignore[arg-type]
     monkeypatch.setattr(modes, "load", lambda *_: without)
     with pytest.raises(ConfigError, match=r"^evaluation needs at least"):
-        modes.with_trained("evaluate", exp, {}, str(tmp_path), "best")
+        modes.use_model("evaluate", exp, {}, str(tmp_path), "best")
 
 
 def test_an_ablation_is_refused_before_it_trains(tmp_path):

@@ -192,7 +192,7 @@ def test_told_to_stop_while_it_reports_it_prints_no_number_and_goes_on_later(tra
     corpus, _ = corpus_and_experiment(folder)
     stop = PreemptionGuard()
     stop.signal = signal.SIGTERM
-    assert modes.finish(load(str(workdir)), corpus, str(tmp_path), stop) == ""
+    assert modes.evaluate_and_generate(load(str(workdir)), corpus, str(tmp_path), stop) == ""
     assert not list(tmp_path.iterdir())
 
 
@@ -221,7 +221,7 @@ def test_evaluate_scores_a_workdir_under_another_protocol(trained):
 
 def evaluated(workdir, capsys, **overrides):
     """The last line of ``--mode=evaluate``, in this process."""
-    assert modes.with_trained("evaluate", None, overrides, str(workdir), "best") == 0
+    assert modes.use_model("evaluate", None, overrides, str(workdir), "best") == 0
     return capsys.readouterr().out.splitlines()[-1]
 
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,8 +9,8 @@ import pytest
 from tiny_runs import arrays, call, claimed, corpus_and_experiment, experiment, run, write_config
 
 import txl_jax
-from txl_jax.config import ConfigError, override
-from txl_jax.training.multi_seed import each, seeds_of, train_seeds
+from txl_jax.config import ConfigError, ExperimentConfig, override
+from txl_jax.training.multi_seed import seed_array, seed_runs, train_seeds
 from txl_jax.training.preemption import PreemptionGuard
 
 SETTINGS = {
@@ -43,7 +42,7 @@ def together(folder):
 
 def all_claimed(exp, workdir, corpus):
     """The runs, each with its config and vocabulary in its folder."""
-    return [(one, claimed(path, one, corpus)) for one, path in each(exp, str(workdir))]
+    return [(one, claimed(path, one, corpus)) for one, path in seed_runs(exp, str(workdir))]
 
 
 def records(workdir):
@@ -114,8 +113,8 @@ def test_the_command_trains_all_and_prints_a_number_for_each(folder, tmp_path):
 @pytest.mark.parametrize("seed", [0, 2**31, 2**32 - 1])
 def test_every_seed_gives_the_key_that_it_gives_alone(seed):
     """The seeds of runs side by side are an array; a run alone has its seed as a constant."""
-    runs = [SimpleNamespace(exp=SimpleNamespace(seed=seed))]
-    (of_array,) = jax.vmap(lambda s: jax.random.key_data(jax.random.key(s)))(seeds_of(runs))
+    exps = [ExperimentConfig(seed=seed)]
+    (of_array,) = jax.vmap(lambda s: jax.random.key_data(jax.random.key(s)))(seed_array(exps))
     assert of_array.tolist() == jax.random.key_data(jax.random.key(seed)).tolist()
 
 

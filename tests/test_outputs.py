@@ -45,13 +45,13 @@ def asked_by(mode, trained):
     return dataclasses.replace(trained, vocab=vocab, config=exp)
 
 
-WRITING = sorted(modes.ANALYSES.keys() - {"interactive", "score"})
+WRITING = sorted(modes.ANALYSIS_MODULES.keys() - {"interactive", "score"})
 """Analyses that write in the workdir when they are done."""
 
 
 @pytest.mark.parametrize("mode", WRITING)
 def test_an_analysis_that_cannot_write_its_files_is_refused_before_its_work(mode, tiny, tmp_path):
-    run = importlib.import_module(modes.ANALYSES[mode]).run
+    run = importlib.import_module(modes.ANALYSIS_MODULES[mode]).run
     trained = asked_by(mode, tiny[0])
     (tmp_path / "file").write_text("")
     with pytest.raises(WorkdirError, match=r"cannot be written \(Not a directory\)"):
@@ -62,7 +62,7 @@ def test_an_analysis_that_cannot_write_its_files_is_refused_before_its_work(mode
             run(trained, str(tmp_path / name))
 
 
-@pytest.mark.parametrize("mode", sorted(modes.COMPARISONS))
+@pytest.mark.parametrize("mode", sorted(modes.COMPARISON_MODULES))
 def test_a_comparison_that_cannot_write_its_files_is_refused_before_its_work(mode, tmp_path):
     (tmp_path / CONFIG).write_text(json.dumps(ExperimentConfig().to_dict()))
     losses = Losses("a", (100, 200), np.ones((2, 3), np.float32))
@@ -71,7 +71,7 @@ def test_a_comparison_that_cannot_write_its_files_is_refused_before_its_work(mod
     last = workdir_files.MODE_FILES[mode][-1]
     (tmp_path / last).mkdir()
     with pytest.raises(WorkdirError, match=f"{last}: is a folder"):
-        importlib.import_module(modes.COMPARISONS[mode]).run(exp, str(tmp_path))
+        importlib.import_module(modes.COMPARISON_MODULES[mode]).run(exp, str(tmp_path))
 
 
 @pytest.mark.parametrize("mode", ["evaluate", "generate"])
@@ -82,7 +82,7 @@ def test_a_mode_that_cannot_write_its_files_is_refused_before_its_work(
     for name in workdir_files.MODE_FILES[mode]:
         (tmp_path / name / name).mkdir(parents=True)
         with pytest.raises(WorkdirError, match=rf"/{name}: is a folder"):
-            modes.with_trained(mode, None, {}, str(tmp_path / name), "best")
+            modes.use_model(mode, None, {}, str(tmp_path / name), "best")
 
 
 def test_every_mode_has_its_files_named():
@@ -98,12 +98,12 @@ def test_a_file_of_samples_that_cannot_be_written_is_refused_before_the_work(
     mode, tiny, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(modes, "load", lambda *_: tiny[0])
-    monkeypatch.setattr(modes, "train_loop", None)
+    monkeypatch.setattr(modes, "train_seeds", None)
     path = str(tmp_path / "none" / "samples.jsonl")
     flags = {"generate.json": path}
     calls = {
         "train": lambda: modes.train(override(tiny[0].config, flags), str(tmp_path / "run"), ""),
-        "generate": lambda: modes.with_trained(mode, None, flags, str(tmp_path), "best"),
+        "generate": lambda: modes.use_model(mode, None, flags, str(tmp_path), "best"),
     }
     told = r"generate.json = .*No such file.*; name a file in a folder that exists"
     with pytest.raises(ConfigError, match=told):

@@ -18,8 +18,8 @@ from txl_jax.checkpoint.workdir import init_workdir, with_vocab
 from txl_jax.config import ExperimentConfig, override
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.evaluation.report import report
-from txl_jax.training.loop import train
 from txl_jax.training.preemption import PreemptionGuard
+from txl_jax.training.trainer import train
 
 
 class Reader(html.parser.HTMLParser):

@@ -14,7 +14,7 @@ import txl_jax
 from txl_jax.config import ConfigError, ExperimentConfig, LossConfig, override
 from txl_jax.data.batch import Batch
 from txl_jax.model import cross_entropy
-from txl_jax.training.loss import batch_loss, totals
+from txl_jax.training.loss import batch_loss, denominators
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import TrainState
 from txl_jax.training.step import train_step
@@ -41,7 +41,7 @@ def loss(cfg, params, some, key=None, mems=None, **terms) -> Any:
     model = txl_jax.TransformerXL(cfg)
     mems = tiny.memory(cfg, [3, 2, 0, 1], M) if mems is None else mems
     key = jax.random.key(0) if key is None else key
-    found = batch_loss(params, model, some, mems, key, LossConfig(**terms), totals(WEIGHTS))
+    found = batch_loss(params, model, some, mems, key, LossConfig(**terms), denominators(WEIGHTS))
     return found[0], found[1][0]
 
 

@@ -20,8 +20,8 @@ from txl_jax.data.corpus import DataError, corpus_from_config
 from txl_jax.data.sources.probe import draw
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.errors import AnalysisError
-from txl_jax.training.loop import train
 from txl_jax.training.preemption import PreemptionGuard
+from txl_jax.training.trainer import train
 
 CONFIG = tiny_runs.ROOT / "configs" / "probe.py"
 EPISODE = re.compile(r"<([A-Z])([.a-z]*)>([A-Z])")

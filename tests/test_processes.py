@@ -163,7 +163,7 @@ def test_sigterm_to_one_of_two_ends_both_saved_at_the_same_step(tmp_path):
         os.kill(pair.all[1].pid, signal.SIGTERM)
         codes, (first, second) = pair.wait()
     assert codes == [0, 0], first + second
-    assert "stopped by SIGTERM, saved; to go on:\n  python -m txl_jax.main" in first
+    assert "stopped by SIGTERM, saved; to resume:\n  python -m txl_jax.main" in first
     assert "stopped by" not in second
     steps = [int(name) for name in os.listdir(workdir / "checkpoints") if name.isdigit()]
     assert 0 < max(steps) < LONG["train.steps"]
@@ -336,7 +336,7 @@ def test_ctrl_c_in_one_of_two_saves_both(long):
         os.kill(pair.all[0].pid, signal.SIGINT)
         codes, (first, _) = pair.wait()
     assert codes == [130, 0]
-    assert "stopped by SIGINT, saved; to go on:" in first
+    assert "stopped by SIGINT, saved; to resume:" in first
 
 
 @pytest.mark.slow

@@ -17,20 +17,25 @@ import pytest
 
 from txl_jax import records
 from txl_jax.checkpoint import provenance
-from txl_jax.training import goodput, runlog
-from txl_jax.training.runlog import RunLog
+from txl_jax.training import goodput, run_log
+from txl_jax.training.run_log import RunLog
+
+
+def metrics(nll_sum, count, grad_norm, learning_rate, tokens=100):
+    """The metrics of a step."""
+    return {
+        "nll_sum": nll_sum,
+        "count": count,
+        "grad_norm": grad_norm,
+        "learning_rate": learning_rate,
+        "tokens": tokens,
+    }
 
 
 def _step(log: RunLog, step: int) -> None:
     """An update with numbers that no short decimal holds."""
-    log.train_step(
-        step,
-        nll_sum=float(np.float32(1000 / (step + 2) + math.pi)),
-        weight_sum=97 + step % 3,
-        grad_norm=math.sqrt(step),
-        learning_rate=2.5e-4 / step,
-        tokens=100,
-    )
+    nll_sum = float(np.float32(1000 / (step + 2) + math.pi))
+    log.train_step(step, metrics(nll_sum, 97 + step % 3, math.sqrt(step), 2.5e-4 / step))
 
 
 def _train(log: RunLog, start: int, stop: int, windows: dict[int, str] | None = None) -> None:
@@ -62,7 +67,7 @@ def make(tmp_path):
 
     yield make
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runlog, "draw", lambda *settings: False)  # a curve takes 0.3 s
+        patch.setattr(run_log, "draw_loss_curve", lambda *settings: None)  # a curve takes 0.3 s
         for log in logs:
             log.close()
 
@@ -71,8 +76,7 @@ def make(tmp_path):
 def clock(monkeypatch):
     """Wall clock in the hand of the test: ``clock[0] += seconds``."""
     now = [100.0]
-    for module in (runlog, goodput):
-        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(goodput, "perf_counter", lambda: now[0])
     return now
 
 
@@ -133,11 +137,11 @@ def test_the_wall_clock_shows_under_timing_only(make, tmp_path, clock):
 
 def test_a_training_record_holds_the_means_of_its_window(make, tmp_path):
     log = make(unit="ppl")
-    log.train_step(1, 10.0, 4.0, 1.0, 0.5, 4)
-    log.train_step(2, 2.0, 2.0, 4.0, 0.25, 2)
+    log.train_step(1, metrics(10.0, 4.0, 1.0, 0.5, 4))
+    log.train_step(2, metrics(2.0, 2.0, 4.0, 0.25, 2))
     log.flush_window(2, epoch=0.5)
     log.flush_window(2)  # an empty window writes none
-    log.train_step(3, 6.0, 2.0, 7.0, 0.125, 2)
+    log.train_step(3, metrics(6.0, 2.0, 7.0, 0.125, 2))
     log.flush_window(3)
     first, second = records.read(tmp_path / "run" / "metrics.jsonl")
     first.pop("timing")
@@ -158,9 +162,9 @@ def test_speed_leaves_out_pauses_even_nested_ones(make, tmp_path, clock):
     for step in (1, 2):
         clock[0] += 2.0
         _step(log, step)
-        with log.pause("evaluate"):
+        with log.goodput.pause("evaluate"):
             clock[0] += 50.0
-            with log.pause("compile"):
+            with log.goodput.pause("compile"):
                 clock[0] += 50.0
         if step == 2:
             clock[0] += 1.0
@@ -182,7 +186,7 @@ def test_seconds_lost_to_data_and_saving_stand_in_the_record_they_fell_into(make
         clock[0] += 2.0
         _step(log, step)
         log.flush_window(step)
-        with log.pause("save"):
+        with log.goodput.pause("save"):
             clock[0] += 7.0
     _step(log, 3)
     log.flush_window(3)
@@ -190,7 +194,7 @@ def test_seconds_lost_to_data_and_saving_stand_in_the_record_they_fell_into(make
     assert [t["seconds"] for t in timings] == [2.5, 2.5, 0.0]
     assert [t["data_seconds"] for t in timings] == [0.5, 0.5, 0.0]
     assert [t["save_seconds"] for t in timings] == [0.0, 7.0, 7.0]
-    with log.pause("compile"):
+    with log.goodput.pause("compile"):
         clock[0] += 1.0
     assert log.goodput.line() == (
         "time 20.0 s: step 4.0, compile 1.0, data 1.0, evaluate 0.0, save 14.0; 20% in steps"
@@ -203,10 +207,10 @@ def test_records_that_cannot_be_written_raise_or_wait_whole(make, tmp_path, monk
     _train(log, 0, 21)
     lines = (tmp_path / "whole" / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    impatient, patient = make("impatient"), make("patient", patient=True)
+    impatient, patient = make("impatient"), make("patient", tolerate_errors=True)
     for log in (impatient, patient):
         monkeypatch.setattr(log, "_events", None)
-        monkeypatch.setattr(log, "message", lambda text: None)  # into a file as well
+        monkeypatch.setattr(log._console, "message", lambda text: None)  # into a file as well
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (sum(map(len, lines[:3])) + 90, hard))
         with pytest.raises(OSError, match=r"cannot write: .*metrics\.jsonl"):
@@ -223,9 +227,9 @@ def test_records_that_cannot_be_written_raise_or_wait_whole(make, tmp_path, monk
 def test_skipped_steps_are_counted_and_in_no_mean(make, tmp_path, capsys):
     log = make()
     _step(log, 1)
-    log.skipped_step(2, "gradient norm is nan", 0.5, 100)
+    log.skipped_step(2, "gradient norm is nan", metrics(math.nan, 1, math.nan, 0.5))
     log.flush_window(2)
-    log.skipped_step(3, "gradient norm is nan", 0.25, 100)
+    log.skipped_step(3, "gradient norm is nan", metrics(math.nan, 1, math.nan, 0.25))
     assert log.window["skipped"] == 1
     log.flush_window(3)
     whole = make("whole")
@@ -245,7 +249,7 @@ def test_skipped_steps_are_counted_and_in_no_mean(make, tmp_path, capsys):
 
 def test_a_number_that_is_not_finite_is_null_and_every_line_is_strict_json(make, tmp_path):
     log = make(unit="ppl")
-    log.train_step(1, math.nan, 1.0, math.inf, 0.1, 1)
+    log.train_step(1, metrics(math.nan, 1.0, math.inf, 0.1, 1))
     log.flush_window(1)
     log.record("valid", 1, {"loss": np.float32(1e9), "inner": [np.int64(3), {"a": math.nan}]})
 
@@ -264,7 +268,7 @@ def test_without_a_terminal_each_record_is_one_plain_line(make, capsys, clock):
     log = make(total_steps=1000)
     for step in range(1, 101):
         clock[0] += 0.125
-        log.train_step(step, 2.345 * 1543, 1543, 1.0, 2.5e-4, 1543)
+        log.train_step(step, metrics(2.345 * 1543, 1543, 1.0, 2.5e-4, 1543))
     log.flush_window(100)
     log.record("valid", 100, {"loss": 2.0, "tokens": 512})
     assert capsys.readouterr().err.splitlines() == [
@@ -379,7 +383,7 @@ def test_the_error_that_ends_a_run_is_not_replaced_by_one_of_closing_its_files(
     def full(self):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("txl_jax.training.events.Events.close", full)
+    monkeypatch.setattr("txl_jax.training.events.TensorBoardEvents.close", full)
     with (
         pytest.raises(ValueError, match="the reason"),
         RunLog(tmp_path / "a", total_steps=9, unit="bpc", progress=False),

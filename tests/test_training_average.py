@@ -15,13 +15,13 @@ from txl_jax.data.feed import training_batch
 from txl_jax.evaluation.evaluate import evaluator_of
 from txl_jax.evaluation.report import report
 from txl_jax.parallel.shardings import make_mesh
-from txl_jax.training.average import chosen
-from txl_jax.training.loop import train
+from txl_jax.training.average import choose_weights
 from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.parts import training_streams
 from txl_jax.training.preemption import PreemptionGuard
+from txl_jax.training.setup import training_streams
 from txl_jax.training.state import init_state
 from txl_jax.training.step import train_step
+from txl_jax.training.trainer import train
 
 BOTH = {"average.swa_start": 5, "average.ema_decay": 0.75}
 
@@ -168,7 +168,7 @@ def test_layers_under_scan_keep_the_one_that_is_named_and_on_disk_one_by_one(fol
     ],
 )
 def test_the_model_is_the_best_or_the_one_that_is_named(use, losses, name):
-    assert chosen(losses, AverageConfig(swa_start=1, ema_decay=0.5, use=use)) == name
+    assert choose_weights(losses, AverageConfig(swa_start=1, ema_decay=0.5, use=use)) == name
 
 
 def test_a_run_without_means_has_the_records_it_had(folder, tmp_path):

@@ -36,12 +36,13 @@ from txl_jax.checkpoint.lock import LockedError, training_lock
 from txl_jax.checkpoint.workdir_files import WRITTEN_IN, check_writable
 from txl_jax.evaluation.evaluate import Evaluator
 from txl_jax.library_errors import log_library_errors
-from txl_jax.training import loop
 from txl_jax.training import step as step_module
-from txl_jax.training.loop import NonFiniteError, train
+from txl_jax.training import trainer
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.preemption import PreemptionGuard
+from txl_jax.training.skipping import NonFiniteError
 from txl_jax.training.state import init_state
+from txl_jax.training.trainer import train
 
 # --------------------------------------------------------------------------------------
 # A full disk.
@@ -194,7 +195,10 @@ def test_a_run_may_tolerate_save_errors_until_there_is_space(tmp_path, capsys):
         assert train(exp, corpus, str(tmp_path / "cut"), PreemptionGuard()).finished
     told = [line for line in capsys.readouterr().err.splitlines() if "cannot be written" in line]
     assert len(told) == 3
-    assert all(line.endswith("; checkpoint 2 is intact; going on without it") for line in told)
+    assert all(
+        line.endswith("; checkpoint 2 is intact; training continues without this checkpoint")
+        for line in told
+    )
     assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut", **changes)
     assert sorted(os.listdir(tmp_path / "cut" / "checkpoints")) == ["10", "12"]
 
@@ -219,13 +223,13 @@ def test_a_checkpoint_that_was_lost_is_not_said_to_be_kept(tmp_path, monkeypatch
     """That of step 6 fails while it is written, that of step 8 at once; step 9 is no number."""
     changes = {"checkpoint.every": 2, "checkpoint.tolerate_save_errors": True}
     corpus, exp = corpus_and_experiment(tmp_path, **changes)
-    gradient_of = step_module.summed_gradient
+    gradient_of = step_module.accumulate_gradient
 
     def spoilt(state, *arguments):
         gradient, *rest = gradient_of(state, *arguments)
         return jax.tree.map(lambda g: jnp.where(state.step == 8, jnp.nan, g), gradient), *rest
 
-    monkeypatch.setattr(step_module, "summed_gradient", spoilt)
+    monkeypatch.setattr(step_module, "accumulate_gradient", spoilt)
     kept = pytest.raises(NonFiniteError, match="at step 9; stopped, checkpoint 4 is kept")
     with refused_at(8), full_at(6), kept:
         train(exp, corpus, str(tmp_path / "run"), PreemptionGuard())
@@ -352,7 +356,7 @@ def test_a_run_is_refused_before_it_compiles_where_checkpoints_cannot_be_written
         return mkdtemp(suffix, prefix, dir)
 
     monkeypatch.setattr(tempfile, "mkdtemp", full_there)
-    monkeypatch.setattr(modes, "train_loop", None)
+    monkeypatch.setattr(modes, "train_seeds", None)
     refused = r"its folder checkpoints cannot be written \(the disk is full\); make it writable"
     with pytest.raises(WorkdirError, match=refused):
         modes.train(experiment(tmp_path), str(workdir), "")
@@ -512,7 +516,7 @@ def after(function):
 
 
 MOMENTS = {
-    "compiling": (loop, "compiled_step", before, "before the first step, nothing to save"),
+    "compiling": (trainer, "compiled_step", before, "before the first step, nothing to save"),
     "validating": (Evaluator, "run", before, "saved"),
     "saving": (Checkpoints, "_save_items", after, "saved"),
     "reporting": (modes, "report", before, "saved"),
@@ -535,7 +539,7 @@ def test_sigterm_ends_a_run_saved_with_exit_code_0(whole, moment, monkeypatch, c
         patch.setattr(owner, name, around(getattr(owner, name)))
         assert modes.train(experiment(whole), workdir, "COMMAND") == 0
     told = capsys.readouterr().err
-    assert told.endswith(f"stopped by SIGTERM, {what}; to go on:\n  COMMAND\n")
+    assert told.endswith(f"stopped by SIGTERM, {what}; to resume:\n  COMMAND\n")
     scored = [r["step"] for r in map(json.loads, read_lines(workdir)) if r["kind"] == "valid"]
     assert scored == ([6, 12] if moment == "reporting" else [])  # what it was at was left
     assert not {"evaluation.json", "sample.txt"} & set(os.listdir(workdir))
@@ -557,5 +561,5 @@ def test_a_second_run_in_a_workdir_refuses_and_evaluation_does_not(whole, capsys
         assert {p: t for p, t in there.items() if p.name != ".lock"} == {
             p: t for p, t in before.items() if p.name != ".lock"
         }
-        assert modes.with_trained("generate", None, {}, str(workdir), "best") == 0
+        assert modes.use_model("generate", None, {}, str(workdir), "best") == 0
     assert LockedError in modes.KNOWN_ERRORS

@@ -13,11 +13,11 @@ import txl_jax
 from txl_jax.config import ExperimentConfig, LossConfig, override
 from txl_jax.data.batch import Batch
 from txl_jax.training.loss import (
+    activation_penalty,
     batch_loss,
-    regularisation,
-    scored,
+    denominators,
+    scored_weights,
     symmetric_divergence,
-    totals,
 )
 from txl_jax.training.state import TrainState
 from txl_jax.training.step import train_step
@@ -63,24 +63,24 @@ def assert_same(a, b, **tolerance):
 
 
 def test_full_scores_every_real_target():
-    np.testing.assert_array_equal(scored(WEIGHTS, LossConfig()), WEIGHTS)
+    np.testing.assert_array_equal(scored_weights(WEIGHTS, LossConfig()), WEIGHTS)
 
 
 def test_half_scores_the_most_recent_half_of_what_is_real():
-    got = scored(WEIGHTS, LossConfig(positions="half"))
+    got = scored_weights(WEIGHTS, LossConfig(positions="half"))
     assert np.asarray(got).astype(int).tolist() == [
         [0, 0, 0, 1, 1, 1, 1],
         [0, 0, 0, 1, 1, 1, 1],
         [0, 0, 1, 1, 0, 0, 0],
         [1, 0, 0, 0, 0, 0, 0],
     ]
-    even = scored(np.ones((1, 6), np.float32), LossConfig(positions="half"))
+    even = scored_weights(np.ones((1, 6), np.float32), LossConfig(positions="half"))
     assert np.asarray(even).astype(int).tolist() == [[0, 0, 0, 1, 1, 1]]
 
 
 @pytest.mark.parametrize("positions", ["full", "half"])
 def test_regularisation_is_the_mean_squares_of_scored_positions(positions):
-    weights = np.asarray(scored(WEIGHTS, LossConfig(positions=positions)))
+    weights = np.asarray(scored_weights(WEIGHTS, LossConfig(positions=positions)))
     states = np.random.default_rng(0).standard_normal((B, T, 5)).astype(np.float32)
     sizes, changes = [], []
     for b in range(B):
@@ -89,7 +89,7 @@ def test_regularisation_is_the_mean_squares_of_scored_positions(positions):
                 sizes += [x * x for x in states[b, t].tolist()]
                 if t and weights[b, t - 1]:
                     changes += [x * x for x in (states[b, t] - states[b, t - 1]).tolist()]
-    value = lambda c: float(regularisation(states, weights, c, totals(weights)))
+    value = lambda c: float(activation_penalty(states, weights, c, denominators(weights)))
     assert value(LossConfig(ar=1.0)) == pytest.approx(np.mean(sizes), rel=1e-5)
     assert value(LossConfig(tar=1.0)) == pytest.approx(np.mean(changes), rel=1e-5)
     both = 2 * np.mean(sizes) + 0.5 * np.mean(changes)
@@ -110,7 +110,7 @@ def test_regularisation_acts_before_dropout():
     model = txl_jax.TransformerXL(cfg)
 
     def parts(cfg, key, **loss):
-        c, whole, model = LossConfig(**loss), totals(WEIGHTS), txl_jax.TransformerXL(cfg)
+        c, whole, model = LossConfig(**loss), denominators(WEIGHTS), txl_jax.TransformerXL(cfg)
         value, (nll_sum, _) = batch_loss(params, model, batch(), mems, key, c, whole)
         return float(value), float(nll_sum)
 
@@ -122,7 +122,9 @@ def test_regularisation_acts_before_dropout():
     extra = with_drop - nll_with / count
     assert extra == pytest.approx(without - nll_without / count, rel=1e-4)
     hidden = model.apply({"params": params}, _embedded(params, cfg), mems, method="core")[0]
-    want: Any = regularisation(hidden, WEIGHTS, LossConfig(ar=2.0, tar=3.0), totals(WEIGHTS))
+    want: Any = activation_penalty(
+        hidden, WEIGHTS, LossConfig(ar=2.0, tar=3.0), denominators(WEIGHTS)
+    )
     assert extra == pytest.approx(float(want), rel=1e-4)
     assert extra > 1
 
@@ -187,7 +189,7 @@ def test_r_drop_is_two_losses_and_how_far_they_are_apart(clusters):
     params, model = tiny_models.variables(cfg)["params"], txl_jax.TransformerXL(cfg)
     mems, key = tiny_models.memory(cfg, [3] * B, M), jax.random.key(5)
     some, c = batch(), LossConfig(ar=2.0, r_drop=0.7)
-    loss, (nll_sum, after) = batch_loss(params, model, some, mems, key, c, totals(WEIGHTS))
+    loss, (nll_sum, after) = batch_loss(params, model, some, mems, key, c, denominators(WEIGHTS))
 
     logs, sizes, memories = [], [], []
     for each in (key, jax.random.fold_in(key, 1)):

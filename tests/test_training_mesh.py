@@ -22,11 +22,11 @@ from txl_jax.model.kernels import choice
 from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.records import read
-from txl_jax.training.loop import train
-from txl_jax.training.loss import batch_loss, totals
+from txl_jax.training.loss import batch_loss, denominators
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import init_state, state_shardings
 from txl_jax.training.step import compiled_step
+from txl_jax.training.trainer import train
 
 B, T, M, V, STEPS = 8, 12, 10, 96, 20
 MESHES = {"8x1x1": (8, 1, 1), "2x2x2": (2, 2, 2), "1x4x2": (1, 4, 2), "1x1x8": (1, 1, 8)}
@@ -88,7 +88,7 @@ def gradient(exp: ExperimentConfig):
 
     def loss(params, batch, mems):
         key = jax.random.key(0)
-        return batch_loss(params, model, batch, mems, key, exp.loss, totals(batch.weights))[0]
+        return batch_loss(params, model, batch, mems, key, exp.loss, denominators(batch.weights))[0]
 
     out = shardings.parameters(state.params)
     found = jax.jit(jax.grad(loss), out_shardings=out)(state.params, batch, state.mems)

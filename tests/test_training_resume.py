@@ -18,11 +18,13 @@ import txl_jax
 from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.data.feed import training_batch
 from txl_jax.data.sentences import SentenceStreams
-from txl_jax.training.loop import NonFiniteError, train
+from txl_jax.training import trainer
 from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.parts import training_streams
 from txl_jax.training.preemption import PreemptionGuard
+from txl_jax.training.setup import training_streams
+from txl_jax.training.skipping import NonFiniteError
 from txl_jax.training.state import init_state
+from txl_jax.training.trainer import train
 
 DROPOUT = {"model.dropout": 0.2, "model.dropatt": 0.1}
 
@@ -322,7 +324,7 @@ def test_a_signal_saves_and_exits_with_the_command_to_resume(killed_folder, sent
     arguments = (f"--config={config}", f"--workdir={workdir}")
     got, output = interrupt(sent, *arguments, when=lambda: (workdir / "checkpoints/25").is_dir())
     assert got == code, output
-    assert f"stopped by {sent.name}, saved; to go on:" in output
+    assert f"stopped by {sent.name}, saved; to resume:" in output
     assert f"python -m txl_jax.main --config={config} --workdir={workdir}" in output
     assert (workdir / "loss.png").exists()
     resumed = call(*arguments)
@@ -333,14 +335,13 @@ def test_a_signal_saves_and_exits_with_the_command_to_resume(killed_folder, sent
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
     corpus, exp = corpus_and_experiment(tmp_path, **{"checkpoint.every": 2})
-    from txl_jax.training import loop
 
     def spoilt(streams, step, *arguments, **more):
         for i, batch in enumerate(feed(streams, step, *arguments, **more)):
             yield batch.replace(weights=batch.weights * np.nan) if i == 4 else batch
 
-    feed = loop.training_feed
-    monkeypatch.setattr(loop, "training_feed", spoilt)
+    feed = trainer.training_feed
+    monkeypatch.setattr(trainer, "training_feed", spoilt)
     with pytest.raises(NonFiniteError) as caught:
         train(exp, corpus, str(tmp_path / "run"), PreemptionGuard())
     assert str(caught.value) == (

@@ -13,13 +13,19 @@ from txl_jax.data.feed import training_batch
 from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training import skipping
 from txl_jax.training import step as step_module
-from txl_jax.training.loop import NonFiniteError, train
 from txl_jax.training.optimizer import RecentNorm, make_optimizer, with_recent_norm
-from txl_jax.training.parts import training_streams
 from txl_jax.training.preemption import PreemptionGuard
-from txl_jax.training.skipping import SkippedError, not_finite, reason, unless_bad
+from txl_jax.training.setup import training_streams
+from txl_jax.training.skipping import (
+    NonFiniteError,
+    SkippedError,
+    non_finite_leaf,
+    skip_bad_update,
+    skip_reason,
+)
 from txl_jax.training.state import init_state, state_shardings
 from txl_jax.training.step import compiled_step, train_step
+from txl_jax.training.trainer import train
 
 SKIP = {"train.non_finite": "skip"}
 ON_A_MESH = {"mesh.fsdp": 2, "mesh.tensor": 2, "train.micro_batches": 2}
@@ -184,9 +190,9 @@ def test_what_is_not_finite_is_no_spike(folder):
     assert step(state, spoilt(batches[0]))[1]["skipped"] == 0
     settings = txl_jax.ExperimentConfig.from_dict({"train": {"skip_spikes": 3.0}}).train
     for nll_sum, norm in ((1.0, np.inf), (np.inf, 1.0), (1.0, np.nan)):
-        _, told = unless_bad(state, state, jnp.float32(nll_sum), jnp.float32(norm), settings)
+        _, told = skip_bad_update(state, state, jnp.float32(nll_sum), jnp.float32(norm), settings)
         assert not told["skipped"]
-    _, told = unless_bad(state, state, jnp.float32(1.0), jnp.float32(1.0), settings)
+    _, told = skip_bad_update(state, state, jnp.float32(1.0), jnp.float32(1.0), settings)
     assert told["skipped"]
 
 
@@ -215,16 +221,16 @@ def test_an_update_that_overflows_is_skipped_although_loss_and_gradient_are_fini
     assert_equal_arrays(arrays(after.params), arrays(before.params))
     assert_equal_arrays(moments(after.opt_state)[0], moments(before.opt_state)[0])
     one = {name: float(value) for name, value in metrics.items()}
-    assert reason(one) == "the update is not finite, although loss and gradient are"
+    assert skip_reason(one) == "the update is not finite, although loss and gradient are"
     assert step(state, batches[0])[1]["update_finite"] == 1
 
 
 def test_the_first_array_that_is_not_finite_is_named():
     good = {"a": jnp.ones(3), "n": jnp.int32(3), "z": {"b": jnp.zeros((2, 2)), "c": jnp.ones(())}}
-    assert not_finite(good) is None
+    assert non_finite_leaf(good) is None
     for value in (np.nan, np.inf, -np.inf):
         bad = {**good, "z": {"b": good["z"]["b"].at[1, 0].set(value), "c": jnp.float32(value)}}
-        assert not_finite(bad) == "z/b"
+        assert non_finite_leaf(bad) == "z/b"
 
 
 # --------------------------------------------------------------------------------------
@@ -234,7 +240,7 @@ def test_the_first_array_that_is_not_finite_is_named():
 @pytest.fixture
 def spoil(monkeypatch):
     """Spoils the gradients of some steps, counted from 1 as in the log."""
-    gradient_of = step_module.summed_gradient
+    gradient_of = step_module.accumulate_gradient
 
     def spoil(*steps, by=jnp.nan):
         def bad(state, *arguments):
@@ -242,7 +248,7 @@ def spoil(monkeypatch):
             spoilt = jnp.isin(state.step + 1, jnp.array(steps))
             return jax.tree.map(lambda g: jnp.where(spoilt, by * g, g), gradient), *rest
 
-        monkeypatch.setattr(step_module, "summed_gradient", bad)
+        monkeypatch.setattr(step_module, "accumulate_gradient", bad)
 
     return spoil
 
@@ -265,7 +271,7 @@ def test_skipped_updates_are_told_and_counted_and_the_run_goes_on(tmp_path, spoi
 @pytest.mark.parametrize("changes", [SKIP, {"train.skip_spikes": 3.0}], ids=str)
 @pytest.mark.slow
 def test_a_run_that_skips_is_resumed_bit_identically(tmp_path, spoil, monkeypatch, changes):
-    monkeypatch.setattr(skipping, "FIRST_NORMS", 2)
+    monkeypatch.setattr(skipping, "SPIKE_WARMUP", 2)
     corpus, exp = corpus_and_experiment(tmp_path, **changes)
     spoil(4, 5, 8, 10, by=jnp.nan if changes is SKIP else 50.0)
     train(exp, corpus, str(tmp_path / "whole"), PreemptionGuard())
@@ -285,7 +291,7 @@ def test_too_many_in_a_row_stop_the_run_also_over_a_resume(tmp_path, spoil):
     text = (
         "4 updates in a row were skipped, the last at step 9: gradient norm is nan; stopped,"
         " checkpoint 8 is kept. Try a lower optimizer.learning_rate, more"
-        " optimizer.warmup_steps, or model.dtype float32; train.max_skipped is how many may be"
+        " optimizer.warmup_steps, or model.dtype float32, or raise train.max_skipped"
     )
     for workdir in (tmp_path / "whole", cut):
         with pytest.raises(SkippedError) as caught:
@@ -306,7 +312,7 @@ def test_a_state_that_is_not_finite_is_never_saved(tmp_path, monkeypatch):
 
         return optax.GradientTransformation(optimizer.init, update)
 
-    monkeypatch.setattr("txl_jax.training.parts.make_optimizer", overflowing_at_4)
+    monkeypatch.setattr("txl_jax.training.setup.make_optimizer", overflowing_at_4)
     changes = {"model.n_layer": 1, "checkpoint.every": 2, "train.eval_every": 0}
     corpus, exp = corpus_and_experiment(tmp_path, **changes)
     with pytest.raises(NonFiniteError) as caught:

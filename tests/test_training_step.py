@@ -18,12 +18,12 @@ from txl_jax.data.streams import Streams
 from txl_jax.model.memory import Memory
 from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training import step as step_module
-from txl_jax.training.loop import train
 from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.parts import training_streams
 from txl_jax.training.preemption import PreemptionGuard
+from txl_jax.training.setup import training_streams
 from txl_jax.training.state import TrainState, init_state, state_shardings
-from txl_jax.training.step import compiled_step, padded_amid, train_step
+from txl_jax.training.step import compiled_step, text_may_follow_padding, train_step
+from txl_jax.training.trainer import train
 
 STEPS = 4
 
@@ -92,7 +92,7 @@ def test_the_logged_learning_rate_is_that_of_the_update(folder, monkeypatch, ave
     optimizer = make_optimizer(exp)
     params, mems = {"w": jnp.zeros(())}, Memory(jnp.zeros(()), jnp.zeros((), jnp.int32))
     gradient = lambda state, *_: ({"w": jnp.ones(())}, jnp.ones(()), mems)
-    monkeypatch.setattr(step_module, "summed_gradient", gradient)
+    monkeypatch.setattr(step_module, "accumulate_gradient", gradient)
     model, batch = (
         txl_jax.TransformerXL(exp.model),
         training_batch(training_streams(exp, corpus), 0, exp.train.epoch_memory),
@@ -356,9 +356,9 @@ def test_padding_at_an_epochs_end_does_not_enter_memory_that_is_carried(folder):
 def test_the_ordinary_recipe_is_spared_the_cost_of_lengths(folder):
     corpus, exp = corpus_and_experiment(folder)
     batch = training_batch(training_streams(exp, corpus), 0, "reset")
-    assert "lengths" not in batch.model_kwargs(padded_amid(exp.train))
+    assert "lengths" not in batch.model_kwargs(text_may_follow_padding(exp.train))
     for changes in (DRAWN, {"train.epoch_memory": "carry"}):
-        assert padded_amid(override(exp, changes).train)
+        assert text_may_follow_padding(override(exp, changes).train)
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from txl_jax.checkpoint.workdir import init_workdir
 from txl_jax.checkpoint.workdir_files import CONFIG, FILES, MODEL, check_free, register_outputs
 from txl_jax.config import ExperimentConfig, override
 from txl_jax.convert import export
-from txl_jax.training import start
-from txl_jax.training.start import experiment_and_vocab
+from txl_jax.training import fine_tuning
+from txl_jax.training.fine_tuning import resolve_experiment
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -133,7 +133,7 @@ def test_modes_that_compare_runs_overwrite_their_own_files_only(trained, tmp_pat
 def test_a_table_is_not_written_over_the_users_own(claimed, tmp_path):
     (tmp_path / "ablation.csv").write_text("mine")
     with pytest.raises(WorkdirError, match=r"overwritten: ablation\.csv\. Name"):
-        modes.ablation("configs/table6.py", {}, str(tmp_path), "again")
+        modes.ablate("configs/table6.py", {}, str(tmp_path), "again")
 
 
 # Two models in one folder.
@@ -210,7 +210,7 @@ def readers(folder, claimed):
     recl = override(ExperimentConfig(), {"recl.models": [f"a={folder}", f"b={folder}"]})
     return {
         "load": lambda: txl_jax.load(str(folder)),
-        "start_from": lambda: experiment_and_vocab(start, str(text / "new")),
+        "start_from": lambda: resolve_experiment(start, str(text / "new")),
         "page": lambda: page.run(ExperimentConfig(), str(folder)),
         "recl": lambda: recl_table.run(recl, str(text / "out")),
         "export": lambda: export(str(folder), str(text / "plain")),
@@ -257,9 +257,9 @@ def described(claimed, tmp_path_factory):
 @pytest.mark.parametrize("kind", ["list", "null", "no keys", "deep lists", "not UTF-8"])
 def test_a_damaged_record_of_the_start_is_one_line_that_names_the_file(tmp_path, kind):
     (tmp_path / "start.json").write_bytes(ODD[kind])
-    record = {"parameters_sha256": "a"}
+    record = {"start_from": "folder", "parameters_sha256": "a"}
     with pytest.raises(modes.KNOWN_ERRORS, match=r"start\.json") as caught:
-        start._write_record(str(tmp_path), "folder", record)
+        fine_tuning._write_record(str(tmp_path), record)
     assert "\n" not in str(caught.value)
     assert (tmp_path / "start.json").read_bytes() == ODD[kind]
 
@@ -283,11 +283,11 @@ NAMED_BY_HAND = {
     ("training/distil.py", "path"): "soft_targets.npz",
     ("training/loss_curve.py", "figure_path"): "loss.png",
     ("records.py", "metrics_path"): "metrics.jsonl",
-    ("training/runlog.py", "self.metrics_path"): "metrics.jsonl",
+    ("training/run_log.py", "self.metrics_path"): "metrics.jsonl",
     ("checkpoint/checksums.py", "os.path.join(folder, MANIFEST)"): "checkpoints",
     ("checkpoint/checkpoints.py", "valid_loss"): ELSEWHERE,  # no picture
     ("checkpoint/saving.py", "read_record(workdir)"): ELSEWHERE,  # no picture
-    ("training/start.py", "path"): "start.json",
+    ("training/fine_tuning.py", "path"): "start.json",
     ("checkpoint/workdir.py", "path"): "config.json",
     ("checkpoint/workdir_files.py", "path"): ".txl_jax",
 }

@@ -14,8 +14,8 @@ import txl_jax
 from txl_jax.checkpoint.workdir import init_workdir, with_vocab
 from txl_jax.checkpoint.workdir_files import check_writable
 from txl_jax.data.corpus import corpus_from_config
-from txl_jax.training.loop import train
 from txl_jax.training.preemption import PreemptionGuard
+from txl_jax.training.trainer import train
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 

@@ -1,6 +1,6 @@
 """The command: ``python -m txl_jax.main --config=configs/quickstart.py --workdir=DIR``.
 
-Flags, process set-up and dispatch to a mode; no logic. Any setting of the config is a flag:
+Flags, process set-up and dispatch to a mode. Any setting of the config is a flag:
 ``--config.train.steps=100``.
 """
 
@@ -24,7 +24,7 @@ _MODES = (
 )
 _MODE = flags.DEFINE_enum("mode", "train", _MODES.split(), "What to do with the run.")
 _TOPOLOGY = flags.DEFINE_string(
-    "topology", None, "With --mode=compile: a TPU slice that is not there, v5e:4x4."
+    "topology", None, "With --mode=compile: a TPU slice to compile for without one, v5e:4x4."
 )
 _STEP = flags.DEFINE_string("step", "best", "Checkpoint: best, latest or a number.")
 _DISTRIBUTED = flags.DEFINE_bool(
@@ -43,7 +43,7 @@ _overrides: dict[str, str] = {}
 
 
 def parse_flags(argv: list[str]) -> list[str]:
-    """absl's flags, with every ``--config.KEY=VALUE`` taken out first for the config."""
+    """Parses absl's flags, after taking out every ``--config.KEY=VALUE`` for the config."""
     rest, arguments = [], iter(argv)
     for argument in arguments:
         if not argument.startswith("--config."):
@@ -54,7 +54,7 @@ def parse_flags(argv: list[str]) -> list[str]:
     try:
         for argument in rest[1:]:
             if argument.startswith("-") and len(name := argument.partition("=")[0]) > 100:
-                # absl would look for a similar flag by recursion, a level for each character
+                # absl looks for a similar flag by recursion, one level for each character
                 raise flags.Error(f"Unknown command line flag {short_repr(name)}")
         return flags.FLAGS(rest)
     except flags.Error as error:
@@ -77,37 +77,36 @@ def main(argv: list[str]) -> int:
             else error
         )
         print(f"error: {one_line(text)}", file=sys.stderr, flush=True)
-        return _left_with(2)
+        return _exit_code(2)
     except KeyboardInterrupt:
-        return _left_with(interrupts.report_interrupt())
+        return _exit_code(interrupts.report_interrupt())
     except Exception:
         if _many_processes():
             traceback.print_exc()
-            _left_with(1)
+            _exit_code(1)
         raise
 
 
 def run() -> int:
-    """Loads what the flags name, checks it, and does what the mode says."""
+    """Loads and checks what the flags name, and runs the mode."""
     for flag in (_CONFIG, _WORKDIR, _TOPOLOGY, _STEP, _COORDINATOR):
         if flag.value is not None and not flag.value.strip():
             raise ConfigError(f"--{flag.name}=: a value is missing; give one, or no such flag")
-    config = _CONFIG.value
+    mode, config = _MODE.value, _CONFIG.value
     if config and config.startswith("~"):
         config = str(expanded(config, "--config"))
-    needed = _MODE.value in ("train", "compile", "ablation") or _WORKDIR.value is None
-    if config is None and needed:
+    if config is None and (mode in ("train", "compile", "ablation") or _WORKDIR.value is None):
         raise ConfigError("--config=FILE is needed, for example --config=configs/quickstart.py")
-    if _TOPOLOGY.value is not None and _MODE.value != "compile":
+    if _TOPOLOGY.value is not None and mode != "compile":
         raise ConfigError(f"--topology={truncate(_TOPOLOGY.value)}: is for --mode=compile")
     exp = load_config(config, _overrides) if config else None
-    named = _WORKDIR.value or os.path.join("runs", _name(config or ""))
-    workdir = os.path.abspath(expanded(named, "--workdir"))
+    workdir = _WORKDIR.value or os.path.join("runs", _run_name(config or ""))
+    workdir = os.path.abspath(expanded(workdir, "--workdir"))
 
-    from txl_jax import modes  # the rest of the program: only once the config is good
+    from txl_jax import modes  # slow imports, so only after the config is checked
     from txl_jax.parallel import processes
 
-    if exp is not None and _MODE.value == "compile":
+    if exp is not None and mode == "compile":
         return modes.compile_programs(exp, _TOPOLOGY.value)
     processes.initialise(
         _DISTRIBUTED.value,
@@ -115,7 +114,7 @@ def run() -> int:
         _NUM_PROCESSES.value,
         _PROCESS_ID.value,
         heartbeat_seconds=_HEARTBEAT.value,
-        takes_notice=_MODE.value == "train",
+        takes_notice=mode == "train",
     )
     from txl_jax.library_errors import log_library_errors
     from txl_jax.parallel.compile_cache import keep_compiled_programs
@@ -123,47 +122,40 @@ def run() -> int:
     keep_compiled_programs()
     log_library_errors(workdir)
     interrupts.restore_keyboard_interrupt()
-    if exp is not None and _MODE.value == "train":
-        return modes.train(exp, workdir, command=_resume_command())
-    if config and _MODE.value == "ablation":
-        return modes.ablation(config, _overrides, workdir, command=_resume_command())
-    if _MODE.value in modes.COMPARISONS:
-        return modes.compare(_MODE.value, exp, _overrides, workdir)
-    return modes.with_trained(_MODE.value, exp, _overrides, workdir, _STEP.value)
+    command = shlex.join(["python", "-m", "txl_jax.main", *sys.argv[1:]])
+    if exp is not None and mode == "train":
+        return modes.train(exp, workdir, command)
+    if config and mode == "ablation":
+        return modes.ablate(config, _overrides, workdir, command)
+    if mode in modes.COMPARISON_MODULES:
+        return modes.compare(mode, exp, _overrides, workdir)
+    return modes.use_model(mode, exp, _overrides, workdir, _STEP.value)
 
 
 def _known_errors() -> tuple[type[Exception], ...]:
     """Errors whose text is all that a user needs."""
     from txl_jax.data.errors import DataError
 
-    errors: list[type[Exception]] = [ConfigError, DataError, OSError]
-    if "txl_jax.modes" in sys.modules:
-        errors += sys.modules["txl_jax.modes"].KNOWN_ERRORS
-    return tuple(errors)
+    modes = sys.modules.get("txl_jax.modes")
+    return (ConfigError, DataError, OSError, *(modes.KNOWN_ERRORS if modes else ()))
 
 
 def _many_processes() -> bool:
-    return (
-        "txl_jax.parallel.processes" in sys.modules
-        and sys.modules["txl_jax.parallel.processes"].many()
-    )
+    processes = sys.modules.get("txl_jax.parallel.processes")
+    return processes is not None and processes.many()
 
 
-def _left_with(code: int) -> int:
-    """The exit code; one of many processes, which may not wait for the others, ends here."""
+def _exit_code(code: int) -> int:
+    """The exit code. One of many processes ends here, because it must not wait for the others."""
     if _many_processes():
         sys.modules["txl_jax.parallel.processes"].abort(code)
     return code
 
 
-def _name(config: str) -> str:
+def _run_name(config: str) -> str:
     file, _, variant = config.partition(":")
     stem = os.path.splitext(os.path.basename(file))[0]
     return f"{stem}-{variant}" if variant else stem
-
-
-def _resume_command() -> str:
-    return shlex.join(["python", "-m", "txl_jax.main", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

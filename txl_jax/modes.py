@@ -1,32 +1,18 @@
-"""What each ``--mode`` does, phase by phase: check, load, work, tell."""
+"""What each ``--mode`` does: every function is a sequence of calls, and returns an exit code."""
 
-import contextlib
-import dataclasses
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 from absl import logging
 
 from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
 from txl_jax.checkpoint.loading import load
-from txl_jax.checkpoint.lock import LockedError, training_lock
-from txl_jax.checkpoint.trained_model import TrainedModel
-from txl_jax.checkpoint.workdir import (
-    check_shared,
-    init_workdir,
-    with_vocab,
-)
-from txl_jax.checkpoint.workdir_files import (
-    WRITTEN_IN,
-    check_file,
-    check_free,
-    check_outputs,
-    check_writable,
-    register_outputs,
-)
-from txl_jax.config import ConfigError, ExperimentConfig, differing_keys, override
+from txl_jax.checkpoint.lock import LockedError
+from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
+from txl_jax.checkpoint.workdir_files import check_file, check_outputs, register_outputs
+from txl_jax.config import ConfigError, ExperimentConfig, override
 from txl_jax.convert import ModelFormatError
 from txl_jax.data.corpus import Corpus, DataError, corpus_from_config
 from txl_jax.data.prompt_ids import encode_prompts
@@ -39,13 +25,11 @@ from txl_jax.model.kernels.choice import KernelError
 from txl_jax.parallel import processes
 from txl_jax.planning.compile_ahead import compile_ahead
 from txl_jax.planning.topology import PlanningError
-from txl_jax.training.loop import NonFiniteError
-from txl_jax.training.loop import train as train_loop
-from txl_jax.training.multi_seed import each, train_seeds
-from txl_jax.training.parts import check_fit, check_scoring, check_size
+from txl_jax.training.multi_seed import train_seeds
 from txl_jax.training.preemption import PreemptionGuard
-from txl_jax.training.skipping import SkippedError
-from txl_jax.training.start import corpus_of, experiment_and_vocab
+from txl_jax.training.preparation import locked_workdirs, prepare
+from txl_jax.training.setup import check_evaluation_memory
+from txl_jax.training.skipping import NonFiniteError, SkippedError
 
 KNOWN_ERRORS = (
     AnalysisError,
@@ -62,7 +46,7 @@ KNOWN_ERRORS = (
     WorkdirError,
 )
 
-ANALYSES = {
+ANALYSIS_MODULES = {
     "context": "txl_jax.analysis.context",
     "attention": "txl_jax.analysis.attention_maps",
     "score": "txl_jax.evaluation.score",
@@ -70,161 +54,140 @@ ANALYSES = {
     "speed": "txl_jax.analysis.speed",
     "probe": "txl_jax.analysis.probe",
 }
-"""Modes that ask one trained model; ``run(trained, workdir)`` of the module gives the last line."""
+"""Modes that analyse one model; ``run(trained, workdir)`` of the module gives the last line."""
 
-COMPARISONS = {"recl": "txl_jax.analysis.recl_table", "report": "txl_jax.analysis.report_page"}
+COMPARISON_MODULES = {
+    "recl": "txl_jax.analysis.recl_table",
+    "report": "txl_jax.analysis.report_page",
+}
 """Modes that read several runs; ``run(exp, workdir)`` of the module gives the last line."""
 
 
 def train(exp: ExperimentConfig, workdir: str, command: str) -> int:
-    """Trains to the last step, then scores, compares and continues the prompt.
+    """Trains to the last step, evaluates, and continues the prompt.
 
-    Every check of what the run needs comes before the first step. ``command`` is what to type
-    to go on after an interruption. Returns the exit code.
+    Everything the run needs is checked before the first step. ``command`` is what to type to resume
+    after an interruption.
     """
     _set_up_output()
-    with PreemptionGuard() as stop:
-        for _, folder in each(exp, workdir):
-            processes.on_process_zero(lambda: check_free(folder))  # noqa: B023  (called at once)
-        processes.on_process_zero(lambda: check_writable(workdir))
-        exp, vocab = experiment_and_vocab(exp, each(exp, workdir)[0][1])
-        check_size(exp)  # before the text is prepared; check_fit() knows its vocabulary
-        corpus = processes.process_zero_first(lambda: corpus_of(exp, vocab))
-        exp = with_vocab(exp, corpus)
-        baselines.check(exp.evaluate.baselines, corpus.vocab)
-        encode_prompts(corpus.vocab, prompts_of(exp.generate))
-        if exp.generate.length:
-            processes.on_process_zero(lambda: check_file("generate.json", exp.generate.json))
-        check_fit(exp, corpus)
-        runs = each(exp, workdir)
-        with contextlib.ExitStack() as locks:
-            for one, folder in runs:
-                processes.on_process_zero(lambda: check_outputs(folder, "evaluate", "generate"))  # noqa: B023
-                locks.enter_context(locked(folder))
-                processes.on_process_zero(lambda: init_workdir(folder, one, corpus))  # noqa: B023  (called at once)
-                check_folders = lambda: check_writable(folder, WRITTEN_IN)  # noqa: B023  (as above)
-                processes.on_process_zero(check_folders)
-                check_shared(folder)
-            if len(runs) > 1:
-                outcomes = train_seeds(runs, corpus, stop)
-            else:
-                outcomes = [train_loop(exp, corpus, workdir, stop)]
+    with PreemptionGuard() as guard:
+        runs, corpus = prepare(exp, workdir)
+        check_final_outputs(exp, corpus)
+        with locked_workdirs(runs, corpus):
+            outcomes = train_seeds(runs, corpus, guard)
             lines = []
-            for (one, folder), outcome in zip(runs, outcomes, strict=True):
+            for (seed_exp, folder), outcome in zip(runs, outcomes, strict=True):
                 if outcome.finished:
-                    trained = _with_settings(load(folder), one)
-                    label = f"seed {one.seed}: " if len(runs) > 1 else ""
-                    lines.append(label + finish(trained, corpus, folder, stop))
-    if stop.signal is None:
-        _say("\n".join(lines))
+                    trained = with_settings(load(folder), seed_exp)
+                    label = f"seed {seed_exp.seed}: " if len(runs) > 1 else ""
+                    lines.append(label + evaluate_and_generate(trained, corpus, folder, guard))
+    if guard.signal is None:
+        _print("\n".join(lines))
         return 0
-    what = "saved" if int(outcomes[0].state.step) else "before the first step, nothing to save"
-    text = f"stopped by {stop.signal.name}, {what}; to go on:\n  {command}"
-    _say(text, sys.stderr)
-    return stop.exit_code
+    saved = "saved" if int(outcomes[0].state.step) else "before the first step, nothing to save"
+    _print(f"stopped by {guard.signal.name}, {saved}; to resume:\n  {command}", sys.stderr)
+    return guard.exit_code
 
 
-@contextlib.contextmanager
-def locked(workdir: str) -> Iterator[None]:
-    """The workdir's lock, held by process 0 for all."""
-    with contextlib.ExitStack() as held:
-
-        def take() -> None:
-            held.enter_context(training_lock(workdir))
-
-        processes.on_process_zero(take)
-        yield
+def check_final_outputs(exp: ExperimentConfig, corpus: Corpus) -> None:
+    """Raises where the evaluation or the sample after training would fail."""
+    baselines.check(exp.evaluate.baselines, corpus.vocab)
+    encode_prompts(corpus.vocab, prompts_of(exp.generate))
+    if exp.generate.length:
+        processes.on_process_zero(lambda: check_file("generate.json", exp.generate.json))
 
 
-def finish(trained: TrainedModel, corpus: Corpus, workdir: str, stop: PreemptionGuard) -> str:
-    """The report, the sample, and the line with the held-out number; or less, if told to stop."""
-    result = report(trained, corpus, workdir, stop.requested)
+def evaluate_and_generate(
+    trained: TrainedModel, corpus: Corpus, workdir: str, guard: PreemptionGuard
+) -> str:
+    """The line with the held-out loss, after report and sample; empty if asked to stop."""
+    result = report(trained, corpus, workdir, guard.requested)
     if result is None:
         return ""
-    if trained.config.generate.length:
-        write_sample(trained, workdir, stop.requested)
+    if trained.config.generate.length and processes.is_process_zero():
+        write_continuations(trained, workdir, guard.requested)
     return f"held-out {_headline(result)}"
 
 
-def with_trained(
+def use_model(
     mode: str, exp: ExperimentConfig | None, overrides: Mapping[str, str], workdir: str, step: str
 ) -> int:
-    """``evaluate``, ``generate`` or an analysis with the model of a workdir.
+    """Evaluates, generates with, or analyses the model of a workdir.
 
-    The workdir's own config holds, and ``overrides`` on it; a config that is given as well
-    replaces all but the model and the text.
+    Settings are those of the workdir with ``overrides``; those of ``exp``, if given, replace all of
+    them except the model and the text.
     """
     _set_up_output()
-    named = exp.average.use if exp else overrides.get("average.use", "best")
-    trained = load(workdir, step, None if named == "best" else named)
-    if exp is None:
-        exp = override(trained.config, overrides)
-    trained = _with_settings(trained, exp)
-    exp = trained.config
+    weights = exp.average.use if exp else overrides.get("average.use", "best")
+    trained = load(workdir, step, None if weights == "best" else weights)
+    trained = with_settings(trained, exp or override(trained.config, overrides))
     if mode == "generate":
-        processes.on_process_zero(lambda: check_outputs(workdir, "generate"))
-        processes.on_process_zero(lambda: check_file("generate.json", exp.generate.json))
-        write_sample(trained, workdir)
-        return 0
-    if mode in ANALYSES:
-        if (
-            processes.is_process_zero()
-        ):  # on its first device, where its own copy of the parameters lies
-            _say(importlib.import_module(ANALYSES[mode]).run(trained, workdir))
-        return 0
-    check_scoring(exp)
+        return generate(trained, workdir)
+    if mode == "evaluate":
+        return evaluate(trained, workdir)
+    if processes.is_process_zero():  # process 0 has its own copy of the parameters
+        _print(importlib.import_module(ANALYSIS_MODULES[mode]).run(trained, workdir))
+    return 0
+
+
+def generate(trained: TrainedModel, workdir: str) -> int:
+    """Continues the prompts of the config, on the first device of process 0."""
+    processes.on_process_zero(lambda: check_outputs(workdir, "generate"))
+    json_path = trained.config.generate.json
+    processes.on_process_zero(lambda: check_file("generate.json", json_path))
+    if processes.is_process_zero():
+        write_continuations(trained, workdir)
+    return 0
+
+
+def evaluate(trained: TrainedModel, workdir: str) -> int:
+    """Scores a split of the model's own text, or of the text in its config."""
+    exp = trained.config
+    check_evaluation_memory(exp)
     processes.on_process_zero(lambda: check_outputs(workdir, "evaluate"))
     corpus = processes.process_zero_first(lambda: corpus_from_config(exp.data, trained.vocab))
     baselines.check(exp.evaluate.baselines, corpus.vocab)
     result = report(trained, corpus, workdir)
     assert result is not None
-    _say(f"{exp.evaluate.split} {_headline(result)}")
+    _print(f"{exp.evaluate.split} {_headline(result)}")
     return 0
 
 
 def compare(
     mode: str, exp: ExperimentConfig | None, overrides: Mapping[str, str], workdir: str
 ) -> int:
-    """A mode of several runs, which its section of the config names; writes in ``workdir``."""
+    """Compares the runs that the mode's section of the config names; writes in ``workdir``."""
     _set_up_output()
     exp = exp or override(ExperimentConfig(), overrides)
     if processes.is_process_zero():
-        _say(importlib.import_module(COMPARISONS[mode]).run(exp, workdir))
+        _print(importlib.import_module(COMPARISON_MODULES[mode]).run(exp, workdir))
     return 0
 
 
-def ablation(config: str, overrides: Mapping[str, str], workdir: str, command: str) -> int:
-    """Every row of a table: trained where it is not yet, evaluated, compared."""
-    from txl_jax.analysis import ablation as table
+def ablate(config: str, overrides: Mapping[str, str], workdir: str, command: str) -> int:
+    """Trains the rows of a table that are not trained yet, evaluates all, and compares them."""
+    from txl_jax.analysis import ablation
 
     _set_up_output()
     processes.on_process_zero(lambda: check_outputs(workdir, "ablation"))
     processes.on_process_zero(lambda: register_outputs(workdir, "ablation"))
-    row_by_row = lambda exp, folder: train(exp, folder, command)
-    return table.run(config, overrides, workdir, row_by_row)
+    train_row = lambda exp, folder: train(exp, folder, command)
+    return ablation.run(config, overrides, workdir, train_row)
 
 
 def compile_programs(exp: ExperimentConfig, topology: str | None) -> int:
-    """What training and scoring need of the devices; nothing is run (planning/compile_ahead.py)."""
+    """Compiles training and scoring, and prints what they need of the devices; runs nothing."""
     _set_up_output()
     return compile_ahead(exp, topology)
 
 
-def write_sample(
-    trained: TrainedModel, workdir: str, stop: Callable[[], bool] = lambda: False
-) -> None:
-    """Continues the prompts of the config: process 0 does, on its first device."""
-    if processes.is_process_zero():  # where its own copy of the parameters lies
-        write_continuations(trained, workdir, stop)
-
-
 def _set_up_output() -> None:
-    """Logs errors only; a character that standard output cannot show is escaped, no error."""
+    """Logs errors only; escapes characters that standard output cannot encode."""
     logging.set_verbosity(logging.ERROR)
     set_errors(sys.stdout, "backslashreplace")
 
 
-def _say(text: str, file: TextIO | None = None) -> None:
+def _print(text: str, file: TextIO | None = None) -> None:
     if text and processes.is_process_zero():
         print(text, file=file or sys.stdout, flush=True)
 
@@ -232,22 +195,3 @@ def _say(text: str, file: TextIO | None = None) -> None:
 def _headline(result: dict[str, Any]) -> str:
     unit, first = result["unit"], result["results"][0]
     return f"{unit} {first[unit]:.4f} ({first['protocol']})"
-
-
-def _with_settings(trained: TrainedModel, exp: ExperimentConfig) -> TrainedModel:
-    """The trained model, its layers one by one as it was loaded, with a config's other settings."""
-    model = _same_model(exp, trained)
-    return dataclasses.replace(trained, config=dataclasses.replace(exp, model=model))
-
-
-def _same_model(exp: ExperimentConfig, trained: TrainedModel):
-    """The trained model's shape, once the config is known not to name another."""
-    run = {key: getattr(trained.config.model, key) for key in ("scan_layers", "remat")}
-    model = dataclasses.replace(exp.model, **run)
-    if model.vocab_size is None:
-        model = dataclasses.replace(model, vocab_size=trained.config.model.vocab_size)
-    asked = {"model": dataclasses.asdict(model)}
-    different = differing_keys({"model": dataclasses.asdict(trained.config.model)}, asked)
-    if different:
-        raise WorkdirError(f"the workdir's model is of another shape: {'; '.join(different)}")
-    return model

@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: one JSON object per line, read, appended, cut back for a resumed run."""
+"""``metrics.jsonl``: one JSON object per line; read, appended, and truncated for a resumed run."""
 
 import contextlib
 import errno
@@ -12,7 +12,7 @@ from txl_jax.files import atomic_write, name_in_os_errors
 
 
 def append(metrics_path: str, *records: Mapping[str, Any]) -> None:
-    """Adds records, all of them or none; raises OSError, which names the file, where it cannot."""
+    """Adds all records or none of them; raises OSError, which names the file, if it cannot."""
     lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
     with name_in_os_errors(metrics_path), open(metrics_path, "ab", buffering=0) as file:
         size = file.tell()
@@ -20,15 +20,16 @@ def append(metrics_path: str, *records: Mapping[str, Any]) -> None:
             if file.write(lines) < len(lines):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
-            with contextlib.suppress(OSError):  # no file that can be cut, /dev/full
+            with contextlib.suppress(OSError):  # /dev/full cannot be truncated
                 file.truncate(size)
             raise
 
 
-def keep_until(metrics_path: str, step: int, remade: str | None) -> None:
-    """Removes the records after ``step`` (all lines, if it is 0) and a half-written last line.
+def truncate(metrics_path: str, step: int, rewritten: str | None) -> None:
+    """Removes the records after ``step`` and a half-written last line; everything if it is 0.
 
-    Those of the kind ``remade`` go at ``step`` already. Earlier lines that are no records stay.
+    Records of the kind ``rewritten`` are removed at ``step`` as well. Earlier lines that are no
+    records stay.
     """
     kept = []
     if step and os.path.exists(metrics_path):
@@ -36,8 +37,8 @@ def keep_until(metrics_path: str, step: int, remade: str | None) -> None:
             for line in file:
                 record = _parsed(line)
                 if is_record(record):
-                    at, kind = record["step"], record["kind"]
-                    stays = at < step or (at == step and kind != remade)
+                    last = step - 1 if record["kind"] == rewritten else step
+                    stays = record["step"] <= last
                 else:
                     stays = record is not None or line.endswith(b"\n")
                 if stays:
@@ -46,7 +47,7 @@ def keep_until(metrics_path: str, step: int, remade: str | None) -> None:
 
 
 def is_record(value: Any) -> bool:
-    """Whether a JSON value is a record of training: its kind, its step, and numbers."""
+    """Whether a JSON value is a record of training: a kind, a step, and finite numbers."""
     if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
         return False
     timing = value.get("timing", {})
@@ -57,7 +58,7 @@ def is_record(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a float holds it, or it is missing."""
+    """Whether a value is missing, or a number that a float can hold."""
     if isinstance(value, bool) or not isinstance(value, int | float | None):
         return False
     try:
@@ -82,9 +83,9 @@ def read(metrics_path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 def read_counted(
     path: str | os.PathLike[str], accepts: Callable[[Any], bool] = is_record
 ) -> tuple[list[dict[str, Any]], int]:
-    """The accepted objects of a file with one per line, in order, and how many lines are skipped.
+    """The accepted objects of a file with one per line, in order, and the number of lines skipped.
 
-    A last line without its line end that is not JSON is not counted: a run may be writing it.
+    A last line that is not JSON and has no line end is not counted: a run may be writing it.
     """
     found, skipped = [], 0
     with open(path, "rb") as file:
@@ -104,7 +105,7 @@ def skipped_lines(path: str | os.PathLike[str], count: int) -> str:
 
 
 def plain(value: Any) -> Any:
-    """NumPy and JAX numbers as Python's own, numbers that are not finite as None."""
+    """NumPy and JAX numbers as Python numbers, and numbers that are not finite as None."""
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

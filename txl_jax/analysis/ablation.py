@@ -40,7 +40,7 @@ from txl_jax.evaluation.report import segment_bar
 from txl_jax.files import write_csv, write_json
 from txl_jax.parallel import processes
 from txl_jax.parallel.shardings import make_mesh
-from txl_jax.training.parts import check_scoring
+from txl_jax.training.setup import check_evaluation_memory
 from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
 
 Train = Callable[[ExperimentConfig, str], int]
@@ -190,7 +190,7 @@ def lengths_of(exp: ExperimentConfig, lengths: tuple[int, ...]) -> tuple[int, li
 def check_size(exp: ExperimentConfig, lengths: list[int]) -> None:
     """Raises ConfigError where evaluation at the longest length does not fit the memory."""
     exp = dataclasses.replace(exp, evaluate=at_length(exp, lengths[-1]))
-    check_scoring(exp, f"evaluation at ablation.lengths {lengths[-1]}")
+    check_evaluation_memory(exp, f"evaluation at ablation.lengths {lengths[-1]}")
 
 
 def at_length(exp: ExperimentConfig, length: int) -> ProtocolConfig:

@@ -5,8 +5,9 @@ from typing import Any
 
 import jax
 
+from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.checkpoint.orbax_store import RAW
-from txl_jax.config import ExperimentConfig, TransformerXLConfig
+from txl_jax.config import ExperimentConfig, TransformerXLConfig, differing_keys
 from txl_jax.data.vocab import Vocab
 from txl_jax.model.transformer_xl import TransformerXL
 
@@ -40,6 +41,25 @@ class TrainedModel:
     step: int
     weights: str = RAW
     others: tuple[str, ...] = ()
+
+
+def with_settings(trained: TrainedModel, exp: ExperimentConfig) -> TrainedModel:
+    """The trained model with the settings of ``exp``, except those that its parameters fix.
+
+    Raises:
+      WorkdirError: ``exp`` names a model of another shape.
+    """
+    own = trained.config.model
+    vocab_size = own.vocab_size if exp.model.vocab_size is None else exp.model.vocab_size
+    model = dataclasses.replace(
+        exp.model, scan_layers=own.scan_layers, remat=own.remat, vocab_size=vocab_size
+    )
+    different = differing_keys(
+        {"model": dataclasses.asdict(own)}, {"model": dataclasses.asdict(model)}
+    )
+    if different:
+        raise WorkdirError(f"the workdir's model is of another shape: {'; '.join(different)}")
+    return dataclasses.replace(trained, config=dataclasses.replace(exp, model=model))
 
 
 def parameter_count(params: Any) -> int:

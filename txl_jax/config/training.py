@@ -140,7 +140,7 @@ class TrainConfig(Section, key="train"):
         None, "must name a folder", lambda v: v is None or v.strip()
     )
     """Fine-tuning: workdir (its best checkpoint) or exported folder whose parameters are used at
-    step 0 (training/start.py); None: random parameters."""
+    step 0 (training/fine_tuning.py); None: random parameters."""
 
     @property
     def longest_seg_len(self) -> int:

@@ -6,8 +6,8 @@ d = ``average.ema_decay``:
     swa            (w_{n+1} + .. + w_t) / (t - n)                     once t > n
     ema            e_t = e_{t-1} + (w_t - e_{t-1}) / min(t, 1/(1-d))
 
-so that the exponential mean begins as the plain one and has no weight on where training began.
-Which of them is the model is decided on validation (``average.use``); all are saved.
+The exponential average begins as the plain one, so it has no weight on the initial parameters.
+Validation (``average.use``) decides which of them is the model; all are saved.
 """
 
 from typing import Any
@@ -20,37 +20,32 @@ from txl_jax.config import AverageConfig
 from txl_jax.training.state import TrainState
 
 
-def averaged(state: TrainState, c: AverageConfig) -> TrainState:
-    """The state after an update with its means brought up to it."""
+def update_averages(state: TrainState, c: AverageConfig) -> TrainState:
+    """The state after an update, with the new parameters in its averages."""
     if not state.averages:
         return state
     step = state.step.astype(jnp.float32)
-    seen = {"swa": step - c.swa_start}
+    counts = {"swa": step - c.swa_start}
     if c.ema_decay:
-        seen["ema"] = jnp.minimum(step, 1 / (1 - c.ema_decay))
-    means = {
-        name: jax.tree.map(_towards(seen[name]), mean, state.params)
-        for name, mean in state.averages.items()
-    }
-    return state.replace(averages=means)
-
-
-def _towards(seen: jax.Array):
-    """A mean of ``seen`` values with its newest; what it was where there is none yet."""
-    weight = jnp.where(seen >= 1, 1 / jnp.maximum(seen, 1), 0)
-    return lambda mean, new: mean + weight * (new - mean)
+        counts["ema"] = jnp.minimum(step, 1 / (1 - c.ema_decay))
+    averages = {}
+    for name, average in state.averages.items():
+        weight = jnp.where(counts[name] >= 1, 1 / jnp.maximum(counts[name], 1), 0)
+        move = lambda mean, new: mean + weight * (new - mean)  # noqa: B023  (used at once)
+        averages[name] = jax.tree.map(move, average, state.params)
+    return state.replace(averages=averages)
 
 
 def candidates(state: TrainState, c: AverageConfig, step: int) -> dict[str, Any]:
-    """The parameters of a state by name, ``raw`` and the means that have begun; of ``step``."""
+    """The parameters of the state of ``step``, ``raw``, and the averages that have begun."""
     begun = {k: v for k, v in sorted(state.averages.items()) if k != "swa" or step > c.swa_start}
     return {RAW: state.params, **begun}
 
 
-def chosen(losses: dict[str, float], c: AverageConfig) -> str:
-    """Which of the candidates is the model, by validation losses or by name.
+def choose_weights(losses: dict[str, float], c: AverageConfig) -> str:
+    """Which candidate is the model: the best by validation loss, or the one that is named.
 
-    One that is named and has not begun is ``raw`` until then.
+    ``raw`` while the named one has not begun.
     """
     if c.use == "best":
         return min(losses, key=lambda name: losses[name])

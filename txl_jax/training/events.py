@@ -8,11 +8,11 @@ from typing import Any
 from txl_jax.files import name_in_os_errors
 
 
-class Events:
-    """TensorBoard's file of one process, written at once: what cannot be written raises here.
+class TensorBoardEvents:
+    """TensorBoard's file of one run. Every event is written at once, so a full disk raises here.
 
-    (tensorboardX's ``SummaryWriter`` writes from a thread behind a bounded queue: on a full
-    disk the thread ends and the training loop then waits for ever.)
+    (tensorboardX's ``SummaryWriter`` writes from a thread behind a bounded queue. On a full disk
+    that thread ends, and the training loop waits for ever.)
     """
 
     def __init__(self, folder: str, resume_step: int):
@@ -20,13 +20,13 @@ class Events:
         from tensorboardX.record_writer import RecordWriter
 
         self._proto, self._summary = event_pb2, summary_pb2.Summary
-        # TensorBoard reads files in the order of their names, and `tfevents` must be in them.
+        # TensorBoard reads files in the order of their names, which must contain `tfevents`.
         self._path = os.path.join(folder, f"events.out.tfevents.{time.time_ns()}")
         with name_in_os_errors(self._path):
             os.makedirs(folder, exist_ok=True)
             self._file = RecordWriter(self._path)
         self._write(0, file_version="brain.Event:2")
-        # Earlier events from this step on are no longer shown.
+        # TensorBoard hides earlier events from this step on.
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._write(resume_step + 1 if resume_step else 0, session_log=start)
 

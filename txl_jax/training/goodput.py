@@ -1,22 +1,23 @@
-"""Where the seconds of a run go: to steps, or lost to something else."""
+"""Where the seconds of a run go, and how fast training is."""
 
+import collections
 import contextlib
 import math
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from time import perf_counter
 from typing import Literal, TypeVar
 
 Activity = Literal["compile", "data", "evaluate", "save"]
-"""What a run does beside its steps; ``data`` is waiting for the next batch, ``save`` what saving
-holds training up for, not what is written meanwhile."""
+"""What a run does besides its steps. ``data``: waiting for the next batch. ``save``: how long a
+save holds training up, without the writing that goes on in the background."""
 
 Item = TypeVar("Item")
 _END = object()
 
 
 class GoodputTimer:
-    """Seconds since it was made, by activity.
+    """Seconds of a run, by activity.
 
     Attributes:
       seconds: of each activity so far.
@@ -25,9 +26,15 @@ class GoodputTimer:
     def __init__(self) -> None:
         self.seconds: dict[Activity, float] = dict.fromkeys(typing.get_args(Activity), 0.0)
         self._start = perf_counter()
+        self._paused_seconds, self._depth, self._paused_at = 0.0, 0, 0.0
+
+    def training_seconds(self) -> float:
+        """Seconds so far without those in :meth:`pause`."""
+        now = self._paused_at if self._depth else perf_counter()
+        return now - self._start - self._paused_seconds
 
     @contextlib.contextmanager
-    def on(self, activity: Activity) -> Iterator[None]:
+    def measure(self, activity: Activity) -> Iterator[None]:
         """Counts the time in this context for an activity."""
         start = perf_counter()
         try:
@@ -35,20 +42,63 @@ class GoodputTimer:
         finally:
             self.seconds[activity] += perf_counter() - start
 
-    def waiting(self, items: Iterator[Item]) -> Iterator[Item]:
-        """The same items; the time until each comes counts as ``data``."""
+    @contextlib.contextmanager
+    def pause(self, activity: Activity) -> Iterator[None]:
+        """As :meth:`measure`, and no training time; pauses may be nested."""
+        if not self._depth:
+            self._paused_at = perf_counter()
+        self._depth += 1
+        try:
+            with self.measure(activity):
+                yield
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._paused_seconds += perf_counter() - self._paused_at
+
+    def waiting(self, items: Iterable[Item]) -> Iterator[Item]:
+        """The same items; the time until each one arrives counts as ``data``."""
+        iterator = iter(items)
         while True:
-            with self.on("data"):
-                item = next(items, _END)
+            with self.measure("data"):
+                item = next(iterator, _END)
             if item is _END:
                 return
             yield item  # type: ignore[misc]
 
     def line(self) -> str:
-        """All of it in one line; what no activity took is ``step``."""
+        """All seconds in one line; those of no activity are ``step``."""
         total = perf_counter() - self._start
         step = max(total - sum(self.seconds.values()), 0.0)
         named: list[tuple[str, float]] = [("step", step), *self.seconds.items()]
         parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in named)
         share = step / total if total > 0 else math.nan
         return f"time {total:.1f} s: {parts}; {share:.0%} in steps"
+
+
+class Throughput:
+    """Tokens per second of the recent steps, and the time left at that rate.
+
+    Args:
+      total_steps: updates in all.
+      step, seconds: updates and training seconds at the start.
+    """
+
+    def __init__(self, total_steps: int, step: int, seconds: float):
+        self._total_steps, self._tokens = total_steps, 0
+        # (seconds, step, tokens so far), at most one entry a second
+        self._recent = collections.deque([(seconds, step, 0)], maxlen=30)
+
+    def add(self, step: int, tokens: int, seconds: float) -> None:
+        """Counts the tokens of a step that ended at ``seconds``."""
+        self._tokens += tokens
+        if seconds - self._recent[-1][0] >= 1.0:
+            self._recent.append((seconds, step, self._tokens))
+
+    def estimate(self, step: int, seconds: float) -> tuple[float, float]:
+        """Tokens per second, and the seconds that the remaining steps take; NaN if unknown."""
+        then, step_then, tokens_then = self._recent[0]
+        if seconds <= then or step <= step_then:
+            return math.nan, math.nan
+        left = (self._total_steps - step) * (seconds - then) / (step - step_then)
+        return (self._tokens - tokens_then) / (seconds - then), left

@@ -1,5 +1,6 @@
-"""What is minimised: negative log-likelihood over the scored targets, and what regularises it."""
+"""The training loss: negative log-likelihood of the scored targets, and regularisation."""
 
+import functools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -14,27 +15,27 @@ from txl_jax.model.transformer_xl import TransformerXL
 
 Array = jax.Array | np.ndarray
 
-_LEAST_REST = 1e-6
-"""The least probability that all words but the teachers' likeliest are taken to have."""
+_MIN_PROBABILITY = 1e-6
+"""The least probability of all words except the teachers' likeliest, in the logarithm."""
 
 
 class Denominators(NamedTuple):
     """What sums over a whole step are divided by, float32 [], at least 1.
 
     Attributes:
-      targets: scored targets.
-      pairs: neighbours in a row that are both scored.
+      targets: number of scored targets.
+      pairs: number of neighbours in a row that are both scored.
     """
 
     targets: jax.Array
     pairs: jax.Array
 
 
-def scored(weights: Array, c: LossConfig) -> Array:
+def scored_weights(weights: Array, c: LossConfig) -> Array:
     """Weights [B,T] of the targets that count in training.
 
-    With ``positions="half"`` the first half of a row's n real targets (n // 2 of them) gets 0:
-    what is scored has at least that much of its own segment before it (paper, section 4.2).
+    With ``positions="half"`` the first n // 2 of a row's n real targets get 0, so that a scored
+    target has at least that much of its own segment before it (paper, section 4.2).
     """
     if c.positions == "full":
         return weights
@@ -42,10 +43,26 @@ def scored(weights: Array, c: LossConfig) -> Array:
     return jnp.where(jnp.arange(weights.shape[1]) < n // 2, 0.0, weights)
 
 
-def totals(weights: Array) -> Denominators:
+def denominators(weights: Array) -> Denominators:
     """The denominators of a step whose targets have these weights [B,T]."""
     at_least_1 = lambda x: jnp.maximum(jnp.sum(x), 1.0)
     return Denominators(at_least_1(weights), at_least_1(_pairs(weights)))
+
+
+class ForwardPass(NamedTuple):
+    """What the model gives for a segment under one dropout key.
+
+    Attributes:
+      nll: of the targets, in nats, float32 [B,T].
+      states: [B,T,D], the last layer's, before dropout.
+      mems: memory after the segment.
+      log_p: log-probabilities of every word, float32 [B,T,V], where a term of the loss needs them.
+    """
+
+    nll: jax.Array
+    states: jax.Array
+    mems: Memory
+    log_p: Any = None
 
 
 def batch_loss(
@@ -57,89 +74,67 @@ def batch_loss(
     c: LossConfig,
     whole: Denominators,
     padded: bool = False,
-    taught: float = 0.0,
+    distil_weight: float = 0.0,
 ) -> tuple[jax.Array, tuple[jax.Array, Memory]]:
-    """What a batch, or a part of one, adds to the loss of its step; the sum of nll beside it.
+    """The loss of a batch, or of a micro-batch as its part of the loss of the step.
 
     Args:
       params: the model's parameters.
-      batch: [B,T] arrays; what counts and how much is in its weights, see :func:`scored`.
+      batch: [B,T] arrays; its weights are those of :func:`scored_weights`.
       mems: memory before the segment.
       dropout_key: of this step and micro-batch.
-      c: what regularises.
-      whole: of the whole step, so that its parts add up.
-      padded: whether memory after the segment is of use though the segment may be padded.
-      taught: the share of the loss that is against the batch's soft targets (distil.py).
+      c: the terms of the loss.
+      whole: of the whole step, so that micro-batches add up.
+      padded: whether text may follow a padded segment, so that padding must not enter memory.
+      distil_weight: the share of the loss against the batch's soft targets (distil.py).
 
     Returns:
       loss in nats per target, float32 []; (sum of nll in nats, float32 []; memory after).
     """
-    about = batch.model_kwargs(model.cfg.memory_free or padded)
-
-    def apply(method, *inputs, **options) -> Any:
-        return model.apply({"params": params}, *inputs, method=method, **options)
-
-    def read(key) -> ForwardPass:
-        options = {"train": True, "rngs": {"dropout": key}, **about}
-        if not needs_every_word(c, taught):
-            return ForwardPass(
-                *apply("nll_and_states", batch.inputs, batch.targets, mems, **options)
-            )
-        logits, states, after = apply("logits_and_states", batch.inputs, mems, **options)
-        log_p = jax.nn.log_softmax(logits)
-        return ForwardPass(_nll(log_p, batch.targets), states, after, log_p)
-
+    kwargs = batch.model_kwargs(model.cfg.memory_free or padded)
+    apply: Any = functools.partial(model.apply, {"params": params})
+    needs_log_p = bool(c.r_drop or c.past_decode or distil_weight)
     keys = [dropout_key, jax.random.fold_in(dropout_key, 1)] if c.r_drop else [dropout_key]
-    readings = [read(key) for key in keys]
-    nll_sum = jnp.sum(_mean(r.nll for r in readings) * batch.weights)
+    passes = [_forward(apply, batch, mems, key, kwargs, needs_log_p) for key in keys]
+    nll_sum = jnp.sum(_mean(p.nll for p in passes) * batch.weights)
     added = jnp.zeros(())
     if c.r_drop:
-        apart = symmetric_divergence(*(r.log_p for r in readings))
-        added = added + c.r_drop * jnp.sum(apart * batch.weights)
+        divergence = symmetric_divergence(*(p.log_p for p in passes))
+        added = added + c.r_drop * jnp.sum(divergence * batch.weights)
     if c.past_decode:
-        inputs = batch.inputs[:, -batch.targets.shape[1] :]  # less the context in front
-        past = _mean(apply("past_nll", r.log_p, inputs) for r in readings)
+        own_inputs = batch.inputs[:, -batch.targets.shape[1] :]  # without the context before them
+        past = _mean(apply(p.log_p, own_inputs, method="past_nll") for p in passes)
         added = added + c.past_decode * jnp.sum(past * batch.weights)
-    learnt = nll_sum
-    if taught:
-        assert batch.soft is not None, "a batch to be taught by teachers has their soft targets"
-        soft = _mean(soft_cross_entropy(r.log_p, batch.soft) for r in readings)
-        learnt = (1 - taught) * nll_sum + taught * jnp.sum(soft * batch.weights)
-    loss = (learnt + added) / whole.targets
+    target_loss = nll_sum
+    if distil_weight:
+        assert batch.soft is not None, "a batch for distillation has soft targets"
+        soft = _mean(soft_cross_entropy(p.log_p, batch.soft) for p in passes)
+        soft_sum = jnp.sum(soft * batch.weights)
+        target_loss = (1 - distil_weight) * nll_sum + distil_weight * soft_sum
+    loss = (target_loss + added) / whole.targets
     if c.ar or c.tar:
-        loss = loss + _mean(regularisation(r.states, batch.weights, c, whole) for r in readings)
-    return loss, (nll_sum, readings[0].after)
+        penalties = (activation_penalty(p.states, batch.weights, c, whole) for p in passes)
+        loss = loss + _mean(penalties)
+    return loss, (nll_sum, passes[0].mems)
 
 
-class ForwardPass(NamedTuple):
-    """A segment as the model read it once, under dropout of its own.
-
-    Attributes:
-      nll: of the targets, in nats, float32 [B,T].
-      states: [B,T,D], the last layer's, before dropout.
-      after: memory after the segment.
-      log_p: log-probabilities of every word, float32 [B,T,V]; ``None`` unless some term of the
-        loss needs them, see :func:`needs_every_word`.
-    """
-
-    nll: jax.Array
-    states: jax.Array
-    after: Memory
-    log_p: Any = None
-
-
-def needs_every_word(c: LossConfig, taught: float = 0.0) -> bool:
-    """Whether a term needs the log-probabilities of every word at every position, [B,T,V].
-
-    Where none does, the nll is computed in blocks that never hold them (cross_entropy.py).
-    """
-    return bool(c.r_drop or c.past_decode or taught)
+def _forward(apply, batch: Batch, mems: Memory, key, kwargs, needs_log_p: bool) -> ForwardPass:
+    """The forward pass in training; without log-probabilities no [B,T,V] array is ever held."""
+    options = {"train": True, "rngs": {"dropout": key}, **kwargs}
+    if not needs_log_p:
+        return ForwardPass(
+            *apply(batch.inputs, batch.targets, mems, method="nll_and_states", **options)
+        )
+    logits, states, after = apply(batch.inputs, mems, method="logits_and_states", **options)
+    log_p = jax.nn.log_softmax(logits)
+    nll = -jnp.take_along_axis(log_p, jnp.asarray(batch.targets)[..., None], axis=-1)[..., 0]
+    return ForwardPass(nll, states, after, log_p)
 
 
 def soft_cross_entropy(log_p: jax.Array, soft: SoftTargets) -> jax.Array:
     """Cross entropy of a model's probabilities against its teachers', in nats: float32 [B,T].
 
-    Over k + 1 outcomes: the k words, and that it is none of them.
+    There are k + 1 outcomes: the k words, and any other word.
 
     Args:
       log_p: float32 [B,T,V], the model's.
@@ -148,7 +143,7 @@ def soft_cross_entropy(log_p: jax.Array, soft: SoftTargets) -> jax.Array:
     of_words = jnp.take_along_axis(log_p, jnp.asarray(soft.words, jnp.int32), axis=-1)
     taught = jnp.asarray(soft.probabilities, jnp.float32)
     others = jnp.clip(1.0 - jnp.sum(taught, axis=-1), 0.0)
-    own_others = jnp.maximum(1.0 - jnp.sum(jnp.exp(of_words), axis=-1), _LEAST_REST)
+    own_others = jnp.maximum(1.0 - jnp.sum(jnp.exp(of_words), axis=-1), _MIN_PROBABILITY)
     return -jnp.sum(taught * of_words, axis=-1) - others * jnp.log(own_others)
 
 
@@ -162,14 +157,13 @@ def _mean(values: Iterable[jax.Array]) -> jax.Array:
     return sum(values[1:], start=values[0]) / len(values)
 
 
-def _nll(log_p: jax.Array, targets: Array) -> jax.Array:
-    return -jnp.take_along_axis(log_p, jnp.asarray(targets)[..., None], axis=-1)[..., 0]
+def activation_penalty(
+    states: Array, weights: Array, c: LossConfig, whole: Denominators
+) -> jax.Array:
+    """Activation regularisation ``ar`` and ``tar`` (Merity et al. 2018, section 4.6): float32 [].
 
-
-def regularisation(states: Array, weights: Array, c: LossConfig, whole: Denominators) -> jax.Array:
-    """``ar`` and ``tar`` times their mean squares (Merity et al. 2018, section 4.6): float32 [].
-
-    Means are over scored positions (``tar``: over neighbours that are both scored) and over D.
+    ``ar`` times the mean square of the states, and ``tar`` times that of their changes. Means are
+    over scored positions (``tar``: neighbours that are both scored) and over D.
 
     Args:
       states: [B,T,D], the last layer's, before dropout.

@@ -1,4 +1,4 @@
-"""The picture of a run: loss over steps, from its ``metrics.jsonl``."""
+"""The loss curve of a run, drawn from its ``metrics.jsonl``."""
 
 import collections
 import io
@@ -9,11 +9,12 @@ from txl_jax.records import read_counted, skipped_lines
 from txl_jax.units import UNIT_NAMES, Unit, format_value
 
 
-def draw(metrics_path: str, figure_path: str, unit: Unit, tell: Callable[[str], None]) -> bool:
-    """Draws the loss curve of a ``metrics.jsonl`` as a PNG; False if there is nothing to draw.
+def draw_loss_curve(
+    metrics_path: str, figure_path: str, unit: Unit, message: Callable[[str], None]
+) -> None:
+    """Draws a PNG: training loss as a line, validation as points; nothing without records.
 
-    Training loss as a line, validation as points with the best marked, in ``unit`` over steps.
-    ``tell`` takes a sentence about lines of the file that are skipped.
+    ``message`` prints a sentence about lines of the file that are skipped.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -21,13 +22,13 @@ def draw(metrics_path: str, figure_path: str, unit: Unit, tell: Callable[[str], 
     points: dict[str, list[tuple[int, float]]] = collections.defaultdict(list)
     records, skipped = read_counted(metrics_path)
     if skipped:
-        tell(skipped_lines(metrics_path, skipped))
+        message(skipped_lines(metrics_path, skipped))
     for record in records:
         if record.get(unit) is not None:
             points[record["kind"]].append((record["step"], record[unit]))
     train, valid, test = points["train"], points["valid"], points["test"]
     if not train and not valid:
-        return False
+        return
 
     figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
@@ -55,4 +56,3 @@ def draw(metrics_path: str, figure_path: str, unit: Unit, tell: Callable[[str], 
     png = io.BytesIO()
     figure.savefig(png, format="png")
     atomic_write(figure_path, png.getvalue())
-    return True

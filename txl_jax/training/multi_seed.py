@@ -1,10 +1,10 @@
-"""Runs that differ by their seed alone, side by side in one program on one device.
+"""Several seeds in one program on one device.
 
-A small model does not fill a GPU. Several seeds of it, mapped over a leading axis of the state and
-of the batches (``jax.vmap``), share its kernels (how much that saves: *not run*), and their spread
-is the error bar of any comparison. Each has a workdir of its own that looks as if it had been
-trained alone, to rounding: initial weights, dropout, and drawn lengths or rolled streams are of
-its own seed.
+A small model does not fill a GPU. Runs that differ only in their seed can share its kernels
+(how much this saves: *not run*): ``jax.vmap`` maps the step over a leading axis of states and
+batches. The spread of the results is the error bar of any comparison. Each seed has its own
+workdir, which looks as if the seed had been trained alone, to rounding: initial weights, dropout,
+and drawn lengths or shuffled streams depend on that seed only.
 
     runs/ptb/seed_0/   config.json  checkpoints/  metrics.jsonl ..     seed s
     runs/ptb/seed_1/                                                  seed s + 1
@@ -13,7 +13,7 @@ its own seed.
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import jax
@@ -23,135 +23,127 @@ from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.config import ConfigError, ExperimentConfig
 from txl_jax.data.corpus import Corpus
-from txl_jax.data.feed import prefetch, training_feed
-from txl_jax.training.distil import soft_targets
-from txl_jax.training.loop import Outcome, Run, opened
-from txl_jax.training.parts import Parts, parts_of, text_on_device
+from txl_jax.data.feed import prefetch
+from txl_jax.training.goodput import GoodputTimer
 from txl_jax.training.preemption import PreemptionGuard
-from txl_jax.training.state import TrainState
+from txl_jax.training.setup import build_setup
 from txl_jax.training.step import dispatch
+from txl_jax.training.trainer import Outcome, Program, Trainer, open_trainer, run_steps, train
+
+SeedRun = tuple[ExperimentConfig, str]
+"""The experiment of one seed, and its workdir."""
 
 
-def each(exp: ExperimentConfig, workdir: str) -> list[tuple[ExperimentConfig, str]]:
-    """Experiment and workdir of every run; the one given where it is one only."""
+def seed_runs(exp: ExperimentConfig, workdir: str) -> list[SeedRun]:
+    """Experiment and workdir of every seed; those given, if ``train.num_seeds`` is 1."""
     n = exp.train.num_seeds
     if n == 1:
         return [(exp, workdir)]
-    alone = dataclasses.replace(exp.train, num_seeds=1)
-    seeds = range(exp.seed, exp.seed + n)
+    single = dataclasses.replace(exp.train, num_seeds=1)
     return [
         (
-            dataclasses.replace(exp, seed=seed, train=alone),
+            dataclasses.replace(exp, seed=seed, train=single),
             os.path.join(workdir, f"seed_{seed}"),
         )
-        for seed in seeds
+        for seed in range(exp.seed, exp.seed + n)
     ]
 
 
-def train_seeds(
-    runs: list[tuple[ExperimentConfig, str]], corpus: Corpus, stop: PreemptionGuard
-) -> list[Outcome]:
-    """Trains all runs to their last step, from the newest checkpoint that all of them have.
+def train_seeds(runs: Sequence[SeedRun], corpus: Corpus, guard: PreemptionGuard) -> list[Outcome]:
+    """Trains every seed to its last step, from the newest checkpoint that all of them have.
+
+    A single one is trained as :func:`~txl_jax.training.trainer.train` does.
 
     Raises:
-      ConfigError: more than one device or process.
-      CheckpointError: one of them cannot go on from where the others do.
-      DataError, NonFiniteError, SkippedError: as :func:`~txl_jax.training.loop.train`.
+      ConfigError: several seeds, and more than one device or process.
+      CheckpointError: the seeds cannot resume from the same step.
+      DataError, NonFiniteError, SkippedError: as :func:`~txl_jax.training.trainer.train`.
     """
-    first = runs[0][0]
+    exp, workdir = runs[0]
+    if len(runs) == 1:
+        return [train(exp, corpus, workdir, guard)]
     if jax.process_count() > 1:
         raise ConfigError(
             "config key train.num_seeds: is for one process; train the seeds one by one"
         )
-    parts = parts_of(first, corpus)
-    if parts.shardings.mesh.size > 1:
+    setup = build_setup(exp, corpus)
+    if setup.shardings.mesh.size > 1:
         raise ConfigError(
             "config key train.num_seeds: is for one device; give --config.mesh.data=1"
         )
-    upto = _last_step_of_all([workdir for _, workdir in runs])
+    last_step = _last_common_step([workdir for _, workdir in runs])
+    timer = GoodputTimer()  # one for all: every seed waits for the same program
     with contextlib.ExitStack() as stack:
-        there = [
-            stack.enter_context(
-                opened(exp, corpus, workdir, stop, parts, upto, label=f"seed {exp.seed}")
+        trainers, states = [], []
+        for exp, workdir in runs:
+            opened = open_trainer(
+                exp,
+                corpus,
+                workdir,
+                guard,
+                setup,
+                last_step=last_step,
+                label=f"seed {exp.seed}",
+                goodput=timer,
             )
-            for exp, workdir in runs
-        ]
-        all_runs, states = [run for run, _ in there], [state for _, state in there]
+            trainer, state = stack.enter_context(opened)
+            trainers.append(trainer)
+            states.append(state)
         steps = {int(state.step) for state in states}
         if len(steps) > 1:
             raise CheckpointError(
-                f"runs side by side must go on from one step, and theirs are {sorted(steps)}: a"
-                " checkpoint is damaged; go on with each run alone, or start anew elsewhere"
+                f"all seeds must resume from one step, and theirs are {sorted(steps)}: a"
+                " checkpoint is damaged; resume each seed alone, or train in another --workdir"
             )
-        if steps != {first.train.steps}:
-            run, workdir = all_runs[0], runs[0][1]
-            soft = soft_targets(run.exp, corpus, workdir, run.log.message, stop.requested)
-            run.text = text_on_device(run.exp, run.streams, parts.shardings, soft)
-        return _go(all_runs, states, parts)
+        return _fit(trainers, jax.jit(_stacked)(states), steps.pop())
 
 
-def _go(runs: list[Run], states: list[TrainState], parts: Parts) -> list[Outcome]:
-    """All steps that are left, as :meth:`Run.go` of one run."""
-    t, step = runs[0].exp.train, int(states[0].step)
-    for run, state in zip(runs, states, strict=True):
-        run.log.goodput = runs[0].log.goodput  # one clock: all wait for one program
-        run.begin(step, state)
-    state = jax.jit(_stacked)(states)
-    one = jax.jit(lambda tree, r: jax.tree.map(lambda x: x[r], tree))
-    seeds = seeds_of(runs)
-    if step < t.steps and not runs[0].stop.requested():
-        shapes = jax.tree.map(_with_runs(len(runs)), runs[0].fed_shapes())
-        text = runs[0].text
-        of_all = _step_of_all(runs[0].exp, parts)
-        program = runs[0].compiled(of_all, state, shapes, text, seeds)
-        for batch in runs[0].log.goodput.waiting(_batches(runs, step)):
-            if runs[0].stop.requested():
-                break
-            state, metrics = program(state, batch, text, seeds)
-            step += t.steps_per_dispatch
-            for r, run in enumerate(runs):
-                run.dispatched(step, {name: value[r] for name, value in metrics.items()})
-                if run.due(step):
-                    run.keep(step, one(state, r))
-    return [run.end(step, one(state, r)) for r, run in enumerate(runs)]
+def _fit(trainers: list[Trainer], state: Any, step: int) -> list[Outcome]:
+    """:meth:`Trainer.fit` of all seeds, from their stacked state."""
+    first, program = trainers[0], None
+    if step < first.exp.train.steps:
+        first.load_text()
+        for trainer in trainers:
+            trainer.text = first.text
+        if not first.guard.requested():
+            program = _program(trainers, state)
+    select = jax.jit(lambda tree, seed: jax.tree.map(lambda x: x[seed], tree))
+    return run_steps(trainers, state, step, program, _feed(trainers, step), select)
 
 
-def seeds_of(runs: Any) -> jax.Array:
-    """The seed of every run, uint32 [R]: seeds have 32 bits, and int32 has 31 for them."""
-    return jnp.array([run.exp.seed for run in runs], jnp.uint32)
+def _program(trainers: list[Trainer], state: Any) -> Program:
+    """The compiled dispatch of all seeds; all inputs but the text have a leading axis of seeds."""
+    first, seeds = trainers[0], seed_array([trainer.exp for trainer in trainers])
+    with_seeds = lambda x: jax.ShapeDtypeStruct((len(trainers), *x.shape), x.dtype)
+    shapes = jax.tree.map(with_seeds, first.input_shapes())
+    step = dispatch(first.exp, first.setup.model, first.setup.optimizer)
+    jitted = jax.jit(jax.vmap(step, in_axes=(0, 0, None, 0)), donate_argnums=(0,))
+    compiled = first.compile(jitted, state, shapes, first.text, seeds)
+    return lambda state, inputs: compiled(state, inputs, first.text, seeds)
 
 
-def _step_of_all(exp: ExperimentConfig, parts: Parts) -> Any:
-    """A dispatch of every run, jitted; all but the text have runs in front."""
-    of_one = dispatch(exp, parts.model, parts.optimizer)
-    return jax.jit(jax.vmap(of_one, in_axes=(0, 0, None, 0)), donate_argnums=(0,))
+def seed_array(exps: Sequence[ExperimentConfig]) -> jax.Array:
+    """The seed of every experiment, uint32 [R]: seeds have 32 bits, int32 has 31 for them."""
+    return jnp.array([exp.seed for exp in exps], jnp.uint32)
 
 
-def _batches(runs: list[Run], start: int) -> Iterator[Any]:
-    """Batches, or places, of every dispatch that is left, stacked over runs and read ahead."""
-    t = runs[0].exp.train
-    about = (t.epoch_memory, t.steps_per_dispatch, None, t.reset_every, runs[0].of_step)
+def _feed(trainers: list[Trainer], step: int) -> Generator[Any, None, None]:
+    """Inputs of every dispatch from a step to the last one, stacked over seeds and read ahead."""
     with contextlib.ExitStack() as stack:
-        feeds = []
-        for run in runs:
-            feed = training_feed(run.streams, start, t.steps, *about)
-            stack.callback(feed.close)
-            feeds.append(feed)
-        ahead = prefetch(_stacked(batches) for batches in zip(*feeds, strict=True))
-        stack.callback(ahead.close)
-        yield from ahead
+        feeds = [
+            stack.enter_context(contextlib.closing(trainer.feed(step, None)))
+            for trainer in trainers
+        ]
+        ahead = prefetch(_stacked(inputs) for inputs in zip(*feeds, strict=True))
+        yield from stack.enter_context(contextlib.closing(ahead))
 
 
-def _stacked(trees: Any) -> Any:
+def _stacked(trees: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
-def _with_runs(n: int) -> Any:
-    return lambda x: jax.ShapeDtypeStruct((n, *x.shape), x.dtype)
-
-
-def _last_step_of_all(workdirs: list[str]) -> int:
-    """The newest step that every run has a checkpoint of; 0 where there is none."""
+def _last_common_step(workdirs: list[str]) -> int:
+    """The newest step that every seed has a checkpoint of; 0 where there is none."""
     steps = []
     for workdir in workdirs:
         with Checkpoints(workdir) as checkpoints:

@@ -23,18 +23,17 @@ def schedule(
         inverse_sqrt    r sqrt(w / (t+1))
         constant        r
 
-    The cosine is counted from the end of warm-up (TF, NVIDIA). The authors' PyTorch code makes
-    its first update at the full rate even with warm-up; that is not copied.
+    The cosine begins at the end of warm-up (TF, NVIDIA). The authors' PyTorch code makes its first
+    update at the full rate even with warm-up; that is not copied.
 
-    Where ``average`` has an ``swa_lr_ratio`` a, n is its ``swa_start``, and from there the rate is
-    a times what the schedule gives at n. With ``ratio`` the peak is that times as high; the cosine
-    ends at the same rate.
+    With ``average.swa_lr_ratio`` a, n is ``swa_start``, and from there on the rate is a times the
+    schedule's at n. ``ratio`` multiplies the peak; a cosine still ends at the same rate.
     """
     average = average or AverageConfig()
     peak, low, w = c.learning_rate * ratio, c.min_ratio / ratio, c.warmup_steps
     n = steps if average.swa_lr_ratio is None else average.swa_start
 
-    def until_end(t):
+    def scheduled(t):
         if c.schedule == "cosine":
             progress = jnp.clip((t - w) / max(n - w, 1), 0.0, 1.0)
             shape = low + (1 - low) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
@@ -42,14 +41,14 @@ def schedule(
             shape = jnp.sqrt(w / jnp.maximum(t + 1, w))
         else:
             shape = jnp.ones_like(t)
-        warm = (t + 1) / max(w, 1)
-        return peak * jnp.where(t < w, warm, shape)
+        warmup = (t + 1) / max(w, 1)
+        return peak * jnp.where(t < w, warmup, shape)
 
     def rate(t):
         t = jnp.asarray(t, jnp.float32)
         if average.swa_lr_ratio is None:
-            return until_end(t)
-        return jnp.where(t < n, until_end(t), average.swa_lr_ratio * until_end(jnp.float32(n)))
+            return scheduled(t)
+        return jnp.where(t < n, scheduled(t), average.swa_lr_ratio * scheduled(jnp.float32(n)))
 
     return rate
 
@@ -57,10 +56,7 @@ def schedule(
 def embedding_schedule(
     c: OptimizerConfig, steps: int, average: AverageConfig | None = None
 ) -> optax.Schedule:
-    """The same of the embedding tables: ``embedding_ratio`` times as high at its peak.
-
-    A cosine falls to the same rate as the others' (the authors' Penn Treebank release).
-    """
+    """The learning rate of the embedding tables (the authors' Penn Treebank release)."""
     return schedule(c, steps, average, c.embedding_ratio)
 
 
@@ -82,18 +78,18 @@ def make_optimizer(exp: ExperimentConfig) -> optax.GradientTransformation:
     if c.embedding_ratio == 1:
         parts.append(optax.scale_by_learning_rate(rate))
     else:
-        tables = embedding_schedule(c, exp.train.steps, exp.average)
         parts.append(scale_where(lambda path: not is_embedding(path), rate))
+        tables = embedding_schedule(c, exp.train.steps, exp.average)
         parts.append(scale_where(is_embedding, tables))
     return optax.chain(*parts)
 
 
 def clip_by_norm(largest: float) -> optax.GradientTransformation:
-    """Gradients whose global L2 norm is ``largest`` or more, scaled down to it; others as they are.
+    """Scales gradients with a global L2 norm above ``largest`` down to it.
 
-    As ``optax.clip_by_global_norm``, times one number (as the authors' codes do) instead of a
-    division of every entry: XLA merges a product with what reads it and writes a quotient out
-    first (3 to 7% of an update of 12 layers of 512 on two cores).
+    ``optax.clip_by_global_norm`` divides every entry; this multiplies by one number, as the
+    authors' codes do. XLA fuses the product but writes the quotient to memory first (3 to 7% of an
+    update of 12 layers of 512 on two cores).
     """
 
     def update(updates, state, params=None):
@@ -107,11 +103,7 @@ def clip_by_norm(largest: float) -> optax.GradientTransformation:
 def scale_where(
     chosen: Callable[[tuple[Any, ...]], bool], rate: optax.Schedule
 ) -> optax.GradientTransformation:
-    """Multiplies the updates of the parameters at ``chosen`` paths by minus the learning rate.
-
-    Each group of parameters gets its own rate directly. The quotient of two schedules would be
-    0 / 0 where both have fallen to 0.
-    """
+    """Multiplies the updates of the parameters at ``chosen`` paths by minus the learning rate."""
 
     def init(params):
         return optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
@@ -129,13 +121,13 @@ def scale_where(
 
 
 def is_embedding(path: tuple[Any, ...]) -> bool:
-    """Whether a parameter is a table of embeddings: ``embedding``, or ``embedding_i``."""
+    """Whether a parameter is an embedding table: ``embedding``, or ``embedding_i``."""
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     return re.fullmatch(r"embedding(_\d+)?", name) is not None
 
 
 class RecentNorm(NamedTuple):
-    """Mean of the gradient's recent norms, float32 []; of how many updates in all, int32 []."""
+    """Mean of recent gradient norms, float32 []; number of updates in all, int32 []."""
 
     mean: jax.Array
     seen: jax.Array
@@ -144,9 +136,9 @@ class RecentNorm(NamedTuple):
 def with_recent_norm(
     optimizer: optax.GradientTransformation, c: TrainConfig
 ) -> optax.GradientTransformation:
-    """The optimizer; with ``skip_spikes`` one whose state is ``(RecentNorm, its own)``.
+    """The optimizer; with ``skip_spikes`` its state becomes ``(RecentNorm, its own)``.
 
-    The mean is that of the first norms, and from the hundredth on a running one of weight 1/100.
+    The mean is over all norms at first; from the hundredth on, each new norm has weight 1/100.
     """
     if not c.skip_spikes:
         return optimizer
@@ -163,22 +155,22 @@ def with_recent_norm(
 
 
 class LambState(NamedTuple):
-    """Running means of the gradient and of its square, each a tree like the parameters."""
+    """Running means of the gradient and of its square, each shaped like the parameters."""
 
     mu: Any
     nu: Any
 
 
 def scale_by_lamb(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """LAMB (You et al. 2020) as NVIDIA's Transformer-XL has it: a rate of its own for each tensor.
+    """LAMB (You et al. 2020) as in NVIDIA's Transformer-XL: each tensor has its own rate.
 
         m, v     running means of the gradient and of its square, no bias correction
         step     m / (sqrt(v) + eps)
         ratio    min(|w|, 10) / (|step| + eps), or 1 where |w| is 0
         update   ratio * step
 
-    Norms are of the original's tensors, see :func:`original_tensor`. They are sums over whole
-    arrays, so under ``jit`` they do not depend on how parameters are spread over devices.
+    ``optax.lamb`` corrects bias and does not clip |w|. Norms are of the original code's tensors,
+    see :func:`original_tensor`.
     """
 
     def init(params):
@@ -201,24 +193,24 @@ def scale_by_lamb(b1: float, b2: float, eps: float) -> optax.GradientTransformat
 
 
 def original_tensor(path: tuple[Any, ...]) -> str:
-    """Name of the tensor that a parameter is (a part of) in the authors' and NVIDIA's code.
+    """Name of the tensor in the authors' and NVIDIA's code that holds a parameter.
 
-    A layer's queries, keys and values are one tensor there. So are, over all layers, the tables
-    of positions and the content bias of ``shaw`` and ``absolute_per_layer``. Any other parameter
-    is its own tensor. Stacked layers have names like one layer, ``layers/...``.
+    A layer's queries, keys and values share one tensor there. All layers share the position tables
+    and the content bias of ``shaw`` and ``absolute_per_layer``. Any other parameter is its own
+    tensor. Stacked layers are named like one layer, ``layers/...``.
     """
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     layer, _, rest = name.partition("/")
     if rest in ("attention/query", "attention/key", "attention/value"):
         return f"{layer}/attention/qkv"
-    return rest if rest in _OF_ALL_LAYERS else name
+    return rest if rest in _SHARED_BY_LAYERS else name
 
 
-_OF_ALL_LAYERS = ("attention/u", "attention/distance", "attention/distance_bias", "positions")
+_SHARED_BY_LAYERS = ("attention/u", "attention/distance", "attention/distance_bias", "positions")
 
 
 def _tensor_norms(tree: Any) -> dict[str, jax.Array]:
-    """L2 norm of every original tensor, []; of stacked layers [L], one for each."""
+    """L2 norm of every original tensor, []; [L] for stacked layers."""
     squares: dict[str, jax.Array | float] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = original_tensor(path)

@@ -1,15 +1,14 @@
-"""Updates that are not made: where a number is not finite, or at a spike of the gradient's norm.
+"""Numbers that are not finite and gradient spikes: an update is skipped, or training stops.
 
-A skipped update leaves parameters and optimizer as they were. The step counts all the same, and
-the learning rate goes on with it: dropout and position in the data stay functions of the step,
-and what is left out is what this batch would have taught. Memory goes on too, but for streams
-whose new states are not finite: theirs is emptied. One NaN in it would reach every later segment,
-and the states from before are not of the text just before the next one.
+A skipped update leaves parameters and optimizer unchanged. The step still counts, and the learning
+rate follows it, so dropout and the position in the data remain functions of the step. The memory
+moves on too, except for streams whose new states are not finite: their memory is emptied, because
+one NaN in it would reach every later segment.
 
-    train.non_finite = skip      skip where the loss, the gradient's norm, or anything in the new
-                                 parameters or the new optimizer state is not finite
-    train.skip_spikes = f        skip where the norm is above f times the mean of recent ones
-    train.max_skipped = n        n in a row stop training: skipping has not helped
+    train.non_finite = skip      skip where the loss, the gradient norm, the new parameters or the
+                                 new optimizer state are not finite
+    train.skip_spikes = f        skip where the norm is above f times the mean of recent norms
+    train.max_skipped = n        stop training after n skipped updates in a row
 """
 
 import math
@@ -22,26 +21,85 @@ import optax
 
 from txl_jax.config import TrainConfig
 from txl_jax.model.memory import Memory
+from txl_jax.parallel import processes
 from txl_jax.training.optimizer import RecentNorm
 from txl_jax.training.state import TrainState
 
-FIRST_NORMS = 20
-"""Before so many updates nothing is a spike: the mean is not one yet."""
+SPIKE_WARMUP = 20
+"""How many updates the mean norm needs before a norm can count as a spike."""
+_REMEDY = "Try a lower optimizer.learning_rate, more optimizer.warmup_steps, or model.dtype float32"
+
+
+class NonFiniteError(RuntimeError):
+    """A loss, gradient or state is not finite; the text names it, the step and the checkpoint."""
 
 
 class SkippedError(RuntimeError):
-    """Too many updates in a row were skipped; names the last one's reason and what is kept."""
+    """Too many updates in a row were skipped; the text has the last reason and the checkpoint."""
+
+
+class SkipPolicy:
+    """Decides after each step whether training may continue.
+
+    Attributes:
+      in_a_row: number of updates skipped in a row, up to the last step checked.
+
+    Args:
+      t: ``max_skipped`` is the number that stops training.
+      in_a_row: as the checkpoint has it.
+    """
+
+    def __init__(self, t: TrainConfig, in_a_row: int = 0):
+        self._max_skipped = t.max_skipped
+        self.in_a_row = in_a_row
+
+    def check(self, step: int, metrics: Mapping[str, float], kept: str) -> None:
+        """Raises SkippedError or NonFiniteError if the step's metrics forbid to continue.
+
+        Args:
+          step: number of the step.
+          metrics: of the step.
+          kept: names the checkpoint that remains, for the error.
+        """
+        if not metrics.get("skipped"):
+            self.in_a_row = 0
+            check_finite("training loss", metrics["nll_sum"], step, kept)
+            check_finite("gradient norm", metrics["grad_norm"], step, kept)
+            return
+        self.in_a_row += 1
+        if self.in_a_row >= self._max_skipped:
+            raise SkippedError(
+                f"{self.in_a_row} updates in a row were skipped, the last at step {step}:"
+                f" {skip_reason(metrics)}; stopped, {kept}. {_REMEDY}, or raise train.max_skipped"
+            )
+
+
+def check_finite(name: str, value: float, step: int, kept: str) -> None:
+    """Raises NonFiniteError unless the value is finite; ``kept`` as in :class:`SkipPolicy`."""
+    if not math.isfinite(value):
+        raise NonFiniteError(f"{name} is {value} at step {step}; stopped, {kept}. {_REMEDY}")
+
+
+def check_state(state: TrainState, step: int, kept: str) -> None:
+    """Raises NonFiniteError unless the whole state is finite, on all processes.
+
+    An update can overflow although loss and gradient are finite.
+    """
+    name = non_finite_leaf(state)
+    if processes.failing(name is not None):
+        what = f"{name or 'a part of the state'} is not finite after step {step}"
+        raise NonFiniteError(f"{what}; stopped, {kept}. {_REMEDY}")
 
 
 def may_skip(t: TrainConfig) -> bool:
-    """Whether these settings ever skip an update; without, the step has nothing of it."""
+    """Whether these settings ever skip an update; otherwise the step does not check for it."""
     return t.non_finite == "skip" or t.skip_spikes > 0
 
 
-def unless_bad(
+def skip_bad_update(
     new: TrainState, old: TrainState, nll_sum: jax.Array, norm: jax.Array, t: TrainConfig
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """``new``, or ``old`` moved to the next segment without an update; and which of the two.
+    """``new``, or ``old`` at the next segment if the update is bad.
 
     Args:
       new, old: state after and before the update.
@@ -49,9 +107,9 @@ def unless_bad(
       t: what is skipped.
 
     Returns:
-      The state. Metrics, float32 []: ``skipped``, 1 where the update was skipped, else 0; with
-      ``train.non_finite=skip`` also ``update_finite``, 0 where it would have left parameters or
-      optimizer state that are not finite, else 1.
+      The state. Metrics, float32 []: ``skipped`` is 1 where the update was skipped, else 0; with
+      ``train.non_finite=skip`` also ``update_finite``, 0 where the update would have left
+      parameters or optimizer state that are not finite, else 1.
     """
     finite = jnp.isfinite(nll_sum) & jnp.isfinite(norm)
     bad, metrics = jnp.zeros((), bool), {}
@@ -65,8 +123,8 @@ def unless_bad(
     kept = TrainState(
         step=new.step,
         params=jax.tree.map(keep, new.params, old.params),
-        opt_state=_but_the_schedule(keep, new.opt_state, old.opt_state),
-        mems=without_non_finite(new.mems),
+        opt_state=_keep_except_schedule(keep, new.opt_state, old.opt_state),
+        mems=clear_non_finite_streams(new.mems),
         averages=new.averages,
     )
     return kept, {"skipped": bad.astype(jnp.float32), **metrics}
@@ -74,22 +132,21 @@ def unless_bad(
 
 def all_finite(tree: Any) -> jax.Array:
     """Whether every floating-point number of a pytree is finite, bool []."""
-    return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for _, x in _floats(tree)]))
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for _, x in _float_leaves(tree)]))
 
 
-def not_finite(tree: Any) -> str | None:
-    """Name of the first array of a pytree that has a number that is not finite; ``None``: none.
+def non_finite_leaf(tree: Any) -> str | None:
+    """Name of the first array of a pytree that is not finite; ``None`` if all are finite.
 
-    Each process looks at the parts that its own devices hold, one device at a time: no collective
-    is run, and of copies on several devices one is read.
+    Each process checks the shards on its own devices, and one replica of each: no collective runs.
     """
-    parts = [
-        (path, part.data)
-        for path, x in _floats(tree)
-        for part in x.addressable_shards
-        if part.replica_id == 0
+    shards = [
+        (path, shard.data)
+        for path, x in _float_leaves(tree)
+        for shard in x.addressable_shards
+        if shard.replica_id == 0
     ]
-    checked = [(path, _is_finite(data)) for path, data in parts]  # start all, then read
+    checked = [(path, _is_finite(data)) for path, data in shards]  # start all, then read
     bad = (path for path, finite in checked if not finite)
     return next((jax.tree_util.keystr(path, simple=True, separator="/") for path in bad), None)
 
@@ -97,34 +154,33 @@ def not_finite(tree: Any) -> str | None:
 _is_finite = jax.jit(lambda x: jnp.all(jnp.isfinite(x)))
 
 
-def _floats(tree: Any) -> list[tuple[Any, Any]]:
-    """Path and array of every leaf of floating-point numbers."""
+def _float_leaves(tree: Any) -> list[tuple[Any, Any]]:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return [(path, x) for path, x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
 
 
 def is_spike(norm: jax.Array, recent: RecentNorm, factor: float) -> jax.Array:
     """Whether a norm is above ``factor`` times the recent mean, bool []."""
-    return (recent.seen >= FIRST_NORMS) & (norm > factor * recent.mean)
+    return (recent.seen >= SPIKE_WARMUP) & (norm > factor * recent.mean)
 
 
-def without_non_finite(mems: Memory) -> Memory:
+def clear_non_finite_streams(mems: Memory) -> Memory:
     """The memory, emptied for every stream with a state that is not finite."""
     finite = jnp.all(jnp.isfinite(mems.hidden), axis=(0, 2, 3))
-    return Memory(
-        hidden=jnp.where(finite[None, :, None, None], mems.hidden, 0),  # hidden by no mask: NaN * 0
+    return Memory(  # zeros, because a mask does not hide NaN: NaN * 0 is NaN
+        hidden=jnp.where(finite[None, :, None, None], mems.hidden, 0),
         filled=jnp.where(finite, mems.filled, 0),
     )
 
 
-def _but_the_schedule(keep, new, old):
-    """``keep`` for every leaf of an optimizer's state but the count that is the schedule's step."""
+def _keep_except_schedule(keep, new, old):
+    """``keep`` for every leaf of an optimizer's state except the schedule's step count."""
     is_count = lambda node: isinstance(node, optax.ScaleByScheduleState)
     choose = lambda after, before: after if is_count(after) else keep(after, before)
     return jax.tree.map(choose, new, old, is_leaf=is_count)
 
 
-def reason(metrics: Mapping[str, float]) -> str:
+def skip_reason(metrics: Mapping[str, float]) -> str:
     """Why a step with these metrics was skipped, in words."""
     for name, key in (("training loss", "nll_sum"), ("gradient norm", "grad_norm")):
         if not math.isfinite(metrics[key]):

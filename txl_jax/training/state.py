@@ -1,4 +1,4 @@
-"""Everything that training changes, in one pytree."""
+"""The training state: everything that training changes, in one pytree."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ class TrainState(flax.struct.PyTreeNode):
       params: float32 pytree.
       opt_state: of the optimizer.
       mems: hidden states carried to the next segment.
-      averages: means of the parameters by name (average.py), each like ``params``.
+      averages: averages of the parameters by name (average.py), each like ``params``.
     """
 
     step: jax.Array
@@ -39,15 +39,15 @@ def init_state(
     t = exp.train
     mems = model.init_mems(t.batch_size, t.mem_len)
     tokens = jnp.zeros((t.batch_size, 1), jnp.int32)
-    params = model.init(_keys(exp.seed)[0], tokens, mems)["params"]
+    params = model.init(_init_and_dropout_keys(exp.seed)[0], tokens, mems)["params"]
     opt_state = with_recent_norm(optimizer, t).init(params)
-    kept = (("swa", exp.average.swa_start), ("ema", exp.average.ema_decay))
-    averages = {name: jax.tree.map(jnp.copy, params) for name, used in kept if used}
+    enabled = (("swa", exp.average.swa_start), ("ema", exp.average.ema_decay))
+    averages = {name: jax.tree.map(jnp.copy, params) for name, used in enabled if used}
     return TrainState(jnp.zeros((), jnp.int32), params, opt_state, mems, averages)
 
 
 def state_shardings(shardings: Shardings, abstract: TrainState) -> TrainState:
-    """Where a whole training state lies on a mesh, given its shapes."""
+    """The shardings of a training state on a mesh, given its shapes."""
     return TrainState(
         step=shardings.replicated(),  # type: ignore[arg-type]
         params=shardings.parameters(abstract.params),
@@ -58,9 +58,9 @@ def state_shardings(shardings: Shardings, abstract: TrainState) -> TrainState:
 
 
 def dropout_key(seed: int | jax.Array, step: jax.Array) -> jax.Array:
-    """The key of a step's dropout: a function of seed and step alone."""
-    return jax.random.fold_in(_keys(seed)[1], step)
+    """The dropout key of a step, a function of seed and step alone."""
+    return jax.random.fold_in(_init_and_dropout_keys(seed)[1], step)
 
 
-def _keys(seed: int | jax.Array) -> jax.Array:
+def _init_and_dropout_keys(seed: int | jax.Array) -> jax.Array:
     return jax.random.split(jax.random.key(seed))

@@ -1,4 +1,4 @@
-"""One update, as a pure function; and its compiled form over a mesh."""
+"""The training step: one update as a pure function, and its jitted form on a mesh."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +14,10 @@ from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.ordering import zero_after
 from txl_jax.parallel.shardings import Shardings
-from txl_jax.training.average import averaged
-from txl_jax.training.loss import Array, batch_loss, scored, totals
+from txl_jax.training.average import update_averages
+from txl_jax.training.loss import Array, batch_loss, denominators, scored_weights
 from txl_jax.training.optimizer import gradient_norm, learning_rate, with_recent_norm
-from txl_jax.training.skipping import may_skip, unless_bad
+from txl_jax.training.skipping import may_skip, skip_bad_update
 from txl_jax.training.state import TrainState, dropout_key, state_shardings
 
 Metrics = dict[str, jax.Array]
@@ -31,52 +31,58 @@ def train_step(
     optimizer: optax.GradientTransformation,
     seed: jax.Array | None = None,
 ) -> tuple[TrainState, Metrics]:
-    """The state after one update on ``batch``, and what it measured.
+    """The state after one update on ``batch``, and the metrics of the step.
 
-    ``seed``: of its dropout, int32 []; ``None``: the experiment's.
+    ``seed``: of its dropout, uint32 []; ``None``: the experiment's.
 
-    Metrics, float32 []: ``nll_sum`` (nats) and ``count`` of the targets that ``loss.positions``
-    has scored, ``tokens`` that are not padding, ``grad_norm`` (before clipping),
-    ``learning_rate``, and those of :func:`unless_bad` if the settings may skip an update.
+    Metrics, float32 []: ``nll_sum`` (nats) and ``count`` of the scored targets, ``tokens`` that are
+    not padding, ``grad_norm`` before clipping, ``learning_rate``, and those of
+    :func:`skip_bad_update` if the settings may skip an update.
     """
-    tokens, share = jnp.sum(batch.weights), rate_share(batch.weights, exp.train)
-    batch = batch.replace(weights=scored(batch.weights, exp.loss))
+    tokens, scale = jnp.sum(batch.weights), learning_rate_scale(batch.weights, exp.train)
+    batch = batch.replace(weights=scored_weights(batch.weights, exp.loss))
     key = dropout_key(exp.seed if seed is None else seed, state.step)
-    gradient, nll_sum, mems = summed_gradient(state, batch, exp, model, key)
+    gradient, nll_sum, mems = accumulate_gradient(state, batch, exp, model, key)
     metrics = {
         "nll_sum": nll_sum,
         "count": jnp.sum(batch.weights),
         "tokens": tokens,
         "grad_norm": gradient_norm(gradient),
-        "learning_rate": learning_rate(exp)(state.step) * share,
+        "learning_rate": learning_rate(exp)(state.step) * scale,
     }
     optimizer = with_recent_norm(optimizer, exp.train)
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-    # Nothing is updated before the gradient of all is known: the state is overwritten, and a
-    # compiler that may begin earlier keeps copies of parameters for what still reads them.
-    share = share + zero_after(metrics["grad_norm"], state.step)
-    updates = jax.tree.map(lambda x: x * share, updates)
+    # No update starts before the whole gradient is known. The state is donated: a compiler that
+    # updates earlier must copy the parameters that the rest of the gradient still reads.
+    scale = scale + zero_after(metrics["grad_norm"], state.step)
+    updates = jax.tree.map(lambda x: x * scale, updates)
     params = optax.apply_updates(state.params, updates)
     after = TrainState(state.step + 1, params, opt_state, mems, state.averages)
     if may_skip(exp.train):
-        about = (nll_sum, metrics["grad_norm"], exp.train)
-        after, skipped = unless_bad(after, state, *about)
+        norm = metrics["grad_norm"]
+        after, skipped = skip_bad_update(after, state, nll_sum, norm, exp.train)
         metrics |= skipped
-    return averaged(after, exp.average), metrics
+    return update_averages(after, exp.average), metrics
 
 
-def summed_gradient(
+def accumulate_gradient(
     state: TrainState, batch: Batch, exp: ExperimentConfig, model: TransformerXL, key: jax.Array
 ) -> tuple[Any, jax.Array, Memory]:
-    """The gradient of the loss of a batch, the sum of its nll in nats, and the memory after it.
+    """The gradient of a batch's loss, the sum of its nll in nats, and the memory after it.
 
-    Summed over ``train.micro_batches`` parts of the batch, each with its own streams' memory.
-    ``batch``: its weights are those of scored targets. ``key``: of the step's dropout.
+    Accumulated over ``train.micro_batches`` parts of the batch, each with its own rows of memory.
+    Row b goes to part b % ``micro_batches``, so that every device holds rows of every part.
+
+    Args:
+      state, exp, model: as in :func:`train_step`.
+      batch: with the weights of scored targets.
+      key: of the step's dropout.
     """
     parts = exp.train.micro_batches
     gradient_of = jax.grad(batch_loss, has_aux=True)
-    taught = exp.distil.weight if exp.distil.teachers else 0.0
-    terms = (exp.loss, totals(batch.weights), padded_amid(exp.train), taught)
+    distil_weight = exp.distil.weight if exp.distil.teachers else 0.0
+    padded = text_may_follow_padding(exp.train)
+    terms = (exp.loss, denominators(batch.weights), padded, distil_weight)
     if parts == 1:
         gradient, (nll_sum, mems) = gradient_of(state.params, model, batch, state.mems, key, *terms)
         return gradient, nll_sum, mems
@@ -90,22 +96,24 @@ def summed_gradient(
         return jax.tree.map(jnp.add, total, (gradient, nll_sum)), mems
 
     zero = (jax.tree.map(jnp.zeros_like, state.params), jnp.zeros(()))
-    cut = (jnp.arange(parts), _cut(batch, parts), _cut_memory(state.mems, parts))
-    (gradient, nll_sum), mems = jax.lax.scan(add_part, zero, cut)
-    return gradient, nll_sum, _join_memory(mems)
+    split = lambda tree, axis: jax.tree.map(lambda x: _split_rows(x, parts, axis), tree)
+    mems = Memory(split(state.mems.hidden, 1), split(state.mems.filled, 0))
+    inputs = (jnp.arange(parts), split(batch, 0), mems)
+    (gradient, nll_sum), mems = jax.lax.scan(add_part, zero, inputs)
+    return gradient, nll_sum, Memory(_join_rows(mems.hidden, 1), _join_rows(mems.filled, 0))
 
 
-def padded_amid(t: TrainConfig) -> bool:
-    """Whether more of the same memory's text may follow a padded segment."""
+def text_may_follow_padding(t: TrainConfig) -> bool:
+    """Whether a padded segment may be followed by more text of the same memory."""
     return t.seg_len_std > 0 or t.epoch_memory == "carry"
 
 
-def rate_share(weights: Array, t: TrainConfig) -> jax.Array | float:
-    """What the learning rate is multiplied by: 1, or with drawn lengths this segment's over T.
+def learning_rate_scale(weights: Array, t: TrainConfig) -> jax.Array | float:
+    """The factor of the learning rate: 1; with drawn lengths, the segment's length over T.
 
-    A short segment is a small sample of the text; at the full rate it would count for more than
-    its tokens (Merity et al. 2018, variable length backpropagation). ``weights``: [B,T], before
-    :func:`scored`.
+    A short segment is a small sample of the text. At the full rate its tokens would count for more
+    than others (Merity et al. 2018, variable length backpropagation). ``weights``: [B,T], before
+    :func:`scored_weights`.
     """
     if not t.seg_len_std:
         return 1.0
@@ -120,21 +128,17 @@ def compiled_step(
     abstract: TrainState,
     text: DeviceText | None = None,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """:func:`train_step` compiled for a mesh; ``train.steps_per_dispatch`` updates a call.
+    """The jitted :func:`dispatch` with its shardings; the state is donated.
 
-    It takes a state and a batch; with ``text`` (or its shapes) a state, the batch's places in the
-    text, and the text. With S > 1 updates a call batch or places have a leading axis S, and so
-    have the metrics.
+    ``abstract``, ``text``: arrays or their shapes; ``text`` as in :func:`dispatch`.
     """
     several = exp.train.steps_per_dispatch > 1
-    of_state, of_batch = state_shardings(shardings, abstract), shardings.rows(several)
-    fed: tuple[Any, ...] = (of_batch,)
-    if text is not None:
-        fed = (shardings.replicated(), shardings.rows())
+    state_sharding, replicated = state_shardings(shardings, abstract), shardings.replicated()
+    inputs = (shardings.rows(several),) if text is None else (replicated, shardings.rows())
     return jax.jit(
         dispatch(exp, model, optimizer),
-        in_shardings=(of_state, *fed),
-        out_shardings=(of_state, shardings.replicated()),
+        in_shardings=(state_sharding, *inputs),
+        out_shardings=(state_sharding, replicated),
         donate_argnums=(0,),
     )
 
@@ -142,30 +146,25 @@ def compiled_step(
 def dispatch(
     exp: ExperimentConfig, model: TransformerXL, optimizer: optax.GradientTransformation
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """The function that is compiled, of a state and a batch or of state, places and text.
+    """A function that makes ``train.steps_per_dispatch`` updates.
 
-    A fourth argument is the seed of the dropout, as in :func:`train_step`.
+    It takes a state and a batch; or a state, the batch's places in the text, the text, and
+    optionally the seed of :func:`train_step`. With S > 1 updates a call, batch or places and the
+    metrics have a leading axis S.
     """
 
-    def updates(state, fed, text: DeviceText | None = None, seed=None):
-        def one(s, fed_to_it):
-            batch = fed_to_it if text is None else text.batch(fed_to_it)
-            return train_step(s, batch, exp, model, optimizer, seed)
+    def updates(state, inputs, text: DeviceText | None = None, seed=None):
+        def one(state, step_inputs):
+            batch = step_inputs if text is None else text.batch(step_inputs)
+            return train_step(state, batch, exp, model, optimizer, seed)
 
         several = exp.train.steps_per_dispatch > 1
-        return jax.lax.scan(one, state, fed) if several else one(state, fed)
+        return jax.lax.scan(one, state, inputs) if several else one(state, inputs)
 
     return updates
 
 
-# Row b goes to micro-batch b % parts, so that every device keeps rows of every part.
-
-
-def _cut(batch: Batch, parts: int) -> Batch:
-    return jax.tree.map(lambda x: _cut_rows(x, parts, 0), batch)
-
-
-def _cut_rows(x: jax.Array, parts: int, axis: int) -> jax.Array:
+def _split_rows(x: jax.Array, parts: int, axis: int) -> jax.Array:
     shape = (*x.shape[:axis], x.shape[axis] // parts, parts, *x.shape[axis + 1 :])
     return jnp.moveaxis(x.reshape(shape), axis + 1, 0)
 
@@ -174,11 +173,3 @@ def _join_rows(x: jax.Array, axis: int) -> jax.Array:
     x = jnp.moveaxis(x, 0, axis + 1)
     rows = x.shape[axis] * x.shape[axis + 1]  # not -1: without memory the array is empty
     return x.reshape(*x.shape[:axis], rows, *x.shape[axis + 2 :])
-
-
-def _cut_memory(mems: Memory, parts: int) -> Memory:
-    return Memory(_cut_rows(mems.hidden, parts, 1), _cut_rows(mems.filled, parts, 0))
-
-
-def _join_memory(mems: Memory) -> Memory:
-    return Memory(_join_rows(mems.hidden, 1), _join_rows(mems.filled, 0))

@@ -1,10 +1,10 @@
-"""What a run is computed with, made from its config and checked against text and devices."""
+"""Model, optimizer and shardings of a run; checks against text and devices."""
 
 import dataclasses
 
 import jax
 import optax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh
 
 from txl_jax.config import ConfigError, ExperimentConfig
 from txl_jax.data.batch import SoftTargets
@@ -23,15 +23,15 @@ from txl_jax.training.state import TrainState, init_state, state_shardings
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
-    """All but the text and the state; runs that differ by their seed alone have it in common.
+class TrainSetup:
+    """What every step is computed with; runs that differ only in their seed share one.
 
     Attributes:
       model, optimizer: of the step.
-      shardings: where state and batches lie.
+      shardings: of state and batches.
       evaluator: of the validation split.
-      abstract: shapes of the state and where they lie, in the run's own layout.
-      on_disk: the same, layers one by one.
+      abstract: shapes and shardings of the state, in the run's own layout.
+      on_disk: the same in the layout of checkpoints, with unstacked layers.
     """
 
     model: TransformerXL
@@ -41,59 +41,56 @@ class Parts:
     abstract: TrainState
     on_disk: TrainState
 
-    def first_state(self, exp: ExperimentConfig) -> TrainState:
-        """The state before the first update, drawn by the experiment's seed."""
+    def initial_state(self, exp: ExperimentConfig) -> TrainState:
+        """The state before the first update, drawn with the experiment's seed."""
         init = lambda: init_state(exp, self.model, self.optimizer)
         return jax.jit(init, out_shardings=state_shardings(self.shardings, self.abstract))()
 
 
-def parts_of(exp: ExperimentConfig, corpus: Corpus) -> Parts:
-    """The parts of an experiment. Raises as :func:`check_fit`."""
-    t = exp.train
-    mesh = make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches)
+def build_setup(exp: ExperimentConfig, corpus: Corpus) -> TrainSetup:
+    """The setup of an experiment. Raises as :func:`check_corpus`."""
+    mesh = _mesh(exp)
     shardings = Shardings(mesh)
-    model = TransformerXL(exp.model, shardings.mesh)
-    optimizer = make_optimizer(exp)
+    model, optimizer = TransformerXL(exp.model, mesh), make_optimizer(exp)
     evaluator = evaluator_of(exp.model, exp.validate, corpus, mesh)
     shapes = jax.eval_shape(lambda: init_state(exp, model, optimizer))
     abstract = _with_shardings(shapes, shardings)
     on_disk = _with_shardings(jax.eval_shape(unstack_layers, abstract), shardings)
-    return Parts(model, optimizer, shardings, evaluator, abstract, on_disk)
+    return TrainSetup(model, optimizer, shardings, evaluator, abstract, on_disk)
 
 
-def check_size(exp: ExperimentConfig) -> None:
-    """Raises ConfigError where training, or what follows it, cannot fit the devices' memory.
+def check_training_memory(exp: ExperimentConfig) -> None:
+    """Checks that training and everything after it fits the memory of the devices.
 
-    So it does for an attention kernel that is for other devices.
-    Where the size of the vocabulary is not known yet its parameters are not counted.
+    Before the vocabulary is known, the parameters that depend on its size are not counted.
+
+    Raises:
+      ConfigError: something does not fit, or the attention kernel is for other devices.
     """
-    t, c = exp.train, exp.model
-    mesh = make_mesh(exp.mesh, c, t.batch_size, t.micro_batches)
+    mesh = _mesh(exp)
     spread = spread_of(mesh)
-    check_platform(c.kernel, mesh)
+    check_platform(exp.model.kernel, mesh)
     check_memory("training", footprint.of_training(exp, spread), exp, mesh)
     check_memory("validation", footprint.of_validating(exp, spread), exp, mesh)
-    check_scoring(exp)
+    check_evaluation_memory(exp)
     if exp.generate.length:
-        check_memory("generation", footprint.of_generating(c, exp.generate), exp)
+        check_memory("generation", footprint.of_generating(exp.model, exp.generate), exp)
 
 
-def check_scoring(exp: ExperimentConfig, what: str = "evaluation") -> None:
-    """Raises ConfigError where evaluation, called ``what``, cannot fit the devices' memory."""
-    one_by_one = dataclasses.replace(exp.model, scan_layers=False)  # as a trained model is loaded
+def check_evaluation_memory(exp: ExperimentConfig, name: str = "evaluation") -> None:
+    """Raises ConfigError where evaluation, called ``name``, does not fit the devices' memory."""
+    unstacked = dataclasses.replace(exp.model, scan_layers=False)  # as a trained model is loaded
     mesh = make_mesh(exp.mesh, exp.model, exp.train.batch_size)
-    needs = footprint.of_scoring(one_by_one, exp.evaluate, "evaluate", spread_of(mesh))
-    check_memory(what, needs, exp, mesh)
+    needs = footprint.of_scoring(unstacked, exp.evaluate, "evaluate", spread_of(mesh))
+    check_memory(name, needs, exp, mesh)
 
 
-def check_fit(exp: ExperimentConfig, corpus: Corpus) -> None:
-    """Raises ConfigError or DataError where the corpus or the devices cannot serve the config."""
-    check_size(exp)
+def check_corpus(exp: ExperimentConfig, corpus: Corpus) -> None:
+    """Raises ConfigError or DataError where corpus or devices do not fit the config."""
+    check_training_memory(exp)
     training_streams(exp, corpus)
-    t = exp.train
-    mesh = make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches)
     for protocol in (exp.validate, exp.evaluate):
-        evaluator_of(exp.model, protocol, corpus, mesh)
+        evaluator_of(exp.model, protocol, corpus, _mesh(exp))
 
 
 def training_streams(exp: ExperimentConfig, corpus: Corpus) -> TrainingStreams:
@@ -111,7 +108,7 @@ def training_streams(exp: ExperimentConfig, corpus: Corpus) -> TrainingStreams:
         partial_shuffle=t.partial_shuffle,
     )
     if t.text_on_device:
-        device_text(streams)  # refuses what it cannot lay out
+        device_text(streams)  # raises where the text has no fixed order
         if jax.process_count() > 1:
             raise ConfigError("config key train.text_on_device: is for one process; leave it out")
     longest = len(flat_tokens(corpus.train)) // t.batch_size
@@ -131,14 +128,16 @@ def text_on_device(
     shardings: Shardings,
     soft: SoftTargets | None = None,
 ) -> DeviceText | None:
-    """The training text, on device, where ``train.text_on_device`` asks for it."""
+    """The training text, placed on the devices; ``None`` without ``train.text_on_device``."""
     if not exp.train.text_on_device:
         return None
     return jax.device_put(device_text(streams, soft), shardings.rows())
 
 
-def _with_shardings(abstract: TrainState, shardings: Shardings) -> TrainState:
-    def place(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+def _mesh(exp: ExperimentConfig) -> Mesh:
+    return make_mesh(exp.mesh, exp.model, exp.train.batch_size, exp.train.micro_batches)
 
+
+def _with_shardings(abstract: TrainState, shardings: Shardings) -> TrainState:
+    place = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
     return jax.tree.map(place, abstract, state_shardings(shardings, abstract))

@@ -1,0 +1,280 @@
+"""Records of a run: means over the steps of a window, written and shown as training goes on.
+
+    workdir/
+      metrics.jsonl    one JSON object per line, in the order of the steps
+      tensorboard/     the same numbers, if tensorboardX is installed
+      loss.png         the loss curve, drawn when the run ends or is stopped
+
+A record is one line of ``metrics.jsonl``:
+
+    {"kind": "train", "step": 100, "epoch": 0.41, "loss": 2.345, "bpc": 3.383,
+     "grad_norm": 0.71, "learning_rate": 0.00025,
+     "timing": {"seconds": 8.1, "tokens_per_second": 12345.6,
+                "data_seconds": 0.02, "save_seconds": 0.3}}
+
+``kind`` is train, valid or test. ``loss`` is in nats per token; ``bpc`` (bits per character) or
+``ppl`` (perplexity) is the corpus's own unit. ``skipped`` counts skipped updates, if there are
+any; the means leave them out. ``data_seconds``, a part of ``seconds``, is the time spent waiting
+for data; ``save_seconds``, not a part of it, is how long saves held training up. Everything that
+depends on the wall clock is under ``timing``: two runs are the same if their records without
+``timing`` are. A number that is not finite is written as ``null``.
+"""
+
+import contextlib
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from txl_jax.records import append, plain, truncate
+from txl_jax.training.console import Console
+from txl_jax.training.events import TensorBoardEvents
+from txl_jax.training.goodput import Activity, GoodputTimer, Throughput
+from txl_jax.training.loss_curve import draw_loss_curve
+from txl_jax.units import Unit, in_unit
+
+
+@dataclasses.dataclass
+class Window:
+    """Sums over the updates since the last training record; floats add up in step order."""
+
+    nll_sum: float = 0.0
+    weight_sum: float = 0.0
+    grad_norm_sum: float = 0.0
+    steps: int = 0
+    learning_rate: float = 0.0
+    skipped: int = 0
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Adds the metrics of an update, see :meth:`RunLog.train_step`."""
+        self.nll_sum += float(metrics["nll_sum"])
+        self.weight_sum += float(metrics["count"])
+        self.grad_norm_sum += float(metrics["grad_norm"])
+        self.steps += 1
+        self.learning_rate = float(metrics["learning_rate"])
+
+    def loss(self) -> float:
+        """Mean nats per token of the window; NaN while there is no token."""
+        return self.nll_sum / self.weight_sum if self.weight_sum else math.nan
+
+    def values(self, unit: Unit) -> dict[str, Any]:
+        """The values of a training record."""
+        return {
+            "loss": self.loss(),
+            unit: in_unit(self.loss(), unit),
+            "grad_norm": self.grad_norm_sum / self.steps if self.steps else math.nan,
+            "learning_rate": self.learning_rate,
+            **({"skipped": self.skipped} if self.skipped else {}),
+        }
+
+
+class RunLog:
+    """The records of one run, printed and kept in its workdir.
+
+    A resumed run writes what the uninterrupted run would have written, bit for bit outside
+    ``timing``: the checkpoint holds :attr:`window`, and later records are written again. This
+    requires that the records of a step are written before its checkpoint is saved.
+
+    As a context manager it closes itself, so that a stopped run leaves its loss curve.
+
+    Attributes:
+      workdir: as given.
+      goodput: where the seconds go.
+
+    Args:
+      workdir: folder of the run, created if needed.
+      total_steps: updates in all, for the bar and the time left.
+      unit: ``bpc`` or ``ppl``.
+      resume_step: step of the checkpoint that training resumes from; later records are removed.
+        0: training starts, and all records are removed.
+      window: :attr:`window` from that checkpoint.
+      rewritten: kind of record that is written again at ``resume_step`` itself.
+      tolerate_errors: keep a record that cannot be written, and write it with a later one. Errors
+        at the start and at the end are raised in any case.
+      writes: False: only sum up; another process writes and prints.
+      label, progress: see :class:`~txl_jax.training.console.Console`.
+      goodput: a timer that several runs share; ``None``: a new one.
+
+    Raises:
+      OSError: a file cannot be written (here and from every method that records); the text
+        names the file.
+    """
+
+    def __init__(
+        self,
+        workdir: str | os.PathLike[str],
+        *,
+        total_steps: int,
+        unit: Unit,
+        resume_step: int = 0,
+        window: Mapping[str, Any] | None = None,
+        rewritten: str | None = None,
+        tolerate_errors: bool = False,
+        writes: bool = True,
+        label: str = "",
+        progress: bool | None = None,
+        goodput: GoodputTimer | None = None,
+    ):
+        self.workdir = os.fspath(workdir)
+        self.metrics_path = os.path.join(self.workdir, "metrics.jsonl")
+        self._unit, self._writes, self._tolerate_errors = unit, writes, tolerate_errors
+        self._window = Window(**(window or {}))
+        self._unwritten: list[dict[str, Any]] = []
+        self._closed = False
+        if writes:
+            os.makedirs(self.workdir, exist_ok=True)
+            truncate(self.metrics_path, resume_step, rewritten)
+        self._console = Console(total_steps, resume_step, unit, label, progress, not writes)
+        self._events = self._open_events(resume_step) if writes else None
+        self.goodput = goodput or GoodputTimer()
+        self._throughput = Throughput(total_steps, resume_step, self.goodput.training_seconds())
+        self._start_timing()
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            self.close()
+            return
+        with contextlib.suppress(OSError):  # the same full disk that caused the first error
+            self.close()
+
+    @property
+    def window(self) -> dict[str, Any]:
+        """Exact state of the partial window, ready for JSON; the argument ``window`` takes it."""
+        return dataclasses.asdict(self._window)
+
+    def message(self, text: str) -> None:
+        """Prints a line."""
+        self._console.message(text)
+
+    def train_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Adds one update to the window; writes nothing.
+
+        Args:
+          step: number of updates done, including this one.
+          metrics: ``nll_sum`` (nats) and ``count`` of the step's targets, ``grad_norm`` before
+            clipping, ``learning_rate``, and ``tokens`` read, for the speed.
+        """
+        self._window.add(metrics)
+        self._advance(step, metrics)
+
+    def skipped_step(self, step: int, reason: str, metrics: Mapping[str, float]) -> None:
+        """Counts a step without an update in the window, and prints the reason."""
+        self._window.skipped += 1
+        self._window.learning_rate = float(metrics["learning_rate"])
+        self._console.step_message(step, f"skipped: {reason}")
+        self._advance(step, metrics)
+
+    def _advance(self, step: int, metrics: Mapping[str, float]) -> None:
+        now, tokens = self.goodput.training_seconds(), int(metrics["tokens"])
+        self._window_tokens += tokens
+        self._throughput.add(step, tokens, now)
+        self._console.update_bar(step, self._window.loss(), *self._throughput.estimate(step, now))
+
+    def flush_window(self, step: int, *, epoch: float | None = None) -> None:
+        """Writes the training record of the window, unless it is empty, and empties it.
+
+        It is called at log steps and after the last update. A run that is stopped early does not
+        call it: the checkpoint holds its window.
+        """
+        if not self._window.steps and not self._window.skipped:
+            return
+        values = self._window.values(self._unit)
+        now = self.goodput.training_seconds()
+        seconds = now - self._window_start
+        speed = self._window_tokens / seconds if seconds > 0 else math.nan
+        timing = {"seconds": seconds, "tokens_per_second": speed}
+        lost: tuple[Activity, ...] = ("data", "save")
+        for activity in lost:
+            since = self.goodput.seconds[activity] - self._window_lost[activity]
+            timing[f"{activity}_seconds"] = since
+        self.record("train", step, values, timing, epoch=epoch)
+        self._console.training_record(step, values, *self._throughput.estimate(step, now))
+        self._window = Window()
+        self._start_timing()
+
+    def _start_timing(self) -> None:
+        self._window_start, self._window_tokens = self.goodput.training_seconds(), 0
+        self._window_lost = dict(self.goodput.seconds)
+
+    def record(
+        self,
+        kind: str,
+        step: int,
+        values: Mapping[str, Any],
+        timing: Mapping[str, Any] | None = None,
+        *,
+        epoch: float | None = None,
+    ) -> None:
+        """Writes one record and, unless it is a training record, prints it as a line.
+
+        Args:
+          kind: ``train``, ``valid``, ``test`` or a name of the caller's.
+          step: number of updates done.
+          values: what was measured. If there is a ``loss`` (nats per token), ``bpc`` or ``ppl`` is
+            added.
+          timing: what was measured of the wall clock.
+          epoch: passes over the training split so far.
+        """
+        values = plain(values)
+        assert isinstance(values, dict)
+        loss = values.get("loss")
+        if loss is not None and self._unit not in values:
+            values[self._unit] = plain(in_unit(loss, self._unit))
+        record: dict[str, Any] = {"kind": kind, "step": int(step)}
+        if epoch is not None:
+            record["epoch"] = float(epoch)
+        record |= values
+        if timing:
+            record["timing"] = plain(timing)
+        if not self._writes:
+            return
+        self._write(record, values)
+        if kind != "train":
+            self._console.record(kind, step, values)
+
+    def _write(self, record: dict[str, Any], values: dict[str, Any]) -> None:
+        """Writes a record to both files, with earlier ones that could not be written."""
+        self._unwritten.append(record)
+        try:
+            append(self.metrics_path, *self._unwritten)
+            self._unwritten.clear()
+            if self._events is not None:
+                self._events.add(record["kind"], record["step"], values | record.get("timing", {}))
+        except OSError as error:
+            if not self._tolerate_errors:
+                raise
+            self.message(
+                f"{error}; training continues: the records are written later, those of"
+                " TensorBoard are lost"
+            )
+
+    def close(self) -> None:
+        """Ends the bar, completes the TensorBoard files and draws the curve; once is enough."""
+        if self._closed:
+            return
+        self._closed = True
+        self._console.close()
+        if self._events is not None:
+            self._events.close()
+        if not self._writes:
+            return
+        figure_path = os.path.join(self.workdir, "loss.png")
+        try:
+            draw_loss_curve(self.metrics_path, figure_path, self._unit, self.message)
+        except Exception as error:  # of any type; a missing picture must not end the run
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            self.message(f"{figure_path}: the loss curve cannot be drawn ({reason})")
+
+    def _open_events(self, resume_step: int) -> TensorBoardEvents | None:
+        try:
+            return TensorBoardEvents(os.path.join(self.workdir, "tensorboard"), resume_step)
+        except ImportError:
+            self.message(
+                "tensorboardX is not installed: no TensorBoard files; metrics.jsonl has the"
+                " same numbers"
+            )
+            return None

@@ -1,0 +1,96 @@
+"""Checkpoints of a training run: restoring, saving, and whether a failed save stops training."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from txl_jax.checkpoint.checkpoints import Checkpoints
+from txl_jax.checkpoint.errors import CheckpointError
+from txl_jax.config import ExperimentConfig
+from txl_jax.model.layout import stack_layers, unstack_layers
+from txl_jax.parallel import processes
+from txl_jax.training.setup import TrainSetup
+from txl_jax.training.skipping import check_state
+from txl_jax.training.state import TrainState, state_shardings
+
+
+class CheckpointSaver:
+    """Saves and restores the state of a run, and applies ``checkpoint.tolerate_save_errors``.
+
+    Checkpoints have unstacked layers, whatever layout the run itself has.
+
+    Attributes:
+      steps: steps that have a checkpoint; known after :meth:`restore`.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, exp: ExperimentConfig):
+        self._checkpoints, self._exp = checkpoints, exp
+        self._unstack = jax.jit(unstack_layers) if exp.model.scan_layers else lambda state: state
+        self.steps: set[int] = set()
+
+    def restore(
+        self, setup: TrainSetup, last_step: int | None = None
+    ) -> tuple[TrainState, dict[str, Any]] | None:
+        """State and metadata of the newest intact checkpoint, up to ``last_step``."""
+        restored = self._checkpoints.restore(setup.on_disk, self._exp.to_dict(), last_step)
+        self.steps = set(self._checkpoints.steps())
+        if restored is None or not self._exp.model.scan_layers:
+            return restored
+        state, meta = restored
+        layout = state_shardings(setup.shardings, setup.abstract)
+        return jax.jit(stack_layers, out_shardings=layout)(state), meta
+
+    def save(
+        self,
+        step: int,
+        state: TrainState,
+        meta: dict[str, Any],
+        valid_loss: float | None,
+        warn: Callable[[str], None],
+        *,
+        replace: bool = False,
+        required: bool = False,
+    ) -> None:
+        """Waits for the previous save, then starts to save the state.
+
+        Args:
+          step, state, meta, valid_loss: as in :meth:`Checkpoints.save`.
+          warn: prints a failure that is tolerated.
+          replace: whether to replace the step's own checkpoint.
+          required: whether a failure is an error even if the config tolerates it.
+
+        Raises:
+          CheckpointError: the state cannot be written.
+          NonFiniteError: the state is not finite.
+        """
+        if not replace and step <= max(self.steps, default=0):
+            return  # of several seeds, this one was ahead of the others when they were stopped
+        check_state(state, step, self.newest())
+        save = self._checkpoints.replace if replace else self._checkpoints.save
+
+        def write(work: Callable[[], None], required: bool) -> bool:
+            try:
+                work()
+            except CheckpointError as error:
+                many = processes.many()  # the other processes wait inside their own save
+                if required or many or not self._exp.checkpoint.tolerate_save_errors:
+                    raise
+                warn(f"{error}; training continues without this checkpoint")
+                self.steps &= set(self._checkpoints.steps())
+                return False
+            return True
+
+        write(self._checkpoints.wait, required=False)
+        if write(lambda: save(step, self._unstack(state), meta, valid_loss), required):
+            self.steps.add(step)
+
+    def newest(self) -> str:
+        """Names the checkpoint that a failed run can resume from."""
+        if not self.steps:
+            return "no checkpoint was saved yet"
+        return f"checkpoint {max(self.steps)} is kept"
+
+    def wait(self) -> None:
+        """Waits for running saves; raises CheckpointError if one failed."""
+        self._checkpoints.wait()

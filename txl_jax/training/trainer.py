@@ -1,0 +1,381 @@
+"""The training loop: read a batch, step, log, validate, save. The step itself is a pure function.
+
+Metrics are read one dispatch late, so that the device does not wait for the host.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from txl_jax.checkpoint.checkpoints import RAW, Checkpoints
+from txl_jax.checkpoint.trained_model import parameter_count
+from txl_jax.config import ExperimentConfig
+from txl_jax.data.batch import Batch
+from txl_jax.data.corpus import Corpus
+from txl_jax.data.feed import training_batch, training_feed
+from txl_jax.data.on_device import BatchPosition, DeviceText, training_position
+from txl_jax.data.sentences import TrainingStreams
+from txl_jax.evaluation.evaluate import Score
+from txl_jax.model.kernels.parity import require_parity
+from txl_jax.parallel import processes
+from txl_jax.training.average import candidates, choose_weights
+from txl_jax.training.distil import soft_targets
+from txl_jax.training.fine_tuning import load_initial_params
+from txl_jax.training.goodput import GoodputTimer
+from txl_jax.training.preemption import PreemptionGuard
+from txl_jax.training.run_log import RunLog
+from txl_jax.training.saving import CheckpointSaver
+from txl_jax.training.setup import TrainSetup, build_setup, text_on_device, training_streams
+from txl_jax.training.skipping import SkipPolicy, check_finite, skip_reason
+from txl_jax.training.state import TrainState
+from txl_jax.training.step import Metrics, compiled_step
+
+Program = Callable[[Any, Any], tuple[Any, Metrics]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How training ended: the state, and whether all steps were done and validated."""
+
+    state: TrainState
+    finished: bool
+
+
+def train(exp: ExperimentConfig, corpus: Corpus, workdir: str, guard: PreemptionGuard) -> Outcome:
+    """Trains to the last step, from the newest checkpoint of ``workdir`` if there is one.
+
+    A run that was killed and resumed ends in the same bits as one that was not: the whole state
+    is restored, data and dropout are functions of the step, and the records after the checkpoint
+    are written again.
+
+    Raises:
+      ConfigError, DataError: the config does not fit the data, the devices, or the model that
+        training starts from; before any work.
+      CheckpointError: a checkpoint is of another config, or cannot be written.
+      NonFiniteError: a loss, a gradient or a state to be saved is not finite; it is not saved.
+      SkippedError: too many updates in a row were skipped; nothing is saved after them.
+    """
+    setup = build_setup(exp, corpus)
+    with open_trainer(exp, corpus, workdir, guard, setup) as (trainer, state):
+        return trainer.fit(state)
+
+
+@contextlib.contextmanager
+def open_trainer(
+    exp: ExperimentConfig,
+    corpus: Corpus,
+    workdir: str,
+    guard: PreemptionGuard,
+    setup: TrainSetup,
+    *,
+    last_step: int | None = None,
+    label: str = "",
+    goodput: GoodputTimer | None = None,
+) -> Iterator[tuple["Trainer", TrainState]]:
+    """A trainer in its workdir, and the state that it starts or resumes from; closed at the end.
+
+    Args:
+      exp, corpus, workdir, guard: as in :func:`train`.
+      setup: of the experiment.
+      last_step: later checkpoints are ignored; ``None``: none is.
+      label: printed before each line.
+      goodput: a timer that several trainers share.
+    """
+    with Checkpoints(workdir, exp.checkpoint) as checkpoints:
+        saver = CheckpointSaver(checkpoints, exp)
+        restored = saver.restore(setup, last_step)
+        if restored is None:
+            meta: Mapping[str, Any] = {}
+            state = setup.initial_state(exp)
+            state = load_initial_params(state, exp, corpus.vocab, workdir, setup.shardings)
+        else:
+            state, meta = restored
+        validated = meta.get("evaluated", True)
+        with RunLog(
+            workdir,
+            total_steps=exp.train.steps,
+            unit=corpus.vocab.unit,
+            resume_step=int(state.step),
+            window=meta.get("window"),
+            rewritten=None if validated else "valid",
+            writes=processes.is_process_zero(),
+            tolerate_errors=exp.checkpoint.tolerate_save_errors,
+            label=label,
+            goodput=goodput,
+        ) as log:
+            trainer = Trainer(exp, corpus, setup, saver, log, guard, meta)
+            trainer.log_start(state, resumed=restored is not None)
+            try:
+                yield trainer, state
+            finally:
+                log.message(log.goodput.line())
+
+
+class Trainer:
+    """Trains one run: owns what must be remembered from one step to the next.
+
+    Attributes:
+      exp, corpus, setup, saver, log, guard: as given.
+      streams: of the training split.
+      text: the training text on the devices, if ``train.text_on_device``.
+
+    Args:
+      exp, corpus, setup: of the run.
+      saver: of its checkpoints, restored.
+      log: of its workdir.
+      guard: says when to stop.
+      meta: metadata of the restored checkpoint; empty at the start.
+    """
+
+    def __init__(
+        self,
+        exp: ExperimentConfig,
+        corpus: Corpus,
+        setup: TrainSetup,
+        saver: CheckpointSaver,
+        log: RunLog,
+        guard: PreemptionGuard,
+        meta: Mapping[str, Any],
+    ):
+        self.exp, self.corpus, self.setup = exp, corpus, setup
+        self.saver, self.log, self.guard = saver, log, guard
+        self.streams: TrainingStreams = training_streams(exp, corpus)
+        self.text: DeviceText | None = None
+        self._pending: collections.deque[tuple[int, Metrics]] = collections.deque()
+        self._skips = SkipPolicy(exp.train, meta.get("skipped_in_a_row", 0))
+        self._validated = meta.get("evaluated", True)  # whether the last due validation was done
+
+    def fit(self, state: TrainState) -> Outcome:
+        """Trains from a state to the last step, or until the guard asks to stop."""
+        step, program = int(state.step), None
+        if step < self.exp.train.steps:
+            self.load_text()
+            if not self.guard.requested():
+                program = self._compiled_program()
+        shardings, several = self.setup.shardings, self.exp.train.steps_per_dispatch > 1
+        sharding = shardings.rows(several) if self.text is None else shardings.replicated()
+        (outcome,) = run_steps([self], state, step, program, self.feed(step, sharding))
+        return outcome
+
+    def _compiled_program(self) -> Program:
+        s, text = self.setup, () if self.text is None else (self.text,)
+        jitted = compiled_step(self.exp, s.model, s.optimizer, s.shardings, s.abstract, self.text)
+        compiled = self.compile(jitted, s.abstract, self.input_shapes(), *text)
+        return lambda state, inputs: compiled(state, inputs, *text)
+
+    def load_text(self) -> None:
+        """Places the text on the devices if that is configured, with the soft targets, if any."""
+        report, stop = self.log.message, self.guard.requested
+        soft = soft_targets(self.exp, self.corpus, self.log.workdir, report, stop)
+        self.text = text_on_device(self.exp, self.streams, self.setup.shardings, soft)
+
+    def compile(self, jitted: Any, *shapes: Any) -> Callable[..., Any]:
+        """A jitted step compiled for these shapes; the time it takes is no training time."""
+        c = self.exp.model
+        require_parity(c.kernel, c.d_head, c.dtype, c.dropatt)
+        start = time.perf_counter()
+        with self.log.goodput.pause("compile"):
+            program = jitted.lower(*shapes).compile()
+        self.log.message(f"compiled the step in {time.perf_counter() - start:.1f} s")
+        return program
+
+    def input_shapes(self) -> Batch | BatchPosition:
+        """Shapes of the input of a dispatch: batches, or their places in the text."""
+        t = self.exp.train
+        no_rows = self._read_step(self.streams, 0, t.epoch_memory, t.reset_every, slice(0))
+        lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()
+        rows = lambda x: (t.batch_size, *x.shape[1:]) if x.ndim else ()
+        shape = lambda x: jax.ShapeDtypeStruct((*lead, *rows(x)), x.dtype)
+        return jax.tree.map(shape, no_rows)
+
+    def feed(self, step: int, sharding: jax.sharding.Sharding | None) -> Generator[Any, None, None]:
+        """Inputs of every dispatch from a step to the last one, read ahead."""
+        t, read = self.exp.train, self._read_step
+        settings = (t.epoch_memory, t.steps_per_dispatch, sharding, t.reset_every, read)
+        return training_feed(self.streams, step, t.steps, *settings)
+
+    @property
+    def _read_step(self) -> Callable[..., Batch | BatchPosition]:
+        return training_batch if self.text is None else training_position
+
+    def should_validate(self, step: int) -> bool:
+        """Whether the state after a step is validated."""
+        t = self.exp.train
+        return step == t.steps or (t.eval_every > 0 and step % t.eval_every == 0)
+
+    def should_save(self, step: int) -> bool:
+        """Whether the state after a step is saved."""
+        return self.should_validate(step) or step % self.exp.checkpoint.every == 0
+
+    def complete_validation(self, step: int, state: TrainState) -> None:
+        """Repeats a validation that was stopped before it was done."""
+        if not self._validated:
+            self._validated = self.validate(step, state, replace=True)
+
+    def add_metrics(self, last_step: int, metrics: Metrics) -> None:
+        """Takes the metrics of a dispatch that ends in ``last_step``; logs the one before it."""
+        self._pending.append((last_step, metrics))
+        self.flush_metrics(keep=1)
+
+    def checkpoint(self, step: int, state: TrainState) -> None:
+        """Saves the state after a step, with a validation if one is due."""
+        if self.should_validate(step):
+            self._validated = self.validate(step, state)
+        else:
+            self.save(step, state)
+
+    def finish(self, step: int, state: TrainState) -> Outcome:
+        """Saves the state of a run that was asked to stop, and waits for the disk."""
+        self.flush_metrics()
+        if self.guard.requested() and step and step not in self.saver.steps:
+            self.save(step, state)
+        with self.log.goodput.pause("save"):
+            self.saver.wait()
+        return Outcome(state, finished=step == self.exp.train.steps and self._validated)
+
+    def validate(self, step: int, state: TrainState, replace: bool = False) -> bool:
+        """Logs the validation loss and saves it with the state; False if asked to stop meanwhile.
+
+        In that case the state is saved without a loss, and the resumed run validates it again with
+        ``replace``, which replaces the checkpoint.
+        """
+        self.flush_metrics()
+        if step == self.exp.train.steps:
+            self.log.flush_window(step, epoch=self.streams.epochs(step))
+        with self.log.goodput.pause("evaluate"):
+            scores = self._scores(step, state)
+        if scores is None:
+            if not replace:
+                self.save(step, state, validated=False)
+            return False
+        losses = {name: score.loss for name, score in scores.items()}
+        for value in losses.values():
+            check_finite("validation loss", value, step, self.saver.newest())
+        best = choose_weights(losses, self.exp.average)
+        values = {"loss": losses[best], "targets": scores[best].targets}
+        if state.averages:
+            values |= {f"loss_{name}": value for name, value in losses.items()}
+        timing = {"seconds": sum(score.seconds for score in scores.values())}
+        self.log.record("valid", step, values, timing, epoch=self.streams.epochs(step))
+        self.save(step, state, loss=losses[best], weights=best, replace=replace)
+        return True
+
+    def _scores(self, step: int, state: TrainState) -> dict[str, Score] | None:
+        """Validation scores of the parameters and each average; ``None`` if asked to stop."""
+        scores = {}
+        for name, params in candidates(state, self.exp.average, step).items():
+            score = self.setup.evaluator.run(params, stop=self.guard.requested)
+            if score is None:
+                return None
+            scores[name] = score
+        return scores
+
+    def save(
+        self,
+        step: int,
+        state: TrainState,
+        *,
+        validated: bool = True,
+        loss: float | None = None,
+        weights: str | None = None,
+        replace: bool = False,
+    ) -> None:
+        """Starts to save a checkpoint of this step.
+
+        Args:
+          step, state: what is saved.
+          validated: False if a validation is due and was not done.
+          loss: validation loss, if measured.
+          weights: which of its parameters are the model; ``None``: those the config names.
+          replace: whether to replace the step's own checkpoint.
+        """
+        self.flush_metrics()  # raises where a loss or gradient that led to this state is not finite
+        names, use = list(candidates(state, self.exp.average, step)), self.exp.average.use
+        meta = {
+            "config": self.exp.to_dict(),
+            "window": self.log.window,
+            "evaluated": validated,
+            "skipped_in_a_row": self._skips.in_a_row,
+            "weights": weights or (use if use in names else RAW),
+            "candidates": names,
+        }
+        required = step == self.exp.train.steps or self.guard.signal is not None
+        warn = self.log.message
+        with self.log.goodput.pause("save"):
+            self.saver.save(step, state, meta, loss, warn, replace=replace, required=required)
+
+    def flush_metrics(self, keep: int = 0) -> None:
+        """Logs the pending metrics of all but the newest ``keep`` dispatches."""
+        t = self.exp.train
+        while len(self._pending) > keep:
+            last, metrics = self._pending.popleft()
+            values = {k: np.atleast_1d(np.asarray(v)) for k, v in metrics.items()}
+            first = last - t.steps_per_dispatch + 1
+            for i, step in enumerate(range(first, last + 1)):
+                self._log_step(step, {k: float(v[i]) for k, v in values.items()})
+                if step % t.log_every == 0:
+                    self.log.flush_window(step, epoch=self.streams.epochs(step))
+
+    def _log_step(self, step: int, metrics: dict[str, float]) -> None:
+        skipped = bool(metrics.get("skipped"))
+        if skipped:
+            self.log.skipped_step(step, skip_reason(metrics), metrics)
+        self._skips.check(step, metrics, self.saver.newest())
+        if not skipped:
+            self.log.train_step(step, metrics)
+
+    def log_start(self, state: TrainState, resumed: bool) -> None:
+        """Prints what is trained, on what, and from where."""
+        exp, corpus, n = self.exp, self.corpus, self.streams.n_segments
+        devices = f"{self.setup.shardings.mesh.size} {jax.default_backend()} device(s)"
+        about = "about " if exp.train.seg_len_std else ""
+        self.log.message(
+            f"{exp.name}: {parameter_count(state.params):,} parameters, {devices}; {corpus.name}:"
+            f" {corpus.info['tokens']['train']:,} training tokens, vocabulary"
+            f" {len(corpus.vocab):,}; an epoch is {about}{n:,} steps"
+        )
+        if resumed:
+            self.log.message(f"resuming at step {int(state.step):,} of {exp.train.steps:,}")
+        elif exp.train.start_from:
+            self.log.message(f"starting from the parameters of {exp.train.start_from}")
+
+
+def run_steps(
+    trainers: Sequence[Trainer],
+    state: Any,
+    step: int,
+    program: Program | None,
+    feed: Generator[Any, None, None],
+    select: Callable[[Any, int], Any] = lambda tree, _: tree,
+) -> list[Outcome]:
+    """Runs the program over the feed, until the guard asks to stop; the outcome of each trainer.
+
+    Args:
+      trainers: one; or one for each seed that the program trains.
+      state: of all trainers, donated.
+      step: of the state.
+      program: takes a state and the input of a dispatch, gives the next state and metrics;
+        ``None``: no step is left, or training was asked to stop.
+      feed: inputs; closed at the end.
+      select: takes state or metrics and the number of a trainer, gives that trainer's own.
+    """
+    first = trainers[0]
+    for i, trainer in enumerate(trainers):
+        trainer.complete_validation(step, select(state, i))
+    with contextlib.closing(feed):
+        for inputs in first.log.goodput.waiting(feed):
+            if program is None or first.guard.requested():
+                break
+            state, metrics = program(state, inputs)
+            step += first.exp.train.steps_per_dispatch
+            for i, trainer in enumerate(trainers):
+                trainer.add_metrics(step, select(metrics, i))
+                if trainer.should_save(step):
+                    trainer.checkpoint(step, select(state, i))
+    return [trainer.finish(step, select(state, i)) for i, trainer in enumerate(trainers)]
