@@ -233,12 +233,12 @@ def lowered(h, dtype, rate=0.1):
     integers = [shape(b, dtype=jnp.int32), shape(b, t, dtype=jnp.int32)]
     key = jax.eval_shape(lambda: jax.random.key(0))
 
-    def run(arrays: Any, filled, episode, key):
+    def run(q, keys, values, positions, filled, episode, key):
         mask = AttentionMask(filled, episode, t, m, k - 1)
-        inputs = AttentionInputs(*arrays, mask, AttentionDropout.draw(key, rate))
+        inputs = AttentionInputs(q, keys, values, positions, mask, AttentionDropout.draw(key, rate))
         return parity.values_and_gradients(triton.attend, inputs)
 
-    return jax.jit(run).trace(arrays, *integers, key).lower(lowering_platforms=("cuda",))
+    return jax.jit(run).trace(*arrays, *integers, key).lower(lowering_platforms=("cuda",))
 
 
 def spilled(ptx, folder):

@@ -141,8 +141,8 @@ def test_devices_share_what_they_divide_and_a_host_its_memory(monkeypatch):
     alone = override(BASE, {**large, "model.n_layer": 1})
     of_mesh = override(alone, {"mesh.data": 1, "mesh.fsdp": 8})
     whole, part = (
-        sum(need.size for need in footprint.of_parameters(alone.model, footprint.Spread(*spread)))
-        for spread in ((1, 1), (8, 8))
+        sum(need.size for need in footprint.of_parameters(alone.model, footprint.Shares(*shares)))
+        for shares in ((1, 1), (8, 8))
     )
     assert whole == pytest.approx(8 * part, rel=1e-6)
     for exp in (alone, of_mesh):  # on one host eight parts are as much as the whole

@@ -1,26 +1,24 @@
 """The least memory that a model, its training and its scoring need, by formula.
 
-Every figure is a lower bound: what must be in memory at one time whatever the compiler does. A
-program that needs more than a device has by these figures cannot run; one that needs less may
-still not fit (``--mode=compile`` compiles it and knows). Nothing is traced or allocated here.
+Every figure is a lower bound: what must be in memory at the same time, whatever the compiler does.
+A program whose bound exceeds the memory of a device cannot run. A program below the bound may still
+not fit (``--mode=compile`` compiles it and finds out). Nothing is traced or allocated here.
 
-Letters as everywhere, K = M + T. Sizes are bytes.
+Letters as everywhere, K = M + T. Sizes are in bytes.
 """
 
 import dataclasses
-from collections.abc import Iterable
 
 from txl_jax.config import ExperimentConfig, GenerateConfig, ProtocolConfig, TransformerXLConfig
 from txl_jax.model.adaptive import clusters
 from txl_jax.model.cross_entropy import ROWS_AT_LEAST
-from txl_jax.model.kernels.xla import group_size
-from txl_jax.parallel.device_memory import ALONE, Need, Spread
+from txl_jax.model.kernels.xla import SHORT_GROUP, group_size
+from txl_jax.parallel.device_memory import ONE_DEVICE, Need, Shares
 
 FLOAT32 = 4
 GRADIENT_AND_MOMENTS = 3
-"""Copies of the parameters beside themselves while they are updated; both optimizers have two
-moments, and the norm of the whole gradient is known before any parameter changes."""
-
+"""Arrays of the parameters' size beside the parameters during an update: the gradient and two
+moments, in both optimizers. The gradient is clipped by its norm, so all of it exists at once."""
 
 HEADS = ("model.n_head", "model.d_head")
 LAYERS = tuple(f"model.{key}" for key in ("n_layer", "d_model", "n_head", "d_head", "d_inner"))
@@ -28,7 +26,7 @@ WORDS = ("model.vocab_size", "model.d_model", "model.d_embed", "model.mixtures")
 
 
 def layer_parameters(c: TransformerXLConfig) -> int:
-    """How many numbers the parameters of all layers are, u and v of the model among them."""
+    """How many parameters the layers have, with the model's u and v."""
     d, nh, rows = c.d_model, c.n_head * c.d_head, c.n_positions or 0
     attention = {
         "relative": 5 * d * nh,
@@ -43,7 +41,7 @@ def layer_parameters(c: TransformerXLConfig) -> int:
 
 
 def word_parameters(c: TransformerXLConfig) -> int:
-    """How many numbers the parameters of embedding and softmax are; 0 if V is not known."""
+    """How many parameters embedding and softmax have; 0 if V is not known."""
     if c.vocab_size is None:
         return 0
     parts, d = clusters(c), c.d_model
@@ -65,11 +63,77 @@ def word_parameters(c: TransformerXLConfig) -> int:
     return total
 
 
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """Segments that the layers compute at one time.
+
+    Attributes:
+      c: the model.
+      rows: streams on one device.
+      length: tokens of a segment, with its context.
+      mem_len: M.
+      keys: the settings that decide these sizes.
+      shares: how many devices share the work.
+      cached: whether the memory is projected once, for inference.
+    """
+
+    c: TransformerXLConfig
+    rows: int
+    length: int
+    mem_len: int
+    keys: tuple[str, ...]
+    shares: Shares = ONE_DEVICE
+    cached: bool = False
+
+    def memory(self, keys: tuple[str, ...]) -> Need:
+        """The memory of the streams: states, or the keys and values of every layer."""
+        slot = 2 * _heads(self.c) // self.shares.heads if self.cached else _states(self.c)
+        size = self.c.n_layer * self.rows * self.mem_len * slot
+        return Need("the memory of the streams", size, (*keys, "model.n_layer"))
+
+    def layer(self) -> list[Need]:
+        """What one layer computes: its inner activations; its keys, values and scores."""
+        c, heads = self.c, self.shares.heads
+        inner = self.rows * self.length * c.d_inner * _width(c) // heads
+        read = self.length if self.cached else self.mem_len + self.length
+        projected = 2 * self.rows * read * _heads(c) // heads
+        scores = FLOAT32 * self.rows * _share(c.n_head, heads) * self._scores_of_a_head()
+        what = "keys, values and attention scores of a layer"
+        return [
+            Need("the inner activations of a layer", inner, (*self.keys, "model.d_inner")),
+            Need(what, projected + scores, (*self.keys, *HEADS)),
+        ]
+
+    def _scores_of_a_head(self) -> int:
+        c, n_keys = self.c, self.mem_len + self.length
+        if self.cached or c.kernel == "reference":
+            return self.length * n_keys
+        if self.shares.fused and c.kernel != "xla":
+            return 0
+        queries = min(self.length, group_size(self.length, SHORT_GROUP["cpu"]))
+        return queries * (self.mem_len + queries if c.same_length else n_keys)
+
+    def outputs(self, scored: int, all_logits: bool) -> list[Need]:
+        """Logits and latents of the ``scored`` positions of each row.
+
+        ``all_logits``: all logits exist at once, not only those of a block of positions.
+        """
+        c, positions = self.c, self.rows * scored
+        logits, latents = Need("scores of words", 0, ()), positions * (c.d_embed or c.d_model)
+        if c.vocab_size is not None and (all_logits or not c.cutoffs):
+            n = positions if all_logits else min(positions, ROWS_AT_LEAST)
+            size = FLOAT32 * n * c.vocab_size // (1 if all_logits else self.shares.heads)
+            logits = Need("scores of all words", size, (*self.keys, "model.vocab_size"))
+        size = latents * c.mixtures * _width(c) if c.mixtures > 1 else 0
+        keys = ("model.mixtures", *self.keys)
+        return [logits, Need("the latents of a mixture of softmaxes", size, keys)]
+
+
 def of_parameters(
-    c: TransformerXLConfig, spread: Spread = ALONE, copies: int = 1, what: str = "parameters"
+    c: TransformerXLConfig, shares: Shares = ONE_DEVICE, copies: int = 1, what: str = "parameters"
 ) -> list[Need]:
     """So many ``copies`` of the parameters, float32."""
-    size = lambda count: copies * FLOAT32 * count // spread.parameters
+    size = lambda count: copies * FLOAT32 * count // shares.parameters
     positions = ("model.n_positions",) if c.n_positions else ()
     return [
         Need(f"the layers' {what}", size(layer_parameters(c)), (*LAYERS, *positions)),
@@ -77,170 +141,108 @@ def of_parameters(
     ]
 
 
-def of_training(exp: ExperimentConfig, spread: Spread = ALONE) -> list[Need]:
-    """One update: the whole training state, its gradient, and what is kept for the gradient."""
+def of_training(exp: ExperimentConfig, shares: Shares = ONE_DEVICE) -> list[Need]:
+    """One update: the training state, its gradient, and what is stored for the gradient."""
     c, t = exp.model, exp.train
-    rows = _share(t.batch_size, spread.rows)
-    scored = t.longest_seg_len
-    length = t.context_len + scored
-    part = _share(rows, t.micro_batches)
-    fed = 0 if t.text_on_device else t.steps_per_dispatch * rows * (4 * length + 8 * scored)
+    rows, scored = _share(t.batch_size, shares.rows), t.longest_seg_len
+    length, part = t.context_len + scored, _share(rows, t.micro_batches)
+    batches = 0 if t.text_on_device else t.steps_per_dispatch * rows * (4 * length + 8 * scored)
     lengths = ("train.batch_size", "train.seg_len", "train.context_len", "train.seg_len_std")
-    about = ("train.batch_size", "train.seg_len", "train.mem_len", "train.micro_batches")
-    draws = c.sample_softmax
-    every = exp.loss.r_drop or exp.loss.past_decode or exp.distil.teachers
+    keys = ("train.batch_size", "train.seg_len", "train.mem_len", "train.micro_batches")
+    segment = Segment(c, part, length, t.mem_len, keys, shares)
+    all_logits = bool(exp.loss.r_drop or exp.loss.past_decode or exp.distil.teachers)
+    logits, latents = segment.outputs(scored, all_logits)
+    sampled = Need(
+        "sampled words", 8 * c.sample_softmax * part * scored, ("model.sample_softmax", *keys)
+    )
     needs = [
-        *of_state(exp, spread, GRADIENT_AND_MOMENTS),
+        *of_state(exp, shares, GRADIENT_AND_MOMENTS),
         Need("the inputs of every layer", c.n_layer * part * length * _states(c), lengths),
-        Need("the batches of a dispatch", fed, (*lengths, "train.steps_per_dispatch")),
-        _largest(
-            *_of_a_layer(c, part, length, t.mem_len, spread, about),
-            _of_logits(c, part * scored, spread, about, every=bool(every)),
-            Need("sampled words", 8 * draws * part * scored, ("model.sample_softmax", *about)),
-            _of_latents(c, part * scored, about),
-        ),
+        Need("the batches of a dispatch", batches, (*lengths, "train.steps_per_dispatch")),
+        _largest(*segment.layer(), logits, sampled, latents),
     ]
-    return _times(needs, t.num_seeds, "train.num_seeds")
+    return _times(needs, t.num_seeds)
 
 
-def of_validating(exp: ExperimentConfig, spread: Spread = ALONE) -> list[Need]:
+def of_validating(exp: ExperimentConfig, shares: Shares = ONE_DEVICE) -> list[Need]:
     """One segment of the validation split, beside the state of training."""
-    state = _times(of_state(exp, spread), exp.train.num_seeds, "train.num_seeds")
-    return [*state, *_of_segment(exp.model, exp.validate, "validate", spread)]
+    state = _times(of_state(exp, shares), exp.train.num_seeds)
+    return [*state, *_of_segment(exp.model, exp.validate, "validate", shares)]
 
 
-def of_state(exp: ExperimentConfig, spread: Spread = ALONE, copies: int = 2) -> list[Need]:
+def of_state(exp: ExperimentConfig, shares: Shares = ONE_DEVICE, copies: int = 2) -> list[Need]:
     """Parameters with ``copies`` more of their size, averages, and the memory of every stream.
 
-    With the default these are an optimizer's moments: what is on the device between two updates.
+    The default is for the two moments of an optimizer: the state between two updates.
     """
-    c, t, a = exp.model, exp.train, exp.average
-    copies += 1 + bool(a.swa_start) + bool(a.ema_decay)
-    memory = c.n_layer * _share(t.batch_size, spread.rows) * t.mem_len * _states(c)
-    about = ("train.batch_size", "train.mem_len", "model.n_layer", "model.d_model")
+    c, t, average = exp.model, exp.train, exp.average
+    copies += 1 + bool(average.swa_start) + bool(average.ema_decay)
+    memory = c.n_layer * _share(t.batch_size, shares.rows) * t.mem_len * _states(c)
+    keys = ("train.batch_size", "train.mem_len", "model.n_layer", "model.d_model")
     return [
-        *of_parameters(c, spread, copies, "parameters, optimizer state and gradient"),
-        Need("the memory of the training streams", memory, about),
+        *of_parameters(c, shares, copies, "parameters, optimizer state and gradient"),
+        Need("the memory of the training streams", memory, keys),
     ]
 
 
 def of_scoring(
-    c: TransformerXLConfig, p: ProtocolConfig, section: str, spread: Spread = ALONE
+    c: TransformerXLConfig, p: ProtocolConfig, section: str, shares: Shares = ONE_DEVICE
 ) -> list[Need]:
     """One segment scored under a protocol; its settings are those of ``section``."""
     copies = {"none": 1, "sgd": 2, "rms": 3}[p.dynamic.rule]
-    return [*of_parameters(c, spread, copies), *_of_segment(c, p, section, spread)]
+    return [*of_parameters(c, shares, copies), *_of_segment(c, p, section, shares)]
 
 
 def _of_segment(
-    c: TransformerXLConfig, p: ProtocolConfig, section: str, spread: Spread
+    c: TransformerXLConfig, p: ProtocolConfig, section: str, shares: Shares
 ) -> list[Need]:
     """What scoring a segment needs beside the parameters."""
-    key = lambda *names: tuple(f"{section}.{name}" for name in names)
+    settings = lambda *names: tuple(f"{section}.{name}" for name in names)
     window = c.same_length if p.same_length is None else p.same_length
     c = dataclasses.replace(c, same_length=window) if window != c.same_length else c
-    rows, length = _share(p.batch_size, spread.rows), p.context_len + p.seg_len
     frozen = p.dynamic.rule == "none"
     cached = frozen and not (c.scan_layers or c.memory_free or p.context_len or not p.mem_len)
-    about = key("batch_size", "seg_len", "mem_len", "context_len")
-    return [
-        _of_past(c, rows, p.mem_len, cached, spread, key("batch_size", "mem_len")),
-        _largest(
-            *_of_a_layer(c, rows, length, p.mem_len, spread, about, cached),
-            _of_logits(c, rows * p.seg_len, spread, about, every=p.temperature != 1),
-            _of_latents(c, rows * p.seg_len, about),
-        ),
-    ]
+    keys = settings("batch_size", "seg_len", "mem_len", "context_len")
+    rows, length = _share(p.batch_size, shares.rows), p.context_len + p.seg_len
+    segment = Segment(c, rows, length, p.mem_len, keys, shares, cached)
+    outputs = segment.outputs(p.seg_len, all_logits=p.temperature != 1)
+    memory = segment.memory(settings("batch_size", "mem_len"))
+    return [memory, _largest(*segment.layer(), *outputs)]
 
 
 def of_generating(c: TransformerXLConfig, g: GenerateConfig, prompts: int = 1) -> list[Need]:
     """So many prompts continued at a time, each ``samples`` times, on one device."""
     rows, vocab_size = prompts * g.samples, c.vocab_size or 0
-    about = ("generate.samples", "generate.batch_size", "generate.mem_len")
+    keys = ("generate.samples", "generate.batch_size", "generate.mem_len")
     if c.memory_free:
         width = min(g.mem_len, c.n_positions or g.mem_len)
-        past = Need("the text that is run again", rows * width * _states(c), about)
-    else:  # the states that were read, and what the layers project them to
+        past = Need("the text that is run again", rows * width * _states(c), keys)
+    else:  # the memory of the prompts, and the keys and values that the layers project it to
         size = rows * c.n_layer * g.mem_len * (_states(c) + 2 * _heads(c))
-        past = Need("the memory of the texts", size, about)
-    seen = rows * vocab_size if g.repetition_penalty > 1 else 0
-    return [
-        *of_parameters(c),
-        past,
-        Need("scores of all words", 4 * rows * vocab_size + seen, about[:2]),
-    ]
+        past = Need("the memory of the texts", size, keys)
+    penalised = rows * vocab_size if g.repetition_penalty > 1 else 0
+    logits = Need("scores of all words", 4 * rows * vocab_size + penalised, keys[:2])
+    return [*of_parameters(c), past, logits]
 
 
 def of_reading(
     c: TransformerXLConfig, rows: int, length: int, mem_len: int, keys: tuple[str, ...]
 ) -> list[Need]:
     """``rows`` segments of ``length`` tokens read with a memory of ``mem_len``, on one device."""
-    return [
-        *of_parameters(c),
-        _of_past(c, rows, mem_len, False, ALONE, keys),
-        _largest(*_of_a_layer(c, rows, length, mem_len, ALONE, keys)),
-    ]
-
-
-def _of_past(c, rows: int, mem_len: int, cached: bool, spread: Spread, keys) -> Need:
-    """The memory of so many rows: states, or what the layers project them to."""
-    of_slot = 2 * _heads(c) // spread.heads if cached else _states(c)
-    keys = (*keys, "model.n_layer")
-    return Need("the memory of the streams", c.n_layer * rows * mem_len * of_slot, keys)
-
-
-def _of_a_layer(
-    c: TransformerXLConfig,
-    rows: int,
-    length: int,
-    mem_len: int,
-    spread: Spread,
-    keys: tuple[str, ...],
-    cached: bool = False,
-) -> list[Need]:
-    """What one layer computes: its inner activations, its keys and values, its scores."""
-    inner = rows * length * c.d_inner * _width(c) // spread.heads
-    read = length if cached else mem_len + length
-    projected = 2 * rows * read * _heads(c) // spread.heads
-    n_head = -(-c.n_head // spread.heads)
-    if cached or c.kernel == "reference":
-        queries, n_keys = length, mem_len + length
-    elif spread.fused and c.kernel != "xla":
-        queries, n_keys = 0, 0
-    else:
-        queries = min(length, group_size(length, 64))
-        n_keys = mem_len + (queries if c.same_length else length)
-    scores = FLOAT32 * rows * n_head * queries * n_keys
-    return [
-        Need("the inner activations of a layer", inner, (*keys, "model.d_inner")),
-        Need("keys, values and attention scores of a layer", projected + scores, (*keys, *HEADS)),
-    ]
-
-
-def _of_logits(c, positions: int, spread: Spread, keys, every: bool) -> Need:
-    """Scores of words: of ``every`` position at once, or of a block of rows."""
-    rows = positions if every else min(positions, ROWS_AT_LEAST)
-    if c.vocab_size is None or (c.cutoffs and not every):
-        return Need("scores of words", 0, ())
-    shared = 1 if every else spread.heads
-    return Need("scores of all words", FLOAT32 * rows * c.vocab_size // shared, (*keys, WORDS[0]))
-
-
-def _of_latents(c, positions: int, keys) -> Need:
-    width = c.d_embed or c.d_model
-    size = positions * c.mixtures * width * _width(c) if c.mixtures > 1 else 0
-    return Need("the latents of a mixture of softmaxes", size, ("model.mixtures", *keys))
+    segment = Segment(c, rows, length, mem_len, keys)
+    return [*of_parameters(c), segment.memory(keys), _largest(*segment.layer())]
 
 
 def _largest(*needs: Need) -> Need:
-    """Of things that need not be in memory together, the largest."""
+    """The largest of needs that may exist one after the other."""
     return max(needs, key=lambda need: need.size)
 
 
-def _times(needs: Iterable[Need], n: int, key: str) -> list[Need]:
-    if n == 1:
-        return list(needs)
-    return [dataclasses.replace(x, size=n * x.size, keys=(key, *x.keys)) for x in needs]
+def _times(needs: list[Need], seeds: int) -> list[Need]:
+    if seeds == 1:
+        return needs
+    grown = lambda need: (need.what, seeds * need.size, ("train.num_seeds", *need.keys))
+    return [Need(*grown(need)) for need in needs]
 
 
 def _share(count: int, n: int) -> int:

@@ -1,4 +1,4 @@
-"""How much memory the devices have, and whether a program can fit at all."""
+"""How much memory the devices have, and whether a program can fit into it."""
 
 import dataclasses
 import functools
@@ -10,12 +10,10 @@ import jax
 from jax.sharding import Mesh
 
 from txl_jax.config import ConfigError, ExperimentConfig, flatten
+from txl_jax.parallel.mesh import AXES
 
 GIB = 2**30
-_CONTAINER_LIMITS = (
-    "/sys/fs/cgroup/memory.max",
-    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-)
+_CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _SWAP = "/proc/meminfo"
 
 
@@ -35,14 +33,14 @@ class Need:
 
 
 @dataclasses.dataclass(frozen=True)
-class Spread:
-    """Over how many devices a program is spread, and whether attention keeps scores in memory.
+class Shares:
+    """How many devices share the parts of a program, and whether attention stores its scores.
 
     Attributes:
       rows: devices that share the rows of a batch (data x fsdp).
       parameters: devices that share the parameters (fsdp x tensor).
       heads: devices that share the heads (tensor).
-      fused: long segments run a kernel that never holds all scores (a GPU or a TPU).
+      fused: long segments run a kernel that never stores all scores (a GPU or a TPU).
     """
 
     rows: int = 1
@@ -51,45 +49,43 @@ class Spread:
     fused: bool = False
 
 
-ALONE = Spread()
-"""One device, on which attention holds scores."""
+ONE_DEVICE = Shares()
+"""One device, on which attention stores its scores."""
 
 
 def check_memory(
     what: str, needs: Iterable[Need], exp: ExperimentConfig, mesh: Mesh | None = None
 ) -> None:
-    """Raises ConfigError where even the least that a program needs is more than there is.
+    """Raises ConfigError if a program needs more memory than each device has.
 
     Args:
       what: the work, as the subject of the message.
-      needs: of each device.
-      exp: where the values of the settings in the message are from.
+      needs: of each device, lower bounds.
+      exp: the experiment, whose settings the message names.
       mesh: the devices; ``None``: the first one of this process.
     """
-    there = memory_of_each(mesh)
-    needs = sorted(needs, key=lambda need: need.size, reverse=True)
+    available, needs = memory_of_each(mesh), list(needs)
     total = sum(need.size for need in needs)
-    if there is None or total <= there:
+    if available is None or total <= available:
         return
-    settings, first = flatten(exp.to_dict()), needs[0]
-    named = [(key, settings.get(key)) for key in dict.fromkeys(first.keys)]
-    longest = lambda value: f"up to {max(value)}" if isinstance(value, list) else value
-    lower = ", ".join(
-        f"{key} ({longest(value)})" for key, value in named if value not in (None, [])
-    )
+    settings, largest = flatten(exp.to_dict()), max(needs, key=lambda need: need.size)
+    values = [(key, settings.get(key)) for key in dict.fromkeys(largest.keys)]
+    shown = lambda value: f"up to {max(value)}" if isinstance(value, list) else value
+    lower = ", ".join(f"{key} ({shown(value)})" for key, value in values if value not in (None, []))
+    gib = lambda size: f"{size / GIB:,.1f} GiB"
     raise ConfigError(
-        f"{what} needs at least {_gib(total)} of memory on each device, which has {_gib(there)};"
-        f" {_gib(first.size)} of it is for {first.what}: lower {lower}"
+        f"{what} needs at least {gib(total)} of memory on each device, which has {gib(available)};"
+        f" {gib(largest.size)} of it is for {largest.what}: lower {lower}"
     )
 
 
-def spread_of(mesh: Mesh | None) -> Spread:
+def shares_of(mesh: Mesh | None) -> Shares:
     """How a mesh shares rows, parameters and heads; ``None``: one device of this process."""
-    platform = _devices(mesh)[0].platform
+    fused = _devices(mesh)[0].platform != "cpu"
     if mesh is None:
-        return Spread(fused=platform != "cpu")
-    data, fsdp, tensor = (mesh.shape[axis] for axis in ("data", "fsdp", "tensor"))
-    return Spread(data * fsdp, fsdp * tensor, tensor, fused=platform != "cpu")
+        return Shares(fused=fused)
+    data, fsdp, tensor = (mesh.shape[axis] for axis in AXES)
+    return Shares(data * fsdp, fsdp * tensor, tensor, fused)
 
 
 def memory_of_each(mesh: Mesh | None = None) -> int | None:
@@ -130,7 +126,3 @@ def _read(path: str) -> str:
             return file.read()
     except (OSError, UnicodeDecodeError):
         return ""
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:,.1f} GiB"

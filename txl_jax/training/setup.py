@@ -16,7 +16,7 @@ from txl_jax.model import footprint
 from txl_jax.model.kernels.choice import check_platform
 from txl_jax.model.layout import unstack_layers
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.parallel.device_memory import check_memory, spread_of
+from txl_jax.parallel.device_memory import check_memory, shares_of
 from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import TrainState, init_state, state_shardings
@@ -68,10 +68,10 @@ def check_training_memory(exp: ExperimentConfig) -> None:
       ConfigError: something does not fit, or the attention kernel is for other devices.
     """
     mesh = _mesh(exp)
-    spread = spread_of(mesh)
+    shares = shares_of(mesh)
     check_platform(exp.model.kernel, mesh)
-    check_memory("training", footprint.of_training(exp, spread), exp, mesh)
-    check_memory("validation", footprint.of_validating(exp, spread), exp, mesh)
+    check_memory("training", footprint.of_training(exp, shares), exp, mesh)
+    check_memory("validation", footprint.of_validating(exp, shares), exp, mesh)
     check_evaluation_memory(exp)
     if exp.generate.length:
         check_memory("generation", footprint.of_generating(exp.model, exp.generate), exp)
@@ -81,7 +81,7 @@ def check_evaluation_memory(exp: ExperimentConfig, name: str = "evaluation") -> 
     """Raises ConfigError where evaluation, called ``name``, does not fit the devices' memory."""
     unstacked = dataclasses.replace(exp.model, scan_layers=False)  # as a trained model is loaded
     mesh = make_mesh(exp.mesh, exp.model, exp.train.batch_size)
-    needs = footprint.of_scoring(unstacked, exp.evaluate, "evaluate", spread_of(mesh))
+    needs = footprint.of_scoring(unstacked, exp.evaluate, "evaluate", shares_of(mesh))
     check_memory(name, needs, exp, mesh)
 
 

@@ -1,10 +1,9 @@
 """The tiles of fused attention, as Triton kernels; triton.py calls them.
 
-A tile is S queries by S keys, and the keys' tiles are laid from the diagonal back, so that tile
-number m of every group of queries starts m * S keys before the query of its first row. Distances
-are then cut the same way for all of them: block D_m holds the rows of r of the distances
-m*S + S-1 .. m*S, and tile m needs D_m and D_{m-1} only. For S = 4, m = 1 (entries are distances;
-a row is a query, a column a key):
+A tile is S queries by S keys. Tiles are numbered from the diagonal back: tile m of every group of
+queries starts m * S keys before the query of its first row. So all groups share the blocks of
+distances: block D_m holds the rows of r of the distances m*S + S-1 .. m*S, and tile m needs D_m and
+D_{m-1} only. For S = 4, m = 1 (entries are distances; a row is a query, a column a key):
 
     q.D_1    q.D_0         mixed         turned: the tile
     7 6 5 4  3 2 1 0       3 2 1 4       4 3 2 1
@@ -12,12 +11,12 @@ a row is a query, a column a key):
     7 6 5 4  3 2 1 0       3 6 5 4       6 5 4 3
     7 6 5 4  3 2 1 0       7 6 5 4       7 6 5 4
 
-that is: a choice between two products, then row i turned by i+1 places (`tl.gather`, within the
-tile). Going from tile m to m+1, q.D_m is used again, so each product is formed once. The gradient
-turns back; what stood left of the choice belongs to D_m, the rest to D_{m-1}. The diagonal tile
-comes first: there every query sees itself, so that no softmax is ever empty.
+The kernel chooses between two products and then rotates row i by i+1 places (`tl.gather`, within
+the tile). Tile m+1 uses q.D_m again, so each product is computed once. The gradient rotates back;
+the entries left of the choice belong to D_m, the others to D_{m-1}. The diagonal tile comes first:
+there every query attends to itself, so no softmax is ever empty.
 
-Nothing is kept of a tile: the gradient's kernels form it again, each for what it sums up.
+No tile is stored: each kernel of the gradient computes the tiles that it sums again.
 
     forward                       over keys,  for S queries:    out and log2 of the softmax' sum
     gradient_of_queries           over keys,  for S queries:    dqu, dqv
@@ -117,6 +116,12 @@ def of_far(zero, KEYS: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
+def episodes_of(episode, first, T, AXIS: tl.constexpr, SIZE: tl.constexpr, EPISODES: tl.constexpr):
+    """Episodes of S positions of the segment along an axis; 0 for those of the memory."""
+    return along(load_line(episode, first, T, SIZE), AXIS) if EPISODES else 0
+
+
+@triton.jit
 def seen(query, key, of_query, of_key, M, reach, empty, EPISODES: tl.constexpr):
     """The attention mask, see masks.AttentionMask; ``empty``: number of empty memory slots."""
     distance = M + query - key
@@ -139,8 +144,27 @@ def kept(seed, head, b, query, key, THRESHOLD: tl.constexpr):
     """Which weights dropout keeps, the same as AttentionDropout.factors."""
     row = (head * HEAD_STRIDE + b).to(tl.uint32)
     line = mix(mix(tl.load(seed) + row) ^ query.to(tl.uint32))
-    start = mix(line ^ tl.load(seed + 1))
-    return mix(start + key.to(tl.uint32) * 0x9E3779B9) >= tl.full((), THRESHOLD, tl.uint32)
+    bits = mix(mix(line ^ tl.load(seed + 1)) + key.to(tl.uint32) * 0x9E3779B9)
+    return bits >= tl.full((), THRESHOLD, tl.uint32)
+
+
+@triton.jit
+def dropped(x, seed, head, b, query, key, THRESHOLD: tl.constexpr, SCALE: tl.constexpr):
+    """Entries of a tile after dropout of the attention weights."""
+    if THRESHOLD:
+        x = tl.where(kept(seed, head, b, query, key, THRESHOLD), x * SCALE, 0.0)
+    return x
+
+
+@triton.jit
+def product_of_either(
+    source, start, limit, columns, of_next,
+    SIZE: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Products of ``columns`` with the rows from start - S if ``of_next``, else from start."""
+    here = dot(load_rows(source, start, limit, SIZE, H, WIDTH), columns)
+    there = dot(load_rows(source, start - SIZE, limit, SIZE, H, WIDTH), columns)
+    return tl.where(of_next, there, here)
 
 
 @triton.jit
@@ -165,7 +189,7 @@ def forward(
     empty = M - tl.load(filled + b)
 
     query = along(first + tl.arange(0, SIZE), 0)
-    of_query = along(load_line(episode, first, T, SIZE), 0) if EPISODES else 0
+    of_query = episodes_of(episode, first, T, 0, SIZE, EPISODES)
     tile_qu = load_rows(qu, first, T, SIZE, H, WIDTH)
     tile_qv = load_rows(qv, first, T, SIZE, H, WIDTH)
     near = tl.zeros((SIZE, SIZE), tl.float32)
@@ -181,7 +205,7 @@ def forward(
         near = far
 
         key = along(start + tl.arange(0, SIZE), 1)
-        of_key = along(load_line(episode, start - M, T, SIZE), 1) if EPISODES else 0
+        of_key = episodes_of(episode, start - M, T, 1, SIZE, EPISODES)
         allowed = seen(query, key, of_query, of_key, M, reach, empty, EPISODES)
         scores = tl.where(allowed, scores * LOG2E, -1e30)
         larger = tl.maximum(largest, tl.max(scores, 1))
@@ -189,8 +213,7 @@ def forward(
         before = tl.exp2(largest - larger)
         total = total * before + tl.sum(weights, 1)
         largest = larger
-        if THRESHOLD:
-            weights = tl.where(kept(seed, head, b, query, key, THRESHOLD), weights * SCALE, 0.0)
+        weights = dropped(weights, seed, head, b, query, key, THRESHOLD, SCALE)
         tile_val = load_rows(val, start, K, SIZE, H, WIDTH)
         gathered = gathered * before[:, None] + dot(weights.to(tile_val.dtype), tile_val)
 
@@ -219,7 +242,7 @@ def gradient_of_queries(
     empty = M - tl.load(filled + b)
 
     query = along(first + tl.arange(0, SIZE), 0)
-    of_query = along(load_line(episode, first, T, SIZE), 0) if EPISODES else 0
+    of_query = episodes_of(episode, first, T, 0, SIZE, EPISODES)
     tile_qu = load_rows(qu + row * T * H, first, T, SIZE, H, WIDTH)
     tile_qv = load_rows(qv + row * T * H, first, T, SIZE, H, WIDTH)
     tile_dout = load_rows(dout + row * T * H, first, T, SIZE, H, WIDTH)
@@ -239,12 +262,11 @@ def gradient_of_queries(
         scores = dot(tile_qu, tl.trans(tile_k)) + skewed(far, near, nothing(m, reach), 1, SIZE)
 
         key = along(start + tl.arange(0, SIZE), 1)
-        of_key = along(load_line(episode, start - M, T, SIZE), 1) if EPISODES else 0
+        of_key = episodes_of(episode, start - M, T, 1, SIZE, EPISODES)
         allowed = seen(query, key, of_query, of_key, M, reach, empty, EPISODES)
         weights = tl.where(allowed, tl.exp2(scores * LOG2E - line_lse), 0.0)
         dweights = dot(tile_dout, tl.trans(load_rows(val, start, K, SIZE, H, WIDTH)))
-        if THRESHOLD:
-            dweights = tl.where(kept(seed, head, b, query, key, THRESHOLD), dweights * SCALE, 0.0)
+        dweights = dropped(dweights, seed, head, b, query, key, THRESHOLD, SCALE)
         dscores = weights * (dweights - line_delta)
         sum_qu += dot(dscores.to(tile_k.dtype), tile_k)
 
@@ -288,7 +310,7 @@ def gradient_of_keys(
     empty = M - tl.load(filled + b)
 
     key = along(start + tl.arange(0, SIZE), 0)
-    of_key = along(load_line(episode, start - M, T, SIZE), 0) if EPISODES else 0
+    of_key = episodes_of(episode, start - M, T, 0, SIZE, EPISODES)
     tile_k = load_rows(k + row * K * H, start, K, SIZE, H, WIDTH)
     tile_val = load_rows(val + row * K * H, start, K, SIZE, H, WIDTH)
     sum_k = tl.zeros((SIZE, WIDTH), tl.float32)
@@ -306,20 +328,16 @@ def gradient_of_keys(
         scores = dot(tile_k, tl.trans(tile_qu)) + skewed(far, near, nothing(m, reach), 0, SIZE)
 
         query = along(first + tl.arange(0, SIZE), 1)
-        of_query = along(load_line(episode, first, T, SIZE), 1) if EPISODES else 0
+        of_query = episodes_of(episode, first, T, 1, SIZE, EPISODES)
         line_lse = along(load_line(lse, first, T, SIZE), 1)
         line_delta = along(load_line(delta, first, T, SIZE), 1)
         allowed = seen(query, key, of_query, of_key, M, reach, empty, EPISODES)
         weights = tl.where(allowed, tl.exp2(scores * LOG2E - line_lse), 0.0)
         tile_dout = load_rows(dout, first, T, SIZE, H, WIDTH)
         dweights = dot(tile_val, tl.trans(tile_dout))
-        if THRESHOLD:
-            keep = kept(seed, head, b, query, key, THRESHOLD)
-            dweights = tl.where(keep, dweights * SCALE, 0.0)
-            dscores = weights * (dweights - line_delta)
-            weights = tl.where(keep, weights * SCALE, 0.0)
-        else:
-            dscores = weights * (dweights - line_delta)
+        dweights = dropped(dweights, seed, head, b, query, key, THRESHOLD, SCALE)
+        dscores = weights * (dweights - line_delta)
+        weights = dropped(weights, seed, head, b, query, key, THRESHOLD, SCALE)
         sum_val += dot(weights.to(tile_dout.dtype), tile_dout)
         sum_k += dot(dscores.to(tile_qu.dtype), tile_qu)
 
@@ -366,31 +384,24 @@ def gradient_of_distances(
         keys = k + row * K * H
         values = val + row * K * H
 
-        here = dot(load_rows(keys, start, K, SIZE, H, WIDTH), tile_qu)
-        there = dot(load_rows(keys, start - SIZE, K, SIZE, H, WIDTH), tile_qu)
+        scores = product_of_either(keys, start, K, tile_qu, of_next, SIZE, H, WIDTH)
         far = dot(tile_r, tl.trans(tile_qv))
-        scores = tl.where(of_next, there, here) + skewed(far, far, nothing(x, reach), 0, SIZE)
-        here = dot(load_rows(values, start, K, SIZE, H, WIDTH), tile_dout)
-        there = dot(load_rows(values, start - SIZE, K, SIZE, H, WIDTH), tile_dout)
-        dweights = tl.where(of_next, there, here)
+        scores += skewed(far, far, nothing(x, reach), 0, SIZE)
+        dweights = product_of_either(values, start, K, tile_dout, of_next, SIZE, H, WIDTH)
 
         query = first + line
         key = start + place - tl.where(of_next, SIZE, 0)
-        of_query = 0
-        of_key = 0
-        if EPISODES:
-            ids = episode + b * T
-            of_query = along(load_line(ids, first, T, SIZE), 1)
-            here = along(load_line(ids, start - M, T, SIZE), 0)
-            there = along(load_line(ids, start - M - SIZE, T, SIZE), 0)
-            of_key = tl.where(of_next, there, here)
+        ids = episode + b * T
+        of_query = episodes_of(ids, first, T, 1, SIZE, EPISODES)
+        here = episodes_of(ids, start - M, T, 0, SIZE, EPISODES)
+        there = episodes_of(ids, start - M - SIZE, T, 0, SIZE, EPISODES)
+        of_key = tl.where(of_next, there, here) if EPISODES else 0
         empty = M - tl.load(filled + b)
         allowed = seen(query, key, of_query, of_key, M, reach, empty, EPISODES)
         line_lse = along(load_line(lse + row * T, first, T, SIZE), 1)
         line_delta = along(load_line(delta + row * T, first, T, SIZE), 1)
         weights = tl.where(allowed, tl.exp2(scores * LOG2E - line_lse), 0.0)
-        if THRESHOLD:
-            dweights = tl.where(kept(seed, head, b, query, key, THRESHOLD), dweights * SCALE, 0.0)
+        dweights = dropped(dweights, seed, head, b, query, key, THRESHOLD, SCALE)
         dscores = weights * (dweights - line_delta)
         sum_r += dot(unskewed(dscores.to(tile_qv.dtype), nothing(x, reach), 0, SIZE), tile_qv)
 
