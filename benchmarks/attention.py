@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.interleaved import machine, write
-from txl_jax.analysis.timing import in_turn, summary, timed
+from txl_jax.analysis.timing import summary, time_alternating, timed
 from txl_jax.model.dropout import AttentionDropout
 from txl_jax.model.kernels import attend, parity
 from txl_jax.model.masks import attention_mask
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
         programs, held = {}, {}
         for name in names:
             programs[name], held[name] = _program(name, flags, seg_len, mem_len)
-        seconds = in_turn(programs, flags.rounds)
+        seconds = time_alternating(programs, flags.rounds)
         for name in names:
             took = summary(seconds[name])
             rows.append(

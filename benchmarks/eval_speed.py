@@ -22,7 +22,7 @@ from benchmarks.interleaved import (
 )
 from benchmarks.sizes import experiment
 from txl_jax.analysis.speed import random_params, scoring
-from txl_jax.analysis.timing import in_turn
+from txl_jax.analysis.timing import time_alternating
 from txl_jax.evaluation.evaluate import under_protocol
 from txl_jax.planning.products import cut_of_protocol, of_layers, of_words
 
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     }
     with peers(flags, job) as others:
         ours = scoring(exp.model, exp.evaluate, random_params(exp.model), flags.segments)
-        seconds = in_turn({"txl_jax": ours, **others}, flags.rounds)
+        seconds = time_alternating({"txl_jax": ours, **others}, flags.rounds)
         about_others = {name: peer.about for name, peer in others.items()}
     p, cut = exp.evaluate, cut_of_protocol(exp.evaluate)
     cfg = under_protocol(exp.model, p)

@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.interleaved import add_flags, changes, peers, report_of, tell, write
 from benchmarks.sizes import experiment
 from txl_jax.analysis.speed import random_params
-from txl_jax.analysis.timing import in_turn
+from txl_jax.analysis.timing import time_alternating
 from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ExperimentConfig
 from txl_jax.generation.generate import generate
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
         "steps": 8,
     }
     with peers(flags, job) as others:
-        seconds = in_turn({**programs, **others}, flags.rounds)
+        seconds = time_alternating({**programs, **others}, flags.rounds)
         about_others = {name: peer.about for name, peer in others.items()}
     report = {
         "benchmark": "generate_speed",

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.interleaved import add_flags, changes, machine, write
 from benchmarks.sizes import experiment
 from benchmarks.train_speed import training
-from txl_jax.analysis.timing import in_turn, timed
+from txl_jax.analysis.timing import time_alternating, timed
 from txl_jax.config import ExperimentConfig
 
 _IN_A_ROW = 5
@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> None:
     found = list(products(exp))
     programs: dict[str, Callable[[], float]] = {"an update": training(exp, 1)}
     programs |= {p.name: alone(p) for p in found}
-    seconds = in_turn(programs, flags.rounds)
+    seconds = time_alternating(programs, flags.rounds)
     median = {name: statistics.median(seconds[name]) for name in programs}
     rows: list[dict[str, Any]] = []
     for p in found:

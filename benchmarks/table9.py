@@ -9,7 +9,7 @@ import argparse
 
 from benchmarks.interleaved import add_flags, changes, machine, write
 from benchmarks.sizes import experiment
-from txl_jax.analysis.speed import line_of, rows_of
+from txl_jax.analysis.speed import format_row, measure_rows
 from txl_jax.config import SpeedConfig
 
 
@@ -24,8 +24,8 @@ def main(argv: list[str] | None = None) -> None:
     lengths = tuple(map(int, flags.lengths.split(",")))
     settings = SpeedConfig(lengths=lengths, windows=flags.windows, rounds=flags.rounds)
     rows = []
-    for row in rows_of(exp.model, settings):
-        print(line_of(row), flush=True)
+    for row in measure_rows(exp.model, settings):
+        print(format_row(row), flush=True)
         rows.append(row)
     write(
         flags.out, {"benchmark": "table9", "size": flags.size, "machine": machine(), "rows": rows}

@@ -28,7 +28,7 @@ from benchmarks.interleaved import (
 )
 from benchmarks.sizes import experiment
 from txl_jax.analysis.speed import random_tokens
-from txl_jax.analysis.timing import in_turn, timed
+from txl_jax.analysis.timing import time_alternating, timed
 from txl_jax.config import ExperimentConfig
 from txl_jax.data.feed import training_feed
 from txl_jax.data.sentences import shuffled_streams
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
         "steps": flags.steps * exp.train.steps_per_dispatch,
     }
     with peers(flags, job) as others:
-        seconds = in_turn({"txl_jax": ours, **others}, flags.rounds)
+        seconds = time_alternating({"txl_jax": ours, **others}, flags.rounds)
         about_others = {name: peer.about for name, peer in others.items()}
     report = {
         "benchmark": "train_speed",
@@ -84,7 +84,7 @@ def training(exp: ExperimentConfig, steps: int):
     abstract = jax.eval_shape(make)
     state = jax.jit(make, out_shardings=state_shardings(shardings, abstract))()
     update = compiled_step(exp, model, optimizer, shardings, abstract)
-    text = random_tokens(t.batch_size * (8 * t.seg_len + 1), exp.model.vocab_size or 0)
+    text = random_tokens(t.batch_size * (8 * t.seg_len + 1), exp.model.vocab_size)
     streams = shuffled_streams(text, t.batch_size, t.seg_len, seed=0)
     several = t.steps_per_dispatch
     sharding = shardings.rows(several > 1)

@@ -132,8 +132,8 @@ def test_the_training_length_is_one_of_those_evaluated_and_a_table_of_positions_
     rows = {row["row"]: row for row in read(done[0])["runs"]}
     assert rows["memory"]["lengths"] == [16, 24, 32]
     assert rows["none"]["lengths"] == [16, 24, 32]
-    (learnt,) = ablation.runs_of(table, {"ablation.rows": "table"}, "unused")
-    assert ablation.lengths_of(learnt.exp, (24, 32)) == (16, [16, 24])  # n_positions
+    (learnt,) = ablation.table_runs(table, {"ablation.rows": "table"}, "unused")
+    assert ablation.attention_lengths(learnt.exp, (24, 32)) == (16, [16, 24])  # n_positions
     lines = {row["row"]: row for row in read(done[0])["table"]}
     for name, line in lines.items():
         assert line["train_length"] == 16
@@ -154,15 +154,15 @@ def test_the_figures_are_in_a_csv_and_two_pictures(done):
 
 
 def test_the_best_length_is_the_shortest_that_gives_what_is_shown():
-    assert ablation.best_of([1, 2, 3, 4], [9.0, 5.004, 5.001, 5.2], "ppl") == (5.001, 2)
-    assert ablation.best_of([1, 2, 3], [2.0, 1.9994, 1.9990], "bpc") == (1.9990, 2)
-    assert ablation.best_of([1, 2, 3], [2.0, 1.9996, 1.9990], "bpc") == (1.9990, 3)
+    assert ablation.best_value([1, 2, 3, 4], [9.0, 5.004, 5.001, 5.2], "ppl") == (5.001, 2)
+    assert ablation.best_value([1, 2, 3], [2.0, 1.9994, 1.9990], "bpc") == (1.9990, 2)
+    assert ablation.best_value([1, 2, 3], [2.0, 1.9996, 1.9990], "bpc") == (1.9990, 3)
 
 
 def test_a_line_has_the_mean_over_seeds_and_their_spread():
     row = {"row": "a", "parameters": 3, "unit": "ppl", "train_length": 2, "lengths": [2, 4]}
     rows = [{**row, "values": [9.0, 7.0]}, {**row, "values": [11.0, 8.0]}]
-    (line,) = ablation.summed_up(rows)
+    (line,) = ablation.summarize(rows)
     assert (line["init"], line["best"], line["length"], line["spread"]) == (10.0, 7.5, 4, 1.0)
     assert line["seeds"] == 2
 
@@ -170,14 +170,14 @@ def test_a_line_has_the_mean_over_seeds_and_their_spread():
 def test_rows_that_are_trained_already_are_taken_from_their_folders(table, done, tmp_path):
     folder = done[0] / "none"
     overrides = {"ablation.rows": "none", "ablation.workdirs": f"none={folder}"}
-    runs = ablation.runs_of(table, overrides, str(tmp_path))
+    runs = ablation.table_runs(table, overrides, str(tmp_path))
     assert [(one.row, one.workdir) for one in runs] == [("none", str(folder))]
     assert ablation.is_finished(runs[0])
 
 
 def test_every_seed_has_a_folder(table, tmp_path):
     overrides = {"ablation.rows": "none,memory", "ablation.seeds": "0,3"}
-    runs = ablation.runs_of(table, overrides, str(tmp_path))
+    runs = ablation.table_runs(table, overrides, str(tmp_path))
     names = [one.workdir.removeprefix(f"{tmp_path}/") for one in runs]
     assert names == ["none-seed0", "none-seed3", "memory-seed0", "memory-seed3"]
     assert [one.exp.seed for one in runs] == [0, 3, 0, 3]
@@ -217,7 +217,7 @@ def test_dynamic_evaluation_has_the_training_split_for_its_statistics(
 
 def test_recomputed_context_takes_no_warm_start():
     exp = override(ExperimentConfig(), {"evaluate.warm_start": 64, "train.mem_len": 0})
-    protocol = ablation.at_length(exp, 256)
+    protocol = ablation.protocol_at_length(exp, 256)
     assert (protocol.mem_len, protocol.context_len, protocol.warm_start) == (0, 128, 0)
 
 
@@ -228,8 +228,8 @@ def test_rows_of_different_texts_are_refused_before_training(tmp_path):
 
 def test_a_config_without_rows_and_one_row_are_no_table(table, tmp_path):
     with pytest.raises(AnalysisError, match="has no rows; name a table"):
-        ablation.runs_of("configs/quickstart.py", {}, str(tmp_path))
+        ablation.table_runs("configs/quickstart.py", {}, str(tmp_path))
     with pytest.raises(AnalysisError, match="name the table without a row"):
-        ablation.runs_of(f"{table}:none", {}, str(tmp_path))
+        ablation.table_runs(f"{table}:none", {}, str(tmp_path))
     with pytest.raises(ConfigError, match="no file"):
-        ablation.runs_of("nope.py", {}, str(tmp_path))
+        ablation.table_runs("nope.py", {}, str(tmp_path))

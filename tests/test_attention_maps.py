@@ -18,9 +18,9 @@ import tiny_runs
 import txl_jax
 from txl_jax.analysis import attention_maps
 from txl_jax.analysis.attention_averages import Averages, doubling_edges
-from txl_jax.analysis.attention_maps import Reader
-from txl_jax.analysis.attention_pictures import Attended, shown
-from txl_jax.analysis.attention_weights import Sums, watched_segment, watching
+from txl_jax.analysis.attention_figures import PositionAttention, readable_token
+from txl_jax.analysis.attention_maps import AttentionReader
+from txl_jax.analysis.attention_weights import Sums, capture_attention, segment_attention
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir import with_vocab
 from txl_jax.config import override
@@ -117,8 +117,8 @@ def slow_sums(found, weights):
 
 @functools.cache
 def watched(cfg):
-    """:func:`watched_segment` of a model, compiled: (params, inputs, mems, weights)."""
-    return tiny_models.quick(functools.partial(watched_segment, txl_jax.TransformerXL(cfg)))
+    """:func:`segment_attention` of a model, compiled: (params, inputs, mems, weights)."""
+    return tiny_models.quick(functools.partial(segment_attention, txl_jax.TransformerXL(cfg)))
 
 
 def float64(cfg):
@@ -174,7 +174,7 @@ def test_the_pass_that_is_watched_is_the_models_own(form):
     apply = tiny_models.apply(cfg, "nll")
     inputs = (tiny_models.variables(cfg), tokens[:, :-1], tokens[:, 1:], mems)
     nll, after = apply(*inputs)
-    with watching() as layers:
+    with capture_attention() as layers:
         watched, watched_after = apply(*inputs)
     assert len(layers) == cfg.n_layer
     np.testing.assert_array_equal(watched, nll)
@@ -182,9 +182,9 @@ def test_the_pass_that_is_watched_is_the_models_own(form):
     weights: Any = np.ones((2, T), np.float32)
     params = inputs[0]["params"]
     model = txl_jax.TransformerXL(cfg)
-    _, _, kept = watched_segment(model, params, tokens[:, :-1], mems, weights)
+    _, _, kept = segment_attention(model, params, tokens[:, :-1], mems, weights)
     np.testing.assert_array_equal(kept.hidden, after.hidden)
-    with watching() as nothing:
+    with capture_attention() as nothing:
         pass
     apply(*inputs)
     assert not nothing
@@ -265,7 +265,7 @@ def test_averages_of_a_text_are_those_of_it_written_out(name):
         batch_size=n_streams,
         max_tokens=0,
     )
-    got = Reader(read).averages(tokens)
+    got = AttentionReader(read).averages(tokens)
     streams = [tokens[i * 19 : (i + 1) * 19] for i in range(n_streams)]
     want, spans, seen, queries = slow_averages(cfg, streams, T, mem_len, context_len)
     np.testing.assert_allclose(got.attention, want.pop("all"), atol=1e-5)
@@ -282,8 +282,8 @@ def test_short_segments_add_up_to_long_ones():
     cfg = tiny_models.config(same_length="pytorch")
     tokens = tiny_models.tokens(cfg, 1, 33)[0]
     settings = {"mem_len": 8, "max_tokens": 0}
-    whole = Reader(trained(cfg, seg_len=8, **settings)).averages(tokens)
-    parts = Reader(trained(cfg, seg_len=4, **settings)).averages(tokens)
+    whole = AttentionReader(trained(cfg, seg_len=8, **settings)).averages(tokens)
+    parts = AttentionReader(trained(cfg, seg_len=4, **settings)).averages(tokens)
     assert whole.queries == parts.queries == 24
     np.testing.assert_allclose(parts.attention, whole.attention, atol=1e-5)
     for letter in "abcd":
@@ -293,7 +293,7 @@ def test_short_segments_add_up_to_long_ones():
 def test_as_many_tokens_are_read_as_are_asked_for():
     cfg = tiny_models.config()
     tokens = tiny_models.tokens(cfg, 1, 60)[0]
-    of = lambda text, **more: Reader(trained(cfg, **more)).averages(text)
+    of = lambda text, **more: AttentionReader(trained(cfg, **more)).averages(text)
     first = of(tokens, max_tokens=9)
     assert first.queries == 12  # whole segments, after two that fill the memory
     np.testing.assert_array_equal(first.attention, of(tokens[:21], max_tokens=0).attention)
@@ -306,8 +306,10 @@ def test_the_protocols_own_clamp_and_window_hold():
     changes = {"evaluate.clamp_len": 3, "evaluate.same_length": "tf"}
     changed = dataclasses.replace(read, config=override(read.config, changes))
     own = trained(tiny_models.config(clamp_len=3, same_length="tf"))
-    want = Reader(own).averages(tokens)
-    np.testing.assert_array_equal(Reader(changed).averages(tokens).attention, want.attention)
+    want = AttentionReader(own).averages(tokens)
+    np.testing.assert_array_equal(
+        AttentionReader(changed).averages(tokens).attention, want.attention
+    )
     assert want.n_keys == M + 1
 
 
@@ -318,7 +320,7 @@ def test_the_widest_head_is_found():
     looks_at = {(0, 0): 0, (0, 1): 3, (1, 0): 5, (1, 1): 2}
     for (layer, head), distance in looks_at.items():
         params[f"layer_{layer}"]["attention"]["distance_bias"][distance, head] = 60.0
-    got = Reader(trained(cfg, params)).averages(tiny_models.tokens(cfg, 1, 60)[0])
+    got = AttentionReader(trained(cfg, params)).averages(tiny_models.tokens(cfg, 1, 60)[0])
     for place, distance in looks_at.items():
         assert got.spans[place] == pytest.approx(distance, abs=1e-4)
         assert got.attention[place].argmax() == distance
@@ -353,9 +355,9 @@ def test_a_position_sees_what_it_would_with_all_of_the_text_before(position):
     """11: the first with a full memory. 42: more text than two layers' memories reach back."""
     cfg = tiny_models.config()
     tokens = tiny_models.tokens(cfg, 1, 50)[0]
-    reader = Reader(trained(cfg, position=position))
+    reader = AttentionReader(trained(cfg, position=position))
     reader.check(tokens, "the text")
-    got = reader.at(tokens, position)
+    got = reader.at_position(tokens, position)
     memory: list[list] = [[] for _ in range(cfg.n_layer)]
     for end in range((position + 1) % T + T, position + 2, T):
         found, memory = slow(cfg, float64(cfg), tokens[end - T : end], memory, M)
@@ -365,28 +367,32 @@ def test_a_position_sees_what_it_would_with_all_of_the_text_before(position):
 def test_a_position_of_a_model_without_memory_sees_its_context():
     cfg = tiny_models.config(attention="absolute")
     tokens = tiny_models.tokens(cfg, 1, 50)[0]
-    reader = Reader(trained(cfg, evaluated_with=0, position=9))
+    reader = AttentionReader(trained(cfg, evaluated_with=0, position=9))
     reader.check(tokens, "the text")
     window = slow(cfg, float64(cfg), tokens[: M + T], [[], []], 0)[0]
-    np.testing.assert_allclose(reader.at(tokens, 9), window["all"][:, :, -1], atol=1e-5)
+    np.testing.assert_allclose(reader.at_position(tokens, 9), window["all"][:, :, -1], atol=1e-5)
 
 
 def test_the_attended_tokens_are_those_of_their_distance():
     probabilities = np.array([[[0.1, 0.0, 0.6, 0.3]]])
-    heads = Attended(9, probabilities, np.array([3, 0, 1, 2]), [(0, 0)])
-    assert heads.largest(0, 0) == [2, 3, 0]  # nothing of no weight
     vocab = Vocab("char", list("abcd"))
-    assert [heads.around(vocab, d, 2) for d in (2, 3, 0)] == [
+    heads = PositionAttention(9, probabilities, np.array([3, 0, 1, 2]), [(0, 0)], vocab)
+    assert heads.largest(0, 0) == [2, 3, 0]  # nothing of no weight
+    assert [heads.text_around(d, 2) for d in (2, 3, 0)] == [
         ("d", "a", "bc"),
         ("", "d", "ab"),
         ("ab", "c", ""),
     ]
     words = Vocab("word", ["<eos>", "on", "off", "the"])
-    assert heads.around(words, 2, 20) == ("the ", "<eos>", " on off")
+    assert dataclasses.replace(heads, vocab=words).text_around(2, 20) == (
+        "the ",
+        "<eos>",
+        " on off",
+    )
 
 
 def test_tokens_can_be_read():
-    of = lambda vocab, text: [shown(vocab, i) for i in vocab.encode(text)]
+    of = lambda vocab, text: [readable_token(vocab, i) for i in vocab.encode(text)]
     assert of(Vocab.all_bytes(), "a\n \té$") == ["a", "\\n", "␣", "\\t", "\\xc3", "\\xa9", "$"]
     assert of(Vocab.from_chars(["\n aé"]), "a\n é") == ["a", "\\n", "␣", "é"]
     assert of(Vocab("letter", ["_", "a"]), "a a") == ["a", "␣", "a"]
@@ -467,7 +473,7 @@ def test_attention_of_content_alone_has_no_terms(tmp_path):
 )
 def test_what_is_not_in_the_text_is_refused(settings, told):
     cfg = tiny_models.config()
-    reader = Reader(trained(cfg, **{"position": 30, **settings}))
+    reader = AttentionReader(trained(cfg, **{"position": 30, **settings}))
     with pytest.raises(AnalysisError, match=told):
         reader.check(tiny_models.tokens(cfg, 1, 50)[0], "the text")
 
@@ -475,10 +481,10 @@ def test_what_is_not_in_the_text_is_refused(settings, told):
 def test_lengths_that_a_model_cannot_be_read_with_are_refused():
     table = tiny_models.config(**tiny_models.attention("absolute_per_layer"))
     with pytest.raises(AnalysisError, match=r"more than the 9 positions .*mem_len=5"):
-        Reader(trained(table, evaluated_with=0))
+        AttentionReader(trained(table, evaluated_with=0))
     window = tiny_models.config(same_length="pytorch")
     with pytest.raises(AnalysisError, match=r"mem_len = 0: the window same_length='pytorch'"):
-        Reader(trained(window, mem_len=0))
+        AttentionReader(trained(window, mem_len=0))
 
 
 def test_sentences_are_refused(tmp_path):

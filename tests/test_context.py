@@ -12,7 +12,7 @@ import tiny_models
 import tiny_runs
 
 from txl_jax.analysis import context
-from txl_jax.analysis.context import effective_length, losses_by_context, targets_of
+from txl_jax.analysis.context import effective_length, losses_by_context, target_slice
 from txl_jax.analysis.recl import Losses
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir import with_vocab
@@ -164,7 +164,7 @@ def test_a_form_without_memory_has_windows_in_place_of_memory():
 
 @pytest.mark.parametrize(("max_tokens", "end"), [(0, 41), (7, 14), (1000, 41)])
 def test_targets_begin_where_the_longest_context_is_whole(max_tokens, end):
-    assert targets_of(TOKENS, settings(max_tokens=max_tokens)) == slice(7, end)
+    assert target_slice(TOKENS, settings(max_tokens=max_tokens)) == slice(7, end)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import tiny_runs
 
 from txl_jax import main, modes
-from txl_jax.analysis import context, probe, speed
+from txl_jax.analysis import context, probe, results, speed
 from txl_jax.analysis import report_page as page
 from txl_jax.analysis.recl import Losses
 from txl_jax.checkpoint import workdir_files
@@ -164,10 +164,11 @@ def test_an_analysis_is_printed_where_it_cannot_be_written(tiny, tmp_path, monke
     )
     row = {"length": 8, "windows_over_memory": {"median": 321.0}}
     monkeypatch.setattr(context, "measure", measured)
-    monkeypatch.setattr(speed, "rows_of", lambda *_: [row])
-    monkeypatch.setattr(speed, "line_of", lambda row: "a row")
+    monkeypatch.setattr(speed, "measure_rows", lambda *_: [row])
+    monkeypatch.setattr(speed, "format_row", lambda row: "a row")
     for module, words in ((context, "effective context 2"), (speed, "8: 321 times quicker")):
-        monkeypatch.setattr(module, "write_json", full)
+        monkeypatch.setattr(results, "write_json", full)
+        monkeypatch.setattr(results, "write_arrays", full)
         with pytest.raises(OSError, match="No space left"):
             module.run(tiny[0], str(tmp_path))
         assert words in capsys.readouterr().out
@@ -179,10 +180,10 @@ def test_a_probe_is_printed_where_it_cannot_be_written(tiny, tmp_path, monkeypat
     scored = lambda trained, model, mem_len, d: {
         "mem_len": mem_len, "distance": d, "accuracy": 1.0, "loss_nats": 0.0, "answers": 5,
     }  # fmt: skip
-    monkeypatch.setattr(probe, "scored", scored)
+    monkeypatch.setattr(probe, "score_distance", scored)
     monkeypatch.setattr(probe, "measured_reach", lambda *_: reach["measured"])
-    monkeypatch.setattr(probe, "described", lambda _: "a model")
-    monkeypatch.setattr(probe, "write_json", full)
+    monkeypatch.setattr(probe, "describe_model", lambda _: "a model")
+    monkeypatch.setattr(results, "write_json", full)
     with pytest.raises(OSError, match="No space left"):
         probe.run(trained, str(tmp_path))
     assert "answers found 9 times in 10, memory 0: to 256 tokens" in capsys.readouterr().out

@@ -10,8 +10,8 @@ import shutil
 import pytest
 import tiny_runs
 
-from txl_jax.analysis import pictures
 from txl_jax.analysis import report_page as page
+from txl_jax.analysis import results
 from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.workdir import init_workdir, with_vocab
@@ -28,8 +28,10 @@ class Reader(html.parser.HTMLParser):
     def __init__(self):
         super().__init__()
         self.text, self.open, self.fetched, self.images = [], [], [], 0
+        self.tags = set()
 
     def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
         if tag not in ("meta", "img", "link"):
             self.open.append(tag)
         for name, value in attrs:
@@ -99,9 +101,9 @@ def test_settings_that_are_the_defaults_are_folded_away(run):
 def test_pictures_of_analyses_are_on_the_page(run, tmp_path):
     write(run)
     before = parsed(run / "report.html")[0].images
-    figure = pictures.new_figure()
+    figure = results.new_figure()
     figure.add_subplot().plot([1, 2], [3, 4])
-    pictures.save(figure, str(run), "context")
+    results.save_figure(figure, str(run), "context")
     (run / "context.json").write_text('{"effective": 7777}')
     try:
         write(run)
@@ -117,9 +119,9 @@ def test_pictures_of_analyses_are_on_the_page(run, tmp_path):
 def test_the_same_figure_gives_the_same_bytes(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        figure = pictures.new_figure()
+        figure = results.new_figure()
         figure.add_subplot().plot([1, 2], [3, 4])
-        pictures.save(figure, str(tmp_path / name), "curve")
+        results.save_figure(figure, str(tmp_path / name), "curve")
     for kind in ("png", "svg"):
         one, two = ((tmp_path / name / f"curve.{kind}").read_bytes() for name in ("a", "b"))
         assert one == two
@@ -202,7 +204,7 @@ def evaluation(value, protocol=TEST, text="a", step=7, **baselines):
 
 def found(*evaluations, folder="one"):
     config = {"name": "tiny", "corpus": {"source_hash": "a", "label": "text a"}}
-    return page.Found(folder, config, [], list(evaluations), "")
+    return page.RunRecord(folder, config, [], list(evaluations), "")
 
 
 @pytest.mark.parametrize(
@@ -235,24 +237,46 @@ def test_the_headline_is_the_latest_score_of_the_whole_of_the_runs_text(evaluati
     ],
 )
 def test_results_that_do_not_compare_carry_a_warning(other, expected, monkeypatch):
-    monkeypatch.setattr(page, "curves", lambda *_: "")
+    monkeypatch.setattr(page, "curves", lambda *_: None)
     runs = [found(evaluation(2.0)), found(other, folder="two"), found(folder="three")]
-    warnings = [
+    compared = page.comparison(runs)
+    assert compared["differing"] == expected
+    html = page.render({"comparison": compared}).decode()
+    assert re.findall(r'<p class="warning">(.*?)</p>', html) == [
         f"Warning: these results have different {what}, so their values do not compare."
         for what in expected
     ]
-    told = re.findall(r"<p class=warning>(.*?)</p>", page.comparison(runs))
-    assert told == warnings
 
 
 def test_a_baseline_has_no_step_of_training():
-    shown = page.results(found(evaluation(2.0, unigram=4.0, **{"xz primed": 3.0})))
-    rows = [re.findall(r"<td>(.*?)</td>", row) for row in shown.split("<tr>")[2:]]
+    rows = page.results(found(evaluation(2.0, unigram=4.0, **{"xz primed": 3.0})))
     assert [(row[0], row[4]) for row in rows] == [
-        ("memory 32", "7"),
+        ("memory 32", 7),
         ("unigram", ""),
         ("xz primed", ""),
     ]
+
+
+def test_every_value_on_the_page_is_escaped(run, tmp_path):
+    """Names, settings, protocols, analyses and environment that look like HTML are text."""
+    bad = "<script>alert('&\"')</script>"
+    copy = tmp_path / "<i>copy"
+    shutil.copytree(run, copy)
+    record = json.loads((run / "config.json").read_text())
+    record["name"] = record["corpus"]["label"] = record["generate"]["prompt"] = bad
+    record["provenance"]["versions"][bad] = bad
+    (copy / "config.json").write_text(json.dumps(record))
+    result = evaluation(1.0, protocol=bad)
+    result["label"] = result["results"][0]["name"] = bad
+    (copy / "evaluations.jsonl").write_text(json.dumps(result) + "\n")
+    (copy / "context.json").write_text(json.dumps({"label": bad}))
+    (copy / "context<b>.png").write_bytes(b"no picture")
+    write(copy, **{"report.title": bad, "report.workdirs": (str(run),)})
+    reader, text = parsed(copy / "report.html")
+    assert reader.tags.isdisjoint({"script", "i", "b"})
+    assert text.startswith(bad)
+    assert text.count(bad) >= 9
+    assert "<i>copy" in text
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path, run):

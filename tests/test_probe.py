@@ -12,7 +12,7 @@ import tiny_runs
 
 import txl_jax
 from txl_jax.analysis import probe
-from txl_jax.analysis.reach import changed, measured_reach, reach
+from txl_jax.analysis.reach import changes_prediction, measured_reach, reach
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir import init_workdir, with_vocab
 from txl_jax.config import ConfigError, ProbeTextConfig
@@ -106,7 +106,7 @@ def test_a_path_is_refused(tmp_path):
 def test_what_is_asked_ends_with_the_answer_at_just_that_distance(distance):
     c = ProbeTextConfig(**SMALL)
     rng = np.random.default_rng(0)
-    texts = probe.asked(c, rng, distance, answers=40, seg_len=8, before=20)
+    texts = probe.draw_texts(c, rng, distance, count=40, seg_len=8, min_before=20)
     for text in texts:
         assert len(text) % 8 == 1  # inputs are whole segments, the answer is the last target
         assert len(text) - distance - 2 >= 20 - 1
@@ -163,7 +163,7 @@ def test_a_token_changes_the_prediction_up_to_the_reach_and_not_at_all_beyond(
     assert seen == set(range(1, by_hand + 1))
     params = tiny_models.variables(c)["params"]
     model = txl_jax.TransformerXL(c)
-    found = changed(model, params, seg_len, mem_len, tried)
+    found = changes_prediction(model, params, seg_len, mem_len, tried)
     np.testing.assert_array_equal(found, tried <= by_hand)
     assert measured_reach(model, params, seg_len, mem_len) == by_hand
 
@@ -207,13 +207,13 @@ def test_memory_lengths_rise(value):
 
 
 def test_accuracy_and_loss_are_those_of_each_answer_scored_alone(monkeypatch):
-    monkeypatch.setattr(probe, "ROWS_AT_A_TIME", 4)  # 10 answers: the last rows are padding
+    monkeypatch.setattr(probe, "BATCH_SIZE", 4)  # 10 answers: the last rows are padding
     trained = untrained(**{"probe.answers": 10, "probe.mem_lens": "16"})
     c, model = trained.config, trained.model
-    row = probe.scored(trained, model, 16, distance=20)
+    row = probe.score_distance(trained, model, 16, distance=20)
     rng = np.random.default_rng([c.probe.seed, 20])
     right, losses = [], []
-    for text in probe.asked(c.data.probe, rng, 20, 10, seg_len=16, before=32):
+    for text in probe.draw_texts(c.data.probe, rng, 20, 10, seg_len=16, min_before=32):
         tokens = trained.vocab.encode(text).astype(np.int32)[None]
         mems = model.init_mems(1, 16)
         for start in range(0, tokens.shape[1] - 1, 16):

@@ -271,7 +271,8 @@ ELSEWHERE = None
 
 NAMED_BY_HAND = {
     ("analysis/report_page.py", "path"): "report.html",
-    ("analysis/pictures.py", "os.path.join(folder, f'{name}.{kind}')"): ELSEWHERE,
+    ("analysis/results.py", "os.path.join(folder, f'{name}.{kind}')"): ELSEWHERE,
+    ("analysis/results.py", "path"): ELSEWHERE,
     ("analysis/recl.py", "os.fspath(path)"): ELSEWHERE,
     ("analysis/recl_table.py", "path + '.json'"): "recl",
     ("analysis/recl_table.py", "path + '.npz'"): "recl",
@@ -295,13 +296,20 @@ NAMED_BY_HAND = {
 
 
 def written_paths():
-    """Module, and the expression of the path, of every call that writes outside ``data/``."""
+    """Module, path expression, and whether it is a figure, of each call that writes a file."""
     for file in sorted((ROOT / "txl_jax").rglob("*.py")):
         module = file.relative_to(ROOT / "txl_jax").as_posix()
         if not module.startswith("data/"):  # the cache of prepared texts is no workdir
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Call) and (path := written_path(node)) is not None:
-                    yield module, path, len(node.args) == 3 and called(node) == "save"
+                if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "files":
+                    for name in getattr(node.value, "keys", ()):  # of an analysis
+                        yield module, name, "." not in name.value
+                elif not isinstance(node, ast.Call):
+                    continue
+                elif called(node) == "write_results":
+                    assert ast.unparse(node.args[2]) == "files"
+                elif (path := written_path(node)) is not None:
+                    yield module, path, False
 
 
 def called(node):
@@ -312,10 +320,12 @@ def called(node):
 def written_path(node):
     """The argument with the path that a call writes, or ``None`` where it writes none."""
     name, bare = called(node), isinstance(node.func, ast.Name)
-    if name in ("atomic_write", "write_json", "write_csv", "Events") or (name == "append" and bare):
+    if name in ("atomic_write", "write_json", "write_csv", "write_arrays", "Events") or (
+        name == "append" and bare
+    ):
         return node.args[0]
-    if name == "save" and not node.keywords and len(node.args) in (1, 3):
-        return node.args[-1]  # of losses, and of pictures
+    if name == "save" and not node.keywords and len(node.args) == 1:
+        return node.args[0]  # of losses
     if name == "open" and len(node.args) > 1:
         mode = ast.unparse(node.args[1])
         return node.args[0] if set(mode) & set("wax+") or "O_CREAT" in mode else None

@@ -2,9 +2,9 @@
 
     python -m txl_jax.main --mode=ablation --config=configs/table6.py --workdir=runs/table6
 
-Rows are the config's ``ROWS``. Each is trained in ``workdir/ROW`` where it is not yet; a run that
-was stopped goes on. Then every row is scored at each attention length: a model that was trained
-with memory by so long a memory, another by so much recomputed context less a segment.
+Rows are the config's ``ROWS``. A row is trained in ``workdir/ROW``, resumed if it was interrupted,
+and scored at each attention length. A model trained with memory gets a memory of that length.
+Any other model recomputes as much context, less one segment.
 
     workdir/
       ROW/            a run like any other; ROW-seed1 with several seeds
@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from txl_jax.analysis import pictures
+from txl_jax.analysis.results import new_figure, write_results
 from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
 from txl_jax.checkpoint.loading import load
-from txl_jax.checkpoint.trained_model import TrainedModel, parameter_count
+from txl_jax.checkpoint.trained_model import parameter_count
 from txl_jax.config import (
     AblationConfig,
     DataConfig,
@@ -37,19 +37,18 @@ from txl_jax.data.sentences import Sentences, ordered_streams
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.evaluate import Evaluator
 from txl_jax.evaluation.report import segment_bar
-from txl_jax.files import write_csv, write_json
 from txl_jax.parallel import processes
 from txl_jax.parallel.shardings import make_mesh
 from txl_jax.training.setup import check_evaluation_memory
 from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
 
 Train = Callable[[ExperimentConfig, str], int]
-"""Trains an experiment in a workdir, from where it is; the exit code, not 0 if it was stopped."""
+"""Trains or resumes an experiment in a workdir; returns the exit code, not 0 if interrupted."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """One training of a row: the row's name, its experiment, its folder, and if that was named."""
+class RowRun:
+    """One training of a row; ``given``: the config names its workdir, so it is not trained."""
 
     row: str
     exp: ExperimentConfig
@@ -58,11 +57,11 @@ class Run:
 
 
 def run(config: str, overrides: Mapping[str, str], workdir: str, train: Train) -> int:
-    """Trains what is not trained, scores everything, prints and writes the table; the exit code."""
-    runs = runs_of(config, overrides, workdir)
+    """Trains what is not trained, scores all rows, prints and writes the table; the exit code."""
+    runs = table_runs(config, overrides, workdir)
     c = runs[0].exp.ablation
-    for one in runs:  # what cannot be is refused before hours of training, not after
-        check_size(one.exp, lengths_of(one.exp, c.lengths)[1])
+    for one in runs:  # before hours of training
+        check_size(one.exp, attention_lengths(one.exp, c.lengths)[1])
     texts = {one.exp.data.name: one.row for one in runs}
     if len(texts) > 1:
         raise AnalysisError(
@@ -71,30 +70,38 @@ def run(config: str, overrides: Mapping[str, str], workdir: str, train: Train) -
         )
     check_split([one for one in runs if not one.given], c)
     for one in runs:
-        if not is_finished(one):
-            code = train(one.exp, one.workdir)
-            if code:
-                return code
-    rows = []
-    for one in runs:
-        rows.append(scored(one, c))
-        tell(rows[-1])
+        if not is_finished(one) and (code := train(one.exp, one.workdir)):
+            return code
+    rows = [score_row(one, c) for one in runs]
     if processes.is_process_zero():
-        table = summed_up(rows)
-        write(table, rows, workdir, os.path.basename(config.partition(":")[0]), c)
+        table, unit, name = summarize(rows), rows[0]["unit"], os.path.basename(config.split(":")[0])
+        text = _text(table, unit)
+        about = {"table": name, "split": c.split, "max_tokens": c.max_tokens}
+        title = f"{name}, {rows[0]['text']}, {c.split} split"
+        files = {
+            "ablation.json": {**about, "table": table, "runs": rows},
+            "ablation.csv": [
+                {
+                    "row": r["row"],
+                    "seed": r["seed"],
+                    "length": n,
+                    "loss_nats": loss,
+                    unit: value,
+                }
+                for r in rows
+                for n, loss, value in zip(r["lengths"], r["losses"], r["values"], strict=True)
+            ],
+            "ablation": lambda: _figure(table, rows, title),
+        }
+        write_results(workdir, text, files)
+        print(text)
     return 0
 
 
-def runs_of(config: str, overrides: Mapping[str, str], workdir: str) -> list[Run]:
-    """Every row of the config that is asked for, with every seed.
-
-    Raises:
-      AnalysisError: the config has no rows, or not these.
-      ConfigError: a row's settings cannot be used.
-    """
+def table_runs(config: str, overrides: Mapping[str, str], workdir: str) -> list[RowRun]:
+    """Every selected row with every seed; raises AnalysisError if the config has no such rows."""
     file, _, variant = config.partition(":")
-    first = load_config(config, overrides)
-    c = first.ablation
+    c = load_config(config, overrides).ablation
     all_rows = config_rows(file)
     if not all_rows:
         raise AnalysisError(f"--config={config}: has no rows; name a table, configs/table6.py")
@@ -108,19 +115,27 @@ def runs_of(config: str, overrides: Mapping[str, str], workdir: str) -> list[Run
             raise AnalysisError(f"there is no row {row!r}; rows: {', '.join(all_rows)}")
     runs = []
     for row in c.rows or all_rows:
-        name = "-".join(filter(None, (row, variant)))
-        exp = load_config(f"{file}:{name}", overrides)
-        for seed in c.seeds:
+        exp = load_config(f"{file}:{'-'.join(filter(None, (row, variant)))}", overrides)
+        exp = override(exp, {"generate.length": 0})
+        seeds: list[int] = list(c.seeds)
+        if row in given:  # replaces the row's first seed
+            seed = load(given[row]).config.seed
+            runs.append(RowRun(row, override(exp, {"seed": seed}), given[row], given=True))
+            del seeds[0]
+        for seed in seeds:
             folder = os.path.join(workdir, row if c.seeds == (0,) else f"{row}-seed{seed}")
-            seeded = override(exp, {"seed": seed, "generate.length": 0})
-            runs.append(Run(row, seeded, folder))
-        if row in given:  # in place of the row's first seed; its own is what its config says
-            theirs = {"seed": load(given[row]).config.seed}
-            runs[-len(c.seeds)] = Run(row, override(exp, theirs), given[row], given=True)
+            runs.append(RowRun(row, override(exp, {"seed": seed}), folder))
     return runs
 
 
-def check_split(runs: list[Run], c: AblationConfig) -> None:
+def _row_and_folder(text: str) -> tuple[str, str]:
+    row, equals, folder = text.partition("=")
+    if not equals or not folder:
+        raise AnalysisError(f"config key ablation.workdirs: {text!r} must be ROW=WORKDIR")
+    return row, folder
+
+
+def check_split(runs: list[RowRun], c: AblationConfig) -> None:
     """Raises DataError where the split is too short for the streams of a row's evaluation."""
     corpora: dict[DataConfig, Corpus] = {}
     for one in runs:
@@ -134,29 +149,37 @@ def check_split(runs: list[Run], c: AblationConfig) -> None:
             ordered_streams(corpora[data].train, p.batch_size, p.seg_len, name="the train split")
 
 
-def is_finished(one: Run) -> bool:
-    """Whether the run's last step is saved; one that was named is taken as it is."""
-    if one.given:
-        return True
+def is_finished(one: RowRun) -> bool:
+    """Whether the run's last step is saved; a run with a given workdir always counts."""
     try:
-        return load(one.workdir, "latest").step >= one.exp.train.steps
+        return one.given or load(one.workdir, "latest").step >= one.exp.train.steps
     except (WorkdirError, CheckpointError):
         return False
 
 
-def scored(one: Run, c: AblationConfig) -> dict[str, Any]:
-    """The loss of a run at each attention length."""
+def score_row(one: RowRun, c: AblationConfig) -> dict[str, Any]:
+    """The loss of a run at each attention length; prints them in a line."""
     trained = load(one.workdir)
+    model = trained.config.model
     corpus = processes.process_zero_first(lambda: corpus_from_config(one.exp.data, trained.vocab))
-    train_len, lengths = lengths_of(one.exp, c.lengths)
-    losses = {}
+    mesh = make_mesh(trained.config.mesh, model, trained.config.train.batch_size)
+    tokens = first_targets(getattr(corpus, c.split), c.max_tokens)
+    train_length, lengths = attention_lengths(one.exp, c.lengths)
+    unit, losses = corpus.vocab.unit, []
     for length in lengths:
-        protocol = at_length(one.exp, length)
+        protocol = protocol_at_length(one.exp, length)
         protocol = dataclasses.replace(protocol, split=c.split, max_segments=0)
-        tokens = first_targets(getattr(corpus, c.split), c.max_tokens)
         what = f"{one.row}, length {length}"
-        losses[length] = loss_of(trained, protocol, tokens, what, corpus.train)
-    unit = corpus.vocab.unit
+        with segment_bar(what) as progress:
+            evaluator = Evaluator(model, protocol, tokens, mesh, what, corpus.train)
+            score = evaluator.run(trained.params, progress=progress)
+        assert score is not None
+        losses.append(score.loss)
+    values = [in_unit(loss, unit) for loss in losses]
+    if processes.is_process_zero():
+        pairs = zip(lengths, values, strict=True)
+        curve = "  ".join(f"{length}: {format_value(value, unit)}" for length, value in pairs)
+        print(f"{one.row} (seed {one.exp.seed}), {unit} at length  {curve}", flush=True)
     return {
         "row": one.row,
         "seed": one.exp.seed,
@@ -164,36 +187,36 @@ def scored(one: Run, c: AblationConfig) -> dict[str, Any]:
         "parameters": parameter_count(trained.params),
         "unit": unit,
         "text": corpus.info["label"],
-        "train_length": train_len,
-        "lengths": list(losses),
-        "losses": list(losses.values()),
-        "values": [in_unit(loss, unit) for loss in losses.values()],
+        "train_length": train_length,
+        "lengths": lengths,
+        "losses": losses,
+        "values": values,
     }
 
 
-def lengths_of(exp: ExperimentConfig, lengths: tuple[int, ...]) -> tuple[int, list[int]]:
-    """The attention length of training, M or T, and all that are evaluated, it among them."""
-    train_len = exp.train.mem_len or exp.train.seg_len
-    asked = sorted({train_len, *lengths})
-    if exp.model.attention == "absolute_per_layer":  # its table of positions ends
-        asked = [length for length in asked if length <= (exp.model.n_positions or 0)]
+def attention_lengths(exp: ExperimentConfig, lengths: tuple[int, ...]) -> tuple[int, list[int]]:
+    """The attention length of training, M or T, and all lengths to evaluate, which include it."""
+    train_length = exp.train.mem_len or exp.train.seg_len
+    selected = sorted({train_length, *lengths})
+    if exp.model.attention == "absolute_per_layer":  # it has no positions beyond its table
+        selected = [length for length in selected if length <= (exp.model.n_positions or 0)]
     shortest = 1 if exp.train.mem_len else exp.evaluate.seg_len
-    if asked[0] < shortest:
+    if selected[0] < shortest:
         raise AnalysisError(
-            f"config key ablation.lengths: {asked[0]} is less than a segment of evaluation"
+            f"config key ablation.lengths: {selected[0]} is less than a segment of evaluation"
             f" ({exp.name}: evaluate.seg_len = {shortest}), which a model without memory attends"
             " within"
         )
-    return train_len, asked
+    return train_length, selected
 
 
 def check_size(exp: ExperimentConfig, lengths: list[int]) -> None:
     """Raises ConfigError where evaluation at the longest length does not fit the memory."""
-    exp = dataclasses.replace(exp, evaluate=at_length(exp, lengths[-1]))
+    exp = dataclasses.replace(exp, evaluate=protocol_at_length(exp, lengths[-1]))
     check_evaluation_memory(exp, f"evaluation at ablation.lengths {lengths[-1]}")
 
 
-def at_length(exp: ExperimentConfig, length: int) -> ProtocolConfig:
+def protocol_at_length(exp: ExperimentConfig, length: int) -> ProtocolConfig:
     """The run's protocol with this attention length, by memory or by recomputed context."""
     p = exp.evaluate
     if exp.train.mem_len:
@@ -205,10 +228,7 @@ def at_length(exp: ExperimentConfig, length: int) -> ProtocolConfig:
 
 
 def first_targets(split: np.ndarray | Sentences, n: int) -> np.ndarray | Sentences:
-    """The beginning of a split: n targets, or as many whole sentences as have no more; 0: all.
-
-    Rows whose segments differ are compared on the same targets.
-    """
+    """The beginning of a split: n targets, or whole sentences of at most n in all; 0: the split."""
     if not n:
         return split
     if isinstance(split, Sentences):
@@ -218,97 +238,48 @@ def first_targets(split: np.ndarray | Sentences, n: int) -> np.ndarray | Sentenc
     return split[: n + 1]
 
 
-def loss_of(
-    trained: TrainedModel,
-    protocol: ProtocolConfig,
-    tokens: np.ndarray | Sentences,
-    what: str,
-    training: np.ndarray | Sentences,
-) -> float:
-    """Nats per target under a protocol; ``training``: see :class:`Evaluator`."""
-    model = trained.config.model
-    mesh = make_mesh(trained.config.mesh, model, trained.config.train.batch_size)
-    with segment_bar(what) as progress:
-        evaluator = Evaluator(model, protocol, tokens, mesh, what, training)
-        score = evaluator.run(trained.params, progress=progress)
-    assert score is not None
-    return score.loss
-
-
-def best_of(lengths: list[int], values: list[float], unit: Unit) -> tuple[float, int]:
-    """The best value, and the shortest length that gives it to the decimals that are shown."""
+def best_value(lengths: list[int], values: list[float], unit: Unit) -> tuple[float, int]:
+    """The best value, and the shortest length whose value rounds to it."""
     best = min(values)
-    shown = format_value(best, unit)
-    pairs = zip(lengths, values, strict=True)
-    return best, next(length for length, value in pairs if format_value(value, unit) == shown)
+    rounded = [format_value(value, unit) for value in values]
+    return best, lengths[rounded.index(format_value(best, unit))]
 
 
-def summed_up(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A line for each row: the values at the training length and at the best, over its seeds.
+def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """An entry per row: mean values at the training length (``init``) and at the best, over seeds.
 
-    ``init``, ``best``: means; ``spread``: the largest less the least ``best``; ``length``: the
-    best of the mean curve.
+    ``spread``: the largest less the smallest ``best``; ``length``: the best of the mean curve.
     """
     table = []
     for name in dict.fromkeys(row["row"] for row in rows):
         same = [row for row in rows if row["row"] == name]
-        first, unit = same[0], same[0]["unit"]
+        keys = ("row", "parameters", "train_length", "unit", "lengths")
+        entry = {"seeds": len(same), **{key: same[0][key] for key in keys}}
         curve = [statistics.fmean(v) for v in zip(*(r["values"] for r in same), strict=True)]
-        best, length = best_of(first["lengths"], curve, unit)
+        best, length = best_value(entry["lengths"], curve, entry["unit"])
         bests = [min(row["values"]) for row in same]
-        table.append(
-            {
-                "row": name,
-                "parameters": first["parameters"],
-                "seeds": len(same),
-                "train_length": first["train_length"],
-                "init": curve[first["lengths"].index(first["train_length"])],
-                "best": best,
-                "length": length,
-                "spread": max(bests) - min(bests),
-                "unit": unit,
-                "curve": curve,
-                "lengths": first["lengths"],
-            }
-        )
+        entry |= {"curve": curve, "init": curve[entry["lengths"].index(entry["train_length"])]}
+        entry |= {"best": best, "length": length, "spread": max(bests) - min(bests)}
+        table.append(entry)
     return table
 
 
-def tell(row: dict[str, Any]) -> None:
-    """One run's curve as a line."""
-    if processes.is_process_zero():
-        unit = row["unit"]
-        pairs = zip(row["lengths"], row["values"], strict=True)
-        curve = "  ".join(f"{length}: {format_value(value, unit)}" for length, value in pairs)
-        print(f"{row['row']} (seed {row['seed']}), {unit} at length  {curve}", flush=True)
-
-
-def write(table, rows, workdir: str, name: str, c: AblationConfig) -> None:
-    """The table on the screen, as JSON and CSV, and the curves as a picture."""
-    unit: Unit = table[0]["unit"]
+def _text(table: list[dict[str, Any]], unit: Unit) -> str:
     width = max(len(row["row"]) for row in table)
-    print(f"{'':<{width}}  parameters  seeds  {unit} init (length)      best  shortest length")
+    lines = [f"{'':<{width}}  parameters  seeds  {unit} init (length)      best  shortest length"]
     for row in table:
         init = f"{format_value(row['init'], unit)} ({row['train_length']})"
-        print(
+        lines.append(
             f"{row['row']:<{width}}  {row['parameters']:>10,}  {row['seeds']:>5}  {init:>15}"
             f"  {format_value(row['best'], unit):>12}  {row['length']:>15}"
         )
-    about = {"table": name, "split": c.split, "max_tokens": c.max_tokens}
-    write_json(os.path.join(workdir, "ablation.json"), {**about, "table": table, "runs": rows})
-    figures = [
-        {"row": row["row"], "seed": row["seed"], "length": length, "loss_nats": loss, unit: value}
-        for row in rows
-        for length, loss, value in zip(row["lengths"], row["losses"], row["values"], strict=True)
-    ]
-    write_csv(os.path.join(workdir, "ablation.csv"), figures)
-    draw(table, rows, workdir, f"{name}, {rows[0]['text']}, {c.split} split")
+    return "\n".join(lines)
 
 
-def draw(table, rows, workdir: str, title: str) -> None:
-    """The value over the attention length of every row; a thin line for each seed, star: best."""
+def _figure(table: list[dict[str, Any]], rows: list[dict[str, Any]], title: str):
+    """The value of every row over attention length; thin lines: its seeds, star: its best."""
     unit: Unit = table[0]["unit"]
-    figure = pictures.new_figure()
+    figure = new_figure()
     axes = figure.add_subplot()
     for n, row in enumerate(table):
         colour = f"C{n % 10}"
@@ -322,11 +293,4 @@ def draw(table, rows, workdir: str, title: str) -> None:
     axes.set_title(f"{title}\nloss over attention length, best marked")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-    pictures.save(figure, workdir, "ablation")
-
-
-def _row_and_folder(text: str) -> tuple[str, str]:
-    row, equals, folder = text.partition("=")
-    if not equals or not folder:
-        raise AnalysisError(f"config key ablation.workdirs: {text!r} must be ROW=WORKDIR")
-    return row, folder
+    return figure

@@ -1,15 +1,12 @@
-"""Averages of attention by distance: spans of heads, mass by distance, and the files of both."""
+"""Averages of attention by distance: the spans of heads and the shares of ranges of distance."""
 
 import dataclasses
-import io
 import itertools
-import os
 from typing import Any
 
 import numpy as np
 
 from txl_jax.analysis.attention_weights import Sums
-from txl_jax.files import atomic_write, write_csv, write_json
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -17,9 +14,9 @@ class Averages:
     """Attention of every head, averaged over queries, by distance 0 .. K-1 in tokens.
 
     Attributes:
-      attention: [L,N,K], the mean probability at a distance, of the queries that see it.
+      attention: [L,N,K], the mean probability over the queries that can attend to the distance.
       terms: the same of each term's own softmax, by letter; empty where attention has no terms.
-      seen: [K], queries that see the distance, all above 0.
+      seen: [K], queries that can attend to the distance, all above 0.
       queries: how many were averaged.
       spans: [L,N], the mean distance that a head attends to, in tokens.
     """
@@ -32,7 +29,7 @@ class Averages:
 
     @classmethod
     def of(cls, sums: Sums) -> "Averages":
-        """From sums over at least one query; distances beyond a window are cut off."""
+        """From sums over at least one query; drops the distances beyond a window."""
         k = int(np.count_nonzero(sums.seen))
         seen = np.asarray(sums.seen, np.float64)[:k]
         mean = lambda x: np.asarray(x, np.float64)[..., :k] / seen
@@ -47,78 +44,45 @@ class Averages:
         return len(self.seen)
 
     def widest(self, count: int) -> list[tuple[int, int]]:
-        """(layer, head) of the largest mean distances, the widest first; no more than there are."""
+        """(layer, head) of the largest mean distances, the widest first; at most ``count``."""
         order = np.argsort(-self.spans, axis=None, kind="stable")[:count]
         return [divmod(int(i), self.spans.shape[1]) for i in order]
 
     def shares(self, edges: np.ndarray) -> np.ndarray:
-        """[L,N,bins]: a query's attention to the distances edges[i] .. edges[i+1]-1, on average.
+        """[L,N,bins]: a query's mean attention to the distances edges[i] .. edges[i+1]-1.
 
         They sum to 1 over bins from 0 to K.
         """
         return np.add.reduceat(self.attention * self.seen, edges[:-1], axis=-1) / self.queries
 
     def binned(self, x: np.ndarray, edges: np.ndarray) -> np.ndarray:
-        """[...,bins]: the mean of x [...,K] over what was seen of each bin's distances."""
+        """[...,bins]: the mean of x [...,K] over the queries and distances of each bin."""
         total = np.add.reduceat(x * self.seen, edges[:-1], axis=-1)
         return total / np.add.reduceat(self.seen, edges[:-1])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Per head: ``layer``, ``head``, ``mean_distance``, and ``share_by_distance`` by range."""
+        edges = doubling_edges(self.n_keys)
+        names = [f"{a}" if b == a + 1 else f"{a}-{b - 1}" for a, b in itertools.pairwise(edges)]
+        shares = self.shares(edges)
+        return [
+            {
+                "layer": layer,
+                "head": head,
+                "mean_distance": float(span),
+                "share_by_distance": dict(zip(names, shares[layer, head].tolist(), strict=True)),
+            }
+            for (layer, head), span in np.ndenumerate(self.spans)
+        ]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """float32 arrays: ``attention`` [L,N,K], ``term_a`` .. ``term_d`` [L,N,K], ``seen`` [K]."""
+        terms = {f"term_{letter}": x for letter, x in self.terms.items()}
+        arrays = {"attention": self.attention, **terms, "seen": self.seen}
+        return {name: x.astype(np.float32) for name, x in arrays.items()}
 
 
 def doubling_edges(n_keys: int) -> np.ndarray:
     """0, 1, 2, 4, 8, .. K: bins of distances, each as long as all before it."""
     powers = 2 ** np.arange(max(n_keys - 1, 0).bit_length())
     return np.array([0, *powers, n_keys])
-
-
-def write_numbers(
-    workdir: str, about: dict[str, str], averages: Averages, position: dict[str, Any]
-) -> None:
-    """Writes ``attention.json``, ``attention.csv`` (a row per head) and ``attention.npz``.
-
-    The arrays in ``attention.npz`` are float32: ``attention`` [L,N,K], ``term_a`` .. ``term_d``
-    [L,N,K] where there are terms, ``seen`` [K].
-    """
-    edges = doubling_edges(averages.n_keys)
-    shares = averages.shares(edges)
-    n_layer, n_head = averages.spans.shape
-    heads = [(layer, head) for layer in range(n_layer) for head in range(n_head)]
-    names = [_range(a, b) for a, b in itertools.pairwise(edges)]
-    rows = [
-        [layer, head, averages.spans[layer, head], *shares[layer, head]] for layer, head in heads
-    ]
-    result = {
-        **about,
-        "queries": averages.queries,
-        "distances": averages.n_keys,
-        "terms": sorted(averages.terms) or "left out: this form of attention is of one term",
-        "heads": [
-            {
-                "layer": layer,
-                "head": head,
-                "mean_distance": round(float(span), 3),
-                "share_by_distance": {
-                    name: round(float(x), 6) for name, x in zip(names, parts, strict=True)
-                },
-            }
-            for layer, head, span, *parts in rows
-        ],
-        "position": position,
-    }
-    write_json(os.path.join(workdir, "attention.json"), result)
-    columns = ("mean_distance", *(f"share_{name}" for name in names))
-    figures = [
-        {"layer": layer, "head": head}
-        | {name: f"{x:.6g}" for name, x in zip(columns, values, strict=True)}
-        for layer, head, *values in rows
-    ]
-    write_csv(os.path.join(workdir, "attention.csv"), figures)
-    data = io.BytesIO()
-    terms = {f"term_{letter}": x for letter, x in averages.terms.items()}
-    found = {"attention": averages.attention, **terms, "seen": averages.seen}
-    arrays: dict[str, Any] = {name: x.astype(np.float32) for name, x in found.items()}
-    np.savez(data, **arrays)
-    atomic_write(os.path.join(workdir, "attention.npz"), data.getvalue())
-
-
-def _range(first: int, end: int) -> str:
-    return f"{first}" if end == first + 1 else f"{first}-{end - 1}"

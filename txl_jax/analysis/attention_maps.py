@@ -1,18 +1,16 @@
-"""Where heads look: attention averaged over a text, by distance (paper, appendix D).
+"""Attention averaged over a text, by distance (``--mode=attention``; paper, appendix D).
 
     split ──▶ segments, memory carried ──▶ sums by distance ──▶ averages [L,N,K], spans [L,N]
                                                                       └──▶ the widest heads
-    position ──▶ the text before it ───────▶ its own probabilities ──▶ what these look at there
+    position ──▶ the text before it ───────▶ its attention weights ──▶ what these heads attend to
 
-Which queries are averaged: those with all of their memory before them, so that none had less to
-look at than the others; whole segments only. Each of them sees the distances 0 to M (a window
-less). Larger ones, up to M+T-1, only the later queries of a segment see: the average at a distance
-is over the queries that see it, and ``seen`` counts them.
+Only queries with a full memory in whole segments are averaged. Each of them can attend to the
+distances 0 to M (fewer with a window); only the later queries of a segment reach larger ones, up to
+M+T-1. The average at a distance is over the queries that can attend to it; ``seen`` counts them.
 
-A model that is evaluated without memory (``evaluate.mem_len`` = 0, as every form of attention that
-has none) is given the M tokens before each segment again instead, as context; its queries are those
-of the segment. Clamp and window are those of the evaluation protocol. Layers and heads are counted
-from 0, as in the parameters.
+A model evaluated without memory (``evaluate.mem_len`` = 0) recomputes the M tokens before each
+segment as context instead. Clamp and window are those of the evaluation protocol. Layers and heads
+count from 0.
 """
 
 import dataclasses
@@ -23,12 +21,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from txl_jax.analysis.attention_averages import Averages, write_numbers
-from txl_jax.analysis.attention_pictures import Attended, draw
-from txl_jax.analysis.attention_weights import Sums, watched_segment
-from txl_jax.analysis.pictures import described
+from txl_jax.analysis import attention_figures as figures
+from txl_jax.analysis.attention_averages import Averages
+from txl_jax.analysis.attention_figures import PositionAttention
+from txl_jax.analysis.attention_weights import segment_attention
+from txl_jax.analysis.results import describe_model, write_results
 from txl_jax.checkpoint.trained_model import TrainedModel
-from txl_jax.checkpoint.workdir_files import check_outputs, print_on_error
+from txl_jax.checkpoint.workdir_files import check_outputs
 from txl_jax.config import ProtocolConfig, TransformerXLConfig
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.streams import Streams
@@ -42,94 +41,114 @@ from txl_jax.parallel.device_memory import check_memory
 
 
 def run(trained: TrainedModel, workdir: str) -> str:
-    """Writes ``attention*`` in the workdir: pictures, JSON, CSV and arrays; the widest heads."""
-    c = trained.config.attention
-    _check_kind(trained)
+    """Writes ``attention*`` in the workdir: figures, JSON, CSV and arrays; the widest heads."""
+    exp, c, vocab = trained.config, trained.config.attention, trained.vocab
+    if vocab.kind == "sentence":
+        raise AnalysisError(
+            f"--mode=attention reads one text, and data.name={exp.data.name!r} is"
+            " sentences in no order; use a model of another corpus"
+        )
     check_size(trained)
     check_outputs(workdir, "attention")
-    reader = Reader(trained)
-    corpus = corpus_from_config(trained.config.data, trained.vocab)
+    reader = AttentionReader(trained)
+    corpus = corpus_from_config(exp.data, vocab)
     tokens, name = getattr(corpus, c.split), f"the {c.split} split"
     reader.check(tokens, name)
     with segment_bar(f"{c.split} split, attention") as progress:
         averages = reader.averages(tokens, name, progress)
-    attended = Attended(
-        c.position,
-        reader.at(tokens, c.position),
-        np.asarray(tokens[: c.position + 1][-reader.n_keys :]),
-        averages.widest(c.widest),
+    before = np.asarray(tokens[: c.position + 1][-reader.n_keys :])
+    at_position = PositionAttention(
+        c.position, reader.at_position(tokens, c.position), before, averages.widest(c.widest), vocab
     )
+    source = describe(reader.protocol, exp.model) + of_vocab(corpus, c.split)
     about = {
-        "model": described(trained),
-        "data": f"{corpus.name}, {describe(reader.protocol, trained.config.model)}"
-        + of_vocab(corpus, c.split),
+        "model": describe_model(trained),
+        "data": f"{corpus.name}, {source}",
         "label": corpus.info["label"],
     }
-    widest = "widest heads: " + ", ".join(
+    last = "widest heads: " + ", ".join(
         f"layer {layer} head {head} (mean distance {averages.spans[layer, head]:.0f} tokens)"
-        for layer, head in attended.heads
+        for layer, head in at_position.heads
     )
-    with print_on_error(widest):
-        write_numbers(workdir, about, averages, attended.to_json(trained.vocab, averages.spans))
-        longest = _longest_in_training(trained)
-        draw(workdir, about, averages, attended, trained.vocab, longest)
-    return widest
+    longest = _longest_in_training(trained)
+    files = {
+        "attention.json": {
+            **about,
+            "queries": averages.queries,
+            "distances": averages.n_keys,
+            "terms": sorted(averages.terms) or "left out: this form of attention is of one term",
+            "heads": averages.rows(),
+            "position": at_position.to_json(averages.spans),
+        },
+        "attention.csv": [
+            {k: v for k, v in row.items() if k != "share_by_distance"}
+            | {f"share_{name}": share for name, share in row["share_by_distance"].items()}
+            for row in averages.rows()
+        ],
+        "attention.npz": averages.arrays(),
+        "attention": lambda: figures.averages(about, averages, longest),
+        "attention_terms": (lambda: figures.terms(about, averages, longest))
+        if averages.terms
+        else None,
+        "attention_heads": lambda: figures.heads(about, averages, at_position),
+    }
+    return write_results(workdir, last, files)
 
 
 def check_size(trained: TrainedModel) -> None:
     """Raises ConfigError where a segment's attention weights do not fit the device's memory."""
     exp, c = trained.config, trained.config.attention
     model = dataclasses.replace(exp.model, kernel="reference")  # all weights of a layer at once
-    again = exp.evaluate.mem_len == 0
-    length, mem_len = (c.mem_len + c.seg_len, 0) if again else (c.seg_len, c.mem_len)
+    recomputed = exp.evaluate.mem_len == 0
+    length, mem_len = (c.mem_len + c.seg_len, 0) if recomputed else (c.seg_len, c.mem_len)
     keys = tuple(f"attention.{name}" for name in ("batch_size", "seg_len", "mem_len"))
     check_memory("reading attention", of_reading(model, c.batch_size, length, mem_len, keys), exp)
 
 
-class Reader:
-    """Reads a text with a trained model and watches its attention; compiled once.
-
-    Args:
-      trained: the model; ``config.attention`` says how it reads.
+class AttentionReader:
+    """Reads a text with a trained model and measures its attention; compiled once.
 
     Attributes:
-      protocol: that of evaluation, with the lengths that attention is read with.
+      settings: the lengths, of ``config.attention``.
+      protocol: that of evaluation, with these lengths.
       n_keys: K, the keys of the last query of a segment.
 
     Raises:
-      AnalysisError: lengths that this model cannot be read with.
+      AnalysisError: the model cannot be read with these lengths.
     """
 
     def __init__(self, trained: TrainedModel):
         exp, c = trained.config, trained.config.attention
-        again = exp.evaluate.mem_len == 0
+        recomputed = exp.evaluate.mem_len == 0
         self.settings, self._params = c, jax.device_put(trained.params)
         self.protocol = ProtocolConfig(
             split=c.split,
             batch_size=c.batch_size,
             seg_len=c.seg_len,
-            mem_len=0 if again else c.mem_len,
-            context_len=c.mem_len if again else 0,
+            mem_len=0 if recomputed else c.mem_len,
+            context_len=c.mem_len if recomputed else 0,
             clamp_len=exp.evaluate.clamp_len,
             same_length=exp.evaluate.same_length,
         )
         self.n_keys = c.mem_len + c.seg_len
+        self._warm_up = -(-c.mem_len // c.seg_len)  # segments until memory, or context, is full
         model = under_protocol(exp.model, self.protocol)
         _check_lengths(model, self.protocol)
         self._model = TransformerXL(model)
-        self._watch = jax.jit(functools.partial(watched_segment, self._model), donate_argnums=2)
-        self._advance = jax.jit(self._memory_after, donate_argnums=2)
+        self._measure = jax.jit(functools.partial(segment_attention, self._model), donate_argnums=2)
+        read = lambda params, *args: self._model.apply({"params": params}, *args)[1]
+        self._read = jax.jit(read, donate_argnums=2)
 
     def check(self, tokens: np.ndarray, name: str) -> None:
-        """Raises AnalysisError for a split or a position with less before it than is asked."""
+        """Raises AnalysisError where too little text is before a split's end or the position."""
         p, c = self.protocol, self.settings
-        if self._whole(self._streams(tokens, name)) <= self._unread:
+        if self._full_segments(self._streams(tokens, name)) <= self._warm_up:
             raise AnalysisError(
                 f"attention.mem_len = {c.mem_len}: no segment of {c.seg_len} tokens has so many"
                 f" before it in {name}, which has {len(tokens):,} tokens in {p.batch_size}"
                 " streams; use less memory, or fewer streams"
             )
-        least = (self._unread + 1) * p.seg_len - 1 if p.mem_len else self.n_keys - 1
+        least = (self._warm_up + 1) * p.seg_len - 1 if p.mem_len else self.n_keys - 1
         if not least <= c.position < len(tokens):
             raise AnalysisError(
                 f"attention.position = {c.position}: must be from {least}, where memory is full,"
@@ -142,83 +161,60 @@ class Reader:
         name: str = "tokens",
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Averages:
-        """Attention averaged over so many queries as the config says, whole segments of them.
+        """Attention averaged over the config's number of queries, in whole segments.
 
-        ``progress(done, total)`` is told of every segment.
+        ``progress(done, total)`` is called after each segment.
         """
         p, limit = self.protocol, self.settings.max_tokens
-        streams, first = self._streams(tokens, name), self._unread
-        asked = -(-limit // (p.batch_size * p.seg_len)) if limit else len(streams)
-        end = min(first + asked, self._whole(streams))
+        streams, first = self._streams(tokens, name), self._warm_up
+        count = -(-limit // (p.batch_size * p.seg_len)) if limit else len(streams)
+        end = min(first + count, self._full_segments(streams))
         begin = 0 if p.mem_len else first
         weights = np.ones((p.batch_size, p.seg_len), np.float32)
         mems: Any = self._model.init_mems(p.batch_size, p.mem_len)
-        total: Sums | None = None
+        total: Any = None
         for index in range(begin, end):
             inputs = streams.segment(index).inputs
             if index < first:
-                mems = self._advanced(inputs, mems)
+                mems = self._advance(inputs, mems)
             else:
-                sums, _, mems = self._watch(self._params, inputs, mems, weights)
+                sums, _, mems = self._measure(self._params, inputs, mems, weights)
                 sums = jax.tree.map(lambda x: np.asarray(x, np.float64), sums)
                 total = sums if total is None else jax.tree.map(np.add, total, sums)
             progress(index + 1 - begin, end - begin)
-        assert total is not None, "check() lets no such text pass"
         return Averages.of(total)
 
-    def at(self, tokens: np.ndarray, position: int) -> np.ndarray:
-        """What the token at a position gives to each distance: float32 [L,N,K], 0 where unseen.
+    def at_position(self, tokens: np.ndarray, position: int) -> np.ndarray:
+        """Attention of the token at a position: float32 [L,N,K] by distance, 0 where masked.
 
-        It is in the last place of its segment. Memory is read from as far back as its states can
+        The token is the last of its segment. Memory is read from as far back as its states can
         depend on, L memories, or from the start of the text.
         """
         p = self.protocol
         start = position + 1 - p.seg_len - p.context_len  # of its segment, or of its context
-        before = min(self._unread * self._model.cfg.n_layer, start // p.seg_len)
+        before = min(self._warm_up * self._model.cfg.n_layer, start // p.seg_len)
         mems: Any = self._model.init_mems(1, p.mem_len)
-        cut = lambda i, j: np.asarray(tokens[i:j], np.int32)[None]
+        text = np.asarray(tokens[: position + 1], np.int32)[None]
         if p.mem_len:
             for begin in range(start - before * p.seg_len, start, p.seg_len):
-                mems = self._advanced(cut(begin, begin + p.seg_len), mems)
+                mems = self._advance(text[:, begin : begin + p.seg_len], mems)
         weights = np.ones((1, p.seg_len), np.float32)
-        _, last, _ = self._watch(self._params, cut(start, position + 1), mems, weights)
+        _, last, _ = self._measure(self._params, text[:, start:], mems, weights)
         return np.asarray(last[:, :, 0, ::-1])
 
-    @property
-    def _unread(self) -> int:
-        """Segments before the first one whose queries have all of their memory, or context."""
-        return -(-self.settings.mem_len // self.protocol.seg_len)
+    def _advance(self, inputs: np.ndarray, mems: Memory) -> Memory:
+        """The memory after a segment; waits, because a queue of segments would fill the device."""
+        return jax.block_until_ready(self._read(self._params, inputs, mems))
 
     def _streams(self, tokens: np.ndarray, name: str) -> Streams:
-        p = self.protocol
-        return Streams(
-            tokens,
-            p.batch_size,
-            p.seg_len,
-            name=name,
-            vocab_size=self._model.cfg.vocab_size,
-            context_len=p.context_len,
-        )
+        p, context_len = self.protocol, self.protocol.context_len
+        streams = functools.partial(Streams, name=name, vocab_size=self._model.cfg.vocab_size)
+        return streams(tokens, p.batch_size, p.seg_len, context_len=context_len)
 
-    def _whole(self, streams: Streams) -> int:
-        """Segments that no stream has padding in; the last stream is the shortest."""
+    def _full_segments(self, streams: Streams) -> int:
+        """Segments without padding in any stream; the last stream is the shortest."""
         before_last = (streams.batch_size - 1) * streams.targets_per_stream
         return max(0, streams.n_targets - before_last) // streams.seg_len
-
-    def _advanced(self, inputs: np.ndarray, mems: Memory) -> Memory:
-        """Memory after a segment, once it is there: a queue of segments would hold as many."""
-        return jax.block_until_ready(self._advance(self._params, inputs, mems))
-
-    def _memory_after(self, params, inputs, mems):
-        return self._model.apply({"params": params}, inputs, mems)[1]
-
-
-def _check_kind(trained: TrainedModel) -> None:
-    if trained.vocab.kind == "sentence":
-        raise AnalysisError(
-            f"--mode=attention reads one text, and data.name={trained.config.data.name!r} is"
-            " sentences in no order; use a model of another corpus"
-        )
 
 
 def _check_lengths(model: TransformerXLConfig, p: ProtocolConfig) -> None:
@@ -228,17 +224,17 @@ def _check_lengths(model: TransformerXLConfig, p: ProtocolConfig) -> None:
             f"attention.mem_len = {p.mem_len}: the window same_length={model.same_length!r} lets"
             " nothing be seen without memory; use evaluate.same_length=False"
         )
-    learnt = model.n_positions if model.attention == "absolute_per_layer" else None
-    if learnt is not None and p.context_len + p.seg_len > learnt:
+    n_positions = model.n_positions if model.attention == "absolute_per_layer" else None
+    if n_positions is not None and p.context_len + p.seg_len > n_positions:
         raise AnalysisError(
             f"attention.mem_len = {p.context_len}: with attention.seg_len {p.seg_len} is more than"
-            f" the {learnt} positions that the model has learnt (model.n_positions); use"
-            f" attention.mem_len={max(0, learnt - p.seg_len)}"
+            f" the {n_positions} positions that the model has learnt (model.n_positions); use"
+            f" attention.mem_len={max(0, n_positions - p.seg_len)}"
         )
 
 
 def _longest_in_training(trained: TrainedModel) -> int:
-    """The largest distance that the model was trained to look back."""
+    """The largest distance that the model could attend to in training."""
     model, c = trained.config.model, trained.config.train
     if model.same_length:
         return c.mem_len - (model.same_length == "pytorch")

@@ -1,46 +1,40 @@
-"""``--mode=probe``: how far back a model finds an answer, and how far it could.
+"""``--mode=probe``: how far back a model finds an answer, and how far back it can (reach.py).
 
-The text is that of data/sources/probe.py. At each distance episodes are drawn whose answer is the
-last target of a segment, after other episodes that fill the memory. What the shapes allow is
-analysis/reach.py's.
+The text is that of data/sources/probe.py. At each distance, episodes are drawn whose answer is the
+last target of a segment, after other episodes that fill the memory.
 """
 
 import dataclasses
-import os
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from txl_jax.analysis.pictures import described, new_figure, save
 from txl_jax.analysis.reach import last_logits, measured_reach, reach
+from txl_jax.analysis.results import describe_model, new_figure, write_results
 from txl_jax.checkpoint.trained_model import TrainedModel
-from txl_jax.checkpoint.workdir_files import check_outputs, print_on_error
+from txl_jax.checkpoint.workdir_files import check_outputs
 from txl_jax.config import ProbeTextConfig
 from txl_jax.data.sources.probe import alphabet, draw, episodes
 from txl_jax.evaluation.errors import AnalysisError
-from txl_jax.files import write_csv, write_json
 from txl_jax.model.footprint import Need, of_reading
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import check_memory
 
-ROWS_AT_A_TIME = 100
+BATCH_SIZE = 100
 
 
 def run(trained: TrainedModel, workdir: str) -> str:
-    """Accuracy at each distance and memory length, as ``probe.json``, ``.csv`` and pictures.
-
-    Raises:
-      AnalysisError: the model was not trained on the probe's text, or cannot have that memory.
-    """
+    """Writes accuracy by distance and memory length as ``probe*``; returns the last line."""
     check(trained)
     check_size(trained)
     check_outputs(workdir, "probe")
     c, t = trained.config, trained.config.train
     rows, reaches = [], []
     for mem_len in memory_lengths(trained):
-        model = with_memory(trained.model, mem_len)
+        window = trained.model.cfg.same_length if mem_len else False  # it needs a memory
+        model = TransformerXL(dataclasses.replace(trained.model.cfg, same_length=window))
         reaches.append(
             {
                 "mem_len": mem_len,
@@ -48,9 +42,9 @@ def run(trained: TrainedModel, workdir: str) -> str:
                 "measured": measured_reach(model, trained.params, t.seg_len, mem_len),
             }
         )
-        rows += [scored(trained, model, mem_len, d) for d in c.probe.distances]
+        rows += [score_distance(trained, model, mem_len, d) for d in c.probe.distances]
     result = {
-        "model": described(trained),
+        "model": describe_model(trained),
         "text": dataclasses.asdict(c.data.probe),
         "seg_len": t.seg_len,
         "n_layer": c.model.n_layer,
@@ -62,74 +56,64 @@ def run(trained: TrainedModel, workdir: str) -> str:
         "rows": rows,
     }
     last = _last_line(result)
-    with print_on_error(last):
-        write_json(os.path.join(workdir, "probe.json"), result)
-        write_csv(os.path.join(workdir, "probe.csv"), rows)
-        save(picture(result), workdir, "probe")
-    return last
+    files = {"probe.json": result, "probe.csv": rows, "probe": lambda: figure_of(result)}
+    return write_results(workdir, last, files)
 
 
 def check(trained: TrainedModel) -> None:
-    """Raises AnalysisError where the model cannot be asked."""
+    """Raises AnalysisError where the model's text or memory does not fit the probe."""
     c = trained.config
     if c.data.name != "probe":
         raise AnalysisError(
             f"--mode=probe: the model was trained on data.name={c.data.name!r}, whose vocabulary"
             " is not the probe's; train one with --config=configs/probe.py"
         )
-    lacking = sorted(set(alphabet(c.data.probe)) - set(trained.vocab.symbols))
-    if lacking:
+    missing = sorted(set(alphabet(c.data.probe)) - set(trained.vocab.symbols))
+    if missing:
         raise AnalysisError(
             f"--mode=probe: the model's vocabulary is not that of data.probe, it lacks"
-            f" {' '.join(lacking)}; leave data.probe as it was in training"
+            f" {' '.join(missing)}; leave data.probe as it was in training"
         )
-    for mem_len in c.probe.mem_lens:
-        if mem_len and c.model.memory_free:
-            raise AnalysisError(
-                f"config key probe.mem_lens = {c.probe.mem_lens}: attention"
-                f" {c.model.attention!r} has no memory; only 0 can be asked"
-            )
+    if c.model.memory_free and any(c.probe.mem_lens):
+        raise AnalysisError(
+            f"config key probe.mem_lens = {c.probe.mem_lens}: attention"
+            f" {c.model.attention!r} has no memory; use only 0"
+        )
 
 
 def check_size(trained: TrainedModel) -> None:
-    """Raises ConfigError where the texts, or the memory of their rows, do not fit the memory."""
+    """Raises ConfigError where texts or memory do not fit the device's memory."""
     exp, c, t = trained.config, trained.config.probe, trained.config.train
-    mem_len, rows = max(memory_lengths(trained)), min(ROWS_AT_A_TIME, c.answers)
+    mem_len, rows = max(memory_lengths(trained)), min(BATCH_SIZE, c.answers)
     size = t.seg_len + mem_len + c.distances[-1]
     keys = ("probe.mem_lens", "probe.answers", "probe.distances")
-    texts = Need("the texts that are asked", 5 * c.answers * size, keys)  # and their int32 tokens
+    texts = Need("the probe's texts", 5 * c.answers * size, keys)  # characters and int32 tokens
     needs = of_reading(exp.model, rows, t.seg_len, mem_len, keys)
     check_memory("the probe", [*needs, texts], exp)
 
 
 def memory_lengths(trained: TrainedModel) -> tuple[int, ...]:
-    """The memory lengths that are asked for: those of the config, else 0 and that of training."""
+    """The memory lengths to evaluate: those of the config, else 0 and that of training."""
     c = trained.config
     return c.probe.mem_lens or tuple(sorted({0, c.train.mem_len}))
 
 
-def with_memory(model: TransformerXL, mem_len: int) -> TransformerXL:
-    """The model; with M = 0 without its window, which would leave nothing to see."""
-    window = model.cfg.same_length if mem_len else False
-    return TransformerXL(dataclasses.replace(model.cfg, same_length=window))
-
-
-def scored(
+def score_distance(
     trained: TrainedModel, model: TransformerXL, mem_len: int, distance: int
 ) -> dict[str, Any]:
-    """Accuracy (the likeliest of all symbols is the answer) and mean loss at one distance."""
-    c = trained.config
+    """Accuracy (the answer is the likeliest of all symbols) and mean loss at one distance."""
+    c, seg_len = trained.config, trained.config.train.seg_len
     rng = np.random.default_rng([c.probe.seed, distance])
-    before = c.train.seg_len + max(memory_lengths(trained))
-    texts = asked(c.data.probe, rng, distance, c.probe.answers, c.train.seg_len, before)
+    min_before = seg_len + max(memory_lengths(trained))
+    texts = draw_texts(c.data.probe, rng, distance, c.probe.answers, seg_len, min_before)
     tokens = np.stack([trained.vocab.encode(text) for text in texts]).astype(np.int32)
-    pad = -len(tokens) % min(ROWS_AT_A_TIME, len(tokens))
-    padded = np.concatenate([tokens, tokens[:pad]])
-    parts = [
-        last_logits(model, trained.params, part[:, :-1], c.train.seg_len, mem_len)
-        for part in np.split(padded, len(padded) // min(ROWS_AT_A_TIME, len(tokens)))
+    size = min(BATCH_SIZE, len(tokens))
+    padded = np.concatenate([tokens, tokens[: -len(tokens) % size]])
+    batches = [
+        last_logits(model, trained.params, batch[:, :-1], seg_len, mem_len)
+        for batch in np.split(padded, len(padded) // size)
     ]
-    logits, answers = np.concatenate(parts)[: len(tokens)], tokens[:, -1]
+    logits, answers = np.concatenate(batches)[: len(tokens)], tokens[:, -1]
     losses = -jax.nn.log_softmax(jnp.asarray(logits))[np.arange(len(answers)), answers]
     return {
         "mem_len": mem_len,
@@ -140,120 +124,95 @@ def scored(
     }
 
 
-def asked(
+def draw_texts(
     c: ProbeTextConfig,
     rng: np.random.Generator,
     distance: int,
-    answers: int,
+    count: int,
     seg_len: int,
-    before: int,
+    min_before: int,
 ) -> list[str]:
-    """Texts that end with an episode of that distance, all of a multiple of T tokens and one.
+    """Texts that end with an episode of that distance; each has a multiple of T tokens plus one.
 
-    So the answer is the last target of a segment. At least ``before`` tokens of other episodes,
-    with the distances of training, stand before it, the first of them cut.
+    So the answer is the last target of a segment. At least ``min_before`` tokens of other
+    episodes, with the distances of training, come first; the first of them is truncated.
     """
-    size = -(-(before + distance + 1) // seg_len) * seg_len + 1
-    filled = size - (distance + 2)
+    size = -(-(min_before + distance + 1) // seg_len) * seg_len + 1
+    n_before = size - (distance + 2)
     texts = []
-    for _ in range(answers):
-        other = draw(c, rng, filled + c.longest + 2)
-        texts.append(other[len(other) - filled :] + episodes(c, rng, np.array([distance])))
+    for _ in range(count):
+        before = draw(c, rng, n_before + c.longest + 2)
+        texts.append(before[len(before) - n_before :] + episodes(c, rng, np.array([distance])))
     return texts
 
 
-def picture(result: dict[str, Any]) -> Any:
-    """Accuracy over distance, a line for each memory length; below it, how far they reach."""
+def figure_of(result: dict[str, Any]) -> Any:
+    """Accuracy over distance, a line for each memory length; below it the reach of each."""
     figure = new_figure(9, 6.5)
-    top, below = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1))
-    _accuracies(top, result)
-    _reaches(below, result)
-    _lengths(top, below, result)
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1))
+    for i, entry in enumerate(result["reaches"]):
+        _draw_memory(top, bottom, i, entry, result)
+    text = result["text"]
+    chance = f"chance, 1/{text['symbols']}"
+    top.axhline(result["chance"], color="0.3", lw=1, label=chance)
+    top.set(ylim=(0, 1.05), ylabel=f"accuracy of {result['rows'][0]['answers']} answers")
+    top.legend(loc="center left")
+    bottom.set_ylim(len(result["reaches"]) - 0.4, -0.6)
+    bottom.set_title("reach: a changed token changes the prediction", fontsize=9, loc="left")
+    bottom.set_xlabel("distance from the answer back to what it repeats (tokens)")
+    _draw_lengths(top, bottom, result)
     figure.suptitle(
-        f"Long-range probe of {result['model']}\non its own text: {_of(result['text'])}"
+        f"Long-range probe of {result['model']}\non its own text: answers of {text['symbols']}"
+        f" symbols, {text['shortest']} to {text['longest']} tokens back"
     )
     return figure
 
 
-def _accuracies(axes, result: dict[str, Any]) -> None:
-    for number, one in enumerate(result["reaches"]):
-        rows = [row for row in result["rows"] if row["mem_len"] == one["mem_len"]]
-        distances, values = zip(*[(row["distance"], row["accuracy"]) for row in rows], strict=True)
-        axes.plot(  # those drawn later have smaller marks: where lines meet all are seen
-            distances,
-            values,
-            marker="o",
-            markersize=max(9 - 2.5 * number, 3),
-            label=_name(one["mem_len"], result),
-        )
-    chance = result["chance"]
-    axes.axhline(chance, color="0.3", lw=1, label=f"chance, 1/{result['text']['symbols']}")
-    axes.set(ylim=(0, 1.05), ylabel=f"accuracy of {rows[0]['answers']} answers")
-    axes.legend(loc="center left")
+def _rows(result: dict[str, Any], mem_len: int) -> list[dict[str, Any]]:
+    return [row for row in result["rows"] if row["mem_len"] == mem_len]
 
 
-def _reaches(axes, result: dict[str, Any]) -> None:
-    """A bar to where changing a token was seen to change the prediction, a mark where it can."""
-    names = [f"memory {one['mem_len']}" for one in result["reaches"]]
-    colors = [f"C{number}" for number in range(len(names))]
-    axes.barh(
-        names, [one["measured"] for one in result["reaches"]], color=colors, height=0.6, alpha=0.5
-    )
-    axes.set_ylim(-0.6, len(names) - 0.4)
-    ends = [one["reach"] for one in result["reaches"]]
-    axes.plot(ends, names, ls="", marker="|", markersize=16, mew=2, color="k", clip_on=False)
-    for name, one in zip(names, result["reaches"], strict=True):
-        text = f" {one['measured']} seen, {one['reach']} possible"
-        axes.annotate(
-            text,
-            (one["reach"], name),
-            xytext=(6, 0),
-            va="center",
-            textcoords="offset points",
-            fontsize=8,
-        )
-    axes.invert_yaxis()
-    axes.set_title("reach: a changed token changes the prediction", fontsize=9, loc="left")
-    axes.set_xlabel("distance from the answer back to what it repeats (tokens)")
+def _draw_memory(top, bottom, i: int, entry: dict[str, Any], result: dict[str, Any]) -> None:
+    """Accuracies of one memory length, its measured reach as a bar, and the possible one."""
+    rows, trained = _rows(result, entry["mem_len"]), result["trained_mem_len"]
+    name, limit = f"memory {entry['mem_len']}", entry["reach"]
+    label = name if entry["mem_len"] == trained else f"{name} (trained with {trained})"
+    values = [row["distance"] for row in rows], [row["accuracy"] for row in rows]
+    size = max(9 - 2.5 * i, 3)  # decreasing, so that all markers are visible where lines meet
+    top.plot(*values, marker="o", markersize=size, label=label)
+    bottom.barh(name, entry["measured"], color=f"C{i}", height=0.6, alpha=0.5)
+    bottom.plot(limit, name, "k|", markersize=16, mew=2, clip_on=False)
+    text = f"   {entry['measured']} seen, {limit} possible"
+    bottom.text(limit, name, text, va="center", fontsize=8)
 
 
-def _lengths(top, below, result: dict[str, Any]) -> None:
-    """The scale, and upright lines at T, T+M and the reach of the training memory."""
-    t, m, n_layer = (result[key] for key in ("seg_len", "trained_mem_len", "n_layer"))
+def _draw_lengths(top, bottom, result: dict[str, Any]) -> None:
+    """The scale, and vertical lines at T, T+M and the reach of the training memory."""
+    t, m = result["seg_len"], result["trained_mem_len"]
     lines = {f"T = {t}": t}
     if m:
         lines[f"T + M = {t + m}"] = t + m
-        lines[f"{n_layer} layers: {result['trained_reach']}"] = result["trained_reach"]
-    for text, at in lines.items():
-        for axes in (top, below):
-            axes.axvline(at, color="0.5", ls=":", lw=1)
-        top.annotate(text, (at, 1.01), xycoords=("data", "axes fraction"), ha="center", va="bottom")
+        lines[f"{result['n_layer']} layers: {result['trained_reach']}"] = result["trained_reach"]
+    for text, x in lines.items():
+        for axes in (top, bottom):
+            axes.axvline(x, color="0.5", ls=":", lw=1)
+        top.text(x, 1.01, text, transform=top.get_xaxis_transform(), ha="center", va="bottom")
     distances = [row["distance"] for row in result["rows"]]
-    last = max(*distances, *(one["reach"] for one in result["reaches"]))
-    below.set_xscale("log", base=2)
-    below.set_xlim(min(distances) * 0.9, last * 2.2)
+    last = max(*distances, *(entry["reach"] for entry in result["reaches"]))
+    bottom.set_xscale("log", base=2)
+    bottom.set_xlim(min(distances) * 0.9, last * 2.2)
     ticks = [2**n for n in range(1, last.bit_length()) if 2**n >= min(distances)]
-    below.set_xticks(ticks, [str(tick) for tick in ticks])
-
-
-def _name(mem_len: int, result: dict[str, Any]) -> str:
-    trained = result["trained_mem_len"]
-    return f"memory {mem_len}" + ("" if mem_len == trained else f" (trained with {trained})")
-
-
-def _of(text: dict[str, Any]) -> str:
-    return (
-        f"answers of {text['symbols']} symbols, {text['shortest']} to {text['longest']} tokens back"
-    )
+    bottom.set_xticks(ticks, [str(tick) for tick in ticks])
 
 
 def _last_line(result: dict[str, Any]) -> str:
-    """The longest distance, without one missed before it, that is answered, for each memory."""
+    """For each memory, the longest distance before the first with accuracy below 0.9."""
     parts = []
-    for one in result["reaches"]:
-        rows = [row for row in result["rows"] if row["mem_len"] == one["mem_len"]]
-        missed = [row["accuracy"] < 0.9 for row in rows]
-        upto = rows[missed.index(True) - 1 if True in missed else -1]["distance"]
-        found = "none" if missed[0] else f"to {upto} tokens"
-        parts.append(f"memory {one['mem_len']}: {found} (reach {one['reach']})")
+    for entry in result["reaches"]:
+        found = "none"
+        for row in _rows(result, entry["mem_len"]):
+            if row["accuracy"] < 0.9:
+                break
+            found = f"to {row['distance']} tokens"
+        parts.append(f"memory {entry['mem_len']}: {found} (reach {entry['reach']})")
     return f"answers found 9 times in 10, {'; '.join(parts)}; chance {result['chance']:.3f}"

@@ -1,15 +1,16 @@
-"""How far back a token can change a prediction: what the shapes say, and what a model shows.
+"""How far back a token can change a prediction: by the model's shapes, and as measured.
 
-A layer sees so far, and what it sees was computed by the layer below, which saw as far again:
-memory x layers, O(L x M) (paper, section 3.2). Without a window a query sees M positions before
-its own *segment*, so the reach of its last target, for L = 2 and M = T = 3, is T + L*M = 9:
+Each layer attends to states of the layer below, which attends as far back again, so the reach is
+O(L x M), layers times memory (paper, section 3.2). Without a window a query attends to M positions
+before its *segment*. For L = 2 and M = T = 3 the reach of the last target is T + L*M = 9:
 
     segment       0 0 0 | 1 1 1 | 2 2 2 | target
-    layer 2                 x x x   x x x           its query sees memory and segment,
-    layer 1         x x x   x x x                   and the oldest of these sees as much
+    layer 2                 x x x   x x x           the query attends to memory and segment,
+    layer 1         x x x   x x x                   and the oldest of these attends as far again
     distance      9 8 7   6 5 4   3 2 1   0
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -18,15 +19,14 @@ import numpy as np
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model.transformer_xl import TransformerXL
 
-MOST = 512
-"""So many distances are tried at most."""
+MAX_DISTANCES = 512
 
 
 def reach(c: TransformerXLConfig, seg_len: int, mem_len: int) -> int:
     """The largest distance at which a token can change the prediction of a segment's last target.
 
-    In tokens, counted back from the target: 1 is the last input. Exact for a text that is long
-    enough; ``c.same_length`` is the window, which with M = 0 does not leave its segment either.
+    In tokens, counted back from the target: 1 is the last input. Exact if the text is long enough.
+    A window ``c.same_length`` with M = 0 does not leave its segment either.
     """
     if c.same_length:
         per_layer = mem_len - 1 if c.same_length == "pytorch" else mem_len
@@ -37,60 +37,48 @@ def reach(c: TransformerXLConfig, seg_len: int, mem_len: int) -> int:
     return seg_len - first
 
 
-def changed(
-    model: TransformerXL,
-    params: Any,
-    seg_len: int,
-    mem_len: int,
-    distances: np.ndarray,
-    trials: int = 4,
-    seed: int = 0,
+def changes_prediction(
+    model: TransformerXL, params: Any, seg_len: int, mem_len: int, distances: np.ndarray
 ) -> np.ndarray:
-    """Whether a token at each distance changes the prediction of a segment's last target at all.
+    """Whether changing the token at each distance changes the prediction of the last target.
 
-    One token of a random text is replaced by another one, and every bit of the last logits is
-    compared. True is proof; False may be an influence that rounding swallowed.
+    One token of each of four random texts is replaced, and every bit of the last logits is
+    compared. True is proof. False may be an influence lost in rounding.
 
-    Args:
-      distances: int [R], from 1, counted back from the target.
-      trials: random texts.
-
-    Returns:
-      bool [R].
+    ``distances``: int [R], from 1, counted back from the target. Returns bool [R].
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     n_rows, vocab_size = len(distances), model.cfg.vocab_size
     assert vocab_size is not None
     length = -(-int(max(distances)) // seg_len) * seg_len + seg_len
-    found = np.zeros(n_rows, bool)
-    for _ in range(trials):
+    changed = np.zeros(n_rows, bool)
+    for _ in range(4):
         text = np.tile(rng.integers(vocab_size, size=length, dtype=np.int32), (n_rows, 1))
         other = text.copy()
-        place = np.arange(n_rows), length - np.asarray(distances)
-        other[place] = (text[place] + rng.integers(1, vocab_size, size=n_rows)) % vocab_size
+        index = np.arange(n_rows), length - np.asarray(distances)
+        other[index] = (text[index] + rng.integers(1, vocab_size, size=n_rows)) % vocab_size
         before, after = (last_logits(model, params, x, seg_len, mem_len) for x in (text, other))
-        found |= (before != after).any(axis=-1)
-    return found
+        changed |= (before != after).any(axis=-1)
+    return changed
 
 
-def measured_reach(
-    model: TransformerXL, params: Any, seg_len: int, mem_len: int, seed: int = 0
-) -> int:
-    """The largest distance at which a change was seen, of those up to T beyond :func:`reach`.
+def measured_reach(model: TransformerXL, params: Any, seg_len: int, mem_len: int) -> int:
+    """The largest distance at which a change was measured; tries up to T beyond :func:`reach`.
 
-    At most :data:`MOST` distances are tried, spread evenly, the reach and the next one among them.
+    At most :data:`MAX_DISTANCES` evenly spread distances, besides the reach and the next one.
     """
     limit = reach(model.cfg, seg_len, mem_len)
-    spread = np.linspace(1, limit + seg_len, min(MOST, limit + seg_len)).round().astype(int)
-    tried = np.union1d(spread, [limit, limit + 1])
-    seen = changed(model, params, seg_len, mem_len, tried, seed=seed)
-    return int(max(tried[seen], default=0))
+    count = min(MAX_DISTANCES, limit + seg_len)
+    spread = np.linspace(1, limit + seg_len, count).round().astype(int)
+    distances = np.union1d(spread, [limit, limit + 1])
+    changed = changes_prediction(model, params, seg_len, mem_len, distances)
+    return int(max(distances[changed], default=0))
 
 
 def last_logits(
     model: TransformerXL, params: Any, tokens: np.ndarray, seg_len: int, mem_len: int
 ) -> np.ndarray:
-    """The logits after the last token, float32 [B,V]: segments of T, memory from empty.
+    """The logits after the last token, float32 [B,V]: segments of T, first memory empty.
 
     ``tokens``: int32 [B,S], S a multiple of T.
     """
@@ -101,9 +89,7 @@ def last_logits(
     return np.asarray(logits)
 
 
-def _logits(model: TransformerXL, params: Any, tokens: jax.Array, mems: Any):
+@functools.partial(jax.jit, static_argnums=0)
+def _segment(model: TransformerXL, params: Any, tokens: jax.Array, mems: Any):
     logits, mems = model.apply({"params": params}, tokens, mems)
     return logits[:, -1], mems
-
-
-_segment = jax.jit(_logits, static_argnums=0)

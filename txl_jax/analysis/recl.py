@@ -1,43 +1,42 @@
 """Relative effective context length: how much context a model still gains from (paper, appendix C).
 
-Models of a group are compared on one text, so that a weak model, for which every token is hard,
-does not look as if it used more context. With l_i(c, t) = -log P_i(x_t | the c tokens before it):
+The models of a group are compared on one text. Otherwise a weak model, for which every token is
+hard, would seem to use more context. With l_i(c, t) = -log P_i(x_t | the c tokens before it):
 
     b(c, t)      min over i of l_i(c, t)                        the group's baseline
     T            the share r of positions with the largest b(c, t)          the hard tokens
     f_i(c, c')   mean over T of min(b(c, t), l_i(c', t))        relative loss of model i
     g_i(c, c')   (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c)       relative gain
 
-Starting at the shortest c, as long as the gain from c to the next length is at least the
-threshold (1%), go on to that length; the length that is left is the RECL.
+Start at the shortest c. While the gain from c to the next length is at least the threshold (1%),
+move on to that length. The RECL is the length at which this ends.
 """
 
 import dataclasses
-import io
 import os
 import zipfile
 from collections.abc import Sequence
 
 import numpy as np
 
+from txl_jax.analysis.results import write_arrays
 from txl_jax.evaluation.errors import AnalysisError
-from txl_jax.files import atomic_write
 
 
 class LossesError(AnalysisError):
-    """Losses that cannot be compared; the text says whose and why."""
+    """Losses that cannot be compared; the message names the model and the reason."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Losses:
-    """What a model lost on each token of a text, for each length of its context.
+    """A model's loss on each token of a text, for each context length.
 
     Attributes:
       name: of the model.
       contexts: C lengths in tokens, rising.
       nll: float [C,N], nats, of the same N targets at every length.
-      targets: sha256 of the targets' symbols joined by newlines (UTF-8), in hexadecimal: what
-        was predicted, so that other text is never compared; "": not known.
+      targets: sha256 of the targets' symbols joined by newlines (UTF-8), in hexadecimal, so that
+        losses of different texts are never compared; "": unknown.
     """
 
     name: str
@@ -61,35 +60,33 @@ class Losses:
         """Nats per target at each length, float64 [C]."""
         return self.nll.mean(axis=1, dtype=np.float64)
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays that :meth:`save` writes, by name."""
+        return {
+            "name": np.array(self.name),
+            "contexts": np.array(self.contexts),
+            "nll": self.nll.astype(np.float32),
+            "targets": np.array(self.targets),
+        }
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes an .npz: ``name``, ``contexts`` int [C], ``nll`` float32 [C,N], ``targets``.
 
-        Another program writes the same to be compared, an LSTM's for example. For every length
-        c and every target t it runs the LSTM from its zero state over the c tokens before t
-        alone, and keeps -log p(token t) in nats:
-
-            np.savez("lstm.npz", name="LSTM", contexts=[100, 200], nll=nll)
-
-        The targets are those of ``--mode=recl``: tokens ``longest`` to ``longest + max_tokens``
-        of the split, counted from 0. ``targets`` may be left out; then nothing but their number
-        is compared.
+        Another program, for example an LSTM's, can write such a file and join the comparison:
+        ``np.savez("lstm.npz", name="LSTM", contexts=[100, 200], nll=nll)``. For every length c and
+        target t it runs the LSTM from its zero state over the c tokens before t alone, and keeps
+        -log p(token t). The targets are those of ``--mode=recl``: tokens ``longest`` to
+        ``longest + max_tokens`` of the split, counted from 0. Without ``targets`` only the number
+        of targets is compared.
         """
-        data = io.BytesIO()
-        np.savez_compressed(
-            data,
-            name=np.array(self.name),
-            contexts=np.array(self.contexts),
-            nll=self.nll.astype(np.float32),
-            targets=np.array(self.targets),
-        )
-        atomic_write(os.fspath(path), data.getvalue())
+        write_arrays(os.fspath(path), self.arrays())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Losses":
-        """What :meth:`save` wrote, or another program in its form (no pickled objects).
+        """Reads what :meth:`save` or another program wrote; nothing is unpickled.
 
         Raises:
-          LossesError: it is no such file.
+          LossesError: the file does not have this form.
         """
         try:
             with np.load(path, allow_pickle=False) as file:
@@ -120,11 +117,11 @@ class Gains:
     relative: np.ndarray
 
     def recl(self, threshold: float = 0.01) -> int:
-        """The RECL in tokens; the longest length where the gain never falls below the threshold."""
-        place = 0
-        while place + 1 < len(self.contexts) and self.relative[place, place + 1] >= threshold:
-            place += 1
-        return self.contexts[place]
+        """The RECL in tokens; the longest length if no gain is below the threshold."""
+        i = 0
+        while i + 1 < len(self.contexts) and self.relative[i, i + 1] >= threshold:
+            i += 1
+        return self.contexts[i]
 
 
 def gains(group: Sequence[Losses], r: float) -> list[Gains]:
@@ -140,18 +137,18 @@ def gains(group: Sequence[Losses], r: float) -> list[Gains]:
     _check(group, r)
     contexts, n = group[0].contexts, group[0].nll.shape[1]
     count = max(1, round(r * n))
-    found = {losses.name: np.zeros((len(contexts), len(contexts))) for losses in group}
-    floor = np.zeros(len(contexts))  # exp f(c,c), the same for all models
+    absolute = np.zeros((len(group), len(contexts), len(contexts)))
+    floor = np.zeros((len(contexts), 1))  # exp f(c,c), the same for all models
     for c in range(len(contexts)):
         baseline = np.min([losses.nll[c] for losses in group], axis=0).astype(np.float64)
         hard = np.argsort(-baseline, kind="stable")[:count]
         floor[c] = np.exp(baseline[hard].mean())
-        for losses in group:
-            relative = np.minimum(baseline[hard], losses.nll[:, hard]).mean(axis=1)
-            found[losses.name][c] = floor[c] - np.exp(relative)
+        for own, losses in zip(absolute, group, strict=True):
+            relative_loss = np.minimum(baseline[hard], losses.nll[:, hard]).mean(axis=1)
+            own[c] = floor[c] - np.exp(relative_loss)
     return [
-        Gains(name, contexts, absolute, absolute / floor[:, None])
-        for name, absolute in found.items()
+        Gains(losses.name, contexts, own, own / floor)
+        for own, losses in zip(absolute, group, strict=True)
     ]
 
 
@@ -162,17 +159,11 @@ def _check(group: Sequence[Losses], r: float) -> None:
         raise LossesError(f"r = {r}: must be above 0 and at most 1")
     first = group[0]
     for losses in group[1:]:
-        if losses.contexts != first.contexts or losses.nll.shape != first.nll.shape:
-            raise LossesError(
-                f"{losses.name} ({len(losses.contexts)} contexts, {losses.nll.shape[1]} targets)"
-                f" and {first.name} ({len(first.contexts)}, {first.nll.shape[1]}) were not measured"
-                " at the same contexts on the same targets"
-            )
+        pair = f"{losses.name} and {first.name} were not measured"
+        if (losses.contexts, losses.nll.shape) != (first.contexts, first.nll.shape):
+            raise LossesError(f"{pair} at the same contexts on equally many targets")
         if losses.targets and first.targets and losses.targets != first.targets:
-            raise LossesError(
-                f"{losses.name} and {first.name} were not measured on the same text: the symbols"
-                " of their targets differ"
-            )
+            raise LossesError(f"{pair} on the same text: the symbols of their targets differ")
     names = [losses.name for losses in group]
     if len(set(names)) < len(names):
         raise LossesError(f"two models of the group have one name: {', '.join(names)}")

@@ -1,7 +1,7 @@
-"""Programs timed in turn, in one run, so that a busy machine slows all of them alike.
+"""Programs timed in alternation in one process, so that a busy machine slows all of them alike.
 
-A program is a function of no arguments that does its work, waits for the end and gives the seconds
-of one unit of it: an update, a segment, a token.
+A program is a function without arguments that works, waits for the end and returns the seconds of
+one unit of its work: an update, a segment, a token.
 """
 
 import statistics
@@ -15,23 +15,21 @@ Program = Callable[[], float]
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Seconds until what ``work`` gives is there."""
-    began = time.perf_counter()
+    """Seconds until the result of ``work`` is ready."""
+    start = time.perf_counter()
     jax.block_until_ready(work())
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
-def in_turn(
+def time_alternating(
     programs: Mapping[str, Program], rounds: int, warm_up: int = 2
 ) -> dict[str, list[float]]:
-    """Seconds of each program in each round; rounds of warm-up are left out."""
+    """Seconds of each program in each round, without the warm-up rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in programs}
-    for n in range(warm_up + rounds):
+    for _ in range(warm_up + rounds):
         for name, program in programs.items():
-            took = program()
-            if n >= warm_up:
-                seconds[name].append(took)
-    return seconds
+            seconds[name].append(program())
+    return {name: times[warm_up:] for name, times in seconds.items()}
 
 
 def summary(seconds: list[float]) -> dict[str, float]:
@@ -49,5 +47,5 @@ def summary(seconds: list[float]) -> dict[str, float]:
 
 
 def ratio(slow: list[float], fast: list[float]) -> dict[str, float]:
-    """How many times quicker ``fast`` is: the ratio of each round's two, as :func:`summary`."""
+    """The ratio slow / fast of each round, summarized by :func:`summary`."""
     return summary([a / b for a, b in zip(slow, fast, strict=True)])

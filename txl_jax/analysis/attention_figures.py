@@ -1,0 +1,240 @@
+"""Figures of attention: heads by distance, terms by layer, the widest heads at one token."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from txl_jax.analysis.attention_averages import Averages
+from txl_jax.analysis.results import new_figure
+from txl_jax.data.vocab import SPACE, Vocab
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LISTED, LEAST = 10, 5e-4
+"""At most so many tokens are listed beside a head, with at least this probability."""
+TERMS = {
+    "a": "(a) content",
+    "b": "(b) content-dependent position",
+    "c": "(c) global content",
+    "d": "(d) global position",
+}
+_MONO: dict[str, Any] = {"family": "DejaVu Sans Mono", "parse_math": False}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PositionAttention:
+    """What some heads attend to from one token.
+
+    Attributes:
+      position: of the token in its split.
+      probabilities: [L,N,K], of every head, entry d for distance d.
+      tokens: ids of the text up to the token; ``tokens[-1 - d]`` is at distance d.
+      heads: (layer, head) of those shown.
+      vocab: of the text.
+    """
+
+    position: int
+    probabilities: np.ndarray
+    tokens: np.ndarray
+    heads: list[tuple[int, int]]
+    vocab: Vocab
+
+    def largest(self, layer: int, head: int) -> list[int]:
+        """Distances of the tokens that a head attends to most, the largest weight first."""
+        x = self.probabilities[layer, head]
+        order = np.argsort(-x, kind="stable")[:LISTED]
+        return [int(d) for d in order if x[d] >= LEAST]
+
+    def token(self, distance: int) -> str:
+        """The token at a distance as readable text."""
+        return readable_token(self.vocab, self.tokens[-1 - distance])
+
+    def text_around(self, distance: int, width: int) -> tuple[str, str, str]:
+        """Text before a token, the token, and text after it; at most ``width`` characters each."""
+        at = len(self.tokens) - 1 - distance
+        join = " " if self.vocab.kind in ("word", "sentence") else ""
+        window = self.tokens[max(0, at - width) : at + width + 1]
+        words, here = [readable_token(self.vocab, i) for i in window], min(at, width)
+        before, after = join.join(words[:here]) + join, join + join.join(words[here + 1 :])
+        return before[-width:], words[here], after[:width]
+
+    def to_json(self, spans: np.ndarray) -> dict[str, Any]:
+        """The same as numbers and text."""
+        heads = []
+        for layer, head in self.heads:
+            listed = [
+                {
+                    "distance": d,
+                    "probability": round(float(self.probabilities[layer, head, d]), 6),
+                    "token": self.token(d),
+                    "text": "".join(self.text_around(d, 30)),
+                }
+                for d in self.largest(layer, head)
+            ]
+            span = round(float(spans[layer, head]), 3)
+            heads.append({"layer": layer, "head": head, "mean_distance": span, "largest": listed})
+        return {"position": self.position, "token": self.token(0), "heads": heads}
+
+
+def readable_token(vocab: Vocab, token: int) -> str:
+    """A token as printable text: a space as ``␣``, line ends and other bytes escaped."""
+    symbol = vocab.symbols[int(token)]
+    if vocab.kind in ("word", "sentence"):
+        return symbol
+    if vocab.kind == "byte":
+        symbol = bytes([int(symbol)]).decode("ascii", "backslashreplace")
+    elif vocab.kind == "letter":
+        symbol = symbol.replace(SPACE, " ")
+    symbol = symbol.replace(" ", "␣")
+    return symbol if symbol.isprintable() else symbol.encode("unicode_escape").decode()
+
+
+def averages(about: dict[str, str], found: Averages, longest: int):
+    """A row per head and a column per distance, with mean distances beside it.
+
+    Args:
+      about: ``model`` and ``data`` in words.
+      found: the averages.
+      longest: the largest distance in training, in tokens.
+    """
+    from matplotlib.colors import LogNorm
+
+    n_layer, n_head = found.spans.shape
+    rows = n_layer * n_head
+    figure = new_figure(11, min(2.4 + 0.2 * rows, 15))
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[5, 1])
+    edges = _edges(found.n_keys)
+    x = found.binned(found.attention, edges).reshape(rows, -1)
+    norm = LogNorm(max(x.max() * 1e-4, x[x > 0].min()), x.max(), clip=True)
+    image = left.pcolormesh(edges, np.arange(rows + 1) - 0.5, x, norm=norm, rasterized=True)
+    _distance_axis(left, found.n_keys, longest)
+    left.invert_yaxis()
+    for axes, colour in ((left, "white"), (right, "0.8")):
+        for layer in range(1, n_layer):
+            axes.axhline(layer * n_head - 0.5, color=colour, lw=0.8)
+    if rows <= 48:
+        names = [f"{layer}.{head}" for layer in range(n_layer) for head in range(n_head)]
+        left.set_yticks(range(rows), names, fontsize=8)
+        left.set_ylabel("layer.head")
+    else:
+        middles = np.arange(n_layer) * n_head + (n_head - 1) / 2
+        left.set_yticks(middles, [str(layer) for layer in range(n_layer)])
+        left.set_ylabel(f"layer ({n_head} heads each, from head 0 down)")
+    right.barh(np.arange(rows), found.spans.reshape(-1), color="0.55", height=0.8)
+    right.set_xlabel("mean distance\n(tokens)")
+    size = {"pad": 0.02, "shrink": 0.9, "aspect": 25 + rows / 2}
+    bar = figure.colorbar(image, ax=left, location="left", **size)
+    bar.set_label("mean probability of one key at this distance")
+    _title(figure, f"Attention by distance, mean of {found.queries:,} tokens", about)
+    return figure
+
+
+def terms(about: dict[str, str], found: Averages, longest: int):
+    """The softmax of each term alone by distance, the mean of a layer's heads.
+
+    Arguments are those of :func:`averages`.
+    """
+    import matplotlib
+
+    figure = new_figure(11, 7)
+    panels = figure.subplots(2, 2, sharex=True, sharey=True).reshape(-1)
+    edges = _edges(found.n_keys)
+    centres = (edges[:-1] + edges[1:] - 1) / 2
+    n_layer = len(found.spans)
+    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.92, n_layer))
+    all_terms = found.binned(found.attention.mean(axis=(0, 1)), edges)
+    for axes, (letter, name) in zip(panels, TERMS.items(), strict=True):
+        if letter not in found.terms:
+            axes.set_axis_off()
+            continue
+        by_layer = found.binned(found.terms[letter].mean(axis=1), edges)
+        for layer, (x, colour) in enumerate(zip(by_layer, colours, strict=True)):
+            axes.plot(centres, x, color=colour, lw=1.2, label=f"layer {layer}")
+        axes.plot(centres, all_terms, color="black", lw=1, ls=":", label="all terms, all heads")
+        axes.set_yscale("log")
+        axes.set_title(name, fontsize=10, loc="left")
+        axes.grid(alpha=0.3)
+        _distance_axis(axes, found.n_keys, longest)
+    low, high = panels[0].get_ylim()
+    panels[0].set_ylim(min(low, high / 100), high)  # so that flat lines look flat
+    for axes in panels[::2]:
+        axes.set_ylabel("mean probability of one key")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8, frameon=False)
+    _title(figure, "Each term of the score through its own softmax, mean of heads", about)
+    return figure
+
+
+def heads(about: dict[str, str], found: Averages, attention: PositionAttention):
+    """The attention of some heads to each token before one, and their largest weights."""
+    figure = new_figure(13, 1.1 + 2.5 * len(attention.heads))
+    panels = figure.subplots(len(attention.heads), 2, squeeze=False, width_ratios=[3, 2])
+    for (layer, head), (axes, listed) in zip(attention.heads, panels, strict=True):
+        x = attention.probabilities[layer, head]
+        axes.vlines(np.arange(len(x)), 0, x, color="C0", lw=1)
+        axes.set_xlim(len(x), -len(x) / 20)
+        axes.set_ylim(0, x.max() * 1.3)
+        axes.set_yticks([tick for tick in axes.get_yticks() if tick <= min(1, x.max() * 1.3)])
+        axes.set_ylabel("probability")
+        span = found.spans[layer, head]
+        axes.set_title(f"layer {layer}, head {head}: mean distance {span:.0f} tokens", fontsize=10)
+        labelled: list[int] = []
+        style: dict[str, Any]
+        for d in attention.largest(layer, head):
+            is_free = all(abs(d - other) > len(x) / 45 for other in labelled)
+            if is_free and x[d] > x.max() / 10:
+                labelled.append(d)
+                name = attention.token(d)
+                style = {"rotation": 30, "rotation_mode": "anchor"} if len(name) > 2 else {}
+                style |= {"ha": "left" if style else "center", "color": "C3", "fontsize": 8}
+                axes.text(d, x[d] + x.max() * 0.03, name, va="baseline", **style, **_MONO)
+        _list_tokens(listed, attention, layer, head)
+    panels[-1, 0].set_xlabel(
+        "distance back to the attended token (tokens); 0 is the token itself, its prediction next"
+    )
+    before, token, _ = attention.text_around(0, 40)
+    title = f"The widest heads at token {attention.position:,}, the last of …{before}[{token}]"
+    _title(figure, title, about)
+    return figure
+
+
+def _list_tokens(axes: "Axes", attention: PositionAttention, layer: int, head: int) -> None:
+    """The largest weights as lines of text: probability, distance, the token in its text."""
+    axes.set_axis_off()
+    lines = [f"{'prob.':>6} {'distance':>8}  the [token] in its text"]
+    for d in attention.largest(layer, head):
+        before, token, after = attention.text_around(d, 22)
+        weight = f"{attention.probabilities[layer, head, d]:6.3f} {d:8,}"
+        lines.append(f"{weight}  {before:>22}[{token}]{after}")
+    font = {"fontsize": 7.5, "va": "top", "linespacing": 1.5, **_MONO}
+    axes.text(0, 1, "\n".join(lines), transform=axes.transAxes, **font)
+
+
+def _edges(n_keys: int) -> np.ndarray:
+    """Bins of distances 0, 1, 2, .. K: first one distance each, then a sixteenth of their start."""
+    edges = [0]
+    while edges[-1] < n_keys:
+        edges.append(min(n_keys, edges[-1] + max(1, edges[-1] // 16)))
+    return np.array(edges)
+
+
+def _distance_axis(axes: "Axes", n_keys: int, longest: int) -> None:
+    """Puts distances along x: logarithmic from 1 on, with 0 in front."""
+    axes.set_xscale("symlog", linthresh=1, linscale=0.5, base=2)
+    ticks = [0, *(2**i for i in range((n_keys - 1).bit_length()))]
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlim(0, n_keys)
+    axes.set_xlabel("distance (tokens)")
+    if longest < n_keys - 1:
+        axes.axvline(longest + 1, color="C3", lw=1, ls="--")
+        style: dict[str, Any] = {"ha": "right", "va": "bottom", "fontsize": 7, "color": "C3"}
+        at_top = axes.get_xaxis_transform()
+        axes.text(longest + 1, 1.01, "longest in training ", transform=at_top, **style)
+
+
+def _title(figure: Any, title: str, about: dict[str, str]) -> None:
+    text = f"{title}\n{about['model']}\n{about['data']}"
+    figure.suptitle(text, fontsize=10, x=0.01, ha="left", parse_math=False)

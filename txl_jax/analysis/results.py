@@ -1,0 +1,98 @@
+"""The files of an analysis: JSON, CSV, arrays and figures."""
+
+import io
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from txl_jax.checkpoint.trained_model import TrainedModel, parameter_count
+from txl_jax.checkpoint.workdir_files import print_on_error
+from txl_jax.data.corpus import Corpus
+from txl_jax.files import atomic_write, write_csv, write_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DPI = 120
+
+
+def write_results(workdir: str, last_line: str, files: Mapping[str, Any]) -> str:
+    """Writes the files of an analysis and returns ``last_line``.
+
+    Prints ``last_line`` if a file cannot be written, so that the result is not lost.
+
+    Args:
+      workdir: the folder.
+      last_line: the result in one line.
+      files: contents by file name. ``.json``: an object; ``.csv``: rows of equal keys; ``.npz``:
+        arrays by name. A name without an ending: a function that gives a figure, which is saved
+        as PNG and SVG, or ``None`` for no figure.
+    """
+    with print_on_error(last_line):
+        for name, content in files.items():
+            path = os.path.join(workdir, name)
+            match os.path.splitext(name)[1]:
+                case ".json":
+                    write_json(path, content)
+                case ".csv":
+                    write_csv(path, content)
+                case ".npz":
+                    write_arrays(path, content)
+                case _ if content is not None:
+                    save_figure(content(), workdir, name)
+    return last_line
+
+
+def write_arrays(path: str, arrays: Mapping[str, Any]) -> None:
+    """Writes a compressed ``.npz`` of arrays by name, whole or not at all."""
+    data = io.BytesIO()
+    np.savez_compressed(data, **arrays)
+    atomic_write(path, data.getvalue())
+
+
+def new_figure(width: float = 8, height: float = 5) -> "Figure":
+    """An empty figure without a window; width and height in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: "Figure", folder: str, name: str) -> None:
+    """Writes ``name.png`` and ``name.svg`` in a folder; the same figure gives the same bytes."""
+    for kind in ("png", "svg"):
+        atomic_write(os.path.join(folder, f"{name}.{kind}"), figure_bytes(figure, kind, name))
+
+
+def figure_bytes(figure: "Figure", kind: str, name: str) -> bytes:
+    """The figure as a ``png`` or ``svg`` file; ``name`` makes the ids in an SVG unique."""
+    import matplotlib
+
+    data = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(data, format=kind, metadata={"Date": None} if kind == "svg" else {})
+    return data.getvalue()
+
+
+def describe_model(trained: TrainedModel) -> str:
+    """The model in a few words for a title: name, attention, layers, parameters, step."""
+    c, count = trained.config.model, parameter_count(trained.params)
+    size = f"{count / 1e6:.1f}M" if count >= 1e5 else f"{count:,}"
+    return (
+        f"{trained.config.name} ({c.attention}, {c.n_layer} layers, {size} parameters,"
+        f" step {trained.step:,})"
+    )
+
+
+def corpus_record(corpus: Corpus) -> dict[str, Any]:
+    """Which text was used and the unit of its losses, for the JSON of an analysis."""
+    return {
+        "corpus": corpus.name,
+        "source_hash": corpus.source_hash,
+        "label": corpus.info["label"],
+        "unit": corpus.vocab.unit,
+    }
