@@ -78,18 +78,13 @@ def run(config: str, overrides: Mapping[str, str], workdir: str, train: Train) -
         text = _text(table, unit)
         about = {"table": name, "split": c.split, "max_tokens": c.max_tokens}
         title = f"{name}, {rows[0]['text']}, {c.split} split"
+        columns = ("row", "seed", "length", "loss_nats", unit)
         files = {
             "ablation.json": {**about, "table": table, "runs": rows},
             "ablation.csv": [
-                {
-                    "row": r["row"],
-                    "seed": r["seed"],
-                    "length": n,
-                    "loss_nats": loss,
-                    unit: value,
-                }
+                dict(zip(columns, (r["row"], r["seed"], *values), strict=True))
                 for r in rows
-                for n, loss, value in zip(r["lengths"], r["losses"], r["values"], strict=True)
+                for values in zip(r["lengths"], r["losses"], r["values"], strict=True)
             ],
             "ablation": lambda: _figure(table, rows, title),
         }
@@ -109,7 +104,12 @@ def table_runs(config: str, overrides: Mapping[str, str], workdir: str) -> list[
         raise AnalysisError(
             f"--config={config}: name the table without a row, and --config.ablation.rows=ROW,ROW"
         )
-    given = dict(_row_and_folder(text) for text in c.workdirs)
+    given = {}
+    for text in c.workdirs:
+        row, _, folder = text.partition("=")
+        if not folder:
+            raise AnalysisError(f"config key ablation.workdirs: {text!r} must be ROW=WORKDIR")
+        given[row] = folder
     for row in (*c.rows, *given):
         if row not in all_rows:
             raise AnalysisError(f"there is no row {row!r}; rows: {', '.join(all_rows)}")
@@ -126,13 +126,6 @@ def table_runs(config: str, overrides: Mapping[str, str], workdir: str) -> list[
             folder = os.path.join(workdir, row if c.seeds == (0,) else f"{row}-seed{seed}")
             runs.append(RowRun(row, override(exp, {"seed": seed}), folder))
     return runs
-
-
-def _row_and_folder(text: str) -> tuple[str, str]:
-    row, equals, folder = text.partition("=")
-    if not equals or not folder:
-        raise AnalysisError(f"config key ablation.workdirs: {text!r} must be ROW=WORKDIR")
-    return row, folder
 
 
 def check_split(runs: list[RowRun], c: AblationConfig) -> None:
@@ -222,9 +215,8 @@ def protocol_at_length(exp: ExperimentConfig, length: int) -> ProtocolConfig:
     if exp.train.mem_len:
         return dataclasses.replace(p, mem_len=length, context_len=0)
     context_len = length - p.seg_len
-    return dataclasses.replace(
-        p, mem_len=0, context_len=context_len, same_length=False, warm_start=0
-    )
+    p = dataclasses.replace(p, mem_len=0, warm_start=0, same_length=False)
+    return dataclasses.replace(p, context_len=context_len)
 
 
 def first_targets(split: np.ndarray | Sentences, n: int) -> np.ndarray | Sentences:
