@@ -2,7 +2,7 @@
 
     python -m benchmarks.save_time [--steps=30] [--saves=5] [--out=FILE.json]
 
-The step is that of configs/enwik8_12l.py (41,055,436 parameters, Adam: 0.5 GB a checkpoint) cut
+The step is that of configs/enwik8_12l.py (41.1M parameters, Adam: 0.5 GB a checkpoint) cut
 down to B = 4, T = M = 128: with the recipe's own batch a step takes longer, and a save does
 not. Steps are timed alone, and after each of some saves, whose files are written while they run.
 

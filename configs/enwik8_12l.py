@@ -3,12 +3,12 @@
     python -m txl_jax.main --config=configs/enwik8_12l.py --workdir=runs/enwik8_12l
 
 Without data.path the text is downloaded; else data.path is enwik8.zip, enwik8, or a folder of the
-authors' train.txt, valid.txt and test.txt. 41,055,436 parameters.
+authors' train.txt, valid.txt and test.txt. 41.1M parameters.
 
 Score: 1.06 bits per character (*paper*), here *not run*. Evaluation: test, 10 streams, segments of
 80, memory 2,100, window, distances clamped at 820. The authors' preparation leaves newline bytes
 out (204 symbols), so a character is a byte that is no newline; data.protocol=bytes is the standard
-one (205 symbols; 41,055,949 parameters), and its numbers do not compare.
+one (205 symbols), and its numbers do not compare.
 
 Hardware: the authors used four GPUs. Arithmetic gives 1.8e18 operations, 5 hours at a sustained 100
 TFLOP/s (*not run*). What four GPUs hold may not fit one: raise train.micro_batches.

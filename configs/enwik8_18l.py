@@ -3,7 +3,7 @@
     python -m txl_jax.main --config=configs/enwik8_18l.py --workdir=runs/enwik8_18l
 
 The paper says 18 layers and 88M parameters and never published the rest. Assumed here: 640 wide,
-10 heads of 64, 2,200 inner, 87,781,244 parameters; dropout as enwik8_12l, all else as enwik8_24l.
+10 heads of 64, 2,200 inner, 87.8M parameters; dropout as enwik8_12l, all else as enwik8_24l.
 
 Score: 1.03 bits per character (*paper*, of its own shape), here *not run*. Evaluation: test, 10
 streams, segments of 128, memory 3,800, window, distances clamped at 1,000; text and protocol as in

@@ -2,7 +2,7 @@
 
     python -m txl_jax.main --config=configs/enwik8_24l.py --workdir=runs/enwik8_24l
 
-Text and protocol as in enwik8_12l.py. 277,231,820 parameters.
+Text and protocol as in enwik8_12l.py. 277.2M parameters.
 
 Score: 0.99 bits per character (*paper*), here *not run*. Evaluation: test, 10 streams, segments of
 128, memory 3,800, window, distances clamped at 1,000.

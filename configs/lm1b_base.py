@@ -4,7 +4,7 @@
 
 Without data.path the text is downloaded; else data.path is the archive or its unpacked folder, with
 1b_word_vocab.txt in or beside it. Validation and test are the same held-out file
-(news.en.heldout-00000-of-00050), as in the authors' script. 357,812,082 parameters: the paper's
+(news.en.heldout-00000-of-00050), as in the authors' script. 357.8M parameters: the paper's
 0.46B is not reached with tied weights (--config.model.tie_weight=False: 466.5M).
 
 Score: test perplexity 23.5 (*paper*), here *not run*. Evaluation: test, 64 streams, segments of 32,

@@ -8,7 +8,7 @@ sentences. Each sentence so adds a trivial target: the perplexity is over more t
 the same model, and does not compare with that of lm1b_base.py. Lengths, batch, dropout and steps
 are those of lm1b_base.py; TF's one script for this size (GPU) has T = M = 256, batch 256, dropout
 0.1, no warm-up and 400,000 steps.
-355,749,746 parameters.
+355.7M parameters.
 
 Score: test perplexity 23.5 (*paper*), here *not run*.
 Evaluation: as lm1b_base.py, in TF's window and with zeros before the first segment, which

@@ -2,7 +2,7 @@
 
     python -m txl_jax.main --config=configs/lm1b_large.py --workdir=runs/lm1b_large
 
-Text as in lm1b_base.py (validation and test are the same file). 841,295,982 parameters.
+Text as in lm1b_base.py (validation and test are the same file). 841.3M parameters.
 
 Score: test perplexity 21.8 (*paper*), here *not run*. Evaluation: test, 8 streams, segments of 32,
 memory 128, window, no clamp.

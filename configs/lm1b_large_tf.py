@@ -7,7 +7,7 @@ the model, initial values 0.005, epsilon of LayerNorm 1e-12, learning rate 1e-4 
 it, memory emptied every 1,000 steps and not at an epoch's end (TF on TPUs), and two <S> between
 sentences. Each sentence so adds a trivial target: the perplexity is over more targets, lower for
 the same model, and does not compare with that of lm1b_large.py.
-838,078,062 parameters.
+838.1M parameters.
 
 Score: test perplexity 21.8 (*paper*), here *not run*.
 Evaluation: as lm1b_large.py, in TF's window and with zeros before the first segment, which

@@ -2,7 +2,7 @@
 
     python -m txl_jax.main --config=configs/nvidia_wt103_base.py --workdir=runs/nvidia_wt103_base
 
-The recipe of NVIDIA's PyTorch port of 2020, not of the paper. 191,950,298 parameters. The rate
+The recipe of NVIDIA's PyTorch port of 2020, not of the paper. 192.0M parameters. The rate
 falls from 0.01 to 0.001. Every epoch each stream begins at a random place and wraps around.
 
 Score: test perplexity 23.24 +- 0.08 over 16 seeds (published by NVIDIA), here *not run*.

@@ -2,7 +2,7 @@
 
     python -m txl_jax.main --config=configs/nvidia_wt103_large.py --workdir=runs/nvidia_wt103_large
 
-The recipe of NVIDIA's PyTorch port of 2020, not of the paper. 285,167,482 parameters. The rate
+The recipe of NVIDIA's PyTorch port of 2020, not of the paper. 285.2M parameters. The rate
 falls from 0.01 to 0.0001. Streams are partially shuffled as in nvidia_wt103_base.py.
 
 Score: test perplexity 18.17 +- 0.04 over 16 seeds (published by NVIDIA), here *not run*.

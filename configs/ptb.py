@@ -3,7 +3,7 @@
     python -m txl_jax.main --config=configs/ptb.py --config.data.path=FOLDER --workdir=runs/ptb
 
 FOLDER has ptb.train.txt, ptb.valid.txt and ptb.test.txt (or is the published archive; without
-data.path it is downloaded). 23,477,488 parameters: position projections of their own (the paper's
+data.path it is downloaded). 23.5M parameters: position projections of their own (the paper's
 attention) in 12 layers of 400. Memory 80 and segments drawn around 80; every stream begins each
 epoch at a random place (partial shuffling, Press 2019). Locked dropout at every site, L2 in the
 gradient, and after 200 epochs the mean of 50 more, with an exponential mean beside it; the best of

@@ -3,7 +3,7 @@
     python -m txl_jax.main --config=configs/ptb_authors.py --config.data.path=FOLDER
 
 FOLDER has ptb.train.txt, ptb.valid.txt and ptb.test.txt (or is the published archive; without
-data.path it is downloaded). 24,040,400 parameters. No memory: 70 tokens of context are run again
+data.path it is downloaded). 24.0M parameters. No memory: 70 tokens of context are run again
 with each segment. Segment lengths are drawn around 70, the rate in proportion. Locked dropout at
 every site, L2 of 1.2e-6 in the gradient, twice the rate for embeddings; 125 epochs to a rate of
 1e-4, then 50 at half of it whose weights are averaged. An epoch is counted as 1,371 updates: with

@@ -5,7 +5,7 @@
 The rows are the keys of ROWS below; ROW-smoke is the row in small. Without a row: the first one.
 
 The table's model has 20 layers and 0.3B parameters; the rest was never published. Chosen here:
-lm1b_base.py with 20 layers and 2,048 inner, 301,166,450 parameters (ours), its batch, rate and
+lm1b_base.py with 20 layers and 2,048 inner, 301.2M parameters (ours), its batch, rate and
 number of updates.
 
 Scores, test perplexity (*paper*; here *not run*): ours 25.2, shaw 25.7, no_recurrence 27.1.

@@ -3,7 +3,7 @@
     python -m txl_jax.main --config=configs/text8_24l.py --workdir=runs/text8_24l
 
 Without data.path the text is downloaded; else data.path is text8.zip, text8, or a folder of the
-authors' train.txt, valid.txt and test.txt. 27 symbols, 277,050,395 parameters; all else as
+authors' train.txt, valid.txt and test.txt. 27 symbols, 277.1M parameters; all else as
 enwik8_24l.py.
 
 Score: 1.08 bits per character (*paper*), here *not run*. Evaluation: test, 10 streams, segments of

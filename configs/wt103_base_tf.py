@@ -5,7 +5,7 @@
 As wt103_base.py, but u and v in each layer, epsilon of LayerNorm 1e-12, the rate falls to 0.004
 of its peak, and memory is never emptied. TF's script says div_val 4 and 400,000 steps; with that
 it is far from the paper's 151M, so the embedding and the steps here are those of PyTorch's.
-151,119,838 parameters.
+151.1M parameters.
 
 Score: test perplexity 24.0 in table 1 (*paper*), here *not run*.
 Evaluation: as wt103_base.py, in TF's window and with zeros before the first segment, which

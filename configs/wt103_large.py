@@ -2,8 +2,8 @@
 
     python -m txl_jax.main --config=configs/wt103_large.py --workdir=runs/wt103_large
 
-Text as in wt103_base.py. 285,170,506 parameters; the paper's "257M" is this shape with 16 layers
-(--config.model.n_layer=16: 257,889,098).
+Text as in wt103_base.py. 285.2M parameters; the paper's "257M" is this shape with 16 layers
+(--config.model.n_layer=16: 257.9M).
 
 Score: test perplexity 18.3 (*paper*), here *not run*. Evaluation: test, 10 streams, segments of
 128, memory 1,600, window, distances clamped at 1,000.

@@ -5,7 +5,7 @@
 As wt103_large.py, but u and v in each layer, initial values 0.005, epsilon of LayerNorm 1e-12,
 the rate falls to 0.01 of its peak, and memory is emptied every 1,000 steps and not at an epoch's
 end (TF on TPUs).
-285,205,322 parameters.
+285.2M parameters.
 
 Score: test perplexity 18.3 (*paper*), here *not run*.
 Evaluation: as wt103_large.py, in TF's window and with zeros before the first segment, which

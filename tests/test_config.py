@@ -665,7 +665,7 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {"loss.past_decode": 0.1},
-            "loss.past_decode = 0.1: needs the parameters of model.past_decode=True",
+            "loss.past_decode = 0.1: needs model.past_decode=True too",
         ),
         (
             {"loss.past_decode": 0.1, "model.past_decode": True, "model.sample_softmax": 9},

@@ -219,8 +219,14 @@ def test_micro_batches_add_up_and_an_update_moves_all_of_it():
             {"loss.past_decode": 0.1, "model.past_decode": True, "model.sample_softmax": 9},
             r"loss\.past_decode = 0\.1: .*sample_softmax 9 draws some: use sample_softmax 0$",
         ),
-        ({"model.past_decode": True, "model.cutoffs": (5,)}, r"model\.past_decode = True: decodes"),
-        ({"model.past_decode": True, "model.div_val": 2}, r"model\.past_decode = True: decodes"),
+        (
+            {"model.past_decode": True, "model.cutoffs": (5,)},
+            r"model\.past_decode = True: needs one table",
+        ),
+        (
+            {"model.past_decode": True, "model.div_val": 2},
+            r"model\.past_decode = True: needs one table",
+        ),
     ],
 )
 def test_what_it_does_not_go_with_is_refused(settings, message):

@@ -195,7 +195,9 @@ def test_a_model_of_another_text_is_refused(tmp_path):
 def test_memory_of_a_model_that_has_none_is_refused(tmp_path):
     trained = untrained()
     model = dataclasses.replace(trained.config.model, attention="absolute")
-    exp = dataclasses.replace(trained.config, model=model)
+    parts = ("train", "validate", "evaluate")
+    none = {p: dataclasses.replace(getattr(trained.config, p), mem_len=0) for p in parts}
+    exp = dataclasses.replace(trained.config, model=model, **none)
     with pytest.raises(AnalysisError, match=r"probe.mem_lens = \(0, 16, 32\): attention 'abs"):
         probe.run(dataclasses.replace(trained, config=exp), str(tmp_path))
 

@@ -33,7 +33,10 @@ ABSOLUTE = {"attention": "absolute"}
 def trained_on(vocab, **changes):
     cfg = tiny_models.config(vocab_size=len(vocab), **changes)
     params = tiny_models.variables(cfg)["params"]
-    return TrainedModel(TransformerXL(cfg), params, vocab, ExperimentConfig(model=cfg), 7)
+    parts = ("train", "validate", "evaluate") if cfg.memory_free else ()
+    settings = {"model": dataclasses.asdict(cfg), **{part: {"mem_len": 0} for part in parts}}
+    exp = ExperimentConfig.from_dict(settings)
+    return TrainedModel(TransformerXL(cfg), params, vocab, exp, 7)
 
 
 def directly(trained, ids):

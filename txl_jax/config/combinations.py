@@ -74,7 +74,7 @@ def _training_loss(c: "ExperimentConfig") -> Broken:
     if c.loss.positions == "half" and t.seg_len < 2:
         yield "loss.positions", f"needs train.seg_len of at least 2, not {t.seg_len}"
     if c.loss.past_decode and not c.model.past_decode:
-        yield "loss.past_decode", "needs the parameters of model.past_decode=True"
+        yield "loss.past_decode", "needs model.past_decode=True too"
     if c.distil.teachers and not t.text_on_device:
         yield "distil.teachers", "needs train.text_on_device=True"
     for key in ("loss.r_drop", "loss.past_decode", "distil.teachers"):
