@@ -53,8 +53,8 @@ def by_hand(cfg, h):
 @pytest.fixture(params=[4, 128], ids="blocks_of_{}".format)
 def block(request, monkeypatch):
     """Rows at once of the S*K: in several blocks with a last one that is short, or in one."""
-    monkeypatch.setattr(cross_entropy, "ROWS_AT_LEAST", request.param)
-    monkeypatch.setattr(cross_entropy, "LOGITS_AT_ONCE", 1)
+    monkeypatch.setattr(cross_entropy, "MIN_ROWS", request.param)
+    monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 1)
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -56,8 +56,8 @@ def dense_loss(cfg, params, h, targets):
 @pytest.fixture(params=[4, 11, 1], ids="blocks_of_{}".format)
 def block(request, monkeypatch):
     """Rows at once: 4 leaves a last block of 3 where every row is scored."""
-    monkeypatch.setattr(cross_entropy, "ROWS_AT_LEAST", request.param)
-    monkeypatch.setattr(cross_entropy, "LOGITS_AT_ONCE", 1)
+    monkeypatch.setattr(cross_entropy, "MIN_ROWS", request.param)
+    monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 1)
     return request.param
 
 
@@ -104,8 +104,8 @@ def test_forward_mode_is_for_one_block_and_refused_for_several_as_documented(mon
     _, along = jax.jvp(total, (x,), (weight,))
     gradient = jax.grad(total)(x)
     np.testing.assert_allclose(along, (gradient * weight).sum(), rtol=1e-5)
-    monkeypatch.setattr(cross_entropy, "ROWS_AT_LEAST", 2)
-    monkeypatch.setattr(cross_entropy, "LOGITS_AT_ONCE", 1)
+    monkeypatch.setattr(cross_entropy, "MIN_ROWS", 2)
+    monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 1)
     np.testing.assert_allclose(jax.grad(total)(x), gradient, atol=1e-6)
     with pytest.raises(TypeError, match=r"forward-mode .*custom_vjp"):
         jax.jvp(total, (x,), (weight,))

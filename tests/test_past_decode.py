@@ -75,8 +75,8 @@ def scores(cfg, params, some, key=None, mems=None, **about) -> Any:
 @pytest.mark.parametrize("name", FORMS)
 def test_what_is_added_is_the_formula_over_what_is_scored(name, rows, monkeypatch):
     """The sum of nll, that metrics are made of, is without it."""
-    monkeypatch.setattr(cross_entropy, "ROWS_AT_LEAST", rows)
-    monkeypatch.setattr(cross_entropy, "LOGITS_AT_ONCE", 1)
+    monkeypatch.setattr(cross_entropy, "MIN_ROWS", rows)
+    monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 1)
     cfg, some = FORMS[name], batch()
     params = tiny.variables(cfg)["params"]
     value, nll_sum = loss(cfg, params, some, past_decode=0.7)

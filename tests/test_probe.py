@@ -123,7 +123,7 @@ def test_what_is_asked_ends_with_the_answer_at_just_that_distance(distance):
 
 
 def seen_by_hand(c, seg_len, mem_len, n_segments):
-    """Distances from the last target at which a token is seen, by asking who sees whom."""
+    """Distances from the last target at which a token is seen, by the attention mask."""
     last = n_segments * seg_len - 1
 
     def sees(query, key):

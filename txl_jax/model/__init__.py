@@ -14,7 +14,7 @@ One forward pass (read the files in this order):
           │                   │ embedding, times sqrt(D)               adaptive.py
           │                 h [B,T,D]
           │                   │      R [K,D] sinusoids of distances     positions.py
-          │                   │      visible: who sees whom            masks.py
+          │                   │      mask: the attention mask          masks.py
           │     ┌─────────────┴───── for each layer n ────────────┐
           ├──m──▶ q from h;  k, v from [stop_gradient(m); h]      │     attention.py, its other
           │     │ softmax((a) + (b) + (c) + (d)) over K keys      │     forms in variants.py
@@ -24,6 +24,6 @@ One forward pass (read the files in this order):
           ▼                   │ logits [B,T,V], or nll [B,T]           adaptive.py,
     the last M of [m; layer's input], gradient stopped: memory.py        cross_entropy.py
 
-transformer_xl.py puts them together. For inference ``init_cache`` makes of the memory what its
-layers project it to, and that is carried instead.
+transformer_xl.py puts them together. For inference, ``init_cache`` projects the memory once, and
+that projection replaces the memory.
 """

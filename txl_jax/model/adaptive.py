@@ -1,16 +1,16 @@
-"""Words in and words out: adaptive embedding and softmax, their tying, and plain ones.
+"""Adaptive embedding and softmax, their weight tying, and the plain ones.
 
-``cutoffs`` cut the vocabulary, sorted by frequency, into a shortlist and C tail clusters:
+``cutoffs`` split the vocabulary, sorted by frequency, into a shortlist and C tail clusters:
 
     cutoffs = (c1, c2)      0 .. c1-1     c1 .. c2-1    c2 .. V-1
                             shortlist       tail 1        tail 2
     head softmax over       shortlist + one logit for each tail           [c1 + C]
     p(word of tail i)     = p_head(tail i) * p_i(word)
 
-(Grave et al. 2017; Baevski and Auli 2019.) With no cutoffs there is one cluster, the plain
-softmax, or with ``mixtures`` K > 1 a mixture of K (mixture.py). Shapes are static: words are
-sorted by cluster, and a cluster's loss is computed over as many blocks of rows as its words fill
-(cross_entropy.py), however many they are.
+(Grave et al. 2017; Baevski and Auli 2019.) Without cutoffs there is one cluster, the plain softmax,
+or with ``mixtures`` K > 1 a mixture of K (mixture.py). Shapes are static: rows are sorted by
+cluster, and a cluster's loss is computed in as many blocks of rows as its words fill
+(cross_entropy.py).
 """
 
 import dataclasses
@@ -31,10 +31,7 @@ from txl_jax.parallel.mesh import replicate, shard_words, sharded_over_rows
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Words ``start`` .. ``stop`` - 1, embedded in ``width`` dimensions.
-
-    ``projected``: has projections from and to D.
-    """
+    """Words ``start`` .. ``stop`` - 1 of this width; ``projected``: with projections to D."""
 
     start: int
     stop: int
@@ -50,14 +47,13 @@ class Cluster:
 def clusters(c: TransformerXLConfig) -> tuple[Cluster, ...]:
     """The shortlist and the tail clusters; ``c.vocab_size`` must be known."""
     assert c.vocab_size is not None
-    ends = (0, *c.cutoffs, c.vocab_size)
-    d_embed = c.d_model if c.d_embed is None else c.d_embed
-    found = []
-    for i, (start, stop) in enumerate(itertools.pairwise(ends)):
-        width = d_embed // c.div_val**i
-        projected = width != c.d_model or (c.div_val > 1 and c.proj_same_dim)
-        found.append(Cluster(start, stop, width, projected))
-    return tuple(found)
+    d_embed, always = c.d_embed or c.d_model, c.div_val > 1 and c.proj_same_dim
+    bounds = itertools.pairwise((0, *c.cutoffs, c.vocab_size))
+    widths = (d_embed // c.div_val**i for i in itertools.count())
+    return tuple(
+        Cluster(start, stop, width, width != c.d_model or always)
+        for (start, stop), width in zip(bounds, widths, strict=False)
+    )
 
 
 class Vocabulary(nn.Module):
@@ -133,8 +129,8 @@ class Vocabulary(nn.Module):
     def embed(self, tokens: jax.Array, train: bool = False) -> jax.Array:
         """Embeddings times sqrt(D), [B,T,D] in the compute dtype.
 
-        With ``div_val`` > 1 every cluster looks up every token (a clipped id where it is not
-        its own) and projects it, zero where not its own: exact whatever falls into a cluster, for
+        With ``div_val`` > 1 every cluster looks up every token, with a clipped id, and projects
+        zeros for the words of other clusters. This is exact for any distribution of words, for
         B*T*D*(d_1 + d_2 + ..) products, a small share of one layer's.
 
         Args:
@@ -151,8 +147,7 @@ class Vocabulary(nn.Module):
             for i, cluster in enumerate(self.clusters):
                 own = (tokens >= cluster.start) & (tokens < cluster.stop)
                 row = jnp.clip(tokens - cluster.start, 0, cluster.size - 1)
-                rows = table(i)[row].astype(c.dtype)
-                part = jnp.where(own[..., None], rows, 0)
+                part = jnp.where(own[..., None], table(i)[row].astype(c.dtype), 0)
                 x = x + _project(part, self.projections[i])
         if train and c.dropout_embedding:
             keep = 1.0 - c.dropout_embedding
@@ -162,10 +157,9 @@ class Vocabulary(nn.Module):
         return x * c.d_model**0.5
 
     def logits(self, h: jax.Array, train: bool = False) -> jax.Array:
-        """Scores of every word whose softmax is their probability, float32 [B,T,V].
+        """Logits of every word, float32 [B,T,V]; with cutoffs or mixtures, log-probabilities.
 
-        With cutoffs or mixtures these are log-probabilities. ``h`` is [B,T,D]; ``train``: with
-        ``dropout_latent`` (needs the ``dropout`` rng).
+        ``h`` is [B,T,D]; ``train``: with ``dropout_latent`` (needs the ``dropout`` rng).
         """
         tables = self._tables()
         if self.cfg.mixtures > 1:
@@ -184,16 +178,14 @@ class Vocabulary(nn.Module):
     def nll(self, h: jax.Array, targets: jax.Array, train: bool = False) -> jax.Array:
         """Negative log-likelihood of the targets in nats, float32 [B,T] in token order.
 
-        Exact: every target is scored, whatever share of them falls into a cluster. The head costs
-        a softmax over c1 + C words at every position; tail i one over its words at those
-        positions alone whose target is in it, rounded up to a block of rows. If all of them are,
-        that is the cost of their full softmax, and no other.
+        This is exact for any distribution of targets. The head costs a softmax over c1 + C words at
+        every position. Tail i costs one over its words at the positions whose target is in it,
+        rounded up to a block of rows.
 
         Args:
           h: [B,T,D].
           targets: int32 [B,T], from 0 to V-1.
-          train: against sampled words with ``sample_softmax``, and with ``dropout_latent`` (both
-            need the ``dropout`` rng).
+          train: with ``sample_softmax`` and ``dropout_latent`` (both need the ``dropout`` rng).
         """
         c, tables = self.cfg, self._tables()
         if c.mixtures > 1:
@@ -211,7 +203,7 @@ class Vocabulary(nn.Module):
         return score(h, targets, (projections, tables)).reshape(shape)
 
     def past_nll(self, log_p: jax.Array, inputs: jax.Array) -> jax.Array:
-        """How badly the input word can be told from the prediction after it: nats, [B,T].
+        """The loss of decoding each input word from the prediction after it: nats, [B,T].
 
         The expected output vector e = E^T p of the next word goes through f = tanh(e W + b), and
         the input word is scored by softmax(E f + b') (Brahma 2019, "decoding the past").
@@ -231,22 +223,22 @@ class Vocabulary(nn.Module):
 
     def _mixture(self, h: jax.Array, train: bool) -> mixture_lib.Mixture:
         latent = replicate(self.mixture_latent, self.mesh)
-        found = mixture_lib.mixture(h, self.mixture_prior, latent, self.mixture_latent_bias)
-        return found._replace(latents=self.drop_latent(found.latents, train))
+        m = mixture_lib.mixture(h, self.mixture_prior, latent, self.mixture_latent_bias)
+        return m._replace(latents=self.drop_latent(m.latents, train))
 
     def _output_projection(self, i: int) -> jax.Array | None:
-        """Between the states and the words of cluster i, [d_i,D]; ``None``: they are compared."""
+        """From the states to the words of cluster i, [d_i,D]; ``None``: no projection."""
         own, shared = self.own_projections[i], self.projections[0 if self.cfg.div_val == 1 else i]
         return shared if own is None else own
 
     def _tables(self) -> list[tuple[jax.Array, jax.Array]]:
-        """Output weights and bias of every cluster; those of the head include the tails' own."""
+        """Output weights and bias of every cluster; the head's include the logits of the tails."""
         c = self.cfg
         tables = list(zip(self.weights, self.biases, strict=True))
         if c.div_val == 1:  # one split, not slices: its gradient is one concatenation
             sizes = [p.size for p in self.clusters]
-            of_clusters = (jax.lax.split(whole, sizes) for whole in tables[0])
-            tables = list(zip(*of_clusters, strict=True))
+            split = (jax.lax.split(table, sizes) for table in tables[0])
+            tables = list(zip(*split, strict=True))
         if c.cutoffs:
             weight, bias = tables[0]
             tables[0] = (
@@ -260,23 +252,23 @@ class Vocabulary(nn.Module):
         return full_einsum("...d,vd->...v", x, weight.astype(x.dtype)) + bias
 
     def _sampled_nll(self, h, targets, weight, bias) -> jax.Array:
-        """Against the distinct ones of 2n words drawn log-uniformly: float32 [S].
+        """The loss against the distinct words of 2n log-uniform draws: float32 [S].
 
-        Word k is drawn with P(k) = log((k+2)/(k+1)) / log(V+1); each logit is lowered by the
-        log of how often its word is expected, 1 - (1-P)^2n; the target is no rival of itself.
-        (PT computes (1+P)^-2n for (1-P)^2n, and looks true words up times sqrt(D): not copied.)
+        Word k is drawn with P(k) = log((k+2)/(k+1)) / log(V+1). The log of its chance to be drawn,
+        1 - (1-P)^2n, is subtracted from its logit. A draw of the target is masked. (PT computes
+        (1+P)^-2n for (1-P)^2n, and multiplies true words by sqrt(D). This is not copied.)
         """
         v, n_draws = weight.shape[0], 2 * self.cfg.sample_softmax
         uniform = jax.random.uniform(self.make_rng("dropout"), (n_draws,))
         drawn = jnp.sort(jnp.minimum(jnp.exp(uniform * jnp.log(v + 1.0)) - 1, v - 1)).astype(int)
-        again = jnp.concatenate([jnp.zeros(1, bool), drawn[1:] == drawn[:-1]])
+        repeated = jnp.concatenate([jnp.zeros(1, bool), drawn[1:] == drawn[:-1]])
         x = h.astype(jnp.float32)
         true = jnp.einsum("sd,sd->s", x, weight[targets]) + bias[targets]
         true = true - _log_expected(targets, n_draws, v)
-        rivals = x @ weight[drawn].T + bias[drawn] - _log_expected(drawn, n_draws, v)
-        rivals = jnp.where(again | (drawn == targets[:, None]), -1e30, rivals)
-        everything = jnp.concatenate([true[:, None], rivals], axis=1)
-        return jax.nn.logsumexp(everything, axis=1) - true
+        negatives = x @ weight[drawn].T + bias[drawn] - _log_expected(drawn, n_draws, v)
+        negatives = jnp.where(repeated | (drawn == targets[:, None]), -1e30, negatives)
+        logits = jnp.concatenate([true[:, None], negatives], axis=1)
+        return jax.nn.logsumexp(logits, axis=1) - true
 
 
 Parts = tuple[list[jax.Array | None], list[tuple[jax.Array, jax.Array]]]
@@ -315,7 +307,7 @@ def _rows(x: jax.Array) -> jax.Array:
 
 
 def _inner(h: jax.Array, projection: jax.Array | None) -> jax.Array:
-    """States [...,D] as a cluster compares them with its words: [...,d_i]."""
+    """States [...,D] projected to the width of a cluster's words: [...,d_i]."""
     return h if projection is None else h @ projection.astype(h.dtype).T
 
 

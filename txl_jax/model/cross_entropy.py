@@ -1,8 +1,8 @@
-"""Cross entropy against many words without all their logits at once.
+"""Cross entropy over many words without all logits at once.
 
-Rows are taken a block at a time: a block's logits are made, reduced to one loss each, and
-forgotten; the gradient makes them again. The most that is alive is ``LOGITS_AT_ONCE`` logits or
-``ROWS_AT_LEAST`` rows of them, whichever is more.
+Rows are processed in blocks: the logits of a block are computed, reduced to one loss per row, and
+dropped; the gradient computes them again. At most ``MAX_LOGITS`` logits, or those of ``MIN_ROWS``
+rows if these are more, exist at once.
 """
 
 import functools
@@ -10,11 +10,11 @@ import functools
 import jax
 import jax.numpy as jnp
 
-LOGITS_AT_ONCE = 2**22  # 16 MiB in float32
-ROWS_AT_LEAST = 128  # below that, reading the weights costs more than the products
+MAX_LOGITS = 2**22  # 16 MiB in float32
+MIN_ROWS = 128  # below that, reading the weights costs more than the products
 
 full_einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-"""``einsum`` with sums and result in float32."""
+"""``einsum`` whose sums and result are float32."""
 
 
 def cross_entropy(
@@ -30,17 +30,17 @@ def cross_entropy(
       x: [S,d], compute dtype.
       weight: float32 [V,d].  bias: float32 [V].
       targets: int32 [S], from 0 to V-1.
-      members: rows to score, as a permutation int32 [S] that has them first, and how many they
-        are, int32 []; the others give 0. The work done is theirs alone, in blocks. ``None``: all.
+      members: the rows to score: a permutation int32 [S] that has them first, and their number,
+        int32 []. The other rows give 0 and cost nothing. ``None``: all rows.
 
     Raises:
-      TypeError: forward-mode differentiation (``jax.jvp``, ``jax.jacfwd``, ``jax.hessian``) where
-        there is more than one block or ``members`` are given. Their gradient is a rule for reverse
-        mode (``jax.grad``, ``jax.vjp``), once. For forward mode take ``log_softmax`` of all logits.
+      TypeError: forward-mode differentiation (``jax.jvp``, ``jax.jacfwd``, ``jax.hessian``) with
+        more than one block or with ``members``. They can be differentiated once in reverse mode
+        (``jax.grad``, ``jax.vjp``). For forward mode use ``log_softmax`` of all logits.
     """
     n, v = x.shape[0], weight.shape[0]
-    targets = jnp.asarray(targets)  # numpy's own cannot be indexed by a loop's counter
-    block = min(n, max(ROWS_AT_LEAST, LOGITS_AT_ONCE // v))
+    targets = jnp.asarray(targets)  # a traced index cannot index a NumPy array
+    block = min(n, max(MIN_ROWS, MAX_LOGITS // v))
     if members is not None:
         return _blocks(block, x, weight, bias, targets, *members)
     if block == n:
@@ -64,7 +64,7 @@ def _forward(block, x, weight, bias, targets, rows, count):
         z = _logits(x[at], low, bias)
         log_sum = jax.nn.logsumexp(z, axis=-1)
         chosen = jnp.take_along_axis(z, targets[at][:, None], axis=-1)[:, 0]
-        # Rows beyond the count stand at some real row's place: they add 0 there.
+        # Padding has the index of some real row, and adds 0 to it.
         nll = nll.at[at].add(jnp.where(real, log_sum - chosen, 0.0))
         return nll, normaliser.at[at].add(jnp.where(real, log_sum, 0.0))
 
@@ -78,21 +78,21 @@ def _backward(block, saved, gradient):
     low, padded = weight.astype(x.dtype), _pad(rows, block)
 
     def add(k, totals):
-        of_x, of_weight, of_bias = totals
+        dx, dweight, dbias = totals
         at, real = _block(padded, k, block, count)
         z = _logits(x[at], low, bias)
         p = jnp.exp(z - normaliser[at][:, None])
         here = jnp.arange(z.shape[1]) == targets[at][:, None]
-        of_z = (p - here) * jnp.where(real, gradient[at], 0.0)[:, None]
-        of_bias = of_bias + of_z.sum(axis=0)
-        of_z = of_z.astype(x.dtype)
-        of_x = of_x.at[at].add(full_einsum("sv,vd->sd", of_z, low))
-        return of_x, of_weight + full_einsum("sv,sd->vd", of_z, x[at]), of_bias
+        dz = (p - here) * jnp.where(real, gradient[at], 0.0)[:, None]
+        dbias = dbias + dz.sum(axis=0)
+        dz = dz.astype(x.dtype)
+        dx = dx.at[at].add(full_einsum("sv,vd->sd", dz, low))
+        return dx, dweight + full_einsum("sv,sd->vd", dz, x[at]), dbias
 
     zeros = jnp.zeros(x.shape, jnp.float32), jnp.zeros_like(weight), jnp.zeros_like(bias)
     n = _n_blocks(count, block)
-    of_x, of_weight, of_bias = jax.lax.fori_loop(0, n, add, zeros)
-    return of_x.astype(x.dtype), of_weight, of_bias, None, None, None
+    dx, dweight, dbias = jax.lax.fori_loop(0, n, add, zeros)
+    return dx.astype(x.dtype), dweight, dbias, None, None, None
 
 
 _blocks.defvjp(_forward, _backward)

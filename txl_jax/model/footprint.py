@@ -11,7 +11,7 @@ import dataclasses
 
 from txl_jax.config import ExperimentConfig, GenerateConfig, ProtocolConfig, TransformerXLConfig
 from txl_jax.model.adaptive import clusters
-from txl_jax.model.cross_entropy import ROWS_AT_LEAST
+from txl_jax.model.cross_entropy import MIN_ROWS
 from txl_jax.model.kernels.xla import SHORT_GROUP, group_size
 from txl_jax.parallel.device_memory import ONE_DEVICE, Need, Shares
 
@@ -121,7 +121,7 @@ class Segment:
         c, positions = self.c, self.rows * scored
         logits, latents = Need("scores of words", 0, ()), positions * (c.d_embed or c.d_model)
         if c.vocab_size is not None and (all_logits or not c.cutoffs):
-            n = positions if all_logits else min(positions, ROWS_AT_LEAST)
+            n = positions if all_logits else min(positions, MIN_ROWS)
             size = FLOAT32 * n * c.vocab_size // (1 if all_logits else self.shares.heads)
             logits = Need("scores of all words", size, (*self.keys, "model.vocab_size"))
         size = latents * c.mixtures * _width(c) if c.mixtures > 1 else 0

@@ -1,10 +1,10 @@
-"""The two layouts of layers' parameters: one tree for each layer, or all of them stacked.
+"""The two layouts of the layers' parameters: one tree for each layer, or one stacked tree.
 
-    one by one                       stacked (``scan_layers``)
+    a tree for each layer               stacked (``scan_layers``)
     layer_0/norm_attention/bias [D]     layers/norm_attention/bias [L,D]
     layer_1/norm_attention/bias [D]
 
-Checkpoints, conversions and :func:`txl_jax.load` have them one by one.
+Checkpoints, conversions and :func:`txl_jax.load` have a tree for each layer.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,13 +1,12 @@
-"""Mixture of softmaxes: K distributions over the words, weighed anew at every position.
+"""Mixture of softmaxes: K distributions over the words, with new weights at every position.
 
     pi = softmax(W_pi h)                              prior [K], no bias
     x_k = tanh(W_k h + b_k)                           latents [K,d], d the width of the words
     p(w) = sum_k pi_k softmax(E x_k + bias)_w
 
-(Yang et al. 2018, "Breaking the softmax bottleneck", section 2.4.) The log-probabilities that one
-softmax gives are a matrix (contexts by words) of rank d + 2 at most, with one for the bias and one
-for the normaliser; these are not bounded so.
-The parameters are the vocabulary's, see adaptive.py.
+(Yang et al. 2018, "Breaking the softmax bottleneck", section 2.4.) The log-probabilities of one
+softmax are a matrix (contexts by words) of rank at most d + 2, with one for the bias and one for
+the normaliser. Those of a mixture have no such bound. adaptive.py has the parameters.
 """
 
 from typing import NamedTuple
@@ -22,12 +21,7 @@ Table = tuple[jax.Array, jax.Array]
 
 
 class Mixture(NamedTuple):
-    """What a position says of the K distributions.
-
-    Attributes:
-      log_prior: log pi, float32 [...,K].
-      latents: x_k, compute dtype [...,K,d].
-    """
+    """Of each position: log pi, float32 [...,K], and x_k, compute dtype [...,K,d]."""
 
     log_prior: jax.Array
     latents: jax.Array
@@ -45,7 +39,7 @@ def mixture_nll(
 ) -> jax.Array:
     """-log p(target) in nats, float32 [S], of rows: [S,K,d], [S,K], int32 [S].
 
-    Row by row and k by k in blocks (cross_entropy.py): no array has all words of all rows.
+    Rows and k are processed in blocks (cross_entropy.py): no array has all words of all rows.
     """
     k, d = latents.shape[1:]
     each = cross_entropy(latents.reshape(-1, d), *table, jnp.repeat(targets, k))
@@ -55,17 +49,17 @@ def mixture_nll(
 def mixture_log_probs(m: Mixture, table: Table) -> jax.Array:
     """log p of every word, float32 [...,V].
 
-    One k after the other: two arrays of that shape are alive, and K for the gradient, which makes
-    each softmax again.
+    One k after the other, so two arrays of this shape exist at once. The gradient stores K of them
+    and computes each softmax again.
     """
     weight, bias = table[0].astype(m.latents.dtype), table[1]
 
     @jax.checkpoint
-    def add(log_p, of_k):
-        x, log_pi = of_k
+    def add(log_p, component):
+        x, log_pi = component
         scores = full_einsum("...d,vd->...v", x, weight) + bias
         return jnp.logaddexp(log_p, log_pi[..., None] + jax.nn.log_softmax(scores)), None
 
-    every_k = jnp.moveaxis(m.latents, -2, 0), jnp.moveaxis(m.log_prior, -1, 0)
+    components = jnp.moveaxis(m.latents, -2, 0), jnp.moveaxis(m.log_prior, -1, 0)
     none = jnp.full((*m.log_prior.shape[:-1], weight.shape[0]), -jnp.inf, jnp.float32)
-    return jax.lax.scan(add, none, every_k)[0]
+    return jax.lax.scan(add, none, components)[0]

@@ -1,4 +1,4 @@
-"""Relative positions: what they add to scores, sinusoids, clamping, and the relative shift."""
+"""Relative positions: their terms of the scores, sinusoids, clamping, and the relative shift."""
 
 import flax.struct
 import jax
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 
 class Positions(flax.struct.PyTreeNode):
-    """What positions add to the scores of one layer; ``None``: that term is not there.
+    """What positions add to the scores of one layer; ``None`` for an absent term.
 
     Attributes:
       u, v: [N,H], added to the query against keys and against distances.
@@ -20,9 +20,9 @@ class Positions(flax.struct.PyTreeNode):
     b: jax.Array | None = None
 
     def nearest(self, n_keys: int) -> "Positions":
-        """Those of the distances n_keys - 1 .. 0."""
-        cut = lambda x: None if x is None else x[:, x.shape[1] - n_keys :]
-        return self.replace(r=cut(self.r), b=cut(self.b))
+        """The terms of the distances n_keys - 1 .. 0."""
+        newest = lambda x: None if x is None else x[:, x.shape[1] - n_keys :]
+        return self.replace(r=newest(self.r), b=newest(self.b))
 
 
 def sinusoids(distances: jax.Array, d_model: int) -> jax.Array:
@@ -39,14 +39,14 @@ def sinusoids(distances: jax.Array, d_model: int) -> jax.Array:
 def distance_encodings(n_keys: int, d_model: int, clamp_len: int = -1) -> jax.Array:
     """R for the distances K-1, K-2, .. 0: float32 [K,D]; distances above a clamp use its row.
 
-    O(K) rows serve every pair of query and key, because :func:`relative_shift` moves them
-    into place (paper, appendix B).
+    O(K) rows suffice for all pairs of query and key, because :func:`relative_shift` aligns them
+    (paper, appendix B).
     """
     return sinusoids(clamped(jnp.arange(n_keys - 1, -1, -1), clamp_len), d_model)
 
 
 def clamped(distances: jax.Array, clamp_len: int) -> jax.Array:
-    """Distances, those above ``clamp_len`` lowered to it; -1: as they are."""
+    """Distances with a maximum of ``clamp_len``; -1: no maximum."""
     return jnp.minimum(distances, clamp_len) if clamp_len > 0 else distances
 
 
@@ -54,8 +54,8 @@ def relative_shift(x: jax.Array) -> jax.Array:
     """Row i moved left by T-1-i, so that column j holds the score of distance M+i-j.
 
     Entry (i, c) of the argument scores query i against distance K-1-c; entry (i, j) of the
-    result scores query i against key j. For T = 3, K = 5 (entries are distances, x is masked
-    by causality and holds no meaning):
+    result scores query i against key j. For T = 3, K = 5 (entries are distances; x is masked by
+    causality and has no meaning):
 
         4 3 2 1 0        2 1 0 x x
         4 3 2 1 0   ->   3 2 1 0 x

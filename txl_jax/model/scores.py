@@ -3,10 +3,9 @@
     ( q_i.k_j  +  q_i.r_{i-j}  +  u.k_j  +  v.r_{i-j}  +  b_{i-j} ) / sqrt(H)
         (a)          (b)           (c)        (d)
 
-Every implementation of attention computes these; here they are written out once, plainly. What
-positions add (u, v, r, b) depends on the form of attention, see
-:class:`~txl_jax.model.positions.Positions`; the division by sqrt(H) is done to q, u, v and b
-beforehand, which are small.
+This module is their plain form, which the fused kernels reproduce. The position terms (u, v, r, b)
+depend on the form of attention, see :class:`~txl_jax.model.positions.Positions`. The caller divides
+q, u, v and b by sqrt(H), because they are smaller than the scores.
 """
 
 import functools
@@ -51,17 +50,17 @@ def position_scores_by_distance(q, v, r, b=None) -> jax.Array:
 def softmax_parts(
     *parts: tuple[jax.Array, jax.Array],
 ) -> tuple[tuple[jax.Array, ...], jax.Array]:
-    """Softmax over the allowed keys as numerators and denominator, for the division to come last.
+    """Softmax over the allowed keys as numerators and denominator, so that division comes last.
 
     Dividing T x H sums instead of T x K weights saves passes over the largest array (a third of
     attention's time on a CPU).
 
     Args:
-      parts: scores float32 [N,B,T,K] and who is allowed, bool [B,T,K], of one set of keys or of
-        several; each query is allowed at least one key in all.
+      parts: scores float32 [N,B,T,K] and mask bool [B,T,K] of each set of keys; each query has at
+        least one allowed key.
 
     Returns:
-      For each part float32 [N,B,T,K], 0 where not allowed; and the sum of all, float32 [N,B,T,1].
+      The numerators of each part, float32 [N,B,T,K], 0 where masked; their sum, [N,B,T,1].
     """
     least = jnp.finfo(jnp.float32).min
     masked = [jnp.where(allowed, scores, least) for scores, allowed in parts]

@@ -1,4 +1,4 @@
-"""Compiled programs kept from one start to the next, so that a resumed run soon goes on."""
+"""The cache of compiled programs, which makes a resumed run start quickly."""
 
 import contextlib
 import hashlib
@@ -13,20 +13,20 @@ from txl_jax.config import ConfigError
 from txl_jax.config.folders import data_folder
 
 LIMIT = 2 * 2**30
-"""Bytes of programs that are kept from one start to the next."""
+"""Bytes of compiled programs that stay in the cache."""
 
 
 def keep_compiled_programs() -> None:
-    """Has JAX keep what takes over a second to compile, unless it keeps it somewhere already.
+    """Makes JAX cache the programs that take over a second to compile.
 
-    In ``compiled`` of the folder where prepared corpora live, ``$TXL_DATA_DIR`` or
-    ``~/.cache/txl_jax``. ``JAX_COMPILATION_CACHE_DIR`` names another one, and
-    ``JAX_ENABLE_COMPILATION_CACHE=false`` keeps none. A folder that cannot be written costs a
-    warning of JAX's, and a home folder that does not exist one of ours, not the run.
+    The cache is the folder ``compiled`` of ``$TXL_DATA_DIR`` or ``~/.cache/txl_jax``.
+    ``JAX_COMPILATION_CACHE_DIR`` names another folder, and ``JAX_ENABLE_COMPILATION_CACHE=false``
+    turns caching off. If the folder cannot be written, or the home folder does not exist, a warning
+    is printed and the run continues.
 
-    Our own folder is brought below :data:`LIMIT` first. JAX's setting for that,
-    ``JAX_COMPILATION_CACHE_MAX_SIZE``, goes before it where it is given; it needs the package
-    filelock, and in a folder that was filled without it nothing more is kept (jax 0.10.2).
+    Our own folder is first reduced to :data:`LIMIT`, unless ``JAX_COMPILATION_CACHE_MAX_SIZE`` is
+    set. That setting of JAX's needs the package filelock, and it stores nothing more in a folder
+    that was filled without it (jax 0.10.2).
     """
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
@@ -41,17 +41,17 @@ def keep_compiled_programs() -> None:
 
 
 def remove_longest_unused(folder: Path, limit: int) -> None:
-    """Leaves at most ``limit`` bytes of programs, those that were read or written last.
+    """Leaves at most ``limit`` bytes of programs, those that were used last.
 
-    Others may do the same at the same time. What is not JAX's stays, as does all of a folder that
-    cannot be written. Many disks note no more than the day of a reading.
+    Other processes may do the same at the same time. Only JAX's files are removed, and none from a
+    folder that cannot be written. Many file systems record only the day of the last read.
     """
     found = []
     with contextlib.suppress(OSError):
         for file in folder.glob("*-cache"):
-            with contextlib.suppress(OSError):  # gone meanwhile
-                about = file.stat()
-                found.append((max(about.st_atime, about.st_mtime), about.st_size, file))
+            with contextlib.suppress(OSError):  # another process has removed it
+                stat = file.stat()
+                found.append((max(stat.st_atime, stat.st_mtime), stat.st_size, file))
     kept = 0
     for _, size, file in sorted(found, reverse=True):
         kept += size
@@ -61,15 +61,11 @@ def remove_longest_unused(folder: Path, limit: int) -> None:
 
 
 def _folder() -> Path:
-    return data_folder() / "compiled" / _machine()
-
-
-def _machine() -> str:
-    """A name for processors that run the same programs: JAX's own key does not tell them apart."""
+    """The cache of this kind of processor, which the keys of JAX's cache do not include."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         text = platform.processor()
-    able = re.search(r"^(flags|Features)\s*:.*$", text, re.MULTILINE)
-    digest = hashlib.sha256((able.group() if able else text).encode()).hexdigest()
-    return f"{platform.machine()}-{digest[:8]}"
+    features = re.search(r"^(flags|Features)\s*:.*$", text, re.MULTILINE)
+    digest = hashlib.sha256((features.group() if features else text).encode()).hexdigest()
+    return data_folder() / "compiled" / f"{platform.machine()}-{digest[:8]}"

@@ -1,13 +1,13 @@
-"""Many processes of one run: how they find each other, agree, wait and end together.
+"""Many processes of one run: how they connect, agree, wait and end together.
 
-Each process runs the same program on its own devices; arrays lie on the devices of all. What is
-read from disk to decide something, and all that is written but the arrays of checkpoints, is done
-by process 0, and the others take its word:
+Each process runs the same program on its own devices, and arrays are sharded over the devices of
+all. Process 0 reads from disk what decides something, and writes everything but the arrays of
+checkpoints. The other processes use its result:
 
     process 0    on_process_zero(work) ──▶ work() ──┐ result or error
     process 1..  on_process_zero(work) ─────────────┴──▶ the same result, or OtherProcessError
 
-With one process everything here is free and does nothing.
+With one process these functions cost nothing.
 """
 
 import json
@@ -32,8 +32,8 @@ _CONNECT_SECONDS = 300
 _LONGEST_HEARTBEAT = 24 * 3600
 _MOST_PROCESSES = 1 << 20
 _SHUTDOWN_SECONDS = 24 * 3600
-"""How long a process that is done waits for the others: process 0 may still count and write. It
-is no wait for the dead, who are found by their missing heartbeat."""
+"""How long a finished process waits for the others, since process 0 may still write. Dead processes
+are found earlier, by their missing heartbeat."""
 
 _SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 
@@ -53,19 +53,18 @@ def initialise(
     """Joins the processes of a run; to be called before anything touches a device.
 
     Args:
-      distributed: without an address: as Slurm, Open MPI, a TPU pod or GKE say.
-      coordinator: HOST:PORT, a free port of the machine where process 0 runs; with this and the
-        next two, which are given all or none, nothing else is asked.
+      distributed: find the processes through Slurm, Open MPI, a TPU pod or GKE.
+      coordinator: HOST:PORT, a free port of the machine where process 0 runs. With this and the
+        next two, which go together, no cluster is looked for.
       num_processes: N.
       process_id: of this process, 0 to N-1.
-      heartbeat_seconds: silence after which a process counts as dead, and JAX ends the others. It
-        is sent by a thread of the runtime, which neither compiling nor a slow disk holds up.
-      takes_notice: SIGTERM to any process is a notice to all, see :func:`notice_taken`, and no
-        longer ends a process.
+      heartbeat_seconds: silence after which a process counts as dead and JAX ends the others. A
+        thread of the runtime sends it, so compiling or a slow disk does not delay it.
+      takes_notice: SIGTERM to any process is a notice to all, see :func:`notice_taken`, and does
+        not end the process.
 
     Raises:
-      ConfigError: flags that do not go together, nothing that says where the processes are, or
-        processes that do not find each other.
+      ConfigError: flags that do not go together, no cluster, or no connection.
     """
     check_flags(coordinator, num_processes, process_id, heartbeat_seconds)
     order_collectives(distributed or coordinator is not None)
@@ -79,7 +78,7 @@ def initialise(
             "coordinator_address": coordinator,
             "num_processes": num_processes,
             "process_id": process_id,
-            # else a cluster's variables would give each process one device of its machine
+            # Otherwise a cluster's variables give each process one device of its machine.
             "cluster_detection_method": "deactivate",
         }
     try:
@@ -101,16 +100,15 @@ def initialise(
 
 
 def order_collectives(many_processes: bool) -> None:
-    """Has XLA keep the order of a program's collectives where it runs on several CPU devices.
+    """Makes XLA keep the order of a program's collectives on several CPU devices.
 
     XLA's default scheduler may start independent collectives in another order on each CPU device.
     Then each device waits in a different collective, and XLA aborts the process after 40 seconds.
-    The flag is set in ``XLA_FLAGS``, because a program that is read from the compilation cache
-    ignores its own compiler options. Must be called before JAX starts its devices. One device,
-    and a flag that the user has set, are left alone.
+    The flag is set in ``XLA_FLAGS``, because a program from the compilation cache ignores its own
+    compiler options. Call this before JAX starts its devices. A flag of the user's is kept.
 
     Args:
-      many_processes: whether the run has several processes; they count where JAX uses CPUs only.
+      many_processes: whether the run has several processes, which counts if JAX uses CPUs only.
     """
     flags, settings = os.environ.get("XLA_FLAGS", ""), jax.config.values
     several = (
@@ -128,7 +126,7 @@ def check_flags(
     process_id: int | None,
     heartbeat_seconds: int = 60,
 ) -> None:
-    """Raises ConfigError where a flag is out of range or the processes' address is incomplete."""
+    """Raises ConfigError if a flag is out of range or the processes' address is incomplete."""
     ranges = (
         ("heartbeat_seconds", heartbeat_seconds, _LONGEST_HEARTBEAT),
         ("num_processes", num_processes, _MOST_PROCESSES),
@@ -136,19 +134,13 @@ def check_flags(
     for name, value, most in ranges:
         if value is not None and not 1 <= value <= most:
             raise ConfigError(f"--{name}={short_repr(value)}: must be from 1 to {most}")
-    given = {
-        "--coordinator=HOST:PORT": coordinator,
-        "--num_processes=N": num_processes,
-        "--process_id=I": process_id,
-    }
-    missing = [flag for flag, value in given.items() if value is None]
-    if len(missing) == len(given):
-        return
-    if missing:
+    if coordinator is None or num_processes is None or process_id is None:
+        flags = ("--coordinator=HOST:PORT", "--num_processes=N", "--process_id=I")
+        values = (coordinator, num_processes, process_id)
+        missing = [flag for flag, value in zip(flags, values, strict=True) if value is None]
+        if len(missing) == len(flags):
+            return
         raise ConfigError(f"{' and '.join(missing)}: missing; the three go together")
-    assert coordinator is not None
-    assert num_processes is not None
-    assert process_id is not None
     host, _, port = coordinator.rpartition(":")
     if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
         raise ConfigError(
@@ -162,43 +154,44 @@ def check_flags(
 
 
 def many() -> bool:
-    """Whether this process is one of several; touches no device where it is not."""
+    """Whether this is one of several processes; with one process, no device is touched."""
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def is_process_zero() -> bool:
-    """Whether this process writes what a run leaves, and talks."""
+    """Whether this process writes the files of the run and prints."""
     return not many() or jax.process_index() == 0
 
 
 def barrier(name: str) -> None:
-    """Until all processes are here."""
+    """Waits until all processes are here."""
     if many():
         multihost_utils.sync_global_devices(name)
 
 
 def on_process_zero(work: Callable[[], T]) -> T:
-    """What ``work()`` gives on process 0, on all processes; the others do not do it.
+    """The result of ``work()`` on process 0, returned on all processes; only process 0 runs it.
 
     Args:
-      work: gives something that JSON can hold (with tuples as lists), or ``None``.
+      work: returns something that JSON can hold (with tuples as lists), or ``None``.
 
     Raises:
-      OtherProcessError: on the others, where process 0 raised an error; there it is that one.
+      OtherProcessError: on the other processes if ``work`` raised an error on process 0, which
+        raises the error itself.
     """
     if not many():
         return work()
     failed: Exception | None = None
-    done: T | None = None
-    told = b""
+    result: T | None = None
+    message = b""
     if is_process_zero():
         try:
-            done = work()
-            told = json.dumps({"result": done}).encode()
-        except Exception as error:  # is told to the others and raised below
+            result = work()
+            message = json.dumps({"result": result}).encode()
+        except Exception as error:  # sent to the others and raised below
             failed = error
-            told = json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()
-    answer = json.loads(_broadcast(told))
+            message = json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()
+    answer = json.loads(_broadcast(message))
     if failed is not None:
         raise failed
     if "error" in answer:
@@ -207,10 +200,10 @@ def on_process_zero(work: Callable[[], T]) -> T:
 
 
 def process_zero_first(work: Callable[[], T]) -> T:
-    """``work()`` by process 0, then by the others at once; each gets its own result.
+    """``work()`` by process 0, then by all others at once; each gets its own result.
 
-    So what process 0 leaves on a disk that all see is found there by the others, and where a
-    machine has a disk of its own it makes its own.
+    So the others find what process 0 left on a shared disk. On a machine with a disk of its own,
+    a process leaves it there itself.
 
     Raises:
       OtherProcessError: ``work`` failed on another process and not on this one.
@@ -218,15 +211,12 @@ def process_zero_first(work: Callable[[], T]) -> T:
     if not many():
         return work()
     results: list[T] = []
-
-    def ours() -> None:
-        results.append(work())
-
-    on_process_zero(ours)
     failed: Exception | None = None
+    append = lambda: results.append(work())
+    on_process_zero(append)
     if not is_process_zero():
         try:
-            ours()
+            append()
         except Exception as error:  # raised below, once the others know
             failed = error
     where = failing(failed is not None)
@@ -238,7 +228,7 @@ def process_zero_first(work: Callable[[], T]) -> T:
 
 
 def failing(failed: bool) -> list[int]:
-    """The processes that come here with ``failed``, told to all; to be called by all."""
+    """The processes that call this with ``failed``; all processes must call it."""
     if not many():
         return [0] if failed else []
     flags = multihost_utils.process_allgather(np.array([failed]))
@@ -249,43 +239,43 @@ def notice_taken(call: int) -> bool:
     """Whether SIGTERM has come to any process: true on all of them at the same call.
 
     Args:
-      call: number of this call, one more each time; all processes make the same calls.
+      call: the number of this call, increasing by one; all processes make the same calls.
     """
     return multihost_utils.reached_preemption_sync_point(call)
 
 
 def placed(tree: Any, shardings: Any) -> Any:
-    """``jax.device_put`` of arrays that every process has whole, or that are global already."""
+    """``jax.device_put`` of global arrays, or of arrays that every process has completely."""
     if not many():
         return jax.device_put(tree, shardings)
 
     def place(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
         if isinstance(x, jax.Array) and not x.is_fully_addressable:
             return jax.device_put(x, sharding)
-        whole = np.asarray(x)
-        return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+        array = np.asarray(x)
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
     return jax.tree.map(place, tree, shardings)
 
 
 def abort(code: int) -> None:
-    """Ends a process that failed alone, with no wait for the others at the exit; one: nothing.
+    """Ends a failed process of several without waiting for the others at the exit.
 
-    The others find out by what breaks in their hands, or by the missing heartbeat.
+    The others notice a failed operation or the missing heartbeat. A single process returns.
     """
     if not many():
         return
     sys.stdout.flush()
     sys.stderr.flush()
     if is_process_zero():
-        time.sleep(1)  # the others end when process 0 is gone: time for their own last words
+        time.sleep(1)  # the others end with process 0: time for their own last messages
     os._exit(code)
 
 
-def _broadcast(told: bytes) -> bytes:
-    """The bytes of process 0; arrays that are broadcast have one size everywhere."""
-    size = int(multihost_utils.broadcast_one_to_all(np.array(len(told), np.int32)))
+def _broadcast(message: bytes) -> bytes:
+    """The message of process 0; its size goes first, since broadcast arrays have equal shapes."""
+    size = int(multihost_utils.broadcast_one_to_all(np.array(len(message), np.int32)))
     row = np.zeros(size, np.uint8)
     if is_process_zero():
-        row[:] = np.frombuffer(told, np.uint8)
+        row[:] = np.frombuffer(message, np.uint8)
     return np.asarray(multihost_utils.broadcast_one_to_all(row)).tobytes()

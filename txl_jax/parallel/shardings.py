@@ -1,11 +1,10 @@
-"""The device mesh, and where every leaf of state and batch lies on it.
+"""The device mesh, and the shardings of parameters, optimizer state and batches.
 
-    data      rows of the batch, with their streams' memory
-    fsdp      the same; parameters and optimizer are cut as well, and gathered where they are used
+    data      rows of the batch, with the memory of their streams
+    fsdp      the same; parameters and optimizer state are sharded too, and gathered for use
     tensor    heads, the feed-forward layer's inner width, words
 
-A parameter axis that its devices do not divide is not cut (267,735 words are odd): its leaf is
-then whole on those devices.
+A parameter axis that its devices do not divide (267,735 words are odd) is replicated over them.
 """
 
 import dataclasses
@@ -46,8 +45,8 @@ PARAMETERS: dict[str, tuple[str | None, ...]] = {
     "past_weight": ("fsdp", None),  # [d,d]
     "past_bias": ("tensor",),  # [V]
 }
-"""How the last axes of each parameter are cut, by the end of its path, less a cluster's number.
-What is not here (LayerNorm, small biases) is whole everywhere."""
+"""The mesh axes of the last axes of each parameter, by the end of its path without a cluster's
+number. Other parameters (LayerNorm, small biases) are replicated."""
 
 
 def make_mesh(
@@ -57,24 +56,23 @@ def make_mesh(
     micro_batches: int = 1,
     devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-    """A mesh of the devices that ``c`` asks for; ``data=-1``: the most that divide the batch.
+    """The mesh of a config; ``data=-1``: as many devices as divide the rows of the batch.
 
-    ``devices``: to choose from; ``None``: those at hand.
+    ``devices``: to choose from; ``None``: all devices of the run.
 
     Raises:
-      ConfigError: more devices than there are, rows, heads or an inner width that they do not
-        divide, or processes left without a device.
+      ConfigError: more devices than there are; rows, heads or an inner width that they do not
+        divide; or processes left without a device.
     """
     devices = jax.devices() if devices is None else devices
-    there, rows = len(devices), batch_size // micro_batches
-    others = c.fsdp * c.tensor
+    count, rows, others = len(devices), batch_size // micro_batches, c.fsdp * c.tensor
     data = c.data
     if data == -1:
-        fitting = [n for n in range(1, there // others + 1) if rows % (n * c.fsdp) == 0]
-        data = max(fitting, default=1)
-    if data * others > there:
+        dividing = [n for n in range(1, count // others + 1) if rows % (n * c.fsdp) == 0]
+        data = max(dividing, default=1)
+    if data * others > count:
         axes = f"data {data} x fsdp {c.fsdp} x tensor {c.tensor} = {data * others}"
-        raise ConfigError(f"config key mesh = {axes}: there are {there} devices")
+        raise ConfigError(f"config key mesh = {axes}: there are {count} devices")
     if rows % (data * c.fsdp):
         what = "train.batch_size" if micro_batches == 1 else "batch_size / micro_batches"
         raise ConfigError(
@@ -86,22 +84,22 @@ def make_mesh(
             raise ConfigError(
                 f"config key mesh.tensor = {c.tensor}: must divide model.{key} {size}"
             )
-    if len({d.process_index for d in devices}) > 1 and data * others < there:
-        works = _sizes(batch_size, there // others * c.fsdp * micro_batches)
-        if there % others:
-            works = f"fsdp x tensor = {others} must divide {there}"
+    if len({d.process_index for d in devices}) > 1 and data * others < count:
+        works = _sizes(batch_size, count // others * c.fsdp * micro_batches)
+        if count % others:
+            works = f"fsdp x tensor = {others} must divide {count}"
         elif c.data != -1:
-            works = f"mesh.data {there // others} uses all"
+            works = f"mesh.data {count // others} uses all"
         raise ConfigError(
             f"config key mesh = data {data} x fsdp {c.fsdp} x tensor {c.tensor}: uses"
-            f" {data * others} of {there} devices, and every process needs its own in use; {works}"
+            f" {data * others} of {count} devices, and every process needs its own in use; {works}"
         )
     shape, auto = (data, c.fsdp, c.tensor), (AxisType.Auto,) * len(AXES)
     return jax.make_mesh(shape, AXES, auto, devices=devices[: data * others])
 
 
 def _sizes(batch_size: int, divisor: int) -> str:
-    """The batch sizes next to one that would do, in words."""
+    """The nearest batch sizes that the divisor divides, in words."""
     below = batch_size // divisor * divisor
     sizes = [str(size) for size in (below, below + divisor) if size]
     return f"a train.batch_size of {' or '.join(sizes)} works"
@@ -109,48 +107,44 @@ def _sizes(batch_size: int, divisor: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Shardings:
-    """Where things lie on a mesh, as shardings that ``jit`` and ``device_put`` take."""
+    """The shardings of a run's arrays on a mesh, for ``jit`` and ``device_put``."""
 
     mesh: Mesh
 
     @property
     def row_devices(self) -> int:
-        """Over how many devices rows are spread."""
+        """How many devices rows are sharded over."""
         return self.mesh.shape["data"] * self.mesh.shape["fsdp"]
 
     def replicated(self) -> NamedSharding:
         """A full copy on every device."""
-        return self._at()
+        return self._sharding()
 
     def rows(self, leading_axis: bool = False) -> NamedSharding:
-        """[B, ...] cut by rows; ``leading_axis``: behind another axis, of steps or layers."""
-        return self._at(None, ROWS) if leading_axis else self._at(ROWS)
+        """[B, ...] sharded by rows; ``leading_axis``: an axis of steps or layers comes first."""
+        return self._sharding(None, ROWS) if leading_axis else self._sharding(ROWS)
 
     def parameters(self, tree: Any) -> Any:
-        """Of parameters, or of a tree that holds trees like them (an optimizer's state).
+        """Shardings of parameters, or of a tree with trees like them (an optimizer state).
 
-        ``tree``: arrays or their shapes, layers one by one or stacked.
+        ``tree``: arrays or their shapes, with layers in separate trees or stacked.
         """
-        return jax.tree_util.tree_map_with_path(
-            lambda path, leaf: self._at(*self._cut(_key(path), leaf.shape)), tree
-        )
 
-    def _cut(self, key: str, shape: tuple[int, ...]) -> list[str | None]:
-        axes = PARAMETERS.get(key, ())[: len(shape)]
-        axes = (*[None] * (len(shape) - len(axes)), *axes)  # [L] in front where layers are stacked
-        return self._dividing(axes, shape)
+        def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+            axes = PARAMETERS.get(_key(path), ())[: leaf.ndim]
+            stacked = [None] * (leaf.ndim - len(axes))  # [L] comes first where layers are stacked
+            return self.sharded((*stacked, *axes), leaf.shape)
+
+        return jax.tree_util.tree_map_with_path(sharding, tree)
 
     def sharded(self, axes: tuple[Any, ...], shape: tuple[int, ...]) -> NamedSharding:
-        """Sharding of an array over these mesh axes, as far as they divide its shape."""
-        return self._at(*self._dividing(axes, shape))
-
-    def _dividing(self, axes: tuple[Any, ...], shape: tuple[int, ...]) -> list[Any]:
-        """The mesh axes that cut each axis of a shape, less those that do not divide it."""
+        """Sharding of an array over these mesh axes, without those that do not divide its shape."""
         size = lambda axis: math.prod(self.mesh.shape[a] for a in np.atleast_1d(axis))
         divides = lambda axis, n: axis is not None and n % size(axis) == 0
-        return [axis if divides(axis, n) else None for axis, n in zip(axes, shape, strict=False)]
+        pairs = zip(axes, shape, strict=False)
+        return self._sharding(*(axis if divides(axis, n) else None for axis, n in pairs))
 
-    def _at(self, *axes: Any) -> NamedSharding:
+    def _sharding(self, *axes: Any) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec(*axes))
 
 

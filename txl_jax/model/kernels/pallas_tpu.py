@@ -1,9 +1,9 @@
-"""Attention fused for TPUs: tiles of scores live in on-chip memory only, forward and backward.
+"""Attention fused for TPUs: tiles of scores are in on-chip memory only, forward and backward.
 
-T x K scores are cut into square tiles of S x S. A tile at query i0 and key j0 needs the distances
-M+i-j of its cells, which are rows T-1-i+j of r: 2S-1 neighbours, a window of r that moves by one
-tile along keys and back by one along queries, so that all tiles of a diagonal share a window. The
-position term is the product with the whole window, each of its rows moved left to its place
+T x K scores are split into square tiles of S x S. A tile at query i0 and key j0 needs the distances
+M+i-j of its cells. These are rows T-1-i+j of r: 2S-1 neighbours, a window of r that moves by one
+tile along keys and back by one along queries. So all tiles of a diagonal share a window. The
+position term is the product with the whole window, each of its rows then moved left to its place
 (relative_shift of a tile). For S = 3, window columns w (w = 5 is never used):
 
     product qv . window          skewed: row i moved left by S-1-i
@@ -11,14 +11,14 @@ position term is the product with the whole window, each of its rows moved left 
       0 1 2 3 4 5          ->      1 2 3
       0 1 2 3 4 5                  0 1 2
 
-The move is one strided roll; its transpose, which the gradient needs, is log2(S) rolls, each of
-those rows that have this bit in their shift. Front padding of r puts windows on multiples of S: a
-window is two neighbouring blocks of r, and nothing is sliced at a place that only runs know.
+One strided roll does this. Its transpose, which the gradient needs, is log2(S) rolls, each of the
+rows whose shift has this bit. Padding in front of r puts windows on multiples of S, so a window is
+two neighbouring blocks of r, and every slice is at a place known at compile time.
 
-Softmax is taken tile by tile with a running maximum (Dao et al. 2022, FlashAttention); the forward
-pass keeps the result and the logarithm of each softmax's denominator. The gradient computes each
-tile once more and adds to those of queries, keys, values and r, which stay in on-chip memory
-meanwhile. Tiles that no query sees (causality, window, empty memory) are not even read.
+The softmax is computed tile by tile with a running maximum (Dao et al. 2022, FlashAttention). The
+forward pass stores the result and the logarithm of each softmax's denominator. The gradient
+computes each tile once more and adds to those of queries, keys, values and r, which stay in on-chip
+memory meanwhile. Fully masked tiles (causality, window, empty memory) are not even read.
 """
 
 import dataclasses
@@ -37,14 +37,14 @@ from txl_jax.model.kernels.inputs import AttentionInputs
 
 LANES = 128
 MOST_SUMMED = 16 * 2**20
-"""Bytes of the gradients of one head's keys, values and r, in on-chip memory while summed."""
+"""Bytes of on-chip memory for the gradients of one head's keys, values and r."""
 _WORKING = 24 * 2**20
 _UNSEEN = -0.7 * float(np.finfo(np.float32).max)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tiles:
-    """How T x K scores are cut, and what is static about who sees whom.
+    """How T x K scores are split into tiles, and the static part of the attention mask.
 
     Attributes:
       size: S, queries and keys of a tile.
@@ -79,10 +79,9 @@ class Tiles:
         return rows * -(-h // LANES) * LANES * 4
 
     def spans(self, filled: jax.Array) -> tuple[jax.Array, jax.Array, int]:
-        """First and last tile of keys that each tile of queries sees, and how many at most.
+        """First and last tile of keys for each tile of queries, and their largest number.
 
-        The first depends on how much of a row's memory is filled: int32 [B * n_q]; the last does
-        not: int32 [n_q].
+        The first depends on the filled slots of a row: int32 [B * n_q]; the last is int32 [n_q].
         """
         start = self.mem_len + self.size * np.arange(self.n_q)
         first = np.maximum(start - self.reach, 0) // self.size
@@ -148,7 +147,7 @@ def _pad(x: jax.Array, axis: int, before: int, after: int) -> jax.Array:
 
 
 class _Inputs(NamedTuple):
-    """What kernels read: padded arrays; in a kernel, the parts of a tile."""
+    """The padded arrays that kernels read; in a kernel, the blocks of a tile."""
 
     qu: Any  # q + u and q + v: [N,B,T,H]; of a tile [S,H]
     qv: Any
@@ -193,24 +192,24 @@ _fused.defvjp(_forward, _backward)
 
 
 def _call(kernel, tiles: Tiles, interpret, scalars, inputs: _Inputs, outputs, scratch=()):
-    """Runs a kernel over the tiles that anyone sees.
+    """Runs a kernel over the tiles that are not fully masked.
 
-    Grid: heads N, rows B, tiles of queries, and for each the tiles of keys that it sees, one after
-    the other. Where the block of an array lies is written in letters, one for each axis: ``n`` at
-    the head, ``b`` the row, ``i`` the tile of queries, ``j`` that of keys, ``w`` and ``x`` the two
-    of the window; ``0``: it has the whole axis.
+    Grid: heads N, rows B, tiles of queries, and the tiles of keys of each, one after the other. A
+    letter for each axis gives the index of an array's block: ``n`` the head, ``b`` the row, ``i``
+    the tile of queries, ``j`` that of keys, ``w`` and ``x`` the two blocks of the window; ``0``:
+    the block has the whole axis.
 
     Args:
       scalars: filled [B] and seed [2].
-      outputs: pairs of where blocks lie and the array's shape.
-      scratch: widths w of float32 [S,w] that stay while the first three places of the grid do.
+      outputs: pairs of these letters and the array's shape.
+      scratch: widths w of float32 [S,w] that persist over the steps of a tile of queries.
     """
     n, b, _, h = inputs.qu.shape
     firsts, lasts, steps = tiles.spans(scalars[0])
 
     def blocks(places: str, shape):
         def index(n, b, i, step, filled, seed, firsts, lasts):
-            # Steps after the last stay at it, and nothing is read again.
+            # Steps after the last tile stay there, so that no block is read again.
             j = jnp.minimum(firsts[b * tiles.n_q + i] + step, lasts[i])
             w = tiles.n_q - 1 - i + j
             at = {"n": n, "b": b, "i": i, "j": j, "w": w, "x": w + 1, "0": 0}
@@ -293,14 +292,14 @@ def _backward_kernel(at: "_Tile", x: _Inputs, dqu, dqv, dk, dval, dr):
 
 
 class _Tile:
-    """Where a kernel is, and what it computes there.
+    """The position of a kernel in the grid, and what it computes there.
 
     Attributes:
-      begins, ends: the first and the last step for this tile of queries.
-      begins_row, begins_head: the first step for this row of the batch, for this head.
-      seen: whether anyone sees this tile.
+      begins, ends: whether this is the first or last step of this tile of queries.
+      begins_row, begins_head: whether it is the first step of this row or this head.
+      seen: whether the tile is not fully masked.
       query, key: indices [S,1] and [1,S].
-      j, window: tile of keys; which block of r is the first of the two.
+      j, window: tile of keys; the first of the two blocks of r.
     """
 
     def __init__(self, tiles: Tiles, steps: int, filled, seed, firsts, lasts, x: _Inputs):
@@ -319,7 +318,7 @@ class _Tile:
         self.oldest = tiles.mem_len - filled[row]
 
     def allowed(self) -> jax.Array:
-        """That of :meth:`AttentionMask.allowed`: bool [S,S]."""
+        """As :meth:`AttentionMask.allowed`: bool [S,S]."""
         distance = self.tiles.mem_len + self.query - self.key
         seen = (distance >= 0) & (distance <= self.tiles.reach) & (self.key >= self.oldest)
         if self.x.episodes is None:
@@ -328,14 +327,14 @@ class _Tile:
         return seen & (_column(of_queries[...]) == of_keys[...])
 
     def kept(self) -> jax.Array | float:
-        """That of :meth:`AttentionDropout.mask`: [S,S]."""
+        """As :meth:`AttentionDropout.mask`: [S,S]."""
         if self.tiles.rate is None:
             return 1.0
         places = (x.astype(jnp.uint32) for x in (self.row, self.query, self.key))
         return AttentionDropout(self.seed, self.tiles.rate).factors(*places)
 
     def scores(self) -> jax.Array:
-        """Content, and position moved into place: [S,S]."""
+        """The content scores and the skewed position scores: [S,S]."""
         x = self.x
         position = jnp.concatenate([_product(x.qv[...], r[...], 1, 1) for r in x.r], axis=1)
         return _product(x.qu[...], x.k[...], 1, 1) + _skew(position)

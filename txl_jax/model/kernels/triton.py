@@ -1,8 +1,8 @@
-"""Attention fused into one kernel for NVIDIA GPUs: nothing of size T x K is ever in memory.
+"""Attention fused into one kernel for NVIDIA GPUs: no array of size T x K is in device memory.
 
-The kernels are Triton's (triton_tiles.py) and reach JAX through jax-triton; both are imported
-when first used. The gradient forms the tiles again from q, k, r and each query's log-sum-exp.
-Sums are float32, and deterministic: no atomic additions.
+The kernels are Triton's (triton_tiles.py) and reach JAX through jax-triton; both are imported on
+first use. The gradient computes the tiles again from q, k, r and each query's log-sum-exp. Sums are
+float32 and deterministic: there are no atomic additions.
 """
 
 import dataclasses
@@ -20,13 +20,7 @@ _ENOUGH_PROGRAMS = 528  # for the gradient of r: four for each of an H100's 132 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """What a kernel is compiled for, and the numbers it is given.
-
-    Attributes:
-      reach, mem_len: as of AttentionMask.
-      episodes: whether the ids of episodes are to be compared.
-      threshold, scale: of AttentionDropout.
-    """
+    """Static arguments of a kernel: of the AttentionMask and the AttentionDropout."""
 
     mem_len: int
     reach: int
@@ -37,7 +31,7 @@ class Form:
 
 @dataclasses.dataclass(frozen=True)
 class Tiling:
-    """``size`` queries by ``size`` keys a tile, and how a GPU is to run a program."""
+    """The queries, and the keys, of a tile, and Triton's launch options."""
 
     size: int
     num_warps: int
@@ -103,7 +97,7 @@ def _backward(form: Form, kept, dout):
     of_keys = lambda size: (n * b * (_ceil(m, size) + _ceil(t, size)),)
     dk, dval = launch("gradient_of_keys", given, [_like(k), _like(val)], of_keys, form)
 
-    # One program for a head's block of distances; where these are few, for some rows of the batch.
+    # A program sums a block of distances over some rows; with few blocks, over fewer rows each.
     size = tiling("gradient_of_distances", r.shape[-1], r.dtype).size
     each = _ceil(b, min(b, _ceil(_ENOUGH_PROGRAMS, n * _ceil(n_keys, size))))
     parts = _ceil(b, each)
@@ -117,10 +111,10 @@ _attend.defvjp(_forward, _backward)
 
 
 def tiling(kernel: str, h: int, dtype) -> Tiling:
-    """The tiles of a kernel for heads of width H: compiled ahead, these spill next to nothing.
+    """The tiles of a kernel for heads of width H; with these, almost no register is spilled.
 
-    64 is the least that Hopper's asynchronous products of whole warp groups take; older GPUs, and
-    float32, which no such product takes, are short of room for it.
+    Hopper's asynchronous products of warp groups need at least 64. Older GPUs, and float32, which
+    has no such products, lack the registers for it.
     """
     if dtype == jnp.float32:
         return Tiling(16, num_warps=4, num_stages=2)
@@ -129,7 +123,7 @@ def tiling(kernel: str, h: int, dtype) -> Tiling:
         return Tiling(32, num_warps=4, num_stages=2)
     if h <= 64:
         return Tiling(64, num_warps=4, num_stages=2)
-    # Seven arrays of 64 x 128 twice would be more than its 227 KiB of shared memory.
+    # Two stages of seven arrays of 64 x 128 exceed the 227 KiB of shared memory.
     return Tiling(64, num_warps=8, num_stages=1 if kernel == "gradient_of_distances" else 2)
 
 
@@ -137,24 +131,19 @@ def _ceil(x: int, of: int) -> int:
     return -(-x // of)
 
 
-def _power_of_2(x: int) -> int:
-    """The least one that is at least x."""
-    return 1 << (x - 1).bit_length()
-
-
 def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def launch(kernel: str, given, results, grid, form: Form) -> list[jax.Array]:
-    """Runs a kernel of triton_tiles.py.
+    """Runs a kernel of triton_tiles.py by name.
 
     Args:
       kernel: its name.
-      given: what it reads, arrays and integers; the first is qu.
+      given: the arrays and integers that it reads; the first is qu.
       results: shapes and dtypes of what it writes.
-      grid: the number of programs, a function of the size of tiles.
-      form: with the width and dtype of qu, what it is compiled for.
+      grid: the number of programs as a function of the tile size.
+      form: its static arguments.
     """
     import jax_triton
 
@@ -175,10 +164,10 @@ def launch(kernel: str, given, results, grid, form: Form) -> list[jax.Array]:
 
 
 def constants(tiles: Tiling, form: Form, h: int) -> dict:
-    """What a kernel is compiled for."""
+    """The constants of a kernel; its width is H rounded up to a power of 2."""
     return {
         "H": h,
-        "WIDTH": max(16, _power_of_2(h)),
+        "WIDTH": max(16, 1 << (h - 1).bit_length()),
         "SIZE": tiles.size,
         "EPISODES": form.episodes,
         "THRESHOLD": form.threshold,

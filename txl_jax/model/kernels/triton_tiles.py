@@ -24,9 +24,9 @@ No tile is stored: each kernel of the gradient computes the tiles that it sums a
     gradient_of_distances         over rows and queries, for a block D_m:  dr
 
 Arguments: qu = q + u, qv = q + v [N*B,T,H]; k, val [N*B,K,H]; r [N,K,H]; filled [B]; episode [B,T]
-and seed [2] (anything, where not used); out, dout as q; lse and delta = sum(out * dout) float32
-[N*B,T]. What a tile holds beyond T, K or H is 0. ``SIZE`` is S, a power of 2; ``WIDTH`` is H
-rounded up to one. ``THRESHOLD`` and ``SCALE``: see dropout.py; 0 and 1 without dropout.
+and seed [2] (any array if unused); out, dout as q; lse and delta = sum(out * dout) float32
+[N*B,T]. A tile is 0 beyond T, K or H. ``SIZE`` is S, a power of 2; ``WIDTH`` is H rounded up to a
+power of 2. ``THRESHOLD`` and ``SCALE``: see dropout.py; 0 and 1 without dropout.
 """
 
 import triton
@@ -40,13 +40,13 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def dot(a, b):
-    """a @ b with float32 sums, and with float32 factors where those are given."""
+    """a @ b with float32 sums; float32 factors are not rounded."""
     return tl.dot(a, b, input_precision="ieee")
 
 
 @triton.jit
 def load_rows(source, first, limit, SIZE: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr):
-    """Rows first .. first+SIZE-1 of [limit,H] as [SIZE,WIDTH]; 0 where there is none."""
+    """Rows first .. first+SIZE-1 of [limit,H] as [SIZE,WIDTH]; 0 outside of the array."""
     row = first + tl.arange(0, SIZE)[:, None]
     column = tl.arange(0, WIDTH)[None, :]
     inside = (row >= 0) & (row < limit)
@@ -57,7 +57,7 @@ def load_rows(source, first, limit, SIZE: tl.constexpr, H: tl.constexpr, WIDTH: 
 
 @triton.jit
 def store_rows(target, x, first, limit, SIZE: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr):
-    """Writes [SIZE,WIDTH] to rows first .. of [limit,H], as far as there are any."""
+    """Writes [SIZE,WIDTH] to rows first .. of [limit,H], without those outside of the array."""
     row = first + tl.arange(0, SIZE)[:, None]
     column = tl.arange(0, WIDTH)[None, :]
     inside = (row >= 0) & (row < limit) & (column < H)
@@ -65,44 +65,43 @@ def store_rows(target, x, first, limit, SIZE: tl.constexpr, H: tl.constexpr, WID
 
 
 @triton.jit
-def load_line(source, first, limit, SIZE: tl.constexpr):
-    """Entries first .. first+SIZE-1 of [limit]; 0 where there is none."""
-    at = first + tl.arange(0, SIZE)
-    return tl.load(source + at, mask=(at >= 0) & (at < limit), other=0)
-
-
-@triton.jit
 def along(x, AXIS: tl.constexpr):
-    """A line laid along an axis of the tile, to be repeated along the other."""
+    """A vector along an axis of the tile, which broadcasts along the other."""
     return x[:, None] if AXIS == 0 else x[None, :]
 
 
 @triton.jit
-def nothing(m, reach):
-    """0, which the compiler cannot know, of pass m of a loop.
+def load_along(source, first, limit, AXIS: tl.constexpr, SIZE: tl.constexpr):
+    """Entries first .. first+SIZE-1 of [limit] along an axis; 0 outside of the array."""
+    at = first + tl.arange(0, SIZE)
+    return along(tl.load(source + at, mask=(at >= 0) & (at < limit), other=0), AXIS)
 
-    What it is added to is formed again in each pass, and not held in registers from before the
-    loop, of which a tile has none to spare.
+
+@triton.jit
+def nothing(m, reach):
+    """0, but unknown to the compiler, in iteration m of a loop.
+
+    Adding it makes the compiler recompute an index in each iteration. Otherwise the index stays in
+    registers during the loop, and a tile has none to spare.
     """
     return m & (reach >> 31)
 
 
 @triton.jit
 def skewed(far, near, zero, KEYS: tl.constexpr, SIZE: tl.constexpr):
-    """Scores with keys from those with the distances of D_m (far) and D_{m-1} (near).
+    """Scores by key from scores by distance of D_m (far) and D_{m-1} (near).
 
-    ``KEYS``: the axis of keys, and of distances; the other is that of queries. ``zero``: see
-    :func:`nothing`.
+    ``KEYS``: the axis of keys and of distances; queries have the other. ``zero``: see `nothing`.
     """
     row = along(tl.arange(0, SIZE), 1 - KEYS)
     place = along(tl.arange(0, SIZE), KEYS)
-    mixed = tl.where(place >= SIZE - 1 - row + zero, far, near)
+    mixed = tl.where(of_far(zero, KEYS, SIZE), far, near)
     return tl.gather(mixed, (place - row - 1 + zero) & (SIZE - 1), KEYS)
 
 
 @triton.jit
 def unskewed(x, zero, KEYS: tl.constexpr, SIZE: tl.constexpr):
-    """The turn undone: entries of D_m where :func:`of_far` is true, of D_{m-1} elsewhere."""
+    """The rotation undone: entries of D_m where `of_far` is true, of D_{m-1} elsewhere."""
     row = along(tl.arange(0, SIZE), 1 - KEYS)
     place = along(tl.arange(0, SIZE), KEYS)
     return tl.gather(x, (place + row + 1 + zero) & (SIZE - 1), KEYS)
@@ -110,7 +109,7 @@ def unskewed(x, zero, KEYS: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def of_far(zero, KEYS: tl.constexpr, SIZE: tl.constexpr):
-    """Which entries of a tile turned back belong to D_m."""
+    """Which entries of an unskewed tile belong to D_m."""
     row = along(tl.arange(0, SIZE), 1 - KEYS)
     return along(tl.arange(0, SIZE), KEYS) >= SIZE - 1 - row + zero
 
@@ -118,7 +117,7 @@ def of_far(zero, KEYS: tl.constexpr, SIZE: tl.constexpr):
 @triton.jit
 def episodes_of(episode, first, T, AXIS: tl.constexpr, SIZE: tl.constexpr, EPISODES: tl.constexpr):
     """Episodes of S positions of the segment along an axis; 0 for those of the memory."""
-    return along(load_line(episode, first, T, SIZE), AXIS) if EPISODES else 0
+    return load_along(episode, first, T, AXIS, SIZE) if EPISODES else 0
 
 
 @triton.jit
@@ -126,9 +125,7 @@ def seen(query, key, of_query, of_key, M, reach, empty, EPISODES: tl.constexpr):
     """The attention mask, see masks.AttentionMask; ``empty``: number of empty memory slots."""
     distance = M + query - key
     allowed = (distance >= 0) & (distance <= reach) & (key >= empty)
-    if EPISODES:
-        allowed = allowed & (of_query == of_key)
-    return allowed
+    return allowed & (of_query == of_key) if EPISODES else allowed
 
 
 @triton.jit
@@ -140,19 +137,13 @@ def mix(x):
 
 
 @triton.jit
-def kept(seed, head, b, query, key, THRESHOLD: tl.constexpr):
-    """Which weights dropout keeps, the same as AttentionDropout.factors."""
-    row = (head * HEAD_STRIDE + b).to(tl.uint32)
-    line = mix(mix(tl.load(seed) + row) ^ query.to(tl.uint32))
-    bits = mix(mix(line ^ tl.load(seed + 1)) + key.to(tl.uint32) * 0x9E3779B9)
-    return bits >= tl.full((), THRESHOLD, tl.uint32)
-
-
-@triton.jit
 def dropped(x, seed, head, b, query, key, THRESHOLD: tl.constexpr, SCALE: tl.constexpr):
-    """Entries of a tile after dropout of the attention weights."""
+    """A tile after dropout of the attention weights, with the bits of AttentionDropout.factors."""
     if THRESHOLD:
-        x = tl.where(kept(seed, head, b, query, key, THRESHOLD), x * SCALE, 0.0)
+        row = (head * HEAD_STRIDE + b).to(tl.uint32)
+        line = mix(mix(tl.load(seed) + row) ^ query.to(tl.uint32))
+        bits = mix(mix(line ^ tl.load(seed + 1)) + key.to(tl.uint32) * 0x9E3779B9)
+        x = tl.where(bits >= tl.full((), THRESHOLD, tl.uint32), x * SCALE, 0.0)
     return x
 
 
@@ -246,8 +237,8 @@ def gradient_of_queries(
     tile_qu = load_rows(qu + row * T * H, first, T, SIZE, H, WIDTH)
     tile_qv = load_rows(qv + row * T * H, first, T, SIZE, H, WIDTH)
     tile_dout = load_rows(dout + row * T * H, first, T, SIZE, H, WIDTH)
-    line_lse = along(load_line(lse + row * T, first, T, SIZE), 0)
-    line_delta = along(load_line(delta + row * T, first, T, SIZE), 0)
+    line_lse = load_along(lse + row * T, first, T, 0, SIZE)
+    line_delta = load_along(delta + row * T, first, T, 0, SIZE)
     before = tl.zeros((SIZE, SIZE), tile_qu.dtype)
     sum_qu = tl.zeros((SIZE, WIDTH), tl.float32)
     sum_qv = tl.zeros((SIZE, WIDTH), tl.float32)
@@ -270,8 +261,7 @@ def gradient_of_queries(
         dscores = weights * (dweights - line_delta)
         sum_qu += dot(dscores.to(tile_k.dtype), tile_k)
 
-        # D_{m-1} is complete with this tile: the last one's part left of the choice, this one's
-        # right of it.
+        # This tile completes D_{m-1}: the last tile's entries of far, this tile's of near.
         now = unskewed(dscores.to(tile_k.dtype), nothing(m, reach), 1, SIZE)
         sum_qv += dot(tl.where(of_far(nothing(m, reach), 1, SIZE), before, now), of_near)
         before = now
@@ -329,8 +319,8 @@ def gradient_of_keys(
 
         query = along(first + tl.arange(0, SIZE), 1)
         of_query = episodes_of(episode, first, T, 1, SIZE, EPISODES)
-        line_lse = along(load_line(lse, first, T, SIZE), 1)
-        line_delta = along(load_line(delta, first, T, SIZE), 1)
+        line_lse = load_along(lse, first, T, 1, SIZE)
+        line_delta = load_along(delta, first, T, 1, SIZE)
         allowed = seen(query, key, of_query, of_key, M, reach, empty, EPISODES)
         weights = tl.where(allowed, tl.exp2(scores * LOG2E - line_lse), 0.0)
         tile_dout = load_rows(dout, first, T, SIZE, H, WIDTH)
@@ -353,8 +343,8 @@ def gradient_of_distances(
 ):  # fmt: skip
     """``dr`` [ceil(B/each),N,K,H], a part of it for each ``each`` rows of the batch.
 
-    Grid: ceil(K/S), N, ceil(B/each), of a block D_m each. Beside each S queries lie the S x S
-    entries of the tiles m and m+1 that belong to D_m, formed as they are after the choice.
+    Grid: ceil(K/S), N, ceil(B/each), a block D_m each. For each S queries, the kernel computes the
+    S x S entries of the tiles m and m+1 that belong to D_m, in the order before the rotation.
     """
     m = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
@@ -366,7 +356,7 @@ def gradient_of_distances(
     place = along(tl.arange(0, SIZE), 0)
     of_next = place > line  # by key: from tile m+1, else from tile m
 
-    # Queries from the first one whose distance m*S reaches a key; none, if that is out of reach.
+    # From the first query with a key at the distance m*S; none if that is beyond the window.
     group0 = tl.maximum(m * SIZE - M, 0) // SIZE
     groups = tl.cdiv(T, SIZE) - group0
     rows = tl.minimum(B - part * each, each)
@@ -398,8 +388,8 @@ def gradient_of_distances(
         of_key = tl.where(of_next, there, here) if EPISODES else 0
         empty = M - tl.load(filled + b)
         allowed = seen(query, key, of_query, of_key, M, reach, empty, EPISODES)
-        line_lse = along(load_line(lse + row * T, first, T, SIZE), 1)
-        line_delta = along(load_line(delta + row * T, first, T, SIZE), 1)
+        line_lse = load_along(lse + row * T, first, T, 1, SIZE)
+        line_delta = load_along(delta + row * T, first, T, 1, SIZE)
         weights = tl.where(allowed, tl.exp2(scores * LOG2E - line_lse), 0.0)
         dweights = dropped(dweights, seed, head, b, query, key, THRESHOLD, SCALE)
         dscores = weights * (dweights - line_delta)
