@@ -12,11 +12,11 @@ from txl_jax.data.streams import Segment
 
 
 class SoftTargets(flax.struct.PyTreeNode):
-    """The k likeliest next words as other models see them, in place of one; see distil.py.
+    """The k most likely next words of teacher models, in place of one; see distil.py.
 
     Attributes:
       words: int [...,k].
-      probabilities: float [...,k]; what they lack of 1 is of all other words together.
+      probabilities: float [...,k]; the rest to 1 is the probability of all other words together.
     """
 
     words: jax.Array | np.ndarray
@@ -32,7 +32,7 @@ class Batch(flax.struct.PyTreeNode):
       weights: float32 [B,T], 0 where padded.
       reset: bool [B], streams whose memory is emptied before this segment; with C > 0 bool
         [B,C+T], true where a stream's text begins, and at the first token to empty the memory.
-      soft: [B,T,k], what else the student of a distillation learns from; ``None``: nothing.
+      soft: [B,T,k], the targets of distillation; ``None``: no distillation.
     """
 
     inputs: jax.Array | np.ndarray
@@ -43,18 +43,17 @@ class Batch(flax.struct.PyTreeNode):
 
     @property
     def context_len(self) -> int:
-        """C, tokens that are run again and not scored."""
+        """C, tokens that are read again and not scored."""
         return self.inputs.shape[-1] - self.targets.shape[-1]
 
     def model_kwargs(self, with_lengths: bool) -> dict[str, Any]:
-        """The keywords of ``nll`` that say what the inputs are.
+        """The keywords of ``nll`` that describe the inputs.
 
-        ``with_lengths``: also where padding begins. Needed by a form of attention that counts
-        positions from the last real token, and where more of the text follows a padded segment:
-        memory must not take the padding. Others are spared the cost.
+        ``with_lengths`` adds where padding begins, at some cost. It is needed where more text
+        follows a padded segment, and by attention that counts from the last real token.
         """
-        about = {"reset": self.reset, "context_len": self.context_len}
-        return {**about, "lengths": self._lengths()} if with_lengths else about
+        kwargs = {"reset": self.reset, "context_len": self.context_len}
+        return {**kwargs, "lengths": self._lengths()} if with_lengths else kwargs
 
     def _lengths(self) -> jax.Array:
         """Tokens of each row up to its last target, context included: int32 [B]."""
@@ -67,9 +66,8 @@ def make_batch(segment: Segment, reset_memory: bool) -> Batch:
     has_context = segment.inputs.shape != segment.targets.shape
     if has_context:
         reset = segment.starts.copy()
-        reset[:, 0] |= reset_memory & ~reset.any(
-            axis=1
-        )  # where text begins, memory is not seen anyway
+        # A stream that begins in this segment ignores its memory anyway.
+        reset[:, 0] |= reset_memory & ~reset.any(axis=1)
     else:
         reset = np.full(segment.inputs.shape[0], reset_memory)
     return Batch(segment.inputs, segment.targets, segment.weights, reset)
@@ -78,8 +76,8 @@ def make_batch(segment: Segment, reset_memory: bool) -> Batch:
 def warm_up_batches(streams: AnyStreams, n: int, rows: slice = slice(None)) -> list[Batch]:
     """Up to n tokens of text before each stream's first, as segments that are not scored.
 
-    Read from an empty memory they leave it as if the stream had begun n tokens earlier. For
-    n = 5, T = 3 and streams that begin at tokens 0, 4 and 8 of a text:
+    Reading them fills an empty memory as if the stream had begun n tokens earlier. For n = 5,
+    T = 3 and streams that begin at tokens 0, 4 and 8 of a text:
 
         stream 0   . . .   . . .       nothing is before it
         stream 1   . . 0   1 2 3       a point is padding; reset where text begins
@@ -97,6 +95,6 @@ def warm_up_batches(streams: AnyStreams, n: int, rows: slice = slice(None)) -> l
         if len(text):
             inputs[row, -len(text) :] = text
             reset[row, -len(text)] = True
-    nothing = np.zeros((b, t), np.int32), np.zeros((b, t), np.float32)
-    cuts = [slice(i * t, (i + 1) * t) for i in range(n_segments)]
-    return [Batch(inputs[:, cut], *nothing, reset[:, cut]) for cut in cuts]
+    unscored = np.zeros((b, t), np.int32), np.zeros((b, t), np.float32)
+    spans = [slice(i * t, (i + 1) * t) for i in range(n_segments)]
+    return [Batch(inputs[:, span], *unscored, reset[:, span]) for span in spans]

@@ -1,19 +1,21 @@
-"""Streams in segments whose lengths are drawn: the Penn Treebank recipe.
+"""Streams in segments of random lengths: the Penn Treebank recipe.
 
-A text that is always cut at the same places has tokens that never get a gradient from far back.
-Merity et al. 2018 (variable length backpropagation) draw a length for each segment; the limits are
-those of the published Transformer-XL code. For T = 70 and s = 5:
+With fixed segments, some tokens never get a gradient from far back. Merity et al. 2018 (variable
+length backpropagation) therefore draw a length for each segment; the limits are those of the
+published Transformer-XL code. For T = 70 and s = 5:
 
-    length   N(T, s), or one time in twenty N(T/2, s); cut off to an integer; 5 <= length <= T+3s
+    length   N(T, s), or one time in twenty N(T/2, s); truncated to an integer in 5 .. T+3s
     arrays   T + 3s positions, a shorter segment is right padded
 
     epoch 0   |------ 68 ------|------- 73 -------|-- 33 --|------ 71 ------| ..
     epoch 1   |------- 75 -------|------ 66 ------|------ 70 ------| ..
 
 The lengths of an epoch are drawn from (seed, epoch). Its last segment ends where the streams do,
-so epochs have different numbers of segments, and to seek a step they are counted from the first.
+so epochs have different numbers of segments. Finding a step counts them from epoch 0.
 """
 
+import bisect
+import functools
 import threading
 
 import numpy as np
@@ -26,23 +28,23 @@ MIN_LENGTH = 5
 HALF = 0.05
 """How often a length is drawn around T/2."""
 _LENGTHS = 0x1E57
-"""Sets the draws of lengths apart from others of the same seed."""
+"""Makes these random numbers independent of others with the same seed."""
 
 
 def drawn_lengths(seed: int, epoch: int, n: int, seg_len: int, std: float) -> np.ndarray:
     """The first n lengths of an epoch: int64 [n]."""
-    draw = np.random.default_rng([seed, _LENGTHS, epoch])
-    mean = np.where(draw.random(n) < HALF, seg_len / 2, seg_len)
-    lengths = draw.normal(mean, std).astype(np.int64)
+    rng = np.random.default_rng([seed, _LENGTHS, epoch])
+    mean = np.where(rng.random(n) < HALF, seg_len / 2, seg_len)
+    lengths = rng.normal(mean, std).astype(np.int64)
     return np.clip(lengths, MIN_LENGTH, longest_segment(seg_len, std))
 
 
 class DrawnLengths:
-    """Training segments of a text, each of its own length; every target once in each epoch.
+    """Training segments of random lengths; every target once in each epoch.
 
     Attributes:
       batch_size: B.
-      seg_len: T, around which lengths are drawn.
+      seg_len: T, the usual mean of the lengths.
       max_len: of the arrays.
       context_len: C.
       n_segments: segments of the first pass, also ``len()``; others have nearly as many.
@@ -50,16 +52,7 @@ class DrawnLengths:
     """
 
     def __init__(self, streams: Streams, std: float, seed: int):
-        """Lays them out over streams, which are read; they may be rolled.
-
-        Args:
-          streams: of a text; their ``seg_len`` is T.
-          std: s > 0, tokens.
-          seed: of the lengths.
-
-        Raises:
-          DataError: s is not above 0, or T is too short to have a half.
-        """
+        """Draws from ``seed``; ``std``: s, in tokens. DataError where s or T are too small."""
         if std <= 0:
             raise DataError(f"seg_len_std = {std}: must be above 0")
         if streams.seg_len < 2 * MIN_LENGTH:
@@ -70,15 +63,16 @@ class DrawnLengths:
         self.batch_size, self.seg_len = streams.batch_size, streams.seg_len
         self.context_len, self.n_targets = streams.context_len, streams.n_targets
         self.max_len = longest_segment(streams.seg_len, std)
+        self.stream_tokens, self.shifts = streams.stream_tokens, streams.shifts
+        self.bounds = functools.lru_cache(maxsize=2)(self._draw_bounds)
         self.n_segments = len(self.bounds(0)) - 1
-        self._first_steps = [0]  # of each epoch that was counted, and of the next
-        self._newest: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int64))
-        self._lock = threading.Lock()  # batches are read in a thread, the log asks in another
+        self._first_steps = [0]  # of each epoch counted so far, and of the next
+        self._lock = threading.Lock()  # the prefetch thread and the log both look up steps
 
     def __len__(self) -> int:
         return self.n_segments
 
-    def bounds(self, epoch: int) -> np.ndarray:
+    def _draw_bounds(self, epoch: int) -> np.ndarray:
         """int64 [n+1]: where the n segments of an epoch begin in each stream, and its end."""
         end = self._streams.targets_per_stream
         most = -(-end // MIN_LENGTH)
@@ -87,38 +81,26 @@ class DrawnLengths:
 
     def at_step(self, step: int, rows: slice = slice(None)) -> Segment:
         """The segment of a training step, counted from 0 over all epochs."""
-        where = self.span_at(step)
-        return self._streams.window(where.start, where.n, self.max_len, rows, where.epoch)
+        span = self.span_at(step)
+        return self._streams.window(span.start, span.n, self.max_len, rows, span.epoch)
 
     def span_at(self, step: int) -> SegmentSpan:
-        """What :meth:`at_step` reads."""
-        epoch, index, bounds = self._find(step)
-        start, stop = bounds[index : index + 2].tolist()
+        """The targets that :meth:`at_step` reads."""
+        epoch, index = self._find(step)
+        start, stop = self.bounds(epoch)[index : index + 2].tolist()
         return SegmentSpan(start, stop - start, epoch)
-
-    def stream_tokens(self) -> np.ndarray:
-        """See :meth:`Streams.stream_tokens`."""
-        return self._streams.stream_tokens()
-
-    def shifts(self, epoch: int) -> np.ndarray:
-        """See :meth:`Streams.shifts`."""
-        return self._streams.shifts(epoch)
 
     def epochs(self, step: int) -> float:
         """Passes over the text that are done after a number of steps, by its tokens."""
-        epoch, index, bounds = self._find(step)
+        epoch, index = self._find(step)
+        bounds = self.bounds(epoch)
         return epoch + int(bounds[index]) / int(bounds[-1])
 
-    def _find(self, step: int) -> tuple[int, int, np.ndarray]:
-        """The epoch of a step, the segment in it, and the bounds of that epoch."""
+    def _find(self, step: int) -> tuple[int, int]:
+        """The epoch of a step, and the segment in it."""
         with self._lock:
             while self._first_steps[-1] <= step:
-                n_segments = len(self._kept(len(self._first_steps) - 1)) - 1
+                n_segments = len(self.bounds(len(self._first_steps) - 1)) - 1
                 self._first_steps.append(self._first_steps[-1] + n_segments)
-            epoch = int(np.searchsorted(self._first_steps, step, side="right")) - 1
-            return epoch, step - self._first_steps[epoch], self._kept(epoch)
-
-    def _kept(self, epoch: int) -> np.ndarray:
-        if self._newest[0] != epoch:
-            self._newest = epoch, self.bounds(epoch)
-        return self._newest[1]
+            epoch = bisect.bisect_right(self._first_steps, step) - 1
+            return epoch, step - self._first_steps[epoch]

@@ -1,8 +1,8 @@
 """Batches on device before they are needed, as a pure function of the step."""
 
+import collections
+import concurrent.futures
 import functools
-import queue
-import threading
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from txl_jax.data.batch import Batch, make_batch
 from txl_jax.data.sentences import TrainingStreams
 
-_READ_AHEAD = 2
+_PREFETCH = 2
 
 
 def training_batch(
@@ -24,10 +24,8 @@ def training_batch(
 ) -> Batch:
     """The batch of a training step, a function of the step alone, so that resume is a seek.
 
-    ``rows``: which streams; only their text is read.
-
-    Memory is emptied at the first segment of an epoch with ``epoch_memory="reset"``, and with
-    ``reset_every`` n > 0 at steps 0, n, 2n, ..
+    ``rows``: which streams. Memory is emptied at the first segment of an epoch with
+    ``epoch_memory="reset"``, and with ``reset_every`` n > 0 at steps 0, n, 2n, ..
     """
     segment = streams.at_step(step, rows)
     return make_batch(segment, resets_memory(step, segment.first, epoch_memory, reset_every))
@@ -47,22 +45,22 @@ def training_feed(
     per_dispatch: int,
     sharding: jax.sharding.Sharding | None,
     reset_every: int = 0,
-    of_step: Callable[..., Any] = training_batch,
+    read_step: Callable[..., Any] = training_batch,
 ) -> Generator[Any, None, None]:
-    """Batches of the steps ``start`` .. ``stop - 1``, on device, read ahead in a thread.
+    """Batches of the steps ``start`` .. ``stop - 1``, on device, prefetched by a thread.
 
     With ``per_dispatch`` S > 1 each item holds S steps, stacked on a new leading axis.
-    What is read ahead is not state: a checkpoint needs the number of the step only.
-    ``sharding``: see :func:`batch_on_device`.
-    ``of_step``: :func:`training_batch`, or what takes the same and gives something else.
+    Prefetched batches are not state: a checkpoint needs only the number of the step.
+    ``read_step`` takes the arguments of :func:`training_batch`.
     """
 
     def read(step: int, rows: slice) -> Any:
         parts = [
-            of_step(streams, s, epoch_memory, reset_every, rows)
+            read_step(streams, s, epoch_memory, reset_every, rows)
             for s in range(step, step + per_dispatch)
         ]
-        return parts[0] if per_dispatch == 1 else jax.tree.map(_stack, *parts)
+        stack = lambda *arrays: np.stack(arrays)
+        return parts[0] if per_dispatch == 1 else jax.tree.map(stack, *parts)
 
     def batches() -> Iterator[Any]:
         axis = 0 if per_dispatch == 1 else 1
@@ -78,7 +76,7 @@ def batch_on_device(
     n_rows: int,
     axis: int = 0,
 ) -> Any:
-    """A batch on device, of which every process reads the rows that its own devices hold.
+    """A batch on device; every process reads only the rows that its own devices hold.
 
     With two processes of two devices, mesh data 2 x tensor 2, and 8 rows:
 
@@ -98,59 +96,30 @@ def batch_on_device(
         start, stop, _ = index[axis].indices(n_rows)
         return start, stop
 
-    there = sharding.addressable_devices_indices_map((1,) * axis + (n_rows,))
-    held = sorted({bounds(index) for index in there.values()})
-    parts = [read(slice(*rows)) for rows in held]
+    index_map = sharding.addressable_devices_indices_map((1,) * axis + (n_rows,))
+    local_rows = sorted({bounds(index) for index in index_map.values()})
+    parts = [read(slice(*rows)) for rows in local_rows]
 
-    def joined(*pieces: np.ndarray) -> jax.Array:
-        shape = (*pieces[0].shape[:axis], n_rows, *pieces[0].shape[axis + 1 :])
-        piece_of = dict(zip(held, pieces, strict=True))
-        return jax.make_array_from_callback(shape, sharding, lambda i: piece_of[bounds(i)])
+    def global_array(*shards: np.ndarray) -> jax.Array:
+        shape = (*shards[0].shape[:axis], n_rows, *shards[0].shape[axis + 1 :])
+        shard_of = dict(zip(local_rows, shards, strict=True))
+        return jax.make_array_from_callback(shape, sharding, lambda i: shard_of[bounds(i)])
 
-    return jax.tree.map(joined, *parts)
+    return jax.tree.map(global_array, *parts)
 
 
-def prefetch(items: Iterator[Any], size: int = _READ_AHEAD) -> Generator[Any, None, None]:
-    """The same items, up to ``size`` of them made in advance by a thread.
+def prefetch(items: Iterator[Any], size: int = _PREFETCH) -> Generator[Any, None, None]:
+    """The same items in order; a thread computes up to ``size`` of them in advance.
 
-    An error in the thread is raised where its item would have come. Closing the iterator
-    ends the thread.
+    An error in the thread is raised in place of its item. Closing the iterator ends the thread.
+    Grain's prefetch iterator does the same, but needs a grain data set and the package.
     """
-    ready: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=size)
-    closed = threading.Event()
-
-    def put(kind: str, item: Any) -> None:
-        while not closed.is_set():
-            try:
-                ready.put((kind, item), timeout=0.1)
-                return
-            except queue.Full:
-                continue
-
-    def work() -> None:
-        try:
-            for item in items:
-                put("item", item)
-                if closed.is_set():
-                    return
-            put("end", None)
-        except BaseException as error:
-            put("error", error)
-
-    thread = threading.Thread(target=work, name="txl-read-ahead", daemon=True)
-    thread.start()
+    end = object()
+    pool = concurrent.futures.ThreadPoolExecutor(1, "txl-prefetch")
     try:
-        while True:
-            kind, item = ready.get()
-            if kind == "end":
-                return
-            if kind == "error":
-                raise item
+        ready = collections.deque(pool.submit(next, items, end) for _ in range(size))
+        while (item := ready.popleft().result()) is not end:
+            ready.append(pool.submit(next, items, end))
             yield item
     finally:
-        closed.set()
-        thread.join()
-
-
-def _stack(*arrays: Any) -> np.ndarray:
-    return np.stack(arrays)
+        pool.shutdown(cancel_futures=True)

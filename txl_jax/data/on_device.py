@@ -1,12 +1,13 @@
-"""A training text that lies on the device, and the batches that are cut from it there.
+"""A training text kept on the device; batches are cut from it there.
 
-A step's batch is then a few numbers: where its segment begins and ends, and how far each stream is
-turned in this epoch (streams.py draws both). An epoch in one dispatch sends a few kilobytes.
+The host then sends only a few numbers for each step: where the segment begins and ends, and the
+shift of each stream in this epoch (from streams.py). An epoch in one dispatch takes a few
+kilobytes.
 
-    rows     0 1 2 3 4       start 1, n 2, turned by 3:   inputs   4 0      row 0
-             5 6 7 8 9                    turned by 0:             6 7      row 1
+    rows     0 1 2 3 4       start 1, n 2, shift 3:   inputs   4 0      row 0
+             5 6 7 8 9                     shift 0:            6 7      row 1
 
-What it gives is what :func:`txl_jax.data.feed.training_batch` gives, number for number.
+The batches are equal to those of :func:`txl_jax.data.feed.training_batch`.
 """
 
 from typing import Any
@@ -25,12 +26,12 @@ from txl_jax.data.streams import Streams
 
 
 class BatchPosition(flax.struct.PyTreeNode):
-    """Where the batch of a step is.
+    """Where the batch of a step is in the text.
 
     Attributes:
       start: int32 [], the segment's first target in every stream, from 0.
       n: int32 [], its targets.
-      shifts: int32 [B], where in its own text each stream begins in this epoch.
+      shifts: int32 [B], the token that each stream begins with in this epoch.
       reset_memory: bool [], memory is emptied before it.
     """
 
@@ -44,8 +45,8 @@ class DeviceText(flax.struct.PyTreeNode):
     """Streams of a text.
 
     Attributes:
-      tokens: int32 [B,n], a stream a row.
-      soft: of every token of them, [B,n,k], or ``None``.
+      tokens: int32 [B,n], one stream in each row.
+      soft: of every token, [B,n,k], or ``None``.
       width: T of the arrays; a shorter segment is right padded.
       context_len: C.
     """
@@ -56,7 +57,7 @@ class DeviceText(flax.struct.PyTreeNode):
     context_len: int = flax.struct.field(pytree_node=False, default=0)
 
     def batch(self, at: BatchPosition) -> Batch:
-        """The batch of a step; to be called under ``jit``."""
+        """The batch of a step; for use under ``jit``."""
         c, t = self.context_len, self.width
         place = at.start - c + jnp.arange(c + t)
         begun = (place >= 0) & (place < at.start + at.n)
@@ -79,12 +80,12 @@ class DeviceText(flax.struct.PyTreeNode):
 
 
 def device_text(streams: TrainingStreams, soft: SoftTargets | None = None) -> DeviceText:
-    """The text that training streams read, not on a device yet.
+    """The text of training streams, not on a device yet.
 
-    ``soft``: [N,k], of every token of the split; what the streams do not use is left out.
+    ``soft``: [N,k], of every token of the split; tokens that are in no stream are left out.
 
     Raises:
-      DataError: it is of sentences, whose order is drawn anew in each epoch.
+      DataError: the text is of sentences, which have another order in each epoch.
     """
     if not isinstance(streams, Streams | DrawnLengths):
         raise DataError("text_on_device: the train split is of sentences, which have no one order")
@@ -98,13 +99,9 @@ def device_text(streams: TrainingStreams, soft: SoftTargets | None = None) -> De
 def training_position(
     streams: Any, step: int, epoch_memory: str, reset_every: int = 0, rows: slice = slice(None)
 ) -> BatchPosition:
-    """Where the batch of a training step is: what :func:`training_batch` takes, for :class:`Text`.
-
-    ``rows``: of which streams; one process needs them all.
-    """
+    """The position of a training step's batch; arguments as of :func:`training_batch`."""
     start, n, epoch = streams.span_at(step)
     reset_memory = resets_memory(step, start == 0, epoch_memory, reset_every)
     number = lambda x: np.asarray(x, np.int32)
-    return BatchPosition(
-        number(start), number(n), streams.shifts(epoch)[rows], np.asarray(reset_memory)
-    )
+    shifts = streams.shifts(epoch)[rows]
+    return BatchPosition(number(start), number(n), shifts, np.asarray(reset_memory))

@@ -13,15 +13,15 @@
     drop_remainder=True                 n = N // B = 5 tokens for each stream, so 4 targets
       stream 0   0 1 2 3 4       inputs   0 1 / 5 6   2 3 / 7 8
       stream 1   5 6 7 8 9       targets  1 2 / 6 7   3 4 / 8 9
-    As the published code: what does not fill the streams is dropped, and so is the target
-    that would cross from one stream into the next (5 here).
+    As in the published code: the remainder of the tokens is dropped, and so is the target that
+    would cross from one stream into the next (5 here).
 
 Segments follow each other in every stream, so a model that carries memory from one to the next
 reads each stream as one long text. A segment is a pure function of its index: training step s
 takes segment ``s % n_segments``, and the step is all the state there is.
 
-A model without memory is given the last C = ``context_len`` tokens again instead, before those
-whose targets it is scored on. For C = 3 and stream 0 of the first picture:
+A model without memory reads the last C = ``context_len`` tokens again instead, before the tokens
+whose targets are scored. For C = 3 and stream 0 of the first picture:
 
                  context   segment
       segment 0    . . .     0 1      starts at 3 of 5
@@ -30,7 +30,8 @@ whose targets it is scored on. For C = 3 and stream 0 of the first picture:
     Context is of the stream's own text (stream 1 never sees 3 and 4), so a stream's first
     segments have less of it; ``starts`` marks where the text begins behind the padding.
 
-Rolled streams (NVIDIA's code) begin each epoch at a random place of their own and wrap around:
+With partial shuffle (NVIDIA's code) each stream begins each epoch at a random token of its own and
+wraps around:
 
     stream 0   0 1 2 3 4       epoch e, shift 3:   3 4 0 1 2      inputs   3 4   0 1
                                                                   targets  4 0   1 2
@@ -38,20 +39,18 @@ Shifts are drawn from (seed, epoch, stream), so a segment stays a pure function 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from txl_jax.data.errors import DataError
-from txl_jax.data.vocab import check_ids
+from txl_jax.data.symbols import check_ids
 
 
 class SegmentSpan(NamedTuple):
-    """Which targets of every stream a training step takes: ``start`` .. ``start + n - 1``.
-
-    ``epoch``: of whose order the streams are.
-    """
+    """The targets of every stream in a training step: ``start`` .. ``start + n - 1``."""
 
     start: int
     n: int
@@ -75,8 +74,8 @@ class Segment:
       targets: int32 [B, T], the token after each of the last T inputs.
       weights: float32 [B, T]: 1, or 0 where inputs and targets are padding (and 0 too).
       starts: bool [B, C+T]: True at the first token of a stream, and nowhere in later segments.
-        It can be given to a model as ``reset``: nothing attends to what is before it.
-      first: True for the first segment of a pass, which must be met with an empty memory.
+        A model takes it as ``reset``: no later token attends to positions before it.
+      first: True for the first segment of a pass, which must be read with an empty memory.
     """
 
     inputs: np.ndarray
@@ -94,15 +93,10 @@ def read_segment(
     width: int,
     context_len: int = 0,
 ) -> Segment:
-    """Targets ``start`` .. ``start + n - 1`` of some streams, right padded to ``width``.
+    """Targets ``start`` .. ``start + n - 1`` of some streams, right padded to ``width``, T.
 
-    Args:
-      read: ``read(stream, i, j)`` gives the tokens i .. j-1 of a stream's text.
-      ends: targets of each stream that is read, by its number; one for each row.
-      start: counted from 0 in each stream.
-      n: at least 1, at most ``width``.
-      width: T of the arrays.
-      context_len: C.
+    ``read(stream, i, j)`` gives the tokens i .. j-1 of a stream's text; ``ends`` has the number of
+    targets of each stream that is read.
     """
     b, t, c = len(ends), width, context_len
     inputs, targets = np.zeros((b, c + t), np.int32), np.zeros((b, t), np.int32)
@@ -120,8 +114,8 @@ def read_segment(
     return Segment(inputs, targets, weights, starts, first=start == 0)
 
 
-class Streams:
-    """All segments of a token array, by index.
+class BaseStreams:
+    """All segments of B parallel streams, by index.
 
     Attributes:
       batch_size: B.
@@ -129,7 +123,67 @@ class Streams:
       context_len: C.
       n_segments: segments of one pass; also ``len()``.
       n_targets: targets of one pass, the sum of all weights.
-      longest: targets of a full stream.
+    """
+
+    n_segments: int
+    n_targets: int
+
+    def __init__(self, batch_size: int, seg_len: int, context_len: int):
+        lengths = (("batch_size", batch_size, 1), ("seg_len", seg_len, 1))
+        for key, value, least in (*lengths, ("context_len", context_len, 0)):
+            if value < least:
+                raise DataError(f"{key} = {value}: must be at least {least}")
+        self.batch_size, self.seg_len, self.context_len = batch_size, seg_len, context_len
+
+    def __len__(self) -> int:
+        return self.n_segments
+
+    def __iter__(self) -> Iterator[Segment]:
+        return map(self.segment, range(self.n_segments))
+
+    def segment(self, index: int, rows: slice = slice(None), epoch: int = 0) -> Segment:
+        """Segment ``index`` of an epoch; IndexError if there is none.
+
+        ``rows``: which streams; only their tokens are read, and the arrays have as many rows.
+        """
+        if not 0 <= index < self.n_segments:
+            raise IndexError(f"segment {index}: there are {self.n_segments}, counted from 0")
+        return self.window(index * self.seg_len, self.seg_len, self.seg_len, rows, epoch)
+
+    def window(
+        self, start: int, n: int, width: int, rows: slice = slice(None), epoch: int = 0
+    ) -> Segment:
+        """Targets ``start`` .. ``start + n - 1`` of every stream, right padded to ``width``."""
+        ends = {b: self._n_targets_of(b) for b in range(*rows.indices(self.batch_size))}
+        read = functools.partial(self._read, epoch)
+        return read_segment(read, ends, start, n, width, self.context_len)
+
+    def at_step(self, step: int, rows: slice = slice(None)) -> Segment:
+        """The segment of a training step, counted from 0 over all epochs."""
+        return self.segment(step % self.n_segments, rows, step // self.n_segments)
+
+    def epochs(self, step: int) -> float:
+        """Passes over the text that are done after a number of steps."""
+        return step / self.n_segments
+
+    def preceding_tokens(self, stream: int, n: int) -> np.ndarray:
+        """Up to n tokens of the text that come before a stream's first one."""
+        raise NotImplementedError
+
+    def _n_targets_of(self, stream: int) -> int:
+        """At most 0 where the tokens do not reach the stream."""
+        raise NotImplementedError
+
+    def _read(self, epoch: int, stream: int, start: int, stop: int) -> np.ndarray:
+        """Tokens ``start`` .. ``stop - 1`` of a stream in the order of an epoch."""
+        raise NotImplementedError
+
+
+class Streams(BaseStreams):
+    """All segments of a token array, by index.
+
+    Attributes:
+      targets_per_stream: of a full stream.
     """
 
     def __init__(
@@ -143,22 +197,18 @@ class Streams:
         context_len: int = 0,
         partial_shuffle_seed: int | None = None,
     ):
-        """Lays out the streams; nothing is read but for the check of ids.
+        """Lays out the streams; reads nothing except to check ids.
 
         Args:
           tokens: integers [N], N >= 2; may be memory-mapped.
-          batch_size: B, at least 1.
-          seg_len: T, at least 1.
-          drop_remainder: how the streams lie, see the head of this file.
+          batch_size, seg_len, drop_remainder, context_len: see the head of this file.
           name: of the token array, for errors.
           vocab_size: V; if given, all ids are checked to be from 0 to V-1.
-          context_len: C, tokens given again before each segment; targets stay what they are.
-          partial_shuffle_seed: if given, streams are rolled in each epoch by shifts drawn from it. With
-            with ``drop_remainder`` only: there all streams are full, and n-1 targets long.
+          partial_shuffle_seed: if given, each epoch has other shifts, drawn from it. Needs
+            ``drop_remainder``: then all streams are full.
 
         Raises:
-          DataError: tokens that are not 1-D integers or too few for B, B or T below 1, C below
-            0, a shift without drop_remainder, or an id out of range.
+          DataError: an argument out of range, too few tokens, or an id that is not below V.
         """
         tokens = np.asanyarray(tokens)
         if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
@@ -167,11 +217,8 @@ class Streams:
             )
         if partial_shuffle_seed is not None and not drop_remainder:
             raise DataError("partial_shuffle_seed: needs drop_remainder=True")
-        lengths = (("batch_size", batch_size, 1), ("seg_len", seg_len, 1))
-        for key, value, least in (*lengths, ("context_len", context_len, 0)):
-            if value < least:
-                raise DataError(f"{key} = {value}: must be at least {least}")
-        largest = len(tokens) - 1 if not drop_remainder else len(tokens) // 2
+        super().__init__(batch_size, seg_len, context_len)
+        largest = len(tokens) // 2 if drop_remainder else len(tokens) - 1
         if batch_size > largest:
             raise DataError(
                 f"batch_size = {batch_size}: {name} has {len(tokens)} tokens, enough for"
@@ -180,87 +227,42 @@ class Streams:
             )
         if vocab_size is not None:
             check_ids(tokens, vocab_size, name)
-        self.batch_size, self.seg_len, self.context_len = batch_size, seg_len, context_len
-        self._tokens, self._roll_seed = tokens, partial_shuffle_seed
-        if not drop_remainder:
-            self.n_targets = len(tokens) - 1
-            self._stride = -(-self.n_targets // batch_size)  # tokens from stream to stream
-            longest = self._stride
+        self._tokens, self._seed = tokens, partial_shuffle_seed
+        if drop_remainder:
+            self._stride = len(tokens) // batch_size  # tokens from stream to stream
+            self.targets_per_stream = self._stride - 1
+            self.n_targets = batch_size * self.targets_per_stream
         else:
-            self._stride = len(tokens) // batch_size
-            longest = self._stride - 1
-            self.n_targets = batch_size * longest
-        self.targets_per_stream = longest
-        self.n_segments = -(-longest // seg_len)
-
-    def __len__(self) -> int:
-        return self.n_segments
-
-    def __iter__(self) -> Iterator[Segment]:
-        return map(self.segment, range(self.n_segments))
-
-    def segment(self, index: int, rows: slice = slice(None), epoch: int = 0) -> Segment:
-        """Segment ``index`` of an epoch, the same whatever was asked for before.
-
-        Args:
-          index: from 0 to ``n_segments - 1``.
-          rows: which streams; only their tokens are read. The arrays have as many rows.
-          epoch: from 0; all are alike unless streams are rolled.
-
-        Raises:
-          IndexError: there is no such segment.
-        """
-        if not 0 <= index < self.n_segments:
-            raise IndexError(f"segment {index}: there are {self.n_segments}, counted from 0")
-        return self.window(index * self.seg_len, self.seg_len, self.seg_len, rows, epoch)
-
-    def window(
-        self, start: int, n: int, width: int, rows: slice = slice(None), epoch: int = 0
-    ) -> Segment:
-        """Targets ``start`` .. ``start + n - 1`` of every stream, right padded to ``width``."""
-        ends = {b: self._n_targets(b) for b in range(*rows.indices(self.batch_size))}
-        read = lambda stream, i, j: self._read(epoch, stream, i, j)
-        return read_segment(read, ends, start, n, width, self.context_len)
-
-    def at_step(self, step: int, rows: slice = slice(None)) -> Segment:
-        """The segment of a training step, counted from 0 over all epochs."""
-        where = self.span_at(step)
-        return self.window(where.start, where.n, self.seg_len, rows, where.epoch)
+            self.n_targets = len(tokens) - 1
+            self.targets_per_stream = self._stride = -(-self.n_targets // batch_size)
+        self.n_segments = -(-self.targets_per_stream // seg_len)
 
     def span_at(self, step: int) -> SegmentSpan:
-        """What :meth:`at_step` reads."""
+        """The targets that :meth:`at_step` reads."""
         epoch, index = divmod(step, self.n_segments)
         start = index * self.seg_len
         return SegmentSpan(start, min(self.seg_len, self.targets_per_stream - start), epoch)
 
-    def epochs(self, step: int) -> float:
-        """Passes over the text that are done after a number of steps."""
-        return step / self.n_segments
-
-    def preceding_tokens(self, stream: int, n: int) -> np.ndarray:
-        """Up to n tokens of the text that come before a stream's first one."""
+    def preceding_tokens(self, stream: int, n: int) -> np.ndarray:  # noqa: D102
         begin = stream * self._stride
         return self._tokens[max(begin - n, 0) : begin]
 
     def stream_tokens(self) -> np.ndarray:
-        """The tokens of every stream as it lies in the text, int32 [B,n]; needs drop_remainder."""
+        """The tokens of every stream without shuffling, int32 [B,n]; needs drop_remainder."""
         used = self._tokens[: self.batch_size * self._stride]
         return np.asarray(used, np.int32).reshape(self.batch_size, self._stride)
 
     def shifts(self, epoch: int) -> np.ndarray:
         """:meth:`shift` of every stream, int32 [B]."""
-        of_all = [self.shift(epoch, stream) for stream in range(self.batch_size)]
-        return np.array(of_all, np.int32)
+        return np.array([self.shift(epoch, b) for b in range(self.batch_size)], np.int32)
 
     def shift(self, epoch: int, stream: int) -> int:
-        """Where in its own text a stream begins in an epoch: from 0 to its length less 1."""
-        if self._roll_seed is None:
+        """The token that a stream begins with in an epoch: from 0 to its length less 1."""
+        if self._seed is None:
             return 0
-        draw = np.random.default_rng([self._roll_seed, epoch, stream])
-        return int(draw.integers(self._stride))
+        return int(np.random.default_rng([self._seed, epoch, stream]).integers(self._stride))
 
     def _read(self, epoch: int, stream: int, start: int, stop: int) -> np.ndarray:
-        """Tokens ``start`` .. ``stop - 1`` of a stream as it lies in an epoch."""
         begin, n, shift = stream * self._stride, self._stride, self.shift(epoch, stream)
         if not shift:
             return self._tokens[begin + start : begin + stop]
@@ -269,6 +271,5 @@ class Streams:
         again = self._tokens[begin + max(start - wrap, 0) : begin + max(stop - wrap, 0)]
         return np.concatenate([at_end, again])
 
-    def _n_targets(self, stream: int) -> int:
-        """Of one stream; at most 0 where the tokens do not reach it."""
+    def _n_targets_of(self, stream: int) -> int:
         return min(self.targets_per_stream, len(self._tokens) - 1 - stream * self._stride)
