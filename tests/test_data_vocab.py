@@ -255,7 +255,7 @@ def test_errors_name_the_symbol_and_the_place():
         ("byte", ["07"], "a byte vocabulary's symbols must be the numbers 0 to 255, not '07'"),
         ("letter", ["ab"], "a letter vocabulary's symbols must be single characters"),
         ("sentence", ["<S>", "a"], "a sentence vocabulary must have the symbol <UNK>"),
-        ("word", ["<eos>", "a", "a"], "word vocabulary: the symbol 'a' stands in it twice"),
+        ("word", ["<eos>", "a", "a"], "word vocabulary: the symbol 'a' occurs twice"),
         ("word", ["a"], "a word vocabulary must have the symbol <eos>"),
         ("char", ["ab"], "a char vocabulary's symbols must be single characters"),
     ],

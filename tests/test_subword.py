@@ -189,15 +189,15 @@ def test_stored_as_json_it_is_the_same(vocab):
 def test_symbols_can_be_read_and_no_two_are_the_same(vocab):
     assert " the" in vocab.symbols
     assert "猫" in Vocab.from_subwords(["猫 猫 猫\n"], vocab_size=300).symbols
-    assert subword.shown(b" the") == " the"
-    assert subword.shown(b"\xe7\x8c") == "<0xE7><0x8C>"
-    assert subword.shown(b"<0xE7>") == "<0x3C><0x30><0x78><0x45><0x37><0x3E>"
+    assert subword.bytes_to_symbol(b" the") == " the"
+    assert subword.bytes_to_symbol(b"\xe7\x8c") == "<0xE7><0x8C>"
+    assert subword.bytes_to_symbol(b"<0xE7>") == "<0x3C><0x30><0x78><0x45><0x37><0x3E>"
 
 
 @hypothesis.given(st.one_of(st.binary(min_size=1), st.from_regex(r"(<0x[0-9A-F]{2}>){1,2}")))
 def test_every_symbol_gives_its_bytes_back(raw):
     raw = raw.encode() if isinstance(raw, str) else raw
-    assert subword.bytes_of(subword.shown(raw)) == raw
+    assert subword.symbol_to_bytes(subword.bytes_to_symbol(raw)) == raw
 
 
 def test_a_tokenizer_that_is_not_of_these_symbols_is_refused(vocab):

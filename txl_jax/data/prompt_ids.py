@@ -9,13 +9,10 @@ from txl_jax.data.vocab import Vocab
 
 
 def encode_prompt(vocab: Vocab, prompt: str, name: str = "generate.prompt") -> np.ndarray:
-    """The prompt's ids, at least one: where nothing is in it that has an id, a line end.
-
-    Letters have ``_`` for a line end, and sentences the ``<S>`` that all prompts begin with. A
-    vocabulary without any line end gives id 0.
+    """The prompt's ids, at least one: an empty prompt becomes a line end, see :func:`line_end`.
 
     Raises:
-      DataError: a symbol that the vocabulary does not have; ``name`` is the prompt's in it.
+      DataError: a symbol that the vocabulary does not have; the message begins with ``name``.
     """
     try:
         ids = vocab.encode(prompt)
@@ -25,17 +22,15 @@ def encode_prompt(vocab: Vocab, prompt: str, name: str = "generate.prompt") -> n
 
 
 def encode_prompts(vocab: Vocab, prompts: Sequence[str]) -> list[np.ndarray]:
-    """The ids of each prompt, see :func:`encode_prompt`; the error names it by its number."""
-    names = (
-        ["generate.prompt"]
-        if len(prompts) == 1
-        else [f"prompt {n + 1}" for n in range(len(prompts))]
-    )
+    """The ids of each prompt, see :func:`encode_prompt`; errors name it by its number."""
+    names = [f"prompt {n + 1}" for n in range(len(prompts))]
+    if len(prompts) == 1:
+        names = ["generate.prompt"]
     return [encode_prompt(vocab, *pair) for pair in zip(prompts, names, strict=True)]
 
 
 def line_end(vocab: Vocab) -> np.ndarray:
-    """The id of a line's end, [1]; 0 where the vocabulary has none."""
+    """The id of a line's end, [1]: of ``_`` for letters, of ``<S>`` for sentences; 0 if none."""
     try:
         ids = vocab.encode("\n")
     except DataError:  # characters without a newline

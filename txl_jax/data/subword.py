@@ -1,45 +1,44 @@
 """Subwords: frequent pieces of words as tokens, learnt from a text by byte-level BPE.
 
 Byte pair encoding (Sennrich et al. 2016) over the bytes of UTF-8 (Radford et al. 2019), by Hugging
-Face's ``tokenizers``: the 256 bytes are symbols, and each merge of two that stand side by side most
-often is another. So every text has an encoding, nothing is unknown, and no two texts share one.
+Face's ``tokenizers``. The 256 bytes are symbols. Training merges the most frequent pair of
+neighbouring symbols into a new symbol, again and again. So every text has an encoding, nothing is
+unknown, and no two texts share one.
 
-A text is cut after each line end, and after :data:`LONGEST` characters without one; a token never
-reaches over a cut. Where blocks of it end decides nothing.
+A text is cut after each line end, and after :data:`LONGEST` characters without one. A token never
+crosses a cut, and cuts do not depend on how the text comes in blocks.
 
-The package is needed to learn and to encode; :meth:`Vocab.decode` works without.
+The package is needed to learn and to encode; :meth:`Vocab.decode` works without it.
 """
 
+import functools
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from txl_jax.data.blocks import decoded
+from txl_jax.data.blocks import decode_utf8
+from txl_jax.data.codecs import Codec
 from txl_jax.data.errors import DataError
 
 LONGEST = 1 << 16
 """Characters of a line that are encoded at once; it bounds the memory of a text without lines."""
 BATCH = 4096
-"""Lines that are handed over at a time; together no more than a block and a line."""
+"""Lines that are encoded at a time; together no more than a block and a line."""
 
 _BYTES_FORM = re.compile(r"(?:<0x[0-9A-F]{2}>)+")
 
 
-def learn(blocks: Iterable[bytes | str], vocab_size: int) -> dict[str, Any]:
+def train_tokenizer(blocks: Iterable[bytes | str], vocab_size: int) -> dict[str, Any]:
     """The tokenizer of a text as its JSON: the same for the same text, on any machine.
 
-    Args:
-      blocks: the text, cut anywhere.
-      vocab_size: symbols, 256 or more; a short text gives fewer.
-
-    Raises:
-      DataError: the package is missing, or the text is not UTF-8.
+    ``vocab_size``: symbols, 256 or more; a short text gives fewer. Raises DataError where the
+    package is missing or the text is not UTF-8.
     """
-    library = package()
+    library = import_tokenizers()
     byte_level = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = byte_level
@@ -50,7 +49,7 @@ def learn(blocks: Iterable[bytes | str], vocab_size: int) -> dict[str, Any]:
     return json.loads(tokenizer.to_str())
 
 
-def package() -> Any:
+def import_tokenizers() -> Any:
     """The package ``tokenizers``. Raises DataError, saying how to install it, if it is missing."""
     try:
         import tokenizers
@@ -62,64 +61,68 @@ def package() -> Any:
     return tokenizers
 
 
-class Encoder:
-    """Text to ids with a tokenizer of :func:`learn`.
+class SubwordCodec(Codec):
+    """Pieces of words, with the space before them, by a tokenizer of :func:`train_tokenizer`."""
 
-    Raises:
-      DataError: the package is missing, or does not read this tokenizer.
-    """
+    unit = "ppl"
 
-    def __init__(self, tokenizer: Mapping[str, Any], dtype: np.dtype):
-        try:
-            self._tokenizer = package().Tokenizer.from_str(json.dumps(tokenizer))
-        except DataError:
-            raise
-        except Exception as error:  # the package raises this very type
-            raise DataError(f"the tokenizer of this vocabulary cannot be read: {error}") from error
-        self._dtype = dtype
+    def __init__(self, symbols: Sequence[str], dtype: np.dtype, tokenizer: Mapping[str, Any]):
+        super().__init__(symbols, dtype, tokenizer)
+        self._json = tokenizer
+        self._bytes = [symbol_to_bytes(symbol) for symbol in symbols]
 
-    def encode_blocks(self, blocks: Iterable[bytes | str], where: str) -> Iterator[np.ndarray]:
-        """Arrays of ids, to be read one after another; one block is in memory at a time.
+    @classmethod
+    def check(cls, kind, symbols, tokenizer):
+        """The tokenizer has these symbols."""
+        if tokenizer_symbols(tokenizer) != symbols:
+            raise DataError("a subword vocabulary's symbols must be those of its tokenizer")
 
-        Raises:
-          DataError: text that is not UTF-8.
-        """
+    def encode_blocks(self, blocks, where, end_last_line):
+        """Raises DataError where the package is missing or cannot read this tokenizer."""
         for lines in whole_lines(blocks, where):
             encoded = self._tokenizer.encode_batch_fast(lines, add_special_tokens=False)
-            yield np.fromiter(itertools.chain.from_iterable(e.ids for e in encoded), self._dtype)
+            yield np.fromiter(itertools.chain.from_iterable(e.ids for e in encoded), self.dtype)
+
+    def decode_bytes(self, ids):
+        """The bytes, exactly."""
+        return b"".join(self._bytes[i] for i in ids)
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        library = import_tokenizers()
+        try:
+            return library.Tokenizer.from_str(json.dumps(self._json))
+        except Exception as error:  # the package raises this very type
+            raise DataError(f"the tokenizer of this vocabulary cannot be read: {error}") from error
 
 
 def whole_lines(blocks: Iterable[bytes | str], where: str = "text") -> Iterator[list[str]]:
-    """The text's lines with their ends, some at a time; long ones in pieces of LONGEST characters.
+    """The text's lines with their ends, some at a time; long ones in parts of LONGEST characters.
 
     Only ``\\n`` ends a line, and stays in it: the lines joined are the text.
     """
     kept = ""
-    for text in decoded(blocks, where):
+    for text in decode_utf8(blocks, where):
         *ended, kept = (kept + text).split("\n")
-        pieces = [piece for line in ended for piece in _pieces(line + "\n")]
-        *whole, kept = _pieces(kept) or [""]
-        pieces += whole
-        yield from (pieces[at : at + BATCH] for at in range(0, len(pieces), BATCH))
+        parts = [part for line in ended for part in _parts(line + "\n")]
+        *whole, kept = _parts(kept) or [""]
+        parts += whole
+        yield from (parts[at : at + BATCH] for at in range(0, len(parts), BATCH))
     if kept:
         yield [kept]
 
 
-def _pieces(line: str) -> list[str]:
+def _parts(line: str) -> list[str]:
     return [line[at : at + LONGEST] for at in range(0, len(line), LONGEST)]
 
 
-# Symbols: what a token is, so that it can be read.
+# Symbols: a token as readable text.
 
 
-def symbols_of(tokenizer: Mapping[str, Any]) -> list[str]:
-    """The symbols of a tokenizer in id order, as they are read.
+def tokenizer_symbols(tokenizer: Mapping[str, Any]) -> list[str]:
+    """The readable symbols of a tokenizer in id order; DataError if they are not all bytes.
 
-    A symbol is its text, ``" the"``; where its bytes are no UTF-8, as inside of a character,
-    it is them: ``<0xE2><0x80>``.
-
-    Raises:
-      DataError: it is none of :func:`learn`'s.
+    A symbol is its text, ``" the"``. Bytes that are not UTF-8 are written ``<0xE2><0x80>``.
     """
     try:
         ids = tokenizer["model"]["vocab"]
@@ -129,12 +132,12 @@ def symbols_of(tokenizer: Mapping[str, Any]) -> list[str]:
         symbols = [bytes(_BYTE_OF_CHARACTER[c] for c in token) for token in tokens]
         if (single := sum(len(symbol) == 1 for symbol in symbols)) != 256:
             raise ValueError(f"{single} of the 256 bytes have a symbol")
-        return [shown(symbol) for symbol in symbols]
+        return [bytes_to_symbol(symbol) for symbol in symbols]
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise DataError(f"a subword vocabulary needs a byte-level tokenizer ({error})") from error
 
 
-def shown(raw: bytes) -> str:
+def bytes_to_symbol(raw: bytes) -> str:
     """Bytes as a symbol; no two have the same."""
     try:
         text = raw.decode()
@@ -145,8 +148,8 @@ def shown(raw: bytes) -> str:
     return "".join(f"<0x{value:02X}>" for value in raw)
 
 
-def bytes_of(symbol: str) -> bytes:
-    """Inverse of :func:`shown`."""
+def symbol_to_bytes(symbol: str) -> bytes:
+    """Inverse of :func:`bytes_to_symbol`."""
     if _BYTES_FORM.fullmatch(symbol):
         return bytes.fromhex(symbol.replace("<0x", "").replace(">", ""))
     return symbol.encode()

@@ -1,0 +1,264 @@
+"""Text to ids and back, a class for each kind of vocabulary (but ``subword``: data/subword.py)."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from txl_jax.data.blocks import NEWLINE, as_bytes, as_letters, decode_utf8, whole_words
+from txl_jax.data.errors import DataError
+from txl_jax.data.symbols import (
+    BOUNDARY,
+    BYTES,
+    EOS,
+    SENTENCE_UNK,
+    SPACE,
+    UNK,
+    Kind,
+    UnknownSymbolError,
+)
+
+Blocks = Iterable[str | bytes]
+"""A text, cut anywhere, inside of a word or of a character too."""
+
+
+class Codec:
+    """The encoding of one kind of vocabulary; ``tokenizer`` is for subwords only.
+
+    Attributes:
+      unit: how a mean loss is reported: bits per byte or character, or perplexity per token.
+      unknown: the symbol that may stand for unknown words.
+      lower_case: whether text is put in lower case before it is encoded.
+    """
+
+    unit: ClassVar[Literal["bpc", "ppl"]] = "bpc"
+    unknown: ClassVar[str | None] = None
+    lower_case = False
+
+    def __init__(self, symbols: Sequence[str], dtype: np.dtype, tokenizer: Mapping[str, Any]):
+        self.symbols, self.dtype = symbols, dtype
+
+    @classmethod
+    def check(cls, kind: str, symbols: Sequence[str], tokenizer: Mapping[str, Any]) -> None:
+        """Raises DataError where no vocabulary of this kind has these symbols."""
+
+    def encode_blocks(
+        self, blocks: Blocks, where: str, end_last_line: bool
+    ) -> Iterator[np.ndarray]:
+        """Arrays of ids; see :meth:`Vocab.encode_blocks`."""
+        raise NotImplementedError
+
+    def decode(self, ids: np.ndarray) -> str:
+        """The text of valid ids."""
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def decode_bytes(self, ids: np.ndarray) -> bytes:
+        """The bytes of valid ids."""
+        return self.decode(ids).encode()
+
+
+class ByteCodec(Codec):
+    """The bytes of UTF-8.
+
+    Symbols are their values as decimal strings, the form in which the authors wrote enwik8. A
+    vocabulary without the newline drops newlines (their protocol).
+    """
+
+    def __init__(self, symbols: Sequence[str], dtype: np.dtype, tokenizer: Mapping[str, Any]):
+        super().__init__(symbols, dtype, tokenizer)
+        self._bytes = np.array([int(symbol) for symbol in symbols], np.uint8)
+        self._ids = np.full(256, -1, np.int16)
+        self._ids[self._bytes] = np.arange(len(symbols))
+
+    @classmethod
+    def check(cls, kind, symbols, tokenizer):
+        """Symbols are the decimal numbers of bytes."""
+        if wrong := [symbol for symbol in symbols if symbol not in BYTES]:
+            raise DataError(
+                f"a byte vocabulary's symbols must be the numbers 0 to 255, not {wrong[0]!r}"
+            )
+
+    def encode_blocks(self, blocks, where, end_last_line):
+        """Raises UnknownSymbolError for a byte other than the newline that has no id."""
+        position = 0
+        for block in blocks:
+            raw = as_bytes(block, where)
+            values = np.frombuffer(raw, np.uint8)
+            ids = self._ids[values]
+            if ids.size and ids.min() < 0:
+                kept = (ids >= 0) | (values != NEWLINE)
+                values, ids = values[kept], ids[kept]
+            if ids.size and ids.min() < 0:
+                wrong = values[np.argmax(ids < 0)]
+                raise UnknownSymbolError(
+                    f"{where}, byte {position + raw.index(wrong.tobytes())}: the value {wrong} is"
+                    f" not among the {len(self.symbols)} bytes of the vocabulary",
+                    "remove it, or train on a text that has it",
+                )
+            yield ids.astype(self.dtype)
+            position += len(raw)
+
+    def decode_bytes(self, ids):
+        """The bytes, exactly."""
+        return self._bytes[ids].tobytes()
+
+
+class CharCodec(Codec):
+    """Unicode characters."""
+
+    def __init__(self, symbols: Sequence[str], dtype: np.dtype, tokenizer: Mapping[str, Any]):
+        super().__init__(symbols, dtype, tokenizer)
+        self._ids = np.full(0x110000, -1, np.int32)  # of every code point
+        self._ids[[ord(symbol) for symbol in symbols]] = np.arange(len(symbols))
+
+    @classmethod
+    def check(cls, kind, symbols, tokenizer):
+        """Symbols are single characters."""
+        if any(len(symbol) != 1 for symbol in symbols):
+            raise DataError(f"a {kind} vocabulary's symbols must be single characters")
+
+    def encode_blocks(self, blocks, where, end_last_line):
+        """Raises UnknownSymbolError for a character that has no id."""
+        position, line = 0, 1
+        for text in decode_utf8(blocks, where):
+            codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+            ids = self._ids[codes]
+            if ids.size and ids.min() < 0:
+                at = int(np.argmax(ids < 0))
+                raise UnknownSymbolError(
+                    f"{where}, line {line + text.count(chr(10), 0, at)}, character"
+                    f" {position + at}: {text[at]!r} (U+{ord(text[at]):04X}) is not among the"
+                    f" {len(self.symbols)} characters of the vocabulary, which are those of the"
+                    " training text",
+                    "remove it, or use vocab='byte', which takes any text",
+                )
+            yield ids.astype(self.dtype)
+            position, line = position + len(text), line + text.count("\n")
+
+    def decode(self, ids):
+        """The characters."""
+        return "".join(self.symbols[i] for i in ids)
+
+
+class LetterCodec(CharCodec):
+    """a to z in lower case, and ``_`` for white space: text8."""
+
+    lower_case = True
+
+    def encode_blocks(self, blocks, where, end_last_line):
+        """Text is put in lower case first."""
+        return super().encode_blocks(map(as_letters, blocks), where, end_last_line)
+
+    def decode(self, ids):
+        """The text with spaces."""
+        return super().decode(ids).replace(SPACE, " ")
+
+
+class WordCodec(Codec):
+    """The words between white space, and ``<eos>`` at the end of each line.
+
+    Where no symbol has a capital, text is put in lower case first (Penn Treebank).
+    """
+
+    unit = "ppl"
+    unknown = UNK
+    line_end: ClassVar[str] = EOS
+
+    def __init__(self, symbols: Sequence[str], dtype: np.dtype, tokenizer: Mapping[str, Any]):
+        super().__init__(symbols, dtype, tokenizer)
+        ids = {symbol: i for i, symbol in enumerate(symbols)}
+        self._ids = _WithUnknown(ids, ids[self.unknown]) if self.unknown in ids else ids
+        self.lower_case = type(self) is WordCodec and all(s == s.lower() for s in symbols)
+
+    @classmethod
+    def check(cls, kind, symbols, tokenizer):
+        """The symbol of a line's end is there."""
+        if cls.line_end not in symbols:
+            raise DataError(f"a {kind} vocabulary must have the symbol {cls.line_end}")
+
+    def encode_blocks(self, blocks, where, end_last_line):
+        """Raises UnknownSymbolError for a word that has no id."""
+        line = 1
+        for text in whole_words(blocks, where, end_last_line):
+            text = text.lower() if self.lower_case else text
+            try:
+                yield self._ids_of(text.replace("\n", f" {EOS} "))
+            except KeyError as error:
+                word = error.args[0]
+                lines = enumerate(text.split("\n"), line)
+                line = next(n for n, words in lines if word in words.split())
+                raise UnknownSymbolError(
+                    f"{where}, line {line}: the word {word!r} is not among the"
+                    f" {len(self.symbols)} of the vocabulary, and {UNK} is not one of them either",
+                    f"write {UNK} for rare words in the training text, or use vocab='byte',"
+                    " which takes any text",
+                ) from None
+            line += text.count("\n")
+
+    def decode(self, ids):
+        """The words, joined with a space; the symbol of a line's end becomes a line end."""
+        words = (self.symbols[i] for i in ids)
+        text = "".join("\n" if word == self.line_end else word + " " for word in words)
+        return text.replace(" \n", "\n").removesuffix(" ")
+
+    def _ids_of(self, spaced: str) -> np.ndarray:
+        return np.array(list(map(self._ids.__getitem__, spaced.split())), self.dtype)
+
+
+class SentenceCodec(WordCodec):
+    """Words too, every line a sentence between ``<S>`` and ``<S>``; ``<UNK>`` for unknown words."""
+
+    unknown = SENTENCE_UNK
+    line_end = BOUNDARY
+
+    @classmethod
+    def check(cls, kind, symbols, tokenizer):
+        """Both special symbols are there."""
+        super().check(kind, symbols, tokenizer)
+        if SENTENCE_UNK not in symbols:
+            raise DataError(f"a {kind} vocabulary must have the symbol {SENTENCE_UNK}")
+
+    def encode_blocks(self, blocks, where, end_last_line):
+        """Unknown words have the id of ``<UNK>``."""
+        return (ids for ids, _ in self.encode_sentences(blocks, where, end_last_line))
+
+    def encode_sentences(
+        self, blocks: Blocks, where: str, end_last_line: bool
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """See :meth:`Vocab.encode_sentences`."""
+        boundary = self._ids[BOUNDARY]
+        yield np.array([boundary], self.dtype), np.zeros(1, np.int64)
+        for text in whole_words(blocks, where, end_last_line):
+            if BOUNDARY not in text:
+                ids = self._ids_of(text.replace("\n", f" {BOUNDARY} "))
+                yield ids, np.flatnonzero(ids == boundary)
+                continue
+            *lines, rest = text.split("\n")
+            parts = [self._ids_of(f"{line} {BOUNDARY}") for line in lines]
+            ends = np.cumsum([len(part) for part in parts], dtype=np.int64) - 1
+            yield np.concatenate([*parts, self._ids_of(rest)]), ends
+
+    def decode(self, ids):
+        """The sentences, a line each; the first ``<S>`` is left out."""
+        begins = ids.size and self.symbols[ids[0]] == BOUNDARY
+        return super().decode(ids[1:] if begins else ids)
+
+
+CODECS: dict[Kind, type[Codec]] = {
+    "byte": ByteCodec,
+    "char": CharCodec,
+    "letter": LetterCodec,
+    "word": WordCodec,
+    "sentence": SentenceCodec,
+}
+
+
+class _WithUnknown(dict):
+    """Ids of words; every other word has the id of the unknown ones."""
+
+    def __init__(self, ids: Mapping[str, int], unknown: int):
+        super().__init__(ids)
+        self._unknown = unknown
+
+    def __missing__(self, word: str) -> int:
+        return self._unknown
