@@ -245,7 +245,7 @@ def test_a_vocabulary_that_cannot_be_read_is_refused(tmp_path, name, content, me
 
 def test_a_symbol_that_stands_twice_is_refused(tmp_path):
     (tmp_path / "v.txt").write_text("<eos>\nthe\nthe\n")
-    with pytest.raises(DataError, match="'the' stands in it twice"):
+    with pytest.raises(DataError, match="'the' occurs twice"):
         vocabulary.vocab_from_file(str(tmp_path / "v.txt"))
 
 

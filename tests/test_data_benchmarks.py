@@ -11,13 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import shared_files
-from test_data_sources import refused, served, write_archive, write_folder  # noqa: F401
+from test_data_sources import (  # noqa: F401
+    files_in,
+    publish,
+    refused,
+    served,
+    write_archive,
+    write_folder,
+)
 
 from txl_jax.config import ConfigError
 from txl_jax.data import prepare
 from txl_jax.data.corpus import load_corpus
 from txl_jax.data.sentences import Sentences, flat_tokens, segments
-from txl_jax.data.sources import enwik8, lm1b, text8, wikitext
+from txl_jax.data.sources import lm1b
 from txl_jax.data.sources.source import SPLITS
 
 
@@ -239,7 +246,7 @@ def test_wikitext_vocabulary_is_of_training_for_103_and_of_all_for_2(tmp_path):
 
 @pytest.mark.parametrize("name", ["wt103", "wt2"])
 def test_wikitext_is_the_same_from_every_form(name, tmp_path):
-    inner = wikitext.CORPORA[name].archive.removesuffix("-v1.zip")
+    inner = {"wt103": "wikitext-103", "wt2": "wikitext-2"}[name]
     members = {f"{inner}/wiki.{split}.tokens": text for split, text in WIKI.items()}
     forms = [
         zipped(tmp_path / "a.zip", members),
@@ -255,8 +262,7 @@ def test_wikitext_is_the_same_from_every_form(name, tmp_path):
 
 def test_a_folder_with_the_published_counts_is_labelled_so(tmp_path, monkeypatch):
     counts = {("tokens", "train"): 9, ("tokens", "valid"): 3, ("tokens", "test"): 3}
-    known = wikitext.WikiText("WikiText-2", "w.zip", "0" * 32, SPLITS, counts)
-    monkeypatch.setitem(wikitext.CORPORA, "wt2", known)
+    publish(monkeypatch, "wt2", counts=counts)
     folder = write_folder(tmp_path / "t", "{}.txt", WIKI)
     corpus = load_corpus("wt2", folder, cache_dir=tmp_path)
     assert corpus.info["tokens"] == {"train": 10, "valid": 3, "test": 3}
@@ -269,8 +275,7 @@ def test_a_folder_with_the_published_counts_is_labelled_so(tmp_path, monkeypatch
 def test_published_files_with_other_counts_are_refused(tmp_path, monkeypatch):
     archive = zipped(tmp_path / "a.zip", {f"wiki.{s}.tokens": text for s, text in WIKI.items()})
     md5 = hashlib.md5(archive.read_bytes()).hexdigest()
-    known = wikitext.WikiText("WikiText-2", "w.zip", md5, SPLITS, {("tokens", "valid"): 4})
-    monkeypatch.setitem(wikitext.CORPORA, "wt2", known)
+    publish(monkeypatch, "wt2", counts={("tokens", "valid"): 4}, archive_md5=md5)
     message = refused(lambda: load_corpus("wt2", archive, cache_dir=tmp_path / "c"))
     assert "has 3 tokens valid instead of 4, though its files are the published ones" in message
     assert not list((tmp_path / "c").glob("wt2-*"))
@@ -416,17 +421,16 @@ def test_a_raw_file_is_downloaded_once_and_checked(name, tmp_path, served, monke
     folder, url = served
     raw = b"the cat sat on a mat " * 40
     zipped(folder / f"{name}.zip", {name: raw})
-    module = {"enwik8": enwik8, "text8": text8}[name]
     at = f"{url}/{name}.zip"
-    monkeypatch.setattr(module, "RAW", type(module.RAW)(name, at, "0" * 32))
+    publish(monkeypatch, name, url=at, md5={name: "0" * 32})
     load = lambda: load_corpus(name, cache_dir=tmp_path / "c")
     md5 = hashlib.md5(raw).hexdigest()
     assert refused(load) == (
         f"{at}: the md5 of {name} in it is {md5}, not the published {'0' * 32}; nothing of it was"
-        " kept. Fetch it from elsewhere and name the file in data.path"
+        " kept. Get the file from elsewhere and name it in data.path"
     )
-    assert not [p for p in (tmp_path / "c").rglob("*") if p.is_file()]
-    monkeypatch.setattr(module, "RAW", type(module.RAW)(name, at, md5))
+    assert not files_in(tmp_path / "c")
+    publish(monkeypatch, name, md5={name: md5})
     # the counts of such a file are not the published ones
     assert "though its files are the published ones" in refused(load)
     monkeypatch.setattr(prepare, "_check_counts", lambda *args: None)
@@ -443,15 +447,14 @@ def test_wikitext_is_downloaded_once_and_its_hash_is_enforced(tmp_path, served, 
     folder, url = served
     archive = zipped(folder / "w.zip", {f"w/wiki.{s}.tokens": text for s, text in WIKI.items()})
     md5 = hashlib.md5(archive.read_bytes()).hexdigest()
-    monkeypatch.setattr(wikitext, "MIRROR", f"{url}/")
-    known = lambda md5: wikitext.WikiText("WikiText-2", "w.zip", md5, SPLITS, {})
+    known = lambda md5: publish(monkeypatch, "wt2", counts={}, archive_md5=md5, url=f"{url}/w.zip")
     load = lambda: load_corpus("wt2", cache_dir=tmp_path / "c")
-    monkeypatch.setitem(wikitext.CORPORA, "wt2", known("0" * 32))
+    known("0" * 32)
     assert refused(load) == (
         f"{url}/w.zip: its md5 is {md5}, not {'0' * 32} as published; nothing of it was kept"
     )
-    assert not [p for p in (tmp_path / "c").rglob("*") if p.is_file()]
-    monkeypatch.setitem(wikitext.CORPORA, "wt2", known(md5))
+    assert not files_in(tmp_path / "c")
+    known(md5)
     assert load().info["published"] is True
     archive.unlink()
     assert load().info["published"] is True
@@ -500,7 +503,7 @@ def test_an_unsafe_zip_is_refused(tmp_path, name, mode, end):
         whole.writestr(member, b"target")
     message = refused(lambda: load_corpus("enwik8", tmp_path / "e.zip", cache_dir=tmp_path / "c"))
     assert message == f"{tmp_path / 'e.zip'}: {end}"
-    assert not [p for p in (tmp_path / "c").rglob("*") if p.is_file()]
+    assert not files_in(tmp_path / "c")
 
 
 def test_a_damaged_zip_is_refused(tmp_path):
@@ -521,7 +524,7 @@ def test_only_the_files_that_are_needed_are_taken_of_an_archive(tmp_path):
             tar.addfile(info, io.BytesIO(data))
     (tmp_path / lm1b.VOCAB).write_text(VOCAB)
     load_corpus("lm1b", tmp_path / "l.tar.gz", cache_dir=tmp_path / "c")
-    taken = sorted(p.name for p in (tmp_path / "c" / "unpacked").rglob("*") if p.is_file())
+    taken = sorted(p.name for p in files_in(tmp_path / "c" / "unpacked"))
     assert taken == [*(f"news.en-{n}-of-00100" for n in SHARDS), os.path.basename(lm1b.HELD_OUT)]
 
 

@@ -1,10 +1,8 @@
 """A corpus is prepared once, kept apart from every other, and never trusted when damaged."""
 
+import concurrent.futures
 import json
 import multiprocessing
-import os
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,7 +16,8 @@ from txl_jax.config import ConfigError, DataConfig
 from txl_jax.data import corpus as corpus_module
 from txl_jax.data import prepare
 from txl_jax.data.corpus import corpus_from_config, load_corpus
-from txl_jax.data.sources import partial, progress
+from txl_jax.data.sources import cache as cache_files
+from txl_jax.data.sources import progress
 from txl_jax.data.sources.source import BLOCK, SPLITS, Source
 
 BOOK = "".join(f"line {i % 7} of the boók\n" for i in range(200))
@@ -32,7 +31,8 @@ def book(tmp_path):
 
 
 def folders(cache: Path) -> list[Path]:
-    return sorted(p for p in cache.iterdir() if p.name not in ("downloads", "unpacked"))
+    others = ("downloads", "unpacked")
+    return sorted(p for p in cache.iterdir() if p.is_dir() and p.name not in others)
 
 
 def text_of(corpus) -> str:
@@ -96,7 +96,7 @@ def test_what_takes_long_is_shown(book, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(progress, "DELAY", 0)
     load_corpus("text", book, vocab="word", cache_dir=tmp_path / "cache")
     shown = capsys.readouterr()
-    for what in ("reading train", "counting train", "counting test", "encoding valid"):
+    for what in ("counting train", "counting test", "encoding valid"):
         assert f"text: {what}" in shown.err
     assert shown.out == ""
 
@@ -192,7 +192,7 @@ def test_where_the_cache_is(book, tmp_path, monkeypatch):
 def test_an_error_while_preparing_leaves_nothing(book, tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     with monkeypatch.context() as broken:
-        broken.setattr(prepare, "rename_folder", lambda *a: 1 / 0)
+        broken.setattr(cache_files, "rename_folder", lambda *a: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             load_corpus("text", book, cache_dir=cache)
     assert not folders(cache)
@@ -204,7 +204,7 @@ def killed_while_preparing(book, cache, ready):
         ready.set()
         time.sleep(60)
 
-    prepare.rename_folder = wait
+    cache_files.rename_folder = wait
     load_corpus("text", book, cache_dir=cache)
 
 
@@ -218,7 +218,7 @@ def test_a_killed_preparation_is_never_used(book, tmp_path):
     process.kill()
     process.join()
     (left,) = folders(cache)
-    assert ".tmp-" in left.name
+    assert left.suffix == ".unfinished"
     assert (left / "corpus.json").exists()
     (left / "train.npy").write_bytes(b"rubbish")
     assert text_of(load_corpus("text", book, cache_dir=cache)) == BOOK
@@ -226,38 +226,32 @@ def test_a_killed_preparation_is_never_used(book, tmp_path):
     assert not left.exists()
 
 
-def test_what_another_process_is_still_preparing_is_left_alone(book, tmp_path):
+def test_what_another_process_is_preparing_is_waited_for(book, tmp_path):
     cache = tmp_path / "cache"
     spawn = multiprocessing.get_context("spawn")
     ready = spawn.Event()
     process = spawn.Process(target=killed_while_preparing, args=(book, cache, ready))
     process.start()
-    try:
-        assert ready.wait(60)
-        (working,) = folders(cache)
-        assert text_of(load_corpus("text", book, cache_dir=cache)) == BOOK
-        assert len(folders(cache)) == 2
-        assert (working / "corpus.json").exists()
-    finally:
-        process.kill()
-        process.join()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        try:
+            assert ready.wait(60)
+            (working,) = folders(cache)
+            waiting = pool.submit(load_corpus, "text", book, cache_dir=cache)
+            time.sleep(0.5)
+            assert not waiting.done()
+            assert (working / "corpus.json").exists()
+        finally:
+            process.kill()
+            process.join()
+        assert text_of(waiting.result(60)) == BOOK
+    assert len(folders(cache)) == 1
 
 
-@pytest.mark.parametrize(("hours", "cleared"), [(1, False), (49, True)])
-def test_what_another_host_left_is_cleared_when_it_is_old(book, tmp_path, hours, cleared):
-    left = tmp_path / "cache" / f"text-byte-{'0' * 20}.tmp-elsewhere-0123456789ab"
+@pytest.mark.parametrize("inside", [".", "unpacked", "downloads"])
+def test_what_was_left_unfinished_is_cleared(book, tmp_path, inside):
+    left = tmp_path / "cache" / inside / "wt103-0123.unfinished"
     left.mkdir(parents=True)
-    (left / "train.npy").write_bytes(b"0")
-    for path in (left / "train.npy", left):
-        os.utime(path, times=(time.time() - hours * 3600,) * 2)
-    load_corpus("text", book, cache_dir=tmp_path / "cache")
-    assert left.exists() != cleared
-
-
-@pytest.mark.parametrize("inside", ["unpacked", "downloads"])
-def test_what_was_left_half_unpacked_is_cleared(book, tmp_path, inside):
-    left = tmp_path / "cache" / inside / f"wt103.tmp-{socket.gethostname()}-0123456789ab"
-    left.mkdir(parents=True)
+    (left.parent / ".wt103-0123.lock").touch()
     kept = left.with_name("wt103")
     kept.mkdir()
     load_corpus("text", book, cache_dir=tmp_path / "cache")
@@ -265,48 +259,34 @@ def test_what_was_left_half_unpacked_is_cleared(book, tmp_path, inside):
     assert kept.exists()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "thesis.tmp-old",
-        "text.tmp-backup-2024",
-        f"thesis.tmp-{socket.gethostname()}-0123456789ab",
-        f"text-byte-mine.tmp-{socket.gethostname()}-0123456789ab",
-        f"text-byte-{'0' * 20}.tmp-{socket.gethostname()}-0123456789ab.bak",
-    ],
-)
+@pytest.mark.parametrize("name", ["thesis.unfinished", "text-byte-0123.tmp", "thesis.part"])
 @pytest.mark.parametrize("inside", [".", "unpacked", "downloads"])
 def test_a_folder_of_the_users_in_the_cache_is_never_removed(book, tmp_path, inside, name):
     mine = tmp_path / "cache" / inside / name
     mine.mkdir(parents=True)
     (mine / "chapter.tex").write_text("mine")
-    for path in (mine / "chapter.tex", mine):
-        os.utime(path, times=(time.time() - 49 * 3600,) * 2)
     load_corpus("text", book, cache_dir=tmp_path / "cache")
     assert (mine / "chapter.tex").read_text() == "mine"
 
 
-def test_every_unfinished_folder_has_a_name_that_a_later_start_removes(book, tmp_path, monkeypatch):
-    made, new = [], partial._new_folder
+def test_every_unfinished_folder_is_removed_by_a_later_start(book, tmp_path, monkeypatch):
+    made, rename = [], cache_files.rename_folder
 
-    def noted(final):
-        path, lock = new(final)
-        made.append(path)
-        return path, lock
+    def noted(unfinished, final):
+        made.append(unfinished)
+        rename(unfinished, final)
 
-    monkeypatch.setattr(partial, "_new_folder", noted)
+    monkeypatch.setattr(cache_files, "rename_folder", noted)
     cache, longer = tmp_path / "cache", tmp_path / "longer.txt"
     longer.write_text(BOOK + "~" * 50)
     vocab = load_corpus("text", longer, vocab="char", cache_dir=cache).vocab
     config = DataConfig(name="text", path=str(book), vocab="char", cache_dir=str(cache))
     corpus_from_config(config, vocab)  # one for its own and one for the given vocabulary
     load_corpus("ptb", ptb_archive(tmp_path / "a.tgz"), cache_dir=cache)
-    with partial.folder_in_the_making(cache / "lm1b-vocab"):
-        pass
-    assert len({path.name.partition(".")[0] for path in made}) == 5
+    assert len(set(made)) == 4
     for path in made:
-        path.mkdir(parents=True)
-        partial.clear_left_folders(path.parent)
+        path.mkdir()
+        cache_files.remove_unfinished(path.parent)
         assert not path.exists(), path
 
 
@@ -327,23 +307,6 @@ def test_two_processes_may_prepare_at_once(book, tmp_path):
     assert [process.exitcode for process in both] == [0, 0]
     assert len(folders(cache)) == 1
     assert text_of(load_corpus("text", book, vocab="word", cache_dir=cache)) == BOOK
-
-
-def test_whoever_is_first_to_prepare_wins(book, tmp_path, monkeypatch):
-    cache = tmp_path / "cache"
-    rename = prepare.rename_folder
-    firsts = []
-
-    def second(made, final):
-        monkeypatch.setattr(prepare, "rename_folder", rename)
-        firsts.append(load_corpus("text", book, cache_dir=cache))
-        rename(made, final)
-
-    monkeypatch.setattr(prepare, "rename_folder", second)
-    corpus = load_corpus("text", book, cache_dir=cache)
-    assert len(firsts) == 1
-    assert text_of(corpus) == text_of(firsts[0]) == BOOK
-    assert len(folders(cache)) == 1
 
 
 def test_text_that_changes_while_it_is_prepared_is_refused(book, tmp_path, monkeypatch):
@@ -381,8 +344,8 @@ def test_text_that_is_lost_while_it_is_prepared_is_named(
 
     module, name = {
         "checking": (Source, "check_utf8"),
-        "reading": (prepare, "_prepared_text"),
-        "encoding": (prepare, "_write_tokens"),
+        "reading": (prepare, "_vocab"),
+        "encoding": (prepare, "_write_npy"),
     }[before]
     monkeypatch.setattr(module, name, first(getattr(module, name)))
     message = refused(lambda: load_corpus("text", book, vocab="word", cache_dir=tmp_path / "c"))
@@ -450,7 +413,7 @@ def test_damage_that_cannot_be_removed_is_an_error_with_the_folder_to_delete(
     size = (folder / "train.npy").stat().st_size
     damage(folder / "train.npy", "truncated")
 
-    def read_only(path):
+    def read_only(path, expected):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(corpus_module, "remove_folder", read_only)
@@ -465,17 +428,17 @@ def test_what_another_process_has_prepared_again_meanwhile_is_used(book, tmp_pat
     load_corpus("text", book, cache_dir=cache)
     (folder,) = folders(cache)
     damage(folder / "train.npy", "truncated")
-    put_away, made = corpus_module._put_away, []
+    remove, made = corpus_module._remove_damaged, []
 
     def second(*arguments):
-        monkeypatch.setattr(corpus_module, "_put_away", put_away)
+        monkeypatch.setattr(corpus_module, "_remove_damaged", remove)
         load_corpus("text", book, cache_dir=cache)
-        made.append(corpus_module._made(folder))
-        put_away(*arguments)
+        made.append(cache_files.folder_identity(folder))
+        remove(*arguments)
 
-    monkeypatch.setattr(corpus_module, "_put_away", second)
+    monkeypatch.setattr(corpus_module, "_remove_damaged", second)
     assert text_of(load_corpus("text", book, cache_dir=cache)) == BOOK
-    assert made == [corpus_module._made(folder)]
+    assert made == [cache_files.folder_identity(folder)]
 
 
 def test_a_damaged_corpus_of_a_foreign_vocabulary_is_prepared_again_with_it(book, tmp_path):
@@ -557,29 +520,3 @@ def test_settings_that_cannot_be_are_refused(book, tmp_path):
         load_corpus("nothing", cache_dir=tmp_path)
     with pytest.raises(ConfigError, match=r"data\.valid_fraction = 0\.7: must be above 0"):
         load_corpus("text", book, valid_fraction=0.7, cache_dir=tmp_path)
-
-
-PROGRAM = """
-import sys
-{block}
-from txl_jax.data.corpus import load_corpus
-corpus = load_corpus("text", sys.argv[1], cache_dir=sys.argv[2])
-print(sorted({{m.split(".")[0] for m in sys.modules}} & {{"tensorflow", "tensorflow_datasets"}}))
-"""
-
-
-def run(block, *args):
-    program = [sys.executable, "-c", PROGRAM.format(block=block), *map(str, args)]
-    root = Path(__file__).parents[1]
-    return subprocess.run(program, capture_output=True, text=True, cwd=root, check=False)
-
-
-def test_tensorflow_is_never_imported_and_tfds_only_to_prepare(book, tmp_path):
-    without = "sys.modules['tensorflow_datasets'] = None"
-    bare = run(without, book, tmp_path / "cache")
-    assert "DataError: preparing a corpus needs the package tensorflow_datasets" in bare.stderr
-    first = run("", book, tmp_path / "cache")
-    assert first.stdout == "['tensorflow_datasets']\n", first.stderr
-    again = run("", book, tmp_path / "cache")
-    assert again.stdout == "[]\n", again.stderr
-    assert run(without, book, tmp_path / "cache").returncode == 0

@@ -1,5 +1,7 @@
 """Each corpus finds its text in every form it promises, and refuses what is unsafe or wrong."""
 
+import concurrent.futures
+import dataclasses
 import functools
 import hashlib
 import http.server
@@ -9,6 +11,7 @@ import random
 import sysconfig
 import tarfile
 import threading
+import time
 import typing
 import zipfile
 from pathlib import Path
@@ -20,15 +23,41 @@ from txl_jax.config import ConfigError, DataConfig
 from txl_jax.config.data import is_url
 from txl_jax.data.corpus import load_corpus
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources import ptb, stdlib, text
-from txl_jax.data.sources.archives import plain_names, unpack
-from txl_jax.data.sources.download import check_hash, download
+from txl_jax.data.sources import benchmarks, stdlib, text
+from txl_jax.data.sources.archives import extract, plain_names
+from txl_jax.data.sources.cache import make_folder, unfinished_download
+from txl_jax.data.sources.download import check_hash, download, download_folder
 from txl_jax.data.sources.lm1b import TRAIN, VOCAB
-from txl_jax.data.sources.partial import file_in_the_making
-from txl_jax.data.sources.source import SPLITS, filled_blocks, joined, part_of, read, text_size
+from txl_jax.data.sources.source import (
+    SPLITS,
+    ByteRange,
+    join_files,
+    merge_small,
+    read,
+    slice_text,
+    text_size,
+)
 
 PTB = {"train": b" the cat <unk> \n the dog \n", "valid": b" the <unk> \n", "test": b" a dog \n"}
 PTB_MD5 = {split: hashlib.md5(content).hexdigest() for split, content in PTB.items()}
+
+
+def unpack(archive, into, *selection):
+    make_folder(into, lambda folder: extract(archive, folder, *selection))
+
+
+def find_ptb(path, cache):
+    return benchmarks.CORPORA["ptb", None].find(None if path is None else str(path), cache)
+
+
+def publish(monkeypatch, name="ptb", **changes):
+    """Changes what is published of a corpus."""
+    known = dataclasses.replace(benchmarks.CORPORA[name, None], **changes)
+    monkeypatch.setitem(benchmarks.CORPORA, (name, None), known)
+
+
+def files_in(folder):
+    return [p for p in folder.rglob("*") if p.is_file() and p.suffix != ".lock"]
 
 
 def content(source):
@@ -95,35 +124,36 @@ def served(tmp_path):
 )
 def test_ptb_from_a_folder(tmp_path, pattern, inside):
     write_folder(tmp_path / inside, pattern)
-    source = ptb.find(str(tmp_path), tmp_path / "cache")
+    source = find_ptb(str(tmp_path), tmp_path / "cache")
     assert content(source) == PTB
     assert source.counted == SPLITS
     assert not source.published
     assert source.label == (
-        "Penn Treebank, not the published data (ptb.train.txt, ptb.valid.txt, ptb.test.txt differ)"
+        "Penn Treebank, not the published data"
+        " (other md5: ptb.train.txt, ptb.valid.txt, ptb.test.txt)"
     )
 
 
 def test_ptb_from_its_archive_is_as_from_its_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(ptb, "PUBLISHED_MD5", PTB_MD5)
-    source = ptb.find(str(ptb_archive(tmp_path / "simple-examples.tgz")), tmp_path / "cache")
+    publish(monkeypatch, md5=PTB_MD5)
+    source = find_ptb(str(ptb_archive(tmp_path / "simple-examples.tgz")), tmp_path / "cache")
     assert content(source) == PTB
     assert source.published
     assert source.label == "Penn Treebank, published data (md5 checked)"
     folder = write_folder(tmp_path / "folder", "{}.txt")
-    assert source.hash() == ptb.find(str(folder), tmp_path / "cache").hash()
+    assert source.hash() == find_ptb(str(folder), tmp_path / "cache").hash()
 
 
 def test_ptb_archives_with_other_text_are_kept_apart(tmp_path):
     one = ptb_archive(tmp_path / "one.tgz")
     two = ptb_archive(tmp_path / "two.tgz", {**PTB, "test": b"other\n"})
-    assert content(ptb.find(str(one), tmp_path / "cache")) == PTB
-    assert content(ptb.find(str(two), tmp_path / "cache"))["test"] == b"other\n"
+    assert content(find_ptb(str(one), tmp_path / "cache")) == PTB
+    assert content(find_ptb(str(two), tmp_path / "cache"))["test"] == b"other\n"
 
 
 def test_an_archive_that_would_write_outside_is_refused(tmp_path):
     archive = ptb_archive(tmp_path / "evil.tgz", inside="../../ptb.{}.txt")
-    message = refused(lambda: ptb.find(str(archive), tmp_path / "a" / "b" / "cache"))
+    message = refused(lambda: find_ptb(str(archive), tmp_path / "a" / "b" / "cache"))
     assert message.startswith(f"{archive}: cannot be unpacked ('../../ptb.train.txt' would be")
     assert "outside the destination" in message
     assert not list(tmp_path.rglob("ptb.*.txt"))
@@ -135,7 +165,7 @@ def test_an_archive_with_a_link_for_a_file_is_refused(tmp_path):
         member = tarfile.TarInfo("data/ptb.train.txt")
         member.type, member.linkname = tarfile.SYMTYPE, "other.txt"
         tar.addfile(member)
-    message = refused(lambda: ptb.find(str(tmp_path / "link.tgz"), tmp_path / "cache"))
+    message = refused(lambda: find_ptb(str(tmp_path / "link.tgz"), tmp_path / "cache"))
     assert message.endswith("data/ptb.train.txt in it is not a plain file")
 
 
@@ -212,48 +242,48 @@ def test_a_damaged_archive_is_refused_with_what_to_do(tmp_path):
 
 def test_ptb_says_what_is_missing(tmp_path):
     missing = str(tmp_path / "nowhere")
-    assert refused(lambda: ptb.find(missing, tmp_path)) == (
+    assert refused(lambda: find_ptb(missing, tmp_path)) == (
         f"data.path = {missing!r}: there is no such file or folder"
     )
     folder = write_folder(tmp_path / "part", "ptb.{}.txt", {"train": b"a\n", "test": b"a\n"})
-    assert refused(lambda: ptb.find(str(folder), tmp_path)) == (
+    assert refused(lambda: find_ptb(str(folder), tmp_path)) == (
         f"ptb: {folder} has ptb.train.txt but no ptb.valid.txt"
     )
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert refused(lambda: ptb.find(str(empty), tmp_path)) == (
-        f"ptb: there is no ptb.train.txt and no train.txt in {empty}, nor in its folders data and"
-        " simple-examples/data"
+    assert refused(lambda: find_ptb(str(empty), tmp_path)) == (
+        "ptb: there is no simple-examples.tgz and no ptb.train.txt and no train.txt in"
+        f" {empty}, nor in its folders data and simple-examples/data"
     )
     archive = write_archive(tmp_path / "a.tgz", {"data/ptb.train.txt": b"a\n"})
-    assert refused(lambda: ptb.find(str(archive), tmp_path)) == (
+    assert refused(lambda: find_ptb(str(archive), tmp_path)) == (
         f"{archive}: there is no ptb.valid.txt in this archive"
     )
     (tmp_path / "no.tgz").write_bytes(b"not an archive")
-    assert refused(lambda: ptb.find(str(tmp_path / "no.tgz"), tmp_path)).startswith(
+    assert refused(lambda: find_ptb(str(tmp_path / "no.tgz"), tmp_path)).startswith(
         f"{tmp_path / 'no.tgz'}: cannot be unpacked ("
     )
     (folder / "ptb.valid.txt").write_bytes(b"")
-    assert "the valid split is empty" in refused(lambda: ptb.find(str(folder), tmp_path))
+    assert "the valid split is empty" in refused(lambda: find_ptb(str(folder), tmp_path))
 
 
 def test_ptb_is_downloaded_once_and_its_hashes_are_enforced(tmp_path, served, monkeypatch):
     folder, url = served
     archive = ptb_archive(folder / "simple-examples.tgz")
-    monkeypatch.setattr(ptb, "URL", f"{url}/simple-examples.tgz")
+    publish(monkeypatch, url=f"{url}/simple-examples.tgz")
     cache = tmp_path / "cache"
-    assert refused(lambda: ptb.find(None, cache)) == (
+    assert refused(lambda: find_ptb(None, cache)) == (
         f"{url}/simple-examples.tgz: the md5 of ptb.train.txt in it is {PTB_MD5['train']}, not the"
-        " published f26c4b92c5fdc7b3f8c7cdcb991d8420; nothing of it was kept. Fetch Penn Treebank"
-        " from elsewhere and name its folder in data.path"
+        " published f26c4b92c5fdc7b3f8c7cdcb991d8420; nothing of it was kept. Get the file"
+        " from elsewhere and name it in data.path"
     )
-    assert not [p for p in cache.rglob("*") if p.is_file()]
-    monkeypatch.setattr(ptb, "PUBLISHED_MD5", PTB_MD5)
-    assert content(ptb.find(None, cache)) == PTB
+    assert not files_in(cache)
+    publish(monkeypatch, md5=PTB_MD5)
+    assert content(find_ptb(None, cache)) == PTB
     archive.unlink()
-    assert ptb.find(None, cache).published
+    assert find_ptb(None, cache).published
     (cache / "downloads" / "ptb" / "ptb.test.txt").write_bytes(b" a cat \n")
-    message = refused(lambda: ptb.find(None, cache))
+    message = refused(lambda: find_ptb(None, cache).hash())
     assert message.endswith(f"delete the folder {cache}/downloads/ptb, it will be downloaded again")
 
 
@@ -397,10 +427,10 @@ def test_a_download_must_have_its_hash(tmp_path, served):
         f"{url}/t.txt: its sha256 is {digest}, not {'0' * 64} as data.hash says; nothing of it was"
         " kept"
     )
-    assert not [p for p in cache.rglob("*") if p.is_file()]
+    assert not files_in(cache)
     right = {"url": f"{url}/t.txt", "hash": f"sha256:{digest}"}
     assert b"".join(content(find_text(None, cache, **right)).values()) == data
-    (kept,) = (p for p in cache.rglob("*") if p.is_file())
+    (kept,) = files_in(cache)
     kept.write_bytes(b"damaged")
     assert b"".join(content(find_text(None, cache, **right)).values()) == data
     (folder / "t.txt").unlink()
@@ -485,14 +515,13 @@ def breaking():
 TEXT = bytes(random.Random(0).randbytes(3 << 20))
 
 
-def fetch(url, tmp_path, checked=True):
+def fetch(url, tmp_path):
     digest = hashlib.sha256(TEXT).hexdigest()
-    check = check_hash(f"sha256:{digest}", url) if checked else None
-    return download(url, tmp_path / "t.txt", check)
+    return download(url, tmp_path / "t.txt", check_hash(f"sha256:{digest}", url))
 
 
 def parts(folder):
-    return sorted(folder.glob("*.part-*"))
+    return sorted(folder.glob("*.part"))
 
 
 def test_an_interrupted_download_goes_on_where_it_stopped(tmp_path, breaking):
@@ -528,30 +557,32 @@ def test_a_download_that_cannot_go_on_starts_again(tmp_path, breaking, left):
 def test_a_download_without_a_hash_is_never_put_together(tmp_path, breaking):
     handler, url = breaking
     handler.stops.append(1_000_000)
-    refused(lambda: fetch(url, tmp_path, checked=False))
-    assert fetch(url, tmp_path, checked=False).read_bytes() == TEXT
+    extract = lambda file, folder: (folder / "t").write_bytes(file.read_bytes())
+    fetch = lambda: download_folder(url, tmp_path / "f", extract)
+    refused(fetch)
+    assert fetch() == {"t": hashlib.sha256(TEXT).hexdigest()}
     assert handler.asked == [None, None]
 
 
-def test_what_another_process_is_downloading_is_left_alone(tmp_path, breaking):
+def test_what_another_process_is_downloading_is_waited_for(tmp_path, breaking):
     handler, url = breaking
-    with file_in_the_making(tmp_path / "t.txt") as other:
-        other.write_bytes(TEXT[:1000])
-        assert fetch(url, tmp_path).read_bytes() == TEXT
-        assert handler.asked == [None]
-        assert other.read_bytes() == TEXT[:1000]
-    with file_in_the_making(tmp_path / "t.txt") as again:
-        assert again == other
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        with unfinished_download(tmp_path / "t.txt") as other:
+            other.write_bytes(TEXT[:1000])
+            waiting = pool.submit(fetch, url, tmp_path)
+            time.sleep(0.3)
+            assert not waiting.done()
+            assert handler.asked == []
+        assert waiting.result(60).read_bytes() == TEXT
+    assert handler.asked == ["bytes=1000-"]
 
 
 def test_a_users_file_beside_a_download_is_never_removed(tmp_path, breaking):
-    handler, url = breaking
-    mine = [tmp_path / f"t.txt.part-{rest}" for rest in ("1", "of-book", "of-0123456789abc")]
+    _, url = breaking
+    mine = [tmp_path / f"t.txt.{rest}" for rest in ("part-1", "part.old", "unfinished")]
     for number, path in enumerate(mine):
         path.write_bytes(b"mine" * (number + 1))
-        os.utime(path, times=(0, 0))
     assert fetch(url, tmp_path).read_bytes() == TEXT
-    assert handler.asked == [None]
     assert [path.stat().st_size for path in mine] == [4, 8, 12]
 
 
@@ -594,7 +625,7 @@ def test_a_wrong_download_is_not_kept_to_go_on_with(tmp_path, breaking):
     handler, url = breaking
     handler.data = TEXT[::-1]
     assert "its sha256 is" in refused(lambda: fetch(url, tmp_path))
-    assert not list(tmp_path.iterdir())
+    assert not files_in(tmp_path)
 
 
 # --------------------------------------------------------------------------------------
@@ -649,16 +680,16 @@ def test_any_part_of_a_text_in_pieces_is_that_part(tmp_path):
     (tmp_path / "a").write_bytes(bytes(range(40)))
     (tmp_path / "b").write_bytes(bytes(range(40, 70)))
     pieces = [
-        *part_of([text.ByteRange.whole(tmp_path / "a")], 0, 40),
+        *slice_text([ByteRange.whole(tmp_path / "a")], 0, 40),
         b"--",
-        text.ByteRange.whole(tmp_path / "b"),
+        ByteRange.whole(tmp_path / "b"),
     ]
     whole = bytes(range(40)) + b"--" + bytes(range(40, 70))
     assert b"".join(read(pieces)) == whole
     rng = random.Random(0)
     for _ in range(200):
         a, b = sorted((rng.randrange(73), rng.randrange(73)))
-        part = part_of(pieces, a, b)
+        part = slice_text(pieces, a, b)
         assert b"".join(read(part)) == whole[a:b]
         assert text_size(part) == b - a
 
@@ -668,12 +699,12 @@ def test_files_are_joined_at_line_ends(tmp_path):
     for i, data in enumerate([b"a", b"", b"b\n", b"", b"c\n\n", b"d"]):
         files.append(tmp_path / str(i))
         files[-1].write_bytes(data)
-    assert b"".join(read(joined(files))) == b"a\nb\nc\n\nd"
-    assert joined(files[1:2]) == []
+    assert b"".join(read(join_files(files))) == b"a\nb\nc\n\nd"
+    assert join_files(files[1:2]) == []
 
 
 def test_small_parts_are_put_together():
     parts = [bytes([i % 256]) * 1000 for i in range(1000)]
-    blocks = list(filled_blocks(parts))
+    blocks = list(merge_small(parts))
     assert b"".join(blocks) == b"".join(parts)
     assert all(64 * 1024 <= len(block) <= 1 << 20 for block in blocks)

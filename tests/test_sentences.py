@@ -14,7 +14,7 @@ import shared_files
 from txl_jax.data import sentences as module
 from txl_jax.data.corpus import load_corpus
 from txl_jax.data.errors import DataError
-from txl_jax.data.prepare import doubled
+from txl_jax.data.prepare import double_boundaries
 from txl_jax.data.sentences import Sentences, SentenceStreams, ordered_streams, shuffled_streams
 from txl_jax.data.streams import Streams
 
@@ -185,7 +185,9 @@ def test_the_authors_cut_gives_the_authors_batches(split, context_len, tmp_path)
     recorded = shared_files.json_of("fixtures/data/lm1b.json")
     corpus = load_corpus("lm1b", shared_files.path("fixtures/data/lm1b"), cache_dir=tmp_path)
     key = f"{split}_batches_bsz3_bptt5" + (f"_ext{context_len}" if context_len else "")
-    streams = ordered_streams(getattr(corpus, split), 3, 5, True, context_len=context_len)
+    streams = ordered_streams(
+        getattr(corpus, split), 3, 5, drop_remainder=True, context_len=context_len
+    )
     assert len(streams) == len(recorded[key])
     assert streams.n_targets == 15 * len(recorded[key])
     for seg, batch in zip(streams, recorded[key], strict=True):
@@ -262,7 +264,7 @@ def double_sentences(n, seed=0) -> tuple[Sentences, list[list[int]]]:
     words = np.split(np.arange(1, 1 + lengths.sum()), np.cumsum(lengths)[:-1])
     single = [S] + [token for part in words for token in (*part.tolist(), S)]
     ends = np.concatenate([[0], np.cumsum(lengths + 1)])
-    [(ids, begins)] = doubled([(np.array(single, np.int32), ends)])
+    [(ids, begins)] = double_boundaries([(np.array(single, np.int32), ends)])
     return Sentences(ids, begins), [part.tolist() for part in words]
 
 
@@ -329,7 +331,7 @@ def test_seeking_in_a_corpus_of_the_published_size_is_fast_and_small():
         streams.at_step(step)
     assert time.perf_counter() - began < 10
     text: Any = streams._text
-    kept = sum(a.nbytes for shards in text._shards.values() for a in shards.values())
-    kept += sum(order.nbytes + ends.nbytes for _, order, ends in text._orders.values())
+    kept = text._shard.cache_info().currsize * module.SHARD * 25 * tokens.itemsize
+    kept += text._order.cache_info().currsize * 2 * max(edges.nbytes for edges in text._edges)
     kept += sum(edges.nbytes for edges in text._edges)
     assert kept < 64 << 20

@@ -1,12 +1,11 @@
 """Corpora as token arrays, prepared once and kept.
 
-    sources ──▶ TFDS builder (ArrayRecord) ──▶ vocab.json, train.npy, valid.npy, test.npy
-                                                             └──▶ Corpus, memory-mapped
+    source ──▶ vocab.json, train.npy, valid.npy, test.npy ──▶ Corpus, memory-mapped
 
-A prepared corpus lies in a folder whose name holds the hash of its source files and of the
-protocol (kind of vocabulary, where the text is cut, version of this code): other text or another
-protocol is another folder. ``corpus.json`` in it holds the sha256 of every other file, checked at
-each load; what does not match is prepared again. How it is made is in :mod:`txl_jax.data.prepare`.
+The name of a prepared folder holds the hash of its source files and of the protocol (kind of
+vocabulary, where the text is cut, version of this code), so other text or another protocol is
+another folder. Its ``corpus.json`` holds the sha256 of every other file. Each load checks them,
+and prepares a damaged corpus again. :mod:`txl_jax.data.prepare` writes the folder.
 """
 
 import dataclasses
@@ -14,7 +13,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,23 @@ from txl_jax.config.folders import data_folder
 from txl_jax.data.errors import DataError
 from txl_jax.data.prepare import prepare
 from txl_jax.data.sentences import Sentences
-from txl_jax.data.sources import enwik8, lm1b, probe, ptb, stdlib, text, text8, wikitext
-from txl_jax.data.sources.partial import clear_left_folders, remove_folder, writing
+from txl_jax.data.sources import benchmarks, lm1b, probe, stdlib, text
+from txl_jax.data.sources.cache import (
+    folder_identity,
+    remove_folder,
+    remove_unfinished,
+    write_errors,
+)
 from txl_jax.data.sources.source import SPLITS, Source, file_hash
-from txl_jax.data.vocab import Kind, Vocab, check_ids
+from txl_jax.data.symbols import Kind, check_ids
+from txl_jax.data.vocab import Vocab
 
 __all__ = ["Corpus", "DataError", "corpus_from_config", "load_corpus"]
 
 CODE_VERSION = 2
 """Raised when the same text would give other tokens than before."""
 
-OWN_VOCAB: dict[str, Kind] = {
+DEFAULT_VOCAB: dict[str, Kind] = {
     "stdlib": "byte",
     "text": "byte",
     "ptb": "word",
@@ -46,7 +51,7 @@ OWN_VOCAB: dict[str, Kind] = {
     "text8": "letter",
     "probe": "char",
 }
-"""What a token of each corpus is when the config does not say."""
+"""The kind of vocabulary of each corpus when ``data.vocab`` is not set."""
 
 FOREIGN_VOCAB = "; encoded with a trained model's vocabulary, not its own"
 """Ends the label of a text that another text's vocabulary encodes."""
@@ -70,17 +75,15 @@ class Corpus:
     Attributes:
       name: of the corpus.
       vocab: what an id means.
-      train, valid, test: 1-D arrays of ids below ``len(vocab)``, memory-mapped, of
-        ``vocab.dtype``. A word corpus has ``<eos>`` at the end of every line. ``lm1b``:
-        :class:`~txl_jax.data.sentences.Sentences`, a sequence of such arrays.
-      source_hash: sha256 over the files that the text was read from.
-      info: ``tokens``, ``bytes`` (of the text), ``lines`` and ``words`` (between white space,
-        no ``<eos>``) per split; ``published``: whether this is the published data byte for
-        byte; ``counts_as_published``: whether what is published of its counts holds, ``None``
-        if nothing is; ``label``: what it is, in words; ``foreign_vocab``: whether it is encoded
-        with the vocabulary of a model that was trained on other text; ``python``: version, for
-        ``stdlib``; ``protocol``: all that decided the tokens beside the text. Tokens of sentences
-        are the targets: words and a ``<S>`` each, or two (protocol ``double``).
+      train, valid, test: 1-D arrays of ids, memory-mapped, of ``vocab.dtype``. A word corpus has
+        ``<eos>`` at the end of every line. ``lm1b``: :class:`~txl_jax.data.sentences.Sentences`.
+      source_hash: sha256 over the files of the text.
+      info: ``tokens`` (of sentences: targets), ``bytes``, ``lines`` and ``words`` of the text in
+        each split; ``published``: whether this is the published data byte for byte;
+        ``counts_as_published``: whether its counts are the published ones, ``None`` if none are
+        published; ``label``: describes it; ``foreign_vocab``: whether it is encoded with the
+        vocabulary of a model trained on other text; ``python``: version, for ``stdlib``;
+        ``protocol``: all that decided the tokens besides the text.
     """
 
     name: str
@@ -93,11 +96,13 @@ class Corpus:
 
 
 class DamagedError(DataError):
-    """A prepared corpus with a file that is not what was prepared; ``what`` says which."""
+    """A prepared corpus with a damaged file; ``fault`` says which and why."""
 
     def __init__(self, folder: Path, path: Path, found: str):
-        self.what = f"{path} {found}: the prepared corpus is damaged"
-        super().__init__(f"{self.what}. Delete the folder {folder}; the next run prepares it again")
+        self.fault = f"{path} {found}: the prepared corpus is damaged"
+        super().__init__(
+            f"{self.fault}. Delete the folder {folder}; the next run prepares it again"
+        )
 
 
 def load_corpus(
@@ -116,8 +121,7 @@ def load_corpus(
 ) -> Corpus:
     """The corpus, prepared at the first call and read from the cache later.
 
-    The arguments are those of :class:`txl_jax.config.DataConfig`, with its defaults; ``drawn``
-    is its section ``probe``.
+    The arguments are those of :class:`txl_jax.config.DataConfig`, with its defaults.
 
     Example:
       >>> import pathlib, txl_jax
@@ -135,19 +139,11 @@ def load_corpus(
       DataError: text that is missing, empty, damaged or not in UTF-8, a wrong hash, or a cache
         folder that cannot be written.
     """
-    given = {
-        "name": name,
-        "path": None if path is None else os.fspath(path),
-        "url": url,
-        "hash": hash,
-        "vocab": vocab,
-        "vocab_size": vocab_size,
-        "protocol": protocol,
-        "valid_fraction": valid_fraction,
-        "test_fraction": test_fraction,
-        "cache_dir": None if cache_dir is None else os.fspath(cache_dir),
-        "probe": probe,
-    }
+    paths = {"path": path, "cache_dir": cache_dir}
+    given = {"name": name, "url": url, "hash": hash, "vocab": vocab, "vocab_size": vocab_size,
+             "protocol": protocol, "valid_fraction": valid_fraction,
+             "test_fraction": test_fraction, "probe": probe}  # fmt: skip
+    given |= {key: os.fspath(value) for key, value in paths.items() if value is not None}
     given = {key: value for key, value in given.items() if value is not None}
     return corpus_from_config(ExperimentConfig.from_dict({"data": given}).data)
 
@@ -155,120 +151,90 @@ def load_corpus(
 def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
     """The corpus that an experiment's ``data`` section describes; see :func:`load_corpus`.
 
-    ``vocab``: of a trained model. The text is encoded with it; where it is not the vocabulary
-    that the text itself gives, ``corpus.info["foreign_vocab"]`` is true and the label says so.
+    ``vocab``: of a trained model. The text is encoded with it. If it is not the text's own
+    vocabulary, ``corpus.info["foreign_vocab"]`` is true and the label says so.
 
     Raises:
       DataError: also a vocabulary of another kind, or one that lacks a symbol of the text.
     """
-    kind: Kind = data.vocab or OWN_VOCAB[data.name]
+    kind = _kind(data)
     if vocab is not None and vocab.kind != kind:
         raise DataError(
             f"the model was trained with a vocabulary of kind {vocab.kind!r}, and the corpus"
             f" {data.name!r} is read as {kind!r} here; set data.vocab or data.name to one that is"
             f" {vocab.kind!r}"
         )
-    cache = _cache_folder(data)
-    source = _find(data, kind, cache)
+    source = find_source(data)
     source_hash = source.hash()
     protocol = {"vocab": kind, **source.protocol, "code_version": CODE_VERSION}
     identity = {"name": data.name, "source_hash": source_hash, "protocol": protocol}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    cache = data_folder(data.cache_dir)
     folder = cache / f"{data.name}-{kind}-{key[:20]}"
-    folder = _prepared(source, kind, identity, folder, vocab)
-    made = _made(folder)
+    if vocab is not None and not _has_vocab(folder, vocab):
+        vocab_hash = hashlib.sha256(json.dumps(vocab.to_json()).encode()).hexdigest()
+        folder = folder.with_name(f"{folder.name}-{vocab_hash[:20]}")
+        identity = {**identity, "vocab_hash": vocab_hash}
+    if not folder.exists():
+        for name in ("unpacked", "downloads"):
+            remove_unfinished(cache / name)
+        prepare(source, kind, identity, folder, vocab)
+    found = folder_identity(folder)
     try:
         return _load(folder, source)
     except DamagedError as error:
-        _put_away(folder, made, error.what)
-    return _load(_prepared(source, kind, identity, folder, vocab), source)
+        _remove_damaged(folder, found, error.fault)
+    prepare(source, kind, identity, folder, vocab)
+    return _load(folder, source)
 
 
-def _prepared(
-    source: Source, kind: Kind, identity: dict[str, Any], folder: Path, vocab: Vocab | None
-) -> Path:
-    """The prepared corpus's folder, made if it is not there; one beside it for a foreign vocab."""
-    if vocab is not None and not _has_vocab(folder, vocab):
-        folder = folder.with_name(f"{folder.name}-{_vocab_hash(vocab)[:20]}")
-        identity = {**identity, "vocab_hash": _vocab_hash(vocab)}
-    if not folder.exists():
-        for place in ("unpacked", "downloads"):
-            clear_left_folders(folder.parent / place)
-        prepare(source, kind, identity, folder, vocab)
-    return folder
+def find_source(data: DataConfig) -> Source:
+    """The text of a ``data`` section, downloaded or unpacked first if need be; or DataError."""
+    kind, cache = _kind(data), data_folder(data.cache_dir)
+    with write_errors(cache):
+        cache.mkdir(parents=True, exist_ok=True)
+    if data.hash is not None and data.url is None:
+        raise DataError("data.hash: is of a download; it goes with data.url")
+    if data.path is not None and data.name in ("stdlib", "probe"):
+        origin = "the running Python's own" if data.name == "stdlib" else "drawn from data.probe"
+        raise DataError(f"data.path: {data.name} is {origin}; give no path")
+    if data.name == "stdlib":
+        source = stdlib.find()
+    elif data.name == "probe":
+        source = probe.find(data.probe)
+    elif data.name == "text":
+        source = text.find(data, kind, cache)
+    elif data.name == "lm1b":
+        protocol: Any = data.protocol or "authors"  # the config refuses others than lm1b's
+        source = lm1b.find(data.path, cache, protocol)
+    else:
+        source = benchmarks.CORPORA[data.name, data.protocol].find(data.path, cache)
+    if kind != DEFAULT_VOCAB[data.name]:  # the published counts are of the corpus's own tokens
+        source = dataclasses.replace(source, counts={})
+    return source
 
 
-def _made(folder: Path) -> tuple[int, int]:
-    """What tells a prepared folder from one made later in its place."""
-    status = folder.stat()
-    return status.st_ino, status.st_ctime_ns
-
-
-def _put_away(folder: Path, made: tuple[int, int], what: str) -> None:
-    """Removes a damaged corpus, saying so, unless another process has prepared it anew by now.
-
-    ``made``: of the damaged folder. One that cannot be removed stays, for the next load to refuse.
-    """
-    try:
-        if _made(folder) != made:
-            return
-        remove_folder(folder)
-    except OSError:
-        return
-    print(f"{what}: preparing it again", file=sys.stderr, flush=True)
+def _kind(data: DataConfig) -> Kind:
+    return data.vocab or DEFAULT_VOCAB[data.name]
 
 
 def _has_vocab(folder: Path, vocab: Vocab) -> bool:
-    """Whether a prepared corpus is there and of this vocabulary."""
+    """Whether a prepared corpus exists and has this vocabulary."""
     try:
         return json.loads((folder / "vocab.json").read_text()) == vocab.to_json()
     except FileNotFoundError:
         return False
     except ValueError:
-        return True  # damaged: the loading of this folder says so
+        return True  # damaged: _load finds it
 
 
-def _vocab_hash(vocab: Vocab) -> str:
-    return hashlib.sha256(json.dumps(vocab.to_json()).encode()).hexdigest()
-
-
-def _cache_folder(data: DataConfig) -> Path:
-    cache = data_folder(data.cache_dir)
-    with writing(cache):
-        cache.mkdir(parents=True, exist_ok=True)
-    return cache
-
-
-def _find(data: DataConfig, kind: Kind, cache: Path) -> Source:
-    if data.hash is not None and data.url is None:
-        raise DataError("data.hash: is of a download; it goes with data.url")
-    if data.name == "stdlib":
-        if data.path is not None:
-            raise DataError("data.path: stdlib is the running Python's own; give no path")
-        return stdlib.find()
-    if data.name == "probe":
-        if data.path is not None:
-            raise DataError("data.path: probe is drawn from data.probe; give no path")
-        return probe.find(data.probe)
-    if data.name == "text":
-        return text.find(data, kind, cache)
-    protocol: Any = data.protocol or "authors"  # one that the corpus has, as the config checks
-    finders: dict[str, Callable[[], Source]] = {
-        "ptb": lambda: ptb.find(data.path, cache),
-        "wt103": lambda: wikitext.find("wt103", data.path, cache),
-        "wt2": lambda: wikitext.find("wt2", data.path, cache),
-        "lm1b": lambda: lm1b.find(data.path, cache, protocol),
-        "enwik8": lambda: enwik8.find(data.path, protocol, cache),
-        "text8": lambda: text8.find(data.path, cache),
-    }
-    source = finders[data.name]()
-    if kind != OWN_VOCAB[data.name]:  # what is published was counted in its own tokens
-        source = dataclasses.replace(source, counts={})
-    return source
-
-
-# --------------------------------------------------------------------------------------
-# Loading.
+def _remove_damaged(folder: Path, found: tuple[int, int], fault: str) -> None:
+    """Removes a damaged corpus; one that cannot be removed stays for the next load to refuse."""
+    try:
+        if remove_folder(folder, found):
+            print(f"{fault}: preparing it again", file=sys.stderr, flush=True)
+    except (OSError, DataError):
+        return
 
 
 def _load(folder: Path, source: Source) -> Corpus:

@@ -1,28 +1,27 @@
-"""A source's text made into a vocabulary and token files.
+"""A source's text as a vocabulary and token files.
 
-What is prepared is counted, held against what is published of it, and told on stderr. Tokens of a
-text are ``train.npy``, …; of sentences there is ``train.offsets.npy``, … beside them: where each
-begins, and where the last one ends.
+The tokens of a text are in ``train.npy``, …. A corpus of sentences also has ``train.offsets.npy``,
+…: where each sentence begins, and where the last one ends. All splits are counted, compared with
+the published counts, and reported on stderr.
 """
 
 import dataclasses
-import importlib
 import json
 import platform
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from absl import logging
 
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources.partial import folder_in_the_making, rename_folder, writing
+from txl_jax.data.sources.cache import make_folder, write_errors
 from txl_jax.data.sources.progress import watched
 from txl_jax.data.sources.source import SPLITS, Source, file_hash
-from txl_jax.data.vocab import Kind, Vocab
+from txl_jax.data.symbols import Kind
+from txl_jax.data.vocab import Vocab
 
 
 def prepare(
@@ -32,34 +31,29 @@ def prepare(
     folder: Path,
     vocab: Vocab | None = None,
 ) -> None:
-    """Makes ``folder``, the prepared corpus of a source.
+    """Makes ``folder``, the prepared corpus of a source, unless it exists.
 
-    It gets its name in one move when it is complete, so an interrupted preparation is never used
-    and two at once do no harm.
-
-    Args:
-      source: the text.
-      kind: of its vocabulary.
-      identity: ``source_hash`` and whatever else goes into ``corpus.json``.
-      folder: where nothing is yet.
-      vocab: to encode with, of that kind. ``None``: the one that the text gives.
+    ``identity`` goes into ``corpus.json``. ``vocab``: to encode with; ``None``: the text's own.
 
     Raises:
       DataError: text that cannot be encoded or that changes meanwhile, published files whose
         counts are not the published ones, or a folder that cannot be written.
     """
-    logging.info("preparing %s (%s) in %s", source.label, kind, folder)
-    with writing(folder.parent), folder_in_the_making(folder) as partial:
-        try:
-            if kind != "byte":
-                source.check_utf8()
-            record = _write(source, kind, partial, vocab)
-        except DataError:
-            _check_unchanged(source, identity["source_hash"])  # if it changed, that is the reason
-            raise
-        _check_unchanged(source, identity["source_hash"])
-        (partial / "corpus.json").write_text(json.dumps({**identity, **record}, indent=1))
-        rename_folder(partial, folder)
+
+    def fill(unfinished: Path) -> None:
+        logging.info("preparing %s (%s) in %s", source.label, kind, folder)
+        with write_errors(folder.parent):
+            try:
+                if kind != "byte":
+                    source.check_utf8()
+                record = _write(source, kind, unfinished, vocab)
+            except DataError:
+                _check_unchanged(source, identity["source_hash"])  # a change is the real reason
+                raise
+            _check_unchanged(source, identity["source_hash"])
+            (unfinished / "corpus.json").write_text(json.dumps({**identity, **record}, indent=1))
+
+    make_folder(folder, fill)
 
 
 def _check_unchanged(source: Source, source_hash: str) -> None:
@@ -73,32 +67,31 @@ def _check_unchanged(source: Source, source_hash: str) -> None:
 
 
 def _write(source: Source, kind: Kind, folder: Path, given: Vocab | None) -> dict[str, Any]:
-    """Writes the token files and ``vocab.json``; gives what ``corpus.json`` says of them."""
-    prepared = _prepared_text(source, folder / "tfds")
+    """Writes the token files and ``vocab.json``; returns their record for ``corpus.json``."""
 
     def blocks(split: str, what: str) -> Iterator[bytes]:
-        total = None if source.decoded else source.size(split)
-        return watched(prepared.blocks(split), f"{source.name}: {what} {split}", total)
+        return watched(source.blocks(split), f"{source.name}: {what} {split}", source.size(split))
 
-    texts = [blocks(split, "counting") for split in source.counted]
-    own = _vocab(kind, source, texts)
+    own = _vocab(kind, source, [blocks(split, "counting") for split in source.counted])
     vocab = given or own
     foreign = vocab.to_json() != own.to_json()
-    if foreign:  # what is published was counted with the text's own
+    if foreign:  # the published counts are of the text's own vocabulary
         source = dataclasses.replace(source, counts={})
     (folder / "vocab.json").write_text(json.dumps(vocab.to_json()))
     counts: dict[str, dict[str, int]] = {}
-    double = source.protocol.get("protocol") == "double"
     for split in SPLITS:
-        where = f"{source.label}, {split} split"
-        n = _write_tokens(blocks(split, "encoding"), vocab, where, folder / f"{split}.npy", double)
+        where, path = f"{source.label}, {split} split", folder / f"{split}.npy"
+        of_text: dict[str, int] = {}
+        text = _counted(blocks(split, "encoding"), of_text)
+        if kind == "sentence":
+            n = _write_sentences(text, vocab, where, path, source.protocol["protocol"] == "double")
+        else:
+            n = _write_npy(path, vocab.dtype, vocab.encode_blocks(text, where, end_last_line=True))
         if n < 2:
             raise DataError(f"{where}: has {n} token, at least 2 are needed; give a longer text")
-        counts[split] = {"tokens": n, **_counts(prepared.blocks(split))}
-    shutil.rmtree(folder / "tfds")
+        counts[split] = {"tokens": n, **of_text}
     info = {key: {s: counts[s][key] for s in SPLITS} for key in counts["train"]}
     agrees = _check_counts(source, {**info, "symbols": {"": len(vocab)}})
-    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
     return {
         "info": {
             **info,
@@ -107,7 +100,8 @@ def _write(source: Source, kind: Kind, folder: Path, given: Vocab | None) -> dic
             "python": platform.python_version() if source.name == "stdlib" else None,
         },
         "files": {
-            path.name: {"size": path.stat().st_size, "sha256": file_hash(path)} for path in files
+            path.name: {"size": path.stat().st_size, "sha256": file_hash(path)}
+            for path in sorted(folder.iterdir())
         },
     }
 
@@ -130,124 +124,89 @@ def _vocab(kind: Kind, source: Source, texts: list[Iterator[bytes]]) -> Vocab:
 
 
 def _check_counts(source: Source, found: Mapping[str, Mapping[str, int]]) -> bool | None:
-    """Tells the counts; whether they are as published, ``None`` if none are."""
+    """Prints the counts; whether they are as published, ``None`` if none are published."""
     sizes = " / ".join(f"{found['tokens'][split]:,}" for split in SPLITS)
     wrong = []
     for (what, split), expected in source.counts.items():
         n = found[what][split]
-        if n != expected if isinstance(expected, int) else n not in expected:
-            wrong.append(f"{n:,} {what} {split}".rstrip() + f" instead of {_shown(expected)}")
+        allowed = range(expected, expected + 1) if isinstance(expected, int) else expected
+        if n not in allowed:
+            shown = f"{allowed[0]:,}" + (f" to {allowed[-1]:,}" if len(allowed) > 1 else "")
+            wrong.append(f"{n:,} {what} {split}".rstrip() + f" instead of {shown}")
     if wrong and source.published:
         raise DataError(
             f"{source.label}: has {wrong[0]}, though its files are the published ones; please"
             " report this"
         )
-    told = "; counts as published" if source.counts and not wrong else ""
-    told = f"; not as published: {', '.join(wrong)}" if wrong else told
-    symbols = f"{found['symbols']['']:,} symbols"
+    verdict = f"; not as published: {', '.join(wrong)}" if wrong else "; counts as published"
     print(
-        f"prepared {source.label}: {sizes} tokens (train / valid / test), {symbols}{told}",
+        f"prepared {source.label}: {sizes} tokens (train / valid / test),"
+        f" {found['symbols']['']:,} symbols{verdict if source.counts else ''}",
         file=sys.stderr,
     )
     return not wrong if source.counts else None
 
 
-def _shown(expected: int | range) -> str:
-    if isinstance(expected, int):
-        return f"{expected:,}"
-    return f"{expected.start:,} to {expected.stop - 1:,}"
-
-
-def _prepared_text(source: Source, folder: Path):
-    """The source's text, out of the TFDS builder that has the corpus's name."""
-    try:
-        from txl_jax.data.builders.source_builder import PreparedText
-    except ImportError as error:
-        raise DataError(
-            f"preparing a corpus needs the package {error.name}: install tensorflow-datasets,"
-            " array_record and importlib_resources, or copy the cache folder from a machine"
-            " where the corpus is prepared"
-        ) from error
-    module = importlib.import_module(f"txl_jax.data.builders.{source.name}")
-    return PreparedText(getattr(module, source.name.capitalize()), source, folder)
-
-
-def _write_tokens(
+def _write_sentences(
     blocks: Iterable[bytes], vocab: Vocab, where: str, path: Path, double: bool
 ) -> int:
-    """Writes the ids of a text as one ``.npy`` file, and of sentences where they begin.
+    """Writes the ids of sentences and where they begin; returns the number of targets."""
+    starts: list[np.ndarray] = []
 
-    ``double``: between two sentences there are two ``<S>``, see :func:`doubled`.
-
-    Returns:
-      The number of tokens; of sentences that of their targets, see :class:`Corpus`.
-    """
-    if vocab.kind != "sentence":
-        ids = vocab.encode_blocks(blocks, where, end_last_line=True)
-        return _write_array(ids, vocab.dtype, path)
-    ends = path.with_suffix(".offsets.npy")
-    offset = 0
-
-    def token_parts(offsets: Any) -> Iterator[np.ndarray]:
-        nonlocal offset
+    def ids() -> Iterator[np.ndarray]:
+        offset = 0
         encoded = vocab.encode_sentences(blocks, where)
-        for ids, places in doubled(encoded) if double else encoded:
-            (places + offset).astype(np.int64).tofile(offsets)
-            offset += len(ids)
-            yield ids
+        for part, boundaries in double_boundaries(encoded) if double else encoded:
+            starts.append(boundaries + offset)
+            offset += len(part)
+            yield part
 
-    raw = ends.with_suffix(".raw")
-    with open(raw, "wb") as offsets:
-        n = _write_array(token_parts(offsets), vocab.dtype, path)
-    _as_npy(raw, np.dtype(np.int64), ends)
+    n = _write_npy(path, vocab.dtype, ids())
+    _write_npy(path.with_suffix(".offsets.npy"), np.dtype(np.int64), starts)
     return n - 1
 
 
-def doubled(
+def double_boundaries(
     parts: Iterable[tuple[np.ndarray, np.ndarray]],
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The ids of sentences, each boundary twice but for the first, and where sentences begin.
+    """Ids of sentences with each boundary twice but for the first, and where sentences begin.
 
         <S> the cat <S> it rained <S>           <S> the cat <S> <S> it rained <S> <S>
          ^           ^             ^     ──▶     ^               ^                 ^
 
-    So ``<S> the cat <S>`` is a sentence and the next one's ``<S>`` its last target. All sentences
-    are alike, the last one too, so that they make such a stream in any order. TF's own text ends
-    one ``<S>`` earlier.
-
-    Args:
-      parts: ids and the places of boundaries in them, :meth:`Vocab.encode_sentences`.
+    The last target of each sentence is the first ``<S>`` of the next one. TF's own text ends one
+    ``<S>`` earlier; this one has sentences of one form, so that they can be in any order.
+    ``parts``: of :meth:`Vocab.encode_sentences`.
     """
     first = True
-    for ids, places in parts:
+    for ids, boundaries in parts:
         times = np.ones(len(ids), np.int64)
-        times[places] = 2
-        if first and len(places):
-            times[places[0]], first = 1, False
-        yield np.repeat(ids, times), np.cumsum(times)[places] - 1
+        times[boundaries] = 2
+        if first and len(boundaries):
+            times[boundaries[0]], first = 1, False
+        yield np.repeat(ids, times), np.cumsum(times)[boundaries] - 1
 
 
-def _write_array(parts: Iterator[np.ndarray], dtype: np.dtype, path: Path) -> int:
-    """Writes arrays, one after another, as one ``.npy`` file; gives their length."""
-    raw = path.with_suffix(".raw")
-    with open(raw, "wb") as file:
+def _write_npy(path: Path, dtype: np.dtype, parts: Iterable[np.ndarray]) -> int:
+    """Writes arrays, one after another, as one ``.npy`` file; returns their length."""
+
+    def write_header(file: BinaryIO, n: int) -> None:
+        header = {"descr": dtype.str, "fortran_order": False, "shape": (n,)}
+        np.lib.format.write_array_header_1_0(file, header)
+
+    n = 0
+    with open(path, "wb") as file:
+        write_header(file, n)
         for part in parts:
             part.astype(dtype, copy=False).tofile(file)
-    return _as_npy(raw, dtype, path)
-
-
-def _as_npy(raw: Path, dtype: np.dtype, path: Path) -> int:
-    """Puts numbers that lie in a file into an ``.npy`` file instead; gives how many there are."""
-    n = raw.stat().st_size // dtype.itemsize
-    header = {"descr": dtype.str, "fortran_order": False, "shape": (n,)}
-    with open(raw, "rb") as numbers, open(path, "wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        shutil.copyfileobj(numbers, file, 1 << 20)
-    raw.unlink()
+            n += len(part)
+        file.seek(0)
+        write_header(file, n)  # as long as the first one: NumPy pads it for any length
     return n
 
 
-def _counts(blocks: Iterable[bytes]) -> dict[str, int]:
+def _counted(blocks: Iterable[bytes], counts: dict[str, int]) -> Iterator[bytes]:
+    """The same blocks; puts their bytes, lines and words into ``counts`` at the end."""
     n_bytes = lines = words = 0
     last = b"\n"
     for block in blocks:
@@ -255,4 +214,5 @@ def _counts(blocks: Iterable[bytes]) -> dict[str, int]:
         lines += block.count(b"\n")
         words += len(block.split()) - bool(last.strip() and block[:1].strip())
         last = block[-1:]
-    return {"bytes": n_bytes, "lines": lines + (last != b"\n"), "words": words}
+        yield block
+    counts.update(bytes=n_bytes, lines=lines + (last != b"\n"), words=words)

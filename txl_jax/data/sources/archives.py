@@ -12,96 +12,73 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources.partial import folder_in_the_making, rename_folder, writing
-from txl_jax.data.sources.source import file_hash, reading
+from txl_jax.data.sources.cache import make_folder, write_errors
+from txl_jax.data.sources.source import file_hash, read_errors
 
-Check = Callable[[Path], None]
-"""Raises DataError for a file or folder that is not what it should be."""
-
-ZIP = b"PK\x03\x04"
-"""The first bytes of a zip archive."""
+Wanted = Callable[[str], str | None]
+"""From the name of a member to its path in the folder; ``None``: it is left out."""
 
 _BROKEN = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
     *(OSError, EOFError, RuntimeError, ValueError, struct.error),
 )
-"""What reading a damaged or encrypted archive raises."""
+"""The errors of reading a damaged or encrypted archive."""
 
 
-def plain_names(names: Sequence[str]) -> Callable[[str], str | None]:
-    """``wanted`` of :func:`unpack`: these file names, wherever in an archive they lie."""
+def plain_names(names: Sequence[str]) -> Wanted:
+    """Takes the files of these names from any folder of an archive."""
     return lambda member: name if (name := os.path.basename(member)) in names else None
 
 
-def unpack(
-    archive: Path,
-    into: Path,
-    wanted: Callable[[str], str | None],
-    required: Sequence[str],
-    check: Check = lambda folder: None,
-    what: str | None = None,
+def unpacked(
+    corpus: str, archive: Path, cache: Path, wanted: Wanted, required: Sequence[str]
 ) -> Path:
-    """The folder ``into`` with some files of a tar or zip archive; made only if it is not there.
+    """The folder in the cache with files of the user's own archive; see :func:`extract`."""
+    into = cache / "unpacked" / f"{corpus}-{file_hash(archive)[:16]}"
+    return make_folder(into, lambda folder: extract(archive, folder, wanted, required))
 
-    Args:
-      archive: tar, compressed or not, or zip.
-      into: the folder that is wanted.
-      wanted: from a member's name to its path in the folder, ``None`` for what is left out.
-      required: paths that must be there.
-      check: of the folder before it gets its name.
-      what: name of the archive for errors, if not its path.
+
+def extract(
+    archive: Path, folder: Path, wanted: Wanted, required: Sequence[str], what: str | None = None
+) -> None:
+    """Writes the wanted files of a tar or zip archive to an empty folder.
+
+    ``required``: paths that the folder must have then. ``what``: names the archive in errors.
 
     Raises:
-      DataError: the archive is damaged, encrypted or none at all; a file is missing; ``check``
-        refused; a member is not safe (refused by the filter ``data`` of :mod:`tarfile`: a path
-        that leaves the folder, a device, …; the same is refused in a zip); or the cache folder
+      DataError: the file is no archive, damaged or encrypted; a required file is missing; a
+        wanted member is not safe (refused by the filter ``data`` of :mod:`tarfile`, such as a
+        path outside the folder or a device; the same is refused in a zip archive); or the folder
         cannot be written.
     """
-    if into.is_dir():
-        return into
     what = what or str(archive)
-    is_zip = first_bytes(archive) == ZIP
-    with folder_in_the_making(into) as folder:
-        try:
-            (_unpack_zip if is_zip else _unpack_tar)(archive, folder, wanted, what)
-        except DataError:
-            raise
-        except _BROKEN as error:
-            raise DataError(
-                f"{what}: cannot be unpacked ({_reason(error)}); name an undamaged archive, or"
-                " the folder of its files, in data.path"
-            ) from error
-        for name in required:
-            if not (folder / name).exists():
-                raise DataError(f"{what}: there is no {name} in this archive")
-        check(folder)
-        with writing(into.parent):
-            rename_folder(folder, into)
-    return into
+    try:
+        (_extract_zip if is_zip(archive) else _extract_tar)(archive, folder, wanted, what)
+    except DataError:
+        raise
+    except _BROKEN as error:
+        raise DataError(
+            f"{what}: cannot be unpacked ({_reason(error)}); name an undamaged archive, or"
+            " the folder of its files, in data.path"
+        ) from error
+    for name in required:
+        if not (folder / name).exists():
+            raise DataError(f"{what}: there is no {name} in this archive")
 
 
-def first_bytes(path: Path) -> bytes:
-    """The first four bytes of a file; DataError where it cannot be read."""
-    with reading(path), open(path, "rb") as file:
-        return file.read(4)
+def is_zip(path: Path) -> bool:
+    """Whether a file begins as a zip archive does; DataError where it cannot be read."""
+    with read_errors(path), open(path, "rb") as file:
+        return file.read(4) == b"PK\x03\x04"
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong with an archive, in one line."""
+    """The fault of an archive, in one line."""
     lines = str(error).splitlines() or ["it is damaged"]
     return lines[0] if len(lines) == 1 else "it is damaged, or neither a tar nor a zip archive"
 
 
-def unpacked(
-    corpus: str, archive: Path, cache: Path, wanted: Callable[[str], str | None],
-    required: Sequence[str],
-) -> Path:  # fmt: skip
-    """The folder in the cache with the files of an archive of the user's own."""
-    into = cache / "unpacked" / f"{corpus}-{file_hash(archive)[:16]}"
-    return unpack(archive, into, wanted, required)
-
-
-def _unpack_tar(archive: Path, folder: Path, wanted: Callable, what: str) -> None:
+def _extract_tar(archive: Path, folder: Path, wanted: Wanted, what: str) -> None:
     if not hasattr(tarfile, "data_filter"):
         raise DataError(
             f"{what}: this Python has no safe filter for archives (3.11.4 and later have);"
@@ -112,8 +89,7 @@ def _unpack_tar(archive: Path, folder: Path, wanted: Callable, what: str) -> Non
             name = wanted(member.name)
             if name is None or (folder / name).exists():
                 continue
-            safe = tarfile.data_filter(member, str(folder))
-            if not safe.isfile():
+            if not tarfile.data_filter(member, str(folder)).isfile():
                 raise DataError(f"{what}: {member.name} in it is not a plain file")
             source = tar.extractfile(member)
             assert source is not None  # a plain file has content
@@ -124,25 +100,14 @@ def _unpack_tar(archive: Path, folder: Path, wanted: Callable, what: str) -> Non
 def _check_rest(rest: Any) -> None:
     """Raises ReadError unless only zeros follow the last member of a tar archive.
 
-    A damaged header ends the list of members, and the members after it would be missing without
-    notice. Reading to the end also checks the checksum at the end of a compressed file.
+    Else a damaged header would hide the members after it. This also reads the final checksum.
     """
     while block := rest.read(1 << 20):
         if block.strip(b"\0"):
             raise tarfile.ReadError("a header in it is damaged")
 
 
-def _copy(source: IO[bytes], to: Path) -> None:
-    """Writes a member of an archive as a file."""
-    with writing(to.parent):
-        to.parent.mkdir(parents=True, exist_ok=True)
-        to.touch()
-    while block := source.read(1 << 20):
-        with writing(to.parent), open(to, "ab") as file:
-            file.write(block)
-
-
-def _unpack_zip(archive: Path, folder: Path, wanted: Callable, what: str) -> None:
+def _extract_zip(archive: Path, folder: Path, wanted: Wanted, what: str) -> None:
     with zipfile.ZipFile(archive) as whole:
         for member in whole.infolist():
             name = wanted(member.filename)
@@ -155,3 +120,13 @@ def _unpack_zip(archive: Path, folder: Path, wanted: Callable, what: str) -> Non
                 raise DataError(f"{what}: {member.filename} in it is not a plain file")
             with whole.open(member) as source:
                 _copy(source, folder / name)
+
+
+def _copy(source: IO[bytes], to: Path) -> None:
+    """Writes a member of an archive as a file."""
+    with write_errors(to.parent):
+        to.parent.mkdir(parents=True, exist_ok=True)
+        to.touch()
+    while block := source.read(1 << 20):
+        with write_errors(to.parent), open(to, "ab") as file:
+            file.write(block)

@@ -7,24 +7,26 @@ import os
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from absl import logging
 
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources.archives import Check, unpack
-from txl_jax.data.sources.partial import file_in_the_making, writing
+from txl_jax.data.sources.cache import make_folder, unfinished_download, write_errors
 from txl_jax.data.sources.progress import bar
 from txl_jax.data.sources.source import file_hash
 
+Check = Callable[[Path], None]
+"""Raises DataError for a file that is not the expected one."""
+
 ORIGIN = "origin.json"
-"""File of a downloaded folder that says where it is from and what came."""
+"""File of a downloaded folder with the address and the hashes of its files."""
 
 
 def check_hash(expected: str, what: str, whose: str = "as data.hash says") -> Check:
-    """A check: the file has the hash ``md5:…`` or ``sha256:…``."""
+    """A check that a file has the hash ``md5:…`` or ``sha256:…``."""
     kind, _, digits = expected.partition(":")
 
     def check(path: Path) -> None:
@@ -37,28 +39,17 @@ def check_hash(expected: str, what: str, whose: str = "as data.hash says") -> Ch
     return check
 
 
-def download(url: str, into: Path, check: Check | None = None) -> Path:
-    """``into``, a file with what ``url`` gives; fetched only if it is not there.
-
-    The download lies beside ``into`` under another name until it is complete and checked, so
-    an interrupted one is never used. The next call goes on from where it stopped if there is a
-    check, and starts again if there is none.
-
-    Args:
-      url: as :func:`txl_jax.config.data.is_url` allows.
-      into: the file that is wanted.
-      check: of its content. A file that is there already and fails is fetched anew.
+def download(url: str, into: Path, check: Check) -> Path:
+    """The file ``into`` with the content of ``url``; fetched unless it exists and is as expected.
 
     Raises:
-      DataError: the server cannot be reached, its answer is not complete, ``check`` refused the
-        file, or it cannot be written.
+      DataError: no complete answer, ``check`` refused the file, or it cannot be written.
     """
     if into.exists():
         with contextlib.suppress(DataError):
-            if check is not None:
-                check(into)
+            check(into)
             return into
-    with downloaded(url, into, check) as file:
+    with _downloaded(url, into, check) as file:
         os.replace(file, into)
     return into
 
@@ -66,86 +57,70 @@ def download(url: str, into: Path, check: Check | None = None) -> Path:
 def download_folder(
     url: str,
     into: Path,
-    wanted: Callable[[str], str | None],
-    required: Sequence[str],
-    check_archive: Check | None = None,
-    check_folder: Check = lambda folder: None,
+    extract: Callable[[Path, Path], object],
+    check: Check | None = None,
 ) -> dict[str, str]:
-    """Makes the folder ``into`` of files in the archive at ``url``, if it is not there.
+    """Makes the folder ``into`` from the file at ``url``, if it does not exist.
 
-    Nothing is kept of an archive that fails a check. Arguments as of :func:`unpack`.
+    ``extract`` gets the downloaded file, checked by ``check``, and an empty folder to write to.
 
     Returns:
-      The sha256 of each file when it came, by its path in the folder; :data:`ORIGIN` there holds
-      them too, with the archive's.
+      The sha256 that each file had when it was downloaded, by its path in the folder.
+
+    Raises:
+      DataError: as :func:`download`, or ``extract`` refused the file. Nothing is kept then.
     """
-    if not into.is_dir():
-        name = into.with_name(os.path.basename(urllib.parse.urlsplit(url).path))
-        with downloaded(url, name, check_archive) as archive:
 
-            def check(folder: Path) -> None:
-                check_folder(folder)
-                write_origin(folder, url, file_hash(archive))
+    def fill(folder: Path) -> None:
+        name = os.path.basename(urllib.parse.urlsplit(url).path)
+        with _downloaded(url, into.with_name(name), check) as file:
+            extract(file, folder)
+            paths = sorted(path for path in folder.rglob("*") if path.is_file())
+            sums = {path.relative_to(folder).as_posix(): file_hash(path) for path in paths}
+            record = {"url": url, "sha256": file_hash(file), "files": sums}
+            (folder / ORIGIN).write_text(json.dumps(record, indent=1))
 
-            unpack(archive, into, wanted, required, check, what=url)
-    return read_origin(into)["files"]
-
-
-def write_origin(folder: Path, url: str, sha256: str) -> None:
-    """Writes :data:`ORIGIN`: where the files of a folder are from, and what they are."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != ORIGIN)
-    sums = {path.relative_to(folder).as_posix(): file_hash(path) for path in files}
-    record = {"url": url, "sha256": sha256, "files": sums}
-    (folder / ORIGIN).write_text(json.dumps(record, indent=1))
-
-
-def read_origin(folder: Path) -> dict[str, Any]:
-    """What :func:`write_origin` wrote. Raises DataError where it cannot be read."""
+    origin = make_folder(into, fill) / ORIGIN
     try:
-        record = json.loads((folder / ORIGIN).read_text())
-        return {**record, "files": dict(record["files"])}
+        return dict(json.loads(origin.read_text())["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{folder / ORIGIN}: cannot be read ({error}); delete the folder {folder}, it will be"
+            f"{origin}: cannot be read ({error}); delete the folder {into}, it will be"
             " downloaded again"
         ) from error
 
 
 @contextlib.contextmanager
-def downloaded(url: str, name: Path, check: Check | None = None) -> Iterator[Path]:
-    """A temporary file beside ``name`` with what ``url`` gives, checked; it is gone at the end.
+def _downloaded(url: str, name: Path, check: Check | None) -> Iterator[Path]:
+    """A temporary file beside ``name`` with the content of ``url``, checked.
 
-    Raises:
-      DataError: as :func:`download`.
+    An interrupted download is resumed by the next call if there is a check, and started again if
+    there is none: a mixture of two versions would not be noticed.
     """
-    with file_in_the_making(name) as file:
+    with unfinished_download(name) as file:
         if check is None:
-            os.truncate(file, 0)  # without a check a mixture of two versions would not be noticed
-        resumed = _complete(url, file) if check else _complete(url, file, kept="")
+            os.truncate(file, 0)
+        resumed = _fetch(url, file, ", what came is kept" if check else "")
         try:
-            if check is not None:
-                _check_whole(url, file, check, resumed)
+            try:
+                if check is not None:
+                    check(file)
+            except DataError:
+                if check is None or not resumed:
+                    raise
+                logging.info("%s: the part that was kept does not fit; starting again", url)
+                os.truncate(file, 0)
+                _fetch(url, file, "")
+                check(file)
             yield file
         finally:
             file.unlink(missing_ok=True)
 
 
-def _check_whole(url: str, file: Path, check: Check, resumed: bool) -> None:
+def _fetch(url: str, file: Path, kept: str) -> bool:
+    """Completes ``file``; whether a part of it was there before. Raises DataError."""
     try:
-        check(file)
-    except DataError:
-        if not resumed:
-            raise
-        logging.info("%s: the part that was there before does not fit; starting again", url)
-        os.truncate(file, 0)
-        _complete(url, file)
-        check(file)
-
-
-def _complete(url: str, file: Path, kept: str = ", what came is kept") -> bool:
-    """Completes ``file``; whether something of it was there before. Raises DataError."""
-    try:
-        return _fetch(url, file, kept)
+        return _request(url, file, kept)
     except DataError:
         raise
     except (OSError, http.client.HTTPException, ValueError) as error:  # also a malformed answer
@@ -155,38 +130,37 @@ def _complete(url: str, file: Path, kept: str = ", what came is kept") -> bool:
         ) from error
 
 
-def _fetch(url: str, file: Path, kept: str) -> bool:
-    there = file.stat().st_size
-    headers = {"Range": f"bytes={there}-"} if there else {}
-    logging.info("downloading %s from byte %d", url, there)
+def _request(url: str, file: Path, kept: str) -> bool:
+    start = file.stat().st_size
+    headers = {"Range": f"bytes={start}-"} if start else {}
+    logging.info("downloading %s from byte %d", url, start)
     try:
         answer = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60)
     except urllib.error.HTTPError as error:
-        if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not there:
+        if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not start:
             raise
         os.truncate(file, 0)
-        return _fetch(url, file, kept)
+        return _request(url, file, kept)
     with answer:
         begins = answer.headers.get("Content-Range", "").partition("-")[0]
-        goes_on = answer.status == http.HTTPStatus.PARTIAL_CONTENT and begins == f"bytes {there}"
-        if not goes_on:
-            there = 0
+        resumed = answer.status == http.HTTPStatus.PARTIAL_CONTENT and begins == f"bytes {start}"
+        start = start if resumed else 0
         size = answer.headers.get("Content-Length")
-        whole = None if size is None else there + int(size)
-        _copy(answer, file, f"downloading {os.path.basename(url)}", whole, there)
-    if whole is not None and file.stat().st_size != whole:
-        raise DataError(f"{url}: {file.stat().st_size} of {whole} bytes came; try again{kept}")
-    return goes_on
+        total = None if size is None else start + int(size)
+        _append(answer, file, f"downloading {os.path.basename(url)}", total, start)
+    if total is not None and file.stat().st_size != total:
+        raise DataError(f"{url}: {file.stat().st_size} of {total} bytes came; try again{kept}")
+    return resumed
 
 
-def _copy(answer: BinaryIO, file: Path, what: str, total: int | None, done: int) -> None:
-    """Appends to ``file`` from byte ``done`` on what the server sends."""
+def _append(answer: BinaryIO, file: Path, what: str, total: int | None, done: int) -> None:
+    """Writes to ``file`` from byte ``done`` on what the server sends."""
     with bar(what, total, done) as shown:
-        with writing(file.parent):
+        with write_errors(file.parent):
             os.truncate(file, done)
         while block := answer.read(1 << 20):
-            with writing(file.parent), open(file, "ab") as out:
+            with write_errors(file.parent), open(file, "ab") as out:
                 out.write(block)
             shown.update(len(block))
-    with writing(file.parent), open(file, "ab") as out:
+    with write_errors(file.parent), open(file, "ab") as out:
         os.fsync(out.fileno())

@@ -1,35 +1,29 @@
 """``lm1b``: the One Billion Word benchmark (Chelba et al. 2013), sentences in no order.
 
-The authors' scripts score one held-out file, of 50, both as validation and as test; so does this.
-The vocabulary is the published list of 793,471 words, in its order. The archive's hash is the one
-that tensorflow_datasets has recorded; of the vocabulary file no hash is published, so the hash of
-what came is recorded beside it when it is downloaded.
+The authors' scripts score one held-out file, of 50, both as validation and as test, and so does
+this program. The vocabulary is the published list of 793,471 words, in its order. The archive's
+hash is the one that tensorflow_datasets has recorded. No hash is published of the vocabulary
+file, so its hash is recorded when it is downloaded.
 
 Two protocols, by name:
 
     authors   <S> the cat sat <S> it rained <S>             one <S> between sentences (PyTorch)
     double    <S> the cat sat <S> <S> it rained <S> <S>     two (TensorFlow)
 
-With ``double`` a sentence has a target more, the second ``<S>``, which is always the same and
+With ``double`` a sentence has one more target, the second ``<S>``, which is always the same and
 costs nothing: perplexities of the two do not compare.
 """
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources.archives import unpacked
-from txl_jax.data.sources.download import (
-    check_hash,
-    download,
-    download_folder,
-    read_origin,
-    write_origin,
-)
-from txl_jax.data.sources.partial import folder_in_the_making, rename_folder, writing
-from txl_jax.data.sources.source import Source, existing, file_hash, is_file, joined
+from txl_jax.data.sources.archives import extract, unpacked
+from txl_jax.data.sources.download import check_hash, download_folder
+from txl_jax.data.sources.source import Source, existing_path, file_hash, is_file, join_files
 
 Protocol = Literal["authors", "double"]
 TITLES = {
@@ -51,41 +45,54 @@ COUNTS = {("symbols", ""): 793_471, ("lines", "train"): 30_301_028}
 def find(path: str | None, cache: Path, protocol: Protocol = "authors") -> Source:
     """The corpus at ``path``, or downloaded (1.8 GB, 4 GB unpacked).
 
-    Args:
-      path: the archive, its unpacked folder, or the folder in which the authors' script unpacks
-        it, with ``valid.txt`` and ``test.txt``. :data:`VOCAB` must lie in that folder or beside
-        the archive. ``None``: downloaded; the archive's hash is enforced.
-      cache: folder for what is downloaded or unpacked.
-      protocol: see the head of this file.
+    ``path``: the archive, its unpacked folder, or the folder in which the authors' script unpacks
+    it, with ``valid.txt`` and ``test.txt``. :data:`VOCAB` must be in that folder or beside the
+    archive. ``None``: downloaded; the archive's hash is enforced.
 
     Raises:
       DataError: nothing usable is there, or a download has a wrong hash.
     """
     if path is None:
-        folder, recorded = _downloaded(cache)
-        vocab, vocab_sum = _downloaded_vocab(cache)
-        about = "published data (sha256 of the archive checked; none is published of its words)"
-        recorded = {**recorded, "vocab": vocab_sum}
-        return _source(folder, vocab, protocol, True, about, recorded)
-    at = existing(path)
-    if at.is_dir():
-        about = "its files, for which no hash is published"
-        return _source(at, _local_vocab(at, at.parent), protocol, None, about)
-    vocab = _local_vocab(at.parent)
-    folder = unpacked("lm1b", at, cache, wanted, (HELD_OUT,))
-    if file_hash(at) == SHA256:
-        about = "published data (sha256 of the archive checked)"
-        return _source(folder, vocab, protocol, True, about)
-    about = "not the published data (the archive's sha256 differs)"
-    return _source(folder, vocab, protocol, False, about)
+        return _downloaded(cache, protocol)
+    given = existing_path(path)
+    if given.is_dir():
+        label = "its files, for which no hash is published"
+        return _source(given, _local_vocab(given, given.parent), protocol, None, label)
+    vocab = _local_vocab(given.parent)
+    folder = unpacked("lm1b", given, cache, wanted, (HELD_OUT,))
+    published = file_hash(given) == SHA256
+    label = "not the published data (the archive's sha256 differs)"
+    if published:
+        label = "published data (sha256 of the archive checked)"
+    return _source(folder, vocab, protocol, published, label)
 
 
 def wanted(member: str) -> str | None:
-    """Where a file of the archive goes: training shards and the one held-out file are taken."""
+    """Selects the training shards and one held-out file of the archive; see :func:`extract`."""
     folder, name = os.path.split(member)
     if os.path.basename(folder) == TRAIN and name.startswith("news.en-"):
         return f"{TRAIN}/{name}"
     return HELD_OUT if name == os.path.basename(HELD_OUT) else None
+
+
+def _downloaded(cache: Path, protocol: Protocol) -> Source:
+    def extract_text(archive: Path, folder: Path) -> None:
+        extract(archive, folder, wanted, (HELD_OUT,), what=URL)
+
+    downloads = cache / "downloads"
+    check = check_hash(f"sha256:{SHA256}", URL, "as published")
+    sums = download_folder(URL, downloads / "lm1b", extract_text, check)
+    vocab_sums = download_folder(
+        VOCAB_URL,
+        downloads / "lm1b-vocab",
+        lambda file, folder: shutil.copyfile(file, folder / VOCAB),
+    )
+    held_out = sums.pop(HELD_OUT)
+    recorded = {f"train/{os.path.basename(path)}": sums[path] for path in sums}
+    recorded |= {"valid": held_out, "test": held_out, "vocab": vocab_sums[VOCAB]}
+    label = "published data (sha256 of the archive checked; none is published of its words)"
+    vocab = downloads / "lm1b-vocab" / VOCAB
+    return _source(downloads / "lm1b", vocab, protocol, True, label, recorded)
 
 
 def _source(
@@ -96,18 +103,19 @@ def _source(
     label: str,
     recorded: Mapping[str, str] | None = None,
 ) -> Source:
-    shards, valid, test = (
-        _train_files(folder),
-        _held_out(folder, "valid"),
-        _held_out(folder, "test"),
-    )
+    shards = _train_files(folder)
+    valid, test = _held_out(folder, "valid"), _held_out(folder, "test")
     files = {**{f"train/{p.name}": p for p in shards}, "valid": valid, "test": test, "vocab": vocab}
     same = valid == test or file_hash(valid) == file_hash(test)
     scored = "valid and test are the same held-out file" if same else "valid and test differ"
     return Source(
         name="lm1b",
         files=files,
-        splits={"train": joined(shards), "valid": joined([valid]), "test": joined([test])},
+        splits={
+            "train": join_files(shards),
+            "valid": join_files([valid]),
+            "test": join_files([test]),
+        },
         protocol={"protocol": protocol},
         published=published,
         label=f"One Billion Word, {TITLES[protocol]}, {scored}, {label}",
@@ -120,8 +128,7 @@ def _source(
 def _train_files(folder: Path) -> list[Path]:
     """The training shards, in the order of their names."""
     for inside in (folder / TRAIN, folder / BASE / TRAIN):
-        found = sorted(path for path in inside.glob(SHARDS) if is_file(path))
-        if found:
+        if found := sorted(path for path in inside.glob(SHARDS) if is_file(path)):
             return found
     raise DataError(
         f"lm1b: there is no {TRAIN}/{SHARDS} in {folder}, nor in its folder {BASE}; name the"
@@ -130,38 +137,17 @@ def _train_files(folder: Path) -> list[Path]:
 
 
 def _held_out(folder: Path, split: str) -> Path:
-    places = [folder / f"{split}.txt", folder / HELD_OUT, folder / BASE / HELD_OUT]
-    for path in places:
-        if is_file(path):
-            return path
-    raise DataError(f"lm1b: there is no {split}.txt and no {HELD_OUT} in {folder}")
+    paths = [folder / f"{split}.txt", folder / HELD_OUT, folder / BASE / HELD_OUT]
+    return _first(paths, f"no {split}.txt and no {HELD_OUT} in {folder}")
 
 
 def _local_vocab(*folders: Path) -> Path:
-    for folder in folders:
-        if is_file(folder / VOCAB):
-            return folder / VOCAB
-    raise DataError(
-        f"lm1b: there is no {VOCAB} in {' and none in '.join(map(str, folders))}; fetch it from"
-        f" {VOCAB_URL}"
-    )
+    missing = f"no {VOCAB} in {' and none in '.join(map(str, folders))}; fetch it from {VOCAB_URL}"
+    return _first([folder / VOCAB for folder in folders], missing)
 
 
-def _downloaded(cache: Path) -> tuple[Path, dict[str, str]]:
-    into = cache / "downloads" / "lm1b"
-    check = check_hash(f"sha256:{SHA256}", URL, "as published")
-    came = download_folder(URL, into, wanted, (HELD_OUT,), check)
-    names = {path: f"train/{os.path.basename(path)}" for path in came if path != HELD_OUT}
-    recorded = {name: came[path] for path, name in names.items()}
-    return into, {**recorded, "valid": came[HELD_OUT], "test": came[HELD_OUT]}
-
-
-def _downloaded_vocab(cache: Path) -> tuple[Path, str]:
-    """The vocabulary, and its sha256 when it came."""
-    into = cache / "downloads" / "lm1b-vocab"
-    if not into.is_dir():
-        with writing(into.parent), folder_in_the_making(into) as folder:
-            file = download(VOCAB_URL, folder / VOCAB)
-            write_origin(folder, VOCAB_URL, file_hash(file))
-            rename_folder(folder, into)
-    return into / VOCAB, read_origin(into)["files"][VOCAB]
+def _first(paths: list[Path], missing: str) -> Path:
+    """The first path that is a file."""
+    for path in filter(is_file, paths):
+        return path
+    raise DataError(f"lm1b: there is {missing}")

@@ -1,14 +1,14 @@
 """``probe``: a text whose answers lie a known number of tokens back, drawn from a seed.
 
-Episode after episode, each of a distance d of its own:
+The text is a sequence of episodes, each with a distance d of its own:
 
-    < B . . . . . . > B         d = 8: B is asked for, and answered, 8 tokens after it was shown
+    < B . . . . . . > B         d = 8: the answer B comes 8 tokens after B was shown
     | |             | |
     | |<---- d ------>|
     | shown         query marker, then the answer
     marker
 
-Between them is noise, and no other answer: whoever knows B at ``>`` has carried it over d tokens.
+Only noise is between them. A model that predicts B after ``>`` has carried it over d tokens.
 """
 
 import hashlib
@@ -19,13 +19,13 @@ from txl_jax.config import ProbeTextConfig
 from txl_jax.data.sources.source import BLOCK, SPLITS, Source
 
 SHOW, ASK = "<", ">"
-"""The marker before a symbol that will be asked for, and the one before its repetition."""
+"""The marker before a symbol that must be remembered, and the one before its repetition."""
 NOISE, ANSWERS = ".abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-"""The first so many of these are used; tokens are single characters."""
+"""The characters of noise and of answers; ``data.probe`` says how many of each are used."""
 
 
-class DrawnSource(Source):
-    """A text that was drawn, so that no file decides it."""
+class GeneratedSource(Source):
+    """A generated text; it has no files."""
 
     def hash(self) -> str:
         """sha256 over the text of the splits."""
@@ -40,7 +40,7 @@ def find(c: ProbeTextConfig) -> Source:
         size = c.tokens if split == "train" else c.tokens // 10
         text = draw(c, np.random.default_rng([c.seed, number]), size).encode()
         texts[split] = [text[start : start + BLOCK] for start in range(0, len(text), BLOCK)]
-    return DrawnSource(
+    return GeneratedSource(
         name="probe",
         files={},
         splits=texts,
@@ -50,7 +50,7 @@ def find(c: ProbeTextConfig) -> Source:
 
 
 def draw(c: ProbeTextConfig, rng: np.random.Generator, size: int) -> str:
-    """As many whole episodes as fit in ``size`` tokens, their distances drawn."""
+    """As many whole episodes of random distances as fit in ``size`` tokens."""
     most = size // (c.shortest + 2) + 1
     distances = rng.integers(c.shortest, c.longest, size=most, endpoint=True)
     fit = int(np.searchsorted(np.cumsum(distances + 2), size, side="right"))

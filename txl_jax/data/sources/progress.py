@@ -1,4 +1,4 @@
-"""A bar on the terminal for what takes long: downloads, counting, encoding."""
+"""A progress bar on the terminal for what takes long: downloads, counting, encoding."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -9,24 +9,16 @@ DELAY = 2.0
 
 
 def bar(what: str, total: int | None, done: int = 0) -> Any:
-    """A tqdm bar over bytes, on stderr; nothing is shown of what is over at once."""
+    """A tqdm bar over bytes, on stderr; work of less than :data:`DELAY` shows none."""
     from tqdm import tqdm
 
     seconds = 0.2 if sys.stderr.isatty() else 30.0
-    return tqdm(
-        desc=what,
-        total=total,
-        initial=done,
-        unit="B",
-        unit_scale=True,
-        delay=DELAY,
-        mininterval=seconds,
-        maxinterval=max(seconds, 10.0),
-    )
+    limits = {"delay": DELAY, "mininterval": seconds, "maxinterval": max(seconds, 10.0)}
+    return tqdm(desc=what, total=total, initial=done, unit="B", unit_scale=True, **limits)
 
 
 def watched(blocks: Iterable[bytes], what: str, total: int | None) -> Iterator[bytes]:
-    """The same blocks, their bytes counted on a :func:`bar`."""
+    """The same blocks; a :func:`bar` counts their bytes."""
     with bar(what, total) as shown:
         for block in blocks:
             yield block

@@ -15,7 +15,7 @@ from txl_jax.data.errors import DataError
 
 SPLITS = ("train", "valid", "test")
 BLOCK = 256 * 1024
-"""Bytes read at a time, and of an example in the prepared text."""
+"""Bytes that are read at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +29,16 @@ class ByteRange:
     @classmethod
     def whole(cls, path: Path) -> "ByteRange":
         """All bytes of a file; DataError where it cannot be read."""
-        with reading(path):
+        with read_errors(path):
             return cls(path, 0, path.stat().st_size)
+
+    def slice(self, start: int, stop: int) -> "ByteRange":
+        """Bytes ``start`` to ``stop`` of this range."""
+        return ByteRange(self.path, self.start + start, self.start + stop)
 
 
 Text = Sequence[ByteRange | bytes]
-"""Pieces, and bytes that stand between them, one after another."""
+"""Parts of files, and bytes between them, one after another."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,18 +47,17 @@ class Source:
 
     Attributes:
       name: of the corpus.
-      files: the files that are read, by a name that does not depend on where they lie.
+      files: by a name that does not depend on their folder.
       splits: the text of ``train``, ``valid`` and ``test``.
-      counted: the splits that a char or word vocabulary is made from.
-      protocol: settings that decided the splits, beside the files themselves.
-      published: whether this is the published data, byte for byte; ``None``: no hash is
-        published for files of this form.
-      label: what the text is, in words, for reports.
-      counts: what is published of the prepared corpus, by the names of ``corpus.info``:
-        ``("tokens", "train")``, ``("symbols", "")``, …; a range allows for what is unknown.
-      decoded: makes text of the files' bytes, where these are symbols instead.
-      vocab_file: one of the files, the vocabulary.
-      recorded: sha256 of files when they were downloaded, by the names of ``files``.
+      counted: the splits that the vocabulary is counted over.
+      protocol: settings that decided the splits, besides the files themselves.
+      published: whether this is the published data, byte for byte; ``None``: no hash is published.
+      label: describes the text in reports.
+      counts: published counts, by the names of ``corpus.info``: ``("tokens", "train")``,
+        ``("symbols", "")``, …; a range where they are not known exactly.
+      decode: turns the bytes of the files into text, where they are symbols instead.
+      vocab_file: the one of the files that lists the vocabulary.
+      recorded: sha256 of files when they were downloaded.
     """
 
     name: str
@@ -65,27 +68,21 @@ class Source:
     published: bool | None = False
     label: str = ""
     counts: Mapping[tuple[str, str], int | range] = dataclasses.field(default_factory=dict)
-    decoded: Callable[[Iterable[bytes]], Iterator[bytes]] | None = None
+    decode: Callable[[Iterable[bytes]], Iterator[bytes]] | None = None
     vocab_file: Path | None = None
     recorded: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         for split in SPLITS:
             if not text_size(self.splits[split]):
+                settings = f" with {json.dumps(dict(self.protocol))}" if self.protocol else ""
                 raise DataError(
-                    f"{self.label}: the {split} split is empty{self._settings()}; give a longer"
+                    f"{self.label}: the {split} split is empty{settings}; give a longer"
                     " text, or a folder with train.txt, valid.txt and test.txt"
                 )
 
-    def _settings(self) -> str:
-        return f" with {json.dumps(dict(self.protocol))}" if self.protocol else ""
-
     def hash(self) -> str:
-        """sha256 over the names and the contents of the files, read now.
-
-        Raises:
-          DataError: a file cannot be read, or a downloaded one has changed.
-        """
+        """sha256 over names and contents of the files; DataError if a downloaded one changed."""
         sums = {name: file_hash(path) for name, path in self.files.items()}
         for name, expected in self.recorded.items():
             if sums[name] != expected:
@@ -99,16 +96,21 @@ class Source:
     def blocks(self, split: str) -> Iterator[bytes]:
         """The text of a split, in blocks of about :data:`BLOCK` bytes."""
         parts = read(self.splits[split])
-        return filled_blocks(self.decoded(parts) if self.decoded else parts)
+        return merge_small(self.decode(parts) if self.decode else parts)
 
-    def size(self, split: str) -> int:
-        """Bytes of the files that a split is read from."""
-        return text_size(self.splits[split])
+    def size(self, split: str) -> int | None:
+        """Bytes of the text of a split; ``None`` where its files are decoded."""
+        return None if self.decode else text_size(self.splits[split])
 
     def check_utf8(self) -> None:
         """Raises DataError, naming file and byte, where a file is not UTF-8."""
         for path in self.files.values():
             check_utf8(read([ByteRange.whole(path)]), str(path))
+
+
+def whole_files(files: Mapping[str, Path]) -> dict[str, Text]:
+    """Splits that are a file each."""
+    return {split: [ByteRange.whole(file)] for split, file in files.items()}
 
 
 def text_size(text: Text) -> int:
@@ -117,16 +119,12 @@ def text_size(text: Text) -> int:
 
 
 def read(text: Text) -> Iterator[bytes]:
-    """The bytes of a text, in order, in parts of up to :data:`BLOCK` bytes.
-
-    Raises:
-      DataError: a file cannot be read, or has become shorter.
-    """
+    """The bytes of a text, in order; DataError where a file is unreadable or became shorter."""
     for piece in text:
         if isinstance(piece, bytes):
             yield piece
             continue
-        with reading(piece.path), open(piece.path, "rb") as file:
+        with read_errors(piece.path), open(piece.path, "rb") as file:
             file.seek(piece.start)
             left = piece.stop - piece.start
             while left and (block := file.read(min(left, BLOCK))):
@@ -136,8 +134,8 @@ def read(text: Text) -> Iterator[bytes]:
             raise DataError(f"{piece.path}: has become {left:,} bytes shorter")
 
 
-def filled_blocks(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes with small parts put together, up to :data:`BLOCK` or a little more."""
+def merge_small(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in blocks of at least :data:`BLOCK` bytes but for the last."""
     held = bytearray()
     for part in parts:
         held += part
@@ -148,24 +146,21 @@ def filled_blocks(parts: Iterable[bytes]) -> Iterator[bytes]:
         yield bytes(held)
 
 
-def part_of(text: Text, start: int, stop: int) -> list[ByteRange | bytes]:
+def slice_text(text: Text, start: int, stop: int) -> list[ByteRange | bytes]:
     """Bytes ``start`` to ``stop`` of a text."""
-    part: list[ByteRange | bytes] = []
+    found: list[ByteRange | bytes] = []
     offset = 0
-    for piece in text:
-        size = text_size([piece])
+    for part in text:
+        size = text_size([part])
         a, b = max(start - offset, 0), min(stop - offset, size)
         if a < b:
-            if isinstance(piece, bytes):
-                part.append(piece[a:b])
-            else:
-                part.append(ByteRange(piece.path, piece.start + a, piece.start + b))
+            found.append(part[a:b] if isinstance(part, bytes) else part.slice(a, b))
         offset += size
-    return part
+    return found
 
 
-def joined(files: Sequence[Path]) -> list[ByteRange | bytes]:
-    """The files one after another; one without a line end at its end gets one."""
+def join_files(files: Sequence[Path]) -> list[ByteRange | bytes]:
+    """The files one after another, with a line end after each that has none at its end."""
     text: list[ByteRange | bytes] = []
     for path in files:
         piece = ByteRange.whole(path)
@@ -176,40 +171,29 @@ def joined(files: Sequence[Path]) -> list[ByteRange | bytes]:
 
 def _ends_a_line(text: Text) -> bool:
     size = text_size(text[-1:])
-    return b"".join(read(part_of(text[-1:], size - 1, size))) in (b"\n", b"")
+    return b"".join(read(slice_text(text[-1:], size - 1, size))) in (b"\n", b"")
 
 
 def file_hash(path: Path, kind: str = "sha256") -> str:
-    """Hash of a file, ``kind`` as in :mod:`hashlib`, in hexadecimal digits.
-
-    Raises:
-      DataError: it cannot be read.
-    """
-    with reading(path), open(path, "rb") as file:
+    """Hash of a file in hexadecimal digits; DataError where it cannot be read."""
+    with read_errors(path), open(path, "rb") as file:
         return hashlib.file_digest(file, kind).hexdigest()
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Raises DataError, naming the file, where an OSError says that it cannot be read."""
+def read_errors(path: Path) -> Iterator[None]:
+    """Turns an OSError of reading a file into a DataError that names the file."""
     try:
         yield
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
-def existing(path: str) -> Path:
-    """The path of a regular file or folder that is there; DataError or ConfigError if not."""
+def existing_path(path: str) -> Path:
+    """The path of a regular file or a folder; DataError or ConfigError where there is none."""
     found, named = expanded(path, "config key data.path"), f"data.path = {path!r}"
-    try:
-        mode = found.stat().st_mode
-    except FileNotFoundError:
-        raise DataError(f"{named}: there is no such file or folder") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{named}: cannot be read ({reason})") from None
-    if not stat.S_ISDIR(mode):
-        _check_regular(mode, named)
+    if _file_mode(found, named) is None:
+        raise DataError(f"{named}: there is no such file or folder")
     return found
 
 
@@ -217,25 +201,26 @@ def is_file(path: Path) -> bool:
     """Whether there is a regular file; False for a folder or nothing at all.
 
     Raises:
-      DataError: there is something else that has this name (a named pipe, a device, a link to
-        nothing), or that cannot be told.
+      DataError: it is something else (a named pipe, a device, a link to nothing), or unreadable.
     """
+    mode = _file_mode(path, str(path))
+    if mode is None and path.is_symlink():
+        raise DataError(f"{path}: is a link to a file that does not exist")
+    return mode is not None and stat.S_ISREG(mode)
+
+
+def _file_mode(path: Path, named: str) -> int | None:
+    """Of a regular file or folder; DataError for what can be read only once."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
-        if path.is_symlink():
-            raise DataError(f"{path}: is a link to a file that does not exist") from None
-        return False
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-    if not stat.S_ISDIR(mode):
-        _check_regular(mode, str(path))
-    return stat.S_ISREG(mode)
-
-
-def _check_regular(mode: int, named: str) -> None:
-    """A pipe can be read once only, and a text is read several times."""
-    kinds = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
-    if not stat.S_ISREG(mode):
-        kind = next((name for is_kind, name in kinds if is_kind(mode)), "a device")
-        raise DataError(f"{named}: is {kind}; write the text to a regular file and name that")
+        return None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{named}: cannot be read ({reason})") from None
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        kind = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}.get(stat.S_IFMT(mode))
+        raise DataError(
+            f"{named}: is {kind or 'a device'}; write the text to a regular file and name that"
+        )
+    return mode

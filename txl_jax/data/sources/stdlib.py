@@ -1,10 +1,9 @@
-"""``stdlib``: the source code of the Python standard library, at hand wherever Python is."""
+"""``stdlib``: the source code of the Python standard library, which every Python has."""
 
 import hashlib
 import platform
 import sys
 import sysconfig
-from collections.abc import Iterable
 from pathlib import Path
 
 from txl_jax.data.errors import DataError
@@ -15,24 +14,24 @@ LEFT_OUT = {
     *("antigravity", "this"),
     *("distutils", "ensurepip", "idlelib", "lib2to3", "tkinter", "turtle", "turtledemo", "venv"),
 }
-"""Modules that are not taken: tables (``encodings`` and ``pydoc_data`` would be a fifth of the
-corpus), jokes, and what some distributions ship apart (``tkinter``, ``venv``, …), so that the
-same Python has the same corpus everywhere."""
+"""Modules that are left out: tables (``encodings`` and ``pydoc_data`` would be a fifth of the
+corpus), jokes, and modules that some distributions ship apart (``tkinter``, ``venv``, …), so that
+the same Python has the same corpus everywhere."""
 
 
 def find() -> Source:
     """The corpus of the running Python.
 
-    Files: every ``*.py`` of the modules in ``sys.stdlib_module_names``, packages with all that is
-    in them, but for :data:`LEFT_OUT`, ``_sysconfigdata*`` and folders named ``test`` or
-    ``tests``; sorted by path; a line feed between two files.
+    Files: every ``*.py`` of the modules in ``sys.stdlib_module_names``, packages with all their
+    files, except :data:`LEFT_OUT`, ``_sysconfigdata*`` and folders named ``test`` or ``tests``;
+    sorted by path; a line feed between two files.
 
     Splits, by file: the first byte of the sha256 of the path below the library's folder, modulo
-    20: 0 is test, 1 is valid, all else train. The corpus depends on the Python version alone
+    20: 0 is test, 1 is valid, all others train. The corpus depends on the Python version alone
     (and on what a distribution patches): about 6.6 MB, with 0.5 MB each to validate and test.
 
     Raises:
-      DataError: the library is not there as source files.
+      DataError: the library has no source files.
     """
     root = Path(sysconfig.get_path("stdlib"))
     if not (root / "os.py").is_file():
@@ -44,11 +43,18 @@ def find() -> Source:
     for module in sys.stdlib_module_names:
         found += [root / f"{module}.py", *(root / module).rglob("*.py")]
     paths = sorted(path.relative_to(root).as_posix() for path in found if path.is_file())
-    paths = [path for path in paths if is_taken(path)]
+    files = {path: root / path for path in paths if is_taken(path)}
+    splits: dict[str, Text] = {}
+    for split in SPLITS:
+        text: list[ByteRange | bytes] = []
+        for path in files:
+            if split_of(path) == split:
+                text += [b"\n", ByteRange.whole(files[path])]
+        splits[split] = text[1:]
     return Source(
         name="stdlib",
-        files={path: root / path for path in paths},
-        splits={s: _joined(root / p for p in paths if split_of(p) == s) for s in SPLITS},
+        files=files,
+        splits=splits,
         counted=SPLITS,  # a few characters are in one file only
         label=f"Python {platform.python_version()} standard library",
     )
@@ -70,10 +76,3 @@ def split_of(path: str) -> str:
     """The split that the file ``path`` (posix, below the library's folder) is in."""
     bucket = hashlib.sha256(path.encode()).digest()[0] % 20
     return {0: "test", 1: "valid"}.get(bucket, "train")
-
-
-def _joined(files: Iterable[Path]) -> Text:
-    text: list[ByteRange | bytes] = []
-    for path in files:
-        text += [b"\n", ByteRange.whole(path)] if text else [ByteRange.whole(path)]
-    return text

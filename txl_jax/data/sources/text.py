@@ -9,19 +9,19 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.sources.download import check_hash, download
 from txl_jax.data.sources.source import (
     SPLITS,
-    ByteRange,
     Source,
     Text,
-    existing,
+    existing_path,
     is_file,
-    joined,
-    part_of,
+    join_files,
     read,
+    slice_text,
     text_size,
+    whole_files,
 )
 
 OWN_SPLITS = ", its own splits"
-"""Ends the label of a folder that has a file for each split; the path is before it."""
+"""Ends the label of a folder that has a file for each split, after the path."""
 
 
 def find(data: DataConfig, kind: str, cache: Path) -> Source:
@@ -29,23 +29,21 @@ def find(data: DataConfig, kind: str, cache: Path) -> Source:
 
     A folder with ``train.txt``, ``valid.txt`` and ``test.txt`` is used as it is. Any other text
     is cut: the last ``test_fraction`` of its bytes is test, the ``valid_fraction`` before it is
-    valid. The cuts move on to the next line's start for ``kind`` word, else to the next
-    character's (UTF-8). The text of a folder is its ``*.txt`` files in sorted order, one after
-    the other; a file without a line end at its end gets one. A ``char`` or ``word`` vocabulary is
-    counted over all three splits: plain text has no symbol for what training has not seen. A
-    ``subword`` vocabulary, which takes any text, is learnt from the training split.
+    valid. A cut moves on to the start of the next line for ``kind`` word, else of the next
+    character (UTF-8). The text of a folder is its ``*.txt`` files in sorted order. Subwords are
+    learnt from the training split. Other vocabularies are counted over all three splits, because
+    plain text has no symbol for unknown ones.
 
     Raises:
-      DataError: no such file, one that is empty or not a regular file, a text with too few lines
-        for ``kind`` word, a download without the hash ``data.hash``, or no package to learn
-        subwords with.
+      DataError: there is no usable text, or no package to learn subwords with.
     """
-    if kind != "subword":
-        return _find(data, kind, cache)
-    subword.package()
+    if kind == "subword":
+        subword.import_tokenizers()
     found = _find(data, kind, cache)
-    protocol = {**found.protocol, "vocab_size": data.vocab_size}
-    return dataclasses.replace(found, counted=("train",), protocol=protocol)
+    if kind == "subword":
+        protocol = {**found.protocol, "vocab_size": data.vocab_size}
+        found = dataclasses.replace(found, counted=("train",), protocol=protocol)
+    return found
 
 
 def _find(data: DataConfig, kind: str, cache: Path) -> Source:
@@ -54,24 +52,19 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
             raise DataError(f"data.url = {data.url!r}: needs data.hash to check the download by")
         into = cache / "downloads" / f"text-{data.hash.replace(':', '-')}"
         path = download(data.url, into, check_hash(data.hash, data.url))
-        return _cut({"text": path}, data, kind, data.url)
+        return _split({"text": path}, data, kind, data.url)
     if data.path is None:
         raise DataError("data.name = 'text': needs data.path (a file or folder) or data.url")
-    path = existing(data.path)
+    path = existing_path(data.path)
     if path.is_file():
-        return _cut({"text": path}, data, kind, str(path))
+        return _split({"text": path}, data, kind, str(path))
     files = {split: path / f"{split}.txt" for split in SPLITS}
     missing = [file.name for file in files.values() if not is_file(file)]
     if not missing:
-        return Source(
-            name="text",
-            files=files,
-            splits={split: [ByteRange.whole(file)] for split, file in files.items()},
-            counted=SPLITS,
-            label=f"{path}{OWN_SPLITS}",
-        )
+        label = f"{path}{OWN_SPLITS}"
+        return Source("text", files, whole_files(files), counted=SPLITS, label=label)
     if len(missing) < len(SPLITS):
-        present = next(file.name for file in files.values() if is_file(file))
+        present = next(file.name for file in files.values() if file.name not in missing)
         raise DataError(
             f"{path}: has {present} but no {missing[0]}; give train.txt, valid.txt and test.txt,"
             " or name the files otherwise to have all *.txt cut into splits"
@@ -79,50 +72,42 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
     found = {file.name: file for file in sorted(path.glob("*.txt")) if is_file(file)}
     if not found:
         raise DataError(f"{path}: there is no *.txt file in this folder")
-    return _cut(found, data, kind, str(path))
+    return _split(found, data, kind, str(path))
 
 
-def _cut(files: dict[str, Path], data: DataConfig, kind: str, what: str) -> Source:
-    text = joined(list(files.values()))
+def _split(files: dict[str, Path], data: DataConfig, kind: str, label: str) -> Source:
+    text = join_files(list(files.values()))
     size = text_size(text)
     if not size:
-        raise DataError(f"{what}: the text is empty")
+        raise DataError(f"{label}: the text is empty")
     valid = _boundary(text, size - round(size * (data.valid_fraction + data.test_fraction)), kind)
     test = _boundary(text, size - round(size * data.test_fraction), kind)
     if kind == "word" and not 0 < valid < test < size:
-        raise DataError(_too_few_lines(text, what))
+        raise DataError(f"{label}: {_too_few_lines(text)}")
+    ends = {"train": (0, valid), "valid": (valid, test), "test": (test, size)}
     return Source(
         name="text",
         files=files,
-        splits={
-            "train": part_of(text, 0, valid),
-            "valid": part_of(text, valid, test),
-            "test": part_of(text, test, size),
-        },
+        splits={split: slice_text(text, *ends[split]) for split in SPLITS},
         protocol={
             "valid_fraction": data.valid_fraction,
             "test_fraction": data.test_fraction,
             "cut_at": "line" if kind == "word" else "character",
         },
         counted=SPLITS,
-        label=what,
+        label=label,
     )
 
 
-def _too_few_lines(text: Text, what: str) -> str:
-    """What to say of a text without a line end in the right places."""
-    lines = longest = length = 0
-    for block in read(text):
-        first, *others = block.split(b"\n")
-        length += len(first)
-        for line in others:
-            lines, longest, length = lines + 1, max(longest, length), len(line)
-    lines, longest = lines + bool(length), max(longest, length)
+def _too_few_lines(text: Text) -> str:
+    """The error message for a text without line ends in the right places."""
+    content = b"".join(read(text))
+    lines = content.removesuffix(b"\n").split(b"\n")
     return (
-        f"{what}: cannot be cut into train, valid and test: data.vocab='word' cuts at line ends"
-        f" only, and the text has {lines:,} line{'s' if lines > 1 else ''}, the longest with"
-        f" {longest:,} of {text_size(text):,} bytes; add line ends, give a folder with train.txt,"
-        " valid.txt and test.txt, or use data.vocab='byte', 'char' or 'subword'"
+        "cannot be cut into train, valid and test: data.vocab='word' cuts at line ends"
+        f" only, and the text has {len(lines):,} line{'s' if len(lines) > 1 else ''}, the longest"
+        f" with {max(map(len, lines)):,} of {len(content):,} bytes; add line ends, give a folder"
+        " with train.txt, valid.txt and test.txt, or use data.vocab='byte', 'char' or 'subword'"
     )
 
 
@@ -131,11 +116,11 @@ def _boundary(text: Text, at: int, kind: str) -> int:
     if at == 0:
         return 0
     if kind != "word":
-        following = b"".join(read(part_of(text, at, at + 3)))
+        following = b"".join(read(slice_text(text, at, at + 3)))
         inside = [byte & 0xC0 == 0x80 for byte in following] + [False]
         return at + inside.index(False)
     position = at - 1
-    for block in read(part_of(text, position, text_size(text))):
+    for block in read(slice_text(text, position, text_size(text))):
         newline = block.find(b"\n")
         if newline >= 0:
             return position + newline + 1

@@ -1,0 +1,72 @@
+"""The corpora as a TFDS dataset, for programs that read text with ``tensorflow_datasets``.
+
+    import tensorflow_datasets as tfds
+    import txl_jax.data.builders  # registers the dataset
+
+    builder = tfds.builder("txl_text/wt2", data_dir="tfds")
+    builder.download_and_prepare(file_format="array_record")
+    train = builder.as_data_source("train")
+    text = b"".join(example["text"] for example in train)
+
+``tfds.builder_from_directory(builder.data_dir)`` reads what is prepared without this project.
+TensorFlow is not imported. :func:`txl_jax.load_corpus` reads the same text from its source.
+"""
+
+import dataclasses
+
+import tensorflow_datasets as tfds
+
+from txl_jax.config import DataConfig
+from txl_jax.data.corpus import find_source
+from txl_jax.data.sources.progress import watched
+from txl_jax.data.sources.source import SPLITS
+
+DESCRIPTIONS = {
+    "enwik8": "The first 100 million bytes of a Wikipedia dump of 2006.",
+    "lm1b": "One Billion Word (Chelba et al. 2013): sentences of news, in no order.",
+    "ptb": "Penn Treebank (Marcus et al. 1993), words, as prepared by Mikolov.",
+    "stdlib": "Source code of the running Python's standard library, split by file.",
+    "text8": "The first 100 million characters of cleaned Wikipedia text: a to z and space.",
+    "wt103": "WikiText-103 (Merity et al. 2016): articles of Wikipedia, as words.",
+    "wt2": "WikiText-2 (Merity et al. 2016): articles of Wikipedia, as words.",
+}
+"""Of each corpus that needs no path."""
+
+
+@dataclasses.dataclass(eq=False)
+class TextConfig(tfds.core.BuilderConfig):
+    """One corpus; ``data`` says where its text is, as in an experiment's config."""
+
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+
+
+class TxlText(tfds.core.GeneratorBasedBuilder):
+    """Text of language-modelling corpora, in order.
+
+    An example is ``{"text": bytes}``, a block of 256 KB or a little more that may end inside of a
+    word. The examples of a split, put one after another, are its text, byte for byte.
+    """
+
+    VERSION = tfds.core.Version("1.0.0")
+    BUILDER_CONFIGS = [  # noqa: RUF012 TFDS's own way
+        TextConfig(name=name, description=text, data=DataConfig(name=name))  # type: ignore[arg-type]
+        for name, text in DESCRIPTIONS.items()
+    ]
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description=self.builder_config.description or self.__doc__,
+            features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
+            disable_shuffling=True,
+        )
+
+    def _split_generators(self, dl_manager):
+        del dl_manager  # the source downloads and checks its files itself
+        source = find_source(self.builder_config.data)
+        return {split: self._generate_examples(source, split) for split in SPLITS}
+
+    def _generate_examples(self, source, split):
+        what = f"{source.name}: storing {split}"
+        for index, block in enumerate(watched(source.blocks(split), what, source.size(split))):
+            yield index, {"text": block}

@@ -1,1 +1,0 @@
-"""One TFDS builder per corpus; importing one imports TFDS (never TensorFlow)."""

@@ -1,0 +1,141 @@
+"""Files and folders of the cache: complete or absent, and made by one process at a time.
+
+A process makes ``NAME`` while it holds the lock file ``.NAME.lock``. It writes a folder as
+``NAME.unfinished`` and a download as ``NAME.part``, and renames them when they are complete. The
+operating system releases the lock when the process ends. The next process that gets the lock
+therefore knows that an unfinished folder was left by a killed process, and removes it. It resumes
+an unfinished download.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import filelock
+from absl import logging
+
+from txl_jax.data.errors import DataError
+
+
+def make_folder(final: Path, fill: Callable[[Path], object]) -> Path:
+    """The folder ``final``; DataError where it cannot be made.
+
+    If it does not exist, ``fill`` gets an empty folder, which is renamed when ``fill`` returns.
+    """
+    if final.is_dir():
+        return final
+    remove_unfinished(final.parent)
+    with _locked(final):
+        if not final.is_dir():
+            unfinished = final.with_name(f"{final.name}.unfinished")
+            try:
+                with write_errors(final.parent):
+                    shutil.rmtree(unfinished, ignore_errors=True)
+                    unfinished.mkdir()
+                fill(unfinished)
+                with write_errors(final.parent):
+                    rename_folder(unfinished, final)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
+    return final
+
+
+@contextlib.contextmanager
+def unfinished_download(final: Path) -> Iterator[Path]:
+    """The unfinished download of the file ``final``: new and empty, or left by another process.
+
+    It stays after the block, for the next call to resume, unless it is empty or was moved.
+    """
+    path = final.with_name(f"{final.name}.part")
+    with _locked(final):
+        with write_errors(final.parent):
+            path.touch()
+        try:
+            yield path
+        finally:
+            with contextlib.suppress(OSError):
+                if not path.stat().st_size:
+                    path.unlink()
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Removes the unfinished folders that killed processes left in ``folder``.
+
+    A folder without a lock file is the user's own and stays, whatever its name.
+    """
+    for path in folder.glob("*.unfinished"):
+        lock = _lock_file(path.with_suffix(""))
+        if lock.is_file() and path.is_dir() and not path.is_symlink():
+            with contextlib.suppress(OSError), filelock.FileLock(lock).acquire(blocking=False):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_folder(final: Path, expected: tuple[int, int]) -> bool:
+    """Removes a folder unless another process has replaced it; whether it was removed.
+
+    ``expected``: its :func:`folder_identity`. Raises OSError or DataError where it cannot.
+    """
+    with _locked(final):
+        if folder_identity(final) != expected:
+            return False
+        unfinished = final.with_name(f"{final.name}.unfinished")
+        os.rename(final, unfinished)  # in one move: no process finds half of it
+        shutil.rmtree(unfinished, ignore_errors=True)
+        return True
+
+
+def folder_identity(folder: Path) -> tuple[int, int]:
+    """Two numbers that differ for a folder made later under the same name."""
+    status = folder.stat()
+    return status.st_ino, status.st_ctime_ns
+
+
+def rename_folder(complete: Path, final: Path) -> None:
+    """Gives a complete folder its final name once all its files are on the disk."""
+    for path in [*complete.rglob("*"), complete]:
+        _sync(path)
+    os.rename(complete, final)
+    _sync(final.parent)
+
+
+@contextlib.contextmanager
+def write_errors(folder: Path) -> Iterator[None]:
+    """Turns an OSError of writing in a cache folder into a DataError."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"cannot write in the cache folder {folder} ({error.strerror or error}); set"
+            " data.cache_dir or $TXL_DATA_DIR to a folder that can be written"
+        ) from error
+
+
+@contextlib.contextmanager
+def _locked(final: Path) -> Iterator[None]:
+    """Holds the lock of a file or folder of the cache; waits while another process holds it."""
+    with write_errors(final.parent):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(_lock_file(final))
+        try:
+            lock.acquire(blocking=False)
+        except filelock.Timeout:
+            logging.warning("waiting for another process to finish %s", final)
+            lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _lock_file(final: Path) -> Path:
+    return final.with_name(f".{final.name}.lock")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
