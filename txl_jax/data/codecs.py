@@ -26,11 +26,13 @@ class Codec:
     """The encoding of one kind of vocabulary; ``tokenizer`` is for subwords only.
 
     Attributes:
+      required: symbols that it must have.
       unit: how a mean loss is reported: bits per byte or character, or perplexity per token.
       unknown: the symbol that may stand for unknown words.
       lower_case: whether text is put in lower case before it is encoded.
     """
 
+    required: ClassVar[tuple[str, ...]] = ()
     unit: ClassVar[Literal["bpc", "ppl"]] = "bpc"
     unknown: ClassVar[str | None] = None
     lower_case = False
@@ -41,6 +43,9 @@ class Codec:
     @classmethod
     def check(cls, kind: str, symbols: Sequence[str], tokenizer: Mapping[str, Any]) -> None:
         """Raises DataError where no vocabulary of this kind has these symbols."""
+        for symbol in cls.required:
+            if symbol not in symbols:
+                raise DataError(f"a {kind} vocabulary must have the symbol {symbol}")
 
     def encode_blocks(
         self, blocks: Blocks, where: str, end_last_line: bool
@@ -161,20 +166,14 @@ class WordCodec(Codec):
     """
 
     unit = "ppl"
+    required: ClassVar[tuple[str, ...]] = (EOS,)
     unknown = UNK
-    line_end: ClassVar[str] = EOS
 
     def __init__(self, symbols: Sequence[str], dtype: np.dtype, tokenizer: Mapping[str, Any]):
         super().__init__(symbols, dtype, tokenizer)
         ids = {symbol: i for i, symbol in enumerate(symbols)}
         self._ids = _WithUnknown(ids, ids[self.unknown]) if self.unknown in ids else ids
         self.lower_case = type(self) is WordCodec and all(s == s.lower() for s in symbols)
-
-    @classmethod
-    def check(cls, kind, symbols, tokenizer):
-        """The symbol of a line's end is there."""
-        if cls.line_end not in symbols:
-            raise DataError(f"a {kind} vocabulary must have the symbol {cls.line_end}")
 
     def encode_blocks(self, blocks, where, end_last_line):
         """Raises UnknownSymbolError for a word that has no id."""
@@ -198,7 +197,7 @@ class WordCodec(Codec):
     def decode(self, ids):
         """The words, joined with a space; the symbol of a line's end becomes a line end."""
         words = (self.symbols[i] for i in ids)
-        text = "".join("\n" if word == self.line_end else word + " " for word in words)
+        text = "".join("\n" if word == self.required[0] else word + " " for word in words)
         return text.replace(" \n", "\n").removesuffix(" ")
 
     def _ids_of(self, spaced: str) -> np.ndarray:
@@ -208,15 +207,8 @@ class WordCodec(Codec):
 class SentenceCodec(WordCodec):
     """Words too, every line a sentence between ``<S>`` and ``<S>``; ``<UNK>`` for unknown words."""
 
+    required = (BOUNDARY, SENTENCE_UNK)
     unknown = SENTENCE_UNK
-    line_end = BOUNDARY
-
-    @classmethod
-    def check(cls, kind, symbols, tokenizer):
-        """Both special symbols are there."""
-        super().check(kind, symbols, tokenizer)
-        if SENTENCE_UNK not in symbols:
-            raise DataError(f"a {kind} vocabulary must have the symbol {SENTENCE_UNK}")
 
     def encode_blocks(self, blocks, where, end_last_line):
         """Unknown words have the id of ``<UNK>``."""

@@ -100,9 +100,8 @@ class DamagedError(DataError):
 
     def __init__(self, folder: Path, path: Path, found: str):
         self.fault = f"{path} {found}: the prepared corpus is damaged"
-        super().__init__(
-            f"{self.fault}. Delete the folder {folder}; the next run prepares it again"
-        )
+        fix = f"Delete the folder {folder}; the next run prepares it again"
+        super().__init__(f"{self.fault}. {fix}")
 
 
 def load_corpus(
@@ -149,13 +148,10 @@ def load_corpus(
 
 
 def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
-    """The corpus that an experiment's ``data`` section describes; see :func:`load_corpus`.
+    """The corpus of an experiment's ``data`` section; see :func:`load_corpus`.
 
-    ``vocab``: of a trained model. The text is encoded with it. If it is not the text's own
-    vocabulary, ``corpus.info["foreign_vocab"]`` is true and the label says so.
-
-    Raises:
-      DataError: also a vocabulary of another kind, or one that lacks a symbol of the text.
+    ``vocab``: of a trained model, to encode the text with. DataError where it is of another kind
+    or lacks a symbol of the text.
     """
     kind = _kind(data)
     if vocab is not None and vocab.kind != kind:

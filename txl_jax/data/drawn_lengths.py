@@ -42,13 +42,8 @@ def drawn_lengths(seed: int, epoch: int, n: int, seg_len: int, std: float) -> np
 class DrawnLengths:
     """Training segments of random lengths; every target once in each epoch.
 
-    Attributes:
-      batch_size: B.
-      seg_len: T, the usual mean of the lengths.
-      max_len: of the arrays.
-      context_len: C.
-      n_segments: segments of the first pass, also ``len()``; others have nearly as many.
-      n_targets: targets of one pass.
+    The attributes are those of :class:`Streams`. T is the usual mean of the lengths, ``n_segments``
+    counts the first pass (others have nearly as many), and ``max_len`` is the arrays' length.
     """
 
     def __init__(self, streams: Streams, std: float, seed: int):

@@ -83,11 +83,8 @@ def batch_on_device(
         process 0   devices 0 1   rows 0..3, read once for both
         process 1   devices 2 3   rows 4..7
 
-    Args:
-      read: gives the rows of a slice, the whole batch for ``slice(0, n_rows)``.
-      sharding: of every field of a batch; ``None``: the default device.
-      n_rows: B.
-      axis: of the rows, 1 behind an axis of steps.
+    ``read`` gives the rows of a slice. ``sharding``: of every field; ``None``: the default device.
+    ``n_rows``: B. ``axis``: of the rows, 1 behind an axis of steps.
     """
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(read(slice(0, n_rows)), sharding)

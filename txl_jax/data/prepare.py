@@ -36,8 +36,8 @@ def prepare(
     ``identity`` goes into ``corpus.json``. ``vocab``: to encode with; ``None``: the text's own.
 
     Raises:
-      DataError: text that cannot be encoded or that changes meanwhile, published files whose
-        counts are not the published ones, or a folder that cannot be written.
+      DataError: text that cannot be encoded or that changes meanwhile, published files with other
+        counts than the published ones, or a folder that cannot be written.
     """
 
     def fill(unfinished: Path) -> None:

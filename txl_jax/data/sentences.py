@@ -28,7 +28,7 @@ range is a random sample of it.
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -137,7 +137,7 @@ class SentenceStreams(BaseStreams):
             check_ids(sentences.tokens, vocab_size, name)
         self.seed = seed
         if drop_remainder:
-            self._text: _Rows = _RowsInTurn(sentences, batch_size, seg_len)
+            self._text: Any = _RowsInTurn(sentences, batch_size, seg_len)
         elif seed is None:
             self._text = _RangeRows(sentences, batch_size)
         else:
@@ -152,7 +152,6 @@ class SentenceStreams(BaseStreams):
 
     def preceding_tokens(self, stream: int, n: int) -> np.ndarray:
         """Up to n tokens before a row's first one; not with a seed or drop_remainder."""
-        assert isinstance(self._text, _RangeRows)
         return self._text.before(stream, n)
 
     def _n_targets_of(self, stream: int) -> int:
@@ -190,12 +189,9 @@ def shuffled_streams(
 ) -> TrainingStreams:
     """A split to be trained on: sentences in a random order, a text as in the published code.
 
-    Args:
-      split, batch_size, seg_len, name: see :class:`Streams`.
-      seed: of the order of sentences, of drawn lengths, of shifts.
-      seg_len_std: s > 0: segments of random lengths, see :class:`DrawnLengths`.
-      partial_shuffle: in each epoch every stream begins at a random token of its own.
-      options: ``vocab_size`` and ``context_len``, see :class:`Streams`.
+    ``seed``: of the order of sentences, of drawn lengths, of shifts. ``seg_len_std``: s > 0:
+    segments of random lengths, see :class:`DrawnLengths`. ``partial_shuffle``: in each epoch every
+    stream begins at a random token of its own. Other arguments as of :class:`Streams`.
 
     Raises:
       DataError: what :class:`Streams` refuses; drawn lengths or partial shuffle for sentences.
@@ -241,16 +237,8 @@ def flat_tokens(split: np.ndarray | Sentences) -> np.ndarray:
 
 
 # --------------------------------------------------------------------------------------
-# The text of each row.
-
-
-class _Rows(Protocol):
-    """The text of each row; ``sizes`` is int64 [B], targets of each."""
-
-    sizes: np.ndarray
-
-    def read(self, epoch: int, row: int, start: int, stop: int) -> np.ndarray:
-        """Tokens ``start`` .. ``stop - 1`` of the row's text."""
+# The text of each row: ``sizes``, int64 [B], are its targets; ``read(epoch, row, i, j)`` gives its
+# tokens i .. j-1.
 
 
 def _bounds(sentences: Sentences, batch_size: int) -> np.ndarray:

@@ -55,11 +55,7 @@ class Vocab:
 
     @classmethod
     def from_symbols(cls, symbols: Iterable[str]) -> "Vocab":
-        """The vocabulary of a model from elsewhere; its symbols decide its kind.
-
-        Numbers of bytes are ``byte``; single characters ``char``, or ``letter`` if they are a to z
-        and ``_`` alone; with ``<S>`` and ``<UNK>`` and no ``<eos>`` it is ``sentence``, else
-        ``word``.
+        """The vocabulary of a model from elsewhere; its symbols decide its kind, never subword.
 
         Raises:
           DataError: a symbol occurs twice, or ``<eos>`` is missing among words.
@@ -169,13 +165,11 @@ class Vocab:
     def encode(self, text: str | bytes) -> np.ndarray:
         """The ids of a text, 1-D, of :attr:`dtype`.
 
-        A word vocabulary gives ``<eos>`` for each line end in the text: a last line without one,
-        such as a prompt, gets none. A sentence vocabulary gives ``<S>`` for these, and one before
-        the first line.
+        Each line end in the text is ``<eos>`` in a word vocabulary, and ``<S>`` in a sentence
+        vocabulary, which also puts one before the first line.
 
         Raises:
-          DataError: a symbol that is not in the vocabulary (a word only where the vocabulary has
-            none for unknown words), or bytes that are not UTF-8 for all kinds but ``byte``.
+          DataError: a symbol without an id, or (but for ``byte``) bytes that are not UTF-8.
         """
         return np.concatenate([np.zeros(0, self.dtype), *self.encode_blocks([text])])
 
@@ -192,10 +186,10 @@ class Vocab:
     def encode_sentences(
         self, blocks: Iterable[str | bytes], where: str = "text", end_last_line: bool = True
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Of ``sentence``: ids as :meth:`encode_blocks`, and where in each array sentences end.
+        """Of ``sentence``: ids as :meth:`encode_blocks`, and the positions of boundaries in them.
 
-        These are the positions of every ``<S>`` that is a boundary; the first array is the one
-        before the first sentence. A text may have the word ``<S>`` too, so ids alone do not tell.
+        The first array is the ``<S>`` before the first sentence. A text may have the word ``<S>``
+        too, so ids alone do not tell.
         """
         assert isinstance(self._codec, SentenceCodec)
         return self._codec.encode_sentences(blocks, where, end_last_line)

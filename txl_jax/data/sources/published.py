@@ -54,16 +54,13 @@ class PublishedCorpus:
     strip: bool = False
 
     def find(self, path: str | None, cache: Path) -> Source:
-        """The corpus at ``path``.
+        """The corpus at ``path``; files that differ from the published ones are labelled so.
 
-        Args:
-          path: the archive, the raw file, or a folder with one of them or with a file of each
-            split. ``None``: the archive is downloaded, and the published hashes are enforced.
-          cache: folder for what is downloaded or unpacked.
+        ``path``: the archive, the raw file, or a folder with one of them or with a file of each
+        split. ``None``: the archive is downloaded to ``cache``; published hashes are enforced.
 
         Raises:
-          DataError: nothing usable is there, or a download has a wrong hash. Files at ``path``
-            that differ from the published ones are used, and labelled so.
+          DataError: nothing usable is there, or a download has a wrong hash.
         """
         if path is None:
             return self._downloaded(cache)

@@ -22,16 +22,10 @@ the same Python has the same corpus everywhere."""
 def find() -> Source:
     """The corpus of the running Python.
 
-    Files: every ``*.py`` of the modules in ``sys.stdlib_module_names``, packages with all their
-    files, except :data:`LEFT_OUT`, ``_sysconfigdata*`` and folders named ``test`` or ``tests``;
-    sorted by path; a line feed between two files.
-
-    Splits, by file: the first byte of the sha256 of the path below the library's folder, modulo
-    20: 0 is test, 1 is valid, all others train. The corpus depends on the Python version alone
-    (and on what a distribution patches): about 6.6 MB, with 0.5 MB each to validate and test.
-
-    Raises:
-      DataError: the library has no source files.
+    Files: every ``*.py`` of the modules in ``sys.stdlib_module_names`` (see :func:`is_taken`),
+    sorted by path, with a line feed between two files. A hash of its path decides the split of a
+    file. The corpus depends on the Python version alone (and on what a distribution patches):
+    about 6.6 MB, with 0.5 MB each to validate and test. DataError if there are no source files.
     """
     root = Path(sysconfig.get_path("stdlib"))
     if not (root / "os.py").is_file():
