@@ -266,7 +266,7 @@ def generation(exp: ExperimentConfig) -> None:
     if not cfg.memory_free:
         cfg = dataclasses.replace(cfg, same_length=cfg.same_length or "pytorch")
     params, shape = param_shapes(cfg), typing.cast(Any, jax.ShapeDtypeStruct)
-    programs = generate._programs(cfg, generate._of_sampling(c))
+    programs = generate._programs(cfg, c)
     ids = shape((rows,), jnp.int32)
     if cfg.memory_free:
         width = min(c.mem_len, cfg.n_positions or c.mem_len)

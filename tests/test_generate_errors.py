@@ -99,7 +99,7 @@ def test_a_file_without_prompts_is_refused(chars, tmp_path, refused):
         path = tmp_path / name
         path.write_text(content)
         assert refused(*generating(chars, prompts_file=path)) == (
-            f"config key generate.prompts_file = '{path}': has no prompt; write one a line"
+            f"config key generate.prompts_file = '{path}': has no prompt; write one per line"
         )
 
 
@@ -213,7 +213,7 @@ def test_two_prompts_in_flags_are_refused(words, refused):
 def test_a_file_without_an_end_and_a_closed_standard_input_are_refused(
     name, chars, refused, monkeypatch
 ):
-    monkeypatch.setattr(prompts, "MOST_BYTES", 1000)
+    monkeypatch.setattr(prompts, "MAX_BYTES", 1000)
     assert refused(*generating(chars, **{name: "/dev/zero"})) == (
         f"config key generate.{name} = '/dev/zero': has more than 1,000 bytes; name a shorter file"
     )
@@ -221,7 +221,7 @@ def test_a_file_without_an_end_and_a_closed_standard_input_are_refused(
     monkeypatch.setattr(prompts.sys, "stdin", None)
     exp = override(ExperimentConfig(), {f"generate.{name}": "-"})
     with pytest.raises(ConfigError, match=f"generate.{name} = '-': standard input is closed"):
-        prompts.prompts_of(exp.generate)
+        prompts.read_prompts(exp.generate)
 
 
 @pytest.mark.parametrize("value", ["1000", "-1", "nan", "1e999", "warm"])

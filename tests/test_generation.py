@@ -15,11 +15,17 @@ from txl_jax.config import ConfigError, ExperimentConfig, GenerateConfig
 from txl_jax.data.errors import DataError
 from txl_jax.data.prompt_ids import encode_prompt
 from txl_jax.data.vocab import Vocab
-from txl_jax.generation.detokenise import detokenised
+from txl_jax.generation.detokenise import detokenise
 from txl_jax.generation.generate import TokenChunk, generate
-from txl_jax.generation.sampling import keep_min_p, keep_top_k, keep_top_p, penalised, sample
+from txl_jax.generation.sampling import (
+    apply_repetition_penalty,
+    keep_min_p,
+    keep_top_k,
+    keep_top_p,
+    sample,
+)
 from txl_jax.generation.text import continuations
-from txl_jax.generation.utf8 import automaton
+from txl_jax.generation.utf8 import utf8_automaton
 from txl_jax.model.transformer_xl import TransformerXL
 
 CFG = tiny_models.config(n_layer=2)
@@ -273,7 +279,7 @@ def test_a_model_of_bytes_writes_utf8_and_nothing_else():
 
 def test_the_automaton_takes_exactly_utf8():
     """Every string of up to four bytes from a set with all edges, against Python's own decoder."""
-    grammar = automaton(Vocab.all_bytes())
+    grammar = utf8_automaton(Vocab.all_bytes())
     edges = [0, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2, 0xDF]
     edges += [0xE0, 0xE1, 0xEC, 0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xFF]
     for length in (1, 2, 3, 4):
@@ -281,7 +287,7 @@ def test_the_automaton_takes_exactly_utf8():
             state, taken = 0, True
             for byte in text:
                 taken = taken and bool(grammar.allowed[state, byte])
-                state = int(grammar.after[state, byte])
+                state = int(grammar.next_state[state, byte])
             assert (taken and state == 0) == decodes(bytes(text)), bytes(text).hex()
 
 
@@ -295,7 +301,7 @@ def decodes(text):
 
 def test_a_character_that_the_vocabulary_cannot_end_is_not_begun():
     vocab = Vocab("byte", [str(b) for b in (0x41, 0xC3, 0xE2, 0xA9, 0xF4)])
-    grammar = automaton(vocab)
+    grammar = utf8_automaton(vocab)
     assert grammar.allowed[0].tolist() == [True, True, True, False, False]  # F4 needs 80 to 8F
     assert grammar.allowed.any(axis=1).all()
     assert grammar.state_after(vocab.encode("A")) == 0
@@ -312,7 +318,7 @@ def test_min_p_keeps_what_is_not_far_below_the_likeliest():
 
 def test_a_repeated_token_is_made_less_likely_whatever_its_sign():
     seen = jnp.array([[True, True, False, False]])
-    found = penalised(jnp.array([[2.0, -2.0, 2.0, -2.0]]), seen, 4.0)
+    found = apply_repetition_penalty(jnp.array([[2.0, -2.0, 2.0, -2.0]]), seen, 4.0)
     assert found.tolist() == [[0.5, -8.0, 2.0, -2.0]]
 
 
@@ -376,4 +382,4 @@ def test_the_loss_of_what_is_made_is_the_models_whatever_was_sampled_from():
     ],
 )
 def test_wikitext_is_put_back_to_ordinary_text(text, plain):
-    assert detokenised(text) == plain
+    assert detokenise(text) == plain

@@ -42,7 +42,7 @@ def lively(form):
 def asked(monkeypatch):
     """For each token made with memory: logits [B,V], and ``filled`` and ``oldest`` before it."""
     seen: list[tuple[np.ndarray, ...]] = []
-    by_memory = generation._by_memory
+    by_memory = generation._step_with_memory
     keep = lambda *arrays: seen.append(tuple(map(np.array, arrays)))
 
     def watched(model, params, token, past):
@@ -50,7 +50,7 @@ def asked(monkeypatch):
         jax.debug.callback(keep, logits, past.filled, past.near.oldest, ordered=True)
         return logits, after
 
-    monkeypatch.setattr(generation, "_by_memory", watched)
+    monkeypatch.setattr(generation, "_step_with_memory", watched)
     generation._programs.cache_clear()
     yield seen
     generation._programs.cache_clear()

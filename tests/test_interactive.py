@@ -63,9 +63,9 @@ def test_a_score_has_a_line_for_each_token(ask):
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        (":nope", "error: there is no :nope; :help says what there is"),
+        (":nope", "error: there is no :nope; :help lists the commands"),
         ("xyz", "error: generate.prompt: text, line 1, character 0: 'x'"),
-        (":more", "error: there is nothing to go on from; type a text first"),
+        (":more", "error: there is nothing to continue; type a text first"),
         (":score", "error: :score needs a text"),
         (":set", "error: :set needs a setting and a value"),
         (":set temprature 1", "error: unknown config key 'generate.temprature'; the nearest key"),

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import operator
 import os
 import pwd
 
@@ -12,7 +13,7 @@ from tiny_runs import write_config
 from txl_jax import main
 from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.checkpoint.errors import CheckpointError
-from txl_jax.config import ConfigError, DataConfig
+from txl_jax.config import ConfigError, DataConfig, ExperimentConfig, override
 from txl_jax.convert.__main__ import main as convert
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.errors import DataError
@@ -131,6 +132,23 @@ def test_a_home_folder_that_does_not_exist_is_refused(refused, tmp_path, monkeyp
     with pytest.raises(ConfigError, match=r"^environment variable TXL_DATA_DIR = "):
         corpus_from_config(DataConfig(path=str(tmp_path / "text.txt")))
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_home_folder_in_a_path_setting_is_expanded(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    keys = ("train.start_from", "generate.prompt_file", "generate.json", "score.path", "score.json")
+    lists = ("distil.teachers", "report.workdirs")
+    named = {key: "~/x" for key in (*keys, *lists)}
+    exp = override(ExperimentConfig(), {**named, "recl.models": "a=~/x,b=y", "data.path": "~/x"})
+    found = {key: operator.attrgetter(key)(exp) for key in (*named, "recl.models", "data.path")}
+    assert found == {
+        **dict.fromkeys(keys, "/home/me/x"),
+        **dict.fromkeys(lists, ("/home/me/x",)),
+        "recl.models": ("a=/home/me/x", "b=y"),
+        "data.path": "~/x",  # for the label of the corpus; it is expanded where it is read
+    }
+    with pytest.raises(ConfigError, match=r"^config key score\.path = '~nobody-here/x': there is"):
+        override(ExperimentConfig(), {"score.path": "~nobody-here/x"})
 
 
 def test_a_home_folder_in_a_flag_is_expanded(refused, tmp_path, monkeypatch):

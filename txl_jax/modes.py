@@ -19,8 +19,8 @@ from txl_jax.data.prompt_ids import encode_prompts
 from txl_jax.evaluation import baselines
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.report import report
-from txl_jax.generation.prompts import prompts_of
-from txl_jax.generation.write import set_errors, write_continuations
+from txl_jax.generation.prompts import read_prompts
+from txl_jax.generation.write import set_stream_errors, write_continuations
 from txl_jax.model.kernels.choice import KernelError
 from txl_jax.parallel import processes
 from txl_jax.planning.compile_ahead import compile_ahead
@@ -92,7 +92,7 @@ def train(exp: ExperimentConfig, workdir: str, command: str) -> int:
 def check_final_outputs(exp: ExperimentConfig, corpus: Corpus) -> None:
     """Raises where the evaluation or the sample after training would fail."""
     baselines.check(exp.evaluate.baselines, corpus.vocab)
-    encode_prompts(corpus.vocab, prompts_of(exp.generate))
+    encode_prompts(corpus.vocab, read_prompts(exp.generate))
     if exp.generate.length:
         processes.on_process_zero(lambda: check_file("generate.json", exp.generate.json))
 
@@ -184,7 +184,7 @@ def compile_programs(exp: ExperimentConfig, topology: str | None) -> int:
 def _set_up_output() -> None:
     """Logs errors only; escapes characters that standard output cannot encode."""
     logging.set_verbosity(logging.ERROR)
-    set_errors(sys.stdout, "backslashreplace")
+    set_stream_errors(sys.stdout, "backslashreplace")
 
 
 def _print(text: str, file: TextIO | None = None) -> None:

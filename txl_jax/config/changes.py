@@ -6,6 +6,7 @@ from typing import Any
 from txl_jax.config.combinations import ALTERNATIVES
 from txl_jax.config.errors import ConfigError, UnknownKeyError
 from txl_jax.config.experiment import ExperimentConfig
+from txl_jax.config.folders import expand_paths
 from txl_jax.config.nested import flatten, unknown_key
 from txl_jax.messages import short_repr
 
@@ -25,7 +26,7 @@ def override(exp: ExperimentConfig, overrides: Mapping[str, Any]) -> ExperimentC
     """The experiment with some settings changed, checked again; keys as in :func:`load_config`."""
     nested = exp.to_dict()
     set_all(nested, overrides)
-    return ExperimentConfig.from_dict(nested)
+    return expand_paths(ExperimentConfig.from_dict(nested))
 
 
 def set_all(nested: dict[str, Any], overrides: Mapping[str, Any]) -> None:

@@ -1,10 +1,14 @@
 """Home folders in paths, and the folder of prepared corpora and compiled programs."""
 
+import dataclasses
 import os
 from pathlib import Path
+from typing import Any, TypeVar
 
 from txl_jax.config.errors import ConfigError
 from txl_jax.messages import short_repr
+
+E = TypeVar("E")
 
 
 def expanded(path: str, where: str) -> Path:
@@ -21,6 +25,35 @@ def expanded(path: str, where: str) -> Path:
             f"{where} = {short_repr(path)}: there is no home folder {short_repr(home)}; write the"
             " whole path"
         ) from error
+
+
+def expand_paths(exp: E) -> E:
+    """An experiment with ``~`` replaced by home folders in every ``local_path``.
+
+    The paths of ``data`` stay as written, for the label of the corpus; its reader expands them.
+
+    Raises:
+      ConfigError: as :func:`expanded`; names the key.
+    """
+    changed = {}
+    for section in dataclasses.fields(exp):  # type: ignore[arg-type]
+        inner = getattr(exp, section.name)
+        if section.name == "data" or not dataclasses.is_dataclass(inner):
+            continue
+        for field in dataclasses.fields(inner):
+            value, key = getattr(inner, field.name), f"config key {section.name}.{field.name}"
+            if field.metadata.get("path") and (new := _expanded_setting(value, key)) != value:
+                inner = dataclasses.replace(inner, **{field.name: new})  # type: ignore[type-var]
+                changed[section.name] = inner
+    return dataclasses.replace(exp, **changed) if changed else exp  # type: ignore[type-var]
+
+
+def _expanded_setting(value: Any, key: str) -> Any:
+    """A path, a list of paths or of ``name=path``, or ``None``, with home folders."""
+    if isinstance(value, tuple):
+        parts = [text.rpartition("=") for text in value]
+        return tuple(name + sign + _expanded_setting(path, key) for name, sign, path in parts)
+    return str(expanded(value, key)) if value and value.startswith("~") else value
 
 
 def data_folder(cache_dir: str | None = None) -> Path:

@@ -16,6 +16,7 @@ from typing import Any
 from txl_jax.config.changes import set_all
 from txl_jax.config.errors import ConfigError
 from txl_jax.config.experiment import ExperimentConfig
+from txl_jax.config.folders import expand_paths
 from txl_jax.messages import one_line, short_repr, truncate
 
 _PACKAGE, _INIT = "txl_config_file", "__init__.py"
@@ -56,7 +57,7 @@ def load_config(path: str, overrides: Mapping[str, Any] | None = None) -> Experi
             raise ConfigError(f"{where}: get_config() must return an ml_collections.ConfigDict")
     nested = config.to_dict()
     set_all(nested, overrides or {})
-    return ExperimentConfig.from_dict(nested)
+    return expand_paths(ExperimentConfig.from_dict(nested))
 
 
 def config_rows(path: str) -> tuple[str, ...]:

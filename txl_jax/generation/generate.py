@@ -1,4 +1,4 @@
-"""Continuing prompts: the past filled from the prompt, then one token at a time on device."""
+"""Continues prompts: fills the past from each prompt, then samples token by token on device."""
 
 import dataclasses
 import functools
@@ -11,22 +11,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from txl_jax.config import GenerateConfig, TransformerXLConfig
-from txl_jax.generation.sampling import penalised, sample
+from txl_jax.generation.sampling import apply_repetition_penalty, sample
 from txl_jax.generation.utf8 import Automaton
 from txl_jax.model.inputs import check_array
 from txl_jax.model.memory import Cache, Memory
 from txl_jax.model.transformer_xl import TransformerXL
 
 _PREFILL = 128
+"""Tokens of a prompt per call of the model."""
 _PER_DISPATCH = 64
+"""Sampled tokens per dispatch to the device."""
 
 
 class TokenChunk(NamedTuple):
-    """Some more tokens of each row.
+    """The next tokens of each row.
 
     Attributes:
       tokens: int32 [B,n].
-      nll: float32 [B,n], nats, of each under the model as it is (temperature 1, nothing left out).
+      nll: float32 [B,n], nats under the model's own distribution (temperature 1, nothing masked).
     """
 
     tokens: np.ndarray
@@ -34,19 +36,19 @@ class TokenChunk(NamedTuple):
 
 
 class DecodeState(flax.struct.PyTreeNode):
-    """What goes from token to token.
+    """What one sampled token needs of the tokens before it.
 
     Attributes:
-      token: int32 [B], the newest.
-      past: of all before it.
-      seen: bool [B,V], the tokens that the text has; ``None`` without a repetition penalty.
-      state: int32 [B], of the grammar; ``None`` without one.
+      token: int32 [B], the newest token.
+      past: projected memory (:class:`Cache`) or :class:`LastTokens`, of the tokens before it.
+      seen: bool [B,V], the tokens in the text; ``None`` without a repetition penalty.
+      grammar_state: int32 [B]; ``None`` without a grammar.
     """
 
     token: jax.Array
     past: Any
     seen: jax.Array | None
-    state: jax.Array | None
+    grammar_state: jax.Array | None
 
 
 def generate(
@@ -57,78 +59,57 @@ def generate(
     grammar: Automaton | None = None,
     samples: Sequence[int] | None = None,
 ) -> Iterator[TokenChunk]:
-    """Pieces of up to 64 tokens of each continuation, until each has ``c.length``.
+    """Yields chunks of up to 64 tokens of all continuations, until each has ``c.length``.
 
-    Attention is limited to a window of M positions (``same_length``; the model's own, else
-    ``pytorch``), so that neither the cut of a prompt nor its neighbours change the result: a row
-    is what it would be alone. A form of attention without memory is run again for each token on
-    the last M tokens instead (``absolute_per_layer``: on no more than its table has).
+    Attention is limited to a window of M positions (the model's ``same_length``, else
+    ``pytorch``), so chunks of a prompt and other rows do not change a row's result. A form of
+    attention without memory is run again on the last M tokens for each new one
+    (``absolute_per_layer``: on no more than its table has).
 
     Args:
       cfg: the model's shape.
       params: its parameters.
       prompts: B arrays of token ids, each of at least one token; lengths may differ.
       c: length, memory M, sampling, seed.
-      grammar: which tokens may follow; ``None``: any.
-      samples: [B], numbers that tell rows of one prompt apart: with the seed and the token's place
-        they are all that a row's draws depend on. ``None``: 0 for each.
+      grammar: the tokens that may follow; ``None``: any.
+      samples: [B], numbers that distinguish rows with the same prompt. A row's draws depend on
+        its number, the seed and the token's position only. ``None``: 0 for all.
 
     Raises:
-      ValueError: a prompt that is empty or no array of integers [n], or a token that the
-        vocabulary does not have.
+      ValueError: a prompt is empty or no array of integers [n], or has a token that is not in the
+        vocabulary.
     """
-    vocab_size = cfg.vocab_size or 0
-    _check(prompts, vocab_size)
+    _check(prompts, cfg.vocab_size or 0)
     if not cfg.memory_free:
         cfg = dataclasses.replace(cfg, same_length=cfg.same_length or "pytorch")
-    programs = _programs(cfg, _of_sampling(c))
-    if cfg.memory_free:
-        table = cfg.n_positions if cfg.attention == "absolute_per_layer" else None
-        past: Any = _last_tokens([p[:-1] for p in prompts], min(c.mem_len, table or c.mem_len))
-    else:
-        past = _read_prompts(programs, TransformerXL(cfg), params, prompts, c.mem_len)
-    seen = None
-    if c.repetition_penalty > 1:
-        seen = np.zeros((len(prompts), vocab_size), bool)
-        for row, prompt in enumerate(prompts):
-            seen[row, prompt] = True
-    state = None
-    if grammar is not None:
-        state = np.array([grammar.state_after(prompt) for prompt in prompts], np.int32)
-    token = np.array([p[-1] for p in prompts], np.int32)
-    on_device: Callable = functools.partial(jax.tree.map, jnp.asarray)
-    going = DecodeState(*on_device((token, past, seen, state)))
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    programs = _programs(cfg, GenerateConfig(**{name: getattr(c, name) for name in names}))
+    state = _first_state(programs, cfg, params, prompts, c, grammar)
 
     numbers = jnp.asarray(samples if samples is not None else [0] * len(prompts))
-    rows = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(c.seed)))(numbers)
-    at_place = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (None, 0))
-    n = min(_PER_DISPATCH, c.length)  # the last piece too: a shorter one would be compiled anew
+    row_keys = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(c.seed)))(numbers)
+    position_keys = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (None, 0))
+    n = min(_PER_DISPATCH, c.length)  # also of the last chunk, so that it needs no compilation
     for start in range(0, c.length, _PER_DISPATCH):
-        keys = at_place(rows, np.arange(start, start + n))
-        going, tokens, nll = programs.extend(params, going, keys, grammar)
+        keys = position_keys(row_keys, np.arange(start, start + n))
+        state, tokens, nll = programs.extend(params, state, keys, grammar)
         wanted = slice(0, c.length - start)
         yield TokenChunk(np.asarray(tokens)[:, wanted], np.asarray(nll)[:, wanted])
 
 
 class _Programs(NamedTuple):
-    """Compiled once for a shape of model and a way of sampling."""
+    """Compiled once per shape of the model and sampling settings."""
 
     extend: Callable
     read: Callable
     project: Callable
 
 
-def _of_sampling(c: GenerateConfig) -> GenerateConfig:
-    """The settings that programs are compiled for, all others as they are by default."""
-    kept = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    return GenerateConfig(**{key: getattr(c, key) for key in kept})
-
-
 @functools.lru_cache(maxsize=8)
 def _programs(cfg: TransformerXLConfig, c: GenerateConfig) -> _Programs:
     model = TransformerXL(cfg)
-    next_logits: Callable = _by_running_again if cfg.memory_free else _by_memory
-    extend = functools.partial(_extend, functools.partial(next_logits, model), c)
+    step: Callable = _step_without_memory if cfg.memory_free else _step_with_memory
+    extend = functools.partial(_extend, functools.partial(step, model), c)
     return _Programs(
         jax.jit(extend, donate_argnums=(1,)),
         jax.jit(functools.partial(_read, model)),
@@ -136,63 +117,79 @@ def _programs(cfg: TransformerXLConfig, c: GenerateConfig) -> _Programs:
     )
 
 
-def _extend(next_logits, c: GenerateConfig, params, going: DecodeState, keys, grammar):
-    """A token of each row for each of keys [n,B], on device: what goes on, tokens, nll [B,n]."""
+def _first_state(
+    programs: _Programs,
+    cfg: TransformerXLConfig,
+    params: Any,
+    prompts: Sequence[np.ndarray],
+    c: GenerateConfig,
+    grammar: Automaton | None,
+) -> DecodeState:
+    """The state after all but the last token of each prompt, on device."""
+    if cfg.memory_free:
+        table = cfg.n_positions if cfg.attention == "absolute_per_layer" else None
+        past: Any = _last_tokens([p[:-1] for p in prompts], min(c.mem_len, table or c.mem_len))
+    else:
+        mems = TransformerXL(cfg).init_mems(len(prompts), c.mem_len)
+        for tokens, lengths in _prompt_chunks(prompts):
+            mems = programs.read(params, tokens, lengths, mems)
+        past = cast(Cache, programs.project({"params": params}, mems))
+    seen = grammar_state = None
+    if c.repetition_penalty > 1:
+        seen = np.zeros((len(prompts), cfg.vocab_size or 0), bool)
+        for row, prompt in enumerate(prompts):
+            seen[row, prompt] = True
+    if grammar is not None:
+        grammar_state = np.array([grammar.state_after(prompt) for prompt in prompts], np.int32)
+    token = np.array([p[-1] for p in prompts], np.int32)
+    arrays = jax.tree.map(jnp.asarray, (token, past, seen, grammar_state))
+    return DecodeState(*arrays)
 
-    def one(going: DecodeState, keys):
-        logits, past = next_logits(params, going.token, going.past)
-        token = sample(keys, _possible(logits, going, c, grammar), c)
-        of_token = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
-        nll = jax.nn.logsumexp(logits, axis=-1) - of_token
-        seen, state = going.seen, going.state
+
+def _extend(step: Callable, c: GenerateConfig, params, state: DecodeState, keys, grammar):
+    """Samples a token per row for each of keys [n,B]: the new state, tokens, nll [B,n]."""
+
+    def sample_token(state: DecodeState, keys):
+        logits, past = step(params, state.token, state.past)
+        token = sample(keys, _masked(logits, state, c, grammar), c)
+        own_logits = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
+        nll = jax.nn.logsumexp(logits, axis=-1) - own_logits
+        seen, grammar_state = state.seen, state.grammar_state
         if seen is not None:
             seen = seen.at[jnp.arange(len(token)), token].set(True)
-        if state is not None:
-            state = jnp.asarray(grammar.after)[state, token]
-        return DecodeState(token, past, seen, state), (token, nll)
+        if grammar_state is not None:
+            grammar_state = jnp.asarray(grammar.next_state)[grammar_state, token]
+        return DecodeState(token, past, seen, grammar_state), (token, nll)
 
-    going, (tokens, nll) = jax.lax.scan(one, going, keys)
-    return going, tokens.T, nll.T
+    state, (tokens, nll) = jax.lax.scan(sample_token, state, keys)
+    return state, tokens.T, nll.T
 
 
-def _possible(logits, going: DecodeState, c: GenerateConfig, grammar):
-    """Logits [B,V] with what the text had made less likely, and what may not follow at -inf."""
-    if going.seen is not None:
-        logits = penalised(logits, going.seen, c.repetition_penalty)
-    if going.state is not None:
-        logits = jnp.where(jnp.asarray(grammar.allowed)[going.state], logits, -jnp.inf)
+def _masked(logits, state: DecodeState, c: GenerateConfig, grammar):
+    """Logits [B,V] with the repetition penalty, and -inf where the grammar allows no token."""
+    if state.seen is not None:
+        logits = apply_repetition_penalty(logits, state.seen, c.repetition_penalty)
+    if state.grammar_state is not None:
+        allowed = jnp.asarray(grammar.allowed)[state.grammar_state]
+        logits = jnp.where(allowed, logits, -jnp.inf)
     return logits
 
 
-# With memory: the past is what the layers project it to.
+# With memory: the past is the layers' projected memory.
 
 
-def _by_memory(model: TransformerXL, params, token, past: Cache):
+def _step_with_memory(model: TransformerXL, params, token, past: Cache):
     """Logits [B,V] after one more token [B], and the past with it."""
     logits, after = model.apply({"params": params}, token[:, None], past)
     return logits[:, 0], after
 
 
-def _read_prompts(
-    programs: _Programs,
-    model: TransformerXL,
-    params,
-    prompts: Sequence[np.ndarray],
-    mem_len: int,
-) -> Cache:
-    """The past of all but the last token of each prompt."""
-    mems = model.init_mems(len(prompts), mem_len)
-    for tokens, lengths in _chunks(prompts):
-        mems = programs.read(params, tokens, lengths, mems)
-    return cast(Cache, programs.project({"params": params}, mems))
-
-
 def _read(model: TransformerXL, params, tokens, lengths, mems: Memory) -> Memory:
-    """Memory after reading right-padded rows [B,T]; no scores are needed."""
+    """Memory after right-padded rows [B,T]; the compiler drops the unused logits."""
     return cast(Memory, model.apply({"params": params}, tokens, mems, lengths=lengths)[1])
 
 
-def _chunks(prompts: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _prompt_chunks(prompts: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """All but the last token of each prompt, as right-padded [B,T] chunks and their lengths."""
     counts = np.array([len(p) - 1 for p in prompts])
     for start in range(0, int(counts.max()), _PREFILL):
@@ -203,33 +200,30 @@ def _chunks(prompts: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndar
         yield tokens, lengths
 
 
-# Without memory: the past is the text itself, run again for every token.
+# Without memory: the past is the text itself, which is run again for every token.
 
 
 class LastTokens(flax.struct.PyTreeNode):
-    """The newest tokens of each row: int32 [B,W], and how many are real: int32 [B].
-
-    They lie on the right, where a segment's newest token is in every row.
-    """
+    """The newest tokens of each row, right-aligned: int32 [B,W], and how many are real: [B]."""
 
     tokens: jax.Array | np.ndarray
     filled: jax.Array | np.ndarray
 
 
-def _by_running_again(model: TransformerXL, params, token, past: LastTokens):
+def _step_without_memory(model: TransformerXL, params, token, past: LastTokens):
     """Logits [B,V] after one more token [B], and the past with it."""
     tokens = jnp.concatenate([past.tokens[:, 1:], token[:, None]], axis=1)
     rows, width = tokens.shape
     filled = jnp.minimum(past.filled + 1, width)
-    begins = jnp.arange(width) == width - filled[:, None]  # what is before it is padding
-    nothing = model.init_mems(rows, 0)
-    before = width - 1  # only the newest token is asked what follows
-    logits, _ = model.apply({"params": params}, tokens, nothing, reset=begins, context_len=before)
+    reset = jnp.arange(width) == width - filled[:, None]  # the positions before it are padding
+    mems = model.init_mems(rows, 0)
+    # context_len: only the newest token needs logits
+    logits, _ = model.apply({"params": params}, tokens, mems, reset=reset, context_len=width - 1)
     return logits[:, 0], LastTokens(tokens, filled)
 
 
 def _last_tokens(texts: Sequence[np.ndarray], width: int) -> LastTokens:
-    """The newest ``width`` tokens of texts, which may be shorter, or empty."""
+    """The newest ``width`` tokens of texts, which may be shorter or empty."""
     tokens = np.zeros((len(texts), width), np.int32)
     filled = np.array([min(len(text), width) for text in texts], np.int32)
     for row, (text, n) in enumerate(zip(texts, filled, strict=True)):

@@ -1,4 +1,4 @@
-"""Continuing and scoring text line by line at a prompt: ``--mode=interactive``."""
+"""Continues and scores the lines that a user types: ``--mode=interactive``."""
 
 import contextlib
 import dataclasses
@@ -12,37 +12,36 @@ from txl_jax.config import ConfigError, override
 from txl_jax.data.errors import DataError
 from txl_jax.data.prompt_ids import line_end
 from txl_jax.evaluation.score import check_size, encoded, nll_of_lines
-from txl_jax.generation.detokenise import detokenised
+from txl_jax.generation.detokenise import detokenise
 from txl_jax.generation.text import continuations
-from txl_jax.generation.write import set_errors
+from txl_jax.generation.write import set_stream_errors
 from txl_jax.units import UNIT_NAMES, format_value, in_unit
 
 HELP = """\
-text            continue it
-:more           go on from where the last continuation ended
-:score text     how likely the text is, token by token
-:set KEY VALUE  a setting of generation, as  :set temperature 0.7
-:settings       all of them
+text            continue the text
+:more           continue the last continuation
+:score text     print the probability of each token of the text
+:set KEY VALUE  change a setting of generation, as  :set temperature 0.7
+:settings       print all settings
 :quit           end (also Ctrl-D); Ctrl-C stops a continuation
-A text that begins with a colon: put a space before it; \\n in a text is a line end."""
+Put a space before a text that begins with a colon. Write \\n for a line end."""
 
 
 class Session:
-    """One conversation with a model; what is typed and what is printed are functions, for tests."""
+    """A conversation with a model, with the settings of its config; ``write`` prints text."""
 
     def __init__(self, trained: TrainedModel, write: Callable[[str], None]):
-        """Starts with the settings of the model's config; ``write`` prints text as it is."""
         self._trained, self._write = trained, write
-        self._so_far = ""
+        self._text = ""
 
     def answer(self, line: str) -> bool:
-        """Does what a line says; False: it was the last one. An error is printed as one line."""
+        """Executes a line and prints errors as one line; False if the line ends the session."""
         command, _, rest = line.partition(" ")
         if not command.startswith(":"):
             command, rest = ":continue", line
         if command in (":quit", ":q", ":exit"):
             return False
-        act = {
+        execute = {
             ":continue": self._continue,
             ":more": self._more,
             ":score": self._score,
@@ -50,14 +49,14 @@ class Session:
             ":settings": self._settings,
             ":help": lambda _: self._write(HELP + "\n"),
         }.get(command)
-        if act is None:
-            self._write(f"error: there is no {command}; :help says what there is\n")
+        if execute is None:
+            self._write(f"error: there is no {command}; :help lists the commands\n")
             return True
         try:
-            act(rest.replace("\\n", "\n"))
+            execute(rest.replace("\\n", "\n"))
         except (ConfigError, DataError, ValueError) as error:
             self._write(f"error: {error}\n")
-        except Exception as error:  # e.g. no memory for what was set: the session continues
+        except Exception as error:  # such as too little memory: the session continues
             first, *_ = str(error).splitlines() or [""]
             self._write(f"error: {type(error).__name__}: {first}\n")
         except KeyboardInterrupt:
@@ -67,17 +66,17 @@ class Session:
     def _continue(self, prompt: str) -> None:
         if not prompt.strip(" "):
             return
-        self._so_far = prompt.removeprefix(" ") if prompt.startswith(" :") else prompt
+        self._text = prompt.removeprefix(" ") if prompt.startswith(" :") else prompt
         self._more("")
 
     def _more(self, _: str) -> None:
-        if not self._so_far:
-            raise ValueError("there is nothing to go on from; type a text first")
+        if not self._text:
+            raise ValueError("there is nothing to continue; type a text first")
         c = dataclasses.replace(self._trained.config.generate, samples=1)
-        for ((row, new),) in continuations(self._trained, [self._so_far], c):
+        for ((row, new),) in continuations(self._trained, [self._text], c):
             if row.text:
-                self._so_far = row.prompt + row.text
-            self._write(detokenised(new) if c.detokenise else new)
+                self._text = row.prompt + row.text
+            self._write(detokenise(new) if c.detokenise else new)
         self._write("\n")
 
     def _score(self, text: str) -> None:
@@ -86,13 +85,13 @@ class Session:
         trained, vocab = self._trained, self._trained.vocab
         (ids,) = encoded(vocab, [text], "text")
         if not len(ids):
-            raise ValueError("there is nothing in the text that the vocabulary has")
+            raise ValueError("the vocabulary has no symbol of the text")
         c = trained.config.score
         check_size(trained, lines=1)
         (nll,) = nll_of_lines(trained.config.model, trained.params, [ids], line_end(vocab), c)
-        for token, lost in zip(ids, nll, strict=True):
+        for token, loss in zip(ids, nll, strict=True):
             symbol = vocab.decode([int(token)]) if vocab.kind == "byte" else vocab.symbols[token]
-            self._write(f"  {symbol!r:<16} {lost:8.3f} nats  {math.exp(-lost):9.3%}\n")
+            self._write(f"  {symbol!r:<16} {loss:8.3f} nats  {math.exp(-loss):9.3%}\n")
         mean = in_unit(float(nll.mean()), vocab.unit)
         self._write(f"  {format_value(mean, vocab.unit)} {UNIT_NAMES[vocab.unit]}\n")
 
@@ -109,11 +108,11 @@ class Session:
 
 
 def run(trained: TrainedModel, workdir: str) -> str:
-    """Reads lines until the end; history is kept in the workdir where that can be written."""
-    set_errors(sys.stdin, "surrogateescape")  # bytes that are not UTF-8: a prompt may have them
-    set_errors(sys.stdout, "replace")
+    """Reads lines until the end; the history is kept in the workdir if that can be written."""
+    set_stream_errors(sys.stdin, "surrogateescape")  # a prompt may have other bytes than UTF-8
+    set_stream_errors(sys.stdout, "replace")
     session = Session(trained, lambda text: print(text, end="", flush=True))
-    print(f"{trained.config.name}, step {trained.step:,}; :help says what can be typed", flush=True)
+    print(f"{trained.config.name}, step {trained.step:,}; :help lists the commands", flush=True)
     with _history(os.path.join(workdir, ".history")), contextlib.suppress(EOFError):
         while True:
             try:
@@ -128,7 +127,7 @@ def run(trained: TrainedModel, workdir: str) -> str:
 
 @contextlib.contextmanager
 def _history(path: str):
-    """Lines typed before, by the arrow keys, where Python has readline."""
+    """Makes earlier lines available by the arrow keys if Python has readline."""
     try:
         import readline
     except ImportError:

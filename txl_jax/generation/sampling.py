@@ -1,4 +1,4 @@
-"""Choosing the next token from logits."""
+"""Samples the next token from logits."""
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +9,11 @@ from txl_jax.config import GenerateConfig
 def sample(keys: jax.Array, logits: jax.Array, c: GenerateConfig) -> jax.Array:
     """A next token for each row: int32 [B].
 
-    Temperature first, then top-k, top-p and min-p, each on what is left; temperature 0 takes the
-    likeliest token.
+    Temperature first, then top-k, top-p and min-p, each on the remaining tokens. Temperature 0
+    takes the likeliest token.
 
     Args:
-      keys: [B], of this step; a row's draw depends on its own alone.
+      keys: [B], of this step; a row's draw depends on its own key only.
       logits: float32 [B,V].
       c: ``temperature``, ``top_k``, ``top_p``, ``min_p``.
     """
@@ -25,7 +25,7 @@ def sample(keys: jax.Array, logits: jax.Array, c: GenerateConfig) -> jax.Array:
 
 
 def keep_top_k(logits: jax.Array, k: int) -> jax.Array:
-    """Logits [B,V] with all but the k largest at -inf; ties of the k-th stay; k = 0: as is."""
+    """Logits [B,V] with all but the k largest at -inf; ties with the k-th stay; k = 0: all."""
     if not 0 < k < logits.shape[-1]:
         return logits
     least = jax.lax.top_k(logits, k)[0][..., -1:]
@@ -33,7 +33,7 @@ def keep_top_k(logits: jax.Array, k: int) -> jax.Array:
 
 
 def keep_top_p(logits: jax.Array, p: float) -> jax.Array:
-    """Logits [B,V] with all at -inf but the fewest whose probabilities reach p (Holtzman 2020).
+    """Logits [B,V], -inf outside the smallest set of probability p or more (Holtzman et al. 2020).
 
     The likeliest token always stays.
     """
@@ -47,14 +47,14 @@ def keep_top_p(logits: jax.Array, p: float) -> jax.Array:
 
 
 def keep_min_p(logits: jax.Array, p: float) -> jax.Array:
-    """Logits [B,V] with all at -inf below p times the largest probability (Nguyen et al. 2024)."""
+    """Logits [B,V], -inf below p times the largest probability (Nguyen et al. 2024)."""
     if p == 0:
         return logits
     least = jnp.max(logits, axis=-1, keepdims=True) + jnp.log(p)
     return jnp.where(logits < least, -jnp.inf, logits)
 
 
-def penalised(logits: jax.Array, seen: jax.Array, penalty: float) -> jax.Array:
-    """Logits [B,V], those of tokens ``seen`` (bool [B,V]) made less likely (Keskar et al. 2019)."""
-    less = jnp.where(logits > 0, logits / penalty, logits * penalty)
-    return jnp.where(seen, less, logits)
+def apply_repetition_penalty(logits: jax.Array, seen: jax.Array, penalty: float) -> jax.Array:
+    """Logits [B,V], lower for tokens that were ``seen``, bool [B,V] (Keskar et al. 2019)."""
+    lower = jnp.where(logits > 0, logits / penalty, logits * penalty)
+    return jnp.where(seen, lower, logits)

@@ -1,5 +1,6 @@
-"""Text in, text out: prompts encoded, their continuations decoded as they are made."""
+"""Text in, text out: prompts are encoded, and their continuations decoded token by token."""
 
+import codecs
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
@@ -10,30 +11,57 @@ from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import GenerateConfig
 from txl_jax.data.prompt_ids import encode_prompts
 from txl_jax.data.vocab import Vocab
-from txl_jax.generation.decoder import Decoder, printable, whole_characters
 from txl_jax.generation.generate import generate
-from txl_jax.generation.utf8 import automaton
+from txl_jax.generation.utf8 import utf8_automaton
 from txl_jax.model.footprint import of_generating
 from txl_jax.parallel.device_memory import check_memory
 from txl_jax.units import in_unit
 
 
+class Decoder:
+    """Decodes tokens one by one; chunk boundaries do not change the text.
+
+    The results of :meth:`add` and :meth:`flush` joined are ``vocab.decode`` of all tokens, without
+    the text of the tokens before. A character that these leave incomplete begins the first result.
+    """
+
+    def __init__(self, vocab: Vocab, before: Sequence[int]):
+        """``before``: the tokens that the new ones follow; at least one."""
+        self._vocab = vocab
+        self._last = list(before[-1:])
+        self._utf8: codecs.IncrementalDecoder | None = None
+        if vocab.kind in ("byte", "subword"):  # a character may be several tokens
+            self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+            self._utf8.decode(vocab.decode_bytes(before))
+
+    def add(self, token: int) -> str:
+        """The text that one more token adds: complete characters only, so it may be empty."""
+        if self._utf8 is not None:
+            return self._utf8.decode(self._vocab.decode_bytes([token]))
+        last, self._last = self._last, [token]  # white space depends on the token before
+        return self._vocab.decode([*last, token])[len(self._vocab.decode(last)) :]
+
+    def flush(self) -> str:
+        """U+FFFD for a character that is still incomplete, else nothing."""
+        return "" if self._utf8 is None else self._utf8.decode(b"", final=True)
+
+
 @dataclasses.dataclass
 class Continuation:
-    """One continuation, as far as it is made.
+    """One continuation and its text so far.
 
-    It ends with the token that completes a stop text. Of several stop texts the one that ends
-    first in the text counts; of two that end at the same character, the longer one. So neither
-    the tokens nor the sizes of the pieces that they come in change the result, and the text never
-    contains a stop text.
+    It ends with the token that completes a stop text. Of several stop texts, the one that ends
+    first in the text counts, and of two that end at the same character the longer one. So neither
+    the tokens nor the sizes of chunks change the result, and the text never contains a stop text.
 
     Attributes:
       prompt: the text that is continued, without an incomplete character at its end.
-      text: the continuation; whole characters and words only, and nothing from a stop text on.
-        It starts with the character that the prompt left incomplete.
-      nll: nats of each of its tokens under the model as it is.
-      ended: "", or ``length``, or the stop text that ended it.
+      ids: the tokens of prompt and continuation.
       sample: its number among those of the prompt.
+      text: the continuation: complete characters and words, up to a stop text. It starts with the
+        character that the prompt left incomplete.
+      nll: nats of each of its tokens under the model's own distribution.
+      ended: "", or ``length``, or the stop text that ended it.
     """
 
     prompt: str
@@ -47,31 +75,29 @@ class Continuation:
 
     def __post_init__(self):
         self._decoder = Decoder(self.vocab, self.ids)
-        self._decoded = ""  # the text, and what is held back as a possible start of a stop text
+        self._decoded = ""  # the text, and the characters that may begin a stop text
 
     def add(self, tokens: Sequence[int], nll: Sequence[float]) -> str:
-        """Takes more tokens, unless it has ended; returns the new part of the text."""
-        for token, lost in zip(tokens, nll, strict=True):
+        """Appends tokens until it has ended; returns the new part of the text."""
+        for token, loss in zip(tokens, nll, strict=True):
             if self.ended:
                 break
             self.ids.append(token)
-            self.nll.append(lost)
-            self._add_text(token)
-        held_back = 0 if self.ended else _begun(self._decoded, self.c.stop)
-        shown = self._decoded[: len(self._decoded) - held_back]
-        new, self.text = shown[len(self.text) :], shown
-        return new
+            self.nll.append(loss)
+            self._decode(token)
+        held_back = 0 if self.ended else _stop_prefix_length(self._decoded, self.c.stop)
+        old, self.text = self.text, self._decoded[: len(self._decoded) - held_back]
+        return self.text[len(old) :]
 
-    def _add_text(self, token: int) -> None:
-        """Decodes a token; ends the continuation where it completes a stop text, or is the last."""
-        last = len(self.nll) >= self.c.length
-        before = len(self._decoded)
+    def _decode(self, token: int) -> None:
+        """Decodes a token; ends the continuation at a stop text or at its full length."""
+        last, before = len(self.nll) >= self.c.length, len(self._decoded)
         self._decoded += self._decoder.add(token)
         if last and not self.c.valid_text:
-            self._decoded += self._decoder.rest()
-        found = _first_stop(self._decoded, before, self.c.stop)
-        if found is not None:
-            start, self.ended = found
+            self._decoded += self._decoder.flush()
+        stop = _first_stop(self._decoded, before, self.c.stop)
+        if stop is not None:
+            start, self.ended = stop
             self._decoded = self._decoded[:start]
         elif last:
             self.ended = "length"
@@ -82,7 +108,7 @@ class Continuation:
         return math.fsum(self.nll) / len(self.nll) if self.nll else math.nan
 
     def to_json(self) -> dict:
-        """What is written of it."""
+        """The record for ``samples.jsonl``."""
         unit = self.vocab.unit
         return {
             "prompt": printable(self.prompt),
@@ -98,49 +124,52 @@ class Continuation:
 def continuations(
     trained: TrainedModel, prompts: Sequence[str], c: GenerateConfig
 ) -> Iterator[list[tuple[Continuation, str]]]:
-    """Continues prompts together; at each step every one, with what came to its text.
+    """Continues prompts together; yields all continuations, each with the new part of its text.
 
-    Each is what it would be alone, with the same seed. ``c.samples`` of each prompt are made, one
-    after another in the list. It ends when all have ended.
+    Each is what it would be alone with the same seed. The ``c.samples`` of a prompt are adjacent.
+    It stops when all continuations have ended.
 
     Raises:
-      DataError: a prompt has a symbol that the vocabulary does not have.
-      ConfigError: the memory of so many texts does not fit the device.
+      DataError: a prompt has a symbol that is not in the vocabulary.
+      ConfigError: the memory for so many texts does not fit the device.
     """
     vocab, exp = trained.vocab, dataclasses.replace(trained.config, generate=c)
     check_memory("generation", of_generating(exp.model, c, len(prompts)), exp)
-    rows: list[Continuation] = []
-    for prompt, start in zip(prompts, encode_prompts(vocab, prompts), strict=True):
-        whole = whole_characters(prompt)
-        rows += [Continuation(whole, vocab, c, start.tolist(), n) for n in range(c.samples)]
-    grammar = automaton(vocab) if c.valid_text and vocab.kind == "byte" else None
+    rows = [
+        Continuation(complete_characters(prompt), vocab, c, ids.tolist(), sample)
+        for prompt, ids in zip(prompts, encode_prompts(vocab, prompts), strict=True)
+        for sample in range(c.samples)
+    ]
+    grammar = utf8_automaton(vocab) if c.valid_text and vocab.kind == "byte" else None
     ids = [np.array(row.ids, np.int32) for row in rows]
-    numbers = [row.sample for row in rows]
-    made = generate(trained.config.model, trained.params, ids, c, grammar, numbers)
-    for tokens, nll in made:
-        pairs = zip(rows, tokens.tolist(), nll.tolist(), strict=True)
-        yield [(row, row.add(more, lost)) for row, more, lost in pairs]
+    samples = [row.sample for row in rows]
+    for chunk in generate(trained.config.model, trained.params, ids, c, grammar, samples):
+        new = zip(rows, chunk.tokens.tolist(), chunk.nll.tolist(), strict=True)
+        yield [(row, row.add(tokens, nll)) for row, tokens, nll in new]
         if all(row.ended for row in rows):
             return
 
 
-def _first_stop(text: str, known: int, stops: Sequence[str]) -> tuple[int, str] | None:
-    """Where a stop text starts, and which: of those in the text the one that ends first.
+def complete_characters(prompt: str) -> str:
+    """A prompt without the bytes of an incomplete last character (``surrogateescape``)."""
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    return decoder.decode(prompt.encode("utf-8", "surrogateescape"))
 
-    Only matches that end after the first ``known`` characters are looked for.
-    """
-    found = []
-    for stop in stops:
-        start = text.find(stop, max(0, known - len(stop) + 1))
-        if start >= 0:
-            found.append((start + len(stop), start, stop))
+
+def printable(text: str) -> str:
+    """A text with U+FFFD in place of each byte that is not UTF-8 (``surrogateescape``)."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _first_stop(text: str, known: int, stops: Sequence[str]) -> tuple[int, str] | None:
+    """The start of the stop text that ends first, after ``known`` characters, and that text."""
+    starts = [(text.find(stop, max(0, known - len(stop) + 1)), stop) for stop in stops]
+    found = [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
     return min(found)[1:] if found else None
 
 
-def _begun(text: str, stops: Sequence[str]) -> int:
-    """How many characters at the end of a text may be the beginning of a stop text."""
+def _stop_prefix_length(text: str, stops: Sequence[str]) -> int:
+    """The number of characters at the end of a text that may be the beginning of a stop text."""
     longest = max((len(stop) for stop in stops), default=1) - 1
-    for n in range(min(longest, len(text)), 0, -1):
-        if any(stop.startswith(text[len(text) - n :]) for stop in stops):
-            return n
-    return 0
+    lengths = range(min(longest, len(text)), 0, -1)
+    return next((n for n in lengths if any(s.startswith(text[-n:]) for s in stops)), 0)

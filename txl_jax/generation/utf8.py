@@ -1,8 +1,8 @@
-"""Which byte may follow which, so that a model of bytes writes text: UTF-8 as an automaton.
+"""Valid UTF-8 from a model of bytes: an automaton of which byte may follow which.
 
-State 0: between characters; the others: inside of one, so many bytes to come.
+State 0 is between characters. The others are inside one:
 
-    1, 2, 3  so many continuation bytes, 80 to BF
+    1, 2, 3  as many continuation bytes to come, 80 to BF
     4        after E0: A0 to BF, then 1          5  after ED: 80 to 9F, then 1
     6        after F0: 90 to BF, then 2          7  after F4: 80 to 8F, then 2
 
@@ -15,60 +15,46 @@ import numpy as np
 
 from txl_jax.data.vocab import Vocab
 
-_STEPS = (
-    (0, 0x00, 0x7F, 0),
-    (0, 0xC2, 0xDF, 1),
-    (0, 0xE0, 0xE0, 4),
-    (0, 0xE1, 0xEC, 2),
-    (0, 0xED, 0xED, 5),
-    (0, 0xEE, 0xEF, 2),
-    (0, 0xF0, 0xF0, 6),
-    (0, 0xF1, 0xF3, 3),
-    (0, 0xF4, 0xF4, 7),
-    (1, 0x80, 0xBF, 0),
-    (2, 0x80, 0xBF, 1),
-    (3, 0x80, 0xBF, 2),
-    (4, 0xA0, 0xBF, 1),
-    (5, 0x80, 0x9F, 1),
-    (6, 0x90, 0xBF, 2),
-    (7, 0x80, 0x8F, 2),
+_TRANSITIONS = (
+    *((0, 0x00, 0x7F, 0), (0, 0xC2, 0xDF, 1), (0, 0xE0, 0xE0, 4), (0, 0xE1, 0xEC, 2)),
+    *((0, 0xED, 0xED, 5), (0, 0xEE, 0xEF, 2), (0, 0xF0, 0xF0, 6), (0, 0xF1, 0xF3, 3)),
+    *((0, 0xF4, 0xF4, 7), (1, 0x80, 0xBF, 0), (2, 0x80, 0xBF, 1), (3, 0x80, 0xBF, 2)),
+    *((4, 0xA0, 0xBF, 1), (5, 0x80, 0x9F, 1), (6, 0x90, 0xBF, 2), (7, 0x80, 0x8F, 2)),
 )
-"""From a state, the bytes from one to another lead to a state."""
+"""A state, the first and the last byte of a range that it allows, and the next state."""
+_STATES = 8
 
 
 class Automaton(NamedTuple):
-    """States S of a text, and what each token does to them.
+    """A grammar of tokens with S states.
 
     Attributes:
       allowed: bool [S,V]; every state allows at least one token.
-      after: int32 [S,V], the next state.
+      next_state: int32 [S,V].
     """
 
     allowed: np.ndarray
-    after: np.ndarray
+    next_state: np.ndarray
 
     def state_after(self, ids: np.ndarray) -> int:
-        """The state after a text; what is not allowed in it counts as a new beginning."""
+        """The state after a text; a token that is not allowed in it resets the state to 0."""
         state = 0
-        for token in ids[-4:]:  # no character is longer
-            state = int(self.after[state, token]) if self.allowed[state, token] else 0
+        for token in ids[-4:]:  # no character has more bytes
+            state = int(self.next_state[state, token]) if self.allowed[state, token] else 0
         return state
 
 
-def automaton(vocab: Vocab) -> Automaton:
-    """Of a vocabulary of bytes. A character that its bytes cannot end is not begun."""
+def utf8_automaton(vocab: Vocab) -> Automaton:
+    """The automaton of a vocabulary of bytes; it begins no character that they cannot complete."""
     values = np.array([int(symbol) for symbol in vocab.symbols])
-    states = 1 + max(state for state, *_ in _STEPS)
-    allowed = np.zeros((states, len(values)), bool)
-    after = np.zeros((states, len(values)), np.int32)
-    for state, first, last, then in _STEPS:
-        of = (first <= values) & (values <= last)
-        allowed[state, of], after[state, of] = True, then
-    for _ in range(states):
-        alive = np.asarray(allowed.any(axis=1))
-        allowed &= alive[after]
+    allowed = np.zeros((_STATES, len(values)), bool)
+    next_state = np.zeros((_STATES, len(values)), np.int32)
+    for state, first, last, following in _TRANSITIONS:
+        in_range = (first <= values) & (values <= last)
+        allowed[state, in_range], next_state[state, in_range] = True, following
+    for _ in range(_STATES):
+        allowed &= np.asarray(allowed.any(axis=1))[next_state]
     if not allowed[0].any():
-        allowed[0] = True  # bytes that are no text at all: anything goes
-        after[0] = 0
-    allowed[~allowed.any(axis=1)] = True  # never entered
-    return Automaton(allowed, after)
+        next_state[0] = 0  # the vocabulary has no valid text at all, so all bytes are allowed
+    allowed[~allowed.any(axis=1)] = True  # state 0 in that case, else states that are never entered
+    return Automaton(allowed, next_state)
