@@ -250,7 +250,7 @@ def test_a_damaged_export_is_refused(files):
     out = files / "out"
     convert.export(str(files / "run"), str(out))
     (out / "config.json").write_text("{")
-    with pytest.raises(WorkdirError, match=r"config\.json is damaged \(it is not JSON"):
+    with pytest.raises(WorkdirError, match=r"config\.json: is not JSON"):
         convert.load_exported(str(out))
     (out / "config.json").unlink()
     with pytest.raises(WorkdirError, match=r"config\.json: cannot be read"):
@@ -333,7 +333,7 @@ def test_errors_of_the_command_are_one_line(files, capsys):
     source = str(files / "state.safetensors")
     args = f"--args={files / 'args.json'}"
     assert main([source, args, f"--vocab={files / 'vocab.txt'}", f"--workdir={files / 'run'}"]) == 2
-    assert "must hold an object of arguments" in capsys.readouterr().err
+    assert "args.json: holds no JSON object" in capsys.readouterr().err
 
 
 def test_a_failed_save_is_one_line_and_the_folder_is_no_workdir(files):

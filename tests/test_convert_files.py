@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from txl_jax.convert import ModelFormatError, files, vocabulary
+from txl_jax.convert import ModelFormatError, files
 from txl_jax.data.errors import DataError
 
 STATE = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b.c": np.ones(2, np.float32)}
@@ -179,10 +179,10 @@ def test_a_whole_pickled_model_is_refused_with_the_way_out(torch, tmp_path):
 def test_huggingfaces_vocabulary_is_read_with_torch(torch, tmp_path):
     path = str(tmp_path / "vocab.bin")
     torch.save({"idx2sym": ["<eos>", "a"], "counter": collections.Counter("a")}, path)
-    assert vocabulary.vocab_from_file(path).symbols == ["<eos>", "a"]
+    assert files.vocab_from_file(path).symbols == ["<eos>", "a"]
     torch.save({"counter": collections.Counter("a")}, path)
     with pytest.raises(ModelFormatError, match="has no idx2sym"):
-        vocabulary.vocab_from_file(path)
+        files.vocab_from_file(path)
 
 
 def test_a_tensorflow_checkpoint_is_read_without_the_optimizers_variables(tmp_path):
@@ -221,7 +221,7 @@ def test_a_tensorflow_checkpoint_is_read_without_the_optimizers_variables(tmp_pa
 )
 def test_a_vocabulary_is_read_in_the_order_of_ids(tmp_path, name, content, kind, symbols):
     (tmp_path / name).write_text(content, encoding="utf-8", newline="")
-    vocab = vocabulary.vocab_from_file(str(tmp_path / name))
+    vocab = files.vocab_from_file(str(tmp_path / name))
     assert (vocab.kind, vocab.symbols) == (kind, symbols)
 
 
@@ -240,17 +240,17 @@ def test_a_vocabulary_that_cannot_be_read_is_refused(tmp_path, name, content, me
     if name:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelFormatError, match=message):
-        vocabulary.vocab_from_file(str(tmp_path / (name or "gone.txt")))
+        files.vocab_from_file(str(tmp_path / (name or "gone.txt")))
 
 
 def test_a_symbol_that_stands_twice_is_refused(tmp_path):
     (tmp_path / "v.txt").write_text("<eos>\nthe\nthe\n")
     with pytest.raises(DataError, match="'the' occurs twice"):
-        vocabulary.vocab_from_file(str(tmp_path / "v.txt"))
+        files.vocab_from_file(str(tmp_path / "v.txt"))
 
 
 def test_the_safest_vocabulary_of_a_folder_is_taken(tmp_path):
-    assert vocabulary.vocab_in_folder(str(tmp_path)) is None
+    assert files.vocab_in_folder(str(tmp_path)) is None
     (tmp_path / "vocab.bin").write_bytes(b"")
     (tmp_path / "vocab.txt").write_text("")
-    assert vocabulary.vocab_in_folder(str(tmp_path)) == str(tmp_path / "vocab.txt")
+    assert files.vocab_in_folder(str(tmp_path)) == str(tmp_path / "vocab.txt")

@@ -175,7 +175,7 @@ def test_an_error_of_the_system_says_what_was_done_to_which_file(refused, tmp_pa
     )
     args = ("source", f"--workdir={tmp_path}/run", f"--args={tmp_path}/none.json")
     assert refused(*args, call=convert) == (
-        f"conversion of source: '{tmp_path}/none.json': No such file or directory; check the path"
+        f"{tmp_path}/none.json: cannot be read (No such file or directory)"
     )
 
 

@@ -143,6 +143,4 @@ def read_json(path: str) -> dict[str, Any]:
     except OSError as error:
         raise WorkdirError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
-        raise WorkdirError(
-            f"{path} is damaged (it {error}); restore it or name another folder"
-        ) from error
+        raise WorkdirError(f"{path}: {error}; restore the file or name another one") from error

@@ -1,8 +1,9 @@
-"""Weights of other programs, in; and this project's own, out and in again.
+"""Converts models of other programs, and exports this project's own.
 
-pytorch.py  tensorflow.py  huggingface.py   tensors of one program to parameters
-files.py  vocabulary.py                     tensors and symbols out of files
-conversion.py  saving.py  __main__.py     whole models, and the command
+arguments.py                                what the formats share
+pytorch.py  tensorflow.py  huggingface.py   arguments and tensors of one program
+files.py                                    tensors and vocabularies from files
+conversion.py  __main__.py                  complete models, and the command
 
 Example:
   >>> from txl_jax import convert

@@ -10,16 +10,16 @@ Every setting that is not the model's is a flag: ``--config.evaluate.seg_len=64`
 """
 
 import argparse
-import json
 import os
 import sys
-from typing import Any, get_args
+from typing import get_args
 
 from absl import logging
 
 from txl_jax import interrupts
 from txl_jax.checkpoint.errors import CheckpointError, ModelFormatError, WorkdirError
 from txl_jax.checkpoint.saving import export
+from txl_jax.checkpoint.workdir import read_json
 from txl_jax.config import ConfigError
 from txl_jax.config.folders import expanded
 from txl_jax.convert.conversion import Format, Request, to_workdir
@@ -95,7 +95,7 @@ def _convert(flags: argparse.Namespace, overrides: dict[str, str]) -> int:
         source=flags.source,
         workdir=workdir,
         format=flags.format,
-        args=_json(flags.args) if flags.args else None,
+        args=read_json(flags.args) if flags.args else None,
         vocab=flags.vocab,
         data={"name": flags.corpus, "path": flags.path} if flags.corpus else None,
         overrides=overrides,
@@ -105,17 +105,6 @@ def _convert(flags: argparse.Namespace, overrides: dict[str, str]) -> int:
     print(f"{flags.workdir}: {model.attention} attention, {shape}; to score it:")
     print(f"  python -m txl_jax.main --mode=evaluate --workdir={flags.workdir}")
     return 0
-
-
-def _json(path: str) -> dict[str, Any]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
-    except ValueError as error:
-        raise ModelFormatError(f"--args={path}: is not JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ModelFormatError(f"--args={path}: must hold an object of arguments and their values")
-    return content
 
 
 if __name__ == "__main__":

@@ -4,26 +4,31 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from txl_jax.checkpoint.errors import ModelFormatError
+from txl_jax.checkpoint.tensors import Tensors
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model.adaptive import Cluster, clusters
 
 SHAPE = ("n_layer", "d_model", "n_head", "d_head", "d_inner")
 
 
-def take_settings(args: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Takes from ``args`` what every program has: settings of :class:`TransformerXLConfig`.
+def take_settings(args: dict[str, Any], *names: str, **defaults: Any) -> dict[str, Any]:
+    """Takes from ``args`` the settings that every program has, and those with the same name here.
 
     Args:
-      args: must have ``n_token`` and :data:`SHAPE`; what is returned is removed from it.
-      names: other arguments to take; they have the same name and meaning here.
+      args: must have ``n_token`` and :data:`SHAPE`; what is taken is removed from it.
+      names: other settings to take.
+      defaults: other settings to take, with the program's defaults where they differ from ours.
     """
-    settings = {name: args.pop(name) for name in (*SHAPE, *names) if name in args}
+    taken = {name: args.pop(name) for name in (*SHAPE, *names, *defaults) if name in args}
     d_embed, clamp_len = args.pop("d_embed", None), args.pop("clamp_len", -1)
     return {
-        **settings,
+        **defaults,
+        **taken,
         "vocab_size": args.pop("n_token"),
-        "d_embed": None if d_embed == settings["d_model"] else d_embed,
+        "d_embed": None if d_embed == taken["d_model"] else d_embed,
         "clamp_len": clamp_len if clamp_len > 0 else -1,
         "cutoffs": tuple(args.pop("cutoffs", None) or ()),
     }
@@ -76,3 +81,19 @@ def parameter_clusters(c: TransformerXLConfig) -> list[tuple[str, Cluster]]:
 def is_tied(c: TransformerXLConfig, i: int) -> bool:
     """Whether cluster i's output projection is its input projection."""
     return i < len(c.tie_projs) and c.tie_projs[i]
+
+
+def take_dense(
+    tensors: Tensors, name: str, inputs: int, outputs: int, transposed: bool = False
+) -> dict[str, np.ndarray]:
+    """A dense layer's kernel [in, out] and bias; ``transposed``: PyTorch's ``weight`` [out, in]."""
+    if transposed:
+        kernel = tensors.take(f"{name}weight", (outputs, inputs)).T
+    else:
+        kernel = tensors.take(f"{name}kernel", (inputs, outputs))
+    return {"kernel": kernel, "bias": tensors.take(f"{name}bias", (outputs,))}
+
+
+def take_layer_norm(tensors: Tensors, scale: str, bias: str, width: int) -> dict[str, np.ndarray]:
+    """The parameters of a layer normalisation from their names."""
+    return {"scale": tensors.take(scale, (width,)), "bias": tensors.take(bias, (width,))}

@@ -21,8 +21,13 @@ from txl_jax.checkpoint.workdir import corpus_record, read_json, read_record
 from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB
 from txl_jax.config import CheckpointConfig, ExperimentConfig, TransformerXLConfig, override
 from txl_jax.convert import huggingface, pytorch, tensorflow
-from txl_jax.convert.files import TORCH, is_tensorflow, read
-from txl_jax.convert.vocabulary import vocab_from_file, vocab_in_folder
+from txl_jax.convert.files import (
+    TORCH,
+    is_tensorflow,
+    read,
+    vocab_from_file,
+    vocab_in_folder,
+)
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.vocab import Vocab
 from txl_jax.files import write_json
@@ -54,13 +59,13 @@ class Program:
     mem_len: int = 128
 
 
-def _nvidia_config(args: Mapping[str, Any]) -> TransformerXLConfig:
-    return pytorch.config_from_pytorch({**args, "impl": "nvidia"})
-
-
 PROGRAMS: dict[str, Program] = {
     "pytorch": Program(pytorch.config_from_pytorch, pytorch.params_from_pytorch, "empty"),
-    "nvidia": Program(_nvidia_config, pytorch.params_from_pytorch, "empty"),
+    "nvidia": Program(
+        lambda args: pytorch.config_from_pytorch({**args, "impl": "nvidia"}),
+        pytorch.params_from_pytorch,
+        "empty",
+    ),
     "huggingface": Program(
         huggingface.config_from_huggingface, huggingface.params_from_huggingface, "zeros", 1600
     ),
@@ -82,7 +87,7 @@ class Request:
       args: arguments of the program's constructor; they override those in the source.
         ``tgt_len``, ``mem_len``, ``ext_len``, ``clamp_len`` and ``same_length`` among them decide
         how the model is evaluated.
-      vocab: file with the vocabulary, see :func:`~txl_jax.convert.vocabulary.vocab_from_file`.
+      vocab: file with the vocabulary, see :func:`~txl_jax.convert.files.vocab_from_file`.
       data: settings of a corpus to evaluate on (``DataConfig``); if ``vocab`` is ``None``, its
         vocabulary is the model's.
       overrides: other settings of the experiment by dotted key; none of the model.
@@ -116,12 +121,17 @@ def to_workdir(request: Request) -> TransformerXLConfig:
     name = r.format or detect(r.source)
     if name == "txl_jax":
         return _exported_to_workdir(r)
-    program, args, corpus = PROGRAMS[name], _known_args(r, name), None
+    program, corpus, vocab = PROGRAMS[name], None, None
+    complete = name == "nvidia" and r.source.endswith(TORCH)  # has its arguments and vocabulary
+    args = None if complete else _constructor_args(r, name)
     if r.data is not None:
         data = {k: v for k, v in r.overrides.items() if k.startswith("data.")}
         exp = override(ExperimentConfig.from_dict({"data": r.data}), data)
         corpus = corpus_from_config(exp.data)
-    vocab = corpus.vocab if corpus and r.vocab is None else _known_vocab(r, name)
+    if corpus and r.vocab is None:
+        vocab = corpus.vocab
+    elif r.vocab is not None or not complete:
+        vocab = _vocab(r, name)
     if args is not None:
         _experiment(r, program, args, vocab)  # raises what can be known before the tensors are read
     stored = read(_tensor_file(r.source, name), wanted=tensorflow.is_parameter)
@@ -157,18 +167,10 @@ def detect(source: str) -> Format:
     return "pytorch"
 
 
-def _describes_itself(r: Request, name: str) -> bool:
-    """Whether the file with the tensors has the arguments and the vocabulary."""
-    return name == "nvidia" and r.source.endswith(TORCH)
-
-
-def _known_args(r: Request, name: str) -> dict[str, Any] | None:
-    """The constructor's arguments; ``None`` if they are in the file with the tensors."""
+def _constructor_args(r: Request, name: str) -> dict[str, Any]:
     if name == "huggingface":
         folder = r.source if os.path.isdir(r.source) else os.path.dirname(r.source)
         return {**read_json(os.path.join(folder, CONFIG)), **(r.args or {})}
-    if _describes_itself(r, name):
-        return None
     if r.args is None:
         raise ModelFormatError(
             f"{r.source}: format {name} needs args, the arguments of its constructor: n_token,"
@@ -177,18 +179,13 @@ def _known_args(r: Request, name: str) -> dict[str, Any] | None:
     return dict(r.args)
 
 
-def _known_vocab(r: Request, name: str) -> Vocab | None:
-    """The vocabulary; ``None`` if only the file with the tensors can have it."""
-    path = r.vocab
-    if path is None and name == "huggingface":
-        path = vocab_in_folder(r.source)
-    if path is not None:
-        return vocab_from_file(path)
-    if _describes_itself(r, name):
-        return None
-    raise ModelFormatError(
-        f"{r.source}: has no vocabulary that can be read; name a file or a corpus"
-    )
+def _vocab(r: Request, name: str) -> Vocab:
+    path = r.vocab or (vocab_in_folder(r.source) if name == "huggingface" else None)
+    if path is None:
+        raise ModelFormatError(
+            f"{r.source}: has no vocabulary that can be read; name a file or a corpus"
+        )
+    return vocab_from_file(path)
 
 
 def _tensor_file(source: str, name: str) -> str:

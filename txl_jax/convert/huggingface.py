@@ -36,16 +36,13 @@ def config_from_huggingface(config: Mapping[str, Any]) -> TransformerXLConfig:
     require(c, ("vocab_size", *SHAPE), "keys of config.json")
     require_one_of("attn_type", c.get("attn_type", 0), (0,))
     c["n_token"] = c["vocab_size"]
-    settings = take_settings(c, ("pre_lnorm", "init_std", "proj_init_std"))
+    defaults = {"dropout": 0.1, "dropatt": 0.0, "untie_r": True, "div_val": 4}
+    settings = take_settings(c, "pre_lnorm", "init_std", "proj_init_std", **defaults)
     shared = bool(c.get("proj_share_all_but_first", True))
     n_clusters = len(settings["cutoffs"]) + 1
     return TransformerXLConfig(
         **settings,
-        dropout=c.get("dropout", 0.1),
-        dropatt=c.get("dropatt", 0.0),
-        untie_r=c.get("untie_r", True),
         same_length="pytorch" if c.get("same_length", True) else False,
-        div_val=c.get("div_val", 4),
         tie_weight=c.get("tie_word_embeddings", c.get("tie_weight", True)),
         tie_projs=tuple(c.get("tie_projs") or [False] + [shared] * n_clusters)[:n_clusters],
         norm_epsilon=c.get("layer_norm_epsilon", 1e-5),

@@ -47,6 +47,8 @@ from txl_jax.convert.arguments import (
     quoted,
     require,
     require_one_of,
+    take_dense,
+    take_layer_norm,
     take_settings,
 )
 from txl_jax.model.adaptive import clusters
@@ -54,24 +56,17 @@ from txl_jax.model.adaptive import clusters
 SAME_LENGTH: dict[str, Window] = {"kimiyoung": "pytorch", "nvidia": "tf"}
 """What ``same_length=True`` means in each code base: NVIDIA's lets a query see one key more."""
 
-ATTENTION: dict[int, AttentionForm] = {
-    0: "relative",
-    1: "shaw",
-    2: "absolute",
-    3: "absolute_per_layer",
-}
-"""``attn_type`` of the original by the name it has here."""
+ATTENTION: tuple[AttentionForm, ...] = ("relative", "shaw", "absolute", "absolute_per_layer")
+"""The names here of the original's ``attn_type`` 0 to 3."""
 
 LENGTHS = ("tgt_len", "ext_len", "mem_len")
-"""Lengths are given to a model by its inputs and its memory. They shape only the table of
-positions of ``shaw`` and ``absolute_per_layer``, which has a row for each of their sum."""
+"""Their sum is the number of rows in the position table of ``shaw`` and ``absolute_per_layer``."""
 
 IGNORED = ("adapt_inp", "dtype")
-"""Arguments that shape nothing: the first is unused in the original, the second (NVIDIA's) is how
-the model is run."""
+"""Arguments that do not affect parameters; the second is NVIDIA's."""
 
 BUFFERS = ("pos_emb.inv_freq",)
-"""Entries of a state that are not parameters; they may be there or not."""
+"""Optional entries of a state that are not parameters."""
 
 
 def config_from_pytorch(constructor_args: Mapping[str, Any]) -> TransformerXLConfig:
@@ -90,18 +85,17 @@ def config_from_pytorch(constructor_args: Mapping[str, Any]) -> TransformerXLCon
     require(args, ("n_token", *SHAPE), "constructor arguments of the original")
     impl, attn_type = args.pop("impl", "kimiyoung"), args.pop("attn_type", 0)
     require_one_of("impl", impl, SAME_LENGTH)
-    require_one_of("attn_type", attn_type, ATTENTION)
+    require_one_of("attn_type", attn_type, range(len(ATTENTION)))
     attention, n_positions = ATTENTION[attn_type], None
     if attention in ("shaw", "absolute_per_layer"):
         require(args, ("tgt_len", "mem_len"), f"arguments that attn_type = {attn_type} needs")
         n_positions = sum(args.get(name) or 0 for name in LENGTHS)
     for name in LENGTHS:
         args.pop(name, None)
-    settings = take_settings(args, ("pre_lnorm", "untie_r", "div_val", "tie_weight"))
+    names = ("pre_lnorm", "untie_r", "div_val", "tie_weight")
+    settings = take_settings(args, *names, dropout=0.0, dropatt=0.0)
     cfg = TransformerXLConfig(
         **settings,
-        dropout=args.pop("dropout", 0.0),
-        dropatt=args.pop("dropatt", 0.0),
         attention=attention,
         same_length=SAME_LENGTH[impl] if args.pop("same_length", False) else False,
         n_positions=n_positions,
@@ -136,11 +130,16 @@ def params_from_pytorch(
     for n in range(c.n_layer):
         table = {name: rows[n] for name, rows in tables.items()}
         outside = {"positions": table.pop("positions")} if "positions" in table else {}
+        attention, feed_forward = f"layers.{n}.dec_attn.", f"layers.{n}.pos_ff."
+        core = f"{feed_forward}CoreNet."
         params[f"layer_{n}"] = {
-            "attention": _attention(tensors, c, f"layers.{n}.dec_attn.") | table,
-            "norm_attention": _layer_norm(tensors, c, f"layers.{n}.dec_attn.layer_norm."),
-            "feed_forward": _feed_forward(tensors, c, f"layers.{n}.pos_ff.CoreNet."),
-            "norm_feed_forward": _layer_norm(tensors, c, f"layers.{n}.pos_ff.layer_norm."),
+            "attention": _attention(tensors, c, attention) | table,
+            "norm_attention": _layer_norm(tensors, c, attention),
+            "feed_forward": {
+                "inner": take_dense(tensors, f"{core}0.", c.d_model, c.d_inner, transposed=True),
+                "outer": take_dense(tensors, f"{core}3.", c.d_inner, c.d_model, transposed=True),
+            },
+            "norm_feed_forward": _layer_norm(tensors, c, feed_forward),
             **outside,
         }
     tensors.finish(BUFFERS)
@@ -191,24 +190,9 @@ def _attention(tensors: Tensors, c: TransformerXLConfig, prefix: str) -> dict[st
     return found | ({"position": heads("r_net", 1)[:, 0]} if c.attention == "relative" else {})
 
 
-def _feed_forward(tensors: Tensors, c: TransformerXLConfig, prefix: str) -> dict[str, Any]:
-    return {
-        "inner": {
-            "kernel": tensors.take(prefix + "0.weight", (c.d_inner, c.d_model)).T,
-            "bias": tensors.take(prefix + "0.bias", (c.d_inner,)),
-        },
-        "outer": {
-            "kernel": tensors.take(prefix + "3.weight", (c.d_model, c.d_inner)).T,
-            "bias": tensors.take(prefix + "3.bias", (c.d_model,)),
-        },
-    }
-
-
-def _layer_norm(tensors: Tensors, c: TransformerXLConfig, prefix: str) -> dict[str, Any]:
-    return {
-        "scale": tensors.take(prefix + "weight", (c.d_model,)),
-        "bias": tensors.take(prefix + "bias", (c.d_model,)),
-    }
+def _layer_norm(tensors: Tensors, c: TransformerXLConfig, prefix: str) -> dict[str, np.ndarray]:
+    name = f"{prefix}layer_norm."
+    return take_layer_norm(tensors, f"{name}weight", f"{name}bias", c.d_model)
 
 
 def _vocabulary(tensors: Tensors, c: TransformerXLConfig) -> dict[str, np.ndarray]:

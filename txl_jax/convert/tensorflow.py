@@ -37,6 +37,8 @@ from txl_jax.convert.arguments import (
     parameter_clusters,
     quoted,
     require,
+    take_dense,
+    take_layer_norm,
     take_settings,
 )
 from txl_jax.model.adaptive import clusters
@@ -65,15 +67,13 @@ def config_from_tensorflow(args: Mapping[str, Any]) -> TransformerXLConfig:
         args["n_token"] = args.pop("vocab_size")
     require(args, ("n_token", *SHAPE), "flags of the original")
     names = ("untie_r", "div_val", "proj_same_dim", "init_std", "proj_init_std")
-    settings = take_settings(args, names)
+    settings = take_settings(args, *names, dropout=0.1, dropatt=0.1)
     if settings["cutoffs"][:1] == (0,):
         settings["cutoffs"] = settings["cutoffs"][1:-1]
     shared = bool(args.pop("proj_share_all_but_first", False))
     tails = len(settings["cutoffs"])
     cfg = TransformerXLConfig(
         **settings,
-        dropout=args.pop("dropout", 0.1),
-        dropatt=args.pop("dropatt", 0.1),
         same_length="tf" if args.pop("same_length", False) else False,
         tie_projs=(False, *[shared] * tails) if tails else (True,),
         norm_epsilon=1e-12,
@@ -107,14 +107,15 @@ def params_from_tensorflow(
         **_vocabulary(tensors, c),
     }
     for n in range(c.n_layer):
+        attention, feed_forward = f"layer_{n}/rel_attn/", f"layer_{n}/ff/"
         params[f"layer_{n}"] = {
-            "attention": _attention(tensors, c, f"layer_{n}/rel_attn/"),
-            "norm_attention": _layer_norm(tensors, c, f"layer_{n}/rel_attn/LayerNorm/"),
+            "attention": _attention(tensors, c, attention),
+            "norm_attention": _layer_norm(tensors, c, attention),
             "feed_forward": {
-                "inner": _dense(tensors, f"layer_{n}/ff/layer_1/", c.d_model, c.d_inner),
-                "outer": _dense(tensors, f"layer_{n}/ff/layer_2/", c.d_inner, c.d_model),
+                "inner": take_dense(tensors, f"{feed_forward}layer_1/", c.d_model, c.d_inner),
+                "outer": take_dense(tensors, f"{feed_forward}layer_2/", c.d_inner, c.d_model),
             },
-            "norm_feed_forward": _layer_norm(tensors, c, f"layer_{n}/ff/LayerNorm/"),
+            "norm_feed_forward": _layer_norm(tensors, c, feed_forward),
         }
     tensors.finish()
     return params
@@ -165,15 +166,6 @@ def _attention(tensors: Tensors, c: TransformerXLConfig, scope: str) -> dict[str
     }
 
 
-def _dense(tensors: Tensors, scope: str, inputs: int, outputs: int) -> dict[str, np.ndarray]:
-    return {
-        "kernel": tensors.take(scope + "kernel", (inputs, outputs)),
-        "bias": tensors.take(scope + "bias", (outputs,)),
-    }
-
-
 def _layer_norm(tensors: Tensors, c: TransformerXLConfig, scope: str) -> dict[str, np.ndarray]:
-    return {
-        "scale": tensors.take(scope + "gamma", (c.d_model,)),
-        "bias": tensors.take(scope + "beta", (c.d_model,)),
-    }
+    name = f"{scope}LayerNorm/"
+    return take_layer_norm(tensors, f"{name}gamma", f"{name}beta", c.d_model)
