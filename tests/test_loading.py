@@ -162,7 +162,9 @@ def test_the_hub_gives_back_what_was_pushed(trained, hub):
 
 
 def test_what_is_nowhere_is_a_clear_error(hub, tmp_path, monkeypatch):
-    with pytest.raises(WorkdirError, match=r"me/no: .* from the Hub \(404 not found\)$"):
+    with pytest.raises(
+        WorkdirError, match=r"me/no: .* from the Hub \(404 not found and a long story\)$"
+    ):
         txl_jax.load("me/no")
     with pytest.raises(WorkdirError, match=r"runs/nothing: there is no config.json in it"):
         txl_jax.load("runs/nothing")

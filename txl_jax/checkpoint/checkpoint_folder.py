@@ -115,5 +115,5 @@ class CheckpointFolder:
         full disk the space is needed at once.
         """
         for name in self._names():
-            if re.fullmatch(rf"\d+{re.escape(TEMPORARY)}(-\d+)?", name):
+            if re.fullmatch(rf"\d+{re.escape(TEMPORARY)}", name):
                 shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)

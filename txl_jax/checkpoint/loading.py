@@ -14,6 +14,7 @@ from txl_jax.checkpoint.tensors import params_from_flat, read_safetensors
 from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
 from txl_jax.checkpoint.workdir import read_experiment, read_vocab
 from txl_jax.checkpoint.workdir_files import CONFIG, FORMAT, MODEL, VOCAB, is_exported
+from txl_jax.messages import one_line
 from txl_jax.model.transformer_xl import TransformerXL
 
 _REPOSITORY = re.compile(r"(hub:)?([\w.-]+/[\w.-]+)(@([\w./-]+))?")
@@ -122,7 +123,7 @@ def _download(repository: str, revision: str | None) -> str:
     except Exception as error:
         raise WorkdirError(
             f"{repository}: there is no such folder here, and it cannot be downloaded from the Hub"
-            f" ({first_line(error)})"
+            f" ({one_line(error)})"
         ) from error
 
 
@@ -135,8 +136,3 @@ def import_hub() -> ModuleType:
             "the Hugging Face Hub needs a package: pip install 'txl_jax[hub]'"
         ) from error
     return huggingface_hub
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, or its type."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

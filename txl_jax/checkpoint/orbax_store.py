@@ -1,7 +1,7 @@
 """Orbax input and output: named items of one step, retention, and the items of a training state."""
 
 import contextlib
-import glob
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +16,7 @@ from txl_jax.config import CheckpointConfig
 from txl_jax.parallel import processes
 
 TEMPORARY = ".orbax-checkpoint-tmp"
-"""After the step in the name of a checkpoint that is not committed."""
+"""Follows the step in the folder name of a checkpoint that is not committed."""
 METRIC = "valid_loss"
 """The name of the validation loss in nats among Orbax's metrics; infinite if not measured."""
 RAW = "raw"
@@ -46,14 +46,13 @@ class OrbaxStore:
         """Starts to save; returns once the arrays are copied. False: Orbax refuses this step."""
         metrics = {METRIC: float("inf") if valid_loss is None else valid_loss}
         args = ocp.args.Composite(**items)
-        self.wait()
+        self.wait()  # _before_commit of the save before this one needs its step
         self._step = step
         return self._opened().save(step, args=args, metrics=metrics)
 
     def _before_commit(self) -> None:
         """Writes the manifest; Orbax calls this on process 0 when all items are on disk."""
-        (temporary,) = glob.glob(f"{glob.escape(self._folder)}/{self._step}{TEMPORARY}*")
-        write_manifest(temporary)
+        write_manifest(os.path.join(self._folder, f"{self._step}{TEMPORARY}"))
 
     def restore(self, step: int, shapes: dict[str, Any]) -> Any:
         """The items of a step by name, from their shapes, dtypes and shardings."""

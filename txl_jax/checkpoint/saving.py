@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from txl_jax.checkpoint.errors import ModelFormatError, WorkdirError
-from txl_jax.checkpoint.loading import first_line, import_hub, load_workdir
+from txl_jax.checkpoint.loading import import_hub, load_workdir
 from txl_jax.checkpoint.provenance import provenance
 from txl_jax.checkpoint.tensors import flat_params
 from txl_jax.checkpoint.trained_model import TrainedModel
@@ -23,6 +23,7 @@ from txl_jax.config import ExperimentConfig, without_paths
 from txl_jax.data.corpus import FOREIGN_VOCAB
 from txl_jax.data.sources.text import OWN_SPLITS
 from txl_jax.files import atomic_write, write_json
+from txl_jax.messages import one_line
 
 
 def export(workdir: str, folder: str, step: str = "best") -> int:
@@ -94,7 +95,7 @@ def push(trained: TrainedModel, repository: str, private: bool = True) -> str:
             hub.create_repo(repository, private=private, exist_ok=True)
             return str(hub.upload_folder(repo_id=repository, folder_path=folder))
         except Exception as error:
-            raise WorkdirError(f"{repository}: cannot be uploaded ({first_line(error)})") from error
+            raise WorkdirError(f"{repository}: cannot be uploaded ({one_line(error)})") from error
 
 
 def require_empty_folder(folder: str) -> None:

@@ -124,24 +124,21 @@ def check_writable(workdir: str, folders: tuple[str, ...] = ()) -> None:
     Raises:
       WorkdirError: one of them cannot be written.
     """
-    try:
-        os.makedirs(workdir, exist_ok=True)
-        _try_writing(workdir)
-    except OSError as error:
-        raise WorkdirError(
-            f"--workdir={workdir}: cannot be written ({write_failure_reason(error)}); name a folder"
-            " that can"
-        ) from error
-    for name in folders:
-        folder = os.path.join(workdir, name)
-        if not os.path.lexists(folder):
+    paths = {"": workdir, **{name: os.path.join(workdir, name) for name in folders}}
+    for name, path in paths.items():
+        if name and not os.path.lexists(path):
             continue
         try:
-            _try_writing(folder)
+            os.makedirs(workdir, exist_ok=True)
+            _try_writing(path)
         except OSError as error:
+            what = f"its folder {name} cannot" if name else "cannot"
+            advice = (
+                "make it writable, or name another --workdir" if name else "name a folder that can"
+            )
+            reason = write_failure_reason(error)
             raise WorkdirError(
-                f"--workdir={workdir}: its folder {name} cannot be written"
-                f" ({write_failure_reason(error)}); make it writable, or name another --workdir"
+                f"--workdir={workdir}: {what} be written ({reason}); {advice}"
             ) from error
 
 
@@ -220,15 +217,7 @@ def _our_names(workdir: str) -> list[str]:
 def _is_left_over(path: str, name: str) -> bool:
     if os.path.isdir(path):
         return all(inner.startswith(".") for inner in os.listdir(path))
-    if name in (PROBE, LOCK) and not os.path.getsize(path):
-        return True
-    return name == f"{CONFIG}.tmp" or (name == LOCK and _is_lock(path))
-
-
-def _is_lock(path: str) -> bool:
-    """Whether a file names the process that trains, as lock.py writes it."""
-    try:
-        with open(path, "rb") as file:
+    if name == LOCK and os.path.getsize(path):  # lock.py writes the process that trains
+        with contextlib.suppress(ValueError), open(path, "rb") as file:
             return "pid" in parse_json_object(file.read(10_000))
-    except ValueError:
-        return False
+    return name == f"{CONFIG}.tmp" or (name in (PROBE, LOCK) and not os.path.getsize(path))

@@ -16,14 +16,9 @@ is what :func:`params_from_pytorch` takes. How the two layouts differ:
     r_emb, r_bias            distance 0 in the last row distance, distance_bias: in row 0
                              last token in the last row positions: the same (absolute_per_layer)
 
-    word_emb.emb_layers.i.weight [size_i,d_i]           embedding or embedding_i
-    word_emb.emb_projs.i   [D,d_i]                      embedding_projection or .._i  [d_i,D]
-    crit.out_layers.i.bias [size_i]                     softmax_bias or softmax_bias_i
-    crit.out_layers.i.weight                            softmax_weight or .._i; absent when tied
-    crit.out_projs.i       [D,d_i]                      softmax_projection_i  [d_i,D]; absent too
-    crit.cluster_weight, cluster_bias [C,..]            the same, rows reversed: there tail i's
-                                                        logit is column -i of the head, here
-                                                        column cutoffs[0]+i-1
+    word_emb, crit                                      embedding.., softmax.. per cluster
+    crit.cluster_weight, cluster_bias [C,..]            rows reversed: there tail i's logit is
+                                                        column -i of the head, here cutoffs[0]+i-1
 
 With ``div_val`` 1 there is one embedding, and only output projections are per cluster. NVIDIA's
 names: ``crit.out_layers_biases.i``, untied ``crit.out_layers_weights.i``, and
