@@ -3,8 +3,8 @@
     kwargs of MemTransformerLM ──config_from_pytorch──▶ cfg ──▶ TransformerXL(cfg)
     its state_dict, as numpy ───params_from_pytorch(·, cfg)──▶ params ──▶ {"params": params}
 
-Nothing here needs torch: ``{name: t.float().numpy() for name, t in model.state_dict().items()}``
-is what :func:`params_from_pytorch` takes. How the two layouts differ:
+Nothing here needs torch: :func:`params_from_pytorch` takes
+``{name: t.float().numpy() for name, t in model.state_dict().items()}``. The two layouts:
 
     theirs                                              ours
     dec_attn.qkv_net.weight  [3*N*H, D] q, k, v stacked query, key, value  [D,N,H]
@@ -49,7 +49,7 @@ from txl_jax.convert.arguments import (
 from txl_jax.model.adaptive import clusters
 
 SAME_LENGTH: dict[str, Window] = {"kimiyoung": "pytorch", "nvidia": "tf"}
-"""What ``same_length=True`` means in each code base: NVIDIA's lets a query see one key more."""
+"""``same_length=True`` in each code base: NVIDIA's lets a query attend to one key more."""
 
 ATTENTION: tuple[AttentionForm, ...] = ("relative", "shaw", "absolute", "absolute_per_layer")
 """The names here of the original's ``attn_type`` 0 to 3."""
@@ -68,13 +68,12 @@ def config_from_pytorch(constructor_args: Mapping[str, Any]) -> TransformerXLCon
     """The configuration of the model that the original's constructor would build.
 
     Args:
-      constructor_args: keywords of ``MemTransformerLM``; those left out take the original's
-        defaults, and ``dropout`` and ``dropatt``, which have none there, take 0. Two more may be
-        among them: ``impl``, ``"kimiyoung"`` (the default) or ``"nvidia"``, and ``untie_r``, true
-        where u and v have a row for each layer (TF's option).
+      constructor_args: keywords of ``MemTransformerLM`` with the original's defaults; the default
+        of ``dropout`` and ``dropatt`` is 0. Two more are accepted: ``impl``, ``"kimiyoung"`` (the
+        default) or ``"nvidia"``, and ``untie_r``, whether each layer has its own u and v (TF).
 
     Raises:
-      ModelFormatError: an argument that is missing, unknown, or asks for what is not supported.
+      ModelFormatError: an argument is missing, unknown, or not supported.
     """
     args = {name: value for name, value in constructor_args.items() if name not in IGNORED}
     require(args, ("n_token", *SHAPE), "constructor arguments of the original")
@@ -109,13 +108,13 @@ def params_from_pytorch(
     """The parameters of ``TransformerXL(cfg)`` from a state of the original, float32 numpy arrays.
 
     Args:
-      state_dict: arrays by the names of the authors' code or of NVIDIA's (told apart by the name
-        of the output bias). Gradients by those names convert just as well.
-      cfg: from :func:`config_from_pytorch`; tensors that do not fit it are refused.
+      state_dict: arrays by the names of the authors' or of NVIDIA's code; gradients by these names
+        are converted in the same way.
+      cfg: from :func:`config_from_pytorch`.
 
     Raises:
-      ModelFormatError: naming every tensor that is missing, is not known, has the wrong shape, or
-        should equal the one it is tied to and does not.
+      ModelFormatError: names every tensor that is missing, unknown, has the wrong shape, or
+        differs from the one that it is tied to.
     """
     c = cfg
     check_convertible(c)
@@ -142,12 +141,12 @@ def params_from_pytorch(
 
 
 def is_nvidia(state_dict: Mapping[str, np.ndarray]) -> bool:
-    """Whether the names are those of NVIDIA's program."""
+    """Whether the names are those of NVIDIA's code."""
     return "crit.out_layers_biases.0" in state_dict
 
 
 def _global_bias(tensors: Tensors, c: TransformerXLConfig) -> dict[str, np.ndarray]:
-    """u and v of ``relative``; no other form has them at the top."""
+    """u and v of ``relative``; other forms have none outside the layers."""
     if c.attention != "relative":
         return {}
     shape = (c.n_layer,) * c.untie_r + (c.n_head, c.d_head)
@@ -155,7 +154,7 @@ def _global_bias(tensors: Tensors, c: TransformerXLConfig) -> dict[str, np.ndarr
 
 
 def _position_tables(tensors: Tensors, c: TransformerXLConfig) -> dict[str, np.ndarray]:
-    """What a layer has beside its projections, by the name it has here, stacked: [L,…]."""
+    """A layer's position parameters by their names here, stacked: [L,…]."""
     size, n, h, rows = c.n_layer, c.n_head, c.d_head, c.n_positions or 0
     if c.attention == "shaw":
         return {

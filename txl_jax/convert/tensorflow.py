@@ -18,8 +18,8 @@ Nothing here needs tensorflow. Below the scope ``transformer/``:
     adaptive_softmax/cutoff_i/proj [d_i,D]            softmax_projection_i
     adaptive_softmax/cutoff_0/cluster_{W,b}           cluster_weight, cluster_bias
 
-Output weights are always the embedding; a model without cutoffs shares its projection too. Memory
-starts there as zeros that are attended to, and ``same_length`` lets a query see M+1 keys.
+The output weights are always the embedding, and a model without cutoffs shares its projection too.
+Memory starts as zeros that are attended to, and ``same_length`` lets a query attend to M+1 keys.
 """
 
 from collections.abc import Mapping
@@ -44,23 +44,23 @@ from txl_jax.convert.arguments import (
 from txl_jax.model.adaptive import clusters
 
 IGNORED = ("tgt_len", "mem_len", "tie_weight", "use_tpu", "init", "init_range", "dataset")
-"""Flags that shape nothing: weights are tied there whatever ``tie_weight`` says."""
+"""Flags that do not affect parameters; weights are tied whatever ``tie_weight`` is."""
 
 SCOPE = "transformer/"
 SLOTS = ("Adam", "Adam_1", "ExponentialMovingAverage")
-"""Last parts of the names of an optimizer's own variables."""
+"""The last parts of the names of an optimizer's variables."""
 
 
 def config_from_tensorflow(args: Mapping[str, Any]) -> TransformerXLConfig:
     """The configuration of the model that ``train.py`` or ``train_gpu.py`` builds from its flags.
 
     Args:
-      args: the flags by their names, and ``n_token`` and ``cutoffs`` (which the programs take
-        from ``corpus-info.json``: ``vocab_size`` there and a list with 0 and V at its ends are
-        as good). ``d_embed`` is ``d_model`` where left out, others are TF's defaults.
+      args: the flags by name, with ``n_token`` and ``cutoffs``. These may also be given as in
+        ``corpus-info.json``: as ``vocab_size``, and as a list that begins with 0 and ends with V.
+        Other flags have TF's defaults; ``d_embed`` is ``d_model`` by default.
 
     Raises:
-      ModelFormatError: a flag that is missing, not of the model, or out of range.
+      ModelFormatError: a flag is missing, unknown, or out of range.
     """
     args = {name: value for name, value in args.items() if name not in IGNORED}
     if "vocab_size" in args:
@@ -89,12 +89,11 @@ def params_from_tensorflow(
     """The parameters of ``TransformerXL(cfg)`` from a checkpoint's variables, float32 arrays.
 
     Args:
-      variables: arrays by name. What is not below ``transformer/`` (``global_step``) and the
-        optimizer's variables are passed over.
-      cfg: from :func:`config_from_tensorflow`; variables that do not fit it are refused.
+      variables: arrays by name. Those outside ``transformer/`` and the optimizer's are ignored.
+      cfg: from :func:`config_from_tensorflow`.
 
     Raises:
-      ModelFormatError: naming every variable that is missing, not known, or of the wrong shape.
+      ModelFormatError: names every variable that is missing, unknown, or has the wrong shape.
     """
     c = cfg
     check_convertible(c)
@@ -122,7 +121,7 @@ def params_from_tensorflow(
 
 
 def is_parameter(name: str) -> bool:
-    """Whether a variable of a checkpoint is the model's."""
+    """Whether a variable of a checkpoint is a parameter of the model."""
     return name.startswith(SCOPE) and name.rpartition("/")[2] not in SLOTS
 
 
