@@ -139,7 +139,8 @@ def test_a_home_folder_in_a_path_setting_is_expanded(monkeypatch):
     keys = ("train.start_from", "generate.prompt_file", "generate.json", "score.path", "score.json")
     lists = ("distil.teachers", "report.workdirs")
     named = {key: "~/x" for key in (*keys, *lists)}
-    exp = override(ExperimentConfig(), {**named, "recl.models": "a=~/x,b=y", "data.path": "~/x"})
+    others = {"recl.models": "a=~/x,b=y", "data.path": "~/x", "train.text_on_device": True}
+    exp = override(ExperimentConfig(), {**named, **others})
     found = {key: operator.attrgetter(key)(exp) for key in (*named, "recl.models", "data.path")}
     assert found == {
         **dict.fromkeys(keys, "/home/me/x"),
