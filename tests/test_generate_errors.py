@@ -118,7 +118,7 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(chars, tmp_path, refuse
         assert refused(*generating(chars, **{key: "-"}), stdin=b"abc caf\xe9\n") == (
             f"config key generate.{key} = '-': {not_utf8}"
         )
-    assert "Is a directory; name a file" in refused(*generating(chars, prompt_file=tmp_path))
+    assert "Is a directory; name a text file" in refused(*generating(chars, prompt_file=tmp_path))
 
 
 def test_what_the_vocabulary_has_not_is_named_with_its_prompt(chars, words, tmp_path, refused):

@@ -46,7 +46,10 @@ def test_five_thousand_tokens_take_no_more_memory_than_a_few(form, compiled, tmp
     c = GenerateConfig(
         prompt="the", length=LENGTH, mem_len=8, temperature=1.0, repetition_penalty=1.2
     )
-    exp = dataclasses.replace(ExperimentConfig(model=cfg), generate=c)
+    lengths = {"mem_len": 0 if cfg.memory_free else 8}
+    sections = {key: lengths for key in ("train", "validate", "evaluate")}
+    exp = ExperimentConfig.from_dict({"model": dataclasses.asdict(cfg), **sections})
+    exp = dataclasses.replace(exp, generate=c)
     params = tiny_models.variables(cfg)["params"]
     trained = TrainedModel(TransformerXL(cfg), params, Vocab.all_bytes(), exp, 0)
     in_use: list[int] = []
