@@ -61,12 +61,7 @@ def load(source: str, step: str = "best", weights: str | None = None) -> Trained
 
 
 def load_workdir(workdir: str, step: str = "best", weights: str | None = None) -> TrainedModel:
-    """The trained model of a workdir; arguments as for :func:`load`.
-
-    Raises:
-      WorkdirError: it is no workdir.
-      CheckpointError: the checkpoint does not exist or is damaged.
-    """
+    """The trained model of a workdir; arguments and errors as for :func:`load`."""
     if not os.path.exists(os.path.join(workdir, CONFIG)):
         raise WorkdirError(f"--workdir={workdir}: there is no {CONFIG} in it; train first")
     exp, vocab = read_experiment(workdir), read_vocab(workdir)
@@ -90,8 +85,7 @@ def load_exported(folder: str) -> TrainedModel:
 
     Raises:
       ModelFormatError: the parameters are damaged, have another format, or do not fit the config.
-      DataError: the file of the vocabulary holds none.
-      WorkdirError: a file cannot be read, or its settings cannot be used.
+      DataError, WorkdirError: another file cannot be read or used.
     """
     path = os.path.join(folder, MODEL)
     _check_format(path)

@@ -24,14 +24,10 @@ RAW = "raw"
 
 
 class OrbaxStore:
-    """Saves and restores the items of a step; it opens Orbax's manager when first needed.
-
-    Args:
-      folder: the absolute path of ``checkpoints/``.
-      c: which checkpoints to keep; ``None``: read only.
-    """
+    """Saves and restores the items of a step; it opens Orbax's manager when first needed."""
 
     def __init__(self, folder: str, c: CheckpointConfig | None):
+        """``folder``: absolute path. ``c``: which checkpoints to keep; ``None``: read only."""
         self._folder, self._options = folder, _options(c, self._before_commit)
         self._manager: ocp.CheckpointManager | None = None
         self._step = 0

@@ -11,17 +11,9 @@ PACKAGES = ("txl_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "nu
 
 
 def provenance() -> dict[str, Any]:
-    """A description, ready for JSON, of how a result was made.
+    """How a result is made, ready for JSON: versions, git revision, JAX's devices, date in UTC.
 
-    It names no host, user or path. Starts JAX's backend.
-
-    Returns:
-      ``versions``: name to version; ``None`` if not installed, such as ``txl_jax`` when it runs
-      from its source tree.
-      ``revision``: git commit of the source tree, with ``+dirty`` if the package has changed since;
-      ``None`` outside git.
-      ``platform``, ``device_kind``, ``device_count``: JAX's, over all processes.
-      ``date``: ISO 8601, UTC, to the second.
+    The version of a package that is not installed is ``None``. No host, user or path is named.
     """
     import jax
 

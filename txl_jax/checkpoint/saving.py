@@ -27,16 +27,14 @@ from txl_jax.messages import one_line
 
 
 def export(workdir: str, folder: str, step: str = "best") -> int:
-    """Writes the trained model of a workdir as the three files; returns its step.
+    """Writes the model of a workdir in a new or empty folder; returns its step.
 
     Args:
-      workdir: of a run.
-      folder: new or empty.
-      step: ``best`` by validation, ``latest``, or a number.
+      workdir, step: as for :func:`txl_jax.load`.
+      folder: as for :func:`save`.
 
     Raises:
-      ModelFormatError: the folder is not empty or cannot be written.
-      WorkdirError, CheckpointError: as :func:`txl_jax.load`.
+      ModelFormatError, WorkdirError, CheckpointError: as :func:`save` and :func:`txl_jax.load`.
     """
     require_empty_folder(folder)
     trained = load_workdir(workdir, step)

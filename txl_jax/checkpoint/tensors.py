@@ -12,11 +12,7 @@ from txl_jax.checkpoint.errors import ModelFormatError
 
 
 class Tensors:
-    """Arrays of a stored state; each is taken once, and all problems are reported together.
-
-    Args:
-      state: arrays by name.
-    """
+    """Arrays of a stored state by name; each is taken once, all problems are reported together."""
 
     def __init__(self, state: Mapping[str, np.ndarray]):
         self._left = dict(state)
@@ -74,12 +70,7 @@ def flat_params(params: Any) -> dict[str, np.ndarray]:
 
 
 def params_from_flat(tensors: Mapping[str, np.ndarray], shapes: Any) -> dict[str, Any]:
-    """The tree of parameters from arrays by their paths.
-
-    Args:
-      tensors: arrays by path.
-      shapes: the tree of wanted shapes, see
-        :func:`~txl_jax.checkpoint.trained_model.param_shapes`.
+    """The tree of parameters from arrays by their paths; ``shapes``: the tree of wanted shapes.
 
     Raises:
       ModelFormatError: an array is missing, unknown, or has another shape.

@@ -59,10 +59,9 @@ FILES = (
 
 
 def check_free(workdir: str) -> None:
-    """Refuses to train in a folder that is not a run's and has files that a run would overwrite.
+    """Raises WorkdirError if a run may not train in a folder, and names the files that forbid it.
 
-    Raises:
-      WorkdirError: it has an exported model, or such files; names them.
+    They are an exported model, or, in a folder that is not a run's, files that it would overwrite.
     """
     if os.path.exists(os.path.join(workdir, MODEL)):
         raise WorkdirError(
@@ -77,13 +76,14 @@ def check_free(workdir: str) -> None:
 def register_outputs(workdir: str, mode: str) -> None:
     """Records that this program wrote the files of a mode that compares runs; makes the folder.
 
+    A run's own workdir needs no record.
+
     Args:
-      workdir: the folder that the mode writes in; a run's own workdir needs no record.
+      workdir: the folder that the mode writes in.
       mode: ``ablation``, ``recl`` or ``report``; the names of its files start with it.
 
     Raises:
       WorkdirError: files with these names exist, and the folder has no such record.
-      OSError: the record cannot be written.
     """
     os.makedirs(workdir, exist_ok=True)
     if os.path.exists(os.path.join(workdir, CONFIG)):
@@ -100,11 +100,7 @@ def register_outputs(workdir: str, mode: str) -> None:
 
 
 def is_exported(folder: str) -> bool:
-    """Whether a folder holds an exported model, not a run with checkpoints.
-
-    Raises:
-      WorkdirError: it holds both, so it is unclear which model is meant.
-    """
+    """Whether a folder holds an exported model; raises WorkdirError if also checkpoints."""
     if not os.path.exists(os.path.join(folder, MODEL)):
         return False
     checkpoints = os.path.join(folder, CHECKPOINTS)
@@ -117,12 +113,9 @@ def is_exported(folder: str) -> bool:
 
 
 def check_writable(workdir: str, folders: tuple[str, ...] = ()) -> None:
-    """Makes the workdir, and tries to write in it and in each of its ``folders`` that exists.
+    """Makes the workdir; raises WorkdirError if it or an existing folder in it cannot be written.
 
-    A folder may be on another disk, read-only, or without free space or inodes.
-
-    Raises:
-      WorkdirError: one of them cannot be written.
+    ``folders``: their names. They may be read-only, on another disk, or without space or inodes.
     """
     paths = {"": workdir, **{name: os.path.join(workdir, name) for name in folders}}
     for name, path in paths.items():
@@ -132,11 +125,10 @@ def check_writable(workdir: str, folders: tuple[str, ...] = ()) -> None:
             os.makedirs(workdir, exist_ok=True)
             _try_writing(path)
         except OSError as error:
-            what = f"its folder {name} cannot" if name else "cannot"
-            advice = (
-                "make it writable, or name another --workdir" if name else "name a folder that can"
-            )
-            reason = write_failure_reason(error)
+            reason, what, advice = write_failure_reason(error), "cannot", "name a folder that can"
+            if name:
+                what = f"its folder {name} cannot"
+                advice = "make it writable, or name another --workdir"
             raise WorkdirError(
                 f"--workdir={workdir}: {what} be written ({reason}); {advice}"
             ) from error

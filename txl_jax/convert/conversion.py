@@ -44,14 +44,7 @@ HUGGINGFACE_FILES = ("model.safetensors", "pytorch_model.bin")
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """How the models of a program are converted.
-
-    Attributes:
-      config: its arguments to a configuration.
-      params: its tensors and that configuration to parameters.
-      first_memory: its memory before the first segment, see ``ProtocolConfig``.
-      mem_len: M for evaluation if the arguments do not give it.
-    """
+    """How a program's models are converted; ``mem_len``: M if the arguments do not give it."""
 
     config: Callable[[Mapping[str, Any]], TransformerXLConfig]
     params: Callable[[Mapping[str, Any], TransformerXLConfig], dict[str, Any]]
@@ -84,12 +77,10 @@ class Request:
         that :func:`~txl_jax.checkpoint.saving.export` wrote.
       workdir: new or empty.
       format: the program that wrote the source; ``None``: see :func:`detect`.
-      args: arguments of the program's constructor; they override those in the source.
-        ``tgt_len``, ``mem_len``, ``ext_len``, ``clamp_len`` and ``same_length`` among them decide
-        how the model is evaluated.
+      args: arguments of the program's constructor; they override those in the source. ``tgt_len``,
+        ``mem_len``, ``ext_len``, ``clamp_len`` and ``same_length`` decide how it is evaluated.
       vocab: file with the vocabulary, see :func:`~txl_jax.convert.files.vocab_from_file`.
-      data: settings of a corpus to evaluate on (``DataConfig``); if ``vocab`` is ``None``, its
-        vocabulary is the model's.
+      data: settings of a corpus to evaluate on; its vocabulary replaces a missing ``vocab``.
       overrides: other settings of the experiment by dotted key; none of the model.
     """
 
@@ -153,11 +144,7 @@ def to_workdir(request: Request) -> TransformerXLConfig:
 
 
 def detect(source: str) -> Format:
-    """The program that wrote a source, from its name and files; ``pytorch`` for any other file.
-
-    Raises:
-      ModelFormatError: it does not exist.
-    """
+    """The program that wrote a source; raises ModelFormatError if the source does not exist."""
     if is_tensorflow(source):
         return "tensorflow"
     if os.path.isdir(source):

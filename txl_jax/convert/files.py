@@ -29,14 +29,7 @@ VOCABULARIES = ("vocab.json", "vocab.txt", "vocab.bin")
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """The parts of a model in a file.
-
-    Attributes:
-      tensors: by the other program's names.
-      args: the arguments of the model's constructor, if the file has them.
-      symbols: the vocabulary in id order, if the file has it.
-      step: the training step; 0 if the file does not have it.
-    """
+    """A model's tensors, and its constructor's arguments, symbols and step if the file has them."""
 
     tensors: dict[str, np.ndarray]
     args: dict[str, Any] | None = None

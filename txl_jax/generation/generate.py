@@ -24,31 +24,32 @@ _PER_DISPATCH = 64
 
 
 class TokenChunk(NamedTuple):
-    """The next tokens of each row.
-
-    Attributes:
-      tokens: int32 [B,n].
-      nll: float32 [B,n], nats under the model's own distribution (temperature 1, nothing masked).
-    """
+    """The next n tokens of each row, and their nats at temperature 1 with nothing masked."""
 
     tokens: np.ndarray
+    """int32 [B,n]"""
     nll: np.ndarray
+    """float32 [B,n]"""
+
+
+class LastTokens(flax.struct.PyTreeNode):
+    """The newest tokens of each row, right-aligned: int32 [B,W], and how many are real: [B]."""
+
+    tokens: jax.Array | np.ndarray
+    filled: jax.Array | np.ndarray
 
 
 class DecodeState(flax.struct.PyTreeNode):
-    """What one sampled token needs of the tokens before it.
-
-    Attributes:
-      token: int32 [B], the newest token.
-      past: projected memory (:class:`Cache`) or :class:`LastTokens`, of the tokens before it.
-      seen: bool [B,V], the tokens in the text; ``None`` without a repetition penalty.
-      grammar_state: int32 [B]; ``None`` without a grammar.
-    """
+    """What one sampled token needs of the tokens before it."""
 
     token: jax.Array
-    past: Any
+    """The newest token, int32 [B]."""
+    past: Cache | LastTokens
+    """The tokens before it: projected memory, or for a form without memory the tokens."""
     seen: jax.Array | None
+    """bool [B,V], the tokens in the text; ``None`` without a repetition penalty."""
     grammar_state: jax.Array | None
+    """int32 [B]; ``None`` without a grammar."""
 
 
 def generate(
@@ -201,13 +202,6 @@ def _prompt_chunks(prompts: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, 
 
 
 # Without memory: the past is the text itself, which is run again for every token.
-
-
-class LastTokens(flax.struct.PyTreeNode):
-    """The newest tokens of each row, right-aligned: int32 [B,W], and how many are real: [B]."""
-
-    tokens: jax.Array | np.ndarray
-    filled: jax.Array | np.ndarray
 
 
 def _step_without_memory(model: TransformerXL, params, token, past: LastTokens):

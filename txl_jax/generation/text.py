@@ -58,8 +58,7 @@ class Continuation:
       prompt: the text that is continued, without an incomplete character at its end.
       ids: the tokens of prompt and continuation.
       sample: its number among those of the prompt.
-      text: the continuation: complete characters and words, up to a stop text. It starts with the
-        character that the prompt left incomplete.
+      text: complete characters and words; it starts with the prompt's incomplete character.
       nll: nats of each of its tokens under the model's own distribution.
       ended: "", or ``length``, or the stop text that ended it.
     """
