@@ -286,8 +286,6 @@ NAMED_BY_HAND = {
     ("records.py", "metrics_path"): "metrics.jsonl",
     ("training/run_log.py", "self.metrics_path"): "metrics.jsonl",
     ("checkpoint/checksums.py", "os.path.join(folder, MANIFEST)"): "checkpoints",
-    ("checkpoint/checkpoints.py", "valid_loss"): ELSEWHERE,  # no picture
-    ("checkpoint/saving.py", "read_record(workdir)"): ELSEWHERE,  # no picture
     ("training/fine_tuning.py", "path"): "start.json",
     ("checkpoint/workdir.py", "path"): "config.json",
     ("checkpoint/workdir_files.py", "path"): ".txl_jax",
@@ -320,9 +318,8 @@ def called(node):
 def written_path(node):
     """The argument with the path that a call writes, or ``None`` where it writes none."""
     name, bare = called(node), isinstance(node.func, ast.Name)
-    if name in ("atomic_write", "write_json", "write_csv", "write_arrays", "Events") or (
-        name == "append" and bare
-    ):
+    names = ("atomic_write", "write_json", "write_csv", "write_arrays", "TensorBoardEvents")
+    if node.args and (name in names or (name == "append" and bare)):
         return node.args[0]
     if name == "save" and not node.keywords and len(node.args) == 1:
         return node.args[0]  # of losses

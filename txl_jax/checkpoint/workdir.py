@@ -65,11 +65,13 @@ def init_workdir(workdir: str, exp: ExperimentConfig, corpus: Corpus) -> None:
                 f"--workdir={workdir}: is the folder of another run: {'; '.join(different)}."
                 " Name another --workdir, or use that run's settings"
             )
-    write_json(path, {**exp.to_dict(), "corpus": corpus_record(corpus), "provenance": provenance()})
+    write_json(
+        path, {**exp.to_dict(), "corpus": describe_corpus(corpus), "provenance": provenance()}
+    )
     write_json(os.path.join(workdir, VOCAB), corpus.vocab.to_json())
 
 
-def corpus_record(corpus: Corpus) -> dict[str, Any]:
+def describe_corpus(corpus: Corpus) -> dict[str, Any]:
     """What ``config.json`` says about the corpus."""
     return {"name": corpus.name, "source_hash": corpus.source_hash, **dict(corpus.info)}
 

@@ -17,7 +17,7 @@ from txl_jax.checkpoint.errors import ModelFormatError
 from txl_jax.checkpoint.loading import load_exported
 from txl_jax.checkpoint.provenance import provenance
 from txl_jax.checkpoint.saving import require_empty_folder
-from txl_jax.checkpoint.workdir import corpus_record, read_json, read_record
+from txl_jax.checkpoint.workdir import describe_corpus, read_json, read_record
 from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB
 from txl_jax.config import CheckpointConfig, ExperimentConfig, TransformerXLConfig, override
 from txl_jax.convert import huggingface, pytorch, tensorflow
@@ -138,7 +138,7 @@ def to_workdir(request: Request) -> TransformerXLConfig:
         vocab = Vocab.from_symbols(stored.symbols)
     exp = _experiment(r, program, args, vocab)
     params = program.params(stored.tensors, exp.model)
-    described = corpus_record(corpus) if corpus else {}
+    described = describe_corpus(corpus) if corpus else {}
     _write(r.workdir, name, exp, vocab, params, described, stored.step)
     return exp.model
 
