@@ -426,8 +426,8 @@ def test_a_raw_file_is_downloaded_once_and_checked(name, tmp_path, served, monke
     load = lambda: load_corpus(name, cache_dir=tmp_path / "c")
     md5 = hashlib.md5(raw).hexdigest()
     assert refused(load) == (
-        f"{at}: the md5 of {name} in it is {md5}, not the published {'0' * 32}; nothing of it was"
-        " kept. Get the file from elsewhere and name it in data.path"
+        f"{at}: the md5 of {name} in it is {md5}, not the published {'0' * 32}; the download"
+        " was deleted. Get the file from elsewhere and name it in data.path"
     )
     assert not files_in(tmp_path / "c")
     publish(monkeypatch, name, md5={name: md5})
@@ -451,7 +451,7 @@ def test_wikitext_is_downloaded_once_and_its_hash_is_enforced(tmp_path, served, 
     load = lambda: load_corpus("wt2", cache_dir=tmp_path / "c")
     known("0" * 32)
     assert refused(load) == (
-        f"{url}/w.zip: its md5 is {md5}, not {'0' * 32} as published; nothing of it was kept"
+        f"{url}/w.zip: its md5 is {md5}, not {'0' * 32} as published; the download was deleted"
     )
     assert not files_in(tmp_path / "c")
     known(md5)

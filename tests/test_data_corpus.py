@@ -507,7 +507,7 @@ def test_settings_that_cannot_be_are_refused(book, tmp_path):
         "data.path: stdlib is the running Python's own; give no path"
     )
     assert message("text", book, hash="md5:" + "0" * 32) == (
-        "data.hash: is of a download; it goes with data.url"
+        "data.hash: needs data.url, whose download it checks"
     )
     missing = str(tmp_path / "nowhere")
     assert message("text", missing) == f"data.path = {missing!r}: there is no such file or folder"

@@ -274,7 +274,7 @@ def test_ptb_is_downloaded_once_and_its_hashes_are_enforced(tmp_path, served, mo
     cache = tmp_path / "cache"
     assert refused(lambda: find_ptb(None, cache)) == (
         f"{url}/simple-examples.tgz: the md5 of ptb.train.txt in it is {PTB_MD5['train']}, not the"
-        " published f26c4b92c5fdc7b3f8c7cdcb991d8420; nothing of it was kept. Get the file"
+        " published f26c4b92c5fdc7b3f8c7cdcb991d8420; the download was deleted. Get the file"
         " from elsewhere and name it in data.path"
     )
     assert not files_in(cache)
@@ -424,8 +424,8 @@ def test_a_download_must_have_its_hash(tmp_path, served):
     cache = tmp_path / "cache"
     wrong = "sha256:" + "0" * 64
     assert refused(lambda: find_text(None, cache, url=f"{url}/t.txt", hash=wrong)) == (
-        f"{url}/t.txt: its sha256 is {digest}, not {'0' * 64} as data.hash says; nothing of it was"
-        " kept"
+        f"{url}/t.txt: its sha256 is {digest}, not {'0' * 64} as data.hash says; the download was"
+        " deleted"
     )
     assert not files_in(cache)
     right = {"url": f"{url}/t.txt", "hash": f"sha256:{digest}"}
@@ -529,7 +529,8 @@ def test_an_interrupted_download_goes_on_where_it_stopped(tmp_path, breaking):
     handler.stops += [2_000_000, 2_500_000]
     for came, asked in ((2_000_000, None), (2_500_000, "bytes=2000000-")):
         message = refused(lambda: fetch(url, tmp_path))
-        assert message == f"{url}: {came} of {len(TEXT)} bytes came; try again, what came is kept"
+        received = f"{url}: {came} of {len(TEXT)} bytes were received"
+        assert message == f"{received}; try again, the partial download is kept"
         assert handler.asked[-1] == asked
         assert [part.stat().st_size for part in parts(tmp_path)] == [came]
         assert not (tmp_path / "t.txt").exists()

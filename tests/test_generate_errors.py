@@ -141,8 +141,8 @@ def test_bytes_of_a_flag_that_are_not_utf8_are_refused(chars, words, refused):
     for folder in (chars, words):
         for wrong in ("\udcc3", "\ud800"):
             assert refused(*generating(folder, prompt=f"a {wrong}")) == (
-                f"generate.prompt: text, character 2: {wrong!r} is no character; give text that is"
-                " UTF-8"
+                f"generate.prompt: text, character 2: {wrong!r} is not a character; give text"
+                " that is UTF-8"
             )
 
 

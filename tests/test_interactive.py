@@ -170,4 +170,4 @@ def test_bytes_and_a_mark_on_standard_input_do_not_end_the_session(trained, tmp_
     assert interactive.run(trained, str(tmp_path)) == ""
     out = shown.buffer.getvalue().decode()
     assert f"> {text_of(trained, 'abc')}\n" in out
-    assert r"error: generate.prompt: text, character 1: '\udcff' is no character" in out
+    assert r"error: generate.prompt: text, character 1: '\udcff' is not a character" in out

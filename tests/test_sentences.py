@@ -249,7 +249,7 @@ def test_there_is_no_segment_outside_of_the_pass(index):
 
 @pytest.mark.parametrize("change", [{"seg_len_std": 1.0}, {"partial_shuffle": True}])
 def test_sentences_are_not_cut_as_one_text_is(change):
-    with pytest.raises(DataError, match=f"{next(iter(change))} = .*: lm1b is of sentences"):
+    with pytest.raises(DataError, match=f"{next(iter(change))} = .*: lm1b consists of sentences"):
         shuffled_streams(random_sentences(30), 2, 10, seed=0, name="lm1b", **change)
 
 

@@ -57,7 +57,7 @@ def test_any_bytes_come_back_or_are_refused_where_they_are_no_text(vocab, raw):
 def test_what_is_no_character_is_refused(vocab):
     """As bytes of a command line that are not UTF-8 come to a program."""
     with pytest.raises(
-        DataError, match=r"^text, character 2: '\\udcff' is no character; give text"
+        DataError, match=r"^text, character 2: '\\udcff' is not a character; give text"
     ):
         vocab.encode("a\n\udcff")
 

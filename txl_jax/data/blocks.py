@@ -1,4 +1,4 @@
-"""Text in blocks that are cut anywhere, inside of a word or of a character too."""
+"""Text in blocks; a block may end inside of a word or of a character."""
 
 import codecs
 import io
@@ -17,7 +17,7 @@ _WHITE_TO_SPACE = bytes.maketrans(string.whitespace.encode(), SPACE.encode() * 6
 
 
 def decode_utf8(blocks: Iterable[bytes | str], where: str = "text") -> Iterator[str]:
-    """The same blocks as text; a character cut by a block's end comes with the next block.
+    """The same blocks as text; a character in two blocks is put in the second one.
 
     Raises:
       DataError: bytes that are not UTF-8, or surrogates in a text.
@@ -54,7 +54,7 @@ def _encode(text: str, where: str, errors: str) -> bytes:
         return text.encode("utf-8", errors)
     except UnicodeEncodeError as error:
         raise DataError(
-            f"{where}, character {error.start}: {text[error.start]!r} is no character; give text"
+            f"{where}, character {error.start}: {text[error.start]!r} is not a character; give text"
             " that is UTF-8"
         ) from None
 

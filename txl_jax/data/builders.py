@@ -8,7 +8,7 @@
     train = builder.as_data_source("train")
     text = b"".join(example["text"] for example in train)
 
-``tfds.builder_from_directory(builder.data_dir)`` reads what is prepared without this project.
+``tfds.builder_from_directory(builder.data_dir)`` reads the prepared files without this project.
 TensorFlow is not imported. :func:`txl_jax.load_corpus` reads the same text from its source.
 """
 

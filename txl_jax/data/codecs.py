@@ -19,7 +19,7 @@ from txl_jax.data.symbols import (
 )
 
 Blocks = Iterable[str | bytes]
-"""A text, cut anywhere, inside of a word or of a character too."""
+"""A text; a block may end inside of a word or of a character."""
 
 
 class Codec:

@@ -190,7 +190,7 @@ def find_source(data: DataConfig) -> Source:
     with write_errors(cache):
         cache.mkdir(parents=True, exist_ok=True)
     if data.hash is not None and data.url is None:
-        raise DataError("data.hash: is of a download; it goes with data.url")
+        raise DataError("data.hash: needs data.url, whose download it checks")
     if data.path is not None and data.name in ("stdlib", "probe"):
         origin = "the running Python's own" if data.name == "stdlib" else "drawn from data.probe"
         raise DataError(f"data.path: {data.name} is {origin}; give no path")

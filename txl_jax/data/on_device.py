@@ -88,7 +88,9 @@ def device_text(streams: TrainingStreams, soft: SoftTargets | None = None) -> De
       DataError: the text is of sentences, which have another order in each epoch.
     """
     if not isinstance(streams, Streams | DrawnLengths):
-        raise DataError("text_on_device: the train split is of sentences, which have no one order")
+        raise DataError(
+            "text_on_device: the train split consists of sentences, which have no fixed order"
+        )
     width = streams.max_len if isinstance(streams, DrawnLengths) else streams.seg_len
     tokens = streams.stream_tokens()
     b, n = tokens.shape

@@ -202,7 +202,9 @@ def shuffled_streams(
         return DrawnLengths(streams, seg_len_std, seed) if seg_len_std else streams
     for key, value in (("seg_len_std", seg_len_std), ("partial_shuffle", partial_shuffle)):
         if value:
-            raise DataError(f"{key} = {value}: {name} is of sentences, which have no one order")
+            raise DataError(
+                f"{key} = {value}: {name} consists of sentences, which have no fixed order"
+            )
     return SentenceStreams(split, batch_size, seg_len, name=name, seed=seed, **options)
 
 

@@ -114,7 +114,7 @@ def write_errors(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(final: Path) -> Iterator[None]:
-    """Holds the lock of a file or folder of the cache; waits while another process holds it."""
+    """Holds the lock of a file or folder in the cache; waits for another process that holds it."""
     with write_errors(final.parent):
         final.parent.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(_lock_file(final))

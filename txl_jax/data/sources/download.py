@@ -33,7 +33,7 @@ def check_hash(expected: str, what: str, whose: str = "as data.hash says") -> Ch
         found = file_hash(path, kind)
         if found != digits:
             raise DataError(
-                f"{what}: its {kind} is {found}, not {digits} {whose}; nothing of it was kept"
+                f"{what}: its {kind} is {found}, not {digits} {whose}; the download was deleted"
             )
 
     return check
@@ -100,7 +100,7 @@ def _downloaded(url: str, name: Path, check: Check | None) -> Iterator[Path]:
     with unfinished_download(name) as file:
         if check is None:
             os.truncate(file, 0)
-        resumed = _fetch(url, file, ", what came is kept" if check else "")
+        resumed = _fetch(url, file, ", the partial download is kept" if check else "")
         try:
             try:
                 if check is not None:
@@ -149,7 +149,9 @@ def _request(url: str, file: Path, kept: str) -> bool:
         total = None if size is None else start + int(size)
         _append(answer, file, f"downloading {os.path.basename(url)}", total, start)
     if total is not None and file.stat().st_size != total:
-        raise DataError(f"{url}: {file.stat().st_size} of {total} bytes came; try again{kept}")
+        raise DataError(
+            f"{url}: {file.stat().st_size} of {total} bytes were received; try again{kept}"
+        )
     return resumed
 
 

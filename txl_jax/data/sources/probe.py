@@ -1,4 +1,4 @@
-"""``probe``: a text whose answers lie a known number of tokens back, drawn from a seed.
+"""``probe``: a random text with answers that were shown a known number of tokens before.
 
 The text is a sequence of episodes, each with a distance d of its own:
 

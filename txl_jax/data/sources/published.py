@@ -113,7 +113,7 @@ class PublishedCorpus:
                 if found != expected:
                     raise DataError(
                         f"{self.url}: the md5 of {self.names[key]} in it is {found}, not the"
-                        f" published {expected}; nothing of it was kept. Get the file from"
+                        f" published {expected}; the download was deleted. Get the file from"
                         " elsewhere and name it in data.path"
                     )
 
