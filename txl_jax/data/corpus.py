@@ -272,8 +272,8 @@ def _load_split(folder: Path, split: str, vocab: Vocab) -> np.ndarray | Sentence
 def _label(source: Source, info: Mapping[str, Any]) -> str:
     if info.get("foreign_vocab"):
         return source.label + FOREIGN_VOCAB
-    if source.published is not None:
-        return source.label
-    if info["counts_as_published"]:
-        return f"{source.label}; counts as published"
-    return f"{source.label}; not the published data (its counts differ)"
+    if source.published is None:
+        same = info["counts_as_published"]
+        verdict = "counts as published" if same else "not the published data (its counts differ)"
+        return f"{source.label}; {verdict}"
+    return source.label

@@ -23,10 +23,9 @@ def encode_prompt(vocab: Vocab, prompt: str, name: str = "generate.prompt") -> n
 
 def encode_prompts(vocab: Vocab, prompts: Sequence[str]) -> list[np.ndarray]:
     """The ids of each prompt, see :func:`encode_prompt`; errors name it by its number."""
-    names = [f"prompt {n + 1}" for n in range(len(prompts))]
     if len(prompts) == 1:
-        names = ["generate.prompt"]
-    return [encode_prompt(vocab, *pair) for pair in zip(prompts, names, strict=True)]
+        return [encode_prompt(vocab, prompts[0])]
+    return [encode_prompt(vocab, text, f"prompt {n}") for n, text in enumerate(prompts, 1)]
 
 
 def line_end(vocab: Vocab) -> np.ndarray:

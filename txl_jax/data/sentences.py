@@ -278,12 +278,23 @@ class _RowsInTurn:
     """Sentences dealt to rows as the authors do: each row takes the next one when it needs it."""
 
     def __init__(self, sentences: Sentences, batch_size: int, seg_len: int):
-        dealt, n_segments = _dealt(sentences, batch_size, seg_len)
-        self.sizes = np.full(batch_size, n_segments * seg_len)
+        lengths = np.diff(np.asarray(sentences.offsets, np.int64)).tolist()
+        rows: list[list[int]] = [[] for _ in range(batch_size)]
+        filled, following, target = [0] * batch_size, 0, seg_len
+        row = 0
+        while following < len(lengths) or filled[row] >= target:
+            if filled[row] < target:
+                rows[row].append(following)
+                filled[row] += lengths[following]
+                following += 1
+            else:
+                row = (row + 1) % batch_size
+                target += seg_len * (row == 0)
+        self.sizes = np.full(batch_size, target - seg_len)
         self._rows = [
             np.concatenate([*(sentences[i][:-1] for i in row), sentences[row[-1]][-1:]])
-            for row in dealt
-            if n_segments
+            for row in rows
+            if target > seg_len
         ]
 
     def read(self, epoch: int, row: int, start: int, stop: int) -> np.ndarray:
@@ -336,19 +347,3 @@ class _ShuffledRows:
 
     def _rng(self, *where: int) -> np.random.Generator:
         return np.random.default_rng([self._seed, *where])
-
-
-def _dealt(sentences: Sentences, batch_size: int, seg_len: int) -> tuple[list[list[int]], int]:
-    """The sentences of each row as the authors deal them, and the number of full segments."""
-    sizes = np.diff(np.asarray(sentences.offsets, np.int64)).tolist()
-    rows: list[list[int]] = [[] for _ in range(batch_size)]
-    filled, following, n_segments = [0] * batch_size, 0, 0
-    while True:
-        for row in range(batch_size):
-            while filled[row] < (n_segments + 1) * seg_len:
-                if following == len(sizes):
-                    return rows, n_segments
-                rows[row].append(following)
-                filled[row] += sizes[following]
-                following += 1
-        n_segments += 1
