@@ -32,9 +32,8 @@ from txl_jax.model.block import LayerInputs, SharedInputs
 from txl_jax.model.footprint import of_reading
 from txl_jax.model.kernels.xla import SHORT_GROUP, group_size
 from txl_jax.model.masks import attention_mask
-from txl_jax.model.positions import sinusoids
+from txl_jax.model.positions import positions_from_end, sinusoids
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.model.variants import places
 from txl_jax.parallel.device_memory import check_memory
 from txl_jax.parallel.shardings import make_mesh
 
@@ -167,15 +166,15 @@ def window_nll(model: TransformerXL, efficient: bool) -> Callable[..., Any]:
     def last_position(self: TransformerXL, inputs, targets):
         b, length = inputs.shape
         h = self.vocabulary.embed(inputs, False).astype(cfg.dtype)
-        h = h + sinusoids(places(length, None), cfg.d_model).astype(cfg.dtype)
+        h = h + sinusoids(positions_from_end(length, None), cfg.d_model).astype(cfg.dtype)
         no_memory = jnp.zeros((b, 0, cfg.d_model), cfg.dtype)
         encodings = jnp.zeros((length, cfg.d_model), cfg.dtype)
         mask = attention_mask(length, jnp.zeros(b, jnp.int32), 0)
-        shared = SharedInputs(encodings, mask, places(length, None), False)
+        shared = SharedInputs(encodings, mask, positions_from_end(length, None), False)
         for layer in self.layers[:-1]:
             h, _ = layer.step(h, LayerInputs(no_memory), shared)
         mask = attention_mask(1, jnp.full(b, length - 1), length - 1)
-        shared = SharedInputs(encodings, mask, places(1, None), False)
+        shared = SharedInputs(encodings, mask, positions_from_end(1, None), False)
         h, _ = self.layers[-1].step(h[:, -1:], LayerInputs(h[:, :-1]), shared)
         return self.vocabulary.nll(h, targets, False)
 

@@ -16,8 +16,8 @@ One forward pass (read the files in this order):
           │                   │      R [K,D] sinusoids of distances     positions.py
           │                   │      mask: the attention mask          masks.py
           │     ┌─────────────┴───── for each layer n ────────────┐
-          ├──m──▶ q from h;  k, v from [stop_gradient(m); h]      │     attention.py, its other
-          │     │ softmax((a) + (b) + (c) + (d)) over K keys      │     forms in variants.py
+          ├──m──▶ q from h;  k, v from [stop_gradient(m); h]      │     attention.py
+          │     │ softmax((a) + (b) + (c) + (d)) over K keys      │     scores.py, kernels/
           │     │ h = LN(h + attention);  h = LN(h + FF(h))       │     block.py
           │     └─────────────┬───────────────────────────────────┘
           │                 h [B,T,D]

@@ -83,32 +83,25 @@ class Vocabulary(nn.Module):
         parts = self.clusters = clusters(c)
         if c.div_val == 1:
             parts = (dataclasses.replace(parts[0], stop=parts[-1].stop),)
-        name = lambda kind, i: kind if c.div_val == 1 else f"{kind}_{i}"
 
-        def param(kind, i, init, *shape):
-            return self.param(name(kind, i), init, shape)
+        def params(kind, init, shape_of):
+            """A parameter for each part, or ``None`` where it has no shape."""
+            name = lambda i: kind if c.div_val == 1 else f"{kind}_{i}"
+            shapes = enumerate(map(shape_of, parts))
+            return [shape and self.param(name(i), init, shape) for i, shape in shapes]
 
-        self.embeddings = [
-            param("embedding", i, init, p.size, p.width) for i, p in enumerate(parts)
-        ]
-        self.projections = [
-            param("embedding_projection", i, init_projection, p.width, c.d_model)
-            if p.projected
-            else None
-            for i, p in enumerate(parts)
-        ]
-        self.weights = self.embeddings
-        if not c.tie_weight:
-            self.weights = [
-                param("softmax_weight", i, init, p.size, p.width) for i, p in enumerate(parts)
-            ]
-        self.biases = [param("softmax_bias", i, zeros, p.size) for i, p in enumerate(parts)]
+        table = lambda part: (part.size, part.width)
+        projection = lambda part: (part.width, c.d_model) if part.projected else None
+        self.embeddings = params("embedding", init, table)
+        self.projections = params("embedding_projection", init_projection, projection)
+        self.weights = self.embeddings if c.tie_weight else params("softmax_weight", init, table)
+        self.biases = params("softmax_bias", zeros, lambda part: (part.size,))
         tied = (*c.tie_projs, *[False] * len(self.clusters))
         self.own_projections = [
-            self.param(f"softmax_projection_{i}", init_projection, (p.width, c.d_model))
-            if p.projected and not tied[i] and c.mixtures == 1
+            self.param(f"softmax_projection_{i}", init_projection, (part.width, c.d_model))
+            if part.projected and not tied[i] and c.mixtures == 1
             else None
-            for i, p in enumerate(self.clusters)
+            for i, part in enumerate(self.clusters)
         ]
         if c.cutoffs:
             shape = (len(c.cutoffs), self.clusters[0].width)

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from txl_jax.config import TransformerXLConfig
+from txl_jax.model.attention import FORMS
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
 from txl_jax.model.ring import KeysValues, Rings
-from txl_jax.model.variants import FORMS
 from txl_jax.parallel.mesh import shard_rows
 
 

@@ -46,16 +46,12 @@ def word_parameters(c: TransformerXLConfig) -> int:
         return 0
     parts, d = clusters(c), c.d_model
     tables = parts if c.div_val > 1 else [dataclasses.replace(parts[0], stop=parts[-1].stop)]
-    total = c.vocab_size
-    for part in tables:
-        total += part.size * part.width * (1 if c.tie_weight else 2)
-        total += part.width * d if part.projected else 0
     tied = (*c.tie_projs, *[False] * len(parts))
-    for part, shared in zip(parts, tied, strict=False):
-        own = part.projected and not shared and c.mixtures == 1
-        total += part.width * d if own else 0
+    own = [p for p, shared in zip(parts, tied, strict=False) if not shared and c.mixtures == 1]
+    words = sum(part.size * part.width for part in tables) * (1 if c.tie_weight else 2)
+    projections = d * sum(part.width for part in (*tables, *own) if part.projected)
     width = parts[0].width
-    total += len(c.cutoffs) * (width + 1)
+    total = c.vocab_size + words + projections + len(c.cutoffs) * (width + 1)
     if c.mixtures > 1:
         total += c.mixtures * (d + d * width + width)
     if c.past_decode:

@@ -114,24 +114,16 @@ def check_segment(
 def check_memory(c: TransformerXLConfig, mems: AnyMemory, b: int) -> None:
     """Raises ValueError if mems are not those of this model for B streams."""
     if isinstance(mems, Cache):
-        keys = mems.near.keys
-        n, rows, _, width = keys[0].shape
-        got = (len(keys), n, rows, width)
-        if got != (c.n_layer, c.n_head, b, c.d_head) or mems.filled.shape != (b,):
-            raise ValueError(
-                f"a cache of {len(keys)} layers' keys {keys[0].shape} does not fit a"
-                f" batch of {b}: expected {c.n_layer} of [{c.n_head},{b},R,{c.d_head}], as"
-                " init_cache makes it"
-            )
+        layers = len(mems.near.keys)
+        if layers != c.n_layer:
+            raise ValueError(f"a cache of {layers} layers is not of this model of {c.n_layer}")
+        shape = (c.n_head, b, "R", c.d_head)
+        check_array("the cache's keys", mems.near.keys[0], "floats", shape)
+        check_array("the cache's filled", mems.filled, "integers", (b,))
         return
     check_memory_type(mems)
-    n_layer, rows, _, width = mems.hidden.shape
-    want = (c.n_layer, b, c.d_model)
-    if (n_layer, rows, width) != want or mems.filled.shape != (b,):
-        raise ValueError(
-            f"mems.hidden {mems.hidden.shape} and filled {mems.filled.shape} do not fit a batch"
-            f" of {b}: expected [{want[0]},{b},M,{want[2]}] and [{b}], as init_mems makes them"
-        )
+    check_array("mems.hidden", mems.hidden, "floats", (c.n_layer, b, "M", c.d_model))
+    check_array("mems.filled", mems.filled, "integers", (b,))
 
 
 def check_memory_type(mems: Any) -> None:

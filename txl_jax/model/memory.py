@@ -143,14 +143,6 @@ def constant(hidden: jax.Array) -> jax.Array:
     return jax.lax.stop_gradient(hidden)
 
 
-def make(n_layer: int, batch_size: int, mem_len: int, d_model: int, dtype) -> Memory:
-    """An empty memory: zeros [L,B,M,D], none of them filled."""
-    return Memory(
-        hidden=jnp.zeros((n_layer, batch_size, mem_len, d_model), dtype),
-        filled=jnp.zeros((batch_size,), jnp.int32),
-    )
-
-
 def memory_shardings(shardings: Shardings) -> Memory:
     """Shardings of a memory: each stream's states are on the devices of its row."""
     hidden, filled = shardings.rows(leading_axis=True), shardings.rows()
@@ -194,7 +186,7 @@ def update(
         -1 where there was none; states older than that are no longer real.
     """
     new = layer_inputs.astype(memory.hidden.dtype)
-    hidden = constant(_newest(memory.hidden, new, lengths, rows=1))
+    hidden = constant(_newest(memory.hidden, new, lengths))
     return Memory(hidden, _filled(memory, new.shape[2], lengths, since_reset))
 
 
@@ -248,7 +240,7 @@ def update_cache(
     if seg_len == cache.seg_len and lengths is None:
         near, far = _advanced(cache, layers, done)
     else:
-        newest = lambda old, new: _newest(old, new.astype(old.dtype), lengths, rows=1)
+        newest = lambda old, new: _newest(old, new.astype(old.dtype), lengths)
         past = [jax.tree.map(newest, cache.past(n), new) for n, new in enumerate(layers)]
         near, far = _in_slots(past, (cache.near.count, cache.slots - cache.near.count))
     return cache.replace(near=near, far=far, filled=filled)
@@ -287,17 +279,16 @@ def _advanced(
     )
 
 
-def _newest(old: jax.Array, new: jax.Array, lengths: jax.Array | None, rows: int) -> jax.Array:
-    """The last M real slots of [old; new] along the axis after ``rows``, row by row."""
-    time = rows + 1
-    m, t = old.shape[time], new.shape[time]
+def _newest(old: jax.Array, new: jax.Array, lengths: jax.Array | None) -> jax.Array:
+    """The last M real slots of [old; new], [.,B,M,.] and [.,B,T,.], row by row."""
+    m, t = old.shape[2], new.shape[2]
     if lengths is None:
         if m <= t:
-            return jax.lax.slice_in_dim(new, t - m, t, axis=time)
-        return jnp.concatenate([jax.lax.slice_in_dim(old, t, m, axis=time), new], axis=time)
-    both = jnp.concatenate([old, new], axis=time)
-    slide = lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, m, axis=rows)
-    return jax.vmap(slide, in_axes=(rows, 0), out_axes=rows)(both, lengths)
+            return jax.lax.slice_in_dim(new, t - m, t, axis=2)
+        return jnp.concatenate([jax.lax.slice_in_dim(old, t, m, axis=2), new], axis=2)
+    both = jnp.concatenate([old, new], axis=2)
+    slide = lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, m, axis=1)
+    return jax.vmap(slide, in_axes=(1, 0), out_axes=1)(both, lengths)
 
 
 def _filled(memory, seg_len: int, lengths, since_reset) -> jax.Array:

@@ -70,3 +70,11 @@ def relative_shift(x: jax.Array) -> jax.Array:
     *lead, t, k = x.shape
     padded = jnp.pad(x, [(0, 0)] * len(lead) + [(0, 0), (1, 0)])
     return padded.reshape(*lead, k + 1, t)[..., 1:, :].reshape(*lead, t, k)
+
+
+def positions_from_end(seg_len: int, lengths: jax.Array | None) -> jax.Array:
+    """Positions counted from the last real token, with 0 for it and for padding: [T] or [B,T]."""
+    position = jnp.arange(seg_len)
+    if lengths is None:
+        return seg_len - 1 - position
+    return jnp.maximum(lengths[:, None] - 1 - position, 0)

@@ -7,13 +7,13 @@ from jax.sharding import Mesh
 
 from txl_jax.config import ConfigError, TransformerXLConfig
 from txl_jax.model import inputs as inputs_lib
-from txl_jax.model import masks, variants
+from txl_jax.model import masks
 from txl_jax.model import memory as memory_lib
 from txl_jax.model.adaptive import Vocabulary
 from txl_jax.model.block import Block, LayerInputs, SharedInputs, dropout
 from txl_jax.model.inputs import SegmentOptions
 from txl_jax.model.memory import Cache, Memory
-from txl_jax.model.positions import clamped, distance_encodings, sinusoids
+from txl_jax.model.positions import clamped, distance_encodings, positions_from_end, sinusoids
 from txl_jax.model.ring import slots_of
 from txl_jax.parallel.mesh import replicate, shard_rows
 
@@ -85,7 +85,8 @@ class TransformerXL(nn.Module):
         c = self.cfg
         inputs_lib.check_size("batch_size", batch_size, 0)
         inputs_lib.check_size("mem_len", mem_len, 0)
-        return memory_lib.make(c.n_layer, batch_size, mem_len, c.d_model, c.dtype)
+        hidden = jnp.zeros((c.n_layer, batch_size, mem_len, c.d_model), c.dtype)
+        return Memory(hidden, jnp.zeros((batch_size,), jnp.int32))
 
     def init_cache(self, mems: Memory, seg_len: int) -> Cache:
         """Projected memory for inference, an argument and a result in place of ``mems``.
@@ -225,7 +226,7 @@ class TransformerXL(nn.Module):
         elif reset is not None:
             since_reset = masks.since_reset(reset, lengths, context_len)
         mask = masks.attention_mask(seg_len, mems.filled, mem_len, c.same_length, reset)
-        places = variants.places(seg_len, lengths)
+        places = positions_from_end(seg_len, lengths)
         h = embeddings.astype(c.dtype)
         if c.attention == "absolute":
             h = h + sinusoids(clamped(places, c.clamp_len), c.d_model).astype(c.dtype)
@@ -262,7 +263,7 @@ class TransformerXL(nn.Module):
         return h, projected
 
     def _encodings(self, n_keys: int, train: bool) -> jax.Array:
-        """Sinusoids of the distances n_keys - 1 .. 0, [K,D]."""
+        """Sinusoids of the distances K-1 .. 0, [K,D]."""
         c = self.cfg
         encodings = distance_encodings(n_keys, c.d_model, c.clamp_len).astype(c.dtype)
         return replicate(self.drop_input(encodings[None], train)[0], self.mesh)

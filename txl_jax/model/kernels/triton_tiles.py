@@ -371,13 +371,13 @@ def gradient_of_distances(
         tile_qu = tl.trans(load_rows(qu + own, first, T, SIZE, H, WIDTH))
         tile_qv = load_rows(qv + own, first, T, SIZE, H, WIDTH)
         tile_dout = tl.trans(load_rows(dout + own, first, T, SIZE, H, WIDTH))
-        keys = k + row * K * H
-        values = val + row * K * H
 
-        scores = product_of_either(keys, start, K, tile_qu, of_next, SIZE, H, WIDTH)
+        scores = product_of_either(k + row * K * H, start, K, tile_qu, of_next, SIZE, H, WIDTH)
         far = dot(tile_r, tl.trans(tile_qv))
         scores += skewed(far, far, nothing(x, reach), 0, SIZE)
-        dweights = product_of_either(values, start, K, tile_dout, of_next, SIZE, H, WIDTH)
+        dweights = product_of_either(
+            val + row * K * H, start, K, tile_dout, of_next, SIZE, H, WIDTH
+        )
 
         query = first + line
         key = start + place - tl.where(of_next, SIZE, 0)
