@@ -1,8 +1,8 @@
-"""Making a compiled program do one thing after another, where its data alone would not say so.
+"""Order between the operations of a compiled program that their data does not require.
 
-A compiler may begin what it likes: write over an array before all has been read, and keep a copy
-for the readers; or compute several large things at once, and hold all of them. A sum with
-:func:`zero_after` is a dependency that it cannot see through.
+A compiler may reorder independent operations. It may overwrite an array before all reads, and then
+keep a copy for the readers. It may also compute several large arrays at once and hold all of them.
+Adding :func:`zero_after` makes a dependency that the compiler cannot remove.
 """
 
 import jax
@@ -10,11 +10,11 @@ import jax.numpy as jnp
 
 
 def zero_after(done: jax.Array, number: jax.Array) -> jax.Array:
-    """0, int32 [], known only when ``done`` is.
+    """0, int32 [], which depends on ``done``.
 
     Args:
-      done: floating point, any shape with elements; NaN or infinite does no harm.
-      number: int32 [], never negative, which the compiler does not know.
+      done: floating point, any shape with elements; NaN and infinity are allowed.
+      number: int32 [], never negative, unknown to the compiler.
     """
     element = done.reshape(-1)[0].astype(jnp.float32)
     return jax.lax.bitcast_convert_type(element, jnp.int32) & jnp.minimum(number, 0)
