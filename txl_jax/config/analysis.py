@@ -26,13 +26,11 @@ class ContextConfig(Section, key="context"):
     stride: int = at_least(1, 32, LENGTH)
     """Tokens from one window to the next; 1 is exact."""
     max_tokens: int = at_least(0, 20_000, TOKENS)
-    """Number of targets, from the longest length on, so that each has its whole context; 0: to the
-    end of the split."""
+    """Number of targets, each with the longest context; 0: to the end of the split."""
     batch_size: int = at_least(1, 4, ROWS)
     """Windows or streams computed together."""
     threshold: float = setting(0.01, "must be at least 0 and below 1", lambda v: 0 <= v < 1)
-    """The effective length is the shortest beyond which no length lowers perplexity by this
-    fraction."""
+    """Longer contexts than the effective length lower perplexity by less than this fraction."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,8 +42,7 @@ class ReclConfig(Section, key="recl"):
     """
 
     models: tuple[str, ...] = local_path(())
-    """Models, each NAME=WORKDIR or NAME=FILE.npz (recorded losses, analysis/recl.py), or
-    GROUP:NAME=… for several groups in one table."""
+    """NAME=WORKDIR, NAME=FILE.npz (recorded losses) or GROUP:NAME=… for several groups."""
     shares: tuple[float, ...] = setting(
         (0.1, 0.5, 1.0),
         "must each be above 0 and at most 1",
@@ -71,8 +68,7 @@ class AttentionMapsConfig(Section, key="attention"):
     seg_len: int = at_least(1, 64, LENGTH)
     """T, tokens of a segment."""
     mem_len: int = at_least(0, 640, LENGTH)
-    """M, which may be above that of training; models evaluated without memory recompute M tokens
-    before each segment."""
+    """M of any length; models evaluated without memory recompute M tokens before a segment."""
     max_tokens: int = at_least(0, 20_000, TOKENS)
     """Number of queries, in whole segments with full memory; 0: all."""
     batch_size: int = at_least(1, 1, ROWS)

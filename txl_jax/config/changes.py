@@ -85,6 +85,6 @@ def from_record(record: Mapping[str, Any]) -> ExperimentConfig:
         return ExperimentConfig.from_dict(settings)
     except UnknownKeyError as error:
         raise ConfigError(
-            f"has the unknown setting {short_repr(error.key)}: the folder was written by an earlier"
-            " version of txl_jax and must be trained or exported again"
+            f"has the unknown setting {short_repr(error.args[1])}: the folder was written by an"
+            " earlier version of txl_jax and must be trained or exported again"
         ) from error

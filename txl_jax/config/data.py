@@ -5,9 +5,7 @@ import urllib.parse
 from typing import Literal
 
 from txl_jax.config.bounds import LENGTH, SEED
-from txl_jax.config.fields import Section, at_least, free_text, local_path, setting
-
-_LETTERS = "must be from {} to 26, there is a letter for each"
+from txl_jax.config.fields import Section, at_least, free_text, local_path, setting, within
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,9 +16,9 @@ class ProbeTextConfig(Section, key="data.probe"):
     """Shortest distance from an answer back to the symbol it repeats, in tokens."""
     longest: int = at_least(2, 64, LENGTH)
     """Longest such distance; each episode draws its distance uniformly."""
-    symbols: int = setting(8, _LETTERS.format(2), lambda v: 2 <= v <= 26, 26)
+    symbols: int = within(2, 26, 8)
     """C, the number of symbols an answer is drawn from, so that chance is 1/C."""
-    noise: int = setting(1, _LETTERS.format(1), lambda v: 1 <= v <= 26, 26)
+    noise: int = within(1, 26, 1)
     """Number of symbols that noise is drawn from; with 1 only the answers carry information."""
     tokens: int = at_least(1000, 1_000_000, 1_000_000_000)
     """Most tokens of the train split; valid and test each have a tenth of it."""
@@ -73,11 +71,8 @@ class DataConfig(Section, key="data"):
     )
     """Checksum of the downloaded file, md5:… or sha256:…."""
     vocab: Literal["byte", "char", "word", "subword"] | None = None
-    """What a token is (stdlib, ptb and text only; subword for text only); None: byte for stdlib and
-    text, word for ptb."""
-    vocab_size: int = setting(
-        8000, "must be from 256 to 1000000", lambda v: 256 <= v <= 1_000_000, 1_000_000
-    )
+    """What a token is (stdlib, ptb, text; subword: text only); None: byte, for ptb word."""
+    vocab_size: int = within(256, 1_000_000, 8000)
     """Number of subwords to learn; a short text gives fewer."""
     protocol: Literal["authors", "bytes", "double"] | None = None
     """Preparation of enwik8 (authors: no newline bytes, 204 symbols; bytes: all 205) and lm1b

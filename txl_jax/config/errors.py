@@ -18,11 +18,10 @@ class ConfigError(ValueError):
 
 
 class UnknownKeyError(ConfigError):
-    """A key that no setting has; ``key`` is its dotted name."""
+    """There is no such setting. ``args``: the message, and the dotted key."""
 
-    def __init__(self, key: str, message: str):
-        super().__init__(message)
-        self.key = key
+    def __str__(self) -> str:
+        return self.args[0]
 
 
 def refusal(key: str, value: Any, why: str) -> ConfigError:

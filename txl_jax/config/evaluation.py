@@ -4,7 +4,7 @@ import dataclasses
 from typing import Literal
 
 from txl_jax.config.bounds import LENGTH, ROWS, STEPS, TOKENS
-from txl_jax.config.fields import Section, above, at_least, setting
+from txl_jax.config.fields import Section, above, at_least, minus_1_or_count, within
 from txl_jax.config.model import Window
 
 Split = Literal["train", "valid", "test"]
@@ -44,23 +44,17 @@ class ProtocolConfig(Section):
     mem_len: int = at_least(0, 128, LENGTH)
     """M, memory length, which may be many times that of training."""
     context_len: int = at_least(0, 0, LENGTH)
-    """Tokens before each segment that are recomputed and not scored, the attention length of models
-    without memory (paper, section 4.2); memory ends before them."""
+    """Tokens before each segment that are recomputed and not scored (paper, section 4.2)."""
     first_memory: Literal["empty", "zeros"] = "empty"
-    """Memory before the first segment: empty (PyTorch), or zeros that are attended to (TF, Hugging
-    Face; not with context_len)."""
+    """Memory at the start: empty (PyTorch), or zeros that are attended to (TF, Hugging Face)."""
     warm_start: int = at_least(0, 0, 100 * LENGTH)
-    """Tokens before each stream that are read into its memory and not scored; with a window,
-    n_layer * mem_len of them make any number of streams score as one does."""
-    clamp_len: int | None = setting(
-        None, "must be -1 (never) or at least 1", lambda v: v is None or v == -1 or v >= 1, LENGTH
-    )
+    """Tokens before each stream that are read into its memory and not scored (NVIDIA); n_layer *
+    mem_len of them, with a window, make results independent of batch_size."""
+    clamp_len: int | None = minus_1_or_count("never", None, LENGTH)
     """model.clamp_len while scoring; None: the model's own."""
     same_length: Window | None = None
     """model.same_length while scoring; None: the model's own."""
-    temperature: float = setting(
-        1.0, f"must be from {COLDEST} to 100", lambda v: COLDEST <= v <= 100, 100
-    )
+    temperature: float = within(COLDEST, 100, 1.0)
     """Divides the logits; results are compared at 1, and any other value holds [B,T,V]."""
     max_segments: int = at_least(0, 0, TOKENS)
     """Score only the first segments of each stream, this many; 0: all."""

@@ -44,6 +44,19 @@ def above(low: float, default: Any) -> Any:
     return setting(default, f"must be above {low}", lambda v: v > low)
 
 
+def within(low: float, high: float, default: Any, also: str = "") -> Any:
+    """A field from ``low`` to ``high``; ``also`` names a further value in errors."""
+    rule = f"must be {also}from {low} to {high}"
+    holds = lambda v: low <= v <= high or (bool(also) and v == 0)
+    return setting(default, rule, holds, high)
+
+
+def minus_1_or_count(meaning: str, default: int | None, most: int) -> Any:
+    """A field from 1 to ``most``, or -1, whose meaning errors tell, or ``None`` if its type is."""
+    rule, holds = f"must be -1 ({meaning}) or at least 1", lambda v: v in (None, -1) or v >= 1
+    return setting(default, rule, holds, most)
+
+
 def optional_count(most: int) -> Any:
     """A field from 1 to ``most``, or ``None``, its default."""
     return setting(None, "must be at least 1", lambda v: v is None or v >= 1, most)

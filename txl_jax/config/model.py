@@ -10,10 +10,10 @@ from txl_jax.config.fields import (
     Section,
     above,
     at_least,
+    minus_1_or_count,
     optional_count,
     probability,
     rising,
-    setting,
 )
 
 Window = Literal[False, "pytorch", "tf"]
@@ -65,33 +65,26 @@ class TransformerXLConfig(Section, key="model"):
     dropout_embedding: float = probability(0.0)
     """Rate at which whole words are dropped from the input embedding."""
     dropout_mask: Literal["independent", "locked"] = "independent"
-    """Dropout masks differ between positions (independent) or are shared by all positions of a row
-    (locked: Gal and Ghahramani 2016)."""
+    """One dropout mask per position, or per row (locked; Gal and Ghahramani 2016)."""
     dropatt: float = probability(0.0)
     """Dropout rate of the attention probabilities, always independent."""
     attention: AttentionForm = "relative"
-    """Form of attention: relative is the paper's; shaw, absolute and absolute_per_layer are the
-    other encodings of its table 6, the last two without memory; shared_projection is that of the
-    authors' later Penn Treebank release."""
+    """Form: the paper's (relative), others of its table 6 (shaw; without memory absolute and
+    absolute_per_layer), or that of the authors' later Penn Treebank release (shared_projection)."""
     pre_lnorm: bool = False
     """Normalise the input of each sub-layer instead of its output."""
     untie_r: bool = False
     """Give each layer its own u and v (relative attention only)."""
     same_length: Window = False
     """Attention window by distance: none, distance < M (pytorch) or distance <= M (tf)."""
-    clamp_len: int = setting(
-        -1, "must be -1 (never) or at least 1", lambda v: v == -1 or v >= 1, bounds.LENGTH
-    )
-    """Distances above this one use its position encoding (shaw: distances from one less on share a
-    row); -1: never."""
+    clamp_len: int = minus_1_or_count("never", -1, bounds.LENGTH)
+    """Distances above it share its position encoding (shaw: from one less on); -1: never."""
     n_positions: int | None = optional_count(2 * bounds.LENGTH)
     """Rows of the learnt position table of shaw (T+M in training) and absolute_per_layer (T)."""
     cutoffs: tuple[int, ...] = rising(1, (), bounds.WORDS, count=0)
-    """First word ids of the tail clusters of an adaptive softmax, words sorted by frequency (Grave
-    et al. 2017)."""
+    """First word ids of the tail clusters of an adaptive softmax (Grave et al. 2017)."""
     div_val: int = at_least(1, 1, bounds.CLUSTERS)
-    """Embeddings of cluster i are div_val**i times narrower, with a projection to D for each
-    cluster if it is above 1 (Baevski and Auli 2019)."""
+    """Embeddings of cluster i are div_val**i times narrower (Baevski and Auli 2019)."""
     tie_weight: bool = True
     """Use the input embedding as output weights."""
     tie_projs: tuple[bool, ...] = (False,)
@@ -99,8 +92,7 @@ class TransformerXLConfig(Section, key="model"):
     proj_same_dim: bool = True
     """With div_val above 1, also project a cluster whose width is D already (always in PyTorch)."""
     sample_softmax: int = at_least(0, 0, bounds.WORDS)
-    """Train on the distinct ones of twice this many words, drawn log-uniformly, instead of all V
-    (0: off; scoring is exact)."""
+    """Train on the distinct ones of 2n words, drawn log-uniformly, instead of all V; 0: off."""
     mixtures: int = at_least(1, 1, bounds.ITEMS)
     """Number of softmaxes that are mixed at each position (Yang et al. 2018)."""
     dropout_latent: float = probability(0.0)
@@ -118,8 +110,7 @@ class TransformerXLConfig(Section, key="model"):
     scan_layers: bool = False
     """Run the layers as one loop that is compiled once; False is faster on a CPU."""
     remat: Literal["none", "products", "layer"] = "none"
-    """What the backward pass recomputes: nothing, all but products with weights, or all but the
-    inputs of layers."""
+    """What the backward pass recomputes: nothing, all but weight products, or whole layers."""
     kernel: Literal["auto", "reference", "xla", "cudnn", "triton", "pallas_tpu"] = "auto"
     """Implementation of attention (model/kernels); auto: the best one for the device."""
 

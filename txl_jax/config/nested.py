@@ -13,17 +13,13 @@ S = TypeVar("S", bound=Section)
 
 
 def replace_nested(section: S, nested: Mapping[str, Any], prefix: str = "", root: Any = None) -> S:
-    """The section with the values of a nested mapping in place of its own.
+    """The section with the values of a nested mapping in place of its own; text is converted.
 
-    Args:
-      section: gives the value of every setting that ``nested`` lacks.
-      nested: values by name; text is read as the setting's type.
-      prefix: dotted key of the section and a dot, for errors.
-      root: the section of all settings, for the nearest key in errors; ``section`` by default.
+    Errors name the key with the section's ``prefix``, and for an unknown one the nearest key of
+    ``root``, the section of all settings.
 
     Raises:
-      ConfigError: an unknown key, a wrong type, a value out of range, or a combination that
-        cannot work.
+      ConfigError: see :meth:`ExperimentConfig.from_dict`.
     """
     root, values = root or section, {}
     fields = {field.name: field for field in dataclasses.fields(cast(Any, section))}
@@ -47,16 +43,15 @@ def unknown_key(key: str, root: Any) -> UnknownKeyError:
     leaf = short.rpartition(".")[2]
     same_leaf = [k for k in known if k.rpartition(".")[2] == leaf]
     near = difflib.get_close_matches(short, same_leaf or known, n=1, cutoff=0.0)
-    return UnknownKeyError(key, f"unknown config key {short!r}; the nearest key is {near[0]!r}")
+    return UnknownKeyError(f"unknown config key {short!r}; the nearest key is {near[0]!r}", key)
 
 
 def _first_leaf(key: str, value: Any) -> str:
-    """The first dotted key below ``key``, at most a few levels down: a dict may contain itself."""
+    """The first dotted key below ``key``, at most 5 levels down: a dict may contain itself."""
     for _ in range(5):
-        if not isinstance(value, Mapping) or not value:
-            break
-        name, value = next(iter(value.items()))
-        key = f"{key}.{name}"
+        if isinstance(value, Mapping) and value:
+            name, value = next(iter(value.items()))
+            key = f"{key}.{name}"
     return key
 
 

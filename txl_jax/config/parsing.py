@@ -21,21 +21,19 @@ def typed(key: str, value: Any, hint: Any) -> Any:
       ConfigError: it cannot be read as that type; a number is not finite; a value is missing.
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    text = value.lower() if isinstance(value, str) else None
+    missing = text is not None and not text.strip()
     if origin in (types.UnionType, typing.Union):
-        if value is None or (isinstance(value, str) and value.lower() == "none"):
+        if value is None or text == "none":
             return None
-        (inner,) = [a for a in args if a is not type(None)]
-        if isinstance(value, str) and not value.strip():
+        if missing:
             raise refusal(key, value, "a value is missing; give one, or none")
-        return typed(key, value, inner)
-    missing = isinstance(value, str) and not value.strip()
+        return typed(key, value, next(a for a in args if a is not type(None)))
     if missing and hint is not str and origin is not tuple:
         raise refusal(key, value, f"a value is missing; {_expected(hint)}")
     if origin is Literal:
         for choice in args:
-            if type(value) is type(choice) and value == choice:
-                return choice
-            if isinstance(value, str) and value.lower() == str(choice).lower():
+            if (type(value) is type(choice) and value == choice) or text == str(choice).lower():
                 return choice
         raise refusal(key, value, _expected(hint))
     if origin is tuple:

@@ -4,7 +4,16 @@ import dataclasses
 from typing import Literal
 
 from txl_jax.config.bounds import DEVICES, ITEMS, LENGTH, ROWS, STEPS, WORDS
-from txl_jax.config.fields import Section, above, at_least, local_path, probability, setting
+from txl_jax.config.fields import (
+    Section,
+    above,
+    at_least,
+    local_path,
+    minus_1_or_count,
+    probability,
+    setting,
+    within,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,11 +25,10 @@ class OptimizerConfig(Section, key="optimizer"):
     learning_rate: float = above(0, 2.5e-4)
     """Learning rate at the end of warm-up."""
     schedule: Literal["cosine", "inverse_sqrt", "constant"] = "cosine"
-    """Schedule after warm-up: cosine to min_ratio * learning_rate at train.steps, inverse_sqrt
-    (rate * sqrt(warmup_steps / step)) or constant."""
+    """After warm-up: cosine to min_ratio at train.steps, sqrt(warmup_steps / step), or constant."""
     warmup_steps: int = at_least(0, 0, STEPS)
     """Updates of linear warm-up from 0; the first update has a rate above 0."""
-    min_ratio: float = setting(0.0, "must be from 0 to 1", lambda v: 0 <= v <= 1)
+    min_ratio: float = within(0, 1, 0.0)
     """Final rate of cosine / learning_rate."""
     clip_norm: float = at_least(0, 0.25)
     """Largest global norm of the gradient; 0: no clipping."""
@@ -31,13 +39,11 @@ class OptimizerConfig(Section, key="optimizer"):
     eps: float = above(0, 1e-8)
     """Added to the root of the second moment."""
     l2: float = at_least(0, 0.0)
-    """L2 penalty: parameters times l2 are added to the clipped gradient (coupled, PyTorch's
-    weight_decay of Adam)."""
+    """L2 penalty that is added to the clipped gradient (PyTorch's weight_decay of Adam)."""
     weight_decay: float = at_least(0, 0.0)
     """Decoupled weight decay of every parameter, times the rate (Loshchilov and Hutter 2019)."""
     embedding_ratio: float = above(0, 1.0)
-    """Peak rate of the embedding tables / that of the rest; cosine ends at the same rate for both,
-    other schedules keep the ratio."""
+    """Peak rate of the embeddings / that of the rest; cosine ends at one rate for both."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,17 +51,14 @@ class AverageConfig(Section, key="average"):
     """Weight averaging over updates (training/average.py)."""
 
     swa_start: int = at_least(0, 0, STEPS)
-    """Average the parameters after every update from this one on (swa: Polyak and Juditsky 1992;
-    Merity et al. 2018, section 3.1; Izmailov et al. 2018); 0: never."""
+    """Average the parameters from the update after this one on (swa; Polyak and Juditsky 1992,
+    Merity et al. 2018, Izmailov et al. 2018); 0: never."""
     swa_lr_ratio: float | None = setting(None, "must be above 0", lambda v: v is None or v > 0)
-    """The schedule ends at swa_start, and from there the rate is its last value times this; None:
-    the schedule continues."""
+    """End the schedule at swa_start, then use its last rate times this; None: continue it."""
     ema_decay: float = probability(0.0)
-    """Decay d of the exponential moving average (ema), which is a plain average until it has
-    1/(1-d) updates; 0: none."""
+    """Decay d of the exponential average (ema), a plain one for 1/(1-d) updates; 0: none."""
     use: Literal["best", "raw", "swa", "ema"] = "best"
-    """Parameters to score, sample from and export; best: those with the lowest validation loss at
-    that checkpoint."""
+    """Parameters to score, sample and export; best: the lowest validation loss."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,20 +66,15 @@ class LossConfig(Section, key="loss"):
     """Training loss (training/loss.py); scoring always covers every target."""
 
     positions: Literal["full", "half"] = "full"
-    """Positions of the segment in the loss: all, or the most recent half (paper, section 4.2, table
-    6)."""
+    """Positions in the loss: all, or the most recent half (paper, section 4.2, table 6)."""
     ar: float = at_least(0, 0.0)
-    """Activation regularisation: times the mean square of the last layer's states before dropout
-    (Merity et al. 2018, section 4.6)."""
+    """Weight of the mean square of the last layer's states (Merity et al. 2018, section 4.6)."""
     tar: float = at_least(0, 0.0)
-    """Temporal activation regularisation: times the mean square of the changes of those states
-    between positions (same source)."""
+    """Weight of the mean square of those states' changes between positions (same source)."""
     r_drop: float = at_least(0, 0.0)
-    """Run every segment under two dropout masks and add this times the mean of their two
-    Kullback-Leibler divergences in nats (Wu et al. 2021); holds [B,T,V] twice."""
+    """Weight of the Kullback-Leibler divergences of two dropout masks (Wu et al. 2021)."""
     past_decode: float = at_least(0, 0.0)
-    """Add this times the mean nll of the input word decoded from the next prediction (Brahma 2019,
-    0.001 there); needs model.past_decode and holds [B,T,V]."""
+    """Weight of the nll of input words decoded from the predictions (Brahma 2019, 0.001 there)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,8 +84,7 @@ class DistilConfig(Section, key="distil"):
     teachers: tuple[str, ...] = local_path((), "must not name an empty folder", all)
     """Workdirs or exported folders of models whose mean probabilities are learnt."""
     weight: float = setting(0.5, "must be above 0 and at most 1", lambda v: 0 < v <= 1)
-    """w in the loss w * cross entropy against teachers + (1 - w) * that against the text; holds
-    [B,T,V]."""
+    """w in the loss: w * cross entropy against teachers + (1-w) * that against the text."""
     words: int = at_least(1, 32, WORDS)
     """Most likely words of the teachers kept per token; all others count as one."""
 
@@ -105,8 +102,7 @@ class TrainConfig(Section, key="train"):
     mem_len: int = at_least(0, 128, LENGTH)
     """M, hidden states carried from step to step."""
     context_len: int = at_least(0, 0, LENGTH)
-    """Tokens before the segment that are recomputed with gradients and not scored (PyTorch's
-    ext_len); memory ends before them."""
+    """Tokens before the segment that are recomputed and not scored (PyTorch's ext_len)."""
     seg_len_std: float = at_least(0, 0.0, LENGTH)
     """s above 0 draws each segment's length from N(T, s), one time in twenty from N(T/2, s), at
     least 5 and at most T + 3s, with the rate in proportion (Merity et al. 2018, section 4.1);
@@ -134,13 +130,11 @@ class TrainConfig(Section, key="train"):
     max_skipped: int = at_least(1, 10, STEPS)
     """Number of updates skipped in a row that stops training."""
     num_seeds: int = at_least(1, 1, ITEMS)
-    """Runs trained in one program with seeds from seed on, each in a folder seed_N of the workdir
-    (training/multi_seed.py)."""
+    """Runs in one program, of seeds from seed on, in folders seed_N (training/multi_seed.py)."""
     start_from: str | None = local_path(
         None, "must name a folder", lambda v: v is None or v.strip()
     )
-    """Fine-tuning: workdir (its best checkpoint) or exported folder whose parameters are used at
-    step 0 (training/fine_tuning.py); None: random parameters."""
+    """Fine-tuning: workdir or exported folder that gives the parameters at step 0."""
 
     @property
     def longest_seg_len(self) -> int:
@@ -168,17 +162,14 @@ class CheckpointConfig(Section, key="checkpoint"):
     keep_best: int = at_least(0, 1, STEPS)
     """Number of best checkpoints by validation to keep."""
     tolerate_save_errors: bool = False
-    """Log a checkpoint that cannot be written (full disk) and continue, with one process; the last
-    one must be written."""
+    """Log a checkpoint that cannot be written and continue (one process, not the last one)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig(Section, key="mesh"):
     """Number of devices on each axis of the device mesh (parallel/shardings.py)."""
 
-    data: int = setting(
-        -1, "must be -1 (all devices) or at least 1", lambda v: v == -1 or v >= 1, DEVICES
-    )
+    data: int = minus_1_or_count("all devices", -1, DEVICES)
     """Splits the batch; -1: all devices that the other axes leave."""
     fsdp: int = at_least(1, 1, DEVICES)
     """Splits batch, parameters and optimizer; parameters are gathered for use."""
