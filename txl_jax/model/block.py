@@ -131,10 +131,10 @@ class Block(nn.Module):
     ) -> tuple[jax.Array, KeysValues]:
         """[B,T,D] to [B,T,D], and the segment's keys and values.
 
-              Args:
-                h: input of the layer.
-                past, positions, mask, train: as in :class:`Attention`.
-          places: positions counted from the end, [T] or [B,T]; ``absolute_per_layer`` only.
+            Args:
+              h: input of the layer.
+              past, positions, mask, train: as in :class:`Attention`.
+        places: positions counted from the end, [T] or [B,T]; ``absolute_per_layer`` only.
         """
         c = self.cfg
         if c.attention == "absolute_per_layer":
