@@ -33,11 +33,11 @@ class TransformerXL(nn.Module):
       >>> logits.shape, mems.hidden.shape, int(mems.filled[0])
       ((1, 3, 11), (2, 1, 4, 8), 3)
 
-    Every method takes the options of :class:`~txl_jax.model.inputs.SegmentOptions` as keywords:
-    ``train=True`` with ``rngs={"dropout": key}`` for dropout, ``reset`` (bool [B]: this stream
-    starts anew with this segment; bool [B,T]: a new episode starts at this position and nothing
-    attends across it) and ``lengths`` (int32 [B]: real tokens of right-padded rows, from 0 to T;
-    memory takes the last M real states). Rows are independent. Arguments are NumPy or JAX arrays.
+    Every method takes these options as keywords (``SegmentOptions`` in inputs.py): ``train=True``
+    with ``rngs={"dropout": key}`` for dropout, ``reset`` (bool [B]: this stream starts anew with
+    this segment; bool [B,T]: a new episode starts at this position and nothing attends across it)
+    and ``lengths`` (int32 [B]: real tokens of right-padded rows, from 0 to T; memory takes the last
+    M real states). Rows are independent. Arguments are NumPy or JAX arrays.
 
     Every method raises ValueError, which names the argument, for a wrong dtype or shape, and for
     values of ``lengths`` outside of 0 to T. Under ``jax.jit`` the values of ``lengths`` are not
