@@ -11,6 +11,8 @@ that every segment costs the same. Theirs has its memory full.
 
 import argparse
 
+from txl_jax.planning.products import cut_of_protocol, of_layers, of_words
+
 from benchmarks.interleaved import (
     add_flags,
     changes,
@@ -23,8 +25,7 @@ from benchmarks.interleaved import (
 from benchmarks.sizes import experiment
 from txl_jax.analysis.speed import random_params, scoring
 from txl_jax.analysis.timing import time_alternating
-from txl_jax.evaluation.evaluate import under_protocol
-from txl_jax.planning.products import cut_of_protocol, of_layers, of_words
+from txl_jax.evaluation.protocols import under_protocol
 
 
 def main(argv: list[str] | None = None) -> None:

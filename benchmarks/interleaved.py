@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+from txl_jax.planning.chips import CHIPS
 
 from txl_jax.analysis.timing import ratio, summary
-from txl_jax.planning.chips import CHIPS
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 

@@ -9,12 +9,12 @@ hold: ``python -m txl_jax.main --mode=compile``, see benchmarks/README.md.
 import pathlib
 
 import jax
+from txl_jax.planning.chips import CHIPS
+from txl_jax.planning.products import of_update
 
 from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ExperimentConfig, load_config
-from txl_jax.planning.chips import CHIPS
 from txl_jax.planning.prediction import predicted
-from txl_jax.planning.products import of_update
 from txl_jax.planning.vocabulary import with_known_size
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"

@@ -13,8 +13,9 @@ from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, ProtocolConfig
 from txl_jax.data.corpus import Corpus, corpus_from_config
-from txl_jax.evaluation.evaluate import describe, evaluator_of
-from txl_jax.evaluation.report import segment_bar
+from txl_jax.evaluation.evaluator import split_evaluator
+from txl_jax.evaluation.progress import segment_bar
+from txl_jax.evaluation.protocols import describe
 from txl_jax.parallel.shardings import make_mesh
 from txl_jax.units import in_unit
 
@@ -46,7 +47,7 @@ class Scorer:
         """What a protocol gives: loss in nats, the corpus's unit, targets, seconds."""
         c = self.trained.config
         mesh = make_mesh(c.mesh, c.model, c.train.batch_size)
-        evaluator = evaluator_of(c.model, protocol, self.corpus, mesh)
+        evaluator = split_evaluator(c.model, protocol, self.corpus, mesh)
         with segment_bar(f"{protocol.split} split, {name}") as progress:
             score = evaluator.run(self.trained.params, progress=progress)
         assert score is not None

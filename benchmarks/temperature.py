@@ -16,7 +16,8 @@ from typing import Any
 import txl_jax
 from txl_jax.config import ExperimentConfig, override
 from txl_jax.data.corpus import Corpus, corpus_from_config
-from txl_jax.evaluation.evaluate import describe, evaluator_of
+from txl_jax.evaluation.evaluator import split_evaluator
+from txl_jax.evaluation.protocols import describe
 from txl_jax.files import write_json
 from txl_jax.parallel.shardings import make_mesh
 
@@ -63,7 +64,7 @@ def _loss(
     """Nats per target, and the protocol in words."""
     protocol = dataclasses.replace(exp.evaluate, split=split, temperature=temperature)
     mesh = make_mesh(exp.mesh, exp.model, protocol.batch_size)
-    score = evaluator_of(exp.model, protocol, corpus, mesh).run(params)
+    score = split_evaluator(exp.model, protocol, corpus, mesh).run(params)
     assert score is not None  # nothing stops it
     return score.loss, describe(protocol, exp.model)
 

@@ -16,6 +16,7 @@ import argparse
 from typing import Any
 
 import jax
+from txl_jax.planning.products import of_update
 
 from benchmarks.interleaved import (
     add_flags,
@@ -34,7 +35,6 @@ from txl_jax.data.feed import training_feed
 from txl_jax.data.sentences import shuffled_streams
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import Shardings, make_mesh
-from txl_jax.planning.products import of_update
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import init_state, state_shardings
 from txl_jax.training.step import compiled_step

@@ -32,7 +32,7 @@ from txl_jax.data.batch import Batch, SoftTargets
 from txl_jax.data.on_device import BatchPosition, DeviceText
 from txl_jax.evaluation import score
 from txl_jax.evaluation.dynamic import Learner
-from txl_jax.evaluation.evaluate import Evaluator
+from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.generation import generate
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import Shardings, make_mesh
@@ -168,7 +168,7 @@ def check(exp: ExperimentConfig) -> None:
     attention_maps.check_size(trained)
     speed.check_size(trained)
     probe.check_size(trained)
-    score.check_size(trained, lines=exp.score.batch_size)
+    score.check_score_memory(trained, n_lines=exp.score.batch_size)
 
 
 # Programs, traced for shapes.
@@ -247,15 +247,13 @@ def scoring(exp: ExperimentConfig, protocol: ProtocolConfig) -> None:
     text = np.zeros(protocol.batch_size + 1, np.int32)
     evaluator = Evaluator(cfg, protocol, text, mesh, training=text)
     params = param_shapes(cfg)
-    mems: Any = jax.eval_shape(evaluator._first_memory)
-    if evaluator.keeps_cache:
-        mems = jax.eval_shape(evaluator._projected, params, mems)
-    batch = _batch((), evaluator._rows, protocol.context_len, protocol.seg_len)
+    mems = evaluator.programs.first_memory_shapes(params)
+    batch = _batch((), evaluator.batches.rows, protocol.context_len, protocol.seg_len)
     if protocol.dynamic.rule == "none":
-        jax.eval_shape(evaluator._score, params, batch, mems)
+        jax.eval_shape(evaluator.programs.score, params, batch, mems)
         return
     copies = (params, params) if protocol.dynamic.rule == "rms" else ()
-    jax.eval_shape(evaluator._score_and_learn, Learner(params, *copies), batch, mems)
+    jax.eval_shape(evaluator.programs.score_and_learn, Learner(params, *copies), batch, mems)
 
 
 def generation(exp: ExperimentConfig) -> None:

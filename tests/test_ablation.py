@@ -15,7 +15,7 @@ from txl_jax.checkpoint.workdir_files import check_writable
 from txl_jax.config import ConfigError, ExperimentConfig, ProtocolConfig, override
 from txl_jax.data.corpus import DataError, corpus_from_config
 from txl_jax.evaluation.errors import AnalysisError
-from txl_jax.evaluation.evaluate import Evaluator, Score
+from txl_jax.evaluation.evaluator import Evaluator, Score
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.trainer import train as train_loop
 

@@ -13,6 +13,10 @@ import pytest
 from txl_jax.evaluation import baselines
 
 
+def loss(count, train, test, vocab_size):
+    return baselines.cross_entropy(count(train, vocab_size), test, vocab_size)
+
+
 class Vocab(list):
     unit = "bpc"
 
@@ -24,7 +28,7 @@ def _tokens(seed: int, length: int, vocab_size: int, dtype=np.int32) -> np.ndarr
 
 
 def _witten_bell(train, vocab_size: int):
-    """The formula of Bigram's docstring, one pair at a time."""
+    """The formula of bigram's docstring, one pair at a time."""
     train = [int(t) for t in train]
     once = collections.Counter(train)
     pair = collections.Counter(itertools.pairwise(train))
@@ -46,7 +50,9 @@ def test_unigram_is_the_cross_entropy_of_held_out_shares_with_add_one_training_s
     train, test = _tokens(0, 101, 12), _tokens(1, 57, 12)
     p = (np.bincount(train, minlength=12) + 1) / (101 + 12)
     q = np.bincount(test[1:], minlength=12) / 56
-    np.testing.assert_allclose(baselines.unigram(train, test, 12), -(q * np.log(p)).sum(), 1e-13)
+    np.testing.assert_allclose(
+        loss(baselines.unigram, train, test, 12), -(q * np.log(p)).sum(), 1e-13
+    )
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 22])
@@ -59,25 +65,24 @@ def test_bigram_is_the_written_out_loop_over_exactly_the_targets_after_the_first
     test[20] = 249  # never seen: as a target, then as a context
     p = _witten_bell(train, 250)
     total = -sum(math.log(p(int(w), int(h))) for h, w in itertools.pairwise(test))
-    np.testing.assert_allclose(baselines.bigram(train, test, 250), total / 42, rtol=1e-13)
+    np.testing.assert_allclose(loss(baselines.bigram, train, test, 250), total / 42, rtol=1e-13)
 
 
 def test_probabilities_sum_to_one_over_the_vocabulary_after_every_token():
     vocab_size = 40
     train = _tokens(0, 500, vocab_size)
-    np.testing.assert_allclose(baselines.unigram_probabilities(train, vocab_size).sum(), 1, 1e-13)
-    model = baselines.Bigram.count(train, vocab_size)
     h, w = np.mgrid[:vocab_size, :vocab_size]
-    p = model(h, w)
-    assert (p > 0).all()
-    np.testing.assert_allclose(p.sum(1), 1, rtol=1e-13)
+    for count in (baselines.unigram, baselines.bigram):
+        p = count(train, vocab_size)(h, w)
+        assert (p > 0).all()
+        np.testing.assert_allclose(p.sum(1), 1, rtol=1e-13)
 
 
 def test_a_bigram_of_ten_thousand_words_takes_memory_for_the_pairs_that_occur_only():
     rng = np.random.default_rng(0)
     train, test = rng.integers(0, 10_000, 200_000), rng.integers(0, 10_000, 1000)
     tracemalloc.start()
-    baselines.bigram(train, test, 10_000)
+    loss(baselines.bigram, train, test, 10_000)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 50e6  # V*V counts would be 800e6
@@ -105,10 +110,10 @@ def test_primed_xz_is_what_the_split_adds_and_sees_all_of_the_training_text():
 def test_every_named_baseline_is_reported_in_nats_and_in_the_unit_of_the_corpus(monkeypatch):
     train, test = _tokens(0, 2000, 30, np.uint8), _tokens(1, 300, 30, np.uint8)
     corpus = types.SimpleNamespace(vocab=Vocab(range(30)), train=train, valid=test, test=train[:9])
-    got = baselines.baselines(("bigram", "unigram", "xz"), corpus, "valid")
+    got = baselines.score_baselines(("bigram", "unigram", "xz"), corpus, "valid")
     assert [entry["name"] for entry in got] == ["bigram", "unigram", "xz", "xz primed"]
-    assert got[0]["loss"] == baselines.bigram(train, test, 30)
-    assert got[1]["loss"] == baselines.unigram(train, test, 30)
+    assert got[0]["loss"] == loss(baselines.bigram, train, test, 30)
+    assert got[1]["loss"] == loss(baselines.unigram, train, test, 30)
     for entry in got:
         assert set(entry) == {"name", "loss", "bpc", "targets"}
         assert entry["targets"] == 299
@@ -118,12 +123,14 @@ def test_every_named_baseline_is_reported_in_nats_and_in_the_unit_of_the_corpus(
     assert got[3]["bpc"] == pytest.approx(baselines.xz_primed(bytes(train), targets), rel=1e-14)
 
     corpus.vocab.unit = "ppl"
-    (entry,) = baselines.baselines(("unigram",), corpus, "valid")
+    (entry,) = baselines.score_baselines(("unigram",), corpus, "valid")
     assert entry["ppl"] == pytest.approx(math.exp(entry["loss"]), rel=1e-14)
 
     corpus.vocab.unit = "bpc"
     monkeypatch.setattr(baselines, "PRIMED_LIMIT", len(train) - 1)
-    assert [entry["name"] for entry in baselines.baselines(("xz",), corpus, "valid")] == ["xz"]
+    assert [entry["name"] for entry in baselines.score_baselines(("xz",), corpus, "valid")] == [
+        "xz"
+    ]
 
 
 @pytest.mark.parametrize("chunk", [3, 1 << 22])
@@ -132,8 +139,8 @@ def test_a_part_of_a_split_is_scored_at_its_targets_alone(monkeypatch, chunk):
     train, test = _tokens(0, 2000, 30, np.uint8), _tokens(1, 300, 30, np.uint8)
     corpus = types.SimpleNamespace(vocab=Vocab(range(30)), train=train, test=test)
     places = np.array([1, 2, 3, 4, 151, 152, 153, 299])
-    got = baselines.baselines(("unigram", "bigram", "xz"), corpus, "test", places)
-    p1, p2 = baselines.unigram_probabilities(train, 30), _witten_bell(train, 30)
+    got = baselines.score_baselines(("unigram", "bigram", "xz"), corpus, "test", places)
+    p1, p2 = baselines.unigram(train, 30)(test[:30], np.arange(30)), _witten_bell(train, 30)
     expected = {
         "unigram": -np.mean([math.log(p1[test[n]]) for n in places]),
         "bigram": -np.mean([math.log(p2(int(test[n]), int(test[n - 1]))) for n in places]),
@@ -148,20 +155,20 @@ def test_what_cannot_be_counted_is_refused_with_its_reason():
     words = Vocab(range(10_000))
     words.unit = "ppl"
     with pytest.raises(ValueError, match="at most 256 characters, this one has 10000"):
-        baselines.check(("unigram", "xz"), words)
+        baselines.check_baselines(("unigram", "xz"), words)
     letters = Vocab(range(257))
     with pytest.raises(ValueError, match="this one has 257 symbols and is measured in bpc"):
-        baselines.check(("xz",), letters)
+        baselines.check_baselines(("xz",), letters)
     words = Vocab(range(200))
     words.unit = "ppl"
     with pytest.raises(ValueError, match="this one has 200 symbols and is measured in ppl"):
-        baselines.check(("xz",), words)
-    baselines.check(("unigram", "bigram"), words)
+        baselines.check_baselines(("xz",), words)
+    baselines.check_baselines(("unigram", "bigram"), words)
     with pytest.raises(ValueError, match="unknown baseline 'trigram'"):
-        baselines.check(("trigram",), words)
-    with pytest.raises(ValueError, match=r"from 0 to 5: must be in 0\.\.4"):
-        baselines.bigram(np.arange(6), np.arange(3), 5)
-    with pytest.raises(ValueError, match=r"from 1 to 5: must be in 0\.\.4"):
-        baselines.unigram(np.arange(5), np.arange(6), 5)
+        baselines.check_baselines(("trigram",), words)
+    with pytest.raises(ValueError, match=r"train\[5\] = 5: a token id must be from 0 to 4"):
+        loss(baselines.bigram, np.arange(6), np.arange(3), 5)
+    with pytest.raises(ValueError, match=r"tokens\[5\] = 5: a token id must be from 0 to 4"):
+        loss(baselines.unigram, np.arange(5), np.arange(6), 5)
     with pytest.raises(ValueError, match="has no target"):
-        baselines.bigram(np.arange(5), np.arange(1), 5)
+        loss(baselines.bigram, np.arange(5), np.arange(1), 5)

@@ -27,7 +27,7 @@ from txl_jax.config import (
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.sentences import Sentences
 from txl_jax.evaluation.errors import AnalysisError
-from txl_jax.evaluation.evaluate import Evaluator
+from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import make_mesh
 

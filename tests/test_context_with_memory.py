@@ -15,7 +15,8 @@ import txl_jax
 from txl_jax.config import MeshConfig, ProtocolConfig
 from txl_jax.data.feed import training_batch
 from txl_jax.data.sentences import shuffled_streams
-from txl_jax.evaluation.evaluate import Evaluator
+from txl_jax.evaluation.evaluator import Evaluator
+from txl_jax.evaluation.protocols import keeps_cache
 from txl_jax.parallel.shardings import make_mesh
 
 CFG = tiny.config()
@@ -148,7 +149,7 @@ def test_scoring_with_both_is_scoring_the_text_whole(streams):
     mesh = make_mesh(MeshConfig(data=1), CFG, batch_size=streams)
     params = tiny.variables(CFG)["params"]
     evaluator = Evaluator(CFG, protocol, TOKENS, mesh)
-    assert not evaluator.keeps_cache
+    assert not keeps_cache(evaluator.model.cfg, protocol)
     want = np.concatenate(
         [nll_at_once(TOKENS[i : i + 120 // streams + 1]) for i in range(0, 120, 120 // streams)]
     )

@@ -14,9 +14,9 @@ import tiny_models
 import txl_jax
 from txl_jax.config import DynamicConfig, MeshConfig, ProtocolConfig
 from txl_jax.data.batch import Batch
-from txl_jax.evaluation.dynamic import Learner, learned, score_and_learn
-from txl_jax.evaluation.evaluate import Evaluator, describe, evaluator_of
-from txl_jax.evaluation.report import protocols
+from txl_jax.evaluation.dynamic import Learner, score_and_learn, update
+from txl_jax.evaluation.evaluator import Evaluator, split_evaluator
+from txl_jax.evaluation.protocols import compared_protocols, describe
 from txl_jax.parallel.shardings import make_mesh
 
 CFG = tiny_models.config()
@@ -223,7 +223,7 @@ def test_the_pull_leads_back_to_the_trained_values_and_never_past_them():
     """Without a gradient: a third of the way at decay * root = 1/3, all of it from 1 on."""
     trained, root = {"w": np.zeros(4, np.float32)}, {"w": np.array([0, 1, 3, 30], np.float32)}
     state = Learner({"w": np.full(4, 6, np.float32)}, trained, root)
-    after = learned(state, trained, DynamicConfig(rule="rms", decay=1 / 3))
+    after = update(state, trained, DynamicConfig(rule="rms", decay=1 / 3))
     np.testing.assert_allclose(after["w"], [6, 4, 0, 0], atol=1e-6)
 
 
@@ -249,13 +249,13 @@ def test_the_report_sets_dynamic_evaluation_beside_the_same_protocol_without_it(
     c = ProtocolConfig(mem_len=12, dynamic=RMS)
     static = ProtocolConfig(mem_len=12)
     nothing = ProtocolConfig(mem_len=0, same_length=False)
-    assert protocols(c) == [
+    assert compared_protocols(c) == [
         ("memory 12, dynamic rms", c),
         ("memory 12", static),
         ("no memory", nothing),
     ]
     no_memory = ProtocolConfig(mem_len=0, dynamic=SGD)
-    assert protocols(no_memory) == [
+    assert compared_protocols(no_memory) == [
         ("memory 0, dynamic sgd", no_memory),
         ("memory 0", ProtocolConfig(mem_len=0)),
     ]
@@ -264,7 +264,7 @@ def test_the_report_sets_dynamic_evaluation_beside_the_same_protocol_without_it(
 def test_statistics_are_of_the_corpuss_training_split():
     c = ProtocolConfig(batch_size=1, seg_len=8, mem_len=12, dynamic=RMS)
     corpus: Any = types.SimpleNamespace(train=TRAINING, test=TOKENS)
-    got = evaluator_of(CFG, c, corpus, mesh()).run(params_of())
+    got = split_evaluator(CFG, c, corpus, mesh()).run(params_of())
     assert got is not None
     assert got.loss == score(RMS).loss
     other = evaluator(RMS, training=TOKENS).run(params_of())

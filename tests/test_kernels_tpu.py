@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 from tiny_models import quick
+from txl_jax.planning.topology import devices_of
 
 from txl_jax.model.dropout import AttentionDropout
 from txl_jax.model.kernels import AttentionInputs, pallas_tpu, reference
 from txl_jax.model.masks import AttentionMask, attention_mask
 from txl_jax.model.positions import Positions
-from txl_jax.planning.topology import devices_of
 
 N, B, S = 2, 3, 16
 NAMES = ("out", "dq", "dk", "dval", "du", "dv", "dr")

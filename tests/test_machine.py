@@ -223,7 +223,7 @@ def test_an_attention_kernel_for_other_devices_is_refused_with_the_settings():
         (probe.check_size, {"probe.mem_lens": (0, 10**6)}, "probe.mem_lens (up to 1000000)"),
         (probe.check_size, {"train.mem_len": 10**6}, "probe.answers (200)"),
         (
-            lambda t: score.check_size(t, lines=10**6),
+            lambda t: score.check_score_memory(t, n_lines=10**6),
             {"score.memory": "line", "score.batch_size": 10**6},
             "score.batch_size (1000000)",
         ),

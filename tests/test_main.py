@@ -14,7 +14,7 @@ from txl_jax.checkpoint.workdir_files import FILES
 from txl_jax.config import DataConfig
 from txl_jax.data.corpus import DataError, corpus_from_config
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation.report import of_vocab
+from txl_jax.evaluation.results import vocab_note
 from txl_jax.training.preemption import PreemptionGuard
 
 QUICKSTART = "configs/quickstart.py"
@@ -267,8 +267,8 @@ def test_words_that_the_model_does_not_know_are_its_unknown_ones_and_are_counted
     corpus = corpus_from_config(data, Vocab("word", ["<eos>", "the", "<unk>", "cat"]))
     assert corpus.train[:3].tolist() == [1, 3, 0]
     assert corpus.test[-3:].tolist() == [1, 2, 0]
-    assert of_vocab(corpus, "test") == ", encoded with the model's vocabulary (33.3% <unk>)"
-    assert of_vocab(corpus_from_config(data), "test") == ""
+    assert vocab_note(corpus, "test") == ", encoded with the model's vocabulary (33.3% <unk>)"
+    assert vocab_note(corpus_from_config(data), "test") == ""
     with pytest.raises(DataError, match=r"line \d+: the word 'dog' is not among the 3"):
         corpus_from_config(data, Vocab("word", ["<eos>", "the", "cat"]))
 

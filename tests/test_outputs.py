@@ -23,8 +23,8 @@ from txl_jax.checkpoint.workdir_files import CONFIG
 from txl_jax.config import ConfigError, ExperimentConfig, override
 from txl_jax.data.sources.probe import alphabet
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation import report as report_module
-from txl_jax.evaluation.evaluate import Score
+from txl_jax.evaluation import results
+from txl_jax.evaluation.evaluator import Score
 from txl_jax.model.transformer_xl import TransformerXL
 
 
@@ -133,11 +133,11 @@ def full(*_, **__):
 
 def test_an_evaluation_is_printed_where_it_cannot_be_written(tiny, tmp_path, monkeypatch, capsys):
     score = types.SimpleNamespace(run=lambda *_: Score(0.5, 99, 0.1))
-    monkeypatch.setattr(report_module, "evaluator_of", lambda *_: score)
-    monkeypatch.setattr(report_module, "write_json", full)
+    monkeypatch.setattr(results, "split_evaluator", lambda *_: score)
+    monkeypatch.setattr(results, "write_json", full)
     trained, corpus = tiny
     with pytest.raises(OSError, match="No space left"):
-        report_module.report(trained, corpus, str(tmp_path))
+        results.evaluate(trained, corpus, str(tmp_path))
     assert "memory 32     0.7213 bpc" in capsys.readouterr().out
 
 
@@ -145,14 +145,14 @@ def test_a_text_that_is_read_in_lower_case_is_evaluated_with_a_note(
     tiny, tmp_path, monkeypatch, capsys
 ):
     score = types.SimpleNamespace(run=lambda *_: Score(0.5, 99, 0.1))
-    monkeypatch.setattr(report_module, "evaluator_of", lambda *_: score)
+    monkeypatch.setattr(results, "split_evaluator", lambda *_: score)
     trained, corpus = tiny
     foreign = dataclasses.replace(corpus, info={**corpus.info, "foreign_vocab": True})
-    report_module.report(trained, foreign, str(tmp_path))
+    results.evaluate(trained, foreign, str(tmp_path))
     assert "note" not in capsys.readouterr().err
     words = Vocab("word", ["<eos>", "<unk>", *map(str, range(30))])
     foreign = dataclasses.replace(foreign, vocab=words)
-    report_module.report(trained, foreign, str(tmp_path))
+    results.evaluate(trained, foreign, str(tmp_path))
     assert capsys.readouterr().err == (
         "note: the model's vocabulary has no capital letters: the text is read in lower case\n"
     )

@@ -12,6 +12,8 @@ import jax
 import numpy as np
 import pytest
 from tiny_runs import call, write_config
+from txl_jax.planning.chips import CHIPS, GIB
+from txl_jax.planning.topology import PlanningError, accelerator_type, devices_of
 
 import txl_jax
 from txl_jax.checkpoint.trained_model import param_shapes
@@ -20,10 +22,8 @@ from txl_jax.data.batch import Batch
 from txl_jax.parallel.shardings import Shardings
 from txl_jax.planning import compile_ahead as ahead
 from txl_jax.planning import products
-from txl_jax.planning.chips import CHIPS, GIB
 from txl_jax.planning.costs import Exchange, exchanges
 from txl_jax.planning.prediction import predicted
-from txl_jax.planning.topology import PlanningError, accelerator_type, devices_of
 from txl_jax.planning.vocabulary import size_of, with_known_size
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import init_state

@@ -63,7 +63,7 @@ def test_carried_memory_scores_a_text_as_one_segment_does(form, seg_len):
     trained = trained_on(Vocab("char", [*"abcdefghijklm"]), **form)
     lines = lines_of(5, 0, 12, 1)
     c = ScoreConfig(mem_len=40, seg_len=seg_len)
-    found = score.nll_of_lines(trained.config.model, trained.params, lines, BEFORE, c)
+    found = score.score_lines(trained.config.model, trained.params, lines, BEFORE, c)
     assert [len(nll) for nll in found] == [5, 0, 12, 1]
     expected = directly(trained, np.concatenate([BEFORE, *lines]))
     np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-5)
@@ -80,7 +80,7 @@ def test_a_line_alone_is_scored_as_if_there_were_no_others(form, seg_len, batch_
     trained = trained_on(Vocab("char", [*"abcdefghijklm"]), **form)
     lines = lines_of(9, 1, 0, 14, 3)
     c = ScoreConfig(mem_len=40, seg_len=seg_len, batch_size=batch_size, memory="line")
-    found = score.nll_of_lines(trained.config.model, trained.params, lines, BEFORE, c)
+    found = score.score_lines(trained.config.model, trained.params, lines, BEFORE, c)
     for line, nll in zip(lines, found, strict=True):
         expected = directly(trained, np.concatenate([BEFORE, line])) if len(line) else []
         np.testing.assert_allclose(nll, expected, atol=1e-5)
@@ -89,7 +89,7 @@ def test_a_line_alone_is_scored_as_if_there_were_no_others(form, seg_len, batch_
 def test_a_window_makes_the_cut_into_segments_of_no_account():
     trained = trained_on(Vocab("char", [*"abcdefghijklm"]))
     text = [np.concatenate([BEFORE, *lines_of(60)])]
-    by = lambda t: score.nll_of_texts(
+    by = lambda t: score.score_texts(
         trained.config.model, trained.params, text, ScoreConfig(mem_len=7, seg_len=t)
     )[0]
     np.testing.assert_allclose(by(3), by(20), atol=1e-5)
@@ -139,7 +139,7 @@ def test_bits_per_byte_are_those_of_a_text_that_the_tokens_determine(monkeypatch
 def notes(vocab, text):
     """The notes before the line of the sum."""
     lines = io.StringIO(text, newline="\n").readlines()
-    ids = score.encoded(vocab, lines, "text")
+    ids = score.encode_lines(vocab, lines, "text")
     *found, last = score.summary(vocab, lines, ids, [np.ones(len(i)) for i in ids]).splitlines()
     assert ("bits per byte of the text" in last) == (NO_BITS not in found)
     return [note for note in found if note != NO_BITS], NO_BITS not in found
@@ -186,7 +186,7 @@ def test_what_encoding_changes_in_a_text_is_noted(vocab, text, expected, has_bit
 def test_bytes_are_written_as_characters_or_escaped_and_any_output_can_show_them(monkeypatch):
     vocab = Vocab.all_bytes()
     ids, nll = vocab.encode("a \n\udcff\udcc3"), np.ones(5, np.float32)
-    row = score.record(vocab, 1, "a \udcff\u00e9", ids, nll, ScoreConfig())
+    row = score.line_record(vocab, 1, "a \udcff\u00e9", ids, nll, ScoreConfig())
     assert row["symbols"] == ["a", " ", "\\x0a", "\\xff", "\\xc3"]
     assert row["text"] == "a \\xff\u00e9"
     for encoding in ("utf-8", "ascii"):
@@ -202,7 +202,7 @@ def test_bytes_that_are_not_utf8_are_scored_to_a_strict_standard_output(monkeypa
     stream = io.TextIOWrapper(raw, encoding="utf-8", errors="strict")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\n")))
     monkeypatch.setattr("sys.stdout", stream)
-    monkeypatch.setattr(score, "nll_of_lines", lambda *_: [np.ones(3, np.float32)])
+    monkeypatch.setattr(score, "score_lines", lambda *_: [np.ones(3, np.float32)])
     score.run(trained_on(Vocab.all_bytes()), "unused")
     row = json.loads(raw.getvalue())
     assert (row["text"], row["nll"]) == ("a\\xff", 3.0)
@@ -270,4 +270,4 @@ def test_what_cannot_be_scored_is_named(monkeypatch, capsys, tmp_path):
         scored(trained, monkeypatch, capsys, "", path=str(tmp_path / "none.txt"))
     cfg = tiny_models.config(attention="absolute_per_layer", n_positions=9, d_head=4)
     with pytest.raises(ConfigError, match=r"score.seg_len = 64: this model's table .* has 9"):
-        score.nll_of_texts(cfg, {}, [BEFORE], ScoreConfig())
+        score.score_texts(cfg, {}, [BEFORE], ScoreConfig())

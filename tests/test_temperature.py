@@ -7,7 +7,7 @@ from tiny_runs import run_in_workdir
 
 import txl_jax
 from benchmarks import temperature
-from txl_jax.evaluation import evaluate
+from txl_jax.evaluation.evaluator import split_evaluator
 
 
 @pytest.fixture(scope="module")
@@ -20,13 +20,13 @@ def workdir(tmp_path_factory):
 
 def test_the_least_validation_loss_chooses_and_test_is_not_read(workdir, monkeypatch):
     read = []
-    of = temperature.evaluator_of
+    of = temperature.split_evaluator
 
     def noted(model, protocol, *rest):
         read.append(protocol)
         return of(model, protocol, *rest)
 
-    monkeypatch.setattr(temperature, "evaluator_of", noted)
+    monkeypatch.setattr(temperature, "split_evaluator", noted)
     result = temperature.main([str(workdir), "--temperatures=0.5,2"])
     assert {p.split for p in read} == {"valid"}
     assert [p.temperature for p in read] == [0.5, 1.0, 2.0]
@@ -43,7 +43,7 @@ def test_test_is_scored_at_1_and_at_the_chosen_one(workdir):
     trained = txl_jax.load(str(workdir))
     corpus = temperature.corpus_from_config(trained.config.data)
     mesh = temperature.make_mesh(trained.config.mesh, trained.config.model, 4)
-    plain = evaluate.evaluator_of(trained.config.model, trained.config.evaluate, corpus, mesh)
+    plain = split_evaluator(trained.config.model, trained.config.evaluate, corpus, mesh)
     at_1 = next(row["loss"] for row in result["test"] if row["temperature"] == 1)
     score = plain.run(trained.params)
     assert score is not None

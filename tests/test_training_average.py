@@ -12,8 +12,8 @@ from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.config import AverageConfig
 from txl_jax.data.feed import training_batch
-from txl_jax.evaluation.evaluate import evaluator_of
-from txl_jax.evaluation.report import report
+from txl_jax.evaluation.evaluator import split_evaluator
+from txl_jax.evaluation.results import evaluate
 from txl_jax.parallel.shardings import make_mesh
 from txl_jax.training.average import choose_weights
 from txl_jax.training.optimizer import make_optimizer
@@ -79,7 +79,7 @@ def test_what_is_validated_is_each_of_them_once_begun_and_the_best_is_the_model(
     corpus, exp = corpus_and_experiment(folder, **changes)
     first, *others = valid_records(workdir)
     assert "loss_tail" not in first  # it begins at 5
-    evaluator = evaluator_of(exp.model, exp.validate, corpus, make_mesh(exp.mesh, exp.model, 4))
+    evaluator = split_evaluator(exp.model, exp.validate, corpus, make_mesh(exp.mesh, exp.model, 4))
     for record in [first, *others]:
         names = [key.removeprefix("loss_") for key in record if key.startswith("loss_")]
         losses = {}
@@ -106,7 +106,7 @@ def test_the_report_scores_the_others_too(trained, folder, capsys):
     workdir, changes = trained
     corpus, _ = corpus_and_experiment(folder, **changes)
     model = txl_jax.load(str(workdir), "12", "swa")
-    result = report(model, corpus, str(workdir))
+    result = evaluate(model, corpus, str(workdir))
     assert result is not None
     by_name = {r["name"]: r["loss"] for r in result["results"]}
     names = [f"memory 32, {w} weights" for w in ("swa", "raw", "ema")]

@@ -34,7 +34,7 @@ from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
 from txl_jax.checkpoint.lock import LockedError, training_lock
 from txl_jax.checkpoint.workdir_files import WRITTEN_IN, check_writable
-from txl_jax.evaluation.evaluate import Evaluator
+from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.library_errors import log_library_errors
 from txl_jax.training import step as step_module
 from txl_jax.training import trainer

@@ -178,7 +178,7 @@ def test_killed_between_a_late_validation_and_its_checkpoint_logs_it_once(tmp_pa
     stop = PreemptionGuard()
     stop_in_validation = lambda *_, **__: setattr(stop, "signal", signal.SIGTERM)
     with monkeypatch.context() as patch:
-        patch.setattr("txl_jax.evaluation.evaluate.Evaluator.run", stop_in_validation)
+        patch.setattr("txl_jax.evaluation.evaluator.Evaluator.run", stop_in_validation)
         assert not train(exp, corpus, str(tmp_path / "cut"), stop).finished
     with monkeypatch.context() as patch:  # the record is written, the checkpoint is not
         patch.setattr(Checkpoints, "replace", lambda *_: (_ for _ in ()).throw(SystemExit(9)))
@@ -362,7 +362,7 @@ def test_an_absurd_learning_rate_is_stopped_by_name(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_a_tiny_run_beats_the_unigram_baseline(tmp_path, dtype):
-    from txl_jax.evaluation.baselines import unigram
+    from txl_jax.evaluation.baselines import cross_entropy, unigram
 
     changes = {
         "train.steps": 150,
@@ -375,4 +375,5 @@ def test_a_tiny_run_beats_the_unigram_baseline(tmp_path, dtype):
     run(tmp_path, tmp_path / "run", **changes)
     valid = [r for r in records(tmp_path / "run") if r["kind"] == "valid"][-1]
     assert valid["targets"] == len(corpus.valid) - 1
-    assert valid["loss"] < unigram(corpus.train, corpus.valid, len(corpus.vocab)) - 0.5
+    size = len(corpus.vocab)
+    assert valid["loss"] < cross_entropy(unigram(corpus.train, size), corpus.valid, size) - 0.5

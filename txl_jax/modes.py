@@ -16,9 +16,9 @@ from txl_jax.config import ConfigError, ExperimentConfig, override
 from txl_jax.convert import ModelFormatError
 from txl_jax.data.corpus import Corpus, DataError, corpus_from_config
 from txl_jax.data.prompt_ids import encode_prompts
-from txl_jax.evaluation import baselines
+from txl_jax.evaluation.baselines import check_baselines
 from txl_jax.evaluation.errors import AnalysisError
-from txl_jax.evaluation.report import report
+from txl_jax.evaluation.results import evaluate
 from txl_jax.generation.prompts import read_prompts
 from txl_jax.generation.write import set_stream_errors, write_continuations
 from txl_jax.model.kernels.choice import KernelError
@@ -91,7 +91,7 @@ def train(exp: ExperimentConfig, workdir: str, command: str) -> int:
 
 def check_final_outputs(exp: ExperimentConfig, corpus: Corpus) -> None:
     """Raises where the evaluation or the sample after training would fail."""
-    baselines.check(exp.evaluate.baselines, corpus.vocab)
+    check_baselines(exp.evaluate.baselines, corpus.vocab)
     encode_prompts(corpus.vocab, read_prompts(exp.generate))
     if exp.generate.length:
         processes.on_process_zero(lambda: check_file("generate.json", exp.generate.json))
@@ -101,7 +101,7 @@ def evaluate_and_generate(
     trained: TrainedModel, corpus: Corpus, workdir: str, guard: PreemptionGuard
 ) -> str:
     """The line with the held-out loss, after report and sample; empty if asked to stop."""
-    result = report(trained, corpus, workdir, guard.requested)
+    result = evaluate(trained, corpus, workdir, guard.requested)
     if result is None:
         return ""
     if trained.config.generate.length and processes.is_process_zero():
@@ -146,8 +146,8 @@ def evaluate(trained: TrainedModel, workdir: str) -> int:
     check_evaluation_memory(exp)
     processes.on_process_zero(lambda: check_outputs(workdir, "evaluate"))
     corpus = processes.process_zero_first(lambda: corpus_from_config(exp.data, trained.vocab))
-    baselines.check(exp.evaluate.baselines, corpus.vocab)
-    result = report(trained, corpus, workdir)
+    check_baselines(exp.evaluate.baselines, corpus.vocab)
+    result = evaluate(trained, corpus, workdir)
     assert result is not None
     _print(f"{exp.evaluate.split} {_headline(result)}")
     return 0

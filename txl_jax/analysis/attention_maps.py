@@ -32,8 +32,9 @@ from txl_jax.config import ProtocolConfig, TransformerXLConfig
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.streams import Streams
 from txl_jax.evaluation.errors import AnalysisError
-from txl_jax.evaluation.evaluate import describe, under_protocol
-from txl_jax.evaluation.report import of_vocab, segment_bar
+from txl_jax.evaluation.progress import segment_bar
+from txl_jax.evaluation.protocols import describe, under_protocol
+from txl_jax.evaluation.results import vocab_note
 from txl_jax.model.footprint import of_reading
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
@@ -60,7 +61,7 @@ def run(trained: TrainedModel, workdir: str) -> str:
     at_position = PositionAttention(
         c.position, reader.at_position(tokens, c.position), before, averages.widest(c.widest), vocab
     )
-    source = describe(reader.protocol, exp.model) + of_vocab(corpus, c.split)
+    source = describe(reader.protocol, exp.model) + vocab_note(corpus, c.split)
     about = {
         "model": describe_model(trained),
         "data": f"{corpus.name}, {source}",

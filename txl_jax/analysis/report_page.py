@@ -23,8 +23,8 @@ from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.checkpoint.workdir import read_json, read_record
 from txl_jax.checkpoint.workdir_files import CONFIG, check_outputs, register_outputs
 from txl_jax.config import ExperimentConfig, flatten
-from txl_jax.evaluation.baselines import TOLD
-from txl_jax.evaluation.evaluate import is_part
+from txl_jax.evaluation.baselines import DESCRIPTIONS
+from txl_jax.evaluation.protocols import is_part
 from txl_jax.files import atomic_write
 from txl_jax.units import UNIT_NAMES, Unit, format_value
 
@@ -186,7 +186,7 @@ def _read_object(path: str) -> dict[str, Any] | None:
 
 
 def is_evaluation(value: Any) -> bool:
-    """Whether a JSON value is what :func:`~txl_jax.evaluation.report.report` writes."""
+    """Whether a JSON value is what :func:`~txl_jax.evaluation.results.evaluate` writes."""
     try:
         unit, rows = value["unit"], value["results"]
         return (
@@ -223,7 +223,7 @@ def results(one: RunRecord) -> list[tuple[Any, ...]]:
         unit: Unit = result["unit"]
         for row in result["results"]:
             name, protocol = row["name"], _protocol(row)
-            step = "" if name in TOLD else result["step"]  # a baseline is not trained in steps
+            step = "" if name in DESCRIPTIONS else result["step"]  # a baseline has none
             count = row.get("targets", "")
             rows[name, protocol] = (name, _value(row, unit), unit, count, step, protocol)
     return list(rows.values())

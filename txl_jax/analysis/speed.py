@@ -27,7 +27,7 @@ from txl_jax.analysis.timing import Program, ratio, summary, time_alternating, t
 from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
 from txl_jax.checkpoint.workdir_files import check_outputs
 from txl_jax.config import MeshConfig, ProtocolConfig, SpeedConfig, TransformerXLConfig
-from txl_jax.evaluation.evaluate import Evaluator
+from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.model.block import LayerInputs, SharedInputs
 from txl_jax.model.footprint import of_reading
 from txl_jax.model.kernels.xla import SHORT_GROUP, group_size

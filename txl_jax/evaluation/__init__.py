@@ -1,1 +1,1 @@
-"""Evaluation: scoring a split under a named protocol, and simple models to hold it against."""
+"""Evaluation: scoring a split under a named protocol, or any text, and simple baselines."""

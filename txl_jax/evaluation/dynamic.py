@@ -4,10 +4,10 @@
     score(p0) ─┐     score(p1) ─┐     score(p2) …      p0: the trained parameters
                └─learn─▶ p1     └─learn─▶ p2
 
-No segment is scored with parameters that have seen it, so the number is that of an honest
-prediction; what it is compared with should be allowed to adapt too. Dropout is off. The memory
-after a segment is made by the parameters that scored it. Several streams adapt one set of
-parameters together; the papers have one stream.
+No segment is scored with parameters that were trained on it, so each score is a prediction.
+Compare it only with models that may adapt too. Dropout is off. The parameters that score a
+segment also compute its memory. Several streams adapt one set of parameters together; the papers
+use one stream.
 
 With g the gradient of a segment's mean nll (nats per scored target, over all streams):
 
@@ -16,10 +16,10 @@ With g the gradient of a segment's mean nll (nats per scored target, over all st
           root = sqrt(sum of g^2 over ``statistics`` segments of the training split, at p0)
 
 Source: Krause et al. 2018, "Dynamic Evaluation of Neural Sequence Models", and Krause et al.
-2019, "Dynamic Evaluation of Transformer Language Models" (arXiv 1904.08378). The sum is not a
-mean, as in the code of the second (benkrause/dynamiceval-transformer), so its settings hold
-here; they go with the number of segments. The limit of 1, so that the pull never goes past p0,
-is the first paper's; the second's code has none.
+2019, "Dynamic Evaluation of Transformer Language Models" (arXiv 1904.08378). The squares are
+summed, not averaged, as in the code of the second (benkrause/dynamiceval-transformer), so its
+settings hold here for the same number of segments. The limit of 1, which keeps the decay from
+passing p0, is from the first paper; the second's code has none.
 """
 
 from typing import Any
@@ -37,12 +37,12 @@ Params = Any
 
 
 class Learner(flax.struct.PyTreeNode):
-    """Parameters on their way through a text.
+    """The parameters of dynamic evaluation between two segments.
 
     Attributes:
-      params: of the next segment.
-      trained: p0; ``None`` where the rule has no pull.
-      root: of the summed squared gradients, >= 0, in the shape of ``params``; ``None`` likewise.
+      params: parameters that score the next segment.
+      trained: p0; ``None`` for a rule without decay.
+      root: root of the summed squared gradients, in the shape of ``params``; ``None`` likewise.
     """
 
     params: Params
@@ -50,14 +50,14 @@ class Learner(flax.struct.PyTreeNode):
     root: Params = None
 
 
-def learned(state: Learner, gradient: Params, c: DynamicConfig) -> Params:
-    """The parameters after one step of the rule, which is not ``none``."""
+def update(state: Learner, gradient: Params, c: DynamicConfig) -> Params:
+    """The parameters after one step of the rule ``sgd`` or ``rms``."""
     if c.rule == "sgd":
         return jax.tree.map(lambda p, g: p - c.learning_rate * g, state.params, gradient)
 
     def step(p, g, p0, root):
-        pull = jnp.minimum(c.decay * root, 1.0)
-        return p - c.learning_rate * g / (root + c.epsilon) - pull * (p - p0)
+        decay = jnp.minimum(c.decay * root, 1.0)
+        return p - c.learning_rate * g / (root + c.epsilon) - decay * (p - p0)
 
     return jax.tree.map(step, state.params, gradient, state.trained, state.root)
 
@@ -65,21 +65,14 @@ def learned(state: Learner, gradient: Params, c: DynamicConfig) -> Params:
 def score_and_learn(
     state: Learner, batch: Batch, mems: Memory, model: TransformerXL, c: DynamicConfig
 ) -> tuple[jax.Array, jax.Array, Memory, Learner]:
-    """A segment scored with the parameters as they are, and the learner after it.
-
-    Args:
-      state: before the segment.
-      batch: [B,T] arrays.
-      mems: memory before the segment.
-      model: of the parameters.
-      c: the rule.
+    """Scores a segment with ``state.params``, then updates them by the rule.
 
     Returns:
       sum of nll in nats and number of targets, float32 []; memory after; learner after, which
-      is ``state`` where the segment has no target.
+      keeps its parameters where the segment has no target.
     """
     gradient, (nll_sum, count, after) = _gradient(state.params, batch, mems, model)
-    new = learned(state, gradient, c)
+    new = update(state, gradient, c)
     new = jax.tree.map(lambda x, old: jnp.where(count > 0, x, old), new, state.params)
     return nll_sum, count, after, state.replace(params=new)
 
@@ -87,32 +80,18 @@ def score_and_learn(
 def add_squares(
     squares: Params, params: Params, batch: Batch, mems: Memory, model: TransformerXL
 ) -> tuple[Params, Memory]:
-    """``squares`` and the squared gradient of a segment's mean nll; memory after the segment."""
+    """``squares`` plus the squared gradient of a segment's mean nll; memory after the segment."""
     gradient, (_, _, after) = _gradient(params, batch, mems, model)
     return jax.tree.map(lambda s, g: s + jnp.square(g), squares, gradient), after
 
 
-def describe_dynamic(c: DynamicConfig) -> str:
-    """The rule in words, to stand beside a result."""
-    told = f"dynamic evaluation {c.rule}, rate {c.learning_rate:g}"
-    if c.rule != "rms":
-        return told
-    return (
-        f"{told}, decay {c.decay:g}, epsilon {c.epsilon:g}, statistics of {c.statistics} segments"
-    )
-
-
 def _gradient(params: Params, batch: Batch, mems: Memory, model: TransformerXL):
-    """Gradient of the mean nll (0 where there is no target); nll sum, count, memory after."""
+    """Gradient of the mean nll (0 without targets); nll sum, count, memory after."""
+    kwargs = batch.model_kwargs(model.cfg.memory_free)
 
     def mean_nll(p):
         nll, after = model.apply(
-            {"params": p},
-            batch.inputs,
-            batch.targets,
-            mems,
-            method="nll",
-            **batch.model_kwargs(model.cfg.memory_free),
+            {"params": p}, batch.inputs, batch.targets, mems, method="nll", **kwargs
         )
         nll_sum, count = jnp.sum(nll * batch.weights), jnp.sum(batch.weights)
         return nll_sum / jnp.maximum(count, 1.0), (nll_sum, count, after)

@@ -2,9 +2,9 @@
 
     echo 'the company said' | python -m txl_jax.main --mode=score --workdir=runs/ptb_small
 
-Every symbol of the text is a target; what stands before the first one is a line's end. Memory is
-carried through the text, or every line starts with none. Attention is limited to a window of M
-positions, so that neither segments nor the lines of one batch change a number.
+Every symbol of the text is a target; a line end stands before the first one. Memory is carried
+through the text, or every line starts with an empty one. Attention is limited to a window of M
+positions, so neither the segment length nor the other lines of a batch change a result.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ import io
 import json
 import math
 import os
+import pathlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,11 +39,7 @@ from txl_jax.units import UNIT_NAMES, format_value, in_unit
 
 
 def run(trained: TrainedModel, workdir: str) -> str:
-    """Scores the text that the config names and writes a JSON object for each line of it.
-
-    ``line`` its number, ``text``, ``tokens`` how many, ``unknown`` how many of them are the
-    symbol of unknown words (where there is one), ``nll`` nats of all, the mean in the vocabulary's
-    unit, and ``symbols`` and ``token_nll`` of each. A summary is printed on stderr.
+    """Writes the :func:`line_record` of each line of the text; a summary goes to stderr.
 
     Raises:
       ConfigError, DataError, AnalysisError: the text cannot be read or encoded, or is empty, or
@@ -51,96 +48,86 @@ def run(trained: TrainedModel, workdir: str) -> str:
     c, vocab = trained.config.score, trained.vocab
     _check_json(c)
     name = "standard input" if c.path == "-" else c.path
-    lines = io.StringIO(_text(c.path), newline="\n").readlines()  # no cuts at form feeds
-    ids = encoded(vocab, lines, name)
+    lines = io.StringIO(_text(c.path), newline="\n").readlines()  # does not split at form feeds
+    ids = encode_lines(vocab, lines, name)
     if not sum(map(len, ids)):
         raise AnalysisError(
             f"{name}: there is nothing in it to score; give a text there, or name another file with"
             " --config.score.path=FILE"
         )
-    check_size(trained, len(lines))
-    losses = nll_of_lines(trained.config.model, trained.params, ids, line_end(vocab), c)
+    check_score_memory(trained, len(lines))
+    losses = score_lines(trained.config.model, trained.params, ids, line_end(vocab), c)
     rows = zip(lines, ids, losses, strict=True)
-    records = [record(vocab, n, *row, c) for n, row in enumerate(rows, 1)]
+    records = [line_record(vocab, n, *row, c) for n, row in enumerate(rows, 1)]
     print(summary(vocab, lines, ids, losses), file=sys.stderr, flush=True)
     _write(records, c.json)
     return ""
 
 
-def check_size(trained: TrainedModel, lines: int) -> None:
-    """Raises ConfigError where the segments of so many lines do not fit the device's memory."""
+def check_score_memory(trained: TrainedModel, n_lines: int) -> None:
+    """Raises ConfigError if segments of this many lines do not fit in the device's memory."""
     exp, c = trained.config, trained.config.score
-    rows = min(c.batch_size, lines) if c.memory == "line" else 1
-    again = _context(exp.model, c)
-    keys = tuple(f"score.{name}" for name in ("batch_size", "seg_len", "mem_len"))
+    rows = min(c.batch_size, n_lines) if c.memory == "line" else 1
+    length = _context_len(exp.model, c) + c.seg_len
+    keys = ("score.batch_size", "score.seg_len", "score.mem_len")
     mem_len = 0 if exp.model.memory_free else c.mem_len
-    check_memory("scoring", of_reading(exp.model, rows, again + c.seg_len, mem_len, keys), exp)
+    check_memory("scoring", of_reading(exp.model, rows, length, mem_len, keys), exp)
 
 
-def encoded(vocab: Vocab, lines: Sequence[str], name: str) -> list[np.ndarray]:
-    """The targets of each line, its end among them where the vocabulary has one.
-
-    Raises:
-      DataError: a symbol that the vocabulary does not have; names the line.
-    """
+def encode_lines(vocab: Vocab, lines: Sequence[str], name: str) -> list[np.ndarray]:
+    """The targets of each line, its line end included; a DataError names the line."""
     ids = []
     for n, line in enumerate(lines, 1):
         try:
-            of_line = vocab.encode(line)
+            ids.append(vocab.encode(line))
         except DataError as error:
             raise DataError(f"{name}, line {n}: {error}") from error
-        # every sentence begins with the boundary that the one before it ended with
-        ids.append(of_line[1:] if vocab.kind == "sentence" else of_line)
-    return ids
+    # a sentence begins with the boundary that ended the sentence before it
+    return [x[1:] for x in ids] if vocab.kind == "sentence" else ids
 
 
-def nll_of_lines(
+def score_lines(
     cfg: TransformerXLConfig,
     params: Any,
     lines: Sequence[np.ndarray],
     before: np.ndarray,
     c: ScoreConfig,
 ) -> list[np.ndarray]:
-    """Nats of every token of every line.
+    """Nats of every token of every line; a line may be empty.
 
-    Args:
-      cfg: the model's shape.
-      params: its parameters.
-      lines: token ids of each; may be empty.
-      before: [1], what stands before the text, or with ``memory="line"`` before each line.
-      c: memory, and lengths.
+    ``before``: [1], the token before the text, or before each line with ``memory="line"``.
     """
     if c.memory == "line":
-        return nll_of_texts(cfg, params, [np.concatenate([before, line]) for line in lines], c)
-    (whole,) = nll_of_texts(cfg, params, [np.concatenate([before, *lines])], c)
-    return np.split(whole, np.cumsum([len(line) for line in lines])[:-1])
+        return score_texts(cfg, params, [np.concatenate([before, line]) for line in lines], c)
+    (nll,) = score_texts(cfg, params, [np.concatenate([before, *lines])], c)
+    return np.split(nll, np.cumsum([len(line) for line in lines])[:-1])
 
 
-def nll_of_texts(
+def score_texts(
     cfg: TransformerXLConfig, params: Any, texts: Sequence[np.ndarray], c: ScoreConfig
 ) -> list[np.ndarray]:
-    """Nats of every token of each text but its first; texts know nothing of one another."""
-    order = sorted(range(len(texts)), key=lambda n: len(texts[n]))  # equals go together
-    found: dict[int, np.ndarray] = {}
+    """Nats of every token but the first of each text; texts do not influence each other."""
+    order = sorted(range(len(texts)), key=lambda n: len(texts[n]))  # less padding in a batch
+    losses: dict[int, np.ndarray] = {}
     for first in range(0, len(order), c.batch_size):
         rows = order[first : first + c.batch_size]
-        found |= zip(rows, _nll_of_batch(cfg, params, [texts[n] for n in rows], c), strict=True)
-    return [found[n] for n in range(len(texts))]
+        losses |= zip(rows, _score_batch(cfg, params, [texts[n] for n in rows], c), strict=True)
+    return [losses[n] for n in range(len(texts))]
 
 
-def _nll_of_batch(cfg, params, texts: Sequence[np.ndarray], c: ScoreConfig) -> list[np.ndarray]:
+def _score_batch(cfg, params, texts: Sequence[np.ndarray], c: ScoreConfig) -> list[np.ndarray]:
     model, score = _program(cfg)
-    context = _context(cfg, c)
+    context_len = _context_len(cfg, c)
     mems = model.init_mems(len(texts), 0 if cfg.memory_free else c.mem_len)
     ends = {n: len(text) - 1 for n, text in enumerate(texts)}
     read = lambda row, i, j: texts[row][i:j]
-    parts = []
+    parts = [np.zeros((len(texts), 0), np.float32)]
     for start in range(0, max(ends.values()), c.seg_len):
-        segment = read_segment(read, ends, start, c.seg_len, c.seg_len, context)
+        segment = read_segment(read, ends, start, c.seg_len, c.seg_len, context_len)
         nll, mems = score(params, make_batch(segment, reset_memory=False), mems)
         parts.append(np.asarray(nll))
-    whole = np.concatenate(parts, axis=1) if parts else np.zeros((len(texts), 0), np.float32)
-    return [whole[n, : ends[n]] for n in range(len(texts))]
+    nll = np.concatenate(parts, axis=1)
+    return [nll[n, : ends[n]] for n in range(len(texts))]
 
 
 @functools.lru_cache(maxsize=4)
@@ -150,52 +137,54 @@ def _program(cfg: TransformerXLConfig) -> tuple[TransformerXL, Callable]:
     model = TransformerXL(cfg)
 
     def score(params, batch: Batch, mems):
-        about = batch.model_kwargs(with_lengths=True)
-        return model.apply(
-            {"params": params}, batch.inputs, batch.targets, mems, method="nll", **about
-        )
+        kwargs = batch.model_kwargs(with_lengths=True)
+        variables = {"params": params}
+        return model.apply(variables, batch.inputs, batch.targets, mems, method="nll", **kwargs)
 
     return model, jax.jit(score)
 
 
-def _context(cfg: TransformerXLConfig, c: ScoreConfig) -> int:
-    """Tokens that a model without memory runs again before each segment."""
+def _context_len(cfg: TransformerXLConfig, c: ScoreConfig) -> int:
+    """Number of tokens that a model without memory reads again before each segment."""
     if not cfg.memory_free:
         return 0
     if cfg.attention != "absolute_per_layer":
         return c.mem_len
-    room = (cfg.n_positions or 0) - c.seg_len
-    if room < 0:
+    n_positions = cfg.n_positions or 0
+    if c.seg_len > n_positions:
         raise ConfigError(
             f"config key score.seg_len = {c.seg_len}: this model's table of positions has"
             f" {cfg.n_positions}; use no more"
         )
-    return min(c.mem_len, room)
+    return min(c.mem_len, n_positions - c.seg_len)
 
 
-def record(
+def line_record(
     vocab: Vocab, n: int, text: str, ids: np.ndarray, nll: np.ndarray, c: ScoreConfig
 ) -> dict[str, Any]:
-    """What is written of a line; bytes that are not UTF-8 are shown as ``\\xNN``."""
+    """The JSON object of a line: counts, nats, mean, and ``symbols`` with ``token_nll``.
+
+    Bytes that are not UTF-8 become ``\\xNN``.
+    """
     raw = text.rstrip("\n").encode("utf-8", "surrogateescape")
-    said: dict[str, Any] = {
+    row: dict[str, Any] = {
         "line": n,
         "text": raw.decode("utf-8", "backslashreplace"),
         "tokens": len(ids),
         "nll": math.fsum(nll.tolist()),
     }
     if vocab.unknown is not None:
-        said["unknown"] = unknown_among(vocab, ids)
+        row["unknown"] = count_unknown(vocab, ids)
     if len(ids):
-        said[vocab.unit] = in_unit(said["nll"] / len(ids), vocab.unit)
+        row[vocab.unit] = in_unit(row["nll"] / len(ids), vocab.unit)
     if c.tokens:
-        said["symbols"] = [readable(vocab.kind, vocab.symbols[i]) for i in ids]
-        said["token_nll"] = [round(float(x), 6) for x in nll]
-    return said
+        row["symbols"] = [readable(vocab.kind, vocab.symbols[i]) for i in ids]
+        row["token_nll"] = [round(float(x), 6) for x in nll]
+    return row
 
 
-def unknown_among(vocab: Vocab, ids: np.ndarray) -> int:
-    """How many of some tokens are the symbol of unknown words."""
+def count_unknown(vocab: Vocab, ids: np.ndarray) -> int:
+    """How many of the tokens are the symbol for unknown words."""
     if vocab.unknown is None:
         return 0
     return int(np.count_nonzero(ids == vocab.symbols.index(vocab.unknown)))
@@ -204,39 +193,33 @@ def unknown_among(vocab: Vocab, ids: np.ndarray) -> int:
 def summary(
     vocab: Vocab, lines: Sequence[str], ids: Sequence[np.ndarray], losses: Sequence[np.ndarray]
 ) -> str:
-    """The whole text in a line, after a line for each way in which the tokens differ from it.
-
-    Bits per byte are given only where the tokens determine the text's bytes.
-    """
+    """A note for each way in which the tokens differ from the text, then its size and mean."""
     total = math.fsum(math.fsum(nll.tolist()) for nll in losses)
-    whole, text = np.concatenate(ids), "".join(lines)
+    tokens, text = np.concatenate(ids), "".join(lines)
     raw = text.encode("utf-8", "surrogateescape")
-    notes = differences(vocab, whole, text)
-    before = line_end(vocab) if vocab.kind == "sentence" else whole[:0]
+    notes = encoding_notes(vocab, tokens, text)
+    before = line_end(vocab) if vocab.kind == "sentence" else tokens[:0]
     per_byte = f", {total / math.log(2) / len(raw):.4f} bits per byte of the text"
-    if vocab.decode_bytes(np.concatenate([before, whole])) != raw:
+    if vocab.decode_bytes(np.concatenate([before, tokens])) != raw:
         notes.append("no bits per byte, because the tokens do not determine the bytes of the text")
         per_byte = ""
-    unknown = unknown_among(vocab, whole)
-    share = f" ({unknown / len(whole):.1%} {vocab.unknown})" if unknown else ""
-    mean = in_unit(total / len(whole), vocab.unit)
+    unknown, unit = count_unknown(vocab, tokens), vocab.unit
+    share = f" ({unknown / len(tokens):.1%} {vocab.unknown})" if unknown else ""
+    mean = format_value(in_unit(total / len(tokens), unit), unit)
+    size = f"{len(lines):,} lines, {len(tokens):,} tokens{share}"
     return "\n".join(
-        [f"note: {note}" for note in notes]
-        + [
-            f"{len(lines):,} lines, {len(whole):,} tokens{share}: {format_value(mean, vocab.unit)}"
-            f" {UNIT_NAMES[vocab.unit]}{per_byte}"
-        ]
+        [f"note: {x}" for x in notes] + [f"{size}: {mean} {UNIT_NAMES[unit]}{per_byte}"]
     )
 
 
-def differences(vocab: Vocab, ids: np.ndarray, text: str) -> list[str]:
-    """What encoding changed in a text, a sentence each."""
+def encoding_notes(vocab: Vocab, ids: np.ndarray, text: str) -> list[str]:
+    """What encoding changed in a text."""
     notes = []
-    words_read = (text.lower() if vocab.lower_case else text).split()
-    unknown = unknown_among(vocab, ids) - words_read.count(vocab.unknown or "")
+    words = (text.lower() if vocab.lower_case else text).split()
+    unknown = count_unknown(vocab, ids) - words.count(vocab.unknown or "")
     if unknown:
-        words = "1 word is" if unknown == 1 else f"{unknown:,} words are"
-        notes.append(f"{words} not in the vocabulary and scored as {vocab.unknown}")
+        count = "1 word is" if unknown == 1 else f"{unknown:,} words are"
+        notes.append(f"{count} not in the vocabulary and scored as {vocab.unknown}")
     if vocab.lower_case and text != text.lower():
         notes.append("the vocabulary has no capital letters: the text is scored in lower case")
     if vocab.kind == "byte" and "\n" in text and len(vocab.encode("\n")) == 0:
@@ -246,21 +229,17 @@ def differences(vocab: Vocab, ids: np.ndarray, text: str) -> list[str]:
 
 def _text(path: str) -> str:
     try:
-        if path == "-":
-            data = sys.stdin.buffer.read()
-        else:
-            with open(path, "rb") as file:
-                data = file.read()
+        data = sys.stdin.buffer.read() if path == "-" else pathlib.Path(path).read_bytes()
         return data.decode("utf-8", "surrogateescape")
     except OSError as error:
         raise ConfigError(f"config key score.path = {path!r}: {error.strerror}") from error
 
 
 def _check_json(c: ScoreConfig) -> None:
-    """Raises ConfigError where results cannot be written, or would replace the text."""
+    """Raises ConfigError if the results cannot be written, or would replace the text."""
     check_file("score.json", c.json)
-    files = bool(c.json) and os.path.isfile(c.path) and os.path.isfile(c.json or "")
-    if files and os.path.samefile(c.path, c.json or ""):
+    exist = os.path.isfile(c.path) and os.path.isfile(c.json or "")
+    if exist and os.path.samefile(c.path, c.json or ""):
         raise ConfigError(
             f"config key score.json = {c.json!r}: is the text of score.path; name another file"
         )
@@ -268,8 +247,8 @@ def _check_json(c: ScoreConfig) -> None:
 
 def _write(records: Sequence[dict[str, Any]], path: str | None) -> None:
     if path is None or path == "-":
-        plain = (sys.stdout.encoding or "").lower() != "utf-8"
-        print(*(json.dumps(r, ensure_ascii=plain) for r in records), sep="\n", flush=True)
+        ascii_only = (sys.stdout.encoding or "").lower() != "utf-8"
+        print(*(json.dumps(r, ensure_ascii=ascii_only) for r in records), sep="\n", flush=True)
         return
     with name_in_os_errors(path), open(path, "w", encoding="utf-8") as file:
         file.writelines(json.dumps(r, ensure_ascii=False) + "\n" for r in records)

@@ -11,7 +11,7 @@ from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, override
 from txl_jax.data.errors import DataError
 from txl_jax.data.prompt_ids import line_end
-from txl_jax.evaluation.score import check_size, encoded, nll_of_lines
+from txl_jax.evaluation.score import check_score_memory, encode_lines, score_lines
 from txl_jax.generation.detokenise import detokenise
 from txl_jax.generation.text import continuations
 from txl_jax.generation.write import set_stream_errors
@@ -83,12 +83,12 @@ class Session:
         if not text:
             raise ValueError(":score needs a text")
         trained, vocab = self._trained, self._trained.vocab
-        (ids,) = encoded(vocab, [text], "text")
+        (ids,) = encode_lines(vocab, [text], "text")
         if not len(ids):
             raise ValueError("the vocabulary has no symbol of the text")
         c = trained.config.score
-        check_size(trained, lines=1)
-        (nll,) = nll_of_lines(trained.config.model, trained.params, [ids], line_end(vocab), c)
+        check_score_memory(trained, n_lines=1)
+        (nll,) = score_lines(trained.config.model, trained.params, [ids], line_end(vocab), c)
         for token, loss in zip(ids, nll, strict=True):
             symbol = vocab.decode([int(token)]) if vocab.kind == "byte" else vocab.symbols[token]
             self._write(f"  {symbol!r:<16} {loss:8.3f} nats  {math.exp(-loss):9.3%}\n")

@@ -24,7 +24,8 @@ from txl_jax.data.batch import SoftTargets
 from txl_jax.data.feed import training_batch
 from txl_jax.data.on_device import device_text, training_position
 from txl_jax.data.sentences import shuffled_streams
-from txl_jax.evaluation.evaluate import Evaluator, describe
+from txl_jax.evaluation.evaluator import Evaluator
+from txl_jax.evaluation.protocols import describe, keeps_cache
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.planning import products
@@ -191,7 +192,8 @@ def _scoring(
     cut = products.cut_of_protocol(protocol)
     own = products.on_a_device(cut, shardings.row_devices)
     passes = 1 if protocol.dynamic.rule == "none" else 3
-    cfg, cached = evaluator.model.cfg, evaluator.keeps_cache
+    cfg = evaluator.model.cfg
+    cached = keeps_cache(cfg, protocol)
     whole, part = (
         passes * (products.of_layers(cfg, x, cached) + products.of_words(cfg, x))
         for x in (cut, own)

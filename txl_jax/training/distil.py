@@ -25,7 +25,7 @@ from txl_jax.config import ConfigError, ExperimentConfig
 from txl_jax.data.batch import Batch, SoftTargets, make_batch
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.streams import Streams
-from txl_jax.evaluation.evaluate import under_protocol
+from txl_jax.evaluation.protocols import under_protocol
 from txl_jax.files import atomic_write
 from txl_jax.model.transformer_xl import TransformerXL
 

@@ -11,7 +11,7 @@ from txl_jax.data.batch import SoftTargets
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.on_device import DeviceText, device_text
 from txl_jax.data.sentences import TrainingStreams, flat_tokens, shuffled_streams
-from txl_jax.evaluation.evaluate import Evaluator, evaluator_of
+from txl_jax.evaluation.evaluator import Evaluator, split_evaluator
 from txl_jax.model import footprint
 from txl_jax.model.kernels.choice import check_platform
 from txl_jax.model.layout import unstack_layers
@@ -52,7 +52,7 @@ def build_setup(exp: ExperimentConfig, corpus: Corpus) -> TrainSetup:
     mesh = _mesh(exp)
     shardings = Shardings(mesh)
     model, optimizer = TransformerXL(exp.model, mesh), make_optimizer(exp)
-    evaluator = evaluator_of(exp.model, exp.validate, corpus, mesh)
+    evaluator = split_evaluator(exp.model, exp.validate, corpus, mesh)
     shapes = jax.eval_shape(lambda: init_state(exp, model, optimizer))
     abstract = _with_shardings(shapes, shardings)
     on_disk = _with_shardings(jax.eval_shape(unstack_layers, abstract), shardings)
@@ -90,7 +90,7 @@ def check_corpus(exp: ExperimentConfig, corpus: Corpus) -> None:
     check_training_memory(exp)
     training_streams(exp, corpus)
     for protocol in (exp.validate, exp.evaluate):
-        evaluator_of(exp.model, protocol, corpus, _mesh(exp))
+        split_evaluator(exp.model, protocol, corpus, _mesh(exp))
 
 
 def training_streams(exp: ExperimentConfig, corpus: Corpus) -> TrainingStreams:

@@ -21,7 +21,7 @@ from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import training_batch, training_feed
 from txl_jax.data.on_device import BatchPosition, DeviceText, training_position
 from txl_jax.data.sentences import TrainingStreams
-from txl_jax.evaluation.evaluate import Score
+from txl_jax.evaluation.evaluator import Score
 from txl_jax.model.kernels.parity import require_parity
 from txl_jax.parallel import processes
 from txl_jax.training.average import candidates, choose_weights

@@ -8,13 +8,14 @@ DELAY = 2.0
 """Seconds after which a bar is shown."""
 
 
-def bar(what: str, total: int | None, done: int = 0) -> Any:
-    """A tqdm bar over bytes, on stderr; work of less than :data:`DELAY` shows none."""
+def bar(what: str, total: int | None, done: int = 0, unit: str = "B", disable: bool = False) -> Any:
+    """A tqdm bar over bytes or another unit, on stderr; work below :data:`DELAY` shows none."""
     from tqdm import tqdm
 
     seconds = 0.2 if sys.stderr.isatty() else 30.0
     limits = {"delay": DELAY, "mininterval": seconds, "maxinterval": max(seconds, 10.0)}
-    return tqdm(desc=what, total=total, initial=done, unit="B", unit_scale=True, **limits)
+    limits |= {"unit": unit, "unit_scale": unit == "B", "disable": disable}
+    return tqdm(desc=what, total=total, initial=done, **limits)
 
 
 def watched(blocks: Iterable[bytes], what: str, total: int | None) -> Iterator[bytes]:

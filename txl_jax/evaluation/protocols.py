@@ -1,0 +1,126 @@
+"""Evaluation protocols: how they are described beside a result, and which ones are compared."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from txl_jax.config import DynamicConfig, ProtocolConfig, TransformerXLConfig
+from txl_jax.data.sentences import AnyStreams, Sentences, ordered_streams
+
+
+def under_protocol(model: TransformerXLConfig, protocol: ProtocolConfig) -> TransformerXLConfig:
+    """The model's config with the protocol's ``clamp_len`` and ``same_length``, where given."""
+    chosen = {"clamp_len": protocol.clamp_len, "same_length": protocol.same_length}
+    changes: dict[str, Any] = {key: x for key, x in chosen.items() if x is not None}
+    return dataclasses.replace(model, **changes)
+
+
+def keeps_cache(model: TransformerXLConfig, protocol: ProtocolConfig) -> bool:
+    """Whether memory is stored as projected keys and values, so that each is projected once."""
+    return (
+        not (model.scan_layers or model.memory_free)
+        and protocol.mem_len > 0
+        and not protocol.context_len  # the context is computed again in each segment
+        and protocol.dynamic.rule == "none"  # new parameters would project differently
+    )
+
+
+def describe_history(protocol: ProtocolConfig) -> str:
+    """How much text a segment sees before itself: ``memory 640``, ``context 512``."""
+    parts = [f"context {protocol.context_len}"] if protocol.context_len else []
+    if protocol.mem_len or not parts:
+        parts.append(f"memory {protocol.mem_len}")
+    return " and ".join(parts)
+
+
+def describe(protocol: ProtocolConfig, model: TransformerXLConfig) -> str:
+    """The protocol in one line. Settings without effect on ``model`` are left out."""
+    c, dynamic = under_protocol(model, protocol), protocol.dynamic
+    parts = [f"{protocol.split} split", *_shape(protocol), describe_history(protocol)]
+    # with a context, nothing attends to positions before the text
+    if protocol.first_memory == "zeros" and protocol.mem_len and not protocol.context_len:
+        parts.append("zeros before the first segment")
+    if protocol.warm_start and protocol.batch_size > 1:  # no text precedes the first stream
+        parts.append(f"warm start {protocol.warm_start}")
+    if c.same_length:
+        parts.append(f"window {c.same_length}")
+    if c.clamp_len > 0 and c.attention != "absolute_per_layer":  # its positions are a table
+        parts.append(f"clamp {c.clamp_len}")
+    if protocol.temperature != 1:
+        parts.append(f"temperature {protocol.temperature:g}")
+    parts += _limit(protocol)
+    if dynamic.rule != "none":
+        parts.append(f"dynamic evaluation {dynamic.rule}, rate {dynamic.learning_rate:g}")
+    if dynamic.rule == "rms":
+        parts.append(f"decay {dynamic.decay:g}, epsilon {dynamic.epsilon:g}")
+        parts.append(f"statistics of {dynamic.statistics} segments")
+    return ", ".join(parts)
+
+
+def describe_targets(protocol: ProtocolConfig) -> str:
+    """Which targets a protocol scores, in one line; a baseline depends on nothing else."""
+    limit = _limit(protocol)
+    return ", ".join([f"{protocol.split} split", *(_shape(protocol) if limit else []), *limit])
+
+
+_ONLY = " segments only"
+
+
+def is_part(description: str) -> bool:
+    """Whether a result of :func:`describe` or :func:`describe_targets` is for a part of a split."""
+    return _ONLY in description
+
+
+def _shape(protocol: ProtocolConfig) -> list[str]:
+    streams = "1 stream" if protocol.batch_size == 1 else f"{protocol.batch_size} streams"
+    return [streams, f"segment {protocol.seg_len}"]
+
+
+def _limit(protocol: ProtocolConfig) -> list[str]:
+    return [f"first {protocol.max_segments}{_ONLY}"] if protocol.max_segments else []
+
+
+def compared_protocols(protocol: ProtocolConfig) -> list[tuple[str, ProtocolConfig]]:
+    """The protocol, then the same without dynamic evaluation, then without memory or context.
+
+    Each comes with its name. A comparison that would change nothing is left out.
+    """
+    static = dataclasses.replace(protocol, dynamic=DynamicConfig())
+    history = describe_history(protocol)
+    named = [(history, static)]
+    if protocol.dynamic.rule != "none":
+        named.insert(0, (f"{history}, dynamic {protocol.dynamic.rule}", protocol))
+    lengths = {"context": protocol.context_len, "memory": protocol.mem_len}
+    kinds = " and ".join(name for name, length in lengths.items() if length)
+    if kinds:
+        none: dict[str, Any] = {"mem_len": 0, "context_len": 0, "warm_start": 0}
+        named.append((f"no {kinds}", dataclasses.replace(static, same_length=False, **none)))
+    return named
+
+
+def drop_unused_limit(protocol: ProtocolConfig, split: np.ndarray | Sentences) -> ProtocolConfig:
+    """The protocol without ``max_segments`` if the split has no more segments than that."""
+    if protocol.max_segments < _streams(protocol, split).n_segments:
+        return protocol
+    return dataclasses.replace(protocol, max_segments=0)
+
+
+def target_indices(protocol: ProtocolConfig, split: np.ndarray | Sentences) -> np.ndarray | None:
+    """Which tokens of a split are targets: int [N], increasing; ``None``: all but the first.
+
+    An index counts from the first token of :func:`~txl_jax.data.sentences.flat_tokens`.
+    """
+    if not protocol.max_segments:
+        return None
+    if isinstance(split, Sentences):
+        first, numbers = int(split.offsets[0]), np.arange(len(split.tokens), dtype=np.int32)
+        streams = _streams(protocol, Sentences(numbers, split.offsets))
+    else:
+        first, streams = 0, _streams(protocol, np.arange(len(split), dtype=np.int32))
+    segments = map(streams.segment, range(min(protocol.max_segments, streams.n_segments)))
+    return np.sort(np.concatenate([x.targets[x.weights > 0] for x in segments])) - first
+
+
+def _streams(protocol: ProtocolConfig, split: np.ndarray | Sentences) -> AnyStreams:
+    return ordered_streams(split, protocol.batch_size, protocol.seg_len)

@@ -1,0 +1,138 @@
+"""All scores of a trained model: its protocol, simpler ones, other weights and baselines."""
+
+import math
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from txl_jax.checkpoint.loading import load
+from txl_jax.checkpoint.trained_model import TrainedModel
+from txl_jax.config import ProtocolConfig
+from txl_jax.data.corpus import Corpus
+from txl_jax.data.sentences import flat_tokens
+from txl_jax.evaluation.baselines import DESCRIPTIONS, score_baselines
+from txl_jax.evaluation.evaluator import split_evaluator
+from txl_jax.evaluation.progress import segment_bar
+from txl_jax.evaluation.protocols import (
+    compared_protocols,
+    describe,
+    describe_targets,
+    drop_unused_limit,
+    target_indices,
+)
+from txl_jax.files import write_json
+from txl_jax.parallel.processes import is_process_zero
+from txl_jax.parallel.shardings import make_mesh
+from txl_jax.records import append, plain
+from txl_jax.units import in_unit
+
+
+def evaluate(
+    trained: TrainedModel, corpus: Corpus, workdir: str, stop: Callable[[], bool] = lambda: False
+) -> dict[str, Any] | None:
+    """Scores ``evaluate.split``: the protocol, simpler ones, other weights, baselines.
+
+    Prints a table, writes it as ``evaluation.json`` in the workdir, appends it to
+    ``evaluations.jsonl`` and returns it; ``None`` if ``stop()`` became true. Of many processes
+    all score the model; only process 0 prints, writes and scores the baselines.
+    """
+    split = getattr(corpus, trained.config.evaluate.split)
+    protocol = drop_unused_limit(trained.config.evaluate, split)
+    note, unit = vocab_note(corpus, protocol.split), corpus.vocab.unit
+    if note and corpus.vocab.lower_case and is_process_zero():
+        text = "the model's vocabulary has no capital letters: the text is read in lower case"
+        print(f"note: {text}", file=sys.stderr, flush=True)
+    config, rows = trained.config, list[dict[str, Any]]()
+    mesh = make_mesh(config.mesh, config.model, config.train.batch_size)
+    for name, chosen, weights in _requested_scores(trained, protocol):
+        same = weights == trained.weights
+        params = (trained if same else load(workdir, str(trained.step), weights)).params
+        evaluator = split_evaluator(config.model, chosen, corpus, mesh)
+        with segment_bar(f"{chosen.split} split, {name}") as progress:
+            score = evaluator.run(params, stop, progress)
+        if score is None:
+            return None
+        row: dict[str, Any] = {"name": name, "loss": score.loss, unit: in_unit(score.loss, unit)}
+        row |= {"targets": score.targets, "protocol": describe(chosen, config.model) + note}
+        row["seconds"] = round(score.seconds, 2)
+        rows.append(row | conversions(score.loss * score.targets, corpus, chosen))
+    if is_process_zero():
+        targets = describe_targets(protocol) + note
+        indices = target_indices(protocol, split)
+        for row in score_baselines(protocol.baselines, corpus, protocol.split, indices):
+            rows.append(row | {"protocol": f"{targets}, {DESCRIPTIONS[row['name']]}"})
+    result = {
+        "step": trained.step,
+        "weights": trained.weights,
+        "corpus": corpus.name,
+        "source_hash": corpus.source_hash,
+        "label": corpus.info["label"],
+        "unit": unit,
+        "results": rows,
+    }
+    if is_process_zero():
+        print(_table(rows, unit, describe(protocol, config.model) + note), flush=True)
+        write_json(os.path.join(workdir, "evaluation.json"), result)
+        append(os.path.join(workdir, "evaluations.jsonl"), plain(result))
+    return result
+
+
+def _requested_scores(
+    trained: TrainedModel, protocol: ProtocolConfig
+) -> list[tuple[str, ProtocolConfig, str]]:
+    """Name, protocol and weights of each score: all protocols, then the other weights."""
+    scores = [(name, c, trained.weights) for name, c in compared_protocols(protocol)]
+    if trained.others:
+        scores += [(scores[0][0], protocol, weights) for weights in trained.others]
+        scores = [(f"{name}, {weights} weights", c, weights) for name, c, weights in scores]
+    return scores
+
+
+def vocab_note(corpus: Corpus, split: str) -> str:
+    """What to add to a protocol if another text's vocabulary encodes the split.
+
+    The loss falls where more words are unknown, so the note gives their share.
+    """
+    vocab = corpus.vocab
+    if not corpus.info["foreign_vocab"]:
+        return ""
+    note = ", encoded with the model's vocabulary"
+    if vocab.unknown is None:
+        return note
+    unknown = flat_tokens(getattr(corpus, split)) == vocab.symbols.index(vocab.unknown)
+    return f"{note} ({np.mean(unknown):.1%} {vocab.unknown})"
+
+
+def conversions(nats: float, corpus: Corpus, protocol: ProtocolConfig) -> dict[str, float]:
+    """``bits_per_byte`` and ``word_ppl``, from the nats of all targets of a split together.
+
+    Word-level perplexity counts words between white space and a token for each line's end, as
+    word-level benchmarks do. The first symbol is no target and costs nothing. The result is empty
+    where some text was not scored, where the vocabulary lacks some bytes (enwik8's 204 symbols),
+    and for word models: ``<unk>`` and white space hide the bytes.
+    """
+    vocab, info, split = corpus.vocab, corpus.info, protocol.split
+    if vocab.kind in ("word", "sentence") or protocol.max_segments:
+        return {}
+    n_bytes = info["bytes"][split]
+    if vocab.kind not in ("char", "subword") and info["tokens"][split] != n_bytes:
+        return {}
+    first = vocab.decode_bytes(getattr(corpus, split)[:1])
+    words = info["words"][split] + info["lines"][split]
+    return {
+        "bits_per_byte": nats / math.log(2) / (n_bytes - len(first)),
+        "word_ppl": in_unit(nats / words, "ppl"),
+    }
+
+
+def _table(rows: list[dict[str, Any]], unit: str, protocol: str) -> str:
+    width = max(len(r["name"]) for r in rows)
+    lines = [f"{protocol}:"]
+    for r in rows:
+        more = f"  ({r['bits_per_byte']:.4g} bits per byte" if "bits_per_byte" in r else ""
+        more += f", {r['word_ppl']:.4g} perplexity of a whole word)" if more else ""
+        lines.append(f"  {r['name']:<{width}}  {r[unit]:9.4f} {unit}{more}")
+    return "\n".join(lines)
