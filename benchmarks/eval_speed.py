@@ -11,8 +11,6 @@ that every segment costs the same. Theirs has its memory full.
 
 import argparse
 
-from txl_jax.planning.products import cut_of_protocol, of_layers, of_words
-
 from benchmarks.interleaved import (
     add_flags,
     changes,
@@ -26,6 +24,7 @@ from benchmarks.sizes import experiment
 from txl_jax.analysis.speed import random_params, scoring
 from txl_jax.analysis.timing import time_alternating
 from txl_jax.evaluation.protocols import under_protocol
+from txl_jax.planning.flops import layer_flops, protocol_shape, vocabulary_flops
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -46,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
         ours = scoring(exp.model, exp.evaluate, random_params(exp.model), flags.segments)
         seconds = time_alternating({"txl_jax": ours, **others}, flags.rounds)
         about_others = {name: peer.about for name, peer in others.items()}
-    p, cut = exp.evaluate, cut_of_protocol(exp.evaluate)
+    p, cut = exp.evaluate, protocol_shape(exp.evaluate)
     cfg = under_protocol(exp.model, p)
     report = {
         "benchmark": "eval_speed",
@@ -56,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
         **report_of(
             seconds,
             tokens=p.batch_size * p.seg_len,
-            needed=of_layers(cfg, cut, cached=True) + of_words(cfg, cut),
+            needed=layer_flops(cfg, cut, cached=True) + vocabulary_flops(cfg, cut),
             peak=flags.peak or published_peak(),
         ),
     }

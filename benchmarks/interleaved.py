@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-from txl_jax.planning.chips import CHIPS
 
 from txl_jax.analysis.timing import ratio, summary
+from txl_jax.planning.machines import CHIPS
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -69,7 +69,7 @@ def tell(report: dict[str, Any]) -> None:
 def published_peak() -> float | None:
     """Operations a second in bfloat16, as the device's maker publishes them, if it is known."""
     kind = jax.devices()[0].device_kind.lower()
-    return next((chip.products for name, chip in CHIPS.items() if name in kind), None)
+    return next((chip.flops for name, chip in CHIPS.items() if name in kind), None)
 
 
 def machine() -> dict[str, Any]:

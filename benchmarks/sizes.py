@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from txl_jax.config import ExperimentConfig, load_config
-from txl_jax.planning.vocabulary import with_known_size
+from txl_jax.planning.vocabulary import with_vocab_size
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
 
@@ -74,4 +74,4 @@ def experiment(name: str, changes: Mapping[str, Any] | None = None) -> Experimen
             section, _, rest = key.partition(".")
             settings.setdefault(section, {})[rest] = value
         return ExperimentConfig.from_dict({"name": name, **settings})
-    return with_known_size(load_config(str(CONFIGS / f"{name}.py"), overrides=dict(changes or {})))
+    return with_vocab_size(load_config(str(CONFIGS / f"{name}.py"), overrides=dict(changes or {})))

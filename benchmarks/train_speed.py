@@ -7,16 +7,15 @@ as the size has it, on random tokens, and as many of them a dispatch as it has (
 ten; ``--set train.steps_per_dispatch=1``: one). Theirs makes as many a turn.
 Tokens a second are of the medians, the ratio of each round's two. Model-FLOPs utilisation is what
 the model needs (three forward passes' matrix products, by the formulas of
-txl_jax/planning/products.py: nothing that is computed twice counts), over seconds, over ``--peak``
+txl_jax/planning/flops.py: nothing that is computed twice counts), over seconds, over ``--peak``
 operations a second; without it, over the published bfloat16 peak of the device where
-txl_jax/planning/chips.py has it.
+txl_jax/planning/machines.py has it.
 """
 
 import argparse
 from typing import Any
 
 import jax
-from txl_jax.planning.products import of_update
 
 from benchmarks.interleaved import (
     add_flags,
@@ -35,6 +34,7 @@ from txl_jax.data.feed import training_feed
 from txl_jax.data.sentences import shuffled_streams
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import Shardings, make_mesh
+from txl_jax.planning.flops import update_flops
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import init_state, state_shardings
 from txl_jax.training.step import compiled_step
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
         **report_of(
             seconds,
             tokens=exp.train.batch_size * exp.train.seg_len,
-            needed=of_update(exp)[0],
+            needed=update_flops(exp)[0],
             peak=flags.peak or published_peak(),
         ),
     }

@@ -19,7 +19,7 @@ from recipe_sizes import parameter_counts
 import txl_jax
 from txl_jax import modes
 from txl_jax.config import ConfigError, ExperimentConfig, config_rows, flatten
-from txl_jax.planning.vocabulary import with_known_size
+from txl_jax.planning.vocabulary import with_vocab_size
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import init_state
 
@@ -85,7 +85,7 @@ def test_every_experiment_has_its_size_here_and_no_other_has():
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_full_size_has_exactly_the_published_number_of_parameters(name):
-    state = state_shapes(with_known_size(load(name)))
+    state = state_shapes(with_vocab_size(load(name)))
     assert sum(leaf.size for leaf in jax.tree.leaves(state.params)) == PARAMETERS[name]
 
 

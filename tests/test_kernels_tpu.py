@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 from tiny_models import quick
-from txl_jax.planning.topology import devices_of
 
 from txl_jax.model.dropout import AttentionDropout
 from txl_jax.model.kernels import AttentionInputs, pallas_tpu, reference
 from txl_jax.model.masks import AttentionMask, attention_mask
 from txl_jax.model.positions import Positions
+from txl_jax.planning.machines import topology_devices
 
 N, B, S = 2, 3, 16
 NAMES = ("out", "dq", "dk", "dval", "du", "dv", "dr")
@@ -244,7 +244,7 @@ def compiled_for(kind, n, b, t, m, h, dtype=jnp.bfloat16, reset=False, rate=None
     """The gradient (values included) of the fused kernel, compiled for a kind of TPU."""
     before = dict(os.environ)
     try:
-        device = devices_of(f"{kind}:2x2")[0]
+        device = topology_devices(f"{kind}:2x2")[0]
     finally:
         os.environ.clear()
         os.environ.update(before)

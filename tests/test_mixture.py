@@ -17,7 +17,7 @@ from txl_jax.generation.generate import generate
 from txl_jax.model import cross_entropy
 from txl_jax.model.adaptive import Vocabulary
 from txl_jax.model.mixture import mixture
-from txl_jax.planning import products
+from txl_jax.planning import flops
 
 K, B, T, M = 3, 2, 5, 4
 FORMS = {
@@ -233,10 +233,10 @@ def test_gradients_are_one_devices_on_a_mesh(shape, terms):
 
 
 def test_operations_of_the_words_are_k_times_the_softmax_and_the_latents():
-    cut = products.Cut(batch_size=2, positions=7, mem_len=0, scored=5)
-    plain, rows = products.of_words(tiny.config(), cut), 10
+    cut = flops.BatchShape(batch_size=2, positions=7, mem_len=0, scored=5)
+    plain, rows = flops.vocabulary_flops(tiny.config(), cut), 10
     assert plain == 2 * rows * 13 * 8
-    assert products.of_words(CFG, cut) == K * plain + 2 * rows * 8 * K * (8 + 1)
+    assert flops.vocabulary_flops(CFG, cut) == K * plain + 2 * rows * 8 * K * (8 + 1)
 
 
 # --------------------------------------------------------------------------------------

@@ -12,8 +12,6 @@ import jax
 import numpy as np
 import pytest
 from tiny_runs import call, write_config
-from txl_jax.planning.chips import CHIPS, GIB
-from txl_jax.planning.topology import PlanningError, accelerator_type, devices_of
 
 import txl_jax
 from txl_jax.checkpoint.trained_model import param_shapes
@@ -21,10 +19,11 @@ from txl_jax.config import DataConfig, ExperimentConfig, override
 from txl_jax.data.batch import Batch
 from txl_jax.parallel.shardings import Shardings
 from txl_jax.planning import compile_ahead as ahead
-from txl_jax.planning import products
-from txl_jax.planning.costs import Exchange, exchanges
-from txl_jax.planning.prediction import predicted
-from txl_jax.planning.vocabulary import size_of, with_known_size
+from txl_jax.planning import flops
+from txl_jax.planning.costs import Collective, collectives
+from txl_jax.planning.machines import CHIPS, GIB, PlanningError, accelerator_type, topology_devices
+from txl_jax.planning.prediction import predict_step_time
+from txl_jax.planning.vocabulary import known_vocab_size, with_vocab_size
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import init_state
 from txl_jax.training.step import compiled_step
@@ -63,7 +62,7 @@ def compiled(**changes) -> dict[str, Any]:
 @functools.cache
 def _programs(changes, n) -> dict[str, ahead.Program]:
     exp = experiment(**dict(changes))
-    found = ahead.programs(exp, ahead.mesh_of(exp, jax.devices()))
+    found = ahead.programs(exp, ahead.training_mesh(exp, jax.devices()))
     return {p.name: p for p in itertools.islice(found, n)}
 
 
@@ -86,7 +85,7 @@ def n_parameters(exp: ExperimentConfig) -> int:
 def test_train_program_holds_what_the_step_of_training_holds(changes):
     exp = experiment(**changes)
     t = exp.train
-    shardings = Shardings(ahead.mesh_of(exp, jax.devices()))
+    shardings = Shardings(ahead.training_mesh(exp, jax.devices()))
     model = txl_jax.TransformerXL(exp.model, shardings.mesh)
     optimizer = make_optimizer(exp)
     state = jax.eval_shape(lambda: init_state(exp, model, optimizer))
@@ -96,7 +95,7 @@ def test_train_program_holds_what_the_step_of_training_holds(changes):
     batch = Batch(ints, ints, floats, jax.ShapeDtypeStruct((*lead, B), bool))  # type: ignore[arg-type]
     step = compiled_step(exp, model, optimizer, shardings, state)
     analysis = step.lower(state, batch).compile().memory_analysis()  # type: ignore[attr-defined]
-    held = train_program(**changes).held
+    held = train_program(**changes).memory
     got = (held.arguments, held.output, held.alias, held.temporaries)
     kinds = ("argument", "output", "alias", "temp")
     assert got == tuple(getattr(analysis, f"{kind}_size_in_bytes") for kind in kinds)
@@ -105,8 +104,10 @@ def test_train_program_holds_what_the_step_of_training_holds(changes):
 
 def test_the_text_on_the_device_and_what_teachers_say_of_it_are_planned_with():
     on_device = {"train.text_on_device": True, "mesh.data": 1}
-    own = train_program(**on_device).held
-    taught = train_program(**on_device, **{"distil.teachers": ("runs/a",), "distil.words": 9}).held
+    own = train_program(**on_device).memory
+    taught = train_program(
+        **on_device, **{"distil.teachers": ("runs/a",), "distil.words": 9}
+    ).memory
     assert taught.arguments - own.arguments >= B * T * 9 * (2 + 2)  # uint16 and float16
     assert taught.temporaries > own.temporaries
 
@@ -117,7 +118,7 @@ def test_arguments_are_the_state_and_what_is_beside_validation_its_rest():
     memory = 2 * (B // 4) * M * 32 * 4
     found = compiled(**{"mesh.data": 4})
     slack = 4096  # counters, and the batch
-    assert found["train"].held.arguments == pytest.approx(3 * parameters + memory, abs=slack)
+    assert found["train"].memory.arguments == pytest.approx(3 * parameters + memory, abs=slack)
 
     def scoring(rows, mem_len):
         """Parameters but those of positions; keys, values and positions, projected."""
@@ -125,14 +126,14 @@ def test_arguments_are_the_state_and_what_is_beside_validation_its_rest():
         projected = 2 * 32 * 4 * (2 * rows * slots + slots + T)
         return pytest.approx(parameters - 2 * 32 * 32 * 4 + projected, abs=slack)
 
-    assert found["validate"].held.arguments == scoring(B // 4, M)
-    assert found["validate"].beside == pytest.approx(2 * parameters + memory, abs=slack)
-    assert found["evaluate"].beside == 0
-    assert found["evaluate"].held.arguments == scoring(1, 2 * M)  # three streams on four devices
+    assert found["validate"].memory.arguments == scoring(B // 4, M)
+    assert found["validate"].resident == pytest.approx(2 * parameters + memory, abs=slack)
+    assert found["evaluate"].resident == 0
+    assert found["evaluate"].memory.arguments == scoring(1, 2 * M)  # three streams on four devices
 
 
 def test_parameters_over_fsdp_are_held_in_parts():
-    whole, cut = (train_program(**mesh).held for mesh in ({"mesh.data": 8}, {"mesh.fsdp": 8}))
+    whole, cut = (train_program(**mesh).memory for mesh in ({"mesh.data": 8}, {"mesh.fsdp": 8}))
     assert cut.arguments < 0.3 * whole.arguments
 
 
@@ -158,7 +159,7 @@ def test_formula_is_near_the_compilers_count_where_no_loop_hides_any(changes):
     p = train_program(**changes)
     # The compiler also counts softmax, norms and the optimizer; the formula also gradients of
     # memory and softmax once more, which one block of rows does not need.
-    assert 0.8 < p.flops_compiler / (p.flops_model + p.flops_again) < 1.25
+    assert 0.8 < p.compiler_flops / (p.flops.model + p.flops.recomputed) < 1.25
 
 
 def of_projecting_memory(rows, mem_len):
@@ -168,40 +169,40 @@ def of_projecting_memory(rows, mem_len):
 
 def test_scoring_is_a_forward_pass():
     p = compiled()["validate"]
-    assert 0.9 < p.flops_compiler / p.flops_model < 1.3
+    assert 0.9 < p.compiler_flops / p.flops.model < 1.3
     spared = of_projecting_memory(rows=B, mem_len=M)
-    assert p.flops_model == pytest.approx(train_program().flops_model / 3 - spared)
+    assert p.flops.model == pytest.approx(train_program().flops.model / 3 - spared)
 
 
 def test_a_dispatch_has_the_operations_of_its_updates():
     several = train_program(**{"train.steps_per_dispatch": 4, "train.log_every": 4})
-    assert several.flops_model == 4 * train_program().flops_model
-    assert several.flops_device == 4 * train_program().flops_device
+    assert several.flops.model == 4 * train_program().flops.model
+    assert several.flops.device == 4 * train_program().flops.device
 
 
 def test_of_every_device_are_its_rows_rounded_up_and_its_part_of_the_heads():
     one, eight = (compiled(**{"mesh.data": n}) for n in (1, 8))
     for name, rows in (("train", B), ("evaluate", 3)):
-        whole = one[name].flops_device
-        assert whole == one[name].flops_model + one[name].flops_again
+        whole = one[name].flops.device
+        assert whole == one[name].flops.model + one[name].flops.recomputed
         # 1 of the rows, and the projection of positions, which every device makes for itself
-        assert 1 <= eight[name].flops_device / (whole / rows) < 1.7
+        assert 1 <= eight[name].flops.device / (whole / rows) < 1.7
     halved = train_program(**{"mesh.tensor": 2})
-    assert halved.flops_device == one["train"].flops_device / 2
+    assert halved.flops.device == one["train"].flops.device / 2
 
 
 def test_a_segment_that_is_learnt_from_has_three_passes():
     learns = compiled(**{"evaluate.dynamic.rule": "sgd"})["evaluate"]
     spared = of_projecting_memory(rows=3, mem_len=2 * M)
-    assert learns.flops_model == 3 * (compiled()["evaluate"].flops_model + spared)
+    assert learns.flops.model == 3 * (compiled()["evaluate"].flops.model + spared)
 
 
 def test_evaluation_is_of_layers_one_by_one():
     """As ``load`` gives them: none is in a loop, where the compiler counts it once."""
     scanned = compiled(**{"model.scan_layers": True})
     looped, one_by_one = (scanned[name] for name in ("validate", "evaluate"))
-    assert looped.flops_compiler < 0.75 * looped.flops_model
-    assert one_by_one.flops_compiler > 0.9 * one_by_one.flops_model
+    assert looped.compiler_flops < 0.75 * looped.flops.model
+    assert one_by_one.compiler_flops > 0.9 * one_by_one.flops.model
 
 
 def test_beyond_the_clamp_a_cache_has_no_scores_by_position():
@@ -211,14 +212,14 @@ def test_beyond_the_clamp_a_cache_has_no_scores_by_position():
     )
     c, rows, distances = experiment().model, 3, 10 * T
     spared = c.n_layer * rows * 2 * T * distances * c.n_head * c.d_head
-    assert far.flops_model - clamped.flops_model == spared
+    assert far.flops.model - clamped.flops.model == spared
     # The compiler counts the additions to other scores as well.
-    assert spared <= far.flops_compiler - clamped.flops_compiler < 1.4 * spared
+    assert spared <= far.compiler_flops - clamped.compiler_flops < 1.4 * spared
 
 
 def test_shares_of_clusters_are_the_whole_text():
     ends = (0, 10, 300, 5000)
-    shares = [products.zipf_share(a, b, 5000) for a, b in itertools.pairwise(ends)]
+    shares = [flops.zipf_share(a, b, 5000) for a, b in itertools.pairwise(ends)]
     assert sum(shares) == pytest.approx(1)
     harmonic = np.cumsum(1 / np.arange(1, 5001))
     assert shares[0] == pytest.approx(harmonic[9] / harmonic[-1], rel=1e-3)
@@ -229,12 +230,12 @@ def test_shares_of_clusters_are_the_whole_text():
 
 
 def test_one_device_exchanges_nothing():
-    assert train_program().exchanged == ()
+    assert train_program().collectives == ()
 
 
 def test_a_data_mesh_sums_the_gradient_and_nothing_else_of_size():
     exp = experiment(**{"mesh.data": 8})
-    (found,) = train_program(**{"mesh.data": 8}).exchanged
+    (found,) = train_program(**{"mesh.data": 8}).collectives
     assert found.kind == "all-reduce"
     # A word's vector is summed as input and as output; at this size [K,D] arrays count as well.
     assert 1 <= found.size / (4 * n_parameters(exp)) < 1.4
@@ -243,12 +244,12 @@ def test_a_data_mesh_sums_the_gradient_and_nothing_else_of_size():
 def test_exchanges_in_a_loop_count_as_often_as_it_runs():
     """Layers in a loop exchange as many bytes as layers one by one."""
     programs = (train_program(**{"mesh.data": 8, "model.scan_layers": s}) for s in (False, True))
-    one_by_one, looped = (sum(x.size for x in p.exchanged) for p in programs)
+    one_by_one, looped = (sum(x.size for x in p.collectives) for p in programs)
     assert looped == pytest.approx(one_by_one, rel=0.05)
 
 
 def test_fsdp_gathers_parameters():
-    kinds = {x.kind for x in train_program(**{"mesh.fsdp": 8}).exchanged}
+    kinds = {x.kind for x in train_program(**{"mesh.fsdp": 8}).collectives}
     assert "all-gather" in kinds
 
 
@@ -297,11 +298,11 @@ backend_config={"known_trip_count":{"n":"3"}}
 
 
 def test_exchanges_are_read_from_loops_in_loops_fusions_and_started_ones():
-    assert exchanges(PROGRAM) == [
-        Exchange("all-reduce", 3 + 1, 4 * (10 * 4 + 12 * 2)),  # a loop of unknown length: once
-        Exchange("all-gather", 4 * 5, 4 * 5 * 64 * 4),
-        Exchange("reduce-scatter", 1, 2 * 4),
-        Exchange("collective-permute", 1, 6 * 4),
+    assert collectives(PROGRAM) == [
+        Collective("all-reduce", 3 + 1, 4 * (10 * 4 + 12 * 2)),  # a loop of unknown length: once
+        Collective("all-gather", 4 * 5, 4 * 5 * 64 * 4),
+        Collective("reduce-scatter", 1, 2 * 4),
+        Collective("collective-permute", 1, 6 * 4),
     ]
 
 
@@ -322,22 +323,22 @@ def test_all_programs_are_told_with_their_numbers(capsys):
     assert f"{parameters:,} parameters, vocabulary 50; float32, layers one by one" in out
     assert "8 x cpu, mesh data 8 x fsdp 1 x tensor 1" in out
     p = train_program(**{"mesh.data": 8})
-    held = p.held
+    held = p.memory
     for size in (held.arguments, held.temporaries, held.total):
         assert f"{size / GIB:.3f} GiB" in out
-    assert f"by formula {p.flops_model:.3e}" in out
-    (sums,) = p.exchanged
+    assert f"by formula {p.flops.model:.3e}" in out
+    (sums,) = p.collectives
     assert f"{sums.count} all-reduce ({sums.size / 1e6:,.1f} MB)" in out
     assert len(re.findall(r"compiled in [\d.]+ s", out)) == 3
 
 
 def test_a_program_fits_to_the_last_byte_with_what_is_held_beside_it():
     p = compiled()["validate"]
-    whole = p.held.total + p.beside
+    whole = p.memory.total + p.resident
     assert p.fits(whole)
     assert not p.fits(whole - 1)
     assert p.fits(None)
-    assert f"of {(whole - 1) / GIB:.3f} GiB: DOES NOT FIT" in ahead.described(p, whole - 1)
+    assert f"of {(whole - 1) / GIB:.3f} GiB: DOES NOT FIT" in ahead.format_program(p, whole - 1)
 
 
 def test_what_the_compiler_refuses_does_not_fit(monkeypatch, capsys):
@@ -356,24 +357,24 @@ def test_a_program_that_cannot_be_read_back_is_told_without_its_exchanges():
             raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure")
 
     unreadable: Any = Unreadable()
-    assert ahead._exchanged(unreadable) is None
-    p = dataclasses.replace(train_program(), exchanged=None)
-    assert "exchanges   not known" in ahead.described(p, None)
+    assert ahead._collectives(unreadable) is None
+    p = dataclasses.replace(train_program(), collectives=None)
+    assert "collectives unknown" in ahead.format_program(p, None)
 
 
 def test_prediction_shrinks_with_chips_and_says_what_is_in_it():
     exp, chip = experiment(), CHIPS["v5e"]
-    one, four = (predicted(exp, n_parameters(exp), chip, data=n) for n in (1, 4))
+    one, four = (predict_step_time(exp, n_parameters(exp), chip, data=n) for n in (1, 4))
     # all but the projection of positions, which every chip makes for itself
-    assert 1 < four.products / (one.products / 4) < 1.3
-    model, again = products.of_update(exp)
-    assert one.products == pytest.approx((model + again) / (0.5 * 197e12))
-    assert one.exchange == 0
-    assert four.exchange == pytest.approx(2 * 4 * n_parameters(exp) / 200e9)
+    assert 1 < four.compute / (one.compute / 4) < 1.3
+    model, again = flops.update_flops(exp)
+    assert one.compute == pytest.approx((model + again) / (0.5 * 197e12))
+    assert one.communication == 0
+    assert four.communication == pytest.approx(2 * 4 * n_parameters(exp) / 200e9)
     for p in (one, four):
-        assert max(p.products, p.traffic, p.exchange) == p.at_best <= p.at_worst
+        assert max(p.compute, p.traffic, p.communication) == p.overlapped <= p.sequential
     half = override(exp, {"model.dtype": "bfloat16"})
-    of = lambda exp, kind: predicted(exp, 1, CHIPS[kind], data=1).products
+    of = lambda exp, kind: predict_step_time(exp, 1, CHIPS[kind], data=1).compute
     assert of(half, "h100") == of(exp, "h100") / 2
     assert of(half, "v5p") == of(exp, "v5p")
 
@@ -415,7 +416,7 @@ def test_without_libtpu_the_error_names_what_to_install(monkeypatch):
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(PlanningError, match=r"pip install 'txl_jax\[tpu\]'.*TPU_LIBRARY_PATH"):
-        devices_of("v5e:2x4")
+        topology_devices("v5e:2x4")
 
 
 def test_slices_have_the_names_they_are_rented_by():
@@ -438,11 +439,11 @@ def test_vocabularies_of_published_corpora_are_known():
         DataConfig(name="text", vocab="word"): None,
     }
     for data, size in sizes.items():
-        assert size_of(data) == size
+        assert known_vocab_size(data) == size
     exp = experiment(**{"data.name": "enwik8"})
-    assert with_known_size(exp).model.vocab_size == 50  # the config's own
+    assert with_vocab_size(exp).model.vocab_size == 50  # the config's own
     unsized = dataclasses.replace(exp, model=dataclasses.replace(exp.model, vocab_size=None))
-    assert with_known_size(unsized).model.vocab_size == 204
+    assert with_vocab_size(unsized).model.vocab_size == 204
 
 
 # --------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Floating-point operations of a model by formula: products of matrices, a multiply-add is two.
+"""Floating-point operations of a model by formula: matrix products, a multiply-add counts as two.
 
-Softmax, normalisation, dropout and the optimizer are left out: few operations, though they take
-time (prediction.py). Letters as everywhere, K = M + T.
+Softmax, normalisation, dropout and the optimizer are left out: they are few operations, though
+they take time (prediction.py). Letters as everywhere, K = M + T.
 """
 
 import dataclasses
@@ -13,36 +13,40 @@ from txl_jax.model.ring import SINGLE_RING_MAX_TOKENS
 
 
 @dataclasses.dataclass(frozen=True)
-class Cut:
-    """How text is cut: B streams, T positions with a context among them, M of memory, S scored."""
+class BatchShape:
+    """One segment of B streams: T positions with any context, M of memory, and the scored ones."""
 
     batch_size: int
     positions: int
     mem_len: int
     scored: int
 
+    def per_device(self, row_devices: int) -> "BatchShape":
+        """The share of one of the devices that split the rows; rows are padded to divide."""
+        return dataclasses.replace(self, batch_size=-(-self.batch_size // row_devices))
 
-def cut_of_training(exp: ExperimentConfig) -> Cut:
-    """Of one update."""
+
+def training_shape(exp: ExperimentConfig) -> BatchShape:
+    """The batch of one update."""
     t = exp.train
-    return Cut(t.batch_size, t.context_len + t.seg_len, t.mem_len, t.seg_len)
+    return BatchShape(t.batch_size, t.context_len + t.seg_len, t.mem_len, t.seg_len)
 
 
-def cut_of_protocol(p: ProtocolConfig) -> Cut:
-    """Of one segment that is scored."""
-    return Cut(p.batch_size, p.context_len + p.seg_len, p.mem_len, p.seg_len)
+def protocol_shape(p: ProtocolConfig) -> BatchShape:
+    """The batch of one scored segment."""
+    return BatchShape(p.batch_size, p.context_len + p.seg_len, p.mem_len, p.seg_len)
 
 
-def of_layers(c: TransformerXLConfig, cut: Cut, cached: bool = False) -> float:
-    """Operations of all layers, forwards; ``cached``: memory and positions are projected already.
+def layer_flops(c: TransformerXLConfig, shape: BatchShape, cached: bool = False) -> float:
+    """Operations of all layers, forward; ``cached``: memory and positions are projected already.
 
-    For each row: queries and output 2 T D NH each, keys and values 2 K D NH each; scores by
-    content, by position and the weighted sum 2 T K NH each (two of them in forms without relative
-    positions; what a mask hides counts all the same; with a cache those by position are of
-    ``clamp_len`` + T distances, where T is not small); feed-forward 4 T D F. Once for all rows:
-    2 K D NH of position projections (``relative``).
+    For each row: queries and output 2 T D NH each, keys and values 2 K D NH each; content scores,
+    position scores and the weighted sum 2 T K NH each (no position scores without relative
+    positions; masked scores count; with a cache they cover ``clamp_len`` + T distances, unless T
+    is small); feed-forward 4 T D F. Once for all rows: 2 K D NH of position projections
+    (``relative``).
     """
-    t, k, width = cut.positions, cut.mem_len + cut.positions, c.n_head * c.d_head
+    t, k, width = shape.positions, shape.mem_len + shape.positions, c.n_head * c.d_head
     projections = 4 * (t + (t if cached else k)) * c.d_model * width
     distances = (
         min(k, c.clamp_len + t) if cached and t > SINGLE_RING_MAX_TOKENS and c.clamp_len > 0 else k
@@ -51,17 +55,17 @@ def of_layers(c: TransformerXLConfig, cut: Cut, cached: bool = False) -> float:
     row = projections + scores + 4 * t * c.d_model * c.d_inner
     projects = c.attention == "relative" and not cached
     positions = 2 * k * c.d_model * width if projects else 0
-    return float(c.n_layer * (cut.batch_size * row + positions))
+    return float(c.n_layer * (shape.batch_size * row + positions))
 
 
-def of_words(c: TransformerXLConfig, cut: Cut) -> float:
-    """Operations of embedding and softmax, forwards; ``vocab_size`` is known.
+def vocabulary_flops(c: TransformerXLConfig, shape: BatchShape) -> float:
+    """Operations of embedding and softmax, forward; ``vocab_size`` must be known.
 
-    2 d_i for each word of a cluster that a target's row is compared with: the head's by every
-    row, a tail's by the rows whose target is in it. Their share is taken from Zipf's law. Of a
-    mixture all that K times, and 2 K D (d + 1) a row for latents and prior.
+    2 d_i for each word of a cluster that a target's row is compared with: every row for the head,
+    rows with a target in it for a tail, whose share follows Zipf's law. A mixture takes all that K
+    times, and 2 K D (d + 1) per row for latents and prior.
     """
-    rows, c_positions = cut.batch_size * cut.scored, cut.batch_size * cut.positions
+    rows, positions = shape.batch_size * shape.scored, shape.batch_size * shape.positions
     total, parts = 0.0, clusters(c)
     for i, part in enumerate(parts):
         size = part.size + (len(parts) - 1 if i == 0 else 0)
@@ -72,35 +76,29 @@ def of_words(c: TransformerXLConfig, cut: Cut) -> float:
         if part.projected:
             total += 2 * rows * part.width * c.d_model * (c.mixtures == 1)
             if c.div_val > 1 or i == 0:
-                total += 2 * c_positions * part.width * c.d_model
+                total += 2 * positions * part.width * c.d_model
     return total
 
 
 def zipf_share(start: int, stop: int, size: int) -> float:
-    """Share of a text's words whose rank is from ``start`` to ``stop`` - 1, by Zipf's law.
+    """Share of a text's words with a rank (from 0) from ``start`` to ``stop`` - 1, by Zipf's law.
 
-    The word of rank r (from 0) has probability 1 / ((r + 1) H(size)).
+    The word of rank r has probability 1 / ((r + 1) H(size)).
     """
     harmonic = lambda n: math.log(n) + 0.5772156649 + 0.5 / n if n else 0.0
     return (harmonic(stop) - harmonic(start)) / harmonic(size)
 
 
-def on_a_device(cut: Cut, row_devices: int) -> Cut:
-    """What one of so many devices has of it: rows are padded until they divide."""
-    return dataclasses.replace(cut, batch_size=-(-cut.batch_size // row_devices))
+def update_flops(exp: ExperimentConfig, shape: BatchShape | None = None) -> tuple[float, float]:
+    """Operations of one update: the model's (3 forward passes), and those of recomputation.
 
-
-def of_update(exp: ExperimentConfig, cut: Cut | None = None) -> tuple[float, float]:
-    """Operations of one update: of the model (3 forward passes), and what is computed again.
-
-    ``cut``: of the rows that are meant; ``None``: of the whole batch.
-
-    Again: a layer's forward pass with ``remat`` "layer", its scores and weighted sum with
-    "products"; the softmax over words for its gradient (model/cross_entropy.py).
+    Recomputed are a layer's forward pass with ``remat`` "layer", its scores and weighted sum with
+    "products", and the softmax over words for its gradient (model/cross_entropy.py).
+    ``shape``: the rows to count; ``None``: the whole batch.
     """
-    c, cut = exp.model, cut_of_training(exp) if cut is None else cut
-    layers, words = of_layers(c, cut), of_words(c, cut)
-    per_row = (4 if c.memory_free else 6) * cut.positions * (cut.mem_len + cut.positions)
-    scores = c.n_layer * cut.batch_size * per_row * c.n_head * c.d_head
-    again = {"none": 0.0, "products": float(scores), "layer": layers}[c.remat]
-    return 3 * (layers + words), again + words
+    c, shape = exp.model, shape or training_shape(exp)
+    layers, words = layer_flops(c, shape), vocabulary_flops(c, shape)
+    per_row = (4 if c.memory_free else 6) * shape.positions * (shape.mem_len + shape.positions)
+    scores = c.n_layer * shape.batch_size * per_row * c.n_head * c.d_head
+    recomputed = {"none": 0.0, "products": float(scores), "layer": layers}[c.remat]
+    return 3 * (layers + words), recomputed + words

@@ -1,39 +1,82 @@
-"""Devices of a TPU slice that is not there, to compile for."""
+"""Published figures of accelerators, and the devices of a TPU slice that is not at hand."""
 
+import dataclasses
 import importlib.util
+import math
 import os
 import re
 
 import jax
 
-from txl_jax.planning.chips import TPUS
+GIB = 2**30
 
-_ACCELERATOR = {"v5e": "v5litepod-{}", "v5p": "v5p-{}", "v6e": "v6e-{}"}
-_CORES = {"v5e": 1, "v5p": 2, "v6e": 1}
-"""Cores of a chip, which is what the names of slices count."""
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One device.
+
+    Attributes:
+      name: its usual name.
+      memory: bytes that a program may use.
+      flops: dense operations per second, bfloat16 in and float32 out. By default a TPU multiplies
+        float32 at this rate too; a GPU uses TF32, at half the rate.
+      bandwidth: of its memory, bytes per second.
+      link: bytes per second out of the chip, all links together.
+      accelerator: the name under which Google rents a slice with so many cores; GPUs have none.
+      cores: in a chip, as slices count them.
+    """
+
+    name: str
+    memory: int
+    flops: float
+    bandwidth: float
+    link: float
+    accelerator: str = ""
+    cores: int = 1
+
+
+CHIPS = {
+    "v5e": Chip("TPU v5e", int(15.75 * GIB), 197e12, 819e9, 200e9, "v5litepod"),
+    "v5p": Chip("TPU v5p", int(95.73 * GIB), 459e12, 2_765e9, 600e9, "v5p", cores=2),
+    "v6e": Chip("TPU v6e", int(31.24 * GIB), 918e12, 1_640e9, 448e9, "v6e"),
+    "h100": Chip("H100 SXM", 80 * 10**9, 989e12, 3_350e9, 450e9),
+    "h200": Chip("H200 SXM", 141 * 10**9, 989e12, 4_800e9, 450e9),
+}
+"""Published figures, *paper*: cloud.google.com/tpu/docs (v5e 16 GB, v5p 95 GB, v6e 32 GB; links of
+1,600, 4,800 and 3,584 Gbit/s), nvidia.com data sheets (NVLink 900 GB/s both ways). Memory of TPUs
+is what their compiler allows (libtpu 0.0.52): the published less what the system keeps."""
+
+_TPUS = [kind for kind, chip in CHIPS.items() if chip.accelerator]
 
 
 class PlanningError(ValueError):
-    """What cannot be planned for; the text says what to change."""
+    """A machine or text that cannot be planned for; the message says what to change."""
 
 
-def devices_of(topology: str) -> list[jax.Device]:
+def topology_devices(topology: str) -> list[jax.Device]:
     """The chips of a slice such as ``v5e:4x4``, one device each.
 
-    Nothing is asked of any TPU: libtpu describes the slice, and its compiler compiles for it.
-    What the process computes itself is put on the CPU, so call it before anything uses a device.
+    No TPU is needed: libtpu describes the slice, and its compiler compiles for it. The process
+    itself then computes on the CPU, so call this before anything uses a device.
 
     Raises:
       PlanningError: no such slice, or libtpu is not installed.
     """
     accelerator = accelerator_type(topology)
-    _check_library()
+    path = os.environ.get("TPU_LIBRARY_PATH")
+    if path and not os.path.isfile(path):
+        raise PlanningError(f"TPU_LIBRARY_PATH={path}: there is no such file; name a libtpu.so")
+    if not path and importlib.util.find_spec("libtpu") is None:
+        raise PlanningError(
+            "--topology needs libtpu, whose compiler needs no TPU: pip install 'txl_jax[tpu]', or"
+            " unpack the wheel libtpu anywhere and set TPU_LIBRARY_PATH=…/libtpu.so"
+        )
     os.environ.update(
         TPU_ACCELERATOR_TYPE=accelerator,
         TPU_WORKER_HOSTNAMES="localhost",
         TPU_WORKER_ID="0",
         TPU_SKIP_MDS_QUERY="1",  # do not ask a cloud what this machine is
-        ALLOW_MULTIPLE_LIBTPU_LOAD="1",  # no chip is used, so others may be at work
+        ALLOW_MULTIPLE_LIBTPU_LOAD="1",  # no chip is used, so other processes may load it too
     )
     jax.config.update("jax_platforms", "cpu")
     from jax.experimental import topologies
@@ -41,40 +84,20 @@ def devices_of(topology: str) -> list[jax.Device]:
     try:
         return list(topologies.get_topology_desc(topology, platform="tpu").devices)
     except (RuntimeError, ValueError) as error:
-        said = str(error).splitlines()[0]
         raise PlanningError(
-            f"--topology={topology}: libtpu has no such slice ({said}); sides are those of a slice"
-            " that can be rented, for example v5e:4x4, v5p:2x2x4, v6e:2x4"
+            f"--topology={topology}: libtpu has no such slice ({str(error).splitlines()[0]}); sides"
+            " are those of a slice that can be rented, for example v5e:4x4, v5p:2x2x4, v6e:2x4"
         ) from error
 
 
-def kind_of(topology: str) -> str:
-    """``v5e`` of ``v5e:4x4``; PlanningError where it is none of those known."""
-    accelerator_type(topology)
-    return topology.partition(":")[0]
-
-
 def accelerator_type(topology: str) -> str:
-    """What the slice is rented as: ``v5e:4x4`` is ``v5litepod-16``, ``v5p:2x2x4`` is ``v5p-32``."""
+    """The name a slice is rented by: ``v5e:4x4`` is ``v5litepod-16``, ``v5p:2x2x4`` ``v5p-32``."""
     kind, _, sides = topology.partition(":")
     n_sides = 3 if kind == "v5p" else 2
-    if kind not in TPUS or not re.fullmatch(rf"[1-9]\d*(x[1-9]\d*){{{n_sides - 1}}}", sides):
+    if kind not in _TPUS or not re.fullmatch(rf"[1-9]\d*(x[1-9]\d*){{{n_sides - 1}}}", sides):
         raise PlanningError(
-            f"--topology={topology}: must be a kind of TPU ({', '.join(TPUS)}), a colon and the"
+            f"--topology={topology}: must be a kind of TPU ({', '.join(_TPUS)}), a colon and the"
             " sides of the slice in chips: v5e:4x4, v5p:2x2x4, v6e:2x4"
         )
-    chips = 1
-    for side in sides.split("x"):
-        chips *= int(side)
-    return _ACCELERATOR[kind].format(chips * _CORES[kind])
-
-
-def _check_library() -> None:
-    path = os.environ.get("TPU_LIBRARY_PATH") or None
-    if path is not None and not os.path.isfile(path):
-        raise PlanningError(f"TPU_LIBRARY_PATH={path}: there is no such file; name a libtpu.so")
-    if path is None and importlib.util.find_spec("libtpu") is None:
-        raise PlanningError(
-            "--topology needs libtpu, whose compiler needs no TPU: pip install 'txl_jax[tpu]', or"
-            " unpack the wheel libtpu anywhere and set TPU_LIBRARY_PATH=…/libtpu.so"
-        )
+    chips = math.prod(map(int, sides.split("x")))
+    return f"{CHIPS[kind].accelerator}-{chips * CHIPS[kind].cores}"
