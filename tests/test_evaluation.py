@@ -19,7 +19,7 @@ from txl_jax.data.sentences import Sentences, segments
 from txl_jax.data.sources import progress as progress_bar
 from txl_jax.data.streams import Streams
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation import results
+from txl_jax.evaluation import scoring_run
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.evaluation.progress import segment_bar
 from txl_jax.evaluation.protocols import (
@@ -28,7 +28,7 @@ from txl_jax.evaluation.protocols import (
     drop_unused_limit,
     target_indices,
 )
-from txl_jax.evaluation.results import conversions
+from txl_jax.evaluation.scoring_run import conversions
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import make_mesh
 
@@ -313,13 +313,13 @@ def test_the_report_shows_a_bar_of_all_segments_for_each_row(tmp_path, monkeypat
         seen[what] = []
         yield lambda *numbers: seen[what].append(numbers)
 
-    monkeypatch.setattr(results, "segment_bar", bar)
+    monkeypatch.setattr(scoring_run, "segment_bar", bar)
     corpus, exp = tiny_runs.corpus_and_experiment(
         tmp_path, **{"evaluate.dynamic.rule": "sgd", "evaluate.max_segments": 3}
     )
     params = tiny_models.variables(exp.model)["params"]
     trained = TrainedModel(TransformerXL(exp.model), params, corpus.vocab, exp, 0)
-    result = results.evaluate(trained, corpus, str(tmp_path))
+    result = scoring_run.evaluate_split(trained, corpus, str(tmp_path))
     names = ["memory 32, dynamic sgd", "memory 32", "no memory"]
     assert seen == {f"test split, {name}": [(1, 3), (2, 3), (3, 3)] for name in names}
     assert result is not None
@@ -353,7 +353,7 @@ def test_baselines_are_scored_on_the_targets_of_the_model_and_their_protocol_is_
     )
     params = tiny_models.variables(exp.model)["params"]
     trained = TrainedModel(TransformerXL(exp.model), params, corpus.vocab, exp, 0)
-    assert results.evaluate(trained, corpus, str(tmp_path)) is not None
+    assert scoring_run.evaluate_split(trained, corpus, str(tmp_path)) is not None
     rows = json.loads((tmp_path / "evaluation.json").read_text())["results"]
     assert [row["targets"] for row in rows] == [4 * 2 * 16] * 6
     part = "test split, 4 streams, segment 16, first 2 segments only"

@@ -14,7 +14,7 @@ from txl_jax.checkpoint.workdir_files import FILES
 from txl_jax.config import DataConfig
 from txl_jax.data.corpus import DataError, corpus_from_config
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation.results import vocab_note
+from txl_jax.evaluation.scoring_run import vocab_note
 from txl_jax.training.preemption import PreemptionGuard
 
 QUICKSTART = "configs/quickstart.py"

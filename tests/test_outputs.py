@@ -23,7 +23,7 @@ from txl_jax.checkpoint.workdir_files import CONFIG
 from txl_jax.config import ConfigError, ExperimentConfig, override
 from txl_jax.data.sources.probe import alphabet
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation import results
+from txl_jax.evaluation import scoring_run
 from txl_jax.evaluation.evaluator import Score
 from txl_jax.model.transformer_xl import TransformerXL
 
@@ -133,11 +133,11 @@ def full(*_, **__):
 
 def test_an_evaluation_is_printed_where_it_cannot_be_written(tiny, tmp_path, monkeypatch, capsys):
     score = types.SimpleNamespace(run=lambda *_: Score(0.5, 99, 0.1))
-    monkeypatch.setattr(results, "split_evaluator", lambda *_: score)
-    monkeypatch.setattr(results, "write_json", full)
+    monkeypatch.setattr(scoring_run, "split_evaluator", lambda *_: score)
+    monkeypatch.setattr(scoring_run, "write_json", full)
     trained, corpus = tiny
     with pytest.raises(OSError, match="No space left"):
-        results.evaluate(trained, corpus, str(tmp_path))
+        scoring_run.evaluate_split(trained, corpus, str(tmp_path))
     assert "memory 32     0.7213 bpc" in capsys.readouterr().out
 
 
@@ -145,14 +145,14 @@ def test_a_text_that_is_read_in_lower_case_is_evaluated_with_a_note(
     tiny, tmp_path, monkeypatch, capsys
 ):
     score = types.SimpleNamespace(run=lambda *_: Score(0.5, 99, 0.1))
-    monkeypatch.setattr(results, "split_evaluator", lambda *_: score)
+    monkeypatch.setattr(scoring_run, "split_evaluator", lambda *_: score)
     trained, corpus = tiny
     foreign = dataclasses.replace(corpus, info={**corpus.info, "foreign_vocab": True})
-    results.evaluate(trained, foreign, str(tmp_path))
+    scoring_run.evaluate_split(trained, foreign, str(tmp_path))
     assert "note" not in capsys.readouterr().err
     words = Vocab("word", ["<eos>", "<unk>", *map(str, range(30))])
     foreign = dataclasses.replace(foreign, vocab=words)
-    results.evaluate(trained, foreign, str(tmp_path))
+    scoring_run.evaluate_split(trained, foreign, str(tmp_path))
     assert capsys.readouterr().err == (
         "note: the model's vocabulary has no capital letters: the text is read in lower case\n"
     )
@@ -167,7 +167,7 @@ def test_an_analysis_is_printed_where_it_cannot_be_written(tiny, tmp_path, monke
     monkeypatch.setattr(speed, "measure_rows", lambda *_: [row])
     monkeypatch.setattr(speed, "format_row", lambda row: "a row")
     for module, words in ((context, "effective context 2"), (speed, "8: 321 times quicker")):
-        monkeypatch.setattr(results, "write_json", full)
+        monkeypatch.setattr(scoring_run, "write_json", full)
         monkeypatch.setattr(results, "write_arrays", full)
         with pytest.raises(OSError, match="No space left"):
             module.run(tiny[0], str(tmp_path))
@@ -183,7 +183,7 @@ def test_a_probe_is_printed_where_it_cannot_be_written(tiny, tmp_path, monkeypat
     monkeypatch.setattr(probe, "score_distance", scored)
     monkeypatch.setattr(probe, "measured_reach", lambda *_: reach["measured"])
     monkeypatch.setattr(probe, "describe_model", lambda _: "a model")
-    monkeypatch.setattr(results, "write_json", full)
+    monkeypatch.setattr(scoring_run, "write_json", full)
     with pytest.raises(OSError, match="No space left"):
         probe.run(trained, str(tmp_path))
     assert "answers found 9 times in 10, memory 0: to 256 tokens" in capsys.readouterr().out

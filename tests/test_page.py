@@ -18,7 +18,7 @@ from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.workdir import init_workdir, with_vocab
 from txl_jax.config import ExperimentConfig, override
 from txl_jax.data.corpus import corpus_from_config
-from txl_jax.evaluation.results import evaluate
+from txl_jax.evaluation.scoring_run import evaluate_split
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.trainer import train
 
@@ -66,7 +66,7 @@ def run(tmp_path_factory):
     workdir.mkdir()
     init_workdir(str(workdir), exp, corpus)
     train(exp, corpus, str(workdir), PreemptionGuard())
-    evaluate(load(str(workdir)), corpus, str(workdir))
+    evaluate_split(load(str(workdir)), corpus, str(workdir))
     (workdir / "sample.txt").write_text("<b>the cat</b> & a dog\n")
     return workdir
 
@@ -132,7 +132,7 @@ def test_every_evaluation_is_kept_and_the_latest_of_each_protocol_is_shown(run):
     trained = load(str(run))
     corpus = corpus_from_config(trained.config.data, trained.vocab)
     more = override(trained.config, {"evaluate.split": "valid"})
-    evaluate(dataclasses.replace(trained, config=more), corpus, str(run))
+    evaluate_split(dataclasses.replace(trained, config=more), corpus, str(run))
     lines = (run / "evaluations.jsonl").read_text().splitlines()
     assert len(lines) == 2
     write(run)

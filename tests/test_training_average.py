@@ -13,7 +13,7 @@ from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.config import AverageConfig
 from txl_jax.data.feed import training_batch
 from txl_jax.evaluation.evaluator import split_evaluator
-from txl_jax.evaluation.results import evaluate
+from txl_jax.evaluation.scoring_run import evaluate_split
 from txl_jax.parallel.shardings import make_mesh
 from txl_jax.training.average import choose_weights
 from txl_jax.training.optimizer import make_optimizer
@@ -106,7 +106,7 @@ def test_the_report_scores_the_others_too(trained, folder, capsys):
     workdir, changes = trained
     corpus, _ = corpus_and_experiment(folder, **changes)
     model = txl_jax.load(str(workdir), "12", "swa")
-    result = evaluate(model, corpus, str(workdir))
+    result = evaluate_split(model, corpus, str(workdir))
     assert result is not None
     by_name = {r["name"]: r["loss"] for r in result["results"]}
     names = [f"memory 32, {w} weights" for w in ("swa", "raw", "ema")]

@@ -18,13 +18,13 @@ from txl_jax.data.corpus import Corpus, DataError, corpus_from_config
 from txl_jax.data.prompt_ids import encode_prompts
 from txl_jax.evaluation.baselines import check_baselines
 from txl_jax.evaluation.errors import AnalysisError
-from txl_jax.evaluation.results import evaluate
+from txl_jax.evaluation.scoring_run import evaluate_split
 from txl_jax.generation.prompts import read_prompts
 from txl_jax.generation.write import set_stream_errors, write_continuations
 from txl_jax.model.kernels.choice import KernelError
 from txl_jax.parallel import processes
 from txl_jax.planning.compile_ahead import compile_ahead
-from txl_jax.planning.topology import PlanningError
+from txl_jax.planning.machines import PlanningError
 from txl_jax.training.multi_seed import train_seeds
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.preparation import locked_workdirs, prepare
@@ -101,7 +101,7 @@ def evaluate_and_generate(
     trained: TrainedModel, corpus: Corpus, workdir: str, guard: PreemptionGuard
 ) -> str:
     """The line with the held-out loss, after report and sample; empty if asked to stop."""
-    result = evaluate(trained, corpus, workdir, guard.requested)
+    result = evaluate_split(trained, corpus, workdir, guard.requested)
     if result is None:
         return ""
     if trained.config.generate.length and processes.is_process_zero():
@@ -147,7 +147,7 @@ def evaluate(trained: TrainedModel, workdir: str) -> int:
     processes.on_process_zero(lambda: check_outputs(workdir, "evaluate"))
     corpus = processes.process_zero_first(lambda: corpus_from_config(exp.data, trained.vocab))
     check_baselines(exp.evaluate.baselines, corpus.vocab)
-    result = evaluate(trained, corpus, workdir)
+    result = evaluate_split(trained, corpus, workdir)
     assert result is not None
     _print(f"{exp.evaluate.split} {_headline(result)}")
     return 0

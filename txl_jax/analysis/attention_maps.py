@@ -34,7 +34,7 @@ from txl_jax.data.streams import Streams
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.progress import segment_bar
 from txl_jax.evaluation.protocols import describe, under_protocol
-from txl_jax.evaluation.results import vocab_note
+from txl_jax.evaluation.scoring_run import vocab_note
 from txl_jax.model.footprint import of_reading
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL

@@ -186,7 +186,7 @@ def _read_object(path: str) -> dict[str, Any] | None:
 
 
 def is_evaluation(value: Any) -> bool:
-    """Whether a JSON value is what :func:`~txl_jax.evaluation.results.evaluate` writes."""
+    """Whether a JSON value is a result of ``evaluate_split`` (evaluation/scoring_run.py)."""
     try:
         unit, rows = value["unit"], value["results"]
         return (

@@ -145,7 +145,8 @@ def lower_update(exp: ExperimentConfig, shardings: Shardings, state: Any) -> jax
     if t.text_on_device:
         soft = None
         if exp.distil.teachers:
-            shape = streams.in_rows().size, min(exp.distil.words, exp.model.vocab_size or 1)
+            size = cast(Any, streams).stream_tokens().size
+            shape = size, min(exp.distil.words, exp.model.vocab_size or 1)
             soft = SoftTargets(np.zeros(shape, np.uint16), np.zeros(shape, np.float16))
         text, read_step = device_text(cast(Any, streams), soft), training_position
     batch = read_step(streams, 0, t.epoch_memory, t.reset_every)

@@ -13,9 +13,9 @@ def bar(what: str, total: int | None, done: int = 0, unit: str = "B", disable: b
     from tqdm import tqdm
 
     seconds = 0.2 if sys.stderr.isatty() else 30.0
-    limits = {"delay": DELAY, "mininterval": seconds, "maxinterval": max(seconds, 10.0)}
-    limits |= {"unit": unit, "unit_scale": unit == "B", "disable": disable}
-    return tqdm(desc=what, total=total, initial=done, **limits)
+    limits: Any = {"delay": DELAY, "mininterval": seconds, "maxinterval": max(seconds, 10.0)}
+    units: Any = {"unit": unit, "unit_scale": unit == "B"}
+    return tqdm(desc=what, total=total, initial=done, disable=disable, **units, **limits)
 
 
 def watched(blocks: Iterable[bytes], what: str, total: int | None) -> Iterator[bytes]:

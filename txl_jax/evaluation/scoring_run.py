@@ -30,7 +30,7 @@ from txl_jax.records import append, plain
 from txl_jax.units import in_unit
 
 
-def evaluate(
+def evaluate_split(
     trained: TrainedModel, corpus: Corpus, workdir: str, stop: Callable[[], bool] = lambda: False
 ) -> dict[str, Any] | None:
     """Scores ``evaluate.split``: the protocol, simpler ones, other weights, baselines.
