@@ -167,7 +167,7 @@ def test_an_analysis_is_printed_where_it_cannot_be_written(tiny, tmp_path, monke
     monkeypatch.setattr(speed, "measure_rows", lambda *_: [row])
     monkeypatch.setattr(speed, "format_row", lambda row: "a row")
     for module, words in ((context, "effective context 2"), (speed, "8: 321 times quicker")):
-        monkeypatch.setattr(scoring_run, "write_json", full)
+        monkeypatch.setattr(results, "write_json", full)
         monkeypatch.setattr(results, "write_arrays", full)
         with pytest.raises(OSError, match="No space left"):
             module.run(tiny[0], str(tmp_path))
