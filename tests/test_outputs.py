@@ -183,7 +183,7 @@ def test_a_probe_is_printed_where_it_cannot_be_written(tiny, tmp_path, monkeypat
     monkeypatch.setattr(probe, "score_distance", scored)
     monkeypatch.setattr(probe, "measured_reach", lambda *_: reach["measured"])
     monkeypatch.setattr(probe, "describe_model", lambda _: "a model")
-    monkeypatch.setattr(scoring_run, "write_json", full)
+    monkeypatch.setattr(results, "write_json", full)
     with pytest.raises(OSError, match="No space left"):
         probe.run(trained, str(tmp_path))
     assert "answers found 9 times in 10, memory 0: to 256 tokens" in capsys.readouterr().out
