@@ -17,10 +17,15 @@ import tiny_runs
 
 import txl_jax
 from txl_jax.analysis import attention_maps
-from txl_jax.analysis.attention_averages import Averages, doubling_edges
 from txl_jax.analysis.attention_figures import PositionAttention, readable_token
 from txl_jax.analysis.attention_maps import AttentionReader
-from txl_jax.analysis.attention_weights import Sums, capture_attention, segment_attention
+from txl_jax.analysis.attention_weights import (
+    Averages,
+    Sums,
+    capture_attention,
+    doubling_edges,
+    segment_attention,
+)
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir import with_vocab
 from txl_jax.config import override
@@ -246,7 +251,7 @@ READ: dict[str, tuple[dict[str, Any], int, int, int]] = {
 
 
 MOST_SPECIAL = ("relative, two streams", "absolute_per_layer")
-"""The others are asked for with ``-m slow``."""
+"""The others run with ``-m slow``."""
 
 
 @pytest.mark.parametrize(
@@ -427,8 +432,10 @@ def test_a_run_writes_its_pictures_and_numbers(tmp_path):
     shown_heads = [(h["layer"], h["head"]) for h in found["position"]["heads"]]
     assert shown_heads == sorted(spans, key=lambda place: -spans[place])[:3]
     layer, head = shown_heads[0]
-    told = f"widest heads: layer {layer} head {head} (mean distance {spans[layer, head]:.0f} tokens"
-    assert line.startswith(told)
+    expected = (
+        f"widest heads: layer {layer} head {head} (mean distance {spans[layer, head]:.0f} tokens"
+    )
+    assert line.startswith(expected)
     text = corpus.vocab.decode(corpus.valid[:101])
     for attended in found["position"]["heads"][0]["largest"]:
         token = text[100 - attended["distance"]]
@@ -460,7 +467,7 @@ def test_attention_of_content_alone_has_no_terms(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"position": 10}, r"position = 10: must be from 11, .* to 49, the last token of the text"),
         ({"position": 50}, r"position = 50: must be from 11"),
@@ -471,10 +478,10 @@ def test_attention_of_content_alone_has_no_terms(tmp_path):
         ({"mem_len": 20, "batch_size": 3}, r"50 tokens in 3 streams; use less memory"),
     ],
 )
-def test_what_is_not_in_the_text_is_refused(settings, told):
+def test_what_is_not_in_the_text_is_refused(settings, message):
     cfg = tiny_models.config()
     reader = AttentionReader(trained(cfg, **{"position": 30, **settings}))
-    with pytest.raises(AnalysisError, match=told):
+    with pytest.raises(AnalysisError, match=message):
         reader.check(tiny_models.tokens(cfg, 1, 50)[0], "the text")
 
 

@@ -1,4 +1,4 @@
-"""Losses by context length are those of a model that is fed that context and nothing else."""
+"""Losses by context length are those of a model that reads that context and nothing else."""
 
 import csv
 import dataclasses
@@ -61,8 +61,8 @@ def in_windows(cfg, starts: tuple[int, ...], n: int) -> np.ndarray:
 
 
 @functools.cache
-def fed_alone(cfg, n: int) -> dict[int, float]:
-    """The loss of every target where the n tokens before it are all that the model is fed."""
+def loss_alone(cfg, n: int) -> dict[int, float]:
+    """The loss of every target where the n tokens before it are all that the model reads."""
     starts = range(len(TOKENS) - n)
     return dict(zip(range(n, 41), in_windows(cfg, tuple(starts), n + 1)[:, -1], strict=True))
 
@@ -79,7 +79,7 @@ def fed_alone(cfg, n: int) -> dict[int, float]:
         ),
     ],
 )
-def test_a_target_loses_what_a_fresh_model_loses_that_is_fed_its_context_alone(form, stride):
+def test_a_target_loses_what_a_fresh_model_loses_with_its_context_alone(form, stride):
     """Targets 7 to 38; windows start at multiples of the stride, and the last is not full."""
     cfg = tiny_models.config(**FORMS[form])
     alone = dataclasses.replace(cfg, same_length=False)
@@ -88,7 +88,7 @@ def test_a_target_loses_what_a_fresh_model_loses_that_is_fed_its_context_alone(f
         for t, loss in zip(range(7, 39), row, strict=True):
             seen = t - (t - length) // stride * stride
             assert length <= seen < length + stride
-            assert loss == pytest.approx(fed_alone(alone, seen)[t], abs=1e-5)
+            assert loss == pytest.approx(loss_alone(alone, seen)[t], abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -234,8 +234,8 @@ def test_the_table_has_two_groups_of_workdirs_and_recorded_losses(runs, tmp_path
             assert (int(row["recl"]), row["stride"]) == (want.recl(), "4")
     for name in ("recl.png", "recl_loss.png"):
         assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
-    told = (tmp_path / "out" / "recl.svg").read_text()
-    assert told.startswith("<?xml")
+    svg = (tmp_path / "out" / "recl.svg").read_text()
+    assert svg.startswith("<?xml")
     printed = capsys.readouterr().out
     assert "r = 0.1" in printed
     assert "-- b" in printed

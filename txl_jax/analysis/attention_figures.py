@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from txl_jax.analysis.attention_averages import Averages
+from txl_jax.analysis.attention_weights import Averages
 from txl_jax.analysis.results import new_figure
 from txl_jax.data.vocab import SPACE, Vocab
 
@@ -25,20 +25,12 @@ _MONO: dict[str, Any] = {"family": "DejaVu Sans Mono", "parse_math": False}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PositionAttention:
-    """What some heads attend to from one token.
+    """What some heads attend to from one token."""
 
-    Attributes:
-      position: of the token in its split.
-      probabilities: [L,N,K], of every head, entry d for distance d.
-      tokens: ids of the text up to the token; ``tokens[-1 - d]`` is at distance d.
-      heads: (layer, head) of those shown.
-      vocab: of the text.
-    """
-
-    position: int
-    probabilities: np.ndarray
-    tokens: np.ndarray
-    heads: list[tuple[int, int]]
+    position: int  # of the token in its split
+    probabilities: np.ndarray  # [L,N,K], of every head, entry d for distance d
+    tokens: np.ndarray  # ids of the text up to the token; tokens[-1 - d] is at distance d
+    heads: list[tuple[int, int]]  # (layer, head) of those shown
     vocab: Vocab
 
     def largest(self, layer: int, head: int) -> list[int]:
@@ -94,10 +86,7 @@ def readable_token(vocab: Vocab, token: int) -> str:
 def averages(about: dict[str, str], found: Averages, longest: int):
     """A row per head and a column per distance, with mean distances beside it.
 
-    Args:
-      about: ``model`` and ``data`` in words.
-      found: the averages.
-      longest: the largest distance in training, in tokens.
+    ``about``: ``model`` and ``data`` in words; ``longest``: the largest distance in training.
     """
     from matplotlib.colors import LogNorm
 
@@ -132,10 +121,7 @@ def averages(about: dict[str, str], found: Averages, longest: int):
 
 
 def terms(about: dict[str, str], found: Averages, longest: int):
-    """The softmax of each term alone by distance, the mean of a layer's heads.
-
-    Arguments are those of :func:`averages`.
-    """
+    """The softmax of each term alone by distance, the mean of a layer's heads."""
     import matplotlib
 
     figure = new_figure(11, 7)

@@ -22,9 +22,8 @@ import jax
 import numpy as np
 
 from txl_jax.analysis import attention_figures as figures
-from txl_jax.analysis.attention_averages import Averages
 from txl_jax.analysis.attention_figures import PositionAttention
-from txl_jax.analysis.attention_weights import segment_attention
+from txl_jax.analysis.attention_weights import Averages, segment_attention
 from txl_jax.analysis.results import describe_model, write_results
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir_files import check_outputs

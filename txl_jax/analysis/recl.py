@@ -83,11 +83,7 @@ class Losses:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Losses":
-        """Reads what :meth:`save` or another program wrote; nothing is unpickled.
-
-        Raises:
-          LossesError: the file does not have this form.
-        """
+        """Reads what :meth:`save` or another program wrote, or LossesError; unpickles nothing."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 contexts = tuple(int(c) for c in file["contexts"])
@@ -104,11 +100,8 @@ class Losses:
 class Gains:
     """What a model of a group gains from longer contexts, on the group's hard tokens.
 
-    Attributes:
-      name: of the model.
-      contexts: C lengths.
-      absolute: float64 [C,C], exp f(c,c) - exp f(c,c'), in perplexity; row c, column c'.
-      relative: float64 [C,C], the same over exp f(c,c).
+    ``absolute``: float64 [C,C], exp f(c,c) - exp f(c,c'), in perplexity; row c, column c'.
+    ``relative``: the same over exp f(c,c).
     """
 
     name: str
@@ -125,14 +118,9 @@ class Gains:
 
 
 def gains(group: Sequence[Losses], r: float) -> list[Gains]:
-    """Gains of every model of a group.
+    """Gains of every model of a group; LossesError where its models do not compare.
 
-    Args:
-      group: models with equal contexts, on the same targets.
-      r: share of the targets that are hard, above 0 and at most 1.
-
-    Raises:
-      LossesError: an empty group, models that do not compare, or r out of range.
+    ``r``: share of the targets that are hard, above 0 and at most 1.
     """
     _check(group, r)
     contexts, n = group[0].contexts, group[0].nll.shape[1]

@@ -19,16 +19,10 @@ DPI = 120
 
 
 def write_results(workdir: str, last_line: str, files: Mapping[str, Any]) -> str:
-    """Writes the files of an analysis and returns ``last_line``.
+    """Writes the files of an analysis; returns its last line, or prints it if a file fails.
 
-    Prints ``last_line`` if a file cannot be written, so that the result is not lost.
-
-    Args:
-      workdir: the folder.
-      last_line: the result in one line.
-      files: contents by file name. ``.json``: an object; ``.csv``: rows of equal keys; ``.npz``:
-        arrays by name. A name without an ending: a function that gives a figure, which is saved
-        as PNG and SVG, or ``None`` for no figure.
+    ``files``: contents by name. ``.json``: an object; ``.csv``: rows of equal keys; ``.npz``:
+    arrays by name; without an ending: a function that gives a figure for PNG and SVG, or ``None``.
     """
     with print_on_error(last_line):
         for name, content in files.items():
