@@ -58,7 +58,7 @@ def test_each_is_what_it_is_alone(together, folder, tmp_path, seed):
     assert [r["step"] for r in there] == [r["step"] for r in here]
     for a, b in zip(there, here, strict=True):
         assert a.keys() == b.keys()
-        for key in ("loss", "grad_norm", "learning_rate", "loss_tail"):
+        for key in ("loss", "grad_norm", "learning_rate", "loss_swa"):
             assert a.get(key, 0) == pytest.approx(b.get(key, 0), rel=2e-4), key
     assert there[-1]["loss"] != records(together / f"seed_{7 - seed}")[-1]["loss"]
 

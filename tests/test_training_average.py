@@ -78,7 +78,7 @@ def test_what_is_validated_is_each_of_them_once_begun_and_the_best_is_the_model(
     workdir, changes = trained
     corpus, exp = corpus_and_experiment(folder, **changes)
     first, *others = valid_records(workdir)
-    assert "loss_tail" not in first  # it begins at 5
+    assert "loss_swa" not in first  # it begins at 5
     evaluator = split_evaluator(exp.model, exp.validate, corpus, make_mesh(exp.mesh, exp.model, 4))
     for record in [first, *others]:
         names = [key.removeprefix("loss_") for key in record if key.startswith("loss_")]

@@ -1,20 +1,20 @@
 """What a run prints on standard error: lines, or a progress bar."""
 
+import collections
 import datetime
-import math
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+from txl_jax.records import plain
 from txl_jax.units import Unit, format_value, in_unit
 
 
 class Console:
-    """Prints lines about a run; on a terminal also a progress bar.
+    """Prints lines about a run and, on a terminal, a progress bar.
 
     Args:
-      total_steps: updates in all.
-      step: updates done at the start.
+      total_steps, step: updates in all, and those done at the start.
       unit: of losses.
       label: printed before each line, for one of several runs; these have no bars.
       progress: True: a bar; False: a line for each training record; ``None``: a bar on terminals.
@@ -35,6 +35,9 @@ class Console:
         if progress is None:
             progress = sys.stderr.isatty() and not label
         self._bar = _progress_bar(total_steps, step) if progress and not silent else None
+        # (training seconds, step, tokens so far), at most one entry a second
+        self._recent = collections.deque([(0.0, step, 0)], maxlen=30)
+        self._tokens = 0
 
     def message(self, text: str) -> None:
         """Prints a line, above the bar if there is one."""
@@ -50,31 +53,26 @@ class Console:
         width = len(str(self._total_steps))
         self.message(f"step {step:>{width}}/{self._total_steps}  {text}")
 
-    def update_bar(self, step: int, loss: float, speed: float, left: float) -> None:
-        """Moves the bar to a step; ``speed`` in tokens per second, ``left`` in seconds."""
+    def step_done(self, step: int, tokens: int, seconds: float, loss: float) -> None:
+        """Moves the bar; ``tokens`` of the step, training ``seconds`` and ``loss`` so far."""
+        self._tokens += tokens
+        if seconds - self._recent[-1][0] >= 1.0:
+            self._recent.append((seconds, step, self._tokens))
         if self._bar is not None:
-            text = f"{self._loss(loss)}  {_rate(speed, left)}"
+            text = f"{self._loss(loss)}  {self._speed(step, seconds)}"
             self._bar.set_description_str(text, refresh=False)
             self._bar.update(step - self._bar.n)
 
-    def training_record(
-        self, step: int, values: Mapping[str, Any], speed: float, left: float
-    ) -> None:
-        """Prints the line of a training record, unless the bar shows it; see :meth:`update_bar`."""
-        if self._bar is None:
-            skipped = f"  skipped {values['skipped']}" if "skipped" in values else ""
-            rate = f"lr {values['learning_rate']:.1e}{skipped}  {_rate(speed, left)}"
-            self.step_message(step, f"{self._loss(values['loss'])}  {rate}")
-
-    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """Prints the line of any other record."""
-        parts = [] if values.get("loss") is None else [self._loss(values["loss"])]
-        for name, value in values.items():
-            if name not in ("loss", self._unit):
-                parts.append(
-                    f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-                )
-        self.step_message(step, "  ".join([kind, *parts]))
+    def record(self, kind: str, step: int, values: Mapping[str, Any], seconds: float) -> None:
+        """Prints the line of a record, unless it is a training record and the bar shows it."""
+        loss = [] if values.get("loss") is None else [self._loss(values["loss"])]
+        if kind != "train":
+            rest = [_named(k, v) for k, v in values.items() if k not in ("loss", self._unit)]
+            self.step_message(step, "  ".join([kind, *loss, *rest]))
+        elif self._bar is None:
+            rate = f"lr {values['learning_rate']:.1e}"
+            skipped = [_named("skipped", values["skipped"])] if "skipped" in values else []
+            self.step_message(step, "  ".join([*loss, rate, *skipped, self._speed(step, seconds)]))
 
     def close(self) -> None:
         """Ends the bar."""
@@ -82,25 +80,27 @@ class Console:
             self._bar.close()
 
     def _loss(self, loss: float) -> str:
-        return (
-            f"loss {loss:.3f}  {self._unit} {format_value(in_unit(loss, self._unit), self._unit)}"
-        )
+        value = format_value(in_unit(loss, self._unit), self._unit)
+        return f"loss {loss:.3f}  {self._unit} {value}"
+
+    def _speed(self, step: int, seconds: float) -> str:
+        """Tokens per second of the recent steps, and the time left at that rate."""
+        then, step_then, tokens_then = self._recent[0]
+        if seconds <= then or step <= step_then:
+            return "? tok/s  ? left"
+        speed = (self._tokens - tokens_then) / (seconds - then)
+        left = (self._total_steps - step) * (seconds - then) / (step - step_then)
+        return f"{speed:,.0f} tok/s  {datetime.timedelta(seconds=int(left))} left"
+
+
+def _named(name: str, value: Any) -> str:
+    value = plain(value)
+    return f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
 
 
 def _progress_bar(total_steps: int, step: int) -> Any:
     from tqdm import tqdm
 
-    return tqdm(
-        total=total_steps,
-        initial=step,
-        file=sys.stderr,
-        dynamic_ncols=True,
-        bar_format="step {n_fmt}/{total_fmt} |{bar:20}| {desc}",
-    )
-
-
-def _rate(speed: float, left: float) -> str:
-    """Tokens per second and seconds left, in words."""
-    tokens = "?" if math.isnan(speed) else f"{speed:,.0f}"
-    time = "?" if math.isnan(left) else datetime.timedelta(seconds=int(left))
-    return f"{tokens} tok/s  {time} left"
+    bar_format = "step {n_fmt}/{total_fmt} |{bar:20}| {desc}"
+    settings = {"file": sys.stderr, "dynamic_ncols": True, "bar_format": bar_format}
+    return tqdm(total=total_steps, initial=step, **settings)

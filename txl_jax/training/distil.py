@@ -46,14 +46,7 @@ def soft_targets(
     Entry i is the prediction of token i from the tokens before it, read with the ``validate``
     protocol; entry 0 has probability 1 for the token itself. Computed once and kept in the workdir.
     A resumed run may have other ``validate`` settings; it keeps the targets of the first start.
-
-    Args:
-      exp, corpus, workdir: of the run.
-      message: prints a line.
-      stop: asks whether to stop.
-
-    Returns:
-      ``None`` if there are no teachers, or ``stop()`` became true.
+    ``None`` if there are no teachers, or ``stop()`` became true. ``message`` prints a line.
 
     Raises:
       ConfigError: a teacher does not exist, or has another vocabulary.
@@ -87,11 +80,7 @@ def teacher_probabilities(
 ) -> SoftTargets | None:
     """Mean probabilities of the likeliest words for every token, [N,k]: uint16 or int32, float16.
 
-    Args:
-      teachers: models and their parameters.
-      tokens: [N].
-      exp: its ``validate`` and ``distil`` sections.
-      stop: asks whether to stop; then the result is ``None``.
+    ``tokens``: [N]. ``None`` if ``stop()`` became true.
     """
     p, models = exp.validate, [model for model, _ in teachers]
     sizes = [model.cfg.vocab_size or 0 for model in models]

@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from txl_jax.files import name_in_os_errors
@@ -30,14 +29,14 @@ class TensorBoardEvents:
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._write(resume_step + 1 if resume_step else 0, session_log=start)
 
-    def add(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """Writes the numbers among ``values`` as ``kind/name``."""
+    def add(self, record: dict[str, Any]) -> None:
+        """Writes the numbers of a record of ``metrics.jsonl`` as ``kind/name``."""
         numbers = [
-            self._summary.Value(tag=f"{kind}/{name}", simple_value=value)
-            for name, value in values.items()
-            if isinstance(value, int | float)
+            self._summary.Value(tag=f"{record['kind']}/{name}", simple_value=value)
+            for name, value in (record | record.get("timing", {})).items()
+            if isinstance(value, int | float) and name not in ("step", "epoch")
         ]
-        self._write(step, summary=self._summary(value=numbers))
+        self._write(record["step"], summary=self._summary(value=numbers))
 
     def close(self) -> None:
         """Completes the file."""

@@ -3,15 +3,14 @@
     config.json, vocab.json   of that model ──▶ shape of the model, kind of token, vocabulary
     its parameters                          ──▶ state at step 0
 
-The run keeps what gives the parameters their meaning: the vocabulary, which also encodes the new
-text, and every setting of the model except :data:`OWN_SETTINGS`, which say how it is trained. A
-setting that the config leaves at its default is taken from that model; any other must be equal. A
-word that the vocabulary lacks becomes ``<unk>``. It is an error if there is no ``<unk>``, and so is
-an unknown character.
+The run keeps the vocabulary, which also encodes the new text, and every setting of the model except
+:data:`OWN_SETTINGS`. A setting that the config leaves at its default is taken from that model; any
+other must be equal. A word that the vocabulary lacks becomes ``<unk>``; without an ``<unk>`` it is
+an error, and so is an unknown character.
 
 Step, optimizer, memory and seed are the new run's own. ``start.json`` records the model that the
-run started from. A resumed run reads everything from its own workdir; the folder may be gone.
-Therefore ``train.start_from`` decides the trained state, and a resumed run cannot change it.
+run started from. A resumed run reads everything from its own workdir: the folder may be gone, and
+``train.start_from`` cannot be changed.
 """
 
 import dataclasses
@@ -102,12 +101,8 @@ def load_initial_params(
 ) -> TrainState:
     """The state at step 0 with the parameters that the experiment starts from, if any.
 
-    Args:
-      state: with random parameters, in the run's own layout.
-      exp: with the resolved model.
-      vocab: of the corpus.
-      workdir: where ``start.json`` is written.
-      shardings: of the state.
+    ``exp`` has the resolved model; ``vocab`` is the corpus's; ``start.json`` is written in
+    ``workdir``.
 
     Raises:
       ConfigError: the folder's model has another shape or vocabulary, or other parameters than

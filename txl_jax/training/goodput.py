@@ -1,6 +1,5 @@
-"""Where the seconds of a run go, and how fast training is."""
+"""Where the seconds of a run go: to steps, or to something else."""
 
-import collections
 import contextlib
 import math
 import typing
@@ -10,18 +9,14 @@ from typing import Literal, TypeVar
 
 Activity = Literal["compile", "data", "evaluate", "save"]
 """What a run does besides its steps. ``data``: waiting for the next batch. ``save``: how long a
-save holds training up, without the writing that goes on in the background."""
+save holds training up; writing in the background does not count."""
 
 Item = TypeVar("Item")
 _END = object()
 
 
 class GoodputTimer:
-    """Seconds of a run, by activity.
-
-    Attributes:
-      seconds: of each activity so far.
-    """
+    """Seconds of a run by activity, in ``seconds``."""
 
     def __init__(self) -> None:
         self.seconds: dict[Activity, float] = dict.fromkeys(typing.get_args(Activity), 0.0)
@@ -44,7 +39,7 @@ class GoodputTimer:
 
     @contextlib.contextmanager
     def pause(self, activity: Activity) -> Iterator[None]:
-        """As :meth:`measure`, and no training time; pauses may be nested."""
+        """As :meth:`measure`, but this is no training time; pauses may be nested."""
         if not self._depth:
             self._paused_at = perf_counter()
         self._depth += 1
@@ -74,31 +69,3 @@ class GoodputTimer:
         parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in named)
         share = step / total if total > 0 else math.nan
         return f"time {total:.1f} s: {parts}; {share:.0%} in steps"
-
-
-class Throughput:
-    """Tokens per second of the recent steps, and the time left at that rate.
-
-    Args:
-      total_steps: updates in all.
-      step, seconds: updates and training seconds at the start.
-    """
-
-    def __init__(self, total_steps: int, step: int, seconds: float):
-        self._total_steps, self._tokens = total_steps, 0
-        # (seconds, step, tokens so far), at most one entry a second
-        self._recent = collections.deque([(seconds, step, 0)], maxlen=30)
-
-    def add(self, step: int, tokens: int, seconds: float) -> None:
-        """Counts the tokens of a step that ended at ``seconds``."""
-        self._tokens += tokens
-        if seconds - self._recent[-1][0] >= 1.0:
-            self._recent.append((seconds, step, self._tokens))
-
-    def estimate(self, step: int, seconds: float) -> tuple[float, float]:
-        """Tokens per second, and the seconds that the remaining steps take; NaN if unknown."""
-        then, step_then, tokens_then = self._recent[0]
-        if seconds <= then or step <= step_then:
-            return math.nan, math.nan
-        left = (self._total_steps - step) * (seconds - then) / (step - step_then)
-        return (self._tokens - tokens_then) / (seconds - then), left

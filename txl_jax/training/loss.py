@@ -20,12 +20,7 @@ _MIN_PROBABILITY = 1e-6
 
 
 class Denominators(NamedTuple):
-    """What sums over a whole step are divided by, float32 [], at least 1.
-
-    Attributes:
-      targets: number of scored targets.
-      pairs: number of neighbours in a row that are both scored.
-    """
+    """Numbers of scored targets and of scored neighbours in a row, float32 [], at least 1."""
 
     targets: jax.Array
     pairs: jax.Array
@@ -50,19 +45,12 @@ def denominators(weights: Array) -> Denominators:
 
 
 class ForwardPass(NamedTuple):
-    """What the model gives for a segment under one dropout key.
+    """What the model gives for a segment under one dropout key."""
 
-    Attributes:
-      nll: of the targets, in nats, float32 [B,T].
-      states: [B,T,D], the last layer's, before dropout.
-      mems: memory after the segment.
-      log_p: log-probabilities of every word, float32 [B,T,V], where a term of the loss needs them.
-    """
-
-    nll: jax.Array
-    states: jax.Array
-    mems: Memory
-    log_p: Any = None
+    nll: jax.Array  # in nats, float32 [B,T]
+    states: jax.Array  # [B,T,D], the last layer's, before dropout
+    mems: Memory  # after the segment
+    log_p: Any = None  # of every word, float32 [B,T,V], if a term of the loss needs them
 
 
 def batch_loss(
@@ -79,12 +67,11 @@ def batch_loss(
     """The loss of a batch, or of a micro-batch as its part of the loss of the step.
 
     Args:
-      params: the model's parameters.
+      params, model, mems: of the step; the memory is the one before the segment.
       batch: [B,T] arrays; its weights are those of :func:`scored_weights`.
-      mems: memory before the segment.
       dropout_key: of this step and micro-batch.
       c: the terms of the loss.
-      whole: of the whole step, so that micro-batches add up.
+      whole: denominators of the whole step, so that micro-batches add up.
       padded: whether text may follow a padded segment, so that padding must not enter memory.
       distil_weight: the share of the loss against the batch's soft targets (distil.py).
 
@@ -132,13 +119,9 @@ def _forward(apply, batch: Batch, mems: Memory, key, kwargs, needs_log_p: bool) 
 
 
 def soft_cross_entropy(log_p: jax.Array, soft: SoftTargets) -> jax.Array:
-    """Cross entropy of a model's probabilities against its teachers', in nats: float32 [B,T].
+    """Cross entropy of a model's ``log_p`` [B,T,V] against soft targets [B,T,k], in nats: [B,T].
 
     There are k + 1 outcomes: the k words, and any other word.
-
-    Args:
-      log_p: float32 [B,T,V], the model's.
-      soft: [B,T,k].
     """
     of_words = jnp.take_along_axis(log_p, jnp.asarray(soft.words, jnp.int32), axis=-1)
     taught = jnp.asarray(soft.probabilities, jnp.float32)
@@ -162,14 +145,8 @@ def activation_penalty(
 ) -> jax.Array:
     """Activation regularisation ``ar`` and ``tar`` (Merity et al. 2018, section 4.6): float32 [].
 
-    ``ar`` times the mean square of the states, and ``tar`` times that of their changes. Means are
-    over scored positions (``tar``: neighbours that are both scored) and over D.
-
-    Args:
-      states: [B,T,D], the last layer's, before dropout.
-      weights: float32 [B,T].
-      c: ``ar``, ``tar``.
-      whole: of the whole step.
+    ``ar`` times the mean square of the states [B,T,D], and ``tar`` times that of their changes.
+    Means are over positions with ``weights`` [B,T] (``tar``: neighbours) and over D.
     """
     states = states.astype(jnp.float32)
     size = jnp.sum(jnp.mean(jnp.square(states), axis=-1) * weights)

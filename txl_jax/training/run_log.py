@@ -1,11 +1,9 @@
-"""Records of a run: means over the steps of a window, written and shown as training goes on.
+"""Records of a run: means over the steps of a window, written and printed during training.
 
     workdir/
       metrics.jsonl    one JSON object per line, in the order of the steps
       tensorboard/     the same numbers, if tensorboardX is installed
       loss.png         the loss curve, drawn when the run ends or is stopped
-
-A record is one line of ``metrics.jsonl``:
 
     {"kind": "train", "step": 100, "epoch": 0.41, "loss": 2.345, "bpc": 3.383,
      "grad_norm": 0.71, "learning_rate": 0.00025,
@@ -30,7 +28,7 @@ from typing import Any
 from txl_jax.records import append, plain, truncate
 from txl_jax.training.console import Console
 from txl_jax.training.events import TensorBoardEvents
-from txl_jax.training.goodput import Activity, GoodputTimer, Throughput
+from txl_jax.training.goodput import Activity, GoodputTimer
 from txl_jax.training.loss_curve import draw_loss_curve
 from txl_jax.units import Unit, in_unit
 
@@ -73,27 +71,21 @@ class RunLog:
     """The records of one run, printed and kept in its workdir.
 
     A resumed run writes what the uninterrupted run would have written, bit for bit outside
-    ``timing``: the checkpoint holds :attr:`window`, and later records are written again. This
-    requires that the records of a step are written before its checkpoint is saved.
-
-    As a context manager it closes itself, so that a stopped run leaves its loss curve.
-
-    Attributes:
-      workdir: as given.
-      goodput: where the seconds go.
+    ``timing``: the checkpoint holds :attr:`window`, and later records are written again. So the
+    records of a step must be written before its checkpoint is saved. As a context manager it
+    closes itself, so that a stopped run leaves its loss curve.
 
     Args:
       workdir: folder of the run, created if needed.
-      total_steps: updates in all, for the bar and the time left.
+      total_steps: updates in all.
       unit: ``bpc`` or ``ppl``.
-      resume_step: step of the checkpoint that training resumes from; later records are removed.
-        0: training starts, and all records are removed.
+      resume_step: step of the restored checkpoint; later records are removed, all if it is 0.
       window: :attr:`window` from that checkpoint.
       rewritten: kind of record that is written again at ``resume_step`` itself.
       tolerate_errors: keep a record that cannot be written, and write it with a later one. Errors
         at the start and at the end are raised in any case.
       writes: False: only sum up; another process writes and prints.
-      label, progress: see :class:`~txl_jax.training.console.Console`.
+      label, progress: as in :class:`~txl_jax.training.console.Console`.
       goodput: a timer that several runs share; ``None``: a new one.
 
     Raises:
@@ -128,8 +120,7 @@ class RunLog:
         self._console = Console(total_steps, resume_step, unit, label, progress, not writes)
         self._events = self._open_events(resume_step) if writes else None
         self.goodput = goodput or GoodputTimer()
-        self._throughput = Throughput(total_steps, resume_step, self.goodput.training_seconds())
-        self._start_timing()
+        self._start_window()
 
     def __enter__(self) -> "RunLog":
         return self
@@ -159,44 +150,40 @@ class RunLog:
             clipping, ``learning_rate``, and ``tokens`` read, for the speed.
         """
         self._window.add(metrics)
-        self._advance(step, metrics)
+        self._step_done(step, metrics)
 
     def skipped_step(self, step: int, reason: str, metrics: Mapping[str, float]) -> None:
         """Counts a step without an update in the window, and prints the reason."""
         self._window.skipped += 1
         self._window.learning_rate = float(metrics["learning_rate"])
         self._console.step_message(step, f"skipped: {reason}")
-        self._advance(step, metrics)
+        self._step_done(step, metrics)
 
-    def _advance(self, step: int, metrics: Mapping[str, float]) -> None:
-        now, tokens = self.goodput.training_seconds(), int(metrics["tokens"])
+    def _step_done(self, step: int, metrics: Mapping[str, float]) -> None:
+        tokens, seconds = int(metrics["tokens"]), self.goodput.training_seconds()
         self._window_tokens += tokens
-        self._throughput.add(step, tokens, now)
-        self._console.update_bar(step, self._window.loss(), *self._throughput.estimate(step, now))
+        self._console.step_done(step, tokens, seconds, self._window.loss())
 
     def flush_window(self, step: int, *, epoch: float | None = None) -> None:
-        """Writes the training record of the window, unless it is empty, and empties it.
+        """Writes the training record of the window and empties it; nothing if it is empty.
 
         It is called at log steps and after the last update. A run that is stopped early does not
         call it: the checkpoint holds its window.
         """
         if not self._window.steps and not self._window.skipped:
             return
-        values = self._window.values(self._unit)
-        now = self.goodput.training_seconds()
-        seconds = now - self._window_start
+        seconds = self.goodput.training_seconds() - self._window_start
         speed = self._window_tokens / seconds if seconds > 0 else math.nan
         timing = {"seconds": seconds, "tokens_per_second": speed}
         lost: tuple[Activity, ...] = ("data", "save")
         for activity in lost:
             since = self.goodput.seconds[activity] - self._window_lost[activity]
             timing[f"{activity}_seconds"] = since
-        self.record("train", step, values, timing, epoch=epoch)
-        self._console.training_record(step, values, *self._throughput.estimate(step, now))
+        self.record("train", step, self._window.values(self._unit), timing, epoch=epoch)
         self._window = Window()
-        self._start_timing()
+        self._start_window()
 
-    def _start_timing(self) -> None:
+    def _start_window(self) -> None:
         self._window_start, self._window_tokens = self.goodput.training_seconds(), 0
         self._window_lost = dict(self.goodput.seconds)
 
@@ -209,41 +196,35 @@ class RunLog:
         *,
         epoch: float | None = None,
     ) -> None:
-        """Writes one record and, unless it is a training record, prints it as a line.
+        """Writes and prints one record.
 
         Args:
           kind: ``train``, ``valid``, ``test`` or a name of the caller's.
           step: number of updates done.
-          values: what was measured. If there is a ``loss`` (nats per token), ``bpc`` or ``ppl`` is
-            added.
+          values: what was measured; ``bpc`` or ``ppl`` is added to a ``loss`` (nats per token).
           timing: what was measured of the wall clock.
           epoch: passes over the training split so far.
         """
-        values = plain(values)
-        assert isinstance(values, dict)
-        loss = values.get("loss")
-        if loss is not None and self._unit not in values:
-            values[self._unit] = plain(in_unit(loss, self._unit))
+        if values.get("loss") is not None:
+            values = {**values, self._unit: in_unit(values["loss"], self._unit)}
         record: dict[str, Any] = {"kind": kind, "step": int(step)}
         if epoch is not None:
             record["epoch"] = float(epoch)
-        record |= values
+        record |= plain(values)
         if timing:
             record["timing"] = plain(timing)
-        if not self._writes:
-            return
-        self._write(record, values)
-        if kind != "train":
-            self._console.record(kind, step, values)
+        if self._writes:
+            self._write(record)
+            self._console.record(kind, step, values, self.goodput.training_seconds())
 
-    def _write(self, record: dict[str, Any], values: dict[str, Any]) -> None:
-        """Writes a record to both files, with earlier ones that could not be written."""
+    def _write(self, record: dict[str, Any]) -> None:
+        """Writes a record, after those that could not be written before."""
         self._unwritten.append(record)
         try:
             append(self.metrics_path, *self._unwritten)
             self._unwritten.clear()
             if self._events is not None:
-                self._events.add(record["kind"], record["step"], values | record.get("timing", {}))
+                self._events.add(record)
         except OSError as error:
             if not self._tolerate_errors:
                 raise
@@ -253,7 +234,7 @@ class RunLog:
             )
 
     def close(self) -> None:
-        """Ends the bar, completes the TensorBoard files and draws the curve; once is enough."""
+        """Completes the files and draws the loss curve, once."""
         if self._closed:
             return
         self._closed = True

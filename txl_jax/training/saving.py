@@ -18,10 +18,8 @@ from txl_jax.training.state import TrainState, state_shardings
 class CheckpointSaver:
     """Saves and restores the state of a run, and applies ``checkpoint.tolerate_save_errors``.
 
-    Checkpoints have unstacked layers, whatever layout the run itself has.
-
-    Attributes:
-      steps: steps that have a checkpoint; known after :meth:`restore`.
+    Checkpoints have unstacked layers, whatever layout the run itself has. ``steps``, those with a
+    checkpoint, are known after :meth:`restore`.
     """
 
     def __init__(self, checkpoints: Checkpoints, exp: ExperimentConfig):
@@ -52,13 +50,9 @@ class CheckpointSaver:
         replace: bool = False,
         required: bool = False,
     ) -> None:
-        """Waits for the previous save, then starts to save the state.
+        """Waits for the previous save, then starts to save the state, or to ``replace`` it.
 
-        Args:
-          step, state, meta, valid_loss: as in :meth:`Checkpoints.save`.
-          warn: prints a failure that is tolerated.
-          replace: whether to replace the step's own checkpoint.
-          required: whether a failure is an error even if the config tolerates it.
+        ``warn`` prints a failure that is tolerated; one that is ``required`` never is.
 
         Raises:
           CheckpointError: the state cannot be written.

@@ -7,9 +7,8 @@ import optax
 from jax.sharding import Mesh
 
 from txl_jax.config import ConfigError, ExperimentConfig
-from txl_jax.data.batch import SoftTargets
 from txl_jax.data.corpus import Corpus
-from txl_jax.data.on_device import DeviceText, device_text
+from txl_jax.data.on_device import device_text
 from txl_jax.data.sentences import TrainingStreams, flat_tokens, shuffled_streams
 from txl_jax.evaluation.evaluator import Evaluator, split_evaluator
 from txl_jax.model import footprint
@@ -26,12 +25,8 @@ from txl_jax.training.state import TrainState, init_state, state_shardings
 class TrainSetup:
     """What every step is computed with; runs that differ only in their seed share one.
 
-    Attributes:
-      model, optimizer: of the step.
-      shardings: of state and batches.
-      evaluator: of the validation split.
-      abstract: shapes and shardings of the state, in the run's own layout.
-      on_disk: the same in the layout of checkpoints, with unstacked layers.
+    ``abstract`` has shapes and shardings of the state; ``on_disk`` has them with unstacked layers,
+    the layout of checkpoints. ``evaluator`` scores the validation split.
     """
 
     model: TransformerXL
@@ -120,18 +115,6 @@ def training_streams(exp: ExperimentConfig, corpus: Corpus) -> TrainingStreams:
                 " fewer streams"
             )
     return streams
-
-
-def text_on_device(
-    exp: ExperimentConfig,
-    streams: TrainingStreams,
-    shardings: Shardings,
-    soft: SoftTargets | None = None,
-) -> DeviceText | None:
-    """The training text, placed on the devices; ``None`` without ``train.text_on_device``."""
-    if not exp.train.text_on_device:
-        return None
-    return jax.device_put(device_text(streams, soft), shardings.rows())
 
 
 def _mesh(exp: ExperimentConfig) -> Mesh:

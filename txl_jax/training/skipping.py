@@ -22,7 +22,6 @@ import optax
 from txl_jax.config import TrainConfig
 from txl_jax.model.memory import Memory
 from txl_jax.parallel import processes
-from txl_jax.training.optimizer import RecentNorm
 from txl_jax.training.state import TrainState
 
 SPIKE_WARMUP = 20
@@ -39,15 +38,7 @@ class SkippedError(RuntimeError):
 
 
 class SkipPolicy:
-    """Decides after each step whether training may continue.
-
-    Attributes:
-      in_a_row: number of updates skipped in a row, up to the last step checked.
-
-    Args:
-      t: ``max_skipped`` is the number that stops training.
-      in_a_row: as the checkpoint has it.
-    """
+    """Decides after each step whether training may continue; counts skips ``in_a_row``."""
 
     def __init__(self, t: TrainConfig, in_a_row: int = 0):
         self._max_skipped = t.max_skipped
@@ -56,10 +47,7 @@ class SkipPolicy:
     def check(self, step: int, metrics: Mapping[str, float], kept: str) -> None:
         """Raises SkippedError or NonFiniteError if the step's metrics forbid to continue.
 
-        Args:
-          step: number of the step.
-          metrics: of the step.
-          kept: names the checkpoint that remains, for the error.
+        ``kept`` names the checkpoint that remains, for the error.
         """
         if not metrics.get("skipped"):
             self.in_a_row = 0
@@ -91,34 +79,28 @@ def check_state(state: TrainState, step: int, kept: str) -> None:
         raise NonFiniteError(f"{what}; stopped, {kept}. {_REMEDY}")
 
 
-def may_skip(t: TrainConfig) -> bool:
-    """Whether these settings ever skip an update; otherwise the step does not check for it."""
-    return t.non_finite == "skip" or t.skip_spikes > 0
-
-
 def skip_bad_update(
     new: TrainState, old: TrainState, nll_sum: jax.Array, norm: jax.Array, t: TrainConfig
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """``new``, or ``old`` at the next segment if the update is bad.
+    """``new``, the state after an update, or ``old`` at the next segment if the update is bad.
 
-    Args:
-      new, old: state after and before the update.
-      nll_sum, norm: of this step, float32 []; the norm before clipping.
-      t: what is skipped.
+    ``nll_sum``, ``norm``: of this step, float32 []; the norm before clipping.
 
-    Returns:
-      The state. Metrics, float32 []: ``skipped`` is 1 where the update was skipped, else 0; with
-      ``train.non_finite=skip`` also ``update_finite``, 0 where the update would have left
-      parameters or optimizer state that are not finite, else 1.
+    Metrics, float32 [], 0 or 1: ``skipped``; with ``train.non_finite=skip`` also ``update_finite``,
+    whether the new parameters and optimizer state are finite.
     """
+    if t.non_finite != "skip" and not t.skip_spikes:
+        return new, {}
     finite = jnp.isfinite(nll_sum) & jnp.isfinite(norm)
     bad, metrics = jnp.zeros((), bool), {}
     if t.non_finite == "skip":
-        update_finite = all_finite((new.params, new.opt_state))
+        leaves = _float_leaves((new.params, new.opt_state))
+        update_finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for _, x in leaves]))
         metrics["update_finite"] = update_finite.astype(jnp.float32)
         bad |= ~finite | ~update_finite
     if t.skip_spikes:
-        bad |= finite & is_spike(norm, old.opt_state[0], t.skip_spikes)
+        recent = old.opt_state[0]
+        bad |= finite & (recent.seen >= SPIKE_WARMUP) & (norm > t.skip_spikes * recent.mean)
     keep = lambda after, before: jnp.where(bad, before, after)
     kept = TrainState(
         step=new.step,
@@ -128,11 +110,6 @@ def skip_bad_update(
         averages=new.averages,
     )
     return kept, {"skipped": bad.astype(jnp.float32), **metrics}
-
-
-def all_finite(tree: Any) -> jax.Array:
-    """Whether every floating-point number of a pytree is finite, bool []."""
-    return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for _, x in _float_leaves(tree)]))
 
 
 def non_finite_leaf(tree: Any) -> str | None:
@@ -159,18 +136,11 @@ def _float_leaves(tree: Any) -> list[tuple[Any, Any]]:
     return [(path, x) for path, x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
 
 
-def is_spike(norm: jax.Array, recent: RecentNorm, factor: float) -> jax.Array:
-    """Whether a norm is above ``factor`` times the recent mean, bool []."""
-    return (recent.seen >= SPIKE_WARMUP) & (norm > factor * recent.mean)
-
-
 def clear_non_finite_streams(mems: Memory) -> Memory:
     """The memory, emptied for every stream with a state that is not finite."""
     finite = jnp.all(jnp.isfinite(mems.hidden), axis=(0, 2, 3))
-    return Memory(  # zeros, because a mask does not hide NaN: NaN * 0 is NaN
-        hidden=jnp.where(finite[None, :, None, None], mems.hidden, 0),
-        filled=jnp.where(finite, mems.filled, 0),
-    )
+    hidden = jnp.where(finite[None, :, None, None], mems.hidden, 0)  # NaN * 0, masked, is NaN
+    return Memory(hidden, jnp.where(finite, mems.filled, 0))
 
 
 def _keep_except_schedule(keep, new, old):

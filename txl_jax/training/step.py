@@ -17,7 +17,7 @@ from txl_jax.parallel.shardings import Shardings
 from txl_jax.training.average import update_averages
 from txl_jax.training.loss import Array, batch_loss, denominators, scored_weights
 from txl_jax.training.optimizer import gradient_norm, learning_rate, with_recent_norm
-from txl_jax.training.skipping import may_skip, skip_bad_update
+from txl_jax.training.skipping import skip_bad_update
 from txl_jax.training.state import TrainState, dropout_key, state_shardings
 
 Metrics = dict[str, jax.Array]
@@ -58,11 +58,8 @@ def train_step(
     updates = jax.tree.map(lambda x: x * scale, updates)
     params = optax.apply_updates(state.params, updates)
     after = TrainState(state.step + 1, params, opt_state, mems, state.averages)
-    if may_skip(exp.train):
-        norm = metrics["grad_norm"]
-        after, skipped = skip_bad_update(after, state, nll_sum, norm, exp.train)
-        metrics |= skipped
-    return update_averages(after, exp.average), metrics
+    after, skipped = skip_bad_update(after, state, nll_sum, metrics["grad_norm"], exp.train)
+    return update_averages(after, exp.average), metrics | skipped
 
 
 def accumulate_gradient(
@@ -71,29 +68,27 @@ def accumulate_gradient(
     """The gradient of a batch's loss, the sum of its nll in nats, and the memory after it.
 
     Accumulated over ``train.micro_batches`` parts of the batch, each with its own rows of memory.
-    Row b goes to part b % ``micro_batches``, so that every device holds rows of every part.
-
-    Args:
-      state, exp, model: as in :func:`train_step`.
-      batch: with the weights of scored targets.
-      key: of the step's dropout.
+    Row b goes to part b % ``micro_batches``, so that every device holds rows of every part. The
+    batch has the weights of scored targets; ``key`` is the step's dropout key.
     """
     parts = exp.train.micro_batches
     gradient_of = jax.grad(batch_loss, has_aux=True)
     distil_weight = exp.distil.weight if exp.distil.teachers else 0.0
     padded = text_may_follow_padding(exp.train)
     terms = (exp.loss, denominators(batch.weights), padded, distil_weight)
-    if parts == 1:
-        gradient, (nll_sum, mems) = gradient_of(state.params, model, batch, state.mems, key, *terms)
-        return gradient, nll_sum, mems
+
+    def one_part(batch, mems, key):
+        gradient, (nll_sum, mems) = gradient_of(state.params, model, batch, mems, key, *terms)
+        return (gradient, nll_sum), mems
 
     def add_part(total, part):
         index, part_batch, part_mems = part
-        part_key = jax.random.fold_in(key, index)
-        gradient, (nll_sum, mems) = gradient_of(
-            state.params, model, part_batch, part_mems, part_key, *terms
-        )
-        return jax.tree.map(jnp.add, total, (gradient, nll_sum)), mems
+        new, mems = one_part(part_batch, part_mems, jax.random.fold_in(key, index))
+        return jax.tree.map(jnp.add, total, new), mems
+
+    if parts == 1:
+        (gradient, nll_sum), mems = one_part(batch, state.mems, key)
+        return gradient, nll_sum, mems
 
     zero = (jax.tree.map(jnp.zeros_like, state.params), jnp.zeros(()))
     split = lambda tree, axis: jax.tree.map(lambda x: _split_rows(x, parts, axis), tree)

@@ -19,7 +19,7 @@ from txl_jax.config import ExperimentConfig
 from txl_jax.data.batch import Batch
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import training_batch, training_feed
-from txl_jax.data.on_device import BatchPosition, DeviceText, training_position
+from txl_jax.data.on_device import BatchPosition, DeviceText, device_text, training_position
 from txl_jax.data.sentences import TrainingStreams
 from txl_jax.evaluation.evaluator import Score
 from txl_jax.model.kernels.parity import require_parity
@@ -31,7 +31,7 @@ from txl_jax.training.goodput import GoodputTimer
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.run_log import RunLog
 from txl_jax.training.saving import CheckpointSaver
-from txl_jax.training.setup import TrainSetup, build_setup, text_on_device, training_streams
+from txl_jax.training.setup import TrainSetup, build_setup, training_streams
 from txl_jax.training.skipping import SkipPolicy, check_finite, skip_reason
 from txl_jax.training.state import TrainState
 from txl_jax.training.step import Metrics, compiled_step
@@ -80,12 +80,7 @@ def open_trainer(
 ) -> Iterator[tuple["Trainer", TrainState]]:
     """A trainer in its workdir, and the state that it starts or resumes from; closed at the end.
 
-    Args:
-      exp, corpus, workdir, guard: as in :func:`train`.
-      setup: of the experiment.
-      last_step: later checkpoints are ignored; ``None``: none is.
-      label: printed before each line.
-      goodput: a timer that several trainers share.
+    Checkpoints after ``last_step`` are ignored. ``label``, ``goodput``: as in :class:`RunLog`.
     """
     with Checkpoints(workdir, exp.checkpoint) as checkpoints:
         saver = CheckpointSaver(checkpoints, exp)
@@ -118,20 +113,7 @@ def open_trainer(
 
 
 class Trainer:
-    """Trains one run: owns what must be remembered from one step to the next.
-
-    Attributes:
-      exp, corpus, setup, saver, log, guard: as given.
-      streams: of the training split.
-      text: the training text on the devices, if ``train.text_on_device``.
-
-    Args:
-      exp, corpus, setup: of the run.
-      saver: of its checkpoints, restored.
-      log: of its workdir.
-      guard: says when to stop.
-      meta: metadata of the restored checkpoint; empty at the start.
-    """
+    """Trains one run, and remembers what goes from one step to the next."""
 
     def __init__(
         self,
@@ -173,7 +155,9 @@ class Trainer:
         """Places the text on the devices if that is configured, with the soft targets, if any."""
         report, stop = self.log.message, self.guard.requested
         soft = soft_targets(self.exp, self.corpus, self.log.workdir, report, stop)
-        self.text = text_on_device(self.exp, self.streams, self.setup.shardings, soft)
+        if self.exp.train.text_on_device:
+            text = device_text(self.streams, soft)
+            self.text = jax.device_put(text, self.setup.shardings.rows())
 
     def compile(self, jitted: Any, *shapes: Any) -> Callable[..., Any]:
         """A jitted step compiled for these shapes; the time it takes is no training time."""
@@ -242,8 +226,8 @@ class Trainer:
     def validate(self, step: int, state: TrainState, replace: bool = False) -> bool:
         """Logs the validation loss and saves it with the state; False if asked to stop meanwhile.
 
-        In that case the state is saved without a loss, and the resumed run validates it again with
-        ``replace``, which replaces the checkpoint.
+        In that case the state is saved without a loss. The resumed run validates it again, and
+        with ``replace`` it replaces the checkpoint.
         """
         self.flush_metrics()
         if step == self.exp.train.steps:
@@ -260,7 +244,7 @@ class Trainer:
         best = choose_weights(losses, self.exp.average)
         values = {"loss": losses[best], "targets": scores[best].targets}
         if state.averages:
-            values |= {f"loss_{name}": value for name, value in losses.items()}
+            values |= {f"loss_{name}": loss for name, loss in losses.items()}
         timing = {"seconds": sum(score.seconds for score in scores.values())}
         self.log.record("valid", step, values, timing, epoch=self.streams.epochs(step))
         self.save(step, state, loss=losses[best], weights=best, replace=replace)
@@ -286,14 +270,10 @@ class Trainer:
         weights: str | None = None,
         replace: bool = False,
     ) -> None:
-        """Starts to save a checkpoint of this step.
+        """Starts to save a checkpoint of this step, or to ``replace`` it.
 
-        Args:
-          step, state: what is saved.
-          validated: False if a validation is due and was not done.
-          loss: validation loss, if measured.
-          weights: which of its parameters are the model; ``None``: those the config names.
-          replace: whether to replace the step's own checkpoint.
+        ``validated``: False if a validation is due and was not done; ``loss``: the validation loss.
+        ``weights``: which parameters are the model; ``None``: those that the config names.
         """
         self.flush_metrics()  # raises where a loss or gradient that led to this state is not finite
         names, use = list(candidates(state, self.exp.average, step)), self.exp.average.use
@@ -358,12 +338,11 @@ def run_steps(
 
     Args:
       trainers: one; or one for each seed that the program trains.
-      state: of all trainers, donated.
-      step: of the state.
-      program: takes a state and the input of a dispatch, gives the next state and metrics;
+      state, step: of all trainers; the state is donated.
+      program: takes a state and the inputs of a dispatch, gives the next state and metrics;
         ``None``: no step is left, or training was asked to stop.
       feed: inputs; closed at the end.
-      select: takes state or metrics and the number of a trainer, gives that trainer's own.
+      select: gives the part of a state or of metrics that belongs to the trainer of a number.
     """
     first = trainers[0]
     for i, trainer in enumerate(trainers):
