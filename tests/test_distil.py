@@ -1,4 +1,4 @@
-"""What a student learns from its teachers: their mean probabilities, word by word, and no more."""
+"""A student learns the mean probabilities of its teachers, word by word."""
 
 import json
 from typing import Any
@@ -58,7 +58,7 @@ def test_soft_targets_are_the_mean_of_the_teachers(teachers):
     assert soft.probabilities[0].tolist() == [1, 0, 0, 0, 0]
 
 
-def test_every_token_is_taught_whatever_the_streams(teachers):
+def test_every_token_has_soft_targets_whatever_the_streams(teachers):
     folder, names = teachers
     corpus, exp = corpus_and_experiment(folder, **{"validate.batch_size": 7, "distil.words": 3})
     tokens = np.asarray(corpus.train)[:1001]
@@ -143,19 +143,19 @@ def test_gradient_is_the_weighted_sum_of_both(teachers):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-7)
 
 
-def test_gone_on_with_needs_no_load_teacher(teachers, tmp_path):
+def test_a_resumed_run_needs_no_teacher(teachers, tmp_path):
     folder, names = teachers
     changes = {"train.text_on_device": True, "distil.teachers": (names[0],)}
     corpus, exp = corpus_and_experiment(folder, **changes)
-    told: list[str] = []
-    read: Any = lambda exp: soft_targets(exp, corpus, str(tmp_path), told.append)
+    found: list[str] = []
+    read: Any = lambda exp: soft_targets(exp, corpus, str(tmp_path), found.append)
     first, again = read(exp), read(exp)
-    assert len(told) == 1
+    assert len(found) == 1
     np.testing.assert_array_equal(again.words, first.words)
     np.testing.assert_array_equal(again.probabilities, first.probabilities)
     _, other = corpus_and_experiment(folder, **{**changes, "distil.words": 2})
     assert read(other).words.shape[1] == 2
-    assert len(told) == 2  # what was kept is of other settings
+    assert len(found) == 2  # what was kept is of other settings
     assert (tmp_path / FILE).exists()
 
 
@@ -174,9 +174,7 @@ def test_a_resumed_run_with_other_validate_settings_keeps_its_targets(
     np.testing.assert_array_equal(resumed.probabilities, at_first.probabilities)
 
 
-def test_told_to_stop_while_teachers_read_a_run_is_saved_and_goes_on_to_the_same_end(
-    teachers, tmp_path
-):
+def test_a_run_stopped_while_teachers_read_is_saved_and_resumes_to_the_same_end(teachers, tmp_path):
     folder, names = teachers
     changes = {**SHORT, "train.text_on_device": True, "distil.teachers": (names[0],)}
     corpus, exp = corpus_and_experiment(folder, **changes)
@@ -195,7 +193,7 @@ def test_told_to_stop_while_teachers_read_a_run_is_saved_and_goes_on_to_the_same
         np.testing.assert_array_equal(got, want)
 
 
-def test_what_cannot_teach_is_refused(teachers, tmp_path):
+def test_unsuitable_teachers_are_refused(teachers, tmp_path):
     folder, names = teachers
     on = {"train.text_on_device": True}
     corpus, exp = corpus_and_experiment(folder, **on, **{"distil.teachers": ("runs/none",)})

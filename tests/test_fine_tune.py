@@ -26,7 +26,7 @@ from txl_jax.training.trainer import train
 
 SHAPE = ("n_layer", "d_model", "n_head", "d_head", "d_inner")
 UNNAMED = {f"model.{key}": getattr(txl_jax.TransformerXLConfig(), key) for key in SHAPE}
-"""A config that says nothing of the model."""
+"""A config without settings of the model."""
 FEW = {"train.steps": 4, "train.eval_every": 0}
 
 
@@ -112,7 +112,7 @@ def test_the_first_loss_is_the_starting_models_and_training_changes_it(
     fresh = start.model.init(jax.random.key(exp.seed), tokens, mems)["params"]
     new = loss_by_hand(start.model, fresh, corpus)
     assert losses(tmp_path / "tuned")[0] == pytest.approx(want, abs=1e-5)
-    assert abs(new - want) > 0.1  # a new model is told from it
+    assert abs(new - want) > 0.1  # a new model differs
     assert losses(tmp_path / "tuned")[-1] < want - 0.01
     before, after = (arrays(txl_jax.load(str(w)).params) for w in (trained, tmp_path / "tuned"))
     assert before.keys() == after.keys()
@@ -152,11 +152,11 @@ def test_an_exported_folder_starts_the_same_run(trained, tmp_path):
     assert of("a") == of("b")
 
 
-# Going on.
+# Resuming.
 
 
 @pytest.mark.slow
-def test_stopped_and_gone_on_with_it_is_the_same_run_and_needs_the_start_no_more(trained, tmp_path):
+def test_a_resumed_run_is_the_same_and_does_not_read_the_model_it_started_from(trained, tmp_path):
     start = tmp_path / "start"
     shutil.copytree(trained, start)
     changes = {"model.dropout": 0.2, "train.steps": 8, "train.eval_every": 0, "checkpoint.every": 4}

@@ -70,7 +70,7 @@ def test_flags_and_settings_are_refused_with_one_line(arguments, text):
     assert refused(*arguments) == f"error: {text}"
 
 
-def test_what_the_data_does_not_allow_is_refused_and_the_workdir_stays_free(tmp_path):
+def test_settings_that_do_not_fit_the_data_are_refused_and_the_workdir_stays_free(tmp_path):
     config, workdir = write_config(tmp_path), tmp_path / "run"
     flags = (f"--config={config}", f"--workdir={workdir}")
     size = len(corpus_and_experiment(tmp_path)[0].train)
@@ -139,7 +139,7 @@ def test_a_workdir_trained_on_other_text_is_refused(trained, tmp_path):
     assert "hash of the text: " in refused(*flags, f"--config.data.path={other}")
 
 
-def test_training_leaves_what_the_readme_says_and_ends_with_the_held_out_number(trained):
+def test_training_leaves_the_files_of_the_readme_and_ends_with_the_held_out_number(trained):
     _, _, workdir, done = trained
     there = {p.name for p in workdir.iterdir()}
     assert there >= {
@@ -187,7 +187,7 @@ def test_the_same_command_on_eight_devices_gives_the_same_number(trained, tmp_pa
         assert a["bpc"] == pytest.approx(b["bpc"], abs=1e-3)
 
 
-def test_told_to_stop_while_it_reports_it_prints_no_number_and_goes_on_later(trained, tmp_path):
+def test_a_run_stopped_during_its_report_prints_no_number_and_resumes(trained, tmp_path):
     folder, _, workdir, _ = trained
     corpus, _ = corpus_and_experiment(folder)
     stop = PreemptionGuard()

@@ -1,4 +1,4 @@
-"""Runs side by side are the runs that each seed gives alone, and go on as they do."""
+"""Several seeds in one program give the runs that each seed gives alone, and resume as those do."""
 
 import json
 import shutil
@@ -51,7 +51,7 @@ def records(workdir):
 
 
 @pytest.mark.parametrize("seed", [pytest.param(3, marks=pytest.mark.slow), 4])
-def test_each_is_what_it_is_alone(together, folder, tmp_path, seed):
+def test_each_seed_is_the_same_run_as_alone(together, folder, tmp_path, seed):
     alone = SETTINGS | {"seed": seed, "train.num_seeds": 1, "train.text_on_device": False}
     run(folder, tmp_path, **alone)
     there, here = records(together / f"seed_{seed}"), records(tmp_path)
@@ -74,7 +74,7 @@ def test_their_folders_are_workdirs_of_single_runs(together, folder):
     [pytest.param((), marks=pytest.mark.slow), ("12",)],
     ids=["all have it", "one lost its last"],
 )
-def test_stopped_runs_go_on_from_the_last_step_of_all(together, folder, tmp_path, lost):
+def test_stopped_seeds_resume_from_the_last_step_that_all_have(together, folder, tmp_path, lost):
     class StopAt(PreemptionGuard):
         left = 5
 
@@ -112,7 +112,7 @@ def test_the_command_trains_all_and_prints_a_number_for_each(folder, tmp_path):
 
 @pytest.mark.parametrize("seed", [0, 2**31, 2**32 - 1])
 def test_every_seed_gives_the_key_that_it_gives_alone(seed):
-    """The seeds of runs side by side are an array; a run alone has its seed as a constant."""
+    """Several seeds are an array; a run alone has its seed as a constant."""
     exps = [ExperimentConfig(seed=seed)]
     (of_array,) = jax.vmap(lambda s: jax.random.key_data(jax.random.key(s)))(seed_array(exps))
     assert of_array.tolist() == jax.random.key_data(jax.random.key(seed)).tolist()
@@ -124,7 +124,7 @@ def test_a_mesh_of_several_devices_is_refused(folder):
 
 
 @pytest.mark.slow
-def test_gone_on_with_they_do_not_look_at_what_they_started_from(together, folder, tmp_path):
+def test_resumed_seeds_do_not_read_the_model_they_started_from(together, folder, tmp_path):
     started = tmp_path / "started_from"
     shutil.copytree(together / "seed_3", started)
     changes = SETTINGS | {"train.steps": 4, "average.swa_start": 2, "generate.length": 0}

@@ -1,4 +1,4 @@
-"""What a run tells is the same however often it was stopped, but for the wall clock."""
+"""The records of a run are the same however often it was stopped, except for the wall clock."""
 
 import errno
 import json
@@ -115,7 +115,7 @@ def test_a_last_record_that_lacks_only_its_line_end_is_kept(make, tmp_path):
     assert path.read_bytes() == whole
 
 
-def test_a_run_from_the_beginning_begins_its_records_anew(make, tmp_path):
+def test_a_run_from_the_beginning_starts_with_empty_records(make, tmp_path):
     make().record("valid", 0, {"loss": 1.0})
     make()
     assert _untimed(tmp_path / "run") == []
@@ -242,9 +242,9 @@ def test_skipped_steps_are_counted_and_in_no_mean(make, tmp_path, capsys):
         assert second[key] is None
     assert (first["skipped"], second["skipped"]) == (1, 1)
     assert (first["learning_rate"], second["learning_rate"]) == (0.5, 0.25)
-    told = capsys.readouterr().err
-    assert "step  2/21  skipped: gradient norm is nan\n" in told
-    assert "lr 5.0e-01  skipped 1  " in told
+    captured = capsys.readouterr().err
+    assert "step  2/21  skipped: gradient norm is nan\n" in captured
+    assert "lr 5.0e-01  skipped 1  " in captured
 
 
 def test_a_number_that_is_not_finite_is_null_and_every_line_is_strict_json(make, tmp_path):
@@ -428,7 +428,9 @@ def test_tensorboard_gets_the_same_numbers_at_once_and_hides_those_that_are_made
     assert starts == [0, 5]
 
 
-def test_without_tensorboardx_the_run_says_so_once_and_goes_on(make, tmp_path, monkeypatch, capsys):
+def test_without_tensorboardx_one_message_is_printed_and_the_run_continues(
+    make, tmp_path, monkeypatch, capsys
+):
     for name in ("tensorboardX", "tensorboardX.proto", "tensorboardX.record_writer"):
         monkeypatch.setitem(sys.modules, name, None)
     _train(make(), 0, 21)

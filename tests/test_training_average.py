@@ -1,4 +1,4 @@
-"""Means of the parameters: the written-out means, saved, resumed, validated and chosen."""
+"""Weight averages equal averages written out by hand; they are saved, resumed and validated."""
 
 import json
 
@@ -44,7 +44,7 @@ def valid_records(workdir):
     return [r for r in map(json.loads, lines) if r["kind"] == "valid"]
 
 
-def test_means_are_the_written_out_means_of_what_updates_left(folder):
+def test_averages_are_those_written_out_over_the_updates(folder):
     changes = {**BOTH, "train.non_finite": "skip"}
     corpus, exp = corpus_and_experiment(folder, **changes)
     model, optimizer = txl_jax.TransformerXL(exp.model), make_optimizer(exp)
@@ -74,7 +74,7 @@ def test_without_them_nothing_is_kept(folder):
     assert state.averages == {}
 
 
-def test_what_is_validated_is_each_of_them_once_begun_and_the_best_is_the_model(trained, folder):
+def test_each_average_that_has_begun_is_validated_and_the_best_is_the_model(trained, folder):
     workdir, changes = trained
     corpus, exp = corpus_and_experiment(folder, **changes)
     first, *others = valid_records(workdir)
@@ -96,7 +96,7 @@ def test_what_is_validated_is_each_of_them_once_begun_and_the_best_is_the_model(
     assert set(losses) == {"raw", "swa", "ema"}
 
 
-def test_parameters_that_are_not_there_are_refused_by_name(trained):
+def test_unknown_weights_are_refused_by_name(trained):
     workdir, _ = trained
     with pytest.raises(CheckpointError, match="has no 'tail' parameters, only raw, exponential"):
         txl_jax.load(str(workdir), "4", "swa")
@@ -137,7 +137,7 @@ def test_they_are_restored_with_the_run(trained, folder, tmp_path):
             np.testing.assert_array_equal(whole[key], cut[key], err_msg=f"{name} {key}")
 
 
-def test_what_is_exported_is_what_was_chosen(trained, tmp_path):
+def test_the_chosen_weights_are_exported(trained, tmp_path):
     workdir, _ = trained
     model = txl_jax.load(str(workdir), "12", "swa")
     txl_jax.save(model, str(tmp_path / "out"))

@@ -1,4 +1,4 @@
-"""A full disk, a kill while saving, a signal at any moment: what was saved stays, a run goes on."""
+"""A full disk, a kill while saving, a signal at any moment: checkpoints stay, and runs resume."""
 
 import contextlib
 import errno
@@ -94,7 +94,7 @@ FULL = {
     "in words": ValueError("INTERNAL: Error writing d/1: No space left on device [OS error 28]"),
     "in tensorstore's words": ValueError("RESOURCE_EXHAUSTED: d/1 " * 99 + "[os_error_code='28']"),
 }
-"""As Python's own calls and as the libraries below Orbax say it."""
+"""The errors of Python's own calls and of the libraries below Orbax."""
 
 
 @pytest.mark.parametrize("error", FULL)
@@ -141,7 +141,7 @@ def test_a_manifest_that_cannot_be_written_fails_the_save(tmp_path, monkeypatch)
     assert int(restore(tmp_path, exp, abstract)[0].step) == 3
 
 
-def test_a_replacement_that_fails_leaves_what_it_was_to_replace(tmp_path):
+def test_a_replacement_that_fails_leaves_the_old_checkpoint(tmp_path):
     exp, state, abstract = fresh(tmp_path)
     with Checkpoints(str(tmp_path / "run"), exp.checkpoint) as checkpoints:
         save_and_wait(checkpoints, exp, state, 1)
@@ -193,11 +193,13 @@ def test_a_run_may_tolerate_save_errors_until_there_is_space(tmp_path, capsys):
     capsys.readouterr()
     with full_at(4, 6, 8):
         assert train(exp, corpus, str(tmp_path / "cut"), PreemptionGuard()).finished
-    told = [line for line in capsys.readouterr().err.splitlines() if "cannot be written" in line]
-    assert len(told) == 3
+    captured = [
+        line for line in capsys.readouterr().err.splitlines() if "cannot be written" in line
+    ]
+    assert len(captured) == 3
     assert all(
         line.endswith("; checkpoint 2 is intact; training continues without this checkpoint")
-        for line in told
+        for line in captured
     )
     assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut", **changes)
     assert sorted(os.listdir(tmp_path / "cut" / "checkpoints")) == ["10", "12"]
@@ -280,7 +282,7 @@ def own_library_log(tmp_path):
     sys.unraisablehook = before[1]
 
 
-def test_what_libraries_say_of_a_failed_save_goes_to_a_file(tmp_path, own_library_log, capfd):
+def test_library_messages_about_a_failed_save_go_to_a_file(tmp_path, own_library_log, capfd):
     exp, state, _ = fresh(tmp_path)
     with Checkpoints(str(tmp_path / "run"), exp.checkpoint) as checkpoints:
         save_and_wait(checkpoints, exp, state, 1)
@@ -289,8 +291,8 @@ def test_what_libraries_say_of_a_failed_save_goes_to_a_file(tmp_path, own_librar
         with small_files(), pytest.raises(CheckpointError) as caught:
             save_and_wait(checkpoints, exp, state, 2)
     gc.collect()  # futures that nobody asked are reported when they are collected
-    told = capfd.readouterr()
-    assert (told.out, told.err) == ("", "")
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
     assert str(caught.value).endswith(": File too large; checkpoint 1 is intact")
     log = own_library_log.read_text()
     assert "File too large" in log
@@ -308,8 +310,8 @@ def test_errors_of_libraries_go_to_a_file_or_are_dropped_where_it_cannot_be_writ
         error = ValueError("of a thread")
         about = {"exc_type": ValueError, "exc_value": error, "exc_traceback": None, "err_msg": None}
         sys.unraisablehook(types.SimpleNamespace(**about, object=None))
-        told = capfd.readouterr()
-        assert (told.out, told.err) == ("", "")
+        captured = capfd.readouterr()
+        assert (captured.out, captured.err) == ("", "")
         if writable:
             log = own_library_log.read_text()
             assert "a future" in log
@@ -445,7 +447,7 @@ def zeros(folder):
 
 @pytest.mark.slow
 def test_killed_twenty_times_while_saving_there_is_always_a_checkpoint(tmp_path):
-    """Each child goes on where the one before it was killed, and saves without a pause."""
+    """Each child resumes where the one before it was killed, and saves without a pause."""
     draw = random.Random(0)
     exp, state, abstract = zeros(tmp_path)
     newest = 0
@@ -488,15 +490,15 @@ def sigterm(*_):
 def before(function, then=sigterm):
     """The function, with a signal just before it."""
 
-    def told(*arguments, **more):
+    def captured(*arguments, **more):
         then()
         return function(*arguments, **more)
 
-    return told
+    return captured
 
 
 def read_lines(workdir):
-    """Of ``metrics.jsonl``; none where there is no such file yet."""
+    """The lines of ``metrics.jsonl``; none before the file exists."""
     path = os.path.join(workdir, "metrics.jsonl")
     if not os.path.exists(path):
         return []
@@ -507,12 +509,12 @@ def read_lines(workdir):
 def after(function):
     """The function, with a signal when it returns."""
 
-    def told(*arguments, **more):
+    def captured(*arguments, **more):
         result = function(*arguments, **more)
         sigterm()
         return result
 
-    return told
+    return captured
 
 
 MOMENTS = {
@@ -538,8 +540,8 @@ def test_sigterm_ends_a_run_saved_with_exit_code_0(whole, moment, monkeypatch, c
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, around(getattr(owner, name)))
         assert modes.train(experiment(whole), workdir, "COMMAND") == 0
-    told = capsys.readouterr().err
-    assert told.endswith(f"stopped by SIGTERM, {what}; to resume:\n  COMMAND\n")
+    captured = capsys.readouterr().err
+    assert captured.endswith(f"stopped by SIGTERM, {what}; to resume:\n  COMMAND\n")
     scored = [r["step"] for r in map(json.loads, read_lines(workdir)) if r["kind"] == "valid"]
     assert scored == ([6, 12] if moment == "reporting" else [])  # what it was at was left
     assert not {"evaluation.json", "sample.txt"} & set(os.listdir(workdir))

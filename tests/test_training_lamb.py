@@ -124,7 +124,7 @@ def test_stacked_layers_are_updated_one_by_one(form):
 
 
 @pytest.mark.parametrize("eps", [1e-8, 1e-2])
-def test_eps_keeps_what_has_no_gradient_where_it_is(eps):
+def test_eps_leaves_parameters_without_gradient_unchanged(eps):
     """And a gradient of constant size c moves by m / (sqrt(v) + eps), not by its sign."""
     tx = scale_by_lamb(b1=0.5, b2=0.75, eps=eps)
     params = {"moved": jnp.array([3.0]), "left": jnp.array([3.0])}
@@ -135,7 +135,7 @@ def test_eps_keeps_what_has_no_gradient_where_it_is(eps):
     assert float(updates["left"][0]) == 0
 
 
-def test_how_parameters_lie_on_devices_does_not_change_a_step():
+def test_the_sharding_of_parameters_does_not_change_a_step():
     """Every array with an axis that eight devices divide is cut along it."""
     mesh = jax.make_mesh((8,), ("any",), (jax.sharding.AxisType.Auto,))
 

@@ -1,4 +1,4 @@
-"""The training loss is the formula over what is scored, and adds up however a batch is cut."""
+"""The training loss is its formula over the scored targets; micro-batches add up to the batch."""
 
 from typing import Any
 
@@ -66,7 +66,7 @@ def test_full_scores_every_real_target():
     np.testing.assert_array_equal(scored_weights(WEIGHTS, LossConfig()), WEIGHTS)
 
 
-def test_half_scores_the_most_recent_half_of_what_is_real():
+def test_half_scores_the_second_half_of_the_real_targets():
     got = scored_weights(WEIGHTS, LossConfig(positions="half"))
     assert np.asarray(got).astype(int).tolist() == [
         [0, 0, 0, 1, 1, 1, 1],
@@ -184,7 +184,7 @@ def test_divergence_is_the_mean_of_both_directions():
 
 @pytest.mark.parametrize("clusters", [{}, {"cutoffs": (4, 7)}], ids=["plain", "clusters"])
 def test_r_drop_is_two_losses_and_how_far_they_are_apart(clusters):
-    """Of two readings under dropout, written out; the first one's memory goes on."""
+    """Two forward passes under dropout, written out; the first one's memory is carried on."""
     cfg = tiny_models.config(dropout=0.3, **clusters)
     params, model = tiny_models.variables(cfg)["params"], txl_jax.TransformerXL(cfg)
     mems, key = tiny_models.memory(cfg, [3] * B, M), jax.random.key(5)

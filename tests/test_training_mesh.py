@@ -1,4 +1,4 @@
-"""Training is the same on every mesh of devices, and says only what it must between them."""
+"""Training is the same on every mesh of devices, with no needless communication between them."""
 
 import collections
 import dataclasses
@@ -177,7 +177,7 @@ def test_micro_batches_on_a_mesh_give_the_whole_batch():
 # ------------------------------------------------------------------ where things lie
 
 
-def test_parameters_and_optimizer_are_made_cut_and_memory_lies_with_its_rows():
+def test_parameters_and_optimizer_are_sharded_and_memory_is_sharded_by_rows():
     state = prepared(experiment((2, 2, 2), **{"model.scan_layers": True}))[-1]
     adam = state.opt_state[1]
     piece = lambda x: x.sharding.shard_shape(x.shape)
@@ -232,7 +232,7 @@ def test_rows_of_a_micro_batch_must_be_divided_too():
 
 
 @pytest.mark.parametrize(("settings", "data"), [({}, 8), ({"fsdp": 2}, 4), ({"tensor": 4}, 2)])
-def test_all_devices_are_taken_unless_told(settings, data):
+def test_all_devices_are_used_by_default(settings, data):
     assert make_mesh(MeshConfig(**settings), experiment().model, B).shape["data"] == data
 
 
@@ -287,12 +287,12 @@ def test_memory_never_moves_between_devices(shape):
 
 def test_with_fsdp_parameters_are_gathered_and_no_rows():
     gathered = {shape for kind, shape in exchanges((1, 8, 1)) if kind == "all-gather"}
-    flat = {(32, 32), (32, 48), (48, 32), (V, 32)}  # whole parameters, heads side by side
+    flat = {(32, 32), (32, 48), (48, 32), (V, 32)}  # whole parameters, heads concatenated
     assert gathered <= flat, gathered - flat
     assert (V, 32) in gathered
 
 
-# ------------------------------------------------------------------ going on elsewhere
+# ------------------------------------------------------------------ resuming on another mesh
 
 
 MANY = {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "model.scan_layers": True}

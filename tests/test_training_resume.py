@@ -1,4 +1,4 @@
-"""A run that was stopped in any way goes on to the same bits as one that never was."""
+"""A run that was stopped in any way and resumed ends in the same bits as one that was not."""
 
 import collections
 import dataclasses
@@ -109,7 +109,7 @@ def test_stopped_at_any_step_and_resumed_is_bit_identical(tmp_path, changes):
 
 
 @pytest.mark.slow
-def test_sentences_train_over_epochs_and_go_on_bit_identically(tmp_path):
+def test_sentences_train_over_epochs_and_resume_bit_identically(tmp_path):
     """Three epochs of a small lm1b, stopped in the first and in the second."""
     changes = {
         "data.name": "lm1b",
@@ -127,13 +127,13 @@ def test_sentences_train_over_epochs_and_go_on_bit_identically(tmp_path):
     assert train(exp, corpus, str(tmp_path / "cut"), PreemptionGuard()).finished
     assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut", **changes)
 
-    told = records(tmp_path / "whole")
+    found = records(tmp_path / "whole")
     streams = SentenceStreams(corpus.train, 4, 16, seed=exp.seed)
-    assert told[-1]["epoch"] == pytest.approx(24 / len(streams), abs=1e-3)
-    assert told[-1]["epoch"] > 2
+    assert found[-1]["epoch"] == pytest.approx(24 / len(streams), abs=1e-3)
+    assert found[-1]["epoch"] > 2
     words = (tmp_path / "lm1b" / "valid.txt").read_text().split("\n")[:-1]
     targets = sum(len(line.split()) + 1 for line in words)
-    assert [r["targets"] for r in told if r["kind"] == "valid"] == [targets] * 4
+    assert [r["targets"] for r in found if r["kind"] == "valid"] == [targets] * 4
 
 
 def test_another_seed_reads_sentences_in_another_order(tmp_path):

@@ -1,4 +1,4 @@
-"""A skipped update changes nothing but the place in the text, however the step is cut."""
+"""A skipped update changes only the position in the text, with micro-batches and dispatches too."""
 
 import jax
 import jax.numpy as jnp
@@ -181,7 +181,7 @@ def test_a_spike_is_skipped_once_the_mean_is_one(folder, cut):
         assert_equal_arrays(arrays(after.params), arrays(want.params))
 
 
-def test_what_is_not_finite_is_no_spike(folder):
+def test_a_norm_that_is_not_finite_is_no_spike(folder):
     """It stops the run, unless that is to be skipped as well."""
     _, _, _, state, step, batches = prepared(folder, **{"train.skip_spikes": 3.0})
     recent = RecentNorm(jnp.float32(1e-9), jnp.int32(50))
@@ -190,10 +190,10 @@ def test_what_is_not_finite_is_no_spike(folder):
     assert step(state, spoilt(batches[0]))[1]["skipped"] == 0
     settings = txl_jax.ExperimentConfig.from_dict({"train": {"skip_spikes": 3.0}}).train
     for nll_sum, norm in ((1.0, np.inf), (np.inf, 1.0), (1.0, np.nan)):
-        _, told = skip_bad_update(state, state, jnp.float32(nll_sum), jnp.float32(norm), settings)
-        assert not told["skipped"]
-    _, told = skip_bad_update(state, state, jnp.float32(1.0), jnp.float32(1.0), settings)
-    assert told["skipped"]
+        _, found = skip_bad_update(state, state, jnp.float32(nll_sum), jnp.float32(norm), settings)
+        assert not found["skipped"]
+    _, found = skip_bad_update(state, state, jnp.float32(1.0), jnp.float32(1.0), settings)
+    assert found["skipped"]
 
 
 def overflowing(state, what):
@@ -253,15 +253,15 @@ def spoil(monkeypatch):
     return spoil
 
 
-def test_skipped_updates_are_told_and_counted_and_the_run_goes_on(tmp_path, spoil, capsys):
+def test_skipped_updates_are_printed_and_counted_and_the_run_continues(tmp_path, spoil, capsys):
     corpus, exp = corpus_and_experiment(tmp_path, **SKIP, **{"train.log_every": 3})
     spoil(2, 7, 8, 9)
     outcome = train(exp, corpus, str(tmp_path / "run"), PreemptionGuard())
     assert outcome.finished
-    told = [r for r in records(tmp_path / "run") if r["kind"] == "train"]
-    assert [r.get("skipped", 0) for r in told] == [1, 0, 3, 0]
-    assert [r["loss"] is None for r in told] == [False, False, True, False]
-    assert told[2]["grad_norm"] is None
+    found = [r for r in records(tmp_path / "run") if r["kind"] == "train"]
+    assert [r.get("skipped", 0) for r in found] == [1, 0, 3, 0]
+    assert [r["loss"] is None for r in found] == [False, False, True, False]
+    assert found[2]["grad_norm"] is None
     log = capsys.readouterr().err
     assert "step  2/12  skipped: gradient norm is nan\n" in log
     assert "  skipped 3  " in next(line for line in log.splitlines() if "step  9/12  loss" in line)

@@ -1,4 +1,4 @@
-"""The update does not depend on how it is cut: micro-batches, dispatches, devices, padding."""
+"""An update does not depend on micro-batches, dispatches, devices or padding."""
 
 import json
 
@@ -277,7 +277,7 @@ def test_the_loop_empties_memory_as_often_as_the_config_says(folder, tmp_path):
 
 
 # --------------------------------------------------------------------------------------
-# Drawn lengths, and other segments that are padded while the text goes on.
+# Drawn lengths, and other padded segments that more text follows.
 
 DRAWN = {"train.seg_len_std": 2.0}
 
@@ -295,7 +295,7 @@ def frozen_steps(exp, batches):
 
 
 def scored_in_turn(exp, batches):
-    """The same of a plain forward pass, which is told of no lengths."""
+    """The same of a plain forward pass without lengths."""
     model = txl_jax.TransformerXL(exp.model)
     state = init_state(exp, model, optax.set_to_zero())
     params, mems, sums = {"params": state.params}, state.mems, []
