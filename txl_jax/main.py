@@ -71,11 +71,9 @@ def main(argv: list[str]) -> int:
             )
         return run()
     except _known_errors() as error:
-        text = (
-            describe_os_error(error, f"--mode={_MODE.value}")
-            if isinstance(error, OSError)
-            else error
-        )
+        text: object = error
+        if isinstance(error, OSError):
+            text = describe_os_error(error, f"--mode={_MODE.value}")
         print(f"error: {one_line(text)}", file=sys.stderr, flush=True)
         return _exit_code(2)
     except KeyboardInterrupt:

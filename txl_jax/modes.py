@@ -114,8 +114,7 @@ def use_model(
 ) -> int:
     """Evaluates, generates with, or analyses the model of a workdir.
 
-    Settings are those of the workdir with ``overrides``; those of ``exp``, if given, replace all of
-    them except the model and the text.
+    Settings are the workdir's with ``overrides``; those of ``exp`` replace all but model and text.
     """
     _set_up_output()
     weights = exp.average.use if exp else overrides.get("average.use", "best")
@@ -125,7 +124,7 @@ def use_model(
         return generate(trained, workdir)
     if mode == "evaluate":
         return evaluate(trained, workdir)
-    if processes.is_process_zero():  # process 0 has its own copy of the parameters
+    if processes.is_process_zero():
         _print(importlib.import_module(ANALYSIS_MODULES[mode]).run(trained, workdir))
     return 0
 
@@ -133,8 +132,7 @@ def use_model(
 def generate(trained: TrainedModel, workdir: str) -> int:
     """Continues the prompts of the config, on the first device of process 0."""
     processes.on_process_zero(lambda: check_outputs(workdir, "generate"))
-    json_path = trained.config.generate.json
-    processes.on_process_zero(lambda: check_file("generate.json", json_path))
+    processes.on_process_zero(lambda: check_file("generate.json", trained.config.generate.json))
     if processes.is_process_zero():
         write_continuations(trained, workdir)
     return 0

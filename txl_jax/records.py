@@ -36,11 +36,9 @@ def truncate(metrics_path: str, step: int, rewritten: str | None) -> None:
         with open(metrics_path, "rb") as file:
             for line in file:
                 record = _parsed(line)
+                stays = record is not None or line.endswith(b"\n")
                 if is_record(record):
-                    last = step - 1 if record["kind"] == rewritten else step
-                    stays = record["step"] <= last
-                else:
-                    stays = record is not None or line.endswith(b"\n")
+                    stays = record["step"] <= step - (record["kind"] == rewritten)
                 if stays:
                     kept.append(line.rstrip(b"\n") + b"\n")
     atomic_write(metrics_path, b"".join(kept))
@@ -53,8 +51,8 @@ def is_record(value: Any) -> bool:
     timing = value.get("timing", {})
     if not isinstance(timing, dict) or type(value.get("step")) is not int or value["step"] < 0:
         return False
-    named = (value.get(key) for key in ("epoch", "loss", "bpc", "ppl", "learning_rate"))
-    return all(_is_number(v) for v in (*named, value.get("grad_norm"), *timing.values()))
+    keys = ("epoch", "loss", "bpc", "ppl", "learning_rate", "grad_norm")
+    return all(_is_number(v) for v in (*map(value.get, keys), *timing.values()))
 
 
 def _is_number(value: Any) -> bool:

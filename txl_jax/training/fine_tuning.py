@@ -4,9 +4,9 @@
     its parameters                          ──▶ state at step 0
 
 The run keeps the vocabulary, which also encodes the new text, and every setting of the model except
-:data:`OWN_SETTINGS`. A setting that the config leaves at its default is taken from that model; any
-other must be equal. A word that the vocabulary lacks becomes ``<unk>``; without an ``<unk>`` it is
-an error, and so is an unknown character.
+dropout and :data:`OWN_SETTINGS`. A setting that the config leaves at its default is taken from that
+model; any other must be equal. A word that the vocabulary lacks becomes ``<unk>``; without an
+``<unk>`` it is an error, and so is an unknown character.
 
 Step, optimizer, memory and seed are the new run's own. ``start.json`` records the model that the
 run started from. A resumed run reads everything from its own workdir: the folder may be gone, and
@@ -37,26 +37,16 @@ from txl_jax.parallel.shardings import Shardings
 from txl_jax.training.state import TrainState
 
 RECORD = "start.json"
-OWN_SETTINGS = frozenset(
-    [
-        "dropout",
-        "dropout_input",
-        "dropout_output",
-        "dropout_qkv",
-        "dropout_embedding",
-        "dropout_mask",
-        "dropatt",
-        "dropout_latent",
-        "sample_softmax",
-        "init_std",
-        "proj_init_std",
-        "dtype",
-        "scan_layers",
-        "remat",
-        "kernel",
-    ]
+OWN_SETTINGS = (
+    "sample_softmax",
+    "init_std",
+    "proj_init_std",
+    "dtype",
+    "scan_layers",
+    "remat",
+    "kernel",
 )
-"""Settings of the model that do not change the meaning of its parameters."""
+"""Settings of the model that, like every dropout, do not change the meaning of its parameters."""
 
 
 def resolve_experiment(
@@ -159,7 +149,9 @@ def _read_settings(folder: str, named: str) -> tuple[ExperimentConfig, Vocab]:
 def _merged_model(exp: ExperimentConfig, theirs: TransformerXLConfig) -> TransformerXLConfig:
     """The trained model's shape, with the experiment's :data:`OWN_SETTINGS`."""
     default, taken, different = TransformerXLConfig(), {}, {}
-    for key in (f.name for f in dataclasses.fields(theirs) if f.name not in OWN_SETTINGS):
+    for key in (field.name for field in dataclasses.fields(theirs)):
+        if key.startswith("drop") or key in OWN_SETTINGS:
+            continue
         taken[key] = getattr(theirs, key)
         if getattr(exp.model, key) not in (getattr(default, key), taken[key]):
             different[key] = taken[key]

@@ -40,13 +40,9 @@ def seed_runs(exp: ExperimentConfig, workdir: str) -> list[SeedRun]:
     if n == 1:
         return [(exp, workdir)]
     single = dataclasses.replace(exp.train, num_seeds=1)
-    return [
-        (
-            dataclasses.replace(exp, seed=seed, train=single),
-            os.path.join(workdir, f"seed_{seed}"),
-        )
-        for seed in range(exp.seed, exp.seed + n)
-    ]
+    folder = lambda seed: os.path.join(workdir, f"seed_{seed}")
+    seeds = range(exp.seed, exp.seed + n)
+    return [(dataclasses.replace(exp, seed=s, train=single), folder(s)) for s in seeds]
 
 
 def train_seeds(runs: Sequence[SeedRun], corpus: Corpus, guard: PreemptionGuard) -> list[Outcome]:
@@ -62,33 +58,23 @@ def train_seeds(runs: Sequence[SeedRun], corpus: Corpus, guard: PreemptionGuard)
     exp, workdir = runs[0]
     if len(runs) == 1:
         return [train(exp, corpus, workdir, guard)]
+    error = lambda rule: ConfigError(f"config key train.num_seeds: is for one {rule}")
     if jax.process_count() > 1:
-        raise ConfigError(
-            "config key train.num_seeds: is for one process; train the seeds one by one"
-        )
+        raise error("process; train the seeds one by one")
     setup = build_setup(exp, corpus)
     if setup.shardings.mesh.size > 1:
-        raise ConfigError(
-            "config key train.num_seeds: is for one device; give --config.mesh.data=1"
-        )
+        raise error("device; give --config.mesh.data=1")
     last_step = _last_common_step([workdir for _, workdir in runs])
     timer = GoodputTimer()  # one for all: every seed waits for the same program
     with contextlib.ExitStack() as stack:
-        trainers, states = [], []
-        for exp, workdir in runs:
-            opened = open_trainer(
-                exp,
-                corpus,
-                workdir,
-                guard,
-                setup,
-                last_step=last_step,
-                label=f"seed {exp.seed}",
-                goodput=timer,
+        options: dict[str, Any] = {"last_step": last_step, "goodput": timer}
+        opened = [
+            stack.enter_context(
+                open_trainer(exp, corpus, folder, guard, setup, label=f"seed {exp.seed}", **options)
             )
-            trainer, state = stack.enter_context(opened)
-            trainers.append(trainer)
-            states.append(state)
+            for exp, folder in runs
+        ]
+        trainers, states = (list(x) for x in zip(*opened, strict=True))
         steps = {int(state.step) for state in states}
         if len(steps) > 1:
             raise CheckpointError(

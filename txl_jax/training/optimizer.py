@@ -110,12 +110,9 @@ def scale_where(
 
     def update(updates, state, params=None):
         step_size = -rate(state.count)
-        scaled = lambda path, x: x * step_size.astype(x.dtype) if chosen(path) else x
-        count = optax.safe_increment(state.count)
-        return (
-            jax.tree_util.tree_map_with_path(scaled, updates),
-            optax.ScaleByScheduleState(count),
-        )
+        scale = lambda path, x: x * step_size.astype(x.dtype) if chosen(path) else x
+        updates = jax.tree_util.tree_map_with_path(scale, updates)
+        return updates, optax.ScaleByScheduleState(optax.safe_increment(state.count))
 
     return optax.GradientTransformation(init, update)
 
