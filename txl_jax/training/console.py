@@ -63,16 +63,18 @@ class Console:
             self._bar.set_description_str(text, refresh=False)
             self._bar.update(step - self._bar.n)
 
-    def record(self, kind: str, step: int, values: Mapping[str, Any], seconds: float) -> None:
-        """Prints the line of a record, unless it is a training record and the bar shows it."""
+    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """Prints the line of a record."""
         loss = [] if values.get("loss") is None else [self._loss(values["loss"])]
-        if kind != "train":
-            rest = [_named(k, v) for k, v in values.items() if k not in ("loss", self._unit)]
-            self.step_message(step, "  ".join([kind, *loss, *rest]))
-        elif self._bar is None:
-            rate = f"lr {values['learning_rate']:.1e}"
+        rest = [_named(k, v) for k, v in values.items() if k not in ("loss", self._unit)]
+        self.step_message(step, "  ".join([kind, *loss, *rest]))
+
+    def training_record(self, step: int, values: Mapping[str, Any], seconds: float) -> None:
+        """Prints the line of a training record, unless the bar shows the same."""
+        if self._bar is None:
             skipped = [_named("skipped", values["skipped"])] if "skipped" in values else []
-            self.step_message(step, "  ".join([*loss, rate, *skipped, self._speed(step, seconds)]))
+            rate = [f"lr {values['learning_rate']:.1e}", *skipped, self._speed(step, seconds)]
+            self.step_message(step, "  ".join([self._loss(values["loss"]), *rate]))
 
     def close(self) -> None:
         """Ends the bar."""

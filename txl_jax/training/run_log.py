@@ -172,14 +172,16 @@ class RunLog:
         """
         if not self._window.steps and not self._window.skipped:
             return
-        seconds = self.goodput.training_seconds() - self._window_start
+        now, values = self.goodput.training_seconds(), self._window.values(self._unit)
+        seconds = now - self._window_start
         speed = self._window_tokens / seconds if seconds > 0 else math.nan
         timing = {"seconds": seconds, "tokens_per_second": speed}
         lost: tuple[Activity, ...] = ("data", "save")
         for activity in lost:
             since = self.goodput.seconds[activity] - self._window_lost[activity]
             timing[f"{activity}_seconds"] = since
-        self.record("train", step, self._window.values(self._unit), timing, epoch=epoch)
+        self.record("train", step, values, timing, epoch=epoch)
+        self._console.training_record(step, values, now)
         self._window = Window()
         self._start_window()
 
@@ -215,7 +217,8 @@ class RunLog:
             record["timing"] = plain(timing)
         if self._writes:
             self._write(record)
-            self._console.record(kind, step, values, self.goodput.training_seconds())
+            if kind != "train":  # flush_window prints it, with the speed
+                self._console.record(kind, step, values)
 
     def _write(self, record: dict[str, Any]) -> None:
         """Writes a record, after those that could not be written before."""
