@@ -1,1 +1,1 @@
-"""Training: loss, optimizer, state, sharding, one pure step, the loop, checkpoints, the log."""
+"""Training: loss, optimizer, state, the pure step, the trainer that calls it, and its log."""

@@ -123,11 +123,11 @@ def soft_cross_entropy(log_p: jax.Array, soft: SoftTargets) -> jax.Array:
 
     There are k + 1 outcomes: the k words, and any other word.
     """
-    of_words = jnp.take_along_axis(log_p, jnp.asarray(soft.words, jnp.int32), axis=-1)
-    taught = jnp.asarray(soft.probabilities, jnp.float32)
-    others = jnp.clip(1.0 - jnp.sum(taught, axis=-1), 0.0)
-    own_others = jnp.maximum(1.0 - jnp.sum(jnp.exp(of_words), axis=-1), _MIN_PROBABILITY)
-    return -jnp.sum(taught * of_words, axis=-1) - others * jnp.log(own_others)
+    word_log_p = jnp.take_along_axis(log_p, jnp.asarray(soft.words, jnp.int32), axis=-1)
+    target = jnp.asarray(soft.probabilities, jnp.float32)
+    target_rest = jnp.clip(1.0 - jnp.sum(target, axis=-1), 0.0)
+    rest = jnp.maximum(1.0 - jnp.sum(jnp.exp(word_log_p), axis=-1), _MIN_PROBABILITY)
+    return -jnp.sum(target * word_log_p, axis=-1) - target_rest * jnp.log(rest)
 
 
 def symmetric_divergence(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
