@@ -108,13 +108,8 @@ def check_size(trained: TrainedModel) -> None:
 class AttentionReader:
     """Reads a text with a trained model and measures its attention; compiled once.
 
-    Attributes:
-      settings: the lengths, of ``config.attention``.
-      protocol: that of evaluation, with these lengths.
-      n_keys: K, the keys of the last query of a segment.
-
-    Raises:
-      AnalysisError: the model cannot be read with these lengths.
+    ``n_keys``: K, the keys of the last query of a segment. Raises AnalysisError if the model
+    cannot be read with the lengths of ``config.attention``.
     """
 
     def __init__(self, trained: TrainedModel):
@@ -161,10 +156,7 @@ class AttentionReader:
         name: str = "tokens",
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Averages:
-        """Attention averaged over the config's number of queries, in whole segments.
-
-        ``progress(done, total)`` is called after each segment.
-        """
+        """Attention averaged over the config's number of queries, in whole segments."""
         p, limit = self.protocol, self.settings.max_tokens
         streams, first = self._streams(tokens, name), self._warm_up
         count = -(-limit // (p.batch_size * p.seg_len)) if limit else len(streams)

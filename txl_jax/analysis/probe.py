@@ -134,8 +134,7 @@ def draw_texts(
 ) -> list[str]:
     """Texts that end with an episode of that distance; each has a multiple of T tokens plus one.
 
-    So the answer is the last target of a segment. At least ``min_before`` tokens of other
-    episodes, with the distances of training, come first; the first of them is truncated.
+    At least ``min_before`` tokens of other episodes come first; the first episode is truncated.
     """
     size = -(-(min_before + distance + 1) // seg_len) * seg_len + 1
     n_before = size - (distance + 2)

@@ -25,8 +25,7 @@ MAX_DISTANCES = 512
 def reach(c: TransformerXLConfig, seg_len: int, mem_len: int) -> int:
     """The largest distance at which a token can change the prediction of a segment's last target.
 
-    In tokens, counted back from the target: 1 is the last input. Exact if the text is long enough.
-    A window ``c.same_length`` with M = 0 does not leave its segment either.
+    Counted back from the target: 1 is the last input. Exact if the text is long enough.
     """
     if c.same_length:
         per_layer = mem_len - 1 if c.same_length == "pytorch" else mem_len
@@ -63,10 +62,7 @@ def changes_prediction(
 
 
 def measured_reach(model: TransformerXL, params: Any, seg_len: int, mem_len: int) -> int:
-    """The largest distance at which a change was measured; tries up to T beyond :func:`reach`.
-
-    At most :data:`MAX_DISTANCES` evenly spread distances, besides the reach and the next one.
-    """
+    """The largest distance at which a change was measured; tries up to T beyond :func:`reach`."""
     limit = reach(model.cfg, seg_len, mem_len)
     count = min(MAX_DISTANCES, limit + seg_len)
     spread = np.linspace(1, limit + seg_len, count).round().astype(int)
@@ -78,10 +74,7 @@ def measured_reach(model: TransformerXL, params: Any, seg_len: int, mem_len: int
 def last_logits(
     model: TransformerXL, params: Any, tokens: np.ndarray, seg_len: int, mem_len: int
 ) -> np.ndarray:
-    """The logits after the last token, float32 [B,V]: segments of T, first memory empty.
-
-    ``tokens``: int32 [B,S], S a multiple of T.
-    """
+    """The logits after the last of ``tokens`` int32 [B,S], float32 [B,V]; S a multiple of T."""
     assert tokens.shape[1] % seg_len == 0
     mems = model.init_mems(len(tokens), mem_len)
     for start in range(0, tokens.shape[1], seg_len):

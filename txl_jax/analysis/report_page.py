@@ -104,13 +104,17 @@ class RunRecord:
 
         return max(enumerate(self.evaluations), key=rank, default=(0, None))[1]
 
+    @property
+    def score(self) -> tuple[str, str, str]:
+        """Value, unit and protocol of the main result."""
+        if (result := self.main_result) is None:
+            return "not evaluated", "", ""
+        first, unit = result["results"][0], result["unit"]
+        return _value(first, unit), UNIT_NAMES[unit], _protocol(first)
+
 
 def run(exp: ExperimentConfig, workdir: str) -> str:
-    """Writes ``report.html`` in ``workdir``; returns a line with its path.
-
-    Raises:
-      WorkdirError: a folder is not a run's, or there is no run at all.
-    """
+    """Writes ``report.html`` in ``workdir``; returns its path. WorkdirError: no run there."""
     main = read_run(workdir) if os.path.exists(os.path.join(workdir, CONFIG)) else None
     others = [read_run(folder) for folder in exp.report.workdirs]
     if main is None and not others:
@@ -208,12 +212,10 @@ def is_evaluation(value: Any) -> bool:
 def headline(one: RunRecord) -> str:
     """The run's main result in a line."""
     label = one.config.get("corpus", {}).get("label", one.config.get("data", {}).get("name", ""))
-    result = one.main_result
-    if result is None:
+    if (result := one.main_result) is None:
         return label
-    first, unit = result["results"][0], result["unit"]
-    value = f"{_value(first, unit)} {UNIT_NAMES[unit]}"
-    return f"{result.get('label', label)}: {value} ({_protocol(first)})"
+    value, unit, protocol = one.score
+    return f"{result.get('label', label)}: {value} {unit} ({protocol})"
 
 
 def results(one: RunRecord) -> list[tuple[Any, ...]]:
@@ -231,22 +233,19 @@ def results(one: RunRecord) -> list[tuple[Any, ...]]:
 
 def comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
     """Settings that differ, main results, curves in one figure, and why results do not compare."""
-    rows: list[tuple[str, ...]] = []
-    texts: set[tuple[Any, str]] = set()
-    for one in runs:
-        if result := one.main_result:
-            first, unit = result["results"][0], UNIT_NAMES[result["unit"]]
-            rows.append((one.folder, _value(first, result["unit"]), unit, _protocol(first)))
-            texts.add((result.get("source_hash"), unit))
-        else:
-            rows.append((one.folder, "not evaluated", "", ""))
-    protocols = {protocol for _, _, unit, protocol in rows if unit}
-    found: dict[str, set[Any]] = {"texts or units": texts, "protocols": protocols}
-    keys = sorted({key for one in runs for key in one.settings})
-    settings = [(key, *(one.settings.get(key, "") for one in runs)) for key in keys]
+    rows = [(one.folder, *one.score) for one in runs]
+    found: dict[str, set[Any]] = {
+        "texts or units": {
+            (r.get("source_hash"), r["unit"]) for one in runs if (r := one.main_result)
+        },
+        "protocols": {protocol for _, _, unit, protocol in rows if unit},
+    }
+    values = [one.settings for one in runs]
+    keys = sorted({key for each in values for key in each})
+    settings = [(key, *(each.get(key, "") for each in values)) for key in keys]
     return {
         "runs": [one.folder for one in runs],
-        "differing": [what for what, values in found.items() if len(values) > 1],
+        "differing": [what for what, kinds in found.items() if len(kinds) > 1],
         "results": rows,
         "curves": curves([(one.folder, one.metrics) for one in runs], runs[0].unit)
         if len({one.unit for one in runs}) == 1

@@ -157,10 +157,7 @@ def vanilla(c: TransformerXLConfig, efficient: bool) -> TransformerXL:
 
 
 def window_nll(model: TransformerXL, efficient: bool) -> Callable[..., Any]:
-    """``(params, inputs [B,L], targets [B,1]) -> nll`` [B,1] of the token after each window.
-
-    ``efficient``: computes nothing that the last position does not need.
-    """
+    """``(params, inputs [B,L], targets [B,1]) -> nll`` [B,1] of the token after each window."""
     cfg = model.cfg
 
     def last_position(self: TransformerXL, inputs, targets):
