@@ -28,7 +28,9 @@ FAKE_PYTHON = """#!/bin/bash
 case "$1" in
   -c) [ -n "$FAKE_VERSION" ] && echo "$FAKE_VERSION $0" ;;
   -m) case "$2 $3" in
-        venv*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+        venv*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python"
+               printf '#!/bin/bash\\necho lint-imports\\n' >"$3/bin/lint-imports"
+               chmod +x "$3/bin/lint-imports" ;;
         "pip --version") ;;
         "pip install") [ -z "$FAKE_FAILURE" ] && echo "$PWD: ${@:4}" >>"$FAKE_LOG" ;;
         *) echo "$PWD: ${@:2}" ;;
@@ -167,7 +169,7 @@ def project(tmp_path):
         for name in names:
             (tools / name).symlink_to(str(shutil.which(name)))
 
-    link("bash", "cat", "cksum", "cp", "dirname", "env", "grep", "mkdir", "paste", "rm")
+    link("bash", "cat", "chmod", "cksum", "cp", "dirname", "env", "grep", "mkdir", "paste", "rm")
     link("sed", "sort", "tr")
     program("python3")
     run.root, run.home, run.program, run.link = root, home, program, link  # type: ignore[attr-defined]
@@ -191,7 +193,8 @@ def test_training_and_testing_share_one_environment_and_neither_undoes_the_other
         assert done.returncode == 0, done.stderr
     assert [line.rpartition(" ")[2] for line in installs] == [".", ".[test]"]
     checks = [line.rpartition(": ")[2] for line in done.stdout.splitlines()]
-    assert checks == ["ruff check .", "ruff format --check .", "mypy", "pytest"]
+    lint = ["ruff check .", "ruff format --check .", "mypy", "lint-imports"]
+    assert checks == [*lint, "pytest"]
 
 
 @pytest.mark.parametrize("file", ["pyproject.toml", "launch/constraints.txt"])
@@ -276,7 +279,7 @@ def test_ci_uses_an_environment_of_its_own_and_removes_it(project, tmp_path):
     variables = {"TMPDIR": str(scratch)}
     done, installs = project("-x", script="../.ci/run", **variables)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(": pytest -x\n")
+    assert done.stdout.endswith(": pytest -m not slow and not gpu -x\n")
     assert f"Making {scratch}" in done.stderr
     assert len(installs) == 1
     assert os.listdir(scratch) == []
@@ -354,12 +357,15 @@ def dry_runs(root):
     explicit = ["--distributed", "--coordinator=node0:12345", "--num_processes=2", "--process_id=1"]
     srun = ["srun", "--kill-on-bad-exit=1", "--gpu-bind=none", "--cpus-per-task=6", python, *MAIN]
     tpu = TPU | {"TPU_FLAGS": "--spot"}
-    checks = ("ruff check .", "ruff format --check .", "mypy", "pytest -x")
+    module = lambda *words: [python, "-m", *words]
+    imports = str(root / ".venv" / "bin" / "lint-imports")
+    style = [module("ruff", "check", "."), module("ruff", "format", "--check", ".")]
+    checks = [*style, module("mypy"), [imports], module("pytest", "-x")]
     smi = ["nvidia-smi", "-L"]
     extra = {"TXL_EXTRAS": ""}  # the one that the environment was made with
     return {
         "local": ("local.sh", RUN, {}, [[python, *MAIN, *RUN]]),
-        "test": ("test.sh", ("-x",), {}, [[python, "-m", *check.split()] for check in checks]),
+        "test": ("test.sh", ("-x",), {}, checks),
         "gpu_node": ("gpu_node.sh", RUN, extra, [smi, [python, *MAIN, *RUN]]),
         "gpu_nodes": (
             "gpu_node.sh",
