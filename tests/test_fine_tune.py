@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors import safe_open
+from safetensors.numpy import save_file
 from tiny_runs import arrays, corpus_and_experiment, experiment, text
 
 import txl_jax
@@ -186,8 +187,11 @@ def test_a_start_that_changed_before_the_first_checkpoint_is_refused(trained, tm
     export(str(trained), str(start))
     begin(tmp_path / "text", start, tmp_path / "tuned", StopAt(1))
     assert not list((tmp_path / "tuned").glob("checkpoints/*"))
-    tensors = load_file(start / "model.safetensors")
-    save_file({name: 2 * array for name, array in tensors.items()}, start / "model.safetensors")
+    path = start / "model.safetensors"
+    with safe_open(path, "numpy") as file:
+        doubled = {name: 2 * file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = file.metadata()
+    save_file(doubled, path, metadata)
     with pytest.raises(ConfigError, match="are not those that this run began with"):
         begin(tmp_path / "text", start, tmp_path / "tuned")
 
