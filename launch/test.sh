@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Every check of the project: style, types, tests. Arguments go to pytest.
-#   launch/test.sh                      all but the slow tests and those that need a GPU
+#   launch/test.sh                      the default tests
+#   launch/test.sh -m integration       the expensive ones
 #   launch/test.sh -m slow              the slow ones
 #   JAX_PLATFORMS=cuda launch/test.sh -m gpu
 # Makes the virtual environment on the first run; launch/setup_env.sh says how to steer that.
