@@ -251,7 +251,8 @@ def test_an_analysis_checks_the_memory_before_it_uses_the_model(module, monkeypa
     (tmp_path / "text.txt").write_text("abc\n")
     about = trained(**{"score.path": str(tmp_path / "text.txt"), "speed.lengths": (2,)})
     without = TrainedModel(None, None, about.vocab, about.config, 0)  # type: ignore[arg-type]
-    monkeypatch.setattr(module, "check_size", refuse)
+    name = "check_score_memory" if module is score else "check_size"
+    monkeypatch.setattr(module, name, refuse)
     monkeypatch.setattr(probe, "check", lambda _: None)  # it asks for the text of its own corpus
     with pytest.raises(ConfigError, match=r"^too large$"):
         module.run(without, str(tmp_path))

@@ -22,7 +22,7 @@ def test_pieces_are_small_and_together_the_weights_that_were_chosen(workdir, tmp
     assert len(sizes) > 3
     assert max(sizes) < 2 * 0.002 * 2**20  # names and shapes stand in front
     main(["join", str(tmp_path / "pieces"), str(tmp_path / "exported")])
-    assert "step 12, tail weights" in capsys.readouterr().out
+    assert "step 12, swa weights" in capsys.readouterr().out
     want = arrays(txl_jax.load(str(workdir), "12", "swa").params)
     got = arrays(txl_jax.load(str(tmp_path / "exported")).params)
     assert got.keys() == want.keys()

@@ -98,7 +98,7 @@ def test_each_average_that_has_begun_is_validated_and_the_best_is_the_model(trai
 
 def test_unknown_weights_are_refused_by_name(trained):
     workdir, _ = trained
-    with pytest.raises(CheckpointError, match="has no 'tail' parameters, only raw, exponential"):
+    with pytest.raises(CheckpointError, match="has no 'swa' parameters, only raw, ema"):
         txl_jax.load(str(workdir), "4", "swa")
 
 
@@ -110,9 +110,9 @@ def test_the_report_scores_the_others_too(trained, folder, capsys):
     assert result is not None
     by_name = {r["name"]: r["loss"] for r in result["results"]}
     names = [f"memory 32, {w} weights" for w in ("swa", "raw", "ema")]
-    assert set(by_name) == {*names, "no memory, tail weights"}
+    assert set(by_name) == {*names, "no memory, swa weights"}
     assert len({by_name[name] for name in names}) == 3
-    assert "memory 32, exponential weights" in capsys.readouterr().out
+    assert "memory 32, ema weights" in capsys.readouterr().out
 
 
 def test_they_are_restored_with_the_run(trained, folder, tmp_path):
