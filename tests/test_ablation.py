@@ -89,6 +89,7 @@ def read(workdir):
     return json.loads((workdir / "ablation.json").read_text())
 
 
+@pytest.mark.integration
 def test_every_row_is_trained_in_a_folder_of_its_name_and_only_once(table, done):
     workdir, trained = done
     assert trained == [str(workdir / row) for row in ("memory", "none")]

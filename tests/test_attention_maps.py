@@ -130,6 +130,7 @@ def float64(cfg):
     return reference.float64(tiny_models.variables(cfg)["params"])
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("case", CASES)
 def test_sums_are_those_of_queries_and_keys_written_out(case):
     """Rows of a full, a half empty and an empty memory; terms too; not every query counts."""
@@ -171,6 +172,7 @@ def test_each_query_gives_one_in_all(dtype):
             np.testing.assert_allclose(x.sum(axis=-1), 1, atol=1e-5)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("form", ["relative", "absolute_per_layer"])
 def test_the_pass_that_is_watched_is_the_models_own(form):
     """Losses, and the inputs of all layers, to the last bit; every layer is seen once."""
@@ -416,6 +418,7 @@ def whole(folder, **changes):
     return TrainedModel(txl_jax.TransformerXL(exp.model), params, corpus.vocab, exp, step=7), corpus
 
 
+@pytest.mark.integration
 def test_a_run_writes_its_pictures_and_numbers(tmp_path):
     read, corpus = whole(tmp_path)
     line = attention_maps.run(read, str(tmp_path))

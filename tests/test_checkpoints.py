@@ -284,6 +284,7 @@ def test_opening_removes_the_files_of_the_program_only(folder):
         assert set(os.listdir(checkpoints)) == {"2", "3", *mine}
 
 
+@pytest.mark.integration
 def test_training_leaves_a_model_that_load_gives_back(folder):
     from txl_jax.checkpoint.loading import load_workdir as load
     from txl_jax.checkpoint.workdir import init_workdir

@@ -83,12 +83,14 @@ def test_every_experiment_has_its_size_here_and_no_other_has():
         assert load(name, smoke=True).name == name
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_full_size_has_exactly_the_published_number_of_parameters(name):
     state = state_shapes(with_vocab_size(load(name)))
     assert sum(leaf.size for leaf in jax.tree.leaves(state.params)) == PARAMETERS[name]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", OWN_SIZE)
 def test_configs_of_other_texts_have_a_state(name):
     for smoke in (False, True):
@@ -250,6 +252,7 @@ SMOKE = [
 ]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", SMOKE)
 def test_smoke_variant_trains_scores_and_continues(name, tmp_path, capsys):
     exp = load(name, smoke=True)

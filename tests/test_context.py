@@ -67,6 +67,7 @@ def loss_alone(cfg, n: int) -> dict[int, float]:
     return dict(zip(range(n, 41), in_windows(cfg, tuple(starts), n + 1)[:, -1], strict=True))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("form", "stride"),
     [
@@ -130,6 +131,7 @@ def evaluated(cfg, tokens, **protocol):
     return score.loss * score.targets
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("form", ["relative", "windowed"])
 def test_memory_gives_what_evaluation_with_that_memory_gives(form):
     """The text's score less that of its beginning, which has the targets before the first."""

@@ -32,6 +32,7 @@ def nll_at_once(tokens):
     )
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("context_len", [3, 8, 20], ids=lambda c: f"context {c}")
 @pytest.mark.parametrize("std", [0.0, 2.0], ids=["equal lengths", "drawn lengths"])
 @pytest.mark.parametrize("roll", [False, True], ids=["", "partial shuffle"])
@@ -69,6 +70,7 @@ def test_training_segments_are_read_as_the_whole_text(context_len, std, roll):
         np.testing.assert_allclose(got[row], nll_at_once(text), atol=2e-5)
 
 
+@pytest.mark.integration
 def test_memory_is_of_the_tokens_before_the_context_and_no_others():
     """A memory of 4 slots, 6 tokens of segment after 2 of context: by hand, state by state."""
     apply = tiny.apply(CFG, "nll")
@@ -109,6 +111,7 @@ def test_a_row_that_ends_within_the_context_leaves_memory_as_it_was():
     np.testing.assert_array_equal(after.hidden, mems.hidden)
 
 
+@pytest.mark.integration
 def test_gradients_are_those_of_a_longer_segment_whose_first_tokens_are_not_scored():
     variables, row = tiny.variables(CFG), TOKENS[None]
     _, mems = MODEL.apply(variables, row[:, :6], MODEL.init_mems(1, 4))
@@ -121,6 +124,7 @@ def test_gradients_are_those_of_a_longer_segment_whose_first_tokens_are_not_scor
         np.testing.assert_allclose(got, want, atol=1e-5)
 
 
+@pytest.mark.integration
 def test_memory_may_be_emptied_and_the_context_kept():
     streams = shuffled_streams(TOKENS, 2, 10, seed=5, context_len=4)
     kept, emptied = (training_batch(streams, 2, "carry", every) for every in (0, 2))
@@ -143,6 +147,7 @@ def test_memory_may_be_emptied_and_the_context_kept():
     assert not np.allclose(read(kept, full)[0], want, atol=1e-3)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("streams", [1, 3])
 def test_scoring_with_both_is_scoring_the_text_whole(streams):
     protocol = ProtocolConfig(batch_size=streams, seg_len=8, mem_len=128, context_len=5)

@@ -72,6 +72,7 @@ def assert_same(got, want):
 # The whole way.
 
 
+@pytest.mark.integration
 def test_a_converted_model_is_scored_and_sampled_from(files):
     run = f"--workdir={files / 'run'}"
     done = command(

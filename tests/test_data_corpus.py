@@ -295,6 +295,7 @@ def prepare_together(book, cache, start):
     load_corpus("text", book, vocab="word", cache_dir=cache)
 
 
+@pytest.mark.integration
 def test_two_processes_may_prepare_at_once(book, tmp_path):
     cache = tmp_path / "cache"
     spawn = multiprocessing.get_context("spawn")

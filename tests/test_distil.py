@@ -40,6 +40,7 @@ def one_after_the_other(trained, tokens):
     return np.asarray(jax.nn.softmax(logits[0]), np.float64)
 
 
+@pytest.mark.integration
 def test_soft_targets_are_the_mean_of_the_teachers(teachers):
     folder, names = teachers
     # One stream, and a memory that holds all of the text: as if it were read at once.
@@ -96,6 +97,7 @@ def test_least_where_the_student_is_as_its_load_teacher():
     assert np.abs(jax.grad(loss)(logits + jnp.arange(8.0))).max() > 0.1
 
 
+@pytest.mark.integration
 def test_a_student_of_itself_and_of_the_text(teachers, tmp_path):
     """Weight 1 learns from the teachers alone; the text's loss is still what is logged."""
     folder, names = teachers
@@ -115,6 +117,7 @@ def test_a_student_of_itself_and_of_the_text(teachers, tmp_path):
         assert not all(same)
 
 
+@pytest.mark.integration
 def test_gradient_is_the_weighted_sum_of_both(teachers):
     from txl_jax.data.on_device import device_text, training_position
     from txl_jax.training.setup import build_setup
@@ -174,6 +177,7 @@ def test_a_resumed_run_with_other_validate_settings_keeps_its_targets(
     np.testing.assert_array_equal(resumed.probabilities, at_first.probabilities)
 
 
+@pytest.mark.integration
 def test_a_run_stopped_while_teachers_read_is_saved_and_resumes_to_the_same_end(teachers, tmp_path):
     folder, names = teachers
     changes = {**SHORT, "train.text_on_device": True, "distil.teachers": (names[0],)}

@@ -40,6 +40,7 @@ def examples(name):
     return doctest.DocTestParser().get_doctest(text, {}, name, f"<{name}>", 0)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", txl_jax.__all__)
 def test_the_example_of_every_public_name_runs(name, folder, monkeypatch):
     monkeypatch.chdir(folder)

@@ -42,6 +42,7 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 MISSING = [name for name in ("sphinx", "myst_parser") if not importlib.util.find_spec(name)]
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(
     bool(MISSING), reason=f"not installed: {', '.join(MISSING)} (pip install -e .[test])"
 )
@@ -119,6 +120,7 @@ def test_all_ways_of_converting_are_on_their_page():
     assert any(parse(arguments)[0].export for arguments in found)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("page", PAGES[1:], ids=NAMES[1:])  # the README's: test_readme.py
 def test_python_on_the_pages_runs_but_for_what_needs_a_trained_run(page):
     names: dict = {}

@@ -133,6 +133,7 @@ def test_the_score_is_that_of_the_rule_written_out(cfg, dynamic, batch_size):
     assert abs(got.loss - static.loss) > 1e-3
 
 
+@pytest.mark.integration
 def test_statistics_go_through_the_training_split_again_where_it_is_short():
     dynamic = dataclasses.replace(RMS, statistics=7)
     want = by_hand(CFG, dynamic, TOKENS, TRAINING[:30], 1, 12)
@@ -142,6 +143,7 @@ def test_statistics_go_through_the_training_split_again_where_it_is_short():
     assert abs(score(dynamic).loss - want) > 1e-3
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("dynamic", [SGD, RMS], ids=lambda c: c.rule)
 def test_a_segment_is_scored_before_it_is_learnt_from(dynamic):
     """One segment scores as without learning, the next one does not."""
@@ -156,6 +158,7 @@ def test_a_rate_too_small_to_move_anything_scores_as_none(rule):
     assert score(nothing).loss == pytest.approx(score(DynamicConfig()).loss, abs=1e-6)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("dynamic", "past"),
     [
@@ -188,6 +191,7 @@ def batch(weight):
     return Batch(tokens[:, :-1], tokens[:, 1:], weights, np.zeros(2, bool))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "dynamic", [pytest.param(SGD, marks=pytest.mark.slow), RMS], ids=lambda c: c.rule
 )
@@ -209,6 +213,7 @@ def test_a_segment_without_targets_moves_memory_and_no_parameter(dynamic):
     )
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "dynamic", [SGD, pytest.param(RMS, marks=pytest.mark.slow)], ids=lambda c: c.rule
 )

@@ -64,6 +64,7 @@ def test_every_target_is_scored_once_at_any_batch_and_segment(batch_size, seg_le
     assert score(batch_size=batch_size, seg_len=seg_len).targets == len(TOKENS) - 1
 
 
+@pytest.mark.integration
 def test_one_stream_with_covering_memory_is_the_text_scored_whole():
     model = TransformerXL(CFG)
     nll, _ = model.apply(
@@ -78,6 +79,7 @@ def test_one_stream_with_covering_memory_is_the_text_scored_whole():
         assert got.loss == pytest.approx(float(nll.mean()), abs=1e-5)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("form", "context_len"), [*((f, 5) for f in FORMS), ("absolute", 12)])
 def test_context_is_run_again_and_not_scored(form, context_len):
     """Each stream by hand: the segment's targets after up to C tokens of the stream's own text.
@@ -98,6 +100,7 @@ def test_context_is_run_again_and_not_scored(form, context_len):
     assert got.loss == pytest.approx(total / 39, abs=1e-5)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("first_memory", ["empty", "zeros"])
 def test_memory_before_the_first_segment_is_empty_or_zeros_that_are_attended_to(first_memory):
     total = 0.0
@@ -114,6 +117,7 @@ def test_memory_before_the_first_segment_is_empty_or_zeros_that_are_attended_to(
     assert of(other) != pytest.approx(total / 39, abs=1e-3)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("devices", [2, 8])
 @pytest.mark.parametrize(
     "past",
@@ -159,6 +163,7 @@ def streams_by_hand(text, begins, ends):
     return total / (ends[-1] - begins[0])
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("seg_len", [5, 16, 34])
 def test_three_streams_score_alike_on_any_devices_in_any_segments_of_a_covered_text(
@@ -169,6 +174,7 @@ def test_three_streams_score_alike_on_any_devices_in_any_segments_of_a_covered_t
     assert got.targets == 100
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("seg_len", [5, 60])
 def test_sentences_are_scored_once_in_their_order_with_memory_across_them(devices, seg_len):
@@ -184,6 +190,7 @@ def test_sentences_are_scored_once_in_their_order_with_memory_across_them(device
     assert got.targets == text.n_targets
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("window", ["pytorch", "tf"])
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("of", ["array", "sentences"])
@@ -199,6 +206,7 @@ def test_with_a_long_enough_warm_start_streams_score_as_one_does(window, devices
     assert one.targets == cold.targets == warm.targets
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("warm_start", [pytest.param(3, marks=pytest.mark.slow), 8, 50])
 def test_a_warm_start_reads_so_many_tokens_before_each_stream_and_not_more(warm_start):
     """Five streams by hand, from up to that many tokens before; memory covers all of it."""
@@ -383,6 +391,7 @@ def test_the_protocols_clamp_and_window_hold_over_the_models():
     assert a.loss == b.loss != plain.loss
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("form", [{}, {"cutoffs": (5,)}], ids=["plain", "adaptive"])
 def test_temperature_raises_probabilities_to_its_inverse_and_normalises_them(form):
     """By hand, in float64, from the probabilities at temperature 1; memory holds all of it."""
@@ -416,6 +425,7 @@ def test_stopping_gives_no_score():
     )
 
 
+@pytest.mark.integration
 def test_losses_are_converted_to_bytes_and_words_where_all_of_the_text_was_scored():
     """10 characters in 14 bytes, 2 words and a line end; the first character has 2 bytes."""
     text = "écrit oé€\n"

@@ -101,6 +101,7 @@ class StopAt(PreemptionGuard):
 # What it begins with.
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("scan_layers", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_first_loss_is_the_starting_models_and_training_changes_it(
     trained, tmp_path, scan_layers
@@ -144,6 +145,7 @@ def test_dropout_is_the_new_runs_own(trained, tmp_path):
     assert model.n_layer == 2
 
 
+@pytest.mark.integration
 def test_an_exported_folder_starts_the_same_run(trained, tmp_path):
     export(str(trained), str(tmp_path / "exported"))
     begin(tmp_path / "text", trained, tmp_path / "a", **FEW)

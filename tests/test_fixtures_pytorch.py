@@ -159,6 +159,7 @@ PUBLISHED_SHAPES = {
 """Shapes of the published programs' recipes; those programs count as many as RESULTS.md says."""
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("recipe", PUBLISHED_SHAPES)
 def test_number_of_parameters_is_the_published_codes(recipe):
     cfg = txl_jax.TransformerXLConfig(**PUBLISHED_SHAPES[recipe])

@@ -137,6 +137,7 @@ def naive(cfg, prompts, c, width):
     return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("form", some(WITH_MEMORY, "relative", "adaptive"))
 def test_sampling_draws_as_if_everything_were_recomputed_for_each_token(form):
     """The whole text as one segment, no memory and no cache, all within the window."""
@@ -146,6 +147,7 @@ def test_sampling_draws_as_if_everything_were_recomputed_for_each_token(form):
     assert made(prompts, c, cfg).tolist() == naive(cfg, prompts, c, width=40)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("form", WITHOUT_MEMORY)
 @pytest.mark.parametrize(("mem_len", "width"), [(1, 1), (4, 4), (9, {"absolute_per_layer": 5})])
 def test_without_memory_each_token_is_made_from_the_last_ones(form, mem_len, width):
@@ -157,6 +159,7 @@ def test_without_memory_each_token_is_made_from_the_last_ones(form, mem_len, wid
     assert made(prompts, c, cfg).tolist() == naive(cfg, prompts, c, width)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("form", [WITH_MEMORY["relative"], WITHOUT_MEMORY["absolute"]])
 @pytest.mark.parametrize("mem_len", [3, 40])
 def test_a_row_does_not_depend_on_its_neighbours(form, mem_len):
@@ -170,6 +173,7 @@ def test_a_row_does_not_depend_on_its_neighbours(form, mem_len):
         np.testing.assert_array_equal(made(mixed, c, cfg)[kept], together[kept])
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("mem_len", [2, 9])
 def test_how_a_prompt_is_cut_does_not_change_the_result(monkeypatch, mem_len):
     prompts = prompts_of(23, 40, 31, 17)
@@ -322,6 +326,7 @@ def test_a_repeated_token_is_made_less_likely_whatever_its_sign():
     assert found.tolist() == [[0.5, -8.0, 2.0, -2.0]]
 
 
+@pytest.mark.integration
 def test_the_repetition_penalty_knows_the_prompt_and_what_was_made():
     """Each token is the likeliest after the logits of all that stand before it are penalised."""
     c = dataclasses.replace(GREEDY, repetition_penalty=1.7, length=10, mem_len=40)
@@ -354,6 +359,7 @@ def test_samples_of_one_prompt_differ_and_the_first_is_that_of_one():
     np.testing.assert_array_equal(piece.tokens[0], made([prompt], SAMPLED)[0])
 
 
+@pytest.mark.integration
 def test_the_loss_of_what_is_made_is_the_models_whatever_was_sampled_from():
     """Temperature, top-k and penalty change what is drawn, not what the model thinks of it."""
     c = dataclasses.replace(

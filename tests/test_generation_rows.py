@@ -62,6 +62,7 @@ def greedy(form, prompts, c):
     return np.concatenate([p.tokens for p in generate(cfg, params, prompts, c)], axis=1)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("form", some(FORMS, "relative", "shaw", "adaptive", "absolute"))
 def test_a_greedy_row_of_a_batch_is_what_it_is_alone(form):
     """Eight lengths in one batch, in every state of the ring, token for token."""
@@ -97,6 +98,7 @@ def assert_recomputed(form, window, c, lengths, asked):
         assert row.tolist() == expected.argmax(axis=1).tolist()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("form", some([*WITH_MEMORY, "tf window"], "relative", "shaw", "tf window"))
 def test_with_a_window_what_is_kept_gives_what_recomputing_gives(form, asked):
     """However often the ring has turned: memory is shorter than what was read and made."""

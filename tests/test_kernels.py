@@ -55,6 +55,7 @@ def both(form, names, dtype=jnp.float32):
     return [run(functools.partial(attend, implementation=n), inputs) for n in names]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("form", FORMS)
 def test_some_queries_at_a_time_equal_all_at_once(form):
     some, every = both(FORMS[form], ("xla", "reference"))

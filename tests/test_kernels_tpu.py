@@ -102,6 +102,7 @@ MORE_CASES = {
 }
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_fused_equals_plain_attention_with_every_gradient(case):
     settings = {"t": 40, "m": 24, "h": 5, "filled": None, "same_length": False, **case}
@@ -139,6 +140,7 @@ def test_tiles_of_the_size_that_a_tpu_has():
     assert np.max(list(apart.values())) < TOLERANCE, apart
 
 
+@pytest.mark.integration
 def test_nothing_is_read_before_it_is_written():
     arrays, weights = inputs(20, 12, 5)
     mask = attention_mask(20, jnp.asarray((12, 3, 0)), 12)

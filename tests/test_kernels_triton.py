@@ -330,6 +330,7 @@ def in_float64(form, dtype="float32"):
         return by_name((attend(*numbers), jax.grad(loss)(numbers)))
 
 
+@pytest.mark.integration
 def test_plain_attention_is_that_with_a_vector_for_every_pair_of_query_and_key():
     form = FORMS["everything"]
     assert_near(expected(form), in_float64(form), 3e-6)

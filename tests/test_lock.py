@@ -54,6 +54,7 @@ def test_the_second_refuses_with_the_others_process_and_what_to_do(tmp_path, oth
     assert json.loads((tmp_path / ".lock").read_text())["pid"] == other.pid
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, None])
 def test_the_lock_goes_with_the_process_however_it_ends(tmp_path, other, sent):
     if sent is not None:

@@ -39,6 +39,7 @@ def compiled():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("form", FORMS)
 def test_five_thousand_tokens_take_no_more_memory_than_a_few(form, compiled, tmp_path, capsys):
     """By the function that the command calls, which asks after each piece whether to stop."""

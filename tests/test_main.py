@@ -70,6 +70,7 @@ def test_flags_and_settings_are_refused_with_one_line(arguments, text):
     assert refused(*arguments) == f"error: {text}"
 
 
+@pytest.mark.integration
 def test_settings_that_do_not_fit_the_data_are_refused_and_the_workdir_stays_free(tmp_path):
     config, workdir = write_config(tmp_path), tmp_path / "run"
     flags = (f"--config={config}", f"--workdir={workdir}")
@@ -92,6 +93,7 @@ def test_settings_that_do_not_fit_the_data_are_refused_and_the_workdir_stays_fre
     assert not (workdir / "config.json").exists()
 
 
+@pytest.mark.integration
 def test_text_that_is_missing_empty_or_not_utf8_is_refused(tmp_path):
     config = write_config(tmp_path)
     flags = (f"--config={config}", f"--workdir={tmp_path / 'run'}")
@@ -116,6 +118,7 @@ def test_a_workdir_that_cannot_be_written_is_refused(tmp_path):
     )
 
 
+@pytest.mark.integration
 def test_the_workdir_of_another_run_is_refused_and_left_as_it_was(trained):
     _, config, workdir, _ = trained
     known = lambda: [p for p in pathlib.Path(workdir).rglob("*") if p.name != ".lock"]
@@ -165,6 +168,7 @@ def test_training_leaves_the_files_of_the_readme_and_ends_with_the_held_out_numb
     assert (workdir / "sample.txt").read_text().startswith("the cat")
 
 
+@pytest.mark.integration
 def test_a_finished_run_started_again_gives_the_same_number(trained):
     _, config, workdir, done = trained
     again = call(f"--config={config}", f"--workdir={workdir}")
@@ -209,6 +213,7 @@ def test_layers_under_scan_are_trained_scored_and_continued(tmp_path):
     assert of(again.stdout) == of(done.stdout) != []
 
 
+@pytest.mark.integration
 def test_evaluate_scores_a_workdir_under_another_protocol(trained):
     _, _, workdir, done = trained
     flags = ("--mode=evaluate", f"--workdir={workdir}")
@@ -304,6 +309,7 @@ def test_sentences_are_trained_on_scored_and_continued(tmp_path, capsys):
     assert len(sample.replace("\n", " <S> ").split()) >= 8
 
 
+@pytest.mark.integration
 def test_generate_continues_a_prompt_the_same_for_the_same_seed(trained):
     _, _, workdir, _ = trained
     flags = ("--mode=generate", f"--workdir={workdir}", "--config.generate.prompt=a dog")
@@ -316,6 +322,7 @@ def test_generate_continues_a_prompt_the_same_for_the_same_seed(trained):
     assert other.stdout != first.stdout
 
 
+@pytest.mark.integration
 def test_modes_on_a_workdir_without_a_model_say_what_to_do(tmp_path, trained):
     _, _, workdir, _ = trained
     assert refused("--mode=generate", f"--workdir={tmp_path}") == (

@@ -176,6 +176,7 @@ def _drawn(cfg, h, key):
     return Vocabulary(cfg).apply({"params": of_words(cfg)}, method=method, rngs={"dropout": key})
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("mask", ["independent", "locked"])
 def test_training_reads_scores_under_the_dropout_of_its_nll(mask):
     cfg, key = dropped(mask), jax.random.key(3)
@@ -207,6 +208,7 @@ def test_a_cache_gives_what_memory_gives():
     np.testing.assert_allclose(got, want, atol=1e-5)
 
 
+@pytest.mark.integration
 def test_greedy_text_is_the_likeliest_word_of_the_formula_each_time():
     params, prompt = tiny.variables(CFG)["params"], np.array([1, 5, 2], np.int32)
     c = GenerateConfig(length=6, mem_len=20, temperature=0.0)

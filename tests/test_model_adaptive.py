@@ -74,6 +74,7 @@ def test_losses_equal_the_formulas_wherever_the_targets_fall(name, block):
         np.testing.assert_allclose(got[0], want, atol=1e-5, err_msg=where)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["one_cluster", "clusters_narrow", "div2"])
 def test_gradients_equal_those_of_the_dense_softmax_wherever_the_targets_fall(name, block):
     """Of every parameter and of the states, each loss with a weight of its own, 0 among them."""

@@ -72,6 +72,7 @@ def test_short_segments_with_memory_equal_one_long_segment(name, kept_as, parts)
     np.testing.assert_array_equal(mems.filled, final.filled)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", PROMISED)
 @FEW
 @hypothesis.given(st.lists(st.tuples(*[st.integers(0, SEG_LEN)] * 2), max_size=4))

@@ -235,6 +235,7 @@ def gathered(changes):
     return np.where(np.abs(second - first) < 1e-6, 0, second - first), undropped
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("changes", [{}, {"cutoffs": (4, 9), "div_val": 2}], ids=str)
 def test_embedding_drops_whole_words_wherever_they_stand(changes):
     """In all rows and positions of a segment, and enlarges the others."""
@@ -309,6 +310,7 @@ def test_no_dropout_without_train_and_none_at_rate_0():
     np.testing.assert_array_equal(trained, want)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "rates", [{"dropout": 0.2}, {"dropatt": 0.2}, {"dropout_qkv": 0.2}], ids=str
 )

@@ -53,6 +53,7 @@ ALL = [(form, scan, r) for form in FORMS for scan in (False, True) for r in REMA
 DEFAULT = [("relative", False, "layer"), *[(form, True, "products") for form in FORMS]]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("form", "scan", "remat"),
     [*DEFAULT, *[pytest.param(*c, marks=pytest.mark.slow) for c in ALL if c not in DEFAULT]],

@@ -170,6 +170,7 @@ INITIAL: dict[str, dict] = {
 COUNT = {"relative": 5 + 2 * 13, "shaw_clusters": 14 + 2 * 15, "positions_per_layer_and_narrow": 30}
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("form", INITIAL)
 def test_initial_values_are_independent_and_have_the_configured_deviation(form):
     cfg = tiny.config(**BIG, init_std=0.005, proj_init_std=0.03, **INITIAL[form])

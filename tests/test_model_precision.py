@@ -20,6 +20,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("dtype", "form"),
     [*[(d, FORM) for d in TOLERANCE], *[("bfloat16", o) for o in OTHERS.values()]],

@@ -100,11 +100,13 @@ def run_segments(cfg, mem_len, filled, segments, seg_len=SEG_LEN, seed=0):
             )
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", CHANGES)
 def test_three_segments_with_unequal_memories_equal_the_formulas(name):
     run_segments(FORMS[name], MEM_LEN, FILLED, [{}, {}, {}])
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", CHANGES)
 def test_resets_and_lengths_equal_the_formulas_on_the_real_tokens(name):
     run_segments(FORMS[name], MEM_LEN, FILLED, with_rows(6), seed=5)

@@ -31,12 +31,14 @@ def cached(cfg, mems, seg_len):
     return model.apply(tiny.variables(cfg), mems, seg_len=seg_len, method="init_cache")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("window", [False, "pytorch", "tf"])
 @pytest.mark.parametrize(("mem_len", "seg_len"), [(6, 3), (7, 3), (5, 4), (3, 5), (5, 1)])
 def test_a_ring_that_wraps_several_times_gives_what_memory_gives(mem_len, seg_len, window):
     gives_what_memory_gives(tiny.config(same_length=window), mem_len, seg_len, segments=5)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["relative", "shaw", "shared_projection"])
 @pytest.mark.parametrize(
     ("clamp_len", "mem_len", "seg_len"), [(1, 18, 9), (9, 18, 9), (12, 35, 10), (10, 25, 12)]
@@ -78,6 +80,7 @@ def gives_what_memory_gives(cfg, mem_len, seg_len, segments):
     return cache
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("clamp_len", "seg_len"), [(-1, 3), (4, 9)])
 @pytest.mark.parametrize("name", tiny.WITH_MEMORY)
 def test_shorter_segments_between_full_ones_change_nothing(name, clamp_len, seg_len):
@@ -116,6 +119,7 @@ def test_beyond_the_clamp_no_scores_by_position_are_made():
     assert made[-1] - made[clamp_len] > 0.9 * spared
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("clamp_len", "t"), [(-1, 1), (2048, 9)])
 def test_a_donated_ring_is_written_in_place(clamp_len, t):
     """The program holds no second ring, though it reads what it overwrites."""

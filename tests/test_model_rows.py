@@ -104,6 +104,7 @@ def test_reset_of_a_stream_equals_a_fresh_start_and_leaves_the_other_rows(name):
     assert np.abs(nll[2] - kept[2]).max() > 1e-3
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", FORMS)
 def test_reset_inside_a_segment_equals_cutting_the_row_there(name):
     cfg = FORMS[name]

@@ -22,6 +22,7 @@ def probability(word):
     return np.log((word + 2) / (word + 1)) / np.log(14)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "drawn",
     [[0, 1, 2, 3, 5, 8, 11, 12], [0, 0, 0, 1, 1, 7, 7, 7], [12] * 8],

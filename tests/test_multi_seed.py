@@ -50,6 +50,7 @@ def records(workdir):
     return [{k: v for k, v in json.loads(line).items() if k != "timing"} for line in lines]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("seed", [pytest.param(3, marks=pytest.mark.slow), 4])
 def test_each_seed_is_the_same_run_as_alone(together, folder, tmp_path, seed):
     alone = SETTINGS | {"seed": seed, "train.num_seeds": 1, "train.text_on_device": False}
@@ -69,6 +70,7 @@ def test_their_folders_are_workdirs_of_single_runs(together, folder):
     assert model.others == ("raw",)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "lost",
     [pytest.param((), marks=pytest.mark.slow), ("12",)],
@@ -99,6 +101,7 @@ def test_stopped_seeds_resume_from_the_last_step_that_all_have(together, folder,
             np.testing.assert_array_equal(a[key], b[key], err_msg=key)
 
 
+@pytest.mark.integration
 def test_the_command_trains_all_and_prints_a_number_for_each(folder, tmp_path):
     changes = SETTINGS | {"train.steps": 4, "average.swa_start": 2, "generate.length": 0}
     config = write_config(folder, **changes)

@@ -44,6 +44,7 @@ def test_a_notebook_is_kept_without_what_it_printed(name):
             assert not any(line.startswith(("%", "!")) for line in cell["source"])
 
 
+@pytest.mark.integration
 def test_eight_tokens_shows_what_memory_does(tmp_path):
     said = execute(
         "eight_tokens.ipynb",
@@ -58,6 +59,7 @@ def test_eight_tokens_shows_what_memory_does(tmp_path):
     assert "diagonal [0, 0, 0, 0]" in said
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("corpus", ["stdlib", pytest.param("ptb", marks=pytest.mark.slow)])
 def test_ten_minutes_notebook_trains_and_shows_everything(tmp_path, corpus):
     environment = {"TXL_CONFIGS": str(tiny_runs.ROOT / "configs"), "STEPS": "6"}

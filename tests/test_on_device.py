@@ -66,6 +66,7 @@ def params_of(outcome):
     return [np.asarray(x) for x in jax.tree.leaves(outcome.state.params)]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "changes",
     [

@@ -75,6 +75,7 @@ def write(workdir, **settings):
     return page.run(override(ExperimentConfig(), settings), str(workdir))
 
 
+@pytest.mark.integration
 def test_the_page_has_the_runs_figures_and_needs_no_network(run):
     assert write(run) == f"written: {run / 'report.html'}"
     reader, text = parsed(run / "report.html")

@@ -71,6 +71,7 @@ def scores(cfg, params, some, key=None, mems=None, **about) -> Any:
     return np.asarray(model.apply({"params": params}, some.inputs, mems, **about)[0])
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("rows", [4, 128], ids="blocks_of_{}".format)
 @pytest.mark.parametrize("name", FORMS)
 def test_what_is_added_is_the_formula_over_what_is_scored(name, rows, monkeypatch):

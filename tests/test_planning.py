@@ -74,6 +74,7 @@ def n_parameters(exp: ExperimentConfig) -> int:
 # The programs are those of training and scoring.
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "changes",
     [
@@ -112,6 +113,7 @@ def test_the_text_on_the_device_and_what_teachers_say_of_it_are_planned_with():
     assert taught.temporaries > own.temporaries
 
 
+@pytest.mark.integration
 def test_arguments_are_the_state_and_what_is_beside_validation_its_rest():
     exp = experiment(**{"mesh.data": 4})
     parameters = 4 * n_parameters(exp)
@@ -141,6 +143,7 @@ def test_parameters_over_fsdp_are_held_in_parts():
 # Operations.
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "changes",
     [
@@ -180,6 +183,7 @@ def test_a_dispatch_has_the_operations_of_its_updates():
     assert several.flops.device == 4 * train_program().flops.device
 
 
+@pytest.mark.integration
 def test_of_every_device_are_its_rows_rounded_up_and_its_part_of_the_heads():
     one, eight = (compiled(**{"mesh.data": n}) for n in (1, 8))
     for name, rows in (("train", B), ("evaluate", 3)):
@@ -391,6 +395,7 @@ def refused(*arguments, **environment):
     return done.stderr.splitlines()[-1].removeprefix("error: ")
 
 
+@pytest.mark.integration
 def test_slices_and_texts_that_are_not_known_are_refused_and_no_folder_is_made(tmp_path):
     config = write_config(tmp_path)
     flags = (f"--config={config}", "--mode=compile", f"--workdir={tmp_path / 'run'}")

@@ -93,6 +93,7 @@ def fsdp(short):
     return folder / "fsdp"
 
 
+@pytest.mark.integration
 def test_two_processes_train_as_one(short, two):
     folder, _, state = short
     workdir, _ = two

@@ -3,9 +3,12 @@
 import pathlib
 import re
 
+import pytest
+
 README = pathlib.Path(__file__).parents[1] / "README.md"
 
 
+@pytest.mark.integration
 def test_the_readmes_python_runs():
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
     assert blocks

@@ -196,6 +196,7 @@ def own_losses(workdir, exp):
     return nll, hashlib.sha256("\n".join(symbols).encode()).hexdigest()
 
 
+@pytest.mark.integration
 def test_the_table_has_two_groups_of_workdirs_and_recorded_losses(runs, tmp_path, capsys):
     exp = experiment(
         f"a:ours={runs}/ours",
@@ -244,6 +245,7 @@ def test_the_table_has_two_groups_of_workdirs_and_recorded_losses(runs, tmp_path
     )
 
 
+@pytest.mark.integration
 def test_losses_are_used_again_only_while_model_and_settings_are_the_same(
     runs, tmp_path, monkeypatch
 ):

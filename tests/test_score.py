@@ -56,6 +56,7 @@ def lines_of(*lengths):
 BEFORE = np.array([3])
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("form", "seg_len"), [*itertools.product(FORMS.values(), (4, 64)), (ABSOLUTE, 64)]
 )
@@ -72,6 +73,7 @@ def test_carried_memory_scores_a_text_as_one_segment_does(form, seg_len):
 SLOW = [pytest.param(form, 5, marks=pytest.mark.slow) for form in [*FORMS.values()][1:]]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("form", "seg_len"), [(next(iter(FORMS.values())), 5), *SLOW, (ABSOLUTE, 20)]
 )

@@ -305,6 +305,7 @@ print(json.dumps(segment.inputs.tolist()))
 """
 
 
+@pytest.mark.integration
 def test_another_process_makes_the_same_segment():
     root = Path(__file__).parents[1]
     run = lambda: (

@@ -11,6 +11,7 @@ from txl_jax.model.transformer_xl import TransformerXL
 TINY = config(d_head=4, n_layer=3)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("efficient", [True, False], ids=["last only", "every position"])
 @pytest.mark.parametrize("length", [1, 7, 150])
 def test_a_window_predicts_what_the_vanilla_model_predicts_after_it(efficient, length):

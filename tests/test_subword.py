@@ -147,6 +147,7 @@ print(hashlib.sha256(stored.encode()).hexdigest())
 """
 
 
+@pytest.mark.integration
 def test_the_same_text_gives_the_same_subwords_in_every_process():
     said = [
         subprocess.run(

@@ -18,6 +18,7 @@ def workdir(tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.integration
 def test_the_least_validation_loss_chooses_and_test_is_not_read(workdir, monkeypatch):
     read = []
     of = temperature.split_evaluator

@@ -44,6 +44,7 @@ def valid_records(workdir):
     return [r for r in map(json.loads, lines) if r["kind"] == "valid"]
 
 
+@pytest.mark.integration
 def test_averages_are_those_written_out_over_the_updates(folder):
     changes = {**BOTH, "train.non_finite": "skip"}
     corpus, exp = corpus_and_experiment(folder, **changes)
@@ -74,6 +75,7 @@ def test_without_them_nothing_is_kept(folder):
     assert state.averages == {}
 
 
+@pytest.mark.integration
 def test_each_average_that_has_begun_is_validated_and_the_best_is_the_model(trained, folder):
     workdir, changes = trained
     corpus, exp = corpus_and_experiment(folder, **changes)
@@ -115,6 +117,7 @@ def test_the_report_scores_the_others_too(trained, folder, capsys):
     assert "memory 32, ema weights" in capsys.readouterr().out
 
 
+@pytest.mark.integration
 def test_they_are_restored_with_the_run(trained, folder, tmp_path):
     workdir, changes = trained
     corpus, exp = corpus_and_experiment(folder, **changes)
@@ -146,6 +149,7 @@ def test_the_chosen_weights_are_exported(trained, tmp_path):
         np.testing.assert_array_equal(there[key], value)
 
 
+@pytest.mark.integration
 def test_layers_under_scan_keep_the_one_that_is_named_and_on_disk_one_by_one(folder, tmp_path):
     changes = {"model.scan_layers": True, "average.swa_start": 11, "average.use": "swa"}
     run_in_workdir(folder, tmp_path, **changes)

@@ -71,6 +71,7 @@ def save_and_wait(checkpoints, exp, state, step):
     checkpoints.wait()
 
 
+@pytest.mark.integration
 def test_a_save_that_fails_is_an_error_and_the_one_before_it_stays(tmp_path):
     exp, state, abstract = fresh(tmp_path)
     folder = tmp_path / "run" / "checkpoints"
@@ -97,6 +98,7 @@ FULL = {
 """The errors of Python's own calls and of the libraries below Orbax."""
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("error", FULL)
 @pytest.mark.parametrize("when", ["save", "wait_until_finished"])
 def test_a_full_disk_is_called_one_at_once_or_later(tmp_path, monkeypatch, when, error):
@@ -175,6 +177,7 @@ def full_at(*steps):
     limited.close()
 
 
+@pytest.mark.integration
 def test_a_run_whose_save_fails_stops_and_goes_on_from_the_one_before(tmp_path):
     changes = {"checkpoint.every": 2}
     corpus, exp = corpus_and_experiment(tmp_path, **changes)
@@ -186,6 +189,7 @@ def test_a_run_whose_save_fails_stops_and_goes_on_from_the_one_before(tmp_path):
     assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut", **changes)
 
 
+@pytest.mark.integration
 def test_a_run_may_tolerate_save_errors_until_there_is_space(tmp_path, capsys):
     changes = {"checkpoint.every": 2, "checkpoint.tolerate_save_errors": True}
     corpus, exp = corpus_and_experiment(tmp_path, **changes)
@@ -221,6 +225,7 @@ def refused_at(step):
         yield
 
 
+@pytest.mark.integration
 def test_a_checkpoint_that_was_lost_is_not_said_to_be_kept(tmp_path, monkeypatch):
     """That of step 6 fails while it is written, that of step 8 at once; step 9 is no number."""
     changes = {"checkpoint.every": 2, "checkpoint.tolerate_save_errors": True}
@@ -237,6 +242,7 @@ def test_a_checkpoint_that_was_lost_is_not_said_to_be_kept(tmp_path, monkeypatch
         train(exp, corpus, str(tmp_path / "run"), PreemptionGuard())
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("failing_at", [full_at, refused_at])
 def test_the_last_checkpoint_must_be_written(tmp_path, failing_at):
     changes = {"checkpoint.every": 4, "checkpoint.tolerate_save_errors": True}
@@ -533,6 +539,7 @@ def whole(tmp_path_factory):
     return folder
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_sigterm_ends_a_run_saved_with_exit_code_0(whole, moment, monkeypatch, capsys):
     owner, name, around, what = MOMENTS[moment]

@@ -102,6 +102,7 @@ def test_nothing_scored_gives_no_loss_and_no_division_by_zero():
     assert (metrics["nll_sum"], metrics["count"]) == (0, 0)
 
 
+@pytest.mark.integration
 def test_regularisation_acts_before_dropout():
     """Dropout of the final states changes the nll and leaves their size as it is."""
     cfg = tiny_models.config(dropout_output=0.5)
@@ -150,6 +151,7 @@ def test_half_is_the_gradient_of_the_mean_nll_of_the_second_half():
     assert metrics["nll_sum"] / metrics["count"] == pytest.approx(float(mean), rel=1e-5)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("positions", ["full", "half"])
 @pytest.mark.parametrize("parts", [2, 4])
 def test_micro_batches_add_up_to_the_gradient_of_the_whole(positions, parts):

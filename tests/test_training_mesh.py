@@ -132,6 +132,7 @@ DEFAULT = [("2x2x2", "adaptive")]
 REST = [(mesh, output) for mesh in MESHES for output in OUTPUTS if (mesh, output) not in DEFAULT]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("shape", "output"),
     [*DEFAULT, *[pytest.param(*case, marks=pytest.mark.slow) for case in REST]],
@@ -262,6 +263,7 @@ def exchanges(mesh, **changes) -> list[tuple[str, tuple[int, ...]]]:
     return all_shapes(step.lower(*shapes).compile().as_text(), kinds)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("output", ["plain", "adaptive"])
 def test_with_data_alone_devices_only_add_up_gradients(output):
     found = exchanges((8, 1, 1), **of_output(output))
@@ -273,6 +275,7 @@ def test_with_data_alone_devices_only_add_up_gradients(output):
         assert counted[shape] <= 2
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("shape", ["8x1x1", "2x2x2", "1x4x2"])
 def test_memory_never_moves_between_devices(shape):
     rows = B // (MESHES[shape][0] * MESHES[shape][1])
@@ -308,6 +311,7 @@ def losses_of(workdir):
     return [r["loss"] for r in read(workdir / "metrics.jsonl") if r["kind"] == "train"]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("first", "then"), [({}, MANY), pytest.param(MANY, {}, marks=pytest.mark.slow)]
 )

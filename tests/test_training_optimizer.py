@@ -70,6 +70,7 @@ def assert_close(got, wanted):
         np.testing.assert_allclose(got[key], wanted[key], rtol=2e-4, atol=2e-6, err_msg=key)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("l2", "decay"), [(0.0, 0.0), (0.3, 0.0), (0.0, 0.3), (0.2, 0.1)])
 def test_l2_goes_through_adam_after_clipping_and_decay_does_not(l2, decay):
     params, gradients = params_and_gradients()

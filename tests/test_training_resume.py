@@ -150,6 +150,7 @@ def test_another_seed_reads_sentences_in_another_order(tmp_path):
     assert np.mean(first[0] != first[n]) > 0.3  # a new order every epoch
 
 
+@pytest.mark.integration
 def test_stopped_while_validating_validates_again_and_is_bit_identical(tmp_path):
     corpus, exp = corpus_and_experiment(tmp_path)
     run(tmp_path, tmp_path / "whole")
@@ -360,6 +361,7 @@ def test_an_absurd_learning_rate_is_stopped_by_name(tmp_path):
         train(exp, corpus, str(tmp_path / "run"), PreemptionGuard())
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_a_tiny_run_beats_the_unigram_baseline(tmp_path, dtype):
     from txl_jax.evaluation.baselines import cross_entropy, unigram

@@ -115,6 +115,7 @@ def test_a_dispatch_of_several_steps_skips_only_the_bad_one(folder):
         np.testing.assert_allclose(value, arrays(state)[key], rtol=0, atol=1e-5, err_msg=key)
 
 
+@pytest.mark.integration
 def test_memory_that_is_not_finite_is_emptied_for_its_stream_alone(folder):
     _, _, _, state, step, batches = prepared(folder, **SKIP)
     state, _ = step(state, batches[0])
@@ -253,6 +254,7 @@ def spoil(monkeypatch):
     return spoil
 
 
+@pytest.mark.integration
 def test_skipped_updates_are_printed_and_counted_and_the_run_continues(tmp_path, spoil, capsys):
     corpus, exp = corpus_and_experiment(tmp_path, **SKIP, **{"train.log_every": 3})
     spoil(2, 7, 8, 9)
@@ -282,6 +284,7 @@ def test_a_run_that_skips_is_resumed_bit_identically(tmp_path, spoil, monkeypatc
     assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut", **changes)
 
 
+@pytest.mark.integration
 def test_too_many_in_a_row_stop_the_run_also_over_a_resume(tmp_path, spoil):
     changes = {**SKIP, "train.max_skipped": 4, "checkpoint.every": 2}
     corpus, exp = corpus_and_experiment(tmp_path, **changes)

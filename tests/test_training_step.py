@@ -124,6 +124,7 @@ def test_several_steps_per_dispatch_give_the_same_as_one(folder):
         assert_same_training(one, several, 1e-4)
 
 
+@pytest.mark.integration
 def test_eight_devices_give_the_same_as_one(folder):
     one = train_steps(folder)
     eight = train_steps(folder, **{"mesh.data": 8})
@@ -146,6 +147,7 @@ WITHOUT_MEMORY = {
 }
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("positions", [pytest.param("full", marks=pytest.mark.slow), "half"])
 def test_context_is_given_to_a_model_without_memory_however_a_step_is_cut(folder, positions):
     changes = {**WITHOUT_MEMORY, "loss.positions": positions}
@@ -197,6 +199,7 @@ def test_dropout_depends_on_seed_and_step_alone(folder):
     assert np.all(train_steps(folder)[1]["nll_sum"] != again[0])
 
 
+@pytest.mark.integration
 def test_dropout_differs_from_step_to_step_on_the_same_batch(folder):
     corpus, exp = corpus_and_experiment(folder, **{"model.dropout": 0.3, "model.n_layer": 1})
     model = txl_jax.TransformerXL(exp.model)
@@ -209,6 +212,7 @@ def test_dropout_differs_from_step_to_step_on_the_same_batch(folder):
     assert len(set(sums)) == 3
 
 
+@pytest.mark.integration
 def test_padded_targets_count_for_nothing(folder):
     corpus, exp = corpus_and_experiment(folder)
     model = txl_jax.TransformerXL(exp.model)
@@ -257,6 +261,7 @@ def test_memory_is_emptied_every_so_many_steps_too(folder):
     assert [batch.reset[:, 0].tolist() for batch in feed] == [[False] * 3 + [True], [False] * 4]
 
 
+@pytest.mark.integration
 def test_a_run_reads_memory_that_is_emptied_as_often_as_it_says(folder):
     never, every, at_2 = (
         train_steps(folder, **{"train.reset_every": n, "train.epoch_memory": "carry"})[1]["nll_sum"]
@@ -268,6 +273,7 @@ def test_a_run_reads_memory_that_is_emptied_as_often_as_it_says(folder):
     assert at_2[2] != pytest.approx(never[2], rel=1e-6)
 
 
+@pytest.mark.integration
 def test_the_loop_empties_memory_as_often_as_the_config_says(folder, tmp_path):
     """Twelve steps of 16 tokens, emptied at the eleventh: two segments are in memory."""
     changes = {"train.mem_len": 48, "train.epoch_memory": "carry", "model.n_layer": 1}
@@ -325,6 +331,7 @@ def assert_padding_changes_nothing(exp, batches):
     np.testing.assert_allclose(mems.hidden, bare.hidden, rtol=0, atol=1e-5)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "changes",
     [
@@ -344,6 +351,7 @@ def test_padding_of_drawn_lengths_changes_neither_loss_nor_memory(folder, change
     assert_padding_changes_nothing(exp, batches)
 
 
+@pytest.mark.integration
 def test_padding_at_an_epochs_end_does_not_enter_memory_that_is_carried(folder):
     corpus, exp = corpus_and_experiment(folder, **{"train.epoch_memory": "carry"})
     n = len(training_streams(exp, corpus))
@@ -390,6 +398,7 @@ def test_the_rate_is_in_proportion_to_the_segments_length(folder, positions, par
     assert len(seen) > 1
 
 
+@pytest.mark.integration
 def test_steps_on_drawn_lengths_do_not_depend_on_how_they_are_cut(folder):
     one = train_steps(folder, **DRAWN, **{"train.partial_shuffle": True})
     assert len(set(one[1]["tokens"].tolist())) > 1
@@ -399,6 +408,7 @@ def test_steps_on_drawn_lengths_do_not_depend_on_how_they_are_cut(folder):
     assert_same_training(one, several, 1e-4)
 
 
+@pytest.mark.integration
 def test_a_run_on_drawn_lengths_tells_its_epochs_and_ends_alike_when_cut(folder, tmp_path):
     changes = {**DRAWN, "train.partial_shuffle": True, "train.reset_every": 5, "model.n_layer": 1}
     whole = run(folder, tmp_path / "whole", **changes)

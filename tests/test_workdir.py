@@ -111,6 +111,7 @@ def test_what_a_run_leaves_that_was_killed_at_its_start_is_no_hindrance(claimed,
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.integration
 def test_modes_that_compare_runs_overwrite_their_own_files_only(trained, tmp_path):
     exp = override(ExperimentConfig(), {"report.workdirs": [str(trained)]})
     mine = tmp_path / "report.html"
