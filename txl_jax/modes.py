@@ -100,7 +100,7 @@ def check_final_outputs(exp: ExperimentConfig, corpus: Corpus) -> None:
 def evaluate_and_generate(
     trained: TrainedModel, corpus: Corpus, workdir: str, guard: PreemptionGuard
 ) -> str:
-    """The line with the held-out loss, after report and sample; empty if asked to stop."""
+    """Evaluates, samples and returns the line with the held-out loss; "" if asked to stop."""
     result = evaluate_split(trained, corpus, workdir, guard.requested)
     if result is None:
         return ""

@@ -144,7 +144,7 @@ def parse_models(models: tuple[str, ...]) -> list[Member]:
 def _collect_losses(
     members: list[Member], c: ContextConfig, data: DataConfig | None, workdir: str
 ) -> tuple[dict[Member, Losses], dict[Member, int], dict[str, Any]]:
-    """The losses of all models, the steps of those measured, and their text; checks come first."""
+    """Checks the models, and returns their losses, checkpoint steps and corpus."""
     own = [m for m in members if not m.recorded]
     _check_equal({m: _describe_vocab(m) for m in own}, "have other vocabularies, do not compare")
     texts = {m: read_record(m.path).get("corpus", {}).get("source_hash", "") for m in own}

@@ -52,7 +52,7 @@ def curves(runs: Sequence[tuple[str, list[dict[str, Any]]]], unit: Unit) -> dict
 
 
 def saved_figures(workdir: str, prefix: str) -> list[dict[str, str]]:
-    """The figures of a workdir whose names start with ``prefix``, as SVG where it is small."""
+    """The figures of a workdir whose names start with ``prefix``; small ones as SVG."""
     images = []
     for png in sorted(glob.glob(os.path.join(glob.escape(workdir), f"{prefix}*.png"))):
         svg = png.removesuffix("png") + "svg"

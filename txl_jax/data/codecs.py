@@ -246,7 +246,7 @@ CODECS: dict[Kind, type[Codec]] = {
 
 
 class _WithUnknown(dict):
-    """Ids of words; every other word has the id of the unknown ones."""
+    """Ids of words. A word outside the vocabulary gets the id of ``<unk>``."""
 
     def __init__(self, ids: Mapping[str, int], unknown: int):
         super().__init__(ids)

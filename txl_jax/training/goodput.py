@@ -39,7 +39,7 @@ class GoodputTimer:
 
     @contextlib.contextmanager
     def pause(self, activity: Activity) -> Iterator[None]:
-        """As :meth:`measure`, but this is no training time; pauses may be nested."""
+        """Like :meth:`measure`, but not counted as training time. Pauses may be nested."""
         if not self._depth:
             self._paused_at = perf_counter()
         self._depth += 1
