@@ -13,8 +13,7 @@ import tiny_models
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, ExperimentConfig, GenerateConfig
 from txl_jax.data.errors import DataError
-from txl_jax.data.prompt_ids import encode_prompt
-from txl_jax.data.vocab import Vocab
+from txl_jax.data.vocab import Vocab, encode_prompt
 from txl_jax.generation.detokenise import detokenise
 from txl_jax.generation.generate import TokenChunk, generate
 from txl_jax.generation.sampling import (

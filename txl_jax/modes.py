@@ -15,7 +15,7 @@ from txl_jax.checkpoint.workdir_files import check_file, check_outputs, register
 from txl_jax.config import ConfigError, ExperimentConfig, override
 from txl_jax.convert import ModelFormatError
 from txl_jax.data.corpus import Corpus, DataError, corpus_from_config
-from txl_jax.data.prompt_ids import encode_prompts
+from txl_jax.data.vocab import encode_prompts
 from txl_jax.evaluation.baselines import check_baselines
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.scoring_run import evaluate_split

@@ -12,7 +12,6 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.symbols import SPACE
 
 NEWLINE = 10
-
 _WHITE_TO_SPACE = bytes.maketrans(string.whitespace.encode(), SPACE.encode() * 6)
 
 
@@ -26,7 +25,7 @@ def decode_utf8(blocks: Iterable[bytes | str], where: str = "text") -> Iterator[
     read = 0
     for block in itertools.chain(blocks, [None]):
         if isinstance(block, str):
-            _encode(block, where, "strict")
+            as_bytes(block, where, "strict")
             yield block
             continue
         kept = len(decoder.getstate()[0])
@@ -40,22 +39,18 @@ def decode_utf8(blocks: Iterable[bytes | str], where: str = "text") -> Iterator[
         read += len(block or b"")
 
 
-def as_bytes(block: str | bytes, where: str = "text") -> bytes:
-    """A block in UTF-8. Bytes of a command line that were not UTF-8 are restored.
+def as_bytes(block: str | bytes, where: str = "text", errors: str = "surrogateescape") -> bytes:
+    """A block in UTF-8; bytes of a command line that were not UTF-8 are restored.
 
     Raises:
-      DataError: a surrogate that does not stand for such a byte.
+      DataError: a surrogate that does not stand for such a byte (``strict``: any).
     """
-    return _encode(block, where, "surrogateescape") if isinstance(block, str) else block
-
-
-def _encode(text: str, where: str, errors: str) -> bytes:
     try:
-        return text.encode("utf-8", errors)
+        return block.encode("utf-8", errors) if isinstance(block, str) else block
     except UnicodeEncodeError as error:
         raise DataError(
-            f"{where}, character {error.start}: {text[error.start]!r} is not a character; give text"
-            " that is UTF-8"
+            f"{where}, character {error.start}: {block[error.start]!r} is not a character; give"
+            " text that is UTF-8"
         ) from None
 
 
@@ -87,20 +82,13 @@ def whole_words(
         yield kept
 
 
-def check_utf8(blocks: Iterable[bytes], where: str) -> None:
-    """Raises DataError, naming the byte offset, where the blocks together are not UTF-8."""
-    for _ in decode_utf8(blocks, where):
-        pass
-
-
 def bytes_by_frequency(blocks: Iterable[bytes]) -> list[int]:
     """The values of bytes that occur, by falling frequency and as first seen among equals."""
     counts = np.zeros(256, np.int64)
     first_seen: dict[int, None] = {}
     for block in blocks:
-        values = np.frombuffer(block, np.uint8)
-        in_block = np.bincount(values, minlength=256)
+        in_block = np.bincount(np.frombuffer(block, np.uint8), minlength=256)
         new = [v for v in np.flatnonzero(in_block).tolist() if v not in first_seen]
-        first_seen |= dict.fromkeys(sorted(new, key=lambda v: block.index(v)))
+        first_seen |= dict.fromkeys(sorted(new, key=block.index))
         counts += in_block
     return sorted(first_seen, key=lambda value: -counts[value])

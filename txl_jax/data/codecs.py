@@ -1,5 +1,6 @@
 """Text to ids and back, a class for each kind of vocabulary (but ``subword``: data/subword.py)."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -14,7 +15,6 @@ from txl_jax.data.symbols import (
     SENTENCE_UNK,
     SPACE,
     UNK,
-    Kind,
     UnknownSymbolError,
 )
 
@@ -25,11 +25,14 @@ Blocks = Iterable[str | bytes]
 class Codec:
     """The encoding of one kind of vocabulary; ``tokenizer`` is for subwords only.
 
+    DataError where no vocabulary of this kind has these symbols.
+
     Attributes:
       required: symbols that it must have.
       unit: how a mean loss is reported: bits per byte or character, or perplexity per token.
       unknown: the symbol that may stand for unknown words.
       lower_case: whether text is put in lower case before it is encoded.
+      dtype: the smallest of uint8, uint16 and int32 that holds every id.
     """
 
     required: ClassVar[tuple[str, ...]] = ()
@@ -37,15 +40,13 @@ class Codec:
     unknown: ClassVar[str | None] = None
     lower_case = False
 
-    def __init__(self, symbols: Sequence[str], dtype: np.dtype, tokenizer: Mapping[str, Any]):
-        self.symbols, self.dtype = symbols, dtype
-
-    @classmethod
-    def check(cls, kind: str, symbols: Sequence[str], tokenizer: Mapping[str, Any]) -> None:
-        """Raises DataError where no vocabulary of this kind has these symbols."""
-        for symbol in cls.required:
+    def __init__(self, kind: str, symbols: Sequence[str], tokenizer: Mapping[str, Any]):
+        for symbol in self.required:
             if symbol not in symbols:
                 raise DataError(f"a {kind} vocabulary must have the symbol {symbol}")
+        n = len(symbols)
+        self.dtype = np.dtype("uint8" if n <= 1 << 8 else "uint16" if n <= 1 << 16 else "int32")
+        self.symbols = symbols
 
     def encode_blocks(
         self, blocks: Blocks, where: str, end_last_line: bool
@@ -69,19 +70,15 @@ class ByteCodec(Codec):
     vocabulary without the newline drops newlines (their protocol).
     """
 
-    def __init__(self, symbols: Sequence[str], dtype: np.dtype, tokenizer: Mapping[str, Any]):
-        super().__init__(symbols, dtype, tokenizer)
-        self._bytes = np.array([int(symbol) for symbol in symbols], np.uint8)
-        self._ids = np.full(256, -1, np.int16)
-        self._ids[self._bytes] = np.arange(len(symbols))
-
-    @classmethod
-    def check(cls, kind, symbols, tokenizer):
-        """Symbols are the decimal numbers of bytes."""
+    def __init__(self, kind: str, symbols: Sequence[str], tokenizer: Mapping[str, Any]):
+        super().__init__(kind, symbols, tokenizer)
         if wrong := [symbol for symbol in symbols if symbol not in BYTES]:
             raise DataError(
                 f"a byte vocabulary's symbols must be the numbers 0 to 255, not {wrong[0]!r}"
             )
+        self._bytes = np.array([int(symbol) for symbol in symbols], np.uint8)
+        self._ids = np.full(256, -1, np.int16)
+        self._ids[self._bytes] = np.arange(len(symbols))
 
     def encode_blocks(self, blocks, where, end_last_line):
         """Raises UnknownSymbolError for a byte other than the newline that has no id."""
@@ -111,23 +108,18 @@ class ByteCodec(Codec):
 class CharCodec(Codec):
     """Unicode characters."""
 
-    def __init__(self, symbols: Sequence[str], dtype: np.dtype, tokenizer: Mapping[str, Any]):
-        super().__init__(symbols, dtype, tokenizer)
-        self._ids = np.full(0x110000, -1, np.int32)  # of every code point
-        self._ids[[ord(symbol) for symbol in symbols]] = np.arange(len(symbols))
-
-    @classmethod
-    def check(cls, kind, symbols, tokenizer):
-        """Symbols are single characters."""
+    def __init__(self, kind: str, symbols: Sequence[str], tokenizer: Mapping[str, Any]):
+        super().__init__(kind, symbols, tokenizer)
         if any(len(symbol) != 1 for symbol in symbols):
             raise DataError(f"a {kind} vocabulary's symbols must be single characters")
+        self._ids = np.full(0x110000, -1, np.int32)  # of every code point
+        self._ids[[ord(symbol) for symbol in symbols]] = np.arange(len(symbols))
 
     def encode_blocks(self, blocks, where, end_last_line):
         """Raises UnknownSymbolError for a character that has no id."""
         position, line = 0, 1
         for text in decode_utf8(blocks, where):
-            codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
-            ids = self._ids[codes]
+            ids = self._ids[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")]
             if ids.size and ids.min() < 0:
                 at = int(np.argmax(ids < 0))
                 raise UnknownSymbolError(
@@ -169,11 +161,10 @@ class WordCodec(Codec):
     required: ClassVar[tuple[str, ...]] = (EOS,)
     unknown = UNK
 
-    def __init__(self, symbols: Sequence[str], dtype: np.dtype, tokenizer: Mapping[str, Any]):
-        super().__init__(symbols, dtype, tokenizer)
-        ids = {symbol: i for i, symbol in enumerate(symbols)}
-        self._ids = _WithUnknown(ids, ids[self.unknown]) if self.unknown in ids else ids
-        self.lower_case = type(self) is WordCodec and all(s == s.lower() for s in symbols)
+    def __init__(self, kind: str, symbols: Sequence[str], tokenizer: Mapping[str, Any]):
+        super().__init__(kind, symbols, tokenizer)
+        self._ids = {symbol: i for i, symbol in enumerate(symbols)}
+        self.lower_case = kind == "word" and all(s == s.lower() for s in symbols)
 
     def encode_blocks(self, blocks, where, end_last_line):
         """Raises UnknownSymbolError for a word that has no id."""
@@ -201,7 +192,11 @@ class WordCodec(Codec):
         return text.replace(" \n", "\n").removesuffix(" ")
 
     def _ids_of(self, spaced: str) -> np.ndarray:
-        return np.array(list(map(self._ids.__getitem__, spaced.split())), self.dtype)
+        """The ids of words; KeyError for one without."""
+        words, unknown = spaced.split(), self._ids.get(self.unknown)
+        if unknown is None:
+            return np.array(list(map(self._ids.__getitem__, words)), self.dtype)
+        return np.array(list(map(self._ids.get, words, itertools.repeat(unknown))), self.dtype)
 
 
 class SentenceCodec(WordCodec):
@@ -221,36 +216,14 @@ class SentenceCodec(WordCodec):
         boundary = self._ids[BOUNDARY]
         yield np.array([boundary], self.dtype), np.zeros(1, np.int64)
         for text in whole_words(blocks, where, end_last_line):
-            if BOUNDARY not in text:
-                ids = self._ids_of(text.replace("\n", f" {BOUNDARY} "))
-                yield ids, np.flatnonzero(ids == boundary)
-                continue
-            *lines, rest = text.split("\n")
-            parts = [self._ids_of(f"{line} {BOUNDARY}") for line in lines]
-            ends = np.cumsum([len(part) for part in parts], dtype=np.int64) - 1
-            yield np.concatenate([*parts, self._ids_of(rest)]), ends
+            ids = self._ids_of(text.replace("\n", f" {BOUNDARY} "))
+            ends = np.flatnonzero(ids == boundary)
+            if BOUNDARY in text:  # as a word, which ends no sentence
+                sizes = [len(line.split()) + 1 for line in text.split("\n")[:-1]]
+                ends = np.cumsum(sizes, dtype=np.int64) - 1
+            yield ids, ends
 
     def decode(self, ids):
         """The sentences, a line each; the first ``<S>`` is left out."""
         begins = ids.size and self.symbols[ids[0]] == BOUNDARY
         return super().decode(ids[1:] if begins else ids)
-
-
-CODECS: dict[Kind, type[Codec]] = {
-    "byte": ByteCodec,
-    "char": CharCodec,
-    "letter": LetterCodec,
-    "word": WordCodec,
-    "sentence": SentenceCodec,
-}
-
-
-class _WithUnknown(dict):
-    """Ids of words. A word outside the vocabulary gets the id of ``<unk>``."""
-
-    def __init__(self, ids: Mapping[str, int], unknown: int):
-        super().__init__(ids)
-        self._unknown = unknown
-
-    def __missing__(self, word: str) -> int:
-        return self._unknown

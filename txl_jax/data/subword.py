@@ -2,8 +2,7 @@
 
 Byte pair encoding (Sennrich et al. 2016) over the bytes of UTF-8 (Radford et al. 2019), by Hugging
 Face's ``tokenizers``. The 256 bytes are symbols. Training merges the most frequent pair of
-neighbouring symbols into a new symbol, again and again. So every text has an encoding, nothing is
-unknown, and no two texts share one.
+neighbouring symbols into a new symbol, again and again. So every text has an encoding of its own.
 
 A text is cut after each line end, and after :data:`LONGEST` characters without one. A token never
 crosses a cut, and cuts do not depend on how the text comes in blocks.
@@ -24,12 +23,17 @@ from txl_jax.data.blocks import decode_utf8
 from txl_jax.data.codecs import Codec
 from txl_jax.data.errors import DataError
 
-LONGEST = 1 << 16
-"""Characters of a line that are encoded at once; it bounds the memory of a text without lines."""
-BATCH = 4096
-"""Lines that are encoded at a time; together no more than a block and a line."""
+LONGEST = 1 << 16  # characters of a line that are encoded at once
+BATCH = 4096  # lines that are encoded at a time
 
 _BYTES_FORM = re.compile(r"(?:<0x[0-9A-F]{2}>)+")
+
+# The characters that stand for bytes in a tokenizer's JSON (Radford et al. 2019, code): printable
+# ones of Latin-1 for themselves, 256, 257, … for the other bytes in order.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [value for value in range(256) if value not in _PRINTABLE]
+_BYTE_OF_CHARACTER = {chr(value): value for value in _PRINTABLE}
+_BYTE_OF_CHARACTER |= {chr(256 + n): value for n, value in enumerate(_OTHERS)}
 
 
 def train_tokenizer(blocks: Iterable[bytes | str], vocab_size: int) -> dict[str, Any]:
@@ -66,16 +70,12 @@ class SubwordCodec(Codec):
 
     unit = "ppl"
 
-    def __init__(self, symbols: Sequence[str], dtype: np.dtype, tokenizer: Mapping[str, Any]):
-        super().__init__(symbols, dtype, tokenizer)
-        self._json = tokenizer
-        self._bytes = [symbol_to_bytes(symbol) for symbol in symbols]
-
-    @classmethod
-    def check(cls, kind, symbols, tokenizer):
-        """The tokenizer has these symbols."""
+    def __init__(self, kind: str, symbols: Sequence[str], tokenizer: Mapping[str, Any]):
+        super().__init__(kind, symbols, tokenizer)
         if tokenizer_symbols(tokenizer) != symbols:
             raise DataError("a subword vocabulary's symbols must be those of its tokenizer")
+        self._json = tokenizer
+        self._bytes = [symbol_to_bytes(symbol) for symbol in symbols]
 
     def encode_blocks(self, blocks, where, end_last_line):
         """Raises DataError where the package is missing or cannot read this tokenizer."""
@@ -116,9 +116,6 @@ def _parts(line: str) -> list[str]:
     return [line[at : at + LONGEST] for at in range(0, len(line), LONGEST)]
 
 
-# Symbols: a token as readable text.
-
-
 def tokenizer_symbols(tokenizer: Mapping[str, Any]) -> list[str]:
     """The readable symbols of a tokenizer in id order; DataError if they are not all bytes.
 
@@ -153,17 +150,3 @@ def symbol_to_bytes(symbol: str) -> bytes:
     if _BYTES_FORM.fullmatch(symbol):
         return bytes.fromhex(symbol.replace("<0x", "").replace(">", ""))
     return symbol.encode()
-
-
-def _byte_of_character() -> dict[str, int]:
-    """The characters that stand for bytes in a tokenizer's JSON (Radford et al. 2019, code).
-
-    Printable ones of Latin-1 stand for themselves, the other bytes are 256, 257, … in order.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [value for value in range(256) if value not in printable]
-    table = {chr(value): value for value in printable}
-    return table | {chr(256 + n): value for n, value in enumerate(others)}
-
-
-_BYTE_OF_CHARACTER = _byte_of_character()

@@ -10,18 +10,12 @@ from txl_jax.data.errors import DataError
 
 Kind = Literal["byte", "char", "letter", "word", "sentence", "subword"]
 
-EOS = "<eos>"
-"""The symbol of a line's end in a word vocabulary; id 0 of those counted here."""
-UNK = "<unk>"
-"""The symbol that stands for unknown words, where the counted text itself has it."""
-BOUNDARY = "<S>"
-"""The symbol between two sentences: the first one's end and the next one's start."""
-SENTENCE_UNK = "<UNK>"
-"""The symbol of unknown words in a sentence vocabulary."""
-SPACE = "_"
-"""The symbol of white space in a letter vocabulary."""
-BYTES = {str(value): value for value in range(256)}
-"""Symbol to value."""
+EOS = "<eos>"  # a line's end among words; id 0 of words counted here
+UNK = "<unk>"  # unknown words, where the counted text itself has it
+BOUNDARY = "<S>"  # between two sentences: the first one's end and the next one's start
+SENTENCE_UNK = "<UNK>"  # unknown words in sentences
+SPACE = "_"  # white space among letters
+BYTES = {str(value): value for value in range(256)}  # symbol to value
 
 
 class UnknownSymbolError(DataError):
@@ -43,7 +37,7 @@ def readable(kind: str, symbol: str) -> str:
 def check_symbols(kind: str, symbols: Sequence[str]) -> None:
     """Raises DataError where the kind is unknown, or symbols are missing or occur twice."""
     if kind not in get_args(Kind):
-        kinds = ", ".join(repr(known) for known in get_args(Kind))
+        kinds = ", ".join(map(repr, get_args(Kind)))
         raise DataError(f"vocabulary kind {kind!r}: must be one of {kinds}")
     if not symbols:
         raise DataError(f"a {kind} vocabulary without symbols")
@@ -54,9 +48,8 @@ def check_symbols(kind: str, symbols: Sequence[str]) -> None:
 
 def check_ids(tokens: np.ndarray, vocab_size: int, name: str) -> None:
     """Raises DataError, naming the first position and its id, where an id is not in 0..V-1."""
-    block = 1 << 20
-    for start in range(0, len(tokens), block):
-        part = np.asarray(tokens[start : start + block])
+    for start in range(0, len(tokens), 1 << 20):
+        part = np.asarray(tokens[start : start + (1 << 20)])
         wrong = (part < 0) | (part >= vocab_size)
         if wrong.any():
             at = int(np.argmax(wrong))

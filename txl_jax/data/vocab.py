@@ -10,15 +10,13 @@ import functools
 import itertools
 import os
 import string
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from txl_jax.data import subword
+from txl_jax.data import codecs, subword
 from txl_jax.data.blocks import NEWLINE, as_letters, bytes_by_frequency, decode_utf8, whole_words
-from txl_jax.data.codecs import CODECS as OTHER_CODECS
-from txl_jax.data.codecs import Codec, SentenceCodec
 from txl_jax.data.errors import DataError
 from txl_jax.data.symbols import (
     BOUNDARY,
@@ -31,7 +29,14 @@ from txl_jax.data.symbols import (
     check_symbols,
 )
 
-CODECS: dict[Kind, type[Codec]] = {**OTHER_CODECS, "subword": subword.SubwordCodec}
+CODECS: dict[Kind, type[codecs.Codec]] = {
+    "byte": codecs.ByteCodec,
+    "char": codecs.CharCodec,
+    "letter": codecs.LetterCodec,
+    "word": codecs.WordCodec,
+    "sentence": codecs.SentenceCodec,
+    "subword": subword.SubwordCodec,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,15 +56,11 @@ class Vocab:
 
     def __post_init__(self):
         check_symbols(self.kind, self.symbols)
-        CODECS[self.kind].check(self.kind, self.symbols, self.tokenizer or {})
+        assert self._codec  # which checks its symbols
 
     @classmethod
     def from_symbols(cls, symbols: Iterable[str]) -> "Vocab":
-        """The vocabulary of a model from elsewhere; its symbols decide its kind, never subword.
-
-        Raises:
-          DataError: a symbol occurs twice, or ``<eos>`` is missing among words.
-        """
+        """The vocabulary of a model from elsewhere; its symbols decide its kind, never subword."""
         listed = list(symbols)
         found = set(listed)
         if all(len(symbol) == 1 for symbol in listed):
@@ -99,19 +100,17 @@ class Vocab:
         The first field of a line is the symbol; one that occurred before is skipped. Both as the
         authors read ``1b_word_vocab.txt``.
         """
-        symbols: dict[str, None] = {}
         try:
             with open(path, encoding="utf-8") as file:
-                for number, line in enumerate(file, 1):
-                    if not (fields := line.split(maxsplit=1)):
-                        raise DataError(f"{path}, line {number}: has no symbol")
-                    symbols.setdefault(fields[0])
+                lines = [line.split(maxsplit=1) for line in file]
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from error
         except UnicodeDecodeError as error:
             raise DataError(f"{path}: not UTF-8 ({error.reason})") from error
+        if [] in lines:
+            raise DataError(f"{path}, line {lines.index([]) + 1}: has no symbol")
         try:
-            return cls("sentence", list(symbols))
+            return cls("sentence", list(dict.fromkeys(fields[0] for fields in lines)))
         except DataError as error:
             raise DataError(f"{path}: {error}") from None
 
@@ -157,19 +156,14 @@ class Vocab:
     @property
     def dtype(self) -> np.dtype:
         """The smallest of uint8, uint16 and int32 that holds every id."""
-        for dtype in (np.uint8, np.uint16):
-            if len(self) <= np.iinfo(dtype).max + 1:
-                return np.dtype(dtype)
-        return np.dtype(np.int32)
+        return self._codec.dtype
 
     def encode(self, text: str | bytes) -> np.ndarray:
         """The ids of a text, 1-D, of :attr:`dtype`.
 
-        Each line end in the text is ``<eos>`` in a word vocabulary, and ``<S>`` in a sentence
-        vocabulary, which also puts one before the first line.
-
-        Raises:
-          DataError: a symbol without an id, or (but for ``byte``) bytes that are not UTF-8.
+        A line end is ``<eos>`` among words, and ``<S>`` among sentences, where one also comes
+        before the first line. DataError for a symbol without an id, or (but for ``byte``) bytes
+        that are not UTF-8.
         """
         return np.concatenate([np.zeros(0, self.dtype), *self.encode_blocks([text])])
 
@@ -178,8 +172,7 @@ class Vocab:
     ) -> Iterator[np.ndarray]:
         """Arrays of ids of a text in blocks; only one block is in memory at a time.
 
-        ``end_last_line``: of ``word`` and ``sentence``: a last line without a line end gets one,
-        as the authors do with files.
+        ``end_last_line``: a last line of words without an end gets one, as in the authors' code.
         """
         return self._codec.encode_blocks(blocks, where, end_last_line)
 
@@ -188,17 +181,15 @@ class Vocab:
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Of ``sentence``: ids as :meth:`encode_blocks`, and the positions of boundaries in them.
 
-        The first array is the ``<S>`` before the first sentence. A text may have the word ``<S>``
-        too, so ids alone do not tell.
+        The first array is the ``<S>`` before the first sentence. The text may have a word ``<S>``.
         """
-        assert isinstance(self._codec, SentenceCodec)
+        assert isinstance(self._codec, codecs.SentenceCodec)
         return self._codec.encode_sentences(blocks, where, end_last_line)
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
         """The text of some ids; DataError for an id that is not in the vocabulary.
 
-        Bytes that are not UTF-8 show as U+FFFD. Words are joined with a space; ``<eos>`` becomes a
-        line end, and so does ``<S>`` but for the first id.
+        Bytes that are not UTF-8 show as U+FFFD. Words are joined with a space.
         """
         return self._codec.decode(self._checked(ids))
 
@@ -224,10 +215,38 @@ class Vocab:
         return cls(stored["kind"], list(symbols), tokenizer)
 
     @functools.cached_property
-    def _codec(self) -> Codec:
-        return CODECS[self.kind](self.symbols, self.dtype, self.tokenizer or {})
+    def _codec(self) -> codecs.Codec:
+        return CODECS[self.kind](self.kind, self.symbols, self.tokenizer or {})
 
     def _checked(self, ids: Iterable[int] | np.ndarray) -> np.ndarray:
         array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64)
         check_ids(array, len(self), "ids")
         return array
+
+
+def encode_prompt(vocab: Vocab, prompt: str, name: str = "generate.prompt") -> np.ndarray:
+    """A prompt's ids, int32; an empty prompt becomes a line end, see :func:`line_end`.
+
+    DataError, beginning with ``name``, for a symbol that the vocabulary does not have.
+    """
+    try:
+        ids = vocab.encode(prompt)
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from error
+    return (ids if len(ids) else line_end(vocab)).astype(np.int32)
+
+
+def encode_prompts(vocab: Vocab, prompts: Sequence[str]) -> list[np.ndarray]:
+    """The ids of each prompt, see :func:`encode_prompt`; errors name it by its number."""
+    if len(prompts) == 1:
+        return [encode_prompt(vocab, prompts[0])]
+    return [encode_prompt(vocab, text, f"prompt {n}") for n, text in enumerate(prompts, 1)]
+
+
+def line_end(vocab: Vocab) -> np.ndarray:
+    """The id of a line's end, [1]: of ``_`` for letters, of ``<S>`` for sentences; 0 if none."""
+    try:
+        ids = vocab.encode("\n")
+    except DataError:  # characters without a newline
+        ids = np.zeros(0, vocab.dtype)
+    return ids[-1:] if len(ids) else np.zeros(1, vocab.dtype)

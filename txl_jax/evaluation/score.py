@@ -26,10 +26,9 @@ from txl_jax.checkpoint.workdir_files import check_file
 from txl_jax.config import ConfigError, ScoreConfig, TransformerXLConfig
 from txl_jax.data.batch import Batch, make_batch
 from txl_jax.data.errors import DataError
-from txl_jax.data.prompt_ids import line_end
 from txl_jax.data.streams import read_segment
 from txl_jax.data.symbols import readable
-from txl_jax.data.vocab import Vocab
+from txl_jax.data.vocab import Vocab, line_end
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.files import name_in_os_errors
 from txl_jax.model.footprint import of_reading

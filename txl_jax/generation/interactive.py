@@ -10,7 +10,7 @@ from collections.abc import Callable
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, override
 from txl_jax.data.errors import DataError
-from txl_jax.data.prompt_ids import line_end
+from txl_jax.data.vocab import line_end
 from txl_jax.evaluation.score import check_score_memory, encode_lines, score_lines
 from txl_jax.generation.detokenise import detokenise
 from txl_jax.generation.text import continuations

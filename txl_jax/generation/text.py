@@ -9,8 +9,7 @@ import numpy as np
 
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import GenerateConfig
-from txl_jax.data.prompt_ids import encode_prompts
-from txl_jax.data.vocab import Vocab
+from txl_jax.data.vocab import Vocab, encode_prompts
 from txl_jax.generation.generate import generate
 from txl_jax.generation.utf8 import utf8_automaton
 from txl_jax.model.footprint import of_generating

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, GenerateConfig
-from txl_jax.data.prompt_ids import encode_prompts
+from txl_jax.data.vocab import encode_prompts
 from txl_jax.files import atomic_write
 from txl_jax.generation.detokenise import detokenise
 from txl_jax.generation.prompts import read_prompts

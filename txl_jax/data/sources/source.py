@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from txl_jax.config.folders import expanded
-from txl_jax.data.blocks import check_utf8
+from txl_jax.data.blocks import decode_utf8
 from txl_jax.data.errors import DataError
 
 SPLITS = ("train", "valid", "test")
@@ -105,7 +105,8 @@ class Source:
     def check_utf8(self) -> None:
         """Raises DataError, naming file and byte, where a file is not UTF-8."""
         for path in self.files.values():
-            check_utf8(read([ByteRange.whole(path)]), str(path))
+            for _ in decode_utf8(read([ByteRange.whole(path)]), str(path)):
+                pass
 
 
 def whole_files(files: Mapping[str, Path]) -> dict[str, Text]:
