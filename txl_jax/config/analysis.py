@@ -74,7 +74,7 @@ class AttentionMapsConfig(Section, key="attention"):
     batch_size: int = at_least(1, 1, ROWS)
     """Parallel streams."""
     widest: int = at_least(1, 3, LENGTH)
-    """Number of heads, those of the widest span, short_repr at one position."""
+    """Number of heads, those with the widest attention, shown at one position."""
     position: int = at_least(0, 2000, TOKENS)
     """That position: a token of the split, from 0, the last of its segment."""
 
