@@ -2,19 +2,26 @@
 
     python -m benchmarks.predicted_steps
 
-Assumptions and formulas: txl_jax/planning/prediction.py, machines.py, flops.py. What the programs
-hold: ``python -m txl_jax.main --mode=compile``, see benchmarks/README.md.
+The time comes from operations, bytes and a chip's figures (txl_jax/planning/machines.py):
+
+    compute         operations of a chip's rows (flops.py) / (EFFICIENCY x the chip's rate)
+    traffic         bytes that each chip moves to and from its memory / bandwidth
+    communication   bytes that each chip sends to others / its links
+
+An update takes from max(compute, traffic, communication), with full overlap, to their sum. It was
+never compared with a run on these machines: plan with it as a bound. What the programs hold:
+``python -m txl_jax.main --mode=compile``, see benchmarks/README.md.
 """
 
+import dataclasses
 import pathlib
 
 import jax
 
 from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ExperimentConfig, load_config
-from txl_jax.planning.flops import update_flops
-from txl_jax.planning.machines import CHIPS
-from txl_jax.planning.prediction import predict_step_time
+from txl_jax.planning.flops import training_shape, update_flops
+from txl_jax.planning.machines import CHIPS, Chip
 from txl_jax.planning.vocabulary import with_vocab_size
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
@@ -26,6 +33,64 @@ MACHINES = (
     ("8 x H200", "h200", 8),
 )
 """What it is called, its chip, and how many: a v5p-32 has 32 cores on 16 chips."""
+EFFICIENCY = 0.5
+"""Share of a chip's rate that matrix products of these sizes are assumed to reach."""
+
+_STATE_BYTES = 32
+"""Float32 traffic of a parameter in an update: its gradient is written and read, the parameter and
+both moments of Adam or LAMB are read and written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """Seconds of one update, *predicted*."""
+
+    compute: float
+    traffic: float
+    communication: float
+
+    @property
+    def overlapped(self) -> float:
+        """If all of it overlaps."""
+        return max(self.compute, self.traffic, self.communication)
+
+    @property
+    def sequential(self) -> float:
+        """If nothing overlaps."""
+        return self.compute + self.traffic + self.communication
+
+
+def predict_step_time(
+    exp: ExperimentConfig, parameters: int, chip: Chip, data: int, fsdp: int = 1
+) -> StepTime:
+    """One update on a mesh of ``data`` x ``fsdp`` chips; ``exp`` has ``model.vocab_size``."""
+    chips = data * fsdp
+    rate = EFFICIENCY * chip.flops
+    if exp.model.dtype == "float32" and not chip.accelerator:
+        rate /= 2  # a GPU, in TF32
+    weights_read = 2 * 4 * parameters * exp.train.micro_batches
+    moved = _STATE_BYTES * parameters / fsdp + weights_read + _activation_bytes(exp) / chips
+    # Rings: an all-reduce sends the gradient twice; with fsdp the gradient is scattered once, and
+    # the weights are gathered forward and backward.
+    sent = 4 * parameters * ((0 if data == 1 else 2 / fsdp) + (0 if fsdp == 1 else 3))
+    flops = sum(update_flops(exp, training_shape(exp).per_device(chips)))
+    return StepTime(flops / rate, moved / chip.bandwidth, sent / chip.link)
+
+
+def _activation_bytes(exp: ExperimentConfig) -> float:
+    """Bytes of activations moved in an update, all chips together; a rough count.
+
+    With a bytes a value: of each of the L B N T K scores forward 16 + 4a (two float32 products
+    written and read; weights written, dropped out and read), of each of the L B T D states
+    14a (projections, residuals, normalisation), of each of the L B T F inner ones 4a; backward
+    twice that; forward once more with ``remat`` "layer".
+    """
+    c, shape = exp.model, training_shape(exp)
+    a = 4 if c.dtype == "float32" else 2
+    positions = c.n_layer * shape.batch_size * shape.positions
+    scores = positions * c.n_head * (shape.mem_len + shape.positions) * (16 + 4 * a)
+    states = positions * (14 * a * c.d_model + 4 * a * c.d_inner)
+    return (4 if c.remat == "layer" else 3) * (scores + states)
 
 
 def rows(exp: ExperimentConfig) -> list[str]:

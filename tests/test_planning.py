@@ -14,6 +14,7 @@ import pytest
 from tiny_runs import call, write_config
 
 import txl_jax
+from benchmarks.predicted_steps import predict_step_time
 from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import DataConfig, ExperimentConfig, override
 from txl_jax.data.batch import Batch
@@ -22,7 +23,6 @@ from txl_jax.planning import compile_ahead as ahead
 from txl_jax.planning import flops
 from txl_jax.planning.costs import Collective, collectives
 from txl_jax.planning.machines import CHIPS, GIB, PlanningError, accelerator_type, topology_devices
-from txl_jax.planning.prediction import predict_step_time
 from txl_jax.planning.vocabulary import known_vocab_size, with_vocab_size
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import init_state

@@ -5,14 +5,15 @@
     evaluate    one segment scored by a trained model, with layers that are not scanned
 
 The devices are those at hand, or those of a TPU slice that is not. No text is read and no workdir
-is created: a text of zeros, just long enough, gives the batch its shape.
+is created: a text of zeros gives the batch its shape.
 """
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -29,11 +30,11 @@ from txl_jax.evaluation.protocols import describe, keeps_cache
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.planning import flops
-from txl_jax.planning.costs import Collective, MemoryUse, collectives, compiler_flops
+from txl_jax.planning.costs import Collective, MemoryUse, collectives
 from txl_jax.planning.machines import CHIPS, GIB, topology_devices
 from txl_jax.planning.vocabulary import with_vocab_size
 from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.state import init_state, state_shardings
+from txl_jax.training.state import abstract_state
 from txl_jax.training.step import compiled_step
 
 
@@ -49,15 +50,9 @@ class Flops(NamedTuple):
 class Program:
     """A compiled program in numbers.
 
-    Attributes:
-      name: ``train``, ``validate``, ``evaluate``.
-      description: what one call does.
-      seconds: compile time.
-      flops: of one call, by formula.
-      resident: bytes that something else holds on each device meanwhile.
-      memory: of the program on each device; ``None``: the compiler refused with ``error``.
-      compiler_flops: of one call on one device by the compiler's count, each loop's body once.
-      collectives: of one call; ``None``: jaxlib cannot read back the program of this libtpu.
+    ``resident``: bytes that something else holds on each device meanwhile. ``memory`` is ``None``
+    where the compiler refused with ``error``, ``collectives`` where jaxlib cannot read the program.
+    ``compiler_flops``: of one call on one device by the compiler's count, each loop's body once.
     """
 
     name: str
@@ -72,32 +67,28 @@ class Program:
 
     def fits(self, limit: int | None) -> bool:
         """Whether a device of this many bytes holds it; ``None``: the limit is unknown."""
-        if self.memory is None:
-            return False
-        return limit is None or self.memory.total + self.resident <= limit
+        m = self.memory
+        return m is not None and (limit is None or m.total + self.resident <= limit)
 
 
 def compile_ahead(exp: ExperimentConfig, topology: str | None) -> int:
     """Compiles and prints every program of ``exp``; returns 0, or 1 if one does not fit.
 
-    ``topology``: such as ``v5e:4x4``; ``None``: the devices at hand.
-
-    Raises:
-      ConfigError, PlanningError: a mesh, slice or vocabulary that cannot be.
+    ``topology``: such as ``v5e:4x4``; ``None``: the devices at hand. Raises ConfigError or
+    PlanningError for a mesh, slice or vocabulary that cannot be.
     """
     exp = with_vocab_size(exp)
     devices = topology_devices(topology) if topology else jax.devices()
     mesh = training_mesh(exp, devices)
+    limit = None if topology else (devices[0].memory_stats() or {}).get("bytes_limit")
     if topology:
-        limit: int | None = CHIPS[topology.partition(":")[0]].memory
-    else:
-        limit = (devices[0].memory_stats() or {}).get("bytes_limit")
+        limit = CHIPS[topology.partition(":")[0]].memory
     print(_heading(exp, mesh, topology), flush=True)
-    all_fit = True
+    fitting = []
     for program in programs(exp, mesh):
         print(format_program(program, limit), flush=True)
-        all_fit = all_fit and program.fits(limit)
-    return 0 if all_fit else 1
+        fitting.append(program.fits(limit))
+    return 0 if all(fitting) else 1
 
 
 def training_mesh(exp: ExperimentConfig, devices: Sequence[jax.Device]) -> Mesh:
@@ -109,30 +100,27 @@ def training_mesh(exp: ExperimentConfig, devices: Sequence[jax.Device]) -> Mesh:
 def programs(exp: ExperimentConfig, mesh: Mesh) -> Iterator[Program]:
     """Every program of an experiment on a mesh, one by one as they are compiled."""
     shardings, t = Shardings(mesh), exp.train
-    state, n = abstract_state(exp, shardings), t.steps_per_dispatch
+    model, optimizer, n = TransformerXL(exp.model, mesh), make_optimizer(exp), t.steps_per_dispatch
+    state = abstract_state(exp, model, optimizer, shardings)
     on_device = flops.training_shape(exp).per_device(shardings.row_devices)
-    model, recomputed = flops.update_flops(exp)
-    device = sum(flops.update_flops(exp, on_device)) / mesh.shape["tensor"]
+    of_device = sum(flops.update_flops(exp, on_device)) / mesh.shape["tensor"]
+    per_call = Flops(*(count * n for count in (*flops.update_flops(exp), of_device)))
     description = f"{n} update(s) of {t.batch_size} x {t.seg_len} targets, memory {t.mem_len}"
-    per_call = Flops(model * n, recomputed * n, device * n)
-    yield _compile("train", description, lower_update(exp, shardings, state), per_call)
-    resident = _bytes_per_device((state.opt_state, state.mems))
+    lowered = lower_update(exp, model, optimizer, shardings, state)
+    yield _compile("train", description, lowered, per_call)
+    size = lambda x: math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    resident = sum(map(size, jax.tree.leaves((state.opt_state, state.mems))))
     yield _scoring("validate", exp.model, exp.validate, mesh, resident)
     unrolled = dataclasses.replace(exp.model, scan_layers=False, remat="none")
     yield _scoring("evaluate", unrolled, exp.evaluate, mesh)
 
 
-def abstract_state(exp: ExperimentConfig, shardings: Shardings) -> Any:
-    """Shapes and shardings of the whole training state."""
-    model, optimizer = TransformerXL(exp.model, shardings.mesh), make_optimizer(exp)
-    shapes = jax.eval_shape(lambda: init_state(exp, model, optimizer))
-    return _with_shardings(shapes, state_shardings(shardings, shapes))
-
-
-def lower_update(exp: ExperimentConfig, shardings: Shardings, state: Any) -> jax.stages.Lowered:
+def lower_update(
+    exp: ExperimentConfig, model: Any, optimizer: Any, shardings: Shardings, state: Any
+) -> jax.stages.Lowered:
     """The train step for these shapes, not compiled yet; a text on the device is one segment."""
     t = exp.train
-    streams = shuffled_streams(
+    streams: Any = shuffled_streams(
         _zeros(t.batch_size, t.context_len + t.longest_seg_len),
         t.batch_size,
         t.seg_len,
@@ -141,18 +129,16 @@ def lower_update(exp: ExperimentConfig, shardings: Shardings, state: Any) -> jax
         seg_len_std=t.seg_len_std,
         partial_shuffle=t.partial_shuffle,
     )
-    text, read_step = None, cast(Any, training_batch)
+    text, soft = None, None
     if t.text_on_device:
-        soft = None
         if exp.distil.teachers:
-            size = cast(Any, streams).stream_tokens().size
-            shape = size, min(exp.distil.words, exp.model.vocab_size or 1)
-            soft = SoftTargets(np.zeros(shape, np.uint16), np.zeros(shape, np.float16))
-        text, read_step = device_text(cast(Any, streams), soft), training_position
+            size = streams.stream_tokens().size, min(exp.distil.words, exp.model.vocab_size or 1)
+            soft = SoftTargets(np.zeros(size, np.uint16), np.zeros(size, np.float16))
+        text = device_text(streams, soft)
+    read_step: Any = training_position if text else training_batch
     batch = read_step(streams, 0, t.epoch_memory, t.reset_every)
     lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype), batch)
-    model, optimizer = TransformerXL(exp.model, shardings.mesh), make_optimizer(exp)
     step: Any = compiled_step(exp, model, optimizer, shardings, state, text)
     return step.lower(state, shapes, *filter(None, [text]))
 
@@ -167,7 +153,8 @@ def _scoring(
     count = lambda s: passes * (flops.layer_flops(cfg, s, cached) + flops.vocabulary_flops(cfg, s))
     shape = flops.protocol_shape(protocol)
     device = count(shape.per_device(shardings.row_devices)) / mesh.shape["tensor"]
-    params = _with_shardings(shapes, shardings.parameters(shapes))
+    place = lambda x, sharding: x.update(sharding=sharding)
+    params = jax.tree.map(place, shapes, shardings.parameters(shapes))
     description = f"one segment; {describe(protocol, model)}"
     per_call = Flops(count(shape), 0.0, device)
     return _compile(name, description, evaluator.lower(params), per_call, resident)
@@ -177,18 +164,16 @@ def _compile(
     name: str, description: str, lowered: jax.stages.Lowered, per_call: Flops, resident: int = 0
 ) -> Program:
     start = time.perf_counter()
-    compiled, error = None, ""
     try:
         with _no_cache():
             compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as refused:
         if "RESOURCE_EXHAUSTED" not in str(refused):
             raise
-        error = str(refused).splitlines()[0]
-    seconds = time.perf_counter() - start
-    if compiled is None:
+        seconds, error = time.perf_counter() - start, str(refused).splitlines()[0]
         return Program(name, description, seconds, per_call, resident, error=error)
-    found = MemoryUse.of(compiled), compiler_flops(compiled), _collectives(compiled)
+    seconds, costs = time.perf_counter() - start, compiled.cost_analysis() or {}
+    found = MemoryUse.of(compiled), costs.get("flops"), _collectives(compiled)
     return Program(name, description, seconds, per_call, resident, *found)
 
 
@@ -253,16 +238,6 @@ def _heading(exp: ExperimentConfig, mesh: Mesh, topology: str | None) -> str:
         f"{where}{')' if topology else ''}, mesh {axes}\n"
         f"jax {jax.__version__}, {device.client.platform_version.replace(chr(10), ' ')}"
     )
-
-
-def _with_shardings(shapes: Any, shardings: Any) -> Any:
-    place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-    return jax.tree.map(place, shapes, shardings)
-
-
-def _bytes_per_device(shapes: Any) -> int:
-    size = lambda x: int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize
-    return sum(map(size, jax.tree.leaves(shapes)))
 
 
 def _zeros(batch_size: int, length: int) -> np.ndarray:

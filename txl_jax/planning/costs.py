@@ -20,11 +20,8 @@ KINDS = (
 class MemoryUse:
     """Bytes on each device while a program runs.
 
-    Attributes:
-      arguments, output: of the call.
-      alias: the part of the output that reuses the memory of donated arguments.
-      temporaries: the peak of what is held in between.
-      program: the code.
+    ``alias``: the part of the output that reuses the memory of donated arguments; ``temporaries``:
+    the peak of what is held in between; ``program``: the code.
     """
 
     arguments: int
@@ -46,21 +43,9 @@ class MemoryUse:
         return self.arguments + self.output - self.alias + self.temporaries + self.program
 
 
-def compiler_flops(compiled: Any) -> float | None:
-    """Operations of one device by the compiler's count, which counts a loop's body once."""
-    found = compiled.cost_analysis()
-    if isinstance(found, list):
-        found = found[0] if found else {}
-    return (found or {}).get("flops")
-
-
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """All collectives of one of :data:`KINDS` in one run of a program.
-
-    ``count`` of them, and the bytes of their results on one device. A loop of unknown length
-    counts once.
-    """
+    """Number of all collectives of one of :data:`KINDS`, and bytes of their results on a device."""
 
     kind: str
     count: int
@@ -68,9 +53,9 @@ class Collective:
 
 
 def collectives(text: str) -> list[Collective]:
-    """The collectives of a compiled program, from its text (``compiled.as_text()``).
+    """The collectives in one run of a compiled program, from its text (``compiled.as_text()``).
 
-    Those in a loop count as often as it runs (a scan over layers, micro-batches, updates).
+    Those in a loop count as often as it runs, or once where its length is unknown.
     """
     computations: dict[str, list[str]] = {}
     entry, lines = "", []

@@ -41,16 +41,14 @@ def layer_flops(c: TransformerXLConfig, shape: BatchShape, cached: bool = False)
     """Operations of all layers, forward; ``cached``: memory and positions are projected already.
 
     For each row: queries and output 2 T D NH each, keys and values 2 K D NH each; content scores,
-    position scores and the weighted sum 2 T K NH each (no position scores without relative
-    positions; masked scores count; with a cache they cover ``clamp_len`` + T distances, unless T
-    is small); feed-forward 4 T D F. Once for all rows: 2 K D NH of position projections
-    (``relative``).
+    position scores and the weighted sum 2 T K NH each; feed-forward 4 T D F. Masked scores count.
+    Position scores are of relative positions only; with a cache and a large T they cover
+    ``clamp_len`` + T distances. Once for all rows: 2 K D NH for the positions of ``relative``.
     """
     t, k, width = shape.positions, shape.mem_len + shape.positions, c.n_head * c.d_head
     projections = 4 * (t + (t if cached else k)) * c.d_model * width
-    distances = (
-        min(k, c.clamp_len + t) if cached and t > SINGLE_RING_MAX_TOKENS and c.clamp_len > 0 else k
-    )
+    clamped = cached and t > SINGLE_RING_MAX_TOKENS and c.clamp_len > 0
+    distances = min(k, c.clamp_len + t) if clamped else k
     scores = (4 * k + (0 if c.memory_free else 2 * distances)) * t * width
     row = projections + scores + 4 * t * c.d_model * c.d_inner
     projects = c.attention == "relative" and not cached
@@ -81,10 +79,7 @@ def vocabulary_flops(c: TransformerXLConfig, shape: BatchShape) -> float:
 
 
 def zipf_share(start: int, stop: int, size: int) -> float:
-    """Share of a text's words with a rank (from 0) from ``start`` to ``stop`` - 1, by Zipf's law.
-
-    The word of rank r has probability 1 / ((r + 1) H(size)).
-    """
+    """Share of the words of ranks ``start`` to ``stop`` - 1; rank r has p 1 / ((r + 1) H(size))."""
     harmonic = lambda n: math.log(n) + 0.5772156649 + 0.5 / n if n else 0.0
     return (harmonic(stop) - harmonic(start)) / harmonic(size)
 

@@ -13,26 +13,15 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One device.
-
-    Attributes:
-      name: its usual name.
-      memory: bytes that a program may use.
-      flops: dense operations per second, bfloat16 in and float32 out. By default a TPU multiplies
-        float32 at this rate too; a GPU uses TF32, at half the rate.
-      bandwidth: of its memory, bytes per second.
-      link: bytes per second out of the chip, all links together.
-      accelerator: the name under which Google rents a slice with so many cores; GPUs have none.
-      cores: in a chip, as slices count them.
-    """
+    """One device."""
 
     name: str
-    memory: int
-    flops: float
-    bandwidth: float
-    link: float
-    accelerator: str = ""
-    cores: int = 1
+    memory: int  # bytes that a program may use
+    flops: float  # dense, a second, in bfloat16; TPUs multiply float32 as fast, GPUs at half (TF32)
+    bandwidth: float  # of its memory, bytes per second
+    link: float  # bytes per second out of the chip, all links together
+    accelerator: str = ""  # the name under which Google rents a slice; GPUs have none
+    cores: int = 1  # in a chip, as slices count them
 
 
 CHIPS = {
@@ -54,13 +43,10 @@ class PlanningError(ValueError):
 
 
 def topology_devices(topology: str) -> list[jax.Device]:
-    """The chips of a slice such as ``v5e:4x4``, one device each.
+    """The chips of a slice such as ``v5e:4x4``; PlanningError: no such slice, or no libtpu.
 
     No TPU is needed: libtpu describes the slice, and its compiler compiles for it. The process
     itself then computes on the CPU, so call this before anything uses a device.
-
-    Raises:
-      PlanningError: no such slice, or libtpu is not installed.
     """
     accelerator = accelerator_type(topology)
     path = os.environ.get("TPU_LIBRARY_PATH")

@@ -5,23 +5,15 @@ import dataclasses
 from txl_jax.config import DataConfig, ExperimentConfig
 from txl_jax.planning.machines import PlanningError
 
-SIZES = {
-    **{"enwik8": 204, "text8": 27, "ptb": 10_000},
-    **{"wt103": 267_735, "wt2": 33_278, "lm1b": 793_471},
-}
-"""Symbols of the published corpora with default settings: enwik8 without newline bytes, words
-with ``<eos>``."""
+SIZES = {"enwik8": 204, "text8": 27, "ptb": 10_000}
+SIZES |= {"wt103": 267_735, "wt2": 33_278, "lm1b": 793_471}
+"""Symbols of the published corpora with default settings: enwik8 without newlines, words with
+``<eos>``."""
 
 
 def with_vocab_size(exp: ExperimentConfig) -> ExperimentConfig:
-    """The experiment with ``model.vocab_size``: its own, or that of its published corpus.
-
-    Raises:
-      PlanningError: neither is known.
-    """
-    if exp.model.vocab_size is not None:
-        return exp
-    size = known_vocab_size(exp.data)
+    """The experiment with its ``model.vocab_size`` or its published corpus's, or PlanningError."""
+    size = exp.model.vocab_size or known_vocab_size(exp.data)
     if size is None:
         raise PlanningError(
             f"the size of the vocabulary of data.name={exp.data.name!r} is known only with the"

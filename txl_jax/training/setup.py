@@ -18,7 +18,13 @@ from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import check_memory, shares_of
 from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.state import TrainState, init_state, state_shardings
+from txl_jax.training.state import (
+    TrainState,
+    abstract_state,
+    init_state,
+    state_shardings,
+    with_shardings,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +54,8 @@ def build_setup(exp: ExperimentConfig, corpus: Corpus) -> TrainSetup:
     shardings = Shardings(mesh)
     model, optimizer = TransformerXL(exp.model, mesh), make_optimizer(exp)
     evaluator = split_evaluator(exp.model, exp.validate, corpus, mesh)
-    shapes = jax.eval_shape(lambda: init_state(exp, model, optimizer))
-    abstract = _with_shardings(shapes, shardings)
-    on_disk = _with_shardings(jax.eval_shape(unstack_layers, abstract), shardings)
+    abstract = abstract_state(exp, model, optimizer, shardings)
+    on_disk = with_shardings(jax.eval_shape(unstack_layers, abstract), shardings)
     return TrainSetup(model, optimizer, shardings, evaluator, abstract, on_disk)
 
 
@@ -119,8 +124,3 @@ def training_streams(exp: ExperimentConfig, corpus: Corpus) -> TrainingStreams:
 
 def _mesh(exp: ExperimentConfig) -> Mesh:
     return make_mesh(exp.mesh, exp.model, exp.train.batch_size, exp.train.micro_batches)
-
-
-def _with_shardings(abstract: TrainState, shardings: Shardings) -> TrainState:
-    place = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-    return jax.tree.map(place, abstract, state_shardings(shardings, abstract))

@@ -57,6 +57,23 @@ def state_shardings(shardings: Shardings, abstract: TrainState) -> TrainState:
     )
 
 
+def abstract_state(
+    exp: ExperimentConfig,
+    model: TransformerXL,
+    optimizer: optax.GradientTransformation,
+    shardings: Shardings,
+) -> TrainState:
+    """The shapes of :func:`init_state` with their shardings."""
+    shapes = jax.eval_shape(lambda: init_state(exp, model, optimizer))
+    return with_shardings(shapes, shardings)
+
+
+def with_shardings(shapes: TrainState, shardings: Shardings) -> TrainState:
+    """The shapes of a state with its shardings on a mesh."""
+    place = lambda x, sharding: x.update(sharding=sharding)
+    return jax.tree.map(place, shapes, state_shardings(shardings, shapes))
+
+
 def dropout_key(seed: int | jax.Array, step: jax.Array) -> jax.Array:
     """The dropout key of a step, a function of seed and step alone."""
     return jax.random.fold_in(_init_and_dropout_keys(seed)[1], step)
