@@ -7,7 +7,6 @@ import pytest
 from scipy import stats
 
 from txl_jax.data.drawn_lengths import DrawnLengths, drawn_lengths
-from txl_jax.data.errors import DataError
 from txl_jax.data.sentences import shuffled_streams
 from txl_jax.data.streams import Streams
 
@@ -183,14 +182,6 @@ def test_a_seek_far_ahead_is_fast():
     streams = DrawnLengths(Streams(np.zeros(929_589, np.int32), 10, 70, True), 5.0, 0)
     assert streams.at_step(166_250).inputs.shape == (10, 85)
     assert 120 < streams.epochs(166_250) < 123
-
-
-def test_what_cannot_work_is_refused():
-    short = Streams(np.arange(100), 2, 9, True)
-    with pytest.raises(DataError, match="seg_len = 9: must be at least 10 for drawn lengths"):
-        DrawnLengths(short, 1.0, 0)
-    with pytest.raises(DataError, match=r"seg_len_std = 0\.0: must be above 0"):
-        DrawnLengths(Streams(np.arange(100), 2, 10, True), 0.0, 0)
 
 
 def test_training_streams_have_lengths_drawn_only_if_asked():

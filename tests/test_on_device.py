@@ -10,10 +10,9 @@ from tiny_runs import corpus_and_experiment, run
 
 from txl_jax.config import ConfigError
 from txl_jax.data.batch import SoftTargets
-from txl_jax.data.errors import DataError
 from txl_jax.data.feed import training_batch
 from txl_jax.data.on_device import device_text, training_position
-from txl_jax.data.sentences import Sentences, shuffled_streams
+from txl_jax.data.sentences import shuffled_streams
 from txl_jax.training.setup import training_streams
 
 TOKENS = np.random.default_rng(0).integers(0, 50, 403)
@@ -87,12 +86,6 @@ def test_a_run_ends_in_the_same_bits(tmp_path, changes):
     cut = run(tmp_path, tmp_path / "cut", **changes, **{"train.text_on_device": True})
     for want, got in zip(params_of(sent), params_of(cut), strict=True):
         np.testing.assert_array_equal(got, want)
-
-
-def test_sentences_are_refused(tmp_path):
-    sentences = Sentences(TOKENS, np.array([0, 100, 200, 300, 402]))
-    with pytest.raises(DataError, match=r"text_on_device.*sentences"):
-        device_text(shuffled_streams(sentences, 2, 12, seed=0))
 
 
 def test_several_processes_are_refused_before_any_work(tmp_path, monkeypatch):

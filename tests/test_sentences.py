@@ -15,7 +15,7 @@ from txl_jax.data import sentences as module
 from txl_jax.data.corpus import load_corpus
 from txl_jax.data.errors import DataError
 from txl_jax.data.prepare import double_boundaries
-from txl_jax.data.sentences import Sentences, SentenceStreams, ordered_streams, shuffled_streams
+from txl_jax.data.sentences import Sentences, SentenceStreams, ordered_streams
 from txl_jax.data.streams import Streams
 
 S = 0
@@ -220,10 +220,6 @@ def test_the_streams_of_a_split_are_what_it_is():
         ({"seg_len": 0}, "seg_len = 0: must be at least 1"),
         ({"context_len": -1}, "context_len = -1: must be at least 0"),
         (
-            {"drop_remainder": True, "seed": 1},
-            "drop_remainder: is for sentences in order; leave the seed out",
-        ),
-        (
             {"drop_remainder": True, "seg_len": 50},
             "batch_size = 2: lm1b does not fill one segment of 50 in every stream"
             " (drop_remainder); use a smaller batch or a shorter segment",
@@ -245,12 +241,6 @@ def test_what_cannot_work_is_refused(arguments, message):
 def test_there_is_no_segment_outside_of_the_pass(index):
     with pytest.raises(IndexError, match=f"segment {index}: there are 5, counted from 0"):
         SentenceStreams(sentences_of([4] * 4), 2, 2).segment(index)
-
-
-@pytest.mark.parametrize("change", [{"seg_len_std": 1.0}, {"partial_shuffle": True}])
-def test_sentences_are_not_cut_as_one_text_is(change):
-    with pytest.raises(DataError, match=f"{next(iter(change))} = .*: lm1b consists of sentences"):
-        shuffled_streams(random_sentences(30), 2, 10, seed=0, name="lm1b", **change)
 
 
 # --------------------------------------------------------------------------------------

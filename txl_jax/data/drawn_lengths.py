@@ -6,9 +6,7 @@ published Transformer-XL code. For T = 70 and s = 5:
 
     length   N(T, s), or one time in twenty N(T/2, s); truncated to an integer in 5 .. T+3s
     arrays   T + 3s positions, a shorter segment is right padded
-
-    epoch 0   |------ 68 ------|------- 73 -------|-- 33 --|------ 71 ------| ..
-    epoch 1   |------- 75 -------|------ 66 ------|------ 70 ------| ..
+    epoch 0  |------ 68 ------|------- 73 -------|-- 33 --|------ 71 ------| ..
 
 The lengths of an epoch are drawn from (seed, epoch). Its last segment ends where the streams do,
 so epochs have different numbers of segments. Finding a step counts them from epoch 0.
@@ -21,14 +19,11 @@ import threading
 import numpy as np
 
 from txl_jax.config import longest_segment
-from txl_jax.data.errors import DataError
 from txl_jax.data.streams import Segment, SegmentSpan, Streams
 
 MIN_LENGTH = 5
-HALF = 0.05
-"""How often a length is drawn around T/2."""
-_LENGTHS = 0x1E57
-"""Makes these random numbers independent of others with the same seed."""
+HALF = 0.05  # how often a length is drawn around T/2
+_LENGTHS = 0x1E57  # makes these random numbers independent of others with the same seed
 
 
 def drawn_lengths(seed: int, epoch: int, n: int, seg_len: int, std: float) -> np.ndarray:
@@ -47,13 +42,7 @@ class DrawnLengths:
     """
 
     def __init__(self, streams: Streams, std: float, seed: int):
-        """Draws from ``seed``; ``std``: s, in tokens. DataError where s or T are too small."""
-        if std <= 0:
-            raise DataError(f"seg_len_std = {std}: must be above 0")
-        if streams.seg_len < 2 * MIN_LENGTH:
-            raise DataError(
-                f"seg_len = {streams.seg_len}: must be at least {2 * MIN_LENGTH} for drawn lengths"
-            )
+        """Draws from ``seed``; ``std``: s > 0, in tokens."""
         self._streams, self._std, self._seed = streams, std, seed
         self.batch_size, self.seg_len = streams.batch_size, streams.seg_len
         self.context_len, self.n_targets = streams.context_len, streams.n_targets

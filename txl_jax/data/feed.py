@@ -12,8 +12,6 @@ import numpy as np
 from txl_jax.data.batch import Batch, make_batch
 from txl_jax.data.sentences import TrainingStreams
 
-_PREFETCH = 2
-
 
 def training_batch(
     streams: TrainingStreams,
@@ -22,10 +20,10 @@ def training_batch(
     reset_every: int = 0,
     rows: slice = slice(None),
 ) -> Batch:
-    """The batch of a training step, a function of the step alone, so that resume is a seek.
+    """The batch of a training step for some streams, a function of the step alone.
 
-    ``rows``: which streams. Memory is emptied at the first segment of an epoch with
-    ``epoch_memory="reset"``, and with ``reset_every`` n > 0 at steps 0, n, 2n, ..
+    Memory is emptied at the first segment of an epoch with ``epoch_memory="reset"``, and with
+    ``reset_every`` n > 0 at steps 0, n, 2n, ..
     """
     segment = streams.at_step(step, rows)
     return make_batch(segment, resets_memory(step, segment.first, epoch_memory, reset_every))
@@ -55,12 +53,9 @@ def training_feed(
     """
 
     def read(step: int, rows: slice) -> Any:
-        parts = [
-            read_step(streams, s, epoch_memory, reset_every, rows)
-            for s in range(step, step + per_dispatch)
-        ]
-        stack = lambda *arrays: np.stack(arrays)
-        return parts[0] if per_dispatch == 1 else jax.tree.map(stack, *parts)
+        steps = range(step, step + per_dispatch)
+        parts = [read_step(streams, s, epoch_memory, reset_every, rows) for s in steps]
+        return parts[0] if per_dispatch == 1 else jax.tree.map(lambda *x: np.stack(x), *parts)
 
     def batches() -> Iterator[Any]:
         axis = 0 if per_dispatch == 1 else 1
@@ -76,12 +71,7 @@ def batch_on_device(
     n_rows: int,
     axis: int = 0,
 ) -> Any:
-    """A batch on device; every process reads only the rows that its own devices hold.
-
-    With two processes of two devices, mesh data 2 x tensor 2, and 8 rows:
-
-        process 0   devices 0 1   rows 0..3, read once for both
-        process 1   devices 2 3   rows 4..7
+    """A batch on device; every process reads only the rows that its own devices hold, once.
 
     ``read`` gives the rows of a slice. ``sharding``: of every field; ``None``: the default device.
     ``n_rows``: B. ``axis``: of the rows, 1 behind an axis of steps.
@@ -105,11 +95,10 @@ def batch_on_device(
     return jax.tree.map(global_array, *parts)
 
 
-def prefetch(items: Iterator[Any], size: int = _PREFETCH) -> Generator[Any, None, None]:
+def prefetch(items: Iterator[Any], size: int = 2) -> Generator[Any, None, None]:
     """The same items in order; a thread computes up to ``size`` of them in advance.
 
     An error in the thread is raised in place of its item. Closing the iterator ends the thread.
-    Grain's prefetch iterator does the same, but needs a grain data set and the package.
     """
     end = object()
     pool = concurrent.futures.ThreadPoolExecutor(1, "txl-prefetch")

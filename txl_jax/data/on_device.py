@@ -1,8 +1,7 @@
 """A training text kept on the device; batches are cut from it there.
 
 The host then sends only a few numbers for each step: where the segment begins and ends, and the
-shift of each stream in this epoch (from streams.py). An epoch in one dispatch takes a few
-kilobytes.
+shift of each stream in this epoch (streams.py).
 
     rows     0 1 2 3 4       start 1, n 2, shift 3:   inputs   4 0      row 0
              5 6 7 8 9                     shift 0:            6 7      row 1
@@ -19,7 +18,6 @@ import numpy as np
 
 from txl_jax.data.batch import Batch, SoftTargets
 from txl_jax.data.drawn_lengths import DrawnLengths
-from txl_jax.data.errors import DataError
 from txl_jax.data.feed import resets_memory
 from txl_jax.data.sentences import TrainingStreams
 from txl_jax.data.streams import Streams
@@ -80,17 +78,11 @@ class DeviceText(flax.struct.PyTreeNode):
 
 
 def device_text(streams: TrainingStreams, soft: SoftTargets | None = None) -> DeviceText:
-    """The text of training streams, not on a device yet.
+    """The text of training streams but of sentences, not on a device yet.
 
     ``soft``: [N,k], of every token of the split; tokens that are in no stream are left out.
-
-    Raises:
-      DataError: the text is of sentences, which have another order in each epoch.
     """
-    if not isinstance(streams, Streams | DrawnLengths):
-        raise DataError(
-            "text_on_device: the train split consists of sentences, which have no fixed order"
-        )
+    assert isinstance(streams, Streams | DrawnLengths)
     width = streams.max_len if isinstance(streams, DrawnLengths) else streams.seg_len
     tokens = streams.stream_tokens()
     b, n = tokens.shape

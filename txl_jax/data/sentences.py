@@ -5,30 +5,24 @@ A text of sentences is one token array with ``<S>`` before, between and after th
     <S> the cat sat <S> it rained <S> yes <S>        7 words, 3 sentences, 10 targets
 
 A sentence includes both of its ``<S>``: inputs ``<S> it rained``, targets ``it rained <S>``. Its
-last ``<S>`` is also the first one of the next sentence, so inputs and target always belong to the
-same sentence. Each row of a batch reads one text like the above, and memory is carried from
-sentence to sentence.
+last ``<S>`` is also the first one of the next. With two ``<S>`` between sentences (TF) the second
+begins the next sentence, so that a sentence is ``<S> it rained <S> <S>``; all else is the same.
 
-With two ``<S>`` between sentences (TF) the second of them begins the next sentence, so that a
-sentence is ``<S> it rained <S> <S>``. All else is the same.
-
-Rows are contiguous ranges of whole sentences with about the same number of tokens. In training
-every epoch has a new random order within each row. It is drawn in two steps, so that no array as
-long as the corpus is needed: the order of the row's shards of 1024 sentences, and the order
-within a shard.
+Rows are contiguous ranges of whole sentences with about the same number of tokens; memory is
+carried along each. In training every epoch has a new random order within each row: of the row's
+shards of 1024 sentences, and of the sentences in a shard. No array is as long as the corpus.
 
     row b        |  shard 0  |  shard 1  |  shard 2 |        fixed
     epoch e      | 2: 5 0 3… | 0: 9 1 7… | 1: 4 8…  |        drawn from (seed, e, b)
 
-Segment i of epoch e is a pure function of (seed, e, i), read from one or two shards of each row,
-and the step is all the state there is. The published benchmark is shuffled already, so a row's
-range is a random sample of it.
+Segment i of epoch e is a pure function of (seed, e, i), and the step is all the state there is. The
+published benchmark is shuffled already, so a row's range is a random sample of it.
 """
 
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -37,10 +31,8 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.streams import BaseStreams, Segment, Streams
 from txl_jax.data.symbols import check_ids
 
-SHARD = 1024
-"""Sentences in a shard."""
-_KEPT = 2
-"""Shuffled shards of each row that are kept: the one being read, and the one before it."""
+SHARD = 1024  # sentences
+_KEPT = 2  # shuffled shards of each row: the one being read, and the one before it
 
 
 class Sentences(Sequence[np.ndarray]):
@@ -66,11 +58,7 @@ class Sentences(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> np.ndarray: ...
-    @overload
-    def __getitem__(self, index: slice) -> "Sequence[np.ndarray]": ...
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         """A sentence as 1-D ids, or a slice of them, lazily where the step is 1."""
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
@@ -94,11 +82,7 @@ class Sentences(Sequence[np.ndarray]):
 
 
 class SentenceStreams(BaseStreams):
-    """All segments of some sentences, by index.
-
-    Attributes:
-      seed: of the order; ``None``: the order of the text.
-    """
+    """All segments of some sentences, by index."""
 
     def __init__(
         self,
@@ -116,17 +100,14 @@ class SentenceStreams(BaseStreams):
         Args:
           sentences: at least B.
           batch_size, seg_len, name, vocab_size, context_len: as of :class:`Streams`.
-          drop_remainder: False: rows are ranges of sentences, and every target of a pass is
-            scored once. True: each row takes the next sentence when it needs one, and the pass
-            ends with the last segment that is full in all rows, as in the published code; whole
-            rows are held in memory. Not with a seed.
+          drop_remainder: False: every target of a pass is scored once. True: each row takes the
+            next sentence when it needs one, and the pass ends with the last segment that is full
+            in all rows, as in the published code; whole rows are in memory. Not with a seed.
           seed: if given, every epoch has a random order of its own.
 
         Raises:
           DataError: an argument out of range, too few sentences, or an id that is not below V.
         """
-        if drop_remainder and seed is not None:
-            raise DataError("drop_remainder: is for sentences in order; leave the seed out")
         super().__init__(batch_size, seg_len, context_len)
         if batch_size > len(sentences):
             raise DataError(
@@ -135,7 +116,6 @@ class SentenceStreams(BaseStreams):
             )
         if vocab_size is not None:
             check_ids(sentences.tokens, vocab_size, name)
-        self.seed = seed
         if drop_remainder:
             self._text: Any = _RowsInTurn(sentences, batch_size, seg_len)
         elif seed is None:
@@ -168,13 +148,9 @@ TrainingStreams = AnyStreams | DrawnLengths
 def ordered_streams(
     split: np.ndarray | Sentences, batch_size: int, seg_len: int, **options: Any
 ) -> AnyStreams:
-    """A split in its own order, to be scored.
-
-    ``options``: of :class:`Streams` for a token array, of :class:`SentenceStreams` for sentences.
-    """
-    if isinstance(split, Sentences):
-        return SentenceStreams(split, batch_size, seg_len, **options)
-    return Streams(split, batch_size, seg_len, **options)
+    """A split in its own order, to be scored; options as of its kind of streams."""
+    kind = SentenceStreams if isinstance(split, Sentences) else Streams
+    return kind(split, batch_size, seg_len, **options)  # type: ignore[arg-type]
 
 
 def shuffled_streams(
@@ -189,23 +165,15 @@ def shuffled_streams(
 ) -> TrainingStreams:
     """A split to be trained on: sentences in a random order, a text as in the published code.
 
-    ``seed``: of the order of sentences, of drawn lengths, of shifts. ``seg_len_std``: s > 0:
-    segments of random lengths, see :class:`DrawnLengths`. ``partial_shuffle``: in each epoch every
-    stream begins at a random token of its own. Other arguments as of :class:`Streams`.
-
-    Raises:
-      DataError: what :class:`Streams` refuses; drawn lengths or partial shuffle for sentences.
+    ``seed``: of the order of sentences, of drawn lengths, of shifts. Only of a text:
+    ``seg_len_std``: s > 0: segments of random lengths, see :class:`DrawnLengths`;
+    ``partial_shuffle``. Other arguments as of :class:`Streams`.
     """
-    if not isinstance(split, Sentences):
-        options |= {"partial_shuffle_seed": seed if partial_shuffle else None}
-        streams = Streams(split, batch_size, seg_len, drop_remainder=True, name=name, **options)
-        return DrawnLengths(streams, seg_len_std, seed) if seg_len_std else streams
-    for key, value in (("seg_len_std", seg_len_std), ("partial_shuffle", partial_shuffle)):
-        if value:
-            raise DataError(
-                f"{key} = {value}: {name} consists of sentences, which have no fixed order"
-            )
-    return SentenceStreams(split, batch_size, seg_len, name=name, seed=seed, **options)
+    if isinstance(split, Sentences):
+        return SentenceStreams(split, batch_size, seg_len, name=name, seed=seed, **options)
+    options |= {"partial_shuffle_seed": seed if partial_shuffle else None}
+    streams = Streams(split, batch_size, seg_len, drop_remainder=True, name=name, **options)
+    return DrawnLengths(streams, seg_len_std, seed) if seg_len_std else streams
 
 
 def segments(
@@ -238,7 +206,6 @@ def flat_tokens(split: np.ndarray | Sentences) -> np.ndarray:
     return split
 
 
-# --------------------------------------------------------------------------------------
 # The text of each row: ``sizes``, int64 [B], are its targets; ``read(epoch, row, i, j)`` gives its
 # tokens i .. j-1.
 

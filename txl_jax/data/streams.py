@@ -16,26 +16,22 @@
     As in the published code: the remainder of the tokens is dropped, and so is the target that
     would cross from one stream into the next (5 here).
 
-Segments follow each other in every stream, so a model that carries memory from one to the next
-reads each stream as one long text. A segment is a pure function of its index: training step s
-takes segment ``s % n_segments``, and the step is all the state there is.
+Segments follow each other in every stream, so a model that carries memory reads each stream as one
+long text. Training step s takes segment ``s % n_segments``, and the step is all the state there is.
 
-A model without memory reads the last C = ``context_len`` tokens again instead, before the tokens
-whose targets are scored. For C = 3 and stream 0 of the first picture:
+A model without memory reads the last C = ``context_len`` tokens of the stream's own text again
+instead. For C = 3 and stream 0 of the first picture:
 
                  context   segment
       segment 0    . . .     0 1      starts at 3 of 5
       segment 1    . 0 1     2 3      starts at 1
       segment 2    1 2 3     4 .      -
-    Context is of the stream's own text (stream 1 never sees 3 and 4), so a stream's first
-    segments have less of it; ``starts`` marks where the text begins behind the padding.
 
-With partial shuffle (NVIDIA's code) each stream begins each epoch at a random token of its own and
-wraps around:
+With partial shuffle (NVIDIA's code) each stream begins each epoch at a random token of its own,
+drawn from (seed, epoch, stream), and wraps around:
 
     stream 0   0 1 2 3 4       epoch e, shift 3:   3 4 0 1 2      inputs   3 4   0 1
                                                                   targets  4 0   1 2
-Shifts are drawn from (seed, epoch, stream), so a segment stays a pure function of its step.
 """
 
 import dataclasses
@@ -115,12 +111,10 @@ def read_segment(
 
 
 class BaseStreams:
-    """All segments of B parallel streams, by index.
+    """All segments of B parallel streams, by index; a short last one is padded to T.
 
     Attributes:
-      batch_size: B.
-      seg_len: T; every segment has this length, a short last one is padded.
-      context_len: C.
+      batch_size, seg_len, context_len: B, T, C.
       n_segments: segments of one pass; also ``len()``.
       n_targets: targets of one pass, the sum of all weights.
     """
@@ -129,11 +123,10 @@ class BaseStreams:
     n_targets: int
 
     def __init__(self, batch_size: int, seg_len: int, context_len: int):
-        lengths = (("batch_size", batch_size, 1), ("seg_len", seg_len, 1))
-        for key, value, least in (*lengths, ("context_len", context_len, 0)):
-            if value < least:
-                raise DataError(f"{key} = {value}: must be at least {least}")
         self.batch_size, self.seg_len, self.context_len = batch_size, seg_len, context_len
+        for key, least in {"batch_size": 1, "seg_len": 1, "context_len": 0}.items():
+            if getattr(self, key) < least:
+                raise DataError(f"{key} = {getattr(self, key)}: must be at least {least}")
 
     def __len__(self) -> int:
         return self.n_segments
@@ -180,11 +173,7 @@ class BaseStreams:
 
 
 class Streams(BaseStreams):
-    """All segments of a token array, by index.
-
-    Attributes:
-      targets_per_stream: of a full stream.
-    """
+    """All segments of a token array, by index; a full stream has ``targets_per_stream``."""
 
     def __init__(
         self,
@@ -204,8 +193,7 @@ class Streams(BaseStreams):
           batch_size, seg_len, drop_remainder, context_len: see the head of this file.
           name: of the token array, for errors.
           vocab_size: V; if given, all ids are checked to be from 0 to V-1.
-          partial_shuffle_seed: if given, each epoch has other shifts, drawn from it. Needs
-            ``drop_remainder``: then all streams are full.
+          partial_shuffle_seed: of the shifts, ``None``: no shuffle. Needs ``drop_remainder``.
 
         Raises:
           DataError: an argument out of range, too few tokens, or an id that is not below V.
