@@ -13,8 +13,7 @@ from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, ProtocolConfig
 from txl_jax.data.corpus import Corpus, corpus_from_config
-from txl_jax.evaluation.evaluator import split_evaluator
-from txl_jax.evaluation.progress import segment_bar
+from txl_jax.evaluation.evaluator import segment_bar, split_evaluator
 from txl_jax.evaluation.protocols import describe
 from txl_jax.parallel.shardings import make_mesh
 from txl_jax.units import in_unit

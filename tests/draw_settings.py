@@ -247,13 +247,13 @@ def scoring(exp: ExperimentConfig, protocol: ProtocolConfig) -> None:
     text = np.zeros(protocol.batch_size + 1, np.int32)
     evaluator = Evaluator(cfg, protocol, text, mesh, training=text)
     params = param_shapes(cfg)
-    mems = evaluator.programs.first_memory_shapes(params)
+    mems = evaluator.first_memory_shapes(params)
     batch = _batch((), evaluator.batches.rows, protocol.context_len, protocol.seg_len)
     if protocol.dynamic.rule == "none":
-        jax.eval_shape(evaluator.programs.score, params, batch, mems)
+        jax.eval_shape(evaluator.score, params, batch, mems)
         return
     copies = (params, params) if protocol.dynamic.rule == "rms" else ()
-    jax.eval_shape(evaluator.programs.score_and_learn, Learner(params, *copies), batch, mems)
+    jax.eval_shape(evaluator.score_and_learn, Learner(params, *copies), batch, mems)
 
 
 def generation(exp: ExperimentConfig) -> None:

@@ -20,8 +20,7 @@ from txl_jax.data.sources import progress as progress_bar
 from txl_jax.data.streams import Streams
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation import scoring_run
-from txl_jax.evaluation.evaluator import Evaluator
-from txl_jax.evaluation.progress import segment_bar
+from txl_jax.evaluation.evaluator import Evaluator, segment_bar
 from txl_jax.evaluation.protocols import (
     compared_protocols,
     describe,

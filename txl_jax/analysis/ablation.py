@@ -35,8 +35,7 @@ from txl_jax.config import (
 from txl_jax.data.corpus import Corpus, corpus_from_config
 from txl_jax.data.sentences import Sentences, ordered_streams
 from txl_jax.evaluation.errors import AnalysisError
-from txl_jax.evaluation.evaluator import Evaluator
-from txl_jax.evaluation.progress import segment_bar
+from txl_jax.evaluation.evaluator import Evaluator, segment_bar
 from txl_jax.parallel import processes
 from txl_jax.parallel.shardings import make_mesh
 from txl_jax.training.setup import check_evaluation_memory

@@ -31,7 +31,7 @@ from txl_jax.config import ProtocolConfig, TransformerXLConfig
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.streams import Streams
 from txl_jax.evaluation.errors import AnalysisError
-from txl_jax.evaluation.progress import segment_bar
+from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import describe, under_protocol
 from txl_jax.evaluation.scoring_run import vocab_note
 from txl_jax.model.footprint import of_reading

@@ -31,7 +31,7 @@ from txl_jax.data.corpus import Corpus, corpus_from_config
 from txl_jax.data.sentences import Sentences
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.errors import AnalysisError
-from txl_jax.evaluation.progress import segment_bar
+from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import under_protocol
 from txl_jax.model.footprint import of_reading
 from txl_jax.model.transformer_xl import TransformerXL

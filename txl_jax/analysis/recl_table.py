@@ -27,7 +27,7 @@ from txl_jax.checkpoint.workdir_files import CONFIG, check_outputs, register_out
 from txl_jax.config import ContextConfig, DataConfig, ExperimentConfig
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.evaluation.errors import AnalysisError
-from txl_jax.evaluation.progress import segment_bar
+from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import under_protocol
 from txl_jax.files import write_json
 

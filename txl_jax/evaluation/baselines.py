@@ -17,12 +17,10 @@ Model = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """(previous, target), integer arrays of one shape -> p(target | previous), float64."""
 
 CHUNK = 1 << 22
-"""Tokens counted or scored at a time; it bounds the memory used beside the tokens."""
-
+"""Tokens counted or scored at a time."""
 PRIMED_LIMIT = 128 << 20
 """Largest training text in bytes that xz also compresses before the split. Each of two threads
-takes 11 bytes of memory for a byte, and 5 seconds for 10 MB (measured, Python 3.11, 2026);
-enwik8's 90 MB were not run."""
+takes 11 bytes of memory for a byte, and 5 seconds for 10 MB (measured, Python 3.11, 2026)."""
 
 DESCRIPTIONS = {
     "unigram": "counted on the train split",
@@ -30,7 +28,7 @@ DESCRIPTIONS = {
     "xz": "compressed alone",
     "xz primed": "compressed after the train split",
 }
-"""Each row in the results, and what that model has seen before it is scored."""
+"""What each model has seen before it is scored, by its name in the results."""
 
 
 def score_baselines(
@@ -39,21 +37,16 @@ def score_baselines(
     """Scores of the named models on a split, in the order of the names.
 
     Args:
-      names: from ``unigram``, ``bigram`` and ``xz``.
-      corpus: has ``vocab`` (``len()`` and ``unit``) and integer arrays or sentences under
-        ``train`` and under the split's name.
-      split: name of the split to score.
-      indices: int [N], increasing, at least 1: the tokens that are targets; ``None``: all but the
+      names: from ``unigram``, ``bigram`` and ``xz``; :func:`check_baselines` checks them.
+      corpus: has ``vocab`` (``len()`` and ``unit``), ``train`` and the split.
+      split: name of the split to score, at least two tokens long.
+      indices: int [N], increasing, from 1: the tokens that are targets; ``None``: all but the
         first. ``xz`` compresses the concatenated targets.
 
     Returns:
       One ``{"name", "loss", "bpc" or "ppl", "targets"}`` each: nats per target, the same in the
-      corpus's unit, and the number of targets. ``xz`` gives two rows, ``xz`` and ``xz primed``
-      (compressed after the training text; left out above :data:`PRIMED_LIMIT`).
-
-    Raises:
-      ConfigError: see :func:`check_baselines`.
-      ValueError: the split has fewer than two tokens.
+      corpus's unit, and the number of targets. ``xz`` also gives ``xz primed``, compressed after
+      the training text if this has at most :data:`PRIMED_LIMIT` bytes.
     """
     check_baselines(names, corpus.vocab)
     train, tokens = flat_tokens(corpus.train), flat_tokens(getattr(corpus, split))
@@ -88,11 +81,7 @@ def check_baselines(names: Sequence[str], vocab: Any) -> None:
 
 
 def unigram(train: np.ndarray, vocab_size: int) -> Model:
-    """Add-one smoothing: p(w) = (c(w) + 1) / (n + V), whatever the token before.
-
-    Raises:
-      DataError: a token is not in 0..V-1.
-    """
+    """Add-one smoothing: p(w) = (c(w) + 1) / (n + V), whatever the token before."""
     check_ids(train, vocab_size, "train")
     counts = np.zeros(vocab_size, np.int64)
     for start in range(0, len(train), CHUNK):
@@ -105,8 +94,7 @@ def bigram(train: np.ndarray, vocab_size: int) -> Model:
     """Witten-Bell interpolation with the unigram p1; memory grows with the pairs that occur.
 
     p(w | h) = (c(h,w) + t(h) p1(w)) / (c(h) + t(h)), where c(h) counts how often h is followed by
-    anything and t(h) how many different tokens follow it. Nothing is tuned. After an h that was
-    never seen it is p1.
+    anything and t(h) how many different tokens follow it; p1 after an h that was never seen.
     Source: Witten and Bell 1991, "The zero-frequency problem", method C, in the interpolated
     form of Chen and Goodman 1998, "An empirical study of smoothing techniques", section 2.5.
     """
@@ -158,9 +146,12 @@ def _pairs(
         yield np.asarray(tokens[part - 1]), np.asarray(tokens[part])
 
 
+_STRONGEST = 9 | lzma.PRESET_EXTREME
+
+
 def xz(text: bytes) -> float:
-    """Bits per byte of ``text`` compressed on its own by xz at its strongest (9, extreme)."""
-    return 8 * len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)) / len(text)
+    """Bits per byte of ``text`` compressed on its own by xz at its strongest."""
+    return 8 * len(lzma.compress(text, preset=_STRONGEST)) / len(text)
 
 
 def xz_primed(train: bytes, test: bytes) -> float:
@@ -169,8 +160,7 @@ def xz_primed(train: bytes, test: bytes) -> float:
     The window reaches back over both. Memory: about 11 times the two together, twice.
     """
     reach = min(max(len(train) + len(test), 4096), 3 << 29)  # the least and most xz allows
-    preset = 9 | lzma.PRESET_EXTREME
-    filters = [{"id": lzma.FILTER_LZMA2, "preset": preset, "dict_size": reach}]
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": _STRONGEST, "dict_size": reach}]
     size = lambda text: len(lzma.compress(text, filters=filters))
     with concurrent.futures.ThreadPoolExecutor(2) as pool:  # lzma releases the interpreter lock
         both, first = pool.map(size, (train + test, train))

@@ -16,10 +16,8 @@ from txl_jax.parallel.shardings import Shardings
 class EvaluationBatches:
     """Segments of B streams under a protocol, padded with empty rows for all devices.
 
-    Attributes:
-      rows: B rounded up to a multiple of the devices that share the rows.
-      warm_up: number of segments that are read before the scored ones and not scored.
-      scored: number of segments that are scored.
+    ``rows``: B rounded up to a multiple of the devices that share them; ``warm_up``: the number of
+    segments that are read before the ``scored`` ones.
     """
 
     def __init__(self, streams: AnyStreams, protocol: ProtocolConfig, shardings: Shardings):

@@ -4,10 +4,9 @@
     score(p0) ─┐     score(p1) ─┐     score(p2) …      p0: the trained parameters
                └─learn─▶ p1     └─learn─▶ p2
 
-No segment is scored with parameters that were trained on it, so each score is a prediction.
-Compare it only with models that may adapt too. Dropout is off. The parameters that score a
-segment also compute its memory. Several streams adapt one set of parameters together; the papers
-use one stream.
+No segment is scored with parameters that were trained on it. Compare scores only with models that
+may adapt too. Dropout is off. The parameters that score a segment also compute its memory. Several
+streams adapt one set of parameters together; the papers use one stream.
 
 With g the gradient of a segment's mean nll (nats per scored target, over all streams):
 
@@ -15,11 +14,10 @@ With g the gradient of a segment's mean nll (nats per scored target, over all st
     rms   p <- p - lr g / (root + epsilon) - min(decay root, 1) (p - p0)
           root = sqrt(sum of g^2 over ``statistics`` segments of the training split, at p0)
 
-Source: Krause et al. 2018, "Dynamic Evaluation of Neural Sequence Models", and Krause et al.
-2019, "Dynamic Evaluation of Transformer Language Models" (arXiv 1904.08378). The squares are
-summed, not averaged, as in the code of the second (benkrause/dynamiceval-transformer), so its
-settings hold here for the same number of segments. The limit of 1, which keeps the decay from
-passing p0, is from the first paper; the second's code has none.
+Source: Krause et al. 2018, "Dynamic Evaluation of Neural Sequence Models", and 2019, "Dynamic
+Evaluation of Transformer Language Models" (arXiv 1904.08378). The squares are summed, not averaged,
+as in the code of the second (benkrause/dynamiceval-transformer). The limit of 1, which keeps the
+decay from passing p0, is from the first paper; the second's code has none.
 """
 
 from typing import Any
@@ -39,10 +37,8 @@ Params = Any
 class Learner(flax.struct.PyTreeNode):
     """The parameters of dynamic evaluation between two segments.
 
-    Attributes:
-      params: parameters that score the next segment.
-      trained: p0; ``None`` for a rule without decay.
-      root: root of the summed squared gradients, in the shape of ``params``; ``None`` likewise.
+    ``params`` score the next segment; ``trained``, p0, and ``root``, of the summed squared
+    gradients, have their shape, and are ``None`` for ``sgd``.
     """
 
     params: Params
@@ -65,11 +61,9 @@ def update(state: Learner, gradient: Params, c: DynamicConfig) -> Params:
 def score_and_learn(
     state: Learner, batch: Batch, mems: Memory, model: TransformerXL, c: DynamicConfig
 ) -> tuple[jax.Array, jax.Array, Memory, Learner]:
-    """Scores a segment with ``state.params``, then updates them by the rule.
+    """Scores a segment with ``state.params``, then updates them if it has a target.
 
-    Returns:
-      sum of nll in nats and number of targets, float32 []; memory after; learner after, which
-      keeps its parameters where the segment has no target.
+    Returns the sum of nll in nats, the number of targets (float32 []), memory and learner after.
     """
     gradient, (nll_sum, count, after) = _gradient(state.params, batch, mems, model)
     new = update(state, gradient, c)

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import jax
@@ -17,15 +17,17 @@ import numpy as np
 from jax.sharding import Mesh
 
 from txl_jax.config import ProtocolConfig, TransformerXLConfig
+from txl_jax.data.batch import Batch
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import prefetch
 from txl_jax.data.sentences import Sentences, ordered_streams
+from txl_jax.data.sources.progress import bar
 from txl_jax.evaluation.batches import EvaluationBatches
-from txl_jax.evaluation.dynamic import Learner, Params
-from txl_jax.evaluation.programs import SegmentPrograms
-from txl_jax.evaluation.protocols import under_protocol
+from txl_jax.evaluation.dynamic import Learner, Params, add_squares, score_and_learn
+from txl_jax.evaluation.protocols import keeps_cache, under_protocol
+from txl_jax.model.memory import Cache, Memory, cache_shardings, memory_shardings
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.parallel.processes import placed
+from txl_jax.parallel.processes import is_process_zero, placed
 from txl_jax.parallel.shardings import Shardings
 
 
@@ -74,13 +76,30 @@ class Evaluator:
         )
         self.streams = streams(tokens, name=name)
         self.batches = EvaluationBatches(self.streams, protocol, self._shardings)
-        self.programs = SegmentPrograms(self.model, protocol, self._shardings, self.batches.rows)
         self._training: EvaluationBatches | None = None
         if protocol.dynamic.rule == "rms":
             if training is None:
                 raise ValueError("dynamic evaluation 'rms' needs the training split")
             train = streams(training, name="the train split")
             self._training = EvaluationBatches(train, protocol, self._shardings)
+        rows, mems = self._shardings.rows(), memory_shardings(self._shardings)
+        whole = self._shardings.replicated()
+        self.score = jax.jit(  # (params, batch, mems) -> nll_sum, count, mems
+            self._score,
+            in_shardings=(None, rows, None),  # parameters and memory stay where they are
+            donate_argnums=(2,),
+        )
+        self.score_and_learn = jax.jit(  # (learner, batch, mems) -> nll_sum, count, mems, learner
+            functools.partial(score_and_learn, model=self.model, c=protocol.dynamic),
+            in_shardings=(None, rows, mems),
+            out_shardings=(whole, whole, mems, None),
+        )
+        self._add_squares = jax.jit(  # (squares, params, batch, mems) -> squares, mems
+            functools.partial(add_squares, model=self.model),
+            in_shardings=(None, None, rows, mems),
+            out_shardings=(None, mems),
+        )
+        self._project_memory = jax.jit(self._init_cache)
 
     def run(
         self,
@@ -91,9 +110,6 @@ class Evaluator:
         """The score of ``params``, which do not change; ``None`` if ``stop()`` became true.
 
         ``progress(done, total)`` is called for each segment, those of statistics included.
-
-        Raises:
-          RuntimeError: not every target was scored once.
         """
         start = time.perf_counter()
         params = placed(params, self._shardings.parameters(params))
@@ -120,30 +136,74 @@ class Evaluator:
 
     def lower(self, params: Params) -> jax.stages.Lowered:
         """The program that scores a segment, not compiled; ``params``: shapes with shardings."""
-        return self.programs.lower(params, self.batches.shapes())
+        mems, batch = self.first_memory_shapes(params), self.batches.shapes()
+        rule = self.protocol.dynamic.rule
+        if rule == "none":
+            return self.score.lower(params, batch, mems)
+        learner = Learner(params, params, params) if rule == "rms" else Learner(params)
+        return self.score_and_learn.lower(learner, batch, mems)
+
+    def first_memory_shapes(self, params: Params) -> Any:
+        """Shapes and shardings of the memory or cache before the first segment."""
+        mems: Any = jax.eval_shape(self._init_mems)
+        if keeps_cache(self.model.cfg, self.protocol):
+            mems = jax.eval_shape(self._init_cache, params, mems)
+        place = lambda x, sharding: x.update(sharding=sharding)
+        return jax.tree.map(place, mems, self._memory_shardings(mems))
 
     def _sums(self, params: Params) -> Generator[tuple[Any, Any], None, None]:
         """Dispatches segments; nll sum and target count of each, 0 where nothing is scored."""
-        learner, programs = Learner(params), self.programs
+        learner, empty = Learner(params), memory_shardings(self._shardings)
+        mems: Any = placed(self._init_mems(), empty)
         if self._training:
             zeros = functools.partial(jax.tree.map, jnp.zeros_like)
             squares = jax.jit(zeros, out_shardings=self._shardings.parameters(params))(params)
-            mems: Any = programs.empty_memory()
             segments = self._training.first(self.protocol.dynamic.statistics)
             with contextlib.closing(prefetch(segments)) as batches:
                 for batch in batches:
-                    squares, mems = programs.add_squares(squares, params, batch, mems)
+                    squares, mems = self._add_squares(squares, params, batch, mems)
                     jax.block_until_ready(mems)  # queued steps would each hold a copy of the sums
                     yield 0.0, 0
             learner = Learner(params, params, jax.tree.map(jnp.sqrt, squares))
-        mems = programs.first_memory(params)
+            mems = placed(self._init_mems(), empty)
+        if keeps_cache(self.model.cfg, self.protocol):
+            mems = self._project_memory(params, mems)
         with contextlib.closing(prefetch(iter(self.batches))) as batches:
             for batch in batches:
                 if self.protocol.dynamic.rule == "none":
-                    nll_sum, n, mems = programs.score(params, batch, mems)
+                    nll_sum, n, mems = self.score(params, batch, mems)
                 else:
-                    nll_sum, n, mems, learner = programs.score_and_learn(learner, batch, mems)
+                    nll_sum, n, mems, learner = self.score_and_learn(learner, batch, mems)
                 yield nll_sum, n
+
+    def _init_mems(self) -> Memory:
+        mems = self.model.init_mems(self.batches.rows, self.protocol.mem_len)
+        if self.protocol.first_memory == "zeros":  # counted as real states, as by the authors
+            return mems.replace(filled=jnp.full_like(mems.filled, mems.mem_len))
+        return mems
+
+    def _init_cache(self, params: Params, mems: Memory) -> Cache:
+        seg_len, variables = self.protocol.seg_len, {"params": params}
+        cache: Any = self.model.apply(variables, mems, seg_len=seg_len, method="init_cache")
+        return jax.lax.with_sharding_constraint(cache, self._memory_shardings(cache))
+
+    def _memory_shardings(self, mems: Memory | Cache) -> Memory | Cache:
+        place = self._shardings
+        return cache_shardings(place, mems) if isinstance(mems, Cache) else memory_shardings(place)
+
+    def _score(self, params: Params, batch: Batch, mems):
+        apply = functools.partial(self.model.apply, {"params": params}, batch.inputs)
+        kwargs = batch.model_kwargs(self.model.cfg.memory_free)
+        if self.protocol.temperature == 1:
+            nll, mems = apply(batch.targets, mems, method="nll", **kwargs)
+        else:
+            logits, mems = apply(mems, **kwargs)
+            log_p = jax.nn.log_softmax(logits / self.protocol.temperature)
+            nll = -jnp.take_along_axis(log_p, batch.targets[..., None], axis=-1)[..., 0]
+        sums = jnp.sum(nll * batch.weights), jnp.sum(batch.weights)
+        constrain = jax.lax.with_sharding_constraint
+        mems = constrain(mems, self._memory_shardings(mems))
+        return *constrain(sums, self._shardings.replicated()), mems
 
 
 def split_evaluator(
@@ -152,3 +212,15 @@ def split_evaluator(
     """An evaluator for the split of the corpus that the protocol names."""
     tokens, name = getattr(corpus, protocol.split), f"the {protocol.split} split"
     return Evaluator(model, protocol, tokens, mesh, name, training=corpus.train)
+
+
+@contextlib.contextmanager
+def segment_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr; gives ``progress(done, total)``, as :meth:`Evaluator.run` calls it."""
+    with bar(title, None, unit="segment", disable=not is_process_zero()) as shown:
+
+        def progress(done: int, total: int) -> None:
+            shown.total = total
+            shown.update(done - shown.n)
+
+        yield progress

@@ -11,8 +11,8 @@ from txl_jax.data.sentences import AnyStreams, Sentences, ordered_streams
 
 def under_protocol(model: TransformerXLConfig, protocol: ProtocolConfig) -> TransformerXLConfig:
     """The model's config with the protocol's ``clamp_len`` and ``same_length``, where given."""
-    chosen = {"clamp_len": protocol.clamp_len, "same_length": protocol.same_length}
-    changes: dict[str, Any] = {key: x for key, x in chosen.items() if x is not None}
+    keys = ("clamp_len", "same_length")
+    changes = {key: x for key in keys if (x := getattr(protocol, key)) is not None}
     return dataclasses.replace(model, **changes)
 
 
@@ -64,12 +64,9 @@ def describe_targets(protocol: ProtocolConfig) -> str:
     return ", ".join([f"{protocol.split} split", *(_shape(protocol) if limit else []), *limit])
 
 
-_ONLY = " segments only"
-
-
 def is_part(description: str) -> bool:
     """Whether a result of :func:`describe` or :func:`describe_targets` is for a part of a split."""
-    return _ONLY in description
+    return " segments only" in description
 
 
 def _shape(protocol: ProtocolConfig) -> list[str]:
@@ -78,22 +75,20 @@ def _shape(protocol: ProtocolConfig) -> list[str]:
 
 
 def _limit(protocol: ProtocolConfig) -> list[str]:
-    return [f"first {protocol.max_segments}{_ONLY}"] if protocol.max_segments else []
+    return [f"first {protocol.max_segments} segments only"] if protocol.max_segments else []
 
 
 def compared_protocols(protocol: ProtocolConfig) -> list[tuple[str, ProtocolConfig]]:
-    """The protocol, then the same without dynamic evaluation, then without memory or context.
+    """Names and protocols: the given one, static evaluation, evaluation without memory or context.
 
-    Each comes with its name. A comparison that would change nothing is left out.
+    A comparison that would change nothing is left out.
     """
     static = dataclasses.replace(protocol, dynamic=DynamicConfig())
-    history = describe_history(protocol)
-    named = [(history, static)]
-    if protocol.dynamic.rule != "none":
-        named.insert(0, (f"{history}, dynamic {protocol.dynamic.rule}", protocol))
+    history, rule = describe_history(protocol), protocol.dynamic.rule
+    named = [(f"{history}, dynamic {rule}", protocol)] if rule != "none" else []
+    named.append((history, static))
     lengths = {"context": protocol.context_len, "memory": protocol.mem_len}
-    kinds = " and ".join(name for name, length in lengths.items() if length)
-    if kinds:
+    if kinds := " and ".join(name for name, length in lengths.items() if length):
         none: dict[str, Any] = {"mem_len": 0, "context_len": 0, "warm_start": 0}
         named.append((f"no {kinds}", dataclasses.replace(static, same_length=False, **none)))
     return named

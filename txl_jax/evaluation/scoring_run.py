@@ -14,8 +14,7 @@ from txl_jax.config import ProtocolConfig
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.sentences import flat_tokens
 from txl_jax.evaluation.baselines import DESCRIPTIONS, score_baselines
-from txl_jax.evaluation.evaluator import split_evaluator
-from txl_jax.evaluation.progress import segment_bar
+from txl_jax.evaluation.evaluator import segment_bar, split_evaluator
 from txl_jax.evaluation.protocols import (
     compared_protocols,
     describe,
@@ -35,9 +34,9 @@ def evaluate_split(
 ) -> dict[str, Any] | None:
     """Scores ``evaluate.split``: the protocol, simpler ones, other weights, baselines.
 
-    Prints a table, writes it as ``evaluation.json`` in the workdir, appends it to
-    ``evaluations.jsonl`` and returns it; ``None`` if ``stop()`` became true. Of many processes
-    all score the model; only process 0 prints, writes and scores the baselines.
+    Prints a table, writes ``evaluation.json``, appends to ``evaluations.jsonl`` and returns the
+    result; ``None`` if ``stop()`` became true. All processes score the model; process 0 does the
+    rest.
     """
     split = getattr(corpus, trained.config.evaluate.split)
     protocol = drop_unused_limit(trained.config.evaluate, split)
@@ -94,7 +93,7 @@ def _requested_scores(
 def vocab_note(corpus: Corpus, split: str) -> str:
     """What to add to a protocol if another text's vocabulary encodes the split.
 
-    The loss falls where more words are unknown, so the note gives their share.
+    It gives the share of unknown words, because the loss falls where more words are unknown.
     """
     vocab = corpus.vocab
     if not corpus.info["foreign_vocab"]:
