@@ -40,12 +40,16 @@ from txl_jax.units import UNIT_NAMES, format_value, in_unit
 def run(trained: TrainedModel, workdir: str) -> str:
     """Writes the :func:`line_record` of each line of the text; a summary goes to stderr.
 
-    Raises:
-      ConfigError, DataError, AnalysisError: the text cannot be read or encoded, or is empty, or
-        the results cannot be written.
+    Raises ConfigError, DataError or AnalysisError where the text cannot be read or encoded, or is
+    empty, or the results cannot be written.
     """
     c, vocab = trained.config.score, trained.vocab
-    _check_json(c)
+    check_file("score.json", c.json)
+    exist = os.path.isfile(c.path) and os.path.isfile(c.json or "")
+    if exist and os.path.samefile(c.path, c.json or ""):
+        raise ConfigError(
+            f"config key score.json = {c.json!r}: is the text of score.path; name another file"
+        )
     name = "standard input" if c.path == "-" else c.path
     lines = io.StringIO(_text(c.path), newline="\n").readlines()  # does not split at form feeds
     ids = encode_lines(vocab, lines, name)
@@ -119,14 +123,13 @@ def _score_batch(cfg, params, texts: Sequence[np.ndarray], c: ScoreConfig) -> li
     context_len = _context_len(cfg, c)
     mems = model.init_mems(len(texts), 0 if cfg.memory_free else c.mem_len)
     ends = {n: len(text) - 1 for n, text in enumerate(texts)}
-    read = lambda row, i, j: texts[row][i:j]
     parts = [np.zeros((len(texts), 0), np.float32)]
     for start in range(0, max(ends.values()), c.seg_len):
+        read = lambda row, i, j: texts[row][i:j]
         segment = read_segment(read, ends, start, c.seg_len, c.seg_len, context_len)
         nll, mems = score(params, make_batch(segment, reset_memory=False), mems)
         parts.append(np.asarray(nll))
-    nll = np.concatenate(parts, axis=1)
-    return [nll[n, : ends[n]] for n in range(len(texts))]
+    return [nll[: ends[n]] for n, nll in enumerate(np.concatenate(parts, axis=1))]
 
 
 @functools.lru_cache(maxsize=4)
@@ -166,12 +169,8 @@ def line_record(
     Bytes that are not UTF-8 become ``\\xNN``.
     """
     raw = text.rstrip("\n").encode("utf-8", "surrogateescape")
-    row: dict[str, Any] = {
-        "line": n,
-        "text": raw.decode("utf-8", "backslashreplace"),
-        "tokens": len(ids),
-        "nll": math.fsum(nll.tolist()),
-    }
+    row: dict[str, Any] = {"line": n, "text": raw.decode("utf-8", "backslashreplace")}
+    row |= {"tokens": len(ids), "nll": math.fsum(nll.tolist())}
     if vocab.unknown is not None:
         row["unknown"] = count_unknown(vocab, ids)
     if len(ids):
@@ -194,36 +193,25 @@ def summary(
 ) -> str:
     """A note for each way in which the tokens differ from the text, then its size and mean."""
     total = math.fsum(math.fsum(nll.tolist()) for nll in losses)
-    tokens, text = np.concatenate(ids), "".join(lines)
-    raw = text.encode("utf-8", "surrogateescape")
-    notes = encoding_notes(vocab, tokens, text)
-    before = line_end(vocab) if vocab.kind == "sentence" else tokens[:0]
-    per_byte = f", {total / math.log(2) / len(raw):.4f} bits per byte of the text"
-    if vocab.decode_bytes(np.concatenate([before, tokens])) != raw:
-        notes.append("no bits per byte, because the tokens do not determine the bytes of the text")
-        per_byte = ""
-    unknown, unit = count_unknown(vocab, tokens), vocab.unit
-    share = f" ({unknown / len(tokens):.1%} {vocab.unknown})" if unknown else ""
-    mean = format_value(in_unit(total / len(tokens), unit), unit)
-    size = f"{len(lines):,} lines, {len(tokens):,} tokens{share}"
-    return "\n".join(
-        [f"note: {x}" for x in notes] + [f"{size}: {mean} {UNIT_NAMES[unit]}{per_byte}"]
-    )
-
-
-def encoding_notes(vocab: Vocab, ids: np.ndarray, text: str) -> list[str]:
-    """What encoding changed in a text."""
-    notes = []
+    tokens, text, unit = np.concatenate(ids), "".join(lines), vocab.unit
+    unknown, raw, notes = count_unknown(vocab, tokens), text.encode("utf-8", "surrogateescape"), []
     words = (text.lower() if vocab.lower_case else text).split()
-    unknown = count_unknown(vocab, ids) - words.count(vocab.unknown or "")
-    if unknown:
-        count = "1 word is" if unknown == 1 else f"{unknown:,} words are"
+    if new := unknown - words.count(vocab.unknown or ""):
+        count = "1 word is" if new == 1 else f"{new:,} words are"
         notes.append(f"{count} not in the vocabulary and scored as {vocab.unknown}")
     if vocab.lower_case and text != text.lower():
         notes.append("the vocabulary has no capital letters: the text is scored in lower case")
     if vocab.kind == "byte" and "\n" in text and len(vocab.encode("\n")) == 0:
         notes.append("the vocabulary has no newline: line ends are left out")
-    return notes
+    before = line_end(vocab) if vocab.kind == "sentence" else tokens[:0]
+    per_byte = f", {total / math.log(2) / len(raw):.4f} bits per byte of the text"
+    if vocab.decode_bytes(np.concatenate([before, tokens])) != raw:
+        notes.append("no bits per byte, because the tokens do not determine the bytes of the text")
+        per_byte = ""
+    share = f" ({unknown / len(tokens):.1%} {vocab.unknown})" if unknown else ""
+    mean = f"{format_value(in_unit(total / len(tokens), unit), unit)} {UNIT_NAMES[unit]}{per_byte}"
+    size = f"{len(lines):,} lines, {len(tokens):,} tokens{share}"
+    return "\n".join([*(f"note: {note}" for note in notes), f"{size}: {mean}"])
 
 
 def _text(path: str) -> str:
@@ -232,16 +220,6 @@ def _text(path: str) -> str:
         return data.decode("utf-8", "surrogateescape")
     except OSError as error:
         raise ConfigError(f"config key score.path = {path!r}: {error.strerror}") from error
-
-
-def _check_json(c: ScoreConfig) -> None:
-    """Raises ConfigError if the results cannot be written, or would replace the text."""
-    check_file("score.json", c.json)
-    exist = os.path.isfile(c.path) and os.path.isfile(c.json or "")
-    if exist and os.path.samefile(c.path, c.json or ""):
-        raise ConfigError(
-            f"config key score.json = {c.json!r}: is the text of score.path; name another file"
-        )
 
 
 def _write(records: Sequence[dict[str, Any]], path: str | None) -> None:

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ProtocolConfig
@@ -22,6 +20,7 @@ from txl_jax.evaluation.protocols import (
     drop_unused_limit,
     target_indices,
 )
+from txl_jax.evaluation.score import count_unknown
 from txl_jax.files import write_json
 from txl_jax.parallel.processes import is_process_zero
 from txl_jax.parallel.shardings import make_mesh
@@ -101,8 +100,8 @@ def vocab_note(corpus: Corpus, split: str) -> str:
     note = ", encoded with the model's vocabulary"
     if vocab.unknown is None:
         return note
-    unknown = flat_tokens(getattr(corpus, split)) == vocab.symbols.index(vocab.unknown)
-    return f"{note} ({np.mean(unknown):.1%} {vocab.unknown})"
+    tokens = flat_tokens(getattr(corpus, split))
+    return f"{note} ({count_unknown(vocab, tokens) / len(tokens):.1%} {vocab.unknown})"
 
 
 def conversions(nats: float, corpus: Corpus, protocol: ProtocolConfig) -> dict[str, float]:
