@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.interleaved import machine, write
-from txl_jax.analysis.timing import summary, time_alternating, timed
+from txl_jax.analysis.speed import summary, time_alternating, timed
 from txl_jax.model.dropout import AttentionDropout
 from txl_jax.model.kernels import attend, parity
 from txl_jax.model.masks import attention_mask

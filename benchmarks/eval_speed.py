@@ -21,8 +21,7 @@ from benchmarks.interleaved import (
     write,
 )
 from benchmarks.sizes import experiment
-from txl_jax.analysis.speed import random_params, scoring
-from txl_jax.analysis.timing import time_alternating
+from txl_jax.analysis.speed import random_params, scoring, time_alternating
 from txl_jax.evaluation.protocols import under_protocol
 from txl_jax.planning.flops import layer_flops, protocol_shape, vocabulary_flops
 

@@ -23,8 +23,7 @@ import numpy as np
 
 from benchmarks.interleaved import add_flags, changes, peers, report_of, tell, write
 from benchmarks.sizes import experiment
-from txl_jax.analysis.speed import random_params
-from txl_jax.analysis.timing import time_alternating
+from txl_jax.analysis.speed import random_params, time_alternating
 from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ExperimentConfig
 from txl_jax.generation.generate import generate

@@ -1,6 +1,6 @@
 """What the benchmarks share: their flags, their figures, and a program of another Python.
 
-Programs are timed in turn (txl_jax/analysis/timing.py). :class:`Peer` is one in another process:
+Programs are timed in turn (txl_jax/analysis/speed.py). :class:`Peer` is one in another process:
 the authors' code under PyTorch.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from txl_jax.analysis.timing import ratio, summary
+from txl_jax.analysis.speed import ratio, summary
 from txl_jax.planning.machines import CHIPS
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

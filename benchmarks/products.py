@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.interleaved import add_flags, changes, machine, write
 from benchmarks.sizes import experiment
 from benchmarks.train_speed import training
-from txl_jax.analysis.timing import time_alternating, timed
+from txl_jax.analysis.speed import time_alternating, timed
 from txl_jax.config import ExperimentConfig
 
 _IN_A_ROW = 5

@@ -27,8 +27,7 @@ from benchmarks.interleaved import (
     write,
 )
 from benchmarks.sizes import experiment
-from txl_jax.analysis.speed import random_tokens
-from txl_jax.analysis.timing import time_alternating, timed
+from txl_jax.analysis.speed import random_tokens, time_alternating, timed
 from txl_jax.config import ExperimentConfig
 from txl_jax.data.feed import training_feed
 from txl_jax.data.sentences import shuffled_streams

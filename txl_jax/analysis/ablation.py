@@ -74,10 +74,9 @@ def run(config: str, overrides: Mapping[str, str], workdir: str, train: Train) -
     rows = [score_row(one, c) for one in runs]
     if processes.is_process_zero():
         table, unit, name = summarize(rows), rows[0]["unit"], os.path.basename(config.split(":")[0])
-        text = _text(table, unit)
-        about = {"table": name, "split": c.split, "max_tokens": c.max_tokens}
-        title = f"{name}, {rows[0]['text']}, {c.split} split"
+        title, text = f"{name}, {rows[0]['text']}, {c.split} split", _text(table, unit)
         columns = ("row", "seed", "length", "loss_nats", unit)
+        about = {"table": name, "split": c.split, "max_tokens": c.max_tokens}
         files = {
             "ablation.json": {**about, "table": table, "runs": rows},
             "ablation.csv": [
@@ -105,10 +104,9 @@ def table_runs(config: str, overrides: Mapping[str, str], workdir: str) -> list[
         )
     given = {}
     for text in c.workdirs:
-        row, _, folder = text.partition("=")
-        if not folder:
+        row, _, given[row] = text.partition("=")
+        if not given[row]:
             raise AnalysisError(f"config key ablation.workdirs: {text!r} must be ROW=WORKDIR")
-        given[row] = folder
     for row in (*c.rows, *given):
         if row not in all_rows:
             raise AnalysisError(f"there is no row {row!r}; rows: {', '.join(all_rows)}")
@@ -116,14 +114,13 @@ def table_runs(config: str, overrides: Mapping[str, str], workdir: str) -> list[
     for row in c.rows or all_rows:
         exp = load_config(f"{file}:{'-'.join(filter(None, (row, variant)))}", overrides)
         exp = override(exp, {"generate.length": 0})
-        seeds: list[int] = list(c.seeds)
+        names = [row if c.seeds == (0,) else f"{row}-seed{seed}" for seed in c.seeds]
+        folders = [os.path.join(workdir, name) for name in names]
+        found = [(seed, folder, False) for seed, folder in zip(c.seeds, folders, strict=True)]
         if row in given:  # replaces the row's first seed
-            seed = load(given[row]).config.seed
-            runs.append(RowRun(row, override(exp, {"seed": seed}), given[row], given=True))
-            del seeds[0]
-        for seed in seeds:
-            folder = os.path.join(workdir, row if c.seeds == (0,) else f"{row}-seed{seed}")
-            runs.append(RowRun(row, override(exp, {"seed": seed}), folder))
+            found[0] = load(given[row]).config.seed, given[row], True
+        for seed, folder, is_given in found:
+            runs.append(RowRun(row, override(exp, {"seed": seed}), folder, is_given))
     return runs
 
 
@@ -213,9 +210,8 @@ def protocol_at_length(exp: ExperimentConfig, length: int) -> ProtocolConfig:
     p = exp.evaluate
     if exp.train.mem_len:
         return dataclasses.replace(p, mem_len=length, context_len=0)
-    context_len = length - p.seg_len
-    p = dataclasses.replace(p, mem_len=0, warm_start=0, same_length=False)
-    return dataclasses.replace(p, context_len=context_len)
+    changes: dict[str, Any] = {"mem_len": 0, "warm_start": 0, "context_len": length - p.seg_len}
+    return dataclasses.replace(p, same_length=False, **changes)
 
 
 def first_targets(split: np.ndarray | Sentences, n: int) -> np.ndarray | Sentences:
@@ -271,7 +267,7 @@ def _figure(table: list[dict[str, Any]], rows: list[dict[str, Any]], title: str)
     """The value of every row over attention length; thin lines: its seeds, star: its best."""
     unit: Unit = table[0]["unit"]
     figure = new_figure()
-    axes = figure.add_subplot()
+    axes = figure.add_subplot(xlabel="attention length in evaluation (tokens)")
     for n, row in enumerate(table):
         colour = f"C{n % 10}"
         for one in rows:
@@ -279,7 +275,6 @@ def _figure(table: list[dict[str, Any]], rows: list[dict[str, Any]], title: str)
                 axes.plot(one["lengths"], one["values"], color=colour, linewidth=0.5, alpha=0.6)
         axes.plot(row["lengths"], row["curve"], ".-", color=colour, label=row["row"])
         axes.plot(row["length"], row["best"], "*", color=colour, markersize=11)
-    axes.set_xlabel("attention length in evaluation (tokens)")
     axes.set_ylabel(f"{UNIT_NAMES[unit]} ({unit})")
     axes.set_title(f"{title}\nloss over attention length, best marked")
     axes.grid(alpha=0.3)

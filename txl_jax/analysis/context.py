@@ -26,7 +26,7 @@ from txl_jax.analysis.recl import Losses
 from txl_jax.analysis.results import corpus_record, describe_model, new_figure, write_results
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir_files import check_outputs
-from txl_jax.config import ContextConfig, TransformerXLConfig
+from txl_jax.config import ContextConfig, TransformerXLConfig, override
 from txl_jax.data.corpus import Corpus, corpus_from_config
 from txl_jax.data.sentences import Sentences
 from txl_jax.data.vocab import Vocab
@@ -39,25 +39,29 @@ from txl_jax.parallel.device_memory import check_memory
 from txl_jax.units import UNIT_NAMES, format_value, in_unit
 
 Progress = Callable[[int, int], None]
+Batches = tuple[int, Iterator[tuple[tuple[int, ...], np.ndarray, np.ndarray]]]
+"""The number of batches, and of each: C lengths, target indices [C,B,T], losses [C,B,T]."""
 
 
 def run(trained: TrainedModel, workdir: str) -> str:
     """Measures, prints a table and writes ``context*`` in the workdir; returns the last line."""
-    c = trained.config.context
     if trained.config.model.memory_free:
-        c = dataclasses.replace(c, kind="window")
-        exp = dataclasses.replace(trained.config, context=c)
+        exp = override(trained.config, {"context.kind": "window"})
         trained = dataclasses.replace(trained, config=exp)
+    c = trained.config.context
     check_size(trained, c)
     check_outputs(workdir, "context")
     corpus = corpus_from_config(trained.config.data, trained.vocab)
     with segment_bar(f"{c.split} split, contexts up to {c.lengths[-1]}") as progress:
         losses = measure(trained, corpus, c, trained.config.name, progress)
-    result = summary(trained, corpus, losses)
+    result, unit = summary(trained, corpus, losses), corpus.vocab.unit
     last = f"effective context {result['effective_length']} tokens of {c.lengths[-1]}"
     if result["effective_is_longest"]:
         last = f"effective context at least {c.lengths[-1]} tokens, the longest that was measured"
-    print(_table(result), flush=True)
+    protocol = f"{c.kind}, stride {c.stride}, {result['targets']:,} targets"
+    print(f"{c.split} split by context length in tokens ({protocol}):")
+    for row in result["results"]:
+        print(f"  {row['context']:>7,}  {format_value(row[unit], unit):>9} {unit}", flush=True)
     files = {
         "context_losses.npz": losses.arrays(),
         "context.json": result,
@@ -133,8 +137,8 @@ def losses_by_context(
     """Losses of the same targets at every length of ``c``: float32 [C,N], nats.
 
     A window ``model.same_length`` acts with memory only; layers of ``params`` are not scanned.
-    ``tokens``: int [text], of which :func:`target_slice` selects the targets. ``progress`` is
-    called after each batch with the batches done and their total. Raises as :func:`check`.
+    ``tokens``: int [text]; :func:`target_slice` selects the targets. ``progress`` gets how many
+    batches are done and how many there are. Raises as :func:`check`.
     """
     check(model, tokens, c)
     targets = target_slice(tokens, c)
@@ -153,10 +157,6 @@ def losses_by_context(
             losses[c.lengths.index(length), index[valid]] = values[valid]
         progress(done, total)
     return losses
-
-
-Batches = tuple[int, Iterator[tuple[tuple[int, ...], np.ndarray, np.ndarray]]]
-"""The number of batches, and of each: C lengths, target indices [C,B,T], losses [C,B,T]."""
 
 
 def _window_batches(model, params, text, c: ContextConfig, group: tuple[int, ...]) -> Batches:
@@ -258,9 +258,8 @@ def summary(trained: TrainedModel, corpus: Corpus, losses: Losses) -> dict[str, 
 
 def describe_kind(c: ContextConfig) -> str:
     """Kind and stride in words."""
-    if c.kind == "memory":
-        return f"memory of that many states, segments of {c.stride}"
-    return f"windows, stride {c.stride}"
+    kinds = {"memory": "memory of that many states, segments of", "window": "windows, stride"}
+    return f"{kinds[c.kind]} {c.stride}"
 
 
 def set_length_axis(axes, lengths: tuple[int, ...], c: ContextConfig) -> None:
@@ -275,19 +274,10 @@ def set_length_axis(axes, lengths: tuple[int, ...], c: ContextConfig) -> None:
     axes.grid(alpha=0.3)
 
 
-def _table(result: dict[str, Any]) -> str:
-    unit = result["unit"]
-    rows = [
-        f"  {r['context']:>7,}  {format_value(r[unit], unit):>9} {unit}" for r in result["results"]
-    ]
-    protocol = f"{result['kind']}, stride {result['stride']}, {result['targets']:,} targets"
-    return "\n".join([f"{result['split']} split by context length in tokens ({protocol}):", *rows])
-
-
 def _figure(trained: TrainedModel, result: dict[str, Any]):
     unit, c, effective = result["unit"], trained.config.context, result["effective_length"]
     figure = new_figure()
-    axes = figure.add_subplot()
+    axes = figure.add_subplot(ylabel=UNIT_NAMES[unit])
     axes.plot(c.lengths, [r[unit] for r in result["results"]], marker="o")
     at_least = "at least " if result["effective_is_longest"] else ""
     label = (
@@ -296,7 +286,6 @@ def _figure(trained: TrainedModel, result: dict[str, Any]):
     )
     axes.axvline(effective, color="C3", linestyle="--", label=label)
     set_length_axis(axes, c.lengths, c)
-    axes.set_ylabel(UNIT_NAMES[unit])
     axes.legend()
     text = f"{result['label']}, {c.split} split, {result['targets']:,} targets, {describe_kind(c)}"
     axes.set_title(f"{describe_model(trained)}\n{text}", fontsize=10)

@@ -1,21 +1,31 @@
-"""``--mode=probe``: how far back a model finds an answer, and how far back it can (reach.py).
+"""``--mode=probe``: how far back a model finds an answer, and how far back it can.
 
 The text is that of data/sources/probe.py. At each distance, episodes are drawn whose answer is the
 last target of a segment, after other episodes that fill the memory.
+
+Each layer attends to states of the layer below, which attends as far back again, so the reach is
+O(L x M), layers times memory (paper, section 3.2). Without a window a query attends to M positions
+before its *segment*. For L = 2 and M = T = 3 the reach of the last target is T + L*M = 9:
+
+    segment       0 0 0 | 1 1 1 | 2 2 2 | target
+    layer 2                 x x x   x x x           the query attends to memory and segment,
+    layer 1         x x x   x x x                   and the oldest of these attends as far again
+    distance      9 8 7   6 5 4   3 2 1   0
 """
 
 import dataclasses
+import functools
+import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from txl_jax.analysis.reach import last_logits, measured_reach, reach
 from txl_jax.analysis.results import describe_model, new_figure, write_results
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir_files import check_outputs
-from txl_jax.config import ProbeTextConfig
+from txl_jax.config import ProbeTextConfig, TransformerXLConfig
 from txl_jax.data.sources.probe import alphabet, draw, episodes
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.model.footprint import Need, of_reading
@@ -23,6 +33,7 @@ from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import check_memory
 
 BATCH_SIZE = 100
+MAX_DISTANCES = 512
 
 
 def run(trained: TrainedModel, workdir: str) -> str:
@@ -35,13 +46,9 @@ def run(trained: TrainedModel, workdir: str) -> str:
     for mem_len in memory_lengths(trained):
         window = trained.model.cfg.same_length if mem_len else False  # it needs a memory
         model = TransformerXL(dataclasses.replace(trained.model.cfg, same_length=window))
-        reaches.append(
-            {
-                "mem_len": mem_len,
-                "reach": reach(model.cfg, t.seg_len, mem_len),
-                "measured": measured_reach(model, trained.params, t.seg_len, mem_len),
-            }
-        )
+        measured = measured_reach(model, trained.params, t.seg_len, mem_len)
+        possible = reach(model.cfg, t.seg_len, mem_len)
+        reaches.append({"mem_len": mem_len, "reach": possible, "measured": measured})
         rows += [score_distance(trained, model, mem_len, d) for d in c.probe.distances]
     result = {
         "model": describe_model(trained),
@@ -55,9 +62,8 @@ def run(trained: TrainedModel, workdir: str) -> str:
         "reaches": reaches,
         "rows": rows,
     }
-    last = _last_line(result)
     files = {"probe.json": result, "probe.csv": rows, "probe": lambda: figure_of(result)}
-    return write_results(workdir, last, files)
+    return write_results(workdir, _last_line(result), files)
 
 
 def check(trained: TrainedModel) -> None:
@@ -125,35 +131,100 @@ def score_distance(
 
 
 def draw_texts(
-    c: ProbeTextConfig,
-    rng: np.random.Generator,
-    distance: int,
-    count: int,
-    seg_len: int,
-    min_before: int,
+    c: ProbeTextConfig, rng: Any, distance: int, count: int, seg_len: int, min_before: int
 ) -> list[str]:
     """Texts that end with an episode of that distance; each has a multiple of T tokens plus one.
 
     At least ``min_before`` tokens of other episodes come first; the first episode is truncated.
     """
     size = -(-(min_before + distance + 1) // seg_len) * seg_len + 1
-    n_before = size - (distance + 2)
-    texts = []
+    n_before, texts = size - (distance + 2), []
     for _ in range(count):
         before = draw(c, rng, n_before + c.longest + 2)
         texts.append(before[len(before) - n_before :] + episodes(c, rng, np.array([distance])))
     return texts
 
 
+def last_logits(
+    model: TransformerXL, params: Any, tokens: np.ndarray, seg_len: int, mem_len: int
+) -> np.ndarray:
+    """The logits after the last of ``tokens`` int32 [B,S], float32 [B,V]; S a multiple of T."""
+    mems = model.init_mems(len(tokens), mem_len)
+    for start in range(0, tokens.shape[1], seg_len):
+        logits, mems = _segment(model, params, tokens[:, start : start + seg_len], mems)
+    return np.asarray(logits)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _segment(model: TransformerXL, params: Any, tokens: jax.Array, mems: Any):
+    logits, mems = model.apply({"params": params}, tokens, mems)
+    return logits[:, -1], mems
+
+
+def reach(c: TransformerXLConfig, seg_len: int, mem_len: int) -> int:
+    """The largest distance at which a token can change the prediction of a segment's last target.
+
+    Counted back from the target: 1 is the last input. Exact if the text is long enough.
+    """
+    if c.same_length:
+        per_layer = mem_len - 1 if c.same_length == "pytorch" else mem_len
+        return 1 + c.n_layer * min(per_layer, mem_len)
+    first = seg_len - 1  # the oldest position that matters, counted from the segment's start
+    for _ in range(c.n_layer):
+        first = first // seg_len * seg_len - mem_len  # memory reaches M before its segment
+    return seg_len - first
+
+
+def changes_prediction(
+    model: TransformerXL, params: Any, seg_len: int, mem_len: int, distances: np.ndarray
+) -> np.ndarray:
+    """Whether changing the token at each distance changes the prediction of the last target.
+
+    One token of each of four random texts is replaced, and every bit of the last logits is
+    compared. True is proof. False may be an influence lost in rounding.
+
+    ``distances``: int [R], from 1, counted back from the target. Returns bool [R].
+    """
+    rng = np.random.default_rng(0)
+    n_rows, vocab_size = len(distances), model.cfg.vocab_size
+    assert vocab_size is not None
+    length = -(-int(max(distances)) // seg_len) * seg_len + seg_len
+    changed = np.zeros(n_rows, bool)
+    for _ in range(4):
+        text = np.tile(rng.integers(vocab_size, size=length, dtype=np.int32), (n_rows, 1))
+        other = text.copy()
+        index = np.arange(n_rows), length - np.asarray(distances)
+        other[index] = (text[index] + rng.integers(1, vocab_size, size=n_rows)) % vocab_size
+        before, after = (last_logits(model, params, x, seg_len, mem_len) for x in (text, other))
+        changed |= (before != after).any(axis=-1)
+    return changed
+
+
+def measured_reach(model: TransformerXL, params: Any, seg_len: int, mem_len: int) -> int:
+    """The largest distance at which a change was measured; tries up to T beyond :func:`reach`."""
+    limit = reach(model.cfg, seg_len, mem_len)
+    count = min(MAX_DISTANCES, limit + seg_len)
+    spread = np.linspace(1, limit + seg_len, count).round().astype(int)
+    distances = np.union1d(spread, [limit, limit + 1])
+    changed = changes_prediction(model, params, seg_len, mem_len, distances)
+    return int(max(distances[changed], default=0))
+
+
 def figure_of(result: dict[str, Any]) -> Any:
     """Accuracy over distance, a line for each memory length; below it the reach of each."""
-    figure = new_figure(9, 6.5)
+    figure, text, trained = new_figure(9, 6.5), result["text"], result["trained_mem_len"]
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1))
     for i, entry in enumerate(result["reaches"]):
-        _draw_memory(top, bottom, i, entry, result)
-    text = result["text"]
-    chance = f"chance, 1/{text['symbols']}"
-    top.axhline(result["chance"], color="0.3", lw=1, label=chance)
+        rows, name, limit = _rows(result, entry), f"memory {entry['mem_len']}", entry["reach"]
+        label = name if entry["mem_len"] == trained else f"{name} (trained with {trained})"
+        values = [row["distance"] for row in rows], [row["accuracy"] for row in rows]
+        size = max(9 - 2.5 * i, 3)  # decreasing, so that all markers are visible where lines meet
+        top.plot(*values, marker="o", markersize=size, label=label)
+        bottom.barh(name, entry["measured"], color=f"C{i}", height=0.6, alpha=0.5)
+        bottom.plot(limit, name, "k|", markersize=16, mew=2, clip_on=False)
+        reaches = f"   {entry['measured']} seen, {limit} possible"
+        bottom.text(limit, name, reaches, va="center", fontsize=8)
+    top.axhline(result["chance"], color="0.3", lw=1, label=f"chance, 1/{text['symbols']}")
     top.set(ylim=(0, 1.05), ylabel=f"accuracy of {result['rows'][0]['answers']} answers")
     top.legend(loc="center left")
     bottom.set_ylim(len(result["reaches"]) - 0.4, -0.6)
@@ -165,24 +236,6 @@ def figure_of(result: dict[str, Any]) -> Any:
         f" symbols, {text['shortest']} to {text['longest']} tokens back"
     )
     return figure
-
-
-def _rows(result: dict[str, Any], mem_len: int) -> list[dict[str, Any]]:
-    return [row for row in result["rows"] if row["mem_len"] == mem_len]
-
-
-def _draw_memory(top, bottom, i: int, entry: dict[str, Any], result: dict[str, Any]) -> None:
-    """Accuracies of one memory length, its measured reach as a bar, and the possible one."""
-    rows, trained = _rows(result, entry["mem_len"]), result["trained_mem_len"]
-    name, limit = f"memory {entry['mem_len']}", entry["reach"]
-    label = name if entry["mem_len"] == trained else f"{name} (trained with {trained})"
-    values = [row["distance"] for row in rows], [row["accuracy"] for row in rows]
-    size = max(9 - 2.5 * i, 3)  # decreasing, so that all markers are visible where lines meet
-    top.plot(*values, marker="o", markersize=size, label=label)
-    bottom.barh(name, entry["measured"], color=f"C{i}", height=0.6, alpha=0.5)
-    bottom.plot(limit, name, "k|", markersize=16, mew=2, clip_on=False)
-    text = f"   {entry['measured']} seen, {limit} possible"
-    bottom.text(limit, name, text, va="center", fontsize=8)
 
 
 def _draw_lengths(top, bottom, result: dict[str, Any]) -> None:
@@ -204,14 +257,15 @@ def _draw_lengths(top, bottom, result: dict[str, Any]) -> None:
     bottom.set_xticks(ticks, [str(tick) for tick in ticks])
 
 
+def _rows(result: dict[str, Any], entry: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for row in result["rows"] if row["mem_len"] == entry["mem_len"]]
+
+
 def _last_line(result: dict[str, Any]) -> str:
     """For each memory, the longest distance before the first with accuracy below 0.9."""
     parts = []
     for entry in result["reaches"]:
-        found = "none"
-        for row in _rows(result, entry["mem_len"]):
-            if row["accuracy"] < 0.9:
-                break
-            found = f"to {row['distance']} tokens"
-        parts.append(f"memory {entry['mem_len']}: {found} (reach {entry['reach']})")
+        right = itertools.takewhile(lambda row: row["accuracy"] >= 0.9, _rows(result, entry))
+        found = [f"to {row['distance']} tokens" for row in right] or ["none"]
+        parts.append(f"memory {entry['mem_len']}: {found[-1]} (reach {entry['reach']})")
     return f"answers found 9 times in 10, {'; '.join(parts)}; chance {result['chance']:.3f}"

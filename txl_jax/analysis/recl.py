@@ -13,6 +13,7 @@ move on to that length. The RECL is the length at which this ends.
 """
 
 import dataclasses
+import itertools
 import os
 import zipfile
 from collections.abc import Sequence
@@ -31,12 +32,9 @@ class LossesError(AnalysisError):
 class Losses:
     """A model's loss on each token of a text, for each context length.
 
-    Attributes:
-      name: of the model.
-      contexts: C lengths in tokens, rising.
-      nll: float [C,N], nats, of the same N targets at every length.
-      targets: sha256 of the targets' symbols joined by newlines (UTF-8), in hexadecimal, so that
-        losses of different texts are never compared; "": unknown.
+    ``contexts``: C lengths in tokens, rising; ``nll``: float [C,N], nats, of the same N targets at
+    every length; ``targets``: sha256 of the targets' symbols joined by newlines (UTF-8), in
+    hexadecimal, so that losses of different texts are never compared; "": unknown.
     """
 
     name: str
@@ -45,8 +43,7 @@ class Losses:
     targets: str = ""
 
     def __post_init__(self):
-        rising = all(a < b for a, b in zip(self.contexts, self.contexts[1:], strict=False))
-        if len(self.contexts) < 2 or not rising:
+        if len(self.contexts) < 2 or any(a >= b for a, b in itertools.pairwise(self.contexts)):
             raise LossesError(f"{self.name}: contexts {self.contexts} must be two or more, rising")
         if self.nll.ndim != 2 or self.nll.shape[0] != len(self.contexts) or not self.nll.size:
             raise LossesError(
@@ -72,12 +69,11 @@ class Losses:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes an .npz: ``name``, ``contexts`` int [C], ``nll`` float32 [C,N], ``targets``.
 
-        Another program, for example an LSTM's, can write such a file and join the comparison:
+        Another program can write such a file and join the comparison:
         ``np.savez("lstm.npz", name="LSTM", contexts=[100, 200], nll=nll)``. For every length c and
-        target t it runs the LSTM from its zero state over the c tokens before t alone, and keeps
-        -log p(token t). The targets are those of ``--mode=recl``: tokens ``longest`` to
-        ``longest + max_tokens`` of the split, counted from 0. Without ``targets`` only the number
-        of targets is compared.
+        target t it runs the LSTM from its zero state over the c tokens before t, and keeps
+        -log p(token t). Targets are the tokens ``recl.longest`` to ``recl.longest + max_tokens`` of
+        the split, from 0. Without ``targets`` only their number is compared.
         """
         write_arrays(os.fspath(path), self.arrays())
 
@@ -98,16 +94,12 @@ class Losses:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gains:
-    """What a model of a group gains from longer contexts, on the group's hard tokens.
-
-    ``absolute``: float64 [C,C], exp f(c,c) - exp f(c,c'), in perplexity; row c, column c'.
-    ``relative``: the same over exp f(c,c).
-    """
+    """What a model of a group gains from longer contexts, on the group's hard tokens."""
 
     name: str
     contexts: tuple[int, ...]
-    absolute: np.ndarray
-    relative: np.ndarray
+    absolute: np.ndarray  # float64 [C,C], exp f(c,c) - exp f(c,c'), perplexity; row c, column c'
+    relative: np.ndarray  # the same over exp f(c,c)
 
     def recl(self, threshold: float = 0.01) -> int:
         """The RECL in tokens; the longest length if no gain is below the threshold."""
@@ -134,10 +126,8 @@ def gains(group: Sequence[Losses], r: float) -> list[Gains]:
         for own, losses in zip(absolute, group, strict=True):
             relative_loss = np.minimum(baseline[hard], losses.nll[:, hard]).mean(axis=1)
             own[c] = floor[c] - np.exp(relative_loss)
-    return [
-        Gains(losses.name, contexts, own, own / floor)
-        for own, losses in zip(absolute, group, strict=True)
-    ]
+    pairs = zip(group, absolute, strict=True)
+    return [Gains(losses.name, contexts, own, own / floor) for losses, own in pairs]
 
 
 def _check(group: Sequence[Losses], r: float) -> None:

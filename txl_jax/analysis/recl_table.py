@@ -14,18 +14,25 @@ import os
 import re
 from typing import Any
 
-import jax
 import numpy as np
 
-from txl_jax.analysis import recl_figures
-from txl_jax.analysis.context import check, describe_kind, measure, target_slice, targets_hash
+from txl_jax.analysis.context import (
+    check,
+    describe_kind,
+    measure,
+    set_length_axis,
+    target_slice,
+    targets_hash,
+)
 from txl_jax.analysis.recl import Gains, Losses, LossesError, gains
-from txl_jax.analysis.results import corpus_record, write_results
+from txl_jax.analysis.results import corpus_record, new_figure, write_results
 from txl_jax.checkpoint.loading import load
+from txl_jax.checkpoint.tensors import parameters_hash
 from txl_jax.checkpoint.workdir import read_experiment, read_json, read_record, read_vocab
 from txl_jax.checkpoint.workdir_files import CONFIG, check_outputs, register_outputs
 from txl_jax.config import ContextConfig, DataConfig, ExperimentConfig
 from txl_jax.data.corpus import corpus_from_config
+from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import under_protocol
@@ -63,8 +70,7 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
     members = parse_models(exp.recl.models)
     check_outputs(workdir, "recl")
     register_outputs(workdir, "recl")
-    data = None if exp.data == DataConfig() else exp.data
-    losses, steps, text = _collect_losses(members, c, data, workdir)
+    losses, steps, about = _collect_losses(members, c, exp, workdir)
     groups: dict[str, list[Losses]] = {}
     for member in members:
         groups.setdefault(member.group, []).append(losses[member])
@@ -80,12 +86,11 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
         }
         for m in members
     ]
+    protocol = {"kind": c.kind, "stride": c.stride, "targets": losses[members[0]].nll.shape[1]}
     result = {
-        **text,
+        **about,
         "split": c.split,
-        "kind": c.kind,
-        "stride": c.stride,
-        "targets": losses[members[0]].nll.shape[1],
+        **protocol,
         "first_target": c.lengths[-1],
         "lengths": list(c.lengths),
         "threshold": exp.recl.threshold,
@@ -94,12 +99,17 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
     print(table(result), flush=True)
     last = f"RECL of {len(members)} models from contexts up to {c.lengths[-1]:,} tokens"
     subtitle = f"{result['targets']:,} targets of {_text(result)}, {describe_kind(c)}"
+    columns = ("r", "recl", "at_least", "loss_rises")
     files = {
         "recl.json": result,
-        "recl.csv": _rows(result),
+        "recl.csv": [
+            {"group": m["group"], "model": m["name"], **{k: s[k] for k in columns}, **protocol}
+            for m in models
+            for s in m["shares"]
+        ],
         "recl_gains.csv": _gain_rows(group_gains),
-        "recl": lambda: recl_figures.heat_maps(group_gains, subtitle),
-        "recl_loss": lambda: recl_figures.curves(groups, subtitle, c),
+        "recl": lambda: _heat_maps(group_gains, subtitle),
+        "recl_loss": lambda: _curves(groups, subtitle, c),
     }
     return write_results(workdir, last, files)
 
@@ -142,21 +152,26 @@ def parse_models(models: tuple[str, ...]) -> list[Member]:
 
 
 def _collect_losses(
-    members: list[Member], c: ContextConfig, data: DataConfig | None, workdir: str
+    members: list[Member], c: ContextConfig, exp: ExperimentConfig, workdir: str
 ) -> tuple[dict[Member, Losses], dict[Member, int], dict[str, Any]]:
     """Checks the models, and returns their losses, checkpoint steps and corpus."""
+    data = None if exp.data == DataConfig() else exp.data
     own = [m for m in members if not m.recorded]
-    _check_equal({m: _describe_vocab(m) for m in own}, "have other vocabularies, do not compare")
+    vocabs = {m: read_vocab(m.path) for m in own}
+    describe = lambda v: f"{len(v):,} symbols of kind {v.kind}, sha256 {_hash(sorted(v.symbols))}"
+    kinds = {m: describe(vocab) for m, vocab in vocabs.items()}
+    _check_equal(kinds, "have other vocabularies, do not compare")
     texts = {m: read_record(m.path).get("corpus", {}).get("source_hash", "") for m in own}
     _check_equal(texts, "were trained on other text; train them on the same")
     losses = {m: _read_recorded(m, c) for m in members if m.recorded}
-    targets = {m: _targets(m, losses.get(m), c, data) for m in members}
+    targets = {m: (found.nll.shape[1], found.targets) for m, found in losses.items()}
+    targets |= {m: _targets(m, vocabs[m], c, data) for m in own}
     _check_equal(
-        {m: f"{count:,} targets" for m, (count, _) in targets.items()},
+        {m: f"{targets[m][0]:,} targets" for m in members},
         "have losses of other targets; see context.max_tokens, context.split and recl.longest",
     )
     _check_equal(
-        {m: digest for m, (_, digest) in targets.items()},
+        {m: targets[m][1] for m in members},
         "do not predict the same text: the symbols of their targets differ; name one text for all"
         " with --config.data.name and data.path",
     )
@@ -176,19 +191,15 @@ def _check_equal(values: dict[Member, str], problem: str) -> None:
             raise AnalysisError(f"{member} and {first} {problem} ({value} and {expected})")
 
 
-def _describe_vocab(member: Member) -> str:
-    vocab = read_vocab(member.path)
-    digest = hashlib.sha256(json.dumps(sorted(vocab.symbols)).encode()).hexdigest()
-    return f"{len(vocab.symbols):,} symbols of kind {vocab.kind}, sha256 {digest}"
+def _hash(symbols: list[str]) -> str:
+    return hashlib.sha256(json.dumps(symbols).encode()).hexdigest()
 
 
 def _targets(
-    member: Member, recorded: Losses | None, c: ContextConfig, data: DataConfig | None
+    member: Member, vocab: Vocab, c: ContextConfig, data: DataConfig | None
 ) -> tuple[int, str]:
     """The number of a model's targets, and their hash; loads no parameters."""
-    if recorded is not None:
-        return recorded.nll.shape[1], recorded.targets
-    exp, vocab = read_experiment(member.path), read_vocab(member.path)
+    exp = read_experiment(member.path)
     tokens = getattr(corpus_from_config(data or exp.data, vocab), c.split)
     try:
         check(exp.model, tokens, c)
@@ -214,7 +225,7 @@ def _read_recorded(member: Member, c: ContextConfig) -> Losses:
 def _measure(
     member: Member, c: ContextConfig, data: DataConfig | None, workdir: str
 ) -> tuple[Losses, int, dict[str, Any]]:
-    """A model's losses, read from the workdir's ``recl`` folder if kept; its step and text."""
+    """A model's losses, read back from the folder ``recl`` if kept there; its step and text."""
     trained = load(member.path)
     corpus = corpus_from_config(data or trained.config.data, trained.vocab)
     path = os.path.join(workdir, "recl", "-".join(filter(None, (member.group, member.name))))
@@ -225,10 +236,10 @@ def _measure(
         del settings["batch_size"]
     key = {
         "step": trained.step,
-        "parameters": _parameters_hash(trained.params),
+        "parameters": parameters_hash(trained.params),
         "model": dataclasses.asdict(dataclasses.replace(model, kernel="auto")),
         "source_hash": corpus.source_hash,
-        "symbols": hashlib.sha256(json.dumps(trained.vocab.symbols).encode()).hexdigest(),
+        "symbols": _hash(trained.vocab.symbols),
         "context": settings,
     }
     key = json.loads(json.dumps(key))
@@ -241,15 +252,6 @@ def _measure(
         losses.save(path + ".npz")
         write_json(path + ".json", key)
     return losses, trained.step, corpus_record(corpus)
-
-
-def _parameters_hash(params: Any) -> str:
-    """Sha256 of all parameters and their names."""
-    digest = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        digest.update(jax.tree_util.keystr(path).encode())
-        digest.update(np.ascontiguousarray(leaf).tobytes())
-    return digest.hexdigest()
 
 
 def _shares(
@@ -294,43 +296,80 @@ def table(result: dict[str, Any]) -> str:
     for group, models in itertools.groupby(result["models"], lambda m: m["group"]):
         lines += [f"  -- {group}"] if group else []
         for m in models:
-            cells = [f"{_cell(s):>18}" for s in m["shares"]]
-            lines.append(f"  {m['name']:<{width}}" + "".join(cells).rstrip())
+            cells = [
+                f"{'at least ' * s['at_least']}{s['recl']:,}{'*' if s['loss_rises'] else ' '}"
+                for s in m["shares"]
+            ]
+            row = f"  {m['name']:<{width}}" + "".join(f"{cell:>18}" for cell in cells)
+            lines.append(row.rstrip())
     return "\n".join([*lines, LOSS_RISES] if "*" in "".join(lines) else lines)
 
 
-def _cell(share: dict[str, Any]) -> str:
-    at_least, mark = "at least " * share["at_least"], "*" if share["loss_rises"] else " "
-    return f"{at_least}{share['recl']:,}{mark}"
-
-
-def _rows(result: dict[str, Any]) -> list[dict[str, Any]]:
-    protocol = {key: result[key] for key in ("kind", "stride", "targets")}
-    columns = ("r", "recl", "at_least", "loss_rises")
-    return [
-        {"group": m["group"], "model": m["name"], **{key: s[key] for key in columns}, **protocol}
-        for m in result["models"]
-        for s in m["shares"]
-    ]
-
-
-def _gain_rows(gains: dict[str, dict[float, list[Gains]]]) -> list[dict[str, Any]]:
-    return [
-        {
-            "group": group,
-            "model": model.name,
-            "r": r,
-            "c": model.contexts[i],
-            "c_new": model.contexts[j],
-            "gain_in_perplexity": model.absolute[i, j],
-            "relative_gain": model.relative[i, j],
-        }
-        for group, shares in gains.items()
+def _gain_rows(group_gains: dict[str, dict[float, list[Gains]]]) -> list[dict[str, Any]]:
+    columns = ("group", "model", "r", "c", "c_new", "gain_in_perplexity", "relative_gain")
+    rows = [
+        (group, m.name, r, m.contexts[i], m.contexts[j], m.absolute[i, j], m.relative[i, j])
+        for group, shares in group_gains.items()
         for r, models in shares.items()
-        for model in models
-        for i, j in itertools.combinations(range(len(model.contexts)), 2)
+        for m in models
+        for i, j in itertools.combinations(range(len(m.contexts)), 2)
     ]
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def _text(result: dict[str, Any]) -> str:
     return f"{result.get('label', 'recorded losses')}, {result['split']} split"
+
+
+def _heat_maps(group_gains: dict[str, dict[float, list[Gains]]], subtitle: str):
+    """Gains from c to c' > c: models down, r across; those of one group and r share a scale."""
+    counts = [len(next(iter(shares.values()))) for shares in group_gains.values()]
+    n_shares = len(next(iter(group_gains.values())))
+    heights = [2.4 * count + 1.7 for count in counts]
+    figure = new_figure(1 + 3.3 * n_shares, sum(heights))
+    panels = figure.subfigures(len(group_gains), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for panel, (group, shares), count in zip(panels, group_gains.items(), counts, strict=True):
+        panel.suptitle(f"Gain from longer contexts{_suffix(group)}\n{subtitle}", fontsize=10)
+        grid = panel.subplots(count, n_shares, squeeze=False, sharex=True, sharey=True)
+        for column, (r, models) in zip(grid.T, shares.items(), strict=True):
+            top = max(g.absolute[np.triu_indices(len(g.contexts), 1)].max() for g in models)
+            for axes, model in zip(column, models, strict=True):
+                image = _heat_map(axes, model, top or 1.0)
+                axes.set_title(f"{model.name}, r = {r}", fontsize=9)
+            column[-1].set_xlabel("longer context c' (tokens)", fontsize=8)
+            size = {"fraction": 0.1 / count, "pad": 0.04 / count, "aspect": 25}
+            bar = panel.colorbar(image, ax=list(column), location="bottom", **size)
+            bar.set_label("exp f(c,c) - exp f(c,c') (perplexity per token)", fontsize=8)
+            bar.ax.tick_params(labelsize=7)
+        for axes in grid[:, 0]:
+            axes.set_ylabel("context c (tokens)", fontsize=8)
+    return figure
+
+
+def _heat_map(axes, model: Gains, top: float):
+    n = len(model.contexts)
+    values = np.ma.masked_where(np.tril(np.ones((n, n), bool)), model.absolute)
+    ticks = range(0, n, -(-n // 10))
+    labels = [model.contexts[i] for i in ticks]
+    axes.set_xticks(ticks, labels, rotation=90, fontsize=7)
+    axes.set_yticks(ticks, labels, fontsize=7)
+    return axes.imshow(values, vmin=0, vmax=top, cmap="viridis", aspect="auto")
+
+
+def _curves(groups: dict[str, list[Losses]], subtitle: str, c: ContextConfig):
+    """Perplexity over context length, a panel for each group."""
+    figure = new_figure(6 * len(groups) + 2, 5)
+    panels = figure.subplots(1, len(groups), squeeze=False)[0]
+    for axes, (group, models) in zip(panels, groups.items(), strict=True):
+        for losses in models:
+            axes.plot(losses.contexts, np.exp(losses.mean()), marker="o", label=losses.name)
+        set_length_axis(axes, c.lengths, c)
+        axes.set_ylabel("perplexity per token")
+        axes.legend()
+        axes.set_title(f"Perplexity by context length{_suffix(group)}", fontsize=10)
+    figure.suptitle(subtitle, fontsize=10)
+    return figure
+
+
+def _suffix(group: str) -> str:
+    return f", group {group}" if group else ""

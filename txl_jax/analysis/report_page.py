@@ -7,7 +7,9 @@
 run with other runs that are named; OUT need not be a run itself.
 """
 
+import base64
 import dataclasses
+import glob
 import importlib.resources
 import json
 import os
@@ -18,7 +20,7 @@ from typing import Any
 import jinja2
 
 from txl_jax import records
-from txl_jax.analysis.report_figures import curves, saved_figures
+from txl_jax.analysis.results import figure_bytes, new_figure
 from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.checkpoint.workdir import read_json, read_record
 from txl_jax.checkpoint.workdir_files import CONFIG, check_outputs, register_outputs
@@ -29,8 +31,8 @@ from txl_jax.files import atomic_write
 from txl_jax.units import UNIT_NAMES, Unit, format_value
 
 PAGE, TEMPLATE = "report.html", "report_page.html.jinja"
-LARGEST_JSON = 200_000
-"""Characters; the page leaves out the JSON of an analysis that is not shorter."""
+LARGEST_JSON, LARGEST_SVG = 200_000, 300_000
+"""Characters: the page leaves out a longer JSON of an analysis, and has the PNG of a larger SVG."""
 
 REPORT_SECTIONS = (
     ("ablation", "Table of rows", "Every row at every attention length, best marked."),
@@ -65,7 +67,7 @@ class RunRecord:
     def name(self) -> str:
         """The name of the experiment, and of the folder if it is another."""
         name = self.config.get("name", "")
-        return name if name == self.folder or not name else f"{name} ({self.folder})"
+        return name if name in (self.folder, "") else f"{name} ({self.folder})"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -76,8 +78,8 @@ class RunRecord:
     @property
     def changed_settings(self) -> dict[str, Any]:
         """Settings that are not the defaults."""
-        changed = {k: v for k, v in self.settings.items() if DEFAULTS.get(k) != v}
-        return {k: v for k, v in changed.items() if k != "report.workdirs"}
+        given = {k: v for k, v in self.settings.items() if k != "report.workdirs"}
+        return {k: v for k, v in given.items() if DEFAULTS.get(k) != v}
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -96,13 +98,9 @@ class RunRecord:
     def main_result(self) -> dict[str, Any] | None:
         """The latest evaluation; the run's own text and whole splits come before all others."""
         own = self.config.get("corpus", {}).get("source_hash")
-
-        def rank(numbered: tuple[int, dict[str, Any]]) -> tuple[bool, bool, int]:
-            n, result = numbered
-            whole = not is_part(_protocol(result["results"][0]))
-            return result.get("source_hash") == own, whole, n
-
-        return max(enumerate(self.evaluations), key=rank, default=(0, None))[1]
+        whole = lambda result: not is_part(result["results"][0].get("protocol", ""))
+        rank = lambda result: (result.get("source_hash") == own, whole(result))
+        return max(reversed(self.evaluations), key=rank, default=None)
 
     @property
     def score(self) -> tuple[str, str, str]:
@@ -110,7 +108,7 @@ class RunRecord:
         if (result := self.main_result) is None:
             return "not evaluated", "", ""
         first, unit = result["results"][0], result["unit"]
-        return _value(first, unit), UNIT_NAMES[unit], _protocol(first)
+        return _value(first, unit), UNIT_NAMES[unit], first.get("protocol", "")
 
 
 def run(exp: ExperimentConfig, workdir: str) -> str:
@@ -124,9 +122,9 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
         )
     check_outputs(workdir, "report")
     register_outputs(workdir, "report")
-    runs = [*([main] if main else []), *others]
-    for warning in (warning for one in runs for warning in one.warnings):
-        _warn(warning)
+    runs = [main, *others] if main else others
+    for one in runs:
+        _warn(*one.warnings)
     names = main.name if main else " and ".join(one.name for one in others)
     content = {
         "title": exp.report.title or names,
@@ -160,7 +158,7 @@ def read_run(workdir: str) -> RunRecord:
     evaluations, more = _read_lines(path("evaluations.jsonl"), is_evaluation)
     single = path("evaluation.json")
     if not evaluations and os.path.exists(single):
-        if (value := _read_object(single)) and is_evaluation(value):
+        if is_evaluation(value := _read_object(single)):
             evaluations = [value]
         else:
             more.append(f"{single}: is damaged or no evaluation, and skipped")
@@ -172,9 +170,7 @@ def read_run(workdir: str) -> RunRecord:
     return RunRecord(workdir, config, metrics, evaluations, sample, (*warnings, *more))
 
 
-def _read_lines(
-    path: str, accepts: Callable[[Any], bool]
-) -> tuple[list[dict[str, Any]], list[str]]:
+def _read_lines(path: str, accepts: Callable[[Any], bool]) -> tuple[list[Any], list[str]]:
     """The accepted objects of a file, and a sentence if lines of it are skipped."""
     if not os.path.exists(path):
         return [], []
@@ -182,7 +178,7 @@ def _read_lines(
     return found, [records.skipped_lines(path, skipped)] if skipped else []
 
 
-def _read_object(path: str) -> dict[str, Any] | None:
+def _read_object(path: str) -> Any:
     try:
         return read_json(path)
     except WorkdirError:
@@ -193,17 +189,13 @@ def is_evaluation(value: Any) -> bool:
     """Whether a JSON value is a result of ``evaluate_split`` (evaluation/scoring_run.py)."""
     try:
         unit, rows = value["unit"], value["results"]
-        return (
-            unit in UNIT_NAMES
-            and type(value["step"]) is int
-            and bool(rows)
-            and all(
-                isinstance(row["name"], str)
-                and isinstance(row.get("protocol", ""), str)
-                and type(row.get("targets", 0)) is int
-                and isinstance(row[unit], int | float | None)
-                for row in rows
-            )
+        known = unit in UNIT_NAMES and type(value["step"]) is int and bool(rows)
+        return known and all(
+            isinstance(row["name"], str)
+            and isinstance(row.get("protocol", ""), str)
+            and type(row.get("targets", 0)) is int
+            and isinstance(row[unit], int | float | None)
+            for row in rows
         )
     except (AttributeError, KeyError, TypeError):
         return False
@@ -224,7 +216,7 @@ def results(one: RunRecord) -> list[tuple[Any, ...]]:
     for result in one.evaluations:
         unit: Unit = result["unit"]
         for row in result["results"]:
-            name, protocol = row["name"], _protocol(row)
+            name, protocol = row["name"], row.get("protocol", "")
             step = "" if name in DESCRIPTIONS else result["step"]  # a baseline has none
             count = row.get("targets", "")
             rows[name, protocol] = (name, _value(row, unit), unit, count, step, protocol)
@@ -234,22 +226,21 @@ def results(one: RunRecord) -> list[tuple[Any, ...]]:
 def comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
     """Settings that differ, main results, curves in one figure, and why results do not compare."""
     rows = [(one.folder, *one.score) for one in runs]
+    mains = [result for one in runs if (result := one.main_result)]
     found: dict[str, set[Any]] = {
-        "texts or units": {
-            (r.get("source_hash"), r["unit"]) for one in runs if (r := one.main_result)
-        },
+        "texts or units": {(result.get("source_hash"), result["unit"]) for result in mains},
         "protocols": {protocol for _, _, unit, protocol in rows if unit},
     }
     values = [one.settings for one in runs]
     keys = sorted({key for each in values for key in each})
     settings = [(key, *(each.get(key, "") for each in values)) for key in keys]
+    same_unit = len({one.unit for one in runs}) == 1
+    metrics = [(one.folder, one.metrics) for one in runs]
     return {
         "runs": [one.folder for one in runs],
         "differing": [what for what, kinds in found.items() if len(kinds) > 1],
         "results": rows,
-        "curves": curves([(one.folder, one.metrics) for one in runs], runs[0].unit)
-        if len({one.unit for one in runs}) == 1
-        else None,
+        "curves": curves(metrics, runs[0].unit) if same_unit else None,
         "settings": [row for row in settings if len({str(value) for value in row[1:]}) > 1],
     }
 
@@ -260,8 +251,7 @@ def analyses(workdir: str) -> list[dict[str, Any]]:
     for name, heading, caption in REPORT_SECTIONS:
         path, text = os.path.join(workdir, f"{name}.json"), ""
         if os.path.exists(path):
-            value = _read_object(path)
-            if value is None:
+            if (value := _read_object(path)) is None:
                 _warn(f"{path}: is damaged and left out of the page")
             else:
                 text = json.dumps(value, indent=1, ensure_ascii=False)
@@ -272,12 +262,63 @@ def analyses(workdir: str) -> list[dict[str, Any]]:
     return sections
 
 
-def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+def saved_figures(workdir: str, prefix: str) -> list[dict[str, str]]:
+    """The figures of a workdir whose names start with ``prefix``; small ones as SVG."""
+    images = []
+    for png in sorted(glob.glob(os.path.join(glob.escape(workdir), f"{prefix}*.png"))):
+        svg = png.removesuffix("png") + "svg"
+        is_small = os.path.exists(svg) and os.path.getsize(svg) <= LARGEST_SVG
+        path, kind = (svg, "svg+xml") if is_small else (png, "png")
+        with open(path, "rb") as file:
+            images.append(_image(file.read(), kind, os.path.basename(path)))
+    return images
 
 
-def _protocol(row: Mapping[str, Any]) -> str:
-    return row.get("protocol", "")
+def curves(runs: Sequence[tuple[str, list[dict[str, Any]]]], unit: Unit) -> dict[str, str]:
+    """Loss, learning rate, gradient norm and tokens/s over steps as an image.
+
+    ``runs``: names and records; each run has a colour.
+    """
+    figure = new_figure(10, 7)
+    grid = figure.add_gridspec(2, 3, height_ratios=(2, 1))
+    keys = ("learning_rate", "grad_norm", "tokens_per_second")
+    names = ("learning rate", "gradient norm", "tokens per second")
+    sides = [figure.add_subplot(grid[1, n], ylabel=name) for n, name in enumerate(names)]
+    loss = figure.add_subplot(grid[0, :], ylabel=f"{UNIT_NAMES[unit]} ({unit})")
+    for n, (name, found) in enumerate(runs):
+        colour, prefix = f"C{n % 10}", f"{name} " if len(runs) > 1 else ""
+        train = [{**r, **r.get("timing", {})} for r in found if r["kind"] == "train"]
+        valid = [r for r in found if r["kind"] == "valid"]
+        _line(loss, train, unit, "-", color=colour, alpha=0.6, label=f"{prefix}training")
+        if any(r.get(unit) is not None for r in valid):
+            own = colour if prefix else "C1"
+            _line(loss, valid, unit, "o-", color=own, markersize=4, label=f"{prefix}validation")
+        for key, axes in zip(keys, sides, strict=True):
+            _line(axes, train, key, "-", color=colour)
+    if unit == "ppl":
+        loss.set_yscale("log")
+    what = runs[0][0] if len(runs) == 1 else f"{len(runs)} runs"
+    loss.set_title(f"{what}: loss in training and validation")
+    loss.legend(fontsize="small")
+    for axes in (loss, *sides):
+        axes.set_xlabel("step")
+        axes.grid(alpha=0.3)
+    return _image(figure_bytes(figure, "svg", "curves"), "svg+xml", "training curves")
+
+
+def _line(axes: Any, found: list[dict[str, Any]], key: str, style: str, **more: Any) -> None:
+    points = [(r["step"], r[key]) for r in found if r.get(key) is not None]
+    axes.plot([step for step, _ in points], [y for _, y in points], style, linewidth=1, **more)
+
+
+def _image(data: bytes, kind: str, name: str) -> dict[str, str]:
+    """``alt`` and ``src`` of an image that is part of the page."""
+    return {"alt": name, "src": f"data:image/{kind};base64,{base64.b64encode(data).decode()}"}
+
+
+def _warn(*texts: str) -> None:
+    for text in texts:
+        print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def _value(row: Mapping[str, Any], unit: Unit) -> str:

@@ -14,8 +14,10 @@ prints the paper's (a 24-layer model on a GPU) and the ratio of floating-point o
 """
 
 import dataclasses
+import functools
+import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -23,7 +25,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from txl_jax.analysis.results import write_results
-from txl_jax.analysis.timing import Program, ratio, summary, time_alternating, timed
 from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
 from txl_jax.checkpoint.workdir_files import check_outputs
 from txl_jax.config import MeshConfig, ProtocolConfig, SpeedConfig, TransformerXLConfig
@@ -39,6 +40,9 @@ from txl_jax.parallel.shardings import make_mesh
 
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 """Table 9, *paper*: how many times slower the vanilla model was at each attention length."""
+
+Program = Callable[[], float]
+"""Works, waits for the end and returns the seconds of one unit: an update, a segment, a token."""
 
 
 def run(trained: TrainedModel, workdir: str) -> str:
@@ -86,6 +90,46 @@ def measure_rows(c: TransformerXLConfig, settings: SpeedConfig) -> Iterator[dict
         }
 
 
+def time_alternating(
+    programs: Mapping[str, Program], rounds: int, warm_up: int = 2
+) -> dict[str, list[float]]:
+    """Seconds of each program in each round, without the warm-up rounds.
+
+    Programs alternate in one process, so that a busy machine slows all of them alike.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    for _ in range(warm_up + rounds):
+        for name, program in programs.items():
+            seconds[name].append(program())
+    return {name: times[warm_up:] for name, times in seconds.items()}
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """Seconds until the result of ``work`` is ready."""
+    start = time.perf_counter()
+    jax.block_until_ready(work())
+    return time.perf_counter() - start
+
+
+def summary(seconds: list[float]) -> dict[str, float]:
+    """Median, quartiles and extremes."""
+    ordered = sorted(seconds)
+    quarter = len(ordered) // 4
+    return {
+        "median": statistics.median(ordered),
+        "lower_quartile": ordered[quarter],
+        "upper_quartile": ordered[-1 - quarter],
+        "least": ordered[0],
+        "most": ordered[-1],
+        "rounds": len(ordered),
+    }
+
+
+def ratio(slow: list[float], fast: list[float]) -> dict[str, float]:
+    """The ratio slow / fast of each round, summarized by :func:`summary`."""
+    return summary([a / b for a, b in zip(slow, fast, strict=True)])
+
+
 def format_row(row: dict[str, Any]) -> str:
     """A row as text."""
     ms = {name: 1e3 * seconds["median"] for name, seconds in row["seconds_per_token"].items()}
@@ -125,9 +169,8 @@ def random_params(c: TransformerXLConfig) -> Any:
     """Small random parameters of the model's shapes."""
     shapes, treedef = jax.tree.flatten(param_shapes(c))
     keys = jax.random.split(jax.random.key(0), len(shapes))
-    draw = lambda keys: [
-        0.02 * jax.random.normal(k, x.shape) for k, x in zip(keys, shapes, strict=True)
-    ]
+    normal = lambda key, x: 0.02 * jax.random.normal(key, x.shape)
+    draw = lambda keys: list(map(normal, keys, shapes))
     return jax.tree.unflatten(treedef, jax.jit(draw)(keys))
 
 
@@ -150,10 +193,9 @@ def sliding_windows(c: TransformerXLConfig, length: int, windows: int, efficient
 
 def vanilla(c: TransformerXLConfig, efficient: bool) -> TransformerXL:
     """A model of the same widths and layers, without memory and with absolute positions."""
-    plain = dataclasses.replace(c, attention="absolute", same_length=False, clamp_len=-1)
-    kernel: Any = "xla" if efficient else "reference"
-    changes = {"kernel": kernel, "scan_layers": False, "n_positions": None}
-    return TransformerXL(dataclasses.replace(plain, **changes))
+    changes: dict[str, Any] = {"attention": "absolute", "same_length": False, "clamp_len": -1}
+    changes |= {"kernel": "xla" if efficient else "reference", "n_positions": None}
+    return TransformerXL(dataclasses.replace(c, scan_layers=False, **changes))
 
 
 def window_nll(model: TransformerXL, efficient: bool) -> Callable[..., Any]:
@@ -179,10 +221,8 @@ def window_nll(model: TransformerXL, efficient: bool) -> Callable[..., Any]:
         mems = self.init_mems(inputs.shape[0], 0)
         return self.nll(inputs, targets, mems, context_len=inputs.shape[1] - 1)[0]
 
-    method = last_position if efficient else every_position
-    return lambda params, inputs, targets: model.apply(
-        {"params": params}, inputs, targets, method=method
-    )
+    apply = functools.partial(model.apply, method=last_position if efficient else every_position)
+    return lambda params, inputs, targets: apply({"params": params}, inputs, targets)
 
 
 def memory_flops(c: TransformerXLConfig, length: int, seg_len: int) -> float:
@@ -197,11 +237,7 @@ def window_flops(c: TransformerXLConfig, length: int) -> float:
     nh, group = c.n_head * c.d_head, group_size(length, SHORT_GROUP.get(jax.default_backend()))
     starts = range(0, length, group)
     keys_read = sum(min(start + group, length) * min(group, length - start) for start in starts)
-    layer = length * (8 * c.d_model * nh + 4 * c.d_model * c.d_inner) + 4 * keys_read * nh
+    feed_forward, words = 4 * c.d_model * c.d_inner, 2.0 * c.d_model * (c.vocab_size or 0)
+    layer = length * (8 * c.d_model * nh + feed_forward) + 4 * keys_read * nh
     last = 4 * length * c.d_model * nh + 4 * c.d_model * nh + 4 * length * nh
-    return (
-        (c.n_layer - 1) * layer
-        + last
-        + 4 * c.d_model * c.d_inner
-        + 2.0 * c.d_model * (c.vocab_size or 0)
-    )
+    return (c.n_layer - 1) * layer + last + feed_forward + words

@@ -1,5 +1,6 @@
 """Named arrays of a stored model: read, checked against the wanted shapes, and put in a tree."""
 
+import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -67,6 +68,14 @@ def flat_params(params: Any) -> dict[str, np.ndarray]:
     """Parameters by their path in the tree, in C order: safetensors writes the raw memory."""
     flat = flatten_dict(jax.device_get(params), sep="/")
     return {name: np.ascontiguousarray(array) for name, array in sorted(flat.items())}
+
+
+def parameters_hash(params: Any) -> str:
+    """Sha256 of all parameters with their names and shapes, in hexadecimal."""
+    digest = hashlib.sha256()
+    for name, array in flat_params(params).items():
+        digest.update(name.encode() + str(array.shape).encode() + array.tobytes())
+    return digest.hexdigest()
 
 
 def params_from_flat(tensors: Mapping[str, np.ndarray], shapes: Any) -> dict[str, Any]:

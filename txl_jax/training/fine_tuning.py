@@ -14,7 +14,6 @@ run started from. A resumed run reads everything from its own workdir: the folde
 """
 
 import dataclasses
-import hashlib
 import os
 from typing import Any
 
@@ -22,7 +21,7 @@ import jax
 
 from txl_jax.checkpoint.errors import ModelFormatError
 from txl_jax.checkpoint.loading import load
-from txl_jax.checkpoint.tensors import flat_params
+from txl_jax.checkpoint.tensors import parameters_hash
 from txl_jax.checkpoint.workdir import read_experiment, read_json, read_record, read_vocab
 from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB
 from txl_jax.config import ConfigError, DataConfig, ExperimentConfig, TransformerXLConfig
@@ -110,15 +109,12 @@ def load_initial_params(
         raise _error(folder, str(error)) from error
     if _merged_model(exp, trained.config.model) != exp.model:
         raise _error(folder, "its model is of another shape than this run's")
-    digest = hashlib.sha256()
-    for name, array in flat_params(trained.params).items():
-        digest.update(name.encode() + str(array.shape).encode() + array.tobytes())
     record = {
         "start_from": folder,
         "folder": os.path.abspath(folder),
         "name": trained.config.name,
         "step": trained.step,
-        "parameters_sha256": digest.hexdigest(),
+        "parameters_sha256": parameters_hash(trained.params),
     }
     processes.on_process_zero(lambda: _write_record(workdir, record))
     params = processes.placed(trained.params, shardings.parameters(trained.params))
