@@ -1,6 +1,7 @@
 """The ``checkpoints/`` folder on disk: its steps, their metadata and faults, and what is moved."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -32,11 +33,7 @@ class CheckpointFolder:
         return sorted(int(name) for name in self._names() if name.isascii() and name.isdigit())
 
     def choose(self, which: str) -> int:
-        """The step that ``best`` (by validation), ``latest`` or a number names.
-
-        Raises:
-          CheckpointError: there is no such checkpoint.
-        """
+        """The step that ``best`` (by validation), ``latest`` or a number names; CheckpointError."""
         steps = self.steps()
         if not steps:
             raise CheckpointError(f"there is no checkpoint in {self.path}; train first")
@@ -44,8 +41,8 @@ class CheckpointFolder:
             return steps[-1]
         if which == "best":
             losses = {step: self.valid_loss(step) for step in steps}
-            measured = {step: loss for step, loss in losses.items() if loss is not None}
-            return min(measured, key=lambda step: measured[step]) if measured else steps[-1]
+            best = min(steps, key=losses.__getitem__)
+            return best if losses[best] < math.inf else steps[-1]
         named = {str(step): step for step in steps}
         if which not in named:
             raise CheckpointError(
@@ -53,18 +50,17 @@ class CheckpointFolder:
             )
         return named[which]
 
-    def valid_loss(self, step: int) -> float | None:
-        """The validation loss in nats that was saved with a step; ``None``: not measured.
+    def valid_loss(self, step: int) -> float:
+        """The validation loss in nats that was saved with a step; infinite: none can be read.
 
         Orbax's ``best_step`` would raise if this file is damaged.
         """
         try:
             path = os.path.join(self.step_path(step), "metrics", "metrics")
             with open(path, encoding="utf-8") as file:
-                value = float(json.load(file)[METRIC])
+                return float(json.load(file)[METRIC])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return None
-        return value if value != float("inf") else None
+            return math.inf
 
     def meta(self, step: int) -> tuple[dict[str, Any], str | None]:
         """The metadata of a step, and what is wrong with it (``None``: nothing)."""
@@ -111,8 +107,7 @@ class CheckpointFolder:
     def remove_temporary(self) -> None:
         """Removes what a save that failed, or whose process died, has left.
 
-        Orbax's ``cleanup_tmp_directories`` only acts when a manager opens; after a failed save on a
-        full disk the space is needed at once.
+        Orbax does so only when a manager opens; on a full disk the space is needed at once.
         """
         for name in self._names():
             if re.fullmatch(rf"\d+{re.escape(TEMPORARY)}", name):

@@ -1,7 +1,6 @@
 """Checkpoints: everything that a run needs to resume, with a checksum of every file.
 
-Orbax writes them asynchronously and commits each one atomically. The layout does not depend on how
-a run is executed:
+Orbax writes them asynchronously and commits each one atomically, in one layout for every run:
 
     checkpoints/<step>/params/ optimizer/ mems/   arrays
     checkpoints/<step>/average_<name>/            averaged parameters, if there are any
@@ -12,8 +11,8 @@ a run is executed:
 A checkpoint that does not match its checksums is moved aside as ``damaged-<step>``, never deleted,
 and the one before it is used.
 
-With many processes, all of them save and restore the parts of arrays that their devices hold, in
-one shared folder. Process 0 writes the checksums, decides what is restored, and moves folders.
+With many processes, each saves and restores the parts of arrays that its devices hold, in one
+shared folder. Process 0 writes the checksums, decides what is restored, and moves folders.
 """
 
 from typing import Any
@@ -37,12 +36,7 @@ from txl_jax.parallel.processes import on_process_zero
 
 
 class Checkpoints:
-    """The checkpoints of one workdir.
-
-    Args:
-      workdir: the folder that has, or will have, ``checkpoints/``.
-      c: which checkpoints to keep. ``None``: read only, nothing is ever removed.
-    """
+    """The checkpoints of one workdir; ``c``: which to keep, ``None``: read only."""
 
     def __init__(self, workdir: str, c: CheckpointConfig | None = None):
         self._folder = CheckpointFolder(workdir)
@@ -68,8 +62,7 @@ class Checkpoints:
     def save(self, step: int, state: Any, meta: dict[str, Any], valid_loss: float | None) -> None:
         """Starts to save; returns as soon as the state has been copied.
 
-        Raises:
-          CheckpointError: nothing could be written (a full disk, a lost folder).
+        CheckpointError where nothing could be written (a full disk, a lost folder).
         """
         self._save_items(step, state_items(state), meta, valid_loss)
 
@@ -108,11 +101,7 @@ class Checkpoints:
         on_process_zero(self._folder.finish_replacing)
 
     def wait(self) -> None:
-        """Waits until every checkpoint is on disk.
-
-        Raises:
-          CheckpointError: a save failed after it had started.
-        """
+        """Waits until every checkpoint is on disk; CheckpointError for a save that failed."""
         try:
             self._store.wait()
         except Exception as error:  # of Orbax's threads, of any type
@@ -138,14 +127,11 @@ class Checkpoints:
     ) -> tuple[Any, dict[str, Any]] | None:
         """The newest intact state and its metadata, or ``None`` if there is no checkpoint.
 
-        Args:
-          abstract: the shapes and dtypes of the state, with the wanted shardings.
-          config: the settings of this run, to compare with those of the checkpoint.
-          upto: ignores later steps.
+        ``abstract``: the shapes and dtypes of the state, with the wanted shardings. ``config``: the
+        settings of this run. ``upto``: ignores later steps.
 
         Raises:
-          CheckpointError: the checkpoint has another config or another format, or holds parameters
-            only.
+          CheckpointError: another config, another format, or parameters only.
         """
         for step in reversed(self.steps()):
             if upto is not None and step > upto:
@@ -171,11 +157,7 @@ class Checkpoints:
         return None
 
     def restore_params(self, step: int, abstract: Any, weights: str = RAW) -> Any:
-        """The parameters of a step only: ``raw``, or an average of them by its name.
-
-        Raises:
-          CheckpointError: they do not exist, are damaged, have another format, or do not fit.
-        """
+        """The parameters of a step, ``raw`` or an average by its name; CheckpointError: none."""
         where = f"checkpoint {step} in {self._folder.path}"
         meta, fault = self._checked_meta(step)
         if fault is not None:
@@ -199,11 +181,7 @@ class Checkpoints:
         return chosen, [name for name in meta.get("candidates", [RAW]) if name != chosen]
 
     def _checked_meta(self, step: int) -> tuple[dict[str, Any], str | None]:
-        """The metadata of a step and what is wrong with its files, on all processes.
-
-        Raises:
-          CheckpointError: the checkpoint has another format.
-        """
+        """The metadata of a step and its fault, on all processes; CheckpointError: the format."""
         meta, fault = on_process_zero(lambda: self._folder.meta(step))
         if fault is not None:
             return meta, fault

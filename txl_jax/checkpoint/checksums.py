@@ -2,11 +2,11 @@
 
     <step>/checksums.json      {"params/_METADATA": "9f86d0…", …}
 
-Orbax and its array format do not notice every changed or missing file, so this is own code. The
-manifest is written before Orbax commits the checkpoint, so every checkpoint has one. It does not
-cover the two files that Orbax writes at the commit; neither is needed to restore.
+Orbax does not notice every changed or missing file. The manifest is written before Orbax commits
+the checkpoint, so every one has it. The two files that Orbax writes then are not needed to restore.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -19,20 +19,17 @@ _WRITTEN_AT_COMMIT = ("_CHECKPOINT_METADATA", "commit_success.txt")
 
 def write_manifest(folder: str) -> None:
     """Writes the manifest of a checkpoint that is complete but not yet committed."""
-    content = json.dumps(file_hashes(folder)).encode()
-    atomic_write(os.path.join(folder, MANIFEST), content)
+    atomic_write(os.path.join(folder, MANIFEST), json.dumps(file_hashes(folder)).encode())
 
 
 def fault(folder: str) -> str | None:
     """What is wrong with a checkpoint's files, to be read after its name; ``None``: nothing."""
     path = os.path.join(folder, MANIFEST)
+    expected: dict[str, str] = {}
     if not os.path.exists(path):
         return f"has lost its {MANIFEST}, so its files cannot be checked"
-    try:
-        with open(path, "rb") as file:
-            expected = parse_json_object(file.read())
-    except ValueError:
-        expected = {}
+    with contextlib.suppress(ValueError), open(path, "rb") as file:
+        expected = parse_json_object(file.read())
     if not expected:
         return f"has a damaged {MANIFEST}"
     found = file_hashes(folder)

@@ -17,16 +17,11 @@ from txl_jax.checkpoint.workdir_files import CONFIG, FORMAT, MODEL, VOCAB, is_ex
 from txl_jax.messages import one_line
 from txl_jax.model.transformer_xl import TransformerXL
 
-_REPOSITORY = re.compile(r"(hub:)?([\w.-]+/[\w.-]+)(@([\w./-]+))?")
-"""``owner/name`` or ``hub:owner/name``, with an optional ``@revision``."""
+_REPOSITORY = re.compile(r"(hub:)?([\w.-]+/[\w.-]+)(@([\w./-]+))?")  # [hub:]owner/name[@revision]
 
 
 def load(source: str, step: str = "best", weights: str | None = None) -> TrainedModel:
     """A trained model: ``.model``, ``.params``, ``.vocab``, ``.config``, ``.step``.
-
-        trained = txl_jax.load("runs/quickstart")           # a workdir
-        trained = txl_jax.load("exported/")                 # what save() or --export wrote
-        trained = txl_jax.load("owner/name@main")           # the Hub; needs txl_jax[hub]
 
     Example:
       >>> import txl_jax
@@ -40,8 +35,8 @@ def load(source: str, step: str = "best", weights: str | None = None) -> Trained
       True
 
     Args:
-      source: an existing folder, or a repository of the Hub; ``hub:`` before it always means the
-        Hub.
+      source: a workdir, a folder that ``save`` wrote, or ``owner/name@revision`` of the Hub (needs
+        ``txl_jax[hub]``); ``hub:`` before it always means the Hub.
       step: of a workdir: ``best`` by validation, ``latest``, or a number.
       weights: of a workdir: ``raw``, ``swa`` or ``ema`` (:class:`~txl_jax.config.AverageConfig`);
         ``None``: those that training chose.
@@ -111,8 +106,8 @@ def _check_format(path: str) -> None:
 def _download(repository: str, revision: str | None) -> str:
     """The folder of a model downloaded from the Hub; raises WorkdirError with the reason."""
     hub = import_hub()
+    files = [MODEL, CONFIG, VOCAB]
     try:
-        files = [MODEL, CONFIG, VOCAB]
         return hub.snapshot_download(repository, revision=revision, allow_patterns=files)
     except Exception as error:
         raise WorkdirError(
@@ -126,7 +121,6 @@ def import_hub() -> ModuleType:
     try:
         import huggingface_hub
     except ImportError as error:
-        raise WorkdirError(
-            "the Hugging Face Hub needs a package: pip install 'txl_jax[hub]'"
-        ) from error
+        message = "the Hugging Face Hub needs a package: pip install 'txl_jax[hub]'"
+        raise WorkdirError(message) from error
     return huggingface_hub

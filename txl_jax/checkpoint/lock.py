@@ -22,13 +22,10 @@ class LockedError(RuntimeError):
 
 @contextlib.contextmanager
 def training_lock(workdir: str) -> Iterator[None]:
-    """Locks a workdir for training; the system releases the lock however the process ends.
+    """Locks a workdir for training, or raises LockedError; the system releases the lock.
 
-    The file ``.lock`` names the holder and stays: only the ``flock`` on it counts, not its
-    existence. Without flock support a warning is printed and the run is not protected.
-
-    Raises:
-      LockedError: another process holds the lock.
+    The file ``.lock`` names the holder and stays: only the ``flock`` on it counts. Where the file
+    system has no flock, a warning is printed and the run is not protected.
     """
     path = os.path.join(workdir, LOCK)
     # A soft lock, whose file would outlive a killed process, is no replacement for flock.

@@ -15,19 +15,15 @@ from txl_jax.checkpoint.checksums import write_manifest
 from txl_jax.config import CheckpointConfig
 from txl_jax.parallel import processes
 
-TEMPORARY = ".orbax-checkpoint-tmp"
-"""Follows the step in the folder name of a checkpoint that is not committed."""
-METRIC = "valid_loss"
-"""The name of the validation loss in nats among Orbax's metrics; infinite if not measured."""
-RAW = "raw"
-"""The name of the parameters as the last update left them, without averaging."""
+TEMPORARY = ".orbax-checkpoint-tmp"  # follows the step in the name of an uncommitted checkpoint
+METRIC = "valid_loss"  # of validation in nats, among Orbax's metrics; infinite if not measured
+RAW = "raw"  # the parameters as the last update left them, without averaging
 
 
 class OrbaxStore:
     """Saves and restores the items of a step; it opens Orbax's manager when first needed."""
 
     def __init__(self, folder: str, c: CheckpointConfig | None):
-        """``folder``: absolute path. ``c``: which checkpoints to keep; ``None``: read only."""
         self._folder, self._options = folder, _options(c, self._before_commit)
         self._manager: ocp.CheckpointManager | None = None
         self._step = 0

@@ -33,8 +33,7 @@ def provenance() -> dict[str, Any]:
 def revision(folder: str) -> str | None:
     """The commit of the source in ``folder``, with ``+dirty`` if a file is changed or new.
 
-    ``None`` without git, or if git does not track the folder (such as a virtual environment inside
-    another project).
+    ``None`` without git, or if git does not track the folder.
     """
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit or not _git(folder, "ls-files", "--", "."):

@@ -29,12 +29,7 @@ from txl_jax.messages import one_line
 def export(workdir: str, folder: str, step: str = "best") -> int:
     """Writes the model of a workdir in a new or empty folder; returns its step.
 
-    Args:
-      workdir, step: as for :func:`txl_jax.load`.
-      folder: as for :func:`save`.
-
-    Raises:
-      ModelFormatError, WorkdirError, CheckpointError: as :func:`save` and :func:`txl_jax.load`.
+    Arguments and errors as for :func:`save` and :func:`txl_jax.load`.
     """
     require_empty_folder(folder)
     trained = load_workdir(workdir, step)
@@ -126,10 +121,7 @@ def _is_public(url: str) -> bool:
 
 
 def _label_without_path(label: str, data: Mapping[str, Any]) -> str:
-    """The label of a user's own text with its file name in place of its path.
-
-    The path in the label may begin with another home folder than the path in ``data``.
-    """
+    """The label of a user's own text with its file name in place of its path."""
     path, url = data.get("path"), data.get("url")
     if not path and url and _is_public(url):
         return label

@@ -23,10 +23,7 @@ class Tensors:
         return name in self._left
 
     def take(self, name: str, *shapes: tuple[int, ...]) -> np.ndarray:
-        """An array as float32 in the first of ``shapes``; it may be stored in any of them.
-
-        Zeros if there is a problem with it.
-        """
+        """An array as float32 in the first of ``shapes``, stored in any; zeros for a problem."""
         if name not in self._left:
             self._problems.append(f"{name} {list(shapes[0])} is missing")
             return np.zeros(shapes[0], np.float32)
@@ -46,9 +43,8 @@ class Tensors:
         """Raises ModelFormatError with all problems, including arrays that nothing took."""
         unknown = [f"{name} is not known" for name in self._left if name not in ignored]
         if problems := self._problems + unknown:
-            raise ModelFormatError(
-                "the state does not fit the configuration: " + "; ".join(problems)
-            )
+            why = "; ".join(problems)
+            raise ModelFormatError(f"the state does not fit the configuration: {why}")
 
 
 def read_safetensors(path: str) -> dict[str, np.ndarray]:
@@ -79,13 +75,9 @@ def parameters_hash(params: Any) -> str:
 
 
 def params_from_flat(tensors: Mapping[str, np.ndarray], shapes: Any) -> dict[str, Any]:
-    """The tree of parameters from arrays by their paths; ``shapes``: the tree of wanted shapes.
-
-    Raises:
-      ModelFormatError: an array is missing, unknown, or has another shape.
-    """
+    """The tree of parameters, of these shapes, from arrays by their paths; ModelFormatError."""
     left = Tensors(tensors)
-    flat = flatten_dict(shapes, sep="/")
-    params = {name: left.take(name, leaf.shape) for name, leaf in flat.items()}
+    wanted = flatten_dict(shapes, sep="/").items()
+    params = {name: left.take(name, leaf.shape) for name, leaf in wanted}
     left.finish()
     return unflatten_dict(params, sep="/")

@@ -44,19 +44,13 @@ class TrainedModel:
 
 
 def with_settings(trained: TrainedModel, exp: ExperimentConfig) -> TrainedModel:
-    """The trained model with the settings of ``exp``, except those that its parameters fix.
-
-    Raises:
-      WorkdirError: ``exp`` names a model of another shape.
-    """
+    """The trained model with the settings of ``exp``; WorkdirError for another shape."""
     own = trained.config.model
     vocab_size = own.vocab_size if exp.model.vocab_size is None else exp.model.vocab_size
     model = dataclasses.replace(
         exp.model, scan_layers=own.scan_layers, remat=own.remat, vocab_size=vocab_size
     )
-    different = differing_keys(
-        {"model": dataclasses.asdict(own)}, {"model": dataclasses.asdict(model)}
-    )
+    different = differing_keys(*({"model": dataclasses.asdict(c)} for c in (own, model)))
     if different:
         raise WorkdirError(f"the workdir's model is of another shape: {'; '.join(different)}")
     return dataclasses.replace(trained, config=dataclasses.replace(exp, model=model))

@@ -26,11 +26,7 @@ from txl_jax.parallel import processes
 
 
 def with_vocab(exp: ExperimentConfig, corpus: Corpus) -> ExperimentConfig:
-    """The experiment with ``model.vocab_size`` taken from the corpus.
-
-    Raises:
-      ConfigError: the config names another size.
-    """
+    """The experiment with the corpus's ``model.vocab_size``; ConfigError if it names another."""
     size, named = len(corpus.vocab), exp.model.vocab_size
     if named not in (None, size):
         raise ConfigError(
@@ -46,9 +42,8 @@ def init_workdir(workdir: str, exp: ExperimentConfig, corpus: Corpus) -> None:
     ``config.json`` is written first: a folder without it has no other file of a run.
 
     Raises:
-      WorkdirError: the folder belongs to another config or another version, was trained on other
-        text, holds an exported model, or has a user's files that the run would overwrite. It is
-        left unchanged.
+      WorkdirError: the folder is of another config, version or text, holds an exported model, or
+        has a user's files that the run would overwrite. It is left unchanged.
     """
     check_free(workdir)
     path = os.path.join(workdir, CONFIG)
@@ -79,9 +74,7 @@ def describe_corpus(corpus: Corpus) -> dict[str, Any]:
 def check_shared(workdir: str, seconds: float = 30.0) -> None:
     """Waits until every process sees the ``config.json`` that process 0 has written.
 
-    Raises:
-      WorkdirError: one does not see it within so many ``seconds``; the parts of a checkpoint would
-        be written to different disks.
+    WorkdirError after so many ``seconds``: a checkpoint's parts would be on different disks.
     """
     path, limit = os.path.join(workdir, CONFIG), time.monotonic() + seconds
     while not (seen := os.path.exists(path)) and time.monotonic() < limit:
@@ -97,21 +90,17 @@ def check_shared(workdir: str, seconds: float = 30.0) -> None:
 def read_record(workdir: str) -> dict[str, Any]:
     """The content of a run's ``config.json``: settings by section, ``corpus``, ``provenance``.
 
-    Raises:
-      WorkdirError: it does not exist, is damaged, or belongs to another program.
+    WorkdirError where it does not exist, is damaged, or belongs to another program.
     """
     path = os.path.join(workdir, CONFIG)
     record = read_json(path)
-    sections = ("model", "data", "train")
-    wrong = [key for key in sections if not isinstance(record.get(key), dict)]
-    wrong += [key for key in ("corpus", "provenance") if not isinstance(record.get(key, {}), dict)]
-    if not isinstance(record.get("name", ""), str):
-        wrong.append("name")
-    if wrong:
-        raise WorkdirError(
-            f"{path}: is not the record of a run (see {wrong[0]!r} in it); name the workdir of a"
-            " run"
-        )
+    complete = {"corpus": {}, "provenance": {}, "name": "", **record}
+    kinds = {**dict.fromkeys(("model", "data", "train", "corpus", "provenance"), dict), "name": str}
+    for key, kind in kinds.items():
+        if not isinstance(complete.get(key), kind):
+            raise WorkdirError(
+                f"{path}: is not the record of a run (see {key!r} in it); name the workdir of a run"
+            )
     return record
 
 
@@ -124,12 +113,7 @@ def read_experiment(workdir: str) -> ExperimentConfig:
 
 
 def read_vocab(workdir: str) -> Vocab:
-    """The vocabulary of a run.
-
-    Raises:
-      WorkdirError: its file does not exist or is damaged.
-      DataError: it holds no vocabulary; names the file.
-    """
+    """The vocabulary of a run; WorkdirError or DataError, naming its file, without one."""
     path = os.path.join(workdir, VOCAB)
     try:
         return Vocab.from_json(read_json(path))

@@ -2,9 +2,6 @@
 
 A folder belongs to a run once its ``config.json`` exists. The modes that compare runs write in
 folders without one and record this in ``.txl_jax``. A user's own files are never overwritten.
-
-A mode calls :func:`check_outputs` (and :func:`check_file` for a file that a setting names) before
-any long work, and writes its files within :func:`print_on_error`.
 """
 
 import contextlib
@@ -17,15 +14,12 @@ from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.config import ConfigError
 from txl_jax.files import name_in_os_errors, parse_json_object, write_failure_reason
 
-FORMAT = 2
-"""The version of checkpoints and exported models. This program reads no other one."""
+FORMAT = 2  # the version of checkpoints and exported models; this program reads no other one
 
 CONFIG, VOCAB = "config.json", "vocab.json"
-MODEL = "model.safetensors"
-"""The parameters of an exported model."""
+MODEL = "model.safetensors"  # the parameters of an exported model
 CHECKPOINTS = "checkpoints"
-WRITTEN_IN = (CHECKPOINTS, "tensorboard")
-"""The folders of a workdir that training writes in."""
+WRITTEN_IN = (CHECKPOINTS, "tensorboard")  # the folders that training writes in
 LOCK, PROBE, OUTPUTS = ".lock", ".writable", ".txl_jax"
 
 
@@ -59,10 +53,7 @@ FILES = (
 
 
 def check_free(workdir: str) -> None:
-    """Raises WorkdirError if a run may not train in a folder, and names the files that forbid it.
-
-    They are an exported model, or, in a folder that is not a run's, files that it would overwrite.
-    """
+    """Raises WorkdirError for a folder with an exported model or files that a run would overwrite."""
     if os.path.exists(os.path.join(workdir, MODEL)):
         raise WorkdirError(
             f"--workdir={workdir}: has an exported model ({MODEL}), and training would put a second"
@@ -76,24 +67,17 @@ def check_free(workdir: str) -> None:
 def register_outputs(workdir: str, mode: str) -> None:
     """Records that this program wrote the files of a mode that compares runs; makes the folder.
 
-    A run's own workdir needs no record.
-
-    Args:
-      workdir: the folder that the mode writes in.
-      mode: ``ablation``, ``recl`` or ``report``; the names of its files start with it.
-
-    Raises:
-      WorkdirError: files with these names exist, and the folder has no such record.
+    ``mode``: ``ablation``, ``recl`` or ``report``; the names of its files start with it. WorkdirError
+    where there are such files without this record; a run's own workdir needs none.
     """
     os.makedirs(workdir, exist_ok=True)
     if os.path.exists(os.path.join(workdir, CONFIG)):
         return
-    path, modes = os.path.join(workdir, OUTPUTS), []
+    path = os.path.join(workdir, OUTPUTS)
     if os.path.exists(path):
         with open(path, encoding="utf-8", errors="replace") as file:
-            modes = file.read().split()
-    if mode in modes:
-        return
+            if mode in file.read().split():
+                return
     _refuse_overwriting(workdir, [name for name in _our_names(workdir) if name.startswith(mode)])
     with name_in_os_errors(path), open(path, "a", encoding="utf-8") as file:
         file.write(f"{mode}\n")
@@ -125,13 +109,12 @@ def check_writable(workdir: str, folders: tuple[str, ...] = ()) -> None:
             os.makedirs(workdir, exist_ok=True)
             _try_writing(path)
         except OSError as error:
-            reason, what, advice = write_failure_reason(error), "cannot", "name a folder that can"
-            if name:
-                what = f"its folder {name} cannot"
-                advice = "make it writable, or name another --workdir"
-            raise WorkdirError(
-                f"--workdir={workdir}: {what} be written ({reason}); {advice}"
-            ) from error
+            what = f"its folder {name} cannot" if name else "cannot"
+            fix = (
+                "make it writable, or name another --workdir" if name else "name a folder that can"
+            )
+            message = f"{what} be written ({write_failure_reason(error)}); {fix}"
+            raise WorkdirError(f"--workdir={workdir}: {message}") from error
 
 
 def check_outputs(workdir: str, *modes: str) -> None:
@@ -147,12 +130,7 @@ def check_outputs(workdir: str, *modes: str) -> None:
 
 
 def check_file(key: str, path: str | None) -> None:
-    """Raises ConfigError if the file that a setting names cannot be written; changes no file.
-
-    Args:
-      key: the key of the setting.
-      path: ``None`` and ``-`` name no file.
-    """
+    """Raises ConfigError if the file that a setting names cannot be written; changes no file."""
     if path is None or path == "-":
         return
     exists = os.path.exists(path)

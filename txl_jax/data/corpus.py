@@ -2,12 +2,12 @@
 
     source ──▶ vocab.json, train.npy, valid.npy, test.npy ──▶ Corpus, memory-mapped
 
-The name of a prepared folder holds the hash of its source files and of the protocol (kind of
-vocabulary, where the text is cut, version of this code), so other text or another protocol is
-another folder. Its ``corpus.json`` holds the sha256 of every other file. Each load checks them,
-and prepares a damaged corpus again. :mod:`txl_jax.data.prepare` writes the folder.
+A prepared folder is named by the hash of its source files and of the protocol (kind of vocabulary,
+where the text is cut, version of this code). Its ``corpus.json`` holds the sha256 of every other
+file. Each load checks them, and prepares a damaged corpus again.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -37,24 +37,19 @@ from txl_jax.data.vocab import Vocab
 
 __all__ = ["Corpus", "DataError", "corpus_from_config", "load_corpus"]
 
-CODE_VERSION = 2
-"""Raised when the same text would give other tokens than before."""
+CODE_VERSION = 2  # raised when the same text would give other tokens than before
 
 DEFAULT_VOCAB: dict[str, Kind] = {
-    "stdlib": "byte",
-    "text": "byte",
     "ptb": "word",
     "wt103": "word",
     "wt2": "word",
     "lm1b": "sentence",
-    "enwik8": "byte",
     "text8": "letter",
     "probe": "char",
 }
-"""The kind of vocabulary of each corpus when ``data.vocab`` is not set."""
+"""The kind of vocabulary where ``data.vocab`` is not set; ``byte`` for the other corpora."""
 
-FOREIGN_VOCAB = "; encoded with a trained model's vocabulary, not its own"
-"""Ends the label of a text that another text's vocabulary encodes."""
+FOREIGN_VOCAB = "; encoded with a trained model's vocabulary, not its own"  # ends a label
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,15 +70,13 @@ class Corpus:
     Attributes:
       name: of the corpus.
       vocab: what an id means.
-      train, valid, test: 1-D arrays of ids, memory-mapped, of ``vocab.dtype``. A word corpus has
-        ``<eos>`` at the end of every line. ``lm1b``: :class:`~txl_jax.data.sentences.Sentences`.
+      train, valid, test: 1-D arrays of ids, memory-mapped, of ``vocab.dtype``, with ``<eos>`` at
+        the end of each line of words. ``lm1b``: :class:`~txl_jax.data.sentences.Sentences`.
       source_hash: sha256 over the files of the text.
-      info: ``tokens`` (of sentences: targets), ``bytes``, ``lines`` and ``words`` of the text in
-        each split; ``published``: whether this is the published data byte for byte;
-        ``counts_as_published``: whether its counts are the published ones, ``None`` if none are
-        published; ``label``: describes it; ``foreign_vocab``: whether it is encoded with the
-        vocabulary of a model trained on other text; ``python``: version, for ``stdlib``;
-        ``protocol``: all that decided the tokens besides the text.
+      info: ``tokens`` (of sentences: targets), ``bytes``, ``lines`` and ``words`` of each split;
+        whether the data is ``published`` byte for byte, and its ``counts_as_published`` (``None``:
+        none are); ``label``: describes it; ``foreign_vocab``: whether a model's vocabulary encodes
+        it; ``python``: version, for ``stdlib``; ``protocol``: what decided the tokens besides.
     """
 
     name: str
@@ -138,20 +131,16 @@ def load_corpus(
       DataError: text that is missing, empty, damaged or not in UTF-8, a wrong hash, or a cache
         folder that cannot be written.
     """
-    paths = {"path": path, "cache_dir": cache_dir}
-    given = {"name": name, "url": url, "hash": hash, "vocab": vocab, "vocab_size": vocab_size,
-             "protocol": protocol, "valid_fraction": valid_fraction,
-             "test_fraction": test_fraction, "probe": probe}  # fmt: skip
-    given |= {key: os.fspath(value) for key, value in paths.items() if value is not None}
-    given = {key: value for key, value in given.items() if value is not None}
+    given = {key: value for key, value in locals().items() if value is not None}
+    given |= {key: os.fspath(given[key]) for key in ("path", "cache_dir") if key in given}
     return corpus_from_config(ExperimentConfig.from_dict({"data": given}).data)
 
 
 def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
     """The corpus of an experiment's ``data`` section; see :func:`load_corpus`.
 
-    ``vocab``: of a trained model, to encode the text with. DataError where it is of another kind
-    or lacks a symbol of the text.
+    ``vocab``: of a trained model, to encode with; DataError where it is of another kind or lacks
+    a symbol of the text.
     """
     kind = _kind(data)
     if vocab is not None and vocab.kind != kind:
@@ -161,16 +150,14 @@ def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
             f" {vocab.kind!r}"
         )
     source = find_source(data)
-    source_hash = source.hash()
     protocol = {"vocab": kind, **source.protocol, "code_version": CODE_VERSION}
-    identity = {"name": data.name, "source_hash": source_hash, "protocol": protocol}
-    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    identity: dict[str, Any] = {"name": data.name, "source_hash": source.hash()}
+    identity["protocol"] = protocol
     cache = data_folder(data.cache_dir)
-    folder = cache / f"{data.name}-{kind}-{key[:20]}"
+    folder = cache / f"{data.name}-{kind}-{_hash(identity)[:20]}"
     if vocab is not None and not _has_vocab(folder, vocab):
-        vocab_hash = hashlib.sha256(json.dumps(vocab.to_json()).encode()).hexdigest()
-        folder = folder.with_name(f"{folder.name}-{vocab_hash[:20]}")
-        identity = {**identity, "vocab_hash": vocab_hash}
+        identity["vocab_hash"] = _hash(vocab.to_json(), sort_keys=False)
+        folder = folder.with_name(f"{folder.name}-{identity['vocab_hash'][:20]}")
     if not folder.exists():
         for name in ("unpacked", "downloads"):
             remove_unfinished(cache / name)
@@ -205,13 +192,17 @@ def find_source(data: DataConfig) -> Source:
         source = lm1b.find(data.path, cache, protocol)
     else:
         source = benchmarks.CORPORA[data.name, data.protocol].find(data.path, cache)
-    if kind != DEFAULT_VOCAB[data.name]:  # the published counts are of the corpus's own tokens
+    if kind != DEFAULT_VOCAB.get(data.name, "byte"):  # published counts are of the own tokens
         source = dataclasses.replace(source, counts={})
     return source
 
 
 def _kind(data: DataConfig) -> Kind:
-    return data.vocab or DEFAULT_VOCAB[data.name]
+    return data.vocab or DEFAULT_VOCAB.get(data.name, "byte")
+
+
+def _hash(value: Any, sort_keys: bool = True) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=sort_keys).encode()).hexdigest()
 
 
 def _has_vocab(folder: Path, vocab: Vocab) -> bool:
@@ -226,11 +217,9 @@ def _has_vocab(folder: Path, vocab: Vocab) -> bool:
 
 def _remove_damaged(folder: Path, found: tuple[int, int], fault: str) -> None:
     """Removes a damaged corpus; one that cannot be removed stays for the next load to refuse."""
-    try:
+    with contextlib.suppress(OSError, DataError):
         if remove_folder(folder, found):
             print(f"{fault}: preparing it again", file=sys.stderr, flush=True)
-    except (OSError, DataError):
-        return
 
 
 def _load(folder: Path, source: Source) -> Corpus:
@@ -250,12 +239,14 @@ def _load(folder: Path, source: Source) -> Corpus:
             raise DamagedError(folder, path, f"has the sha256 {found}, not {expected['sha256']}")
     vocab = Vocab.from_json(json.loads((folder / "vocab.json").read_text()))
     splits = {split: _load_split(folder, split, vocab) for split in SPLITS}
-    info |= {
-        "published": bool(source.published),
-        "foreign_vocab": bool(info.get("foreign_vocab")),
-        "label": _label(source, info),
-        "protocol": record["protocol"],
-    }
+    label, foreign = source.label, bool(info.get("foreign_vocab"))
+    if foreign:
+        label += FOREIGN_VOCAB
+    elif source.published is None:
+        same = info["counts_as_published"]
+        label += "; counts as published" if same else "; not the published data (its counts differ)"
+    info |= {"published": bool(source.published), "foreign_vocab": foreign, "label": label}
+    info["protocol"] = record["protocol"]
     return Corpus(record["name"], vocab, **splits, source_hash=record["source_hash"], info=info)
 
 
@@ -267,13 +258,3 @@ def _load_split(folder: Path, split: str, vocab: Vocab) -> np.ndarray | Sentence
         return tokens
     offsets = np.load(folder / f"{split}.offsets.npy", mmap_mode="r", allow_pickle=False)
     return Sentences(tokens, offsets)
-
-
-def _label(source: Source, info: Mapping[str, Any]) -> str:
-    if info.get("foreign_vocab"):
-        return source.label + FOREIGN_VOCAB
-    if source.published is None:
-        same = info["counts_as_published"]
-        verdict = "counts as published" if same else "not the published data (its counts differ)"
-        return f"{source.label}; {verdict}"
-    return source.label

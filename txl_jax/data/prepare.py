@@ -1,8 +1,7 @@
 """A source's text as a vocabulary and token files.
 
-The tokens of a text are in ``train.npy``, …. A corpus of sentences also has ``train.offsets.npy``,
-…: where each sentence begins, and where the last one ends. All splits are counted, compared with
-the published counts, and reported on stderr.
+Tokens are in ``train.npy``, …. Sentences also have ``train.offsets.npy``, …: where each begins, and
+where the last one ends. All splits are counted, compared with the published counts, and reported.
 """
 
 import dataclasses
@@ -11,7 +10,7 @@ import platform
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from absl import logging
@@ -34,10 +33,8 @@ def prepare(
     """Makes ``folder``, the prepared corpus of a source, unless it exists.
 
     ``identity`` goes into ``corpus.json``. ``vocab``: to encode with; ``None``: the text's own.
-
-    Raises:
-      DataError: text that cannot be encoded or that changes meanwhile, published files with other
-        counts than the published ones, or a folder that cannot be written.
+    DataError for text that cannot be encoded or that changes meanwhile, published files with other
+    counts than the published ones, or a folder that cannot be written.
     """
 
     def fill(unfinished: Path) -> None:
@@ -107,8 +104,7 @@ def _write(source: Source, kind: Kind, folder: Path, given: Vocab | None) -> dic
 
 
 def _vocab(kind: Kind, source: Source, texts: list[Iterator[bytes]]) -> Vocab:
-    if kind == "sentence":
-        assert source.vocab_file is not None
+    if source.vocab_file is not None:
         return Vocab.from_lines(source.vocab_file)
     if kind == "letter":
         return Vocab.from_letters(*texts)
@@ -174,8 +170,7 @@ def double_boundaries(
         <S> the cat <S> it rained <S>           <S> the cat <S> <S> it rained <S> <S>
          ^           ^             ^     ──▶     ^               ^                 ^
 
-    The last target of each sentence is the first ``<S>`` of the next one. TF's own text ends one
-    ``<S>`` earlier; this one has sentences of one form, so that they can be in any order.
+    TF's own text ends one ``<S>`` earlier; these sentences have one form, to be in any order.
     ``parts``: of :meth:`Vocab.encode_sentences`.
     """
     first = True
@@ -190,18 +185,15 @@ def double_boundaries(
 def _write_npy(path: Path, dtype: np.dtype, parts: Iterable[np.ndarray]) -> int:
     """Writes arrays, one after another, as one ``.npy`` file; returns their length."""
 
-    def write_header(file: BinaryIO, n: int) -> None:
-        header = {"descr": dtype.str, "fortran_order": False, "shape": (n,)}
-        np.lib.format.write_array_header_1_0(file, header)
-
+    header = {"descr": dtype.str, "fortran_order": False, "shape": (0,)}
     n = 0
     with open(path, "wb") as file:
-        write_header(file, n)
+        np.lib.format.write_array_header_1_0(file, header)
         for part in parts:
             part.astype(dtype, copy=False).tofile(file)
             n += len(part)
-        file.seek(0)
-        write_header(file, n)  # as long as the first one: NumPy pads it for any length
+        file.seek(0)  # the header is as long for any n: NumPy pads it
+        np.lib.format.write_array_header_1_0(file, {**header, "shape": (n,)})
     return n
 
 

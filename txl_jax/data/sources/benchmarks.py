@@ -1,4 +1,4 @@
-"""The benchmark corpora ``ptb``, ``wt103``, ``wt2``, ``enwik8`` and ``text8``.
+"""The benchmark corpora ``ptb``, ``wt103``, ``wt2``, ``enwik8`` and ``text8``: each is one archive.
 
 Penn Treebank is as Mikolov prepared it. WikiText (Merity et al. 2016) keeps case. Its first
 address is gone; the mirror is kept by its first author. The hashes of its archives are those that
@@ -6,32 +6,191 @@ torchtext published. No hash is published for the unpacked files, only how many 
 
 ``enwik8`` and ``text8`` are 100,000,000 bytes of Wikipedia of 2006, 90M / 5M / 5M. Of ``text8``
 (a to z and space) white space at both ends of each split is stripped, as the authors do.
-``enwik8`` has two protocols, by name:
+``enwik8`` has two protocols, by name. Scores of the two do not compare.
 
 - ``authors``: their preparation drops the newline byte, so there are 204 symbols, and bits per
   character are per byte other than newline.
 - ``bytes``: no byte is dropped, 205 symbols.
 
-Scores of the two do not compare: only one of them counts the newline as a token.
-
 The authors count the vocabulary over all three splits, but for ``wt103``.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources.published import PublishedCorpus
-from txl_jax.data.sources.source import SPLITS, merge_small
+from txl_jax.data.sources.archives import extract, is_zip, plain_names, unpacked
+from txl_jax.data.sources.download import check_hash, download_folder
+from txl_jax.data.sources.source import (
+    SPLITS,
+    ByteRange,
+    Source,
+    Text,
+    existing_path,
+    file_hash,
+    is_file,
+    merge_small,
+    read,
+    split_files,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PublishedCorpus:
+    """What is published of a corpus, and the forms in which a user may have its files.
+
+    Attributes:
+      name, title, counted, counts, protocol: of the :class:`Source`.
+      url: of the archive.
+      names: of the files that are taken from the archive: one of each split, or one raw file.
+      patterns: names of a folder's files, ``{}`` for the split, in order of preference.
+      inside: folders that are searched in a folder, in this order; ``"."`` is itself.
+      md5, archive_md5: published, for each of ``names`` and for the archive.
+      decode: turns the files of the first pattern into text, where they are symbols.
+      decoded_key: records in the protocol whether that was done.
+      strip: whether white space at the ends of each split is left out.
+    """
+
+    name: str
+    title: str
+    url: str
+    names: Mapping[str, str]
+    patterns: tuple[str, ...]
+    counts: Mapping[tuple[str, str], int | range]
+    counted: tuple[str, ...] = SPLITS
+    protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    inside: tuple[str, ...] = (".",)
+    md5: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    archive_md5: str | None = None
+    decode: Callable[[Iterable[bytes]], Iterator[bytes]] | None = None
+    decoded_key: str = ""
+    strip: bool = False
+
+    def find(self, path: str | None, cache: Path) -> Source:
+        """The corpus at ``path``; files that differ from the published ones are labelled so.
+
+        ``path``: the archive, the raw file, or a folder with one of them or with a file of each
+        split. ``None``: the archive is downloaded to ``cache``; published hashes are enforced.
+
+        Raises:
+          DataError: nothing usable is there, or a download has a wrong hash.
+        """
+        if path is None:
+            return self._downloaded(cache)
+        given = existing_path(path)
+        if given.is_dir():
+            for folder in (given / name for name in self.inside):
+                for pattern in self.patterns:
+                    if files := split_files(folder, pattern, f"{self.name}: {folder}"):
+                        return self._source(files, pattern=pattern)
+            given = self._single_file(given)
+        if self._raw and not is_zip(given):
+            return self._source({self._raw: given})
+        names = list(self.names.values())
+        folder = unpacked(self.name, given, cache, plain_names(names), names)
+        archive_md5 = file_hash(given, "md5") if self.archive_md5 else None
+        return self._source(self._files(folder), archive_md5=archive_md5)
+
+    @property
+    def _raw(self) -> str | None:
+        """The name of the raw file; ``None``: the archive has a file of each split."""
+        return None if set(self.names) == set(SPLITS) else next(iter(self.names))
+
+    def _files(self, folder: Path) -> dict[str, Path]:
+        return {key: folder / name for key, name in self.names.items()}
+
+    def _single_file(self, folder: Path) -> Path:
+        """The raw file or the archive in a folder."""
+        names = [*filter(None, [self._raw]), os.path.basename(self.url)]
+        for path in (folder / name for name in names):
+            if is_file(path):
+                return path
+        names += [pattern.format("train") for pattern in self.patterns]
+        others = " and ".join(name for name in self.inside if name != ".")
+        places = f", nor in its folders {others}" if others else ""
+        raise DataError(f"{self.name}: there is no {' and no '.join(names)} in {folder}{places}")
+
+    def _downloaded(self, cache: Path) -> Source:
+        into, names = cache / "downloads" / self.name, list(self.names.values())
+
+        def extract_checked(archive: Path, folder: Path) -> None:
+            extract(archive, folder, plain_names(names), names, what=self.url)
+            for key, path in self._files(folder).items():
+                if key in self.md5 and (found := file_hash(path, "md5")) != self.md5[key]:
+                    raise DataError(
+                        f"{self.url}: the md5 of {path.name} in it is {found}, not the published"
+                        f" {self.md5[key]}; the download was deleted. Get the file from elsewhere"
+                        " and name it in data.path"
+                    )
+
+        known = self.archive_md5
+        check = check_hash(f"md5:{known}", self.url, "as published") if known else None
+        sums = download_folder(self.url, into, extract_checked, check)
+        recorded = {key: sums[name] for key, name in self.names.items()}
+        return self._source(self._files(into), archive_md5=known, recorded=recorded)
+
+    def _source(
+        self,
+        files: Mapping[str, Path],
+        pattern: str | None = None,
+        archive_md5: str | None = None,
+        recorded: Mapping[str, str] | None = None,
+    ) -> Source:
+        """The source of these files; ``archive_md5``: of the archive that they are from."""
+        decoded = bool(self.decode) and pattern == self.patterns[0]
+        flag = {self.decoded_key: decoded} if self.decode else {}
+        published, label = self._compare(files, archive_md5)
+        return Source(
+            name=self.name,
+            files=files,
+            splits={split: self._text(files, split) for split in SPLITS},
+            counted=self.counted,
+            protocol={**self.protocol, **flag},
+            published=published,
+            label=f"{self.title}, {label}",
+            counts=self.counts,
+            decode=self.decode if decoded else None,
+            recorded=recorded or {},
+        )
+
+    def _compare(self, files: Mapping[str, Path], archive_md5: str | None) -> tuple[Any, str]:
+        """Whether the files are the published ones (``None``: not known), and so for reports."""
+        if archive_md5:
+            if archive_md5 == self.archive_md5:
+                return True, "published data (md5 of the archive checked)"
+            return False, "not the published data (the archive's md5 differs)"
+        if set(files) != set(self.md5):
+            first = next(iter(files.values())).name
+            return None, f"{first}, …, for which no hash is published"
+        differing = [self.names[k] for k in files if file_hash(files[k], "md5") != self.md5[k]]
+        if differing:
+            return False, f"not the published data (other md5: {', '.join(differing)})"
+        return True, "published data (md5 checked)"
+
+    def _text(self, files: Mapping[str, Path], split: str) -> Text:
+        """The text of a split; a raw file is cut 90 / 5 / 5 by its size."""
+        if split in files:
+            part = ByteRange.whole(files[split])
+        else:
+            part = ByteRange.whole(*files.values())
+            size, held_out = part.stop, part.stop // 20
+            ends = (0, size - 2 * held_out, size - held_out, size)
+            n = SPLITS.index(split)
+            part = part.slice(ends[n], ends[n + 1])
+        if self.strip:
+            text = b"".join(read([part]))
+            start = len(text) - len(text.lstrip())
+            part = part.slice(start, max(start, len(text.rstrip())))
+        return [part]
 
 
 def decode_numbers(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """The bytes that the authors' script wrote as decimal numbers.
+    """The bytes that the authors' script wrote as decimal numbers; DataError for another word.
 
     Spaces separate the numbers; a line end is itself the newline byte, as that script left it.
-
-    Raises:
-      DataError: a word is not the number of a byte.
     """
     rest = b""
     for block in merge_small(parts):
@@ -52,11 +211,7 @@ def _bytes_of_numbers(text: bytes) -> bytes:
 
 
 def decode_symbols(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """The text that the authors' script wrote as characters between spaces.
-
-    Raises:
-      DataError: a symbol is longer than one character.
-    """
+    """The text that the authors' script wrote as characters between spaces; DataError for more."""
     last = b" "
     for part in parts:
         at_edge = bool(last.strip() and part[:1].strip())
@@ -76,9 +231,9 @@ def _not_prepared(name: str, wrong: bytes, expected: str) -> DataError:
     )
 
 
-def _counts(train: int, valid: int, test: int, symbols: int) -> Mapping[tuple[str, str], int]:
-    tokens = {("tokens", s): n for s, n in zip(SPLITS, (train, valid, test), strict=True)}
-    return {**tokens, ("symbols", ""): symbols}
+def _counts(what: str, counts: tuple[Any, ...], symbols: int) -> dict[tuple[str, str], Any]:
+    by_split = {(what, split): n for split, n in zip(SPLITS, counts, strict=True)}
+    return {**by_split, ("symbols", ""): symbols}
 
 
 PTB = PublishedCorpus(
@@ -87,7 +242,7 @@ PTB = PublishedCorpus(
     url="http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz",
     names={split: f"ptb.{split}.txt" for split in SPLITS},
     patterns=("ptb.{}.txt", "{}.txt"),
-    counts=_counts(929_589, 73_760, 82_430, 10_000),
+    counts=_counts("tokens", (929_589, 73_760, 82_430), 10_000),
     inside=(".", "data", "simple-examples/data"),
     md5={
         "train": "f26c4b92c5fdc7b3f8c7cdcb991d8420",
@@ -101,7 +256,7 @@ WT103 = PublishedCorpus(
     url="https://wikitext.smerity.com/wikitext-103-v1.zip",
     names={split: f"wiki.{split}.tokens" for split in SPLITS},
     patterns=("wiki.{}.tokens", "{}.txt"),
-    counts=_counts(103_227_021, 217_646, 245_569, 267_735),
+    counts=_counts("tokens", (103_227_021, 217_646, 245_569), 267_735),
     counted=("train",),
     inside=(".", "wikitext-103"),
     archive_md5="9ddaacaf6af0710eda8c456decff7832",
@@ -111,19 +266,19 @@ WT2 = dataclasses.replace(
     name="wt2",
     title="WikiText-2",
     url="https://wikitext.smerity.com/wikitext-2-v1.zip",
-    counts=_counts(2_088_628, 217_646, 245_569, 33_278),
+    counts=_counts("tokens", (2_088_628, 217_646, 245_569), 33_278),
     counted=SPLITS,
     inside=(".", "wikitext-2"),
     archive_md5="542ccefacc6c27f945fb54453812b3cd",
 )
-_SIZES = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
+_SIZES = (90_000_000, 5_000_000, 5_000_000)
 ENWIK8 = PublishedCorpus(
     name="enwik8",
     title="enwik8, the authors' protocol (newline bytes left out)",
     url="http://mattmahoney.net/dc/enwik8.zip",
     names={"enwik8": "enwik8"},
     patterns=("{}.txt", "{}.txt.raw", "{}.raw"),  # prepared by the authors' script; the text
-    counts={**{("bytes", split): size for split, size in _SIZES.items()}, ("symbols", ""): 204},
+    counts=_counts("bytes", _SIZES, 204),
     protocol={"protocol": "authors"},
     md5={"enwik8": "a1fa5ffddb56f4953e226637dabbb36a"},
     decode=decode_numbers,
@@ -132,7 +287,7 @@ ENWIK8 = PublishedCorpus(
 ENWIK8_BYTES = dataclasses.replace(
     ENWIK8,
     title="enwik8, the byte protocol (no byte left out)",
-    counts={**ENWIK8.counts, ("symbols", ""): 205},
+    counts=_counts("bytes", _SIZES, 205),
     protocol={"protocol": "bytes"},
 )
 TEXT8 = dataclasses.replace(
@@ -142,10 +297,7 @@ TEXT8 = dataclasses.replace(
     url="http://mattmahoney.net/dc/text8.zip",
     names={"text8": "text8"},
     # a split loses at most the one space at each of its ends
-    counts={
-        **{("bytes", split): range(size - 2, size + 1) for split, size in _SIZES.items()},
-        ("symbols", ""): 27,
-    },
+    counts=_counts("bytes", tuple(range(size - 2, size + 1) for size in _SIZES), 27),
     protocol={},
     md5={"text8": "3bea1919949baf155f99411df5fada7e"},
     decode=decode_symbols,
@@ -153,13 +305,7 @@ TEXT8 = dataclasses.replace(
     strip=True,
 )
 
-CORPORA = {
-    ("ptb", None): PTB,
-    ("wt103", None): WT103,
-    ("wt2", None): WT2,
-    ("enwik8", None): ENWIK8,
-    ("enwik8", "authors"): ENWIK8,
-    ("enwik8", "bytes"): ENWIK8_BYTES,
-    ("text8", None): TEXT8,
-}
+_ALL = (PTB, WT103, WT2, ENWIK8, ENWIK8_BYTES, TEXT8)
+CORPORA = {(corpus.name, corpus.protocol.get("protocol")): corpus for corpus in _ALL}
+CORPORA["enwik8", None] = ENWIK8
 """By name and protocol."""

@@ -14,8 +14,7 @@ from txl_jax.data.blocks import decode_utf8
 from txl_jax.data.errors import DataError
 
 SPLITS = ("train", "valid", "test")
-BLOCK = 256 * 1024
-"""Bytes that are read at a time."""
+BLOCK = 256 * 1024  # bytes that are read at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +52,7 @@ class Source:
       protocol: settings that decided the splits, besides the files themselves.
       published: whether this is the published data, byte for byte; ``None``: no hash is published.
       label: describes the text in reports.
-      counts: published counts, by the names of ``corpus.info``: ``("tokens", "train")``,
-        ``("symbols", "")``, …; a range where they are not known exactly.
+      counts: published ones, such as ``("tokens", "train")``; a range where not known exactly.
       decode: turns the bytes of the files into text, where they are symbols instead.
       vocab_file: the one of the files that lists the vocabulary.
       recorded: sha256 of files when they were downloaded.
@@ -109,9 +107,14 @@ class Source:
                 pass
 
 
-def whole_files(files: Mapping[str, Path]) -> dict[str, Text]:
-    """Splits that are a file each."""
-    return {split: [ByteRange.whole(file)] for split, file in files.items()}
+def split_files(folder: Path, pattern: str, label: str, fix: str = "") -> dict[str, Path] | None:
+    """A folder's file of each split, ``{}`` in the pattern; ``None``: none; DataError: some."""
+    files = {split: folder / pattern.format(split) for split in SPLITS}
+    missing = [file.name for file in files.values() if not is_file(file)]
+    if 0 < len(missing) < len(files):
+        present = next(file.name for file in files.values() if file.name not in missing)
+        raise DataError(f"{label} has {present} but no {missing[0]}{fix}")
+    return None if missing else files
 
 
 def text_size(text: Text) -> int:
@@ -150,29 +153,23 @@ def merge_small(parts: Iterable[bytes]) -> Iterator[bytes]:
 def slice_text(text: Text, start: int, stop: int) -> list[ByteRange | bytes]:
     """Bytes ``start`` to ``stop`` of a text."""
     found: list[ByteRange | bytes] = []
-    offset = 0
     for part in text:
         size = text_size([part])
-        a, b = max(start - offset, 0), min(stop - offset, size)
+        a, b = max(start, 0), min(stop, size)
         if a < b:
             found.append(part[a:b] if isinstance(part, bytes) else part.slice(a, b))
-        offset += size
+        start, stop = start - size, stop - size
     return found
 
 
 def join_files(files: Sequence[Path]) -> list[ByteRange | bytes]:
     """The files one after another, with a line end after each that has none at its end."""
     text: list[ByteRange | bytes] = []
-    for path in files:
-        piece = ByteRange.whole(path)
-        if piece.stop:
-            text += [piece] if _ends_a_line(text) else [b"\n", piece]
+    last: list[ByteRange] = []  # byte
+    for piece in filter(lambda piece: piece.stop, map(ByteRange.whole, files)):
+        text += [piece] if b"".join(read(last)) in (b"\n", b"") else [b"\n", piece]
+        last = [piece.slice(piece.stop - 1, piece.stop)]
     return text
-
-
-def _ends_a_line(text: Text) -> bool:
-    size = text_size(text[-1:])
-    return b"".join(read(slice_text(text[-1:], size - 1, size))) in (b"\n", b"")
 
 
 def file_hash(path: Path, kind: str = "sha256") -> str:
@@ -220,8 +217,7 @@ def _file_mode(path: Path, named: str) -> int | None:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{named}: cannot be read ({reason})") from None
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        kind = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}.get(stat.S_IFMT(mode))
-        raise DataError(
-            f"{named}: is {kind or 'a device'}; write the text to a regular file and name that"
-        )
+        kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+        kind = kinds.get(stat.S_IFMT(mode), "a device")
+        raise DataError(f"{named}: is {kind}; write the text to a regular file and name that")
     return mode

@@ -9,6 +9,7 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.sources.download import check_hash, download
 from txl_jax.data.sources.source import (
     SPLITS,
+    ByteRange,
     Source,
     Text,
     existing_path,
@@ -16,34 +17,31 @@ from txl_jax.data.sources.source import (
     join_files,
     read,
     slice_text,
+    split_files,
     text_size,
-    whole_files,
 )
 
-OWN_SPLITS = ", its own splits"
-"""Ends the label of a folder that has a file for each split, after the path."""
+OWN_SPLITS = ", its own splits"  # ends the label of a folder with a file for each split
 
 
 def find(data: DataConfig, kind: str, cache: Path) -> Source:
     """The text that ``data.path`` or ``data.url`` names, in three splits.
 
     A folder with ``train.txt``, ``valid.txt`` and ``test.txt`` is used as it is. Any other text
-    is cut: the last ``test_fraction`` of its bytes is test, the ``valid_fraction`` before it is
-    valid. A cut moves on to the start of the next line for ``kind`` word, else of the next
-    character (UTF-8). The text of a folder is its ``*.txt`` files in sorted order. Subwords are
-    learnt from the training split. Other vocabularies are counted over all three splits, because
-    plain text has no symbol for unknown ones.
+    (of a folder: its ``*.txt`` files in sorted order) is cut: the last ``test_fraction`` of its
+    bytes is test, the ``valid_fraction`` before it is valid. A cut moves on to the start of the
+    next line for ``kind`` word, else of the next character (UTF-8). Subwords are learnt from the
+    training split, other vocabularies counted over all three.
 
     Raises:
       DataError: there is no usable text, or no package to learn subwords with.
     """
-    if kind == "subword":
-        subword.import_tokenizers()
+    if kind != "subword":
+        return _find(data, kind, cache)
+    subword.import_tokenizers()
     found = _find(data, kind, cache)
-    if kind == "subword":
-        protocol = {**found.protocol, "vocab_size": data.vocab_size}
-        found = dataclasses.replace(found, counted=("train",), protocol=protocol)
-    return found
+    protocol = {**found.protocol, "vocab_size": data.vocab_size}
+    return dataclasses.replace(found, counted=("train",), protocol=protocol)
 
 
 def _find(data: DataConfig, kind: str, cache: Path) -> Source:
@@ -58,17 +56,13 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
     path = existing_path(data.path)
     if path.is_file():
         return _split({"text": path}, data, kind, str(path))
-    files = {split: path / f"{split}.txt" for split in SPLITS}
-    missing = [file.name for file in files.values() if not is_file(file)]
-    if not missing:
-        label = f"{path}{OWN_SPLITS}"
-        return Source("text", files, whole_files(files), counted=SPLITS, label=label)
-    if len(missing) < len(SPLITS):
-        present = next(file.name for file in files.values() if file.name not in missing)
-        raise DataError(
-            f"{path}: has {present} but no {missing[0]}; give train.txt, valid.txt and test.txt,"
-            " or name the files otherwise to have all *.txt cut into splits"
-        )
+    fix = (
+        "; give train.txt, valid.txt and test.txt, or name the files otherwise to have all *.txt"
+        " cut into splits"
+    )
+    if own := split_files(path, "{}.txt", f"{path}:", fix):
+        texts = {split: [ByteRange.whole(file)] for split, file in own.items()}
+        return Source("text", own, texts, counted=SPLITS, label=f"{path}{OWN_SPLITS}")
     found = {file.name: file for file in sorted(path.glob("*.txt")) if is_file(file)}
     if not found:
         raise DataError(f"{path}: there is no *.txt file in this folder")
