@@ -128,10 +128,8 @@ class Checkpoints:
         """The newest intact state and its metadata, or ``None`` if there is no checkpoint.
 
         ``abstract``: the shapes and dtypes of the state, with the wanted shardings. ``config``: the
-        settings of this run. ``upto``: ignores later steps.
-
-        Raises:
-          CheckpointError: another config, another format, or parameters only.
+        settings of this run. ``upto``: ignores later steps. CheckpointError: another config,
+        another format, or parameters only.
         """
         for step in reversed(self.steps()):
             if upto is not None and step > upto:
@@ -194,8 +192,7 @@ class Checkpoints:
 
     def _check_config(self, step: int, meta: dict[str, Any], config: dict[str, Any]) -> None:
         """Raises CheckpointError if a run of this config cannot resume from a checkpoint."""
-        different = differing_keys(meta["config"], config)
-        if different:
+        if different := differing_keys(meta["config"], config):
             raise CheckpointError(
                 f"checkpoint {step} has another config: {'; '.join(different)}. Use another"
                 " --workdir, or the checkpoint's values"

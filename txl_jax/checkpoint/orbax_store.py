@@ -73,8 +73,7 @@ class _Manager(ocp.CheckpointManager):
     """Orbax's manager without its question to JAX about preemption: each call there counts."""
 
     def reached_preemption(self, step: int) -> bool:
-        """Never: training asks at steps on which all processes agree."""
-        return False
+        return False  # training asks at steps on which all processes agree
 
 
 def _options(
@@ -91,8 +90,7 @@ def _options(
         best_fn=loss,
         best_mode="min",
         enable_async_checkpointing=True,
-        # If a thread cannot create the folder, the threads of the items wait five minutes for it
-        # when the process exits. Created synchronously, a save that cannot begin raises at once.
+        # Created synchronously: threads would wait five minutes for a folder that cannot be made.
         async_options=AsyncOptions(
             create_directories_asynchronously=False, post_finalization_callback=before_commit
         ),

@@ -49,12 +49,8 @@ def save(trained: TrainedModel, folder: str, record: Mapping[str, Any] | None = 
 
     Args:
       trained: as :func:`txl_jax.load` gives it; its parameters may have been trained further.
-      folder: new or empty.
-      record: the content of its workdir's ``config.json``; ``None``: its settings and the versions
-        of today.
-
-    Raises:
-      ModelFormatError: the folder is not empty or cannot be written.
+      folder: new or empty, else ModelFormatError.
+      record: its workdir's ``config.json``; ``None``: its settings and the versions of today.
     """
     from safetensors.numpy import save as to_bytes  # not needed to run a model
 
@@ -73,13 +69,12 @@ def push(trained: TrainedModel, repository: str, private: bool = True) -> str:
 
     The account is the one that is logged in (``hf auth login``, or ``HF_TOKEN``).
 
+    WorkdirError, with the reason, where it cannot be uploaded.
+
     Example:
       >>> import txl_jax
       >>> trained = txl_jax.load("runs/quickstart")
       >>> txl_jax.push(trained, "owner/name")  # doctest: +SKIP
-
-    Raises:
-      WorkdirError: it cannot be uploaded; gives the reason.
     """
     hub = import_hub()
     with tempfile.TemporaryDirectory() as folder:

@@ -30,8 +30,7 @@ class TrainedModel:
       vocab: encodes text to token ids and decodes them.
       config: the settings of the experiment.
       step: the step of the checkpoint.
-      weights: ``raw``, or the name of an average of the parameters (training/average.py).
-      others: the names of the checkpoint's other parameters.
+      weights, others: the name of these parameters (``raw`` or an average), and of the others.
     """
 
     model: TransformerXL
@@ -63,8 +62,7 @@ def parameter_count(params: Any) -> int:
 
 def param_shapes(c: TransformerXLConfig) -> Any:
     """Shape and dtype of every parameter of ``TransformerXL(c)``, without computing them."""
-    model = TransformerXL(c)
-    # some attention windows need a memory, and forms without memory refuse one
+    model = TransformerXL(c)  # some windows need a memory, and forms without memory refuse one
     mems = model.init_mems(batch_size=1, mem_len=0 if c.memory_free else 1)
     tokens = jax.ShapeDtypeStruct((1, 1), "int32")
     return jax.eval_shape(model.init, jax.random.key(0), tokens, mems)["params"]

@@ -39,11 +39,9 @@ def with_vocab(exp: ExperimentConfig, corpus: Corpus) -> ExperimentConfig:
 def init_workdir(workdir: str, exp: ExperimentConfig, corpus: Corpus) -> None:
     """Writes the settings and the vocabulary of a run in its folder.
 
-    ``config.json`` is written first: a folder without it has no other file of a run.
-
-    Raises:
-      WorkdirError: the folder is of another config, version or text, holds an exported model, or
-        has a user's files that the run would overwrite. It is left unchanged.
+    ``config.json`` is written first: a folder without it has no other file of a run. WorkdirError:
+    the folder is of another config, version or text, holds an exported model, or has a user's files
+    that the run would overwrite. It is left unchanged.
     """
     check_free(workdir)
     path = os.path.join(workdir, CONFIG)
@@ -60,9 +58,8 @@ def init_workdir(workdir: str, exp: ExperimentConfig, corpus: Corpus) -> None:
                 f"--workdir={workdir}: is the folder of another run: {'; '.join(different)}."
                 " Name another --workdir, or use that run's settings"
             )
-    write_json(
-        path, {**exp.to_dict(), "corpus": describe_corpus(corpus), "provenance": provenance()}
-    )
+    made = {"corpus": describe_corpus(corpus), "provenance": provenance()}
+    write_json(path, {**exp.to_dict(), **made})
     write_json(os.path.join(workdir, VOCAB), corpus.vocab.to_json())
 
 
@@ -79,8 +76,7 @@ def check_shared(workdir: str, seconds: float = 30.0) -> None:
     path, limit = os.path.join(workdir, CONFIG), time.monotonic() + seconds
     while not (seen := os.path.exists(path)) and time.monotonic() < limit:
         time.sleep(0.1)
-    failing = processes.failing(not seen)
-    if failing:
+    if failing := processes.failing(not seen):
         raise WorkdirError(
             f"--workdir={workdir}: process {failing[0]} does not see what process 0 wrote there;"
             " with many processes it must be on a file system that all of them share"

@@ -27,6 +27,7 @@ def _figures(*names: str) -> tuple[str, ...]:
     return tuple(f"{name}.{ending}" for name in names for ending in ("png", "svg"))
 
 
+# The results of each mode, written in its workdir at the end.
 MODE_FILES: dict[str, tuple[str, ...]] = {
     "evaluate": ("evaluation.json", "evaluations.jsonl"),
     "generate": ("sample.txt", "samples.jsonl"),
@@ -41,7 +42,6 @@ MODE_FILES: dict[str, tuple[str, ...]] = {
     "probe": ("probe.json", "probe.csv", *_figures("probe")),
     "report": ("report.html",),
 }
-"""The results of each mode, written in its workdir at the end."""
 
 FILES = (
     *(LOCK, OUTPUTS, PROBE, CHECKPOINTS, CONFIG, MODEL, VOCAB),
@@ -53,7 +53,7 @@ FILES = (
 
 
 def check_free(workdir: str) -> None:
-    """Raises WorkdirError for a folder with an exported model or files that a run would overwrite."""
+    """Raises WorkdirError for an exported model, or other files that a run would overwrite."""
     if os.path.exists(os.path.join(workdir, MODEL)):
         raise WorkdirError(
             f"--workdir={workdir}: has an exported model ({MODEL}), and training would put a second"
@@ -67,8 +67,8 @@ def check_free(workdir: str) -> None:
 def register_outputs(workdir: str, mode: str) -> None:
     """Records that this program wrote the files of a mode that compares runs; makes the folder.
 
-    ``mode``: ``ablation``, ``recl`` or ``report``; the names of its files start with it. WorkdirError
-    where there are such files without this record; a run's own workdir needs none.
+    ``mode``: ``ablation``, ``recl`` or ``report``; the names of its files start with it.
+    WorkdirError: there are such files without this record; a run's own workdir needs none.
     """
     os.makedirs(workdir, exist_ok=True)
     if os.path.exists(os.path.join(workdir, CONFIG)):
@@ -89,18 +89,13 @@ def is_exported(folder: str) -> bool:
         return False
     checkpoints = os.path.join(folder, CHECKPOINTS)
     if os.path.isdir(checkpoints) and any(name.isdigit() for name in os.listdir(checkpoints)):
-        raise WorkdirError(
-            f"{folder}: has two models, {MODEL} and {CHECKPOINTS}/; move one of them to another"
-            " folder"
-        )
+        both = f"{MODEL} and {CHECKPOINTS}/; move one of them to another folder"
+        raise WorkdirError(f"{folder}: has two models, {both}")
     return True
 
 
 def check_writable(workdir: str, folders: tuple[str, ...] = ()) -> None:
-    """Makes the workdir; raises WorkdirError if it or an existing folder in it cannot be written.
-
-    ``folders``: their names. They may be read-only, on another disk, or without space or inodes.
-    """
+    """Makes the workdir; raises WorkdirError if it or one of these folders cannot be written."""
     paths = {"": workdir, **{name: os.path.join(workdir, name) for name in folders}}
     for name, path in paths.items():
         if name and not os.path.lexists(path):
@@ -109,10 +104,12 @@ def check_writable(workdir: str, folders: tuple[str, ...] = ()) -> None:
             os.makedirs(workdir, exist_ok=True)
             _try_writing(path)
         except OSError as error:
-            what = f"its folder {name} cannot" if name else "cannot"
-            fix = (
-                "make it writable, or name another --workdir" if name else "name a folder that can"
-            )
+            what, fix = "cannot", "name a folder that can"
+            if name:
+                what, fix = (
+                    f"its folder {name} cannot",
+                    "make it writable, or name another --workdir",
+                )
             message = f"{what} be written ({write_failure_reason(error)}); {fix}"
             raise WorkdirError(f"--workdir={workdir}: {message}") from error
 
@@ -122,9 +119,8 @@ def check_outputs(workdir: str, *modes: str) -> None:
     check_writable(workdir)
     for path in (os.path.join(workdir, name) for mode in modes for name in MODE_FILES[mode]):
         if os.path.isdir(path):
-            raise WorkdirError(
-                f"{path}: is a folder, and results are written in a file of this name"
-            )
+            reason = "is a folder, and results are written in a file of this name"
+            raise WorkdirError(f"{path}: {reason}")
         if os.path.exists(path) and not os.access(path, os.W_OK):
             raise WorkdirError(f"{path}: is read-only, and results are written there; move it away")
 

@@ -28,8 +28,7 @@ class Batch(flax.struct.PyTreeNode):
 
     Attributes:
       inputs: int32 [B,C+T], the C tokens before the segment first.
-      targets: int32 [B,T].
-      weights: float32 [B,T], 0 where padded.
+      targets, weights: int32 and float32 [B,T], 0 where padded.
       reset: bool [B], streams whose memory is emptied before this segment; with C > 0 bool
         [B,C+T], true where a stream's text begins, and at the first token to empty the memory.
       soft: [B,T,k], the targets of distillation; ``None``: no distillation.
@@ -49,41 +48,35 @@ class Batch(flax.struct.PyTreeNode):
     def model_kwargs(self, with_lengths: bool) -> dict[str, Any]:
         """The keywords of ``nll`` that describe the inputs.
 
-        ``with_lengths`` adds where padding begins, at some cost. It is needed where more text
-        follows a padded segment, and by attention that counts from the last real token.
+        ``with_lengths`` adds ``lengths``, int32 [B]: tokens of each row up to its last target. They
+        are needed where text follows a padded segment, and to count from the last real token.
         """
-        kwargs = {"reset": self.reset, "context_len": self.context_len}
-        return {**kwargs, "lengths": self._lengths()} if with_lengths else kwargs
-
-    def _lengths(self) -> jax.Array:
-        """Tokens of each row up to its last target, context included: int32 [B]."""
-        ends = self.context_len + 1 + jnp.arange(self.targets.shape[-1], dtype=jnp.int32)
-        return jnp.max(jnp.where(self.weights > 0, ends, self.context_len), axis=-1)
+        kwargs: dict[str, Any] = {"reset": self.reset, "context_len": self.context_len}
+        if with_lengths:
+            ends = self.context_len + 1 + jnp.arange(self.targets.shape[-1], dtype=jnp.int32)
+            ends = jnp.where(self.weights > 0, ends, self.context_len)
+            kwargs["lengths"] = jnp.max(ends, axis=-1)
+        return kwargs
 
 
 def make_batch(segment: Segment, reset_memory: bool) -> Batch:
     """The segment as a batch; ``reset_memory``: every stream's memory is emptied before it."""
-    has_context = segment.inputs.shape != segment.targets.shape
-    if has_context:
+    reset = np.full(segment.inputs.shape[0], reset_memory)
+    if segment.inputs.shape != segment.targets.shape:  # with context
         reset = segment.starts.copy()
-        # A stream that begins in this segment ignores its memory anyway.
-        reset[:, 0] |= reset_memory & ~reset.any(axis=1)
-    else:
-        reset = np.full(segment.inputs.shape[0], reset_memory)
+        reset[:, 0] |= reset_memory & ~reset.any(axis=1)  # else the memory is ignored anyway
     return Batch(segment.inputs, segment.targets, segment.weights, reset)
 
 
 def warm_up_batches(streams: AnyStreams, n: int, rows: slice = slice(None)) -> list[Batch]:
     """Up to n tokens of text before each stream's first, as segments that are not scored.
 
-    Reading them fills an empty memory as if the stream had begun n tokens earlier. For n = 5,
-    T = 3 and streams that begin at tokens 0, 4 and 8 of a text:
+    They fill an empty memory as if the stream had begun n tokens earlier. For n = 5, T = 3 and
+    streams that begin at tokens 0, 4 and 8 of a text (``rows``: which streams are read):
 
         stream 0   . . .   . . .       nothing is before it
         stream 1   . . 0   1 2 3       a point is padding; reset where text begins
         stream 2   . 3 4   5 6 7
-
-    ``rows``: which streams; only their text is read.
     """
     which = range(*rows.indices(streams.batch_size))
     b, t = len(which), streams.seg_len

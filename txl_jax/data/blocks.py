@@ -18,8 +18,7 @@ _WHITE_TO_SPACE = bytes.maketrans(string.whitespace.encode(), SPACE.encode() * 6
 def decode_utf8(blocks: Iterable[bytes | str], where: str = "text") -> Iterator[str]:
     """The same blocks as text; a character in two blocks is put in the second one.
 
-    Raises:
-      DataError: bytes that are not UTF-8, or surrogates in a text.
+    DataError: bytes that are not UTF-8, or surrogates in a text.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     read = 0
@@ -42,8 +41,7 @@ def decode_utf8(blocks: Iterable[bytes | str], where: str = "text") -> Iterator[
 def as_bytes(block: str | bytes, where: str = "text", errors: str = "surrogateescape") -> bytes:
     """A block in UTF-8; bytes of a command line that were not UTF-8 are restored.
 
-    Raises:
-      DataError: a surrogate that does not stand for such a byte (``strict``: any).
+    DataError: a surrogate that does not stand for such a byte (``strict``: any).
     """
     try:
         return block.encode("utf-8", errors) if isinstance(block, str) else block

@@ -21,16 +21,7 @@ from txl_jax.data.corpus import find_source
 from txl_jax.data.sources.progress import watched
 from txl_jax.data.sources.source import SPLITS
 
-DESCRIPTIONS = {
-    "enwik8": "The first 100 million bytes of a Wikipedia dump of 2006.",
-    "lm1b": "One Billion Word (Chelba et al. 2013): sentences of news, in no order.",
-    "ptb": "Penn Treebank (Marcus et al. 1993), words, as prepared by Mikolov.",
-    "stdlib": "Source code of the running Python's standard library, split by file.",
-    "text8": "The first 100 million characters of cleaned Wikipedia text: a to z and space.",
-    "wt103": "WikiText-103 (Merity et al. 2016): articles of Wikipedia, as words.",
-    "wt2": "WikiText-2 (Merity et al. 2016): articles of Wikipedia, as words.",
-}
-"""Of each corpus that needs no path."""
+CORPORA = ("enwik8", "lm1b", "ptb", "stdlib", "text8", "wt103", "wt2")  # that need no path
 
 
 @dataclasses.dataclass(eq=False)
@@ -43,14 +34,14 @@ class TextConfig(tfds.core.BuilderConfig):
 class TxlText(tfds.core.GeneratorBasedBuilder):
     """Text of language-modelling corpora, in order.
 
-    An example is ``{"text": bytes}``, a block of 256 KB or a little more that may end inside of a
-    word. The examples of a split, put one after another, are its text, byte for byte.
+    An example is ``{"text": bytes}``, a block of about 256 KB that may end inside of a word. The
+    examples of a split, put one after another, are its text, byte for byte.
     """
 
     VERSION = tfds.core.Version("1.0.0")
     BUILDER_CONFIGS = [  # noqa: RUF012 TFDS's own way
-        TextConfig(name=name, description=text, data=DataConfig(name=name))  # type: ignore[arg-type]
-        for name, text in DESCRIPTIONS.items()
+        TextConfig(name=name, data=DataConfig(name=name))  # type: ignore[arg-type]
+        for name in CORPORA
     ]
 
     def _info(self) -> tfds.core.DatasetInfo:

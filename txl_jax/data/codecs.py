@@ -18,8 +18,7 @@ from txl_jax.data.symbols import (
     UnknownSymbolError,
 )
 
-Blocks = Iterable[str | bytes]
-"""A text; a block may end inside of a word or of a character."""
+Blocks = Iterable[str | bytes]  # a text; a block may end inside of a word or of a character
 
 
 class Codec:

@@ -57,10 +57,8 @@ class Corpus:
     """A text as ids.
 
     Example:
-      >>> import txl_jax
-      >>> with open("words.txt", "w") as file:
-      ...     for _ in range(100):
-      ...         print("the cat saw a dog", file=file)
+      >>> import pathlib, txl_jax
+      >>> _ = pathlib.Path("words.txt").write_text("the cat saw a dog\\n" * 100)
       >>> corpus = txl_jax.load_corpus("text", path="words.txt", vocab="word")
       >>> corpus.vocab.symbols
       ['<eos>', 'the', 'cat', 'saw', 'a', 'dog']

@@ -24,33 +24,19 @@ from txl_jax.data.streams import Streams
 
 
 class BatchPosition(flax.struct.PyTreeNode):
-    """Where the batch of a step is in the text.
+    """Where the batch of a step is in the text."""
 
-    Attributes:
-      start: int32 [], the segment's first target in every stream, from 0.
-      n: int32 [], its targets.
-      shifts: int32 [B], the token that each stream begins with in this epoch.
-      reset_memory: bool [], memory is emptied before it.
-    """
-
-    start: jax.Array | np.ndarray
-    n: jax.Array | np.ndarray
-    shifts: jax.Array | np.ndarray
-    reset_memory: jax.Array | np.ndarray
+    start: jax.Array | np.ndarray  # int32 [], the segment's first target in every stream, from 0
+    n: jax.Array | np.ndarray  # int32 [], its targets
+    shifts: jax.Array | np.ndarray  # int32 [B], each stream's first token in this epoch
+    reset_memory: jax.Array | np.ndarray  # bool [], memory is emptied before it
 
 
 class DeviceText(flax.struct.PyTreeNode):
-    """Streams of a text.
+    """Streams of a text; a segment that is shorter than ``width``, T, is right padded."""
 
-    Attributes:
-      tokens: int32 [B,n], one stream in each row.
-      soft: of every token, [B,n,k], or ``None``.
-      width: T of the arrays; a shorter segment is right padded.
-      context_len: C.
-    """
-
-    tokens: jax.Array | np.ndarray
-    soft: SoftTargets | None = None
+    tokens: jax.Array | np.ndarray  # int32 [B,n], one stream in each row
+    soft: SoftTargets | None = None  # of every token, [B,n,k]
     width: int = flax.struct.field(pytree_node=False, default=0)
     context_len: int = flax.struct.field(pytree_node=False, default=0)
 
@@ -67,12 +53,9 @@ class DeviceText(flax.struct.PyTreeNode):
         inputs = jnp.where(begun, read(self.tokens, jnp.where(begun, place, 0)), 0)
         targets = jnp.where(real, read(self.tokens, of_target), 0)
         weights = jnp.broadcast_to(real.astype(jnp.float32), (b, t))
-        if c:
-            begins = place == 0
-            begins = begins.at[0].set(begins[0] | (at.reset_memory & ~begins.any()))
-            reset = jnp.broadcast_to(begins, (b, c + t))
-        else:
-            reset = jnp.broadcast_to(at.reset_memory, (b,))
+        begins = place == 0
+        begins = begins.at[0].set(begins[0] | (at.reset_memory & ~begins.any()))
+        reset = jnp.broadcast_to(*((begins, (b, c + t)) if c else (at.reset_memory, (b,))))
         soft = jax.tree.map(lambda values: read(values, of_target), self.soft)
         return Batch(inputs, targets, weights, reset, soft)
 

@@ -105,8 +105,7 @@ class SentenceStreams(BaseStreams):
             in all rows, as in the published code; whole rows are in memory. Not with a seed.
           seed: if given, every epoch has a random order of its own.
 
-        Raises:
-          DataError: an argument out of range, too few sentences, or an id that is not below V.
+        DataError: an argument out of range, too few sentences, or an id that is not below V.
         """
         super().__init__(batch_size, seg_len, context_len)
         if batch_size > len(sentences):

@@ -195,8 +195,7 @@ class Streams(BaseStreams):
           vocab_size: V; if given, all ids are checked to be from 0 to V-1.
           partial_shuffle_seed: of the shifts, ``None``: no shuffle. Needs ``drop_remainder``.
 
-        Raises:
-          DataError: an argument out of range, too few tokens, or an id that is not below V.
+        DataError: an argument out of range, too few tokens, or an id that is not below V.
         """
         tokens = np.asanyarray(tokens)
         if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):

@@ -18,11 +18,10 @@ from txl_jax.data.sources.source import file_hash, read_errors
 Wanted = Callable[[str], str | None]
 """From the name of a member to its path in the folder; ``None``: it is left out."""
 
-_BROKEN = (
+_BROKEN = (  # the errors of reading a damaged or encrypted archive
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
     *(OSError, EOFError, RuntimeError, ValueError, struct.error),
 )
-"""The errors of reading a damaged or encrypted archive."""
 
 
 def plain_names(names: Sequence[str]) -> Wanted:
@@ -44,12 +43,8 @@ def extract(
     """Writes the wanted files of a tar or zip archive to an empty folder.
 
     ``required``: paths that the folder must have then. ``what``: names the archive in errors.
-
-    Raises:
-      DataError: the file is no archive, damaged or encrypted; a required file is missing; a
-        wanted member is not safe (refused by the filter ``data`` of :mod:`tarfile`, such as a
-        path outside the folder or a device; the same is refused in a zip archive); or the folder
-        cannot be written.
+    DataError: the file is no archive, damaged or encrypted; a required file is missing; a wanted
+    member is outside the folder or no plain file; or the folder cannot be written.
     """
     what = what or str(archive)
     try:
@@ -98,10 +93,7 @@ def _extract_tar(archive: Path, folder: Path, wanted: Wanted, what: str) -> None
 
 
 def _check_rest(rest: Any) -> None:
-    """Raises ReadError unless only zeros follow the last member of a tar archive.
-
-    Else a damaged header would hide the members after it. This also reads the final checksum.
-    """
+    """Raises ReadError where data follows the last member: a damaged header would hide members."""
     while block := rest.read(1 << 20):
         if block.strip(b"\0"):
             raise tarfile.ReadError("a header in it is damaged")

@@ -74,9 +74,7 @@ class PublishedCorpus:
 
         ``path``: the archive, the raw file, or a folder with one of them or with a file of each
         split. ``None``: the archive is downloaded to ``cache``; published hashes are enforced.
-
-        Raises:
-          DataError: nothing usable is there, or a download has a wrong hash.
+        DataError: nothing usable is there, or a download has a wrong hash.
         """
         if path is None:
             return self._downloaded(cache)

@@ -2,9 +2,8 @@
 
 A process makes ``NAME`` while it holds the lock file ``.NAME.lock``. It writes a folder as
 ``NAME.unfinished`` and a download as ``NAME.part``, and renames them when they are complete. The
-operating system releases the lock when the process ends. The next process that gets the lock
-therefore knows that an unfinished folder was left by a killed process, and removes it. It resumes
-an unfinished download.
+system releases the lock when the process ends. The next process that gets the lock therefore
+removes an unfinished folder, and resumes an unfinished download.
 """
 
 import contextlib

@@ -18,11 +18,8 @@ from txl_jax.data.sources.cache import make_folder, unfinished_download, write_e
 from txl_jax.data.sources.progress import bar
 from txl_jax.data.sources.source import file_hash
 
-Check = Callable[[Path], None]
-"""Raises DataError for a file that is not the expected one."""
-
-ORIGIN = "origin.json"
-"""File of a downloaded folder with the address and the hashes of its files."""
+Check = Callable[[Path], None]  # raises DataError for a file that is not the expected one
+ORIGIN = "origin.json"  # file of a downloaded folder: the address, and the hashes of its files
 
 
 def check_hash(expected: str, what: str, whose: str = "as data.hash says") -> Check:
@@ -42,8 +39,7 @@ def check_hash(expected: str, what: str, whose: str = "as data.hash says") -> Ch
 def download(url: str, into: Path, check: Check) -> Path:
     """The file ``into`` with the content of ``url``; fetched unless it exists and is as expected.
 
-    Raises:
-      DataError: no complete answer, ``check`` refused the file, or it cannot be written.
+    DataError: no complete answer, ``check`` refused the file, or it cannot be written.
     """
     if into.exists():
         with contextlib.suppress(DataError):
@@ -63,12 +59,8 @@ def download_folder(
     """Makes the folder ``into`` from the file at ``url``, if it does not exist.
 
     ``extract`` gets the downloaded file, checked by ``check``, and an empty folder to write to.
-
-    Returns:
-      The sha256 that each file had when it was downloaded, by its path in the folder.
-
-    Raises:
-      DataError: as :func:`download`, or ``extract`` refused the file. Nothing is kept then.
+    Returns the sha256 that each file had when it was downloaded, by its path in the folder.
+    DataError as for :func:`download`, or ``extract`` refused the file. Nothing is kept then.
     """
 
     def fill(folder: Path) -> None:
@@ -94,8 +86,7 @@ def download_folder(
 def _downloaded(url: str, name: Path, check: Check | None) -> Iterator[Path]:
     """A temporary file beside ``name`` with the content of ``url``, checked.
 
-    An interrupted download is resumed by the next call if there is a check, and started again if
-    there is none: a mixture of two versions would not be noticed.
+    An interrupted download is resumed by the next call only if a check would notice a mixture.
     """
     with unfinished_download(name) as file:
         if check is None:

@@ -1,17 +1,16 @@
 """``lm1b``: the One Billion Word benchmark (Chelba et al. 2013), sentences in no order.
 
-The authors' scripts score one held-out file, of 50, both as validation and as test, and so does
-this program. The vocabulary is the published list of 793,471 words, in its order. The archive's
-hash is the one that tensorflow_datasets has recorded. No hash is published of the vocabulary
-file, so its hash is recorded when it is downloaded.
+As in the authors' scripts, one held-out file of 50 is both validation and test. The vocabulary is
+the published list of 793,471 words, in its order. The archive's hash is from tensorflow_datasets;
+none is published of the vocabulary file, so its hash is recorded when it is downloaded.
 
 Two protocols, by name:
 
     authors   <S> the cat sat <S> it rained <S>             one <S> between sentences (PyTorch)
     double    <S> the cat sat <S> <S> it rained <S> <S>     two (TensorFlow)
 
-With ``double`` a sentence has one more target, the second ``<S>``, which is always the same and
-costs nothing: perplexities of the two do not compare.
+With ``double`` each sentence has one more target, which is always the same and costs nothing:
+perplexities of the two do not compare.
 """
 
 import os
@@ -43,14 +42,11 @@ COUNTS = {("symbols", ""): 793_471, ("lines", "train"): 30_301_028}
 
 
 def find(path: str | None, cache: Path, protocol: Protocol = "authors") -> Source:
-    """The corpus at ``path``, or downloaded (1.8 GB, 4 GB unpacked).
+    """The corpus at ``path``, or downloaded (1.8 GB, 4 GB unpacked); the hash is enforced.
 
     ``path``: the archive, its unpacked folder, or the folder in which the authors' script unpacks
     it, with ``valid.txt`` and ``test.txt``. :data:`VOCAB` must be in that folder or beside the
-    archive. ``None``: downloaded; the archive's hash is enforced.
-
-    Raises:
-      DataError: nothing usable is there, or a download has a wrong hash.
+    archive. DataError where nothing usable is there, or a download has a wrong hash.
     """
     if path is None:
         return _downloaded(cache, protocol)
@@ -61,9 +57,8 @@ def find(path: str | None, cache: Path, protocol: Protocol = "authors") -> Sourc
     vocab = _local_vocab(given.parent)
     folder = unpacked("lm1b", given, cache, wanted, (HELD_OUT,))
     published = file_hash(given) == SHA256
-    label = "not the published data (the archive's sha256 differs)"
-    if published:
-        label = "published data (sha256 of the archive checked)"
+    checked = "published data (sha256 of the archive checked)"
+    label = checked if published else "not the published data (the archive's sha256 differs)"
     return _source(folder, vocab, protocol, published, label)
 
 
@@ -82,11 +77,8 @@ def _downloaded(cache: Path, protocol: Protocol) -> Source:
     downloads = cache / "downloads"
     check = check_hash(f"sha256:{SHA256}", URL, "as published")
     sums = download_folder(URL, downloads / "lm1b", extract_text, check)
-    vocab_sums = download_folder(
-        VOCAB_URL,
-        downloads / "lm1b-vocab",
-        lambda file, folder: shutil.copyfile(file, folder / VOCAB),
-    )
+    copy = lambda file, folder: shutil.copyfile(file, folder / VOCAB)
+    vocab_sums = download_folder(VOCAB_URL, downloads / "lm1b-vocab", copy)
     held_out = sums.pop(HELD_OUT)
     recorded = {f"train/{os.path.basename(path)}": sums[path] for path in sums}
     recorded |= {"valid": held_out, "test": held_out, "vocab": vocab_sums[VOCAB]}
@@ -106,16 +98,13 @@ def _source(
     shards = _train_files(folder)
     valid, test = _held_out(folder, "valid"), _held_out(folder, "test")
     files = {**{f"train/{p.name}": p for p in shards}, "valid": valid, "test": test, "vocab": vocab}
+    texts = {"train": join_files(shards), "valid": join_files([valid]), "test": join_files([test])}
     same = valid == test or file_hash(valid) == file_hash(test)
     scored = "valid and test are the same held-out file" if same else "valid and test differ"
     return Source(
         name="lm1b",
         files=files,
-        splits={
-            "train": join_files(shards),
-            "valid": join_files([valid]),
-            "test": join_files([test]),
-        },
+        splits=texts,
         protocol={"protocol": protocol},
         published=published,
         label=f"One Billion Word, {TITLES[protocol]}, {scored}, {label}",

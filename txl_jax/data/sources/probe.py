@@ -3,25 +3,21 @@
 The text is a sequence of episodes, each with a distance d of its own:
 
     < B . . . . . . > B         d = 8: the answer B comes 8 tokens after B was shown
-    | |             | |
-    | |<---- d ------>|
-    | shown         query marker, then the answer
-    marker
+      |<----- d ----->|         ``<`` and ``>`` are markers; all between is noise
 
-Only noise is between them. A model that predicts B after ``>`` has carried it over d tokens.
+A model that predicts B after ``>`` has carried it over d tokens.
 """
 
 import hashlib
+import string
 
 import numpy as np
 
 from txl_jax.config import ProbeTextConfig
 from txl_jax.data.sources.source import BLOCK, SPLITS, Source
 
-SHOW, ASK = "<", ">"
-"""The marker before a symbol that must be remembered, and the one before its repetition."""
-NOISE, ANSWERS = ".abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-"""The characters of noise and of answers; ``data.probe`` says how many of each are used."""
+SHOW, ASK = "<", ">"  # the markers before a symbol to remember and before its repetition
+NOISE, ANSWERS = "." + string.ascii_lowercase, string.ascii_uppercase  # some, by ``data.probe``
 
 
 class GeneratedSource(Source):

@@ -4,8 +4,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-DELAY = 2.0
-"""Seconds after which a bar is shown."""
+DELAY = 2.0  # seconds after which a bar is shown
 
 
 def bar(what: str, total: int | None, done: int = 0, unit: str = "B", disable: bool = False) -> Any:

@@ -198,8 +198,7 @@ def existing_path(path: str) -> Path:
 def is_file(path: Path) -> bool:
     """Whether there is a regular file; False for a folder or nothing at all.
 
-    Raises:
-      DataError: it is something else (a named pipe, a device, a link to nothing), or unreadable.
+    DataError: it is something else (a named pipe, a device, a link to nothing), or unreadable.
     """
     mode = _file_mode(path, str(path))
     if mode is None and path.is_symlink():

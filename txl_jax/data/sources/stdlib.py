@@ -14,18 +14,16 @@ LEFT_OUT = {
     *("antigravity", "this"),
     *("distutils", "ensurepip", "idlelib", "lib2to3", "tkinter", "turtle", "turtledemo", "venv"),
 }
-"""Modules that are left out: tables (``encodings`` and ``pydoc_data`` would be a fifth of the
-corpus), jokes, and modules that some distributions ship apart (``tkinter``, ``venv``, …), so that
-the same Python has the same corpus everywhere."""
+"""Modules that are left out: tables (a fifth of the corpus), jokes, and those that some
+distributions ship apart, so that the same Python has the same corpus everywhere."""
 
 
 def find() -> Source:
     """The corpus of the running Python.
 
-    Files: every ``*.py`` of the modules in ``sys.stdlib_module_names`` (see :func:`is_taken`),
-    sorted by path, with a line feed between two files. A hash of its path decides the split of a
-    file. The corpus depends on the Python version alone (and on what a distribution patches):
-    about 6.6 MB, with 0.5 MB each to validate and test. DataError if there are no source files.
+    Every ``*.py`` of the modules in ``sys.stdlib_module_names`` (see :func:`is_taken`), sorted by
+    path, with a line feed between two. A hash of its path decides the split of a file. About
+    6.6 MB, with 0.5 MB each to validate and test. DataError if there are no source files.
     """
     root = Path(sysconfig.get_path("stdlib"))
     if not (root / "os.py").is_file():

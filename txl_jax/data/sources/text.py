@@ -27,14 +27,12 @@ OWN_SPLITS = ", its own splits"  # ends the label of a folder with a file for ea
 def find(data: DataConfig, kind: str, cache: Path) -> Source:
     """The text that ``data.path`` or ``data.url`` names, in three splits.
 
-    A folder with ``train.txt``, ``valid.txt`` and ``test.txt`` is used as it is. Any other text
-    (of a folder: its ``*.txt`` files in sorted order) is cut: the last ``test_fraction`` of its
-    bytes is test, the ``valid_fraction`` before it is valid. A cut moves on to the start of the
-    next line for ``kind`` word, else of the next character (UTF-8). Subwords are learnt from the
-    training split, other vocabularies counted over all three.
-
-    Raises:
-      DataError: there is no usable text, or no package to learn subwords with.
+    A folder with ``train.txt``, ``valid.txt`` and ``test.txt`` is used as it is. Any other text (of
+    a folder: its ``*.txt`` files in sorted order) is cut: the last ``test_fraction`` of its bytes
+    is test, the ``valid_fraction`` before it is valid. A cut moves on to the start of the next line
+    for ``kind`` word, else of the next character (UTF-8). Subwords are learnt from the training
+    split, other vocabularies counted over all three. DataError: there is no usable text, or no
+    package to learn subwords with.
     """
     if kind != "subword":
         return _find(data, kind, cache)
