@@ -19,15 +19,10 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
+from txl_jax.checkpoint import orbax_store
 from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
 from txl_jax.checkpoint.errors import CheckpointError
-from txl_jax.checkpoint.orbax_store import (
-    RAW,
-    OrbaxStore,
-    params_item,
-    state_from_items,
-    state_items,
-)
+from txl_jax.checkpoint.orbax_store import RAW
 from txl_jax.checkpoint.workdir_files import FORMAT
 from txl_jax.config import CheckpointConfig, differing_keys
 from txl_jax.files import write_failure_reason
@@ -40,7 +35,7 @@ class Checkpoints:
 
     def __init__(self, workdir: str, c: CheckpointConfig | None = None):
         self._folder = CheckpointFolder(workdir)
-        self._store = OrbaxStore(self._folder.path, c)
+        self._store = orbax_store.OrbaxStore(self._folder.path, c)
         if c is not None:
             on_process_zero(self._folder.finish_replacing)
             on_process_zero(self._folder.remove_temporary)
@@ -64,7 +59,7 @@ class Checkpoints:
 
         CheckpointError where nothing could be written (a full disk, a lost folder).
         """
-        self._save_items(step, state_items(state), meta, valid_loss)
+        self._save_items(step, orbax_store.state_items(state), meta, valid_loss)
 
     def save_params(self, step: int, params: Any, meta: dict[str, Any]) -> None:
         """Like :meth:`save`, of parameters only: a model that no training can resume from."""
@@ -142,8 +137,8 @@ class Checkpoints:
             self._check_config(step, meta, config)
             state, error = None, None
             try:
-                items = self._store.restore(step, state_items(abstract))
-                state = state_from_items(step, items, abstract)
+                items = self._store.restore(step, orbax_store.state_items(abstract))
+                state = orbax_store.state_from_items(step, items, abstract)
             except Exception as caught:  # Orbax raises many types
                 error = caught
             if processes.failing(error is not None):
@@ -166,7 +161,7 @@ class Checkpoints:
         names = meta.get("candidates", [RAW])
         if weights not in names:
             raise CheckpointError(f"{where} has no {weights!r} parameters, only {', '.join(names)}")
-        item = params_item(weights)
+        item = orbax_store.params_item(weights)
         try:
             return self._store.restore(step, {item: abstract})[item]
         except Exception as error:  # as in restore

@@ -12,33 +12,24 @@ from txl_jax.data.streams import Segment
 
 
 class SoftTargets(flax.struct.PyTreeNode):
-    """The k most likely next words of teacher models, in place of one; see distil.py.
+    """The k most likely next words of teacher models, in place of one; see distil.py."""
 
-    Attributes:
-      words: int [...,k].
-      probabilities: float [...,k]; the rest to 1 is the probability of all other words together.
-    """
-
-    words: jax.Array | np.ndarray
-    probabilities: jax.Array | np.ndarray
+    words: jax.Array | np.ndarray  # int [...,k]
+    probabilities: jax.Array | np.ndarray  # float [...,k]; the rest to 1 is of all other words
 
 
 class Batch(flax.struct.PyTreeNode):
     """A segment of every stream.
 
-    Attributes:
-      inputs: int32 [B,C+T], the C tokens before the segment first.
-      targets, weights: int32 and float32 [B,T], 0 where padded.
-      reset: bool [B], streams whose memory is emptied before this segment; with C > 0 bool
-        [B,C+T], true where a stream's text begins, and at the first token to empty the memory.
-      soft: [B,T,k], the targets of distillation; ``None``: no distillation.
+    ``reset``: bool [B], streams whose memory is emptied before this segment; with C > 0 bool
+    [B,C+T], true where a stream's text begins, and at the first token to empty the memory.
     """
 
-    inputs: jax.Array | np.ndarray
-    targets: jax.Array | np.ndarray
-    weights: jax.Array | np.ndarray
+    inputs: jax.Array | np.ndarray  # int32 [B,C+T], the C tokens before the segment first
+    targets: jax.Array | np.ndarray  # int32 [B,T]
+    weights: jax.Array | np.ndarray  # float32 [B,T], 0 where padded
     reset: jax.Array | np.ndarray
-    soft: SoftTargets | None = None
+    soft: SoftTargets | None = None  # [B,T,k], the targets of distillation
 
     @property
     def context_len(self) -> int:

@@ -21,7 +21,16 @@ from txl_jax.data.corpus import find_source
 from txl_jax.data.sources.progress import watched
 from txl_jax.data.sources.source import SPLITS
 
-CORPORA = ("enwik8", "lm1b", "ptb", "stdlib", "text8", "wt103", "wt2")  # that need no path
+# Of each corpus that needs no path.
+DESCRIPTIONS = {
+    "enwik8": "The first 100 million bytes of a Wikipedia dump of 2006.",
+    "lm1b": "One Billion Word (Chelba et al. 2013): sentences of news, in no order.",
+    "ptb": "Penn Treebank (Marcus et al. 1993), words, as prepared by Mikolov.",
+    "stdlib": "Source code of the running Python's standard library, split by file.",
+    "text8": "The first 100 million characters of cleaned Wikipedia text: a to z and space.",
+    "wt103": "WikiText-103 (Merity et al. 2016): articles of Wikipedia, as words.",
+    "wt2": "WikiText-2 (Merity et al. 2016): articles of Wikipedia, as words.",
+}
 
 
 @dataclasses.dataclass(eq=False)
@@ -40,8 +49,8 @@ class TxlText(tfds.core.GeneratorBasedBuilder):
 
     VERSION = tfds.core.Version("1.0.0")
     BUILDER_CONFIGS = [  # noqa: RUF012 TFDS's own way
-        TextConfig(name=name, data=DataConfig(name=name))  # type: ignore[arg-type]
-        for name in CORPORA
+        TextConfig(name=name, description=text, data=DataConfig(name=name))  # type: ignore[arg-type]
+        for name, text in DESCRIPTIONS.items()
     ]
 
     def _info(self) -> tfds.core.DatasetInfo:

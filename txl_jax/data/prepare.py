@@ -87,20 +87,12 @@ def _write(source: Source, kind: Kind, folder: Path, given: Vocab | None) -> dic
         if n < 2:
             raise DataError(f"{where}: has {n} token, at least 2 are needed; give a longer text")
         counts[split] = {"tokens": n, **of_text}
-    info = {key: {s: counts[s][key] for s in SPLITS} for key in counts["train"]}
+    info: dict[str, Any] = {key: {s: counts[s][key] for s in SPLITS} for key in counts["train"]}
     agrees = _check_counts(source, {**info, "symbols": {"": len(vocab)}})
-    return {
-        "info": {
-            **info,
-            "counts_as_published": agrees,
-            "foreign_vocab": foreign,
-            "python": platform.python_version() if source.name == "stdlib" else None,
-        },
-        "files": {
-            path.name: {"size": path.stat().st_size, "sha256": file_hash(path)}
-            for path in sorted(folder.iterdir())
-        },
-    }
+    python = platform.python_version() if source.name == "stdlib" else None
+    of_file = lambda path: {"size": path.stat().st_size, "sha256": file_hash(path)}
+    info |= {"counts_as_published": agrees, "foreign_vocab": foreign, "python": python}
+    return {"info": info, "files": {path.name: of_file(path) for path in sorted(folder.iterdir())}}
 
 
 def _vocab(kind: Kind, source: Source, texts: list[Iterator[bytes]]) -> Vocab:

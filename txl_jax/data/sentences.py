@@ -121,8 +121,8 @@ class SentenceStreams(BaseStreams):
             self._text = _RangeRows(sentences, batch_size)
         else:
             self._text = _ShuffledRows(sentences, batch_size, seed)
-        self.n_targets = int(self._text.sizes.sum())
-        self.n_segments = -(-int(self._text.sizes.max()) // seg_len)
+        self._ends = self._text.sizes.tolist()
+        self.n_targets, self.n_segments = sum(self._ends), -(-max(self._ends) // seg_len)
         if not self.n_segments:
             raise DataError(
                 f"batch_size = {batch_size}: {name} does not fill one segment of {seg_len} in"
@@ -132,9 +132,6 @@ class SentenceStreams(BaseStreams):
     def preceding_tokens(self, stream: int, n: int) -> np.ndarray:
         """Up to n tokens before a row's first one; not with a seed or drop_remainder."""
         return self._text.before(stream, n)
-
-    def _n_targets_of(self, stream: int) -> int:
-        return int(self._text.sizes[stream])
 
     def _read(self, epoch: int, stream: int, start: int, stop: int) -> np.ndarray:
         return self._text.read(epoch, stream, start, stop)
@@ -183,8 +180,6 @@ def segments(
     context_len: int = 0,
 ) -> Iterator[Segment]:
     """The segments of one pass over a token array or sentences, in their order.
-
-    See :class:`~txl_jax.data.streams.Streams` and :class:`SentenceStreams`.
 
     Example:
       >>> import numpy as np, txl_jax

@@ -36,7 +36,7 @@ drawn from (seed, epoch, stream), and wraps around:
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -121,6 +121,7 @@ class BaseStreams:
 
     n_segments: int
     n_targets: int
+    _ends: Sequence[int]  # the number of targets of each stream, at most 0 where no text is left
 
     def __init__(self, batch_size: int, seg_len: int, context_len: int):
         self.batch_size, self.seg_len, self.context_len = batch_size, seg_len, context_len
@@ -147,7 +148,7 @@ class BaseStreams:
         self, start: int, n: int, width: int, rows: slice = slice(None), epoch: int = 0
     ) -> Segment:
         """Targets ``start`` .. ``start + n - 1`` of every stream, right padded to ``width``."""
-        ends = {b: self._n_targets_of(b) for b in range(*rows.indices(self.batch_size))}
+        ends = {b: self._ends[b] for b in range(*rows.indices(self.batch_size))}
         read = functools.partial(self._read, epoch)
         return read_segment(read, ends, start, n, width, self.context_len)
 
@@ -158,14 +159,6 @@ class BaseStreams:
     def epochs(self, step: int) -> float:
         """Passes over the text that are done after a number of steps."""
         return step / self.n_segments
-
-    def preceding_tokens(self, stream: int, n: int) -> np.ndarray:
-        """Up to n tokens of the text that come before a stream's first one."""
-        raise NotImplementedError
-
-    def _n_targets_of(self, stream: int) -> int:
-        """At most 0 where the tokens do not reach the stream."""
-        raise NotImplementedError
 
     def _read(self, epoch: int, stream: int, start: int, stop: int) -> np.ndarray:
         """Tokens ``start`` .. ``stop - 1`` of a stream in the order of an epoch."""
@@ -223,6 +216,8 @@ class Streams(BaseStreams):
             self.n_targets = len(tokens) - 1
             self.targets_per_stream = self._stride = -(-self.n_targets // batch_size)
         self.n_segments = -(-self.targets_per_stream // seg_len)
+        starts = range(0, batch_size * self._stride, self._stride)
+        self._ends = [min(self.targets_per_stream, len(tokens) - 1 - at) for at in starts]
 
     def span_at(self, step: int) -> SegmentSpan:
         """The targets that :meth:`at_step` reads."""
@@ -230,7 +225,8 @@ class Streams(BaseStreams):
         start = index * self.seg_len
         return SegmentSpan(start, min(self.seg_len, self.targets_per_stream - start), epoch)
 
-    def preceding_tokens(self, stream: int, n: int) -> np.ndarray:  # noqa: D102
+    def preceding_tokens(self, stream: int, n: int) -> np.ndarray:
+        """Up to n tokens of the text that come before a stream's first one."""
         begin = stream * self._stride
         return self._tokens[max(begin - n, 0) : begin]
 
@@ -257,6 +253,3 @@ class Streams(BaseStreams):
         at_end = self._tokens[begin + shift + min(start, wrap) : begin + shift + min(stop, wrap)]
         again = self._tokens[begin + max(start - wrap, 0) : begin + max(stop - wrap, 0)]
         return np.concatenate([at_end, again])
-
-    def _n_targets_of(self, stream: int) -> int:
-        return min(self.targets_per_stream, len(self._tokens) - 1 - stream * self._stride)

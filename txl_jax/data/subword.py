@@ -4,10 +4,8 @@ Byte pair encoding (Sennrich et al. 2016) over the bytes of UTF-8 (Radford et al
 Face's ``tokenizers``. The 256 bytes are symbols. Training merges the most frequent pair of
 neighbouring symbols into a new symbol, again and again. So every text has an encoding of its own.
 
-A text is cut after each line end, and after :data:`LONGEST` characters without one. A token never
-crosses a cut, and cuts do not depend on how the text comes in blocks.
-
-The package is needed to learn and to encode; :meth:`Vocab.decode` works without it.
+A text is cut after each line end, and after :data:`LONGEST` characters without one, to bound
+memory. A token never crosses a cut. :meth:`Vocab.decode` works without the package.
 """
 
 import functools
@@ -19,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from txl_jax.data.blocks import decode_utf8
-from txl_jax.data.codecs import Codec
+from txl_jax.data.codecs import Codec, decode_utf8
 from txl_jax.data.errors import DataError
 
 LONGEST = 1 << 16  # characters of a line that are encoded at once
@@ -37,11 +34,7 @@ _BYTE_OF_CHARACTER |= {chr(256 + n): value for n, value in enumerate(_OTHERS)}
 
 
 def train_tokenizer(blocks: Iterable[bytes | str], vocab_size: int) -> dict[str, Any]:
-    """The tokenizer of a text as its JSON: the same for the same text, on any machine.
-
-    ``vocab_size``: symbols, 256 or more; a short text gives fewer. Raises DataError where the
-    package is missing or the text is not UTF-8.
-    """
+    """The tokenizer of a text as its JSON, the same on any machine; a short text gives less."""
     library = import_tokenizers()
     byte_level = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer = library.Tokenizer(library.models.BPE())
@@ -117,10 +110,7 @@ def _parts(line: str) -> list[str]:
 
 
 def tokenizer_symbols(tokenizer: Mapping[str, Any]) -> list[str]:
-    """The readable symbols of a tokenizer in id order; DataError if they are not all bytes.
-
-    A symbol is its text, ``" the"``. Bytes that are not UTF-8 are written ``<0xE2><0x80>``.
-    """
+    """Symbols in id order, ``" the"`` or ``<0xE2><0x80>``; DataError: they are not all bytes."""
     try:
         ids = tokenizer["model"]["vocab"]
         tokens = sorted(ids, key=ids.__getitem__)

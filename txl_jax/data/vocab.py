@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from txl_jax.data import codecs, subword
-from txl_jax.data.blocks import NEWLINE, as_letters, bytes_by_frequency, decode_utf8, whole_words
+from txl_jax.data.codecs import NEWLINE, as_letters, bytes_by_frequency, decode_utf8, whole_words
 from txl_jax.data.errors import DataError
 from txl_jax.data.symbols import (
     BOUNDARY,
@@ -44,8 +44,7 @@ class Vocab:
     """Text to ids and back.
 
     Attributes:
-      kind: ``byte``, ``char``, ``letter``, ``word``, ``sentence`` or ``subword``: how text becomes
-        symbols, see the classes in :data:`CODECS`.
+      kind: how text becomes symbols, see the classes in :data:`CODECS`.
       symbols: in id order.
       tokenizer: of ``subword``: how text is cut into symbols (data/subword.py), as JSON.
     """

@@ -1,8 +1,7 @@
 """The benchmark corpora ``ptb``, ``wt103``, ``wt2``, ``enwik8`` and ``text8``: each is one archive.
 
-Penn Treebank is as Mikolov prepared it. WikiText (Merity et al. 2016) keeps case. Its first
-address is gone; the mirror is kept by its first author. The hashes of its archives are those that
-torchtext published. No hash is published for the unpacked files, only how many tokens they hold.
+Penn Treebank is as Mikolov prepared it. WikiText (Merity et al. 2016) keeps case; the mirror is its
+first author's. The hashes of its archives are torchtext's; none is published for unpacked files.
 
 ``enwik8`` and ``text8`` are 100,000,000 bytes of Wikipedia of 2006, 90M / 5M / 5M. Of ``text8``
 (a to z and space) white space at both ends of each split is stripped, as the authors do.
@@ -22,74 +21,51 @@ from pathlib import Path
 from typing import Any
 
 from txl_jax.data.errors import DataError
+from txl_jax.data.sources import source
 from txl_jax.data.sources.archives import extract, is_zip, plain_names, unpacked
 from txl_jax.data.sources.download import check_hash, download_folder
-from txl_jax.data.sources.source import (
-    SPLITS,
-    ByteRange,
-    Source,
-    Text,
-    existing_path,
-    file_hash,
-    is_file,
-    merge_small,
-    read,
-    split_files,
-)
+from txl_jax.data.sources.source import SPLITS, ByteRange, Source, Text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublishedCorpus:
-    """What is published of a corpus, and the forms in which a user may have its files.
-
-    Attributes:
-      name, title, counted, counts, protocol: of the :class:`Source`.
-      url: of the archive.
-      names: of the files that are taken from the archive: one of each split, or one raw file.
-      patterns: names of a folder's files, ``{}`` for the split, in order of preference.
-      inside: folders that are searched in a folder, in this order; ``"."`` is itself.
-      md5, archive_md5: published, for each of ``names`` and for the archive.
-      decode: turns the files of the first pattern into text, where they are symbols.
-      decoded_key: records in the protocol whether that was done.
-      strip: whether white space at the ends of each split is left out.
-    """
+    """What is published of a corpus, and the forms in which a user may have its files."""
 
     name: str
     title: str
-    url: str
-    names: Mapping[str, str]
-    patterns: tuple[str, ...]
+    url: str  # of the archive
+    names: Mapping[str, str]  # of the archive's files that are taken: of each split, or one raw
+    patterns: tuple[str, ...]  # names of a folder's files by split, in order of preference
     counts: Mapping[tuple[str, str], int | range]
     counted: tuple[str, ...] = SPLITS
     protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    inside: tuple[str, ...] = (".",)
-    md5: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    inside: tuple[str, ...] = (".",)  # folders that are searched in a folder, in this order
+    md5: Mapping[str, str] = dataclasses.field(default_factory=dict)  # published for ``names``
     archive_md5: str | None = None
-    decode: Callable[[Iterable[bytes]], Iterator[bytes]] | None = None
-    decoded_key: str = ""
-    strip: bool = False
+    decode: Callable[[Iterable[bytes]], Iterator[bytes]] | None = None  # files of pattern 0 to text
+    decoded_key: str = ""  # records in the protocol whether that was done
+    strip: bool = False  # leave out white space at the ends of each split
 
     def find(self, path: str | None, cache: Path) -> Source:
         """The corpus at ``path``; files that differ from the published ones are labelled so.
 
         ``path``: the archive, the raw file, or a folder with one of them or with a file of each
-        split. ``None``: the archive is downloaded to ``cache``; published hashes are enforced.
-        DataError: nothing usable is there, or a download has a wrong hash.
+        split. ``None``: the archive is downloaded, and published hashes are enforced. DataError.
         """
         if path is None:
             return self._downloaded(cache)
-        given = existing_path(path)
+        given = source.existing_path(path)
         if given.is_dir():
             for folder in (given / name for name in self.inside):
                 for pattern in self.patterns:
-                    if files := split_files(folder, pattern, f"{self.name}: {folder}"):
+                    if files := source.split_files(folder, pattern, f"{self.name}: {folder}"):
                         return self._source(files, pattern=pattern)
             given = self._single_file(given)
         if self._raw and not is_zip(given):
             return self._source({self._raw: given})
         names = list(self.names.values())
         folder = unpacked(self.name, given, cache, plain_names(names), names)
-        archive_md5 = file_hash(given, "md5") if self.archive_md5 else None
+        archive_md5 = source.file_hash(given, "md5") if self.archive_md5 else None
         return self._source(self._files(folder), archive_md5=archive_md5)
 
     @property
@@ -104,7 +80,7 @@ class PublishedCorpus:
         """The raw file or the archive in a folder."""
         names = [*filter(None, [self._raw]), os.path.basename(self.url)]
         for path in (folder / name for name in names):
-            if is_file(path):
+            if source.is_file(path):
                 return path
         names += [pattern.format("train") for pattern in self.patterns]
         others = " and ".join(name for name in self.inside if name != ".")
@@ -117,7 +93,7 @@ class PublishedCorpus:
         def extract_checked(archive: Path, folder: Path) -> None:
             extract(archive, folder, plain_names(names), names, what=self.url)
             for key, path in self._files(folder).items():
-                if key in self.md5 and (found := file_hash(path, "md5")) != self.md5[key]:
+                if key in self.md5 and (found := source.file_hash(path, "md5")) != self.md5[key]:
                     raise DataError(
                         f"{self.url}: the md5 of {path.name} in it is {found}, not the published"
                         f" {self.md5[key]}; the download was deleted. Get the file from elsewhere"
@@ -163,7 +139,8 @@ class PublishedCorpus:
         if set(files) != set(self.md5):
             first = next(iter(files.values())).name
             return None, f"{first}, …, for which no hash is published"
-        differing = [self.names[k] for k in files if file_hash(files[k], "md5") != self.md5[k]]
+        found = {key: source.file_hash(path, "md5") for key, path in files.items()}
+        differing = [self.names[key] for key in files if found[key] != self.md5[key]]
         if differing:
             return False, f"not the published data (other md5: {', '.join(differing)})"
         return True, "published data (md5 checked)"
@@ -179,7 +156,7 @@ class PublishedCorpus:
             n = SPLITS.index(split)
             part = part.slice(ends[n], ends[n + 1])
         if self.strip:
-            text = b"".join(read([part]))
+            text = b"".join(source.read([part]))
             start = len(text) - len(text.lstrip())
             part = part.slice(start, max(start, len(text.rstrip())))
         return [part]
@@ -191,7 +168,7 @@ def decode_numbers(parts: Iterable[bytes]) -> Iterator[bytes]:
     Spaces separate the numbers; a line end is itself the newline byte, as that script left it.
     """
     rest = b""
-    for block in merge_small(parts):
+    for block in source.merge_small(parts):
         text = rest + block
         end = max(text.rfind(b" "), text.rfind(b"\n")) + 1
         rest = text[end:]

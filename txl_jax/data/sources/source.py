@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from txl_jax.config.folders import expanded
-from txl_jax.data.blocks import decode_utf8
+from txl_jax.data.codecs import decode_utf8
 from txl_jax.data.errors import DataError
 
 SPLITS = ("train", "valid", "test")
@@ -44,39 +44,28 @@ Text = Sequence[ByteRange | bytes]
 class Source:
     """Everything that decides a corpus's text.
 
-    Attributes:
-      name: of the corpus.
-      files: by a name that does not depend on their folder.
-      splits: the text of ``train``, ``valid`` and ``test``.
-      counted: the splits that the vocabulary is counted over.
-      protocol: settings that decided the splits, besides the files themselves.
-      published: whether this is the published data, byte for byte; ``None``: no hash is published.
-      label: describes the text in reports.
-      counts: published ones, such as ``("tokens", "train")``; a range where not known exactly.
-      decode: turns the bytes of the files into text, where they are symbols instead.
-      vocab_file: the one of the files that lists the vocabulary.
-      recorded: sha256 of files when they were downloaded.
+    ``counts``: published ones, such as ``("tokens", "train")``; a range where not known exactly.
     """
 
     name: str
-    files: Mapping[str, Path]
+    files: Mapping[str, Path]  # by a name that does not depend on their folder
     splits: Mapping[str, Text]
-    counted: tuple[str, ...] = ("train",)
-    protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    published: bool | None = False
-    label: str = ""
+    counted: tuple[str, ...] = ("train",)  # the splits that the vocabulary is counted over
+    protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the splits
+    published: bool | None = False  # byte for byte; None: no hash is published
+    label: str = ""  # describes the text in reports
     counts: Mapping[tuple[str, str], int | range] = dataclasses.field(default_factory=dict)
-    decode: Callable[[Iterable[bytes]], Iterator[bytes]] | None = None
-    vocab_file: Path | None = None
-    recorded: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    decode: Callable[[Iterable[bytes]], Iterator[bytes]] | None = None  # files of symbols to text
+    vocab_file: Path | None = None  # the one of the files that lists the vocabulary
+    recorded: Mapping[str, str] = dataclasses.field(default_factory=dict)  # sha256 when downloaded
 
     def __post_init__(self):
         for split in SPLITS:
             if not text_size(self.splits[split]):
                 settings = f" with {json.dumps(dict(self.protocol))}" if self.protocol else ""
                 raise DataError(
-                    f"{self.label}: the {split} split is empty{settings}; give a longer"
-                    " text, or a folder with train.txt, valid.txt and test.txt"
+                    f"{self.label}: the {split} split is empty{settings}; give a longer text, or a"
+                    " folder with train.txt, valid.txt and test.txt"
                 )
 
     def hash(self) -> str:
@@ -196,10 +185,7 @@ def existing_path(path: str) -> Path:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a regular file; False for a folder or nothing at all.
-
-    DataError: it is something else (a named pipe, a device, a link to nothing), or unreadable.
-    """
+    """Whether there is a regular file, and no folder or nothing; DataError for anything else."""
     mode = _file_mode(path, str(path))
     if mode is None and path.is_symlink():
         raise DataError(f"{path}: is a link to a file that does not exist")

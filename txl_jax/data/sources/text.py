@@ -6,20 +6,9 @@ from pathlib import Path
 from txl_jax.config import DataConfig
 from txl_jax.data import subword
 from txl_jax.data.errors import DataError
+from txl_jax.data.sources import source
 from txl_jax.data.sources.download import check_hash, download
-from txl_jax.data.sources.source import (
-    SPLITS,
-    ByteRange,
-    Source,
-    Text,
-    existing_path,
-    is_file,
-    join_files,
-    read,
-    slice_text,
-    split_files,
-    text_size,
-)
+from txl_jax.data.sources.source import SPLITS, ByteRange, Source, Text
 
 OWN_SPLITS = ", its own splits"  # ends the label of a folder with a file for each split
 
@@ -51,25 +40,25 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
         return _split({"text": path}, data, kind, data.url)
     if data.path is None:
         raise DataError("data.name = 'text': needs data.path (a file or folder) or data.url")
-    path = existing_path(data.path)
+    path = source.existing_path(data.path)
     if path.is_file():
         return _split({"text": path}, data, kind, str(path))
     fix = (
         "; give train.txt, valid.txt and test.txt, or name the files otherwise to have all *.txt"
         " cut into splits"
     )
-    if own := split_files(path, "{}.txt", f"{path}:", fix):
+    if own := source.split_files(path, "{}.txt", f"{path}:", fix):
         texts = {split: [ByteRange.whole(file)] for split, file in own.items()}
         return Source("text", own, texts, counted=SPLITS, label=f"{path}{OWN_SPLITS}")
-    found = {file.name: file for file in sorted(path.glob("*.txt")) if is_file(file)}
+    found = {file.name: file for file in sorted(path.glob("*.txt")) if source.is_file(file)}
     if not found:
         raise DataError(f"{path}: there is no *.txt file in this folder")
     return _split(found, data, kind, str(path))
 
 
 def _split(files: dict[str, Path], data: DataConfig, kind: str, label: str) -> Source:
-    text = join_files(list(files.values()))
-    size = text_size(text)
+    text = source.join_files(list(files.values()))
+    size = source.text_size(text)
     if not size:
         raise DataError(f"{label}: the text is empty")
     valid = _boundary(text, size - round(size * (data.valid_fraction + data.test_fraction)), kind)
@@ -77,23 +66,17 @@ def _split(files: dict[str, Path], data: DataConfig, kind: str, label: str) -> S
     if kind == "word" and not 0 < valid < test < size:
         raise DataError(f"{label}: {_too_few_lines(text)}")
     ends = {"train": (0, valid), "valid": (valid, test), "test": (test, size)}
-    return Source(
-        name="text",
-        files=files,
-        splits={split: slice_text(text, *ends[split]) for split in SPLITS},
-        protocol={
-            "valid_fraction": data.valid_fraction,
-            "test_fraction": data.test_fraction,
-            "cut_at": "line" if kind == "word" else "character",
-        },
-        counted=SPLITS,
-        label=label,
-    )
+    splits = {split: source.slice_text(text, *ends[split]) for split in SPLITS}
+    protocol = {
+        "valid_fraction": data.valid_fraction,
+        "test_fraction": data.test_fraction,
+        "cut_at": "line" if kind == "word" else "character",
+    }
+    return Source("text", files, splits, counted=SPLITS, protocol=protocol, label=label)
 
 
 def _too_few_lines(text: Text) -> str:
-    """The error message for a text without line ends in the right places."""
-    content = b"".join(read(text))
+    content = b"".join(source.read(text))
     lines = content.removesuffix(b"\n").split(b"\n")
     return (
         "cannot be cut into train, valid and test: data.vocab='word' cuts at line ends"
@@ -108,11 +91,11 @@ def _boundary(text: Text, at: int, kind: str) -> int:
     if at == 0:
         return 0
     if kind != "word":
-        following = b"".join(read(slice_text(text, at, at + 3)))
+        following = b"".join(source.read(source.slice_text(text, at, at + 3)))
         inside = [byte & 0xC0 == 0x80 for byte in following] + [False]
         return at + inside.index(False)
     position = at - 1
-    for block in read(slice_text(text, position, text_size(text))):
+    for block in source.read(source.slice_text(text, position, source.text_size(text))):
         newline = block.find(b"\n")
         if newline >= 0:
             return position + newline + 1
