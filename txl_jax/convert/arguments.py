@@ -1,10 +1,11 @@
-"""What the formats share: arguments of other programs as settings, and parameter clusters."""
+"""What the formats share: other programs' arguments as settings, and a layer's parameters."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
 from txl_jax.checkpoint.errors import ModelFormatError
 from txl_jax.checkpoint.tensors import Tensors
@@ -14,20 +15,28 @@ from txl_jax.model.adaptive import Cluster, clusters
 SHAPE = ("n_layer", "d_model", "n_head", "d_head", "d_inner")
 
 
-def take_settings(args: dict[str, Any], *names: str, **defaults: Any) -> dict[str, Any]:
+def take_settings(
+    args: dict[str, Any], what: str, *names: str, size: str = "n_token", **defaults: Any
+) -> dict[str, Any]:
     """Takes from ``args`` the settings that every program has, and those with the same name here.
 
     Args:
-      args: must have ``n_token`` and :data:`SHAPE`; what is taken is removed from it.
+      args: what is taken is removed from it.
+      what: what the names in ``args`` are, for the error.
       names: other settings to take.
+      size: the name of the vocabulary's size.
       defaults: other settings to take, with the program's defaults where they differ from ours.
+
+    Raises:
+      ModelFormatError: one of :data:`SHAPE`, or ``size``, is missing.
     """
+    require(args, (size, *SHAPE), what)
     taken = {name: args.pop(name) for name in (*SHAPE, *names, *defaults) if name in args}
     d_embed, clamp_len = args.pop("d_embed", None), args.pop("clamp_len", -1)
     return {
         **defaults,
         **taken,
-        "vocab_size": args.pop("n_token"),
+        "vocab_size": args.pop(size),
         "d_embed": None if d_embed == taken["d_model"] else d_embed,
         "clamp_len": clamp_len if clamp_len > 0 else -1,
         "cutoffs": tuple(args.pop("cutoffs", None) or ()),
@@ -54,17 +63,17 @@ def quoted(names: Iterable) -> str:
     return ", ".join(repr(name) for name in names)
 
 
-def check_convertible(c: TransformerXLConfig) -> int:
-    """V; raises ModelFormatError for a model that no other program can have."""
+def check_convertible(c: TransformerXLConfig) -> None:
+    """Raises ModelFormatError for a model that no other program can have."""
     if c.vocab_size is None:
         raise ModelFormatError("cfg.vocab_size is None: a model of the original has a vocabulary")
-    for key, value in (("mixtures", c.mixtures), ("past_decode", c.past_decode)):
+    for key in ("mixtures", "past_decode"):
+        value = getattr(c, key)
         if value != getattr(TransformerXLConfig, key):
             raise ModelFormatError(
                 f"model.{key} = {value!r}: the other code bases have no such parameters; leave it"
                 " at its default"
             )
-    return c.vocab_size
 
 
 def parameter_clusters(c: TransformerXLConfig) -> list[tuple[str, Cluster]]:
@@ -78,22 +87,48 @@ def parameter_clusters(c: TransformerXLConfig) -> list[tuple[str, Cluster]]:
     return [("", dataclasses.replace(parts[0], stop=parts[-1].stop))]
 
 
-def is_tied(c: TransformerXLConfig, i: int) -> bool:
-    """Whether cluster i's output projection is its input projection."""
-    return i < len(c.tie_projs) and c.tie_projs[i]
+def projected_outputs(c: TransformerXLConfig) -> list[tuple[int, int, bool]]:
+    """Number and width of clusters with an output projection; whether it is the input's."""
+    parts = [(i, part.width) for i, part in enumerate(clusters(c)) if part.projected]
+    return [(i, width, i < len(c.tie_projs) and c.tie_projs[i]) for i, width in parts]
 
 
-def take_dense(
-    tensors: Tensors, name: str, inputs: int, outputs: int, transposed: bool = False
-) -> dict[str, np.ndarray]:
-    """A dense layer's kernel [in, out] and bias; ``transposed``: PyTorch's ``weight`` [out, in]."""
-    if transposed:
-        kernel = tensors.take(f"{name}weight", (outputs, inputs)).T
-    else:
-        kernel = tensors.take(f"{name}kernel", (inputs, outputs))
-    return {"kernel": kernel, "bias": tensors.take(f"{name}bias", (outputs,))}
+def take_layer(
+    tensors: Tensors,
+    c: TransformerXLConfig,
+    names: Mapping[str, str],
+    prefix: str,
+    transposed: bool,
+) -> dict[str, Any]:
+    """The parameters of a layer that every program has.
 
-
-def take_layer_norm(tensors: Tensors, scale: str, bias: str, width: int) -> dict[str, np.ndarray]:
-    """The parameters of a layer normalisation from their names."""
-    return {"scale": tensors.take(scale, (width,)), "bias": tensors.take(bias, (width,))}
+    Args:
+      tensors: what is taken is removed from it.
+      c: the model.
+      names: of each parameter by its path here, without ``prefix``, that of the layer. Queries,
+        keys and values are one tensor ``qkv``; without memory they are two, ``q`` and ``kv``.
+      transposed: whether kernels are [out, in].
+    """
+    d, n, f = c.d_model, c.n_head, c.d_inner
+    heads = n * c.d_head
+    norms, dense = ("norm_attention", "norm_feed_forward"), "feed_forward"
+    shapes: dict[str, tuple[int, ...]] = {
+        **({"q": (d, heads), "kv": (d, 2 * heads)} if c.memory_free else {"qkv": (d, 3 * heads)}),
+        **({"attention/position": (d, heads)} if c.attention == "relative" else {}),
+        "attention/output": (heads, d),
+        **{f"{dense}/inner/kernel": (d, f), f"{dense}/inner/bias": (f,)},
+        **{f"{dense}/outer/kernel": (f, d), f"{dense}/outer/bias": (d,)},
+        **{f"{norm}/{part}": (d,) for norm in norms for part in ("scale", "bias")},
+    }
+    by_head = {"attention/position": (d, n, -1), "attention/output": (n, -1, d)}
+    found, qkv = {}, []
+    for path, shape in shapes.items():
+        stored = tensors.take(prefix + names[path], shape[::-1] if transposed else shape)
+        array = stored.T if transposed else stored
+        if path in ("q", "kv", "qkv"):
+            qkv.append(array.reshape(d, -1, n, c.d_head))
+        else:
+            found[path] = array.reshape(by_head.get(path, shape))
+    query, key, value = np.moveaxis(np.concatenate(qkv, axis=1), 1, 0)
+    found |= {"attention/query": query, "attention/key": key, "attention/value": value}
+    return unflatten_dict(found, sep="/")

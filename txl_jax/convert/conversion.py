@@ -21,13 +21,7 @@ from txl_jax.checkpoint.workdir import describe_corpus, read_json, read_record
 from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB
 from txl_jax.config import CheckpointConfig, ExperimentConfig, TransformerXLConfig, override
 from txl_jax.convert import huggingface, pytorch, tensorflow
-from txl_jax.convert.files import (
-    TORCH,
-    is_tensorflow,
-    read,
-    vocab_from_file,
-    vocab_in_folder,
-)
+from txl_jax.convert.files import TORCH, is_tensorflow, read, vocab_from_file, vocab_in_folder
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.vocab import Vocab
 from txl_jax.files import write_json

@@ -16,7 +16,7 @@ import numpy as np
 
 from txl_jax.checkpoint.errors import ModelFormatError
 from txl_jax.config import TransformerXLConfig
-from txl_jax.convert.arguments import SHAPE, require, require_one_of, take_settings
+from txl_jax.convert import arguments
 from txl_jax.convert.pytorch import params_from_pytorch
 
 
@@ -31,13 +31,12 @@ def config_from_huggingface(config: Mapping[str, Any]) -> TransformerXLConfig:
       ModelFormatError: a key is missing or its value is not supported.
     """
     c = {"clamp_len": 1000, **config}
-    if "vocab_size" not in c and "n_token" in c:
-        c["vocab_size"] = c["n_token"]
-    require(c, ("vocab_size", *SHAPE), "keys of config.json")
-    require_one_of("attn_type", c.get("attn_type", 0), (0,))
-    c["n_token"] = c["vocab_size"]
+    if "n_token" in c:
+        c.setdefault("vocab_size", c["n_token"])
+    arguments.require_one_of("attn_type", c.get("attn_type", 0), (0,))
     defaults = {"dropout": 0.1, "dropatt": 0.0, "untie_r": True, "div_val": 4}
-    settings = take_settings(c, "pre_lnorm", "init_std", "proj_init_std", **defaults)
+    names, what = ("pre_lnorm", "init_std", "proj_init_std"), "keys of config.json"
+    settings = arguments.take_settings(c, what, *names, size="vocab_size", **defaults)
     shared = bool(c.get("proj_share_all_but_first", True))
     n_clusters = len(settings["cutoffs"]) + 1
     return TransformerXLConfig(
@@ -76,16 +75,13 @@ def _merge_layers(state: dict[str, np.ndarray], name: str, c: TransformerXLConfi
     """Moves a bias from every layer to the top, where PyTorch's code has it."""
     layers = [f"transformer.layers.{n}.dec_attn.{name}" for n in range(c.n_layer)]
     found = {layer: state.pop(layer) for layer in layers if layer in state}
-    problem = None
+    problems: list[str] = []
     if c.untie_r:
-        missing = [layer for layer in layers if layer not in found]
-        if missing:
-            problem = f"{missing[0]} is missing"
-        else:
-            state[f"transformer.{name}"] = np.stack(list(found.values()))
+        problems = [f"{layer} is missing" for layer in layers if layer not in found]
+        state |= {} if problems else {f"transformer.{name}": np.stack(list(found.values()))}
     else:
         for layer, bias in found.items():
             if not np.array_equal(bias, state.setdefault(f"transformer.{name}", bias)):
-                problem = f"{layer} differs from that of other layers, and untie_r is False"
-    if problem:
-        raise ModelFormatError(f"the state does not fit the configuration: {problem}")
+                problems.append(f"{layer} differs from that of other layers, and untie_r is False")
+    if problems:
+        raise ModelFormatError(f"the state does not fit the configuration: {problems[0]}")

@@ -4,18 +4,13 @@
     its state_dict, as numpy ───params_from_pytorch(·, cfg)──▶ params ──▶ {"params": params}
 
 Nothing here needs torch: :func:`params_from_pytorch` takes
-``{name: t.float().numpy() for name, t in model.state_dict().items()}``. The two layouts:
+``{name: t.float().numpy() for name, t in model.state_dict().items()}``. :data:`LAYER` has the names
+of a layer's tensors. Other differences:
 
     theirs                                              ours
-    dec_attn.qkv_net.weight  [3*N*H, D] q, k, v stacked query, key, value  [D,N,H]
-    dec_attn.{q,kv}_net.weight  the same, in two        (the absolute forms)
-    dec_attn.r_net.weight    [N*H, D]                   position           [D,N,H]
-    dec_attn.o_net.weight    [D, N*H]                   output             [N,H,D]
-    pos_ff.CoreNet.{0,3}     Linear, weight [out, in]   inner, outer       kernel [in, out]
     r_w_bias, r_r_bias       [N,H] or [L,N,H]           u, v; ``shaw``: u in its layer
     r_emb, r_bias            distance 0 in the last row distance, distance_bias: in row 0
                              last token in the last row positions: the same (absolute_per_layer)
-
     word_emb, crit                                      embedding.., softmax.. per cluster
     crit.cluster_weight, cluster_bias [C,..]            rows reversed: there tail i's logit is
                                                         column -i of the head, here cutoffs[0]+i-1
@@ -34,19 +29,25 @@ import numpy as np
 from txl_jax.checkpoint.errors import ModelFormatError
 from txl_jax.checkpoint.tensors import Tensors
 from txl_jax.config import AttentionForm, TransformerXLConfig, Window
-from txl_jax.convert.arguments import (
-    SHAPE,
-    check_convertible,
-    is_tied,
-    parameter_clusters,
-    quoted,
-    require,
-    require_one_of,
-    take_dense,
-    take_layer_norm,
-    take_settings,
-)
+from txl_jax.convert import arguments
 from txl_jax.model.adaptive import clusters
+
+LAYER = {
+    "qkv": "dec_attn.qkv_net.weight",
+    "q": "dec_attn.q_net.weight",
+    "kv": "dec_attn.kv_net.weight",
+    "attention/position": "dec_attn.r_net.weight",
+    "attention/output": "dec_attn.o_net.weight",
+    "norm_attention/scale": "dec_attn.layer_norm.weight",
+    "norm_attention/bias": "dec_attn.layer_norm.bias",
+    "feed_forward/inner/kernel": "pos_ff.CoreNet.0.weight",
+    "feed_forward/inner/bias": "pos_ff.CoreNet.0.bias",
+    "feed_forward/outer/kernel": "pos_ff.CoreNet.3.weight",
+    "feed_forward/outer/bias": "pos_ff.CoreNet.3.bias",
+    "norm_feed_forward/scale": "pos_ff.layer_norm.weight",
+    "norm_feed_forward/bias": "pos_ff.layer_norm.bias",
+}
+"""The names of a layer's tensors after ``layers.i.``; a kernel is [out, in]."""
 
 SAME_LENGTH: dict[str, Window] = {"kimiyoung": "pytorch", "nvidia": "tf"}
 """``same_length=True`` in each code base: NVIDIA's lets a query attend to one key more."""
@@ -59,9 +60,6 @@ LENGTHS = ("tgt_len", "ext_len", "mem_len")
 
 IGNORED = ("adapt_inp", "dtype")
 """Arguments that do not affect parameters; the second is NVIDIA's."""
-
-BUFFERS = ("pos_emb.inv_freq",)
-"""Optional entries of a state that are not parameters."""
 
 
 def config_from_pytorch(constructor_args: Mapping[str, Any]) -> TransformerXLConfig:
@@ -76,18 +74,19 @@ def config_from_pytorch(constructor_args: Mapping[str, Any]) -> TransformerXLCon
       ModelFormatError: an argument is missing, unknown, or not supported.
     """
     args = {name: value for name, value in constructor_args.items() if name not in IGNORED}
-    require(args, ("n_token", *SHAPE), "constructor arguments of the original")
+    names = ("pre_lnorm", "untie_r", "div_val", "tie_weight")
+    what = "constructor arguments of the original"
+    settings = arguments.take_settings(args, what, *names, dropout=0.0, dropatt=0.0)
     impl, attn_type = args.pop("impl", "kimiyoung"), args.pop("attn_type", 0)
-    require_one_of("impl", impl, SAME_LENGTH)
-    require_one_of("attn_type", attn_type, range(len(ATTENTION)))
+    arguments.require_one_of("impl", impl, SAME_LENGTH)
+    arguments.require_one_of("attn_type", attn_type, range(len(ATTENTION)))
     attention, n_positions = ATTENTION[attn_type], None
     if attention in ("shaw", "absolute_per_layer"):
-        require(args, ("tgt_len", "mem_len"), f"arguments that attn_type = {attn_type} needs")
+        needed = f"arguments that attn_type = {attn_type} needs"
+        arguments.require(args, ("tgt_len", "mem_len"), needed)
         n_positions = sum(args.get(name) or 0 for name in LENGTHS)
     for name in LENGTHS:
         args.pop(name, None)
-    names = ("pre_lnorm", "untie_r", "div_val", "tie_weight")
-    settings = take_settings(args, *names, dropout=0.0, dropatt=0.0)
     cfg = TransformerXLConfig(
         **settings,
         attention=attention,
@@ -98,7 +97,7 @@ def config_from_pytorch(constructor_args: Mapping[str, Any]) -> TransformerXLCon
         sample_softmax=max(args.pop("sample_softmax", -1), 0),
     )
     if args:
-        raise ModelFormatError(f"not constructor arguments of the original: {quoted(args)}")
+        raise ModelFormatError(f"not {what}: {arguments.quoted(args)}")
     return cfg
 
 
@@ -116,84 +115,46 @@ def params_from_pytorch(
       ModelFormatError: names every tensor that is missing, unknown, has the wrong shape, or
         differs from the one that it is tied to.
     """
-    c = cfg
-    check_convertible(c)
+    c, n, h, rows = cfg, cfg.n_head, cfg.d_head, cfg.n_positions or 0
+    arguments.check_convertible(c)
     tensors = Tensors(state_dict)
-    params: dict[str, Any] = {**_global_bias(tensors, c), **_vocabulary(tensors, c)}
-    tables = _position_tables(tensors, c)
-    for n in range(c.n_layer):
-        table = {name: rows[n] for name, rows in tables.items()}
-        outside = {"positions": table.pop("positions")} if "positions" in table else {}
-        attention, feed_forward = f"layers.{n}.dec_attn.", f"layers.{n}.pos_ff."
-        core = f"{feed_forward}CoreNet."
-        params[f"layer_{n}"] = {
-            "attention": _attention(tensors, c, attention) | table,
-            "norm_attention": _layer_norm(tensors, c, attention),
-            "feed_forward": {
-                "inner": take_dense(tensors, f"{core}0.", c.d_model, c.d_inner, transposed=True),
-                "outer": take_dense(tensors, f"{core}3.", c.d_inner, c.d_model, transposed=True),
-            },
-            "norm_feed_forward": _layer_norm(tensors, c, feed_forward),
-            **outside,
-        }
-    tensors.finish(BUFFERS)
+    params: dict[str, Any] = _vocabulary(tensors, c)
+    for i in range(c.n_layer):
+        prefix = f"layers.{i}."
+        params[f"layer_{i}"] = arguments.take_layer(tensors, c, LAYER, prefix, transposed=True)
+    of_layers = lambda name, *shapes: tensors.take(name, *((c.n_layer, *shape) for shape in shapes))
+    if c.attention == "relative":
+        shape = (c.n_layer,) * c.untie_r + (n, h)
+        params |= {"u": tensors.take("r_w_bias", shape), "v": tensors.take("r_r_bias", shape)}
+    elif c.attention == "shaw":
+        u = of_layers("r_w_bias", (n, h))
+        distance = of_layers("r_emb", (rows, n, h))[:, ::-1]
+        distance_bias = of_layers("r_bias", (rows, n))[:, ::-1]
+        for i in range(c.n_layer):
+            own = {"u": u[i], "distance": distance[i], "distance_bias": distance_bias[i]}
+            params[f"layer_{i}"]["attention"] |= own
+    elif c.attention == "absolute_per_layer":
+        positions = of_layers("r_emb", (rows, c.d_model), (rows, n, h))  # NVIDIA's table is flat
+        for i in range(c.n_layer):
+            params[f"layer_{i}"]["positions"] = positions[i]
+    tensors.finish(ignored=("pos_emb.inv_freq",))  # no parameter
     return params
 
 
-def is_nvidia(state_dict: Mapping[str, np.ndarray]) -> bool:
+def is_nvidia(state_dict: Mapping[str, np.ndarray] | Tensors) -> bool:
     """Whether the names are those of NVIDIA's code."""
     return "crit.out_layers_biases.0" in state_dict
 
 
-def _global_bias(tensors: Tensors, c: TransformerXLConfig) -> dict[str, np.ndarray]:
-    """u and v of ``relative``; other forms have none outside the layers."""
-    if c.attention != "relative":
-        return {}
-    shape = (c.n_layer,) * c.untie_r + (c.n_head, c.d_head)
-    return {"u": tensors.take("r_w_bias", shape), "v": tensors.take("r_r_bias", shape)}
-
-
-def _position_tables(tensors: Tensors, c: TransformerXLConfig) -> dict[str, np.ndarray]:
-    """A layer's position parameters by their names here, stacked: [L,…]."""
-    size, n, h, rows = c.n_layer, c.n_head, c.d_head, c.n_positions or 0
-    if c.attention == "shaw":
-        return {
-            "u": tensors.take("r_w_bias", (size, n, h)),
-            "distance": tensors.take("r_emb", (size, rows, n, h))[:, ::-1],
-            "distance_bias": tensors.take("r_bias", (size, rows, n))[:, ::-1],
-        }
-    if c.attention == "absolute_per_layer":  # NVIDIA's table is flat
-        return {"positions": tensors.take("r_emb", (size, rows, c.d_model), (size, rows, n, h))}
-    return {}
-
-
-def _attention(tensors: Tensors, c: TransformerXLConfig, prefix: str) -> dict[str, np.ndarray]:
-    d, n, h = c.d_model, c.n_head, c.d_head
-
-    def heads(name: str, parts: int) -> np.ndarray:  # [D,parts,N,H]
-        stacked = tensors.take(f"{prefix}{name}.weight", (parts * n * h, d))
-        return stacked.T.reshape(d, parts, n, h)
-
-    output = tensors.take(prefix + "o_net.weight", (d, n * h)).T.reshape(n, h, d)
-    if c.memory_free:
-        kv = heads("kv_net", 2)
-        query, key, value = heads("q_net", 1)[:, 0], kv[:, 0], kv[:, 1]
-        return {"query": query, "key": key, "value": value, "output": output}
-    qkv = heads("qkv_net", 3)
-    found = {"query": qkv[:, 0], "key": qkv[:, 1], "value": qkv[:, 2], "output": output}
-    return found | ({"position": heads("r_net", 1)[:, 0]} if c.attention == "relative" else {})
-
-
-def _layer_norm(tensors: Tensors, c: TransformerXLConfig, prefix: str) -> dict[str, np.ndarray]:
-    name = f"{prefix}layer_norm."
-    return take_layer_norm(tensors, f"{name}weight", f"{name}bias", c.d_model)
-
-
 def _vocabulary(tensors: Tensors, c: TransformerXLConfig) -> dict[str, np.ndarray]:
     """The parameters of embedding and softmax, by their names here."""
-    bias, weight = _output_names(tensors, c)
+    bias, weight = "crit.out_layers.{}.bias", "crit.out_layers.{}.weight"
+    if is_nvidia(tensors):
+        bias, weight = "crit.out_layers_biases.{}", "crit.out_layers_weights.{}"
+    elif c.sample_softmax and "out_layer.bias" in tensors:
+        bias, weight = "out_layer.bias", "out_layer.weight"
     found: dict[str, np.ndarray] = {}
-    for i, (end, part) in enumerate(parameter_clusters(c)):
+    for i, (end, part) in enumerate(arguments.parameter_clusters(c)):
         name, shape = f"word_emb.emb_layers.{i}.weight", (part.size, part.width)
         embedding = found["embedding" + end] = tensors.take(name, shape)
         found["softmax_bias" + end] = tensors.take(bias.format(i), (part.size,))
@@ -206,41 +167,16 @@ def _vocabulary(tensors: Tensors, c: TransformerXLConfig) -> dict[str, np.ndarra
             matrix = tensors.take(name, (c.d_model, part.width))
             found["embedding_projection" + end] = matrix.T
             tensors.alias(f"crit.shared_out_projs.{i}", name, matrix, "is another name of it")
-    return found | _output_projections(tensors, c, found) | _cluster_logits(tensors, c)
-
-
-def _output_names(tensors: Tensors, c: TransformerXLConfig) -> tuple[str, str]:
-    """The names of output bias and weight, with {} for the cluster."""
-    if "crit.out_layers_biases.0" in tensors:
-        return "crit.out_layers_biases.{}", "crit.out_layers_weights.{}"
-    if c.sample_softmax and "out_layer.bias" in tensors:
-        return "out_layer.bias", "out_layer.weight"
-    return "crit.out_layers.{}.bias", "crit.out_layers.{}.weight"
-
-
-def _output_projections(
-    tensors: Tensors, c: TransformerXLConfig, found: dict[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    own = {}
-    for i, part in enumerate(clusters(c)):
-        if not part.projected:
-            continue
+    for i, width, tied in arguments.projected_outputs(c):
         name = f"crit.out_projs.{i}"
-        if is_tied(c, i):
+        if tied:
             k, end = (i, f"_{i}") if c.div_val > 1 else (0, "")
             matrix = found["embedding_projection" + end].T
             tensors.alias(name, f"word_emb.emb_projs.{k}", matrix, f"tie_projs[{i}] is True")
         else:
-            own[f"softmax_projection_{i}"] = tensors.take(name, (c.d_model, part.width)).T
-    return own
-
-
-def _cluster_logits(tensors: Tensors, c: TransformerXLConfig) -> dict[str, np.ndarray]:
-    n = len(c.cutoffs)
-    if not n:
-        return {}
-    shape = (n, clusters(c)[0].width)
-    return {
-        "cluster_weight": tensors.take("crit.cluster_weight", shape)[::-1],
-        "cluster_bias": tensors.take("crit.cluster_bias", (n,))[::-1],
-    }
+            found[f"softmax_projection_{i}"] = tensors.take(name, (c.d_model, width)).T
+    if c.cutoffs:
+        shape = (len(c.cutoffs), clusters(c)[0].width)
+        found["cluster_weight"] = tensors.take("crit.cluster_weight", shape)[::-1]
+        found["cluster_bias"] = tensors.take("crit.cluster_bias", shape[:1])[::-1]
+    return found

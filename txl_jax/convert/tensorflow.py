@@ -3,20 +3,16 @@
     flags of train.py, and n_token, cutoffs ──config_from_tensorflow──▶ cfg
     name -> array of a checkpoint ──params_from_tensorflow(·, cfg)──▶ params
 
-Nothing here needs tensorflow. Below the scope ``transformer/``:
+Nothing here needs tensorflow. :data:`LAYER` has the names of a layer's variables. Others, below the
+scope ``transformer/``:
 
-    theirs                                            ours
-    layer_n/rel_attn/qkv/kernel [D, 3*N*H]            query, key, value [D,N,H]
-    layer_n/rel_attn/r/kernel   [D, N*H]              position          [D,N,H]
-    layer_n/rel_attn/o/kernel   [N*H, D]              output            [N,H,D]
-    layer_n/{rel_attn,ff}/LayerNorm/{gamma,beta}      scale, bias
-    layer_n/ff/layer_{1,2}/{kernel [in, out],bias}    inner, outer      kernel [in, out]
-    r_w_bias, r_r_bias          [N,H] or [L,N,H]      u, v
-    adaptive_embed/{lookup_table,proj_W}              embedding, embedding_projection
-    adaptive_embed/cutoff_i/{lookup_table,proj_W}     embedding_i, embedding_projection_i
+    theirs                                              ours
+    r_w_bias, r_r_bias          [N,H] or [L,N,H]        u, v
+    adaptive_embed/{lookup_table,proj_W}                embedding, embedding_projection
+    adaptive_embed/cutoff_i/{lookup_table,proj_W}       embedding_i, embedding_projection_i
     adaptive_softmax/bias, adaptive_softmax/cutoff_i/b  softmax_bias, with div_val 1 end to end
-    adaptive_softmax/cutoff_i/proj [d_i,D]            softmax_projection_i
-    adaptive_softmax/cutoff_0/cluster_{W,b}           cluster_weight, cluster_bias
+    adaptive_softmax/cutoff_i/proj [d_i,D]              softmax_projection_i
+    adaptive_softmax/cutoff_0/cluster_{W,b}             cluster_weight, cluster_bias
 
 The output weights are always the embedding, and a model without cutoffs shares its projection too.
 Memory starts as zeros that are attended to, and ``same_length`` lets a query attend to M+1 keys.
@@ -30,18 +26,23 @@ import numpy as np
 from txl_jax.checkpoint.errors import ModelFormatError
 from txl_jax.checkpoint.tensors import Tensors
 from txl_jax.config import TransformerXLConfig
-from txl_jax.convert.arguments import (
-    SHAPE,
-    check_convertible,
-    is_tied,
-    parameter_clusters,
-    quoted,
-    require,
-    take_dense,
-    take_layer_norm,
-    take_settings,
-)
+from txl_jax.convert import arguments
 from txl_jax.model.adaptive import clusters
+
+LAYER = {
+    "qkv": "rel_attn/qkv/kernel",
+    "attention/position": "rel_attn/r/kernel",
+    "attention/output": "rel_attn/o/kernel",
+    "norm_attention/scale": "rel_attn/LayerNorm/gamma",
+    "norm_attention/bias": "rel_attn/LayerNorm/beta",
+    "feed_forward/inner/kernel": "ff/layer_1/kernel",
+    "feed_forward/inner/bias": "ff/layer_1/bias",
+    "feed_forward/outer/kernel": "ff/layer_2/kernel",
+    "feed_forward/outer/bias": "ff/layer_2/bias",
+    "norm_feed_forward/scale": "ff/LayerNorm/gamma",
+    "norm_feed_forward/bias": "ff/LayerNorm/beta",
+}
+"""The names of a layer's variables after ``transformer/layer_i/``; a kernel is [in, out]."""
 
 IGNORED = ("tgt_len", "mem_len", "tie_weight", "use_tpu", "init", "init_range", "dataset")
 """Flags that do not affect parameters; weights are tied whatever ``tie_weight`` is."""
@@ -65,9 +66,9 @@ def config_from_tensorflow(args: Mapping[str, Any]) -> TransformerXLConfig:
     args = {name: value for name, value in args.items() if name not in IGNORED}
     if "vocab_size" in args:
         args["n_token"] = args.pop("vocab_size")
-    require(args, ("n_token", *SHAPE), "flags of the original")
     names = ("untie_r", "div_val", "proj_same_dim", "init_std", "proj_init_std")
-    settings = take_settings(args, *names, dropout=0.1, dropatt=0.1)
+    what = "flags of the original"
+    settings = arguments.take_settings(args, what, *names, dropout=0.1, dropatt=0.1)
     if settings["cutoffs"][:1] == (0,):
         settings["cutoffs"] = settings["cutoffs"][1:-1]
     shared = bool(args.pop("proj_share_all_but_first", False))
@@ -79,7 +80,7 @@ def config_from_tensorflow(args: Mapping[str, Any]) -> TransformerXLConfig:
         norm_epsilon=1e-12,
     )
     if args:
-        raise ModelFormatError(f"not flags of the original that shape a model: {quoted(args)}")
+        raise ModelFormatError(f"not {what} that shape a model: {arguments.quoted(args)}")
     return cfg
 
 
@@ -96,26 +97,15 @@ def params_from_tensorflow(
       ModelFormatError: names every variable that is missing, unknown, or has the wrong shape.
     """
     c = cfg
-    check_convertible(c)
+    arguments.check_convertible(c)
     wanted = {name: array for name, array in variables.items() if is_parameter(name)}
     tensors = Tensors({name.removeprefix(SCOPE): array for name, array in wanted.items()})
     shape = (c.n_layer,) * c.untie_r + (c.n_head, c.d_head)
-    params: dict[str, Any] = {
-        "u": tensors.take("r_w_bias", shape),
-        "v": tensors.take("r_r_bias", shape),
-        **_vocabulary(tensors, c),
-    }
-    for n in range(c.n_layer):
-        attention, feed_forward = f"layer_{n}/rel_attn/", f"layer_{n}/ff/"
-        params[f"layer_{n}"] = {
-            "attention": _attention(tensors, c, attention),
-            "norm_attention": _layer_norm(tensors, c, attention),
-            "feed_forward": {
-                "inner": take_dense(tensors, f"{feed_forward}layer_1/", c.d_model, c.d_inner),
-                "outer": take_dense(tensors, f"{feed_forward}layer_2/", c.d_inner, c.d_model),
-            },
-            "norm_feed_forward": _layer_norm(tensors, c, feed_forward),
-        }
+    params: dict[str, Any] = _vocabulary(tensors, c)
+    params |= {"u": tensors.take("r_w_bias", shape), "v": tensors.take("r_r_bias", shape)}
+    for i in range(c.n_layer):
+        prefix = f"layer_{i}/"
+        params[f"layer_{i}"] = arguments.take_layer(tensors, c, LAYER, prefix, transposed=False)
     tensors.finish()
     return params
 
@@ -127,12 +117,12 @@ def is_parameter(name: str) -> bool:
 
 def _vocabulary(tensors: Tensors, c: TransformerXLConfig) -> dict[str, np.ndarray]:
     found = {}
-    for i, (end, part) in enumerate(parameter_clusters(c)):
+    for i, (end, part) in enumerate(arguments.parameter_clusters(c)):
         scope = f"adaptive_embed/cutoff_{i}/" if c.div_val > 1 else "adaptive_embed/"
         found["embedding" + end] = tensors.take(scope + "lookup_table", (part.size, part.width))
         if part.projected:
-            matrix = tensors.take(scope + "proj_W", (part.width, c.d_model))
-            found["embedding_projection" + end] = matrix
+            shape = (part.width, c.d_model)
+            found["embedding_projection" + end] = tensors.take(scope + "proj_W", shape)
     softmax = "adaptive_softmax/cutoff_{}/"
     if not c.cutoffs:
         biases = [tensors.take("adaptive_softmax/bias", (c.vocab_size or 0,))]
@@ -146,25 +136,8 @@ def _vocabulary(tensors: Tensors, c: TransformerXLConfig) -> dict[str, np.ndarra
         found |= {f"softmax_bias_{i}": bias for i, bias in enumerate(biases)}
     else:
         found["softmax_bias"] = np.concatenate(biases)
-    for i, part in enumerate(clusters(c)):
-        if part.projected and not is_tied(c, i):
-            matrix = tensors.take(softmax.format(i) + "proj", (part.width, c.d_model))
+    for i, width, tied in arguments.projected_outputs(c):
+        if not tied:
+            matrix = tensors.take(softmax.format(i) + "proj", (width, c.d_model))
             found[f"softmax_projection_{i}"] = matrix
     return found
-
-
-def _attention(tensors: Tensors, c: TransformerXLConfig, scope: str) -> dict[str, np.ndarray]:
-    d, n, h = c.d_model, c.n_head, c.d_head
-    qkv = tensors.take(scope + "qkv/kernel", (d, 3 * n * h)).reshape(d, 3, n, h)
-    return {
-        "query": qkv[:, 0],
-        "key": qkv[:, 1],
-        "value": qkv[:, 2],
-        "position": tensors.take(scope + "r/kernel", (d, n * h)).reshape(d, n, h),
-        "output": tensors.take(scope + "o/kernel", (n * h, d)).reshape(n, h, d),
-    }
-
-
-def _layer_norm(tensors: Tensors, c: TransformerXLConfig, scope: str) -> dict[str, np.ndarray]:
-    name = f"{scope}LayerNorm/"
-    return take_layer_norm(tensors, f"{name}gamma", f"{name}beta", c.d_model)
