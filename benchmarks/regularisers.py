@@ -24,8 +24,9 @@ from txl_jax.checkpoint.workdir import init_workdir, with_vocab
 from txl_jax.checkpoint.workdir_files import check_writable
 from txl_jax.config import ExperimentConfig, override
 from txl_jax.data.corpus import Corpus, corpus_from_config
-from txl_jax.training.multi_seed import seed_runs, train_seeds
+from txl_jax.training.multi_seed import train_seeds
 from txl_jax.training.preemption import PreemptionGuard
+from txl_jax.training.preparation import seed_runs
 
 PLAIN: dict[str, Any] = {
     "model": {"n_layer": 2, "d_model": 96, "n_head": 4, "d_head": 24, "d_inner": 192},

@@ -37,7 +37,7 @@ from txl_jax.generation import generate
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.setup import check_training_memory
+from txl_jax.training.preparation import check_training_memory
 from txl_jax.training.state import init_state
 from txl_jax.training.step import dispatch
 

@@ -21,7 +21,7 @@ from txl_jax.generation.text import continuations
 from txl_jax.model import footprint
 from txl_jax.parallel import device_memory as machine
 from txl_jax.parallel.device_memory import GIB
-from txl_jax.training.setup import check_evaluation_memory, check_training_memory
+from txl_jax.training.preparation import check_evaluation_memory, check_training_memory
 
 of_this_host: Any = machine.host_memory
 MODEL = {"vocab_size": 50, "n_layer": 2, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64}

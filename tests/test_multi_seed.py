@@ -10,8 +10,9 @@ from tiny_runs import arrays, call, claimed, corpus_and_experiment, experiment, 
 
 import txl_jax
 from txl_jax.config import ConfigError, ExperimentConfig, override
-from txl_jax.training.multi_seed import seed_array, seed_runs, train_seeds
+from txl_jax.training.multi_seed import seed_array, train_seeds
 from txl_jax.training.preemption import PreemptionGuard
+from txl_jax.training.preparation import seed_runs
 
 SETTINGS = {
     "seed": 3,

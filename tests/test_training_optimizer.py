@@ -11,7 +11,6 @@ from tiny_runs import arrays
 from txl_jax.config import AverageConfig, ExperimentConfig, OptimizerConfig, TrainConfig
 from txl_jax.training.optimizer import (
     clip_by_norm,
-    embedding_schedule,
     is_embedding,
     make_optimizer,
     schedule,
@@ -101,7 +100,7 @@ def test_both_rates_fall_from_their_own_peak_to_the_same_end_and_then_to_half_of
         learning_rate=3e-4, warmup_steps=10, min_ratio=1 / 3, embedding_ratio=2.0, schedule="cosine"
     )
     average = AverageConfig(swa_start=110, swa_lr_ratio=0.5)
-    rest, tables = schedule(c, 200, average), embedding_schedule(c, 200, average)
+    rest, tables = schedule(c, 200, average), schedule(c, 200, average, c.embedding_ratio)
     at = lambda rate, *steps: [float(rate(t)) for t in steps]
     np.testing.assert_allclose(at(rest, 9, 10, 60, 110, 199), [3e-4, 3e-4, 2e-4, 5e-5, 5e-5])
     np.testing.assert_allclose(at(tables, 9, 10, 60, 110, 199), [6e-4, 6e-4, 3.5e-4, 5e-5, 5e-5])
@@ -145,7 +144,7 @@ def test_embeddings_with_their_own_rate_stay_finite_where_a_cosine_ends_at_0():
 @pytest.mark.parametrize("name", ["inverse_sqrt", "constant"])
 def test_other_schedules_keep_the_ratio_throughout(name):
     c = OptimizerConfig(learning_rate=0.1, schedule=name, warmup_steps=3, embedding_ratio=2.0)
-    rest, tables = schedule(c, 20), embedding_schedule(c, 20)
+    rest, tables = schedule(c, 20), schedule(c, 20, ratio=c.embedding_ratio)
     for t in range(20):
         assert float(tables(t)) == pytest.approx(2 * float(rest(t)))
 

@@ -27,8 +27,7 @@ from txl_jax.planning.compile_ahead import compile_ahead
 from txl_jax.planning.machines import PlanningError
 from txl_jax.training.multi_seed import train_seeds
 from txl_jax.training.preemption import PreemptionGuard
-from txl_jax.training.preparation import locked_workdirs, prepare
-from txl_jax.training.setup import check_evaluation_memory
+from txl_jax.training.preparation import check_evaluation_memory, locked_workdirs, prepare
 from txl_jax.training.skipping import NonFiniteError, SkippedError
 
 KNOWN_ERRORS = (

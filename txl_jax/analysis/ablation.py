@@ -38,7 +38,7 @@ from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.evaluator import Evaluator, segment_bar
 from txl_jax.parallel import processes
 from txl_jax.parallel.shardings import make_mesh
-from txl_jax.training.setup import check_evaluation_memory
+from txl_jax.training.preparation import check_evaluation_memory
 from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
 
 Train = Callable[[ExperimentConfig, str], int]

@@ -26,32 +26,35 @@ class Console:
         total_steps: int,
         step: int,
         unit: Unit,
-        label: str = "",
-        progress: bool | None = None,
-        silent: bool = False,
+        label: str,
+        progress: bool | None,
+        silent: bool,
     ):
         self._total_steps, self._unit, self._silent = total_steps, unit, silent
         self._label = f"{label}  " if label else ""
-        if progress is None:
-            progress = sys.stderr.isatty() and not label
-        self._bar = _progress_bar(total_steps, step) if progress and not silent else None
         # (training seconds, step, tokens so far), at most one entry a second
         self._recent = collections.deque([(0.0, step, 0)], maxlen=30)
-        self._tokens = 0
+        self._tokens, self._bar = 0, None
+        if progress is None:
+            progress = sys.stderr.isatty() and not label
+        if progress and not silent:
+            from tqdm import tqdm
+
+            form = "step {n_fmt}/{total_fmt} |{bar:20}| {desc}"
+            more: dict[str, Any] = {"file": sys.stderr, "dynamic_ncols": True, "bar_format": form}
+            self._bar = tqdm(total=total_steps, initial=step, **more)
 
     def message(self, text: str) -> None:
         """Prints a line, above the bar if there is one."""
-        if self._silent:
-            return
-        if self._bar is None:
-            print(self._label + text, file=sys.stderr, flush=True)
-        else:
+        if self._bar is not None:
             self._bar.write(text, file=sys.stderr)
+        elif not self._silent:
+            print(self._label + text, file=sys.stderr, flush=True)
 
-    def step_message(self, step: int, text: str) -> None:
+    def step_message(self, step: int, *parts: str) -> None:
         """Prints a line about a step."""
         width = len(str(self._total_steps))
-        self.message(f"step {step:>{width}}/{self._total_steps}  {text}")
+        self.message("  ".join([f"step {step:>{width}}/{self._total_steps}", *parts]))
 
     def step_done(self, step: int, tokens: int, seconds: float, loss: float) -> None:
         """Moves the bar; ``tokens`` of the step, training ``seconds`` and ``loss`` so far."""
@@ -67,14 +70,15 @@ class Console:
         """Prints the line of a record."""
         loss = [] if values.get("loss") is None else [self._loss(values["loss"])]
         rest = [_named(k, v) for k, v in values.items() if k not in ("loss", self._unit)]
-        self.step_message(step, "  ".join([kind, *loss, *rest]))
+        self.step_message(step, kind, *loss, *rest)
 
     def training_record(self, step: int, values: Mapping[str, Any], seconds: float) -> None:
         """Prints the line of a training record, unless the bar shows the same."""
         if self._bar is None:
             skipped = [_named("skipped", values["skipped"])] if "skipped" in values else []
-            rate = [f"lr {values['learning_rate']:.1e}", *skipped, self._speed(step, seconds)]
-            self.step_message(step, "  ".join([self._loss(values["loss"]), *rate]))
+            rate = f"lr {values['learning_rate']:.1e}"
+            speed = self._speed(step, seconds)
+            self.step_message(step, self._loss(values["loss"]), rate, *skipped, speed)
 
     def close(self) -> None:
         """Ends the bar."""
@@ -98,11 +102,3 @@ class Console:
 def _named(name: str, value: Any) -> str:
     value = plain(value)
     return f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-
-
-def _progress_bar(total_steps: int, step: int) -> Any:
-    from tqdm import tqdm
-
-    bar_format = "step {n_fmt}/{total_fmt} |{bar:20}| {desc}"
-    settings = {"file": sys.stderr, "dynamic_ncols": True, "bar_format": bar_format}
-    return tqdm(total=total_steps, initial=step, **settings)

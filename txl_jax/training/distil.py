@@ -1,8 +1,8 @@
 """Distillation from models trained before on the same text (born-again networks).
 
-A model that learns the probabilities of trained models of its own shape, not only the words that
-happened to follow, often becomes better than they are (Furlanello et al. 2018). The mean
-probabilities for every position of the training text are computed once, before the first update:
+A model that learns the probabilities of trained models of its own shape often becomes better than
+they are (Furlanello et al. 2018). The mean probabilities for every position of the training text
+are computed once, before the first update:
 
     teachers ──▶ mean probabilities of the next word ──▶ the k likeliest words, and the rest
              ──▶ soft_targets.npz in the workdir ──▶ on the device with the text ──▶ loss
@@ -44,9 +44,9 @@ def soft_targets(
     """Mean probabilities that ``distil.teachers`` give every token of the training split: [N,k].
 
     Entry i is the prediction of token i from the tokens before it, read with the ``validate``
-    protocol; entry 0 has probability 1 for the token itself. Computed once and kept in the workdir.
-    A resumed run may have other ``validate`` settings; it keeps the targets of the first start.
-    ``None`` if there are no teachers, or ``stop()`` became true. ``message`` prints a line.
+    protocol; entry 0 has probability 1 for the token itself. ``None`` if there are no teachers, or
+    ``stop()`` became true. A resumed run keeps the targets of the first start, also with other
+    ``validate`` settings. ``message`` prints a line.
 
     Raises:
       ConfigError: a teacher does not exist, or has another vocabulary.
@@ -58,15 +58,14 @@ def soft_targets(
     inputs = [list(c.teachers), c.words, exp.to_dict()["validate"], corpus.source_hash]
     if os.path.exists(path):
         with np.load(path) as file:
-            teachers, words, _, source_hash = json.loads(str(file["about"]))
-            if [teachers, words, source_hash] == [*inputs[:2], inputs[3]]:
+            teachers, words, _, text = json.loads(str(file["about"]))
+            if [teachers, words, text] == [list(c.teachers), c.words, corpus.source_hash]:
                 return SoftTargets(file["words"], file["probabilities"])
     models = [_load_teacher(folder, exp, corpus) for folder in c.teachers]
     message(f"reading the training text with {len(models)} teacher(s)")
     soft = teacher_probabilities(models, np.asarray(corpus.train), exp, stop)
     if soft is not None:
-        buffer = io.BytesIO()
-        about = json.dumps(inputs)
+        buffer, about = io.BytesIO(), json.dumps(inputs)
         np.savez(buffer, words=soft.words, probabilities=soft.probabilities, about=about)
         atomic_write(path, buffer.getvalue())
     return soft

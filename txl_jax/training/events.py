@@ -10,8 +10,7 @@ from txl_jax.files import name_in_os_errors
 class TensorBoardEvents:
     """TensorBoard's file of one run. Every event is written at once, so a full disk raises here.
 
-    (tensorboardX's ``SummaryWriter`` writes from a thread behind a bounded queue. On a full disk
-    that thread ends, and the training loop waits for ever.)
+    (On a full disk the thread of tensorboardX's ``SummaryWriter`` ends, and training waits for it.)
     """
 
     def __init__(self, folder: str, resume_step: int):

@@ -5,14 +5,11 @@ import math
 import typing
 from collections.abc import Iterable, Iterator
 from time import perf_counter
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
 Activity = Literal["compile", "data", "evaluate", "save"]
 """What a run does besides its steps. ``data``: waiting for the next batch. ``save``: how long a
 save holds training up; writing in the background does not count."""
-
-Item = TypeVar("Item")
-_END = object()
 
 
 class GoodputTimer:
@@ -51,21 +48,20 @@ class GoodputTimer:
             if not self._depth:
                 self._paused_seconds += perf_counter() - self._paused_at
 
-    def waiting(self, items: Iterable[Item]) -> Iterator[Item]:
+    def waiting(self, items: Iterable[Any]) -> Iterator[Any]:
         """The same items; the time until each one arrives counts as ``data``."""
-        iterator = iter(items)
+        iterator, end = iter(items), object()
         while True:
             with self.measure("data"):
-                item = next(iterator, _END)
-            if item is _END:
+                item = next(iterator, end)
+            if item is end:
                 return
-            yield item  # type: ignore[misc]
+            yield item
 
     def line(self) -> str:
         """All seconds in one line; those of no activity are ``step``."""
         total = perf_counter() - self._start
         step = max(total - sum(self.seconds.values()), 0.0)
-        named: list[tuple[str, float]] = [("step", step), *self.seconds.items()]
-        parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in named)
+        parts = ", ".join(f"{k} {v:.1f}" for k, v in [("step", step), *self.seconds.items()])
         share = step / total if total > 0 else math.nan
         return f"time {total:.1f} s: {parts}; {share:.0%} in steps"

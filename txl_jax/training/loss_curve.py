@@ -38,11 +38,12 @@ def draw_loss_curve(
         axes.plot(*zip(*train, strict=True), color="C0", linewidth=1, label="training")
         title.append(f"training {format_value(train[-1][1], unit)}")
     if valid:
-        best = min(valid, key=lambda point: point[1])
         axes.plot(*zip(*valid, strict=True), "o-", color="C1", markersize=4, label="validation")
-        label = f"best validation: {format_value(best[1], unit)} at step {best[0]}"
-        axes.plot(*best, "*", color="C3", markersize=14, label=label)
-        title.append(f"best validation {format_value(best[1], unit)}")
+        step, value = min(valid, key=lambda point: point[1])
+        best = format_value(value, unit)
+        label = f"best validation: {best} at step {step}"
+        axes.plot(step, value, "*", color="C3", markersize=14, label=label)
+        title.append(f"best validation {best}")
     if test:
         title.append(f"test {format_value(test[-1][1], unit)}")
     if unit == "ppl":

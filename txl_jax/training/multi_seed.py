@@ -11,8 +11,6 @@ and drawn lengths or shuffled streams depend on that seed only.
 """
 
 import contextlib
-import dataclasses
-import os
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -26,23 +24,10 @@ from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import prefetch
 from txl_jax.training.goodput import GoodputTimer
 from txl_jax.training.preemption import PreemptionGuard
+from txl_jax.training.preparation import SeedRun
 from txl_jax.training.setup import build_setup
 from txl_jax.training.step import dispatch
 from txl_jax.training.trainer import Outcome, Program, Trainer, open_trainer, run_steps, train
-
-SeedRun = tuple[ExperimentConfig, str]
-"""The experiment of one seed, and its workdir."""
-
-
-def seed_runs(exp: ExperimentConfig, workdir: str) -> list[SeedRun]:
-    """Experiment and workdir of every seed; those given, if ``train.num_seeds`` is 1."""
-    n = exp.train.num_seeds
-    if n == 1:
-        return [(exp, workdir)]
-    single = dataclasses.replace(exp.train, num_seeds=1)
-    folder = lambda seed: os.path.join(workdir, f"seed_{seed}")
-    seeds = range(exp.seed, exp.seed + n)
-    return [(dataclasses.replace(exp, seed=s, train=single), folder(s)) for s in seeds]
 
 
 def train_seeds(runs: Sequence[SeedRun], corpus: Corpus, guard: PreemptionGuard) -> list[Outcome]:
@@ -67,13 +52,11 @@ def train_seeds(runs: Sequence[SeedRun], corpus: Corpus, guard: PreemptionGuard)
     last_step = _last_common_step([workdir for _, workdir in runs])
     timer = GoodputTimer()  # one for all: every seed waits for the same program
     with contextlib.ExitStack() as stack:
-        options: dict[str, Any] = {"last_step": last_step, "goodput": timer}
-        opened = [
-            stack.enter_context(
-                open_trainer(exp, corpus, folder, guard, setup, label=f"seed {exp.seed}", **options)
-            )
-            for exp, folder in runs
-        ]
+        opened = []
+        for exp, folder in runs:
+            options: dict[str, Any] = {"label": f"seed {exp.seed}", "goodput": timer}
+            opening = open_trainer(exp, corpus, folder, guard, setup, last_step, **options)
+            opened.append(stack.enter_context(opening))
         trainers, states = (list(x) for x in zip(*opened, strict=True))
         steps = {int(state.step) for state in states}
         if len(steps) > 1:
@@ -81,20 +64,10 @@ def train_seeds(runs: Sequence[SeedRun], corpus: Corpus, guard: PreemptionGuard)
                 f"all seeds must resume from one step, and theirs are {sorted(steps)}: a"
                 " checkpoint is damaged; resume each seed alone, or train in another --workdir"
             )
-        return _fit(trainers, jax.jit(_stacked)(states), steps.pop())
-
-
-def _fit(trainers: list[Trainer], state: Any, step: int) -> list[Outcome]:
-    """:meth:`Trainer.fit` of all seeds, from their stacked state."""
-    first, program = trainers[0], None
-    if step < first.exp.train.steps:
-        first.load_text()
-        for trainer in trainers:
-            trainer.text = first.text
-        if not first.guard.requested():
-            program = _program(trainers, state)
-    select = jax.jit(lambda tree, seed: jax.tree.map(lambda x: x[seed], tree))
-    return run_steps(trainers, state, step, program, _feed(trainers, step), select)
+        state, step = jax.jit(_stacked)(states), steps.pop()
+        program, feed = lambda: _program(trainers, state), lambda: _feed(trainers, step)
+        select = jax.jit(lambda tree, seed: jax.tree.map(lambda x: x[seed], tree))
+        return run_steps(trainers, state, step, program, feed, select)
 
 
 def _program(trainers: list[Trainer], state: Any) -> Program:
@@ -116,12 +89,9 @@ def seed_array(exps: Sequence[ExperimentConfig]) -> jax.Array:
 def _feed(trainers: list[Trainer], step: int) -> Generator[Any, None, None]:
     """Inputs of every dispatch from a step to the last one, stacked over seeds and read ahead."""
     with contextlib.ExitStack() as stack:
-        feeds = [
-            stack.enter_context(contextlib.closing(trainer.feed(step, None)))
-            for trainer in trainers
-        ]
-        ahead = prefetch(_stacked(inputs) for inputs in zip(*feeds, strict=True))
-        yield from stack.enter_context(contextlib.closing(ahead))
+        close = lambda feed: stack.enter_context(contextlib.closing(feed))
+        feeds = [close(trainer.feed(step, sharded=False)) for trainer in trainers]
+        yield from close(prefetch(_stacked(inputs) for inputs in zip(*feeds, strict=True)))
 
 
 def _stacked(trees: Sequence[Any]) -> Any:

@@ -23,11 +23,10 @@ def schedule(
         inverse_sqrt    r sqrt(w / (t+1))
         constant        r
 
-    The cosine begins at the end of warm-up (TF, NVIDIA). The authors' PyTorch code makes its first
-    update at the full rate even with warm-up; that is not copied.
-
-    With ``average.swa_lr_ratio`` a, n is ``swa_start``, and from there on the rate is a times the
-    schedule's at n. ``ratio`` multiplies the peak; a cosine still ends at the same rate.
+    The cosine begins at the end of warm-up (TF, NVIDIA). Under warm-up no first update has the full
+    rate, unlike in the authors' PyTorch code. With ``average.swa_lr_ratio`` a, n is ``swa_start``,
+    and from there on the rate is a times the schedule's at n. ``ratio`` multiplies the peak
+    (``embedding_ratio`` for the embedding tables); a cosine still ends at the same rate.
     """
     average = average or AverageConfig()
     peak, low, w = c.learning_rate * ratio, c.min_ratio / ratio, c.warmup_steps
@@ -53,13 +52,6 @@ def schedule(
     return rate
 
 
-def embedding_schedule(
-    c: OptimizerConfig, steps: int, average: AverageConfig | None = None
-) -> optax.Schedule:
-    """The learning rate of the embedding tables (the authors' Penn Treebank release)."""
-    return schedule(c, steps, average, c.embedding_ratio)
-
-
 def learning_rate(exp: ExperimentConfig) -> optax.Schedule:
     """:func:`schedule` of an experiment, for the optimizer and for the log."""
     return schedule(exp.optimizer, exp.train.steps, exp.average)
@@ -77,30 +69,29 @@ def make_optimizer(exp: ExperimentConfig) -> optax.GradientTransformation:
         parts.append(optax.add_decayed_weights(c.weight_decay))
     if c.embedding_ratio == 1:
         parts.append(optax.scale_by_learning_rate(rate))
-    else:
-        parts.append(scale_where(lambda path: not is_embedding(path), rate))
-        tables = embedding_schedule(c, exp.train.steps, exp.average)
-        parts.append(scale_where(is_embedding, tables))
+    else:  # as in the authors' Penn Treebank release
+        tables = schedule(c, exp.train.steps, exp.average, c.embedding_ratio)
+        parts.append(_scale_where(lambda path: not is_embedding(path), rate))
+        parts.append(_scale_where(is_embedding, tables))
     return optax.chain(*parts)
 
 
 def clip_by_norm(largest: float) -> optax.GradientTransformation:
     """Scales gradients with a global L2 norm above ``largest`` down to it.
 
-    ``optax.clip_by_global_norm`` divides every entry; this multiplies by one number, as the
-    authors' codes do. XLA fuses the product but writes the quotient to memory first (3 to 7% of an
-    update of 12 layers of 512 on two cores).
+    ``optax.clip_by_global_norm`` divides every entry. This multiplies by one number, as the
+    authors' codes do, which XLA fuses (3 to 7% of an update of 12 layers of 512 on two cores).
     """
 
     def update(updates, state, params=None):
-        norm = gradient_norm(updates)
+        norm = optax.tree.norm(updates)
         factor = jnp.where(norm < largest, 1.0, largest / norm)
         return jax.tree.map(lambda x: x * factor.astype(x.dtype), updates), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def scale_where(
+def _scale_where(
     chosen: Callable[[tuple[Any, ...]], bool], rate: optax.Schedule
 ) -> optax.GradientTransformation:
     """Multiplies the updates of the parameters at ``chosen`` paths by minus the learning rate."""
@@ -145,7 +136,7 @@ def with_recent_norm(
 
     def update(gradient, state, params=None):
         seen = state.seen + 1
-        mean = state.mean + (gradient_norm(gradient) - state.mean) / jnp.minimum(seen, 100)
+        mean = state.mean + (optax.tree.norm(gradient) - state.mean) / jnp.minimum(seen, 100)
         return gradient, RecentNorm(mean, seen)
 
     return optax.chain(optax.GradientTransformation(init, update), optimizer)
@@ -166,8 +157,7 @@ def scale_by_lamb(b1: float, b2: float, eps: float) -> optax.GradientTransformat
         ratio    min(|w|, 10) / (|step| + eps), or 1 where |w| is 0
         update   ratio * step
 
-    ``optax.lamb`` corrects bias and does not clip |w|. Norms are of the original code's tensors,
-    see :func:`original_tensor`.
+    ``optax.lamb`` corrects bias and does not clip |w|. Norms are of :func:`_original_tensor`.
     """
 
     def init(params):
@@ -180,7 +170,7 @@ def scale_by_lamb(b1: float, b2: float, eps: float) -> optax.GradientTransformat
         weight_norm, step_norm = _tensor_norms(params), _tensor_norms(step)
 
         def scaled(path, leaf):
-            w, s = (norms[original_tensor(path)] for norms in (weight_norm, step_norm))
+            w, s = (norms[_original_tensor(path)] for norms in (weight_norm, step_norm))
             ratio = jnp.where(w > 0, jnp.minimum(w, 10.0) / (s + eps), 1.0)
             return leaf * ratio.reshape(ratio.shape + (1,) * (leaf.ndim - ratio.ndim))
 
@@ -189,12 +179,11 @@ def scale_by_lamb(b1: float, b2: float, eps: float) -> optax.GradientTransformat
     return optax.GradientTransformation(init, update)
 
 
-def original_tensor(path: tuple[Any, ...]) -> str:
+def _original_tensor(path: tuple[Any, ...]) -> str:
     """Name of the tensor in the authors' and NVIDIA's code that holds a parameter.
 
-    A layer's queries, keys and values share one tensor there. All layers share the position tables
-    and the content bias of ``shaw`` and ``absolute_per_layer``. Any other parameter is its own
-    tensor. Stacked layers are named like one layer, ``layers/...``.
+    There a layer's queries, keys and values share one tensor, and all layers share the position
+    tables and the content bias of ``shaw``. Stacked layers are named like one, ``layers/...``.
     """
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     layer, _, rest = name.partition("/")
@@ -210,13 +199,8 @@ def _tensor_norms(tree: Any) -> dict[str, jax.Array]:
     """L2 norm of every original tensor, []; [L] for stacked layers."""
     squares: dict[str, jax.Array | float] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        name = original_tensor(path)
+        name = _original_tensor(path)
         first = 1 if name.startswith("layers/") else 0
         square = jnp.sum(jnp.square(leaf), axis=range(first, leaf.ndim))
         squares[name] = squares.get(name, 0.0) + square
     return {name: jnp.sqrt(square) for name, square in squares.items()}
-
-
-def gradient_norm(gradient) -> jax.Array:
-    """Global L2 norm of a gradient before clipping, float32 []."""
-    return optax.tree.norm(gradient)

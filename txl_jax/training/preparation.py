@@ -1,22 +1,27 @@
-"""Before the first step: settings are resolved, text is encoded, workdirs are locked."""
+"""Before the first step: settings, text and devices are checked, and workdirs are locked."""
 
 import contextlib
+import dataclasses
+import functools
+import os
 from collections.abc import Iterator, Sequence
 
 from txl_jax.checkpoint.lock import training_lock
 from txl_jax.checkpoint.workdir import check_shared, init_workdir, with_vocab
-from txl_jax.checkpoint.workdir_files import (
-    WRITTEN_IN,
-    check_free,
-    check_outputs,
-    check_writable,
-)
+from txl_jax.checkpoint.workdir_files import WRITTEN_IN, check_free, check_outputs, check_writable
 from txl_jax.config import ExperimentConfig
 from txl_jax.data.corpus import Corpus
+from txl_jax.evaluation.evaluator import split_evaluator
+from txl_jax.model import footprint
+from txl_jax.model.kernels.choice import check_platform
+from txl_jax.parallel.device_memory import check_memory, shares_of
 from txl_jax.parallel.processes import on_process_zero, process_zero_first
+from txl_jax.parallel.shardings import make_mesh
 from txl_jax.training.fine_tuning import load_encoded_corpus, resolve_experiment
-from txl_jax.training.multi_seed import SeedRun, seed_runs
-from txl_jax.training.setup import check_corpus, check_training_memory
+from txl_jax.training.setup import training_mesh, training_streams
+
+SeedRun = tuple[ExperimentConfig, str]
+"""The experiment of one seed, and its workdir."""
 
 
 def prepare(exp: ExperimentConfig, workdir: str) -> tuple[list[SeedRun], Corpus]:
@@ -38,8 +43,48 @@ def prepare(exp: ExperimentConfig, workdir: str) -> tuple[list[SeedRun], Corpus]
     check_training_memory(exp)  # before the text is prepared, and below with its vocabulary
     corpus = process_zero_first(lambda: load_encoded_corpus(exp, vocab))
     exp = with_vocab(exp, corpus)
-    check_corpus(exp, corpus)
+    check_training_memory(exp)
+    training_streams(exp, corpus)
+    for protocol in (exp.validate, exp.evaluate):
+        split_evaluator(exp.model, protocol, corpus, training_mesh(exp))
     return seed_runs(exp, workdir), corpus
+
+
+def seed_runs(exp: ExperimentConfig, workdir: str) -> list[SeedRun]:
+    """Experiment and workdir of every seed; those given, if ``train.num_seeds`` is 1."""
+    n = exp.train.num_seeds
+    if n == 1:
+        return [(exp, workdir)]
+    single = dataclasses.replace(exp.train, num_seeds=1)
+    folder = lambda seed: os.path.join(workdir, f"seed_{seed}")
+    seeds = range(exp.seed, exp.seed + n)
+    return [(dataclasses.replace(exp, seed=s, train=single), folder(s)) for s in seeds]
+
+
+def check_training_memory(exp: ExperimentConfig) -> None:
+    """Checks that training and everything after it fits the memory of the devices.
+
+    Before the vocabulary is known, the parameters that depend on its size are not counted.
+
+    Raises:
+      ConfigError: something does not fit, or the attention kernel is for other devices.
+    """
+    mesh = training_mesh(exp)
+    shares = shares_of(mesh)
+    check_platform(exp.model.kernel, mesh)
+    check_memory("training", footprint.of_training(exp, shares), exp, mesh)
+    check_memory("validation", footprint.of_validating(exp, shares), exp, mesh)
+    check_evaluation_memory(exp)
+    if exp.generate.length:
+        check_memory("generation", footprint.of_generating(exp.model, exp.generate), exp)
+
+
+def check_evaluation_memory(exp: ExperimentConfig, name: str = "evaluation") -> None:
+    """Raises ConfigError where evaluation, called ``name``, does not fit the devices' memory."""
+    unstacked = dataclasses.replace(exp.model, scan_layers=False)  # as a trained model is loaded
+    mesh = make_mesh(exp.mesh, exp.model, exp.train.batch_size)
+    needs = footprint.of_scoring(unstacked, exp.evaluate, "evaluate", shares_of(mesh))
+    check_memory(name, needs, exp, mesh)
 
 
 @contextlib.contextmanager
@@ -51,14 +96,14 @@ def locked_workdirs(runs: Sequence[SeedRun], corpus: Corpus) -> Iterator[None]:
       WorkdirError: one cannot be used.
     """
     with contextlib.ExitStack() as locks:
+
+        def init(exp: ExperimentConfig, workdir: str) -> None:
+            check_outputs(workdir, "evaluate", "generate")
+            locks.enter_context(training_lock(workdir))
+            init_workdir(workdir, exp, corpus)
+            check_writable(workdir, WRITTEN_IN)
+
         for exp, workdir in runs:
-
-            def init(exp: ExperimentConfig = exp, workdir: str = workdir) -> None:
-                check_outputs(workdir, "evaluate", "generate")
-                locks.enter_context(training_lock(workdir))
-                init_workdir(workdir, exp, corpus)
-                check_writable(workdir, WRITTEN_IN)
-
-            on_process_zero(init)
+            on_process_zero(functools.partial(init, exp, workdir))
             check_shared(workdir)
         yield

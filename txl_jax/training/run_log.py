@@ -28,7 +28,7 @@ from typing import Any
 from txl_jax.records import append, plain, truncate
 from txl_jax.training.console import Console
 from txl_jax.training.events import TensorBoardEvents
-from txl_jax.training.goodput import Activity, GoodputTimer
+from txl_jax.training.goodput import GoodputTimer
 from txl_jax.training.loss_curve import draw_loss_curve
 from txl_jax.units import Unit, in_unit
 
@@ -44,27 +44,9 @@ class Window:
     learning_rate: float = 0.0
     skipped: int = 0
 
-    def add(self, metrics: Mapping[str, float]) -> None:
-        """Adds the metrics of an update, see :meth:`RunLog.train_step`."""
-        self.nll_sum += float(metrics["nll_sum"])
-        self.weight_sum += float(metrics["count"])
-        self.grad_norm_sum += float(metrics["grad_norm"])
-        self.steps += 1
-        self.learning_rate = float(metrics["learning_rate"])
-
     def loss(self) -> float:
         """Mean nats per token of the window; NaN while there is no token."""
         return self.nll_sum / self.weight_sum if self.weight_sum else math.nan
-
-    def values(self, unit: Unit) -> dict[str, Any]:
-        """The values of a training record."""
-        return {
-            "loss": self.loss(),
-            unit: in_unit(self.loss(), unit),
-            "grad_norm": self.grad_norm_sum / self.steps if self.steps else math.nan,
-            "learning_rate": self.learning_rate,
-            **({"skipped": self.skipped} if self.skipped else {}),
-        }
 
 
 class RunLog:
@@ -72,8 +54,7 @@ class RunLog:
 
     A resumed run writes what the uninterrupted run would have written, bit for bit outside
     ``timing``: the checkpoint holds :attr:`window`, and later records are written again. So the
-    records of a step must be written before its checkpoint is saved. As a context manager it
-    closes itself, so that a stopped run leaves its loss curve.
+    records of a step must be written before its checkpoint is saved. The context closes the files.
 
     Args:
       workdir: folder of the run, created if needed.
@@ -89,8 +70,7 @@ class RunLog:
       goodput: a timer that several runs share; ``None``: a new one.
 
     Raises:
-      OSError: a file cannot be written (here and from every method that records); the text
-        names the file.
+      OSError: a file, which the text names, cannot be written; here and where records are written.
     """
 
     def __init__(
@@ -125,11 +105,9 @@ class RunLog:
     def __enter__(self) -> "RunLog":
         return self
 
-    def __exit__(self, *error: object) -> None:
-        if error[0] is None:
-            self.close()
-            return
-        with contextlib.suppress(OSError):  # the same full disk that caused the first error
+    def __exit__(self, error_type: type | None, *error: object) -> None:
+        ignored = (OSError,) if error_type else ()  # the same full disk that caused the first error
+        with contextlib.suppress(*ignored):
             self.close()
 
     @property
@@ -149,37 +127,45 @@ class RunLog:
           metrics: ``nll_sum`` (nats) and ``count`` of the step's targets, ``grad_norm`` before
             clipping, ``learning_rate``, and ``tokens`` read, for the speed.
         """
-        self._window.add(metrics)
+        self._window.nll_sum += float(metrics["nll_sum"])
+        self._window.weight_sum += float(metrics["count"])
+        self._window.grad_norm_sum += float(metrics["grad_norm"])
+        self._window.steps += 1
         self._step_done(step, metrics)
 
     def skipped_step(self, step: int, reason: str, metrics: Mapping[str, float]) -> None:
         """Counts a step without an update in the window, and prints the reason."""
         self._window.skipped += 1
-        self._window.learning_rate = float(metrics["learning_rate"])
         self._console.step_message(step, f"skipped: {reason}")
         self._step_done(step, metrics)
 
     def _step_done(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._window.learning_rate = float(metrics["learning_rate"])
         tokens, seconds = int(metrics["tokens"]), self.goodput.training_seconds()
         self._window_tokens += tokens
         self._console.step_done(step, tokens, seconds, self._window.loss())
 
     def flush_window(self, step: int, *, epoch: float | None = None) -> None:
-        """Writes the training record of the window and empties it; nothing if it is empty.
+        """Writes the training record of the window, if it is not empty, and empties it.
 
-        It is called at log steps and after the last update. A run that is stopped early does not
-        call it: the checkpoint holds its window.
+        A run that is stopped early does not call it: the checkpoint holds its window.
         """
-        if not self._window.steps and not self._window.skipped:
+        w = self._window
+        if not w.steps and not w.skipped:
             return
-        now, values = self.goodput.training_seconds(), self._window.values(self._unit)
+        values = {
+            "loss": w.loss(),
+            self._unit: in_unit(w.loss(), self._unit),
+            "grad_norm": w.grad_norm_sum / w.steps if w.steps else math.nan,
+            "learning_rate": w.learning_rate,
+            **({"skipped": w.skipped} if w.skipped else {}),
+        }
+        now = self.goodput.training_seconds()
         seconds = now - self._window_start
         speed = self._window_tokens / seconds if seconds > 0 else math.nan
+        lost = {k: v - self._window_lost[k] for k, v in self.goodput.seconds.items()}
         timing = {"seconds": seconds, "tokens_per_second": speed}
-        lost: tuple[Activity, ...] = ("data", "save")
-        for activity in lost:
-            since = self.goodput.seconds[activity] - self._window_lost[activity]
-            timing[f"{activity}_seconds"] = since
+        timing |= {"data_seconds": lost["data"], "save_seconds": lost["save"]}
         self.record("train", step, values, timing, epoch=epoch)
         self._console.training_record(step, values, now)
         self._window = Window()
@@ -207,18 +193,16 @@ class RunLog:
           timing: what was measured of the wall clock.
           epoch: passes over the training split so far.
         """
+        if not self._writes:
+            return
         if values.get("loss") is not None:
             values = {**values, self._unit: in_unit(values["loss"], self._unit)}
         record: dict[str, Any] = {"kind": kind, "step": int(step)}
         if epoch is not None:
             record["epoch"] = float(epoch)
-        record |= plain(values)
-        if timing:
-            record["timing"] = plain(timing)
-        if self._writes:
-            self._write(record)
-            if kind != "train":  # flush_window prints it, with the speed
-                self._console.record(kind, step, values)
+        self._write(record | plain(values) | ({"timing": plain(timing)} if timing else {}))
+        if kind != "train":  # flush_window prints it, with the speed
+            self._console.record(kind, step, values)
 
     def _write(self, record: dict[str, Any]) -> None:
         """Writes a record, after those that could not be written before."""

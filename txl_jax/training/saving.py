@@ -23,21 +23,20 @@ class CheckpointSaver:
     """
 
     def __init__(self, checkpoints: Checkpoints, exp: ExperimentConfig):
-        self._checkpoints, self._exp = checkpoints, exp
+        self.checkpoints, self._exp = checkpoints, exp
         self._unstack = jax.jit(unstack_layers) if exp.model.scan_layers else lambda state: state
         self.steps: set[int] = set()
 
     def restore(
-        self, setup: TrainSetup, last_step: int | None = None
+        self, setup: TrainSetup, last_step: int | None
     ) -> tuple[TrainState, dict[str, Any]] | None:
         """State and metadata of the newest intact checkpoint, up to ``last_step``."""
-        restored = self._checkpoints.restore(setup.on_disk, self._exp.to_dict(), last_step)
-        self.steps = set(self._checkpoints.steps())
+        restored = self.checkpoints.restore(setup.on_disk, self._exp.to_dict(), last_step)
+        self.steps = set(self.checkpoints.steps())
         if restored is None or not self._exp.model.scan_layers:
             return restored
-        state, meta = restored
         layout = state_shardings(setup.shardings, setup.abstract)
-        return jax.jit(stack_layers, out_shardings=layout)(state), meta
+        return jax.jit(stack_layers, out_shardings=layout)(restored[0]), restored[1]
 
     def save(
         self,
@@ -47,8 +46,8 @@ class CheckpointSaver:
         valid_loss: float | None,
         warn: Callable[[str], None],
         *,
-        replace: bool = False,
-        required: bool = False,
+        replace: bool,
+        required: bool,
     ) -> None:
         """Waits for the previous save, then starts to save the state, or to ``replace`` it.
 
@@ -61,30 +60,24 @@ class CheckpointSaver:
         if not replace and step <= max(self.steps, default=0):
             return  # of several seeds, this one was ahead of the others when they were stopped
         check_state(state, step, self.newest())
-        save = self._checkpoints.replace if replace else self._checkpoints.save
-
-        def write(work: Callable[[], None], required: bool) -> bool:
+        save = self.checkpoints.replace if replace else self.checkpoints.save
+        start = lambda: save(step, self._unstack(state), meta, valid_loss)
+        tolerant = self._exp.checkpoint.tolerate_save_errors and not processes.many()
+        for work, needed, saved in (
+            (self.checkpoints.wait, False, set()),
+            (start, required, {step}),
+        ):
             try:
                 work()
+                self.steps |= saved
             except CheckpointError as error:
-                many = processes.many()  # the other processes wait inside their own save
-                if required or many or not self._exp.checkpoint.tolerate_save_errors:
+                if needed or not tolerant:  # other processes wait inside their own save
                     raise
                 warn(f"{error}; training continues without this checkpoint")
-                self.steps &= set(self._checkpoints.steps())
-                return False
-            return True
-
-        write(self._checkpoints.wait, required=False)
-        if write(lambda: save(step, self._unstack(state), meta, valid_loss), required):
-            self.steps.add(step)
+                self.steps &= set(self.checkpoints.steps())
 
     def newest(self) -> str:
         """Names the checkpoint that a failed run can resume from."""
         if not self.steps:
             return "no checkpoint was saved yet"
         return f"checkpoint {max(self.steps)} is kept"
-
-    def wait(self) -> None:
-        """Waits for running saves; raises CheckpointError if one failed."""
-        self._checkpoints.wait()

@@ -1,4 +1,4 @@
-"""Model, optimizer and shardings of a run; checks against text and devices."""
+"""Model, optimizer, shardings and text of a run."""
 
 import dataclasses
 
@@ -11,11 +11,8 @@ from txl_jax.data.corpus import Corpus
 from txl_jax.data.on_device import device_text
 from txl_jax.data.sentences import TrainingStreams, flat_tokens, shuffled_streams
 from txl_jax.evaluation.evaluator import Evaluator, split_evaluator
-from txl_jax.model import footprint
-from txl_jax.model.kernels.choice import check_platform
 from txl_jax.model.layout import unstack_layers
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.parallel.device_memory import check_memory, shares_of
 from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import (
@@ -31,8 +28,8 @@ from txl_jax.training.state import (
 class TrainSetup:
     """What every step is computed with; runs that differ only in their seed share one.
 
-    ``abstract`` has shapes and shardings of the state; ``on_disk`` has them with unstacked layers,
-    the layout of checkpoints. ``evaluator`` scores the validation split.
+    ``evaluator`` scores the validation split. ``abstract`` has shapes and shardings of the state;
+    ``on_disk`` has them with unstacked layers, the layout of checkpoints.
     """
 
     model: TransformerXL
@@ -49,8 +46,8 @@ class TrainSetup:
 
 
 def build_setup(exp: ExperimentConfig, corpus: Corpus) -> TrainSetup:
-    """The setup of an experiment. Raises as :func:`check_corpus`."""
-    mesh = _mesh(exp)
+    """The setup of an experiment; raises ConfigError or DataError where it does not fit."""
+    mesh = training_mesh(exp)
     shardings = Shardings(mesh)
     model, optimizer = TransformerXL(exp.model, mesh), make_optimizer(exp)
     evaluator = split_evaluator(exp.model, exp.validate, corpus, mesh)
@@ -59,38 +56,9 @@ def build_setup(exp: ExperimentConfig, corpus: Corpus) -> TrainSetup:
     return TrainSetup(model, optimizer, shardings, evaluator, abstract, on_disk)
 
 
-def check_training_memory(exp: ExperimentConfig) -> None:
-    """Checks that training and everything after it fits the memory of the devices.
-
-    Before the vocabulary is known, the parameters that depend on its size are not counted.
-
-    Raises:
-      ConfigError: something does not fit, or the attention kernel is for other devices.
-    """
-    mesh = _mesh(exp)
-    shares = shares_of(mesh)
-    check_platform(exp.model.kernel, mesh)
-    check_memory("training", footprint.of_training(exp, shares), exp, mesh)
-    check_memory("validation", footprint.of_validating(exp, shares), exp, mesh)
-    check_evaluation_memory(exp)
-    if exp.generate.length:
-        check_memory("generation", footprint.of_generating(exp.model, exp.generate), exp)
-
-
-def check_evaluation_memory(exp: ExperimentConfig, name: str = "evaluation") -> None:
-    """Raises ConfigError where evaluation, called ``name``, does not fit the devices' memory."""
-    unstacked = dataclasses.replace(exp.model, scan_layers=False)  # as a trained model is loaded
-    mesh = make_mesh(exp.mesh, exp.model, exp.train.batch_size)
-    needs = footprint.of_scoring(unstacked, exp.evaluate, "evaluate", shares_of(mesh))
-    check_memory(name, needs, exp, mesh)
-
-
-def check_corpus(exp: ExperimentConfig, corpus: Corpus) -> None:
-    """Raises ConfigError or DataError where corpus or devices do not fit the config."""
-    check_training_memory(exp)
-    training_streams(exp, corpus)
-    for protocol in (exp.validate, exp.evaluate):
-        split_evaluator(exp.model, protocol, corpus, _mesh(exp))
+def training_mesh(exp: ExperimentConfig) -> Mesh:
+    """The devices that train; raises ConfigError where they do not fit the config."""
+    return make_mesh(exp.mesh, exp.model, exp.train.batch_size, exp.train.micro_batches)
 
 
 def training_streams(exp: ExperimentConfig, corpus: Corpus) -> TrainingStreams:
@@ -120,7 +88,3 @@ def training_streams(exp: ExperimentConfig, corpus: Corpus) -> TrainingStreams:
                 " fewer streams"
             )
     return streams
-
-
-def _mesh(exp: ExperimentConfig) -> Mesh:
-    return make_mesh(exp.mesh, exp.model, exp.train.batch_size, exp.train.micro_batches)

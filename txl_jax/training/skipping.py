@@ -37,33 +37,19 @@ class SkippedError(RuntimeError):
     """Too many updates in a row were skipped; the text has the last reason and the checkpoint."""
 
 
-class SkipPolicy:
-    """Decides after each step whether training may continue; counts skips ``in_a_row``."""
-
-    def __init__(self, t: TrainConfig, in_a_row: int = 0):
-        self._max_skipped = t.max_skipped
-        self.in_a_row = in_a_row
-
-    def check(self, step: int, metrics: Mapping[str, float], kept: str) -> None:
-        """Raises SkippedError or NonFiniteError if the step's metrics forbid to continue.
-
-        ``kept`` names the checkpoint that remains, for the error.
-        """
-        if not metrics.get("skipped"):
-            self.in_a_row = 0
-            check_finite("training loss", metrics["nll_sum"], step, kept)
-            check_finite("gradient norm", metrics["grad_norm"], step, kept)
-            return
-        self.in_a_row += 1
-        if self.in_a_row >= self._max_skipped:
-            raise SkippedError(
-                f"{self.in_a_row} updates in a row were skipped, the last at step {step}:"
-                f" {skip_reason(metrics)}; stopped, {kept}. {_REMEDY}, or raise train.max_skipped"
-            )
+def check_skips(
+    in_a_row: int, most: int, step: int, metrics: Mapping[str, float], kept: str
+) -> None:
+    """Raises SkippedError after ``most`` skips in a row; ``kept``: the checkpoint that remains."""
+    if in_a_row >= most:
+        raise SkippedError(
+            f"{in_a_row} updates in a row were skipped, the last at step {step}:"
+            f" {skip_reason(metrics)}; stopped, {kept}. {_REMEDY}, or raise train.max_skipped"
+        )
 
 
 def check_finite(name: str, value: float, step: int, kept: str) -> None:
-    """Raises NonFiniteError unless the value is finite; ``kept`` as in :class:`SkipPolicy`."""
+    """Raises NonFiniteError unless the value is finite; ``kept`` as in :func:`check_skips`."""
     if not math.isfinite(value):
         raise NonFiniteError(f"{name} is {value} at step {step}; stopped, {kept}. {_REMEDY}")
 
@@ -84,10 +70,9 @@ def skip_bad_update(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """``new``, the state after an update, or ``old`` at the next segment if the update is bad.
 
-    ``nll_sum``, ``norm``: of this step, float32 []; the norm before clipping.
-
-    Metrics, float32 [], 0 or 1: ``skipped``; with ``train.non_finite=skip`` also ``update_finite``,
-    whether the new parameters and optimizer state are finite.
+    ``nll_sum``, ``norm`` (before clipping): of this step, float32 []. Metrics, float32 [], 0 or 1:
+    ``skipped``; with ``train.non_finite=skip`` also ``update_finite``, whether the new parameters
+    and optimizer state are finite.
     """
     if t.non_finite != "skip" and not t.skip_spikes:
         return new, {}
@@ -102,12 +87,13 @@ def skip_bad_update(
         recent = old.opt_state[0]
         bad |= finite & (recent.seen >= SPIKE_WARMUP) & (norm > t.skip_spikes * recent.mean)
     keep = lambda after, before: jnp.where(bad, before, after)
-    kept = TrainState(
-        step=new.step,
+    # The step count of the schedule goes on.
+    is_count = lambda node: isinstance(node, optax.ScaleByScheduleState)
+    keep_rest = lambda after, before: after if is_count(after) else keep(after, before)
+    kept = new.replace(
         params=jax.tree.map(keep, new.params, old.params),
-        opt_state=_keep_except_schedule(keep, new.opt_state, old.opt_state),
-        mems=clear_non_finite_streams(new.mems),
-        averages=new.averages,
+        opt_state=jax.tree.map(keep_rest, new.opt_state, old.opt_state, is_leaf=is_count),
+        mems=_clear_non_finite_streams(new.mems),
     )
     return kept, {"skipped": bad.astype(jnp.float32), **metrics}
 
@@ -117,13 +103,12 @@ def non_finite_leaf(tree: Any) -> str | None:
 
     Each process checks the shards on its own devices, and one replica of each: no collective runs.
     """
-    shards = [
-        (path, shard.data)
+    checked = [  # all are started before the first result is read
+        (path, _is_finite(shard.data))
         for path, x in _float_leaves(tree)
         for shard in x.addressable_shards
         if shard.replica_id == 0
     ]
-    checked = [(path, _is_finite(data)) for path, data in shards]  # start all, then read
     bad = (path for path, finite in checked if not finite)
     return next((jax.tree_util.keystr(path, simple=True, separator="/") for path in bad), None)
 
@@ -136,18 +121,11 @@ def _float_leaves(tree: Any) -> list[tuple[Any, Any]]:
     return [(path, x) for path, x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
 
 
-def clear_non_finite_streams(mems: Memory) -> Memory:
+def _clear_non_finite_streams(mems: Memory) -> Memory:
     """The memory, emptied for every stream with a state that is not finite."""
     finite = jnp.all(jnp.isfinite(mems.hidden), axis=(0, 2, 3))
     hidden = jnp.where(finite[None, :, None, None], mems.hidden, 0)  # NaN * 0, masked, is NaN
     return Memory(hidden, jnp.where(finite, mems.filled, 0))
-
-
-def _keep_except_schedule(keep, new, old):
-    """``keep`` for every leaf of an optimizer's state except the schedule's step count."""
-    is_count = lambda node: isinstance(node, optax.ScaleByScheduleState)
-    choose = lambda after, before: after if is_count(after) else keep(after, before)
-    return jax.tree.map(choose, new, old, is_leaf=is_count)
 
 
 def skip_reason(metrics: Mapping[str, float]) -> str:

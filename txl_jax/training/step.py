@@ -16,7 +16,7 @@ from txl_jax.parallel.ordering import zero_after
 from txl_jax.parallel.shardings import Shardings
 from txl_jax.training.average import update_averages
 from txl_jax.training.loss import Array, batch_loss, denominators, scored_weights
-from txl_jax.training.optimizer import gradient_norm, learning_rate, with_recent_norm
+from txl_jax.training.optimizer import learning_rate, with_recent_norm
 from txl_jax.training.skipping import skip_bad_update
 from txl_jax.training.state import TrainState, dropout_key, state_shardings
 
@@ -33,13 +33,11 @@ def train_step(
 ) -> tuple[TrainState, Metrics]:
     """The state after one update on ``batch``, and the metrics of the step.
 
-    ``seed``: of its dropout, uint32 []; ``None``: the experiment's.
-
-    Metrics, float32 []: ``nll_sum`` (nats) and ``count`` of the scored targets, ``tokens`` that are
-    not padding, ``grad_norm`` before clipping, ``learning_rate``, and those of
-    :func:`skip_bad_update` if the settings may skip an update.
+    ``seed``: of its dropout, uint32 []; ``None``: the experiment's. Metrics, float32 []:
+    ``nll_sum`` (nats) and ``count`` of the scored targets, ``tokens`` that are not padding,
+    ``grad_norm`` before clipping, ``learning_rate``, and those of :func:`skip_bad_update`.
     """
-    tokens, scale = jnp.sum(batch.weights), learning_rate_scale(batch.weights, exp.train)
+    tokens, scale = jnp.sum(batch.weights), _learning_rate_scale(batch.weights, exp.train)
     batch = batch.replace(weights=scored_weights(batch.weights, exp.loss))
     key = dropout_key(exp.seed if seed is None else seed, state.step)
     gradient, nll_sum, mems = accumulate_gradient(state, batch, exp, model, key)
@@ -47,7 +45,7 @@ def train_step(
         "nll_sum": nll_sum,
         "count": jnp.sum(batch.weights),
         "tokens": tokens,
-        "grad_norm": gradient_norm(gradient),
+        "grad_norm": optax.tree.norm(gradient),
         "learning_rate": learning_rate(exp)(state.step) * scale,
     }
     optimizer = with_recent_norm(optimizer, exp.train)
@@ -68,8 +66,8 @@ def accumulate_gradient(
     """The gradient of a batch's loss, the sum of its nll in nats, and the memory after it.
 
     Accumulated over ``train.micro_batches`` parts of the batch, each with its own rows of memory.
-    Row b goes to part b % ``micro_batches``, so that every device holds rows of every part. The
-    batch has the weights of scored targets; ``key`` is the step's dropout key.
+    Row b goes to part b % ``micro_batches``, so that every device holds rows of every part.
+    ``batch`` has the weights of scored targets; ``key``: for dropout.
     """
     parts = exp.train.micro_batches
     gradient_of = jax.grad(batch_loss, has_aux=True)
@@ -77,18 +75,16 @@ def accumulate_gradient(
     padded = text_may_follow_padding(exp.train)
     terms = (exp.loss, denominators(batch.weights), padded, distil_weight)
 
-    def one_part(batch, mems, key):
+    if parts == 1:
+        mems = state.mems
         gradient, (nll_sum, mems) = gradient_of(state.params, model, batch, mems, key, *terms)
-        return (gradient, nll_sum), mems
+        return gradient, nll_sum, mems
 
     def add_part(total, part):
-        index, part_batch, part_mems = part
-        new, mems = one_part(part_batch, part_mems, jax.random.fold_in(key, index))
-        return jax.tree.map(jnp.add, total, new), mems
-
-    if parts == 1:
-        (gradient, nll_sum), mems = one_part(batch, state.mems, key)
-        return gradient, nll_sum, mems
+        index, batch, mems = part
+        part_key = jax.random.fold_in(key, index)
+        gradient, (nll_sum, mems) = gradient_of(state.params, model, batch, mems, part_key, *terms)
+        return jax.tree.map(jnp.add, total, (gradient, nll_sum)), mems
 
     zero = (jax.tree.map(jnp.zeros_like, state.params), jnp.zeros(()))
     split = lambda tree, axis: jax.tree.map(lambda x: _split_rows(x, parts, axis), tree)
@@ -103,12 +99,11 @@ def text_may_follow_padding(t: TrainConfig) -> bool:
     return t.seg_len_std > 0 or t.epoch_memory == "carry"
 
 
-def learning_rate_scale(weights: Array, t: TrainConfig) -> jax.Array | float:
+def _learning_rate_scale(weights: Array, t: TrainConfig) -> jax.Array | float:
     """The factor of the learning rate: 1; with drawn lengths, the segment's length over T.
 
-    A short segment is a small sample of the text. At the full rate its tokens would count for more
-    than others (Merity et al. 2018, variable length backpropagation). ``weights``: [B,T], before
-    :func:`scored_weights`.
+    At the full rate the few tokens of a short segment would count for more than others (Merity et
+    al. 2018, variable length backpropagation). ``weights``: [B,T], before :func:`scored_weights`.
     """
     if not t.seg_len_std:
         return 1.0
@@ -123,9 +118,8 @@ def compiled_step(
     abstract: TrainState,
     text: DeviceText | None = None,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """The jitted :func:`dispatch` with its shardings; the state is donated.
-
-    ``abstract``, ``text``: arrays or their shapes; ``text`` as in :func:`dispatch`.
+    """:func:`dispatch`, jitted and sharded; it donates the state. Of ``abstract`` and ``text`` only
+    shapes count.
     """
     several = exp.train.steps_per_dispatch > 1
     state_sharding, replicated = state_shardings(shardings, abstract), shardings.replicated()
@@ -141,11 +135,10 @@ def compiled_step(
 def dispatch(
     exp: ExperimentConfig, model: TransformerXL, optimizer: optax.GradientTransformation
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """A function that makes ``train.steps_per_dispatch`` updates.
+    """A function that makes S = ``train.steps_per_dispatch`` updates.
 
     It takes a state and a batch; or a state, the batch's places in the text, the text, and
-    optionally the seed of :func:`train_step`. With S > 1 updates a call, batch or places and the
-    metrics have a leading axis S.
+    optionally the seed of :func:`train_step`. With S > 1, inputs and metrics have an axis S first.
     """
 
     def updates(state, inputs, text: DeviceText | None = None, seed=None):

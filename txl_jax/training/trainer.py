@@ -6,6 +6,7 @@ Metrics are read one dispatch late, so that the device does not wait for the hos
 import collections
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,7 +21,6 @@ from txl_jax.data.batch import Batch
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import training_batch, training_feed
 from txl_jax.data.on_device import BatchPosition, DeviceText, device_text, training_position
-from txl_jax.data.sentences import TrainingStreams
 from txl_jax.evaluation.evaluator import Score
 from txl_jax.model.kernels.parity import require_parity
 from txl_jax.parallel import processes
@@ -32,7 +32,7 @@ from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.run_log import RunLog
 from txl_jax.training.saving import CheckpointSaver
 from txl_jax.training.setup import TrainSetup, build_setup, training_streams
-from txl_jax.training.skipping import SkipPolicy, check_finite, skip_reason
+from txl_jax.training.skipping import check_finite, check_skips, skip_reason
 from txl_jax.training.state import TrainState
 from txl_jax.training.step import Metrics, compiled_step
 
@@ -63,7 +63,9 @@ def train(exp: ExperimentConfig, corpus: Corpus, workdir: str, guard: Preemption
     """
     setup = build_setup(exp, corpus)
     with open_trainer(exp, corpus, workdir, guard, setup) as (trainer, state):
-        return trainer.fit(state)
+        step = int(state.step)
+        (outcome,) = run_steps([trainer], state, step, trainer.program, lambda: trainer.feed(step))
+        return outcome
 
 
 @contextlib.contextmanager
@@ -73,7 +75,6 @@ def open_trainer(
     workdir: str,
     guard: PreemptionGuard,
     setup: TrainSetup,
-    *,
     last_step: int | None = None,
     label: str = "",
     goodput: GoodputTimer | None = None,
@@ -86,19 +87,18 @@ def open_trainer(
         saver = CheckpointSaver(checkpoints, exp)
         restored = saver.restore(setup, last_step)
         if restored is None:
-            meta: Mapping[str, Any] = {}
+            meta: dict[str, Any] = {}
             state = setup.initial_state(exp)
             state = load_initial_params(state, exp, corpus.vocab, workdir, setup.shardings)
         else:
             state, meta = restored
-        validated = meta.get("evaluated", True)
         with RunLog(
             workdir,
             total_steps=exp.train.steps,
             unit=corpus.vocab.unit,
             resume_step=int(state.step),
             window=meta.get("window"),
-            rewritten=None if validated else "valid",
+            rewritten=None if meta.get("evaluated", True) else "valid",
             writes=processes.is_process_zero(),
             tolerate_errors=exp.checkpoint.tolerate_save_errors,
             label=label,
@@ -113,7 +113,10 @@ def open_trainer(
 
 
 class Trainer:
-    """Trains one run, and remembers what goes from one step to the next."""
+    """Trains one run, and remembers what goes from one step to the next.
+
+    ``meta``: of the checkpoint. ``validated``: whether the last validation that was due is done.
+    """
 
     def __init__(
         self,
@@ -127,29 +130,26 @@ class Trainer:
     ):
         self.exp, self.corpus, self.setup = exp, corpus, setup
         self.saver, self.log, self.guard = saver, log, guard
-        self.streams: TrainingStreams = training_streams(exp, corpus)
+        self.streams = training_streams(exp, corpus)
         self.text: DeviceText | None = None
+        self.validated: bool = meta.get("evaluated", True)
+        self._skipped_in_a_row: int = meta.get("skipped_in_a_row", 0)
         self._pending: collections.deque[tuple[int, Metrics]] = collections.deque()
-        self._skips = SkipPolicy(exp.train, meta.get("skipped_in_a_row", 0))
-        self._validated = meta.get("evaluated", True)  # whether the last due validation was done
 
-    def fit(self, state: TrainState) -> Outcome:
-        """Trains from a state to the last step, or until the guard asks to stop."""
-        step, program = int(state.step), None
-        if step < self.exp.train.steps:
-            self.load_text()
-            if not self.guard.requested():
-                program = self._compiled_program()
-        shardings, several = self.setup.shardings, self.exp.train.steps_per_dispatch > 1
-        sharding = shardings.rows(several) if self.text is None else shardings.replicated()
-        (outcome,) = run_steps([self], state, step, program, self.feed(step, sharding))
-        return outcome
-
-    def _compiled_program(self) -> Program:
-        s, text = self.setup, () if self.text is None else (self.text,)
-        jitted = compiled_step(self.exp, s.model, s.optimizer, s.shardings, s.abstract, self.text)
-        compiled = self.compile(jitted, s.abstract, self.input_shapes(), *text)
-        return lambda state, inputs: compiled(state, inputs, *text)
+    def log_start(self, state: TrainState, resumed: bool) -> None:
+        """Prints what is trained, on what, and from where."""
+        exp, corpus, n = self.exp, self.corpus, self.streams.n_segments
+        devices = f"{self.setup.shardings.mesh.size} {jax.default_backend()} device(s)"
+        about = "about " if exp.train.seg_len_std else ""
+        self.log.message(
+            f"{exp.name}: {parameter_count(state.params):,} parameters, {devices}; {corpus.name}:"
+            f" {corpus.info['tokens']['train']:,} training tokens, vocabulary"
+            f" {len(corpus.vocab):,}; an epoch is {about}{n:,} steps"
+        )
+        if resumed:
+            self.log.message(f"resuming at step {int(state.step):,} of {exp.train.steps:,}")
+        elif exp.train.start_from:
+            self.log.message(f"starting from the parameters of {exp.train.start_from}")
 
     def load_text(self) -> None:
         """Places the text on the devices if that is configured, with the soft targets, if any."""
@@ -158,6 +158,13 @@ class Trainer:
         if self.exp.train.text_on_device:
             text = device_text(self.streams, soft)
             self.text = jax.device_put(text, self.setup.shardings.rows())
+
+    def program(self) -> Program:
+        """The compiled dispatch."""
+        s, text = self.setup, () if self.text is None else (self.text,)
+        jitted = compiled_step(self.exp, s.model, s.optimizer, s.shardings, s.abstract, self.text)
+        compiled = self.compile(jitted, s.abstract, self.input_shapes(), *text)
+        return lambda state, inputs: compiled(state, inputs, *text)
 
     def compile(self, jitted: Any, *shapes: Any) -> Callable[..., Any]:
         """A jitted step compiled for these shapes; the time it takes is no training time."""
@@ -178,50 +185,44 @@ class Trainer:
         shape = lambda x: jax.ShapeDtypeStruct((*lead, *rows(x)), x.dtype)
         return jax.tree.map(shape, no_rows)
 
-    def feed(self, step: int, sharding: jax.sharding.Sharding | None) -> Generator[Any, None, None]:
-        """Inputs of every dispatch from a step to the last one, read ahead."""
-        t, read = self.exp.train, self._read_step
-        settings = (t.epoch_memory, t.steps_per_dispatch, sharding, t.reset_every, read)
+    def feed(self, step: int, sharded: bool = True) -> Generator[Any, None, None]:
+        """Inputs of every dispatch from a step to the last one, read ahead.
+
+        ``sharded``: over the devices of the setup, else on the default device.
+        """
+        t, shardings, sharding = self.exp.train, self.setup.shardings, None
+        if sharded and self.text is None:
+            sharding = shardings.rows(t.steps_per_dispatch > 1)
+        elif sharded:
+            sharding = shardings.replicated()
+        settings = (t.epoch_memory, t.steps_per_dispatch, sharding, t.reset_every, self._read_step)
         return training_feed(self.streams, step, t.steps, *settings)
 
     @property
     def _read_step(self) -> Callable[..., Batch | BatchPosition]:
         return training_batch if self.text is None else training_position
 
-    def should_validate(self, step: int) -> bool:
-        """Whether the state after a step is validated."""
+    def step_done(self, step: int, metrics: Metrics, state: Callable[[], TrainState]) -> None:
+        """Logs the dispatch before the one that ended in ``step``; saves its state if that is due.
+
+        ``metrics``: of the dispatch. ``state()``: after it.
+        """
+        self._pending.append((step, metrics))
+        self._flush_metrics(keep=1)
         t = self.exp.train
-        return step == t.steps or (t.eval_every > 0 and step % t.eval_every == 0)
-
-    def should_save(self, step: int) -> bool:
-        """Whether the state after a step is saved."""
-        return self.should_validate(step) or step % self.exp.checkpoint.every == 0
-
-    def complete_validation(self, step: int, state: TrainState) -> None:
-        """Repeats a validation that was stopped before it was done."""
-        if not self._validated:
-            self._validated = self.validate(step, state, replace=True)
-
-    def add_metrics(self, last_step: int, metrics: Metrics) -> None:
-        """Takes the metrics of a dispatch that ends in ``last_step``; logs the one before it."""
-        self._pending.append((last_step, metrics))
-        self.flush_metrics(keep=1)
-
-    def checkpoint(self, step: int, state: TrainState) -> None:
-        """Saves the state after a step, with a validation if one is due."""
-        if self.should_validate(step):
-            self._validated = self.validate(step, state)
-        else:
-            self.save(step, state)
+        if step == t.steps or (t.eval_every > 0 and step % t.eval_every == 0):
+            self.validated = self.validate(step, state())
+        elif step % self.exp.checkpoint.every == 0:
+            self._save(step, state())
 
     def finish(self, step: int, state: TrainState) -> Outcome:
         """Saves the state of a run that was asked to stop, and waits for the disk."""
-        self.flush_metrics()
+        self._flush_metrics()
         if self.guard.requested() and step and step not in self.saver.steps:
-            self.save(step, state)
+            self._save(step, state)
         with self.log.goodput.pause("save"):
-            self.saver.wait()
-        return Outcome(state, finished=step == self.exp.train.steps and self._validated)
+            self.saver.checkpoints.wait()
+        return Outcome(state, finished=step == self.exp.train.steps and self.validated)
 
     def validate(self, step: int, state: TrainState, replace: bool = False) -> bool:
         """Logs the validation loss and saves it with the state; False if asked to stop meanwhile.
@@ -229,14 +230,14 @@ class Trainer:
         In that case the state is saved without a loss. The resumed run validates it again, and
         with ``replace`` it replaces the checkpoint.
         """
-        self.flush_metrics()
+        self._flush_metrics()
         if step == self.exp.train.steps:
             self.log.flush_window(step, epoch=self.streams.epochs(step))
         with self.log.goodput.pause("evaluate"):
             scores = self._scores(step, state)
         if scores is None:
             if not replace:
-                self.save(step, state, validated=False)
+                self._save(step, state, validated=False)
             return False
         losses = {name: score.loss for name, score in scores.items()}
         for value in losses.values():
@@ -247,7 +248,7 @@ class Trainer:
             values |= {f"loss_{name}": loss for name, loss in losses.items()}
         timing = {"seconds": sum(score.seconds for score in scores.values())}
         self.log.record("valid", step, values, timing, epoch=self.streams.epochs(step))
-        self.save(step, state, loss=losses[best], weights=best, replace=replace)
+        self._save(step, state, loss=losses[best], weights=best, replace=replace)
         return True
 
     def _scores(self, step: int, state: TrainState) -> dict[str, Score] | None:
@@ -260,7 +261,7 @@ class Trainer:
             scores[name] = score
         return scores
 
-    def save(
+    def _save(
         self,
         step: int,
         state: TrainState,
@@ -270,18 +271,17 @@ class Trainer:
         weights: str | None = None,
         replace: bool = False,
     ) -> None:
-        """Starts to save a checkpoint of this step, or to ``replace`` it.
+        """Starts to save a checkpoint; ``validated``: False if a validation is due and not done.
 
-        ``validated``: False if a validation is due and was not done; ``loss``: the validation loss.
-        ``weights``: which parameters are the model; ``None``: those that the config names.
+        ``loss``: of validation; ``weights``: the best parameters; ``None``: those of the config.
         """
-        self.flush_metrics()  # raises where a loss or gradient that led to this state is not finite
+        self._flush_metrics()  # raises where a loss or gradient before this state is not finite
         names, use = list(candidates(state, self.exp.average, step)), self.exp.average.use
         meta = {
             "config": self.exp.to_dict(),
             "window": self.log.window,
             "evaluated": validated,
-            "skipped_in_a_row": self._skips.in_a_row,
+            "skipped_in_a_row": self._skipped_in_a_row,
             "weights": weights or (use if use in names else RAW),
             "candidates": names,
         }
@@ -290,71 +290,63 @@ class Trainer:
         with self.log.goodput.pause("save"):
             self.saver.save(step, state, meta, loss, warn, replace=replace, required=required)
 
-    def flush_metrics(self, keep: int = 0) -> None:
+    def _flush_metrics(self, keep: int = 0) -> None:
         """Logs the pending metrics of all but the newest ``keep`` dispatches."""
         t = self.exp.train
         while len(self._pending) > keep:
             last, metrics = self._pending.popleft()
             values = {k: np.atleast_1d(np.asarray(v)) for k, v in metrics.items()}
-            first = last - t.steps_per_dispatch + 1
-            for i, step in enumerate(range(first, last + 1)):
+            for i, step in enumerate(range(last - t.steps_per_dispatch + 1, last + 1)):
                 self._log_step(step, {k: float(v[i]) for k, v in values.items()})
                 if step % t.log_every == 0:
                     self.log.flush_window(step, epoch=self.streams.epochs(step))
 
     def _log_step(self, step: int, metrics: dict[str, float]) -> None:
-        skipped = bool(metrics.get("skipped"))
-        if skipped:
+        most, kept = self.exp.train.max_skipped, self.saver.newest()
+        if metrics.get("skipped"):
+            self._skipped_in_a_row += 1
             self.log.skipped_step(step, skip_reason(metrics), metrics)
-        self._skips.check(step, metrics, self.saver.newest())
-        if not skipped:
+            check_skips(self._skipped_in_a_row, most, step, metrics, kept)
+        else:
+            self._skipped_in_a_row = 0
+            check_finite("training loss", metrics["nll_sum"], step, kept)
+            check_finite("gradient norm", metrics["grad_norm"], step, kept)
             self.log.train_step(step, metrics)
-
-    def log_start(self, state: TrainState, resumed: bool) -> None:
-        """Prints what is trained, on what, and from where."""
-        exp, corpus, n = self.exp, self.corpus, self.streams.n_segments
-        devices = f"{self.setup.shardings.mesh.size} {jax.default_backend()} device(s)"
-        about = "about " if exp.train.seg_len_std else ""
-        self.log.message(
-            f"{exp.name}: {parameter_count(state.params):,} parameters, {devices}; {corpus.name}:"
-            f" {corpus.info['tokens']['train']:,} training tokens, vocabulary"
-            f" {len(corpus.vocab):,}; an epoch is {about}{n:,} steps"
-        )
-        if resumed:
-            self.log.message(f"resuming at step {int(state.step):,} of {exp.train.steps:,}")
-        elif exp.train.start_from:
-            self.log.message(f"starting from the parameters of {exp.train.start_from}")
 
 
 def run_steps(
     trainers: Sequence[Trainer],
     state: Any,
     step: int,
-    program: Program | None,
-    feed: Generator[Any, None, None],
+    make_program: Callable[[], Program],
+    make_feed: Callable[[], Generator[Any, None, None]],
     select: Callable[[Any, int], Any] = lambda tree, _: tree,
 ) -> list[Outcome]:
-    """Runs the program over the feed, until the guard asks to stop; the outcome of each trainer.
+    """Trains to the last step, or until the guard asks to stop; the outcome of each trainer.
 
     Args:
       trainers: one; or one for each seed that the program trains.
       state, step: of all trainers; the state is donated.
-      program: takes a state and the inputs of a dispatch, gives the next state and metrics;
-        ``None``: no step is left, or training was asked to stop.
-      feed: inputs; closed at the end.
+      make_program: compiles what takes a state and the inputs of a dispatch, and gives the next
+        state and metrics; called if there is a step to do.
+      make_feed: the inputs, closed at the end; called once the text is loaded.
       select: gives the part of a state or of metrics that belongs to the trainer of a number.
     """
-    first = trainers[0]
+    first, program = trainers[0], None
+    if step < first.exp.train.steps:
+        first.load_text()
+        for trainer in trainers:
+            trainer.text = first.text
+        program = None if first.guard.requested() else make_program()
     for i, trainer in enumerate(trainers):
-        trainer.complete_validation(step, select(state, i))
-    with contextlib.closing(feed):
+        if not trainer.validated:  # it was stopped before it was done
+            trainer.validated = trainer.validate(step, select(state, i), replace=True)
+    with contextlib.closing(make_feed()) as feed:
         for inputs in first.log.goodput.waiting(feed):
             if program is None or first.guard.requested():
                 break
             state, metrics = program(state, inputs)
             step += first.exp.train.steps_per_dispatch
             for i, trainer in enumerate(trainers):
-                trainer.add_metrics(step, select(metrics, i))
-                if trainer.should_save(step):
-                    trainer.checkpoint(step, select(state, i))
+                trainer.step_done(step, select(metrics, i), functools.partial(select, state, i))
     return [trainer.finish(step, select(state, i)) for i, trainer in enumerate(trainers)]
