@@ -1,10 +1,5 @@
 """Converts models of other programs, and exports this project's own.
 
-arguments.py                                what the formats share
-pytorch.py  tensorflow.py  huggingface.py   arguments and tensors of one program
-files.py                                    tensors and vocabularies from files
-conversion.py  __main__.py                  complete models, and the command
-
 Example:
   >>> from txl_jax import convert
   >>> shape = {"n_token": 11, "n_layer": 2, "n_head": 2, "d_model": 8, "d_head": 4, "d_inner": 16}

@@ -91,16 +91,10 @@ def main(argv: list[str]) -> int:
 def _convert(flags: argparse.Namespace, overrides: dict[str, str]) -> int:
     workdir = os.path.abspath(flags.workdir)
     log_library_errors(workdir)
-    request = Request(
-        source=flags.source,
-        workdir=workdir,
-        format=flags.format,
-        args=read_json(flags.args) if flags.args else None,
-        vocab=flags.vocab,
-        data={"name": flags.corpus, "path": flags.path} if flags.corpus else None,
-        overrides=overrides,
-    )
-    model = to_workdir(request)
+    args = read_json(flags.args) if flags.args else None
+    data = {"name": flags.corpus, "path": flags.path} if flags.corpus else None
+    source = {"source": flags.source, "format": flags.format, "args": args, "vocab": flags.vocab}
+    model = to_workdir(Request(workdir=workdir, data=data, overrides=overrides, **source))
     shape = f"{model.n_layer} layers, d_model {model.d_model}, {model.vocab_size} symbols"
     print(f"{flags.workdir}: {model.attention} attention, {shape}; to score it:")
     print(f"  python -m txl_jax.main --mode=evaluate --workdir={flags.workdir}")

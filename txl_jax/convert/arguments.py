@@ -18,17 +18,10 @@ SHAPE = ("n_layer", "d_model", "n_head", "d_head", "d_inner")
 def take_settings(
     args: dict[str, Any], what: str, *names: str, size: str = "n_token", **defaults: Any
 ) -> dict[str, Any]:
-    """Takes from ``args`` the settings that every program has, and those with the same name here.
+    """Takes out of ``args`` the settings that every program has, and others by ``names``.
 
-    Args:
-      args: what is taken is removed from it.
-      what: what the names in ``args`` are, for the error.
-      names: other settings to take.
-      size: the name of the vocabulary's size.
-      defaults: other settings to take, with the program's defaults where they differ from ours.
-
-    Raises:
-      ModelFormatError: one of :data:`SHAPE`, or ``size``, is missing.
+    ``defaults`` are others whose defaults differ from ours. ``size`` names the vocabulary's size.
+    Raises ModelFormatError where it or one of :data:`SHAPE` is missing; ``what`` says of what.
     """
     require(args, (size, *SHAPE), what)
     taken = {name: args.pop(name) for name in (*SHAPE, *names, *defaults) if name in args}
@@ -100,14 +93,10 @@ def take_layer(
     prefix: str,
     transposed: bool,
 ) -> dict[str, Any]:
-    """The parameters of a layer that every program has.
+    """Takes the parameters of a layer that every program has.
 
-    Args:
-      tensors: what is taken is removed from it.
-      c: the model.
-      names: of each parameter by its path here, without ``prefix``, that of the layer. Queries,
-        keys and values are one tensor ``qkv``; without memory they are two, ``q`` and ``kv``.
-      transposed: whether kernels are [out, in].
+    ``names``: of each parameter by its path here, without the layer's ``prefix``. ``qkv`` holds
+    queries, keys and values; without memory ``q`` and ``kv`` do. ``transposed``: kernels [out, in].
     """
     d, n, f = c.d_model, c.n_head, c.d_inner
     heads = n * c.d_head

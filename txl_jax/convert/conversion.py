@@ -8,7 +8,7 @@ Everything that can be checked without the tensors is checked before they are re
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 
@@ -20,8 +20,10 @@ from txl_jax.checkpoint.saving import require_empty_folder
 from txl_jax.checkpoint.workdir import describe_corpus, read_json, read_record
 from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB
 from txl_jax.config import CheckpointConfig, ExperimentConfig, TransformerXLConfig, override
-from txl_jax.convert import huggingface, pytorch, tensorflow
 from txl_jax.convert.files import TORCH, is_tensorflow, read, vocab_from_file, vocab_in_folder
+from txl_jax.convert.huggingface import config_from_huggingface, params_from_huggingface
+from txl_jax.convert.pytorch import config_from_pytorch, is_nvidia, params_from_pytorch
+from txl_jax.convert.tensorflow import config_from_tensorflow, is_parameter, params_from_tensorflow
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.vocab import Vocab
 from txl_jax.files import write_json
@@ -29,15 +31,12 @@ from txl_jax.model.footprint import of_parameters
 from txl_jax.parallel.device_memory import check_memory
 
 Format = Literal["pytorch", "nvidia", "huggingface", "tensorflow", "txl_jax"]
-
 WT103_SYMBOLS = 267_735
 """The vocabulary size of WikiText-103, with ``<eos>``."""
-
 HUGGINGFACE_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
-@dataclasses.dataclass(frozen=True)
-class Program:
+class Program(NamedTuple):
     """How a program's models are converted; ``mem_len``: M if the arguments do not give it."""
 
     config: Callable[[Mapping[str, Any]], TransformerXLConfig]
@@ -46,19 +45,12 @@ class Program:
     mem_len: int = 128
 
 
-PROGRAMS: dict[str, Program] = {
-    "pytorch": Program(pytorch.config_from_pytorch, pytorch.params_from_pytorch, "empty"),
-    "nvidia": Program(
-        lambda args: pytorch.config_from_pytorch({**args, "impl": "nvidia"}),
-        pytorch.params_from_pytorch,
-        "empty",
-    ),
-    "huggingface": Program(
-        huggingface.config_from_huggingface, huggingface.params_from_huggingface, "zeros", 1600
-    ),
-    "tensorflow": Program(
-        tensorflow.config_from_tensorflow, tensorflow.params_from_tensorflow, "zeros"
-    ),
+config_from_nvidia = lambda args: config_from_pytorch({**args, "impl": "nvidia"})
+PROGRAMS = {
+    "pytorch": Program(config_from_pytorch, params_from_pytorch, "empty"),
+    "nvidia": Program(config_from_nvidia, params_from_pytorch, "empty"),
+    "huggingface": Program(config_from_huggingface, params_from_huggingface, "zeros", 1600),
+    "tensorflow": Program(config_from_tensorflow, params_from_tensorflow, "zeros"),
 }
 
 
@@ -67,8 +59,8 @@ class Request:
     """What to convert, and where to write it.
 
     Attributes:
-      source: a file with tensors, a TF checkpoint's prefix, a Hugging Face folder, or a folder
-        that :func:`~txl_jax.checkpoint.saving.export` wrote.
+      source: a file with tensors, a TF checkpoint's prefix, a folder of Hugging Face's or an
+        exported one.
       workdir: new or empty.
       format: the program that wrote the source; ``None``: see :func:`detect`.
       args: arguments of the program's constructor; they override those in the source. ``tgt_len``,
@@ -113,18 +105,23 @@ def to_workdir(request: Request) -> TransformerXLConfig:
         data = {k: v for k, v in r.overrides.items() if k.startswith("data.")}
         exp = override(ExperimentConfig.from_dict({"data": r.data}), data)
         corpus = corpus_from_config(exp.data)
+    vocab_file = r.vocab or (vocab_in_folder(r.source) if name == "huggingface" else None)
     if corpus and r.vocab is None:
         vocab = corpus.vocab
-    elif r.vocab is not None or not complete:
-        vocab = _vocab(r, name)
+    elif vocab_file is not None:
+        vocab = vocab_from_file(vocab_file)
+    elif not complete:
+        raise ModelFormatError(
+            f"{r.source}: has no vocabulary that can be read; name a file or a corpus"
+        )
     if args is not None:
         _experiment(r, program, args, vocab)  # raises what can be known before the tensors are read
-    stored = read(_tensor_file(r.source, name), wanted=tensorflow.is_parameter)
+    stored = read(_tensor_file(r.source, name), wanted=is_parameter)
     if args is None:
         if stored.args is None:
             raise ModelFormatError(f"{r.source}: has no model_config; give args, the constructor's")
         args = {**stored.args, **(r.args or {})}
-    if name == "pytorch" and "impl" not in args and pytorch.is_nvidia(stored.tensors):
+    if name == "pytorch" and "impl" not in args and is_nvidia(stored.tensors):
         raise ModelFormatError(f"{r.source}: has the names of NVIDIA's program: format nvidia")
     if vocab is None:
         if stored.symbols is None:
@@ -132,8 +129,8 @@ def to_workdir(request: Request) -> TransformerXLConfig:
         vocab = Vocab.from_symbols(stored.symbols)
     exp = _experiment(r, program, args, vocab)
     params = program.params(stored.tensors, exp.model)
-    described = describe_corpus(corpus) if corpus else {}
-    _write(r.workdir, name, exp, vocab, params, described, stored.step)
+    origin = {"format": name, "step": stored.step}
+    _write(r.workdir, exp, vocab, params, describe_corpus(corpus) if corpus else {}, origin)
     return exp.model
 
 
@@ -160,15 +157,6 @@ def _constructor_args(r: Request, name: str) -> dict[str, Any]:
     return dict(r.args)
 
 
-def _vocab(r: Request, name: str) -> Vocab:
-    path = r.vocab or (vocab_in_folder(r.source) if name == "huggingface" else None)
-    if path is None:
-        raise ModelFormatError(
-            f"{r.source}: has no vocabulary that can be read; name a file or a corpus"
-        )
-    return vocab_from_file(path)
-
-
 def _tensor_file(source: str, name: str) -> str:
     if name != "huggingface" or not os.path.isdir(source):
         return source
@@ -187,9 +175,8 @@ def _experiment(
         raise ModelFormatError(
             f"the vocabulary has {len(vocab)} symbols, and the model has {model.vocab_size}"
         )
-    mem_len = 0 if model.memory_free else args.get("mem_len")
-    if mem_len is None:
-        mem_len = program.mem_len
+    given = args.get("mem_len")
+    mem_len = 0 if model.memory_free else program.mem_len if given is None else given
     lengths = {"seg_len": args.get("tgt_len") or 128, "mem_len": mem_len}
     lengths["context_len"] = args.get("ext_len") or 0
     scored = {**lengths, "first_memory": program.first_memory if mem_len else "empty"}
@@ -230,24 +217,19 @@ def _exported_to_workdir(r: Request) -> TransformerXLConfig:
         exp = ExperimentConfig.from_dict({**exp.to_dict(), "data": r.data})
     exp = override(exp, r.overrides)
     described = read_record(r.source).get("corpus", {})
-    _write(r.workdir, "txl_jax", exp, trained.vocab, trained.params, described, trained.step)
+    origin = {"format": "txl_jax", "step": trained.step}
+    _write(r.workdir, exp, trained.vocab, trained.params, described, origin)
     return exp.model
 
 
 def _write(
-    workdir: str,
-    name: str,
-    exp: ExperimentConfig,
-    vocab: Vocab,
-    params: dict[str, Any],
-    described: Mapping[str, Any],
-    step: int,
+    workdir: str, exp: ExperimentConfig, vocab: Vocab, params: Any, described: Any, origin: Any
 ) -> None:
     """Writes the workdir, ``config.json`` last: without it a folder is no workdir."""
     with Checkpoints(workdir, CheckpointConfig()) as checkpoints:
         on_device = jax.tree.map(jax.numpy.asarray, params)
-        checkpoints.save_params(step, on_device, {"config": exp.to_dict()})
+        checkpoints.save_params(origin["step"], on_device, {"config": exp.to_dict()})
     write_json(os.path.join(workdir, VOCAB), vocab.to_json())
-    origin = {**provenance(), "converted": {"format": name, "step": step}}
-    record = {**exp.to_dict(), "corpus": described, "provenance": origin}
+    made = {**provenance(), "converted": origin}
+    record = {**exp.to_dict(), "corpus": described, "provenance": made}
     write_json(os.path.join(workdir, CONFIG), record)

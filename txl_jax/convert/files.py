@@ -6,11 +6,10 @@ a TF checkpoint      tensorflow (optional); named by its prefix, ``model.ckpt-0`
 """
 
 import argparse
-import dataclasses
 import json
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,16 +18,13 @@ from txl_jax.checkpoint.tensors import read_safetensors
 from txl_jax.data.vocab import Vocab
 
 TORCH = (".pt", ".pth", ".bin")
-
 NESTED = ("model_state", "state_dict", "model_state_dict", "model")
 """Keys of the tensors in a checkpoint that holds more; the first is NVIDIA's."""
-
 VOCABULARIES = ("vocab.json", "vocab.txt", "vocab.bin")
 """Files of a folder that may hold its vocabulary, in order of preference."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):
     """A model's tensors, and its constructor's arguments, symbols and step if the file has them."""
 
     tensors: dict[str, np.ndarray]
@@ -42,11 +38,9 @@ class Attributes:
 
 
 def read(path: str, wanted: Callable[[str], bool] = lambda name: True) -> Stored:
-    """Reads a file; its ending names the format.
+    """Reads a file, whose ending names its format, or a TF checkpoint by its prefix or folder.
 
-    Args:
-      path: a file, or the prefix (or folder) of a TF checkpoint.
-      wanted: which variables of a TF checkpoint to read; those of the optimizer are not needed.
+    ``wanted``: which variables of a TF checkpoint to read; those of the optimizer are not needed.
 
     Raises:
       ModelFormatError: the file does not exist, is damaged, has another format or holds pickled
@@ -87,11 +81,7 @@ def _read_tensorflow(path: str, wanted: Callable[[str], bool]) -> dict[str, np.n
 
 
 def load_torch(path: str) -> Any:
-    """The content of a torch file with ``weights_only``; NVIDIA's ``Vocab`` as :class:`Attributes`.
-
-    Raises:
-      ModelFormatError: torch is not installed, or the file holds other objects.
-    """
+    """The content of a torch file; raises ModelFormatError for more than tensors and plain data."""
     try:
         import torch
     except ImportError as error:
@@ -125,12 +115,9 @@ def stored(loaded: Any, path: str) -> Stored:
         )
     arrays = {name.removeprefix("module."): _array(value) for name, value in tensors.items()}
     config, step = content.get("model_config"), content.get("train_step")
-    return Stored(
-        arrays,
-        dict(config) if isinstance(config, Mapping) else None,
-        symbols_of(content.get("vocab")),
-        step if isinstance(step, int) else 0,
-    )
+    args = dict(config) if isinstance(config, Mapping) else None
+    step = step if isinstance(step, int) else 0
+    return Stored(arrays, args, symbols_of(content.get("vocab")), step)
 
 
 def symbols_of(vocab: Any) -> list[str] | None:
@@ -149,10 +136,9 @@ def _array(tensor: Any) -> np.ndarray:
 def vocab_from_file(path: str) -> Vocab:
     """The vocabulary in a file.
 
-    A text file has one symbol on each line, in id order; only the first field of a line counts, as
-    in the published One Billion Word list. JSON is this project's ``vocab.json``, a list of
-    symbols, or a mapping of symbols to ids. A torch file (Hugging Face's ``vocab.bin``) is a
-    mapping with ``idx2sym``.
+    A text file has a symbol a line in the order of ids, in the line's first field, as the published
+    One Billion Word list. JSON is this project's ``vocab.json``, a list of symbols, or a mapping of
+    symbols to ids. A torch file (Hugging Face's ``vocab.bin``) is a mapping with ``idx2sym``.
 
     Raises:
       ModelFormatError: it cannot be read in the format that its ending names.
@@ -175,9 +161,17 @@ def vocab_from_file(path: str) -> Vocab:
             content = json.load(file) if path.endswith(".json") else list(file)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ModelFormatError(f"vocabulary {path}: cannot be read ({error})") from error
-    if path.endswith(".json"):
-        return _from_json(content, path)
-    return Vocab.from_symbols([_symbol(line) for line in content])
+    if not path.endswith(".json"):
+        return Vocab.from_symbols([_symbol(line) for line in content])
+    if isinstance(content, dict) and set(content) == {"kind", "symbols"}:
+        return Vocab.from_json(content)
+    if isinstance(content, dict):
+        if sorted(content.values(), key=str) != sorted(range(len(content)), key=str):
+            raise ModelFormatError(f"vocabulary {path}: its ids are not 0 to {len(content) - 1}")
+        content = sorted(content, key=content.__getitem__)
+    if not isinstance(content, list) or not all(isinstance(s, str) for s in content):
+        raise ModelFormatError(f"vocabulary {path}: must be a list of symbols, or symbols with ids")
+    return Vocab.from_symbols(content)
 
 
 def vocab_in_folder(folder: str) -> str | None:
@@ -189,15 +183,3 @@ def vocab_in_folder(folder: str) -> str | None:
 def _symbol(line: str) -> str:
     text = line.removesuffix("\n").removesuffix("\r")
     return text if len(text) <= 1 else text.split()[0] if text.split() else text
-
-
-def _from_json(content: Any, path: str) -> Vocab:
-    if isinstance(content, dict) and set(content) == {"kind", "symbols"}:
-        return Vocab.from_json(content)
-    if isinstance(content, dict):
-        if sorted(content.values(), key=str) != sorted(range(len(content)), key=str):
-            raise ModelFormatError(f"vocabulary {path}: its ids are not 0 to {len(content) - 1}")
-        content = sorted(content, key=content.__getitem__)
-    if not isinstance(content, list) or not all(isinstance(s, str) for s in content):
-        raise ModelFormatError(f"vocabulary {path}: must be a list of symbols, or symbols with ids")
-    return Vocab.from_symbols(content)

@@ -23,9 +23,8 @@ from txl_jax.convert.pytorch import params_from_pytorch
 def config_from_huggingface(config: Mapping[str, Any]) -> TransformerXLConfig:
     """The configuration of the model that ``config.json`` describes.
 
-    Args:
-      config: keys of ``TransfoXLConfig``; the library's own keys are ignored. ``tie_projs``, or
-        else ``proj_share_all_but_first``, says which projections are tied.
+    ``config``: keys of ``TransfoXLConfig``; the library's own keys are ignored. ``tie_projs``, or
+    else ``proj_share_all_but_first``, says which projections are tied.
 
     Raises:
       ModelFormatError: a key is missing or its value is not supported.

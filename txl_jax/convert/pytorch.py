@@ -16,9 +16,7 @@ of a layer's tensors. Other differences:
                                                         column -i of the head, here cutoffs[0]+i-1
 
 With ``div_val`` 1 there is one embedding, and only output projections are per cluster. NVIDIA's
-names: ``crit.out_layers_biases.i``, untied ``crit.out_layers_weights.i``, and
-``crit.shared_out_projs.i`` as a second name of the embedding's projections. A model trained with a
-sampled softmax has ``out_layer`` in place of ``crit``.
+``crit.shared_out_projs.i`` is a second name of the embedding's projections.
 """
 
 from collections.abc import Mapping
@@ -51,13 +49,10 @@ LAYER = {
 
 SAME_LENGTH: dict[str, Window] = {"kimiyoung": "pytorch", "nvidia": "tf"}
 """``same_length=True`` in each code base: NVIDIA's lets a query attend to one key more."""
-
 ATTENTION: tuple[AttentionForm, ...] = ("relative", "shaw", "absolute", "absolute_per_layer")
 """The names here of the original's ``attn_type`` 0 to 3."""
-
 LENGTHS = ("tgt_len", "ext_len", "mem_len")
 """Their sum is the number of rows in the position table of ``shaw`` and ``absolute_per_layer``."""
-
 IGNORED = ("adapt_inp", "dtype")
 """Arguments that do not affect parameters; the second is NVIDIA's."""
 
@@ -107,8 +102,7 @@ def params_from_pytorch(
     """The parameters of ``TransformerXL(cfg)`` from a state of the original, float32 numpy arrays.
 
     Args:
-      state_dict: arrays by the names of the authors' or of NVIDIA's code; gradients by these names
-        are converted in the same way.
+      state_dict: arrays by the authors' or NVIDIA's names; gradients are converted likewise.
       cfg: from :func:`config_from_pytorch`.
 
     Raises:

@@ -46,7 +46,6 @@ LAYER = {
 
 IGNORED = ("tgt_len", "mem_len", "tie_weight", "use_tpu", "init", "init_range", "dataset")
 """Flags that do not affect parameters; weights are tied whatever ``tie_weight`` is."""
-
 SCOPE = "transformer/"
 SLOTS = ("Adam", "Adam_1", "ExponentialMovingAverage")
 """The last parts of the names of an optimizer's variables."""
@@ -56,9 +55,8 @@ def config_from_tensorflow(args: Mapping[str, Any]) -> TransformerXLConfig:
     """The configuration of the model that ``train.py`` or ``train_gpu.py`` builds from its flags.
 
     Args:
-      args: the flags by name, with ``n_token`` and ``cutoffs``. These may also be given as in
-        ``corpus-info.json``: as ``vocab_size``, and as a list that begins with 0 and ends with V.
-        Other flags have TF's defaults; ``d_embed`` is ``d_model`` by default.
+      args: the flags by name, with ``n_token`` and ``cutoffs``; or as in ``corpus-info.json`` with
+        ``vocab_size``, and ``cutoffs`` that begin with 0 and end with V. Others have TF's defaults.
 
     Raises:
       ModelFormatError: a flag is missing, unknown, or out of range.
