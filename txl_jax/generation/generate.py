@@ -17,19 +17,15 @@ from txl_jax.model.inputs import check_array
 from txl_jax.model.memory import Cache, Memory
 from txl_jax.model.transformer_xl import TransformerXL
 
-_PREFILL = 128
-"""Tokens of a prompt per call of the model."""
-_PER_DISPATCH = 64
-"""Sampled tokens per dispatch to the device."""
+_PREFILL = 128  # tokens of a prompt per call of the model
+_PER_DISPATCH = 64  # sampled tokens per dispatch to the device
 
 
 class TokenChunk(NamedTuple):
     """The next n tokens of each row, and their nats at temperature 1 with nothing masked."""
 
-    tokens: np.ndarray
-    """int32 [B,n]"""
-    nll: np.ndarray
-    """float32 [B,n]"""
+    tokens: np.ndarray  # int32 [B,n]
+    nll: np.ndarray  # float32 [B,n]
 
 
 class LastTokens(flax.struct.PyTreeNode):
@@ -40,16 +36,19 @@ class LastTokens(flax.struct.PyTreeNode):
 
 
 class DecodeState(flax.struct.PyTreeNode):
-    """What one sampled token needs of the tokens before it."""
+    """What one sampled token needs of the tokens before it.
+
+    Attributes:
+      token: the newest token, int32 [B].
+      past: the tokens before it: projected memory, or for a form without memory the tokens.
+      seen: bool [B,V], the tokens in the text; ``None`` without a repetition penalty.
+      grammar_state: int32 [B]; ``None`` without a grammar.
+    """
 
     token: jax.Array
-    """The newest token, int32 [B]."""
     past: Cache | LastTokens
-    """The tokens before it: projected memory, or for a form without memory the tokens."""
     seen: jax.Array | None
-    """bool [B,V], the tokens in the text; ``None`` without a repetition penalty."""
     grammar_state: jax.Array | None
-    """int32 [B]; ``None`` without a grammar."""
 
 
 def generate(
@@ -68,8 +67,7 @@ def generate(
     (``absolute_per_layer``: on no more than its table has).
 
     Args:
-      cfg: the model's shape.
-      params: its parameters.
+      cfg, params: the model's shape and parameters.
       prompts: B arrays of token ids, each of at least one token; lengths may differ.
       c: length, memory M, sampling, seed.
       grammar: the tokens that may follow; ``None``: any.
@@ -80,14 +78,20 @@ def generate(
       ValueError: a prompt is empty or no array of integers [n], or has a token that is not in the
         vocabulary.
     """
-    _check(prompts, cfg.vocab_size or 0)
+    vocab_size = cfg.vocab_size or 0
+    for row, prompt in enumerate(prompts):
+        if len(prompt) == 0:
+            raise ValueError(f"prompt {row} is empty: it needs at least one token to continue")
+        check_array(f"prompt {row}", prompt, "integers", ("n",))
+        if np.min(prompt) < 0 or np.max(prompt) >= vocab_size:
+            raise ValueError(f"prompt {row} has a token outside the {vocab_size} of the vocabulary")
     if not cfg.memory_free:
         cfg = dataclasses.replace(cfg, same_length=cfg.same_length or "pytorch")
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     programs = _programs(cfg, GenerateConfig(**{name: getattr(c, name) for name in names}))
     state = _first_state(programs, cfg, params, prompts, c, grammar)
 
-    numbers = jnp.asarray(samples if samples is not None else [0] * len(prompts))
+    numbers = jnp.asarray([0] * len(prompts) if samples is None else samples)
     row_keys = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(c.seed)))(numbers)
     position_keys = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (None, 0))
     n = min(_PER_DISPATCH, c.length)  # also of the last chunk, so that it needs no compilation
@@ -111,11 +115,9 @@ def _programs(cfg: TransformerXLConfig, c: GenerateConfig) -> _Programs:
     model = TransformerXL(cfg)
     step: Callable = _step_without_memory if cfg.memory_free else _step_with_memory
     extend = functools.partial(_extend, functools.partial(step, model), c)
-    return _Programs(
-        jax.jit(extend, donate_argnums=(1,)),
-        jax.jit(functools.partial(_read, model)),
-        jax.jit(functools.partial(model.apply, seg_len=1, method="init_cache")),
-    )
+    read = functools.partial(_read, model)
+    project = functools.partial(model.apply, seg_len=1, method="init_cache")
+    return _Programs(jax.jit(extend, donate_argnums=(1,)), jax.jit(read), jax.jit(project))
 
 
 def _first_state(
@@ -137,14 +139,12 @@ def _first_state(
         past = cast(Cache, programs.project({"params": params}, mems))
     seen = grammar_state = None
     if c.repetition_penalty > 1:
-        seen = np.zeros((len(prompts), cfg.vocab_size or 0), bool)
-        for row, prompt in enumerate(prompts):
-            seen[row, prompt] = True
+        words = np.arange(cfg.vocab_size or 0)
+        seen = np.stack([np.isin(words, prompt) for prompt in prompts])
     if grammar is not None:
         grammar_state = np.array([grammar.state_after(prompt) for prompt in prompts], np.int32)
     token = np.array([p[-1] for p in prompts], np.int32)
-    arrays = jax.tree.map(jnp.asarray, (token, past, seen, grammar_state))
-    return DecodeState(*arrays)
+    return DecodeState(*jax.tree.map(jnp.asarray, (token, past, seen, grammar_state)))
 
 
 def _extend(step: Callable, c: GenerateConfig, params, state: DecodeState, keys, grammar):
@@ -192,13 +192,11 @@ def _read(model: TransformerXL, params, tokens, lengths, mems: Memory) -> Memory
 
 def _prompt_chunks(prompts: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """All but the last token of each prompt, as right-padded [B,T] chunks and their lengths."""
-    counts = np.array([len(p) - 1 for p in prompts])
-    for start in range(0, int(counts.max()), _PREFILL):
-        lengths = np.clip(counts - start, 0, _PREFILL).astype(np.int32)
-        tokens = np.zeros((len(prompts), _PREFILL), np.int32)
-        for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
-            tokens[row, :length] = prompt[start : start + length]
-        yield tokens, lengths
+    counts = np.array([len(p) - 1 for p in prompts], np.int32)
+    tokens = np.zeros((len(prompts), -(-counts.max() // _PREFILL) * _PREFILL), np.int32)
+    tokens[np.arange(tokens.shape[1]) < counts[:, None]] = np.concatenate([p[:-1] for p in prompts])
+    for start in range(0, tokens.shape[1], _PREFILL):
+        yield tokens[:, start : start + _PREFILL], np.clip(counts - start, 0, _PREFILL)
 
 
 # Without memory: the past is the text itself, which is run again for every token.
@@ -218,17 +216,8 @@ def _step_without_memory(model: TransformerXL, params, token, past: LastTokens):
 
 def _last_tokens(texts: Sequence[np.ndarray], width: int) -> LastTokens:
     """The newest ``width`` tokens of texts, which may be shorter or empty."""
-    tokens = np.zeros((len(texts), width), np.int32)
     filled = np.array([min(len(text), width) for text in texts], np.int32)
-    for row, (text, n) in enumerate(zip(texts, filled, strict=True)):
-        tokens[row, width - n :] = text[len(text) - n :]
+    tokens = np.zeros((len(texts), width), np.int32)
+    newest = [text[len(text) - n :] for text, n in zip(texts, filled, strict=True)]
+    tokens[np.arange(width) >= width - filled[:, None]] = np.concatenate(newest)
     return LastTokens(tokens, filled)
-
-
-def _check(prompts: Sequence[np.ndarray], vocab_size: int) -> None:
-    for row, prompt in enumerate(prompts):
-        if len(prompt) == 0:
-            raise ValueError(f"prompt {row} is empty: it needs at least one token to continue")
-        check_array(f"prompt {row}", prompt, "integers", ("n",))
-        if np.min(prompt) < 0 or np.max(prompt) >= vocab_size:
-            raise ValueError(f"prompt {row} has a token outside the {vocab_size} of the vocabulary")

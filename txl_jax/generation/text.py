@@ -18,14 +18,13 @@ from txl_jax.units import in_unit
 
 
 class Decoder:
-    """Decodes tokens one by one; chunk boundaries do not change the text.
+    """Decodes tokens one by one, after at least one token ``before``.
 
     The results of :meth:`add` and :meth:`flush` joined are ``vocab.decode`` of all tokens, without
     the text of the tokens before. A character that these leave incomplete begins the first result.
     """
 
     def __init__(self, vocab: Vocab, before: Sequence[int]):
-        """``before``: the tokens that the new ones follow; at least one."""
         self._vocab = vocab
         self._last = list(before[-1:])
         self._utf8: codecs.IncrementalDecoder | None = None
@@ -49,9 +48,9 @@ class Decoder:
 class Continuation:
     """One continuation and its text so far.
 
-    It ends with the token that completes a stop text. Of several stop texts, the one that ends
-    first in the text counts, and of two that end at the same character the longer one. So neither
-    the tokens nor the sizes of chunks change the result, and the text never contains a stop text.
+    It ends with the token that completes a stop text. Of several, the one that ends first counts,
+    and of two that end at the same character the longer one. So the text never contains a stop
+    text, and neither tokens nor chunks change it.
 
     Attributes:
       prompt: the text that is continued, without an incomplete character at its end.
@@ -88,14 +87,16 @@ class Continuation:
         return self.text[len(old) :]
 
     def _decode(self, token: int) -> None:
-        """Decodes a token; ends the continuation at a stop text or at its full length."""
         last, before = len(self.nll) >= self.c.length, len(self._decoded)
         self._decoded += self._decoder.add(token)
         if last and not self.c.valid_text:
             self._decoded += self._decoder.flush()
-        stop = _first_stop(self._decoded, before, self.c.stop)
-        if stop is not None:
-            start, self.ended = stop
+        ends = []  # of the stop texts in it: end, start, text
+        for stop in self.c.stop:
+            start = self._decoded.find(stop, max(0, before - len(stop) + 1))
+            ends += [(start + len(stop), start, stop)] if start >= 0 else []
+        if ends:
+            _, start, self.ended = min(ends)
             self._decoded = self._decoded[:start]
         elif last:
             self.ended = "length"
@@ -125,7 +126,6 @@ def continuations(
     """Continues prompts together; yields all continuations, each with the new part of its text.
 
     Each is what it would be alone with the same seed. The ``c.samples`` of a prompt are adjacent.
-    It stops when all continuations have ended.
 
     Raises:
       DataError: a prompt has a symbol that is not in the vocabulary.
@@ -157,13 +157,6 @@ def complete_characters(prompt: str) -> str:
 def printable(text: str) -> str:
     """A text with U+FFFD in place of each byte that is not UTF-8 (``surrogateescape``)."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def _first_stop(text: str, known: int, stops: Sequence[str]) -> tuple[int, str] | None:
-    """The start of the stop text that ends first, after ``known`` characters, and that text."""
-    starts = [(text.find(stop, max(0, known - len(stop) + 1)), stop) for stop in stops]
-    found = [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
-    return min(found)[1:] if found else None
 
 
 def _stop_prefix_length(text: str, stops: Sequence[str]) -> int:

@@ -21,7 +21,16 @@ from txl_jax.records import append
 from txl_jax.units import UNIT_NAMES, format_value, in_unit
 
 TEXT, RECORDS = "sample.txt", "samples.jsonl"
-_RECORDED = ("mem_len", "length", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_RECORDED = [
+    "mem_len",
+    "length",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+]
 
 
 def write_continuations(
@@ -29,9 +38,9 @@ def write_continuations(
 ) -> None:
     """Continues the config's prompts, prints them, and keeps them in the workdir.
 
-    A single continuation is printed as it is generated, many of them when their batch has ended.
-    ``sample.txt`` has what was printed; ``samples.jsonl`` has a line with the settings for every
-    continuation ever generated here. The speed is printed on stderr.
+    A single continuation is printed as it is generated, many when their batch has ended, and the
+    speed on stderr. ``sample.txt`` has what was printed; ``samples.jsonl`` has a line with the
+    settings for every continuation ever generated here.
 
     Raises:
       ConfigError, DataError: a prompt cannot be read or encoded, or the file for JSON lines cannot
@@ -42,8 +51,7 @@ def write_continuations(
     encode_prompts(trained.vocab, prompts)  # raises errors of all prompts before one is printed
     set_stream_errors(sys.stdout, "replace")
     single = len(prompts) == 1 and c.samples == 1 and not quiet
-    texts = []
-    settings = {key: getattr(c, key) for key in (*_RECORDED, "seed")}
+    texts, settings = [], {key: getattr(c, key) for key in _RECORDED}
     with _json_lines(c.json) as file:
         for first in range(0, len(prompts), c.batch_size):
             batch = prompts[first : first + c.batch_size]
@@ -89,23 +97,14 @@ def _continue_batch(
             return None
     if print_text:
         print(_formatted(pending, c), flush=True)
-    _print_speed(rows, time.perf_counter() - start)
+    tokens, seconds = sum(len(row.nll) for row in rows), time.perf_counter() - start
+    if tokens:
+        unit = trained.vocab.unit
+        loss = in_unit(math.fsum(math.fsum(row.nll) for row in rows) / tokens, unit)
+        speed = f"{tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:,.1f} tokens/s"
+        loss_text = f"{format_value(loss, unit)} {UNIT_NAMES[unit]} under the model"
+        print(f"{speed} (compilation included); {loss_text}", file=sys.stderr, flush=True)
     return rows
-
-
-def _print_speed(rows: list[Continuation], seconds: float) -> None:
-    """Prints the number of tokens, the speed, and their loss under the model."""
-    tokens = sum(len(row.nll) for row in rows)
-    if not tokens:
-        return
-    unit = rows[0].vocab.unit
-    loss = math.fsum(math.fsum(row.nll) for row in rows) / tokens
-    print(
-        f"{tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:,.1f} tokens/s (compilation"
-        f" included); {format_value(in_unit(loss, unit), unit)} {UNIT_NAMES[unit]} under the model",
-        file=sys.stderr,
-        flush=True,
-    )
 
 
 def _formatted(text: str, c: GenerateConfig) -> str:
