@@ -6,7 +6,7 @@ d = ``average.ema_decay``:
     swa            (w_{n+1} + .. + w_t) / (t - n)                     once t > n
     ema            e_t = e_{t-1} + (w_t - e_{t-1}) / min(t, 1/(1-d))
 
-The exponential average begins as the plain one, so it has no weight on the initial parameters.
+The exponential average begins as the plain one, without weight on the initial parameters.
 Validation (``average.use``) decides which of them is the model; all are saved.
 """
 
@@ -43,10 +43,7 @@ def candidates(state: TrainState, c: AverageConfig, step: int) -> dict[str, Any]
 
 
 def choose_weights(losses: dict[str, float], c: AverageConfig) -> str:
-    """Which candidate is the model: the best by validation loss, or the one that is named.
-
-    ``raw`` while the named one has not begun.
-    """
+    """The model among candidates: the best, or the one named; ``raw`` if that has not begun."""
     if c.use == "best":
         return min(losses, key=lambda name: losses[name])
     return c.use if c.use in losses else RAW

@@ -11,26 +11,15 @@ from txl_jax.units import Unit, format_value, in_unit
 
 
 class Console:
-    """Prints lines about a run and, on a terminal, a progress bar.
+    """Prints lines about a run, each after its ``label``, or nothing if ``silent``.
 
-    Args:
-      total_steps, step: updates in all, and those done at the start.
-      unit: of losses.
-      label: printed before each line, for one of several runs; these have no bars.
-      progress: True: a bar; False: a line for each training record; ``None``: a bar on terminals.
-      silent: prints nothing, because another process does.
+    ``progress``: True: a bar in place of training records; ``None``: on terminals without a label.
     """
 
     def __init__(
-        self,
-        total_steps: int,
-        step: int,
-        unit: Unit,
-        label: str,
-        progress: bool | None,
-        silent: bool,
+        self, total: int, step: int, unit: Unit, label: str, progress: bool | None, silent: bool
     ):
-        self._total_steps, self._unit, self._silent = total_steps, unit, silent
+        self._total_steps, self._unit, self._silent = total, unit, silent
         self._label = f"{label}  " if label else ""
         # (training seconds, step, tokens so far), at most one entry a second
         self._recent = collections.deque([(0.0, step, 0)], maxlen=30)
@@ -42,7 +31,7 @@ class Console:
 
             form = "step {n_fmt}/{total_fmt} |{bar:20}| {desc}"
             more: dict[str, Any] = {"file": sys.stderr, "dynamic_ncols": True, "bar_format": form}
-            self._bar = tqdm(total=total_steps, initial=step, **more)
+            self._bar = tqdm(total=total, initial=step, **more)
 
     def message(self, text: str) -> None:
         """Prints a line, above the bar if there is one."""

@@ -77,9 +77,9 @@ def teacher_probabilities(
     exp: ExperimentConfig,
     stop: Callable[[], bool] = lambda: False,
 ) -> SoftTargets | None:
-    """Mean probabilities of the likeliest words for every token, [N,k]: uint16 or int32, float16.
+    """Mean probabilities of the likeliest words for tokens [N]; ``None`` if ``stop()`` became true.
 
-    ``tokens``: [N]. ``None`` if ``stop()`` became true.
+    Words are uint16 or int32 [N,k], probabilities float16 [N,k].
     """
     p, models = exp.validate, [model for model, _ in teachers]
     sizes = [model.cfg.vocab_size or 0 for model in models]

@@ -4,13 +4,12 @@
     its parameters                          ──▶ state at step 0
 
 The run keeps the vocabulary, which also encodes the new text, and every setting of the model except
-dropout and :data:`OWN_SETTINGS`. A setting that the config leaves at its default is taken from that
-model; any other must be equal. A word that the vocabulary lacks becomes ``<unk>``; without an
-``<unk>`` it is an error, and so is an unknown character.
+dropout and :data:`OWN`. A setting that the config leaves at its default is taken from that model;
+any other must be equal. A word that the vocabulary lacks becomes ``<unk>``; without an ``<unk>`` it
+is an error, and so is an unknown character.
 
 Step, optimizer, memory and seed are the new run's own. ``start.json`` records the model that the
-run started from. A resumed run reads everything from its own workdir: the folder may be gone, and
-``train.start_from`` cannot be changed.
+run started from. A resumed run reads everything from its own workdir: the folder may be gone.
 """
 
 import dataclasses
@@ -36,15 +35,7 @@ from txl_jax.parallel.shardings import Shardings
 from txl_jax.training.state import TrainState
 
 RECORD = "start.json"
-OWN_SETTINGS = (
-    "sample_softmax",
-    "init_std",
-    "proj_init_std",
-    "dtype",
-    "scan_layers",
-    "remat",
-    "kernel",
-)
+OWN = ("sample_softmax", "init_std", "proj_init_std", "dtype", "scan_layers", "remat", "kernel")
 """Settings of the model that, like every dropout, do not change the meaning of its parameters."""
 
 
@@ -53,26 +44,21 @@ def resolve_experiment(
 ) -> tuple[ExperimentConfig, Vocab | None]:
     """The experiment with model and kind of token of the model it starts from; its vocabulary.
 
-    The same experiment and ``None`` if it starts from no model. Reads two small files.
-
-    Raises:
-      ConfigError: the folder has no model, or one of another shape than the config names.
+    The same experiment and ``None`` if it starts from no model. Raises ConfigError if the folder
+    has no model, or one of another shape than the config names.
     """
     folder = exp.train.start_from
     if folder is None:
         return exp, None
-    source = workdir if _has_started_from(workdir, folder) else folder
-    trained, vocab = _read_settings(source, folder)
+    complete = all(os.path.exists(os.path.join(workdir, name)) for name in (CONFIG, VOCAB))
+    started = complete and read_record(workdir)["train"].get("start_from") == folder
+    trained, vocab = _read_settings(workdir if started else folder, folder)
     model, data = _merged_model(exp, trained.model), _merged_data(exp, trained, vocab)
     return dataclasses.replace(exp, model=model, data=data), vocab
 
 
 def load_encoded_corpus(exp: ExperimentConfig, vocab: Vocab | None) -> Corpus:
-    """The corpus of an experiment, encoded with the given vocabulary, if any.
-
-    Raises:
-      DataError: as :func:`corpus_from_config`, or the vocabulary lacks a word or character.
-    """
+    """The corpus of an experiment; raises DataError where the given vocabulary lacks a symbol."""
     try:
         return corpus_from_config(exp.data, vocab)
     except UnknownSymbolError as error:
@@ -90,8 +76,7 @@ def load_initial_params(
 ) -> TrainState:
     """The state at step 0 with the parameters that the experiment starts from, if any.
 
-    ``exp`` has the resolved model; ``vocab`` is the corpus's; ``start.json`` is written in
-    ``workdir``.
+    ``exp`` has the resolved model; ``vocab`` is the corpus's; ``workdir`` gets ``start.json``.
 
     Raises:
       ConfigError: the folder's model has another shape or vocabulary, or other parameters than
@@ -124,41 +109,27 @@ def load_initial_params(
     return state.replace(params=params)
 
 
-def _has_started_from(workdir: str, folder: str) -> bool:
-    """Whether the workdir is complete and of a run that started from this folder."""
-    complete = all(os.path.exists(os.path.join(workdir, name)) for name in (CONFIG, VOCAB))
-    return complete and read_record(workdir)["train"].get("start_from") == folder
-
-
 def _read_settings(folder: str, named: str) -> tuple[ExperimentConfig, Vocab]:
     """Settings and vocabulary of a model; ``named`` is the folder in the config, for errors."""
     for name in (CONFIG, VOCAB):
         if not os.path.exists(os.path.join(folder, name)):
-            raise _error(
-                named,
-                f"there is no {name} in it; name the workdir of a run, or a folder that `python -m"
-                " txl_jax.convert` wrote",
-            )
+            what = "the workdir of a run, or a folder that `python -m txl_jax.convert` wrote"
+            raise _error(named, f"there is no {name} in it; name {what}")
     return read_experiment(folder), read_vocab(folder)
 
 
 def _merged_model(exp: ExperimentConfig, theirs: TransformerXLConfig) -> TransformerXLConfig:
-    """The trained model's shape, with the experiment's :data:`OWN_SETTINGS`."""
-    default, taken, different = TransformerXLConfig(), {}, {}
-    for key in (field.name for field in dataclasses.fields(theirs)):
-        if key.startswith("drop") or key in OWN_SETTINGS:
-            continue
-        taken[key] = getattr(theirs, key)
-        if getattr(exp.model, key) not in (getattr(default, key), taken[key]):
-            different[key] = taken[key]
+    """The trained model's shape, with the experiment's dropout and :data:`OWN` settings."""
+    default, ours = dataclasses.asdict(TransformerXLConfig()), dataclasses.asdict(exp.model)
+    fixed = lambda key: not key.startswith("drop") and key not in OWN
+    taken = {key: value for key, value in dataclasses.asdict(theirs).items() if fixed(key)}
+    different = {k: v for k, v in taken.items() if ours[k] not in (default[k], v)}
     if different:
         typed = lambda value: ",".join(map(str, value)) if isinstance(value, tuple) else value
-        named = ", ".join(f"{k} {v!r}, not {getattr(exp.model, k)!r}" for k, v in different.items())
+        named = ", ".join(f"{k} {v!r}, not {ours[k]!r}" for k, v in different.items())
         flags = " ".join(f"--config.model.{k}={typed(v)}" for k, v in different.items())
-        raise _error(
-            exp.train.start_from,
-            f"its model has {named}; give {flags}, or leave them out of the config",
-        )
+        rule = f"its model has {named}; give {flags}, or leave them out of the config"
+        raise _error(exp.train.start_from, rule)
     return dataclasses.replace(exp.model, **taken)
 
 
@@ -177,11 +148,8 @@ def _write_record(workdir: str, record: dict[str, Any]) -> None:
     """Writes ``start.json``; a run that started before must start with the same parameters."""
     path, key = os.path.join(workdir, RECORD), "parameters_sha256"
     if os.path.exists(path) and read_json(path).get(key) != record[key]:
-        raise _error(
-            record["start_from"],
-            f"its parameters are not those that this run began with ({path}); name another"
-            " --workdir",
-        )
+        rule = f"its parameters are not those that this run began with ({path})"
+        raise _error(record["start_from"], f"{rule}; name another --workdir")
     write_json(path, record)
 
 

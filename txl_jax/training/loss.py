@@ -15,8 +15,7 @@ from txl_jax.model.transformer_xl import TransformerXL
 
 Array = jax.Array | np.ndarray
 
-_MIN_PROBABILITY = 1e-6
-"""The least probability of all words except the teachers' likeliest, in the logarithm."""
+_MIN_PROBABILITY = 1e-6  # of all words except the teachers' likeliest, in the logarithm
 
 
 class Denominators(NamedTuple):
@@ -67,10 +66,9 @@ def batch_loss(
     """The loss of a batch, or of a micro-batch as its part of the loss of the step.
 
     Args:
-      params, model, mems: of the step; the memory is the one before the segment.
+      mems: the memory before the segment.
       batch: [B,T] arrays; its weights are those of :func:`scored_weights`.
       dropout_key: of this step and micro-batch.
-      c: the terms of the loss.
       whole: denominators of the whole step, so that micro-batches add up.
       padded: whether text may follow a padded segment, so that padding must not enter memory.
       distil_weight: the share of the loss against the batch's soft targets (distil.py).
@@ -109,9 +107,8 @@ def _forward(apply, batch: Batch, mems: Memory, key, kwargs, needs_log_p: bool) 
     """The forward pass in training; without log-probabilities no [B,T,V] array is ever held."""
     options = {"train": True, "rngs": {"dropout": key}, **kwargs}
     if not needs_log_p:
-        return ForwardPass(
-            *apply(batch.inputs, batch.targets, mems, method="nll_and_states", **options)
-        )
+        options["method"] = "nll_and_states"
+        return ForwardPass(*apply(batch.inputs, batch.targets, mems, **options))
     logits, states, after = apply(batch.inputs, mems, method="logits_and_states", **options)
     log_p = jax.nn.log_softmax(logits)
     nll = -jnp.take_along_axis(log_p, jnp.asarray(batch.targets)[..., None], axis=-1)[..., 0]
@@ -143,10 +140,10 @@ def _mean(values: Iterable[jax.Array]) -> jax.Array:
 def activation_penalty(
     states: Array, weights: Array, c: LossConfig, whole: Denominators
 ) -> jax.Array:
-    """Activation regularisation ``ar`` and ``tar`` (Merity et al. 2018, section 4.6): float32 [].
+    """Activation regularisation (Merity et al. 2018, section 4.6): float32 [].
 
-    ``ar`` times the mean square of the states [B,T,D], and ``tar`` times that of their changes.
-    Means are over positions with ``weights`` [B,T] (``tar``: neighbours) and over D.
+    ``ar`` times the mean square of the states [B,T,D], and ``tar`` times that of their changes,
+    over positions with ``weights`` [B,T] (``tar``: neighbours) and over D.
     """
     states = states.astype(jnp.float32)
     size = jnp.sum(jnp.mean(jnp.square(states), axis=-1) * weights)

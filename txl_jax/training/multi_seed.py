@@ -1,10 +1,9 @@
 """Several seeds in one program on one device.
 
-A small model does not fill a GPU. Runs that differ only in their seed can share its kernels
-(how much this saves: *not run*): ``jax.vmap`` maps the step over a leading axis of states and
-batches. The spread of the results is the error bar of any comparison. Each seed has its own
-workdir, which looks as if the seed had been trained alone, to rounding: initial weights, dropout,
-and drawn lengths or shuffled streams depend on that seed only.
+A small model does not fill a GPU. Runs that differ only in their seed can share its kernels (how
+much this saves: *not run*): ``jax.vmap`` maps the step over a leading axis of states and batches.
+The spread of the results is the error bar of any comparison. Each seed has its own workdir, and
+all that is drawn depends on that seed only: the run is the one trained alone, to rounding.
 
     runs/ptb/seed_0/   config.json  checkpoints/  metrics.jsonl ..     seed s
     runs/ptb/seed_1/                                                  seed s + 1

@@ -11,11 +11,9 @@ from txl_jax.parallel import processes
 
 
 class PreemptionGuard:
-    """Records SIGTERM and SIGINT while it is entered; a second Ctrl-C interrupts at once.
+    """Records the first SIGTERM or SIGINT in ``signal``; a second Ctrl-C interrupts at once.
 
-    Attributes:
-      signal: the first signal, or ``None``. With many processes, SIGTERM also if another process
-        got one.
+    With many processes, ``signal`` is SIGTERM also if another process got one.
     """
 
     def __init__(self) -> None:

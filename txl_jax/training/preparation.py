@@ -62,12 +62,9 @@ def seed_runs(exp: ExperimentConfig, workdir: str) -> list[SeedRun]:
 
 
 def check_training_memory(exp: ExperimentConfig) -> None:
-    """Checks that training and everything after it fits the memory of the devices.
+    """Raises ConfigError where training, or what comes after it, does not fit the devices.
 
     Before the vocabulary is known, the parameters that depend on its size are not counted.
-
-    Raises:
-      ConfigError: something does not fit, or the attention kernel is for other devices.
     """
     mesh = training_mesh(exp)
     shares = shares_of(mesh)
@@ -91,9 +88,7 @@ def check_evaluation_memory(exp: ExperimentConfig, name: str = "evaluation") -> 
 def locked_workdirs(runs: Sequence[SeedRun], corpus: Corpus) -> Iterator[None]:
     """Holds the lock of every workdir, with its settings and vocabulary written in it.
 
-    Raises:
-      LockedError: another process trains in one of them.
-      WorkdirError: one cannot be used.
+    Raises LockedError if another process trains in one, WorkdirError if one cannot be used.
     """
     with contextlib.ExitStack() as locks:
 

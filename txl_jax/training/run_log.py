@@ -11,11 +11,10 @@
                 "data_seconds": 0.02, "save_seconds": 0.3}}
 
 ``kind`` is train, valid or test. ``loss`` is in nats per token; ``bpc`` (bits per character) or
-``ppl`` (perplexity) is the corpus's own unit. ``skipped`` counts skipped updates, if there are
-any; the means leave them out. ``data_seconds``, a part of ``seconds``, is the time spent waiting
-for data; ``save_seconds``, not a part of it, is how long saves held training up. Everything that
-depends on the wall clock is under ``timing``: two runs are the same if their records without
-``timing`` are. A number that is not finite is written as ``null``.
+``ppl`` (perplexity) is the corpus's own unit. ``skipped`` counts skipped updates, if any, which the
+means leave out. ``data_seconds``, a part of ``seconds``, is spent waiting for data;
+``save_seconds``, not a part of it, is how long saves held training up. Two runs are the same if
+their records without ``timing`` are. A number that is not finite is written as ``null``.
 """
 
 import contextlib
@@ -58,8 +57,6 @@ class RunLog:
 
     Args:
       workdir: folder of the run, created if needed.
-      total_steps: updates in all.
-      unit: ``bpc`` or ``ppl``.
       resume_step: step of the restored checkpoint; later records are removed, all if it is 0.
       window: :attr:`window` from that checkpoint.
       rewritten: kind of record that is written again at ``resume_step`` itself.
@@ -98,6 +95,7 @@ class RunLog:
             os.makedirs(self.workdir, exist_ok=True)
             truncate(self.metrics_path, resume_step, rewritten)
         self._console = Console(total_steps, resume_step, unit, label, progress, not writes)
+        self.message = self._console.message
         self._events = self._open_events(resume_step) if writes else None
         self.goodput = goodput or GoodputTimer()
         self._start_window()
@@ -115,17 +113,10 @@ class RunLog:
         """Exact state of the partial window, ready for JSON; the argument ``window`` takes it."""
         return dataclasses.asdict(self._window)
 
-    def message(self, text: str) -> None:
-        """Prints a line."""
-        self._console.message(text)
-
     def train_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds one update to the window; writes nothing.
+        """Adds update number ``step``, from 1, to the window; writes nothing.
 
-        Args:
-          step: number of updates done, including this one.
-          metrics: ``nll_sum`` (nats) and ``count`` of the step's targets, ``grad_norm`` before
-            clipping, ``learning_rate``, and ``tokens`` read, for the speed.
+        ``metrics``: as :func:`~txl_jax.training.step.train_step` gives them.
         """
         self._window.nll_sum += float(metrics["nll_sum"])
         self._window.weight_sum += float(metrics["count"])
@@ -184,23 +175,14 @@ class RunLog:
         *,
         epoch: float | None = None,
     ) -> None:
-        """Writes and prints one record.
-
-        Args:
-          kind: ``train``, ``valid``, ``test`` or a name of the caller's.
-          step: number of updates done.
-          values: what was measured; ``bpc`` or ``ppl`` is added to a ``loss`` (nats per token).
-          timing: what was measured of the wall clock.
-          epoch: passes over the training split so far.
-        """
+        """Writes and prints one record; ``bpc`` or ``ppl`` is added to a ``loss`` in ``values``."""
         if not self._writes:
             return
         if values.get("loss") is not None:
             values = {**values, self._unit: in_unit(values["loss"], self._unit)}
-        record: dict[str, Any] = {"kind": kind, "step": int(step)}
-        if epoch is not None:
-            record["epoch"] = float(epoch)
-        self._write(record | plain(values) | ({"timing": plain(timing)} if timing else {}))
+        passed = {} if epoch is None else {"epoch": float(epoch)}
+        timed = {"timing": plain(timing)} if timing else {}
+        self._write({"kind": kind, "step": int(step), **passed, **plain(values), **timed})
         if kind != "train":  # flush_window prints it, with the speed
             self._console.record(kind, step, values)
 

@@ -51,11 +51,8 @@ class CheckpointSaver:
     ) -> None:
         """Waits for the previous save, then starts to save the state, or to ``replace`` it.
 
-        ``warn`` prints a failure that is tolerated; one that is ``required`` never is.
-
-        Raises:
-          CheckpointError: the state cannot be written.
-          NonFiniteError: the state is not finite.
+        ``warn`` prints a failure that is tolerated; one that is ``required`` never is. Raises
+        CheckpointError if the state cannot be written, NonFiniteError if it is not finite.
         """
         if not replace and step <= max(self.steps, default=0):
             return  # of several seeds, this one was ahead of the others when they were stopped

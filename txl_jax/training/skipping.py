@@ -1,9 +1,8 @@
 """Numbers that are not finite and gradient spikes: an update is skipped, or training stops.
 
-A skipped update leaves parameters and optimizer unchanged. The step still counts, and the learning
-rate follows it, so dropout and the position in the data remain functions of the step. The memory
-moves on too, except for streams whose new states are not finite: their memory is emptied, because
-one NaN in it would reach every later segment.
+A skipped update leaves parameters and optimizer unchanged. The step still counts, so learning rate,
+dropout and position in the data remain functions of it. The memory moves on too, except for streams
+whose new states are not finite: their memory is emptied, because a NaN would stay in it.
 
     train.non_finite = skip      skip where the loss, the gradient norm, the new parameters or the
                                  new optimizer state are not finite
@@ -24,8 +23,7 @@ from txl_jax.model.memory import Memory
 from txl_jax.parallel import processes
 from txl_jax.training.state import TrainState
 
-SPIKE_WARMUP = 20
-"""How many updates the mean norm needs before a norm can count as a spike."""
+SPIKE_WARMUP = 20  # updates that the mean norm needs before a norm can count as a spike
 _REMEDY = "Try a lower optimizer.learning_rate, more optimizer.warmup_steps, or model.dtype float32"
 
 
@@ -55,10 +53,7 @@ def check_finite(name: str, value: float, step: int, kept: str) -> None:
 
 
 def check_state(state: TrainState, step: int, kept: str) -> None:
-    """Raises NonFiniteError unless the whole state is finite, on all processes.
-
-    An update can overflow although loss and gradient are finite.
-    """
+    """Raises NonFiniteError unless the whole state is finite, on all processes."""
     name = non_finite_leaf(state)
     if processes.failing(name is not None):
         what = f"{name or 'a part of the state'} is not finite after step {step}"

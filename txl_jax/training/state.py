@@ -20,9 +20,7 @@ class TrainState(flax.struct.PyTreeNode):
     Attributes:
       step: int32 [], updates done. Dropout and the position in the data are derived from it.
       params: float32 pytree.
-      opt_state: of the optimizer.
-      mems: hidden states carried to the next segment.
-      averages: averages of the parameters by name (average.py), each like ``params``.
+      averages: of the parameters by name (average.py), each like ``params``.
     """
 
     step: jax.Array
@@ -39,7 +37,8 @@ def init_state(
     t = exp.train
     mems = model.init_mems(t.batch_size, t.mem_len)
     tokens = jnp.zeros((t.batch_size, 1), jnp.int32)
-    params = model.init(_init_and_dropout_keys(exp.seed)[0], tokens, mems)["params"]
+    init_key, _ = jax.random.split(jax.random.key(exp.seed))
+    params = model.init(init_key, tokens, mems)["params"]
     opt_state = with_recent_norm(optimizer, t).init(params)
     enabled = (("swa", exp.average.swa_start), ("ema", exp.average.ema_decay))
     averages = {name: jax.tree.map(jnp.copy, params) for name, used in enabled if used}
@@ -76,8 +75,5 @@ def with_shardings(shapes: TrainState, shardings: Shardings) -> TrainState:
 
 def dropout_key(seed: int | jax.Array, step: jax.Array) -> jax.Array:
     """The dropout key of a step, a function of seed and step alone."""
-    return jax.random.fold_in(_init_and_dropout_keys(seed)[1], step)
-
-
-def _init_and_dropout_keys(seed: int | jax.Array) -> jax.Array:
-    return jax.random.split(jax.random.key(seed))
+    _, run_key = jax.random.split(jax.random.key(seed))
+    return jax.random.fold_in(run_key, step)

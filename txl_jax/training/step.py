@@ -118,9 +118,7 @@ def compiled_step(
     abstract: TrainState,
     text: DeviceText | None = None,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """:func:`dispatch`, jitted and sharded; it donates the state. Of ``abstract`` and ``text`` only
-    shapes count.
-    """
+    """:func:`dispatch`, jitted and sharded for such a state and text; the state is donated."""
     several = exp.train.steps_per_dispatch > 1
     state_sharding, replicated = state_shardings(shardings, abstract), shardings.replicated()
     inputs = (shardings.rows(several),) if text is None else (replicated, shardings.rows())

@@ -50,9 +50,8 @@ class Outcome:
 def train(exp: ExperimentConfig, corpus: Corpus, workdir: str, guard: PreemptionGuard) -> Outcome:
     """Trains to the last step, from the newest checkpoint of ``workdir`` if there is one.
 
-    A run that was killed and resumed ends in the same bits as one that was not: the whole state
-    is restored, data and dropout are functions of the step, and the records after the checkpoint
-    are written again.
+    A run that was killed and resumed ends in the same bits as one that was not: the whole state is
+    restored, and data and dropout are functions of the step.
 
     Raises:
       ConfigError, DataError: the config does not fit the data, the devices, or the model that
@@ -115,7 +114,7 @@ def open_trainer(
 class Trainer:
     """Trains one run, and remembers what goes from one step to the next.
 
-    ``meta``: of the checkpoint. ``validated``: whether the last validation that was due is done.
+    ``validated``: whether the last validation that was due is done. ``meta``: of the checkpoint.
     """
 
     def __init__(
@@ -186,10 +185,7 @@ class Trainer:
         return jax.tree.map(shape, no_rows)
 
     def feed(self, step: int, sharded: bool = True) -> Generator[Any, None, None]:
-        """Inputs of every dispatch from a step to the last one, read ahead.
-
-        ``sharded``: over the devices of the setup, else on the default device.
-        """
+        """Inputs of every dispatch from a step to the last; not ``sharded``: on one device."""
         t, shardings, sharding = self.exp.train, self.setup.shardings, None
         if sharded and self.text is None:
             sharding = shardings.rows(t.steps_per_dispatch > 1)
@@ -203,10 +199,7 @@ class Trainer:
         return training_batch if self.text is None else training_position
 
     def step_done(self, step: int, metrics: Metrics, state: Callable[[], TrainState]) -> None:
-        """Logs the dispatch before the one that ended in ``step``; saves its state if that is due.
-
-        ``metrics``: of the dispatch. ``state()``: after it.
-        """
+        """After a dispatch that ends in ``step``: logs the one before it; validates and saves."""
         self._pending.append((step, metrics))
         self._flush_metrics(keep=1)
         t = self.exp.train
@@ -227,8 +220,7 @@ class Trainer:
     def validate(self, step: int, state: TrainState, replace: bool = False) -> bool:
         """Logs the validation loss and saves it with the state; False if asked to stop meanwhile.
 
-        In that case the state is saved without a loss. The resumed run validates it again, and
-        with ``replace`` it replaces the checkpoint.
+        Then the state is saved without a loss, and the resumed run validates and ``replace``s it.
         """
         self._flush_metrics()
         if step == self.exp.train.steps:
@@ -327,10 +319,8 @@ def run_steps(
     Args:
       trainers: one; or one for each seed that the program trains.
       state, step: of all trainers; the state is donated.
-      make_program: compiles what takes a state and the inputs of a dispatch, and gives the next
-        state and metrics; called if there is a step to do.
-      make_feed: the inputs, closed at the end; called once the text is loaded.
-      select: gives the part of a state or of metrics that belongs to the trainer of a number.
+      make_program, make_feed: called once the text is loaded, the first if there is a step to do.
+      select: the part of a state or of metrics that belongs to the trainer of a number.
     """
     first, program = trainers[0], None
     if step < first.exp.train.steps:
