@@ -15,11 +15,10 @@ from txl_jax.data.feed import training_batch
 from txl_jax.evaluation.evaluator import split_evaluator
 from txl_jax.evaluation.scoring_run import evaluate_split
 from txl_jax.parallel.shardings import make_mesh
-from txl_jax.training.average import choose_weights
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.setup import training_streams
-from txl_jax.training.state import init_state
+from txl_jax.training.state import choose_weights, init_state
 from txl_jax.training.step import train_step
 from txl_jax.training.trainer import train
 

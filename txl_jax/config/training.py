@@ -48,7 +48,7 @@ class OptimizerConfig(Section, key="optimizer"):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AverageConfig(Section, key="average"):
-    """Weight averaging over updates (training/average.py)."""
+    """Weight averaging over updates (training/state.py)."""
 
     swa_start: int = at_least(0, 0, STEPS)
     """Average the parameters from the update after this one on (swa; Polyak and Juditsky 1992,

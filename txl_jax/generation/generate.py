@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from txl_jax.config import GenerateConfig, TransformerXLConfig
-from txl_jax.generation.sampling import apply_repetition_penalty, sample
+from txl_jax.generation.sampling import SETTINGS, apply_repetition_penalty, sample
 from txl_jax.generation.utf8 import Automaton
 from txl_jax.model.inputs import check_array
 from txl_jax.model.memory import Cache, Memory
@@ -87,8 +87,7 @@ def generate(
             raise ValueError(f"prompt {row} has a token outside the {vocab_size} of the vocabulary")
     if not cfg.memory_free:
         cfg = dataclasses.replace(cfg, same_length=cfg.same_length or "pytorch")
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    programs = _programs(cfg, GenerateConfig(**{name: getattr(c, name) for name in names}))
+    programs = _programs(cfg, GenerateConfig(**{name: getattr(c, name) for name in SETTINGS}))
     state = _first_state(programs, cfg, params, prompts, c, grammar)
 
     numbers = jnp.asarray([0] * len(prompts) if samples is None else samples)

@@ -8,8 +8,7 @@ import sys
 
 from txl_jax.config import ConfigError, GenerateConfig
 
-MAX_BYTES = 1 << 30
-"""The largest file of prompts; devices and pipes may have no end."""
+MAX_BYTES = 1 << 30  # of a file of prompts; devices and pipes may have no end
 
 
 def read_prompts(c: GenerateConfig) -> list[str]:
@@ -20,25 +19,19 @@ def read_prompts(c: GenerateConfig) -> list[str]:
     """
     if c.prompts_file is None:
         return [c.prompt if c.prompt_file is None else _read_text("prompt_file", c.prompt_file)]
-    prompts = split_lines(_read_text("prompts_file", c.prompts_file))
+    # Not str.splitlines: JSON may contain form feeds and U+2028.
+    prompts = _read_text("prompts_file", c.prompts_file).removesuffix("\n").split("\n")
     if c.prompts_file.endswith(".jsonl"):
         numbered = [(n, line) for n, line in enumerate(prompts, 1) if line.strip()]
         prompts = [_parse_prompt(line, f"{c.prompts_file}, line {n}") for n, line in numbered]
+    elif prompts == [""]:
+        prompts = []
     if not prompts:
         raise ConfigError(
             f"config key generate.prompts_file = {c.prompts_file!r}: has no prompt; write one per"
             " line"
         )
     return prompts
-
-
-def split_lines(text: str) -> list[str]:
-    """The lines of a text without their ends.
-
-    Unlike ``str.splitlines`` it does not split at form feeds and U+2028, which JSON may contain.
-    """
-    lines = text.replace("\r\n", "\n").split("\n")
-    return lines if lines[-1] else lines[:-1]
 
 
 @functools.cache

@@ -5,6 +5,9 @@ import jax.numpy as jnp
 
 from txl_jax.config import GenerateConfig
 
+SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""The settings of generation that change probabilities."""
+
 
 def sample(keys: jax.Array, logits: jax.Array, c: GenerateConfig) -> jax.Array:
     """A next token for each row: int32 [B].

@@ -16,21 +16,13 @@ from txl_jax.data.vocab import encode_prompts
 from txl_jax.files import atomic_write
 from txl_jax.generation.detokenise import detokenise
 from txl_jax.generation.prompts import read_prompts
+from txl_jax.generation.sampling import SETTINGS
 from txl_jax.generation.text import Continuation, complete_characters, continuations, printable
 from txl_jax.records import append
 from txl_jax.units import UNIT_NAMES, format_value, in_unit
 
 TEXT, RECORDS = "sample.txt", "samples.jsonl"
-_RECORDED = [
-    "mem_len",
-    "length",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "seed",
-]
+_RECORDED = ("mem_len", "length", *SETTINGS, "seed")
 
 
 def write_continuations(

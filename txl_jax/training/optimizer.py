@@ -28,9 +28,9 @@ def schedule(
     and from there on the rate is a times the schedule's at n. ``ratio`` multiplies the peak
     (``embedding_ratio`` for the embedding tables); a cosine still ends at the same rate.
     """
-    average = average or AverageConfig()
     peak, low, w = c.learning_rate * ratio, c.min_ratio / ratio, c.warmup_steps
-    n = steps if average.swa_lr_ratio is None else average.swa_start
+    end_ratio = average.swa_lr_ratio if average else None
+    n = average.swa_start if average and end_ratio is not None else steps
 
     def scheduled(t):
         if c.schedule == "cosine":
@@ -40,14 +40,14 @@ def schedule(
             shape = jnp.sqrt(w / jnp.maximum(t + 1, w))
         else:
             shape = jnp.ones_like(t)
-        warmup = (t + 1) / max(w, 1)
-        return peak * jnp.where(t < w, warmup, shape)
+        return peak * jnp.where(t < w, (t + 1) / max(w, 1), shape)
 
     def rate(t):
         t = jnp.asarray(t, jnp.float32)
-        if average.swa_lr_ratio is None:
-            return scheduled(t)
-        return jnp.where(t < n, scheduled(t), average.swa_lr_ratio * scheduled(jnp.float32(n)))
+        now = scheduled(t)
+        if end_ratio is None:
+            return now
+        return jnp.where(t < n, now, end_ratio * scheduled(jnp.float32(n)))
 
     return rate
 
@@ -126,7 +126,7 @@ def with_recent_norm(
 ) -> optax.GradientTransformation:
     """The optimizer; with ``skip_spikes`` its state becomes ``(RecentNorm, its own)``.
 
-    The mean is over all norms at first; from the hundredth on, each new norm has weight 1/100.
+    From the hundredth on, each new norm has weight 1/100 in the mean.
     """
     if not c.skip_spikes:
         return optimizer
@@ -186,13 +186,11 @@ def _original_tensor(path: tuple[Any, ...]) -> str:
     tables and the content bias of ``shaw``. Stacked layers are named like one, ``layers/...``.
     """
     name = jax.tree_util.keystr(path, simple=True, separator="/")
+    shared = ("attention/u", "attention/distance", "attention/distance_bias", "positions")
     layer, _, rest = name.partition("/")
     if rest in ("attention/query", "attention/key", "attention/value"):
         return f"{layer}/attention/qkv"
-    return rest if rest in _SHARED_BY_LAYERS else name
-
-
-_SHARED_BY_LAYERS = ("attention/u", "attention/distance", "attention/distance_bias", "positions")
+    return rest if rest in shared else name
 
 
 def _tensor_norms(tree: Any) -> dict[str, jax.Array]:

@@ -95,7 +95,6 @@ class RunLog:
             os.makedirs(self.workdir, exist_ok=True)
             truncate(self.metrics_path, resume_step, rewritten)
         self._console = Console(total_steps, resume_step, unit, label, progress, not writes)
-        self.message = self._console.message
         self._events = self._open_events(resume_step) if writes else None
         self.goodput = goodput or GoodputTimer()
         self._start_window()
@@ -112,6 +111,10 @@ class RunLog:
     def window(self) -> dict[str, Any]:
         """Exact state of the partial window, ready for JSON; the argument ``window`` takes it."""
         return dataclasses.asdict(self._window)
+
+    def message(self, text: str) -> None:
+        """Prints a line."""
+        self._console.message(text)
 
     def train_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds update number ``step``, from 1, to the window; writes nothing.

@@ -60,13 +60,10 @@ class CheckpointSaver:
         save = self.checkpoints.replace if replace else self.checkpoints.save
         start = lambda: save(step, self._unstack(state), meta, valid_loss)
         tolerant = self._exp.checkpoint.tolerate_save_errors and not processes.many()
-        for work, needed, saved in (
-            (self.checkpoints.wait, False, set()),
-            (start, required, {step}),
-        ):
+        for work, needed in ((self.checkpoints.wait, False), (start, required)):
             try:
                 work()
-                self.steps |= saved
+                self.steps |= {step} if work is start else set()
             except CheckpointError as error:
                 if needed or not tolerant:  # other processes wait inside their own save
                     raise

@@ -82,13 +82,15 @@ def skip_bad_update(
         recent = old.opt_state[0]
         bad |= finite & (recent.seen >= SPIKE_WARMUP) & (norm > t.skip_spikes * recent.mean)
     keep = lambda after, before: jnp.where(bad, before, after)
+    finite_stream = jnp.all(jnp.isfinite(new.mems.hidden), axis=(0, 2, 3))
+    hidden = jnp.where(finite_stream[None, :, None, None], new.mems.hidden, 0)  # NaN * 0 is NaN
     # The step count of the schedule goes on.
     is_count = lambda node: isinstance(node, optax.ScaleByScheduleState)
     keep_rest = lambda after, before: after if is_count(after) else keep(after, before)
     kept = new.replace(
         params=jax.tree.map(keep, new.params, old.params),
         opt_state=jax.tree.map(keep_rest, new.opt_state, old.opt_state, is_leaf=is_count),
-        mems=_clear_non_finite_streams(new.mems),
+        mems=Memory(hidden, jnp.where(finite_stream, new.mems.filled, 0)),
     )
     return kept, {"skipped": bad.astype(jnp.float32), **metrics}
 
@@ -114,13 +116,6 @@ _is_finite = jax.jit(lambda x: jnp.all(jnp.isfinite(x)))
 def _float_leaves(tree: Any) -> list[tuple[Any, Any]]:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return [(path, x) for path, x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
-
-
-def _clear_non_finite_streams(mems: Memory) -> Memory:
-    """The memory, emptied for every stream with a state that is not finite."""
-    finite = jnp.all(jnp.isfinite(mems.hidden), axis=(0, 2, 3))
-    hidden = jnp.where(finite[None, :, None, None], mems.hidden, 0)  # NaN * 0, masked, is NaN
-    return Memory(hidden, jnp.where(finite, mems.filled, 0))
 
 
 def skip_reason(metrics: Mapping[str, float]) -> str:

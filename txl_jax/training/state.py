@@ -1,4 +1,14 @@
-"""The training state: everything that training changes, in one pytree."""
+"""The training state: everything that training changes, in one pytree; averages of parameters.
+
+For parameters w_1, w_2, .. after each update, with n = ``average.swa_start`` and
+d = ``average.ema_decay``:
+
+    swa            (w_{n+1} + .. + w_t) / (t - n)                     once t > n
+    ema            e_t = e_{t-1} + (w_t - e_{t-1}) / min(t, 1/(1-d))
+
+The exponential average begins as the plain one, without weight on the initial parameters.
+Validation (``average.use``) decides which of them is the model; all are saved.
+"""
 
 from typing import Any
 
@@ -7,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from txl_jax.config import ExperimentConfig
+from txl_jax.checkpoint.checkpoints import RAW
+from txl_jax.config import AverageConfig, ExperimentConfig
 from txl_jax.model.memory import Memory, memory_shardings
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import Shardings
@@ -20,7 +31,7 @@ class TrainState(flax.struct.PyTreeNode):
     Attributes:
       step: int32 [], updates done. Dropout and the position in the data are derived from it.
       params: float32 pytree.
-      averages: of the parameters by name (average.py), each like ``params``.
+      averages: of the parameters over updates by name, each like ``params``.
     """
 
     step: jax.Array
@@ -77,3 +88,32 @@ def dropout_key(seed: int | jax.Array, step: jax.Array) -> jax.Array:
     """The dropout key of a step, a function of seed and step alone."""
     _, run_key = jax.random.split(jax.random.key(seed))
     return jax.random.fold_in(run_key, step)
+
+
+def update_averages(state: TrainState, c: AverageConfig) -> TrainState:
+    """The state after an update, with the new parameters in its averages."""
+    if not state.averages:
+        return state
+    step = state.step.astype(jnp.float32)
+    counts = {"swa": step - c.swa_start}
+    if c.ema_decay:
+        counts["ema"] = jnp.minimum(step, 1 / (1 - c.ema_decay))
+    averages = {}
+    for name, average in state.averages.items():
+        weight = jnp.where(counts[name] >= 1, 1 / jnp.maximum(counts[name], 1), 0)
+        move = lambda mean, new: mean + weight * (new - mean)  # noqa: B023  (used at once)
+        averages[name] = jax.tree.map(move, average, state.params)
+    return state.replace(averages=averages)
+
+
+def candidates(state: TrainState, c: AverageConfig, step: int) -> dict[str, Any]:
+    """The parameters of the state of ``step``, ``raw``, and the averages that have begun."""
+    begun = {k: v for k, v in sorted(state.averages.items()) if k != "swa" or step > c.swa_start}
+    return {RAW: state.params, **begun}
+
+
+def choose_weights(losses: dict[str, float], c: AverageConfig) -> str:
+    """The model among candidates: the best, or the one named; ``raw`` if that has not begun."""
+    if c.use == "best":
+        return min(losses, key=lambda name: losses[name])
+    return c.use if c.use in losses else RAW

@@ -14,11 +14,10 @@ from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.ordering import zero_after
 from txl_jax.parallel.shardings import Shardings
-from txl_jax.training.average import update_averages
-from txl_jax.training.loss import Array, batch_loss, denominators, scored_weights
+from txl_jax.training.loss import batch_loss, denominators, scored_weights
 from txl_jax.training.optimizer import learning_rate, with_recent_norm
 from txl_jax.training.skipping import skip_bad_update
-from txl_jax.training.state import TrainState, dropout_key, state_shardings
+from txl_jax.training.state import TrainState, dropout_key, state_shardings, update_averages
 
 Metrics = dict[str, jax.Array]
 
@@ -37,7 +36,12 @@ def train_step(
     ``nll_sum`` (nats) and ``count`` of the scored targets, ``tokens`` that are not padding,
     ``grad_norm`` before clipping, ``learning_rate``, and those of :func:`skip_bad_update`.
     """
-    tokens, scale = jnp.sum(batch.weights), _learning_rate_scale(batch.weights, exp.train)
+    tokens = jnp.sum(batch.weights)
+    scale: jax.Array | float = 1.0
+    if exp.train.seg_len_std:
+        # At the full rate the few tokens of a short segment would count for more than others
+        # (Merity et al. 2018, variable length backpropagation).
+        scale = jnp.max(jnp.sum(batch.weights, axis=1)) / exp.train.seg_len
     batch = batch.replace(weights=scored_weights(batch.weights, exp.loss))
     key = dropout_key(exp.seed if seed is None else seed, state.step)
     gradient, nll_sum, mems = accumulate_gradient(state, batch, exp, model, key)
@@ -99,17 +103,6 @@ def text_may_follow_padding(t: TrainConfig) -> bool:
     return t.seg_len_std > 0 or t.epoch_memory == "carry"
 
 
-def _learning_rate_scale(weights: Array, t: TrainConfig) -> jax.Array | float:
-    """The factor of the learning rate: 1; with drawn lengths, the segment's length over T.
-
-    At the full rate the few tokens of a short segment would count for more than others (Merity et
-    al. 2018, variable length backpropagation). ``weights``: [B,T], before :func:`scored_weights`.
-    """
-    if not t.seg_len_std:
-        return 1.0
-    return jnp.max(jnp.sum(weights, axis=1)) / t.seg_len
-
-
 def compiled_step(
     exp: ExperimentConfig,
     model: TransformerXL,
@@ -120,14 +113,10 @@ def compiled_step(
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """:func:`dispatch`, jitted and sharded for such a state and text; the state is donated."""
     several = exp.train.steps_per_dispatch > 1
-    state_sharding, replicated = state_shardings(shardings, abstract), shardings.replicated()
+    state, replicated = state_shardings(shardings, abstract), shardings.replicated()
     inputs = (shardings.rows(several),) if text is None else (replicated, shardings.rows())
-    return jax.jit(
-        dispatch(exp, model, optimizer),
-        in_shardings=(state_sharding, *inputs),
-        out_shardings=(state_sharding, replicated),
-        donate_argnums=(0,),
-    )
+    placed: Any = {"in_shardings": (state, *inputs), "out_shardings": (state, replicated)}
+    return jax.jit(dispatch(exp, model, optimizer), donate_argnums=(0,), **placed)
 
 
 def dispatch(

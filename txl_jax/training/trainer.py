@@ -24,7 +24,6 @@ from txl_jax.data.on_device import BatchPosition, DeviceText, device_text, train
 from txl_jax.evaluation.evaluator import Score
 from txl_jax.model.kernels.parity import require_parity
 from txl_jax.parallel import processes
-from txl_jax.training.average import candidates, choose_weights
 from txl_jax.training.distil import soft_targets
 from txl_jax.training.fine_tuning import load_initial_params
 from txl_jax.training.goodput import GoodputTimer
@@ -33,7 +32,7 @@ from txl_jax.training.run_log import RunLog
 from txl_jax.training.saving import CheckpointSaver
 from txl_jax.training.setup import TrainSetup, build_setup, training_streams
 from txl_jax.training.skipping import check_finite, check_skips, skip_reason
-from txl_jax.training.state import TrainState
+from txl_jax.training.state import TrainState, candidates, choose_weights
 from txl_jax.training.step import Metrics, compiled_step
 
 Program = Callable[[Any, Any], tuple[Any, Metrics]]
@@ -91,7 +90,7 @@ def open_trainer(
             state = load_initial_params(state, exp, corpus.vocab, workdir, setup.shardings)
         else:
             state, meta = restored
-        with RunLog(
+        log = RunLog(
             workdir,
             total_steps=exp.train.steps,
             unit=corpus.vocab.unit,
@@ -102,7 +101,8 @@ def open_trainer(
             tolerate_errors=exp.checkpoint.tolerate_save_errors,
             label=label,
             goodput=goodput,
-        ) as log:
+        )
+        with log:
             trainer = Trainer(exp, corpus, setup, saver, log, guard, meta)
             trainer.log_start(state, resumed=restored is not None)
             try:
@@ -178,7 +178,8 @@ class Trainer:
     def input_shapes(self) -> Batch | BatchPosition:
         """Shapes of the input of a dispatch: batches, or their places in the text."""
         t = self.exp.train
-        no_rows = self._read_step(self.streams, 0, t.epoch_memory, t.reset_every, slice(0))
+        read = training_batch if self.text is None else training_position
+        no_rows: Any = read(self.streams, 0, t.epoch_memory, t.reset_every, slice(0))
         lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()
         rows = lambda x: (t.batch_size, *x.shape[1:]) if x.ndim else ()
         shape = lambda x: jax.ShapeDtypeStruct((*lead, *rows(x)), x.dtype)
@@ -186,17 +187,13 @@ class Trainer:
 
     def feed(self, step: int, sharded: bool = True) -> Generator[Any, None, None]:
         """Inputs of every dispatch from a step to the last; not ``sharded``: on one device."""
-        t, shardings, sharding = self.exp.train, self.setup.shardings, None
-        if sharded and self.text is None:
-            sharding = shardings.rows(t.steps_per_dispatch > 1)
-        elif sharded:
-            sharding = shardings.replicated()
-        settings = (t.epoch_memory, t.steps_per_dispatch, sharding, t.reset_every, self._read_step)
-        return training_feed(self.streams, step, t.steps, *settings)
-
-    @property
-    def _read_step(self) -> Callable[..., Batch | BatchPosition]:
-        return training_batch if self.text is None else training_position
+        t, shardings = self.exp.train, self.setup.shardings
+        read: Callable[..., Any] = training_batch
+        sharding = shardings.rows(t.steps_per_dispatch > 1)
+        if self.text is not None:
+            read, sharding = training_position, shardings.replicated()
+        settings = (t.epoch_memory, t.steps_per_dispatch, sharding if sharded else None)
+        return training_feed(self.streams, step, t.steps, *settings, t.reset_every, read)
 
     def step_done(self, step: int, metrics: Metrics, state: Callable[[], TrainState]) -> None:
         """After a dispatch that ends in ``step``: logs the one before it; validates and saves."""
@@ -225,11 +222,16 @@ class Trainer:
         self._flush_metrics()
         if step == self.exp.train.steps:
             self.log.flush_window(step, epoch=self.streams.epochs(step))
+        scores: dict[str, Score] = {}
         with self.log.goodput.pause("evaluate"):
-            scores = self._scores(step, state)
-        if scores is None:
+            for name, params in candidates(state, self.exp.average, step).items():
+                score = self.setup.evaluator.run(params, stop=self.guard.requested)
+                if score is None:
+                    break
+                scores[name] = score
+        if score is None:
             if not replace:
-                self._save(step, state, validated=False)
+                self._save(step, state, evaluated=False)
             return False
         losses = {name: score.loss for name, score in scores.items()}
         for value in losses.values():
@@ -240,42 +242,26 @@ class Trainer:
             values |= {f"loss_{name}": loss for name, loss in losses.items()}
         timing = {"seconds": sum(score.seconds for score in scores.values())}
         self.log.record("valid", step, values, timing, epoch=self.streams.epochs(step))
-        self._save(step, state, loss=losses[best], weights=best, replace=replace)
+        self._save(step, state, losses[best], replace, weights=best)
         return True
 
-    def _scores(self, step: int, state: TrainState) -> dict[str, Score] | None:
-        """Validation scores of the parameters and each average; ``None`` if asked to stop."""
-        scores = {}
-        for name, params in candidates(state, self.exp.average, step).items():
-            score = self.setup.evaluator.run(params, stop=self.guard.requested)
-            if score is None:
-                return None
-            scores[name] = score
-        return scores
-
     def _save(
-        self,
-        step: int,
-        state: TrainState,
-        *,
-        validated: bool = True,
-        loss: float | None = None,
-        weights: str | None = None,
-        replace: bool = False,
+        self, step: int, state: TrainState, loss: float | None = None, replace: bool = False, **more
     ) -> None:
-        """Starts to save a checkpoint; ``validated``: False if a validation is due and not done.
+        """Starts to save a checkpoint, with the validation ``loss``, and ``more`` metadata.
 
-        ``loss``: of validation; ``weights``: the best parameters; ``None``: those of the config.
+        By default no validation is due, and the model is what the config names.
         """
         self._flush_metrics()  # raises where a loss or gradient before this state is not finite
         names, use = list(candidates(state, self.exp.average, step)), self.exp.average.use
         meta = {
             "config": self.exp.to_dict(),
             "window": self.log.window,
-            "evaluated": validated,
+            "evaluated": True,
             "skipped_in_a_row": self._skipped_in_a_row,
-            "weights": weights or (use if use in names else RAW),
+            "weights": use if use in names else RAW,
             "candidates": names,
+            **more,
         }
         required = step == self.exp.train.steps or self.guard.signal is not None
         warn = self.log.message
