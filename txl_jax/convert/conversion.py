@@ -1,8 +1,6 @@
 """A model of another program as a workdir, ready to be scored and sampled from.
 
-    check the request ──▶ read the tensors ──▶ convert ──▶ write
-
-Everything that can be checked without the tensors is checked before they are read.
+check all that needs no tensors ──▶ read them ──▶ convert ──▶ write
 """
 
 import dataclasses
@@ -83,9 +81,8 @@ def to_workdir(request: Request) -> TransformerXLConfig:
     """Converts a model into a workdir that :func:`txl_jax.load` opens; returns its configuration.
 
     Raises:
-      ModelFormatError: the request, a file or a tensor cannot be used; nothing is written.
-      ConfigError, DataError, WorkdirError: a setting, the corpus, the vocabulary or a JSON file
-        cannot be used; nothing is written.
+      ModelFormatError, ConfigError, DataError, WorkdirError: the request, a file, a tensor, a
+        setting, the corpus or the vocabulary cannot be used; nothing is written.
       CheckpointError: the workdir cannot be written; it gets no ``config.json``.
     """
     r = request

@@ -40,11 +40,8 @@ class Attributes:
 def read(path: str, wanted: Callable[[str], bool] = lambda name: True) -> Stored:
     """Reads a file, whose ending names its format, or a TF checkpoint by its prefix or folder.
 
-    ``wanted``: which variables of a TF checkpoint to read; those of the optimizer are not needed.
-
-    Raises:
-      ModelFormatError: the file does not exist, is damaged, has another format or holds pickled
-        objects, or a package is not installed.
+    ``wanted``: which variables of a TF checkpoint to read. Raises ModelFormatError if the file does
+    not exist, is damaged, has another format or pickled objects, or a package is not installed.
     """
     if is_tensorflow(path):
         return Stored(_read_tensorflow(path, wanted))
@@ -140,9 +137,7 @@ def vocab_from_file(path: str) -> Vocab:
     One Billion Word list. JSON is this project's ``vocab.json``, a list of symbols, or a mapping of
     symbols to ids. A torch file (Hugging Face's ``vocab.bin``) is a mapping with ``idx2sym``.
 
-    Raises:
-      ModelFormatError: it cannot be read in the format that its ending names.
-      DataError: it is not a valid vocabulary, such as one with a symbol twice.
+    Raises ModelFormatError if it cannot be read, DataError if it is no valid vocabulary.
     """
     if not os.path.isfile(path):
         raise ModelFormatError(f"vocabulary {path}: there is no such file")

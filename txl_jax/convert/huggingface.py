@@ -3,10 +3,10 @@
     config.json ──config_from_huggingface──▶ cfg
     its state_dict, as numpy ──params_from_huggingface(·, cfg)──▶ params
 
-The library adopted the authors' PyTorch code with TF's weights. It differs from that code: names
-begin with ``transformer.``, each layer has u and v (even if all layers share them), tail i's logit
-is at column ``cutoffs[0]+i-1`` as in TF, and memory starts as zeros that are attended to.
-``same_length`` is PyTorch's, M keys. Only the relative form of attention exists.
+The library has the authors' PyTorch code with these differences: names begin with
+``transformer.``, each layer has u and v (even if all layers share them), tail i's logit is at
+column ``cutoffs[0]+i-1`` as in TF, and memory starts as zeros that are attended to. ``same_length``
+is PyTorch's, M keys. Only the relative form of attention exists.
 """
 
 from collections.abc import Mapping
@@ -21,13 +21,10 @@ from txl_jax.convert.pytorch import params_from_pytorch
 
 
 def config_from_huggingface(config: Mapping[str, Any]) -> TransformerXLConfig:
-    """The configuration of the model that ``config.json`` describes.
+    """The configuration of the model that ``config.json``, keys of ``TransfoXLConfig``, describes.
 
-    ``config``: keys of ``TransfoXLConfig``; the library's own keys are ignored. ``tie_projs``, or
-    else ``proj_share_all_but_first``, says which projections are tied.
-
-    Raises:
-      ModelFormatError: a key is missing or its value is not supported.
+    ``tie_projs``, or else ``proj_share_all_but_first``, says which projections are tied. The
+    library's other keys are ignored. Raises ModelFormatError if a key is missing or not supported.
     """
     c = {"clamp_len": 1000, **config}
     if "n_token" in c:
@@ -52,13 +49,9 @@ def params_from_huggingface(
 ) -> dict[str, Any]:
     """The parameters of ``TransformerXL(cfg)`` from a ``TransfoXLLMHeadModel``'s state.
 
-    Args:
-      state_dict: arrays by name. A state without the softmax (``TransfoXLModel``) is refused.
-      cfg: from :func:`config_from_huggingface`. With ``untie_r`` False all layers must have equal
-        u and v.
-
-    Raises:
-      ModelFormatError: as :func:`~txl_jax.convert.pytorch.params_from_pytorch`.
+    ``cfg``: from :func:`config_from_huggingface`. Raises ModelFormatError as
+    :func:`~txl_jax.convert.pytorch.params_from_pytorch`, for a state without the softmax
+    (``TransfoXLModel``), and for u and v that differ between layers with ``untie_r`` False.
     """
     state = dict(state_dict)
     for name in ("r_w_bias", "r_r_bias"):

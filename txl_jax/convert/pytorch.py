@@ -60,13 +60,10 @@ IGNORED = ("adapt_inp", "dtype")
 def config_from_pytorch(constructor_args: Mapping[str, Any]) -> TransformerXLConfig:
     """The configuration of the model that the original's constructor would build.
 
-    Args:
-      constructor_args: keywords of ``MemTransformerLM`` with the original's defaults; the default
-        of ``dropout`` and ``dropatt`` is 0. Two more are accepted: ``impl``, ``"kimiyoung"`` (the
-        default) or ``"nvidia"``, and ``untie_r``, whether each layer has its own u and v (TF).
-
-    Raises:
-      ModelFormatError: an argument is missing, unknown, or not supported.
+    ``constructor_args``: keywords of ``MemTransformerLM`` with the original's defaults (0 for
+    ``dropout`` and ``dropatt``), and two more: ``impl``, ``"kimiyoung"`` (the default) or
+    ``"nvidia"``, and ``untie_r``, whether each layer has its own u and v (TF). Raises
+    ModelFormatError if an argument is missing, unknown, or not supported.
     """
     args = {name: value for name, value in constructor_args.items() if name not in IGNORED}
     names = ("pre_lnorm", "untie_r", "div_val", "tie_weight")
@@ -101,13 +98,9 @@ def params_from_pytorch(
 ) -> dict[str, Any]:
     """The parameters of ``TransformerXL(cfg)`` from a state of the original, float32 numpy arrays.
 
-    Args:
-      state_dict: arrays by the authors' or NVIDIA's names; gradients are converted likewise.
-      cfg: from :func:`config_from_pytorch`.
-
-    Raises:
-      ModelFormatError: names every tensor that is missing, unknown, has the wrong shape, or
-        differs from the one that it is tied to.
+    ``state_dict``: arrays by the authors' or NVIDIA's names; gradients are converted likewise.
+    ``cfg``: from :func:`config_from_pytorch`. Raises ModelFormatError, which names every tensor
+    that is missing, unknown, has the wrong shape, or differs from the one that it is tied to.
     """
     c, n, h, rows = cfg, cfg.n_head, cfg.d_head, cfg.n_positions or 0
     arguments.check_convertible(c)

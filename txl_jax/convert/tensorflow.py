@@ -54,12 +54,9 @@ SLOTS = ("Adam", "Adam_1", "ExponentialMovingAverage")
 def config_from_tensorflow(args: Mapping[str, Any]) -> TransformerXLConfig:
     """The configuration of the model that ``train.py`` or ``train_gpu.py`` builds from its flags.
 
-    Args:
-      args: the flags by name, with ``n_token`` and ``cutoffs``; or as in ``corpus-info.json`` with
-        ``vocab_size``, and ``cutoffs`` that begin with 0 and end with V. Others have TF's defaults.
-
-    Raises:
-      ModelFormatError: a flag is missing, unknown, or out of range.
+    ``args``: the flags by name, with ``n_token`` and ``cutoffs``; or as in ``corpus-info.json``
+    with ``vocab_size``, and ``cutoffs`` that begin with 0 and end with V. Others have TF's
+    defaults. Raises ModelFormatError if a flag is missing or unknown.
     """
     args = {name: value for name, value in args.items() if name not in IGNORED}
     if "vocab_size" in args:
@@ -87,12 +84,9 @@ def params_from_tensorflow(
 ) -> dict[str, Any]:
     """The parameters of ``TransformerXL(cfg)`` from a checkpoint's variables, float32 arrays.
 
-    Args:
-      variables: arrays by name. Those outside ``transformer/`` and the optimizer's are ignored.
-      cfg: from :func:`config_from_tensorflow`.
-
-    Raises:
-      ModelFormatError: names every variable that is missing, unknown, or has the wrong shape.
+    ``variables``: arrays by name; the optimizer's are ignored. ``cfg``: from
+    :func:`config_from_tensorflow`. Raises ModelFormatError, which names every variable that is
+    missing, unknown, or has the wrong shape.
     """
     c = cfg
     arguments.check_convertible(c)

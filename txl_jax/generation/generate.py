@@ -75,8 +75,7 @@ def generate(
         its number, the seed and the token's position only. ``None``: 0 for all.
 
     Raises:
-      ValueError: a prompt is empty or no array of integers [n], or has a token that is not in the
-        vocabulary.
+      ValueError: a prompt is empty, no array of integers [n], or not of the vocabulary.
     """
     vocab_size = cfg.vocab_size or 0
     for row, prompt in enumerate(prompts):

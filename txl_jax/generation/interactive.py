@@ -135,9 +135,9 @@ def _history(path: str):
         return
     with contextlib.suppress(OSError):
         readline.read_history_file(path)
+    readline.set_history_length(1000)
     try:
         yield
     finally:
-        readline.set_history_length(1000)
         with contextlib.suppress(OSError):
             readline.write_history_file(path)

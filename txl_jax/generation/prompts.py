@@ -12,11 +12,7 @@ MAX_BYTES = 1 << 30  # of a file of prompts; devices and pipes may have no end
 
 
 def read_prompts(c: GenerateConfig) -> list[str]:
-    """Every prompt: one, or those of ``prompts_file``. A byte-order mark is ignored.
-
-    Raises:
-      ConfigError: a file cannot be read as UTF-8 text, has no prompt, or has an invalid line.
-    """
+    """Every prompt: one, or those of ``prompts_file``; raises ConfigError for an invalid file."""
     if c.prompts_file is None:
         return [c.prompt if c.prompt_file is None else _read_text("prompt_file", c.prompt_file)]
     # Not str.splitlines: JSON may contain form feeds and U+2028.

@@ -126,10 +126,7 @@ def continuations(
     """Continues prompts together; yields all continuations, each with the new part of its text.
 
     Each is what it would be alone with the same seed. The ``c.samples`` of a prompt are adjacent.
-
-    Raises:
-      DataError: a prompt has a symbol that is not in the vocabulary.
-      ConfigError: the memory for so many texts does not fit the device.
+    Raises DataError for a symbol that is not in the vocabulary, ConfigError for too little memory.
     """
     vocab, exp = trained.vocab, dataclasses.replace(trained.config, generate=c)
     check_memory("generation", of_generating(exp.model, c, len(prompts)), exp)

@@ -34,9 +34,7 @@ def write_continuations(
     speed on stderr. ``sample.txt`` has what was printed; ``samples.jsonl`` has a line with the
     settings for every continuation ever generated here.
 
-    Raises:
-      ConfigError, DataError: a prompt cannot be read or encoded, or the file for JSON lines cannot
-        be written.
+    Raises ConfigError or DataError if a prompt cannot be read or encoded, or JSON lines written.
     """
     c = trained.config.generate
     prompts, quiet = read_prompts(c), c.json == "-"

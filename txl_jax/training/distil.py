@@ -46,10 +46,7 @@ def soft_targets(
     Entry i is the prediction of token i from the tokens before it, read with the ``validate``
     protocol; entry 0 has probability 1 for the token itself. ``None`` if there are no teachers, or
     ``stop()`` became true. A resumed run keeps the targets of the first start, also with other
-    ``validate`` settings. ``message`` prints a line.
-
-    Raises:
-      ConfigError: a teacher does not exist, or has another vocabulary.
+    ``validate`` settings. Raises ConfigError if a teacher does not exist or has another vocabulary.
     """
     c = exp.distil
     if not c.teachers:

@@ -77,11 +77,8 @@ def load_initial_params(
     """The state at step 0 with the parameters that the experiment starts from, if any.
 
     ``exp`` has the resolved model; ``vocab`` is the corpus's; ``workdir`` gets ``start.json``.
-
-    Raises:
-      ConfigError: the folder's model has another shape or vocabulary, or other parameters than
-        ``start.json`` recorded when this run first started.
-      CheckpointError: its checkpoint cannot be read.
+    Raises CheckpointError if the folder's checkpoint cannot be read, ConfigError if its model has
+    another shape or vocabulary, or other parameters than when this run first started.
     """
     folder = exp.train.start_from
     if folder is None:

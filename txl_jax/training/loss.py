@@ -28,8 +28,7 @@ class Denominators(NamedTuple):
 def scored_weights(weights: Array, c: LossConfig) -> Array:
     """Weights [B,T] of the targets that count in training.
 
-    With ``positions="half"`` the first n // 2 of a row's n real targets get 0, so that a scored
-    target has at least that much of its own segment before it (paper, section 4.2).
+    With ``positions="half"`` the first n // 2 of a row's n real targets get 0 (paper, section 4.2).
     """
     if c.positions == "full":
         return weights

@@ -152,10 +152,8 @@ class LambState(NamedTuple):
 def scale_by_lamb(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
     """LAMB (You et al. 2020) as in NVIDIA's Transformer-XL: each tensor has its own rate.
 
-        m, v     running means of the gradient and of its square, no bias correction
-        step     m / (sqrt(v) + eps)
-        ratio    min(|w|, 10) / (|step| + eps), or 1 where |w| is 0
-        update   ratio * step
+        step     m / (sqrt(v) + eps), m and v running means as in Adam, without bias correction
+        update   step * min(|w|, 10) / (|step| + eps), or step where |w| is 0
 
     ``optax.lamb`` corrects bias and does not clip |w|. Norms are of :func:`_original_tensor`.
     """

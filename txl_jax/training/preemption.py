@@ -1,7 +1,7 @@
 """Preemption: SIGTERM and Ctrl-C end a run after the next step, with its state saved.
 
-All processes must stop at the same step, whichever of them gets the signal. JAX handles SIGTERM: it
-notifies the other processes and agrees on the step. Ctrl-C is passed on as SIGTERM.
+Of many processes, all stop at the same step, whichever gets the signal: JAX handles SIGTERM and
+agrees on the step. Ctrl-C is passed on as SIGTERM.
 """
 
 import signal
