@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from txl_jax.checkpoint.checkpoints import RAW, Checkpoints
+from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.checkpoint.trained_model import parameter_count
 from txl_jax.config import ExperimentConfig
 from txl_jax.data.batch import Batch
@@ -23,16 +24,16 @@ from txl_jax.data.feed import training_batch, training_feed
 from txl_jax.data.on_device import BatchPosition, DeviceText, device_text, training_position
 from txl_jax.evaluation.evaluator import Score
 from txl_jax.model.kernels.parity import require_parity
+from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.parallel import processes
 from txl_jax.training.distil import soft_targets
 from txl_jax.training.fine_tuning import load_initial_params
 from txl_jax.training.goodput import GoodputTimer
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.run_log import RunLog
-from txl_jax.training.saving import CheckpointSaver
 from txl_jax.training.setup import TrainSetup, build_setup, training_streams
-from txl_jax.training.skipping import check_finite, check_skips, skip_reason
-from txl_jax.training.state import TrainState, candidates, choose_weights
+from txl_jax.training.skipping import check_finite, check_skips, check_state, skip_reason
+from txl_jax.training.state import TrainState, candidates, choose_weights, state_shardings
 from txl_jax.training.step import Metrics, compiled_step
 
 Program = Callable[[Any, Any], tuple[Any, Metrics]]
@@ -82,14 +83,16 @@ def open_trainer(
     Checkpoints after ``last_step`` are ignored. ``label``, ``goodput``: as in :class:`RunLog`.
     """
     with Checkpoints(workdir, exp.checkpoint) as checkpoints:
-        saver = CheckpointSaver(checkpoints, exp)
-        restored = saver.restore(setup, last_step)
+        restored = checkpoints.restore(setup.on_disk, exp.to_dict(), last_step)
         if restored is None:
             meta: dict[str, Any] = {}
             state = setup.initial_state(exp)
             state = load_initial_params(state, exp, corpus.vocab, workdir, setup.shardings)
         else:
             state, meta = restored
+            if exp.model.scan_layers:  # those in checkpoints are not stacked, whatever the run does
+                layout = state_shardings(setup.shardings, setup.abstract)
+                state = jax.jit(stack_layers, out_shardings=layout)(state)
         log = RunLog(
             workdir,
             total_steps=exp.train.steps,
@@ -103,7 +106,7 @@ def open_trainer(
             goodput=goodput,
         )
         with log:
-            trainer = Trainer(exp, corpus, setup, saver, log, guard, meta)
+            trainer = Trainer(exp, corpus, setup, checkpoints, log, guard, meta)
             trainer.log_start(state, resumed=restored is not None)
             try:
                 yield trainer, state
@@ -122,15 +125,17 @@ class Trainer:
         exp: ExperimentConfig,
         corpus: Corpus,
         setup: TrainSetup,
-        saver: CheckpointSaver,
+        checkpoints: Checkpoints,
         log: RunLog,
         guard: PreemptionGuard,
         meta: Mapping[str, Any],
     ):
         self.exp, self.corpus, self.setup = exp, corpus, setup
-        self.saver, self.log, self.guard = saver, log, guard
+        self.checkpoints, self.log, self.guard = checkpoints, log, guard
         self.streams = training_streams(exp, corpus)
         self.text: DeviceText | None = None
+        self._saved = set(checkpoints.steps())
+        self._unstack = jax.jit(unstack_layers) if exp.model.scan_layers else lambda state: state
         self.validated: bool = meta.get("evaluated", True)
         self._skipped_in_a_row: int = meta.get("skipped_in_a_row", 0)
         self._pending: collections.deque[tuple[int, Metrics]] = collections.deque()
@@ -208,10 +213,10 @@ class Trainer:
     def finish(self, step: int, state: TrainState) -> Outcome:
         """Saves the state of a run that was asked to stop, and waits for the disk."""
         self._flush_metrics()
-        if self.guard.requested() and step and step not in self.saver.steps:
+        if self.guard.requested() and step and step not in self._saved:
             self._save(step, state)
         with self.log.goodput.pause("save"):
-            self.saver.checkpoints.wait()
+            self.checkpoints.wait()
         return Outcome(state, finished=step == self.exp.train.steps and self.validated)
 
     def validate(self, step: int, state: TrainState, replace: bool = False) -> bool:
@@ -235,7 +240,7 @@ class Trainer:
             return False
         losses = {name: score.loss for name, score in scores.items()}
         for value in losses.values():
-            check_finite("validation loss", value, step, self.saver.newest())
+            check_finite("validation loss", value, step, self._newest())
         best = choose_weights(losses, self.exp.average)
         values = {"loss": losses[best], "targets": scores[best].targets}
         if state.averages:
@@ -250,9 +255,12 @@ class Trainer:
     ) -> None:
         """Starts to save a checkpoint, with the validation ``loss``, and ``more`` metadata.
 
-        By default no validation is due, and the model is what the config names.
+        By default no validation is due, and the model is what the config names. Raises
+        CheckpointError unless ``checkpoint.tolerate_save_errors`` allows to go on.
         """
         self._flush_metrics()  # raises where a loss or gradient before this state is not finite
+        if not replace and step <= max(self._saved, default=0):
+            return  # of several seeds, this one was ahead of the others when they were stopped
         names, use = list(candidates(state, self.exp.average, step)), self.exp.average.use
         meta = {
             "config": self.exp.to_dict(),
@@ -263,10 +271,27 @@ class Trainer:
             "candidates": names,
             **more,
         }
-        required = step == self.exp.train.steps or self.guard.signal is not None
-        warn = self.log.message
+        save = self.checkpoints.replace if replace else self.checkpoints.save
+        start = lambda: save(step, self._unstack(state), meta, loss)
+        last = step == self.exp.train.steps or self.guard.signal is not None
+        tolerant = self.exp.checkpoint.tolerate_save_errors and not processes.many()
         with self.log.goodput.pause("save"):
-            self.saver.save(step, state, meta, loss, warn, replace=replace, required=required)
+            check_state(state, step, self._newest())
+            for work, required in ((self.checkpoints.wait, False), (start, last)):
+                try:
+                    work()
+                    self._saved |= {step} if work is start else set()
+                except CheckpointError as error:
+                    if required or not tolerant:  # other processes wait inside their own save
+                        raise
+                    self.log.message(f"{error}; training continues without this checkpoint")
+                    self._saved &= set(self.checkpoints.steps())
+
+    def _newest(self) -> str:
+        """Names the checkpoint that a failed run can resume from."""
+        if not self._saved:
+            return "no checkpoint was saved yet"
+        return f"checkpoint {max(self._saved)} is kept"
 
     def _flush_metrics(self, keep: int = 0) -> None:
         """Logs the pending metrics of all but the newest ``keep`` dispatches."""
@@ -280,7 +305,7 @@ class Trainer:
                     self.log.flush_window(step, epoch=self.streams.epochs(step))
 
     def _log_step(self, step: int, metrics: dict[str, float]) -> None:
-        most, kept = self.exp.train.max_skipped, self.saver.newest()
+        most, kept = self.exp.train.max_skipped, self._newest()
         if metrics.get("skipped"):
             self._skipped_in_a_row += 1
             self.log.skipped_step(step, skip_reason(metrics), metrics)
