@@ -87,11 +87,7 @@ def projected_outputs(c: TransformerXLConfig) -> list[tuple[int, int, bool]]:
 
 
 def take_layer(
-    tensors: Tensors,
-    c: TransformerXLConfig,
-    names: Mapping[str, str],
-    prefix: str,
-    transposed: bool,
+    tensors: Tensors, c: TransformerXLConfig, names: dict[str, str], prefix: str, transposed: bool
 ) -> dict[str, Any]:
     """Takes the parameters of a layer that every program has.
 

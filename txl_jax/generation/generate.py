@@ -119,12 +119,7 @@ def _programs(cfg: TransformerXLConfig, c: GenerateConfig) -> _Programs:
 
 
 def _first_state(
-    programs: _Programs,
-    cfg: TransformerXLConfig,
-    params: Any,
-    prompts: Sequence[np.ndarray],
-    c: GenerateConfig,
-    grammar: Automaton | None,
+    programs: _Programs, cfg: TransformerXLConfig, params, prompts, c: GenerateConfig, grammar
 ) -> DecodeState:
     """The state after all but the last token of each prompt, on device."""
     if cfg.memory_free:
@@ -150,10 +145,15 @@ def _extend(step: Callable, c: GenerateConfig, params, state: DecodeState, keys,
 
     def sample_token(state: DecodeState, keys):
         logits, past = step(params, state.token, state.past)
-        token = sample(keys, _masked(logits, state, c, grammar), c)
+        masked, seen, grammar_state = logits, state.seen, state.grammar_state
+        if seen is not None:
+            masked = apply_repetition_penalty(masked, seen, c.repetition_penalty)
+        if grammar_state is not None:
+            allowed = jnp.asarray(grammar.allowed)[grammar_state]
+            masked = jnp.where(allowed, masked, -jnp.inf)
+        token = sample(keys, masked, c)
         own_logits = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
         nll = jax.nn.logsumexp(logits, axis=-1) - own_logits
-        seen, grammar_state = state.seen, state.grammar_state
         if seen is not None:
             seen = seen.at[jnp.arange(len(token)), token].set(True)
         if grammar_state is not None:
@@ -162,16 +162,6 @@ def _extend(step: Callable, c: GenerateConfig, params, state: DecodeState, keys,
 
     state, (tokens, nll) = jax.lax.scan(sample_token, state, keys)
     return state, tokens.T, nll.T
-
-
-def _masked(logits, state: DecodeState, c: GenerateConfig, grammar):
-    """Logits [B,V] with the repetition penalty, and -inf where the grammar allows no token."""
-    if state.seen is not None:
-        logits = apply_repetition_penalty(logits, state.seen, c.repetition_penalty)
-    if state.grammar_state is not None:
-        allowed = jnp.asarray(grammar.allowed)[state.grammar_state]
-        logits = jnp.where(allowed, logits, -jnp.inf)
-    return logits
 
 
 # With memory: the past is the layers' projected memory.

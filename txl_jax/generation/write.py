@@ -45,7 +45,7 @@ def write_continuations(
     with _json_lines(c.json) as file:
         for first in range(0, len(prompts), c.batch_size):
             batch = prompts[first : first + c.batch_size]
-            rows = _continue_batch(trained, batch, c, stop, print_text=single)
+            rows = _continue_batch(trained, batch, stop, print_text=single)
             if rows is None:
                 return
             for n, row in enumerate(rows):
@@ -64,13 +64,10 @@ def write_continuations(
 
 
 def _continue_batch(
-    trained: TrainedModel,
-    prompts: Sequence[str],
-    c: GenerateConfig,
-    stop: Callable[[], bool],
-    print_text: bool,
+    trained: TrainedModel, prompts: Sequence[str], stop: Callable[[], bool], print_text: bool
 ) -> list[Continuation] | None:
     """The continuations of a batch; ``None`` if ``stop()`` became true."""
+    c = trained.config.generate
     rows: list[Continuation] = []
     start = time.perf_counter()
     pending = ""  # an unfinished line, which is detokenised as a whole

@@ -26,34 +26,28 @@ class GoodputTimer:
         return now - self._start - self._paused_seconds
 
     @contextlib.contextmanager
-    def measure(self, activity: Activity) -> Iterator[None]:
-        """Counts the time in this context for an activity."""
+    def pause(self, activity: Activity) -> Iterator[None]:
+        """Counts the time in this context for an activity, not for training; may be nested."""
         start = perf_counter()
+        if not self._depth:
+            self._paused_at = start
+        self._depth += 1
         try:
             yield
         finally:
-            self.seconds[activity] += perf_counter() - start
-
-    @contextlib.contextmanager
-    def pause(self, activity: Activity) -> Iterator[None]:
-        """Like :meth:`measure`, but not counted as training time. Pauses may be nested."""
-        if not self._depth:
-            self._paused_at = perf_counter()
-        self._depth += 1
-        try:
-            with self.measure(activity):
-                yield
-        finally:
+            now = perf_counter()
+            self.seconds[activity] += now - start
             self._depth -= 1
             if not self._depth:
-                self._paused_seconds += perf_counter() - self._paused_at
+                self._paused_seconds += now - self._paused_at
 
     def waiting(self, items: Iterable[Any]) -> Iterator[Any]:
         """The same items; the time until each one arrives counts as ``data``."""
         iterator, end = iter(items), object()
         while True:
-            with self.measure("data"):
-                item = next(iterator, end)
+            start = perf_counter()
+            item = next(iterator, end)
+            self.seconds["data"] += perf_counter() - start
             if item is end:
                 return
             yield item

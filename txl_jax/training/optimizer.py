@@ -52,14 +52,9 @@ def schedule(
     return rate
 
 
-def learning_rate(exp: ExperimentConfig) -> optax.Schedule:
-    """:func:`schedule` of an experiment, for the optimizer and for the log."""
-    return schedule(exp.optimizer, exp.train.steps, exp.average)
-
-
 def make_optimizer(exp: ExperimentConfig) -> optax.GradientTransformation:
     """Clip to a global norm, add L2, Adam or LAMB, add weight decay, times :func:`schedule`."""
-    c, rate = exp.optimizer, learning_rate(exp)
+    c, rate = exp.optimizer, schedule(exp.optimizer, exp.train.steps, exp.average)
     scale = {"adam": optax.scale_by_adam, "lamb": scale_by_lamb}[c.name]
     parts = [clip_by_norm(c.clip_norm) if c.clip_norm else optax.identity()]
     if c.l2:

@@ -15,13 +15,7 @@ from txl_jax.model.layout import unstack_layers
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.state import (
-    TrainState,
-    abstract_state,
-    init_state,
-    state_shardings,
-    with_shardings,
-)
+from txl_jax.training.state import TrainState, abstract_state, init_state, with_shardings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +36,8 @@ class TrainSetup:
     def initial_state(self, exp: ExperimentConfig) -> TrainState:
         """The state before the first update, drawn with the experiment's seed."""
         init = lambda: init_state(exp, self.model, self.optimizer)
-        return jax.jit(init, out_shardings=state_shardings(self.shardings, self.abstract))()
+        layout = jax.tree.map(lambda x: x.sharding, self.abstract)
+        return jax.jit(init, out_shardings=layout)()
 
 
 def build_setup(exp: ExperimentConfig, corpus: Corpus) -> TrainSetup:

@@ -15,7 +15,7 @@ from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.ordering import zero_after
 from txl_jax.parallel.shardings import Shardings
 from txl_jax.training.loss import batch_loss, denominators, scored_weights
-from txl_jax.training.optimizer import learning_rate, with_recent_norm
+from txl_jax.training.optimizer import schedule, with_recent_norm
 from txl_jax.training.skipping import skip_bad_update
 from txl_jax.training.state import TrainState, dropout_key, state_shardings, update_averages
 
@@ -45,12 +45,13 @@ def train_step(
     batch = batch.replace(weights=scored_weights(batch.weights, exp.loss))
     key = dropout_key(exp.seed if seed is None else seed, state.step)
     gradient, nll_sum, mems = accumulate_gradient(state, batch, exp, model, key)
+    rate = schedule(exp.optimizer, exp.train.steps, exp.average)
     metrics = {
         "nll_sum": nll_sum,
         "count": jnp.sum(batch.weights),
         "tokens": tokens,
         "grad_norm": optax.tree.norm(gradient),
-        "learning_rate": learning_rate(exp)(state.step) * scale,
+        "learning_rate": rate(state.step) * scale,
     }
     optimizer = with_recent_norm(optimizer, exp.train)
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)

@@ -114,28 +114,27 @@ def open_trainer(
                 log.message(log.goodput.line())
 
 
+@dataclasses.dataclass
 class Trainer:
     """Trains one run, and remembers what goes from one step to the next.
 
     ``validated``: whether the last validation that was due is done. ``meta``: of the checkpoint.
     """
 
-    def __init__(
-        self,
-        exp: ExperimentConfig,
-        corpus: Corpus,
-        setup: TrainSetup,
-        checkpoints: Checkpoints,
-        log: RunLog,
-        guard: PreemptionGuard,
-        meta: Mapping[str, Any],
-    ):
-        self.exp, self.corpus, self.setup = exp, corpus, setup
-        self.checkpoints, self.log, self.guard = checkpoints, log, guard
-        self.streams = training_streams(exp, corpus)
-        self.text: DeviceText | None = None
-        self._saved = set(checkpoints.steps())
-        self._unstack = jax.jit(unstack_layers) if exp.model.scan_layers else lambda state: state
+    exp: ExperimentConfig
+    corpus: Corpus
+    setup: TrainSetup
+    checkpoints: Checkpoints
+    log: RunLog
+    guard: PreemptionGuard
+    meta: dataclasses.InitVar[Mapping[str, Any]]
+    text: DeviceText | None = None
+
+    def __post_init__(self, meta: Mapping[str, Any]):
+        self.streams = training_streams(self.exp, self.corpus)
+        self._saved = set(self.checkpoints.steps())
+        scanned = self.exp.model.scan_layers
+        self._unstack = jax.jit(unstack_layers) if scanned else lambda state: state
         self.validated: bool = meta.get("evaluated", True)
         self._skipped_in_a_row: int = meta.get("skipped_in_a_row", 0)
         self._pending: collections.deque[tuple[int, Metrics]] = collections.deque()
