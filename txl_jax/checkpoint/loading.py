@@ -38,8 +38,7 @@ def load(source: str, step: str = "best", weights: str | None = None) -> Trained
       source: a workdir, a folder that ``save`` wrote, or ``owner/name@revision`` of the Hub (needs
         ``txl_jax[hub]``); ``hub:`` before it always means the Hub.
       step: of a workdir: ``best`` by validation, ``latest``, or a number.
-      weights: of a workdir: ``raw``, ``swa`` or ``ema`` (:class:`~txl_jax.config.AverageConfig`);
-        ``None``: those that training chose.
+      weights: of a workdir: ``raw``, ``swa`` or ``ema``; ``None``: those that training chose.
 
     Raises:
       WorkdirError: ``source`` is no model, has two models, or cannot be downloaded.
@@ -76,11 +75,10 @@ def load_workdir(workdir: str, step: str = "best", weights: str | None = None) -
 
 
 def load_exported(folder: str) -> TrainedModel:
-    """The model that :func:`~txl_jax.checkpoint.saving.save` wrote, bit for bit; its step is 0.
+    """The model that ``save`` wrote, bit for bit; its step is 0.
 
-    Raises:
-      ModelFormatError: the parameters are damaged, have another format, or do not fit the config.
-      DataError, WorkdirError: another file cannot be read or used.
+    ModelFormatError: the parameters are damaged, have another format, or do not fit the config.
+    DataError, WorkdirError: another file cannot be read or used.
     """
     path = os.path.join(folder, MODEL)
     _check_format(path)

@@ -67,9 +67,7 @@ def save(trained: TrainedModel, folder: str, record: Mapping[str, Any] | None = 
 def push(trained: TrainedModel, repository: str, private: bool = True) -> str:
     """Uploads a model to the Hub as ``owner/name``; returns its address. Needs ``txl_jax[hub]``.
 
-    The account is the one that is logged in (``hf auth login``, or ``HF_TOKEN``).
-
-    WorkdirError, with the reason, where it cannot be uploaded.
+    The account is that of ``hf auth login`` or ``HF_TOKEN``. WorkdirError where it cannot.
 
     Example:
       >>> import txl_jax

@@ -66,8 +66,7 @@ class Corpus:
       (25, 30)
 
     Attributes:
-      name: of the corpus.
-      vocab: what an id means.
+      name, vocab: of the corpus; what an id means.
       train, valid, test: 1-D arrays of ids, memory-mapped, of ``vocab.dtype``, with ``<eos>`` at
         the end of each line of words. ``lm1b``: :class:`~txl_jax.data.sentences.Sentences`.
       source_hash: sha256 over the files of the text.
@@ -126,8 +125,7 @@ def load_corpus(
 
     Raises:
       ConfigError: an unknown name, or a setting out of range.
-      DataError: text that is missing, empty, damaged or not in UTF-8, a wrong hash, or a cache
-        folder that cannot be written.
+      DataError: text that cannot be used, a wrong hash, or a cache folder that cannot be written.
     """
     given = {key: value for key, value in locals().items() if value is not None}
     given |= {key: os.fspath(given[key]) for key in ("path", "cache_dir") if key in given}
@@ -135,10 +133,9 @@ def load_corpus(
 
 
 def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
-    """The corpus of an experiment's ``data`` section; see :func:`load_corpus`.
+    """The corpus of a ``data`` section; ``vocab``: of a trained model, to encode the text with.
 
-    ``vocab``: of a trained model, to encode with; DataError where it is of another kind or lacks
-    a symbol of the text.
+    DataError also where that is of another kind or lacks a symbol of the text.
     """
     kind = _kind(data)
     if vocab is not None and vocab.kind != kind:

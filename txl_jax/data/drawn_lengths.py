@@ -35,10 +35,9 @@ def drawn_lengths(seed: int, epoch: int, n: int, seg_len: int, std: float) -> np
 
 
 class DrawnLengths:
-    """Training segments of random lengths; every target once in each epoch.
+    """Training segments of random lengths, mostly about T; every target once in each epoch.
 
-    The attributes are those of :class:`Streams`. T is the usual mean of the lengths, ``n_segments``
-    counts the first pass (others have nearly as many), and ``max_len`` is the arrays' length.
+    As :class:`Streams`. ``n_segments`` is of the first pass; ``max_len`` is the arrays' length.
     """
 
     def __init__(self, streams: Streams, std: float, seed: int):

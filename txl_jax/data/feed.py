@@ -48,7 +48,6 @@ def training_feed(
     """Batches of the steps ``start`` .. ``stop - 1``, on device, prefetched by a thread.
 
     With ``per_dispatch`` S > 1 each item holds S steps, stacked on a new leading axis.
-    Prefetched batches are not state: a checkpoint needs only the number of the step.
     ``read_step`` takes the arguments of :func:`training_batch`.
     """
 
@@ -57,12 +56,9 @@ def training_feed(
         parts = [read_step(streams, s, epoch_memory, reset_every, rows) for s in steps]
         return parts[0] if per_dispatch == 1 else jax.tree.map(lambda *x: np.stack(x), *parts)
 
-    def batches() -> Iterator[Any]:
-        axis = 0 if per_dispatch == 1 else 1
-        for step in range(start, stop, per_dispatch):
-            yield batch_on_device(functools.partial(read, step), sharding, streams.batch_size, axis)
-
-    return prefetch(batches())
+    put = functools.partial(batch_on_device, sharding=sharding, n_rows=streams.batch_size)
+    reads = (functools.partial(read, step) for step in range(start, stop, per_dispatch))
+    return prefetch(put(read_rows, axis=int(per_dispatch > 1)) for read_rows in reads)
 
 
 def batch_on_device(
@@ -96,9 +92,9 @@ def batch_on_device(
 
 
 def prefetch(items: Iterator[Any], size: int = 2) -> Generator[Any, None, None]:
-    """The same items in order; a thread computes up to ``size`` of them in advance.
+    """The same items or errors in order; a thread computes up to ``size`` of them in advance.
 
-    An error in the thread is raised in place of its item. Closing the iterator ends the thread.
+    Closing the iterator ends the thread.
     """
     end = object()
     pool = concurrent.futures.ThreadPoolExecutor(1, "txl-prefetch")

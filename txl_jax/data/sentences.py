@@ -38,8 +38,7 @@ _KEPT = 2  # shuffled shards of each row: the one being read, and the one before
 class Sentences(Sequence[np.ndarray]):
     """The sentences of a text, by index, each ``<S> words <S>``, read lazily.
 
-    In TF's stream (protocol ``double``) each is ``<S> words <S> <S>``: the last ``<S>`` is the next
-    one's first, and there is one after the last sentence too.
+    In TF's stream (protocol ``double``) each is ``<S> words <S> <S>``, the last one too.
 
     Example:
       >>> import numpy as np, txl_jax
@@ -95,17 +94,12 @@ class SentenceStreams(BaseStreams):
         context_len: int = 0,
         seed: int | None = None,
     ):
-        """Lays out the rows; reads little except to check ids.
+        """Lays out the rows; other arguments and errors as for :class:`Streams`.
 
-        Args:
-          sentences: at least B.
-          batch_size, seg_len, name, vocab_size, context_len: as of :class:`Streams`.
-          drop_remainder: False: every target of a pass is scored once. True: each row takes the
-            next sentence when it needs one, and the pass ends with the last segment that is full
-            in all rows, as in the published code; whole rows are in memory. Not with a seed.
-          seed: if given, every epoch has a random order of its own.
-
-        DataError: an argument out of range, too few sentences, or an id that is not below V.
+        ``drop_remainder``: False: every target of a pass is scored once. True: each row takes the
+        next sentence when it needs one, and the pass ends with the last segment that is full in all
+        rows, as in the published code; whole rows are in memory. Not with a seed.
+        ``seed``: if given, every epoch has a random order of its own.
         """
         super().__init__(batch_size, seg_len, context_len)
         if batch_size > len(sentences):
@@ -161,9 +155,8 @@ def shuffled_streams(
 ) -> TrainingStreams:
     """A split to be trained on: sentences in a random order, a text as in the published code.
 
-    ``seed``: of the order of sentences, of drawn lengths, of shifts. Only of a text:
-    ``seg_len_std``: s > 0: segments of random lengths, see :class:`DrawnLengths`;
-    ``partial_shuffle``. Other arguments as of :class:`Streams`.
+    ``seed``: of the order of sentences, and of a text's drawn lengths and shifts. ``seg_len_std``:
+    s > 0: segments of random lengths, see :class:`DrawnLengths`.
     """
     if isinstance(split, Sentences):
         return SentenceStreams(split, batch_size, seg_len, name=name, seed=seed, **options)

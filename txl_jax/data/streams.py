@@ -69,8 +69,7 @@ class Segment:
       inputs: int32 [B, C+T]: the context, 0 where the stream had not begun, and the segment.
       targets: int32 [B, T], the token after each of the last T inputs.
       weights: float32 [B, T]: 1, or 0 where inputs and targets are padding (and 0 too).
-      starts: bool [B, C+T]: True at the first token of a stream, and nowhere in later segments.
-        A model takes it as ``reset``: no later token attends to positions before it.
+      starts: bool [B, C+T]: True at the first token of a stream; a model takes it as ``reset``.
       first: True for the first segment of a pass, which must be read with an empty memory.
     """
 
@@ -91,8 +90,7 @@ def read_segment(
 ) -> Segment:
     """Targets ``start`` .. ``start + n - 1`` of some streams, right padded to ``width``, T.
 
-    ``read(stream, i, j)`` gives the tokens i .. j-1 of a stream's text; ``ends`` has the number of
-    targets of each stream that is read.
+    ``read(stream, i, j)`` gives a stream's tokens i .. j-1; ``ends``: its number of targets.
     """
     b, t, c = len(ends), width, context_len
     inputs, targets = np.zeros((b, c + t), np.int32), np.zeros((b, t), np.int32)
@@ -111,16 +109,10 @@ def read_segment(
 
 
 class BaseStreams:
-    """All segments of B parallel streams, by index; a short last one is padded to T.
+    """All segments of B parallel streams, by index; a short last one is padded to T."""
 
-    Attributes:
-      batch_size, seg_len, context_len: B, T, C.
-      n_segments: segments of one pass; also ``len()``.
-      n_targets: targets of one pass, the sum of all weights.
-    """
-
-    n_segments: int
-    n_targets: int
+    n_segments: int  # of one pass
+    n_targets: int  # of one pass, the sum of all weights
     _ends: Sequence[int]  # the number of targets of each stream, at most 0 where no text is left
 
     def __init__(self, batch_size: int, seg_len: int, context_len: int):
@@ -136,10 +128,7 @@ class BaseStreams:
         return map(self.segment, range(self.n_segments))
 
     def segment(self, index: int, rows: slice = slice(None), epoch: int = 0) -> Segment:
-        """Segment ``index`` of an epoch; IndexError if there is none.
-
-        ``rows``: which streams; only their tokens are read, and the arrays have as many rows.
-        """
+        """Segment ``index`` of an epoch; IndexError if there is none. ``rows``: which streams."""
         if not 0 <= index < self.n_segments:
             raise IndexError(f"segment {index}: there are {self.n_segments}, counted from 0")
         return self.window(index * self.seg_len, self.seg_len, self.seg_len, rows, epoch)
@@ -179,15 +168,10 @@ class Streams(BaseStreams):
         context_len: int = 0,
         partial_shuffle_seed: int | None = None,
     ):
-        """Lays out the streams; reads nothing except to check ids.
+        """Lays out the streams of integers [N]; reads nothing except to check ids.
 
-        Args:
-          tokens: integers [N], N >= 2; may be memory-mapped.
-          batch_size, seg_len, drop_remainder, context_len: see the head of this file.
-          name: of the token array, for errors.
-          vocab_size: V; if given, all ids are checked to be from 0 to V-1.
-          partial_shuffle_seed: of the shifts, ``None``: no shuffle. Needs ``drop_remainder``.
-
+        ``name``: for errors. ``vocab_size``: V; if given, ids must be below it.
+        ``partial_shuffle_seed``: of the shifts, ``None``: no shuffle; needs ``drop_remainder``.
         DataError: an argument out of range, too few tokens, or an id that is not below V.
         """
         tokens = np.asanyarray(tokens)

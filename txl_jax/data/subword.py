@@ -90,10 +90,7 @@ class SubwordCodec(Codec):
 
 
 def whole_lines(blocks: Iterable[bytes | str], where: str = "text") -> Iterator[list[str]]:
-    """The text's lines with their ends, some at a time; long ones in parts of LONGEST characters.
-
-    Only ``\\n`` ends a line, and stays in it: the lines joined are the text.
-    """
+    """The text's lines with their ends, some at a time, at most LONGEST characters of each."""
     kept = ""
     for text in decode_utf8(blocks, where):
         *ended, kept = (kept + text).split("\n")

@@ -94,10 +94,9 @@ class Vocab:
 
     @classmethod
     def from_lines(cls, path: str | os.PathLike) -> "Vocab":
-        """The sentence vocabulary in a file; raises DataError where there is none.
+        """The sentence vocabulary in a file, or DataError.
 
-        The first field of a line is the symbol; one that occurred before is skipped. Both as the
-        authors read ``1b_word_vocab.txt``.
+        As the authors read it: the first field of a line; one that occurred before is skipped.
         """
         try:
             with open(path, encoding="utf-8") as file:
@@ -158,11 +157,9 @@ class Vocab:
         return self._codec.dtype
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        """The ids of a text, 1-D, of :attr:`dtype`.
+        """The ids of a text, 1-D, of :attr:`dtype`; DataError for a symbol without an id.
 
-        A line end is ``<eos>`` among words, and ``<S>`` among sentences, where one also comes
-        before the first line. DataError for a symbol without an id, or (but for ``byte``) bytes
-        that are not UTF-8.
+        A line end is ``<eos>`` among words, and ``<S>`` among sentences, with one before all.
         """
         return np.concatenate([np.zeros(0, self.dtype), *self.encode_blocks([text])])
 
@@ -186,10 +183,7 @@ class Vocab:
         return self._codec.encode_sentences(blocks, where, end_last_line)
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
-        """The text of some ids; DataError for an id that is not in the vocabulary.
-
-        Bytes that are not UTF-8 show as U+FFFD. Words are joined with a space.
-        """
+        """The text of some ids, or DataError; bytes that are not UTF-8 show as U+FFFD."""
         return self._codec.decode(self._checked(ids))
 
     def decode_bytes(self, ids: Iterable[int] | np.ndarray) -> bytes:

@@ -15,9 +15,7 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.sources.cache import make_folder, write_errors
 from txl_jax.data.sources.source import file_hash, read_errors
 
-Wanted = Callable[[str], str | None]
-"""From the name of a member to its path in the folder; ``None``: it is left out."""
-
+Wanted = Callable[[str], str | None]  # a member's name to its path in the folder, or None
 _BROKEN = (  # the errors of reading a damaged or encrypted archive
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
     *(OSError, EOFError, RuntimeError, ValueError, struct.error),

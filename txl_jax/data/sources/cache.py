@@ -19,10 +19,7 @@ from txl_jax.data.errors import DataError
 
 
 def make_folder(final: Path, fill: Callable[[Path], object]) -> Path:
-    """The folder ``final``; DataError where it cannot be made.
-
-    If it does not exist, ``fill`` gets an empty folder, which is renamed when ``fill`` returns.
-    """
+    """The folder ``final``, made by ``fill`` in an empty folder that is then renamed; DataError."""
     if final.is_dir():
         return final
     remove_unfinished(final.parent)
@@ -72,10 +69,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def remove_folder(final: Path, expected: tuple[int, int]) -> bool:
-    """Removes a folder unless another process has replaced it; whether it was removed.
-
-    ``expected``: its :func:`folder_identity`. Raises OSError or DataError where it cannot.
-    """
+    """Removes a folder if it is the ``expected`` one; whether it did. OSError or DataError."""
     with _locked(final):
         if folder_identity(final) != expected:
             return False

@@ -9,7 +9,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from absl import logging
 
@@ -51,10 +50,7 @@ def download(url: str, into: Path, check: Check) -> Path:
 
 
 def download_folder(
-    url: str,
-    into: Path,
-    extract: Callable[[Path, Path], object],
-    check: Check | None = None,
+    url: str, into: Path, extract: Callable[[Path, Path], object], check: Check | None = None
 ) -> dict[str, str]:
     """Makes the folder ``into`` from the file at ``url``, if it does not exist.
 
@@ -76,10 +72,8 @@ def download_folder(
     try:
         return dict(json.loads(origin.read_text())["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{origin}: cannot be read ({error}); delete the folder {into}, it will be"
-            " downloaded again"
-        ) from error
+        fix = f"delete the folder {into}, it will be downloaded again"
+        raise DataError(f"{origin}: cannot be read ({error}); {fix}") from error
 
 
 @contextlib.contextmanager
@@ -138,22 +132,17 @@ def _request(url: str, file: Path, kept: str) -> bool:
         start = start if resumed else 0
         size = answer.headers.get("Content-Length")
         total = None if size is None else start + int(size)
-        _append(answer, file, f"downloading {os.path.basename(url)}", total, start)
+        with write_errors(file.parent):
+            os.truncate(file, start)
+        with bar(f"downloading {os.path.basename(url)}", total, start) as shown:
+            while block := answer.read(1 << 20):
+                with write_errors(file.parent), open(file, "ab") as out:
+                    out.write(block)
+                shown.update(len(block))
+    with write_errors(file.parent), open(file, "ab") as out:
+        os.fsync(out.fileno())
     if total is not None and file.stat().st_size != total:
         raise DataError(
             f"{url}: {file.stat().st_size} of {total} bytes were received; try again{kept}"
         )
     return resumed
-
-
-def _append(answer: BinaryIO, file: Path, what: str, total: int | None, done: int) -> None:
-    """Writes to ``file`` from byte ``done`` on what the server sends."""
-    with bar(what, total, done) as shown:
-        with write_errors(file.parent):
-            os.truncate(file, done)
-        while block := answer.read(1 << 20):
-            with write_errors(file.parent), open(file, "ab") as out:
-                out.write(block)
-            shown.update(len(block))
-    with write_errors(file.parent), open(file, "ab") as out:
-        os.fsync(out.fileno())
