@@ -29,7 +29,7 @@ from tiny_runs import call, corpus_and_experiment, experiment, run, write_config
 
 import txl_jax
 from txl_jax import modes
-from txl_jax.checkpoint import checksums
+from txl_jax.checkpoint import checkpoint_folder
 from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
 from txl_jax.checkpoint.lock import LockedError, training_lock
@@ -134,7 +134,7 @@ def test_a_manifest_that_cannot_be_written_fails_the_save(tmp_path, monkeypatch)
     with Checkpoints(str(tmp_path / "run"), exp.checkpoint) as checkpoints:
         save_and_wait(checkpoints, exp, state, 1)
         with monkeypatch.context() as patch:
-            patch.setattr(checksums, "file_hashes", full)
+            patch.setattr(checkpoint_folder, "file_hashes", full)
             with pytest.raises(CheckpointError) as caught:
                 save_and_wait(checkpoints, exp, state, 2)
         assert str(caught.value).endswith("the disk is full; checkpoint 1 is intact")

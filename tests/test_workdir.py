@@ -286,7 +286,7 @@ NAMED_BY_HAND = {
     ("training/loss_curve.py", "figure_path"): "loss.png",
     ("records.py", "metrics_path"): "metrics.jsonl",
     ("training/run_log.py", "self.metrics_path"): "metrics.jsonl",
-    ("checkpoint/checksums.py", "os.path.join(folder, MANIFEST)"): "checkpoints",
+    ("checkpoint/checkpoint_folder.py", "os.path.join(folder, MANIFEST)"): "checkpoints",
     ("training/fine_tuning.py", "path"): "start.json",
     ("checkpoint/workdir.py", "path"): "config.json",
     ("checkpoint/workdir_files.py", "path"): ".txl_jax",

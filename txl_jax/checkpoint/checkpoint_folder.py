@@ -1,5 +1,13 @@
-"""The ``checkpoints/`` folder on disk: its steps, their metadata and faults, and what is moved."""
+"""The ``checkpoints/`` folder on disk: its steps, their metadata and checksums, and what is moved.
 
+    <step>/checksums.json      {"params/_METADATA": "9f86d0…", …}
+
+Orbax does not notice every changed or missing file. This manifest is written before Orbax commits
+the checkpoint, so every one has it. The two files that Orbax writes then are not needed to restore.
+"""
+
+import contextlib
+import hashlib
 import json
 import math
 import os
@@ -7,12 +15,15 @@ import re
 import shutil
 from typing import Any
 
-from txl_jax.checkpoint import checksums
 from txl_jax.checkpoint.errors import CheckpointError
-from txl_jax.checkpoint.orbax_store import METRIC, TEMPORARY
 from txl_jax.checkpoint.workdir_files import CHECKPOINTS
-from txl_jax.files import parse_json_object
+from txl_jax.files import atomic_write, parse_json_object
 from txl_jax.messages import truncate
+
+TEMPORARY = ".orbax-checkpoint-tmp"  # follows the step in the name of an uncommitted checkpoint
+METRIC = "valid_loss"  # of validation in nats, among Orbax's metrics; infinite if not measured
+MANIFEST = "checksums.json"
+_WRITTEN_AT_COMMIT = ("_CHECKPOINT_METADATA", "commit_success.txt")
 
 
 class CheckpointFolder:
@@ -58,9 +69,10 @@ class CheckpointFolder:
         try:
             path = os.path.join(self.step_path(step), "metrics", "metrics")
             with open(path, encoding="utf-8") as file:
-                return float(json.load(file)[METRIC])
+                loss = float(json.load(file)[METRIC])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return math.inf
+        return loss if math.isfinite(loss) else math.inf
 
     def meta(self, step: int) -> tuple[dict[str, Any], str | None]:
         """The metadata of a step, and what is wrong with it (``None``: nothing)."""
@@ -74,8 +86,18 @@ class CheckpointFolder:
         return meta, None
 
     def fault(self, step: int) -> str | None:
-        """What is wrong with the files of a step; ``None``: nothing."""
-        return checksums.fault(self.step_path(step))
+        """What is wrong with the files of a step, to be read after its name; ``None``: nothing."""
+        path = os.path.join(self.step_path(step), MANIFEST)
+        expected: dict[str, str] = {}
+        if not os.path.exists(path):
+            return f"has lost its {MANIFEST}, so its files cannot be checked"
+        with contextlib.suppress(ValueError), open(path, "rb") as file:
+            expected = parse_json_object(file.read())
+        if not expected:
+            return f"has a damaged {MANIFEST}"
+        found = file_hashes(self.step_path(step))
+        wrong = sorted(name for name in expected if found.get(name) != expected[name])
+        return f"is damaged ({wrong[0]} does not match its checksum)" if wrong else None
 
     def move_aside(self, step: int, fault: str) -> None:
         """Renames a damaged checkpoint to ``damaged-<step>`` and prints why."""
@@ -112,3 +134,20 @@ class CheckpointFolder:
         for name in self._names():
             if re.fullmatch(rf"\d+{re.escape(TEMPORARY)}", name):
                 shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)
+
+
+def write_manifest(folder: str) -> None:
+    """Writes the manifest of a checkpoint that is complete but not yet committed."""
+    atomic_write(os.path.join(folder, MANIFEST), json.dumps(file_hashes(folder)).encode())
+
+
+def file_hashes(folder: str) -> dict[str, str]:
+    """The sha256 of every file that a manifest covers, by its path in the checkpoint's folder."""
+    found = {}
+    for root, _, names in os.walk(folder):
+        for path in (os.path.join(root, name) for name in names):
+            name = os.path.relpath(path, folder)
+            if name not in (MANIFEST, *_WRITTEN_AT_COMMIT):
+                with open(path, "rb") as file:
+                    found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found

@@ -6,7 +6,7 @@ Orbax writes them asynchronously and commits each one atomically, in one layout 
     checkpoints/<step>/average_<name>/            averaged parameters, if there are any
     checkpoints/<step>/meta/                      format, config, log window (JSON)
     checkpoints/<step>/metrics/                   validation loss (JSON)
-    checkpoints/<step>/checksums.json             sha256 of every file above (checksums.py)
+    checkpoints/<step>/checksums.json             sha256 of every file above
 
 A checkpoint that does not match its checksums is moved aside as ``damaged-<step>``, never deleted,
 and the one before it is used.

@@ -11,12 +11,10 @@ from absl import logging
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
 from orbax.checkpoint.options import AsyncOptions
 
-from txl_jax.checkpoint.checksums import write_manifest
+from txl_jax.checkpoint.checkpoint_folder import METRIC, TEMPORARY, write_manifest
 from txl_jax.config import CheckpointConfig
 from txl_jax.parallel import processes
 
-TEMPORARY = ".orbax-checkpoint-tmp"  # follows the step in the name of an uncommitted checkpoint
-METRIC = "valid_loss"  # of validation in nats, among Orbax's metrics; infinite if not measured
 RAW = "raw"  # the parameters as the last update left them, without averaging
 
 

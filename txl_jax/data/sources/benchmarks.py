@@ -107,11 +107,7 @@ class PublishedCorpus:
         return self._source(self._files(into), archive_md5=known, recorded=recorded)
 
     def _source(
-        self,
-        files: Mapping[str, Path],
-        pattern: str | None = None,
-        archive_md5: str | None = None,
-        recorded: Mapping[str, str] | None = None,
+        self, files: Mapping[str, Path], pattern: Any = None, archive_md5: Any = None, **known: Any
     ) -> Source:
         """The source of these files; ``archive_md5``: of the archive that they are from."""
         decoded = bool(self.decode) and pattern == self.patterns[0]
@@ -127,7 +123,7 @@ class PublishedCorpus:
             label=f"{self.title}, {label}",
             counts=self.counts,
             decode=self.decode if decoded else None,
-            recorded=recorded or {},
+            **known,
         )
 
     def _compare(self, files: Mapping[str, Path], archive_md5: str | None) -> tuple[Any, str]:

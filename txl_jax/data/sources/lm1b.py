@@ -15,9 +15,8 @@ perplexities of the two do not compare.
 
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources.archives import extract, unpacked
@@ -53,13 +52,13 @@ def find(path: str | None, cache: Path, protocol: Protocol = "authors") -> Sourc
     given = existing_path(path)
     if given.is_dir():
         label = "its files, for which no hash is published"
-        return _source(given, _local_vocab(given, given.parent), protocol, None, label)
+        return _source(given, _local_vocab(given, given.parent), protocol, label, published=None)
     vocab = _local_vocab(given.parent)
     folder = unpacked("lm1b", given, cache, wanted, (HELD_OUT,))
     published = file_hash(given) == SHA256
     checked = "published data (sha256 of the archive checked)"
     label = checked if published else "not the published data (the archive's sha256 differs)"
-    return _source(folder, vocab, protocol, published, label)
+    return _source(folder, vocab, protocol, label, published=published)
 
 
 def wanted(member: str) -> str | None:
@@ -84,17 +83,10 @@ def _downloaded(cache: Path, protocol: Protocol) -> Source:
     recorded |= {"valid": held_out, "test": held_out, "vocab": vocab_sums[VOCAB]}
     label = "published data (sha256 of the archive checked; none is published of its words)"
     vocab = downloads / "lm1b-vocab" / VOCAB
-    return _source(downloads / "lm1b", vocab, protocol, True, label, recorded)
+    return _source(downloads / "lm1b", vocab, protocol, label, published=True, recorded=recorded)
 
 
-def _source(
-    folder: Path,
-    vocab: Path,
-    protocol: Protocol,
-    published: bool | None,
-    label: str,
-    recorded: Mapping[str, str] | None = None,
-) -> Source:
+def _source(folder: Path, vocab: Path, protocol: Protocol, label: str, **known: Any) -> Source:
     shards = _train_files(folder)
     valid, test = _held_out(folder, "valid"), _held_out(folder, "test")
     files = {**{f"train/{p.name}": p for p in shards}, "valid": valid, "test": test, "vocab": vocab}
@@ -106,11 +98,10 @@ def _source(
         files=files,
         splits=texts,
         protocol={"protocol": protocol},
-        published=published,
         label=f"One Billion Word, {TITLES[protocol]}, {scored}, {label}",
         counts=COUNTS,
         vocab_file=vocab,
-        recorded=recorded or {},
+        **known,
     )
 
 
