@@ -20,7 +20,8 @@ TERMS = {
     "c": "(c) global content",
     "d": "(d) global position",
 }
-_MONO: dict[str, Any] = {"family": "DejaVu Sans Mono", "parse_math": False}
+_LIST: dict[str, Any] = {"family": "DejaVu Sans Mono", "parse_math": False, "va": "top"}
+_LIST |= {"fontsize": 7.5, "linespacing": 1.5}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -160,23 +161,15 @@ def heads(about: dict[str, str], found: Averages, attention: PositionAttention):
     for (layer, head), (axes, listed) in zip(attention.heads, panels, strict=True):
         x = attention.probabilities[layer, head]
         axes.vlines(np.arange(len(x)), 0, x, color="C0", lw=1)
-        axes.set_xlim(len(x), -len(x) / 20)
-        axes.set_ylim(0, x.max() * 1.3)
-        axes.set_yticks([tick for tick in axes.get_yticks() if tick <= min(1, x.max() * 1.3)])
-        axes.set_ylabel("probability")
+        axes.set(xlim=(len(x), -len(x) / 20), ylim=(0, x.max() * 1.05), ylabel="probability")
         span = found.spans[layer, head]
         axes.set_title(f"layer {layer}, head {head}: mean distance {span:.0f} tokens", fontsize=10)
-        labelled: list[int] = []
-        style: dict[str, Any]
+        listed.set_axis_off()
+        lines = [f"{'prob.':>6} {'distance':>8}  the [token] in its text"]
         for d in attention.largest(layer, head):
-            is_free = all(abs(d - other) > len(x) / 45 for other in labelled)
-            if is_free and x[d] > x.max() / 10:
-                labelled.append(d)
-                name = attention.token(d)
-                style = {"rotation": 30, "rotation_mode": "anchor"} if len(name) > 2 else {}
-                style |= {"ha": "left" if style else "center", "color": "C3", "fontsize": 8}
-                axes.text(d, x[d] + x.max() * 0.03, name, va="baseline", **style, **_MONO)
-        _list_tokens(listed, attention, layer, head)
+            before, token, after = attention.text_around(d, 22)
+            lines.append(f"{x[d]:6.3f} {d:8,}  {before:>22}[{token}]{after}")
+        listed.text(0, 1, "\n".join(lines), transform=listed.transAxes, **_LIST)
     panels[-1, 0].set_xlabel(
         "distance back to the attended token (tokens); 0 is the token itself, its prediction next"
     )
@@ -184,18 +177,6 @@ def heads(about: dict[str, str], found: Averages, attention: PositionAttention):
     title = f"The widest heads at token {attention.position:,}, the last of …{before}[{token}]"
     _title(figure, title, about)
     return figure
-
-
-def _list_tokens(axes: "Axes", attention: PositionAttention, layer: int, head: int) -> None:
-    """The largest weights as lines of text: probability, distance, the token in its text."""
-    axes.set_axis_off()
-    lines = [f"{'prob.':>6} {'distance':>8}  the [token] in its text"]
-    for d in attention.largest(layer, head):
-        before, token, after = attention.text_around(d, 22)
-        weight = f"{attention.probabilities[layer, head, d]:6.3f} {d:8,}"
-        lines.append(f"{weight}  {before:>22}[{token}]{after}")
-    font = {"fontsize": 7.5, "va": "top", "linespacing": 1.5, **_MONO}
-    axes.text(0, 1, "\n".join(lines), transform=axes.transAxes, **font)
 
 
 def _edges(n_keys: int) -> np.ndarray:

@@ -4,13 +4,11 @@
                                                                       └──▶ the widest heads
     position ──▶ the text before it ───────▶ its attention weights ──▶ what these heads attend to
 
-Only queries with a full memory in whole segments are averaged. Each of them can attend to the
-distances 0 to M (fewer with a window); only the later queries of a segment reach larger ones, up to
-M+T-1. The average at a distance is over the queries that can attend to it; ``seen`` counts them.
-
-A model evaluated without memory (``evaluate.mem_len`` = 0) recomputes the M tokens before each
-segment as context instead. Clamp and window are those of the evaluation protocol. Layers and heads
-count from 0.
+Only queries with a full memory in whole segments are averaged. The later ones of a segment can
+attend to larger distances, up to M+T-1. The average at a distance is over the queries that can
+attend to it; ``seen`` counts them. A model evaluated without memory (``evaluate.mem_len`` = 0)
+recomputes the M tokens before each segment as context instead. Clamp and window are those of the
+evaluation protocol. Layers and heads count from 0.
 """
 
 import dataclasses
@@ -27,7 +25,7 @@ from txl_jax.analysis.attention_weights import Averages, segment_attention
 from txl_jax.analysis.results import describe_model, write_results
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir_files import check_outputs
-from txl_jax.config import ProtocolConfig, TransformerXLConfig
+from txl_jax.config import ExperimentConfig, ProtocolConfig, TransformerXLConfig
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.streams import Streams
 from txl_jax.evaluation.errors import AnalysisError
@@ -71,7 +69,7 @@ def run(trained: TrainedModel, workdir: str) -> str:
         for layer, head in at_position.heads
     )
     longest = _longest_in_training(trained)
-    files = {
+    files: dict[str, Any] = {
         "attention.json": {
             **about,
             "queries": averages.queries,
@@ -87,22 +85,28 @@ def run(trained: TrainedModel, workdir: str) -> str:
         ],
         "attention.npz": averages.arrays(),
         "attention": lambda: figures.averages(about, averages, longest),
-        "attention_terms": (lambda: figures.terms(about, averages, longest))
-        if averages.terms
-        else None,
         "attention_heads": lambda: figures.heads(about, averages, at_position),
     }
+    if averages.terms:
+        files["attention_terms"] = lambda: figures.terms(about, averages, longest)
     return write_results(workdir, last, files)
 
 
 def check_size(trained: TrainedModel) -> None:
     """Raises ConfigError where a segment's attention weights do not fit the device's memory."""
-    exp, c = trained.config, trained.config.attention
+    exp, p = trained.config, _protocol(trained.config)
     model = dataclasses.replace(exp.model, kernel="reference")  # all weights of a layer at once
-    recomputed = exp.evaluate.mem_len == 0
-    length, mem_len = (c.mem_len + c.seg_len, 0) if recomputed else (c.seg_len, c.mem_len)
     keys = tuple(f"attention.{name}" for name in ("batch_size", "seg_len", "mem_len"))
-    check_memory("reading attention", of_reading(model, c.batch_size, length, mem_len, keys), exp)
+    needs = of_reading(model, p.batch_size, p.context_len + p.seg_len, p.mem_len, keys)
+    check_memory("reading attention", needs, exp)
+
+
+def _protocol(exp: ExperimentConfig) -> ProtocolConfig:
+    """How the text is read; a model that is evaluated without memory recomputes its context."""
+    c, past = exp.attention, "mem_len" if exp.evaluate.mem_len else "context_len"
+    lengths: dict[str, Any] = {"seg_len": c.seg_len, "mem_len": 0, past: c.mem_len}
+    own = {key: getattr(exp.evaluate, key) for key in ("clamp_len", "same_length")}
+    return ProtocolConfig(split=c.split, batch_size=c.batch_size, **lengths, **own)
 
 
 class AttentionReader:
@@ -113,21 +117,11 @@ class AttentionReader:
     """
 
     def __init__(self, trained: TrainedModel):
-        exp, c = trained.config, trained.config.attention
-        recomputed = exp.evaluate.mem_len == 0
-        self.settings, self._params = c, jax.device_put(trained.params)
-        self.protocol = ProtocolConfig(
-            split=c.split,
-            batch_size=c.batch_size,
-            seg_len=c.seg_len,
-            mem_len=0 if recomputed else c.mem_len,
-            context_len=c.mem_len if recomputed else 0,
-            clamp_len=exp.evaluate.clamp_len,
-            same_length=exp.evaluate.same_length,
-        )
+        self.settings = c = trained.config.attention
+        self.protocol, self._params = _protocol(trained.config), jax.device_put(trained.params)
         self.n_keys = c.mem_len + c.seg_len
         self._warm_up = -(-c.mem_len // c.seg_len)  # segments until memory, or context, is full
-        model = under_protocol(exp.model, self.protocol)
+        model = under_protocol(trained.config.model, self.protocol)
         _check_lengths(model, self.protocol)
         self._model = TransformerXL(model)
         self._measure = jax.jit(functools.partial(segment_attention, self._model), donate_argnums=2)
@@ -159,9 +153,9 @@ class AttentionReader:
         """Attention averaged over the config's number of queries, in whole segments."""
         p, limit = self.protocol, self.settings.max_tokens
         streams, first = self._streams(tokens, name), self._warm_up
-        count = -(-limit // (p.batch_size * p.seg_len)) if limit else len(streams)
-        end = min(first + count, self._full_segments(streams))
-        begin = 0 if p.mem_len else first
+        begin, end = 0 if p.mem_len else first, self._full_segments(streams)
+        if limit:
+            end = min(end, first - (-limit // (p.batch_size * p.seg_len)))
         weights = np.ones((p.batch_size, p.seg_len), np.float32)
         mems: Any = self._model.init_mems(p.batch_size, p.mem_len)
         total: Any = None

@@ -3,8 +3,8 @@
     model.apply ──▶ each call of Attention: its queries, keys, positions and mask
                          └──▶ scores [N,B,T,K] ──softmax──▶ sums by distance [N,K]
 
-The model's own forward pass is unchanged. Inside the compiled program, the weights of each layer
-are computed again from the inputs of its attention, so a kernel need not return them.
+The model's own forward pass is unchanged. The compiled program computes the weights of each layer
+again from the inputs of its attention, so a kernel need not return them.
 """
 
 import contextlib
@@ -54,11 +54,6 @@ def capture_attention() -> Iterator[list[AttentionInputs]]:
         yield captured
 
 
-def last_queries(layer: AttentionInputs, count: int) -> AttentionInputs:
-    """The inputs with only the segment's last queries."""
-    return layer.replace(q=layer.q[:, :, -count:])
-
-
 def allowed(layer: AttentionInputs) -> jax.Array:
     """The attention mask of these queries, bool [B,T,K]."""
     end = layer.mask.seg_len
@@ -77,7 +72,7 @@ def probabilities(layer: AttentionInputs) -> jax.Array:
 def term_probabilities(layer: AttentionInputs) -> dict[str, jax.Array]:
     """The softmax of each term of the score alone: float32 [N,B,T,K] by letter (model/scores.py).
 
-    b_{i-j} belongs to (d). A form of attention of content alone has no terms.
+    b_{i-j} belongs to (d). Attention of content alone has no terms.
     """
     p, q, r = layer.positions, layer.q, layer.positions.r
     if r is None:
@@ -129,17 +124,14 @@ def segment_attention(
 ) -> tuple[Sums, jax.Array, Memory]:
     """Sums of a segment; the attention of its last query, float32 [L,N,B,K]; the memory after it.
 
-    Args:
-      model: layers not scanned.
-      params: of the model.
-      inputs: int32 [B,C+T]; the C tokens of context are not summed.
-      mems: memory before the segment.
-      weights: float32 [B,T], 1 for the queries that are summed, else 0.
+    The layers are not scanned. ``inputs``: int32 [B,C+T]; ``weights``: float32 [B,T], 1 for the
+    queries that are summed, else 0; the C tokens of context are not summed.
     """
     with capture_attention() as captured:
         after: Any = model.apply({"params": params}, inputs, mems)[1]
-    last = jnp.stack([probabilities(last_queries(layer, 1))[:, :, 0] for layer in captured])
-    layers = [last_queries(layer, weights.shape[1]) for layer in captured]
+    last_queries = lambda count: [x.replace(q=x.q[:, :, -count:]) for x in captured]
+    last = jnp.stack([probabilities(layer)[:, :, 0] for layer in last_queries(1)])
+    layers = last_queries(weights.shape[1])
     terms = [term_probabilities(layer) for layer in layers]
     stacked = lambda xs: jnp.stack([sum_by_distance(x, weights) for x in xs])
     sums = Sums(
@@ -183,10 +175,7 @@ class Averages:
         return [divmod(int(i), self.spans.shape[1]) for i in order]
 
     def shares(self, edges: np.ndarray) -> np.ndarray:
-        """[L,N,bins]: a query's mean attention to the distances edges[i] .. edges[i+1]-1.
-
-        They sum to 1 over bins from 0 to K.
-        """
+        """[L,N,bins]: a query's mean attention to the distances edges[i] .. edges[i+1]-1."""
         return np.add.reduceat(self.attention * self.seen, edges[:-1], axis=-1) / self.queries
 
     def binned(self, x: np.ndarray, edges: np.ndarray) -> np.ndarray:

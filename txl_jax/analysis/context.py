@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from txl_jax.analysis.recl import Losses
-from txl_jax.analysis.results import corpus_record, describe_model, new_figure, write_results
+from txl_jax.analysis.results import describe_model, new_figure, write_results
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir_files import check_outputs
 from txl_jax.config import ContextConfig, TransformerXLConfig, override
@@ -33,6 +33,7 @@ from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import under_protocol
+from txl_jax.evaluation.scoring_run import corpus_record
 from txl_jax.model.footprint import of_reading
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import check_memory

@@ -180,10 +180,9 @@ def changes_prediction(
 ) -> np.ndarray:
     """Whether changing the token at each distance changes the prediction of the last target.
 
-    One token of each of four random texts is replaced, and every bit of the last logits is
-    compared. True is proof. False may be an influence lost in rounding.
-
-    ``distances``: int [R], from 1, counted back from the target. Returns bool [R].
+    ``distances``: int [R], from 1, counted back from the target. Returns bool [R]. One token of
+    each of four random texts is replaced, and every bit of the last logits is compared. True is
+    proof. False may be an influence lost in rounding.
     """
     rng = np.random.default_rng(0)
     n_rows, vocab_size = len(distances), model.cfg.vocab_size
@@ -211,50 +210,28 @@ def measured_reach(model: TransformerXL, params: Any, seg_len: int, mem_len: int
 
 
 def figure_of(result: dict[str, Any]) -> Any:
-    """Accuracy over distance, a line for each memory length; below it the reach of each."""
-    figure, text, trained = new_figure(9, 6.5), result["text"], result["trained_mem_len"]
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1))
+    """Accuracy over distance, a line for each memory length; dotted: its possible reach."""
+    figure, text, trained = new_figure(9, 6), result["text"], result["trained_mem_len"]
+    axes = figure.add_subplot(xlabel="distance from the answer back to what it repeats (tokens)")
     for i, entry in enumerate(result["reaches"]):
-        rows, name, limit = _rows(result, entry), f"memory {entry['mem_len']}", entry["reach"]
-        label = name if entry["mem_len"] == trained else f"{name} (trained with {trained})"
+        rows, mem_len = _rows(result, entry), entry["mem_len"]
+        label = f"memory {mem_len}" + ("" if mem_len == trained else f" (trained with {trained})")
+        label += f": reach {entry['reach']}, measured {entry['measured']}"
         values = [row["distance"] for row in rows], [row["accuracy"] for row in rows]
         size = max(9 - 2.5 * i, 3)  # decreasing, so that all markers are visible where lines meet
-        top.plot(*values, marker="o", markersize=size, label=label)
-        bottom.barh(name, entry["measured"], color=f"C{i}", height=0.6, alpha=0.5)
-        bottom.plot(limit, name, "k|", markersize=16, mew=2, clip_on=False)
-        reaches = f"   {entry['measured']} seen, {limit} possible"
-        bottom.text(limit, name, reaches, va="center", fontsize=8)
-    top.axhline(result["chance"], color="0.3", lw=1, label=f"chance, 1/{text['symbols']}")
-    top.set(ylim=(0, 1.05), ylabel=f"accuracy of {result['rows'][0]['answers']} answers")
-    top.legend(loc="center left")
-    bottom.set_ylim(len(result["reaches"]) - 0.4, -0.6)
-    bottom.set_title("reach: a changed token changes the prediction", fontsize=9, loc="left")
-    bottom.set_xlabel("distance from the answer back to what it repeats (tokens)")
-    _draw_lengths(top, bottom, result)
-    figure.suptitle(
+        axes.plot(*values, marker="o", markersize=size, color=f"C{i}", label=label)
+        axes.axvline(entry["reach"], color=f"C{i}", ls=":", lw=1)
+    axes.axhline(result["chance"], color="0.3", lw=1, label=f"chance, 1/{text['symbols']}")
+    axes.set(ylim=(0, 1.05), ylabel=f"accuracy of {result['rows'][0]['answers']} answers")
+    axes.set_xscale("log", base=2)
+    ticks = sorted({row["distance"] for row in result["rows"]})
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.legend(loc="lower left")
+    axes.set_title(
         f"Long-range probe of {result['model']}\non its own text: answers of {text['symbols']}"
         f" symbols, {text['shortest']} to {text['longest']} tokens back"
     )
     return figure
-
-
-def _draw_lengths(top, bottom, result: dict[str, Any]) -> None:
-    """The scale, and vertical lines at T, T+M and the reach of the training memory."""
-    t, m = result["seg_len"], result["trained_mem_len"]
-    lines = {f"T = {t}": t}
-    if m:
-        lines[f"T + M = {t + m}"] = t + m
-        lines[f"{result['n_layer']} layers: {result['trained_reach']}"] = result["trained_reach"]
-    for text, x in lines.items():
-        for axes in (top, bottom):
-            axes.axvline(x, color="0.5", ls=":", lw=1)
-        top.text(x, 1.01, text, transform=top.get_xaxis_transform(), ha="center", va="bottom")
-    distances = [row["distance"] for row in result["rows"]]
-    last = max(*distances, *(entry["reach"] for entry in result["reaches"]))
-    bottom.set_xscale("log", base=2)
-    bottom.set_xlim(min(distances) * 0.9, last * 2.2)
-    ticks = [2**n for n in range(1, last.bit_length()) if 2**n >= min(distances)]
-    bottom.set_xticks(ticks, [str(tick) for tick in ticks])
 
 
 def _rows(result: dict[str, Any], entry: dict[str, Any]) -> list[dict[str, Any]]:

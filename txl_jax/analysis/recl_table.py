@@ -25,7 +25,7 @@ from txl_jax.analysis.context import (
     targets_hash,
 )
 from txl_jax.analysis.recl import Gains, Losses, LossesError, gains
-from txl_jax.analysis.results import corpus_record, new_figure, write_results
+from txl_jax.analysis.results import new_figure, write_results
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.tensors import parameters_hash
 from txl_jax.checkpoint.workdir import read_experiment, read_json, read_record, read_vocab
@@ -36,6 +36,7 @@ from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import under_protocol
+from txl_jax.evaluation.scoring_run import corpus_record
 from txl_jax.files import write_json
 
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from txl_jax.checkpoint.trained_model import TrainedModel, parameter_count
 from txl_jax.checkpoint.workdir_files import print_on_error
-from txl_jax.data.corpus import Corpus
 from txl_jax.files import atomic_write, write_csv, write_json
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ def write_results(workdir: str, last_line: str, files: Mapping[str, Any]) -> str
     """Writes the files of an analysis; returns its last line, or prints it if a file fails.
 
     ``files``: contents by name. ``.json``: an object; ``.csv``: rows of equal keys; ``.npz``:
-    arrays by name; without an ending: a function that gives a figure for PNG and SVG, or ``None``.
+    arrays by name; without an ending: a function that gives a figure for PNG and SVG.
     """
     with print_on_error(last_line):
         for name, content in files.items():
@@ -34,7 +33,7 @@ def write_results(workdir: str, last_line: str, files: Mapping[str, Any]) -> str
                     write_csv(path, content)
                 case ".npz":
                     write_arrays(path, content)
-                case _ if content is not None:
+                case _:
                     save_figure(content(), workdir, name)
     return last_line
 
@@ -48,12 +47,9 @@ def write_arrays(path: str, arrays: Mapping[str, Any]) -> None:
 
 def new_figure(width: float = 8, height: float = 5) -> "Figure":
     """An empty figure without a window; width and height in inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
 
 
 def save_figure(figure: "Figure", folder: str, name: str) -> None:
@@ -80,13 +76,3 @@ def describe_model(trained: TrainedModel) -> str:
         f"{trained.config.name} ({c.attention}, {c.n_layer} layers, {size} parameters,"
         f" step {trained.step:,})"
     )
-
-
-def corpus_record(corpus: Corpus) -> dict[str, Any]:
-    """Which text was used and the unit of its losses, for the JSON of an analysis."""
-    return {
-        "corpus": corpus.name,
-        "source_hash": corpus.source_hash,
-        "label": corpus.info["label"],
-        "unit": corpus.vocab.unit,
-    }

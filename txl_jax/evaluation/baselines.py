@@ -34,19 +34,18 @@ DESCRIPTIONS = {
 def score_baselines(
     names: Sequence[str], corpus: Any, split: str, indices: np.ndarray | None = None
 ) -> list[dict[str, Any]]:
-    """Scores of the named models on a split, in the order of the names.
+    """Scores of the named models on a split of at least two tokens, in the order of the names.
 
     Args:
       names: from ``unigram``, ``bigram`` and ``xz``; :func:`check_baselines` checks them.
       corpus: has ``vocab`` (``len()`` and ``unit``), ``train`` and the split.
-      split: name of the split to score, at least two tokens long.
+      split: name of the split.
       indices: int [N], increasing, from 1: the tokens that are targets; ``None``: all but the
         first. ``xz`` compresses the concatenated targets.
 
-    Returns:
-      One ``{"name", "loss", "bpc" or "ppl", "targets"}`` each: nats per target, the same in the
-      corpus's unit, and the number of targets. ``xz`` also gives ``xz primed``, compressed after
-      the training text if this has at most :data:`PRIMED_LIMIT` bytes.
+    Returns one ``{"name", "loss", "bpc" or "ppl", "targets"}`` each, ``loss`` in nats per target.
+    ``xz`` also gives ``xz primed``, compressed after a training text of at most
+    :data:`PRIMED_LIMIT` bytes.
     """
     check_baselines(names, corpus.vocab)
     train, tokens = flat_tokens(corpus.train), flat_tokens(getattr(corpus, split))
@@ -155,10 +154,7 @@ def xz(text: bytes) -> float:
 
 
 def xz_primed(train: bytes, test: bytes) -> float:
-    """Bits per byte that ``test`` adds to the compressed size when it follows ``train``.
-
-    The window reaches back over both. Memory: about 11 times the two together, twice.
-    """
+    """Bits per byte that ``test`` adds to the compressed size when it follows ``train``."""
     reach = min(max(len(train) + len(test), 4096), 3 << 29)  # the least and most xz allows
     filters = [{"id": lzma.FILTER_LZMA2, "preset": _STRONGEST, "dict_size": reach}]
     size = lambda text: len(lzma.compress(text, filters=filters))

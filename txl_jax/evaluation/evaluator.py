@@ -46,14 +46,10 @@ class Evaluator:
     Args:
       model: the model's config; the protocol may replace its clamp and window.
       protocol: see :class:`~txl_jax.config.ProtocolConfig`.
-      tokens: 1-D integer array, or sentences, scored in their order.
+      tokens: 1-D integer array, or sentences; DataError: too few for the streams, or out of range.
       mesh: devices to spread the streams over; they need not divide the batch.
       name: name of the split, for error messages.
-      training: the training split, for the statistics of dynamic evaluation ``rms``.
-
-    Raises:
-      DataError: more streams than the tokens allow, or a token out of range.
-      ValueError: ``rms`` without a training split.
+      training: the training split, which dynamic evaluation ``rms`` needs for its statistics.
     """
 
     def __init__(

@@ -62,15 +62,8 @@ def evaluate_split(
         indices = target_indices(protocol, split)
         for row in score_baselines(protocol.baselines, corpus, protocol.split, indices):
             rows.append(row | {"protocol": f"{targets}, {DESCRIPTIONS[row['name']]}"})
-    result = {
-        "step": trained.step,
-        "weights": trained.weights,
-        "corpus": corpus.name,
-        "source_hash": corpus.source_hash,
-        "label": corpus.info["label"],
-        "unit": unit,
-        "results": rows,
-    }
+    about = {"step": trained.step, "weights": trained.weights, **corpus_record(corpus)}
+    result = {**about, "results": rows}
     if is_process_zero():
         print(_table(rows, unit, describe(protocol, config.model) + note), flush=True)
         write_json(os.path.join(workdir, "evaluation.json"), result)
@@ -87,6 +80,12 @@ def _requested_scores(
         scores += [(scores[0][0], protocol, weights) for weights in trained.others]
         scores = [(f"{name}, {weights} weights", c, weights) for name, c, weights in scores]
     return scores
+
+
+def corpus_record(corpus: Corpus) -> dict[str, Any]:
+    """Which text was used and the unit of its losses, for the JSON of a result."""
+    about = {"corpus": corpus.name, "source_hash": corpus.source_hash}
+    return {**about, "label": corpus.info["label"], "unit": corpus.vocab.unit}
 
 
 def vocab_note(corpus: Corpus, split: str) -> str:
@@ -107,10 +106,9 @@ def vocab_note(corpus: Corpus, split: str) -> str:
 def conversions(nats: float, corpus: Corpus, protocol: ProtocolConfig) -> dict[str, float]:
     """``bits_per_byte`` and ``word_ppl``, from the nats of all targets of a split together.
 
-    Word-level perplexity counts words between white space and a token for each line's end, as
-    word-level benchmarks do. The first symbol is no target and costs nothing. The result is empty
-    where some text was not scored, where the vocabulary lacks some bytes (enwik8's 204 symbols),
-    and for word models: ``<unk>`` and white space hide the bytes.
+    ``word_ppl`` counts words between white space and a token for each line's end. The first symbol
+    is no target and costs nothing. Empty where some text was not scored, where the vocabulary lacks
+    some bytes (enwik8's 204 symbols), and for words: ``<unk>`` and white space hide the bytes.
     """
     vocab, info, split = corpus.vocab, corpus.info, protocol.split
     if vocab.kind in ("word", "sentence") or protocol.max_segments:
