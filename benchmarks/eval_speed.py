@@ -23,7 +23,7 @@ from benchmarks.interleaved import (
 from benchmarks.sizes import experiment
 from txl_jax.analysis.speed import random_params, scoring, time_alternating
 from txl_jax.evaluation.protocols import under_protocol
-from txl_jax.planning.flops import layer_flops, protocol_shape, vocabulary_flops
+from txl_jax.planning.flops import batch_shape, layer_flops, vocabulary_flops
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> None:
         ours = scoring(exp.model, exp.evaluate, random_params(exp.model), flags.segments)
         seconds = time_alternating({"txl_jax": ours, **others}, flags.rounds)
         about_others = {name: peer.about for name, peer in others.items()}
-    p, cut = exp.evaluate, protocol_shape(exp.evaluate)
+    p, cut = exp.evaluate, batch_shape(exp.evaluate)
     cfg = under_protocol(exp.model, p)
     report = {
         "benchmark": "eval_speed",

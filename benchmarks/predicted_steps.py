@@ -20,7 +20,7 @@ import jax
 
 from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ExperimentConfig, load_config
-from txl_jax.planning.flops import training_shape, update_flops
+from txl_jax.planning.flops import batch_shape, update_flops
 from txl_jax.planning.machines import CHIPS, Chip
 from txl_jax.planning.vocabulary import with_vocab_size
 
@@ -73,7 +73,7 @@ def predict_step_time(
     # Rings: an all-reduce sends the gradient twice; with fsdp the gradient is scattered once, and
     # the weights are gathered forward and backward.
     sent = 4 * parameters * ((0 if data == 1 else 2 / fsdp) + (0 if fsdp == 1 else 3))
-    flops = sum(update_flops(exp, training_shape(exp).per_device(chips)))
+    flops = sum(update_flops(exp, batch_shape(exp.train).per_device(chips)))
     return StepTime(flops / rate, moved / chip.bandwidth, sent / chip.link)
 
 
@@ -85,7 +85,7 @@ def _activation_bytes(exp: ExperimentConfig) -> float:
     14a (projections, residuals, normalisation), of each of the L B T F inner ones 4a; backward
     twice that; forward once more with ``remat`` "layer".
     """
-    c, shape = exp.model, training_shape(exp)
+    c, shape = exp.model, batch_shape(exp.train)
     a = 4 if c.dtype == "float32" else 2
     positions = c.n_layer * shape.batch_size * shape.positions
     scores = positions * c.n_head * (shape.mem_len + shape.positions) * (16 + 4 * a)

@@ -40,10 +40,6 @@ class PositionAttention:
         order = np.argsort(-x, kind="stable")[:LISTED]
         return [int(d) for d in order if x[d] >= LEAST]
 
-    def token(self, distance: int) -> str:
-        """The token at a distance as readable text."""
-        return readable_token(self.vocab, self.tokens[-1 - distance])
-
     def text_around(self, distance: int, width: int) -> tuple[str, str, str]:
         """Text before a token, the token, and text after it; at most ``width`` characters each."""
         at = len(self.tokens) - 1 - distance
@@ -55,20 +51,20 @@ class PositionAttention:
 
     def to_json(self, spans: np.ndarray) -> dict[str, Any]:
         """The same as numbers and text."""
-        heads = []
+        heads, token = [], lambda d: readable_token(self.vocab, self.tokens[-1 - d])
         for layer, head in self.heads:
             listed = [
                 {
                     "distance": d,
                     "probability": round(float(self.probabilities[layer, head, d]), 6),
-                    "token": self.token(d),
+                    "token": token(d),
                     "text": "".join(self.text_around(d, 30)),
                 }
                 for d in self.largest(layer, head)
             ]
             span = round(float(spans[layer, head]), 3)
             heads.append({"layer": layer, "head": head, "mean_distance": span, "largest": listed})
-        return {"position": self.position, "token": self.token(0), "heads": heads}
+        return {"position": self.position, "token": token(0), "heads": heads}
 
 
 def readable_token(vocab: Vocab, token: int) -> str:

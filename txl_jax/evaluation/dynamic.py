@@ -4,9 +4,8 @@
     score(p0) ─┐     score(p1) ─┐     score(p2) …      p0: the trained parameters
                └─learn─▶ p1     └─learn─▶ p2
 
-No segment is scored with parameters that were trained on it. Compare scores only with models that
-may adapt too. Dropout is off. The parameters that score a segment also compute its memory. Several
-streams adapt one set of parameters together; the papers use one stream.
+No segment is scored with parameters that were trained on it. Dropout is off. The parameters that
+score a segment also compute its memory. Several streams adapt one set of parameters together.
 
 With g the gradient of a segment's mean nll (nats per scored target, over all streams):
 
@@ -14,10 +13,9 @@ With g the gradient of a segment's mean nll (nats per scored target, over all st
     rms   p <- p - lr g / (root + epsilon) - min(decay root, 1) (p - p0)
           root = sqrt(sum of g^2 over ``statistics`` segments of the training split, at p0)
 
-Source: Krause et al. 2018, "Dynamic Evaluation of Neural Sequence Models", and 2019, "Dynamic
-Evaluation of Transformer Language Models" (arXiv 1904.08378). The squares are summed, not averaged,
-as in the code of the second (benkrause/dynamiceval-transformer). The limit of 1, which keeps the
-decay from passing p0, is from the first paper; the second's code has none.
+Source: Krause et al. 2018, "Dynamic Evaluation of Neural Sequence Models", for the limit of 1 that
+keeps the decay from passing p0, and 2019, "Dynamic Evaluation of Transformer Language Models"
+(arXiv 1904.08378), whose code also sums the squares (benkrause/dynamiceval-transformer).
 """
 
 from typing import Any

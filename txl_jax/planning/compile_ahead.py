@@ -12,8 +12,8 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -24,16 +24,16 @@ from txl_jax.config import ExperimentConfig, ProtocolConfig, TransformerXLConfig
 from txl_jax.data.batch import SoftTargets
 from txl_jax.data.feed import training_batch
 from txl_jax.data.on_device import device_text, training_position
-from txl_jax.data.sentences import shuffled_streams
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.evaluation.protocols import describe, keeps_cache
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.parallel.shardings import Shardings, make_mesh
+from txl_jax.parallel.shardings import Shardings
 from txl_jax.planning import flops
 from txl_jax.planning.costs import Collective, MemoryUse, collectives
 from txl_jax.planning.machines import CHIPS, GIB, topology_devices
 from txl_jax.planning.vocabulary import with_vocab_size
 from txl_jax.training.optimizer import make_optimizer
+from txl_jax.training.setup import training_mesh, unchecked_streams
 from txl_jax.training.state import abstract_state
 from txl_jax.training.step import compiled_step
 
@@ -91,18 +91,12 @@ def compile_ahead(exp: ExperimentConfig, topology: str | None) -> int:
     return 0 if all(fitting) else 1
 
 
-def training_mesh(exp: ExperimentConfig, devices: Sequence[jax.Device]) -> Mesh:
-    """The mesh that training would have on these devices."""
-    t = exp.train
-    return make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches, devices)
-
-
 def programs(exp: ExperimentConfig, mesh: Mesh) -> Iterator[Program]:
     """Every program of an experiment on a mesh, one by one as they are compiled."""
     shardings, t = Shardings(mesh), exp.train
     model, optimizer, n = TransformerXL(exp.model, mesh), make_optimizer(exp), t.steps_per_dispatch
     state = abstract_state(exp, model, optimizer, shardings)
-    on_device = flops.training_shape(exp).per_device(shardings.row_devices)
+    on_device = flops.batch_shape(t).per_device(shardings.row_devices)
     of_device = sum(flops.update_flops(exp, on_device)) / mesh.shape["tensor"]
     per_call = Flops(*(count * n for count in (*flops.update_flops(exp), of_device)))
     description = f"{n} update(s) of {t.batch_size} x {t.seg_len} targets, memory {t.mem_len}"
@@ -120,16 +114,8 @@ def lower_update(
 ) -> jax.stages.Lowered:
     """The train step for these shapes, not compiled yet; a text on the device is one segment."""
     t = exp.train
-    streams: Any = shuffled_streams(
-        _zeros(t.batch_size, t.context_len + t.longest_seg_len),
-        t.batch_size,
-        t.seg_len,
-        seed=exp.seed,
-        context_len=t.context_len,
-        seg_len_std=t.seg_len_std,
-        partial_shuffle=t.partial_shuffle,
-    )
-    text, soft = None, None
+    zeros = _zeros(t.batch_size, t.context_len + t.longest_seg_len)
+    text, soft, streams = None, None, cast(Any, unchecked_streams(exp, zeros))
     if t.text_on_device:
         if exp.distil.teachers:
             size = streams.stream_tokens().size, min(exp.distil.words, exp.model.vocab_size or 1)
@@ -151,7 +137,7 @@ def _scoring(
     cfg, shapes = evaluator.model.cfg, param_shapes(model)
     passes, cached = 1 if protocol.dynamic.rule == "none" else 3, keeps_cache(model, protocol)
     count = lambda s: passes * (flops.layer_flops(cfg, s, cached) + flops.vocabulary_flops(cfg, s))
-    shape = flops.protocol_shape(protocol)
+    shape = flops.batch_shape(protocol)
     device = count(shape.per_device(shardings.row_devices)) / mesh.shape["tensor"]
     place = lambda x, sharding: x.update(sharding=sharding)
     params = jax.tree.map(place, shapes, shardings.parameters(shapes))

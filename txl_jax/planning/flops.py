@@ -7,7 +7,7 @@ they take time (prediction.py). Letters as everywhere, K = M + T.
 import dataclasses
 import math
 
-from txl_jax.config import ExperimentConfig, ProtocolConfig, TransformerXLConfig
+from txl_jax.config import ExperimentConfig, ProtocolConfig, TrainConfig, TransformerXLConfig
 from txl_jax.model.adaptive import clusters
 from txl_jax.model.ring import SINGLE_RING_MAX_TOKENS
 
@@ -26,15 +26,9 @@ class BatchShape:
         return dataclasses.replace(self, batch_size=-(-self.batch_size // row_devices))
 
 
-def training_shape(exp: ExperimentConfig) -> BatchShape:
-    """The batch of one update."""
-    t = exp.train
-    return BatchShape(t.batch_size, t.context_len + t.seg_len, t.mem_len, t.seg_len)
-
-
-def protocol_shape(p: ProtocolConfig) -> BatchShape:
-    """The batch of one scored segment."""
-    return BatchShape(p.batch_size, p.context_len + p.seg_len, p.mem_len, p.seg_len)
+def batch_shape(c: TrainConfig | ProtocolConfig) -> BatchShape:
+    """The batch of one update, or of one scored segment."""
+    return BatchShape(c.batch_size, c.context_len + c.seg_len, c.mem_len, c.seg_len)
 
 
 def layer_flops(c: TransformerXLConfig, shape: BatchShape, cached: bool = False) -> float:
@@ -59,9 +53,9 @@ def layer_flops(c: TransformerXLConfig, shape: BatchShape, cached: bool = False)
 def vocabulary_flops(c: TransformerXLConfig, shape: BatchShape) -> float:
     """Operations of embedding and softmax, forward; ``vocab_size`` must be known.
 
-    2 d_i for each word of a cluster that a target's row is compared with: every row for the head,
-    rows with a target in it for a tail, whose share follows Zipf's law. A mixture takes all that K
-    times, and 2 K D (d + 1) per row for latents and prior.
+    2 d_i for each word of a cluster that a row is compared with: every row for the head, the share
+    of its words by Zipf's law for a tail. A mixture takes that K times, and 2 K D (d + 1) per row
+    for latents and prior.
     """
     rows, positions = shape.batch_size * shape.scored, shape.batch_size * shape.positions
     total, parts = 0.0, clusters(c)
@@ -91,7 +85,7 @@ def update_flops(exp: ExperimentConfig, shape: BatchShape | None = None) -> tupl
     "products", and the softmax over words for its gradient (model/cross_entropy.py).
     ``shape``: the rows to count; ``None``: the whole batch.
     """
-    c, shape = exp.model, shape or training_shape(exp)
+    c, shape = exp.model, shape or batch_shape(exp.train)
     layers, words = layer_flops(c, shape), vocabulary_flops(c, shape)
     per_row = (4 if c.memory_free else 6) * shape.positions * (shape.mem_len + shape.positions)
     scores = c.n_layer * shape.batch_size * per_row * c.n_head * c.d_head

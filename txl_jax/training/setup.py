@@ -1,6 +1,8 @@
 """Model, optimizer, shardings and text of a run."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import optax
@@ -51,25 +53,23 @@ def build_setup(exp: ExperimentConfig, corpus: Corpus) -> TrainSetup:
     return TrainSetup(model, optimizer, shardings, evaluator, abstract, on_disk)
 
 
-def training_mesh(exp: ExperimentConfig) -> Mesh:
-    """The devices that train; raises ConfigError where they do not fit the config."""
-    return make_mesh(exp.mesh, exp.model, exp.train.batch_size, exp.train.micro_batches)
+def training_mesh(exp: ExperimentConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The devices that train, all by default; ConfigError where they do not fit the config."""
+    t = exp.train
+    return make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches, devices)
+
+
+def unchecked_streams(exp: ExperimentConfig, split: Any, **options: Any) -> TrainingStreams:
+    """The training streams of a split, of which only the streams' own rules are checked."""
+    t = exp.train
+    settings = {key: getattr(t, key) for key in ("context_len", "seg_len_std", "partial_shuffle")}
+    return shuffled_streams(split, t.batch_size, t.seg_len, exp.seed, **settings, **options)
 
 
 def training_streams(exp: ExperimentConfig, corpus: Corpus) -> TrainingStreams:
     """The streams of the training split, checked against batch, memory and vocabulary."""
-    t = exp.train
-    streams = shuffled_streams(
-        corpus.train,
-        t.batch_size,
-        t.seg_len,
-        seed=exp.seed,
-        name="the train split",
-        vocab_size=exp.model.vocab_size,
-        context_len=t.context_len,
-        seg_len_std=t.seg_len_std,
-        partial_shuffle=t.partial_shuffle,
-    )
+    t, name = exp.train, "the train split"
+    streams = unchecked_streams(exp, corpus.train, name=name, vocab_size=exp.model.vocab_size)
     if t.text_on_device:
         device_text(streams)  # raises where the text has no fixed order
         if jax.process_count() > 1:
