@@ -2,13 +2,9 @@
 
     python -m txl_jax.main --mode=ablation --config=configs/table6.py --workdir=runs/table6
 
-Rows are the config's ``ROWS``. A row is trained in ``workdir/ROW``, resumed if it was interrupted,
-and scored at each attention length. A model trained with memory gets a memory of that length.
-Any other model recomputes as much context, less one segment.
-
-    workdir/
-      ROW/            a run like any other; ROW-seed1 with several seeds
-      ablation.json   ablation.csv  ablation.png  ablation.svg
+Rows are the config's ``ROWS``. A row is trained in ``workdir/ROW`` (``ROW-seed1`` with several
+seeds), resumed if it was interrupted, and scored at each attention length. A model trained with
+memory gets a memory of that length. Any other model recomputes as much context, less one segment.
 """
 
 import dataclasses

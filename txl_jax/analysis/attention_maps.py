@@ -131,7 +131,7 @@ class AttentionReader:
     def check(self, tokens: np.ndarray, name: str) -> None:
         """Raises AnalysisError where too little text is before a split's end or the position."""
         p, c = self.protocol, self.settings
-        if self._full_segments(self._streams(tokens, name)) <= self._warm_up:
+        if self._streams(tokens, name)[1] <= self._warm_up:
             raise AnalysisError(
                 f"attention.mem_len = {c.mem_len}: no segment of {c.seg_len} tokens has so many"
                 f" before it in {name}, which has {len(tokens):,} tokens in {p.batch_size}"
@@ -152,8 +152,8 @@ class AttentionReader:
     ) -> Averages:
         """Attention averaged over the config's number of queries, in whole segments."""
         p, limit = self.protocol, self.settings.max_tokens
-        streams, first = self._streams(tokens, name), self._warm_up
-        begin, end = 0 if p.mem_len else first, self._full_segments(streams)
+        (streams, end), first = self._streams(tokens, name), self._warm_up
+        begin = 0 if p.mem_len else first
         if limit:
             end = min(end, first - (-limit // (p.batch_size * p.seg_len)))
         weights = np.ones((p.batch_size, p.seg_len), np.float32)
@@ -173,8 +173,7 @@ class AttentionReader:
     def at_position(self, tokens: np.ndarray, position: int) -> np.ndarray:
         """Attention of the token at a position: float32 [L,N,K] by distance, 0 where masked.
 
-        The token is the last of its segment. Memory is read from as far back as its states can
-        depend on, L memories, or from the start of the text.
+        The token is the last of its segment. The text is read from L memories before it.
         """
         p = self.protocol
         start = position + 1 - p.seg_len - p.context_len  # of its segment, or of its context
@@ -192,15 +191,13 @@ class AttentionReader:
         """The memory after a segment; waits, because a queue of segments would fill the device."""
         return jax.block_until_ready(self._read(self._params, inputs, mems))
 
-    def _streams(self, tokens: np.ndarray, name: str) -> Streams:
-        p, context_len = self.protocol, self.protocol.context_len
-        streams = functools.partial(Streams, name=name, vocab_size=self._model.cfg.vocab_size)
-        return streams(tokens, p.batch_size, p.seg_len, context_len=context_len)
-
-    def _full_segments(self, streams: Streams) -> int:
-        """Segments without padding in any stream; the last stream is the shortest."""
-        before_last = (streams.batch_size - 1) * streams.targets_per_stream
-        return max(0, streams.n_targets - before_last) // streams.seg_len
+    def _streams(self, tokens: np.ndarray, name: str) -> tuple[Streams, int]:
+        """The text as streams, and the number of segments without padding in any of them."""
+        p, size = self.protocol, self._model.cfg.vocab_size
+        build = functools.partial(Streams, name=name, vocab_size=size, context_len=p.context_len)
+        streams = build(tokens, p.batch_size, p.seg_len)
+        before_last = (p.batch_size - 1) * streams.targets_per_stream  # the last is the shortest
+        return streams, max(0, streams.n_targets - before_last) // p.seg_len
 
 
 def _check_lengths(model: TransformerXLConfig, p: ProtocolConfig) -> None:

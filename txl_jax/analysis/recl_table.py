@@ -1,9 +1,8 @@
 """The RECL of groups of models, as the paper's table 8 has it, and their gains as heat maps.
 
 One model after another gives its losses on the same targets at the same lengths (context.py). They
-are kept as ``recl/NAME.npz`` in the workdir, and read back while the model's parameters, the text
-and the settings are the same. Another program's losses join as ``NAME=FILE.npz``
-(:meth:`txl_jax.analysis.recl.Losses.save` describes the file).
+are kept as ``recl/NAME.npz``, and read back while parameters, text and settings are the same.
+Another program's losses join as ``NAME=FILE.npz`` (:meth:`txl_jax.analysis.recl.Losses.save`).
 """
 
 import dataclasses

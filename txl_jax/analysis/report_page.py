@@ -13,6 +13,7 @@ import glob
 import importlib.resources
 import json
 import os
+import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -162,12 +163,9 @@ def read_run(workdir: str) -> RunRecord:
             evaluations = [value]
         else:
             more.append(f"{single}: is damaged or no evaluation, and skipped")
-    sample = ""
-    if os.path.exists(path("sample.txt")):
-        with open(path("sample.txt"), encoding="utf-8", errors="replace") as file:
-            sample = file.read()
-    config = read_record(workdir)
-    return RunRecord(workdir, config, metrics, evaluations, sample, (*warnings, *more))
+    sample = pathlib.Path(path("sample.txt"))
+    text = sample.read_text("utf-8", "replace") if sample.exists() else ""
+    return RunRecord(workdir, read_record(workdir), metrics, evaluations, text, (*warnings, *more))
 
 
 def _read_lines(path: str, accepts: Callable[[Any], bool]) -> tuple[list[Any], list[str]]:
@@ -269,8 +267,7 @@ def saved_figures(workdir: str, prefix: str) -> list[dict[str, str]]:
         svg = png.removesuffix("png") + "svg"
         is_small = os.path.exists(svg) and os.path.getsize(svg) <= LARGEST_SVG
         path, kind = (svg, "svg+xml") if is_small else (png, "png")
-        with open(path, "rb") as file:
-            images.append(_image(file.read(), kind, os.path.basename(path)))
+        images.append(_image(pathlib.Path(path).read_bytes(), kind, os.path.basename(path)))
     return images
 
 

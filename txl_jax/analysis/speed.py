@@ -9,8 +9,8 @@ One stream; every token is predicted from the L tokens before and including it. 
     recomputed  the same, but all layers for all positions, one window at a time, all scores at
                 once, as the paper's baseline did
 
-Weights and tokens are random, which does not change the time. Beside the measured ratios the mode
-prints the paper's (a 24-layer model on a GPU) and the ratio of floating-point operations.
+Weights and tokens are random. Beside the measured ratios the mode prints the paper's (a 24-layer
+model on a GPU) and the ratio of floating-point operations.
 """
 
 import dataclasses
@@ -93,10 +93,7 @@ def measure_rows(c: TransformerXLConfig, settings: SpeedConfig) -> Iterator[dict
 def time_alternating(
     programs: Mapping[str, Program], rounds: int, warm_up: int = 2
 ) -> dict[str, list[float]]:
-    """Seconds of each program in each round, without the warm-up rounds.
-
-    Programs alternate in one process, so that a busy machine slows all of them alike.
-    """
+    """Seconds of each program in each round; they alternate, so a busy machine slows all alike."""
     seconds: dict[str, list[float]] = {name: [] for name in programs}
     for _ in range(warm_up + rounds):
         for name, program in programs.items():
