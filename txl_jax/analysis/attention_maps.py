@@ -69,7 +69,8 @@ def run(trained: TrainedModel, workdir: str) -> str:
         for layer, head in at_position.heads
     )
     longest = _longest_in_training(trained)
-    files: dict[str, Any] = {
+    terms = lambda: figures.terms(about, averages, longest)
+    files = {
         "attention.json": {
             **about,
             "queries": averages.queries,
@@ -85,10 +86,9 @@ def run(trained: TrainedModel, workdir: str) -> str:
         ],
         "attention.npz": averages.arrays(),
         "attention": lambda: figures.averages(about, averages, longest),
+        "attention_terms": terms if averages.terms else None,
         "attention_heads": lambda: figures.heads(about, averages, at_position),
     }
-    if averages.terms:
-        files["attention_terms"] = lambda: figures.terms(about, averages, longest)
     return write_results(workdir, last, files)
 
 

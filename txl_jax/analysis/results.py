@@ -21,7 +21,7 @@ def write_results(workdir: str, last_line: str, files: Mapping[str, Any]) -> str
     """Writes the files of an analysis; returns its last line, or prints it if a file fails.
 
     ``files``: contents by name. ``.json``: an object; ``.csv``: rows of equal keys; ``.npz``:
-    arrays by name; without an ending: a function that gives a figure for PNG and SVG.
+    arrays by name; without an ending: a function that gives a figure for PNG and SVG, or ``None``.
     """
     with print_on_error(last_line):
         for name, content in files.items():
@@ -33,7 +33,7 @@ def write_results(workdir: str, last_line: str, files: Mapping[str, Any]) -> str
                     write_csv(path, content)
                 case ".npz":
                     write_arrays(path, content)
-                case _:
+                case _ if content is not None:
                     save_figure(content(), workdir, name)
     return last_line
 
