@@ -110,7 +110,11 @@ def stored(loaded: Any, path: str) -> Stored:
         raise ModelFormatError(
             f"{path}: holds no state_dict, neither itself nor under {', '.join(NESTED)}"
         )
-    arrays = {name.removeprefix("module."): _array(value) for name, value in tensors.items()}
+    plain = lambda x: x.detach().float() if hasattr(x, "detach") else x  # bfloat16 to float32
+    arrays = {
+        name.removeprefix("module."): np.asarray(plain(value), np.float32)
+        for name, value in tensors.items()
+    }
     config, step = content.get("model_config"), content.get("train_step")
     args = dict(config) if isinstance(config, Mapping) else None
     step = step if isinstance(step, int) else 0
@@ -122,12 +126,6 @@ def symbols_of(vocab: Any) -> list[str] | None:
     found = vocab if isinstance(vocab, Mapping) else getattr(vocab, "__dict__", {})
     symbols = found.get("idx2sym")
     return list(symbols) if isinstance(symbols, list | tuple) else None
-
-
-def _array(tensor: Any) -> np.ndarray:
-    """A torch tensor of any float type, or an array, as a float32 array."""
-    tensor = tensor.detach().float() if hasattr(tensor, "detach") else tensor
-    return np.asarray(tensor, np.float32)
 
 
 def vocab_from_file(path: str) -> Vocab:

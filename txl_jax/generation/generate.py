@@ -14,7 +14,7 @@ from txl_jax.config import GenerateConfig, TransformerXLConfig
 from txl_jax.generation.sampling import SETTINGS, apply_repetition_penalty, sample
 from txl_jax.generation.utf8 import Automaton
 from txl_jax.model.inputs import check_array
-from txl_jax.model.memory import Cache, Memory
+from txl_jax.model.memory import Cache
 from txl_jax.model.transformer_xl import TransformerXL
 
 _PREFILL = 128  # tokens of a prompt per call of the model
@@ -113,7 +113,10 @@ def _programs(cfg: TransformerXLConfig, c: GenerateConfig) -> _Programs:
     model = TransformerXL(cfg)
     step: Callable = _step_without_memory if cfg.memory_free else _step_with_memory
     extend = functools.partial(_extend, functools.partial(step, model), c)
-    read = functools.partial(_read, model)
+    # Memory after right-padded rows [B,T]; the compiler drops the unused logits.
+    read = lambda params, tokens, lengths, mems: model.apply(
+        {"params": params}, tokens, mems, lengths=lengths
+    )[1]
     project = functools.partial(model.apply, seg_len=1, method="init_cache")
     return _Programs(jax.jit(extend, donate_argnums=(1,)), jax.jit(read), jax.jit(project))
 
@@ -171,11 +174,6 @@ def _step_with_memory(model: TransformerXL, params, token, past: Cache):
     """Logits [B,V] after one more token [B], and the past with it."""
     logits, after = model.apply({"params": params}, token[:, None], past)
     return logits[:, 0], after
-
-
-def _read(model: TransformerXL, params, tokens, lengths, mems: Memory) -> Memory:
-    """Memory after right-padded rows [B,T]; the compiler drops the unused logits."""
-    return cast(Memory, model.apply({"params": params}, tokens, mems, lengths=lengths)[1])
 
 
 def _prompt_chunks(prompts: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
