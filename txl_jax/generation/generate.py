@@ -36,19 +36,12 @@ class LastTokens(flax.struct.PyTreeNode):
 
 
 class DecodeState(flax.struct.PyTreeNode):
-    """What one sampled token needs of the tokens before it.
+    """What one sampled token needs of the tokens before it."""
 
-    Attributes:
-      token: the newest token, int32 [B].
-      past: the tokens before it: projected memory, or for a form without memory the tokens.
-      seen: bool [B,V], the tokens in the text; ``None`` without a repetition penalty.
-      grammar_state: int32 [B]; ``None`` without a grammar.
-    """
-
-    token: jax.Array
-    past: Cache | LastTokens
-    seen: jax.Array | None
-    grammar_state: jax.Array | None
+    token: jax.Array  # the newest token, int32 [B]
+    past: Cache | LastTokens  # the tokens before it; with memory, their projected states
+    seen: jax.Array | None  # bool [B,V], the tokens in the text, for a repetition penalty
+    grammar_state: jax.Array | None  # int32 [B]
 
 
 def generate(

@@ -26,15 +26,10 @@ _STATES = 8
 
 
 class Automaton(NamedTuple):
-    """A grammar of tokens with S states.
+    """A grammar of tokens with S states."""
 
-    Attributes:
-      allowed: bool [S,V]; every state allows at least one token.
-      next_state: int32 [S,V].
-    """
-
-    allowed: np.ndarray
-    next_state: np.ndarray
+    allowed: np.ndarray  # bool [S,V]; every state allows at least one token
+    next_state: np.ndarray  # int32 [S,V]
 
     def state_after(self, ids: np.ndarray) -> int:
         """The state after a text; a token that is not allowed in it resets the state to 0."""

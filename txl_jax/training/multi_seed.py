@@ -32,12 +32,8 @@ from txl_jax.training.trainer import Outcome, Program, Trainer, open_trainer, ru
 def train_seeds(runs: Sequence[SeedRun], corpus: Corpus, guard: PreemptionGuard) -> list[Outcome]:
     """Trains every seed to its last step, from the newest checkpoint that all of them have.
 
-    A single one is trained as :func:`~txl_jax.training.trainer.train` does.
-
-    Raises:
-      ConfigError: several seeds, and more than one device or process.
-      CheckpointError: the seeds cannot resume from the same step.
-      DataError, NonFiniteError, SkippedError: as :func:`~txl_jax.training.trainer.train`.
+    Raises as :func:`~txl_jax.training.trainer.train`, which trains a single one; ConfigError for
+    several seeds on more than one device, CheckpointError if they cannot resume from one step.
     """
     exp, workdir = runs[0]
     if len(runs) == 1:

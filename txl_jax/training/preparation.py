@@ -27,9 +27,8 @@ SeedRun = tuple[ExperimentConfig, str]
 def prepare(exp: ExperimentConfig, workdir: str) -> tuple[list[SeedRun], Corpus]:
     """The run of every seed with its complete settings, and the encoded corpus.
 
-    Raises:
-      ConfigError, DataError: settings, text and devices do not fit together.
-      WorkdirError: a workdir cannot be used.
+    Raises ConfigError or DataError where settings, text and devices do not fit together,
+    WorkdirError where a workdir cannot be used.
     """
     folders = [folder for _, folder in seed_runs(exp, workdir)]
 

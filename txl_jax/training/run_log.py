@@ -66,8 +66,7 @@ class RunLog:
       label, progress: as in :class:`~txl_jax.training.console.Console`.
       goodput: a timer that several runs share; ``None``: a new one.
 
-    Raises:
-      OSError: a file, which the text names, cannot be written; here and where records are written.
+    An OSError, here and where records are written, names the file that cannot be written.
     """
 
     def __init__(

@@ -26,19 +26,13 @@ from txl_jax.training.optimizer import with_recent_norm
 
 
 class TrainState(flax.struct.PyTreeNode):
-    """State of a run; nothing else is carried from step to step.
+    """State of a run; nothing else is carried from step to step."""
 
-    Attributes:
-      step: int32 [], updates done. Dropout and the position in the data are derived from it.
-      params: float32 pytree.
-      averages: of the parameters over updates by name, each like ``params``.
-    """
-
-    step: jax.Array
-    params: Any
+    step: jax.Array  # int32 [], updates done; gives dropout and the position in the data
+    params: Any  # float32 pytree
     opt_state: Any
     mems: Memory
-    averages: dict[str, Any] = flax.struct.field(default_factory=dict)
+    averages: dict[str, Any] = flax.struct.field(default_factory=dict)  # each like ``params``
 
 
 def init_state(
