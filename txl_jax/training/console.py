@@ -55,16 +55,19 @@ class Console:
             self._bar.set_description_str(text, refresh=False)
             self._bar.update(step - self._bar.n)
 
-    def record(self, kind: str, step: int, values: Mapping[str, Any], seconds: float) -> None:
-        """Prints the line of a record, unless the bar shows it; training ``seconds`` so far."""
+    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """Prints the line of a record."""
         loss = [] if values.get("loss") is None else [self._loss(values["loss"])]
-        if kind != "train":
-            rest = [_named(k, v) for k, v in values.items() if k not in ("loss", self._unit)]
-            self.step_message(step, kind, *loss, *rest)
-        elif self._bar is None:
+        rest = [_named(k, v) for k, v in values.items() if k not in ("loss", self._unit)]
+        self.step_message(step, kind, *loss, *rest)
+
+    def training_record(self, step: int, values: Mapping[str, Any], seconds: float) -> None:
+        """Prints the line of a training record, unless the bar shows the same."""
+        if self._bar is None:
             skipped = [_named("skipped", values["skipped"])] if "skipped" in values else []
             rate = f"lr {values['learning_rate']:.1e}"
-            self.step_message(step, *loss, rate, *skipped, self._speed(step, seconds))
+            speed = self._speed(step, seconds)
+            self.step_message(step, self._loss(values["loss"]), rate, *skipped, speed)
 
     def close(self) -> None:
         """Ends the bar."""

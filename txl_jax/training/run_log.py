@@ -160,6 +160,7 @@ class RunLog:
         timing = {"seconds": seconds, "tokens_per_second": speed}
         timing |= {"data_seconds": lost["data"], "save_seconds": lost["save"]}
         self.record("train", step, values, timing, epoch=epoch)
+        self._console.training_record(step, values, now)
         self._window = Window()
         self._start_window()
 
@@ -184,7 +185,8 @@ class RunLog:
         passed = {} if epoch is None else {"epoch": float(epoch)}
         timed = {"timing": plain(timing)} if timing else {}
         self._write({"kind": kind, "step": int(step), **passed, **plain(values), **timed})
-        self._console.record(kind, step, values, self.goodput.training_seconds())
+        if kind != "train":  # flush_window prints it, with the speed
+            self._console.record(kind, step, values)
 
     def _write(self, record: dict[str, Any]) -> None:
         """Writes a record, after those that could not be written before."""
