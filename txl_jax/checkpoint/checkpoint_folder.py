@@ -62,10 +62,7 @@ class CheckpointFolder:
         return named[which]
 
     def valid_loss(self, step: int) -> float:
-        """The validation loss in nats that was saved with a step; infinite: none can be read.
-
-        Orbax's ``best_step`` would raise if this file is damaged.
-        """
+        """The validation loss in nats that was saved with a step; infinite: none can be read."""
         try:
             path = os.path.join(self.step_path(step), "metrics", "metrics")
             with open(path, encoding="utf-8") as file:
@@ -127,10 +124,7 @@ class CheckpointFolder:
                 os.rename(replaced, self.step_path(int(match[1])))
 
     def remove_temporary(self) -> None:
-        """Removes what a save that failed, or whose process died, has left.
-
-        Orbax does so only when a manager opens; on a full disk the space is needed at once.
-        """
+        """Removes what a failed save has left; a full disk needs the space before Orbax does so."""
         for name in self._names():
             if re.fullmatch(rf"\d+{re.escape(TEMPORARY)}", name):
                 shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)

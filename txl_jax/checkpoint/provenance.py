@@ -11,10 +11,7 @@ PACKAGES = ("txl_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "nu
 
 
 def provenance() -> dict[str, Any]:
-    """How a result is made, ready for JSON: versions, git revision, JAX's devices, date in UTC.
-
-    The version of a package that is not installed is ``None``. No host, user or path is named.
-    """
+    """How a result is made, for JSON; ``None``: not known. No host, user or path is named."""
     import jax
 
     return {

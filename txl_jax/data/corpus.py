@@ -145,9 +145,8 @@ def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
             f" {vocab.kind!r}"
         )
     source = find_source(data)
-    protocol = {"vocab": kind, **source.protocol, "code_version": CODE_VERSION}
     identity: dict[str, Any] = {"name": data.name, "source_hash": source.hash()}
-    identity["protocol"] = protocol
+    identity["protocol"] = {"vocab": kind, **source.protocol, "code_version": CODE_VERSION}
     cache = data_folder(data.cache_dir)
     folder = cache / f"{data.name}-{kind}-{_hash(identity)[:20]}"
     if vocab is not None and not _has_vocab(folder, vocab):

@@ -24,17 +24,11 @@ from txl_jax.data.vocab import Vocab
 
 
 def prepare(
-    source: Source,
-    kind: Kind,
-    identity: Mapping[str, Any],
-    folder: Path,
-    vocab: Vocab | None = None,
+    source: Source, kind: Kind, identity: Mapping[str, Any], folder: Path, vocab: Vocab | None
 ) -> None:
-    """Makes ``folder``, the prepared corpus of a source, unless it exists.
+    """Makes ``folder``, the prepared corpus of a source, unless it exists; or DataError.
 
     ``identity`` goes into ``corpus.json``. ``vocab``: to encode with; ``None``: the text's own.
-    DataError for text that cannot be encoded or that changes meanwhile, published files with other
-    counts than the published ones, or a folder that cannot be written.
     """
 
     def fill(unfinished: Path) -> None:
@@ -122,10 +116,8 @@ def _check_counts(source: Source, found: Mapping[str, Mapping[str, int]]) -> boo
             shown = f"{allowed[0]:,}" + (f" to {allowed[-1]:,}" if len(allowed) > 1 else "")
             wrong.append(f"{n:,} {what} {split}".rstrip() + f" instead of {shown}")
     if wrong and source.published:
-        raise DataError(
-            f"{source.label}: has {wrong[0]}, though its files are the published ones; please"
-            " report this"
-        )
+        fault = f"has {wrong[0]}, though its files are the published ones; please report this"
+        raise DataError(f"{source.label}: {fault}")
     verdict = f"; not as published: {', '.join(wrong)}" if wrong else "; counts as published"
     print(
         f"prepared {source.label}: {sizes} tokens (train / valid / test),"

@@ -148,7 +148,6 @@ def shuffled_streams(
     batch_size: int,
     seg_len: int,
     seed: int,
-    name: str = "tokens",
     seg_len_std: float = 0.0,
     partial_shuffle: bool = False,
     **options: Any,
@@ -159,9 +158,9 @@ def shuffled_streams(
     s > 0: segments of random lengths, see :class:`DrawnLengths`.
     """
     if isinstance(split, Sentences):
-        return SentenceStreams(split, batch_size, seg_len, name=name, seed=seed, **options)
+        return SentenceStreams(split, batch_size, seg_len, seed=seed, **options)
     options |= {"partial_shuffle_seed": seed if partial_shuffle else None}
-    streams = Streams(split, batch_size, seg_len, drop_remainder=True, name=name, **options)
+    streams = Streams(split, batch_size, seg_len, drop_remainder=True, **options)
     return DrawnLengths(streams, seg_len_std, seed) if seg_len_std else streams
 
 

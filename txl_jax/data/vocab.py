@@ -55,7 +55,7 @@ class Vocab:
 
     def __post_init__(self):
         check_symbols(self.kind, self.symbols)
-        assert self._codec  # which checks its symbols
+        _ = self._codec  # which checks its symbols
 
     @classmethod
     def from_symbols(cls, symbols: Iterable[str]) -> "Vocab":

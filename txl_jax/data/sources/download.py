@@ -26,20 +26,15 @@ def check_hash(expected: str, what: str, whose: str = "as data.hash says") -> Ch
     kind, _, digits = expected.partition(":")
 
     def check(path: Path) -> None:
-        found = file_hash(path, kind)
-        if found != digits:
-            raise DataError(
-                f"{what}: its {kind} is {found}, not {digits} {whose}; the download was deleted"
-            )
+        if (found := file_hash(path, kind)) != digits:
+            fault = f"its {kind} is {found}, not {digits} {whose}"
+            raise DataError(f"{what}: {fault}; the download was deleted")
 
     return check
 
 
 def download(url: str, into: Path, check: Check) -> Path:
-    """The file ``into`` with the content of ``url``; fetched unless it exists and is as expected.
-
-    DataError: no complete answer, ``check`` refused the file, or it cannot be written.
-    """
+    """The file ``into`` with the content of ``url``, fetched unless it is there; or DataError."""
     if into.exists():
         with contextlib.suppress(DataError):
             check(into)
@@ -130,8 +125,8 @@ def _request(url: str, file: Path, kept: str) -> bool:
         begins = answer.headers.get("Content-Range", "").partition("-")[0]
         resumed = answer.status == http.HTTPStatus.PARTIAL_CONTENT and begins == f"bytes {start}"
         start = start if resumed else 0
-        size = answer.headers.get("Content-Length")
-        total = None if size is None else start + int(size)
+        left = answer.headers.get("Content-Length")
+        total = None if left is None else start + int(left)
         with write_errors(file.parent):
             os.truncate(file, start)
         with bar(f"downloading {os.path.basename(url)}", total, start) as shown:
@@ -141,8 +136,7 @@ def _request(url: str, file: Path, kept: str) -> bool:
                 shown.update(len(block))
     with write_errors(file.parent), open(file, "ab") as out:
         os.fsync(out.fileno())
-    if total is not None and file.stat().st_size != total:
-        raise DataError(
-            f"{url}: {file.stat().st_size} of {total} bytes were received; try again{kept}"
-        )
+    size = file.stat().st_size
+    if total not in (None, size):
+        raise DataError(f"{url}: {size} of {total} bytes were received; try again{kept}")
     return resumed

@@ -36,13 +36,8 @@ def find(c: ProbeTextConfig) -> Source:
         size = c.tokens if split == "train" else c.tokens // 10
         text = draw(c, np.random.default_rng([c.seed, number]), size).encode()
         texts[split] = [text[start : start + BLOCK] for start in range(0, len(text), BLOCK)]
-    return GeneratedSource(
-        name="probe",
-        files={},
-        splits=texts,
-        counted=SPLITS,
-        label=f"answers {c.shortest} to {c.longest} tokens back, seed {c.seed}",
-    )
+    label = f"answers {c.shortest} to {c.longest} tokens back, seed {c.seed}"
+    return GeneratedSource("probe", {}, texts, counted=SPLITS, label=label)
 
 
 def draw(c: ProbeTextConfig, rng: np.random.Generator, size: int) -> str:

@@ -36,8 +36,7 @@ class ByteRange:
         return ByteRange(self.path, self.start + start, self.start + stop)
 
 
-Text = Sequence[ByteRange | bytes]
-"""Parts of files, and bytes between them, one after another."""
+Text = Sequence[ByteRange | bytes]  # parts of files, and bytes between them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +72,9 @@ class Source:
         sums = {name: file_hash(path) for name, path in self.files.items()}
         for name, expected in self.recorded.items():
             if sums[name] != expected:
-                path = self.files[name]
-                raise DataError(
-                    f"{path}: its sha256 is {sums[name]}, not {expected} as when it was downloaded;"
-                    f" delete the folder {path.parent}, it will be downloaded again"
-                )
+                path, fault = self.files[name], f"its sha256 is {sums[name]}, not {expected}"
+                fix = f"delete the folder {path.parent}, it will be downloaded again"
+                raise DataError(f"{path}: {fault} as when it was downloaded; {fix}")
         return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
 
     def blocks(self, split: str) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ import sysconfig
 from pathlib import Path
 
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources.source import SPLITS, ByteRange, Source, Text
+from txl_jax.data.sources.source import SPLITS, ByteRange, Source
 
 LEFT_OUT = {
     *("encodings", "pydoc_data"),
@@ -36,20 +36,12 @@ def find() -> Source:
         found += [root / f"{module}.py", *(root / module).rglob("*.py")]
     paths = sorted(path.relative_to(root).as_posix() for path in found if path.is_file())
     files = {path: root / path for path in paths if is_taken(path)}
-    splits: dict[str, Text] = {}
-    for split in SPLITS:
-        text: list[ByteRange | bytes] = []
-        for path in files:
-            if split_of(path) == split:
-                text += [b"\n", ByteRange.whole(files[path])]
-        splits[split] = text[1:]
-    return Source(
-        name="stdlib",
-        files=files,
-        splits=splits,
-        counted=SPLITS,  # a few characters are in one file only
-        label=f"Python {platform.python_version()} standard library",
-    )
+    texts: dict[str, list[ByteRange | bytes]] = {split: [] for split in SPLITS}
+    for path, file in files.items():
+        texts[split_of(path)] += [b"\n", ByteRange.whole(file)]
+    splits = {split: text[1:] for split, text in texts.items()}
+    label = f"Python {platform.python_version()} standard library"
+    return Source("stdlib", files, splits, counted=SPLITS, label=label)
 
 
 def is_taken(path: str) -> bool:

@@ -43,11 +43,8 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
     path = source.existing_path(data.path)
     if path.is_file():
         return _split({"text": path}, data, kind, str(path))
-    fix = (
-        "; give train.txt, valid.txt and test.txt, or name the files otherwise to have all *.txt"
-        " cut into splits"
-    )
-    if own := source.split_files(path, "{}.txt", f"{path}:", fix):
+    fix = "; give train.txt, valid.txt and test.txt, or name the files otherwise to have all *.txt"
+    if own := source.split_files(path, "{}.txt", f"{path}:", f"{fix} cut into splits"):
         texts = {split: [ByteRange.whole(file)] for split, file in own.items()}
         return Source("text", own, texts, counted=SPLITS, label=f"{path}{OWN_SPLITS}")
     found = {file.name: file for file in sorted(path.glob("*.txt")) if source.is_file(file)}
@@ -67,11 +64,8 @@ def _split(files: dict[str, Path], data: DataConfig, kind: str, label: str) -> S
         raise DataError(f"{label}: {_too_few_lines(text)}")
     ends = {"train": (0, valid), "valid": (valid, test), "test": (test, size)}
     splits = {split: source.slice_text(text, *ends[split]) for split in SPLITS}
-    protocol = {
-        "valid_fraction": data.valid_fraction,
-        "test_fraction": data.test_fraction,
-        "cut_at": "line" if kind == "word" else "character",
-    }
+    protocol = {key: getattr(data, key) for key in ("valid_fraction", "test_fraction")}
+    protocol["cut_at"] = "line" if kind == "word" else "character"
     return Source("text", files, splits, counted=SPLITS, protocol=protocol, label=label)
 
 
@@ -96,8 +90,7 @@ def _boundary(text: Text, at: int, kind: str) -> int:
         return at + inside.index(False)
     position = at - 1
     for block in source.read(source.slice_text(text, position, source.text_size(text))):
-        newline = block.find(b"\n")
-        if newline >= 0:
+        if (newline := block.find(b"\n")) >= 0:
             return position + newline + 1
         position += len(block)
     return position
