@@ -154,10 +154,8 @@ class Checkpoints:
         where = f"checkpoint {step} in {self._folder.path}"
         meta, fault = self._checked_meta(step)
         if fault is not None:
-            raise CheckpointError(
-                f"{where} {fault}; resume training to fall back to the one before it, or name"
-                " another step"
-            )
+            fix = "resume training to fall back to the one before it, or name another step"
+            raise CheckpointError(f"{where} {fault}; {fix}")
         names = meta.get("candidates", [RAW])
         if weights not in names:
             raise CheckpointError(f"{where} has no {weights!r} parameters, only {', '.join(names)}")

@@ -77,8 +77,7 @@ def load_workdir(workdir: str, step: str = "best", weights: str | None = None) -
 def load_exported(folder: str) -> TrainedModel:
     """The model that ``save`` wrote, bit for bit; its step is 0.
 
-    ModelFormatError: the parameters are damaged, have another format, or do not fit the config.
-    DataError, WorkdirError: another file cannot be read or used.
+    ModelFormatError: the parameters are not usable. DataError, WorkdirError: another file is not.
     """
     path = os.path.join(folder, MODEL)
     _check_format(path)
@@ -108,10 +107,8 @@ def _download(repository: str, revision: str | None) -> str:
     try:
         return hub.snapshot_download(repository, revision=revision, allow_patterns=files)
     except Exception as error:
-        raise WorkdirError(
-            f"{repository}: there is no such folder here, and it cannot be downloaded from the Hub"
-            f" ({one_line(error)})"
-        ) from error
+        fault = "there is no such folder here, and it cannot be downloaded from the Hub"
+        raise WorkdirError(f"{repository}: {fault} ({one_line(error)})") from error
 
 
 def import_hub() -> ModuleType:

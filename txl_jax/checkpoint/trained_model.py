@@ -25,11 +25,9 @@ class TrainedModel:
       (0, 'raw', 'quickstart')
 
     Attributes:
-      model: the Flax module.
-      params: its parameters, for ``model.apply({"params": params}, ...)``.
+      model, params: the Flax module, for ``model.apply({"params": params}, ...)``.
       vocab: encodes text to token ids and decodes them.
-      config: the settings of the experiment.
-      step: the step of the checkpoint.
+      config, step: the settings of the experiment, and the step of the checkpoint.
       weights, others: the name of these parameters (``raw`` or an average), and of the others.
     """
 

@@ -29,10 +29,8 @@ def with_vocab(exp: ExperimentConfig, corpus: Corpus) -> ExperimentConfig:
     """The experiment with the corpus's ``model.vocab_size``; ConfigError if it names another."""
     size, named = len(corpus.vocab), exp.model.vocab_size
     if named not in (None, size):
-        raise ConfigError(
-            f"config key model.vocab_size = {named}: the vocabulary of {corpus.name} has {size}"
-            " symbols; leave it out to take that"
-        )
+        rule = f"the vocabulary of {corpus.name} has {size} symbols; leave it out to take that"
+        raise ConfigError(f"config key model.vocab_size = {named}: {rule}")
     return dataclasses.replace(exp, model=dataclasses.replace(exp.model, vocab_size=size))
 
 

@@ -13,15 +13,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from txl_jax.data.errors import DataError
-from txl_jax.data.symbols import (
-    BOUNDARY,
-    BYTES,
-    EOS,
-    SENTENCE_UNK,
-    SPACE,
-    UNK,
-    UnknownSymbolError,
-)
+from txl_jax.data.symbols import BOUNDARY, BYTES, EOS, SENTENCE_UNK, SPACE, UNK, UnknownSymbolError
 
 Blocks = Iterable[str | bytes]
 NEWLINE = 10

@@ -35,10 +35,7 @@ def drawn_lengths(seed: int, epoch: int, n: int, seg_len: int, std: float) -> np
 
 
 class DrawnLengths:
-    """Training segments of random lengths, mostly about T; every target once in each epoch.
-
-    As :class:`Streams`. ``n_segments`` is of the first pass; ``max_len`` is the arrays' length.
-    """
+    """Streams in segments of random lengths, in arrays of ``max_len``; see :class:`Streams`."""
 
     def __init__(self, streams: Streams, std: float, seed: int):
         """Draws from ``seed``; ``std``: s > 0, in tokens."""

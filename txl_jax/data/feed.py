@@ -62,10 +62,7 @@ def training_feed(
 
 
 def batch_on_device(
-    read: Callable[[slice], Any],
-    sharding: jax.sharding.Sharding | None,
-    n_rows: int,
-    axis: int = 0,
+    read: Callable[[slice], Any], sharding: jax.sharding.Sharding | None, n_rows: int, axis: int = 0
 ) -> Any:
     """A batch on device; every process reads only the rows that its own devices hold, once.
 

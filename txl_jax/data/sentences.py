@@ -74,11 +74,6 @@ class Sentences(Sequence[np.ndarray]):
         """Targets of all sentences: their words, and a ``<S>`` (``double``: two) each."""
         return int(self.offsets[-1] - self.offsets[0])
 
-    @property
-    def dtype(self) -> np.dtype:
-        """Of the ids."""
-        return self.tokens.dtype
-
 
 class SentenceStreams(BaseStreams):
     """All segments of some sentences, by index."""

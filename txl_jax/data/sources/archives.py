@@ -40,9 +40,8 @@ def extract(
 ) -> None:
     """Writes the wanted files of a tar or zip archive to an empty folder.
 
-    ``required``: paths that the folder must have then. ``what``: names the archive in errors.
-    DataError: the file is no archive, damaged or encrypted; a required file is missing; a wanted
-    member is outside the folder or no plain file; or the folder cannot be written.
+    ``what``: names the archive in errors. DataError: it is no archive, damaged or encrypted; lacks
+    a required path; has a wanted member outside the folder or no plain file; or cannot be written.
     """
     what = what or str(archive)
     try:
@@ -50,10 +49,8 @@ def extract(
     except DataError:
         raise
     except _BROKEN as error:
-        raise DataError(
-            f"{what}: cannot be unpacked ({_reason(error)}); name an undamaged archive, or"
-            " the folder of its files, in data.path"
-        ) from error
+        fix = "name an undamaged archive, or the folder of its files, in data.path"
+        raise DataError(f"{what}: cannot be unpacked ({_reason(error)}); {fix}") from error
     for name in required:
         if not (folder / name).exists():
             raise DataError(f"{what}: there is no {name} in this archive")

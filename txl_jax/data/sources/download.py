@@ -104,10 +104,8 @@ def _fetch(url: str, file: Path, kept: str) -> bool:
     except DataError:
         raise
     except (OSError, http.client.HTTPException, ValueError) as error:  # also a malformed answer
-        raise DataError(
-            f"cannot download {url} ({error}); fetch it by other means and name the file or its"
-            " folder in data.path"
-        ) from error
+        fix = "fetch it by other means and name the file or its folder in data.path"
+        raise DataError(f"cannot download {url} ({error}); {fix}") from error
 
 
 def _request(url: str, file: Path, kept: str) -> bool:

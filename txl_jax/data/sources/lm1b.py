@@ -110,10 +110,9 @@ def _train_files(folder: Path) -> list[Path]:
     for inside in (folder / TRAIN, folder / BASE / TRAIN):
         if found := sorted(path for path in inside.glob(SHARDS) if is_file(path)):
             return found
-    raise DataError(
-        f"lm1b: there is no {TRAIN}/{SHARDS} in {folder}, nor in its folder {BASE}; name the"
-        " archive, its unpacked folder, or the folder around it"
-    )
+    fix = "name the archive, its unpacked folder, or the folder around it"
+    where = f"{TRAIN}/{SHARDS} in {folder}, nor in its folder {BASE}"
+    raise DataError(f"lm1b: there is no {where}; {fix}")
 
 
 def _held_out(folder: Path, split: str) -> Path:
