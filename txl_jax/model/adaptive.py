@@ -8,9 +8,8 @@
     p(word of tail i)     = p_head(tail i) * p_i(word)
 
 (Grave et al. 2017; Baevski and Auli 2019.) Without cutoffs there is one cluster, the plain softmax,
-or with ``mixtures`` K > 1 a mixture of K (mixture.py). Shapes are static: rows are sorted by
-cluster, and a cluster's loss is computed in as many blocks of rows as its words fill
-(cross_entropy.py).
+or with ``mixtures`` K > 1 a mixture of K (mixture.py). Rows are sorted by cluster, and a cluster's
+loss is computed in as many blocks of rows as its words fill (cross_entropy.py).
 """
 
 import dataclasses
@@ -26,6 +25,7 @@ from txl_jax.config import TransformerXLConfig
 from txl_jax.model import mixture as mixture_lib
 from txl_jax.model.block import dropout
 from txl_jax.model.cross_entropy import cross_entropy, full_einsum
+from txl_jax.model.mixture import Table
 from txl_jax.parallel.mesh import replicate, shard_words, sharded_over_rows
 
 
@@ -97,10 +97,10 @@ class Vocabulary(nn.Module):
         self.weights = self.embeddings if c.tie_weight else params("softmax_weight", init, table)
         self.biases = params("softmax_bias", zeros, lambda part: (part.size,))
         tied = (*c.tie_projs, *[False] * len(self.clusters))
-        self.own_projections = [
+        self.output_projections = [  # [d_i,D]; ``None``: no projection
             self.param(f"softmax_projection_{i}", init_projection, (part.width, c.d_model))
             if part.projected and not tied[i] and c.mixtures == 1
-            else None
+            else self.projections[0 if c.div_val == 1 else i]
             for i, part in enumerate(self.clusters)
         ]
         if c.cutoffs:
@@ -122,19 +122,14 @@ class Vocabulary(nn.Module):
     def embed(self, tokens: jax.Array, train: bool = False) -> jax.Array:
         """Embeddings times sqrt(D), [B,T,D] in the compute dtype.
 
+        ``tokens``: int32 [B,T]; ``train``: with ``dropout_embedding`` (needs the ``dropout`` rng).
         With ``div_val`` > 1 every cluster looks up every token, with a clipped id, and projects
-        zeros for the words of other clusters. This is exact for any distribution of words, for
-        B*T*D*(d_1 + d_2 + ..) products, a small share of one layer's.
-
-        Args:
-          tokens: int32 [B,T], from 0 to V-1.
-          train: with ``dropout_embedding`` (needs the ``dropout`` rng).
+        zeros for the words of other clusters: few products beside a layer's.
         """
         c = self.cfg
         table = lambda i: shard_words(jnp.asarray(self.embeddings[i]), self.mesh)
         if c.div_val == 1:
-            x = table(0)[tokens].astype(c.dtype)
-            x = _project(x, self.projections[0])
+            x = _project(table(0)[tokens].astype(c.dtype), self.projections[0])
         else:
             x = jnp.zeros((*tokens.shape, c.d_model), c.dtype)
             for i, cluster in enumerate(self.clusters):
@@ -160,8 +155,7 @@ class Vocabulary(nn.Module):
         head = self._scores(h, 0, tables[0])
         if not self.cfg.cutoffs:
             return head
-        head = jax.nn.log_softmax(head, axis=-1)
-        shortlist = self.clusters[0].size
+        head, shortlist = jax.nn.log_softmax(head, axis=-1), self.clusters[0].size
         scores = [head[..., :shortlist]]
         for i in range(1, len(self.clusters)):
             cluster = head[..., shortlist + i - 1, None]
@@ -171,9 +165,8 @@ class Vocabulary(nn.Module):
     def nll(self, h: jax.Array, targets: jax.Array, train: bool = False) -> jax.Array:
         """Negative log-likelihood of the targets in nats, float32 [B,T] in token order.
 
-        This is exact for any distribution of targets. The head costs a softmax over c1 + C words at
-        every position. Tail i costs one over its words at the positions whose target is in it,
-        rounded up to a block of rows.
+        The head costs a softmax over c1 + C words at every position. Tail i costs one over its
+        words at the positions whose target is in it, rounded up to a block of rows.
 
         Args:
           h: [B,T,D].
@@ -189,21 +182,16 @@ class Vocabulary(nn.Module):
         shape, h, targets = targets.shape, _rows(h), _rows(targets)
         if train and c.sample_softmax:
             return self._sampled_nll(h, targets, *tables[0]).reshape(shape)
-        projections = [self._output_projection(i) for i in range(len(self.clusters))]
-        score = sharded_over_rows(
-            functools.partial(_cluster_nll, self.clusters), self.mesh, n_rows=2
-        )
-        return score(h, targets, (projections, tables)).reshape(shape)
+        of_clusters = functools.partial(_cluster_nll, self.clusters)
+        score = sharded_over_rows(of_clusters, self.mesh, n_rows=2)
+        return score(h, targets, (self.output_projections, tables)).reshape(shape)
 
     def past_nll(self, log_p: jax.Array, inputs: jax.Array) -> jax.Array:
         """The loss of decoding each input word from the prediction after it: nats, [B,T].
 
         The expected output vector e = E^T p of the next word goes through f = tanh(e W + b), and
-        the input word is scored by softmax(E f + b') (Brahma 2019, "decoding the past").
-
-        Args:
-          log_p: predicted log-probabilities of every word, float32 [B,T,V].
-          inputs: int32 [B,T], the words that they were predicted after.
+        the input word is scored by softmax(E f + b') (Brahma 2019, "decoding the past"). Arguments
+        as in :meth:`TransformerXL.past_nll`.
         """
         dtype, weight = self.cfg.dtype, shard_words(jnp.asarray(self.weights[0]), self.mesh)
         p = jnp.exp(log_p).astype(dtype)
@@ -211,7 +199,8 @@ class Vocabulary(nn.Module):
         past_weight = replicate(self.past_weight, self.mesh).astype(dtype)
         decoded = full_einsum("btd,de->bte", expected, past_weight) + self.past_weight_bias
         f = _rows(jnp.tanh(decoded).astype(dtype))
-        score = sharded_over_rows(_table_nll, self.mesh, n_rows=2)
+        of_table = lambda f, words, table: cross_entropy(f, table[0], table[1], words)
+        score = sharded_over_rows(of_table, self.mesh, n_rows=2)
         return score(f, _rows(inputs), (weight, self.past_bias)).reshape(inputs.shape)
 
     def _mixture(self, h: jax.Array, train: bool) -> mixture_lib.Mixture:
@@ -219,29 +208,20 @@ class Vocabulary(nn.Module):
         m = mixture_lib.mixture(h, self.mixture_prior, latent, self.mixture_latent_bias)
         return m._replace(latents=self.drop_latent(m.latents, train))
 
-    def _output_projection(self, i: int) -> jax.Array | None:
-        """From the states to the words of cluster i, [d_i,D]; ``None``: no projection."""
-        own, shared = self.own_projections[i], self.projections[0 if self.cfg.div_val == 1 else i]
-        return shared if own is None else own
-
-    def _tables(self) -> list[tuple[jax.Array, jax.Array]]:
+    def _tables(self) -> list[Table]:
         """Output weights and bias of every cluster; the head's include the logits of the tails."""
         c = self.cfg
         tables = list(zip(self.weights, self.biases, strict=True))
         if c.div_val == 1:  # one split, not slices: its gradient is one concatenation
-            sizes = [p.size for p in self.clusters]
-            split = (jax.lax.split(table, sizes) for table in tables[0])
+            split = (jax.lax.split(table, [p.size for p in self.clusters]) for table in tables[0])
             tables = list(zip(*split, strict=True))
         if c.cutoffs:
-            weight, bias = tables[0]
-            tables[0] = (
-                jnp.concatenate([weight, self.cluster_weight]),
-                jnp.concatenate([bias, self.cluster_bias]),
-            )
+            weight = jnp.concatenate([tables[0][0], self.cluster_weight])
+            tables[0] = weight, jnp.concatenate([tables[0][1], self.cluster_bias])
         return tables
 
-    def _scores(self, h: jax.Array, i: int, table: tuple[jax.Array, jax.Array]) -> jax.Array:
-        x, (weight, bias) = _inner(h, self._output_projection(i)), table
+    def _scores(self, h: jax.Array, i: int, table: Table) -> jax.Array:
+        x, (weight, bias) = _inner(h, self.output_projections[i]), table
         return full_einsum("...d,vd->...v", x, weight.astype(x.dtype)) + bias
 
     def _sampled_nll(self, h, targets, weight, bias) -> jax.Array:
@@ -264,34 +244,25 @@ class Vocabulary(nn.Module):
         return jax.nn.logsumexp(logits, axis=1) - true
 
 
-Parts = tuple[list[jax.Array | None], list[tuple[jax.Array, jax.Array]]]
-
-
-def _cluster_nll(clusters: tuple[Cluster, ...], h, targets, parts: Parts) -> jax.Array:
-    """-log p(target) of rows h [S,D], targets int32 [S]: float32 [S].
-
-    ``parts``: output projection of every cluster, and its table as weights and bias.
-    """
+def _cluster_nll(
+    clusters: tuple[Cluster, ...], h, targets, parts: tuple[list, list[Table]]
+) -> jax.Array:
+    """-log p(target), float32 [S], of rows h [S,D]; ``parts``: projections and tables."""
     projections, tables = parts
     head = _inner(h, projections[0])
     if len(clusters) == 1:
         return cross_entropy(head, *tables[0], targets)
     starts = jnp.array([p.start for p in clusters])
     cluster = jnp.searchsorted(starts, targets, side="right") - 1
-    shortlist = clusters[0].size
-    in_head = jnp.where(cluster == 0, targets, shortlist + cluster - 1)
+    in_head = jnp.where(cluster == 0, targets, clusters[0].size + cluster - 1)
     nll = cross_entropy(head, *tables[0], in_head)
     sorted_rows = jnp.argsort(cluster, stable=True)
     first = jnp.searchsorted(cluster[sorted_rows], jnp.arange(len(clusters) + 1))
     for i, p in enumerate(clusters[1:], start=1):
         members = jnp.roll(sorted_rows, -first[i]), first[i + 1] - first[i]
-        inside = jnp.clip(targets - p.start, 0, p.size - 1)
-        nll = nll + cross_entropy(_inner(h, projections[i]), *tables[i], inside, members)
+        inside, x = jnp.clip(targets - p.start, 0, p.size - 1), _inner(h, projections[i])
+        nll = nll + cross_entropy(x, *tables[i], inside, members)
     return nll
-
-
-def _table_nll(h, targets, table: tuple[jax.Array, jax.Array]) -> jax.Array:
-    return cross_entropy(h, *table, targets)
 
 
 def _rows(x: jax.Array) -> jax.Array:

@@ -44,13 +44,10 @@ class Attention(nn.Module):
         self.drop_heads = Dropout(c.dropout_qkv, shared=(2,))
 
     def positions(self, n_keys: int, encodings, u, v, train: bool = False) -> Positions:
-        """What positions add to the scores, for the distances n_keys - 1 .. 0.
+        """What positions add to the scores, for the distances K-1 .. 0.
 
-        Args:
-          n_keys: K.
-          encodings: [K,D], sinusoids of these distances.
-          u, v: [N,H], the global content and position biases of the model, if it has them.
-          train: with dropout (needs the ``dropout`` rng).
+        ``encodings``: [K,D], their sinusoids; ``u``, ``v``: [N,H], the global content and position
+        biases of the model, if it has them; ``train``: with dropout (needs the ``dropout`` rng).
         """
         return Positions()
 
@@ -83,15 +80,13 @@ class Attention(nn.Module):
         """What each position gathers: [B,T,D], before dropout, residual and normalisation.
 
         Args:
-          queries: [N,B,T,H], see :meth:`queries`.
-          present: of the segment, T positions.
+          queries, present: [N,B,T,H], and keys and values of the segment, T positions.
           past: of the memory, M positions, a constant for the gradient; or rings of them.
           positions: for K = M + T keys; with rings as in ring.py.
           mask: the attention mask.
           train: with dropout (needs the ``dropout`` rng).
         """
-        c = self.cfg
-        q = self.drop_heads(queries, train)
+        c, q = self.cfg, self.drop_heads(queries, train)
         scale = c.d_head**-0.5  # applied to q, u, v and b, which are smaller than T x K scores
         scaled = lambda x: None if x is None else x.astype(q.dtype) * scale
         p = positions.replace(u=scaled(positions.u), v=scaled(positions.v), b=scaled(positions.b))
@@ -100,13 +95,14 @@ class Attention(nn.Module):
         else:
             both = (jnp.concatenate(x, axis=2) for x in zip(past, present, strict=True))
             k, val = (self.drop_heads(x, train) for x in both)
-            drop = None
-            if train and c.dropatt:
-                drop = AttentionDropout.draw(self.make_rng("dropout"), c.dropatt)
-            gathered = attend(
-                AttentionInputs(q * scale, k, val, p, mask, drop), c.kernel, self.mesh
-            )
-        return self._merge(gathered.transpose(1, 2, 0, 3))
+            key = self.make_rng("dropout") if train and c.dropatt else None
+            drop = None if key is None else AttentionDropout.draw(key, c.dropatt)
+            x = AttentionInputs(q * scale, k, val, p, mask, drop)
+            gathered = attend(x, c.kernel, self.mesh)
+        n, b, t, h = gathered.shape  # projected back to [B,T,D], as one flat matrix product
+        kernel = self.output.reshape(n * h, c.d_model).astype(gathered.dtype)
+        flat = gathered.transpose(1, 2, 0, 3).reshape(b * t, n * h)
+        return (flat @ kernel).reshape(b, t, c.d_model)
 
     def _heads(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
         """Projection of x [B,S,D] to heads [N,B,S,H], as one flat matrix product."""
@@ -115,16 +111,9 @@ class Attention(nn.Module):
         flat = x.reshape(b * s, d) @ kernel.reshape(d, n * h).astype(x.dtype)
         return flat.reshape(b, s, n, h).transpose(2, 0, 1, 3)
 
-    def _merge(self, x: jax.Array) -> jax.Array:
-        """Projection of heads [B,T,N,H] back to [B,T,D]."""
-        b, t, n, h = x.shape
-        kernel = self.output.reshape(n * h, self.cfg.d_model).astype(x.dtype)
-        return (x.reshape(b * t, n * h) @ kernel).reshape(b, t, self.cfg.d_model)
-
     def _project_encodings(self, encodings: jax.Array, kernel: jax.Array, train: bool) -> jax.Array:
         """Projection of encodings [K,D] to [N,K,H], with the heads' own dropout."""
-        heads = self._heads(encodings[None], kernel)
-        return self.drop_heads(heads, train)[:, 0]
+        return self.drop_heads(self._heads(encodings[None], kernel), train)[:, 0]
 
 
 class RelativeAttention(Attention):
@@ -136,9 +125,8 @@ class RelativeAttention(Attention):
     def setup(self):
         """Declares the projections."""
         super().setup()
-        c = self.cfg
-        init = nn.initializers.normal(c.init_std)
-        self.position = self.param("position", init, (c.d_model, c.n_head, c.d_head))
+        init = nn.initializers.normal(self.cfg.init_std)
+        self.position = self.param("position", init, self.query.shape)
 
     def positions(self, n_keys, encodings, u, v, train=False):
         """See :meth:`Attention.positions`."""
@@ -158,17 +146,14 @@ class ShawAttention(Attention):
     def setup(self):
         """Declares projections and tables."""
         super().setup()
-        c = self.cfg
-        init = nn.initializers.normal(c.init_std)
+        c, init, zeros = self.cfg, nn.initializers.normal(self.cfg.init_std), nn.initializers.zeros
         self.u = self.param("u", init, (c.n_head, c.d_head))
         self.distance = self.param("distance", init, (c.n_positions, c.n_head, c.d_head))
-        zeros = nn.initializers.zeros
         self.distance_bias = self.param("distance_bias", zeros, (c.n_positions, c.n_head))
 
     def positions(self, n_keys, encodings, u, v, train=False):
         """See :meth:`Attention.positions`; the model's u and v are not used."""
-        c = self.cfg
-        rows = self.distance.shape[0]
+        c, rows = self.cfg, self.distance.shape[0]
         if c.clamp_len > 0:
             rows = min(rows, c.clamp_len)
         row = jnp.minimum(jnp.arange(n_keys - 1, -1, -1), rows - 1)

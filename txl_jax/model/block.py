@@ -17,10 +17,7 @@ from txl_jax.parallel.mesh import shard_rows
 
 def layer_norm(cfg: TransformerXLConfig) -> nn.LayerNorm:
     """LayerNorm as the authors have it: gain drawn N(1, init_std), epsilon the config's."""
-
-    def gain(key, shape, dtype):
-        return 1.0 + nn.initializers.normal(cfg.init_std)(key, shape, dtype)
-
+    gain = lambda *args: 1.0 + nn.initializers.normal(cfg.init_std)(*args)
     return nn.LayerNorm(
         epsilon=cfg.norm_epsilon, dtype=cfg.dtype, scale_init=gain, use_fast_variance=False
     )
@@ -98,9 +95,9 @@ class Block(nn.Module):
             init = nn.initializers.normal(c.init_std)
             self.table = self.param("positions", init, (c.n_positions, c.d_model))
 
-    def positions(self, n_keys: int, encodings, u, v, train: bool = False) -> Positions:
+    def positions(self, *args) -> Positions:
         """What positions add to this layer's scores, see :meth:`Attention.positions`."""
-        return self.attention.positions(n_keys, encodings, u, v, train)
+        return self.attention.positions(*args)
 
     def project_memory(self, memory: jax.Array) -> KeysValues:
         """Keys and values of this layer's memory [B,M,D]."""
@@ -113,12 +110,10 @@ class Block(nn.Module):
 
         ``scan_layers`` scans this function, and ``remat`` computes it again for the gradient.
         """
-        h = shard_rows(h, self.mesh)
-        train, encodings = shared.train, shared.encodings
-        positions = self.positions(shared.mask.n_keys, encodings, own.u, own.v, train)
+        h, mask, train = shard_rows(h, self.mesh), shared.mask, shared.train
+        positions = self.positions(mask.n_keys, shared.encodings, own.u, own.v, train)
         past = self.project_memory(own.memory)
-        out, _ = self(h, past, positions, shared.mask, shared.places, train)
-        return out, h
+        return self(h, past, positions, mask, shared.places, train)[0], h
 
     def __call__(
         self,
@@ -131,25 +126,21 @@ class Block(nn.Module):
     ) -> tuple[jax.Array, KeysValues]:
         """[B,T,D] to [B,T,D], and the segment's keys and values.
 
-            Args:
-              h: input of the layer.
-              past, positions, mask, train: as in :class:`Attention`.
-        places: positions counted from the end, [T] or [B,T]; ``absolute_per_layer`` only.
+        Arguments as in :class:`Attention`; ``places`` as in :class:`SharedInputs`.
         """
         c = self.cfg
         if c.attention == "absolute_per_layer":
             row = self.table.shape[0] - 1 - places
             h = h + jnp.asarray(self.table)[row].astype(h.dtype)
-        drop = lambda x: self.drop(x, train)
-        attend = lambda queries, present: self.attention(
-            queries, present, past, positions, mask, train
+        attend = lambda q, present: self.drop(
+            self.attention(q, present, past, positions, mask, train), train
         )
         if c.pre_lnorm:
             queries, present = self.attention.project_qkv(self.norm_attention(h))
             if c.memory_free:  # PT's absolute forms normalise keys and values only
                 queries = self.attention.queries(h)
-            h = h + drop(attend(queries, present))
+            h = h + attend(queries, present)
             return h + self.feed_forward(self.norm_feed_forward(h), train), present
         queries, present = self.attention.project_qkv(h)
-        h = self.norm_attention(h + drop(attend(queries, present)))
+        h = self.norm_attention(h + attend(queries, present))
         return self.norm_feed_forward(h + self.feed_forward(h, train)), present

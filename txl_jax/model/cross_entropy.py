@@ -1,8 +1,7 @@
 """Cross entropy over many words without all logits at once.
 
-Rows are processed in blocks: the logits of a block are computed, reduced to one loss per row, and
-dropped; the gradient computes them again. At most ``MAX_LOGITS`` logits, or those of ``MIN_ROWS``
-rows if these are more, exist at once.
+Rows are processed in blocks, whose logits the gradient computes again. At most ``MAX_LOGITS``
+logits, or those of ``MIN_ROWS`` rows if these are more, exist at once.
 """
 
 import functools
@@ -28,26 +27,24 @@ def cross_entropy(
 
     Args:
       x: [S,d], compute dtype.
-      weight: float32 [V,d].  bias: float32 [V].
+      weight, bias: float32 [V,d] and [V].
       targets: int32 [S], from 0 to V-1.
       members: the rows to score: a permutation int32 [S] that has them first, and their number,
         int32 []. The other rows give 0 and cost nothing. ``None``: all rows.
 
     Raises:
-      TypeError: forward-mode differentiation (``jax.jvp``, ``jax.jacfwd``, ``jax.hessian``) with
-        more than one block or with ``members``. They can be differentiated once in reverse mode
-        (``jax.grad``, ``jax.vjp``). For forward mode use ``log_softmax`` of all logits.
+      TypeError: forward-mode differentiation (``jax.jvp``) with more than one block or with
+        ``members``: use reverse mode, once, or ``log_softmax`` of all logits.
     """
     n, v = x.shape[0], weight.shape[0]
     targets = jnp.asarray(targets)  # a traced index cannot index a NumPy array
     block = min(n, max(MIN_ROWS, MAX_LOGITS // v))
-    if members is not None:
-        return _blocks(block, x, weight, bias, targets, *members)
-    if block == n:
+    if members is None and block == n:
         z = _logits(x, weight.astype(x.dtype), bias)
         chosen = jnp.take_along_axis(z, targets[:, None], axis=-1)[:, 0]
         return jax.nn.logsumexp(z, axis=-1) - chosen
-    return _blocks(block, x, weight, bias, targets, jnp.arange(n), jnp.asarray(n))
+    rows, count = members or (jnp.arange(n), jnp.asarray(n))
+    return _blocks(block, x, weight, bias, targets, rows, count)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -1,12 +1,10 @@
 """Dropout whose mask is a hash of seed and position: no mask is drawn beforehand or stored.
 
-One integer hash per entry fuses with the surrounding operations. On a CPU this takes a tenth of the
-time of a block cipher over separate arrays, and each device of a mesh computes its own part. The
-hash is two rounds of a 32-bit mixing function (Wellons' ``lowbias32``).
-
-:class:`Dropout` is for activations. :class:`AttentionDropout` is for attention weights: every
-kernel computes the bits of its tile, in the forward pass and again in the backward pass, and all
-kernels get the same mask.
+One integer hash per entry, two rounds of a 32-bit mixing function (Wellons' ``lowbias32``), fuses
+with the surrounding operations, and each device of a mesh computes its own part. On a CPU this
+takes a tenth of the time of a block cipher. :class:`Dropout` is for activations,
+:class:`AttentionDropout` for attention weights: every kernel computes the same bits of its tile,
+in the forward pass and again in the backward pass.
 """
 
 import flax.linen as nn
@@ -31,11 +29,9 @@ def mix(x: jax.Array) -> jax.Array:
 
 
 class Dropout(nn.Module):
-    """Each entry is zero with probability ``rate``, else divided by 1 - rate.
+    """Each entry is zero with probability ``rate``, in [0, 1), else divided by 1 - rate.
 
-    Attributes:
-      rate: in [0, 1).
-      shared: axes along which all entries share one mask.
+    ``shared``: axes along which all entries share one mask.
     """
 
     rate: float
@@ -64,12 +60,7 @@ def _numbered(shape: list[int]) -> jax.Array:
 
 
 class AttentionDropout(flax.struct.PyTreeNode):
-    """Dropout of attention weights: each is zero with probability ``rate``, else over 1 - rate.
-
-    Attributes:
-      seed: uint32 [2].
-      rate: static, in [0, 1).
-    """
+    """Dropout of attention weights, as :class:`Dropout`; seed: uint32 [2], rate: static."""
 
     seed: jax.Array
     rate: float = flax.struct.field(pytree_node=False)
@@ -92,12 +83,9 @@ class AttentionDropout(flax.struct.PyTreeNode):
     def factors(self, row: jax.Array, query: jax.Array, key: jax.Array) -> jax.Array:
         """What weights are multiplied by, 0 or ``scale``: float32 of the broadcast shape.
 
-        Args:
-          row: n * HEAD_STRIDE + b, of head n and row b of the batch, uint32. A device that holds
-            heads from n0 and rows from b0 gets the same bits with n0 * HEAD_STRIDE + b0 added to
-            its first seed.
-          query: i in 0 .. T-1, uint32.
-          key: j in 0 .. K-1, uint32, counted from the oldest slot of the memory.
+        All uint32: the row n * HEAD_STRIDE + b of head n and row b of the batch, query 0 .. T-1,
+        key 0 .. K-1 from the oldest slot. A device that holds heads from n0 and rows from b0 gets
+        the same bits with n0 * HEAD_STRIDE + b0 added to its first seed.
         """
         line = mix(mix(self.seed[0] + row) ^ query)
         bits = mix(mix(line ^ self.seed[1]) + key * jnp.uint32(0x9E3779B9))

@@ -1,10 +1,8 @@
 """The least memory that a model, its training and its scoring need, by formula.
 
-Every figure is a lower bound: what must be in memory at the same time, whatever the compiler does.
-A program whose bound exceeds the memory of a device cannot run. A program below the bound may still
-not fit (``--mode=compile`` compiles it and finds out). Nothing is traced or allocated here.
-
-Letters as everywhere, K = M + T. Sizes are in bytes.
+Every figure is a lower bound in bytes: what must be in memory at one time, whatever the compiler
+does. A program that fits by these figures may still not fit (``--mode=compile`` compiles it and
+finds out). Nothing is traced or allocated here.
 """
 
 import dataclasses
@@ -16,11 +14,6 @@ from txl_jax.model.kernels.xla import SHORT_GROUP, group_size
 from txl_jax.parallel.device_memory import ONE_DEVICE, Need, Shares
 
 FLOAT32 = 4
-GRADIENT_AND_MOMENTS = 3
-"""Arrays of the parameters' size beside the parameters during an update: the gradient and two
-moments, in both optimizers. The gradient is clipped by its norm, so all of it exists at once."""
-
-HEADS = ("model.n_head", "model.d_head")
 LAYERS = tuple(f"model.{key}" for key in ("n_layer", "d_model", "n_head", "d_head", "d_inner"))
 WORDS = ("model.vocab_size", "model.d_model", "model.d_embed", "model.mixtures")
 
@@ -45,12 +38,12 @@ def word_parameters(c: TransformerXLConfig) -> int:
     if c.vocab_size is None:
         return 0
     parts, d = clusters(c), c.d_model
+    width = parts[0].width
     tables = parts if c.div_val > 1 else [dataclasses.replace(parts[0], stop=parts[-1].stop)]
     tied = (*c.tie_projs, *[False] * len(parts))
     own = [p for p, shared in zip(parts, tied, strict=False) if not shared and c.mixtures == 1]
     words = sum(part.size * part.width for part in tables) * (1 if c.tie_weight else 2)
     projections = d * sum(part.width for part in (*tables, *own) if part.projected)
-    width = parts[0].width
     total = c.vocab_size + words + projections + len(c.cutoffs) * (width + 1)
     if c.mixtures > 1:
         total += c.mixtures * (d + d * width + width)
@@ -61,16 +54,9 @@ def word_parameters(c: TransformerXLConfig) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """Segments that the layers compute at one time.
+    """Segments that the layers compute at one time: ``rows`` on one device, with their context.
 
-    Attributes:
-      c: the model.
-      rows: streams on one device.
-      length: tokens of a segment, with its context.
-      mem_len: M.
-      keys: the settings that decide these sizes.
-      shares: how many devices share the work.
-      cached: whether the memory is projected once, for inference.
+    ``keys`` are the settings that decide these sizes; ``cached``: the memory is projected once.
     """
 
     c: TransformerXLConfig
@@ -89,40 +75,32 @@ class Segment:
 
     def layer(self) -> list[Need]:
         """What one layer computes: its inner activations; its keys, values and scores."""
-        c, heads = self.c, self.shares.heads
-        inner = self.rows * self.length * c.d_inner * _width(c) // heads
-        read = self.length if self.cached else self.mem_len + self.length
-        projected = 2 * self.rows * read * _heads(c) // heads
-        scores = FLOAT32 * self.rows * _share(c.n_head, heads) * self._scores_of_a_head()
+        c, t, m, heads = self.c, self.length, self.mem_len, self.shares.heads
+        inner = self.rows * t * c.d_inner * _width(c) // heads
+        projected = 2 * self.rows * (t if self.cached else m + t) * _heads(c) // heads
+        queries = min(t, group_size(t, SHORT_GROUP["cpu"]))
+        cells = queries * (m + (queries if c.same_length else t))  # scores of a row and head
+        if self.cached or c.kernel == "reference":
+            cells = t * (m + t)
+        elif self.shares.fused and c.kernel != "xla":
+            cells = 0
+        size = projected + FLOAT32 * self.rows * _share(c.n_head, heads) * cells
         what = "keys, values and attention scores of a layer"
         return [
             Need("the inner activations of a layer", inner, (*self.keys, "model.d_inner")),
-            Need(what, projected + scores, (*self.keys, *HEADS)),
+            Need(what, size, (*self.keys, "model.n_head", "model.d_head")),
         ]
 
-    def _scores_of_a_head(self) -> int:
-        c, n_keys = self.c, self.mem_len + self.length
-        if self.cached or c.kernel == "reference":
-            return self.length * n_keys
-        if self.shares.fused and c.kernel != "xla":
-            return 0
-        queries = min(self.length, group_size(self.length, SHORT_GROUP["cpu"]))
-        return queries * (self.mem_len + queries if c.same_length else n_keys)
-
     def outputs(self, scored: int, all_logits: bool) -> list[Need]:
-        """Logits and latents of the ``scored`` positions of each row.
-
-        ``all_logits``: all logits exist at once, not only those of a block of positions.
-        """
-        c, positions = self.c, self.rows * scored
-        logits, latents = Need("scores of words", 0, ()), positions * (c.d_embed or c.d_model)
+        """Logits (all, or of a block) and latents of ``scored`` positions of each row."""
+        c, positions, logits = self.c, self.rows * scored, Need("scores of words", 0, ())
         if c.vocab_size is not None and (all_logits or not c.cutoffs):
             n = positions if all_logits else min(positions, MIN_ROWS)
             size = FLOAT32 * n * c.vocab_size // (1 if all_logits else self.shares.heads)
             logits = Need("scores of all words", size, (*self.keys, "model.vocab_size"))
-        size = latents * c.mixtures * _width(c) if c.mixtures > 1 else 0
+        latents = (c.mixtures if c.mixtures > 1 else 0) * positions * (c.d_embed or c.d_model)
         keys = ("model.mixtures", *self.keys)
-        return [logits, Need("the latents of a mixture of softmaxes", size, keys)]
+        return [logits, Need("the latents of a mixture of softmaxes", latents * _width(c), keys)]
 
 
 def of_parameters(
@@ -130,9 +108,9 @@ def of_parameters(
 ) -> list[Need]:
     """So many ``copies`` of the parameters, float32."""
     size = lambda count: copies * FLOAT32 * count // shares.parameters
-    positions = ("model.n_positions",) if c.n_positions else ()
+    keys = (*LAYERS, "model.n_positions") if c.n_positions else LAYERS
     return [
-        Need(f"the layers' {what}", size(layer_parameters(c)), (*LAYERS, *positions)),
+        Need(f"the layers' {what}", size(layer_parameters(c)), keys),
         Need(f"the vocabulary's {what}", size(word_parameters(c)), WORDS),
     ]
 
@@ -148,14 +126,13 @@ def of_training(exp: ExperimentConfig, shares: Shares = ONE_DEVICE) -> list[Need
     segment = Segment(c, part, length, t.mem_len, keys, shares)
     all_logits = bool(exp.loss.r_drop or exp.loss.past_decode or exp.distil.teachers)
     logits, latents = segment.outputs(scored, all_logits)
-    sampled = Need(
-        "sampled words", 8 * c.sample_softmax * part * scored, ("model.sample_softmax", *keys)
-    )
+    sampled = 8 * c.sample_softmax * part * scored
+    words = Need("sampled words", sampled, ("model.sample_softmax", *keys))
     needs = [
-        *of_state(exp, shares, GRADIENT_AND_MOMENTS),
+        *of_state(exp, shares, copies=3),  # all of the gradient exists, to be clipped by its norm
         Need("the inputs of every layer", c.n_layer * part * length * _states(c), lengths),
         Need("the batches of a dispatch", batches, (*lengths, "train.steps_per_dispatch")),
-        _largest(*segment.layer(), logits, sampled, latents),
+        _largest(*segment.layer(), logits, words, latents),
     ]
     return _times(needs, t.num_seeds)
 
@@ -167,12 +144,9 @@ def of_validating(exp: ExperimentConfig, shares: Shares = ONE_DEVICE) -> list[Ne
 
 
 def of_state(exp: ExperimentConfig, shares: Shares = ONE_DEVICE, copies: int = 2) -> list[Need]:
-    """Parameters with ``copies`` more of their size, averages, and the memory of every stream.
-
-    The default is for the two moments of an optimizer: the state between two updates.
-    """
-    c, t, average = exp.model, exp.train, exp.average
-    copies += 1 + bool(average.swa_start) + bool(average.ema_decay)
+    """Parameters, averages, ``copies`` (two moments of an optimizer), the memory of all streams."""
+    c, t = exp.model, exp.train
+    copies += 1 + bool(exp.average.swa_start) + bool(exp.average.ema_decay)
     memory = c.n_layer * _share(t.batch_size, shares.rows) * t.mem_len * _states(c)
     keys = ("train.batch_size", "train.mem_len", "model.n_layer", "model.d_model")
     return [
@@ -194,10 +168,10 @@ def _of_segment(
 ) -> list[Need]:
     """What scoring a segment needs beside the parameters."""
     settings = lambda *names: tuple(f"{section}.{name}" for name in names)
-    window = c.same_length if p.same_length is None else p.same_length
-    c = dataclasses.replace(c, same_length=window) if window != c.same_length else c
-    frozen = p.dynamic.rule == "none"
-    cached = frozen and not (c.scan_layers or c.memory_free or p.context_len or not p.mem_len)
+    if p.same_length is not None:
+        c = dataclasses.replace(c, same_length=p.same_length)
+    plain = c.scan_layers or c.memory_free or p.context_len or not p.mem_len
+    cached = p.dynamic.rule == "none" and not plain
     keys = settings("batch_size", "seg_len", "mem_len", "context_len")
     rows, length = _share(p.batch_size, shares.rows), p.context_len + p.seg_len
     segment = Segment(c, rows, length, p.mem_len, keys, shares, cached)
@@ -237,8 +211,7 @@ def _largest(*needs: Need) -> Need:
 def _times(needs: list[Need], seeds: int) -> list[Need]:
     if seeds == 1:
         return needs
-    grown = lambda need: (need.what, seeds * need.size, ("train.num_seeds", *need.keys))
-    return [Need(*grown(need)) for need in needs]
+    return [Need(x.what, seeds * x.size, ("train.num_seeds", *x.keys)) for x in needs]
 
 
 def _share(count: int, n: int) -> int:

@@ -13,14 +13,7 @@ _DTYPES = {"integers": jnp.integer, "floats": jnp.floating, "bool": jnp.bool_}
 
 
 class SegmentOptions(NamedTuple):
-    """What the model's methods take as keywords, see :class:`TransformerXL`.
-
-    Attributes:
-      train: with dropout.
-      reset: bool [B] or [B,T]: where a stream or an episode starts anew.
-      lengths: integers [B], real tokens of right-padded rows; ``None``: T.
-      context_len: C, how many tokens at the start of the segment are context.
-    """
+    """What the model's methods take as keywords, see :class:`TransformerXL`."""
 
     train: bool = False
     reset: Any = None
@@ -29,13 +22,9 @@ class SegmentOptions(NamedTuple):
 
 
 def check_array(name: str, value: Any, dtype: str, *shapes: tuple[int | str, ...]) -> None:
-    """Raises ValueError unless a value is an array of this kind and of one of the shapes.
+    """Raises ValueError unless a value is an array of one of the shapes; a letter: any size.
 
-    Args:
-      name: of the argument.
-      value: what was given.
-      dtype: ``integers``, ``floats`` or ``bool``.
-      *shapes: sizes of the axes; a letter stands for any size.
+    ``dtype``: ``integers``, ``floats`` or ``bool``.
     """
     got_shape, got_dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     got = type(value).__name__
@@ -114,11 +103,10 @@ def check_segment(
 def check_memory(c: TransformerXLConfig, mems: AnyMemory, b: int) -> None:
     """Raises ValueError if mems are not those of this model for B streams."""
     if isinstance(mems, Cache):
-        layers = len(mems.near.keys)
-        if layers != c.n_layer:
-            raise ValueError(f"a cache of {layers} layers is not of this model of {c.n_layer}")
-        shape = (c.n_head, b, "R", c.d_head)
-        check_array("the cache's keys", mems.near.keys[0], "floats", shape)
+        layers, shape = mems.near.layers, (c.n_head, b, "R", c.d_head)
+        if len(layers) != c.n_layer:
+            raise ValueError(f"a cache of {len(layers)} layers is not of this model of {c.n_layer}")
+        check_array("the cache's keys", layers[0].keys, "floats", shape)
         check_array("the cache's filled", mems.filled, "integers", (b,))
         return
     check_memory_type(mems)
@@ -138,11 +126,7 @@ def check_memory_type(mems: Any) -> None:
 
 
 def real_tokens(lengths, seg_len: int) -> jax.Array:
-    """``lengths`` as int32 [B] from 0 to T. Values that are known are checked, others clipped.
-
-    Raises:
-      ValueError: a value outside of 0 to T; under ``jax.jit`` values are not known.
-    """
+    """``lengths`` as int32 [B] from 0 to T; ValueError for others, which are clipped under jit."""
     if not isinstance(lengths, jax.core.Tracer) and getattr(lengths, "is_fully_addressable", True):
         values = np.asarray(lengths)
         wrong = (values < 0) | (values > seg_len)

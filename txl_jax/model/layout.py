@@ -18,10 +18,7 @@ _ONE, _ALL = "layer_", "layers"
 
 
 def stack_layers(tree: Tree) -> Tree:
-    """The tree with every dict's ``layer_0 .. layer_{L-1}`` stacked as ``layers``, axis 0.
-
-    Works on parameters, their gradients, and optimizer states that hold trees like them.
-    """
+    """Parameters, or a tree that holds trees like them, with ``layer_n`` stacked as ``layers``."""
 
     def stack(node: Mapping[str, Any]) -> dict[str, Any]:
         n_layer = sum(name.startswith(_ONE) for name in node)

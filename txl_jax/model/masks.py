@@ -21,11 +21,7 @@ import jax.numpy as jnp
 
 
 def window_reach(same_length: bool | str, mem_len: int, n_keys: int) -> int:
-    """The largest distance that a query may look back.
-
-    Raises:
-      ValueError: ``pytorch`` with M = 0, where no key could be seen.
-    """
+    """The largest distance that a query may look back; ValueError where it could see no key."""
     if same_length == "pytorch":
         if mem_len == 0:
             raise ValueError(
@@ -64,9 +60,7 @@ class AttentionMask(flax.struct.PyTreeNode):
         """K."""
         return self.mem_len + self.seg_len
 
-    def allowed(
-        self, queries: slice = slice(None), keys: slice | jax.Array = slice(None)
-    ) -> jax.Array:
+    def allowed(self, queries=slice(None), keys: slice | jax.Array = slice(None)) -> jax.Array:
         """The mask, bool [B,T,K], or a part of it; an array of keys may have any order."""
         query = self.mem_len + jnp.arange(self.seg_len)[queries, None]
         key = jnp.arange(self.n_keys)[keys] if isinstance(keys, slice) else keys
@@ -86,14 +80,9 @@ def attention_mask(
     same_length: bool | str = False,
     reset: jax.Array | None = None,
 ) -> AttentionMask:
-    """The attention mask of a segment.
+    """The attention mask of a segment; ``same_length``: the window.
 
-    Args:
-      seg_len: T.
-      filled: int32 [B], real slots of the memory.
-      mem_len: M.
-      same_length: the window, see :func:`window_reach`.
-      reset: bool [B,T], true where a new episode starts; nothing attends across it.
+    ``reset``: bool [B,T], true where a new episode starts; nothing attends across it.
     """
     reach = window_reach(same_length, mem_len, mem_len + seg_len)
     episode = None if reset is None else jnp.cumsum(reset.astype(jnp.int32), axis=1)
@@ -105,10 +94,8 @@ def since_reset(
 ) -> jax.Array:
     """Real tokens from each row's last reset to its end: int32 [B], -1 for rows without one.
 
-    Args:
-      reset: bool [B,T].
-      lengths: int32 [B], real tokens; resets in the padding do not count. ``None``: T.
-      context_len: the last C tokens are run again with the next segment and are not counted.
+    ``reset`` is bool [B,T]. Resets in the padding do not count, nor do the last ``context_len``
+    tokens, which are run again with the next segment.
     """
     seg_len = reset.shape[1]
     ends = jnp.full(reset.shape[:1], seg_len) if lengths is None else lengths

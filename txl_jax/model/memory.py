@@ -6,12 +6,11 @@ filled from the right: slot M-1 is the newest state, and the ``filled`` newest a
     M = 5, filled = 3:     [ ·  ·  s1 s2 s3 ]        · is masked, never attended to
     after two more tokens: [ s1 s2 s3 s4 s5 ]        filled = 5
 
-:class:`Cache` is the same memory for inference. It holds the keys and values that each layer
-projects its memory to, so that a step projects its new tokens only, in a ring (ring.py), so that a
-step moves no other states.
+:class:`Cache` is the same memory for inference: the keys and values that each layer projects its
+memory to, in a ring (ring.py). So a step projects its new tokens only and moves no other states.
 """
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import flax.struct
 import jax
@@ -30,13 +29,11 @@ class Memory(flax.struct.PyTreeNode):
 
     Example:
       >>> import jax, txl_jax
-      >>> cfg = txl_jax.TransformerXLConfig(
-      ...     vocab_size=11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=16)
+      >>> cfg = txl_jax.TransformerXLConfig(vocab_size=11, n_layer=2, d_model=8)
       >>> model = txl_jax.TransformerXL(cfg)
-      >>> mems = model.init_mems(batch_size=1, mem_len=4)
+      >>> mems, tokens = model.init_mems(batch_size=1, mem_len=4), jax.numpy.array([[3, 1, 4]])
       >>> mems.hidden.shape, mems.filled.tolist()
       ((2, 1, 4, 8), [0])
-      >>> tokens = jax.numpy.array([[3, 1, 4]])
       >>> variables = model.init(jax.random.key(0), tokens, mems)
       >>> _, mems = model.apply(variables, tokens, mems)
       >>> mems.filled.tolist()  # the oldest slot is not real yet
@@ -60,27 +57,17 @@ class Slots(flax.struct.PyTreeNode):
     """A ring of projected states in every layer (ring.py).
 
     Attributes:
-      keys, values: of each layer [N,B,R,H] in the compute dtype.
+      layers: keys and values of each layer [N,B,R,H] in the compute dtype.
       oldest: int32 [], the slot of the oldest state in every row and layer.
     """
 
-    keys: tuple[jax.Array, ...]
-    values: tuple[jax.Array, ...]
+    layers: tuple[KeysValues, ...]
     oldest: jax.Array
 
     @property
     def count(self) -> int:
         """R."""
-        return self.keys[0].shape[2]
-
-    def ring(self, n: int) -> ring.Ring:
-        """Layer n's slots."""
-        return ring.Ring(self.keys[n], self.values[n], self.oldest)
-
-    def in_order(self, n: int) -> KeysValues:
-        """Keys and values of layer n [N,B,R,H], oldest first (copies)."""
-        in_order = lambda x: jnp.roll(x, -self.oldest, axis=2)
-        return KeysValues(in_order(self.keys[n]), in_order(self.values[n]))
+        return self.layers[0].keys.shape[2]
 
 
 class Cache(flax.struct.PyTreeNode):
@@ -88,11 +75,9 @@ class Cache(flax.struct.PyTreeNode):
 
     Example:
       >>> import jax, txl_jax
-      >>> cfg = txl_jax.TransformerXLConfig(
-      ...     vocab_size=11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=16)
+      >>> cfg = txl_jax.TransformerXLConfig(vocab_size=11, n_layer=2, d_model=8)
       >>> model = txl_jax.TransformerXL(cfg)
-      >>> mems = model.init_mems(batch_size=1, mem_len=4)
-      >>> tokens = jax.numpy.array([[3, 1, 4]])
+      >>> mems, tokens = model.init_mems(batch_size=1, mem_len=4), jax.numpy.array([[3, 1, 4]])
       >>> variables = model.init(jax.random.key(0), tokens, mems)
       >>> cache = model.apply(variables, mems, seg_len=3, method="init_cache")
       >>> logits, cache = model.apply(variables, tokens, cache)
@@ -100,15 +85,14 @@ class Cache(flax.struct.PyTreeNode):
       ([3], 6)
 
     Attributes:
-      near: the rings of the newest states: all states, or with a ``clamp_len`` and segments of
-        more than a few tokens those that may be within it.
+      near: the rings of the newest states: all, or with a ``clamp_len`` and segments of more than
+        a few tokens those that may be within it.
       far: the rings of the older states; ``None`` if there are none.
       positions: for each layer the position terms of the newest keys, those of ``near`` and T.
-      filled: int32 [B], as in a memory.
-      mem_len: M.
-      seg_len: T, the longest segment that may follow. A segment of exactly this length is written
-        in place if the caller does not keep the old cache (``donate_argnums``, a carry of
-        ``lax.scan``). A shorter segment, or one with ``lengths``, moves all slots.
+      filled, mem_len: int32 [B] and M, as in a memory.
+      seg_len: T, the longest segment that may follow. One of exactly this length is written in
+        place if the caller does not keep the old cache (``donate_argnums``, a carry of
+        ``lax.scan``). A shorter one, or one with ``lengths``, moves all slots.
     """
 
     near: Slots
@@ -121,18 +105,20 @@ class Cache(flax.struct.PyTreeNode):
     @property
     def slots(self) -> int:
         """R, of both rings together."""
-        return self.near.count + (0 if self.far is None else self.far.count)
+        return self.near.count + (self.far.count if self.far else 0)
 
     def rings(self, n: int) -> ring.Rings:
         """Layer n's slots."""
-        return ring.Rings(self.near.ring(n), None if self.far is None else self.far.ring(n))
+        of_layer = lambda x: ring.Ring(x.layers[n].keys, x.layers[n].values, x.oldest)
+        return ring.Rings(of_layer(self.near), of_layer(self.far) if self.far else None)
 
     def past(self, n: int) -> KeysValues:
         """Keys and values of layer n [N,B,M,H], oldest first (copies)."""
-        parts = [x.in_order(n) for x in (self.far, self.near) if x is not None]
+        rings = [x for x in (self.far, self.near) if x]
+        in_order = lambda x, slots: jnp.roll(x, -slots.oldest, axis=2)
         first = self.slots - self.mem_len
-        newest = lambda *x: jnp.concatenate(x, axis=2)[:, :, first:]
-        return jax.tree.map(newest, *parts)
+        newest = lambda *parts: jnp.concatenate(list(map(in_order, parts, rings)), 2)[:, :, first:]
+        return jax.tree.map(newest, *(x.layers[n] for x in rings))
 
 
 AnyMemory = TypeVar("AnyMemory", Memory, Cache)
@@ -145,21 +131,17 @@ def constant(hidden: jax.Array) -> jax.Array:
 
 def memory_shardings(shardings: Shardings) -> Memory:
     """Shardings of a memory: each stream's states are on the devices of its row."""
-    hidden, filled = shardings.rows(leading_axis=True), shardings.rows()
-    return Memory(hidden, filled)  # type: ignore[arg-type]
+    return Memory(shardings.rows(leading_axis=True), shardings.rows())  # type: ignore[arg-type]
 
 
 def cache_shardings(shardings: Shardings, abstract: Cache) -> Cache:
     """Shardings of a cache, given its shapes: heads over ``tensor``, streams by their rows."""
     heads = lambda *axes: lambda leaf: shardings.sharded(("tensor", *axes), leaf.shape)
-    slots = lambda x: Slots(
-        jax.tree.map(heads(ROWS), x.keys),
-        jax.tree.map(heads(ROWS), x.values),
-        shardings.replicated(),  # type: ignore[arg-type]
-    )
+    everywhere: Any = shardings.replicated()
+    slots = lambda x: x and Slots(jax.tree.map(heads(ROWS), x.layers), everywhere)
     return abstract.replace(
         near=slots(abstract.near),
-        far=None if abstract.far is None else slots(abstract.far),
+        far=slots(abstract.far),
         positions=jax.tree.map(heads(), abstract.positions),
         filled=shardings.rows(),
     )
@@ -182,8 +164,8 @@ def update(
       memory: M slots.
       layer_inputs: [L,B,T,D], the input of each layer in this segment.
       lengths: int32 [B], real tokens of each row (padding is on the right); ``None``: T.
-      since_reset: int32 [B], real tokens since the row's last reset inside this segment, or
-        -1 where there was none; states older than that are no longer real.
+      since_reset: int32 [B], real tokens since the row's last reset inside this segment, -1 where
+        there was none; older states are no longer real.
     """
     new = layer_inputs.astype(memory.hidden.dtype)
     hidden = constant(_newest(memory.hidden, new, lengths))
@@ -199,12 +181,8 @@ def make_cache(
 ) -> Cache:
     """A cache of each layer's M projected states, oldest first.
 
-    Args:
-      past: [N,B,M,H] of each layer.
-      positions: for the keys of the near ring and of a segment.
-      filled: int32 [B].
-      slots: of the near ring and of the far one, see ring.py.
-      seg_len: T.
+    ``positions``: for the keys of the near ring and of a segment. ``slots``: of the near ring and
+    the far one, see ring.py.
     """
     near, far = _in_slots(past, slots)
     return Cache(near, far, positions, filled, mem_len=past[0].keys.shape[2], seg_len=seg_len)
@@ -216,8 +194,8 @@ def _in_slots(past: list[KeysValues], slots: tuple[int, int]) -> tuple[Slots, Sl
 
     def part(start: int, stop: int) -> Slots:
         pad = lambda x: jnp.pad(x, [(0, 0), (0, 0), (near + far - mem_len, 0), (0, 0)])
-        keys, values = zip(*jax.tree.map(lambda x: pad(x)[:, :, start:stop], past), strict=True)
-        return Slots(keys, values, jnp.zeros((), jnp.int32))
+        layers = jax.tree.map(lambda x: pad(x)[:, :, start:stop], tuple(past))
+        return Slots(layers, jnp.zeros((), jnp.int32))
 
     return part(far, far + near), part(0, far) if far else None
 
@@ -253,30 +231,20 @@ def _advanced(
 
     The writes wait for all reads: otherwise the compiler keeps a copy of every ring.
     """
-    near, far = cache.near, cache.far
-    seg_len = layers[0].keys.shape[2]
-    after = lambda done, slots: slots.oldest + zero_after(done, slots.oldest)
+    near, far, seg_len = cache.near, cache.far, layers[0].keys.shape[2]
 
-    def write(new, near_slots, far_slots):
-        if far_slots is None:
-            return ring.write(near_slots, new, after(done, near)), None
-        leaving = ring.read(near_slots, near.oldest, seg_len)
-        far_slots = ring.write(far_slots, leaving, after(done, far))
-        moved = far_slots[:1, :1, :1, :1]
-        return ring.write(near_slots, new, after(moved, near)), far_slots
+    def write(slots: Slots, states, read) -> Slots:
+        after = lambda read: slots.oldest + zero_after(read, slots.oldest)
+        place = lambda x, new, read: ring.write(x, new, after(read))
+        oldest = ((slots.oldest + seg_len) % slots.count).astype(jnp.int32)
+        return Slots(jax.tree.map(place, slots.layers, states, read), oldest)
 
-    def write_all(new, near_slots, far_slots):
-        far_slots = far_slots or (None,) * len(new)
-        return zip(*map(write, new, near_slots, far_slots), strict=True)
-
-    keys, values = zip(*layers, strict=True)
-    near_keys, far_keys = write_all(keys, near.keys, far and far.keys)
-    near_values, far_values = write_all(values, near.values, far and far.values)
-    oldest = lambda slots: ((slots.oldest + seg_len) % slots.count).astype(jnp.int32)
-    return (
-        Slots(near_keys, near_values, oldest(near)),
-        None if far is None else Slots(far_keys, far_values, oldest(far)),
-    )
+    read = jax.tree.map(lambda _: done, near.layers)
+    if far:
+        leaving = jax.tree.map(lambda x: ring.read(x, near.oldest, seg_len), near.layers)
+        far = write(far, leaving, read)
+        read = jax.tree.map(lambda x: x[:1, :1, :1, :1], far.layers)
+    return write(near, tuple(layers), read), far
 
 
 def _newest(old: jax.Array, new: jax.Array, lengths: jax.Array | None) -> jax.Array:

@@ -5,8 +5,7 @@
     p(w) = sum_k pi_k softmax(E x_k + bias)_w
 
 (Yang et al. 2018, "Breaking the softmax bottleneck", section 2.4.) The log-probabilities of one
-softmax are a matrix (contexts by words) of rank at most d + 2, with one for the bias and one for
-the normaliser. Those of a mixture have no such bound. adaptive.py has the parameters.
+softmax, contexts by words, have rank at most d + 2. A mixture has no such bound.
 """
 
 from typing import NamedTuple
@@ -37,21 +36,14 @@ def mixture(h: jax.Array, prior: jax.Array, latent: jax.Array, bias: jax.Array) 
 def mixture_nll(
     latents: jax.Array, log_prior: jax.Array, targets: jax.Array, table: Table
 ) -> jax.Array:
-    """-log p(target) in nats, float32 [S], of rows: [S,K,d], [S,K], int32 [S].
-
-    Rows and k are processed in blocks (cross_entropy.py): no array has all words of all rows.
-    """
+    """-log p(target) in nats, float32 [S], of rows [S,K,d], [S,K], int32 [S], in blocks."""
     k, d = latents.shape[1:]
     each = cross_entropy(latents.reshape(-1, d), *table, jnp.repeat(targets, k))
     return -jax.nn.logsumexp(log_prior - each.reshape(-1, k), axis=1)
 
 
 def mixture_log_probs(m: Mixture, table: Table) -> jax.Array:
-    """log p of every word, float32 [...,V].
-
-    One k after the other, so two arrays of this shape exist at once. The gradient stores K of them
-    and computes each softmax again.
-    """
+    """log p of every word, float32 [...,V], one k at a time; the gradient stores K of them."""
     weight, bias = table[0].astype(m.latents.dtype), table[1]
 
     @jax.checkpoint

@@ -37,11 +37,7 @@ def sinusoids(distances: jax.Array, d_model: int) -> jax.Array:
 
 
 def distance_encodings(n_keys: int, d_model: int, clamp_len: int = -1) -> jax.Array:
-    """R for the distances K-1, K-2, .. 0: float32 [K,D]; distances above a clamp use its row.
-
-    O(K) rows suffice for all pairs of query and key, because :func:`relative_shift` aligns them
-    (paper, appendix B).
-    """
+    """R for the distances K-1, K-2, .. 0: float32 [K,D]; distances above a clamp use its row."""
     return sinusoids(clamped(jnp.arange(n_keys - 1, -1, -1), clamp_len), d_model)
 
 
@@ -51,21 +47,14 @@ def clamped(distances: jax.Array, clamp_len: int) -> jax.Array:
 
 
 def relative_shift(x: jax.Array) -> jax.Array:
-    """Row i moved left by T-1-i, so that column j holds the score of distance M+i-j.
+    """[...,T,K] with row i moved left by T-1-i: column j then holds the score of distance M+i-j.
 
-    Entry (i, c) of the argument scores query i against distance K-1-c; entry (i, j) of the
-    result scores query i against key j. For T = 3, K = 5 (entries are distances; x is masked by
-    causality and has no meaning):
+    By padding and reshaping only (paper, appendix B). For T = 3, K = 5 (entries are distances; x is
+    masked by causality and has no meaning):
 
         4 3 2 1 0        2 1 0 x x
         4 3 2 1 0   ->   3 2 1 0 x
         4 3 2 1 0        4 3 2 1 0
-
-    Args:
-      x: [..., T, K].
-
-    Returns:
-      [..., T, K]. Pad and reshape only: no gather, no [T,K,D] tensor (paper, appendix B).
     """
     *lead, t, k = x.shape
     padded = jnp.pad(x, [(0, 0)] * len(lead) + [(0, 0), (1, 0)])

@@ -53,9 +53,8 @@ class Rings(NamedTuple):
 def slots_of(mem_len: int, seg_len: int, clamp_len: int = -1) -> tuple[int, int]:
     """Slots of the near ring and of the far one: M together, rounded up to multiples of T.
 
-    So a segment never wraps around the end of a ring. Every state in the far ring is more than
-    ``clamp_len`` before the segment's first query. All states are near if ``clamp_len`` is -1 or T
-    is at most :data:`SINGLE_RING_MAX_TOKENS`.
+    So a segment never wraps around the end of a ring, and every state in the far ring is more than
+    ``clamp_len`` before the segment's first query.
     """
     rounded = lambda n: -(-n // seg_len) * seg_len
     single = clamp_len < 0 or seg_len <= SINGLE_RING_MAX_TOKENS
@@ -80,8 +79,7 @@ def attend(
 
     Args:
       q: [N,B,T,H], divided by sqrt(H).
-      past: R slots in all, the oldest states in the far ring.
-      present: of the segment, T positions.
+      past, present: R slots in all, and the T positions of the segment.
       positions: of the distances to the near ring and to the segment, scaled as in
         kernels/inputs.py; the farthest distance is also that of the far ring.
       mask: with memory length R.
@@ -105,8 +103,7 @@ def attend(
         parts.append((far_scores, mask.allowed(keys=_ages(far)), far.values))
     if r:
         near_scores = scores(near.keys, lambda x: _by_slot(x, near.oldest, r))
-        ages = mask.mem_len - r + _ages(near)
-        parts.append((near_scores, mask.allowed(keys=ages), near.values))
+        parts.append((near_scores, mask.allowed(keys=mask.mem_len - r + _ages(near)), near.values))
     own_scores = scores(present.keys, lambda x: _by_key(x[..., 1:-1, :], r))
     own = slice(mask.mem_len, mask.n_keys)
     parts.append((own_scores, mask.allowed(keys=own), present.values))
@@ -119,8 +116,7 @@ def attend(
 
 def _ages(slots: Ring) -> jax.Array:
     """Each slot's index in the order from oldest to newest: int32 [R]."""
-    r = slots.keys.shape[2]
-    slot = jnp.arange(r)
+    slot, r = jnp.arange(slots.keys.shape[2]), slots.keys.shape[2]
     return jnp.where(slot >= slots.oldest, slot - slots.oldest, slot - slots.oldest + r)
 
 

@@ -17,11 +17,7 @@ from txl_jax.model.positions import relative_shift
 
 
 def content_scores(q: jax.Array, u: jax.Array | None, k: jax.Array) -> jax.Array:
-    """Terms (a) q.k and (c) u.k, content and global content: float32 [N,B,T,K].
-
-    Args:
-      q: [N,B,T,H].  u: [N,H].  k: [N,B,K,H].
-    """
+    """Terms (a) q.k and (c) u.k: float32 [N,B,T,K]; q [N,B,T,H], u [N,H], k [N,B,K,H]."""
     if u is not None:
         q = q + u[:, None, None, :]
     return jnp.einsum("nbth,nbkh->nbtk", q, k, preferred_element_type=jnp.float32)
@@ -30,11 +26,9 @@ def content_scores(q: jax.Array, u: jax.Array | None, k: jax.Array) -> jax.Array
 def position_scores(
     q: jax.Array, v: jax.Array | None, r: jax.Array, b: jax.Array | None = None
 ) -> jax.Array:
-    """Terms (b) q.r and (d) v.r, content-dependent and global position: float32 [N,B,T,K].
+    """Terms (b) q.r and (d) v.r, and b: float32 [N,B,T,K].
 
-    Args:
-      q: [N,B,T,H].  v: [N,H].  r: [N,K,H], projections of the distances K-1 .. 0.
-      b: [N,K], a learnt scalar for each of these distances.
+    q [N,B,T,H], v [N,H]; r [N,K,H] and learnt scalars b [N,K] of the distances K-1 .. 0.
     """
     return relative_shift(position_scores_by_distance(q, v, r, b))
 
@@ -47,20 +41,12 @@ def position_scores_by_distance(q, v, r, b=None) -> jax.Array:
     return scores if b is None else scores + b[:, None, None, :]
 
 
-def softmax_parts(
-    *parts: tuple[jax.Array, jax.Array],
-) -> tuple[tuple[jax.Array, ...], jax.Array]:
-    """Softmax over the allowed keys as numerators and denominator, so that division comes last.
+def softmax_parts(*parts: tuple[jax.Array, jax.Array]) -> tuple[tuple[jax.Array, ...], jax.Array]:
+    """Numerators of a softmax, float32 [N,B,T,K] each, 0 where masked, and their sum [N,B,T,1].
 
-    Dividing T x H sums instead of T x K weights saves passes over the largest array (a third of
-    attention's time on a CPU).
-
-    Args:
-      parts: scores float32 [N,B,T,K] and mask bool [B,T,K] of each set of keys; each query has at
-        least one allowed key.
-
-    Returns:
-      The numerators of each part, float32 [N,B,T,K], 0 where masked; their sum, [N,B,T,1].
+    The caller divides T x H sums instead of T x K weights: on a CPU this saves a third of
+    attention's time. ``parts``: scores float32 [N,B,T,K] and mask bool [B,T,K] of each set of keys;
+    each query has at least one allowed key.
     """
     least = jnp.finfo(jnp.float32).min
     masked = [jnp.where(allowed, scores, least) for scores, allowed in parts]

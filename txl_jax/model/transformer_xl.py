@@ -23,26 +23,23 @@ class TransformerXL(nn.Module):
 
     Example:
       >>> import jax, txl_jax
-      >>> cfg = txl_jax.TransformerXLConfig(
-      ...     vocab_size=11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=16)
+      >>> cfg = txl_jax.TransformerXLConfig(vocab_size=11, n_layer=2, d_model=8)
       >>> model = txl_jax.TransformerXL(cfg)
-      >>> mems = model.init_mems(batch_size=1, mem_len=4)
-      >>> tokens = jax.numpy.array([[3, 1, 4]])
+      >>> mems, tokens = model.init_mems(batch_size=1, mem_len=4), jax.numpy.array([[3, 1, 4]])
       >>> variables = model.init(jax.random.key(0), tokens, mems)
       >>> logits, mems = model.apply(variables, tokens, mems)
       >>> logits.shape, mems.hidden.shape, int(mems.filled[0])
       ((1, 3, 11), (2, 1, 4, 8), 3)
 
-    Every method takes these options as keywords (``SegmentOptions`` in inputs.py): ``train=True``
-    with ``rngs={"dropout": key}`` for dropout, ``reset`` (bool [B]: this stream starts anew with
-    this segment; bool [B,T]: a new episode starts at this position and nothing attends across it)
-    and ``lengths`` (int32 [B]: real tokens of right-padded rows, from 0 to T; memory takes the last
-    M real states). Rows are independent. Arguments are NumPy or JAX arrays.
+    Every method takes these options as keywords: ``train=True`` with ``rngs={"dropout": key}`` for
+    dropout, ``reset`` (bool [B]: this stream starts anew with this segment; bool [B,T]: a new
+    episode starts at this position and nothing attends across it) and ``lengths`` (int32 [B]: real
+    tokens of right-padded rows, from 0 to T; memory takes the last M real states). Rows are
+    independent. Arguments are NumPy or JAX arrays.
 
     Every method raises ValueError, which names the argument, for a wrong dtype or shape, and for
-    values of ``lengths`` outside of 0 to T. Under ``jax.jit`` the values of ``lengths`` are not
-    known, so they are clipped to 0 .. T. ``tokens`` and ``targets`` must be from 0 to V-1; their
-    values are not checked.
+    ``lengths`` outside of 0 to T (clipped under ``jax.jit``, where their values are not known).
+    ``tokens`` and ``targets`` must be from 0 to V-1; their values are not checked.
 
     Attributes:
       cfg: the shape of the model, and how its layers are run.
@@ -61,9 +58,8 @@ class TransformerXL(nn.Module):
             nn.share_scope(self, self.vocabulary)  # its parameters stand beside the layers
         if c.attention == "relative":
             init = nn.initializers.normal(c.init_std)
-            biases = (c.n_layer,) if c.untie_r else ()
-            self.u = self.param("u", init, (*biases, c.n_head, c.d_head))
-            self.v = self.param("v", init, (*biases, c.n_head, c.d_head))
+            shape = (*[c.n_layer] * c.untie_r, c.n_head, c.d_head)
+            self.u, self.v = self.param("u", init, shape), self.param("v", init, shape)
         block = _rematerialised(c)
         if c.scan_layers:
             self.scanned = nn.scan(
@@ -91,17 +87,10 @@ class TransformerXL(nn.Module):
     def init_cache(self, mems: Memory, seg_len: int) -> Cache:
         """Projected memory for inference, an argument and a result in place of ``mems``.
 
-        It holds the same states as ``mems``, already projected to every layer's keys and values,
-        and the position terms of the parameters, so that a step costs its new tokens only. The
-        results are those of ``mems``, to rounding.
-
-        Args:
-          mems: memory to start from; :meth:`init_mems` for none.
-          seg_len: T, the longest segment to follow.
-
-        Raises:
-          ValueError: a form of attention without memory, ``scan_layers``, mems of another shape, or
-            a ``seg_len`` below 1.
+        It holds the states of ``mems`` (:meth:`init_mems` for none) as every layer's keys and
+        values, and the position terms of the parameters, so a step of at most ``seg_len`` tokens
+        costs its new tokens only. The results are those of ``mems``, to rounding. Raises ValueError
+        for ``scan_layers`` and for forms of attention without memory.
         """
         c = self.cfg
         if c.scan_layers:
@@ -117,8 +106,7 @@ class TransformerXL(nn.Module):
         past = [layer.project_memory(mems.hidden[n]) for n, layer in enumerate(self.layers)]
         slots = slots_of(mems.mem_len, seg_len, c.clamp_len)
         n_keys = slots[0] + seg_len
-        encodings = self._encodings(n_keys, False)
-        biases = self._biases()
+        encodings, biases = self._encodings(n_keys, False), self._biases()
         positions = tuple(
             layer.positions(n_keys, encodings, *_of_layer(biases, n))
             for n, layer in enumerate(self.layers)
@@ -137,9 +125,6 @@ class TransformerXL(nn.Module):
           **options: those of every method, and ``context_len``: C, the first C tokens are run
             again as context and get no logits (PT's ``ext_len``). The memory given ends before
             them, and the new one ends C tokens before the segment does.
-
-        Raises:
-          ValueError: shapes that do not fit one another.
         """
         logits, _, mems = self.logits_and_states(tokens, mems, **options)
         return logits, mems
@@ -157,11 +142,9 @@ class TransformerXL(nn.Module):
         Args:
           tokens: int32 [B,C+T].
           targets: int32 [B,T]; the target of a token is the one that follows it.
-          mems: as in :meth:`__call__`.
-          **options: as in :meth:`__call__`; the first ``context_len`` tokens are not scored.
+          mems, **options: as in :meth:`__call__`; the C tokens of context are not scored.
 
         Raises:
-          ValueError: shapes that do not fit one another.
           TypeError: forward-mode differentiation (``jax.jvp``, ``jax.jacfwd``, ``jax.hessian``) of
             many targets or an adaptive softmax, whose losses are computed in blocks
             (cross_entropy.py). Use reverse mode, or differentiate the logits of :meth:`__call__`.
@@ -184,17 +167,15 @@ class TransformerXL(nn.Module):
     def past_nll(self, log_p, inputs):
         """The loss of decoding each input token from the prediction after it: nats, [B,T].
 
-        A regulariser for ``model.past_decode`` (Brahma 2019); scoring does not use it.
-
-        Args:
-          log_p: log-probabilities of the next token, float32 [B,T,V].
-          inputs: int32 [B,T], the tokens that they were predicted after.
+        A regulariser for ``model.past_decode`` (Brahma 2019); scoring does not use it. ``log_p``:
+        log-probabilities of the next token, float32 [B,T,V], after the ``inputs``, int32 [B,T].
         """
         if not self.cfg.past_decode:
             raise ValueError("past_nll needs the parameters that model.past_decode=True adds")
         inputs_lib.check_array("inputs", inputs, "integers", ("B", "T"))
-        words = self.cfg.vocab_size or "V"
-        inputs_lib.check_array("log_p", log_p, "floats", (*inputs.shape, words))
+        inputs_lib.check_array(
+            "log_p", log_p, "floats", (*inputs.shape, self.cfg.vocab_size or "V")
+        )
         return self.vocabulary.past_nll(log_p, inputs)
 
     def core(self, embeddings, mems, *, train: bool = False, reset=None, lengths=None):
@@ -293,9 +274,6 @@ def _rematerialised(c: TransformerXLConfig) -> type[Block]:
     """A layer that keeps for the gradient what ``c.remat`` says."""
     if c.remat == "none":
         return Block
-    policies = jax.checkpoint_policies
-    policy = {
-        "layer": policies.nothing_saveable,
-        "products": policies.dots_with_no_batch_dims_saveable,
-    }[c.remat]
+    products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    policy = products if c.remat == "products" else jax.checkpoint_policies.nothing_saveable
     return nn.remat(Block, policy=policy, prevent_cse=not c.scan_layers, methods=["step"])

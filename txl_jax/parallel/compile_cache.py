@@ -19,14 +19,11 @@ LIMIT = 2 * 2**30
 def keep_compiled_programs() -> None:
     """Makes JAX cache the programs that take over a second to compile.
 
-    The cache is the folder ``compiled`` of ``$TXL_DATA_DIR`` or ``~/.cache/txl_jax``.
-    ``JAX_COMPILATION_CACHE_DIR`` names another folder, and ``JAX_ENABLE_COMPILATION_CACHE=false``
-    turns caching off. If the folder cannot be written, or the home folder does not exist, a warning
-    is printed and the run continues.
-
-    Our own folder is first reduced to :data:`LIMIT`, unless ``JAX_COMPILATION_CACHE_MAX_SIZE`` is
-    set. That setting of JAX's needs the package filelock, and it stores nothing more in a folder
-    that was filled without it (jax 0.10.2).
+    The cache is the folder ``compiled`` of ``$TXL_DATA_DIR`` or ``~/.cache/txl_jax``, first reduced
+    to :data:`LIMIT` unless ``JAX_COMPILATION_CACHE_MAX_SIZE`` is set (which stores nothing more in
+    a folder that was filled without it, jax 0.10.2). ``JAX_COMPILATION_CACHE_DIR`` names another
+    folder, ``JAX_ENABLE_COMPILATION_CACHE=false`` turns caching off. If there is no such folder, a
+    warning is printed and the run continues.
     """
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
@@ -41,10 +38,9 @@ def keep_compiled_programs() -> None:
 
 
 def remove_longest_unused(folder: Path, limit: int) -> None:
-    """Leaves at most ``limit`` bytes of programs, those that were used last.
+    """Leaves at most ``limit`` bytes of JAX's programs, those that were used last.
 
-    Other processes may do the same at the same time. Only JAX's files are removed, and none from a
-    folder that cannot be written. Many file systems record only the day of the last read.
+    Other processes may do the same. Many file systems record only the day of the last read.
     """
     found = []
     with contextlib.suppress(OSError):

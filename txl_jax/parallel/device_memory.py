@@ -19,13 +19,7 @@ _SWAP = "/proc/meminfo"
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """Memory for one purpose.
-
-    Attributes:
-      what: the purpose, in words.
-      size: bytes on each device.
-      keys: the settings that decide it.
-    """
+    """Bytes on each device for one purpose, in words, and the settings that decide the size."""
 
     what: str
     size: int
@@ -34,23 +28,18 @@ class Need:
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """How many devices share the parts of a program, and whether attention stores its scores.
+    """How many devices share the parts of a program.
 
-    Attributes:
-      rows: devices that share the rows of a batch (data x fsdp).
-      parameters: devices that share the parameters (fsdp x tensor).
-      heads: devices that share the heads (tensor).
-      fused: long segments run a kernel that never stores all scores (a GPU or a TPU).
+    ``fused``: long segments run a kernel that never stores all scores (a GPU or a TPU).
     """
 
-    rows: int = 1
-    parameters: int = 1
-    heads: int = 1
+    rows: int = 1  # data x fsdp
+    parameters: int = 1  # fsdp x tensor
+    heads: int = 1  # tensor
     fused: bool = False
 
 
 ONE_DEVICE = Shares()
-"""One device, on which attention stores its scores."""
 
 
 def check_memory(
@@ -58,11 +47,8 @@ def check_memory(
 ) -> None:
     """Raises ConfigError if a program needs more memory than each device has.
 
-    Args:
-      what: the work, as the subject of the message.
-      needs: of each device, lower bounds.
-      exp: the experiment, whose settings the message names.
-      mesh: the devices; ``None``: the first one of this process.
+    ``what``: the work, as the subject of the message; ``needs``: lower bounds, of each device of
+    the ``mesh``; ``None``: the first one of this process.
     """
     available, needs = memory_of_each(mesh), list(needs)
     total = sum(need.size for need in needs)
@@ -89,10 +75,7 @@ def shares_of(mesh: Mesh | None) -> Shares:
 
 
 def memory_of_each(mesh: Mesh | None = None) -> int | None:
-    """Bytes that a program may use on each device; ``None``: not known.
-
-    Devices of the CPU share the memory of the host.
-    """
+    """Bytes that a program may use on each device (CPU devices share the host's), if known."""
     devices = _devices(mesh)
     if devices[0].platform != "cpu":
         return (devices[0].memory_stats() or {}).get("bytes_limit")

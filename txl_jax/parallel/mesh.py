@@ -43,11 +43,9 @@ def _constrained(x: jax.Array, mesh: Mesh | None, first_axis) -> jax.Array:
 def sharded_over_rows(function: Callable, mesh: Mesh | None, n_rows: int) -> Callable:
     """The function run by every device on its own rows, without waiting for other devices.
 
-    Args:
-      function: of ``n_rows`` arrays [S,...] and of parameters; gives one [S,...].
-      mesh: ``None``: the function itself. Gradients of parameters are summed over the axes of rows
-        once, at the end. The compiler handles what is sharded over ``tensor``.
-      n_rows: how many arrays of rows come first.
+    ``function``: of ``n_rows`` arrays [S,...] and then of parameters; gives one [S,...]. Gradients
+    of parameters are summed over the axes of rows once, at the end. The compiler handles what is
+    sharded over ``tensor``.
     """
     axes = () if mesh is None else tuple(axis for axis in ROWS if mesh.shape[axis] > 1)
     if not axes:

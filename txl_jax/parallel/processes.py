@@ -31,10 +31,7 @@ T = TypeVar("T")
 _CONNECT_SECONDS = 300
 _LONGEST_HEARTBEAT = 24 * 3600
 _MOST_PROCESSES = 1 << 20
-_SHUTDOWN_SECONDS = 24 * 3600
-"""How long a finished process waits for the others, since process 0 may still write. Dead processes
-are found earlier, by their missing heartbeat."""
-
+_SHUTDOWN_SECONDS = 24 * 3600  # for the others: process 0 may still write
 _SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 
 
@@ -56,12 +53,9 @@ def initialise(
       distributed: find the processes through Slurm, Open MPI, a TPU pod or GKE.
       coordinator: HOST:PORT, a free port of the machine where process 0 runs. With this and the
         next two, which go together, no cluster is looked for.
-      num_processes: N.
-      process_id: of this process, 0 to N-1.
-      heartbeat_seconds: silence after which a process counts as dead and JAX ends the others. A
-        thread of the runtime sends it, so compiling or a slow disk does not delay it.
-      takes_notice: SIGTERM to any process is a notice to all, see :func:`notice_taken`, and does
-        not end the process.
+      num_processes, process_id: N, and the number of this process, 0 to N-1.
+      heartbeat_seconds: silence after which a process counts as dead and JAX ends the others.
+      takes_notice: SIGTERM to any process is a notice to all, see :func:`notice_taken`.
 
     Raises:
       ConfigError: flags that do not go together, no cluster, or no connection.
@@ -72,18 +66,13 @@ def initialise(
         return
     logging.getLogger("jax._src.distributed").setLevel(logging.WARNING)  # who connects to whom
     jax.config.update("jax_enable_preemption_service", takes_notice)
-    given: dict[str, Any] = {}
-    if coordinator is not None:
-        given = {
-            "coordinator_address": coordinator,
-            "num_processes": num_processes,
-            "process_id": process_id,
-            # Otherwise a cluster's variables give each process one device of its machine.
-            "cluster_detection_method": "deactivate",
-        }
     try:
         jax.distributed.initialize(
-            **given,
+            coordinator,
+            num_processes,
+            process_id,
+            # Otherwise a cluster's variables give each process one device of its machine.
+            cluster_detection_method=None if coordinator is None else "deactivate",
             initialization_timeout=_CONNECT_SECONDS,
             heartbeat_timeout_seconds=heartbeat_seconds,
             shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
@@ -102,13 +91,10 @@ def initialise(
 def order_collectives(many_processes: bool) -> None:
     """Makes XLA keep the order of a program's collectives on several CPU devices.
 
-    XLA's default scheduler may start independent collectives in another order on each CPU device.
-    Then each device waits in a different collective, and XLA aborts the process after 40 seconds.
-    The flag is set in ``XLA_FLAGS``, because a program from the compilation cache ignores its own
-    compiler options. Call this before JAX starts its devices. A flag of the user's is kept.
-
-    Args:
-      many_processes: whether the run has several processes, which counts if JAX uses CPUs only.
+    Call this before JAX starts its devices. XLA's default scheduler may start independent
+    collectives in another order on each CPU device; all wait, and XLA aborts after 40 seconds. The
+    flag is set in ``XLA_FLAGS``, because a program from the compilation cache ignores its own
+    compiler options. A flag of the user's is kept.
     """
     flags, settings = os.environ.get("XLA_FLAGS", ""), jax.config.values
     several = (
@@ -127,11 +113,10 @@ def check_flags(
     heartbeat_seconds: int = 60,
 ) -> None:
     """Raises ConfigError if a flag is out of range or the processes' address is incomplete."""
-    ranges = (
+    for name, value, most in (
         ("heartbeat_seconds", heartbeat_seconds, _LONGEST_HEARTBEAT),
         ("num_processes", num_processes, _MOST_PROCESSES),
-    )
-    for name, value, most in ranges:
+    ):
         if value is not None and not 1 <= value <= most:
             raise ConfigError(f"--{name}={short_repr(value)}: must be from 1 to {most}")
     if coordinator is None or num_processes is None or process_id is None:
@@ -172,26 +157,20 @@ def barrier(name: str) -> None:
 def on_process_zero(work: Callable[[], T]) -> T:
     """The result of ``work()`` on process 0, returned on all processes; only process 0 runs it.
 
-    Args:
-      work: returns something that JSON can hold (with tuples as lists), or ``None``.
-
-    Raises:
-      OtherProcessError: on the other processes if ``work`` raised an error on process 0, which
-        raises the error itself.
+    The result is something that JSON can hold (with tuples as lists). If ``work`` raises an error,
+    process 0 raises it and the others raise OtherProcessError.
     """
     if not many():
         return work()
     failed: Exception | None = None
-    result: T | None = None
-    message = b""
+    message: dict[str, Any] = {}
     if is_process_zero():
         try:
-            result = work()
-            message = json.dumps({"result": result}).encode()
+            message = {"result": work()}
+            json.dumps(message)
         except Exception as error:  # sent to the others and raised below
-            failed = error
-            message = json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()
-    answer = json.loads(_broadcast(message))
+            failed, message = error, {"error": f"{type(error).__name__}: {error}"}
+    answer = json.loads(_broadcast(json.dumps(message).encode()))
     if failed is not None:
         raise failed
     if "error" in answer:
@@ -202,11 +181,8 @@ def on_process_zero(work: Callable[[], T]) -> T:
 def process_zero_first(work: Callable[[], T]) -> T:
     """``work()`` by process 0, then by all others at once; each gets its own result.
 
-    So the others find what process 0 left on a shared disk. On a machine with a disk of its own,
-    a process leaves it there itself.
-
-    Raises:
-      OtherProcessError: ``work`` failed on another process and not on this one.
+    So the others find what process 0 left on a shared disk. Raises OtherProcessError if ``work``
+    failed on another process and not on this one.
     """
     if not many():
         return work()
@@ -236,11 +212,7 @@ def failing(failed: bool) -> list[int]:
 
 
 def notice_taken(call: int) -> bool:
-    """Whether SIGTERM has come to any process: true on all of them at the same call.
-
-    Args:
-      call: the number of this call, increasing by one; all processes make the same calls.
-    """
+    """Whether SIGTERM has come to any process: true on all at the same ``call``, a number."""
     return multihost_utils.reached_preemption_sync_point(call)
 
 
@@ -259,10 +231,7 @@ def placed(tree: Any, shardings: Any) -> Any:
 
 
 def abort(code: int) -> None:
-    """Ends a failed process of several without waiting for the others at the exit.
-
-    The others notice a failed operation or the missing heartbeat. A single process returns.
-    """
+    """Ends a failed process of several, not waiting for the others; a single process returns."""
     if not many():
         return
     sys.stdout.flush()
@@ -275,7 +244,5 @@ def abort(code: int) -> None:
 def _broadcast(message: bytes) -> bytes:
     """The message of process 0; its size goes first, since broadcast arrays have equal shapes."""
     size = int(multihost_utils.broadcast_one_to_all(np.array(len(message), np.int32)))
-    row = np.zeros(size, np.uint8)
-    if is_process_zero():
-        row[:] = np.frombuffer(message, np.uint8)
+    row = np.frombuffer(message if is_process_zero() else bytes(size), np.uint8)
     return np.asarray(multihost_utils.broadcast_one_to_all(row)).tobytes()

@@ -1,8 +1,4 @@
-"""The device mesh, and the shardings of parameters, optimizer state and batches.
-
-    data      rows of the batch, with the memory of their streams
-    fsdp      the same; parameters and optimizer state are sharded too, and gathered for use
-    tensor    heads, the feed-forward layer's inner width, words
+"""The device mesh, and the shardings of parameters, optimizer state and batches (axes: mesh.py).
 
 A parameter axis that its devices do not divide (267,735 words are odd) is replicated over them.
 """
@@ -58,11 +54,8 @@ def make_mesh(
 ) -> Mesh:
     """The mesh of a config; ``data=-1``: as many devices as divide the rows of the batch.
 
-    ``devices``: to choose from; ``None``: all devices of the run.
-
-    Raises:
-      ConfigError: more devices than there are; rows, heads or an inner width that they do not
-        divide; or processes left without a device.
+    Raises ConfigError for more devices than there are (all of the run unless given), for rows,
+    heads or an inner width that they do not divide, or for processes left without a device.
     """
     devices = jax.devices() if devices is None else devices
     count, rows, others = len(devices), batch_size // micro_batches, c.fsdp * c.tensor
@@ -81,9 +74,8 @@ def make_mesh(
         )
     for key, size in (("n_head", model.n_head), ("d_inner", model.d_inner)):
         if size % c.tensor:
-            raise ConfigError(
-                f"config key mesh.tensor = {c.tensor}: must divide model.{key} {size}"
-            )
+            why = f"must divide model.{key} {size}"
+            raise ConfigError(f"config key mesh.tensor = {c.tensor}: {why}")
     if len({d.process_index for d in devices}) > 1 and data * others < count:
         works = _sizes(batch_size, count // others * c.fsdp * micro_batches)
         if count % others:
@@ -125,10 +117,7 @@ class Shardings:
         return self._sharding(None, ROWS) if leading_axis else self._sharding(ROWS)
 
     def parameters(self, tree: Any) -> Any:
-        """Shardings of parameters, or of a tree with trees like them (an optimizer state).
-
-        ``tree``: arrays or their shapes, with layers in separate trees or stacked.
-        """
+        """Shardings of parameters, or of a tree with trees like them; layers may be stacked."""
 
         def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
             axes = PARAMETERS.get(_key(path), ())[: leaf.ndim]
