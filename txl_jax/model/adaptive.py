@@ -26,7 +26,7 @@ from txl_jax.model import mixture as mixture_lib
 from txl_jax.model.block import dropout
 from txl_jax.model.cross_entropy import cross_entropy, full_einsum
 from txl_jax.model.mixture import Table
-from txl_jax.parallel.mesh import replicate, shard_words, sharded_over_rows
+from txl_jax.parallel.shardings import replicate, shard_words, sharded_over_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Vocabulary(nn.Module):
     Parameters with ``div_val`` 1, d = ``d_embed`` or D: ``embedding`` [V,d], ``softmax_bias``
     [V], ``softmax_weight`` [V,d] (untied only), ``embedding_projection`` [d,D] (where d is not D).
     With ``div_val`` > 1 each cluster i has its own, of its own width d_i: ``embedding_i``
-    [size,d_i] and so on. ``softmax_projection_i`` [d_i,D]: of clusters that have projections
-    and do not share the input's. ``cluster_weight`` [C,d], ``cluster_bias`` [C]: the tails'
-    logits in the head, tail 1 first (PT's order is reversed).
+    [size,d_i] and so on. ``softmax_projection_i`` [d_i,D]: of clusters that do not share the
+    input's. ``cluster_weight`` [C,d], ``cluster_bias`` [C]: the tails' logits in the head, tail 1
+    first (PT's order is reversed).
 
     With ``mixtures`` K > 1: ``mixture_prior`` [D,K], ``mixture_latent`` [D,K,d],
     ``mixture_latent_bias`` [K,d] in place of an output projection. With ``past_decode``:
@@ -107,9 +107,8 @@ class Vocabulary(nn.Module):
             shape = (len(c.cutoffs), self.clusters[0].width)
             self.cluster_weight = self.param("cluster_weight", init, shape)
             self.cluster_bias = self.param("cluster_bias", zeros, shape[:1])
-        words, d = self.clusters[-1].stop, self.clusters[0].width
-        if c.mixtures > 1:
-            k = c.mixtures
+        words, d, k = self.clusters[-1].stop, self.clusters[0].width, c.mixtures
+        if k > 1:
             self.mixture_prior = self.param("mixture_prior", init, (c.d_model, k))
             self.mixture_latent = self.param("mixture_latent", init, (c.d_model, k, d))
             self.mixture_latent_bias = self.param("mixture_latent_bias", zeros, (k, d))
@@ -145,10 +144,7 @@ class Vocabulary(nn.Module):
         return x * c.d_model**0.5
 
     def logits(self, h: jax.Array, train: bool = False) -> jax.Array:
-        """Logits of every word, float32 [B,T,V]; with cutoffs or mixtures, log-probabilities.
-
-        ``h`` is [B,T,D]; ``train``: with ``dropout_latent`` (needs the ``dropout`` rng).
-        """
+        """Logits of every word, float32 [B,T,V]; with cutoffs or mixtures, log-probabilities."""
         tables = self._tables()
         if self.cfg.mixtures > 1:
             return mixture_lib.mixture_log_probs(self._mixture(h, train), tables[0])
@@ -168,10 +164,7 @@ class Vocabulary(nn.Module):
         The head costs a softmax over c1 + C words at every position. Tail i costs one over its
         words at the positions whose target is in it, rounded up to a block of rows.
 
-        Args:
-          h: [B,T,D].
-          targets: int32 [B,T], from 0 to V-1.
-          train: with ``sample_softmax`` and ``dropout_latent`` (both need the ``dropout`` rng).
+        ``train``: with ``sample_softmax`` and ``dropout_latent`` (both need the ``dropout`` rng).
         """
         c, tables = self.cfg, self._tables()
         if c.mixtures > 1:
@@ -228,8 +221,8 @@ class Vocabulary(nn.Module):
         """The loss against the distinct words of 2n log-uniform draws: float32 [S].
 
         Word k is drawn with P(k) = log((k+2)/(k+1)) / log(V+1). The log of its chance to be drawn,
-        1 - (1-P)^2n, is subtracted from its logit. A draw of the target is masked. (PT computes
-        (1+P)^-2n for (1-P)^2n, and multiplies true words by sqrt(D). This is not copied.)
+        1 - (1-P)^2n, is subtracted from its logit. A draw of the target is masked. (PT's
+        (1+P)^-2n and sqrt(D) are not copied.)
         """
         v, n_draws = weight.shape[0], 2 * self.cfg.sample_softmax
         uniform = jax.random.uniform(self.make_rng("dropout"), (n_draws,))

@@ -1,8 +1,7 @@
 """Attention with relative positions over memory and segment (paper, section 3.3).
 
-All forms share one computation, the four terms of scores.py. A form decides what u, v, r and b are
-(:class:`~txl_jax.model.positions.Positions`). :class:`RelativeAttention` is the paper's; the others
-are those of its table 6. kernels/ has the implementations.
+All forms share one computation, the four terms of scores.py (kernels/). A form decides what u, v, r
+and b are. :class:`RelativeAttention` is the paper's; the others are those of its table 6.
 """
 
 import flax.linen as nn
@@ -14,7 +13,6 @@ from txl_jax.config import AttentionForm, TransformerXLConfig
 from txl_jax.model import ring
 from txl_jax.model.dropout import AttentionDropout, Dropout
 from txl_jax.model.kernels import AttentionInputs, attend
-from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
 from txl_jax.model.ring import KeysValues, Rings
 
@@ -69,19 +67,13 @@ class Attention(nn.Module):
         return self._heads(states, self.query)
 
     def __call__(
-        self,
-        queries: jax.Array,
-        present: KeysValues,
-        past: KeysValues | Rings,
-        positions: Positions,
-        mask: AttentionMask,
-        train: bool = False,
+        self, queries, present: KeysValues, past, positions: Positions, mask, train: bool = False
     ) -> jax.Array:
         """What each position gathers: [B,T,D], before dropout, residual and normalisation.
 
         Args:
           queries, present: [N,B,T,H], and keys and values of the segment, T positions.
-          past: of the memory, M positions, a constant for the gradient; or rings of them.
+          past: keys and values of the memory, M positions, or rings of them.
           positions: for K = M + T keys; with rings as in ring.py.
           mask: the attention mask.
           train: with dropout (needs the ``dropout`` rng).

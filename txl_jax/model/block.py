@@ -12,7 +12,7 @@ from txl_jax.model.dropout import Dropout
 from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
 from txl_jax.model.ring import KeysValues, Rings
-from txl_jax.parallel.mesh import shard_rows
+from txl_jax.parallel.shardings import shard_rows
 
 
 def layer_norm(cfg: TransformerXLConfig) -> nn.LayerNorm:
@@ -48,9 +48,7 @@ class FeedForward(nn.Module):
 class LayerInputs(flax.struct.PyTreeNode):
     """Inputs that each layer has of its own; stacked over the layers they have a leading axis L.
 
-    Attributes:
-      memory: [B,M,D], the layer's input at earlier positions, a constant for the gradient.
-      u, v: [N,H], the biases of ``relative`` attention; ``None`` in other forms.
+    ``memory`` [B,M,D] is a constant for the gradient; ``u``, ``v`` [N,H]: ``relative`` only.
     """
 
     memory: jax.Array
@@ -59,13 +57,9 @@ class LayerInputs(flax.struct.PyTreeNode):
 
 
 class SharedInputs(flax.struct.PyTreeNode):
-    """Inputs that all layers share.
+    """Inputs that all layers share: sinusoids [K,D] of the distances K-1 .. 0, the mask, dropout.
 
-    Attributes:
-      encodings: [K,D], sinusoids of the distances K-1 .. 0.
-      mask: the attention mask.
-      places: positions counted from the end, [T] or [B,T]; ``absolute_per_layer`` only.
-      train: with dropout.
+    ``places``: positions counted from the end, [T] or [B,T]; ``absolute_per_layer`` only.
     """
 
     encodings: jax.Array
@@ -103,26 +97,15 @@ class Block(nn.Module):
         """Keys and values of this layer's memory [B,M,D]."""
         return self.attention.project(self.norm_attention(memory) if self.cfg.pre_lnorm else memory)
 
-    def step(
-        self, h: jax.Array, own: LayerInputs, shared: SharedInputs
-    ) -> tuple[jax.Array, jax.Array]:
-        """[B,T,D] to [B,T,D], and the layer's input, which becomes its memory.
-
-        ``scan_layers`` scans this function, and ``remat`` computes it again for the gradient.
-        """
+    def step(self, h, own: LayerInputs, shared: SharedInputs) -> tuple[jax.Array, jax.Array]:
+        """[B,T,D] to [B,T,D], and the layer's input, which becomes its memory."""
         h, mask, train = shard_rows(h, self.mesh), shared.mask, shared.train
         positions = self.positions(mask.n_keys, shared.encodings, own.u, own.v, train)
         past = self.project_memory(own.memory)
         return self(h, past, positions, mask, shared.places, train)[0], h
 
     def __call__(
-        self,
-        h: jax.Array,
-        past: KeysValues | Rings,
-        positions: Positions,
-        mask: AttentionMask,
-        places: jax.Array,
-        train: bool = False,
+        self, h, past: KeysValues | Rings, positions: Positions, mask, places, train: bool = False
     ) -> tuple[jax.Array, KeysValues]:
         """[B,T,D] to [B,T,D], and the segment's keys and values.
 

@@ -54,10 +54,8 @@ def check_tokens(tokens: Any, context_len: Any, cached: bool) -> None:
             f" one of {tokens.shape[1]} tokens"
         )
     if context_len and cached:
-        raise ValueError(
-            f"context_len = {context_len} with a cache, whose segments follow each other: use"
-            " mems, or no context"
-        )
+        why = "with a cache, whose segments follow each other: use mems, or no context"
+        raise ValueError(f"context_len = {context_len} {why}")
 
 
 def check_targets(targets: Any, tokens: Any, context_len: int) -> None:
@@ -84,16 +82,12 @@ def check_segment(
             " init_mems(batch_size, mem_len=0), and context_len for a longer view"
         )
     if c.attention == "absolute_per_layer" and t > (c.n_positions or 0):
-        raise ValueError(
-            f"a segment of {t} tokens is longer than the model.n_positions {c.n_positions} of"
-            " its learnt positions"
-        )
+        why = f"is longer than the model.n_positions {c.n_positions} of its learnt positions"
+        raise ValueError(f"a segment of {t} tokens {why}")
     if isinstance(mems, Cache) and (options.train or t > mems.seg_len):
         wrong = "train=True" if options.train else f"a segment of {t} tokens"
-        raise ValueError(
-            f"{wrong} with a cache made by init_cache for inference on segments of up to"
-            f" {mems.seg_len} tokens"
-        )
+        use = f"for inference on segments of up to {mems.seg_len} tokens"
+        raise ValueError(f"{wrong} with a cache made by init_cache {use}")
     if options.reset is not None:
         check_array("reset", options.reset, "bool", (b,), (b, t))
     if options.lengths is not None:
@@ -117,10 +111,8 @@ def check_memory(c: TransformerXLConfig, mems: AnyMemory, b: int) -> None:
 def check_memory_type(mems: Any) -> None:
     """Raises ValueError if mems are not a :class:`Memory` of arrays."""
     if not isinstance(mems, Memory):
-        raise ValueError(
-            f"mems must be a Memory of init_mems (or, in place of it, a Cache of init_cache), not"
-            f" {type(mems).__name__}"
-        )
+        wanted = "a Memory of init_mems (or, in place of it, a Cache of init_cache)"
+        raise ValueError(f"mems must be {wanted}, not {type(mems).__name__}")
     check_array("mems.hidden", mems.hidden, "floats", ("L", "B", "M", "D"))
     check_array("mems.filled", mems.filled, "integers", ("B",))
 
@@ -131,10 +123,8 @@ def real_tokens(lengths, seg_len: int) -> jax.Array:
         values = np.asarray(lengths)
         wrong = (values < 0) | (values > seg_len)
         if wrong.any():
-            row = int(np.argmax(wrong))
-            raise ValueError(
-                f"lengths[{row}] = {values[row]}: must be from 0 to {seg_len}, the tokens of a row"
-            )
+            row, why = int(np.argmax(wrong)), f"must be from 0 to {seg_len}, the tokens of a row"
+            raise ValueError(f"lengths[{row}] = {values[row]}: {why}")
     return jnp.clip(lengths, 0, seg_len).astype(jnp.int32)
 
 

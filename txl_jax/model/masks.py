@@ -41,15 +41,11 @@ class AttentionMask(flax.struct.PyTreeNode):
         j >= M - filled                                a slot that holds a real state
         episode of i == episode of j                   nothing attends across a reset
 
-    Attributes:
-      filled: int32 [B], real slots of the memory.
-      episode: int32 [B,T], the increasing episode number of each position; that of the memory is
-        0. ``None``: no reset, all positions continue the memory's episode.
-      seg_len, mem_len: T and M.
-      reach: the largest distance that a query may look back.
+    ``episode``: int32 [B,T], the increasing episode number of each position; that of the memory is
+    0. ``None``: no reset, all positions continue the memory's episode.
     """
 
-    filled: jax.Array
+    filled: jax.Array  # int32 [B], real slots of the memory
     episode: jax.Array | None
     seg_len: int = flax.struct.field(pytree_node=False)
     mem_len: int = flax.struct.field(pytree_node=False)

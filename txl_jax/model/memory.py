@@ -19,9 +19,8 @@ import jax.numpy as jnp
 from txl_jax.model import ring
 from txl_jax.model.positions import Positions
 from txl_jax.model.ring import KeysValues
-from txl_jax.parallel.mesh import ROWS
 from txl_jax.parallel.ordering import zero_after
-from txl_jax.parallel.shardings import Shardings
+from txl_jax.parallel.shardings import ROWS, Shardings
 
 
 class Memory(flax.struct.PyTreeNode):
@@ -54,15 +53,10 @@ class Memory(flax.struct.PyTreeNode):
 
 
 class Slots(flax.struct.PyTreeNode):
-    """A ring of projected states in every layer (ring.py).
-
-    Attributes:
-      layers: keys and values of each layer [N,B,R,H] in the compute dtype.
-      oldest: int32 [], the slot of the oldest state in every row and layer.
-    """
+    """A ring of projected states [N,B,R,H] in every layer (ring.py)."""
 
     layers: tuple[KeysValues, ...]
-    oldest: jax.Array
+    oldest: jax.Array  # int32 [], the slot of the oldest state in every row and layer
 
     @property
     def count(self) -> int:
@@ -173,11 +167,7 @@ def update(
 
 
 def make_cache(
-    past: list[KeysValues],
-    positions: tuple[Positions, ...],
-    filled: jax.Array,
-    slots: tuple[int, int],
-    seg_len: int,
+    past: list[KeysValues], positions: tuple, filled, slots: tuple[int, int], seg_len: int
 ) -> Cache:
     """A cache of each layer's M projected states, oldest first.
 

@@ -10,8 +10,8 @@ Position scores are computed in the order of distances and then reordered to the
 That moves T x R numbers; the R x H keys and values are not copied.
 
 If ``clamp_len`` is below R there are two rings, and a step moves the oldest T states of the near
-ring to the far ring. All states of the far ring have the clamped distance, so a query has one
-position score for all of them. Segments of few tokens use one ring in any case.
+ring to the far ring. All states there have the clamped distance, so a query has one position score
+for all of them.
 """
 
 from typing import NamedTuple
@@ -24,8 +24,7 @@ from txl_jax.model.positions import Positions
 from txl_jax.model.scores import content_scores, position_scores_by_distance, softmax_parts
 
 SINGLE_RING_MAX_TOKENS = 8
-"""Segments of up to this many tokens use one ring. Reading the keys then takes the time, and two
-rings double the products (for one query, 512 slots and two cores the speed was 0.8 times)."""
+"""Shorter segments use one ring: for one query, 512 slots and two cores two had 0.8 the speed."""
 
 
 class KeysValues(NamedTuple):

@@ -15,7 +15,7 @@ from txl_jax.model.inputs import SegmentOptions
 from txl_jax.model.memory import Cache, Memory
 from txl_jax.model.positions import clamped, distance_encodings, positions_from_end, sinusoids
 from txl_jax.model.ring import slots_of
-from txl_jax.parallel.mesh import replicate, shard_rows
+from txl_jax.parallel.shardings import replicate, shard_rows
 
 
 class TransformerXL(nn.Module):
@@ -43,8 +43,7 @@ class TransformerXL(nn.Module):
 
     Attributes:
       cfg: the shape of the model, and how its layers are run.
-      mesh: devices with the axes ``data``, ``fsdp``, ``tensor`` (mesh.py) that share the rows of a
-        compiled program; ``None``: no sharding constraints.
+      mesh: devices that share the rows of a compiled program (shardings.py).
     """
 
     cfg: TransformerXLConfig
@@ -94,10 +93,8 @@ class TransformerXL(nn.Module):
         """
         c = self.cfg
         if c.scan_layers:
-            raise ValueError(
-                "scan_layers=True has no cache: use scan_layers=False, and unstack_layers of"
-                " txl_jax.model.layout for its parameters"
-            )
+            use = "scan_layers=False, and unstack_layers of txl_jax.model.layout for its parameters"
+            raise ValueError(f"scan_layers=True has no cache: use {use}")
         if c.memory_free:
             raise ValueError(f"attention {c.attention!r} has no memory, so there is no cache of it")
         inputs_lib.check_memory_type(mems)
@@ -165,17 +162,15 @@ class TransformerXL(nn.Module):
         return self.vocabulary.nll(dropped, targets, given.train), states, mems
 
     def past_nll(self, log_p, inputs):
-        """The loss of decoding each input token from the prediction after it: nats, [B,T].
+        """The loss of decoding each input from the prediction after it: nats, [B,T] (Brahma 2019).
 
-        A regulariser for ``model.past_decode`` (Brahma 2019); scoring does not use it. ``log_p``:
-        log-probabilities of the next token, float32 [B,T,V], after the ``inputs``, int32 [B,T].
+        A regulariser; ``log_p`` of the next token is float32 [B,T,V], ``inputs`` are int32 [B,T].
         """
         if not self.cfg.past_decode:
             raise ValueError("past_nll needs the parameters that model.past_decode=True adds")
         inputs_lib.check_array("inputs", inputs, "integers", ("B", "T"))
-        inputs_lib.check_array(
-            "log_p", log_p, "floats", (*inputs.shape, self.cfg.vocab_size or "V")
-        )
+        shape = (*inputs.shape, self.cfg.vocab_size or "V")
+        inputs_lib.check_array("log_p", log_p, "floats", shape)
         return self.vocabulary.past_nll(log_p, inputs)
 
     def core(self, embeddings, mems, *, train: bool = False, reset=None, lengths=None):
@@ -198,10 +193,9 @@ class TransformerXL(nn.Module):
         """The last layer's states before dropout [B,C+T,D], and new memory."""
         c, (train, reset, lengths, context_len) = self.cfg, options
         inputs_lib.check_segment(c, embeddings, mems, options)
-        seg_len, mem_len = embeddings.shape[1], mems.mem_len
+        seg_len, mem_len, since_reset = embeddings.shape[1], mems.mem_len, None
         if lengths is not None:
             lengths = inputs_lib.real_tokens(lengths, seg_len)
-        since_reset = None
         if reset is not None and reset.ndim == 1:
             mems, reset = memory_lib.reset_streams(mems, reset), None
         elif reset is not None:
@@ -251,13 +245,10 @@ class TransformerXL(nn.Module):
 
     def _biases(self) -> tuple[jax.Array | None, jax.Array | None]:
         """u and v of every layer, [L,N,H]; shared ones repeated, ``None`` where there are none."""
-        c = self.cfg
+        c, shape = self.cfg, (self.cfg.n_layer, self.cfg.n_head, self.cfg.d_head)
         if c.attention != "relative":
             return None, None
-        if c.untie_r:
-            return self.u, self.v
-        repeated = lambda x: jnp.broadcast_to(x, (c.n_layer, *x.shape))
-        return repeated(self.u), repeated(self.v)
+        return jnp.broadcast_to(self.u, shape), jnp.broadcast_to(self.v, shape)
 
     def _check_tokens(self, tokens, mems, options: SegmentOptions):
         if self.cfg.vocab_size is None:

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from txl_jax.config import ConfigError, ExperimentConfig, flatten
-from txl_jax.parallel.mesh import AXES
+from txl_jax.parallel.shardings import AXES
 
 GIB = 2**30
 _CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")

@@ -1,8 +1,7 @@
 """Many processes of one run: how they connect, agree, wait and end together.
 
-Each process runs the same program on its own devices, and arrays are sharded over the devices of
-all. Process 0 reads from disk what decides something, and writes everything but the arrays of
-checkpoints. The other processes use its result:
+Each process runs the same program on its own devices, and arrays are sharded over all. Process 0
+reads from disk what decides something, and writes all but the arrays of checkpoints:
 
     process 0    on_process_zero(work) ──▶ work() ──┐ result or error
     process 1..  on_process_zero(work) ─────────────┴──▶ the same result, or OtherProcessError
@@ -68,9 +67,9 @@ def initialise(
     jax.config.update("jax_enable_preemption_service", takes_notice)
     try:
         jax.distributed.initialize(
-            coordinator,
-            num_processes,
-            process_id,
+            coordinator_address=coordinator,
+            num_processes=num_processes,
+            process_id=process_id,
             # Otherwise a cluster's variables give each process one device of its machine.
             cluster_detection_method=None if coordinator is None else "deactivate",
             initialization_timeout=_CONNECT_SECONDS,
@@ -107,10 +106,7 @@ def order_collectives(many_processes: bool) -> None:
 
 
 def check_flags(
-    coordinator: str | None,
-    num_processes: int | None,
-    process_id: int | None,
-    heartbeat_seconds: int = 60,
+    coordinator: str | None, num_processes: int | None, process_id: int | None, heartbeat_seconds=60
 ) -> None:
     """Raises ConfigError if a flag is out of range or the processes' address is incomplete."""
     for name, value, most in (
@@ -128,14 +124,11 @@ def check_flags(
         raise ConfigError(f"{' and '.join(missing)}: missing; the three go together")
     host, _, port = coordinator.rpartition(":")
     if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
-        raise ConfigError(
-            f"--coordinator={truncate(coordinator)}: must be HOST:PORT, such as node0:12345"
-        )
+        why = "must be HOST:PORT, such as node0:12345"
+        raise ConfigError(f"--coordinator={truncate(coordinator)}: {why}")
     if not 0 <= process_id < num_processes:
-        raise ConfigError(
-            f"--process_id={short_repr(process_id)}: must be from 0 to --num_processes - 1 ="
-            f" {num_processes - 1}"
-        )
+        why = f"must be from 0 to --num_processes - 1 = {num_processes - 1}"
+        raise ConfigError(f"--process_id={short_repr(process_id)}: {why}")
 
 
 def many() -> bool:

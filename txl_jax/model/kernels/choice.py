@@ -13,7 +13,7 @@ from txl_jax.config import ConfigError
 from txl_jax.model.dropout import HEAD_STRIDE
 from txl_jax.model.kernels import reference, xla
 from txl_jax.model.kernels.inputs import AttentionInputs
-from txl_jax.parallel.mesh import ROWS
+from txl_jax.parallel.shardings import ROWS
 
 IMPLEMENTATIONS = ("auto", "reference", "xla", "cudnn", "triton", "pallas_tpu")
 FUSED = {"cudnn": "gpu", "triton": "gpu", "pallas_tpu": "tpu"}
@@ -31,13 +31,8 @@ class KernelError(ConfigError):
 def attend(x: AttentionInputs, implementation: str = "auto", mesh: Mesh | None = None) -> jax.Array:
     """The values that each query gathers: [N,B,T,H] in the values' dtype.
 
-    Args:
-      x: queries, keys, values and what decides the weights.
-      implementation: of :data:`IMPLEMENTATIONS`; ``auto``: the best one for form and devices.
-      mesh: the devices that share rows and heads when compiled.
-
-    Raises:
-      KernelError: an implementation that does not support this form or these devices.
+    ``implementation``: of :data:`IMPLEMENTATIONS`; ``auto``: the best one for form and devices;
+    KernelError if it does not support them. ``mesh``: the devices that share rows and heads.
     """
     name = chosen(implementation, x, mesh)
     if name == "reference":
@@ -48,10 +43,7 @@ def attend(x: AttentionInputs, implementation: str = "auto", mesh: Mesh | None =
 
 
 def chosen(implementation: str, x: AttentionInputs, mesh: Mesh | None = None) -> str:
-    """The implementation that runs, never ``auto``; arguments and errors of :func:`attend`.
-
-    Only shapes and dtypes of ``x`` are read.
-    """
+    """The implementation that runs, as in :func:`attend`; only shapes and dtypes are read."""
     platform = _platform(mesh)
     if implementation == "auto":
         best, (_, rows, seg_len, _) = BEST.get(platform), x.q.shape
@@ -62,12 +54,9 @@ def chosen(implementation: str, x: AttentionInputs, mesh: Mesh | None = None) ->
     if implementation not in FUSED:
         return implementation
     check_platform(implementation, mesh)
-    refused = _module(implementation).supports(x)
-    if refused:
-        raise KernelError(
-            f"model.kernel = {implementation!r} is not for this form: {refused}; use 'auto' or"
-            " 'xla'"
-        )
+    if refused := _module(implementation).supports(x):
+        why = f"is not for this form: {refused}; use 'auto' or 'xla'"
+        raise KernelError(f"model.kernel = {implementation!r} {why}")
     return implementation
 
 
@@ -75,10 +64,8 @@ def check_platform(implementation: str, mesh: Mesh | None = None) -> None:
     """Raises KernelError if an implementation is for other devices than those of the mesh."""
     platform = _platform(mesh)
     if FUSED.get(implementation, platform) != platform:
-        raise KernelError(
-            f"model.kernel = {implementation!r} is for a {FUSED[implementation]} and this runs on a"
-            f" {platform}: use 'auto' or 'xla'"
-        )
+        why = f"is for a {FUSED[implementation]} and this runs on a {platform}: use 'auto' or 'xla'"
+        raise KernelError(f"model.kernel = {implementation!r} {why}")
 
 
 def _platform(mesh: Mesh | None) -> str:

@@ -13,12 +13,9 @@ class AttentionInputs(flax.struct.PyTreeNode):
     """Queries, keys and values, and what decides the weights between them.
 
     Attributes:
-      q: [N,B,T,H], divided by sqrt(H).
+      q: [N,B,T,H]; q and the positions' u, v and b are divided by sqrt(H).
       k, val: [N,B,K,H], of memory and segment, oldest first; K = M + T.
-      positions: u, v [N,H], r [N,K,H] of the distances K-1 .. 0, b [N,K]; u, v and b are divided
-        by sqrt(H).
-      mask: the attention mask; every query may attend at least to itself.
-      dropout: of the attention weights; ``None``: no dropout.
+      mask: every query may attend at least to itself.
     """
 
     q: jax.Array

@@ -11,14 +11,13 @@ position term is the product with the whole window, each of its rows then moved 
       0 1 2 3 4 5          ->      1 2 3
       0 1 2 3 4 5                  0 1 2
 
-One strided roll does this. Its transpose, which the gradient needs, is log2(S) rolls, each of the
-rows whose shift has this bit. Padding in front of r puts windows on multiples of S, so a window is
-two neighbouring blocks of r, and every slice is at a place known at compile time.
+One strided roll does this. Its transpose, for the gradient, is log2(S) rolls, each of the rows
+whose shift has this bit. Padding in front of r puts windows on multiples of S, so a window is two
+neighbouring blocks of r.
 
 The softmax is computed tile by tile with a running maximum (Dao et al. 2022, FlashAttention). The
-forward pass stores the result and the logarithm of each softmax's denominator. The gradient
-computes each tile once more and adds to those of queries, keys, values and r, which stay in on-chip
-memory meanwhile. Fully masked tiles (causality, window, empty memory) are not even read.
+gradient computes each tile again from the logarithm of each softmax's denominator; the gradients of
+queries, keys, values and r stay in on-chip memory meanwhile. Fully masked tiles are not read.
 """
 
 import dataclasses
@@ -44,19 +43,13 @@ _UNSEEN = -0.7 * float(np.finfo(np.float32).max)
 
 @dataclasses.dataclass(frozen=True)
 class Tiles:
-    """How T x K scores are split into tiles, and the static part of the attention mask.
+    """How T x K scores are split into tiles, and the static part of the attention mask."""
 
-    Attributes:
-      size: S, queries and keys of a tile.
-      seg_len, mem_len, reach: of :class:`~txl_jax.model.masks.AttentionMask`.
-      rate: of dropout, ``None`` without.
-    """
-
-    size: int
+    size: int  # S, queries and keys of a tile
     seg_len: int
     mem_len: int
     reach: int
-    rate: float | None
+    rate: float | None  # of dropout
 
     @property
     def n_q(self) -> int:
@@ -75,14 +68,10 @@ class Tiles:
 
     def summed(self, h: int) -> int:
         """Bytes of the gradients of one head's keys, values and r; registers are of 128 numbers."""
-        rows = 2 * self.n_k * self.size + self.r_rows
-        return rows * -(-h // LANES) * LANES * 4
+        return (2 * self.n_k * self.size + self.r_rows) * -(-h // LANES) * LANES * 4
 
     def spans(self, filled: jax.Array) -> tuple[jax.Array, jax.Array, int]:
-        """First and last tile of keys for each tile of queries, and their largest number.
-
-        The first depends on the filled slots of a row: int32 [B * n_q]; the last is int32 [n_q].
-        """
+        """First [B * n_q] and last tile [n_q] of keys of each tile of queries, and most of them."""
         start = self.mem_len + self.size * np.arange(self.n_q)
         first = np.maximum(start - self.reach, 0) // self.size
         last = np.minimum((start + self.size - 1) // self.size, self.n_k - 1)
@@ -107,21 +96,13 @@ def supports(x: AttentionInputs) -> str | None:
 
 
 def attend(
-    x: AttentionInputs,
-    *,
-    tile: int | None = None,
-    interpret: bool | pltpu.InterpretParams = False,
+    x: AttentionInputs, *, tile: int | None = None, interpret: bool | pltpu.InterpretParams = False
 ) -> jax.Array:
     """See :func:`txl_jax.model.kernels.choice.attend`; can be differentiated once.
 
-    Args:
-      x: as there.
-      tile: S, a multiple of 128 on a TPU; ``None``: :func:`tile_size`.
-      interpret: run the kernel's operations one by one on any device, slowly; with parameters,
-        simulate a TPU's memories as well.
-
-    Raises:
-      ValueError: a form that :func:`supports` refuses.
+    ``tile``: S, a multiple of 128 on a TPU. ``interpret``: run the kernel's operations one by one
+    on any device, slowly; with parameters, simulate a TPU's memories as well. Raises ValueError for
+    a form that :func:`supports` refuses.
     """
     if reason := supports(x):
         raise ValueError(f"kernel 'pallas_tpu': {reason}")
@@ -197,12 +178,8 @@ def _call(kernel, tiles: Tiles, interpret, scalars, inputs: _Inputs, outputs, sc
     Grid: heads N, rows B, tiles of queries, and the tiles of keys of each, one after the other. A
     letter for each axis gives the index of an array's block: ``n`` the head, ``b`` the row, ``i``
     the tile of queries, ``j`` that of keys, ``w`` and ``x`` the two blocks of the window; ``0``:
-    the block has the whole axis.
-
-    Args:
-      scalars: filled [B] and seed [2].
-      outputs: pairs of these letters and the array's shape.
-      scratch: widths w of float32 [S,w] that persist over the steps of a tile of queries.
+    the block has the whole axis. ``scalars``: filled [B] and seed [2]. ``scratch``: widths w of
+    float32 [S,w] that persist over the steps of a tile of queries.
     """
     n, b, _, h = inputs.qu.shape
     firsts, lasts, steps = tiles.spans(scalars[0])
@@ -294,12 +271,8 @@ def _backward_kernel(at: "_Tile", x: _Inputs, dqu, dqv, dk, dval, dr):
 class _Tile:
     """The position of a kernel in the grid, and what it computes there.
 
-    Attributes:
-      begins, ends: whether this is the first or last step of this tile of queries.
-      begins_row, begins_head: whether it is the first step of this row or this head.
-      seen: whether the tile is not fully masked.
-      query, key: indices [S,1] and [1,S].
-      j, window: tile of keys; the first of the two blocks of r.
+    It ``begins`` or ``ends`` a tile of queries, begins a row or a head; ``seen``: not fully masked;
+    ``query``, ``key``: indices [S,1] and [1,S]; ``j``, ``window``: tile of keys, first block of r.
     """
 
     def __init__(self, tiles: Tiles, steps: int, filled, seed, firsts, lasts, x: _Inputs):
@@ -366,10 +339,8 @@ def _unskew(x: jax.Array) -> jax.Array:
     size = len(x)
     x = jnp.concatenate([x, jnp.zeros_like(x)], axis=1)
     shift = (size - 1) - lax.broadcasted_iota(jnp.int32, x.shape, 0)
-    bit = 1
-    while bit < size:
-        x = jnp.where((shift & bit) != 0, pltpu.roll(x, bit, 1), x)
-        bit *= 2
+    for power in range((size - 1).bit_length()):
+        x = jnp.where((shift & (1 << power)) != 0, pltpu.roll(x, 1 << power, 1), x)
     return x
 
 

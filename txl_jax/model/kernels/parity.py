@@ -18,29 +18,17 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-2, "float16": 1e-2}
 
 
 def random_inputs(
-    n_head: int,
-    rows: int,
-    mask: AttentionMask,
-    d_head: int,
-    dtype: Any,
-    dropout: AttentionDropout | None = None,
+    n_head: int, rows: int, mask: AttentionMask, d_head: int, dtype: Any, dropout: Any = None
 ) -> AttentionInputs:
     """Random queries, keys, values and positions of the size that attention has."""
     t, k, scale = mask.seg_len, mask.n_keys, jnp.asarray(d_head**-0.5, dtype)
     keys = jax.random.split(jax.random.key(0), 6)
     draw = lambda key, *shape: jax.random.normal(keys[key], shape).astype(dtype)
-    return AttentionInputs(
-        q=draw(0, n_head, rows, t, d_head) * scale,
-        k=draw(1, n_head, rows, k, d_head),
-        val=draw(2, n_head, rows, k, d_head),
-        positions=Positions(
-            u=draw(3, n_head, d_head) * scale,
-            v=draw(4, n_head, d_head) * scale,
-            r=draw(5, n_head, k, d_head),
-        ),
-        mask=mask,
-        dropout=dropout,
-    )
+    q = draw(0, n_head, rows, t, d_head) * scale
+    of_keys, values = (draw(key, n_head, rows, k, d_head) for key in (1, 2))
+    u, v = (draw(key, n_head, d_head) * scale for key in (3, 4))
+    positions = Positions(u, v, draw(5, n_head, k, d_head))
+    return AttentionInputs(q, of_keys, values, positions, mask, dropout)
 
 
 def values_and_gradients(attend, x: AttentionInputs) -> Any:

@@ -13,13 +13,10 @@ def attend(x: AttentionInputs) -> jax.Array:
 
 
 def attend_part(x: AttentionInputs, queries: slice, keys: slice) -> jax.Array:
-    """As :func:`attend` for a part of the queries, [N,B,t,H].
+    """As :func:`attend` for t of the queries, [N,B,t,H], and k keys up to the last query's own.
 
-    Args:
-      x: q, k and val of these queries and keys only, positions of the distances k-1 .. 0; the
-        mask and the dropout are those of the whole segment.
-      queries: t of the segment's queries.
-      keys: k keys, the last of which is the last query's own.
+    ``x`` has the q, k and val of these only, and positions of the distances k-1 .. 0; the mask and
+    the dropout are those of the whole segment.
     """
     p = x.positions
     scores = content_scores(x.q, p.u, x.k)

@@ -1,8 +1,7 @@
 """Attention fused into one kernel for NVIDIA GPUs: no array of size T x K is in device memory.
 
 The kernels are Triton's (triton_tiles.py) and reach JAX through jax-triton; both are imported on
-first use. The gradient computes the tiles again from q, k, r and each query's log-sum-exp. Sums are
-float32 and deterministic: there are no atomic additions.
+first use. Sums are float32 and deterministic: there are no atomic additions.
 """
 
 import dataclasses
@@ -54,19 +53,11 @@ def supports(x: AttentionInputs) -> str | None:
 def attend(x: AttentionInputs) -> jax.Array:
     """See :func:`txl_jax.model.kernels.choice.attend`; for r without b (:func:`supports`)."""
     mask, dropout = x.mask, x.dropout
-    form = Form(
-        mem_len=mask.mem_len,
-        reach=mask.reach,
-        episodes=mask.episode is not None,
-        threshold=0 if dropout is None else dropout.threshold,
-        scale=1.0 if dropout is None else dropout.scale,
-    )
-    unused = mask.filled
-    where = (
-        mask.filled,
-        unused if mask.episode is None else mask.episode,
-        unused if dropout is None else dropout.seed,
-    )
+    seed, threshold, scale = mask.filled, 0, 1.0  # an unused array may be any
+    if dropout is not None:
+        seed, threshold, scale = dropout.seed, dropout.threshold, dropout.scale
+    form = Form(mask.mem_len, mask.reach, mask.episode is not None, threshold, scale)
+    where = mask.filled, mask.filled if mask.episode is None else mask.episode, seed
     return _attend(form, *x.biased_queries(), x.k, x.val, x.positions.r, where)
 
 
@@ -113,8 +104,7 @@ _attend.defvjp(_forward, _backward)
 def tiling(kernel: str, h: int, dtype) -> Tiling:
     """The tiles of a kernel for heads of width H; with these, almost no register is spilled.
 
-    Hopper's asynchronous products of warp groups need at least 64. Older GPUs, and float32, which
-    has no such products, lack the registers for it.
+    Hopper's asynchronous products need 64 or more; other GPUs, and float32, lack the registers.
     """
     if dtype == jnp.float32:
         return Tiling(16, num_warps=4, num_stages=2)
@@ -138,12 +128,8 @@ def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
 def launch(kernel: str, given, results, grid, form: Form) -> list[jax.Array]:
     """Runs a kernel of triton_tiles.py by name.
 
-    Args:
-      kernel: its name.
-      given: the arrays and integers that it reads; the first is qu.
-      results: shapes and dtypes of what it writes.
-      grid: the number of programs as a function of the tile size.
-      form: its static arguments.
+    ``given``: the arrays and integers that it reads, first qu; ``results``: shapes and dtypes of
+    what it writes; ``grid``: the number of programs as a function of the tile size.
     """
     import jax_triton
 

@@ -79,20 +79,13 @@ def load_along(source, first, limit, AXIS: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def nothing(m, reach):
-    """0, but unknown to the compiler, in iteration m of a loop.
-
-    Adding it makes the compiler recompute an index in each iteration. Otherwise the index stays in
-    registers during the loop, and a tile has none to spare.
-    """
+    """0, but unknown to the compiler: an index with it takes no register between iterations m."""
     return m & (reach >> 31)
 
 
 @triton.jit
 def skewed(far, near, zero, KEYS: tl.constexpr, SIZE: tl.constexpr):
-    """Scores by key from scores by distance of D_m (far) and D_{m-1} (near).
-
-    ``KEYS``: the axis of keys and of distances; queries have the other. ``zero``: see `nothing`.
-    """
+    """Scores by key, along axis KEYS, from those by distance of D_m (far) and D_{m-1} (near)."""
     row = along(tl.arange(0, SIZE), 1 - KEYS)
     place = along(tl.arange(0, SIZE), KEYS)
     mixed = tl.where(of_far(zero, KEYS, SIZE), far, near)
@@ -278,16 +271,13 @@ def gradient_of_keys(
     H: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, EPISODES: tl.constexpr,
     THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """``dk`` and ``dval``, of S keys of a row; grid: N * B * (ceil(M/S) + ceil(T/S)).
-
-    Groups of keys are numbered from the segment's first key; those of the memory are negative.
-    """
+    """``dk`` and ``dval``, of S keys of a row; grid: N * B * (ceil(M/S) + ceil(T/S))."""
     old = tl.cdiv(M, SIZE)
     groups = old + tl.cdiv(T, SIZE)
     row = (tl.program_id(0) // groups).to(tl.int64)
     head = row // B
     b = row % B
-    group = tl.program_id(0) % groups - old
+    group = tl.program_id(0) % groups - old  # negative in the memory
     start = M + group * SIZE
     K = M + T
     qu += row * T * H
@@ -343,8 +333,8 @@ def gradient_of_distances(
 ):  # fmt: skip
     """``dr`` [ceil(B/each),N,K,H], a part of it for each ``each`` rows of the batch.
 
-    Grid: ceil(K/S), N, ceil(B/each), a block D_m each. For each S queries, the kernel computes the
-    S x S entries of the tiles m and m+1 that belong to D_m, in the order before the rotation.
+    Grid: ceil(K/S), N, ceil(B/each). For each S queries, the kernel computes the S x S entries of
+    the tiles m and m+1 that belong to D_m, in the order before the rotation.
     """
     m = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
@@ -375,9 +365,8 @@ def gradient_of_distances(
         scores = product_of_either(k + row * K * H, start, K, tile_qu, of_next, SIZE, H, WIDTH)
         far = dot(tile_r, tl.trans(tile_qv))
         scores += skewed(far, far, nothing(x, reach), 0, SIZE)
-        dweights = product_of_either(
-            val + row * K * H, start, K, tile_dout, of_next, SIZE, H, WIDTH
-        )
+        own_val = val + row * K * H
+        dweights = product_of_either(own_val, start, K, tile_dout, of_next, SIZE, H, WIDTH)
 
         query = first + line
         key = start + place - tl.where(of_next, SIZE, 0)

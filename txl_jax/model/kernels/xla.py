@@ -1,8 +1,7 @@
 """Attention for a group of queries at a time: scores of [group,K] instead of [T,K], on any device.
 
 Each group reads only the keys up to its own last query and within the window. Its scores are
-computed again for the gradient. A short segment keeps its scores, because they are few; its groups
-only skip keys that none of their queries may attend to.
+computed again for the gradient, except in a short segment, which has few.
 """
 
 import functools
@@ -40,10 +39,7 @@ def attend(x: AttentionInputs, short_group: int | None = None) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _recomputed(function, x: AttentionInputs, unknown: jax.Array) -> jax.Array:
-    """``function(x)``, which is computed again for the gradient.
-
-    Like ``jax.checkpoint``, but no compiler can merge the second computation with the first.
-    """
+    """As ``jax.checkpoint``, but no compiler can merge the second computation with the first."""
     return function(x)
 
 
@@ -64,10 +60,7 @@ _recomputed.defvjp(_recomputed_forward, _recomputed_backward)
 
 @jax.custom_vjp
 def _in_order(later: jax.Array, earlier: jax.Array, unknown: jax.Array):
-    """Both unchanged: ``later`` depends on ``earlier``; their gradients the other way round.
-
-    Without this, a compiler may start all groups at once and hold the scores of all of them.
-    """
+    """Both unchanged: ``later`` depends on ``earlier``; their gradients the other way round."""
     return _after(later, earlier, unknown), earlier
 
 
@@ -91,8 +84,7 @@ def _after(x: jax.Array, done: jax.Array, unknown: jax.Array) -> jax.Array:
 def group_size(seg_len: int, short_group: int | None = None) -> int:
     """Queries of a group: 128, or more where that would make more than 16 groups.
 
-    ``short_group``: about how many queries keep products at full speed. A segment of up to 128 is
-    split into equal groups of about this size; ``None``: it is one group.
+    A segment of up to 128 is one group, or equal groups of about ``short_group``.
     """
     if seg_len > _SHORT:
         return max(_SHORT, -(-seg_len // _MOST_GROUPS))
