@@ -17,7 +17,7 @@ from txl_jax.model.positions import Positions
 from txl_jax.model.ring import KeysValues, Rings
 
 _ONE_PRODUCT_ROWS = 8
-"""Up to this many positions, queries, keys and values are projected in one matrix product."""
+"""Up to this many positions, one matrix product for queries, keys and values reads them fastest."""
 
 
 class Attention(nn.Module):
@@ -57,7 +57,6 @@ class Attention(nn.Module):
         """Queries [N,B,S,H], and keys and values, of the same [B,S,D] states."""
         if states.shape[0] * states.shape[1] > _ONE_PRODUCT_ROWS:
             return self.queries(states), self.project(states)
-        # Here reading the weights takes the time, and one product reads them fastest.
         kernels = jnp.concatenate([self.query, self.key, self.value], axis=1)
         q, k, val = jnp.split(self._heads(states, kernels), 3)
         return q, KeysValues(k, val)

@@ -53,7 +53,7 @@ def _blocks(block, x, weight, bias, targets, rows, count):
 
 
 def _forward(block, x, weight, bias, targets, rows, count):
-    low, padded = weight.astype(x.dtype), _pad(rows, block)
+    low, padded = weight.astype(x.dtype), jnp.concatenate([rows, jnp.zeros(block, rows.dtype)])
 
     def add(k, totals):
         nll, normaliser = totals
@@ -66,13 +66,13 @@ def _forward(block, x, weight, bias, targets, rows, count):
         return nll, normaliser.at[at].add(jnp.where(real, log_sum, 0.0))
 
     zeros = jnp.zeros(x.shape[0], jnp.float32)
-    nll, normaliser = jax.lax.fori_loop(0, _n_blocks(count, block), add, (zeros, zeros))
+    nll, normaliser = jax.lax.fori_loop(0, (count + block - 1) // block, add, (zeros, zeros))
     return nll, (x, weight, bias, targets, rows, count, normaliser)
 
 
 def _backward(block, saved, gradient):
     x, weight, bias, targets, rows, count, normaliser = saved
-    low, padded = weight.astype(x.dtype), _pad(rows, block)
+    low, padded = weight.astype(x.dtype), jnp.concatenate([rows, jnp.zeros(block, rows.dtype)])
 
     def add(k, totals):
         dx, dweight, dbias = totals
@@ -87,7 +87,7 @@ def _backward(block, saved, gradient):
         return dx, dweight + full_einsum("sv,sd->vd", dz, x[at]), dbias
 
     zeros = jnp.zeros(x.shape, jnp.float32), jnp.zeros_like(weight), jnp.zeros_like(bias)
-    n = _n_blocks(count, block)
+    n = (count + block - 1) // block
     dx, dweight, dbias = jax.lax.fori_loop(0, n, add, zeros)
     return dx.astype(x.dtype), dweight, dbias, None, None, None
 
@@ -99,15 +99,7 @@ def _logits(x, weight, bias):
     return full_einsum("sd,vd->sv", x, weight) + bias
 
 
-def _pad(rows, block):
-    return jnp.concatenate([rows, jnp.zeros(block, rows.dtype)])
-
-
 def _block(padded, k, block, count):
     """The k-th block's rows [block], and which of them count."""
     at = jax.lax.dynamic_slice_in_dim(padded, k * block, block)
     return at, k * block + jnp.arange(block) < count
-
-
-def _n_blocks(count, block):
-    return (count + block - 1) // block

@@ -71,11 +71,6 @@ class AttentionDropout(flax.struct.PyTreeNode):
         return cls(jax.random.bits(key, (2,), jnp.uint32), rate)
 
     @property
-    def threshold(self) -> int:
-        """A weight is kept if its 32 bits are at least this."""
-        return threshold(self.rate)
-
-    @property
     def scale(self) -> float:
         """What a kept weight is multiplied by."""
         return 1.0 / (1.0 - self.rate)
@@ -89,7 +84,7 @@ class AttentionDropout(flax.struct.PyTreeNode):
         """
         line = mix(mix(self.seed[0] + row) ^ query)
         bits = mix(mix(line ^ self.seed[1]) + key * jnp.uint32(0x9E3779B9))
-        return jnp.where(bits >= jnp.uint32(self.threshold), self.scale, 0.0)
+        return jnp.where(bits >= jnp.uint32(threshold(self.rate)), self.scale, 0.0)
 
     def mask(self, shape: tuple[int, ...], query0: int = 0, key0: int = 0) -> jax.Array:
         """:meth:`factors` of an array of weights [N,B,T,K] that starts at this query and key."""

@@ -155,8 +155,7 @@ def update(
     """The last M states of [memory; layer inputs], as a constant for the gradient.
 
     Args:
-      memory: M slots.
-      layer_inputs: [L,B,T,D], the input of each layer in this segment.
+      memory, layer_inputs: M slots; [L,B,T,D], the input of each layer in this segment.
       lengths: int32 [B], real tokens of each row (padding is on the right); ``None``: T.
       since_reset: int32 [B], real tokens since the row's last reset inside this segment, -1 where
         there was none; older states are no longer real.

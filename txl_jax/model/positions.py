@@ -6,18 +6,12 @@ import jax.numpy as jnp
 
 
 class Positions(flax.struct.PyTreeNode):
-    """What positions add to the scores of one layer; ``None`` for an absent term.
+    """What positions add to the scores of one layer; ``None`` for an absent term."""
 
-    Attributes:
-      u, v: [N,H], added to the query against keys and against distances.
-      r: [N,K,H], of the distances K-1 .. 0.
-      b: [N,K], of the distances K-1 .. 0.
-    """
-
-    u: jax.Array | None = None
-    v: jax.Array | None = None
-    r: jax.Array | None = None
-    b: jax.Array | None = None
+    u: jax.Array | None = None  # [N,H], added to the query against keys
+    v: jax.Array | None = None  # [N,H], against distances
+    r: jax.Array | None = None  # [N,K,H], of the distances K-1 .. 0
+    b: jax.Array | None = None  # [N,K]
 
     def nearest(self, n_keys: int) -> "Positions":
         """The terms of the distances n_keys - 1 .. 0."""

@@ -42,13 +42,12 @@ def remove_longest_unused(folder: Path, limit: int) -> None:
 
     Other processes may do the same. Many file systems record only the day of the last read.
     """
-    found = []
+    found, kept = [], 0
     with contextlib.suppress(OSError):
         for file in folder.glob("*-cache"):
             with contextlib.suppress(OSError):  # another process has removed it
                 stat = file.stat()
                 found.append((max(stat.st_atime, stat.st_mtime), stat.st_size, file))
-    kept = 0
     for _, size, file in sorted(found, reverse=True):
         kept += size
         if kept > limit:

@@ -109,10 +109,8 @@ def check_flags(
     coordinator: str | None, num_processes: int | None, process_id: int | None, heartbeat_seconds=60
 ) -> None:
     """Raises ConfigError if a flag is out of range or the processes' address is incomplete."""
-    for name, value, most in (
-        ("heartbeat_seconds", heartbeat_seconds, _LONGEST_HEARTBEAT),
-        ("num_processes", num_processes, _MOST_PROCESSES),
-    ):
+    ranges = (heartbeat_seconds, _LONGEST_HEARTBEAT), (num_processes, _MOST_PROCESSES)
+    for name, (value, most) in zip(("heartbeat_seconds", "num_processes"), ranges, strict=True):
         if value is not None and not 1 <= value <= most:
             raise ConfigError(f"--{name}={short_repr(value)}: must be from 1 to {most}")
     if coordinator is None or num_processes is None or process_id is None:

@@ -22,27 +22,19 @@ AXES = ("data", "fsdp", "tensor")
 ROWS = ("data", "fsdp")
 """The axes that a batch's rows are sharded over."""
 
-_HEADS = ("fsdp", "tensor", None)  # [D,N,H]
-_WORDS = ("tensor", "fsdp")  # [V,d]
 PARAMETERS: dict[str, tuple[str | None, ...]] = {
-    "query": _HEADS,
-    "key": _HEADS,
-    "value": _HEADS,
-    "position": _HEADS,
+    **dict.fromkeys(("query", "key", "value", "position"), ("fsdp", "tensor", None)),  # [D,N,H]
     "output": ("tensor", None, "fsdp"),  # [N,H,D]
-    "u": ("tensor", None),  # [N,H]
-    "v": ("tensor", None),
+    **dict.fromkeys("uv", ("tensor", None)),  # [N,H]
     "distance": (None, "tensor", None),  # [R,N,H]
     "distance_bias": (None, "tensor"),  # [R,N]
     "positions": (None, "fsdp"),  # [R,D]
     "inner/kernel": ("fsdp", "tensor"),  # [D,F]
     "inner/bias": ("tensor",),  # [F]
     "outer/kernel": ("tensor", "fsdp"),  # [F,D]
-    "embedding": _WORDS,
-    "softmax_weight": _WORDS,
+    **dict.fromkeys(("embedding", "softmax_weight"), ("tensor", "fsdp")),  # [V,d]
     "softmax_bias": ("tensor",),  # [V]
-    "embedding_projection": (None, "fsdp"),  # [d,D]
-    "softmax_projection": (None, "fsdp"),
+    **dict.fromkeys(("embedding_projection", "softmax_projection"), (None, "fsdp")),  # [d,D]
     "cluster_weight": (None, "fsdp"),  # [C,d]
     "mixture_latent": ("fsdp", None, None),  # [D,K,d]
     "past_weight": ("fsdp", None),  # [d,d]

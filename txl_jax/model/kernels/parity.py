@@ -55,10 +55,7 @@ def largest_difference(found: Any, expected: Any) -> float:
 
 
 def example(d_head: int, dtype: Any, dropatt: float = 0.0) -> AttentionInputs:
-    """Two heads, 200 queries of three rows, a memory of 150 and a window.
-
-    The memory of one row is empty and that of another is partly filled; one row has a reset.
-    """
+    """200 queries of three rows and a window; a memory of 150: full, part or none; a reset."""
     reset = jnp.zeros((3, 200), bool).at[1, 60].set(True)
     mask = attention_mask(200, jnp.array([0, 150, 70]), 150, "tf", reset)
     dropout = AttentionDropout.draw(jax.random.key(1), dropatt) if dropatt else None

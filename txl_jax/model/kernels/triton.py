@@ -11,6 +11,7 @@ import importlib
 import jax
 import jax.numpy as jnp
 
+from txl_jax.model.dropout import threshold as threshold_of
 from txl_jax.model.kernels.inputs import AttentionInputs
 
 _WIDEST = 128
@@ -55,7 +56,7 @@ def attend(x: AttentionInputs) -> jax.Array:
     mask, dropout = x.mask, x.dropout
     seed, threshold, scale = mask.filled, 0, 1.0  # an unused array may be any
     if dropout is not None:
-        seed, threshold, scale = dropout.seed, dropout.threshold, dropout.scale
+        seed, threshold, scale = dropout.seed, threshold_of(dropout.rate), dropout.scale
     form = Form(mask.mem_len, mask.reach, mask.episode is not None, threshold, scale)
     where = mask.filled, mask.filled if mask.episode is None else mask.episode, seed
     return _attend(form, *x.biased_queries(), x.k, x.val, x.positions.r, where)
@@ -151,11 +152,5 @@ def launch(kernel: str, given, results, grid, form: Form) -> list[jax.Array]:
 
 def constants(tiles: Tiling, form: Form, h: int) -> dict:
     """The constants of a kernel; its width is H rounded up to a power of 2."""
-    return {
-        "H": h,
-        "WIDTH": max(16, 1 << (h - 1).bit_length()),
-        "SIZE": tiles.size,
-        "EPISODES": form.episodes,
-        "THRESHOLD": form.threshold,
-        "SCALE": form.scale,
-    }
+    sizes = {"H": h, "WIDTH": max(16, 1 << (h - 1).bit_length()), "SIZE": tiles.size}
+    return {**sizes, "EPISODES": form.episodes, "THRESHOLD": form.threshold, "SCALE": form.scale}

@@ -12,11 +12,9 @@ D_{m-1} only. For S = 4, m = 1 (entries are distances; a row is a query, a colum
     7 6 5 4  3 2 1 0       7 6 5 4       7 6 5 4
 
 The kernel chooses between two products and then rotates row i by i+1 places (`tl.gather`, within
-the tile). Tile m+1 uses q.D_m again, so each product is computed once. The gradient rotates back;
-the entries left of the choice belong to D_m, the others to D_{m-1}. The diagonal tile comes first:
-there every query attends to itself, so no softmax is ever empty.
-
-No tile is stored: each kernel of the gradient computes the tiles that it sums again.
+the tile). The gradient rotates back; the entries left of the choice belong to D_m, the others to
+D_{m-1}. The diagonal tile comes first: there every query attends to itself, so no softmax is ever
+empty. No tile is stored: each kernel of the gradient computes the tiles that it sums again.
 
     forward                       over keys,  for S queries:    out and log2 of the softmax' sum
     gradient_of_queries           over keys,  for S queries:    dqu, dqv
