@@ -76,10 +76,8 @@ class Vocabulary(nn.Module):
 
     def setup(self):
         """Declares the parameters."""
-        c = self.cfg
-        init = nn.initializers.normal(c.init_std)
-        init_projection = nn.initializers.normal(c.proj_init_std)
-        zeros = nn.initializers.zeros
+        c, zeros = self.cfg, nn.initializers.zeros
+        init, init_projection = map(nn.initializers.normal, (c.init_std, c.proj_init_std))
         parts = self.clusters = clusters(c)
         if c.div_val == 1:
             parts = (dataclasses.replace(parts[0], stop=parts[-1].stop),)

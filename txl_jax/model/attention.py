@@ -70,12 +70,9 @@ class Attention(nn.Module):
     ) -> jax.Array:
         """What each position gathers: [B,T,D], before dropout, residual and normalisation.
 
-        Args:
-          queries, present: [N,B,T,H], and keys and values of the segment, T positions.
-          past: keys and values of the memory, M positions, or rings of them.
-          positions: for K = M + T keys; with rings as in ring.py.
-          mask: the attention mask.
-          train: with dropout (needs the ``dropout`` rng).
+        ``queries``, ``present``: [N,B,T,H], and keys and values of the segment; ``past``: those of
+        the memory, M positions, or rings; ``positions``: for K = M + T keys, with rings as in
+        ring.py; ``train``: with dropout (needs the ``dropout`` rng).
         """
         c, q = self.cfg, self.drop_heads(queries, train)
         scale = c.d_head**-0.5  # applied to q, u, v and b, which are smaller than T x K scores

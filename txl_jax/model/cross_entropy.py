@@ -13,7 +13,6 @@ MAX_LOGITS = 2**22  # 16 MiB in float32
 MIN_ROWS = 128  # below that, reading the weights costs more than the products
 
 full_einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-"""``einsum`` whose sums and result are float32."""
 
 
 def cross_entropy(
@@ -32,9 +31,8 @@ def cross_entropy(
       members: the rows to score: a permutation int32 [S] that has them first, and their number,
         int32 []. The other rows give 0 and cost nothing. ``None``: all rows.
 
-    Raises:
-      TypeError: forward-mode differentiation (``jax.jvp``) with more than one block or with
-        ``members``: use reverse mode, once, or ``log_softmax`` of all logits.
+    Forward-mode differentiation (``jax.jvp``) with more than one block or with ``members`` raises
+    TypeError: use reverse mode, once, or ``log_softmax`` of all logits.
     """
     n, v = x.shape[0], weight.shape[0]
     targets = jnp.asarray(targets)  # a traced index cannot index a NumPy array

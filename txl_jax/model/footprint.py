@@ -45,11 +45,9 @@ def word_parameters(c: TransformerXLConfig) -> int:
     words = sum(part.size * part.width for part in tables) * (1 if c.tie_weight else 2)
     projections = d * sum(part.width for part in (*tables, *own) if part.projected)
     total = c.vocab_size + words + projections + len(c.cutoffs) * (width + 1)
-    if c.mixtures > 1:
-        total += c.mixtures * (d + d * width + width)
-    if c.past_decode:
-        total += width * width + width + c.vocab_size
-    return total
+    mixtures = c.mixtures * (d + d * width + width) if c.mixtures > 1 else 0
+    past = width * width + width + c.vocab_size if c.past_decode else 0
+    return total + mixtures + past
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,9 +207,8 @@ def _largest(*needs: Need) -> Need:
 
 
 def _times(needs: list[Need], seeds: int) -> list[Need]:
-    if seeds == 1:
-        return needs
-    return [Need(x.what, seeds * x.size, ("train.num_seeds", *x.keys)) for x in needs]
+    keys = ("train.num_seeds",) if seeds > 1 else ()
+    return [Need(x.what, seeds * x.size, (*keys, *x.keys)) for x in needs]
 
 
 def _share(count: int, n: int) -> int:

@@ -22,14 +22,12 @@ import jax.numpy as jnp
 
 def window_reach(same_length: bool | str, mem_len: int, n_keys: int) -> int:
     """The largest distance that a query may look back; ValueError where it could see no key."""
-    if same_length == "pytorch":
-        if mem_len == 0:
-            raise ValueError(
-                "same_length='pytorch' lets a query see distances below M, and M is 0: give mems"
-                " with mem_len of at least 1, or use same_length='tf' or False"
-            )
-        return mem_len - 1
-    return mem_len if same_length == "tf" else n_keys - 1
+    if same_length == "pytorch" and mem_len == 0:
+        raise ValueError(
+            "same_length='pytorch' lets a query see distances below M, and M is 0: give mems"
+            " with mem_len of at least 1, or use same_length='tf' or False"
+        )
+    return {"pytorch": mem_len - 1, "tf": mem_len, False: n_keys - 1}[same_length]
 
 
 class AttentionMask(flax.struct.PyTreeNode):

@@ -79,9 +79,7 @@ class Cache(flax.struct.PyTreeNode):
       ([3], 6)
 
     Attributes:
-      near: the rings of the newest states: all, or with a ``clamp_len`` and segments of more than
-        a few tokens those that may be within it.
-      far: the rings of the older states; ``None`` if there are none.
+      near, far: the rings of the newest states (those within a ``clamp_len``) and of the others.
       positions: for each layer the position terms of the newest keys, those of ``near`` and T.
       filled, mem_len: int32 [B] and M, as in a memory.
       seg_len: T, the longest segment that may follow. One of exactly this length is written in
@@ -224,14 +222,16 @@ def _advanced(
 
     def write(slots: Slots, states, read) -> Slots:
         after = lambda read: slots.oldest + zero_after(read, slots.oldest)
-        place = lambda x, new, read: ring.write(x, new, after(read))
+        place = lambda x, new, read: jax.lax.dynamic_update_slice_in_dim(
+            x, new.astype(x.dtype), after(read), axis=2
+        )
         oldest = ((slots.oldest + seg_len) % slots.count).astype(jnp.int32)
         return Slots(jax.tree.map(place, slots.layers, states, read), oldest)
 
     read = jax.tree.map(lambda _: done, near.layers)
     if far:
-        leaving = jax.tree.map(lambda x: ring.read(x, near.oldest, seg_len), near.layers)
-        far = write(far, leaving, read)
+        oldest = lambda x: jax.lax.dynamic_slice_in_dim(x, near.oldest, seg_len, axis=2)
+        far = write(far, jax.tree.map(oldest, near.layers), read)
         read = jax.tree.map(lambda x: x[:1, :1, :1, :1], far.layers)
     return write(near, tuple(layers), read), far
 

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 
 from txl_jax.model.cross_entropy import cross_entropy, full_einsum
 
-Table = tuple[jax.Array, jax.Array]
-"""Weights [V,d] and bias [V] of the words."""
+Table = tuple[jax.Array, jax.Array]  # weights [V,d] and bias [V] of the words
 
 
 class Mixture(NamedTuple):

@@ -61,27 +61,14 @@ def slots_of(mem_len: int, seg_len: int, clamp_len: int = -1) -> tuple[int, int]
     return near, rounded(mem_len) - near
 
 
-def read(slots: jax.Array, oldest: jax.Array, seg_len: int) -> jax.Array:
-    """The oldest T states, [N,B,T,H]; T divides oldest."""
-    return jax.lax.dynamic_slice_in_dim(slots, oldest, seg_len, axis=2)
-
-
-def write(slots: jax.Array, new: jax.Array, oldest: jax.Array) -> jax.Array:
-    """[N,B,R,H] with the oldest T states overwritten by ``new`` [N,B,T,H]; T divides oldest."""
-    return jax.lax.dynamic_update_slice_in_dim(slots, new.astype(slots.dtype), oldest, axis=2)
-
-
 def attend(
     q: jax.Array, past: Rings, present: KeysValues, positions: Positions, mask: AttentionMask
 ) -> jax.Array:
     """What each query gathers from rings and segment: [N,B,T,H].
 
-    Args:
-      q: [N,B,T,H], divided by sqrt(H).
-      past, present: R slots in all, and the T positions of the segment.
-      positions: of the distances to the near ring and to the segment, scaled as in
-        kernels/inputs.py; the farthest distance is also that of the far ring.
-      mask: with memory length R.
+    ``q`` [N,B,T,H] and ``positions``, of the distances to the near ring and to the segment, are
+    scaled as in kernels/reference.py; the farthest distance is also that of the far ring. ``past``
+    has R slots in all, which is the memory length of the mask.
     """
     (near, far), t = past, mask.seg_len
     r, by_distance = near.keys.shape[2], None

@@ -137,8 +137,7 @@ class TransformerXL(nn.Module):
         """Negative log-likelihood of the targets in nats, float32 [B,T], and new memory.
 
         Args:
-          tokens: int32 [B,C+T].
-          targets: int32 [B,T]; the target of a token is the one that follows it.
+          tokens, targets: int32 [B,C+T] and [B,T]; the target of a token is the one that follows.
           mems, **options: as in :meth:`__call__`; the C tokens of context are not scored.
 
         Raises:
@@ -150,10 +149,7 @@ class TransformerXL(nn.Module):
         return nll, mems
 
     def nll_and_states(self, tokens, targets, mems, **options):
-        """As :meth:`nll`, and between the two the last layer's states of scored positions.
-
-        The states are [B,T,D], before dropout: what activation regularisation acts on.
-        """
+        """As :meth:`nll`, and between the two the last layer's states [B,T,D] before dropout."""
         given = SegmentOptions(**options)
         self._check_tokens(tokens, mems, given)
         inputs_lib.check_targets(targets, tokens, given.context_len)

@@ -5,6 +5,7 @@ import functools
 import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 import jax
 from jax.sharding import Mesh
@@ -68,9 +69,7 @@ def check_memory(
 def shares_of(mesh: Mesh | None) -> Shares:
     """How a mesh shares rows, parameters and heads; ``None``: one device of this process."""
     fused = _devices(mesh)[0].platform != "cpu"
-    if mesh is None:
-        return Shares(fused=fused)
-    data, fsdp, tensor = (mesh.shape[axis] for axis in AXES)
+    data, fsdp, tensor = (1 if mesh is None else mesh.shape[axis] for axis in AXES)
     return Shares(data * fsdp, fsdp * tensor, tensor, fused)
 
 
@@ -105,7 +104,6 @@ def _devices(mesh: Mesh | None) -> list[jax.Device]:
 
 def _read(path: str) -> str:
     try:
-        with open(path, encoding="ascii") as file:
-            return file.read()
+        return Path(path).read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError):
         return ""

@@ -56,8 +56,7 @@ def initialise(
       heartbeat_seconds: silence after which a process counts as dead and JAX ends the others.
       takes_notice: SIGTERM to any process is a notice to all, see :func:`notice_taken`.
 
-    Raises:
-      ConfigError: flags that do not go together, no cluster, or no connection.
+    Raises ConfigError for flags that do not go together, no cluster, or no connection.
     """
     check_flags(coordinator, num_processes, process_id, heartbeat_seconds)
     order_collectives(distributed or coordinator is not None)

@@ -10,6 +10,6 @@ All give the same values and gradients, with the same dropout mask (model/dropou
 """
 
 from txl_jax.model.kernels.choice import IMPLEMENTATIONS, attend
-from txl_jax.model.kernels.inputs import AttentionInputs
+from txl_jax.model.kernels.reference import AttentionInputs
 
 __all__ = ["IMPLEMENTATIONS", "AttentionInputs", "attend"]

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 from txl_jax.config import ConfigError
 from txl_jax.model.dropout import HEAD_STRIDE
 from txl_jax.model.kernels import reference, xla
-from txl_jax.model.kernels.inputs import AttentionInputs
+from txl_jax.model.kernels.reference import AttentionInputs
 from txl_jax.parallel.shardings import ROWS
 
 IMPLEMENTATIONS = ("auto", "reference", "xla", "cudnn", "triton", "pallas_tpu")

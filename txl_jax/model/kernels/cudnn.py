@@ -9,7 +9,7 @@ never takes it, and training compares it with the plain form before it starts (p
 import jax
 import jax.numpy as jnp
 
-from txl_jax.model.kernels.inputs import AttentionInputs
+from txl_jax.model.kernels.reference import AttentionInputs
 from txl_jax.model.scores import position_scores
 
 

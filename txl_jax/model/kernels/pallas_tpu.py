@@ -1,10 +1,9 @@
 """Attention fused for TPUs: tiles of scores are in on-chip memory only, forward and backward.
 
-T x K scores are split into square tiles of S x S. A tile at query i0 and key j0 needs the distances
-M+i-j of its cells. These are rows T-1-i+j of r: 2S-1 neighbours, a window of r that moves by one
-tile along keys and back by one along queries. So all tiles of a diagonal share a window. The
-position term is the product with the whole window, each of its rows then moved left to its place
-(relative_shift of a tile). For S = 3, window columns w (w = 5 is never used):
+T x K scores are split into square tiles of S x S. The distances M+i-j of a tile's cells are rows
+T-1-i+j of r: 2S-1 neighbours, a window of r that moves by one tile along keys and back by one along
+queries. The position term is the product with the whole window, each of its rows then moved left to
+its place (relative_shift of a tile). For S = 3, window columns w (w = 5 is never used):
 
     product qv . window          skewed: row i moved left by S-1-i
       0 1 2 3 4 5                  2 3 4
@@ -32,7 +31,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from txl_jax.model.dropout import HEAD_STRIDE, AttentionDropout
-from txl_jax.model.kernels.inputs import AttentionInputs
+from txl_jax.model.kernels.reference import AttentionInputs
 
 LANES = 128
 MOST_SUMMED = 16 * 2**20

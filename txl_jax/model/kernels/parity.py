@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from txl_jax.model.dropout import AttentionDropout
 from txl_jax.model.kernels import choice, reference
 from txl_jax.model.kernels.choice import KernelError
-from txl_jax.model.kernels.inputs import AttentionInputs
+from txl_jax.model.kernels.reference import AttentionInputs
 from txl_jax.model.masks import AttentionMask, attention_mask
 from txl_jax.model.positions import Positions
 

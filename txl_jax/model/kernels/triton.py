@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from txl_jax.model.dropout import threshold as threshold_of
-from txl_jax.model.kernels.inputs import AttentionInputs
+from txl_jax.model.kernels.reference import AttentionInputs
 
 _WIDEST = 128
 _ENOUGH_PROGRAMS = 528  # for the gradient of r: four for each of an H100's 132 processors
@@ -79,8 +79,7 @@ def _forward(form: Form, qu, qv, k, val, r, where):
 
 def _backward(form: Form, kept, dout):
     qu, qv, k, val, r, where, out, lse = kept
-    n, b, t, _ = qu.shape
-    m, n_keys = form.mem_len, k.shape[2]
+    (n, b, t, _), m, n_keys = qu.shape, form.mem_len, k.shape[2]
     delta = jnp.sum(dout.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
     given = (qu, qv, k, val, r, dout, lse, delta, *where, b, t, m, form.reach)
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from txl_jax.model.kernels import reference
-from txl_jax.model.kernels.inputs import AttentionInputs
+from txl_jax.model.kernels.reference import AttentionInputs
 from txl_jax.parallel.ordering import zero_after
 
 SHORT_GROUP = {"cpu": 64}
