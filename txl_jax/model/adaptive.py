@@ -159,8 +159,7 @@ class Vocabulary(nn.Module):
     def nll(self, h: jax.Array, targets: jax.Array, train: bool = False) -> jax.Array:
         """Negative log-likelihood of the targets in nats, float32 [B,T] in token order.
 
-        The head costs a softmax over c1 + C words at every position. Tail i costs one over its
-        words at the positions whose target is in it, rounded up to a block of rows.
+        Tail i costs a softmax over its words at the positions whose target is in it, in blocks.
 
         ``train``: with ``sample_softmax`` and ``dropout_latent`` (both need the ``dropout`` rng).
         """
@@ -181,8 +180,7 @@ class Vocabulary(nn.Module):
         """The loss of decoding each input word from the prediction after it: nats, [B,T].
 
         The expected output vector e = E^T p of the next word goes through f = tanh(e W + b), and
-        the input word is scored by softmax(E f + b') (Brahma 2019, "decoding the past"). Arguments
-        as in :meth:`TransformerXL.past_nll`.
+        the input word is scored by softmax(E f + b') (Brahma 2019, "decoding the past").
         """
         dtype, weight = self.cfg.dtype, shard_words(jnp.asarray(self.weights[0]), self.mesh)
         p = jnp.exp(log_p).astype(dtype)
