@@ -233,10 +233,9 @@ def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     ``spread``: the largest less the smallest ``best``; ``length``: the best of the mean curve.
     """
-    table = []
+    table, keys = [], ("row", "parameters", "train_length", "unit", "lengths")
     for name in dict.fromkeys(row["row"] for row in rows):
         same = [row for row in rows if row["row"] == name]
-        keys = ("row", "parameters", "train_length", "unit", "lengths")
         entry = {"seeds": len(same), **{key: same[0][key] for key in keys}}
         curve = [statistics.fmean(v) for v in zip(*(r["values"] for r in same), strict=True)]
         best, length = best_value(entry["lengths"], curve, entry["unit"])

@@ -226,7 +226,7 @@ def figure_of(result: dict[str, Any]) -> Any:
     axes.set_xscale("log", base=2)
     ticks = sorted({row["distance"] for row in result["rows"]})
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.legend(loc="lower left")
+    figure.legend(loc="outside lower center", ncols=2)
     axes.set_title(
         f"Long-range probe of {result['model']}\non its own text: answers of {text['symbols']}"
         f" symbols, {text['shortest']} to {text['longest']} tokens back"

@@ -38,11 +38,7 @@ from txl_jax.units import UNIT_NAMES, format_value, in_unit
 
 
 def run(trained: TrainedModel, workdir: str) -> str:
-    """Writes the :func:`line_record` of each line of the text; a summary goes to stderr.
-
-    Raises ConfigError, DataError or AnalysisError where the text cannot be read or encoded, or is
-    empty, or the results cannot be written.
-    """
+    """Writes the :func:`line_record` of each line of the text; a summary goes to stderr."""
     c, vocab = trained.config.score, trained.vocab
     check_file("score.json", c.json)
     exist = os.path.isfile(c.path) and os.path.isfile(c.json or "")
@@ -90,11 +86,7 @@ def encode_lines(vocab: Vocab, lines: Sequence[str], name: str) -> list[np.ndarr
 
 
 def score_lines(
-    cfg: TransformerXLConfig,
-    params: Any,
-    lines: Sequence[np.ndarray],
-    before: np.ndarray,
-    c: ScoreConfig,
+    cfg: TransformerXLConfig, params: Any, lines: Sequence[np.ndarray], before: Any, c: ScoreConfig
 ) -> list[np.ndarray]:
     """Nats of every token of every line; a line may be empty.
 

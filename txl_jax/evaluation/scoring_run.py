@@ -33,9 +33,8 @@ def evaluate_split(
 ) -> dict[str, Any] | None:
     """Scores ``evaluate.split``: the protocol, simpler ones, other weights, baselines.
 
-    Prints a table, writes ``evaluation.json``, appends to ``evaluations.jsonl`` and returns the
-    result; ``None`` if ``stop()`` became true. All processes score the model; process 0 does the
-    rest.
+    Prints a table, writes ``evaluation.json``, appends to ``evaluations.jsonl`` (process 0) and
+    returns the result; ``None`` if ``stop()`` became true.
     """
     split = getattr(corpus, trained.config.evaluate.split)
     protocol = drop_unused_limit(trained.config.evaluate, split)

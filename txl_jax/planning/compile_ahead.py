@@ -74,8 +74,7 @@ class Program:
 def compile_ahead(exp: ExperimentConfig, topology: str | None) -> int:
     """Compiles and prints every program of ``exp``; returns 0, or 1 if one does not fit.
 
-    ``topology``: such as ``v5e:4x4``; ``None``: the devices at hand. Raises ConfigError or
-    PlanningError for a mesh, slice or vocabulary that cannot be.
+    ``topology``: such as ``v5e:4x4``; ``None``: the devices at hand.
     """
     exp = with_vocab_size(exp)
     devices = topology_devices(topology) if topology else jax.devices()

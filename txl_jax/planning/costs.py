@@ -18,17 +18,13 @@ KINDS = (
 
 @dataclasses.dataclass(frozen=True)
 class MemoryUse:
-    """Bytes on each device while a program runs.
-
-    ``alias``: the part of the output that reuses the memory of donated arguments; ``temporaries``:
-    the peak of what is held in between; ``program``: the code.
-    """
+    """Bytes on each device while a program runs."""
 
     arguments: int
     output: int
-    alias: int
-    temporaries: int
-    program: int
+    alias: int  # the part of the output that reuses the memory of donated arguments
+    temporaries: int  # the peak of what is held in between
+    program: int  # the code
 
     @classmethod
     def of(cls, compiled: Any) -> "MemoryUse":
