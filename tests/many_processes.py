@@ -13,13 +13,13 @@ from tiny_runs import ROOT
 SPY = """
 import json, sys
 from txl_jax.data.streams import Streams
-rows, piece = set(), Streams.piece
+seen, window = set(), Streams.window
 
-def spied(self, start, n, width, which=slice(None), epoch=0):
-    rows.update(range(*which.indices(self.batch_size)))
-    return piece(self, start, n, width, which, epoch)
+def spied(self, start, n, width, rows=slice(None), epoch=0):
+    seen.update(range(*rows.indices(self.batch_size)))
+    return window(self, start, n, width, rows, epoch)
 
-Streams.piece = spied
+Streams.window = spied
 from absl import app
 from txl_jax import main
 
@@ -27,7 +27,7 @@ def run(argv):
     code = main.main(argv)
     import jax
     with open(sys.argv[0] + f".rows-{jax.process_index()}", "w") as file:
-        json.dump(sorted(rows), file)
+        json.dump(sorted(seen), file)
     return code
 
 sys.argv = sys.argv[1:]
