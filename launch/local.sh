@@ -8,4 +8,5 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # shellcheck source=launch/setup_env.sh
 source "$root/launch/setup_env.sh"
 txl_setup_env "$root"
+export TXL_LAUNCHED_BY="$0"  # named in the command that resumes the run
 txl_run exec "$TXL_PYTHON" -m txl_jax.main "$@"

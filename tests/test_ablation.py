@@ -129,6 +129,7 @@ def slow_loss(trained, tokens, p):
     return np.mean(losses)
 
 
+@pytest.mark.integration
 def test_the_training_length_is_one_of_those_evaluated_and_a_table_of_positions_ends(table, done):
     rows = {row["row"]: row for row in read(done[0])["runs"]}
     assert rows["memory"]["lengths"] == [16, 24, 32]

@@ -26,6 +26,7 @@ from txl_jax.config import (
     describe_settings,
     differing_keys,
     flatten,
+    format_settings,
     from_record,
     load_config,
     override,
@@ -33,6 +34,7 @@ from txl_jax.config import (
 )
 from txl_jax.config.changes import is_free, set_all
 from txl_jax.config.combinations import ALTERNATIVES
+from txl_jax.config.nested import SYNONYMS
 
 FLAGS = (sys.pycache_prefix, sys.dont_write_bytecode)
 MD5 = "md5:" + "0" * 32
@@ -536,7 +538,8 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {"optimizer.warmup_steps": 20, "train.steps": 10},
-            "optimizer.warmup_steps = 20: is more than train.steps 10",
+            "optimizer.warmup_steps = 20: is more than train.steps 10: use fewer, for example"
+            " --config.optimizer.warmup_steps=1",
         ),
         (
             {"optimizer.schedule": "inverse_sqrt"},
@@ -1258,7 +1261,23 @@ def test_all_settings_are_listed_with_type_default_rule_and_one_sentence():
     assert by_key["data.path"].type == "str | None"
 
 
-@pytest.mark.parametrize("setting", describe_settings(), ids=lambda setting: setting.key)
+def test_the_list_of_settings_shows_values_that_differ_and_refuses_an_unknown_prefix():
+    exp = ExperimentConfig.from_dict({"train": {"steps": 7}})
+    assert format_settings(exp, "train.s").splitlines()[:2] == [
+        "train.steps = 7  (default: 1000)",
+        "    int; must be at least 1, at most 1000000000; Number of updates.",
+    ]
+    listed = re.findall(r"^(\S+) = ", format_settings(None), flags=re.MULTILINE)
+    assert listed == list(flatten(ExperimentConfig().to_dict()))
+    with pytest.raises(ConfigError, match=r"unknown config key 'trian'; the nearest key is 'train"):
+        format_settings(None, "trian")
+
+
+def test_names_of_other_programs_lead_to_settings_that_exist():
+    assert set(SYNONYMS.values()) <= set(flatten(ExperimentConfig().to_dict()))
+
+
+@pytest.mark.parametrize("setting", [*describe_settings()], ids=lambda setting: setting.key)
 def test_every_setting_is_documented_in_one_sentence(setting):
     doc = setting.doc
     assert doc[0].isalnum() or doc[0] in "$'"

@@ -113,6 +113,7 @@ def by_hand(cfg, dynamic, tokens, training, batch_size, mem_len, seg_len=8):
     return total / count
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("cfg", "dynamic", "batch_size"),
     [
@@ -232,6 +233,7 @@ def test_the_pull_leads_back_to_the_trained_values_and_never_past_them():
     np.testing.assert_allclose(after["w"], [6, 4, 0, 0], atol=1e-6)
 
 
+@pytest.mark.integration
 def test_more_decay_keeps_the_score_nearer_to_the_trained_models():
     static = score(DynamicConfig()).loss
     free, held = (score(dataclasses.replace(RMS, decay=d)).loss for d in (0.0, 1e6))
@@ -266,6 +268,7 @@ def test_the_report_sets_dynamic_evaluation_beside_the_same_protocol_without_it(
     ]
 
 
+@pytest.mark.integration
 def test_statistics_are_of_the_corpuss_training_split():
     c = ProtocolConfig(batch_size=1, seg_len=8, mem_len=12, dynamic=RMS)
     corpus: Any = types.SimpleNamespace(train=TRAINING, test=TOKENS)

@@ -74,7 +74,13 @@ def test_the_recordings_of_this_repository_are_found():
     assert folders.count("recorded") >= 30
 
 
-@pytest.mark.parametrize(("name", "where"), recordings())
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        pytest.param(name, where, marks=[] if where == "published" else [pytest.mark.integration])
+        for name, where in recordings()
+    ],
+)
 def test_losses_memories_and_gradients_equal_the_published_code(name, where):
     run = Recorded(name, where)
     cfg = config_from_pytorch(run.constructor_args())

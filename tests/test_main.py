@@ -41,8 +41,16 @@ def refused(*arguments):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "--config=FILE is needed, for example --config=configs/quickstart.py"),
+        ([], "--config=NAME or FILE is needed, for example --config=quickstart"),
         (["--config=nope.py"], "--config=nope.py: there is no file 'nope.py'"),
+        (
+            ["--config=quikstart"],
+            "--config=quikstart: there is no such file or recipe; the nearest is 'quickstart'",
+        ),
+        (
+            [f"--config={QUICKSTART}", "--config.lr=0.1"],
+            "unknown config key 'lr'; the nearest key is 'optimizer.learning_rate'",
+        ),
         (
             [f"--config={QUICKSTART}", "--config.train.stepz=3"],
             "unknown config key 'train.stepz'; the nearest key is 'train.steps'",

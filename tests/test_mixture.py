@@ -199,6 +199,7 @@ def test_training_reads_scores_under_the_dropout_of_its_nll(mask):
 # Where it is used.
 
 
+@pytest.mark.integration
 def test_a_cache_gives_what_memory_gives():
     variables, model = tiny.variables(CFG), txl_jax.TransformerXL(CFG)
     tokens, mems = tiny.tokens(CFG, B, T), tiny.memory(CFG, [4, 2], M)

@@ -256,6 +256,7 @@ def test_context_with_a_cache_is_refused():
         tiny.apply(CFG, "nll")(variables, tokens, tokens[:, 1:], cache, context_len=1)
 
 
+@pytest.mark.integration
 def test_states_of_nll_are_those_of_core_at_scored_positions_before_the_outputs_dropout():
     cfg = tiny.config(dropout_output=0.5, cutoffs=(4, 9))
     tokens, mems = tiny.tokens(cfg, 3, 4), tiny.memory(cfg, (0, 0, 0), 0)

@@ -65,6 +65,7 @@ def test_each_seed_is_the_same_run_as_alone(together, folder, tmp_path, seed):
     assert there[-1]["loss"] != records(together / f"seed_{7 - seed}")[-1]["loss"]
 
 
+@pytest.mark.integration
 def test_their_folders_are_workdirs_of_single_runs(together, folder):
     model = txl_jax.load(str(together / "seed_4"), "12", "swa")
     assert (model.config.seed, model.config.train.num_seeds) == (4, 1)

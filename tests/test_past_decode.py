@@ -88,6 +88,7 @@ def test_what_is_added_is_the_formula_over_what_is_scored(name, rows, monkeypatc
     assert added > 1
 
 
+@pytest.mark.integration
 def test_the_prediction_is_that_of_the_pass_under_dropout():
     cfg = tiny.config(past_decode=True, mixtures=2, dropout=0.3, dropout_latent=0.3)
     params, some, key = tiny.variables(cfg)["params"], batch(), jax.random.key(4)
@@ -193,6 +194,7 @@ def test_scoring_does_not_look_at_its_parameters():
     np.testing.assert_array_equal(*found)
 
 
+@pytest.mark.integration
 def test_micro_batches_add_up_and_an_update_moves_all_of_it():
     exp = ExperimentConfig.from_dict({"train": {"batch_size": B, "seg_len": T, "mem_len": M}})
     model = {f"model.{name}": getattr(CFG, name) for name in CFG.__dataclass_fields__}

@@ -32,6 +32,7 @@ def test_pieces_are_small_and_together_the_weights_that_were_chosen(workdir, tmp
         np.testing.assert_array_equal(got[key], rounded, err_msg=key)
 
 
+@pytest.mark.integration
 def test_a_piece_that_is_missing_is_told(workdir, tmp_path):
     main(["split", str(workdir), str(tmp_path / "pieces"), "--mib=0.002"])
     next((tmp_path / "pieces").glob("piece_01*")).unlink()

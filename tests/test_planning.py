@@ -103,6 +103,7 @@ def test_train_program_holds_what_the_step_of_training_holds(changes):
     assert held.total == sum(got[:2]) - got[2] + got[3] + held.program
 
 
+@pytest.mark.integration
 def test_the_text_on_the_device_and_what_teachers_say_of_it_are_planned_with():
     on_device = {"train.text_on_device": True, "mesh.data": 1}
     own = train_program(**on_device).memory
@@ -134,6 +135,7 @@ def test_arguments_are_the_state_and_what_is_beside_validation_its_rest():
     assert found["evaluate"].memory.arguments == scoring(1, 2 * M)  # three streams on four devices
 
 
+@pytest.mark.integration
 def test_parameters_over_fsdp_are_held_in_parts():
     whole, cut = (train_program(**mesh).memory for mesh in ({"mesh.data": 8}, {"mesh.fsdp": 8}))
     assert cut.arguments < 0.3 * whole.arguments
@@ -170,6 +172,7 @@ def of_projecting_memory(rows, mem_len):
     return 2 * 32 * 32 * (4 * mem_len * rows + 2 * (mem_len + T))
 
 
+@pytest.mark.integration
 def test_scoring_is_a_forward_pass():
     p = compiled()["validate"]
     assert 0.9 < p.compiler_flops / p.flops.model < 1.3
@@ -209,6 +212,7 @@ def test_evaluation_is_of_layers_one_by_one():
     assert one_by_one.compiler_flops > 0.9 * one_by_one.flops.model
 
 
+@pytest.mark.integration
 def test_beyond_the_clamp_a_cache_has_no_scores_by_position():
     far, clamped = (
         compiled(**{"evaluate.mem_len": 12 * T, "evaluate.clamp_len": clamp})["evaluate"]
@@ -245,6 +249,7 @@ def test_a_data_mesh_sums_the_gradient_and_nothing_else_of_size():
     assert 1 <= found.size / (4 * n_parameters(exp)) < 1.4
 
 
+@pytest.mark.integration
 def test_exchanges_in_a_loop_count_as_often_as_it_runs():
     """Layers in a loop exchange as many bytes as layers one by one."""
     programs = (train_program(**{"mesh.data": 8, "model.scan_layers": s}) for s in (False, True))

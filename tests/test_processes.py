@@ -101,6 +101,7 @@ def test_two_processes_train_as_one(short, two):
     assert_near_state(state, final_state(folder, workdir, **SHORT))
 
 
+@pytest.mark.integration
 def test_one_process_writes_and_talks(two):
     workdir, (first, second) = two
     steps = [(r["kind"], r["step"]) for r in records(workdir)]

@@ -88,6 +88,7 @@ def test_a_line_alone_is_scored_as_if_there_were_no_others(form, seg_len, batch_
         np.testing.assert_allclose(nll, expected, atol=1e-5)
 
 
+@pytest.mark.integration
 def test_a_window_makes_the_cut_into_segments_of_no_account():
     trained = trained_on(Vocab("char", [*"abcdefghijklm"]))
     text = [np.concatenate([BEFORE, *lines_of(60)])]

@@ -174,6 +174,7 @@ def test_the_model_is_the_best_or_the_one_that_is_named(use, losses, name):
     assert choose_weights(losses, AverageConfig(swa_start=1, ema_decay=0.5, use=use)) == name
 
 
+@pytest.mark.integration
 def test_a_run_without_means_has_the_records_it_had(folder, tmp_path):
     run(folder, tmp_path)
     assert all(key not in r for r in valid_records(tmp_path) for key in ("loss_raw", "weights"))

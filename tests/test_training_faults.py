@@ -125,6 +125,7 @@ def test_a_full_disk_is_called_one_at_once_or_later(tmp_path, monkeypatch, when,
     assert int(restore(tmp_path, exp, abstract)[0].step) >= 1
 
 
+@pytest.mark.integration
 def test_a_manifest_that_cannot_be_written_fails_the_save(tmp_path, monkeypatch):
     exp, state, abstract = fresh(tmp_path)
 
@@ -560,6 +561,7 @@ def test_sigterm_ends_a_run_saved_with_exit_code_0(whole, moment, monkeypatch, c
 # Two runs in one folder.
 
 
+@pytest.mark.integration
 def test_a_second_run_in_a_workdir_refuses_and_evaluation_does_not(whole, capsys):
     workdir = whole / "whole"
     before = {p: p.stat().st_mtime_ns for p in workdir.iterdir() if p.name != "tensorboard"}

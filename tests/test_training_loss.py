@@ -184,6 +184,7 @@ def test_divergence_is_the_mean_of_both_directions():
     np.testing.assert_array_equal(symmetric_divergence(jnp.log(p), jnp.log(p)), 0)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("clusters", [{}, {"cutoffs": (4, 7)}], ids=["plain", "clusters"])
 def test_r_drop_is_two_losses_and_how_far_they_are_apart(clusters):
     """Two forward passes under dropout, written out; the first one's memory is carried on."""
@@ -220,6 +221,7 @@ def test_r_drop_is_two_losses_and_how_far_they_are_apart(clusters):
     assert not np.array_equal(memories[0], memories[1])
 
 
+@pytest.mark.integration
 def test_r_drop_without_dropout_is_the_plain_gradient():
     plain, _ = gradient_and_metrics(experiment(), batch())
     twice, _ = gradient_and_metrics(experiment(**{"loss.r_drop": 5.0}), batch())

@@ -77,6 +77,7 @@ def test_l2_goes_through_adam_after_clipping_and_decay_does_not(l2, decay):
     assert_close(got, by_hand(params, gradients, l2, decay))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("model", [{}, GROUPS], ids=["one table", "a table for each cluster"])
 def test_embedding_tables_have_a_rate_of_their_own(model):
     params, gradients = params_and_gradients(**model)

@@ -315,6 +315,7 @@ def test_kill_9_at_twenty_random_times_and_resume_is_bit_identical(tmp_path, cap
         print(f"\n{hits.total()} kills hit in {n_runs} runs ({where}); all runs are identical")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("sent", "code"),
     [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],

@@ -369,6 +369,7 @@ def test_the_ordinary_recipe_is_spared_the_cost_of_lengths(folder):
         assert text_may_follow_padding(override(exp, changes).train)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("positions", "parts"), [("full", 1), pytest.param("half", 2, marks=pytest.mark.slow)]
 )

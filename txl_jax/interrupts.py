@@ -17,12 +17,17 @@ _wakeup_fd: int | None = None
 
 
 def is_command() -> bool:
-    """Whether this process is ``python -m txl_jax.main`` or ``txl_jax.convert``, just starting.
+    """Whether this process is ``txl``, or ``python -m`` with a module of ours, just starting.
 
     False in a program that imports this package: its signal handlers are its own.
     """
     commands = {"txl_jax.main", "txl_jax.convert"}
-    return sys.argv[:1] == ["-m"] and not commands.isdisjoint(sys.orig_argv)
+    return is_script() or (sys.argv[:1] == ["-m"] and not commands.isdisjoint(sys.orig_argv))
+
+
+def is_script() -> bool:
+    """Whether this process is the command ``txl``."""
+    return bool(sys.argv) and os.path.basename(sys.argv[0]) in ("txl", "txl.exe")
 
 
 def exit_on_interrupt() -> None:

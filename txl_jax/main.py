@@ -1,4 +1,4 @@
-"""The command: ``python -m txl_jax.main --config=configs/quickstart.py --workdir=DIR``.
+"""The command: ``python -m txl_jax.main --config=quickstart --workdir=DIR``, or ``txl --config=…``.
 
 Flags, process set-up and dispatch to a mode. Any setting of the config is a flag:
 ``--config.train.steps=100``.
@@ -12,15 +12,23 @@ import traceback
 from absl import app, flags
 
 from txl_jax import interrupts
-from txl_jax.config import ConfigError, load_config
+from txl_jax.config import (
+    ConfigError,
+    ExperimentConfig,
+    format_settings,
+    load_config,
+    override,
+)
 from txl_jax.config.folders import expanded
 from txl_jax.messages import describe_os_error, one_line, short_repr, truncate
 
-_CONFIG = flags.DEFINE_string("config", None, "File with get_config(), and :variant if it has any.")
+_CONFIG = flags.DEFINE_string(
+    "config", None, "Recipe or file with get_config(), and :variant if it has any."
+)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run (default: runs/<config>).")
 _MODES = (
     "train evaluate generate score interactive compile"
-    " context recl attention ablation speed probe report"
+    " context recl attention ablation speed probe report settings"
 )
 _MODE = flags.DEFINE_enum("mode", "train", _MODES.split(), "What to do with the run.")
 _TOPOLOGY = flags.DEFINE_string(
@@ -65,10 +73,13 @@ def parse_flags(argv: list[str]) -> list[str]:
 def main(argv: list[str]) -> int:
     """Runs a mode; the exit code of the process."""
     try:
-        if len(argv) > 1:
+        extra = argv[2:] if _MODE.value == "settings" else argv[1:]
+        if extra:
             raise ConfigError(
-                f"unexpected argument {short_repr(argv[1])}; settings are --config.KEY=VALUE"
+                f"unexpected argument {short_repr(extra[0])}; settings are --config.KEY=VALUE"
             )
+        if _MODE.value == "settings":
+            return list_settings(argv[1] if argv[1:] else "")
         return run()
     except _known_errors() as error:
         text: object = error
@@ -85,6 +96,13 @@ def main(argv: list[str]) -> int:
         raise
 
 
+def list_settings(prefix: str) -> int:
+    """Prints all settings whose keys start with ``prefix``, with the values of ``--config``."""
+    exp = load_config(_CONFIG.value, _overrides) if _CONFIG.value else None
+    print(format_settings(exp or override(ExperimentConfig(), _overrides), prefix))
+    return 0
+
+
 def run() -> int:
     """Loads and checks what the flags name, and runs the mode."""
     for flag in (_CONFIG, _WORKDIR, _TOPOLOGY, _STEP, _COORDINATOR):
@@ -94,7 +112,7 @@ def run() -> int:
     if config and config.startswith("~"):
         config = str(expanded(config, "--config"))
     if config is None and (mode in ("train", "compile", "ablation") or _WORKDIR.value is None):
-        raise ConfigError("--config=FILE is needed, for example --config=configs/quickstart.py")
+        raise ConfigError("--config=NAME or FILE is needed, for example --config=quickstart")
     if _TOPOLOGY.value is not None and mode != "compile":
         raise ConfigError(f"--topology={truncate(_TOPOLOGY.value)}: is for --mode=compile")
     exp = load_config(config, _overrides) if config else None
@@ -120,7 +138,7 @@ def run() -> int:
     keep_compiled_programs()
     log_library_errors(workdir)
     interrupts.restore_keyboard_interrupt()
-    command = shlex.join(["python", "-m", "txl_jax.main", *sys.argv[1:]])
+    command = shlex.join([*_program(), *sys.argv[1:]])
     if exp is not None and mode == "train":
         return modes.train(exp, workdir, command)
     if config and mode == "ablation":
@@ -150,11 +168,23 @@ def _exit_code(code: int) -> int:
     return code
 
 
+def _program() -> list[str]:
+    """The words before the flags, as the user typed them: a script of launch/, txl, or Python."""
+    if script := os.environ.get("TXL_LAUNCHED_BY"):
+        return [script]
+    return ["txl"] if interrupts.is_script() else ["python", "-m", "txl_jax.main"]
+
+
 def _run_name(config: str) -> str:
     file, _, variant = config.partition(":")
     stem = os.path.splitext(os.path.basename(file))[0]
     return f"{stem}-{variant}" if variant else stem
 
 
-if __name__ == "__main__":
+def console() -> None:
+    """Entry point of the command ``txl``."""
     app.run(main, flags_parser=parse_flags)
+
+
+if __name__ == "__main__":
+    console()

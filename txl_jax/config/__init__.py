@@ -20,7 +20,12 @@ from txl_jax.config.changes import FREE_TO_CHANGE, differing_keys, from_record, 
 from txl_jax.config.data import DataConfig, ProbeTextConfig
 from txl_jax.config.errors import ConfigError
 from txl_jax.config.evaluation import DynamicConfig, ProtocolConfig
-from txl_jax.config.experiment import ExperimentConfig, Setting, describe_settings
+from txl_jax.config.experiment import (
+    ExperimentConfig,
+    Setting,
+    describe_settings,
+    format_settings,
+)
 from txl_jax.config.generation import GenerateConfig
 from txl_jax.config.loading import config_rows, load_config
 from txl_jax.config.model import AttentionForm, TransformerXLConfig, Window
@@ -68,6 +73,7 @@ __all__ = [
     "describe_settings",
     "differing_keys",
     "flatten",
+    "format_settings",
     "from_record",
     "load_config",
     "longest_segment",

@@ -47,7 +47,9 @@ def _steps_and_seeds(c: "ExperimentConfig") -> Broken:
 def _schedule(c: "ExperimentConfig") -> Broken:
     o, steps = c.optimizer, c.train.steps
     if o.warmup_steps > steps:
-        yield "optimizer.warmup_steps", f"is more than train.steps {steps}"
+        flag = f"--config.optimizer.warmup_steps={steps // 10}"
+        rule = f"is more than train.steps {steps}: use fewer, for example {flag}"
+        yield "optimizer.warmup_steps", rule
     if o.schedule == "inverse_sqrt" and not o.warmup_steps:
         yield "optimizer.warmup_steps", "must be at least 1 for schedule 'inverse_sqrt'"
 

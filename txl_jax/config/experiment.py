@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from txl_jax.config.evaluation import ProtocolConfig
 from txl_jax.config.fields import Section, at_least, free_text, sentences
 from txl_jax.config.generation import GenerateConfig
 from txl_jax.config.model import TransformerXLConfig
-from txl_jax.config.nested import replace_nested
+from txl_jax.config.nested import replace_nested, unknown_key
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,3 +99,23 @@ def describe_settings(section: Section | None = None, prefix: str = "") -> Itera
             rules = (one.metadata.get("rule"), "" if most is None else f"at most {most}")
             rule = ", ".join(filter(None, rules))
             yield Setting(key, inspect.formatannotation(one.type), value, rule, docs[one.name])
+
+
+def format_settings(exp: ExperimentConfig | None, prefix: str = "") -> str:
+    """The settings whose keys start with ``prefix``: value, type, rule and documentation.
+
+    With an experiment its values, with the default beside each value that differs from it.
+
+    Raises:
+      ConfigError: no key starts with ``prefix``.
+    """
+    lines = []
+    for now, default in zip(describe_settings(exp), describe_settings(), strict=True):
+        if now.key.startswith(prefix):
+            differs = f"  (default: {default.default!r})" if now.default != default.default else ""
+            lines.append(f"{now.key} = {now.default!r}{differs}")
+            about = "; ".join(filter(None, (now.type, now.rule, now.doc)))
+            lines.append(textwrap.indent(textwrap.fill(about, 96), "    "))
+    if not lines:
+        raise unknown_key(prefix, ExperimentConfig())
+    return "\n".join(lines)

@@ -1,6 +1,7 @@
 """Loads an experiment from a config file: a Python file with ``get_config()``."""
 
 import contextlib
+import difflib
 import importlib.util
 import inspect
 import itertools
@@ -21,22 +22,25 @@ from txl_jax.messages import one_line, short_repr, truncate
 
 _PACKAGE, _INIT = "txl_config_file", "__init__.py"
 """A file and its package are imported under this name, whatever they are called."""
+_RECIPES = [Path(__file__).parents[2] / name for name in ("txl_jax_configs", "configs")]
+"""Folders of the recipes: of an installed package, and of a checkout."""
 
 
 def load_config(path: str, overrides: Mapping[str, Any] | None = None) -> ExperimentConfig:
     """The checked, frozen experiment that a config file describes.
 
     Args:
-      path: a Python file with ``get_config()`` that returns a ``ConfigDict``; after a colon
-        the argument for ``get_config(variant)``, e.g. ``configs/enwik8_24l.py:smoke``. A file in a
-        package (a folder with ``__init__.py``) may import its neighbours: ``from .x import y``.
+      path: a Python file with ``get_config()`` that returns a ``ConfigDict``, or the name of a
+        recipe of this package, such as ``enwik8_24l``. After a colon, the argument for
+        ``get_config(variant)``: ``enwik8_24l:smoke``. A file in a package (a folder with
+        ``__init__.py``) may import its neighbours: ``from .x import y``.
       overrides: dotted keys to values, e.g. ``{"train.steps": 10}``. A string is read as the
         key's type: ``8,16`` is a list, and lists of texts with commas may be JSON lists. Of keys
         that exclude each other (data.path and data.url) the given one replaces the file's.
 
     Example:
       >>> import txl_jax
-      >>> exp = txl_jax.load_config("configs/enwik8_24l.py", {"train.batch_size": 16})
+      >>> exp = txl_jax.load_config("enwik8_24l", {"train.batch_size": 16})
       >>> exp.model.n_layer, exp.model.d_model, exp.train.batch_size
       (24, 1024, 16)
 
@@ -92,8 +96,10 @@ def _known_variants(module: Any) -> list[str]:
 @contextlib.contextmanager
 def _config_module(path: str) -> Iterator[Any]:
     """The module of a config file; errors inside the block are errors of the file."""
-    file = path.partition(":")[0]
-    where, name, full = f"--config={truncate(path)}", short_repr(file), os.path.abspath(file)
+    file, where = path.partition(":")[0], f"--config={truncate(path)}"
+    if re.fullmatch(r"\w+", file) and not os.path.exists(file):
+        file = _recipe(file, where)
+    name, full = short_repr(file), os.path.abspath(file)
     if not os.path.isfile(file):
         raise ConfigError(f"{where}: there is no file {name}")
     if not file.endswith(".py"):
@@ -111,6 +117,16 @@ def _config_module(path: str) -> Iterator[Any]:
         line = f" (line {lines[-1]})" if lines else ""
         what = f"{type(error).__name__}: {one_line(error)}".removesuffix(": ")
         raise ConfigError(f"{where}: {name} cannot be run: {what}{line}") from error
+
+
+def _recipe(name: str, where: str) -> str:
+    """The file of a recipe of this package; raises ConfigError with the nearest name."""
+    folder = next(filter(Path.is_dir, _RECIPES))
+    files = {file.stem: str(file) for file in folder.glob("[!_]*.py")}
+    if name not in files:
+        (near,) = difflib.get_close_matches(name, files, n=1, cutoff=0.0)
+        raise ConfigError(f"{where}: there is no such file or recipe; the nearest is {near!r}")
+    return files[name]
 
 
 @contextlib.contextmanager

@@ -11,6 +11,33 @@ from txl_jax.messages import truncate
 
 S = TypeVar("S", bound=Section)
 
+_NAMES = {
+    "model.d_inner": "d_ff ffn_dim ffn_size intermediate_size mlp_dim",
+    "model.d_model": "hidden hidden_dim hidden_size n_embd width",
+    "model.dropatt": "attention_dropout attn_dropout",
+    "model.dtype": "amp bf16 fp16 half mixed_precision precision",
+    "model.n_head": "heads n_heads num_heads",
+    "model.n_layer": "depth layers n_layers num_layers",
+    "model.remat": "checkpointing gradient_checkpointing rematerialisation",
+    "optimizer.clip_norm": "clip grad_clip gradient_clip max_grad_norm",
+    "optimizer.learning_rate": "alpha lr rate",
+    "optimizer.name": "optim optimizer",
+    "optimizer.weight_decay": "decay wd",
+    "optimizer.warmup_steps": "warmup",
+    "train.batch_size": "batch bs minibatch n_batch",
+    "train.mem_len": "mem memory memory_len memory_length",
+    "train.micro_batches": "accumulation accumulate_steps grad_accum gradient_accumulation",
+    "train.num_seeds": "seeds",
+    "train.seg_len": "block_size bptt chunk context_length seq_len sequence_length tgt_len",
+    "train.steps": "epochs iterations iters max_step max_steps n_steps num_steps",
+    "evaluate.baselines": "baseline",
+    "generate.length": "max_new_tokens max_tokens n_tokens num_tokens",
+    "data.path": "corpus dataset file folder text",
+    "data.vocab": "token tokens tokenizer",
+}
+SYNONYMS = {name: key for key, names in _NAMES.items() for name in names.split()}
+"""Settings by names that other programs have for them, for the error of an unknown key."""
+
 
 def replace_nested(section: S, nested: Mapping[str, Any], prefix: str = "", root: Any = None) -> S:
     """The section with the values of a nested mapping in place of its own; text is converted.
@@ -43,7 +70,8 @@ def unknown_key(key: str, root: Any) -> UnknownKeyError:
     leaf = short.rpartition(".")[2]
     same_leaf = [k for k in known if k.rpartition(".")[2] == leaf]
     near = difflib.get_close_matches(short, same_leaf or known, n=1, cutoff=0.0)
-    return UnknownKeyError(f"unknown config key {short!r}; the nearest key is {near[0]!r}", key)
+    meant = SYNONYMS.get(leaf.lower(), near[0])
+    return UnknownKeyError(f"unknown config key {short!r}; the nearest key is {meant!r}", key)
 
 
 def _first_leaf(key: str, value: Any) -> str:

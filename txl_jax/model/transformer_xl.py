@@ -138,7 +138,7 @@ class TransformerXL(nn.Module):
 
         Args:
           tokens, targets: int32 [B,C+T] and [B,T]; the target of a token is the one that follows.
-          mems, **options: as in :meth:`__call__`; the C tokens of context are not scored.
+          mems, options: as in :meth:`__call__`; the C tokens of context are not scored.
 
         Raises:
           TypeError: forward-mode differentiation (``jax.jvp``, ``jax.jacfwd``, ``jax.hessian``) of
