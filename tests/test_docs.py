@@ -98,7 +98,8 @@ def test_commands_are_accepted(page):
         if config is None:
             override(ExperimentConfig(), settings)
         else:
-            load_config(str(ROOT / config), settings)
+            is_path = config.partition(":")[0].endswith(".py")
+            load_config(str(ROOT / config) if is_path else config, settings)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
@@ -176,18 +177,16 @@ def test_the_table_of_shared_work_says_what_may_change_on_resume():
         assert said == ("no" if refused else "yes"), key
 
 
-@pytest.mark.parametrize("text", [README, LAUNCH], ids=["README.md", "docs/launch.md"])
-def test_what_auto_takes_is_said_as_it_is(text):
-    (said,) = re.findall(r"`(?:--config\.model\.kernel=)?auto` takes.*?by\sname", text, re.DOTALL)
+def test_what_auto_takes_is_said_as_it_is():
+    (said,) = re.findall(r"`--config\.model\.kernel=auto` takes.*?by\sname", LAUNCH, re.DOTALL)
     taken, _, by_name = said.partition("`cudnn` and `reference`")
     assert set(re.findall(r"`(\w+)`", taken)) - {"auto"} == {*choice.BEST.values(), "xla"}
     assert by_name
     assert f" {choice.FUSED_MIN_QUERIES} tokens or more" in " ".join(taken.split())
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/analyses.md"])
-def test_the_files_of_the_analyses_are_said_as_they_are(page):
-    text = " ".join((ROOT / page).read_text().split())
+def test_the_files_of_the_analyses_are_said_as_they_are():
+    text = " ".join((DOCS / "analyses.md").read_text().split())
     (modes,) = re.findall(r"((?:`\w+`,? (?:and )?)+)write JSON, CSV", text)
     written = {mode for mode in ANALYSES if f"{mode}.csv" in FILES}
     assert set(re.findall(r"`(\w+)`", modes)) == written
@@ -198,11 +197,10 @@ def test_the_files_of_the_analyses_are_said_as_they_are(page):
 
 
 def test_files_of_a_workdir_that_are_named_are_written():
-    (listed,) = re.findall(r"What a run leaves in its workdir:.*?\n\n", README, re.DOTALL)
     table = (DOCS / "quickstart.md").read_text().partition("Files in the workdir")[2]
     rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
-    names = re.findall(r"`([\w./]+)`", listed + " ".join(rows))
-    assert len(names) > 12
+    names = re.findall(r"`([\w./]+)`", " ".join(rows))
+    assert len(names) >= 10
     for name in names:
         assert name.rstrip("/") in FILES, name
 
@@ -235,7 +233,7 @@ def test_the_command_for_the_site_says_what_it_needs():
     (extra,) = [
         name for name, needs in extras.items() if any(n.startswith("sphinx") for n in needs)
     ]
-    for text in (README, (DOCS / "conf.py").read_text()):
+    for text in ((ROOT / "CONTRIBUTING.md").read_text(), (DOCS / "conf.py").read_text()):
         before = text.partition("python -m sphinx")[0]
         assert f"pip install -e '.[{extra}]'" in before[-200:]
 
@@ -273,7 +271,7 @@ def links(text: str) -> list[str]:
 
 def commands(text: str) -> list[list[str]]:
     """Flags of every call of txl_jax.main, by itself or through launch/, in ``sh`` blocks."""
-    found = calls(text, r"txl_jax\.main$|launch/(?!test\.sh)|^\$M$")
+    found = calls(text, r"txl_jax\.main$|launch/(?!test\.sh)|^txl$")
     return [[word for word in words if word.startswith("--")] for words in found]
 
 

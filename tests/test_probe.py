@@ -300,7 +300,7 @@ def test_without_memory_answers_beyond_the_segment_are_found_by_chance(tmp_path)
 
 
 @pytest.mark.slow
-def test_the_config_learns_what_its_memory_can_reach(tmp_path):
+def test_the_config_learns_what_its_memory_can_reach(tmp_path, as_users_compile):
     distances = (8, 16, 17, 24, 32, 48, 64, 65, 128)
     with_memory, *_ = learnt(tmp_path, "memory", distances)
     without, *_ = learnt(tmp_path, "no_memory", distances)
