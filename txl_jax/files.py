@@ -1,4 +1,4 @@
-"""Atomic writes of bytes, JSON and CSV, errors that name the file, and JSON objects read back."""
+"""Writes bytes, JSON and CSV atomically, parses JSON objects, and adds file names to errors."""
 
 import contextlib
 import csv
@@ -22,7 +22,7 @@ def atomic_write(path: str, data: bytes) -> None:
 
 
 def write_json(path: str, value: Any) -> None:
-    """:func:`atomic_write` of indented JSON in UTF-8; text that is not UTF-8 is escaped."""
+    """Writes indented JSON atomically, in UTF-8; text that is not valid UTF-8 is escaped."""
     try:
         data = json.dumps(value, indent=1, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -31,7 +31,7 @@ def write_json(path: str, value: Any) -> None:
 
 
 def write_csv(path: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """:func:`atomic_write` of rows with equal keys as CSV, keys first; at least one row."""
+    """Writes one or more rows with equal keys as CSV, atomically; the first line has the keys."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -40,14 +40,14 @@ def write_csv(path: str, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 MAX_DEPTH = 50
-"""Deepest nesting accepted in a JSON object; this program writes less."""
+"""The deepest nesting accepted in a JSON object; the files of this program are less deep."""
 
 
 def parse_json_object(data: bytes) -> dict[str, Any]:
-    """The object in the bytes of a JSON file.
+    """Returns the object that the bytes of a JSON file contain.
 
     Raises:
-      ValueError: the bytes are not one JSON object; the text continues the file's name.
+      ValueError: the bytes are not one JSON object. The message continues a file's name.
     """
     try:
         value = json.loads(data.decode(), object_pairs_hook=_unique_keys)
@@ -82,7 +82,7 @@ def _check_depth(value: Any, levels: int) -> None:
 
 @contextlib.contextmanager
 def name_in_os_errors(path: str) -> Iterator[None]:
-    """Adds the file's name to an OSError; Python's error for a full disk lacks it."""
+    """Adds the file's name to an OSError, because Python's error for a full disk has no name."""
     try:
         yield
     except OSError as error:
@@ -93,7 +93,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_failure_reason(error: Exception) -> str:
-    """Why a write failed, in one short line; tensorstore's text holds the system's number."""
+    """Returns in one line why a write failed; tensorstore's text has the system's error number."""
     text = str(error)
     found = re.search(r"os_error_code='(\d+)|OS error (\d+)", text)
     number = getattr(error, "errno", None) or (int(found[1] or found[2]) if found else None)

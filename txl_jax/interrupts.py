@@ -1,4 +1,4 @@
-"""Ctrl-C while a command starts: one line and exit code 130, at once.
+"""Ends a command at once, with one line and exit code 130, if Ctrl-C is pressed while it starts.
 
 Python's default, an exception in the main thread, is not enough here. Libraries print it as a
 traceback or swallow it during their import, and native code that waits for other processes does
@@ -17,9 +17,9 @@ _wakeup_fd: int | None = None
 
 
 def is_command() -> bool:
-    """Whether this process is ``txl``, or ``python -m`` with a module of ours, just starting.
+    """Whether this process is the command ``txl``, or starts a module of ours with ``python -m``.
 
-    False in a program that imports this package: its signal handlers are its own.
+    This is False in a program that imports the package, which may have its own signal handlers.
     """
     commands = {"txl_jax.main", "txl_jax.convert"}
     return is_script() or (sys.argv[:1] == ["-m"] and not commands.isdisjoint(sys.orig_argv))
@@ -31,7 +31,7 @@ def is_script() -> bool:
 
 
 def exit_on_interrupt() -> None:
-    """Makes Ctrl-C end the process; does nothing where it is ignored, as under ``nohup``."""
+    """Makes Ctrl-C end the process; does nothing if Ctrl-C is ignored, as under ``nohup``."""
     global _wakeup_fd
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return
@@ -55,13 +55,13 @@ def restore_keyboard_interrupt() -> None:
 
 
 def report_interrupt() -> int:
-    """Prints one line and returns the exit code."""
+    """Prints one line that reports the interrupt, and returns the exit code."""
     print(_MESSAGE, file=sys.stderr, flush=True)
     return EXIT_CODE
 
 
 def _exit_on_sigint(read: int) -> None:
-    """Ends the process when SIGINT is in the pipe; returns when the pipe is closed."""
+    """Ends the process when the pipe delivers SIGINT; returns when the pipe is closed."""
     while number := os.read(read, 1):
         if number[0] == signal.SIGINT:
             os.write(2, f"{_MESSAGE}\n".encode())

@@ -1,8 +1,8 @@
-"""Errors that libraries log go to a file of the workdir instead of the terminal.
+"""Writes errors that libraries log to a file of the workdir instead of the terminal.
 
-After one failed save Orbax, asyncio and tensorstore print hundreds to thousands of lines, partly
-after this program's own one-line message. ``<workdir>/library.log`` keeps them for debugging. The
-first error creates it; on a full disk the details are dropped.
+After one failed save, Orbax, asyncio and tensorstore print hundreds to thousands of lines, partly
+after this program's own one-line message. The file ``<workdir>/library.log`` keeps these lines for
+debugging. The first error creates the file. On a full disk the lines are dropped.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from typing import Any
 def log_library_errors(workdir: str) -> None:
     """Appends library errors to a file of ``workdir`` from now on.
 
-    It replaces the handlers of two loggers and ``sys.unraisablehook``, so only a command, which
-    owns its process, calls it. Other loggers and JAX's warnings stay as they are.
+    This function replaces the handlers of two loggers and ``sys.unraisablehook``. Only a command
+    may call it, because a command owns its process. Other loggers and JAX's warnings do not change.
     """
     handler = _AppendToFile(os.path.join(workdir, "library.log"))
     for logger in map(logging.getLogger, ("absl", "asyncio")):  # Orbax logs with absl
@@ -31,7 +31,7 @@ def log_library_errors(workdir: str) -> None:
 
 
 class _AppendToFile(logging.Handler):
-    """Opens the file for each record; a run without errors creates none."""
+    """Opens the file for each record, so a run without errors creates no file."""
 
     def __init__(self, path: str):
         super().__init__(logging.ERROR)

@@ -1,7 +1,7 @@
 """The command: ``python -m txl_jax.main --config=quickstart --workdir=DIR``, or ``txl --config=…``.
 
-Flags, process set-up and dispatch to a mode. Any setting of the config is a flag:
-``--config.train.steps=100``.
+This module parses the flags, sets up the process and starts the mode. Every setting of the config
+has a flag, for example ``--config.train.steps=100``.
 """
 
 import os
@@ -23,7 +23,7 @@ from txl_jax.config.folders import expanded
 from txl_jax.messages import describe_os_error, one_line, short_repr, truncate
 
 _CONFIG = flags.DEFINE_string(
-    "config", None, "Recipe or file with get_config(), and :variant if it has any."
+    "config", None, "Recipe, or file with get_config(), with an optional :variant."
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run (default: runs/<config>).")
 _MODES = (
@@ -32,19 +32,19 @@ _MODES = (
 )
 _MODE = flags.DEFINE_enum("mode", "train", _MODES.split(), "What to do with the run.")
 _TOPOLOGY = flags.DEFINE_string(
-    "topology", None, "With --mode=compile: a TPU slice to compile for without one, v5e:4x4."
+    "topology", None, "With --mode=compile: the TPU slice to compile for, such as v5e:4x4."
 )
-_STEP = flags.DEFINE_string("step", "best", "Checkpoint: best, latest or a number.")
+_STEP = flags.DEFINE_string("step", "best", "Step of the checkpoint: best, latest or a number.")
 _DISTRIBUTED = flags.DEFINE_bool(
-    "distributed", False, "One of many processes, of Slurm, Open MPI, a TPU pod or GKE."
+    "distributed", False, "Join the other processes of Slurm, Open MPI, a TPU pod or GKE."
 )
 _COORDINATOR = flags.DEFINE_string(
-    "coordinator", None, "Of many processes started by hand: HOST:PORT of process 0."
+    "coordinator", None, "HOST:PORT of process 0, for many processes started by hand."
 )
-_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "With --coordinator: how many.")
-_PROCESS_ID = flags.DEFINE_integer("process_id", None, "With --coordinator: which one, from 0.")
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "With --coordinator: their number.")
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "With --coordinator: this one, from 0.")
 _HEARTBEAT = flags.DEFINE_integer(
-    "heartbeat_seconds", 60, "Silence after which one of many processes counts as dead."
+    "heartbeat_seconds", 60, "Seconds of silence after which one of many processes counts as dead."
 )
 
 _overrides: dict[str, str] = {}
@@ -71,7 +71,7 @@ def parse_flags(argv: list[str]) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    """Runs a mode; the exit code of the process."""
+    """Runs a mode and returns the exit code of the process."""
     try:
         extra = argv[2:] if _MODE.value == "settings" else argv[1:]
         if extra:
@@ -104,7 +104,7 @@ def list_settings(prefix: str) -> int:
 
 
 def run() -> int:
-    """Loads and checks what the flags name, and runs the mode."""
+    """Checks the flags, loads the experiment that they name, and runs the mode."""
     for flag in (_CONFIG, _WORKDIR, _TOPOLOGY, _STEP, _COORDINATOR):
         if flag.value is not None and not flag.value.strip():
             raise ConfigError(f"--{flag.name}=: a value is missing; give one, or no such flag")
@@ -149,7 +149,7 @@ def run() -> int:
 
 
 def _known_errors() -> tuple[type[Exception], ...]:
-    """Errors whose text is all that a user needs."""
+    """The types of errors that are printed as one line, without a traceback."""
     from txl_jax.data.errors import DataError
 
     modes = sys.modules.get("txl_jax.modes")
@@ -162,14 +162,14 @@ def _many_processes() -> bool:
 
 
 def _exit_code(code: int) -> int:
-    """The exit code. One of many processes ends here, because it must not wait for the others."""
+    """Returns the exit code, or ends one of many processes, which must not wait for the others."""
     if _many_processes():
         sys.modules["txl_jax.parallel.processes"].abort(code)
     return code
 
 
 def _program() -> list[str]:
-    """The words before the flags, as the user typed them: a script of launch/, txl, or Python."""
+    """The words of the command before its flags: a script of launch/, txl, or Python."""
     if script := os.environ.get("TXL_LAUNCHED_BY"):
         return [script]
     return ["txl"] if interrupts.is_script() else ["python", "-m", "txl_jax.main"]
@@ -182,7 +182,7 @@ def _run_name(config: str) -> str:
 
 
 def console() -> None:
-    """Entry point of the command ``txl``."""
+    """Runs the command ``txl``; this function is its entry point."""
     app.run(main, flags_parser=parse_flags)
 
 

@@ -1,15 +1,15 @@
-"""Values and errors in messages for the user: on one line, never too long to read."""
+"""Formats values and errors for messages to the user: on one line, and truncated if too long."""
 
 import errno
 import os
 import re
 
 LONGEST_VALUE, LONGEST_MESSAGE = 200, 2000
-"""Most characters shown of a value or a word, and of a whole message."""
+"""The largest numbers of characters that are shown of a value or a word, and of a message."""
 
 
 def truncate(text: str, longest: int = LONGEST_VALUE) -> str:
-    """``text``; if it is too long, a count of characters replaces its middle."""
+    """Returns ``text``, with the middle replaced by a count of its characters if it is too long."""
     if len(text) <= longest:
         return text
     kept = longest // 2
@@ -17,7 +17,7 @@ def truncate(text: str, longest: int = LONGEST_VALUE) -> str:
 
 
 def short_repr(value: object) -> str:
-    """``repr(value)``, truncated; works for an object whose own ``repr`` fails."""
+    """Returns ``repr(value)``, truncated; works even for an object whose ``repr`` fails."""
     try:
         return truncate(repr(value))
     except Exception as error:  # a user's class, or an integer of over 4300 digits
@@ -25,7 +25,7 @@ def short_repr(value: object) -> str:
 
 
 def one_line(message: object) -> str:
-    """An error or a warning as one line of text, truncated."""
+    """Returns an error or a warning as one line of text, truncated."""
     try:
         text = re.sub(r"\s*[\r\n]\s*", " ", str(message).strip())
     except Exception:  # from a user's exception class
@@ -46,7 +46,7 @@ _ADVICE = {
 
 
 def describe_os_error(error: OSError, action: str) -> str:
-    """The action that failed (such as ``--mode=evaluate``), the file if known, reason, advice."""
+    """A message with the failed action (such as ``--mode=evaluate``), file, reason and advice."""
     reason = error.strerror or str(error) or type(error).__name__
     paths = [
         x for x in (error.filename, error.filename2) if isinstance(x, str | bytes | os.PathLike)

@@ -1,4 +1,4 @@
-"""What each ``--mode`` does: every function is a sequence of calls, and returns an exit code."""
+"""Runs each ``--mode`` of the command; the function of a mode returns an exit code."""
 
 import importlib
 import sys
@@ -53,20 +53,20 @@ ANALYSIS_MODULES = {
     "speed": "txl_jax.analysis.speed",
     "probe": "txl_jax.analysis.probe",
 }
-"""Modes that analyse one model; ``run(trained, workdir)`` of the module gives the last line."""
+"""Modes that analyse one model; ``run(trained, workdir)`` of the module returns the last line."""
 
 COMPARISON_MODULES = {
     "recl": "txl_jax.analysis.recl_table",
     "report": "txl_jax.analysis.report_page",
 }
-"""Modes that read several runs; ``run(exp, workdir)`` of the module gives the last line."""
+"""Modes that read several runs; ``run(exp, workdir)`` of the module returns the last line."""
 
 
 def train(exp: ExperimentConfig, workdir: str, command: str) -> int:
-    """Trains to the last step, evaluates, and continues the prompt.
+    """Trains to the last step, evaluates the model, and continues the prompt.
 
-    Everything the run needs is checked before the first step. ``command`` is what to type to resume
-    after an interruption.
+    Everything the run needs is checked before the first step. ``command`` is the command line that
+    resumes the run after an interruption.
     """
     _set_up_output()
     with PreemptionGuard() as guard:
@@ -89,7 +89,7 @@ def train(exp: ExperimentConfig, workdir: str, command: str) -> int:
 
 
 def check_final_outputs(exp: ExperimentConfig, corpus: Corpus) -> None:
-    """Raises where the evaluation or the sample after training would fail."""
+    """Raises an error if the evaluation or the generation after training would fail."""
     check_baselines(exp.evaluate.baselines, corpus.vocab)
     encode_prompts(corpus.vocab, read_prompts(exp.generate))
     if exp.generate.length:
@@ -99,7 +99,7 @@ def check_final_outputs(exp: ExperimentConfig, corpus: Corpus) -> None:
 def evaluate_and_generate(
     trained: TrainedModel, corpus: Corpus, workdir: str, guard: PreemptionGuard
 ) -> str:
-    """Evaluates, samples and returns the line with the held-out loss; "" if asked to stop."""
+    """Evaluates, generates, and returns a line with the held-out loss; "" if it was interrupted."""
     result = evaluate_split(trained, corpus, workdir, guard.requested)
     if result is None:
         return ""
@@ -111,9 +111,9 @@ def evaluate_and_generate(
 def use_model(
     mode: str, exp: ExperimentConfig | None, overrides: Mapping[str, str], workdir: str, step: str
 ) -> int:
-    """Evaluates, generates with, or analyses the model of a workdir.
+    """Evaluates or analyses the model of a workdir, or generates text with the model.
 
-    Settings are the workdir's with ``overrides``; those of ``exp`` replace all but model and text.
+    The settings are those of ``exp``, or without it those of the workdir with ``overrides``.
     """
     _set_up_output()
     weights = exp.average.use if exp else overrides.get("average.use", "best")
@@ -129,7 +129,7 @@ def use_model(
 
 
 def generate(trained: TrainedModel, workdir: str) -> int:
-    """Continues the prompts of the config, on the first device of process 0."""
+    """Continues the prompts that the config names, on the first device of process 0."""
     processes.on_process_zero(lambda: check_outputs(workdir, "generate"))
     processes.on_process_zero(lambda: check_file("generate.json", trained.config.generate.json))
     if processes.is_process_zero():
@@ -138,7 +138,7 @@ def generate(trained: TrainedModel, workdir: str) -> int:
 
 
 def evaluate(trained: TrainedModel, workdir: str) -> int:
-    """Scores a split of the model's own text, or of the text in its config."""
+    """Scores a split of the text that the settings name, by default the text of training."""
     exp = trained.config
     check_evaluation_memory(exp)
     processes.on_process_zero(lambda: check_outputs(workdir, "evaluate"))
@@ -153,7 +153,7 @@ def evaluate(trained: TrainedModel, workdir: str) -> int:
 def compare(
     mode: str, exp: ExperimentConfig | None, overrides: Mapping[str, str], workdir: str
 ) -> int:
-    """Compares the runs that the mode's section of the config names; writes in ``workdir``."""
+    """Compares the runs that the config names for the mode; writes the results to ``workdir``."""
     _set_up_output()
     exp = exp or override(ExperimentConfig(), overrides)
     if processes.is_process_zero():
@@ -162,7 +162,7 @@ def compare(
 
 
 def ablate(config: str, overrides: Mapping[str, str], workdir: str, command: str) -> int:
-    """Trains the rows of a table that are not trained yet, evaluates all, and compares them."""
+    """Trains the rows of a table that are not trained yet, then evaluates and compares all rows."""
     from txl_jax.analysis import ablation
 
     _set_up_output()
@@ -173,13 +173,13 @@ def ablate(config: str, overrides: Mapping[str, str], workdir: str, command: str
 
 
 def compile_programs(exp: ExperimentConfig, topology: str | None) -> int:
-    """Compiles training and scoring, and prints what they need of the devices; runs nothing."""
+    """Compiles training and scoring without running them; prints their costs on the devices."""
     _set_up_output()
     return compile_ahead(exp, topology)
 
 
 def _set_up_output() -> None:
-    """Logs errors only; escapes characters that standard output cannot encode."""
+    """Makes the log show errors only, and output escape characters that it cannot encode."""
     logging.set_verbosity(logging.ERROR)
     set_stream_errors(sys.stdout, "backslashreplace")
 

@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: one JSON object per line; read, appended, and truncated for a resumed run."""
+"""Reads, appends and truncates ``metrics.jsonl``, which has one JSON object per line."""
 
 import contextlib
 import errno
@@ -12,7 +12,7 @@ from txl_jax.files import atomic_write, name_in_os_errors
 
 
 def append(metrics_path: str, *records: Mapping[str, Any]) -> None:
-    """Adds all records or none of them; raises OSError, which names the file, if it cannot."""
+    """Adds all records to a file, or none and raises OSError, which names the file."""
     lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
     with name_in_os_errors(metrics_path), open(metrics_path, "ab", buffering=0) as file:
         size = file.tell()
@@ -26,10 +26,10 @@ def append(metrics_path: str, *records: Mapping[str, Any]) -> None:
 
 
 def truncate(metrics_path: str, step: int, rewritten: str | None) -> None:
-    """Removes the records after ``step`` and a half-written last line; everything if it is 0.
+    """Removes the records after ``step`` and a half-written last line; at step 0 removes all lines.
 
-    Records of the kind ``rewritten`` are removed at ``step`` as well. Earlier lines that are no
-    records stay.
+    Records of the kind ``rewritten`` are removed at ``step`` too. Lines that are not records are
+    kept.
     """
     kept = []
     if step and os.path.exists(metrics_path):
@@ -45,7 +45,7 @@ def truncate(metrics_path: str, step: int, rewritten: str | None) -> None:
 
 
 def is_record(value: Any) -> bool:
-    """Whether a JSON value is a record of training: a kind, a step, and finite numbers."""
+    """Whether a JSON value is a record of training, with a kind, a step and finite numbers."""
     if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
         return False
     timing = value.get("timing", {})
@@ -56,7 +56,7 @@ def is_record(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is missing, or a number that a float can hold."""
+    """Whether a value is ``None`` or a number that a float can represent."""
     if isinstance(value, bool) or not isinstance(value, int | float | None):
         return False
     try:
@@ -66,7 +66,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _parsed(line: bytes) -> Any:
-    """The JSON value of a line; ``None`` where it is not JSON."""
+    """Returns the JSON value of a line, or ``None`` if the line is not JSON."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -74,16 +74,16 @@ def _parsed(line: bytes) -> Any:
 
 
 def read(metrics_path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The records of a ``metrics.jsonl``, in order; other lines are left out."""
+    """Returns the records of a ``metrics.jsonl`` in order, without the other lines."""
     return read_counted(metrics_path)[0]
 
 
 def read_counted(
     path: str | os.PathLike[str], accepts: Callable[[Any], bool] = is_record
 ) -> tuple[list[dict[str, Any]], int]:
-    """The accepted objects of a file with one per line, in order, and the number of lines skipped.
+    """Returns the accepted objects of a file with one per line, and the number of skipped lines.
 
-    A last line that is not JSON and has no line end is not counted: a run may be writing it.
+    A last line that is not JSON and has no line end is not counted, as a run may be writing it.
     """
     found, skipped = [], 0
     with open(path, "rb") as file:
@@ -97,13 +97,13 @@ def read_counted(
 
 
 def skipped_lines(path: str | os.PathLike[str], count: int) -> str:
-    """A sentence about lines that :func:`read_counted` skipped."""
+    """Returns a sentence about the lines that :func:`read_counted` skipped."""
     lines = "1 line is" if count == 1 else f"{count:,} lines are"
     return f"{os.fspath(path)}: {lines} damaged or foreign and skipped"
 
 
 def plain(value: Any) -> Any:
-    """NumPy and JAX numbers as Python numbers, and numbers that are not finite as None."""
+    """Converts NumPy and JAX numbers to Python numbers, and non-finite numbers to None."""
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Units of a mean loss: nats per token, bits per character, perplexity."""
+"""The units of a mean loss: nats per token, bits per character and perplexity."""
 
 import math
 from typing import Literal
@@ -18,5 +18,5 @@ def in_unit(loss: float, unit: Unit) -> float:
 
 
 def format_value(value: float, unit: Unit) -> str:
-    """The value with three decimals for bits per character, two for perplexity."""
+    """Formats a value with three decimals for bits per character, and two for perplexity."""
     return f"{value:.3f}" if unit == "bpc" else f"{value:.2f}"

@@ -1,1 +1,1 @@
-"""Models on disk: checkpoints and their checksums, workdirs, exported folders, the Hub."""
+"""Stores models in checkpoints, workdirs and exported folders, and on the Hugging Face Hub."""

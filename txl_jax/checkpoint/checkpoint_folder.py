@@ -1,9 +1,10 @@
-"""The ``checkpoints/`` folder on disk: its steps, their metadata and checksums, and what is moved.
+"""The ``checkpoints/`` folder on disk: its steps, their metadata and checksums, and their renaming.
 
     <step>/checksums.json      {"params/_METADATA": "9f86d0…", …}
 
-Orbax does not notice every changed or missing file. This manifest is written before Orbax commits
-the checkpoint, so every one has it. The two files that Orbax writes then are not needed to restore.
+Orbax does not notice every changed or missing file. The file above, the manifest, is written before
+Orbax commits a checkpoint, so every checkpoint has one. The manifest does not list the two files
+that Orbax writes at the commit, because restoring does not need them.
 """
 
 import contextlib
@@ -21,30 +22,33 @@ from txl_jax.files import atomic_write, parse_json_object
 from txl_jax.messages import truncate
 
 TEMPORARY = ".orbax-checkpoint-tmp"  # follows the step in the name of an uncommitted checkpoint
-METRIC = "valid_loss"  # of validation in nats, among Orbax's metrics; infinite if not measured
+METRIC = "valid_loss"  # the name of Orbax's metric: validation loss in nats, or infinity
 MANIFEST = "checksums.json"
 _WRITTEN_AT_COMMIT = ("_CHECKPOINT_METADATA", "commit_success.txt")
 
 
 class CheckpointFolder:
-    """The files of one workdir's checkpoints. With many processes, process 0 alone uses it."""
+    """The checkpoint files of a workdir; with many processes, only process 0 uses this class."""
 
     def __init__(self, workdir: str):
         self.path = os.path.abspath(os.path.join(workdir, CHECKPOINTS))
 
     def step_path(self, step: int) -> str:
-        """The folder of one checkpoint."""
+        """The path of the folder of one checkpoint."""
         return os.path.join(self.path, str(step))
 
     def _names(self) -> list[str]:
         return os.listdir(self.path) if os.path.isdir(self.path) else []
 
     def steps(self) -> list[int]:
-        """The steps with a committed checkpoint, oldest first."""
+        """Returns the steps that have a committed checkpoint, oldest first."""
         return sorted(int(name) for name in self._names() if name.isascii() and name.isdigit())
 
     def choose(self, which: str) -> int:
-        """The step that ``best`` (by validation), ``latest`` or a number names; CheckpointError."""
+        """Returns the step of ``best`` (by validation), ``latest`` or a number.
+
+        Raises CheckpointError if there is no such checkpoint.
+        """
         steps = self.steps()
         if not steps:
             raise CheckpointError(f"there is no checkpoint in {self.path}; train first")
@@ -62,7 +66,7 @@ class CheckpointFolder:
         return named[which]
 
     def valid_loss(self, step: int) -> float:
-        """The validation loss in nats that was saved with a step; infinite: none can be read."""
+        """Returns the validation loss saved with a step, in nats; infinity if it is unreadable."""
         try:
             path = os.path.join(self.step_path(step), "metrics", "metrics")
             with open(path, encoding="utf-8") as file:
@@ -72,7 +76,7 @@ class CheckpointFolder:
         return loss if math.isfinite(loss) else math.inf
 
     def meta(self, step: int) -> tuple[dict[str, Any], str | None]:
-        """The metadata of a step, and what is wrong with it (``None``: nothing)."""
+        """Returns the metadata of a step, and their fault or ``None``."""
         try:
             with open(os.path.join(self.step_path(step), "meta", "metadata"), "rb") as file:
                 meta = parse_json_object(file.read())
@@ -83,7 +87,7 @@ class CheckpointFolder:
         return meta, None
 
     def fault(self, step: int) -> str | None:
-        """What is wrong with the files of a step, to be read after its name; ``None``: nothing."""
+        """Returns the fault of a step's files, to be read after its name, or ``None``."""
         path = os.path.join(self.step_path(step), MANIFEST)
         expected: dict[str, str] = {}
         if not os.path.exists(path):
@@ -114,7 +118,7 @@ class CheckpointFolder:
         os.rename(self.step_path(step), os.path.join(self.path, f"replaced-{step}"))
 
     def finish_replacing(self) -> None:
-        """Removes what was renamed, or restores its name if the new checkpoint is missing."""
+        """Removes a replaced checkpoint, or restores its name if the new checkpoint is missing."""
         names = self._names()
         for match in filter(None, (re.fullmatch(r"replaced-(\d+)", name) for name in names)):
             replaced = os.path.join(self.path, match[0])
@@ -124,7 +128,7 @@ class CheckpointFolder:
                 os.rename(replaced, self.step_path(int(match[1])))
 
     def remove_temporary(self) -> None:
-        """Removes what a failed save has left; a full disk needs the space before Orbax does so."""
+        """Removes the files of a failed save at once, because a full disk needs the space."""
         for name in self._names():
             if re.fullmatch(rf"\d+{re.escape(TEMPORARY)}", name):
                 shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)
@@ -136,7 +140,7 @@ def write_manifest(folder: str) -> None:
 
 
 def file_hashes(folder: str) -> dict[str, str]:
-    """The sha256 of every file that a manifest covers, by its path in the checkpoint's folder."""
+    """Returns the sha256 of every file that a manifest lists, by its path in ``folder``."""
     found = {}
     for root, _, names in os.walk(folder):
         for path in (os.path.join(root, name) for name in names):

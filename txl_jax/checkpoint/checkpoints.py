@@ -1,4 +1,4 @@
-"""Checkpoints: everything that a run needs to resume, with a checksum of every file.
+"""Saves and restores checkpoints: all state that a run needs to resume, with checksums of files.
 
 Orbax writes them asynchronously and commits each one atomically, in one layout for every run:
 
@@ -8,11 +8,11 @@ Orbax writes them asynchronously and commits each one atomically, in one layout 
     checkpoints/<step>/metrics/                   validation loss (JSON)
     checkpoints/<step>/checksums.json             sha256 of every file above
 
-A checkpoint that does not match its checksums is moved aside as ``damaged-<step>``, never deleted,
-and the one before it is used.
+A checkpoint that does not match its checksums is renamed to ``damaged-<step>`` and never deleted.
+The checkpoint before it is used instead.
 
-With many processes, each saves and restores the parts of arrays that its devices hold, in one
-shared folder. Process 0 writes the checksums, decides what is restored, and moves folders.
+With many processes, each process saves and restores the parts of arrays that its devices hold, in
+one shared folder. Process 0 writes the checksums, chooses the checkpoint and renames folders.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ from txl_jax.parallel.processes import on_process_zero
 
 
 class Checkpoints:
-    """The checkpoints of one workdir; ``c``: which to keep, ``None``: read only."""
+    """The checkpoints of one workdir; ``c`` says which ones to keep, and ``None`` is read-only."""
 
     def __init__(self, workdir: str, c: CheckpointConfig | None = None):
         self._folder = CheckpointFolder(workdir)
@@ -47,22 +47,22 @@ class Checkpoints:
         self.close()
 
     def steps(self) -> list[int]:
-        """The steps with a committed checkpoint, oldest first; all processes call it together."""
+        """Returns the steps of committed checkpoints, oldest first; all processes call it."""
         return on_process_zero(self._folder.steps)
 
     def choose(self, which: str = "best") -> int:
-        """The step that ``best``, ``latest`` or a number names, see :class:`CheckpointFolder`."""
+        """Returns the step of ``best``, ``latest`` or a number, see :class:`CheckpointFolder`."""
         return on_process_zero(lambda: self._folder.choose(which))
 
     def save(self, step: int, state: Any, meta: dict[str, Any], valid_loss: float | None) -> None:
-        """Starts to save; returns as soon as the state has been copied.
+        """Starts to save a checkpoint; returns as soon as the state has been copied.
 
-        CheckpointError where nothing could be written (a full disk, a lost folder).
+        Raises CheckpointError if nothing can be written (a full disk, or a missing folder).
         """
         self._save_items(step, orbax_store.state_items(state), meta, valid_loss)
 
     def save_params(self, step: int, params: Any, meta: dict[str, Any]) -> None:
-        """Like :meth:`save`, of parameters only: a model that no training can resume from."""
+        """Saves parameters only, as :meth:`save` does; training cannot resume from them."""
         self._save_items(step, {"params": params}, {**meta, "params_only": True}, None)
 
     def _save_items(
@@ -83,7 +83,7 @@ class Checkpoints:
     def replace(
         self, step: int, state: Any, meta: dict[str, Any], valid_loss: float | None
     ) -> None:
-        """Saves a step again; the old checkpoint is removed once the new one is complete."""
+        """Saves a step again, and removes the old checkpoint once the new one is complete."""
         self.close()
         on_process_zero(lambda: self._folder.begin_replacing(step))
         try:
@@ -96,14 +96,14 @@ class Checkpoints:
         on_process_zero(self._folder.finish_replacing)
 
     def wait(self) -> None:
-        """Waits until every checkpoint is on disk; CheckpointError for a save that failed."""
+        """Waits until every checkpoint is on disk; raises CheckpointError if a save failed."""
         try:
             self._store.wait()
         except Exception as error:  # of Orbax's threads, of any type
             raise self._save_error("a checkpoint", error) from error
 
     def _save_error(self, what: str, error: Exception) -> CheckpointError:
-        """The error of a failed save, after its remains are removed so that another may follow."""
+        """Returns the error of a failed save, after removing its files so that saving can go on."""
         if not processes.many():  # the other processes cannot be waited for here
             self._store.discard()
             self._folder.remove_temporary()
@@ -120,11 +120,11 @@ class Checkpoints:
     def restore(
         self, abstract: Any, config: dict[str, Any], upto: int | None = None
     ) -> tuple[Any, dict[str, Any]] | None:
-        """The newest intact state and its metadata, or ``None`` if there is no checkpoint.
+        """Returns the newest intact state and its metadata, or ``None`` if there is no checkpoint.
 
-        ``abstract``: the shapes and dtypes of the state, with the wanted shardings. ``config``: the
-        settings of this run. ``upto``: ignores later steps. CheckpointError: another config,
-        another format, or parameters only.
+        ``abstract`` has the shapes, dtypes and shardings of the state, and ``config`` the settings
+        of this run. Steps after ``upto`` are ignored. Raises CheckpointError if the checkpoint has
+        another config, another format, or parameters only.
         """
         for step in reversed(self.steps()):
             if upto is not None and step > upto:
@@ -150,7 +150,7 @@ class Checkpoints:
         return None
 
     def restore_params(self, step: int, abstract: Any, weights: str = RAW) -> Any:
-        """The parameters of a step, ``raw`` or an average by its name; CheckpointError: none."""
+        """Returns the ``raw`` or averaged parameters of a step, or raises CheckpointError."""
         where = f"checkpoint {step} in {self._folder.path}"
         meta, fault = self._checked_meta(step)
         if fault is not None:
@@ -166,13 +166,13 @@ class Checkpoints:
             raise CheckpointError(f"{where} cannot be read: {error}") from error
 
     def weight_names(self, step: int) -> tuple[str, list[str]]:
-        """The name of the parameters that training chose, and of the others of a step."""
+        """Returns the name of the parameters that training chose, and the other names of a step."""
         meta, _ = on_process_zero(lambda: self._folder.meta(step))
         chosen = meta.get("weights", RAW)
         return chosen, [name for name in meta.get("candidates", [RAW]) if name != chosen]
 
     def _checked_meta(self, step: int) -> tuple[dict[str, Any], str | None]:
-        """The metadata of a step and its fault, on all processes; CheckpointError: the format."""
+        """Returns a step's metadata and fault, or raises CheckpointError if its format differs."""
         meta, fault = on_process_zero(lambda: self._folder.meta(step))
         if fault is not None:
             return meta, fault
@@ -184,7 +184,7 @@ class Checkpoints:
         return meta, on_process_zero(lambda: self._folder.fault(step))
 
     def _check_config(self, step: int, meta: dict[str, Any], config: dict[str, Any]) -> None:
-        """Raises CheckpointError if a run of this config cannot resume from a checkpoint."""
+        """Raises CheckpointError if a run with this config cannot resume from the checkpoint."""
         if different := differing_keys(meta["config"], config):
             raise CheckpointError(
                 f"checkpoint {step} has another config: {'; '.join(different)}. Use another"

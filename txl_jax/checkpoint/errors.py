@@ -1,4 +1,4 @@
-"""Errors of models on disk; each text says which file, why, and what to do."""
+"""The errors of models on disk; each message names the file, the reason and what to do."""
 
 
 class WorkdirError(RuntimeError):
@@ -10,4 +10,4 @@ class CheckpointError(RuntimeError):
 
 
 class ModelFormatError(ValueError):
-    """A file, a tensor or an argument that does not make a model."""
+    """A file, a tensor or an argument from which no model can be built."""

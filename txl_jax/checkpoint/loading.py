@@ -1,4 +1,4 @@
-"""A trained model by name: from a workdir, an exported folder, or the Hugging Face Hub."""
+"""Loads a trained model from a workdir, an exported folder, or the Hugging Face Hub."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ _REPOSITORY = re.compile(r"(hub:)?([\w.-]+/[\w.-]+)(@([\w./-]+))?")  # [hub:]own
 
 
 def load(source: str, step: str = "best", weights: str | None = None) -> TrainedModel:
-    """A trained model: ``.model``, ``.params``, ``.vocab``, ``.config``, ``.step``.
+    """Loads a trained model with ``.model``, ``.params``, ``.vocab``, ``.config`` and ``.step``.
 
     Example:
       >>> import txl_jax
@@ -35,13 +35,14 @@ def load(source: str, step: str = "best", weights: str | None = None) -> Trained
       True
 
     Args:
-      source: a workdir, a folder that ``save`` wrote, or ``owner/name@revision`` of the Hub (needs
-        ``txl_jax[hub]``); ``hub:`` before it always means the Hub.
-      step: of a workdir: ``best`` by validation, ``latest``, or a number.
-      weights: of a workdir: ``raw``, ``swa`` or ``ema``; ``None``: those that training chose.
+      source: a workdir, a folder that ``save`` wrote, or ``owner/name@revision`` on the Hub (needs
+        ``txl_jax[hub]``). A source that starts with ``hub:`` is always on the Hub.
+      step: the checkpoint of a workdir: ``best`` by validation, ``latest``, or a number.
+      weights: the parameters of a workdir: ``raw``, ``swa``, ``ema``, or the choice of training if
+        ``None``.
 
     Raises:
-      WorkdirError: ``source`` is no model, has two models, or cannot be downloaded.
+      WorkdirError: ``source`` has no model or two models, or cannot be downloaded.
       CheckpointError, ModelFormatError: the model is damaged, incomplete, or has another format.
     """
     if os.path.isdir(source):
@@ -55,7 +56,7 @@ def load(source: str, step: str = "best", weights: str | None = None) -> Trained
 
 
 def load_workdir(workdir: str, step: str = "best", weights: str | None = None) -> TrainedModel:
-    """The trained model of a workdir; arguments and errors as for :func:`load`."""
+    """Loads the trained model of a workdir; arguments and errors are those of :func:`load`."""
     if not os.path.exists(os.path.join(workdir, CONFIG)):
         raise WorkdirError(f"--workdir={workdir}: there is no {CONFIG} in it; train first")
     exp, vocab = read_experiment(workdir), read_vocab(workdir)
@@ -75,9 +76,10 @@ def load_workdir(workdir: str, step: str = "best", weights: str | None = None) -
 
 
 def load_exported(folder: str) -> TrainedModel:
-    """The model that ``save`` wrote, bit for bit; its step is 0.
+    """Loads the model that ``save`` wrote, bit for bit; its step is 0.
 
-    ModelFormatError: the parameters are not usable. DataError, WorkdirError: another file is not.
+    Raises ModelFormatError if the parameters cannot be used, and DataError or WorkdirError if
+    another file cannot be used.
     """
     path = os.path.join(folder, MODEL)
     _check_format(path)
@@ -87,7 +89,7 @@ def load_exported(folder: str) -> TrainedModel:
 
 
 def _check_format(path: str) -> None:
-    """Raises ModelFormatError for another format; a damaged file raises when it is read."""
+    """Raises ModelFormatError for another format, but no error yet for a damaged file."""
     from safetensors import SafetensorError, safe_open
 
     version = str(FORMAT)
@@ -101,7 +103,7 @@ def _check_format(path: str) -> None:
 
 
 def _download(repository: str, revision: str | None) -> str:
-    """The folder of a model downloaded from the Hub; raises WorkdirError with the reason."""
+    """Downloads a model from the Hub and returns its folder, or raises WorkdirError."""
     hub = import_hub()
     files = [MODEL, CONFIG, VOCAB]
     try:
@@ -112,7 +114,7 @@ def _download(repository: str, revision: str | None) -> str:
 
 
 def import_hub() -> ModuleType:
-    """The package ``huggingface_hub``; raises WorkdirError if it is not installed."""
+    """Returns the package ``huggingface_hub``; raises WorkdirError if it is not installed."""
     try:
         import huggingface_hub
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""One training run per folder: the process that trains in a workdir holds a lock on it."""
+"""Locks a workdir, so that only one process at a time trains in it."""
 
 import contextlib
 import datetime
@@ -22,10 +22,11 @@ class LockedError(RuntimeError):
 
 @contextlib.contextmanager
 def training_lock(workdir: str) -> Iterator[None]:
-    """Locks a workdir for training, or raises LockedError; the system releases the lock.
+    """Locks a workdir for training, or raises LockedError if another run has locked it.
 
-    The file ``.lock`` names the holder and stays: only the ``flock`` on it counts. Where the file
-    system has no flock, a warning is printed and the run is not protected.
+    The file ``.lock`` names the process that trains. The file is kept after training, because only
+    the ``flock`` on it counts. The system releases the lock when the process ends. If the file
+    system does not support ``flock``, a warning is printed and the run is not protected.
     """
     path = os.path.join(workdir, LOCK)
     # A soft lock, whose file would outlive a killed process, is no replacement for flock.

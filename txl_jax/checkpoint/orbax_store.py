@@ -1,4 +1,4 @@
-"""Orbax input and output: named items of one step, retention, and the items of a training state."""
+"""Saves and restores named items of a step with Orbax, and converts a training state to items."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ RAW = "raw"  # the parameters as the last update left them, without averaging
 
 
 class OrbaxStore:
-    """Saves and restores the items of a step; it opens Orbax's manager when first needed."""
+    """Saves and restores the items of a step; opens Orbax's manager at its first use."""
 
     def __init__(self, folder: str, c: CheckpointConfig | None):
         self._folder, self._options = folder, _options(c, self._before_commit)
@@ -33,7 +33,7 @@ class OrbaxStore:
         return self._manager
 
     def save(self, step: int, items: dict[str, Any], valid_loss: float | None) -> bool:
-        """Starts to save; returns once the arrays are copied. False: Orbax refuses this step."""
+        """Starts to save, and returns once arrays are copied; False if Orbax refuses the step."""
         metrics = {METRIC: float("inf") if valid_loss is None else valid_loss}
         args = ocp.args.Composite(**items)
         self.wait()  # _before_commit of the save before this one needs its step
@@ -41,34 +41,34 @@ class OrbaxStore:
         return self._opened().save(step, args=args, metrics=metrics)
 
     def _before_commit(self) -> None:
-        """Writes the manifest; Orbax calls this on process 0 when all items are on disk."""
+        """Writes the manifest; Orbax calls this method on process 0 when all items are on disk."""
         write_manifest(os.path.join(self._folder, f"{self._step}{TEMPORARY}"))
 
     def restore(self, step: int, shapes: dict[str, Any]) -> Any:
-        """The items of a step by name, from their shapes, dtypes and shardings."""
+        """Returns the items of a step by name, with the given shapes, dtypes and shardings."""
         items = {name: ocp.args.StandardRestore(shape) for name, shape in shapes.items()}
         return self._opened().restore(step, args=ocp.args.Composite(**items))
 
     def wait(self) -> None:
-        """Waits until all saves have ended; raises what their threads raised, of any type."""
+        """Waits until all saves have ended; raises the error, of any type, that a save raised."""
         if self._manager is not None:
             self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Closes the manager; the next use opens a new one, which reads the folder again."""
+        """Closes the manager; the next use opens a new manager, which reads the folder again."""
         if self._manager is not None:
             self._manager.close()
             self._manager = None
 
     def discard(self) -> None:
-        """Closes the manager after a failed save; closing it raises the same error once more."""
+        """Closes the manager after a failed save, and ignores the error that closing raises."""
         with contextlib.suppress(Exception):
             self.close()
         self._manager = None
 
 
 class _Manager(ocp.CheckpointManager):
-    """Orbax's manager without its question to JAX about preemption: each call there counts."""
+    """Orbax's manager, which does not ask JAX about preemption; JAX counts each such call."""
 
     def reached_preemption(self, step: int) -> bool:
         return False  # training asks at steps on which all processes agree
@@ -96,12 +96,12 @@ def _options(
 
 
 def params_item(weights: str) -> str:
-    """The item that holds the raw parameters or an average of them."""
+    """The name of the item that holds the raw parameters or one of their averages."""
     return "params" if weights == RAW else f"average_{weights}"
 
 
 def state_items(state: Any) -> dict[str, Any]:
-    """The arrays of a training state by item; arrays without elements are left out for Orbax."""
+    """Returns the arrays of a training state by item, without the empty arrays of the memory."""
     mems = {"hidden": state.mems.hidden, "filled": state.mems.filled}
     return {
         "params": state.params,
@@ -112,7 +112,7 @@ def state_items(state: Any) -> dict[str, Any]:
 
 
 def state_from_items(step: int, items: Any, abstract: Any) -> Any:
-    """The training state of a step, with the shapes and shardings of ``abstract``."""
+    """Returns the training state of a step, with the shapes and shardings of ``abstract``."""
     hidden = items["mems"].get("hidden")
     if hidden is None:  # M = 0: nothing was stored
         shape = abstract.mems.hidden

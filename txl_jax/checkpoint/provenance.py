@@ -1,4 +1,4 @@
-"""How a result was made: versions, source revision, devices and date."""
+"""Records how a result was produced: versions, source revision, devices and date."""
 
 import datetime
 import importlib.metadata
@@ -11,7 +11,10 @@ PACKAGES = ("txl_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "nu
 
 
 def provenance() -> dict[str, Any]:
-    """How a result is made, for JSON; ``None``: not known. No host, user or path is named."""
+    """Returns the provenance of a result for JSON, with ``None`` for unknown values.
+
+    The record names no host, user or path.
+    """
     import jax
 
     return {
@@ -28,9 +31,9 @@ def provenance() -> dict[str, Any]:
 
 
 def revision(folder: str) -> str | None:
-    """The commit of the source in ``folder``, with ``+dirty`` if a file is changed or new.
+    """Returns the commit of the source in ``folder``, plus ``+dirty`` if a file is changed or new.
 
-    ``None`` without git, or if git does not track the folder.
+    Returns ``None`` if git is not installed or does not track the folder.
     """
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit or not _git(folder, "ls-files", "--", "."):

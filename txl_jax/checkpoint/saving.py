@@ -1,4 +1,4 @@
-"""A trained model as three plain files, without pickle or checkpoints; export and upload of them.
+"""Exports a trained model as three plain files, without pickle or checkpoints, and uploads them.
 
 model.safetensors   parameters, float32, by their path in the tree: "layer_0/attention/query"
 config.json         as in a workdir: every setting, corpus, versions
@@ -27,9 +27,9 @@ from txl_jax.messages import one_line
 
 
 def export(workdir: str, folder: str, step: str = "best") -> int:
-    """Writes the model of a workdir in a new or empty folder; returns its step.
+    """Writes the model of a workdir to a new or empty folder; returns its step.
 
-    Arguments and errors as for :func:`save` and :func:`txl_jax.load`.
+    Arguments and errors are those of :func:`save` and :func:`txl_jax.load`.
     """
     require_empty_folder(folder)
     trained = load_workdir(workdir, step)
@@ -38,7 +38,7 @@ def export(workdir: str, folder: str, step: str = "best") -> int:
 
 
 def save(trained: TrainedModel, folder: str, record: Mapping[str, Any] | None = None) -> None:
-    """Writes a trained model as the three files; ``txl_jax.load(folder)`` reads them.
+    """Writes a trained model as three files, which ``txl_jax.load(folder)`` reads.
 
     Example:
       >>> import os, txl_jax
@@ -48,9 +48,9 @@ def save(trained: TrainedModel, folder: str, record: Mapping[str, Any] | None = 
       ['config.json', 'model.safetensors', 'vocab.json']
 
     Args:
-      trained: as :func:`txl_jax.load` gives it; its parameters may have been trained further.
-      folder: new or empty, else ModelFormatError.
-      record: its workdir's ``config.json``; ``None``: its settings and the versions of today.
+      trained: a model that :func:`txl_jax.load` returned, perhaps with other parameters.
+      folder: a new or empty folder; any other folder raises ModelFormatError.
+      record: the ``config.json`` of the workdir; by default the settings and the current versions.
     """
     from safetensors.numpy import save as to_bytes  # not needed to run a model
 
@@ -67,7 +67,7 @@ def save(trained: TrainedModel, folder: str, record: Mapping[str, Any] | None = 
 def push(trained: TrainedModel, repository: str, private: bool = True) -> str:
     """Uploads a model to the Hub as ``owner/name``; returns its address. Needs ``txl_jax[hub]``.
 
-    The account is that of ``hf auth login`` or ``HF_TOKEN``. WorkdirError where it cannot.
+    The account is that of ``hf auth login`` or ``HF_TOKEN``. Raises WorkdirError if this fails.
 
     Example:
       >>> import txl_jax
@@ -85,7 +85,7 @@ def push(trained: TrainedModel, repository: str, private: bool = True) -> str:
 
 
 def require_empty_folder(folder: str) -> None:
-    """Raises ModelFormatError unless a folder is new or empty and can be written."""
+    """Raises ModelFormatError unless a folder is new or empty, and can be written."""
     if os.path.isfile(folder) or (os.path.isdir(folder) and os.listdir(folder)):
         raise ModelFormatError(f"{folder}: is not empty; name a new or an empty folder")
     parent = os.path.abspath(folder)
@@ -96,7 +96,7 @@ def require_empty_folder(folder: str) -> None:
 
 
 def _without_paths(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A workdir's record without the paths of the machine that it was made on."""
+    """Returns a workdir's record without the paths of the machine that wrote it."""
     settings = without_paths(ExperimentConfig, record)
     data, corpus = record.get("data", {}), dict(record.get("corpus", {}))
     url = data.get("url")
@@ -108,13 +108,13 @@ def _without_paths(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_public(url: str) -> bool:
-    """Whether an address has no user, password or query, which may be a token."""
+    """Whether an address has no user, password or query, any of which may be secret."""
     parts = urlsplit(url)
     return parts.scheme in ("http", "https") and "@" not in parts.netloc and not parts.query
 
 
 def _label_without_path(label: str, data: Mapping[str, Any]) -> str:
-    """The label of a user's own text with its file name in place of its path."""
+    """Returns the label of a user's own text with the file name in place of the path."""
     path, url = data.get("path"), data.get("url")
     if not path and url and _is_public(url):
         return label

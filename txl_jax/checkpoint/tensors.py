@@ -1,4 +1,4 @@
-"""Named arrays of a stored model: read, checked against the wanted shapes, and put in a tree."""
+"""Reads the named arrays of a stored model, checks their shapes and builds a tree of parameters."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ from txl_jax.checkpoint.errors import ModelFormatError
 
 
 class Tensors:
-    """Arrays of a stored state by name; each is taken once, all problems are reported together."""
+    """The arrays of a stored state by name; each is taken once, and all problems are collected."""
 
     def __init__(self, state: Mapping[str, np.ndarray]):
         self._left = dict(state)
@@ -23,7 +23,10 @@ class Tensors:
         return name in self._left
 
     def take(self, name: str, *shapes: tuple[int, ...]) -> np.ndarray:
-        """An array as float32 in the first of ``shapes``, stored in any; zeros for a problem."""
+        """Takes an array that has one of ``shapes``, and returns it as float32 in the first shape.
+
+        Returns zeros if there is a problem.
+        """
         if name not in self._left:
             self._problems.append(f"{name} {list(shapes[0])} is missing")
             return np.zeros(shapes[0], np.float32)
@@ -35,12 +38,12 @@ class Tensors:
         return tensor.astype(np.float32).reshape(shapes[0])
 
     def alias(self, name: str, of: str, tensor: np.ndarray, why: str) -> None:
-        """Takes a second name of the array ``of``; it may be absent, but must not differ."""
+        """Takes a second copy of the array ``of``; the copy may be absent, but must not differ."""
         if name in self._left and not np.array_equal(self.take(name, tensor.shape), tensor):
             self._problems.append(f"{name} differs from {of}, and {why}")
 
     def finish(self, ignored: Iterable[str] = ()) -> None:
-        """Raises ModelFormatError with all problems, including arrays that nothing took."""
+        """Raises ModelFormatError if there are problems or arrays that were never taken."""
         unknown = [f"{name} is not known" for name in self._left if name not in ignored]
         if problems := self._problems + unknown:
             why = "; ".join(problems)
@@ -48,7 +51,7 @@ class Tensors:
 
 
 def read_safetensors(path: str) -> dict[str, np.ndarray]:
-    """The arrays of a safetensors file by name; raises ModelFormatError if it cannot be read."""
+    """Reads the arrays of a safetensors file by name; raises ModelFormatError if this fails."""
     from safetensors import SafetensorError  # not needed to run a model
     from safetensors.numpy import load_file
 
@@ -61,13 +64,13 @@ def read_safetensors(path: str) -> dict[str, np.ndarray]:
 
 
 def flat_params(params: Any) -> dict[str, np.ndarray]:
-    """Parameters by their path in the tree, in C order: safetensors writes the raw memory."""
+    """Returns parameters by path in the tree, in C order, because safetensors writes raw memory."""
     flat = flatten_dict(jax.device_get(params), sep="/")
     return {name: np.ascontiguousarray(array) for name, array in sorted(flat.items())}
 
 
 def parameters_hash(params: Any) -> str:
-    """Sha256 of all parameters with their names and shapes, in hexadecimal."""
+    """Returns the sha256 of all parameters with their names and shapes, in hexadecimal."""
     digest = hashlib.sha256()
     for name, array in flat_params(params).items():
         digest.update(name.encode() + str(array.shape).encode() + array.tobytes())
@@ -75,7 +78,7 @@ def parameters_hash(params: Any) -> str:
 
 
 def params_from_flat(tensors: Mapping[str, np.ndarray], shapes: Any) -> dict[str, Any]:
-    """The tree of parameters, of these shapes, from arrays by their paths; ModelFormatError."""
+    """Returns the tree of parameters with these shapes from arrays by path, or ModelFormatError."""
     left = Tensors(tensors)
     wanted = flatten_dict(shapes, sep="/").items()
     params = {name: left.take(name, leaf.shape) for name, leaf in wanted}

@@ -28,7 +28,7 @@ class TrainedModel:
       model, params: the Flax module, for ``model.apply({"params": params}, ...)``.
       vocab: encodes text to token ids and decodes them.
       config, step: the settings of the experiment, and the step of the checkpoint.
-      weights, others: the name of these parameters (``raw`` or an average), and of the others.
+      weights, others: the name of these parameters (``raw`` or an average), and the other names.
     """
 
     model: TransformerXL
@@ -41,7 +41,7 @@ class TrainedModel:
 
 
 def with_settings(trained: TrainedModel, exp: ExperimentConfig) -> TrainedModel:
-    """The trained model with the settings of ``exp``; WorkdirError for another shape."""
+    """Returns the model with the settings of ``exp``; raises WorkdirError if the shapes differ."""
     own = trained.config.model
     vocab_size = own.vocab_size if exp.model.vocab_size is None else exp.model.vocab_size
     model = dataclasses.replace(
@@ -59,7 +59,7 @@ def parameter_count(params: Any) -> int:
 
 
 def param_shapes(c: TransformerXLConfig) -> Any:
-    """Shape and dtype of every parameter of ``TransformerXL(c)``, without computing them."""
+    """Returns the shape and dtype of every parameter of ``TransformerXL(c)``, without computing."""
     model = TransformerXL(c)  # some windows need a memory, and forms without memory refuse one
     mems = model.init_mems(batch_size=1, mem_len=0 if c.memory_free else 1)
     tokens = jax.ShapeDtypeStruct((1, 1), "int32")

@@ -1,4 +1,4 @@
-"""A run's folder: its settings and vocabulary, and whether another run may use it.
+"""Creates, checks and reads a workdir, which has the settings and the vocabulary of a run.
 
 workdir/
   config.json     every setting, the corpus's hash, versions and revision
@@ -6,7 +6,7 @@ workdir/
   checkpoints/    checkpoint/checkpoints.py
   metrics.jsonl  loss.png  tensorboard/  sample.txt
   library.log     errors of libraries, library_errors.py
-  .lock           the process that trains in it, checkpoint/lock.py
+  .lock           the process that trains here, checkpoint/lock.py
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from txl_jax.parallel import processes
 
 
 def with_vocab(exp: ExperimentConfig, corpus: Corpus) -> ExperimentConfig:
-    """The experiment with the corpus's ``model.vocab_size``; ConfigError if it names another."""
+    """Sets ``model.vocab_size`` to that of the corpus; raises ConfigError if another one is set."""
     size, named = len(corpus.vocab), exp.model.vocab_size
     if named not in (None, size):
         rule = f"the vocabulary of {corpus.name} has {size} symbols; leave it out to take that"
@@ -35,11 +35,11 @@ def with_vocab(exp: ExperimentConfig, corpus: Corpus) -> ExperimentConfig:
 
 
 def init_workdir(workdir: str, exp: ExperimentConfig, corpus: Corpus) -> None:
-    """Writes the settings and the vocabulary of a run in its folder.
+    """Writes the settings and the vocabulary of a run to its folder.
 
-    ``config.json`` is written first: a folder without it has no other file of a run. WorkdirError:
-    the folder is of another config, version or text, holds an exported model, or has a user's files
-    that the run would overwrite. It is left unchanged.
+    ``config.json`` is written first, so a folder without it has no other file of a run. Raises
+    WorkdirError if the folder has another config, version or text, an exported model, or a user's
+    files that the run would overwrite. The folder is then left unchanged.
     """
     check_free(workdir)
     path = os.path.join(workdir, CONFIG)
@@ -62,14 +62,14 @@ def init_workdir(workdir: str, exp: ExperimentConfig, corpus: Corpus) -> None:
 
 
 def describe_corpus(corpus: Corpus) -> dict[str, Any]:
-    """What ``config.json`` says about the corpus."""
+    """Returns the description of the corpus for ``config.json``."""
     return {"name": corpus.name, "source_hash": corpus.source_hash, **dict(corpus.info)}
 
 
 def check_shared(workdir: str, seconds: float = 30.0) -> None:
     """Waits until every process sees the ``config.json`` that process 0 has written.
 
-    WorkdirError after so many ``seconds``: a checkpoint's parts would be on different disks.
+    Raises WorkdirError after ``seconds``, since a checkpoint's parts would be on different disks.
     """
     path, limit = os.path.join(workdir, CONFIG), time.monotonic() + seconds
     while not (seen := os.path.exists(path)) and time.monotonic() < limit:
@@ -82,9 +82,9 @@ def check_shared(workdir: str, seconds: float = 30.0) -> None:
 
 
 def read_record(workdir: str) -> dict[str, Any]:
-    """The content of a run's ``config.json``: settings by section, ``corpus``, ``provenance``.
+    """Returns the content of a run's ``config.json``: settings, ``corpus`` and ``provenance``.
 
-    WorkdirError where it does not exist, is damaged, or belongs to another program.
+    Raises WorkdirError if the file does not exist, is damaged, or belongs to another program.
     """
     path = os.path.join(workdir, CONFIG)
     record = read_json(path)
@@ -99,7 +99,7 @@ def read_record(workdir: str) -> dict[str, Any]:
 
 
 def read_experiment(workdir: str) -> ExperimentConfig:
-    """The settings of a run; raises WorkdirError, naming the file, if they cannot be used."""
+    """Returns the settings of a run; raises WorkdirError with the file if they cannot be used."""
     try:
         return from_record(read_record(workdir))
     except ConfigError as error:
@@ -107,7 +107,7 @@ def read_experiment(workdir: str) -> ExperimentConfig:
 
 
 def read_vocab(workdir: str) -> Vocab:
-    """The vocabulary of a run; WorkdirError or DataError, naming its file, without one."""
+    """Returns the vocabulary of a run; raises WorkdirError or DataError if it cannot be read."""
     path = os.path.join(workdir, VOCAB)
     try:
         return Vocab.from_json(read_json(path))
@@ -116,7 +116,7 @@ def read_vocab(workdir: str) -> Vocab:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """The object in a JSON file; raises WorkdirError if it cannot be read."""
+    """Returns the object in a JSON file; raises WorkdirError if the file cannot be read."""
     try:
         with open(path, "rb") as file:
             return parse_json_object(file.read())

@@ -1,7 +1,7 @@
-"""Every file that this program writes in a workdir, and the folders that it may write in.
+"""Lists every file that this program writes to a workdir, and checks that it may write there.
 
-A folder belongs to a run once its ``config.json`` exists. The modes that compare runs write in
-folders without one and record this in ``.txl_jax``. A user's own files are never overwritten.
+A folder belongs to a run once its ``config.json`` exists. The modes that compare runs write to
+folders without this file and add a record ``.txl_jax``. A user's own files are never overwritten.
 """
 
 import contextlib
@@ -49,11 +49,11 @@ FILES = (
     *("recl", "tensorboard"),
     *itertools.chain.from_iterable(MODE_FILES.values()),
 )
-"""The names of all files and folders in a workdir; a file may also end in ``.tmp``."""
+"""The names of all files and folders in a workdir; the name of a file may also end in ``.tmp``."""
 
 
 def check_free(workdir: str) -> None:
-    """Raises WorkdirError for an exported model, or other files that a run would overwrite."""
+    """Raises WorkdirError if a folder has an exported model or files that a run would overwrite."""
     if os.path.exists(os.path.join(workdir, MODEL)):
         raise WorkdirError(
             f"--workdir={workdir}: has an exported model ({MODEL}), and training would put a second"
@@ -65,10 +65,10 @@ def check_free(workdir: str) -> None:
 
 
 def register_outputs(workdir: str, mode: str) -> None:
-    """Records that this program wrote the files of a mode that compares runs; makes the folder.
+    """Creates a folder, and records that this program writes the files of a mode there.
 
-    ``mode``: ``ablation``, ``recl`` or ``report``; the names of its files start with it.
-    WorkdirError: there are such files without this record; a run's own workdir needs none.
+    ``mode`` is ``ablation``, ``recl`` or ``report``, and the names of its files start with it. The
+    workdir of a run needs no record. Raises WorkdirError if such files exist without a record.
     """
     os.makedirs(workdir, exist_ok=True)
     if os.path.exists(os.path.join(workdir, CONFIG)):
@@ -84,7 +84,7 @@ def register_outputs(workdir: str, mode: str) -> None:
 
 
 def is_exported(folder: str) -> bool:
-    """Whether a folder holds an exported model; raises WorkdirError if also checkpoints."""
+    """Whether a folder has an exported model; raises WorkdirError if it has checkpoints too."""
     if not os.path.exists(os.path.join(folder, MODEL)):
         return False
     checkpoints = os.path.join(folder, CHECKPOINTS)
@@ -95,7 +95,7 @@ def is_exported(folder: str) -> bool:
 
 
 def check_writable(workdir: str, folders: tuple[str, ...] = ()) -> None:
-    """Makes the workdir; raises WorkdirError if it or one of these folders cannot be written."""
+    """Creates the workdir; raises WorkdirError if it or one of ``folders`` cannot be written."""
     paths = {"": workdir, **{name: os.path.join(workdir, name) for name in folders}}
     for name, path in paths.items():
         if name and not os.path.lexists(path):
@@ -115,7 +115,7 @@ def check_writable(workdir: str, folders: tuple[str, ...] = ()) -> None:
 
 
 def check_outputs(workdir: str, *modes: str) -> None:
-    """Makes the workdir; raises WorkdirError if a file of these modes cannot be written."""
+    """Creates the workdir; raises WorkdirError if a file of these modes cannot be written."""
     check_writable(workdir)
     for path in (os.path.join(workdir, name) for mode in modes for name in MODE_FILES[mode]):
         if os.path.isdir(path):
@@ -126,7 +126,7 @@ def check_outputs(workdir: str, *modes: str) -> None:
 
 
 def check_file(key: str, path: str | None) -> None:
-    """Raises ConfigError if the file that a setting names cannot be written; changes no file."""
+    """Raises ConfigError if the file that a setting names cannot be written; leaves no new file."""
     if path is None or path == "-":
         return
     exists = os.path.exists(path)
@@ -146,7 +146,7 @@ def check_file(key: str, path: str | None) -> None:
 
 @contextlib.contextmanager
 def print_on_error(result: str) -> Iterator[None]:
-    """Prints a result if the block that writes its files fails, so that the work is not lost."""
+    """Prints a result if the block that writes its files fails, so that the result is not lost."""
     try:
         yield
     except BaseException:
@@ -155,7 +155,7 @@ def print_on_error(result: str) -> Iterator[None]:
 
 
 def _try_writing(folder: str) -> None:
-    """Makes a folder with a file of one disk block (4096 bytes), and removes both."""
+    """Creates a folder with a file of one disk block (4096 bytes), and removes both."""
     with (
         tempfile.TemporaryDirectory(prefix=f"{PROBE}-", dir=folder) as made,
         open(os.path.join(made, PROBE), "wb") as file,
@@ -174,7 +174,7 @@ def _refuse_overwriting(workdir: str, names: list[str]) -> None:
 
 
 def _our_names(workdir: str) -> list[str]:
-    """Files with this program's names, except those that a run killed at its start leaves."""
+    """Lists files with this program's names, except those of a run that was killed at its start."""
     names = sorted(os.listdir(workdir)) if os.path.isdir(workdir) else []
     ours = [name for name in names if name.removesuffix(".tmp") in FILES]
     return [name for name in ours if not _is_left_over(os.path.join(workdir, name), name)]
