@@ -194,7 +194,7 @@ def test_a_start_that_changed_before_the_first_checkpoint_is_refused(trained, tm
         doubled = {name: 2 * file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = file.metadata()
     save_file(doubled, path, metadata)
-    with pytest.raises(ConfigError, match="are not those that this run began with"):
+    with pytest.raises(ConfigError, match="have changed since the first start"):
         begin(tmp_path / "text", start, tmp_path / "tuned")
 
 
@@ -226,7 +226,7 @@ def test_a_character_that_the_starting_model_lacks_is_refused(trained, tmp_path)
     with pytest.raises(DataError) as error:
         resolved(tmp_path / "text", trained, tmp_path / "tuned", said=said)
     assert "line 101, character 800: 'é'" in str(error.value)
-    assert "keeps the vocabulary of the model" in str(error.value)
+    assert "keeps the vocabulary of the trained model" in str(error.value)
     assert "start from a model of bytes or subwords" in str(error.value)
 
 
@@ -272,7 +272,7 @@ def test_a_corpus_of_another_vocabulary_is_refused(trained, tmp_path):
     swapped = Vocab("char", corpus.vocab.symbols[::-1])
     corpus = dataclasses.replace(corpus, vocab=swapped)
     (tmp_path / "b").mkdir()
-    with pytest.raises(ConfigError, match="vocabulary is not the one that the text is encoded"):
+    with pytest.raises(ConfigError, match="vocabulary is not the vocabulary of the encoded"):
         train(exp, corpus, str(tmp_path / "b"), PreemptionGuard())
 
 

@@ -92,7 +92,7 @@ def test_several_processes_are_refused_before_any_work(tmp_path, monkeypatch):
     corpus, exp = corpus_and_experiment(tmp_path, **{"train.text_on_device": True})
     training_streams(exp, corpus)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ConfigError, match=r"train\.text_on_device: is for one process"):
+    with pytest.raises(ConfigError, match=r"train\.text_on_device: needs a single process"):
         training_streams(exp, corpus)
     sent = dataclasses.replace(exp, train=dataclasses.replace(exp.train, text_on_device=False))
     training_streams(sent, corpus)

@@ -1,1 +1,1 @@
-"""Training: loss, optimizer, state, the pure step, the trainer that calls it, and its log."""
+"""Training: the loss, the optimizer, the training state, the training step, its loop, the log."""

@@ -1,4 +1,4 @@
-"""What a run prints on standard error: lines, or a progress bar."""
+"""The output of a run on standard error: lines, or a progress bar."""
 
 import collections
 import datetime
@@ -11,9 +11,10 @@ from txl_jax.units import Unit, format_value, in_unit
 
 
 class Console:
-    """Prints lines about a run, each after its ``label``, or nothing if ``silent``.
+    """Prints lines about a run, each with the prefix ``label``. If ``silent``, it prints nothing.
 
-    ``progress``: True: a bar in place of training records; ``None``: on terminals without a label.
+    If ``progress`` is True, a progress bar replaces the training records. ``None`` chooses the bar
+    if standard error is a terminal and there is no label.
     """
 
     def __init__(
@@ -21,7 +22,7 @@ class Console:
     ):
         self._total_steps, self._unit, self._silent = total, unit, silent
         self._label = f"{label}  " if label else ""
-        # (training seconds, step, tokens so far), at most one entry a second
+        # entries (training seconds, step, number of tokens so far), at most one per second
         self._recent = collections.deque([(0.0, step, 0)], maxlen=30)
         self._tokens, self._bar = 0, None
         if progress is None:
@@ -34,19 +35,23 @@ class Console:
             self._bar = tqdm(total=total, initial=step, **more)
 
     def message(self, text: str) -> None:
-        """Prints a line, above the bar if there is one."""
+        """Prints a line, above the progress bar if there is one."""
         if self._bar is not None:
             self._bar.write(text, file=sys.stderr)
         elif not self._silent:
             print(self._label + text, file=sys.stderr, flush=True)
 
     def step_message(self, step: int, *parts: str) -> None:
-        """Prints a line about a step."""
+        """Prints a line that begins with the step's number and contains the given parts."""
         width = len(str(self._total_steps))
         self.message("  ".join([f"step {step:>{width}}/{self._total_steps}", *parts]))
 
     def step_done(self, step: int, tokens: int, seconds: float, loss: float) -> None:
-        """Moves the bar; ``tokens`` of the step, training ``seconds`` and ``loss`` so far."""
+        """Advances the progress bar to a step.
+
+        ``tokens`` is the number in this step, ``seconds`` is the training time so far, and ``loss``
+        is the mean loss in nats since the last training record.
+        """
         self._tokens += tokens
         if seconds - self._recent[-1][0] >= 1.0:
             self._recent.append((seconds, step, self._tokens))
@@ -56,13 +61,13 @@ class Console:
             self._bar.update(step - self._bar.n)
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """Prints the line of a record."""
+        """Prints a record of ``metrics.jsonl`` as one line."""
         loss = [] if values.get("loss") is None else [self._loss(values["loss"])]
         rest = [_named(k, v) for k, v in values.items() if k not in ("loss", self._unit)]
         self.step_message(step, kind, *loss, *rest)
 
     def training_record(self, step: int, values: Mapping[str, Any], seconds: float) -> None:
-        """Prints the line of a training record, unless the bar shows the same."""
+        """Prints a training record as one line, unless the progress bar shows its values."""
         if self._bar is None:
             skipped = [_named("skipped", values["skipped"])] if "skipped" in values else []
             rate = f"lr {values['learning_rate']:.1e}"
@@ -70,7 +75,7 @@ class Console:
             self.step_message(step, self._loss(values["loss"]), rate, *skipped, speed)
 
     def close(self) -> None:
-        """Ends the bar."""
+        """Closes the progress bar."""
         if self._bar is not None:
             self._bar.close()
 
@@ -79,7 +84,7 @@ class Console:
         return f"loss {loss:.3f}  {self._unit} {value}"
 
     def _speed(self, step: int, seconds: float) -> str:
-        """Tokens per second of the recent steps, and the time left at that rate."""
+        """Returns the tokens per second of recent steps and the remaining time, as text."""
         then, step_then, tokens_then = self._recent[0]
         if seconds <= then or step <= step_then:
             return "? tok/s  ? left"

@@ -1,13 +1,13 @@
-"""Distillation from models trained before on the same text (born-again networks).
+"""Distillation from models that were trained earlier on the same text (born-again networks).
 
-A model that learns the probabilities of trained models of its own shape often becomes better than
-they are (Furlanello et al. 2018). The mean probabilities for every position of the training text
-are computed once, before the first update:
+A student with the architecture of its teachers often becomes better than the teachers (Furlanello
+et al. 2018). The teachers' mean probabilities at every position of the training text are computed
+once, before the first update:
 
-    teachers ──▶ mean probabilities of the next word ──▶ the k likeliest words, and the rest
+    teachers ──▶ mean probabilities of the next word ──▶ the k likeliest words, and all others
              ──▶ soft_targets.npz in the workdir ──▶ on the device with the text ──▶ loss
 
-A resumed run reads the file and needs no teacher.
+A resumed run reads ``soft_targets.npz`` and does not load the teachers.
 """
 
 import io
@@ -31,7 +31,7 @@ from txl_jax.model.transformer_xl import TransformerXL
 
 FILE = "soft_targets.npz"
 Teacher = tuple[TransformerXL, Any]
-"""A model, with the protocol that it reads in, and its parameters."""
+"""A teacher's model, configured for the evaluation protocol, and its parameters."""
 
 
 def soft_targets(
@@ -41,12 +41,12 @@ def soft_targets(
     message: Callable[[str], None],
     stop: Callable[[], bool] = lambda: False,
 ) -> SoftTargets | None:
-    """Mean probabilities that ``distil.teachers`` give every token of the training split: [N,k].
+    """Returns the mean probabilities of ``distil.teachers`` for the training split: arrays [N,k].
 
-    Entry i is the prediction of token i from the tokens before it, read with the ``validate``
-    protocol; entry 0 has probability 1 for the token itself. ``None`` if there are no teachers, or
-    ``stop()`` became true. A resumed run keeps the targets of the first start, also with other
-    ``validate`` settings. Raises ConfigError if a teacher does not exist or has another vocabulary.
+    Entry i is the prediction of token i from the tokens before it, under the ``validate`` protocol.
+    Entry 0 gives probability 1 to token 0. Returns ``None`` if there are no teachers, or if
+    ``stop()`` became true. A resumed run reads the stored soft targets, even if the ``validate``
+    settings have changed. Raises ConfigError if a teacher is missing or has another vocabulary.
     """
     c = exp.distil
     if not c.teachers:
@@ -74,9 +74,10 @@ def teacher_probabilities(
     exp: ExperimentConfig,
     stop: Callable[[], bool] = lambda: False,
 ) -> SoftTargets | None:
-    """Mean probabilities of the likeliest words for tokens [N]; ``None`` if ``stop()`` became true.
+    """Computes the teachers' mean probabilities of the k likeliest words for tokens [N].
 
-    Words are uint16 or int32 [N,k], probabilities float16 [N,k].
+    Words are uint16 or int32 [N,k], probabilities float16 [N,k]. Returns ``None`` if ``stop()``
+    became true.
     """
     p, models = exp.validate, [model for model, _ in teachers]
     sizes = [model.cfg.vocab_size or 0 for model in models]
@@ -116,7 +117,7 @@ def _load_teacher(folder: str, exp: ExperimentConfig, corpus: Corpus) -> Teacher
         raise error("there is no such folder; name a workdir or an exported folder")
     trained = load(folder)
     if trained.vocab.to_json() != corpus.vocab.to_json():
-        raise error("has another vocabulary than this run's text; train it on the same text")
+        raise error("its vocabulary is not that of this run's text; train it on the same text")
     if trained.model.cfg.memory_free and exp.validate.mem_len:
-        raise error("has no memory, but validate.mem_len, which it reads with, is not 0")
+        raise error("it has no memory, but validate.mem_len is not 0; set validate.mem_len to 0")
     return TransformerXL(under_protocol(trained.model.cfg, exp.validate)), trained.params

@@ -1,4 +1,4 @@
-"""TensorBoard files, without tensorflow."""
+"""Writes TensorBoard files without TensorFlow."""
 
 import os
 import time
@@ -8,9 +8,9 @@ from txl_jax.files import name_in_os_errors
 
 
 class TensorBoardEvents:
-    """TensorBoard's file of one run. Every event is written at once, so a full disk raises here.
+    """The TensorBoard file of a run. Every event is written at once; a full disk raises OSError.
 
-    (On a full disk the thread of tensorboardX's ``SummaryWriter`` ends, and training waits for it.)
+    With tensorboardX's ``SummaryWriter``, training would hang on a full disk.
     """
 
     def __init__(self, folder: str, resume_step: int):
@@ -18,18 +18,18 @@ class TensorBoardEvents:
         from tensorboardX.record_writer import RecordWriter
 
         self._proto, self._summary = event_pb2, summary_pb2.Summary
-        # TensorBoard reads files in the order of their names, which must contain `tfevents`.
+        # TensorBoard reads files in the order of their names. Each name must contain `tfevents`.
         self._path = os.path.join(folder, f"events.out.tfevents.{time.time_ns()}")
         with name_in_os_errors(self._path):
             os.makedirs(folder, exist_ok=True)
             self._file = RecordWriter(self._path)
         self._write(0, file_version="brain.Event:2")
-        # TensorBoard hides earlier events from this step on.
+        # TensorBoard hides the events of earlier files from this step on.
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._write(resume_step + 1 if resume_step else 0, session_log=start)
 
     def add(self, record: dict[str, Any]) -> None:
-        """Writes the numbers of a record of ``metrics.jsonl`` as ``kind/name``."""
+        """Writes the numbers of a ``metrics.jsonl`` record, each with the tag ``kind/name``."""
         numbers = [
             self._summary.Value(tag=f"{record['kind']}/{name}", simple_value=value)
             for name, value in (record | record.get("timing", {})).items()
@@ -38,7 +38,7 @@ class TensorBoardEvents:
         self._write(record["step"], summary=self._summary(value=numbers))
 
     def close(self) -> None:
-        """Completes the file."""
+        """Closes the TensorBoard file."""
         with name_in_os_errors(self._path):
             self._file.close()
 

@@ -1,15 +1,15 @@
 """Fine-tuning: a run that starts from the parameters of a trained model, ``train.start_from``.
 
-    config.json, vocab.json   of that model ──▶ shape of the model, kind of token, vocabulary
-    its parameters                          ──▶ state at step 0
+    config.json, vocab.json   of the trained model ──▶ model shape, kind of token, vocabulary
+    its parameters                                 ──▶ state at step 0
 
-The run keeps the vocabulary, which also encodes the new text, and every setting of the model except
-dropout and :data:`OWN`. A setting that the config leaves at its default is taken from that model;
-any other must be equal. A word that the vocabulary lacks becomes ``<unk>``; without an ``<unk>`` it
-is an error, and so is an unknown character.
+The trained model's vocabulary encodes the new text. The new run also keeps the settings of the
+trained model except dropout and :data:`OWN`. The config must leave such a setting at its default,
+or give the same value. A word that is not in the vocabulary becomes ``<unk>``. It is an error if
+the vocabulary has no ``<unk>``. An unknown character is an error, too.
 
-Step, optimizer, memory and seed are the new run's own. ``start.json`` records the model that the
-run started from. A resumed run reads everything from its own workdir: the folder may be gone.
+The new run has its own step, optimizer state, memory and seed. ``start.json`` records the trained
+model. A resumed run reads only its own workdir, so the folder of the trained model may be deleted.
 """
 
 import dataclasses
@@ -36,16 +36,16 @@ from txl_jax.training.state import TrainState
 
 RECORD = "start.json"
 OWN = ("sample_softmax", "init_std", "proj_init_std", "dtype", "scan_layers", "remat", "kernel")
-"""Settings of the model that, like every dropout, do not change the meaning of its parameters."""
+"""Model settings that a new run may choose. Like dropout, they do not change the parameters."""
 
 
 def resolve_experiment(
     exp: ExperimentConfig, workdir: str
 ) -> tuple[ExperimentConfig, Vocab | None]:
-    """The experiment with model and kind of token of the model it starts from; its vocabulary.
+    """Returns the experiment with the settings of ``train.start_from``, and the model's vocabulary.
 
-    The same experiment and ``None`` if it starts from no model. Raises ConfigError if the folder
-    has no model, or one of another shape than the config names.
+    Without ``train.start_from``, returns the unchanged experiment and ``None``. Raises ConfigError
+    if the folder has no model, or if the config gives the model another shape.
     """
     folder = exp.train.start_from
     if folder is None:
@@ -58,39 +58,40 @@ def resolve_experiment(
 
 
 def load_encoded_corpus(exp: ExperimentConfig, vocab: Vocab | None) -> Corpus:
-    """The corpus of an experiment; raises DataError where the given vocabulary lacks a symbol."""
+    """Loads an experiment's corpus. Raises DataError if the given vocabulary lacks a symbol."""
     try:
         return corpus_from_config(exp.data, vocab)
     except UnknownSymbolError as error:
         if vocab is None:
             raise
         raise DataError(
-            f"{error.what}; a run with train.start_from keeps the vocabulary of the model that it"
-            " starts from: take this out of the text, or start from a model of bytes or subwords,"
-            " or one of words with <unk>"
+            f"{error.what}; a run with train.start_from keeps the vocabulary of the trained model:"
+            " remove this symbol from the text, or start from a model of bytes or subwords, or a"
+            " model of words with <unk>"
         ) from error
 
 
 def load_initial_params(
     state: TrainState, exp: ExperimentConfig, vocab: Vocab, workdir: str, shardings: Shardings
 ) -> TrainState:
-    """The state at step 0 with the parameters that the experiment starts from, if any.
+    """Returns the state at step 0 with the parameters of ``train.start_from``, if it is set.
 
-    ``exp`` has the resolved model; ``vocab`` is the corpus's; ``workdir`` gets ``start.json``.
-    Raises CheckpointError if the folder's checkpoint cannot be read, ConfigError if its model has
-    another shape or vocabulary, or other parameters than when this run first started.
+    ``exp`` comes from :func:`resolve_experiment`, and ``vocab`` is that of the corpus. Writes
+    ``start.json`` into ``workdir``. Raises CheckpointError if the checkpoint cannot be read. Raises
+    ConfigError if the trained model has another shape or vocabulary, or if its parameters have
+    changed since the first start of this run.
     """
     folder = exp.train.start_from
     if folder is None:
         return state
     if _read_settings(folder, folder)[1] != vocab:
-        raise _error(folder, "its vocabulary is not the one that the text is encoded with")
+        raise _error(folder, "its vocabulary is not the vocabulary of the encoded text")
     try:
         trained = load(folder)
     except ModelFormatError as error:
         raise _error(folder, str(error)) from error
     if _merged_model(exp, trained.config.model) != exp.model:
-        raise _error(folder, "its model is of another shape than this run's")
+        raise _error(folder, "its model has another shape than the model of this run")
     record = {
         "start_from": folder,
         "folder": os.path.abspath(folder),
@@ -107,7 +108,7 @@ def load_initial_params(
 
 
 def _read_settings(folder: str, named: str) -> tuple[ExperimentConfig, Vocab]:
-    """Settings and vocabulary of a model; ``named`` is the folder in the config, for errors."""
+    """Reads a model's settings and vocabulary. Errors name the folder of the config, ``named``."""
     for name in (CONFIG, VOCAB):
         if not os.path.exists(os.path.join(folder, name)):
             what = "the workdir of a run, or a folder that `python -m txl_jax.convert` wrote"
@@ -116,7 +117,7 @@ def _read_settings(folder: str, named: str) -> tuple[ExperimentConfig, Vocab]:
 
 
 def _merged_model(exp: ExperimentConfig, theirs: TransformerXLConfig) -> TransformerXLConfig:
-    """The trained model's shape, with the experiment's dropout and :data:`OWN` settings."""
+    """Returns the trained model's settings, with dropout and :data:`OWN` from the experiment."""
     default, ours = dataclasses.asdict(TransformerXLConfig()), dataclasses.asdict(exp.model)
     fixed = lambda key: not key.startswith("drop") and key not in OWN
     taken = {key: value for key, value in dataclasses.asdict(theirs).items() if fixed(key)}
@@ -131,21 +132,21 @@ def _merged_model(exp: ExperimentConfig, theirs: TransformerXLConfig) -> Transfo
 
 
 def _merged_data(exp: ExperimentConfig, trained: ExperimentConfig, vocab: Vocab) -> DataConfig:
-    """The experiment's text, with the vocabulary's kind of token if the config names none."""
+    """Returns the data settings, with the vocabulary's kind of token if the config names none."""
     d = exp.data
     if d.vocab is not None or d.name not in ("text", "stdlib", "ptb"):
         return d
     if vocab.kind not in ("byte", "char", "word", "subword"):
-        return d  # only one corpus has such tokens, and it has no setting for them
+        return d  # the corpus with such tokens has no setting for the kind of token
     size = trained.data.vocab_size if vocab.kind == "subword" else d.vocab_size
     return dataclasses.replace(d, vocab=vocab.kind, vocab_size=size)
 
 
 def _write_record(workdir: str, record: dict[str, Any]) -> None:
-    """Writes ``start.json``; a run that started before must start with the same parameters."""
+    """Writes ``start.json``. Raises ConfigError if an existing one names other parameters."""
     path, key = os.path.join(workdir, RECORD), "parameters_sha256"
     if os.path.exists(path) and read_json(path).get(key) != record[key]:
-        rule = f"its parameters are not those that this run began with ({path})"
+        rule = f"its parameters have changed since the first start of this run ({path})"
         raise _error(record["start_from"], f"{rule}; name another --workdir")
     write_json(path, record)
 

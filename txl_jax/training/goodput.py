@@ -1,4 +1,4 @@
-"""Where the seconds of a run go: to steps, or to something else."""
+"""Measures how many seconds a run spends on training steps and on other activities."""
 
 import contextlib
 import math
@@ -8,12 +8,12 @@ from time import perf_counter
 from typing import Any, Literal
 
 Activity = Literal["compile", "data", "evaluate", "save"]
-"""What a run does besides its steps. ``data``: waiting for the next batch. ``save``: how long a
-save holds training up; writing in the background does not count."""
+"""The activities of a run other than training steps. ``data`` is waiting for the next batch.
+``save`` is the time for which a save blocks training, without writing in the background."""
 
 
 class GoodputTimer:
-    """Seconds of a run by activity, in ``seconds``."""
+    """Measures the duration of every activity of a run, in ``seconds``."""
 
     def __init__(self) -> None:
         self.seconds: dict[Activity, float] = dict.fromkeys(typing.get_args(Activity), 0.0)
@@ -21,13 +21,13 @@ class GoodputTimer:
         self._paused_seconds, self._depth, self._paused_at = 0.0, 0, 0.0
 
     def training_seconds(self) -> float:
-        """Seconds so far without those in :meth:`pause`."""
+        """Returns the seconds so far, excluding the time inside :meth:`pause`."""
         now = self._paused_at if self._depth else perf_counter()
         return now - self._start - self._paused_seconds
 
     @contextlib.contextmanager
     def pause(self, activity: Activity) -> Iterator[None]:
-        """Counts the time in this context for an activity, not for training; may be nested."""
+        """Counts the time inside this context for an activity. Contexts may be nested."""
         start = perf_counter()
         if not self._depth:
             self._paused_at = start
@@ -42,7 +42,7 @@ class GoodputTimer:
                 self._paused_seconds += now - self._paused_at
 
     def waiting(self, items: Iterable[Any]) -> Iterator[Any]:
-        """The same items; the time until each one arrives counts as ``data``."""
+        """Yields the items, and counts the time spent waiting for them as ``data``."""
         iterator, end = iter(items), object()
         while True:
             start = perf_counter()
@@ -53,7 +53,7 @@ class GoodputTimer:
             yield item
 
     def line(self) -> str:
-        """All seconds in one line; those of no activity are ``step``."""
+        """Returns the seconds of all activities as one line. The remaining time is ``step``."""
         total = perf_counter() - self._start
         step = max(total - sum(self.seconds.values()), 0.0)
         parts = ", ".join(f"{k} {v:.1f}" for k, v in [("step", step), *self.seconds.items()])

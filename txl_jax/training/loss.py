@@ -1,4 +1,4 @@
-"""The training loss: negative log-likelihood of the scored targets, and regularisation."""
+"""The training loss: the negative log-likelihood of the scored targets, plus regularisation."""
 
 import functools
 from collections.abc import Iterable
@@ -15,20 +15,24 @@ from txl_jax.model.transformer_xl import TransformerXL
 
 Array = jax.Array | np.ndarray
 
-_MIN_PROBABILITY = 1e-6  # of all words except the teachers' likeliest, in the logarithm
+_MIN_PROBABILITY = 1e-6  # lower bound in the logarithm, for all words except the k likeliest
 
 
 class Denominators(NamedTuple):
-    """Numbers of scored targets and of scored neighbours in a row, float32 [], at least 1."""
+    """The numbers of scored targets and of pairs of neighbouring scored targets.
+
+    Both are float32 [], and at least 1.
+    """
 
     targets: jax.Array
     pairs: jax.Array
 
 
 def scored_weights(weights: Array, c: LossConfig) -> Array:
-    """Weights [B,T] of the targets that count in training.
+    """Returns the weights [B,T] of the targets in the training loss.
 
-    With ``positions="half"`` the first n // 2 of a row's n real targets get 0 (paper, section 4.2).
+    With ``positions="half"``, the first n // 2 of the n real targets of a row have weight 0 (paper,
+    section 4.2).
     """
     if c.positions == "full":
         return weights
@@ -37,18 +41,18 @@ def scored_weights(weights: Array, c: LossConfig) -> Array:
 
 
 def denominators(weights: Array) -> Denominators:
-    """The denominators of a step whose targets have these weights [B,T]."""
+    """Returns the denominators of the loss of a step, given its target weights [B,T]."""
     at_least_1 = lambda x: jnp.maximum(jnp.sum(x), 1.0)
     return Denominators(at_least_1(weights), at_least_1(_pairs(weights)))
 
 
 class ForwardPass(NamedTuple):
-    """What the model gives for a segment under one dropout key."""
+    """The outputs of the model for a segment with one dropout key."""
 
-    nll: jax.Array  # in nats, float32 [B,T]
-    states: jax.Array  # [B,T,D], the last layer's, before dropout
-    mems: Memory  # after the segment
-    log_p: Any = None  # of every word, float32 [B,T,V], if a term of the loss needs them
+    nll: jax.Array  # negative log-likelihoods in nats, float32 [B,T]
+    states: jax.Array  # states of the last layer before dropout, [B,T,D]
+    mems: Memory  # memory after the segment
+    log_p: Any = None  # log-probabilities, float32 [B,T,V], if a term of the loss needs them
 
 
 def batch_loss(
@@ -62,18 +66,19 @@ def batch_loss(
     padded: bool = False,
     distil_weight: float = 0.0,
 ) -> tuple[jax.Array, tuple[jax.Array, Memory]]:
-    """The loss of a batch, or of a micro-batch as its part of the loss of the step.
+    """Returns the loss of a batch, or the contribution of a micro-batch to the loss of the step.
 
     Args:
       mems: the memory before the segment.
-      batch: [B,T] arrays; its weights are those of :func:`scored_weights`.
-      dropout_key: of this step and micro-batch.
-      whole: denominators of the whole step, so that micro-batches add up.
+      batch: [B,T] arrays. The weights come from :func:`scored_weights`.
+      dropout_key: the dropout key of this step and micro-batch.
+      whole: the denominators of the whole step, so that the losses of micro-batches add up.
       padded: whether text may follow a padded segment, so that padding must not enter memory.
-      distil_weight: the share of the loss against the batch's soft targets (distil.py).
+      distil_weight: the weight of the cross entropy against the batch's soft targets (distil.py).
 
     Returns:
-      loss in nats per target, float32 []; (sum of nll in nats, float32 []; memory after).
+      the loss in nats per target, float32 [], and a tuple: the sum of the negative log-likelihoods
+      in nats, float32 [], and the memory after the segment.
     """
     kwargs = batch.model_kwargs(model.cfg.memory_free or padded)
     apply: Any = functools.partial(model.apply, {"params": params})
@@ -86,7 +91,7 @@ def batch_loss(
         divergence = symmetric_divergence(*(p.log_p for p in passes))
         added = added + c.r_drop * jnp.sum(divergence * batch.weights)
     if c.past_decode:
-        own_inputs = batch.inputs[:, -batch.targets.shape[1] :]  # without the context before them
+        own_inputs = batch.inputs[:, -batch.targets.shape[1] :]  # without the preceding context
         past = _mean(apply(p.log_p, own_inputs, method="past_nll") for p in passes)
         added = added + c.past_decode * jnp.sum(past * batch.weights)
     target_loss = nll_sum
@@ -103,7 +108,7 @@ def batch_loss(
 
 
 def _forward(apply, batch: Batch, mems: Memory, key, kwargs, needs_log_p: bool) -> ForwardPass:
-    """The forward pass in training; without log-probabilities no [B,T,V] array is ever held."""
+    """Runs the forward pass of training. Only ``needs_log_p`` allocates an array [B,T,V]."""
     options = {"train": True, "rngs": {"dropout": key}, **kwargs}
     if not needs_log_p:
         options["method"] = "nll_and_states"
@@ -115,9 +120,9 @@ def _forward(apply, batch: Batch, mems: Memory, key, kwargs, needs_log_p: bool) 
 
 
 def soft_cross_entropy(log_p: jax.Array, soft: SoftTargets) -> jax.Array:
-    """Cross entropy of a model's ``log_p`` [B,T,V] against soft targets [B,T,k], in nats: [B,T].
+    """Returns the cross entropy of ``log_p`` [B,T,V] against soft targets [B,T,k]: nats, [B,T].
 
-    There are k + 1 outcomes: the k words, and any other word.
+    The distributions have k + 1 outcomes: the k words of the soft targets, and any other word.
     """
     word_log_p = jnp.take_along_axis(log_p, jnp.asarray(soft.words, jnp.int32), axis=-1)
     target = jnp.asarray(soft.probabilities, jnp.float32)
@@ -127,7 +132,7 @@ def soft_cross_entropy(log_p: jax.Array, soft: SoftTargets) -> jax.Array:
 
 
 def symmetric_divergence(log_p: jax.Array, log_q: jax.Array) -> jax.Array:
-    """Mean of KL(p|q) and KL(q|p) in nats, [...], of log-probabilities [...,V]."""
+    """Returns the mean of KL(p|q) and KL(q|p) in nats, [...], given log-probabilities [...,V]."""
     return jnp.sum((jnp.exp(log_p) - jnp.exp(log_q)) * (log_p - log_q), axis=-1) / 2
 
 
@@ -139,10 +144,10 @@ def _mean(values: Iterable[jax.Array]) -> jax.Array:
 def activation_penalty(
     states: Array, weights: Array, c: LossConfig, whole: Denominators
 ) -> jax.Array:
-    """Activation regularisation (Merity et al. 2018, section 4.6): float32 [].
+    """Returns the activation regularisation term (Merity et al. 2018, section 4.6): float32 [].
 
-    ``ar`` times the mean square of the states [B,T,D], and ``tar`` times that of their changes,
-    over positions with ``weights`` [B,T] (``tar``: neighbours) and over D.
+    It is ``ar`` times the mean square of the states [B,T,D], plus ``tar`` times the mean square of
+    the differences of neighbouring states. Positions are weighted with ``weights`` [B,T].
     """
     states = states.astype(jnp.float32)
     size = jnp.sum(jnp.mean(jnp.square(states), axis=-1) * weights)

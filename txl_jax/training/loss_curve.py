@@ -1,4 +1,4 @@
-"""The loss curve of a run, drawn from its ``metrics.jsonl``."""
+"""Draws the loss curve of a run from its ``metrics.jsonl``."""
 
 import collections
 import io
@@ -12,9 +12,9 @@ from txl_jax.units import UNIT_NAMES, Unit, format_value
 def draw_loss_curve(
     metrics_path: str, figure_path: str, unit: Unit, message: Callable[[str], None]
 ) -> None:
-    """Draws a PNG: training loss as a line, validation as points; nothing without records.
+    """Draws the training loss as a line and the validation loss as points, in a PNG file.
 
-    ``message`` prints a sentence about lines of the file that are skipped.
+    Without records, no file is written. ``message`` prints a warning if lines cannot be read.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,9 +1,9 @@
-"""Several seeds in one program on one device.
+"""Trains several seeds in one program on one device.
 
-A small model does not fill a GPU. Runs that differ only in their seed can share its kernels (how
-much this saves: *not run*): ``jax.vmap`` maps the step over a leading axis of states and batches.
-The spread of the results is the error bar of any comparison. Each seed has its own workdir, and
-all that is drawn depends on that seed only: the run is the one trained alone, to rounding.
+A small model does not use a whole GPU. Runs that differ only in their seed can share kernels
+(saving: *not run*). ``jax.vmap`` maps the training step over a leading axis of states and batches.
+The spread of the results is the error bar of a comparison. Each seed has its own workdir and its
+own random numbers. Up to rounding, the result is the same as if the seed was trained alone.
 
     runs/ptb/seed_0/   config.json  checkpoints/  metrics.jsonl ..     seed s
     runs/ptb/seed_1/                                                  seed s + 1
@@ -30,22 +30,23 @@ from txl_jax.training.trainer import Outcome, Program, Trainer, open_trainer, ru
 
 
 def train_seeds(runs: Sequence[SeedRun], corpus: Corpus, guard: PreemptionGuard) -> list[Outcome]:
-    """Trains every seed to its last step, from the newest checkpoint that all of them have.
+    """Trains all seeds to the last step, from the newest checkpoint that all seeds have.
 
-    Raises as :func:`~txl_jax.training.trainer.train`, which trains a single one; ConfigError for
-    several seeds on more than one device, CheckpointError if they cannot resume from one step.
+    Trains a single seed with :func:`~txl_jax.training.trainer.train`, and raises the same errors.
+    Also raises ConfigError for several seeds on more than one device, and CheckpointError if the
+    seeds cannot resume from the same step.
     """
     exp, workdir = runs[0]
     if len(runs) == 1:
         return [train(exp, corpus, workdir, guard)]
-    error = lambda rule: ConfigError(f"config key train.num_seeds: is for one {rule}")
+    error = lambda rule: ConfigError(f"config key train.num_seeds: several seeds need one {rule}")
     if jax.process_count() > 1:
-        raise error("process; train the seeds one by one")
+        raise error("process; train each seed in its own run")
     setup = build_setup(exp, corpus)
     if setup.shardings.mesh.size > 1:
         raise error("device; give --config.mesh.data=1")
     last_step = _last_common_step([workdir for _, workdir in runs])
-    timer = GoodputTimer()  # one for all: every seed waits for the same program
+    timer = GoodputTimer()  # shared, because all seeds wait for the same program
     with contextlib.ExitStack() as stack:
         opened = []
         for exp, folder in runs:
@@ -56,7 +57,7 @@ def train_seeds(runs: Sequence[SeedRun], corpus: Corpus, guard: PreemptionGuard)
         steps = {int(state.step) for state in states}
         if len(steps) > 1:
             raise CheckpointError(
-                f"all seeds must resume from one step, and theirs are {sorted(steps)}: a"
+                f"all seeds must resume from the same step, but their steps are {sorted(steps)}: a"
                 " checkpoint is damaged; resume each seed alone, or train in another --workdir"
             )
         state, step = jax.jit(_stacked)(states), steps.pop()
@@ -66,7 +67,7 @@ def train_seeds(runs: Sequence[SeedRun], corpus: Corpus, guard: PreemptionGuard)
 
 
 def _program(trainers: list[Trainer], state: Any) -> Program:
-    """The compiled dispatch of all seeds; all inputs but the text have a leading axis of seeds."""
+    """Compiles a dispatch of all seeds. All inputs except the text have a leading axis of seeds."""
     first, seeds = trainers[0], seed_array([trainer.exp for trainer in trainers])
     with_seeds = lambda x: jax.ShapeDtypeStruct((len(trainers), *x.shape), x.dtype)
     shapes = jax.tree.map(with_seeds, first.input_shapes())
@@ -77,12 +78,12 @@ def _program(trainers: list[Trainer], state: Any) -> Program:
 
 
 def seed_array(exps: Sequence[ExperimentConfig]) -> jax.Array:
-    """The seed of every experiment, uint32 [R]: seeds have 32 bits, int32 has 31 for them."""
+    """Returns the seeds of the experiments as uint32 [R]; int32 cannot hold all 32-bit seeds."""
     return jnp.array([exp.seed for exp in exps], jnp.uint32)
 
 
 def _feed(trainers: list[Trainer], step: int) -> Generator[Any, None, None]:
-    """Inputs of every dispatch from a step to the last one, stacked over seeds and read ahead."""
+    """Yields the inputs of every dispatch from ``step`` on, stacked over seeds and prefetched."""
     with contextlib.ExitStack() as stack:
         close = lambda feed: stack.enter_context(contextlib.closing(feed))
         feeds = [close(trainer.feed(step, sharded=False)) for trainer in trainers]
@@ -94,7 +95,7 @@ def _stacked(trees: Sequence[Any]) -> Any:
 
 
 def _last_common_step(workdirs: list[str]) -> int:
-    """The newest step that every seed has a checkpoint of; 0 where there is none."""
+    """Returns the newest step for which every seed has a checkpoint, or 0 if there is none."""
     steps = []
     for workdir in workdirs:
         with Checkpoints(workdir) as checkpoints:

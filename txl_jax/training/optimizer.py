@@ -1,4 +1,4 @@
-"""Learning-rate schedules and the optimizer, built from the config by name."""
+"""Builds the learning-rate schedule and the optimizer from the config."""
 
 import re
 from collections.abc import Callable
@@ -14,19 +14,19 @@ from txl_jax.config import AverageConfig, ExperimentConfig, OptimizerConfig, Tra
 def schedule(
     c: OptimizerConfig, steps: int, average: AverageConfig | None = None, ratio: float = 1.0
 ) -> optax.Schedule:
-    """The learning rate of update t = 0, 1, .. ``steps`` - 1.
+    """Returns the learning rate as a function of the update t = 0, 1, .. ``steps`` - 1.
 
-    With w = ``warmup_steps``, the rate r, and n = ``steps``:
+    With w = ``warmup_steps``, r = ``learning_rate``, and n = ``steps``:
 
         t < w           r (t+1) / w
         cosine          r (m + (1-m) (1 + cos(pi (t-w) / (n-w))) / 2),  m = ``min_ratio``
         inverse_sqrt    r sqrt(w / (t+1))
         constant        r
 
-    The cosine begins at the end of warm-up (TF, NVIDIA). Under warm-up no first update has the full
-    rate, unlike in the authors' PyTorch code. With ``average.swa_lr_ratio`` a, n is ``swa_start``,
-    and from there on the rate is a times the schedule's at n. ``ratio`` multiplies the peak
-    (``embedding_ratio`` for the embedding tables); a cosine still ends at the same rate.
+    The cosine begins at the end of warm-up, as in the TensorFlow code and NVIDIA's code. Warm-up
+    includes the first update, unlike in the authors' PyTorch code. With ``average.swa_lr_ratio`` a,
+    n is ``swa_start``, and from update n on the rate is a times the schedule's rate at n. ``ratio``
+    multiplies the peak rate but not the final rate of a cosine.
     """
     peak, low, w = c.learning_rate * ratio, c.min_ratio / ratio, c.warmup_steps
     end_ratio = average.swa_lr_ratio if average else None
@@ -53,7 +53,7 @@ def schedule(
 
 
 def make_optimizer(exp: ExperimentConfig) -> optax.GradientTransformation:
-    """Clip to a global norm, add L2, Adam or LAMB, add weight decay, times :func:`schedule`."""
+    """Builds the optimizer: clipping, L2, Adam or LAMB, weight decay, and :func:`schedule`."""
     c, rate = exp.optimizer, schedule(exp.optimizer, exp.train.steps, exp.average)
     scale = {"adam": optax.scale_by_adam, "lamb": scale_by_lamb}[c.name]
     parts = [clip_by_norm(c.clip_norm) if c.clip_norm else optax.identity()]
@@ -64,7 +64,7 @@ def make_optimizer(exp: ExperimentConfig) -> optax.GradientTransformation:
         parts.append(optax.add_decayed_weights(c.weight_decay))
     if c.embedding_ratio == 1:
         parts.append(optax.scale_by_learning_rate(rate))
-    else:  # as in the authors' Penn Treebank release
+    else:  # embedding tables have their own rate, as in the authors' Penn Treebank release
         tables = schedule(c, exp.train.steps, exp.average, c.embedding_ratio)
         parts.append(_scale_where(lambda path: not is_embedding(path), rate))
         parts.append(_scale_where(is_embedding, tables))
@@ -72,10 +72,11 @@ def make_optimizer(exp: ExperimentConfig) -> optax.GradientTransformation:
 
 
 def clip_by_norm(largest: float) -> optax.GradientTransformation:
-    """Scales gradients with a global L2 norm above ``largest`` down to it.
+    """Scales gradients so that their global L2 norm is at most ``largest``.
 
-    ``optax.clip_by_global_norm`` divides every entry. This multiplies by one number, as the
-    authors' codes do, which XLA fuses (3 to 7% of an update of 12 layers of 512 on two cores).
+    ``optax.clip_by_global_norm`` divides every entry. This function multiplies by one factor, like
+    the authors' code. XLA can fuse the product, which saves 3 to 7% of an update (measured: 12
+    layers of width 512, two cores).
     """
 
     def update(updates, state, params=None):
@@ -89,7 +90,7 @@ def clip_by_norm(largest: float) -> optax.GradientTransformation:
 def _scale_where(
     chosen: Callable[[tuple[Any, ...]], bool], rate: optax.Schedule
 ) -> optax.GradientTransformation:
-    """Multiplies the updates of the parameters at ``chosen`` paths by minus the learning rate."""
+    """Multiplies updates by minus the learning rate, for parameters whose path is ``chosen``."""
 
     def init(params):
         return optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
@@ -104,13 +105,13 @@ def _scale_where(
 
 
 def is_embedding(path: tuple[Any, ...]) -> bool:
-    """Whether a parameter is an embedding table: ``embedding``, or ``embedding_i``."""
+    """Tells whether a parameter is an embedding table, named ``embedding`` or ``embedding_i``."""
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     return re.fullmatch(r"embedding(_\d+)?", name) is not None
 
 
 class RecentNorm(NamedTuple):
-    """Mean of recent gradient norms, float32 []; number of updates in all, int32 []."""
+    """The mean of recent gradient norms, float32 [], and the number of all updates, int32 []."""
 
     mean: jax.Array
     seen: jax.Array
@@ -119,9 +120,9 @@ class RecentNorm(NamedTuple):
 def with_recent_norm(
     optimizer: optax.GradientTransformation, c: TrainConfig
 ) -> optax.GradientTransformation:
-    """The optimizer; with ``skip_spikes`` its state becomes ``(RecentNorm, its own)``.
+    """Returns the optimizer. With ``skip_spikes``, its state becomes ``(RecentNorm, old state)``.
 
-    From the hundredth on, each new norm has weight 1/100 in the mean.
+    From the hundredth update on, each new norm has weight 1/100 in the mean.
     """
     if not c.skip_spikes:
         return optimizer
@@ -138,19 +139,20 @@ def with_recent_norm(
 
 
 class LambState(NamedTuple):
-    """Running means of the gradient and of its square, each shaped like the parameters."""
+    """The running means of the gradient and of its square, with the shapes of the parameters."""
 
     mu: Any
     nu: Any
 
 
 def scale_by_lamb(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """LAMB (You et al. 2020) as in NVIDIA's Transformer-XL: each tensor has its own rate.
+    """Scales updates by LAMB (You et al. 2020) as in NVIDIA's Transformer-XL.
 
         step     m / (sqrt(v) + eps), m and v running means as in Adam, without bias correction
         update   step * min(|w|, 10) / (|step| + eps), or step where |w| is 0
 
-    ``optax.lamb`` corrects bias and does not clip |w|. Norms are of :func:`_original_tensor`.
+    In contrast, ``optax.lamb`` corrects the bias and does not clip |w|. Norms are computed over the
+    tensors of :func:`_original_tensor`.
     """
 
     def init(params):
@@ -173,10 +175,10 @@ def scale_by_lamb(b1: float, b2: float, eps: float) -> optax.GradientTransformat
 
 
 def _original_tensor(path: tuple[Any, ...]) -> str:
-    """Name of the tensor in the authors' and NVIDIA's code that holds a parameter.
+    """Returns the name of the tensor that holds a parameter in the authors' and NVIDIA's code.
 
-    There a layer's queries, keys and values share one tensor, and all layers share the position
-    tables and the content bias of ``shaw``. Stacked layers are named like one, ``layers/...``.
+    In that code, a layer's queries, keys and values share one tensor. All layers share the position
+    tables and the content bias of ``shaw``. Stacked layers have one name, ``layers/...``.
     """
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     shared = ("attention/u", "attention/distance", "attention/distance_bias", "positions")
@@ -187,7 +189,7 @@ def _original_tensor(path: tuple[Any, ...]) -> str:
 
 
 def _tensor_norms(tree: Any) -> dict[str, jax.Array]:
-    """L2 norm of every original tensor, []; [L] for stacked layers."""
+    """Computes the L2 norm of every original tensor: [], or [L] for stacked layers."""
     squares: dict[str, jax.Array | float] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = _original_tensor(path)

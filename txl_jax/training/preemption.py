@@ -1,7 +1,7 @@
-"""Preemption: SIGTERM and Ctrl-C end a run after the next step, with its state saved.
+"""Preemption: after SIGTERM or Ctrl-C, a run finishes its step, saves its state and stops.
 
-Of many processes, all stop at the same step, whichever gets the signal: JAX handles SIGTERM and
-agrees on the step. Ctrl-C is passed on as SIGTERM.
+If there are several processes, all stop at the same step. JAX handles SIGTERM and chooses the step.
+Ctrl-C is passed on to JAX as SIGTERM.
 """
 
 import signal
@@ -11,9 +11,9 @@ from txl_jax.parallel import processes
 
 
 class PreemptionGuard:
-    """Records the first SIGTERM or SIGINT in ``signal``; a second Ctrl-C interrupts at once.
+    """Records the first SIGTERM or SIGINT in ``signal``. A second Ctrl-C raises KeyboardInterrupt.
 
-    With many processes, ``signal`` is SIGTERM also if another process got one.
+    With several processes, ``signal`` is also SIGTERM if another process received a signal.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class PreemptionGuard:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def requested(self) -> bool:
-        """Whether to stop. All processes must ask at the same places, and get the same answer."""
+        """Tells whether to stop. All processes must call this equally often; the answers agree."""
         if self.signal is None and processes.many():
             self._calls += 1
             if processes.notice_taken(self._calls):
@@ -41,7 +41,7 @@ class PreemptionGuard:
 
     @property
     def exit_code(self) -> int:
-        """130 after Ctrl-C; 0 after SIGTERM, because the run did what was asked."""
+        """The exit status of the program: 130 after Ctrl-C, and 0 after SIGTERM."""
         return 130 if self.signal == signal.SIGINT else 0
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

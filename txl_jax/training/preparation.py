@@ -1,4 +1,4 @@
-"""Before the first step: settings, text and devices are checked, and workdirs are locked."""
+"""Prepares a run: checks settings, text and devices, and locks the workdirs."""
 
 import contextlib
 import dataclasses
@@ -25,10 +25,10 @@ SeedRun = tuple[ExperimentConfig, str]
 
 
 def prepare(exp: ExperimentConfig, workdir: str) -> tuple[list[SeedRun], Corpus]:
-    """The run of every seed with its complete settings, and the encoded corpus.
+    """Returns the run of every seed with complete settings, and the encoded corpus.
 
-    Raises ConfigError or DataError where settings, text and devices do not fit together,
-    WorkdirError where a workdir cannot be used.
+    Raises ConfigError or DataError if settings, text and devices are incompatible, and WorkdirError
+    if a workdir cannot be used.
     """
     folders = [folder for _, folder in seed_runs(exp, workdir)]
 
@@ -39,7 +39,7 @@ def prepare(exp: ExperimentConfig, workdir: str) -> tuple[list[SeedRun], Corpus]
 
     on_process_zero(check_folders)
     exp, vocab = resolve_experiment(exp, folders[0])
-    check_training_memory(exp)  # before the text is prepared, and below with its vocabulary
+    check_training_memory(exp)  # before reading the text; repeated below with the vocabulary
     corpus = process_zero_first(lambda: load_encoded_corpus(exp, vocab))
     exp = with_vocab(exp, corpus)
     check_training_memory(exp)
@@ -50,7 +50,7 @@ def prepare(exp: ExperimentConfig, workdir: str) -> tuple[list[SeedRun], Corpus]
 
 
 def seed_runs(exp: ExperimentConfig, workdir: str) -> list[SeedRun]:
-    """Experiment and workdir of every seed; those given, if ``train.num_seeds`` is 1."""
+    """Returns each seed's experiment and workdir: the given pair if ``train.num_seeds`` is 1."""
     n = exp.train.num_seeds
     if n == 1:
         return [(exp, workdir)]
@@ -61,9 +61,9 @@ def seed_runs(exp: ExperimentConfig, workdir: str) -> list[SeedRun]:
 
 
 def check_training_memory(exp: ExperimentConfig) -> None:
-    """Raises ConfigError where training, or what comes after it, does not fit the devices.
+    """Raises ConfigError if training, evaluation or generation exceeds the memory of the devices.
 
-    Before the vocabulary is known, the parameters that depend on its size are not counted.
+    While the vocabulary is unknown, parameters that depend on its size are not counted.
     """
     mesh = training_mesh(exp)
     shares = shares_of(mesh)
@@ -76,8 +76,8 @@ def check_training_memory(exp: ExperimentConfig) -> None:
 
 
 def check_evaluation_memory(exp: ExperimentConfig, name: str = "evaluation") -> None:
-    """Raises ConfigError where evaluation, called ``name``, does not fit the devices' memory."""
-    unstacked = dataclasses.replace(exp.model, scan_layers=False)  # as a trained model is loaded
+    """Raises ConfigError, which names ``name``, if evaluation exceeds the memory of the devices."""
+    unstacked = dataclasses.replace(exp.model, scan_layers=False)  # the layout of loaded models
     mesh = make_mesh(exp.mesh, exp.model, exp.train.batch_size)
     needs = footprint.of_scoring(unstacked, exp.evaluate, "evaluate", shares_of(mesh))
     check_memory(name, needs, exp, mesh)
@@ -85,9 +85,10 @@ def check_evaluation_memory(exp: ExperimentConfig, name: str = "evaluation") -> 
 
 @contextlib.contextmanager
 def locked_workdirs(runs: Sequence[SeedRun], corpus: Corpus) -> Iterator[None]:
-    """Holds the lock of every workdir, with its settings and vocabulary written in it.
+    """Holds the lock of every workdir, and writes settings and vocabulary into each of them.
 
-    Raises LockedError if another process trains in one, WorkdirError if one cannot be used.
+    Raises LockedError if another process trains in a workdir, and WorkdirError if a workdir cannot
+    be used.
     """
     with contextlib.ExitStack() as locks:
 

@@ -1,8 +1,8 @@
-"""Records of a run: means over the steps of a window, written and printed during training.
+"""Writes and prints the records of a run. A training record has means over a window of steps.
 
     workdir/
       metrics.jsonl    one JSON object per line, in the order of the steps
-      tensorboard/     the same numbers, if tensorboardX is installed
+      tensorboard/     the numbers of metrics.jsonl, if tensorboardX is installed
       loss.png         the loss curve, drawn when the run ends or is stopped
 
     {"kind": "train", "step": 100, "epoch": 0.41, "loss": 2.345, "bpc": 3.383,
@@ -10,11 +10,12 @@
      "timing": {"seconds": 8.1, "tokens_per_second": 12345.6,
                 "data_seconds": 0.02, "save_seconds": 0.3}}
 
-``kind`` is train, valid or test. ``loss`` is in nats per token; ``bpc`` (bits per character) or
-``ppl`` (perplexity) is the corpus's own unit. ``skipped`` counts skipped updates, if any, which the
-means leave out. ``data_seconds``, a part of ``seconds``, is spent waiting for data;
-``save_seconds``, not a part of it, is how long saves held training up. Two runs are the same if
-their records without ``timing`` are. A number that is not finite is written as ``null``.
+``kind`` is train, valid or test. ``loss`` is in nats per token. A record also has the loss in the
+unit of the corpus: ``bpc`` (bits per character) or ``ppl`` (perplexity). ``skipped`` is the number
+of skipped updates, which the means exclude. ``data_seconds`` is the time spent waiting for data,
+and is part of ``seconds``. ``save_seconds`` is the time for which saves blocked training, and is
+not part of ``seconds``. Two identical runs have identical records, except for ``timing``. A number
+that is not finite is written as ``null``.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ from txl_jax.units import Unit, in_unit
 
 @dataclasses.dataclass
 class Window:
-    """Sums over the updates since the last training record; floats add up in step order."""
+    """Sums over the updates since the last training record, added in the order of the steps."""
 
     nll_sum: float = 0.0
     weight_sum: float = 0.0
@@ -44,29 +45,31 @@ class Window:
     skipped: int = 0
 
     def loss(self) -> float:
-        """Mean nats per token of the window; NaN while there is no token."""
+        """Returns the mean loss of the window in nats per token, or NaN without a token."""
         return self.nll_sum / self.weight_sum if self.weight_sum else math.nan
 
 
 class RunLog:
-    """The records of one run, printed and kept in its workdir.
+    """Prints the records of one run and writes them into its workdir.
 
-    A resumed run writes what the uninterrupted run would have written, bit for bit outside
-    ``timing``: the checkpoint holds :attr:`window`, and later records are written again. So the
-    records of a step must be written before its checkpoint is saved. The context closes the files.
+    A resumed run writes the same records as an uninterrupted run, bit for bit except ``timing``.
+    For this, the checkpoint holds :attr:`window`, and records after the checkpoint are removed. The
+    records of a step must therefore be written before its checkpoint is saved. Leaving the context
+    closes the files.
 
     Args:
-      workdir: folder of the run, created if needed.
-      resume_step: step of the restored checkpoint; later records are removed, all if it is 0.
-      window: :attr:`window` from that checkpoint.
-      rewritten: kind of record that is written again at ``resume_step`` itself.
-      tolerate_errors: keep a record that cannot be written, and write it with a later one. Errors
-        at the start and at the end are raised in any case.
-      writes: False: only sum up; another process writes and prints.
-      label, progress: as in :class:`~txl_jax.training.console.Console`.
-      goodput: a timer that several runs share; ``None``: a new one.
+      workdir: the folder of the run, which is created if necessary.
+      resume_step: the step of the restored checkpoint. Later records are removed; 0 removes all.
+      window: the value of :attr:`window` from the restored checkpoint.
+      rewritten: a kind of record that is also removed at ``resume_step``, and written again.
+      tolerate_errors: whether to keep a record that cannot be written, and write it with a later
+        record. Errors at the start and at the end of a run are always raised.
+      writes: whether to write and print. Otherwise, the log only computes sums.
+      label, progress: arguments of :class:`~txl_jax.training.console.Console`.
+      goodput: a timer that several runs share, or ``None`` for a new timer.
 
-    An OSError, here and where records are written, names the file that cannot be written.
+    Raises:
+      OSError: a file cannot be written. The error names the file.
     """
 
     def __init__(
@@ -102,23 +105,23 @@ class RunLog:
         return self
 
     def __exit__(self, error_type: type | None, *error: object) -> None:
-        ignored = (OSError,) if error_type else ()  # the same full disk that caused the first error
+        ignored = (OSError,) if error_type else ()  # the full disk may have caused the first error
         with contextlib.suppress(*ignored):
             self.close()
 
     @property
     def window(self) -> dict[str, Any]:
-        """Exact state of the partial window, ready for JSON; the argument ``window`` takes it."""
+        """The exact state of the current window, as a JSON object for the argument ``window``."""
         return dataclasses.asdict(self._window)
 
     def message(self, text: str) -> None:
-        """Prints a line."""
+        """Prints a line on the console."""
         self._console.message(text)
 
     def train_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds update number ``step``, from 1, to the window; writes nothing.
+        """Adds the metrics of an update to the window. The first update has ``step`` 1.
 
-        ``metrics``: as :func:`~txl_jax.training.step.train_step` gives them.
+        ``metrics`` are those of :func:`~txl_jax.training.step.train_step`.
         """
         self._window.nll_sum += float(metrics["nll_sum"])
         self._window.weight_sum += float(metrics["count"])
@@ -127,7 +130,7 @@ class RunLog:
         self._step_done(step, metrics)
 
     def skipped_step(self, step: int, reason: str, metrics: Mapping[str, float]) -> None:
-        """Counts a step without an update in the window, and prints the reason."""
+        """Counts a step with a skipped update in the window, and prints the reason."""
         self._window.skipped += 1
         self._console.step_message(step, f"skipped: {reason}")
         self._step_done(step, metrics)
@@ -139,9 +142,9 @@ class RunLog:
         self._console.step_done(step, tokens, seconds, self._window.loss())
 
     def flush_window(self, step: int, *, epoch: float | None = None) -> None:
-        """Writes the training record of the window, if it is not empty, and empties it.
+        """Writes the training record of the window and starts a new window.
 
-        A run that is stopped early does not call it: the checkpoint holds its window.
+        An empty window has no record. A run that is stopped early saves its window in a checkpoint.
         """
         w = self._window
         if not w.steps and not w.skipped:
@@ -177,7 +180,7 @@ class RunLog:
         *,
         epoch: float | None = None,
     ) -> None:
-        """Writes and prints one record; ``bpc`` or ``ppl`` is added to a ``loss`` in ``values``."""
+        """Writes and prints one record. A ``loss`` in ``values`` is also given as bpc or ppl."""
         if not self._writes:
             return
         if values.get("loss") is not None:
@@ -189,7 +192,7 @@ class RunLog:
             self._console.record(kind, step, values)
 
     def _write(self, record: dict[str, Any]) -> None:
-        """Writes a record, after those that could not be written before."""
+        """Writes a record, after earlier records that could not be written."""
         self._unwritten.append(record)
         try:
             append(self.metrics_path, *self._unwritten)
@@ -200,12 +203,12 @@ class RunLog:
             if not self._tolerate_errors:
                 raise
             self.message(
-                f"{error}; training continues: the records are written later, those of"
-                " TensorBoard are lost"
+                f"{error}; training continues: these records are written to metrics.jsonl later,"
+                " but TensorBoard loses them"
             )
 
     def close(self) -> None:
-        """Completes the files and draws the loss curve, once."""
+        """Closes the files and draws the loss curve. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -217,7 +220,7 @@ class RunLog:
         figure_path = os.path.join(self.workdir, "loss.png")
         try:
             draw_loss_curve(self.metrics_path, figure_path, self._unit, self.message)
-        except Exception as error:  # of any type; a missing picture must not end the run
+        except Exception as error:  # no error of the figure may end the run
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             self.message(f"{figure_path}: the loss curve cannot be drawn ({reason})")
 
@@ -226,7 +229,7 @@ class RunLog:
             return TensorBoardEvents(os.path.join(self.workdir, "tensorboard"), resume_step)
         except ImportError:
             self.message(
-                "tensorboardX is not installed: no TensorBoard files; metrics.jsonl has the"
-                " same numbers"
+                "tensorboardX is not installed: no TensorBoard files are written; metrics.jsonl"
+                " has the same numbers"
             )
             return None

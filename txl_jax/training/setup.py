@@ -1,4 +1,4 @@
-"""Model, optimizer, shardings and text of a run."""
+"""Builds the model, the optimizer, the shardings and the training streams of a run."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ from txl_jax.training.state import TrainState, abstract_state, init_state, with_
 
 @dataclasses.dataclass(frozen=True)
 class TrainSetup:
-    """What every step is computed with; runs that differ only in their seed share one.
+    """The objects that every training step needs. Runs that differ only in their seed share them.
 
-    ``evaluator`` scores the validation split. ``abstract`` has shapes and shardings of the state;
-    ``on_disk`` has them with unstacked layers, the layout of checkpoints.
+    ``evaluator`` scores the validation split. ``abstract`` has the shapes and shardings of the
+    state. ``on_disk`` has those of checkpoints, where layers are not stacked.
     """
 
     model: TransformerXL
@@ -36,14 +36,14 @@ class TrainSetup:
     on_disk: TrainState
 
     def initial_state(self, exp: ExperimentConfig) -> TrainState:
-        """The state before the first update, drawn with the experiment's seed."""
+        """Draws the state before the first update with the experiment's seed."""
         init = lambda: init_state(exp, self.model, self.optimizer)
         layout = jax.tree.map(lambda x: x.sharding, self.abstract)
         return jax.jit(init, out_shardings=layout)()
 
 
 def build_setup(exp: ExperimentConfig, corpus: Corpus) -> TrainSetup:
-    """The setup of an experiment; raises ConfigError or DataError where it does not fit."""
+    """Builds the setup of an experiment. Raises ConfigError or DataError if it is inconsistent."""
     mesh = training_mesh(exp)
     shardings = Shardings(mesh)
     model, optimizer = TransformerXL(exp.model, mesh), make_optimizer(exp)
@@ -54,26 +54,26 @@ def build_setup(exp: ExperimentConfig, corpus: Corpus) -> TrainSetup:
 
 
 def training_mesh(exp: ExperimentConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The devices that train, all by default; ConfigError where they do not fit the config."""
+    """Returns the mesh of training devices, or raises ConfigError if they do not fit the config."""
     t = exp.train
     return make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches, devices)
 
 
 def unchecked_streams(exp: ExperimentConfig, split: Any, **options: Any) -> TrainingStreams:
-    """The training streams of a split, of which only the streams' own rules are checked."""
+    """Returns the training streams of a split, without the checks of :func:`training_streams`."""
     t = exp.train
     settings = {key: getattr(t, key) for key in ("context_len", "seg_len_std", "partial_shuffle")}
     return shuffled_streams(split, t.batch_size, t.seg_len, exp.seed, **settings, **options)
 
 
 def training_streams(exp: ExperimentConfig, corpus: Corpus) -> TrainingStreams:
-    """The streams of the training split, checked against batch, memory and vocabulary."""
+    """Returns the training split's streams, or raises ConfigError if they do not fit the config."""
     t, name = exp.train, "the train split"
     streams = unchecked_streams(exp, corpus.train, name=name, vocab_size=exp.model.vocab_size)
     if t.text_on_device:
-        device_text(streams)  # raises where the text has no fixed order
+        device_text(streams)  # raises ConfigError if the text has no fixed order
         if jax.process_count() > 1:
-            raise ConfigError("config key train.text_on_device: is for one process; leave it out")
+            raise ConfigError("config key train.text_on_device: needs a single process; omit it")
     longest = len(flat_tokens(corpus.train)) // t.batch_size
     for key, what in (("mem_len", "memory"), ("context_len", "context")):
         if getattr(t, key) > longest:

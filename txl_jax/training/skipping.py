@@ -1,12 +1,12 @@
-"""Numbers that are not finite and gradient spikes: an update is skipped, or training stops.
+"""Skips an update or stops training if numbers are not finite or the gradient norm is a spike.
 
-A skipped update leaves parameters and optimizer unchanged. The step still counts, so learning rate,
-dropout and position in the data remain functions of it. The memory moves on too, except for streams
-whose new states are not finite: their memory is emptied, because a NaN would stay in it.
+A skipped update leaves the parameters and the optimizer state unchanged. The step still counts, so
+the learning rate, the dropout and the position in the data remain functions of the step. The memory
+advances, too. It is emptied for streams whose new states are not finite, because NaN would persist.
 
-    train.non_finite = skip      skip where the loss, the gradient norm, the new parameters or the
-                                 new optimizer state are not finite
-    train.skip_spikes = f        skip where the norm is above f times the mean of recent norms
+    train.non_finite = skip      skip if the loss, the gradient norm, the new parameters or the new
+                                 optimizer state are not finite
+    train.skip_spikes = f        skip if the norm is above f times the mean of recent norms
     train.max_skipped = n        stop training after n skipped updates in a row
 """
 
@@ -28,17 +28,17 @@ _REMEDY = "Try a lower optimizer.learning_rate, more optimizer.warmup_steps, or 
 
 
 class NonFiniteError(RuntimeError):
-    """A loss, gradient or state is not finite; the text names it, the step and the checkpoint."""
+    """A loss, gradient or state is not finite. The message has the step and the last checkpoint."""
 
 
 class SkippedError(RuntimeError):
-    """Too many updates in a row were skipped; the text has the last reason and the checkpoint."""
+    """Too many updates in a row were skipped. The message has the last reason and checkpoint."""
 
 
 def check_skips(
     in_a_row: int, most: int, step: int, metrics: Mapping[str, float], kept: str
 ) -> None:
-    """Raises SkippedError after ``most`` skips in a row; ``kept``: the checkpoint that remains."""
+    """Raises SkippedError after ``most`` skipped updates in a row. ``kept`` names a checkpoint."""
     if in_a_row >= most:
         raise SkippedError(
             f"{in_a_row} updates in a row were skipped, the last at step {step}:"
@@ -47,13 +47,13 @@ def check_skips(
 
 
 def check_finite(name: str, value: float, step: int, kept: str) -> None:
-    """Raises NonFiniteError unless the value is finite; ``kept`` as in :func:`check_skips`."""
+    """Raises NonFiniteError unless the value is finite. ``kept`` names the last checkpoint."""
     if not math.isfinite(value):
         raise NonFiniteError(f"{name} is {value} at step {step}; stopped, {kept}. {_REMEDY}")
 
 
 def check_state(state: TrainState, step: int, kept: str) -> None:
-    """Raises NonFiniteError unless the whole state is finite, on all processes."""
+    """Raises NonFiniteError on all processes unless the whole state is finite."""
     name = non_finite_leaf(state)
     if processes.failing(name is not None):
         what = f"{name or 'a part of the state'} is not finite after step {step}"
@@ -63,11 +63,11 @@ def check_state(state: TrainState, step: int, kept: str) -> None:
 def skip_bad_update(
     new: TrainState, old: TrainState, nll_sum: jax.Array, norm: jax.Array, t: TrainConfig
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """``new``, the state after an update, or ``old`` at the next segment if the update is bad.
+    """Returns the state ``new`` after an update, or ``old`` with new memory if the update is bad.
 
-    ``nll_sum``, ``norm`` (before clipping): of this step, float32 []. Metrics, float32 [], 0 or 1:
-    ``skipped``; with ``train.non_finite=skip`` also ``update_finite``, whether the new parameters
-    and optimizer state are finite.
+    ``nll_sum`` and the gradient norm before clipping, ``norm``, are float32 []. The metrics are 0
+    or 1, float32 []. ``skipped`` tells whether the update was skipped. ``update_finite``, only with
+    ``train.non_finite=skip``, tells whether the new parameters and optimizer state are finite.
     """
     if t.non_finite != "skip" and not t.skip_spikes:
         return new, {}
@@ -84,7 +84,7 @@ def skip_bad_update(
     keep = lambda after, before: jnp.where(bad, before, after)
     finite_stream = jnp.all(jnp.isfinite(new.mems.hidden), axis=(0, 2, 3))
     hidden = jnp.where(finite_stream[None, :, None, None], new.mems.hidden, 0)  # NaN * 0 is NaN
-    # The step count of the schedule goes on.
+    # The step count of the schedule advances even if the update is skipped.
     is_count = lambda node: isinstance(node, optax.ScaleByScheduleState)
     keep_rest = lambda after, before: after if is_count(after) else keep(after, before)
     kept = new.replace(
@@ -96,11 +96,11 @@ def skip_bad_update(
 
 
 def non_finite_leaf(tree: Any) -> str | None:
-    """Name of the first array of a pytree that is not finite; ``None`` if all are finite.
+    """Returns the name of the first array of a pytree that is not finite, or ``None``.
 
-    Each process checks the shards on its own devices, and one replica of each: no collective runs.
+    Each process checks one replica of the shards on its own devices, without communication.
     """
-    checked = [  # all are started before the first result is read
+    checked = [  # all checks are started before the first result is read
         (path, _is_finite(shard.data))
         for path, x in _float_leaves(tree)
         for shard in x.addressable_shards
@@ -119,7 +119,7 @@ def _float_leaves(tree: Any) -> list[tuple[Any, Any]]:
 
 
 def skip_reason(metrics: Mapping[str, float]) -> str:
-    """Why a step with these metrics was skipped, in words."""
+    """Returns the reason why a step with these metrics was skipped, as text."""
     for name, key in (("training loss", "nll_sum"), ("gradient norm", "grad_norm")):
         if not math.isfinite(metrics[key]):
             return f"{name} is {metrics[key]}"

@@ -1,13 +1,13 @@
-"""The training state: everything that training changes, in one pytree; averages of parameters.
+"""The training state: one pytree with everything that training changes, and parameter averages.
 
-For parameters w_1, w_2, .. after each update, with n = ``average.swa_start`` and
+Let w_1, w_2, .. be the parameters after each update, n = ``average.swa_start``, and
 d = ``average.ema_decay``:
 
     swa            (w_{n+1} + .. + w_t) / (t - n)                     once t > n
     ema            e_t = e_{t-1} + (w_t - e_{t-1}) / min(t, 1/(1-d))
 
-The exponential average begins as the plain one, without weight on the initial parameters.
-Validation (``average.use``) decides which of them is the model; all are saved.
+The exponential average begins as an arithmetic mean. It gives no weight to the initial parameters.
+All averages are saved. ``average.use`` selects the parameters of the trained model at validation.
 """
 
 from typing import Any
@@ -26,19 +26,19 @@ from txl_jax.training.optimizer import with_recent_norm
 
 
 class TrainState(flax.struct.PyTreeNode):
-    """State of a run; nothing else is carried from step to step."""
+    """The complete state of a run between two steps."""
 
-    step: jax.Array  # int32 [], updates done; gives dropout and the position in the data
+    step: jax.Array  # number of updates so far, int32 []; gives dropout and position in the data
     params: Any  # float32 pytree
     opt_state: Any
     mems: Memory
-    averages: dict[str, Any] = flax.struct.field(default_factory=dict)  # each like ``params``
+    averages: dict[str, Any] = flax.struct.field(default_factory=dict)  # values like ``params``
 
 
 def init_state(
     exp: ExperimentConfig, model: TransformerXL, optimizer: optax.GradientTransformation
 ) -> TrainState:
-    """The state before the first update; pure, to be called under ``jit`` or ``eval_shape``."""
+    """Draws the state before the first update; pure, for use under ``jit`` or ``eval_shape``."""
     t = exp.train
     mems = model.init_mems(t.batch_size, t.mem_len)
     tokens = jnp.zeros((t.batch_size, 1), jnp.int32)
@@ -51,7 +51,7 @@ def init_state(
 
 
 def state_shardings(shardings: Shardings, abstract: TrainState) -> TrainState:
-    """The shardings of a training state on a mesh, given its shapes."""
+    """Returns the shardings of a training state on a mesh, given its shapes."""
     return TrainState(
         step=shardings.replicated(),  # type: ignore[arg-type]
         params=shardings.parameters(abstract.params),
@@ -67,25 +67,25 @@ def abstract_state(
     optimizer: optax.GradientTransformation,
     shardings: Shardings,
 ) -> TrainState:
-    """The shapes of :func:`init_state` with their shardings."""
+    """Returns the shapes of :func:`init_state` with their shardings."""
     shapes = jax.eval_shape(lambda: init_state(exp, model, optimizer))
     return with_shardings(shapes, shardings)
 
 
 def with_shardings(shapes: TrainState, shardings: Shardings) -> TrainState:
-    """The shapes of a state with its shardings on a mesh."""
+    """Adds the shardings on a mesh to the shapes of a state."""
     place = lambda x, sharding: x.update(sharding=sharding)
     return jax.tree.map(place, shapes, state_shardings(shardings, shapes))
 
 
 def dropout_key(seed: int | jax.Array, step: jax.Array) -> jax.Array:
-    """The dropout key of a step, a function of seed and step alone."""
+    """Returns the dropout key of a step, which depends only on the seed and the step."""
     _, run_key = jax.random.split(jax.random.key(seed))
     return jax.random.fold_in(run_key, step)
 
 
 def update_averages(state: TrainState, c: AverageConfig) -> TrainState:
-    """The state after an update, with the new parameters in its averages."""
+    """Adds the new parameters to the averages of the state after an update."""
     if not state.averages:
         return state
     step = state.step.astype(jnp.float32)
@@ -101,13 +101,13 @@ def update_averages(state: TrainState, c: AverageConfig) -> TrainState:
 
 
 def candidates(state: TrainState, c: AverageConfig, step: int) -> dict[str, Any]:
-    """The parameters of the state of ``step``, ``raw``, and the averages that have begun."""
+    """Returns the parameters after ``step``, named ``raw``, and the averages that have begun."""
     begun = {k: v for k, v in sorted(state.averages.items()) if k != "swa" or step > c.swa_start}
     return {RAW: state.params, **begun}
 
 
 def choose_weights(losses: dict[str, float], c: AverageConfig) -> str:
-    """The model among candidates: the best, or the one named; ``raw`` if that has not begun."""
+    """Chooses the best candidate or ``average.use``, or ``raw`` if that average has not begun."""
     if c.use == "best":
         return min(losses, key=lambda name: losses[name])
     return c.use if c.use in losses else RAW

@@ -1,4 +1,4 @@
-"""The training step: one update as a pure function, and its jitted form on a mesh."""
+"""The training step: one update as a pure function, and its compiled form on a mesh."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,16 +30,17 @@ def train_step(
     optimizer: optax.GradientTransformation,
     seed: jax.Array | None = None,
 ) -> tuple[TrainState, Metrics]:
-    """The state after one update on ``batch``, and the metrics of the step.
+    """Returns the state after one update on ``batch``, and the metrics of the step.
 
-    ``seed``: of its dropout, uint32 []; ``None``: the experiment's. Metrics, float32 []:
-    ``nll_sum`` (nats) and ``count`` of the scored targets, ``tokens`` that are not padding,
-    ``grad_norm`` before clipping, ``learning_rate``, and those of :func:`skip_bad_update`.
+    ``seed`` is the seed of dropout, uint32 [], or ``None`` for the seed of the experiment. The
+    metrics are float32 []: ``nll_sum`` (nats) and ``count`` of the scored targets, the number
+    ``tokens`` without padding, ``grad_norm`` before clipping, ``learning_rate``, and the metrics of
+    :func:`skip_bad_update`.
     """
     tokens = jnp.sum(batch.weights)
     scale: jax.Array | float = 1.0
     if exp.train.seg_len_std:
-        # At the full rate the few tokens of a short segment would count for more than others
+        # With the full rate, the tokens of a short segment would have a higher weight than others
         # (Merity et al. 2018, variable length backpropagation).
         scale = jnp.max(jnp.sum(batch.weights, axis=1)) / exp.train.seg_len
     batch = batch.replace(weights=scored_weights(batch.weights, exp.loss))
@@ -55,8 +56,8 @@ def train_step(
     }
     optimizer = with_recent_norm(optimizer, exp.train)
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-    # No update starts before the whole gradient is known. The state is donated: a compiler that
-    # updates earlier must copy the parameters that the rest of the gradient still reads.
+    # No update starts before the whole gradient is known. Otherwise the compiler would have to copy
+    # donated parameters, because the rest of the gradient still reads them.
     scale = scale + zero_after(metrics["grad_norm"], state.step)
     updates = jax.tree.map(lambda x: x * scale, updates)
     params = optax.apply_updates(state.params, updates)
@@ -68,11 +69,11 @@ def train_step(
 def accumulate_gradient(
     state: TrainState, batch: Batch, exp: ExperimentConfig, model: TransformerXL, key: jax.Array
 ) -> tuple[Any, jax.Array, Memory]:
-    """The gradient of a batch's loss, the sum of its nll in nats, and the memory after it.
+    """Returns a batch's gradient, its sum of negative log-likelihoods in nats, and the new memory.
 
-    Accumulated over ``train.micro_batches`` parts of the batch, each with its own rows of memory.
-    Row b goes to part b % ``micro_batches``, so that every device holds rows of every part.
-    ``batch`` has the weights of scored targets; ``key``: for dropout.
+    The gradient is accumulated over ``train.micro_batches`` parts of the batch and of the memory.
+    Row b belongs to part b % ``micro_batches``, so that every device holds rows of every part. The
+    weights of ``batch`` are those of :func:`scored_weights`. ``key`` is the dropout key.
     """
     parts = exp.train.micro_batches
     gradient_of = jax.grad(batch_loss, has_aux=True)
@@ -100,7 +101,7 @@ def accumulate_gradient(
 
 
 def text_may_follow_padding(t: TrainConfig) -> bool:
-    """Whether a padded segment may be followed by more text of the same memory."""
+    """Tells whether text with the same memory may follow a padded segment."""
     return t.seg_len_std > 0 or t.epoch_memory == "carry"
 
 
@@ -112,7 +113,7 @@ def compiled_step(
     abstract: TrainState,
     text: DeviceText | None = None,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """:func:`dispatch`, jitted and sharded for such a state and text; the state is donated."""
+    """Returns :func:`dispatch` with ``jit`` and shardings. The function donates the state."""
     several = exp.train.steps_per_dispatch > 1
     state, replicated = state_shardings(shardings, abstract), shardings.replicated()
     inputs = (shardings.rows(several),) if text is None else (replicated, shardings.rows())
@@ -123,10 +124,11 @@ def compiled_step(
 def dispatch(
     exp: ExperimentConfig, model: TransformerXL, optimizer: optax.GradientTransformation
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """A function that makes S = ``train.steps_per_dispatch`` updates.
+    """Returns a function that makes S = ``train.steps_per_dispatch`` updates.
 
-    It takes a state and a batch; or a state, the batch's places in the text, the text, and
-    optionally the seed of :func:`train_step`. With S > 1, inputs and metrics have an axis S first.
+    Its arguments are a state and a batch. With a text on the device, they are a state, the batch's
+    position in the text, the text, and optionally the seed of :func:`train_step`. With S > 1,
+    inputs and metrics have a leading axis of length S.
     """
 
     def updates(state, inputs, text: DeviceText | None = None, seed=None):
@@ -147,5 +149,5 @@ def _split_rows(x: jax.Array, parts: int, axis: int) -> jax.Array:
 
 def _join_rows(x: jax.Array, axis: int) -> jax.Array:
     x = jnp.moveaxis(x, 0, axis + 1)
-    rows = x.shape[axis] * x.shape[axis + 1]  # not -1: without memory the array is empty
+    rows = x.shape[axis] * x.shape[axis + 1]  # not -1, because an empty memory has size 0
     return x.reshape(*x.shape[:axis], rows, *x.shape[axis + 2 :])

@@ -1,6 +1,7 @@
-"""The training loop: read a batch, step, log, validate, save. The step itself is a pure function.
+"""The training loop: reads batches, runs steps, logs metrics, validates and saves checkpoints.
 
-Metrics are read one dispatch late, so that the device does not wait for the host.
+The metrics of a dispatch are read after the next dispatch, so that the device does not wait for the
+host.
 """
 
 import collections
@@ -41,7 +42,7 @@ Program = Callable[[Any, Any], tuple[Any, Metrics]]
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How training ended: the state, and whether all steps were done and validated."""
+    """The result of training: the final state, and whether all steps were done and validated."""
 
     state: TrainState
     finished: bool
@@ -50,15 +51,15 @@ class Outcome:
 def train(exp: ExperimentConfig, corpus: Corpus, workdir: str, guard: PreemptionGuard) -> Outcome:
     """Trains to the last step, from the newest checkpoint of ``workdir`` if there is one.
 
-    A run that was killed and resumed ends in the same bits as one that was not: the whole state is
-    restored, and data and dropout are functions of the step.
+    A resumed run and an uninterrupted run end with the same bits: the whole state is restored, and
+    the data and the dropout are functions of the step.
 
     Raises:
-      ConfigError, DataError: the config does not fit the data, the devices, or the model that
-        training starts from; before any work.
-      CheckpointError: a checkpoint is of another config, or cannot be written.
-      NonFiniteError: a loss, a gradient or a state to be saved is not finite; it is not saved.
-      SkippedError: too many updates in a row were skipped; nothing is saved after them.
+      ConfigError, DataError: the config does not fit the data, the devices, or the model of
+        ``train.start_from``. This is checked before training.
+      CheckpointError: a checkpoint has another config, or cannot be written.
+      NonFiniteError: a loss, a gradient or a state is not finite. This state is not saved.
+      SkippedError: too many updates in a row were skipped. This state is not saved.
     """
     setup = build_setup(exp, corpus)
     with open_trainer(exp, corpus, workdir, guard, setup) as (trainer, state):
@@ -78,9 +79,9 @@ def open_trainer(
     label: str = "",
     goodput: GoodputTimer | None = None,
 ) -> Iterator[tuple["Trainer", TrainState]]:
-    """A trainer in its workdir, and the state that it starts or resumes from; closed at the end.
+    """Opens a trainer in a workdir, and yields the trainer and its initial or restored state.
 
-    Checkpoints after ``last_step`` are ignored. ``label``, ``goodput``: as in :class:`RunLog`.
+    Checkpoints after ``last_step`` are ignored. :class:`RunLog` explains ``label`` and ``goodput``.
     """
     with Checkpoints(workdir, exp.checkpoint) as checkpoints:
         restored = checkpoints.restore(setup.on_disk, exp.to_dict(), last_step)
@@ -90,7 +91,7 @@ def open_trainer(
             state = load_initial_params(state, exp, corpus.vocab, workdir, setup.shardings)
         else:
             state, meta = restored
-            if exp.model.scan_layers:  # those in checkpoints are not stacked, whatever the run does
+            if exp.model.scan_layers:  # the layers in checkpoints are never stacked
                 layout = state_shardings(setup.shardings, setup.abstract)
                 state = jax.jit(stack_layers, out_shardings=layout)(state)
         log = RunLog(
@@ -116,9 +117,10 @@ def open_trainer(
 
 @dataclasses.dataclass
 class Trainer:
-    """Trains one run, and remembers what goes from one step to the next.
+    """Logs, validates and saves one run, and holds its variables between steps.
 
-    ``validated``: whether the last validation that was due is done. ``meta``: of the checkpoint.
+    ``validated`` tells whether the most recent scheduled validation was completed. ``meta`` is the
+    metadata of the restored checkpoint.
     """
 
     exp: ExperimentConfig
@@ -140,7 +142,7 @@ class Trainer:
         self._pending: collections.deque[tuple[int, Metrics]] = collections.deque()
 
     def log_start(self, state: TrainState, resumed: bool) -> None:
-        """Prints what is trained, on what, and from where."""
+        """Prints the size of the model, the devices, the text and the starting point."""
         exp, corpus, n = self.exp, self.corpus, self.streams.n_segments
         devices = f"{self.setup.shardings.mesh.size} {jax.default_backend()} device(s)"
         about = "about " if exp.train.seg_len_std else ""
@@ -155,7 +157,7 @@ class Trainer:
             self.log.message(f"starting from the parameters of {exp.train.start_from}")
 
     def load_text(self) -> None:
-        """Places the text on the devices if that is configured, with the soft targets, if any."""
+        """Loads soft targets, and places the text on the devices if ``train.text_on_device``."""
         report, stop = self.log.message, self.guard.requested
         soft = soft_targets(self.exp, self.corpus, self.log.workdir, report, stop)
         if self.exp.train.text_on_device:
@@ -163,14 +165,14 @@ class Trainer:
             self.text = jax.device_put(text, self.setup.shardings.rows())
 
     def program(self) -> Program:
-        """The compiled dispatch."""
+        """Compiles one dispatch: a function of a state and of the inputs of the dispatch."""
         s, text = self.setup, () if self.text is None else (self.text,)
         jitted = compiled_step(self.exp, s.model, s.optimizer, s.shardings, s.abstract, self.text)
         compiled = self.compile(jitted, s.abstract, self.input_shapes(), *text)
         return lambda state, inputs: compiled(state, inputs, *text)
 
     def compile(self, jitted: Any, *shapes: Any) -> Callable[..., Any]:
-        """A jitted step compiled for these shapes; the time it takes is no training time."""
+        """Compiles a jitted step for these shapes. The time does not count as training time."""
         c = self.exp.model
         require_parity(c.kernel, c.d_head, c.dtype, c.dropatt)
         start = time.perf_counter()
@@ -180,7 +182,7 @@ class Trainer:
         return program
 
     def input_shapes(self) -> Batch | BatchPosition:
-        """Shapes of the input of a dispatch: batches, or their places in the text."""
+        """Returns the shapes of the input of a dispatch: batches, or positions in the text."""
         t = self.exp.train
         read = training_batch if self.text is None else training_position
         no_rows: Any = read(self.streams, 0, t.epoch_memory, t.reset_every, slice(0))
@@ -190,7 +192,7 @@ class Trainer:
         return jax.tree.map(shape, no_rows)
 
     def feed(self, step: int, sharded: bool = True) -> Generator[Any, None, None]:
-        """Inputs of every dispatch from a step to the last; not ``sharded``: on one device."""
+        """Yields the inputs of every dispatch from ``step`` on, sharded or on one device."""
         t, shardings = self.exp.train, self.setup.shardings
         read: Callable[..., Any] = training_batch
         sharding = shardings.rows(t.steps_per_dispatch > 1)
@@ -200,7 +202,7 @@ class Trainer:
         return training_feed(self.streams, step, t.steps, *settings, t.reset_every, read)
 
     def step_done(self, step: int, metrics: Metrics, state: Callable[[], TrainState]) -> None:
-        """After a dispatch that ends in ``step``: logs the one before it; validates and saves."""
+        """Logs the previous dispatch, then validates or saves the state if due after ``step``."""
         self._pending.append((step, metrics))
         self._flush_metrics(keep=1)
         t = self.exp.train
@@ -210,7 +212,7 @@ class Trainer:
             self._save(step, state())
 
     def finish(self, step: int, state: TrainState) -> Outcome:
-        """Saves the state of a run that was asked to stop, and waits for the disk."""
+        """Saves the state if the run was asked to stop, and waits until the save is complete."""
         self._flush_metrics()
         if self.guard.requested() and step and step not in self._saved:
             self._save(step, state)
@@ -219,9 +221,10 @@ class Trainer:
         return Outcome(state, finished=step == self.exp.train.steps and self.validated)
 
     def validate(self, step: int, state: TrainState, replace: bool = False) -> bool:
-        """Logs the validation loss and saves it with the state; False if asked to stop meanwhile.
+        """Computes and logs the validation loss, and saves the state with this loss.
 
-        Then the state is saved without a loss, and the resumed run validates and ``replace``s it.
+        Returns False if the run was asked to stop during validation. In this case the state is
+        saved without a loss, and the resumed run validates it with ``replace``.
         """
         self._flush_metrics()
         if step == self.exp.train.steps:
@@ -252,14 +255,14 @@ class Trainer:
     def _save(
         self, step: int, state: TrainState, loss: float | None = None, replace: bool = False, **more
     ) -> None:
-        """Starts to save a checkpoint, with the validation ``loss``, and ``more`` metadata.
+        """Starts to save a checkpoint with the validation ``loss`` and ``more`` metadata.
 
-        By default no validation is due, and the model is what the config names. Raises
-        CheckpointError unless ``checkpoint.tolerate_save_errors`` allows to go on.
+        By default, the metadata say that no validation is pending, and that ``average.use`` selects
+        the model. Raises CheckpointError unless ``checkpoint.tolerate_save_errors`` is set.
         """
-        self._flush_metrics()  # raises where a loss or gradient before this state is not finite
+        self._flush_metrics()  # raises an error if an earlier loss or gradient is not finite
         if not replace and step <= max(self._saved, default=0):
-            return  # of several seeds, this one was ahead of the others when they were stopped
+            return  # this seed was ahead of other seeds when they were stopped
         names, use = list(candidates(state, self.exp.average, step)), self.exp.average.use
         meta = {
             "config": self.exp.to_dict(),
@@ -281,19 +284,19 @@ class Trainer:
                     work()
                     self._saved |= {step} if work is start else set()
                 except CheckpointError as error:
-                    if required or not tolerant:  # other processes wait inside their own save
+                    if required or not tolerant:  # other processes wait during their saves
                         raise
                     self.log.message(f"{error}; training continues without this checkpoint")
                     self._saved &= set(self.checkpoints.steps())
 
     def _newest(self) -> str:
-        """Names the checkpoint that a failed run can resume from."""
+        """Returns a clause that names the checkpoint from which a failed run can resume."""
         if not self._saved:
             return "no checkpoint was saved yet"
         return f"checkpoint {max(self._saved)} is kept"
 
     def _flush_metrics(self, keep: int = 0) -> None:
-        """Logs the pending metrics of all but the newest ``keep`` dispatches."""
+        """Logs the pending metrics of all dispatches except the newest ``keep``."""
         t = self.exp.train
         while len(self._pending) > keep:
             last, metrics = self._pending.popleft()
@@ -324,13 +327,14 @@ def run_steps(
     make_feed: Callable[[], Generator[Any, None, None]],
     select: Callable[[Any, int], Any] = lambda tree, _: tree,
 ) -> list[Outcome]:
-    """Trains to the last step, or until the guard asks to stop; the outcome of each trainer.
+    """Trains to the last step or until the guard asks to stop. Returns the outcome of each trainer.
 
     Args:
-      trainers: one; or one for each seed that the program trains.
-      state, step: of all trainers; the state is donated.
-      make_program, make_feed: called once the text is loaded, the first if there is a step to do.
-      select: the part of a state or of metrics that belongs to the trainer of a number.
+      trainers: one trainer, or one trainer per seed.
+      state, step: the state and the step of all trainers. The state is donated.
+      make_program: compiles the program. It is called after the text is loaded, if steps remain.
+      make_feed: opens the feed. It is called after the text is loaded.
+      select: returns one trainer's part of a state or of metrics, given the trainer's index.
     """
     first, program = trainers[0], None
     if step < first.exp.train.steps:
@@ -339,7 +343,7 @@ def run_steps(
             trainer.text = first.text
         program = None if first.guard.requested() else make_program()
     for i, trainer in enumerate(trainers):
-        if not trainer.validated:  # it was stopped before it was done
+        if not trainer.validated:  # the previous run was stopped during validation
             trainer.validated = trainer.validate(step, select(state, i), replace=True)
     with contextlib.closing(make_feed()) as feed:
         for inputs in first.log.goodput.waiting(feed):
