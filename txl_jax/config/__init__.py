@@ -1,9 +1,9 @@
-"""Every setting of an experiment, checked before any work.
+"""Defines every setting of an experiment, and checks all settings before any work starts.
 
 A file in ``configs/`` returns an ``ml_collections.ConfigDict`` with the settings that differ from
-the defaults in the modules here. :func:`load_config` applies it and any overrides to the defaults
-and returns a frozen, checked :class:`ExperimentConfig`. Checks that need more than the settings
-(the text, the devices, a trained model) are made where that is read.
+the defaults in this package. :func:`load_config` applies these settings and any overrides to the
+defaults, and returns a frozen, checked :class:`ExperimentConfig`. Checks that need the text, the
+devices or a trained model are made later, in the modules that read them.
 """
 
 from txl_jax.config.analysis import (

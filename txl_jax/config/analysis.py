@@ -1,4 +1,4 @@
-"""Settings of the analyses of a trained model; none of them changes the trained state.
+"""The settings of the analyses of a trained model; none of them changes the trained state.
 
 Each section has the name of its mode.
 """
@@ -13,42 +13,43 @@ from txl_jax.config.fields import Section, at_least, free_text, local_path, risi
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ContextConfig(Section, key="context"):
-    """Loss against context length (``--mode=context``, analysis/context.py)."""
+    """Settings of loss against context length (``--mode=context``, analysis/context.py)."""
 
     split: Split = "valid"
-    """Split whose targets are scored, the same at every length."""
+    """Split whose targets are scored; the targets are the same at every length."""
     kind: Literal["window", "memory"] = "window"
-    """window: each target sees from c to c + stride - 1 tokens; memory: memory of c states and
-    segments of stride, which is cheaper, but layers above the first see further (models without
-    memory always use windows)."""
+    """How the context is limited: window lets each target see c to c + stride - 1 tokens, and
+    memory keeps c states for segments of stride tokens, which is cheaper but lets layers above the
+    first see further back (models without memory always use window)."""
     lengths: tuple[int, ...] = rising(1, tuple(range(100, 1000, 100)), LENGTH, count=2)
     """Context lengths c in tokens."""
     stride: int = at_least(1, 32, LENGTH)
-    """Tokens from one window to the next; 1 is exact."""
+    """Number of tokens from one window to the next; 1 gives every target exactly c tokens."""
     max_tokens: int = at_least(0, 20_000, TOKENS)
-    """Number of targets, each with the longest context; 0: to the end of the split."""
+    """Number of targets, each with the longest context; 0 scores all up to the end of the split."""
     batch_size: int = at_least(1, 4, ROWS)
-    """Windows or streams computed together."""
+    """Number of windows or streams that are computed together."""
     threshold: float = setting(0.01, "must be at least 0 and below 1", lambda v: 0 <= v < 1)
-    """Longer contexts than the effective length lower perplexity by less than this fraction."""
+    """Contexts longer than the effective length lower perplexity by less than this fraction."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReclConfig(Section, key="recl"):
-    """Relative effective context length of groups (``--mode=recl``; paper, appendix C).
+    """Settings of relative effective context length (``--mode=recl``; paper, appendix C).
 
-    Split, kind, stride and number of targets are those of ``context``. The text is that of ``data``
-    if it names one, else that of the models.
+    The section ``context`` gives the split, the kind, the stride and the number of targets. The
+    text is that of the section ``data`` if it names one, and otherwise that of the models.
     """
 
     models: tuple[str, ...] = local_path(())
-    """NAME=WORKDIR, NAME=FILE.npz (recorded losses) or GROUP:NAME=… for several groups."""
+    """Models, each as NAME=WORKDIR or NAME=FILE.npz (recorded losses), or with a group as
+    GROUP:NAME=…."""
     shares: tuple[float, ...] = setting(
         (0.1, 0.5, 1.0),
         "must each be above 0 and at most 1",
         lambda v: v and all(0 < r <= 1 for r in v),
     )
-    """r, the fractions of hardest targets (paper, table 8)."""
+    """Values of r, the fraction of the hardest targets (paper, table 8)."""
     first: int = at_least(1, 100, LENGTH)
     """Shortest context length."""
     delta: int = at_least(1, 100, LENGTH)
@@ -61,100 +62,100 @@ class ReclConfig(Section, key="recl"):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionMapsConfig(Section, key="attention"):
-    """Attention maps (``--mode=attention``, analysis/attention_maps.py; paper, appendix D)."""
+    """Settings of attention maps (``--mode=attention``; paper, appendix D)."""
 
     split: Split = "valid"
-    """Split that attention is averaged over."""
+    """Split over which attention is averaged."""
     seg_len: int = at_least(1, 64, LENGTH)
-    """T, tokens of a segment."""
+    """T, the number of tokens of a segment."""
     mem_len: int = at_least(0, 640, LENGTH)
-    """M of any length; models evaluated without memory recompute M tokens before a segment."""
+    """M, the memory length; models without memory recompute M tokens before each segment."""
     max_tokens: int = at_least(0, 20_000, TOKENS)
-    """Number of queries, in whole segments with full memory; 0: all."""
+    """Number of queries, in whole segments with a full memory; 0 takes all queries."""
     batch_size: int = at_least(1, 1, ROWS)
-    """Parallel streams."""
+    """Number of parallel streams."""
     widest: int = at_least(1, 3, LENGTH)
-    """Number of heads, those with the widest attention, shown at one position."""
+    """Number of heads to show at one position, which are those with the widest attention."""
     position: int = at_least(0, 2000, TOKENS)
-    """That position: a token of the split, from 0, the last of its segment."""
+    """Position of the heads shown, as a token of the split from 0; its segment ends there."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AblationConfig(Section, key="ablation"):
-    """All rows of a table of the paper (``--mode=ablation``; tables 6, 7 and 10)."""
+    """Settings of the ablation tables of the paper (``--mode=ablation``; tables 6, 7 and 10)."""
 
     rows: tuple[str, ...] = free_text(())
-    """Rows to train and score; none: all of the config."""
+    """Rows to train and score; an empty list takes all rows of the config."""
     workdirs: tuple[str, ...] = local_path(())
-    """Rows that are trained already, each ROW=WORKDIR; others are trained in the workdir."""
+    """Rows that are already trained, as ROW=WORKDIR; other rows are trained in the workdir."""
     lengths: tuple[int, ...] = rising(1, tuple(range(64, 513, 64)), LENGTH)
     """Attention lengths of evaluation; the training length is always added."""
     split: Split = "test"
-    """Split that is scored and that chooses the best length."""
+    """Split that is scored and on which the best length is chosen."""
     max_tokens: int = at_least(0, 0, TOKENS)
-    """Number of targets, the same for every row; 0: all."""
+    """Number of targets, the same for every row; 0 scores all targets."""
     seeds: tuple[int, ...] = setting(
         (0,),
         "must be one or more from 0 on, none twice",
         lambda v: v and min(v) >= 0 and len(set(v)) == len(v),
         SEED,
     )
-    """Seeds that every row is trained with."""
+    """Seeds with which every row is trained."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoreConfig(Section, key="score"):
-    """Scoring of any text (``--mode=score``, evaluation/score.py)."""
+    """Settings of scoring any text (``--mode=score``, evaluation/score.py)."""
 
     path: str = local_path("-")
-    """File of the text; '-': standard input."""
+    """File with the text to score; '-' reads standard input."""
     json: str | None = local_path(None)
-    """File to write; None or '-': standard output."""
+    """File to write the losses to; None or '-' writes to standard output."""
     memory: Literal["carry", "line"] = "carry"
-    """Carry memory through the whole text, or start every line without memory."""
+    """Whether memory is carried through the whole text (carry) or emptied at each line (line)."""
     mem_len: int = at_least(1, 512, LENGTH)
-    """M; models without memory recompute M tokens before each segment."""
+    """M, the memory length; models without memory recompute M tokens before each segment."""
     seg_len: int = at_least(1, 64, LENGTH)
-    """T, tokens of a segment."""
+    """T, the number of tokens of a segment."""
     batch_size: int = at_least(1, 16, ROWS)
-    """Lines scored together with memory='line'."""
+    """Number of lines that are scored together with memory='line'."""
     tokens: bool = True
-    """Also write the symbol and loss of every token."""
+    """Whether the symbol and the loss of every token are also written."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpeedConfig(Section, key="speed"):
-    """Evaluation with memory against sliding windows (``--mode=speed``; paper, table 9)."""
+    """Settings of timing memory against sliding windows (``--mode=speed``; paper, table 9)."""
 
     lengths: tuple[int, ...] = rising(2, (800, 1800, 2800, 3800), LENGTH)
-    """Attention lengths."""
+    """Attention lengths at which evaluation is timed."""
     seg_len: int = at_least(1, 128, LENGTH)
-    """T of evaluation with memory."""
+    """T, the number of tokens of a segment, for evaluation with memory."""
     windows: int = at_least(1, 4, ROWS)
-    """Windows computed together."""
+    """Number of sliding windows that are computed together."""
     rounds: int = at_least(1, 3, LENGTH)
-    """Timings of each program, in turn."""
+    """Number of timings of each program; the programs take turns."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProbeConfig(Section, key="probe"):
-    """How far back a model finds an answer (``--mode=probe``, analysis/probe.py)."""
+    """Settings of the test how far back a model finds an answer (``--mode=probe``)."""
 
     distances: tuple[int, ...] = rising(2, (8, 16, 32, 64, 128, 256), LENGTH)
-    """Tokens from an answer back to what it repeats."""
+    """Distances from an answer back to the symbol that it repeats, in tokens."""
     mem_lens: tuple[int, ...] = rising(0, (), LENGTH, count=0)
-    """Memory lengths of evaluation; none: that of training and 0."""
+    """Memory lengths of evaluation; an empty list takes that of training and 0."""
     answers: int = at_least(1, 200, ROWS)
-    """Answers scored at each distance."""
+    """Number of answers that are scored at each distance."""
     seed: int = at_least(0, 1, SEED)
     """Seed of the text that is scored."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReportConfig(Section, key="report"):
-    """The page of a run (``--mode=report``, analysis/report_page.py)."""
+    """Settings of the page about a run (``--mode=report``, analysis/report_page.py)."""
 
     workdirs: tuple[str, ...] = local_path(())
-    """Other runs to compare on the page."""
+    """Workdirs of other runs to compare on the page."""
     title: str = free_text("")
-    """Title of the page; none: the experiment's name."""
+    """Title of the page; an empty title takes the experiment's name."""

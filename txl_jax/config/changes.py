@@ -1,4 +1,4 @@
-"""Changes of an experiment: overrides, and the differences that a resumed run may have."""
+"""Overrides settings of an experiment, and compares the settings of a resumed run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,26 +11,26 @@ from txl_jax.config.nested import flatten, unknown_key
 from txl_jax.messages import short_repr
 
 ANALYSES = ("context", "recl", "attention", "ablation", "speed", "score", "probe", "report")
-"""Sections of the analyses of a trained model."""
+"""The sections with settings of the analyses of a trained model."""
 
 FREE_TO_CHANGE = (
     *("name", "model.scan_layers", "model.remat", "model.kernel", "data.path", "data.cache_dir"),
     *("train.log_every", "train.eval_every", "train.non_finite", "train.max_skipped"),
     *("average.use", "validate", "evaluate", "generate", "checkpoint", "mesh", *ANALYSES),
 )
-"""Keys and whole sections that a resumed run may change: they do not affect the trained state.
-(The corpus's hash must stay the same, not its path.)"""
+"""Keys and sections that a resumed run may change, because they do not affect the trained state.
+(The path of the corpus may change, but not its hash.)"""
 
 
 def override(exp: ExperimentConfig, overrides: Mapping[str, Any]) -> ExperimentConfig:
-    """The experiment with some settings changed, checked again; keys as in :func:`load_config`."""
+    """Returns the experiment with overrides, checked again; keys are as in :func:`load_config`."""
     nested = exp.to_dict()
     set_all(nested, overrides)
     return expand_paths(ExperimentConfig.from_dict(nested))
 
 
 def set_all(nested: dict[str, Any], overrides: Mapping[str, Any]) -> None:
-    """Sets dotted keys in a nested dict; one of :data:`ALTERNATIVES` removes the others."""
+    """Sets dotted keys in a nested dict; a key of :data:`ALTERNATIVES` removes its alternatives."""
     for group in ALTERNATIVES:
         if any(key in overrides and not _is_none(key, overrides[key]) for key in group):
             for section, _, leaf in (key.rpartition(".") for key in group):
@@ -41,7 +41,7 @@ def set_all(nested: dict[str, Any], overrides: Mapping[str, Any]) -> None:
 
 
 def _is_none(key: str, value: Any) -> bool:
-    """Whether a value removes a setting; "none" may be the text of a prompt."""
+    """Whether a value removes a setting; the prompt may be the text "none"."""
     return key != "generate.prompt" and str(value).lower() == "none"
 
 
@@ -57,9 +57,9 @@ def _set(nested: dict[str, Any], key: str, value: Any) -> None:
 
 
 def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """Dotted keys that decide the trained state and differ, each as ``key: old -> new``.
+    """Returns the differences of keys that affect the trained state, as ``key: old -> new``.
 
-    A missing key has its default.
+    A missing key has its default value.
     """
     defaults = flatten(ExperimentConfig().to_dict())
     old, new = ({**defaults, **flatten(nested)} for nested in (a, b))
@@ -74,11 +74,11 @@ def is_free(key: str) -> bool:
 
 
 def from_record(record: Mapping[str, Any]) -> ExperimentConfig:
-    """The experiment of a ``config.json``, which holds more than settings.
+    """Returns the experiment in a ``config.json``, which has other content besides the settings.
 
     Raises:
-      ConfigError: an earlier version of txl_jax wrote it, with settings that no longer exist; or
-        as :meth:`ExperimentConfig.from_dict`.
+      ConfigError: an earlier version of txl_jax wrote the file, with settings that no longer exist,
+        or for a reason of :meth:`ExperimentConfig.from_dict`.
     """
     settings = {k: v for k, v in record.items() if k not in ("corpus", "provenance")}
     try:

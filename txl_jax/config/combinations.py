@@ -1,4 +1,4 @@
-"""Rules for settings that must go together; each names the key to change."""
+"""Checks the rules for combinations of settings; each rule names the key to change."""
 
 from collections.abc import Iterator
 from operator import attrgetter
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from txl_jax.config.experiment import ExperimentConfig
 
 Broken = Iterator[tuple[str, str]]
-"""Dotted keys whose values break a rule, each with the rule."""
+"""Pairs of a dotted key whose value breaks a rule, and the text of the rule."""
 
 PROTOCOLS = {"enwik8": ("authors", "bytes"), "lm1b": ("authors", "double")}
-"""``data.protocol`` of the corpora that have more than one; the first is the default."""
+"""The values of ``data.protocol`` for the corpora with several; the first one is the default."""
 
 ALTERNATIVES = (
     ("generate.prompt", "generate.prompt_file", "generate.prompts_file"),
     ("data.path", "data.url"),
 )
-"""Groups of keys of which only one may be given."""
+"""Groups of keys; only one key of a group may be given."""
 
 
 def check_combinations(exp: "ExperimentConfig") -> None:
-    """Raises ConfigError where settings of an experiment contradict each other."""
+    """Raises ConfigError if settings of an experiment contradict each other."""
     for rule in RULES:
         for key, why in rule(exp):
             raise refusal(key, attrgetter(key)(exp), why)

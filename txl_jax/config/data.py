@@ -1,4 +1,4 @@
-"""Settings of the text and its tokens."""
+"""The settings of the text and its tokens."""
 
 import dataclasses
 import urllib.parse
@@ -10,24 +10,24 @@ from txl_jax.config.fields import Section, at_least, free_text, local_path, sett
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProbeTextConfig(Section, key="data.probe"):
-    """The synthetic text of ``data.name='probe'`` (data/sources/probe.py)."""
+    """Settings of the synthetic text of ``data.name='probe'`` (data/sources/probe.py)."""
 
     shortest: int = at_least(2, 3, LENGTH)
-    """Shortest distance from an answer back to the symbol it repeats, in tokens."""
+    """Shortest distance from an answer back to the symbol that it repeats, in tokens."""
     longest: int = at_least(2, 64, LENGTH)
-    """Longest such distance; each episode draws its distance uniformly."""
+    """Longest distance from an answer back to its symbol; distances are drawn uniformly."""
     symbols: int = within(2, 26, 8)
-    """C, the number of symbols an answer is drawn from, so that chance is 1/C."""
+    """C, the number of symbols from which answers are drawn; a random guess is right 1/C times."""
     noise: int = within(1, 26, 1)
-    """Number of symbols that noise is drawn from; with 1 only the answers carry information."""
+    """Number of symbols from which noise is drawn; with 1, only answers carry information."""
     tokens: int = at_least(1000, 1_000_000, 1_000_000_000)
-    """Most tokens of the train split; valid and test each have a tenth of it."""
+    """Largest number of tokens of the train split; valid and test have a tenth of it each."""
     seed: int = at_least(0, 0, SEED)
-    """Seed of the text."""
+    """Seed from which the text is drawn."""
 
 
 def is_url(text: str) -> bool:
-    """Whether a text is an address to download from; see the rule of ``data.url``."""
+    """Whether a text is an address that follows the rule of ``data.url``."""
     try:
         parts = urllib.parse.urlsplit(text)
         host, port = parts.hostname or "", parts.port
@@ -47,7 +47,7 @@ def _is_hash(text: str) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig(Section, key="data"):
-    """The text, where it comes from, and what a token is."""
+    """Settings of the text: its source, its splits and its tokens."""
 
     name: Literal["stdlib", "ptb", "text", "enwik8", "text8", "wt103", "wt2", "lm1b", "probe"] = (
         "text"
@@ -56,32 +56,33 @@ class DataConfig(Section, key="data"):
     (WikiText), lm1b (One Billion Word), enwik8, text8, probe (synthetic, with answers a known
     number of tokens back), or text (your own file or folder)."""
     path: str | None = local_path(None)
-    """Local file, folder or archive; None: the corpus's own source."""
+    """Local file, folder or archive with the text; None takes the corpus's own source."""
     url: str | None = free_text(
         None,
         "must be http:// or https://, a host, perhaps a port from 1 to 65535, and a path, in ASCII"
         " without spaces, user name or password",
         lambda v: v is None or is_url(v),
     )
-    """Address to download the text from (text only; needs hash)."""
+    """Address from which the text is downloaded (data.name='text' only; needs data.hash)."""
     hash: str | None = free_text(
         None,
         "must be 'md5:' and 32 or 'sha256:' and 64 lower-case hexadecimal digits",
         lambda v: v is None or _is_hash(v),
     )
-    """Checksum of the downloaded file, md5:… or sha256:…."""
+    """Checksum of the downloaded file, as md5:… or sha256:…."""
     vocab: Literal["byte", "char", "word", "subword"] | None = None
-    """What a token is (stdlib, ptb, text; subword: text only); None: byte, for ptb word."""
+    """Kind of token, which stdlib, ptb and text can set (subword is for text only); None takes word
+    for ptb and byte for the others."""
     vocab_size: int = within(256, 1_000_000, 8000)
-    """Number of subwords to learn; a short text gives fewer."""
+    """Number of subwords to learn from the text; a short text gives fewer."""
     protocol: Literal["authors", "bytes", "double"] | None = None
-    """Preparation of enwik8 (authors: no newline bytes, 204 symbols; bytes: all 205) and lm1b
-    (authors: one <S> between sentences, as in PyTorch; double: two, as in TF, which adds a trivial
-    target to each sentence); None: authors."""
+    """Preparation of enwik8 (authors drops newline bytes and leaves 204 symbols, bytes keeps all
+    205) and of lm1b (authors has one <S> between sentences, as in PyTorch, and double has two, as
+    in TF, which adds a trivial target to each sentence); None takes authors."""
     valid_fraction: float = setting(0.05, "must be above 0 and below 0.5", lambda v: 0 < v < 0.5)
     """Fraction of a single text, taken from its end, that becomes the valid split (text only)."""
     test_fraction: float = setting(0.05, "must be above 0 and below 0.5", lambda v: 0 < v < 0.5)
     """Fraction of a single text, taken from its end, that becomes the test split (text only)."""
     cache_dir: str | None = local_path(None)
-    """Folder of prepared corpora; None: $TXL_DATA_DIR, or else ~/.cache/txl_jax."""
+    """Folder of prepared corpora; None takes $TXL_DATA_DIR if it is set, or ~/.cache/txl_jax."""
     probe: ProbeTextConfig = dataclasses.field(default_factory=ProbeTextConfig)

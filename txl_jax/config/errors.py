@@ -1,4 +1,4 @@
-"""The error of a setting that cannot be used."""
+"""The errors of settings that cannot be used."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from txl_jax.messages import short_repr
 
 
 class ConfigError(ValueError):
-    """A setting that cannot be used; the text names the key, the value and the rule.
+    """A setting that cannot be used; the message names the key, the value and the rule.
 
     Example:
       >>> import txl_jax
@@ -18,12 +18,12 @@ class ConfigError(ValueError):
 
 
 class UnknownKeyError(ConfigError):
-    """There is no such setting. ``args``: the message, and the dotted key."""
+    """A key that is no setting; ``args`` are the message and the dotted key."""
 
     def __str__(self) -> str:
         return self.args[0]
 
 
 def refusal(key: str, value: Any, why: str) -> ConfigError:
-    """The error for a value of a setting that cannot be used; ``why`` is the rule it breaks."""
+    """Returns the error for a value of a setting that breaks the rule ``why``."""
     return ConfigError(f"config key {key} = {short_repr(value)}: {why}")

@@ -1,4 +1,4 @@
-"""Settings of scoring: protocols and dynamic evaluation."""
+"""The settings of scoring: protocols and dynamic evaluation."""
 
 import dataclasses
 from typing import Literal
@@ -10,54 +10,54 @@ from txl_jax.config.model import Window
 Split = Literal["train", "valid", "test"]
 
 COLDEST = 1e-6
-"""The least temperature but 0; logits divided by less may leave the range of float32."""
+"""The smallest temperature above 0; logits divided by less may exceed the range of float32."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DynamicConfig(Section):
-    """Dynamic evaluation: parameters learn from the segments just scored (Krause et al. 2019)."""
+    """Settings of dynamic evaluation, which trains on scored segments (Krause et al. 2019)."""
 
     rule: Literal["none", "sgd", "rms"] = "none"
-    """Update after each segment: none; sgd, a step down its gradient; rms, the step of each
-    parameter divided by the root of its squared gradients, with a pull back to the trained value
-    that grows with that root."""
+    """Update after each segment: none, a gradient step (sgd), or a gradient step that divides by
+    the root of the summed squared gradients of each parameter (rms), with decay towards the trained
+    value in proportion to this root."""
     learning_rate: float = above(0, 1e-5)
     """Learning rate of the update."""
     decay: float = at_least(0, 0.0)
-    """Strength of the pull back (rms)."""
+    """Rate of decay towards the trained parameters (rms)."""
     epsilon: float = above(0, 1e-4)
-    """Added to the root (rms)."""
+    """Number that is added to the root of the squared gradients (rms)."""
     statistics: int = at_least(1, 100, STEPS)
-    """Training segments whose squared gradients are summed (rms)."""
+    """Number of training segments whose squared gradients are summed (rms)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProtocolConfig(Section):
-    """How a split is scored. Every target is scored once, whatever these are."""
+    """Settings of scoring a split; with any of them, every target is scored once."""
 
     split: Split = "test"
     """Split that is scored."""
     batch_size: int = at_least(1, 10, ROWS)
-    """Parallel streams; each starts with an empty memory."""
+    """Number of parallel streams; each stream starts with an empty memory."""
     seg_len: int = at_least(1, 128, LENGTH)
-    """T, tokens of each stream per step."""
+    """T, the number of tokens of each stream per step."""
     mem_len: int = at_least(0, 128, LENGTH)
-    """M, memory length, which may be many times that of training."""
+    """M, the memory length, which may be many times that of training."""
     context_len: int = at_least(0, 0, LENGTH)
-    """Tokens before each segment that are recomputed and not scored (paper, section 4.2)."""
+    """Number of tokens before each segment that are recomputed, not scored (paper, section 4.2)."""
     first_memory: Literal["empty", "zeros"] = "empty"
     """Memory at the start: empty (PyTorch), or zeros that are attended to (TF, Hugging Face)."""
     warm_start: int = at_least(0, 0, 100 * LENGTH)
-    """Tokens before each stream that are read into its memory and not scored (NVIDIA); n_layer *
-    mem_len of them, with a window, make results independent of batch_size."""
+    """Number of tokens before each stream that are read into its memory and not scored (NVIDIA);
+    with a window, n_layer * mem_len tokens make results independent of batch_size."""
     clamp_len: int | None = minus_1_or_count("never", None, LENGTH)
-    """model.clamp_len while scoring; None: the model's own."""
+    """Value of model.clamp_len while scoring; None takes the model's own value."""
     same_length: Window | None = None
-    """model.same_length while scoring; None: the model's own."""
+    """Value of model.same_length while scoring; None takes the model's own value."""
     temperature: float = within(COLDEST, 100, 1.0)
-    """Divides the logits; results are compared at 1, and any other value holds [B,T,V]."""
+    """Divisor of the logits; published results use 1, and other values store logits [B,T,V]."""
     max_segments: int = at_least(0, 0, TOKENS)
-    """Score only the first segments of each stream, this many; 0: all."""
+    """Number of segments of each stream to score, from the first one; 0 scores all."""
     dynamic: DynamicConfig = dataclasses.field(default_factory=DynamicConfig)
     baselines: tuple[Literal["unigram", "bigram", "xz"], ...] = ()
-    """Simple models scored on the same targets and printed beside the result (evaluate only)."""
+    """Simple models that are scored on the same targets for comparison (evaluate only)."""

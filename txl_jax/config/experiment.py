@@ -1,4 +1,4 @@
-"""A whole experiment: all sections, and a list of all settings."""
+"""The settings of a whole experiment, in sections, and their descriptions."""
 
 import dataclasses
 import inspect
@@ -21,7 +21,7 @@ from txl_jax.config.nested import replace_nested, unknown_key
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExperimentConfig(Section):
-    """All settings of an experiment; settings that contradict each other are refused.
+    """All settings of an experiment; settings that contradict each other raise ConfigError.
 
     Example:
       >>> import txl_jax
@@ -33,7 +33,7 @@ class ExperimentConfig(Section):
     name: str = free_text("experiment")
     """Name of the experiment in tables and reports."""
     seed: int = at_least(0, 0, SEED)
-    """Seed of initial weights, dropout and the order of lm1b's sentences."""
+    """Seed of the initial weights, of dropout and of the order of lm1b's sentences."""
     model: TransformerXLConfig = field(default_factory=TransformerXLConfig)
     data: DataConfig = field(default_factory=DataConfig)
     loss: training.LossConfig = field(default_factory=training.LossConfig)
@@ -62,22 +62,22 @@ class ExperimentConfig(Section):
         check_combinations(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain nested dict of every setting, ready for JSON (tuples as lists)."""
+        """Returns a nested dict of every setting for JSON, with lists in place of tuples."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
     @classmethod
     def from_dict(cls, nested: Mapping[str, Any]) -> "ExperimentConfig":
-        """Inverse of :meth:`to_dict`; a missing key takes its default.
+        """Returns the experiment of a nested dict; a missing key takes its default.
 
         Raises:
-          ConfigError: an unknown key, a wrong type, a value out of range, or a combination
-            that cannot work.
+          ConfigError: a key is unknown, a value has a wrong type or is out of range, or settings
+            contradict each other.
         """
         return replace_nested(cls(), nested)
 
 
 class Setting(NamedTuple):
-    """A setting: dotted key, type, default, rule ("" if none) and documentation."""
+    """The dotted key, type, default, rule ("" if none) and documentation of a setting."""
 
     key: str
     type: str
@@ -87,7 +87,7 @@ class Setting(NamedTuple):
 
 
 def describe_settings(section: Section | None = None, prefix: str = "") -> Iterator[Setting]:
-    """Every setting of a section, by default of an experiment, in order."""
+    """Yields every setting of a section in order; by default those of an experiment."""
     section = section or ExperimentConfig()
     docs = sentences(type(section))  # type: ignore[arg-type]
     for one in dataclasses.fields(section):  # type: ignore[arg-type]
@@ -102,9 +102,9 @@ def describe_settings(section: Section | None = None, prefix: str = "") -> Itera
 
 
 def format_settings(exp: ExperimentConfig | None, prefix: str = "") -> str:
-    """The settings whose keys start with ``prefix``: value, type, rule and documentation.
+    """Lists the settings whose keys start with ``prefix``: value, type, rule and documentation.
 
-    With an experiment its values, with the default beside each value that differs from it.
+    The values are those of ``exp``, by default the defaults. Changed values show their default too.
 
     Raises:
       ConfigError: no key starts with ``prefix``.

@@ -1,9 +1,9 @@
-"""Declares settings: a field has a default, a rule and a largest value.
+"""Declares settings as fields with a default, a rule and a largest value.
 
 The string below a field is its documentation, one sentence.
 
-A section is a frozen dataclass of such fields. It checks itself when it is built, so a section
-with a value that cannot be used does not exist.
+A section is a frozen dataclass of such fields. A section checks its values when it is built, so no
+section has a value that cannot be used.
 """
 
 import ast
@@ -25,51 +25,51 @@ Test = Callable[[Any], Any]
 def setting(
     default: Any, rule: str, holds: Test, most: float | None = None, path: bool | None = None
 ) -> Any:
-    """A field with a rule: text for errors that says what ``holds`` tests.
+    """Declares a field with a rule; the text ``rule`` describes the test ``holds`` in errors.
 
-    ``most`` is the largest value, of each item of a list. Every integer has one (bounds.py).
-    ``path`` says of a text whether it names files of this machine.
+    ``most`` is the largest value, or the largest item of a list. Every integer setting has one
+    (bounds.py). ``path`` says whether a text names files of this machine.
     """
     metadata = {"rule": rule, "holds": holds, "most": most, "path": path}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def at_least(low: float, default: Any, most: float | None = None) -> Any:
-    """A field that must be ``low`` or more."""
+    """Declares a field whose value must be at least ``low``."""
     return setting(default, f"must be at least {low}", lambda v: v >= low, most)
 
 
 def above(low: float, default: Any) -> Any:
-    """A field that must be more than ``low``."""
+    """Declares a field whose value must be above ``low``."""
     return setting(default, f"must be above {low}", lambda v: v > low)
 
 
 def within(low: float, high: float, default: Any, also: str = "") -> Any:
-    """A field from ``low`` to ``high``; ``also`` names a further value in errors."""
+    """Declares a field from ``low`` to ``high``; ``also`` is the text that also allows 0."""
     rule = f"must be {also}from {low} to {high}"
     holds = lambda v: low <= v <= high or (bool(also) and v == 0)
     return setting(default, rule, holds, high)
 
 
 def minus_1_or_count(meaning: str, default: int | None, most: int) -> Any:
-    """A field from 1 to ``most``, or -1, whose meaning errors tell, or ``None`` if its type is."""
+    """Declares a field from 1 to ``most``, or -1 with a ``meaning``, or None if its type allows."""
     rule, holds = f"must be -1 ({meaning}) or at least 1", lambda v: v in (None, -1) or v >= 1
     return setting(default, rule, holds, most)
 
 
 def optional_count(most: int) -> Any:
-    """A field from 1 to ``most``, or ``None``, its default."""
+    """Declares a field from 1 to ``most``, or ``None``, which is the default."""
     return setting(None, "must be at least 1", lambda v: v is None or v >= 1, most)
 
 
 def probability(default: float | None) -> Any:
-    """A field from 0 to below 1, or ``None`` where the field's type allows it."""
+    """Declares a field from 0 to below 1, or ``None`` if the type of the field allows it."""
     holds = lambda v: v is None or 0 <= v < 1
     return setting(default, "must be at least 0 and below 1", holds, BELOW_1)
 
 
 def rising(low: int, default: tuple[int, ...], most: int, count: int = 1) -> Any:
-    """A list of ``count`` (0 to 2) or more numbers, each larger than the one before it."""
+    """Declares a list of at least ``count`` (0 to 2) numbers in increasing order."""
     number = ("", "one or more ", "two or more ")[count]
     rises = lambda v: all(a < b for a, b in zip((low - 1, *v), v, strict=False))
     rule = f"must be {number}increasing numbers, each at least {low}"
@@ -77,20 +77,20 @@ def rising(low: int, default: tuple[int, ...], most: int, count: int = 1) -> Any
 
 
 def local_path(default: Any, rule: str = "", holds: Test = lambda v: True) -> Any:
-    """A field that names files or folders of this machine: exported models leave it out."""
+    """Declares a field that names files or folders of this machine; exported models omit it."""
     return setting(default, rule, holds, path=True)
 
 
 def free_text(default: Any, rule: str = "", holds: Test = lambda v: True) -> Any:
-    """A field of free text that names no file."""
+    """Declares a field of free text that does not name a file."""
     return setting(default, rule, holds, path=False)
 
 
 class Section:
-    """Base of every group of settings: checks its values when it is built.
+    """The base class of every group of settings, which checks its values when it is built.
 
-    ``key`` is the section's name in errors. A section that occurs under several names has none:
-    its errors name the setting alone, and ``from_dict`` adds the section.
+    ``key`` is the section's name in errors. A section that occurs under several names has no key.
+    Its errors name only the setting, and ``from_dict`` adds the section.
     """
 
     _prefix = ""
@@ -106,7 +106,7 @@ class Section:
 
 @functools.cache
 def sentences(cls: type) -> dict[str, str]:
-    """The documentation of each field of a section: the string below it in the source."""
+    """Returns the documentation of each field, which is the string below it in the source."""
     (definition,) = ast.parse(inspect.getsource(cls)).body
     docs: dict[str, str] = {}
     for pair in itertools.pairwise(typing.cast(ast.ClassDef, definition).body):
@@ -117,7 +117,7 @@ def sentences(cls: type) -> dict[str, str]:
 
 
 def checked(field: dataclasses.Field, key: str, value: Any) -> Any:
-    """The value of a setting as its type; raises ConfigError, naming ``key``, for a bad one."""
+    """Converts the value of a setting to its type and checks it, or raises ConfigError."""
     kind: Any = field.type
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, typing.cast(type, kind)):
@@ -131,7 +131,7 @@ def checked(field: dataclasses.Field, key: str, value: Any) -> Any:
 
 
 def _check_size(key: str, value: Any, most: float | None) -> None:
-    """Raises ConfigError for a number that is too large, or that float32 cannot hold."""
+    """Raises ConfigError for a number that is too large or outside the range of float32."""
     items = value if isinstance(value, tuple) else (value,)
     if len(items) > ITEMS:
         raise refusal(key, value, f"must have at most {ITEMS} items")

@@ -1,4 +1,4 @@
-"""Home folders in paths, and the folder of prepared corpora and compiled programs."""
+"""Expands home folders in paths, and finds the folder of corpora and compiled programs."""
 
 import dataclasses
 import os
@@ -12,10 +12,10 @@ E = TypeVar("E")
 
 
 def expanded(path: str, where: str) -> Path:
-    """The path with ``~`` and ``~user`` replaced by home folders.
+    """Returns the path with ``~`` or ``~user`` replaced by a home folder.
 
     Raises:
-      ConfigError: there is no such user, or no home folder; ``where`` names the flag or key.
+      ConfigError: the user or the home folder does not exist; ``where`` names the flag or key.
     """
     try:
         return Path(path).expanduser()
@@ -28,12 +28,12 @@ def expanded(path: str, where: str) -> Path:
 
 
 def expand_paths(exp: E) -> E:
-    """An experiment with ``~`` replaced by home folders in every ``local_path``.
+    """Returns an experiment with ``~`` replaced by home folders in every ``local_path``.
 
-    The paths of ``data`` stay as written, for the label of the corpus; its reader expands them.
+    The paths of ``data`` are not changed here, because the label of the corpus shows them as given.
 
     Raises:
-      ConfigError: as :func:`expanded`; names the key.
+      ConfigError: the home folder of a path does not exist; the message names the key.
     """
     changed = {}
     for section in dataclasses.fields(exp):  # type: ignore[arg-type]
@@ -49,7 +49,7 @@ def expand_paths(exp: E) -> E:
 
 
 def _expanded_setting(value: Any, key: str) -> Any:
-    """A path, a list of paths or of ``name=path``, or ``None``, with home folders."""
+    """Expands home folders in a path or in a list of paths or ``name=path``."""
     if isinstance(value, tuple):
         parts = [text.rpartition("=") for text in value]
         return tuple(name + sign + _expanded_setting(path, key) for name, sign, path in parts)
@@ -57,12 +57,12 @@ def _expanded_setting(value: Any, key: str) -> Any:
 
 
 def data_folder(cache_dir: str | None = None) -> Path:
-    """Where prepared corpora and compiled programs are kept, as an absolute path.
+    """Returns the absolute path of the folder of prepared corpora and compiled programs.
 
-    ``data.cache_dir``, else ``$TXL_DATA_DIR``, else ``~/.cache/txl_jax``.
+    This is ``data.cache_dir``, or if not set ``$TXL_DATA_DIR``, or if not set ``~/.cache/txl_jax``.
 
     Raises:
-      ConfigError: it is in the home folder of a user that does not exist.
+      ConfigError: the path is in the home folder of a user that does not exist.
     """
     if cache_dir:
         return expanded(cache_dir, "config key data.cache_dir").absolute()

@@ -21,22 +21,23 @@ from txl_jax.config.folders import expand_paths
 from txl_jax.messages import one_line, short_repr, truncate
 
 _PACKAGE, _INIT = "txl_config_file", "__init__.py"
-"""A file and its package are imported under this name, whatever they are called."""
+"""The name under which every config file and its package are imported."""
 _RECIPES = [Path(__file__).parents[2] / name for name in ("txl_jax_configs", "configs")]
-"""Folders of the recipes: of an installed package, and of a checkout."""
+"""The folders of the recipes in an installed package and in a checkout."""
 
 
 def load_config(path: str, overrides: Mapping[str, Any] | None = None) -> ExperimentConfig:
-    """The checked, frozen experiment that a config file describes.
+    """Returns the checked, frozen experiment that a config file describes.
 
     Args:
       path: a Python file with ``get_config()`` that returns a ``ConfigDict``, or the name of a
-        recipe of this package, such as ``enwik8_24l``. After a colon, the argument for
-        ``get_config(variant)``: ``enwik8_24l:smoke``. A file in a package (a folder with
+        recipe of this package, such as ``enwik8_24l``. The argument for ``get_config(variant)``
+        may follow after a colon, as in ``enwik8_24l:smoke``. A file in a package (a folder with
         ``__init__.py``) may import its neighbours: ``from .x import y``.
-      overrides: dotted keys to values, e.g. ``{"train.steps": 10}``. A string is read as the
-        key's type: ``8,16`` is a list, and lists of texts with commas may be JSON lists. Of keys
-        that exclude each other (data.path and data.url) the given one replaces the file's.
+      overrides: a dict from dotted keys to values, such as ``{"train.steps": 10}``. A string is
+        converted to the type of the setting: ``8,16`` is a list, and a list of texts with commas
+        may be a JSON list. If keys exclude each other (data.path and data.url), the key given here
+        replaces that of the file.
 
     Example:
       >>> import txl_jax
@@ -45,10 +46,10 @@ def load_config(path: str, overrides: Mapping[str, Any] | None = None) -> Experi
       (24, 1024, 16)
 
     Raises:
-      ConfigError: the file does not exist or is no config, or a setting cannot be used. Nothing
-        has touched a device or written a file by then.
+      ConfigError: the file does not exist or is no config, or a setting cannot be used. No device
+        has been used and no file has been written by then.
     """
-    import ml_collections  # here, so that models run where it is not installed
+    import ml_collections  # here, so that models run if this package is not installed
 
     variant, where = path.partition(":")[2], f"--config={truncate(path)}"
     with _config_module(path) as module:
@@ -65,7 +66,7 @@ def load_config(path: str, overrides: Mapping[str, Any] | None = None) -> Experi
 
 
 def config_rows(path: str) -> tuple[str, ...]:
-    """Names of the experiments in a config file (its ``ROWS``), () if it has one experiment.
+    """Returns the names of the experiments in a config file (``ROWS``), or () if it has only one.
 
     Raises:
       ConfigError: the file does not exist or is no config.
@@ -75,7 +76,7 @@ def config_rows(path: str) -> tuple[str, ...]:
 
 
 def _has_variant(module: Any, variant: str) -> bool:
-    """Whether a variant is a row or the default, or changes what ``get_config`` returns."""
+    """Whether a variant is a row or the default, or changes the result of ``get_config``."""
     parameter = next(iter(inspect.signature(module.get_config).parameters.values()), None)
     if parameter is None:
         return False
@@ -86,7 +87,7 @@ def _has_variant(module: Any, variant: str) -> bool:
 
 
 def _known_variants(module: Any) -> list[str]:
-    """The rows of a file, and the texts that it compares the parameter of ``get_config`` with."""
+    """Lists the rows of a file, and the texts with which it compares ``get_config``'s parameter."""
     with tokenize.open(module.__file__) as file:
         source, names = file.read(), "|".join(inspect.signature(module.get_config).parameters)
     compared = re.findall(rf"\b(?:{names}) == ['\"]([^'\"]+)['\"]", source) if names else []
@@ -95,7 +96,7 @@ def _known_variants(module: Any) -> list[str]:
 
 @contextlib.contextmanager
 def _config_module(path: str) -> Iterator[Any]:
-    """The module of a config file; errors inside the block are errors of the file."""
+    """Imports a config file; an error inside the block is raised as ConfigError of the file."""
     file, where = path.partition(":")[0], f"--config={truncate(path)}"
     if re.fullmatch(r"\w+", file) and not os.path.exists(file):
         file = _recipe(file, where)
@@ -120,7 +121,7 @@ def _config_module(path: str) -> Iterator[Any]:
 
 
 def _recipe(name: str, where: str) -> str:
-    """The file of a recipe of this package; raises ConfigError with the nearest name."""
+    """Returns the file of a recipe, or raises ConfigError with the nearest name of a recipe."""
     folder = next(filter(Path.is_dir, _RECIPES))
     files = {file.stem: str(file) for file in folder.glob("[!_]*.py")}
     if name not in files:
@@ -131,9 +132,9 @@ def _recipe(name: str, where: str) -> str:
 
 @contextlib.contextmanager
 def _fresh_imports() -> Iterator[None]:
-    """Imports read and write no ``__pycache__``, and the file's package is forgotten at the end.
+    """Makes imports ignore ``__pycache__``, and removes the file's package from memory at the end.
 
-    Bytecode may be stale if its source was edited twice within a second.
+    Cached bytecode may be stale if its source was edited twice within a second.
     """
     before = sys.pycache_prefix, sys.dont_write_bytecode
     sys.pycache_prefix, sys.dont_write_bytecode = os.devnull, True
@@ -147,7 +148,7 @@ def _fresh_imports() -> Iterator[None]:
 
 
 def _import_file(file: Path) -> Any:
-    """The module of a file, after the packages that it is in, the outermost first."""
+    """Imports the packages around a file, the outermost first, and then the file."""
     packages = list(itertools.takewhile(lambda folder: (folder / _INIT).is_file(), file.parents))
     names = [_PACKAGE, *(folder.name for folder in packages[-2::-1])]
     parts: list[tuple[Path, list[str] | None]]

@@ -1,4 +1,4 @@
-"""Settings of the model: its shape, and how it is computed."""
+"""The settings of the model: its shape and its computation."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -17,19 +17,19 @@ from txl_jax.config.fields import (
 )
 
 Window = Literal[False, "pytorch", "tf"]
-"""``same_length``: no window, distance < M (the authors' PyTorch), distance <= M (TF, NVIDIA)."""
+"""Values of ``same_length``: no window, distance < M (authors' PyTorch), distance <= M (TF)."""
 
 
 AttentionForm = Literal["relative", "shaw", "absolute", "absolute_per_layer", "shared_projection"]
-"""``attention``: how positions enter the scores, see :class:`TransformerXLConfig`."""
+"""Values of ``attention``: how positions enter the scores, see :class:`TransformerXLConfig`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerXLConfig(Section, key="model"):
-    """The shape of a model (section 3 of the paper); it fixes the parameters.
+    """The shape of a model and of its parameters (section 3 of the paper).
 
-    Memory length, segment length and batch size are not here. They are the shapes of the inputs,
-    and the same parameters run with any of them.
+    Memory length, segment length and batch size are not here. They are shapes of the inputs, and
+    one set of parameters works with any of them.
 
     Example:
       >>> import txl_jax
@@ -41,7 +41,7 @@ class TransformerXLConfig(Section, key="model"):
     """
 
     vocab_size: int | None = optional_count(bounds.WORDS)
-    """V, the number of token ids; an experiment takes it from the corpus if it is None."""
+    """V, the number of token ids; None takes the number from the corpus."""
     n_layer: int = at_least(1, 12, bounds.LAYERS)
     """L, the number of layers."""
     d_model: int = at_least(2, 512, bounds.WIDTH)
@@ -53,66 +53,73 @@ class TransformerXLConfig(Section, key="model"):
     d_inner: int = at_least(1, 2048, bounds.INNER_WIDTH)
     """F, the inner width of the feed-forward layer."""
     d_embed: int | None = optional_count(bounds.WIDTH)
-    """Width of the embedding of the most frequent words; None: D."""
+    """Width of the embedding of the most frequent words; None takes D."""
     dropout: float = probability(0.0)
-    """Dropout rate of attention outputs, feed-forward layers and sites without a rate."""
+    """Dropout rate of attention outputs, feed-forward layers and places without their own rate."""
     dropout_input: float | None = probability(None)
-    """Dropout rate of word and position embeddings; None: dropout."""
+    """Dropout rate of word and position embeddings; None takes model.dropout."""
     dropout_output: float | None = probability(None)
-    """Dropout rate of the final hidden state; None: dropout."""
+    """Dropout rate of the final hidden state; None takes model.dropout."""
     dropout_qkv: float = probability(0.0)
     """Dropout rate of queries, keys, values and positions, with one mask per segment."""
     dropout_embedding: float = probability(0.0)
     """Rate at which whole words are dropped from the input embedding."""
     dropout_mask: Literal["independent", "locked"] = "independent"
-    """One dropout mask per position, or per row (locked; Gal and Ghahramani 2016)."""
+    """Whether each position has its own dropout mask (independent), or all positions of a row share
+    one (locked; Gal and Ghahramani 2016)."""
     dropatt: float = probability(0.0)
-    """Dropout rate of the attention probabilities, always independent."""
+    """Dropout rate of the attention probabilities, with masks that are always independent."""
     attention: AttentionForm = "relative"
-    """Form: the paper's (relative), others of its table 6 (shaw; without memory absolute and
-    absolute_per_layer), or that of the authors' later Penn Treebank release (shared_projection)."""
+    """Form of attention: that of the paper (relative), other forms of its table 6 (shaw, and
+    without memory absolute and absolute_per_layer), or that of the authors' later Penn Treebank
+    release (shared_projection)."""
     pre_lnorm: bool = False
-    """Normalise the input of each sub-layer instead of its output."""
+    """Whether the input of each sub-layer is normalised instead of its output."""
     untie_r: bool = False
-    """Give each layer its own u and v (relative attention only)."""
+    """Whether each layer has its own vectors u and v (relative attention only)."""
     same_length: Window = False
-    """Attention window by distance: none, distance < M (pytorch) or distance <= M (tf)."""
+    """Attention window by distance: no window, distance < M (pytorch) or distance <= M (tf)."""
     clamp_len: int = minus_1_or_count("never", -1, bounds.LENGTH)
-    """Distances above it share its position encoding (shaw: from one less on); -1: never."""
+    """Largest distance with its own position encoding, which larger distances share (one less for
+    shaw); -1 sets no limit."""
     n_positions: int | None = optional_count(2 * bounds.LENGTH)
     """Rows of the learnt position table of shaw (T+M in training) and absolute_per_layer (T)."""
     cutoffs: tuple[int, ...] = rising(1, (), bounds.WORDS, count=0)
     """First word ids of the tail clusters of an adaptive softmax (Grave et al. 2017)."""
     div_val: int = at_least(1, 1, bounds.CLUSTERS)
-    """Embeddings of cluster i are div_val**i times narrower (Baevski and Auli 2019)."""
+    """Factor by which embeddings of each cluster are narrower than those of the cluster before
+    (Baevski and Auli 2019)."""
     tie_weight: bool = True
-    """Use the input embedding as output weights."""
+    """Whether the input embedding is also the output weights."""
     tie_projs: tuple[bool, ...] = (False,)
-    """For each cluster, whether its output projection is the input's; False past its end."""
+    """For each cluster, whether input and output share one projection; False for clusters beyond
+    the end of the list."""
     proj_same_dim: bool = True
-    """With div_val above 1, also project a cluster whose width is D already (always in PyTorch)."""
+    """Whether div_val above 1 also projects a cluster of width D (PyTorch always projects it)."""
     sample_softmax: int = at_least(0, 0, bounds.WORDS)
-    """Train on the distinct ones of 2n words, drawn log-uniformly, instead of all V; 0: off."""
+    """Half the number of words that are drawn log-uniformly for the softmax in training, which uses
+    the distinct ones of them; 0 uses all V words."""
     mixtures: int = at_least(1, 1, bounds.ITEMS)
     """Number of softmaxes that are mixed at each position (Yang et al. 2018)."""
     dropout_latent: float = probability(0.0)
-    """Dropout rate of the states of mixed softmaxes."""
+    """Dropout rate of the states from which mixed softmaxes are computed."""
     past_decode: bool = False
-    """Add the parameters that loss.past_decode needs."""
+    """Whether the model has the parameters that loss.past_decode needs."""
     init_std: float = above(0, 0.02)
     """Standard deviation of the initial weights."""
     proj_init_std: float = above(0, 0.01)
     """Standard deviation of the initial projections of embedding and softmax."""
     norm_epsilon: float = above(0, 1e-5)
-    """Epsilon of LayerNorm; PyTorch has 1e-5, TF 1e-12."""
+    """Epsilon of LayerNorm, which is 1e-5 in PyTorch and 1e-12 in TF."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Compute type; parameters, softmax and loss are always float32."""
+    """Dtype of the computation; parameters, softmax and loss are always float32."""
     scan_layers: bool = False
-    """Run the layers as one loop that is compiled once; False is faster on a CPU."""
+    """Whether the layers run as a loop with one compiled body; False is faster on a CPU."""
     remat: Literal["none", "products", "layer"] = "none"
-    """What the backward pass recomputes: nothing, all but weight products, or whole layers."""
+    """Values that the backward pass recomputes: none, all except products with weights (products),
+    or whole layers (layer)."""
     kernel: Literal["auto", "reference", "xla", "cudnn", "triton", "pallas_tpu"] = "auto"
-    """Implementation of attention (model/kernels); auto: the best one for the device."""
+    """Implementation of attention (model/kernels); auto takes the best one for the device."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,12 +128,12 @@ class TransformerXLConfig(Section, key="model"):
 
     @property
     def memory_free(self) -> bool:
-        """Whether the form of attention can only run with M = 0."""
+        """Whether the form of attention has no memory, so that M must be 0."""
         return self.attention in ("absolute", "absolute_per_layer")
 
 
 def _shape_rules(c: TransformerXLConfig) -> Iterator[tuple[str, str]]:
-    """Settings of which no model can be built, each with the rule that it breaks."""
+    """Yields settings from which no model can be built, each with the rule that it breaks."""
     clusters, width = len(c.cutoffs) + 1, c.d_embed or c.d_model
     if c.d_model % 2:
         rule = "must be even, half of a position encoding is sines and half cosines"

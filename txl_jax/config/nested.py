@@ -1,4 +1,4 @@
-"""Nested dicts of settings: to sections and back, and by dotted key."""
+"""Converts nested dicts of settings to sections, and to flat dicts with dotted keys."""
 
 import dataclasses
 import difflib
@@ -36,14 +36,14 @@ _NAMES = {
     "data.vocab": "token tokens tokenizer",
 }
 SYNONYMS = {name: key for key, names in _NAMES.items() for name in names.split()}
-"""Settings by names that other programs have for them, for the error of an unknown key."""
+"""The settings by their names in other programs, for the error of an unknown key."""
 
 
 def replace_nested(section: S, nested: Mapping[str, Any], prefix: str = "", root: Any = None) -> S:
-    """The section with the values of a nested mapping in place of its own; text is converted.
+    """Returns the section with the values of a nested mapping; converts text to a setting's type.
 
-    Errors name the key with the section's ``prefix``, and for an unknown one the nearest key of
-    ``root``, the section of all settings.
+    Errors name the key with the section's ``prefix``. The error of an unknown key names the nearest
+    key of ``root``, the section of all settings.
 
     Raises:
       ConfigError: see :meth:`ExperimentConfig.from_dict`.
@@ -64,7 +64,7 @@ def replace_nested(section: S, nested: Mapping[str, Any], prefix: str = "", root
 
 
 def unknown_key(key: str, root: Any) -> UnknownKeyError:
-    """The error for a key that ``root``, the section of all settings, does not have."""
+    """Returns the error for a key that ``root``, the section of all settings, does not have."""
     known = list(flatten(dataclasses.asdict(root)))
     short = truncate(key)
     leaf = short.rpartition(".")[2]
@@ -75,7 +75,7 @@ def unknown_key(key: str, root: Any) -> UnknownKeyError:
 
 
 def _first_leaf(key: str, value: Any) -> str:
-    """The first dotted key below ``key``, at most 5 levels down: a dict may contain itself."""
+    """Returns the first dotted key below ``key``, at most 5 levels; a dict may contain itself."""
     for _ in range(5):
         if isinstance(value, Mapping) and value:
             name, value = next(iter(value.items()))
@@ -84,7 +84,7 @@ def _first_leaf(key: str, value: Any) -> str:
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted key, tuples as lists."""
+    """Returns nested settings by dotted key, with lists in place of tuples."""
     flat: dict[str, Any] = {}
     for name, value in nested.items():
         if isinstance(value, Mapping):
@@ -95,7 +95,7 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def without_paths(cls: type, nested: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings of the section ``cls`` with the default of every ``local_path``."""
+    """Returns nested settings of the section ``cls`` with every ``local_path`` at its default."""
     cleared = dict(nested)
     for field in dataclasses.fields(cls):
         if dataclasses.is_dataclass(field.type) and field.name in nested:

@@ -1,4 +1,4 @@
-"""Reads the value of a setting as its type; text from a command line is converted."""
+"""Converts the value of a setting to its type; the value may be text from a command line."""
 
 import ast
 import contextlib
@@ -13,12 +13,12 @@ from txl_jax.config.errors import refusal
 
 
 def typed(key: str, value: Any, hint: Any) -> Any:
-    """``value`` as the type ``hint``; text is read as that type.
+    """Converts ``value``, which may be text, to the type ``hint``.
 
-    Text for a ``tuple``: see :func:`_listed`.
+    See :func:`_listed` for the form of text for a ``tuple``.
 
     Raises:
-      ConfigError: it cannot be read as that type; a number is not finite; a value is missing.
+      ConfigError: the value does not have that type, is not finite, or is missing.
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     text = value.lower() if isinstance(value, str) else None
@@ -46,7 +46,7 @@ def typed(key: str, value: Any, hint: Any) -> Any:
 
 
 def _single(key: str, value: Any, hint: Any) -> Any:
-    """A ``bool``, ``int``, ``float`` or ``str``."""
+    """Converts a value to ``bool``, ``int``, ``float`` or ``str``."""
     if hint is bool and isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
     if hint in (int, float) and isinstance(value, str):
@@ -69,11 +69,11 @@ def _expected(hint: Any) -> str:
 
 
 def _listed(text: str, of_texts: bool) -> Any:
-    """A list that stands on a command line.
+    """Parses a list from a command line.
 
-    Of texts: a JSON list (``["a, b", "\\n"]``) or a Python list or tuple of texts
-    (``('a', 'b')``); anything else is split at commas, and white space, brackets and quotes stay
-    as they are. Of other values: split at commas, inside brackets or not, quoted or not.
+    A list of texts may be a JSON list (``["a, b", "\\n"]``) or a Python list or tuple
+    (``('a', 'b')``). Other text is split at commas, and white space, brackets and quotes are kept.
+    A list of other values is split at commas, and brackets, spaces and quotes are ignored.
     """
     if not of_texts:
         parts = text.strip("()[] ").replace(" ", "").split(",")
@@ -88,7 +88,7 @@ def _listed(text: str, of_texts: bool) -> Any:
 
 
 def _number(text: str) -> Any:
-    """The number that an ASCII text is, else the text: ``int`` also takes digits like ``٣``."""
+    """Converts ASCII text to a number if possible; ``int`` would also accept digits like ``٣``."""
     for read in (int, float):
         with contextlib.suppress(ValueError):
             return read(text) if text.isascii() else text

@@ -1,4 +1,4 @@
-"""Settings of training."""
+"""The settings of training."""
 
 import dataclasses
 from typing import Literal
@@ -18,160 +18,171 @@ from txl_jax.config.fields import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Section, key="optimizer"):
-    """Update rule, clipping and learning-rate schedule (training/optimizer.py)."""
+    """Settings of the update rule and the learning-rate schedule (training/optimizer.py)."""
 
     name: Literal["adam", "lamb"] = "adam"
-    """Update rule; lamb is that of NVIDIA's code, where eps is 1e-6."""
+    """Update rule; lamb is the rule of NVIDIA's code, which sets eps to 1e-6."""
     learning_rate: float = above(0, 2.5e-4)
     """Learning rate at the end of warm-up."""
     schedule: Literal["cosine", "inverse_sqrt", "constant"] = "cosine"
-    """After warm-up: cosine to min_ratio at train.steps, sqrt(warmup_steps / step), or constant."""
+    """Learning rate after warm-up: cosine down to min_ratio at train.steps, sqrt(warmup_steps /
+    step), or constant."""
     warmup_steps: int = at_least(0, 0, STEPS)
-    """Updates of linear warm-up from 0; the first update has a rate above 0."""
+    """Number of updates of linear warm-up from 0; the first update already has a rate above 0."""
     min_ratio: float = within(0, 1, 0.0)
-    """Final rate of cosine / learning_rate."""
+    """Final learning rate of the cosine schedule, divided by optimizer.learning_rate."""
     clip_norm: float = at_least(0, 0.25)
-    """Largest global norm of the gradient; 0: no clipping."""
+    """Largest global norm of the gradient; 0 turns clipping off."""
     b1: float = probability(0.9)
-    """Decay of the first moment."""
+    """Decay rate of the first moment."""
     b2: float = probability(0.999)
-    """Decay of the second moment."""
+    """Decay rate of the second moment."""
     eps: float = above(0, 1e-8)
-    """Added to the root of the second moment."""
+    """Number that is added to the root of the second moment."""
     l2: float = at_least(0, 0.0)
     """L2 penalty that is added to the clipped gradient (PyTorch's weight_decay of Adam)."""
     weight_decay: float = at_least(0, 0.0)
     """Decoupled weight decay of every parameter, times the rate (Loshchilov and Hutter 2019)."""
     embedding_ratio: float = above(0, 1.0)
-    """Peak rate of the embeddings / that of the rest; cosine ends at one rate for both."""
+    """Peak learning rate of the embeddings, divided by that of the other parameters; the cosine
+    schedule ends at the same rate for both."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AverageConfig(Section, key="average"):
-    """Weight averaging over updates (training/state.py)."""
+    """Settings of weight averaging over updates (training/state.py)."""
 
     swa_start: int = at_least(0, 0, STEPS)
-    """Average the parameters from the update after this one on (swa; Polyak and Juditsky 1992,
-    Merity et al. 2018, Izmailov et al. 2018); 0: never."""
+    """Number of updates after which the parameters are averaged (swa; Polyak and Juditsky 1992,
+    Merity et al. 2018, Izmailov et al. 2018); 0 turns this average off."""
     swa_lr_ratio: float | None = setting(None, "must be above 0", lambda v: v is None or v > 0)
-    """End the schedule at swa_start, then use its last rate times this; None: continue it."""
+    """Learning rate after swa_start, as a multiple of the last rate of a schedule that ends there;
+    None continues the schedule to the end of training."""
     ema_decay: float = probability(0.0)
-    """Decay d of the exponential average (ema), a plain one for 1/(1-d) updates; 0: none."""
+    """Decay d of the exponential moving average (ema), which is a plain average during the first
+    1/(1-d) updates; 0 turns this average off."""
     use: Literal["best", "raw", "swa", "ema"] = "best"
-    """Parameters to score, sample and export; best: the lowest validation loss."""
+    """Parameters to score, sample and export; best takes those with the lowest validation loss."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossConfig(Section, key="loss"):
-    """Training loss (training/loss.py); scoring always covers every target."""
+    """Settings of the training loss (training/loss.py); scoring always covers every target."""
 
     positions: Literal["full", "half"] = "full"
-    """Positions in the loss: all, or the most recent half (paper, section 4.2, table 6)."""
+    """Positions in the loss: all (full), or the most recent half (paper, section 4.2, table 6)."""
     ar: float = at_least(0, 0.0)
     """Weight of the mean square of the last layer's states (Merity et al. 2018, section 4.6)."""
     tar: float = at_least(0, 0.0)
-    """Weight of the mean square of those states' changes between positions (same source)."""
+    """Weight of the mean square of the differences between the last layer's states at neighbouring
+    positions (Merity et al. 2018, section 4.6)."""
     r_drop: float = at_least(0, 0.0)
-    """Weight of the Kullback-Leibler divergences of two dropout masks (Wu et al. 2021)."""
+    """Weight of the Kullback-Leibler divergence between predictions with two dropout masks (Wu et
+    al. 2021)."""
     past_decode: float = at_least(0, 0.0)
-    """Weight of the nll of input words decoded from the predictions (Brahma 2019, 0.001 there)."""
+    """Weight of the nll of input words decoded from the predictions (Brahma 2019 uses 0.001)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistilConfig(Section, key="distil"):
-    """Distillation from models trained on the same text (training/distil.py)."""
+    """Settings of distillation from models trained on the same text (training/distil.py)."""
 
     teachers: tuple[str, ...] = local_path((), "must not name an empty folder", all)
-    """Workdirs or exported folders of models whose mean probabilities are learnt."""
+    """Workdirs or exported folders of the teacher models; the student learns their mean
+    probabilities."""
     weight: float = setting(0.5, "must be above 0 and at most 1", lambda v: 0 < v <= 1)
-    """w in the loss: w * cross entropy against teachers + (1-w) * that against the text."""
+    """Weight w of the cross entropy against the teachers; that against the text has 1-w."""
     words: int = at_least(1, 32, WORDS)
-    """Most likely words of the teachers kept per token; all others count as one."""
+    """Number of most likely words of the teachers that are kept for each token; all other words
+    count as one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig(Section, key="train"):
-    """Shape, order and number of the training steps."""
+    """Settings of the shape, the order and the number of training steps."""
 
     steps: int = at_least(1, 1000, STEPS)
     """Number of updates."""
     batch_size: int = at_least(1, 16, ROWS)
-    """B, parallel streams over all devices."""
+    """B, the number of parallel streams over all devices."""
     seg_len: int = at_least(1, 128, LENGTH)
-    """T, tokens of each stream in a step."""
+    """T, the number of tokens of each stream in a step."""
     mem_len: int = at_least(0, 128, LENGTH)
-    """M, hidden states carried from step to step."""
+    """M, the number of hidden states that are carried from step to step."""
     context_len: int = at_least(0, 0, LENGTH)
-    """Tokens before the segment that are recomputed and not scored (PyTorch's ext_len)."""
+    """Number of tokens before the segment that are recomputed, not scored (PyTorch's ext_len)."""
     seg_len_std: float = at_least(0, 0.0, LENGTH)
-    """s above 0 draws each segment's length from N(T, s), one time in twenty from N(T/2, s), at
-    least 5 and at most T + 3s, with the rate in proportion (Merity et al. 2018, section 4.1);
-    arrays are padded to the longest."""
+    """Standard deviation s of segment lengths, which are drawn from N(T, s), or one time in twenty
+    from N(T/2, s), between 5 and T + 3s, with learning rates in proportion (Merity et al. 2018,
+    section 4.1); 0 makes every segment T tokens long."""
     partial_shuffle: bool = False
-    """Start every stream at a random place in each epoch and wrap around (NVIDIA)."""
+    """Whether every stream starts at a random place in each epoch and wraps around (NVIDIA)."""
     text_on_device: bool = False
-    """Keep the whole training text on the device and slice batches there."""
+    """Whether the whole training text is kept on the device, where batches are cut from it."""
     reset_every: int = at_least(0, 0, STEPS)
-    """Also empty the memory after this many steps (TF on TPU: 1000); 0: never."""
+    """Number of steps after which the memory is also emptied (1000 for TF on TPU); 0 is never."""
     micro_batches: int = at_least(1, 1, ROWS)
-    """Parts of the batch that run one after another, their gradients summed."""
+    """Number of parts of the batch that run one after another; their gradients are summed."""
     steps_per_dispatch: int = at_least(1, 1, STEPS)
-    """Updates per call of the compiled program."""
+    """Number of updates in one call of the compiled program."""
     epoch_memory: Literal["reset", "carry"] = "reset"
-    """Whether the memory is emptied or kept when an epoch starts."""
+    """Whether the memory is emptied (reset) or kept (carry) when an epoch starts."""
     log_every: int = at_least(1, 50, STEPS)
-    """Steps between two lines of the log."""
+    """Number of steps between two lines of the log."""
     eval_every: int = at_least(0, 0, STEPS)
-    """Steps between two validations; 0: only at the end."""
+    """Number of steps between two validations; 0 validates only at the end."""
     non_finite: Literal["stop", "skip"] = "stop"
-    """Stop training, or skip the update, when loss or gradient is not finite."""
+    """Whether a loss or gradient that is not finite stops training or skips the update."""
     skip_spikes: float = setting(0.0, "must be 0 (off) or above 1", lambda v: v == 0 or v > 1)
-    """Skip updates whose gradient norm is above this times the mean of recent ones; 0: none."""
+    """Ratio of the gradient norm to the mean of recent norms above which an update is skipped; 0
+    skips no updates."""
     max_skipped: int = at_least(1, 10, STEPS)
     """Number of updates skipped in a row that stops training."""
     num_seeds: int = at_least(1, 1, ITEMS)
-    """Runs in one program, of seeds from seed on, in folders seed_N (training/multi_seed.py)."""
+    """Number of runs in one program, with seeds from the given seed on, in folders seed_N."""
     start_from: str | None = local_path(
         None, "must name a folder", lambda v: v is None or v.strip()
     )
-    """Fine-tuning: workdir or exported folder that gives the parameters at step 0."""
+    """Workdir or exported folder from which fine-tuning takes the parameters at step 0."""
 
     @property
     def longest_seg_len(self) -> int:
-        """The length of a segment's arrays, see :func:`longest_segment`."""
+        """The length of the arrays of a segment, see :func:`longest_segment`."""
         return longest_segment(self.seg_len, self.seg_len_std)
 
 
 DEVIATIONS = 3
-"""Standard deviations from T to the longest segment."""
+"""The number of standard deviations from T to the longest segment."""
 
 
 def longest_segment(seg_len: int, std: float) -> int:
-    """The length of the arrays: T, or with a standard deviation s the integer part of T + 3s."""
+    """Returns the length of a segment's arrays: T plus the integer part of 3s."""
     return seg_len + int(DEVIATIONS * std)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(Section, key="checkpoint"):
-    """When state is saved and what is kept."""
+    """Settings of saving and keeping checkpoints."""
 
     every: int = at_least(1, 1000, STEPS)
-    """Steps between two checkpoints; one more is saved at the end."""
+    """Number of steps between two checkpoints; another one is saved at the end."""
     keep_last: int = at_least(1, 2, STEPS)
-    """Number of newest checkpoints to keep."""
+    """Number of the newest checkpoints to keep."""
     keep_best: int = at_least(0, 1, STEPS)
-    """Number of best checkpoints by validation to keep."""
+    """Number of checkpoints with the lowest validation loss to keep."""
     tolerate_save_errors: bool = False
-    """Log a checkpoint that cannot be written and continue (one process, not the last one)."""
+    """Whether training goes on if a checkpoint cannot be written, except the last checkpoint and
+    with many processes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig(Section, key="mesh"):
-    """Number of devices on each axis of the device mesh (parallel/shardings.py)."""
+    """The number of devices on each axis of the device mesh (parallel/shardings.py)."""
 
     data: int = minus_1_or_count("all devices", -1, DEVICES)
-    """Splits the batch; -1: all devices that the other axes leave."""
+    """Number of devices that split the batch; -1 takes all devices that the other axes leave."""
     fsdp: int = at_least(1, 1, DEVICES)
-    """Splits batch, parameters and optimizer; parameters are gathered for use."""
+    """Number of devices that split the batch, the parameters (gathered for use) and the optimizer
+    state."""
     tensor: int = at_least(1, 1, DEVICES)
-    """Splits heads, the feed-forward layer's inner width, and words."""
+    """Number of devices that split heads, the inner width of feed-forward layers, and words."""
