@@ -301,9 +301,13 @@ def test_without_memory_answers_beyond_the_segment_are_found_by_chance(tmp_path)
 
 @pytest.mark.slow
 def test_the_config_learns_what_its_memory_can_reach(tmp_path, as_users_compile):
-    distances = (8, 16, 17, 24, 32, 48, 64, 65, 128)
-    with_memory, *_ = learnt(tmp_path, "memory", distances)
-    without, *_ = learnt(tmp_path, "no_memory", distances)
+    # How many of the last distances before 64, the reach, a model learns depends on the rounding of
+    # its run: one device found all (docs/memory.md), eight devices those to 60.
+    distances, one = (8, 16, 17, 24, 32, 48, 65, 128), {"mesh.data": 1}
+    with_memory, result, *_ = learnt(tmp_path, "memory", distances, **one)
+    without, *_ = learnt(tmp_path, "no_memory", distances, **one)
     for d in distances:
         assert with_memory[16, d] > 0.9 if d <= 64 else with_memory[16, d] < 0.25, (d, with_memory)
         assert without[0, d] > 0.9 if d <= 16 else without[0, d] < 0.25, (d, without)
+    (reach,) = [r for r in result["reaches"] if r["mem_len"] == 16]
+    assert reach["reach"] == reach["measured"] == 64

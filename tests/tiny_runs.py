@@ -119,13 +119,13 @@ def command(*arguments):
     return [sys.executable, "-m", "txl_jax.main", *map(str, arguments)]
 
 
-def call(*arguments, timeout=300, **environment):
+def call(*arguments, timeout=300, cwd=ROOT, **environment):
     """Runs the command to its end; the completed process with text output."""
     return subprocess.run(
         command(*arguments),
         capture_output=True,
         text=True,
-        cwd=ROOT,
+        cwd=cwd,
         timeout=timeout,
         check=False,
         env={**os.environ, **environment},
