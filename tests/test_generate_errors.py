@@ -84,8 +84,8 @@ def test_a_line_of_prompts_that_is_not_json_is_named_by_file_and_line(chars, tmp
     where = f"{path}, line 3: "
     for wrong, text in (
         ('{"prompt": "ab', "is not JSON (Unterminated string"),
-        ('{"text": "ab"}', 'must be a text, or an object with one as "prompt"'),
-        ("[1]", 'must be a text, or an object with one as "prompt"'),
+        ('{"text": "ab"}', 'must be a JSON string, or an object with the string "prompt"'),
+        ("[1]", 'must be a JSON string, or an object with the string "prompt"'),
         ("[" * 100_000, "is JSON nested too deeply to be a prompt"),
         ('"a\\ud800b"', r"character 1 of the prompt is the lone surrogate '\ud800'"),
         ('{"prompt": "\\udcc3"}', r"character 0 of the prompt is the lone surrogate '\udcc3'"),
@@ -287,11 +287,11 @@ def test_an_exported_model_whose_files_are_not_whole_is_refused(tmp_path, refuse
 
 def test_nothing_to_score_is_refused(chars, tmp_path, refused):
     flags = ("--mode=score", f"--workdir={chars}")
-    more = "there is nothing in it to score; give a text there, or name another file with"
-    assert refused(*flags) == f"standard input: {more} --config.score.path=FILE"
+    more = "has no text to score; name another file with --config.score.path=FILE, or"
+    assert refused(*flags) == f"standard input: {more} give a text on standard input"
     (tmp_path / "empty.txt").write_text("")
     text = refused(*flags, f"--config.score.path={tmp_path / 'empty.txt'}")
-    assert text.startswith(f"{tmp_path / 'empty.txt'}: there is nothing in it to score")
+    assert text.startswith(f"{tmp_path / 'empty.txt'}: has no text to score")
     assert refused(*flags, stdin=b"ab\ncz\n").startswith("standard input, line 2: ")
 
 

@@ -218,7 +218,7 @@ def test_results_that_cannot_be_written_are_refused_before_the_text_is_read(tmp_
     text.write_text("abc\n")
     for path, told in (
         (tmp_path / "none" / "out.jsonl", "cannot be written (No such file or directory); name"),
-        (text, "is the text of score.path; name another file"),
+        (text, "is the file of score.path; name another file"),
     ):
         flags = {"score.path": str(text), "score.json": str(path)}
         asked = dataclasses.replace(trained, config=override(trained.config, flags))
@@ -265,7 +265,7 @@ def test_a_file_is_scored_into_a_file(tmp_path, capsys):
 
 def test_what_cannot_be_scored_is_named(monkeypatch, capsys, tmp_path):
     trained = trained_on(Vocab.from_chars(["abc\n"]))
-    with pytest.raises(AnalysisError, match="standard input: there is nothing in it to score"):
+    with pytest.raises(AnalysisError, match="standard input: has no text to score"):
         scored(trained, monkeypatch, capsys, "")
     with pytest.raises(DataError, match=r"standard input, line 2: .*'z'"):
         scored(trained, monkeypatch, capsys, "abc\naz\n")

@@ -1,1 +1,1 @@
-"""Evaluation: scoring a split under a named protocol, or any text, and simple baselines."""
+"""Evaluation: scores a split under an evaluation protocol, any text, and simple baselines."""

@@ -1,4 +1,4 @@
-"""Simple models scored on the same targets as the Transformer-XL: unigram, bigram and xz."""
+"""Scores simple models on the targets of the Transformer-XL: unigram, bigram and xz."""
 
 import concurrent.futures
 import lzma
@@ -14,13 +14,14 @@ from txl_jax.data.symbols import check_ids
 from txl_jax.units import in_unit
 
 Model = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""(previous, target), integer arrays of one shape -> p(target | previous), float64."""
+"""A function of the previous tokens and the targets, integer arrays of the same shape. It returns
+the probabilities p(target | previous), float64."""
 
 CHUNK = 1 << 22
-"""Tokens counted or scored at a time."""
+"""The number of tokens that are counted or scored at a time."""
 PRIMED_LIMIT = 128 << 20
-"""Largest training text in bytes that xz also compresses before the split. Each of two threads
-takes 11 bytes of memory for a byte, and 5 seconds for 10 MB (measured, Python 3.11, 2026)."""
+"""The size of the largest training text that xz compresses before the split, in bytes. Each of two
+threads needs 11 bytes of memory per byte, and 5 seconds per 10 MB (measured, Python 3.11, 2026)."""
 
 DESCRIPTIONS = {
     "unigram": "counted on the train split",
@@ -28,24 +29,24 @@ DESCRIPTIONS = {
     "xz": "compressed alone",
     "xz primed": "compressed after the train split",
 }
-"""What each model has seen before it is scored, by its name in the results."""
+"""The text that each model learns from before it is scored, by the model's name in the results."""
 
 
 def score_baselines(
     names: Sequence[str], corpus: Any, split: str, indices: np.ndarray | None = None
 ) -> list[dict[str, Any]]:
-    """Scores of the named models on a split of at least two tokens, in the order of the names.
+    """Scores the named models on a split of at least two tokens, in the order of the names.
 
     Args:
-      names: from ``unigram``, ``bigram`` and ``xz``; :func:`check_baselines` checks them.
-      corpus: has ``vocab`` (``len()`` and ``unit``), ``train`` and the split.
-      split: name of the split.
-      indices: int [N], increasing, from 1: the tokens that are targets; ``None``: all but the
-        first. ``xz`` compresses the concatenated targets.
+      names: names among ``unigram``, ``bigram`` and ``xz``. :func:`check_baselines` checks them.
+      corpus: an object with ``vocab`` (``len()`` and ``unit``), ``train`` and the split.
+      split: the name of the split.
+      indices: int [N], the increasing indices of the targets, from 1. ``None`` selects all tokens
+        except the first. ``xz`` compresses the concatenated targets.
 
-    Returns one ``{"name", "loss", "bpc" or "ppl", "targets"}`` each, ``loss`` in nats per target.
-    ``xz`` also gives ``xz primed``, compressed after a training text of at most
-    :data:`PRIMED_LIMIT` bytes.
+    Returns one ``{"name", "loss", "bpc" or "ppl", "targets"}`` per model, with the ``loss`` in nats
+    per target. ``xz`` has a second result, ``xz primed``, which compresses the targets after the
+    training text. It requires a training text of at most :data:`PRIMED_LIMIT` bytes.
     """
     check_baselines(names, corpus.vocab)
     train, tokens = flat_tokens(corpus.train), flat_tokens(getattr(corpus, split))
@@ -68,19 +69,19 @@ def score_baselines(
 
 
 def check_baselines(names: Sequence[str], vocab: Any) -> None:
-    """Raises ConfigError for an unknown name, or ``xz`` where tokens are not single bytes."""
+    """Raises ConfigError for an unknown name, or for ``xz`` if tokens are not single bytes."""
     unknown = [name for name in names if name not in ("unigram", "bigram", "xz")]
     if unknown:
         raise ConfigError(f"unknown baseline {unknown[0]!r}: must be 'unigram', 'bigram' or 'xz'")
     if "xz" in names and (vocab.unit != "bpc" or len(vocab) > 256):
         raise ConfigError(
             "the baseline 'xz' compresses bytes: it needs a vocabulary of at most 256 characters,"
-            f" this one has {len(vocab)} symbols and is measured in {vocab.unit}"
+            f" but this one has {len(vocab)} symbols and the unit {vocab.unit}"
         )
 
 
 def unigram(train: np.ndarray, vocab_size: int) -> Model:
-    """Add-one smoothing: p(w) = (c(w) + 1) / (n + V), whatever the token before."""
+    """Counts a unigram model with add-one smoothing, p(w) = (c(w) + 1) / (n + V)."""
     check_ids(train, vocab_size, "train")
     counts = np.zeros(vocab_size, np.int64)
     for start in range(0, len(train), CHUNK):
@@ -90,15 +91,16 @@ def unigram(train: np.ndarray, vocab_size: int) -> Model:
 
 
 def bigram(train: np.ndarray, vocab_size: int) -> Model:
-    """Witten-Bell interpolation with the unigram p1; memory grows with the pairs that occur.
+    """Counts a bigram model, interpolated with the unigram model p1 (Witten-Bell smoothing).
 
-    p(w | h) = (c(h,w) + t(h) p1(w)) / (c(h) + t(h)), where c(h) counts how often h is followed by
-    anything and t(h) how many different tokens follow it; p1 after an h that was never seen.
+    p(w | h) = (c(h,w) + t(h) p1(w)) / (c(h) + t(h)), where c(h,w) and c(h) are the counts of the
+    pair and of the previous token h, and t(h) is the number of different tokens after h. If h is
+    new, p1 is used. The memory grows with the number of different pairs.
     Source: Witten and Bell 1991, "The zero-frequency problem", method C, in the interpolated
     form of Chen and Goodman 1998, "An empirical study of smoothing techniques", section 2.5.
     """
     p1 = unigram(train, vocab_size)
-    codes, counts = np.zeros(0, np.int64), np.zeros(0, np.int64)  # h V + w, sorted, and c(h,w)
+    codes, counts = np.zeros(0, np.int64), np.zeros(0, np.int64)  # sorted h V + w, and c(h,w)
     for previous, target in _pairs(train, None):
         code = previous.astype(np.int64) * vocab_size + target
         found, n = np.unique(code, return_counts=True)
@@ -124,7 +126,7 @@ def bigram(train: np.ndarray, vocab_size: int) -> Model:
 def cross_entropy(
     model: Model, tokens: np.ndarray, vocab_size: int, indices: np.ndarray | None = None
 ) -> float:
-    """Nats per target; ``indices``: see :func:`score_baselines`."""
+    """Returns a model's cross entropy in nats per target, for ``indices`` or all but the first."""
     if len(tokens) < 2:
         raise ValueError(f"a split of {len(tokens)} tokens has no target; it needs two or more")
     check_ids(tokens, vocab_size, "tokens")
@@ -138,7 +140,7 @@ def cross_entropy(
 def _pairs(
     tokens: np.ndarray, indices: np.ndarray | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Each target with the token before it, a chunk at a time."""
+    """Yields chunks of targets, each with the chunk of the previous tokens."""
     targets = range(1, len(tokens)) if indices is None else indices
     for start in range(0, len(targets), CHUNK):
         part = np.asarray(targets[start : start + CHUNK])
@@ -149,13 +151,13 @@ _STRONGEST = 9 | lzma.PRESET_EXTREME
 
 
 def xz(text: bytes) -> float:
-    """Bits per byte of ``text`` compressed on its own by xz at its strongest."""
+    """Returns the bits per byte of ``text``, compressed by xz with its strongest setting."""
     return 8 * len(lzma.compress(text, preset=_STRONGEST)) / len(text)
 
 
 def xz_primed(train: bytes, test: bytes) -> float:
-    """Bits per byte that ``test`` adds to the compressed size when it follows ``train``."""
-    reach = min(max(len(train) + len(test), 4096), 3 << 29)  # the least and most xz allows
+    """Returns the bits per byte that ``test`` adds to the compressed size of ``train``."""
+    reach = min(max(len(train) + len(test), 4096), 3 << 29)  # within the limits of xz
     filters = [{"id": lzma.FILTER_LZMA2, "preset": _STRONGEST, "dict_size": reach}]
     size = lambda text: len(lzma.compress(text, filters=filters))
     with concurrent.futures.ThreadPoolExecutor(2) as pool:  # lzma releases the interpreter lock

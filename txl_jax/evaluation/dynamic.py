@@ -1,21 +1,20 @@
-"""Dynamic evaluation: after a segment is scored, the parameters learn from it.
+"""Dynamic evaluation: after a segment is scored, the parameters are updated with its gradient.
 
     segment 0        segment 1        segment 2
     score(p0) ─┐     score(p1) ─┐     score(p2) …      p0: the trained parameters
                └─learn─▶ p1     └─learn─▶ p2
 
-No segment is scored with parameters that were trained on it. Dropout is off. The parameters that
-score a segment also compute its memory. Several streams adapt one set of parameters together.
-
-With g the gradient of a segment's mean nll (nats per scored target, over all streams):
+No segment is scored with parameters that were updated on this segment. Dropout is off. A segment's
+memory is computed with the parameters that score the segment. All streams update one set of
+parameters. Let g be the gradient of the mean loss of a segment (nats per target, all streams):
 
     sgd   p <- p - lr g
     rms   p <- p - lr g / (root + epsilon) - min(decay root, 1) (p - p0)
           root = sqrt(sum of g^2 over ``statistics`` segments of the training split, at p0)
 
-Source: Krause et al. 2018, "Dynamic Evaluation of Neural Sequence Models", for the limit of 1 that
-keeps the decay from passing p0, and 2019, "Dynamic Evaluation of Transformer Language Models"
-(arXiv 1904.08378), whose code also sums the squares (benkrause/dynamiceval-transformer).
+The limit of 1 prevents the decay from overshooting p0 (Krause et al. 2018, "Dynamic Evaluation of
+Neural Sequence Models"). The sum of squares is as in the code (benkrause/dynamiceval-transformer)
+of Krause et al. 2019, "Dynamic Evaluation of Transformer Language Models" (arXiv 1904.08378).
 """
 
 from typing import Any
@@ -35,8 +34,8 @@ Params = Any
 class Learner(flax.struct.PyTreeNode):
     """The parameters of dynamic evaluation between two segments.
 
-    ``params`` score the next segment; ``trained``, p0, and ``root``, of the summed squared
-    gradients, have their shape, and are ``None`` for ``sgd``.
+    ``params`` score the next segment. ``trained`` are the trained parameters p0. ``root`` is the
+    root of the sum of squared gradients. Both are ``None`` for ``sgd``.
     """
 
     params: Params
@@ -45,7 +44,7 @@ class Learner(flax.struct.PyTreeNode):
 
 
 def update(state: Learner, gradient: Params, c: DynamicConfig) -> Params:
-    """The parameters after one step of the rule ``sgd`` or ``rms``."""
+    """Returns the parameters after one update with the rule ``sgd`` or ``rms``."""
     if c.rule == "sgd":
         return jax.tree.map(lambda p, g: p - c.learning_rate * g, state.params, gradient)
 
@@ -59,9 +58,10 @@ def update(state: Learner, gradient: Params, c: DynamicConfig) -> Params:
 def score_and_learn(
     state: Learner, batch: Batch, mems: Memory, model: TransformerXL, c: DynamicConfig
 ) -> tuple[jax.Array, jax.Array, Memory, Learner]:
-    """Scores a segment with ``state.params``, then updates them if it has a target.
+    """Scores a segment with ``state.params``, then updates the parameters if there is a target.
 
-    Returns the sum of nll in nats, the number of targets (float32 []), memory and learner after.
+    Returns the sum of losses in nats, the number of targets (both float32 []), and the memory and
+    the learner after the segment.
     """
     gradient, (nll_sum, count, after) = _gradient(state.params, batch, mems, model)
     new = update(state, gradient, c)
@@ -72,13 +72,13 @@ def score_and_learn(
 def add_squares(
     squares: Params, params: Params, batch: Batch, mems: Memory, model: TransformerXL
 ) -> tuple[Params, Memory]:
-    """``squares`` plus the squared gradient of a segment's mean nll; memory after the segment."""
+    """Adds a segment's squared gradient to ``squares``. Returns the sum and the new memory."""
     gradient, (_, _, after) = _gradient(params, batch, mems, model)
     return jax.tree.map(lambda s, g: s + jnp.square(g), squares, gradient), after
 
 
 def _gradient(params: Params, batch: Batch, mems: Memory, model: TransformerXL):
-    """Gradient of the mean nll (0 without targets); nll sum, count, memory after."""
+    """Returns the gradient of the mean loss, and a tuple: loss sum, target count, new memory."""
     kwargs = batch.model_kwargs(model.cfg.memory_free)
 
     def mean_nll(p):

@@ -1,5 +1,5 @@
-"""What analyses refuse."""
+"""The error that analyses raise."""
 
 
 class AnalysisError(ValueError):
-    """An analysis that cannot be made; the text says why and what to do."""
+    """An analysis is impossible. The message has the reason and says what to do."""

@@ -1,7 +1,7 @@
-"""Scoring a token array or sentences: every target once, memory carried, division last.
+"""Scores a token array or sentences. Each target is scored once, and memory is carried.
 
-The protocol (streams, segment, memory or context, clamp, window) comes from the config and is
-reported with every result, because the same parameters score differently under another protocol.
+The evaluation protocol (streams, segment, memory or context, clamp, window) comes from the config.
+Every result names its protocol, because another protocol gives the same parameters another score.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from txl_jax.parallel.shardings import Shardings
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """Nats per target, number of targets, and wall seconds, compilation included."""
+    """The loss in nats per target, the number of targets, and the seconds including compilation."""
 
     loss: float
     targets: int
@@ -40,16 +40,16 @@ class Score:
 
 
 class EvaluationBatches:
-    """Segments of B streams under a protocol, padded with empty rows for all devices.
+    """The segments of B streams under a protocol, padded with empty rows for all devices.
 
-    ``rows``: B rounded up to a multiple of the devices that share them; ``warm_up``: the number of
-    segments that are read before the ``scored`` ones.
+    ``rows`` is B, rounded up to a multiple of the number of devices that share them. ``warm_up`` is
+    the number of segments before the first scored one. ``scored`` is the number of scored segments.
     """
 
     def __init__(self, streams: AnyStreams, protocol: ProtocolConfig, shardings: Shardings):
         self._streams, self._sharding = streams, shardings.rows()
         self.rows = -(-protocol.batch_size // shardings.row_devices) * shardings.row_devices
-        self._warm_up_len = 0  # at most the text before the last stream
+        self._warm_up_len = 0  # number of tokens, at most those before the last stream
         if protocol.warm_start:
             last = protocol.batch_size - 1
             self._warm_up_len = len(streams.preceding_tokens(last, protocol.warm_start))
@@ -57,13 +57,13 @@ class EvaluationBatches:
         self.scored = min(streams.n_segments, protocol.max_segments or streams.n_segments)
 
     def shapes(self) -> Batch:
-        """Shapes and dtypes of a batch."""
+        """Returns the shapes and dtypes of a batch."""
         batch = make_batch(self._streams.segment(0), reset_memory=False)
         shape = lambda x: jax.ShapeDtypeStruct((self.rows, *x.shape[1:]), x.dtype)
         return jax.tree.map(shape, batch)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The warm-up segments, then the scored ones."""
+        """Yields the warm-up segments, then the scored segments."""
         warm_up = functools.cache(
             lambda *rows: warm_up_batches(self._streams, self._warm_up_len, slice(*rows))
         )
@@ -72,7 +72,7 @@ class EvaluationBatches:
             if index < self.warm_up:
                 return warm_up(rows.start, rows.stop)[index]
             batch = make_batch(self._streams.segment(index - self.warm_up, rows), False)
-            if index and index == self.warm_up:  # streams without warm-up text start empty
+            if index and index == self.warm_up:  # streams without warm-up start with empty memory
                 has_text = [b.reset.any(axis=1) for b in warm_up(rows.start, rows.stop)]
                 batch = batch.replace(reset=~np.any(has_text, axis=0))
             return batch
@@ -80,7 +80,7 @@ class EvaluationBatches:
         return self._on_device(read, self.warm_up + self.scored)
 
     def first(self, n: int) -> Iterator[Batch]:
-        """The first n segments, without warm-up; the streams start again where they end."""
+        """Yields the first n segments without warm-up. At their end, the streams start again."""
 
         def read(index: int, rows: slice) -> Batch:
             segment = self._streams.at_step(index, rows)
@@ -99,14 +99,15 @@ class EvaluationBatches:
 
 
 class Evaluator:
-    """Scores one split under one protocol with any parameters, compiled once.
+    """Scores one split under one protocol with any parameters. It is compiled only once.
 
     Args:
-      model: the model's config; the protocol may replace its clamp and window.
-      protocol: see :class:`~txl_jax.config.ProtocolConfig`.
-      tokens: 1-D integer array, or sentences; DataError: too few for the streams, or out of range.
-      mesh: devices to spread the streams over; they need not divide the batch.
-      name: name of the split, for error messages.
+      model: the configuration of the model. The protocol may replace its clamp and window.
+      protocol: the evaluation protocol.
+      tokens: a 1-D integer array, or sentences. DataError is raised if there are too few tokens for
+        the streams, or if an id is out of range.
+      mesh: the devices that share the streams. Their number need not divide the batch size.
+      name: the name of the split, for error messages.
       training: the training split, which dynamic evaluation ``rms`` needs for its statistics.
     """
 
@@ -140,7 +141,7 @@ class Evaluator:
         whole = self._shardings.replicated()
         self.score = jax.jit(  # (params, batch, mems) -> nll_sum, count, mems
             self._score,
-            in_shardings=(None, rows, None),  # parameters and memory stay where they are
+            in_shardings=(None, rows, None),  # parameters and memory keep their shardings
             donate_argnums=(2,),
         )
         self.score_and_learn = jax.jit(  # (learner, batch, mems) -> nll_sum, count, mems, learner
@@ -161,9 +162,9 @@ class Evaluator:
         stop: Callable[[], bool] = lambda: False,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Score | None:
-        """The score of ``params``, which do not change; ``None`` if ``stop()`` became true.
+        """Scores ``params`` without changing them. Returns ``None`` if ``stop()`` became true.
 
-        ``progress(done, total)`` is called for each segment, those of statistics included.
+        ``progress(done, total)`` is called after each segment, including segments for statistics.
         """
         start = time.perf_counter()
         params = placed(params, self._shardings.parameters(params))
@@ -172,7 +173,7 @@ class Evaluator:
         total, count, previous = 0.0, 0, (0.0, 0)
         with contextlib.closing(self._sums(params)) as sums:
             for index, latest in enumerate(sums):
-                # Fetched after the next segment is dispatched, so the device never waits.
+                # The sums are read after the next segment is dispatched, so the device never waits.
                 total, count = total + float(previous[0]), count + int(previous[1])
                 previous = latest
                 if stop():
@@ -184,12 +185,12 @@ class Evaluator:
         if not self.protocol.max_segments and count != self.streams.n_targets:
             raise RuntimeError(
                 f"{self.name}: {count:,} targets were scored, but the split has"
-                f" {self.streams.n_targets:,}, and each must be scored once; please report this"
+                f" {self.streams.n_targets:,} targets; please report this error"
             )
         return Score(total / count, count, time.perf_counter() - start)
 
     def lower(self, params: Params) -> jax.stages.Lowered:
-        """The program that scores a segment, not compiled; ``params``: shapes with shardings."""
+        """Lowers the program that scores a segment. ``params`` has shapes with shardings."""
         mems, batch = self.first_memory_shapes(params), self.batches.shapes()
         rule = self.protocol.dynamic.rule
         if rule == "none":
@@ -198,7 +199,7 @@ class Evaluator:
         return self.score_and_learn.lower(learner, batch, mems)
 
     def first_memory_shapes(self, params: Params) -> Any:
-        """Shapes and shardings of the memory or cache before the first segment."""
+        """Returns the shapes and shardings of the memory or cache before the first segment."""
         mems: Any = jax.eval_shape(self._init_mems)
         if keeps_cache(self.model.cfg, self.protocol):
             mems = jax.eval_shape(self._init_cache, params, mems)
@@ -206,7 +207,7 @@ class Evaluator:
         return jax.tree.map(place, mems, self._memory_shardings(mems))
 
     def _sums(self, params: Params) -> Generator[tuple[Any, Any], None, None]:
-        """Dispatches segments; nll sum and target count of each, 0 where nothing is scored."""
+        """Dispatches segments. Yields the loss sum and the number of scored targets of each one."""
         learner, empty = Learner(params), memory_shardings(self._shardings)
         mems: Any = placed(self._init_mems(), empty)
         if self._training:
@@ -216,7 +217,7 @@ class Evaluator:
             with contextlib.closing(prefetch(segments)) as batches:
                 for batch in batches:
                     squares, mems = self._add_squares(squares, params, batch, mems)
-                    jax.block_until_ready(mems)  # queued steps would each hold a copy of the sums
+                    jax.block_until_ready(mems)  # each queued step would hold a copy of the sums
                     yield 0.0, 0
             learner = Learner(params, params, jax.tree.map(jnp.sqrt, squares))
             mems = placed(self._init_mems(), empty)
@@ -232,7 +233,7 @@ class Evaluator:
 
     def _init_mems(self) -> Memory:
         mems = self.model.init_mems(self.batches.rows, self.protocol.mem_len)
-        if self.protocol.first_memory == "zeros":  # counted as real states, as by the authors
+        if self.protocol.first_memory == "zeros":  # zeros count as real states, like the authors'
             return mems.replace(filled=jnp.full_like(mems.filled, mems.mem_len))
         return mems
 
@@ -263,14 +264,14 @@ class Evaluator:
 def split_evaluator(
     model: TransformerXLConfig, protocol: ProtocolConfig, corpus: Corpus, mesh: Mesh
 ) -> Evaluator:
-    """An evaluator for the split of the corpus that the protocol names."""
+    """Builds an evaluator for the corpus split of the protocol."""
     tokens, name = getattr(corpus, protocol.split), f"the {protocol.split} split"
     return Evaluator(model, protocol, tokens, mesh, name, training=corpus.train)
 
 
 @contextlib.contextmanager
 def segment_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr; gives ``progress(done, total)``, as :meth:`Evaluator.run` calls it."""
+    """Shows a progress bar on stderr. Yields a function ``progress`` for :meth:`Evaluator.run`."""
     with bar(title, None, unit="segment", disable=not is_process_zero()) as shown:
 
         def progress(done: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""Evaluation protocols: how they are described beside a result, and which ones are compared."""
+"""Describes evaluation protocols, and chooses the protocols that are compared."""
 
 import dataclasses
 from typing import Any
@@ -10,14 +10,14 @@ from txl_jax.data.sentences import AnyStreams, Sentences, ordered_streams
 
 
 def under_protocol(model: TransformerXLConfig, protocol: ProtocolConfig) -> TransformerXLConfig:
-    """The model's config with the protocol's ``clamp_len`` and ``same_length``, where given."""
+    """Returns the model's config with ``clamp_len`` and ``same_length`` of the protocol, if set."""
     keys = ("clamp_len", "same_length")
     changes = {key: x for key in keys if (x := getattr(protocol, key)) is not None}
     return dataclasses.replace(model, **changes)
 
 
 def keeps_cache(model: TransformerXLConfig, protocol: ProtocolConfig) -> bool:
-    """Whether memory is stored as projected keys and values, so that each is projected once."""
+    """Tells whether memory holds projected keys and values, so that states are projected once."""
     return (
         not (model.scan_layers or model.memory_free)
         and protocol.mem_len > 0
@@ -27,7 +27,7 @@ def keeps_cache(model: TransformerXLConfig, protocol: ProtocolConfig) -> bool:
 
 
 def describe_history(protocol: ProtocolConfig) -> str:
-    """How much text a segment sees before itself: ``memory 640``, ``context 512``."""
+    """Describes the text that is visible before a segment, as ``memory 640`` or ``context 512``."""
     parts = [f"context {protocol.context_len}"] if protocol.context_len else []
     if protocol.mem_len or not parts:
         parts.append(f"memory {protocol.mem_len}")
@@ -35,10 +35,10 @@ def describe_history(protocol: ProtocolConfig) -> str:
 
 
 def describe(protocol: ProtocolConfig, model: TransformerXLConfig) -> str:
-    """The protocol in one line. Settings without effect on ``model`` are left out."""
+    """Describes the protocol in one line, without settings that have no effect on ``model``."""
     c, dynamic = under_protocol(model, protocol), protocol.dynamic
     parts = [f"{protocol.split} split", *_shape(protocol), describe_history(protocol)]
-    # with a context, nothing attends to positions before the text
+    # With a context, no query attends to positions before the text.
     if protocol.first_memory == "zeros" and protocol.mem_len and not protocol.context_len:
         parts.append("zeros before the first segment")
     if protocol.warm_start and protocol.batch_size > 1:  # no text precedes the first stream
@@ -59,13 +59,13 @@ def describe(protocol: ProtocolConfig, model: TransformerXLConfig) -> str:
 
 
 def describe_targets(protocol: ProtocolConfig) -> str:
-    """Which targets a protocol scores, in one line; a baseline depends on nothing else."""
+    """Describes the targets of a protocol in one line. Baselines depend only on the targets."""
     limit = _limit(protocol)
     return ", ".join([f"{protocol.split} split", *(_shape(protocol) if limit else []), *limit])
 
 
 def is_part(description: str) -> bool:
-    """Whether a result of :func:`describe` or :func:`describe_targets` is for a part of a split."""
+    """Tells whether a description of a protocol or its targets is for only a part of a split."""
     return " segments only" in description
 
 
@@ -79,9 +79,9 @@ def _limit(protocol: ProtocolConfig) -> list[str]:
 
 
 def compared_protocols(protocol: ProtocolConfig) -> list[tuple[str, ProtocolConfig]]:
-    """Names and protocols: the given one, static evaluation, evaluation without memory or context.
+    """Returns names and protocols: the given one, the static one, one without memory and context.
 
-    A comparison that would change nothing is left out.
+    Protocols that are equal to an earlier one are left out.
     """
     static = dataclasses.replace(protocol, dynamic=DynamicConfig())
     history, rule = describe_history(protocol), protocol.dynamic.rule
@@ -95,16 +95,17 @@ def compared_protocols(protocol: ProtocolConfig) -> list[tuple[str, ProtocolConf
 
 
 def drop_unused_limit(protocol: ProtocolConfig, split: np.ndarray | Sentences) -> ProtocolConfig:
-    """The protocol without ``max_segments`` if the split has no more segments than that."""
+    """Removes ``max_segments`` from the protocol if the split has at most so many segments."""
     if protocol.max_segments < _streams(protocol, split).n_segments:
         return protocol
     return dataclasses.replace(protocol, max_segments=0)
 
 
 def target_indices(protocol: ProtocolConfig, split: np.ndarray | Sentences) -> np.ndarray | None:
-    """Which tokens of a split are targets: int [N], increasing; ``None``: all but the first.
+    """Returns the increasing indices of a split's targets, int [N].
 
-    An index counts from the first token of :func:`~txl_jax.data.sentences.flat_tokens`.
+    ``None`` stands for all tokens except the first. Indices count from the first token of
+    :func:`~txl_jax.data.sentences.flat_tokens`.
     """
     if not protocol.max_segments:
         return None

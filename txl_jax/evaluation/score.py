@@ -1,10 +1,10 @@
-"""Any text scored, line by line and token by token: ``--mode=score``.
+"""Scores any text, line by line and token by token: ``--mode=score``.
 
     echo 'the company said' | python -m txl_jax.main --mode=score --workdir=runs/ptb_small
 
-Every symbol of the text is a target; a line end stands before the first one. Memory is carried
-through the text, or every line starts with an empty one. Attention is limited to a window of M
-positions, so neither the segment length nor the other lines of a batch change a result.
+Every symbol of the text is a target. The token before the first symbol is a line end. Memory is
+carried through the text, or is empty at the start of every line. Attention is limited to a window
+of M positions, so results do not depend on the segment length or on other lines of a batch.
 """
 
 import dataclasses
@@ -38,21 +38,21 @@ from txl_jax.units import UNIT_NAMES, format_value, in_unit
 
 
 def run(trained: TrainedModel, workdir: str) -> str:
-    """Writes the :func:`line_record` of each line of the text; a summary goes to stderr."""
+    """Writes the :func:`line_record` of each line of the text, and a summary to standard error."""
     c, vocab = trained.config.score, trained.vocab
     check_file("score.json", c.json)
     exist = os.path.isfile(c.path) and os.path.isfile(c.json or "")
     if exist and os.path.samefile(c.path, c.json or ""):
         raise ConfigError(
-            f"config key score.json = {c.json!r}: is the text of score.path; name another file"
+            f"config key score.json = {c.json!r}: is the file of score.path; name another file"
         )
     name = "standard input" if c.path == "-" else c.path
-    lines = io.StringIO(_text(c.path), newline="\n").readlines()  # does not split at form feeds
+    lines = io.StringIO(_text(c.path), newline="\n").readlines()  # no splits at form feeds
     ids = encode_lines(vocab, lines, name)
     if not sum(map(len, ids)):
         raise AnalysisError(
-            f"{name}: there is nothing in it to score; give a text there, or name another file with"
-            " --config.score.path=FILE"
+            f"{name}: has no text to score; name another file with --config.score.path=FILE, or"
+            " give a text on standard input"
         )
     check_score_memory(trained, len(lines))
     losses = score_lines(trained.config.model, trained.params, ids, line_end(vocab), c)
@@ -64,7 +64,7 @@ def run(trained: TrainedModel, workdir: str) -> str:
 
 
 def check_score_memory(trained: TrainedModel, n_lines: int) -> None:
-    """Raises ConfigError if segments of this many lines do not fit in the device's memory."""
+    """Raises ConfigError if scoring ``n_lines`` lines exceeds the memory of the device."""
     exp, c = trained.config, trained.config.score
     rows = min(c.batch_size, n_lines) if c.memory == "line" else 1
     length = _context_len(exp.model, c) + c.seg_len
@@ -74,23 +74,23 @@ def check_score_memory(trained: TrainedModel, n_lines: int) -> None:
 
 
 def encode_lines(vocab: Vocab, lines: Sequence[str], name: str) -> list[np.ndarray]:
-    """The targets of each line, its line end included; a DataError names the line."""
+    """Encodes each line with its line end as targets. A DataError names the line."""
     ids = []
     for n, line in enumerate(lines, 1):
         try:
             ids.append(vocab.encode(line))
         except DataError as error:
             raise DataError(f"{name}, line {n}: {error}") from error
-    # a sentence begins with the boundary that ended the sentence before it
+    # A sentence begins with the boundary that ended the previous sentence.
     return [x[1:] for x in ids] if vocab.kind == "sentence" else ids
 
 
 def score_lines(
     cfg: TransformerXLConfig, params: Any, lines: Sequence[np.ndarray], before: Any, c: ScoreConfig
 ) -> list[np.ndarray]:
-    """Nats of every token of every line; a line may be empty.
+    """Returns the loss in nats of every token of every line. A line may be empty.
 
-    ``before``: [1], the token before the text, or before each line with ``memory="line"``.
+    ``before`` is the token before the text, [1]. With ``memory="line"``, it precedes every line.
     """
     if c.memory == "line":
         return score_texts(cfg, params, [np.concatenate([before, line]) for line in lines], c)
@@ -101,8 +101,8 @@ def score_lines(
 def score_texts(
     cfg: TransformerXLConfig, params: Any, texts: Sequence[np.ndarray], c: ScoreConfig
 ) -> list[np.ndarray]:
-    """Nats of every token but the first of each text; texts do not influence each other."""
-    order = sorted(range(len(texts)), key=lambda n: len(texts[n]))  # less padding in a batch
+    """Returns the loss in nats of every token except the first, for independent texts."""
+    order = sorted(range(len(texts)), key=lambda n: len(texts[n]))  # for less padding in a batch
     losses: dict[int, np.ndarray] = {}
     for first in range(0, len(order), c.batch_size):
         rows = order[first : first + c.batch_size]
@@ -139,7 +139,7 @@ def _program(cfg: TransformerXLConfig) -> tuple[TransformerXL, Callable]:
 
 
 def _context_len(cfg: TransformerXLConfig, c: ScoreConfig) -> int:
-    """Number of tokens that a model without memory reads again before each segment."""
+    """Returns the number of tokens that a model without memory reads again before each segment."""
     if not cfg.memory_free:
         return 0
     if cfg.attention != "absolute_per_layer":
@@ -147,8 +147,8 @@ def _context_len(cfg: TransformerXLConfig, c: ScoreConfig) -> int:
     n_positions = cfg.n_positions or 0
     if c.seg_len > n_positions:
         raise ConfigError(
-            f"config key score.seg_len = {c.seg_len}: this model's table of positions has"
-            f" {cfg.n_positions}; use no more"
+            f"config key score.seg_len = {c.seg_len}: this model has only {cfg.n_positions}"
+            " positions; use a shorter segment"
         )
     return min(c.mem_len, n_positions - c.seg_len)
 
@@ -156,7 +156,7 @@ def _context_len(cfg: TransformerXLConfig, c: ScoreConfig) -> int:
 def line_record(
     vocab: Vocab, n: int, text: str, ids: np.ndarray, nll: np.ndarray, c: ScoreConfig
 ) -> dict[str, Any]:
-    """The JSON object of a line: counts, nats, mean, and ``symbols`` with ``token_nll``.
+    """Returns the JSON object of a line: token counts, loss in nats, mean loss, and token losses.
 
     Bytes that are not UTF-8 become ``\\xNN``.
     """
@@ -174,7 +174,7 @@ def line_record(
 
 
 def count_unknown(vocab: Vocab, ids: np.ndarray) -> int:
-    """How many of the tokens are the symbol for unknown words."""
+    """Counts the tokens that are the symbol for unknown words."""
     if vocab.unknown is None:
         return 0
     return int(np.count_nonzero(ids == vocab.symbols.index(vocab.unknown)))
@@ -183,7 +183,7 @@ def count_unknown(vocab: Vocab, ids: np.ndarray) -> int:
 def summary(
     vocab: Vocab, lines: Sequence[str], ids: Sequence[np.ndarray], losses: Sequence[np.ndarray]
 ) -> str:
-    """A note for each way in which the tokens differ from the text, then its size and mean."""
+    """Returns notes about differences between tokens and text, then the size and the mean loss."""
     total = math.fsum(math.fsum(nll.tolist()) for nll in losses)
     tokens, text, unit = np.concatenate(ids), "".join(lines), vocab.unit
     unknown, raw, notes = count_unknown(vocab, tokens), text.encode("utf-8", "surrogateescape"), []

@@ -1,4 +1,4 @@
-"""All scores of a trained model: its protocol, simpler ones, other weights and baselines."""
+"""Scores a trained model under several protocols, its averaged parameters, and baselines."""
 
 import math
 import os
@@ -31,10 +31,10 @@ from txl_jax.units import in_unit
 def evaluate_split(
     trained: TrainedModel, corpus: Corpus, workdir: str, stop: Callable[[], bool] = lambda: False
 ) -> dict[str, Any] | None:
-    """Scores ``evaluate.split``: the protocol, simpler ones, other weights, baselines.
+    """Scores ``evaluate.split`` under several protocols, with other weights, and with baselines.
 
-    Prints a table, writes ``evaluation.json``, appends to ``evaluations.jsonl`` (process 0) and
-    returns the result; ``None`` if ``stop()`` became true.
+    Process 0 prints a table, writes ``evaluation.json``, and appends to ``evaluations.jsonl``.
+    Returns the result, or ``None`` if ``stop()`` became true.
     """
     split = getattr(corpus, trained.config.evaluate.split)
     protocol = drop_unused_limit(trained.config.evaluate, split)
@@ -73,7 +73,7 @@ def evaluate_split(
 def _requested_scores(
     trained: TrainedModel, protocol: ProtocolConfig
 ) -> list[tuple[str, ProtocolConfig, str]]:
-    """Name, protocol and weights of each score: all protocols, then the other weights."""
+    """Returns the name, protocol and weights of each score: all protocols, then other weights."""
     scores = [(name, c, trained.weights) for name, c in compared_protocols(protocol)]
     if trained.others:
         scores += [(scores[0][0], protocol, weights) for weights in trained.others]
@@ -82,15 +82,15 @@ def _requested_scores(
 
 
 def corpus_record(corpus: Corpus) -> dict[str, Any]:
-    """Which text was used and the unit of its losses, for the JSON of a result."""
+    """Describes the text and the unit of its losses, for the JSON of a result."""
     about = {"corpus": corpus.name, "source_hash": corpus.source_hash}
     return {**about, "label": corpus.info["label"], "unit": corpus.vocab.unit}
 
 
 def vocab_note(corpus: Corpus, split: str) -> str:
-    """What to add to a protocol if another text's vocabulary encodes the split.
+    """Returns a note for the protocol if the vocabulary of another text encodes the split.
 
-    It gives the share of unknown words, because the loss falls where more words are unknown.
+    The note has the share of unknown words, because more unknown words make the loss lower.
     """
     vocab = corpus.vocab
     if not corpus.info["foreign_vocab"]:
@@ -103,11 +103,12 @@ def vocab_note(corpus: Corpus, split: str) -> str:
 
 
 def conversions(nats: float, corpus: Corpus, protocol: ProtocolConfig) -> dict[str, float]:
-    """``bits_per_byte`` and ``word_ppl``, from the nats of all targets of a split together.
+    """Converts the total loss of a split in nats to ``bits_per_byte`` and ``word_ppl``.
 
-    ``word_ppl`` counts words between white space and a token for each line's end. The first symbol
-    is no target and costs nothing. Empty where some text was not scored, where the vocabulary lacks
-    some bytes (enwik8's 204 symbols), and for words: ``<unk>`` and white space hide the bytes.
+    For ``word_ppl``, words are separated by white space, and each line end counts as a word. The
+    first symbol is not a target and has no loss. The result is empty if a part of the text was not
+    scored, if the vocabulary lacks bytes of the text (enwik8 with 204 symbols), and for word
+    vocabularies, whose tokens do not determine the bytes.
     """
     vocab, info, split = corpus.vocab, corpus.info, protocol.split
     if vocab.kind in ("word", "sentence") or protocol.max_segments:

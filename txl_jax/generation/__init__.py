@@ -1,1 +1,1 @@
-"""Generation: choosing a next token, and continuing prompts with memory."""
+"""Generation: samples the next token and continues prompts with memory."""

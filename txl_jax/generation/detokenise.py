@@ -1,4 +1,4 @@
-"""Ordinary text from WikiText's tokens: spaces and hyphens where a reader expects them."""
+"""Converts WikiText's tokens to ordinary text, with normal spaces and hyphens."""
 
 import re
 
@@ -11,10 +11,10 @@ _REPLACEMENTS = [
 
 
 def detokenise(text: str) -> str:
-    """The text as it was before WikiText split it; each line by itself.
+    """Restores the text before WikiText's tokenisation, line by line.
 
-    ``10 @,@ 000`` becomes 10,000 and ``well @-@ known`` well-known, and added spaces around marks
-    are removed. What the split lost (which of two quotation marks opens) is guessed.
+    ``10 @,@ 000`` becomes 10,000, and ``well @-@ known`` becomes well-known. Spaces around
+    punctuation are removed. The function guesses which of two quotation marks is the opening one.
     """
     for pattern, replacement in _REPLACEMENTS:
         text = pattern.sub(replacement, text)

@@ -1,4 +1,4 @@
-"""Continues prompts: fills the past from each prompt, then samples token by token on device."""
+"""Continues prompts: reads each prompt into memory, then samples token by token on the device."""
 
 import dataclasses
 import functools
@@ -17,31 +17,31 @@ from txl_jax.model.inputs import check_array
 from txl_jax.model.memory import Cache
 from txl_jax.model.transformer_xl import TransformerXL
 
-_PREFILL = 128  # tokens of a prompt per call of the model
-_PER_DISPATCH = 64  # sampled tokens per dispatch to the device
+_PREFILL = 128  # number of prompt tokens in one call of the model
+_PER_DISPATCH = 64  # number of sampled tokens in one dispatch to the device
 
 
 class TokenChunk(NamedTuple):
-    """The next n tokens of each row, and their nats at temperature 1 with nothing masked."""
+    """The next n tokens of each row, and their losses under the unchanged model distribution."""
 
-    tokens: np.ndarray  # int32 [B,n]
-    nll: np.ndarray  # float32 [B,n]
+    tokens: np.ndarray  # token ids, int32 [B,n]
+    nll: np.ndarray  # negative log-likelihoods in nats at temperature 1, float32 [B,n]
 
 
 class LastTokens(flax.struct.PyTreeNode):
-    """The newest tokens of each row, right-aligned: int32 [B,W], and how many are real: [B]."""
+    """The newest tokens of each row, right-aligned int32 [B,W], and the numbers of real tokens."""
 
     tokens: jax.Array | np.ndarray
     filled: jax.Array | np.ndarray
 
 
 class DecodeState(flax.struct.PyTreeNode):
-    """What one sampled token needs of the tokens before it."""
+    """The state of generation from which the next token is sampled."""
 
     token: jax.Array  # the newest token, int32 [B]
-    past: Cache | LastTokens  # the tokens before it; with memory, their projected states
-    seen: jax.Array | None  # bool [B,V], the tokens in the text, for a repetition penalty
-    grammar_state: jax.Array | None  # int32 [B]
+    past: Cache | LastTokens  # the earlier tokens, or their projected states in memory
+    seen: jax.Array | None  # the tokens that occur in the text, bool [B,V], if they are penalised
+    grammar_state: jax.Array | None  # the state of the grammar, int32 [B]
 
 
 def generate(
@@ -52,31 +52,31 @@ def generate(
     grammar: Automaton | None = None,
     samples: Sequence[int] | None = None,
 ) -> Iterator[TokenChunk]:
-    """Yields chunks of up to 64 tokens of all continuations, until each has ``c.length``.
+    """Yields chunks of up to 64 tokens of all continuations, until each has ``c.length`` tokens.
 
-    Attention is limited to a window of M positions (the model's ``same_length``, else
-    ``pytorch``), so chunks of a prompt and other rows do not change a row's result. A form of
-    attention without memory is run again on the last M tokens for each new one
-    (``absolute_per_layer``: on no more than its table has).
+    Attention is limited to a window of M positions (``same_length`` of the model, or ``pytorch``),
+    so the result of a row does not depend on the other rows or on the chunks of its prompt. A model
+    without memory reads the last M tokens again for each new token. With ``absolute_per_layer``, it
+    reads at most as many tokens as it has positions.
 
     Args:
-      cfg, params: the model's shape and parameters.
-      prompts: B arrays of token ids, each of at least one token; lengths may differ.
-      c: length, memory M, sampling, seed.
-      grammar: the tokens that may follow; ``None``: any.
-      samples: [B], numbers that distinguish rows with the same prompt. A row's draws depend on
-        its number, the seed and the token's position only. ``None``: 0 for all.
+      cfg, params: the configuration and the parameters of the model.
+      prompts: B arrays of token ids. Each has at least one token, and lengths may differ.
+      c: the length, the memory length M, the sampling settings and the seed.
+      grammar: the tokens that may follow each token, or ``None`` if all tokens may follow.
+      samples: [B], numbers that distinguish rows with the same prompt. The draws of a row depend
+        only on this number, the seed and the token's position. ``None`` means 0 for all rows.
 
     Raises:
-      ValueError: a prompt is empty, no array of integers [n], or not of the vocabulary.
+      ValueError: a prompt is empty, is not an integer array [n], or has ids outside the vocabulary.
     """
     vocab_size = cfg.vocab_size or 0
     for row, prompt in enumerate(prompts):
         if len(prompt) == 0:
-            raise ValueError(f"prompt {row} is empty: it needs at least one token to continue")
+            raise ValueError(f"prompt {row} is empty: a prompt needs at least one token")
         check_array(f"prompt {row}", prompt, "integers", ("n",))
         if np.min(prompt) < 0 or np.max(prompt) >= vocab_size:
-            raise ValueError(f"prompt {row} has a token outside the {vocab_size} of the vocabulary")
+            raise ValueError(f"prompt {row}: token ids must be from 0 to {vocab_size - 1}")
     if not cfg.memory_free:
         cfg = dataclasses.replace(cfg, same_length=cfg.same_length or "pytorch")
     programs = _programs(cfg, GenerateConfig(**{name: getattr(c, name) for name in SETTINGS}))
@@ -85,7 +85,7 @@ def generate(
     numbers = jnp.asarray([0] * len(prompts) if samples is None else samples)
     row_keys = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(c.seed)))(numbers)
     position_keys = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (None, 0))
-    n = min(_PER_DISPATCH, c.length)  # also of the last chunk, so that it needs no compilation
+    n = min(_PER_DISPATCH, c.length)  # the same for the last chunk, to avoid another compilation
     for start in range(0, c.length, _PER_DISPATCH):
         keys = position_keys(row_keys, np.arange(start, start + n))
         state, tokens, nll = programs.extend(params, state, keys, grammar)
@@ -94,7 +94,7 @@ def generate(
 
 
 class _Programs(NamedTuple):
-    """Compiled once per shape of the model and sampling settings."""
+    """The programs of generation, compiled once per model configuration and sampling settings."""
 
     extend: Callable
     read: Callable
@@ -106,7 +106,7 @@ def _programs(cfg: TransformerXLConfig, c: GenerateConfig) -> _Programs:
     model = TransformerXL(cfg)
     step: Callable = _step_without_memory if cfg.memory_free else _step_with_memory
     extend = functools.partial(_extend, functools.partial(step, model), c)
-    # Memory after right-padded rows [B,T]; the compiler drops the unused logits.
+    # Returns the memory after right-padded rows [B,T]. The compiler removes the unused logits.
     read = lambda params, tokens, lengths, mems: model.apply(
         {"params": params}, tokens, mems, lengths=lengths
     )[1]
@@ -117,7 +117,7 @@ def _programs(cfg: TransformerXLConfig, c: GenerateConfig) -> _Programs:
 def _first_state(
     programs: _Programs, cfg: TransformerXLConfig, params, prompts, c: GenerateConfig, grammar
 ) -> DecodeState:
-    """The state after all but the last token of each prompt, on device."""
+    """Computes the state after all tokens of each prompt except the last, on the device."""
     if cfg.memory_free:
         table = cfg.n_positions if cfg.attention == "absolute_per_layer" else None
         past: Any = _last_tokens([p[:-1] for p in prompts], min(c.mem_len, table or c.mem_len))
@@ -137,7 +137,7 @@ def _first_state(
 
 
 def _extend(step: Callable, c: GenerateConfig, params, state: DecodeState, keys, grammar):
-    """Samples a token per row for each of keys [n,B]: the new state, tokens, nll [B,n]."""
+    """Samples n tokens per row with keys [n,B]. Returns the new state, tokens [B,n], nll [B,n]."""
 
     def sample_token(state: DecodeState, keys):
         logits, past = step(params, state.token, state.past)
@@ -160,17 +160,17 @@ def _extend(step: Callable, c: GenerateConfig, params, state: DecodeState, keys,
     return state, tokens.T, nll.T
 
 
-# With memory: the past is the layers' projected memory.
+# Models with memory: the past is the projected memory of the layers.
 
 
 def _step_with_memory(model: TransformerXL, params, token, past: Cache):
-    """Logits [B,V] after one more token [B], and the past with it."""
+    """Returns the logits [B,V] after one more token [B], and the past including this token."""
     logits, after = model.apply({"params": params}, token[:, None], past)
     return logits[:, 0], after
 
 
 def _prompt_chunks(prompts: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """All but the last token of each prompt, as right-padded [B,T] chunks and their lengths."""
+    """Yields right-padded chunks [B,T] and their lengths, without the last token of each prompt."""
     counts = np.array([len(p) - 1 for p in prompts], np.int32)
     tokens = np.zeros((len(prompts), -(-counts.max() // _PREFILL) * _PREFILL), np.int32)
     tokens[np.arange(tokens.shape[1]) < counts[:, None]] = np.concatenate([p[:-1] for p in prompts])
@@ -178,23 +178,23 @@ def _prompt_chunks(prompts: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, 
         yield tokens[:, start : start + _PREFILL], np.clip(counts - start, 0, _PREFILL)
 
 
-# Without memory: the past is the text itself, which is run again for every token.
+# Models without memory: the past is the text itself, which the model reads again for every token.
 
 
 def _step_without_memory(model: TransformerXL, params, token, past: LastTokens):
-    """Logits [B,V] after one more token [B], and the past with it."""
+    """Returns the logits [B,V] after one more token [B], and the past including this token."""
     tokens = jnp.concatenate([past.tokens[:, 1:], token[:, None]], axis=1)
     rows, width = tokens.shape
     filled = jnp.minimum(past.filled + 1, width)
-    reset = jnp.arange(width) == width - filled[:, None]  # the positions before it are padding
+    reset = jnp.arange(width) == width - filled[:, None]  # earlier positions are padding
     mems = model.init_mems(rows, 0)
-    # context_len: only the newest token needs logits
+    # With this context_len, only the newest token has logits.
     logits, _ = model.apply({"params": params}, tokens, mems, reset=reset, context_len=width - 1)
     return logits[:, 0], LastTokens(tokens, filled)
 
 
 def _last_tokens(texts: Sequence[np.ndarray], width: int) -> LastTokens:
-    """The newest ``width`` tokens of texts, which may be shorter or empty."""
+    """Returns the newest ``width`` tokens of texts, which may be shorter or empty."""
     filled = np.array([min(len(text), width) for text in texts], np.int32)
     tokens = np.zeros((len(texts), width), np.int32)
     newest = [text[len(text) - n :] for text, n in zip(texts, filled, strict=True)]

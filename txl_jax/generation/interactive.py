@@ -28,14 +28,14 @@ Put a space before a text that begins with a colon. Write \\n for a line end."""
 
 
 class Session:
-    """A conversation with a model, with the settings of its config; ``write`` prints text."""
+    """An interactive session with a trained model. ``write`` prints the answers."""
 
     def __init__(self, trained: TrainedModel, write: Callable[[str], None]):
         self._trained, self._write = trained, write
         self._text = ""
 
     def answer(self, line: str) -> bool:
-        """Executes a line and prints errors as one line; False if the line ends the session."""
+        """Executes a line, and prints an error as one line. Returns False to end the session."""
         command, _, rest = line.partition(" ")
         if not command.startswith(":"):
             command, rest = ":continue", line
@@ -56,7 +56,7 @@ class Session:
             execute(rest.replace("\\n", "\n"))
         except (ConfigError, DataError, ValueError) as error:
             self._write(f"error: {error}\n")
-        except Exception as error:  # such as too little memory: the session continues
+        except Exception as error:  # the session continues after any error, such as low memory
             first, *_ = str(error).splitlines() or [""]
             self._write(f"error: {type(error).__name__}: {first}\n")
         except KeyboardInterrupt:
@@ -85,7 +85,7 @@ class Session:
         trained, vocab = self._trained, self._trained.vocab
         (ids,) = encode_lines(vocab, [text], "text")
         if not len(ids):
-            raise ValueError("the vocabulary has no symbol of the text")
+            raise ValueError("no symbol of the text is in the vocabulary; type another text")
         c = trained.config.score
         check_score_memory(trained, n_lines=1)
         (nll,) = score_lines(trained.config.model, trained.params, [ids], line_end(vocab), c)
@@ -108,8 +108,8 @@ class Session:
 
 
 def run(trained: TrainedModel, workdir: str) -> str:
-    """Reads lines until the end; the history is kept in the workdir if that can be written."""
-    set_stream_errors(sys.stdin, "surrogateescape")  # a prompt may have other bytes than UTF-8
+    """Reads and answers lines until the session ends. The workdir keeps the history if possible."""
+    set_stream_errors(sys.stdin, "surrogateescape")  # prompts may have bytes that are not UTF-8
     set_stream_errors(sys.stdout, "replace")
     session = Session(trained, lambda text: print(text, end="", flush=True))
     print(f"{trained.config.name}, step {trained.step:,}; :help lists the commands", flush=True)
@@ -127,7 +127,7 @@ def run(trained: TrainedModel, workdir: str) -> str:
 
 @contextlib.contextmanager
 def _history(path: str):
-    """Makes earlier lines available by the arrow keys if Python has readline."""
+    """Makes earlier lines available with the arrow keys if Python has readline."""
     try:
         import readline
     except ImportError:

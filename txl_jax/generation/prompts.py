@@ -1,4 +1,4 @@
-"""The prompts that a config gives or names."""
+"""Reads the prompts of a config, or of the file that the config names."""
 
 import errno
 import functools
@@ -8,14 +8,14 @@ import sys
 
 from txl_jax.config import ConfigError, GenerateConfig
 
-MAX_BYTES = 1 << 30  # of a file of prompts; devices and pipes may have no end
+MAX_BYTES = 1 << 30  # largest file of prompts; devices and pipes may be endless
 
 
 def read_prompts(c: GenerateConfig) -> list[str]:
-    """Every prompt: one, or those of ``prompts_file``; raises ConfigError for an invalid file."""
+    """Reads the prompt or all prompts of ``prompts_file``. Raises ConfigError for invalid files."""
     if c.prompts_file is None:
         return [c.prompt if c.prompt_file is None else _read_text("prompt_file", c.prompt_file)]
-    # Not str.splitlines: JSON may contain form feeds and U+2028.
+    # str.splitlines would also split at form feeds and U+2028, which JSON may contain.
     prompts = _read_text("prompts_file", c.prompts_file).removesuffix("\n").split("\n")
     if c.prompts_file.endswith(".jsonl"):
         numbered = [(n, line) for n, line in enumerate(prompts, 1) if line.strip()]
@@ -32,7 +32,7 @@ def read_prompts(c: GenerateConfig) -> list[str]:
 
 @functools.cache
 def _standard_input() -> bytes:
-    """Standard input, read once; later calls give the same."""
+    """Reads standard input once. Later calls return the same bytes."""
     if sys.stdin is None:
         raise OSError(errno.EBADF, "standard input is closed")
     return sys.stdin.buffer.read(MAX_BYTES + 1)
@@ -47,13 +47,13 @@ def _parse_prompt(line: str, where: str) -> str:
         raise ConfigError(f"{where}: is JSON nested too deeply to be a prompt") from error
     prompt = value.get("prompt") if isinstance(value, dict) else value
     if not isinstance(prompt, str):
-        raise ConfigError(f'{where}: must be a text, or an object with one as "prompt"')
+        raise ConfigError(f'{where}: must be a JSON string, or an object with the string "prompt"')
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
             f"{where}: character {error.start} of the prompt is the lone surrogate"
-            f" {prompt[error.start]!r}, half of a character; write the character or both halves"
+            f" {prompt[error.start]!r}, half of a character; write the character or both surrogates"
         ) from error
     return prompt
 
@@ -76,4 +76,4 @@ def _read_text(key: str, path: str) -> str:
         ) from error
     except OSError as error:
         raise ConfigError(f"{where}: {error.strerror}; name a text file that exists") from error
-    return io.StringIO(text.removeprefix("\ufeff"), newline=None).getvalue()  # line ends as \n
+    return io.StringIO(text.removeprefix("\ufeff"), newline=None).getvalue()  # line ends become \n

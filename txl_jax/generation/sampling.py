@@ -6,19 +6,19 @@ import jax.numpy as jnp
 from txl_jax.config import GenerateConfig
 
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""The settings of generation that change probabilities."""
+"""The settings of generation that change the probabilities of the next token."""
 
 
 def sample(keys: jax.Array, logits: jax.Array, c: GenerateConfig) -> jax.Array:
-    """A next token for each row: int32 [B].
+    """Samples the next token of each row: int32 [B].
 
-    Temperature first, then top-k, top-p and min-p, each on the remaining tokens. Temperature 0
-    takes the likeliest token.
+    The temperature is applied first, then top-k, top-p and min-p, each to the remaining tokens.
+    With temperature 0, the likeliest token is chosen.
 
     Args:
-      keys: [B], of this step; a row's draw depends on its own key only.
+      keys: [B], the random keys of this step. The draw of a row depends only on its own key.
       logits: float32 [B,V].
-      c: ``temperature``, ``top_k``, ``top_p``, ``min_p``.
+      c: settings with ``temperature``, ``top_k``, ``top_p`` and ``min_p``.
     """
     if c.temperature == 0:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
@@ -28,7 +28,7 @@ def sample(keys: jax.Array, logits: jax.Array, c: GenerateConfig) -> jax.Array:
 
 
 def keep_top_k(logits: jax.Array, k: int) -> jax.Array:
-    """Logits [B,V] with all but the k largest at -inf; ties with the k-th stay; k = 0: all."""
+    """Sets logits [B,V] below the k-th largest logit to -inf; k = 0 keeps all logits."""
     if not 0 < k < logits.shape[-1]:
         return logits
     least = jax.lax.top_k(logits, k)[0][..., -1:]
@@ -36,9 +36,10 @@ def keep_top_k(logits: jax.Array, k: int) -> jax.Array:
 
 
 def keep_top_p(logits: jax.Array, p: float) -> jax.Array:
-    """Logits [B,V], -inf outside the smallest set of probability p or more (Holtzman et al. 2020).
+    """Sets logits [B,V] to -inf outside the nucleus (Holtzman et al. 2020).
 
-    The likeliest token always stays.
+    The nucleus is the smallest set of the likeliest tokens with total probability p or more. It
+    always contains the likeliest token.
     """
     if p >= 1:
         return logits
@@ -50,7 +51,7 @@ def keep_top_p(logits: jax.Array, p: float) -> jax.Array:
 
 
 def keep_min_p(logits: jax.Array, p: float) -> jax.Array:
-    """Logits [B,V], -inf below p times the largest probability (Nguyen et al. 2024)."""
+    """Sets logits [B,V] to -inf below p times the largest probability (Nguyen et al. 2024)."""
     if p == 0:
         return logits
     least = jnp.max(logits, axis=-1, keepdims=True) + jnp.log(p)
@@ -58,6 +59,6 @@ def keep_min_p(logits: jax.Array, p: float) -> jax.Array:
 
 
 def apply_repetition_penalty(logits: jax.Array, seen: jax.Array, penalty: float) -> jax.Array:
-    """Logits [B,V], lower for tokens that were ``seen``, bool [B,V] (Keskar et al. 2019)."""
+    """Lowers the logits [B,V] of the tokens in ``seen``, bool [B,V] (Keskar et al. 2019)."""
     lower = jnp.where(logits > 0, logits / penalty, logits * penalty)
     return jnp.where(seen, lower, logits)

@@ -1,4 +1,4 @@
-"""Text in, text out: prompts are encoded, and their continuations decoded token by token."""
+"""Encodes prompts as tokens, and decodes the continuations token by token."""
 
 import codecs
 import dataclasses
@@ -20,8 +20,8 @@ from txl_jax.units import in_unit
 class Decoder:
     """Decodes tokens one by one, after at least one token ``before``.
 
-    The results of :meth:`add` and :meth:`flush` joined are ``vocab.decode`` of all tokens, without
-    the text of the tokens before. A character that these leave incomplete begins the first result.
+    The results of :meth:`add` and :meth:`flush` together are the text that the new tokens add to
+    the text of ``before``. If ``before`` ends within a character, the first result completes it.
     """
 
     def __init__(self, vocab: Vocab, before: Sequence[int]):
@@ -33,32 +33,32 @@ class Decoder:
             self._utf8.decode(vocab.decode_bytes(before))
 
     def add(self, token: int) -> str:
-        """The text that one more token adds: complete characters only, so it may be empty."""
+        """Returns the complete characters that one more token adds. The result may be empty."""
         if self._utf8 is not None:
             return self._utf8.decode(self._vocab.decode_bytes([token]))
-        last, self._last = self._last, [token]  # white space depends on the token before
+        last, self._last = self._last, [token]  # white space depends on the previous token
         return self._vocab.decode([*last, token])[len(self._vocab.decode(last)) :]
 
     def flush(self) -> str:
-        """U+FFFD for a character that is still incomplete, else nothing."""
+        """Returns U+FFFD if the last character is incomplete, otherwise an empty string."""
         return "" if self._utf8 is None else self._utf8.decode(b"", final=True)
 
 
 @dataclasses.dataclass
 class Continuation:
-    """One continuation and its text so far.
+    """A continuation of a prompt, and its text so far.
 
-    It ends with the token that completes a stop text. Of several, the one that ends first counts,
-    and of two that end at the same character the longer one. So the text never contains a stop
-    text, and neither tokens nor chunks change it.
+    Generation ends with the token that completes a stop text. If there are several stop texts, the
+    one that ends first is used. If two end at the same character, the longer one is used. The text
+    never contains a stop text, and does not depend on the division into tokens and chunks.
 
     Attributes:
-      prompt: the text that is continued, without an incomplete character at its end.
-      ids: the tokens of prompt and continuation.
-      sample: its number among those of the prompt.
-      text: complete characters and words; it starts with the prompt's incomplete character.
-      nll: nats of each of its tokens under the model's own distribution.
-      ended: "", or ``length``, or the stop text that ended it.
+      prompt: the prompt's text, without an incomplete character at its end.
+      ids: the tokens of the prompt and the continuation.
+      sample: the number of this continuation among the continuations of the prompt.
+      text: complete characters and words. It starts with the prompt's incomplete character.
+      nll: the negative log-likelihood of each new token under the model's distribution, in nats.
+      ended: the reason for the end: ``length`` or a stop text. It is empty before the end.
     """
 
     prompt: str
@@ -72,10 +72,10 @@ class Continuation:
 
     def __post_init__(self):
         self._decoder = Decoder(self.vocab, self.ids)
-        self._decoded = ""  # the text, and the characters that may begin a stop text
+        self._decoded = ""  # the text, followed by characters that may begin a stop text
 
     def add(self, tokens: Sequence[int], nll: Sequence[float]) -> str:
-        """Appends tokens until it has ended; returns the new part of the text."""
+        """Appends tokens until the continuation ends. Returns the new part of the text."""
         for token, loss in zip(tokens, nll, strict=True):
             if self.ended:
                 break
@@ -91,7 +91,7 @@ class Continuation:
         self._decoded += self._decoder.add(token)
         if last and not self.c.valid_text:
             self._decoded += self._decoder.flush()
-        ends = []  # of the stop texts in it: end, start, text
+        ends = []  # (end, start, stop text) for each stop text in the new characters
         for stop in self.c.stop:
             start = self._decoded.find(stop, max(0, before - len(stop) + 1))
             ends += [(start + len(stop), start, stop)] if start >= 0 else []
@@ -103,11 +103,11 @@ class Continuation:
 
     @property
     def loss(self) -> float:
-        """Mean nats per token."""
+        """The mean negative log-likelihood of the new tokens in nats, or NaN without tokens."""
         return math.fsum(self.nll) / len(self.nll) if self.nll else math.nan
 
     def to_json(self) -> dict:
-        """The record for ``samples.jsonl``."""
+        """Returns the record of this continuation for ``samples.jsonl``."""
         unit = self.vocab.unit
         return {
             "prompt": printable(self.prompt),
@@ -123,10 +123,11 @@ class Continuation:
 def continuations(
     trained: TrainedModel, prompts: Sequence[str], c: GenerateConfig
 ) -> Iterator[list[tuple[Continuation, str]]]:
-    """Continues prompts together; yields all continuations, each with the new part of its text.
+    """Continues prompts together. Yields all continuations, each with the new part of its text.
 
-    Each is what it would be alone with the same seed. The ``c.samples`` of a prompt are adjacent.
-    Raises DataError for a symbol that is not in the vocabulary, ConfigError for too little memory.
+    A continuation does not depend on the other prompts. The ``c.samples`` continuations of a prompt
+    are adjacent. Raises DataError if a symbol is not in the vocabulary, and ConfigError if the
+    device has too little memory.
     """
     vocab, exp = trained.vocab, dataclasses.replace(trained.config, generate=c)
     check_memory("generation", of_generating(exp.model, c, len(prompts)), exp)
@@ -146,18 +147,18 @@ def continuations(
 
 
 def complete_characters(prompt: str) -> str:
-    """A prompt without the bytes of an incomplete last character (``surrogateescape``)."""
+    """Removes the bytes of an incomplete last character (``surrogateescape``) from a prompt."""
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     return decoder.decode(prompt.encode("utf-8", "surrogateescape"))
 
 
 def printable(text: str) -> str:
-    """A text with U+FFFD in place of each byte that is not UTF-8 (``surrogateescape``)."""
+    """Replaces each byte that is not UTF-8 (``surrogateescape``) by U+FFFD."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _stop_prefix_length(text: str, stops: Sequence[str]) -> int:
-    """The number of characters at the end of a text that may be the beginning of a stop text."""
+    """Counts the characters at the end of a text that may be the beginning of a stop text."""
     longest = max((len(stop) for stop in stops), default=1) - 1
     lengths = range(min(longest, len(text)), 0, -1)
     return next((n for n in lengths if any(s.startswith(text[-n:]) for s in stops)), 0)

@@ -1,10 +1,10 @@
-"""Valid UTF-8 from a model of bytes: an automaton of which byte may follow which.
+"""An automaton that restricts byte models to valid UTF-8.
 
-State 0 is between characters. The others are inside one:
+State 0 is between two characters. The other states are inside a character:
 
-    1, 2, 3  as many continuation bytes to come, 80 to BF
-    4        after E0: A0 to BF, then 1          5  after ED: 80 to 9F, then 1
-    6        after F0: 90 to BF, then 2          7  after F4: 80 to 8F, then 2
+    1, 2, 3  1, 2 or 3 continuation bytes follow, each from 80 to BF
+    4        after E0: A0 to BF, then state 1    5  after ED: 80 to 9F, then state 1
+    6        after F0: 90 to BF, then state 2    7  after F4: 80 to 8F, then state 2
 
 (RFC 3629, section 4: no overlong forms, no surrogates, nothing above U+10FFFF.)
 """
@@ -21,26 +21,26 @@ _TRANSITIONS = (
     *((0, 0xF4, 0xF4, 7), (1, 0x80, 0xBF, 0), (2, 0x80, 0xBF, 1), (3, 0x80, 0xBF, 2)),
     *((4, 0xA0, 0xBF, 1), (5, 0x80, 0x9F, 1), (6, 0x90, 0xBF, 2), (7, 0x80, 0x8F, 2)),
 )
-"""A state, the first and the last byte of a range that it allows, and the next state."""
+"""Each entry has a state, the first and last byte of an allowed range, and the next state."""
 _STATES = 8
 
 
 class Automaton(NamedTuple):
-    """A grammar of tokens with S states."""
+    """A finite automaton over tokens, with S states."""
 
-    allowed: np.ndarray  # bool [S,V]; every state allows at least one token
-    next_state: np.ndarray  # int32 [S,V]
+    allowed: np.ndarray  # the tokens that each state allows, at least one: bool [S,V]
+    next_state: np.ndarray  # the state after each token, int32 [S,V]
 
     def state_after(self, ids: np.ndarray) -> int:
-        """The state after a text; a token that is not allowed in it resets the state to 0."""
+        """Returns the state after a text. A token that is not allowed resets the state to 0."""
         state = 0
-        for token in ids[-4:]:  # no character has more bytes
+        for token in ids[-4:]:  # a character has at most 4 bytes
             state = int(self.next_state[state, token]) if self.allowed[state, token] else 0
         return state
 
 
 def utf8_automaton(vocab: Vocab) -> Automaton:
-    """The automaton of a vocabulary of bytes; it begins no character that they cannot complete."""
+    """Builds the automaton of a byte vocabulary, for characters whose bytes are all in it."""
     values = np.array([int(symbol) for symbol in vocab.symbols])
     allowed = np.zeros((_STATES, len(values)), bool)
     next_state = np.zeros((_STATES, len(values)), np.int32)
@@ -50,6 +50,6 @@ def utf8_automaton(vocab: Vocab) -> Automaton:
     for _ in range(_STATES):
         allowed &= np.asarray(allowed.any(axis=1))[next_state]
     if not allowed[0].any():
-        next_state[0] = 0  # the vocabulary has no valid text at all, so all bytes are allowed
-    allowed[~allowed.any(axis=1)] = True  # state 0 in that case, else states that are never entered
+        next_state[0] = 0  # no valid text has only bytes of the vocabulary, so all are allowed
+    allowed[~allowed.any(axis=1)] = True  # state 0 in this case, otherwise unreachable states
     return Automaton(allowed, next_state)

@@ -1,4 +1,4 @@
-"""Prints continuations while they are generated, and keeps them in the workdir."""
+"""Prints continuations during generation, and writes them into the workdir."""
 
 import contextlib
 import io
@@ -28,17 +28,18 @@ _RECORDED = ("mem_len", "length", *SETTINGS, "seed")
 def write_continuations(
     trained: TrainedModel, workdir: str, stop: Callable[[], bool] = lambda: False
 ) -> None:
-    """Continues the config's prompts, prints them, and keeps them in the workdir.
+    """Continues the prompts of the config, prints the texts, and writes them into the workdir.
 
-    A single continuation is printed as it is generated, many when their batch has ended, and the
-    speed on stderr. ``sample.txt`` has what was printed; ``samples.jsonl`` has a line with the
-    settings for every continuation ever generated here.
+    A single continuation is printed during generation. Several are printed after each batch. The
+    speed is printed on standard error. ``sample.txt`` has the printed text. A line is appended to
+    ``samples.jsonl`` for every continuation, with its settings.
 
-    Raises ConfigError or DataError if a prompt cannot be read or encoded, or JSON lines written.
+    Raises ConfigError or DataError if a prompt cannot be read or encoded, or if the file
+    ``generate.json`` cannot be written.
     """
     c = trained.config.generate
     prompts, quiet = read_prompts(c), c.json == "-"
-    encode_prompts(trained.vocab, prompts)  # raises errors of all prompts before one is printed
+    encode_prompts(trained.vocab, prompts)  # raises errors of any prompt before the first output
     set_stream_errors(sys.stdout, "replace")
     single = len(prompts) == 1 and c.samples == 1 and not quiet
     texts, settings = [], {key: getattr(c, key) for key in _RECORDED}
@@ -66,11 +67,11 @@ def write_continuations(
 def _continue_batch(
     trained: TrainedModel, prompts: Sequence[str], stop: Callable[[], bool], print_text: bool
 ) -> list[Continuation] | None:
-    """The continuations of a batch; ``None`` if ``stop()`` became true."""
+    """Generates the continuations of a batch. Returns ``None`` if ``stop()`` became true."""
     c = trained.config.generate
     rows: list[Continuation] = []
     start = time.perf_counter()
-    pending = ""  # an unfinished line, which is detokenised as a whole
+    pending = ""  # an unfinished line, because only whole lines are detokenised
     if print_text:
         print(printable(complete_characters(prompts[0])), end="", flush=True)
     for step in continuations(trained, prompts, c):
@@ -99,14 +100,14 @@ def _formatted(text: str, c: GenerateConfig) -> str:
 
 
 def set_stream_errors(stream: TextIO | None, errors: str) -> None:
-    """Sets how a stream handles characters that its encoding lacks."""
+    """Sets how a stream handles characters that are not in its encoding."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors=errors)
 
 
 @contextlib.contextmanager
 def _json_lines(path: str | None) -> Iterator[TextIO | None]:
-    """The file for JSON lines: none, standard output, or opened here to append."""
+    """Opens the file for JSON lines. ``None`` stands for no file, and ``-`` for standard output."""
     if path is None or path == "-":
         yield sys.stdout if path else None
         return
