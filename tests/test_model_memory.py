@@ -176,7 +176,7 @@ def test_forms_without_memory_refuse_one_and_a_cache_naming_the_way_out(name):
 def test_a_segment_longer_than_the_table_of_positions_is_refused():
     cfg = tiny.config(**tiny.attention("absolute_per_layer"))
     x, mems = tiny.embeddings(cfg, 3, 10), tiny.memory(cfg, (0, 0, 0), 0)
-    with pytest.raises(ValueError, match=r"10 tokens is longer than the model\.n_positions 9"):
+    with pytest.raises(ValueError, match=r"10 tokens is longer than model\.n_positions 9"):
         tiny.apply(cfg, "core")(tiny.variables(cfg), x, mems)
 
 

@@ -1,6 +1,6 @@
-"""The model, one idea per file.
+"""The Transformer-XL model. Each file holds one idea.
 
-Letters of every axis, in docstrings and in einsum strings alike:
+These letters stand for the axes of arrays, in docstrings and in einsum strings:
 
     B  streams (rows of a batch)       N  attention heads        V  vocabulary
     T  tokens of a segment             H  width of a head        L  layers
@@ -8,7 +8,7 @@ Letters of every axis, in docstrings and in einsum strings alike:
     K  = M + T keys                    F  width inside the          or tail clusters of an
     R  rows of a table of positions       feed-forward layer        adaptive softmax
 
-One forward pass (read the files in this order):
+One forward pass, from top to bottom, with the file of each step:
 
     mems.hidden [L,B,M,D]   tokens [B,T]
           │                   │ embedding, times sqrt(D)               adaptive.py
@@ -24,6 +24,6 @@ One forward pass (read the files in this order):
           ▼                   │ logits [B,T,V], or nll [B,T]           adaptive.py,
     the last M of [m; layer's input], gradient stopped: memory.py        cross_entropy.py
 
-transformer_xl.py puts them together. For inference, ``init_cache`` projects the memory once, and
-that projection replaces the memory.
+transformer_xl.py assembles these parts. For inference, ``init_cache`` projects the memory to keys
+and values once, and these then replace the memory.
 """

@@ -1,4 +1,4 @@
-"""Adaptive embedding and softmax, their weight tying, and the plain ones.
+"""The embedding of words and the softmax over words: adaptive or plain, tied or untied.
 
 ``cutoffs`` split the vocabulary, sorted by frequency, into a shortlist and C tail clusters:
 
@@ -7,9 +7,10 @@
     head softmax over       shortlist + one logit for each tail           [c1 + C]
     p(word of tail i)     = p_head(tail i) * p_i(word)
 
-(Grave et al. 2017; Baevski and Auli 2019.) Without cutoffs there is one cluster, the plain softmax,
-or with ``mixtures`` K > 1 a mixture of K (mixture.py). Rows are sorted by cluster, and a cluster's
-loss is computed in as many blocks of rows as its words fill (cross_entropy.py).
+(Grave et al. 2017; Baevski and Auli 2019.) Without cutoffs, all words are in one cluster with a
+plain softmax, or with a mixture of K softmaxes if ``mixtures`` K > 1 (mixture.py). To compute the
+loss, rows are sorted by the cluster of their target. A tail cluster then processes only its own
+rows, in blocks (cross_entropy.py).
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ from txl_jax.parallel.shardings import replicate, shard_words, sharded_over_rows
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Words ``start`` .. ``stop`` - 1 of this width; ``projected``: with projections to D."""
+    """Words ``start`` to ``stop`` - 1, their embedding width, and whether it is projected to D."""
 
     start: int
     stop: int
@@ -40,12 +41,12 @@ class Cluster:
 
     @property
     def size(self) -> int:
-        """How many words."""
+        """The number of words in this cluster."""
         return self.stop - self.start
 
 
 def clusters(c: TransformerXLConfig) -> tuple[Cluster, ...]:
-    """The shortlist and the tail clusters; ``c.vocab_size`` must be known."""
+    """Returns the shortlist and the tail clusters; ``c.vocab_size`` must not be ``None``."""
     assert c.vocab_size is not None
     d_embed, always = c.d_embed or c.d_model, c.div_val > 1 and c.proj_same_dim
     bounds = itertools.pairwise((0, *c.cutoffs, c.vocab_size))
@@ -57,18 +58,19 @@ def clusters(c: TransformerXLConfig) -> tuple[Cluster, ...]:
 
 
 class Vocabulary(nn.Module):
-    """Embedding of words, and scores of words.
+    """The embedding of input words, and the output scores of words.
 
-    Parameters with ``div_val`` 1, d = ``d_embed`` or D: ``embedding`` [V,d], ``softmax_bias``
-    [V], ``softmax_weight`` [V,d] (untied only), ``embedding_projection`` [d,D] (where d is not D).
-    With ``div_val`` > 1 each cluster i has its own, of its own width d_i: ``embedding_i``
-    [size,d_i] and so on. ``softmax_projection_i`` [d_i,D]: of clusters that do not share the
-    input's. ``cluster_weight`` [C,d], ``cluster_bias`` [C]: the tails' logits in the head, tail 1
-    first (PT's order is reversed).
+    Parameters if ``div_val`` is 1, where d is ``d_embed`` or D: ``embedding`` [V,d],
+    ``softmax_bias`` [V], ``softmax_weight`` [V,d] (if untied), ``embedding_projection`` [d,D] (if d
+    is not D). If ``div_val`` > 1, each cluster i has its own parameters of its own width d_i:
+    ``embedding_i`` [size,d_i] and so on. A cluster whose output projection is not tied to that of
+    the input also has ``softmax_projection_i`` [d_i,D]. ``cluster_weight`` [C,d] and
+    ``cluster_bias`` [C] give the tails' logits in the head, tail 1 first (last in the PyTorch code
+    of the authors).
 
-    With ``mixtures`` K > 1: ``mixture_prior`` [D,K], ``mixture_latent`` [D,K,d],
-    ``mixture_latent_bias`` [K,d] in place of an output projection. With ``past_decode``:
-    ``past_weight`` [d,d] (in, out), ``past_weight_bias`` [d], ``past_bias`` [V].
+    If ``mixtures`` K > 1, ``mixture_prior`` [D,K], ``mixture_latent`` [D,K,d] and
+    ``mixture_latent_bias`` [K,d] replace an output projection. ``past_decode`` adds
+    ``past_weight`` [d,d] (input, output), ``past_weight_bias`` [d] and ``past_bias`` [V].
     """
 
     cfg: TransformerXLConfig
@@ -83,7 +85,7 @@ class Vocabulary(nn.Module):
             parts = (dataclasses.replace(parts[0], stop=parts[-1].stop),)
 
         def params(kind, init, shape_of):
-            """A parameter for each part, or ``None`` where it has no shape."""
+            """Declares a parameter for each part; it is ``None`` for a part without a shape."""
             name = lambda i: kind if c.div_val == 1 else f"{kind}_{i}"
             shapes = enumerate(map(shape_of, parts))
             return [shape and self.param(name(i), init, shape) for i, shape in shapes]
@@ -95,7 +97,7 @@ class Vocabulary(nn.Module):
         self.weights = self.embeddings if c.tie_weight else params("softmax_weight", init, table)
         self.biases = params("softmax_bias", zeros, lambda part: (part.size,))
         tied = (*c.tie_projs, *[False] * len(self.clusters))
-        self.output_projections = [  # [d_i,D]; ``None``: no projection
+        self.output_projections = [  # [d_i,D]; ``None`` without projection
             self.param(f"softmax_projection_{i}", init_projection, (part.width, c.d_model))
             if part.projected and not tied[i] and c.mixtures == 1
             else self.projections[0 if c.div_val == 1 else i]
@@ -117,11 +119,11 @@ class Vocabulary(nn.Module):
             self.past_bias = self.param("past_bias", zeros, (words,))
 
     def embed(self, tokens: jax.Array, train: bool = False) -> jax.Array:
-        """Embeddings times sqrt(D), [B,T,D] in the compute dtype.
+        """Returns the embeddings of tokens times sqrt(D), [B,T,D] in the compute dtype.
 
-        ``tokens``: int32 [B,T]; ``train``: with ``dropout_embedding`` (needs the ``dropout`` rng).
-        With ``div_val`` > 1 every cluster looks up every token, with a clipped id, and projects
-        zeros for the words of other clusters: few products beside a layer's.
+        ``tokens`` are int32 [B,T]. ``train`` applies ``dropout_embedding`` (``dropout`` rng). With
+        ``div_val`` > 1 every cluster looks up every token, with a clipped id, and projects zeros
+        for the words of other clusters. This costs little beside a layer.
         """
         c = self.cfg
         table = lambda i: shard_words(jnp.asarray(self.embeddings[i]), self.mesh)
@@ -142,7 +144,7 @@ class Vocabulary(nn.Module):
         return x * c.d_model**0.5
 
     def logits(self, h: jax.Array, train: bool = False) -> jax.Array:
-        """Logits of every word, float32 [B,T,V]; with cutoffs or mixtures, log-probabilities."""
+        """Returns logits, float32 [B,T,V]; with cutoffs or mixtures they are log-probabilities."""
         tables = self._tables()
         if self.cfg.mixtures > 1:
             return mixture_lib.mixture_log_probs(self._mixture(h, train), tables[0])
@@ -157,11 +159,10 @@ class Vocabulary(nn.Module):
         return jnp.concatenate(scores, axis=-1)
 
     def nll(self, h: jax.Array, targets: jax.Array, train: bool = False) -> jax.Array:
-        """Negative log-likelihood of the targets in nats, float32 [B,T] in token order.
+        """Returns the negative log-likelihood of the targets in nats, float32 [B,T].
 
-        Tail i costs a softmax over its words at the positions whose target is in it, in blocks.
-
-        ``train``: with ``sample_softmax`` and ``dropout_latent`` (both need the ``dropout`` rng).
+        The softmax over the words of a tail is computed only where the target is one of them.
+        ``train`` applies ``sample_softmax`` and ``dropout_latent``; both need the ``dropout`` rng.
         """
         c, tables = self.cfg, self._tables()
         if c.mixtures > 1:
@@ -177,10 +178,10 @@ class Vocabulary(nn.Module):
         return score(h, targets, (self.output_projections, tables)).reshape(shape)
 
     def past_nll(self, log_p: jax.Array, inputs: jax.Array) -> jax.Array:
-        """The loss of decoding each input word from the prediction after it: nats, [B,T].
+        """Returns the loss of decoding each input word from the prediction after it: nats, [B,T].
 
-        The expected output vector e = E^T p of the next word goes through f = tanh(e W + b), and
-        the input word is scored by softmax(E f + b') (Brahma 2019, "decoding the past").
+        The expected output embedding of the next word is e = E^T p. With f = tanh(e W + b), the
+        input word is scored by softmax(E f + b') (Brahma 2019, "decoding the past").
         """
         dtype, weight = self.cfg.dtype, shard_words(jnp.asarray(self.weights[0]), self.mesh)
         p = jnp.exp(log_p).astype(dtype)
@@ -198,10 +199,10 @@ class Vocabulary(nn.Module):
         return m._replace(latents=self.drop_latent(m.latents, train))
 
     def _tables(self) -> list[Table]:
-        """Output weights and bias of every cluster; the head's include the logits of the tails."""
+        """Returns the output weights and bias of each cluster; the head has a row for each tail."""
         c = self.cfg
         tables = list(zip(self.weights, self.biases, strict=True))
-        if c.div_val == 1:  # one split, not slices: its gradient is one concatenation
+        if c.div_val == 1:  # the gradient of one split is one concatenation
             split = (jax.lax.split(table, [p.size for p in self.clusters]) for table in tables[0])
             tables = list(zip(*split, strict=True))
         if c.cutoffs:
@@ -214,11 +215,11 @@ class Vocabulary(nn.Module):
         return full_einsum("...d,vd->...v", x, weight.astype(x.dtype)) + bias
 
     def _sampled_nll(self, h, targets, weight, bias) -> jax.Array:
-        """The loss against the distinct words of 2n log-uniform draws: float32 [S].
+        """Returns the loss of a softmax over the target and sampled words: float32 [S].
 
-        Word k is drawn with P(k) = log((k+2)/(k+1)) / log(V+1). The log of its chance to be drawn,
-        1 - (1-P)^2n, is subtracted from its logit. A draw of the target is masked. (PT's
-        (1+P)^-2n and sqrt(D) are not copied.)
+        2n words are drawn, word k with P(k) = log((k+2)/(k+1)) / log(V+1), and each counts once.
+        The log of its chance to be drawn, 1 - (1-P)^2n, is subtracted from its logit. A draw of the
+        target is masked. (The authors' PyTorch code has (1+P)^-2n and a factor sqrt(D).)
         """
         v, n_draws = weight.shape[0], 2 * self.cfg.sample_softmax
         uniform = jax.random.uniform(self.make_rng("dropout"), (n_draws,))
@@ -236,7 +237,7 @@ class Vocabulary(nn.Module):
 def _cluster_nll(
     clusters: tuple[Cluster, ...], h, targets, parts: tuple[list, list[Table]]
 ) -> jax.Array:
-    """-log p(target), float32 [S], of rows h [S,D]; ``parts``: projections and tables."""
+    """Returns -log p(target), float32 [S], of rows h [S,D]; ``parts``: projections and tables."""
     projections, tables = parts
     head = _inner(h, projections[0])
     if len(clusters) == 1:
@@ -255,7 +256,7 @@ def _cluster_nll(
 
 
 def _rows(x: jax.Array) -> jax.Array:
-    """[B,T,...] as rows [S,...]."""
+    """Reshapes [B,T,...] to rows [S,...]."""
     return x.reshape(-1, *x.shape[2:])
 
 

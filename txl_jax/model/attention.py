@@ -1,7 +1,7 @@
-"""Attention with relative positions over memory and segment (paper, section 3.3).
+"""Attention with relative positions to memory and segment (paper, section 3.3).
 
-All forms share one computation, the four terms of scores.py (kernels/). A form decides what u, v, r
-and b are. :class:`RelativeAttention` is the paper's; the others are those of its table 6.
+All forms of attention share the computation of kernels/, with the four terms of scores.py. A form
+defines u, v, r and b. :class:`RelativeAttention` is the paper's form; its table 6 has the others.
 """
 
 import flax.linen as nn
@@ -17,14 +17,14 @@ from txl_jax.model.positions import Positions
 from txl_jax.model.ring import KeysValues, Rings
 
 _ONE_PRODUCT_ROWS = 8
-"""Up to this many positions, one matrix product for queries, keys and values reads them fastest."""
+"""Up to this many positions, one matrix product computes queries, keys and values fastest."""
 
 
 class Attention(nn.Module):
-    """Multi-head attention of a segment to its memory and itself, by content alone.
+    """Multi-head attention of a segment to its memory and itself, without position terms.
 
-    Parameters: ``query``, ``key``, ``value`` [D,N,H] (W_q, W_k,E, W_v), ``output`` [N,H,D]; no
-    biases. Forms that know positions add their own.
+    Parameters: ``query``, ``key``, ``value`` [D,N,H] (W_q, W_k,E, W_v), ``output`` [N,H,D]; there
+    are no biases. Forms with position terms add parameters of their own.
     """
 
     cfg: TransformerXLConfig
@@ -42,19 +42,20 @@ class Attention(nn.Module):
         self.drop_heads = Dropout(c.dropout_qkv, shared=(2,))
 
     def positions(self, n_keys: int, encodings, u, v, train: bool = False) -> Positions:
-        """What positions add to the scores, for the distances K-1 .. 0.
+        """Returns the position terms of the scores, for the distances K-1 .. 0.
 
-        ``encodings``: [K,D], their sinusoids; ``u``, ``v``: [N,H], the global content and position
-        biases of the model, if it has them; ``train``: with dropout (needs the ``dropout`` rng).
+        ``encodings`` are the sinusoids of the distances, [K,D]. ``u`` and ``v`` are the model's
+        global content and position biases, [N,H] or ``None``. ``train`` applies dropout and needs
+        the ``dropout`` rng.
         """
         return Positions()
 
     def project(self, states: jax.Array) -> KeysValues:
-        """Keys and values of [B,S,D] states."""
+        """Returns the keys and values of states [B,S,D]."""
         return KeysValues(self._heads(states, self.key), self._heads(states, self.value))
 
     def project_qkv(self, states: jax.Array) -> tuple[jax.Array, KeysValues]:
-        """Queries [N,B,S,H], and keys and values, of the same [B,S,D] states."""
+        """Returns the queries [N,B,S,H], and the keys and values, of the same states [B,S,D]."""
         if states.shape[0] * states.shape[1] > _ONE_PRODUCT_ROWS:
             return self.queries(states), self.project(states)
         kernels = jnp.concatenate([self.query, self.key, self.value], axis=1)
@@ -62,17 +63,17 @@ class Attention(nn.Module):
         return q, KeysValues(k, val)
 
     def queries(self, states: jax.Array) -> jax.Array:
-        """Queries [N,B,S,H] of [B,S,D] states."""
+        """Returns the queries [N,B,S,H] of states [B,S,D]."""
         return self._heads(states, self.query)
 
     def __call__(
         self, queries, present: KeysValues, past, positions: Positions, mask, train: bool = False
     ) -> jax.Array:
-        """What each position gathers: [B,T,D], before dropout, residual and normalisation.
+        """Returns the attention output [B,T,D], before dropout, residual and normalisation.
 
-        ``queries``, ``present``: [N,B,T,H], and keys and values of the segment; ``past``: those of
-        the memory, M positions, or rings; ``positions``: for K = M + T keys, with rings as in
-        ring.py; ``train``: with dropout (needs the ``dropout`` rng).
+        ``queries`` are [N,B,T,H], and ``present`` are the segment's keys and values. ``past`` are
+        the keys and values of M memory slots, or rings of them. ``positions`` are for K = M + T
+        keys, or as ring.py says for rings. ``train`` applies dropout and needs the ``dropout`` rng.
         """
         c, q = self.cfg, self.drop_heads(queries, train)
         scale = c.d_head**-0.5  # applied to q, u, v and b, which are smaller than T x K scores
@@ -93,19 +94,19 @@ class Attention(nn.Module):
         return (flat @ kernel).reshape(b, t, c.d_model)
 
     def _heads(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
-        """Projection of x [B,S,D] to heads [N,B,S,H], as one flat matrix product."""
+        """Projects x [B,S,D] to heads [N,B,S,H] by one flat matrix product."""
         b, s, d = x.shape
         _, n, h = kernel.shape
         flat = x.reshape(b * s, d) @ kernel.reshape(d, n * h).astype(x.dtype)
         return flat.reshape(b, s, n, h).transpose(2, 0, 1, 3)
 
     def _project_encodings(self, encodings: jax.Array, kernel: jax.Array, train: bool) -> jax.Array:
-        """Projection of encodings [K,D] to [N,K,H], with the heads' own dropout."""
+        """Projects encodings [K,D] to heads [N,K,H], and applies the dropout of heads."""
         return self.drop_heads(self._heads(encodings[None], kernel), train)[:, 0]
 
 
 class RelativeAttention(Attention):
-    """The paper's: r_d is a projection of the sinusoid of distance d, u and v are the model's.
+    """The paper's form: r_d is a projection of the sinusoid of distance d; u and v are the model's.
 
     Parameters: those of :class:`Attention` and ``position`` [D,N,H] (W_k,R).
     """
@@ -122,17 +123,17 @@ class RelativeAttention(Attention):
 
 
 class ShawAttention(Attention):
-    """Learnt vectors and scalars of distances (Shaw et al. 2018, as PT has it), per layer.
+    """Each layer learns vectors and scalars of distances (Shaw et al. 2018; authors' PyTorch code).
 
-    Scores are (q.k + q.a_d + u.k + b_d) / sqrt(H). Distances beyond the table use its farthest
-    row; with ``clamp_len`` c > 0 only its c nearest rows are used.
+    Scores are (q.k + q.a_d + u.k + b_d) / sqrt(H). Distances beyond the table use its last row.
+    With ``clamp_len`` c > 0, only the rows of the c smallest distances are used.
 
     Parameters: those of :class:`Attention`, ``u`` [N,H], ``distance`` [R,N,H] (a) and
-    ``distance_bias`` [R,N] (b), row d for distance d, R = ``n_positions``.
+    ``distance_bias`` [R,N] (b). Row d is for distance d, and R is ``n_positions``.
     """
 
     def setup(self):
-        """Declares projections and tables."""
+        """Declares the projections and tables."""
         super().setup()
         c, init, zeros = self.cfg, nn.initializers.normal(self.cfg.init_std), nn.initializers.zeros
         self.u = self.param("u", init, (c.n_head, c.d_head))
@@ -151,10 +152,10 @@ class ShawAttention(Attention):
 
 
 class SharedProjectionAttention(Attention):
-    """Sinusoids through the projections of content: no parameters of their own.
+    """Sinusoids are projected with W_q and W_k, without parameters of their own.
 
-    Scores are (W_q h_i + W_q R_0).(W_k h_j + W_k R_{i-j}) / sqrt(H): u and v are both W_q R_0
-    (the authors' later Penn Treebank release).
+    Scores are (W_q h_i + W_q R_0).(W_k h_j + W_k R_{i-j}) / sqrt(H), so u and v are both W_q R_0
+    (the authors' later code for Penn Treebank).
     """
 
     def positions(self, n_keys, encodings, u, v, train=False):

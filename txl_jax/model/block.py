@@ -1,4 +1,4 @@
-"""One layer: attention, then a feed-forward layer, each with residual and normalisation."""
+"""One layer: attention, then a feed-forward layer, each with a residual and normalisation."""
 
 import flax.linen as nn
 import flax.struct
@@ -16,7 +16,7 @@ from txl_jax.parallel.shardings import shard_rows
 
 
 def layer_norm(cfg: TransformerXLConfig) -> nn.LayerNorm:
-    """LayerNorm as the authors have it: gain drawn N(1, init_std), epsilon the config's."""
+    """Returns a LayerNorm with a gain drawn from N(1, init_std), as in the authors' code."""
     gain = lambda *args: 1.0 + nn.initializers.normal(cfg.init_std)(*args)
     return nn.LayerNorm(
         epsilon=cfg.norm_epsilon, dtype=cfg.dtype, scale_init=gain, use_fast_variance=False
@@ -24,18 +24,18 @@ def layer_norm(cfg: TransformerXLConfig) -> nn.LayerNorm:
 
 
 def dropout(cfg: TransformerXLConfig, rate: float) -> Dropout:
-    """Dropout of [B,T,...]; ``locked``: one mask for all positions of a row."""
+    """Returns dropout for [B,T,...]; a ``locked`` mask is the same at all positions of a row."""
     return Dropout(rate, shared=(1,) if cfg.dropout_mask == "locked" else ())
 
 
 class FeedForward(nn.Module):
-    """dropout(W2 dropout(relu(W1 h + b1)) + b2), the same at every position."""
+    """The feed-forward layer dropout(W2 dropout(relu(W1 h + b1)) + b2), at each position."""
 
     cfg: TransformerXLConfig
 
     @nn.compact
     def __call__(self, h: jax.Array, train: bool = False) -> jax.Array:
-        """[B,T,D] to [B,T,D]."""
+        """Maps states [B,T,D] to [B,T,D]."""
         c = self.cfg
         init = nn.initializers.normal(c.init_std)
         b, t, d = h.shape
@@ -46,9 +46,9 @@ class FeedForward(nn.Module):
 
 
 class LayerInputs(flax.struct.PyTreeNode):
-    """Inputs that each layer has of its own; stacked over the layers they have a leading axis L.
+    """The inputs that differ between layers; stacked over the layers, they have a leading axis L.
 
-    ``memory`` [B,M,D] is a constant for the gradient; ``u``, ``v`` [N,H]: ``relative`` only.
+    ``memory`` [B,M,D] is a constant for the gradient. ``u`` and ``v`` [N,H]: ``relative`` only.
     """
 
     memory: jax.Array
@@ -57,9 +57,9 @@ class LayerInputs(flax.struct.PyTreeNode):
 
 
 class SharedInputs(flax.struct.PyTreeNode):
-    """Inputs that all layers share: sinusoids [K,D] of the distances K-1 .. 0, the mask, dropout.
+    """The inputs that all layers share; ``encodings`` [K,D] are sinusoids of distances K-1 .. 0.
 
-    ``places``: positions counted from the end, [T] or [B,T]; ``absolute_per_layer`` only.
+    ``places`` are positions counted from the end, [T] or [B,T], for ``absolute_per_layer`` only.
     """
 
     encodings: jax.Array
@@ -69,10 +69,10 @@ class SharedInputs(flax.struct.PyTreeNode):
 
 
 class Block(nn.Module):
-    """A layer of the model, normalised after each sub-layer (the paper's) or before.
+    """A layer of the model, normalised after each sub-layer (as in the paper) or before it.
 
-    With ``absolute_per_layer`` it adds learnt vectors of positions to its input: parameter
-    ``positions`` [R,D], R = ``n_positions``, the last row for the last token.
+    With ``absolute_per_layer`` the layer adds learnt position vectors to its input. They are the
+    parameter ``positions`` [R,D], where R is ``n_positions`` and the last row is the last token's.
     """
 
     cfg: TransformerXLConfig
@@ -90,15 +90,15 @@ class Block(nn.Module):
             self.table = self.param("positions", init, (c.n_positions, c.d_model))
 
     def positions(self, *args) -> Positions:
-        """What positions add to this layer's scores, see :meth:`Attention.positions`."""
+        """Returns the position terms of this layer's scores, see :meth:`Attention.positions`."""
         return self.attention.positions(*args)
 
     def project_memory(self, memory: jax.Array) -> KeysValues:
-        """Keys and values of this layer's memory [B,M,D]."""
+        """Returns the keys and values of this layer's memory [B,M,D]."""
         return self.attention.project(self.norm_attention(memory) if self.cfg.pre_lnorm else memory)
 
     def step(self, h, own: LayerInputs, shared: SharedInputs) -> tuple[jax.Array, jax.Array]:
-        """[B,T,D] to [B,T,D], and the layer's input, which becomes its memory."""
+        """Returns the layer's output [B,T,D], and its input, which becomes its memory."""
         h, mask, train = shard_rows(h, self.mesh), shared.mask, shared.train
         positions = self.positions(mask.n_keys, shared.encodings, own.u, own.v, train)
         past = self.project_memory(own.memory)
@@ -107,9 +107,9 @@ class Block(nn.Module):
     def __call__(
         self, h, past: KeysValues | Rings, positions: Positions, mask, places, train: bool = False
     ) -> tuple[jax.Array, KeysValues]:
-        """[B,T,D] to [B,T,D], and the segment's keys and values.
+        """Returns the layer's output [B,T,D], and the segment's keys and values.
 
-        Arguments as in :class:`Attention`; ``places`` as in :class:`SharedInputs`.
+        The arguments are those of :class:`Attention`, and ``places`` of :class:`SharedInputs`.
         """
         c = self.cfg
         if c.attention == "absolute_per_layer":
@@ -120,7 +120,7 @@ class Block(nn.Module):
         )
         if c.pre_lnorm:
             queries, present = self.attention.project_qkv(self.norm_attention(h))
-            if c.memory_free:  # PT's absolute forms normalise keys and values only
+            if c.memory_free:  # the authors' PyTorch code normalises only keys and values
                 queries = self.attention.queries(h)
             h = h + attend(queries, present)
             return h + self.feed_forward(self.norm_feed_forward(h), train), present

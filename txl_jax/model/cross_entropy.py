@@ -1,7 +1,7 @@
-"""Cross entropy over many words without all logits at once.
+"""Cross entropy over many words, without all logits in memory at once.
 
-Rows are processed in blocks, whose logits the gradient computes again. At most ``MAX_LOGITS``
-logits, or those of ``MIN_ROWS`` rows if these are more, exist at once.
+Rows are processed in blocks, and the gradient computes the logits of each block again. A block has
+at most ``MAX_LOGITS`` logits, or ``MIN_ROWS`` rows if these have more logits.
 """
 
 import functools
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 MAX_LOGITS = 2**22  # 16 MiB in float32
-MIN_ROWS = 128  # below that, reading the weights costs more than the products
+MIN_ROWS = 128  # in smaller blocks, reading the weights costs more than the products
 
 full_einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
@@ -22,17 +22,17 @@ def cross_entropy(
     targets: jax.Array,
     members: tuple[jax.Array, jax.Array] | None = None,
 ) -> jax.Array:
-    """-log softmax(weight x + bias)[target] in nats, float32 [S].
+    """Returns -log softmax(weight x + bias)[target] in nats, float32 [S].
 
     Args:
-      x: [S,d], compute dtype.
+      x: inputs [S,d] in the compute dtype.
       weight, bias: float32 [V,d] and [V].
       targets: int32 [S], from 0 to V-1.
-      members: the rows to score: a permutation int32 [S] that has them first, and their number,
-        int32 []. The other rows give 0 and cost nothing. ``None``: all rows.
+      members: the rows to score, as a permutation int32 [S] that starts with them, and their
+        number, int32 []. The other rows have loss 0 and cost nothing. ``None`` scores all rows.
 
-    Forward-mode differentiation (``jax.jvp``) with more than one block or with ``members`` raises
-    TypeError: use reverse mode, once, or ``log_softmax`` of all logits.
+    Raises TypeError for forward-mode differentiation (``jax.jvp``) of more than one block or with
+    ``members``. Use reverse mode, at most once, or ``log_softmax`` of all logits.
     """
     n, v = x.shape[0], weight.shape[0]
     targets = jnp.asarray(targets)  # a traced index cannot index a NumPy array
@@ -59,7 +59,7 @@ def _forward(block, x, weight, bias, targets, rows, count):
         z = _logits(x[at], low, bias)
         log_sum = jax.nn.logsumexp(z, axis=-1)
         chosen = jnp.take_along_axis(z, targets[at][:, None], axis=-1)[:, 0]
-        # Padding has the index of some real row, and adds 0 to it.
+        # A row of padding has the index of some real row, and adds 0 to it.
         nll = nll.at[at].add(jnp.where(real, log_sum - chosen, 0.0))
         return nll, normaliser.at[at].add(jnp.where(real, log_sum, 0.0))
 
@@ -98,6 +98,6 @@ def _logits(x, weight, bias):
 
 
 def _block(padded, k, block, count):
-    """The k-th block's rows [block], and which of them count."""
+    """Returns the k-th block's row indices [block], and which of them are not padding."""
     at = jax.lax.dynamic_slice_in_dim(padded, k * block, block)
     return at, k * block + jnp.arange(block) < count

@@ -1,10 +1,10 @@
-"""Dropout whose mask is a hash of seed and position: no mask is drawn beforehand or stored.
+"""Dropout whose mask is a hash of seed and position; no mask is drawn in advance or stored.
 
-One integer hash per entry, two rounds of a 32-bit mixing function (Wellons' ``lowbias32``), fuses
-with the surrounding operations, and each device of a mesh computes its own part. On a CPU this
-takes a tenth of the time of a block cipher. :class:`Dropout` is for activations,
-:class:`AttentionDropout` for attention weights: every kernel computes the same bits of its tile,
-in the forward pass and again in the backward pass.
+An entry's hash is two rounds of a 32-bit mixing function (Wellons' ``lowbias32``). It fuses with
+the surrounding operations, and each device of a mesh hashes its own entries. On a CPU, hashing
+takes a tenth of the time of a block cipher. :class:`Dropout` is for activations, and
+:class:`AttentionDropout` for attention weights. Every attention kernel computes the same bits for
+its tile, in the forward pass and again in the backward pass.
 """
 
 import flax.linen as nn
@@ -13,25 +13,25 @@ import jax
 import jax.numpy as jnp
 
 HEAD_STRIDE = 65_536
-"""More rows than a batch has: row b of head n has the number n * HEAD_STRIDE + b."""
+"""The number of row b of head n is n * HEAD_STRIDE + b; a batch has fewer rows than this."""
 
 
 def threshold(rate: float) -> int:
-    """How many of the 2^32 hash values are dropped."""
+    """Returns how many of the 2^32 hash values mean that an entry is dropped."""
     return min(round(rate * 2**32), 2**32 - 1)
 
 
 def mix(x: jax.Array) -> jax.Array:
-    """A bijection of 32 bits; each bit of the result depends on all bits of the argument."""
+    """Maps 32 bits to 32 bits, one to one; each result bit depends on all bits of the argument."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)
 
 
 class Dropout(nn.Module):
-    """Each entry is zero with probability ``rate``, in [0, 1), else divided by 1 - rate.
+    """Sets each entry to zero with probability ``rate`` in [0, 1), else divides it by 1 - rate.
 
-    ``shared``: axes along which all entries share one mask.
+    ``shared`` are the axes along which all entries share one mask.
     """
 
     rate: float
@@ -39,7 +39,7 @@ class Dropout(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """``x`` unchanged unless ``train``, which needs the ``dropout`` rng."""
+        """Applies dropout to ``x`` if ``train``, which needs the ``dropout`` rng."""
         if not train or self.rate == 0:
             return x
         seed = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32)
@@ -49,7 +49,7 @@ class Dropout(nn.Module):
 
 
 def _numbered(shape: list[int]) -> jax.Array:
-    """The row-major number of each entry: uint32 of the shape."""
+    """Returns the row-major index of each entry of an array of this shape: uint32."""
     number, stride = jnp.zeros(shape, jnp.uint32), 1
     for axis in reversed(range(len(shape))):
         if shape[axis] > 1:
@@ -60,34 +60,34 @@ def _numbered(shape: list[int]) -> jax.Array:
 
 
 class AttentionDropout(flax.struct.PyTreeNode):
-    """Dropout of attention weights, as :class:`Dropout`; seed: uint32 [2], rate: static."""
+    """Dropout of attention weights, like :class:`Dropout`, from a seed uint32 [2]."""
 
     seed: jax.Array
     rate: float = flax.struct.field(pytree_node=False)
 
     @classmethod
     def draw(cls, key: jax.Array, rate: float) -> "AttentionDropout":
-        """Dropout whose seed is drawn from a key."""
+        """Returns dropout whose seed is drawn from a key."""
         return cls(jax.random.bits(key, (2,), jnp.uint32), rate)
 
     @property
     def scale(self) -> float:
-        """What a kept weight is multiplied by."""
+        """The factor of a weight that is kept."""
         return 1.0 / (1.0 - self.rate)
 
     def factors(self, row: jax.Array, query: jax.Array, key: jax.Array) -> jax.Array:
-        """What weights are multiplied by, 0 or ``scale``: float32 of the broadcast shape.
+        """Returns the factor of each weight, 0 or ``scale``: float32 of the broadcast shape.
 
-        All uint32: the row n * HEAD_STRIDE + b of head n and row b of the batch, query 0 .. T-1,
-        key 0 .. K-1 from the oldest slot. A device that holds heads from n0 and rows from b0 gets
-        the same bits with n0 * HEAD_STRIDE + b0 added to its first seed.
+        The arguments are uint32: n * HEAD_STRIDE + b for head n and row b of the batch, the query
+        0 .. T-1, and the key 0 .. K-1 from the oldest slot. A device whose heads start at n0 and
+        rows at b0 gets the same bits if n0 * HEAD_STRIDE + b0 is added to its first seed.
         """
         line = mix(mix(self.seed[0] + row) ^ query)
         bits = mix(mix(line ^ self.seed[1]) + key * jnp.uint32(0x9E3779B9))
         return jnp.where(bits >= jnp.uint32(threshold(self.rate)), self.scale, 0.0)
 
     def mask(self, shape: tuple[int, ...], query0: int = 0, key0: int = 0) -> jax.Array:
-        """:meth:`factors` of an array of weights [N,B,T,K] that starts at this query and key."""
+        """Returns :meth:`factors` for weights [N,B,T,K] that start at ``query0`` and ``key0``."""
         place = lambda n, axis: jax.lax.broadcasted_iota(jnp.uint32, n, axis)
         n, b, t, k = shape
         row = place((n, b, 1, 1), 0) * jnp.uint32(HEAD_STRIDE) + place((n, b, 1, 1), 1)

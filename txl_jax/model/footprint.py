@@ -1,8 +1,8 @@
-"""The least memory that a model, its training and its scoring need, by formula.
+"""Formulas for the least memory that a model, its training and its scoring need.
 
-Every figure is a lower bound in bytes: what must be in memory at one time, whatever the compiler
-does. A program that fits by these figures may still not fit (``--mode=compile`` compiles it and
-finds out). Nothing is traced or allocated here.
+Every figure is a lower bound in bytes of the memory in use at one time, whatever the compiler does.
+A program that fits by these figures may still not fit; ``--mode=compile`` compiles the program and
+finds out. The functions of this module trace and allocate nothing.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ WORDS = ("model.vocab_size", "model.d_model", "model.d_embed", "model.mixtures")
 
 
 def layer_parameters(c: TransformerXLConfig) -> int:
-    """How many parameters the layers have, with the model's u and v."""
+    """Returns the number of parameters of all layers, with the model's u and v."""
     d, nh, rows = c.d_model, c.n_head * c.d_head, c.n_positions or 0
     attention = {
         "relative": 5 * d * nh,
@@ -34,7 +34,7 @@ def layer_parameters(c: TransformerXLConfig) -> int:
 
 
 def word_parameters(c: TransformerXLConfig) -> int:
-    """How many parameters embedding and softmax have; 0 if V is not known."""
+    """Returns the number of parameters of embedding and softmax; 0 if V is not known."""
     if c.vocab_size is None:
         return 0
     parts, d = clusters(c), c.d_model
@@ -52,9 +52,9 @@ def word_parameters(c: TransformerXLConfig) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """Segments that the layers compute at one time: ``rows`` on one device, with their context.
+    """The ``rows`` segments, with context, that one device computes at one time.
 
-    ``keys`` are the settings that decide these sizes; ``cached``: the memory is projected once.
+    ``keys`` name the settings that decide these sizes. ``cached``: the memory is projected once.
     """
 
     c: TransformerXLConfig
@@ -66,18 +66,18 @@ class Segment:
     cached: bool = False
 
     def memory(self, keys: tuple[str, ...]) -> Need:
-        """The memory of the streams: states, or the keys and values of every layer."""
+        """Returns the size of the memory: states, or the keys and values of every layer."""
         slot = 2 * _heads(self.c) // self.shares.heads if self.cached else _states(self.c)
         size = self.c.n_layer * self.rows * self.mem_len * slot
         return Need("the memory of the streams", size, (*keys, "model.n_layer"))
 
     def layer(self) -> list[Need]:
-        """What one layer computes: its inner activations; its keys, values and scores."""
+        """Returns the needs of one layer: inner activations, and keys, values and scores."""
         c, t, m, heads = self.c, self.length, self.mem_len, self.shares.heads
         inner = self.rows * t * c.d_inner * _width(c) // heads
         projected = 2 * self.rows * (t if self.cached else m + t) * _heads(c) // heads
         queries = min(t, group_size(t, SHORT_GROUP["cpu"]))
-        cells = queries * (m + (queries if c.same_length else t))  # scores of a row and head
+        cells = queries * (m + (queries if c.same_length else t))  # scores of one row and one head
         if self.cached or c.kernel == "reference":
             cells = t * (m + t)
         elif self.shares.fused and c.kernel != "xla":
@@ -90,7 +90,7 @@ class Segment:
         ]
 
     def outputs(self, scored: int, all_logits: bool) -> list[Need]:
-        """Logits (all, or of a block) and latents of ``scored`` positions of each row."""
+        """Returns the needs of logits (all, or a block) and latents at ``scored`` positions."""
         c, positions, logits = self.c, self.rows * scored, Need("scores of words", 0, ())
         if c.vocab_size is not None and (all_logits or not c.cutoffs):
             n = positions if all_logits else min(positions, MIN_ROWS)
@@ -104,7 +104,7 @@ class Segment:
 def of_parameters(
     c: TransformerXLConfig, shares: Shares = ONE_DEVICE, copies: int = 1, what: str = "parameters"
 ) -> list[Need]:
-    """So many ``copies`` of the parameters, float32."""
+    """Returns the needs of ``copies`` float32 copies of the parameters."""
     size = lambda count: copies * FLOAT32 * count // shares.parameters
     keys = (*LAYERS, "model.n_positions") if c.n_positions else LAYERS
     return [
@@ -114,7 +114,7 @@ def of_parameters(
 
 
 def of_training(exp: ExperimentConfig, shares: Shares = ONE_DEVICE) -> list[Need]:
-    """One update: the training state, its gradient, and what is stored for the gradient."""
+    """Returns the needs of one update: the training state, the gradient and stored activations."""
     c, t = exp.model, exp.train
     rows, scored = _share(t.batch_size, shares.rows), t.longest_seg_len
     length, part = t.context_len + scored, _share(rows, t.micro_batches)
@@ -127,7 +127,7 @@ def of_training(exp: ExperimentConfig, shares: Shares = ONE_DEVICE) -> list[Need
     sampled = 8 * c.sample_softmax * part * scored
     words = Need("sampled words", sampled, ("model.sample_softmax", *keys))
     needs = [
-        *of_state(exp, shares, copies=3),  # all of the gradient exists, to be clipped by its norm
+        *of_state(exp, shares, copies=3),  # clipping by norm needs the whole gradient at once
         Need("the inputs of every layer", c.n_layer * part * length * _states(c), lengths),
         Need("the batches of a dispatch", batches, (*lengths, "train.steps_per_dispatch")),
         _largest(*segment.layer(), logits, words, latents),
@@ -136,13 +136,13 @@ def of_training(exp: ExperimentConfig, shares: Shares = ONE_DEVICE) -> list[Need
 
 
 def of_validating(exp: ExperimentConfig, shares: Shares = ONE_DEVICE) -> list[Need]:
-    """One segment of the validation split, beside the state of training."""
+    """Returns the needs of scoring a validation segment while the training state is held."""
     state = _times(of_state(exp, shares), exp.train.num_seeds)
     return [*state, *_of_segment(exp.model, exp.validate, "validate", shares)]
 
 
 def of_state(exp: ExperimentConfig, shares: Shares = ONE_DEVICE, copies: int = 2) -> list[Need]:
-    """Parameters, averages, ``copies`` (two moments of an optimizer), the memory of all streams."""
+    """Returns the needs of the training state; ``copies`` counts moments (and the gradient)."""
     c, t = exp.model, exp.train
     copies += 1 + bool(exp.average.swa_start) + bool(exp.average.ema_decay)
     memory = c.n_layer * _share(t.batch_size, shares.rows) * t.mem_len * _states(c)
@@ -156,7 +156,7 @@ def of_state(exp: ExperimentConfig, shares: Shares = ONE_DEVICE, copies: int = 2
 def of_scoring(
     c: TransformerXLConfig, p: ProtocolConfig, section: str, shares: Shares = ONE_DEVICE
 ) -> list[Need]:
-    """One segment scored under a protocol; its settings are those of ``section``."""
+    """Returns the needs of scoring a segment under the protocol of a section of the settings."""
     copies = {"none": 1, "sgd": 2, "rms": 3}[p.dynamic.rule]
     return [*of_parameters(c, shares, copies), *_of_segment(c, p, section, shares)]
 
@@ -164,7 +164,7 @@ def of_scoring(
 def _of_segment(
     c: TransformerXLConfig, p: ProtocolConfig, section: str, shares: Shares
 ) -> list[Need]:
-    """What scoring a segment needs beside the parameters."""
+    """Returns the needs of scoring a segment, without those of the parameters."""
     settings = lambda *names: tuple(f"{section}.{name}" for name in names)
     if p.same_length is not None:
         c = dataclasses.replace(c, same_length=p.same_length)
@@ -179,13 +179,13 @@ def _of_segment(
 
 
 def of_generating(c: TransformerXLConfig, g: GenerateConfig, prompts: int = 1) -> list[Need]:
-    """So many prompts continued at a time, each ``samples`` times, on one device."""
+    """Returns the needs of continuing ``prompts`` prompts ``samples`` times each, on one device."""
     rows, vocab_size = prompts * g.samples, c.vocab_size or 0
     keys = ("generate.samples", "generate.batch_size", "generate.mem_len")
     if c.memory_free:
         width = min(g.mem_len, c.n_positions or g.mem_len)
         past = Need("the text that is run again", rows * width * _states(c), keys)
-    else:  # the memory of the prompts, and the keys and values that the layers project it to
+    else:  # the memory of the prompts, and its keys and values in every layer
         size = rows * c.n_layer * g.mem_len * (_states(c) + 2 * _heads(c))
         past = Need("the memory of the texts", size, keys)
     penalised = rows * vocab_size if g.repetition_penalty > 1 else 0
@@ -196,13 +196,13 @@ def of_generating(c: TransformerXLConfig, g: GenerateConfig, prompts: int = 1) -
 def of_reading(
     c: TransformerXLConfig, rows: int, length: int, mem_len: int, keys: tuple[str, ...]
 ) -> list[Need]:
-    """``rows`` segments of ``length`` tokens read with a memory of ``mem_len``, on one device."""
+    """Returns the needs of reading ``rows`` segments of ``length`` tokens on one device."""
     segment = Segment(c, rows, length, mem_len, keys)
     return [*of_parameters(c), segment.memory(keys), _largest(*segment.layer())]
 
 
 def _largest(*needs: Need) -> Need:
-    """The largest of needs that may exist one after the other."""
+    """Returns the largest of needs that may exist one after the other."""
     return max(needs, key=lambda need: need.size)
 
 
@@ -216,15 +216,15 @@ def _share(count: int, n: int) -> int:
 
 
 def _width(c: TransformerXLConfig) -> int:
-    """Bytes of a number in the compute type."""
+    """Returns the bytes of a number in the compute dtype."""
     return 4 if c.dtype == "float32" else 2
 
 
 def _states(c: TransformerXLConfig) -> int:
-    """Bytes of the states of one position in one layer."""
+    """Returns the bytes of the states of one position in one layer."""
     return c.d_model * _width(c)
 
 
 def _heads(c: TransformerXLConfig) -> int:
-    """Bytes of the keys, or of the values, of one position in one layer."""
+    """Returns the bytes of the keys, or of the values, of one position in one layer."""
     return c.n_head * c.d_head * _width(c)

@@ -13,7 +13,7 @@ _DTYPES = {"integers": jnp.integer, "floats": jnp.floating, "bool": jnp.bool_}
 
 
 class SegmentOptions(NamedTuple):
-    """What the model's methods take as keywords, see :class:`TransformerXL`."""
+    """The keyword options of the model's methods, see :class:`TransformerXL`."""
 
     train: bool = False
     reset: Any = None
@@ -22,9 +22,9 @@ class SegmentOptions(NamedTuple):
 
 
 def check_array(name: str, value: Any, dtype: str, *shapes: tuple[int | str, ...]) -> None:
-    """Raises ValueError unless a value is an array of one of the shapes; a letter: any size.
+    """Raises ValueError unless a value is an array of this dtype and one of these shapes.
 
-    ``dtype``: ``integers``, ``floats`` or ``bool``.
+    ``dtype`` is ``integers``, ``floats`` or ``bool``. A letter in a shape stands for any size.
     """
     got_shape, got_dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     got = type(value).__name__
@@ -44,7 +44,7 @@ def check_size(name: str, value: Any, least: int) -> None:
 
 
 def check_tokens(tokens: Any, context_len: Any, cached: bool) -> None:
-    """Raises ValueError if tokens are not int [B,C+T], or C does not fit them."""
+    """Raises ValueError unless tokens are integers [B,C+T] with T > 0; a cache needs C = 0."""
     check_array("tokens", tokens, "integers", ("B", "T"))
     if not tokens.shape[1]:
         raise ValueError(f"tokens {_shown(tokens.shape)}: a segment has at least one token")
@@ -54,12 +54,12 @@ def check_tokens(tokens: Any, context_len: Any, cached: bool) -> None:
             f" one of {tokens.shape[1]} tokens"
         )
     if context_len and cached:
-        why = "with a cache, whose segments follow each other: use mems, or no context"
+        why = "with a cache is not possible: use a Memory, or context_len=0"
         raise ValueError(f"context_len = {context_len} {why}")
 
 
 def check_targets(targets: Any, tokens: Any, context_len: int) -> None:
-    """Raises ValueError unless targets are int [B,T], one for each token after the context."""
+    """Raises ValueError unless targets are integers [B,T], one for each token after the context."""
     check_array("targets", targets, "integers", ("B", "T"))
     b, t = tokens.shape
     if targets.shape != (b, t - context_len):
@@ -82,11 +82,11 @@ def check_segment(
             " init_mems(batch_size, mem_len=0), and context_len for a longer view"
         )
     if c.attention == "absolute_per_layer" and t > (c.n_positions or 0):
-        why = f"is longer than the model.n_positions {c.n_positions} of its learnt positions"
+        why = f"is longer than model.n_positions {c.n_positions}, the number of learnt positions"
         raise ValueError(f"a segment of {t} tokens {why}")
     if isinstance(mems, Cache) and (options.train or t > mems.seg_len):
         wrong = "train=True" if options.train else f"a segment of {t} tokens"
-        use = f"for inference on segments of up to {mems.seg_len} tokens"
+        use = f"is not possible: it is for inference on up to {mems.seg_len} tokens"
         raise ValueError(f"{wrong} with a cache made by init_cache {use}")
     if options.reset is not None:
         check_array("reset", options.reset, "bool", (b,), (b, t))
@@ -95,11 +95,11 @@ def check_segment(
 
 
 def check_memory(c: TransformerXLConfig, mems: AnyMemory, b: int) -> None:
-    """Raises ValueError if mems are not those of this model for B streams."""
+    """Raises ValueError unless ``mems`` fit this model and B streams."""
     if isinstance(mems, Cache):
         layers, shape = mems.near.layers, (c.n_head, b, "R", c.d_head)
         if len(layers) != c.n_layer:
-            raise ValueError(f"a cache of {len(layers)} layers is not of this model of {c.n_layer}")
+            raise ValueError(f"the cache has {len(layers)} layers, and this model has {c.n_layer}")
         check_array("the cache's keys", layers[0].keys, "floats", shape)
         check_array("the cache's filled", mems.filled, "integers", (b,))
         return
@@ -109,7 +109,7 @@ def check_memory(c: TransformerXLConfig, mems: AnyMemory, b: int) -> None:
 
 
 def check_memory_type(mems: Any) -> None:
-    """Raises ValueError if mems are not a :class:`Memory` of arrays."""
+    """Raises ValueError unless ``mems`` are a :class:`Memory` of arrays."""
     if not isinstance(mems, Memory):
         wanted = "a Memory of init_mems (or, in place of it, a Cache of init_cache)"
         raise ValueError(f"mems must be {wanted}, not {type(mems).__name__}")
@@ -118,7 +118,7 @@ def check_memory_type(mems: Any) -> None:
 
 
 def real_tokens(lengths, seg_len: int) -> jax.Array:
-    """``lengths`` as int32 [B] from 0 to T; ValueError for others, which are clipped under jit."""
+    """Returns int32 ``lengths`` [B]. Values outside of 0 to T raise ValueError; jit clips them."""
     if not isinstance(lengths, jax.core.Tracer) and getattr(lengths, "is_fully_addressable", True):
         values = np.asarray(lengths)
         wrong = (values < 0) | (values > seg_len)

@@ -4,7 +4,7 @@
     layer_0/norm_attention/bias [D]     layers/norm_attention/bias [L,D]
     layer_1/norm_attention/bias [D]
 
-Checkpoints, conversions and :func:`txl_jax.load` have a tree for each layer.
+Checkpoints, conversions and :func:`txl_jax.load` use one tree for each layer.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ _ONE, _ALL = "layer_", "layers"
 
 
 def stack_layers(tree: Tree) -> Tree:
-    """Parameters, or a tree that holds trees like them, with ``layer_n`` stacked as ``layers``."""
+    """Stacks the trees ``layer_n`` as ``layers``, in parameters or in a tree of such trees."""
 
     def stack(node: Mapping[str, Any]) -> dict[str, Any]:
         n_layer = sum(name.startswith(_ONE) for name in node)
@@ -30,7 +30,7 @@ def stack_layers(tree: Tree) -> Tree:
 
 
 def unstack_layers(tree: Tree) -> Tree:
-    """Inverse of :func:`stack_layers`."""
+    """Undoes :func:`stack_layers`."""
 
     def unstack(node: Mapping[str, Any]) -> dict[str, Any]:
         n_layer = jax.tree.leaves(node[_ALL])[0].shape[0]
@@ -42,6 +42,6 @@ def unstack_layers(tree: Tree) -> Tree:
 
 
 def _each(tree: Any, key: str, change: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Any:
-    """The tree with every dict that has the key changed."""
+    """Applies ``change`` to every dict of the tree that has the key."""
     has_key = lambda node: isinstance(node, Mapping) and key in node
     return jax.tree.map(lambda x: change(x) if has_key(x) else x, tree, is_leaf=has_key)

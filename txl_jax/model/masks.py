@@ -1,6 +1,6 @@
-"""The attention mask: causality with memory, windows, empty slots, episodes.
+"""The attention mask, from causality, the window, empty memory slots and episodes.
 
-Query i of a segment sits at key position M+i. For M = 3 and T = 3 (1 = allowed):
+Query i of a segment has the key position M+i. For M = 3 and T = 3 (1 = allowed):
 
                  memory   segment
                  0 1 2    3 4 5
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 
 def window_reach(same_length: bool | str, mem_len: int, n_keys: int) -> int:
-    """The largest distance that a query may look back; ValueError where it could see no key."""
+    """Returns the largest distance that a query may look back; ValueError if no key is visible."""
     if same_length == "pytorch" and mem_len == 0:
         raise ValueError(
             "same_length='pytorch' lets a query see distances below M, and M is 0: give mems"
@@ -39,8 +39,8 @@ class AttentionMask(flax.struct.PyTreeNode):
         j >= M - filled                                a slot that holds a real state
         episode of i == episode of j                   nothing attends across a reset
 
-    ``episode``: int32 [B,T], the increasing episode number of each position; that of the memory is
-    0. ``None``: no reset, all positions continue the memory's episode.
+    ``episode`` is the number of each position's episode, int32 [B,T]; it increases from 0, the
+    episode of the memory. ``None`` means that all positions continue the memory's episode.
     """
 
     filled: jax.Array  # int32 [B], real slots of the memory
@@ -51,11 +51,11 @@ class AttentionMask(flax.struct.PyTreeNode):
 
     @property
     def n_keys(self) -> int:
-        """K."""
+        """The number of keys, K."""
         return self.mem_len + self.seg_len
 
     def allowed(self, queries=slice(None), keys: slice | jax.Array = slice(None)) -> jax.Array:
-        """The mask, bool [B,T,K], or a part of it; an array of keys may have any order."""
+        """Returns the mask, bool [B,T,K], or a part of it; an array of keys may be in any order."""
         query = self.mem_len + jnp.arange(self.seg_len)[queries, None]
         key = jnp.arange(self.n_keys)[keys] if isinstance(keys, slice) else keys
         distance = query - key
@@ -74,9 +74,9 @@ def attention_mask(
     same_length: bool | str = False,
     reset: jax.Array | None = None,
 ) -> AttentionMask:
-    """The attention mask of a segment; ``same_length``: the window.
+    """Returns the attention mask of a segment; ``same_length`` selects the window.
 
-    ``reset``: bool [B,T], true where a new episode starts; nothing attends across it.
+    ``reset``, bool [B,T], is true where a new episode starts; no query sees earlier episodes.
     """
     reach = window_reach(same_length, mem_len, mem_len + seg_len)
     episode = None if reset is None else jnp.cumsum(reset.astype(jnp.int32), axis=1)
@@ -86,10 +86,10 @@ def attention_mask(
 def since_reset(
     reset: jax.Array, lengths: jax.Array | None = None, context_len: int = 0
 ) -> jax.Array:
-    """Real tokens from each row's last reset to its end: int32 [B], -1 for rows without one.
+    """Returns the real tokens since each row's last reset: int32 [B], -1 for rows without a reset.
 
-    ``reset`` is bool [B,T]. Resets in the padding do not count, nor do the last ``context_len``
-    tokens, which are run again with the next segment.
+    ``reset`` is bool [B,T]. Resets in the padding are ignored. The last ``context_len`` tokens are
+    not counted, because they are run again with the next segment.
     """
     seg_len = reset.shape[1]
     ends = jnp.full(reset.shape[:1], seg_len) if lengths is None else lengths

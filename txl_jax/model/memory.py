@@ -1,13 +1,13 @@
-"""Memory: the hidden states of earlier segments, an explicit argument and result.
+"""The memory: hidden states of earlier segments, which are an explicit argument and result.
 
-Layer n's memory is that layer's *input* in earlier segments (paper, section 3.2). Slots are
-filled from the right: slot M-1 is the newest state, and the ``filled`` newest are real.
+Layer n's memory is that layer's *input* in earlier segments (paper, section 3.2). Slots are filled
+from the right: slot M-1 has the newest state, and the newest ``filled`` slots have real states.
 
-    M = 5, filled = 3:     [ ·  ·  s1 s2 s3 ]        · is masked, never attended to
+    M = 5, filled = 3:     [ ·  ·  s1 s2 s3 ]        · is masked
     after two more tokens: [ s1 s2 s3 s4 s5 ]        filled = 5
 
-:class:`Cache` is the same memory for inference: the keys and values that each layer projects its
-memory to, in a ring (ring.py). So a step projects its new tokens only and moves no other states.
+:class:`Cache` is the memory for inference. It holds the keys and values of each layer's memory in a
+ring (ring.py), so a step projects only its new tokens and does not move other states.
 """
 
 from typing import Any, TypeVar
@@ -39,8 +39,8 @@ class Memory(flax.struct.PyTreeNode):
       [3]
 
     Attributes:
-      hidden: [L,B,M,D] in the compute dtype, the input of every layer at earlier positions.
-      filled: int32 [B], how many of the newest slots hold real states, 0 to M.
+      hidden: [L,B,M,D] in the compute dtype, the inputs of every layer at earlier positions.
+      filled: int32 [B], the number of newest slots that hold real states, 0 to M.
     """
 
     hidden: jax.Array
@@ -53,19 +53,19 @@ class Memory(flax.struct.PyTreeNode):
 
 
 class Slots(flax.struct.PyTreeNode):
-    """A ring of projected states [N,B,R,H] in every layer (ring.py)."""
+    """One ring of keys and values [N,B,R,H] for every layer (ring.py)."""
 
     layers: tuple[KeysValues, ...]
     oldest: jax.Array  # int32 [], the slot of the oldest state in every row and layer
 
     @property
     def count(self) -> int:
-        """R."""
+        """The number of slots, R."""
         return self.layers[0].keys.shape[2]
 
 
 class Cache(flax.struct.PyTreeNode):
-    """Projected memory for inference: replaces a :class:`Memory` and gives the same results.
+    """The projected memory for inference. It replaces a :class:`Memory` with the same results.
 
     Example:
       >>> import jax, txl_jax
@@ -79,12 +79,12 @@ class Cache(flax.struct.PyTreeNode):
       ([3], 6)
 
     Attributes:
-      near, far: the rings of the newest states (those within a ``clamp_len``) and of the others.
-      positions: for each layer the position terms of the newest keys, those of ``near`` and T.
-      filled, mem_len: int32 [B] and M, as in a memory.
-      seg_len: T, the longest segment that may follow. One of exactly this length is written in
+      near, far: the ring of the newest states (those within ``clamp_len``), and that of the others.
+      positions: for each layer, the position terms of the keys of ``near`` and of T new tokens.
+      filled, mem_len: int32 [B] and M, as in :class:`Memory`.
+      seg_len: T, the longest segment that may follow. A segment of exactly T tokens is written in
         place if the caller does not keep the old cache (``donate_argnums``, a carry of
-        ``lax.scan``). A shorter one, or one with ``lengths``, moves all slots.
+        ``lax.scan``). A shorter segment, or one with ``lengths``, moves all slots.
     """
 
     near: Slots
@@ -96,16 +96,16 @@ class Cache(flax.struct.PyTreeNode):
 
     @property
     def slots(self) -> int:
-        """R, of both rings together."""
+        """The number of slots of both rings together."""
         return self.near.count + (self.far.count if self.far else 0)
 
     def rings(self, n: int) -> ring.Rings:
-        """Layer n's slots."""
+        """Returns the rings of layer n."""
         of_layer = lambda x: ring.Ring(x.layers[n].keys, x.layers[n].values, x.oldest)
         return ring.Rings(of_layer(self.near), of_layer(self.far) if self.far else None)
 
     def past(self, n: int) -> KeysValues:
-        """Keys and values of layer n [N,B,M,H], oldest first (copies)."""
+        """Returns copies of the keys and values of layer n [N,B,M,H], oldest first."""
         rings = [x for x in (self.far, self.near) if x]
         in_order = lambda x, slots: jnp.roll(x, -slots.oldest, axis=2)
         first = self.slots - self.mem_len
@@ -117,17 +117,17 @@ AnyMemory = TypeVar("AnyMemory", Memory, Cache)
 
 
 def constant(hidden: jax.Array) -> jax.Array:
-    """SG(hidden), section 3.2: memory is a constant for the gradient, when read and when kept."""
+    """Stops the gradient at the memory, when it is read and when it is stored (section 3.2)."""
     return jax.lax.stop_gradient(hidden)
 
 
 def memory_shardings(shardings: Shardings) -> Memory:
-    """Shardings of a memory: each stream's states are on the devices of its row."""
+    """Returns the shardings of a memory: each stream's states are on the devices of its row."""
     return Memory(shardings.rows(leading_axis=True), shardings.rows())  # type: ignore[arg-type]
 
 
 def cache_shardings(shardings: Shardings, abstract: Cache) -> Cache:
-    """Shardings of a cache, given its shapes: heads over ``tensor``, streams by their rows."""
+    """Returns the shardings of a cache of given shapes: heads over ``tensor``, streams by rows."""
     heads = lambda *axes: lambda leaf: shardings.sharded(("tensor", *axes), leaf.shape)
     everywhere: Any = shardings.replicated()
     slots = lambda x: x and Slots(jax.tree.map(heads(ROWS), x.layers), everywhere)
@@ -140,7 +140,7 @@ def cache_shardings(shardings: Shardings, abstract: Cache) -> Cache:
 
 
 def reset_streams(memory: AnyMemory, reset: jax.Array) -> AnyMemory:
-    """The memory with the streams of ``reset`` (bool [B]) emptied; shapes stay."""
+    """Empties the memory of the streams where ``reset``, bool [B], is true."""
     return memory.replace(filled=jnp.where(reset, 0, memory.filled))
 
 
@@ -150,13 +150,14 @@ def update(
     lengths: jax.Array | None = None,
     since_reset: jax.Array | None = None,
 ) -> Memory:
-    """The last M states of [memory; layer inputs], as a constant for the gradient.
+    """Returns a memory of the last M states of [memory; layer inputs], with the gradient stopped.
 
     Args:
-      memory, layer_inputs: M slots; [L,B,T,D], the input of each layer in this segment.
+      memory: the memory before the segment, with M slots.
+      layer_inputs: the input of each layer in this segment, [L,B,T,D].
       lengths: int32 [B], real tokens of each row (padding is on the right); ``None``: T.
-      since_reset: int32 [B], real tokens since the row's last reset inside this segment, -1 where
-        there was none; older states are no longer real.
+      since_reset: int32 [B], real tokens since the row's last reset in this segment, or -1 without
+        a reset. States from before the reset are no longer real.
     """
     new = layer_inputs.astype(memory.hidden.dtype)
     hidden = constant(_newest(memory.hidden, new, lengths))
@@ -166,17 +167,17 @@ def update(
 def make_cache(
     past: list[KeysValues], positions: tuple, filled, slots: tuple[int, int], seg_len: int
 ) -> Cache:
-    """A cache of each layer's M projected states, oldest first.
+    """Returns a cache of the keys and values ``past`` of M slots of each layer, oldest first.
 
-    ``positions``: for the keys of the near ring and of a segment. ``slots``: of the near ring and
-    the far one, see ring.py.
+    ``positions`` are for the keys of the near ring and of a segment. ``slots`` are the sizes of the
+    near and the far ring (ring.py).
     """
     near, far = _in_slots(past, slots)
     return Cache(near, far, positions, filled, mem_len=past[0].keys.shape[2], seg_len=seg_len)
 
 
 def _in_slots(past: list[KeysValues], slots: tuple[int, int]) -> tuple[Slots, Slots | None]:
-    """[N,B,M,H] of each layer, oldest first, as rings whose oldest slot is 0."""
+    """Puts each layer's states [N,B,M,H], oldest first, into rings whose oldest slot is 0."""
     (near, far), mem_len = slots, past[0].keys.shape[2]
 
     def part(start: int, stop: int) -> Slots:
@@ -194,9 +195,9 @@ def update_cache(
     lengths: jax.Array | None = None,
     since_reset: jax.Array | None = None,
 ) -> Cache:
-    """The cache after a segment, of which each layer projected [N,B,T,H]; see :func:`update`.
+    """Returns the cache after a segment with keys and values ``layers``; see :func:`update`.
 
-    ``done``: any result of all reads of the cache, so that nothing is overwritten before them.
+    ``done`` is any array that depends on all reads of the cache; the writes wait for it.
     """
     seg_len = layers[0].keys.shape[2]
     filled = _filled(cache, seg_len, lengths, since_reset)
@@ -214,9 +215,9 @@ def update_cache(
 def _advanced(
     cache: Cache, layers: list[KeysValues], done: jax.Array
 ) -> tuple[Slots, Slots | None]:
-    """The rings after a segment of T tokens, which overwrites the oldest states of the near ring.
+    """Returns the rings after a segment of T tokens overwrites the near ring's oldest states.
 
-    The writes wait for all reads: otherwise the compiler keeps a copy of every ring.
+    The writes wait for all reads; otherwise the compiler would keep a copy of every ring.
     """
     near, far, seg_len = cache.near, cache.far, layers[0].keys.shape[2]
 
@@ -237,7 +238,7 @@ def _advanced(
 
 
 def _newest(old: jax.Array, new: jax.Array, lengths: jax.Array | None) -> jax.Array:
-    """The last M real slots of [old; new], [.,B,M,.] and [.,B,T,.], row by row."""
+    """Returns each row's last M real slots of [old; new], from [.,B,M,.] and [.,B,T,.]."""
     m, t = old.shape[2], new.shape[2]
     if lengths is None:
         if m <= t:

@@ -1,11 +1,11 @@
-"""Mixture of softmaxes: K distributions over the words, with new weights at every position.
+"""The mixture of softmaxes: K distributions over words, with new weights at every position.
 
     pi = softmax(W_pi h)                              prior [K], no bias
-    x_k = tanh(W_k h + b_k)                           latents [K,d], d the width of the words
+    x_k = tanh(W_k h + b_k)                           latents [K,d]; d is the width of embeddings
     p(w) = sum_k pi_k softmax(E x_k + bias)_w
 
-(Yang et al. 2018, "Breaking the softmax bottleneck", section 2.4.) The log-probabilities of one
-softmax, contexts by words, have rank at most d + 2. A mixture has no such bound.
+(Yang et al. 2018, "Breaking the softmax bottleneck", section 2.4.) The matrix of one softmax's
+log-probabilities (contexts by words) has rank at most d + 2. A mixture has no such bound.
 """
 
 from typing import NamedTuple
@@ -19,14 +19,14 @@ Table = tuple[jax.Array, jax.Array]  # weights [V,d] and bias [V] of the words
 
 
 class Mixture(NamedTuple):
-    """Of each position: log pi, float32 [...,K], and x_k, compute dtype [...,K,d]."""
+    """The mixture at each position: log pi, float32 [...,K], and x_k [...,K,d], compute dtype."""
 
     log_prior: jax.Array
     latents: jax.Array
 
 
 def mixture(h: jax.Array, prior: jax.Array, latent: jax.Array, bias: jax.Array) -> Mixture:
-    """Of states [...,D], before dropout; prior [D,K], latent [D,K,d], bias [K,d]."""
+    """Returns the mixture of states [...,D]; prior is [D,K], latent [D,K,d] and bias [K,d]."""
     scores = full_einsum("...D,Dk->...k", h, prior.astype(h.dtype))
     x = jnp.tanh(full_einsum("...D,Dkd->...kd", h, latent.astype(h.dtype)) + bias)
     return Mixture(jax.nn.log_softmax(scores), x.astype(h.dtype))
@@ -35,14 +35,14 @@ def mixture(h: jax.Array, prior: jax.Array, latent: jax.Array, bias: jax.Array) 
 def mixture_nll(
     latents: jax.Array, log_prior: jax.Array, targets: jax.Array, table: Table
 ) -> jax.Array:
-    """-log p(target) in nats, float32 [S], of rows [S,K,d], [S,K], int32 [S], in blocks."""
+    """Returns -log p(target) in nats, float32 [S]; the rows are [S,K,d], [S,K] and int32 [S]."""
     k, d = latents.shape[1:]
     each = cross_entropy(latents.reshape(-1, d), *table, jnp.repeat(targets, k))
     return -jax.nn.logsumexp(log_prior - each.reshape(-1, k), axis=1)
 
 
 def mixture_log_probs(m: Mixture, table: Table) -> jax.Array:
-    """log p of every word, float32 [...,V], one k at a time; the gradient stores K of them."""
+    """Returns log p of every word, float32 [...,V]; the gradient stores K arrays of this size."""
     weight, bias = table[0].astype(m.latents.dtype), table[1]
 
     @jax.checkpoint

@@ -1,4 +1,4 @@
-"""Relative positions: their terms of the scores, sinusoids, clamping, and the relative shift."""
+"""Relative positions: position terms of scores, sinusoids, clamping, and the relative shift."""
 
 import flax.struct
 import jax
@@ -6,24 +6,24 @@ import jax.numpy as jnp
 
 
 class Positions(flax.struct.PyTreeNode):
-    """What positions add to the scores of one layer; ``None`` for an absent term."""
+    """The position terms of one layer's scores; an absent term is ``None``."""
 
-    u: jax.Array | None = None  # [N,H], added to the query against keys
-    v: jax.Array | None = None  # [N,H], against distances
-    r: jax.Array | None = None  # [N,K,H], of the distances K-1 .. 0
-    b: jax.Array | None = None  # [N,K]
+    u: jax.Array | None = None  # [N,H], added to queries for the product with keys
+    v: jax.Array | None = None  # [N,H], added to queries for the product with r
+    r: jax.Array | None = None  # [N,K,H], vectors of the distances K-1 .. 0
+    b: jax.Array | None = None  # [N,K], scalars of these distances
 
     def nearest(self, n_keys: int) -> "Positions":
-        """The terms of the distances n_keys - 1 .. 0."""
+        """Returns the terms of the distances n_keys - 1 .. 0."""
         newest = lambda x: None if x is None else x[:, x.shape[1] - n_keys :]
         return self.replace(r=newest(self.r), b=newest(self.b))
 
 
 def sinusoids(distances: jax.Array, d_model: int) -> jax.Array:
-    """Encodings R_d of distances: float32 [..., D], all sines first, then all cosines.
+    """Returns the encodings R_d of distances: float32 [..., D], first all sines, then all cosines.
 
     Frequencies are 10000^(-2k/D) for k = 0 .. D/2-1 (paper, section 3.3; Vaswani et al. 2017,
-    section 3.5, which interleaves them instead).
+    section 3.5, which interleaves sines and cosines).
     """
     frequencies = 1.0 / (10000.0 ** (jnp.arange(0, d_model, 2, dtype=jnp.float32) / d_model))
     angles = distances.astype(jnp.float32)[..., None] * frequencies
@@ -31,20 +31,20 @@ def sinusoids(distances: jax.Array, d_model: int) -> jax.Array:
 
 
 def distance_encodings(n_keys: int, d_model: int, clamp_len: int = -1) -> jax.Array:
-    """R for the distances K-1, K-2, .. 0: float32 [K,D]; distances above a clamp use its row."""
+    """Returns R for the distances K-1 .. 0, limited to ``clamp_len``: float32 [K,D]."""
     return sinusoids(clamped(jnp.arange(n_keys - 1, -1, -1), clamp_len), d_model)
 
 
 def clamped(distances: jax.Array, clamp_len: int) -> jax.Array:
-    """Distances with a maximum of ``clamp_len``; -1: no maximum."""
+    """Limits distances to ``clamp_len``; -1 means no limit."""
     return jnp.minimum(distances, clamp_len) if clamp_len > 0 else distances
 
 
 def relative_shift(x: jax.Array) -> jax.Array:
-    """[...,T,K] with row i moved left by T-1-i: column j then holds the score of distance M+i-j.
+    """Moves row i of [...,T,K] left by T-1-i; column j then holds the score of distance M+i-j.
 
-    By padding and reshaping only (paper, appendix B). For T = 3, K = 5 (entries are distances; x is
-    masked by causality and has no meaning):
+    This needs only padding and reshaping (paper, appendix B). For T = 3 and K = 5 (entries are
+    distances; x has no meaning, and the causal mask hides it):
 
         4 3 2 1 0        2 1 0 x x
         4 3 2 1 0   ->   3 2 1 0 x
@@ -56,7 +56,7 @@ def relative_shift(x: jax.Array) -> jax.Array:
 
 
 def positions_from_end(seg_len: int, lengths: jax.Array | None) -> jax.Array:
-    """Positions counted from the last real token, with 0 for it and for padding: [T] or [B,T]."""
+    """Returns each position's distance to the last real token, 0 in the padding: [T] or [B,T]."""
     position = jnp.arange(seg_len)
     if lengths is None:
         return seg_len - 1 - position

@@ -1,17 +1,17 @@
-"""Projected memory in a ring of slots, for inference: a step overwrites the oldest slots in place.
+"""Projected memory in a ring of slots, for inference; a step overwrites the oldest slots in place.
 
 R slots hold keys and values. The oldest state is in slot ``oldest``, the newest in the slot before.
-For R = 4 and oldest = 1, with the distance of each slot from the query that follows:
+For R = 4 and oldest = 1, the slots have these distances from the next query:
 
     slot            0 1 2 3
     distance        1 4 3 2         a segment of two tokens is written to slots 1 and 2 next
 
 Position scores are computed in the order of distances and then reordered to the order of slots.
-That moves T x R numbers; the R x H keys and values are not copied.
+This moves T x R numbers; the R x H keys and values are not copied.
 
 If ``clamp_len`` is below R there are two rings, and a step moves the oldest T states of the near
-ring to the far ring. All states there have the clamped distance, so a query has one position score
-for all of them.
+ring to the far ring. All states of the far ring have the clamped distance, so a query needs one
+position score for all of them.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from txl_jax.model.positions import Positions
 from txl_jax.model.scores import content_scores, position_scores_by_distance, softmax_parts
 
 SINGLE_RING_MAX_TOKENS = 8
-"""Shorter segments use one ring: for one query, 512 slots and two cores two had 0.8 the speed."""
+"""Up to this length, segments use one ring; two had 0.8 its speed (1 query, 512 slots, 2 cores)."""
 
 
 class KeysValues(NamedTuple):
@@ -35,7 +35,7 @@ class KeysValues(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """One layer's slots: keys and values [N,B,R,H], and the slot of the oldest state, int32 []."""
+    """A ring of one layer: keys and values [N,B,R,H], and the slot of the oldest state (int32)."""
 
     keys: jax.Array
     values: jax.Array
@@ -43,17 +43,17 @@ class Ring(NamedTuple):
 
 
 class Rings(NamedTuple):
-    """One layer's two rings; ``far``: ``None`` if no state is beyond the clamp."""
+    """The two rings of one layer; ``far`` is ``None`` if no state is beyond ``clamp_len``."""
 
     near: Ring
     far: Ring | None
 
 
 def slots_of(mem_len: int, seg_len: int, clamp_len: int = -1) -> tuple[int, int]:
-    """Slots of the near ring and of the far one: M together, rounded up to multiples of T.
+    """Returns the sizes of the near and the far ring: together M, rounded up to multiples of T.
 
     So a segment never wraps around the end of a ring, and every state in the far ring is more than
-    ``clamp_len`` before the segment's first query.
+    ``clamp_len`` positions before the segment's first query.
     """
     rounded = lambda n: -(-n // seg_len) * seg_len
     single = clamp_len < 0 or seg_len <= SINGLE_RING_MAX_TOKENS
@@ -64,17 +64,17 @@ def slots_of(mem_len: int, seg_len: int, clamp_len: int = -1) -> tuple[int, int]
 def attend(
     q: jax.Array, past: Rings, present: KeysValues, positions: Positions, mask: AttentionMask
 ) -> jax.Array:
-    """What each query gathers from rings and segment: [N,B,T,H].
+    """Returns the attention of each query to the rings and the segment: [N,B,T,H].
 
-    ``q`` [N,B,T,H] and ``positions``, of the distances to the near ring and to the segment, are
-    scaled as in kernels/reference.py; the farthest distance is also that of the far ring. ``past``
-    has R slots in all, which is the memory length of the mask.
+    ``q`` [N,B,T,H] and ``positions`` are scaled as in kernels/reference.py. ``positions`` are for
+    the near ring and the segment, and their largest distance is also that of the far ring. The
+    mask's memory length is the number of slots of both rings.
     """
     (near, far), t = past, mask.seg_len
     r, by_distance = near.keys.shape[2], None
     if positions.r is not None:
-        # A row before and a row after, which reordering reads past the ends. Many scores are
-        # computed with these rows already in q; for one query it is faster to pad the result.
+        # Reordering reads one row before and one row after the scores. It is faster to add these
+        # rows to q, except for one query, where they are added to the scores.
         padded = lambda x: jnp.pad(x, [(0, 0), (0, 0), (1, 1), (0, 0)])
         scored = lambda x: position_scores_by_distance(x, positions.v, positions.r, positions.b)
         by_distance = padded(scored(q)) if t == 1 else scored(padded(q))
@@ -101,18 +101,18 @@ def attend(
 
 
 def _ages(slots: Ring) -> jax.Array:
-    """Each slot's index in the order from oldest to newest: int32 [R]."""
+    """Returns each slot's index in the order from oldest to newest: int32 [R]."""
     slot, r = jnp.arange(slots.keys.shape[2]), slots.keys.shape[2]
     return jnp.where(slot >= slots.oldest, slot - slots.oldest, slot - slots.oldest + r)
 
 
 # Column c of scores by distance [..., T, R + T] is for the distance R + T - 1 - c. In the flattened
-# array, the entry of query i and of the p-th oldest key has the index i (R+T-1) + T - 1 + p. So
+# array, the entry of query i and the p-th oldest key has the index i (R+T-1) + T - 1 + p. So
 # rows of R + T - 1 entries that start T - 1 later have the keys in order (see positions.py).
 
 
 def _by_slot(x: jax.Array, oldest: jax.Array, r: int) -> jax.Array:
-    """Scores by distance [..., 1+T+1, R+T] as scores of slots [..., T, R]."""
+    """Reorders scores by distance [..., 1+T+1, R+T] to scores by slot [..., T, R]."""
     *lead, rows, k = x.shape
     t, flat = rows - 2, x.reshape(*lead, rows * k)
 
@@ -125,7 +125,7 @@ def _by_slot(x: jax.Array, oldest: jax.Array, r: int) -> jax.Array:
 
 
 def _by_key(x: jax.Array, r: int) -> jax.Array:
-    """Scores by distance [..., T, R+T] as scores of the segment's keys [..., T, T]."""
+    """Reorders scores by distance [..., T, R+T] to scores of the segment's keys [..., T, T]."""
     *lead, t, _ = x.shape
     near = jnp.pad(x[..., r:], [(0, 0)] * (len(lead) + 1) + [(0, t)])
     flat = near.reshape(*lead, 2 * t * t)[..., t - 1 : t - 1 + t * (2 * t - 1)]

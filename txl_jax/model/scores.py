@@ -1,11 +1,11 @@
-"""The four terms of a score, and the softmax over them (paper, section 3.3).
+"""The four terms of an attention score, and the softmax over scores (paper, section 3.3).
 
     ( q_i.k_j  +  q_i.r_{i-j}  +  u.k_j  +  v.r_{i-j}  +  b_{i-j} ) / sqrt(H)
         (a)          (b)           (c)        (d)
 
-This module is their plain form, which the fused kernels reproduce. The position terms (u, v, r, b)
-depend on the form of attention, see :class:`~txl_jax.model.positions.Positions`. The caller divides
-q, u, v and b by sqrt(H), because they are smaller than the scores.
+This module computes the terms plainly; fused kernels give the same values. The position terms (u,
+v, r, b) depend on the form of attention, see :class:`~txl_jax.model.positions.Positions`. The
+caller divides q, u, v and b by sqrt(H), because they are smaller than the scores.
 """
 
 import functools
@@ -17,7 +17,7 @@ from txl_jax.model.positions import relative_shift
 
 
 def content_scores(q: jax.Array, u: jax.Array | None, k: jax.Array) -> jax.Array:
-    """Terms (a) q.k and (c) u.k: float32 [N,B,T,K]; q [N,B,T,H], u [N,H], k [N,B,K,H]."""
+    """Returns (a) q.k plus (c) u.k: float32 [N,B,T,K]; q [N,B,T,H], u [N,H], k [N,B,K,H]."""
     if u is not None:
         q = q + u[:, None, None, :]
     return jnp.einsum("nbth,nbkh->nbtk", q, k, preferred_element_type=jnp.float32)
@@ -26,15 +26,15 @@ def content_scores(q: jax.Array, u: jax.Array | None, k: jax.Array) -> jax.Array
 def position_scores(
     q: jax.Array, v: jax.Array | None, r: jax.Array, b: jax.Array | None = None
 ) -> jax.Array:
-    """Terms (b) q.r and (d) v.r, and b: float32 [N,B,T,K].
+    """Returns the sum of the terms (b) q.r and (d) v.r, and of b: float32 [N,B,T,K].
 
-    q [N,B,T,H], v [N,H]; r [N,K,H] and learnt scalars b [N,K] of the distances K-1 .. 0.
+    q is [N,B,T,H], and v [N,H]. r [N,K,H] and the scalars b [N,K] are of the distances K-1 .. 0.
     """
     return relative_shift(position_scores_by_distance(q, v, r, b))
 
 
 def position_scores_by_distance(q, v, r, b=None) -> jax.Array:
-    """As :func:`position_scores`, column c of every query for the distance K-1-c."""
+    """Returns :func:`position_scores`, but with column c of every query for the distance K-1-c."""
     if v is not None:
         q = q + v[:, None, None, :]
     scores = jnp.einsum("nbth,nkh->nbtk", q, r, preferred_element_type=jnp.float32)
@@ -42,11 +42,11 @@ def position_scores_by_distance(q, v, r, b=None) -> jax.Array:
 
 
 def softmax_parts(*parts: tuple[jax.Array, jax.Array]) -> tuple[tuple[jax.Array, ...], jax.Array]:
-    """Numerators of a softmax, float32 [N,B,T,K] each, 0 where masked, and their sum [N,B,T,1].
+    """Returns softmax numerators [N,B,T,K], 0 where masked, and their sum [N,B,T,1]: float32.
 
-    The caller divides T x H sums instead of T x K weights: on a CPU this saves a third of
-    attention's time. ``parts``: scores float32 [N,B,T,K] and mask bool [B,T,K] of each set of keys;
-    each query has at least one allowed key.
+    The caller divides T x H sums instead of T x K weights. On a CPU this saves a third of
+    attention's time. ``parts`` are the scores, float32 [N,B,T,K], and the mask, bool [B,T,K], of
+    each set of keys. Each query must have at least one allowed key.
     """
     least = jnp.finfo(jnp.float32).min
     masked = [jnp.where(allowed, scores, least) for scores, allowed in parts]

@@ -1,4 +1,4 @@
-"""The assembled model: tokens and memory in, scores and new memory out."""
+"""The assembled model, which maps tokens and memory to scores and new memory."""
 
 import flax.linen as nn
 import jax
@@ -19,7 +19,7 @@ from txl_jax.parallel.shardings import replicate, shard_rows
 
 
 class TransformerXL(nn.Module):
-    """Transformer-XL (Dai et al. 2019) over tokens, or over embeddings of the caller's own.
+    """The Transformer-XL model (Dai et al. 2019) over tokens, or over the caller's own embeddings.
 
     Example:
       >>> import jax, txl_jax
@@ -31,19 +31,19 @@ class TransformerXL(nn.Module):
       >>> logits.shape, mems.hidden.shape, int(mems.filled[0])
       ((1, 3, 11), (2, 1, 4, 8), 3)
 
-    Every method takes these options as keywords: ``train=True`` with ``rngs={"dropout": key}`` for
-    dropout, ``reset`` (bool [B]: this stream starts anew with this segment; bool [B,T]: a new
-    episode starts at this position and nothing attends across it) and ``lengths`` (int32 [B]: real
-    tokens of right-padded rows, from 0 to T; memory takes the last M real states). Rows are
-    independent. Arguments are NumPy or JAX arrays.
+    Every method takes these options as keywords. ``train=True`` applies dropout and needs
+    ``rngs={"dropout": key}``. ``reset`` as bool [B] empties the memory of a stream before this
+    segment; as bool [B,T] it starts a new episode at a position, from which no query sees earlier
+    episodes. ``lengths``, int32 [B] from 0 to T, are the real tokens of rows padded on the right;
+    memory keeps the last M real states. Rows are independent. Arguments are NumPy or JAX arrays.
 
-    Every method raises ValueError, which names the argument, for a wrong dtype or shape, and for
-    ``lengths`` outside of 0 to T (clipped under ``jax.jit``, where their values are not known).
+    Every method raises a ValueError that names the argument, for a wrong dtype or shape and for
+    ``lengths`` outside of 0 to T. Under ``jax.jit`` their values are unknown, so they are clipped.
     ``tokens`` and ``targets`` must be from 0 to V-1; their values are not checked.
 
     Attributes:
-      cfg: the shape of the model, and how its layers are run.
-      mesh: devices that share the rows of a compiled program (shardings.py).
+      cfg: the settings of the model.
+      mesh: the devices that share the rows of a compiled program (shardings.py).
     """
 
     cfg: TransformerXLConfig
@@ -54,7 +54,7 @@ class TransformerXL(nn.Module):
         c = self.cfg
         if c.vocab_size is not None:
             self.vocabulary = Vocabulary(c, self.mesh)
-            nn.share_scope(self, self.vocabulary)  # its parameters stand beside the layers
+            nn.share_scope(self, self.vocabulary)  # its parameters have no scope of their own
         if c.attention == "relative":
             init = nn.initializers.normal(c.init_std)
             shape = (*[c.n_layer] * c.untie_r, c.n_head, c.d_head)
@@ -76,7 +76,7 @@ class TransformerXL(nn.Module):
         self.drop_output = dropout(c, rate(c.dropout_output))
 
     def init_mems(self, batch_size: int, mem_len: int) -> Memory:
-        """An empty memory of M slots for B streams; needs no parameters, works unbound."""
+        """Returns an empty memory of M slots for B streams; no parameters are needed."""
         c = self.cfg
         inputs_lib.check_size("batch_size", batch_size, 0)
         inputs_lib.check_size("mem_len", mem_len, 0)
@@ -84,11 +84,11 @@ class TransformerXL(nn.Module):
         return Memory(hidden, jnp.zeros((batch_size,), jnp.int32))
 
     def init_cache(self, mems: Memory, seg_len: int) -> Cache:
-        """Projected memory for inference, an argument and a result in place of ``mems``.
+        """Returns the projected memory for inference, which other methods take as ``mems``.
 
-        It holds the states of ``mems`` (:meth:`init_mems` for none) as every layer's keys and
-        values, and the position terms of the parameters, so a step of at most ``seg_len`` tokens
-        costs its new tokens only. The results are those of ``mems``, to rounding. Raises ValueError
+        The cache holds the states of ``mems`` (from :meth:`init_mems` for none) as keys and values
+        of every layer, and the position terms. So a step of at most ``seg_len`` tokens computes its
+        new tokens only. The results equal those with ``mems``, up to rounding. Raises ValueError
         for ``scan_layers`` and for forms of attention without memory.
         """
         c = self.cfg
@@ -96,7 +96,7 @@ class TransformerXL(nn.Module):
             use = "scan_layers=False, and unstack_layers of txl_jax.model.layout for its parameters"
             raise ValueError(f"scan_layers=True has no cache: use {use}")
         if c.memory_free:
-            raise ValueError(f"attention {c.attention!r} has no memory, so there is no cache of it")
+            raise ValueError(f"attention {c.attention!r} has no memory, so it cannot have a cache")
         inputs_lib.check_memory_type(mems)
         inputs_lib.check_memory(c, mems, mems.hidden.shape[1])
         inputs_lib.check_size("seg_len", seg_len, 1)
@@ -111,33 +111,33 @@ class TransformerXL(nn.Module):
         return memory_lib.make_cache(past, positions, mems.filled, slots, seg_len)
 
     def __call__(self, tokens, mems, **options):
-        """Logits and new memory: float32 [B,T,V], :class:`Memory` (or :class:`Cache`, as given).
+        """Returns logits, float32 [B,T,V], and a new :class:`Memory`, or :class:`Cache` if given.
 
-        With an adaptive softmax or a mixture they are log-probabilities.
+        With an adaptive softmax or a mixture, the logits are log-probabilities.
 
         Args:
           tokens: int32 [B,C+T].
-          mems: from :meth:`init_mems`, from the segment before, or from :meth:`init_cache`; its M
-            is the memory length.
-          **options: those of every method, and ``context_len``: C, the first C tokens are run
-            again as context and get no logits (PT's ``ext_len``). The memory given ends before
-            them, and the new one ends C tokens before the segment does.
+          mems: the memory from :meth:`init_mems` or from the segment before, or a cache from
+            :meth:`init_cache`.
+          options: those of every method, and ``context_len``, which is C. The first C tokens are
+            run again as context and get no logits (``ext_len`` of the authors' PyTorch code). The
+            given memory ends before them, and the new memory C tokens before the segment's end.
         """
         logits, _, mems = self.logits_and_states(tokens, mems, **options)
         return logits, mems
 
     def logits_and_states(self, tokens, mems, **options):
-        """As :meth:`__call__`, and between the two the states of :meth:`nll_and_states`."""
+        """Returns the results of :meth:`__call__`, with the states [B,T,D] between the two."""
         given = SegmentOptions(**options)
         states, mems = self._encode(tokens, mems, given)
         logits = self.vocabulary.logits(self.drop_output(states, given.train), given.train)
         return logits, states, mems
 
     def nll(self, tokens, targets, mems, **options):
-        """Negative log-likelihood of the targets in nats, float32 [B,T], and new memory.
+        """Returns the targets' negative log-likelihood in nats, float32 [B,T], and new memory.
 
         Args:
-          tokens, targets: int32 [B,C+T] and [B,T]; the target of a token is the one that follows.
+          tokens, targets: int32 [B,C+T] and [B,T]; the target of a token is the next token.
           mems, options: as in :meth:`__call__`; the C tokens of context are not scored.
 
         Raises:
@@ -149,7 +149,7 @@ class TransformerXL(nn.Module):
         return nll, mems
 
     def nll_and_states(self, tokens, targets, mems, **options):
-        """As :meth:`nll`, and between the two the last layer's states [B,T,D] before dropout."""
+        """Returns :meth:`nll`, the last layer's states [B,T,D] before dropout, and new memory."""
         given = SegmentOptions(**options)
         self._check_tokens(tokens, mems, given)
         inputs_lib.check_targets(targets, tokens, given.context_len)
@@ -158,9 +158,10 @@ class TransformerXL(nn.Module):
         return self.vocabulary.nll(dropped, targets, given.train), states, mems
 
     def past_nll(self, log_p, inputs):
-        """The loss of decoding each input from the prediction after it: nats, [B,T] (Brahma 2019).
+        """Returns the loss of decoding each input from the prediction after it: nats, [B,T].
 
-        A regulariser; ``log_p`` of the next token is float32 [B,T,V], ``inputs`` are int32 [B,T].
+        The loss is a regulariser (Brahma 2019). ``log_p`` of the next token is float32 [B,T,V], and
+        ``inputs`` are int32 [B,T].
         """
         if not self.cfg.past_decode:
             raise ValueError("past_nll needs the parameters that model.past_decode=True adds")
@@ -170,23 +171,23 @@ class TransformerXL(nn.Module):
         return self.vocabulary.past_nll(log_p, inputs)
 
     def core(self, embeddings, mems, *, train: bool = False, reset=None, lengths=None):
-        """The layers alone, without vocabulary: [B,T,D] in, [B,T,D] out, and new memory.
+        """Runs the layers on embeddings [B,T,D], and returns states [B,T,D] and new memory.
 
-        Embeddings are used unchanged (the token path multiplies its own by sqrt(D)); with
-        ``absolute`` attention, the sinusoids of their positions are added.
+        The embeddings are not multiplied by sqrt(D), unlike those of tokens. With ``absolute``
+        attention, the sinusoids of their positions are added.
         """
         states, mems = self._run(embeddings, mems, SegmentOptions(train, reset, lengths))
         return self.drop_output(states, train), mems
 
     def _encode(self, tokens, mems, options: SegmentOptions):
-        """The last layer's states before dropout, those after the context, and new memory."""
+        """Returns the last layer's states after the context, before dropout, and new memory."""
         self._check_tokens(tokens, mems, options)
         embeddings = self.vocabulary.embed(tokens, options.train)
         states, mems = self._run(embeddings, mems, options)
         return states[:, options.context_len :], mems
 
     def _run(self, embeddings, mems, options: SegmentOptions):
-        """The last layer's states before dropout [B,C+T,D], and new memory."""
+        """Returns the last layer's states [B,C+T,D] before dropout, and new memory."""
         c, (train, reset, lengths, context_len) = self.cfg, options
         inputs_lib.check_segment(c, embeddings, mems, options)
         seg_len, mem_len, since_reset = embeddings.shape[1], mems.mem_len, None
@@ -213,7 +214,7 @@ class TransformerXL(nn.Module):
         return shard_rows(h, self.mesh), memory_lib.update(mems, inputs, lengths, since_reset)
 
     def _layers(self, h, mems: Memory, shared: SharedInputs):
-        """The last layer's output [B,T,D], and the input of every layer [L,B,T,D]."""
+        """Returns the last layer's output [B,T,D], and the input of every layer [L,B,T,D]."""
         own = LayerInputs(memory_lib.constant(mems.hidden), *self._biases())
         if self.cfg.scan_layers:
             return self.scanned.step(h, own, shared)
@@ -224,7 +225,7 @@ class TransformerXL(nn.Module):
         return h, jnp.stack(inputs)
 
     def _layers_cached(self, h, cache: Cache, mask, places):
-        """The last layer's output [B,T,D], and the keys and values of every layer's input."""
+        """Returns the last layer's output [B,T,D], and keys and values of every layer's input."""
         mask = mask.replace(mem_len=cache.slots)
         projected = []
         for n, layer in enumerate(self.layers):
@@ -234,13 +235,13 @@ class TransformerXL(nn.Module):
         return h, projected
 
     def _encodings(self, n_keys: int, train: bool) -> jax.Array:
-        """Sinusoids of the distances K-1 .. 0, [K,D]."""
+        """Returns the sinusoids of the distances K-1 .. 0, [K,D]."""
         c = self.cfg
         encodings = distance_encodings(n_keys, c.d_model, c.clamp_len).astype(c.dtype)
         return replicate(self.drop_input(encodings[None], train)[0], self.mesh)
 
     def _biases(self) -> tuple[jax.Array | None, jax.Array | None]:
-        """u and v of every layer, [L,N,H]; shared ones repeated, ``None`` where there are none."""
+        """Returns u and v of every layer, [L,N,H] each, or ``None`` if the form has none."""
         c, shape = self.cfg, (self.cfg.n_layer, self.cfg.n_head, self.cfg.d_head)
         if c.attention != "relative":
             return None, None
@@ -248,17 +249,17 @@ class TransformerXL(nn.Module):
 
     def _check_tokens(self, tokens, mems, options: SegmentOptions):
         if self.cfg.vocab_size is None:
-            raise ConfigError("model.vocab_size is None: tokens need it; method='core' does not")
+            raise ConfigError("model.vocab_size is None: set it for tokens, or use method='core'")
         inputs_lib.check_tokens(tokens, options.context_len, isinstance(mems, Cache))
 
 
 def _of_layer(layers, n: int):
-    """Layer n of arrays [L,...]."""
+    """Selects layer n of arrays [L,...]."""
     return jax.tree.map(lambda x: x[n], layers)
 
 
 def _rematerialised(c: TransformerXLConfig) -> type[Block]:
-    """A layer that keeps for the gradient what ``c.remat`` says."""
+    """Returns the layer class that stores activations for the gradient as ``c.remat`` says."""
     if c.remat == "none":
         return Block
     products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
