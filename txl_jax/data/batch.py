@@ -1,4 +1,4 @@
-"""One training step's data, as the compiled step takes it."""
+"""The data of one training step, in the form that the compiled step takes."""
 
 from typing import Any
 
@@ -12,17 +12,18 @@ from txl_jax.data.streams import Segment
 
 
 class SoftTargets(flax.struct.PyTreeNode):
-    """The k most likely next words of teacher models, in place of one; see distil.py."""
+    """The k most likely next words of teacher models, with their probabilities; see distil.py."""
 
     words: jax.Array | np.ndarray  # int [...,k]
-    probabilities: jax.Array | np.ndarray  # float [...,k]; the rest to 1 is of all other words
+    probabilities: jax.Array | np.ndarray  # float [...,k]; all other words have the rest
 
 
 class Batch(flax.struct.PyTreeNode):
     """A segment of every stream.
 
-    ``reset``: bool [B], streams whose memory is emptied before this segment; with C > 0 bool
-    [B,C+T], true where a stream's text begins, and at the first token to empty the memory.
+    ``reset`` is bool [B], true for streams whose memory is emptied before this segment. With C > 0
+    it is bool [B,C+T], true where a stream's text begins, and at the first token if the memory is
+    emptied.
     """
 
     inputs: jax.Array | np.ndarray  # int32 [B,C+T], the C tokens before the segment first
@@ -33,14 +34,15 @@ class Batch(flax.struct.PyTreeNode):
 
     @property
     def context_len(self) -> int:
-        """C, tokens that are read again and not scored."""
+        """C, the number of tokens that are read again and not scored."""
         return self.inputs.shape[-1] - self.targets.shape[-1]
 
     def model_kwargs(self, with_lengths: bool) -> dict[str, Any]:
-        """The keywords of ``nll`` that describe the inputs.
+        """Returns the keyword arguments of ``nll`` that describe the inputs.
 
-        ``with_lengths`` adds ``lengths``, int32 [B]: tokens of each row up to its last target. They
-        are needed where text follows a padded segment, and to count from the last real token.
+        ``with_lengths`` adds ``lengths``, int32 [B], the number of tokens of each row before its
+        padding. The model needs lengths if text follows a padded segment, and if positions are
+        counted from the last real token.
         """
         kwargs: dict[str, Any] = {"reset": self.reset, "context_len": self.context_len}
         if with_lengths:
@@ -51,7 +53,7 @@ class Batch(flax.struct.PyTreeNode):
 
 
 def make_batch(segment: Segment, reset_memory: bool) -> Batch:
-    """The segment as a batch; ``reset_memory``: every stream's memory is emptied before it."""
+    """Returns a segment as a batch; ``reset_memory`` empties the memory of every stream first."""
     reset = np.full(segment.inputs.shape[0], reset_memory)
     if segment.inputs.shape != segment.targets.shape:  # with context
         reset = segment.starts.copy()
@@ -60,10 +62,10 @@ def make_batch(segment: Segment, reset_memory: bool) -> Batch:
 
 
 def warm_up_batches(streams: AnyStreams, n: int, rows: slice = slice(None)) -> list[Batch]:
-    """Up to n tokens of text before each stream's first, as segments that are not scored.
+    """Returns up to n tokens of text before each stream, as segments that are not scored.
 
-    They fill an empty memory as if the stream had begun n tokens earlier. For n = 5, T = 3 and
-    streams that begin at tokens 0, 4 and 8 of a text (``rows``: which streams are read):
+    These segments fill an empty memory as if each stream had begun n tokens earlier. ``rows``
+    selects the streams. For n = 5, T = 3 and streams that begin at tokens 0, 4 and 8 of a text:
 
         stream 0   . . .   . . .       nothing is before it
         stream 1   . . 0   1 2 3       a point is padding; reset where text begins

@@ -1,4 +1,4 @@
-"""The corpora as a TFDS dataset, for programs that read text with ``tensorflow_datasets``.
+"""A TFDS dataset of the corpora, for programs that read text with ``tensorflow_datasets``.
 
     import tensorflow_datasets as tfds
     import txl_jax.data.builders  # registers the dataset
@@ -21,7 +21,7 @@ from txl_jax.data.corpus import find_source
 from txl_jax.data.sources.progress import watched
 from txl_jax.data.sources.source import SPLITS
 
-# Of each corpus that needs no path.
+# The descriptions of the corpora that need no path.
 DESCRIPTIONS = {
     "enwik8": "The first 100 million bytes of a Wikipedia dump of 2006.",
     "lm1b": "One Billion Word (Chelba et al. 2013): sentences of news, in no order.",
@@ -35,16 +35,16 @@ DESCRIPTIONS = {
 
 @dataclasses.dataclass(eq=False)
 class TextConfig(tfds.core.BuilderConfig):
-    """One corpus; ``data`` says where its text is, as in an experiment's config."""
+    """The settings of one corpus; ``data`` is a section of an experiment's config."""
 
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
 
 
 class TxlText(tfds.core.GeneratorBasedBuilder):
-    """Text of language-modelling corpora, in order.
+    """The text of language-modelling corpora, in order.
 
-    An example is ``{"text": bytes}``, a block of about 256 KB that may end inside of a word. The
-    examples of a split, put one after another, are its text, byte for byte.
+    An example is ``{"text": bytes}``, a block of about 256 KB that may end inside a word. The
+    concatenated examples of a split are the text of the split, byte for byte.
     """
 
     VERSION = tfds.core.Version("1.0.0")

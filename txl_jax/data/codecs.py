@@ -1,6 +1,6 @@
-"""Text to ids and back, a class for each kind of vocabulary (but ``subword``: data/subword.py).
+"""Encodes text to ids and decodes ids, with a class for each kind of vocabulary except ``subword``.
 
-A text comes in blocks; a block may end inside of a word or of a character.
+Text is given in blocks. A block may end inside a word or a character.
 """
 
 import codecs
@@ -21,9 +21,9 @@ _WHITE_TO_SPACE = bytes.maketrans(string.whitespace.encode(), SPACE.encode() * 6
 
 
 def decode_utf8(blocks: Blocks, where: str = "text") -> Iterator[str]:
-    """The same blocks as text; a character in two blocks is put in the second one.
+    """Decodes blocks; a character that is split between two blocks is put in the second one.
 
-    DataError: bytes that are not UTF-8, or surrogates in a text.
+    Raises DataError for bytes that are not UTF-8, or for surrogates in a text.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     read = 0
@@ -44,9 +44,10 @@ def decode_utf8(blocks: Blocks, where: str = "text") -> Iterator[str]:
 
 
 def as_bytes(block: str | bytes, where: str = "text", errors: str = "surrogateescape") -> bytes:
-    """A block in UTF-8; bytes of a command line that were not UTF-8 are restored.
+    """Encodes a block in UTF-8; restores bytes of a command line that were not UTF-8.
 
-    DataError: a surrogate that does not stand for such a byte (``strict``: any).
+    Raises DataError for a surrogate that does not stand for such a byte, or for any surrogate if
+    ``errors`` is ``strict``.
     """
     try:
         return block.encode("utf-8", errors) if isinstance(block, str) else block
@@ -58,14 +59,14 @@ def as_bytes(block: str | bytes, where: str = "text", errors: str = "surrogatees
 
 
 def as_letters(block: str | bytes) -> bytes:
-    """In lower case, ``_`` for white space; raises DataError as :func:`as_bytes`."""
+    """Converts a block to lower case, with ``_`` for white space; errors as in :func:`as_bytes`."""
     return as_bytes(block).lower().translate(_WHITE_TO_SPACE)
 
 
 def whole_words(blocks: Blocks, where: str = "text", end_last_line: bool = False) -> Iterator[str]:
-    """The text in parts that never end inside of a word.
+    """Yields the text in parts that never end inside a word.
 
-    Line ends are ``\\n``, ``\\r\\n`` and ``\\r`` alike, as for a text file in Python.
+    A line may end with ``\\n``, ``\\r\\n`` or ``\\r``, as in a text file in Python.
     """
     newlines = io.IncrementalNewlineDecoder(None, translate=True)
     kept, last = "", "\n"
@@ -84,7 +85,7 @@ def whole_words(blocks: Blocks, where: str = "text", end_last_line: bool = False
 
 
 def bytes_by_frequency(blocks: Iterable[bytes]) -> list[int]:
-    """The values of bytes that occur, by falling frequency and as first seen among equals."""
+    """Returns byte values by decreasing frequency; equally frequent ones in order of occurrence."""
     counts = np.zeros(256, np.int64)
     first_seen: dict[int, None] = {}
     for block in blocks:
@@ -98,10 +99,10 @@ def bytes_by_frequency(blocks: Iterable[bytes]) -> list[int]:
 class Codec:
     """The encoding of one kind of vocabulary; ``tokenizer`` is for subwords only.
 
-    DataError where no vocabulary of this kind has these symbols.
+    Raises DataError if a vocabulary of this kind cannot have these symbols.
     """
 
-    required: ClassVar[tuple[str, ...]] = ()  # symbols that it must have
+    required: ClassVar[tuple[str, ...]] = ()  # symbols that every vocabulary of this kind has
     unit: ClassVar[Literal["bpc", "ppl"]] = "bpc"  # of a mean loss
     unknown: ClassVar[str | None] = None  # the symbol that may stand for unknown words
     lower_case = False  # whether text is put in lower case before it is encoded
@@ -117,23 +118,23 @@ class Codec:
     def encode_blocks(
         self, blocks: Blocks, where: str, end_last_line: bool
     ) -> Iterator[np.ndarray]:
-        """Arrays of ids; see :meth:`Vocab.encode_blocks`."""
+        """Yields arrays of ids; see :meth:`Vocab.encode_blocks`."""
         raise NotImplementedError
 
     def decode(self, ids: np.ndarray) -> str:
-        """The text of valid ids."""
+        """Returns the text of valid ids."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def decode_bytes(self, ids: np.ndarray) -> bytes:
-        """The bytes of valid ids."""
+        """Returns the bytes of valid ids."""
         return self.decode(ids).encode()
 
 
 class ByteCodec(Codec):
-    """The bytes of UTF-8.
+    """The encoding of UTF-8 text as bytes.
 
-    Symbols are their values as decimal strings, the form in which the authors wrote enwik8. A
-    vocabulary without the newline drops newlines (their protocol).
+    The symbols are byte values as decimal strings, as in the authors' files of enwik8. A vocabulary
+    without the newline drops newlines, as the authors' protocol does.
     """
 
     def __init__(self, kind: str, symbols: Sequence[str], tokenizer: Mapping[str, Any]):
@@ -172,7 +173,7 @@ class ByteCodec(Codec):
 
 
 class CharCodec(Codec):
-    """Unicode characters."""
+    """The encoding of text as Unicode characters."""
 
     def __init__(self, kind: str, symbols: Sequence[str], tokenizer: Mapping[str, Any]):
         super().__init__(kind, symbols, tokenizer)
@@ -204,23 +205,23 @@ class CharCodec(Codec):
 
 
 class LetterCodec(CharCodec):
-    """a to z in lower case, and ``_`` for white space: text8."""
+    """The encoding of text8: letters from a to z, and ``_`` for white space."""
 
     lower_case = True
 
     def encode_blocks(self, blocks, where, end_last_line):
-        """Text is put in lower case first."""
+        """Converts text to lower case before encoding it."""
         return super().encode_blocks(map(as_letters, blocks), where, end_last_line)
 
     def decode(self, ids):
-        """The text with spaces."""
+        """Returns the text with spaces in place of ``_``."""
         return super().decode(ids).replace(SPACE, " ")
 
 
 class WordCodec(Codec):
-    """The words between white space, and ``<eos>`` at the end of each line.
+    """The encoding of text as words between white space, with ``<eos>`` at the end of each line.
 
-    Where no symbol has a capital, text is put in lower case first (Penn Treebank).
+    If no symbol has a capital letter, text is first converted to lower case (Penn Treebank).
     """
 
     unit = "ppl"
@@ -252,13 +253,13 @@ class WordCodec(Codec):
             line += text.count("\n")
 
     def decode(self, ids):
-        """The words, joined with a space; the symbol of a line's end becomes a line end."""
+        """Returns the words, joined by spaces; the symbol of a line's end becomes a line end."""
         words = (self.symbols[i] for i in ids)
         text = "".join("\n" if word == self.required[0] else word + " " for word in words)
         return text.replace(" \n", "\n").removesuffix(" ")
 
     def _ids_of(self, spaced: str) -> np.ndarray:
-        """The ids of words; KeyError for one without."""
+        """Returns the ids of words; raises KeyError for a word without an id."""
         words, unknown = spaced.split(), self._ids.get(self.unknown)
         if unknown is None:
             return np.array(list(map(self._ids.__getitem__, words)), self.dtype)
@@ -266,19 +267,19 @@ class WordCodec(Codec):
 
 
 class SentenceCodec(WordCodec):
-    """Words too, every line a sentence between ``<S>`` and ``<S>``; ``<UNK>`` for unknown words."""
+    """The encoding of lines as sentences of words between ``<S>``, with ``<UNK>`` if unknown."""
 
     required = (BOUNDARY, SENTENCE_UNK)
     unknown = SENTENCE_UNK
 
     def encode_blocks(self, blocks, where, end_last_line):
-        """Unknown words have the id of ``<UNK>``."""
+        """Encodes sentences; unknown words have the id of ``<UNK>``."""
         return (ids for ids, _ in self.encode_sentences(blocks, where, end_last_line))
 
     def encode_sentences(
         self, blocks: Blocks, where: str, end_last_line: bool
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """See :meth:`Vocab.encode_sentences`."""
+        """Yields ids and boundaries; see :meth:`Vocab.encode_sentences`."""
         boundary = self._ids[BOUNDARY]
         yield np.array([boundary], self.dtype), np.zeros(1, np.int64)
         for text in whole_words(blocks, where, end_last_line):
@@ -290,6 +291,6 @@ class SentenceCodec(WordCodec):
             yield ids, ends
 
     def decode(self, ids):
-        """The sentences, a line each; the first ``<S>`` is left out."""
+        """Returns the sentences, one on each line, without the first ``<S>``."""
         begins = ids.size and self.symbols[ids[0]] == BOUNDARY
         return super().decode(ids[1:] if begins else ids)

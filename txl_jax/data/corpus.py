@@ -1,10 +1,10 @@
-"""Corpora as token arrays, prepared once and kept.
+"""Loads corpora as token arrays, which are prepared once and kept in the cache.
 
     source ──▶ vocab.json, train.npy, valid.npy, test.npy ──▶ Corpus, memory-mapped
 
-A prepared folder is named by the hash of its source files and of the protocol (kind of vocabulary,
-where the text is cut, version of this code). Its ``corpus.json`` holds the sha256 of every other
-file. Each load checks them, and prepares a damaged corpus again.
+The name of a prepared folder has a hash of the source files and of the protocol (kind of
+vocabulary, cuts of the text, version of this code). The file ``corpus.json`` has the sha256 of
+every other file. Each load checks these hashes, and prepares a damaged corpus again.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from txl_jax.data.vocab import Vocab
 
 __all__ = ["Corpus", "DataError", "corpus_from_config", "load_corpus"]
 
-CODE_VERSION = 2  # raised when the same text would give other tokens than before
+CODE_VERSION = 2  # increased when a change gives the same text other tokens
 
 DEFAULT_VOCAB: dict[str, Kind] = {
     "ptb": "word",
@@ -47,14 +47,14 @@ DEFAULT_VOCAB: dict[str, Kind] = {
     "text8": "letter",
     "probe": "char",
 }
-"""The kind of vocabulary where ``data.vocab`` is not set; ``byte`` for the other corpora."""
+"""The kinds of vocabulary if ``data.vocab`` is not set; all other corpora have ``byte``."""
 
 FOREIGN_VOCAB = "; encoded with a trained model's vocabulary, not its own"  # ends a label
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Corpus:
-    """A text as ids.
+    """A text as token ids, in three splits.
 
     Example:
       >>> import pathlib, txl_jax
@@ -66,14 +66,15 @@ class Corpus:
       (25, 30)
 
     Attributes:
-      name, vocab: of the corpus; what an id means.
-      train, valid, test: 1-D arrays of ids, memory-mapped, of ``vocab.dtype``, with ``<eos>`` at
-        the end of each line of words. ``lm1b``: :class:`~txl_jax.data.sentences.Sentences`.
-      source_hash: sha256 over the files of the text.
-      info: ``tokens`` (of sentences: targets), ``bytes``, ``lines`` and ``words`` of each split;
-        whether the data is ``published`` byte for byte, and its ``counts_as_published`` (``None``:
-        none are); ``label``: describes it; ``foreign_vocab``: whether a model's vocabulary encodes
-        it; ``python``: version, for ``stdlib``; ``protocol``: what decided the tokens besides.
+      name, vocab: the name of the corpus, and the vocabulary with the symbols of the ids.
+      train, valid, test: memory-mapped 1-D arrays of ids of ``vocab.dtype``, with ``<eos>`` at the
+        end of each line of words, or :class:`~txl_jax.data.sentences.Sentences` for ``lm1b``.
+      source_hash: the sha256 over the files of the text.
+      info: a description of the corpus: ``tokens`` (targets for sentences), ``bytes``, ``lines``
+        and ``words`` of each split; whether the files are the ``published`` ones, and
+        ``counts_as_published`` (``None`` if no counts are published); its ``label`` for reports;
+        whether the vocabulary of a model encodes it (``foreign_vocab``); the version of ``python``
+        for ``stdlib``; and the ``protocol``, the other settings that decided the tokens.
     """
 
     name: str
@@ -86,7 +87,7 @@ class Corpus:
 
 
 class DamagedError(DataError):
-    """A prepared corpus with a damaged file; ``fault`` says which and why."""
+    """A prepared corpus with a damaged file; ``fault`` names the file and the reason."""
 
     def __init__(self, folder: Path, path: Path, found: str):
         self.fault = f"{path} {found}: the prepared corpus is damaged"
@@ -108,9 +109,9 @@ def load_corpus(
     cache_dir: str | os.PathLike | None = None,
     probe: Mapping[str, Any] | None = None,
 ) -> Corpus:
-    """The corpus, prepared at the first call and read from the cache later.
+    """Loads a corpus, which the first call prepares and later calls read from the cache.
 
-    The arguments are those of :class:`txl_jax.config.DataConfig`, with its defaults.
+    The arguments and their defaults are those of :class:`txl_jax.config.DataConfig`.
 
     Example:
       >>> import pathlib, txl_jax
@@ -124,8 +125,8 @@ def load_corpus(
       (1620, 90, 90)
 
     Raises:
-      ConfigError: an unknown name, or a setting out of range.
-      DataError: text that cannot be used, a wrong hash, or a cache folder that cannot be written.
+      ConfigError: the name is unknown, or a setting is out of range.
+      DataError: the text cannot be used, a hash is wrong, or the cache cannot be written.
     """
     given = {key: value for key, value in locals().items() if value is not None}
     given |= {key: os.fspath(given[key]) for key in ("path", "cache_dir") if key in given}
@@ -133,9 +134,9 @@ def load_corpus(
 
 
 def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
-    """The corpus of a ``data`` section; ``vocab``: of a trained model, to encode the text with.
+    """Loads the corpus of a ``data`` section, encoded with its own or a trained model's ``vocab``.
 
-    DataError also where that is of another kind or lacks a symbol of the text.
+    Also raises DataError if ``vocab`` is of another kind or lacks a symbol of the text.
     """
     kind = _kind(data)
     if vocab is not None and vocab.kind != kind:
@@ -166,7 +167,7 @@ def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
 
 
 def find_source(data: DataConfig) -> Source:
-    """The text of a ``data`` section, downloaded or unpacked first if need be; or DataError."""
+    """Finds, downloads or unpacks the text of a ``data`` section, or raises DataError."""
     kind, cache = _kind(data), data_folder(data.cache_dir)
     with write_errors(cache):
         cache.mkdir(parents=True, exist_ok=True)
@@ -210,7 +211,7 @@ def _has_vocab(folder: Path, vocab: Vocab) -> bool:
 
 
 def _remove_damaged(folder: Path, found: tuple[int, int], fault: str) -> None:
-    """Removes a damaged corpus; one that cannot be removed stays for the next load to refuse."""
+    """Removes a damaged corpus; if this fails, the next load raises an error."""
     with contextlib.suppress(OSError, DataError):
         if remove_folder(folder, found):
             print(f"{fault}: preparing it again", file=sys.stderr, flush=True)

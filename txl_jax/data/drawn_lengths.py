@@ -1,15 +1,15 @@
-"""Streams in segments of random lengths: the Penn Treebank recipe.
+"""Cuts streams into segments of random lengths, as in the Penn Treebank recipe.
 
-With fixed segments, some tokens never get a gradient from far back. Merity et al. 2018 (variable
-length backpropagation) therefore draw a length for each segment; the limits are those of the
-published Transformer-XL code. For T = 70 and s = 5:
+With fixed segments, the gradient of some tokens' loss never reaches far back. Merity et al. 2018
+(variable length backpropagation) therefore draw a length for each segment. The limits of the
+lengths are those of the published Transformer-XL code. For T = 70 and s = 5:
 
     length   N(T, s), or one time in twenty N(T/2, s); truncated to an integer in 5 .. T+3s
     arrays   T + 3s positions, a shorter segment is right padded
     epoch 0  |------ 68 ------|------- 73 -------|-- 33 --|------ 71 ------| ..
 
-The lengths of an epoch are drawn from (seed, epoch). Its last segment ends where the streams do,
-so epochs have different numbers of segments. Finding a step counts them from epoch 0.
+The lengths of an epoch are drawn from (seed, epoch). The last segment of an epoch ends at the end
+of the streams, so epochs have different numbers of segments. These are counted from epoch 0 on.
 """
 
 import bisect
@@ -22,12 +22,12 @@ from txl_jax.config import longest_segment
 from txl_jax.data.streams import Segment, SegmentSpan, Streams
 
 MIN_LENGTH = 5
-HALF = 0.05  # how often a length is drawn around T/2
+HALF = 0.05  # the probability that a length is drawn around T/2
 _LENGTHS = 0x1E57  # makes these random numbers independent of others with the same seed
 
 
 def drawn_lengths(seed: int, epoch: int, n: int, seg_len: int, std: float) -> np.ndarray:
-    """The first n lengths of an epoch: int64 [n]."""
+    """Draws the first n lengths of segments of an epoch, int64 [n]."""
     rng = np.random.default_rng([seed, _LENGTHS, epoch])
     mean = np.where(rng.random(n) < HALF, seg_len / 2, seg_len)
     lengths = rng.normal(mean, std).astype(np.int64)
@@ -35,10 +35,10 @@ def drawn_lengths(seed: int, epoch: int, n: int, seg_len: int, std: float) -> np
 
 
 class DrawnLengths:
-    """Streams in segments of random lengths, in arrays of ``max_len``; see :class:`Streams`."""
+    """Streams in segments of random lengths, padded to ``max_len``; see :class:`Streams`."""
 
     def __init__(self, streams: Streams, std: float, seed: int):
-        """Draws from ``seed``; ``std``: s > 0, in tokens."""
+        """Prepares lengths drawn from ``seed``; ``std`` is s > 0, in tokens."""
         self._streams, self._std, self._seed = streams, std, seed
         self.batch_size, self.seg_len = streams.batch_size, streams.seg_len
         self.context_len, self.n_targets = streams.context_len, streams.n_targets
@@ -53,31 +53,31 @@ class DrawnLengths:
         return self.n_segments
 
     def _draw_bounds(self, epoch: int) -> np.ndarray:
-        """int64 [n+1]: where the n segments of an epoch begin in each stream, and its end."""
+        """Returns the starts of an epoch's n segments, and the end of the last one, int64 [n+1]."""
         end = self._streams.targets_per_stream
         most = -(-end // MIN_LENGTH)
         ends = np.cumsum(drawn_lengths(self._seed, epoch, most, self.seg_len, self._std))
         return np.concatenate([[0], ends[ends < end], [end]])
 
     def at_step(self, step: int, rows: slice = slice(None)) -> Segment:
-        """The segment of a training step, counted from 0 over all epochs."""
+        """Returns the segment of a training step; steps are counted from 0 over all epochs."""
         span = self.span_at(step)
         return self._streams.window(span.start, span.n, self.max_len, rows, span.epoch)
 
     def span_at(self, step: int) -> SegmentSpan:
-        """The targets that :meth:`at_step` reads."""
+        """Returns the range of targets that :meth:`at_step` reads."""
         epoch, index = self._find(step)
         start, stop = self.bounds(epoch)[index : index + 2].tolist()
         return SegmentSpan(start, stop - start, epoch)
 
     def epochs(self, step: int) -> float:
-        """Passes over the text that are done after a number of steps, by its tokens."""
+        """Returns the number of passes over the text after a number of steps, by tokens."""
         epoch, index = self._find(step)
         bounds = self.bounds(epoch)
         return epoch + int(bounds[index]) / int(bounds[-1])
 
     def _find(self, step: int) -> tuple[int, int]:
-        """The epoch of a step, and the segment in it."""
+        """Returns the epoch of a step, and the index of its segment in that epoch."""
         with self._lock:
             while self._first_steps[-1] <= step:
                 n_segments = len(self.bounds(len(self._first_steps) - 1)) - 1

@@ -1,8 +1,8 @@
-"""The one error of this package."""
+"""The error of this package."""
 
 
 class DataError(ValueError):
-    """Text that cannot be used; the message says what, where and how to mend it.
+    """Text that cannot be used; the message says what is wrong, where, and what to do.
 
     Example:
       >>> import txl_jax

@@ -1,4 +1,4 @@
-"""Batches on device before they are needed, as a pure function of the step."""
+"""Reads batches in advance and puts them on device; a batch depends on the step alone."""
 
 import collections
 import concurrent.futures
@@ -20,17 +20,17 @@ def training_batch(
     reset_every: int = 0,
     rows: slice = slice(None),
 ) -> Batch:
-    """The batch of a training step for some streams, a function of the step alone.
+    """Returns the batch of a training step for some streams, which depends on the step alone.
 
-    Memory is emptied at the first segment of an epoch with ``epoch_memory="reset"``, and with
-    ``reset_every`` n > 0 at steps 0, n, 2n, ..
+    With ``epoch_memory="reset"`` the memory is emptied at the first segment of an epoch. With
+    ``reset_every`` n > 0 it is emptied at steps 0, n, 2n, ..
     """
     segment = streams.at_step(step, rows)
     return make_batch(segment, resets_memory(step, segment.first, epoch_memory, reset_every))
 
 
 def resets_memory(step: int, first: bool, epoch_memory: str, reset_every: int) -> bool:
-    """Whether memory is emptied before a step; ``first``: it is the first of an epoch."""
+    """Whether memory is emptied before a step; ``first`` is true for the first one of an epoch."""
     again = reset_every > 0 and step % reset_every == 0
     return again or (first and epoch_memory == "reset")
 
@@ -45,9 +45,9 @@ def training_feed(
     reset_every: int = 0,
     read_step: Callable[..., Any] = training_batch,
 ) -> Generator[Any, None, None]:
-    """Batches of the steps ``start`` .. ``stop - 1``, on device, prefetched by a thread.
+    """Yields batches of the steps ``start`` .. ``stop - 1`` on device, prefetched by a thread.
 
-    With ``per_dispatch`` S > 1 each item holds S steps, stacked on a new leading axis.
+    With ``per_dispatch`` S > 1 each item has S steps, stacked on a new leading axis.
     ``read_step`` takes the arguments of :func:`training_batch`.
     """
 
@@ -64,10 +64,10 @@ def training_feed(
 def batch_on_device(
     read: Callable[[slice], Any], sharding: jax.sharding.Sharding | None, n_rows: int, axis: int = 0
 ) -> Any:
-    """A batch on device; every process reads only the rows that its own devices hold, once.
+    """Returns a batch on device; every process reads only the rows of its own devices, once.
 
-    ``read`` gives the rows of a slice. ``sharding``: of every field; ``None``: the default device.
-    ``n_rows``: B. ``axis``: of the rows, 1 behind an axis of steps.
+    ``read`` returns the rows of a slice. ``sharding`` is that of every field, or ``None`` for the
+    default device. ``n_rows`` is B. ``axis`` is the axis of the rows: 1 after an axis of steps.
     """
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(read(slice(0, n_rows)), sharding)
@@ -89,9 +89,9 @@ def batch_on_device(
 
 
 def prefetch(items: Iterator[Any], size: int = 2) -> Generator[Any, None, None]:
-    """The same items or errors in order; a thread computes up to ``size`` of them in advance.
+    """Yields the given items in order; a thread computes up to ``size`` of them in advance.
 
-    Closing the iterator ends the thread.
+    Errors are raised in order, too. Closing the generator ends the thread.
     """
     end = object()
     pool = concurrent.futures.ThreadPoolExecutor(1, "txl-prefetch")

@@ -1,7 +1,7 @@
-"""A training text kept on the device; batches are cut from it there.
+"""Keeps a training text on the device, and cuts batches from the text there.
 
-The host then sends only a few numbers for each step: where the segment begins and ends, and the
-shift of each stream in this epoch (streams.py).
+The host then sends only a few numbers for each step: the start and the length of the segment, and
+the shift of each stream in the epoch (streams.py).
 
     rows     0 1 2 3 4       start 1, n 2, shift 3:   inputs   4 0      row 0
              5 6 7 8 9                     shift 0:            6 7      row 1
@@ -24,24 +24,24 @@ from txl_jax.data.streams import Streams
 
 
 class BatchPosition(flax.struct.PyTreeNode):
-    """Where the batch of a step is in the text."""
+    """The position of a step's batch in the text."""
 
     start: jax.Array | np.ndarray  # int32 [], the segment's first target in every stream, from 0
-    n: jax.Array | np.ndarray  # int32 [], its targets
+    n: jax.Array | np.ndarray  # int32 [], the segment's number of targets
     shifts: jax.Array | np.ndarray  # int32 [B], each stream's first token in this epoch
-    reset_memory: jax.Array | np.ndarray  # bool [], memory is emptied before it
+    reset_memory: jax.Array | np.ndarray  # bool [], whether memory is emptied first
 
 
 class DeviceText(flax.struct.PyTreeNode):
-    """Streams of a text; a segment that is shorter than ``width``, T, is right padded."""
+    """The streams of a text; segments that are shorter than ``width``, T, are right padded."""
 
     tokens: jax.Array | np.ndarray  # int32 [B,n], one stream in each row
-    soft: SoftTargets | None = None  # of every token, [B,n,k]
+    soft: SoftTargets | None = None  # [B,n,k], those of every token
     width: int = flax.struct.field(pytree_node=False, default=0)
     context_len: int = flax.struct.field(pytree_node=False, default=0)
 
     def batch(self, at: BatchPosition) -> Batch:
-        """The batch of a step; for use under ``jit``."""
+        """Returns the batch at a position; call this function under ``jit``."""
         c, t = self.context_len, self.width
         place = at.start - c + jnp.arange(c + t)
         begun = (place >= 0) & (place < at.start + at.n)
@@ -61,9 +61,9 @@ class DeviceText(flax.struct.PyTreeNode):
 
 
 def device_text(streams: TrainingStreams, soft: SoftTargets | None = None) -> DeviceText:
-    """The text of training streams but of sentences, not on a device yet.
+    """Returns the text of training streams (not of sentences), which is not on a device yet.
 
-    ``soft``: [N,k], of every token of the split; tokens that are in no stream are left out.
+    ``soft`` [N,k] has targets for every token of the split; tokens in no stream are left out.
     """
     assert isinstance(streams, Streams | DrawnLengths)
     width = streams.max_len if isinstance(streams, DrawnLengths) else streams.seg_len
@@ -76,7 +76,7 @@ def device_text(streams: TrainingStreams, soft: SoftTargets | None = None) -> De
 def training_position(
     streams: Any, step: int, epoch_memory: str, reset_every: int = 0, rows: slice = slice(None)
 ) -> BatchPosition:
-    """The position of a training step's batch; arguments as of :func:`training_batch`."""
+    """Returns the position of a step's batch; arguments are those of :func:`training_batch`."""
     start, n, epoch = streams.span_at(step)
     reset_memory = resets_memory(step, start == 0, epoch_memory, reset_every)
     number = lambda x: np.asarray(x, np.int32)

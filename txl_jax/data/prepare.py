@@ -1,7 +1,8 @@
-"""A source's text as a vocabulary and token files.
+"""Prepares the text of a source as a vocabulary and token files.
 
-Tokens are in ``train.npy``, …. Sentences also have ``train.offsets.npy``, …: where each begins, and
-where the last one ends. All splits are counted, compared with the published counts, and reported.
+The tokens are in ``train.npy``, …. For sentences, ``train.offsets.npy``, … have the positions where
+each sentence begins and the last one ends. The tokens of all splits are counted and compared with
+the published counts, and the result is printed.
 """
 
 import dataclasses
@@ -26,9 +27,10 @@ from txl_jax.data.vocab import Vocab
 def prepare(
     source: Source, kind: Kind, identity: Mapping[str, Any], folder: Path, vocab: Vocab | None
 ) -> None:
-    """Makes ``folder``, the prepared corpus of a source, unless it exists; or DataError.
+    """Prepares the corpus of a source in ``folder`` unless it exists, or raises DataError.
 
-    ``identity`` goes into ``corpus.json``. ``vocab``: to encode with; ``None``: the text's own.
+    ``identity`` is written to ``corpus.json``. ``vocab`` encodes the text, or the text's own
+    vocabulary if ``None``.
     """
 
     def fill(unfinished: Path) -> None:
@@ -106,7 +108,7 @@ def _vocab(kind: Kind, source: Source, texts: list[Iterator[bytes]]) -> Vocab:
 
 
 def _check_counts(source: Source, found: Mapping[str, Mapping[str, int]]) -> bool | None:
-    """Prints the counts; whether they are as published, ``None`` if none are published."""
+    """Prints the counts, and returns whether they are as published (``None`` if unpublished)."""
     sizes = " / ".join(f"{found['tokens'][split]:,}" for split in SPLITS)
     wrong = []
     for (what, split), expected in source.counts.items():
@@ -130,7 +132,7 @@ def _check_counts(source: Source, found: Mapping[str, Mapping[str, int]]) -> boo
 def _write_sentences(
     blocks: Iterable[bytes], vocab: Vocab, where: str, path: Path, double: bool
 ) -> int:
-    """Writes the ids of sentences and where they begin; returns the number of targets."""
+    """Writes the ids of sentences and their first positions; returns the number of targets."""
     starts: list[np.ndarray] = []
 
     def ids() -> Iterator[np.ndarray]:
@@ -149,13 +151,13 @@ def _write_sentences(
 def double_boundaries(
     parts: Iterable[tuple[np.ndarray, np.ndarray]],
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Ids of sentences with each boundary twice but for the first, and where sentences begin.
+    """Doubles each boundary but the first in ids of sentences; also yields where sentences begin.
 
         <S> the cat <S> it rained <S>           <S> the cat <S> <S> it rained <S> <S>
          ^           ^             ^     ──▶     ^               ^                 ^
 
-    TF's own text ends one ``<S>`` earlier; these sentences have one form, to be in any order.
-    ``parts``: of :meth:`Vocab.encode_sentences`.
+    TF's own text ends one ``<S>`` earlier. Here all sentences have the same form, so that they can
+    be put in any order. ``parts`` is the result of :meth:`Vocab.encode_sentences`.
     """
     first = True
     for ids, boundaries in parts:
@@ -167,7 +169,7 @@ def double_boundaries(
 
 
 def _write_npy(path: Path, dtype: np.dtype, parts: Iterable[np.ndarray]) -> int:
-    """Writes arrays, one after another, as one ``.npy`` file; returns their length."""
+    """Writes arrays, one after another, to one ``.npy`` file; returns their total length."""
 
     header = {"descr": dtype.str, "fortran_order": False, "shape": (0,)}
     n = 0
@@ -182,7 +184,7 @@ def _write_npy(path: Path, dtype: np.dtype, parts: Iterable[np.ndarray]) -> int:
 
 
 def _counted(blocks: Iterable[bytes], counts: dict[str, int]) -> Iterator[bytes]:
-    """The same blocks; puts their bytes, lines and words into ``counts`` at the end."""
+    """Yields the blocks, then adds their numbers of bytes, lines and words to ``counts``."""
     n_bytes = lines = words = 0
     last = b"\n"
     for block in blocks:

@@ -1,22 +1,24 @@
-"""Sentences in no order, as B parallel streams: the One Billion Word benchmark.
+"""Reads sentences without an order as B parallel streams, for the One Billion Word benchmark.
 
-A text of sentences is one token array with ``<S>`` before, between and after them:
+A text of sentences is one token array with ``<S>`` before, between and after the sentences:
 
     <S> the cat sat <S> it rained <S> yes <S>        7 words, 3 sentences, 10 targets
 
-A sentence includes both of its ``<S>``: inputs ``<S> it rained``, targets ``it rained <S>``. Its
-last ``<S>`` is also the first one of the next. With two ``<S>`` between sentences (TF) the second
-begins the next sentence, so that a sentence is ``<S> it rained <S> <S>``; all else is the same.
+A sentence includes both of its ``<S>``: inputs ``<S> it rained``, targets ``it rained <S>``. The
+last ``<S>`` of a sentence is also the first ``<S>`` of the next one. With two ``<S>`` between
+sentences (TF), the second one begins the next sentence, and a sentence is ``<S> it rained <S>
+<S>``.
 
-Rows are contiguous ranges of whole sentences with about the same number of tokens; memory is
-carried along each. In training every epoch has a new random order within each row: of the row's
-shards of 1024 sentences, and of the sentences in a shard. No array is as long as the corpus.
+Rows are contiguous ranges of whole sentences with about the same number of tokens, and memory is
+carried along each row. In training, every epoch has a new random order in each row: the row's
+shards of 1024 sentences are shuffled, and so are the sentences in a shard. No array is as long as
+the corpus.
 
     row b        |  shard 0  |  shard 1  |  shard 2 |        fixed
     epoch e      | 2: 5 0 3… | 0: 9 1 7… | 1: 4 8…  |        drawn from (seed, e, b)
 
-Segment i of epoch e is a pure function of (seed, e, i), and the step is all the state there is. The
-published benchmark is shuffled already, so a row's range is a random sample of it.
+Segment i of epoch e is a pure function of (seed, e, i), so the step is the only state. The
+published benchmark is already shuffled, so the range of a row is a random sample of it.
 """
 
 import functools
@@ -36,9 +38,9 @@ _KEPT = 2  # shuffled shards of each row: the one being read, and the one before
 
 
 class Sentences(Sequence[np.ndarray]):
-    """The sentences of a text, by index, each ``<S> words <S>``, read lazily.
+    """The sentences of a text, each ``<S> words <S>``, which are read lazily by index.
 
-    In TF's stream (protocol ``double``) each is ``<S> words <S> <S>``, the last one too.
+    In TF's stream (protocol ``double``) each sentence is ``<S> words <S> <S>``.
 
     Example:
       >>> import numpy as np, txl_jax
@@ -47,8 +49,8 @@ class Sentences(Sequence[np.ndarray]):
       [[0, 5, 6, 0], [0, 7, 0]]
 
     Attributes:
-      tokens: 1-D ids of the whole text, may be memory-mapped; the last is ``<S>``.
-      offsets: int64 [n+1]: where each sentence begins, and where the last one ends.
+      tokens: 1-D ids of the whole text, perhaps memory-mapped; the last id is that of ``<S>``.
+      offsets: int64 [n+1], the positions where each sentence begins and where the last one ends.
     """
 
     def __init__(self, tokens: np.ndarray, offsets: np.ndarray):
@@ -58,7 +60,7 @@ class Sentences(Sequence[np.ndarray]):
         return len(self.offsets) - 1
 
     def __getitem__(self, index: Any) -> Any:
-        """A sentence as 1-D ids, or a slice of them, lazily where the step is 1."""
+        """Returns a sentence as 1-D ids, or a slice of sentences, lazily if the step is 1."""
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             if step == 1:
@@ -71,7 +73,7 @@ class Sentences(Sequence[np.ndarray]):
 
     @property
     def n_targets(self) -> int:
-        """Targets of all sentences: their words, and a ``<S>`` (``double``: two) each."""
+        """The number of targets: all words, and one ``<S>`` for each sentence (``double``: two)."""
         return int(self.offsets[-1] - self.offsets[0])
 
 
@@ -89,12 +91,12 @@ class SentenceStreams(BaseStreams):
         context_len: int = 0,
         seed: int | None = None,
     ):
-        """Lays out the rows; other arguments and errors as for :class:`Streams`.
+        """Lays out the rows; other arguments and errors are those of :class:`Streams`.
 
-        ``drop_remainder``: False: every target of a pass is scored once. True: each row takes the
-        next sentence when it needs one, and the pass ends with the last segment that is full in all
-        rows, as in the published code; whole rows are in memory. Not with a seed.
-        ``seed``: if given, every epoch has a random order of its own.
+        Without ``drop_remainder`` every target of a pass is scored once. With ``drop_remainder``
+        (not with a seed) each row takes the next sentence when it needs one, and the pass ends with
+        the last segment that is full in all rows, as in the published code. Whole rows are then in
+        memory. With a ``seed``, every epoch has its own random order.
         """
         super().__init__(batch_size, seg_len, context_len)
         if batch_size > len(sentences):
@@ -119,7 +121,7 @@ class SentenceStreams(BaseStreams):
             )
 
     def preceding_tokens(self, stream: int, n: int) -> np.ndarray:
-        """Up to n tokens before a row's first one; not with a seed or drop_remainder."""
+        """Returns up to n tokens before a row's text; needs no seed and no drop_remainder."""
         return self._text.before(stream, n)
 
     def _read(self, epoch: int, stream: int, start: int, stop: int) -> np.ndarray:
@@ -133,7 +135,7 @@ TrainingStreams = AnyStreams | DrawnLengths
 def ordered_streams(
     split: np.ndarray | Sentences, batch_size: int, seg_len: int, **options: Any
 ) -> AnyStreams:
-    """A split in its own order, to be scored; options as of its kind of streams."""
+    """Returns the streams of a split in its order, for scoring; options are those of the class."""
     kind = SentenceStreams if isinstance(split, Sentences) else Streams
     return kind(split, batch_size, seg_len, **options)  # type: ignore[arg-type]
 
@@ -147,10 +149,10 @@ def shuffled_streams(
     partial_shuffle: bool = False,
     **options: Any,
 ) -> TrainingStreams:
-    """A split to be trained on: sentences in a random order, a text as in the published code.
+    """Returns the streams of a split for training, with sentences in a random order.
 
-    ``seed``: of the order of sentences, and of a text's drawn lengths and shifts. ``seg_len_std``:
-    s > 0: segments of random lengths, see :class:`DrawnLengths`.
+    ``seed`` decides the order of sentences, and the drawn lengths and shifts of a continuous text.
+    With ``seg_len_std`` s > 0, segments have random lengths, see :class:`DrawnLengths`.
     """
     if isinstance(split, Sentences):
         return SentenceStreams(split, batch_size, seg_len, seed=seed, **options)
@@ -166,7 +168,7 @@ def segments(
     drop_remainder: bool = False,
     context_len: int = 0,
 ) -> Iterator[Segment]:
-    """The segments of one pass over a token array or sentences, in their order.
+    """Returns an iterator over the segments of one pass over a token array or sentences, in order.
 
     Example:
       >>> import numpy as np, txl_jax
@@ -181,18 +183,18 @@ def segments(
 
 
 def flat_tokens(split: np.ndarray | Sentences) -> np.ndarray:
-    """All ids of a split, 1-D, in their order; all but the first are targets."""
+    """Returns all ids of a split in order, 1-D; all ids except the first one are targets."""
     if isinstance(split, Sentences):
         return split.tokens[int(split.offsets[0]) : int(split.offsets[-1]) + 1]
     return split
 
 
-# The text of each row: ``sizes``, int64 [B], are its targets; ``read(epoch, row, i, j)`` gives its
-# tokens i .. j-1.
+# The classes below have the text of each row. ``sizes``, int64 [B], are the numbers of targets, and
+# ``read(epoch, row, i, j)`` returns the tokens i .. j-1 of a row.
 
 
 def _bounds(sentences: Sentences, batch_size: int) -> np.ndarray:
-    """int64 [B+1]: the sentence that each row begins with, where the tokens are cut evenly."""
+    """Returns the first sentence of each row, for rows of nearly equal length: int64 [B+1]."""
     offsets, n = sentences.offsets, len(sentences)
     first, rows = int(offsets[0]), np.arange(batch_size + 1)
     even = first + rows * sentences.n_targets // batch_size
@@ -206,7 +208,7 @@ def _bounds(sentences: Sentences, batch_size: int) -> np.ndarray:
 
 
 class _RangeRows:
-    """Ranges of the sentences, in order."""
+    """Rows that are contiguous ranges of the sentences, in order."""
 
     def __init__(self, sentences: Sentences, batch_size: int):
         self._tokens = sentences.tokens
@@ -217,13 +219,13 @@ class _RangeRows:
         return self._tokens[self._starts[row] + start : self._starts[row] + stop]
 
     def before(self, row: int, n: int) -> np.ndarray:
-        """Up to n tokens before the row's text."""
+        """Returns up to n tokens before the row's text."""
         begin = self._starts[row]
         return self._tokens[max(begin - n, self._starts[0]) : begin]
 
 
 class _RowsInTurn:
-    """Sentences dealt to rows as the authors do: each row takes the next one when it needs it."""
+    """Rows as in the authors' code, where each row takes the next sentence when it needs one."""
 
     def __init__(self, sentences: Sentences, batch_size: int, seg_len: int):
         lengths = np.diff(np.asarray(sentences.offsets, np.int64)).tolist()
@@ -250,7 +252,7 @@ class _RowsInTurn:
 
 
 class _ShuffledRows:
-    """Ranges of the sentences, in another order in each epoch."""
+    """Rows that are ranges of the sentences, in another order in each epoch."""
 
     def __init__(self, sentences: Sentences, batch_size: int, seed: int):
         self._sentences, self._seed = sentences, seed
@@ -277,13 +279,13 @@ class _ShuffledRows:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _draw_order(self, epoch: int, row: int) -> tuple[np.ndarray, np.ndarray]:
-        """The shards of a row in the order of an epoch, and where each of them ends."""
+        """Draws the order of a row's shards in an epoch; also returns where each shard ends."""
         edges = np.asarray(self._sentences.offsets[self._edges[row]], np.int64)
         order = self._rng(epoch, row, 0).permutation(len(edges) - 1)
         return order, np.cumsum(np.diff(edges)[order])
 
     def _shuffle_shard(self, epoch: int, row: int, shard: int) -> np.ndarray:
-        """A shard's text in the order of an epoch, without the last ``<S>``."""
+        """Returns the text of a shard in the order of an epoch, without the last ``<S>``."""
         first, last = self._edges[row][shard : shard + 2]
         offsets = np.asarray(self._sentences.offsets[first : last + 1], np.int64)
         text = np.asarray(self._sentences.tokens[offsets[0] : offsets[-1]])

@@ -1,4 +1,4 @@
-"""A token array as B parallel streams, cut into segments of T tokens.
+"""Reads a token array as B parallel streams, which are cut into segments of T tokens.
 
     tokens   0 1 2 3 4 5 6 7 8 9        N = 10, so 9 targets: 1..9;  B = 2, T = 2
 
@@ -8,27 +8,27 @@
                                           5 6         7 8         . .
                                  targets  1 2         3 4         5 .
                                           6 7         8 9         . .
-    A point is padding, of weight 0. Every target is scored once, whatever B and T are.
+    A point is padding, with weight 0. Every target is scored once for any B and T.
 
     drop_remainder=True                 n = N // B = 5 tokens for each stream, so 4 targets
       stream 0   0 1 2 3 4       inputs   0 1 / 5 6   2 3 / 7 8
       stream 1   5 6 7 8 9       targets  1 2 / 6 7   3 4 / 8 9
-    As in the published code: the remainder of the tokens is dropped, and so is the target that
+    As in the published code, the remainder of the tokens is dropped, and so is the target that
     would cross from one stream into the next (5 here).
 
 Segments follow each other in every stream, so a model that carries memory reads each stream as one
-long text. Training step s takes segment ``s % n_segments``, and the step is all the state there is.
+long text. Training step s takes segment ``s % n_segments``, so the step is the only state.
 
-A model without memory reads the last C = ``context_len`` tokens of the stream's own text again
-instead. For C = 3 and stream 0 of the first picture:
+A model without memory reads the last C = ``context_len`` tokens of the stream again instead. For
+C = 3 and stream 0 of the first picture:
 
                  context   segment
       segment 0    . . .     0 1      starts at 3 of 5
       segment 1    . 0 1     2 3      starts at 1
       segment 2    1 2 3     4 .      -
 
-With partial shuffle (NVIDIA's code) each stream begins each epoch at a random token of its own,
-drawn from (seed, epoch, stream), and wraps around:
+With partial shuffle (NVIDIA's code), each stream begins each epoch at a random token of its text
+and wraps around. The token is drawn from (seed, epoch, stream):
 
     stream 0   0 1 2 3 4       epoch e, shift 3:   3 4 0 1 2      inputs   3 4   0 1
                                                                   targets  4 0   1 2
@@ -46,7 +46,7 @@ from txl_jax.data.symbols import check_ids
 
 
 class SegmentSpan(NamedTuple):
-    """The targets of every stream in a training step: ``start`` .. ``start + n - 1``."""
+    """The range of targets of every stream in a training step, ``start`` .. ``start + n - 1``."""
 
     start: int
     n: int
@@ -55,7 +55,7 @@ class SegmentSpan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Segment:
-    """The next T tokens of some streams, after up to C that came before them.
+    """The next T tokens of some streams, after up to C tokens of context.
 
     Example:
       >>> import numpy as np, txl_jax
@@ -66,10 +66,10 @@ class Segment:
       ([[4, 5, 6, 7], [14, 15, 16, 17]], True, False)
 
     Attributes:
-      inputs: int32 [B, C+T]: the context, 0 where the stream had not begun, and the segment.
+      inputs: int32 [B, C+T], the context and the segment; 0 before the start of a stream.
       targets: int32 [B, T], the token after each of the last T inputs.
-      weights: float32 [B, T]: 1, or 0 where inputs and targets are padding (and 0 too).
-      starts: bool [B, C+T]: True at the first token of a stream; a model takes it as ``reset``.
+      weights: float32 [B, T], 1, or 0 for padding, where inputs and targets are also 0.
+      starts: bool [B, C+T], True at the first token of a stream; the argument ``reset`` of a model.
       first: True for the first segment of a pass, which must be read with an empty memory.
     """
 
@@ -88,14 +88,15 @@ def read_segment(
     width: int,
     context_len: int = 0,
 ) -> Segment:
-    """Targets ``start`` .. ``start + n - 1`` of some streams, right padded to ``width``, T.
+    """Reads the segment with targets ``start`` .. ``start + n - 1``, right padded to ``width``, T.
 
-    ``read(stream, i, j)`` gives a stream's tokens i .. j-1; ``ends``: its number of targets.
+    ``read(stream, i, j)`` returns the tokens i .. j-1 of a stream. ``ends`` has the number of
+    targets of each stream.
     """
     b, t, c = len(ends), width, context_len
     inputs, targets = np.zeros((b, c + t), np.int32), np.zeros((b, t), np.int32)
     weights, starts = np.zeros((b, t), np.float32), np.zeros((b, c + t), bool)
-    before = min(c, start)  # tokens of the stream that the context has
+    before = min(c, start)  # the number of tokens of context
     if before == start:
         starts[:, c - before] = True
     for row, (stream, end) in enumerate(ends.items()):
@@ -109,11 +110,11 @@ def read_segment(
 
 
 class BaseStreams:
-    """All segments of B parallel streams, by index; a short last one is padded to T."""
+    """All segments of B parallel streams, by index; a short last segment is padded to T."""
 
     n_segments: int  # of one pass
     n_targets: int  # of one pass, the sum of all weights
-    _ends: Sequence[int]  # the number of targets of each stream, at most 0 where no text is left
+    _ends: Sequence[int]  # the number of targets of each stream, at most 0 if it has no text
 
     def __init__(self, batch_size: int, seg_len: int, context_len: int):
         self.batch_size, self.seg_len, self.context_len = batch_size, seg_len, context_len
@@ -128,7 +129,7 @@ class BaseStreams:
         return map(self.segment, range(self.n_segments))
 
     def segment(self, index: int, rows: slice = slice(None), epoch: int = 0) -> Segment:
-        """Segment ``index`` of an epoch; IndexError if there is none. ``rows``: which streams."""
+        """Returns segment ``index`` of an epoch for the streams ``rows``, or raises IndexError."""
         if not 0 <= index < self.n_segments:
             raise IndexError(f"segment {index}: there are {self.n_segments}, counted from 0")
         return self.window(index * self.seg_len, self.seg_len, self.seg_len, rows, epoch)
@@ -136,26 +137,26 @@ class BaseStreams:
     def window(
         self, start: int, n: int, width: int, rows: slice = slice(None), epoch: int = 0
     ) -> Segment:
-        """Targets ``start`` .. ``start + n - 1`` of every stream, right padded to ``width``."""
+        """Returns targets ``start`` .. ``start + n - 1`` of each stream, padded to ``width``."""
         ends = {b: self._ends[b] for b in range(*rows.indices(self.batch_size))}
         read = functools.partial(self._read, epoch)
         return read_segment(read, ends, start, n, width, self.context_len)
 
     def at_step(self, step: int, rows: slice = slice(None)) -> Segment:
-        """The segment of a training step, counted from 0 over all epochs."""
+        """Returns the segment of a training step; steps are counted from 0 over all epochs."""
         return self.segment(step % self.n_segments, rows, step // self.n_segments)
 
     def epochs(self, step: int) -> float:
-        """Passes over the text that are done after a number of steps."""
+        """Returns the number of passes over the text after a number of steps."""
         return step / self.n_segments
 
     def _read(self, epoch: int, stream: int, start: int, stop: int) -> np.ndarray:
-        """Tokens ``start`` .. ``stop - 1`` of a stream in the order of an epoch."""
+        """Returns tokens ``start`` .. ``stop - 1`` of a stream in the order of an epoch."""
         raise NotImplementedError
 
 
 class Streams(BaseStreams):
-    """All segments of a token array, by index; a full stream has ``targets_per_stream``."""
+    """All segments of a token array, by index; a full stream has ``targets_per_stream`` targets."""
 
     def __init__(
         self,
@@ -168,11 +169,11 @@ class Streams(BaseStreams):
         context_len: int = 0,
         partial_shuffle_seed: int | None = None,
     ):
-        """Lays out the streams of integers [N]; reads nothing except to check ids.
+        """Lays out the streams of integers [N]; reads the tokens only to check ids.
 
-        ``name``: for errors. ``vocab_size``: V; if given, ids must be below it.
-        ``partial_shuffle_seed``: of the shifts, ``None``: no shuffle; needs ``drop_remainder``.
-        DataError: an argument out of range, too few tokens, or an id that is not below V.
+        ``name`` names the tokens in errors. Ids must be below ``vocab_size``, V, if it is given.
+        ``partial_shuffle_seed`` is the seed of partial shuffle, which needs ``drop_remainder``.
+        Raises DataError if an argument is out of range, tokens are too few, or an id is too large.
         """
         tokens = np.asanyarray(tokens)
         if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
@@ -204,27 +205,27 @@ class Streams(BaseStreams):
         self._ends = [min(self.targets_per_stream, len(tokens) - 1 - at) for at in starts]
 
     def span_at(self, step: int) -> SegmentSpan:
-        """The targets that :meth:`at_step` reads."""
+        """Returns the range of targets that :meth:`at_step` reads."""
         epoch, index = divmod(step, self.n_segments)
         start = index * self.seg_len
         return SegmentSpan(start, min(self.seg_len, self.targets_per_stream - start), epoch)
 
     def preceding_tokens(self, stream: int, n: int) -> np.ndarray:
-        """Up to n tokens of the text that come before a stream's first one."""
+        """Returns up to n tokens of the text before the first token of a stream."""
         begin = stream * self._stride
         return self._tokens[max(begin - n, 0) : begin]
 
     def stream_tokens(self) -> np.ndarray:
-        """The tokens of every stream without shuffling, int32 [B,n]; needs drop_remainder."""
+        """Returns the unshuffled tokens of every stream, int32 [B,n]; needs drop_remainder."""
         used = self._tokens[: self.batch_size * self._stride]
         return np.asarray(used, np.int32).reshape(self.batch_size, self._stride)
 
     def shifts(self, epoch: int) -> np.ndarray:
-        """:meth:`shift` of every stream, int32 [B]."""
+        """Returns the :meth:`shift` of every stream, int32 [B]."""
         return np.array([self.shift(epoch, b) for b in range(self.batch_size)], np.int32)
 
     def shift(self, epoch: int, stream: int) -> int:
-        """The token that a stream begins with in an epoch: from 0 to its length less 1."""
+        """Returns the position in a stream's text at which the stream begins an epoch, from 0."""
         if self._seed is None:
             return 0
         return int(np.random.default_rng([self._seed, epoch, stream]).integers(self._stride))
@@ -233,7 +234,7 @@ class Streams(BaseStreams):
         begin, n, shift = stream * self._stride, self._stride, self.shift(epoch, stream)
         if not shift:
             return self._tokens[begin + start : begin + stop]
-        wrap = n - shift  # tokens before the stream's end comes
+        wrap = n - shift  # tokens up to the end of the stream
         at_end = self._tokens[begin + shift + min(start, wrap) : begin + shift + min(stop, wrap)]
         again = self._tokens[begin + max(start - wrap, 0) : begin + max(stop - wrap, 0)]
         return np.concatenate([at_end, again])

@@ -1,11 +1,11 @@
-"""Subwords: frequent pieces of words as tokens, learnt from a text by byte-level BPE.
+"""Learns subwords, which are frequent pieces of words, from a text by byte-level BPE.
 
-Byte pair encoding (Sennrich et al. 2016) over the bytes of UTF-8 (Radford et al. 2019), by Hugging
-Face's ``tokenizers``. The 256 bytes are symbols. Training merges the most frequent pair of
-neighbouring symbols into a new symbol, again and again. So every text has an encoding of its own.
+Hugging Face's ``tokenizers`` computes byte pair encoding (Sennrich et al. 2016) over the bytes of
+UTF-8 (Radford et al. 2019). The first symbols are the 256 bytes. Training repeatedly merges the
+most frequent pair of neighbouring symbols into a new symbol. So every text can be encoded.
 
-A text is cut after each line end, and after :data:`LONGEST` characters without one, to bound
-memory. A token never crosses a cut. :meth:`Vocab.decode` works without the package.
+A text is cut after each line end, and after :data:`LONGEST` characters without a line end, to
+bound memory. A token never crosses a cut. :meth:`Vocab.decode` works without the package.
 """
 
 import functools
@@ -20,13 +20,13 @@ import numpy as np
 from txl_jax.data.codecs import Codec, decode_utf8
 from txl_jax.data.errors import DataError
 
-LONGEST = 1 << 16  # characters of a line that are encoded at once
-BATCH = 4096  # lines that are encoded at a time
+LONGEST = 1 << 16  # the largest number of characters of a line that are encoded together
+BATCH = 4096  # the number of lines that are encoded together
 
 _BYTES_FORM = re.compile(r"(?:<0x[0-9A-F]{2}>)+")
 
-# The characters that stand for bytes in a tokenizer's JSON (Radford et al. 2019, code): printable
-# ones of Latin-1 for themselves, 256, 257, … for the other bytes in order.
+# The characters that represent bytes in a tokenizer's JSON (Radford et al. 2019, code). Printable
+# characters of Latin-1 represent themselves, and 256, 257, … represent the other bytes in order.
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [value for value in range(256) if value not in _PRINTABLE]
 _BYTE_OF_CHARACTER = {chr(value): value for value in _PRINTABLE}
@@ -34,7 +34,10 @@ _BYTE_OF_CHARACTER |= {chr(256 + n): value for n, value in enumerate(_OTHERS)}
 
 
 def train_tokenizer(blocks: Iterable[bytes | str], vocab_size: int) -> dict[str, Any]:
-    """The tokenizer of a text as its JSON, the same on any machine; a short text gives less."""
+    """Learns the tokenizer of a text and returns its JSON; a short text gives fewer symbols.
+
+    The result is the same on every machine.
+    """
     library = import_tokenizers()
     byte_level = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer = library.Tokenizer(library.models.BPE())
@@ -47,7 +50,7 @@ def train_tokenizer(blocks: Iterable[bytes | str], vocab_size: int) -> dict[str,
 
 
 def import_tokenizers() -> Any:
-    """The package ``tokenizers``. Raises DataError, saying how to install it, if it is missing."""
+    """Returns the package ``tokenizers``; raises DataError if it is not installed."""
     try:
         import tokenizers
     except ImportError as error:
@@ -59,7 +62,7 @@ def import_tokenizers() -> Any:
 
 
 class SubwordCodec(Codec):
-    """Pieces of words, with the space before them, by a tokenizer of :func:`train_tokenizer`."""
+    """The encoding of pieces of words, which include the space before them, by a tokenizer."""
 
     unit = "ppl"
 
@@ -71,7 +74,7 @@ class SubwordCodec(Codec):
         self._bytes = [symbol_to_bytes(symbol) for symbol in symbols]
 
     def encode_blocks(self, blocks, where, end_last_line):
-        """Raises DataError where the package is missing or cannot read this tokenizer."""
+        """Raises DataError if the package is missing or cannot read this tokenizer."""
         for lines in whole_lines(blocks, where):
             encoded = self._tokenizer.encode_batch_fast(lines, add_special_tokens=False)
             yield np.fromiter(itertools.chain.from_iterable(e.ids for e in encoded), self.dtype)
@@ -90,7 +93,7 @@ class SubwordCodec(Codec):
 
 
 def whole_lines(blocks: Iterable[bytes | str], where: str = "text") -> Iterator[list[str]]:
-    """The text's lines with their ends, some at a time, at most LONGEST characters of each."""
+    """Yields lists of lines with their ends; lines longer than LONGEST characters are cut."""
     kept = ""
     for text in decode_utf8(blocks, where):
         *ended, kept = (kept + text).split("\n")
@@ -107,7 +110,10 @@ def _parts(line: str) -> list[str]:
 
 
 def tokenizer_symbols(tokenizer: Mapping[str, Any]) -> list[str]:
-    """Symbols in id order, ``" the"`` or ``<0xE2><0x80>``; DataError: they are not all bytes."""
+    """Returns a tokenizer's symbols in id order, such as ``" the"`` or ``<0xE2><0x80>``.
+
+    Raises DataError if the tokenizer is not byte-level.
+    """
     try:
         ids = tokenizer["model"]["vocab"]
         tokens = sorted(ids, key=ids.__getitem__)
@@ -122,7 +128,7 @@ def tokenizer_symbols(tokenizer: Mapping[str, Any]) -> list[str]:
 
 
 def bytes_to_symbol(raw: bytes) -> str:
-    """Bytes as a symbol; no two have the same."""
+    """Converts bytes to a symbol; different bytes have different symbols."""
     try:
         text = raw.decode()
     except UnicodeDecodeError:
@@ -133,7 +139,7 @@ def bytes_to_symbol(raw: bytes) -> str:
 
 
 def symbol_to_bytes(symbol: str) -> bytes:
-    """Inverse of :func:`bytes_to_symbol`."""
+    """Converts a symbol back to bytes; the inverse of :func:`bytes_to_symbol`."""
     if _BYTES_FORM.fullmatch(symbol):
         return bytes.fromhex(symbol.replace("<0x", "").replace(">", ""))
     return symbol.encode()

@@ -1,4 +1,4 @@
-"""Kinds of vocabularies, symbols with a meaning, and checks of symbols and ids."""
+"""Defines kinds of vocabularies and special symbols, and checks symbols and ids."""
 
 import collections
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from txl_jax.data.errors import DataError
 Kind = Literal["byte", "char", "letter", "word", "sentence", "subword"]
 
 EOS = "<eos>"  # a line's end among words; id 0 of words counted here
-UNK = "<unk>"  # unknown words, where the counted text itself has it
+UNK = "<unk>"  # unknown words, if the counted text has this symbol
 BOUNDARY = "<S>"  # between two sentences: the first one's end and the next one's start
 SENTENCE_UNK = "<UNK>"  # unknown words in sentences
 SPACE = "_"  # white space among letters
@@ -19,7 +19,7 @@ BYTES = {str(value): value for value in range(256)}  # symbol to value
 
 
 class UnknownSymbolError(DataError):
-    """Text with a symbol that a vocabulary has no id for; ``what`` and where, and a ``fix``."""
+    """A text has a symbol without an id; ``what`` describes the error, and ``fix`` the remedy."""
 
     def __init__(self, what: str, fix: str):
         super().__init__(f"{what}; {fix}")
@@ -27,7 +27,7 @@ class UnknownSymbolError(DataError):
 
 
 def readable(kind: str, symbol: str) -> str:
-    """A symbol for people: a byte is its ASCII character if that is printable, else ``\\xNN``."""
+    """Formats a symbol for display; a byte becomes a printable ASCII character or ``\\xNN``."""
     if kind != "byte":
         return symbol
     value = BYTES[symbol]
@@ -35,7 +35,7 @@ def readable(kind: str, symbol: str) -> str:
 
 
 def check_symbols(kind: str, symbols: Sequence[str]) -> None:
-    """Raises DataError where the kind is unknown, or symbols are missing or occur twice."""
+    """Raises DataError if the kind is unknown, or if symbols are missing or occur twice."""
     if kind not in get_args(Kind):
         kinds = ", ".join(map(repr, get_args(Kind)))
         raise DataError(f"vocabulary kind {kind!r}: must be one of {kinds}")
@@ -47,7 +47,7 @@ def check_symbols(kind: str, symbols: Sequence[str]) -> None:
 
 
 def check_ids(tokens: np.ndarray, vocab_size: int, name: str) -> None:
-    """Raises DataError, naming the first position and its id, where an id is not in 0..V-1."""
+    """Raises DataError with the first position of an id that is not from 0 to V-1."""
     for start in range(0, len(tokens), 1 << 20):
         part = np.asarray(tokens[start : start + (1 << 20)])
         wrong = (part < 0) | (part >= vocab_size)

@@ -1,7 +1,7 @@
-"""A vocabulary: what a token is, with one id for each symbol.
+"""Defines vocabularies, which give each symbol of a text an id.
 
-Bytes, letters and words that are counted here have the authors' order: by falling frequency, and
-as first seen among equals. So ids, adaptive cutoffs and converted models mean the same as theirs.
+Bytes, letters and words that are counted here have the authors' order, by decreasing frequency and
+then by first occurrence. So ids, adaptive cutoffs and converted models agree with the authors'.
 """
 
 import collections
@@ -41,12 +41,12 @@ CODECS: dict[Kind, type[codecs.Codec]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Vocab:
-    """Text to ids and back.
+    """A vocabulary, which encodes text to ids and decodes ids to text.
 
     Attributes:
-      kind: how text becomes symbols, see the classes in :data:`CODECS`.
-      symbols: in id order.
-      tokenizer: of ``subword``: how text is cut into symbols (data/subword.py), as JSON.
+      kind: the way in which text is cut into symbols, see the classes in :data:`CODECS`.
+      symbols: the symbols in the order of their ids.
+      tokenizer: the tokenizer of a ``subword`` vocabulary as JSON (data/subword.py).
     """
 
     kind: Kind
@@ -59,7 +59,7 @@ class Vocab:
 
     @classmethod
     def from_symbols(cls, symbols: Iterable[str]) -> "Vocab":
-        """The vocabulary of a model from elsewhere; its symbols decide its kind, never subword."""
+        """Returns the vocabulary of another program's model; infers its kind, never subword."""
         listed = list(symbols)
         found = set(listed)
         if all(len(symbol) == 1 for symbol in listed):
@@ -72,18 +72,18 @@ class Vocab:
 
     @classmethod
     def all_bytes(cls) -> "Vocab":
-        """All 256 bytes; the value of a byte is its id."""
+        """Returns the vocabulary of all 256 bytes, where the id of a byte is its value."""
         return cls("byte", list(BYTES))
 
     @classmethod
     def from_counted_bytes(cls, *texts: Iterable[bytes], newline: bool = True) -> "Vocab":
-        """The bytes of some texts, each in blocks; ``newline=False`` leaves that byte out."""
+        """Counts the bytes of texts in blocks; ``newline=False`` leaves out the newline byte."""
         values = bytes_by_frequency(itertools.chain(*texts))
         return cls("byte", [str(value) for value in values if newline or value != NEWLINE])
 
     @classmethod
     def from_letters(cls, *texts: Iterable[bytes]) -> "Vocab":
-        """The letters of some texts, each in blocks; DataError for a character not in ASCII."""
+        """Counts the letters of texts in blocks; raises DataError for a non-ASCII character."""
         symbols = [chr(v) for v in bytes_by_frequency(map(as_letters, itertools.chain(*texts)))]
         if wrong := [symbol for symbol in symbols if not symbol.isascii()]:
             raise DataError(
@@ -94,9 +94,9 @@ class Vocab:
 
     @classmethod
     def from_lines(cls, path: str | os.PathLike) -> "Vocab":
-        """The sentence vocabulary in a file, or DataError.
+        """Reads a sentence vocabulary from a file, or raises DataError.
 
-        As the authors read it: the first field of a line; one that occurred before is skipped.
+        As in the authors' code, a symbol is the first field of a line, and repetitions are skipped.
         """
         try:
             with open(path, encoding="utf-8") as file:
@@ -114,12 +114,12 @@ class Vocab:
 
     @classmethod
     def from_chars(cls, blocks: Iterable[bytes | str]) -> "Vocab":
-        """The sorted characters of a text, given in blocks."""
+        """Returns the vocabulary of the sorted characters of a text in blocks."""
         return cls("char", sorted(set(itertools.chain.from_iterable(decode_utf8(blocks)))))
 
     @classmethod
     def from_words(cls, *texts: Iterable[bytes | str], lower_case: bool = False) -> "Vocab":
-        """The words of some texts, each in blocks, ``<eos>`` first."""
+        """Counts the words of texts in blocks; the first symbol is ``<eos>``."""
         counts: collections.Counter[str] = collections.Counter()
         for text in itertools.chain.from_iterable(map(whole_words, texts)):
             counts.update((text.lower() if lower_case else text).split())
@@ -128,7 +128,7 @@ class Vocab:
 
     @classmethod
     def from_subwords(cls, *texts: Iterable[bytes | str], vocab_size: int) -> "Vocab":
-        """Subwords learnt from some texts, see :func:`txl_jax.data.subword.train_tokenizer`."""
+        """Learns subwords from some texts, see :func:`txl_jax.data.subword.train_tokenizer`."""
         tokenizer = subword.train_tokenizer(itertools.chain(*texts), vocab_size)
         return cls("subword", subword.tokenizer_symbols(tokenizer), tokenizer)
 
@@ -137,67 +137,68 @@ class Vocab:
 
     @property
     def unit(self) -> Literal["bpc", "ppl"]:
-        """How a mean loss is reported: bits per byte or character, or perplexity per token."""
+        """The unit of a mean loss: bits per byte or character, or perplexity per token."""
         return CODECS[self.kind].unit
 
     @property
     def unknown(self) -> str | None:
-        """The symbol that stands for unknown words; ``None`` where there is none."""
+        """The symbol of unknown words, or ``None`` if the vocabulary has no such symbol."""
         symbol = CODECS[self.kind].unknown
         return symbol if symbol in self.symbols else None
 
     @property
     def lower_case(self) -> bool:
-        """Whether text is put in lower case before it is encoded."""
+        """Whether text is converted to lower case before it is encoded."""
         return self._codec.lower_case
 
     @property
     def dtype(self) -> np.dtype:
-        """The smallest of uint8, uint16 and int32 that holds every id."""
+        """The smallest dtype of uint8, uint16 and int32 that can represent every id."""
         return self._codec.dtype
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        """The ids of a text, 1-D, of :attr:`dtype`; DataError for a symbol without an id.
+        """Encodes a text as 1-D ids of :attr:`dtype`; raises DataError for a symbol without id.
 
-        A line end is ``<eos>`` among words, and ``<S>`` among sentences, with one before all.
+        A line end becomes ``<eos>`` for words and ``<S>`` for sentences, which also start with one.
         """
         return np.concatenate([np.zeros(0, self.dtype), *self.encode_blocks([text])])
 
     def encode_blocks(
         self, blocks: Iterable[str | bytes], where: str = "text", end_last_line: bool = False
     ) -> Iterator[np.ndarray]:
-        """Arrays of ids of a text in blocks; only one block is in memory at a time.
+        """Yields arrays of ids of a text in blocks; only one block is in memory at a time.
 
-        ``end_last_line``: a last line of words without an end gets one, as in the authors' code.
+        ``end_last_line`` adds a missing line end to the last line of words, as the authors' code.
         """
         return self._codec.encode_blocks(blocks, where, end_last_line)
 
     def encode_sentences(
         self, blocks: Iterable[str | bytes], where: str = "text", end_last_line: bool = True
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Of ``sentence``: ids as :meth:`encode_blocks`, and the positions of boundaries in them.
+        """Yields arrays of ids of sentences, and the positions of the boundaries in each array.
 
-        The first array is the ``<S>`` before the first sentence. The text may have a word ``<S>``.
+        The first array is the ``<S>`` before the first sentence. A word ``<S>`` in the text is no
+        boundary.
         """
         assert isinstance(self._codec, codecs.SentenceCodec)
         return self._codec.encode_sentences(blocks, where, end_last_line)
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
-        """The text of some ids, or DataError; bytes that are not UTF-8 show as U+FFFD."""
+        """Decodes ids to text, with U+FFFD for bytes that are not UTF-8; raises DataError."""
         return self._codec.decode(self._checked(ids))
 
     def decode_bytes(self, ids: Iterable[int] | np.ndarray) -> bytes:
-        """The bytes of some ids: of :meth:`decode`, and exactly for ``byte`` and ``subword``."""
+        """Decodes ids to the bytes of their text, exactly for ``byte`` and ``subword``."""
         return self._codec.decode_bytes(self._checked(ids))
 
     def to_json(self) -> dict[str, Any]:
-        """A dict for ``json.dump``, read again by :meth:`from_json`."""
+        """Returns a dict for ``json.dump``, which :meth:`from_json` reads."""
         plain = {"kind": self.kind, "symbols": self.symbols}
         return plain if self.tokenizer is None else {**plain, "tokenizer": self.tokenizer}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Vocab":
-        """The vocabulary that :meth:`to_json` wrote; raises DataError where it is not one."""
+        """Returns the vocabulary that :meth:`to_json` wrote; raises DataError for other content."""
         if missing := [key for key in ("kind", "symbols") if key not in stored]:
             raise DataError(f"a stored vocabulary (vocab.json) without {' and '.join(missing)}")
         symbols, tokenizer = stored["symbols"], stored.get("tokenizer")
@@ -218,9 +219,9 @@ class Vocab:
 
 
 def encode_prompt(vocab: Vocab, prompt: str, name: str = "generate.prompt") -> np.ndarray:
-    """A prompt's ids, int32; an empty prompt becomes a line end, see :func:`line_end`.
+    """Encodes a prompt as int32 ids; an empty prompt becomes a line end, see :func:`line_end`.
 
-    DataError, beginning with ``name``, for a symbol that the vocabulary does not have.
+    Raises DataError, with ``name`` first, for a symbol that the vocabulary does not have.
     """
     try:
         ids = vocab.encode(prompt)
@@ -230,14 +231,14 @@ def encode_prompt(vocab: Vocab, prompt: str, name: str = "generate.prompt") -> n
 
 
 def encode_prompts(vocab: Vocab, prompts: Sequence[str]) -> list[np.ndarray]:
-    """The ids of each prompt, see :func:`encode_prompt`; errors name it by its number."""
+    """Encodes each prompt, see :func:`encode_prompt`; errors name the number of the prompt."""
     if len(prompts) == 1:
         return [encode_prompt(vocab, prompts[0])]
     return [encode_prompt(vocab, text, f"prompt {n}") for n, text in enumerate(prompts, 1)]
 
 
 def line_end(vocab: Vocab) -> np.ndarray:
-    """The id of a line's end, [1]: of ``_`` for letters, of ``<S>`` for sentences; 0 if none."""
+    """Returns the id of a line end, [1]: ``_`` for letters, ``<S>`` for sentences, or else 0."""
     try:
         ids = vocab.encode("\n")
     except DataError:  # characters without a newline

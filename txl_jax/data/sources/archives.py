@@ -1,4 +1,4 @@
-"""Archives, unpacked with the safe filter."""
+"""Unpacks archives, with Python's safe filter for tar archives."""
 
 import lzma
 import os
@@ -15,22 +15,22 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.sources.cache import make_folder, write_errors
 from txl_jax.data.sources.source import file_hash, read_errors
 
-Wanted = Callable[[str], str | None]  # a member's name to its path in the folder, or None
-_BROKEN = (  # the errors of reading a damaged or encrypted archive
+Wanted = Callable[[str], str | None]  # from a member's name to its path in the folder, or None
+_BROKEN = (  # errors while reading a damaged or encrypted archive
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
     *(OSError, EOFError, RuntimeError, ValueError, struct.error),
 )
 
 
 def plain_names(names: Sequence[str]) -> Wanted:
-    """Takes the files of these names from any folder of an archive."""
+    """Returns a function that selects files with these names in any folder of an archive."""
     return lambda member: name if (name := os.path.basename(member)) in names else None
 
 
 def unpacked(
     corpus: str, archive: Path, cache: Path, wanted: Wanted, required: Sequence[str]
 ) -> Path:
-    """The folder in the cache with files of the user's own archive; see :func:`extract`."""
+    """Unpacks a user's archive in the cache and returns the folder; see :func:`extract`."""
     into = cache / "unpacked" / f"{corpus}-{file_hash(archive)[:16]}"
     return make_folder(into, lambda folder: extract(archive, folder, wanted, required))
 
@@ -40,8 +40,9 @@ def extract(
 ) -> None:
     """Writes the wanted files of a tar or zip archive to an empty folder.
 
-    ``what``: names the archive in errors. DataError: it is no archive, damaged or encrypted; lacks
-    a required path; has a wanted member outside the folder or no plain file; or cannot be written.
+    ``what`` names the archive in errors. Raises DataError if the file is no archive, is damaged or
+    encrypted, lacks a required path, has a wanted member that is outside the folder or no plain
+    file, or if the folder cannot be written.
     """
     what = what or str(archive)
     try:
@@ -57,13 +58,13 @@ def extract(
 
 
 def is_zip(path: Path) -> bool:
-    """Whether a file begins as a zip archive does; DataError where it cannot be read."""
+    """Whether a file begins like a zip archive; raises DataError if the file cannot be read."""
     with read_errors(path), open(path, "rb") as file:
         return file.read(4) == b"PK\x03\x04"
 
 
 def _reason(error: Exception) -> str:
-    """The fault of an archive, in one line."""
+    """Returns the fault of an archive in one line."""
     lines = str(error).splitlines() or ["it is damaged"]
     return lines[0] if len(lines) == 1 else "it is damaged, or neither a tar nor a zip archive"
 
@@ -88,7 +89,7 @@ def _extract_tar(archive: Path, folder: Path, wanted: Wanted, what: str) -> None
 
 
 def _check_rest(rest: Any) -> None:
-    """Raises ReadError where data follows the last member: a damaged header would hide members."""
+    """Raises ReadError if data follows the last member, as a damaged header would hide members."""
     while block := rest.read(1 << 20):
         if block.strip(b"\0"):
             raise tarfile.ReadError("a header in it is damaged")
@@ -110,7 +111,7 @@ def _extract_zip(archive: Path, folder: Path, wanted: Wanted, what: str) -> None
 
 
 def _copy(source: IO[bytes], to: Path) -> None:
-    """Writes a member of an archive as a file."""
+    """Writes a member of an archive to a file."""
     with write_errors(to.parent):
         to.parent.mkdir(parents=True, exist_ok=True)
         to.touch()

@@ -1,17 +1,18 @@
-"""The benchmark corpora ``ptb``, ``wt103``, ``wt2``, ``enwik8`` and ``text8``: each is one archive.
+"""Finds the corpora ``ptb``, ``wt103``, ``wt2``, ``enwik8`` and ``text8``, each in one archive.
 
-Penn Treebank is as Mikolov prepared it. WikiText (Merity et al. 2016) keeps case; the mirror is its
-first author's. The hashes of its archives are torchtext's; none is published for unpacked files.
+Penn Treebank is the text that Mikolov prepared. WikiText (Merity et al. 2016) keeps case, and is
+downloaded from its first author's mirror. The hashes of its archives are those of torchtext; no
+hashes are published for the unpacked files.
 
-``enwik8`` and ``text8`` are 100,000,000 bytes of Wikipedia of 2006, 90M / 5M / 5M. Of ``text8``
-(a to z and space) white space at both ends of each split is stripped, as the authors do.
-``enwik8`` has two protocols, by name. Scores of the two do not compare.
+``enwik8`` and ``text8`` are 100,000,000 bytes of Wikipedia of 2006, split 90M / 5M / 5M. ``text8``
+has letters from a to z and spaces; white space at both ends of each split is stripped, as in the
+authors' code. ``enwik8`` has two protocols, whose scores cannot be compared:
 
-- ``authors``: their preparation drops the newline byte, so there are 204 symbols, and bits per
-  character are per byte other than newline.
-- ``bytes``: no byte is dropped, 205 symbols.
+- ``authors``: the authors' preparation drops the newline byte, so there are 204 symbols, and bits
+  per character are bits per byte other than newline.
+- ``bytes``: no byte is dropped, so there are 205 symbols.
 
-The authors count the vocabulary over all three splits, but for ``wt103``.
+The authors count the vocabulary over all three splits, except for ``wt103``.
 """
 
 import dataclasses
@@ -29,28 +30,29 @@ from txl_jax.data.sources.source import SPLITS, ByteRange, Source, Text
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublishedCorpus:
-    """What is published of a corpus, and the forms in which a user may have its files."""
+    """The published facts about a corpus, and the forms in which a user may have its files."""
 
     name: str
     title: str
     url: str  # of the archive
-    names: Mapping[str, str]  # of the archive's files that are taken: of each split, or one raw
+    names: Mapping[str, str]  # the files to take from the archive: one for each split, or one raw
     patterns: tuple[str, ...]  # names of a folder's files by split, in order of preference
     counts: Mapping[tuple[str, str], int | range]
     counted: tuple[str, ...] = SPLITS
     protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    inside: tuple[str, ...] = (".",)  # folders that are searched in a folder, in this order
+    inside: tuple[str, ...] = (".",)  # subfolders to search, in this order
     md5: Mapping[str, str] = dataclasses.field(default_factory=dict)  # published for ``names``
     archive_md5: str | None = None
-    decode: Callable[[Iterable[bytes]], Iterator[bytes]] | None = None  # files of pattern 0 to text
-    decoded_key: str = ""  # records in the protocol whether that was done
-    strip: bool = False  # leave out white space at the ends of each split
+    decode: Callable[[Iterable[bytes]], Iterator[bytes]] | None = None  # decodes pattern 0
+    decoded_key: str = ""  # the protocol's key that records whether files were decoded
+    strip: bool = False  # whether white space at the ends of each split is left out
 
     def find(self, path: str | None, cache: Path) -> Source:
-        """The corpus at ``path``; files that differ from the published ones are labelled so.
+        """Finds the corpus at ``path``; the label says if files differ from the published ones.
 
-        ``path``: the archive, the raw file, or a folder with one of them or with a file of each
-        split. ``None``: the archive is downloaded, and published hashes are enforced. DataError.
+        ``path`` is the archive, the raw file, or a folder with one of them or with a file of each
+        split. If ``path`` is ``None``, the archive is downloaded, and its hashes must be the
+        published ones. Raises DataError if the corpus cannot be found or used.
         """
         if path is None:
             return self._downloaded(cache)
@@ -70,14 +72,14 @@ class PublishedCorpus:
 
     @property
     def _raw(self) -> str | None:
-        """The name of the raw file; ``None``: the archive has a file of each split."""
+        """The name of the raw file, or ``None`` if the archive has a file of each split."""
         return None if set(self.names) == set(SPLITS) else next(iter(self.names))
 
     def _files(self, folder: Path) -> dict[str, Path]:
         return {key: folder / name for key, name in self.names.items()}
 
     def _single_file(self, folder: Path) -> Path:
-        """The raw file or the archive in a folder."""
+        """Returns the raw file or the archive in a folder."""
         names = [*filter(None, [self._raw]), os.path.basename(self.url)]
         for path in (folder / name for name in names):
             if source.is_file(path):
@@ -109,7 +111,7 @@ class PublishedCorpus:
     def _source(
         self, files: Mapping[str, Path], pattern: Any = None, archive_md5: Any = None, **known: Any
     ) -> Source:
-        """The source of these files; ``archive_md5``: of the archive that they are from."""
+        """Returns the source of these files; ``archive_md5`` is the md5 of their archive."""
         decoded = bool(self.decode) and pattern == self.patterns[0]
         flag = {self.decoded_key: decoded} if self.decode else {}
         published, label = self._compare(files, archive_md5)
@@ -127,7 +129,7 @@ class PublishedCorpus:
         )
 
     def _compare(self, files: Mapping[str, Path], archive_md5: str | None) -> tuple[Any, str]:
-        """Whether the files are the published ones (``None``: not known), and so for reports."""
+        """Returns whether the files are the published ones (``None`` if unknown), and a label."""
         if archive_md5:
             if archive_md5 == self.archive_md5:
                 return True, "published data (md5 of the archive checked)"
@@ -142,7 +144,7 @@ class PublishedCorpus:
         return True, "published data (md5 checked)"
 
     def _text(self, files: Mapping[str, Path], split: str) -> Text:
-        """The text of a split; a raw file is cut 90 / 5 / 5 by its size."""
+        """Returns the text of a split; a raw file is cut into 90%, 5% and 5% of its bytes."""
         if split in files:
             part = ByteRange.whole(files[split])
         else:
@@ -159,9 +161,9 @@ class PublishedCorpus:
 
 
 def decode_numbers(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """The bytes that the authors' script wrote as decimal numbers; DataError for another word.
+    """Decodes bytes that the authors' script wrote as decimal numbers; raises DataError.
 
-    Spaces separate the numbers; a line end is itself the newline byte, as that script left it.
+    Spaces separate the numbers. A line end is the newline byte, which the script does not convert.
     """
     rest = b""
     for block in source.merge_small(parts):
@@ -182,7 +184,7 @@ def _bytes_of_numbers(text: bytes) -> bytes:
 
 
 def decode_symbols(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """The text that the authors' script wrote as characters between spaces; DataError for more."""
+    """Decodes text that the authors' script wrote as characters and spaces; raises DataError."""
     last = b" "
     for part in parts:
         at_edge = bool(last.strip() and part[:1].strip())
@@ -279,4 +281,4 @@ TEXT8 = dataclasses.replace(
 _ALL = (PTB, WT103, WT2, ENWIK8, ENWIK8_BYTES, TEXT8)
 CORPORA = {(corpus.name, corpus.protocol.get("protocol")): corpus for corpus in _ALL}
 CORPORA["enwik8", None] = ENWIK8
-"""By name and protocol."""
+"""The benchmark corpora by name and protocol."""

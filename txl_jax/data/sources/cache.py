@@ -1,6 +1,6 @@
-"""Files and folders of the cache: complete or absent, and made by one process at a time.
+"""Creates files and folders of the cache, which are complete or absent, by one process at a time.
 
-A process makes ``NAME`` while it holds the lock file ``.NAME.lock``. It writes a folder as
+A process creates ``NAME`` while it holds the lock file ``.NAME.lock``. It writes a folder as
 ``NAME.unfinished`` and a download as ``NAME.part``, and renames them when they are complete. The
 system releases the lock when the process ends. The next process that gets the lock therefore
 removes an unfinished folder, and resumes an unfinished download.
@@ -19,7 +19,7 @@ from txl_jax.data.errors import DataError
 
 
 def make_folder(final: Path, fill: Callable[[Path], object]) -> Path:
-    """The folder ``final``, made by ``fill`` in an empty folder that is then renamed; DataError."""
+    """Returns the folder ``final``; if it is missing, ``fill`` writes it; raises DataError."""
     if final.is_dir():
         return final
     remove_unfinished(final.parent)
@@ -40,9 +40,9 @@ def make_folder(final: Path, fill: Callable[[Path], object]) -> Path:
 
 @contextlib.contextmanager
 def unfinished_download(final: Path) -> Iterator[Path]:
-    """The unfinished download of the file ``final``: new and empty, or left by another process.
+    """Locks and yields the unfinished download of ``final``, which is empty or left by a process.
 
-    It stays after the block, for the next call to resume, unless it is empty or was moved.
+    The file is kept after the block, so that the next call can resume it, unless it is empty.
     """
     path = final.with_name(f"{final.name}.part")
     with _locked(final):
@@ -59,7 +59,7 @@ def unfinished_download(final: Path) -> Iterator[Path]:
 def remove_unfinished(folder: Path) -> None:
     """Removes the unfinished folders that killed processes left in ``folder``.
 
-    A folder without a lock file is the user's own and stays, whatever its name.
+    A folder without a lock file is the user's own and is kept.
     """
     for path in folder.glob("*.unfinished"):
         lock = _lock_file(path.with_suffix(""))
@@ -69,7 +69,10 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def remove_folder(final: Path, expected: tuple[int, int]) -> bool:
-    """Removes a folder if it is the ``expected`` one; whether it did. OSError or DataError."""
+    """Removes a folder if it is the ``expected`` one; returns whether it was removed.
+
+    Raises OSError or DataError if the folder cannot be removed.
+    """
     with _locked(final):
         if folder_identity(final) != expected:
             return False
@@ -80,13 +83,13 @@ def remove_folder(final: Path, expected: tuple[int, int]) -> bool:
 
 
 def folder_identity(folder: Path) -> tuple[int, int]:
-    """Two numbers that differ for a folder made later under the same name."""
+    """Returns two numbers that differ for a folder that is created later with the same name."""
     status = folder.stat()
     return status.st_ino, status.st_ctime_ns
 
 
 def rename_folder(complete: Path, final: Path) -> None:
-    """Gives a complete folder its final name once all its files are on the disk."""
+    """Renames a complete folder to its final name once all its files are on the disk."""
     for path in [*complete.rglob("*"), complete]:
         _sync(path)
     os.rename(complete, final)
@@ -95,7 +98,7 @@ def rename_folder(complete: Path, final: Path) -> None:
 
 @contextlib.contextmanager
 def write_errors(folder: Path) -> Iterator[None]:
-    """Turns an OSError of writing in a cache folder into a DataError."""
+    """Converts an OSError while writing to a cache folder to a DataError."""
     try:
         yield
     except OSError as error:
@@ -107,7 +110,7 @@ def write_errors(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(final: Path) -> Iterator[None]:
-    """Holds the lock of a file or folder in the cache; waits for another process that holds it."""
+    """Holds the lock of a file or folder in the cache; waits while another process holds it."""
     with write_errors(final.parent):
         final.parent.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(_lock_file(final))

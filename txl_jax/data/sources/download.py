@@ -1,4 +1,4 @@
-"""Downloads, resumed after an interruption and checked by hash."""
+"""Downloads files, resumes interrupted downloads, and checks hashes."""
 
 import contextlib
 import http.client
@@ -17,12 +17,12 @@ from txl_jax.data.sources.cache import make_folder, unfinished_download, write_e
 from txl_jax.data.sources.progress import bar
 from txl_jax.data.sources.source import file_hash
 
-Check = Callable[[Path], None]  # raises DataError for a file that is not the expected one
-ORIGIN = "origin.json"  # file of a downloaded folder: the address, and the hashes of its files
+Check = Callable[[Path], None]  # raises DataError if a file is not the expected one
+ORIGIN = "origin.json"  # a downloaded folder's file with the address and the hashes of its files
 
 
 def check_hash(expected: str, what: str, whose: str = "as data.hash says") -> Check:
-    """A check that a file has the hash ``md5:…`` or ``sha256:…``."""
+    """Returns a check that a file has the hash ``expected``, ``md5:…`` or ``sha256:…``."""
     kind, _, digits = expected.partition(":")
 
     def check(path: Path) -> None:
@@ -34,7 +34,7 @@ def check_hash(expected: str, what: str, whose: str = "as data.hash says") -> Ch
 
 
 def download(url: str, into: Path, check: Check) -> Path:
-    """The file ``into`` with the content of ``url``, fetched unless it is there; or DataError."""
+    """Downloads ``url`` to the file ``into``, unless this file exists, or raises DataError."""
     if into.exists():
         with contextlib.suppress(DataError):
             check(into)
@@ -47,11 +47,11 @@ def download(url: str, into: Path, check: Check) -> Path:
 def download_folder(
     url: str, into: Path, extract: Callable[[Path, Path], object], check: Check | None = None
 ) -> dict[str, str]:
-    """Makes the folder ``into`` from the file at ``url``, if it does not exist.
+    """Creates the folder ``into`` from the file at ``url``, if the folder does not exist.
 
-    ``extract`` gets the downloaded file, checked by ``check``, and an empty folder to write to.
-    Returns the sha256 that each file had when it was downloaded, by its path in the folder.
-    DataError as for :func:`download`, or ``extract`` refused the file. Nothing is kept then.
+    ``extract`` takes the downloaded file, which ``check`` has checked, and an empty folder to write
+    to. Returns the sha256 that each file had when it was downloaded, by its path in the folder.
+    Raises DataError as :func:`download` does, or if ``extract`` fails, and then keeps no files.
     """
 
     def fill(folder: Path) -> None:
@@ -73,9 +73,10 @@ def download_folder(
 
 @contextlib.contextmanager
 def _downloaded(url: str, name: Path, check: Check | None) -> Iterator[Path]:
-    """A temporary file beside ``name`` with the content of ``url``, checked.
+    """Yields a temporary file beside ``name`` with the checked content of ``url``.
 
-    An interrupted download is resumed by the next call only if a check would notice a mixture.
+    The next call resumes an interrupted download only if there is a check, because the file at
+    ``url`` may have changed.
     """
     with unfinished_download(name) as file:
         if check is None:
@@ -98,7 +99,7 @@ def _downloaded(url: str, name: Path, check: Check | None) -> Iterator[Path]:
 
 
 def _fetch(url: str, file: Path, kept: str) -> bool:
-    """Completes ``file``; whether a part of it was there before. Raises DataError."""
+    """Completes ``file`` or raises DataError; returns whether a part of it existed before."""
     try:
         return _request(url, file, kept)
     except DataError:

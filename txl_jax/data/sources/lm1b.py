@@ -1,16 +1,17 @@
-"""``lm1b``: the One Billion Word benchmark (Chelba et al. 2013), sentences in no order.
+"""Finds ``lm1b``, the One Billion Word benchmark (Chelba et al. 2013) of sentences without order.
 
-As in the authors' scripts, one held-out file of 50 is both validation and test. The vocabulary is
-the published list of 793,471 words, in its order. The archive's hash is from tensorflow_datasets;
-none is published of the vocabulary file, so its hash is recorded when it is downloaded.
+As in the authors' scripts, one of the 50 held-out files is both validation and test split. The
+vocabulary is the published list of 793,471 words, in its order. The archive's hash is from
+tensorflow_datasets. No hash of the vocabulary file is published, so its hash is recorded when it
+is downloaded.
 
-Two protocols, by name:
+There are two protocols:
 
     authors   <S> the cat sat <S> it rained <S>             one <S> between sentences (PyTorch)
     double    <S> the cat sat <S> <S> it rained <S> <S>     two (TensorFlow)
 
-With ``double`` each sentence has one more target, which is always the same and costs nothing:
-perplexities of the two do not compare.
+With ``double`` each sentence has one more target, which is always the same and easy to predict.
+Perplexities of the two protocols therefore cannot be compared.
 """
 
 import os
@@ -41,11 +42,11 @@ COUNTS = {("symbols", ""): 793_471, ("lines", "train"): 30_301_028}
 
 
 def find(path: str | None, cache: Path, protocol: Protocol = "authors") -> Source:
-    """The corpus at ``path``, or downloaded (1.8 GB, 4 GB unpacked); the hash is enforced.
+    """Finds the corpus at ``path``, or downloads it (1.8 GB, 4 GB unpacked) and checks its hash.
 
-    ``path``: the archive, its unpacked folder, or the folder in which the authors' script unpacks
+    ``path`` is the archive, its unpacked folder, or the folder in which the authors' script unpacks
     it, with ``valid.txt`` and ``test.txt``. :data:`VOCAB` must be in that folder or beside the
-    archive. DataError where nothing usable is there, or a download has a wrong hash.
+    archive. Raises DataError if there is no usable text, or if a download has a wrong hash.
     """
     if path is None:
         return _downloaded(cache, protocol)
@@ -106,7 +107,7 @@ def _source(folder: Path, vocab: Path, protocol: Protocol, label: str, **known: 
 
 
 def _train_files(folder: Path) -> list[Path]:
-    """The training shards, in the order of their names."""
+    """Returns the training shards in the order of their names."""
     for inside in (folder / TRAIN, folder / BASE / TRAIN):
         if found := sorted(path for path in inside.glob(SHARDS) if is_file(path)):
             return found
@@ -126,7 +127,7 @@ def _local_vocab(*folders: Path) -> Path:
 
 
 def _first(paths: list[Path], missing: str) -> Path:
-    """The first path that is a file."""
+    """Returns the first path that is a file."""
     for path in filter(is_file, paths):
         return path
     raise DataError(f"lm1b: there is {missing}")

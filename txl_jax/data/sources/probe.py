@@ -1,9 +1,9 @@
-"""``probe``: a random text with answers that were shown a known number of tokens before.
+"""Generates ``probe``, a random text with answers that repeat a symbol d tokens before them.
 
-The text is a sequence of episodes, each with a distance d of its own:
+The text is a sequence of episodes, each with its own distance d:
 
     < B . . . . . . > B         d = 8: the answer B comes 8 tokens after B was shown
-      |<----- d ----->|         ``<`` and ``>`` are markers; all between is noise
+      |<----- d ----->|         ``<`` and ``>`` are markers; the points are noise
 
 A model that predicts B after ``>`` has carried it over d tokens.
 """
@@ -17,20 +17,20 @@ from txl_jax.config import ProbeTextConfig
 from txl_jax.data.sources.source import BLOCK, SPLITS, Source
 
 SHOW, ASK = "<", ">"  # the markers before a symbol to remember and before its repetition
-NOISE, ANSWERS = "." + string.ascii_lowercase, string.ascii_uppercase  # some, by ``data.probe``
+NOISE, ANSWERS = "." + string.ascii_lowercase, string.ascii_uppercase  # ``data.probe`` takes some
 
 
 class GeneratedSource(Source):
     """A generated text; it has no files."""
 
     def hash(self) -> str:
-        """sha256 over the text of the splits."""
+        """Returns the sha256 over the text of the splits."""
         sums = [hashlib.sha256(b"".join(self.blocks(split))).hexdigest() for split in SPLITS]
         return hashlib.sha256("".join(sums).encode()).hexdigest()
 
 
 def find(c: ProbeTextConfig) -> Source:
-    """The corpus of these settings: the same for the same settings, anywhere."""
+    """Generates the corpus of these settings, which is the same on every machine."""
     texts = {}
     for number, split in enumerate(SPLITS):
         size = c.tokens if split == "train" else c.tokens // 10
@@ -41,7 +41,7 @@ def find(c: ProbeTextConfig) -> Source:
 
 
 def draw(c: ProbeTextConfig, rng: np.random.Generator, size: int) -> str:
-    """As many whole episodes of random distances as fit in ``size`` tokens."""
+    """Draws as many whole episodes of random distances as fit in ``size`` tokens."""
     most = size // (c.shortest + 2) + 1
     distances = rng.integers(c.shortest, c.longest, size=most, endpoint=True)
     fit = int(np.searchsorted(np.cumsum(distances + 2), size, side="right"))
@@ -49,7 +49,7 @@ def draw(c: ProbeTextConfig, rng: np.random.Generator, size: int) -> str:
 
 
 def episodes(c: ProbeTextConfig, rng: np.random.Generator, distances: np.ndarray) -> str:
-    """One episode of each distance, one after another; an episode has d + 2 tokens."""
+    """Draws an episode of d + 2 tokens for each distance d; returns all as one text."""
     ends = np.cumsum(distances + 2)
     starts = ends - (distances + 2)
     noise, answers = (np.array(list(s)) for s in (NOISE[: c.noise], ANSWERS[: c.symbols]))
@@ -60,5 +60,5 @@ def episodes(c: ProbeTextConfig, rng: np.random.Generator, distances: np.ndarray
 
 
 def alphabet(c: ProbeTextConfig) -> str:
-    """Every symbol that the text can have."""
+    """Returns every symbol that the text can have."""
     return SHOW + ASK + NOISE[: c.noise] + ANSWERS[: c.symbols]

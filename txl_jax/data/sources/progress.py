@@ -1,4 +1,4 @@
-"""A progress bar on the terminal for what takes long: downloads, counting, encoding."""
+"""Shows a progress bar on the terminal for long work: downloads, counting and encoding."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -8,7 +8,7 @@ DELAY = 2.0  # seconds after which a bar is shown
 
 
 def bar(what: str, total: int | None, done: int = 0, unit: str = "B", disable: bool = False) -> Any:
-    """A tqdm bar over bytes or another unit, on stderr; work below :data:`DELAY` shows none."""
+    """Returns a tqdm bar of bytes or another unit on stderr, shown only after :data:`DELAY`."""
     from tqdm import tqdm
 
     seconds = 0.2 if sys.stderr.isatty() else 30.0
@@ -18,7 +18,7 @@ def bar(what: str, total: int | None, done: int = 0, unit: str = "B", disable: b
 
 
 def watched(blocks: Iterable[bytes], what: str, total: int | None) -> Iterator[bytes]:
-    """The same blocks; a :func:`bar` counts their bytes."""
+    """Yields the blocks while a :func:`bar` shows the number of their bytes."""
     with bar(what, total) as shown:
         for block in blocks:
             yield block

@@ -1,4 +1,4 @@
-"""A corpus's text as bytes of files, before it is prepared."""
+"""Reads the text of a corpus as bytes of files, before the corpus is prepared."""
 
 import contextlib
 import dataclasses
@@ -14,12 +14,12 @@ from txl_jax.data.codecs import decode_utf8
 from txl_jax.data.errors import DataError
 
 SPLITS = ("train", "valid", "test")
-BLOCK = 256 * 1024  # bytes that are read at a time
+BLOCK = 256 * 1024  # the number of bytes that are read at a time
 
 
 @dataclasses.dataclass(frozen=True)
 class ByteRange:
-    """Bytes ``start`` to ``stop`` of a file."""
+    """The bytes ``start`` .. ``stop - 1`` of a file."""
 
     path: Path
     start: int
@@ -27,12 +27,12 @@ class ByteRange:
 
     @classmethod
     def whole(cls, path: Path) -> "ByteRange":
-        """All bytes of a file; DataError where it cannot be read."""
+        """Returns the range of all bytes of a file; raises DataError if the file is unreadable."""
         with read_errors(path):
             return cls(path, 0, path.stat().st_size)
 
     def slice(self, start: int, stop: int) -> "ByteRange":
-        """Bytes ``start`` to ``stop`` of this range."""
+        """Returns the bytes ``start`` .. ``stop - 1`` of this range."""
         return ByteRange(self.path, self.start + start, self.start + stop)
 
 
@@ -41,21 +41,21 @@ Text = Sequence[ByteRange | bytes]  # parts of files, and bytes between them
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Everything that decides a corpus's text.
+    """The files and settings that determine the text of a corpus.
 
-    ``counts``: published ones, such as ``("tokens", "train")``; a range where not known exactly.
+    ``counts`` are published counts by ``("tokens", "train")``, …, a range if not known exactly.
     """
 
     name: str
-    files: Mapping[str, Path]  # by a name that does not depend on their folder
+    files: Mapping[str, Path]  # by a name that does not depend on the folder
     splits: Mapping[str, Text]
-    counted: tuple[str, ...] = ("train",)  # the splits that the vocabulary is counted over
-    protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the splits
-    published: bool | None = False  # byte for byte; None: no hash is published
+    counted: tuple[str, ...] = ("train",)  # the splits for counting the vocabulary
+    protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # decides splits
+    published: bool | None = False  # whether files are the published ones; None: no hash
     label: str = ""  # describes the text in reports
     counts: Mapping[tuple[str, str], int | range] = dataclasses.field(default_factory=dict)
-    decode: Callable[[Iterable[bytes]], Iterator[bytes]] | None = None  # files of symbols to text
-    vocab_file: Path | None = None  # the one of the files that lists the vocabulary
+    decode: Callable[[Iterable[bytes]], Iterator[bytes]] | None = None  # symbols to text
+    vocab_file: Path | None = None  # the file that lists the vocabulary
     recorded: Mapping[str, str] = dataclasses.field(default_factory=dict)  # sha256 when downloaded
 
     def __post_init__(self):
@@ -68,7 +68,7 @@ class Source:
                 )
 
     def hash(self) -> str:
-        """sha256 over names and contents of the files; DataError if a downloaded one changed."""
+        """Returns the sha256 over names and contents of files; raises DataError if one changed."""
         sums = {name: file_hash(path) for name, path in self.files.items()}
         for name, expected in self.recorded.items():
             if sums[name] != expected:
@@ -78,23 +78,26 @@ class Source:
         return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
 
     def blocks(self, split: str) -> Iterator[bytes]:
-        """The text of a split, in blocks of about :data:`BLOCK` bytes."""
+        """Yields the text of a split in blocks of about :data:`BLOCK` bytes."""
         parts = read(self.splits[split])
         return merge_small(self.decode(parts) if self.decode else parts)
 
     def size(self, split: str) -> int | None:
-        """Bytes of the text of a split; ``None`` where its files are decoded."""
+        """Returns the number of bytes of a split's text, or ``None`` if its files are decoded."""
         return None if self.decode else text_size(self.splits[split])
 
     def check_utf8(self) -> None:
-        """Raises DataError, naming file and byte, where a file is not UTF-8."""
+        """Raises DataError with the file and the byte if a file is not UTF-8."""
         for path in self.files.values():
             for _ in decode_utf8(read([ByteRange.whole(path)]), str(path)):
                 pass
 
 
 def split_files(folder: Path, pattern: str, label: str, fix: str = "") -> dict[str, Path] | None:
-    """A folder's file of each split, ``{}`` in the pattern; ``None``: none; DataError: some."""
+    """Returns a folder's files of the splits, or ``None``; raises DataError if only some exist.
+
+    ``pattern`` is a file name with ``{}`` in place of the split.
+    """
     files = {split: folder / pattern.format(split) for split in SPLITS}
     missing = [file.name for file in files.values() if not is_file(file)]
     if 0 < len(missing) < len(files):
@@ -104,12 +107,12 @@ def split_files(folder: Path, pattern: str, label: str, fix: str = "") -> dict[s
 
 
 def text_size(text: Text) -> int:
-    """Bytes of a text."""
+    """Returns the number of bytes of a text."""
     return sum(len(p) if isinstance(p, bytes) else p.stop - p.start for p in text)
 
 
 def read(text: Text) -> Iterator[bytes]:
-    """The bytes of a text, in order; DataError where a file is unreadable or became shorter."""
+    """Yields the bytes of a text; raises DataError if a file is unreadable or became shorter."""
     for piece in text:
         if isinstance(piece, bytes):
             yield piece
@@ -125,7 +128,7 @@ def read(text: Text) -> Iterator[bytes]:
 
 
 def merge_small(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in blocks of at least :data:`BLOCK` bytes but for the last."""
+    """Yields the bytes in blocks of at least :data:`BLOCK` bytes, except for the last block."""
     held = bytearray()
     for part in parts:
         held += part
@@ -137,7 +140,7 @@ def merge_small(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def slice_text(text: Text, start: int, stop: int) -> list[ByteRange | bytes]:
-    """Bytes ``start`` to ``stop`` of a text."""
+    """Returns the bytes ``start`` .. ``stop - 1`` of a text."""
     found: list[ByteRange | bytes] = []
     for part in text:
         size = text_size([part])
@@ -149,7 +152,7 @@ def slice_text(text: Text, start: int, stop: int) -> list[ByteRange | bytes]:
 
 
 def join_files(files: Sequence[Path]) -> list[ByteRange | bytes]:
-    """The files one after another, with a line end after each that has none at its end."""
+    """Returns the text of all files in order, with line ends between files that lack one."""
     text: list[ByteRange | bytes] = []
     last: list[ByteRange] = []  # byte
     for piece in filter(lambda piece: piece.stop, map(ByteRange.whole, files)):
@@ -159,14 +162,14 @@ def join_files(files: Sequence[Path]) -> list[ByteRange | bytes]:
 
 
 def file_hash(path: Path, kind: str = "sha256") -> str:
-    """Hash of a file in hexadecimal digits; DataError where it cannot be read."""
+    """Returns the hash of a file in hexadecimal; raises DataError if the file is unreadable."""
     with read_errors(path), open(path, "rb") as file:
         return hashlib.file_digest(file, kind).hexdigest()
 
 
 @contextlib.contextmanager
 def read_errors(path: Path) -> Iterator[None]:
-    """Turns an OSError of reading a file into a DataError that names the file."""
+    """Converts an OSError while reading a file to a DataError that names the file."""
     try:
         yield
     except OSError as error:
@@ -174,7 +177,7 @@ def read_errors(path: Path) -> Iterator[None]:
 
 
 def existing_path(path: str) -> Path:
-    """The path of a regular file or a folder; DataError or ConfigError where there is none."""
+    """Returns the path of a file or folder; raises DataError or ConfigError if there is none."""
     found, named = expanded(path, "config key data.path"), f"data.path = {path!r}"
     if _file_mode(found, named) is None:
         raise DataError(f"{named}: there is no such file or folder")
@@ -182,7 +185,7 @@ def existing_path(path: str) -> Path:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a regular file, and no folder or nothing; DataError for anything else."""
+    """Whether a path is a regular file; raises DataError if it is no file and no folder."""
     mode = _file_mode(path, str(path))
     if mode is None and path.is_symlink():
         raise DataError(f"{path}: is a link to a file that does not exist")
@@ -190,7 +193,7 @@ def is_file(path: Path) -> bool:
 
 
 def _file_mode(path: Path, named: str) -> int | None:
-    """Of a regular file or folder; DataError for what can be read only once."""
+    """Returns the mode of a file or folder, or ``None``; raises DataError for pipes and devices."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):

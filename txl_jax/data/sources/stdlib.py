@@ -1,4 +1,4 @@
-"""``stdlib``: the source code of the Python standard library, which every Python has."""
+"""Finds ``stdlib``, the source code of the running Python's standard library."""
 
 import hashlib
 import platform
@@ -14,16 +14,17 @@ LEFT_OUT = {
     *("antigravity", "this"),
     *("distutils", "ensurepip", "idlelib", "lib2to3", "tkinter", "turtle", "turtledemo", "venv"),
 }
-"""Modules that are left out: tables (a fifth of the corpus), jokes, and those that some
-distributions ship apart, so that the same Python has the same corpus everywhere."""
+"""Modules that are left out: tables (a fifth of the corpus), jokes, and modules that some systems
+package separately. So the same version of Python has the same corpus on every system."""
 
 
 def find() -> Source:
-    """The corpus of the running Python.
+    """Finds the corpus of the running Python.
 
-    Every ``*.py`` of the modules in ``sys.stdlib_module_names`` (see :func:`is_taken`), sorted by
-    path, with a line feed between two. A hash of its path decides the split of a file. About
-    6.6 MB, with 0.5 MB each to validate and test. DataError if there are no source files.
+    The corpus has every ``*.py`` of the modules in ``sys.stdlib_module_names`` (:func:`is_taken`),
+    sorted by path, with a line feed between files. A hash of its path decides the split of a file.
+    The train split has 6.6 MB, and valid and test have 0.5 MB each. Raises DataError if there are
+    no source files.
     """
     root = Path(sysconfig.get_path("stdlib"))
     if not (root / "os.py").is_file():
@@ -45,7 +46,7 @@ def find() -> Source:
 
 
 def is_taken(path: str) -> bool:
-    """Whether the corpus has the file ``path`` (posix, below the library's folder)."""
+    """Whether the corpus has the file ``path`` (a POSIX path below the library's folder)."""
     *folders, file = path.split("/")
     module = folders[0] if folders else file.removesuffix(".py")
     return (
@@ -57,6 +58,6 @@ def is_taken(path: str) -> bool:
 
 
 def split_of(path: str) -> str:
-    """The split that the file ``path`` (posix, below the library's folder) is in."""
+    """Returns the split of the file ``path`` (a POSIX path below the library's folder)."""
     bucket = hashlib.sha256(path.encode()).digest()[0] % 20
     return {0: "test", 1: "valid"}.get(bucket, "train")

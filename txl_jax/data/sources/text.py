@@ -1,4 +1,4 @@
-"""``text``: any plain text of the user's own, a file, a folder or a download."""
+"""Finds ``text``, any plain text of a user: a file, a folder or a download."""
 
 import dataclasses
 from pathlib import Path
@@ -14,14 +14,14 @@ OWN_SPLITS = ", its own splits"  # ends the label of a folder with a file for ea
 
 
 def find(data: DataConfig, kind: str, cache: Path) -> Source:
-    """The text that ``data.path`` or ``data.url`` names, in three splits.
+    """Finds the text that ``data.path`` or ``data.url`` names, in three splits.
 
-    A folder with ``train.txt``, ``valid.txt`` and ``test.txt`` is used as it is. Any other text (of
-    a folder: its ``*.txt`` files in sorted order) is cut: the last ``test_fraction`` of its bytes
-    is test, the ``valid_fraction`` before it is valid. A cut moves on to the start of the next line
-    for ``kind`` word, else of the next character (UTF-8). Subwords are learnt from the training
-    split, other vocabularies counted over all three. DataError: there is no usable text, or no
-    package to learn subwords with.
+    A folder with ``train.txt``, ``valid.txt`` and ``test.txt`` is not cut. Any other text (a file,
+    or all ``*.txt`` files of a folder in sorted order) is cut: the last ``test_fraction`` of its
+    bytes is test, and the ``valid_fraction`` before is valid. A cut moves to the start of the next
+    line for ``kind`` word, and otherwise to the next character (UTF-8). Subwords are learnt from
+    the training split, and other vocabularies are counted over all splits. Raises DataError if
+    there is no usable text, or if the package for subwords is missing.
     """
     if kind != "subword":
         return _find(data, kind, cache)
@@ -81,7 +81,7 @@ def _too_few_lines(text: Text) -> str:
 
 
 def _boundary(text: Text, at: int, kind: str) -> int:
-    """``at``, or the next position after it where a line (``word``) or a character starts."""
+    """Returns ``at``, or the next position where a line (``word``) or a character starts."""
     if at == 0:
         return 0
     if kind != "word":
