@@ -190,7 +190,7 @@ def test_auto_takes_what_the_platform_and_the_form_allow(monkeypatch):
     assert choice.chosen("auto", form(r)) == "pallas_tpu"
     assert choice.chosen("auto", form(b)) == "xla"
     assert choice.chosen("auto", form(r, t=32)) == "xla"
-    with pytest.raises(ValueError, match=r"pallas_tpu.*not for this form.*use 'auto' or 'xla'"):
+    with pytest.raises(ValueError, match=r"pallas_tpu.*not support this form.*use 'auto' or 'xla'"):
         choice.chosen("pallas_tpu", form(b))
 
 
@@ -198,7 +198,7 @@ def test_auto_takes_what_the_platform_and_the_form_allow(monkeypatch):
     ("change", "said"),
     [
         ({}, None),
-        ({"dropout": True}, "no dropout"),
+        ({"dropout": True}, "not support dropout"),
         ({"dtype": jnp.float32}, "bfloat16 and float16"),
         ({"q_shape": (2, 3, 64, 41)}, "heads of a multiple of 8"),
         ({"n_keys": 129}, "even numbers"),

@@ -229,8 +229,8 @@ def test_forms_that_it_does_not_have_are_refused_with_the_reason():
     assert "this form has none" in why(Positions())
     assert "learnt scalars" in why(Positions(u, v, r, b=r[..., 0]))
     assert "not float16" in why(Positions(u, v, r), dtype=jnp.float16)
-    assert "more than fit on the chip" in why(Positions(u, v, r), k=20_000)
-    with pytest.raises(ValueError, match="kernel 'pallas_tpu': it has no learnt scalars"):
+    assert "do not fit into on-chip memory" in why(Positions(u, v, r), k=20_000)
+    with pytest.raises(ValueError, match="kernel 'pallas_tpu': it does not support learnt scalars"):
         fused()(AttentionInputs(q, k, val, Positions(u, v, r, b=r[..., 0]), mask))
 
 

@@ -1,12 +1,12 @@
-"""Attention over memory and segment behind one function, computed by the implementation named.
+"""One function for attention to memory and segment, with several implementations.
 
-    reference    all T x K scores at once, written plainly
+    reference    all T x K scores at once, in plain JAX
     xla          a group of queries at a time, recomputed for the gradient: O(K) memory, any device
     triton       fused, for NVIDIA GPUs
     pallas_tpu   fused, for TPUs
     cudnn        fused by NVIDIA's library, which takes the position term as a bias
 
-All give the same values and gradients, with the same dropout mask (model/dropout.py).
+All of them give the same values and gradients, with the same dropout mask (model/dropout.py).
 """
 
 from txl_jax.model.kernels.choice import IMPLEMENTATIONS, attend

@@ -1,4 +1,4 @@
-"""One function for attention, and the choice of the implementation that runs."""
+"""The function for attention, and the choice of the implementation that runs."""
 
 import functools
 import importlib
@@ -17,22 +17,23 @@ from txl_jax.parallel.shardings import ROWS
 
 IMPLEMENTATIONS = ("auto", "reference", "xla", "cudnn", "triton", "pallas_tpu")
 FUSED = {"cudnn": "gpu", "triton": "gpu", "pallas_tpu": "tpu"}
-"""The implementations that are not compiled by XLA, and the platform that each is for."""
+"""The implementations that XLA does not compile, and the platform of each."""
 BEST = {"gpu": "triton", "tpu": "pallas_tpu"}
-"""What ``auto`` takes on a platform if it supports the form."""
+"""The implementation that ``auto`` chooses on each platform, if it supports the form."""
 FUSED_MIN_QUERIES = 128
-"""For shorter segments a fused kernel pads its tiles with more than it saves."""
+"""For shorter segments, a fused kernel loses more time to padded tiles than it saves."""
 
 
 class KernelError(ConfigError):
-    """An implementation of attention that cannot be used; the message says why."""
+    """Raised if an implementation of attention cannot be used; the message says why."""
 
 
 def attend(x: AttentionInputs, implementation: str = "auto", mesh: Mesh | None = None) -> jax.Array:
-    """The values that each query gathers: [N,B,T,H] in the values' dtype.
+    """Returns the attention of each query, [N,B,T,H] in the dtype of the values.
 
-    ``implementation``: of :data:`IMPLEMENTATIONS`; ``auto``: the best one for form and devices;
-    KernelError if it does not support them. ``mesh``: the devices that share rows and heads.
+    ``implementation`` is one of :data:`IMPLEMENTATIONS`; ``auto`` chooses the best one for the form
+    and the devices. Raises KernelError if the implementation does not support them. The devices of
+    ``mesh`` share rows and heads.
     """
     name = chosen(implementation, x, mesh)
     if name == "reference":
@@ -43,7 +44,7 @@ def attend(x: AttentionInputs, implementation: str = "auto", mesh: Mesh | None =
 
 
 def chosen(implementation: str, x: AttentionInputs, mesh: Mesh | None = None) -> str:
-    """The implementation that runs, as in :func:`attend`; only shapes and dtypes are read."""
+    """Returns the implementation that :func:`attend` runs; it reads only shapes and dtypes."""
     platform = _platform(mesh)
     if implementation == "auto":
         best, (_, rows, seg_len, _) = BEST.get(platform), x.q.shape
@@ -55,7 +56,7 @@ def chosen(implementation: str, x: AttentionInputs, mesh: Mesh | None = None) ->
         return implementation
     check_platform(implementation, mesh)
     if refused := _module(implementation).supports(x):
-        why = f"is not for this form: {refused}; use 'auto' or 'xla'"
+        why = f"does not support this form: {refused}; use 'auto' or 'xla'"
         raise KernelError(f"model.kernel = {implementation!r} {why}")
     return implementation
 
@@ -75,12 +76,12 @@ def _platform(mesh: Mesh | None) -> str:
 
 @functools.cache
 def _module(name: str) -> ModuleType:
-    """The implementation's module, imported on first use: it may need optional packages."""
+    """Imports an implementation's module on first use, since it may need optional packages."""
     return importlib.import_module(f"txl_jax.model.kernels.{name}")
 
 
 def _per_device(function, mesh: Mesh | None):
-    """A fused function that each device of a mesh runs on its own heads and rows."""
+    """Returns a fused function that each device of a mesh runs on its own heads and rows."""
     if mesh is None or mesh.size == 1:
         return function
 

@@ -1,9 +1,9 @@
 """Attention by NVIDIA's cuDNN, through ``jax.nn.dot_product_attention``.
 
-Positions enter as a bias: their scores [N,B,T,K] and the gradient of the scores are kept in device
-memory; the products with keys and the softmax are fused. There is no dropout of weights, and half
-precision only. Older versions gave a wrong gradient of the bias for more than one row. So ``auto``
-never takes it, and training compares it with the plain form before it starts (parity.py).
+The position scores [N,B,T,K] enter as a bias; device memory holds them and their gradient. The
+products with keys and the softmax are fused. Dropout of weights is not supported, and only half
+precision is. Older versions of cuDNN gave a wrong gradient of the bias for more than one row. So
+``auto`` never chooses cuDNN, and training first compares it with the plain form (parity.py).
 """
 
 import jax
@@ -14,21 +14,21 @@ from txl_jax.model.scores import position_scores
 
 
 def supports(x: AttentionInputs) -> str | None:
-    """Why this form cannot be computed here, in words; ``None``: it can."""
+    """Returns the reason why this kernel cannot compute the form, or ``None`` if it can."""
     (t, h), n_keys, dtype = x.q.shape[2:], x.k.shape[2], jnp.dtype(x.q.dtype)
     if x.dropout is not None:
-        return "it has no dropout of attention weights (model.dropatt)"
+        return "it does not support dropout of attention weights (model.dropatt)"
     if dtype not in (jnp.bfloat16, jnp.float16):
-        return f"it is for bfloat16 and float16, not {dtype}"
+        return f"it supports bfloat16 and float16, not {dtype}"
     if h % 8 or h > 256:
-        return f"it has heads of a multiple of 8 up to 256, not of {h}"
+        return f"it needs heads of a multiple of 8 numbers up to 256, not {h}"
     if t % 2 or n_keys % 2:
-        return f"it has even numbers of queries and keys, not {t} and {n_keys}"
+        return f"it needs even numbers of queries and keys, not {t} and {n_keys}"
     return None
 
 
 def attend(x: AttentionInputs) -> jax.Array:
-    """See :func:`txl_jax.model.kernels.choice.attend`."""
+    """Computes :func:`txl_jax.model.kernels.choice.attend` with cuDNN."""
     p, bias = x.positions, None
     if p.r is not None:
         bias = position_scores(x.q, p.v, p.r, p.b).astype(x.q.dtype).swapaxes(0, 1)

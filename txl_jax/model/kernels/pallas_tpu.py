@@ -1,22 +1,23 @@
-"""Attention fused for TPUs: tiles of scores are in on-chip memory only, forward and backward.
+"""Attention fused for TPUs: scores exist only as tiles in on-chip memory, forward and backward.
 
-T x K scores are split into square tiles of S x S. The distances M+i-j of a tile's cells are rows
-T-1-i+j of r: 2S-1 neighbours, a window of r that moves by one tile along keys and back by one along
-queries. The position term is the product with the whole window, each of its rows then moved left to
-its place (relative_shift of a tile). For S = 3, window columns w (w = 5 is never used):
+The T x K scores are split into square tiles of S x S. Query i and key j need row T-1-i+j of r, for
+their distance M+i-j. So a tile needs 2S-1 neighbouring rows of r, its window. The window moves
+forward by S rows for the next tile of keys, and back by S rows for the next tile of queries. The
+position term is the product of queries and window, of which each row is then moved left to its
+place (the relative shift of a tile). For S = 3 (entries are columns of the window; 5 is unused):
 
     product qv . window          skewed: row i moved left by S-1-i
       0 1 2 3 4 5                  2 3 4
       0 1 2 3 4 5          ->      1 2 3
       0 1 2 3 4 5                  0 1 2
 
-One strided roll does this. Its transpose, for the gradient, is log2(S) rolls, each of the rows
-whose shift has this bit. Padding in front of r puts windows on multiples of S, so a window is two
-neighbouring blocks of r.
+One strided roll computes this. Its transpose, for the gradient, is log2(S) rolls; each moves the
+rows whose shift has one bit set. Padding in front of r aligns windows to multiples of S, so a
+window is two neighbouring blocks of r.
 
 The softmax is computed tile by tile with a running maximum (Dao et al. 2022, FlashAttention). The
-gradient computes each tile again from the logarithm of each softmax's denominator; the gradients of
-queries, keys, values and r stay in on-chip memory meanwhile. Fully masked tiles are not read.
+gradient computes each tile again, from the stored logarithm of each softmax's denominator. The
+gradients of queries, keys, values and r stay in on-chip memory. Fully masked tiles are not read.
 """
 
 import dataclasses
@@ -35,42 +36,42 @@ from txl_jax.model.kernels.reference import AttentionInputs
 
 LANES = 128
 MOST_SUMMED = 16 * 2**20
-"""Bytes of on-chip memory for the gradients of one head's keys, values and r."""
+"""The most bytes of on-chip memory for the gradients of one head's keys, values and r."""
 _WORKING = 24 * 2**20
 _UNSEEN = -0.7 * float(np.finfo(np.float32).max)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tiles:
-    """How T x K scores are split into tiles, and the static part of the attention mask."""
+    """The split of T x K scores into tiles, and the static part of the attention mask."""
 
-    size: int  # S, queries and keys of a tile
+    size: int  # S, the number of queries, and of keys, of a tile
     seg_len: int
     mem_len: int
     reach: int
-    rate: float | None  # of dropout
+    rate: float | None  # the dropout rate
 
     @property
     def n_q(self) -> int:
-        """Tiles along queries."""
+        """The number of tiles along the queries."""
         return -(-self.seg_len // self.size)
 
     @property
     def n_k(self) -> int:
-        """Tiles along keys."""
+        """The number of tiles along the keys."""
         return -(-(self.mem_len + self.seg_len) // self.size)
 
     @property
     def r_rows(self) -> int:
-        """Rows of r with its padding."""
+        """The number of rows of r with its padding."""
         return (self.n_q + self.n_k) * self.size
 
     def summed(self, h: int) -> int:
-        """Bytes of the gradients of one head's keys, values and r; registers are of 128 numbers."""
+        """Returns the bytes of a head's gradients of keys, values and r, in registers of 128."""
         return (2 * self.n_k * self.size + self.r_rows) * -(-h // LANES) * LANES * 4
 
     def spans(self, filled: jax.Array) -> tuple[jax.Array, jax.Array, int]:
-        """First [B * n_q] and last tile [n_q] of keys of each tile of queries, and most of them."""
+        """Returns each query tile's first [B * n_q] and last [n_q] key tile, and the most steps."""
         start = self.mem_len + self.size * np.arange(self.n_q)
         first = np.maximum(start - self.reach, 0) // self.size
         last = np.minimum((start + self.size - 1) // self.size, self.n_k - 1)
@@ -80,27 +81,27 @@ class Tiles:
 
 
 def tile_size(seg_len: int) -> int:
-    """S: 256 unless 128 pads less."""
+    """Returns the tile size S: 256, or 128 if that needs less padding."""
     return 2 * LANES if -(-seg_len // LANES) % 2 == 0 else LANES
 
 
 def supports(x: AttentionInputs) -> str | None:
-    """Why this form cannot be computed here, in words; ``None``: it can."""
+    """Returns the reason why this kernel cannot compute the form, or ``None`` if it can."""
     (t, h), n_keys = x.q.shape[2:], x.k.shape[2]
     if reason := x.unsupported_by_fused():
         return reason
     if Tiles(tile_size(t), t, n_keys - t, n_keys - 1, None).summed(h) > MOST_SUMMED:
-        return f"gradients of {n_keys} keys of {h} numbers are more than fit on the chip"
+        return f"the gradients of {n_keys} keys of {h} numbers do not fit into on-chip memory"
     return None
 
 
 def attend(
     x: AttentionInputs, *, tile: int | None = None, interpret: bool | pltpu.InterpretParams = False
 ) -> jax.Array:
-    """See :func:`txl_jax.model.kernels.choice.attend`; can be differentiated once.
+    """Computes :func:`txl_jax.model.kernels.choice.attend`, and can be differentiated once.
 
-    ``tile``: S, a multiple of 128 on a TPU. ``interpret``: run the kernel's operations one by one
-    on any device, slowly; with parameters, simulate a TPU's memories as well. Raises ValueError for
+    ``tile`` is S, a multiple of 128 on a TPU. ``interpret`` runs the kernel's operations one by one
+    on any device, slowly; ``InterpretParams`` also simulate a TPU's memories. Raises ValueError for
     a form that :func:`supports` refuses.
     """
     if reason := supports(x):
@@ -127,27 +128,27 @@ def _pad(x: jax.Array, axis: int, before: int, after: int) -> jax.Array:
 
 
 class _Inputs(NamedTuple):
-    """The padded arrays that kernels read; in a kernel, the blocks of a tile."""
+    """The padded arrays that the kernels read; inside of a kernel, the blocks of one tile."""
 
     qu: Any  # q + u and q + v: [N,B,T,H]; of a tile [S,H]
     qv: Any
     k: Any  # [N,B,K,H]; [S,H]
     val: Any
-    r: Any  # twice the array [N,R,H]; a window's two blocks, [S,H] each
+    r: Any  # the array [N,R,H] twice; the window's two blocks, [S,H] each
     episodes: Any  # of queries [B,1,T] and of keys [B,1,K]; [1,S]; or None
-    dout: Any = None  # for gradients, that of the result: [N,B,T,H]; [S,H]
+    dout: Any = None  # only for gradients: the result's gradient [N,B,T,H]; [S,H]
     lse: Any = None  # logarithm of the softmax's denominator: [N,B,1,T]; [1,S]
     delta: Any = None  # sum of dout * out: [N,B,1,T]; [1,S]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
 def _fused(qu, qv, k, val, r, masks, tiles: Tiles, interpret) -> jax.Array:
-    """Attention of padded arrays; ``masks``: filled, seed, episodes."""
+    """Computes attention of padded arrays; ``masks`` are filled, seed and episodes."""
     return _forward(qu, qv, k, val, r, masks, tiles, interpret)[0]
 
 
 def _forward(qu, qv, k, val, r, masks, tiles: Tiles, interpret):
-    """The result and what the gradient needs."""
+    """Returns the result, and the arrays that the gradient needs."""
     *scalars, episodes = masks
     inputs = _Inputs(qu, qv, k, val, (r, r), episodes)
     row = jax.ShapeDtypeStruct((*qu.shape[:2], 1, qu.shape[2]), jnp.float32)
@@ -157,7 +158,7 @@ def _forward(qu, qv, k, val, r, masks, tiles: Tiles, interpret):
 
 
 def _backward(tiles: Tiles, interpret, saved, dout):
-    """Gradients of the five arrays."""
+    """Returns the gradients of qu, qv, k, val and r."""
     inputs, scalars, out, lse = saved
     delta = jnp.sum(dout.astype(jnp.float32) * out.astype(jnp.float32), axis=3)[:, :, None]
     inputs = inputs._replace(dout=dout, lse=lse, delta=delta)
@@ -174,18 +175,18 @@ _fused.defvjp(_forward, _backward)
 def _call(kernel, tiles: Tiles, interpret, scalars, inputs: _Inputs, outputs, scratch=()):
     """Runs a kernel over the tiles that are not fully masked.
 
-    Grid: heads N, rows B, tiles of queries, and the tiles of keys of each, one after the other. A
-    letter for each axis gives the index of an array's block: ``n`` the head, ``b`` the row, ``i``
-    the tile of queries, ``j`` that of keys, ``w`` and ``x`` the two blocks of the window; ``0``:
-    the block has the whole axis. ``scalars``: filled [B] and seed [2]. ``scratch``: widths w of
-    float32 [S,w] that persist over the steps of a tile of queries.
+    The grid has the axes heads N, rows B, query tiles, and the key tiles of each query tile. A
+    string has a letter for each axis of an array, which gives the index of its block: ``n`` the
+    head, ``b`` the row, ``i`` the query tile, ``j`` the key tile, ``w`` and ``x`` the two blocks of
+    the window; ``0`` means the whole axis. ``scalars`` are filled [B] and seed [2]. ``scratch`` has
+    the widths w of float32 arrays [S,w] that persist over the steps of a query tile.
     """
     n, b, _, h = inputs.qu.shape
     firsts, lasts, steps = tiles.spans(scalars[0])
 
     def blocks(places: str, shape):
         def index(n, b, i, step, filled, seed, firsts, lasts):
-            # Steps after the last tile stay there, so that no block is read again.
+            # Steps after the last tile keep its index, so that no block is read again.
             j = jnp.minimum(firsts[b * tiles.n_q + i] + step, lasts[i])
             w = tiles.n_q - 1 - i + j
             at = {"n": n, "b": b, "i": i, "j": j, "w": w, "x": w + 1, "0": 0}
@@ -242,7 +243,7 @@ def _forward_kernel(at: "_Tile", x: _Inputs, out, lse, largest, total, acc):
     def _():
         denominator = jnp.where(total[...] == 0.0, 1.0, total[...])  # queries of the padding
         out[...] = (acc[...] / denominator).astype(out.dtype)
-        # As a row; TPUs transpose whole registers.
+        # It is stored as a row; TPUs transpose only whole registers.
         column = largest[...] + jnp.log(denominator)
         lse[...] = jnp.broadcast_to(column, (len(column), LANES)).T[:1]
 
@@ -268,10 +269,11 @@ def _backward_kernel(at: "_Tile", x: _Inputs, dqu, dqv, dk, dval, dr):
 
 
 class _Tile:
-    """The position of a kernel in the grid, and what it computes there.
+    """The position of a kernel in the grid, and the computations of its tile.
 
-    It ``begins`` or ``ends`` a tile of queries, begins a row or a head; ``seen``: not fully masked;
-    ``query``, ``key``: indices [S,1] and [1,S]; ``j``, ``window``: tile of keys, first block of r.
+    ``begins`` and ``ends`` mark the first and last step of a query tile, and ``begins_row`` and
+    ``begins_head`` the first of a row or head. ``seen``: the tile is not fully masked. ``query``
+    [S,1] and ``key`` [1,S] are indices, ``j`` is the key tile, ``window`` the first block of r.
     """
 
     def __init__(self, tiles: Tiles, steps: int, filled, seed, firsts, lasts, x: _Inputs):
@@ -290,7 +292,7 @@ class _Tile:
         self.oldest = tiles.mem_len - filled[row]
 
     def allowed(self) -> jax.Array:
-        """As :meth:`AttentionMask.allowed`: bool [S,S]."""
+        """Returns the tile of :meth:`AttentionMask.allowed`: bool [S,S]."""
         distance = self.tiles.mem_len + self.query - self.key
         seen = (distance >= 0) & (distance <= self.tiles.reach) & (self.key >= self.oldest)
         if self.x.episodes is None:
@@ -299,20 +301,20 @@ class _Tile:
         return seen & (_column(of_queries[...]) == of_keys[...])
 
     def kept(self) -> jax.Array | float:
-        """As :meth:`AttentionDropout.mask`: [S,S]."""
+        """Returns the tile of :meth:`AttentionDropout.mask`, [S,S]; 1 without dropout."""
         if self.tiles.rate is None:
             return 1.0
         places = (x.astype(jnp.uint32) for x in (self.row, self.query, self.key))
         return AttentionDropout(self.seed, self.tiles.rate).factors(*places)
 
     def scores(self) -> jax.Array:
-        """The content scores and the skewed position scores: [S,S]."""
+        """Returns the content scores plus the skewed position scores: [S,S]."""
         x = self.x
         position = jnp.concatenate([_product(x.qv[...], r[...], 1, 1) for r in x.r], axis=1)
         return _product(x.qu[...], x.k[...], 1, 1) + _skew(position)
 
     def again(self) -> tuple[jax.Array, jax.Array]:
-        """Weights after dropout, and the gradient of scores: [S,S] both."""
+        """Returns the weights after dropout, and the gradient of the scores: [S,S] each."""
         x, kept = self.x, self.kept()
         scores = self.scores() - _column(x.lse[...])
         weights = jnp.where(self.allowed(), jnp.exp(scores), 0.0)
@@ -328,13 +330,13 @@ def _fill(when, value: float, *refs) -> None:
 
 
 def _skew(x: jax.Array) -> jax.Array:
-    """[S,2S] of the window to [S,S] of keys: row i moved left by S-1-i."""
+    """Moves row i of window scores [S,2S] left by S-1-i, which gives key scores [S,S]."""
     size, width = x.shape
     return pltpu.roll(x, width - (size - 1), 1, stride=1, stride_axis=0)[:, :size]
 
 
 def _unskew(x: jax.Array) -> jax.Array:
-    """The transpose of :func:`_skew`: row i moved right by S-1-i, zeros around it."""
+    """Transposes :func:`_skew`: moves row i right by S-1-i, with zeros around it."""
     size = len(x)
     x = jnp.concatenate([x, jnp.zeros_like(x)], axis=1)
     shift = (size - 1) - lax.broadcasted_iota(jnp.int32, x.shape, 0)
@@ -344,11 +346,11 @@ def _unskew(x: jax.Array) -> jax.Array:
 
 
 def _product(a: jax.Array, b: jax.Array, of_a: int, of_b: int) -> jax.Array:
-    """Product over an axis of each, in float32."""
+    """Returns the product over one axis of each array, in float32."""
     axes = (((of_a,), (of_b,)), ((), ()))
     return lax.dot_general(a, b, axes, preferred_element_type=jnp.float32)
 
 
 def _column(row: jax.Array) -> jax.Array:
-    """[1,S] as [S,1]; TPUs transpose whole registers."""
+    """Transposes [1,S] to [S,1]; TPUs transpose only whole registers."""
     return jnp.broadcast_to(row, (LANES, row.shape[1])).T[:, :1]

@@ -14,13 +14,13 @@ from txl_jax.model.masks import AttentionMask, attention_mask
 from txl_jax.model.positions import Positions
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-2, "float16": 1e-2}
-"""Of :func:`difference`: rounding of the dtype. A wrong kernel is wrong by about 1."""
+"""The most that rounding changes in :func:`difference`; a wrong kernel differs by about 1."""
 
 
 def random_inputs(
     n_head: int, rows: int, mask: AttentionMask, d_head: int, dtype: Any, dropout: Any = None
 ) -> AttentionInputs:
-    """Random queries, keys, values and positions of the size that attention has."""
+    """Draws random queries, keys, values and positions at the scale of attention's."""
     t, k, scale = mask.seg_len, mask.n_keys, jnp.asarray(d_head**-0.5, dtype)
     keys = jax.random.split(jax.random.key(0), 6)
     draw = lambda key, *shape: jax.random.normal(keys[key], shape).astype(dtype)
@@ -32,7 +32,7 @@ def random_inputs(
 
 
 def values_and_gradients(attend, x: AttentionInputs) -> Any:
-    """What is gathered, and the gradient of its random projection by q, k, val and positions."""
+    """Returns attention, and a random projection's gradient by q, k, val and positions."""
     direction = jax.random.normal(jax.random.key(9), x.q.shape)
 
     def loss(q, k, val, positions):
@@ -45,7 +45,7 @@ def values_and_gradients(attend, x: AttentionInputs) -> Any:
 
 
 def largest_difference(found: Any, expected: Any) -> float:
-    """The largest |found - expected| of all arrays, each relative to its largest |expected|."""
+    """Returns the largest |found - expected|, relative to the largest |expected| of its array."""
 
     def of_array(a, b):
         a, b = jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32)
@@ -55,7 +55,7 @@ def largest_difference(found: Any, expected: Any) -> float:
 
 
 def example(d_head: int, dtype: Any, dropatt: float = 0.0) -> AttentionInputs:
-    """200 queries of three rows and a window; a memory of 150: full, part or none; a reset."""
+    """Returns an example with a window, a reset, and empty, full and partly filled memory."""
     reset = jnp.zeros((3, 200), bool).at[1, 60].set(True)
     mask = attention_mask(200, jnp.array([0, 150, 70]), 150, "tf", reset)
     dropout = AttentionDropout.draw(jax.random.key(1), dropatt) if dropatt else None
@@ -63,7 +63,7 @@ def example(d_head: int, dtype: Any, dropatt: float = 0.0) -> AttentionInputs:
 
 
 def difference(implementation: str, d_head: int, dtype: Any, dropatt: float = 0.0) -> float:
-    """:func:`largest_difference` of an implementation from the plain form in float32."""
+    """Returns :func:`largest_difference` of an implementation and the plain form in float32."""
     inputs = example(d_head, dtype, dropatt)
     in_float32 = lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
     run = jax.jit(values_and_gradients, static_argnums=0)
@@ -74,7 +74,7 @@ def difference(implementation: str, d_head: int, dtype: Any, dropatt: float = 0.
 
 
 def require_parity(implementation: str, d_head: int, dtype: str, dropatt: float) -> None:
-    """Raises KernelError if a fused implementation would run and its results are wrong."""
+    """Raises KernelError if a fused implementation would run and gives wrong results."""
     shapes = jax.eval_shape(functools.partial(example, d_head, jnp.dtype(dtype), dropatt))
     name = choice.chosen(implementation, shapes)
     if name not in choice.FUSED:

@@ -1,4 +1,4 @@
-"""What every implementation of attention is given, and attention written plainly."""
+"""The inputs of every implementation of attention, and attention in plain JAX."""
 
 import flax.struct
 import jax
@@ -11,12 +11,12 @@ from txl_jax.model.scores import content_scores, position_scores, softmax_parts
 
 
 class AttentionInputs(flax.struct.PyTreeNode):
-    """Queries, keys and values, and what decides the weights between them.
+    """Queries, keys and values, with the positions, mask and dropout of attention.
 
     Attributes:
-      q: [N,B,T,H]; q and the positions' u, v and b are divided by sqrt(H).
-      k, val: [N,B,K,H], of memory and segment, oldest first; K = M + T.
-      mask: every query may attend at least to itself.
+      q: queries [N,B,T,H]; q and the positions' u, v and b are divided by sqrt(H).
+      k, val: keys and values [N,B,K,H] of memory and segment, oldest first; K = M + T.
+      mask: the attention mask; every query may attend at least to itself.
     """
 
     q: jax.Array
@@ -27,32 +27,32 @@ class AttentionInputs(flax.struct.PyTreeNode):
     dropout: AttentionDropout | None = None
 
     def biased_queries(self) -> tuple[jax.Array, jax.Array]:
-        """q + u and q + v, [N,B,T,H] each: what keys and distances are multiplied by."""
+        """Returns q + u and q + v, [N,B,T,H] each, for the products with keys and with r."""
         biased = lambda x: self.q if x is None else (self.q + x[:, None, None]).astype(self.q.dtype)
         return biased(self.positions.u), biased(self.positions.v)
 
     def unsupported_by_fused(self) -> str | None:
-        """Why the fused kernels for GPUs and TPUs cannot compute this form; ``None``: they can."""
+        """Returns the reason why the GPU and TPU kernels cannot compute the form, or ``None``."""
         dtype = jnp.dtype(self.q.dtype)
         if self.positions.r is None:
-            return "it is for attention with vectors of distances (r), and this form has none"
+            return "it needs vectors of distances (r), and this form has none"
         if self.positions.b is not None:
-            return "it has no learnt scalars of distances (b)"
+            return "it does not support learnt scalars of distances (b)"
         if dtype not in (jnp.bfloat16, jnp.float32):
-            return f"it is for bfloat16 and float32, not {dtype.name}"
+            return f"it supports bfloat16 and float32, not {dtype.name}"
         return None
 
 
 def attend(x: AttentionInputs) -> jax.Array:
-    """See :func:`txl_jax.model.kernels.choice.attend`."""
+    """Computes :func:`txl_jax.model.kernels.choice.attend` in plain JAX."""
     return attend_part(x, slice(0, x.mask.seg_len), slice(0, x.mask.n_keys))
 
 
 def attend_part(x: AttentionInputs, queries: slice, keys: slice) -> jax.Array:
-    """As :func:`attend` for t of the queries, [N,B,t,H], and k keys up to the last query's own.
+    """Computes :func:`attend` for t of the queries, [N,B,t,H], and for k of the keys.
 
-    ``x`` has the q, k and val of these only, and positions of the distances k-1 .. 0; the mask and
-    the dropout are those of the whole segment.
+    ``x`` has q of these queries, k and val of these keys, which end with the last query's own key,
+    and positions of the distances k-1 .. 0. Mask and dropout are those of the whole segment.
     """
     p = x.positions
     scores = content_scores(x.q, p.u, x.k)

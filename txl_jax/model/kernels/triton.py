@@ -1,6 +1,6 @@
-"""Attention fused into one kernel for NVIDIA GPUs: no array of size T x K is in device memory.
+"""Fused attention for NVIDIA GPUs: device memory never holds an array of size T x K.
 
-The kernels are Triton's (triton_tiles.py) and reach JAX through jax-triton; both are imported on
+The kernels are written in Triton (triton_tiles.py), and jax-triton calls them; both are imported on
 first use. Sums are float32 and deterministic: there are no atomic additions.
 """
 
@@ -15,12 +15,12 @@ from txl_jax.model.dropout import threshold as threshold_of
 from txl_jax.model.kernels.reference import AttentionInputs
 
 _WIDEST = 128
-_ENOUGH_PROGRAMS = 528  # for the gradient of r: four for each of an H100's 132 processors
+_ENOUGH_PROGRAMS = 528  # for the gradient of r: four programs for each of an H100's 132 processors
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """Static arguments of a kernel: of the AttentionMask and the AttentionDropout."""
+    """The static arguments of a kernel, from the AttentionMask and the AttentionDropout."""
 
     mem_len: int
     reach: int
@@ -31,7 +31,7 @@ class Form:
 
 @dataclasses.dataclass(frozen=True)
 class Tiling:
-    """The queries, and the keys, of a tile, and Triton's launch options."""
+    """The number of queries, and of keys, of a tile, and Triton's launch options."""
 
     size: int
     num_warps: int
@@ -39,11 +39,11 @@ class Tiling:
 
 
 def supports(x: AttentionInputs) -> str | None:
-    """Why this form cannot be computed here, in words; ``None``: it can."""
+    """Returns the reason why this kernel cannot compute the form, or ``None`` if it can."""
     if reason := x.unsupported_by_fused():
         return reason
     if x.q.shape[-1] > _WIDEST:
-        return f"it is for heads of at most {_WIDEST} numbers, not {x.q.shape[-1]}"
+        return f"it supports heads of at most {_WIDEST} numbers, not {x.q.shape[-1]}"
     try:
         importlib.import_module("jax_triton")
     except ImportError as error:
@@ -52,9 +52,9 @@ def supports(x: AttentionInputs) -> str | None:
 
 
 def attend(x: AttentionInputs) -> jax.Array:
-    """See :func:`txl_jax.model.kernels.choice.attend`; for r without b (:func:`supports`)."""
+    """Computes :func:`txl_jax.model.kernels.choice.attend` for forms with r and without b."""
     mask, dropout = x.mask, x.dropout
-    seed, threshold, scale = mask.filled, 0, 1.0  # an unused array may be any
+    seed, threshold, scale = mask.filled, 0, 1.0  # any array serves as an unused one
     if dropout is not None:
         seed, threshold, scale = dropout.seed, threshold_of(dropout.rate), dropout.scale
     form = Form(mask.mem_len, mask.reach, mask.episode is not None, threshold, scale)
@@ -64,7 +64,7 @@ def attend(x: AttentionInputs) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(form: Form, qu, qv, k, val, r, where):
-    """[N,B,T,H]; ``where``: filled, episode and seed."""
+    """Computes attention [N,B,T,H]; ``where`` has filled, episode and seed."""
     return _forward(form, qu, qv, k, val, r, where)[0]
 
 
@@ -88,7 +88,7 @@ def _backward(form: Form, kept, dout):
     of_keys = lambda size: (n * b * (_ceil(m, size) + _ceil(t, size)),)
     dk, dval = launch("gradient_of_keys", given, [_like(k), _like(val)], of_keys, form)
 
-    # A program sums a block of distances over some rows; with few blocks, over fewer rows each.
+    # A program sums a block of distances over some rows, over fewer rows if there are few blocks.
     size = tiling("gradient_of_distances", r.shape[-1], r.dtype).size
     each = _ceil(b, min(b, _ceil(_ENOUGH_PROGRAMS, n * _ceil(n_keys, size))))
     parts = _ceil(b, each)
@@ -102,9 +102,10 @@ _attend.defvjp(_forward, _backward)
 
 
 def tiling(kernel: str, h: int, dtype) -> Tiling:
-    """The tiles of a kernel for heads of width H; with these, almost no register is spilled.
+    """Returns the tiling of a kernel for heads of width H, with almost no spilled registers.
 
-    Hopper's asynchronous products need 64 or more; other GPUs, and float32, lack the registers.
+    Asynchronous products on Hopper need S of at least 64. Other GPUs, and float32, have too few
+    registers for that.
     """
     if dtype == jnp.float32:
         return Tiling(16, num_warps=4, num_stages=2)
@@ -128,8 +129,8 @@ def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
 def launch(kernel: str, given, results, grid, form: Form) -> list[jax.Array]:
     """Runs a kernel of triton_tiles.py by name.
 
-    ``given``: the arrays and integers that it reads, first qu; ``results``: shapes and dtypes of
-    what it writes; ``grid``: the number of programs as a function of the tile size.
+    ``given`` are the arrays and integers that the kernel reads, qu first. ``results`` are the
+    shapes and dtypes of its outputs. ``grid`` gives the number of programs for a tile size.
     """
     import jax_triton
 
@@ -150,6 +151,6 @@ def launch(kernel: str, given, results, grid, form: Form) -> list[jax.Array]:
 
 
 def constants(tiles: Tiling, form: Form, h: int) -> dict:
-    """The constants of a kernel; its width is H rounded up to a power of 2."""
+    """Returns the constants of a kernel; its width is H rounded up to a power of 2."""
     sizes = {"H": h, "WIDTH": max(16, 1 << (h - 1).bit_length()), "SIZE": tiles.size}
     return {**sizes, "EPISODES": form.episodes, "THRESHOLD": form.threshold, "SCALE": form.scale}

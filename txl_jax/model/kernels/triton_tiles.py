@@ -1,29 +1,29 @@
-"""The tiles of fused attention, as Triton kernels; triton.py calls them.
+"""The Triton kernels of fused attention; triton.py calls them.
 
-A tile is S queries by S keys. Tiles are numbered from the diagonal back: tile m of every group of
-queries starts m * S keys before the query of its first row. So all groups share the blocks of
-distances: block D_m holds the rows of r of the distances m*S + S-1 .. m*S, and tile m needs D_m and
-D_{m-1} only. For S = 4, m = 1 (entries are distances; a row is a query, a column a key):
+A tile has S queries and S keys. Tiles are numbered from the diagonal back: tile m of a group of S
+queries starts m * S keys before the group's first query. So all groups share the blocks of
+distances. Block D_m has the rows of r for the distances m*S + S-1 .. m*S, and tile m needs only D_m
+and D_{m-1}. For S = 4, m = 1 (entries are distances; a row is a query, a column a key):
 
-    q.D_1    q.D_0         mixed         turned: the tile
+    q.D_1    q.D_0         mixed         rotated: the tile
     7 6 5 4  3 2 1 0       3 2 1 4       4 3 2 1
     7 6 5 4  3 2 1 0  ->   3 2 5 4  ->   5 4 3 2
     7 6 5 4  3 2 1 0       3 6 5 4       6 5 4 3
     7 6 5 4  3 2 1 0       7 6 5 4       7 6 5 4
 
-The kernel chooses between two products and then rotates row i by i+1 places (`tl.gather`, within
-the tile). The gradient rotates back; the entries left of the choice belong to D_m, the others to
-D_{m-1}. The diagonal tile comes first: there every query attends to itself, so no softmax is ever
-empty. No tile is stored: each kernel of the gradient computes the tiles that it sums again.
+The kernel takes each entry from one of the two products, and then rotates row i by i+1 places
+(`tl.gather`, within the tile). The gradient rotates back, and adds each entry to the block, D_m or
+D_{m-1}, that it came from. The diagonal tile comes first: there every query attends to itself, so
+no softmax is ever empty. No tile is stored; each gradient kernel computes its tiles again.
 
-    forward                       over keys,  for S queries:    out and log2 of the softmax' sum
+    forward                       over keys,  for S queries:    out and log2 of the softmax's sum
     gradient_of_queries           over keys,  for S queries:    dqu, dqv
     gradient_of_keys              over queries, for S keys:     dk, dval   (tiles as key x query)
     gradient_of_distances         over rows and queries, for a block D_m:  dr
 
 Arguments: qu = q + u, qv = q + v [N*B,T,H]; k, val [N*B,K,H]; r [N,K,H]; filled [B]; episode [B,T]
-and seed [2] (any array if unused); out, dout as q; lse and delta = sum(out * dout) float32
-[N*B,T]. A tile is 0 beyond T, K or H. ``SIZE`` is S, a power of 2; ``WIDTH`` is H rounded up to a
+and seed [2] (any array if unused); out, dout like q; lse and delta = sum(out * dout) float32
+[N*B,T]. Entries beyond T, K or H are 0. ``SIZE`` is S, a power of 2; ``WIDTH`` is H rounded up to a
 power of 2. ``THRESHOLD`` and ``SCALE``: see dropout.py; 0 and 1 without dropout.
 """
 
@@ -38,13 +38,13 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def dot(a, b):
-    """a @ b with float32 sums; float32 factors are not rounded."""
+    """Returns a @ b with float32 sums; float32 factors are not rounded."""
     return tl.dot(a, b, input_precision="ieee")
 
 
 @triton.jit
 def load_rows(source, first, limit, SIZE: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr):
-    """Rows first .. first+SIZE-1 of [limit,H] as [SIZE,WIDTH]; 0 outside of the array."""
+    """Loads rows first .. first+SIZE-1 of [limit,H] as [SIZE,WIDTH]; 0 outside of the array."""
     row = first + tl.arange(0, SIZE)[:, None]
     column = tl.arange(0, WIDTH)[None, :]
     inside = (row >= 0) & (row < limit)
@@ -64,26 +64,26 @@ def store_rows(target, x, first, limit, SIZE: tl.constexpr, H: tl.constexpr, WID
 
 @triton.jit
 def along(x, AXIS: tl.constexpr):
-    """A vector along an axis of the tile, which broadcasts along the other."""
+    """Returns a vector along an axis of the tile; it broadcasts along the other axis."""
     return x[:, None] if AXIS == 0 else x[None, :]
 
 
 @triton.jit
 def load_along(source, first, limit, AXIS: tl.constexpr, SIZE: tl.constexpr):
-    """Entries first .. first+SIZE-1 of [limit] along an axis; 0 outside of the array."""
+    """Loads entries first .. first+SIZE-1 of [limit] along an axis; 0 outside of the array."""
     at = first + tl.arange(0, SIZE)
     return along(tl.load(source + at, mask=(at >= 0) & (at < limit), other=0), AXIS)
 
 
 @triton.jit
 def nothing(m, reach):
-    """0, but unknown to the compiler: an index with it takes no register between iterations m."""
+    """Returns 0, unknown to the compiler; an index plus 0 takes no register between iterations."""
     return m & (reach >> 31)
 
 
 @triton.jit
 def skewed(far, near, zero, KEYS: tl.constexpr, SIZE: tl.constexpr):
-    """Scores by key, along axis KEYS, from those by distance of D_m (far) and D_{m-1} (near)."""
+    """Reorders scores by distance, D_m (far) and D_{m-1} (near), to scores by key (axis KEYS)."""
     row = along(tl.arange(0, SIZE), 1 - KEYS)
     place = along(tl.arange(0, SIZE), KEYS)
     mixed = tl.where(of_far(zero, KEYS, SIZE), far, near)
@@ -92,7 +92,7 @@ def skewed(far, near, zero, KEYS: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def unskewed(x, zero, KEYS: tl.constexpr, SIZE: tl.constexpr):
-    """The rotation undone: entries of D_m where `of_far` is true, of D_{m-1} elsewhere."""
+    """Undoes the rotation: entries belong to D_m where `of_far` is true, else to D_{m-1}."""
     row = along(tl.arange(0, SIZE), 1 - KEYS)
     place = along(tl.arange(0, SIZE), KEYS)
     return tl.gather(x, (place + row + 1 + zero) & (SIZE - 1), KEYS)
@@ -100,20 +100,20 @@ def unskewed(x, zero, KEYS: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def of_far(zero, KEYS: tl.constexpr, SIZE: tl.constexpr):
-    """Which entries of an unskewed tile belong to D_m."""
+    """Returns a mask of the entries of an unskewed tile that belong to D_m."""
     row = along(tl.arange(0, SIZE), 1 - KEYS)
     return along(tl.arange(0, SIZE), KEYS) >= SIZE - 1 - row + zero
 
 
 @triton.jit
 def episodes_of(episode, first, T, AXIS: tl.constexpr, SIZE: tl.constexpr, EPISODES: tl.constexpr):
-    """Episodes of S positions of the segment along an axis; 0 for those of the memory."""
+    """Loads the episodes of S positions along an axis; 0 for positions of the memory."""
     return load_along(episode, first, T, AXIS, SIZE) if EPISODES else 0
 
 
 @triton.jit
 def seen(query, key, of_query, of_key, M, reach, empty, EPISODES: tl.constexpr):
-    """The attention mask, see masks.AttentionMask; ``empty``: number of empty memory slots."""
+    """Returns the attention mask (masks.AttentionMask); ``empty`` is the number of empty slots."""
     distance = M + query - key
     allowed = (distance >= 0) & (distance <= reach) & (key >= empty)
     return allowed & (of_query == of_key) if EPISODES else allowed
@@ -121,7 +121,7 @@ def seen(query, key, of_query, of_key, M, reach, empty, EPISODES: tl.constexpr):
 
 @triton.jit
 def mix(x):
-    """As dropout.mix."""
+    """Computes dropout.mix."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
@@ -129,7 +129,7 @@ def mix(x):
 
 @triton.jit
 def dropped(x, seed, head, b, query, key, THRESHOLD: tl.constexpr, SCALE: tl.constexpr):
-    """A tile after dropout of the attention weights, with the bits of AttentionDropout.factors."""
+    """Applies dropout of attention weights to a tile, with the bits of AttentionDropout.factors."""
     if THRESHOLD:
         row = (head * HEAD_STRIDE + b).to(tl.uint32)
         line = mix(mix(tl.load(seed) + row) ^ query.to(tl.uint32))
@@ -143,7 +143,7 @@ def product_of_either(
     source, start, limit, columns, of_next,
     SIZE: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Products of ``columns`` with the rows from start - S if ``of_next``, else from start."""
+    """Multiplies rows from start - S where ``of_next``, else rows from start, by ``columns``."""
     here = dot(load_rows(source, start, limit, SIZE, H, WIDTH), columns)
     there = dot(load_rows(source, start - SIZE, limit, SIZE, H, WIDTH), columns)
     return tl.where(of_next, there, here)
@@ -155,12 +155,12 @@ def forward(
     H: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, EPISODES: tl.constexpr,
     THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """``out`` and ``lse``, of S queries of a row; grid: N * B * ceil(T/S)."""
+    """Computes ``out`` and ``lse`` of S queries of a row; grid: N * B * ceil(T/S)."""
     groups = tl.cdiv(T, SIZE)
     row = (tl.program_id(0) // groups).to(tl.int64)
     head = row // B
     b = row % B
-    first = (groups - 1 - tl.program_id(0) % groups) * SIZE  # those with most keys start first
+    first = (groups - 1 - tl.program_id(0) % groups) * SIZE  # the groups with most keys start first
     K = M + T
     qu += row * T * H
     qv += row * T * H
@@ -210,7 +210,7 @@ def gradient_of_queries(
     H: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, EPISODES: tl.constexpr,
     THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """``dqu`` and ``dqv``, of S queries of a row; grid: N * B * ceil(T/S)."""
+    """Computes ``dqu`` and ``dqv`` of S queries of a row; grid: N * B * ceil(T/S)."""
     groups = tl.cdiv(T, SIZE)
     row = (tl.program_id(0) // groups).to(tl.int64)
     head = row // B
@@ -252,7 +252,7 @@ def gradient_of_queries(
         dscores = weights * (dweights - line_delta)
         sum_qu += dot(dscores.to(tile_k.dtype), tile_k)
 
-        # This tile completes D_{m-1}: the last tile's entries of far, this tile's of near.
+        # D_{m-1} is complete now: it has far entries of the last tile and near ones of this tile.
         now = unskewed(dscores.to(tile_k.dtype), nothing(m, reach), 1, SIZE)
         sum_qv += dot(tl.where(of_far(nothing(m, reach), 1, SIZE), before, now), of_near)
         before = now
@@ -269,7 +269,7 @@ def gradient_of_keys(
     H: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, EPISODES: tl.constexpr,
     THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """``dk`` and ``dval``, of S keys of a row; grid: N * B * (ceil(M/S) + ceil(T/S))."""
+    """Computes ``dk`` and ``dval`` of S keys of a row; grid: N * B * (ceil(M/S) + ceil(T/S))."""
     old = tl.cdiv(M, SIZE)
     groups = old + tl.cdiv(T, SIZE)
     row = (tl.program_id(0) // groups).to(tl.int64)
@@ -329,7 +329,7 @@ def gradient_of_distances(
     H: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, EPISODES: tl.constexpr,
     THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """``dr`` [ceil(B/each),N,K,H], a part of it for each ``each`` rows of the batch.
+    """Computes ``dr`` [ceil(B/each),N,K,H], a part for every ``each`` rows of the batch.
 
     Grid: ceil(K/S), N, ceil(B/each). For each S queries, the kernel computes the S x S entries of
     the tiles m and m+1 that belong to D_m, in the order before the rotation.
@@ -344,7 +344,7 @@ def gradient_of_distances(
     place = along(tl.arange(0, SIZE), 0)
     of_next = place > line  # by key: from tile m+1, else from tile m
 
-    # From the first query with a key at the distance m*S; none if that is beyond the window.
+    # Starts at the first query with a key at the distance m*S, if that is within the window.
     group0 = tl.maximum(m * SIZE - M, 0) // SIZE
     groups = tl.cdiv(T, SIZE) - group0
     rows = tl.minimum(B - part * each, each)

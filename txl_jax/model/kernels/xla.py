@@ -1,7 +1,7 @@
-"""Attention for a group of queries at a time: scores of [group,K] instead of [T,K], on any device.
+"""Attention for one group of queries at a time, with scores [group,K] instead of [T,K].
 
-Each group reads only the keys up to its own last query and within the window. Its scores are
-computed again for the gradient, except in a short segment, which has few.
+Each group reads only the keys up to its own last query and within the window. The gradient
+computes the group's scores again, except in a short segment, which has few scores.
 """
 
 import functools
@@ -14,13 +14,13 @@ from txl_jax.model.kernels.reference import AttentionInputs
 from txl_jax.parallel.ordering import zero_after
 
 SHORT_GROUP = {"cpu": 64}
-"""Queries of a group in a short segment, by platform; elsewhere a short segment is one group."""
+"""The group size in a short segment, by platform; elsewhere a short segment is one group."""
 _SHORT = 128
 _MOST_GROUPS = 16
 
 
 def attend(x: AttentionInputs, short_group: int | None = None) -> jax.Array:
-    """See :func:`txl_jax.model.kernels.choice.attend`; ``short_group``: see :func:`group_size`."""
+    """Computes :func:`txl_jax.model.kernels.choice.attend` in groups of :func:`group_size`."""
     t, m, unknown = x.mask.seg_len, x.mask.mem_len, x.mask.filled[0]
     size, short = group_size(t, short_group), t <= _SHORT
     gathered: list[jax.Array] = []
@@ -39,7 +39,7 @@ def attend(x: AttentionInputs, short_group: int | None = None) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _recomputed(function, x: AttentionInputs, unknown: jax.Array) -> jax.Array:
-    """As ``jax.checkpoint``, but no compiler can merge the second computation with the first."""
+    """Acts like ``jax.checkpoint``, but no compiler can merge the two computations."""
     return function(x)
 
 
@@ -60,7 +60,7 @@ _recomputed.defvjp(_recomputed_forward, _recomputed_backward)
 
 @jax.custom_vjp
 def _in_order(later: jax.Array, earlier: jax.Array, unknown: jax.Array):
-    """Both unchanged: ``later`` depends on ``earlier``; their gradients the other way round."""
+    """Makes ``later`` depend on ``earlier``; the gradients depend on each other in reverse."""
     return _after(later, earlier, unknown), earlier
 
 
@@ -77,14 +77,14 @@ _in_order.defvjp(_in_order_forward, _in_order_backward)
 
 
 def _after(x: jax.Array, done: jax.Array, unknown: jax.Array) -> jax.Array:
-    """``x``, but only once ``done`` is computed."""
+    """Returns ``x``, which the program computes only after ``done``."""
     return x + zero_after(done, unknown).astype(x.dtype)
 
 
 def group_size(seg_len: int, short_group: int | None = None) -> int:
-    """Queries of a group: 128, or more where that would make more than 16 groups.
+    """Returns the number of queries in a group: 128, or more if there would be over 16 groups.
 
-    A segment of up to 128 is one group, or equal groups of about ``short_group``.
+    A segment of up to 128 tokens is one group, or equal groups of about ``short_group`` tokens.
     """
     if seg_len > _SHORT:
         return max(_SHORT, -(-seg_len // _MOST_GROUPS))
