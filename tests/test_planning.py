@@ -405,7 +405,7 @@ def test_slices_and_texts_that_are_not_known_are_refused_and_no_folder_is_made(t
     config = write_config(tmp_path)
     flags = (f"--config={config}", "--mode=compile", f"--workdir={tmp_path / 'run'}")
     assert refused(*flags) == (
-        "the size of the vocabulary of data.name='text' is known only with the text; name one:"
+        "the size of the vocabulary of data.name='text' is known only from the text: set"
         " --config.model.vocab_size=N"
     )
     sized = (*flags, "--config.model.vocab_size=30")

@@ -236,9 +236,9 @@ class OfProcess:
 @pytest.mark.parametrize(
     ("mesh", "batch", "text"),
     [
-        ({"data": -1}, 6, "uses 3 of 4 devices, and every process needs its own in use; a"
+        ({"data": -1}, 6, "uses 3 of 4 devices, and every process must use its own; a"
          " train.batch_size of 4 or 8 works"),
-        ({"data": 2}, 4, "uses 2 of 4 devices, and every process needs its own in use; mesh.data 4"
+        ({"data": 2}, 4, "uses 2 of 4 devices, and every process must use its own; mesh.data 4"
          " uses all"),
         ({"data": 1, "fsdp": 3}, 6, "fsdp x tensor = 3 must divide 4"),
     ],

@@ -1,1 +1,1 @@
-"""Devices and processes: mesh, shardings, memory of a device, compilation cache."""
+"""Devices and processes: mesh, shardings, device memory and the cache of compiled programs."""

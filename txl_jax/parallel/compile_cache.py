@@ -13,24 +13,24 @@ from txl_jax.config import ConfigError
 from txl_jax.config.folders import data_folder
 
 LIMIT = 2 * 2**30
-"""Bytes of compiled programs that stay in the cache."""
+"""The most bytes of compiled programs that the cache keeps."""
 
 
 def keep_compiled_programs() -> None:
     """Makes JAX cache the programs that take over a second to compile.
 
-    The cache is the folder ``compiled`` of ``$TXL_DATA_DIR`` or ``~/.cache/txl_jax``, first reduced
-    to :data:`LIMIT` unless ``JAX_COMPILATION_CACHE_MAX_SIZE`` is set (which stores nothing more in
-    a folder that was filled without it, jax 0.10.2). ``JAX_COMPILATION_CACHE_DIR`` names another
-    folder, ``JAX_ENABLE_COMPILATION_CACHE=false`` turns caching off. If there is no such folder, a
-    warning is printed and the run continues.
+    The cache is the folder ``compiled`` of ``$TXL_DATA_DIR`` or ``~/.cache/txl_jax``. It is first
+    reduced to :data:`LIMIT`, unless ``JAX_COMPILATION_CACHE_MAX_SIZE`` is set. (With this variable,
+    jax 0.10.2 stores nothing in a folder that was filled without it.)
+    ``JAX_COMPILATION_CACHE_DIR`` names another folder, and ``JAX_ENABLE_COMPILATION_CACHE=false``
+    turns caching off. If the folder cannot be used, a warning is printed and the run continues.
     """
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
     try:
         folder = _folder()
     except ConfigError as error:
-        print(f"warning: no compiled program is kept: {error}", file=sys.stderr, flush=True)
+        print(f"warning: compiled programs are not cached: {error}", file=sys.stderr, flush=True)
         return
     if jax.config.values["jax_compilation_cache_max_size"] == -1:
         remove_longest_unused(folder, LIMIT)
@@ -38,9 +38,9 @@ def keep_compiled_programs() -> None:
 
 
 def remove_longest_unused(folder: Path, limit: int) -> None:
-    """Leaves at most ``limit`` bytes of JAX's programs, those that were used last.
+    """Removes the programs of JAX's cache that were unused longest, down to ``limit`` bytes.
 
-    Other processes may do the same. Many file systems record only the day of the last read.
+    Several processes may do this at once. Many file systems record only the day of the last read.
     """
     found, kept = [], 0
     with contextlib.suppress(OSError):
@@ -56,7 +56,7 @@ def remove_longest_unused(folder: Path, limit: int) -> None:
 
 
 def _folder() -> Path:
-    """The cache of this kind of processor, which the keys of JAX's cache do not include."""
+    """Returns the cache of this type of processor, which the keys of JAX's cache do not include."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

@@ -1,4 +1,4 @@
-"""How much memory the devices have, and whether a program can fit into it."""
+"""The memory of the devices, and the check whether a program can fit into it."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ _SWAP = "/proc/meminfo"
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """Bytes on each device for one purpose, in words, and the settings that decide the size."""
+    """The bytes that one purpose needs on each device, and the settings that decide the size."""
 
     what: str
     size: int
@@ -29,9 +29,9 @@ class Need:
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """How many devices share the parts of a program.
+    """The number of devices that share each part of a program.
 
-    ``fused``: long segments run a kernel that never stores all scores (a GPU or a TPU).
+    ``fused`` means that long segments run a kernel that never stores all scores (GPU or TPU).
     """
 
     rows: int = 1  # data x fsdp
@@ -48,8 +48,8 @@ def check_memory(
 ) -> None:
     """Raises ConfigError if a program needs more memory than each device has.
 
-    ``what``: the work, as the subject of the message; ``needs``: lower bounds, of each device of
-    the ``mesh``; ``None``: the first one of this process.
+    ``what`` names the work as the subject of the message. ``needs`` are lower bounds for each
+    device of ``mesh``; ``None`` means the first device of this process.
     """
     available, needs = memory_of_each(mesh), list(needs)
     total = sum(need.size for need in needs)
@@ -67,14 +67,14 @@ def check_memory(
 
 
 def shares_of(mesh: Mesh | None) -> Shares:
-    """How a mesh shares rows, parameters and heads; ``None``: one device of this process."""
+    """Returns how many devices of a mesh share each part; ``None`` means one device."""
     fused = _devices(mesh)[0].platform != "cpu"
     data, fsdp, tensor = (1 if mesh is None else mesh.shape[axis] for axis in AXES)
     return Shares(data * fsdp, fsdp * tensor, tensor, fused)
 
 
 def memory_of_each(mesh: Mesh | None = None) -> int | None:
-    """Bytes that a program may use on each device (CPU devices share the host's), if known."""
+    """Returns the bytes for a program on each device, if known; CPU devices share the host's."""
     devices = _devices(mesh)
     if devices[0].platform != "cpu":
         return (devices[0].memory_stats() or {}).get("bytes_limit")
@@ -84,7 +84,7 @@ def memory_of_each(mesh: Mesh | None = None) -> int | None:
 
 @functools.cache
 def host_memory() -> int | None:
-    """Bytes of memory and swap of this machine, or of this container; ``None``: not known."""
+    """Returns the bytes of memory and swap of this machine or container; ``None`` if unknown."""
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
@@ -95,7 +95,7 @@ def host_memory() -> int | None:
 
 
 def _devices(mesh: Mesh | None) -> list[jax.Device]:
-    """The devices of a mesh that belong to this process."""
+    """Returns the devices of a mesh that belong to this process."""
     if mesh is None:
         return jax.local_devices()[:1]
     own = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]

@@ -1,7 +1,8 @@
-"""Order between the operations of a compiled program that their data does not require.
+"""Dependencies that force an order on the operations of a compiled program.
 
 A compiler may overwrite an array before all reads and keep a copy for the readers, or compute
-several large arrays at once. Adding :func:`zero_after` makes a dependency that it cannot remove.
+several large arrays at once. Adding :func:`zero_after` makes a dependency that the
+compiler cannot remove.
 """
 
 import jax
@@ -9,9 +10,9 @@ import jax.numpy as jnp
 
 
 def zero_after(done: jax.Array, number: jax.Array) -> jax.Array:
-    """0, int32 [], which depends on ``done`` (floats with at least one element, maybe NaN).
+    """Returns 0, int32 [], that depends on ``done`` (floats, not empty, maybe NaN).
 
-    ``number``: int32 [], never negative, unknown to the compiler.
+    ``number`` is int32 [], not negative, and unknown to the compiler.
     """
     element = done.reshape(-1)[0].astype(jnp.float32)
     return jax.lax.bitcast_convert_type(element, jnp.int32) & jnp.minimum(number, 0)

@@ -1,7 +1,7 @@
-"""Many processes of one run: how they connect, agree, wait and end together.
+"""The processes of one run, which connect, agree, wait for each other and end together.
 
-Each process runs the same program on its own devices, and arrays are sharded over all. Process 0
-reads from disk what decides something, and writes all but the arrays of checkpoints:
+Each process runs the same program on its own devices, and arrays are sharded over all devices.
+Process 0 reads the files that decisions depend on, and writes all but the arrays of checkpoints:
 
     process 0    on_process_zero(work) ──▶ work() ──┐ result or error
     process 1..  on_process_zero(work) ─────────────┴──▶ the same result, or OtherProcessError
@@ -35,7 +35,7 @@ _SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 
 
 class OtherProcessError(RuntimeError):
-    """Another process of the run failed, and this one ends with it."""
+    """Raised if another process of the run failed, since all processes end together."""
 
 
 def initialise(
@@ -46,17 +46,17 @@ def initialise(
     heartbeat_seconds: int = 60,
     takes_notice: bool = True,
 ) -> None:
-    """Joins the processes of a run; to be called before anything touches a device.
+    """Joins the processes of a run. Call it before anything uses a device.
 
     Args:
-      distributed: find the processes through Slurm, Open MPI, a TPU pod or GKE.
-      coordinator: HOST:PORT, a free port of the machine where process 0 runs. With this and the
-        next two, which go together, no cluster is looked for.
+      distributed: whether to find the processes through Slurm, Open MPI, a TPU pod or GKE.
+      coordinator: HOST:PORT, a free port of the machine where process 0 runs. It needs the next
+        two arguments, and then no cluster is looked for.
       num_processes, process_id: N, and the number of this process, 0 to N-1.
-      heartbeat_seconds: silence after which a process counts as dead and JAX ends the others.
-      takes_notice: SIGTERM to any process is a notice to all, see :func:`notice_taken`.
+      heartbeat_seconds: the silence after which a process counts as dead and JAX ends the others.
+      takes_notice: whether SIGTERM to any process is a notice to all, see :func:`notice_taken`.
 
-    Raises ConfigError for flags that do not go together, no cluster, or no connection.
+    Raises ConfigError if flags contradict each other, or if no cluster or connection is found.
     """
     check_flags(coordinator, num_processes, process_id, heartbeat_seconds)
     order_collectives(distributed or coordinator is not None)
@@ -69,7 +69,7 @@ def initialise(
             coordinator_address=coordinator,
             num_processes=num_processes,
             process_id=process_id,
-            # Otherwise a cluster's variables give each process one device of its machine.
+            # Otherwise a cluster's variables limit each process to one device of its machine.
             cluster_detection_method=None if coordinator is None else "deactivate",
             initialization_timeout=_CONNECT_SECONDS,
             heartbeat_timeout_seconds=heartbeat_seconds,
@@ -81,7 +81,7 @@ def initialise(
             f" TPU pod or GKE: {error}); give --coordinator=HOST:PORT --num_processes=N"
             " --process_id=I"
         ) from error
-    except RuntimeError as error:  # the runtime's, of the network
+    except RuntimeError as error:  # JAX's runtime raises it for network errors
         where = coordinator or "the address that the cluster gives"
         raise ConfigError(f"--distributed: cannot join the run at {where}: {error}") from error
 
@@ -90,9 +90,9 @@ def order_collectives(many_processes: bool) -> None:
     """Makes XLA keep the order of a program's collectives on several CPU devices.
 
     Call this before JAX starts its devices. XLA's default scheduler may start independent
-    collectives in another order on each CPU device; all wait, and XLA aborts after 40 seconds. The
-    flag is set in ``XLA_FLAGS``, because a program from the compilation cache ignores its own
-    compiler options. A flag of the user's is kept.
+    collectives in different orders on different CPU devices. All devices then wait, and XLA aborts
+    after 40 seconds. The flag is set in ``XLA_FLAGS``, because a program from the compilation cache
+    ignores its own compiler options. The same flag of the user is kept.
     """
     flags, settings = os.environ.get("XLA_FLAGS", ""), jax.config.values
     several = (
@@ -107,7 +107,7 @@ def order_collectives(many_processes: bool) -> None:
 def check_flags(
     coordinator: str | None, num_processes: int | None, process_id: int | None, heartbeat_seconds=60
 ) -> None:
-    """Raises ConfigError if a flag is out of range or the processes' address is incomplete."""
+    """Raises ConfigError if a flag is out of range, or the coordinator's flags are incomplete."""
     ranges = (heartbeat_seconds, _LONGEST_HEARTBEAT), (num_processes, _MOST_PROCESSES)
     for name, (value, most) in zip(("heartbeat_seconds", "num_processes"), ranges, strict=True):
         if value is not None and not 1 <= value <= most:
@@ -129,25 +129,25 @@ def check_flags(
 
 
 def many() -> bool:
-    """Whether this is one of several processes; with one process, no device is touched."""
+    """Returns whether this is one of several processes; with one process, no device is used."""
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def is_process_zero() -> bool:
-    """Whether this process writes the files of the run and prints."""
+    """Returns whether this process prints, and writes the files of the run."""
     return not many() or jax.process_index() == 0
 
 
 def barrier(name: str) -> None:
-    """Waits until all processes are here."""
+    """Waits until all processes have called this with the same name."""
     if many():
         multihost_utils.sync_global_devices(name)
 
 
 def on_process_zero(work: Callable[[], T]) -> T:
-    """The result of ``work()`` on process 0, returned on all processes; only process 0 runs it.
+    """Runs ``work()`` on process 0 only, and returns its result on all processes.
 
-    The result is something that JSON can hold (with tuples as lists). If ``work`` raises an error,
+    The result must be a JSON value; tuples become lists. If ``work`` raises an error,
     process 0 raises it and the others raise OtherProcessError.
     """
     if not many():
@@ -169,10 +169,10 @@ def on_process_zero(work: Callable[[], T]) -> T:
 
 
 def process_zero_first(work: Callable[[], T]) -> T:
-    """``work()`` by process 0, then by all others at once; each gets its own result.
+    """Runs ``work()`` on process 0, then on all others at once; each returns its own result.
 
-    So the others find what process 0 left on a shared disk. Raises OtherProcessError if ``work``
-    failed on another process and not on this one.
+    So the others find the files that process 0 has left on a shared disk. Raises OtherProcessError
+    if ``work`` failed on another process and not on this one.
     """
     if not many():
         return work()
@@ -194,7 +194,7 @@ def process_zero_first(work: Callable[[], T]) -> T:
 
 
 def failing(failed: bool) -> list[int]:
-    """The processes that call this with ``failed``; all processes must call it."""
+    """Returns the processes that call this with ``failed``; all processes must call it."""
     if not many():
         return [0] if failed else []
     flags = multihost_utils.process_allgather(np.array([failed]))
@@ -202,12 +202,12 @@ def failing(failed: bool) -> list[int]:
 
 
 def notice_taken(call: int) -> bool:
-    """Whether SIGTERM has come to any process: true on all at the same ``call``, a number."""
+    """Returns whether any process has got SIGTERM; all return true at the same number ``call``."""
     return multihost_utils.reached_preemption_sync_point(call)
 
 
 def placed(tree: Any, shardings: Any) -> Any:
-    """``jax.device_put`` of global arrays, or of arrays that every process has completely."""
+    """Applies ``jax.device_put`` to global arrays, or to arrays that every process has in full."""
     if not many():
         return jax.device_put(tree, shardings)
 
@@ -221,7 +221,7 @@ def placed(tree: Any, shardings: Any) -> Any:
 
 
 def abort(code: int) -> None:
-    """Ends a failed process of several, not waiting for the others; a single process returns."""
+    """Ends a failed process without waiting for the others; does nothing in a single process."""
     if not many():
         return
     sys.stdout.flush()
@@ -232,7 +232,7 @@ def abort(code: int) -> None:
 
 
 def _broadcast(message: bytes) -> bytes:
-    """The message of process 0; its size goes first, since broadcast arrays have equal shapes."""
+    """Returns the message of process 0; its size is sent first, as arrays need equal shapes."""
     size = int(multihost_utils.broadcast_one_to_all(np.array(len(message), np.int32)))
     row = np.frombuffer(message if is_process_zero() else bytes(size), np.uint8)
     return np.asarray(multihost_utils.broadcast_one_to_all(row)).tobytes()

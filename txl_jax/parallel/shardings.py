@@ -1,10 +1,10 @@
 """The device mesh, and the shardings of parameters, optimizer state, batches and activations.
 
     data      rows of the batch, with the memory of their streams
-    fsdp      the same; parameters and optimizer state are sharded too, and gathered for use
+    fsdp      rows too; also parameters and optimizer state, which are gathered for use
     tensor    heads, the feed-forward layer's inner width, words
 
-A parameter axis that its devices do not divide (267,735 words are odd) is replicated over them.
+A parameter axis is replicated if the number of its devices does not divide it (267,735 words).
 """
 
 import dataclasses
@@ -40,8 +40,8 @@ PARAMETERS: dict[str, tuple[str | None, ...]] = {
     "past_weight": ("fsdp", None),  # [d,d]
     "past_bias": ("tensor",),  # [V]
 }
-"""The mesh axes of the last axes of each parameter, by the end of its path without a cluster's
-number. Other parameters (LayerNorm, small biases) are replicated."""
+"""The mesh axes of the last axes of each parameter. A key is the end of a parameter's path, without
+a cluster's number. Other parameters (LayerNorm, small biases) are replicated."""
 
 
 def make_mesh(
@@ -51,10 +51,10 @@ def make_mesh(
     micro_batches: int = 1,
     devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-    """The mesh of a config; ``data=-1``: as many devices as divide the rows of the batch.
+    """Returns the mesh of a config; ``data=-1`` uses the most devices that divide a batch's rows.
 
-    Raises ConfigError for more devices than there are (all of the run unless given), for rows,
-    heads or an inner width that they do not divide, or for processes left without a device.
+    ``devices`` are all devices of the run unless given. Raises ConfigError if they are too few, if
+    they do not divide rows, heads or inner width, or if a process would have no device in use.
     """
     devices = jax.devices() if devices is None else devices
     count, rows, others = len(devices), batch_size // micro_batches, c.fsdp * c.tensor
@@ -83,14 +83,14 @@ def make_mesh(
             works = f"mesh.data {count // others} uses all"
         raise ConfigError(
             f"config key mesh = data {data} x fsdp {c.fsdp} x tensor {c.tensor}: uses"
-            f" {data * others} of {count} devices, and every process needs its own in use; {works}"
+            f" {data * others} of {count} devices, and every process must use its own; {works}"
         )
     shape, auto = (data, c.fsdp, c.tensor), (AxisType.Auto,) * len(AXES)
     return jax.make_mesh(shape, AXES, auto, devices=devices[: data * others])
 
 
 def _sizes(batch_size: int, divisor: int) -> str:
-    """The nearest batch sizes that the divisor divides, in words."""
+    """Returns the nearest batch sizes that the divisor divides, in words."""
     below = batch_size // divisor * divisor
     sizes = [str(size) for size in (below, below + divisor) if size]
     return f"a train.batch_size of {' or '.join(sizes)} works"
@@ -104,19 +104,19 @@ class Shardings:
 
     @property
     def row_devices(self) -> int:
-        """How many devices rows are sharded over."""
+        """The number of devices that rows are sharded over."""
         return self.mesh.shape["data"] * self.mesh.shape["fsdp"]
 
     def replicated(self) -> NamedSharding:
-        """A full copy on every device."""
+        """Returns the sharding with a full copy on every device."""
         return self._sharding()
 
     def rows(self, leading_axis: bool = False) -> NamedSharding:
-        """[B, ...] sharded by rows; ``leading_axis``: an axis of steps or layers comes first."""
+        """Returns the sharding of [B,...] by rows, or of [L,B,...] with a ``leading_axis``."""
         return self._sharding(None, ROWS) if leading_axis else self._sharding(ROWS)
 
     def parameters(self, tree: Any) -> Any:
-        """Shardings of parameters, or of a tree with trees like them; layers may be stacked."""
+        """Returns the shardings of parameters, or of a tree of them; layers may be stacked."""
 
         def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
             axes = PARAMETERS.get(_key(path), ())[: leaf.ndim]
@@ -126,7 +126,7 @@ class Shardings:
         return jax.tree_util.tree_map_with_path(sharding, tree)
 
     def sharded(self, axes: tuple[Any, ...], shape: tuple[int, ...]) -> NamedSharding:
-        """Sharding of an array over these mesh axes, without those that do not divide its shape."""
+        """Returns the sharding of an array over those of the mesh axes that divide its shape."""
         size = lambda axis: math.prod(self.mesh.shape[a] for a in np.atleast_1d(axis))
         divides = lambda axis, n: axis is not None and n % size(axis) == 0
         pairs = zip(axes, shape, strict=False)
@@ -137,7 +137,7 @@ class Shardings:
 
 
 def _key(path: tuple[Any, ...]) -> str:
-    """The name of a parameter in :data:`PARAMETERS`."""
+    """Returns the key of a parameter in :data:`PARAMETERS`."""
     *_, module, name = ("", *jax.tree_util.keystr(path, simple=True, separator="/").split("/"))
     if name in ("kernel", "bias"):
         return f"{module}/{name}"
@@ -146,18 +146,18 @@ def _key(path: tuple[Any, ...]) -> str:
 
 
 def shard_rows(x: jax.Array, mesh: Mesh | None) -> jax.Array:
-    """[B,...] with its rows sharded over the devices, and no other axis."""
+    """Shards the rows of [B,...] over the devices, and no other axis."""
     return _constrained(x, mesh, ROWS)
 
 
 def shard_words(x: jax.Array, mesh: Mesh | None) -> jax.Array:
-    """[V,...] with its words sharded over ``tensor`` if that divides V, else replicated."""
+    """Shards the words of [V,...] over ``tensor`` if that divides V, else replicates them."""
     divides = mesh is not None and x.shape[0] % mesh.shape["tensor"] == 0
     return _constrained(x, mesh, "tensor" if divides else None)
 
 
 def replicate(x: jax.Array, mesh: Mesh | None) -> jax.Array:
-    """An array with a full copy on every device."""
+    """Replicates an array on every device."""
     return _constrained(x, mesh, None)
 
 
@@ -168,11 +168,11 @@ def _constrained(x: jax.Array, mesh: Mesh | None, first_axis) -> jax.Array:
 
 
 def sharded_over_rows(function: Callable, mesh: Mesh | None, n_rows: int) -> Callable:
-    """The function run by every device on its own rows, without waiting for other devices.
+    """Returns a function that each device runs on its own rows, without waiting for others.
 
-    ``function``: of ``n_rows`` arrays [S,...] and then of parameters; gives one [S,...]. Gradients
-    of parameters are summed over the axes of rows once, at the end. The compiler handles what is
-    sharded over ``tensor``.
+    ``function`` takes ``n_rows`` arrays [S,...] and then parameters, and returns one array [S,...].
+    Gradients of parameters are summed over the row axes once, at the end. The compiler handles the
+    sharding over ``tensor``.
     """
     axes = () if mesh is None else tuple(axis for axis in ROWS if mesh.shape[axis] > 1)
     if not axes:

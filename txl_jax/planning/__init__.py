@@ -1,1 +1,1 @@
-"""What a recipe needs of a machine that is not at hand: memory, FLOPs, collectives, time."""
+"""The memory, FLOPs and collectives that an experiment needs on a machine not at hand."""

@@ -4,7 +4,7 @@
     validate    one segment scored during training, while the training state is held
     evaluate    one segment scored by a trained model, with layers that are not scanned
 
-The devices are those at hand, or those of a TPU slice that is not. No text is read and no workdir
+The devices are those at hand, or those of a TPU slice not at hand. No text is read and no workdir
 is created: a text of zeros gives the batch its shape.
 """
 
@@ -39,7 +39,7 @@ from txl_jax.training.step import compiled_step
 
 
 class Flops(NamedTuple):
-    """Operations of a call by formula, for all devices; ``device``: all operations of one."""
+    """The operations of a call by formula, on all devices; ``device`` counts those of one."""
 
     model: float
     recomputed: float
@@ -50,9 +50,9 @@ class Flops(NamedTuple):
 class Program:
     """A compiled program in numbers.
 
-    ``resident``: bytes that something else holds on each device meanwhile. ``memory`` is ``None``
-    where the compiler refused with ``error``, ``collectives`` where jaxlib cannot read the program.
-    ``compiler_flops``: of one call on one device by the compiler's count, each loop's body once.
+    ``resident`` is the bytes of other arrays on each device meanwhile. ``memory`` is ``None`` if
+    the compiler refused with ``error``, ``collectives`` if jaxlib cannot read the program.
+    ``compiler_flops`` are one device's by the compiler, which counts a loop's body once.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Program:
     error: str = ""
 
     def fits(self, limit: int | None) -> bool:
-        """Whether a device of this many bytes holds it; ``None``: the limit is unknown."""
+        """Returns whether a device of ``limit`` bytes (``None``: unknown) holds the program."""
         m = self.memory
         return m is not None and (limit is None or m.total + self.resident <= limit)
 
@@ -74,7 +74,7 @@ class Program:
 def compile_ahead(exp: ExperimentConfig, topology: str | None) -> int:
     """Compiles and prints every program of ``exp``; returns 0, or 1 if one does not fit.
 
-    ``topology``: such as ``v5e:4x4``; ``None``: the devices at hand.
+    ``topology`` is a slice such as ``v5e:4x4``; ``None`` means the devices at hand.
     """
     exp = with_vocab_size(exp)
     devices = topology_devices(topology) if topology else jax.devices()
@@ -91,7 +91,7 @@ def compile_ahead(exp: ExperimentConfig, topology: str | None) -> int:
 
 
 def programs(exp: ExperimentConfig, mesh: Mesh) -> Iterator[Program]:
-    """Every program of an experiment on a mesh, one by one as they are compiled."""
+    """Yields every program of an experiment on a mesh as soon as it is compiled."""
     shardings, t = Shardings(mesh), exp.train
     model, optimizer, n = TransformerXL(exp.model, mesh), make_optimizer(exp), t.steps_per_dispatch
     state = abstract_state(exp, model, optimizer, shardings)
@@ -111,7 +111,7 @@ def programs(exp: ExperimentConfig, mesh: Mesh) -> Iterator[Program]:
 def lower_update(
     exp: ExperimentConfig, model: Any, optimizer: Any, shardings: Shardings, state: Any
 ) -> jax.stages.Lowered:
-    """The train step for these shapes, not compiled yet; a text on the device is one segment."""
+    """Returns the train step for these shapes before compilation; the text is zeros."""
     t = exp.train
     zeros = _zeros(t.batch_size, t.context_len + t.longest_seg_len)
     text, soft, streams = None, None, cast(Any, unchecked_streams(exp, zeros))
@@ -165,13 +165,13 @@ def _compile(
 def _collectives(compiled: jax.stages.Compiled) -> tuple[Collective, ...] | None:
     try:
         return tuple(collectives(compiled.as_text() or ""))
-    except jax.errors.JaxRuntimeError:  # of a TPU v5p, with jaxlib 0.10.2 and libtpu 0.0.52
+    except jax.errors.JaxRuntimeError:  # for a TPU v5p, with jaxlib 0.10.2 and libtpu 0.0.52
         return None
 
 
 @contextlib.contextmanager
 def _no_cache() -> Iterator[None]:
-    """A program from the compilation cache has no compile time and no memory analysis."""
+    """Turns off the compilation cache; a cached program has no compile time or memory analysis."""
     settings: Any = jax.config
     before = settings.jax_enable_compilation_cache
     settings.update("jax_enable_compilation_cache", False)
@@ -182,7 +182,7 @@ def _no_cache() -> Iterator[None]:
 
 
 def format_program(program: Program, limit: int | None) -> str:
-    """A program in a few lines; ``limit``: bytes of a device."""
+    """Describes a program in a few lines; ``limit`` is the memory of a device in bytes."""
     m, f, count = program.memory, program.flops, program.compiler_flops
     lines = [f"{program.name}: {program.description}"]
     add = lambda label, text: lines.append(f"  {label:<12}{text}")
@@ -201,7 +201,7 @@ def format_program(program: Program, limit: int | None) -> str:
     recomputed = f", and {f.recomputed:.3e} recomputed" if f.recomputed else ""
     add("FLOPs", f"by formula {f.model:.3e}{recomputed}; {f.device:.3e} on each device")
     if count is not None:
-        add("", f"the compiler counts {count:.3e} there, each loop once")
+        add("", f"the compiler counts {count:.3e} on each device, each loop once")
     if program.collectives is None:
         add("collectives", "unknown: this jaxlib cannot read the program of libtpu")
     elif m is not None:
@@ -226,7 +226,7 @@ def _heading(exp: ExperimentConfig, mesh: Mesh, topology: str | None) -> str:
 
 
 def _zeros(batch_size: int, length: int) -> np.ndarray:
-    """A text of zeros that gives every stream two segments."""
+    """Returns a text of zeros that gives every stream two segments."""
     return np.zeros(batch_size * (2 * length + 1) + 1, np.int32)
 
 

@@ -23,25 +23,25 @@ class MemoryUse:
     arguments: int
     output: int
     alias: int  # the part of the output that reuses the memory of donated arguments
-    temporaries: int  # the peak of what is held in between
-    program: int  # the code
+    temporaries: int  # the peak of temporary arrays
+    program: int  # the compiled code
 
     @classmethod
     def of(cls, compiled: Any) -> "MemoryUse":
-        """From ``memory_analysis`` of a compiled function."""
+        """Reads ``memory_analysis`` of a compiled function."""
         m = compiled.memory_analysis()
         kinds = ("argument", "output", "alias", "temp", "generated_code")
         return cls(*(getattr(m, f"{kind}_size_in_bytes") for kind in kinds))
 
     @property
     def total(self) -> int:
-        """All of it together."""
+        """The sum of all parts, without memory that the output reuses."""
         return self.arguments + self.output - self.alias + self.temporaries + self.program
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """Number of all collectives of one of :data:`KINDS`, and bytes of their results on a device."""
+    """All collectives of one of :data:`KINDS`: their number, and bytes of results per device."""
 
     kind: str
     count: int
@@ -49,9 +49,9 @@ class Collective:
 
 
 def collectives(text: str) -> list[Collective]:
-    """The collectives in one run of a compiled program, from its text (``compiled.as_text()``).
+    """Returns the collectives of one run of a program, from its text ``compiled.as_text()``.
 
-    Those in a loop count as often as it runs, or once where its length is unknown.
+    A collective in a loop counts once for each iteration, or once if their number is unknown.
     """
     computations: dict[str, list[str]] = {}
     entry, lines = "", []
@@ -90,7 +90,7 @@ _COMPARED = re.compile(r"compare\([^,]*, (?:s32\[\]\S* )?%?([\w.\-]+)\)")
 
 
 def _trip_count(line: str, condition: list[str]) -> int:
-    """How often a loop runs: as its line says, or the constant its counter is compared with."""
+    """Returns a loop's iterations, from its line or the constant that limits its counter."""
     if known := re.search(r'known_trip_count":\{"n":"(\d+)"', line):
         return int(known[1])
     limits = {m[1]: m[2] for at in condition if (m := _CONSTANT.search(at))}
@@ -101,7 +101,7 @@ def _trip_count(line: str, condition: list[str]) -> int:
 
 
 def _size(shapes: str, kind: str, started: bool) -> int:
-    """Bytes of a result; the type of an asynchronous one also names operands or counters."""
+    """Returns the bytes of a result; an asynchronous one's type also has operands or counters."""
     sizes = [_bytes(*shape) for shape in re.findall(r"(\w+?\d*)\[([\d,]*)\]", shapes)]
     if started and kind == "all-gather":
         sizes = sizes[len(sizes) // 2 :]

@@ -1,7 +1,7 @@
-"""Floating-point operations of a model by formula: matrix products, a multiply-add counts as two.
+"""Formulas for the floating-point operations of matrix products; a multiply-add counts as two.
 
 Softmax, normalisation, dropout and the optimizer are left out: they are few operations, though
-they take time (prediction.py). Letters as everywhere, K = M + T.
+they take time. The letters of axes are those of txl_jax.model, and K = M + T.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from txl_jax.model.ring import SINGLE_RING_MAX_TOKENS
 
 @dataclasses.dataclass(frozen=True)
 class BatchShape:
-    """One segment of B streams: T positions with any context, M of memory, and the scored ones."""
+    """The sizes of a segment of B streams: positions with context, memory, scored positions."""
 
     batch_size: int
     positions: int
@@ -22,22 +22,23 @@ class BatchShape:
     scored: int
 
     def per_device(self, row_devices: int) -> "BatchShape":
-        """The share of one of the devices that split the rows; rows are padded to divide."""
+        """Returns the share of one of ``row_devices`` devices; rows are padded to divide evenly."""
         return dataclasses.replace(self, batch_size=-(-self.batch_size // row_devices))
 
 
 def batch_shape(c: TrainConfig | ProtocolConfig) -> BatchShape:
-    """The batch of one update, or of one scored segment."""
+    """Returns the sizes of the batch of one update, or of one scored segment."""
     return BatchShape(c.batch_size, c.context_len + c.seg_len, c.mem_len, c.seg_len)
 
 
 def layer_flops(c: TransformerXLConfig, shape: BatchShape, cached: bool = False) -> float:
-    """Operations of all layers, forward; ``cached``: memory and positions are projected already.
+    """Returns a forward pass's operations in all layers; ``cached`` if memory is projected already.
 
-    For each row: queries and output 2 T D NH each, keys and values 2 K D NH each; content scores,
-    position scores and the weighted sum 2 T K NH each; feed-forward 4 T D F. Masked scores count.
-    Position scores are of relative positions only; with a cache and a large T they cover
-    ``clamp_len`` + T distances. Once for all rows: 2 K D NH for the positions of ``relative``.
+    Each row needs 2 T D NH for queries and for output, 2 K D NH for keys and for values, 2 T K NH
+    for content scores, for position scores and for the weighted sum, and 4 T D F for the
+    feed-forward layer. Masked scores count. Only relative positions have position scores; with a
+    cache and a large T these cover ``clamp_len`` + T distances. Without a cache, the positions of
+    ``relative`` need 2 K D NH once for all rows.
     """
     t, k, width = shape.positions, shape.mem_len + shape.positions, c.n_head * c.d_head
     projections = 4 * (t + (t if cached else k)) * c.d_model * width
@@ -51,11 +52,11 @@ def layer_flops(c: TransformerXLConfig, shape: BatchShape, cached: bool = False)
 
 
 def vocabulary_flops(c: TransformerXLConfig, shape: BatchShape) -> float:
-    """Operations of embedding and softmax, forward; ``vocab_size`` must be known.
+    """Returns a forward pass's operations in embedding and softmax; V must be known.
 
-    2 d_i for each word of a cluster that a row is compared with: every row for the head, the share
-    of its words by Zipf's law for a tail. A mixture takes that K times, and 2 K D (d + 1) per row
-    for latents and prior.
+    A row needs 2 d_i for each word of cluster i that it is compared with. Every row is compared
+    with the head, and with a tail in proportion to the tail's share of words by Zipf's law. A
+    mixture needs K times as many, and 2 K D (d + 1) per row for latents and prior.
     """
     rows, positions = shape.batch_size * shape.scored, shape.batch_size * shape.positions
     total, parts = 0.0, clusters(c)
@@ -73,17 +74,17 @@ def vocabulary_flops(c: TransformerXLConfig, shape: BatchShape) -> float:
 
 
 def zipf_share(start: int, stop: int, size: int) -> float:
-    """Share of the words of ranks ``start`` to ``stop`` - 1; rank r has p 1 / ((r + 1) H(size))."""
+    """Returns the share of ranks ``start`` to ``stop`` - 1; rank r has 1 / ((r + 1) H(size))."""
     harmonic = lambda n: math.log(n) + 0.5772156649 + 0.5 / n if n else 0.0
     return (harmonic(stop) - harmonic(start)) / harmonic(size)
 
 
 def update_flops(exp: ExperimentConfig, shape: BatchShape | None = None) -> tuple[float, float]:
-    """Operations of one update: the model's (3 forward passes), and those of recomputation.
+    """Returns the operations of one update: the model's (3 forward passes), and recomputed ones.
 
-    Recomputed are a layer's forward pass with ``remat`` "layer", its scores and weighted sum with
-    "products", and the softmax over words for its gradient (model/cross_entropy.py).
-    ``shape``: the rows to count; ``None``: the whole batch.
+    ``remat`` "layer" recomputes each layer's forward pass, "products" its scores and weighted sum.
+    The softmax over words is recomputed for its gradient (model/cross_entropy.py). ``shape`` has
+    the rows to count; ``None`` means the whole batch.
     """
     c, shape = exp.model, shape or batch_shape(exp.train)
     layers, words = layer_flops(c, shape), vocabulary_flops(c, shape)

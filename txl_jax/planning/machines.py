@@ -13,15 +13,15 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One device."""
+    """The published figures of one device."""
 
     name: str
     memory: int  # bytes that a program may use
-    flops: float  # dense, a second, in bfloat16; TPUs multiply float32 as fast, GPUs at half (TF32)
-    bandwidth: float  # of its memory, bytes per second
+    flops: float  # dense bfloat16, per second; float32: the same on TPUs, half on GPUs (TF32)
+    bandwidth: float  # bytes per second to and from its memory
     link: float  # bytes per second out of the chip, all links together
-    accelerator: str = ""  # the name under which Google rents a slice; GPUs have none
-    cores: int = 1  # in a chip, as slices count them
+    accelerator: str = ""  # the name under which Google rents slices; GPUs have none
+    cores: int = 1  # of one chip, as the names of slices count them
 
 
 CHIPS = {
@@ -32,18 +32,18 @@ CHIPS = {
     "h200": Chip("H200 SXM", 141 * 10**9, 989e12, 4_800e9, 450e9),
 }
 """Published figures, *paper*: cloud.google.com/tpu/docs (v5e 16 GB, v5p 95 GB, v6e 32 GB; links of
-1,600, 4,800 and 3,584 Gbit/s), nvidia.com data sheets (NVLink 900 GB/s both ways). Memory of TPUs
-is what their compiler allows (libtpu 0.0.52): the published less what the system keeps."""
+1,600, 4,800 and 3,584 Gbit/s), nvidia.com data sheets (NVLink 900 GB/s both ways). The memory
+of a TPU is the amount that its compiler allows (libtpu 0.0.52), a little below the published."""
 
 _TPUS = [kind for kind, chip in CHIPS.items() if chip.accelerator]
 
 
 class PlanningError(ValueError):
-    """A machine or text that cannot be planned for; the message says what to change."""
+    """Raised for a machine or text that cannot be planned for; the message says what to change."""
 
 
 def topology_devices(topology: str) -> list[jax.Device]:
-    """The chips of a slice such as ``v5e:4x4``; PlanningError: no such slice, or no libtpu.
+    """Returns the chips of a slice such as ``v5e:4x4``; PlanningError if it or libtpu is missing.
 
     No TPU is needed: libtpu describes the slice, and its compiler compiles for it. The process
     itself then computes on the CPU, so call this before anything uses a device.
@@ -77,7 +77,7 @@ def topology_devices(topology: str) -> list[jax.Device]:
 
 
 def accelerator_type(topology: str) -> str:
-    """The name a slice is rented by: ``v5e:4x4`` is ``v5litepod-16``, ``v5p:2x2x4`` ``v5p-32``."""
+    """Returns the rental name of a slice, such as ``v5litepod-16`` for the chips ``v5e:4x4``."""
     kind, _, sides = topology.partition(":")
     n_sides = 3 if kind == "v5p" else 2
     if kind not in _TPUS or not re.fullmatch(rf"[1-9]\d*(x[1-9]\d*){{{n_sides - 1}}}", sides):

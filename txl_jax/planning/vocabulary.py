@@ -1,4 +1,4 @@
-"""The vocabulary's size, where it is known without the text."""
+"""The size of the vocabulary, if it is known without the text."""
 
 import dataclasses
 
@@ -7,23 +7,23 @@ from txl_jax.planning.machines import PlanningError
 
 SIZES = {"enwik8": 204, "text8": 27, "ptb": 10_000}
 SIZES |= {"wt103": 267_735, "wt2": 33_278, "lm1b": 793_471}
-"""Symbols of the published corpora with default settings: enwik8 without newlines, words with
-``<eos>``."""
+"""The number of symbols of each published corpus with default settings. enwik8 has no newlines, and
+words include ``<eos>``."""
 
 
 def with_vocab_size(exp: ExperimentConfig) -> ExperimentConfig:
-    """The experiment with its ``model.vocab_size`` or its published corpus's, or PlanningError."""
+    """Returns the experiment with ``model.vocab_size`` set; PlanningError if it is unknown."""
     size = exp.model.vocab_size or known_vocab_size(exp.data)
     if size is None:
         raise PlanningError(
-            f"the size of the vocabulary of data.name={exp.data.name!r} is known only with the"
-            " text; name one: --config.model.vocab_size=N"
+            f"the size of the vocabulary of data.name={exp.data.name!r} is known only from the"
+            " text: set --config.model.vocab_size=N"
         )
     return dataclasses.replace(exp, model=dataclasses.replace(exp.model, vocab_size=size))
 
 
 def known_vocab_size(data: DataConfig) -> int | None:
-    """Symbols of a corpus that was not read; ``None`` if they depend on the text."""
+    """Returns the number of symbols of an unread corpus; ``None`` if it depends on the text."""
     if data.name == "enwik8" and data.protocol == "bytes":
         return SIZES["enwik8"] + 1  # the newline
     if data.name == "probe":
