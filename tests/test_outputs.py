@@ -86,7 +86,7 @@ def test_a_mode_that_cannot_write_its_files_is_refused_before_its_work(
 
 
 def test_every_mode_has_its_files_named():
-    others = {"train", "score", "interactive", "compile"}
+    others = {"train", "score", "interactive", "compile", "settings"}
     assert workdir_files.MODE_FILES.keys() == set(main._MODES.split()) - others
     assert {name for names in workdir_files.MODE_FILES.values() for name in names} <= {
         *workdir_files.FILES

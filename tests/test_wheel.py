@@ -18,8 +18,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PARTS = ("txl_jax", "configs", "pyproject.toml", "README.md", "LICENSE")
 
 
-def run(command, **options):
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+def run(command, cwd=None):
+    """Output of a command that must not see the checkout, where PYTHONPATH leads."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    options = {"capture_output": True, "text": True, "check": False}
+    done = subprocess.run(command, env=env, cwd=cwd, **options)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -50,14 +53,12 @@ def installed(tmp_path_factory):
 
 @pytest.mark.integration
 def test_the_command_trains_a_recipe_by_name_and_lists_settings(installed, tmp_path):
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    options = {"cwd": tmp_path, "env": environment}
-    where = run([installed / "python", "-c", "import txl_jax; print(txl_jax.__file__)"], **options)
+    where = run([installed / "python", "-c", "import txl_jax; print(txl_jax.__file__)"], tmp_path)
     assert where.startswith(str(installed.parent))
-    printed = run([installed / "txl", "--config=quickstart:smoke"], **options)
+    printed = run([installed / "txl", "--config=quickstart:smoke"], tmp_path)
     assert "held-out bpc" in printed
     assert (tmp_path / "runs" / "quickstart-smoke" / "evaluation.json").exists()
-    printed = run([installed / "txl", "--mode=settings", "train.steps"], **options)
+    printed = run([installed / "txl", "--mode=settings", "train.steps"], tmp_path)
     assert printed.startswith("train.steps = 1000\n")
 
 
