@@ -32,7 +32,7 @@ from txl_jax.parallel.shardings import replicate, shard_words, sharded_over_rows
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Words ``start`` to ``stop`` - 1, their embedding width, and whether it is projected to D."""
+    """The words ``start`` to ``stop`` - 1; ``projected`` says whether projections to D exist."""
 
     start: int
     stop: int
@@ -123,7 +123,7 @@ class Vocabulary(nn.Module):
 
         ``tokens`` are int32 [B,T]. ``train`` applies ``dropout_embedding`` (``dropout`` rng). With
         ``div_val`` > 1 every cluster looks up every token, with a clipped id, and projects zeros
-        for the words of other clusters. This costs little beside a layer.
+        for the words of other clusters. This costs little compared with a layer.
         """
         c = self.cfg
         table = lambda i: shard_words(jnp.asarray(self.embeddings[i]), self.mesh)
@@ -217,9 +217,10 @@ class Vocabulary(nn.Module):
     def _sampled_nll(self, h, targets, weight, bias) -> jax.Array:
         """Returns the loss of a softmax over the target and sampled words: float32 [S].
 
-        2n words are drawn, word k with P(k) = log((k+2)/(k+1)) / log(V+1), and each counts once.
-        The log of its chance to be drawn, 1 - (1-P)^2n, is subtracted from its logit. A draw of the
-        target is masked. (The authors' PyTorch code has (1+P)^-2n and a factor sqrt(D).)
+        2n words are drawn, word k with P(k) = log((k+2)/(k+1)) / log(V+1); repeats are ignored.
+        The log of a word's probability of being drawn, 1 - (1-P)^2n, is subtracted from its logit.
+        A draw of the target is masked. (The authors' PyTorch code has (1+P)^-2n and a factor
+        sqrt(D).)
         """
         v, n_draws = weight.shape[0], 2 * self.cfg.sample_softmax
         uniform = jax.random.uniform(self.make_rng("dropout"), (n_draws,))
@@ -237,7 +238,7 @@ class Vocabulary(nn.Module):
 def _cluster_nll(
     clusters: tuple[Cluster, ...], h, targets, parts: tuple[list, list[Table]]
 ) -> jax.Array:
-    """Returns -log p(target), float32 [S], of rows h [S,D]; ``parts``: projections and tables."""
+    """Returns -log p(target), float32 [S], for h [S,D]; ``parts`` are projections and tables."""
     projections, tables = parts
     head = _inner(h, projections[0])
     if len(clusters) == 1:
@@ -261,7 +262,7 @@ def _rows(x: jax.Array) -> jax.Array:
 
 
 def _inner(h: jax.Array, projection: jax.Array | None) -> jax.Array:
-    """States [...,D] projected to the width of a cluster's words: [...,d_i]."""
+    """Projects states [...,D] to the width of a cluster's words: [...,d_i]."""
     return h if projection is None else h @ projection.astype(h.dtype).T
 
 
@@ -270,6 +271,6 @@ def _project(x: jax.Array, projection: jax.Array | None) -> jax.Array:
 
 
 def _log_expected(words: jax.Array, n_draws: int, vocab_size: int) -> jax.Array:
-    """Log of the chance that a word is among ``n_draws`` log-uniform draws."""
+    """Returns the log of the chance that a word is among ``n_draws`` log-uniform draws."""
     p = jnp.log1p(1.0 / (words + 1.0)) / jnp.log(vocab_size + 1.0)
     return jnp.log(-jnp.expm1(n_draws * jnp.log1p(-p)))

@@ -1,7 +1,7 @@
 """Attention with relative positions to memory and segment (paper, section 3.3).
 
 All forms of attention share the computation of kernels/, with the four terms of scores.py. A form
-defines u, v, r and b. :class:`RelativeAttention` is the paper's form; its table 6 has the others.
+defines u, v, r and b. :class:`RelativeAttention` is the paper's form; table 6 there has others.
 """
 
 import flax.linen as nn

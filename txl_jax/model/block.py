@@ -48,7 +48,7 @@ class FeedForward(nn.Module):
 class LayerInputs(flax.struct.PyTreeNode):
     """The inputs that differ between layers; stacked over the layers, they have a leading axis L.
 
-    ``memory`` [B,M,D] is a constant for the gradient. ``u`` and ``v`` [N,H]: ``relative`` only.
+    ``memory`` [B,M,D] is a constant for the gradient. ``u``, ``v`` [N,H] are for ``relative`` only.
     """
 
     memory: jax.Array
@@ -71,8 +71,9 @@ class SharedInputs(flax.struct.PyTreeNode):
 class Block(nn.Module):
     """A layer of the model, normalised after each sub-layer (as in the paper) or before it.
 
-    With ``absolute_per_layer`` the layer adds learnt position vectors to its input. They are the
-    parameter ``positions`` [R,D], where R is ``n_positions`` and the last row is the last token's.
+    With ``absolute_per_layer`` the layer adds learnt position vectors to its input. The
+    vectors are the parameter ``positions`` [R,D], R = ``n_positions``; the last row is for the last
+    token.
     """
 
     cfg: TransformerXLConfig

@@ -54,7 +54,7 @@ def word_parameters(c: TransformerXLConfig) -> int:
 class Segment:
     """The ``rows`` segments, with context, that one device computes at one time.
 
-    ``keys`` name the settings that decide these sizes. ``cached``: the memory is projected once.
+    ``keys`` name the settings that decide these sizes. ``cached``: the memory is already projected.
     """
 
     c: TransformerXLConfig
@@ -72,7 +72,7 @@ class Segment:
         return Need("the memory of the streams", size, (*keys, "model.n_layer"))
 
     def layer(self) -> list[Need]:
-        """Returns the needs of one layer: inner activations, and keys, values and scores."""
+        """Returns the memory needs of one layer: activations, keys, values and scores."""
         c, t, m, heads = self.c, self.length, self.mem_len, self.shares.heads
         inner = self.rows * t * c.d_inner * _width(c) // heads
         projected = 2 * self.rows * (t if self.cached else m + t) * _heads(c) // heads
@@ -90,7 +90,7 @@ class Segment:
         ]
 
     def outputs(self, scored: int, all_logits: bool) -> list[Need]:
-        """Returns the needs of logits (all, or a block) and latents at ``scored`` positions."""
+        """Returns the memory needs of logits and mixture latents at ``scored`` positions."""
         c, positions, logits = self.c, self.rows * scored, Need("scores of words", 0, ())
         if c.vocab_size is not None and (all_logits or not c.cutoffs):
             n = positions if all_logits else min(positions, MIN_ROWS)
@@ -104,7 +104,7 @@ class Segment:
 def of_parameters(
     c: TransformerXLConfig, shares: Shares = ONE_DEVICE, copies: int = 1, what: str = "parameters"
 ) -> list[Need]:
-    """Returns the needs of ``copies`` float32 copies of the parameters."""
+    """Returns the memory needs of ``copies`` copies of the float32 parameters."""
     size = lambda count: copies * FLOAT32 * count // shares.parameters
     keys = (*LAYERS, "model.n_positions") if c.n_positions else LAYERS
     return [
@@ -114,7 +114,7 @@ def of_parameters(
 
 
 def of_training(exp: ExperimentConfig, shares: Shares = ONE_DEVICE) -> list[Need]:
-    """Returns the needs of one update: the training state, the gradient and stored activations."""
+    """Returns the memory needs of one update: training state, gradient and activations."""
     c, t = exp.model, exp.train
     rows, scored = _share(t.batch_size, shares.rows), t.longest_seg_len
     length, part = t.context_len + scored, _share(rows, t.micro_batches)
@@ -136,13 +136,13 @@ def of_training(exp: ExperimentConfig, shares: Shares = ONE_DEVICE) -> list[Need
 
 
 def of_validating(exp: ExperimentConfig, shares: Shares = ONE_DEVICE) -> list[Need]:
-    """Returns the needs of scoring a validation segment while the training state is held."""
+    """Returns the memory needs of scoring a validation segment while the training state is held."""
     state = _times(of_state(exp, shares), exp.train.num_seeds)
     return [*state, *_of_segment(exp.model, exp.validate, "validate", shares)]
 
 
 def of_state(exp: ExperimentConfig, shares: Shares = ONE_DEVICE, copies: int = 2) -> list[Need]:
-    """Returns the needs of the training state; ``copies`` counts moments (and the gradient)."""
+    """Returns the memory needs of the training state; ``copies`` counts moments and gradient."""
     c, t = exp.model, exp.train
     copies += 1 + bool(exp.average.swa_start) + bool(exp.average.ema_decay)
     memory = c.n_layer * _share(t.batch_size, shares.rows) * t.mem_len * _states(c)
@@ -156,7 +156,7 @@ def of_state(exp: ExperimentConfig, shares: Shares = ONE_DEVICE, copies: int = 2
 def of_scoring(
     c: TransformerXLConfig, p: ProtocolConfig, section: str, shares: Shares = ONE_DEVICE
 ) -> list[Need]:
-    """Returns the needs of scoring a segment under the protocol of a section of the settings."""
+    """Returns the memory needs of scoring a segment under the protocol of a ``section``."""
     copies = {"none": 1, "sgd": 2, "rms": 3}[p.dynamic.rule]
     return [*of_parameters(c, shares, copies), *_of_segment(c, p, section, shares)]
 
@@ -164,7 +164,7 @@ def of_scoring(
 def _of_segment(
     c: TransformerXLConfig, p: ProtocolConfig, section: str, shares: Shares
 ) -> list[Need]:
-    """Returns the needs of scoring a segment, without those of the parameters."""
+    """Returns the memory needs of scoring a segment, without those of the parameters."""
     settings = lambda *names: tuple(f"{section}.{name}" for name in names)
     if p.same_length is not None:
         c = dataclasses.replace(c, same_length=p.same_length)
@@ -179,7 +179,7 @@ def _of_segment(
 
 
 def of_generating(c: TransformerXLConfig, g: GenerateConfig, prompts: int = 1) -> list[Need]:
-    """Returns the needs of continuing ``prompts`` prompts ``samples`` times each, on one device."""
+    """Returns the memory needs of continuing ``prompts`` prompts ``samples`` times each."""
     rows, vocab_size = prompts * g.samples, c.vocab_size or 0
     keys = ("generate.samples", "generate.batch_size", "generate.mem_len")
     if c.memory_free:
@@ -196,7 +196,7 @@ def of_generating(c: TransformerXLConfig, g: GenerateConfig, prompts: int = 1) -
 def of_reading(
     c: TransformerXLConfig, rows: int, length: int, mem_len: int, keys: tuple[str, ...]
 ) -> list[Need]:
-    """Returns the needs of reading ``rows`` segments of ``length`` tokens on one device."""
+    """Returns the memory needs of reading ``rows`` segments of ``length`` tokens on one device."""
     segment = Segment(c, rows, length, mem_len, keys)
     return [*of_parameters(c), segment.memory(keys), _largest(*segment.layer())]
 

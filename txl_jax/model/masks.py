@@ -86,7 +86,7 @@ def attention_mask(
 def since_reset(
     reset: jax.Array, lengths: jax.Array | None = None, context_len: int = 0
 ) -> jax.Array:
-    """Returns the real tokens since each row's last reset: int32 [B], -1 for rows without a reset.
+    """Returns the number of real tokens since each row's last reset: int32 [B], -1 without one.
 
     ``reset`` is bool [B,T]. Resets in the padding are ignored. The last ``context_len`` tokens are
     not counted, because they are run again with the next segment.

@@ -65,7 +65,7 @@ class Slots(flax.struct.PyTreeNode):
 
 
 class Cache(flax.struct.PyTreeNode):
-    """The projected memory for inference. It replaces a :class:`Memory` with the same results.
+    """The projected memory for inference, in place of a :class:`Memory`; results are the same.
 
     Example:
       >>> import jax, txl_jax

@@ -1,6 +1,6 @@
 """Projected memory in a ring of slots, for inference; a step overwrites the oldest slots in place.
 
-R slots hold keys and values. The oldest state is in slot ``oldest``, the newest in the slot before.
+R slots hold keys and values. The oldest state is in slot ``oldest``, the newest one slot before.
 For R = 4 and oldest = 1, the slots have these distances from the next query:
 
     slot            0 1 2 3
@@ -24,7 +24,8 @@ from txl_jax.model.positions import Positions
 from txl_jax.model.scores import content_scores, position_scores_by_distance, softmax_parts
 
 SINGLE_RING_MAX_TOKENS = 8
-"""Up to this length, segments use one ring; two had 0.8 its speed (1 query, 512 slots, 2 cores)."""
+"""Segments of up to this length use one ring. For one query, two rings had 0.8 of the speed of one
+(measured with 512 slots on two cores)."""
 
 
 class KeysValues(NamedTuple):

@@ -86,8 +86,8 @@ class TransformerXL(nn.Module):
     def init_cache(self, mems: Memory, seg_len: int) -> Cache:
         """Returns the projected memory for inference, which other methods take as ``mems``.
 
-        The cache holds the states of ``mems`` (from :meth:`init_mems` for none) as keys and values
-        of every layer, and the position terms. So a step of at most ``seg_len`` tokens computes its
+        The cache holds the states of ``mems``, which may be empty, as keys and values of every
+        layer, and the position terms. So a step of at most ``seg_len`` tokens computes its
         new tokens only. The results equal those with ``mems``, up to rounding. Raises ValueError
         for ``scan_layers`` and for forms of attention without memory.
         """
@@ -127,7 +127,7 @@ class TransformerXL(nn.Module):
         return logits, mems
 
     def logits_and_states(self, tokens, mems, **options):
-        """Returns the results of :meth:`__call__`, with the states [B,T,D] between the two."""
+        """Returns logits, the last layer's states [B,T,D] before dropout, and new memory."""
         given = SegmentOptions(**options)
         states, mems = self._encode(tokens, mems, given)
         logits = self.vocabulary.logits(self.drop_output(states, given.train), given.train)
@@ -149,7 +149,7 @@ class TransformerXL(nn.Module):
         return nll, mems
 
     def nll_and_states(self, tokens, targets, mems, **options):
-        """Returns :meth:`nll`, the last layer's states [B,T,D] before dropout, and new memory."""
+        """Returns losses as :meth:`nll`, the last states [B,T,D] before dropout, and new memory."""
         given = SegmentOptions(**options)
         self._check_tokens(tokens, mems, given)
         inputs_lib.check_targets(targets, tokens, given.context_len)

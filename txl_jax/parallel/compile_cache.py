@@ -19,9 +19,9 @@ LIMIT = 2 * 2**30
 def keep_compiled_programs() -> None:
     """Makes JAX cache the programs that take over a second to compile.
 
-    The cache is the folder ``compiled`` of ``$TXL_DATA_DIR`` or ``~/.cache/txl_jax``. It is first
-    reduced to :data:`LIMIT`, unless ``JAX_COMPILATION_CACHE_MAX_SIZE`` is set. (With this variable,
-    jax 0.10.2 stores nothing in a folder that was filled without it.)
+    The cache is the folder ``compiled`` of ``$TXL_DATA_DIR`` or ``~/.cache/txl_jax``. This call
+    reduces the cache to :data:`LIMIT` bytes, unless ``JAX_COMPILATION_CACHE_MAX_SIZE`` is set.
+    (With this variable, jax 0.10.2 stores nothing in a folder that was filled without it.)
     ``JAX_COMPILATION_CACHE_DIR`` names another folder, and ``JAX_ENABLE_COMPILATION_CACHE=false``
     turns caching off. If the folder cannot be used, a warning is printed and the run continues.
     """

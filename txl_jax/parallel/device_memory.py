@@ -67,7 +67,7 @@ def check_memory(
 
 
 def shares_of(mesh: Mesh | None) -> Shares:
-    """Returns how many devices of a mesh share each part; ``None`` means one device."""
+    """Returns how many devices share each part of a program; ``None`` means one device."""
     fused = _devices(mesh)[0].platform != "cpu"
     data, fsdp, tensor = (1 if mesh is None else mesh.shape[axis] for axis in AXES)
     return Shares(data * fsdp, fsdp * tensor, tensor, fused)

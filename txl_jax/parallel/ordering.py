@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 
 def zero_after(done: jax.Array, number: jax.Array) -> jax.Array:
-    """Returns 0, int32 [], that depends on ``done`` (floats, not empty, maybe NaN).
+    """Returns an int32 zero that depends on ``done`` (floats, not empty, maybe NaN).
 
     ``number`` is int32 [], not negative, and unknown to the compiler.
     """

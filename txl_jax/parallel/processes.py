@@ -46,7 +46,7 @@ def initialise(
     heartbeat_seconds: int = 60,
     takes_notice: bool = True,
 ) -> None:
-    """Joins the processes of a run. Call it before anything uses a device.
+    """Joins the processes of a run. Call this before anything uses a device.
 
     Args:
       distributed: whether to find the processes through Slurm, Open MPI, a TPU pod or GKE.
@@ -92,7 +92,7 @@ def order_collectives(many_processes: bool) -> None:
     Call this before JAX starts its devices. XLA's default scheduler may start independent
     collectives in different orders on different CPU devices. All devices then wait, and XLA aborts
     after 40 seconds. The flag is set in ``XLA_FLAGS``, because a program from the compilation cache
-    ignores its own compiler options. The same flag of the user is kept.
+    ignores its own compiler options. If the user has set the flag, it is kept.
     """
     flags, settings = os.environ.get("XLA_FLAGS", ""), jax.config.values
     several = (
@@ -194,7 +194,7 @@ def process_zero_first(work: Callable[[], T]) -> T:
 
 
 def failing(failed: bool) -> list[int]:
-    """Returns the processes that call this with ``failed``; all processes must call it."""
+    """Returns the numbers of the processes that ``failed``; all processes must call this."""
     if not many():
         return [0] if failed else []
     flags = multihost_utils.process_allgather(np.array([failed]))
@@ -202,7 +202,7 @@ def failing(failed: bool) -> list[int]:
 
 
 def notice_taken(call: int) -> bool:
-    """Returns whether any process has got SIGTERM; all return true at the same number ``call``."""
+    """Returns whether any process has received SIGTERM; all return true at the same ``call``."""
     return multihost_utils.reached_preemption_sync_point(call)
 
 

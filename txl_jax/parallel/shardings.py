@@ -1,7 +1,7 @@
 """The device mesh, and the shardings of parameters, optimizer state, batches and activations.
 
     data      rows of the batch, with the memory of their streams
-    fsdp      rows too; also parameters and optimizer state, which are gathered for use
+    fsdp      rows, and also parameters and optimizer state, which are gathered for use
     tensor    heads, the feed-forward layer's inner width, words
 
 A parameter axis is replicated if the number of its devices does not divide it (267,735 words).

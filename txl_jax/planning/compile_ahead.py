@@ -39,7 +39,7 @@ from txl_jax.training.step import compiled_step
 
 
 class Flops(NamedTuple):
-    """The operations of a call by formula, on all devices; ``device`` counts those of one."""
+    """The operations of a call by formula; ``device`` counts all those on one device."""
 
     model: float
     recomputed: float
@@ -50,9 +50,10 @@ class Flops(NamedTuple):
 class Program:
     """A compiled program in numbers.
 
-    ``resident`` is the bytes of other arrays on each device meanwhile. ``memory`` is ``None`` if
-    the compiler refused with ``error``, ``collectives`` if jaxlib cannot read the program.
-    ``compiler_flops`` are one device's by the compiler, which counts a loop's body once.
+    ``resident`` is the size in bytes of other arrays that each device holds meanwhile. ``memory``
+    is ``None`` if the compiler refused with ``error``, and ``collectives`` is ``None`` if jaxlib
+    cannot read the program. ``compiler_flops`` is the compiler's count for one device, which counts
+    a loop's body once.
     """
 
     name: str
@@ -111,7 +112,7 @@ def programs(exp: ExperimentConfig, mesh: Mesh) -> Iterator[Program]:
 def lower_update(
     exp: ExperimentConfig, model: Any, optimizer: Any, shardings: Shardings, state: Any
 ) -> jax.stages.Lowered:
-    """Returns the train step for these shapes before compilation; the text is zeros."""
+    """Lowers the train step with a text of zeros, but does not compile it."""
     t = exp.train
     zeros = _zeros(t.batch_size, t.context_len + t.longest_seg_len)
     text, soft, streams = None, None, cast(Any, unchecked_streams(exp, zeros))

@@ -74,7 +74,7 @@ def vocabulary_flops(c: TransformerXLConfig, shape: BatchShape) -> float:
 
 
 def zipf_share(start: int, stop: int, size: int) -> float:
-    """Returns the share of ranks ``start`` to ``stop`` - 1; rank r has 1 / ((r + 1) H(size))."""
+    """Returns the share of ranks ``start`` to ``stop`` - 1 if rank r has 1 / ((r + 1) H(size))."""
     harmonic = lambda n: math.log(n) + 0.5772156649 + 0.5 / n if n else 0.0
     return (harmonic(stop) - harmonic(start)) / harmonic(size)
 

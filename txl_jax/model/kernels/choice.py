@@ -31,9 +31,9 @@ class KernelError(ConfigError):
 def attend(x: AttentionInputs, implementation: str = "auto", mesh: Mesh | None = None) -> jax.Array:
     """Returns the attention of each query, [N,B,T,H] in the dtype of the values.
 
-    ``implementation`` is one of :data:`IMPLEMENTATIONS`; ``auto`` chooses the best one for the form
-    and the devices. Raises KernelError if the implementation does not support them. The devices of
-    ``mesh`` share rows and heads.
+    ``implementation`` is one of :data:`IMPLEMENTATIONS`; ``auto`` chooses the best one. Raises
+    KernelError if the implementation does not support the form of attention or the devices. The
+    devices of ``mesh`` share rows and heads.
     """
     name = chosen(implementation, x, mesh)
     if name == "reference":

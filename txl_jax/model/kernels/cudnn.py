@@ -1,9 +1,9 @@
 """Attention by NVIDIA's cuDNN, through ``jax.nn.dot_product_attention``.
 
 The position scores [N,B,T,K] enter as a bias; device memory holds them and their gradient. The
-products with keys and the softmax are fused. Dropout of weights is not supported, and only half
-precision is. Older versions of cuDNN gave a wrong gradient of the bias for more than one row. So
-``auto`` never chooses cuDNN, and training first compares it with the plain form (parity.py).
+products with keys and the softmax are fused. Dropout of weights and float32 are not supported.
+Older versions of cuDNN gave a wrong gradient of the bias for more than one row. So ``auto`` never
+chooses cuDNN, and training first compares it with the plain form (parity.py).
 """
 
 import jax

@@ -67,11 +67,11 @@ class Tiles:
         return (self.n_q + self.n_k) * self.size
 
     def summed(self, h: int) -> int:
-        """Returns the bytes of a head's gradients of keys, values and r, in registers of 128."""
+        """Returns the bytes of a head's gradients of keys, values and r, padded to 128 columns."""
         return (2 * self.n_k * self.size + self.r_rows) * -(-h // LANES) * LANES * 4
 
     def spans(self, filled: jax.Array) -> tuple[jax.Array, jax.Array, int]:
-        """Returns each query tile's first [B * n_q] and last [n_q] key tile, and the most steps."""
+        """Returns each query tile's first [B * n_q] and last [n_q] key tile, and the maximum count."""
         start = self.mem_len + self.size * np.arange(self.n_q)
         first = np.maximum(start - self.reach, 0) // self.size
         last = np.minimum((start + self.size - 1) // self.size, self.n_k - 1)

@@ -14,13 +14,13 @@ from txl_jax.model.masks import AttentionMask, attention_mask
 from txl_jax.model.positions import Positions
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-2, "float16": 1e-2}
-"""The most that rounding changes in :func:`difference`; a wrong kernel differs by about 1."""
+"""The largest :func:`difference` due to rounding; a wrong kernel differs by about 1."""
 
 
 def random_inputs(
     n_head: int, rows: int, mask: AttentionMask, d_head: int, dtype: Any, dropout: Any = None
 ) -> AttentionInputs:
-    """Draws random queries, keys, values and positions at the scale of attention's."""
+    """Draws random queries, keys, values and positions of a realistic scale."""
     t, k, scale = mask.seg_len, mask.n_keys, jnp.asarray(d_head**-0.5, dtype)
     keys = jax.random.split(jax.random.key(0), 6)
     draw = lambda key, *shape: jax.random.normal(keys[key], shape).astype(dtype)
@@ -32,7 +32,7 @@ def random_inputs(
 
 
 def values_and_gradients(attend, x: AttentionInputs) -> Any:
-    """Returns attention, and a random projection's gradient by q, k, val and positions."""
+    """Returns attention, and its random projection's gradient with respect to all arrays."""
     direction = jax.random.normal(jax.random.key(9), x.q.shape)
 
     def loss(q, k, val, positions):

@@ -77,7 +77,7 @@ def load_along(source, first, limit, AXIS: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def nothing(m, reach):
-    """Returns 0, unknown to the compiler; an index plus 0 takes no register between iterations."""
+    """Returns a 0 unknown to the compiler; added to an index, it saves registers in loops."""
     return m & (reach >> 31)
 
 

@@ -60,7 +60,7 @@ _recomputed.defvjp(_recomputed_forward, _recomputed_backward)
 
 @jax.custom_vjp
 def _in_order(later: jax.Array, earlier: jax.Array, unknown: jax.Array):
-    """Makes ``later`` depend on ``earlier``; the gradients depend on each other in reverse."""
+    """Makes ``later`` depend on ``earlier``; the gradients depend in the reverse order."""
     return _after(later, earlier, unknown), earlier
 
 
