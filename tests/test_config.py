@@ -366,8 +366,8 @@ OUT_OF_RANGE = [
     ("attention.position", -1, "must be at least 0"),
     ("ablation.lengths", (2, 2), "must be one or more increasing numbers, each at least 1"),
     ("ablation.max_tokens", -1, "must be at least 0"),
-    ("ablation.seeds", (1, 1), "must be one or more from 0 on, none twice"),
-    ("ablation.seeds", (-1,), "must be one or more from 0 on, none twice"),
+    ("ablation.seeds", (1, 1), "must be one or more different numbers from 0 on"),
+    ("ablation.seeds", (-1,), "must be one or more different numbers from 0 on"),
     ("score.mem_len", 0, "must be at least 1"),
     ("score.seg_len", 0, "must be at least 1"),
     ("score.batch_size", 0, "must be at least 1"),
@@ -578,8 +578,8 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {"model.d_model": 33},
-            "model.d_model = 33: must be even, half of a position encoding is sines and half"
-            " cosines (paper, section 3.3)",
+            "model.d_model = 33: must be even, because half of a position encoding is sines and"
+            " half cosines (paper, section 3.3)",
         ),
         (
             {"loss.positions": "half", "train.seg_len": 1},
@@ -644,7 +644,7 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         ),
         (
             {"average.swa_lr_ratio": 0.5},
-            "average.swa_lr_ratio = 0.5: sets the rate from average.swa_start on, and that is 0"
+            "average.swa_lr_ratio = 0.5: sets the rate from average.swa_start on, which is 0"
             " (never)",
         ),
         (

@@ -206,7 +206,7 @@ def test_text8_that_is_not_in_symbols_is_refused(tmp_path):
     )
     (tmp_path / "text8").write_text("the café " * 30)
     message = refused(lambda: load_corpus("text8", tmp_path / "text8", cache_dir=tmp_path))
-    assert message.startswith("the text has the byte 195: a letter vocabulary is of a to z")
+    assert message.startswith("the text has the byte 195: a letter vocabulary has only a to z")
 
 
 # --------------------------------------------------------------------------------------
@@ -480,7 +480,7 @@ def test_lm1b_is_downloaded_with_its_vocabulary(tmp_path, served, monkeypatch): 
     corpus = load()
     assert corpus.vocab.symbols == SYMBOLS
     assert corpus.info["published"] is True
-    assert "none is published of its words" in corpus.info["label"]
+    assert "no hash of the vocabulary is published" in corpus.info["label"]
     archive.unlink()
     (folder / lm1b.VOCAB).unlink()
     assert ids(load().valid) == ids(corpus.valid)

@@ -346,7 +346,7 @@ def test_text_says_what_is_missing(tmp_path):
     (tmp_path / "train.txt").write_text("a")
     assert refused(lambda: find_text(tmp_path)) == (
         f"{tmp_path}: has train.txt but no valid.txt; give train.txt, valid.txt and test.txt, or"
-        " name the files otherwise to have all *.txt cut into splits"
+        " rename the files to have all *.txt cut into splits"
     )
     (tmp_path / "empty").write_text("")
     assert refused(lambda: find_text(tmp_path / "empty")) == (
@@ -381,7 +381,7 @@ def test_a_path_that_is_no_regular_file_is_refused_and_never_opened(tmp_path, na
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "nothing").symlink_to("nowhere")
-    write = "; write the text to a regular file and name that"
+    write = "; write the text to a regular file and name that file"
     start = f"data.path = '{tmp_path}/"
     assert message(tmp_path / "pipe") == f"{start}pipe': is a named pipe{write}"
     assert message("/dev/zero") == f"data.path = '/dev/zero': is a device{write}"
@@ -398,7 +398,7 @@ def test_a_path_that_is_no_regular_file_is_refused_and_never_opened(tmp_path, na
 )  # fmt: skip
 def test_a_file_of_a_folder_that_is_no_regular_file_is_refused(tmp_path, name, file):
     for at, make, reason in (
-        ("pipe", os.mkfifo, "is a named pipe; write the text to a regular file and name that"),
+        ("pipe", os.mkfifo, "is a named pipe; write the text to a regular file and name that file"),
         ("link", lambda p: p.symlink_to("nowhere"), "is a link to a file that does not exist"),
     ):
         folder = tmp_path / at / TRAIN
@@ -441,7 +441,7 @@ def test_a_download_must_have_its_hash(tmp_path, served):
         " name the file or its folder in data.path"
     )
     assert refused(lambda: find_text(None, cache, url=f"{url}/t.txt")) == (
-        f"data.url = '{url}/t.txt': needs data.hash to check the download by"
+        f"data.url = '{url}/t.txt': needs data.hash to check the download"
     )
 
 

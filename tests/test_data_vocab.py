@@ -216,8 +216,8 @@ def test_errors_name_the_symbol_and_the_place():
     words = Vocab.from_words(["a b\n"])
     blocks = ["a b\nb a\n", "a ", "zebra b\n"]
     assert refused(lambda: list(words.encode_blocks(blocks, "book, test split"))) == (
-        "book, test split, line 3: the word 'zebra' is not among the 3 of the vocabulary, and"
-        " <unk> is not one of them either; write <unk> for rare words in the training text, or"
+        "book, test split, line 3: the word 'zebra' is not among the 3 words of the vocabulary,"
+        " which does not have <unk>; write <unk> for rare words in the training text, or"
         " use vocab='byte', which takes any text"
     )
     chars = Vocab.from_chars(["ab\n"])

@@ -61,8 +61,8 @@ def refused(*arguments):
         ),
         (
             [f"--config={QUICKSTART}", "--config.model.d_model=33"],
-            "config key model.d_model = 33: must be even, half of a position encoding is sines"
-            " and half cosines (paper, section 3.3)",
+            "config key model.d_model = 33: must be even, because half of a position encoding is"
+            " sines and half cosines (paper, section 3.3)",
         ),
         (
             [f"--config={QUICKSTART}", "--wrkdir=x"],
@@ -92,7 +92,7 @@ def test_settings_that_do_not_fit_the_data_are_refused_and_the_workdir_stays_fre
         f" {size // 4} tokens at train.batch_size 4; use a shorter memory or fewer streams"
     )
     assert refused(*flags, "--config.model.vocab_size=5").endswith(
-        " symbols; leave it out to take that"
+        " symbols; leave the key out to use these"
     )
     assert refused(*flags, "--config.mesh.data=3") == (
         "error: config key mesh = data 3 x fsdp 1 x tensor 1 = 3: there are 1 devices"

@@ -2,8 +2,8 @@
 
 Python's default, an exception in the main thread, is not enough here. Libraries print it as a
 traceback or swallow it during their import, and native code that waits for other processes does
-not return to Python. So a thread waits for the signal and ends the process. Nothing has been
-written by then.
+not return to Python. Therefore a thread waits for the signal and ends the process. No file
+has been written by then.
 """
 
 import os

@@ -30,7 +30,7 @@ _MODES = (
     "train evaluate generate score interactive compile"
     " context recl attention ablation speed probe report settings"
 )
-_MODE = flags.DEFINE_enum("mode", "train", _MODES.split(), "What to do with the run.")
+_MODE = flags.DEFINE_enum("mode", "train", _MODES.split(), "Task of the command.")
 _TOPOLOGY = flags.DEFINE_string(
     "topology", None, "With --mode=compile: the TPU slice to compile for, such as v5e:4x4."
 )
@@ -41,8 +41,12 @@ _DISTRIBUTED = flags.DEFINE_bool(
 _COORDINATOR = flags.DEFINE_string(
     "coordinator", None, "HOST:PORT of process 0, for many processes started by hand."
 )
-_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "With --coordinator: their number.")
-_PROCESS_ID = flags.DEFINE_integer("process_id", None, "With --coordinator: this one, from 0.")
+_NUM_PROCESSES = flags.DEFINE_integer(
+    "num_processes", None, "With --coordinator: number of processes."
+)
+_PROCESS_ID = flags.DEFINE_integer(
+    "process_id", None, "With --coordinator: number of this process, from 0."
+)
 _HEARTBEAT = flags.DEFINE_integer(
     "heartbeat_seconds", 60, "Seconds of silence after which one of many processes counts as dead."
 )

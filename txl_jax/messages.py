@@ -41,7 +41,7 @@ _ADVICE = {
     "name a file, not a folder": (errno.EISDIR,),
     "use a shorter path": (errno.ENAMETOOLONG,),
     "allow more open files with ulimit -n": (errno.EMFILE, errno.ENFILE),
-    "whatever read the output has ended": (errno.EPIPE,),
+    "the program that read the output has ended": (errno.EPIPE,),
 }
 
 

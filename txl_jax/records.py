@@ -98,8 +98,8 @@ def read_counted(
 
 def skipped_lines(path: str | os.PathLike[str], count: int) -> str:
     """Returns a sentence about the lines that :func:`read_counted` skipped."""
-    lines = "1 line is" if count == 1 else f"{count:,} lines are"
-    return f"{os.fspath(path)}: {lines} damaged or foreign and skipped"
+    lines = "line was" if count == 1 else "lines were"
+    return f"{os.fspath(path)}: {count:,} damaged or foreign {lines} skipped"
 
 
 def plain(value: Any) -> Any:

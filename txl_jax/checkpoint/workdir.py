@@ -29,7 +29,7 @@ def with_vocab(exp: ExperimentConfig, corpus: Corpus) -> ExperimentConfig:
     """Sets ``model.vocab_size`` to that of the corpus; raises ConfigError if another one is set."""
     size, named = len(corpus.vocab), exp.model.vocab_size
     if named not in (None, size):
-        rule = f"the vocabulary of {corpus.name} has {size} symbols; leave it out to take that"
+        rule = f"the vocabulary of {corpus.name} has {size} symbols; leave the key out to use these"
         raise ConfigError(f"config key model.vocab_size = {named}: {rule}")
     return dataclasses.replace(exp, model=dataclasses.replace(exp.model, vocab_size=size))
 

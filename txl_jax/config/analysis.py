@@ -96,7 +96,7 @@ class AblationConfig(Section, key="ablation"):
     """Number of targets, the same for every row; 0 scores all targets."""
     seeds: tuple[int, ...] = setting(
         (0,),
-        "must be one or more from 0 on, none twice",
+        "must be one or more different numbers from 0 on",
         lambda v: v and min(v) >= 0 and len(set(v)) == len(v),
         SEED,
     )
@@ -139,7 +139,7 @@ class SpeedConfig(Section, key="speed"):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProbeConfig(Section, key="probe"):
-    """Settings of the test how far back a model finds an answer (``--mode=probe``)."""
+    """Settings of measuring how far back a model finds an answer (``--mode=probe``)."""
 
     distances: tuple[int, ...] = rising(2, (8, 16, 32, 64, 128, 256), LENGTH)
     """Distances from an answer back to the symbol that it repeats, in tokens."""

@@ -1,6 +1,6 @@
 """The largest values of settings.
 
-These values are many times those of any published recipe. They are small enough for int32
+These values are many times those of any published recipe, and small enough for int32
 arithmetic on the device and for tracing. device_memory.py checks the memory of the device.
 """
 

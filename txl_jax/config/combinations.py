@@ -60,7 +60,7 @@ def _weight_averaging(c: "ExperimentConfig") -> Broken:
         yield "average.swa_start", f"must be below train.steps {steps}"
     if a.swa_lr_ratio is not None:
         if not a.swa_start:
-            yield ratio, "sets the rate from average.swa_start on, and that is 0 (never)"
+            yield ratio, "sets the rate from average.swa_start on, which is 0 (never)"
         if o.schedule == "cosine" and not o.min_ratio:
             yield ratio, "multiplies the schedule's last rate, which is 0: set optimizer.min_ratio"
         if o.warmup_steps > a.swa_start:
@@ -141,7 +141,8 @@ def _text(c: "ExperimentConfig") -> Broken:
     if p.longest < p.shortest:
         yield "data.probe.longest", f"must be at least data.probe.shortest {p.shortest}"
     if p.tokens < (least := 10 * (p.longest + 2)):
-        yield "data.probe.tokens", f"must be at least {least}: a tenth holds the longest episode"
+        rule = f"must be at least {least}, so that valid and test have room for an episode"
+        yield "data.probe.tokens", rule
 
 
 def _tokens(c: "ExperimentConfig") -> Broken:
@@ -151,7 +152,7 @@ def _tokens(c: "ExperimentConfig") -> Broken:
     if d.vocab == "subword" and d.name != "text":
         yield "data.vocab", f"is only for data.name='text', not {d.name!r}; leave it out"
     if d.vocab != "subword" and d.vocab_size != type(d).vocab_size:
-        yield "data.vocab_size", "is only for data.vocab='subword'; other sizes are counted"
+        yield "data.vocab_size", "is only for data.vocab='subword'; the text decides other sizes"
 
 
 def _alternatives(c: "ExperimentConfig") -> Broken:

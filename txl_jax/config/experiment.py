@@ -104,7 +104,7 @@ def describe_settings(section: Section | None = None, prefix: str = "") -> Itera
 def format_settings(exp: ExperimentConfig | None, prefix: str = "") -> str:
     """Lists the settings whose keys start with ``prefix``: value, type, rule and documentation.
 
-    The values are those of ``exp``, by default the defaults. Changed values show their default too.
+    The values are those of ``exp``, or else the defaults. Changed values show their default too.
 
     Raises:
       ConfigError: no key starts with ``prefix``.

@@ -90,7 +90,7 @@ class Section:
     """The base class of every group of settings, which checks its values when it is built.
 
     ``key`` is the section's name in errors. A section that occurs under several names has no key.
-    Its errors name only the setting, and ``from_dict`` adds the section.
+    Errors of such a section name only the setting, and ``from_dict`` adds the section.
     """
 
     _prefix = ""
@@ -138,7 +138,7 @@ def _check_size(key: str, value: Any, most: float | None) -> None:
     for item in items:
         if type(item) is float and item and not FLOAT32[0] <= abs(item) <= FLOAT32[1]:
             low, high = (f"{x:.2g}" for x in FLOAT32)
-            rule = f"must be 0 or between {low} and {high} in size, the range of float32"
+            rule = f"must be 0 or between {low} and {high} in absolute value, the range of float32"
             raise refusal(key, item, rule)
         if most is not None and item is not None and item > most:
             raise refusal(key, item, f"must be at most {most}")

@@ -136,7 +136,7 @@ def _shape_rules(c: TransformerXLConfig) -> Iterator[tuple[str, str]]:
     """Yields settings from which no model can be built, each with the rule that it breaks."""
     clusters, width = len(c.cutoffs) + 1, c.d_embed or c.d_model
     if c.d_model % 2:
-        rule = "must be even, half of a position encoding is sines and half cosines"
+        rule = "must be even, because half of a position encoding is sines and half cosines"
         yield "d_model", f"{rule} (paper, section 3.3)"
     if c.n_positions is None and c.attention in ("shaw", "absolute_per_layer"):
         yield "n_positions", f"attention {c.attention!r} needs the length of its position table"

@@ -22,8 +22,8 @@ class Batch(flax.struct.PyTreeNode):
     """A segment of every stream.
 
     ``reset`` is bool [B], true for streams whose memory is emptied before this segment. With C > 0
-    it is bool [B,C+T], true where a stream's text begins, and at the first token if the memory is
-    emptied.
+    ``reset`` is bool [B,C+T], true where a stream's text begins, and at the first token if the
+    memory is emptied.
     """
 
     inputs: jax.Array | np.ndarray  # int32 [B,C+T], the C tokens before the segment first

@@ -24,8 +24,8 @@ from txl_jax.data.sources.source import SPLITS
 # The descriptions of the corpora that need no path.
 DESCRIPTIONS = {
     "enwik8": "The first 100 million bytes of a Wikipedia dump of 2006.",
-    "lm1b": "One Billion Word (Chelba et al. 2013): sentences of news, in no order.",
-    "ptb": "Penn Treebank (Marcus et al. 1993), words, as prepared by Mikolov.",
+    "lm1b": "One Billion Word (Chelba et al. 2013): shuffled sentences of news.",
+    "ptb": "Penn Treebank (Marcus et al. 1993): words of news, prepared by Mikolov.",
     "stdlib": "Source code of the running Python's standard library, split by file.",
     "text8": "The first 100 million characters of cleaned Wikipedia text: a to z and space.",
     "wt103": "WikiText-103 (Merity et al. 2016): articles of Wikipedia, as words.",

@@ -246,7 +246,7 @@ class WordCodec(Codec):
                 line = next(n for n, words in lines if word in words.split())
                 raise UnknownSymbolError(
                     f"{where}, line {line}: the word {word!r} is not among the"
-                    f" {len(self.symbols)} of the vocabulary, and {UNK} is not one of them either",
+                    f" {len(self.symbols)} words of the vocabulary, which does not have {UNK}",
                     f"write {UNK} for rare words in the training text, or use vocab='byte',"
                     " which takes any text",
                 ) from None

@@ -134,9 +134,10 @@ def load_corpus(
 
 
 def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
-    """Loads the corpus of a ``data`` section, encoded with its own or a trained model's ``vocab``.
+    """Loads the corpus of a ``data`` section, encoded with its own vocabulary or with ``vocab``.
 
-    Also raises DataError if ``vocab`` is of another kind or lacks a symbol of the text.
+    Raises DataError as :func:`load_corpus` does, or if ``vocab``, that of a trained model, is of
+    another kind or lacks a symbol of the text.
     """
     kind = _kind(data)
     if vocab is not None and vocab.kind != kind:

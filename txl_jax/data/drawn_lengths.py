@@ -9,7 +9,7 @@ lengths are those of the published Transformer-XL code. For T = 70 and s = 5:
     epoch 0  |------ 68 ------|------- 73 -------|-- 33 --|------ 71 ------| ..
 
 The lengths of an epoch are drawn from (seed, epoch). The last segment of an epoch ends at the end
-of the streams, so epochs have different numbers of segments. These are counted from epoch 0 on.
+of the streams, so epochs have different numbers of segments, which are counted from epoch 0 on.
 """
 
 import bisect

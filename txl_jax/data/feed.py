@@ -23,7 +23,7 @@ def training_batch(
     """Returns the batch of a training step for some streams, which depends on the step alone.
 
     With ``epoch_memory="reset"`` the memory is emptied at the first segment of an epoch. With
-    ``reset_every`` n > 0 it is emptied at steps 0, n, 2n, ..
+    ``reset_every`` n > 0 the memory is emptied at steps 0, n, 2n, ..
     """
     segment = streams.at_step(step, rows)
     return make_batch(segment, resets_memory(step, segment.first, epoch_memory, reset_every))

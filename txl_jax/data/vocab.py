@@ -87,8 +87,8 @@ class Vocab:
         symbols = [chr(v) for v in bytes_by_frequency(map(as_letters, itertools.chain(*texts)))]
         if wrong := [symbol for symbol in symbols if not symbol.isascii()]:
             raise DataError(
-                f"the text has the byte {ord(wrong[0])}: a letter vocabulary is of a to z and white"
-                " space; use data.name='text' with vocab='char' for other text"
+                f"the text has the byte {ord(wrong[0])}: a letter vocabulary has only a to z and"
+                " white space; use data.name='text' with vocab='char' for other text"
             )
         return cls("letter", symbols)
 
@@ -184,7 +184,7 @@ class Vocab:
         return self._codec.encode_sentences(blocks, where, end_last_line)
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
-        """Decodes ids to text, with U+FFFD for bytes that are not UTF-8; raises DataError."""
+        """Decodes ids to text, with U+FFFD for bytes that are not UTF-8, or raises DataError."""
         return self._codec.decode(self._checked(ids))
 
     def decode_bytes(self, ids: Iterable[int] | np.ndarray) -> bytes:

@@ -72,7 +72,7 @@ def _reason(error: Exception) -> str:
 def _extract_tar(archive: Path, folder: Path, wanted: Wanted, what: str) -> None:
     if not hasattr(tarfile, "data_filter"):
         raise DataError(
-            f"{what}: this Python has no safe filter for archives (3.11.4 and later have);"
+            f"{what}: this Python has no safe filter for archives (Python 3.11.4 has one);"
             " unpack it by hand and name the folder in data.path"
         )
     with tarfile.open(archive) as tar:

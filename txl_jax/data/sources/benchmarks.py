@@ -1,12 +1,12 @@
 """Finds the corpora ``ptb``, ``wt103``, ``wt2``, ``enwik8`` and ``text8``, each in one archive.
 
 Penn Treebank is the text that Mikolov prepared. WikiText (Merity et al. 2016) keeps case, and is
-downloaded from its first author's mirror. The hashes of its archives are those of torchtext; no
+downloaded from its first author's mirror. The hashes of these archives are those of torchtext; no
 hashes are published for the unpacked files.
 
-``enwik8`` and ``text8`` are 100,000,000 bytes of Wikipedia of 2006, split 90M / 5M / 5M. ``text8``
-has letters from a to z and spaces; white space at both ends of each split is stripped, as in the
-authors' code. ``enwik8`` has two protocols, whose scores cannot be compared:
+``enwik8`` and ``text8`` are 100,000,000 bytes of Wikipedia of 2006, in splits of 90M, 5M and 5M.
+``text8`` has letters from a to z and spaces; white space at both ends of each split is stripped, as
+in the authors' code. ``enwik8`` has two protocols, whose scores cannot be compared:
 
 - ``authors``: the authors' preparation drops the newline byte, so there are 204 symbols, and bits
   per character are bits per byte other than newline.
@@ -161,7 +161,7 @@ class PublishedCorpus:
 
 
 def decode_numbers(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Decodes bytes that the authors' script wrote as decimal numbers; raises DataError.
+    """Decodes bytes that the authors' script wrote as decimal numbers, or raises DataError.
 
     Spaces separate the numbers. A line end is the newline byte, which the script does not convert.
     """
@@ -184,7 +184,7 @@ def _bytes_of_numbers(text: bytes) -> bytes:
 
 
 def decode_symbols(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Decodes text that the authors' script wrote as characters and spaces; raises DataError."""
+    """Decodes text that the authors' script wrote as characters and spaces, or raises DataError."""
     last = b" "
     for part in parts:
         at_edge = bool(last.strip() and part[:1].strip())

@@ -1,7 +1,7 @@
 """Creates files and folders of the cache, which are complete or absent, by one process at a time.
 
-A process creates ``NAME`` while it holds the lock file ``.NAME.lock``. It writes a folder as
-``NAME.unfinished`` and a download as ``NAME.part``, and renames them when they are complete. The
+A process creates ``NAME`` while it holds the lock file ``.NAME.lock``. The process writes a
+folder as ``NAME.unfinished`` and a download as ``NAME.part``, and renames both at the end. The
 system releases the lock when the process ends. The next process that gets the lock therefore
 removes an unfinished folder, and resumes an unfinished download.
 """
@@ -19,7 +19,7 @@ from txl_jax.data.errors import DataError
 
 
 def make_folder(final: Path, fill: Callable[[Path], object]) -> Path:
-    """Returns the folder ``final``; if it is missing, ``fill`` writes it; raises DataError."""
+    """Returns the folder ``final``, which ``fill`` writes if it is missing, or raises DataError."""
     if final.is_dir():
         return final
     remove_unfinished(final.parent)

@@ -27,7 +27,7 @@ from txl_jax.data.sources.source import Source, existing_path, file_hash, is_fil
 Protocol = Literal["authors", "double"]
 TITLES = {
     "authors": "the authors' protocol (one <S> between sentences)",
-    "double": "TF's stream (two <S> between sentences, a trivial target for each)",
+    "double": "TF's stream (two <S> between sentences, one trivial target in each sentence)",
 }
 
 BASE = "1-billion-word-language-modeling-benchmark-r13output"
@@ -82,7 +82,7 @@ def _downloaded(cache: Path, protocol: Protocol) -> Source:
     held_out = sums.pop(HELD_OUT)
     recorded = {f"train/{os.path.basename(path)}": sums[path] for path in sums}
     recorded |= {"valid": held_out, "test": held_out, "vocab": vocab_sums[VOCAB]}
-    label = "published data (sha256 of the archive checked; none is published of its words)"
+    label = "published data (sha256 of the archive checked; no hash of the vocabulary is published)"
     vocab = downloads / "lm1b-vocab" / VOCAB
     return _source(downloads / "lm1b", vocab, protocol, label, published=True, recorded=recorded)
 

@@ -204,5 +204,5 @@ def _file_mode(path: Path, named: str) -> int | None:
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
         kind = kinds.get(stat.S_IFMT(mode), "a device")
-        raise DataError(f"{named}: is {kind}; write the text to a regular file and name that")
+        raise DataError(f"{named}: is {kind}; write the text to a regular file and name that file")
     return mode

@@ -34,7 +34,7 @@ def find(data: DataConfig, kind: str, cache: Path) -> Source:
 def _find(data: DataConfig, kind: str, cache: Path) -> Source:
     if data.url is not None:
         if data.hash is None:
-            raise DataError(f"data.url = {data.url!r}: needs data.hash to check the download by")
+            raise DataError(f"data.url = {data.url!r}: needs data.hash to check the download")
         into = cache / "downloads" / f"text-{data.hash.replace(':', '-')}"
         path = download(data.url, into, check_hash(data.hash, data.url))
         return _split({"text": path}, data, kind, data.url)
@@ -43,7 +43,7 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
     path = source.existing_path(data.path)
     if path.is_file():
         return _split({"text": path}, data, kind, str(path))
-    fix = "; give train.txt, valid.txt and test.txt, or name the files otherwise to have all *.txt"
+    fix = "; give train.txt, valid.txt and test.txt, or rename the files to have all *.txt"
     if own := source.split_files(path, "{}.txt", f"{path}:", f"{fix} cut into splits"):
         texts = {split: [ByteRange.whole(file)] for split, file in own.items()}
         return Source("text", own, texts, counted=SPLITS, label=f"{path}{OWN_SPLITS}")
