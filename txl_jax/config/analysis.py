@@ -77,7 +77,7 @@ class AttentionMapsConfig(Section, key="attention"):
     widest: int = at_least(1, 3, LENGTH)
     """Number of heads to show at one position, which are those with the widest attention."""
     position: int = at_least(0, 2000, TOKENS)
-    """Position of the heads shown, as a token of the split from 0; its segment ends there."""
+    """Token of the split, counted from 0, at which heads are shown; its segment ends with it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

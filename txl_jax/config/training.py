@@ -91,7 +91,7 @@ class DistilConfig(Section, key="distil"):
     """Workdirs or exported folders of the teacher models; the student learns their mean
     probabilities."""
     weight: float = setting(0.5, "must be above 0 and at most 1", lambda v: 0 < v <= 1)
-    """Weight w of the cross entropy against the teachers; that against the text has 1-w."""
+    """Weight w of the cross entropy against the teachers; the text has the weight 1-w."""
     words: int = at_least(1, 32, WORDS)
     """Number of most likely words of the teachers that are kept for each token; all other words
     count as one."""
@@ -139,7 +139,7 @@ class TrainConfig(Section, key="train"):
     max_skipped: int = at_least(1, 10, STEPS)
     """Number of updates skipped in a row that stops training."""
     num_seeds: int = at_least(1, 1, ITEMS)
-    """Number of runs in one program, with seeds from the given seed on, in folders seed_N."""
+    """Number of runs in one program, with seeds from the experiment's seed on, in folders seed_N."""
     start_from: str | None = local_path(
         None, "must name a folder", lambda v: v is None or v.strip()
     )
@@ -171,8 +171,7 @@ class CheckpointConfig(Section, key="checkpoint"):
     keep_best: int = at_least(0, 1, STEPS)
     """Number of checkpoints with the lowest validation loss to keep."""
     tolerate_save_errors: bool = False
-    """Whether training goes on if a checkpoint cannot be written, except the last checkpoint and
-    with many processes."""
+    """Whether a run of one process continues if a checkpoint before the last cannot be written."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

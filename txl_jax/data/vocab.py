@@ -157,9 +157,9 @@ class Vocab:
         return self._codec.dtype
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        """Encodes a text as 1-D ids of :attr:`dtype`; raises DataError for a symbol without id.
+        """Encodes a text as 1-D ids of :attr:`dtype`; raises DataError for a symbol without an id.
 
-        A line end becomes ``<eos>`` for words and ``<S>`` for sentences, which also start with one.
+        A line end becomes ``<eos>`` for words and ``<S>`` for sentences. Sentences begin with one.
         """
         return np.concatenate([np.zeros(0, self.dtype), *self.encode_blocks([text])])
 
@@ -168,7 +168,7 @@ class Vocab:
     ) -> Iterator[np.ndarray]:
         """Yields arrays of ids of a text in blocks; only one block is in memory at a time.
 
-        ``end_last_line`` adds a missing line end to the last line of words, as the authors' code.
+        ``end_last_line`` adds a missing line end to the last line of words, like the authors.
         """
         return self._codec.encode_blocks(blocks, where, end_last_line)
 
