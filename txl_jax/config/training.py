@@ -139,7 +139,7 @@ class TrainConfig(Section, key="train"):
     max_skipped: int = at_least(1, 10, STEPS)
     """Number of updates skipped in a row that stops training."""
     num_seeds: int = at_least(1, 1, ITEMS)
-    """Number of runs in one program, with seeds from the experiment's seed on, in folders seed_N."""
+    """Number of runs in one program, with increasing seeds, in folders seed_N."""
     start_from: str | None = local_path(
         None, "must name a folder", lambda v: v is None or v.strip()
     )
