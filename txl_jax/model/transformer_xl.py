@@ -76,7 +76,7 @@ class TransformerXL(nn.Module):
         self.drop_output = dropout(c, rate(c.dropout_output))
 
     def init_mems(self, batch_size: int, mem_len: int) -> Memory:
-        """Returns an empty memory of M slots for B streams; no parameters are needed."""
+        """Returns an empty memory of M slots for B streams; the model needs no parameters yet."""
         c = self.cfg
         inputs_lib.check_size("batch_size", batch_size, 0)
         inputs_lib.check_size("mem_len", mem_len, 0)
@@ -117,8 +117,8 @@ class TransformerXL(nn.Module):
 
         Args:
           tokens: int32 [B,C+T].
-          mems: the memory from :meth:`init_mems` or from the segment before, or a cache from
-            :meth:`init_cache`.
+          mems: the memory of M slots from :meth:`init_mems` or from the segment before, or a cache
+            from :meth:`init_cache`.
           options: those of every method, and ``context_len``, which is C. The first C tokens are
             run again as context and get no logits (``ext_len`` of the authors' PyTorch code). The
             given memory ends before them, and the new memory C tokens before the segment's end.

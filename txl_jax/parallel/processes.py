@@ -30,7 +30,7 @@ T = TypeVar("T")
 _CONNECT_SECONDS = 300
 _LONGEST_HEARTBEAT = 24 * 3600
 _MOST_PROCESSES = 1 << 20
-_SHUTDOWN_SECONDS = 24 * 3600  # for the others: process 0 may still write
+_SHUTDOWN_SECONDS = 24 * 3600  # the others wait, since process 0 may still write
 _SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 
 

@@ -21,7 +21,7 @@ class Chip:
     bandwidth: float  # bytes per second to and from its memory
     link: float  # bytes per second out of the chip, all links together
     accelerator: str = ""  # the name under which Google rents slices; GPUs have none
-    cores: int = 1  # of one chip, as the names of slices count them
+    cores: int = 1  # of one chip, which the names of slices count
 
 
 CHIPS = {

@@ -71,7 +71,7 @@ class Tiles:
         return (2 * self.n_k * self.size + self.r_rows) * -(-h // LANES) * LANES * 4
 
     def spans(self, filled: jax.Array) -> tuple[jax.Array, jax.Array, int]:
-        """Returns the first [B * n_q] and last [n_q] key tile of query tiles, and the most steps."""
+        """Returns each query tile's first [B * n_q] and last [n_q] key tile, and the most tiles."""
         start = self.mem_len + self.size * np.arange(self.n_q)
         first = np.maximum(start - self.reach, 0) // self.size
         last = np.minimum((start + self.size - 1) // self.size, self.n_k - 1)

@@ -275,7 +275,7 @@ def gradient_of_keys(
     row = (tl.program_id(0) // groups).to(tl.int64)
     head = row // B
     b = row % B
-    group = tl.program_id(0) % groups - old  # negative in the memory
+    group = tl.program_id(0) % groups - old  # negative for keys of the memory
     start = M + group * SIZE
     K = M + T
     qu += row * T * H
