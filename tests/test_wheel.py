@@ -21,8 +21,8 @@ PARTS = ("txl_jax", "configs", "pyproject.toml", "README.md", "LICENSE")
 def run(command, cwd=None):
     """Output of a command that must not see the checkout, where PYTHONPATH leads."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    options = {"capture_output": True, "text": True, "check": False}
-    done = subprocess.run(command, env=env, cwd=cwd, **options)
+    pipe = subprocess.PIPE
+    done = subprocess.run(command, env=env, cwd=cwd, stdout=pipe, stderr=pipe, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
