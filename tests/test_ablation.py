@@ -224,7 +224,7 @@ def test_recomputed_context_takes_no_warm_start():
 
 
 def test_rows_of_different_texts_are_refused_before_training(tmp_path):
-    with pytest.raises(AnalysisError, match=r"rows of different texts \(ptb, stdlib\) make no"):
+    with pytest.raises(AnalysisError, match=r"rows of different texts \(ptb, stdlib\) cannot be"):
         ablation.run("configs/siblings.py", {}, str(tmp_path), never)
 
 

@@ -476,7 +476,7 @@ def test_attention_of_content_alone_has_no_terms(tmp_path):
         ({"position": 50}, r"position = 50: must be from 11"),
         (
             {"mem_len": 50},
-            r"mem_len = 50: no segment of 4 tokens has so many before it in the text",
+            r"mem_len = 50: no segment of 4 tokens has so many preceding tokens in the text",
         ),
         ({"mem_len": 20, "batch_size": 3}, r"50 tokens in 3 streams; use less memory"),
     ],
@@ -490,7 +490,7 @@ def test_what_is_not_in_the_text_is_refused(settings, message):
 
 def test_lengths_that_a_model_cannot_be_read_with_are_refused():
     table = tiny_models.config(**tiny_models.attention("absolute_per_layer"))
-    with pytest.raises(AnalysisError, match=r"more than the 9 positions .*mem_len=5"):
+    with pytest.raises(AnalysisError, match=r"larger than model.n_positions = 9; .*mem_len=5"):
         AttentionReader(trained(table, evaluated_with=0))
     window = tiny_models.config(same_length="pytorch")
     with pytest.raises(AnalysisError, match=r"mem_len = 0: the window same_length='pytorch'"):
@@ -502,5 +502,5 @@ def test_sentences_are_refused(tmp_path):
     cfg = tiny_models.config(vocab_size=3)
     read = trained(cfg, vocab=Vocab("sentence", ["<S>", "<UNK>", "a"]))
     read = dataclasses.replace(read, config=override(read.config, {"data.name": "lm1b"}))
-    with pytest.raises(AnalysisError, match="'lm1b' is sentences in no order"):
+    with pytest.raises(AnalysisError, match="'lm1b' has unordered sentences"):
         attention_maps.run(read, str(tmp_path))

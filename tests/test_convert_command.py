@@ -147,7 +147,7 @@ def test_a_huggingface_folder_has_all_that_is_needed(tmp_path):
 
 def test_an_nvidia_state_needs_its_format_and_gets_its_window(tmp_path):
     prepare(tmp_path, foreign_states.nvidia)
-    with pytest.raises(ModelFormatError, match="names of NVIDIA's program: format nvidia"):
+    with pytest.raises(ModelFormatError, match="has NVIDIA's tensor names"):
         convert.to_workdir(request(tmp_path))
     convert.to_workdir(request(tmp_path, format="nvidia"))
     assert txl_jax.load(str(tmp_path / "run")).config.model.same_length == "tf"
@@ -268,9 +268,9 @@ def test_a_damaged_export_is_refused(files):
         ({"source": "gone.safetensors"}, "there is no such file, folder or TF checkpoint"),
         ({"args": None}, "format pytorch needs args"),
         ({"args": {**ARGS, "n_layer": 0}}, r"model\.n_layer = 0"),
-        ({"args": {**ARGS, "n_token": 17}}, "has 16 symbols, and the model has 17"),
+        ({"args": {**ARGS, "n_token": 17}}, "has 16 symbols, but the model has 17"),
         ({"args": {**ARGS, "same_length": True, "mem_len": 0}}, "needs a memory"),
-        ({"vocab": None}, "has no vocabulary that can be read"),
+        ({"vocab": None}, "has no readable vocabulary"),
         ({"vocab": "gone.txt"}, "there is no such file"),
         ({"format": "keras"}, "format 'keras': must be one of pytorch, nvidia"),
         ({"overrides": {"model.n_layer": "3"}}, "the source defines the model"),
@@ -315,7 +315,7 @@ def test_a_folder_with_something_in_it_is_left_as_it_is(files):
         (("s", "--workdir=w", "--vocab=v", "--corpus=text"), "two vocabularies"),
         (("s", "--workdir=w", "--path=p"), "--path needs a --corpus"),
         (("s", "--workdir=w", "--format=keras"), "invalid choice: 'keras'"),
-        (("--export=o", "--workdir=w", "--vocab=v"), "--export goes with"),
+        (("--export=o", "--workdir=w", "--vocab=v"), "--export allows no other flags"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(arguments, message, capsys):

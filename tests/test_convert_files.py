@@ -55,7 +55,7 @@ def test_a_missing_torch_is_named_with_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)  # importing it raises ImportError
     (tmp_path / "state.pt").write_bytes(b"x")
     with pytest.raises(
-        ModelFormatError, match=r"needs torch, pip install 'txl_jax\[convert-torch\]'"
+        ModelFormatError, match=r"needs torch; run pip install 'txl_jax\[convert-torch\]'"
     ):
         files.read(str(tmp_path / "state.pt"))
 
@@ -91,7 +91,7 @@ def test_nvidias_checkpoint_has_arguments_vocabulary_and_step():
 
 @pytest.mark.parametrize("loaded", [{}, [1], {"epoch": 3}, {"state_dict": {"a": "text"}}, None])
 def test_a_file_without_a_state_is_refused(loaded):
-    with pytest.raises(ModelFormatError, match="holds no state_dict"):
+    with pytest.raises(ModelFormatError, match="is not a state_dict"):
         files.stored(loaded, "x")
 
 
@@ -230,7 +230,7 @@ def test_a_vocabulary_is_read_in_the_order_of_ids(tmp_path, name, content, kind,
     [
         ("v.pkl", b"x", "unpickling a file could run any code"),
         ("v.json", b"[1, 2]", "must be a list of symbols"),
-        ("v.json", b'{"a": 1, "b": 2}', "ids are not 0 to 1"),
+        ("v.json", b'{"a": 1, "b": 2}', "ids must be 0 to 1"),
         ("v.json", b"{", "cannot be read"),
         ("v.txt", b"\xff\xfe", "cannot be read"),
         (None, b"", "there is no such file"),

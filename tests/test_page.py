@@ -174,8 +174,8 @@ def test_damaged_and_foreign_files_are_left_out_and_named(run, tmp_path, capsys)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].endswith("metrics.jsonl: 2 damaged or foreign lines were skipped")
     assert lines[1].endswith("evaluations.jsonl: 3 damaged or foreign lines were skipped")
-    assert lines[2].endswith("context.json: is damaged and left out of the page")
-    assert lines[3].endswith("probe.json: is damaged and left out of the page")
+    assert lines[2].endswith("context.json: is damaged, and is left out of the page")
+    assert lines[3].endswith("probe.json: is damaged, and is left out of the page")
     reader, text = parsed(copy / "report.html")
     assert reader.images == 1
     assert "test split, 4 streams" in text

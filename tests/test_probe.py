@@ -188,7 +188,7 @@ def test_a_model_of_another_text_is_refused(tmp_path):
     with pytest.raises(AnalysisError, match=r"data.name='stdlib'.*--config=configs/probe.py"):
         probe.run(trained, str(tmp_path))
     lacking = untrained(**{"data.probe.symbols": 10, "data.probe.noise": 2})
-    with pytest.raises(AnalysisError, match=r"it lacks I J a; leave data.probe as it was"):
+    with pytest.raises(AnalysisError, match=r"vocabulary lacks I J a; use the data.probe"):
         probe.run(lacking, str(tmp_path))
     assert not list(tmp_path.iterdir())
 

@@ -140,7 +140,7 @@ def test_a_group_that_does_not_compare_is_refused():
     with pytest.raises(LossesError, match="there and here were not measured on the same text"):
         gains(elsewhere, 0.5)
     gains([elsewhere[0], losses("unknown")], 0.5)
-    with pytest.raises(LossesError, match="one name"):
+    with pytest.raises(LossesError, match="the same name"):
         gains([losses(), losses()], 0.5)
     with pytest.raises(LossesError, match="above 0"):
         gains([losses()], 0.0)
@@ -281,7 +281,7 @@ def test_losses_are_used_again_only_while_model_and_settings_are_the_same(
         (("a/b={runs}/ours",), {}, "must be NAME=WORKDIR"),
         (("ours={runs}/none",), {}, "there is no config.json"),
         (("ours={runs}/none.npz",), {}, "no such file"),
-        (("m={runs}/ours", "m={runs}/shaw"), {}, "two models of the name m"),
+        (("m={runs}/ours", "m={runs}/shaw"), {}, "two models with the name m"),
         (("m={runs}/ours",), {"recl.longest": "6"}, "give 1 context lengths"),
         (("m={runs}/ours",), {"context.stride": "5"}, "stride of at most 4"),
         (("m={runs}/ours",), {"recl.longest": "900"}, r"m \(.*ours\): a context of 900 tokens"),
@@ -307,10 +307,10 @@ def rewritten(workdir, name, change):
 def test_models_that_do_not_compare_are_refused_before_any_is_measured(runs, tmp_path, what):
     other = tmp_path / "other"
     shutil.copytree(runs / "shaw", other)
-    words = "trained on other text"
+    words = "trained on different texts"
     if what == "vocabulary":
         rewritten(other, "vocab.json", lambda v: v["symbols"].__setitem__(0, "ß"))
-        words = "other vocabularies"
+        words = "different vocabularies"
     elif what == "text":
         rewritten(other, "config.json", lambda v: v["corpus"].__setitem__("source_hash", "0" * 64))
     else:

@@ -1,1 +1,1 @@
-"""Analyses of trained models: what they remember, attend to, cost and score; the report page."""
+"""Analyses of trained models: context length, attention, speed, ablations, and the report page."""

@@ -1,10 +1,10 @@
-"""A table of the paper, row by row: trained, evaluated over attention lengths, compared.
+"""Reproduces a table of the paper: trains its rows, and scores them at several attention lengths.
 
     python -m txl_jax.main --mode=ablation --config=configs/table6.py --workdir=runs/table6
 
-Rows are the config's ``ROWS``. A row is trained in ``workdir/ROW`` (``ROW-seed1`` with several
-seeds), resumed if it was interrupted, and scored at each attention length. A model trained with
-memory gets a memory of that length. Any other model recomputes as much context, less one segment.
+The rows are the config's ``ROWS``. A row is trained or resumed in ``workdir/ROW`` (``ROW-seed1``
+with several seeds), and scored at each attention length. If a model was trained with memory, the
+attention length is its memory length. Otherwise, it is the length of a segment and its context.
 """
 
 import dataclasses
@@ -38,12 +38,13 @@ from txl_jax.training.preparation import check_evaluation_memory
 from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
 
 Train = Callable[[ExperimentConfig, str], int]
-"""Trains or resumes an experiment in a workdir; returns the exit code, not 0 if interrupted."""
+"""A function that trains or resumes an experiment in a workdir. It returns the exit code, which is
+not 0 after an interruption."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RowRun:
-    """One training of a row; ``given``: the config names its workdir, so it is not trained."""
+    """One training run of a row. It is not trained if ``given``: the config names its workdir."""
 
     row: str
     exp: ExperimentConfig
@@ -52,16 +53,16 @@ class RowRun:
 
 
 def run(config: str, overrides: Mapping[str, str], workdir: str, train: Train) -> int:
-    """Trains what is not trained, scores all rows, prints and writes the table; the exit code."""
+    """Trains unfinished rows, scores all rows, and writes the table. Returns the exit code."""
     runs = table_runs(config, overrides, workdir)
     c = runs[0].exp.ablation
-    for one in runs:  # before hours of training
+    for one in runs:  # checked before hours of training
         check_size(one.exp, attention_lengths(one.exp, c.lengths)[1])
     texts = {one.exp.data.name: one.row for one in runs}
     if len(texts) > 1:
         raise AnalysisError(
-            f"rows of different texts ({', '.join(texts)}) make no table; name those of one with"
-            " --config.ablation.rows=ROW,ROW"
+            f"rows of different texts ({', '.join(texts)}) cannot be compared; select rows of one"
+            " text with --config.ablation.rows=ROW,ROW"
         )
     check_split([one for one in runs if not one.given], c)
     for one in runs:
@@ -88,15 +89,16 @@ def run(config: str, overrides: Mapping[str, str], workdir: str, train: Train) -
 
 
 def table_runs(config: str, overrides: Mapping[str, str], workdir: str) -> list[RowRun]:
-    """Every selected row with every seed; raises AnalysisError if the config has no such rows."""
+    """Returns a run for every selected row and seed. Raises AnalysisError if a row is missing."""
     file, _, variant = config.partition(":")
     c = load_config(config, overrides).ablation
     all_rows = config_rows(file)
     if not all_rows:
-        raise AnalysisError(f"--config={config}: has no rows; name a table, configs/table6.py")
+        raise AnalysisError(f"--config={config}: has no rows; name a table, as configs/table6.py")
     if variant not in ("", "smoke"):
         raise AnalysisError(
-            f"--config={config}: name the table without a row, and --config.ablation.rows=ROW,ROW"
+            f"--config={config}: name the table without a row; select rows with"
+            " --config.ablation.rows=ROW,ROW"
         )
     given = {}
     for text in c.workdirs:
@@ -113,7 +115,7 @@ def table_runs(config: str, overrides: Mapping[str, str], workdir: str) -> list[
         names = [row if c.seeds == (0,) else f"{row}-seed{seed}" for seed in c.seeds]
         folders = [os.path.join(workdir, name) for name in names]
         found = [(seed, folder, False) for seed, folder in zip(c.seeds, folders, strict=True)]
-        if row in given:  # replaces the row's first seed
+        if row in given:  # the given workdir replaces the run with the first seed
             found[0] = load(given[row]).config.seed, given[row], True
         for seed, folder, is_given in found:
             runs.append(RowRun(row, override(exp, {"seed": seed}), folder, is_given))
@@ -121,7 +123,7 @@ def table_runs(config: str, overrides: Mapping[str, str], workdir: str) -> list[
 
 
 def check_split(runs: list[RowRun], c: AblationConfig) -> None:
-    """Raises DataError where the split is too short for the streams of a row's evaluation."""
+    """Raises DataError if the split is too short for the evaluation streams of a row."""
     corpora: dict[DataConfig, Corpus] = {}
     for one in runs:
         data, p = one.exp.data, one.exp.evaluate
@@ -135,7 +137,7 @@ def check_split(runs: list[RowRun], c: AblationConfig) -> None:
 
 
 def is_finished(one: RowRun) -> bool:
-    """Whether the run's last step is saved; a run with a given workdir always counts."""
+    """Tells whether the last step of a run is saved. A run with a given workdir is finished."""
     try:
         return one.given or load(one.workdir, "latest").step >= one.exp.train.steps
     except (WorkdirError, CheckpointError):
@@ -143,7 +145,7 @@ def is_finished(one: RowRun) -> bool:
 
 
 def score_row(one: RowRun, c: AblationConfig) -> dict[str, Any]:
-    """The loss of a run at each attention length; prints them in a line."""
+    """Computes and prints the loss of a run at each attention length."""
     trained = load(one.workdir)
     model = trained.config.model
     corpus = processes.process_zero_first(lambda: corpus_from_config(one.exp.data, trained.vocab))
@@ -180,29 +182,29 @@ def score_row(one: RowRun, c: AblationConfig) -> dict[str, Any]:
 
 
 def attention_lengths(exp: ExperimentConfig, lengths: tuple[int, ...]) -> tuple[int, list[int]]:
-    """The attention length of training, M or T, and all lengths to evaluate, which include it."""
+    """Returns the attention length of training, M or T, and the lengths that are evaluated."""
     train_length = exp.train.mem_len or exp.train.seg_len
     selected = sorted({train_length, *lengths})
-    if exp.model.attention == "absolute_per_layer":  # it has no positions beyond its table
+    if exp.model.attention == "absolute_per_layer":  # it has a limited number of positions
         selected = [length for length in selected if length <= (exp.model.n_positions or 0)]
     shortest = 1 if exp.train.mem_len else exp.evaluate.seg_len
     if selected[0] < shortest:
         raise AnalysisError(
             f"config key ablation.lengths: {selected[0]} is less than a segment of evaluation"
-            f" ({exp.name}: evaluate.seg_len = {shortest}), which a model without memory attends"
-            " within"
+            f" ({exp.name}: evaluate.seg_len = {shortest}); a model without memory needs at least"
+            " this length"
         )
     return train_length, selected
 
 
 def check_size(exp: ExperimentConfig, lengths: list[int]) -> None:
-    """Raises ConfigError where evaluation at the longest length does not fit the memory."""
+    """Raises ConfigError if evaluation at the longest length exceeds the memory of the devices."""
     exp = dataclasses.replace(exp, evaluate=protocol_at_length(exp, lengths[-1]))
     check_evaluation_memory(exp, f"evaluation at ablation.lengths {lengths[-1]}")
 
 
 def protocol_at_length(exp: ExperimentConfig, length: int) -> ProtocolConfig:
-    """The run's protocol with this attention length, by memory or by recomputed context."""
+    """Returns the protocol with this attention length, as memory or as recomputed context."""
     p = exp.evaluate
     if exp.train.mem_len:
         return dataclasses.replace(p, mem_len=length, context_len=0)
@@ -211,7 +213,7 @@ def protocol_at_length(exp: ExperimentConfig, length: int) -> ProtocolConfig:
 
 
 def first_targets(split: np.ndarray | Sentences, n: int) -> np.ndarray | Sentences:
-    """The beginning of a split: n targets, or whole sentences of at most n in all; 0: the split."""
+    """Returns the first n targets of a split, in whole sentences if it has sentences; 0 is all."""
     if not n:
         return split
     if isinstance(split, Sentences):
@@ -222,16 +224,17 @@ def first_targets(split: np.ndarray | Sentences, n: int) -> np.ndarray | Sentenc
 
 
 def best_value(lengths: list[int], values: list[float], unit: Unit) -> tuple[float, int]:
-    """The best value, and the shortest length whose value rounds to it."""
+    """Returns the best value, and the shortest length whose rounded value is equally good."""
     best = min(values)
     rounded = [format_value(value, unit) for value in values]
     return best, lengths[rounded.index(format_value(best, unit))]
 
 
 def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """An entry per row: mean values at the training length (``init``) and at the best, over seeds.
+    """Summarises each row with its values at the training length, ``init``, and the best, ``best``.
 
-    ``spread``: the largest less the smallest ``best``; ``length``: the best of the mean curve.
+    Values are means over seeds. ``spread`` is the difference between the worst and the best seed at
+    their best lengths. ``length`` is the best length of the mean curve.
     """
     table, keys = [], ("row", "parameters", "train_length", "unit", "lengths")
     for name in dict.fromkeys(row["row"] for row in rows):
@@ -259,7 +262,7 @@ def _text(table: list[dict[str, Any]], unit: Unit) -> str:
 
 
 def _figure(table: list[dict[str, Any]], rows: list[dict[str, Any]], title: str):
-    """The value of every row over attention length; thin lines: its seeds, star: its best."""
+    """Plots each row's value over attention length. Thin lines are seeds, the star is the best."""
     unit: Unit = table[0]["unit"]
     figure = new_figure()
     axes = figure.add_subplot(xlabel="attention length in evaluation (tokens)")

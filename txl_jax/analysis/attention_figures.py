@@ -1,4 +1,4 @@
-"""Figures of attention: heads by distance, terms by layer, the widest heads at one token."""
+"""Figures of attention: by head and distance, by term and layer, and at one token."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LISTED, LEAST = 10, 5e-4
-"""At most so many tokens are listed beside a head, with at least this probability."""
+"""The largest number of tokens listed beside a head, and their smallest probability."""
 TERMS = {
     "a": "(a) content",
     "b": "(b) content-dependent position",
@@ -26,22 +26,22 @@ _LIST |= {"fontsize": 7.5, "linespacing": 1.5}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PositionAttention:
-    """What some heads attend to from one token."""
+    """The attention of one token to earlier tokens, for some heads."""
 
-    position: int  # of the token in its split
-    probabilities: np.ndarray  # [L,N,K], of every head, entry d for distance d
-    tokens: np.ndarray  # ids of the text up to the token; tokens[-1 - d] is at distance d
-    heads: list[tuple[int, int]]  # (layer, head) of those shown
+    position: int  # the token's index in its split
+    probabilities: np.ndarray  # attention of every head at distance d = 0 .. K-1, [L,N,K]
+    tokens: np.ndarray  # token ids up to this token; tokens[-1 - d] is at distance d
+    heads: list[tuple[int, int]]  # (layer, head) of each head in the figure
     vocab: Vocab
 
     def largest(self, layer: int, head: int) -> list[int]:
-        """Distances of the tokens that a head attends to most, the largest weight first."""
+        """Returns the distances with the largest attention weights of a head, in falling order."""
         x = self.probabilities[layer, head]
         order = np.argsort(-x, kind="stable")[:LISTED]
         return [int(d) for d in order if x[d] >= LEAST]
 
     def text_around(self, distance: int, width: int) -> tuple[str, str, str]:
-        """Text before a token, the token, and text after it; at most ``width`` characters each."""
+        """Returns a token with at most ``width`` characters of text on both sides."""
         at = len(self.tokens) - 1 - distance
         join = " " if self.vocab.kind in ("word", "sentence") else ""
         window = self.tokens[max(0, at - width) : at + width + 1]
@@ -50,7 +50,7 @@ class PositionAttention:
         return before[-width:], words[here], after[:width]
 
     def to_json(self, spans: np.ndarray) -> dict[str, Any]:
-        """The same as numbers and text."""
+        """Returns the position, the token, and each head's largest weights as a JSON object."""
         heads, token = [], lambda d: readable_token(self.vocab, self.tokens[-1 - d])
         for layer, head in self.heads:
             listed = [
@@ -68,7 +68,7 @@ class PositionAttention:
 
 
 def readable_token(vocab: Vocab, token: int) -> str:
-    """A token as printable text: a space as ``␣``, line ends and other bytes escaped."""
+    """Returns a token as printable text, with ``␣`` for a space and escapes for other bytes."""
     symbol = vocab.symbols[int(token)]
     if vocab.kind in ("word", "sentence"):
         return symbol
@@ -81,9 +81,9 @@ def readable_token(vocab: Vocab, token: int) -> str:
 
 
 def averages(about: dict[str, str], found: Averages, longest: int):
-    """A row per head and a column per distance, with mean distances beside it.
+    """Draws attention with a row per head and a column per distance, and the mean distances.
 
-    ``about``: ``model`` and ``data`` in words; ``longest``: the largest distance in training.
+    ``about`` describes ``model`` and ``data``. ``longest`` is the largest distance in training.
     """
     from matplotlib.colors import LogNorm
 
@@ -118,7 +118,7 @@ def averages(about: dict[str, str], found: Averages, longest: int):
 
 
 def terms(about: dict[str, str], found: Averages, longest: int):
-    """The softmax of each term alone by distance, the mean of a layer's heads."""
+    """Draws the softmax of each single term by distance, averaged over the heads of a layer."""
     import matplotlib
 
     figure = new_figure(11, 7)
@@ -141,7 +141,7 @@ def terms(about: dict[str, str], found: Averages, longest: int):
         axes.grid(alpha=0.3)
         _distance_axis(axes, found.n_keys, longest)
     low, high = panels[0].get_ylim()
-    panels[0].set_ylim(min(low, high / 100), high)  # so that flat lines look flat
+    panels[0].set_ylim(min(low, high / 100), high)  # flat lines look flat on a wide axis
     for axes in panels[::2]:
         axes.set_ylabel("mean probability of one key")
     handles, labels = panels[0].get_legend_handles_labels()
@@ -151,7 +151,7 @@ def terms(about: dict[str, str], found: Averages, longest: int):
 
 
 def heads(about: dict[str, str], found: Averages, attention: PositionAttention):
-    """The attention of some heads to each token before one, and their largest weights."""
+    """Draws the attention of some heads from one token to earlier tokens. Lists large weights."""
     figure = new_figure(13, 1.1 + 2.5 * len(attention.heads))
     panels = figure.subplots(len(attention.heads), 2, squeeze=False, width_ratios=[3, 2])
     for (layer, head), (axes, listed) in zip(attention.heads, panels, strict=True):
@@ -166,9 +166,7 @@ def heads(about: dict[str, str], found: Averages, attention: PositionAttention):
             before, token, after = attention.text_around(d, 22)
             lines.append(f"{x[d]:6.3f} {d:8,}  {before:>22}[{token}]{after}")
         listed.text(0, 1, "\n".join(lines), transform=listed.transAxes, **_LIST)
-    panels[-1, 0].set_xlabel(
-        "distance back to the attended token (tokens); 0 is the token itself, its prediction next"
-    )
+    panels[-1, 0].set_xlabel("distance back to the attended token (tokens); 0 is the current token")
     before, token, _ = attention.text_around(0, 40)
     title = f"The widest heads at token {attention.position:,}, the last of …{before}[{token}]"
     _title(figure, title, about)
@@ -176,7 +174,7 @@ def heads(about: dict[str, str], found: Averages, attention: PositionAttention):
 
 
 def _edges(n_keys: int) -> np.ndarray:
-    """Bins of distances 0, 1, 2, .. K: first one distance each, then a sixteenth of their start."""
+    """Returns the edges of distance bins. A bin's width is 1/16 of its start, at least 1."""
     edges = [0]
     while edges[-1] < n_keys:
         edges.append(min(n_keys, edges[-1] + max(1, edges[-1] // 16)))
@@ -184,7 +182,7 @@ def _edges(n_keys: int) -> np.ndarray:
 
 
 def _distance_axis(axes: "Axes", n_keys: int, longest: int) -> None:
-    """Puts distances along x: logarithmic from 1 on, with 0 in front."""
+    """Sets a logarithmic x axis for distances from 1 on, with a place for distance 0."""
     axes.set_xscale("symlog", linthresh=1, linscale=0.5, base=2)
     ticks = [0, *(2**i for i in range((n_keys - 1).bit_length()))]
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])

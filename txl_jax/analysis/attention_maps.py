@@ -1,14 +1,14 @@
-"""Attention averaged over a text, by distance (``--mode=attention``; paper, appendix D).
+"""Averages attention over a text, by distance (``--mode=attention``; paper, appendix D).
 
-    split ──▶ segments, memory carried ──▶ sums by distance ──▶ averages [L,N,K], spans [L,N]
-                                                                      └──▶ the widest heads
-    position ──▶ the text before it ───────▶ its attention weights ──▶ what these heads attend to
+    split ──▶ segments with memory ──▶ sums by distance ──▶ averages [L,N,K], mean distances [L,N]
+                                                                 └──▶ heads with the largest means
+    position ──▶ the preceding text ──▶ attention weights ──▶ figure of these heads
 
-Only queries with a full memory in whole segments are averaged. The later ones of a segment can
-attend to larger distances, up to M+T-1. The average at a distance is over the queries that can
-attend to it; ``seen`` counts them. A model evaluated without memory (``evaluate.mem_len`` = 0)
-recomputes the M tokens before each segment as context instead. Clamp and window are those of the
-evaluation protocol. Layers and heads count from 0.
+The average has only queries with a full memory, in whole segments. Later queries of a segment can
+attend to larger distances, up to M+T-1. The average at a distance has only queries that can attend
+to this distance. ``seen`` is their number. A model without memory (``evaluate.mem_len`` = 0)
+recomputes M tokens of context before each segment. The clamp and the window are those of the
+evaluation protocol. Layers and heads are numbered from 0.
 """
 
 import dataclasses
@@ -39,12 +39,12 @@ from txl_jax.parallel.device_memory import check_memory
 
 
 def run(trained: TrainedModel, workdir: str) -> str:
-    """Writes ``attention*`` in the workdir: figures, JSON, CSV and arrays; the widest heads."""
+    """Writes figures, JSON, CSV and arrays ``attention*`` in the workdir. Returns the last line."""
     exp, c, vocab = trained.config, trained.config.attention, trained.vocab
     if vocab.kind == "sentence":
         raise AnalysisError(
-            f"--mode=attention reads one text, and data.name={exp.data.name!r} is"
-            " sentences in no order; use a model of another corpus"
+            f"--mode=attention needs a continuous text, but data.name={exp.data.name!r} has"
+            " unordered sentences; use a model of another corpus"
         )
     check_size(trained)
     check_outputs(workdir, "attention")
@@ -75,7 +75,7 @@ def run(trained: TrainedModel, workdir: str) -> str:
             **about,
             "queries": averages.queries,
             "distances": averages.n_keys,
-            "terms": sorted(averages.terms) or "left out: this form of attention is of one term",
+            "terms": sorted(averages.terms) or "left out: this attention has only one term",
             "heads": averages.rows(),
             "position": at_position.to_json(averages.spans),
         },
@@ -93,16 +93,16 @@ def run(trained: TrainedModel, workdir: str) -> str:
 
 
 def check_size(trained: TrainedModel) -> None:
-    """Raises ConfigError where a segment's attention weights do not fit the device's memory."""
+    """Raises ConfigError if a segment's attention weights exceed the memory of the device."""
     exp, p = trained.config, _protocol(trained.config)
-    model = dataclasses.replace(exp.model, kernel="reference")  # all weights of a layer at once
+    model = dataclasses.replace(exp.model, kernel="reference")  # it holds all weights of a layer
     keys = tuple(f"attention.{name}" for name in ("batch_size", "seg_len", "mem_len"))
     needs = of_reading(model, p.batch_size, p.context_len + p.seg_len, p.mem_len, keys)
     check_memory("reading attention", needs, exp)
 
 
 def _protocol(exp: ExperimentConfig) -> ProtocolConfig:
-    """How the text is read; a model that is evaluated without memory recomputes its context."""
+    """Returns the protocol of reading. A model evaluated without memory recomputes its context."""
     c, past = exp.attention, "mem_len" if exp.evaluate.mem_len else "context_len"
     lengths: dict[str, Any] = {"seg_len": c.seg_len, "mem_len": 0, past: c.mem_len}
     own = {key: getattr(exp.evaluate, key) for key in ("clamp_len", "same_length")}
@@ -110,17 +110,17 @@ def _protocol(exp: ExperimentConfig) -> ProtocolConfig:
 
 
 class AttentionReader:
-    """Reads a text with a trained model and measures its attention; compiled once.
+    """Measures the attention of a trained model on a text. It is compiled only once.
 
-    ``n_keys``: K, the keys of the last query of a segment. Raises AnalysisError if the model
-    cannot be read with the lengths of ``config.attention``.
+    ``n_keys`` is K, the number of keys of the last query of a segment. Raises AnalysisError if the
+    model does not allow the lengths of ``config.attention``.
     """
 
     def __init__(self, trained: TrainedModel):
         self.settings = c = trained.config.attention
         self.protocol, self._params = _protocol(trained.config), jax.device_put(trained.params)
         self.n_keys = c.mem_len + c.seg_len
-        self._warm_up = -(-c.mem_len // c.seg_len)  # segments until memory, or context, is full
+        self._warm_up = -(-c.mem_len // c.seg_len)  # segments until memory or context is full
         model = under_protocol(trained.config.model, self.protocol)
         _check_lengths(model, self.protocol)
         self._model = TransformerXL(model)
@@ -129,12 +129,12 @@ class AttentionReader:
         self._read = jax.jit(read, donate_argnums=2)
 
     def check(self, tokens: np.ndarray, name: str) -> None:
-        """Raises AnalysisError where too little text is before a split's end or the position."""
+        """Raises AnalysisError if the split is too short, or ``attention.position`` is invalid."""
         p, c = self.protocol, self.settings
         if self._streams(tokens, name)[1] <= self._warm_up:
             raise AnalysisError(
                 f"attention.mem_len = {c.mem_len}: no segment of {c.seg_len} tokens has so many"
-                f" before it in {name}, which has {len(tokens):,} tokens in {p.batch_size}"
+                f" preceding tokens in {name}, which has {len(tokens):,} tokens in {p.batch_size}"
                 " streams; use less memory, or fewer streams"
             )
         least = (self._warm_up + 1) * p.seg_len - 1 if p.mem_len else self.n_keys - 1
@@ -150,7 +150,7 @@ class AttentionReader:
         name: str = "tokens",
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Averages:
-        """Attention averaged over the config's number of queries, in whole segments."""
+        """Averages attention over whole segments with ``attention.max_tokens`` queries in all."""
         p, limit = self.protocol, self.settings.max_tokens
         (streams, end), first = self._streams(tokens, name), self._warm_up
         begin = 0 if p.mem_len else first
@@ -171,12 +171,12 @@ class AttentionReader:
         return Averages.of(total)
 
     def at_position(self, tokens: np.ndarray, position: int) -> np.ndarray:
-        """Attention of the token at a position: float32 [L,N,K] by distance, 0 where masked.
+        """Computes the attention of one token by distance: float32 [L,N,K], 0 where masked.
 
-        The token is the last of its segment. The text is read from L memories before it.
+        The token is the last of its segment. Reading starts L memory lengths before the segment.
         """
         p = self.protocol
-        start = position + 1 - p.seg_len - p.context_len  # of its segment, or of its context
+        start = position + 1 - p.seg_len - p.context_len  # start of the segment or its context
         before = min(self._warm_up * self._model.cfg.n_layer, start // p.seg_len)
         mems: Any = self._model.init_mems(1, p.mem_len)
         text = np.asarray(tokens[: position + 1], np.int32)[None]
@@ -188,36 +188,36 @@ class AttentionReader:
         return np.asarray(last[:, :, 0, ::-1])
 
     def _advance(self, inputs: np.ndarray, mems: Memory) -> Memory:
-        """The memory after a segment; waits, because a queue of segments would fill the device."""
+        """Returns the memory after a segment, and waits, so that queued segments use no memory."""
         return jax.block_until_ready(self._read(self._params, inputs, mems))
 
     def _streams(self, tokens: np.ndarray, name: str) -> tuple[Streams, int]:
-        """The text as streams, and the number of segments without padding in any of them."""
+        """Returns the streams of the text, and the number of segments without padding."""
         p, size = self.protocol, self._model.cfg.vocab_size
         build = functools.partial(Streams, name=name, vocab_size=size, context_len=p.context_len)
         streams = build(tokens, p.batch_size, p.seg_len)
-        before_last = (p.batch_size - 1) * streams.targets_per_stream  # the last is the shortest
+        before_last = (p.batch_size - 1) * streams.targets_per_stream  # the last stream is shortest
         return streams, max(0, streams.n_targets - before_last) // p.seg_len
 
 
 def _check_lengths(model: TransformerXLConfig, p: ProtocolConfig) -> None:
-    """Raises AnalysisError where the model cannot be read with these lengths."""
+    """Raises AnalysisError if the model does not allow the lengths of the protocol."""
     if model.same_length and not p.mem_len:
         raise AnalysisError(
-            f"attention.mem_len = {p.mem_len}: the window same_length={model.same_length!r} lets"
-            " nothing be seen without memory; use evaluate.same_length=False"
+            f"attention.mem_len = {p.mem_len}: the window same_length={model.same_length!r} needs a"
+            " memory; use evaluate.same_length=False"
         )
     n_positions = model.n_positions if model.attention == "absolute_per_layer" else None
     if n_positions is not None and p.context_len + p.seg_len > n_positions:
         raise AnalysisError(
-            f"attention.mem_len = {p.context_len}: with attention.seg_len {p.seg_len} is more than"
-            f" the {n_positions} positions that the model has learnt (model.n_positions); use"
+            f"attention.mem_len = {p.context_len}: the sum with attention.seg_len {p.seg_len} is"
+            f" larger than model.n_positions = {n_positions}; use"
             f" attention.mem_len={max(0, n_positions - p.seg_len)}"
         )
 
 
 def _longest_in_training(trained: TrainedModel) -> int:
-    """The largest distance that the model could attend to in training."""
+    """Returns the largest distance to which the model could attend in training."""
     model, c = trained.config.model, trained.config.train
     if model.same_length:
         return c.mem_len - (model.same_length == "pytorch")

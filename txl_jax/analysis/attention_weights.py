@@ -1,10 +1,10 @@
-"""Attention weights captured during a forward pass, then summed and averaged by distance.
+"""Captures attention weights during a forward pass, and averages them by distance.
 
-    model.apply ──▶ each call of Attention: its queries, keys, positions and mask
+    model.apply ──▶ queries, keys, positions and mask of each call of Attention
                          └──▶ scores [N,B,T,K] ──softmax──▶ sums by distance [N,K]
 
-The model's own forward pass is unchanged. The compiled program computes the weights of each layer
-again from the inputs of its attention, so a kernel need not return them.
+The forward pass of the model is unchanged. The attention weights of each layer are computed again
+from the inputs of its attention, so that kernels need not return weights.
 """
 
 import contextlib
@@ -34,16 +34,16 @@ from txl_jax.model.transformer_xl import TransformerXL
 
 @contextlib.contextmanager
 def capture_attention() -> Iterator[list[AttentionInputs]]:
-    """A list to which every call of attention in this block adds its inputs, layer by layer.
+    """Yields a list to which each layer's attention adds its inputs during this context.
 
-    Layers must not be scanned, and the memory must be a :class:`Memory`.
+    The layers must not be scanned, and the memory must be a :class:`Memory`.
     """
     captured: list[AttentionInputs] = []
 
     def intercept(call, args, kwargs, context):
         if isinstance(context.module, Attention) and context.method_name == "__call__":
             queries, present, past, p, mask = args[:5]
-            scale = context.module.cfg.d_head**-0.5  # where and in the dtype that the model uses
+            scale = context.module.cfg.d_head**-0.5  # applied as in the model, in the same dtype
             scaled = lambda x: None if x is None else x.astype(queries.dtype) * scale
             p = p.replace(u=scaled(p.u), v=scaled(p.v), b=scaled(p.b))
             k, val = (jnp.concatenate(x, axis=2) for x in zip(past, present, strict=True))
@@ -55,13 +55,13 @@ def capture_attention() -> Iterator[list[AttentionInputs]]:
 
 
 def allowed(layer: AttentionInputs) -> jax.Array:
-    """The attention mask of these queries, bool [B,T,K]."""
+    """Returns the attention mask of the queries, bool [B,T,K]."""
     end = layer.mask.seg_len
     return layer.mask.allowed(slice(end - layer.q.shape[2], end))
 
 
 def probabilities(layer: AttentionInputs) -> jax.Array:
-    """Attention weights of each query: float32 [N,B,T,K], summing to 1 over keys."""
+    """Computes the attention weights, float32 [N,B,T,K], which sum to 1 over the keys."""
     p = layer.positions
     scores = content_scores(layer.q, p.u, layer.k)
     if p.r is not None:
@@ -70,9 +70,9 @@ def probabilities(layer: AttentionInputs) -> jax.Array:
 
 
 def term_probabilities(layer: AttentionInputs) -> dict[str, jax.Array]:
-    """The softmax of each term of the score alone: float32 [N,B,T,K] by letter (model/scores.py).
+    """Computes the softmax of each score term: float32 [N,B,T,K] by letter (model/scores.py).
 
-    b_{i-j} belongs to (d). Attention of content alone has no terms.
+    The bias b_{i-j} belongs to term (d). Attention without position scores has no terms.
     """
     p, q, r = layer.positions, layer.q, layer.positions.r
     if r is None:
@@ -96,14 +96,14 @@ def _softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def sum_by_distance(x: jax.Array, weights: jax.Array) -> jax.Array:
-    """Values of query-key pairs summed over queries: [...,K], entry d for the distance d.
+    """Sums values of query-key pairs over queries: [...,K], where entry d is for distance d.
 
-    ``x``: [...,B,T,K], 0 where a key comes after the query; ``weights``: [B,T], of the queries.
-    Query i of the T last of K positions is at distance K-T+i-j from key j.
+    ``x`` is [...,B,T,K], and 0 for keys after the query. ``weights`` [B,T] weight the queries.
+    Query i of the last T of K positions has distance K-T+i-j to key j.
     """
     summed = jnp.einsum("...btk,bt->...tk", x, weights.astype(x.dtype))
     # Row i moves right by T-1-i, the inverse of the shift in model/positions.py. Only keys after
-    # the query wrap around to the next row, and these are 0.
+    # the query wrap around to the next row, and their values are 0.
     *lead, t, k = summed.shape
     padded = jnp.pad(summed.reshape(*lead, t * k), [(0, 0)] * len(lead) + [(t, 0)])
     nearest_last = padded.reshape(*lead, t, k + 1)[..., 1:]
@@ -111,21 +111,21 @@ def sum_by_distance(x: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 class Sums(flax.struct.PyTreeNode):
-    """Attention summed over queries, by distance 0 .. K-1."""
+    """Sums of attention over queries, by distance 0 .. K-1."""
 
-    attention: Any  # [L,N,K], sums of probabilities
-    terms: dict[str, Any]  # the same of each term's own softmax, by letter
-    seen: Any  # [K], queries that can attend to this distance
-    queries: Any  # [], their number
+    attention: Any  # sums of probabilities, [L,N,K]
+    terms: dict[str, Any]  # sums of the softmax of each single term by letter, [L,N,K]
+    seen: Any  # the number of queries that can attend to each distance, [K]
+    queries: Any  # the number of all queries, []
 
 
 def segment_attention(
     model: TransformerXL, params: Any, inputs: jax.Array, mems: Memory, weights: jax.Array
 ) -> tuple[Sums, jax.Array, Memory]:
-    """Sums of a segment; the attention of its last query, float32 [L,N,B,K]; the memory after it.
+    """Returns a segment's sums, its last query's attention (float32 [L,N,B,K]) and the new memory.
 
-    The layers are not scanned. ``inputs``: int32 [B,C+T]; ``weights``: float32 [B,T], 1 for the
-    queries that are summed, else 0; the C tokens of context are not summed.
+    The layers are not scanned. ``inputs`` is int32 [B,C+T]. ``weights`` is float32 [B,T], 1 for
+    queries in the sums and 0 for other queries. The sums exclude the C tokens of context.
     """
     with capture_attention() as captured:
         after: Any = model.apply({"params": params}, inputs, mems)[1]
@@ -147,15 +147,15 @@ def segment_attention(
 class Averages:
     """Attention of every head, averaged over queries, by distance 0 .. K-1 in tokens."""
 
-    attention: np.ndarray  # [L,N,K], mean probability of the queries that can attend so far
-    terms: dict[str, np.ndarray]  # the same of each term's own softmax, by letter
-    seen: np.ndarray  # [K], queries that can attend to the distance, all above 0
-    queries: int  # how many were averaged
-    spans: np.ndarray  # [L,N], the mean distance that a head attends to, in tokens
+    attention: np.ndarray  # mean probability over queries that can attend this far, [L,N,K]
+    terms: dict[str, np.ndarray]  # mean softmax of each single term by letter, [L,N,K]
+    seen: np.ndarray  # positive number of queries that can attend to each distance, [K]
+    queries: int  # number of all queries
+    spans: np.ndarray  # mean distance of each head's attention in tokens, [L,N]
 
     @classmethod
     def of(cls, sums: Sums) -> "Averages":
-        """From sums over at least one query; drops the distances beyond a window."""
+        """Averages sums over at least one query, without distances beyond the window."""
         k = int(np.count_nonzero(sums.seen))
         seen = np.asarray(sums.seen, np.float64)[:k]
         mean = lambda x: np.asarray(x, np.float64)[..., :k] / seen
@@ -166,25 +166,25 @@ class Averages:
 
     @property
     def n_keys(self) -> int:
-        """K."""
+        """The number K of distances."""
         return len(self.seen)
 
     def widest(self, count: int) -> list[tuple[int, int]]:
-        """(layer, head) of the largest mean distances, the widest first; at most ``count``."""
+        """Returns (layer, head) of the ``count`` largest mean distances, in falling order."""
         order = np.argsort(-self.spans, axis=None, kind="stable")[:count]
         return [divmod(int(i), self.spans.shape[1]) for i in order]
 
     def shares(self, edges: np.ndarray) -> np.ndarray:
-        """[L,N,bins]: a query's mean attention to the distances edges[i] .. edges[i+1]-1."""
+        """Returns a query's mean attention to distances edges[i] .. edges[i+1]-1: [L,N,bins]."""
         return np.add.reduceat(self.attention * self.seen, edges[:-1], axis=-1) / self.queries
 
     def binned(self, x: np.ndarray, edges: np.ndarray) -> np.ndarray:
-        """[...,bins]: the mean of x [...,K] over the queries and distances of each bin."""
+        """Averages x [...,K] over the queries and distances of each bin: [...,bins]."""
         total = np.add.reduceat(x * self.seen, edges[:-1], axis=-1)
         return total / np.add.reduceat(self.seen, edges[:-1])
 
     def rows(self) -> list[dict[str, Any]]:
-        """Per head: ``layer``, ``head``, ``mean_distance``, and ``share_by_distance`` by range."""
+        """Returns a JSON object per head: layer, head, mean distance, and attention by range."""
         edges = doubling_edges(self.n_keys)
         names = [f"{a}" if b == a + 1 else f"{a}-{b - 1}" for a, b in itertools.pairwise(edges)]
         shares = self.shares(edges)
@@ -199,13 +199,13 @@ class Averages:
         ]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """float32 arrays: ``attention`` [L,N,K], ``term_a`` .. ``term_d`` [L,N,K], ``seen`` [K]."""
+        """Returns float32 arrays: ``attention``, ``term_a`` .. ``term_d`` [L,N,K], ``seen`` [K]."""
         terms = {f"term_{letter}": x for letter, x in self.terms.items()}
         arrays = {"attention": self.attention, **terms, "seen": self.seen}
         return {name: x.astype(np.float32) for name, x in arrays.items()}
 
 
 def doubling_edges(n_keys: int) -> np.ndarray:
-    """0, 1, 2, 4, 8, .. K: bins of distances, each as long as all before it."""
+    """Returns the edges 0, 1, 2, 4, 8, .. K of distance bins, which double in width."""
     powers = 2 ** np.arange(max(n_keys - 1, 0).bit_length())
     return np.array([0, *powers, n_keys])

@@ -1,15 +1,15 @@
-"""Loss of the same targets against the length of their context (``--mode=context``).
+"""Measures the loss of the same targets at several context lengths (``--mode=context``).
 
-With kind ``window``, a window starts every ``stride`` tokens and sees nothing before its start.
-At each length c it scores the ``stride`` targets after its first c tokens. Stride 2, c of 2 and 4;
-a digit is the number of tokens that the target sees:
+With kind ``window``, a window starts every ``stride`` tokens, without earlier tokens. For a length
+c, the window scores the ``stride`` targets after its first c tokens. An example with stride 2 and
+lengths c = 2 and 4, where a digit is the number of tokens that are visible to the target:
 
     text             a b c d e f g h i
     window of a:     . . 2 3 4 5              targets c d at c = 2, e f at c = 4
     window of c:         . . 2 3 4 5          targets e f at c = 2, g h at c = 4
 
-Attention is causal, so one run of the longest window gives the losses at every shorter length too.
-The absolute forms count positions from the window's end and need one run for each length.
+Attention is causal, so one run of the longest window also gives the losses at shorter lengths.
+Absolute positions count from the window's end, so models with them need one run for each length.
 """
 
 import dataclasses
@@ -41,11 +41,11 @@ from txl_jax.units import UNIT_NAMES, format_value, in_unit
 
 Progress = Callable[[int, int], None]
 Batches = tuple[int, Iterator[tuple[tuple[int, ...], np.ndarray, np.ndarray]]]
-"""The number of batches, and of each: C lengths, target indices [C,B,T], losses [C,B,T]."""
+"""The number of batches, and C lengths, target indices [C,B,T] and losses [C,B,T] of each batch."""
 
 
 def run(trained: TrainedModel, workdir: str) -> str:
-    """Measures, prints a table and writes ``context*`` in the workdir; returns the last line."""
+    """Measures losses, prints a table, and writes ``context*``. Returns the last line to print."""
     if trained.config.model.memory_free:
         exp = override(trained.config, {"context.kind": "window"})
         trained = dataclasses.replace(trained, config=exp)
@@ -73,29 +73,29 @@ def run(trained: TrainedModel, workdir: str) -> str:
 
 
 def check(model: TransformerXLConfig, tokens: np.ndarray | Sentences, c: ContextConfig) -> None:
-    """Raises AnalysisError where the text or the model's positions are too short."""
+    """Raises AnalysisError if the text is too short, or the model has too few positions."""
     if isinstance(tokens, Sentences):
         raise AnalysisError(
-            "contexts are measured on one running text, and this corpus is of sentences in no"
-            " order (lm1b); set data.name to another"
+            "contexts are measured on a continuous text, but this corpus has unordered sentences"
+            " (lm1b); set data.name to another corpus"
         )
     longest = c.lengths[-1]
     if longest >= len(tokens):
         raise AnalysisError(
-            f"a context of {longest:,} tokens: the {c.split} split has {len(tokens):,}, and at"
-            " least one must follow the context; use shorter lengths"
+            f"a context of {longest:,} tokens: the {c.split} split has only {len(tokens):,} tokens,"
+            " and needs one more than the context; use shorter lengths"
         )
     limit = (model.n_positions or 0) - c.stride + 1
     if model.attention == "absolute_per_layer" and longest > limit:
         raise AnalysisError(
-            f"a context of {longest:,} tokens: attention 'absolute_per_layer' learnt"
-            f" {model.n_positions} positions, so with context.stride={c.stride} lengths may be"
-            f" up to {limit}"
+            f"a context of {longest:,} tokens: attention 'absolute_per_layer' has only"
+            f" {model.n_positions} positions; with context.stride={c.stride}, use lengths of at"
+            f" most {limit}"
         )
 
 
 def check_size(trained: TrainedModel, c: ContextConfig) -> None:
-    """Raises ConfigError where the longest windows, or memory, do not fit the device's memory."""
+    """Raises ConfigError if the longest windows or memories exceed the memory of the device."""
     exp = dataclasses.replace(trained.config, context=c)
     longest = c.lengths[-1]
     uses_memory = c.kind == "memory" and not exp.model.memory_free
@@ -108,7 +108,7 @@ def check_size(trained: TrainedModel, c: ContextConfig) -> None:
 def measure(
     trained: TrainedModel, corpus: Corpus, c: ContextConfig, name: str, progress: Progress
 ) -> Losses:
-    """:func:`losses_by_context` of a trained model, with its protocol's clamp and window."""
+    """Measures :func:`losses_by_context` of a trained model, with the clamp of its protocol."""
     check_size(trained, c)
     tokens = getattr(corpus, c.split)
     model = under_protocol(trained.config.model, trained.config.evaluate)
@@ -117,13 +117,13 @@ def measure(
 
 
 def target_slice(tokens: np.ndarray, c: ContextConfig) -> slice:
-    """Where the N targets are: after the longest context, so that all have a whole context."""
+    """Returns the slice of the N targets. They follow the longest context, so all are complete."""
     first = c.lengths[-1]
     return slice(first, min(len(tokens), first + c.max_tokens) if c.max_tokens else len(tokens))
 
 
 def targets_hash(vocab: Vocab, targets: np.ndarray) -> str:
-    """Sha256 of the targets' symbols joined by newlines; it does not depend on the ids."""
+    """Returns the SHA-256 of the targets' symbols, joined by newlines, independent of token ids."""
     text = "\n".join(vocab.symbols[i] for i in targets.tolist())
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -135,11 +135,11 @@ def losses_by_context(
     c: ContextConfig,
     progress: Progress = lambda done, total: None,
 ) -> np.ndarray:
-    """Losses of the same targets at every length of ``c``: float32 [C,N], nats.
+    """Computes the losses of the same targets at every length of ``c``: float32 [C,N], nats.
 
-    A window ``model.same_length`` acts with memory only; layers of ``params`` are not scanned.
-    ``tokens``: int [text]; :func:`target_slice` selects the targets. ``progress`` gets how many
-    batches are done and how many there are. Raises as :func:`check`.
+    ``model.same_length`` is used only with memory. The layers of ``params`` are not scanned.
+    ``tokens`` is a 1-D integer array, and :func:`target_slice` selects the targets. ``progress`` is
+    called with the numbers of finished and of all batches. Raises the errors of :func:`check`.
     """
     check(model, tokens, c)
     targets = target_slice(tokens, c)
@@ -161,7 +161,7 @@ def losses_by_context(
 
 
 def _window_batches(model, params, text, c: ContextConfig, group: tuple[int, ...]) -> Batches:
-    """Windows without memory; one run of the longest window serves a group of lengths."""
+    """Scores windows without memory. One run of the longest window serves a group of lengths."""
     module = TransformerXL(dataclasses.replace(model, same_length=False))
     first, shortest, stride = c.lengths[-1], group[0], c.stride
     lengths = np.array(group)[:, None]
@@ -191,10 +191,10 @@ def _window_batches(model, params, text, c: ContextConfig, group: tuple[int, ...
 
 
 def _stream_batches(model, params, text, c: ContextConfig, mem_len: int) -> Batches:
-    """Streams with memory, each read from the longest context before its first target."""
+    """Scores streams with memory. A stream starts the longest context before its first target."""
     module, variables = TransformerXL(model), {"params": params}
     b, stride, first = c.batch_size, c.stride, c.lengths[-1]
-    per_stream = -(-(len(text) - first) // b)  # targets of a stream
+    per_stream = -(-(len(text) - first) // b)  # number of targets of a stream
     count = -(-(first - 1 + per_stream) // stride)
 
     def step(variables, rows, mems):
@@ -209,7 +209,7 @@ def _stream_batches(model, params, text, c: ContextConfig, mem_len: int) -> Batc
         for i in range(count):
             rows, _ = _padded_rows(text, np.arange(b) * per_stream + i * stride, stride + 1)
             nll, mems = score(variables, rows, mems)
-            index = i * stride + 1 - first + np.arange(stride)  # within the stream's targets
+            index = i * stride + 1 - first + np.arange(stride)  # index among the stream's targets
             indices = np.arange(b)[:, None] * per_stream + index
             indices = np.where((index >= 0) & (index < per_stream), indices, -1)
             yield (mem_len,), indices[None], np.asarray(nll)[None]
@@ -218,14 +218,14 @@ def _stream_batches(model, params, text, c: ContextConfig, mem_len: int) -> Batc
 
 
 def _padded_rows(text: np.ndarray, starts: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows [B,n] of the text, 0 after its end, and the number of real tokens [B]."""
+    """Returns rows [B,n] of the text, with 0 after its end, and the numbers of real tokens [B]."""
     index = starts[:, None] + np.arange(n)
     rows = np.where(index < len(text), text[np.minimum(index, len(text) - 1)], 0)
     return rows, (index < len(text)).sum(axis=1, dtype=np.int32)
 
 
 def effective_length(losses: Losses, threshold: float) -> int:
-    """The shortest length from which no longer one lowers perplexity by ``threshold`` (share)."""
+    """Returns the shortest length after which perplexity falls by a share below ``threshold``."""
     perplexity = np.exp(losses.mean())
     for i, length in enumerate(losses.contexts[:-1]):
         gain = 1 - perplexity[i + 1 :].min() / perplexity[i]
@@ -235,7 +235,7 @@ def effective_length(losses: Losses, threshold: float) -> int:
 
 
 def summary(trained: TrainedModel, corpus: Corpus, losses: Losses) -> dict[str, Any]:
-    """What ``context.json`` holds: the protocol, the effective length, a row for each length."""
+    """Returns the content of ``context.json``: the protocol, the effective length, all losses."""
     c, unit = trained.config.context, corpus.vocab.unit
     effective = effective_length(losses, c.threshold)
     protocol = {"kind": c.kind, "stride": c.stride, "targets": losses.nll.shape[1]}
@@ -258,13 +258,13 @@ def summary(trained: TrainedModel, corpus: Corpus, losses: Losses) -> dict[str, 
 
 
 def describe_kind(c: ContextConfig) -> str:
-    """Kind and stride in words."""
+    """Describes the kind of context and the stride."""
     kinds = {"memory": "memory of that many states, segments of", "window": "windows, stride"}
     return f"{kinds[c.kind]} {c.stride}"
 
 
 def set_length_axis(axes, lengths: tuple[int, ...], c: ContextConfig) -> None:
-    """Puts context lengths along x; logarithmic if they grow faster than evenly."""
+    """Sets an x axis for context lengths, which is logarithmic if the lengths grow unevenly."""
     if lengths[-1] - lengths[-2] >= 4 * (lengths[1] - lengths[0]):
         axes.set_xscale("log", base=2)
     ticks = lengths[:: -(-len(lengths) // 10)]
@@ -283,7 +283,7 @@ def _figure(trained: TrainedModel, result: dict[str, Any]):
     at_least = "at least " if result["effective_is_longest"] else ""
     label = (
         f"effective length {at_least}{effective:,} tokens"
-        f" (no longer one lowers perplexity by {100 * c.threshold:.3g}%)"
+        f" (no longer context lowers perplexity by {100 * c.threshold:.3g}%)"
     )
     axes.axvline(effective, color="C3", linestyle="--", label=label)
     set_length_axis(axes, c.lengths, c)

@@ -1,15 +1,15 @@
-"""``--mode=probe``: how far back a model finds an answer, and how far back it can.
+"""Measures the largest distance at which a model finds an answer (``--mode=probe``).
 
-The text is that of data/sources/probe.py. At each distance, episodes are drawn whose answer is the
-last target of a segment, after other episodes that fill the memory.
+The texts come from data/sources/probe.py. At each distance, episodes are drawn whose answer is the
+last target of a segment. Other episodes come first and fill the memory.
 
-Each layer attends to states of the layer below, which attends as far back again, so the reach is
-O(L x M), layers times memory (paper, section 3.2). Without a window a query attends to M positions
-before its *segment*. For L = 2 and M = T = 3 the reach of the last target is T + L*M = 9:
+Each layer attends to states of the layer below, which depend on still earlier tokens. The reach is
+therefore O(L x M), layers times memory (paper, section 3.2). Without a window, a query attends to M
+positions before its *segment*. With L = 2 and M = T = 3, the last target has the reach T + LM = 9:
 
     segment       0 0 0 | 1 1 1 | 2 2 2 | target
-    layer 2                 x x x   x x x           the query attends to memory and segment,
-    layer 1         x x x   x x x                   and the oldest of these attends as far again
+    layer 2                 x x x   x x x           the query attends to memory and segment
+    layer 1         x x x   x x x                   the oldest state attends to an earlier segment
     distance      9 8 7   6 5 4   3 2 1   0
 """
 
@@ -37,14 +37,14 @@ MAX_DISTANCES = 512
 
 
 def run(trained: TrainedModel, workdir: str) -> str:
-    """Writes accuracy by distance and memory length as ``probe*``; returns the last line."""
+    """Writes the accuracy by distance and memory length as ``probe*``. Returns the last line."""
     check(trained)
     check_size(trained)
     check_outputs(workdir, "probe")
     c, t = trained.config, trained.config.train
     rows, reaches = [], []
     for mem_len in memory_lengths(trained):
-        window = trained.model.cfg.same_length if mem_len else False  # it needs a memory
+        window = trained.model.cfg.same_length if mem_len else False  # a window needs a memory
         model = TransformerXL(dataclasses.replace(trained.model.cfg, same_length=window))
         measured = measured_reach(model, trained.params, t.seg_len, mem_len)
         possible = reach(model.cfg, t.seg_len, mem_len)
@@ -67,18 +67,18 @@ def run(trained: TrainedModel, workdir: str) -> str:
 
 
 def check(trained: TrainedModel) -> None:
-    """Raises AnalysisError where the model's text or memory does not fit the probe."""
+    """Raises AnalysisError if the probe does not fit the text or the memory of the model."""
     c = trained.config
     if c.data.name != "probe":
         raise AnalysisError(
             f"--mode=probe: the model was trained on data.name={c.data.name!r}, whose vocabulary"
-            " is not the probe's; train one with --config=configs/probe.py"
+            " is not the probe's; train a model with --config=configs/probe.py"
         )
     missing = sorted(set(alphabet(c.data.probe)) - set(trained.vocab.symbols))
     if missing:
         raise AnalysisError(
-            f"--mode=probe: the model's vocabulary is not that of data.probe, it lacks"
-            f" {' '.join(missing)}; leave data.probe as it was in training"
+            f"--mode=probe: the model's vocabulary lacks {' '.join(missing)}; use the data.probe"
+            " settings of training"
         )
     if c.model.memory_free and any(c.probe.mem_lens):
         raise AnalysisError(
@@ -88,7 +88,7 @@ def check(trained: TrainedModel) -> None:
 
 
 def check_size(trained: TrainedModel) -> None:
-    """Raises ConfigError where texts or memory do not fit the device's memory."""
+    """Raises ConfigError if the probe's texts or memory exceed the memory of the device."""
     exp, c, t = trained.config, trained.config.probe, trained.config.train
     mem_len, rows = max(memory_lengths(trained)), min(BATCH_SIZE, c.answers)
     size = t.seg_len + mem_len + c.distances[-1]
@@ -99,7 +99,7 @@ def check_size(trained: TrainedModel) -> None:
 
 
 def memory_lengths(trained: TrainedModel) -> tuple[int, ...]:
-    """The memory lengths to evaluate: those of the config, else 0 and that of training."""
+    """Returns the memory lengths of the config, or 0 and the memory length of training."""
     c = trained.config
     return c.probe.mem_lens or tuple(sorted({0, c.train.mem_len}))
 
@@ -107,7 +107,7 @@ def memory_lengths(trained: TrainedModel) -> tuple[int, ...]:
 def score_distance(
     trained: TrainedModel, model: TransformerXL, mem_len: int, distance: int
 ) -> dict[str, Any]:
-    """Accuracy (the answer is the likeliest of all symbols) and mean loss at one distance."""
+    """Returns the accuracy at a distance (the answer is the likeliest symbol) and the mean loss."""
     c, seg_len = trained.config, trained.config.train.seg_len
     rng = np.random.default_rng([c.probe.seed, distance])
     min_before = seg_len + max(memory_lengths(trained))
@@ -133,9 +133,9 @@ def score_distance(
 def draw_texts(
     c: ProbeTextConfig, rng: Any, distance: int, count: int, seg_len: int, min_before: int
 ) -> list[str]:
-    """Texts that end with an episode of that distance; each has a multiple of T tokens plus one.
+    """Draws texts that end with an episode of this distance. Their length is n T + 1 tokens.
 
-    At least ``min_before`` tokens of other episodes come first; the first episode is truncated.
+    At least ``min_before`` tokens of other episodes come first. The first episode is truncated.
     """
     size = -(-(min_before + distance + 1) // seg_len) * seg_len + 1
     n_before, texts = size - (distance + 2), []
@@ -148,7 +148,7 @@ def draw_texts(
 def last_logits(
     model: TransformerXL, params: Any, tokens: np.ndarray, seg_len: int, mem_len: int
 ) -> np.ndarray:
-    """The logits after the last of ``tokens`` int32 [B,S], float32 [B,V]; S a multiple of T."""
+    """Returns the logits [B,V] after ``tokens``, int32 [B,S], where S is a multiple of T."""
     mems = model.init_mems(len(tokens), mem_len)
     for start in range(0, tokens.shape[1], seg_len):
         logits, mems = _segment(model, params, tokens[:, start : start + seg_len], mems)
@@ -162,14 +162,15 @@ def _segment(model: TransformerXL, params: Any, tokens: jax.Array, mems: Any):
 
 
 def reach(c: TransformerXLConfig, seg_len: int, mem_len: int) -> int:
-    """The largest distance at which a token can change the prediction of a segment's last target.
+    """Returns the largest distance at which a token can change a segment's last prediction.
 
-    Counted back from the target: 1 is the last input. Exact if the text is long enough.
+    Distances are counted back from the target, so the last input is at distance 1. The result is
+    exact if the text is long enough.
     """
     if c.same_length:
         per_layer = mem_len - 1 if c.same_length == "pytorch" else mem_len
         return 1 + c.n_layer * min(per_layer, mem_len)
-    first = seg_len - 1  # the oldest position that matters, counted from the segment's start
+    first = seg_len - 1  # the oldest visible position, counted from the segment's start
     for _ in range(c.n_layer):
         first = first // seg_len * seg_len - mem_len  # memory reaches M before its segment
     return seg_len - first
@@ -178,11 +179,11 @@ def reach(c: TransformerXLConfig, seg_len: int, mem_len: int) -> int:
 def changes_prediction(
     model: TransformerXL, params: Any, seg_len: int, mem_len: int, distances: np.ndarray
 ) -> np.ndarray:
-    """Whether changing the token at each distance changes the prediction of the last target.
+    """Tests whether a change of the token at each distance changes the last prediction: bool [R].
 
-    ``distances``: int [R], from 1, counted back from the target. Returns bool [R]. One token of
-    each of four random texts is replaced, and every bit of the last logits is compared. True is
-    proof. False may be an influence lost in rounding.
+    ``distances`` are int [R], from 1, counted back from the target. In each of four random texts,
+    one token is replaced, and all bits of the last logits are compared. True proves an influence.
+    False may hide an influence that rounding removes.
     """
     rng = np.random.default_rng(0)
     n_rows, vocab_size = len(distances), model.cfg.vocab_size
@@ -200,7 +201,7 @@ def changes_prediction(
 
 
 def measured_reach(model: TransformerXL, params: Any, seg_len: int, mem_len: int) -> int:
-    """The largest distance at which a change was measured; tries up to T beyond :func:`reach`."""
+    """Returns the largest distance with a measured change, up to T beyond :func:`reach`."""
     limit = reach(model.cfg, seg_len, mem_len)
     count = min(MAX_DISTANCES, limit + seg_len)
     spread = np.linspace(1, limit + seg_len, count).round().astype(int)
@@ -210,15 +211,15 @@ def measured_reach(model: TransformerXL, params: Any, seg_len: int, mem_len: int
 
 
 def figure_of(result: dict[str, Any]) -> Any:
-    """Accuracy over distance, a line for each memory length; dotted: its possible reach."""
+    """Plots accuracy over distance for each memory length. Dotted lines show possible reaches."""
     figure, text, trained = new_figure(9, 6), result["text"], result["trained_mem_len"]
-    axes = figure.add_subplot(xlabel="distance from the answer back to what it repeats (tokens)")
+    axes = figure.add_subplot(xlabel="distance from the answer to the repeated symbol (tokens)")
     for i, entry in enumerate(result["reaches"]):
         rows, mem_len = _rows(result, entry), entry["mem_len"]
         label = f"memory {mem_len}" + ("" if mem_len == trained else f" (trained with {trained})")
         label += f": reach {entry['reach']}, measured {entry['measured']}"
         values = [row["distance"] for row in rows], [row["accuracy"] for row in rows]
-        size = max(9 - 2.5 * i, 3)  # decreasing, so that all markers are visible where lines meet
+        size = max(9 - 2.5 * i, 3)  # decreasing sizes, so that all markers are visible
         axes.plot(*values, marker="o", markersize=size, color=f"C{i}", label=label)
         axes.axvline(entry["reach"], color=f"C{i}", ls=":", lw=1)
     axes.axhline(result["chance"], color="0.3", lw=1, label=f"chance, 1/{text['symbols']}")
@@ -239,7 +240,7 @@ def _rows(result: dict[str, Any], entry: dict[str, Any]) -> list[dict[str, Any]]
 
 
 def _last_line(result: dict[str, Any]) -> str:
-    """For each memory, the longest distance before the first with accuracy below 0.9."""
+    """Summarises, per memory length, the distances before the first accuracy below 0.9."""
     parts = []
     for entry in result["reaches"]:
         right = itertools.takewhile(lambda row: row["accuracy"] >= 0.9, _rows(result, entry))

@@ -1,15 +1,14 @@
-"""Relative effective context length: how much context a model still gains from (paper, appendix C).
+"""Computes the relative effective context length (RECL) of a group of models (paper, appendix C).
 
-The models of a group are compared on one text. Otherwise a weak model, for which every token is
-hard, would seem to use more context. With l_i(c, t) = -log P_i(x_t | the c tokens before it):
+The models are compared on the same hard tokens. Otherwise a weak model, for which every token is
+hard, would seem to use more context. With l_i(c, t) = -log P_i(x_t | the c preceding tokens):
 
     b(c, t)      min over i of l_i(c, t)                        the group's baseline
     T            the share r of positions with the largest b(c, t)          the hard tokens
     f_i(c, c')   mean over T of min(b(c, t), l_i(c', t))        relative loss of model i
     g_i(c, c')   (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c)       relative gain
 
-Start at the shortest c. While the gain from c to the next length is at least the threshold (1%),
-move on to that length. The RECL is the length at which this ends.
+The RECL is the shortest length c whose gain to the next length is below the threshold (1%).
 """
 
 import dataclasses
@@ -25,16 +24,16 @@ from txl_jax.evaluation.errors import AnalysisError
 
 
 class LossesError(AnalysisError):
-    """Losses that cannot be compared; the message names the model and the reason."""
+    """Losses of models cannot be compared. The message names the model and the reason."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Losses:
     """A model's loss on each token of a text, for each context length.
 
-    ``contexts``: C lengths in tokens, rising; ``nll``: float [C,N], nats, of the same N targets at
-    every length; ``targets``: sha256 of the targets' symbols joined by newlines (UTF-8), in
-    hexadecimal, so that losses of different texts are never compared; "": unknown.
+    ``contexts`` are C rising lengths in tokens. ``nll`` has the losses of the same N targets at all
+    lengths, float [C,N], in nats. ``targets`` is the hexadecimal SHA-256 of the targets' symbols,
+    joined by newlines (UTF-8), or "" if unknown. Losses of different texts cannot be compared.
     """
 
     name: str
@@ -54,11 +53,11 @@ class Losses:
             raise LossesError(f"{self.name}: a loss is not a finite number")
 
     def mean(self) -> np.ndarray:
-        """Nats per target at each length, float64 [C]."""
+        """Returns the mean loss at each length in nats per target, float64 [C]."""
         return self.nll.mean(axis=1, dtype=np.float64)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The arrays that :meth:`save` writes, by name."""
+        """Returns the arrays that :meth:`save` writes, by name."""
         return {
             "name": np.array(self.name),
             "contexts": np.array(self.contexts),
@@ -67,19 +66,19 @@ class Losses:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes an .npz: ``name``, ``contexts`` int [C], ``nll`` float32 [C,N], ``targets``.
+        """Writes an .npz: ``name``, ``contexts`` int [C], ``nll`` float32 [C,N], and ``targets``.
 
-        Another program can write such a file and join the comparison:
+        The losses of another program can be compared if it writes such a file:
         ``np.savez("lstm.npz", name="LSTM", contexts=[100, 200], nll=nll)``. For every length c and
-        target t it runs the LSTM from its zero state over the c tokens before t, and keeps
+        target t, the LSTM reads the c tokens before t from its zero state, and ``nll`` has
         -log p(token t). Targets are the tokens ``recl.longest`` to ``recl.longest + max_tokens`` of
-        the split, from 0. Without ``targets`` only their number is compared.
+        the split, counted from 0. Without ``targets``, only the number of targets is compared.
         """
         write_arrays(os.fspath(path), self.arrays())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Losses":
-        """Reads what :meth:`save` or another program wrote, or LossesError; unpickles nothing."""
+        """Reads a file of :meth:`save` without unpickling. Raises LossesError if it is invalid."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 contexts = tuple(int(c) for c in file["contexts"])
@@ -94,15 +93,15 @@ class Losses:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gains:
-    """What a model of a group gains from longer contexts, on the group's hard tokens."""
+    """The gains of one model from longer contexts, on the hard tokens of its group."""
 
     name: str
     contexts: tuple[int, ...]
-    absolute: np.ndarray  # float64 [C,C], exp f(c,c) - exp f(c,c'), perplexity; row c, column c'
-    relative: np.ndarray  # the same over exp f(c,c)
+    absolute: np.ndarray  # exp f(c,c) - exp f(c,c') in perplexity, float64 [C,C]; row c, column c'
+    relative: np.ndarray  # absolute gain divided by exp f(c,c), float64 [C,C]
 
     def recl(self, threshold: float = 0.01) -> int:
-        """The RECL in tokens; the longest length if no gain is below the threshold."""
+        """Returns the RECL in tokens, or the longest length if no gain is below the threshold."""
         i = 0
         while i + 1 < len(self.contexts) and self.relative[i, i + 1] >= threshold:
             i += 1
@@ -110,9 +109,9 @@ class Gains:
 
 
 def gains(group: Sequence[Losses], r: float) -> list[Gains]:
-    """Gains of every model of a group; LossesError where its models do not compare.
+    """Computes the gains of every model of a group. Raises LossesError if models do not compare.
 
-    ``r``: share of the targets that are hard, above 0 and at most 1.
+    ``r`` is the share of hard targets, above 0 and at most 1.
     """
     _check(group, r)
     contexts, n = group[0].contexts, group[0].nll.shape[1]
@@ -144,4 +143,4 @@ def _check(group: Sequence[Losses], r: float) -> None:
             raise LossesError(f"{pair} on the same text: the symbols of their targets differ")
     names = [losses.name for losses in group]
     if len(set(names)) < len(names):
-        raise LossesError(f"two models of the group have one name: {', '.join(names)}")
+        raise LossesError(f"two models of the group have the same name: {', '.join(names)}")

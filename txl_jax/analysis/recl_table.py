@@ -1,8 +1,8 @@
-"""The RECL of groups of models, as the paper's table 8 has it, and their gains as heat maps.
+"""Reports the RECL of groups of models as in the paper's table 8, and their gains as heat maps.
 
-One model after another gives its losses on the same targets at the same lengths (context.py). They
-are kept as ``recl/NAME.npz``, and read back while parameters, text and settings are the same.
-Another program's losses join as ``NAME=FILE.npz`` (:meth:`txl_jax.analysis.recl.Losses.save`).
+The losses of each model are computed on the same targets at the same lengths (context.py). They are
+stored in ``recl/NAME.npz``, and read again while parameters, text and settings are unchanged.
+Losses of other programs are given as ``NAME=FILE.npz`` (:meth:`txl_jax.analysis.recl.Losses.save`).
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ from txl_jax.files import write_json
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """A model of a group: its name there, and a workdir or a file of recorded losses."""
+    """A model of a group, with its name and the path of a workdir or of a file with losses."""
 
     group: str
     name: str
@@ -49,12 +49,12 @@ class Member:
 
     @property
     def recorded(self) -> bool:
-        """Whether its losses come from a file."""
+        """Tells whether the losses of this model come from a file."""
         return self.path.endswith(".npz")
 
     @property
     def label(self) -> str:
-        """``GROUP:NAME``, or the name alone where there are no groups."""
+        """The label ``GROUP:NAME``, or only the name if the model has no group."""
         return f"{self.group}:{self.name}" if self.group else self.name
 
     def __str__(self) -> str:
@@ -62,9 +62,9 @@ class Member:
 
 
 def run(exp: ExperimentConfig, workdir: str) -> str:
-    """Measures all models, prints the table, writes ``recl*`` in the workdir; the last line.
+    """Measures all models, prints the table, and writes ``recl*``. Returns the last line to print.
 
-    Raises AnalysisError for no models, a malformed one, or models that do not compare.
+    Raises AnalysisError if models are missing or malformed, or cannot be compared.
     """
     c = dataclasses.replace(exp.context, lengths=context_lengths(exp))
     members = parse_models(exp.recl.models)
@@ -115,27 +115,27 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
 
 
 def context_lengths(exp: ExperimentConfig) -> tuple[int, ...]:
-    """Context lengths first, first + delta, … up to longest; two or more, or AnalysisError."""
+    """Returns the context lengths, or raises AnalysisError if there are fewer than two."""
     c, context = exp.recl, exp.context
     lengths = tuple(range(c.first, c.longest + 1, c.delta))
     if len(lengths) < 2:
         raise AnalysisError(
             f"recl.first={c.first}, recl.delta={c.delta} and recl.longest={c.longest} give"
-            f" {len(lengths)} context lengths, and two or more are needed"
+            f" {len(lengths)} context lengths, but two or more are needed"
         )
     if context.kind == "window" and context.stride > c.delta:
         raise AnalysisError(
-            f"context.stride={context.stride}: a target sees up to stride - 1 tokens more than c,"
-            f" so lengths that are recl.delta={c.delta} apart need a stride of at most {c.delta}"
+            f"context.stride={context.stride}: a target has up to stride - 1 tokens more context"
+            f" than c; with recl.delta={c.delta}, use a stride of at most {c.delta}"
         )
     return lengths
 
 
 def parse_models(models: tuple[str, ...]) -> list[Member]:
-    """The models that the config names, in its order; raises AnalysisError for malformed ones."""
+    """Parses ``recl.models`` in the given order. Raises AnalysisError for malformed entries."""
     form = "recl.models must be NAME=WORKDIR or NAME=FILE.npz, GROUP:NAME=… for several groups"
     if not models:
-        raise AnalysisError(f"recl.models is empty: {form}, with commas between")
+        raise AnalysisError(f"recl.models is empty: {form}, separated by commas")
     members: list[Member] = []
     for text in models:
         match = re.fullmatch(r"(?:([\w.+-]+):)?([\w.+-]+)=(.+)", text)
@@ -143,7 +143,7 @@ def parse_models(models: tuple[str, ...]) -> list[Member]:
             raise AnalysisError(f"recl.models has {text!r}: {form}")
         member = Member(match[1] or "", match[2], match[3])
         if any(member.label == other.label for other in members):
-            raise AnalysisError(f"recl.models has two models of the name {member.label}")
+            raise AnalysisError(f"recl.models has two models with the name {member.label}")
         if not os.path.exists(member.path if member.recorded else f"{member.path}/{CONFIG}"):
             what = "there is no such file" if member.recorded else f"there is no {CONFIG} in it"
             raise AnalysisError(f"recl.models has {text!r}: {what}")
@@ -154,26 +154,26 @@ def parse_models(models: tuple[str, ...]) -> list[Member]:
 def _collect_losses(
     members: list[Member], c: ContextConfig, exp: ExperimentConfig, workdir: str
 ) -> tuple[dict[Member, Losses], dict[Member, int], dict[str, Any]]:
-    """Checks the models, and returns their losses, checkpoint steps and corpus."""
+    """Checks the models, and returns their losses, checkpoint steps and corpus record."""
     data = None if exp.data == DataConfig() else exp.data
     own = [m for m in members if not m.recorded]
     vocabs = {m: read_vocab(m.path) for m in own}
     describe = lambda v: f"{len(v):,} symbols of kind {v.kind}, sha256 {_hash(sorted(v.symbols))}"
     kinds = {m: describe(vocab) for m, vocab in vocabs.items()}
-    _check_equal(kinds, "have other vocabularies, do not compare")
+    _check_equal(kinds, "have different vocabularies, so they cannot be compared")
     texts = {m: read_record(m.path).get("corpus", {}).get("source_hash", "") for m in own}
-    _check_equal(texts, "were trained on other text; train them on the same")
+    _check_equal(texts, "were trained on different texts; train them on the same text")
     losses = {m: _read_recorded(m, c) for m in members if m.recorded}
     targets = {m: (found.nll.shape[1], found.targets) for m, found in losses.items()}
     targets |= {m: _targets(m, vocabs[m], c, data) for m in own}
     _check_equal(
         {m: f"{targets[m][0]:,} targets" for m in members},
-        "have losses of other targets; see context.max_tokens, context.split and recl.longest",
+        "have different targets; see context.max_tokens, context.split and recl.longest",
     )
     _check_equal(
         {m: targets[m][1] for m in members},
-        "do not predict the same text: the symbols of their targets differ; name one text for all"
-        " with --config.data.name and data.path",
+        "do not predict the same text: the symbols of their targets differ; choose the same text"
+        " for all models with --config.data.name and data.path",
     )
     steps: dict[Member, int] = {}
     text: dict[str, Any] = {}
@@ -183,7 +183,7 @@ def _collect_losses(
 
 
 def _check_equal(values: dict[Member, str], problem: str) -> None:
-    """Raises AnalysisError where a model's value differs from the first one that is known."""
+    """Raises AnalysisError if two models have different known values."""
     known = [(member, value) for member, value in values.items() if value]
     for member, value in known[1:]:
         first, expected = known[0]
@@ -198,7 +198,7 @@ def _hash(symbols: list[str]) -> str:
 def _targets(
     member: Member, vocab: Vocab, c: ContextConfig, data: DataConfig | None
 ) -> tuple[int, str]:
-    """The number of a model's targets, and their hash; loads no parameters."""
+    """Returns the number of a model's targets and their hash, without loading parameters."""
     exp = read_experiment(member.path)
     tokens = getattr(corpus_from_config(data or exp.data, vocab), c.split)
     try:
@@ -210,13 +210,13 @@ def _targets(
 
 
 def _read_recorded(member: Member, c: ContextConfig) -> Losses:
-    """The losses in a file at the given lengths, under the member's name."""
+    """Reads the losses at the given lengths from a file, and gives them the member's name."""
     losses = Losses.load(member.path)
     missing = [n for n in c.lengths if n not in losses.contexts]
     if missing:
         raise LossesError(
-            f"{member.path}: has no losses at contexts {missing}; it has {list(losses.contexts)}."
-            " Set recl.first, recl.delta and recl.longest to what all models have"
+            f"{member.path}: has no losses at contexts {missing}, only at {list(losses.contexts)}."
+            " Set recl.first, recl.delta and recl.longest to lengths that all models have"
         )
     rows = [losses.contexts.index(n) for n in c.lengths]
     return Losses(member.name, c.lengths, losses.nll[rows], losses.targets)
@@ -225,14 +225,14 @@ def _read_recorded(member: Member, c: ContextConfig) -> Losses:
 def _measure(
     member: Member, c: ContextConfig, data: DataConfig | None, workdir: str
 ) -> tuple[Losses, int, dict[str, Any]]:
-    """A model's losses, read back from the folder ``recl`` if kept there; its step and text."""
+    """Returns a model's losses, measured or read from the folder ``recl``, its step and text."""
     trained = load(member.path)
     corpus = corpus_from_config(data or trained.config.data, trained.vocab)
     path = os.path.join(workdir, "recl", "-".join(filter(None, (member.group, member.name))))
     model = under_protocol(trained.config.model, trained.config.evaluate)
     settings = dataclasses.asdict(c)
     del settings["threshold"]
-    if c.kind == "window":  # with memory, the number of streams decides what a target sees
+    if c.kind == "window":  # with memory, the visible context depends on the number of streams
         del settings["batch_size"]
     key = {
         "step": trained.step,
@@ -257,7 +257,7 @@ def _measure(
 def _shares(
     losses: Losses, group: dict[float, list[Gains]], threshold: float
 ) -> list[dict[str, Any]]:
-    """RECL and gains of one model for each r."""
+    """Returns the RECL and the gains of one model for each share r."""
     perplexity, shares = np.exp(losses.mean()), []
     for r, models in group.items():
         own = next(model for model in models if model.name == losses.name)
@@ -278,13 +278,12 @@ def _shares(
 
 LOSS_RISES = (
     "  *: the model's loss is higher with this context than with a shorter one. RECL takes the"
-    " smaller of two\n     losses at each token, so losses that fluctuate with the length count as"
-    " gain"
+    " smaller of two\n     losses at each token, so losses that vary with the length count as gains"
 )
 
 
 def table(result: dict[str, Any]) -> str:
-    """The paper's table 8 of these models: a row for each, a column for each r, group by group."""
+    """Formats the paper's table 8, with a row for each model of a group and a column for each r."""
     width = max(len("Model"), *(len(m["name"]) for m in result["models"]))
     columns = [f"{'r = ' + str(s['r']) + ' ':>18}" for s in result["models"][0]["shares"]]
     lines = [
@@ -322,7 +321,7 @@ def _text(result: dict[str, Any]) -> str:
 
 
 def _heat_maps(group_gains: dict[str, dict[float, list[Gains]]], subtitle: str):
-    """Gains from c to c' > c: models down, r across; those of one group and r share a scale."""
+    """Draws gains from c to c' > c. Rows are models. Each column has one r and one colour scale."""
     counts = [len(next(iter(shares.values()))) for shares in group_gains.values()]
     n_shares = len(next(iter(group_gains.values())))
     heights = [2.4 * count + 1.7 for count in counts]
@@ -357,7 +356,7 @@ def _heat_map(axes, model: Gains, top: float):
 
 
 def _curves(groups: dict[str, list[Losses]], subtitle: str, c: ContextConfig):
-    """Perplexity over context length, a panel for each group."""
+    """Plots perplexity over context length, with a panel for each group."""
     figure = new_figure(6 * len(groups) + 2, 5)
     panels = figure.subplots(1, len(groups), squeeze=False)[0]
     for axes, (group, models) in zip(panels, groups.items(), strict=True):

@@ -1,10 +1,10 @@
-"""One HTML page of a run: settings, curves, evaluations, analyses, a sample, the environment.
+"""Writes an HTML page about a run: settings, curves, evaluations, analyses, a sample, environment.
 
     python -m txl_jax.main --mode=report --workdir=runs/quickstart
     python -m txl_jax.main --mode=report --workdir=OUT --config.report.workdirs=runs/a,runs/b
 
-``report.html`` needs no network and no other file. It shows what the workdir has, and compares the
-run with other runs that are named; OUT need not be a run itself.
+``report.html`` needs no network and no other file. It shows the results in the workdir. It compares
+the run with the runs in ``report.workdirs``. OUT need not be the workdir of a run.
 """
 
 import base64
@@ -33,71 +33,71 @@ from txl_jax.units import UNIT_NAMES, Unit, format_value
 
 PAGE, TEMPLATE = "report.html", "report_page.html.jinja"
 LARGEST_JSON, LARGEST_SVG = 200_000, 300_000
-"""Characters: the page leaves out a longer JSON of an analysis, and has the PNG of a larger SVG."""
+"""Sizes in characters. Longer JSON texts are not shown, and larger SVGs are replaced by PNGs."""
 
 REPORT_SECTIONS = (
-    ("ablation", "Table of rows", "Every row at every attention length, best marked."),
-    ("context", "Loss and context", "Loss against how much text before a token is seen."),
+    ("ablation", "Table of rows", "The loss of every row at every attention length, best marked."),
+    ("context", "Loss and context", "The loss against the length of the context."),
     ("recl", "Relative effective context length", "Paper, appendix C."),
-    ("attention", "Where heads look", "Attention by distance; paper, appendix D."),
-    ("probe", "Long-range probe", "How far back an answer is found."),
-    ("speed", "Speed of evaluation", "With memory, and by sliding windows; paper, table 9."),
+    ("attention", "Attention of the heads", "Attention by distance; paper, appendix D."),
+    ("probe", "Long-range probe", "The distances at which the model finds an answer."),
+    ("speed", "Speed of evaluation", "With memory and with sliding windows; paper, table 9."),
 )
-"""Analyses by the prefix of their files, each with a heading and a caption."""
+"""The prefix of the files of each analysis, with the heading and the caption of its section."""
 
 DEFAULTS = flatten(ExperimentConfig().to_dict())
 
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """What a run left in its workdir; empty where a file is missing."""
+    """The settings and results in the workdir of a run. A field is empty if its file is missing."""
 
     workdir: str
     config: dict[str, Any]
     metrics: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]  # oldest first
     sample: str
-    warnings: tuple[str, ...] = ()  # a sentence about each file with unusable lines
+    warnings: tuple[str, ...] = ()  # a sentence about each file with skipped lines
 
     @property
     def folder(self) -> str:
-        """The workdir's own name."""
+        """The last part of the workdir's path."""
         return os.path.basename(os.path.abspath(self.workdir))
 
     @property
     def name(self) -> str:
-        """The name of the experiment, and of the folder if it is another."""
+        """The name of the experiment, followed by the name of the folder if this is different."""
         name = self.config.get("name", "")
         return name if name in (self.folder, "") else f"{name} ({self.folder})"
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All settings by dotted key; those that the record lacks have their defaults."""
+        """All settings by dotted key. Settings that are not recorded have their default values."""
         own = {k: v for k, v in self.config.items() if k not in ("corpus", "provenance")}
         return DEFAULTS | flatten(own)
 
     @property
     def changed_settings(self) -> dict[str, Any]:
-        """Settings that are not the defaults."""
+        """The settings with values other than the defaults."""
         given = {k: v for k, v in self.settings.items() if k != "report.workdirs"}
         return {k: v for k, v in given.items() if DEFAULTS.get(k) != v}
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Versions, revision and device; the text and its hash."""
+        """The versions, the revision, the device, the text and its hash."""
         recorded = flatten({k: self.config.get(k, {}) for k in ("provenance", "corpus")})
         return {k: v for k, v in recorded.items() if v not in ({}, None)}
 
     @property
     def unit(self) -> Unit:
-        """The unit of the losses."""
+        """The unit in which losses are shown."""
         if self.evaluations:
             return self.evaluations[-1]["unit"]
         return "bpc" if any("bpc" in record for record in self.metrics) else "ppl"
 
     @property
     def main_result(self) -> dict[str, Any] | None:
-        """The latest evaluation; the run's own text and whole splits come before all others."""
+        """The latest evaluation, where whole splits of the run's own text come before others."""
         own = self.config.get("corpus", {}).get("source_hash")
         whole = lambda result: not is_part(result["results"][0].get("protocol", ""))
         rank = lambda result: (result.get("source_hash") == own, whole(result))
@@ -105,7 +105,7 @@ class RunRecord:
 
     @property
     def score(self) -> tuple[str, str, str]:
-        """Value, unit and protocol of the main result."""
+        """The value, unit and protocol of the main result."""
         if (result := self.main_result) is None:
             return "not evaluated", "", ""
         first, unit = result["results"][0], result["unit"]
@@ -113,7 +113,7 @@ class RunRecord:
 
 
 def run(exp: ExperimentConfig, workdir: str) -> str:
-    """Writes ``report.html`` in ``workdir``; returns its path. WorkdirError: no run there."""
+    """Writes ``report.html`` in ``workdir``. Raises WorkdirError if there is no run to show."""
     main = read_run(workdir) if os.path.exists(os.path.join(workdir, CONFIG)) else None
     others = [read_run(folder) for folder in exp.report.workdirs]
     if main is None and not others:
@@ -142,7 +142,7 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
 
 
 def render(content: Mapping[str, Any]) -> bytes:
-    """The page as UTF-8; the template escapes every value."""
+    """Renders the page as UTF-8. The template escapes every value."""
     template = importlib.resources.files("txl_jax.analysis").joinpath(TEMPLATE).read_text("utf-8")
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["text"] = _text
@@ -151,7 +151,7 @@ def render(content: Mapping[str, Any]) -> bytes:
 
 
 def read_run(workdir: str) -> RunRecord:
-    """What a run left in its workdir; raises WorkdirError if it is no run's."""
+    """Reads the record of a run. Raises WorkdirError if the folder is not the workdir of a run."""
     path = lambda name: os.path.join(workdir, name)
     if not os.path.exists(path(CONFIG)):
         raise WorkdirError(f"{workdir}: there is no {CONFIG} in it; name the workdir of a run")
@@ -162,14 +162,14 @@ def read_run(workdir: str) -> RunRecord:
         if is_evaluation(value := _read_object(single)):
             evaluations = [value]
         else:
-            more.append(f"{single}: is damaged or no evaluation, and skipped")
+            more.append(f"{single}: is damaged or not an evaluation, and is skipped")
     sample = pathlib.Path(path("sample.txt"))
     text = sample.read_text("utf-8", "replace") if sample.exists() else ""
     return RunRecord(workdir, read_record(workdir), metrics, evaluations, text, (*warnings, *more))
 
 
 def _read_lines(path: str, accepts: Callable[[Any], bool]) -> tuple[list[Any], list[str]]:
-    """The accepted objects of a file, and a sentence if lines of it are skipped."""
+    """Reads the accepted objects of a file. Also returns a warning if lines are skipped."""
     if not os.path.exists(path):
         return [], []
     found, skipped = records.read_counted(path, accepts)
@@ -184,7 +184,7 @@ def _read_object(path: str) -> Any:
 
 
 def is_evaluation(value: Any) -> bool:
-    """Whether a JSON value is a result of ``evaluate_split`` (evaluation/scoring_run.py)."""
+    """Tells whether a JSON value is a result of ``evaluate_split`` (evaluation/scoring_run.py)."""
     try:
         unit, rows = value["unit"], value["results"]
         known = unit in UNIT_NAMES and type(value["step"]) is int and bool(rows)
@@ -200,7 +200,7 @@ def is_evaluation(value: Any) -> bool:
 
 
 def headline(one: RunRecord) -> str:
-    """The run's main result in a line."""
+    """Formats the main result of a run as one line."""
     label = one.config.get("corpus", {}).get("label", one.config.get("data", {}).get("name", ""))
     if (result := one.main_result) is None:
         return label
@@ -209,20 +209,20 @@ def headline(one: RunRecord) -> str:
 
 
 def results(one: RunRecord) -> list[tuple[Any, ...]]:
-    """Name, value, unit, targets, step and protocol of the latest evaluation by each protocol."""
+    """Returns name, value, unit, targets, step and protocol of each protocol's latest result."""
     rows: dict[tuple[str, str], tuple[Any, ...]] = {}
     for result in one.evaluations:
         unit: Unit = result["unit"]
         for row in result["results"]:
             name, protocol = row["name"], row.get("protocol", "")
-            step = "" if name in DESCRIPTIONS else result["step"]  # a baseline has none
+            step = "" if name in DESCRIPTIONS else result["step"]  # a baseline has no step
             count = row.get("targets", "")
             rows[name, protocol] = (name, _value(row, unit), unit, count, step, protocol)
     return list(rows.values())
 
 
 def comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
-    """Settings that differ, main results, curves in one figure, and why results do not compare."""
+    """Compares results, settings and curves of runs, and lists differences in text or protocol."""
     rows = [(one.folder, *one.score) for one in runs]
     mains = [result for one in runs if (result := one.main_result)]
     found: dict[str, set[Any]] = {
@@ -244,13 +244,13 @@ def comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 def analyses(workdir: str) -> list[dict[str, Any]]:
-    """Heading, caption, images and JSON of each analysis whose files are in the workdir."""
+    """Returns heading, caption, images and JSON of each analysis whose files are in the workdir."""
     sections = []
     for name, heading, caption in REPORT_SECTIONS:
         path, text = os.path.join(workdir, f"{name}.json"), ""
         if os.path.exists(path):
             if (value := _read_object(path)) is None:
-                _warn(f"{path}: is damaged and left out of the page")
+                _warn(f"{path}: is damaged, and is left out of the page")
             else:
                 text = json.dumps(value, indent=1, ensure_ascii=False)
         text = text if len(text) < LARGEST_JSON else ""
@@ -261,7 +261,7 @@ def analyses(workdir: str) -> list[dict[str, Any]]:
 
 
 def saved_figures(workdir: str, prefix: str) -> list[dict[str, str]]:
-    """The figures of a workdir whose names start with ``prefix``; small ones as SVG."""
+    """Reads the figures whose names start with ``prefix``. Small figures are SVGs, others PNGs."""
     images = []
     for png in sorted(glob.glob(os.path.join(glob.escape(workdir), f"{prefix}*.png"))):
         svg = png.removesuffix("png") + "svg"
@@ -272,9 +272,9 @@ def saved_figures(workdir: str, prefix: str) -> list[dict[str, str]]:
 
 
 def curves(runs: Sequence[tuple[str, list[dict[str, Any]]]], unit: Unit) -> dict[str, str]:
-    """Loss, learning rate, gradient norm and tokens/s over steps as an image.
+    """Plots loss, learning rate, gradient norm and tokens per second over steps.
 
-    ``runs``: names and records; each run has a colour.
+    ``runs`` has the names and the records of the runs. Each run has its own colour.
     """
     figure = new_figure(10, 7)
     grid = figure.add_gridspec(2, 3, height_ratios=(2, 1))
@@ -309,7 +309,7 @@ def _line(axes: Any, found: list[dict[str, Any]], key: str, style: str, **more: 
 
 
 def _image(data: bytes, kind: str, name: str) -> dict[str, str]:
-    """``alt`` and ``src`` of an image that is part of the page."""
+    """Returns ``alt`` and ``src`` of an image that is embedded in the page."""
     return {"alt": name, "src": f"data:image/{kind};base64,{base64.b64encode(data).decode()}"}
 
 
@@ -319,12 +319,12 @@ def _warn(*texts: str) -> None:
 
 
 def _value(row: Mapping[str, Any], unit: Unit) -> str:
-    """The result of a row as text; one that is not finite is stored as null."""
+    """Formats the result of a row. A result that is not finite is stored as null."""
     return "not finite" if row[unit] is None else format_value(row[unit], unit)
 
 
 def _text(value: Any) -> str:
-    """A value in a table as text."""
+    """Formats a value of a table as text."""
     if isinstance(value, list):
         return ", ".join(map(_text, value))
     return f"{value:,}" if type(value) is int else str(value)

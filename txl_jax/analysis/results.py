@@ -1,4 +1,4 @@
-"""The files of an analysis: JSON, CSV, arrays and figures."""
+"""Writes the files of an analysis: JSON, CSV, arrays and figures."""
 
 import io
 import os
@@ -18,10 +18,11 @@ DPI = 120
 
 
 def write_results(workdir: str, last_line: str, files: Mapping[str, Any]) -> str:
-    """Writes the files of an analysis; returns its last line, or prints it if a file fails.
+    """Writes the files of an analysis. Returns ``last_line``, or prints it if a file has an error.
 
-    ``files``: contents by name. ``.json``: an object; ``.csv``: rows of equal keys; ``.npz``:
-    arrays by name; without an ending: a function that gives a figure for PNG and SVG, or ``None``.
+    ``files`` maps names to contents. A ``.json`` file has an object, a ``.csv`` file has rows with
+    the same keys, and a ``.npz`` file has arrays by name. A name without a suffix has a function
+    that draws a figure, which is saved as PNG and SVG, or ``None``.
     """
     with print_on_error(last_line):
         for name, content in files.items():
@@ -39,27 +40,27 @@ def write_results(workdir: str, last_line: str, files: Mapping[str, Any]) -> str
 
 
 def write_arrays(path: str, arrays: Mapping[str, Any]) -> None:
-    """Writes a compressed ``.npz`` of arrays by name, whole or not at all."""
+    """Writes arrays by name into a compressed ``.npz`` file, which is never partly written."""
     data = io.BytesIO()
     np.savez_compressed(data, **arrays)
     atomic_write(path, data.getvalue())
 
 
 def new_figure(width: float = 8, height: float = 5) -> "Figure":
-    """An empty figure without a window; width and height in inches."""
+    """Creates an empty figure without a window. The width and the height are in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
 
 
 def save_figure(figure: "Figure", folder: str, name: str) -> None:
-    """Writes ``name.png`` and ``name.svg`` in a folder; the same figure gives the same bytes."""
+    """Writes ``name.png`` and ``name.svg`` into a folder. Equal figures give equal bytes."""
     for kind in ("png", "svg"):
         atomic_write(os.path.join(folder, f"{name}.{kind}"), figure_bytes(figure, kind, name))
 
 
 def figure_bytes(figure: "Figure", kind: str, name: str) -> bytes:
-    """The figure as a ``png`` or ``svg`` file; ``name`` makes the ids in an SVG unique."""
+    """Returns a figure as the bytes of a PNG or SVG. ``name`` makes the ids in an SVG unique."""
     import matplotlib
 
     data = io.BytesIO()
@@ -69,7 +70,7 @@ def figure_bytes(figure: "Figure", kind: str, name: str) -> bytes:
 
 
 def describe_model(trained: TrainedModel) -> str:
-    """The model in a few words for a title: name, attention, layers, parameters, step."""
+    """Describes a model for a title: name, attention, layers, parameters, step."""
     c, count = trained.config.model, parameter_count(trained.params)
     size = f"{count / 1e6:.1f}M" if count >= 1e5 else f"{count:,}"
     return (

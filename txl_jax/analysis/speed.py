@@ -1,16 +1,16 @@
-"""Table 9 of the paper: evaluation with memory against a vanilla model's sliding windows.
+"""Compares the speed of evaluation with memory and with sliding windows (paper, table 9).
 
-One stream; every token is predicted from the L tokens before and including it. Seconds per token of
+One stream is scored. Each token is predicted from L tokens. Three programs are timed:
 
     memory      segments with memory L and window L, in the loop of ``--mode=evaluate``
     windows     a vanilla model (``attention="absolute"``, no memory) with a window of L tokens for
-                each token: several windows at a time, masked blocks of keys skipped, and the last
-                layer for the last position only
-    recomputed  the same, but all layers for all positions, one window at a time, all scores at
-                once, as the paper's baseline did
+                each token: several windows at a time, without masked blocks of keys, and with the
+                last layer only at the last position
+    recomputed  the vanilla model with all layers at all positions, one window at a time and all
+                scores at once, like the paper's baseline
 
-Weights and tokens are random. Beside the measured ratios the mode prints the paper's (a 24-layer
-model on a GPU) and the ratio of floating-point operations.
+Weights and tokens are random. The mode prints the measured ratios, the paper's ratios (a 24-layer
+model on a GPU), and the ratios of floating-point operations.
 """
 
 import dataclasses
@@ -39,14 +39,14 @@ from txl_jax.parallel.device_memory import check_memory
 from txl_jax.parallel.shardings import make_mesh
 
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
-"""Table 9, *paper*: how many times slower the vanilla model was at each attention length."""
+"""How many times slower the vanilla model is at each attention length (table 9, *paper*)."""
 
 Program = Callable[[], float]
-"""Works, waits for the end and returns the seconds of one unit: an update, a segment, a token."""
+"""A function that runs work to its end, and returns the seconds per update, segment or token."""
 
 
 def run(trained: TrainedModel, workdir: str) -> str:
-    """Measures a trained model's shape (``--mode=speed``), prints and writes ``speed.json``."""
+    """Measures models with the shape of a trained model. Prints rows and writes ``speed.json``."""
     check_outputs(workdir, "speed")
     shape = dataclasses.replace(trained.config.model, attention="relative", n_positions=None)
     check_size(trained)
@@ -62,7 +62,7 @@ def run(trained: TrainedModel, workdir: str) -> str:
 
 
 def check_size(trained: TrainedModel) -> None:
-    """Raises ConfigError where the longest windows, or memory, do not fit the device's memory."""
+    """Raises ConfigError if the longest windows or memories exceed the memory of the device."""
     exp, c = trained.config, trained.config.speed
     longest, keys = c.lengths[-1], ("speed.lengths", "speed.seg_len", "speed.windows")
     all_scores = dataclasses.replace(exp.model, kernel="reference")
@@ -72,7 +72,7 @@ def check_size(trained: TrainedModel) -> None:
 
 
 def measure_rows(c: TransformerXLConfig, settings: SpeedConfig) -> Iterator[dict[str, Any]]:
-    """The table's rows, each as soon as it is measured; times in seconds per token."""
+    """Yields each row of the table when it is measured, with times in seconds per token."""
     for length in settings.lengths:
         programs = {
             "memory": with_memory(c, length, settings.seg_len),
@@ -93,7 +93,7 @@ def measure_rows(c: TransformerXLConfig, settings: SpeedConfig) -> Iterator[dict
 def time_alternating(
     programs: Mapping[str, Program], rounds: int, warm_up: int = 2
 ) -> dict[str, list[float]]:
-    """Seconds of each program in each round; they alternate, so a busy machine slows all alike."""
+    """Times programs in alternation, so that a busy machine slows all equally. Returns seconds."""
     seconds: dict[str, list[float]] = {name: [] for name in programs}
     for _ in range(warm_up + rounds):
         for name, program in programs.items():
@@ -102,14 +102,14 @@ def time_alternating(
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Seconds until the result of ``work`` is ready."""
+    """Measures the seconds until the result of ``work`` is ready."""
     start = time.perf_counter()
     jax.block_until_ready(work())
     return time.perf_counter() - start
 
 
 def summary(seconds: list[float]) -> dict[str, float]:
-    """Median, quartiles and extremes."""
+    """Returns the median, the quartiles and the extremes of times in seconds."""
     ordered = sorted(seconds)
     quarter = len(ordered) // 4
     return {
@@ -123,12 +123,12 @@ def summary(seconds: list[float]) -> dict[str, float]:
 
 
 def ratio(slow: list[float], fast: list[float]) -> dict[str, float]:
-    """The ratio slow / fast of each round, summarized by :func:`summary`."""
+    """Returns the :func:`summary` of the ratios slow / fast of all rounds."""
     return summary([a / b for a, b in zip(slow, fast, strict=True)])
 
 
 def format_row(row: dict[str, Any]) -> str:
-    """A row as text."""
+    """Formats a row of the table as text."""
     ms = {name: 1e3 * seconds["median"] for name, seconds in row["seconds_per_token"].items()}
     times, operations = row["windows_over_memory"]["median"], row["operations"]
     paper = f"; paper {row['paper']}" if row["paper"] else ""
@@ -141,7 +141,7 @@ def format_row(row: dict[str, Any]) -> str:
 
 
 def with_memory(c: TransformerXLConfig, length: int, seg_len: int) -> Program:
-    """Evaluation of one stream with memory and window of ``length``; seconds per token."""
+    """Builds a program that scores one stream with memory ``length``, in seconds per token."""
     lengths: dict[str, Any] = {"seg_len": seg_len, "mem_len": length}
     protocol = ProtocolConfig(batch_size=1, same_length="pytorch", clamp_len=-1, **lengths)
     cfg = dataclasses.replace(c, scan_layers=False)
@@ -150,7 +150,7 @@ def with_memory(c: TransformerXLConfig, length: int, seg_len: int) -> Program:
 
 
 def scoring(c: TransformerXLConfig, p: ProtocolConfig, params: Any, segments: int) -> Program:
-    """Scores ``segments`` segments, after two that are not timed; seconds per segment."""
+    """Builds a program that scores ``segments`` segments, after two that are not timed."""
     text = random_tokens(p.batch_size * p.seg_len * (segments + 2) + 1, c.vocab_size)
     evaluator = Evaluator(c, p, text, make_mesh(MeshConfig(), c, p.batch_size))
 
@@ -163,7 +163,7 @@ def scoring(c: TransformerXLConfig, p: ProtocolConfig, params: Any, segments: in
 
 
 def random_params(c: TransformerXLConfig) -> Any:
-    """Small random parameters of the model's shapes."""
+    """Draws small random parameters with the shapes of the model."""
     shapes, treedef = jax.tree.flatten(param_shapes(c))
     keys = jax.random.split(jax.random.key(0), len(shapes))
     normal = lambda key, x: 0.02 * jax.random.normal(key, x.shape)
@@ -172,14 +172,14 @@ def random_params(c: TransformerXLConfig) -> Any:
 
 
 def random_tokens(count: int, vocab_size: int | None) -> np.ndarray:
-    """Token ids int32 [count], Zipf-distributed so that clusters of rare words get their share."""
+    """Draws token ids, int32 [count], from a Zipf distribution, like words of a text."""
     assert vocab_size is not None
     rank = np.exp(np.random.default_rng(0).uniform(0, np.log(vocab_size), count))
     return np.minimum(rank.astype(np.int32), vocab_size - 1)
 
 
 def sliding_windows(c: TransformerXLConfig, length: int, windows: int, efficient: bool) -> Program:
-    """Predicts ``windows`` successive tokens, each from its own window; seconds per token."""
+    """Builds a program that predicts ``windows`` successive tokens, each from its own window."""
     model = vanilla(c, efficient)
     text = random_tokens(length + windows, c.vocab_size)
     inputs = jnp.stack([text[i : i + length] for i in range(windows)])
@@ -189,14 +189,14 @@ def sliding_windows(c: TransformerXLConfig, length: int, windows: int, efficient
 
 
 def vanilla(c: TransformerXLConfig, efficient: bool) -> TransformerXL:
-    """A model of the same widths and layers, without memory and with absolute positions."""
+    """Builds a model with the same widths and layers, but absolute positions and no memory."""
     changes: dict[str, Any] = {"attention": "absolute", "same_length": False, "clamp_len": -1}
     changes |= {"kernel": "xla" if efficient else "reference", "n_positions": None}
     return TransformerXL(dataclasses.replace(c, scan_layers=False, **changes))
 
 
 def window_nll(model: TransformerXL, efficient: bool) -> Callable[..., Any]:
-    """``(params, inputs [B,L], targets [B,1]) -> nll`` [B,1] of the token after each window."""
+    """Builds a function of params, inputs [B,L] and targets [B,1] that returns losses [B,1]."""
     cfg = model.cfg
 
     def last_position(self: TransformerXL, inputs, targets):
@@ -223,14 +223,14 @@ def window_nll(model: TransformerXL, efficient: bool) -> Callable[..., Any]:
 
 
 def memory_flops(c: TransformerXLConfig, length: int, seg_len: int) -> float:
-    """Operations per token with memory: projected once, K = L + T scores of three products."""
+    """Counts operations per token with memory: one projection, and three products per score."""
     nh, k = c.n_head * c.d_head, length + seg_len
     layer = 8 * c.d_model * nh + 6 * k * nh + 4 * c.d_model * c.d_inner
     return c.n_layer * layer + 2.0 * c.d_model * (c.vocab_size or 0)
 
 
 def window_flops(c: TransformerXLConfig, length: int) -> float:
-    """Operations per token of efficient windows; groups of queries are model/kernels/xla.py's."""
+    """Counts operations per token of efficient windows, in the query groups of kernels/xla.py."""
     nh, group = c.n_head * c.d_head, group_size(length, SHORT_GROUP.get(jax.default_backend()))
     starts = range(0, length, group)
     keys_read = sum(min(start + group, length) * min(group, length - start) for start in starts)

@@ -1,4 +1,4 @@
-"""Converts models of other programs, and exports this project's own.
+"""Converts models of other programs, and exports models of this project.
 
 Example:
   >>> from txl_jax import convert

@@ -1,4 +1,4 @@
-"""The command that converts other programs' models into workdirs, and exports workdirs.
+"""The command that converts models of other programs into workdirs, and exports workdirs.
 
     python -m txl_jax.convert state.safetensors --args=args.json --vocab=vocab.txt --workdir=DIR
     python -m txl_jax.convert checkpoint_best.pt --format=nvidia --workdir=DIR
@@ -6,7 +6,7 @@
     python -m txl_jax.convert model.ckpt-0 --args=flags.json --vocab=vocab.txt --workdir=DIR
     python -m txl_jax.convert --export=OUT --workdir=DIR
 
-Every setting that is not the model's is a flag: ``--config.evaluate.seg_len=64``.
+Flags such as ``--config.evaluate.seg_len=64`` change settings other than those of the model.
 """
 
 import argparse
@@ -31,15 +31,15 @@ KNOWN_ERRORS = (ModelFormatError, ConfigError, DataError, CheckpointError, Workd
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """The flags and the overrides of settings; exits with 2 if flags contradict each other."""
+    """Parses the flags and the overrides of settings. Exits with status 2 if flags conflict."""
     p = argparse.ArgumentParser("python -m txl_jax.convert", allow_abbrev=False)
     p.add_argument("source", nargs="?", help="state file, TF checkpoint prefix, or folder")
-    p.add_argument("--workdir", required=True, help="new folder to write; with --export: to read")
+    p.add_argument("--workdir", required=True, help="new folder; with --export: folder to read")
     p.add_argument("--format", choices=get_args(Format), help="the program that wrote the source")
     p.add_argument("--args", help="JSON file with the constructor's arguments")
-    p.add_argument("--vocab", help="vocabulary: one symbol a line, or JSON")
+    p.add_argument("--vocab", help="vocabulary file: one symbol per line, or JSON")
     p.add_argument("--corpus", help="name of a corpus with this vocabulary")
-    p.add_argument("--path", help="where the corpus is")
+    p.add_argument("--path", help="path of the corpus")
     p.add_argument("--export", metavar="OUT", help="write the workdir's model into this new folder")
     p.add_argument("--step", default="best", help="checkpoint to export: best, latest or a number")
     overrides, rest, arguments = {}, [], iter(argv)
@@ -56,7 +56,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     if (flags.source is None) == (flags.export is None):
         p.error("name either a SOURCE to convert, or a folder to --export to")
     if flags.export and (flags.format or flags.args or flags.vocab or flags.corpus or overrides):
-        p.error("--export goes with --workdir and --step alone")
+        p.error("--export allows no other flags than --workdir and --step")
     if flags.vocab and flags.corpus:
         p.error("--vocab and --corpus are two vocabularies; give one")
     if flags.path and not flags.corpus:
@@ -65,7 +65,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
 
 
 def main(argv: list[str]) -> int:
-    """Converts or exports; returns the exit code."""
+    """Converts or exports a model. Returns the exit code."""
     flags, overrides = parse(argv)
     interrupts.restore_keyboard_interrupt()
     logging.set_verbosity(logging.ERROR)

@@ -1,4 +1,4 @@
-"""What the formats share: other programs' arguments as settings, and a layer's parameters."""
+"""Functions for all formats: they convert constructor arguments and the parameters of a layer."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -18,10 +18,12 @@ SHAPE = ("n_layer", "d_model", "n_head", "d_head", "d_inner")
 def take_settings(
     args: dict[str, Any], what: str, *names: str, size: str = "n_token", **defaults: Any
 ) -> dict[str, Any]:
-    """Takes out of ``args`` the settings that every program has, and others by ``names``.
+    """Removes settings from ``args`` and returns them under the names of this project.
 
-    ``defaults`` are others whose defaults differ from ours. ``size`` names the vocabulary's size.
-    Raises ModelFormatError where it or one of :data:`SHAPE` is missing; ``what`` says of what.
+    These are the settings of all programs, those in ``names``, and those in ``defaults``, whose
+    default values differ from this project's. ``size`` is the name of the vocabulary's size. If
+    this size or one of :data:`SHAPE` is missing, raises ModelFormatError with the description
+    ``what``.
     """
     require(args, (size, *SHAPE), what)
     taken = {name: args.pop(name) for name in (*SHAPE, *names, *defaults) if name in args}
@@ -37,14 +39,14 @@ def take_settings(
 
 
 def require(args: Mapping[str, object], names: Iterable[str], what: str) -> None:
-    """Raises ModelFormatError if a name is missing; ``what`` says what the names are."""
+    """Raises ModelFormatError if a name is missing. ``what`` describes the names in the error."""
     missing = [name for name in names if name not in args]
     if missing:
         raise ModelFormatError(f"{what} are missing: {quoted(missing)}")
 
 
 def require_one_of(argument: str, value: object, supported: Iterable) -> None:
-    """Raises ModelFormatError, naming argument, value and the supported values, for any other."""
+    """Raises ModelFormatError, with all supported values, if the argument's value is another."""
     if value not in supported:
         raise ModelFormatError(
             f"{argument} = {value!r} is not supported; supported: {quoted(supported)}"
@@ -52,14 +54,14 @@ def require_one_of(argument: str, value: object, supported: Iterable) -> None:
 
 
 def quoted(names: Iterable) -> str:
-    """Names in quotes, separated by commas."""
+    """Returns names in quotes, separated by commas."""
     return ", ".join(repr(name) for name in names)
 
 
 def check_convertible(c: TransformerXLConfig) -> None:
-    """Raises ModelFormatError for a model that no other program can have."""
+    """Raises ModelFormatError if the model has settings that no other program has."""
     if c.vocab_size is None:
-        raise ModelFormatError("cfg.vocab_size is None: a model of the original has a vocabulary")
+        raise ModelFormatError("cfg.vocab_size is None: a converted model needs a vocabulary size")
     for key in ("mixtures", "past_decode"):
         value = getattr(c, key)
         if value != getattr(TransformerXLConfig, key):
@@ -70,9 +72,9 @@ def check_convertible(c: TransformerXLConfig) -> None:
 
 
 def parameter_clusters(c: TransformerXLConfig) -> list[tuple[str, Cluster]]:
-    """The clusters with parameters of their own, each with the suffix of its names here.
+    """Returns the clusters with separate parameters, each with the suffix of its parameter names.
 
-    With ``div_val`` 1 there is a single one of all words, whatever the cutoffs.
+    With ``div_val`` 1, all words share one cluster, independent of the cutoffs.
     """
     parts = clusters(c)
     if c.div_val > 1:
@@ -81,7 +83,7 @@ def parameter_clusters(c: TransformerXLConfig) -> list[tuple[str, Cluster]]:
 
 
 def projected_outputs(c: TransformerXLConfig) -> list[tuple[int, int, bool]]:
-    """Number and width of clusters with an output projection; whether it is the input's."""
+    """Lists clusters with an output projection: index, width, whether the embedding shares it."""
     parts = [(i, part.width) for i, part in enumerate(clusters(c)) if part.projected]
     return [(i, width, i < len(c.tie_projs) and c.tie_projs[i]) for i, width in parts]
 
@@ -89,10 +91,11 @@ def projected_outputs(c: TransformerXLConfig) -> list[tuple[int, int, bool]]:
 def take_layer(
     tensors: Tensors, c: TransformerXLConfig, names: dict[str, str], prefix: str, transposed: bool
 ) -> dict[str, Any]:
-    """Takes the parameters of a layer that every program has.
+    """Takes those parameters of a layer that all programs have.
 
-    ``names``: of each parameter by its path here, without the layer's ``prefix``. ``qkv`` holds
-    queries, keys and values; without memory ``q`` and ``kv`` do. ``transposed``: kernels [out, in].
+    ``names`` maps parameter paths of this project to tensor names without the layer's ``prefix``.
+    ``qkv`` holds queries, keys and values. Without memory, ``q`` and ``kv`` hold them. If
+    ``transposed`` is set, kernels are stored as [out, in].
     """
     d, n, f = c.d_model, c.n_head, c.d_inner
     heads = n * c.d_head

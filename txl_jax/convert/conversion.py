@@ -1,6 +1,6 @@
-"""A model of another program as a workdir, ready to be scored and sampled from.
+"""Converts a model of another program into a workdir for evaluation and generation.
 
-check all that needs no tensors ──▶ read them ──▶ convert ──▶ write
+check the arguments ──▶ read the tensors ──▶ convert the tensors ──▶ write the workdir
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ HUGGINGFACE_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 class Program(NamedTuple):
-    """How a program's models are converted; ``mem_len``: M if the arguments do not give it."""
+    """Functions that convert a program's models, and ``mem_len``, the M of models without one."""
 
     config: Callable[[Mapping[str, Any]], TransformerXLConfig]
     params: Callable[[Mapping[str, Any], TransformerXLConfig], dict[str, Any]]
@@ -54,18 +54,18 @@ PROGRAMS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to convert, and where to write it.
+    """A request to convert a model and to write it into a workdir.
 
     Attributes:
-      source: a file with tensors, a TF checkpoint's prefix, a folder of Hugging Face's or an
-        exported one.
-      workdir: new or empty.
-      format: the program that wrote the source; ``None``: see :func:`detect`.
-      args: arguments of the program's constructor; they override those in the source. ``tgt_len``,
-        ``mem_len``, ``ext_len``, ``clamp_len`` and ``same_length`` decide how it is evaluated.
-      vocab: file with the vocabulary, see :func:`~txl_jax.convert.files.vocab_from_file`.
-      data: settings of a corpus to evaluate on; its vocabulary replaces a missing ``vocab``.
-      overrides: other settings of the experiment by dotted key; none of the model.
+      source: a file with tensors, the prefix of a TF checkpoint, a Hugging Face folder, or a folder
+        with an exported model.
+      workdir: a new or empty folder.
+      format: the program that wrote the source, or ``None`` to use :func:`detect`.
+      args: constructor arguments, which override those in the source. ``tgt_len``, ``mem_len``,
+        ``ext_len``, ``clamp_len`` and ``same_length`` determine the evaluation protocol.
+      vocab: a file for :func:`~txl_jax.convert.files.vocab_from_file`.
+      data: settings of the corpus for evaluation. It gives the vocabulary if ``vocab`` is missing.
+      overrides: other settings of the experiment by dotted key, except settings of the model.
     """
 
     source: str
@@ -78,25 +78,25 @@ class Request:
 
 
 def to_workdir(request: Request) -> TransformerXLConfig:
-    """Converts a model into a workdir that :func:`txl_jax.load` opens; returns its configuration.
+    """Converts a model into a workdir for :func:`txl_jax.load`. Returns the model's configuration.
 
     Raises:
       ModelFormatError, ConfigError, DataError, WorkdirError: the request, a file, a tensor, a
-        setting, the corpus or the vocabulary cannot be used; nothing is written.
-      CheckpointError: the workdir cannot be written; it gets no ``config.json``.
+        setting, the corpus or the vocabulary cannot be used. Nothing is written.
+      CheckpointError: the workdir cannot be written. It has no ``config.json``.
     """
     r = request
     require_empty_folder(r.workdir)
     for key in r.overrides:
         if key.partition(".")[0] == "model":
-            raise ModelFormatError(f"{key}: the source defines the model; use its program's args")
+            raise ModelFormatError(f"{key}: the source defines the model; give its args instead")
     if r.format not in (None, *get_args(Format)):
         raise ModelFormatError(f"format {r.format!r}: must be one of {', '.join(get_args(Format))}")
     name = r.format or detect(r.source)
     if name == "txl_jax":
         return _exported_to_workdir(r)
     program, corpus, vocab = PROGRAMS[name], None, None
-    complete = name == "nvidia" and r.source.endswith(TORCH)  # has its arguments and vocabulary
+    complete = name == "nvidia" and r.source.endswith(TORCH)  # includes arguments and vocabulary
     args = None if complete else _constructor_args(r, name)
     if r.data is not None:
         data = {k: v for k, v in r.overrides.items() if k.startswith("data.")}
@@ -109,20 +109,20 @@ def to_workdir(request: Request) -> TransformerXLConfig:
         vocab = vocab_from_file(vocab_file)
     elif not complete:
         raise ModelFormatError(
-            f"{r.source}: has no vocabulary that can be read; name a file or a corpus"
+            f"{r.source}: has no readable vocabulary; name a vocabulary file or a corpus"
         )
     if args is not None:
-        _experiment(r, program, args, vocab)  # raises what can be known before the tensors are read
+        _experiment(r, program, args, vocab)  # raises errors before the tensors are read
     stored = read(_tensor_file(r.source, name), wanted=is_parameter)
     if args is None:
         if stored.args is None:
-            raise ModelFormatError(f"{r.source}: has no model_config; give args, the constructor's")
+            raise ModelFormatError(f"{r.source}: has no model_config; give the constructor's args")
         args = {**stored.args, **(r.args or {})}
     if name == "pytorch" and "impl" not in args and is_nvidia(stored.tensors):
-        raise ModelFormatError(f"{r.source}: has the names of NVIDIA's program: format nvidia")
+        raise ModelFormatError(f"{r.source}: has NVIDIA's tensor names; give the format nvidia")
     if vocab is None:
         if stored.symbols is None:
-            raise ModelFormatError(f"{r.source}: has no vocabulary in it; name a file or a corpus")
+            raise ModelFormatError(f"{r.source}: has no vocabulary; name a file or a corpus")
         vocab = Vocab.from_symbols(stored.symbols)
     exp = _experiment(r, program, args, vocab)
     params = program.params(stored.tensors, exp.model)
@@ -132,7 +132,7 @@ def to_workdir(request: Request) -> TransformerXLConfig:
 
 
 def detect(source: str) -> Format:
-    """The program that wrote a source; raises ModelFormatError if the source does not exist."""
+    """Detects the program that wrote a source. Raises ModelFormatError if there is no source."""
     if is_tensorflow(source):
         return "tensorflow"
     if os.path.isdir(source):
@@ -148,8 +148,8 @@ def _constructor_args(r: Request, name: str) -> dict[str, Any]:
         return {**read_json(os.path.join(folder, CONFIG)), **(r.args or {})}
     if r.args is None:
         raise ModelFormatError(
-            f"{r.source}: format {name} needs args, the arguments of its constructor: n_token,"
-            " n_layer, n_head, d_model, d_head, d_inner and those that differ from its defaults"
+            f"{r.source}: format {name} needs args, the constructor's arguments: n_token, n_layer,"
+            " n_head, d_model, d_head, d_inner and all that differ from the constructor's defaults"
         )
     return dict(r.args)
 
@@ -166,11 +166,11 @@ def _tensor_file(source: str, name: str) -> str:
 def _experiment(
     r: Request, program: Program, args: Mapping[str, Any], vocab: Vocab | None
 ) -> ExperimentConfig:
-    """The experiment of a converted model, evaluated as its own program would do it."""
+    """Returns the experiment of a converted model, with the protocol of the original program."""
     model = program.config(args)
     if vocab is not None and len(vocab) != model.vocab_size:
         raise ModelFormatError(
-            f"the vocabulary has {len(vocab)} symbols, and the model has {model.vocab_size}"
+            f"the vocabulary has {len(vocab)} symbols, but the model has {model.vocab_size}"
         )
     given = args.get("mem_len")
     mem_len = 0 if model.memory_free else program.mem_len if given is None else given
@@ -193,7 +193,7 @@ def _experiment(
 
 
 def _likely_corpus(vocab: Vocab) -> dict[str, Any]:
-    """Settings of the corpus that a vocabulary probably belongs to, else of a user's own text."""
+    """Guesses the corpus of a vocabulary, and returns its settings or those of a user's text."""
     if vocab.kind in ("letter", "sentence"):
         return {"name": "text8" if vocab.kind == "letter" else "lm1b"}
     if vocab.kind == "word" and len(vocab) == WT103_SYMBOLS:
@@ -207,7 +207,7 @@ def _likely_corpus(vocab: Vocab) -> dict[str, Any]:
 def _exported_to_workdir(r: Request) -> TransformerXLConfig:
     for name in ("args", "vocab"):
         if getattr(r, name) is not None:
-            raise ModelFormatError(f"{name}: an exported model has its own; leave it out")
+            raise ModelFormatError(f"{name}: an exported model already has {name}; leave it out")
     trained = load_exported(r.source)
     exp = trained.config
     if r.data is not None:
@@ -222,7 +222,7 @@ def _exported_to_workdir(r: Request) -> TransformerXLConfig:
 def _write(
     workdir: str, exp: ExperimentConfig, vocab: Vocab, params: Any, described: Any, origin: Any
 ) -> None:
-    """Writes the workdir, ``config.json`` last: without it a folder is no workdir."""
+    """Writes the workdir. ``config.json`` is last, because a folder without it is not a workdir."""
     with Checkpoints(workdir, CheckpointConfig()) as checkpoints:
         on_device = jax.tree.map(jax.numpy.asarray, params)
         checkpoints.save_params(origin["step"], on_device, {"config": exp.to_dict()})

@@ -1,8 +1,8 @@
-"""Reads tensors and vocabularies of other programs, and never unpickles arbitrary objects.
+"""Reads tensors and vocabularies of other programs without unpickling arbitrary objects.
 
-.safetensors         safetensors
-.pt .pth .bin        torch (optional), with ``weights_only``: tensors and plain containers
-a TF checkpoint      tensorflow (optional); named by its prefix, ``model.ckpt-0``, or its folder
+.safetensors         read with safetensors
+.pt .pth .bin        read with torch (optional) and ``weights_only``: tensors, plain containers
+a TF checkpoint      read with tensorflow (optional); given as a prefix, ``model.ckpt-0``, or folder
 """
 
 import argparse
@@ -19,13 +19,13 @@ from txl_jax.data.vocab import Vocab
 
 TORCH = (".pt", ".pth", ".bin")
 NESTED = ("model_state", "state_dict", "model_state_dict", "model")
-"""Keys of the tensors in a checkpoint that holds more; the first is NVIDIA's."""
+"""The keys under which a checkpoint may hold its tensors. NVIDIA's code uses the first one."""
 VOCABULARIES = ("vocab.json", "vocab.txt", "vocab.bin")
-"""Files of a folder that may hold its vocabulary, in order of preference."""
+"""The names of vocabulary files in a folder, in the order of preference."""
 
 
 class Stored(NamedTuple):
-    """A model's tensors, and its constructor's arguments, symbols and step if the file has them."""
+    """A model's tensors, and its constructor arguments, symbols and step if the file has them."""
 
     tensors: dict[str, np.ndarray]
     args: dict[str, Any] | None = None
@@ -34,14 +34,14 @@ class Stored(NamedTuple):
 
 
 class Attributes:
-    """Replaces an object of another program's class and gets its attributes."""
+    """Stands for an object of another program's class, with the object's attributes."""
 
 
 def read(path: str, wanted: Callable[[str], bool] = lambda name: True) -> Stored:
-    """Reads a file, whose ending names its format, or a TF checkpoint by its prefix or folder.
+    """Reads a file in the format of its suffix, or a TF checkpoint given as a prefix or folder.
 
-    ``wanted``: which variables of a TF checkpoint to read. Raises ModelFormatError if the file does
-    not exist, is damaged, has another format or pickled objects, or a package is not installed.
+    ``wanted`` selects the variables of a TF checkpoint. Raises ModelFormatError if the file is
+    missing or damaged, has another format or pickled objects, or needs a package that is missing.
     """
     if is_tensorflow(path):
         return Stored(_read_tensorflow(path, wanted))
@@ -56,7 +56,7 @@ def read(path: str, wanted: Callable[[str], bool] = lambda name: True) -> Stored
 
 
 def is_tensorflow(path: str) -> bool:
-    """Whether this is the prefix of a TF checkpoint, or a folder with one."""
+    """Tells whether a path is the prefix of a TF checkpoint, or a folder with a TF checkpoint."""
     return os.path.isfile(path + ".index") or os.path.isfile(os.path.join(path, "checkpoint"))
 
 
@@ -65,9 +65,9 @@ def _read_tensorflow(path: str, wanted: Callable[[str], bool]) -> dict[str, np.n
         import tensorflow
     except ImportError as error:
         raise ModelFormatError(
-            f"{path}: reading a TF checkpoint needs tensorflow, pip install"
-            " 'txl_jax[convert-tf]'. Or save the variables of tf.train.load_checkpoint by name with"
-            " safetensors.numpy.save_file where it is installed"
+            f"{path}: reading a TF checkpoint needs tensorflow; run pip install"
+            " 'txl_jax[convert-tf]'. Or, where tensorflow is installed, save the variables of"
+            " tf.train.load_checkpoint by name with safetensors.numpy.save_file"
         ) from error
     try:
         reader = tensorflow.train.load_checkpoint(path)
@@ -78,37 +78,36 @@ def _read_tensorflow(path: str, wanted: Callable[[str], bool]) -> dict[str, np.n
 
 
 def load_torch(path: str) -> Any:
-    """The content of a torch file; raises ModelFormatError for more than tensors and plain data."""
+    """Loads a torch file. Raises ModelFormatError if it has more than tensors and plain data."""
     try:
         import torch
     except ImportError as error:
         raise ModelFormatError(
-            f"{path}: reading it needs torch, pip install 'txl_jax[convert-torch]'. Or call"
-            " safetensors.torch.save_file(model.state_dict(), 'model.safetensors') where torch is"
-            " installed"
+            f"{path}: reading this file needs torch; run pip install 'txl_jax[convert-torch]'. Or,"
+            " where torch is installed, call safetensors.torch.save_file(model.state_dict(),"
+            " 'model.safetensors')"
         ) from error
     safe: list[Any] = [argparse.Namespace, (Attributes, "utils.vocabulary.Vocab")]
     try:
         with torch.serialization.safe_globals(safe):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises what unpickling met, of many types
+    except Exception as error:  # errors of unpickling have many types
         reason = str(error).strip().partition("\n")[0]
         raise ModelFormatError(
             f"{path}: is damaged or holds more than tensors, and unpickling it could run any code"
-            f" ({reason}). If you trust the file, save the state of a whole model with the program"
-            " that made it: torch.save(torch.load(FILE, weights_only=False).state_dict(),"
-            " 'state.pt')"
+            f" ({reason}). If you trust the file, use the program that wrote it to save the model's"
+            " tensors: torch.save(torch.load(FILE, weights_only=False).state_dict(), 'state.pt')"
         ) from error
 
 
 def stored(loaded: Any, path: str) -> Stored:
-    """The model in the content of a torch file: a state, or a checkpoint that contains one."""
+    """Extracts the model from a loaded torch file: a state_dict, or a checkpoint with one."""
     content = loaded if isinstance(loaded, Mapping) else {}
     states = (content[key] for key in NESTED if isinstance(content.get(key), Mapping))
     tensors = next(states, content)
     if not tensors or not all(hasattr(value, "shape") for value in tensors.values()):
         raise ModelFormatError(
-            f"{path}: holds no state_dict, neither itself nor under {', '.join(NESTED)}"
+            f"{path}: is not a state_dict, and has none under the keys {', '.join(NESTED)}"
         )
     plain = lambda x: x.detach().float() if hasattr(x, "detach") else x  # bfloat16 to float32
     arrays = {
@@ -122,20 +121,21 @@ def stored(loaded: Any, path: str) -> Stored:
 
 
 def symbols_of(vocab: Any) -> list[str] | None:
-    """The symbols of the authors' vocabulary, a mapping or an object with ``idx2sym``."""
+    """Returns the symbols of the authors' vocabulary, a mapping or object with ``idx2sym``."""
     found = vocab if isinstance(vocab, Mapping) else getattr(vocab, "__dict__", {})
     symbols = found.get("idx2sym")
     return list(symbols) if isinstance(symbols, list | tuple) else None
 
 
 def vocab_from_file(path: str) -> Vocab:
-    """The vocabulary in a file.
+    """Reads the vocabulary in a file.
 
-    A text file has a symbol a line in the order of ids, in the line's first field, as the published
-    One Billion Word list. JSON is this project's ``vocab.json``, a list of symbols, or a mapping of
-    symbols to ids. A torch file (Hugging Face's ``vocab.bin``) is a mapping with ``idx2sym``.
+    A text file has one symbol per line in the order of ids. The symbol is the first field of the
+    line, as in the published One Billion Word list. A JSON file is this project's ``vocab.json``, a
+    list of symbols, or a mapping of symbols to ids. A torch file, such as Hugging Face's
+    ``vocab.bin``, is a mapping with ``idx2sym``.
 
-    Raises ModelFormatError if it cannot be read, DataError if it is no valid vocabulary.
+    Raises ModelFormatError if the file cannot be read, and DataError if it has no valid vocabulary.
     """
     if not os.path.isfile(path):
         raise ModelFormatError(f"vocabulary {path}: there is no such file")
@@ -160,15 +160,15 @@ def vocab_from_file(path: str) -> Vocab:
         return Vocab.from_json(content)
     if isinstance(content, dict):
         if sorted(content.values(), key=str) != sorted(range(len(content)), key=str):
-            raise ModelFormatError(f"vocabulary {path}: its ids are not 0 to {len(content) - 1}")
+            raise ModelFormatError(f"vocabulary {path}: its ids must be 0 to {len(content) - 1}")
         content = sorted(content, key=content.__getitem__)
     if not isinstance(content, list) or not all(isinstance(s, str) for s in content):
-        raise ModelFormatError(f"vocabulary {path}: must be a list of symbols, or symbols with ids")
+        raise ModelFormatError(f"vocabulary {path}: must be a list of symbols, or a map to ids")
     return Vocab.from_symbols(content)
 
 
 def vocab_in_folder(folder: str) -> str | None:
-    """The path of the vocabulary in a folder, if there is one."""
+    """Returns the path of the vocabulary file in a folder, or ``None``."""
     paths = [os.path.join(folder, name) for name in VOCABULARIES]
     return next((path for path in paths if os.path.isfile(path)), None)
 

@@ -1,12 +1,12 @@
-"""Hugging Face's TransfoXL (``transfo-xl-wt103``) as models of this project.
+"""Converts Hugging Face's TransfoXL (``transfo-xl-wt103``) to models of this project.
 
     config.json ──config_from_huggingface──▶ cfg
-    its state_dict, as numpy ──params_from_huggingface(·, cfg)──▶ params
+    state_dict of numpy arrays ──params_from_huggingface(·, cfg)──▶ params
 
-The library has the authors' PyTorch code with these differences: names begin with
-``transformer.``, each layer has u and v (even if all layers share them), tail i's logit is at
-column ``cutoffs[0]+i-1`` as in TF, and memory starts as zeros that are attended to. ``same_length``
-is PyTorch's, M keys. Only the relative form of attention exists.
+The library uses the authors' PyTorch code with some differences. Names begin with ``transformer.``.
+Each layer has u and v, even if all layers share them. The logit of tail i is in column
+``cutoffs[0]+i-1``, as in TF. Memory starts with zeros, to which queries attend. As in PyTorch,
+``same_length`` lets queries attend to M keys. Attention is always relative.
 """
 
 from collections.abc import Mapping
@@ -21,10 +21,11 @@ from txl_jax.convert.pytorch import params_from_pytorch
 
 
 def config_from_huggingface(config: Mapping[str, Any]) -> TransformerXLConfig:
-    """The configuration of the model that ``config.json``, keys of ``TransfoXLConfig``, describes.
+    """Converts a ``config.json`` with the keys of ``TransfoXLConfig`` to a model configuration.
 
-    ``tie_projs``, or else ``proj_share_all_but_first``, says which projections are tied. The
-    library's other keys are ignored. Raises ModelFormatError if a key is missing or not supported.
+    ``tie_projs`` selects the tied projections, or ``proj_share_all_but_first`` if it is missing.
+    Keys that do not affect the model are ignored. Raises ModelFormatError if a key is missing or
+    not supported.
     """
     c = {"clamp_len": 1000, **config}
     if "n_token" in c:
@@ -47,24 +48,24 @@ def config_from_huggingface(config: Mapping[str, Any]) -> TransformerXLConfig:
 def params_from_huggingface(
     state_dict: Mapping[str, np.ndarray], cfg: TransformerXLConfig
 ) -> dict[str, Any]:
-    """The parameters of ``TransformerXL(cfg)`` from a ``TransfoXLLMHeadModel``'s state.
+    """Converts the state of a ``TransfoXLLMHeadModel`` to parameters of ``TransformerXL(cfg)``.
 
-    ``cfg``: from :func:`config_from_huggingface`. Raises ModelFormatError as
+    ``cfg`` comes from :func:`config_from_huggingface`. Raises ModelFormatError for the errors of
     :func:`~txl_jax.convert.pytorch.params_from_pytorch`, for a state without the softmax
-    (``TransfoXLModel``), and for u and v that differ between layers with ``untie_r`` False.
+    (``TransfoXLModel``), and for u and v that differ between layers although ``untie_r`` is False.
     """
     state = dict(state_dict)
     for name in ("r_w_bias", "r_r_bias"):
         _merge_layers(state, name, cfg)
     renamed = {name.removeprefix("transformer."): array for name, array in state.items()}
     for name in ("crit.cluster_weight", "crit.cluster_bias"):
-        if name in renamed:  # to the order of the authors' PyTorch code
+        if name in renamed:  # reversed to the order of the authors' PyTorch code
             renamed[name] = np.asarray(renamed[name])[::-1]
     return params_from_pytorch(renamed, cfg)
 
 
 def _merge_layers(state: dict[str, np.ndarray], name: str, c: TransformerXLConfig) -> None:
-    """Moves a bias from every layer to the top, where PyTorch's code has it."""
+    """Joins the biases of all layers into one tensor, as in the authors' PyTorch code."""
     layers = [f"transformer.layers.{n}.dec_attn.{name}" for n in range(c.n_layer)]
     found = {layer: state.pop(layer) for layer in layers if layer in state}
     problems: list[str] = []
@@ -74,6 +75,6 @@ def _merge_layers(state: dict[str, np.ndarray], name: str, c: TransformerXLConfi
     else:
         for layer, bias in found.items():
             if not np.array_equal(bias, state.setdefault(f"transformer.{name}", bias)):
-                problems.append(f"{layer} differs from that of other layers, and untie_r is False")
+                problems.append(f"{layer} differs from other layers, although untie_r is False")
     if problems:
         raise ModelFormatError(f"the state does not fit the configuration: {problems[0]}")

@@ -1,22 +1,22 @@
-"""Models of the authors' PyTorch code, and of NVIDIA's port of it, as models of this project.
+"""Converts models of the authors' PyTorch code and of NVIDIA's port to models of this project.
 
     kwargs of MemTransformerLM ──config_from_pytorch──▶ cfg ──▶ TransformerXL(cfg)
-    its state_dict, as numpy ───params_from_pytorch(·, cfg)──▶ params ──▶ {"params": params}
+    state_dict of numpy arrays ─params_from_pytorch(·, cfg)──▶ params ──▶ {"params": params}
 
-Nothing here needs torch: :func:`params_from_pytorch` takes
+This module does not need torch: :func:`params_from_pytorch` takes
 ``{name: t.float().numpy() for name, t in model.state_dict().items()}``. :data:`LAYER` has the names
 of a layer's tensors. Other differences:
 
-    theirs                                              ours
+    original code                                       this project
     r_w_bias, r_r_bias       [N,H] or [L,N,H]           u, v; ``shaw``: u in its layer
     r_emb, r_bias            distance 0 in the last row distance, distance_bias: in row 0
-                             last token in the last row positions: the same (absolute_per_layer)
+    r_emb                    last token in the last row positions (absolute_per_layer): also there
     word_emb, crit                                      embedding.., softmax.. per cluster
-    crit.cluster_weight, cluster_bias [C,..]            rows reversed: there tail i's logit is
-                                                        column -i of the head, here cutoffs[0]+i-1
+    crit.cluster_weight, cluster_bias [C,..]            rows reversed: the logit of tail i is column
+      (the logit of tail i is column -i of the head)    cutoffs[0]+i-1 of the head
 
-With ``div_val`` 1 there is one embedding, and only output projections are per cluster. NVIDIA's
-``crit.shared_out_projs.i`` is a second name of the embedding's projections.
+With ``div_val`` 1, there is one embedding, and only output projections are per cluster. In NVIDIA's
+code, ``crit.shared_out_projs.i`` is a second name of the embedding's projections.
 """
 
 from collections.abc import Mapping
@@ -45,24 +45,24 @@ LAYER = {
     "norm_feed_forward/scale": "pos_ff.layer_norm.weight",
     "norm_feed_forward/bias": "pos_ff.layer_norm.bias",
 }
-"""The names of a layer's tensors after ``layers.i.``; a kernel is [out, in]."""
+"""The names of a layer's tensors after ``layers.i.``. Kernels have the shape [out, in]."""
 
 SAME_LENGTH: dict[str, Window] = {"kimiyoung": "pytorch", "nvidia": "tf"}
-"""``same_length=True`` in each code base: NVIDIA's lets a query attend to one key more."""
+"""The window of ``same_length=True`` in each code base. NVIDIA's window has one more key."""
 ATTENTION: tuple[AttentionForm, ...] = ("relative", "shaw", "absolute", "absolute_per_layer")
-"""The names here of the original's ``attn_type`` 0 to 3."""
+"""The names in this project of the original's ``attn_type`` 0 to 3."""
 LENGTHS = ("tgt_len", "ext_len", "mem_len")
-"""Their sum is the number of rows in the position table of ``shaw`` and ``absolute_per_layer``."""
+"""Lengths whose sum is the number of table rows for ``shaw`` and ``absolute_per_layer``."""
 IGNORED = ("adapt_inp", "dtype")
-"""Arguments that do not affect parameters; the second is NVIDIA's."""
+"""Arguments that do not affect the parameters. ``dtype`` exists only in NVIDIA's code."""
 
 
 def config_from_pytorch(constructor_args: Mapping[str, Any]) -> TransformerXLConfig:
-    """The configuration of the model that the original's constructor would build.
+    """Converts constructor arguments of the original to a model configuration.
 
-    ``constructor_args``: keywords of ``MemTransformerLM`` with the original's defaults (0 for
-    ``dropout`` and ``dropatt``), and two more: ``impl``, ``"kimiyoung"`` (the default) or
-    ``"nvidia"``, and ``untie_r``, whether each layer has its own u and v (TF). Raises
+    ``constructor_args`` are keywords of ``MemTransformerLM`` with the original's defaults (0 for
+    ``dropout`` and ``dropatt``). Two more are allowed: ``impl`` is ``"kimiyoung"`` (the default) or
+    ``"nvidia"``, and ``untie_r`` gives each layer its own u and v, as in TF. Raises
     ModelFormatError if an argument is missing, unknown, or not supported.
     """
     args = {name: value for name, value in constructor_args.items() if name not in IGNORED}
@@ -84,23 +84,24 @@ def config_from_pytorch(constructor_args: Mapping[str, Any]) -> TransformerXLCon
         attention=attention,
         same_length=SAME_LENGTH[impl] if args.pop("same_length", False) else False,
         n_positions=n_positions,
-        # the original ignores entries for more clusters than there are
+        # The original ignores entries beyond the number of clusters.
         tie_projs=tuple(args.pop("tie_projs", None) or (False,))[: len(settings["cutoffs"]) + 1],
         sample_softmax=max(args.pop("sample_softmax", -1), 0),
     )
     if args:
-        raise ModelFormatError(f"not {what}: {arguments.quoted(args)}")
+        raise ModelFormatError(f"these are not {what}: {arguments.quoted(args)}")
     return cfg
 
 
 def params_from_pytorch(
     state_dict: Mapping[str, np.ndarray], cfg: TransformerXLConfig
 ) -> dict[str, Any]:
-    """The parameters of ``TransformerXL(cfg)`` from a state of the original, float32 numpy arrays.
+    """Converts a state of the original to parameters of ``TransformerXL(cfg)``: float32 arrays.
 
-    ``state_dict``: arrays by the authors' or NVIDIA's names; gradients are converted likewise.
-    ``cfg``: from :func:`config_from_pytorch`. Raises ModelFormatError, which names every tensor
-    that is missing, unknown, has the wrong shape, or differs from the one that it is tied to.
+    ``state_dict`` has numpy arrays under the authors' or NVIDIA's names. Gradients can be converted
+    in the same way. ``cfg`` comes from :func:`config_from_pytorch`. Raises ModelFormatError, with
+    the names of all tensors that are missing or unknown, have a wrong shape, or differ from the
+    tensor to which they are tied.
     """
     c, n, h, rows = cfg, cfg.n_head, cfg.d_head, cfg.n_positions or 0
     arguments.check_convertible(c)
@@ -124,17 +125,17 @@ def params_from_pytorch(
         positions = of_layers("r_emb", (rows, c.d_model), (rows, n, h))  # NVIDIA's table is flat
         for i in range(c.n_layer):
             params[f"layer_{i}"]["positions"] = positions[i]
-    tensors.finish(ignored=("pos_emb.inv_freq",))  # no parameter
+    tensors.finish(ignored=("pos_emb.inv_freq",))  # a constant, not a parameter
     return params
 
 
 def is_nvidia(state_dict: Mapping[str, np.ndarray] | Tensors) -> bool:
-    """Whether the names are those of NVIDIA's code."""
+    """Tells whether a state has the tensor names of NVIDIA's code."""
     return "crit.out_layers_biases.0" in state_dict
 
 
 def _vocabulary(tensors: Tensors, c: TransformerXLConfig) -> dict[str, np.ndarray]:
-    """The parameters of embedding and softmax, by their names here."""
+    """Takes the parameters of embedding and softmax, and renames them to this project's names."""
     bias, weight = "crit.out_layers.{}.bias", "crit.out_layers.{}.weight"
     if is_nvidia(tensors):
         bias, weight = "crit.out_layers_biases.{}", "crit.out_layers_weights.{}"

@@ -1,21 +1,21 @@
-"""Models of the authors' TensorFlow code as models of this project.
+"""Converts models of the authors' TensorFlow code to models of this project.
 
     flags of train.py, and n_token, cutoffs ──config_from_tensorflow──▶ cfg
-    name -> array of a checkpoint ──params_from_tensorflow(·, cfg)──▶ params
+    arrays of a checkpoint by name ──params_from_tensorflow(·, cfg)──▶ params
 
-Nothing here needs tensorflow. :data:`LAYER` has the names of a layer's variables. Others, below the
-scope ``transformer/``:
+This module does not need tensorflow. :data:`LAYER` has the names of a layer's variables. The other
+variables in the scope ``transformer/`` are:
 
-    theirs                                              ours
+    original code                                       this project
     r_w_bias, r_r_bias          [N,H] or [L,N,H]        u, v
     adaptive_embed/{lookup_table,proj_W}                embedding, embedding_projection
     adaptive_embed/cutoff_i/{lookup_table,proj_W}       embedding_i, embedding_projection_i
-    adaptive_softmax/bias, adaptive_softmax/cutoff_i/b  softmax_bias, with div_val 1 end to end
+    adaptive_softmax/bias, adaptive_softmax/cutoff_i/b  softmax_bias, concatenated with div_val 1
     adaptive_softmax/cutoff_i/proj [d_i,D]              softmax_projection_i
     adaptive_softmax/cutoff_0/cluster_{W,b}             cluster_weight, cluster_bias
 
-The output weights are always the embedding, and a model without cutoffs shares its projection too.
-Memory starts as zeros that are attended to, and ``same_length`` lets a query attend to M+1 keys.
+The output weights are always those of the embedding. A model without cutoffs shares its projection,
+too. Memory starts with zeros, to which queries attend. ``same_length`` gives a query M+1 keys.
 """
 
 from collections.abc import Mapping
@@ -42,21 +42,21 @@ LAYER = {
     "norm_feed_forward/scale": "ff/LayerNorm/gamma",
     "norm_feed_forward/bias": "ff/LayerNorm/beta",
 }
-"""The names of a layer's variables after ``transformer/layer_i/``; a kernel is [in, out]."""
+"""The names of a layer's variables after ``transformer/layer_i/``. Kernels are [in, out]."""
 
 IGNORED = ("tgt_len", "mem_len", "tie_weight", "use_tpu", "init", "init_range", "dataset")
-"""Flags that do not affect parameters; weights are tied whatever ``tie_weight`` is."""
+"""Flags that do not affect the parameters. The original ties the weights for any ``tie_weight``."""
 SCOPE = "transformer/"
 SLOTS = ("Adam", "Adam_1", "ExponentialMovingAverage")
-"""The last parts of the names of an optimizer's variables."""
+"""The last part of the name of each optimizer variable."""
 
 
 def config_from_tensorflow(args: Mapping[str, Any]) -> TransformerXLConfig:
-    """The configuration of the model that ``train.py`` or ``train_gpu.py`` builds from its flags.
+    """Converts the flags of ``train.py`` or ``train_gpu.py`` to a model configuration.
 
-    ``args``: the flags by name, with ``n_token`` and ``cutoffs``; or as in ``corpus-info.json``
-    with ``vocab_size``, and ``cutoffs`` that begin with 0 and end with V. Others have TF's
-    defaults. Raises ModelFormatError if a flag is missing or unknown.
+    ``args`` has the flags by name, with ``n_token`` and ``cutoffs``. Instead, it may have
+    ``vocab_size`` and ``cutoffs`` from 0 to V, as in ``corpus-info.json``. Other flags have the
+    defaults of the TensorFlow code. Raises ModelFormatError if a flag is missing or unknown.
     """
     args = {name: value for name, value in args.items() if name not in IGNORED}
     if "vocab_size" in args:
@@ -75,18 +75,18 @@ def config_from_tensorflow(args: Mapping[str, Any]) -> TransformerXLConfig:
         norm_epsilon=1e-12,
     )
     if args:
-        raise ModelFormatError(f"not {what} that shape a model: {arguments.quoted(args)}")
+        raise ModelFormatError(f"these are not model {what}: {arguments.quoted(args)}")
     return cfg
 
 
 def params_from_tensorflow(
     variables: Mapping[str, np.ndarray], cfg: TransformerXLConfig
 ) -> dict[str, Any]:
-    """The parameters of ``TransformerXL(cfg)`` from a checkpoint's variables, float32 arrays.
+    """Converts the variables of a checkpoint to parameters of ``TransformerXL(cfg)``.
 
-    ``variables``: arrays by name; the optimizer's are ignored. ``cfg``: from
-    :func:`config_from_tensorflow`. Raises ModelFormatError, which names every variable that is
-    missing, unknown, or has the wrong shape.
+    ``variables`` has float32 arrays by name. Optimizer variables are ignored. ``cfg`` comes from
+    :func:`config_from_tensorflow`. Raises ModelFormatError, with the names of all variables that
+    are missing or unknown, or have a wrong shape.
     """
     c = cfg
     arguments.check_convertible(c)
@@ -103,7 +103,7 @@ def params_from_tensorflow(
 
 
 def is_parameter(name: str) -> bool:
-    """Whether a variable of a checkpoint is a parameter of the model."""
+    """Tells whether a variable of a checkpoint is a parameter of the model."""
     return name.startswith(SCOPE) and name.rpartition("/")[2] not in SLOTS
 
 
