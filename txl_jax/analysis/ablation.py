@@ -4,7 +4,7 @@
 
 The rows are the config's ``ROWS``. A row is trained or resumed in ``workdir/ROW`` (``ROW-seed1``
 with several seeds), and scored at each attention length. If a model was trained with memory, the
-attention length is its memory length. Otherwise, it is the length of a segment and its context.
+attention length is its memory length. For other models, it is the segment's length with context.
 """
 
 import dataclasses
@@ -38,13 +38,13 @@ from txl_jax.training.preparation import check_evaluation_memory
 from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
 
 Train = Callable[[ExperimentConfig, str], int]
-"""A function that trains or resumes an experiment in a workdir. It returns the exit code, which is
-not 0 after an interruption."""
+"""A function that trains or resumes an experiment in a workdir. The returned exit code is not 0 if
+the run was interrupted."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RowRun:
-    """One training run of a row. It is not trained if ``given``: the config names its workdir."""
+    """One training run of a row. If ``given``, the config names the workdir of a trained model."""
 
     row: str
     exp: ExperimentConfig

@@ -102,7 +102,7 @@ def check_size(trained: TrainedModel) -> None:
 
 
 def _protocol(exp: ExperimentConfig) -> ProtocolConfig:
-    """Returns the protocol of reading. A model evaluated without memory recomputes its context."""
+    """Returns the protocol for reading. A model evaluated without memory recomputes its context."""
     c, past = exp.attention, "mem_len" if exp.evaluate.mem_len else "context_len"
     lengths: dict[str, Any] = {"seg_len": c.seg_len, "mem_len": 0, past: c.mem_len}
     own = {key: getattr(exp.evaluate, key) for key in ("clamp_len", "same_length")}
@@ -110,7 +110,7 @@ def _protocol(exp: ExperimentConfig) -> ProtocolConfig:
 
 
 class AttentionReader:
-    """Measures the attention of a trained model on a text. It is compiled only once.
+    """Measures the attention of a trained model on a text, with one compilation.
 
     ``n_keys`` is K, the number of keys of the last query of a segment. Raises AnalysisError if the
     model does not allow the lengths of ``config.attention``.

@@ -117,7 +117,7 @@ def measure(
 
 
 def target_slice(tokens: np.ndarray, c: ContextConfig) -> slice:
-    """Returns the slice of the N targets. They follow the longest context, so all are complete."""
+    """Returns the slice of the N targets, which follow the longest context in the split."""
     first = c.lengths[-1]
     return slice(first, min(len(tokens), first + c.max_tokens) if c.max_tokens else len(tokens))
 

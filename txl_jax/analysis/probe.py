@@ -133,7 +133,7 @@ def score_distance(
 def draw_texts(
     c: ProbeTextConfig, rng: Any, distance: int, count: int, seg_len: int, min_before: int
 ) -> list[str]:
-    """Draws texts that end with an episode of this distance. Their length is n T + 1 tokens.
+    """Draws texts of n T + 1 tokens that end with an episode of this distance.
 
     At least ``min_before`` tokens of other episodes come first. The first episode is truncated.
     """

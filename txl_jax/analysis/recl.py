@@ -1,6 +1,6 @@
 """Computes the relative effective context length (RECL) of a group of models (paper, appendix C).
 
-The models are compared on the same hard tokens. Otherwise a weak model, for which every token is
+The models are compared on the same hard tokens, because a weak model, for which every token is
 hard, would seem to use more context. With l_i(c, t) = -log P_i(x_t | the c preceding tokens):
 
     b(c, t)      min over i of l_i(c, t)                        the group's baseline

@@ -3,8 +3,8 @@
     python -m txl_jax.main --mode=report --workdir=runs/quickstart
     python -m txl_jax.main --mode=report --workdir=OUT --config.report.workdirs=runs/a,runs/b
 
-``report.html`` needs no network and no other file. It shows the results in the workdir. It compares
-the run with the runs in ``report.workdirs``. OUT need not be the workdir of a run.
+``report.html`` needs no network and no other file. The page shows the results in the workdir, and
+compares the run with those in ``report.workdirs``. The folder OUT need not be a run's workdir.
 """
 
 import base64
@@ -169,7 +169,7 @@ def read_run(workdir: str) -> RunRecord:
 
 
 def _read_lines(path: str, accepts: Callable[[Any], bool]) -> tuple[list[Any], list[str]]:
-    """Reads the accepted objects of a file. Also returns a warning if lines are skipped."""
+    """Returns the accepted objects of a file, and a warning if lines are skipped."""
     if not os.path.exists(path):
         return [], []
     found, skipped = records.read_counted(path, accepts)

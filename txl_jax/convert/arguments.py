@@ -20,10 +20,9 @@ def take_settings(
 ) -> dict[str, Any]:
     """Removes settings from ``args`` and returns them under the names of this project.
 
-    These are the settings of all programs, those in ``names``, and those in ``defaults``, whose
-    default values differ from this project's. ``size`` is the name of the vocabulary's size. If
-    this size or one of :data:`SHAPE` is missing, raises ModelFormatError with the description
-    ``what``.
+    The settings are those of all programs, those in ``names``, and those in ``defaults``, whose
+    default values differ from this project's. ``size`` is the name of the vocabulary's size. Raises
+    ModelFormatError, with the text ``what``, if the size or one of :data:`SHAPE` is missing.
     """
     require(args, (size, *SHAPE), what)
     taken = {name: args.pop(name) for name in (*SHAPE, *names, *defaults) if name in args}
@@ -94,8 +93,8 @@ def take_layer(
     """Takes those parameters of a layer that all programs have.
 
     ``names`` maps parameter paths of this project to tensor names without the layer's ``prefix``.
-    ``qkv`` holds queries, keys and values. Without memory, ``q`` and ``kv`` hold them. If
-    ``transposed`` is set, kernels are stored as [out, in].
+    ``qkv`` holds queries, keys and values; models without memory have ``q`` and ``kv``. Kernels are
+    stored as [out, in] if ``transposed``.
     """
     d, n, f = c.d_model, c.n_head, c.d_inner
     heads = n * c.d_head

@@ -64,7 +64,7 @@ class Request:
       args: constructor arguments, which override those in the source. ``tgt_len``, ``mem_len``,
         ``ext_len``, ``clamp_len`` and ``same_length`` determine the evaluation protocol.
       vocab: a file for :func:`~txl_jax.convert.files.vocab_from_file`.
-      data: settings of the corpus for evaluation. It gives the vocabulary if ``vocab`` is missing.
+      data: settings of the corpus for evaluation, whose vocabulary replaces a missing ``vocab``.
       overrides: other settings of the experiment by dotted key, except settings of the model.
     """
 

@@ -54,9 +54,9 @@ SLOTS = ("Adam", "Adam_1", "ExponentialMovingAverage")
 def config_from_tensorflow(args: Mapping[str, Any]) -> TransformerXLConfig:
     """Converts the flags of ``train.py`` or ``train_gpu.py`` to a model configuration.
 
-    ``args`` has the flags by name, with ``n_token`` and ``cutoffs``. Instead, it may have
-    ``vocab_size`` and ``cutoffs`` from 0 to V, as in ``corpus-info.json``. Other flags have the
-    defaults of the TensorFlow code. Raises ModelFormatError if a flag is missing or unknown.
+    ``args`` has the flags by name, with ``n_token`` and ``cutoffs``. The form of
+    ``corpus-info.json`` is also accepted: ``vocab_size``, and ``cutoffs`` from 0 to V. Other flags
+    have the TensorFlow code's defaults. Raises ModelFormatError if a flag is missing or unknown.
     """
     args = {name: value for name, value in args.items() if name not in IGNORED}
     if "vocab_size" in args:

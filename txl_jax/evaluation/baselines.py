@@ -14,8 +14,8 @@ from txl_jax.data.symbols import check_ids
 from txl_jax.units import in_unit
 
 Model = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""A function of the previous tokens and the targets, integer arrays of the same shape. It returns
-the probabilities p(target | previous), float64."""
+"""A function of previous tokens and targets, integer arrays of the same shape, that returns the
+probabilities p(target | previous), float64."""
 
 CHUNK = 1 << 22
 """The number of tokens that are counted or scored at a time."""

@@ -35,7 +35,7 @@ class Learner(flax.struct.PyTreeNode):
     """The parameters of dynamic evaluation between two segments.
 
     ``params`` score the next segment. ``trained`` are the trained parameters p0. ``root`` is the
-    root of the sum of squared gradients. Both are ``None`` for ``sgd``.
+    root of the sum of squared gradients. ``trained`` and ``root`` are ``None`` for ``sgd``.
     """
 
     params: Params

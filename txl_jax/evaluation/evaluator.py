@@ -99,7 +99,7 @@ class EvaluationBatches:
 
 
 class Evaluator:
-    """Scores one split under one protocol with any parameters. It is compiled only once.
+    """Scores one split under one protocol with any parameters, with one compilation.
 
     Args:
       model: the configuration of the model. The protocol may replace its clamp and window.

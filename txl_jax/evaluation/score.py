@@ -90,7 +90,7 @@ def score_lines(
 ) -> list[np.ndarray]:
     """Returns the loss in nats of every token of every line. A line may be empty.
 
-    ``before`` is the token before the text, [1]. With ``memory="line"``, it precedes every line.
+    ``before`` [1] is the token before the text, or before every line with ``memory="line"``.
     """
     if c.memory == "line":
         return score_texts(cfg, params, [np.concatenate([before, line]) for line in lines], c)

@@ -56,8 +56,8 @@ def generate(
 
     Attention is limited to a window of M positions (``same_length`` of the model, or ``pytorch``),
     so the result of a row does not depend on the other rows or on the chunks of its prompt. A model
-    without memory reads the last M tokens again for each new token. With ``absolute_per_layer``, it
-    reads at most as many tokens as it has positions.
+    without memory reads the last M tokens again for each new token. A model with
+    ``absolute_per_layer`` reads at most as many tokens as it has positions.
 
     Args:
       cfg, params: the configuration and the parameters of the model.

@@ -38,8 +38,8 @@ def keep_top_k(logits: jax.Array, k: int) -> jax.Array:
 def keep_top_p(logits: jax.Array, p: float) -> jax.Array:
     """Sets logits [B,V] to -inf outside the nucleus (Holtzman et al. 2020).
 
-    The nucleus is the smallest set of the likeliest tokens with total probability p or more. It
-    always contains the likeliest token.
+    The nucleus is the smallest set of the likeliest tokens with total probability p or more. The
+    likeliest token is always in the nucleus.
     """
     if p >= 1:
         return logits

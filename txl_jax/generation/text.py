@@ -56,9 +56,9 @@ class Continuation:
       prompt: the prompt's text, without an incomplete character at its end.
       ids: the tokens of the prompt and the continuation.
       sample: the number of this continuation among the continuations of the prompt.
-      text: complete characters and words. It starts with the prompt's incomplete character.
+      text: complete characters and words, starting with the prompt's incomplete character.
       nll: the negative log-likelihood of each new token under the model's distribution, in nats.
-      ended: the reason for the end: ``length`` or a stop text. It is empty before the end.
+      ended: the reason for the end: ``length``, or a stop text, or an empty string before the end.
     """
 
     prompt: str

@@ -30,9 +30,9 @@ def write_continuations(
 ) -> None:
     """Continues the prompts of the config, prints the texts, and writes them into the workdir.
 
-    A single continuation is printed during generation. Several are printed after each batch. The
-    speed is printed on standard error. ``sample.txt`` has the printed text. A line is appended to
-    ``samples.jsonl`` for every continuation, with its settings.
+    A single continuation is printed during generation. Several continuations are printed after each
+    batch. The speed is printed on standard error. ``sample.txt`` has the printed text. A line with
+    the text and the settings of every continuation is appended to ``samples.jsonl``.
 
     Raises ConfigError or DataError if a prompt cannot be read or encoded, or if the file
     ``generate.json`` cannot be written.

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 Activity = Literal["compile", "data", "evaluate", "save"]
-"""The activities of a run other than training steps. ``data`` is waiting for the next batch.
+"""The activities of a run other than training steps. ``data`` is the wait for the next batch.
 ``save`` is the time for which a save blocks training, without writing in the background."""
 
 

@@ -19,10 +19,7 @@ _MIN_PROBABILITY = 1e-6  # lower bound in the logarithm, for all words except th
 
 
 class Denominators(NamedTuple):
-    """The numbers of scored targets and of pairs of neighbouring scored targets.
-
-    Both are float32 [], and at least 1.
-    """
+    """The numbers of scored targets and of neighbouring pairs of them, float32 [], at least 1."""
 
     targets: jax.Array
     pairs: jax.Array
@@ -146,8 +143,8 @@ def activation_penalty(
 ) -> jax.Array:
     """Returns the activation regularisation term (Merity et al. 2018, section 4.6): float32 [].
 
-    It is ``ar`` times the mean square of the states [B,T,D], plus ``tar`` times the mean square of
-    the differences of neighbouring states. Positions are weighted with ``weights`` [B,T].
+    The term is ``ar`` times the mean square of the states [B,T,D], plus ``tar`` times that of the
+    differences of neighbouring states. Positions are weighted with ``weights`` [B,T].
     """
     states = states.astype(jnp.float32)
     size = jnp.sum(jnp.mean(jnp.square(states), axis=-1) * weights)

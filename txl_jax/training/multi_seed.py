@@ -1,7 +1,7 @@
 """Trains several seeds in one program on one device.
 
-A small model does not use a whole GPU. Runs that differ only in their seed can share kernels
-(saving: *not run*). ``jax.vmap`` maps the training step over a leading axis of states and batches.
+A small model does not use a whole GPU. Runs that differ only in their seed can share kernels (the
+speed-up is *not run*). ``jax.vmap`` maps the step over a leading axis of states and batches.
 The spread of the results is the error bar of a comparison. Each seed has its own workdir and its
 own random numbers. Up to rounding, the result is the same as if the seed was trained alone.
 
@@ -32,9 +32,9 @@ from txl_jax.training.trainer import Outcome, Program, Trainer, open_trainer, ru
 def train_seeds(runs: Sequence[SeedRun], corpus: Corpus, guard: PreemptionGuard) -> list[Outcome]:
     """Trains all seeds to the last step, from the newest checkpoint that all seeds have.
 
-    Trains a single seed with :func:`~txl_jax.training.trainer.train`, and raises the same errors.
-    Also raises ConfigError for several seeds on more than one device, and CheckpointError if the
-    seeds cannot resume from the same step.
+    A single seed is trained with :func:`~txl_jax.training.trainer.train`, which lists the errors.
+    Several seeds raise ConfigError on more than one device, and CheckpointError if the seeds cannot
+    resume from the same step.
     """
     exp, workdir = runs[0]
     if len(runs) == 1:

@@ -120,7 +120,7 @@ class RecentNorm(NamedTuple):
 def with_recent_norm(
     optimizer: optax.GradientTransformation, c: TrainConfig
 ) -> optax.GradientTransformation:
-    """Returns the optimizer. With ``skip_spikes``, its state becomes ``(RecentNorm, old state)``.
+    """Adds :class:`RecentNorm` to the optimizer's state, as its first part, with ``skip_spikes``.
 
     From the hundredth update on, each new norm has weight 1/100 in the mean.
     """

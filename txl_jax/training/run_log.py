@@ -53,9 +53,8 @@ class RunLog:
     """Prints the records of one run and writes them into its workdir.
 
     A resumed run writes the same records as an uninterrupted run, bit for bit except ``timing``.
-    For this, the checkpoint holds :attr:`window`, and records after the checkpoint are removed. The
-    records of a step must therefore be written before its checkpoint is saved. Leaving the context
-    closes the files.
+    The checkpoint holds :attr:`window`, and later records are removed. The records of a step must
+    therefore be written before its checkpoint is saved. Leaving the context closes the files.
 
     Args:
       workdir: the folder of the run, which is created if necessary.

@@ -2,7 +2,7 @@
 
 A skipped update leaves the parameters and the optimizer state unchanged. The step still counts, so
 the learning rate, the dropout and the position in the data remain functions of the step. The memory
-advances, too. It is emptied for streams whose new states are not finite, because NaN would persist.
+advances, too, but is emptied for streams with non-finite new states, because NaN would persist.
 
     train.non_finite = skip      skip if the loss, the gradient norm, the new parameters or the new
                                  optimizer state are not finite

@@ -6,7 +6,7 @@ d = ``average.ema_decay``:
     swa            (w_{n+1} + .. + w_t) / (t - n)                     once t > n
     ema            e_t = e_{t-1} + (w_t - e_{t-1}) / min(t, 1/(1-d))
 
-The exponential average begins as an arithmetic mean. It gives no weight to the initial parameters.
+The exponential average begins as an arithmetic mean, without weight on the initial parameters.
 All averages are saved. ``average.use`` selects the parameters of the trained model at validation.
 """
 

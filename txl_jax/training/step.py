@@ -126,9 +126,9 @@ def dispatch(
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """Returns a function that makes S = ``train.steps_per_dispatch`` updates.
 
-    Its arguments are a state and a batch. With a text on the device, they are a state, the batch's
-    position in the text, the text, and optionally the seed of :func:`train_step`. With S > 1,
-    inputs and metrics have a leading axis of length S.
+    The arguments are a state and a batch. With a text on the device, the arguments are a state, the
+    batch's position in the text, the text, and optionally the seed of :func:`train_step`. With
+    S > 1, inputs and metrics have a leading axis of length S.
     """
 
     def updates(state, inputs, text: DeviceText | None = None, seed=None):

@@ -223,8 +223,8 @@ class Trainer:
     def validate(self, step: int, state: TrainState, replace: bool = False) -> bool:
         """Computes and logs the validation loss, and saves the state with this loss.
 
-        Returns False if the run was asked to stop during validation. In this case the state is
-        saved without a loss, and the resumed run validates it with ``replace``.
+        Returns False if the run was asked to stop during validation. The state is then saved
+        without a loss, and the resumed run validates this state with ``replace``.
         """
         self._flush_metrics()
         if step == self.exp.train.steps:
