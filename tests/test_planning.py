@@ -388,6 +388,17 @@ def test_prediction_shrinks_with_chips_and_says_what_is_in_it():
     assert of(half, "v5p") == of(exp, "v5p")
 
 
+def test_recomputing_layers_adds_a_forward_pass_and_recomputing_products_adds_less():
+    exp = experiment()
+    again = {
+        remat: flops.update_flops(override(exp, {"model.remat": remat}))[1]
+        for remat in ("none", "products", "layer")
+    }
+    layers = flops.layer_flops(exp.model, flops.batch_shape(exp.train))
+    assert again["layer"] - again["none"] == pytest.approx(layers)
+    assert again["none"] < again["products"] < again["layer"]
+
+
 # --------------------------------------------------------------------------------------
 # What cannot be planned for.
 

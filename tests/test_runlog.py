@@ -115,6 +115,20 @@ def test_a_last_record_that_lacks_only_its_line_end_is_kept(make, tmp_path):
     assert path.read_bytes() == whole
 
 
+def test_a_resumed_run_writes_the_records_of_its_first_step_again(tmp_path):
+    """Those of one kind at the step, all after it, and half a line; other lines stay."""
+    path = tmp_path / "metrics.jsonl"
+    old = [{"kind": kind, "step": step} for step in (1, 2, 3) for kind in ("train", "valid")]
+    records.append(str(path), *old)
+    with open(path, "a") as file:
+        file.write('not JSON\n{"kind": "train", "st')
+    records.truncate(str(path), 2, rewritten="valid")
+    assert records.read(path) == old[:3]
+    assert path.read_text().splitlines()[-1] == "not JSON"
+    records.truncate(str(path), 0, rewritten=None)
+    assert path.read_text() == ""
+
+
 def test_a_run_from_the_beginning_starts_with_empty_records(make, tmp_path):
     make().record("valid", 0, {"loss": 1.0})
     make()

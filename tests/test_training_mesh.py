@@ -16,7 +16,13 @@ from test_training_resume import StopAt
 import txl_jax
 from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.checkpoint.trained_model import param_shapes
-from txl_jax.config import ConfigError, ExperimentConfig, MeshConfig, override
+from txl_jax.config import (
+    ConfigError,
+    ExperimentConfig,
+    MeshConfig,
+    TransformerXLConfig,
+    override,
+)
 from txl_jax.data.batch import Batch
 from txl_jax.model.kernels import choice
 from txl_jax.model.layout import stack_layers, unstack_layers
@@ -210,6 +216,12 @@ def test_an_axis_that_devices_do_not_divide_is_whole():
     changes = {"model.vocab_size": 95, "model.d_embed": 31}
     params = prepared(experiment((1, 2, 2), **changes))[-1].params
     assert params["embedding"].sharding.shard_shape((95, 31)) == (95, 31)
+
+
+def test_the_data_axis_takes_the_devices_that_rows_and_the_other_axes_leave():
+    cfg = TransformerXLConfig()
+    for rows, fsdp, data in ((4, 2, 2), (8, 2, 4), (6, 2, 3), (3, 1, 3), (8, 1, 8)):
+        assert make_mesh(MeshConfig(fsdp=fsdp), cfg, rows).shape["data"] == data
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """An update does not depend on micro-batches, dispatches, devices or padding."""
 
+import functools
 import json
 
 import jax
@@ -210,6 +211,25 @@ def test_dropout_differs_from_step_to_step_on_the_same_batch(folder):
     step = jax.jit(lambda s, b: train_step(s, b, exp, model, optimizer)[1]["nll_sum"])
     sums = [float(step(state.replace(step=np.int32(t)), batch)) for t in range(3)]
     assert len(set(sums)) == 3
+
+
+def test_dropout_differs_between_micro_batches(folder):
+    """Of equal rows the mean loss would not depend on their number if their masks were equal."""
+    means = []
+    for rows in (2, 3):
+        changes = {"model.dropout": 0.3, "model.n_layer": 1, "train.micro_batches": rows}
+        corpus, exp = corpus_and_experiment(folder, **changes, **{"train.batch_size": rows})
+        model = txl_jax.TransformerXL(exp.model)
+        optimizer = make_optimizer(exp)
+        state = init_state(exp, model, optimizer)
+        streams = Streams(corpus.train, 1, exp.train.seg_len, drop_remainder=True)
+        one = training_batch(streams, 0, "reset")
+        batch = jax.tree.map(functools.partial(np.repeat, repeats=rows, axis=0), one)
+        _, metrics = jax.jit(train_step, static_argnums=(2, 3, 4))(
+            state, batch, exp, model, optimizer
+        )
+        means.append(float(metrics["nll_sum"] / metrics["count"]))
+    assert abs(means[0] - means[1]) > 1e-4
 
 
 @pytest.mark.integration
