@@ -6,7 +6,21 @@ import os
 
 import pytest
 
-from txl_jax.files import write_failure_reason, write_json
+from txl_jax import files
+from txl_jax.files import atomic_write, write_failure_reason, write_json
+
+
+def test_a_file_is_never_missing_while_it_is_replaced(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def interrupted(source, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files.os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        atomic_write(str(path), b"new")
+    assert path.read_bytes() == b"old"
 
 
 def test_json_keeps_names_and_prompts_that_are_not_utf8(tmp_path):

@@ -272,5 +272,5 @@ def test_what_cannot_be_scored_is_named(monkeypatch, capsys, tmp_path):
     with pytest.raises(ConfigError, match=r"score.path = .*No such file"):
         scored(trained, monkeypatch, capsys, "", path=str(tmp_path / "none.txt"))
     cfg = tiny_models.config(attention="absolute_per_layer", n_positions=9, d_head=4)
-    with pytest.raises(ConfigError, match=r"score.seg_len = 64: this model's table .* has 9"):
+    with pytest.raises(ConfigError, match=r"score.seg_len = 64: this model has only 9 positions"):
         score.score_texts(cfg, {}, [BEFORE], ScoreConfig())
