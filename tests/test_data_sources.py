@@ -154,8 +154,7 @@ def test_ptb_archives_with_other_text_are_kept_apart(tmp_path):
 def test_an_archive_that_would_write_outside_is_refused(tmp_path):
     archive = ptb_archive(tmp_path / "evil.tgz", inside="../../ptb.{}.txt")
     message = refused(lambda: find_ptb(str(archive), tmp_path / "a" / "b" / "cache"))
-    assert message.startswith(f"{archive}: cannot be unpacked ('../../ptb.train.txt' would be")
-    assert "outside the destination" in message
+    assert message == f"{archive}: ../../ptb.train.txt in it would be outside the destination"
     assert not list(tmp_path.rglob("ptb.*.txt"))
 
 
