@@ -1275,6 +1275,10 @@ def test_the_list_of_settings_shows_values_that_differ_and_refuses_an_unknown_pr
 
 def test_names_of_other_programs_lead_to_settings_that_exist():
     assert set(SYNONYMS.values()) <= set(flatten(ExperimentConfig().to_dict()))
+    pairs = (("decay", "optimizer.weight_decay"), ("evaluate.decay", "dynamic.decay"))
+    for wrong, nearest in pairs:
+        with pytest.raises(ConfigError, match=rf"the nearest key is '[\w.]*{nearest}'"):
+            override(ExperimentConfig(), {wrong: 1})
 
 
 @pytest.mark.parametrize("setting", [*describe_settings()], ids=lambda setting: setting.key)

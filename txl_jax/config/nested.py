@@ -70,7 +70,8 @@ def unknown_key(key: str, root: Any) -> UnknownKeyError:
     leaf = short.rpartition(".")[2]
     same_leaf = [k for k in known if k.rpartition(".")[2] == leaf]
     near = difflib.get_close_matches(short, same_leaf or known, n=1, cutoff=0.0)
-    meant = SYNONYMS.get(leaf.lower(), near[0])
+    in_wrong_section = "." in short and bool(same_leaf)
+    meant = near[0] if in_wrong_section else SYNONYMS.get(leaf.lower(), near[0])
     return UnknownKeyError(f"unknown config key {short!r}; the nearest key is {meant!r}", key)
 
 
