@@ -325,6 +325,23 @@ def test_errors_of_libraries_go_to_a_file_or_are_dropped_where_it_cannot_be_writ
             assert "ValueError: of a thread" in log
 
 
+def test_a_write_that_a_failed_save_never_started_prints_no_warning(tmp_path):
+    code = """
+import sys
+from txl_jax.library_errors import log_library_errors
+if sys.argv[1:]:
+    log_library_errors(sys.argv[1])
+async def write_fragment(): pass
+write_fragment()
+"""
+    for arguments, printed in (([], "write_fragment' was never awaited"), ([tmp_path], "")):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+        )
+        assert printed in done.stderr
+        assert bool(done.stderr) == bool(printed)
+
+
 @pytest.mark.parametrize("name", ["", "checkpoints", "tensorboard"])
 def test_a_folder_without_space_is_refused_before_the_work(tmp_path, monkeypatch, name):
     folder = tmp_path / name

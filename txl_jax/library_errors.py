@@ -9,14 +9,16 @@ import contextlib
 import logging
 import os
 import sys
+import warnings
 from typing import Any
 
 
 def log_library_errors(workdir: str) -> None:
     """Appends library errors to a file of ``workdir`` from now on.
 
-    This function replaces the handlers of two loggers and ``sys.unraisablehook``. Only a command
-    may call it, because a command owns its process. Other loggers and JAX's warnings do not change.
+    This function replaces the handlers of two loggers and ``sys.unraisablehook``, and adds a filter
+    of warnings. Only a command may call it, because a command owns its process. Other loggers and
+    JAX's warnings do not change.
     """
     handler = _AppendToFile(os.path.join(workdir, "library.log"))
     for logger in map(logging.getLogger, ("absl", "asyncio")):  # Orbax logs with absl
@@ -28,6 +30,8 @@ def log_library_errors(workdir: str) -> None:
         handler.handle(logging.makeLogRecord(message))
 
     sys.unraisablehook = unraisable
+    # A failed save may leave a write that Orbax never started. Python warns of it on the terminal.
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
 
 
 class _AppendToFile(logging.Handler):
