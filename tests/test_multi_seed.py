@@ -17,6 +17,7 @@ from txl_jax.training.preparation import seed_runs
 SETTINGS = {
     "seed": 3,
     "model.dropout": 0.2,
+    "optimizer.name": "muon",
     "train.num_seeds": 2,
     "train.steps_per_dispatch": 2,
     "train.log_every": 2,

@@ -103,6 +103,18 @@ def by_optimizer(params, gradients, c, place=lambda tree: tree):
         yield params
 
 
+def spread(tree):
+    """Cuts every array over eight devices, along the first axis that they divide."""
+    mesh = jax.make_mesh((8,), ("any",), (jax.sharding.AxisType.Auto,))
+
+    def put(x):
+        axis = next((axis for axis, size in enumerate(x.shape) if size % 8 == 0), None)
+        spec = PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, "any")
+        return jax.device_put(x, NamedSharding(mesh, spec))
+
+    return jax.tree.map(put, tree)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_updates_are_those_of_the_written_out_loop(form):
     params, gradients = edge_cases(form)
@@ -136,17 +148,6 @@ def test_eps_leaves_parameters_without_gradient_unchanged(eps):
 
 
 def test_the_sharding_of_parameters_does_not_change_a_step():
-    """Every array with an axis that eight devices divide is cut along it."""
-    mesh = jax.make_mesh((8,), ("any",), (jax.sharding.AxisType.Auto,))
-
-    def spread(tree):
-        def put(x):
-            axis = next((axis for axis, size in enumerate(x.shape) if size % 8 == 0), None)
-            spec = PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, "any")
-            return jax.device_put(x, NamedSharding(mesh, spec))
-
-        return jax.tree.map(put, tree)
-
     params, gradients = edge_cases("relative")
     whole = list(by_optimizer(params, gradients, C))[-1]
     cut = list(by_optimizer(params, gradients, C, spread))[-1]

@@ -153,7 +153,9 @@ def test_gradients_and_losses_are_one_devices_on_every_mesh(shape, output):
 @pytest.mark.slow
 @pytest.mark.parametrize("remat", ["none", "products", "layer"])
 def test_scanned_layers_train_as_unrolled_ones_on_a_mesh(remat):
-    one = experiment(**{"model.attention": "shaw", "model.n_positions": 9})
+    rule = "muon" if remat == "layer" else "adam"
+    form = {"model.attention": "shaw", "model.n_positions": 9}
+    one = experiment(**form, **{"optimizer.name": rule})
     many = override(
         one,
         {
@@ -198,6 +200,16 @@ def test_parameters_and_optimizer_are_sharded_and_memory_is_sharded_by_rows():
         assert piece(tree["u"]) == (4, 4)
     assert piece(state.mems.hidden) == (2, 2, M, 32)  # [L, B/(data fsdp), M, D]
     assert piece(state.mems.filled) == (2,)
+
+
+def test_the_momentum_of_muon_is_sharded_as_its_parameters():
+    state = prepared(experiment((2, 2, 2), **{"optimizer.name": "muon"}))[-1]
+    moments = {
+        jax.tree_util.keystr(path[-3:]): x.sharding.shard_shape(x.shape)
+        for path, x in jax.tree_util.tree_leaves_with_path(state.opt_state[1].inner_states["muon"])
+    }
+    assert moments["['layer_0']['attention']['query']"] == (16, 4, 4)  # [D/fsdp, N/tensor, H]
+    assert moments["['feed_forward']['inner']['kernel']"] == (16, 24)
 
 
 def test_the_state_is_made_in_pieces_never_whole():
@@ -311,6 +323,7 @@ def test_with_fsdp_parameters_are_gathered_and_no_rows():
 
 
 MANY = {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "model.scan_layers": True}
+MUON = {"optimizer.name": "muon"}
 
 
 def one_by_one(model):
@@ -325,7 +338,12 @@ def losses_of(workdir):
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("first", "then"), [({}, MANY), pytest.param(MANY, {}, marks=pytest.mark.slow)]
+    ("first", "then"),
+    [
+        ({}, MANY),
+        pytest.param(MANY, {}, marks=pytest.mark.slow),
+        pytest.param(MUON, MANY | MUON, marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_goes_on_on_another_mesh_and_in_the_other_layout(tmp_path, first, then):
     """From step 8 of 12, where it was stopped and saved."""

@@ -83,14 +83,18 @@ WITHOUT_MEMORY = {
 }
 
 
+MUON = {"optimizer.name": "muon", "average.ema_decay": 0.5}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         DROPOUT,
+        pytest.param(MUON, marks=pytest.mark.slow),
         pytest.param({"train.steps_per_dispatch": 2, "train.log_every": 4}, marks=pytest.mark.slow),
         pytest.param(WITHOUT_MEMORY, marks=pytest.mark.slow),
     ],
-    ids=["dropout", "dispatch", "without memory"],
+    ids=["dropout", "muon", "dispatch", "without memory"],
 )
 def test_stopped_at_any_step_and_resumed_is_bit_identical(tmp_path, changes):
     changes = {"checkpoint.every": 4, "train.steps": 12, **changes}

@@ -134,11 +134,13 @@ def test_eight_devices_give_the_same_as_one(folder):
 
 
 @pytest.mark.slow
-def test_lamb_on_two_devices_and_in_micro_batches_gives_the_same_as_on_one(folder):
-    """Norms are of whole tensors, wherever their gradients were computed."""
-    lamb = {"optimizer.name": "lamb", "optimizer.eps": 1e-6}
-    cut = {"mesh.data": 2, "train.micro_batches": 4}
-    assert_same_training(train_steps(folder, **lamb), train_steps(folder, **lamb, **cut), 1e-4)
+@pytest.mark.parametrize("rule", ["lamb", "muon"])
+def test_a_rule_for_whole_tensors_is_the_same_on_two_devices_and_in_micro_batches(folder, rule):
+    """Norms and singular values are of whole tensors, wherever their gradients were computed."""
+    changes = {"optimizer.name": rule, "optimizer.eps": 1e-6}
+    cut = {"mesh.data": 2, "mesh.tensor": 2, "train.micro_batches": 4}
+    one, several = (train_steps(folder, **changes, **more) for more in ({}, cut))
+    assert_same_training(one, several, 1e-4)
 
 
 WITHOUT_MEMORY = {

@@ -20,8 +20,9 @@ from txl_jax.config.fields import (
 class OptimizerConfig(Section, key="optimizer"):
     """Settings of the update rule and the learning-rate schedule (training/optimizer.py)."""
 
-    name: Literal["adam", "lamb"] = "adam"
-    """Update rule; lamb is the rule of NVIDIA's code, which sets eps to 1e-6."""
+    name: Literal["adam", "lamb", "muon"] = "adam"
+    """Update rule; lamb is the rule of NVIDIA's code, which sets eps to 1e-6; muon moves the
+    matrices of layers by orthogonal steps, and the other parameters as adam does."""
     learning_rate: float = above(0, 2.5e-4)
     """Learning rate at the end of warm-up."""
     schedule: Literal["cosine", "inverse_sqrt", "constant"] = "cosine"
@@ -39,6 +40,8 @@ class OptimizerConfig(Section, key="optimizer"):
     """Decay rate of the second moment."""
     eps: float = above(0, 1e-8)
     """Number that is added to the root of the second moment."""
+    momentum: float = probability(0.95)
+    """Decay rate of muon's momentum."""
     l2: float = at_least(0, 0.0)
     """L2 penalty that is added to the clipped gradient (PyTorch's weight_decay of Adam)."""
     weight_decay: float = at_least(0, 0.0)

@@ -1,5 +1,6 @@
 """Builds the learning-rate schedule and the optimizer from the config."""
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from txl_jax.config import AverageConfig, ExperimentConfig, OptimizerConfig, TrainConfig
+from txl_jax.training.muon import scale_by_muon_and_adam
 
 
 def schedule(
@@ -53,9 +55,10 @@ def schedule(
 
 
 def make_optimizer(exp: ExperimentConfig) -> optax.GradientTransformation:
-    """Builds the optimizer: clipping, L2, Adam or LAMB, weight decay, and :func:`schedule`."""
+    """Builds the optimizer: clipping, L2, update rule, weight decay, and :func:`schedule`."""
     c, rate = exp.optimizer, schedule(exp.optimizer, exp.train.steps, exp.average)
-    scale = {"adam": optax.scale_by_adam, "lamb": scale_by_lamb}[c.name]
+    muon = functools.partial(scale_by_muon_and_adam, c.momentum)
+    scale = {"adam": optax.scale_by_adam, "lamb": scale_by_lamb, "muon": muon}[c.name]
     parts = [clip_by_norm(c.clip_norm) if c.clip_norm else optax.identity()]
     if c.l2:
         parts.append(optax.add_decayed_weights(c.l2))
