@@ -37,10 +37,26 @@ def layer_norm(x, p, cfg):
     return p["scale"] * (x - mean) / math.sqrt(variance + cfg.norm_epsilon) + p["bias"]
 
 
-def feed_forward(x, p):
-    """W2 relu(W1 x + b1) + b2."""
-    hidden = np.maximum(x @ p["inner"]["kernel"] + p["inner"]["bias"], 0.0)
+def feed_forward(x, p, cfg):
+    """W2 f(W1 x + b1) + b2, with f relu, or gelu by its tanh."""
+    z = x @ p["inner"]["kernel"] + p["inner"]["bias"]
+    if cfg.activation == "gelu":
+        hidden = 0.5 * z * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
+    else:
+        hidden = np.maximum(z, 0.0)
     return hidden @ p["outer"]["kernel"] + p["outer"]["bias"]
+
+
+def joined(x, y, p):
+    """x + y, or the GRU gate of x and relu(y); ``p`` has its parameters, or is ``None``."""
+    if p is None:
+        return x + y
+    sigmoid = lambda a: 1 / (1 + np.exp(-a))
+    y, w, u = np.maximum(y, 0.0), p["from_output"], p["from_input"]
+    r = sigmoid(y @ w[:, 0] + x @ u[:, 0])
+    z = sigmoid(y @ w[:, 1] + x @ u[:, 1] - p["bias"])
+    h = np.tanh(y @ w[:, 2] + (r * x) @ u[:, 2])
+    return (1 - z) * x + z * h
 
 
 def attention_mask(i, n_past, mem_len, same_length, starts):
@@ -97,8 +113,10 @@ def attention(queries, past_and_present, p, u, v, cfg, mem_len, starts):
             exponentials = [math.exp(a - max(scores)) for a in scores]
             for j, e in zip(keys, exponentials, strict=True):
                 value = past_and_present[j] @ p["value"][:, n]
+                if cfg.attention_bias:
+                    value = value + p["value_bias"][n]
                 total = total + e / sum(exponentials) * (value @ p["output"][n])
-        gathered.append(total)
+        gathered.append(total + (p["output_bias"] if cfg.attention_bias else 0.0))
     return gathered
 
 
@@ -135,14 +153,17 @@ def core(params, cfg, inputs, memory, mem_len, starts=()):
         a = attention(queries, everything, p["attention"], u, v, cfg, mem_len, starts)
         after = []
         for h, a_i in zip(states, a, strict=True):
-            h = h + a_i
-            if cfg.pre_lnorm:
-                h = h + feed_forward(layer_norm(h, p["norm_feed_forward"], cfg), p["feed_forward"])
-            else:
+            h = joined(h, a_i, p.get("gate_attention"))
+            if not cfg.pre_lnorm:
                 h = layer_norm(h, p["norm_attention"], cfg)
-                h = layer_norm(h + feed_forward(h, p["feed_forward"]), p["norm_feed_forward"], cfg)
+            x = layer_norm(h, p["norm_feed_forward"], cfg) if cfg.pre_lnorm else h
+            h = joined(h, feed_forward(x, p["feed_forward"], cfg), p.get("gate_feed_forward"))
+            if not cfg.pre_lnorm:
+                h = layer_norm(h, p["norm_feed_forward"], cfg)
             after.append(h)
         states = after
+    if cfg.final_norm:
+        states = [layer_norm(h, params["norm_output"], cfg) for h in states]
     return states, new_memory
 
 

@@ -759,6 +759,15 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
             "model.tie_projs = (False, True, True): has more entries than there are clusters (2)",
         ),
         (
+            {"model.final_norm": True},
+            "model.final_norm = True: needs pre_lnorm=True; without it the output is normalised"
+            " already",
+        ),
+        (
+            {"model.gate_bias": 2.0},
+            "model.gate_bias = 2.0: is for gate 'gru', and model.gate is None",
+        ),
+        (
             {"model.mixtures": 3, "model.cutoffs": (5,)},
             "model.mixtures = 3: mixes softmaxes over all words, and model.cutoffs is (5,):"
             " leave it out, or use mixtures 1",
@@ -833,6 +842,8 @@ def test_combination_that_cannot_work_is_refused_with_its_rule(settings, message
         {"model.mixtures": 3, "model.dropout_latent": 0.1, "model.d_embed": 256},
         {"model.mixtures": 3, "model.past_decode": True, "loss.past_decode": 0.1},
         {"model.past_decode": True, "model.sample_softmax": 9},
+        {"model.final_norm": True, "model.pre_lnorm": True},
+        {"model.gate": "gru", "model.gate_bias": -2.0},
     ],
 )
 def test_combination_next_to_a_refused_one_is_accepted(settings):

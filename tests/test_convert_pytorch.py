@@ -3,6 +3,8 @@
 That converted models give the same numbers is test_fixtures_pytorch.py.
 """
 
+import dataclasses
+
 import foreign_states
 import jax
 import numpy as np
@@ -209,6 +211,16 @@ def test_all_tensors_that_do_not_fit_are_named_in_one_error():
     assert "r_r_bias [2, 4] is missing" in str(error.value)
     assert "layers.1.pos_ff.CoreNet.0.bias is not known" in str(error.value)
     assert "layers.0.dec_attn.o_net.weight is [8, 7], expected [8, 8]" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("gate", "gru"), ("activation", "gelu"), ("attention_bias", True), ("final_norm", True)],
+)
+def test_settings_that_the_other_programs_do_not_have_are_refused(key, value):
+    cfg = dataclasses.replace(config_from_pytorch({**SHAPE, "pre_lnorm": True}), **{key: value})
+    with pytest.raises(ModelFormatError, match=rf"model\.{key} = {value!r}: the other code bases"):
+        params_from_pytorch({}, cfg)
 
 
 def test_a_configuration_without_vocabulary_is_refused():

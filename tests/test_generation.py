@@ -35,6 +35,7 @@ SAMPLED = dataclasses.replace(GREEDY, temperature=1.0)  # greedy ones soon repea
 WITH_MEMORY: dict[str, dict[str, Any]] = {
     "relative": {},
     "pre_lnorm": {"pre_lnorm": True},
+    "gtrxl": tiny_models.GTRXL,
     "shaw": {"attention": "shaw", "n_positions": 6},
     "shared_projection": {"attention": "shared_projection"},
     "adaptive": {"cutoffs": (4, 9), "div_val": 2},

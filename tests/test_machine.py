@@ -53,6 +53,9 @@ SHAPES: list[dict[str, Any]] = [
     {"cutoffs": (4, 8), "div_val": 2, "tie_projs": (False, True, True), "tie_weight": False},
     {"mixtures": 3, "d_embed": 5},
     {"past_decode": True, "d_embed": 4},
+    {"gate": "gru"},
+    {"attention_bias": True, "d_head": 5},
+    {"pre_lnorm": True, "final_norm": True},
 ]
 
 

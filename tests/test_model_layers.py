@@ -22,6 +22,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "absolute": {"attention": "absolute"},
     "absolute_per_layer": {"attention": "absolute_per_layer", "n_positions": 9, "d_head": 4},
     "shared_projection, pre-LN": {"attention": "shared_projection", "pre_lnorm": True},
+    "gtrxl": {**tiny_models.GTRXL, "untie_r": True},
 }
 
 

@@ -157,9 +157,24 @@ def test_attention_has_these_parameters_and_no_others(attention):
     assert got == want
 
 
+def test_the_settings_of_gtrxl_add_these_parameters_and_no_others():
+    flat = lambda cfg: flax.traverse_util.flatten_dict(tiny.shapes(cfg), sep="/")
+    got = {name: leaf.shape for name, leaf in flat(tiny.config(**tiny.GTRXL)).items()}
+    assert flat(CFG).items() <= flat(tiny.config(**tiny.GTRXL)).items()
+    gate: dict[str, tuple] = {"from_output": (D, 3, D), "from_input": (D, 3, D), "bias": (D,)}
+    want: dict[str, tuple] = {"norm_output/scale": (D,), "norm_output/bias": (D,)}
+    for n in range(2):
+        want[f"layer_{n}/attention/value_bias"] = (N, H)
+        want[f"layer_{n}/attention/output_bias"] = (D,)
+        for sublayer in ("attention", "feed_forward"):
+            want |= {f"layer_{n}/gate_{sublayer}/{name}": shape for name, shape in gate.items()}
+    assert {name: shape for name, shape in got.items() if name not in flat(CFG)} == want
+
+
 BIG = {"vocab_size": 300, "d_model": 64, "n_head": 4, "d_head": 16, "d_inner": 80}
 INITIAL: dict[str, dict] = {
     "relative": {"untie_r": True, "tie_weight": False},
+    "gtrxl": {**tiny.GTRXL, "gate_bias": 0.0},
     "shaw_clusters": {
         "attention": "shaw", "n_positions": 20, "cutoffs": (100, 200), "div_val": 2,
     },
@@ -167,7 +182,12 @@ INITIAL: dict[str, dict] = {
         "attention": "absolute_per_layer", "n_positions": 20, "d_embed": 40,
     },
 }  # fmt: skip
-COUNT = {"relative": 5 + 2 * 13, "shaw_clusters": 14 + 2 * 15, "positions_per_layer_and_narrow": 30}
+COUNT = {
+    "relative": 5 + 2 * 13,
+    "gtrxl": 6 + 2 * 21,
+    "shaw_clusters": 14 + 2 * 15,
+    "positions_per_layer_and_narrow": 30,
+}
 
 
 @pytest.mark.integration
@@ -191,6 +211,15 @@ def test_initial_values_are_independent_and_have_the_configured_deviation(form):
     for i, one in enumerate(drawn):  # u is not v, and no layer is a copy of another
         for other in drawn[:i]:
             assert one.shape != other.shape or np.mean(one == other) < 0.01
+
+
+def test_gates_start_from_the_configured_bias():
+    cfg = tiny.config(gate="gru", gate_bias=1.5)
+    model = txl_jax.TransformerXL(cfg)
+    init = tiny.quick(lambda key: model.init(key, tiny.tokens(cfg, 1, 1), model.init_mems(1, 0)))
+    layer = init(jax.random.key(0))["params"]["layer_1"]
+    for name in ("gate_attention", "gate_feed_forward"):
+        np.testing.assert_array_equal(layer[name]["bias"], np.full(D, 1.5, np.float32))
 
 
 def test_token_embeddings_are_multiplied_by_the_root_of_d_model():

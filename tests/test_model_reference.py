@@ -21,6 +21,11 @@ CHANGES: dict[str, dict] = {
     "untied_u_v": {"untie_r": True},
     "untied_softmax": {"tie_weight": False},
     "epsilon": {"norm_epsilon": 0.3},
+    "gelu": {"activation": "gelu"},
+    "attention_bias": {"attention_bias": True},
+    "final_norm": {"pre_lnorm": True, "final_norm": True},
+    "gates": {"gate": "gru"},
+    "gtrxl": {**ALL_AT_ONCE, **tiny.GTRXL},
     "all_at_once": {**ALL_AT_ONCE, "untie_r": True},
     "all_at_once_tf": {**ALL_AT_ONCE, "untie_r": True, "same_length": "tf"},
 }
@@ -163,7 +168,9 @@ def test_context_is_read_and_not_scored(name):
     run_segments(cfg, 0, (0, 0, 0), segments)
 
 
-@pytest.mark.parametrize("name", ["all_at_once", "shared_projection", "div2_projections_tied"])
+@pytest.mark.parametrize(
+    "name", ["all_at_once", "shared_projection", "div2_projections_tied", "gtrxl"]
+)
 def test_gradient_is_the_slope_of_the_formulas_with_memory_held_constant(name):
     """Along random directions, by central differences in float64."""
     cfg = FORMS[name]

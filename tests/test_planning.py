@@ -153,6 +153,7 @@ def test_parameters_over_fsdp_are_held_in_parts():
         {"model.n_layer": 1, "train.mem_len": 48, "model.d_inner": 512},
         {"model.attention": "absolute", "train.mem_len": 0, "train.context_len": 8},
         {"model.vocab_size": 2000, "model.d_embed": 16},
+        {"model.gate": "gru", "model.d_inner": 8},
         {"model.remat": "layer"},
         {"model.remat": "products"},
     ],

@@ -28,6 +28,7 @@ RECORDED = pathlib.Path(__file__).parent / "recorded"
 FORMS: dict[str, dict[str, Any]] = {
     "relative": {},
     "untied u and v": {"untie_r": True},
+    "gtrxl": tiny_models.GTRXL,
     "adaptive": {"cutoffs": (4, 9), "div_val": 2, "tie_projs": (False, True)},
     "shaw": {"attention": "shaw", "n_positions": 5},
     "absolute_per_layer": {"attention": "absolute_per_layer", "n_positions": 5, "d_head": 4},
@@ -125,7 +126,7 @@ def test_updates_are_those_of_the_written_out_loop(form):
             np.testing.assert_allclose(value, want[key], rtol=2e-6, atol=1e-6, err_msg=key)
 
 
-@pytest.mark.parametrize("form", ["untied u and v", "shaw"])
+@pytest.mark.parametrize("form", ["untied u and v", "shaw", "gtrxl"])
 def test_stacked_layers_are_updated_one_by_one(form):
     params, gradients = edge_cases(form)
     one_by_one = list(by_optimizer(params, gradients, C))[-1]

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import tiny_models
 import tiny_runs
 from jax.sharding import Mesh
 from test_training_resume import StopAt
@@ -41,6 +42,7 @@ OUTPUTS: dict[str, dict] = {
     "untied": {"tie_weight": False, "untie_r": True},
     "adaptive": {"cutoffs": (16, 40), "div_val": 2, "tie_projs": (False, True, True)},
     "adaptive, one width": {"cutoffs": (16, 40), "d_embed": 24},
+    "gtrxl": {**tiny_models.GTRXL, "untie_r": True},
     "adaptive, odd sizes": {"cutoffs": (17, 41), "div_val": 2, "vocab_size": 95},
 }
 
@@ -134,7 +136,7 @@ def of_output(output):
     return {f"model.{key}": value for key, value in OUTPUTS[output].items()}
 
 
-DEFAULT = [("2x2x2", "adaptive")]
+DEFAULT = [("2x2x2", "adaptive"), ("2x2x2", "gtrxl")]
 REST = [(mesh, output) for mesh in MESHES for output in OUTPUTS if (mesh, output) not in DEFAULT]
 
 

@@ -21,6 +21,16 @@ ATTENTION: dict[str, dict] = {
 }
 """Forms of attention by name, and what :func:`config` needs beside the name for each."""
 
+GTRXL: dict = {
+    "pre_lnorm": True,
+    "final_norm": True,
+    "activation": "gelu",
+    "attention_bias": True,
+    "gate": "gru",
+    "gate_bias": 2.0,
+}
+"""Arguments of :func:`config` for the model of Parisotto et al. (2019), with all its settings."""
+
 WITH_MEMORY = tuple(name for name in ATTENTION if not name.startswith("absolute"))
 
 

@@ -75,6 +75,17 @@ class TransformerXLConfig(Section, key="model"):
     release (shared_projection)."""
     pre_lnorm: bool = False
     """Whether the input of each sub-layer is normalised instead of its output."""
+    final_norm: bool = False
+    """Whether the output of the last layer is normalised too (with pre_lnorm only)."""
+    activation: Literal["relu", "gelu"] = "relu"
+    """Activation of the feed-forward layer; gelu is its tanh approximation."""
+    attention_bias: bool = False
+    """Whether the projections of values and of attention outputs have biases."""
+    gate: Literal["gru"] | None = None
+    """Residual connection around each sub-layer: a sum (none), or a GRU gate after a relu (gru;
+    GTrXL, Parisotto et al. 2019)."""
+    gate_bias: float = 0.0
+    """Initial bias of the gates; above 0, a new layer passes on most of its input."""
     untie_r: bool = False
     """Whether each layer has its own vectors u and v (relative attention only)."""
     same_length: Window = False
@@ -148,6 +159,10 @@ def _shape_rules(c: TransformerXLConfig) -> Iterator[tuple[str, str]]:
         yield "cutoffs", f"must have at most {bounds.CLUSTERS} items"
     if width // c.div_val ** len(c.cutoffs) < 1:
         yield "div_val", f"leaves no width for the last of {clusters} clusters of d_embed {width}"
+    if c.final_norm and not c.pre_lnorm:
+        yield "final_norm", "needs pre_lnorm=True; without it the output is normalised already"
+    if c.gate_bias and c.gate is None:
+        yield "gate_bias", "is for gate 'gru', and model.gate is None"
     if len(c.tie_projs) > clusters:
         yield "tie_projs", f"has more entries than there are clusters ({clusters})"
 

@@ -12,6 +12,8 @@ from txl_jax.checkpoint.tensors import Tensors
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model.adaptive import Cluster, clusters
 
+OWN_SETTINGS = ("mixtures", "past_decode", "gate", "activation", "attention_bias", "final_norm")
+"""Settings of the model that the language models of other programs do not have."""
 SHAPE = ("n_layer", "d_model", "n_head", "d_head", "d_inner")
 
 
@@ -61,12 +63,12 @@ def check_convertible(c: TransformerXLConfig) -> None:
     """Raises ModelFormatError if the model has settings that no other program has."""
     if c.vocab_size is None:
         raise ModelFormatError("cfg.vocab_size is None: a converted model needs a vocabulary size")
-    for key in ("mixtures", "past_decode"):
+    for key in OWN_SETTINGS:
         value = getattr(c, key)
         if value != getattr(TransformerXLConfig, key):
             raise ModelFormatError(
-                f"model.{key} = {value!r}: the other code bases have no such parameters; leave it"
-                " at its default"
+                f"model.{key} = {value!r}: the other code bases have no such setting; leave it at"
+                " its default"
             )
 
 

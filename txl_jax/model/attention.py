@@ -23,8 +23,9 @@ _ONE_PRODUCT_ROWS = 8
 class Attention(nn.Module):
     """Multi-head attention of a segment to its memory and itself, without position terms.
 
-    Parameters: ``query``, ``key``, ``value`` [D,N,H] (W_q, W_k,E, W_v), ``output`` [N,H,D]; there
-    are no biases. Forms with position terms add parameters of their own.
+    Parameters: ``query``, ``key``, ``value`` [D,N,H] (W_q, W_k,E, W_v), ``output`` [N,H,D], and
+    with ``attention_bias`` ``value_bias`` [N,H] and ``output_bias`` [D]. Forms with position terms
+    add parameters of their own.
     """
 
     cfg: TransformerXLConfig
@@ -39,6 +40,10 @@ class Attention(nn.Module):
         self.key = self.param("key", init, heads)
         self.value = self.param("value", init, heads)
         self.output = self.param("output", init, (c.n_head, c.d_head, c.d_model))
+        if c.attention_bias:
+            zeros = nn.initializers.zeros
+            self.value_bias = self.param("value_bias", zeros, heads[1:])
+            self.output_bias = self.param("output_bias", zeros, (c.d_model,))
         self.drop_heads = Dropout(c.dropout_qkv, shared=(2,))
 
     def positions(self, n_keys: int, encodings, u, v, train: bool = False) -> Positions:
@@ -52,7 +57,7 @@ class Attention(nn.Module):
 
     def project(self, states: jax.Array) -> KeysValues:
         """Returns the keys and values of states [B,S,D]."""
-        return KeysValues(self._heads(states, self.key), self._heads(states, self.value))
+        return self._biased(self._heads(states, self.key), self._heads(states, self.value))
 
     def project_qkv(self, states: jax.Array) -> tuple[jax.Array, KeysValues]:
         """Returns the queries [N,B,S,H], and the keys and values, of the same states [B,S,D]."""
@@ -60,7 +65,7 @@ class Attention(nn.Module):
             return self.queries(states), self.project(states)
         kernels = jnp.concatenate([self.query, self.key, self.value], axis=1)
         q, k, val = jnp.split(self._heads(states, kernels), 3)
-        return q, KeysValues(k, val)
+        return q, self._biased(k, val)
 
     def queries(self, states: jax.Array) -> jax.Array:
         """Returns the queries [N,B,S,H] of states [B,S,D]."""
@@ -91,7 +96,14 @@ class Attention(nn.Module):
         n, b, t, h = gathered.shape  # projected back to [B,T,D], as one flat matrix product
         kernel = self.output.reshape(n * h, c.d_model).astype(gathered.dtype)
         flat = gathered.transpose(1, 2, 0, 3).reshape(b * t, n * h)
-        return (flat @ kernel).reshape(b, t, c.d_model)
+        out = (flat @ kernel).reshape(b, t, c.d_model)
+        return out + self.output_bias.astype(out.dtype) if c.attention_bias else out
+
+    def _biased(self, keys: jax.Array, values: jax.Array) -> KeysValues:
+        """Adds the bias of values, if there is one; a bias of keys would cancel in the softmax."""
+        if self.cfg.attention_bias:
+            values = values + self.value_bias[:, None, None].astype(values.dtype)
+        return KeysValues(keys, values)
 
     def _heads(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
         """Projects x [B,S,D] to heads [N,B,S,H] by one flat matrix product."""

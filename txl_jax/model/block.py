@@ -1,4 +1,7 @@
-"""One layer: attention, then a feed-forward layer, each with a residual and normalisation."""
+"""One layer: attention, then a feed-forward layer, each with a connection and normalisation."""
+
+import functools
+from collections.abc import Callable
 
 import flax.linen as nn
 import flax.struct
@@ -9,6 +12,7 @@ from jax.sharding import Mesh
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model.attention import FORMS
 from txl_jax.model.dropout import Dropout
+from txl_jax.model.gate import CONNECTIONS
 from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
 from txl_jax.model.ring import KeysValues, Rings
@@ -28,8 +32,15 @@ def dropout(cfg: TransformerXLConfig, rate: float) -> Dropout:
     return Dropout(rate, shared=(1,) if cfg.dropout_mask == "locked" else ())
 
 
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": nn.relu,
+    "gelu": functools.partial(nn.gelu, approximate=True),
+}
+"""The activations of the feed-forward layer by name."""
+
+
 class FeedForward(nn.Module):
-    """The feed-forward layer dropout(W2 dropout(relu(W1 h + b1)) + b2), at each position."""
+    """The feed-forward layer dropout(W2 dropout(f(W1 h + b1)) + b2) with f relu or gelu."""
 
     cfg: TransformerXLConfig
 
@@ -40,7 +51,8 @@ class FeedForward(nn.Module):
         init = nn.initializers.normal(c.init_std)
         b, t, d = h.shape
         x = nn.Dense(c.d_inner, dtype=c.dtype, kernel_init=init, name="inner")(h.reshape(-1, d))
-        x = dropout(c, c.dropout)(nn.relu(x).reshape(b, t, -1), train)
+        x = ACTIVATIONS[c.activation](x).reshape(b, t, -1)
+        x = dropout(c, c.dropout)(x, train)
         x = nn.Dense(c.d_model, dtype=c.dtype, kernel_init=init, name="outer")(x.reshape(b * t, -1))
         return dropout(c, c.dropout)(x.reshape(b, t, d), train)
 
@@ -85,6 +97,8 @@ class Block(nn.Module):
         self.attention = FORMS[c.attention](c, self.mesh)
         self.feed_forward = FeedForward(c)
         self.norm_attention, self.norm_feed_forward = layer_norm(c), layer_norm(c)
+        connection = CONNECTIONS[c.gate]
+        self.gate_attention, self.gate_feed_forward = connection(c), connection(c)
         self.drop = dropout(c, c.dropout)
         if c.attention == "absolute_per_layer":
             init = nn.initializers.normal(c.init_std)
@@ -123,8 +137,10 @@ class Block(nn.Module):
             queries, present = self.attention.project_qkv(self.norm_attention(h))
             if c.memory_free:  # the authors' PyTorch code normalises only keys and values
                 queries = self.attention.queries(h)
-            h = h + attend(queries, present)
-            return h + self.feed_forward(self.norm_feed_forward(h), train), present
+            h = self.gate_attention(h, attend(queries, present))
+            fed = self.feed_forward(self.norm_feed_forward(h), train)
+            return self.gate_feed_forward(h, fed), present
         queries, present = self.attention.project_qkv(h)
-        h = self.norm_attention(h + attend(queries, present))
-        return self.norm_feed_forward(h + self.feed_forward(h, train)), present
+        h = self.norm_attention(self.gate_attention(h, attend(queries, present)))
+        fed = self.feed_forward(h, train)
+        return self.norm_feed_forward(self.gate_feed_forward(h, fed)), present

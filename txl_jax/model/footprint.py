@@ -19,7 +19,7 @@ WORDS = ("model.vocab_size", "model.d_model", "model.d_embed", "model.mixtures")
 
 
 def layer_parameters(c: TransformerXLConfig) -> int:
-    """Returns the number of parameters of all layers, with the model's u and v."""
+    """Returns the number of parameters of all layers, with the model's u, v and final norm."""
     d, nh, rows = c.d_model, c.n_head * c.d_head, c.n_positions or 0
     attention = {
         "relative": 5 * d * nh,
@@ -29,8 +29,9 @@ def layer_parameters(c: TransformerXLConfig) -> int:
         "shared_projection": 4 * d * nh,
     }[c.attention]
     feed_forward = 2 * d * c.d_inner + c.d_inner + d
+    own = 4 * d + (nh + d if c.attention_bias else 0) + (2 * (6 * d * d + d) if c.gate else 0)
     biases = (c.n_layer if c.untie_r else 1) * 2 * nh if c.attention == "relative" else 0
-    return c.n_layer * (attention + feed_forward + 4 * d) + biases
+    return c.n_layer * (attention + feed_forward + own) + biases + (2 * d if c.final_norm else 0)
 
 
 def word_parameters(c: TransformerXLConfig) -> int:

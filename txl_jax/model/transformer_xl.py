@@ -10,7 +10,7 @@ from txl_jax.model import inputs as inputs_lib
 from txl_jax.model import masks
 from txl_jax.model import memory as memory_lib
 from txl_jax.model.adaptive import Vocabulary
-from txl_jax.model.block import Block, LayerInputs, SharedInputs, dropout
+from txl_jax.model.block import Block, LayerInputs, SharedInputs, dropout, layer_norm
 from txl_jax.model.inputs import SegmentOptions
 from txl_jax.model.memory import Cache, Memory
 from txl_jax.model.positions import clamped, distance_encodings, positions_from_end, sinusoids
@@ -71,6 +71,8 @@ class TransformerXL(nn.Module):
             )(c, self.mesh, name="layers")
         else:
             self.layers = [block(c, self.mesh, name=f"layer_{n}") for n in range(c.n_layer)]
+        if c.final_norm:
+            self.norm_output = layer_norm(c)
         rate = lambda own: c.dropout if own is None else own
         self.drop_input = dropout(c, rate(c.dropout_input))
         self.drop_output = dropout(c, rate(c.dropout_output))
@@ -176,18 +178,27 @@ class TransformerXL(nn.Module):
         The embeddings are not multiplied by sqrt(D), unlike those of tokens. With ``absolute``
         attention, the sinusoids of their positions are added.
         """
-        states, mems = self._run(embeddings, mems, SegmentOptions(train, reset, lengths))
+        states, _, mems = self._run(embeddings, mems, SegmentOptions(train, reset, lengths))
         return self.drop_output(states, train), mems
+
+    def core_and_inputs(self, embeddings, mems, *, train=False, reset=None, lengths=None):
+        """Runs :meth:`core`, and returns states, the input of every layer [L,B,T,D], new memory.
+
+        The inputs, in the compute dtype, are what a memory holds of these positions.
+        """
+        options = SegmentOptions(train, reset, lengths)
+        states, inputs, mems = self._run(embeddings, mems, options)
+        return self.drop_output(states, train), memory_lib.constant(inputs), mems
 
     def _encode(self, tokens, mems, options: SegmentOptions):
         """Returns the last layer's states after the context, before dropout, and new memory."""
         self._check_tokens(tokens, mems, options)
         embeddings = self.vocabulary.embed(tokens, options.train)
-        states, mems = self._run(embeddings, mems, options)
+        states, _, mems = self._run(embeddings, mems, options)
         return states[:, options.context_len :], mems
 
     def _run(self, embeddings, mems, options: SegmentOptions):
-        """Returns the last layer's states [B,C+T,D] before dropout, and new memory."""
+        """Returns states [B,C+T,D] before dropout, each layer's input [L,B,C+T,D], new memory."""
         c, (train, reset, lengths, context_len) = self.cfg, options
         inputs_lib.check_segment(c, embeddings, mems, options)
         seg_len, mem_len, since_reset = embeddings.shape[1], mems.mem_len, None
@@ -204,14 +215,19 @@ class TransformerXL(nn.Module):
             h = h + sinusoids(clamped(places, c.clamp_len), c.d_model).astype(c.dtype)
         h = self.drop_input(h, train)
         if isinstance(mems, Cache):
-            h, projected = self._layers_cached(h, mems, mask, places)
-            return h, memory_lib.update_cache(mems, projected, h, lengths, since_reset)
+            h, inputs, projected = self._layers_cached(h, mems, mask, places)
+            mems = memory_lib.update_cache(mems, projected, h, lengths, since_reset)
+            return self._normalised(h), inputs, mems
         encodings = self._encodings(mem_len + seg_len, train)
         h, inputs = self._layers(h, mems, SharedInputs(encodings, mask, places, train))
-        if context_len:  # these tokens are run again with the next segment
-            inputs = inputs[:, :, : seg_len - context_len]
-            lengths = None if lengths is None else jnp.maximum(lengths - context_len, 0)
-        return shard_rows(h, self.mesh), memory_lib.update(mems, inputs, lengths, since_reset)
+        kept = inputs[:, :, : seg_len - context_len]  # the rest is run again with the next segment
+        if context_len and lengths is not None:
+            lengths = jnp.maximum(lengths - context_len, 0)
+        mems = memory_lib.update(mems, kept, lengths, since_reset)
+        return self._normalised(shard_rows(h, self.mesh)), inputs, mems
+
+    def _normalised(self, h):
+        return self.norm_output(h) if self.cfg.final_norm else h
 
     def _layers(self, h, mems: Memory, shared: SharedInputs):
         """Returns the last layer's output [B,T,D], and the input of every layer [L,B,T,D]."""
@@ -225,14 +241,15 @@ class TransformerXL(nn.Module):
         return h, jnp.stack(inputs)
 
     def _layers_cached(self, h, cache: Cache, mask, places):
-        """Returns the last layer's output [B,T,D], and keys and values of every layer's input."""
+        """Returns the output [B,T,D], each layer's input [L,B,T,D], and its keys and values."""
         mask = mask.replace(mem_len=cache.slots)
-        projected = []
+        inputs, projected = [], []
         for n, layer in enumerate(self.layers):
             positions = cache.positions[n].nearest(cache.near.count + mask.seg_len)
+            inputs.append(h)
             h, present = layer(h, cache.rings(n), positions, mask, places)
             projected.append(present)
-        return h, projected
+        return h, jnp.stack(inputs), projected
 
     def _encodings(self, n_keys: int, train: bool) -> jax.Array:
         """Returns the sinusoids of the distances K-1 .. 0, [K,D]."""

@@ -26,6 +26,8 @@ PARAMETERS: dict[str, tuple[str | None, ...]] = {
     **dict.fromkeys(("query", "key", "value", "position"), ("fsdp", "tensor", None)),  # [D,N,H]
     "output": ("tensor", None, "fsdp"),  # [N,H,D]
     **dict.fromkeys("uv", ("tensor", None)),  # [N,H]
+    "value_bias": ("tensor", None),  # [N,H]
+    **dict.fromkeys(("from_output", "from_input"), ("fsdp", None, "tensor")),  # [D,3,D]
     "distance": (None, "tensor", None),  # [R,N,H]
     "distance_bias": (None, "tensor"),  # [R,N]
     "positions": (None, "fsdp"),  # [R,D]

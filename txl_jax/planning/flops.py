@@ -36,16 +36,17 @@ def layer_flops(c: TransformerXLConfig, shape: BatchShape, cached: bool = False)
 
     Each row needs 2 T D NH for queries and for output, 2 K D NH for keys and for values, 2 T K NH
     for content scores, for position scores and for the weighted sum, and 4 T D F for the
-    feed-forward layer. Masked scores count. Only relative positions have position scores; with a
-    cache and a large T these cover ``clamp_len`` + T distances. Without a cache, the positions of
-    ``relative`` need 2 K D NH once for all rows.
+    feed-forward layer, and 24 T D D for gates. Masked scores count. Only relative positions
+    have position scores; with a cache and a large T these cover ``clamp_len`` + T distances.
+    Without a cache, the positions of ``relative`` need 2 K D NH once for all rows.
     """
     t, k, width = shape.positions, shape.mem_len + shape.positions, c.n_head * c.d_head
     projections = 4 * (t + (t if cached else k)) * c.d_model * width
     clamped = cached and t > SINGLE_RING_MAX_TOKENS and c.clamp_len > 0
     distances = min(k, c.clamp_len + t) if clamped else k
     scores = (4 * k + (0 if c.memory_free else 2 * distances)) * t * width
-    row = projections + scores + 4 * t * c.d_model * c.d_inner
+    gates = 24 * t * c.d_model**2 if c.gate else 0
+    row = projections + scores + 4 * t * c.d_model * c.d_inner + gates
     projects = c.attention == "relative" and not cached
     positions = 2 * k * c.d_model * width if projects else 0
     return float(c.n_layer * (shape.batch_size * row + positions))
