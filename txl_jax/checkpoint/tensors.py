@@ -15,14 +15,14 @@ from txl_jax.checkpoint.errors import ModelFormatError
 class Tensors:
     """The arrays of a stored state by name; each is taken once, and all problems are collected."""
 
-    def __init__(self, state: Mapping[str, np.ndarray]):
+    def __init__(self, state: Mapping[str, Any]):
         self._left = dict(state)
         self._problems: list[str] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self._left
 
-    def take(self, name: str, *shapes: tuple[int, ...]) -> np.ndarray:
+    def take(self, name: str, *shapes: tuple[int, ...]) -> Any:
         """Takes an array that has one of ``shapes``, and returns it as float32 in the first shape.
 
         Returns zeros if there is a problem.
@@ -30,7 +30,9 @@ class Tensors:
         if name not in self._left:
             self._problems.append(f"{name} {list(shapes[0])} is missing")
             return np.zeros(shapes[0], np.float32)
-        tensor = np.asarray(self._left.pop(name))
+        tensor = self._left.pop(name)
+        if not isinstance(tensor, jax.Array):  # which may be traced
+            tensor = np.asarray(tensor)
         if tensor.shape not in shapes:
             expected = " or ".join(str(list(shape)) for shape in shapes)
             self._problems.append(f"{name} is {list(tensor.shape)}, expected {expected}")

@@ -17,6 +17,7 @@ from txl_jax.checkpoint.loading import load_exported
 from txl_jax.checkpoint.saving import export, save
 from txl_jax.convert.conversion import Request, to_workdir
 from txl_jax.convert.huggingface import config_from_huggingface, params_from_huggingface
+from txl_jax.convert.ppo_jax import config_from_ppo_jax, params_from_ppo_jax
 from txl_jax.convert.pytorch import config_from_pytorch, params_from_pytorch
 from txl_jax.convert.tensorflow import config_from_tensorflow, params_from_tensorflow
 
@@ -24,11 +25,13 @@ __all__ = [
     "ModelFormatError",
     "Request",
     "config_from_huggingface",
+    "config_from_ppo_jax",
     "config_from_pytorch",
     "config_from_tensorflow",
     "export",
     "load_exported",
     "params_from_huggingface",
+    "params_from_ppo_jax",
     "params_from_pytorch",
     "params_from_tensorflow",
     "save",
