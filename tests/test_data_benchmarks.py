@@ -102,7 +102,7 @@ def test_enwik8_is_cut_90_5_5_and_keeps_or_drops_newlines(tmp_path, protocol, dr
         assert corpus.info["bytes"][split] == len(part)
     assert corpus.info["protocol"]["protocol"] == protocol
     assert ("newline bytes left out" in corpus.info["label"]) == (protocol == "authors")
-    assert corpus.vocab.unit == "bpc"
+    assert corpus.vocab.unit == ("bpc" if dropped else "bpb")
 
 
 def test_enwik8_protocol_is_the_authors_unless_named_and_they_share_no_cache(tmp_path):

@@ -123,7 +123,7 @@ def test_stdlib(tmp_path, kind):
     start = corpus.vocab.decode(corpus.train[:100])
     assert len(start) == 100
     assert corpus.info["python"] == sys.version.split()[0]
-    assert corpus.vocab.unit == "bpc"
+    assert corpus.vocab.unit == ("bpb" if kind == "byte" else "bpc")
 
 
 # --------------------------------------------------------------------------------------

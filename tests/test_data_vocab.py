@@ -103,7 +103,7 @@ def test_ids_have_the_smallest_type_that_fits(n, dtype):
 
 
 def test_units():
-    assert [vocab_of(kind).unit for kind in ("byte", "char", "word")] == ["bpc", "bpc", "ppl"]
+    assert [vocab_of(kind).unit for kind in ("byte", "char", "word")] == ["bpb", "bpc", "ppl"]
 
 
 def test_an_unknown_word_is_unk_where_the_vocabulary_has_it():
@@ -139,9 +139,10 @@ def test_bytes_and_letters_are_by_frequency_with_ties_as_first_seen(size):
     whole = b"".join(texts)
     counted = Vocab.from_counted_bytes(*blocks)
     assert counted.symbols == slow_order([str(value) for value in whole])
-    assert (counted.kind, counted.unit) == ("byte", "bpc")
+    assert (counted.kind, counted.unit) == ("byte", "bpb")
     dropped = Vocab.from_counted_bytes(*blocks, newline=False)
     assert dropped.symbols == slow_order([str(value) for value in whole if value != 10])
+    assert dropped.unit == "bpc"  # not that of every byte of the text
     letters = Vocab.from_letters(*blocks[:2])
     assert letters.symbols == slow_order("zebra_zoo_arc__a__")
 

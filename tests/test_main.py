@@ -350,7 +350,7 @@ def test_the_quickstart_runs_at_reduced_steps(tmp_path):
         f"--workdir={workdir}",
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("held-out bpc ")
+    assert done.stdout.splitlines()[-1].startswith("held-out bpb ")
     names = [r["name"] for r in json.loads((workdir / "evaluation.json").read_text())["results"]]
     assert names[2:] == ["unigram", "bigram", "xz", "xz primed"]
     assert (workdir / "sample.txt").read_text().startswith("def ")

@@ -286,8 +286,8 @@ def test_without_a_terminal_each_record_is_one_plain_line(make, capsys, clock):
     log.flush_window(100)
     log.record("valid", 100, {"loss": 2.0, "tokens": 512})
     assert capsys.readouterr().err.splitlines() == [
-        "step  100/1000  loss 2.345  bpc 3.383  lr 2.5e-04  12,344 tok/s  0:01:52 left",
-        "step  100/1000  valid  loss 2.000  bpc 2.885  tokens 512",
+        "step  100/1000  bpc 3.383  lr 2.5e-04  12,344 tok/s  0:01:52 left",
+        "step  100/1000  valid  bpc 2.885  tokens 512",
     ]
 
 
@@ -306,9 +306,25 @@ def test_on_a_terminal_a_bar_shows_the_loss_and_messages_stand_above_it(make, ca
     log.message("a checkpoint was saved")
     log.close()
     text = capsys.readouterr().err
-    assert re.search(r"step 21/21 \|█+\| loss \d+\.\d{3}  ppl \d", text)
+    assert re.search(r"step 21/21 \|█+\| ppl \d+\.\d\d  ", text)
     assert re.search(r"(^|\r|\n)a checkpoint was saved\n", text)
     assert "lr " not in text
+
+
+@pytest.mark.parametrize(
+    ("unit", "loss"), [("bpb", 1.4), ("bpc", 1.4), ("ppl", 12.0), ("ppl", 1e3)]
+)
+def test_the_bar_and_the_time_left_fit_80_columns(make, capsys, clock, unit, loss):
+    log = make(unit=unit, progress=True, total_steps=9_999_999, resume_step=8_000_000)
+    for step in range(8_000_001, 8_000_003):
+        clock[0] += 3.0
+        log.train_step(step, metrics(loss, 1.0, 1.0, 0.1, 3_000_000))
+    log.close()
+    shown = re.split(r"[\r\n]", capsys.readouterr().err.rstrip())[-1]
+    value = {"bpb": "bpb 2.020", "bpc": "bpc 2.020", 12.0: "ppl 162754.79", 1e3: "ppl inf"}
+    assert value.get(loss, value.get(unit, "")) in shown
+    assert shown.endswith("  1,000,000 tok/s  1666:39:51 left")
+    assert len(shown) <= 80
 
 
 @pytest.mark.parametrize("unit", ["bpc", "ppl"])

@@ -56,7 +56,7 @@ def test_the_command_trains_a_recipe_by_name_and_lists_settings(installed, tmp_p
     where = run([installed / "python", "-c", "import txl_jax; print(txl_jax.__file__)"], tmp_path)
     assert where.startswith(str(installed.parent))
     printed = run([installed / "txl", "--config=quickstart:smoke"], tmp_path)
-    assert "held-out bpc" in printed
+    assert "held-out bpb" in printed
     assert (tmp_path / "runs" / "quickstart-smoke" / "evaluation.json").exists()
     printed = run([installed / "txl", "--mode=settings", "train.steps"], tmp_path)
     assert printed.startswith("train.steps = 1000\n")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from txl_jax.files import atomic_write, name_in_os_errors
+from txl_jax.units import UNIT_NAMES
 
 
 def append(metrics_path: str, *records: Mapping[str, Any]) -> None:
@@ -51,7 +52,7 @@ def is_record(value: Any) -> bool:
     timing = value.get("timing", {})
     if not isinstance(timing, dict) or type(value.get("step")) is not int or value["step"] < 0:
         return False
-    keys = ("epoch", "loss", "bpc", "ppl", "learning_rate", "grad_norm")
+    keys = ("epoch", "loss", *UNIT_NAMES, "learning_rate", "grad_norm")
     return all(_is_number(v) for v in (*map(value.get, keys), *timing.values()))
 
 

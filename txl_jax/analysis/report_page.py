@@ -93,7 +93,7 @@ class RunRecord:
         """The unit in which losses are shown."""
         if self.evaluations:
             return self.evaluations[-1]["unit"]
-        return "bpc" if any("bpc" in record for record in self.metrics) else "ppl"
+        return next((u for u in UNIT_NAMES if any(u in record for record in self.metrics)), "ppl")
 
     @property
     def main_result(self) -> dict[str, Any] | None:

@@ -8,12 +8,13 @@ import io
 import itertools
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
 from txl_jax.data.errors import DataError
 from txl_jax.data.symbols import BOUNDARY, BYTES, EOS, SENTENCE_UNK, SPACE, UNK, UnknownSymbolError
+from txl_jax.units import Unit
 
 Blocks = Iterable[str | bytes]
 NEWLINE = 10
@@ -103,7 +104,7 @@ class Codec:
     """
 
     required: ClassVar[tuple[str, ...]] = ()  # symbols that every vocabulary of this kind has
-    unit: ClassVar[Literal["bpc", "ppl"]] = "bpc"  # of a mean loss
+    unit: Unit = "bpc"  # of a mean loss
     unknown: ClassVar[str | None] = None  # the symbol that may stand for unknown words
     lower_case = False  # whether text is put in lower case before it is encoded
 
@@ -134,7 +135,8 @@ class ByteCodec(Codec):
     """The encoding of UTF-8 text as bytes.
 
     The symbols are byte values as decimal strings, as in the authors' files of enwik8. A vocabulary
-    without the newline drops newlines, as the authors' protocol does.
+    without the newline drops newlines, as the authors' protocol does. Its loss is then not that of
+    all bytes of the text, and has the published unit: bits per character.
     """
 
     def __init__(self, kind: str, symbols: Sequence[str], tokenizer: Mapping[str, Any]):
@@ -144,6 +146,7 @@ class ByteCodec(Codec):
                 f"a byte vocabulary's symbols must be the numbers 0 to 255, not {wrong[0]!r}"
             )
         self._bytes = np.array([int(symbol) for symbol in symbols], np.uint8)
+        self.unit = "bpb" if NEWLINE in self._bytes else "bpc"
         self._ids = np.full(256, -1, np.int16)
         self._ids[self._bytes] = np.arange(len(symbols))
 

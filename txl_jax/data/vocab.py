@@ -11,7 +11,7 @@ import itertools
 import os
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from txl_jax.data.symbols import (
     check_ids,
     check_symbols,
 )
+from txl_jax.units import Unit
 
 CODECS: dict[Kind, type[codecs.Codec]] = {
     "byte": codecs.ByteCodec,
@@ -136,9 +137,9 @@ class Vocab:
         return len(self.symbols)
 
     @property
-    def unit(self) -> Literal["bpc", "ppl"]:
+    def unit(self) -> Unit:
         """The unit of a mean loss: bits per byte or character, or perplexity per token."""
-        return CODECS[self.kind].unit
+        return self._codec.unit
 
     @property
     def unknown(self) -> str | None:

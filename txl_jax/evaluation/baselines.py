@@ -44,9 +44,10 @@ def score_baselines(
       indices: int [N], the increasing indices of the targets, from 1. ``None`` selects all tokens
         except the first. ``xz`` compresses the concatenated targets.
 
-    Returns one ``{"name", "loss", "bpc" or "ppl", "targets"}`` per model, with the ``loss`` in nats
-    per target. ``xz`` has a second result, ``xz primed``, which compresses the targets after the
-    training text. It requires a training text of at most :data:`PRIMED_LIMIT` bytes.
+    Returns one dict per model with ``name``, ``loss`` in nats per target, the loss in the unit of
+    the text, and the number of ``targets``. ``xz`` has a second result, ``xz primed``, which
+    compresses the targets after the training text. It requires a training text of at most
+    :data:`PRIMED_LIMIT` bytes.
     """
     check_baselines(names, corpus.vocab)
     train, tokens = flat_tokens(corpus.train), flat_tokens(getattr(corpus, split))
@@ -73,7 +74,7 @@ def check_baselines(names: Sequence[str], vocab: Any) -> None:
     unknown = [name for name in names if name not in ("unigram", "bigram", "xz")]
     if unknown:
         raise ConfigError(f"unknown baseline {unknown[0]!r}: must be 'unigram', 'bigram' or 'xz'")
-    if "xz" in names and (vocab.unit != "bpc" or len(vocab) > 256):
+    if "xz" in names and (vocab.unit == "ppl" or len(vocab) > 256):
         raise ConfigError(
             "the baseline 'xz' compresses bytes: it needs a vocabulary of at most 256 characters,"
             f" but this one has {len(vocab)} symbols and the unit {vocab.unit}"

@@ -200,6 +200,8 @@ def summary(
     if vocab.decode_bytes(np.concatenate([before, tokens])) != raw:
         notes.append("no bits per byte, because the tokens do not determine the bytes of the text")
         per_byte = ""
+    elif unit == "bpb":  # the same number
+        per_byte = ""
     share = f" ({unknown / len(tokens):.1%} {vocab.unknown})" if unknown else ""
     mean = f"{format_value(in_unit(total / len(tokens), unit), unit)} {UNIT_NAMES[unit]}{per_byte}"
     size = f"{len(lines):,} lines, {len(tokens):,} tokens{share}"

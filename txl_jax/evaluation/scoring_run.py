@@ -128,7 +128,8 @@ def _table(rows: list[dict[str, Any]], unit: str, protocol: str) -> str:
     width = max(len(r["name"]) for r in rows)
     lines = [f"{protocol}:"]
     for r in rows:
-        more = f"  ({r['bits_per_byte']:.4g} bits per byte" if "bits_per_byte" in r else ""
-        more += f", {r['word_ppl']:.4g} perplexity of a whole word)" if more else ""
+        # A perplexity per subword does not compare with the loss of other kinds of tokens.
+        compares = unit == "ppl" and "bits_per_byte" in r
+        more = f"  ({r['bits_per_byte']:.4f} bits per byte)" if compares else ""
         lines.append(f"  {r['name']:<{width}}  {r[unit]:9.4f} {unit}{more}")
     return "\n".join(lines)

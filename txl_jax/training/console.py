@@ -1,7 +1,6 @@
 """The output of a run on standard error: lines, or a progress bar."""
 
 import collections
-import datetime
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -30,9 +29,9 @@ class Console:
         if progress and not silent:
             from tqdm import tqdm
 
-            form = "step {n_fmt}/{total_fmt} |{bar:20}| {desc}"
-            more: dict[str, Any] = {"file": sys.stderr, "dynamic_ncols": True, "bar_format": form}
-            self._bar = tqdm(total=total, initial=step, **more)
+            form = "step {n_fmt}/{total_fmt} |{bar}| {desc}"  # the bar takes what the text leaves
+            size: dict[str, Any] = {"dynamic_ncols": True} if sys.stderr.isatty() else {"ncols": 79}
+            self._bar = tqdm(total=total, initial=step, file=sys.stderr, bar_format=form, **size)
 
     def message(self, text: str) -> None:
         """Prints a line, above the progress bar if there is one."""
@@ -63,7 +62,12 @@ class Console:
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Prints a record of ``metrics.jsonl`` as one line."""
         loss = [] if values.get("loss") is None else [self._loss(values["loss"])]
-        rest = [_named(k, v) for k, v in values.items() if k not in ("loss", self._unit)]
+        rest = []
+        for name, value in values.items():
+            if name.startswith("loss_"):  # of averaged weights
+                rest.append(f"{name.removeprefix('loss_')} {self._loss(value)}")
+            elif name not in ("loss", self._unit):
+                rest.append(_named(name, value))
         self.step_message(step, kind, *loss, *rest)
 
     def training_record(self, step: int, values: Mapping[str, Any], seconds: float) -> None:
@@ -80,8 +84,7 @@ class Console:
             self._bar.close()
 
     def _loss(self, loss: float) -> str:
-        value = format_value(in_unit(loss, self._unit), self._unit)
-        return f"loss {loss:.3f}  {self._unit} {value}"
+        return f"{self._unit} {format_value(in_unit(loss, self._unit), self._unit)}"
 
     def _speed(self, step: int, seconds: float) -> str:
         """Returns the tokens per second of recent steps and the remaining time, as text."""
@@ -90,7 +93,8 @@ class Console:
             return "? tok/s  ? left"
         speed = (self._tokens - tokens_then) / (seconds - then)
         left = (self._total_steps - step) * (seconds - then) / (step - step_then)
-        return f"{speed:,.0f} tok/s  {datetime.timedelta(seconds=int(left))} left"
+        minutes, seconds_left = divmod(int(left), 60)
+        return f"{speed:,.0f} tok/s  {minutes // 60}:{minutes % 60:02}:{seconds_left:02} left"
 
 
 def _named(name: str, value: Any) -> str:

@@ -11,11 +11,11 @@
                 "data_seconds": 0.02, "save_seconds": 0.3}}
 
 ``kind`` is train, valid or test. ``loss`` is in nats per token. A record also has the loss in the
-unit of the corpus: ``bpc`` (bits per character) or ``ppl`` (perplexity). ``skipped`` is the number
-of skipped updates, which the means exclude. ``data_seconds`` is the time spent waiting for data,
-and is part of ``seconds``. ``save_seconds`` is the time for which saves blocked training, and is
-not part of ``seconds``. Two identical runs have identical records, except for ``timing``. A number
-that is not finite is written as ``null``.
+unit of the text: ``bpb`` (bits per byte), ``bpc`` (bits per character) or ``ppl`` (perplexity).
+``skipped`` is the number of skipped updates, which the means exclude. ``data_seconds`` is the time
+spent waiting for data, and is part of ``seconds``. ``save_seconds`` is the time for which saves
+blocked training, and is not part of ``seconds``. Two identical runs have identical records, except
+for ``timing``. A number that is not finite is written as ``null``.
 """
 
 import contextlib
@@ -179,7 +179,7 @@ class RunLog:
         *,
         epoch: float | None = None,
     ) -> None:
-        """Writes and prints one record. A ``loss`` in ``values`` is also given as bpc or ppl."""
+        """Writes and prints one record. A ``loss`` in ``values`` is also given in the unit."""
         if not self._writes:
             return
         if values.get("loss") is not None:
