@@ -10,10 +10,14 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # shellcheck source=launch/setup_env.sh
 source "$root/launch/setup_env.sh"
 if [[ -n "${COORDINATOR-}${NUM_NODES-}${NODE_RANK-}" ]]; then
-  set -- --distributed --coordinator="${COORDINATOR:?set it to HOST:PORT of machine 0}" \
-    --num_processes="${NUM_NODES:?set it to the number of machines}" \
-    --process_id="${NODE_RANK:?set it to 0 on machine 0, 1 on the next, …}" "$@"
+  added=(--distributed --coordinator="${COORDINATOR:?set it to HOST:PORT of machine 0}"
+    --num_processes="${NUM_NODES:?set it to the number of machines}"
+    --process_id="${NODE_RANK:?set it to 0 on machine 0, 1 on the next, …}")
+  set -- "${added[@]}" "$@"
+  export TXL_ADDED="${added[*]}"
+  txl_launched_by env "COORDINATOR=$COORDINATOR" "NUM_NODES=$NUM_NODES" "NODE_RANK=$NODE_RANK" "$0"
 fi
+txl_launched_by "$0"
 if ! txl_run nvidia-smi -L; then
   printf 'nvidia-smi finds no GPU here; launch/local.sh runs on what there is\n' >&2
   exit 1

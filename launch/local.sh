@@ -7,6 +7,6 @@ set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 # shellcheck source=launch/setup_env.sh
 source "$root/launch/setup_env.sh"
+txl_launched_by "$0"
 txl_setup_env "$root"
-export TXL_LAUNCHED_BY="$0"  # named in the command that resumes the run
 txl_run exec "$TXL_PYTHON" -m txl_jax.main "$@"

@@ -14,6 +14,10 @@
 txl_run() { # txl_run COMMAND...: runs it; where TXL_DRY_RUN is set, prints it, quoted for a shell
   if [[ -z "${TXL_DRY_RUN-}" ]]; then "$@"; return; fi
   if [[ "$1" == exec ]]; then shift; fi
+  txl_quote "$@"
+}
+
+txl_quote() { # txl_quote WORD...: prints the words as one line, quoted for a shell
   local word line="" quote="'" escaped="'\"'\"'"
   for word; do
     case "$word" in
@@ -22,6 +26,32 @@ txl_run() { # txl_run COMMAND...: runs it; where TXL_DRY_RUN is set, prints it, 
     line+=" $word"
   done
   printf '%s\n' "${line# }"
+}
+
+txl_launched_by() { # txl_launched_by COMMAND...: the command that the program names to resume a run
+  if [[ -n "${TXL_VENV-}" ]]; then set -- env "TXL_VENV=$TXL_VENV" "$@"; fi
+  export TXL_LAUNCHED_BY="${TXL_LAUNCHED_BY-$(txl_quote "$@")}"
+}
+
+txl_show_progress() { # shows what pip downloads: on a terminal in one line, else every 20th package
+  local line count=0
+  while IFS= read -r line; do
+    case "$line" in
+      *"Downloading "* | *"Using cached "*)
+        line="${line#"${line%%[![:space:]]*}"}"
+        count=$((count + 1))
+        if [[ -t 2 ]]; then
+          printf '\r\033[K  %d packages: %.60s' "$count" "$line" >&2
+        elif ((count % 20 == 0)); then
+          printf '  %d packages\n' "$count" >&2
+        fi
+        ;;
+      "Installing collected"*)
+        if [[ -t 2 ]]; then printf '\r\033[K' >&2; fi
+        printf '  %d packages downloaded; installing them\n' "$count" >&2
+        ;;
+    esac
+  done
 }
 
 txl_find_python() { # prints the path of a Python that will do, or fails and says what was found
@@ -64,8 +94,10 @@ txl_setup_env() { # txl_setup_env ROOT [EXTRA...]: afterwards $TXL_PYTHON is the
   others="$(grep -F "$key [" "$stamp" 2>/dev/null || true)"
   txl_run rm -f "$stamp"
   printf 'Installing txl_jax%s with the versions of launch/constraints.txt\n' "${extras:+[$extras]}" >&2
-  (cd "$root" && txl_run "$TXL_PYTHON" -m pip install --quiet --disable-pip-version-check \
+  local install=("$TXL_PYTHON" -m pip install --disable-pip-version-check --progress-bar off
     --constraint launch/constraints.txt --editable ".${extras:+[$extras]}")
-  if [[ -n "${TXL_DRY_RUN-}" ]]; then return; fi
+  if [[ -n "${TXL_DRY_RUN-}" ]]; then txl_run "${install[@]}" && return; fi
+  (cd "$root" && "${install[@]}") | txl_show_progress
+  if [[ "${PIPESTATUS[0]}" != 0 ]]; then return 1; fi
   printf '%s\n' ${others:+"$others"} "$key [$extras]" >"$stamp"
 }

@@ -53,7 +53,8 @@ cd txl_jax; source launch/setup_env.sh; TXL_EXTRAS=tpu txl_setup_env \"\$PWD\""
 run() { # the process outlives the connection, over which its log is followed
   local arguments
   printf -v arguments ' %q' "$@"
-  on_all "cd txl_jax || exit; TXL_EXTRAS=tpu setsid nohup launch/local.sh --distributed$arguments \
+  on_all "cd txl_jax || exit; export TXL_LAUNCHED_BY='launch/tpu_vm.sh resume' TXL_ADDED=--distributed; \
+TXL_EXTRAS=tpu setsid nohup launch/local.sh --distributed$arguments \
 >>../txl_jax.log 2>&1 </dev/null & tail -n 0 --pid=\$! -F ../txl_jax.log; wait \$!"
 }
 

@@ -260,7 +260,7 @@ def test_smoke_variant_trains_scores_and_continues(name, tmp_path, capsys):
     small = {"data.path": path, "mesh.data": 1, "model.n_layer": 1}
     exp = load(name, smoke=True, **small)
     workdir = tmp_path / "run"
-    assert modes.train(exp, str(workdir), command="") == 0
+    assert modes.train(exp, str(workdir)) == 0
     assert "held-out" in capsys.readouterr().out
     report = json.loads((workdir / "evaluation.json").read_text())
     result = report["results"][0]

@@ -197,6 +197,18 @@ def test_training_and_testing_share_one_environment_and_neither_undoes_the_other
     assert checks == [*lint, "pytest"]
 
 
+def test_an_installation_shows_its_progress_in_a_few_lines(project):
+    lines = ["Collecting jax", *(f"  Downloading p{n}.whl (2 MB)" for n in range(45))]
+    said = "\n".join([*lines, "Installing collected packages: jax, p1", "Successfully installed"])
+    project.program("python3", FAKE_PYTHON.replace("[ -z", f"printf %s\\\\n '{said}'; [ -z"))
+    done, installs = project()
+    assert (done.returncode, len(installs)) == (0, 1), done.stderr
+    *_, first, second, third = done.stderr.splitlines()
+    assert [first, second] == ["  20 packages", "  40 packages"]
+    assert third == "  45 packages downloaded; installing them"
+    assert done.stdout.splitlines()[0].endswith("txl_jax.main")
+
+
 @pytest.mark.parametrize("file", ["pyproject.toml", "launch/constraints.txt"])
 def test_a_changed_requirement_installs_again(project, file):
     before = (project.root / file).read_text()
@@ -345,7 +357,8 @@ CREATE = gcloud(
     "create", "--accelerator-type=v5litepod-16", "--version=v2-alpha-tpuv5-lite", "--spot"
 )
 TPU_RUN = on_all(
-    "cd txl_jax || exit; TXL_EXTRAS=tpu setsid nohup launch/local.sh --distributed "
+    "cd txl_jax || exit; export TXL_LAUNCHED_BY='launch/tpu_vm.sh resume' TXL_ADDED=--distributed; "
+    "TXL_EXTRAS=tpu setsid nohup launch/local.sh --distributed "
     "--config=c.py --workdir=/mnt/a\\ b >>../txl_jax.log 2>&1 </dev/null & "
     "tail -n 0 --pid=$! -F ../txl_jax.log; wait $!"
 )
@@ -514,6 +527,34 @@ def test_a_slurm_job_goes_back_to_the_queue_only_where_work_is_left(slurm, task,
     done, _ = slurm(task)
     assert done.returncode == code
     assert ("scontrol requeue 7\n" in done.stdout) == requeued
+
+
+LAUNCHED = {
+    "local": ("local.sh", {}, []),
+    "a venv": ("local.sh", {"TXL_VENV": "a b"}, ["env", "TXL_VENV=a b"]),
+    "node": ("gpu_node.sh", {}, []),
+    "nodes": ("gpu_node.sh", NODES, ["env", *(f"{k}={v}" for k, v in NODES.items())]),
+}
+
+
+@pytest.mark.parametrize("case", [*LAUNCHED, "slurm"])
+def test_the_program_learns_the_command_that_was_typed(project, slurm, case):
+    """The program's copy prints its variables in place of training."""
+    tells = FAKE_PYTHON.replace('*) echo "$PWD: ${@:2}"', '*) echo "$TXL_LAUNCHED_BY|$TXL_ADDED"')
+    project.program("python3", tells)
+    project.program("nvidia-smi", "#!/bin/bash\n:\n")
+    if case == "slurm":
+        done, _ = slurm(SLURM_JOB_NUM_NODES="2")
+        script, added = ["sbatch", "--nodes=2", "launch/slurm.sbatch"], "--distributed"
+    else:
+        name, variables, before = LAUNCHED[case]
+        done, _ = project(*RUN, script=name, **variables)
+        script = [*before, f"{project.root}/launch/{name}"]
+        node = "--distributed --coordinator=node0:12345 --num_processes=2 --process_id=1"
+        added = node if case == "nodes" else ""
+    assert done.returncode == 0, done.stderr
+    launched, got = done.stdout.splitlines()[-1].split("|")
+    assert (shlex.split(launched), got) == (script, added)
 
 
 def test_a_slurm_job_asks_that_its_processes_be_told_before_the_end_and_may_be_requeued():

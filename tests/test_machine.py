@@ -168,7 +168,7 @@ def test_training_is_refused_before_its_text_is_read(tmp_path):
     large = {"model.d_inner": 1_000_000, "model.d_model": 100_000}
     exp = override(tiny_runs.experiment(tmp_path), {**large, "data.path": str(tmp_path / "gone")})
     with pytest.raises(ConfigError, match=r"^training needs at least"):
-        modes.train(exp, str(tmp_path / "run"), command="")
+        modes.train(exp, str(tmp_path / "run"))
     assert not (tmp_path / "run" / "config.json").exists()
 
 

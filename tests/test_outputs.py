@@ -102,7 +102,7 @@ def test_a_file_of_samples_that_cannot_be_written_is_refused_before_the_work(
     path = str(tmp_path / "none" / "samples.jsonl")
     flags = {"generate.json": path}
     calls = {
-        "train": lambda: modes.train(override(tiny[0].config, flags), str(tmp_path / "run"), ""),
+        "train": lambda: modes.train(override(tiny[0].config, flags), str(tmp_path / "run")),
         "generate": lambda: modes.use_model(mode, None, flags, str(tmp_path), "best"),
     }
     told = r"generate.json = .*No such file.*; name a file in a folder that exists"

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from typing import Any
 
 import jax
@@ -165,7 +166,7 @@ def test_sigterm_to_one_of_two_ends_both_saved_at_the_same_step(tmp_path):
         os.kill(pair.all[1].pid, signal.SIGTERM)
         codes, (first, second) = pair.wait()
     assert codes == [0, 0], first + second
-    assert "stopped by SIGTERM, saved; to resume:\n  python -m txl_jax.main" in first
+    assert f"stopped by SIGTERM, saved; to resume:\n  {sys.executable} -m txl_jax.main" in first
     assert "stopped by" not in second
     steps = [int(name) for name in os.listdir(workdir / "checkpoints") if name.isdigit()]
     assert 0 < max(steps) < LONG["train.steps"]

@@ -385,7 +385,7 @@ def test_a_run_is_refused_before_it_compiles_where_checkpoints_cannot_be_written
     monkeypatch.setattr(modes, "train_seeds", None)
     refused = r"its folder checkpoints cannot be written \(the disk is full\); make it writable"
     with pytest.raises(WorkdirError, match=refused):
-        modes.train(experiment(tmp_path), str(workdir), "")
+        modes.train(experiment(tmp_path), str(workdir))
 
 
 @contextlib.contextmanager
@@ -553,7 +553,7 @@ MOMENTS = {
 def whole(tmp_path_factory):
     """An undisturbed run of the command: its folder."""
     folder = tmp_path_factory.mktemp("whole")
-    assert modes.train(experiment(folder), str(folder / "whole"), "") == 0
+    assert modes.train(experiment(folder), str(folder / "whole")) == 0
     return folder
 
 
@@ -564,13 +564,14 @@ def test_sigterm_ends_a_run_saved_with_exit_code_0(whole, moment, monkeypatch, c
     workdir = str(whole / moment)
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, around(getattr(owner, name)))
-        assert modes.train(experiment(whole), workdir, "COMMAND") == 0
+        patch.setattr(modes, "typed_command", lambda: "COMMAND")
+        assert modes.train(experiment(whole), workdir) == 0
     captured = capsys.readouterr().err
     assert captured.endswith(f"stopped by SIGTERM, {what}; to resume:\n  COMMAND\n")
     scored = [r["step"] for r in map(json.loads, read_lines(workdir)) if r["kind"] == "valid"]
     assert scored == ([6, 12] if moment == "reporting" else [])  # what it was at was left
     assert not {"evaluation.json", "sample.txt"} & set(os.listdir(workdir))
-    assert modes.train(experiment(whole), workdir, "") == 0
+    assert modes.train(experiment(whole), workdir) == 0
     assert_same_run(whole, whole / "whole", workdir)
 
 
@@ -584,7 +585,7 @@ def test_a_second_run_in_a_workdir_refuses_and_evaluation_does_not(whole, capsys
     before = {p: p.stat().st_mtime_ns for p in workdir.iterdir() if p.name != "tensorboard"}
     with training_lock(str(workdir)):
         with pytest.raises(LockedError, match=f"process {os.getpid()} on "):
-            modes.train(experiment(whole), str(workdir), "")
+            modes.train(experiment(whole), str(workdir))
         there = {p: p.stat().st_mtime_ns for p in workdir.iterdir() if p.name != "tensorboard"}
         assert {p: t for p, t in there.items() if p.name != ".lock"} == {
             p: t for p, t in before.items() if p.name != ".lock"

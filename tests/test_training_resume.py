@@ -6,6 +6,7 @@ import json
 import pathlib
 import random
 import signal
+import sys
 import time
 from typing import Any
 
@@ -331,7 +332,7 @@ def test_a_signal_saves_and_exits_with_the_command_to_resume(killed_folder, sent
     got, output = interrupt(sent, *arguments, when=lambda: (workdir / "checkpoints/25").is_dir())
     assert got == code, output
     assert f"stopped by {sent.name}, saved; to resume:" in output
-    assert f"python -m txl_jax.main --config={config} --workdir={workdir}" in output
+    assert f"  {sys.executable} -m txl_jax.main --config={config} --workdir={workdir}\n" in output
     assert (workdir / "loss.png").exists()
     resumed = call(*arguments)
     assert resumed.returncode == 0, resumed.stderr

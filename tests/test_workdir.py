@@ -79,7 +79,7 @@ def test_training_refuses_before_it_reads_the_text_and_names_all_files(claimed, 
         (tmp_path / name).write_text("mine")
     before = contents(tmp_path)
     with pytest.raises(WorkdirError) as caught:
-        modes.train(exp, str(tmp_path), "again")
+        modes.train(exp, str(tmp_path))
     listed = ".lock, loss.png.tmp, metrics.jsonl, sample.txt, vocab.json"
     assert f"would be overwritten: {listed}. Name another" in str(caught.value)
     assert contents(tmp_path) == before
@@ -91,7 +91,7 @@ def test_each_run_side_by_side_has_a_folder_of_its_own_to_check(claimed, tmp_pat
     (tmp_path / "seed_1" / "vocab.json").write_text("mine")
     exp = override(exp, {"train.num_seeds": 2})
     with pytest.raises(WorkdirError, match=r"seed_1: is not the folder of a run.*: vocab\.json"):
-        modes.train(exp, str(tmp_path), "again")
+        modes.train(exp, str(tmp_path))
     assert not (tmp_path / "seed_0").exists()
 
 
@@ -134,7 +134,7 @@ def test_modes_that_compare_runs_overwrite_their_own_files_only(trained, tmp_pat
 def test_a_table_is_not_written_over_the_users_own(claimed, tmp_path):
     (tmp_path / "ablation.csv").write_text("mine")
     with pytest.raises(WorkdirError, match=r"overwritten: ablation\.csv\. Name"):
-        modes.ablate("configs/table6.py", {}, str(tmp_path), "again")
+        modes.ablate("configs/table6.py", {}, str(tmp_path))
 
 
 # Two models in one folder.
@@ -147,7 +147,7 @@ def test_training_in_an_exported_folder_is_refused(claimed, trained, tmp_path):
     before = contents(folder)
     for attempt in (
         lambda: init_workdir(str(folder), exp, corpus),
-        lambda: modes.train(exp, str(folder), "again"),
+        lambda: modes.train(exp, str(folder)),
     ):
         with pytest.raises(WorkdirError) as caught:
             attempt()

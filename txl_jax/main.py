@@ -5,7 +5,6 @@ has a flag, for example ``--config.train.steps=100``.
 """
 
 import os
-import shlex
 import sys
 import traceback
 
@@ -142,11 +141,10 @@ def run() -> int:
     keep_compiled_programs()
     log_library_errors(workdir)
     interrupts.restore_keyboard_interrupt()
-    command = shlex.join([*_program(), *sys.argv[1:]])
     if exp is not None and mode == "train":
-        return modes.train(exp, workdir, command)
+        return modes.train(exp, workdir)
     if config and mode == "ablation":
-        return modes.ablate(config, _overrides, workdir, command)
+        return modes.ablate(config, _overrides, workdir)
     if mode in modes.COMPARISON_MODULES:
         return modes.compare(mode, exp, _overrides, workdir)
     return modes.use_model(mode, exp, _overrides, workdir, _STEP.value)
@@ -170,13 +168,6 @@ def _exit_code(code: int) -> int:
     if _many_processes():
         sys.modules["txl_jax.parallel.processes"].abort(code)
     return code
-
-
-def _program() -> list[str]:
-    """The words of the command before its flags: a script of launch/, txl, or Python."""
-    if script := os.environ.get("TXL_LAUNCHED_BY"):
-        return [script]
-    return ["txl"] if interrupts.is_script() else ["python", "-m", "txl_jax.main"]
 
 
 def _run_name(config: str) -> str:

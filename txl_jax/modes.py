@@ -1,17 +1,21 @@
 """Runs each ``--mode`` of the command; the function of a mode returns an exit code."""
 
 import importlib
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from absl import logging
 
+from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.lock import LockedError
 from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
-from txl_jax.checkpoint.workdir_files import check_file, check_outputs, register_outputs
+from txl_jax.checkpoint.workdir import read_experiment
+from txl_jax.checkpoint.workdir_files import CONFIG, check_file, check_outputs, register_outputs
+from txl_jax.command_line import command_for, command_with, shown_path, typed_command
 from txl_jax.config import ConfigError, ExperimentConfig, override
 from txl_jax.convert import ModelFormatError
 from txl_jax.data.corpus import Corpus, DataError, corpus_from_config
@@ -55,6 +59,12 @@ ANALYSIS_MODULES = {
 }
 """Modes that analyse one model; ``run(trained, workdir)`` of the module returns the last line."""
 
+RESULTS = (
+    *("report.html", "evaluation.json", "sample.txt", "loss.png", "metrics.jsonl", "config.json"),
+    *("checkpoints", "tensorboard"),
+)
+"""The files in the workdir of a finished run that its last lines name."""
+
 COMPARISON_MODULES = {
     "recl": "txl_jax.analysis.recl_table",
     "report": "txl_jax.analysis.report_page",
@@ -62,15 +72,17 @@ COMPARISON_MODULES = {
 """Modes that read several runs; ``run(exp, workdir)`` of the module returns the last line."""
 
 
-def train(exp: ExperimentConfig, workdir: str, command: str) -> int:
+def train(exp: ExperimentConfig, workdir: str, closing_lines: bool = True) -> int:
     """Trains to the last step, evaluates the model, and continues the prompt.
 
-    Everything the run needs is checked before the first step. ``command`` is the command line that
-    resumes the run after an interruption.
+    Everything the run needs is checked before the first step. After an interruption, the command
+    that resumes the run is printed. At the end, ``closing_lines`` name folder, files and commands.
     """
     _set_up_output()
     with PreemptionGuard() as guard:
         runs, corpus = prepare(exp, workdir)
+        if exp.train.num_seeds == 1:
+            processes.on_process_zero(lambda: check_steps(*runs[0]))
         check_final_outputs(exp, corpus)
         with locked_workdirs(runs, corpus):
             outcomes = train_seeds(runs, corpus, guard)
@@ -82,10 +94,47 @@ def train(exp: ExperimentConfig, workdir: str, command: str) -> int:
                     lines.append(label + evaluate_and_generate(trained, corpus, folder, guard))
     if guard.signal is None:
         _print("\n".join(lines))
+        if closing_lines:
+            _print(describe_results([folder for _, folder in runs]), sys.stderr)
         return 0
     saved = "saved" if int(outcomes[0].state.step) else "before the first step, nothing to save"
-    _print(f"stopped by {guard.signal.name}, {saved}; to resume:\n  {command}", sys.stderr)
+    _print(f"stopped by {guard.signal.name}, {saved}; to resume:\n  {typed_command()}", sys.stderr)
     return guard.exit_code
+
+
+def check_steps(exp: ExperimentConfig, workdir: str) -> None:
+    """Raises WorkdirError if a finished run would get more steps; it has the command to continue.
+
+    The learning rate of each step depends on the number of steps. A longer run is another run.
+    """
+    if not os.path.exists(os.path.join(workdir, CONFIG)):
+        return
+    old, steps = read_experiment(workdir).train.steps, exp.train.steps
+    with Checkpoints(workdir) as checkpoints:
+        finished = old in checkpoints.steps()
+    if steps <= old or not finished:
+        return
+    flags = {
+        "--workdir": shown_path(f"{workdir}-{steps}"),
+        "--config.train.start_from": shown_path(workdir),
+        "--config.train.steps": str(steps - old),
+    }
+    if exp.optimizer.warmup_steps > steps - old:
+        flags["--config.optimizer.warmup_steps"] = str((steps - old) // 10)
+    raise WorkdirError(
+        f"--workdir={workdir}: its run has ended after its {old:,} steps, and the learning rates of"
+        f" a run of {steps:,} steps are others. To continue from its model for {steps - old:,} more"
+        f" steps in another folder: {command_with(flags)}"
+    )
+
+
+def describe_results(folders: Sequence[str]) -> str:
+    """Returns three lines: the folders of the results, the files there, and commands to go on."""
+    paths = [os.path.join(folders[0], name) for name in RESULTS]
+    files = [f"{os.path.basename(p)}{'/' * os.path.isdir(p)}" for p in paths if os.path.exists(p)]
+    next_command = f"{command_for('generate', folders[0])}  (or =report, =evaluate, =interactive)"
+    shown = "  ".join(map(shown_path, folders))
+    return f"folder  {shown}\nfiles   {'  '.join(files)}\nnext    {next_command}"
 
 
 def check_final_outputs(exp: ExperimentConfig, corpus: Corpus) -> None:
@@ -161,14 +210,14 @@ def compare(
     return 0
 
 
-def ablate(config: str, overrides: Mapping[str, str], workdir: str, command: str) -> int:
+def ablate(config: str, overrides: Mapping[str, str], workdir: str) -> int:
     """Trains the rows of a table that are not trained yet, then evaluates and compares all rows."""
     from txl_jax.analysis import ablation
 
     _set_up_output()
     processes.on_process_zero(lambda: check_outputs(workdir, "ablation"))
     processes.on_process_zero(lambda: register_outputs(workdir, "ablation"))
-    train_row = lambda exp, folder: train(exp, folder, command)
+    train_row = lambda exp, folder: train(exp, folder, closing_lines=False)
     return ablation.run(config, overrides, workdir, train_row)
 
 

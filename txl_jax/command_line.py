@@ -1,0 +1,61 @@
+"""The command that started this process, as the user typed it, and commands that follow from it.
+
+The scripts of ``launch/`` set two variables: ``TXL_LAUNCHED_BY`` is the shell text before the
+user's flags, such as ``launch/local.sh``, and ``TXL_ADDED`` has the flags that the script adds.
+"""
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+
+from txl_jax.interrupts import is_script
+
+
+def typed_command() -> str:
+    """Returns the whole command as shell text. It resumes an interrupted run."""
+    return _joined(_typed_flags())
+
+
+def command_with(flags: Mapping[str, str]) -> str:
+    """Returns the command with other values of some flags, such as ``--config.train.steps``."""
+    kept, words = [], iter(_typed_flags())
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if "--" + name.lstrip("-") not in flags:
+            kept.append(word)
+        elif not equals:
+            next(words, "")  # the value of "--workdir DIR"
+    return _joined([*kept, *(f"{name}={value}" for name, value in flags.items())])
+
+
+def command_for(mode: str, workdir: str) -> str:
+    """Returns the command that runs a mode with the model of a workdir."""
+    return _joined([f"--workdir={shown_path(workdir)}", f"--mode={mode}"])
+
+
+def shown_path(path: str) -> str:
+    """Returns a path relative to the current folder if the path is inside it."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
+
+
+def _joined(flags: list[str]) -> str:
+    return f"{_program()} {shlex.join(flags)}".rstrip()
+
+
+def _typed_flags() -> list[str]:
+    added = shlex.split(os.environ.get("TXL_ADDED", ""))
+    return [word for word in sys.argv[1:] if word not in added]
+
+
+def _program() -> str:
+    """The shell text before the flags: a script of launch/, txl, or Python as it was typed."""
+    if script := os.environ.get("TXL_LAUNCHED_BY"):
+        return script
+    if is_script():
+        name = os.path.basename(sys.argv[0])
+        return name if shutil.which(name) == sys.argv[0] else shlex.quote(sys.argv[0])
+    words = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
+    return shlex.join(words) if "-m" in words else "python -m txl_jax.main"
