@@ -15,9 +15,11 @@ from txl_jax.analysis import report_page as page
 from txl_jax.analysis import results
 from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.checkpoint.loading import load
+from txl_jax.checkpoint.trained_model import parameter_count
 from txl_jax.checkpoint.workdir import init_workdir, with_vocab
 from txl_jax.config import ExperimentConfig, override
 from txl_jax.data.corpus import corpus_from_config
+from txl_jax.evaluation.baselines import DESCRIPTIONS
 from txl_jax.evaluation.scoring_run import evaluate_split
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.trainer import train
@@ -83,7 +85,12 @@ def test_the_page_has_the_runs_figures_and_needs_no_network(run):
     assert reader.images == 1  # the curves
     result = json.loads((run / "evaluation.json").read_text())
     for row in result["results"]:
-        assert f"{row['name']} {row['bpc']:.3f} bpc {row['targets']:,} 4 {row['protocol']}" in text
+        of_model = row["name"] not in DESCRIPTIONS
+        parameters = f"{result['parameters']:,} " if of_model else ""
+        step = ", step 4" if of_model else ""
+        value = f"{row['bpc']:.3f} bpc {row['targets']:,} {parameters}{row['protocol']}{step}"
+        assert f"{row['name']} {value}" in text
+    assert result["parameters"] == parameter_count(load(str(run)).params)
     config = json.loads((run / "config.json").read_text())
     assert config["provenance"]["versions"]["jax"] in text
     assert config["corpus"]["source_hash"] in text
@@ -127,6 +134,16 @@ def test_the_same_figure_gives_the_same_bytes(tmp_path):
     for kind in ("png", "svg"):
         one, two = ((tmp_path / name / f"curve.{kind}").read_bytes() for name in ("a", "b"))
         assert one == two
+
+
+@pytest.mark.parametrize(("values", "span"), [((1.99, 2.01), 0.1), ((1.0, 3.0), 2.2)])
+def test_small_differences_do_not_fill_a_figure(values, span):
+    axes = results.new_figure().add_subplot()
+    axes.plot(values)
+    results.show_share(axes)
+    low, high = axes.get_ylim()
+    assert high - low == pytest.approx(span)
+    assert (low + high) / 2 == pytest.approx(2.0)
 
 
 def test_every_evaluation_is_kept_and_the_latest_of_each_protocol_is_shown(run):
@@ -228,6 +245,22 @@ def test_the_headline_is_the_latest_score_of_the_whole_of_the_runs_text(evaluati
     assert page.headline(found(*evaluations)) == expected
 
 
+def test_results_on_other_targets_than_the_headlines_come_last_and_are_marked():
+    first = (evaluation(1.0, PART), evaluation(2.0), evaluation(3.0, VALID))
+    rows = page.results(found(*first, evaluation(4.0, text="b"), evaluation(5.0)))
+    assert [(row.value, row.marked) for row in rows] == [
+        ("5.000 bpc", False),
+        ("1.000 bpc", True),
+        ("3.000 bpc", True),
+        ("4.000 bpc", True),
+    ]
+    text = page.render({"results": rows}).decode()
+    assert re.findall(r"<td>(\S+ bpc)( †)?</td>", text) == [
+        (row.value, " †" if row.marked else "") for row in rows
+    ]
+    assert text.count("† other targets") == 1
+
+
 @pytest.mark.parametrize(
     ("other", "expected"),
     [
@@ -243,6 +276,7 @@ def test_results_that_do_not_compare_carry_a_warning(other, expected, monkeypatc
     runs = [found(evaluation(2.0)), found(other, folder="two"), found(folder="three")]
     compared = page.comparison(runs)
     assert compared["differing"] == expected
+    assert [row.marked for row in compared["results"]] == [False, bool(expected), False]
     html = page.render({"comparison": compared}).decode()
     assert re.findall(r'<p class="warning">(.*?)</p>', html) == [
         f"Warning: these results have different {what}, so their values do not compare."
@@ -252,8 +286,8 @@ def test_results_that_do_not_compare_carry_a_warning(other, expected, monkeypatc
 
 def test_a_baseline_has_no_step_of_training():
     rows = page.results(found(evaluation(2.0, unigram=4.0, **{"xz primed": 3.0})))
-    assert [(row[0], row[4]) for row in rows] == [
-        ("memory 32", 7),
+    assert [(row.name, row.protocol.partition(", step ")[2]) for row in rows] == [
+        ("memory 32", "7"),
         ("unigram", ""),
         ("xz primed", ""),
     ]

@@ -328,15 +328,19 @@ def test_the_bar_and_the_time_left_fit_80_columns(make, capsys, clock, unit, los
 
 
 @pytest.mark.parametrize("unit", ["bpc", "ppl"])
-def test_the_curve_of_a_run_is_a_readable_png(make, tmp_path, unit):
+def test_the_curve_of_a_run_is_a_readable_png(make, tmp_path, unit, monkeypatch):
+    from matplotlib.axes import Axes
     from matplotlib.image import imread
 
+    titles = []
+    monkeypatch.setattr(Axes, "set_title", lambda self, text, **more: titles.append(text))
     log = make(unit=unit)
     _train(log, 0, 21)
     log.record("train", 22, {"loss": math.nan})
     log.record("test", 21, {"loss": 0.1})
     assert not (tmp_path / "run" / "loss.png").exists()
     log.close()
+    assert [title.splitlines()[0] for title in titles] == ["run"]
     image = imread(tmp_path / "run" / "loss.png")[..., :3]
     assert image.shape == (600, 960, 3)
     colours = {"training": (31, 119, 180), "validation": (255, 127, 14), "best": (214, 39, 40)}

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from txl_jax.analysis.results import new_figure, write_results
+from txl_jax.analysis.results import new_figure, show_share, write_results
 from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.trained_model import parameter_count
@@ -276,5 +276,6 @@ def _figure(table: list[dict[str, Any]], rows: list[dict[str, Any]], title: str)
     axes.set_ylabel(f"{UNIT_NAMES[unit]} ({unit})")
     axes.set_title(f"{title}\nloss over attention length, best marked")
     axes.grid(alpha=0.3)
+    show_share(axes)
     axes.legend(fontsize="small")
     return figure

@@ -89,11 +89,12 @@ def averages(about: dict[str, str], found: Averages, longest: int):
 
     n_layer, n_head = found.spans.shape
     rows = n_layer * n_head
-    figure = new_figure(11, min(2.4 + 0.2 * rows, 15))
+    figure = new_figure(11, min(max(2.4 + 0.2 * rows, 4), 15))
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[5, 1])
     edges = _edges(found.n_keys)
     x = found.binned(found.attention, edges).reshape(rows, -1)
-    norm = LogNorm(max(x.max() * 1e-4, x[x > 0].min()), x.max(), clip=True)
+    low = max(x.max() * 1e-4, min(x[x > 0].min(), x.max() / 10))  # equal attention: equal colours
+    norm = LogNorm(low, x.max(), clip=True)
     image = left.pcolormesh(edges, np.arange(rows + 1) - 0.5, x, norm=norm, rasterized=True)
     _distance_axis(left, found.n_keys, longest)
     left.invert_yaxis()
@@ -112,7 +113,7 @@ def averages(about: dict[str, str], found: Averages, longest: int):
     right.set_xlabel("mean distance\n(tokens)")
     size = {"pad": 0.02, "shrink": 0.9, "aspect": 25 + rows / 2}
     bar = figure.colorbar(image, ax=left, location="left", **size)
-    bar.set_label("mean probability of one key at this distance")
+    bar.set_label("mean probability of one key")
     _title(figure, f"Attention by distance, mean of {found.queries:,} tokens", about)
     return figure
 

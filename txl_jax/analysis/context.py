@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from txl_jax.analysis.recl import Losses
-from txl_jax.analysis.results import describe_model, new_figure, write_results
+from txl_jax.analysis.results import describe_model, new_figure, show_share, write_results
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir_files import check_outputs
 from txl_jax.config import ContextConfig, TransformerXLConfig, override
@@ -287,6 +287,7 @@ def _figure(trained: TrainedModel, result: dict[str, Any]):
     )
     axes.axvline(effective, color="C3", linestyle="--", label=label)
     set_length_axis(axes, c.lengths, c)
+    show_share(axes)
     axes.legend()
     text = f"{result['label']}, {c.split} split, {result['targets']:,} targets, {describe_kind(c)}"
     axes.set_title(f"{describe_model(trained)}\n{text}", fontsize=10)

@@ -24,7 +24,7 @@ from txl_jax.analysis.context import (
     targets_hash,
 )
 from txl_jax.analysis.recl import Gains, Losses, LossesError, gains
-from txl_jax.analysis.results import new_figure, write_results
+from txl_jax.analysis.results import new_figure, show_share, write_results
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.tensors import parameters_hash
 from txl_jax.checkpoint.workdir import read_experiment, read_json, read_record, read_vocab
@@ -363,6 +363,7 @@ def _curves(groups: dict[str, list[Losses]], subtitle: str, c: ContextConfig):
         for losses in models:
             axes.plot(losses.contexts, np.exp(losses.mean()), marker="o", label=losses.name)
         set_length_axis(axes, c.lengths, c)
+        show_share(axes)
         axes.set_ylabel("perplexity per token")
         axes.legend()
         axes.set_title(f"Perplexity by context length{_suffix(group)}", fontsize=10)

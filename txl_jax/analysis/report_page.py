@@ -34,6 +34,8 @@ from txl_jax.units import UNIT_NAMES, Unit, format_value
 PAGE, TEMPLATE = "report.html", "report_page.html.jinja"
 LARGEST_JSON, LARGEST_SVG = 200_000, 300_000
 """Sizes in characters. Longer JSON texts are not shown, and larger SVGs are replaced by PNGs."""
+LONGEST_NAME = 50
+"""The largest number of characters of a run's name in a figure."""
 
 REPORT_SECTIONS = (
     ("ablation", "Table of rows", "The loss of every row at every attention length, best marked."),
@@ -103,13 +105,29 @@ class RunRecord:
         rank = lambda result: (result.get("source_hash") == own, whole(result))
         return max(reversed(self.evaluations), key=rank, default=None)
 
-    @property
-    def score(self) -> tuple[str, str, str]:
-        """The value, unit and protocol of the main result."""
-        if (result := self.main_result) is None:
-            return "not evaluated", "", ""
-        first, unit = result["results"][0], result["unit"]
-        return _value(first, unit), UNIT_NAMES[unit], first.get("protocol", "")
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A result in a table. ``marked`` says that its value does not compare with the first row's."""
+
+    name: str
+    protocol: str
+    value: str
+    targets: int | str = ""
+    parameters: int | str = ""
+    marked: bool = False
+
+    @classmethod
+    def of(cls, result: Mapping[str, Any], row: Mapping[str, Any], **more: Any) -> "Row":
+        """Returns a row of an evaluation. A baseline has no step and no parameters."""
+        unit: Unit = result["unit"]
+        protocol, parameters = row.get("protocol", ""), ""
+        if row["name"] not in DESCRIPTIONS:
+            protocol += f", step {result['step']:,}"
+            parameters = result.get("parameters", "")
+        value = f"{_value(row, unit)} {unit}"
+        known = {"name": row["name"], "protocol": protocol, "value": value}
+        return cls(**known | {"targets": row.get("targets", ""), "parameters": parameters} | more)
 
 
 def run(exp: ExperimentConfig, workdir: str) -> str:
@@ -204,31 +222,48 @@ def headline(one: RunRecord) -> str:
     label = one.config.get("corpus", {}).get("label", one.config.get("data", {}).get("name", ""))
     if (result := one.main_result) is None:
         return label
-    value, unit, protocol = one.score
-    return f"{result.get('label', label)}: {value} {unit} ({protocol})"
+    first, unit = result["results"][0], result["unit"]
+    value = f"{_value(first, unit)} {UNIT_NAMES[unit]}"
+    return f"{result.get('label', label)}: {value} ({first.get('protocol', '')})"
 
 
-def results(one: RunRecord) -> list[tuple[Any, ...]]:
-    """Returns name, value, unit, targets, step and protocol of each protocol's latest result."""
-    rows: dict[tuple[str, str], tuple[Any, ...]] = {}
+def results(one: RunRecord) -> list[Row]:
+    """Returns the latest result of each text and protocol, first those that compare with the main.
+
+    Results on another text, another split or a part of it are marked.
+    """
+    main, latest = one.main_result, {}
     for result in one.evaluations:
-        unit: Unit = result["unit"]
         for row in result["results"]:
-            name, protocol = row["name"], row.get("protocol", "")
-            step = "" if name in DESCRIPTIONS else result["step"]  # a baseline has no step
-            count = row.get("targets", "")
-            rows[name, protocol] = (name, _value(row, unit), unit, count, step, protocol)
-    return list(rows.values())
+            latest[result.get("source_hash"), row["name"], row.get("protocol", "")] = result, row
+    rows = []
+    for result, row in latest.values():
+        marked = main is not None and _targets(result, row) != _targets(main, main["results"][0])
+        rows.append(Row.of(result, row, marked=marked))
+    return sorted(rows, key=lambda row: row.marked)
+
+
+def _targets(result: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Returns what two results must share to compare: text, unit, split, part and targets."""
+    protocol = row.get("protocol", "")
+    split = protocol.partition(" split")[0]
+    return result.get("source_hash"), result["unit"], split, is_part(protocol), row.get("targets")
 
 
 def comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
-    """Compares results, settings and curves of runs, and lists differences in text or protocol."""
-    rows = [(one.folder, *one.score) for one in runs]
-    mains = [result for one in runs if (result := one.main_result)]
-    found: dict[str, set[Any]] = {
-        "texts or units": {(result.get("source_hash"), result["unit"]) for result in mains},
-        "protocols": {protocol for _, _, unit, protocol in rows if unit},
-    }
+    """Compares results, settings and curves of runs, and lists differences in text or protocol.
+
+    A result on another text or under another protocol than the first result is marked.
+    """
+    rows, seen = [], list[tuple[Any, ...]]()
+    for one in runs:
+        if (result := one.main_result) is None:
+            rows.append(Row(one.folder, "not evaluated", ""))
+            continue
+        row = result["results"][0]
+        seen.append(((result.get("source_hash"), result["unit"]), row.get("protocol", "")))
+        rows.append(Row.of(result, row, name=one.folder, marked=seen[-1] != seen[0]))
+    kinds = zip(("texts or units", "protocols"), map(set, zip(*seen, strict=True)), strict=False)
     values = [one.settings for one in runs]
     keys = sorted({key for each in values for key in each})
     settings = [(key, *(each.get(key, "") for each in values)) for key in keys]
@@ -236,7 +271,7 @@ def comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
     metrics = [(one.folder, one.metrics) for one in runs]
     return {
         "runs": [one.folder for one in runs],
-        "differing": [what for what, kinds in found.items() if len(kinds) > 1],
+        "differing": [what for what, found in kinds if len(found) > 1],
         "results": rows,
         "curves": curves(metrics, runs[0].unit) if same_unit else None,
         "settings": [row for row in settings if len({str(value) for value in row[1:]}) > 1],
@@ -283,19 +318,21 @@ def curves(runs: Sequence[tuple[str, list[dict[str, Any]]]], unit: Unit) -> dict
     sides = [figure.add_subplot(grid[1, n], ylabel=name) for n, name in enumerate(names)]
     loss = figure.add_subplot(grid[0, :], ylabel=f"{UNIT_NAMES[unit]} ({unit})")
     for n, (name, found) in enumerate(runs):
-        colour, prefix = f"C{n % 10}", f"{name} " if len(runs) > 1 else ""
+        colour, label = f"C{n % 10}", "training" if len(runs) == 1 else _short(name)
         train = [{**r, **r.get("timing", {})} for r in found if r["kind"] == "train"]
         valid = [r for r in found if r["kind"] == "valid"]
-        _line(loss, train, unit, "-", color=colour, alpha=0.6, label=f"{prefix}training")
+        _line(loss, train, unit, "-", color=colour, alpha=0.6, label=label)
         if any(r.get(unit) is not None for r in valid):
-            own = colour if prefix else "C1"
-            _line(loss, valid, unit, "o-", color=own, markersize=4, label=f"{prefix}validation")
+            own, label = (colour, "") if len(runs) > 1 else ("C1", "validation")
+            _line(loss, valid, unit, "o-", color=own, markersize=4, label=label)
         for key, axes in zip(keys, sides, strict=True):
             _line(axes, train, key, "-", color=colour)
     if unit == "ppl":
         loss.set_yscale("log")
-    what = runs[0][0] if len(runs) == 1 else f"{len(runs)} runs"
-    loss.set_title(f"{what}: loss in training and validation")
+    what = f"{_short(runs[0][0])}: loss in training and validation"
+    if len(runs) > 1:
+        what = f"{len(runs)} runs: loss in training (line) and validation (with points)"
+    loss.set_title(what, parse_math=False)
     loss.legend(fontsize="small")
     for axes in (loss, *sides):
         axes.set_xlabel("step")
@@ -306,6 +343,11 @@ def curves(runs: Sequence[tuple[str, list[dict[str, Any]]]], unit: Unit) -> dict
 def _line(axes: Any, found: list[dict[str, Any]], key: str, style: str, **more: Any) -> None:
     points = [(r["step"], r[key]) for r in found if r.get(key) is not None]
     axes.plot([step for step, _ in points], [y for _, y in points], style, linewidth=1, **more)
+
+
+def _short(name: str) -> str:
+    """Shortens the name of a run for a figure. It keeps the end, in which names often differ."""
+    return name if len(name) <= LONGEST_NAME else f"{name[:24]}…{name[25 - LONGEST_NAME :]}"
 
 
 def _image(data: bytes, kind: str, name: str) -> dict[str, str]:

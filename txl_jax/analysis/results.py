@@ -12,6 +12,7 @@ from txl_jax.checkpoint.workdir_files import print_on_error
 from txl_jax.files import atomic_write, write_csv, write_json
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 DPI = 120
@@ -51,6 +52,14 @@ def new_figure(width: float = 8, height: float = 5) -> "Figure":
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+
+
+def show_share(axes: "Axes", share: float = 0.05) -> None:
+    """Makes a y axis span at least this share of its middle, so small differences look small."""
+    low, high = axes.get_ylim()
+    middle = (low + high) / 2
+    half = max(high - low, share * abs(middle)) / 2
+    axes.set_ylim(middle - half, middle + half)
 
 
 def save_figure(figure: "Figure", folder: str, name: str) -> None:

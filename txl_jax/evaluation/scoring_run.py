@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from txl_jax.checkpoint.loading import load
-from txl_jax.checkpoint.trained_model import TrainedModel
+from txl_jax.checkpoint.trained_model import TrainedModel, parameter_count
 from txl_jax.config import ProtocolConfig
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.sentences import flat_tokens
@@ -62,6 +62,7 @@ def evaluate_split(
         for row in score_baselines(protocol.baselines, corpus, protocol.split, indices):
             rows.append(row | {"protocol": f"{targets}, {DESCRIPTIONS[row['name']]}"})
     about = {"step": trained.step, "weights": trained.weights, **corpus_record(corpus)}
+    about["parameters"] = parameter_count(trained.params)
     result = {**about, "results": rows}
     if is_process_zero():
         print(_table(rows, unit, describe(protocol, config.model) + note), flush=True)

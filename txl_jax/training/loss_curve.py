@@ -2,6 +2,7 @@
 
 import collections
 import io
+import os
 from collections.abc import Callable
 
 from txl_jax.files import atomic_write
@@ -13,6 +14,8 @@ def draw_loss_curve(
     metrics_path: str, figure_path: str, unit: Unit, message: Callable[[str], None]
 ) -> None:
     """Draws the training loss as a line and the validation loss as points, in a PNG file.
+
+    The figure is named after its folder, the workdir of the run.
 
     Without records, no file is written. ``message`` prints a warning if lines cannot be read.
     """
@@ -49,7 +52,9 @@ def draw_loss_curve(
     if unit == "ppl":
         axes.set_yscale("log")
     last = max(step for step, _ in train + valid)
-    axes.set_title(f"{', '.join(title)} {unit} after {last} steps")
+    run = os.path.basename(os.path.dirname(os.path.abspath(figure_path)))
+    values = f"{', '.join(title)} {unit} after {last:,} steps"
+    axes.set_title(f"{run}\n{values}", parse_math=False, wrap=True)
     axes.set_xlabel("step")
     axes.set_ylabel(f"{UNIT_NAMES[unit]} ({unit})")
     axes.grid(alpha=0.3)
