@@ -20,19 +20,26 @@ def get_config(variant=""):
             "model": {
                 "n_layer": 3,
                 "d_model": 128,
-                "n_head": 4,
-                "d_head": 32,
+                "n_head": 2,
+                "d_head": 64,
                 "d_inner": 512,
+                "pre_lnorm": True,
             },
             "data": {"name": "stdlib"},
-            "optimizer": {"learning_rate": 2e-3, "warmup_steps": 100},
+            "optimizer": {
+                "name": "muon",
+                "learning_rate": 6e-3,
+                "warmup_steps": 100,
+                "clip_norm": 0.0,
+            },
+            "average": {"ema_decay": 0.998},
             "train": {
-                "steps": 6000,
-                "batch_size": 8,
-                "seg_len": 64,
-                "mem_len": 64,
+                "steps": 2800,
+                "batch_size": 16,
+                "seg_len": 128,
+                "mem_len": 128,
                 "log_every": 100,
-                "eval_every": 2000,
+                "eval_every": 1400,
             },
             "validate": {"batch_size": 16, "seg_len": 128, "mem_len": 192, "max_segments": 40},
             "evaluate": {
@@ -47,7 +54,7 @@ def get_config(variant=""):
                 "mem_len": 320,
                 "temperature": 0.7,
             },
-            "checkpoint": {"every": 1000},
+            "checkpoint": {"every": 1400},
         }
     )
     if variant == "smoke":

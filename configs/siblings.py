@@ -3,8 +3,8 @@
     python -m txl_jax.main --config=configs/siblings.py:stdlib_shaw --workdir=runs/stdlib_shaw
     python -m txl_jax.main --config=configs/siblings.py:ptb_ours --config.data.path=FOLDER
 
-The shapes of ptb_small.py and quickstart.py, half as many updates of 64 tokens of backpropagation,
-all positions in the loss, the same for all four of a text:
+Small models with Adam, 64 tokens of backpropagation, and all positions in the loss, the same for
+all four of a text:
 
     ptb_ours            stdlib_ours             relative positions, memory 64
     ptb_shaw            stdlib_shaw             Shaw et al.'s positions, memory 64
@@ -14,38 +14,57 @@ all positions in the loss, the same for all four of a text:
 `--mode=ablation` and `--mode=recl` compare them; what that gave: RESULTS.md.
 """
 
-from . import ptb_small, quickstart
-from .shared.rows import row_of
+from ml_collections import ConfigDict
 
-CORPORA = {"ptb": (ptb_small, 1500), "stdlib": (quickstart, 3000)}
+from .shared.rows import row_of
+from .shared.smoke import smoke
+
+TEXTS = {
+    "ptb": {
+        "model": {"d_model": 160, "d_head": 40, "d_inner": 480, "dropout": 0.2, "pre_lnorm": True},
+        "train": {"steps": 1500, "batch_size": 16, "log_every": 50},
+        "validate": {"batch_size": 10},
+        "evaluate": {"batch_size": 10},
+    },
+    "stdlib": {
+        "model": {"d_model": 128, "d_head": 32, "d_inner": 512},
+        "train": {"steps": 3000, "batch_size": 8, "log_every": 100},
+        "validate": {"batch_size": 16, "max_segments": 40},
+        "evaluate": {"batch_size": 16},
+    },
+}
 SIBLINGS = {
     "ours": ("relative", 64),
     "shaw": ("shaw", 64),
     "no_recurrence": ("relative", 0),
     "absolute": ("absolute", 0),
 }
-ROWS = {f"{corpus}_{sibling}": (corpus, sibling) for corpus in CORPORA for sibling in SIBLINGS}
+ROWS = {f"{text}_{sibling}": (text, sibling) for text in TEXTS for sibling in SIBLINGS}
 
 
 def get_config(variant=""):
     row, small = row_of(variant, ROWS)
-    corpus, sibling = ROWS[row]
-    base, steps = CORPORA[corpus]
-    config = base.get_config("smoke" if small else "")
+    text, sibling = ROWS[row]
     attention, memory = SIBLINGS[sibling]
-    config.name = f"siblings-{row}"
-    config.model.attention = attention
+    config = ConfigDict(
+        {
+            "name": f"siblings-{row}",
+            "data": {"name": text},
+            "optimizer": {"learning_rate": 2e-3, "warmup_steps": 100},
+            "ablation": {"lengths": (32, 64, 96, 128, 192, 256, 384)},
+            "generate": {"length": 0},
+            **TEXTS[text],
+        }
+    )
+    config.model.update({"n_layer": 3, "n_head": 4, "attention": attention})
     if attention == "shaw":
         config.model.n_positions = 64 + memory
-    if not small:
-        config.train.update({"steps": steps, "eval_every": steps // 3})
-        config.checkpoint.every = steps // 3
-    config.train.mem_len = memory
+    every = config.train.steps // 3
+    config.train.update({"seg_len": 64, "mem_len": memory, "eval_every": every})
+    config.checkpoint = {"every": every}
     config.validate.update({"seg_len": 64, "mem_len": memory})
     if memory:
-        config.evaluate.update({"seg_len": 64, "mem_len": memory, "baselines": ()})
+        config.evaluate.update({"seg_len": 64, "mem_len": memory})
     else:
         config.evaluate = {"batch_size": 16, "seg_len": 10, "mem_len": 0, "context_len": 54}
-    config.ablation = {"lengths": (32, 64, 96, 128, 192, 256, 384)}
-    config.generate.length = 0
-    return config
+    return smoke(config) if small else config
