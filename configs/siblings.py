@@ -14,12 +14,14 @@ all four of a text:
 `--mode=ablation` and `--mode=recl` compare them; what that gave: RESULTS.md.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from .shared.rows import row_of
 from .shared.smoke import smoke
 
-TEXTS = {
+TEXTS: dict[str, Any] = {
     "ptb": {
         "model": {"d_model": 160, "d_head": 40, "d_inner": 480, "dropout": 0.2, "pre_lnorm": True},
         "train": {"steps": 1500, "batch_size": 16, "log_every": 50},
