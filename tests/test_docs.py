@@ -152,6 +152,16 @@ def test_every_section_of_settings_is_public_and_documented():
         assert re.search(rf"autoclass:: txl_jax(\.config)?\.{kind.__name__}\n", reference), kind
 
 
+def test_the_page_of_settings_is_current():
+    program = importlib.util.spec_from_file_location("list_settings", DOCS / "list_settings.py")
+    assert program
+    assert program.loader
+    module = importlib.util.module_from_spec(program)
+    program.loader.exec_module(module)
+    message = "run: python docs/list_settings.py"
+    assert (DOCS / "settings.md").read_text(encoding="utf-8") == module.page(), message
+
+
 def test_every_label_of_a_number_is_explained():
     """The words in italics beside numbers: where each one comes from."""
     pages = [ROOT / "README.md", ROOT / "RESULTS.md", *(ROOT / "configs").glob("*.py")]
