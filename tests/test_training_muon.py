@@ -28,6 +28,7 @@ MATRICES = {
     **dict.fromkeys(("query", "key", "value", "position"), PROJECTION),
     "output": OUTPUT,
     "kernel": DENSE,
+    **dict.fromkeys(("from_output", "from_input"), PROJECTION),
 }
 
 

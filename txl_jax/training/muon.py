@@ -26,6 +26,7 @@ MATRICES = {
     **dict.fromkeys(("query", "key", "value", "position"), (1, 2)),  # [D,N,H]
     "output": (2, 1),  # [N,H,D]
     "kernel": (1, 1),  # [D,F], [F,D]
+    **dict.fromkeys(("from_output", "from_input"), (1, 2)),  # [D,3,D], three matrices as one
 }
 """The number of axes of inputs and of outputs of a layer's matrices; stacked layers have one more
 axis. A key is the end of a parameter's path."""
