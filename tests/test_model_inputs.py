@@ -164,3 +164,29 @@ def test_lengths_that_are_not_known_count_as_the_nearest_that_can_be():
         tiny.variables(CFG), X, MEMS, lengths=np.array([4, 0, 2], np.uint8)
     )
     np.testing.assert_allclose(eager[1].hidden, mems.hidden, atol=1e-5)
+
+
+@pytest.mark.parametrize("changes", [{}, {"cutoffs": (4, 9), "div_val": 2}, {"mixtures": 2}])
+@pytest.mark.parametrize("wrong", [13, -1, 10**6])
+def test_an_id_outside_the_vocabulary_is_refused_by_every_method(changes, wrong):
+    cfg = tiny.config(past_decode=not changes, **changes)
+    model, ids = txl_jax.TransformerXL(cfg), TOKENS.copy()
+    ids[1, 2] = wrong
+    told = f"[1,2] = {wrong}: a token id must be from 0 to 12, the vocabulary has 13 symbols"
+    for method, name in (("__call__", "tokens"), ("nll", "targets"), ("past_nll", "inputs")):
+        if method == "past_nll" and changes:
+            continue
+        for array in (ids, jax.numpy.asarray(ids)):
+            given = {**METHODS[method], name: array}
+            with pytest.raises(ValueError, match=re.escape(name + told)):
+                model.apply(tiny.variables(cfg), **given, method=method)
+    with pytest.raises(ValueError, match=re.escape(f"tokens{told}")):
+        model.init(jax.random.key(0), ids, MEMS)
+
+
+def test_an_id_that_is_known_when_a_function_is_compiled_is_refused():
+    ids = np.full((B, T), 13, np.int32)
+    closed_over = lambda mems: refusal("__call__", tokens=ids, mems=mems) and mems
+    jax.eval_shape(closed_over, MEMS)
+    unknown = lambda tokens: tiny.apply(CFG, "__call__")(tiny.variables(CFG), tokens, MEMS)[0]
+    jax.eval_shape(unknown, ids)

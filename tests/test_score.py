@@ -274,3 +274,13 @@ def test_what_cannot_be_scored_is_named(monkeypatch, capsys, tmp_path):
     cfg = tiny_models.config(attention="absolute_per_layer", n_positions=9, d_head=4)
     with pytest.raises(ConfigError, match=r"score.seg_len = 64: this model has only 9 positions"):
         score.score_texts(cfg, {}, [BEFORE], ScoreConfig())
+
+
+def test_an_id_outside_the_vocabulary_is_refused():
+    trained = trained_on(Vocab.from_chars(["abc\n"]))
+    with pytest.raises(
+        ValueError, match=r"text 0\[2\] = 4: .* 0 to 3, the vocabulary has 4 symbols"
+    ):
+        score.score_lines(
+            trained.config.model, trained.params, [np.array([0, 4])], BEFORE, ScoreConfig()
+        )

@@ -32,6 +32,7 @@ from txl_jax.data.vocab import Vocab, line_end
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.files import name_in_os_errors
 from txl_jax.model.footprint import of_reading
+from txl_jax.model.inputs import check_ids
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import check_memory
 from txl_jax.units import UNIT_NAMES, format_value, in_unit
@@ -101,7 +102,12 @@ def score_lines(
 def score_texts(
     cfg: TransformerXLConfig, params: Any, texts: Sequence[np.ndarray], c: ScoreConfig
 ) -> list[np.ndarray]:
-    """Returns the loss in nats of every token except the first, for independent texts."""
+    """Returns the loss in nats of every token except the first, for independent texts.
+
+    Raises ValueError if a text has an id that is not in the vocabulary.
+    """
+    for n, text in enumerate(texts):
+        check_ids(f"text {n}", text, cfg.vocab_size or 0)
     order = sorted(range(len(texts)), key=lambda n: len(texts[n]))  # for less padding in a batch
     losses: dict[int, np.ndarray] = {}
     for first in range(0, len(order), c.batch_size):

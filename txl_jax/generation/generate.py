@@ -13,7 +13,7 @@ import numpy as np
 from txl_jax.config import GenerateConfig, TransformerXLConfig
 from txl_jax.generation.sampling import SETTINGS, apply_repetition_penalty, sample
 from txl_jax.generation.utf8 import Automaton
-from txl_jax.model.inputs import check_array
+from txl_jax.model.inputs import check_array, check_ids
 from txl_jax.model.memory import Cache
 from txl_jax.model.transformer_xl import TransformerXL
 
@@ -75,8 +75,7 @@ def generate(
         if len(prompt) == 0:
             raise ValueError(f"prompt {row} is empty: a prompt needs at least one token")
         check_array(f"prompt {row}", prompt, "integers", ("n",))
-        if np.min(prompt) < 0 or np.max(prompt) >= vocab_size:
-            raise ValueError(f"prompt {row}: token ids must be from 0 to {vocab_size - 1}")
+        check_ids(f"prompt {row}", prompt, vocab_size)
     if not cfg.memory_free:
         cfg = dataclasses.replace(cfg, same_length=cfg.same_length or "pytorch")
     programs = _programs(cfg, GenerateConfig(**{name: getattr(c, name) for name in SETTINGS}))

@@ -43,9 +43,23 @@ def check_size(name: str, value: Any, least: int) -> None:
         raise ValueError(f"{name} = {value!r}: must be an integer of at least {least}")
 
 
-def check_tokens(tokens: Any, context_len: Any, cached: bool) -> None:
-    """Raises ValueError unless tokens are integers [B,C+T] with T > 0; a cache needs C = 0."""
+def check_ids(name: str, ids: Any, vocab_size: int) -> None:
+    """Raises ValueError if a known id is not from 0 to V-1; under ``jax.jit`` ids are unknown."""
+    if (known := _known(ids)) is None or not known.size:
+        return
+    wrong = (known < 0) | (known >= vocab_size)
+    if wrong.any():
+        place = tuple(int(axis[0]) for axis in np.nonzero(wrong))
+        raise ValueError(
+            f"{name}{_shown(place)} = {known[place]}: a token id must be from 0 to {vocab_size - 1},"
+            f" the vocabulary has {vocab_size} symbols"
+        )
+
+
+def check_tokens(tokens: Any, context_len: Any, cached: bool, vocab_size: int) -> None:
+    """Raises ValueError unless tokens are ids [B,C+T] with T > 0; a cache needs C = 0."""
     check_array("tokens", tokens, "integers", ("B", "T"))
+    check_ids("tokens", tokens, vocab_size)
     if not tokens.shape[1]:
         raise ValueError(f"tokens {_shown(tokens.shape)}: a segment has at least one token")
     if not _is_integer(context_len) or not 0 <= context_len < tokens.shape[1]:
@@ -58,9 +72,10 @@ def check_tokens(tokens: Any, context_len: Any, cached: bool) -> None:
         raise ValueError(f"context_len = {context_len} {why}")
 
 
-def check_targets(targets: Any, tokens: Any, context_len: int) -> None:
-    """Raises ValueError unless targets are integers [B,T], one for each token after the context."""
+def check_targets(targets: Any, tokens: Any, context_len: int, vocab_size: int) -> None:
+    """Raises ValueError unless targets are ids [B,T], one for each token after the context."""
     check_array("targets", targets, "integers", ("B", "T"))
+    check_ids("targets", targets, vocab_size)
     b, t = tokens.shape
     if targets.shape != (b, t - context_len):
         raise ValueError(
@@ -119,13 +134,19 @@ def check_memory_type(mems: Any) -> None:
 
 def real_tokens(lengths, seg_len: int) -> jax.Array:
     """Returns int32 ``lengths`` [B]. Values outside of 0 to T raise ValueError; jit clips them."""
-    if not isinstance(lengths, jax.core.Tracer) and getattr(lengths, "is_fully_addressable", True):
-        values = np.asarray(lengths)
+    if (values := _known(lengths)) is not None:
         wrong = (values < 0) | (values > seg_len)
         if wrong.any():
             row, why = int(np.argmax(wrong)), f"must be from 0 to {seg_len}, the tokens of a row"
             raise ValueError(f"lengths[{row}] = {values[row]}: {why}")
     return jnp.clip(lengths, 0, seg_len).astype(jnp.int32)
+
+
+def _known(array: Any) -> np.ndarray | None:
+    """Returns the values of an array, or ``None`` under ``jax.jit`` and on other machines."""
+    if isinstance(array, jax.core.Tracer) or not getattr(array, "is_fully_addressable", True):
+        return None
+    return np.asarray(array)
 
 
 def _is_integer(value: Any) -> bool:

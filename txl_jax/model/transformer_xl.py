@@ -37,9 +37,10 @@ class TransformerXL(nn.Module):
     episodes. ``lengths``, int32 [B] from 0 to T, are the real tokens of rows padded on the right;
     memory keeps the last M real states. Rows are independent. Arguments are NumPy or JAX arrays.
 
-    Every method raises a ValueError that names the argument, for a wrong dtype or shape and for
-    ``lengths`` outside of 0 to T. Under ``jax.jit`` their values are unknown, so they are clipped.
-    ``tokens`` and ``targets`` must be from 0 to V-1; their values are not checked.
+    Every method raises a ValueError that names the argument, for a wrong dtype or shape, for
+    ``lengths`` outside of 0 to T, and for ``tokens`` and ``targets`` outside of 0 to V-1. Under
+    ``jax.jit`` these values are unknown: lengths are clipped, and a wrong id gives a wrong result
+    without an error. So check the ids of your own text once, before the compiled loop.
 
     Attributes:
       cfg: the settings of the model.
@@ -153,8 +154,8 @@ class TransformerXL(nn.Module):
     def nll_and_states(self, tokens, targets, mems, **options):
         """Returns losses as :meth:`nll`, the last states [B,T,D] before dropout, and new memory."""
         given = SegmentOptions(**options)
-        self._check_tokens(tokens, mems, given)
-        inputs_lib.check_targets(targets, tokens, given.context_len)
+        vocab_size = self._check_tokens(tokens, mems, given)
+        inputs_lib.check_targets(targets, tokens, given.context_len, vocab_size)
         states, mems = self._encode(tokens, mems, given)
         dropped = self.drop_output(states, given.train)
         return self.vocabulary.nll(dropped, targets, given.train), states, mems
@@ -170,6 +171,7 @@ class TransformerXL(nn.Module):
         inputs_lib.check_array("inputs", inputs, "integers", ("B", "T"))
         shape = (*inputs.shape, self.cfg.vocab_size or "V")
         inputs_lib.check_array("log_p", log_p, "floats", shape)
+        inputs_lib.check_ids("inputs", inputs, self.cfg.vocab_size or 0)
         return self.vocabulary.past_nll(log_p, inputs)
 
     def core(self, embeddings, mems, *, train: bool = False, reset=None, lengths=None):
@@ -264,10 +266,13 @@ class TransformerXL(nn.Module):
             return None, None
         return jnp.broadcast_to(self.u, shape), jnp.broadcast_to(self.v, shape)
 
-    def _check_tokens(self, tokens, mems, options: SegmentOptions):
-        if self.cfg.vocab_size is None:
+    def _check_tokens(self, tokens, mems, options: SegmentOptions) -> int:
+        """Checks tokens, and returns the size of the vocabulary."""
+        size = self.cfg.vocab_size
+        if size is None:
             raise ConfigError("model.vocab_size is None: set it for tokens, or use method='core'")
-        inputs_lib.check_tokens(tokens, options.context_len, isinstance(mems, Cache))
+        inputs_lib.check_tokens(tokens, options.context_len, isinstance(mems, Cache), size)
+        return size
 
 
 def _of_layer(layers, n: int):
