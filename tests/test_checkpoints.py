@@ -245,7 +245,7 @@ def test_a_checkpoint_of_another_config_is_refused_with_the_keys_that_differ(fol
         restore(folder, exp, abstract)
     assert str(caught.value) == (
         "checkpoint 3 has another config: model.n_layer: 2 -> 1; seed: 0 -> 5. Use another"
-        " --workdir, or the checkpoint's values"
+        " workdir, or the checkpoint's values"
     )
 
 

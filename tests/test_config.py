@@ -540,7 +540,7 @@ PER_LAYER = {**MEMORY_FREE, "model.attention": "absolute_per_layer", "model.n_po
         (
             {"optimizer.warmup_steps": 20, "train.steps": 10},
             "optimizer.warmup_steps = 20: is more than train.steps 10: use fewer, for example"
-            " --config.optimizer.warmup_steps=1",
+            " optimizer.warmup_steps=1",
         ),
         (
             {"optimizer.schedule": "inverse_sqrt"},
@@ -1033,14 +1033,14 @@ def test_a_file_that_fails_says_what_and_where(config_file, line, error):
     path = config_file(line)
     with pytest.raises(ConfigError) as caught:
         load_config(path)
-    assert str(caught.value) == f"--config={path}: {path!r} cannot be run: {error}"
+    assert str(caught.value) == f"config={path}: {path!r} cannot be run: {error}"
 
 
 def test_a_variant_that_the_file_does_not_take_is_refused(config_file):
     path = config_file("return ml_collections.ConfigDict()")
     with pytest.raises(ConfigError) as error:
         load_config(path + ":smoke")
-    message = f"--config={path}:smoke: there is no variant 'smoke'; the file has none"
+    message = f"config={path}:smoke: there is no variant 'smoke'; the file has none"
     assert str(error.value) == message
 
 
@@ -1055,7 +1055,7 @@ def test_a_variant_that_changes_nothing_is_refused_and_the_known_ones_are_listed
     assert [load_config(f"{path}:{v}").seed for v in ("one", "two", "three")] == [1, 2, 3]
     with pytest.raises(ConfigError) as error:
         load_config(path + ":twoo")
-    message = f"--config={path}:twoo: there is no variant 'twoo'; variants: two, three"
+    message = f"config={path}:twoo: there is no variant 'twoo'; variants: two, three"
     assert str(error.value) == message
     silent = config_file("return ml_collections.ConfigDict()", args="variant=''")
     with pytest.raises(ConfigError, match="there is no variant 'x'; the file has none"):
@@ -1071,16 +1071,16 @@ def test_a_file_that_is_no_config_is_refused_with_the_reason(config_file, tmp_pa
         return str(error.value)
 
     missing = str(tmp_path / "none.py")
-    assert message(missing) == f"--config={missing}: there is no file {missing!r}"
-    assert message(f"{missing}:a") == f"--config={missing}:a: there is no file {missing!r}"
-    assert message(str(tmp_path)) == f"--config={tmp_path}: there is no file {str(tmp_path)!r}"
+    assert message(missing) == f"config={missing}: there is no file {missing!r}"
+    assert message(f"{missing}:a") == f"config={missing}:a: there is no file {missing!r}"
+    assert message(str(tmp_path)) == f"config={tmp_path}: there is no file {str(tmp_path)!r}"
     text = config_file("return 3", name="config.txt")
-    assert message(text) == f"--config={text}: {text!r} is not a Python file (*.py)"
+    assert message(text) == f"config={text}: {text!r} is not a Python file (*.py)"
     bare = tmp_path / "bare.py"
     bare.write_text("x = 3\n")
-    assert message(str(bare)) == f"--config={bare}: {str(bare)!r} has no function get_config()"
+    assert message(str(bare)) == f"config={bare}: {str(bare)!r} has no function get_config()"
     plain = config_file("return {'train': {}}")
-    expected = f"--config={plain}: get_config() must return an ml_collections.ConfigDict"
+    expected = f"config={plain}: get_config() must return an ml_collections.ConfigDict"
     assert message(plain) == expected
 
 

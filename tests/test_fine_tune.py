@@ -207,8 +207,8 @@ def test_another_shape_is_refused_with_the_flags_to_give(trained, tmp_path):
         begin(tmp_path / "text", trained, tmp_path / "tuned", **changes)
     assert str(error.value) == (
         f"config key train.start_from = {str(trained)!r}: its model has n_layer 2, not 3, d_inner"
-        " 32, not 64, untie_r False, not True; give --config.model.n_layer=2"
-        " --config.model.d_inner=32 --config.model.untie_r=False, or leave them out of the config"
+        " 32, not 64, untie_r False, not True; give model.n_layer=2"
+        " model.d_inner=32 model.untie_r=False, or leave them out of the config"
     )
     assert not (tmp_path / "tuned").exists()
 

@@ -58,7 +58,7 @@ def exported(folder, vocab):
     exp = txl_jax.config.override(
         ExperimentConfig(model=cfg, name="tiny"), {"generate.length": 4, "generate.mem_len": 8}
     )
-    model = txl_jax.TrainedModel(TransformerXL(cfg), params, vocab, exp, 0)
+    model = txl_jax.LanguageModel(TransformerXL(cfg), params, vocab, exp, 0)
     txl_jax.save(model, str(folder))
     return folder
 
@@ -272,7 +272,7 @@ def test_a_checkpoint_of_another_format_is_refused(workdir, refused, command):
     meta.write_text(json.dumps({**json.loads(meta.read_text()), "format": NEWER}))
     assert refused(*generating(workdir)) == (
         f"checkpoint 0 has format {NEWER}, and this version of txl_jax reads format 2 only; use the"
-        " version that wrote it, or another --workdir"
+        " version that wrote it, or another workdir"
     )
 
 

@@ -142,7 +142,7 @@ def test_the_difference_that_training_looks_at_sees_a_wrong_kernel(monkeypatch):
     assert parity.difference("xla", 8, jnp.float32) > 0.1
     monkeypatch.setitem(choice.FUSED, "xla", "cpu")
     monkeypatch.setattr(xla, "supports", lambda x: None, raising=False)
-    with pytest.raises(parity.KernelError, match=r"differs.*use --config.model.kernel=xla"):
+    with pytest.raises(parity.KernelError, match=r"differs.*use model.kernel=xla"):
         parity.require_parity("xla", 8, "float32", 0.0)
 
 

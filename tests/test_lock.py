@@ -47,9 +47,9 @@ def refusal(workdir):
 def test_the_second_refuses_with_the_others_process_and_what_to_do(tmp_path, other):
     since = json.loads((tmp_path / ".lock").read_text())["since"]
     assert refusal(tmp_path) == (
-        f"--workdir={tmp_path}: process {other.pid} on {socket.gethostname()}, since {since},"
-        " trains in this folder. Wait for it, stop it (it saves its state, and this command then"
-        " resumes from there), or name another --workdir"
+        f"workdir={tmp_path}: process {other.pid} on {socket.gethostname()}, since {since},"
+        " trains in this folder. Wait for it, stop it (it saves its state, and a new start then"
+        " resumes from there), or name another workdir"
     )
     assert json.loads((tmp_path / ".lock").read_text())["pid"] == other.pid
 
@@ -75,7 +75,7 @@ def test_the_lock_goes_with_an_error(tmp_path):
 def test_a_lock_that_names_nobody_is_held_all_the_same(tmp_path, other):
     (tmp_path / ".lock").write_text("")
     assert "another process, trains" not in refusal(tmp_path)
-    assert refusal(tmp_path).startswith(f"--workdir={tmp_path}: another process trains in this")
+    assert refusal(tmp_path).startswith(f"workdir={tmp_path}: another process trains in this")
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
@@ -88,7 +88,7 @@ def test_without_flock_support_a_warning_is_printed(tmp_path, monkeypatch, capsy
         pass
     (warning,) = set(capsys.readouterr().err.splitlines())
     assert warning == (
-        f"warning: --workdir={tmp_path}: the file system does not support locks"
+        f"warning: workdir={tmp_path}: the file system does not support locks"
         f" ({os.strerror(number)}), so the run is not protected; make sure that no second run"
         " trains in this folder"
     )

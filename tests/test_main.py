@@ -134,7 +134,7 @@ def test_the_workdir_of_another_run_is_refused_and_left_as_it_was(trained):
     flags = (f"--config={config}", f"--workdir={workdir}")
     assert refused(*flags, "--config.model.n_head=4", "--config.train.steps=13") == (
         f"error: --workdir={workdir}: is the folder of another run: model.n_head: 2 -> 4;"
-        " train.steps: 12 -> 13. Name another --workdir, or use that run's settings"
+        " train.steps: 12 -> 13. Name another workdir, or use that run's settings"
     )
     after = {p: p.stat().st_mtime_ns for p in known()}
     assert {p: t for p, t in after.items() if p != workdir} == {

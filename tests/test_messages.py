@@ -1,10 +1,13 @@
 """What the command prints when it refuses: one line that names what, where and the fix."""
 
+import ast
 import errno
 import io
 import operator
 import os
+import pathlib
 import pwd
+import re
 
 import pytest
 from absl.testing import flagsaver
@@ -12,13 +15,14 @@ from tiny_runs import write_config
 
 from txl_jax import main
 from txl_jax.checkpoint.checkpoints import Checkpoints
-from txl_jax.checkpoint.errors import CheckpointError
-from txl_jax.config import ConfigError, DataConfig, ExperimentConfig, override
+from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
+from txl_jax.checkpoint.loading import load
+from txl_jax.config import ConfigError, DataConfig, ExperimentConfig, load_config, override
 from txl_jax.convert.__main__ import main as convert
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources.benchmarks import _bytes_of_numbers
-from txl_jax.messages import describe_os_error, one_line, short_repr
+from txl_jax.messages import argument, describe_os_error, one_line, short_repr
 from txl_jax.parallel import processes
 
 QUICKSTART = "--config=configs/quickstart.py"
@@ -222,3 +226,35 @@ def test_values_and_messages_are_shortened_in_the_middle():
     assert one_line("a  b") == "a  b"
     assert one_line(f"x: {'y' * 300}: fix").endswith("y: fix")
     assert len(one_line("many words " * 1000)) < 2100
+
+
+# --------------------------------------------------------------------------------------
+# Names of arguments: flags in the command, arguments in Python.
+
+
+def test_python_reads_the_names_of_arguments_and_the_command_those_of_flags(refused, tmp_path):
+    overrides = {"optimizer.warmup_steps": 70, "train.steps": 60}
+    with pytest.raises(ConfigError) as caught:
+        load_config("quickstart", overrides)
+    assert str(caught.value).endswith("use fewer, for example optimizer.warmup_steps=6")
+    flags = [f"--config.{key}={value}" for key, value in overrides.items()]
+    assert refused(QUICKSTART, *flags).endswith("example --config.optimizer.warmup_steps=6")
+    with pytest.raises(WorkdirError) as unknown:
+        load(str(tmp_path))
+    rule = f"workdir={tmp_path}: there is no config.json in it; train first"
+    assert str(unknown.value) == rule
+    assert refused("--mode=evaluate", f"--workdir={tmp_path}") == f"--{rule}"
+    assert argument("config.mesh.data", 1) == "mesh.data=1", "the command names flags while it runs"
+
+
+def test_no_message_of_the_library_spells_a_flag():
+    """Flags are spelt by ``argument``, or in the modules that only the command runs."""
+    only_command = {"main.py", "modes.py", "__main__.py", "machines.py", "processes.py"}
+    package = pathlib.Path(main.__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        if path.name in only_command:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and "``--" not in text and "\n" not in text:
+                assert not re.search(r"(^|[ (])--(config|workdir|mode)\b", text), (path, text)

@@ -185,7 +185,7 @@ def untrained(**changes):
 
 def test_a_model_of_another_text_is_refused(tmp_path):
     trained = untrained(**{"data.name": "stdlib"})
-    with pytest.raises(AnalysisError, match=r"data.name='stdlib'.*--config=configs/probe.py"):
+    with pytest.raises(AnalysisError, match=r"data.name='stdlib'.*the config probe"):
         probe.run(trained, str(tmp_path))
     lacking = untrained(**{"data.probe.symbols": 10, "data.probe.noise": 2})
     with pytest.raises(AnalysisError, match=r"vocabulary lacks I J a; use the data.probe"):

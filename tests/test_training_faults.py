@@ -355,7 +355,7 @@ def test_a_folder_without_space_is_refused_before_the_work(tmp_path, monkeypatch
 
     monkeypatch.setattr(tempfile, "mkdtemp", full_there)
     what = f"its folder {name} cannot" if name else "cannot"
-    refused = rf"--workdir=.*: {what} be written \(File too large\)"
+    refused = rf"workdir=.*: {what} be written \(File too large\)"
     with contextlib.ExitStack() as limited, pytest.raises(WorkdirError, match=refused):
         check_writable(str(tmp_path), WRITTEN_IN)
     assert list(folder.glob(".writable*")) == []

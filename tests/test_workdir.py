@@ -66,8 +66,8 @@ def test_a_folder_with_a_file_that_a_run_would_overwrite_is_refused(claimed, tmp
     with pytest.raises(WorkdirError) as caught:
         init_workdir(str(tmp_path), exp, corpus)
     assert str(caught.value) == (
-        f"--workdir={tmp_path}: is not the folder of a run, and these files in it would be"
-        f" overwritten: {name}. Name another --workdir, or move them elsewhere"
+        f"workdir={tmp_path}: is not the folder of a run, and these files in it would be"
+        f" overwritten: {name}. Name another workdir, or move them elsewhere"
     )
     assert contents(tmp_path) == before
 
@@ -152,9 +152,9 @@ def test_training_in_an_exported_folder_is_refused(claimed, trained, tmp_path):
         with pytest.raises(WorkdirError) as caught:
             attempt()
         assert str(caught.value) == (
-            f"--workdir={folder}: has an exported model (model.safetensors), and training would"
-            " put a second one beside it. Name another --workdir;"
-            f" --config.train.start_from={folder} begins with its parameters"
+            f"workdir={folder}: has an exported model (model.safetensors), and training would"
+            " put a second one beside it. Name another workdir;"
+            f" train.start_from={folder} begins with its parameters"
         )
     assert contents(folder) == before
 

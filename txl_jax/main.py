@@ -19,7 +19,7 @@ from txl_jax.config import (
     override,
 )
 from txl_jax.config.folders import expanded
-from txl_jax.messages import describe_os_error, one_line, short_repr, truncate
+from txl_jax.messages import arguments_as_flags, describe_os_error, one_line, short_repr, truncate
 
 _CONFIG = flags.DEFINE_string(
     "config", None, "Recipe, or file with get_config(), with an optional :variant."
@@ -73,6 +73,7 @@ def parse_flags(argv: list[str]) -> list[str]:
         sys.exit(2)
 
 
+@arguments_as_flags()
 def main(argv: list[str]) -> int:
     """Runs a mode and returns the exit code of the process."""
     try:

@@ -1,8 +1,12 @@
 """Formats values and errors for messages to the user: on one line, and truncated if too long."""
 
+import contextlib
+import dataclasses
 import errno
 import os
 import re
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 LONGEST_VALUE, LONGEST_MESSAGE = 200, 2000
 """The largest numbers of characters that are shown of a value or a word, and of a message."""
@@ -22,6 +26,49 @@ def short_repr(value: object) -> str:
         return truncate(repr(value))
     except Exception as error:  # a user's class, or an integer of over 4300 digits
         return f"<{type(value).__name__} that cannot be printed: {type(error).__name__}>"
+
+
+def fields_repr(self: Any) -> str:
+    """Formats a dataclass or a named tuple in one line, arrays by dtype and shape: ``__repr__``."""
+    is_tuple = isinstance(self, tuple)
+    names = self._fields if is_tuple else [field.name for field in dataclasses.fields(self)]
+    values = ", ".join(f"{name}={_brief(getattr(self, name))}" for name in names)
+    return f"{type(self).__name__}({values})"
+
+
+def _brief(value: Any) -> str:
+    """Formats the value of a field: an array by dtype and shape, a long collection by its size."""
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if isinstance(shape, tuple) and dtype is not None:
+        return f"{dtype}[{','.join(map(str, shape))}]"
+    if isinstance(value, Mapping | list | tuple):
+        plain = len(value) <= 8 and all(isinstance(item, str | int | float) for item in value)
+        if isinstance(value, Mapping) or not plain:
+            return f"<{type(value).__name__} of {len(value)}>"
+    return short_repr(value)
+
+
+_as_flags = False
+
+
+@contextlib.contextmanager
+def arguments_as_flags() -> Iterator[None]:
+    """Makes :func:`argument` write flags of the command line while this context is open."""
+    global _as_flags
+    before, _as_flags = _as_flags, True
+    try:
+        yield
+    finally:
+        _as_flags = before
+
+
+def argument(name: str, value: object) -> str:
+    """Formats an argument for a message: ``workdir=runs/x``, or ``--workdir=runs/x`` in a command.
+
+    ``name`` is that of the flag without dashes. Python has no ``config.`` before a setting's key.
+    """
+    named = f"--{name}" if _as_flags else name.removeprefix("config.")
+    return f"{named}={value}"
 
 
 def one_line(message: object) -> str:

@@ -32,6 +32,7 @@ from txl_jax.data.corpus import Corpus, corpus_from_config
 from txl_jax.data.sentences import Sentences, ordered_streams
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.evaluator import Evaluator, segment_bar
+from txl_jax.messages import argument
 from txl_jax.parallel import processes
 from txl_jax.parallel.shardings import make_mesh
 from txl_jax.training.preparation import check_evaluation_memory
@@ -62,7 +63,7 @@ def run(config: str, overrides: Mapping[str, str], workdir: str, train: Train) -
     if len(texts) > 1:
         raise AnalysisError(
             f"rows of different texts ({', '.join(texts)}) cannot be compared; select rows of one"
-            " text with --config.ablation.rows=ROW,ROW"
+            f" text with {argument('config.ablation.rows', 'ROW,ROW')}"
         )
     check_split([one for one in runs if not one.given], c)
     for one in runs:
@@ -94,11 +95,13 @@ def table_runs(config: str, overrides: Mapping[str, str], workdir: str) -> list[
     c = load_config(config, overrides).ablation
     all_rows = config_rows(file)
     if not all_rows:
-        raise AnalysisError(f"--config={config}: has no rows; name a table, as configs/table6.py")
+        raise AnalysisError(
+            f"{argument('config', config)}: has no rows; name a table, as configs/table6.py"
+        )
     if variant not in ("", "smoke"):
         raise AnalysisError(
-            f"--config={config}: name the table without a row; select rows with"
-            " --config.ablation.rows=ROW,ROW"
+            f"{argument('config', config)}: name the table without a row; select rows with"
+            f" {argument('config.ablation.rows', 'ROW,ROW')}"
         )
     given = {}
     for text in c.workdirs:

@@ -43,7 +43,7 @@ def run(trained: TrainedModel, workdir: str) -> str:
     exp, c, vocab = trained.config, trained.config.attention, trained.vocab
     if vocab.kind == "sentence":
         raise AnalysisError(
-            f"--mode=attention needs a continuous text, but data.name={exp.data.name!r} has"
+            f"attention maps need a continuous text, but data.name={exp.data.name!r} has"
             " unordered sentences; use a model of another corpus"
         )
     check_size(trained)

@@ -71,13 +71,13 @@ def check(trained: TrainedModel) -> None:
     c = trained.config
     if c.data.name != "probe":
         raise AnalysisError(
-            f"--mode=probe: the model was trained on data.name={c.data.name!r}, whose vocabulary"
-            " is not the probe's; train a model with --config=configs/probe.py"
+            f"probe: the model was trained on data.name={c.data.name!r}, whose vocabulary"
+            " is not the probe's; train a model with the config probe"
         )
     missing = sorted(set(alphabet(c.data.probe)) - set(trained.vocab.symbols))
     if missing:
         raise AnalysisError(
-            f"--mode=probe: the model's vocabulary lacks {' '.join(missing)}; use the data.probe"
+            f"probe: the model's vocabulary lacks {' '.join(missing)}; use the data.probe"
             " settings of training"
         )
     if c.model.memory_free and any(c.probe.mem_lens):

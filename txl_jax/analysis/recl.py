@@ -21,6 +21,7 @@ import numpy as np
 
 from txl_jax.analysis.results import write_arrays
 from txl_jax.evaluation.errors import AnalysisError
+from txl_jax.messages import fields_repr
 
 
 class LossesError(AnalysisError):
@@ -35,6 +36,8 @@ class Losses:
     lengths, float [C,N], in nats. ``targets`` is the hexadecimal SHA-256 of the targets' symbols,
     joined by newlines (UTF-8), or "" if unknown. Losses of different texts cannot be compared.
     """
+
+    __repr__ = fields_repr
 
     name: str
     contexts: tuple[int, ...]
@@ -94,6 +97,8 @@ class Losses:
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gains:
     """The gains of one model from longer contexts, on the hard tokens of its group."""
+
+    __repr__ = fields_repr
 
     name: str
     contexts: tuple[int, ...]

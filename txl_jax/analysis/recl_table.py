@@ -173,7 +173,7 @@ def _collect_losses(
     _check_equal(
         {m: targets[m][1] for m in members},
         "do not predict the same text: the symbols of their targets differ; choose the same text"
-        " for all models with --config.data.name and data.path",
+        " for all models with data.name and data.path",
     )
     steps: dict[Member, int] = {}
     text: dict[str, Any] = {}

@@ -29,6 +29,7 @@ from txl_jax.config import ExperimentConfig, flatten
 from txl_jax.evaluation.baselines import DESCRIPTIONS
 from txl_jax.evaluation.protocols import is_part
 from txl_jax.files import atomic_write
+from txl_jax.messages import argument
 from txl_jax.units import UNIT_NAMES, Unit, format_value
 
 PAGE, TEMPLATE = "report.html", "report_page.html.jinja"
@@ -136,8 +137,8 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
     others = [read_run(folder) for folder in exp.report.workdirs]
     if main is None and not others:
         raise WorkdirError(
-            f"--workdir={workdir}: there is no {CONFIG} in it; train first, or name runs to compare"
-            " with --config.report.workdirs=RUN,RUN"
+            f"{argument('workdir', workdir)}: there is no {CONFIG} in it; train first, or name runs"
+            f" to compare with {argument('config.report.workdirs', 'RUN,RUN')}"
         )
     check_outputs(workdir, "report")
     register_outputs(workdir, "report")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from filelock import FileLock, Timeout
 
 from txl_jax.checkpoint.workdir_files import LOCK
+from txl_jax.messages import argument
 
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -35,15 +36,15 @@ def training_lock(workdir: str) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise LockedError(
-            f"--workdir={workdir}: {_holder(path)} trains in this folder. Wait for it, stop it (it"
-            " saves its state, and this command then resumes from there), or name another"
-            " --workdir"
+            f"{argument('workdir', workdir)}: {_holder(path)} trains in this folder. Wait for it,"
+            " stop it (it saves its state, and a new start then resumes from there), or name"
+            " another workdir"
         ) from None
     except OSError as error:
         if error.errno not in _NO_FLOCK:
             raise
         print(
-            f"warning: --workdir={workdir}: the file system does not support locks"
+            f"warning: {argument('workdir', workdir)}: the file system does not support locks"
             f" ({error.strerror}), so the run is not protected; make sure that no second run trains"
             " in this folder",
             file=sys.stderr,

@@ -22,6 +22,7 @@ from txl_jax.data.corpus import Corpus
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
 from txl_jax.files import parse_json_object, write_json
+from txl_jax.messages import argument
 from txl_jax.parallel import processes
 
 
@@ -53,8 +54,8 @@ def init_workdir(workdir: str, exp: ExperimentConfig, corpus: Corpus) -> None:
             different.append(f"hash of the text: {text_hash} -> {corpus.source_hash}")
         if different:
             raise WorkdirError(
-                f"--workdir={workdir}: is the folder of another run: {'; '.join(different)}."
-                " Name another --workdir, or use that run's settings"
+                f"{argument('workdir', workdir)}: is the folder of another run:"
+                f" {'; '.join(different)}. Name another workdir, or use that run's settings"
             )
     made = {"corpus": describe_corpus(corpus), "provenance": provenance()}
     write_json(path, {**exp.to_dict(), **made})
@@ -76,8 +77,8 @@ def check_shared(workdir: str, seconds: float = 30.0) -> None:
         time.sleep(0.1)
     if failing := processes.failing(not seen):
         raise WorkdirError(
-            f"--workdir={workdir}: process {failing[0]} does not see what process 0 wrote there;"
-            " with many processes it must be on a file system that all of them share"
+            f"{argument('workdir', workdir)}: process {failing[0]} does not see what process 0"
+            " wrote there; with many processes it must be on a file system that all of them share"
         )
 
 

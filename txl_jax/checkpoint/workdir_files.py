@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.config import ConfigError
 from txl_jax.files import name_in_os_errors, parse_json_object, write_failure_reason
+from txl_jax.messages import argument
 
 FORMAT = 2  # the version of checkpoints and exported models; this program reads no other one
 
@@ -56,9 +57,9 @@ def check_free(workdir: str) -> None:
     """Raises WorkdirError if a folder has an exported model or files that a run would overwrite."""
     if os.path.exists(os.path.join(workdir, MODEL)):
         raise WorkdirError(
-            f"--workdir={workdir}: has an exported model ({MODEL}), and training would put a second"
-            f" one beside it. Name another --workdir; --config.train.start_from={workdir} begins"
-            " with its parameters"
+            f"{argument('workdir', workdir)}: has an exported model ({MODEL}), and training would"
+            " put a second one beside it. Name another workdir;"
+            f" {argument('config.train.start_from', workdir)} begins with its parameters"
         )
     if not os.path.exists(os.path.join(workdir, CONFIG)):
         _refuse_overwriting(workdir, [name for name in _our_names(workdir) if name != OUTPUTS])
@@ -108,10 +109,10 @@ def check_writable(workdir: str, folders: tuple[str, ...] = ()) -> None:
             if name:
                 what, fix = (
                     f"its folder {name} cannot",
-                    "make it writable, or name another --workdir",
+                    "make it writable, or name another workdir",
                 )
             message = f"{what} be written ({write_failure_reason(error)}); {fix}"
-            raise WorkdirError(f"--workdir={workdir}: {message}") from error
+            raise WorkdirError(f"{argument('workdir', workdir)}: {message}") from error
 
 
 def check_outputs(workdir: str, *modes: str) -> None:
@@ -168,8 +169,9 @@ def _try_writing(folder: str) -> None:
 def _refuse_overwriting(workdir: str, names: list[str]) -> None:
     if names:
         raise WorkdirError(
-            f"--workdir={workdir}: is not the folder of a run, and these files in it would be"
-            f" overwritten: {', '.join(names)}. Name another --workdir, or move them elsewhere"
+            f"{argument('workdir', workdir)}: is not the folder of a run, and these files in it"
+            f" would be overwritten: {', '.join(names)}. Name another workdir, or move them"
+            " elsewhere"
         )
 
 

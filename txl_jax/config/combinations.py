@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from txl_jax.config.bounds import SEED
 from txl_jax.config.errors import refusal
-from txl_jax.messages import short_repr
+from txl_jax.messages import argument, short_repr
 
 if TYPE_CHECKING:
     from txl_jax.config.experiment import ExperimentConfig
@@ -47,7 +47,7 @@ def _steps_and_seeds(c: "ExperimentConfig") -> Broken:
 def _schedule(c: "ExperimentConfig") -> Broken:
     o, steps = c.optimizer, c.train.steps
     if o.warmup_steps > steps:
-        flag = f"--config.optimizer.warmup_steps={steps // 10}"
+        flag = argument("config.optimizer.warmup_steps", steps // 10)
         rule = f"is more than train.steps {steps}: use fewer, for example {flag}"
         yield "optimizer.warmup_steps", rule
     if o.schedule == "inverse_sqrt" and not o.warmup_steps:

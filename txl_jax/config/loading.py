@@ -18,7 +18,7 @@ from txl_jax.config.changes import set_all
 from txl_jax.config.errors import ConfigError
 from txl_jax.config.experiment import ExperimentConfig
 from txl_jax.config.folders import expand_paths
-from txl_jax.messages import one_line, short_repr, truncate
+from txl_jax.messages import argument, one_line, short_repr, truncate
 
 _PACKAGE, _INIT = "txl_config_file", "__init__.py"
 """The name under which every config file and its package are imported."""
@@ -51,7 +51,7 @@ def load_config(path: str, overrides: Mapping[str, Any] | None = None) -> Experi
     """
     import ml_collections  # here, so that models run if this package is not installed
 
-    variant, where = path.partition(":")[2], f"--config={truncate(path)}"
+    variant, where = path.partition(":")[2], argument("config", truncate(path))
     with _config_module(path) as module:
         if variant and not _has_variant(module, variant):
             known = ", ".join(_known_variants(module))
@@ -97,7 +97,7 @@ def _known_variants(module: Any) -> list[str]:
 @contextlib.contextmanager
 def _config_module(path: str) -> Iterator[Any]:
     """Imports a config file; an error inside the block is raised as ConfigError of the file."""
-    file, where = path.partition(":")[0], f"--config={truncate(path)}"
+    file, where = path.partition(":")[0], argument("config", truncate(path))
     if re.fullmatch(r"\w+", file) and not os.path.exists(file):
         file = _recipe(file, where)
     name, full = short_repr(file), os.path.abspath(file)

@@ -25,7 +25,7 @@ from txl_jax.config.folders import expanded
 from txl_jax.convert.conversion import Format, Request, to_workdir
 from txl_jax.data.errors import DataError
 from txl_jax.library_errors import log_library_errors
-from txl_jax.messages import describe_os_error, one_line
+from txl_jax.messages import arguments_as_flags, describe_os_error, one_line
 
 KNOWN_ERRORS = (ModelFormatError, ConfigError, DataError, CheckpointError, WorkdirError, OSError)
 
@@ -64,6 +64,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     return flags, overrides
 
 
+@arguments_as_flags()
 def main(argv: list[str]) -> int:
     """Converts or exports a model. Returns the exit code."""
     flags, overrides = parse(argv)

@@ -3,6 +3,7 @@
 import dataclasses
 
 from txl_jax.config import DataConfig, ExperimentConfig
+from txl_jax.messages import argument
 from txl_jax.planning.machines import PlanningError
 
 SIZES = {"enwik8": 204, "text8": 27, "ptb": 10_000}
@@ -17,7 +18,7 @@ def with_vocab_size(exp: ExperimentConfig) -> ExperimentConfig:
     if size is None:
         raise PlanningError(
             f"the size of the vocabulary of data.name={exp.data.name!r} is known only from the"
-            " text: set --config.model.vocab_size=N"
+            f" text: set {argument('config.model.vocab_size', 'N')}"
         )
     return dataclasses.replace(exp, model=dataclasses.replace(exp.model, vocab_size=size))
 

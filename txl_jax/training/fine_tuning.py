@@ -29,6 +29,7 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.symbols import UnknownSymbolError
 from txl_jax.data.vocab import Vocab
 from txl_jax.files import write_json
+from txl_jax.messages import argument
 from txl_jax.model.layout import stack_layers
 from txl_jax.parallel import processes
 from txl_jax.parallel.shardings import Shardings
@@ -125,7 +126,7 @@ def _merged_model(exp: ExperimentConfig, theirs: TransformerXLConfig) -> Transfo
     if different:
         typed = lambda value: ",".join(map(str, value)) if isinstance(value, tuple) else value
         named = ", ".join(f"{k} {v!r}, not {ours[k]!r}" for k, v in different.items())
-        flags = " ".join(f"--config.model.{k}={typed(v)}" for k, v in different.items())
+        flags = " ".join(argument(f"config.model.{k}", typed(v)) for k, v in different.items())
         rule = f"its model has {named}; give {flags}, or leave them out of the config"
         raise _error(exp.train.start_from, rule)
     return dataclasses.replace(exp.model, **taken)
@@ -147,7 +148,7 @@ def _write_record(workdir: str, record: dict[str, Any]) -> None:
     path, key = os.path.join(workdir, RECORD), "parameters_sha256"
     if os.path.exists(path) and read_json(path).get(key) != record[key]:
         rule = f"its parameters have changed since the first start of this run ({path})"
-        raise _error(record["start_from"], f"{rule}; name another --workdir")
+        raise _error(record["start_from"], f"{rule}; name another workdir")
     write_json(path, record)
 
 

@@ -21,6 +21,7 @@ from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.config import ConfigError, ExperimentConfig
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import prefetch
+from txl_jax.messages import argument
 from txl_jax.training.goodput import GoodputTimer
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.preparation import SeedRun
@@ -44,7 +45,7 @@ def train_seeds(runs: Sequence[SeedRun], corpus: Corpus, guard: PreemptionGuard)
         raise error("process; train each seed in its own run")
     setup = build_setup(exp, corpus)
     if setup.shardings.mesh.size > 1:
-        raise error("device; give --config.mesh.data=1")
+        raise error(f"device; give {argument('config.mesh.data', 1)}")
     last_step = _last_common_step([workdir for _, workdir in runs])
     timer = GoodputTimer()  # shared, because all seeds wait for the same program
     with contextlib.ExitStack() as stack:
@@ -58,7 +59,7 @@ def train_seeds(runs: Sequence[SeedRun], corpus: Corpus, guard: PreemptionGuard)
         if len(steps) > 1:
             raise CheckpointError(
                 f"all seeds must resume from the same step, but their steps are {sorted(steps)}: a"
-                " checkpoint is damaged; resume each seed alone, or train in another --workdir"
+                " checkpoint is damaged; resume each seed alone, or train in another workdir"
             )
         state, step = jax.jit(_stacked)(states), steps.pop()
         program, feed = lambda: _program(trainers, state), lambda: _feed(trainers, step)

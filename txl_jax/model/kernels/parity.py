@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from txl_jax.messages import argument
 from txl_jax.model.dropout import AttentionDropout
 from txl_jax.model.kernels import choice, reference
 from txl_jax.model.kernels.choice import KernelError
@@ -84,5 +85,5 @@ def require_parity(implementation: str, d_head: int, dtype: str, dropatt: float)
         raise KernelError(
             f"model.kernel = {implementation!r}: attention by {name!r} differs from the plain form"
             f" by {found:.2g} of the largest entry on this device (limit {TOLERANCE[dtype]:.2g});"
-            " use --config.model.kernel=xla, and please report this"
+            f" use {argument('config.model.kernel', 'xla')}, and please report this"
         )
