@@ -26,6 +26,7 @@ from txl_jax.checkpoint.orbax_store import RAW
 from txl_jax.checkpoint.workdir_files import FORMAT
 from txl_jax.config import CheckpointConfig, differing_keys
 from txl_jax.files import write_failure_reason
+from txl_jax.messages import short_repr
 from txl_jax.parallel import processes
 from txl_jax.parallel.processes import on_process_zero
 
@@ -39,6 +40,9 @@ class Checkpoints:
         if c is not None:
             on_process_zero(self._folder.finish_replacing)
             on_process_zero(self._folder.remove_temporary)
+
+    def __repr__(self) -> str:
+        return f"Checkpoints({short_repr(self._folder.path)})"
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -179,7 +183,7 @@ class Checkpoints:
         if meta["format"] != FORMAT:
             raise CheckpointError(
                 f"checkpoint {step} has format {meta['format']}, and this version of txl_jax reads"
-                f" format {FORMAT} only; use the version that wrote it, or another --workdir"
+                f" format {FORMAT} only; use the version that wrote it, or another workdir"
             )
         return meta, on_process_zero(lambda: self._folder.fault(step))
 
@@ -188,7 +192,7 @@ class Checkpoints:
         if different := differing_keys(meta["config"], config):
             raise CheckpointError(
                 f"checkpoint {step} has another config: {'; '.join(different)}. Use another"
-                " --workdir, or the checkpoint's values"
+                " workdir, or the checkpoint's values"
             )
         if meta.get("params_only"):
             raise CheckpointError(

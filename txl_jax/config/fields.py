@@ -18,8 +18,11 @@ from typing import Any
 from txl_jax.config.bounds import BELOW_1, FLOAT32, ITEMS
 from txl_jax.config.errors import refusal
 from txl_jax.config.parsing import typed
+from txl_jax.messages import truncate
 
 Test = Callable[[Any], Any]
+LONGEST_REPR = 400
+"""The largest number of characters of the ``repr`` of a section."""
 
 
 def setting(
@@ -97,6 +100,16 @@ class Section:
 
     def __init_subclass__(cls, key: str = ""):
         cls._prefix = f"{key}." if key else ""
+        setattr(cls, "__repr__", Section.__repr__)  # noqa: B010  (or the dataclass has its own)
+
+    def __repr__(self) -> str:
+        """Shows the settings that differ from their defaults, shortened to a few lines."""
+        changed = []
+        for field in dataclasses.fields(typing.cast(Any, self)):
+            value, made = getattr(self, field.name), field.default_factory
+            if value != (field.default if made is dataclasses.MISSING else made()):
+                changed.append(f"{field.name}={value!r}")
+        return truncate(f"{type(self).__name__}({', '.join(changed)})", LONGEST_REPR)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(typing.cast(Any, self)):

@@ -9,10 +9,13 @@ import numpy as np
 
 from txl_jax.data.sentences import AnyStreams
 from txl_jax.data.streams import Segment
+from txl_jax.messages import fields_repr
 
 
 class SoftTargets(flax.struct.PyTreeNode):
     """The k most likely next words of teacher models, with their probabilities; see distil.py."""
+
+    __repr__ = fields_repr
 
     words: jax.Array | np.ndarray  # int [...,k]
     probabilities: jax.Array | np.ndarray  # float [...,k]; all other words have the rest
@@ -25,6 +28,8 @@ class Batch(flax.struct.PyTreeNode):
     ``reset`` is bool [B,C+T], true where a stream's text begins, and at the first token if the
     memory is emptied.
     """
+
+    __repr__ = fields_repr
 
     inputs: jax.Array | np.ndarray  # int32 [B,C+T], the C tokens before the segment first
     targets: jax.Array | np.ndarray  # int32 [B,T]

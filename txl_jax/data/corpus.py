@@ -85,6 +85,11 @@ class Corpus:
     source_hash: str
     info: Mapping[str, Any]
 
+    def __repr__(self) -> str:
+        tokens = self.info["tokens"]
+        sizes = ", ".join(f"{split} {tokens[split]:,} tokens" for split in SPLITS)
+        return f"Corpus({self.name!r}, {self.vocab!r}: {sizes})"
+
 
 class DamagedError(DataError):
     """A prepared corpus with a damaged file; ``fault`` names the file and the reason."""

@@ -59,6 +59,9 @@ class Sentences(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def __repr__(self) -> str:
+        return f"Sentences({len(self):,} sentences, {len(self.tokens):,} tokens)"
+
     def __getitem__(self, index: Any) -> Any:
         """Returns a sentence as 1-D ids, or a slice of sentences, lazily if the step is 1."""
         if isinstance(index, slice):

@@ -43,6 +43,7 @@ import numpy as np
 
 from txl_jax.data.errors import DataError
 from txl_jax.data.symbols import check_ids
+from txl_jax.messages import fields_repr
 
 
 class SegmentSpan(NamedTuple):
@@ -78,6 +79,8 @@ class Segment:
     weights: np.ndarray
     starts: np.ndarray
     first: bool
+
+    __repr__ = fields_repr
 
 
 def read_segment(

@@ -136,6 +136,9 @@ class Vocab:
     def __len__(self) -> int:
         return len(self.symbols)
 
+    def __repr__(self) -> str:
+        return f"Vocab({self.kind!r}, {len(self):,} symbols)"
+
     @property
     def unit(self) -> Unit:
         """The unit of a mean loss: bits per byte or character, or perplexity per token."""
@@ -219,19 +222,31 @@ class Vocab:
         return array
 
 
-def encode_prompt(vocab: Vocab, prompt: str, name: str = "generate.prompt") -> np.ndarray:
+Text = str | np.ndarray
+"""A text, or its ids, which are integers [n]."""
+
+
+def encode_prompt(vocab: Vocab, prompt: Text, name: str = "generate.prompt") -> np.ndarray:
     """Encodes a prompt as int32 ids; an empty prompt becomes a line end, see :func:`line_end`.
 
-    Raises DataError, with ``name`` first, for a symbol that the vocabulary does not have.
+    Raises DataError, with ``name`` first, for a symbol or an id that the vocabulary does not have.
     """
     try:
-        ids = vocab.encode(prompt)
+        ids = vocab.encode(prompt) if isinstance(prompt, str) else checked_ids(vocab, prompt)
     except DataError as error:
         raise DataError(f"{name}: {error}") from error
     return (ids if len(ids) else line_end(vocab)).astype(np.int32)
 
 
-def encode_prompts(vocab: Vocab, prompts: Sequence[str]) -> list[np.ndarray]:
+def checked_ids(vocab: Vocab, ids: np.ndarray) -> np.ndarray:
+    """Returns ids, or raises DataError if they are no integers [n] of the vocabulary."""
+    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+        raise DataError(f"ids must be integers [n], not {ids.dtype} {list(ids.shape)}")
+    check_ids(ids, len(vocab), "ids")
+    return ids
+
+
+def encode_prompts(vocab: Vocab, prompts: Sequence[Text]) -> list[np.ndarray]:
     """Encodes each prompt, see :func:`encode_prompt`; errors name the number of the prompt."""
     if len(prompts) == 1:
         return [encode_prompt(vocab, prompts[0])]

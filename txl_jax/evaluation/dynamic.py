@@ -25,6 +25,7 @@ import jax.numpy as jnp
 
 from txl_jax.config import DynamicConfig
 from txl_jax.data.batch import Batch
+from txl_jax.messages import fields_repr
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
 
@@ -37,6 +38,8 @@ class Learner(flax.struct.PyTreeNode):
     ``params`` score the next segment. ``trained`` are the trained parameters p0. ``root`` is the
     root of the sum of squared gradients. ``trained`` and ``root`` are ``None`` for ``sgd``.
     """
+
+    __repr__ = fields_repr
 
     params: Params
     trained: Params = None

@@ -51,8 +51,8 @@ def check_ids(name: str, ids: Any, vocab_size: int) -> None:
     if wrong.any():
         place = tuple(int(axis[0]) for axis in np.nonzero(wrong))
         raise ValueError(
-            f"{name}{_shown(place)} = {known[place]}: a token id must be from 0 to {vocab_size - 1},"
-            f" the vocabulary has {vocab_size} symbols"
+            f"{name}{_shown(place)} = {known[place]}: a token id must be from 0 to"
+            f" {vocab_size - 1}, the vocabulary has {vocab_size} symbols"
         )
 
 

@@ -16,6 +16,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from txl_jax.messages import fields_repr
 from txl_jax.model import ring
 from txl_jax.model.positions import Positions
 from txl_jax.model.ring import KeysValues
@@ -43,6 +44,8 @@ class Memory(flax.struct.PyTreeNode):
       filled: int32 [B], the number of newest slots that hold real states, 0 to M.
     """
 
+    __repr__ = fields_repr
+
     hidden: jax.Array
     filled: jax.Array
 
@@ -54,6 +57,8 @@ class Memory(flax.struct.PyTreeNode):
 
 class Slots(flax.struct.PyTreeNode):
     """One ring of keys and values [N,B,R,H] for every layer (ring.py)."""
+
+    __repr__ = fields_repr
 
     layers: tuple[KeysValues, ...]
     oldest: jax.Array  # int32 [], the slot of the oldest state in every row and layer
@@ -86,6 +91,8 @@ class Cache(flax.struct.PyTreeNode):
         place if the caller does not keep the old cache (``donate_argnums``, a carry of
         ``lax.scan``). A shorter segment, or one with ``lengths``, moves all slots.
     """
+
+    __repr__ = fields_repr
 
     near: Slots
     far: Slots | None

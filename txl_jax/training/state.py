@@ -19,6 +19,7 @@ import optax
 
 from txl_jax.checkpoint.checkpoints import RAW
 from txl_jax.config import AverageConfig, ExperimentConfig
+from txl_jax.messages import fields_repr
 from txl_jax.model.memory import Memory, memory_shardings
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import Shardings
@@ -27,6 +28,8 @@ from txl_jax.training.optimizer import with_recent_norm
 
 class TrainState(flax.struct.PyTreeNode):
     """The complete state of a run between two steps."""
+
+    __repr__ = fields_repr
 
     step: jax.Array  # number of updates so far, int32 []; gives dropout and position in the data
     params: Any  # float32 pytree
