@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
     params = jax.tree.map(np.asarray, tiny_models.variables(cfg)["params"])
     exp = txl_jax.ExperimentConfig(model=cfg, name="quickstart")
     model = txl_jax.TransformerXL(cfg)
-    trained = txl_jax.TrainedModel(model, params, Vocab.all_bytes(), exp, 0)
+    trained = txl_jax.LanguageModel(model, params, Vocab.all_bytes(), exp, 0)
     txl_jax.save(trained, str(there / "runs" / "quickstart"))
     return there
 

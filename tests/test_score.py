@@ -143,7 +143,8 @@ def notes(vocab, text):
     """The notes before the line of the sum."""
     lines = io.StringIO(text, newline="\n").readlines()
     ids = score.encode_lines(vocab, lines, "text")
-    *found, last = score.summary(vocab, lines, ids, [np.ones(len(i)) for i in ids]).splitlines()
+    summary = str(score.text_score(vocab, lines, ids, [np.ones(len(i)) for i in ids]))
+    *found, last = summary.splitlines()
     assert ("bits per byte" in last) == (NO_BITS not in found)
     return [note for note in found if note != NO_BITS], NO_BITS not in found
 

@@ -6,14 +6,13 @@ if interrupts.is_command():  # before the imports below, which take seconds
     interrupts.exit_on_interrupt()
 
 from txl_jax import convert
-from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.saving import push
-from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, ExperimentConfig, TransformerXLConfig, load_config
 from txl_jax.convert import save
 from txl_jax.data.corpus import Corpus, DataError, load_corpus
 from txl_jax.data.sentences import Sentences, segments
 from txl_jax.data.streams import Segment
+from txl_jax.library import LanguageModel, load
 from txl_jax.model.memory import Cache, Memory
 from txl_jax.model.transformer_xl import TransformerXL
 
@@ -23,10 +22,10 @@ __all__ = [
     "Corpus",
     "DataError",
     "ExperimentConfig",
+    "LanguageModel",
     "Memory",
     "Segment",
     "Sentences",
-    "TrainedModel",
     "TransformerXL",
     "TransformerXLConfig",
     "convert",

@@ -14,7 +14,7 @@ from txl_jax.checkpoint.tensors import params_from_flat, read_safetensors
 from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
 from txl_jax.checkpoint.workdir import read_experiment, read_vocab
 from txl_jax.checkpoint.workdir_files import CONFIG, FORMAT, MODEL, VOCAB, is_exported
-from txl_jax.messages import one_line
+from txl_jax.messages import argument, one_line
 from txl_jax.model.transformer_xl import TransformerXL
 
 _REPOSITORY = re.compile(r"(hub:)?([\w.-]+/[\w.-]+)(@([\w./-]+))?")  # [hub:]owner/name[@revision]
@@ -58,7 +58,9 @@ def load(source: str, step: str = "best", weights: str | None = None) -> Trained
 def load_workdir(workdir: str, step: str = "best", weights: str | None = None) -> TrainedModel:
     """Loads the trained model of a workdir; arguments and errors are those of :func:`load`."""
     if not os.path.exists(os.path.join(workdir, CONFIG)):
-        raise WorkdirError(f"--workdir={workdir}: there is no {CONFIG} in it; train first")
+        raise WorkdirError(
+            f"{argument('workdir', workdir)}: there is no {CONFIG} in it; train first"
+        )
     exp, vocab = read_experiment(workdir), read_vocab(workdir)
     unrolled = dataclasses.replace(exp.model, scan_layers=False, remat="none", kernel="auto")
     exp = dataclasses.replace(exp, model=unrolled)
@@ -72,7 +74,8 @@ def load_workdir(workdir: str, step: str = "best", weights: str | None = None) -
         weights = weights or preferred
         params = checkpoints.restore_params(chosen, abstract, weights)
     unused = tuple(name for name in (preferred, *others) if name != weights)
-    return TrainedModel(TransformerXL(exp.model), params, vocab, exp, chosen, weights, unused)
+    model = TransformerXL(exp.model)
+    return TrainedModel(model, params, vocab, exp, chosen, weights, unused, workdir)
 
 
 def load_exported(folder: str) -> TrainedModel:

@@ -29,6 +29,7 @@ class TrainedModel:
       vocab: encodes text to token ids and decodes them.
       config, step: the settings of the experiment, and the step of the checkpoint.
       weights, others: the name of these parameters (``raw`` or an average), and the other names.
+      source: the workdir that was loaded, which has the other parameters.
     """
 
     model: TransformerXL
@@ -38,6 +39,12 @@ class TrainedModel:
     step: int
     weights: str = RAW
     others: tuple[str, ...] = ()
+    source: str = ""
+
+    def __repr__(self) -> str:
+        parameters = f"{parameter_count(self.params):,} {self.weights} parameters"
+        about = f"{self.config.name!r}, step {self.step:,}, {parameters}, {self.vocab!r}"
+        return f"{type(self).__name__}({about})"
 
 
 def with_settings(trained: TrainedModel, exp: ExperimentConfig) -> TrainedModel:

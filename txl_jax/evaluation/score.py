@@ -28,14 +28,15 @@ from txl_jax.data.batch import Batch, make_batch
 from txl_jax.data.errors import DataError
 from txl_jax.data.streams import read_segment
 from txl_jax.data.symbols import readable
-from txl_jax.data.vocab import Vocab, line_end
+from txl_jax.data.vocab import Text, Vocab, checked_ids, line_end
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.files import name_in_os_errors
+from txl_jax.messages import argument, fields_repr
 from txl_jax.model.footprint import of_reading
 from txl_jax.model.inputs import check_ids
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import check_memory
-from txl_jax.units import UNIT_NAMES, format_value, in_unit
+from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
 
 
 def run(trained: TrainedModel, workdir: str) -> str:
@@ -52,16 +53,87 @@ def run(trained: TrainedModel, workdir: str) -> str:
     ids = encode_lines(vocab, lines, name)
     if not sum(map(len, ids)):
         raise AnalysisError(
-            f"{name}: has no text to score; name another file with --config.score.path=FILE, or"
+            f"{name}: has no text to score; name another file with"
+            f" {argument('config.score.path', 'FILE')}, or"
             " give a text on standard input"
         )
-    check_score_memory(trained, len(lines))
-    losses = score_lines(trained.config.model, trained.params, ids, line_end(vocab), c)
-    rows = zip(lines, ids, losses, strict=True)
-    records = [line_record(vocab, n, *row, c) for n, row in enumerate(rows, 1)]
-    print(summary(vocab, lines, ids, losses), file=sys.stderr, flush=True)
+    score = score_encoded(trained, lines, ids)
+    rows = enumerate(score.lines, 1)
+    records = [line_record(vocab, n, line.text, line.ids, line.nll, c) for n, line in rows]
+    print(score, file=sys.stderr, flush=True)
     _write(records, c.json)
     return ""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LineScore:
+    """The loss of each token of a line.
+
+    Attributes:
+      text: the line, with its line end if it has one.
+      ids: the tokens, integers [n]; n may be 0.
+      nll: the negative log-likelihood of each token in nats, float32 [n].
+      symbols: the tokens as they are shown, n texts.
+    """
+
+    text: str
+    ids: np.ndarray
+    nll: np.ndarray
+    symbols: tuple[str, ...]
+
+    __repr__ = fields_repr
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TextScore:
+    """The losses of a text. ``str()`` gives the summary that ``--mode=score`` prints.
+
+    Attributes:
+      lines: the :class:`LineScore` of each line.
+      nll: the sum of all losses in nats.
+      tokens, unknown: the number of tokens, and the number of unknown words among them.
+      unknown_symbol: the symbol of unknown words, or ``None`` if the vocabulary has none.
+      unit: ``bpb`` or ``bpc`` (bits per byte or character) or ``ppl`` (perplexity).
+      value: the mean loss of a token in this unit.
+      bits_per_byte: the loss in bits for each byte of the text, or ``None`` if the tokens do not
+        determine the bytes.
+      notes: sentences about differences between the tokens and the text.
+    """
+
+    lines: tuple[LineScore, ...]
+    nll: float
+    tokens: int
+    unknown: int
+    unit: Unit
+    value: float
+    bits_per_byte: float | None
+    notes: tuple[str, ...]
+    unknown_symbol: str | None = None
+
+    def __str__(self) -> str:
+        share = f" ({self.unknown / self.tokens:.1%} {self.unknown_symbol})" * bool(self.unknown)
+        mean = f"{format_value(self.value, self.unit)} {UNIT_NAMES[self.unit]}"
+        if self.bits_per_byte is not None and self.unit != "bpb":
+            mean += f", {self.bits_per_byte:.4f} bits per byte of the text"
+        size = f"{len(self.lines):,} lines, {self.tokens:,} tokens{share}"
+        return "\n".join([*(f"note: {note}" for note in self.notes), f"{size}: {mean}"])
+
+    def __repr__(self) -> str:
+        size = f"{len(self.lines):,} lines, {self.tokens:,} tokens"
+        return f"TextScore({size}, {self.unit} {format_value(self.value, self.unit)})"
+
+
+def score_encoded(
+    trained: TrainedModel, lines: Sequence[str], ids: Sequence[np.ndarray]
+) -> TextScore:
+    """Scores lines with their ids, at least one of them, with the settings ``score`` of the model.
+
+    Raises ConfigError if the device has too little memory.
+    """
+    check_score_memory(trained, len(lines))
+    c, vocab = trained.config.score, trained.vocab
+    losses = score_lines(trained.config.model, trained.params, ids, line_end(vocab), c)
+    return text_score(vocab, lines, ids, losses)
 
 
 def check_score_memory(trained: TrainedModel, n_lines: int) -> None:
@@ -74,16 +146,20 @@ def check_score_memory(trained: TrainedModel, n_lines: int) -> None:
     check_memory("scoring", of_reading(exp.model, rows, length, mem_len, keys), exp)
 
 
-def encode_lines(vocab: Vocab, lines: Sequence[str], name: str) -> list[np.ndarray]:
-    """Encodes each line with its line end as targets. A DataError names the line."""
+def encode_lines(vocab: Vocab, lines: Sequence[Text], name: str) -> list[np.ndarray]:
+    """Encodes each line with its line end as targets; checks ids. A DataError names the line."""
     ids = []
+    # A sentence begins with the boundary that ended the previous sentence.
+    first = int(vocab.kind == "sentence")
     for n, line in enumerate(lines, 1):
         try:
-            ids.append(vocab.encode(line))
+            if isinstance(line, str):
+                ids.append(vocab.encode(line)[first:])
+            else:
+                ids.append(checked_ids(vocab, line))
         except DataError as error:
             raise DataError(f"{name}, line {n}: {error}") from error
-    # A sentence begins with the boundary that ended the previous sentence.
-    return [x[1:] for x in ids] if vocab.kind == "sentence" else ids
+    return ids
 
 
 def score_lines(
@@ -174,7 +250,7 @@ def line_record(
     if len(ids):
         row[vocab.unit] = in_unit(row["nll"] / len(ids), vocab.unit)
     if c.tokens:
-        row["symbols"] = [readable(vocab.kind, vocab.symbols[i]) for i in ids]
+        row["symbols"] = _shown(vocab, ids)
         row["token_nll"] = [round(float(x), 6) for x in nll]
     return row
 
@@ -186,10 +262,14 @@ def count_unknown(vocab: Vocab, ids: np.ndarray) -> int:
     return int(np.count_nonzero(ids == vocab.symbols.index(vocab.unknown)))
 
 
-def summary(
+def _shown(vocab: Vocab, ids: np.ndarray) -> list[str]:
+    return [readable(vocab.kind, vocab.symbols[i]) for i in ids]
+
+
+def text_score(
     vocab: Vocab, lines: Sequence[str], ids: Sequence[np.ndarray], losses: Sequence[np.ndarray]
-) -> str:
-    """Returns notes about differences between tokens and text, then the size and the mean loss."""
+) -> TextScore:
+    """Sums the losses of a text, and notes the differences between its tokens and the text."""
     total = math.fsum(math.fsum(nll.tolist()) for nll in losses)
     tokens, text, unit = np.concatenate(ids), "".join(lines), vocab.unit
     unknown, raw, notes = count_unknown(vocab, tokens), text.encode("utf-8", "surrogateescape"), []
@@ -202,16 +282,15 @@ def summary(
     if vocab.kind == "byte" and "\n" in text and len(vocab.encode("\n")) == 0:
         notes.append("the vocabulary has no newline: line ends are left out")
     before = line_end(vocab) if vocab.kind == "sentence" else tokens[:0]
-    per_byte = f", {total / math.log(2) / len(raw):.4f} bits per byte of the text"
-    if vocab.decode_bytes(np.concatenate([before, tokens])) != raw:
+    per_byte: float | None = None
+    if vocab.decode_bytes(np.concatenate([before, tokens])) == raw:
+        per_byte = total / math.log(2) / len(raw)
+    else:
         notes.append("no bits per byte, because the tokens do not determine the bytes of the text")
-        per_byte = ""
-    elif unit == "bpb":  # the same number
-        per_byte = ""
-    share = f" ({unknown / len(tokens):.1%} {vocab.unknown})" if unknown else ""
-    mean = f"{format_value(in_unit(total / len(tokens), unit), unit)} {UNIT_NAMES[unit]}{per_byte}"
-    size = f"{len(lines):,} lines, {len(tokens):,} tokens{share}"
-    return "\n".join([*(f"note: {note}" for note in notes), f"{size}: {mean}"])
+    rows = zip(lines, ids, losses, strict=True)
+    scored = tuple(LineScore(*row, symbols=tuple(_shown(vocab, row[1]))) for row in rows)
+    value, size = in_unit(total / len(tokens), unit), (len(tokens), unknown)
+    return TextScore(scored, total, *size, unit, value, per_byte, tuple(notes), vocab.unknown)
 
 
 def _text(path: str) -> str:

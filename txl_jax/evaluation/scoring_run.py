@@ -3,7 +3,7 @@
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from txl_jax.checkpoint.loading import load
@@ -31,10 +31,28 @@ from txl_jax.units import in_unit
 def evaluate_split(
     trained: TrainedModel, corpus: Corpus, workdir: str, stop: Callable[[], bool] = lambda: False
 ) -> dict[str, Any] | None:
+    """Scores a split as :func:`score_split` does, and prints and writes the result."""
+    result = score_split(trained, corpus, stop)
+    if result is not None:
+        write_evaluation(result, workdir)
+    return result
+
+
+def write_evaluation(result: Mapping[str, Any], workdir: str) -> None:
+    """Prints a table, writes ``evaluation.json`` and appends to ``evaluations.jsonl``."""
+    if is_process_zero():
+        print(table(result), flush=True)
+        write_json(os.path.join(workdir, "evaluation.json"), result)
+        append(os.path.join(workdir, "evaluations.jsonl"), plain(result))
+
+
+def score_split(
+    trained: TrainedModel, corpus: Corpus, stop: Callable[[], bool] = lambda: False
+) -> dict[str, Any] | None:
     """Scores ``evaluate.split`` under several protocols, with other weights, and with baselines.
 
-    Process 0 prints a table, writes ``evaluation.json``, and appends to ``evaluations.jsonl``.
-    Returns the result, or ``None`` if ``stop()`` became true.
+    The other weights are read from the workdir ``trained.source``. Returns a JSON object with a row
+    for each score in ``results``, or ``None`` if ``stop()`` became true.
     """
     split = getattr(corpus, trained.config.evaluate.split)
     protocol = drop_unused_limit(trained.config.evaluate, split)
@@ -46,7 +64,7 @@ def evaluate_split(
     mesh = make_mesh(config.mesh, config.model, config.train.batch_size)
     for name, chosen, weights in _requested_scores(trained, protocol):
         same = weights == trained.weights
-        params = (trained if same else load(workdir, str(trained.step), weights)).params
+        params = (trained if same else load(trained.source, str(trained.step), weights)).params
         evaluator = split_evaluator(config.model, chosen, corpus, mesh)
         with segment_bar(f"{chosen.split} split, {name}") as progress:
             score = evaluator.run(params, stop, progress)
@@ -63,12 +81,7 @@ def evaluate_split(
             rows.append(row | {"protocol": f"{targets}, {DESCRIPTIONS[row['name']]}"})
     about = {"step": trained.step, "weights": trained.weights, **corpus_record(corpus)}
     about["parameters"] = parameter_count(trained.params)
-    result = {**about, "results": rows}
-    if is_process_zero():
-        print(_table(rows, unit, describe(protocol, config.model) + note), flush=True)
-        write_json(os.path.join(workdir, "evaluation.json"), result)
-        append(os.path.join(workdir, "evaluations.jsonl"), plain(result))
-    return result
+    return {**about, "results": rows}
 
 
 def _requested_scores(
@@ -125,9 +138,11 @@ def conversions(nats: float, corpus: Corpus, protocol: ProtocolConfig) -> dict[s
     }
 
 
-def _table(rows: list[dict[str, Any]], unit: str, protocol: str) -> str:
+def table(result: Mapping[str, Any]) -> str:
+    """Formats a result of :func:`score_split` as lines, the first with the protocol."""
+    rows, unit = result["results"], result["unit"]
     width = max(len(r["name"]) for r in rows)
-    lines = [f"{protocol}:"]
+    lines = [f"{rows[0]['protocol']}:"]
     for r in rows:
         # A perplexity per subword does not compare with the loss of other kinds of tokens.
         compares = unit == "ppl" and "bits_per_byte" in r

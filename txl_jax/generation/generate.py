@@ -13,6 +13,7 @@ import numpy as np
 from txl_jax.config import GenerateConfig, TransformerXLConfig
 from txl_jax.generation.sampling import SETTINGS, apply_repetition_penalty, sample
 from txl_jax.generation.utf8 import Automaton
+from txl_jax.messages import fields_repr
 from txl_jax.model.inputs import check_array, check_ids
 from txl_jax.model.memory import Cache
 from txl_jax.model.transformer_xl import TransformerXL
@@ -27,9 +28,14 @@ class TokenChunk(NamedTuple):
     tokens: np.ndarray  # token ids, int32 [B,n]
     nll: np.ndarray  # negative log-likelihoods in nats at temperature 1, float32 [B,n]
 
+    def __repr__(self) -> str:
+        return fields_repr(self)
+
 
 class LastTokens(flax.struct.PyTreeNode):
     """The newest tokens of each row, right-aligned int32 [B,W], and the numbers of real tokens."""
+
+    __repr__ = fields_repr
 
     tokens: jax.Array | np.ndarray
     filled: jax.Array | np.ndarray
@@ -37,6 +43,8 @@ class LastTokens(flax.struct.PyTreeNode):
 
 class DecodeState(flax.struct.PyTreeNode):
     """The state of generation from which the next token is sampled."""
+
+    __repr__ = fields_repr
 
     token: jax.Array  # the newest token, int32 [B]
     past: Cache | LastTokens  # the earlier tokens, or their projected states in memory

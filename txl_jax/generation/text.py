@@ -9,9 +9,10 @@ import numpy as np
 
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import GenerateConfig
-from txl_jax.data.vocab import Vocab, encode_prompts
+from txl_jax.data.vocab import Text, Vocab, encode_prompts
 from txl_jax.generation.generate import generate
 from txl_jax.generation.utf8 import utf8_automaton
+from txl_jax.messages import fields_repr
 from txl_jax.model.footprint import of_generating
 from txl_jax.parallel.device_memory import check_memory
 from txl_jax.units import in_unit
@@ -60,6 +61,8 @@ class Continuation:
       nll: the negative log-likelihood of each new token under the model's distribution, in nats.
       ended: the reason for the end: ``length``, or a stop text, or an empty string before the end.
     """
+
+    __repr__ = fields_repr
 
     prompt: str
     vocab: Vocab
@@ -121,18 +124,19 @@ class Continuation:
 
 
 def continuations(
-    trained: TrainedModel, prompts: Sequence[str], c: GenerateConfig
+    trained: TrainedModel, prompts: Sequence[Text], c: GenerateConfig
 ) -> Iterator[list[tuple[Continuation, str]]]:
-    """Continues prompts together. Yields all continuations, each with the new part of its text.
+    """Continues texts or their ids together. Yields all, each with the new part of its text.
 
     A continuation does not depend on the other prompts. The ``c.samples`` continuations of a prompt
     are adjacent. Raises DataError if a symbol is not in the vocabulary, and ConfigError if the
     device has too little memory.
     """
     vocab, exp = trained.vocab, dataclasses.replace(trained.config, generate=c)
+    text = lambda prompt: prompt if isinstance(prompt, str) else vocab.decode(prompt)
     check_memory("generation", of_generating(exp.model, c, len(prompts)), exp)
     rows = [
-        Continuation(complete_characters(prompt), vocab, c, ids.tolist(), sample)
+        Continuation(complete_characters(text(prompt)), vocab, c, ids.tolist(), sample)
         for prompt, ids in zip(prompts, encode_prompts(vocab, prompts), strict=True)
         for sample in range(c.samples)
     ]

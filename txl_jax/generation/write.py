@@ -50,7 +50,7 @@ def write_continuations(
             if rows is None:
                 return
             for n, row in enumerate(rows):
-                text = row.prompt + _formatted(row.text, c)
+                text = row.prompt + formatted(row.text, c)
                 if not single:
                     text = f"[{1 + first + n // c.samples}.{1 + row.sample}] {text}"
                     print(printable(text), file=sys.stderr if quiet else sys.stdout, flush=True)
@@ -80,11 +80,11 @@ def _continue_batch(
             pending += step[0][1]
             ready = pending[: pending.rfind("\n") + 1] if c.detokenise else pending
             pending = pending[len(ready) :]
-            print(_formatted(ready, c), end="", flush=True)
+            print(formatted(ready, c), end="", flush=True)
         if stop():
             return None
     if print_text:
-        print(_formatted(pending, c), flush=True)
+        print(formatted(pending, c), flush=True)
     tokens, seconds = sum(len(row.nll) for row in rows), time.perf_counter() - start
     if tokens:
         unit = trained.vocab.unit
@@ -95,7 +95,8 @@ def _continue_batch(
     return rows
 
 
-def _formatted(text: str, c: GenerateConfig) -> str:
+def formatted(text: str, c: GenerateConfig) -> str:
+    """Returns a text as the settings want it to be shown."""
     return detokenise(text) if c.detokenise else text
 
 

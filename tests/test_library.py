@@ -1,0 +1,160 @@
+"""The library's methods give the results of the command's modes, with the same settings."""
+
+import json
+import re
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_runs
+
+import txl_jax
+from txl_jax import modes
+from txl_jax.config import ConfigError, override
+from txl_jax.data.errors import DataError
+from txl_jax.evaluation import score as score_mode
+from txl_jax.generation.write import write_continuations
+from txl_jax.library import language_model
+
+SETTINGS = {"temperature": 0.7, "top_k": 5, "length": 12, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A trained run of this process: its workdir."""
+    folder = tmp_path_factory.mktemp("library")
+    tiny_runs.run_in_workdir(folder, folder / "run", **{"average.ema_decay": 0.5})
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def trained(run):
+    return txl_jax.load(str(run))
+
+
+def with_settings(trained, section, **settings):
+    exp = override(trained.config, {f"{section}.{key}": x for key, x in settings.items()})
+    return language_model(txl_jax.LanguageModel(**{**vars(trained), "config": exp}))
+
+
+def test_a_prompt_is_continued_as_the_mode_does(trained, tmp_path, capsys):
+    for prompt, samples in (("the dog", 1), ("the cat", 2)):
+        asked = with_settings(trained, "generate", prompt=prompt, samples=samples, **SETTINGS)
+        write_continuations(asked, str(tmp_path))
+        generated = trained.generate(prompt, samples=samples, **SETTINGS)
+        text = (tmp_path / "sample.txt").read_text().removesuffix("\n")
+        marks = re.sub(r"^\[1\.\d\] ", "", text, flags=re.MULTILINE)
+        assert str(generated) == generated.text == (text if samples == 1 else marks)
+    rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    assert [one.continuation for one in generated] == [row["continuation"] for row in rows[1:]]
+    assert [one.loss for one in generated] == [row["loss"] for row in rows[1:]]
+    assert [one.sample for one in generated] == [0, 1]
+    assert generated[0].nll.shape == (12,)
+    assert generated[0].ids.dtype == np.int32
+    capsys.readouterr()
+    trained.generate(prompt, **SETTINGS)
+    assert capsys.readouterr() == ("", ""), "the library prints nothing"
+
+
+def test_without_arguments_the_settings_of_the_run_are_used(trained):
+    c = trained.config.generate
+    (one,) = trained.generate()
+    assert (one.prompt, len(one.nll)) == (c.prompt, c.length)
+    assert one.text == trained.generate(c.prompt).text
+    assert trained.config.generate == c
+
+
+def test_texts_and_ids_are_continued_alike(trained):
+    texts = ["the cat", "a dog and", "it"]
+    several = trained.generate(texts, batch_size=2, **SETTINGS)
+    ids = [trained.vocab.encode(text) for text in texts]
+    assert [one.text for one in trained.generate(ids, **SETTINGS)] == [x.text for x in several]
+    for array in (ids[1], jnp.asarray(ids[1])):
+        assert trained.generate(array, **SETTINGS).text == several[1].text
+    assert repr(several).startswith("Generation(3 continuations: 'the cat")
+
+
+def test_a_text_is_scored_as_the_mode_does(trained, tmp_path, capsys):
+    text = "the cat saw a dog\n\nit ran"
+    (tmp_path / "in.txt").write_text(text)
+    for memory in ("carry", "line"):
+        files = {"path": str(tmp_path / "in.txt"), "json": str(tmp_path / "out.jsonl")}
+        score_mode.run(with_settings(trained, "score", memory=memory, **files), "unused")
+        told = capsys.readouterr().err
+        found = trained.score(text, memory=memory)
+        assert f"{found}\n" == told
+        rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+        assert [line.nll.sum() for line in found.lines] == pytest.approx([r["nll"] for r in rows])
+        assert [list(line.symbols) for line in found.lines] == [row["symbols"] for row in rows]
+        assert found.nll == pytest.approx(sum(row["nll"] for row in rows))
+        assert (found.tokens, found.unit, found.notes) == (25, "bpc", ())
+        assert found.value == pytest.approx(found.bits_per_byte)
+    assert capsys.readouterr() == ("", "")
+    assert repr(found).startswith("TextScore(3 lines, 25 tokens, bpc ")
+
+
+def test_lines_and_ids_are_scored_as_they_are(trained):
+    lines = ["the cat\n", "a dog"]
+    whole = trained.score("".join(lines))
+    for given in (lines, [trained.vocab.encode(line) for line in lines]):
+        found = trained.score(given)
+        assert found.nll == whole.nll
+        assert [line.text for line in found.lines] == lines
+    assert trained.score(trained.vocab.encode("the cat\na dog")).nll == pytest.approx(whole.nll)
+
+
+def test_a_split_is_evaluated_as_the_mode_does(trained, run, capsys):
+    settings = {"mem_len": 48, "baselines": ["unigram", "bigram"], "max_segments": 3}
+    for split in ("valid", "test"):
+        asked = with_settings(trained, "evaluate", split=split, **settings)
+        assert modes.evaluate(asked, str(run)) == 0
+        told = capsys.readouterr().out
+        found = trained.evaluate(split, **settings)
+        assert told.startswith(f"{found}\n")
+        assert told.endswith(f"\n{split} bpc {found.value:.4f} ({found.results[0].protocol})\n")
+        assert capsys.readouterr().out == ""
+        written = json.loads((run / "evaluation.json").read_text())
+        timed = lambda record: [{**row, "seconds": 0} for row in record["results"]]
+        assert timed(found.record) == timed(written)
+    names = [row.name for row in found.results]
+    assert names[-2:] == ["unigram", "bigram"]
+    assert {"memory 48, raw weights", "memory 48, ema weights"} <= set(names), "as in the workdir"
+    assert found.results[-1].seconds is None
+    assert repr(found).startswith("Evaluation(bpc ")
+
+
+def test_another_text_is_evaluated_with_the_vocabulary_of_the_model(trained, tmp_path):
+    (tmp_path / "other.txt").write_text(tiny_runs.text(100, seed=5))
+    found = trained.evaluate(data={"path": str(tmp_path / "other.txt")}, max_segments=2)
+    assert found.record["label"].startswith(str(tmp_path / "other.txt"))
+    assert found.value != trained.evaluate(max_segments=2).value
+    dynamic = trained.evaluate(max_segments=2, dynamic={"rule": "sgd", "learning_rate": 0.1})
+    assert "dynamic evaluation sgd, rate 0.1" in dynamic.results[0].protocol
+
+
+WRONG = [
+    (ConfigError, r"unknown config key 'generate.temprature'", "generate", {"temprature": 1.0}),
+    (ConfigError, r"generate.top_k = -1: must be at least 0", "generate", {"top_k": -1}),
+    (ConfigError, r"generate.length = 0: nothing is generated", "generate", {"length": 0}),
+    (ConfigError, r"generate.json = 'x': is for the command", "generate", {"json": "x"}),
+    (ConfigError, r"score.path = 'x': is for the command", "score", {"text": "a", "path": "x"}),
+    (ConfigError, r"evaluate.split = 'none': must be one of 'tr", "evaluate", {"split": "none"}),
+    (DataError, r"prompt: .*'Z'", "generate", {"prompt": "Z"}),
+    (DataError, r"text, line 2: .*'Z'", "score", {"text": "the\nZ"}),
+    (DataError, r"text: has no symbol", "score", {"text": ""}),
+    (DataError, r"ids\[1\] = 19: .* 0 to 18, .* 19 symbols", "score", {"text": np.array([0, 19])}),
+    (DataError, r"ids\[0\] = -1: .* 0 to 18", "generate", {"prompt": np.array([-1])}),
+    (DataError, r"ids must be integers \[n\], not float64 \[1\]", "score", {"text": np.ones(1)}),
+    (DataError, r"ids must be integers \[n\], not int64 \[\]", "score", {"text": [1, 2]}),
+]
+
+
+@pytest.mark.parametrize(("error", "message", "method", "arguments"), WRONG)
+def test_wrong_arguments_are_refused_by_name(trained, error, message, method, arguments):
+    with pytest.raises(error, match=message) as caught:
+        getattr(trained, method)(**arguments)
+    assert "--" not in str(caught.value), "Python's users have no flags"
+
+
+def test_a_step_may_be_a_number(run):
+    assert txl_jax.load(run, step=8).step == 8

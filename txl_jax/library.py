@@ -1,0 +1,324 @@
+"""The command's modes as Python functions: train, and generate, score and evaluate with a model.
+
+The functions have the settings and defaults of the modes and return their results. They write no
+files, except for training, and print nothing, except for training and progress bars.
+"""
+
+import dataclasses
+import io
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from txl_jax.checkpoint import loading
+from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
+from txl_jax.config import ConfigError, flatten, override
+from txl_jax.data.corpus import corpus_from_config
+from txl_jax.data.errors import DataError
+from txl_jax.data.vocab import Text
+from txl_jax.evaluation.baselines import check_baselines
+from txl_jax.evaluation.score import TextScore, encode_lines, score_encoded
+from txl_jax.evaluation.scoring_run import score_split, table
+from txl_jax.generation.prompts import read_prompts
+from txl_jax.generation.text import Continuation, continuations
+from txl_jax.generation.write import formatted
+from txl_jax.messages import fields_repr, short_repr
+from txl_jax.parallel.processes import process_zero_first
+from txl_jax.training.preparation import check_evaluation_memory
+from txl_jax.units import Unit, format_value
+
+_FILES = {"generate": ("json",), "score": ("path", "json"), "evaluate": ()}
+"""Settings of the modes that name files, for which the methods have arguments and results."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Generated:
+    """A continuation of a prompt.
+
+    Attributes:
+      text: the prompt and the continuation. ``str()`` gives this text.
+      continuation: the new text alone.
+      prompt: the text of the prompt.
+      sample: the number of this continuation among the samples of the prompt.
+      ids: the tokens of the prompt and the continuation, int32 [n].
+      nll: the negative log-likelihood of each new token in nats at temperature 1, float32.
+      loss: the mean of ``nll``, or NaN without new tokens.
+      ended: the reason for the end: ``length``, or the stop text.
+    """
+
+    text: str
+    continuation: str
+    prompt: str
+    sample: int
+    ids: np.ndarray
+    nll: np.ndarray
+    loss: float
+    ended: str
+
+    __repr__ = fields_repr
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Generation(Sequence[Generated]):
+    """The continuations of all prompts and samples in order, those of one prompt side by side.
+
+    ``text`` has all texts, joined by newlines, and ``str()`` gives it.
+    """
+
+    def __init__(self, continuations: Sequence[Generated]):
+        self._continuations = tuple(continuations)
+
+    def __len__(self) -> int:
+        return len(self._continuations)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._continuations[index]
+
+    @property
+    def text(self) -> str:
+        """The texts of all continuations."""
+        return "\n".join(one.text for one in self._continuations)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"Generation({len(self)} continuations: {short_repr(self.text)})"
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitScore:
+    """The score of one model, or of one baseline, on a split.
+
+    Attributes:
+      name: what was scored, such as ``memory 640``, ``no memory`` or ``bigram``.
+      protocol: the evaluation protocol in words.
+      loss: the mean loss of a target in nats.
+      unit, value: ``bpb``, ``bpc`` or ``ppl``, and the mean loss in this unit.
+      targets: the number of targets.
+      bits_per_byte, word_ppl: the loss of a byte and of a word of the text, or ``None`` if the
+        tokens do not determine them.
+      seconds: the duration in seconds with compilation, or ``None`` for a baseline.
+    """
+
+    name: str
+    protocol: str
+    loss: float
+    unit: Unit
+    value: float
+    targets: int
+    bits_per_byte: float | None = None
+    word_ppl: float | None = None
+    seconds: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """The scores of a split. ``str()`` gives the table that ``--mode=evaluate`` prints.
+
+    Attributes:
+      results: the scores. The first one has the protocol of the settings; then come the model
+        without memory, other weights and baselines.
+      loss, unit, value: those of the first score.
+      record: the JSON object that the mode writes to ``evaluation.json``.
+    """
+
+    results: tuple[SplitScore, ...]
+    record: Mapping[str, Any]
+
+    @property
+    def loss(self) -> float:
+        """The mean loss of a target in nats."""
+        return self.results[0].loss
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of ``value``: bits per byte (``bpb``) or character (``bpc``), or perplexity."""
+        return self.results[0].unit
+
+    @property
+    def value(self) -> float:
+        """The mean loss in this unit."""
+        return self.results[0].value
+
+    def __str__(self) -> str:
+        return table(self.record)
+
+    def __repr__(self) -> str:
+        first, more = self.results[0], len(self.results) - 1
+        value = f"{first.unit} {format_value(first.value, first.unit)}"
+        return f"Evaluation({value}, {first.protocol}, and {more} more)"
+
+
+class LanguageModel(TrainedModel):
+    """A trained model that generates, scores and evaluates text.
+
+    Example:
+      >>> import txl_jax
+      >>> trained = txl_jax.load("runs/quickstart")
+      >>> generated = trained.generate("class ", length=20, temperature=0.5)
+      >>> generated.text.startswith("class "), len(generated[0].nll)
+      (True, 20)
+      >>> score = trained.score("def run(self):\\n    pass\\n")
+      >>> score.tokens, len(score.lines)
+      (24, 2)
+      >>> trained.vocab.kind, trained.config.model == trained.model.cfg, trained.step
+      ('byte', True, 0)
+
+    The keyword arguments of the methods are the settings of the sections ``generate``, ``score``
+    and ``evaluate``. An argument that is not given has the value of the run, ``config``. Every
+    method raises ConfigError for an unknown or wrong setting, and DataError for text or ids that
+    the vocabulary does not have. The attributes are those of a trained model:
+
+    Attributes:
+      model, params: the Flax module, for ``model.apply({"params": params}, ...)``.
+      vocab: encodes text to token ids and decodes them.
+      config, step: the settings of the experiment, and the step of the checkpoint.
+      weights, others: the name of these parameters (``raw`` or an average), and the other names.
+      source: the workdir that was loaded, or an empty string.
+    """
+
+    def generate(self, prompt: Text | Sequence[Text] | None = None, **settings: Any) -> Generation:
+        """Continues a text or several texts, as ``--mode=generate`` does.
+
+        Args:
+          prompt: a text, its ids (integers [n]), or a list of texts or ids. By default the prompt
+            of the settings.
+          settings: settings of :class:`~txl_jax.config.GenerateConfig`, such as ``length``,
+            ``temperature``, ``top_k``, ``samples`` and ``seed``. Equal arguments give equal texts.
+        """
+        if isinstance(prompt, str):
+            settings, prompt = {"prompt": prompt, **settings}, None
+        trained = _with_section(self, "generate", settings)
+        c = trained.config.generate
+        if not c.length:
+            raise ConfigError("generate.length = 0: nothing is generated; give another length")
+        if prompt is None:
+            prompts: Sequence[Text] = read_prompts(c)
+        else:
+            prompts = _texts(prompt)
+        made: list[Generated] = []
+        for first in range(0, len(prompts), c.batch_size):
+            rows: list[Continuation] = []
+            for step in continuations(trained, prompts[first : first + c.batch_size], c):
+                rows = [row for row, _ in step]
+            made += map(_generated, rows)
+        return Generation(made)
+
+    def score(self, text: Text | Sequence[Text], **settings: Any) -> TextScore:
+        """Returns the loss of every token of a text, as ``--mode=score`` does.
+
+        Args:
+          text: a text, which is cut into lines after each line end, its ids (integers [n]), or a
+            list of lines or of their ids, which are scored as they are: write the line ends.
+          settings: settings of :class:`~txl_jax.config.ScoreConfig`, such as ``mem_len`` and
+            ``memory`` (``line`` empties the memory before each line).
+        """
+        trained = _with_section(self, "score", settings)
+        if isinstance(text, str):
+            lines: Sequence[Text] = io.StringIO(text, newline="\n").readlines()
+        else:
+            lines = _texts(text)
+        ids = encode_lines(self.vocab, lines, "text")
+        if not sum(map(len, ids)):
+            raise DataError("text: has no symbol of the vocabulary; give another text")
+        shown = [x if isinstance(x, str) else self.vocab.decode(x) for x in lines]
+        return score_encoded(trained, shown, ids)
+
+    def evaluate(
+        self, split: str | None = None, data: Mapping[str, Any] | None = None, **settings: Any
+    ) -> Evaluation:
+        """Scores a split of a text under an evaluation protocol, as ``--mode=evaluate`` does.
+
+        Args:
+          split: ``train``, ``valid`` or ``test``; by default that of the settings.
+          data: settings of :class:`~txl_jax.config.DataConfig` that name another text, such as
+            ``{"path": "other.txt"}``. The vocabulary of the model encodes it.
+          settings: settings of :class:`~txl_jax.config.ProtocolConfig`, such as ``mem_len``,
+            ``max_segments``, ``baselines`` and ``dynamic={"rule": "sgd"}``.
+        """
+        if split is not None:
+            settings["split"] = split
+        trained = _with_section(self, "evaluate", settings)
+        changes = {f"data.{key}": value for key, value in flatten(data or {}).items()}
+        return evaluate_model(with_settings(trained, override(trained.config, changes)))
+
+
+def load(source: str, step: int | str = "best", weights: str | None = None) -> LanguageModel:
+    """Loads a trained model, which generates, scores and evaluates text.
+
+    Example:
+      >>> import txl_jax
+      >>> trained = txl_jax.load("runs/quickstart")
+      >>> tokens = trained.vocab.encode("class ")
+      >>> trained.vocab.decode(tokens)
+      'class '
+      >>> mems = trained.model.init_mems(batch_size=1, mem_len=32)
+      >>> logits, mems = trained.model.apply({"params": trained.params}, tokens[None], mems)
+      >>> logits.shape == (1, 6, len(trained.vocab))
+      True
+
+    Args:
+      source: a workdir, a folder that ``save`` wrote, or ``owner/name@revision`` on the Hub (needs
+        ``txl_jax[hub]``). A source that starts with ``hub:`` is always on the Hub.
+      step: the checkpoint of a workdir: ``best`` by validation, ``latest``, or a number.
+      weights: the parameters of a workdir: ``raw``, ``swa``, ``ema``, or the choice of training if
+        ``None``.
+
+    Raises:
+      WorkdirError: ``source`` has no model or two models, or cannot be downloaded.
+      CheckpointError, ModelFormatError: the model is damaged, incomplete, or has another format.
+    """
+    return language_model(loading.load(os.fspath(source), str(step), weights))
+
+
+def language_model(trained: TrainedModel) -> LanguageModel:
+    """Returns a trained model with the methods of :class:`LanguageModel`."""
+    fields = dataclasses.fields(trained)
+    return LanguageModel(**{field.name: getattr(trained, field.name) for field in fields})
+
+
+def evaluate_model(trained: TrainedModel) -> Evaluation:
+    """Scores the split that the settings of a model name, after checks of text and memory."""
+    exp = trained.config
+    check_evaluation_memory(exp)
+    corpus = process_zero_first(lambda: corpus_from_config(exp.data, trained.vocab))
+    check_baselines(exp.evaluate.baselines, corpus.vocab)
+    record = score_split(trained, corpus)
+    assert record is not None
+    return evaluation(record)
+
+
+def evaluation(record: Mapping[str, Any]) -> Evaluation:
+    """Returns the result of :func:`~txl_jax.evaluation.scoring_run.score_split` as an object."""
+    unit = record["unit"]
+    same = lambda row: {key: value for key, value in row.items() if key != unit}
+    rows = (SplitScore(**same(row), unit=unit, value=row[unit]) for row in record["results"])
+    return Evaluation(tuple(rows), record)
+
+
+def _with_section(trained: TrainedModel, section: str, settings: Mapping[str, Any]) -> TrainedModel:
+    """Returns the model with other settings of a section."""
+    for name in _FILES[section]:
+        if name in settings:
+            why = "is for the command; here the text is an argument, and the result is returned"
+            raise ConfigError(f"config key {section}.{name} = {short_repr(settings[name])}: {why}")
+    changes = {f"{section}.{key}": value for key, value in flatten(settings).items()}
+    return with_settings(trained, override(trained.config, changes))
+
+
+def _texts(value: Any) -> list[Text]:
+    """Returns a list of texts and ids; ids alone are one text."""
+    single = hasattr(value, "dtype")
+    return [x if isinstance(x, str) else np.asarray(x) for x in ([value] if single else value)]
+
+
+def _generated(row: Continuation) -> Generated:
+    new = formatted(row.text, row.c)
+    ids, nll = np.array(row.ids, np.int32), np.array(row.nll, np.float32)
+    whole = row.prompt + new
+    return Generated(whole, new, row.prompt, row.sample, ids, nll, row.loss, row.ended)
