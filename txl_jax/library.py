@@ -12,21 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from txl_jax import modes
 from txl_jax.checkpoint import loading
 from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
 from txl_jax.config import ConfigError, flatten, override
-from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Text
-from txl_jax.evaluation.baselines import check_baselines
 from txl_jax.evaluation.score import TextScore, encode_lines, score_encoded
-from txl_jax.evaluation.scoring_run import score_split, table
+from txl_jax.evaluation.scoring_run import table
 from txl_jax.generation.prompts import read_prompts
 from txl_jax.generation.text import Continuation, continuations
 from txl_jax.generation.write import formatted
 from txl_jax.messages import fields_repr, short_repr
-from txl_jax.parallel.processes import process_zero_first
-from txl_jax.training.preparation import check_evaluation_memory
 from txl_jax.units import Unit, format_value
 
 _FILES = {"generate": ("json",), "score": ("path", "json"), "evaluate": ()}
@@ -245,7 +242,8 @@ class LanguageModel(TrainedModel):
             settings["split"] = split
         trained = _with_section(self, "evaluate", settings)
         changes = {f"data.{key}": value for key, value in flatten(data or {}).items()}
-        return evaluate_model(with_settings(trained, override(trained.config, changes)))
+        asked = with_settings(trained, override(trained.config, changes))
+        return _evaluation(modes.score_own_text(asked))
 
 
 def load(source: str, step: int | str = "best", weights: str | None = None) -> LanguageModel:
@@ -282,19 +280,7 @@ def language_model(trained: TrainedModel) -> LanguageModel:
     return LanguageModel(**{field.name: getattr(trained, field.name) for field in fields})
 
 
-def evaluate_model(trained: TrainedModel) -> Evaluation:
-    """Scores the split that the settings of a model name, after checks of text and memory."""
-    exp = trained.config
-    check_evaluation_memory(exp)
-    corpus = process_zero_first(lambda: corpus_from_config(exp.data, trained.vocab))
-    check_baselines(exp.evaluate.baselines, corpus.vocab)
-    record = score_split(trained, corpus)
-    assert record is not None
-    return evaluation(record)
-
-
-def evaluation(record: Mapping[str, Any]) -> Evaluation:
-    """Returns the result of :func:`~txl_jax.evaluation.scoring_run.score_split` as an object."""
+def _evaluation(record: Mapping[str, Any]) -> Evaluation:
     unit = record["unit"]
     same = lambda row: {key: value for key, value in row.items() if key != unit}
     rows = (SplitScore(**same(row), unit=unit, value=row[unit]) for row in record["results"])

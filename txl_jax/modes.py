@@ -18,21 +18,20 @@ from txl_jax.checkpoint.workdir_files import CONFIG, check_file, check_outputs, 
 from txl_jax.command_line import command_for, command_with, shown_path, typed_command
 from txl_jax.config import ConfigError, ExperimentConfig, override
 from txl_jax.convert import ModelFormatError
-from txl_jax.data.corpus import Corpus, DataError
+from txl_jax.data.corpus import Corpus, DataError, corpus_from_config
 from txl_jax.data.vocab import encode_prompts
 from txl_jax.evaluation.baselines import check_baselines
 from txl_jax.evaluation.errors import AnalysisError
-from txl_jax.evaluation.scoring_run import evaluate_split, write_evaluation
+from txl_jax.evaluation.scoring_run import evaluate_split, score_split, write_evaluation
 from txl_jax.generation.prompts import read_prompts
 from txl_jax.generation.write import set_stream_errors, write_continuations
-from txl_jax.library import evaluate_model
 from txl_jax.model.kernels.choice import KernelError
 from txl_jax.parallel import processes
 from txl_jax.planning.compile_ahead import compile_ahead
 from txl_jax.planning.machines import PlanningError
 from txl_jax.training.multi_seed import train_seeds
 from txl_jax.training.preemption import PreemptionGuard
-from txl_jax.training.preparation import locked_workdirs, prepare
+from txl_jax.training.preparation import check_evaluation_memory, locked_workdirs, prepare
 from txl_jax.training.skipping import NonFiniteError, SkippedError
 
 KNOWN_ERRORS = (
@@ -190,10 +189,21 @@ def generate(trained: TrainedModel, workdir: str) -> int:
 def evaluate(trained: TrainedModel, workdir: str) -> int:
     """Scores a split of the text that the settings name, by default the text of training."""
     processes.on_process_zero(lambda: check_outputs(workdir, "evaluate"))
-    result = evaluate_model(trained)
-    write_evaluation(result.record, workdir)
-    _print(f"{trained.config.evaluate.split} {_headline(result.record)}")
+    result = score_own_text(trained)
+    write_evaluation(result, workdir)
+    _print(f"{trained.config.evaluate.split} {_headline(result)}")
     return 0
+
+
+def score_own_text(trained: TrainedModel) -> dict[str, Any]:
+    """Checks the text and the memory, and returns the result of :func:`score_split`."""
+    exp = trained.config
+    check_evaluation_memory(exp)
+    corpus = processes.process_zero_first(lambda: corpus_from_config(exp.data, trained.vocab))
+    check_baselines(exp.evaluate.baselines, corpus.vocab)
+    result = score_split(trained, corpus)
+    assert result is not None
+    return result
 
 
 def compare(

@@ -1,6 +1,7 @@
 """Loads an experiment from a config file: a Python file with ``get_config()``."""
 
 import contextlib
+import copy
 import difflib
 import importlib.util
 import inspect
@@ -26,14 +27,18 @@ _RECIPES = [Path(__file__).parents[2] / name for name in ("txl_jax_configs", "co
 """The folders of the recipes in an installed package and in a checkout."""
 
 
-def load_config(path: str, overrides: Mapping[str, Any] | None = None) -> ExperimentConfig:
-    """Returns the checked, frozen experiment that a config file describes.
+def load_config(
+    config: str | os.PathLike[str] | Mapping[str, Any] | ExperimentConfig | Any,
+    overrides: Mapping[str, Any] | None = None,
+) -> ExperimentConfig:
+    """Returns the checked, frozen experiment that a recipe, a file or a dict describes.
 
     Args:
-      path: a Python file with ``get_config()`` that returns a ``ConfigDict``, or the name of a
-        recipe of this package, such as ``enwik8_24l``. The argument for ``get_config(variant)``
+      config: the name of a recipe of this package, such as ``enwik8_24l``, or a Python file with
+        ``get_config()`` that returns a ``ConfigDict``. The argument for ``get_config(variant)``
         may follow after a colon, as in ``enwik8_24l:smoke``. A file in a package (a folder with
-        ``__init__.py``) may import its neighbours: ``from .x import y``.
+        ``__init__.py``) may import its neighbours: ``from .x import y``. It may also be a nested
+        dict or ``ConfigDict`` of the settings that differ from the defaults, or an experiment.
       overrides: a dict from dotted keys to values, such as ``{"train.steps": 10}``. A string is
         converted to the type of the setting: ``8,16`` is a list, and a list of texts with commas
         may be a JSON list. If keys exclude each other (data.path and data.url), the key given here
@@ -49,6 +54,23 @@ def load_config(path: str, overrides: Mapping[str, Any] | None = None) -> Experi
       ConfigError: the file does not exist or is no config, or a setting cannot be used. No device
         has been used and no file has been written by then.
     """
+    nested = _read(os.fspath(config)) if isinstance(config, str | os.PathLike) else _plain(config)
+    set_all(nested, overrides or {})
+    return expand_paths(ExperimentConfig.from_dict(nested))
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    """Returns an experiment, a ``ConfigDict`` or a mapping as a nested dict."""
+    if hasattr(config, "to_dict"):
+        return config.to_dict()
+    if isinstance(config, Mapping):
+        return dict(copy.deepcopy(config))  # which overrides change
+    kinds = "the name of a recipe, a file, a dict, a ConfigDict or an ExperimentConfig"
+    raise ConfigError(f"{argument('config', short_repr(config))}: must be {kinds}")
+
+
+def _read(path: str) -> dict[str, Any]:
+    """Returns the settings of a config file or a recipe as a nested dict."""
     import ml_collections  # here, so that models run if this package is not installed
 
     variant, where = path.partition(":")[2], argument("config", truncate(path))
@@ -60,9 +82,7 @@ def load_config(path: str, overrides: Mapping[str, Any] | None = None) -> Experi
         config = module.get_config(variant) if variant else module.get_config()
         if not isinstance(config, ml_collections.ConfigDict):
             raise ConfigError(f"{where}: get_config() must return an ml_collections.ConfigDict")
-    nested = config.to_dict()
-    set_all(nested, overrides or {})
-    return expand_paths(ExperimentConfig.from_dict(nested))
+    return config.to_dict()
 
 
 def config_rows(path: str) -> tuple[str, ...]:

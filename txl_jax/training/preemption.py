@@ -5,6 +5,7 @@ Ctrl-C is passed on to JAX as SIGTERM.
 """
 
 import signal
+import threading
 from types import FrameType
 
 from txl_jax.parallel import processes
@@ -13,7 +14,8 @@ from txl_jax.parallel import processes
 class PreemptionGuard:
     """Records the first SIGTERM or SIGINT in ``signal``. A second Ctrl-C raises KeyboardInterrupt.
 
-    With several processes, ``signal`` is also SIGTERM if another process received a signal.
+    Outside the main thread, which alone receives signals, it handles none. With several processes,
+    ``signal`` is also SIGTERM if another process received a signal.
     """
 
     def __init__(self) -> None:
@@ -22,6 +24,8 @@ class PreemptionGuard:
         self._interrupted, self._calls = False, 0
 
     def __enter__(self) -> "PreemptionGuard":
+        if threading.current_thread() is not threading.main_thread():
+            return self
         own = (signal.SIGINT,) if processes.many() else (signal.SIGTERM, signal.SIGINT)
         for number in own:
             self._handlers[number] = signal.signal(number, self._handle)
