@@ -26,7 +26,10 @@ ROWS, SEGMENT, SHORTEST, LONGEST = 64, 4, 10, 14
 NOTHING, LEFT, RIGHT, JUNCTION = range(4)
 """What the agent may see; LEFT and RIGHT are the cue, and the two actions less one."""
 
-CORE = txl_jax.TransformerXLConfig(n_layer=1, d_model=32, n_head=2, d_head=16, d_inner=64)
+CORE = txl_jax.TransformerXLConfig(
+    n_layer=1, d_model=32, n_head=2, d_head=16, d_inner=64, same_length="tf"
+)
+"""With a window, so that each step sees as far back as when it is taken alone (docs/agents.md)."""
 
 
 class Maze(NamedTuple):

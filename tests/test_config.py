@@ -285,6 +285,7 @@ OUT_OF_RANGE = [
     ("model.sample_softmax", -1, "must be at least 0"),
     ("model.mixtures", 0, "must be at least 1"),
     ("model.dropout_latent", 1.0, "must be at least 0 and below 1"),
+    ("model.gate_bias", 101.0, "must be from -100 to 100"),
     ("model.init_std", 0.0, "must be above 0"),
     ("model.proj_init_std", 0.0, "must be above 0"),
     ("model.norm_epsilon", 0.0, "must be above 0"),

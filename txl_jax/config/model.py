@@ -14,6 +14,7 @@ from txl_jax.config.fields import (
     optional_count,
     probability,
     rising,
+    within,
 )
 
 Window = Literal[False, "pytorch", "tf"]
@@ -84,7 +85,7 @@ class TransformerXLConfig(Section, key="model"):
     gate: Literal["gru"] | None = None
     """Residual connection around each sub-layer: a sum (none), or a GRU gate after a relu (gru;
     GTrXL, Parisotto et al. 2019)."""
-    gate_bias: float = 0.0
+    gate_bias: float = within(-100, 100, 0.0)
     """Initial bias of the gates; above 0, a new layer passes on most of its input."""
     untie_r: bool = False
     """Whether each layer has its own vectors u and v (relative attention only)."""

@@ -179,6 +179,10 @@ class TransformerXL(nn.Module):
 
         The embeddings are not multiplied by sqrt(D), unlike those of tokens. With ``absolute``
         attention, the sinusoids of their positions are added.
+
+        For an agent, a ``same_length`` window is needed for acting to equal learning: without it,
+        a step sees M earlier steps, and the last step of a segment of T sees M + T - 1. The outputs
+        then differ as soon as the memory is full. See :mod:`txl_jax.agents`.
         """
         states, _, mems = self._run(embeddings, mems, SegmentOptions(train, reset, lengths))
         return self.drop_output(states, train), mems

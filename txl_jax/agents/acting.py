@@ -1,0 +1,75 @@
+"""Acting: one step of all environments at a time, from the projected memory."""
+
+import dataclasses
+from typing import Any
+
+import flax.struct
+import jax
+
+from txl_jax.config import ConfigError
+from txl_jax.model.inputs import check_array
+from txl_jax.model.layout import unstack_layers
+from txl_jax.model.memory import Cache, Memory
+from txl_jax.model.transformer_xl import TransformerXL
+
+
+class Actor(flax.struct.PyTreeNode):
+    """Parameters and the memory that they projected: the carry of acting.
+
+    The two are one value, so no step uses a memory that other parameters projected. After an update
+    of the parameters, make a new actor with :meth:`start`. The actor is a pytree for ``jax.jit``,
+    ``jax.vmap`` and the carry of ``jax.lax.scan``, which moves on in place.
+
+    Attributes:
+      variables: what ``model.apply`` takes, with one tree for each layer.
+      cache: the projected memory.
+      model: the model with unrolled layers.
+    """
+
+    variables: Any
+    cache: Cache
+    model: TransformerXL = flax.struct.field(pytree_node=False)
+
+    @classmethod
+    def start(cls, model: TransformerXL, variables: Any, mems: Memory) -> "Actor":
+        """Returns an actor of B environments whose memory is ``mems``, after projecting it.
+
+        ``variables`` are those of ``model``, which may have ``scan_layers``.
+
+        Raises:
+          ConfigError: the model has no memory, or no ``same_length`` window.
+        """
+        c = model.cfg
+        if c.memory_free:
+            raise ConfigError(f"model.attention = {c.attention!r}: acting needs a form with memory")
+        if not c.same_length:
+            raise ConfigError(
+                "model.same_length = False: acting and learning would differ, because a step sees M"
+                " earlier steps and the last step of a training window sees more; use 'tf' (the M"
+                " steps before it) or 'pytorch' (one less)"
+            )
+        if c.scan_layers:
+            variables = unstack_layers(variables)
+            model = model.clone(cfg=dataclasses.replace(c, scan_layers=False))
+        cache: Any = model.apply(variables, mems, seg_len=1, method="init_cache")
+        return cls(variables, cache, model)
+
+    def step(self, inputs: jax.Array, begins: jax.Array) -> tuple[jax.Array, "Actor", jax.Array]:
+        """Returns the outputs of a step, the actor after it, and what the memory stores of it.
+
+        Args:
+          inputs: floats [B,D], the encoded observations.
+          begins: bool [B], whether the observation is the first of an episode.
+
+        Returns:
+          outputs: [B,D], the output of the last layer without dropout.
+          actor: to take the next step with.
+          states: [L,B,D] in the compute dtype, the input of every layer.
+        """
+        check_array("inputs", inputs, "floats", ("B", self.model.cfg.d_model))
+        check_array("begins", begins, "bool", inputs.shape[:1])
+        step: Any = self.model.apply(
+            self.variables, inputs[:, None], self.cache, reset=begins, method="core_and_inputs"
+        )
+        outputs, states, cache = step
+        return outputs[:, 0], self.replace(cache=cache), states[:, :, 0]

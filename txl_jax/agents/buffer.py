@@ -1,0 +1,105 @@
+"""The states that acting stored, and the memory before any of its steps.
+
+Slot s holds step s of the newest S steps, oldest first. M = 3, S = 7, one row:
+
+    slot      0  1  2  3  4  5  6
+    begins    .  .  .  .  x  .  .       an episode begins at slot 4
+    memory before slot 4:    slots 1 2 3, which are real, all of the last episode
+    memory before slot 6:    slots 3 4 5, of which 4 and 5 are real, so filled = 2
+    memory after slot 6:     slots 4 5 6, filled = 3: memory(3), where the next rollout starts
+"""
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from txl_jax.model.inputs import check_array, check_size
+from txl_jax.model.memory import Memory
+from txl_jax.model.transformer_xl import TransformerXL
+
+
+class StateBuffer(flax.struct.PyTreeNode):
+    """The stored states of the newest S steps of B environments.
+
+    With S = M + T it holds a rollout of T steps and the memory before it: step t is slot M + t.
+
+    Attributes:
+      hidden: [L,B,S,D] in the compute dtype, the input of every layer.
+      begins: bool [B,S], where an episode begins.
+      stored: int32 [], how many of the newest slots hold steps, 0 to S.
+    """
+
+    hidden: jax.Array
+    begins: jax.Array
+    stored: jax.Array
+
+    @classmethod
+    def empty(cls, model: TransformerXL, batch_size: int, steps: int) -> "StateBuffer":
+        """Returns a buffer without steps, with room for ``steps`` steps of B environments."""
+        check_size("steps", steps, 1)
+        hidden = model.init_mems(batch_size, steps).hidden
+        return cls(hidden, jnp.zeros(hidden.shape[1:3], bool), jnp.zeros((), jnp.int32))
+
+    @property
+    def steps(self) -> int:
+        """S, the number of slots."""
+        return self.hidden.shape[2]
+
+    def add(self, states: jax.Array, begins: jax.Array) -> "StateBuffer":
+        """Returns the buffer after T more steps; the oldest steps leave it.
+
+        Args:
+          states: [L,B,T,D], from T calls of ``Actor.step``. ``jax.lax.scan`` stacks them as
+            [T,L,B,D]; ``jnp.moveaxis(states, 0, 2)`` changes the order.
+          begins: bool [B,T], the argument of each of these steps.
+        """
+        layers, rows, _, width = self.hidden.shape
+        check_array("states", states, "floats", (layers, rows, "T", width))
+        check_array("begins", begins, "bool", (rows, states.shape[2]))
+        newest = lambda old, new, axis: jax.lax.slice_in_dim(
+            jnp.concatenate([old, new.astype(old.dtype)], axis), new.shape[axis], None, axis=axis
+        )
+        stored = jnp.minimum(self.stored + states.shape[2], self.steps)
+        hidden, begun = newest(self.hidden, states, 2), newest(self.begins, begins, 1)
+        return StateBuffer(jax.lax.stop_gradient(hidden), begun, stored)
+
+    def memory(self, mem_len: int, before=None, rows=None) -> Memory:
+        """Returns the memory of M slots before a step, of which those of its episode so far count.
+
+        If the step begins an episode, the memory is that of the episode before. ``core`` ignores it
+        if its ``reset`` says so.
+
+        Args:
+          mem_len: M.
+          before: the slot of the step, from M to S; ``None`` is S, after the newest step. An
+            int, or an array int32 [] or [R] with a slot for each row.
+          rows: int32 [R], the environments; ``None`` means all B.
+
+        Raises:
+          ValueError: ``before`` is not from M to S: the buffer has too few slots before it. The
+            values of traced arrays are clipped instead.
+        """
+        check_size("mem_len", mem_len, 0)
+        before = self._slots(mem_len, self.steps if before is None else before)
+        hidden, begins = self.hidden, self.begins
+        if rows is not None:
+            check_array("rows", rows, "integers", ("R",))
+            hidden, begins = hidden[:, rows], begins[rows]
+        before = jnp.broadcast_to(before, begins.shape[:1])
+        part = lambda row, stop: jax.lax.dynamic_slice_in_dim(row, stop - mem_len, mem_len, axis=1)
+        slot = jnp.arange(self.steps)
+        begun = jnp.where(begins & (slot < before[:, None]), slot, self.steps - self.stored)
+        filled = jnp.clip(before - begun.max(axis=1), 0, mem_len).astype(jnp.int32)
+        return Memory(jax.vmap(part, in_axes=(1, 0), out_axes=1)(hidden, before), filled)
+
+    def _slots(self, mem_len: int, before) -> jax.Array:
+        """Returns slots as an array, after the check that M slots are before each."""
+        if not isinstance(before, jax.core.Tracer):
+            slots = np.asarray(before)
+            if np.any((slots < mem_len) | (slots > self.steps)):
+                raise ValueError(
+                    f"before = {before}: must be from {mem_len} (mem_len) to {self.steps} (the"
+                    " slots of this buffer)"
+                )
+        return jnp.clip(before, mem_len, self.steps)
