@@ -74,7 +74,7 @@ def act_and_learn(cfg, mem_len, length, seg_len, seed, ends):
     """Three rollouts; after each, every window of it is learnt from."""
     model, variables = model_and_variables(cfg)
     rng = np.random.default_rng(seed)
-    buffer = agents.StateBuffer.empty(model, B, mem_len + length)
+    buffer = agents.StateBuffer.start(model.init_mems(B, mem_len), length)
     for n in range(3):
         inputs, begins = drawn(rng, length, ends)
         outputs, states = rollout(model, variables, buffer.memory(mem_len), inputs, begins)
@@ -201,8 +201,9 @@ def assert_memory(mems, history, mem_len, rows=range(B)):
 @pytest.mark.parametrize("mem_len", [0, 1, 4, 7])
 def test_memory_before_any_step_holds_the_states_of_its_episode(mem_len):
     rng, steps, length = np.random.default_rng(mem_len), 7 + 5, 5
-    buffer = agents.StateBuffer.empty(txl_jax.TransformerXL(CFG), B, steps)
-    history, past = History(), []
+    mems = tiny.memory(CFG, (0, 2, 7), 7)  # where the first rollout starts
+    buffer, history, past = agents.StateBuffer.start(mems, length), History(), []
+    history.states = [list(np.swapaxes(tiny.real_states(mems, b), 0, 1)) for b in range(B)]
     for _ in range(4):
         begins = rng.random((B, length)) < 0.15
         states = rng.standard_normal((2, B, length, D)).astype(np.float32)
@@ -220,7 +221,7 @@ def test_memory_before_any_step_holds_the_states_of_its_episode(mem_len):
 
 def test_each_row_may_have_a_slot_of_its_own_and_rows_are_chosen():
     rng = np.random.default_rng(0)
-    buffer = agents.StateBuffer.empty(txl_jax.TransformerXL(CFG), B, 9)
+    buffer = agents.StateBuffer.start(txl_jax.TransformerXL(CFG).init_mems(B, 3), 6)
     states = jnp.asarray(rng.standard_normal((2, B, 9, D)), jnp.float32)
     buffer = buffer.add(states, jnp.asarray(rng.random((B, 9)) < 0.2))
     rows, before = np.array([2, 0, 2, 1]), np.array([4, 9, 6, 5])
@@ -232,7 +233,7 @@ def test_each_row_may_have_a_slot_of_its_own_and_rows_are_chosen():
 
 
 def test_a_slot_that_is_known_when_traced_is_checked_and_any_other_is_clipped():
-    buffer = agents.StateBuffer.empty(txl_jax.TransformerXL(CFG), B, 9)
+    buffer = agents.StateBuffer.start(txl_jax.TransformerXL(CFG).init_mems(B, 3), 6)
     assert jax.jit(lambda: buffer.memory(3))().hidden.shape == (2, B, 3, D)
     with pytest.raises(ValueError, match="before = 2"):
         jax.jit(lambda: buffer.memory(3, before=2))()
@@ -244,13 +245,13 @@ def test_a_slot_that_is_known_when_traced_is_checked_and_any_other_is_clipped():
 
 @pytest.mark.parametrize("before", [2, 10, np.array([3, 2, 5])])
 def test_a_slot_with_too_few_slots_before_it_is_refused(before):
-    buffer = agents.StateBuffer.empty(txl_jax.TransformerXL(CFG), B, 9)
+    buffer = agents.StateBuffer.start(txl_jax.TransformerXL(CFG).init_mems(B, 3), 6)
     with pytest.raises(ValueError, match=r"before = .*: must be from 3 \(mem_len\) to 9"):
         buffer.memory(3, before=before)
 
 
 def test_states_of_another_shape_are_refused():
-    buffer = agents.StateBuffer.empty(txl_jax.TransformerXL(CFG), B, 9)
+    buffer = agents.StateBuffer.start(txl_jax.TransformerXL(CFG).init_mems(B, 3), 6)
     states, begins = jnp.zeros((4, 2, B, D)), jnp.zeros((B, 4), bool)  # time first
     with pytest.raises(ValueError, match=r"states must be floats \[2,3,T,8\], not float32 \[4,2"):
         buffer.add(states, begins)

@@ -12,7 +12,7 @@ Example:
   >>> from txl_jax import agents
   >>> cfg = txl_jax.TransformerXLConfig(n_layer=2, d_model=8, same_length="tf")
   >>> model, M, T, B = txl_jax.TransformerXL(cfg), 4, 3, 2
-  >>> buffer = agents.StateBuffer.empty(model, batch_size=B, steps=M + T)
+  >>> buffer = agents.StateBuffer.start(model.init_mems(B, M), steps=T)
   >>> inputs, begins = jnp.ones((B, T, 8)), jnp.zeros((B, T), bool)
   >>> variables = model.init(jax.random.key(0), inputs, buffer.memory(M), method="core")
   >>> actor, states = agents.Actor.start(model, variables, buffer.memory(M)), []

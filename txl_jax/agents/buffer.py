@@ -14,20 +14,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from txl_jax.model.inputs import check_array, check_size
+from txl_jax.model.inputs import check_array, check_memory_type, check_size
 from txl_jax.model.memory import Memory
-from txl_jax.model.transformer_xl import TransformerXL
 
 
 class StateBuffer(flax.struct.PyTreeNode):
     """The stored states of the newest S steps of B environments.
 
-    With S = M + T it holds a rollout of T steps and the memory before it: step t is slot M + t.
+    With S = M + T, it holds a rollout of T steps and the memory before it: step t is slot M + t.
 
     Attributes:
       hidden: [L,B,S,D] in the compute dtype, the input of every layer.
       begins: bool [B,S], where an episode begins.
-      stored: int32 [], how many of the newest slots hold steps, 0 to S.
+      stored: int32 [B], how many of the newest slots hold real states, 0 to S.
     """
 
     hidden: jax.Array
@@ -35,11 +34,15 @@ class StateBuffer(flax.struct.PyTreeNode):
     stored: jax.Array
 
     @classmethod
-    def empty(cls, model: TransformerXL, batch_size: int, steps: int) -> "StateBuffer":
-        """Returns a buffer without steps, with room for ``steps`` steps of B environments."""
+    def start(cls, mems: Memory, steps: int) -> "StateBuffer":
+        """Returns a buffer of M + ``steps`` slots, of which the newest M are those of a memory.
+
+        ``mems`` is the memory where the first rollout starts, for example of ``init_mems``.
+        """
+        check_memory_type(mems)
         check_size("steps", steps, 1)
-        hidden = model.init_mems(batch_size, steps).hidden
-        return cls(hidden, jnp.zeros(hidden.shape[1:3], bool), jnp.zeros((), jnp.int32))
+        hidden = jnp.pad(mems.hidden, [(0, 0), (0, 0), (steps, 0), (0, 0)])
+        return cls(hidden, jnp.zeros(hidden.shape[1:3], bool), jnp.asarray(mems.filled))
 
     @property
     def steps(self) -> int:
@@ -82,14 +85,14 @@ class StateBuffer(flax.struct.PyTreeNode):
         """
         check_size("mem_len", mem_len, 0)
         before = self._slots(mem_len, self.steps if before is None else before)
-        hidden, begins = self.hidden, self.begins
+        hidden, begins, stored = self.hidden, self.begins, self.stored
         if rows is not None:
             check_array("rows", rows, "integers", ("R",))
-            hidden, begins = hidden[:, rows], begins[rows]
+            hidden, begins, stored = hidden[:, rows], begins[rows], stored[rows]
         before = jnp.broadcast_to(before, begins.shape[:1])
         part = lambda row, stop: jax.lax.dynamic_slice_in_dim(row, stop - mem_len, mem_len, axis=1)
         slot = jnp.arange(self.steps)
-        begun = jnp.where(begins & (slot < before[:, None]), slot, self.steps - self.stored)
+        begun = jnp.where(begins & (slot < before[:, None]), slot, self.steps - stored[:, None])
         filled = jnp.clip(before - begun.max(axis=1), 0, mem_len).astype(jnp.int32)
         return Memory(jax.vmap(part, in_axes=(1, 0), out_axes=1)(hidden, before), filled)
 
