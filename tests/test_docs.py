@@ -121,15 +121,24 @@ def test_all_ways_of_converting_are_on_their_page():
     assert any(parse(arguments)[0].export for arguments in found)
 
 
+@pytest.fixture(scope="module")
+def smoke_run(tmp_path_factory):
+    """A folder with a short run of the quickstart."""
+    folder = tmp_path_factory.mktemp("pages")
+    few = {"train.steps": 2, "optimizer.warmup_steps": 1, "train.batch_size": 2}
+    txl_jax.train("quickstart:smoke", folder / "runs" / "quickstart", few)
+    return folder
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("page", PAGES[1:], ids=NAMES[1:])  # the README's: test_readme.py
-def test_python_on_the_pages_runs_but_for_what_needs_a_trained_run(page):
+def test_python_on_the_pages_runs_but_for_what_downloads_a_corpus(page, smoke_run, monkeypatch):
+    monkeypatch.chdir(smoke_run)
     names: dict = {}
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
-        if "runs/" in block:
-            compile(block, page.name, "exec")
-        else:
-            exec(compile(block, page.name, "exec"), names)
+        program = compile(block, page.name, "exec")
+        if "download_and_prepare" not in block:
+            exec(program, names)
 
 
 # --------------------------------------------------------------------------------------

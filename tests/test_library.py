@@ -1,20 +1,29 @@
 """The library's methods give the results of the command's modes, with the same settings."""
 
 import json
+import logging
 import re
+import signal
+import sys
+import threading
+import warnings
 
+import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 import pytest
 import tiny_runs
 
 import txl_jax
 from txl_jax import modes
+from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.config import ConfigError, override
 from txl_jax.data.errors import DataError
 from txl_jax.evaluation import score as score_mode
 from txl_jax.generation.write import write_continuations
 from txl_jax.library import language_model
+from txl_jax.training.trainer import Trainer
 
 SETTINGS = {"temperature": 0.7, "top_k": 5, "length": 12, "seed": 3}
 
@@ -158,3 +167,115 @@ def test_wrong_arguments_are_refused_by_name(trained, error, message, method, ar
 
 def test_a_step_may_be_a_number(run):
     assert txl_jax.load(run, step=8).step == 8
+
+
+# --------------------------------------------------------------------------------------
+# Training.
+
+
+SMALL = {"train.steps": 6, "train.eval_every": 3, "checkpoint.every": 3}
+
+
+def state_of_the_process():
+    """What a command changes in its process, and a call of the library may not."""
+    return {
+        "handlers": [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)],
+        "loggers": [(x.handlers[:], x.level, x.propagate) for x in LOGGERS],
+        "hooks": (sys.unraisablehook, sys.excepthook, warnings.filters[:]),
+        "jax": jax.config.values["jax_compilation_cache_dir"],
+        "stdout": sys.stdout.errors,
+    }
+
+
+LOGGERS = [logging.getLogger(name) for name in (None, "absl", "asyncio", "jax")]
+
+
+@pytest.mark.integration
+def test_training_is_that_of_the_command_and_the_process_stays_as_it_was(tmp_path, capsys):
+    config = tiny_runs.write_config(tmp_path, **SMALL)
+    done = tiny_runs.call(f"--config={config}", f"--workdir={tmp_path / 'command'}")
+    assert done.returncode == 0, done.stderr
+    before = state_of_the_process()
+    exp = tiny_runs.experiment(tmp_path, **SMALL)
+    trained = txl_jax.train(exp, tmp_path / "library")
+    assert state_of_the_process() == before
+    assert isinstance(trained, txl_jax.LanguageModel)
+    assert trained.generate().text == (tmp_path / "command/sample.txt").read_text().rstrip("\n")
+    for name in ("params", "step"):
+        theirs = getattr(txl_jax.load(str(tmp_path / "command")), name)
+        jax.tree.map(np.testing.assert_array_equal, getattr(trained, name), theirs)
+    files = lambda name: sorted(x.name for x in (tmp_path / name).iterdir())
+    assert files("library") == files("command")
+    out = capsys.readouterr().out
+    assert done.stdout.startswith(out[:20])
+    assert "the cat" in out
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", ["dict", "config_dict", "file", "experiment"])
+def test_a_run_is_described_by_a_file_a_dict_or_an_experiment(kind, tmp_path):
+    exp = tiny_runs.experiment(tmp_path)
+    given = {
+        "dict": exp.to_dict(),
+        "config_dict": ml_collections.ConfigDict(exp.to_dict()),
+        "file": tiny_runs.write_config(tmp_path),
+        "experiment": exp,
+    }[kind]
+    trained = txl_jax.train(given, str(tmp_path / "run"), {**SMALL, "seed": 7})
+    assert (trained.config.train.steps, trained.config.seed, trained.step) == (6, 7, 6)
+    assert exp.train.steps == 12, "the given settings are not changed"
+
+
+def test_training_runs_in_a_thread_and_restores_the_handlers(tmp_path):
+    before, found = state_of_the_process(), []
+    exp = tiny_runs.experiment(tmp_path, **SMALL)
+    work = lambda: found.append(txl_jax.train(exp, tmp_path / "run"))
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert [trained.step for trained in found] == [6]
+    assert state_of_the_process() == before
+
+
+def test_an_interrupt_saves_the_state_and_the_same_call_resumes(tmp_path, monkeypatch):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    exp = tiny_runs.experiment(tmp_path, **SMALL)
+    stopped: list[int] = []
+    step_done = Trainer.step_done
+
+    def interrupted(self, step, *arguments):
+        step_done(self, step, *arguments)
+        if step == 4 and not stopped:
+            stopped.append(step)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Trainer, "step_done", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="stopped by SIGINT, saved; call again to resume"):
+        txl_jax.train(exp, tmp_path / "run")
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+    assert txl_jax.load(str(tmp_path / "run"), "latest").step == 4
+    assert txl_jax.train(exp, tmp_path / "run").step == 6
+    steps = [json.loads(x)["step"] for x in (tmp_path / "run/metrics.jsonl").open()]
+    assert steps == sorted(steps)
+
+
+REFUSED = [
+    ({"train.stepz": 1}, "unknown config key 'train.stepz'"),
+    ({"train.steps": 10, "optimizer.warmup_steps": 20}, "example optimizer.warmup_steps=1"),
+    ({"data.path": "nowhere.txt"}, "data.path = 'nowhere.txt': there is no such file or folder"),
+    ({"mesh.data": 3}, "mesh"),
+    ({"generate.prompt": "Z"}, "generate.prompt: "),
+    ({"seed": 3}, r"workdir=.*: is the folder of another run: seed: 0 -> 3. Name another workdir"),
+    ({"train.steps": 60}, r"another folder: workdir=.*-60, train.start_from=.*, train.steps=48"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), REFUSED)
+def test_wrong_settings_of_training_are_refused_by_the_names_of_arguments(run, overrides, message):
+    exp = txl_jax.load(str(run)).config
+    with pytest.raises((ConfigError, DataError, WorkdirError), match=message) as caught:
+        txl_jax.train(exp, str(run), overrides)
+    assert "--" not in str(caught.value)
+    for wrong in (3, None, ["train"]):
+        with pytest.raises(ConfigError, match=r"^config=.*: must be the name of a recipe, a file"):
+            txl_jax.train(wrong, str(run))

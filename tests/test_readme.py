@@ -14,7 +14,8 @@ README = pathlib.Path(__file__).parents[1] / "README.md"
 
 
 @pytest.mark.integration
-def test_the_readmes_python_runs():
+def test_the_readmes_python_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
     assert blocks
     names: dict = {}

@@ -12,7 +12,7 @@ from txl_jax.convert import save
 from txl_jax.data.corpus import Corpus, DataError, load_corpus
 from txl_jax.data.sentences import Sentences, segments
 from txl_jax.data.streams import Segment
-from txl_jax.library import LanguageModel, load
+from txl_jax.library import LanguageModel, load, train
 from txl_jax.model.memory import Cache, Memory
 from txl_jax.model.transformer_xl import TransformerXL
 
@@ -35,6 +35,7 @@ __all__ = [
     "push",
     "save",
     "segments",
+    "train",
 ]
 
 __version__ = "0.1.0"

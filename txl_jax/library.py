@@ -7,6 +7,7 @@ files, except for training, and print nothing, except for training and progress 
 import dataclasses
 import io
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,8 @@ import numpy as np
 from txl_jax import modes
 from txl_jax.checkpoint import loading
 from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
-from txl_jax.config import ConfigError, flatten, override
+from txl_jax.config import ConfigError, flatten, load_config, override
+from txl_jax.config.folders import expanded
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Text
 from txl_jax.evaluation.score import TextScore, encode_lines, score_encoded
@@ -24,6 +26,7 @@ from txl_jax.generation.prompts import read_prompts
 from txl_jax.generation.text import Continuation, continuations
 from txl_jax.generation.write import formatted
 from txl_jax.messages import fields_repr, short_repr
+from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.units import Unit, format_value
 
 _FILES = {"generate": ("json",), "score": ("path", "json"), "evaluate": ()}
@@ -244,6 +247,61 @@ class LanguageModel(TrainedModel):
         changes = {f"data.{key}": value for key, value in flatten(data or {}).items()}
         asked = with_settings(trained, override(trained.config, changes))
         return _evaluation(modes.score_own_text(asked))
+
+
+def train(
+    config: Any,
+    workdir: str | os.PathLike[str],
+    overrides: Mapping[str, Any] | None = None,
+) -> LanguageModel:
+    """Trains, evaluates and samples a model as the command does, and returns the model.
+
+    The workdir has the same files afterwards. A second call resumes an interrupted run, and only
+    evaluates a finished one again. Progress is printed on standard error, and the final scores and
+    the sample on standard output.
+
+    In the main thread, the first Ctrl-C (or interrupt of a notebook) saves the state after the
+    current step and then raises KeyboardInterrupt; SIGTERM does so before the signal takes its
+    usual effect. The process keeps its logs, its signal handlers and its settings of JAX.
+
+    Example:
+      >>> import pathlib, txl_jax
+      >>> _ = pathlib.Path("cats.txt").write_text("the cat saw a dog\\n" * 500)
+      >>> config = {
+      ...     "data": {"name": "text", "path": "cats.txt"},
+      ...     "model": {"n_layer": 1, "d_model": 16, "n_head": 1, "d_head": 16, "d_inner": 16},
+      ...     "train": {"steps": 20, "batch_size": 2, "seg_len": 16, "mem_len": 16},
+      ... }
+      >>> trained = txl_jax.train(config, "runs/cats", {"generate.length": 0})
+      test split, ...
+      >>> trained.step, len(trained.generate("the ", length=8)[0].nll)
+      (20, 8)
+
+    Args:
+      config: a recipe, a config file, a dict or an experiment, as in
+        :func:`~txl_jax.load_config`.
+      workdir: the folder of the run.
+      overrides: a dict from dotted keys to values, such as ``{"train.steps": 10}``.
+
+    Returns the best checkpoint's model, with several seeds that of the first seed. Its results
+    are in the workdir, and :meth:`LanguageModel.evaluate` computes the scores again.
+
+    Raises:
+      ConfigError, DataError, WorkdirError, LockedError: settings, text, devices and folder do not
+        fit one another. This is checked before the first step.
+      CheckpointError, NonFiniteError, SkippedError: training cannot go on.
+      KeyboardInterrupt: the run was interrupted, and its state is saved.
+    """
+    exp = load_config(config, overrides)
+    folder = os.path.abspath(expanded(os.fspath(workdir), "workdir"))
+    with PreemptionGuard() as guard:
+        run = modes.complete_run(exp, folder, guard)
+    if guard.signal is not None:
+        if guard.signal != signal.SIGINT:
+            signal.raise_signal(guard.signal)
+        what = f"stopped by {guard.signal.name}, {run.saved}"
+        raise KeyboardInterrupt(f"{what}; call again to resume")
+    return language_model(run.models[0])
 
 
 def load(source: str, step: int | str = "best", weights: str | None = None) -> LanguageModel:

@@ -62,6 +62,11 @@ def arguments_as_flags() -> Iterator[None]:
         _as_flags = before
 
 
+def names_flags() -> bool:
+    """Whether messages name flags of the command line, see :func:`arguments_as_flags`."""
+    return _as_flags
+
+
 def argument(name: str, value: object) -> str:
     """Formats an argument for a message: ``workdir=runs/x``, or ``--workdir=runs/x`` in a command.
 

@@ -1,10 +1,11 @@
 """Runs each ``--mode`` of the command; the function of a mode returns an exit code."""
 
 import importlib
+import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from absl import logging
 
@@ -25,6 +26,7 @@ from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.scoring_run import evaluate_split, score_split, write_evaluation
 from txl_jax.generation.prompts import read_prompts
 from txl_jax.generation.write import set_stream_errors, write_continuations
+from txl_jax.messages import argument, names_flags
 from txl_jax.model.kernels.choice import KernelError
 from txl_jax.parallel import processes
 from txl_jax.planning.compile_ahead import compile_ahead
@@ -80,26 +82,43 @@ def train(exp: ExperimentConfig, workdir: str, closing_lines: bool = True) -> in
     """
     _set_up_output()
     with PreemptionGuard() as guard:
-        runs, corpus = prepare(exp, workdir)
-        if exp.train.num_seeds == 1:
-            processes.on_process_zero(lambda: check_steps(*runs[0]))
-        check_final_outputs(exp, corpus)
-        with locked_workdirs(runs, corpus):
-            outcomes = train_seeds(runs, corpus, guard)
-            lines = []
-            for (seed_exp, folder), outcome in zip(runs, outcomes, strict=True):
-                if outcome.finished:
-                    trained = with_settings(load(folder), seed_exp)
-                    label = f"seed {seed_exp.seed}: " if len(runs) > 1 else ""
-                    lines.append(label + evaluate_and_generate(trained, corpus, folder, guard))
+        run = complete_run(exp, workdir, guard)
     if guard.signal is None:
-        _print("\n".join(lines))
+        _print("\n".join(run.lines))
         if closing_lines:
-            _print(describe_results([folder for _, folder in runs]), sys.stderr)
+            _print(describe_results(run.folders), sys.stderr)
         return 0
-    saved = "saved" if int(outcomes[0].state.step) else "before the first step, nothing to save"
-    _print(f"stopped by {guard.signal.name}, {saved}; to resume:\n  {typed_command()}", sys.stderr)
+    resume = f"to resume:\n  {typed_command()}"
+    _print(f"stopped by {guard.signal.name}, {run.saved}; {resume}", sys.stderr)
     return guard.exit_code
+
+
+class CompleteRun(NamedTuple):
+    """The folders and the finished models of all seeds, a line about each, and what was saved."""
+
+    folders: list[str]
+    models: list[TrainedModel]
+    lines: list[str]
+    saved: str
+
+
+def complete_run(exp: ExperimentConfig, workdir: str, guard: PreemptionGuard) -> CompleteRun:
+    """Checks and trains a run, evaluates it, and continues the prompt, until ``guard`` stops it."""
+    runs, corpus = prepare(exp, workdir)
+    if exp.train.num_seeds == 1:
+        processes.on_process_zero(lambda: check_steps(*runs[0]))
+    check_final_outputs(exp, corpus)
+    models, lines = [], []
+    with locked_workdirs(runs, corpus):
+        outcomes = train_seeds(runs, corpus, guard)
+        for (seed_exp, folder), outcome in zip(runs, outcomes, strict=True):
+            if outcome.finished:
+                trained = with_settings(load(folder), seed_exp)
+                label = f"seed {seed_exp.seed}: " if len(runs) > 1 else ""
+                lines.append(label + evaluate_and_generate(trained, corpus, folder, guard))
+                models.append(trained)
+    saved = "saved" if int(outcomes[0].state.step) else "before the first step, nothing to save"
+    return CompleteRun([folder for _, folder in runs], models, lines, saved)
 
 
 def check_steps(exp: ExperimentConfig, workdir: str) -> None:
@@ -114,17 +133,20 @@ def check_steps(exp: ExperimentConfig, workdir: str) -> None:
         finished = old in checkpoints.steps()
     if steps <= old or not finished:
         return
-    flags = {
-        "--workdir": shown_path(f"{workdir}-{steps}"),
-        "--config.train.start_from": shown_path(workdir),
-        "--config.train.steps": str(steps - old),
+    given = {
+        "workdir": shown_path(f"{workdir}-{steps}"),
+        "config.train.start_from": shown_path(workdir),
+        "config.train.steps": str(steps - old),
     }
     if exp.optimizer.warmup_steps > steps - old:
-        flags["--config.optimizer.warmup_steps"] = str((steps - old) // 10)
+        given["config.optimizer.warmup_steps"] = str((steps - old) // 10)
+    how = ", ".join(itertools.starmap(argument, given.items()))
+    if names_flags():
+        how = command_with({f"--{name}": value for name, value in given.items()})
     raise WorkdirError(
-        f"--workdir={workdir}: its run has ended after its {old:,} steps, and the learning rates of"
-        f" a run of {steps:,} steps are others. To continue from its model for {steps - old:,} more"
-        f" steps in another folder: {command_with(flags)}"
+        f"{argument('workdir', workdir)}: its run has ended after its {old:,} steps, and the"
+        f" learning rates of a run of {steps:,} steps are others. To continue from its model for"
+        f" {steps - old:,} more steps in another folder: {how}"
     )
 
 

@@ -40,10 +40,9 @@ def write_continuations(
     c = trained.config.generate
     prompts, quiet = read_prompts(c), c.json == "-"
     encode_prompts(trained.vocab, prompts)  # raises errors of any prompt before the first output
-    set_stream_errors(sys.stdout, "replace")
     single = len(prompts) == 1 and c.samples == 1 and not quiet
     texts, settings = [], {key: getattr(c, key) for key in _RECORDED}
-    with _json_lines(c.json) as file:
+    with stream_errors(sys.stdout, "replace"), _json_lines(c.json) as file:
         for first in range(0, len(prompts), c.batch_size):
             batch = prompts[first : first + c.batch_size]
             rows = _continue_batch(trained, batch, stop, print_text=single)
@@ -104,6 +103,17 @@ def set_stream_errors(stream: TextIO | None, errors: str) -> None:
     """Sets how a stream handles characters that are not in its encoding."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors=errors)
+
+
+@contextlib.contextmanager
+def stream_errors(stream: TextIO | None, errors: str) -> Iterator[None]:
+    """Sets how a stream handles such characters, until the context is closed."""
+    before = stream.errors if isinstance(stream, io.TextIOWrapper) else None
+    set_stream_errors(stream, errors)
+    try:
+        yield
+    finally:
+        set_stream_errors(stream, before or errors)
 
 
 @contextlib.contextmanager
