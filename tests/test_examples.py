@@ -1,11 +1,16 @@
-"""The example agent remembers with memory and guesses without."""
+"""The example agents remember with memory and guess without; PPO does what its formulas say."""
 
 import runpy
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+import tiny_models
 import tiny_runs
 
 AGENT = tiny_runs.ROOT / "examples" / "agent.py"
+PPO = tiny_runs.ROOT / "examples" / "ppo.py"
 
 
 @pytest.mark.integration
@@ -13,3 +18,134 @@ def test_the_agent_learns_what_only_memory_can_bring():
     train = runpy.run_path(str(AGENT))["train"]
     assert train(150, mem_len=16)[-1] > 0.95
     assert abs(train(150, mem_len=0)[-1] - 0.5) < 0.15
+
+
+# --------------------------------------------------------------------------------------
+# PPO.
+
+SMALL = {
+    "environments": 8,
+    "steps": 12,
+    "window": 4,
+    "mem_len": 6,
+    "minibatches": 2,
+    "epochs": 2,
+    "updates": 4,
+    "width": 16,
+    "heads": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def ppo():
+    """The names of the example."""
+    pytest.importorskip("gymnax")
+    return runpy.run_path(str(PPO), run_name="ppo")
+
+
+@pytest.fixture(scope="module")
+def acted(ppo):
+    """A small run, its first state, and what acting gives from there, twice in a row.
+
+    Each rollout comes with the buffer after it.
+    """
+    run = ppo["PPO"](ppo["Settings"](**SMALL))
+    state, rollout = tiny_models.quick(run.init)(), tiny_models.quick(run.rollout)
+    world, mems, found = state.opt_state["world"], state.mems, []
+    for key in jax.random.split(jax.random.key(1)):
+        world, last_value, steps, states = rollout(state.params, world, mems, key)
+        buffer = ppo["agents"].StateBuffer.start(mems, run.c.steps)
+        buffer = buffer.add(jnp.moveaxis(states, 0, 2), steps.begins.T)
+        mems = buffer.memory(run.c.mem_len)
+        found.append((world, last_value, steps, buffer))
+    return run, state, found
+
+
+@pytest.mark.integration
+def test_episodes_end_inside_windows_and_their_returns_are_sums_of_rewards(acted):
+    world, _, steps, _ = acted[-1][0]
+    assert steps.done.any()
+    assert not steps.done.all()
+    np.testing.assert_array_equal(steps.begins[1:], steps.done[:-1])
+    assert steps.begins[0].all()
+    np.testing.assert_array_equal(world.begins, steps.done[-1])
+    total = np.zeros(SMALL["environments"])
+    for t in range(SMALL["steps"]):
+        total = total * (1 - np.asarray(steps.begins[t])) + np.asarray(steps.reward[t])
+        np.testing.assert_allclose(steps.episode_return[t], total)
+    assert set(np.unique(steps.episode_return[steps.done])) <= {-1.0, 1.0}
+
+
+@pytest.mark.integration
+def test_advantages_are_the_sums_of_their_definition(acted):
+    """A_t = sum over k of (gamma lambda)^k delta_(t+k), up to the end of the episode."""
+    run, _, [(_, last_value, steps, _), _] = acted
+    c, n_steps = run.c, SMALL["steps"]
+    got = run.advantages(steps, last_value)
+    values = np.concatenate([steps.value, last_value[None]])
+    for b in range(SMALL["environments"]):
+        for t in range(n_steps):
+            total = 0.0
+            for k in range(n_steps - t):
+                over = bool(steps.done[t + k, b])
+                after = 0.0 if over else values[t + k + 1, b]
+                delta = steps.reward[t + k, b] + c.gamma * after - values[t + k, b]
+                total += (c.gamma * c.gae_lambda) ** k * delta
+                if over:
+                    break
+            np.testing.assert_allclose(got[t, b], total, atol=1e-5)
+
+
+@pytest.mark.integration
+def test_before_the_first_update_all_importance_ratios_are_1(acted, ppo):
+    """Windows give the log-probabilities and values of acting, in a second rollout too."""
+    run, state, found = acted
+
+    @tiny_models.quick
+    def learn(mems, observation, begins):
+        apply = lambda part, x: part[0].apply({"params": state.params[part[1]]}, x)
+        x = apply((run.encoder, "encoder"), observation)
+        core = {"params": state.params["core"]}
+        outputs, _ = run.core.apply(core, x, mems, method="core", reset=begins)
+        return apply((run.policy, "policy"), outputs)
+
+    for _, _, steps, buffer in found:
+        steps = jax.tree.map(lambda x: np.asarray(x).swapaxes(0, 1), steps)
+        for start in range(0, run.c.steps, run.c.window):
+            now = jax.tree.map(lambda x, at=start: x[:, at : at + run.c.window], steps)
+            mems = buffer.memory(run.c.mem_len, before=run.c.mem_len + start)
+            logits, value = learn(mems, now.observation, now.begins)
+            np.testing.assert_allclose(ppo["chosen"](logits, now.action), now.log_p, atol=1e-5)
+            np.testing.assert_allclose(value, now.value, atol=1e-5)
+
+
+@pytest.mark.integration
+def test_a_resumed_run_of_ppo_ends_as_one_that_was_not_stopped(ppo, tmp_path, capsys):
+    c = ppo["Settings"](**SMALL)
+    whole = ppo["train"](c, str(tmp_path / "whole"))
+    ppo["train"](c, str(tmp_path / "stopped"), until=2)
+    capsys.readouterr()
+    resumed = ppo["train"](c, str(tmp_path / "stopped"))
+    assert "update 3" in (out := capsys.readouterr().out)
+    assert "update 2," not in out
+    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
+    assert (tmp_path / "stopped" / "returns.png").stat().st_size > 5000
+
+
+@pytest.mark.slow
+def test_ppo_learns_what_only_memory_can_bring(ppo, tmp_path):
+    changes = {"environments": 64, "steps": 32, "window": 4, "mem_len": 8, "updates": 40}
+    settings = {**SMALL, **changes, "width": 32, "learning_rate": 2e-3, "epochs": 4}
+    returns = {}
+    for mem_len in (8, 0):
+        c = ppo["Settings"](**{**settings, "mem_len": mem_len})
+        state = ppo["train"](c, str(tmp_path / str(mem_len)))
+        returns[mem_len] = np.asarray(state.opt_state["returns"])[-5:].mean()
+    assert returns[8] > 0.95
+    assert abs(returns[0]) < 0.2
+
+
+@pytest.mark.parametrize("changes", [{"window": 5}, {"minibatches": 3}, {"heads": 3}])
+def test_sizes_that_do_not_divide_are_refused(ppo, changes):
+    with pytest.raises(SystemExit, match="must divide"):
+        ppo["Settings"](**{**SMALL, **changes})

@@ -1,0 +1,358 @@
+"""PPO with a Transformer-XL memory, on the environments of gymnax, all on the device.
+
+    pip install 'txl_jax[agents]'
+    python examples/ppo.py --workdir=runs/chain                      # MemoryChain-bsuite
+    python examples/ppo.py --workdir=runs/blind --mem_len=0          # control: no memory
+    python examples/ppo.py --workdir=runs/pole --env=CartPole-v1 --hide=1,3 --updates=30
+
+An update acts for `steps` steps in every environment, with the projected memory (`agents.Actor`),
+and learns on windows of `window` steps, each from the memory before it (`agents.StateBuffer`).
+Episodes end anywhere. The same command resumes a stopped run and gives the same parameters as a
+run that was never stopped. The workdir gets checkpoints and the curve of returns, returns.png.
+
+The algorithm is PPO (Schulman et al. 2017) with GAE (Schulman et al. 2016), on GTrXL (Parisotto et
+al. 2019). The defaults are those of transformerXL_PPO_JAX for MemoryChain-bsuite. Environments with
+discrete actions are named as in gymnax, or as in Craftax if that is installed (*not run*):
+
+    python examples/ppo.py --workdir=runs/craftax --env=Craftax-Symbolic-v1 --environments=1024 \\
+        --updates=7600 --gamma=0.999
+"""
+
+import argparse
+import dataclasses
+import os
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import txl_jax
+from txl_jax import agents
+from txl_jax.checkpoint.checkpoints import Checkpoints
+from txl_jax.config import CheckpointConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The settings of a run, which are also the flags of the command."""
+
+    env: str = "MemoryChain-bsuite"
+    env_params: str = ""  # parameters of the environment, as memory_length=20,...
+    hide: str = ""  # numbers of entries of the observation that the agent does not see, as 1,3
+    seed: int = 0
+    updates: int = 15
+    environments: int = 512
+    steps: int = 128  # of an update, in each environment
+    window: int = 64  # steps of a training window, which divides `steps`
+    mem_len: int = 128  # 0: no memory, and no earlier step is seen
+    epochs: int = 4
+    minibatches: int = 8  # of the environments, in an epoch
+    learning_rate: float = 2e-4  # falls to 0 with the updates
+    gamma: float = 0.99
+    gae_lambda: float = 0.8
+    clip: float = 0.2
+    entropy: float = 0.002
+    value: float = 0.5
+    max_norm: float = 1.0
+    width: int = 256
+    heads: int = 8
+    layers: int = 2
+    gate_bias: float = 2.0
+
+    def __post_init__(self):
+        for name, of in (("window", "steps"), ("minibatches", "environments"), ("heads", "width")):
+            if getattr(self, of) % getattr(self, name):
+                sizes = f"--{name}={getattr(self, name)}", f"--{of}={getattr(self, of)}"
+                raise SystemExit(f"{sizes[0]} must divide {sizes[1]}")
+
+
+class World(NamedTuple):
+    """The environments: their states, what they show, first steps, and returns so far."""
+
+    state: Any
+    observation: jax.Array  # [B,O]
+    begins: jax.Array  # bool [B]
+    returns: jax.Array  # [B], of the episode so far
+
+
+class Step(NamedTuple):
+    """A step of acting; stacked by ``scan`` [T,B], and then [B,T]."""
+
+    observation: jax.Array
+    begins: jax.Array
+    action: jax.Array
+    log_p: jax.Array
+    value: jax.Array
+    reward: jax.Array
+    done: jax.Array
+    episode_return: jax.Array  # so far; of the whole episode where done
+
+
+class TrainState(flax.struct.PyTreeNode):
+    """Everything that a run needs to resume, under the names of the library's checkpoints."""
+
+    step: jax.Array
+    params: Any
+    opt_state: Any  # of the optimizer, the environments, and the mean return of each update
+    mems: txl_jax.Memory  # the memory where the next rollout starts
+    averages: dict[str, Any] = flax.struct.field(default_factory=dict)
+
+
+class Policy(nn.Module):
+    """Logits [...,A] and values [...] from the outputs of the core [...,D]."""
+
+    actions: int
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        """Runs a layer of its own for each."""
+        init = nn.initializers.orthogonal
+        layer = lambda size, scale: nn.Dense(size, kernel_init=init(scale))
+        logits = layer(self.actions, 0.01)(nn.relu(layer(self.width, 2.0)(x)))
+        return logits, layer(1, 1.0)(nn.relu(layer(self.width, 2.0)(x)))[..., 0]
+
+
+class Environments:
+    """B environments of one kind, flat observations and automatic resets."""
+
+    def __init__(self, c: Settings):
+        if c.env.startswith("Craftax"):
+            from craftax.craftax_env import make_craftax_env_from_name
+
+            self.env = make_craftax_env_from_name(c.env, auto_reset=True)
+            params = self.env.default_params
+        else:
+            import gymnax
+
+            self.env, params = gymnax.make(c.env)
+        pairs = [pair.split("=") for pair in filter(None, c.env_params.split(","))]
+        changed = {name: type(getattr(params, name))(float(value)) for name, value in pairs}
+        self.params, self.rows = params.replace(**changed), c.environments
+        if not hasattr(self.env.action_space(self.params), "n"):
+            raise SystemExit(f"--env={c.env}: this example needs discrete actions")
+        self.actions = int(self.env.action_space(self.params).n)
+        self._hidden = [int(number) for number in filter(None, c.hide.split(","))]
+
+    def _seen(self, observations) -> jax.Array:
+        flat = observations.reshape(self.rows, -1).astype(jnp.float32)
+        return flat[:, [n for n in range(flat.shape[1]) if n not in self._hidden]]
+
+    def reset(self, key) -> World:
+        """Starts an episode in every environment."""
+        keys = jax.random.split(key, self.rows)
+        observation, state = jax.vmap(self.env.reset, in_axes=(0, None))(keys, self.params)
+        begins = jnp.ones(self.rows, bool)
+        return World(state, self._seen(observation), begins, jnp.zeros(self.rows))
+
+    def step(self, key, world: World, action) -> tuple[World, jax.Array, jax.Array]:
+        """Returns the environments after a step, rewards and episode returns, [B] each.
+
+        ``begins`` of the new world is true where the episode ended; the return counts there.
+        """
+        keys = jax.random.split(key, self.rows)
+        step = jax.vmap(self.env.step, in_axes=(0, 0, 0, None))
+        # After the reward come the flags of an end: one (Craftax), or two (gymnax).
+        observation, state, reward, *ends, _ = step(keys, world.state, action, self.params)
+        done = jnp.any(jnp.stack(ends), axis=0)
+        reward = reward.astype(jnp.float32)
+        total = world.returns + reward
+        after = World(state, self._seen(observation), done, jnp.where(done, 0.0, total))
+        return after, reward, total
+
+
+class PPO:
+    """The programs of a run."""
+
+    def __init__(self, c: Settings):
+        self.c, self.world = c, Environments(c)
+        self.core = txl_jax.TransformerXL(
+            txl_jax.TransformerXLConfig(
+                n_layer=c.layers, d_model=c.width, n_head=c.heads, d_head=c.width // c.heads,
+                d_inner=c.width, pre_lnorm=True, untie_r=True, attention_bias=True,
+                activation="gelu", gate="gru", gate_bias=c.gate_bias, init_std=c.width**-0.5,
+                same_length="tf",  # so that acting equals learning
+            )
+        )  # fmt: skip
+        self.encoder, self.policy = nn.Dense(c.width), Policy(self.world.actions, c.width)
+        per_update = c.epochs * c.minibatches
+        rate = lambda count: c.learning_rate * (1 - (count // per_update) / c.updates)
+        adam = optax.adam(rate, eps=1e-5)
+        self.optimizer = optax.chain(optax.clip_by_global_norm(c.max_norm), adam)
+
+    def init(self) -> TrainState:
+        """Returns the state before the first update."""
+        c, keys = self.c, jax.random.split(jax.random.key(self.c.seed), 4)
+        world, mems = self.world.reset(keys[0]), self.core.init_mems(c.environments, c.mem_len)
+        x = jnp.zeros((c.environments, 1, c.width))
+        params = {
+            "encoder": self.encoder.init(keys[1], world.observation)["params"],
+            "core": self.core.init(keys[2], x, mems, method="core")["params"],
+            "policy": self.policy.init(keys[3], x)["params"],
+        }
+        others = {
+            "optimizer": self.optimizer.init(params),
+            "world": world,
+            "returns": jnp.full(c.updates, jnp.nan),
+        }
+        return TrainState(jnp.zeros((), jnp.int32), params, others, mems)
+
+    def rollout(self, params, world: World, mems, key):
+        """Acts, and returns the environments, the values [B] after the last step, and the steps.
+
+        Then come the states of the steps for the memory, [T,L,B,D].
+        """
+
+        def act(actor, world: World):
+            x = self.encoder.apply({"params": params["encoder"]}, world.observation)
+            outputs, actor, states = actor.step(x, world.begins)
+            logits, value = self.policy.apply({"params": params["policy"]}, outputs)
+            return actor, states, logits, value
+
+        def step(carry, key):
+            actor, world = carry
+            keys = jax.random.split(key)
+            actor, states, logits, value = act(actor, world)
+            action = jax.random.categorical(keys[0], logits)
+            log_p = chosen(logits, action)
+            after, reward, total = self.world.step(keys[1], world, action)
+            done, now = after.begins, (world.observation, world.begins)
+            step = Step(*now, action, log_p, value, reward, done, total)
+            return (actor, after), (step, states)
+
+        actor = agents.Actor.start(self.core, {"params": params["core"]}, mems)
+        keys = jax.random.split(key, self.c.steps)
+        (actor, world), (steps, states) = jax.lax.scan(step, (actor, world), keys)
+        return world, act(actor, world)[-1], steps, states
+
+    def advantages(self, steps: Step, last_value) -> jax.Array:
+        """Returns generalised advantage estimates [T,B] of steps [T,B]."""
+        c = self.c
+
+        def back(carry, now):
+            advantage, next_value = carry
+            value, reward, goes_on = now
+            delta = reward + c.gamma * next_value * goes_on - value
+            advantage = delta + c.gamma * c.gae_lambda * goes_on * advantage
+            return (advantage, value), advantage
+
+        over_time = steps.value, steps.reward, 1.0 - steps.done
+        first = jnp.zeros_like(last_value), last_value
+        return jax.lax.scan(back, first, over_time, reverse=True)[1]
+
+    def loss(self, params, mems, window: Step, advantage) -> jax.Array:
+        """Returns PPO's loss of windows [R,W] from the memory before them."""
+        c = self.c
+        x = self.encoder.apply({"params": params["encoder"]}, window.observation)
+        core = {"params": params["core"]}
+        outputs, _ = self.core.apply(core, x, mems, method="core", reset=window.begins)
+        logits, value = self.policy.apply({"params": params["policy"]}, outputs)
+        ratio = jnp.exp(chosen(logits, window.action) - window.log_p)
+        target = advantage + window.value
+        scaled = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        of_policy = -jnp.minimum(ratio * scaled, jnp.clip(ratio, 1 - c.clip, 1 + c.clip) * scaled)
+        near = window.value + jnp.clip(value - window.value, -c.clip, c.clip)
+        of_value = 0.5 * jnp.maximum((value - target) ** 2, (near - target) ** 2)
+        log_p = jax.nn.log_softmax(logits)
+        entropy = -(jnp.exp(log_p) * log_p).sum(-1)
+        return jnp.mean(of_policy + c.value * of_value - c.entropy * entropy)
+
+    def update(self, state: TrainState) -> TrainState:
+        """Acts, then learns ``epochs`` times from minibatches of environments."""
+        c, others = self.c, state.opt_state
+        key = jax.random.fold_in(jax.random.key(c.seed), state.step)
+        act_key, learn_key = jax.random.split(key)
+        acted = self.rollout(state.params, others["world"], state.mems, act_key)
+        world, last_value, steps, states = acted
+        advantage = self.advantages(steps, last_value).T  # [B,T]
+        steps = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), steps)
+        buffer = agents.StateBuffer.start(state.mems, c.steps)
+        buffer = buffer.add(jnp.moveaxis(states, 0, 2), steps.begins)
+        starts = jnp.arange(0, c.steps, c.window)
+
+        def learn(carry, rows):
+            params, optimizer = carry
+            mems = buffer.memory(
+                c.mem_len,
+                before=c.mem_len + jnp.tile(starts, len(rows)),
+                rows=jnp.repeat(rows, len(starts)),
+            )
+            cut = lambda x: x[rows].reshape(-1, c.window, *x.shape[2:])  # [R,T,..] to [R T/W,W,..]
+            windows = jax.tree.map(cut, steps)
+            gradient = jax.grad(self.loss)(params, mems, windows, cut(advantage))
+            change, optimizer = self.optimizer.update(gradient, optimizer)
+            return (optax.apply_updates(params, change), optimizer), None
+
+        shuffled = lambda key: jax.random.permutation(key, c.environments)
+        rows = jax.vmap(shuffled)(jax.random.split(learn_key, c.epochs))
+        rows = rows.reshape(c.epochs * c.minibatches, -1)
+        first = state.params, others["optimizer"]
+        (params, optimizer), _ = jax.lax.scan(learn, first, rows)
+        ended = steps.done.sum()
+        mean = (steps.episode_return * steps.done).sum() / ended  # nan if no episode ended
+        returns = others["returns"].at[state.step].set(mean)
+        others = {"optimizer": optimizer, "world": world, "returns": returns}
+        return TrainState(state.step + 1, params, others, buffer.memory(c.mem_len))
+
+
+def chosen(logits, action) -> jax.Array:
+    """Returns the log-probability of each action [...], from logits [...,A]."""
+    log_p = jax.nn.log_softmax(logits)
+    return jnp.take_along_axis(log_p, action[..., None], axis=-1)[..., 0]
+
+
+def draw(returns, c: Settings, path: str) -> None:
+    """Draws the mean return of the episodes that ended in each update."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot((np.arange(len(returns)) + 1) * c.environments * c.steps, returns, marker=".")
+    axes.set(xlabel="environment steps", ylabel="mean return of an episode")
+    axes.set_title(f"{c.env}, memory {c.mem_len}")
+    figure.savefig(path, dpi=120)
+
+
+def train(c: Settings, workdir: str, until: int | None = None) -> TrainState:
+    """Runs or resumes all updates, or those before ``until``, and returns the last state."""
+    ppo, config = PPO(c), {"ppo": dataclasses.asdict(c)}
+    abstract = jax.eval_shape(ppo.init)
+    update = jax.jit(ppo.update)
+    os.makedirs(workdir, exist_ok=True)
+    with Checkpoints(workdir, CheckpointConfig(keep_best=0)) as checkpoints:
+        found = checkpoints.restore(on_first_device(abstract), config)
+        state = found[0] if found else jax.jit(ppo.init)()
+        while int(state.step) < min(c.updates, until or c.updates):
+            state = update(state)
+            n, returns = int(state.step), np.asarray(state.opt_state["returns"])
+            steps = n * c.environments * c.steps
+            print(f"update {n}, {steps:,} steps: mean return {returns[n - 1]:.3f}", flush=True)
+            checkpoints.save(n, state, {"config": config}, None)
+            draw(returns[:n], c, os.path.join(workdir, "returns.png"))
+    return state
+
+
+def on_first_device(abstract):
+    """Returns shapes with the sharding that a restored state gets."""
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    placed = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+    return jax.tree.map(placed, abstract)
+
+
+def main() -> None:
+    """Reads the flags and trains."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--workdir", required=True, help="folder for checkpoints and the curve")
+    for field in dataclasses.fields(Settings):
+        parser.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
+    flags = vars(parser.parse_args())
+    workdir = flags.pop("workdir")
+    train(Settings(**flags), workdir)
+
+
+if __name__ == "__main__":
+    main()
