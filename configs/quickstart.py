@@ -28,7 +28,8 @@ def get_config(variant=""):
             "data": {"name": "stdlib"},
             "optimizer": {
                 "name": "muon",
-                "learning_rate": 6e-3,
+                "learning_rate": 8e-3,
+                "embedding_ratio": 0.3,
                 "warmup_steps": 100,
                 "clip_norm": 0.0,
             },
