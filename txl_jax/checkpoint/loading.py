@@ -21,29 +21,9 @@ _REPOSITORY = re.compile(r"(hub:)?([\w.-]+/[\w.-]+)(@([\w./-]+))?")  # [hub:]own
 
 
 def load(source: str, step: str = "best", weights: str | None = None) -> TrainedModel:
-    """Loads a trained model with ``.model``, ``.params``, ``.vocab``, ``.config`` and ``.step``.
+    """Loads a trained model.
 
-    Example:
-      >>> import txl_jax
-      >>> trained = txl_jax.load("runs/quickstart")
-      >>> tokens = trained.vocab.encode("class ")
-      >>> trained.vocab.decode(tokens)
-      'class '
-      >>> mems = trained.model.init_mems(batch_size=1, mem_len=32)
-      >>> logits, mems = trained.model.apply({"params": trained.params}, tokens[None], mems)
-      >>> logits.shape == (1, 6, len(trained.vocab))
-      True
-
-    Args:
-      source: a workdir, a folder that ``save`` wrote, or ``owner/name@revision`` on the Hub (needs
-        ``txl_jax[hub]``). A source that starts with ``hub:`` is always on the Hub.
-      step: the checkpoint of a workdir: ``best`` by validation, ``latest``, or a number.
-      weights: the parameters of a workdir: ``raw``, ``swa``, ``ema``, or the choice of training if
-        ``None``.
-
-    Raises:
-      WorkdirError: ``source`` has no model or two models, or cannot be downloaded.
-      CheckpointError, ModelFormatError: the model is damaged, incomplete, or has another format.
+    ``source``, ``step``, ``weights`` and the errors are those of ``txl_jax.load`` (library.py).
     """
     if os.path.isdir(source):
         if is_exported(source):

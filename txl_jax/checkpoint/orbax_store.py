@@ -78,7 +78,8 @@ def _options(
     c: CheckpointConfig | None, before_commit: Callable[[], None]
 ) -> ocp.CheckpointManagerOptions:
     if c is None:
-        return ocp.CheckpointManagerOptions(read_only=True)
+        # As Orbax sets them itself for a folder that is only read, with a warning each.
+        return ocp.CheckpointManagerOptions(read_only=True, save_interval_steps=0, create=False)
     loss = lambda metrics: metrics[METRIC]
     policies: list[Any] = [keep.LatestN(n=c.keep_last)]
     if c.keep_best:
