@@ -15,6 +15,7 @@ from txl_jax.config import DataConfig
 from txl_jax.data.corpus import DataError, corpus_from_config
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.scoring_run import vocab_note
+from txl_jax.training.events import Logger
 from txl_jax.training.preemption import PreemptionGuard
 
 QUICKSTART = "configs/quickstart.py"
@@ -204,7 +205,8 @@ def test_a_run_stopped_during_its_report_prints_no_number_and_resumes(trained, t
     corpus, _ = corpus_and_experiment(folder)
     stop = PreemptionGuard()
     stop.signal = signal.SIGTERM
-    assert modes.evaluate_and_generate(load(str(workdir)), corpus, str(tmp_path), stop) == ""
+    model, logger = load(str(workdir)), Logger()
+    assert modes.evaluate_and_generate(model, corpus, str(tmp_path), stop, logger) == ""
     assert not list(tmp_path.iterdir())
 
 

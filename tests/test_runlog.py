@@ -18,6 +18,7 @@ import pytest
 from txl_jax import records
 from txl_jax.checkpoint import provenance
 from txl_jax.training import goodput, run_log
+from txl_jax.training.events import Logger
 from txl_jax.training.run_log import RunLog
 
 
@@ -62,11 +63,14 @@ def make(tmp_path):
 
     def make(name: str = "run", **changes) -> RunLog:
         settings: dict[str, Any] = {"total_steps": 21, "unit": "bpc", "progress": False, **changes}
+        settings = {"logger": run_log.make_logger(None), "config": {"seed": 3}, **settings}
         logs.append(RunLog(tmp_path / name, **settings))
+        opened.append(settings["logger"])
         return logs[-1]
 
+    opened: list[Any] = []
     yield make
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, run_log.closing(opened):
         patch.setattr(run_log, "draw_loss_curve", lambda *settings: None)  # a curve takes 0.3 s
         for log in logs:
             log.close()
@@ -223,7 +227,7 @@ def test_records_that_cannot_be_written_raise_or_wait_whole(make, tmp_path, monk
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     impatient, patient = make("impatient"), make("patient", tolerate_errors=True)
     for log in (impatient, patient):
-        monkeypatch.setattr(log, "_events", None)
+        monkeypatch.setattr(log, "_logger", Logger())
         monkeypatch.setattr(log._console, "message", lambda text: None)  # into a file as well
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (sum(map(len, lines[:3])) + 90, hard))
@@ -417,16 +421,13 @@ def test_the_error_that_ends_a_run_is_not_replaced_by_one_of_closing_its_files(
     def full(self):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    logger = run_log.make_logger(None)
+    logger.start(str(tmp_path), {}, 0)
     monkeypatch.setattr("txl_jax.training.events.TensorBoardEvents.close", full)
-    with (
-        pytest.raises(ValueError, match="the reason"),
-        RunLog(tmp_path / "a", total_steps=9, unit="bpc", progress=False),
-    ):
+    with pytest.raises(ValueError, match="the reason"), run_log.closing([logger]):
         raise ValueError("the reason")
-    with (
-        pytest.raises(OSError, match="No space left"),
-        RunLog(tmp_path / "b", total_steps=9, unit="bpc", progress=False),
-    ):
+    logger.start(str(tmp_path), {}, 0)
+    with pytest.raises(OSError, match="No space left"), run_log.closing([logger]):
         pass
 
 
@@ -440,6 +441,21 @@ def _events(workdir: Path):
             (length,) = struct.unpack("Q", data[:8])
             yield Event.FromString(data[12 : 12 + length])
             data = data[16 + length :]
+
+
+def test_tensorboard_gets_the_settings_and_texts(make, tmp_path):
+    board = run_log.make_logger(None)
+    make(logger=board)
+    board.text(21, "sample", "a *star*\nand \udcff")
+    texts = {
+        value.tag: (event.step, value.tensor.string_val[0].decode())
+        for event in _events(tmp_path / "run")
+        for value in event.summary.value
+        if value.metadata.plugin_data.plugin_name == "text"
+    }
+    step, config = texts["config"]
+    assert (step, json.loads(config)) == (0, {"seed": 3})
+    assert texts["sample"] == (21, "    a *star*\n    and ?\n")
 
 
 def test_tensorboard_gets_the_same_numbers_at_once_and_hides_those_that_are_made_again(

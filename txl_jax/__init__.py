@@ -15,6 +15,7 @@ from txl_jax.data.streams import Segment
 from txl_jax.library import LanguageModel, load, train
 from txl_jax.model.memory import Cache, Memory
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.training.events import Logger
 
 __all__ = [
     "Cache",
@@ -23,6 +24,7 @@ __all__ = [
     "DataError",
     "ExperimentConfig",
     "LanguageModel",
+    "Logger",
     "Memory",
     "Segment",
     "Sentences",

@@ -2,7 +2,9 @@
 
 import importlib
 import itertools
+import math
 import os
+import pathlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
@@ -31,9 +33,11 @@ from txl_jax.model.kernels.choice import KernelError
 from txl_jax.parallel import processes
 from txl_jax.planning.compile_ahead import compile_ahead
 from txl_jax.planning.machines import PlanningError
+from txl_jax.training.events import Logger
 from txl_jax.training.multi_seed import train_seeds
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.preparation import check_evaluation_memory, locked_workdirs, prepare
+from txl_jax.training.run_log import closing, make_logger
 from txl_jax.training.skipping import NonFiniteError, SkippedError
 
 KNOWN_ERRORS = (
@@ -102,20 +106,25 @@ class CompleteRun(NamedTuple):
     saved: str
 
 
-def complete_run(exp: ExperimentConfig, workdir: str, guard: PreemptionGuard) -> CompleteRun:
+def complete_run(
+    exp: ExperimentConfig, workdir: str, guard: PreemptionGuard, more_loggers: Sequence[Logger] = ()
+) -> CompleteRun:
     """Checks and trains a run, evaluates it, and continues the prompt, until ``guard`` stops it."""
+    # Made first, because a package that is not installed is an error before any work.
+    loggers = [make_logger(exp.train.wandb, *more_loggers) for _ in range(exp.train.num_seeds)]
     runs, corpus = prepare(exp, workdir)
     if exp.train.num_seeds == 1:
         processes.on_process_zero(lambda: check_steps(*runs[0]))
     check_final_outputs(exp, corpus)
     models, lines = [], []
-    with locked_workdirs(runs, corpus):
-        outcomes = train_seeds(runs, corpus, guard)
-        for (seed_exp, folder), outcome in zip(runs, outcomes, strict=True):
+    with locked_workdirs(runs, corpus), closing(loggers):
+        outcomes = train_seeds(runs, corpus, guard, loggers)
+        for (seed_exp, folder), outcome, logger in zip(runs, outcomes, loggers, strict=True):
             if outcome.finished:
                 trained = with_settings(load(folder), seed_exp)
                 label = f"seed {seed_exp.seed}: " if len(runs) > 1 else ""
-                lines.append(label + evaluate_and_generate(trained, corpus, folder, guard))
+                line = evaluate_and_generate(trained, corpus, folder, guard, logger)
+                lines.append(label + line)
                 models.append(trained)
     saved = "saved" if int(outcomes[0].state.step) else "before the first step, nothing to save"
     return CompleteRun([folder for _, folder in runs], models, lines, saved)
@@ -168,15 +177,36 @@ def check_final_outputs(exp: ExperimentConfig, corpus: Corpus) -> None:
 
 
 def evaluate_and_generate(
-    trained: TrainedModel, corpus: Corpus, workdir: str, guard: PreemptionGuard
+    trained: TrainedModel,
+    corpus: Corpus,
+    workdir: str,
+    guard: PreemptionGuard,
+    logger: Logger,
 ) -> str:
-    """Evaluates, generates, and returns a line with the held-out loss; "" if it was interrupted."""
+    """Evaluates, generates, and returns a line with the held-out loss; "" if it was interrupted.
+
+    Process 0 sends the scores and the text to ``logger``.
+    """
     result = evaluate_split(trained, corpus, workdir, guard.requested)
     if result is None:
         return ""
-    if trained.config.generate.length and processes.is_process_zero():
-        write_continuations(trained, workdir, guard.requested)
+    if processes.is_process_zero():
+        scores = final_scores(result, trained.config.evaluate.split)
+        logger.metrics(trained.step, scores)
+        if trained.config.generate.length:
+            write_continuations(trained, workdir, guard.requested)
+        if trained.config.generate.length and guard.signal is None:
+            sample = pathlib.Path(workdir, "sample.txt").read_text("utf-8", "surrogateescape")
+            logger.text(trained.step, "sample", sample)
     return f"held-out {_headline(result)}"
+
+
+def final_scores(result: Mapping[str, Any], split: str) -> dict[str, float]:
+    """Returns the scores of an evaluation with the names that loggers receive."""
+    unit, rows = result["unit"], result["results"]
+    scores = {f"{split}/loss": rows[0]["loss"], f"{split}/{unit}": rows[0][unit]}
+    scores |= {f"{split}/{row['name'].replace(' ', '_')}/{unit}": row[unit] for row in rows[1:]}
+    return {name: value for name, value in scores.items() if math.isfinite(value)}
 
 
 def use_model(

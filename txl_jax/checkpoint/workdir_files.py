@@ -20,7 +20,7 @@ FORMAT = 2  # the version of checkpoints and exported models; this program reads
 CONFIG, VOCAB = "config.json", "vocab.json"
 MODEL = "model.safetensors"  # the parameters of an exported model
 CHECKPOINTS = "checkpoints"
-WRITTEN_IN = (CHECKPOINTS, "tensorboard")  # the folders that training writes in
+WRITTEN_IN = (CHECKPOINTS, "tensorboard", "wandb")  # the folders that training writes in
 LOCK, PROBE, OUTPUTS = ".lock", ".writable", ".txl_jax"
 
 
@@ -47,7 +47,7 @@ MODE_FILES: dict[str, tuple[str, ...]] = {
 FILES = (
     *(LOCK, OUTPUTS, PROBE, CHECKPOINTS, CONFIG, MODEL, VOCAB),
     *("library.log", "loss.png", "metrics.jsonl", "soft_targets.npz", "start.json"),
-    *("recl", "tensorboard"),
+    *("recl", "tensorboard", "wandb"),
     *itertools.chain.from_iterable(MODE_FILES.values()),
 )
 """The names of all files and folders in a workdir; the name of a file may also end in ``.tmp``."""

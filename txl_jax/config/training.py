@@ -143,6 +143,8 @@ class TrainConfig(Section, key="train"):
     """Number of updates skipped in a row that stops training."""
     num_seeds: int = at_least(1, 1, ITEMS)
     """Number of runs in one program, with increasing seeds, in folders seed_N."""
+    wandb: str | None = setting(None, "must not be empty", lambda v: v is None or v.strip())
+    """Project of Weights & Biases that the run is logged to; None logs nothing there."""
     start_from: str | None = local_path(
         None, "must name a folder", lambda v: v is None or v.strip()
     )

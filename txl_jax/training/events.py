@@ -1,23 +1,95 @@
-"""Writes TensorBoard files without TensorFlow."""
+"""What a run sends to a logger, and the logger that writes TensorBoard files without TensorFlow."""
 
+import contextlib
+import json
 import os
+import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from txl_jax.files import name_in_os_errors
 
 
-class TensorBoardEvents:
+class Logger:
+    """Receives the settings, the numbers and the texts of a run, in the process that writes them.
+
+    A subclass overrides what it needs; these methods do nothing. Names are ``kind/name``, such as
+    ``train/loss`` (nats per token), ``valid/bpb`` and ``test/ppl``. A resumed run starts a new
+    logger at the step of its checkpoint, and sends the later steps again.
+
+    Example:
+      >>> import txl_jax
+      >>> class Printer(txl_jax.Logger):
+      ...     def metrics(self, step, values):
+      ...         print(step, sorted(values))
+      >>> Printer().metrics(3, {"valid/loss": 0.5})
+      3 ['valid/loss']
+    """
+
+    def start(self, workdir: str, config: Mapping[str, Any], step: int) -> None:
+        """Starts to log a run in ``workdir``, with its settings, after ``step`` updates."""
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Logs numbers after an update. They are finite; a number that is not is left out."""
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """Logs a text, such as the ``sample`` at the end of a run."""
+
+    def close(self) -> None:
+        """Ends a started log, after the final scores, an interruption or an error."""
+
+
+class Loggers(Logger):
+    """Passes everything on to several loggers. Those that were not started receive nothing."""
+
+    def __init__(self, *loggers: Logger):
+        self._loggers, self._started = loggers, list[Logger]()
+
+    def start(self, workdir: str, config: Mapping[str, Any], step: int) -> None:
+        """Starts all loggers."""
+        for logger in self._loggers:
+            logger.start(workdir, config, step)
+            self._started.append(logger)
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Sends numbers."""
+        for logger in self._started:
+            logger.metrics(step, values)
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """Sends a text."""
+        for logger in self._started:
+            logger.text(step, name, text)
+
+    def close(self) -> None:
+        """Closes the loggers, each of them even if another one fails."""
+        with contextlib.ExitStack() as stack:
+            while self._started:
+                stack.callback(self._started.pop().close)
+
+
+class TensorBoardEvents(Logger):
     """The TensorBoard file of a run. Every event is written at once; a full disk raises OSError.
 
     With tensorboardX's ``SummaryWriter``, training would hang on a full disk.
     """
 
-    def __init__(self, folder: str, resume_step: int):
-        from tensorboardX.proto import event_pb2, summary_pb2
-        from tensorboardX.record_writer import RecordWriter
+    _path: str
+    _file: Any = None
+
+    def start(self, workdir: str, config: Mapping[str, Any], step: int) -> None:
+        """Opens a file and writes the settings. Without tensorboardX, prints a warning."""
+        try:
+            from tensorboardX.proto import event_pb2, summary_pb2
+            from tensorboardX.record_writer import RecordWriter
+        except ModuleNotFoundError:
+            what = "no TensorBoard files are written; metrics.jsonl has the same numbers"
+            print(f"tensorboardX is not installed: {what}", file=sys.stderr, flush=True)
+            return
 
         self._proto, self._summary = event_pb2, summary_pb2.Summary
+        folder = os.path.join(workdir, "tensorboard")
         # TensorBoard reads files in the order of their names. Each name must contain `tfevents`.
         self._path = os.path.join(folder, f"events.out.tfevents.{time.time_ns()}")
         with name_in_os_errors(self._path):
@@ -26,21 +98,35 @@ class TensorBoardEvents:
         self._write(0, file_version="brain.Event:2")
         # TensorBoard hides the events of earlier files from this step on.
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._write(resume_step + 1 if resume_step else 0, session_log=start)
+        self._write(step + 1 if step else 0, session_log=start)
+        self.text(step, "config", json.dumps(config, indent=1))
 
-    def add(self, record: dict[str, Any]) -> None:
-        """Writes the numbers of a ``metrics.jsonl`` record, each with the tag ``kind/name``."""
-        numbers = [
-            self._summary.Value(tag=f"{record['kind']}/{name}", simple_value=value)
-            for name, value in (record | record.get("timing", {})).items()
-            if isinstance(value, int | float) and name not in ("step", "epoch")
-        ]
-        self._write(record["step"], summary=self._summary(value=numbers))
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes numbers, each with its name as the tag."""
+        if self._file is not None:
+            numbers = [self._summary.Value(tag=k, simple_value=v) for k, v in values.items()]
+            self._write(step, summary=self._summary(value=numbers))
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """Writes a text, which TensorBoard shows as it is (Markdown's indented block)."""
+        if self._file is None:
+            return
+        from tensorboardX.proto.summary_pb2 import SummaryMetadata
+        from tensorboardX.proto.tensor_pb2 import TensorProto
+
+        value = text.encode("utf-8", "replace").decode()
+        block = "".join(f"    {line}\n" for line in value.splitlines())
+        shown = {
+            "metadata": SummaryMetadata(plugin_data={"plugin_name": "text"}),
+            "tensor": TensorProto(dtype="DT_STRING", string_val=[block.encode()]),
+        }
+        self._write(step, summary=self._summary(value=[self._summary.Value(tag=name, **shown)]))
 
     def close(self) -> None:
         """Closes the TensorBoard file."""
-        with name_in_os_errors(self._path):
-            self._file.close()
+        if self._file is not None:
+            with name_in_os_errors(self._path):
+                self._file.close()
 
     def _write(self, step: int, **content: Any) -> None:
         event = self._proto.Event(wall_time=time.time(), step=step, **content)

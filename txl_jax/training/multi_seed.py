@@ -22,6 +22,7 @@ from txl_jax.config import ConfigError, ExperimentConfig
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import prefetch
 from txl_jax.messages import argument
+from txl_jax.training.events import Logger
 from txl_jax.training.goodput import GoodputTimer
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.preparation import SeedRun
@@ -30,8 +31,15 @@ from txl_jax.training.step import dispatch
 from txl_jax.training.trainer import Outcome, Program, Trainer, open_trainer, run_steps, train
 
 
-def train_seeds(runs: Sequence[SeedRun], corpus: Corpus, guard: PreemptionGuard) -> list[Outcome]:
+def train_seeds(
+    runs: Sequence[SeedRun],
+    corpus: Corpus,
+    guard: PreemptionGuard,
+    loggers: Sequence[Logger] = (),
+) -> list[Outcome]:
     """Trains all seeds to the last step, from the newest checkpoint that all seeds have.
+
+    ``loggers`` has one for each seed, which is started, and not closed.
 
     A single seed is trained with :func:`~txl_jax.training.trainer.train`, which lists the errors.
     Several seeds raise ConfigError on more than one device, and CheckpointError if the seeds cannot
@@ -39,7 +47,7 @@ def train_seeds(runs: Sequence[SeedRun], corpus: Corpus, guard: PreemptionGuard)
     """
     exp, workdir = runs[0]
     if len(runs) == 1:
-        return [train(exp, corpus, workdir, guard)]
+        return [train(exp, corpus, workdir, guard, *loggers)]
     error = lambda rule: ConfigError(f"config key train.num_seeds: several seeds need one {rule}")
     if jax.process_count() > 1:
         raise error("process; train each seed in its own run")
@@ -50,8 +58,9 @@ def train_seeds(runs: Sequence[SeedRun], corpus: Corpus, guard: PreemptionGuard)
     timer = GoodputTimer()  # shared, because all seeds wait for the same program
     with contextlib.ExitStack() as stack:
         opened = []
-        for exp, folder in runs:
+        for (exp, folder), own in zip(runs, loggers or [Logger()] * len(runs), strict=True):
             options: dict[str, Any] = {"label": f"seed {exp.seed}", "goodput": timer}
+            options["logger"] = own
             opening = open_trainer(exp, corpus, folder, guard, setup, last_step, **options)
             opened.append(stack.enter_context(opening))
         trainers, states = (list(x) for x in zip(*opened, strict=True))

@@ -2,7 +2,7 @@
 
     workdir/
       metrics.jsonl    one JSON object per line, in the order of the steps
-      tensorboard/     the numbers of metrics.jsonl, if tensorboardX is installed
+      tensorboard/     the same numbers, settings and sample, if tensorboardX is installed
       loss.png         the loss curve, drawn when the run ends or is stopped
 
     {"kind": "train", "step": 100, "epoch": 0.41, "loss": 2.345, "bpc": 3.383,
@@ -22,14 +22,15 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from txl_jax.records import append, plain, truncate
 from txl_jax.training.console import Console
-from txl_jax.training.events import TensorBoardEvents
+from txl_jax.training.events import Logger, Loggers, TensorBoardEvents
 from txl_jax.training.goodput import GoodputTimer
 from txl_jax.training.loss_curve import draw_loss_curve
+from txl_jax.training.wandb_run import WandbRun
 from txl_jax.units import Unit, in_unit
 
 
@@ -49,6 +50,39 @@ class Window:
         return self.nll_sum / self.weight_sum if self.weight_sum else math.nan
 
 
+def make_logger(wandb_project: str | None, *more: Logger) -> Logger:
+    """Returns the logger of a run: TensorBoard, Weights & Biases if a project is named, and more.
+
+    Raises ConfigError if a project is named and the package ``wandb`` is not installed.
+    """
+    project = [WandbRun(wandb_project)] if wandb_project else []
+    return Loggers(TensorBoardEvents(), *project, *more)
+
+
+@contextlib.contextmanager
+def closing(loggers: Sequence[Logger]) -> Iterator[None]:
+    """Closes all loggers at the end. An OSError does not replace the error that ended the run."""
+    with contextlib.ExitStack() as stack:
+        for logger in loggers:
+            stack.callback(logger.close)
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError):  # a full disk may have caused the first error
+                stack.close()
+            raise
+
+
+def numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the numbers of a record of ``metrics.jsonl`` with the names that loggers receive."""
+    values = {**record, **record.get("timing", {})}
+    return {
+        f"{record['kind']}/{name}": value
+        for name, value in values.items()
+        if isinstance(value, int | float) and name not in ("step", "epoch")
+    }
+
+
 class RunLog:
     """Prints the records of one run and writes them into its workdir.
 
@@ -66,6 +100,7 @@ class RunLog:
       writes: whether to write and print. Otherwise, the log only computes sums.
       label, progress: arguments of :class:`~txl_jax.training.console.Console`.
       goodput: a timer that several runs share, or ``None`` for a new timer.
+      logger: receives the settings ``config`` and the numbers of the records, and is not closed.
 
     Raises:
       OSError: a file cannot be written. The error names the file.
@@ -85,6 +120,8 @@ class RunLog:
         label: str = "",
         progress: bool | None = None,
         goodput: GoodputTimer | None = None,
+        logger: Logger | None = None,
+        config: Mapping[str, Any] | None = None,
     ):
         self.workdir = os.fspath(workdir)
         self.metrics_path = os.path.join(self.workdir, "metrics.jsonl")
@@ -95,8 +132,9 @@ class RunLog:
         if writes:
             os.makedirs(self.workdir, exist_ok=True)
             truncate(self.metrics_path, resume_step, rewritten)
+        self._logger = (logger or Logger()) if writes else Logger()
+        self._logger.start(self.workdir, config or {}, resume_step)
         self._console = Console(total_steps, resume_step, unit, label, progress, not writes)
-        self._events = self._open_events(resume_step) if writes else None
         self.goodput = goodput or GoodputTimer()
         self._start_window()
 
@@ -196,14 +234,13 @@ class RunLog:
         try:
             append(self.metrics_path, *self._unwritten)
             self._unwritten.clear()
-            if self._events is not None:
-                self._events.add(record)
+            self._logger.metrics(record["step"], numbers(record))
         except OSError as error:
             if not self._tolerate_errors:
                 raise
             self.message(
                 f"{error}; training continues: these records are written to metrics.jsonl later,"
-                " but TensorBoard loses them"
+                " but other loggers lose them"
             )
 
     def close(self) -> None:
@@ -212,8 +249,6 @@ class RunLog:
             return
         self._closed = True
         self._console.close()
-        if self._events is not None:
-            self._events.close()
         if not self._writes:
             return
         figure_path = os.path.join(self.workdir, "loss.png")
@@ -222,13 +257,3 @@ class RunLog:
         except Exception as error:  # no error of the figure may end the run
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             self.message(f"{figure_path}: the loss curve cannot be drawn ({reason})")
-
-    def _open_events(self, resume_step: int) -> TensorBoardEvents | None:
-        try:
-            return TensorBoardEvents(os.path.join(self.workdir, "tensorboard"), resume_step)
-        except ImportError:
-            self.message(
-                "tensorboardX is not installed: no TensorBoard files are written; metrics.jsonl"
-                " has the same numbers"
-            )
-            return None

@@ -28,6 +28,7 @@ from txl_jax.model.kernels.parity import require_parity
 from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.parallel import processes
 from txl_jax.training.distil import soft_targets
+from txl_jax.training.events import Logger
 from txl_jax.training.fine_tuning import load_initial_params
 from txl_jax.training.goodput import GoodputTimer
 from txl_jax.training.preemption import PreemptionGuard
@@ -48,11 +49,17 @@ class Outcome:
     finished: bool
 
 
-def train(exp: ExperimentConfig, corpus: Corpus, workdir: str, guard: PreemptionGuard) -> Outcome:
+def train(
+    exp: ExperimentConfig,
+    corpus: Corpus,
+    workdir: str,
+    guard: PreemptionGuard,
+    logger: Logger | None = None,
+) -> Outcome:
     """Trains to the last step, from the newest checkpoint of ``workdir`` if there is one.
 
     A resumed run and an uninterrupted run end with the same bits: the whole state is restored, and
-    the data and the dropout are functions of the step.
+    the data and the dropout are functions of the step. ``logger`` is started, and not closed.
 
     Raises:
       ConfigError, DataError: the config does not fit the data, the devices, or the model of
@@ -62,7 +69,7 @@ def train(exp: ExperimentConfig, corpus: Corpus, workdir: str, guard: Preemption
       SkippedError: too many updates in a row were skipped. This state is not saved.
     """
     setup = build_setup(exp, corpus)
-    with open_trainer(exp, corpus, workdir, guard, setup) as (trainer, state):
+    with open_trainer(exp, corpus, workdir, guard, setup, logger=logger) as (trainer, state):
         step = int(state.step)
         (outcome,) = run_steps([trainer], state, step, trainer.program, lambda: trainer.feed(step))
         return outcome
@@ -78,10 +85,11 @@ def open_trainer(
     last_step: int | None = None,
     label: str = "",
     goodput: GoodputTimer | None = None,
+    logger: Logger | None = None,
 ) -> Iterator[tuple["Trainer", TrainState]]:
     """Opens a trainer in a workdir, and yields the trainer and its initial or restored state.
 
-    Checkpoints after ``last_step`` are ignored. :class:`RunLog` explains ``label`` and ``goodput``.
+    Checkpoints after ``last_step`` are ignored. :class:`RunLog` explains the other arguments.
     """
     with Checkpoints(workdir, exp.checkpoint) as checkpoints:
         restored = checkpoints.restore(setup.on_disk, exp.to_dict(), last_step)
@@ -105,6 +113,8 @@ def open_trainer(
             tolerate_errors=exp.checkpoint.tolerate_save_errors,
             label=label,
             goodput=goodput,
+            logger=logger,
+            config=exp.to_dict(),
         )
         with log:
             trainer = Trainer(exp, corpus, setup, checkpoints, log, guard, meta)
