@@ -64,8 +64,9 @@ def pins(python):
 
 
 def dependencies():
-    """All but torch and tensorflow, which only the conversion of their own files needs."""
-    extras = {k: v for k, v in PROJECT["optional-dependencies"].items() if "convert" not in k}
+    """All but wandb, and torch and tensorflow, which only the conversion of their files needs."""
+    loose = ("convert-torch", "convert-tf", "wandb")
+    extras = {k: v for k, v in PROJECT["optional-dependencies"].items() if k not in loose}
     groups = [PROJECT["dependencies"], *extras.values()]
     return [Requirement(d) for group in groups for d in group]
 
