@@ -47,7 +47,7 @@ def logged(tmp_path_factory):
     exec(compile(block, "training.md", "exec"), names)
     recorder, workdir = Recorder(), folder / "run"
     loggers = [recorder, names["CsvLogger"]()]
-    assert modes.train(experiment(folder), str(workdir), more_loggers=loggers) == 0
+    txl_jax.train(experiment(folder), workdir, loggers=loggers)
     return workdir, recorder.calls
 
 
@@ -74,7 +74,7 @@ def test_a_logger_gets_the_whole_run_and_is_closed(logged):
 def test_a_run_that_does_not_start_closes_only_the_loggers_that_were_started(tmp_path):
     recorder, exp = Recorder(), experiment(tmp_path, **{"data.path": str(tmp_path / "none.txt")})
     with pytest.raises(txl_jax.DataError):
-        modes.train(exp, str(tmp_path / "run"), more_loggers=[recorder])
+        txl_jax.train(exp, tmp_path / "run", loggers=[recorder])
     assert recorder.calls == []
 
 

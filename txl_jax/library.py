@@ -26,6 +26,7 @@ from txl_jax.generation.prompts import read_prompts
 from txl_jax.generation.text import Continuation, continuations
 from txl_jax.generation.write import formatted
 from txl_jax.messages import fields_repr, short_repr
+from txl_jax.training.events import Logger
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.units import Unit, format_value
 
@@ -253,6 +254,7 @@ def train(
     config: Any,
     workdir: str | os.PathLike[str],
     overrides: Mapping[str, Any] | None = None,
+    loggers: Sequence[Logger] = (),
 ) -> LanguageModel:
     """Trains, evaluates and samples a model as the command does, and returns the model.
 
@@ -282,6 +284,8 @@ def train(
         :func:`~txl_jax.load_config`.
       workdir: the folder of the run.
       overrides: a dict from dotted keys to values, such as ``{"train.steps": 10}``.
+      loggers: receive the settings, the numbers and the texts of the run. With several seeds, each
+        seed starts them.
 
     Returns the best checkpoint's model, with several seeds that of the first seed. Its results
     are in the workdir, and :meth:`LanguageModel.evaluate` computes the scores again.
@@ -295,7 +299,7 @@ def train(
     exp = load_config(config, overrides)
     folder = os.path.abspath(expanded(os.fspath(workdir), "workdir"))
     with PreemptionGuard() as guard:
-        run = modes.complete_run(exp, folder, guard)
+        run = modes.complete_run(exp, folder, guard, loggers)
     if guard.signal is not None:
         if guard.signal != signal.SIGINT:
             signal.raise_signal(guard.signal)
