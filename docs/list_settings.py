@@ -11,8 +11,9 @@ from txl_jax.config import format_settings
 
 HEAD = """# Settings
 
-The list of `txl --mode=settings`: each setting with its default, then type, rule and meaning. A command gives settings
-as `--config.train.steps=2000`, a config file only those that differ. `python docs/list_settings.py` writes this page.
+The list of `txl --mode=settings`: each setting with its default, then type, rule and meaning. A
+command gives settings as `--config.train.steps=2000`, a config file only those that differ.
+`python docs/list_settings.py` writes this page.
 """
 
 

@@ -3,11 +3,12 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
-import tiny_runs
 
 FOLDER = pathlib.Path(__file__).parents[1] / "notebooks"
 
@@ -62,16 +63,62 @@ def test_eight_tokens_shows_what_memory_does(tmp_path):
 @pytest.mark.integration
 @pytest.mark.parametrize("corpus", ["stdlib", pytest.param("ptb", marks=pytest.mark.slow)])
 def test_ten_minutes_notebook_trains_and_shows_everything(tmp_path, corpus):
-    environment = {"TXL_CONFIGS": str(tiny_runs.ROOT / "configs"), "STEPS": "6"}
+    environment = {"STEPS": "6"}
     if corpus == "ptb":
         words = ["the", "company", "said", *(f"w{n}" for n in range(40))]
         for split in ("train", "valid", "test"):
             lines = [" ".join(words[n % 37 : n % 37 + 4]) for n in range(4000)]
             (tmp_path / f"ptb.{split}.txt").write_text("\n".join(lines) + "\n")
         environment["PTB"] = str(tmp_path)
-    after = "print('pieces', len(rows), os.path.exists(os.path.join(WORKDIR, 'attention.png')))"
+    after = (
+        "print('pieces', len(rows) >= 4, os.path.exists(os.path.join(WORKDIR, 'attention.png')))"
+    )
     said = execute("ptb_colab.ipynb", after, tmp_path, **environment)
     assert "effective context" in said
     assert "widest heads" in said
     assert "20 tokens" in said
-    assert "pieces 4 True" in said
+    assert "pieces True True" in said
+
+
+@pytest.mark.integration
+def test_a_text_of_ones_own_is_trained_on_scored_continued_and_left_for_another(tmp_path):
+    after = "print('scored', score['line'], evaluation['results'][0]['targets'], STEPS)"
+    said = execute("own_text.ipynb", after, tmp_path, STEPS="6")
+    length = (tmp_path / "text.txt").stat().st_size
+    number, targets, steps = map(int, said.split("scored ")[1].split())
+    assert (number, steps) == (2, 6)
+    assert 0.04 * length < targets < 0.06 * length
+    assert "nats a token" in said
+    assert (tmp_path / "runs" / "mine" / "sample.txt").read_text("utf-8").startswith("def ")
+    start = json.loads((tmp_path / "runs" / "tuned" / "start.json").read_text("utf-8"))
+    assert start["step"] == 6
+
+
+@pytest.mark.integration
+def test_an_agent_with_enough_memory_answers_and_one_with_less_guesses(tmp_path):
+    said = execute("agent.ipynb", "print('difference', difference)", tmp_path)
+    shares = dict(re.findall(r"memory (\d+): (\d+)% of the last answers", said))
+    assert int(shares["16"]) > 95
+    assert 40 < int(shares["2"]) < 60
+    assert float(said.split("difference ")[-1]) < 1e-5
+
+
+def test_every_address_of_the_repository_is_that_of_the_package():
+    """The one that pyproject.toml names, and a button that opens this notebook."""
+    root = FOLDER.parent
+    urls = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]["urls"]
+    home = urls["Source"].removeprefix("https://github.com/")
+    assert re.fullmatch(r"[\w-]+/[\w-]+", home)
+    for name in ("Homepage", "Documentation", "Changelog"):
+        path = urls[name].removeprefix(urls["Source"])
+        assert path != urls[name]
+        assert (root / path.removeprefix("/blob/main/")).exists(), name
+    for notebook in FOLDER.glob("*.ipynb"):
+        text = notebook.read_text("utf-8")
+        colab = f"https://colab.research.google.com/github/{home}/blob/main/notebooks"
+        assert f"({colab}/{notebook.name})" in text
+        assert f"git+{urls['Source']}" in text
+    for page in (root / "README.md", *FOLDER.glob("*.ipynb"), *(root / "docs").glob("*.md")):
+        text = page.read_text("utf-8")
+        assert "YOUR_REPOSITORY" not in text
+        assert set(re.findall(r"github(?:\.com)?/([\w-]+/txl_jax)\b", text)) <= {home}, page

@@ -5,8 +5,6 @@ import re
 import shlex
 import string
 
-import jax
-import numpy as np
 import pytest
 from tiny_runs import call, text
 
@@ -24,10 +22,6 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch):
     assert names["logits"].shape == (2, 8, 256)
     assert names["nll"].shape == (2, 8)
     assert names["hidden"].shape == (2, 8, 64)
-    acted = np.stack(names["acted"], axis=1)  # by the agents' section
-    assert names["begins"].sum() > 10
-    np.testing.assert_allclose(names["learnt"], acted[:, 25:45], rtol=0, atol=1e-5)
-    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(names["gradient"]))
 
 
 def test_the_readmes_files_exist():
