@@ -342,3 +342,14 @@ def test_recorded_losses_alone_make_a_table_and_a_rising_loss_is_told(tmp_path, 
     found = np.array(share["gain_in_perplexity"])
     np.testing.assert_allclose([found[0, 1], found[1, 2]], want, rtol=1e-6)
     assert "at least 12*" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("gain", "brightest"), [(8.0, 8.0), (0.4, 4.0), (0.0, 0.0)])
+def test_colours_of_small_gains_are_dark(gain, brightest):
+    """Of a perplexity of 80; 5% of it are 4."""
+    absolute = np.array([[0.0, gain], [0.0, 0.0]])
+    models = [
+        Gains(name, (4, 8), part, part / 80)
+        for name, part in (("a", absolute), ("b", 0 * absolute))
+    ]
+    assert recl_table._scale(models) == pytest.approx(brightest)

@@ -24,7 +24,7 @@ from txl_jax.analysis.context import (
     targets_hash,
 )
 from txl_jax.analysis.recl import Gains, Losses, LossesError, gains
-from txl_jax.analysis.results import new_figure, show_share, write_results
+from txl_jax.analysis.results import LEAST_SHARE, new_figure, show_share, write_results
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.tensors import parameters_hash
 from txl_jax.checkpoint.workdir import read_experiment, read_json, read_record, read_vocab
@@ -331,7 +331,7 @@ def _heat_maps(group_gains: dict[str, dict[float, list[Gains]]], subtitle: str):
         panel.suptitle(f"Gain from longer contexts{_suffix(group)}\n{subtitle}", fontsize=10)
         grid = panel.subplots(count, n_shares, squeeze=False, sharex=True, sharey=True)
         for column, (r, models) in zip(grid.T, shares.items(), strict=True):
-            top = max(g.absolute[np.triu_indices(len(g.contexts), 1)].max() for g in models)
+            top = _scale(models)
             for axes, model in zip(column, models, strict=True):
                 image = _heat_map(axes, model, top or 1.0)
                 axes.set_title(f"{model.name}, r = {r}", fontsize=9)
@@ -343,6 +343,15 @@ def _heat_maps(group_gains: dict[str, dict[float, list[Gains]]], subtitle: str):
         for axes in grid[:, 0]:
             axes.set_ylabel("context c (tokens)", fontsize=8)
     return figure
+
+
+def _scale(models: list[Gains]) -> float:
+    """Returns the gain of the brightest colour: the largest, and at least 5% of the perplexity."""
+    absolute, relative = (
+        np.array([getattr(g, x) for g in models]) for x in ("absolute", "relative")
+    )
+    best = np.unravel_index(np.triu(absolute, 1).argmax(), absolute.shape)
+    return float(absolute[best]) * max(1.0, LEAST_SHARE / max(relative[best], 1e-9))
 
 
 def _heat_map(axes, model: Gains, top: float):

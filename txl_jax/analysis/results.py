@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DPI = 120
+DPI, LEAST_SHARE = 120, 0.05
 
 
 def write_results(workdir: str, last_line: str, files: Mapping[str, Any]) -> str:
@@ -54,11 +54,11 @@ def new_figure(width: float = 8, height: float = 5) -> "Figure":
     return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
 
 
-def show_share(axes: "Axes", share: float = 0.05) -> None:
-    """Makes a y axis span at least this share of its middle, so small differences look small."""
+def show_share(axes: "Axes") -> None:
+    """Makes a y axis span at least 5% of its middle, so that small differences look small."""
     low, high = axes.get_ylim()
     middle = (low + high) / 2
-    half = max(high - low, share * abs(middle)) / 2
+    half = max(high - low, LEAST_SHARE * abs(middle)) / 2
     axes.set_ylim(middle - half, middle + half)
 
 
