@@ -30,6 +30,12 @@ def test_the_readmes_files_exist():
         assert (README.parent / path).exists(), path
 
 
+def test_the_readme_is_short():
+    lines = README.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 140
+    assert max(map(len, lines)) <= 120
+
+
 FEW = ["--config.train.steps=4", "--config.optimizer.warmup_steps=2"]
 SMALLER = {
     "--config=quickstart": ["--config=quickstart:smoke", "--workdir=runs/quickstart"],
