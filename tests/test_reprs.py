@@ -14,6 +14,7 @@ import tiny_models as tiny
 import tiny_runs
 
 import txl_jax
+from txl_jax import agents
 from txl_jax.analysis.ablation import RowRun
 from txl_jax.analysis.recl import Gains, Losses
 from txl_jax.config.fields import Section
@@ -32,7 +33,7 @@ from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import TrainState, init_state
 
 API = pathlib.Path(__file__).parents[1] / "docs" / "api.md"
-OWN_OBJECT_REPR = {"AttentionReader", "Decoder", "EvaluationBatches", "Evaluator"}
+OWN_OBJECT_REPR = {"Logger", "AttentionReader", "Decoder", "EvaluationBatches", "Evaluator"}
 """Objects that are named only by their class, as Python does it."""
 MEMORY = re.compile(r" object at 0x[0-9a-f]+")
 
@@ -45,7 +46,7 @@ def documented_classes():
         found.add(getattr(importlib.import_module(module), name))
     for path in re.findall(r"automodule:: ([\w.]+)\n +:members:", text):
         module = importlib.import_module(path)
-        own = (c for c in vars(module).values() if getattr(c, "__module__", "") == path)
+        own = (c for c in vars(module).values() if getattr(c, "__module__", "").startswith(path))
         found.update(own)
     classes = {c for c in found if inspect.isclass(c) and not c.__name__.startswith("_")}
     return {c for c in classes if not issubclass(c, BaseException)}
@@ -80,6 +81,8 @@ def objects(tmp_path_factory):
         TextScore((), 1.0, 500, 0, "bpc", 1.5, None, ("note " * 50,) * 50),
         Evaluation((SplitScore("memory 640", "test split", 1.0, "ppl", 2.0, 10),) * 50, {}),
         SplitScore("memory 640", "test split, 1 stream, segment 128", 1.0, "ppl", 2.0, 10),
+        *(agents.Actor({"params": params}, cache, model), agents.StateBuffer.start(mems, 5)),
+        txl_jax.convert.Request(source="model.pt", workdir="runs/x"),
         txl_jax.Sentences(np.arange(500), np.arange(0, 500, 2)),
         Losses("model", tuple(range(1, 3)), nll),
         Gains("model", tuple(range(500)), nll, nll),

@@ -45,7 +45,7 @@ def _brief(value: Any) -> str:
         plain = len(value) <= 8 and all(isinstance(item, str | int | float) for item in value)
         if isinstance(value, Mapping) or not plain:
             return f"<{type(value).__name__} of {len(value)}>"
-    return short_repr(value)
+    return one_line(short_repr(value))
 
 
 _as_flags = False

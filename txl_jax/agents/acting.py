@@ -7,6 +7,7 @@ import flax.struct
 import jax
 
 from txl_jax.config import ConfigError
+from txl_jax.messages import fields_repr
 from txl_jax.model.inputs import check_array
 from txl_jax.model.layout import unstack_layers
 from txl_jax.model.memory import Cache, Memory
@@ -25,6 +26,8 @@ class Actor(flax.struct.PyTreeNode):
       cache: the projected memory.
       model: the model with unrolled layers.
     """
+
+    __repr__ = fields_repr
 
     variables: Any
     cache: Cache

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from txl_jax.messages import fields_repr
 from txl_jax.model.inputs import check_array, check_memory_type, check_size
 from txl_jax.model.memory import Memory
 
@@ -28,6 +29,8 @@ class StateBuffer(flax.struct.PyTreeNode):
       begins: bool [B,S], where an episode begins.
       stored: int32 [B], how many of the newest slots hold real states, 0 to S.
     """
+
+    __repr__ = fields_repr
 
     hidden: jax.Array
     begins: jax.Array
