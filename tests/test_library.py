@@ -237,8 +237,11 @@ def test_training_runs_in_a_thread_and_restores_the_handlers(tmp_path):
     assert state_of_the_process() == before
 
 
-def test_an_interrupt_saves_the_state_and_the_same_call_resumes(tmp_path, monkeypatch):
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_saves_the_state_and_the_same_call_resumes(tmp_path, monkeypatch, sent):
+    taken: list[int] = []
+    handler = lambda number, frame: taken.append(number)
+    before = signal.signal(sent, handler)
     exp = tiny_runs.experiment(tmp_path, **SMALL)
     stopped: list[int] = []
     step_done = Trainer.step_done
@@ -247,12 +250,13 @@ def test_an_interrupt_saves_the_state_and_the_same_call_resumes(tmp_path, monkey
         step_done(self, step, *arguments)
         if step == 4 and not stopped:
             stopped.append(step)
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(sent)
 
     monkeypatch.setattr(Trainer, "step_done", interrupted)
-    with pytest.raises(KeyboardInterrupt, match="stopped by SIGINT, saved; call again to resume"):
+    with pytest.raises(KeyboardInterrupt, match=f"stopped by {sent.name}, saved; call again to"):
         txl_jax.train(exp, tmp_path / "run")
-    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+    assert signal.signal(sent, before) is handler
+    assert taken == [signal.SIGTERM] * (sent == signal.SIGTERM), "SIGTERM has its usual effect"
     assert txl_jax.load(str(tmp_path / "run"), "latest").step == 4
     assert txl_jax.train(exp, tmp_path / "run").step == 6
     steps = [json.loads(x)["step"] for x in (tmp_path / "run/metrics.jsonl").open()]
