@@ -53,6 +53,19 @@ def test_logits_and_nll_are_float32_and_hidden_states_the_compute_dtype(dtype):
     assert run("core", tiny.embeddings(cfg, 3, 4))[0].dtype == dtype
 
 
+@pytest.mark.parametrize("cached", [False, True])
+def test_states_of_gated_layers_have_the_compute_dtype(cached):
+    """From NumPy inputs too, whose own products of bfloat16 are float32."""
+    cfg = tiny.config(dtype="bfloat16", **tiny.GTRXL)
+    mems = tiny.memory(cfg, (0, 2, 5), 5)
+    mems = mems.replace(hidden=mems.hidden.astype("bfloat16"))
+    if cached:
+        mems = tiny.apply(cfg, "init_cache")(tiny.variables(cfg), mems, seg_len=4)
+    run = tiny.apply(cfg, "core_and_inputs")
+    states, inputs, _ = run(tiny.variables(cfg), tiny.embeddings(cfg, 3, 4), mems)
+    assert states.dtype == inputs.dtype == jnp.bfloat16
+
+
 def test_float16_gradients_are_float32_and_finite_with_one_visible_key():
     cfg = tiny.config(n_layer=1, dtype="float16", same_length="pytorch")
     mems, tokens = tiny.memory(cfg, (0, 1, 1), 1), tiny.tokens(cfg, 3, 4)

@@ -216,7 +216,7 @@ class TransformerXL(nn.Module):
             since_reset = masks.since_reset(reset, lengths, context_len)
         mask = masks.attention_mask(seg_len, mems.filled, mem_len, c.same_length, reset)
         places = positions_from_end(seg_len, lengths)
-        h = embeddings.astype(c.dtype)
+        h = jnp.asarray(embeddings, c.dtype)
         if c.attention == "absolute":
             h = h + sinusoids(clamped(places, c.clamp_len), c.d_model).astype(c.dtype)
         h = self.drop_input(h, train)
