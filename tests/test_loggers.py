@@ -96,8 +96,12 @@ def test_without_wandb_a_run_is_refused_at_once_with_the_extra_to_install(tmp_pa
 @pytest.mark.integration
 def test_wandb_gets_the_run_offline_and_a_resumed_run_continues_it(tmp_path, monkeypatch):
     """Its file has texts in plain bytes."""
-    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    wandb = pytest.importorskip("wandb", reason="the extra wandb is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
+    init, given = wandb.init, list[dict[str, Any]]()
+    monkeypatch.setattr(
+        wandb, "init", lambda **settings: given.append(settings) or init(**settings)
+    )
     for step in (0, 4):
         run = make_logger("a-project")
         with closing([run]):
@@ -105,6 +109,7 @@ def test_wandb_gets_the_run_offline_and_a_resumed_run_continues_it(tmp_path, mon
             run.metrics(step + 1, {"train/bpb": 1.5})
             run.text(step + 1, "sample", "a <word>\n")
     name = (tmp_path / "wandb" / "id").read_text()
+    assert [(one["id"], one["resume"]) for one in given] == 2 * [(name, "allow")]
     first, second = sorted((tmp_path / "wandb").glob(f"offline-run-*/run-{name}.wandb"))
     for path in (first, second):
         limit, wanted = time.monotonic() + 60, {b"a-project", b"width", b"train/bpb", b"sample"}

@@ -163,7 +163,8 @@ def describe_results(folders: Sequence[str]) -> str:
     """Returns three lines: the folders of the results, the files there, and commands to go on."""
     paths = [os.path.join(folders[0], name) for name in RESULTS]
     files = [f"{os.path.basename(p)}{'/' * os.path.isdir(p)}" for p in paths if os.path.exists(p)]
-    next_command = f"{command_for('generate', folders[0])}  (or =report, =evaluate, =interactive)"
+    others = "or --mode=report, evaluate, interactive"
+    next_command = f"{command_for('generate', folders[0])}  ({others})"
     shown = "  ".join(map(shown_path, folders))
     return f"folder  {shown}\nfiles   {'  '.join(files)}\nnext    {next_command}"
 
