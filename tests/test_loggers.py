@@ -99,9 +99,12 @@ def test_wandb_gets_the_run_offline_and_a_resumed_run_continues_it(tmp_path, mon
     wandb = pytest.importorskip("wandb", reason="the extra wandb is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     init, given = wandb.init, list[dict[str, Any]]()
-    monkeypatch.setattr(
-        wandb, "init", lambda **settings: given.append(settings) or init(**settings)
-    )
+
+    def spied(**settings):
+        given.append(settings)
+        return init(**settings)
+
+    monkeypatch.setattr(wandb, "init", spied)
     for step in (0, 4):
         run = make_logger("a-project")
         with closing([run]):
