@@ -19,7 +19,7 @@ from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
 from txl_jax.checkpoint.workdir import read_experiment
 from txl_jax.checkpoint.workdir_files import CONFIG, check_file, check_outputs, register_outputs
 from txl_jax.command_line import command_for, command_with, shown_path, typed_command
-from txl_jax.config import ConfigError, ExperimentConfig, override
+from txl_jax.config import ConfigError, ExperimentConfig, differing_keys, override
 from txl_jax.convert import ModelFormatError
 from txl_jax.data.corpus import Corpus, DataError, corpus_from_config
 from txl_jax.data.vocab import encode_prompts
@@ -134,13 +134,16 @@ def check_steps(exp: ExperimentConfig, workdir: str) -> None:
     """Raises WorkdirError if a finished run would get more steps; it has the command to continue.
 
     The learning rate of each step depends on the number of steps. A longer run is another run.
+    ``init_workdir`` raises the error for a run with other settings.
     """
     if not os.path.exists(os.path.join(workdir, CONFIG)):
         return
-    old, steps = read_experiment(workdir).train.steps, exp.train.steps
+    before = read_experiment(workdir)
+    old, steps = before.train.steps, exp.train.steps
     with Checkpoints(workdir) as checkpoints:
         finished = old in checkpoints.steps()
-    if steps <= old or not finished:
+    more = differing_keys(before.to_dict(), exp.to_dict()) == [f"train.steps: {old} -> {steps}"]
+    if steps <= old or not finished or not more:
         return
     given = {
         "workdir": shown_path(f"{workdir}-{steps}"),
