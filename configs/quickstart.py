@@ -35,12 +35,13 @@ def get_config(variant=""):
             },
             "average": {"ema_decay": 0.998},
             "train": {
-                "steps": 2800,
+                "steps": 2200,
                 "batch_size": 16,
                 "seg_len": 128,
                 "mem_len": 128,
+                "steps_per_dispatch": 10,
                 "log_every": 100,
-                "eval_every": 1400,
+                "eval_every": 1100,
             },
             "validate": {"batch_size": 16, "seg_len": 128, "mem_len": 192, "max_segments": 40},
             "evaluate": {
@@ -55,11 +56,12 @@ def get_config(variant=""):
                 "mem_len": 320,
                 "temperature": 0.7,
             },
-            "checkpoint": {"every": 1400},
+            "checkpoint": {"every": 1100},
         }
     )
     if variant == "smoke":
-        config.train.update({"steps": 20, "log_every": 5, "eval_every": 0})
+        config.train.update({"steps": 20, "steps_per_dispatch": 5, "log_every": 5, "eval_every": 0})
+        config.checkpoint.every = 20
         config.optimizer.warmup_steps = 5
         config.validate.max_segments = config.evaluate.max_segments = 4
         config.generate.length = 32
