@@ -33,7 +33,6 @@ def get_config(variant=""):
                 "warmup_steps": 100,
                 "clip_norm": 0.0,
             },
-            "average": {"ema_decay": 0.998},
             "train": {
                 "steps": 2200,
                 "batch_size": 16,
