@@ -6,8 +6,9 @@ Text: the standard library of the Python that runs it (so results depend on its 
 of the text is recorded beside them). Hardware: two CPU cores. Not a recipe of the paper: a model
 this small, seen for this long, shows that everything works.
 
-Measured (two cores of an AMD EPYC, Python 3.11.7, jax 0.10.2, 2026-11-21): 215 s in all; 1.956
-bits per byte on the held-out files with memory 320, 2.084 with none. RESULTS.md has the details.
+Measured (two cores of an Intel Xeon, Python 3.11.7, jax 0.10.2, 2026-11-23): about 300 s in all;
+1.466 bits per byte on the held-out files with memory 320, 1.856 with none. RESULTS.md has the
+details.
 """
 
 from ml_collections import ConfigDict
