@@ -263,6 +263,21 @@ def test_alone_nothing_is_waited_for(monkeypatch):
         processes.on_process_zero(lambda: dict[str, int]()["no"])
 
 
+@pytest.mark.parametrize("outer", [processes.on_process_zero, processes.process_zero_first])
+def test_work_of_process_zero_must_not_wait_for_others(outer):
+    """With several processes it would wait for ever; one process shows it as an error."""
+    inner = [
+        lambda: processes.on_process_zero(int),
+        lambda: processes.process_zero_first(int),
+        lambda: processes.barrier("never"),
+        lambda: processes.failing(False),
+    ]
+    for work in inner:
+        with pytest.raises(RuntimeError, match="process 0 would wait for processes that wait"):
+            outer(work)
+        assert outer(int) == 0  # and it works again
+
+
 def test_saving_does_not_ask_whether_to_stop(tmp_path, monkeypatch):
     """JAX counts who asks; Orbax would ask with numbers of its own, and a notice could be lost."""
     asked: list[int] = []

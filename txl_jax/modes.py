@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TextIO
 
 from absl import logging
 
-from txl_jax.checkpoint.checkpoints import Checkpoints
+from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
 from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.lock import LockedError
@@ -134,14 +134,14 @@ def check_steps(exp: ExperimentConfig, workdir: str) -> None:
     """Raises WorkdirError if a finished run would get more steps; it has the command to continue.
 
     The learning rate of each step depends on the number of steps. A longer run is another run.
-    ``init_workdir`` raises the error for a run with other settings.
+    ``init_workdir`` raises the error for a run with other settings. Only process 0 runs this check,
+    so it must not wait for other processes.
     """
     if not os.path.exists(os.path.join(workdir, CONFIG)):
         return
     before = read_experiment(workdir)
     old, steps = before.train.steps, exp.train.steps
-    with Checkpoints(workdir) as checkpoints:
-        finished = old in checkpoints.steps()
+    finished = old in CheckpointFolder(workdir).steps()
     more = differing_keys(before.to_dict(), exp.to_dict()) == [f"train.steps: {old} -> {steps}"]
     if steps <= old or not finished or not more:
         return

@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -31,6 +32,7 @@ _CONNECT_SECONDS = 300
 _LONGEST_HEARTBEAT = 24 * 3600
 _MOST_PROCESSES = 1 << 20
 _SHUTDOWN_SECONDS = 24 * 3600  # the others wait, since process 0 may still write
+_alone = threading.local()  # ``working``: whether process 0 works while the others wait for it
 _SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 
 
@@ -140,6 +142,7 @@ def is_process_zero() -> bool:
 
 def barrier(name: str) -> None:
     """Waits until all processes have called this with the same name."""
+    _check_not_alone()
     if many():
         multihost_utils.sync_global_devices(name)
 
@@ -148,15 +151,17 @@ def on_process_zero(work: Callable[[], T]) -> T:
     """Runs ``work()`` on process 0 only, and returns its result on all processes.
 
     The result must be a JSON value; tuples become lists. If ``work`` raises an error,
-    process 0 raises it and the others raise OtherProcessError.
+    process 0 raises it and the others raise OtherProcessError. ``work`` must not wait for other
+    processes, also not by this function; that is a RuntimeError with one process too.
     """
+    _check_not_alone()
     if not many():
-        return work()
+        return _run_alone(work)
     failed: Exception | None = None
     message: dict[str, Any] = {}
     if is_process_zero():
         try:
-            message = {"result": work()}
+            message = {"result": _run_alone(work)}
             json.dumps(message)
         except Exception as error:  # sent to the others and raised below
             failed, message = error, {"error": f"{type(error).__name__}: {error}"}
@@ -168,6 +173,19 @@ def on_process_zero(work: Callable[[], T]) -> T:
     return answer["result"]
 
 
+def _run_alone(work: Callable[[], T]) -> T:
+    _alone.working = True
+    try:
+        return work()
+    finally:
+        _alone.working = False
+
+
+def _check_not_alone() -> None:
+    if getattr(_alone, "working", False):
+        raise RuntimeError("process 0 would wait for processes that wait for it")
+
+
 def process_zero_first(work: Callable[[], T]) -> T:
     """Runs ``work()`` on process 0, then on all others at once; each returns its own result.
 
@@ -175,7 +193,8 @@ def process_zero_first(work: Callable[[], T]) -> T:
     if ``work`` failed on another process and not on this one.
     """
     if not many():
-        return work()
+        _check_not_alone()
+        return _run_alone(work)
     results: list[T] = []
     failed: Exception | None = None
     append = lambda: results.append(work())
@@ -195,6 +214,7 @@ def process_zero_first(work: Callable[[], T]) -> T:
 
 def failing(failed: bool) -> list[int]:
     """Returns the numbers of the processes that ``failed``; all processes must call this."""
+    _check_not_alone()
     if not many():
         return [0] if failed else []
     flags = multihost_utils.process_allgather(np.array([failed]))
