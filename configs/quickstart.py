@@ -60,8 +60,7 @@ def get_config(variant=""):
         }
     )
     if variant == "smoke":
-        config.train.update({"steps": 20, "steps_per_dispatch": 5, "log_every": 5, "eval_every": 0})
-        config.checkpoint.every = 20
+        config.train.update({"steps": 20, "steps_per_dispatch": 1, "log_every": 5, "eval_every": 0})
         config.optimizer.warmup_steps = 5
         config.validate.max_segments = config.evaluate.max_segments = 4
         config.generate.length = 32

@@ -266,7 +266,7 @@ def test_skipped_updates_are_printed_and_counted_and_the_run_continues(tmp_path,
     assert found[2]["grad_norm"] is None
     log = capsys.readouterr().err
     assert "step  2/12  skipped: gradient norm is nan\n" in log
-    assert "  skipped 3  " in next(line for line in log.splitlines() if "step  9/12  loss" in line)
+    assert "  skipped 3  " in next(line for line in log.splitlines() if "step  9/12  bpc" in line)
     assert all(np.all(np.isfinite(v)) for v in arrays(outcome.state).values())
 
 
