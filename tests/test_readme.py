@@ -54,7 +54,7 @@ def test_the_readmes_commands_run_in_order(tmp_path):
     blocks = re.findall(r"```sh\n(.*?)```", README.read_text(), flags=re.DOTALL)
     lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
     commands = [words[1:] for words in lines if words and words[0] in ("txl", "./launch/local.sh")]
-    assert len(commands) == 10
+    assert len(commands) == 9
     for command in commands:
         given = [new for argument in command for new in SMALLER.get(argument, [argument])]
         done = call(*given, cwd=tmp_path)
