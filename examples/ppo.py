@@ -110,7 +110,7 @@ class Policy(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        """Runs a layer of its own for each."""
+        """Runs a hidden layer for the logits and another one for the values."""
         init = nn.initializers.orthogonal
         layer = lambda size, scale: nn.Dense(size, kernel_init=init(scale))
         logits = layer(self.actions, 0.01)(nn.relu(layer(self.width, 2.0)(x)))

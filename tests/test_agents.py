@@ -88,7 +88,7 @@ def act_and_learn(cfg, mem_len, length, seg_len, seed, ends):
             assert_close(log_probabilities(got), log_probabilities(outputs[:, part]), where)
 
 
-# Empty at first; then partly filled, full or overfull, as the lengths and episodes have it.
+# The memory is empty at first. Lengths and episodes then fill it partly, fully or more than once.
 @pytest.mark.parametrize(("mem_len", "length", "seg_len"), [(4, 6, 3), (9, 5, 5), (1, 4, 3)])
 def test_windows_give_what_acting_gave(mem_len, length, seg_len):
     act_and_learn(CFG, mem_len, length, seg_len, seed=0, ends=0.2)
