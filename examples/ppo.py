@@ -15,7 +15,7 @@ al. 2019). The defaults are those of transformerXL_PPO_JAX for MemoryChain-bsuit
 discrete actions are named as in gymnax, or as in Craftax if that is installed (*not run*):
 
     python examples/ppo.py --workdir=runs/craftax --env=Craftax-Symbolic-v1 --environments=1024 \\
-        --updates=7600 --gamma=0.999
+        --updates=7600 --anneal_updates=7600 --gamma=0.999
 """
 
 import argparse
@@ -51,7 +51,8 @@ class Settings:
     mem_len: int = 128  # 0: no memory, and no earlier step is seen
     epochs: int = 4
     minibatches: int = 8  # of the environments, in an epoch
-    learning_rate: float = 2e-4  # falls to 0 with the updates
+    learning_rate: float = 2e-4
+    anneal_updates: int = 152  # in which the learning rate falls to 0
     gamma: float = 0.99
     gae_lambda: float = 0.8
     clip: float = 0.2
@@ -68,6 +69,10 @@ class Settings:
             if getattr(self, of) % getattr(self, name):
                 sizes = f"--{name}={getattr(self, name)}", f"--{of}={getattr(self, of)}"
                 raise SystemExit(f"{sizes[0]} must divide {sizes[1]}")
+        if self.updates > self.anneal_updates:
+            raise SystemExit(
+                f"--updates={self.updates} needs --anneal_updates={self.updates} or more"
+            )
 
 
 class World(NamedTuple):
@@ -110,11 +115,12 @@ class Policy(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        """Runs a hidden layer for the logits and another one for the values."""
+        """Runs two hidden layers for the logits and two others for the values."""
         init = nn.initializers.orthogonal
-        layer = lambda size, scale: nn.Dense(size, kernel_init=init(scale))
-        logits = layer(self.actions, 0.01)(nn.relu(layer(self.width, 2.0)(x)))
-        return logits, layer(1, 1.0)(nn.relu(layer(self.width, 2.0)(x)))[..., 0]
+        dense = lambda size, scale: nn.Dense(size, kernel_init=init(scale))
+        hidden = lambda x: nn.relu(dense(self.width, 2**0.5)(x))
+        logits = dense(self.actions, 0.01)(hidden(hidden(x)))
+        return logits, dense(1, 1.0)(hidden(hidden(x)))[..., 0]
 
 
 class Environments:
@@ -180,7 +186,7 @@ class PPO:
         )  # fmt: skip
         self.encoder, self.policy = nn.Dense(c.width), Policy(self.world.actions, c.width)
         per_update = c.epochs * c.minibatches
-        rate = lambda count: c.learning_rate * (1 - (count // per_update) / c.updates)
+        rate = lambda count: c.learning_rate * (1 - (count // per_update) / c.anneal_updates)
         adam = optax.adam(rate, eps=1e-5)
         self.optimizer = optax.chain(optax.clip_by_global_norm(c.max_norm), adam)
 
