@@ -179,11 +179,9 @@ def test_every_label_of_a_number_is_explained():
         for page in pages
         for label in re.findall(r"(?<!\*)\*([a-z ]+)\*(?!\*)", page.read_text())
     }
-    readme = re.search(
-        r"Each number says where it comes from:.*?\n\n", pages[0].read_text(), re.DOTALL
-    )
-    assert readme
-    assert used == set(re.findall(r"\*([a-z\s]+)\*", readme.group()))
+    explained = re.search(r"Each number has a label:.*?\n\n", pages[1].read_text(), re.DOTALL)
+    assert explained
+    assert used == set(re.findall(r"\*([a-z\s]+)\*", explained.group()))
 
 
 def test_the_table_of_shared_work_says_what_may_change_on_resume():

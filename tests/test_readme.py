@@ -5,8 +5,13 @@ import re
 import shlex
 import string
 
+import jax
+import numpy as np
 import pytest
 from tiny_runs import call, text
+
+import txl_jax
+from txl_jax import agents
 
 README = pathlib.Path(__file__).parents[1] / "README.md"
 
@@ -21,7 +26,33 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch):
         exec(compile(block, "README.md", "exec"), names)
     assert names["logits"].shape == (2, 8, 256)
     assert names["nll"].shape == (2, 8)
-    assert names["hidden"].shape == (2, 8, 64)
+    assert names["learnt"].shape == (3, 10, 64)
+
+
+@pytest.mark.integration
+def test_the_readmes_agent_learns_on_every_window_what_it_acted():
+    """50 steps of acting with random ends of episodes, and then all 41 windows of 10 steps."""
+    block = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)[-1]
+    keep = "states.append(state)"
+    assert block.count(keep) == 1
+    names: dict = {"jax": jax, "txl_jax": txl_jax, "agents": agents, "acted": []}
+    exec(block.replace(keep, f"{keep}; acted.append(outputs)"), names)
+    acted, begins, steps, window = np.stack(names["acted"], 1), names["begins"], names["T"], 10
+    assert acted.shape == (3, 50, 64)
+    assert begins[:, 1:].any(axis=1).all()
+    np.testing.assert_allclose(names["learnt"], acted[:, -window:], atol=1e-5)
+
+    @jax.jit
+    def learn(start):
+        part = lambda x: jax.lax.dynamic_slice_in_dim(x, start, window, axis=1)
+        mems = names["buffer"].memory(names["M"], before=names["M"] + start)
+        inputs, reset = part(names["observed"]), part(begins)
+        apply = names["model"].apply
+        return apply(names["variables"], inputs, mems, method="core", reset=reset)[0]
+
+    for start in range(steps - window + 1):
+        want = acted[:, start : start + window]
+        np.testing.assert_allclose(learn(start), want, atol=1e-5, err_msg=str(start))
 
 
 def test_the_readmes_files_exist():
