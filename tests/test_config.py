@@ -270,12 +270,12 @@ OUT_OF_RANGE = [
     ("model.d_head", -4, "must be at least 1"),
     ("model.d_inner", 0, "must be at least 1"),
     ("model.d_embed", 0, "must be at least 1"),
-    ("model.dropout", 1.0, "must be at least 0 and below 1"),
-    ("model.dropout_input", 1.0, "must be at least 0 and below 1"),
-    ("model.dropout_output", -0.1, "must be at least 0 and below 1"),
-    ("model.dropout_qkv", 1.5, "must be at least 0 and below 1"),
-    ("model.dropout_embedding", 1.0, "must be at least 0 and below 1"),
-    ("model.dropatt", -0.1, "must be at least 0 and below 1"),
+    ("model.dropout", 1.0, "must be from 0 to 0.999999"),
+    ("model.dropout_input", 1.0, "must be from 0 to 0.999999"),
+    ("model.dropout_output", -0.1, "must be from 0 to 0.999999"),
+    ("model.dropout_qkv", 1.5, "must be from 0 to 0.999999"),
+    ("model.dropout_embedding", 1.0, "must be from 0 to 0.999999"),
+    ("model.dropatt", -0.1, "must be from 0 to 0.999999"),
     ("model.clamp_len", 0, "must be -1 (never) or at least 1"),
     ("model.n_positions", 0, "must be at least 1"),
     ("model.cutoffs", (5, 5), "must be increasing numbers, each at least 1"),
@@ -284,7 +284,7 @@ OUT_OF_RANGE = [
     ("model.div_val", 0, "must be at least 1"),
     ("model.sample_softmax", -1, "must be at least 0"),
     ("model.mixtures", 0, "must be at least 1"),
-    ("model.dropout_latent", 1.0, "must be at least 0 and below 1"),
+    ("model.dropout_latent", 1.0, "must be from 0 to 0.999999"),
     ("model.gate_bias", 101.0, "must be from -100 to 100"),
     ("model.init_std", 0.0, "must be above 0"),
     ("model.proj_init_std", 0.0, "must be above 0"),
@@ -295,9 +295,9 @@ OUT_OF_RANGE = [
     ("optimizer.warmup_steps", -1, "must be at least 0"),
     ("optimizer.min_ratio", 1.5, "must be from 0 to 1"),
     ("optimizer.clip_norm", -1.0, "must be at least 0"),
-    ("optimizer.b1", 1.0, "must be at least 0 and below 1"),
-    ("optimizer.b2", 1.0, "must be at least 0 and below 1"),
-    ("optimizer.momentum", 1.0, "must be at least 0 and below 1"),
+    ("optimizer.b1", 1.0, "must be from 0 to 0.999999"),
+    ("optimizer.b2", 1.0, "must be from 0 to 0.999999"),
+    ("optimizer.momentum", 1.0, "must be from 0 to 0.999999"),
     ("optimizer.eps", 0.0, "must be above 0"),
     ("loss.r_drop", -1.0, "must be at least 0"),
     ("loss.past_decode", -1.0, "must be at least 0"),
@@ -306,7 +306,7 @@ OUT_OF_RANGE = [
     ("optimizer.embedding_ratio", 0.0, "must be above 0"),
     ("average.swa_start", -1, "must be at least 0"),
     ("average.swa_lr_ratio", 0.0, "must be above 0"),
-    ("average.ema_decay", 1.0, "must be at least 0 and below 1"),
+    ("average.ema_decay", 1.0, "must be from 0 to 0.999999"),
     ("train.num_seeds", 0, "must be at least 1"),
     ("loss.ar", -0.1, "must be at least 0"),
     ("loss.tar", -0.1, "must be at least 0"),
@@ -346,7 +346,7 @@ OUT_OF_RANGE = [
     ("generate.temperature", 1e-7, "must be 0 (greedy) or from 1e-06 to 100"),
     ("generate.batch_size", 0, "must be at least 1"),
     ("generate.samples", 0, "must be at least 1"),
-    ("generate.min_p", 1.0, "must be at least 0 and below 1"),
+    ("generate.min_p", 1.0, "must be from 0 to 0.999999"),
     ("generate.repetition_penalty", 0.5, "must be at least 1"),
     ("generate.stop", ("",), "must not have an empty text"),
     ("generate.stop", ("a", ""), "must not have an empty text"),
@@ -419,7 +419,8 @@ def bounds_of(kinds, cls=ExperimentConfig, prefix=""):
         if dataclasses.is_dataclass(hint):
             yield from bounds_of(kinds, hint, f"{key}.")
         elif kinds & {hint, *typing.get_args(hint)}:
-            yield key, hint, field.metadata.get("most")
+            stated = re.search(r"from -?\d+ to (\d+)$", field.metadata.get("rule", ""))
+            yield key, hint, int(stated[1]) if stated else field.metadata.get("most")
 
 
 INTEGERS = list(bounds_of({int}))
@@ -452,7 +453,7 @@ def test_a_number_that_float32_cannot_hold_is_refused(key, hint, value):
 
 @pytest.mark.parametrize("key", ["model.dropout", "optimizer.b2", "average.ema_decay"])
 def test_a_probability_that_float32_rounds_to_1_is_refused(key):
-    assert refusal(**{key: 1 - 1e-12}).endswith(": must be at most 0.999999")
+    assert refusal(**{key: 1 - 1e-12}).endswith(": must be from 0 to 0.999999")
 
 
 def test_a_list_has_a_largest_number_of_items():

@@ -6,7 +6,6 @@ from typing import Any
 from txl_jax.config.combinations import ALTERNATIVES
 from txl_jax.config.errors import ConfigError, UnknownKeyError
 from txl_jax.config.experiment import ExperimentConfig
-from txl_jax.config.folders import expand_paths
 from txl_jax.config.nested import flatten, unknown_key
 from txl_jax.messages import short_repr
 
@@ -16,8 +15,8 @@ ANALYSES = ("context", "recl", "attention", "ablation", "speed", "score", "probe
 FREE_TO_CHANGE = (
     *("name", "model.scan_layers", "model.remat", "model.kernel", "data.path", "data.cache_dir"),
     *("train.log_every", "train.eval_every", "train.non_finite", "train.max_skipped"),
-    "train.wandb",
-    *("average.use", "validate", "evaluate", "generate", "checkpoint", "mesh", *ANALYSES),
+    *("train.wandb", "average.use", "validate", "evaluate", "generate", "checkpoint", "mesh"),
+    *ANALYSES,
 )
 """Keys and sections that a resumed run may change, because they do not affect the trained state.
 (The path of the corpus may change, but not its hash.)"""
@@ -27,7 +26,7 @@ def override(exp: ExperimentConfig, overrides: Mapping[str, Any]) -> ExperimentC
     """Returns the experiment with overrides, checked again; keys are as in :func:`load_config`."""
     nested = exp.to_dict()
     set_all(nested, overrides)
-    return expand_paths(ExperimentConfig.from_dict(nested))
+    return ExperimentConfig.from_dict(nested)
 
 
 def set_all(nested: dict[str, Any], overrides: Mapping[str, Any]) -> None:

@@ -24,13 +24,6 @@ ALTERNATIVES = (
 """Groups of keys; only one key of a group may be given."""
 
 
-def check_combinations(exp: "ExperimentConfig") -> None:
-    """Raises ConfigError if settings of an experiment contradict each other."""
-    for rule in RULES:
-        for key, why in rule(exp):
-            raise refusal(key, attrgetter(key)(exp), why)
-
-
 def _steps_and_seeds(c: "ExperimentConfig") -> Broken:
     t, m = c.train, c.mesh
     if t.batch_size % t.micro_batches:
@@ -163,7 +156,9 @@ def _alternatives(c: "ExperimentConfig") -> Broken:
             yield key, f"{other} is given too; give one of them"
 
 
-RULES = (
-    *(_steps_and_seeds, _schedule, _weight_averaging, _training_loss),
-    *(_lengths, _scoring, _text, _tokens, _alternatives),
-)
+def check_combinations(exp: "ExperimentConfig") -> None:
+    """Raises ConfigError if settings of an experiment contradict each other."""
+    training = (_steps_and_seeds, _schedule, _weight_averaging, _training_loss)
+    for rule in (*training, _lengths, _scoring, _text, _tokens, _alternatives):
+        for key, why in rule(exp):
+            raise refusal(key, attrgetter(key)(exp), why)

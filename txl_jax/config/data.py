@@ -61,13 +61,13 @@ class DataConfig(Section, key="data"):
         None,
         "must be http:// or https://, a host, perhaps a port from 1 to 65535, and a path, in ASCII"
         " without spaces, user name or password",
-        lambda v: v is None or is_url(v),
+        is_url,
     )
     """Address from which the text is downloaded (data.name='text' only; needs data.hash)."""
     hash: str | None = free_text(
         None,
         "must be 'md5:' and 32 or 'sha256:' and 64 lower-case hexadecimal digits",
-        lambda v: v is None or _is_hash(v),
+        _is_hash,
     )
     """Checksum of the downloaded file, as md5:… or sha256:…."""
     vocab: Literal["byte", "char", "word", "subword"] | None = None

@@ -30,8 +30,9 @@ def setting(
 ) -> Any:
     """Declares a field with a rule; the text ``rule`` describes the test ``holds`` in errors.
 
-    ``most`` is the largest value, or the largest item of a list. Every integer setting has one
-    (bounds.py). ``path`` says whether a text names files of this machine.
+    ``most`` is the largest value, or the largest item of a list, if the rule does not state it
+    (bounds.py). ``path`` says whether a text names files of this machine. ``None``, where the type
+    of the field allows it, is not tested.
     """
     metadata = {"rule": rule, "holds": holds, "most": most, "path": path}
     return dataclasses.field(default=default, metadata=metadata)
@@ -50,25 +51,18 @@ def above(low: float, default: Any) -> Any:
 def within(low: float, high: float, default: Any, also: str = "") -> Any:
     """Declares a field from ``low`` to ``high``; ``also`` is the text that also allows 0."""
     rule = f"must be {also}from {low} to {high}"
-    holds = lambda v: low <= v <= high or (bool(also) and v == 0)
-    return setting(default, rule, holds, high)
+    return setting(default, rule, lambda v: low <= v <= high or (also and v == 0))
 
 
 def minus_1_or_count(meaning: str, default: int | None, most: int) -> Any:
-    """Declares a field from 1 to ``most``, or -1 with a ``meaning``, or None if its type allows."""
-    rule, holds = f"must be -1 ({meaning}) or at least 1", lambda v: v in (None, -1) or v >= 1
-    return setting(default, rule, holds, most)
-
-
-def optional_count(most: int) -> Any:
-    """Declares a field from 1 to ``most``, or ``None``, which is the default."""
-    return setting(None, "must be at least 1", lambda v: v is None or v >= 1, most)
+    """Declares a field from 1 to ``most``, or -1 with a ``meaning``."""
+    rule = f"must be -1 ({meaning}) or at least 1"
+    return setting(default, rule, lambda v: v == -1 or v >= 1, most)
 
 
 def probability(default: float | None) -> Any:
-    """Declares a field from 0 to below 1, or ``None`` if the type of the field allows it."""
-    holds = lambda v: v is None or 0 <= v < 1
-    return setting(default, "must be at least 0 and below 1", holds, BELOW_1)
+    """Declares a field from 0 to just below 1."""
+    return within(0, BELOW_1, default)
 
 
 def rising(low: int, default: tuple[int, ...], most: int, count: int = 1) -> Any:
@@ -137,9 +131,10 @@ def checked(field: dataclasses.Field, key: str, value: Any) -> Any:
             raise refusal(key, value, "is a section, not a value")
         return value
     value = typed(key, value, kind)
-    if field.metadata and not field.metadata["holds"](value):
-        raise refusal(key, value, field.metadata["rule"])
-    _check_size(key, value, field.metadata.get("most"))
+    if value is not None:
+        if field.metadata and not field.metadata["holds"](value):
+            raise refusal(key, value, field.metadata["rule"])
+        _check_size(key, value, field.metadata.get("most"))
     return value
 
 
@@ -153,5 +148,5 @@ def _check_size(key: str, value: Any, most: float | None) -> None:
             low, high = (f"{x:.2g}" for x in FLOAT32)
             rule = f"must be 0 or between {low} and {high} in absolute value, the range of float32"
             raise refusal(key, item, rule)
-        if most is not None and item is not None and item > most:
+        if most is not None and item > most:
             raise refusal(key, item, f"must be at most {most}")

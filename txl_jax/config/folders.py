@@ -1,14 +1,11 @@
 """Expands home folders in paths, and finds the folder of corpora and compiled programs."""
 
-import dataclasses
 import os
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from txl_jax.config.errors import ConfigError
 from txl_jax.messages import short_repr
-
-E = TypeVar("E")
 
 
 def expanded(path: str, where: str) -> Path:
@@ -27,33 +24,15 @@ def expanded(path: str, where: str) -> Path:
         ) from error
 
 
-def expand_paths(exp: E) -> E:
-    """Returns an experiment with ``~`` replaced by home folders in every ``local_path``.
+def expanded_paths(value: Any, where: str) -> Any:
+    """Returns a path, or a list of paths or of ``name=path``, with home folders in place of ``~``.
 
-    The paths of ``data`` are not changed here, because the label of the corpus shows them as given.
-
-    Raises:
-      ConfigError: the home folder of a path does not exist; the message names the key.
+    ``where`` and errors are those of :func:`expanded`.
     """
-    changed = {}
-    for section in dataclasses.fields(exp):  # type: ignore[arg-type]
-        inner = getattr(exp, section.name)
-        if section.name == "data" or not dataclasses.is_dataclass(inner):
-            continue
-        for field in dataclasses.fields(inner):
-            value, key = getattr(inner, field.name), f"config key {section.name}.{field.name}"
-            if field.metadata.get("path") and (new := _expanded_setting(value, key)) != value:
-                inner = dataclasses.replace(inner, **{field.name: new})  # type: ignore[type-var]
-                changed[section.name] = inner
-    return dataclasses.replace(exp, **changed) if changed else exp  # type: ignore[type-var]
-
-
-def _expanded_setting(value: Any, key: str) -> Any:
-    """Expands home folders in a path or in a list of paths or ``name=path``."""
     if isinstance(value, tuple):
         parts = [text.rpartition("=") for text in value]
-        return tuple(name + sign + _expanded_setting(path, key) for name, sign, path in parts)
-    return str(expanded(value, key)) if value and value.startswith("~") else value
+        return tuple(name + sign + expanded_paths(path, where) for name, sign, path in parts)
+    return str(expanded(value, where)) if value and value.startswith("~") else value
 
 
 def data_folder(cache_dir: str | None = None) -> Path:

@@ -18,7 +18,6 @@ from typing import Any
 from txl_jax.config.changes import set_all
 from txl_jax.config.errors import ConfigError
 from txl_jax.config.experiment import ExperimentConfig
-from txl_jax.config.folders import expand_paths
 from txl_jax.messages import argument, one_line, short_repr, truncate
 
 _PACKAGE, _INIT = "txl_config_file", "__init__.py"
@@ -56,7 +55,7 @@ def load_config(
     """
     nested = _read(os.fspath(config)) if isinstance(config, str | os.PathLike) else _plain(config)
     set_all(nested, overrides or {})
-    return expand_paths(ExperimentConfig.from_dict(nested))
+    return ExperimentConfig.from_dict(nested)
 
 
 def _plain(config: Any) -> dict[str, Any]:
@@ -170,16 +169,13 @@ def _fresh_imports() -> Iterator[None]:
 def _import_file(file: Path) -> Any:
     """Imports the packages around a file, the outermost first, and then the file."""
     packages = list(itertools.takewhile(lambda folder: (folder / _INIT).is_file(), file.parents))
+    parts = [folder / _INIT for folder in reversed(packages)]
     names = [_PACKAGE, *(folder.name for folder in packages[-2::-1])]
-    parts: list[tuple[Path, list[str] | None]]
-    parts = [(folder / _INIT, [str(folder)]) for folder in reversed(packages)]
     if packages:
         names.append(file.stem.replace(".", "_"))
-    for depth, (part, search) in enumerate([*parts, (file, None)]):
+    for depth, part in enumerate([*parts, file]):
         name = ".".join(names[: depth + 1])
-        spec: Any = importlib.util.spec_from_file_location(
-            name, part, submodule_search_locations=search
-        )
+        spec: Any = importlib.util.spec_from_file_location(name, part)
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     return module

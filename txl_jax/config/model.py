@@ -11,7 +11,6 @@ from txl_jax.config.fields import (
     above,
     at_least,
     minus_1_or_count,
-    optional_count,
     probability,
     rising,
     within,
@@ -41,7 +40,7 @@ class TransformerXLConfig(Section, key="model"):
       ('relative', False)
     """
 
-    vocab_size: int | None = optional_count(bounds.WORDS)
+    vocab_size: int | None = at_least(1, None, bounds.WORDS)
     """V, the number of token ids; None takes the number from the corpus."""
     n_layer: int = at_least(1, 12, bounds.LAYERS)
     """L, the number of layers."""
@@ -53,7 +52,7 @@ class TransformerXLConfig(Section, key="model"):
     """H, the width of a head; N*H may differ from D."""
     d_inner: int = at_least(1, 2048, bounds.INNER_WIDTH)
     """F, the inner width of the feed-forward layer."""
-    d_embed: int | None = optional_count(bounds.WIDTH)
+    d_embed: int | None = at_least(1, None, bounds.WIDTH)
     """Width of the embedding of the most frequent words; None takes D."""
     dropout: float = probability(0.0)
     """Dropout rate of attention outputs, feed-forward layers and places without their own rate."""
@@ -94,7 +93,7 @@ class TransformerXLConfig(Section, key="model"):
     clamp_len: int = minus_1_or_count("never", -1, bounds.LENGTH)
     """Largest distance with its own position encoding, which larger distances share (one less for
     shaw); -1 sets no limit."""
-    n_positions: int | None = optional_count(2 * bounds.LENGTH)
+    n_positions: int | None = at_least(1, None, 2 * bounds.LENGTH)
     """Rows of the learnt position table of shaw (T+M in training) and absolute_per_layer (T)."""
     cutoffs: tuple[int, ...] = rising(1, (), bounds.WORDS, count=0)
     """First word ids of the tail clusters of an adaptive softmax (Grave et al. 2017)."""

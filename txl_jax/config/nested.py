@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 from txl_jax.config.errors import UnknownKeyError, refusal
 from txl_jax.config.fields import Section, checked
+from txl_jax.config.folders import expanded_paths
 from txl_jax.messages import truncate
 
 S = TypeVar("S", bound=Section)
@@ -42,11 +43,9 @@ SYNONYMS = {name: key for key, names in _NAMES.items() for name in names.split()
 def replace_nested(section: S, nested: Mapping[str, Any], prefix: str = "", root: Any = None) -> S:
     """Returns the section with the values of a nested mapping; converts text to a setting's type.
 
-    Errors name the key with the section's ``prefix``. The error of an unknown key names the nearest
-    key of ``root``, the section of all settings.
-
-    Raises:
-      ConfigError: see :meth:`ExperimentConfig.from_dict`.
+    In every ``local_path``, home folders replace ``~``. Errors, which are those of
+    :meth:`ExperimentConfig.from_dict`, name the key with the section's ``prefix``. The error of an
+    unknown key names the nearest key of ``root``, the section of all settings.
     """
     root, values = root or section, {}
     fields = {field.name: field for field in dataclasses.fields(cast(Any, section))}
@@ -60,6 +59,9 @@ def replace_nested(section: S, nested: Mapping[str, Any], prefix: str = "", root
             raise unknown_key(_first_leaf(key, value), root)
         else:
             values[name] = checked(fields[name], key, value)
+            # The label of the corpus shows the paths of data as they are given.
+            if fields[name].metadata.get("path") and prefix != "data.":
+                values[name] = expanded_paths(values[name], f"config key {key}")
     return dataclasses.replace(section, **values)  # type: ignore[type-var]
 
 

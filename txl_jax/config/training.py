@@ -58,7 +58,7 @@ class AverageConfig(Section, key="average"):
     swa_start: int = at_least(0, 0, STEPS)
     """Number of updates after which the parameters are averaged (swa; Polyak and Juditsky 1992,
     Merity et al. 2018, Izmailov et al. 2018); 0 turns this average off."""
-    swa_lr_ratio: float | None = setting(None, "must be above 0", lambda v: v is None or v > 0)
+    swa_lr_ratio: float | None = above(0, None)
     """Learning rate after swa_start, as a multiple of the last rate of a schedule that ends there;
     None continues the schedule to the end of training."""
     ema_decay: float = probability(0.0)
@@ -143,11 +143,9 @@ class TrainConfig(Section, key="train"):
     """Number of updates skipped in a row that stops training."""
     num_seeds: int = at_least(1, 1, ITEMS)
     """Number of runs in one program, with increasing seeds, in folders seed_N."""
-    wandb: str | None = setting(None, "must not be empty", lambda v: v is None or v.strip())
+    wandb: str | None = setting(None, "must not be empty", str.strip)
     """Project of Weights & Biases that the run is logged to; None logs nothing there."""
-    start_from: str | None = local_path(
-        None, "must name a folder", lambda v: v is None or v.strip()
-    )
+    start_from: str | None = local_path(None, "must name a folder", str.strip)
     """Workdir or exported folder from which fine-tuning takes the parameters at step 0."""
 
     @property
@@ -156,13 +154,9 @@ class TrainConfig(Section, key="train"):
         return longest_segment(self.seg_len, self.seg_len_std)
 
 
-DEVIATIONS = 3
-"""The number of standard deviations from T to the longest segment."""
-
-
 def longest_segment(seg_len: int, std: float) -> int:
     """Returns the length of a segment's arrays: T plus the integer part of 3s."""
-    return seg_len + int(DEVIATIONS * std)
+    return seg_len + int(3 * std)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
