@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from txl_jax.model.masks import attention_mask, since_reset, window_reach
+from txl_jax.model.masks import attention_mask, since_reset
 
 
 def drawn(*rows):
@@ -58,7 +58,7 @@ def test_window_tf_without_memory_sees_itself_alone():
 
 def test_window_pytorch_without_memory_is_refused_with_the_way_out():
     with pytest.raises(ValueError, match=r"same_length='pytorch'.*M is 0.*'tf' or False"):
-        window_reach("pytorch", 0, 5)
+        attention_mask(5, jnp.zeros(1, jnp.int32), 0, "pytorch")
 
 
 def test_nothing_attends_across_a_reset_inside_the_segment():

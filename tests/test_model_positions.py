@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from txl_jax.model.positions import distance_encodings, relative_shift, sinusoids
+from txl_jax.model.positions import clamped, relative_shift, sinusoids
 
 SHAPES = [(1, 1), (1, 4), (2, 2), (3, 3), (3, 5), (4, 4), (4, 9), (5, 6), (7, 20), (8, 8)]
 
@@ -50,17 +50,14 @@ def test_sinusoids_at_long_distances_keep_float32_accuracy():
             np.testing.assert_allclose(row[k], math.sin(distance / 10000 ** (k / 4)), atol=2e-3)
 
 
-def test_distance_encodings_run_from_the_farthest_distance_to_zero():
-    rows = np.asarray(distance_encodings(n_keys=5, d_model=4))
-    np.testing.assert_array_equal(rows, sinusoids(jnp.array([4, 3, 2, 1, 0]), 4))
-    np.testing.assert_array_equal(rows[-1], [0, 0, 1, 1])
+def test_the_distance_zero_has_sines_of_zero_and_cosines_of_one():
+    np.testing.assert_array_equal(sinusoids(jnp.array([0]), 4), [[0, 0, 1, 1]])
 
 
-def test_clamp_len_gives_distances_above_it_its_own_row():
-    rows = np.asarray(distance_encodings(n_keys=6, d_model=4, clamp_len=3))
-    np.testing.assert_array_equal(rows, sinusoids(jnp.array([3, 3, 3, 2, 1, 0]), 4))
+def test_clamp_len_limits_the_distances_above_it():
+    np.testing.assert_array_equal(clamped(jnp.arange(5, -1, -1), 3), [3, 3, 3, 2, 1, 0])
 
 
-def test_clamp_len_beyond_all_distances_changes_nothing():
-    rows = distance_encodings(n_keys=4, d_model=4)
-    np.testing.assert_array_equal(distance_encodings(n_keys=4, d_model=4, clamp_len=3), rows)
+@pytest.mark.parametrize("clamp_len", [3, -1])
+def test_clamp_len_beyond_all_distances_changes_nothing(clamp_len):
+    np.testing.assert_array_equal(clamped(jnp.arange(3, -1, -1), clamp_len), [3, 2, 1, 0])

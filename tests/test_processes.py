@@ -258,7 +258,6 @@ def test_alone_nothing_is_waited_for(monkeypatch):
     assert processes.process_zero_first(lambda: "mine") == "mine"
     assert processes.failing(False) == []
     assert processes.failing(True) == [0]
-    processes.barrier("none")
     with pytest.raises(KeyError):
         processes.on_process_zero(lambda: dict[str, int]()["no"])
 
@@ -269,7 +268,6 @@ def test_work_of_process_zero_must_not_wait_for_others(outer):
     inner = [
         lambda: processes.on_process_zero(int),
         lambda: processes.process_zero_first(int),
-        lambda: processes.barrier("never"),
         lambda: processes.failing(False),
     ]
     for work in inner:

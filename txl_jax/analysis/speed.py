@@ -29,7 +29,7 @@ from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
 from txl_jax.checkpoint.workdir_files import check_outputs
 from txl_jax.config import MeshConfig, ProtocolConfig, SpeedConfig, TransformerXLConfig
 from txl_jax.evaluation.evaluator import Evaluator
-from txl_jax.model.block import LayerInputs, SharedInputs
+from txl_jax.model.block import SharedInputs
 from txl_jax.model.footprint import of_reading
 from txl_jax.model.kernels.xla import SHORT_GROUP, group_size
 from txl_jax.model.masks import attention_mask
@@ -203,15 +203,15 @@ def window_nll(model: TransformerXL, efficient: bool) -> Callable[..., Any]:
         b, length = inputs.shape
         h = self.vocabulary.embed(inputs, False).astype(cfg.dtype)
         h = h + sinusoids(positions_from_end(length, None), cfg.d_model).astype(cfg.dtype)
-        no_memory = jnp.zeros((b, 0, cfg.d_model), cfg.dtype)
+        no_memory, no_biases = jnp.zeros((b, 0, cfg.d_model), cfg.dtype), (None, None)
         encodings = jnp.zeros((length, cfg.d_model), cfg.dtype)
         mask = attention_mask(length, jnp.zeros(b, jnp.int32), 0)
         shared = SharedInputs(encodings, mask, positions_from_end(length, None), False)
         for layer in self.layers[:-1]:
-            h, _ = layer.step(h, LayerInputs(no_memory), shared)
+            h, _ = layer.step(h, no_memory, no_biases, shared)
         mask = attention_mask(1, jnp.full(b, length - 1), length - 1)
         shared = SharedInputs(encodings, mask, positions_from_end(1, None), False)
-        h, _ = self.layers[-1].step(h[:, -1:], LayerInputs(h[:, :-1]), shared)
+        h, _ = self.layers[-1].step(h[:, -1:], h[:, :-1], no_biases, shared)
         return self.vocabulary.nll(h, targets, False)
 
     def every_position(self: TransformerXL, inputs, targets):

@@ -14,7 +14,7 @@ from txl_jax.model import ring
 from txl_jax.model.dropout import AttentionDropout, Dropout
 from txl_jax.model.kernels import AttentionInputs, attend
 from txl_jax.model.positions import Positions
-from txl_jax.model.ring import KeysValues, Rings
+from txl_jax.model.ring import KeysValues
 
 _ONE_PRODUCT_ROWS = 8
 """Up to this many positions, one matrix product computes queries, keys and values fastest."""
@@ -84,7 +84,7 @@ class Attention(nn.Module):
         scale = c.d_head**-0.5  # applied to q, u, v and b, which are smaller than T x K scores
         scaled = lambda x: None if x is None else x.astype(q.dtype) * scale
         p = positions.replace(u=scaled(positions.u), v=scaled(positions.v), b=scaled(positions.b))
-        if isinstance(past, Rings):
+        if isinstance(past, list):
             gathered = ring.attend(q * scale, past, present, p, mask)
         else:
             both = (jnp.concatenate(x, axis=2) for x in zip(past, present, strict=True))

@@ -1,7 +1,6 @@
 """One layer: attention, then a feed-forward layer, each with a connection and normalisation."""
 
-import functools
-from collections.abc import Callable
+import operator
 
 import flax.linen as nn
 import flax.struct
@@ -12,10 +11,10 @@ from jax.sharding import Mesh
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model.attention import FORMS
 from txl_jax.model.dropout import Dropout
-from txl_jax.model.gate import CONNECTIONS
+from txl_jax.model.gate import GRUGate
 from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
-from txl_jax.model.ring import KeysValues, Rings
+from txl_jax.model.ring import KeysValues, Ring
 from txl_jax.parallel.shardings import shard_rows
 
 
@@ -32,13 +31,6 @@ def dropout(cfg: TransformerXLConfig, rate: float) -> Dropout:
     return Dropout(rate, shared=(1,) if cfg.dropout_mask == "locked" else ())
 
 
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "relu": nn.relu,
-    "gelu": functools.partial(nn.gelu, approximate=True),
-}
-"""The activations of the feed-forward layer by name."""
-
-
 class FeedForward(nn.Module):
     """The feed-forward layer dropout(W2 dropout(f(W1 h + b1)) + b2) with f relu or gelu."""
 
@@ -51,21 +43,10 @@ class FeedForward(nn.Module):
         init = nn.initializers.normal(c.init_std)
         b, t, d = h.shape
         x = nn.Dense(c.d_inner, dtype=c.dtype, kernel_init=init, name="inner")(h.reshape(-1, d))
-        x = ACTIVATIONS[c.activation](x).reshape(b, t, -1)
+        x = {"relu": nn.relu, "gelu": nn.gelu}[c.activation](x).reshape(b, t, -1)
         x = dropout(c, c.dropout)(x, train)
         x = nn.Dense(c.d_model, dtype=c.dtype, kernel_init=init, name="outer")(x.reshape(b * t, -1))
         return dropout(c, c.dropout)(x.reshape(b, t, d), train)
-
-
-class LayerInputs(flax.struct.PyTreeNode):
-    """The inputs that differ between layers; stacked over the layers, they have a leading axis L.
-
-    ``memory`` [B,M,D] is a constant for the gradient. ``u``, ``v`` [N,H] are for ``relative`` only.
-    """
-
-    memory: jax.Array
-    u: jax.Array | None = None
-    v: jax.Array | None = None
 
 
 class SharedInputs(flax.struct.PyTreeNode):
@@ -97,30 +78,30 @@ class Block(nn.Module):
         self.attention = FORMS[c.attention](c, self.mesh)
         self.feed_forward = FeedForward(c)
         self.norm_attention, self.norm_feed_forward = layer_norm(c), layer_norm(c)
-        connection = CONNECTIONS[c.gate]
-        self.gate_attention, self.gate_feed_forward = connection(c), connection(c)
+        gate = lambda: GRUGate(c) if c.gate else operator.add
+        self.gate_attention, self.gate_feed_forward = gate(), gate()
         self.drop = dropout(c, c.dropout)
         if c.attention == "absolute_per_layer":
             init = nn.initializers.normal(c.init_std)
             self.table = self.param("positions", init, (c.n_positions, c.d_model))
 
-    def positions(self, *args) -> Positions:
-        """Returns the position terms of this layer's scores, see :meth:`Attention.positions`."""
-        return self.attention.positions(*args)
-
     def project_memory(self, memory: jax.Array) -> KeysValues:
         """Returns the keys and values of this layer's memory [B,M,D]."""
         return self.attention.project(self.norm_attention(memory) if self.cfg.pre_lnorm else memory)
 
-    def step(self, h, own: LayerInputs, shared: SharedInputs) -> tuple[jax.Array, jax.Array]:
-        """Returns the layer's output [B,T,D], and its input, which becomes its memory."""
-        h, mask, train = shard_rows(h, self.mesh), shared.mask, shared.train
-        positions = self.positions(mask.n_keys, shared.encodings, own.u, own.v, train)
-        past = self.project_memory(own.memory)
+    def step(self, h, memory, biases, shared: SharedInputs) -> tuple[jax.Array, jax.Array]:
+        """Returns the layer's output [B,T,D], and its input, which becomes its memory.
+
+        ``memory`` [B,M,D] is a constant for the gradient. ``biases`` are u and v of ``relative``
+        attention, [N,H] each; ``None`` for other forms.
+        """
+        h, mask, train, (u, v) = shard_rows(h, self.mesh), shared.mask, shared.train, biases
+        positions = self.attention.positions(mask.n_keys, shared.encodings, u, v, train)
+        past = self.project_memory(memory)
         return self(h, past, positions, mask, shared.places, train)[0], h
 
     def __call__(
-        self, h, past: KeysValues | Rings, positions: Positions, mask, places, train: bool = False
+        self, h, past: KeysValues | list[Ring], positions: Positions, mask, places, train=False
     ) -> tuple[jax.Array, KeysValues]:
         """Returns the layer's output [B,T,D], and the segment's keys and values.
 

@@ -2,15 +2,18 @@
 
 Every figure is a lower bound in bytes of the memory in use at one time, whatever the compiler does.
 A program that fits by these figures may still not fit; ``--mode=compile`` compiles the program and
-finds out. The functions of this module trace and allocate nothing.
+finds out. The functions of this module allocate nothing and trace at most one layer.
 """
 
 import dataclasses
+import functools
+
+import jax
 
 from txl_jax.config import ExperimentConfig, GenerateConfig, ProtocolConfig, TransformerXLConfig
-from txl_jax.model.adaptive import clusters
 from txl_jax.model.cross_entropy import MIN_ROWS
 from txl_jax.model.kernels.xla import SHORT_GROUP, group_size
+from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import ONE_DEVICE, Need, Shares
 
 FLOAT32 = 4
@@ -18,37 +21,21 @@ LAYERS = tuple(f"model.{key}" for key in ("n_layer", "d_model", "n_head", "d_hea
 WORDS = ("model.vocab_size", "model.d_model", "model.d_embed", "model.mixtures")
 
 
-def layer_parameters(c: TransformerXLConfig) -> int:
-    """Returns the number of parameters of all layers, with the model's u, v and final norm."""
-    d, nh, rows = c.d_model, c.n_head * c.d_head, c.n_positions or 0
-    attention = {
-        "relative": 5 * d * nh,
-        "shaw": 4 * d * nh + nh + rows * (nh + c.n_head),
-        "absolute": 4 * d * nh,
-        "absolute_per_layer": 4 * d * nh + rows * d,
-        "shared_projection": 4 * d * nh,
-    }[c.attention]
-    feed_forward = 2 * d * c.d_inner + c.d_inner + d
-    own = 4 * d + (nh + d if c.attention_bias else 0) + (2 * (6 * d * d + d) if c.gate else 0)
-    biases = (c.n_layer if c.untie_r else 1) * 2 * nh if c.attention == "relative" else 0
-    return c.n_layer * (attention + feed_forward + own) + biases + (2 * d if c.final_norm else 0)
+@functools.cache
+def parameter_counts(c: TransformerXLConfig) -> tuple[int, int]:
+    """Returns the numbers of parameters of all layers and of the vocabulary, 0 if V is unknown."""
+    model = TransformerXL(dataclasses.replace(c, scan_layers=True))  # so only one layer is traced
 
+    def count(method: str, x: jax.ShapeDtypeStruct) -> int:
+        mems = lambda: model.init_mems(1, 0 if c.memory_free else 1)
+        init = lambda key, x: model.init(key, x, mems(), method=method)
+        shapes = jax.eval_shape(init, jax.random.key(0), x)
+        return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
-def word_parameters(c: TransformerXLConfig) -> int:
-    """Returns the number of parameters of embedding and softmax; 0 if V is not known."""
+    layers = count("core", jax.ShapeDtypeStruct((1, 1, c.d_model), c.dtype))
     if c.vocab_size is None:
-        return 0
-    parts, d = clusters(c), c.d_model
-    width = parts[0].width
-    tables = parts if c.div_val > 1 else [dataclasses.replace(parts[0], stop=parts[-1].stop)]
-    tied = (*c.tie_projs, *[False] * len(parts))
-    own = [p for p, shared in zip(parts, tied, strict=False) if not shared and c.mixtures == 1]
-    words = sum(part.size * part.width for part in tables) * (1 if c.tie_weight else 2)
-    projections = d * sum(part.width for part in (*tables, *own) if part.projected)
-    total = c.vocab_size + words + projections + len(c.cutoffs) * (width + 1)
-    mixtures = c.mixtures * (d + d * width + width) if c.mixtures > 1 else 0
-    past = width * width + width + c.vocab_size if c.past_decode else 0
-    return total + mixtures + past
+        return layers, 0
+    return layers, count("__call__", jax.ShapeDtypeStruct((1, 1), "int32")) - layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,9 +95,10 @@ def of_parameters(
     """Returns the memory needs of ``copies`` copies of the float32 parameters."""
     size = lambda count: copies * FLOAT32 * count // shares.parameters
     keys = (*LAYERS, "model.n_positions") if c.n_positions else LAYERS
+    of_layers, of_words = parameter_counts(c)
     return [
-        Need(f"the layers' {what}", size(layer_parameters(c)), keys),
-        Need(f"the vocabulary's {what}", size(word_parameters(c)), WORDS),
+        Need(f"the layers' {what}", size(of_layers), keys),
+        Need(f"the vocabulary's {what}", size(of_words), WORDS),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The connection around a sub-layer: a sum, or a gate (GTrXL, Parisotto et al. 2019)."""
+"""The gate around a sub-layer, in place of a sum (GTrXL, Parisotto et al. 2019)."""
 
 import flax.linen as nn
 import jax
@@ -38,17 +38,3 @@ class GRUGate(nn.Module):
         r, z = nn.sigmoid(y_r + x_r), nn.sigmoid(y_z + x_z - bias.astype(x.dtype))
         (x_h,) = product(r * x, of_input[:, 2:])
         return (1 - z) * x + z * jnp.tanh(y_h + x_h)
-
-
-class Residual(nn.Module):
-    """The sum of a sub-layer's input and output."""
-
-    cfg: TransformerXLConfig
-
-    def __call__(self, x: jax.Array, output: jax.Array) -> jax.Array:
-        """Returns the sum of two arrays [B,T,D]."""
-        return x + output
-
-
-CONNECTIONS: dict[str | None, type[nn.Module]] = {None: Residual, "gru": GRUGate}
-"""The connections by the name of ``gate``."""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from txl_jax.config import TransformerXLConfig
-from txl_jax.model.memory import AnyMemory, Cache, Memory
+from txl_jax.model.memory import Cache, Memory
 
 _DTYPES = {"integers": jnp.integer, "floats": jnp.floating, "bool": jnp.bool_}
 
@@ -26,13 +26,12 @@ def check_array(name: str, value: Any, dtype: str, *shapes: tuple[int | str, ...
 
     ``dtype`` is ``integers``, ``floats`` or ``bool``. A letter in a shape stands for any size.
     """
-    got_shape, got_dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     got = type(value).__name__
-    if got_shape is not None and got_dtype is not None:
-        fits = any(_fits(got_shape, shape) for shape in shapes)
-        if fits and jnp.issubdtype(got_dtype, _DTYPES[dtype]):
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        fits = any(_fits(value.shape, shape) for shape in shapes)
+        if fits and jnp.issubdtype(value.dtype, _DTYPES[dtype]):
             return
-        got = f"{got_dtype} {_shown(got_shape)}"
+        got = f"{value.dtype} {_shown(value.shape)}"
     wanted = " or ".join(map(_shown, shapes))
     raise ValueError(f"{name} must be {dtype} {wanted}, not {got}")
 
@@ -85,7 +84,7 @@ def check_targets(targets: Any, tokens: Any, context_len: int, vocab_size: int) 
 
 
 def check_segment(
-    c: TransformerXLConfig, embeddings: Any, mems: AnyMemory, options: SegmentOptions
+    c: TransformerXLConfig, embeddings: Any, mems: Memory | Cache, options: SegmentOptions
 ) -> None:
     """Raises ValueError if the arguments of a segment do not fit one another."""
     check_array("embeddings", embeddings, "floats", ("B", "T", c.d_model))
@@ -109,7 +108,7 @@ def check_segment(
         check_array("lengths", options.lengths, "integers", (b,))
 
 
-def check_memory(c: TransformerXLConfig, mems: AnyMemory, b: int) -> None:
+def check_memory(c: TransformerXLConfig, mems: Memory | Cache, b: int) -> None:
     """Raises ValueError unless ``mems`` fit this model and B streams."""
     if isinstance(mems, Cache):
         layers, shape = mems.near.layers, (c.n_head, b, "R", c.d_head)

@@ -20,16 +20,6 @@ import jax
 import jax.numpy as jnp
 
 
-def window_reach(same_length: bool | str, mem_len: int, n_keys: int) -> int:
-    """Returns the largest distance that a query may look back; ValueError if no key is visible."""
-    if same_length == "pytorch" and mem_len == 0:
-        raise ValueError(
-            "same_length='pytorch' lets a query see distances below M, and M is 0: give mems"
-            " with mem_len of at least 1, or use same_length='tf' or False"
-        )
-    return {"pytorch": mem_len - 1, "tf": mem_len, False: n_keys - 1}[same_length]
-
-
 class AttentionMask(flax.struct.PyTreeNode):
     """The attention mask as a few numbers, from which a kernel computes the mask of its tile.
 
@@ -77,8 +67,14 @@ def attention_mask(
     """Returns the attention mask of a segment; ``same_length`` selects the window.
 
     ``reset``, bool [B,T], is true where a new episode starts; no query sees earlier episodes.
+    Raises ValueError if no key is visible.
     """
-    reach = window_reach(same_length, mem_len, mem_len + seg_len)
+    if same_length == "pytorch" and mem_len == 0:
+        raise ValueError(
+            "same_length='pytorch' lets a query see distances below M, and M is 0: give mems"
+            " with mem_len of at least 1, or use same_length='tf' or False"
+        )
+    reach = {"pytorch": mem_len - 1, "tf": mem_len, False: mem_len + seg_len - 1}[same_length]
     episode = None if reset is None else jnp.cumsum(reset.astype(jnp.int32), axis=1)
     return AttentionMask(filled, episode, seg_len, mem_len, reach)
 

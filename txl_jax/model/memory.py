@@ -5,21 +5,17 @@ from the right: slot M-1 has the newest state, and the newest ``filled`` slots h
 
     M = 5, filled = 3:     [ ·  ·  s1 s2 s3 ]        · is masked
     after two more tokens: [ s1 s2 s3 s4 s5 ]        filled = 5
-
-:class:`Cache` is the memory for inference. It holds the keys and values of each layer's memory in a
-ring (ring.py), so a step projects only its new tokens and does not move other states.
 """
 
-from typing import Any, TypeVar
+from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from txl_jax.messages import fields_repr
-from txl_jax.model import ring
 from txl_jax.model.positions import Positions
-from txl_jax.model.ring import KeysValues
+from txl_jax.model.ring import KeysValues, Ring
 from txl_jax.parallel.ordering import zero_after
 from txl_jax.parallel.shardings import ROWS, Shardings
 
@@ -72,6 +68,9 @@ class Slots(flax.struct.PyTreeNode):
 class Cache(flax.struct.PyTreeNode):
     """The projected memory for inference, in place of a :class:`Memory`; results are the same.
 
+    It holds keys and values of each layer's memory in rings (ring.py). So a step projects only its
+    new tokens and does not move other states.
+
     Example:
       >>> import jax, txl_jax
       >>> cfg = txl_jax.TransformerXLConfig(vocab_size=11, n_layer=2, d_model=8)
@@ -106,10 +105,9 @@ class Cache(flax.struct.PyTreeNode):
         """The number of slots of both rings together."""
         return self.near.count + (self.far.count if self.far else 0)
 
-    def rings(self, n: int) -> ring.Rings:
-        """Returns the rings of layer n."""
-        of_layer = lambda x: ring.Ring(x.layers[n].keys, x.layers[n].values, x.oldest)
-        return ring.Rings(of_layer(self.near), of_layer(self.far) if self.far else None)
+    def rings(self, n: int) -> list[Ring]:
+        """Returns the near ring of layer n, and its far ring if there is one."""
+        return [Ring(*x.layers[n], x.oldest) for x in (self.near, self.far) if x]
 
     def past(self, n: int) -> KeysValues:
         """Returns copies of the keys and values of layer n [N,B,M,H], oldest first."""
@@ -118,14 +116,6 @@ class Cache(flax.struct.PyTreeNode):
         first = self.slots - self.mem_len
         newest = lambda *parts: jnp.concatenate(list(map(in_order, parts, rings)), 2)[:, :, first:]
         return jax.tree.map(newest, *(x.layers[n] for x in rings))
-
-
-AnyMemory = TypeVar("AnyMemory", Memory, Cache)
-
-
-def constant(hidden: jax.Array) -> jax.Array:
-    """Stops the gradient at the memory, when it is read and when it is stored (section 3.2)."""
-    return jax.lax.stop_gradient(hidden)
 
 
 def memory_shardings(shardings: Shardings) -> Memory:
@@ -146,11 +136,6 @@ def cache_shardings(shardings: Shardings, abstract: Cache) -> Cache:
     )
 
 
-def reset_streams(memory: AnyMemory, reset: jax.Array) -> AnyMemory:
-    """Empties the memory of the streams where ``reset``, bool [B], is true."""
-    return memory.replace(filled=jnp.where(reset, 0, memory.filled))
-
-
 def update(
     memory: Memory,
     layer_inputs: jax.Array,
@@ -167,24 +152,15 @@ def update(
         a reset. States from before the reset are no longer real.
     """
     new = layer_inputs.astype(memory.hidden.dtype)
-    hidden = constant(_newest(memory.hidden, new, lengths))
+    hidden = jax.lax.stop_gradient(_newest(memory.hidden, new, lengths))  # paper, section 3.2
     return Memory(hidden, _filled(memory, new.shape[2], lengths, since_reset))
 
 
-def make_cache(
-    past: list[KeysValues], positions: tuple, filled, slots: tuple[int, int], seg_len: int
-) -> Cache:
-    """Returns a cache of the keys and values ``past`` of M slots of each layer, oldest first.
+def in_slots(past: list[KeysValues], slots: tuple[int, int]) -> tuple[Slots, Slots | None]:
+    """Puts each layer's states [N,B,M,H], oldest first, into a near and a far ring of given sizes.
 
-    ``positions`` are for the keys of the near ring and of a segment. ``slots`` are the sizes of the
-    near and the far ring (ring.py).
+    The oldest slot of each ring is slot 0. There is no far ring of size 0.
     """
-    near, far = _in_slots(past, slots)
-    return Cache(near, far, positions, filled, mem_len=past[0].keys.shape[2], seg_len=seg_len)
-
-
-def _in_slots(past: list[KeysValues], slots: tuple[int, int]) -> tuple[Slots, Slots | None]:
-    """Puts each layer's states [N,B,M,H], oldest first, into rings whose oldest slot is 0."""
     (near, far), mem_len = slots, past[0].keys.shape[2]
 
     def part(start: int, stop: int) -> Slots:
@@ -215,17 +191,14 @@ def update_cache(
     else:
         newest = lambda old, new: _newest(old, new.astype(old.dtype), lengths)
         past = [jax.tree.map(newest, cache.past(n), new) for n, new in enumerate(layers)]
-        near, far = _in_slots(past, (cache.near.count, cache.slots - cache.near.count))
+        near, far = in_slots(past, (cache.near.count, cache.slots - cache.near.count))
     return cache.replace(near=near, far=far, filled=filled)
 
 
 def _advanced(
     cache: Cache, layers: list[KeysValues], done: jax.Array
 ) -> tuple[Slots, Slots | None]:
-    """Returns the rings after a segment of T tokens overwrites the near ring's oldest states.
-
-    The writes wait for all reads; otherwise the compiler would keep a copy of every ring.
-    """
+    """Returns the rings after a segment of T tokens overwrites the near ring's oldest states."""
     near, far, seg_len = cache.near, cache.far, layers[0].keys.shape[2]
 
     def write(slots: Slots, states, read) -> Slots:

@@ -30,11 +30,6 @@ def sinusoids(distances: jax.Array, d_model: int) -> jax.Array:
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
-def distance_encodings(n_keys: int, d_model: int, clamp_len: int = -1) -> jax.Array:
-    """Returns R for the distances K-1 .. 0, limited to ``clamp_len``: float32 [K,D]."""
-    return sinusoids(clamped(jnp.arange(n_keys - 1, -1, -1), clamp_len), d_model)
-
-
 def clamped(distances: jax.Array, clamp_len: int) -> jax.Array:
     """Limits distances to ``clamp_len``; -1 means no limit."""
     return jnp.minimum(distances, clamp_len) if clamp_len > 0 else distances

@@ -43,13 +43,6 @@ class Ring(NamedTuple):
     oldest: jax.Array
 
 
-class Rings(NamedTuple):
-    """The two rings of one layer; ``far`` is ``None`` if no state is beyond ``clamp_len``."""
-
-    near: Ring
-    far: Ring | None
-
-
 def slots_of(mem_len: int, seg_len: int, clamp_len: int = -1) -> tuple[int, int]:
     """Returns the sizes of the near and the far ring: together M, rounded up to multiples of T.
 
@@ -63,16 +56,17 @@ def slots_of(mem_len: int, seg_len: int, clamp_len: int = -1) -> tuple[int, int]
 
 
 def attend(
-    q: jax.Array, past: Rings, present: KeysValues, positions: Positions, mask: AttentionMask
+    q: jax.Array, past: list[Ring], present: KeysValues, positions: Positions, mask: AttentionMask
 ) -> jax.Array:
     """Returns the attention of each query to the rings and the segment: [N,B,T,H].
 
-    ``q`` [N,B,T,H] and ``positions`` are scaled as in kernels/reference.py. ``positions`` are for
-    the near ring and the segment, and their largest distance is also that of the far ring. The
-    mask's memory length is the number of slots of both rings.
+    ``past`` are the near ring and, if states are beyond ``clamp_len``, the far ring. ``q``
+    [N,B,T,H] and ``positions`` are scaled as in kernels/reference.py. ``positions`` are for the
+    near ring and the segment, and their largest distance is also that of the far ring. The mask's
+    memory length is the number of slots of both rings.
     """
-    (near, far), t = past, mask.seg_len
-    r, by_distance = near.keys.shape[2], None
+    near, *beyond = past
+    t, r, by_distance = mask.seg_len, near.keys.shape[2], None
     if positions.r is not None:
         # Reordering reads one row before and one row after the scores. It is faster to add these
         # rows to q, except for one query, where they are added to the scores.
@@ -85,7 +79,7 @@ def attend(
         return content if by_distance is None else content + position_part(by_distance)
 
     parts = []  # scores, mask and values of each set of keys
-    if far is not None:
+    for far in beyond:
         far_scores = scores(far.keys, lambda x: x[..., 1:-1, :1])
         parts.append((far_scores, mask.allowed(keys=_ages(far)), far.values))
     if r:

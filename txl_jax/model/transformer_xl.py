@@ -10,10 +10,10 @@ from txl_jax.model import inputs as inputs_lib
 from txl_jax.model import masks
 from txl_jax.model import memory as memory_lib
 from txl_jax.model.adaptive import Vocabulary
-from txl_jax.model.block import Block, LayerInputs, SharedInputs, dropout, layer_norm
+from txl_jax.model.block import Block, SharedInputs, dropout, layer_norm
 from txl_jax.model.inputs import SegmentOptions
 from txl_jax.model.memory import Cache, Memory
-from txl_jax.model.positions import clamped, distance_encodings, positions_from_end, sinusoids
+from txl_jax.model.positions import clamped, positions_from_end, sinusoids
 from txl_jax.model.ring import slots_of
 from txl_jax.parallel.shardings import replicate, shard_rows
 
@@ -66,14 +66,13 @@ class TransformerXL(nn.Module):
                 block,
                 variable_axes={"params": 0},
                 split_rngs={"params": True, "dropout": True},
-                in_axes=(0, nn.broadcast),
+                in_axes=(0, 0, nn.broadcast),
                 length=c.n_layer,
                 methods=["step"],
             )(c, self.mesh, name="layers")
         else:
             self.layers = [block(c, self.mesh, name=f"layer_{n}") for n in range(c.n_layer)]
-        if c.final_norm:
-            self.norm_output = layer_norm(c)
+        self.norm_output = layer_norm(c) if c.final_norm else lambda h: h
         rate = lambda own: c.dropout if own is None else own
         self.drop_input = dropout(c, rate(c.dropout_input))
         self.drop_output = dropout(c, rate(c.dropout_output))
@@ -89,10 +88,9 @@ class TransformerXL(nn.Module):
     def init_cache(self, mems: Memory, seg_len: int) -> Cache:
         """Returns the projected memory for inference, which other methods take as ``mems``.
 
-        The cache holds the states of ``mems``, which may be empty, as keys and values of every
-        layer, and the position terms. So a step of at most ``seg_len`` tokens computes its
-        new tokens only. The results equal those with ``mems``, up to rounding. Raises ValueError
-        for ``scan_layers`` and for forms of attention without memory.
+        The cache starts with the states of ``mems``, which may be empty, and takes segments of at
+        most ``seg_len`` tokens. The results equal those with ``mems``, up to rounding. Raises
+        ValueError for ``scan_layers`` and for forms of attention without memory.
         """
         c = self.cfg
         if c.scan_layers:
@@ -108,10 +106,11 @@ class TransformerXL(nn.Module):
         n_keys = slots[0] + seg_len
         encodings, biases = self._encodings(n_keys, False), self._biases()
         positions = tuple(
-            layer.positions(n_keys, encodings, *_of_layer(biases, n))
+            layer.attention.positions(n_keys, encodings, *_of_layer(biases, n))
             for n, layer in enumerate(self.layers)
         )
-        return memory_lib.make_cache(past, positions, mems.filled, slots, seg_len)
+        near, far = memory_lib.in_slots(past, slots)
+        return Cache(near, far, positions, mems.filled, mems.mem_len, seg_len)
 
     def __call__(self, tokens, mems, **options):
         """Returns logits, float32 [B,T,V], and a new :class:`Memory`, or :class:`Cache` if given.
@@ -154,9 +153,7 @@ class TransformerXL(nn.Module):
     def nll_and_states(self, tokens, targets, mems, **options):
         """Returns losses as :meth:`nll`, the last states [B,T,D] before dropout, and new memory."""
         given = SegmentOptions(**options)
-        vocab_size = self._check_tokens(tokens, mems, given)
-        inputs_lib.check_targets(targets, tokens, given.context_len, vocab_size)
-        states, mems = self._encode(tokens, mems, given)
+        states, mems = self._encode(tokens, mems, given, targets)
         dropped = self.drop_output(states, given.train)
         return self.vocabulary.nll(dropped, targets, given.train), states, mems
 
@@ -194,14 +191,19 @@ class TransformerXL(nn.Module):
         """
         options = SegmentOptions(train, reset, lengths)
         states, inputs, mems = self._run(embeddings, mems, options)
-        return self.drop_output(states, train), memory_lib.constant(inputs), mems
+        return self.drop_output(states, train), jax.lax.stop_gradient(inputs), mems
 
-    def _encode(self, tokens, mems, options: SegmentOptions):
+    def _encode(self, tokens, mems, options: SegmentOptions, targets=None):
         """Returns the last layer's states after the context, before dropout, and new memory."""
-        self._check_tokens(tokens, mems, options)
+        size, context_len = self.cfg.vocab_size, options.context_len
+        if size is None:
+            raise ConfigError("model.vocab_size is None: set it for tokens, or use method='core'")
+        inputs_lib.check_tokens(tokens, context_len, isinstance(mems, Cache), size)
+        if targets is not None:
+            inputs_lib.check_targets(targets, tokens, context_len, size)
         embeddings = self.vocabulary.embed(tokens, options.train)
         states, _, mems = self._run(embeddings, mems, options)
-        return states[:, options.context_len :], mems
+        return states[:, context_len:], mems
 
     def _run(self, embeddings, mems, options: SegmentOptions):
         """Returns states [B,C+T,D] before dropout, each layer's input [L,B,C+T,D], new memory."""
@@ -211,7 +213,7 @@ class TransformerXL(nn.Module):
         if lengths is not None:
             lengths = inputs_lib.real_tokens(lengths, seg_len)
         if reset is not None and reset.ndim == 1:
-            mems, reset = memory_lib.reset_streams(mems, reset), None
+            mems, reset = mems.replace(filled=jnp.where(reset, 0, mems.filled)), None
         elif reset is not None:
             since_reset = masks.since_reset(reset, lengths, context_len)
         mask = masks.attention_mask(seg_len, mems.filled, mem_len, c.same_length, reset)
@@ -223,26 +225,23 @@ class TransformerXL(nn.Module):
         if isinstance(mems, Cache):
             h, inputs, projected = self._layers_cached(h, mems, mask, places)
             mems = memory_lib.update_cache(mems, projected, h, lengths, since_reset)
-            return self._normalised(h), inputs, mems
+            return self.norm_output(h), inputs, mems
         encodings = self._encodings(mem_len + seg_len, train)
         h, inputs = self._layers(h, mems, SharedInputs(encodings, mask, places, train))
         kept = inputs[:, :, : seg_len - context_len]  # the rest is run again with the next segment
         if context_len and lengths is not None:
             lengths = jnp.maximum(lengths - context_len, 0)
         mems = memory_lib.update(mems, kept, lengths, since_reset)
-        return self._normalised(shard_rows(h, self.mesh)), inputs, mems
-
-    def _normalised(self, h):
-        return self.norm_output(h) if self.cfg.final_norm else h
+        return self.norm_output(shard_rows(h, self.mesh)), inputs, mems
 
     def _layers(self, h, mems: Memory, shared: SharedInputs):
         """Returns the last layer's output [B,T,D], and the input of every layer [L,B,T,D]."""
-        own = LayerInputs(memory_lib.constant(mems.hidden), *self._biases())
+        memory, biases = jax.lax.stop_gradient(mems.hidden), self._biases()
         if self.cfg.scan_layers:
-            return self.scanned.step(h, own, shared)
+            return self.scanned.step(h, memory, biases, shared)
         inputs = []
         for n, layer in enumerate(self.layers):
-            h, layer_input = layer.step(h, _of_layer(own, n), shared)
+            h, layer_input = layer.step(h, memory[n], _of_layer(biases, n), shared)
             inputs.append(layer_input)
         return h, jnp.stack(inputs)
 
@@ -258,9 +257,10 @@ class TransformerXL(nn.Module):
         return h, jnp.stack(inputs), projected
 
     def _encodings(self, n_keys: int, train: bool) -> jax.Array:
-        """Returns the sinusoids of the distances K-1 .. 0, [K,D]."""
+        """Returns the sinusoids of the distances K-1 .. 0, limited to ``clamp_len``: [K,D]."""
         c = self.cfg
-        encodings = distance_encodings(n_keys, c.d_model, c.clamp_len).astype(c.dtype)
+        distances = clamped(jnp.arange(n_keys - 1, -1, -1), c.clamp_len)
+        encodings = sinusoids(distances, c.d_model).astype(c.dtype)
         return replicate(self.drop_input(encodings[None], train)[0], self.mesh)
 
     def _biases(self) -> tuple[jax.Array | None, jax.Array | None]:
@@ -269,14 +269,6 @@ class TransformerXL(nn.Module):
         if c.attention != "relative":
             return None, None
         return jnp.broadcast_to(self.u, shape), jnp.broadcast_to(self.v, shape)
-
-    def _check_tokens(self, tokens, mems, options: SegmentOptions) -> int:
-        """Checks tokens, and returns the size of the vocabulary."""
-        size = self.cfg.vocab_size
-        if size is None:
-            raise ConfigError("model.vocab_size is None: set it for tokens, or use method='core'")
-        inputs_lib.check_tokens(tokens, options.context_len, isinstance(mems, Cache), size)
-        return size
 
 
 def _of_layer(layers, n: int):

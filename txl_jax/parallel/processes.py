@@ -140,13 +140,6 @@ def is_process_zero() -> bool:
     return not many() or jax.process_index() == 0
 
 
-def barrier(name: str) -> None:
-    """Waits until all processes have called this with the same name."""
-    _check_not_alone()
-    if many():
-        multihost_utils.sync_global_devices(name)
-
-
 def on_process_zero(work: Callable[[], T]) -> T:
     """Runs ``work()`` on process 0 only, and returns its result on all processes.
 
@@ -192,9 +185,6 @@ def process_zero_first(work: Callable[[], T]) -> T:
     So the others find the files that process 0 has left on a shared disk. Raises OtherProcessError
     if ``work`` failed on another process and not on this one.
     """
-    if not many():
-        _check_not_alone()
-        return _run_alone(work)
     results: list[T] = []
     failed: Exception | None = None
     append = lambda: results.append(work())

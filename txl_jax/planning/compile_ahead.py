@@ -27,10 +27,11 @@ from txl_jax.data.on_device import device_text, training_position
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.evaluation.protocols import describe, keeps_cache
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.parallel.device_memory import GIB
 from txl_jax.parallel.shardings import Shardings
 from txl_jax.planning import flops
-from txl_jax.planning.costs import Collective, MemoryUse, collectives
-from txl_jax.planning.machines import CHIPS, GIB, topology_devices
+from txl_jax.planning.costs import Collective, bytes_in_use, collectives
+from txl_jax.planning.machines import CHIPS, topology_devices
 from txl_jax.planning.vocabulary import with_vocab_size
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.setup import training_mesh, unchecked_streams
@@ -51,9 +52,9 @@ class Program:
     """A compiled program in numbers.
 
     ``resident`` is the size in bytes of other arrays that each device holds meanwhile. ``memory``
-    is ``None`` if the compiler refused with ``error``, and ``collectives`` is ``None`` if jaxlib
-    cannot read the program. ``compiler_flops`` is the compiler's count for one device, which counts
-    a loop's body once.
+    is jaxlib's ``memory_analysis``, or ``None`` if the compiler refused with ``error``.
+    ``compiler_flops`` is the compiler's count for one device, which counts a loop's body once.
+    ``collectives`` is ``None`` if jaxlib cannot read the program.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Program:
     seconds: float
     flops: Flops
     resident: int
-    memory: MemoryUse | None = None
+    memory: Any = None
     compiler_flops: float | None = None
     collectives: tuple[Collective, ...] | None = ()
     error: str = ""
@@ -69,7 +70,7 @@ class Program:
     def fits(self, limit: int | None) -> bool:
         """Returns whether a device of ``limit`` bytes (``None``: unknown) holds the program."""
         m = self.memory
-        return m is not None and (limit is None or m.total + self.resident <= limit)
+        return m is not None and (limit is None or bytes_in_use(m) + self.resident <= limit)
 
 
 def compile_ahead(exp: ExperimentConfig, topology: str | None) -> int:
@@ -159,7 +160,7 @@ def _compile(
         seconds, error = time.perf_counter() - start, str(refused).splitlines()[0]
         return Program(name, description, seconds, per_call, resident, error=error)
     seconds, costs = time.perf_counter() - start, compiled.cost_analysis() or {}
-    found = MemoryUse.of(compiled), costs.get("flops"), _collectives(compiled)
+    found = compiled.memory_analysis(), costs.get("flops"), _collectives(compiled)
     return Program(name, description, seconds, per_call, resident, *found)
 
 
@@ -190,15 +191,15 @@ def format_program(program: Program, limit: int | None) -> str:
     if m is None:
         add("memory", f"DOES NOT FIT: {program.error}")
     else:
-        parts = f"arguments {_gib(m.arguments)}, output {_gib(m.output)}"
-        parts += f" ({_gib(m.alias)} of it reuses the arguments' memory)"
-        parts += f", temporaries {_gib(m.temporaries)}, program {_gib(m.program)}"
+        parts = f"arguments {_gib(m.argument_size_in_bytes)}, output {_gib(m.output_size_in_bytes)}"
+        parts += f" ({_gib(m.alias_size_in_bytes)} of it reuses the arguments' memory), temporaries"
+        parts += f" {_gib(m.temp_size_in_bytes)}, program {_gib(m.generated_code_size_in_bytes)}"
         add("memory", f"on each device: {parts}")
         state = f" + {_gib(program.resident)} of the training state" if program.resident else ""
         verdict = "(the limit of this device is unknown)"
         if limit is not None:
             verdict = f"of {_gib(limit)}: {'fits' if program.fits(limit) else 'DOES NOT FIT'}"
-        add("total", f"{_gib(m.total)}{state} {verdict}")
+        add("total", f"{_gib(bytes_in_use(m))}{state} {verdict}")
     recomputed = f", and {f.recomputed:.3e} recomputed" if f.recomputed else ""
     add("FLOPs", f"by formula {f.model:.3e}{recomputed}; {f.device:.3e} on each device")
     if count is not None:

@@ -16,27 +16,13 @@ KINDS = (
 """The collective operations of XLA."""
 
 
-@dataclasses.dataclass(frozen=True)
-class MemoryUse:
-    """Bytes on each device while a program runs."""
+def bytes_in_use(m: Any) -> int:
+    """Returns the bytes on each device while a program runs, from jaxlib's ``memory_analysis``.
 
-    arguments: int
-    output: int
-    alias: int  # the part of the output that reuses the memory of donated arguments
-    temporaries: int  # the peak of temporary arrays
-    program: int  # the compiled code
-
-    @classmethod
-    def of(cls, compiled: Any) -> "MemoryUse":
-        """Reads ``memory_analysis`` of a compiled function."""
-        m = compiled.memory_analysis()
-        kinds = ("argument", "output", "alias", "temp", "generated_code")
-        return cls(*(getattr(m, f"{kind}_size_in_bytes") for kind in kinds))
-
-    @property
-    def total(self) -> int:
-        """The sum of all parts, without memory that the output reuses."""
-        return self.arguments + self.output - self.alias + self.temporaries + self.program
+    An output that reuses the memory of a donated argument counts once.
+    """
+    outputs = m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
+    return m.argument_size_in_bytes + outputs + m.generated_code_size_in_bytes
 
 
 @dataclasses.dataclass(frozen=True)

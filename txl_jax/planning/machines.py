@@ -8,7 +8,7 @@ import re
 
 import jax
 
-GIB = 2**30
+from txl_jax.parallel.device_memory import GIB
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,7 +70,7 @@ def _attend(form: Form, qu, qv, k, val, r, where):
 
 def _forward(form: Form, qu, qv, k, val, r, where):
     n, b, t, _ = qu.shape
-    results = [_like(qu), jax.ShapeDtypeStruct((n, b, t), jnp.float32)]
+    results = [qu, jax.ShapeDtypeStruct((n, b, t), jnp.float32)]
     grid = lambda size: (n * b * _ceil(t, size),)
     given = (qu, qv, k, val, r, *where, b, t, form.mem_len, form.reach)
     out, lse = launch("forward", given, results, grid, form)
@@ -84,9 +84,9 @@ def _backward(form: Form, kept, dout):
     given = (qu, qv, k, val, r, dout, lse, delta, *where, b, t, m, form.reach)
 
     of_queries = lambda size: (n * b * _ceil(t, size),)
-    dqu, dqv = launch("gradient_of_queries", given, [_like(qu), _like(qv)], of_queries, form)
+    dqu, dqv = launch("gradient_of_queries", given, [qu, qv], of_queries, form)
     of_keys = lambda size: (n * b * (_ceil(m, size) + _ceil(t, size)),)
-    dk, dval = launch("gradient_of_keys", given, [_like(k), _like(val)], of_keys, form)
+    dk, dval = launch("gradient_of_keys", given, [k, val], of_keys, form)
 
     # A program sums a block of distances over some rows, over fewer rows if there are few blocks.
     size = tiling("gradient_of_distances", r.shape[-1], r.dtype).size
@@ -122,14 +122,10 @@ def _ceil(x: int, of: int) -> int:
     return -(-x // of)
 
 
-def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
-
-
 def launch(kernel: str, given, results, grid, form: Form) -> list[jax.Array]:
     """Runs a kernel of triton_tiles.py by name.
 
-    ``given`` are the arrays and integers that the kernel reads, qu first. ``results`` are the
+    ``given`` are the arrays and integers that the kernel reads, qu first. ``results`` have the
     shapes and dtypes of its outputs. ``grid`` gives the number of programs for a tile size.
     """
     import jax_triton

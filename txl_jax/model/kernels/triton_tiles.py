@@ -16,15 +16,11 @@ The kernel takes each entry from one of the two products, and then rotates row i
 D_{m-1}, that it came from. The diagonal tile comes first: there every query attends to itself, so
 no softmax is ever empty. No tile is stored; each gradient kernel computes its tiles again.
 
-    forward                       over keys,  for S queries:    out and log2 of the softmax's sum
-    gradient_of_queries           over keys,  for S queries:    dqu, dqv
-    gradient_of_keys              over queries, for S keys:     dk, dval   (tiles as key x query)
-    gradient_of_distances         over rows and queries, for a block D_m:  dr
-
 Arguments: qu = q + u, qv = q + v [N*B,T,H]; k, val [N*B,K,H]; r [N,K,H]; filled [B]; episode [B,T]
 and seed [2] (any array if unused); out, dout like q; lse and delta = sum(out * dout) float32
-[N*B,T]. Entries beyond T, K or H are 0. ``SIZE`` is S, a power of 2; ``WIDTH`` is H rounded up to a
-power of 2. ``THRESHOLD`` and ``SCALE``: see dropout.py; 0 and 1 without dropout.
+[N*B,T]; lse is a logarithm to base 2. Entries beyond T, K or H are 0. ``SIZE`` is S, a power of 2;
+``WIDTH`` is H rounded up to a power of 2. ``THRESHOLD`` and ``SCALE``: see dropout.py; 0 and 1
+without dropout.
 """
 
 import triton
@@ -269,7 +265,10 @@ def gradient_of_keys(
     H: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, EPISODES: tl.constexpr,
     THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Computes ``dk`` and ``dval`` of S keys of a row; grid: N * B * (ceil(M/S) + ceil(T/S))."""
+    """Computes ``dk`` and ``dval`` of S keys of a row; grid: N * B * (ceil(M/S) + ceil(T/S)).
+
+    Its tiles are [key,query].
+    """
     old = tl.cdiv(M, SIZE)
     groups = old + tl.cdiv(T, SIZE)
     row = (tl.program_id(0) // groups).to(tl.int64)
