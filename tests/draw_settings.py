@@ -264,17 +264,17 @@ def generation(exp: ExperimentConfig) -> None:
     if not cfg.memory_free:
         cfg = dataclasses.replace(cfg, same_length=cfg.same_length or "pytorch")
     params, shape = param_shapes(cfg), typing.cast(Any, jax.ShapeDtypeStruct)
-    programs = generate._programs(cfg, c)
+    extend, _, project = generate._programs(cfg, c)
     ids = shape((rows,), jnp.int32)
     if cfg.memory_free:
         width = min(c.mem_len, cfg.n_positions or c.mem_len)
         past: Any = generate.LastTokens(shape((rows, width), jnp.int32), ids)
     else:
         mems = jax.eval_shape(lambda: TransformerXL(cfg).init_mems(rows, c.mem_len))
-        past = jax.eval_shape(programs.project, {"params": params}, mems)
+        past = jax.eval_shape(project, {"params": params}, mems)
     seen = shape((rows, cfg.vocab_size or 0), jnp.bool_) if c.repetition_penalty > 1 else None
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), (1, rows)))
-    jax.eval_shape(programs.extend, params, generate.DecodeState(ids, past, seen, None), keys, None)
+    jax.eval_shape(extend, params, generate.DecodeState(ids, past, seen, None), keys, None)
 
 
 # All of it.

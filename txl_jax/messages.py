@@ -29,9 +29,8 @@ def short_repr(value: object) -> str:
 
 
 def fields_repr(self: Any) -> str:
-    """Formats a dataclass or a named tuple in one line, arrays by dtype and shape: ``__repr__``."""
-    is_tuple = isinstance(self, tuple)
-    names = self._fields if is_tuple else [field.name for field in dataclasses.fields(self)]
+    """Formats a dataclass in one line, arrays by dtype and shape; serves as ``__repr__``."""
+    names = [field.name for field in dataclasses.fields(self)]
     values = ", ".join(f"{name}={_brief(getattr(self, name))}" for name in names)
     return f"{type(self).__name__}({values})"
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import flax.struct
 import jax
@@ -22,14 +22,14 @@ _PREFILL = 128  # number of prompt tokens in one call of the model
 _PER_DISPATCH = 64  # number of sampled tokens in one dispatch to the device
 
 
-class TokenChunk(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenChunk:
     """The next n tokens of each row, and their losses under the unchanged model distribution."""
+
+    __repr__ = fields_repr
 
     tokens: np.ndarray  # token ids, int32 [B,n]
     nll: np.ndarray  # negative log-likelihoods in nats at temperature 1, float32 [B,n]
-
-    def __repr__(self) -> str:
-        return fields_repr(self)
 
 
 class LastTokens(flax.struct.PyTreeNode):
@@ -86,30 +86,23 @@ def generate(
         check_ids(f"prompt {row}", prompt, vocab_size)
     if not cfg.memory_free:
         cfg = dataclasses.replace(cfg, same_length=cfg.same_length or "pytorch")
-    programs = _programs(cfg, GenerateConfig(**{name: getattr(c, name) for name in SETTINGS}))
-    state = _first_state(programs, cfg, params, prompts, c, grammar)
-
+    sampling = GenerateConfig(**{name: getattr(c, name) for name in SETTINGS})
+    extend, read, project = _programs(cfg, sampling)
+    state = _first_state(read, project, cfg, params, prompts, c, grammar)
     numbers = jnp.asarray([0] * len(prompts) if samples is None else samples)
     row_keys = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(c.seed)))(numbers)
     position_keys = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (None, 0))
     n = min(_PER_DISPATCH, c.length)  # the same for the last chunk, to avoid another compilation
     for start in range(0, c.length, _PER_DISPATCH):
         keys = position_keys(row_keys, np.arange(start, start + n))
-        state, tokens, nll = programs.extend(params, state, keys, grammar)
+        state, tokens, nll = extend(params, state, keys, grammar)
         wanted = slice(0, c.length - start)
         yield TokenChunk(np.asarray(tokens)[:, wanted], np.asarray(nll)[:, wanted])
 
 
-class _Programs(NamedTuple):
-    """The programs of generation, compiled once per model configuration and sampling settings."""
-
-    extend: Callable
-    read: Callable
-    project: Callable
-
-
 @functools.lru_cache(maxsize=8)
-def _programs(cfg: TransformerXLConfig, c: GenerateConfig) -> _Programs:
+def _programs(cfg: TransformerXLConfig, c: GenerateConfig) -> tuple[Callable, Callable, Callable]:
+    """Compiles the functions that extend texts, read prompts, and project memory into a cache."""
     model = TransformerXL(cfg)
     step: Callable = _step_without_memory if cfg.memory_free else _step_with_memory
     extend = functools.partial(_extend, functools.partial(step, model), c)
@@ -118,11 +111,11 @@ def _programs(cfg: TransformerXLConfig, c: GenerateConfig) -> _Programs:
         {"params": params}, tokens, mems, lengths=lengths
     )[1]
     project = functools.partial(model.apply, seg_len=1, method="init_cache")
-    return _Programs(jax.jit(extend, donate_argnums=(1,)), jax.jit(read), jax.jit(project))
+    return jax.jit(extend, donate_argnums=(1,)), jax.jit(read), jax.jit(project)
 
 
 def _first_state(
-    programs: _Programs, cfg: TransformerXLConfig, params, prompts, c: GenerateConfig, grammar
+    read: Callable, project: Callable, cfg: TransformerXLConfig, params, prompts, c, grammar
 ) -> DecodeState:
     """Computes the state after all tokens of each prompt except the last, on the device."""
     if cfg.memory_free:
@@ -131,8 +124,8 @@ def _first_state(
     else:
         mems = TransformerXL(cfg).init_mems(len(prompts), c.mem_len)
         for tokens, lengths in _prompt_chunks(prompts):
-            mems = programs.read(params, tokens, lengths, mems)
-        past = cast(Cache, programs.project({"params": params}, mems))
+            mems = read(params, tokens, lengths, mems)
+        past = project({"params": params}, mems)
     seen = grammar_state = None
     if c.repetition_penalty > 1:
         words = np.arange(cfg.vocab_size or 0)
@@ -189,7 +182,6 @@ def _prompt_chunks(prompts: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, 
 
 
 def _step_without_memory(model: TransformerXL, params, token, past: LastTokens):
-    """Returns the logits [B,V] after one more token [B], and the past including this token."""
     tokens = jnp.concatenate([past.tokens[:, 1:], token[:, None]], axis=1)
     rows, width = tokens.shape
     filled = jnp.minimum(past.filled + 1, width)

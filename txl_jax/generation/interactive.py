@@ -10,12 +10,10 @@ from collections.abc import Callable
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, override
 from txl_jax.data.errors import DataError
-from txl_jax.data.vocab import line_end
-from txl_jax.evaluation.score import check_score_memory, encode_lines, score_lines
-from txl_jax.generation.detokenise import detokenise
+from txl_jax.evaluation.score import encode_lines, score_encoded
 from txl_jax.generation.text import continuations
-from txl_jax.generation.write import set_stream_errors
-from txl_jax.units import UNIT_NAMES, format_value, in_unit
+from txl_jax.generation.write import formatted, set_stream_errors
+from txl_jax.units import UNIT_NAMES, format_value
 
 HELP = """\
 text            continue the text
@@ -76,24 +74,21 @@ class Session:
         for ((row, new),) in continuations(self._trained, [self._text], c):
             if row.text:
                 self._text = row.prompt + row.text
-            self._write(detokenise(new) if c.detokenise else new)
+            self._write(formatted(new, c))
         self._write("\n")
 
     def _score(self, text: str) -> None:
         if not text:
             raise ValueError(":score needs a text")
-        trained, vocab = self._trained, self._trained.vocab
+        vocab = self._trained.vocab
         (ids,) = encode_lines(vocab, [text], "text")
         if not len(ids):
             raise ValueError("no symbol of the text is in the vocabulary; type another text")
-        c = trained.config.score
-        check_score_memory(trained, n_lines=1)
-        (nll,) = score_lines(trained.config.model, trained.params, [ids], line_end(vocab), c)
-        for token, loss in zip(ids, nll, strict=True):
+        found = score_encoded(self._trained, [text], [ids])
+        for token, loss in zip(ids, found.lines[0].nll, strict=True):
             symbol = vocab.decode([int(token)]) if vocab.kind == "byte" else vocab.symbols[token]
             self._write(f"  {symbol!r:<16} {loss:8.3f} nats  {math.exp(-loss):9.3%}\n")
-        mean = in_unit(float(nll.mean()), vocab.unit)
-        self._write(f"  {format_value(mean, vocab.unit)} {UNIT_NAMES[vocab.unit]}\n")
+        self._write(f"  {format_value(found.value, found.unit)} {UNIT_NAMES[found.unit]}\n")
 
     def _set(self, rest: str) -> None:
         key, _, value = rest.partition(" ")

@@ -21,13 +21,11 @@ from txl_jax.units import in_unit
 class Decoder:
     """Decodes tokens one by one, after at least one token ``before``.
 
-    The results of :meth:`add` and :meth:`flush` together are the text that the new tokens add to
-    the text of ``before``. If ``before`` ends within a character, the first result completes it.
+    If ``before`` ends within a character, the first result completes it.
     """
 
     def __init__(self, vocab: Vocab, before: Sequence[int]):
-        self._vocab = vocab
-        self._last = list(before[-1:])
+        self._vocab, self._last = vocab, list(before[-1:])
         self._utf8: codecs.IncrementalDecoder | None = None
         if vocab.kind in ("byte", "subword"):  # a character may be several tokens
             self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -49,9 +47,9 @@ class Decoder:
 class Continuation:
     """A continuation of a prompt, and its text so far.
 
-    Generation ends with the token that completes a stop text. If there are several stop texts, the
-    one that ends first is used. If two end at the same character, the longer one is used. The text
-    never contains a stop text, and does not depend on the division into tokens and chunks.
+    Generation ends with the token that completes a stop text: the one that ends first, and of two
+    that end at the same character, the longer one. The text never contains a stop text, and does
+    not depend on the division into tokens and chunks.
 
     Attributes:
       prompt: the prompt's text, without an incomplete character at its end.

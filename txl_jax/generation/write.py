@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
 
 from txl_jax.checkpoint.trained_model import TrainedModel
-from txl_jax.config import ConfigError, GenerateConfig
+from txl_jax.config import GenerateConfig
 from txl_jax.data.vocab import encode_prompts
 from txl_jax.files import atomic_write
 from txl_jax.generation.detokenise import detokenise
@@ -20,9 +20,6 @@ from txl_jax.generation.sampling import SETTINGS
 from txl_jax.generation.text import Continuation, complete_characters, continuations, printable
 from txl_jax.records import append
 from txl_jax.units import UNIT_NAMES, format_value, in_unit
-
-TEXT, RECORDS = "sample.txt", "samples.jsonl"
-_RECORDED = ("mem_len", "length", *SETTINGS, "seed")
 
 
 def write_continuations(
@@ -34,14 +31,13 @@ def write_continuations(
     batch. The speed is printed on standard error. ``sample.txt`` has the printed text. A line with
     the text and the settings of every continuation is appended to ``samples.jsonl``.
 
-    Raises ConfigError or DataError if a prompt cannot be read or encoded, or if the file
-    ``generate.json`` cannot be written.
+    Raises ConfigError or DataError if a prompt cannot be read or encoded.
     """
     c = trained.config.generate
     prompts, quiet = read_prompts(c), c.json == "-"
     encode_prompts(trained.vocab, prompts)  # raises errors of any prompt before the first output
     single = len(prompts) == 1 and c.samples == 1 and not quiet
-    texts, settings = [], {key: getattr(c, key) for key in _RECORDED}
+    texts, settings = [], {key: getattr(c, key) for key in ("mem_len", "length", *SETTINGS, "seed")}
     with stream_errors(sys.stdout, "replace"), _json_lines(c.json) as file:
         for first in range(0, len(prompts), c.batch_size):
             batch = prompts[first : first + c.batch_size]
@@ -55,12 +51,12 @@ def write_continuations(
                     print(printable(text), file=sys.stderr if quiet else sys.stdout, flush=True)
                 texts.append(text)
                 record = {**row.to_json(), "step": trained.step, "settings": settings}
-                append(os.path.join(workdir, RECORDS), record)
+                append(os.path.join(workdir, "samples.jsonl"), record)
                 if file:
                     ascii_only = (file.encoding or "").lower() != "utf-8"
                     print(json.dumps(record, ensure_ascii=ascii_only), file=file, flush=True)
     whole = "\n".join(texts) + "\n"
-    atomic_write(os.path.join(workdir, TEXT), whole.encode("utf-8", "surrogateescape"))
+    atomic_write(os.path.join(workdir, "sample.txt"), whole.encode("utf-8", "surrogateescape"))
 
 
 def _continue_batch(
@@ -95,7 +91,7 @@ def _continue_batch(
 
 
 def formatted(text: str, c: GenerateConfig) -> str:
-    """Returns a text as the settings want it to be shown."""
+    """Detokenises a text if the settings say so."""
     return detokenise(text) if c.detokenise else text
 
 
@@ -107,7 +103,7 @@ def set_stream_errors(stream: TextIO | None, errors: str) -> None:
 
 @contextlib.contextmanager
 def stream_errors(stream: TextIO | None, errors: str) -> Iterator[None]:
-    """Sets how a stream handles such characters, until the context is closed."""
+    """Calls :func:`set_stream_errors` until the context is closed."""
     before = stream.errors if isinstance(stream, io.TextIOWrapper) else None
     set_stream_errors(stream, errors)
     try:
@@ -116,14 +112,8 @@ def stream_errors(stream: TextIO | None, errors: str) -> Iterator[None]:
         set_stream_errors(stream, before or errors)
 
 
-@contextlib.contextmanager
-def _json_lines(path: str | None) -> Iterator[TextIO | None]:
+def _json_lines(path: str | None) -> contextlib.AbstractContextManager[TextIO | None]:
     """Opens the file for JSON lines. ``None`` stands for no file, and ``-`` for standard output."""
     if path is None or path == "-":
-        yield sys.stdout if path else None
-        return
-    try:
-        with open(path, "a", encoding="utf-8") as file:
-            yield file
-    except OSError as error:
-        raise ConfigError(f"config key generate.json = {path!r}: {error.strerror}") from error
+        return contextlib.nullcontext(sys.stdout if path else None)
+    return open(path, "a", encoding="utf-8")
