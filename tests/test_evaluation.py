@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import math
 import types
 from typing import Any
@@ -326,7 +325,7 @@ def test_the_report_shows_a_bar_of_all_segments_for_each_row(tmp_path, monkeypat
     )
     params = tiny_models.variables(exp.model)["params"]
     trained = TrainedModel(TransformerXL(exp.model), params, corpus.vocab, exp, 0)
-    result = scoring_run.evaluate_split(trained, corpus, str(tmp_path))
+    result = tiny_runs.evaluate(trained, corpus, tmp_path)
     names = ["memory 32, dynamic sgd", "memory 32", "no memory"]
     assert seen == {f"test split, {name}": [(1, 3), (2, 3), (3, 3)] for name in names}
     assert result is not None
@@ -360,8 +359,9 @@ def test_baselines_are_scored_on_the_targets_of_the_model_and_their_protocol_is_
     )
     params = tiny_models.variables(exp.model)["params"]
     trained = TrainedModel(TransformerXL(exp.model), params, corpus.vocab, exp, 0)
-    assert scoring_run.evaluate_split(trained, corpus, str(tmp_path)) is not None
-    rows = json.loads((tmp_path / "evaluation.json").read_text())["results"]
+    result = scoring_run.score_split(trained, corpus)
+    assert result is not None
+    rows = result["results"]
     assert [row["targets"] for row in rows] == [4 * 2 * 16] * 6
     part = "test split, 4 streams, segment 16, first 2 segments only"
     assert [row["protocol"] for row in rows[2:]] == [

@@ -49,17 +49,19 @@ WRITING = sorted(modes.ANALYSIS_MODULES.keys() - {"interactive", "score"})
 """Analyses that write in the workdir when they are done."""
 
 
-@pytest.mark.parametrize("mode", WRITING)
-def test_an_analysis_that_cannot_write_its_files_is_refused_before_its_work(mode, tiny, tmp_path):
-    run = importlib.import_module(modes.ANALYSIS_MODULES[mode]).run
-    trained = asked_by(mode, tiny[0])
+@pytest.mark.parametrize("mode", ["evaluate", "generate", *WRITING])
+def test_a_mode_that_cannot_write_its_files_is_refused_before_its_work(
+    mode, tiny, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(modes, "load", lambda *_: asked_by(mode, tiny[0]))
+    run = lambda folder: modes.use_model(mode, None, {}, str(folder), "best")
     (tmp_path / "file").write_text("")
     with pytest.raises(WorkdirError, match=r"cannot be written \(Not a directory\)"):
-        run(trained, str(tmp_path / "file" / "run"))
+        run(tmp_path / "file" / "run")
     for name in workdir_files.MODE_FILES[mode]:
         (tmp_path / name / name).mkdir(parents=True)
         with pytest.raises(WorkdirError, match=rf"/{name}: is a folder"):
-            run(trained, str(tmp_path / name))
+            run(tmp_path / name)
 
 
 @pytest.mark.parametrize("mode", sorted(modes.COMPARISON_MODULES))
@@ -72,17 +74,6 @@ def test_a_comparison_that_cannot_write_its_files_is_refused_before_its_work(mod
     (tmp_path / last).mkdir()
     with pytest.raises(WorkdirError, match=f"{last}: is a folder"):
         importlib.import_module(modes.COMPARISON_MODULES[mode]).run(exp, str(tmp_path))
-
-
-@pytest.mark.parametrize("mode", ["evaluate", "generate"])
-def test_a_mode_that_cannot_write_its_files_is_refused_before_its_work(
-    mode, tiny, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(modes, "load", lambda *_: tiny[0])
-    for name in workdir_files.MODE_FILES[mode]:
-        (tmp_path / name / name).mkdir(parents=True)
-        with pytest.raises(WorkdirError, match=rf"/{name}: is a folder"):
-            modes.use_model(mode, None, {}, str(tmp_path / name), "best")
 
 
 def test_every_mode_has_its_files_named():
@@ -137,7 +128,7 @@ def test_an_evaluation_is_printed_where_it_cannot_be_written(tiny, tmp_path, mon
     monkeypatch.setattr(scoring_run, "write_json", full)
     trained, corpus = tiny
     with pytest.raises(OSError, match="No space left"):
-        scoring_run.evaluate_split(trained, corpus, str(tmp_path))
+        tiny_runs.evaluate(trained, corpus, tmp_path)
     assert "memory 32     0.7213 bpc" in capsys.readouterr().out
 
 
@@ -148,11 +139,11 @@ def test_a_text_that_is_read_in_lower_case_is_evaluated_with_a_note(
     monkeypatch.setattr(scoring_run, "split_evaluator", lambda *_: score)
     trained, corpus = tiny
     foreign = dataclasses.replace(corpus, info={**corpus.info, "foreign_vocab": True})
-    scoring_run.evaluate_split(trained, foreign, str(tmp_path))
+    scoring_run.score_split(trained, foreign)
     assert "note" not in capsys.readouterr().err
     words = Vocab("word", ["<eos>", "<unk>", *map(str, range(30))])
     foreign = dataclasses.replace(foreign, vocab=words)
-    scoring_run.evaluate_split(trained, foreign, str(tmp_path))
+    scoring_run.score_split(trained, foreign)
     assert capsys.readouterr().err == (
         "note: the model's vocabulary has no capital letters: the text is read in lower case\n"
     )

@@ -15,7 +15,6 @@ from txl_jax.analysis import report_page as page
 from txl_jax.checkpoint.loading import load
 from txl_jax.config import ExperimentConfig, override
 from txl_jax.data.corpus import corpus_from_config
-from txl_jax.evaluation.scoring_run import evaluate_split
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), "")
@@ -72,7 +71,7 @@ def pages(tmp_path_factory):
     tiny_runs.run_in_workdir(folder, run)
     trained = load(str(run))
     corpus = corpus_from_config(trained.config.data, trained.vocab)
-    evaluate_split(trained, corpus, str(run))
+    tiny_runs.evaluate(trained, corpus, run)
     shutil.copytree(run, other)
     small = {"context.lengths": (4, 8), "context.stride": 4, "context.max_tokens": 64}
     small |= {"attention.mem_len": 16, "attention.seg_len": 8, "attention.position": 30}

@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from tiny_runs import arrays, claimed, corpus_and_experiment, run, run_in_workdir
+from tiny_runs import arrays, claimed, corpus_and_experiment, evaluate, run, run_in_workdir
 
 import txl_jax
 from txl_jax.checkpoint.checkpoints import Checkpoints
@@ -13,7 +13,6 @@ from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.config import AverageConfig
 from txl_jax.data.feed import training_batch
 from txl_jax.evaluation.evaluator import split_evaluator
-from txl_jax.evaluation.scoring_run import evaluate_split
 from txl_jax.parallel.shardings import make_mesh
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.preemption import PreemptionGuard
@@ -107,8 +106,7 @@ def test_the_report_scores_the_others_too(trained, folder, capsys):
     workdir, changes = trained
     corpus, _ = corpus_and_experiment(folder, **changes)
     model = txl_jax.load(str(workdir), "12", "swa")
-    result = evaluate_split(model, corpus, str(workdir))
-    assert result is not None
+    result = evaluate(model, corpus, workdir)
     by_name = {r["name"]: r["loss"] for r in result["results"]}
     names = [f"memory 32, {w} weights" for w in ("swa", "raw", "ema")]
     assert set(by_name) == {*names, "no memory, swa weights"}

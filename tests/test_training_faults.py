@@ -545,7 +545,7 @@ MOMENTS = {
     "compiling": (trainer, "compiled_step", before, "before the first step, nothing to save"),
     "validating": (Evaluator, "run", before, "saved"),
     "saving": (Checkpoints, "_save_items", after, "saved"),
-    "reporting": (modes, "evaluate_split", before, "saved"),
+    "reporting": (modes, "score_split", before, "saved"),
 }
 
 

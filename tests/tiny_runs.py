@@ -14,6 +14,7 @@ import txl_jax
 from txl_jax.checkpoint.workdir import init_workdir, with_vocab
 from txl_jax.checkpoint.workdir_files import check_writable
 from txl_jax.data.corpus import corpus_from_config
+from txl_jax.evaluation.scoring_run import score_split, write_evaluation
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.trainer import train
 
@@ -68,6 +69,14 @@ def experiment(folder, **changes):
     }
     exp = txl_jax.ExperimentConfig.from_dict(settings)
     return txl_jax.config.override(exp, changes)
+
+
+def evaluate(trained, corpus, workdir):
+    """Scores a split and writes the result, as the command does; returns the result."""
+    result = score_split(trained, corpus)
+    assert result is not None
+    write_evaluation(result, str(workdir))
+    return result
 
 
 def corpus_and_experiment(folder, **changes):

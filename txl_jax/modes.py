@@ -17,7 +17,13 @@ from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.lock import LockedError
 from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
 from txl_jax.checkpoint.workdir import read_experiment
-from txl_jax.checkpoint.workdir_files import CONFIG, check_file, check_outputs, register_outputs
+from txl_jax.checkpoint.workdir_files import (
+    CONFIG,
+    MODE_FILES,
+    check_file,
+    check_outputs,
+    register_outputs,
+)
 from txl_jax.command_line import command_for, command_with, shown_path, typed_command
 from txl_jax.config import ConfigError, ExperimentConfig, differing_keys, override
 from txl_jax.convert import ModelFormatError
@@ -25,7 +31,7 @@ from txl_jax.data.corpus import Corpus, DataError, corpus_from_config
 from txl_jax.data.vocab import encode_prompts
 from txl_jax.evaluation.baselines import check_baselines
 from txl_jax.evaluation.errors import AnalysisError
-from txl_jax.evaluation.scoring_run import evaluate_split, score_split, write_evaluation
+from txl_jax.evaluation.scoring_run import score_split, write_evaluation
 from txl_jax.generation.prompts import read_prompts
 from txl_jax.generation.write import set_stream_errors, write_continuations
 from txl_jax.messages import argument, names_flags
@@ -191,9 +197,10 @@ def evaluate_and_generate(
 
     Process 0 sends the scores and the text to ``logger``.
     """
-    result = evaluate_split(trained, corpus, workdir, guard.requested)
+    result = score_split(trained, corpus, guard.requested)
     if result is None:
         return ""
+    write_evaluation(result, workdir)
     if processes.is_process_zero():
         scores = final_scores(result, trained.config.evaluate.split)
         logger.metrics(trained.step, scores)
@@ -224,6 +231,8 @@ def use_model(
     weights = exp.average.use if exp else overrides.get("average.use", "best")
     trained = load(workdir, step, None if weights == "best" else weights)
     trained = with_settings(trained, exp or override(trained.config, overrides))
+    if mode in MODE_FILES:
+        processes.on_process_zero(lambda: check_outputs(workdir, mode))
     if mode == "generate":
         return generate(trained, workdir)
     if mode == "evaluate":
@@ -235,7 +244,6 @@ def use_model(
 
 def generate(trained: TrainedModel, workdir: str) -> int:
     """Continues the prompts that the config names, on the first device of process 0."""
-    processes.on_process_zero(lambda: check_outputs(workdir, "generate"))
     processes.on_process_zero(lambda: check_file("generate.json", trained.config.generate.json))
     if processes.is_process_zero():
         write_continuations(trained, workdir)
@@ -244,7 +252,6 @@ def generate(trained: TrainedModel, workdir: str) -> int:
 
 def evaluate(trained: TrainedModel, workdir: str) -> int:
     """Scores a split of the text that the settings name, by default the text of training."""
-    processes.on_process_zero(lambda: check_outputs(workdir, "evaluate"))
     result = score_own_text(trained)
     write_evaluation(result, workdir)
     _print(f"{trained.config.evaluate.split} {_headline(result)}")
@@ -278,7 +285,6 @@ def ablate(config: str, overrides: Mapping[str, str], workdir: str) -> int:
     from txl_jax.analysis import ablation
 
     _set_up_output()
-    processes.on_process_zero(lambda: check_outputs(workdir, "ablation"))
     processes.on_process_zero(lambda: register_outputs(workdir, "ablation"))
     train_row = lambda exp, folder: train(exp, folder, closing_lines=False)
     return ablation.run(config, overrides, workdir, train_row)

@@ -24,8 +24,7 @@ from txl_jax.analysis.attention_figures import PositionAttention
 from txl_jax.analysis.attention_weights import Averages, segment_attention
 from txl_jax.analysis.results import describe_model, write_results
 from txl_jax.checkpoint.trained_model import TrainedModel
-from txl_jax.checkpoint.workdir_files import check_outputs
-from txl_jax.config import ExperimentConfig, ProtocolConfig, TransformerXLConfig
+from txl_jax.config import ExperimentConfig, ProtocolConfig
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.streams import Streams
 from txl_jax.evaluation.errors import AnalysisError
@@ -47,7 +46,6 @@ def run(trained: TrainedModel, workdir: str) -> str:
             " unordered sentences; use a model of another corpus"
         )
     check_size(trained)
-    check_outputs(workdir, "attention")
     reader = AttentionReader(trained)
     corpus = corpus_from_config(exp.data, vocab)
     tokens, name = getattr(corpus, c.split), f"the {c.split} split"
@@ -122,7 +120,18 @@ class AttentionReader:
         self.n_keys = c.mem_len + c.seg_len
         self._warm_up = -(-c.mem_len // c.seg_len)  # segments until memory or context is full
         model = under_protocol(trained.config.model, self.protocol)
-        _check_lengths(model, self.protocol)
+        if model.same_length and not self.protocol.mem_len:
+            raise AnalysisError(
+                f"attention.mem_len = 0: the window same_length={model.same_length!r} needs a"
+                " memory; use evaluate.same_length=False"
+            )
+        n_positions = model.n_positions or 0
+        if model.attention == "absolute_per_layer" and self.n_keys > n_positions:
+            raise AnalysisError(
+                f"attention.mem_len = {c.mem_len}: the sum with attention.seg_len {c.seg_len} is"
+                f" larger than model.n_positions = {n_positions}; use"
+                f" attention.mem_len={max(0, n_positions - c.seg_len)}"
+            )
         self._model = TransformerXL(model)
         self._measure = jax.jit(functools.partial(segment_attention, self._model), donate_argnums=2)
         read = lambda params, *args: self._model.apply({"params": params}, *args)[1]
@@ -198,22 +207,6 @@ class AttentionReader:
         streams = build(tokens, p.batch_size, p.seg_len)
         before_last = (p.batch_size - 1) * streams.targets_per_stream  # the last stream is shortest
         return streams, max(0, streams.n_targets - before_last) // p.seg_len
-
-
-def _check_lengths(model: TransformerXLConfig, p: ProtocolConfig) -> None:
-    """Raises AnalysisError if the model does not allow the lengths of the protocol."""
-    if model.same_length and not p.mem_len:
-        raise AnalysisError(
-            f"attention.mem_len = {p.mem_len}: the window same_length={model.same_length!r} needs a"
-            " memory; use evaluate.same_length=False"
-        )
-    n_positions = model.n_positions if model.attention == "absolute_per_layer" else None
-    if n_positions is not None and p.context_len + p.seg_len > n_positions:
-        raise AnalysisError(
-            f"attention.mem_len = {p.context_len}: the sum with attention.seg_len {p.seg_len} is"
-            f" larger than model.n_positions = {n_positions}; use"
-            f" attention.mem_len={max(0, n_positions - p.seg_len)}"
-        )
 
 
 def _longest_in_training(trained: TrainedModel) -> int:

@@ -25,7 +25,6 @@ import numpy as np
 from txl_jax.analysis.recl import Losses
 from txl_jax.analysis.results import describe_model, new_figure, show_share, write_results
 from txl_jax.checkpoint.trained_model import TrainedModel
-from txl_jax.checkpoint.workdir_files import check_outputs
 from txl_jax.config import ContextConfig, TransformerXLConfig, override
 from txl_jax.data.corpus import Corpus, corpus_from_config
 from txl_jax.data.sentences import Sentences
@@ -51,7 +50,6 @@ def run(trained: TrainedModel, workdir: str) -> str:
         trained = dataclasses.replace(trained, config=exp)
     c = trained.config.context
     check_size(trained, c)
-    check_outputs(workdir, "context")
     corpus = corpus_from_config(trained.config.data, trained.vocab)
     with segment_bar(f"{c.split} split, contexts up to {c.lengths[-1]}") as progress:
         losses = measure(trained, corpus, c, trained.config.name, progress)

@@ -24,7 +24,6 @@ import numpy as np
 
 from txl_jax.analysis.results import describe_model, new_figure, write_results
 from txl_jax.checkpoint.trained_model import TrainedModel
-from txl_jax.checkpoint.workdir_files import check_outputs
 from txl_jax.config import ProbeTextConfig, TransformerXLConfig
 from txl_jax.data.sources.probe import alphabet, draw, episodes
 from txl_jax.evaluation.errors import AnalysisError
@@ -40,16 +39,15 @@ def run(trained: TrainedModel, workdir: str) -> str:
     """Writes the accuracy by distance and memory length as ``probe*``. Returns the last line."""
     check(trained)
     check_size(trained)
-    check_outputs(workdir, "probe")
     c, t = trained.config, trained.config.train
-    rows, reaches = [], []
+    found = []
     for mem_len in memory_lengths(trained):
         window = trained.model.cfg.same_length if mem_len else False  # a window needs a memory
         model = TransformerXL(dataclasses.replace(trained.model.cfg, same_length=window))
         measured = measured_reach(model, trained.params, t.seg_len, mem_len)
         possible = reach(model.cfg, t.seg_len, mem_len)
-        reaches.append({"mem_len": mem_len, "reach": possible, "measured": measured})
-        rows += [score_distance(trained, model, mem_len, d) for d in c.probe.distances]
+        rows = [score_distance(trained, model, mem_len, d) for d in c.probe.distances]
+        found.append(({"mem_len": mem_len, "reach": possible, "measured": measured}, rows))
     result = {
         "model": describe_model(trained),
         "text": dataclasses.asdict(c.data.probe),
@@ -59,11 +57,18 @@ def run(trained: TrainedModel, workdir: str) -> str:
         "trained_reach": reach(c.model, t.seg_len, t.mem_len),
         "chance": 1 / c.data.probe.symbols,
         "scored": "the last target of a segment",
-        "reaches": reaches,
-        "rows": rows,
+        "reaches": [reached for reached, _ in found],
+        "rows": [row for _, rows in found for row in rows],
     }
-    files = {"probe.json": result, "probe.csv": rows, "probe": lambda: figure_of(result)}
-    return write_results(workdir, _last_line(result), files)
+    figure = lambda: figure_of(result, found)
+    files = {"probe.json": result, "probe.csv": result["rows"], "probe": figure}
+    parts = []  # per memory length, the distances before the first accuracy below 0.9
+    for reached, rows in found:
+        right = itertools.takewhile(lambda row: row["accuracy"] >= 0.9, rows)
+        *_, farthest = ["none", *(f"to {row['distance']} tokens" for row in right)]
+        parts.append(f"memory {reached['mem_len']}: {farthest} (reach {reached['reach']})")
+    last = f"answers found 9 times in 10, {'; '.join(parts)}; chance {result['chance']:.3f}"
+    return write_results(workdir, last, files)
 
 
 def check(trained: TrainedModel) -> None:
@@ -210,12 +215,12 @@ def measured_reach(model: TransformerXL, params: Any, seg_len: int, mem_len: int
     return int(max(distances[changed], default=0))
 
 
-def figure_of(result: dict[str, Any]) -> Any:
+def figure_of(result: dict[str, Any], found: list[tuple[dict[str, Any], list[dict[str, Any]]]]):
     """Plots accuracy over distance for each memory length. Dotted lines show possible reaches."""
     figure, text, trained = new_figure(9, 6), result["text"], result["trained_mem_len"]
     axes = figure.add_subplot(xlabel="distance from the answer to the repeated symbol (tokens)")
-    for i, entry in enumerate(result["reaches"]):
-        rows, mem_len = _rows(result, entry), entry["mem_len"]
+    for i, (entry, rows) in enumerate(found):
+        mem_len = entry["mem_len"]
         label = f"memory {mem_len}" + ("" if mem_len == trained else f" (trained with {trained})")
         label += f": reach {entry['reach']}, measured {entry['measured']}"
         values = [row["distance"] for row in rows], [row["accuracy"] for row in rows]
@@ -233,17 +238,3 @@ def figure_of(result: dict[str, Any]) -> Any:
         f" symbols, {text['shortest']} to {text['longest']} tokens back"
     )
     return figure
-
-
-def _rows(result: dict[str, Any], entry: dict[str, Any]) -> list[dict[str, Any]]:
-    return [row for row in result["rows"] if row["mem_len"] == entry["mem_len"]]
-
-
-def _last_line(result: dict[str, Any]) -> str:
-    """Summarises, per memory length, the distances before the first accuracy below 0.9."""
-    parts = []
-    for entry in result["reaches"]:
-        right = itertools.takewhile(lambda row: row["accuracy"] >= 0.9, _rows(result, entry))
-        found = [f"to {row['distance']} tokens" for row in right] or ["none"]
-        parts.append(f"memory {entry['mem_len']}: {found[-1]} (reach {entry['reach']})")
-    return f"answers found 9 times in 10, {'; '.join(parts)}; chance {result['chance']:.3f}"

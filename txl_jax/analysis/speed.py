@@ -26,7 +26,6 @@ import numpy as np
 
 from txl_jax.analysis.results import write_results
 from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
-from txl_jax.checkpoint.workdir_files import check_outputs
 from txl_jax.config import MeshConfig, ProtocolConfig, SpeedConfig, TransformerXLConfig
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.model.block import SharedInputs
@@ -47,7 +46,6 @@ Program = Callable[[], float]
 
 def run(trained: TrainedModel, workdir: str) -> str:
     """Measures models with the shape of a trained model. Prints rows and writes ``speed.json``."""
-    check_outputs(workdir, "speed")
     shape = dataclasses.replace(trained.config.model, attention="relative", n_positions=None)
     check_size(trained)
     rows = []

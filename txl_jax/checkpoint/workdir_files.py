@@ -66,12 +66,12 @@ def check_free(workdir: str) -> None:
 
 
 def register_outputs(workdir: str, mode: str) -> None:
-    """Creates a folder, and records that this program writes the files of a mode there.
+    """Calls :func:`check_outputs`, and records that this program writes a mode's files there.
 
     ``mode`` is ``ablation``, ``recl`` or ``report``, and the names of its files start with it. The
     workdir of a run needs no record. Raises WorkdirError if such files exist without a record.
     """
-    os.makedirs(workdir, exist_ok=True)
+    check_outputs(workdir, mode)
     if os.path.exists(os.path.join(workdir, CONFIG)):
         return
     path = os.path.join(workdir, OUTPUTS)

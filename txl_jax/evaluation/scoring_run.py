@@ -28,18 +28,8 @@ from txl_jax.records import append, plain
 from txl_jax.units import in_unit
 
 
-def evaluate_split(
-    trained: TrainedModel, corpus: Corpus, workdir: str, stop: Callable[[], bool] = lambda: False
-) -> dict[str, Any] | None:
-    """Scores a split as :func:`score_split` does, and prints and writes the result."""
-    result = score_split(trained, corpus, stop)
-    if result is not None:
-        write_evaluation(result, workdir)
-    return result
-
-
 def write_evaluation(result: Mapping[str, Any], workdir: str) -> None:
-    """Prints a table, writes ``evaluation.json`` and appends to ``evaluations.jsonl``."""
+    """Prints a result, writes ``evaluation.json`` and appends to ``evaluations.jsonl``."""
     if is_process_zero():
         print(table(result), flush=True)
         write_json(os.path.join(workdir, "evaluation.json"), result)
