@@ -20,7 +20,6 @@ from txl_jax.checkpoint.workdir import init_workdir, with_vocab
 from txl_jax.config import ExperimentConfig, override
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.evaluation.baselines import DESCRIPTIONS
-from txl_jax.evaluation.scoring_run import evaluate_split
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.trainer import train
 
@@ -68,7 +67,7 @@ def run(tmp_path_factory):
     workdir.mkdir()
     init_workdir(str(workdir), exp, corpus)
     train(exp, corpus, str(workdir), PreemptionGuard())
-    evaluate_split(load(str(workdir)), corpus, str(workdir))
+    tiny_runs.evaluate(load(str(workdir)), corpus, workdir)
     (workdir / "sample.txt").write_text("<b>the cat</b> & a dog\n")
     return workdir
 
@@ -150,7 +149,7 @@ def test_every_evaluation_is_kept_and_the_latest_of_each_protocol_is_shown(run):
     trained = load(str(run))
     corpus = corpus_from_config(trained.config.data, trained.vocab)
     more = override(trained.config, {"evaluate.split": "valid"})
-    evaluate_split(dataclasses.replace(trained, config=more), corpus, str(run))
+    tiny_runs.evaluate(dataclasses.replace(trained, config=more), corpus, run)
     lines = (run / "evaluations.jsonl").read_text().splitlines()
     assert len(lines) == 2
     write(run)
@@ -203,10 +202,9 @@ def test_damaged_and_foreign_files_are_left_out_and_named(run, tmp_path, capsys)
 def test_an_evaluation_that_is_none_is_left_out_and_named(run, tmp_path, capsys, value):
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
-    (copy / "evaluations.jsonl").unlink()
-    (copy / "evaluation.json").write_bytes(value)
+    (copy / "evaluations.jsonl").write_bytes(value + b"\n")
     write(copy)
-    assert "evaluation.json" in capsys.readouterr().err
+    assert "evaluations.jsonl: 1 damaged or foreign line was skipped" in capsys.readouterr().err
     assert "test split" not in parsed(copy / "report.html")[1]
 
 
@@ -248,7 +246,7 @@ def test_the_headline_is_the_latest_score_of_the_whole_of_the_runs_text(evaluati
 def test_results_on_other_targets_than_the_headlines_come_last_and_are_marked():
     first = (evaluation(1.0, PART), evaluation(2.0), evaluation(3.0, VALID))
     rows = page.results(found(*first, evaluation(4.0, text="b"), evaluation(5.0)))
-    assert [(row.value, row.marked) for row in rows] == [
+    assert [(row["value"], row["marked"]) for row in rows] == [
         ("5.000 bpc", False),
         ("1.000 bpc", True),
         ("3.000 bpc", True),
@@ -256,7 +254,7 @@ def test_results_on_other_targets_than_the_headlines_come_last_and_are_marked():
     ]
     text = page.render({"results": rows}).decode()
     assert re.findall(r"<td>(\S+ bpc)( †)?</td>", text) == [
-        (row.value, " †" if row.marked else "") for row in rows
+        (row["value"], " †" if row["marked"] else "") for row in rows
     ]
     assert text.count("† other targets") == 1
 
@@ -276,7 +274,7 @@ def test_results_that_do_not_compare_carry_a_warning(other, expected, monkeypatc
     runs = [found(evaluation(2.0)), found(other, folder="two"), found(folder="three")]
     compared = page.comparison(runs)
     assert compared["differing"] == expected
-    assert [row.marked for row in compared["results"]] == [False, bool(expected), False]
+    assert [row["marked"] for row in compared["results"]] == [False, bool(expected), False]
     html = page.render({"comparison": compared}).decode()
     assert re.findall(r'<p class="warning">(.*?)</p>', html) == [
         f"Warning: these results have different {what}, so their values do not compare."
@@ -286,7 +284,7 @@ def test_results_that_do_not_compare_carry_a_warning(other, expected, monkeypatc
 
 def test_a_baseline_has_no_step_of_training():
     rows = page.results(found(evaluation(2.0, unigram=4.0, **{"xz primed": 3.0})))
-    assert [(row.name, row.protocol.partition(", step ")[2]) for row in rows] == [
+    assert [(row["name"], row["protocol"].partition(", step ")[2]) for row in rows] == [
         ("memory 32", "7"),
         ("unigram", ""),
         ("xz primed", ""),

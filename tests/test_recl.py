@@ -16,7 +16,7 @@ import tiny_runs
 import txl_jax
 from txl_jax.analysis import recl_table
 from txl_jax.analysis.context import losses_by_context
-from txl_jax.analysis.recl import Gains, Losses, LossesError, gains
+from txl_jax.analysis.recl import Gains, Losses, gains
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir import init_workdir
 from txl_jax.data.corpus import corpus_from_config
@@ -114,7 +114,7 @@ def test_a_file_that_is_no_losses_is_named(tmp_path, content):
         np.savez(path, contexts=np.array([1, 2]))
     else:
         path.write_bytes(content)
-    with pytest.raises(LossesError, match=r"other\.npz: must be an \.npz of name, contexts"):
+    with pytest.raises(AnalysisError, match=r"other\.npz: must be an \.npz of name, contexts"):
         Losses.load(path)
 
 
@@ -128,23 +128,23 @@ def test_a_file_that_is_no_losses_is_named(tmp_path, content):
     ],
 )
 def test_losses_that_cannot_be_are_refused(wrong, words):
-    with pytest.raises(LossesError, match=words):
+    with pytest.raises(AnalysisError, match=words):
         losses(**wrong)
 
 
 def test_a_group_that_does_not_compare_is_refused():
     other = losses("other", (1, 3))
-    with pytest.raises(LossesError, match="same contexts"):
+    with pytest.raises(AnalysisError, match="same contexts"):
         gains([losses(), other], 0.5)
     elsewhere = [dataclasses.replace(losses(n), targets=n) for n in ("here", "there")]
-    with pytest.raises(LossesError, match="there and here were not measured on the same text"):
+    with pytest.raises(AnalysisError, match="there and here were not measured on the same text"):
         gains(elsewhere, 0.5)
     gains([elsewhere[0], losses("unknown")], 0.5)
-    with pytest.raises(LossesError, match="the same name"):
+    with pytest.raises(AnalysisError, match="the same name"):
         gains([losses(), losses()], 0.5)
-    with pytest.raises(LossesError, match="above 0"):
+    with pytest.raises(AnalysisError, match="above 0"):
         gains([losses()], 0.0)
-    with pytest.raises(LossesError, match="at least one"):
+    with pytest.raises(AnalysisError, match="at least one"):
         gains([], 0.5)
 
 

@@ -190,7 +190,8 @@ def test_what_encoding_changes_in_a_text_is_noted(vocab, text, expected, has_bit
 def test_bytes_are_written_as_characters_or_escaped_and_any_output_can_show_them(monkeypatch):
     vocab = Vocab.all_bytes()
     ids, nll = vocab.encode("a \n\udcff\udcc3"), np.ones(5, np.float32)
-    row = score.line_record(vocab, 1, "a \udcff\u00e9", ids, nll, ScoreConfig())
+    (line,) = score.text_score(vocab, ["a \udcff\u00e9"], [ids], [nll]).lines
+    row = score.line_record(vocab, 1, line, ScoreConfig())
     assert row["symbols"] == ["a", " ", "\\x0a", "\\xff", "\\xc3"]
     assert row["text"] == "a \\xff\u00e9"
     for encoding in ("utf-8", "ascii"):

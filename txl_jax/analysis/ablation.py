@@ -39,13 +39,12 @@ from txl_jax.training.preparation import check_evaluation_memory
 from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
 
 Train = Callable[[ExperimentConfig, str], int]
-"""A function that trains or resumes an experiment in a workdir. The returned exit code is not 0 if
-the run was interrupted."""
+"""Trains or resumes an experiment in a workdir; the exit code is not 0 after an interruption."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RowRun:
-    """One training run of a row. If ``given``, the config names the workdir of a trained model."""
+    """A row with one seed. If ``given``, the config names the workdir of a trained model."""
 
     row: str
     exp: ExperimentConfig
@@ -73,14 +72,13 @@ def run(config: str, overrides: Mapping[str, str], workdir: str, train: Train) -
     if processes.is_process_zero():
         table, unit, name = summarize(rows), rows[0]["unit"], os.path.basename(config.split(":")[0])
         title, text = f"{name}, {rows[0]['text']}, {c.split} split", _text(table, unit)
-        columns = ("row", "seed", "length", "loss_nats", unit)
         about = {"table": name, "split": c.split, "max_tokens": c.max_tokens}
         files = {
             "ablation.json": {**about, "table": table, "runs": rows},
             "ablation.csv": [
-                dict(zip(columns, (r["row"], r["seed"], *values), strict=True))
+                {"row": r["row"], "seed": r["seed"], "length": n, "loss_nats": nats, unit: value}
                 for r in rows
-                for values in zip(r["lengths"], r["losses"], r["values"], strict=True)
+                for n, nats, value in zip(r["lengths"], r["losses"], r["values"], strict=True)
             ],
             "ablation": lambda: _figure(table, rows, title),
         }
@@ -115,13 +113,12 @@ def table_runs(config: str, overrides: Mapping[str, str], workdir: str) -> list[
     for row in c.rows or all_rows:
         exp = load_config(f"{file}:{'-'.join(filter(None, (row, variant)))}", overrides)
         exp = override(exp, {"generate.length": 0})
-        names = [row if c.seeds == (0,) else f"{row}-seed{seed}" for seed in c.seeds]
-        folders = [os.path.join(workdir, name) for name in names]
-        found = [(seed, folder, False) for seed, folder in zip(c.seeds, folders, strict=True)]
+        for seed in c.seeds:
+            name = row if c.seeds == (0,) else f"{row}-seed{seed}"
+            runs.append(RowRun(row, override(exp, {"seed": seed}), os.path.join(workdir, name)))
         if row in given:  # the given workdir replaces the run with the first seed
-            found[0] = load(given[row]).config.seed, given[row], True
-        for seed, folder, is_given in found:
-            runs.append(RowRun(row, override(exp, {"seed": seed}), folder, is_given))
+            first = override(exp, {"seed": load(given[row]).config.seed})
+            runs[-len(c.seeds)] = RowRun(row, first, given[row], given=True)
     return runs
 
 
@@ -221,8 +218,7 @@ def first_targets(split: np.ndarray | Sentences, n: int) -> np.ndarray | Sentenc
         return split
     if isinstance(split, Sentences):
         ends = split.offsets[1:] - split.offsets[0]
-        count = max(1, int(np.searchsorted(ends, n, side="right")))
-        return Sentences(split.tokens, split.offsets[: count + 1])
+        return split[: max(1, int(np.searchsorted(ends, n, side="right")))]
     return split[: n + 1]
 
 

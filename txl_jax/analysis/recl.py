@@ -24,10 +24,6 @@ from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.messages import fields_repr
 
 
-class LossesError(AnalysisError):
-    """Losses of models cannot be compared. The message names the model and the reason."""
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Losses:
     """A model's loss on each token of a text, for each context length.
@@ -46,14 +42,16 @@ class Losses:
 
     def __post_init__(self):
         if len(self.contexts) < 2 or any(a >= b for a, b in itertools.pairwise(self.contexts)):
-            raise LossesError(f"{self.name}: contexts {self.contexts} must be two or more, rising")
+            raise AnalysisError(
+                f"{self.name}: contexts {self.contexts} must be two or more, rising"
+            )
         if self.nll.ndim != 2 or self.nll.shape[0] != len(self.contexts) or not self.nll.size:
-            raise LossesError(
+            raise AnalysisError(
                 f"{self.name}: losses {self.nll.shape} must be [{len(self.contexts)},N], a row for"
                 " each context length"
             )
         if not np.isfinite(self.nll).all():
-            raise LossesError(f"{self.name}: a loss is not a finite number")
+            raise AnalysisError(f"{self.name}: a loss is not a finite number")
 
     def mean(self) -> np.ndarray:
         """Returns the mean loss at each length in nats per target, float64 [C]."""
@@ -81,15 +79,15 @@ class Losses:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Losses":
-        """Reads a file of :meth:`save` without unpickling. Raises LossesError if it is invalid."""
+        """Reads a file of :meth:`save` without unpickling, or raises AnalysisError."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 contexts = tuple(int(c) for c in file["contexts"])
-                targets = str(file["targets"]) if "targets" in file else ""
+                targets = str(file.get("targets", ""))
                 nll = np.asarray(file["nll"], np.float32)
                 return cls(str(file["name"]), contexts, nll, targets)
         except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
-            raise LossesError(
+            raise AnalysisError(
                 f"{os.fspath(path)}: must be an .npz of name, contexts [C] and nll [C,N]: {error}"
             ) from error
 
@@ -107,45 +105,42 @@ class Gains:
 
     def recl(self, threshold: float = 0.01) -> int:
         """Returns the RECL in tokens, or the longest length if no gain is below the threshold."""
-        i = 0
-        while i + 1 < len(self.contexts) and self.relative[i, i + 1] >= threshold:
-            i += 1
-        return self.contexts[i]
+        too_small = np.append(np.diagonal(self.relative, 1) < threshold, True)
+        return self.contexts[int(np.argmax(too_small))]
 
 
 def gains(group: Sequence[Losses], r: float) -> list[Gains]:
-    """Computes the gains of every model of a group. Raises LossesError if models do not compare.
+    """Computes the gains of every model of a group. Raises AnalysisError if models do not compare.
 
     ``r`` is the share of hard targets, above 0 and at most 1.
     """
     _check(group, r)
     contexts, n = group[0].contexts, group[0].nll.shape[1]
     count = max(1, round(r * n))
-    absolute = np.zeros((len(group), len(contexts), len(contexts)))
+    absolute = {losses.name: np.zeros((len(contexts), len(contexts))) for losses in group}
     floor = np.zeros((len(contexts), 1))  # exp f(c,c), the same for all models
     for c in range(len(contexts)):
         baseline = np.min([losses.nll[c] for losses in group], axis=0).astype(np.float64)
         hard = np.argsort(-baseline, kind="stable")[:count]
         floor[c] = np.exp(baseline[hard].mean())
-        for own, losses in zip(absolute, group, strict=True):
+        for losses in group:
             relative_loss = np.minimum(baseline[hard], losses.nll[:, hard]).mean(axis=1)
-            own[c] = floor[c] - np.exp(relative_loss)
-    pairs = zip(group, absolute, strict=True)
-    return [Gains(losses.name, contexts, own, own / floor) for losses, own in pairs]
+            absolute[losses.name][c] = floor[c] - np.exp(relative_loss)
+    return [Gains(name, contexts, own, own / floor) for name, own in absolute.items()]
 
 
 def _check(group: Sequence[Losses], r: float) -> None:
     if not group:
-        raise LossesError("a group needs at least one model")
+        raise AnalysisError("a group needs at least one model")
     if not 0 < r <= 1:
-        raise LossesError(f"r = {r}: must be above 0 and at most 1")
+        raise AnalysisError(f"r = {r}: must be above 0 and at most 1")
     first = group[0]
     for losses in group[1:]:
         pair = f"{losses.name} and {first.name} were not measured"
         if (losses.contexts, losses.nll.shape) != (first.contexts, first.nll.shape):
-            raise LossesError(f"{pair} at the same contexts on equally many targets")
+            raise AnalysisError(f"{pair} at the same contexts on equally many targets")
         if losses.targets and first.targets and losses.targets != first.targets:
-            raise LossesError(f"{pair} on the same text: the symbols of their targets differ")
+            raise AnalysisError(f"{pair} on the same text: the symbols of their targets differ")
     names = [losses.name for losses in group]
     if len(set(names)) < len(names):
-        raise LossesError(f"two models of the group have the same name: {', '.join(names)}")
+        raise AnalysisError(f"two models of the group have the same name: {', '.join(names)}")

@@ -23,12 +23,12 @@ from txl_jax.analysis.context import (
     target_slice,
     targets_hash,
 )
-from txl_jax.analysis.recl import Gains, Losses, LossesError, gains
+from txl_jax.analysis.recl import Gains, Losses, gains
 from txl_jax.analysis.results import LEAST_SHARE, new_figure, show_share, write_results
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.tensors import parameters_hash
 from txl_jax.checkpoint.workdir import read_experiment, read_json, read_record, read_vocab
-from txl_jax.checkpoint.workdir_files import CONFIG, check_outputs, register_outputs
+from txl_jax.checkpoint.workdir_files import CONFIG, register_outputs
 from txl_jax.config import ContextConfig, DataConfig, ExperimentConfig
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.vocab import Vocab
@@ -68,7 +68,6 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
     """
     c = dataclasses.replace(exp.context, lengths=context_lengths(exp))
     members = parse_models(exp.recl.models)
-    check_outputs(workdir, "recl")
     register_outputs(workdir, "recl")
     losses, steps, about = _collect_losses(members, c, exp, workdir)
     groups: dict[str, list[Losses]] = {}
@@ -214,7 +213,7 @@ def _read_recorded(member: Member, c: ContextConfig) -> Losses:
     losses = Losses.load(member.path)
     missing = [n for n in c.lengths if n not in losses.contexts]
     if missing:
-        raise LossesError(
+        raise AnalysisError(
             f"{member.path}: has no losses at contexts {missing}, only at {list(losses.contexts)}."
             " Set recl.first, recl.delta and recl.longest to lengths that all models have"
         )
@@ -228,7 +227,7 @@ def _measure(
     """Returns a model's losses, measured or read from the folder ``recl``, its step and text."""
     trained = load(member.path)
     corpus = corpus_from_config(data or trained.config.data, trained.vocab)
-    path = os.path.join(workdir, "recl", "-".join(filter(None, (member.group, member.name))))
+    path = os.path.join(workdir, "recl", member.label.replace(":", "-"))
     model = under_protocol(trained.config.model, trained.config.evaluate)
     settings = dataclasses.asdict(c)
     del settings["threshold"]
@@ -347,20 +346,19 @@ def _heat_maps(group_gains: dict[str, dict[float, list[Gains]]], subtitle: str):
 
 def _scale(models: list[Gains]) -> float:
     """Returns the gain of the brightest colour: the largest, and at least 5% of the perplexity."""
-    absolute, relative = (
-        np.array([getattr(g, x) for g in models]) for x in ("absolute", "relative")
-    )
+    absolute = np.array([model.absolute for model in models])
     best = np.unravel_index(np.triu(absolute, 1).argmax(), absolute.shape)
-    return float(absolute[best]) * max(1.0, LEAST_SHARE / max(relative[best], 1e-9))
+    relative = models[best[0]].relative[best[1:]]
+    return float(absolute[best]) * max(1.0, LEAST_SHARE / max(relative, 1e-9))
 
 
 def _heat_map(axes, model: Gains, top: float):
     n = len(model.contexts)
-    values = np.ma.masked_where(np.tril(np.ones((n, n), bool)), model.absolute)
     ticks = range(0, n, -(-n // 10))
     labels = [model.contexts[i] for i in ticks]
     axes.set_xticks(ticks, labels, rotation=90, fontsize=7)
     axes.set_yticks(ticks, labels, fontsize=7)
+    values = np.ma.masked_where(np.tri(n, dtype=bool), model.absolute)
     return axes.imshow(values, vmin=0, vmax=top, cmap="viridis", aspect="auto")
 
 

@@ -24,7 +24,7 @@ from txl_jax import records
 from txl_jax.analysis.results import figure_bytes, new_figure
 from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.checkpoint.workdir import read_json, read_record
-from txl_jax.checkpoint.workdir_files import CONFIG, check_outputs, register_outputs
+from txl_jax.checkpoint.workdir_files import CONFIG, register_outputs
 from txl_jax.config import ExperimentConfig, flatten
 from txl_jax.evaluation.baselines import DESCRIPTIONS
 from txl_jax.evaluation.protocols import is_part
@@ -32,7 +32,7 @@ from txl_jax.files import atomic_write
 from txl_jax.messages import argument
 from txl_jax.units import UNIT_NAMES, Unit, format_value
 
-PAGE, TEMPLATE = "report.html", "report_page.html.jinja"
+TEMPLATE = "report_page.html.jinja"
 LARGEST_JSON, LARGEST_SVG = 200_000, 300_000
 """Sizes in characters. Longer JSON texts are not shown, and larger SVGs are replaced by PNGs."""
 LONGEST_NAME = 50
@@ -60,7 +60,6 @@ class RunRecord:
     metrics: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]  # oldest first
     sample: str
-    warnings: tuple[str, ...] = ()  # a sentence about each file with skipped lines
 
     @property
     def folder(self) -> str:
@@ -107,30 +106,6 @@ class RunRecord:
         return max(reversed(self.evaluations), key=rank, default=None)
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """A result in a table. ``marked`` says that its value does not compare with the first row's."""
-
-    name: str
-    protocol: str
-    value: str
-    targets: int | str = ""
-    parameters: int | str = ""
-    marked: bool = False
-
-    @classmethod
-    def of(cls, result: Mapping[str, Any], row: Mapping[str, Any], **more: Any) -> "Row":
-        """Returns a row of an evaluation. A baseline has no step and no parameters."""
-        unit: Unit = result["unit"]
-        protocol, parameters = row.get("protocol", ""), ""
-        if row["name"] not in DESCRIPTIONS:
-            protocol += f", step {result['step']:,}"
-            parameters = result.get("parameters", "")
-        value = f"{_value(row, unit)} {unit}"
-        known = {"name": row["name"], "protocol": protocol, "value": value}
-        return cls(**known | {"targets": row.get("targets", ""), "parameters": parameters} | more)
-
-
 def run(exp: ExperimentConfig, workdir: str) -> str:
     """Writes ``report.html`` in ``workdir``. Raises WorkdirError if there is no run to show."""
     main = read_run(workdir) if os.path.exists(os.path.join(workdir, CONFIG)) else None
@@ -140,11 +115,8 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
             f"{argument('workdir', workdir)}: there is no {CONFIG} in it; train first, or name runs"
             f" to compare with {argument('config.report.workdirs', 'RUN,RUN')}"
         )
-    check_outputs(workdir, "report")
     register_outputs(workdir, "report")
     runs = [main, *others] if main else others
-    for one in runs:
-        _warn(*one.warnings)
     names = main.name if main else " and ".join(one.name for one in others)
     content = {
         "title": exp.report.title or names,
@@ -155,7 +127,7 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
         "training": curves([(names, main.metrics)], main.unit) if main and main.metrics else None,
         "analyses": analyses(workdir),
     }
-    path = os.path.join(workdir, PAGE)
+    path = os.path.join(workdir, "report.html")
     atomic_write(path, render(content))
     return f"written: {path}"
 
@@ -174,36 +146,25 @@ def read_run(workdir: str) -> RunRecord:
     path = lambda name: os.path.join(workdir, name)
     if not os.path.exists(path(CONFIG)):
         raise WorkdirError(f"{workdir}: there is no {CONFIG} in it; name the workdir of a run")
-    metrics, warnings = _read_lines(path("metrics.jsonl"), records.is_record)
-    evaluations, more = _read_lines(path("evaluations.jsonl"), is_evaluation)
-    single = path("evaluation.json")
-    if not evaluations and os.path.exists(single):
-        if is_evaluation(value := _read_object(single)):
-            evaluations = [value]
-        else:
-            more.append(f"{single}: is damaged or not an evaluation, and is skipped")
+    metrics = _read_lines(path("metrics.jsonl"), records.is_record)
+    evaluations = _read_lines(path("evaluations.jsonl"), is_evaluation)
     sample = pathlib.Path(path("sample.txt"))
     text = sample.read_text("utf-8", "replace") if sample.exists() else ""
-    return RunRecord(workdir, read_record(workdir), metrics, evaluations, text, (*warnings, *more))
+    return RunRecord(workdir, read_record(workdir), metrics, evaluations, text)
 
 
-def _read_lines(path: str, accepts: Callable[[Any], bool]) -> tuple[list[Any], list[str]]:
-    """Returns the accepted objects of a file, and a warning if lines are skipped."""
+def _read_lines(path: str, accepts: Callable[[Any], bool]) -> list[Any]:
+    """Returns the accepted objects of a file, and warns if lines are skipped."""
     if not os.path.exists(path):
-        return [], []
+        return []
     found, skipped = records.read_counted(path, accepts)
-    return found, [records.skipped_lines(path, skipped)] if skipped else []
-
-
-def _read_object(path: str) -> Any:
-    try:
-        return read_json(path)
-    except WorkdirError:
-        return None
+    if skipped:
+        _warn(records.skipped_lines(path, skipped))
+    return found
 
 
 def is_evaluation(value: Any) -> bool:
-    """Tells whether a JSON value is a result of ``evaluate_split`` (evaluation/scoring_run.py)."""
+    """Tells whether a JSON value is a result of ``score_split`` (evaluation/scoring_run.py)."""
     try:
         unit, rows = value["unit"], value["results"]
         known = unit in UNIT_NAMES and type(value["step"]) is int and bool(rows)
@@ -228,7 +189,7 @@ def headline(one: RunRecord) -> str:
     return f"{result.get('label', label)}: {value} ({first.get('protocol', '')})"
 
 
-def results(one: RunRecord) -> list[Row]:
+def results(one: RunRecord) -> list[dict[str, Any]]:
     """Returns the latest result of each text and protocol, first those that compare with the main.
 
     Results on another text, another split or a part of it are marked.
@@ -240,8 +201,21 @@ def results(one: RunRecord) -> list[Row]:
     rows = []
     for result, row in latest.values():
         marked = main is not None and _targets(result, row) != _targets(main, main["results"][0])
-        rows.append(Row.of(result, row, marked=marked))
-    return sorted(rows, key=lambda row: row.marked)
+        rows.append(table_row(result, row, marked=marked))
+    return sorted(rows, key=lambda row: row["marked"])
+
+
+def table_row(result: Mapping[str, Any], row: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """Returns a row of an evaluation for a table. A baseline has no step and no parameters.
+
+    ``marked`` says that the value does not compare with that of the table's first row.
+    """
+    unit, protocol, parameters = result["unit"], row.get("protocol", ""), ""
+    if row["name"] not in DESCRIPTIONS:
+        protocol += f", step {result['step']:,}"
+        parameters = result.get("parameters", "")
+    shown = {"name": row["name"], "protocol": protocol, "value": f"{_value(row, unit)} {unit}"}
+    return shown | {"targets": row.get("targets", ""), "parameters": parameters} | more
 
 
 def _targets(result: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -259,11 +233,11 @@ def comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
     rows, seen = [], list[tuple[Any, ...]]()
     for one in runs:
         if (result := one.main_result) is None:
-            rows.append(Row(one.folder, "not evaluated", ""))
+            rows.append({"name": one.folder, "protocol": "not evaluated", "marked": False})
             continue
         row = result["results"][0]
         seen.append(((result.get("source_hash"), result["unit"]), row.get("protocol", "")))
-        rows.append(Row.of(result, row, name=one.folder, marked=seen[-1] != seen[0]))
+        rows.append(table_row(result, row, name=one.folder, marked=seen[-1] != seen[0]))
     kinds = zip(("texts or units", "protocols"), map(set, zip(*seen, strict=True)), strict=False)
     values = [one.settings for one in runs]
     keys = sorted({key for each in values for key in each})
@@ -285,10 +259,10 @@ def analyses(workdir: str) -> list[dict[str, Any]]:
     for name, heading, caption in REPORT_SECTIONS:
         path, text = os.path.join(workdir, f"{name}.json"), ""
         if os.path.exists(path):
-            if (value := _read_object(path)) is None:
+            try:
+                text = json.dumps(read_json(path), indent=1, ensure_ascii=False)
+            except WorkdirError:
                 _warn(f"{path}: is damaged, and is left out of the page")
-            else:
-                text = json.dumps(value, indent=1, ensure_ascii=False)
         text = text if len(text) < LARGEST_JSON else ""
         if (images := saved_figures(workdir, name)) or text:
             section = {"heading": heading, "caption": caption, "images": images}
@@ -356,9 +330,8 @@ def _image(data: bytes, kind: str, name: str) -> dict[str, str]:
     return {"alt": name, "src": f"data:image/{kind};base64,{base64.b64encode(data).decode()}"}
 
 
-def _warn(*texts: str) -> None:
-    for text in texts:
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def _value(row: Mapping[str, Any], unit: Unit) -> str:

@@ -14,8 +14,7 @@ from txl_jax.data.symbols import check_ids
 from txl_jax.units import in_unit
 
 Model = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""A function of previous tokens and targets, integer arrays of the same shape, that returns the
-probabilities p(target | previous), float64."""
+"""Returns p(target | previous), float64, for previous tokens and targets of the same shape."""
 
 CHUNK = 1 << 22
 """The number of tokens that are counted or scored at a time."""
@@ -31,23 +30,21 @@ DESCRIPTIONS = {
 }
 """The text that each model learns from before it is scored, by the model's name in the results."""
 
+_STRONGEST = 9 | lzma.PRESET_EXTREME
+
 
 def score_baselines(
     names: Sequence[str], corpus: Any, split: str, indices: np.ndarray | None = None
 ) -> list[dict[str, Any]]:
     """Scores the named models on a split of at least two tokens, in the order of the names.
 
-    Args:
-      names: names among ``unigram``, ``bigram`` and ``xz``. :func:`check_baselines` checks them.
-      corpus: an object with ``vocab`` (``len()`` and ``unit``), ``train`` and the split.
-      split: the name of the split.
-      indices: int [N], the increasing indices of the targets, from 1. ``None`` selects all tokens
-        except the first. ``xz`` compresses the concatenated targets.
+    ``corpus`` has ``vocab``, ``train`` and the split. ``indices``, int [N], are the increasing
+    indices of the targets, from 1. ``None`` selects all tokens except the first.
 
     Returns one dict per model with ``name``, ``loss`` in nats per target, the loss in the unit of
-    the text, and the number of ``targets``. ``xz`` has a second result, ``xz primed``, which
-    compresses the targets after the training text. It requires a training text of at most
-    :data:`PRIMED_LIMIT` bytes.
+    the text, and the number of ``targets``. ``xz`` compresses the concatenated targets. A second
+    result, ``xz primed``, compresses them after a training text of at most :data:`PRIMED_LIMIT`
+    bytes. Raises the errors of :func:`check_baselines`.
     """
     check_baselines(names, corpus.vocab)
     train, tokens = flat_tokens(corpus.train), flat_tokens(getattr(corpus, split))
@@ -141,14 +138,11 @@ def cross_entropy(
 def _pairs(
     tokens: np.ndarray, indices: np.ndarray | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields chunks of targets, each with the chunk of the previous tokens."""
+    """Yields chunks of previous tokens, each with the chunk of their targets."""
     targets = range(1, len(tokens)) if indices is None else indices
     for start in range(0, len(targets), CHUNK):
         part = np.asarray(targets[start : start + CHUNK])
         yield np.asarray(tokens[part - 1]), np.asarray(tokens[part])
-
-
-_STRONGEST = 9 | lzma.PRESET_EXTREME
 
 
 def xz(text: bytes) -> float:

@@ -54,14 +54,11 @@ def run(trained: TrainedModel, workdir: str) -> str:
     if not sum(map(len, ids)):
         raise AnalysisError(
             f"{name}: has no text to score; name another file with"
-            f" {argument('config.score.path', 'FILE')}, or"
-            " give a text on standard input"
+            f" {argument('config.score.path', 'FILE')}, or give a text on standard input"
         )
     score = score_encoded(trained, lines, ids)
-    rows = enumerate(score.lines, 1)
-    records = [line_record(vocab, n, line.text, line.ids, line.nll, c) for n, line in rows]
     print(score, file=sys.stderr, flush=True)
-    _write(records, c.json)
+    _write([line_record(vocab, n, line, c) for n, line in enumerate(score.lines, 1)], c.json)
     return ""
 
 
@@ -131,9 +128,9 @@ def score_encoded(
     Raises ConfigError if the device has too little memory.
     """
     check_score_memory(trained, len(lines))
-    c, vocab = trained.config.score, trained.vocab
-    losses = score_lines(trained.config.model, trained.params, ids, line_end(vocab), c)
-    return text_score(vocab, lines, ids, losses)
+    exp, before = trained.config, line_end(trained.vocab)
+    losses = score_lines(exp.model, trained.params, ids, before, exp.score)
+    return text_score(trained.vocab, lines, ids, losses)
 
 
 def check_score_memory(trained: TrainedModel, n_lines: int) -> None:
@@ -149,8 +146,7 @@ def check_score_memory(trained: TrainedModel, n_lines: int) -> None:
 def encode_lines(vocab: Vocab, lines: Sequence[Text], name: str) -> list[np.ndarray]:
     """Encodes each line with its line end as targets; checks ids. A DataError names the line."""
     ids = []
-    # A sentence begins with the boundary that ended the previous sentence.
-    first = int(vocab.kind == "sentence")
+    first = int(vocab.kind == "sentence")  # a boundary, which has ended the previous sentence
     for n, line in enumerate(lines, 1):
         try:
             if isinstance(line, str):
@@ -194,12 +190,11 @@ def score_texts(
 
 def _score_batch(cfg, params, texts: Sequence[np.ndarray], c: ScoreConfig) -> list[np.ndarray]:
     model, score = _program(cfg)
-    context_len = _context_len(cfg, c)
     mems = model.init_mems(len(texts), 0 if cfg.memory_free else c.mem_len)
     ends = {n: len(text) - 1 for n, text in enumerate(texts)}
+    read, context_len = lambda row, i, j: texts[row][i:j], _context_len(cfg, c)
     parts = [np.zeros((len(texts), 0), np.float32)]
     for start in range(0, max(ends.values()), c.seg_len):
-        read = lambda row, i, j: texts[row][i:j]
         segment = read_segment(read, ends, start, c.seg_len, c.seg_len, context_len)
         nll, mems = score(params, make_batch(segment, reset_memory=False), mems)
         parts.append(np.asarray(nll))
@@ -235,23 +230,21 @@ def _context_len(cfg: TransformerXLConfig, c: ScoreConfig) -> int:
     return min(c.mem_len, n_positions - c.seg_len)
 
 
-def line_record(
-    vocab: Vocab, n: int, text: str, ids: np.ndarray, nll: np.ndarray, c: ScoreConfig
-) -> dict[str, Any]:
+def line_record(vocab: Vocab, n: int, line: LineScore, c: ScoreConfig) -> dict[str, Any]:
     """Returns the JSON object of a line: token counts, loss in nats, mean loss, and token losses.
 
     Bytes that are not UTF-8 become ``\\xNN``.
     """
-    raw = text.rstrip("\n").encode("utf-8", "surrogateescape")
+    raw = line.text.rstrip("\n").encode("utf-8", "surrogateescape")
     row: dict[str, Any] = {"line": n, "text": raw.decode("utf-8", "backslashreplace")}
-    row |= {"tokens": len(ids), "nll": math.fsum(nll.tolist())}
+    row |= {"tokens": len(line.ids), "nll": math.fsum(line.nll.tolist())}
     if vocab.unknown is not None:
-        row["unknown"] = count_unknown(vocab, ids)
-    if len(ids):
-        row[vocab.unit] = in_unit(row["nll"] / len(ids), vocab.unit)
+        row["unknown"] = count_unknown(vocab, line.ids)
+    if len(line.ids):
+        row[vocab.unit] = in_unit(row["nll"] / len(line.ids), vocab.unit)
     if c.tokens:
-        row["symbols"] = _shown(vocab, ids)
-        row["token_nll"] = [round(float(x), 6) for x in nll]
+        row["symbols"] = list(line.symbols)
+        row["token_nll"] = [round(float(x), 6) for x in line.nll]
     return row
 
 
@@ -260,10 +253,6 @@ def count_unknown(vocab: Vocab, ids: np.ndarray) -> int:
     if vocab.unknown is None:
         return 0
     return int(np.count_nonzero(ids == vocab.symbols.index(vocab.unknown)))
-
-
-def _shown(vocab: Vocab, ids: np.ndarray) -> list[str]:
-    return [readable(vocab.kind, vocab.symbols[i]) for i in ids]
 
 
 def text_score(
@@ -287,8 +276,9 @@ def text_score(
         per_byte = total / math.log(2) / len(raw)
     else:
         notes.append("no bits per byte, because the tokens do not determine the bytes of the text")
+    readable_symbols = lambda row: tuple(readable(vocab.kind, vocab.symbols[i]) for i in row)
     rows = zip(lines, ids, losses, strict=True)
-    scored = tuple(LineScore(*row, symbols=tuple(_shown(vocab, row[1]))) for row in rows)
+    scored = tuple(LineScore(text, row, nll, readable_symbols(row)) for text, row, nll in rows)
     value, size = in_unit(total / len(tokens), unit), (len(tokens), unknown)
     return TextScore(scored, total, *size, unit, value, per_byte, tuple(notes), vocab.unknown)
 
