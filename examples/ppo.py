@@ -11,8 +11,8 @@ Episodes end anywhere. The same command resumes a stopped run and gives the same
 run that was never stopped. The workdir gets checkpoints and the curve of returns, returns.png.
 
 The algorithm is PPO (Schulman et al. 2017) with GAE (Schulman et al. 2016), on GTrXL (Parisotto et
-al. 2019). The defaults are those of transformerXL_PPO_JAX for MemoryChain-bsuite. Environments with
-discrete actions are named as in gymnax, or as in Craftax if that is installed (*not run*):
+al. 2019). The defaults are those of transformerXL_PPO_JAX for MemoryChain-bsuite. Environments are
+named as in gymnax, or as in Craftax if that is installed (*not run*):
 
     python examples/ppo.py --workdir=runs/craftax --env=Craftax-Symbolic-v1 --environments=1024 \\
         --updates=7600 --anneal_updates=7600 --gamma=0.999
@@ -107,20 +107,74 @@ class TrainState(flax.struct.PyTreeNode):
     averages: dict[str, Any] = flax.struct.field(default_factory=dict)
 
 
-class Policy(nn.Module):
-    """Logits [...,A] and values [...] from the outputs of the core [...,D]."""
+class Choice:
+    """The distribution of one of n actions, int32 [...], by its logits [...,n]."""
 
-    actions: int
+    def __init__(self, space):
+        self.size = int(space.n)
+
+    def sample(self, key, logits) -> jax.Array:
+        """Draws actions."""
+        return jax.random.categorical(key, logits)
+
+    def log_p(self, logits, action) -> jax.Array:
+        """Returns the log-probability of each action."""
+        every = jax.nn.log_softmax(logits)
+        return jnp.take_along_axis(every, action[..., None], axis=-1)[..., 0]
+
+    def entropy(self, logits) -> jax.Array:
+        """Returns the entropy of each distribution in nats."""
+        log_p = jax.nn.log_softmax(logits)
+        return -(jnp.exp(log_p) * log_p).sum(-1)
+
+    def for_environment(self, action) -> jax.Array:
+        """Returns what the environment takes."""
+        return action
+
+
+class Gaussian:
+    """The distribution of A numbers [...,A], by means and logarithms of deviations [...,2A].
+
+    The environment gets -1 to 1 as its lowest to its highest action, and is never given more.
+    """
+
+    def __init__(self, space):
+        self.size = 2 * space.shape[0]
+        self._low, self._high = space.low, space.high
+
+    def sample(self, key, x) -> jax.Array:
+        """Draws actions."""
+        mean, log_std = jnp.split(x, 2, axis=-1)
+        return mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape)
+
+    def log_p(self, x, action) -> jax.Array:
+        """Returns the logarithm of the density at each action."""
+        mean, log_std = jnp.split(x, 2, axis=-1)
+        return jax.scipy.stats.norm.logpdf(action, mean, jnp.exp(log_std)).sum(-1)
+
+    def entropy(self, x) -> jax.Array:
+        """Returns the entropy of each distribution in nats."""
+        return (jnp.split(x, 2, axis=-1)[1] + 0.5 * np.log(2 * np.pi * np.e)).sum(-1)
+
+    def for_environment(self, action) -> jax.Array:
+        """Returns what the environment takes."""
+        share = (jnp.clip(action, -1.0, 1.0) + 1.0) / 2.0
+        return self._low + share * (self._high - self._low)
+
+
+class Policy(nn.Module):
+    """The distribution of an action [...,A] and values [...] from the core's outputs [...,D]."""
+
+    size: int  # A, numbers that determine the distribution
     width: int
 
     @nn.compact
     def __call__(self, x):
-        """Runs two hidden layers for the logits and two others for the values."""
+        """Runs two hidden layers for the distribution and two others for the values."""
         init = nn.initializers.orthogonal
         dense = lambda size, scale: nn.Dense(size, kernel_init=init(scale))
         hidden = lambda x: nn.relu(dense(self.width, 2**0.5)(x))
-        logits = dense(self.actions, 0.01)(hidden(hidden(x)))
-        return logits, dense(1, 1.0)(hidden(hidden(x)))[..., 0]
+        return dense(self.size, 0.01)(hidden(hidden(x))), dense(1, 1.0)(hidden(hidden(x)))[..., 0]
 
 
 class Environments:
@@ -139,12 +193,14 @@ class Environments:
         pairs = [pair.split("=") for pair in filter(None, c.env_params.split(","))]
         changed = {name: type(getattr(params, name))(float(value)) for name, value in pairs}
         self.params, self.rows = params.replace(**changed), c.environments
-        if not hasattr(self.env.action_space(self.params), "n"):
-            raise SystemExit(f"--env={c.env}: this example needs discrete actions")
-        self.actions = int(self.env.action_space(self.params).n)
+        space = self.env.action_space(self.params)
+        self.actions = Choice(space) if hasattr(space, "n") else Gaussian(space)
+        self._states = getattr(self.env.observation_space(self.params), "n", None)
         self._hidden = [int(number) for number in filter(None, c.hide.split(","))]
 
     def _seen(self, observations) -> jax.Array:
+        if self._states is not None:  # the number of a state
+            observations = jax.nn.one_hot(observations, self._states)
         flat = observations.reshape(self.rows, -1).astype(jnp.float32)
         return flat[:, [n for n in range(flat.shape[1]) if n not in self._hidden]]
 
@@ -163,7 +219,9 @@ class Environments:
         keys = jax.random.split(key, self.rows)
         step = jax.vmap(self.env.step, in_axes=(0, 0, 0, None))
         # After the reward come the flags of an end: one (Craftax), or two (gymnax).
-        observation, state, reward, *ends, _ = step(keys, world.state, action, self.params)
+        observation, state, reward, *ends, _ = step(
+            keys, world.state, self.actions.for_environment(action), self.params
+        )
         done = jnp.any(jnp.stack(ends), axis=0)
         reward = reward.astype(jnp.float32)
         total = world.returns + reward
@@ -184,7 +242,7 @@ class PPO:
                 same_length="tf",  # so that acting equals learning
             )
         )  # fmt: skip
-        self.encoder, self.policy = nn.Dense(c.width), Policy(self.world.actions, c.width)
+        self.encoder, self.policy = nn.Dense(c.width), Policy(self.world.actions.size, c.width)
         per_update = c.epochs * c.minibatches
         rate = lambda count: c.learning_rate * (1 - (count // per_update) / c.anneal_updates)
         adam = optax.adam(rate, eps=1e-5)
@@ -216,20 +274,21 @@ class PPO:
         def act(actor, world: World):
             x = self.encoder.apply({"params": params["encoder"]}, world.observation)
             outputs, actor, states = actor.step(x, world.begins)
-            logits, value = self.policy.apply({"params": params["policy"]}, outputs)
-            return actor, states, logits, value
+            distribution, value = self.policy.apply({"params": params["policy"]}, outputs)
+            return actor, states, distribution, value
 
         def step(carry, key):
             actor, world = carry
             keys = jax.random.split(key)
-            actor, states, logits, value = act(actor, world)
-            action = jax.random.categorical(keys[0], logits)
-            log_p = chosen(logits, action)
+            actor, states, distribution, value = act(actor, world)
+            action = actions.sample(keys[0], distribution)
+            log_p = actions.log_p(distribution, action)
             after, reward, total = self.world.step(keys[1], world, action)
             done, now = after.begins, (world.observation, world.begins)
             step = Step(*now, action, log_p, value, reward, done, total)
             return (actor, after), (step, states)
 
+        actions = self.world.actions
         actor = agents.Actor.start(self.core, {"params": params["core"]}, mems)
         keys = jax.random.split(key, self.c.steps)
         (actor, world), (steps, states) = jax.lax.scan(step, (actor, world), keys)
@@ -252,19 +311,18 @@ class PPO:
 
     def loss(self, params, mems, window: Step, advantage) -> jax.Array:
         """Returns PPO's loss of windows [R,W] from the memory before them."""
-        c = self.c
+        c, actions = self.c, self.world.actions
         x = self.encoder.apply({"params": params["encoder"]}, window.observation)
         core = {"params": params["core"]}
         outputs, _ = self.core.apply(core, x, mems, method="core", reset=window.begins)
-        logits, value = self.policy.apply({"params": params["policy"]}, outputs)
-        ratio = jnp.exp(chosen(logits, window.action) - window.log_p)
+        distribution, value = self.policy.apply({"params": params["policy"]}, outputs)
+        ratio = jnp.exp(actions.log_p(distribution, window.action) - window.log_p)
         target = advantage + window.value
         scaled = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         of_policy = -jnp.minimum(ratio * scaled, jnp.clip(ratio, 1 - c.clip, 1 + c.clip) * scaled)
         near = window.value + jnp.clip(value - window.value, -c.clip, c.clip)
         of_value = 0.5 * jnp.maximum((value - target) ** 2, (near - target) ** 2)
-        log_p = jax.nn.log_softmax(logits)
-        entropy = -(jnp.exp(log_p) * log_p).sum(-1)
+        entropy = actions.entropy(distribution)
         return jnp.mean(of_policy + c.value * of_value - c.entropy * entropy)
 
     def update(self, state: TrainState) -> TrainState:
@@ -303,12 +361,6 @@ class PPO:
         returns = others["returns"].at[state.step].set(mean)
         others = {"optimizer": optimizer, "world": world, "returns": returns}
         return TrainState(state.step + 1, params, others, buffer.memory(c.mem_len))
-
-
-def chosen(logits, action) -> jax.Array:
-    """Returns the log-probability of each action [...], from logits [...,A]."""
-    log_p = jax.nn.log_softmax(logits)
-    return jnp.take_along_axis(log_p, action[..., None], axis=-1)[..., 0]
 
 
 def draw(returns, c: Settings, path: str) -> None:

@@ -1,6 +1,7 @@
 """The example agents remember with memory and guess without; PPO does what its formulas say."""
 
 import runpy
+import types
 
 import jax
 import jax.numpy as jnp
@@ -115,8 +116,42 @@ def test_before_the_first_update_all_importance_ratios_are_1(acted, ppo):
             now = jax.tree.map(lambda x, at=start: x[:, at : at + run.c.window], steps)
             mems = buffer.memory(run.c.mem_len, before=run.c.mem_len + start)
             logits, value = learn(mems, now.observation, now.begins)
-            np.testing.assert_allclose(ppo["chosen"](logits, now.action), now.log_p, atol=1e-5)
+            log_p = run.world.actions.log_p(logits, now.action)
+            np.testing.assert_allclose(log_p, now.log_p, atol=1e-5)
             np.testing.assert_allclose(value, now.value, atol=1e-5)
+
+
+def test_continuous_actions_are_normal_and_scaled_to_the_environments_range(ppo):
+    """Log-densities and entropies by their formulas, in float64."""
+    low, high = np.array([-2.0, 0.0]), np.array([2.0, 6.0])
+    actions = ppo["Gaussian"](types.SimpleNamespace(shape=(2,), low=low, high=high))
+    assert actions.size == 4
+    x = np.array([[0.1, -0.2, -1.0, 0.5], [0.0, 0.3, 0.2, -0.4]])
+    mean, std = x[:, :2], np.exp(x[:, 2:])
+    keys = jax.random.split(jax.random.key(0), 4000)
+    drawn = np.array(jax.vmap(lambda key: actions.sample(key, x))(keys))
+    np.testing.assert_allclose(drawn.mean(0), mean, atol=0.1)
+    np.testing.assert_allclose(drawn.std(0), std, rtol=0.05)
+    density = np.exp(-0.5 * ((drawn - mean) / std) ** 2) / (std * np.sqrt(2 * np.pi))
+    want = np.log(density).sum(-1)
+    np.testing.assert_allclose(actions.log_p(x, drawn), want, atol=1e-4)
+    np.testing.assert_allclose(actions.entropy(x), -want.mean(0), atol=0.1)
+    given = actions.for_environment(np.array([[-1.0, 0.0], [7.0, 0.5]]))
+    np.testing.assert_allclose(given, [[-2.0, 3.0], [2.0, 4.5]])
+
+
+@pytest.mark.slow
+def test_every_environment_of_gymnax_can_be_trained_in(ppo):
+    """But for the one that downloads images."""
+    names = [name for name in pytest.importorskip("gymnax").registered_envs if "MNIST" not in name]
+    assert len(names) > 20
+    for name in names:
+        run = ppo["PPO"](ppo["Settings"](**SMALL, env=name))
+        state = tiny_models.quick(run.init)()
+        after = tiny_models.quick(run.update)(state)
+        changed = jax.tree.map(lambda a, b: np.abs(a - b).max(), after.params, state.params)
+        assert all(np.isfinite(x) for x in jax.tree.leaves(changed)), name
+        assert all(x > 0 for x in jax.tree.leaves(changed["policy"])), name
 
 
 @pytest.mark.integration
