@@ -1,10 +1,8 @@
 """The ``checkpoints/`` folder on disk: its steps, their metadata and checksums, and their renaming.
 
-    <step>/checksums.json      {"params/_METADATA": "9f86d0…", …}
-
-Orbax does not notice every changed or missing file. The file above, the manifest, is written before
-Orbax commits a checkpoint, so every checkpoint has one. The manifest does not list the two files
-that Orbax writes at the commit, because restoring does not need them.
+Orbax does not notice every changed or missing file, so ``<step>/checksums.json``, the manifest, has
+the sha256 of each. The manifest is written before Orbax commits a checkpoint. It does not list the
+two files that Orbax writes at the commit, because restoring does not need them.
 """
 
 import contextlib

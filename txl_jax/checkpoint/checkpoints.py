@@ -9,20 +9,22 @@ Orbax writes them asynchronously and commits each one atomically, in one layout 
     checkpoints/<step>/checksums.json             sha256 of every file above
 
 A checkpoint that does not match its checksums is renamed to ``damaged-<step>`` and never deleted.
-The checkpoint before it is used instead.
-
-With many processes, each process saves and restores the parts of arrays that its devices hold, in
-one shared folder. Process 0 writes the checksums, chooses the checkpoint and renames folders.
+The checkpoint before it is used instead. With many processes, each one saves and restores the parts
+of arrays that its devices hold, in one shared folder. Process 0 does all the rest.
 """
 
+import contextlib
+import math
+import os
 from typing import Any
 
 import orbax.checkpoint as ocp
+from absl import logging
 
-from txl_jax.checkpoint import orbax_store
-from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
+from txl_jax.checkpoint import orbax_items
+from txl_jax.checkpoint.checkpoint_folder import METRIC, TEMPORARY, CheckpointFolder, write_manifest
 from txl_jax.checkpoint.errors import CheckpointError
-from txl_jax.checkpoint.orbax_store import RAW
+from txl_jax.checkpoint.orbax_items import RAW
 from txl_jax.checkpoint.workdir_files import FORMAT
 from txl_jax.config import CheckpointConfig, differing_keys
 from txl_jax.files import write_failure_reason
@@ -36,7 +38,9 @@ class Checkpoints:
 
     def __init__(self, workdir: str, c: CheckpointConfig | None = None):
         self._folder = CheckpointFolder(workdir)
-        self._store = orbax_store.OrbaxStore(self._folder.path, c)
+        self._options = orbax_items.options(c, self._before_commit)
+        self._manager: ocp.CheckpointManager | None = None
+        self._saving = 0  # the step of the last save
         if c is not None:
             on_process_zero(self._folder.finish_replacing)
             on_process_zero(self._folder.remove_temporary)
@@ -49,6 +53,17 @@ class Checkpoints:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _opened(self) -> ocp.CheckpointManager:
+        """Returns Orbax's manager; the first use opens it, which reads the folder."""
+        if self._manager is None:
+            logging.set_stderrthreshold("error")
+            self._manager = orbax_items.Manager(self._folder.path, options=self._options)
+        return self._manager
+
+    def _before_commit(self) -> None:
+        """Writes the manifest; Orbax calls this method on process 0 when all items are on disk."""
+        write_manifest(os.path.join(self._folder.path, f"{self._saving}{TEMPORARY}"))
 
     def steps(self) -> list[int]:
         """Returns the steps of committed checkpoints, oldest first; all processes call it."""
@@ -63,7 +78,7 @@ class Checkpoints:
 
         Raises CheckpointError if nothing can be written (a full disk, or a missing folder).
         """
-        self._save_items(step, orbax_store.state_items(state), meta, valid_loss)
+        self._save_items(step, orbax_items.state_items(state), meta, valid_loss)
 
     def save_params(self, step: int, params: Any, meta: dict[str, Any]) -> None:
         """Saves parameters only, as :meth:`save` does; training cannot resume from them."""
@@ -74,8 +89,12 @@ class Checkpoints:
     ) -> None:
         items: dict[str, Any] = {k: ocp.args.StandardSave(v) for k, v in arrays.items()}
         items["meta"] = ocp.args.JsonSave({"format": FORMAT, "step": step, **meta})
+        metrics = {METRIC: math.inf if valid_loss is None else valid_loss}
         try:
-            saved = self._store.save(step, items, valid_loss)
+            manager = self._opened()
+            manager.wait_until_finished()  # _before_commit of the save before needs its step
+            self._saving = step
+            saved = manager.save(step, args=ocp.args.Composite(**items), metrics=metrics)
         except Exception as error:  # of Orbax and its threads, of many types
             raise self._save_error(f"checkpoint {step}", error) from error
         if not saved:
@@ -102,14 +121,18 @@ class Checkpoints:
     def wait(self) -> None:
         """Waits until every checkpoint is on disk; raises CheckpointError if a save failed."""
         try:
-            self._store.wait()
+            if self._manager is not None:
+                self._manager.wait_until_finished()
         except Exception as error:  # of Orbax's threads, of any type
             raise self._save_error("a checkpoint", error) from error
 
     def _save_error(self, what: str, error: Exception) -> CheckpointError:
         """Returns the error of a failed save, after removing its files so that saving can go on."""
         if not processes.many():  # the other processes cannot be waited for here
-            self._store.discard()
+            if self._manager is not None:
+                with contextlib.suppress(Exception):  # the error of the save, again
+                    self._manager.close()
+                self._manager = None
             self._folder.remove_temporary()
         steps = self._folder.steps()
         kept = f"checkpoint {max(steps)} is intact" if steps else "there is no other"
@@ -117,9 +140,11 @@ class Checkpoints:
         return CheckpointError(f"{what} cannot be written in {self._folder.path}: {reason}; {kept}")
 
     def close(self) -> None:
-        """Waits for running saves and closes the folder."""
+        """Waits for running saves; the next use reads the folder again."""
         self.wait()
-        self._store.close()
+        if self._manager is not None:
+            self._manager.close()
+            self._manager = None
 
     def restore(
         self, abstract: Any, config: dict[str, Any], upto: int | None = None
@@ -135,14 +160,14 @@ class Checkpoints:
                 continue
             meta, fault = self._checked_meta(step)
             if fault is not None:
-                self._store.close()
+                self.close()
                 on_process_zero(lambda: self._folder.move_aside(step, fault))  # noqa: B023  (called at once)
                 continue
             self._check_config(step, meta, config)
             state, error = None, None
             try:
-                items = self._store.restore(step, orbax_store.state_items(abstract))
-                state = orbax_store.state_from_items(step, items, abstract)
+                items = self._restore_items(step, orbax_items.state_items(abstract))
+                state = orbax_items.state_from_items(step, items, abstract)
             except Exception as caught:  # Orbax raises many types
                 error = caught
             if processes.failing(error is not None):
@@ -152,6 +177,10 @@ class Checkpoints:
                 ) from error
             return state, meta
         return None
+
+    def _restore_items(self, step: int, shapes: dict[str, Any]) -> Any:
+        items = {name: ocp.args.StandardRestore(shape) for name, shape in shapes.items()}
+        return self._opened().restore(step, args=ocp.args.Composite(**items))
 
     def restore_params(self, step: int, abstract: Any, weights: str = RAW) -> Any:
         """Returns the ``raw`` or averaged parameters of a step, or raises CheckpointError."""
@@ -163,9 +192,9 @@ class Checkpoints:
         names = meta.get("candidates", [RAW])
         if weights not in names:
             raise CheckpointError(f"{where} has no {weights!r} parameters, only {', '.join(names)}")
-        item = orbax_store.params_item(weights)
+        item = orbax_items.params_item(weights)
         try:
-            return self._store.restore(step, {item: abstract})[item]
+            return self._restore_items(step, {item: abstract})[item]
         except Exception as error:  # as in restore
             raise CheckpointError(f"{where} cannot be read: {error}") from error
 

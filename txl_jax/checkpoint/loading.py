@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import re
-from types import ModuleType
+from typing import Any
 
 import jax
 
@@ -14,6 +14,7 @@ from txl_jax.checkpoint.tensors import params_from_flat, read_safetensors
 from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
 from txl_jax.checkpoint.workdir import read_experiment, read_vocab
 from txl_jax.checkpoint.workdir_files import CONFIG, FORMAT, MODEL, VOCAB, is_exported
+from txl_jax.library_errors import import_optional
 from txl_jax.messages import argument, one_line
 from txl_jax.model.transformer_xl import TransformerXL
 
@@ -21,15 +22,10 @@ _REPOSITORY = re.compile(r"(hub:)?([\w.-]+/[\w.-]+)(@([\w./-]+))?")  # [hub:]own
 
 
 def load(source: str, step: str = "best", weights: str | None = None) -> TrainedModel:
-    """Loads a trained model.
-
-    ``source``, ``step``, ``weights`` and the errors are those of ``txl_jax.load`` (library.py).
-    """
-    if os.path.isdir(source):
-        if is_exported(source):
-            return load_exported(source)
-        return load_workdir(source, step, weights)
-    match = _REPOSITORY.fullmatch(source)
+    """Loads a trained model; arguments and errors are those of ``txl_jax.load`` (library.py)."""
+    if is_exported(source):
+        return load_exported(source)
+    match = None if os.path.isdir(source) else _REPOSITORY.fullmatch(source)
     if match and (match[1] or not source.startswith(("runs/", "./", "../"))):
         return load_exported(_download(match[2], match[4]))
     return load_workdir(source, step, weights)  # raises an error that names the missing file
@@ -87,8 +83,7 @@ def _check_format(path: str) -> None:
 
 def _download(repository: str, revision: str | None) -> str:
     """Downloads a model from the Hub and returns its folder, or raises WorkdirError."""
-    hub = import_hub()
-    files = [MODEL, CONFIG, VOCAB]
+    hub, files = import_hub(), [MODEL, CONFIG, VOCAB]
     try:
         return hub.snapshot_download(repository, revision=revision, allow_patterns=files)
     except Exception as error:
@@ -96,11 +91,7 @@ def _download(repository: str, revision: str | None) -> str:
         raise WorkdirError(f"{repository}: {fault} ({one_line(error)})") from error
 
 
-def import_hub() -> ModuleType:
+def import_hub() -> Any:
     """Returns the package ``huggingface_hub``; raises WorkdirError if it is not installed."""
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        message = "the Hugging Face Hub needs a package: pip install 'txl_jax[hub]'"
-        raise WorkdirError(message) from error
-    return huggingface_hub
+    missing = WorkdirError("the Hugging Face Hub needs a package: pip install 'txl_jax[hub]'")
+    return import_optional("huggingface_hub", missing)

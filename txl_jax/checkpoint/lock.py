@@ -25,9 +25,8 @@ class LockedError(RuntimeError):
 def training_lock(workdir: str) -> Iterator[None]:
     """Locks a workdir for training, or raises LockedError if another run has locked it.
 
-    The file ``.lock`` names the process that trains. The file is kept after training, because only
-    the ``flock`` on it counts. The system releases the lock when the process ends. If the file
-    system does not support ``flock``, a warning is printed and the run is not protected.
+    Only the ``flock`` on the file ``.lock`` counts, which the system releases when the process
+    ends. The file is kept. If the file system has no ``flock``, a warning is printed.
     """
     path = os.path.join(workdir, LOCK)
     # A soft lock, whose file would outlive a killed process, is no replacement for flock.

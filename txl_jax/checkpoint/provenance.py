@@ -11,10 +11,7 @@ PACKAGES = ("txl_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "nu
 
 
 def provenance() -> dict[str, Any]:
-    """Returns the provenance of a result for JSON, with ``None`` for unknown values.
-
-    The record names no host, user or path.
-    """
+    """Returns the provenance of a result for JSON, ``None`` if unknown: no host, user, path."""
     import jax
 
     return {

@@ -6,7 +6,6 @@ vocab.json          as in a workdir
 """
 
 import os
-import re
 import tempfile
 from collections.abc import Mapping
 from typing import Any
@@ -27,10 +26,7 @@ from txl_jax.messages import one_line
 
 
 def export(workdir: str, folder: str, step: str = "best") -> int:
-    """Writes the model of a workdir to a new or empty folder; returns its step.
-
-    Arguments and errors are those of :func:`save` and :func:`txl_jax.load`.
-    """
+    """Writes a workdir's model to a folder and returns its step; see :func:`save` and ``load``."""
     require_empty_folder(folder)
     trained = load_workdir(workdir, step)
     save(trained, folder, read_record(workdir))
@@ -99,11 +95,14 @@ def _without_paths(record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a workdir's record without the paths of the machine that wrote it."""
     settings = without_paths(ExperimentConfig, record)
     data, corpus = record.get("data", {}), dict(record.get("corpus", {}))
-    url = data.get("url")
-    if url and not _is_public(url):
+    path, url = data.get("path"), data.get("url")
+    public = bool(url) and _is_public(url)
+    if url and not public:
         settings["data"] |= {"url": None, "hash": None}
-    if "label" in corpus and data.get("name") == "text":
-        corpus["label"] = _label_without_path(corpus["label"], data)
+    if "label" in corpus and data.get("name") == "text" and (path or not public):
+        name = os.path.basename(os.path.normpath(path or ""))
+        notes = "".join(note for note in (OWN_SPLITS, FOREIGN_VOCAB) if note in corpus["label"])
+        corpus["label"] = ("text" if name.startswith((".", "~")) or not name else name) + notes
     return {**settings, "corpus": corpus}
 
 
@@ -111,14 +110,3 @@ def _is_public(url: str) -> bool:
     """Whether an address has no user, password or query, any of which may be secret."""
     parts = urlsplit(url)
     return parts.scheme in ("http", "https") and "@" not in parts.netloc and not parts.query
-
-
-def _label_without_path(label: str, data: Mapping[str, Any]) -> str:
-    """Returns the label of a user's own text with the file name in place of the path."""
-    path, url = data.get("path"), data.get("url")
-    if not path and url and _is_public(url):
-        return label
-    name = os.path.basename(os.path.normpath(path or ""))
-    notes = re.search(f"({re.escape(OWN_SPLITS)})?({re.escape(FOREIGN_VOCAB)})?$", label)
-    assert notes is not None  # both notes may be missing
-    return ("text" if name.startswith((".", "~")) or not name else name) + notes[0]

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from txl_jax.checkpoint.errors import WorkdirError
-from txl_jax.checkpoint.orbax_store import RAW
+from txl_jax.checkpoint.orbax_items import RAW
 from txl_jax.config import ExperimentConfig, TransformerXLConfig, differing_keys
 from txl_jax.data.vocab import Vocab
 from txl_jax.model.transformer_xl import TransformerXL
@@ -14,23 +14,7 @@ from txl_jax.model.transformer_xl import TransformerXL
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
-    """A trained model with its parameters, vocabulary and settings.
-
-    Example:
-      >>> import txl_jax
-      >>> trained = txl_jax.load("runs/quickstart")
-      >>> trained.vocab.kind, trained.config.model == trained.model.cfg
-      ('byte', True)
-      >>> trained.step, trained.weights, trained.config.name
-      (0, 'raw', 'quickstart')
-
-    Attributes:
-      model, params: the Flax module, for ``model.apply({"params": params}, ...)``.
-      vocab: encodes text to token ids and decodes them.
-      config, step: the settings of the experiment, and the step of the checkpoint.
-      weights, others: the name of these parameters (``raw`` or an average), and the other names.
-      source: the workdir that was loaded, which has the other parameters.
-    """
+    """A trained model; ``txl_jax.LanguageModel`` documents its attributes."""
 
     model: TransformerXL
     params: Any

@@ -1,12 +1,9 @@
 """Creates, checks and reads a workdir, which has the settings and the vocabulary of a run.
 
-workdir/
-  config.json     every setting, the corpus's hash, versions and revision
-  vocab.json      the symbols of the tokens
-  checkpoints/    checkpoint/checkpoints.py
-  metrics.jsonl  loss.png  tensorboard/  sample.txt
-  library.log     errors of libraries, library_errors.py
-  .lock           the process that trains here, checkpoint/lock.py
+    config.json     every setting, the corpus's hash, versions and revision
+    vocab.json      the symbols of the tokens
+
+workdir_files.py lists all other files.
 """
 
 import dataclasses
@@ -36,11 +33,10 @@ def with_vocab(exp: ExperimentConfig, corpus: Corpus) -> ExperimentConfig:
 
 
 def init_workdir(workdir: str, exp: ExperimentConfig, corpus: Corpus) -> None:
-    """Writes the settings and the vocabulary of a run to its folder.
+    """Writes the settings and the vocabulary of a run to its folder, ``config.json`` first.
 
-    ``config.json`` is written first, so a folder without it has no other file of a run. Raises
-    WorkdirError if the folder has another config, version or text, an exported model, or a user's
-    files that the run would overwrite. The folder is then left unchanged.
+    Raises WorkdirError, and changes nothing, if the folder has another config, version or text, an
+    exported model, or a user's files that the run would overwrite.
     """
     check_free(workdir)
     path = os.path.join(workdir, CONFIG)
@@ -89,10 +85,9 @@ def read_record(workdir: str) -> dict[str, Any]:
     """
     path = os.path.join(workdir, CONFIG)
     record = read_json(path)
-    complete = {"corpus": {}, "provenance": {}, "name": "", **record}
-    kinds = {**dict.fromkeys(("model", "data", "train", "corpus", "provenance"), dict), "name": str}
-    for key, kind in kinds.items():
-        if not isinstance(complete.get(key), kind):
+    complete = {"name": "", "corpus": {}, "provenance": {}, **record}
+    for key in ("model", "data", "train", "corpus", "provenance", "name"):
+        if not isinstance(complete.get(key), str if key == "name" else dict):
             raise WorkdirError(
                 f"{path}: is not the record of a run (see {key!r} in it); name the workdir of a run"
             )

@@ -97,20 +97,15 @@ def is_exported(folder: str) -> bool:
 
 def check_writable(workdir: str, folders: tuple[str, ...] = ()) -> None:
     """Creates the workdir; raises WorkdirError if it or one of ``folders`` cannot be written."""
-    paths = {"": workdir, **{name: os.path.join(workdir, name) for name in folders}}
-    for name, path in paths.items():
-        if name and not os.path.lexists(path):
-            continue
+    rules = {"": ("cannot", "name a folder that can")}
+    for name in folders:
+        if os.path.lexists(os.path.join(workdir, name)):
+            rules[name] = f"its folder {name} cannot", "make it writable, or name another workdir"
+    for name, (what, fix) in rules.items():
         try:
             os.makedirs(workdir, exist_ok=True)
-            _try_writing(path)
+            _try_writing(os.path.join(workdir, name))
         except OSError as error:
-            what, fix = "cannot", "name a folder that can"
-            if name:
-                what, fix = (
-                    f"its folder {name} cannot",
-                    "make it writable, or name another workdir",
-                )
             message = f"{what} be written ({write_failure_reason(error)}); {fix}"
             raise WorkdirError(f"{argument('workdir', workdir)}: {message}") from error
 
@@ -120,8 +115,9 @@ def check_outputs(workdir: str, *modes: str) -> None:
     check_writable(workdir)
     for path in (os.path.join(workdir, name) for mode in modes for name in MODE_FILES[mode]):
         if os.path.isdir(path):
-            reason = "is a folder, and results are written in a file of this name"
-            raise WorkdirError(f"{path}: {reason}")
+            raise WorkdirError(
+                f"{path}: is a folder, and results are written in a file of this name"
+            )
         if os.path.exists(path) and not os.access(path, os.W_OK):
             raise WorkdirError(f"{path}: is read-only, and results are written there; move it away")
 
@@ -131,7 +127,7 @@ def check_file(key: str, path: str | None) -> None:
     if path is None or path == "-":
         return
     exists = os.path.exists(path)
-    if exists and not os.path.isfile(path) and not os.path.isdir(path):
+    if exists and not (os.path.isfile(path) or os.path.isdir(path)):
         return  # a device or a pipe
     try:
         with open(path, "ab"):

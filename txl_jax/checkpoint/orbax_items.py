@@ -1,82 +1,32 @@
-"""Saves and restores named items of a step with Orbax, and converts a training state to items."""
+"""Sets up Orbax for checkpoints of named items, and converts a training state to items and back."""
 
-import contextlib
-import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import orbax.checkpoint as ocp
-from absl import logging
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
 from orbax.checkpoint.options import AsyncOptions
 
-from txl_jax.checkpoint.checkpoint_folder import METRIC, TEMPORARY, write_manifest
+from txl_jax.checkpoint.checkpoint_folder import METRIC
 from txl_jax.config import CheckpointConfig
 from txl_jax.parallel import processes
 
 RAW = "raw"  # the parameters as the last update left them, without averaging
 
 
-class OrbaxStore:
-    """Saves and restores the items of a step; opens Orbax's manager at its first use."""
-
-    def __init__(self, folder: str, c: CheckpointConfig | None):
-        self._folder, self._options = folder, _options(c, self._before_commit)
-        self._manager: ocp.CheckpointManager | None = None
-        self._step = 0
-
-    def _opened(self) -> ocp.CheckpointManager:
-        if self._manager is None:
-            logging.set_stderrthreshold("error")
-            self._manager = _Manager(self._folder, options=self._options)
-        return self._manager
-
-    def save(self, step: int, items: dict[str, Any], valid_loss: float | None) -> bool:
-        """Starts to save, and returns once arrays are copied; False if Orbax refuses the step."""
-        metrics = {METRIC: float("inf") if valid_loss is None else valid_loss}
-        args = ocp.args.Composite(**items)
-        self.wait()  # _before_commit of the save before this one needs its step
-        self._step = step
-        return self._opened().save(step, args=args, metrics=metrics)
-
-    def _before_commit(self) -> None:
-        """Writes the manifest; Orbax calls this method on process 0 when all items are on disk."""
-        write_manifest(os.path.join(self._folder, f"{self._step}{TEMPORARY}"))
-
-    def restore(self, step: int, shapes: dict[str, Any]) -> Any:
-        """Returns the items of a step by name, with the given shapes, dtypes and shardings."""
-        items = {name: ocp.args.StandardRestore(shape) for name, shape in shapes.items()}
-        return self._opened().restore(step, args=ocp.args.Composite(**items))
-
-    def wait(self) -> None:
-        """Waits until all saves have ended; raises the error, of any type, that a save raised."""
-        if self._manager is not None:
-            self._manager.wait_until_finished()
-
-    def close(self) -> None:
-        """Closes the manager; the next use opens a new manager, which reads the folder again."""
-        if self._manager is not None:
-            self._manager.close()
-            self._manager = None
-
-    def discard(self) -> None:
-        """Closes the manager after a failed save, and ignores the error that closing raises."""
-        with contextlib.suppress(Exception):
-            self.close()
-        self._manager = None
-
-
-class _Manager(ocp.CheckpointManager):
+class Manager(ocp.CheckpointManager):
     """Orbax's manager, which does not ask JAX about preemption; JAX counts each such call."""
 
     def reached_preemption(self, step: int) -> bool:
-        return False  # training asks at steps on which all processes agree
+        """Always false; training asks at steps on which all processes agree."""
+        return False
 
 
-def _options(
+def options(
     c: CheckpointConfig | None, before_commit: Callable[[], None]
 ) -> ocp.CheckpointManagerOptions:
+    """Returns options to keep the checkpoints that ``c`` names, or to read only if it is None."""
     if c is None:
         # As Orbax sets them itself for a folder that is only read, with a warning each.
         return ocp.CheckpointManagerOptions(read_only=True, save_interval_steps=0, create=False)
