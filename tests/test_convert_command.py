@@ -283,7 +283,7 @@ def test_a_request_that_cannot_work_is_refused_before_tensors_are_read(
     def read(*arguments, **options):
         pytest.fail("tensors were read")
 
-    monkeypatch.setattr(convert.conversion, "read", read)
+    monkeypatch.setattr(convert.files, "read", read)
     with pytest.raises(ValueError, match=message):
         convert.to_workdir(request(files, **changes))
     assert not (files / "run").exists()

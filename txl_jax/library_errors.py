@@ -1,4 +1,4 @@
-"""Writes errors that libraries log to a file of the workdir instead of the terminal.
+"""Handles missing packages, and writes errors that libraries log to a file of the workdir.
 
 After one failed save, Orbax, asyncio and tensorstore print hundreds to thousands of lines, partly
 after this program's own one-line message. The file ``<workdir>/library.log`` keeps these lines for
@@ -6,11 +6,20 @@ debugging. The first error creates the file. On a full disk the lines are droppe
 """
 
 import contextlib
+import importlib
 import logging
 import os
 import sys
 import warnings
 from typing import Any
+
+
+def import_optional(package: str, missing: Exception) -> Any:
+    """Returns a package that users need not install; raises ``missing`` if they have not."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise missing from error
 
 
 def log_library_errors(workdir: str) -> None:

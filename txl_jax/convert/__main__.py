@@ -1,12 +1,7 @@
 """The command that converts models of other programs into workdirs, and exports workdirs.
 
-    python -m txl_jax.convert state.safetensors --args=args.json --vocab=vocab.txt --workdir=DIR
-    python -m txl_jax.convert checkpoint_best.pt --format=nvidia --workdir=DIR
-    python -m txl_jax.convert transfo-xl-wt103/ --workdir=DIR
-    python -m txl_jax.convert model.ckpt-0 --args=flags.json --vocab=vocab.txt --workdir=DIR
-    python -m txl_jax.convert --export=OUT --workdir=DIR
-
-Flags such as ``--config.evaluate.seg_len=64`` change settings other than those of the model.
+docs/converting.md has examples. Flags such as ``--config.evaluate.seg_len=64`` change settings
+other than those of the model.
 """
 
 import argparse

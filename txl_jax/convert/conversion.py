@@ -18,7 +18,7 @@ from txl_jax.checkpoint.saving import require_empty_folder
 from txl_jax.checkpoint.workdir import describe_corpus, read_json, read_record
 from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB
 from txl_jax.config import CheckpointConfig, ExperimentConfig, TransformerXLConfig, override
-from txl_jax.convert.files import TORCH, is_tensorflow, read, vocab_from_file, vocab_in_folder
+from txl_jax.convert import files
 from txl_jax.convert.huggingface import config_from_huggingface, params_from_huggingface
 from txl_jax.convert.pytorch import config_from_pytorch, is_nvidia, params_from_pytorch
 from txl_jax.convert.tensorflow import config_from_tensorflow, is_parameter, params_from_tensorflow
@@ -43,10 +43,10 @@ class Program(NamedTuple):
     mem_len: int = 128
 
 
-config_from_nvidia = lambda args: config_from_pytorch({**args, "impl": "nvidia"})
+PYTORCH = Program(config_from_pytorch, params_from_pytorch, "empty")
 PROGRAMS = {
-    "pytorch": Program(config_from_pytorch, params_from_pytorch, "empty"),
-    "nvidia": Program(config_from_nvidia, params_from_pytorch, "empty"),
+    "pytorch": PYTORCH,
+    "nvidia": PYTORCH._replace(config=lambda args: config_from_pytorch({**args, "impl": "nvidia"})),
     "huggingface": Program(config_from_huggingface, params_from_huggingface, "zeros", 1600),
     "tensorflow": Program(config_from_tensorflow, params_from_tensorflow, "zeros"),
 }
@@ -95,37 +95,31 @@ def to_workdir(request: Request) -> TransformerXLConfig:
     name = r.format or detect(r.source)
     if name == "txl_jax":
         return _exported_to_workdir(r)
-    program, corpus, vocab = PROGRAMS[name], None, None
-    complete = name == "nvidia" and r.source.endswith(TORCH)  # includes arguments and vocabulary
-    args = None if complete else _constructor_args(r, name)
+    stored = None  # a file with arguments and vocabulary is read now, any other one once these fit
+    if name == "nvidia" and r.source.endswith(files.TORCH):
+        stored = files.read(r.source)
+    args = _constructor_args(r, name, stored)
+    corpus = None
     if r.data is not None:
         data = {k: v for k, v in r.overrides.items() if k.startswith("data.")}
         exp = override(ExperimentConfig.from_dict({"data": r.data}), data)
         corpus = corpus_from_config(exp.data)
-    vocab_file = r.vocab or (vocab_in_folder(r.source) if name == "huggingface" else None)
+    vocab_file = r.vocab or (files.vocab_in_folder(r.source) if name == "huggingface" else None)
     if corpus and r.vocab is None:
         vocab = corpus.vocab
     elif vocab_file is not None:
-        vocab = vocab_from_file(vocab_file)
-    elif not complete:
+        vocab = files.vocab_from_file(vocab_file)
+    elif stored and stored.symbols is not None:
+        vocab = Vocab.from_symbols(stored.symbols)
+    else:
         raise ModelFormatError(
             f"{r.source}: has no readable vocabulary; name a vocabulary file or a corpus"
         )
-    if args is not None:
-        _experiment(r, program, args, vocab)  # raises errors before the tensors are read
-    stored = read(_tensor_file(r.source, name), wanted=is_parameter)
-    if args is None:
-        if stored.args is None:
-            raise ModelFormatError(f"{r.source}: has no model_config; give the constructor's args")
-        args = {**stored.args, **(r.args or {})}
+    exp = _experiment(r, PROGRAMS[name], args, vocab)
+    stored = stored or files.read(_tensor_file(r.source, name), wanted=is_parameter)
     if name == "pytorch" and "impl" not in args and is_nvidia(stored.tensors):
         raise ModelFormatError(f"{r.source}: has NVIDIA's tensor names; give the format nvidia")
-    if vocab is None:
-        if stored.symbols is None:
-            raise ModelFormatError(f"{r.source}: has no vocabulary; name a file or a corpus")
-        vocab = Vocab.from_symbols(stored.symbols)
-    exp = _experiment(r, program, args, vocab)
-    params = program.params(stored.tensors, exp.model)
+    params = PROGRAMS[name].params(stored.tensors, exp.model)
     origin = {"format": name, "step": stored.step}
     _write(r.workdir, exp, vocab, params, describe_corpus(corpus) if corpus else {}, origin)
     return exp.model
@@ -133,7 +127,7 @@ def to_workdir(request: Request) -> TransformerXLConfig:
 
 def detect(source: str) -> Format:
     """Detects the program that wrote a source. Raises ModelFormatError if there is no source."""
-    if is_tensorflow(source):
+    if files.is_tensorflow(source):
         return "tensorflow"
     if os.path.isdir(source):
         return "txl_jax" if "model" in read_json(os.path.join(source, CONFIG)) else "huggingface"
@@ -142,16 +136,21 @@ def detect(source: str) -> Format:
     return "pytorch"
 
 
-def _constructor_args(r: Request, name: str) -> dict[str, Any]:
+def _constructor_args(r: Request, name: str, stored: files.Stored | None) -> dict[str, Any]:
+    given = r.args or {}
     if name == "huggingface":
         folder = r.source if os.path.isdir(r.source) else os.path.dirname(r.source)
-        return {**read_json(os.path.join(folder, CONFIG)), **(r.args or {})}
+        return {**read_json(os.path.join(folder, CONFIG)), **given}
+    if stored:
+        if stored.args is None:
+            raise ModelFormatError(f"{r.source}: has no model_config; give the constructor's args")
+        return {**stored.args, **given}
     if r.args is None:
         raise ModelFormatError(
             f"{r.source}: format {name} needs args, the constructor's arguments: n_token, n_layer,"
             " n_head, d_model, d_head, d_inner and all that differ from the constructor's defaults"
         )
-    return dict(r.args)
+    return dict(given)
 
 
 def _tensor_file(source: str, name: str) -> str:
@@ -164,24 +163,24 @@ def _tensor_file(source: str, name: str) -> str:
 
 
 def _experiment(
-    r: Request, program: Program, args: Mapping[str, Any], vocab: Vocab | None
+    r: Request, program: Program, args: Mapping[str, Any], vocab: Vocab
 ) -> ExperimentConfig:
     """Returns the experiment of a converted model, with the protocol of the original program."""
     model = program.config(args)
-    if vocab is not None and len(vocab) != model.vocab_size:
+    if len(vocab) != model.vocab_size:
         raise ModelFormatError(
             f"the vocabulary has {len(vocab)} symbols, but the model has {model.vocab_size}"
         )
     given = args.get("mem_len")
     mem_len = 0 if model.memory_free else program.mem_len if given is None else given
-    lengths = {"seg_len": args.get("tgt_len") or 128, "mem_len": mem_len}
-    lengths["context_len"] = args.get("ext_len") or 0
+    lengths = {"mem_len": mem_len, "context_len": args.get("ext_len") or 0}
+    lengths["seg_len"] = args.get("tgt_len") or 128
     scored = {**lengths, "first_memory": program.first_memory if mem_len else "empty"}
     exp = ExperimentConfig.from_dict(
         {
             "name": os.path.basename(os.path.normpath(r.workdir)),
             "model": dataclasses.asdict(model),
-            "data": r.data or ({} if vocab is None else _likely_corpus(vocab)),
+            "data": r.data or _likely_corpus(vocab),
             "train": lengths,
             "validate": scored,
             "evaluate": scored,
@@ -223,10 +222,10 @@ def _write(
     workdir: str, exp: ExperimentConfig, vocab: Vocab, params: Any, described: Any, origin: Any
 ) -> None:
     """Writes the workdir. ``config.json`` is last, because a folder without it is not a workdir."""
+    config = exp.to_dict()
     with Checkpoints(workdir, CheckpointConfig()) as checkpoints:
         on_device = jax.tree.map(jax.numpy.asarray, params)
-        checkpoints.save_params(origin["step"], on_device, {"config": exp.to_dict()})
+        checkpoints.save_params(origin["step"], on_device, {"config": config})
     write_json(os.path.join(workdir, VOCAB), vocab.to_json())
-    made = {**provenance(), "converted": origin}
-    record = {**exp.to_dict(), "corpus": described, "provenance": made}
-    write_json(os.path.join(workdir, CONFIG), record)
+    made = {"corpus": described, "provenance": {**provenance(), "converted": origin}}
+    write_json(os.path.join(workdir, CONFIG), {**config, **made})

@@ -16,6 +16,7 @@ import numpy as np
 from txl_jax.checkpoint.errors import ModelFormatError
 from txl_jax.checkpoint.tensors import read_safetensors
 from txl_jax.data.vocab import Vocab
+from txl_jax.library_errors import import_optional
 
 TORCH = (".pt", ".pth", ".bin")
 NESTED = ("model_state", "state_dict", "model_state_dict", "model")
@@ -61,14 +62,12 @@ def is_tensorflow(path: str) -> bool:
 
 
 def _read_tensorflow(path: str, wanted: Callable[[str], bool]) -> dict[str, np.ndarray]:
-    try:
-        import tensorflow
-    except ImportError as error:
-        raise ModelFormatError(
-            f"{path}: reading a TF checkpoint needs tensorflow; run pip install"
-            " 'txl_jax[convert-tf]'. Or, where tensorflow is installed, save the variables of"
-            " tf.train.load_checkpoint by name with safetensors.numpy.save_file"
-        ) from error
+    missing = ModelFormatError(
+        f"{path}: reading a TF checkpoint needs tensorflow; run pip install"
+        " 'txl_jax[convert-tf]'. Or, where tensorflow is installed, save the variables of"
+        " tf.train.load_checkpoint by name with safetensors.numpy.save_file"
+    )
+    tensorflow = import_optional("tensorflow", missing)
     try:
         reader = tensorflow.train.load_checkpoint(path)
         names = sorted(filter(wanted, reader.get_variable_to_shape_map()))
@@ -79,14 +78,12 @@ def _read_tensorflow(path: str, wanted: Callable[[str], bool]) -> dict[str, np.n
 
 def load_torch(path: str) -> Any:
     """Loads a torch file. Raises ModelFormatError if it has more than tensors and plain data."""
-    try:
-        import torch
-    except ImportError as error:
-        raise ModelFormatError(
-            f"{path}: reading this file needs torch; run pip install 'txl_jax[convert-torch]'. Or,"
-            " where torch is installed, call safetensors.torch.save_file(model.state_dict(),"
-            " 'model.safetensors')"
-        ) from error
+    missing = ModelFormatError(
+        f"{path}: reading this file needs torch; run pip install 'txl_jax[convert-torch]'. Or,"
+        " where torch is installed, call safetensors.torch.save_file(model.state_dict(),"
+        " 'model.safetensors')"
+    )
+    torch = import_optional("torch", missing)
     safe: list[Any] = [argparse.Namespace, (Attributes, "utils.vocabulary.Vocab")]
     try:
         with torch.serialization.safe_globals(safe):

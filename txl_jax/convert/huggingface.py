@@ -1,12 +1,8 @@
 """Converts Hugging Face's TransfoXL (``transfo-xl-wt103``) to models of this project.
 
-    config.json ──config_from_huggingface──▶ cfg
-    state_dict of numpy arrays ──params_from_huggingface(·, cfg)──▶ params
-
 The library uses the authors' PyTorch code with some differences. Names begin with ``transformer.``.
 Each layer has u and v, even if all layers share them. The logit of tail i is in column
-``cutoffs[0]+i-1``, as in TF. Memory starts with zeros, to which queries attend. As in PyTorch,
-``same_length`` lets queries attend to M keys. Attention is always relative.
+``cutoffs[0]+i-1``, as in TF. Attention is always relative.
 """
 
 from collections.abc import Mapping
@@ -54,27 +50,27 @@ def params_from_huggingface(
     :func:`~txl_jax.convert.pytorch.params_from_pytorch`, for a state without the softmax
     (``TransfoXLModel``), and for u and v that differ between layers although ``untie_r`` is False.
     """
-    state = dict(state_dict)
+    state = {name.removeprefix("transformer."): array for name, array in state_dict.items()}
     for name in ("r_w_bias", "r_r_bias"):
         _merge_layers(state, name, cfg)
-    renamed = {name.removeprefix("transformer."): array for name, array in state.items()}
     for name in ("crit.cluster_weight", "crit.cluster_bias"):
-        if name in renamed:  # reversed to the order of the authors' PyTorch code
-            renamed[name] = np.asarray(renamed[name])[::-1]
-    return params_from_pytorch(renamed, cfg)
+        if name in state:  # reversed to the order of the authors' PyTorch code
+            state[name] = np.asarray(state[name])[::-1]
+    return params_from_pytorch(state, cfg)
 
 
 def _merge_layers(state: dict[str, np.ndarray], name: str, c: TransformerXLConfig) -> None:
     """Joins the biases of all layers into one tensor, as in the authors' PyTorch code."""
-    layers = [f"transformer.layers.{n}.dec_attn.{name}" for n in range(c.n_layer)]
+    layers = [f"layers.{n}.dec_attn.{name}" for n in range(c.n_layer)]
     found = {layer: state.pop(layer) for layer in layers if layer in state}
     problems: list[str] = []
     if c.untie_r:
-        problems = [f"{layer} is missing" for layer in layers if layer not in found]
-        state |= {} if problems else {f"transformer.{name}": np.stack(list(found.values()))}
+        problems = [f"transformer.{layer} is missing" for layer in layers if layer not in found]
+        state |= {} if problems else {name: np.stack(list(found.values()))}
     else:
         for layer, bias in found.items():
-            if not np.array_equal(bias, state.setdefault(f"transformer.{name}", bias)):
-                problems.append(f"{layer} differs from other layers, although untie_r is False")
+            if not np.array_equal(bias, state.setdefault(name, bias)):
+                why = "differs from other layers, although untie_r is False"
+                problems.append(f"transformer.{layer} {why}")
     if problems:
         raise ModelFormatError(f"the state does not fit the configuration: {problems[0]}")

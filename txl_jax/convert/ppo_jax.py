@@ -1,8 +1,5 @@
 """Converts models of ``transformerXL_PPO_JAX``, a core for agents, to models of this project.
 
-    settings ──config_from_ppo_jax──▶ cfg ──▶ TransformerXL(cfg), method="core"
-    params ──params_from_ppo_jax(·, cfg)──▶ params ──▶ {"params": params}
-
 The program (https://github.com/Reytuag/transformerXL_PPO_JAX) is a GTrXL (Parisotto et al. 2019).
 Differences:
 
@@ -70,10 +67,10 @@ def config_from_ppo_jax(settings: Mapping[str, Any] | str | bytes) -> Transforme
 def params_from_ppo_jax(params: Mapping[str, Any], cfg: TransformerXLConfig) -> dict[str, Any]:
     """Converts parameters of that program to parameters of ``TransformerXL(cfg)``: float32 arrays.
 
-    ``params`` is a flat dict of arrays by path (``tf_layers_0/ln1/scale``). Paths that begin with
-    ``encoder/`` are ignored. The function can be differentiated (``jax.vjp``), which converts
-    gradients back. ``cfg`` comes from :func:`config_from_ppo_jax`. Raises ModelFormatError, with
-    the names of all parameters that are missing or unknown or have a wrong shape.
+    ``params`` is a flat dict of arrays by path (``tf_layers_0/ln1/scale``), whose ``encoder/`` is
+    ignored. Differentiate this function (``jax.vjp``) to convert gradients back. ``cfg`` comes from
+    :func:`config_from_ppo_jax`. Raises ModelFormatError, with all parameters that are missing or
+    unknown or have a wrong shape.
     """
     for key, value in FORM.items():
         if getattr(cfg, key) != value:

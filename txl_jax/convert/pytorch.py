@@ -1,11 +1,7 @@
 """Converts models of the authors' PyTorch code and of NVIDIA's port to models of this project.
 
-    kwargs of MemTransformerLM ──config_from_pytorch──▶ cfg ──▶ TransformerXL(cfg)
-    state_dict of numpy arrays ─params_from_pytorch(·, cfg)──▶ params ──▶ {"params": params}
-
 This module does not need torch: :func:`params_from_pytorch` takes
-``{name: t.float().numpy() for name, t in model.state_dict().items()}``. :data:`LAYER` has the names
-of a layer's tensors. Other differences:
+``{name: t.float().numpy() for name, t in model.state_dict().items()}``. Apart from :data:`LAYER`:
 
     original code                                       this project
     r_w_bias, r_r_bias       [N,H] or [L,N,H]           u, v; ``shaw``: u in its layer
@@ -58,12 +54,11 @@ IGNORED = ("adapt_inp", "dtype")
 
 
 def config_from_pytorch(constructor_args: Mapping[str, Any]) -> TransformerXLConfig:
-    """Converts constructor arguments of the original to a model configuration.
+    """Converts keywords of the original's ``MemTransformerLM`` to a model configuration.
 
-    ``constructor_args`` are keywords of ``MemTransformerLM`` with the original's defaults (0 for
-    ``dropout`` and ``dropatt``). Two more are allowed: ``impl`` is ``"kimiyoung"`` (the default) or
-    ``"nvidia"``, and ``untie_r`` gives each layer its own u and v, as in TF. Raises
-    ModelFormatError if an argument is missing, unknown, or not supported.
+    Defaults are the original's (0 for ``dropout`` and ``dropatt``). Two more keywords are allowed:
+    ``impl`` is ``"kimiyoung"`` (the default) or ``"nvidia"``, and ``untie_r`` gives each layer its
+    own u and v, as in TF. Raises ModelFormatError if one is missing, unknown, or not supported.
     """
     args = {name: value for name, value in constructor_args.items() if name not in IGNORED}
     names = ("pre_lnorm", "untie_r", "div_val", "tie_weight")
@@ -98,10 +93,9 @@ def params_from_pytorch(
 ) -> dict[str, Any]:
     """Converts a state of the original to parameters of ``TransformerXL(cfg)``: float32 arrays.
 
-    ``state_dict`` has numpy arrays under the authors' or NVIDIA's names. Gradients can be converted
-    in the same way. ``cfg`` comes from :func:`config_from_pytorch`. Raises ModelFormatError, with
-    the names of all tensors that are missing or unknown, have a wrong shape, or differ from the
-    tensor to which they are tied.
+    ``state_dict`` has numpy arrays, or their gradients, under the authors' or NVIDIA's names.
+    ``cfg`` comes from :func:`config_from_pytorch`. Raises ModelFormatError, with all tensors that
+    are missing or unknown, have a wrong shape, or differ from the tensor to which they are tied.
     """
     c, n, h, rows = cfg, cfg.n_head, cfg.d_head, cfg.n_positions or 0
     arguments.check_convertible(c)

@@ -1,10 +1,6 @@
-"""Converts models of the authors' TensorFlow code to models of this project.
+"""Converts models of the authors' TensorFlow code to models of this project, without tensorflow.
 
-    flags of train.py, and n_token, cutoffs ──config_from_tensorflow──▶ cfg
-    arrays of a checkpoint by name ──params_from_tensorflow(·, cfg)──▶ params
-
-This module does not need tensorflow. :data:`LAYER` has the names of a layer's variables. The other
-variables in the scope ``transformer/`` are:
+Apart from those of :data:`LAYER`, the variables in the scope ``transformer/`` are:
 
     original code                                       this project
     r_w_bias, r_r_bias          [N,H] or [L,N,H]        u, v
@@ -15,7 +11,7 @@ variables in the scope ``transformer/`` are:
     adaptive_softmax/cutoff_0/cluster_{W,b}             cluster_weight, cluster_bias
 
 The output weights are always those of the embedding. A model without cutoffs shares its projection,
-too. Memory starts with zeros, to which queries attend. ``same_length`` gives a query M+1 keys.
+too.
 """
 
 from collections.abc import Mapping
@@ -54,9 +50,9 @@ SLOTS = ("Adam", "Adam_1", "ExponentialMovingAverage")
 def config_from_tensorflow(args: Mapping[str, Any]) -> TransformerXLConfig:
     """Converts the flags of ``train.py`` or ``train_gpu.py`` to a model configuration.
 
-    ``args`` has the flags by name, with ``n_token`` and ``cutoffs``. The form of
-    ``corpus-info.json`` is also accepted: ``vocab_size``, and ``cutoffs`` from 0 to V. Other flags
-    have the TensorFlow code's defaults. Raises ModelFormatError if a flag is missing or unknown.
+    ``args`` has the flags by name, with ``n_token`` and ``cutoffs``, or with ``vocab_size`` and
+    ``cutoffs`` from 0 to V as in ``corpus-info.json``. Defaults are those of the TensorFlow code.
+    Raises ModelFormatError if a flag is missing or unknown.
     """
     args = {name: value for name, value in args.items() if name not in IGNORED}
     if "vocab_size" in args:
@@ -84,9 +80,9 @@ def params_from_tensorflow(
 ) -> dict[str, Any]:
     """Converts the variables of a checkpoint to parameters of ``TransformerXL(cfg)``.
 
-    ``variables`` has float32 arrays by name. Optimizer variables are ignored. ``cfg`` comes from
-    :func:`config_from_tensorflow`. Raises ModelFormatError, with the names of all variables that
-    are missing or unknown, or have a wrong shape.
+    ``variables`` has float32 arrays by name, and optimizer variables are ignored. ``cfg`` comes
+    from :func:`config_from_tensorflow`. Raises ModelFormatError, with all variables that are
+    missing or unknown, or have a wrong shape.
     """
     c = cfg
     arguments.check_convertible(c)
@@ -130,6 +126,6 @@ def _vocabulary(tensors: Tensors, c: TransformerXLConfig) -> dict[str, np.ndarra
         found["softmax_bias"] = np.concatenate(biases)
     for i, width, tied in arguments.projected_outputs(c):
         if not tied:
-            matrix = tensors.take(softmax.format(i) + "proj", (width, c.d_model))
-            found[f"softmax_projection_{i}"] = matrix
+            name = f"{softmax.format(i)}proj"
+            found[f"softmax_projection_{i}"] = tensors.take(name, (width, c.d_model))
     return found

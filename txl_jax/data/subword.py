@@ -1,8 +1,8 @@
 """Learns subwords, which are frequent pieces of words, from a text by byte-level BPE.
 
 Hugging Face's ``tokenizers`` computes byte pair encoding (Sennrich et al. 2016) over the bytes of
-UTF-8 (Radford et al. 2019). The first symbols are the 256 bytes. Training repeatedly merges the
-most frequent pair of neighbouring symbols into a new symbol. So every text can be encoded.
+UTF-8 (Radford et al. 2019). The first symbols are the 256 bytes, so every text can be encoded.
+Training repeatedly merges the most frequent pair of neighbouring symbols into a new symbol.
 
 A text is cut after each line end, and after :data:`LONGEST` characters without a line end, to
 bound memory. A token never crosses a cut. :meth:`Vocab.decode` works without the package.
@@ -19,6 +19,7 @@ import numpy as np
 
 from txl_jax.data.codecs import Codec, decode_utf8
 from txl_jax.data.errors import DataError
+from txl_jax.library_errors import import_optional
 
 LONGEST = 1 << 16  # the largest number of characters of a line that are encoded together
 BATCH = 4096  # the number of lines that are encoded together
@@ -34,10 +35,7 @@ _BYTE_OF_CHARACTER |= {chr(256 + n): value for n, value in enumerate(_OTHERS)}
 
 
 def train_tokenizer(blocks: Iterable[bytes | str], vocab_size: int) -> dict[str, Any]:
-    """Learns the tokenizer of a text and returns its JSON; a short text gives fewer symbols.
-
-    The result is the same on every machine.
-    """
+    """Learns the tokenizer of a text and returns its JSON; a short text gives fewer symbols."""
     library = import_tokenizers()
     byte_level = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer = library.Tokenizer(library.models.BPE())
@@ -51,14 +49,11 @@ def train_tokenizer(blocks: Iterable[bytes | str], vocab_size: int) -> dict[str,
 
 def import_tokenizers() -> Any:
     """Returns the package ``tokenizers``; raises DataError if it is not installed."""
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise DataError(
-            "data.vocab = 'subword': needs the package tokenizers, which is not installed: pip"
-            " install '.[subword]' in the project's folder, or use vocab='byte'"
-        ) from error
-    return tokenizers
+    missing = DataError(
+        "data.vocab = 'subword': needs the package tokenizers, which is not installed: pip"
+        " install '.[subword]' in the project's folder, or use vocab='byte'"
+    )
+    return import_optional("tokenizers", missing)
 
 
 class SubwordCodec(Codec):

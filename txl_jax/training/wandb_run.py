@@ -8,6 +8,7 @@ from typing import Any
 
 from txl_jax.config import ConfigError
 from txl_jax.files import atomic_write
+from txl_jax.library_errors import import_optional
 from txl_jax.training.events import Logger
 
 
@@ -18,14 +19,11 @@ class WandbRun(Logger):
     """
 
     def __init__(self, project: str):
-        try:
-            import wandb
-        except ImportError as error:
-            raise ConfigError(
-                f"config key train.wandb = {project!r}: the package wandb is not installed; run"
-                " pip install 'txl_jax[wandb]', or leave the key out"
-            ) from error
-        self._wandb, self._project = wandb, project
+        missing = ConfigError(
+            f"config key train.wandb = {project!r}: the package wandb is not installed; run pip"
+            " install 'txl_jax[wandb]', or leave the key out"
+        )
+        self._wandb, self._project = import_optional("wandb", missing), project
         self._run: Any = None
 
     def start(self, workdir: str, config: Mapping[str, Any], step: int) -> None:
