@@ -21,7 +21,7 @@ from txl_jax.config import ConfigError, DataConfig, ExperimentConfig, load_confi
 from txl_jax.convert.__main__ import main as convert
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources.benchmarks import _bytes_of_numbers
+from txl_jax.data.sources.benchmarks import decode_numbers
 from txl_jax.messages import argument, describe_os_error, one_line, short_repr
 from txl_jax.parallel import processes
 
@@ -113,7 +113,7 @@ def test_a_step_is_a_decimal_number_in_ascii(step, tmp_path):
 
 def test_a_number_of_too_many_digits_in_a_prepared_text_is_refused():
     with pytest.raises(DataError, match="is not the decimal number of a byte"):
-        _bytes_of_numbers(b"60 112 " + b"9" * 5000)
+        list(decode_numbers([b"60 112 " + b"9" * 5000]))
 
 
 # --------------------------------------------------------------------------------------

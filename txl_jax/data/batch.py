@@ -24,9 +24,8 @@ class SoftTargets(flax.struct.PyTreeNode):
 class Batch(flax.struct.PyTreeNode):
     """A segment of every stream.
 
-    ``reset`` is bool [B], true for streams whose memory is emptied before this segment. With C > 0
-    ``reset`` is bool [B,C+T], true where a stream's text begins, and at the first token if the
-    memory is emptied.
+    ``reset`` is bool [B], true for streams whose memory is emptied first. With C > 0 it is bool
+    [B,C+T], true where a stream's text begins, and at the first token if the memory is emptied.
     """
 
     __repr__ = fields_repr
@@ -45,9 +44,8 @@ class Batch(flax.struct.PyTreeNode):
     def model_kwargs(self, with_lengths: bool) -> dict[str, Any]:
         """Returns the keyword arguments of ``nll`` that describe the inputs.
 
-        ``with_lengths`` adds ``lengths``, int32 [B], the number of tokens of each row before its
-        padding. The model needs lengths if text follows a padded segment, and if positions are
-        counted from the last real token.
+        ``with_lengths`` adds ``lengths``, int32 [B], the real tokens of each row. The model needs
+        them if text follows a padded segment, or if positions are counted from the last real token.
         """
         kwargs: dict[str, Any] = {"reset": self.reset, "context_len": self.context_len}
         if with_lengths:
@@ -67,10 +65,10 @@ def make_batch(segment: Segment, reset_memory: bool) -> Batch:
 
 
 def warm_up_batches(streams: AnyStreams, n: int, rows: slice = slice(None)) -> list[Batch]:
-    """Returns up to n tokens of text before each stream, as segments that are not scored.
+    """Returns up to n tokens of text before each stream in ``rows``, as segments without scores.
 
-    These segments fill an empty memory as if each stream had begun n tokens earlier. ``rows``
-    selects the streams. For n = 5, T = 3 and streams that begin at tokens 0, 4 and 8 of a text:
+    They fill an empty memory as if each stream had begun n tokens earlier. For n = 5, T = 3 and
+    streams that begin at tokens 0, 4 and 8 of a text:
 
         stream 0   . . .   . . .       nothing is before it
         stream 1   . . 0   1 2 3       a point is padding; reset where text begins

@@ -1,15 +1,6 @@
-"""A TFDS dataset of the corpora, for programs that read text with ``tensorflow_datasets``.
+"""The TFDS dataset ``txl_text`` of the corpora, which importing this module registers.
 
-    import tensorflow_datasets as tfds
-    import txl_jax.data.builders  # registers the dataset
-
-    builder = tfds.builder("txl_text/wt2", data_dir="tfds")
-    builder.download_and_prepare(file_format="array_record")
-    train = builder.as_data_source("train")
-    text = b"".join(example["text"] for example in train)
-
-``tfds.builder_from_directory(builder.data_dir)`` reads the prepared files without this project.
-TensorFlow is not imported. :func:`txl_jax.load_corpus` reads the same text from its source.
+docs/own_data.md has an example. TensorFlow is not imported.
 """
 
 import dataclasses

@@ -4,6 +4,7 @@ Text is given in blocks. A block may end inside a word or a character.
 """
 
 import codecs
+import collections
 import io
 import itertools
 import string
@@ -47,8 +48,7 @@ def decode_utf8(blocks: Blocks, where: str = "text") -> Iterator[str]:
 def as_bytes(block: str | bytes, where: str = "text", errors: str = "surrogateescape") -> bytes:
     """Encodes a block in UTF-8; restores bytes of a command line that were not UTF-8.
 
-    Raises DataError for a surrogate that does not stand for such a byte, or for any surrogate if
-    ``errors`` is ``strict``.
+    Raises DataError for another surrogate, or for any surrogate if ``errors`` is ``strict``.
     """
     try:
         return block.encode("utf-8", errors) if isinstance(block, str) else block
@@ -87,14 +87,10 @@ def whole_words(blocks: Blocks, where: str = "text", end_last_line: bool = False
 
 def bytes_by_frequency(blocks: Iterable[bytes]) -> list[int]:
     """Returns byte values by decreasing frequency; equally frequent ones in order of occurrence."""
-    counts = np.zeros(256, np.int64)
-    first_seen: dict[int, None] = {}
+    counts: collections.Counter[int] = collections.Counter()
     for block in blocks:
-        in_block = np.bincount(np.frombuffer(block, np.uint8), minlength=256)
-        new = [v for v in np.flatnonzero(in_block).tolist() if v not in first_seen]
-        first_seen |= dict.fromkeys(sorted(new, key=block.index))
-        counts += in_block
-    return sorted(first_seen, key=lambda value: -counts[value])
+        counts.update(block)
+    return [value for value, _ in counts.most_common()]
 
 
 class Codec:
@@ -132,11 +128,10 @@ class Codec:
 
 
 class ByteCodec(Codec):
-    """The encoding of UTF-8 text as bytes.
+    """The encoding of UTF-8 text as bytes; symbols are decimal strings, as in the authors' files.
 
-    The symbols are byte values as decimal strings, as in the authors' files of enwik8. A vocabulary
-    without the newline drops newlines, as the authors' protocol does. Its loss is then not that of
-    all bytes of the text, and has the published unit: bits per character.
+    A vocabulary without the newline drops newlines, as the authors' protocol does. The loss is then
+    not that of all bytes of the text, and has the published unit: bits per character.
     """
 
     def __init__(self, kind: str, symbols: Sequence[str], tokenizer: Mapping[str, Any]):
@@ -157,17 +152,14 @@ class ByteCodec(Codec):
             raw = as_bytes(block, where)
             values = np.frombuffer(raw, np.uint8)
             ids = self._ids[values]
-            if ids.size and ids.min() < 0:
-                kept = (ids >= 0) | (values != NEWLINE)
-                values, ids = values[kept], ids[kept]
-            if ids.size and ids.min() < 0:
-                wrong = values[np.argmax(ids < 0)]
+            wrong = np.flatnonzero((ids < 0) & (values != NEWLINE))
+            if wrong.size:
                 raise UnknownSymbolError(
-                    f"{where}, byte {position + raw.index(wrong.tobytes())}: the value {wrong} is"
-                    f" not among the {len(self.symbols)} bytes of the vocabulary",
+                    f"{where}, byte {position + wrong[0]}: the value {values[wrong[0]]} is not"
+                    f" among the {len(self.symbols)} bytes of the vocabulary",
                     "remove it, or train on a text that has it",
                 )
-            yield ids.astype(self.dtype)
+            yield ids[ids >= 0].astype(self.dtype)
             position += len(raw)
 
     def decode_bytes(self, ids):

@@ -3,8 +3,8 @@
     source ──▶ vocab.json, train.npy, valid.npy, test.npy ──▶ Corpus, memory-mapped
 
 The name of a prepared folder has a hash of the source files and of the protocol (kind of
-vocabulary, cuts of the text, version of this code). The file ``corpus.json`` has the sha256 of
-every other file. Each load checks these hashes, and prepares a damaged corpus again.
+vocabulary, cuts of the text, version of this code). Each load checks the files against the sha256
+in ``corpus.json``, and prepares a damaged corpus again.
 """
 
 import contextlib
@@ -70,11 +70,11 @@ class Corpus:
       train, valid, test: memory-mapped 1-D arrays of ids of ``vocab.dtype``, with ``<eos>`` at the
         end of each line of words, or :class:`~txl_jax.data.sentences.Sentences` for ``lm1b``.
       source_hash: the sha256 over the files of the text.
-      info: a description of the corpus: ``tokens`` (targets for sentences), ``bytes``, ``lines``
-        and ``words`` of each split; whether the files are the ``published`` ones, and
-        ``counts_as_published`` (``None`` if no counts are published); its ``label`` for reports;
-        whether the vocabulary of a model encodes it (``foreign_vocab``); the version of ``python``
-        for ``stdlib``; and the ``protocol``, the other settings that decided the tokens.
+      info: ``tokens`` (targets for sentences), ``bytes``, ``lines`` and ``words`` of each split;
+        whether the files are the ``published`` ones, and ``counts_as_published`` (``None`` if no
+        counts are published); a ``label`` for reports; whether the vocabulary is that of a model
+        (``foreign_vocab``); the version of ``python`` for ``stdlib``; and the ``protocol``, the
+        other settings that decided the tokens.
     """
 
     name: str
@@ -141,8 +141,7 @@ def load_corpus(
 def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
     """Loads the corpus of a ``data`` section, encoded with its own vocabulary or with ``vocab``.
 
-    Raises DataError as :func:`load_corpus` does, or if ``vocab``, that of a trained model, is of
-    another kind or lacks a symbol of the text.
+    Raises DataError as :func:`load_corpus` does, or if ``vocab`` does not fit the text.
     """
     kind = _kind(data)
     if vocab is not None and vocab.kind != kind:
@@ -240,14 +239,13 @@ def _load(folder: Path, source: Source) -> Corpus:
             raise DamagedError(folder, path, f"has the sha256 {found}, not {expected['sha256']}")
     vocab = Vocab.from_json(json.loads((folder / "vocab.json").read_text()))
     splits = {split: _load_split(folder, split, vocab) for split in SPLITS}
-    label, foreign = source.label, bool(info.get("foreign_vocab"))
-    if foreign:
+    label = source.label
+    if info["foreign_vocab"]:
         label += FOREIGN_VOCAB
     elif source.published is None:
         same = info["counts_as_published"]
         label += "; counts as published" if same else "; not the published data (its counts differ)"
-    info |= {"published": bool(source.published), "foreign_vocab": foreign, "label": label}
-    info["protocol"] = record["protocol"]
+    info |= {"published": bool(source.published), "label": label, "protocol": record["protocol"]}
     return Corpus(record["name"], vocab, **splits, source_hash=record["source_hash"], info=info)
 
 

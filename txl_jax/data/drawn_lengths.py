@@ -8,8 +8,8 @@ lengths are those of the published Transformer-XL code. For T = 70 and s = 5:
     arrays   T + 3s positions, a shorter segment is right padded
     epoch 0  |------ 68 ------|------- 73 -------|-- 33 --|------ 71 ------| ..
 
-The lengths of an epoch are drawn from (seed, epoch). The last segment of an epoch ends at the end
-of the streams, so epochs have different numbers of segments, which are counted from epoch 0 on.
+The lengths of an epoch are drawn from (seed, epoch). Epochs have different numbers of segments,
+since the last segment of each ends at the end of the streams.
 """
 
 import bisect
@@ -19,7 +19,7 @@ import threading
 import numpy as np
 
 from txl_jax.config import longest_segment
-from txl_jax.data.streams import Segment, SegmentSpan, Streams
+from txl_jax.data.streams import Segment, Streams
 
 MIN_LENGTH = 5
 HALF = 0.05  # the probability that a length is drawn around T/2
@@ -35,10 +35,9 @@ def drawn_lengths(seed: int, epoch: int, n: int, seg_len: int, std: float) -> np
 
 
 class DrawnLengths:
-    """Streams in segments of random lengths, padded to ``max_len``; see :class:`Streams`."""
+    """Streams in segments of random lengths, padded to ``max_len``; ``std`` is s > 0, in tokens."""
 
     def __init__(self, streams: Streams, std: float, seed: int):
-        """Prepares lengths drawn from ``seed``; ``std`` is s > 0, in tokens."""
         self._streams, self._std, self._seed = streams, std, seed
         self.batch_size, self.seg_len = streams.batch_size, streams.seg_len
         self.context_len, self.n_targets = streams.context_len, streams.n_targets
@@ -61,14 +60,14 @@ class DrawnLengths:
 
     def at_step(self, step: int, rows: slice = slice(None)) -> Segment:
         """Returns the segment of a training step; steps are counted from 0 over all epochs."""
-        span = self.span_at(step)
-        return self._streams.window(span.start, span.n, self.max_len, rows, span.epoch)
+        start, n, epoch = self.span_at(step)
+        return self._streams.window(start, n, self.max_len, rows, epoch)
 
-    def span_at(self, step: int) -> SegmentSpan:
-        """Returns the range of targets that :meth:`at_step` reads."""
+    def span_at(self, step: int) -> tuple[int, int, int]:
+        """Returns the first target, the number of targets and the epoch of a step's segment."""
         epoch, index = self._find(step)
         start, stop = self.bounds(epoch)[index : index + 2].tolist()
-        return SegmentSpan(start, stop - start, epoch)
+        return start, stop - start, epoch
 
     def epochs(self, step: int) -> float:
         """Returns the number of passes over the text after a number of steps, by tokens."""

@@ -22,8 +22,8 @@ def training_batch(
 ) -> Batch:
     """Returns the batch of a training step for some streams, which depends on the step alone.
 
-    With ``epoch_memory="reset"`` the memory is emptied at the first segment of an epoch. With
-    ``reset_every`` n > 0 the memory is emptied at steps 0, n, 2n, ..
+    The memory is emptied at the first segment of an epoch with ``epoch_memory="reset"``, and at
+    steps 0, n, 2n, .. with ``reset_every`` n > 0.
     """
     segment = streams.at_step(step, rows)
     return make_batch(segment, resets_memory(step, segment.first, epoch_memory, reset_every))
@@ -72,10 +72,7 @@ def batch_on_device(
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(read(slice(0, n_rows)), sharding)
 
-    def bounds(index: Any) -> tuple[int, int]:  # slices, one of each axis
-        start, stop, _ = index[axis].indices(n_rows)
-        return start, stop
-
+    bounds = lambda index: index[axis].indices(n_rows)[:2]  # of slices, one of each axis
     index_map = sharding.addressable_devices_indices_map((1,) * axis + (n_rows,))
     local_rows = sorted({bounds(index) for index in index_map.values()})
     parts = [read(slice(*rows)) for rows in local_rows]

@@ -1,7 +1,6 @@
 """Keeps a training text on the device, and cuts batches from the text there.
 
-The host then sends only a few numbers for each step: the start and the length of the segment, and
-the shift of each stream in the epoch (streams.py).
+The host then sends only a :class:`BatchPosition` for each step:
 
     rows     0 1 2 3 4       start 1, n 2, shift 3:   inputs   4 0      row 0
              5 6 7 8 9                     shift 0:            6 7      row 1

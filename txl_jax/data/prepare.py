@@ -1,8 +1,7 @@
 """Prepares the text of a source as a vocabulary and token files.
 
 The tokens are in ``train.npy``, …. For sentences, ``train.offsets.npy``, … have the positions where
-each sentence begins and the last one ends. The tokens of all splits are counted and compared with
-the published counts, and the result is printed.
+each sentence begins and the last one ends. The counts are compared with the published ones.
 """
 
 import dataclasses
@@ -29,8 +28,7 @@ def prepare(
 ) -> None:
     """Prepares the corpus of a source in ``folder`` unless it exists, or raises DataError.
 
-    ``identity`` is written to ``corpus.json``. ``vocab`` encodes the text, or the text's own
-    vocabulary if ``None``.
+    ``identity`` is written to ``corpus.json``. ``vocab``, or else its own one, encodes the text.
     """
 
     def fill(unfinished: Path) -> None:
@@ -170,7 +168,6 @@ def double_boundaries(
 
 def _write_npy(path: Path, dtype: np.dtype, parts: Iterable[np.ndarray]) -> int:
     """Writes arrays, one after another, to one ``.npy`` file; returns their total length."""
-
     header = {"descr": dtype.str, "fortran_order": False, "shape": (0,)}
     n = 0
     with open(path, "wb") as file:

@@ -5,14 +5,12 @@ A text of sentences is one token array with ``<S>`` before, between and after th
     <S> the cat sat <S> it rained <S> yes <S>        7 words, 3 sentences, 10 targets
 
 A sentence includes both of its ``<S>``: inputs ``<S> it rained``, targets ``it rained <S>``. The
-last ``<S>`` of a sentence is also the first ``<S>`` of the next one. With two ``<S>`` between
-sentences (TF), the second one begins the next sentence, and a sentence is ``<S> it rained <S>
-<S>``.
+last ``<S>`` of a sentence is also the first one of the next. In TF's stream (protocol ``double``)
+there are two between sentences, and a sentence is ``<S> it rained <S> <S>``.
 
 Rows are contiguous ranges of whole sentences with about the same number of tokens, and memory is
 carried along each row. In training, every epoch has a new random order in each row: the row's
-shards of 1024 sentences are shuffled, and so are the sentences in a shard. No array is as long as
-the corpus.
+shards of 1024 sentences are shuffled, and so are the sentences in a shard.
 
     row b        |  shard 0  |  shard 1  |  shard 2 |        fixed
     epoch e      | 2: 5 0 3… | 0: 9 1 7… | 1: 4 8…  |        drawn from (seed, e, b)
@@ -21,6 +19,7 @@ Segment i of epoch e is a pure function of (seed, e, i), so the step is the only
 published benchmark is already shuffled, so the range of a row is a random sample of it.
 """
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
@@ -39,8 +38,6 @@ _KEPT = 2  # shuffled shards of each row: the one being read, and the one before
 
 class Sentences(Sequence[np.ndarray]):
     """The sentences of a text, each ``<S> words <S>``, which are read lazily by index.
-
-    In TF's stream (protocol ``double``) each sentence is ``<S> words <S> <S>``.
 
     Example:
       >>> import numpy as np, txl_jax
@@ -96,10 +93,9 @@ class SentenceStreams(BaseStreams):
     ):
         """Lays out the rows; other arguments and errors are those of :class:`Streams`.
 
-        Without ``drop_remainder`` every target of a pass is scored once. With ``drop_remainder``
-        (not with a seed) each row takes the next sentence when it needs one, and the pass ends with
-        the last segment that is full in all rows, as in the published code. Whole rows are then in
-        memory. With a ``seed``, every epoch has its own random order.
+        With a ``seed``, every epoch has its own random order. With ``drop_remainder`` (not with a
+        seed), as in the published code, each row takes the next sentence when it needs one, and the
+        pass ends with the last segment that is full in all rows. Whole rows are then in memory.
         """
         super().__init__(batch_size, seg_len, context_len)
         if batch_size > len(sentences):
@@ -115,8 +111,7 @@ class SentenceStreams(BaseStreams):
             self._text = _RangeRows(sentences, batch_size)
         else:
             self._text = _ShuffledRows(sentences, batch_size, seed)
-        self._ends = self._text.sizes.tolist()
-        self.n_targets, self.n_segments = sum(self._ends), -(-max(self._ends) // seg_len)
+        self._lay_out(self._text.sizes.tolist())
         if not self.n_segments:
             raise DataError(
                 f"batch_size = {batch_size}: {name} does not fill one segment of {seg_len} in"
@@ -154,8 +149,8 @@ def shuffled_streams(
 ) -> TrainingStreams:
     """Returns the streams of a split for training, with sentences in a random order.
 
-    ``seed`` decides the order of sentences, and the drawn lengths and shifts of a continuous text.
-    With ``seg_len_std`` s > 0, segments have random lengths, see :class:`DrawnLengths`.
+    ``seed`` decides the order of sentences, and the shifts and the lengths of segments of a
+    continuous text. Lengths are drawn (:class:`DrawnLengths`) if ``seg_len_std`` s > 0.
     """
     if isinstance(split, Sentences):
         return SentenceStreams(split, batch_size, seg_len, seed=seed, **options)
@@ -222,7 +217,6 @@ class _RangeRows:
         return self._tokens[self._starts[row] + start : self._starts[row] + stop]
 
     def before(self, row: int, n: int) -> np.ndarray:
-        """Returns up to n tokens before the row's text."""
         begin = self._starts[row]
         return self._tokens[max(begin - n, self._starts[0]) : begin]
 
@@ -231,24 +225,16 @@ class _RowsInTurn:
     """Rows as in the authors' code, where each row takes the next sentence when it needs one."""
 
     def __init__(self, sentences: Sentences, batch_size: int, seg_len: int):
-        lengths = np.diff(np.asarray(sentences.offsets, np.int64)).tolist()
-        rows: list[list[int]] = [[] for _ in range(batch_size)]
-        filled, following, target = [0] * batch_size, 0, seg_len
-        row = 0
-        while following < len(lengths) or filled[row] >= target:
-            if filled[row] < target:
-                rows[row].append(following)
-                filled[row] += lengths[following]
-                following += 1
-            else:
-                row = (row + 1) % batch_size
-                target += seg_len * (row == 0)
-        self.sizes = np.full(batch_size, target - seg_len)
-        self._rows = [
-            np.concatenate([*(sentences[i][:-1] for i in row), sentences[row[-1]][-1:]])
-            for row in rows
-            if target > seg_len
-        ]
+        rows: list[list[np.ndarray]] = [[] for _ in range(batch_size)]
+        filled, following = [0] * batch_size, iter(sentences)
+        with contextlib.suppress(StopIteration):
+            for full in itertools.count(0, seg_len):  # targets in every row
+                for row in range(batch_size):
+                    while filled[row] < full + seg_len:
+                        rows[row].append(next(following)[:-1])
+                        filled[row] += len(rows[row][-1])
+        self.sizes = np.full(batch_size, full)
+        self._rows = [np.concatenate([*row, sentences[0][:1]]) for row in rows]
 
     def read(self, epoch: int, row: int, start: int, stop: int) -> np.ndarray:
         return self._rows[row][start:stop]

@@ -16,11 +16,9 @@
     As in the published code, the remainder of the tokens is dropped, and so is the target that
     would cross from one stream into the next (5 here).
 
-Segments follow each other in every stream, so a model that carries memory reads each stream as one
-long text. Training step s takes segment ``s % n_segments``, so the step is the only state.
-
-A model without memory reads the last C = ``context_len`` tokens of the stream again instead. For
-C = 3 and stream 0 of the first picture:
+Training step s takes segment ``s % n_segments``, so the step is the only state. A model without
+memory reads the last C = ``context_len`` tokens of the stream again. For C = 3 and stream 0 of the
+first picture:
 
                  context   segment
       segment 0    . . .     0 1      starts at 3 of 5
@@ -37,21 +35,12 @@ and wraps around. The token is drawn from (seed, epoch, stream):
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from txl_jax.data.errors import DataError
 from txl_jax.data.symbols import check_ids
 from txl_jax.messages import fields_repr
-
-
-class SegmentSpan(NamedTuple):
-    """The range of targets of every stream in a training step, ``start`` .. ``start + n - 1``."""
-
-    start: int
-    n: int
-    epoch: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,15 +82,13 @@ def read_segment(
 ) -> Segment:
     """Reads the segment with targets ``start`` .. ``start + n - 1``, right padded to ``width``, T.
 
-    ``read(stream, i, j)`` returns the tokens i .. j-1 of a stream. ``ends`` has the number of
-    targets of each stream.
+    ``read(stream, i, j)`` returns tokens i .. j-1. ``ends`` are the streams' numbers of targets.
     """
     b, t, c = len(ends), width, context_len
     inputs, targets = np.zeros((b, c + t), np.int32), np.zeros((b, t), np.int32)
     weights, starts = np.zeros((b, t), np.float32), np.zeros((b, c + t), bool)
     before = min(c, start)  # the number of tokens of context
-    if before == start:
-        starts[:, c - before] = True
+    starts[:, c - before] = before == start
     for row, (stream, end) in enumerate(ends.items()):
         real = min(n, end - start)
         if real > 0:
@@ -115,15 +102,16 @@ def read_segment(
 class BaseStreams:
     """All segments of B parallel streams, by index; a short last segment is padded to T."""
 
-    n_segments: int  # of one pass
-    n_targets: int  # of one pass, the sum of all weights
-    _ends: Sequence[int]  # the number of targets of each stream, at most 0 if it has no text
-
     def __init__(self, batch_size: int, seg_len: int, context_len: int):
         self.batch_size, self.seg_len, self.context_len = batch_size, seg_len, context_len
         for key, least in {"batch_size": 1, "seg_len": 1, "context_len": 0}.items():
             if getattr(self, key) < least:
                 raise DataError(f"{key} = {getattr(self, key)}: must be at least {least}")
+
+    def _lay_out(self, ends: Sequence[int]) -> None:
+        """Sets the numbers of targets of each stream, and those of one pass."""
+        self._ends = ends
+        self.n_targets, self.n_segments = sum(ends), -(-max(ends) // self.seg_len)
 
     def __len__(self) -> int:
         return self.n_segments
@@ -172,11 +160,10 @@ class Streams(BaseStreams):
         context_len: int = 0,
         partial_shuffle_seed: int | None = None,
     ):
-        """Lays out the streams of integers [N]; reads the tokens only to check ids.
+        """Lays out the streams of integers [N], which ``name`` names in errors.
 
-        ``name`` names the tokens in errors. Ids must be below ``vocab_size``, V, if it is given.
-        ``partial_shuffle_seed`` is the seed of partial shuffle, which needs ``drop_remainder``.
-        Raises DataError if an argument is out of range, tokens are too few, or an id is too large.
+        Ids must be below ``vocab_size``, V, if it is given. Partial shuffle needs a seed and
+        ``drop_remainder``. Raises DataError if arguments or ids are out of range or tokens too few.
         """
         tokens = np.asanyarray(tokens)
         if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
@@ -196,22 +183,17 @@ class Streams(BaseStreams):
         if vocab_size is not None:
             check_ids(tokens, vocab_size, name)
         self._tokens, self._seed = tokens, partial_shuffle_seed
-        if drop_remainder:
-            self._stride = len(tokens) // batch_size  # tokens from stream to stream
-            self.targets_per_stream = self._stride - 1
-            self.n_targets = batch_size * self.targets_per_stream
-        else:
-            self.n_targets = len(tokens) - 1
-            self.targets_per_stream = self._stride = -(-self.n_targets // batch_size)
-        self.n_segments = -(-self.targets_per_stream // seg_len)
+        n = len(tokens) - 1
+        self._stride = len(tokens) // batch_size if drop_remainder else -(-n // batch_size)
+        self.targets_per_stream = self._stride - int(drop_remainder)
         starts = range(0, batch_size * self._stride, self._stride)
-        self._ends = [min(self.targets_per_stream, len(tokens) - 1 - at) for at in starts]
+        self._lay_out([max(0, min(self.targets_per_stream, n - start)) for start in starts])
 
-    def span_at(self, step: int) -> SegmentSpan:
-        """Returns the range of targets that :meth:`at_step` reads."""
+    def span_at(self, step: int) -> tuple[int, int, int]:
+        """Returns the first target, the number of targets and the epoch of a step's segment."""
         epoch, index = divmod(step, self.n_segments)
         start = index * self.seg_len
-        return SegmentSpan(start, min(self.seg_len, self.targets_per_stream - start), epoch)
+        return start, min(self.seg_len, self.targets_per_stream - start), epoch
 
     def preceding_tokens(self, stream: int, n: int) -> np.ndarray:
         """Returns up to n tokens of the text before the first token of a stream."""

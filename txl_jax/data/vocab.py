@@ -85,19 +85,19 @@ class Vocab:
     @classmethod
     def from_letters(cls, *texts: Iterable[bytes]) -> "Vocab":
         """Counts the letters of texts in blocks; raises DataError for a non-ASCII character."""
-        symbols = [chr(v) for v in bytes_by_frequency(map(as_letters, itertools.chain(*texts)))]
-        if wrong := [symbol for symbol in symbols if not symbol.isascii()]:
+        values = bytes_by_frequency(map(as_letters, itertools.chain(*texts)))
+        if wrong := [value for value in values if value > 127]:
             raise DataError(
-                f"the text has the byte {ord(wrong[0])}: a letter vocabulary has only a to z and"
-                " white space; use data.name='text' with vocab='char' for other text"
+                f"the text has the byte {wrong[0]}: a letter vocabulary has only a to z and white"
+                " space; use data.name='text' with vocab='char' for other text"
             )
-        return cls("letter", symbols)
+        return cls("letter", list(map(chr, values)))
 
     @classmethod
     def from_lines(cls, path: str | os.PathLike) -> "Vocab":
-        """Reads a sentence vocabulary from a file, or raises DataError.
+        """Reads a sentence vocabulary from a file, as the authors' code does, or raises DataError.
 
-        As in the authors' code, a symbol is the first field of a line, and repetitions are skipped.
+        A symbol is the first field of a line, and repetitions are skipped.
         """
         try:
             with open(path, encoding="utf-8") as file:
@@ -163,7 +163,7 @@ class Vocab:
     def encode(self, text: str | bytes) -> np.ndarray:
         """Encodes a text as 1-D ids of :attr:`dtype`; raises DataError for a symbol without an id.
 
-        A line end becomes ``<eos>`` for words and ``<S>`` for sentences. Sentences begin with one.
+        A line end becomes ``<eos>`` for words and ``<S>`` for sentences, which begin with one too.
         """
         return np.concatenate([np.zeros(0, self.dtype), *self.encode_blocks([text])])
 
@@ -181,19 +181,26 @@ class Vocab:
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields arrays of ids of sentences, and the positions of the boundaries in each array.
 
-        The first array is the ``<S>`` before the first sentence. A word ``<S>`` in the text is no
-        boundary.
+        The first array is the ``<S>`` before all sentences. A word ``<S>`` is no boundary.
         """
         assert isinstance(self._codec, codecs.SentenceCodec)
         return self._codec.encode_sentences(blocks, where, end_last_line)
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
         """Decodes ids to text, with U+FFFD for bytes that are not UTF-8, or raises DataError."""
-        return self._codec.decode(self._checked(ids))
+        return self._codec.decode(self.checked(ids))
 
     def decode_bytes(self, ids: Iterable[int] | np.ndarray) -> bytes:
         """Decodes ids to the bytes of their text, exactly for ``byte`` and ``subword``."""
-        return self._codec.decode_bytes(self._checked(ids))
+        return self._codec.decode_bytes(self.checked(ids))
+
+    def checked(self, ids: Iterable[int] | np.ndarray) -> np.ndarray:
+        """Returns ids as an array, or raises DataError unless they are integers [n] below V."""
+        array = np.asarray(ids) if hasattr(ids, "dtype") else np.array(list(ids), np.int64)
+        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+            raise DataError(f"ids must be integers [n], not {array.dtype} {list(array.shape)}")
+        check_ids(array, len(self), "ids")
+        return array
 
     def to_json(self) -> dict[str, Any]:
         """Returns a dict for ``json.dump``, which :meth:`from_json` reads."""
@@ -216,11 +223,6 @@ class Vocab:
     def _codec(self) -> codecs.Codec:
         return CODECS[self.kind](self.kind, self.symbols, self.tokenizer or {})
 
-    def _checked(self, ids: Iterable[int] | np.ndarray) -> np.ndarray:
-        array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64)
-        check_ids(array, len(self), "ids")
-        return array
-
 
 Text = str | np.ndarray
 """A text, or its ids, which are integers [n]."""
@@ -232,18 +234,10 @@ def encode_prompt(vocab: Vocab, prompt: Text, name: str = "generate.prompt") -> 
     Raises DataError, with ``name`` first, for a symbol or an id that the vocabulary does not have.
     """
     try:
-        ids = vocab.encode(prompt) if isinstance(prompt, str) else checked_ids(vocab, prompt)
+        ids = vocab.encode(prompt) if isinstance(prompt, str) else vocab.checked(prompt)
     except DataError as error:
         raise DataError(f"{name}: {error}") from error
     return (ids if len(ids) else line_end(vocab)).astype(np.int32)
-
-
-def checked_ids(vocab: Vocab, ids: np.ndarray) -> np.ndarray:
-    """Returns ids, or raises DataError if they are no integers [n] of the vocabulary."""
-    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
-        raise DataError(f"ids must be integers [n], not {ids.dtype} {list(ids.shape)}")
-    check_ids(ids, len(vocab), "ids")
-    return ids
 
 
 def encode_prompts(vocab: Vocab, prompts: Sequence[Text]) -> list[np.ndarray]:

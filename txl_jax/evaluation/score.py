@@ -28,7 +28,7 @@ from txl_jax.data.batch import Batch, make_batch
 from txl_jax.data.errors import DataError
 from txl_jax.data.streams import read_segment
 from txl_jax.data.symbols import readable
-from txl_jax.data.vocab import Text, Vocab, checked_ids, line_end
+from txl_jax.data.vocab import Text, Vocab, line_end
 from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.files import name_in_os_errors
 from txl_jax.messages import argument, fields_repr
@@ -152,7 +152,7 @@ def encode_lines(vocab: Vocab, lines: Sequence[Text], name: str) -> list[np.ndar
             if isinstance(line, str):
                 ids.append(vocab.encode(line)[first:])
             else:
-                ids.append(checked_ids(vocab, line))
+                ids.append(vocab.checked(line))
         except DataError as error:
             raise DataError(f"{name}, line {n}: {error}") from error
     return ids

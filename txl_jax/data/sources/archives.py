@@ -1,5 +1,6 @@
 """Unpacks archives, with Python's safe filter for tar archives."""
 
+import functools
 import lzma
 import os
 import stat
@@ -7,7 +8,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
@@ -16,6 +17,7 @@ from txl_jax.data.sources.cache import make_folder, write_errors
 from txl_jax.data.sources.source import file_hash, read_errors
 
 Wanted = Callable[[str], str | None]  # from a member's name to its path in the folder, or None
+Member = tuple[str, bool, Callable[[], Any]]  # name, whether it is a plain file, function to open
 _BROKEN = (  # errors while reading a damaged or encrypted archive
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
     *(OSError, EOFError, RuntimeError, ValueError, struct.error),
@@ -45,8 +47,14 @@ def extract(
     file, or if the folder cannot be written.
     """
     what = what or str(archive)
+    members = _zip_members(archive) if is_zip(archive) else _tar_members(archive)
     try:
-        (_extract_zip if is_zip(archive) else _extract_tar)(archive, folder, wanted, what)
+        for member, plain, opened in members:
+            name = wanted(member)
+            if name is not None and not (folder / name).exists():
+                _check_member(member, plain, what)
+                with opened() as content:
+                    _copy(content, folder / name)
     except DataError:
         raise
     except _BROKEN as error:
@@ -69,36 +77,22 @@ def _reason(error: Exception) -> str:
     return lines[0] if len(lines) == 1 else "it is damaged, or neither a tar nor a zip archive"
 
 
-def _extract_tar(archive: Path, folder: Path, wanted: Wanted, what: str) -> None:
+def _tar_members(archive: Path) -> Iterator[Member]:
     with tarfile.open(archive) as tar:
         for member in tar:
-            name = wanted(member.name)
-            if name is None or (folder / name).exists():
-                continue
-            _check_member(member.name, member.isfile(), what)
-            source = tar.extractfile(member)
-            assert source is not None  # a plain file has content
-            _copy(source, folder / name)
-        _check_rest(tar.fileobj)
+            yield member.name, member.isfile(), functools.partial(tar.extractfile, member)
+        rest: Any = tar.fileobj
+        while block := rest.read(1 << 20):
+            if block.strip(b"\0"):  # a damaged header hides the members after it
+                raise tarfile.ReadError("a header in it is damaged")
 
 
-def _check_rest(rest: Any) -> None:
-    """Raises ReadError if data follows the last member, as a damaged header would hide members."""
-    while block := rest.read(1 << 20):
-        if block.strip(b"\0"):
-            raise tarfile.ReadError("a header in it is damaged")
-
-
-def _extract_zip(archive: Path, folder: Path, wanted: Wanted, what: str) -> None:
+def _zip_members(archive: Path) -> Iterator[Member]:
     with zipfile.ZipFile(archive) as whole:
         for member in whole.infolist():
-            name = wanted(member.filename)
-            if name is None or member.is_dir() or (folder / name).exists():
-                continue
-            plain = stat.S_IFMT(member.external_attr >> 16) in (0, stat.S_IFREG)
-            _check_member(member.filename, plain, what)
-            with whole.open(member) as source:
-                _copy(source, folder / name)
+            if not member.is_dir():
+                plain = stat.S_IFMT(member.external_attr >> 16) in (0, stat.S_IFREG)
+                yield member.filename, plain, functools.partial(whole.open, member)
 
 
 def _check_member(name: str, plain: bool, what: str) -> None:

@@ -1,21 +1,20 @@
 """Finds the corpora ``ptb``, ``wt103``, ``wt2``, ``enwik8`` and ``text8``, each in one archive.
 
 Penn Treebank is the text that Mikolov prepared. WikiText (Merity et al. 2016) keeps case, and is
-downloaded from its first author's mirror. The hashes of these archives are those of torchtext; no
-hashes are published for the unpacked files.
+downloaded from its first author's mirror. The hashes of its archives are those of torchtext; none
+are published for the files in them.
 
 ``enwik8`` and ``text8`` are 100,000,000 bytes of Wikipedia of 2006, in splits of 90M, 5M and 5M.
 ``text8`` has letters from a to z and spaces; white space at both ends of each split is stripped, as
-in the authors' code. ``enwik8`` has two protocols, whose scores cannot be compared:
-
-- ``authors``: the authors' preparation drops the newline byte, so there are 204 symbols, and bits
-  per character are bits per byte other than newline.
-- ``bytes``: no byte is dropped, so there are 205 symbols.
+in the authors' code. ``enwik8`` has two protocols, whose scores cannot be compared: ``authors``
+drops the newline byte (204 symbols; bits per character are bits per byte other than newline), and
+``bytes`` drops none (205 symbols).
 
 The authors count the vocabulary over all three splits, except for ``wt103``.
 """
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -51,8 +50,8 @@ class PublishedCorpus:
         """Finds the corpus at ``path``; the label says if files differ from the published ones.
 
         ``path`` is the archive, the raw file, or a folder with one of them or with a file of each
-        split. If ``path`` is ``None``, the archive is downloaded, and its hashes must be the
-        published ones. Raises DataError if the corpus cannot be found or used.
+        split. ``None`` downloads the archive, whose hashes must be the published ones. Raises
+        DataError if the corpus cannot be found or used.
         """
         if path is None:
             return self._downloaded(cache)
@@ -94,13 +93,12 @@ class PublishedCorpus:
 
         def extract_checked(archive: Path, folder: Path) -> None:
             extract(archive, folder, plain_names(names), names, what=self.url)
-            for key, path in self._files(folder).items():
-                if key in self.md5 and (found := source.file_hash(path, "md5")) != self.md5[key]:
-                    raise DataError(
-                        f"{self.url}: the md5 of {path.name} in it is {found}, not the published"
-                        f" {self.md5[key]}; the download was deleted. Get the file from elsewhere"
-                        " and name it in data.path"
-                    )
+            for key, found in self._other_md5(self._files(folder)).items():
+                raise DataError(
+                    f"{self.url}: the md5 of {self.names[key]} in it is {found}, not the published"
+                    f" {self.md5[key]}; the download was deleted. Get the file from elsewhere"
+                    " and name it in data.path"
+                )
 
         known = self.archive_md5
         check = check_hash(f"md5:{known}", self.url, "as published") if known else None
@@ -137,26 +135,27 @@ class PublishedCorpus:
         if set(files) != set(self.md5):
             first = next(iter(files.values())).name
             return None, f"{first}, …, for which no hash is published"
-        found = {key: source.file_hash(path, "md5") for key, path in files.items()}
-        differing = [self.names[key] for key in files if found[key] != self.md5[key]]
-        if differing:
-            return False, f"not the published data (other md5: {', '.join(differing)})"
+        if other := [self.names[key] for key in self._other_md5(files)]:
+            return False, f"not the published data (other md5: {', '.join(other)})"
         return True, "published data (md5 checked)"
+
+    def _other_md5(self, files: Mapping[str, Path]) -> dict[str, str]:
+        """Returns the md5 of those files whose published md5 is another."""
+        found = {key: source.file_hash(files[key], "md5") for key in self.md5}
+        return {key: md5 for key, md5 in found.items() if md5 != self.md5[key]}
 
     def _text(self, files: Mapping[str, Path], split: str) -> Text:
         """Returns the text of a split; a raw file is cut into 90%, 5% and 5% of its bytes."""
         if split in files:
             part = ByteRange.whole(files[split])
         else:
-            part = ByteRange.whole(*files.values())
-            size, held_out = part.stop, part.stop // 20
-            ends = (0, size - 2 * held_out, size - held_out, size)
-            n = SPLITS.index(split)
-            part = part.slice(ends[n], ends[n + 1])
+            whole = ByteRange.whole(*files.values())
+            held_out = len(whole) // 20
+            valid, test = len(whole) - 2 * held_out, len(whole) - held_out
+            part = {"train": whole[:valid], "valid": whole[valid:test], "test": whole[test:]}[split]
         if self.strip:
             text = b"".join(source.read([part]))
-            start = len(text) - len(text.lstrip())
-            part = part.slice(start, max(start, len(text.rstrip())))
+            part = part[len(text) - len(text.lstrip()) : len(text.rstrip())]
         return [part]
 
 
@@ -166,21 +165,16 @@ def decode_numbers(parts: Iterable[bytes]) -> Iterator[bytes]:
     Spaces separate the numbers. A line end is the newline byte, which the script does not convert.
     """
     rest = b""
-    for block in source.merge_small(parts):
+    for block in itertools.chain(source.merge_small(parts), [b" "]):
         text = rest + block
         end = max(text.rfind(b" "), text.rfind(b"\n")) + 1
         rest = text[end:]
-        yield _bytes_of_numbers(text[:end])
-    yield _bytes_of_numbers(rest)
-
-
-def _bytes_of_numbers(text: bytes) -> bytes:
-    numbers = text.replace(b"\n", b" 10 ").split()
-    try:
-        return bytes(map(int, numbers))
-    except ValueError:
-        wrong = next(n for n in numbers if not n.isdigit() or len(n) > 3 or int(n) > 255)
-        raise _not_prepared("enwik8", wrong, "the decimal number of a byte") from None
+        numbers = text[:end].replace(b"\n", b" 10 ").split()
+        try:
+            yield bytes(map(int, numbers))
+        except ValueError:
+            wrong = next(n for n in numbers if not n.isdigit() or len(n) > 3 or int(n) > 255)
+            raise _not_prepared("enwik8", wrong, "the decimal number of a byte") from None
 
 
 def decode_symbols(parts: Iterable[bytes]) -> Iterator[bytes]:

@@ -1,9 +1,8 @@
 """Creates files and folders of the cache, which are complete or absent, by one process at a time.
 
-A process creates ``NAME`` while it holds the lock file ``.NAME.lock``. The process writes a
-folder as ``NAME.unfinished`` and a download as ``NAME.part``, and renames both at the end. The
-system releases the lock when the process ends. The next process that gets the lock therefore
-removes an unfinished folder, and resumes an unfinished download.
+A process creates ``NAME`` while it holds the lock file ``.NAME.lock``. It writes a folder as
+``NAME.unfinished`` and a download as ``NAME.part``, and renames both at the end. If it is killed,
+the next process removes the unfinished folder, and resumes the unfinished download.
 """
 
 import contextlib
@@ -40,10 +39,7 @@ def make_folder(final: Path, fill: Callable[[Path], object]) -> Path:
 
 @contextlib.contextmanager
 def unfinished_download(final: Path) -> Iterator[Path]:
-    """Locks and yields the unfinished download of ``final``, which is empty or left by a process.
-
-    The file is kept after the block, so that the next call can resume it, unless it is empty.
-    """
+    """Locks and yields what was downloaded of ``final``, which the next call can resume."""
     path = final.with_name(f"{final.name}.part")
     with _locked(final):
         with write_errors(final.parent):
@@ -57,10 +53,7 @@ def unfinished_download(final: Path) -> Iterator[Path]:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Removes the unfinished folders that killed processes left in ``folder``.
-
-    A folder without a lock file is the user's own and is kept.
-    """
+    """Removes what killed processes left in ``folder``; one without lock file is the user's own."""
     for path in folder.glob("*.unfinished"):
         lock = _lock_file(path.with_suffix(""))
         if lock.is_file() and path.is_dir() and not path.is_symlink():

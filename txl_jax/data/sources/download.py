@@ -83,16 +83,16 @@ def _downloaded(url: str, name: Path, check: Check | None) -> Iterator[Path]:
             os.truncate(file, 0)
         resumed = _fetch(url, file, ", the partial download is kept" if check else "")
         try:
-            try:
-                if check is not None:
+            if check is not None:
+                try:
                     check(file)
-            except DataError:
-                if check is None or not resumed:
-                    raise
-                logging.info("%s: the part that was kept does not fit; starting again", url)
-                os.truncate(file, 0)
-                _fetch(url, file, "")
-                check(file)
+                except DataError:
+                    if not resumed:
+                        raise
+                    logging.info("%s: the part that was kept does not fit; starting again", url)
+                    os.truncate(file, 0)
+                    _fetch(url, file, "")
+                    check(file)
             yield file
         finally:
             file.unlink(missing_ok=True)

@@ -2,18 +2,16 @@
 
 As in the authors' scripts, one of the 50 held-out files is both validation and test split. The
 vocabulary is the published list of 793,471 words, in its order. The archive's hash is from
-tensorflow_datasets. No hash of the vocabulary file is published, so its hash is recorded when it
-is downloaded.
+tensorflow_datasets. None is published for the vocabulary, whose hash is recorded when downloaded.
 
-There are two protocols:
-
-    authors   <S> the cat sat <S> it rained <S>             one <S> between sentences (PyTorch)
-    double    <S> the cat sat <S> <S> it rained <S> <S>     two (TensorFlow)
+    protocol authors   <S> the cat sat <S> it rained <S>             PyTorch
+    protocol double    <S> the cat sat <S> <S> it rained <S> <S>     TensorFlow
 
 With ``double`` each sentence has one more target, which is always the same and easy to predict.
 Perplexities of the two protocols therefore cannot be compared.
 """
 
+import functools
 import os
 import shutil
 from pathlib import Path
@@ -45,8 +43,8 @@ def find(path: str | None, cache: Path, protocol: Protocol = "authors") -> Sourc
     """Finds the corpus at ``path``, or downloads it (1.8 GB, 4 GB unpacked) and checks its hash.
 
     ``path`` is the archive, its unpacked folder, or the folder in which the authors' script unpacks
-    it, with ``valid.txt`` and ``test.txt``. :data:`VOCAB` must be in that folder or beside the
-    archive. Raises DataError if there is no usable text, or if a download has a wrong hash.
+    it, with ``valid.txt`` and ``test.txt``. :data:`VOCAB` must be there or beside the archive.
+    Raises DataError if there is no usable text, or if a download has a wrong hash.
     """
     if path is None:
         return _downloaded(cache, protocol)
@@ -71,12 +69,10 @@ def wanted(member: str) -> str | None:
 
 
 def _downloaded(cache: Path, protocol: Protocol) -> Source:
-    def extract_text(archive: Path, folder: Path) -> None:
-        extract(archive, folder, wanted, (HELD_OUT,), what=URL)
-
     downloads = cache / "downloads"
     check = check_hash(f"sha256:{SHA256}", URL, "as published")
-    sums = download_folder(URL, downloads / "lm1b", extract_text, check)
+    unpack = functools.partial(extract, wanted=wanted, required=(HELD_OUT,), what=URL)
+    sums = download_folder(URL, downloads / "lm1b", unpack, check)
     copy = lambda file, folder: shutil.copyfile(file, folder / VOCAB)
     vocab_sums = download_folder(VOCAB_URL, downloads / "lm1b-vocab", copy)
     held_out = sums.pop(HELD_OUT)
@@ -127,7 +123,6 @@ def _local_vocab(*folders: Path) -> Path:
 
 
 def _first(paths: list[Path], missing: str) -> Path:
-    """Returns the first path that is a file."""
     for path in filter(is_file, paths):
         return path
     raise DataError(f"lm1b: there is {missing}")

@@ -19,21 +19,22 @@ BLOCK = 256 * 1024  # the number of bytes that are read at a time
 
 @dataclasses.dataclass(frozen=True)
 class ByteRange:
-    """The bytes ``start`` .. ``stop - 1`` of a file."""
+    """A part of a file, which has a length and can be sliced, like bytes."""
 
     path: Path
-    start: int
-    stop: int
+    span: range
 
     @classmethod
     def whole(cls, path: Path) -> "ByteRange":
         """Returns the range of all bytes of a file; raises DataError if the file is unreadable."""
         with read_errors(path):
-            return cls(path, 0, path.stat().st_size)
+            return cls(path, range(path.stat().st_size))
 
-    def slice(self, start: int, stop: int) -> "ByteRange":
-        """Returns the bytes ``start`` .. ``stop - 1`` of this range."""
-        return ByteRange(self.path, self.start + start, self.start + stop)
+    def __len__(self) -> int:
+        return len(self.span)
+
+    def __getitem__(self, part: slice) -> "ByteRange":
+        return ByteRange(self.path, self.span[part])
 
 
 Text = Sequence[ByteRange | bytes]  # parts of files, and bytes between them
@@ -108,7 +109,7 @@ def split_files(folder: Path, pattern: str, label: str, fix: str = "") -> dict[s
 
 def text_size(text: Text) -> int:
     """Returns the number of bytes of a text."""
-    return sum(len(p) if isinstance(p, bytes) else p.stop - p.start for p in text)
+    return sum(map(len, text))
 
 
 def read(text: Text) -> Iterator[bytes]:
@@ -118,8 +119,8 @@ def read(text: Text) -> Iterator[bytes]:
             yield piece
             continue
         with read_errors(piece.path), open(piece.path, "rb") as file:
-            file.seek(piece.start)
-            left = piece.stop - piece.start
+            file.seek(piece.span.start)
+            left = len(piece)
             while left and (block := file.read(min(left, BLOCK))):
                 yield block
                 left -= len(block)
@@ -143,21 +144,17 @@ def slice_text(text: Text, start: int, stop: int) -> list[ByteRange | bytes]:
     """Returns the bytes ``start`` .. ``stop - 1`` of a text."""
     found: list[ByteRange | bytes] = []
     for part in text:
-        size = text_size([part])
-        a, b = max(start, 0), min(stop, size)
-        if a < b:
-            found.append(part[a:b] if isinstance(part, bytes) else part.slice(a, b))
-        start, stop = start - size, stop - size
-    return found
+        found.append(part[max(start, 0) : max(stop, 0)])
+        start, stop = start - len(part), stop - len(part)
+    return [part for part in found if len(part)]
 
 
 def join_files(files: Sequence[Path]) -> list[ByteRange | bytes]:
     """Returns the text of all files in order, with line ends between files that lack one."""
     text: list[ByteRange | bytes] = []
-    last: list[ByteRange] = []  # byte
-    for piece in filter(lambda piece: piece.stop, map(ByteRange.whole, files)):
-        text += [piece] if b"".join(read(last)) in (b"\n", b"") else [b"\n", piece]
-        last = [piece.slice(piece.stop - 1, piece.stop)]
+    for piece in filter(len, map(ByteRange.whole, files)):
+        last = b"".join(read([part[-1:] for part in text[-1:]]))
+        text += [piece] if last in (b"\n", b"") else [b"\n", piece]
     return text
 
 
