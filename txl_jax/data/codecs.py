@@ -89,7 +89,9 @@ def bytes_by_frequency(blocks: Iterable[bytes]) -> list[int]:
     """Returns byte values by decreasing frequency; equally frequent ones in order of occurrence."""
     counts: collections.Counter[int] = collections.Counter()
     for block in blocks:
-        counts.update(block)
+        found = np.bincount(np.frombuffer(block, np.uint8), minlength=256)
+        for value in sorted(np.flatnonzero(found).tolist(), key=block.index):
+            counts[value] += int(found[value])
     return [value for value, _ in counts.most_common()]
 
 
