@@ -287,11 +287,11 @@ def test_an_exported_model_whose_files_are_not_whole_is_refused(tmp_path, refuse
 
 def test_nothing_to_score_is_refused(chars, tmp_path, refused):
     flags = ("--mode=score", f"--workdir={chars}")
-    more = "has no text to score; name another file with --config.score.path=FILE, or"
+    more = "has no token to score; name another file with --config.score.path=FILE, or"
     assert refused(*flags) == f"standard input: {more} give a text on standard input"
     (tmp_path / "empty.txt").write_text("")
     text = refused(*flags, f"--config.score.path={tmp_path / 'empty.txt'}")
-    assert text.startswith(f"{tmp_path / 'empty.txt'}: has no text to score")
+    assert text.startswith(f"{tmp_path / 'empty.txt'}: has no token to score")
     assert refused(*flags, stdin=b"ab\ncz\n").startswith("standard input, line 2: ")
 
 

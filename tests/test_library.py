@@ -150,7 +150,7 @@ WRONG = [
     (ConfigError, r"evaluate.split = 'none': must be one of 'tr", "evaluate", {"split": "none"}),
     (DataError, r"prompt: .*'Z'", "generate", {"prompt": "Z"}),
     (DataError, r"text, line 2: .*'Z'", "score", {"text": "the\nZ"}),
-    (DataError, r"text: has no symbol", "score", {"text": ""}),
+    (DataError, r"text: has no token to score", "score", {"text": ""}),
     (DataError, r"ids\[1\] = 19: .* 0 to 18, .* 19 symbols", "score", {"text": np.array([0, 19])}),
     (DataError, r"ids\[0\] = -1: .* 0 to 18", "generate", {"prompt": np.array([-1])}),
     (DataError, r"ids must be integers \[n\], not float64 \[1\]", "score", {"text": np.ones(1)}),

@@ -15,7 +15,6 @@ from txl_jax.config import ConfigError, ExperimentConfig, ScoreConfig, override
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation import score
-from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.model.transformer_xl import TransformerXL
 
 NO_BITS = "note: no bits per byte, because the tokens do not determine the bytes of the text"
@@ -267,7 +266,7 @@ def test_a_file_is_scored_into_a_file(tmp_path, capsys):
 
 def test_what_cannot_be_scored_is_named(monkeypatch, capsys, tmp_path):
     trained = trained_on(Vocab.from_chars(["abc\n"]))
-    with pytest.raises(AnalysisError, match="standard input: has no text to score"):
+    with pytest.raises(DataError, match="standard input: has no token to score"):
         scored(trained, monkeypatch, capsys, "")
     with pytest.raises(DataError, match=r"standard input, line 2: .*'z'"):
         scored(trained, monkeypatch, capsys, "abc\naz\n")
@@ -280,9 +279,6 @@ def test_what_cannot_be_scored_is_named(monkeypatch, capsys, tmp_path):
 
 def test_an_id_outside_the_vocabulary_is_refused():
     trained = trained_on(Vocab.from_chars(["abc\n"]))
-    with pytest.raises(
-        ValueError, match=r"text 0\[2\] = 4: .* 0 to 3, the vocabulary has 4 symbols"
-    ):
-        score.score_lines(
-            trained.config.model, trained.params, [np.array([0, 4])], BEFORE, ScoreConfig()
-        )
+    told = r"given, line 1: ids\[1\] = 4: .* 0 to 3, the vocabulary has 4 symbols"
+    with pytest.raises(DataError, match=told):
+        score.score_any_text(trained, [np.array([0, 4])], "given")

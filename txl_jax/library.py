@@ -18,9 +18,8 @@ from txl_jax.checkpoint import loading
 from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
 from txl_jax.config import ConfigError, flatten, load_config, override
 from txl_jax.config.folders import expanded
-from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Text
-from txl_jax.evaluation.score import TextScore, encode_lines, score_encoded
+from txl_jax.evaluation.score import TextScore, score_any_text
 from txl_jax.evaluation.scoring_run import table
 from txl_jax.generation.prompts import read_prompts
 from txl_jax.generation.text import Continuation, continuations
@@ -224,11 +223,7 @@ class LanguageModel(TrainedModel):
             lines: Sequence[Text] = io.StringIO(text, newline="\n").readlines()
         else:
             lines = _texts(text)
-        ids = encode_lines(self.vocab, lines, "text")
-        if not sum(map(len, ids)):
-            raise DataError("text: has no symbol of the vocabulary; give another text")
-        shown = [x if isinstance(x, str) else self.vocab.decode(x) for x in lines]
-        return score_encoded(trained, shown, ids)
+        return score_any_text(trained, lines, "text")
 
     def evaluate(
         self, split: str | None = None, data: Mapping[str, Any] | None = None, **settings: Any

@@ -233,11 +233,16 @@ def encode_prompt(vocab: Vocab, prompt: Text, name: str = "generate.prompt") -> 
 
     Raises DataError, with ``name`` first, for a symbol or an id that the vocabulary does not have.
     """
+    ids = encode_text(vocab, prompt, name)
+    return (ids if len(ids) else line_end(vocab)).astype(np.int32)
+
+
+def encode_text(vocab: Vocab, text: Text, name: str) -> np.ndarray:
+    """Returns the ids of a text, or ids that are given; a DataError has ``name`` first."""
     try:
-        ids = vocab.encode(prompt) if isinstance(prompt, str) else vocab.checked(prompt)
+        return vocab.encode(text) if isinstance(text, str) else vocab.checked(text)
     except DataError as error:
         raise DataError(f"{name}: {error}") from error
-    return (ids if len(ids) else line_end(vocab)).astype(np.int32)
 
 
 def encode_prompts(vocab: Vocab, prompts: Sequence[Text]) -> list[np.ndarray]:

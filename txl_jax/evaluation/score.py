@@ -28,12 +28,10 @@ from txl_jax.data.batch import Batch, make_batch
 from txl_jax.data.errors import DataError
 from txl_jax.data.streams import read_segment
 from txl_jax.data.symbols import readable
-from txl_jax.data.vocab import Text, Vocab, line_end
-from txl_jax.evaluation.errors import AnalysisError
+from txl_jax.data.vocab import Text, Vocab, encode_text, line_end
 from txl_jax.files import name_in_os_errors
 from txl_jax.messages import argument, fields_repr
 from txl_jax.model.footprint import of_reading
-from txl_jax.model.inputs import check_ids
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import check_memory
 from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
@@ -41,7 +39,7 @@ from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
 
 def run(trained: TrainedModel, workdir: str) -> str:
     """Writes the :func:`line_record` of each line of the text, and a summary to standard error."""
-    c, vocab = trained.config.score, trained.vocab
+    c = trained.config.score
     check_file("score.json", c.json)
     exist = os.path.isfile(c.path) and os.path.isfile(c.json or "")
     if exist and os.path.samefile(c.path, c.json or ""):
@@ -50,15 +48,12 @@ def run(trained: TrainedModel, workdir: str) -> str:
         )
     name = "standard input" if c.path == "-" else c.path
     lines = io.StringIO(_text(c.path), newline="\n").readlines()  # no splits at form feeds
-    ids = encode_lines(vocab, lines, name)
-    if not sum(map(len, ids)):
-        raise AnalysisError(
-            f"{name}: has no text to score; name another file with"
-            f" {argument('config.score.path', 'FILE')}, or give a text on standard input"
-        )
-    score = score_encoded(trained, lines, ids)
+    other = f"{argument('config.score.path', 'FILE')}, or give a text on standard input"
+    score = score_any_text(trained, lines, name, f"name another file with {other}")
     print(score, file=sys.stderr, flush=True)
-    _write([line_record(vocab, n, line, c) for n, line in enumerate(score.lines, 1)], c.json)
+    _write(
+        [line_record(trained.vocab, n, line, c) for n, line in enumerate(score.lines, 1)], c.json
+    )
     return ""
 
 
@@ -120,17 +115,22 @@ class TextScore:
         return f"TextScore({size}, {self.unit} {format_value(self.value, self.unit)})"
 
 
-def score_encoded(
-    trained: TrainedModel, lines: Sequence[str], ids: Sequence[np.ndarray]
+def score_any_text(
+    trained: TrainedModel, lines: Sequence[Text], name: str, advice: str = "give another text"
 ) -> TextScore:
-    """Scores lines with their ids, at least one of them, with the settings ``score`` of the model.
+    """Scores lines, which are texts or ids, with the settings ``score`` of the model.
 
-    Raises ConfigError if the device has too little memory.
+    Raises DataError, which names ``name``, if the vocabulary lacks a symbol or an id, or if there
+    is no token, and ConfigError if the device has too little memory.
     """
+    vocab, exp = trained.vocab, trained.config
+    ids = encode_lines(vocab, lines, name)
+    if not sum(map(len, ids)):
+        raise DataError(f"{name}: has no token to score; {advice}")
     check_score_memory(trained, len(lines))
-    exp, before = trained.config, line_end(trained.vocab)
-    losses = score_lines(exp.model, trained.params, ids, before, exp.score)
-    return text_score(trained.vocab, lines, ids, losses)
+    losses = score_lines(exp.model, trained.params, ids, line_end(vocab), exp.score)
+    texts = [line if isinstance(line, str) else vocab.decode(line) for line in lines]
+    return text_score(vocab, texts, ids, losses)
 
 
 def check_score_memory(trained: TrainedModel, n_lines: int) -> None:
@@ -146,15 +146,10 @@ def check_score_memory(trained: TrainedModel, n_lines: int) -> None:
 def encode_lines(vocab: Vocab, lines: Sequence[Text], name: str) -> list[np.ndarray]:
     """Encodes each line with its line end as targets; checks ids. A DataError names the line."""
     ids = []
-    first = int(vocab.kind == "sentence")  # a boundary, which has ended the previous sentence
     for n, line in enumerate(lines, 1):
-        try:
-            if isinstance(line, str):
-                ids.append(vocab.encode(line)[first:])
-            else:
-                ids.append(vocab.checked(line))
-        except DataError as error:
-            raise DataError(f"{name}, line {n}: {error}") from error
+        found = encode_text(vocab, line, f"{name}, line {n}")
+        # A sentence begins with the boundary that ended the previous sentence.
+        ids.append(found[1:] if isinstance(line, str) and vocab.kind == "sentence" else found)
     return ids
 
 
@@ -174,12 +169,7 @@ def score_lines(
 def score_texts(
     cfg: TransformerXLConfig, params: Any, texts: Sequence[np.ndarray], c: ScoreConfig
 ) -> list[np.ndarray]:
-    """Returns the loss in nats of every token except the first, for independent texts.
-
-    Raises ValueError if a text has an id that is not in the vocabulary.
-    """
-    for n, text in enumerate(texts):
-        check_ids(f"text {n}", text, cfg.vocab_size or 0)
+    """Returns the loss in nats of every token except the first, for independent texts."""
     order = sorted(range(len(texts)), key=lambda n: len(texts[n]))  # for less padding in a batch
     losses: dict[int, np.ndarray] = {}
     for first in range(0, len(order), c.batch_size):

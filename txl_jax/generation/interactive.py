@@ -10,7 +10,7 @@ from collections.abc import Callable
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, override
 from txl_jax.data.errors import DataError
-from txl_jax.evaluation.score import encode_lines, score_encoded
+from txl_jax.evaluation.score import score_any_text
 from txl_jax.generation.text import continuations
 from txl_jax.generation.write import formatted, set_stream_errors
 from txl_jax.units import UNIT_NAMES, format_value
@@ -80,12 +80,8 @@ class Session:
     def _score(self, text: str) -> None:
         if not text:
             raise ValueError(":score needs a text")
-        vocab = self._trained.vocab
-        (ids,) = encode_lines(vocab, [text], "text")
-        if not len(ids):
-            raise ValueError("no symbol of the text is in the vocabulary; type another text")
-        found = score_encoded(self._trained, [text], [ids])
-        for token, loss in zip(ids, found.lines[0].nll, strict=True):
+        vocab, found = self._trained.vocab, score_any_text(self._trained, [text], "text")
+        for token, loss in zip(found.lines[0].ids, found.lines[0].nll, strict=True):
             symbol = vocab.decode([int(token)]) if vocab.kind == "byte" else vocab.symbols[token]
             self._write(f"  {symbol!r:<16} {loss:8.3f} nats  {math.exp(-loss):9.3%}\n")
         self._write(f"  {format_value(found.value, found.unit)} {UNIT_NAMES[found.unit]}\n")

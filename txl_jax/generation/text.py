@@ -161,6 +161,5 @@ def printable(text: str) -> str:
 
 def _stop_prefix_length(text: str, stops: Sequence[str]) -> int:
     """Counts the characters at the end of a text that may be the beginning of a stop text."""
-    longest = max((len(stop) for stop in stops), default=1) - 1
-    lengths = range(min(longest, len(text)), 0, -1)
-    return next((n for n in lengths if any(s.startswith(text[-n:]) for s in stops)), 0)
+    beginnings = (stop[:n] for stop in stops for n in range(1, len(stop)))
+    return max((len(x) for x in beginnings if text.endswith(x)), default=0)
