@@ -9,12 +9,12 @@ import pytest
 import tiny_runs
 
 from txl_jax.analysis import ablation
+from txl_jax.analysis.errors import AnalysisError
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.workdir import init_workdir, with_vocab
 from txl_jax.checkpoint.workdir_files import check_writable
 from txl_jax.config import ConfigError, ExperimentConfig, ProtocolConfig, override
 from txl_jax.data.corpus import DataError, corpus_from_config
-from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.evaluator import Evaluator, Score
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.trainer import train as train_loop

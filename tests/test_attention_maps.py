@@ -26,12 +26,12 @@ from txl_jax.analysis.attention_weights import (
     doubling_edges,
     segment_attention,
 )
+from txl_jax.analysis.errors import AnalysisError
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir import with_vocab
 from txl_jax.config import override
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation.errors import AnalysisError
 
 T, M = 4, 6
 CASES = {
@@ -351,7 +351,8 @@ def test_shares_and_bins_by_hand():
     np.testing.assert_allclose(got.spans, [[(0.6 + 0.6 + 0.3) / 2]])
     edges = doubling_edges(4)
     assert edges.tolist() == [0, 1, 2, 4]
-    np.testing.assert_allclose(got.shares(edges)[0, 0], [0.5, 0.3, 0.2])
+    (row,) = got.rows()
+    assert row["share_by_distance"] == pytest.approx({"0": 0.5, "1": 0.3, "2-3": 0.2})
     np.testing.assert_allclose(got.binned(got.attention, edges)[0, 0], [0.5, 0.3, 0.4 / 3])
     assert doubling_edges(1).tolist() == [0, 1]
     assert doubling_edges(6).tolist() == [0, 1, 2, 4, 6]

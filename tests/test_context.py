@@ -13,6 +13,7 @@ import tiny_runs
 
 from txl_jax.analysis import context
 from txl_jax.analysis.context import effective_length, losses_by_context, target_slice
+from txl_jax.analysis.errors import AnalysisError
 from txl_jax.analysis.recl import Losses
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir import with_vocab
@@ -26,7 +27,6 @@ from txl_jax.config import (
 )
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.sentences import Sentences
-from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import make_mesh

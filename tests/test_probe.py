@@ -12,6 +12,7 @@ import tiny_runs
 
 import txl_jax
 from txl_jax.analysis import probe
+from txl_jax.analysis.errors import AnalysisError
 from txl_jax.analysis.probe import changes_prediction, measured_reach, reach
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir import init_workdir, with_vocab
@@ -19,7 +20,6 @@ from txl_jax.config import ConfigError, ProbeTextConfig
 from txl_jax.data.corpus import DataError, corpus_from_config
 from txl_jax.data.sources.probe import draw
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.trainer import train
 

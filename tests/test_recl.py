@@ -14,14 +14,14 @@ import tiny_models
 import tiny_runs
 
 import txl_jax
-from txl_jax.analysis import recl_table
+from txl_jax.analysis import context, recl_table
 from txl_jax.analysis.context import losses_by_context
+from txl_jax.analysis.errors import AnalysisError
 from txl_jax.analysis.recl import Gains, Losses, gains
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir import init_workdir
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation.errors import AnalysisError
 
 
 def losses(name="ours", contexts=(1, 2), nll=((1.0, 2.0), (0.5, 1.5))):
@@ -250,13 +250,13 @@ def test_losses_are_used_again_only_while_model_and_settings_are_the_same(
     runs, tmp_path, monkeypatch
 ):
     count = []
-    measure = recl_table.measure
+    measure = context.measure
 
     def counted(*arguments):
         count.append(arguments)
         return measure(*arguments)
 
-    monkeypatch.setattr(recl_table, "measure", counted)
+    monkeypatch.setattr(context, "measure", counted)
     exp = experiment(f"m={tmp_path}/m")
     shutil.copytree(runs / "ours", tmp_path / "m")
     for _ in range(2):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TextIO
 
 from absl import logging
 
+from txl_jax.analysis.errors import AnalysisError
 from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
 from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
 from txl_jax.checkpoint.loading import load
@@ -30,7 +31,6 @@ from txl_jax.convert import ModelFormatError
 from txl_jax.data.corpus import Corpus, DataError, corpus_from_config
 from txl_jax.data.vocab import encode_prompts
 from txl_jax.evaluation.baselines import check_baselines
-from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.scoring_run import score_split, write_evaluation
 from txl_jax.generation.prompts import read_prompts
 from txl_jax.generation.write import set_stream_errors, write_continuations

@@ -8,6 +8,7 @@ attention length is its memory length. For other models, it is the segment's len
 """
 
 import dataclasses
+import functools
 import os
 import statistics
 from collections.abc import Callable, Mapping
@@ -15,22 +16,21 @@ from typing import Any
 
 import numpy as np
 
+from txl_jax.analysis.errors import AnalysisError
 from txl_jax.analysis.results import new_figure, show_share, write_results
 from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.trained_model import parameter_count
 from txl_jax.config import (
     AblationConfig,
-    DataConfig,
     ExperimentConfig,
     ProtocolConfig,
     config_rows,
     load_config,
     override,
 )
-from txl_jax.data.corpus import Corpus, corpus_from_config
+from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.sentences import Sentences, ordered_streams
-from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.evaluator import Evaluator, segment_bar
 from txl_jax.messages import argument
 from txl_jax.parallel import processes
@@ -124,16 +124,15 @@ def table_runs(config: str, overrides: Mapping[str, str], workdir: str) -> list[
 
 def check_split(runs: list[RowRun], c: AblationConfig) -> None:
     """Raises DataError if the split is too short for the evaluation streams of a row."""
-    corpora: dict[DataConfig, Corpus] = {}
+    load_once = functools.cache(corpus_from_config)
     for one in runs:
-        data, p = one.exp.data, one.exp.evaluate
-        if data not in corpora:
-            corpora[data] = processes.process_zero_first(lambda: corpus_from_config(data))  # noqa: B023
-        split = first_targets(getattr(corpora[data], c.split), c.max_tokens)
+        corpus = processes.process_zero_first(functools.partial(load_once, one.exp.data))
+        p = one.exp.evaluate
+        split = first_targets(getattr(corpus, c.split), c.max_tokens)
         name = f"{one.row}: the {c.split} split"
         ordered_streams(split, p.batch_size, p.seg_len, name=name)
         if p.dynamic.rule == "rms":
-            ordered_streams(corpora[data].train, p.batch_size, p.seg_len, name="the train split")
+            ordered_streams(corpus.train, p.batch_size, p.seg_len, name="the train split")
 
 
 def is_finished(one: RowRun) -> bool:

@@ -22,12 +22,12 @@ import numpy as np
 from txl_jax.analysis import attention_figures as figures
 from txl_jax.analysis.attention_figures import PositionAttention
 from txl_jax.analysis.attention_weights import Averages, segment_attention
+from txl_jax.analysis.errors import AnalysisError
 from txl_jax.analysis.results import describe_model, write_results
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ExperimentConfig, ProtocolConfig
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.streams import Streams
-from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import describe, under_protocol
 from txl_jax.evaluation.scoring_run import vocab_note

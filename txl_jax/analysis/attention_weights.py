@@ -174,10 +174,6 @@ class Averages:
         order = np.argsort(-self.spans, axis=None, kind="stable")[:count]
         return [divmod(int(i), self.spans.shape[1]) for i in order]
 
-    def shares(self, edges: np.ndarray) -> np.ndarray:
-        """Returns a query's mean attention to distances edges[i] .. edges[i+1]-1: [L,N,bins]."""
-        return np.add.reduceat(self.attention * self.seen, edges[:-1], axis=-1) / self.queries
-
     def binned(self, x: np.ndarray, edges: np.ndarray) -> np.ndarray:
         """Averages x [...,K] over the queries and distances of each bin: [...,bins]."""
         total = np.add.reduceat(x * self.seen, edges[:-1], axis=-1)
@@ -187,7 +183,7 @@ class Averages:
         """Returns a JSON object per head: layer, head, mean distance, and attention by range."""
         edges = doubling_edges(self.n_keys)
         names = [f"{a}" if b == a + 1 else f"{a}-{b - 1}" for a, b in itertools.pairwise(edges)]
-        shares = self.shares(edges)
+        shares = np.add.reduceat(self.attention * self.seen, edges[:-1], axis=-1) / self.queries
         return [
             {
                 "layer": layer,

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from txl_jax.analysis.errors import AnalysisError
 from txl_jax.analysis.recl import Losses
 from txl_jax.analysis.results import describe_model, new_figure, show_share, write_results
 from txl_jax.checkpoint.trained_model import TrainedModel
@@ -29,7 +30,6 @@ from txl_jax.config import ContextConfig, TransformerXLConfig, override
 from txl_jax.data.corpus import Corpus, corpus_from_config
 from txl_jax.data.sentences import Sentences
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import under_protocol
 from txl_jax.evaluation.scoring_run import corpus_record
@@ -261,8 +261,9 @@ def describe_kind(c: ContextConfig) -> str:
     return f"{kinds[c.kind]} {c.stride}"
 
 
-def set_length_axis(axes, lengths: tuple[int, ...], c: ContextConfig) -> None:
+def set_length_axis(axes, c: ContextConfig) -> None:
     """Sets an x axis for context lengths, which is logarithmic if the lengths grow unevenly."""
+    lengths = c.lengths
     if lengths[-1] - lengths[-2] >= 4 * (lengths[1] - lengths[0]):
         axes.set_xscale("log", base=2)
     ticks = lengths[:: -(-len(lengths) // 10)]
@@ -284,7 +285,7 @@ def _figure(trained: TrainedModel, result: dict[str, Any]):
         f" (no longer context lowers perplexity by {100 * c.threshold:.3g}%)"
     )
     axes.axvline(effective, color="C3", linestyle="--", label=label)
-    set_length_axis(axes, c.lengths, c)
+    set_length_axis(axes, c)
     show_share(axes)
     axes.legend()
     text = f"{result['label']}, {c.split} split, {result['targets']:,} targets, {describe_kind(c)}"

@@ -22,11 +22,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from txl_jax.analysis.errors import AnalysisError
 from txl_jax.analysis.results import describe_model, new_figure, write_results
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ProbeTextConfig, TransformerXLConfig
 from txl_jax.data.sources.probe import alphabet, draw, episodes
-from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.model.footprint import Need, of_reading
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import check_memory

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from txl_jax.analysis.errors import AnalysisError
 from txl_jax.analysis.results import write_arrays
-from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.messages import fields_repr
 
 
@@ -105,8 +105,8 @@ class Gains:
 
     def recl(self, threshold: float = 0.01) -> int:
         """Returns the RECL in tokens, or the longest length if no gain is below the threshold."""
-        too_small = np.append(np.diagonal(self.relative, 1) < threshold, True)
-        return self.contexts[int(np.argmax(too_small))]
+        enough = np.append(np.diagonal(self.relative, 1) >= threshold, False)
+        return self.contexts[int(np.argmin(enough))]
 
 
 def gains(group: Sequence[Losses], r: float) -> list[Gains]:
@@ -114,8 +114,20 @@ def gains(group: Sequence[Losses], r: float) -> list[Gains]:
 
     ``r`` is the share of hard targets, above 0 and at most 1.
     """
-    _check(group, r)
-    contexts, n = group[0].contexts, group[0].nll.shape[1]
+    if not group:
+        raise AnalysisError("a group needs at least one model")
+    if not 0 < r <= 1:
+        raise AnalysisError(f"r = {r}: must be above 0 and at most 1")
+    names, first = [losses.name for losses in group], group[0]
+    if len(set(names)) < len(names):
+        raise AnalysisError(f"two models of the group have the same name: {', '.join(names)}")
+    for losses in group[1:]:
+        pair = f"{losses.name} and {first.name} were not measured"
+        if (losses.contexts, losses.nll.shape) != (first.contexts, first.nll.shape):
+            raise AnalysisError(f"{pair} at the same contexts on equally many targets")
+        if losses.targets and first.targets and losses.targets != first.targets:
+            raise AnalysisError(f"{pair} on the same text: the symbols of their targets differ")
+    contexts, n = first.contexts, first.nll.shape[1]
     count = max(1, round(r * n))
     absolute = {losses.name: np.zeros((len(contexts), len(contexts))) for losses in group}
     floor = np.zeros((len(contexts), 1))  # exp f(c,c), the same for all models
@@ -127,20 +139,3 @@ def gains(group: Sequence[Losses], r: float) -> list[Gains]:
             relative_loss = np.minimum(baseline[hard], losses.nll[:, hard]).mean(axis=1)
             absolute[losses.name][c] = floor[c] - np.exp(relative_loss)
     return [Gains(name, contexts, own, own / floor) for name, own in absolute.items()]
-
-
-def _check(group: Sequence[Losses], r: float) -> None:
-    if not group:
-        raise AnalysisError("a group needs at least one model")
-    if not 0 < r <= 1:
-        raise AnalysisError(f"r = {r}: must be above 0 and at most 1")
-    first = group[0]
-    for losses in group[1:]:
-        pair = f"{losses.name} and {first.name} were not measured"
-        if (losses.contexts, losses.nll.shape) != (first.contexts, first.nll.shape):
-            raise AnalysisError(f"{pair} at the same contexts on equally many targets")
-        if losses.targets and first.targets and losses.targets != first.targets:
-            raise AnalysisError(f"{pair} on the same text: the symbols of their targets differ")
-    names = [losses.name for losses in group]
-    if len(set(names)) < len(names):
-        raise AnalysisError(f"two models of the group have the same name: {', '.join(names)}")

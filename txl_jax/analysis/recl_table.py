@@ -15,14 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from txl_jax.analysis.context import (
-    check,
-    describe_kind,
-    measure,
-    set_length_axis,
-    target_slice,
-    targets_hash,
-)
+from txl_jax.analysis import context
+from txl_jax.analysis.errors import AnalysisError
 from txl_jax.analysis.recl import Gains, Losses, gains
 from txl_jax.analysis.results import LEAST_SHARE, new_figure, show_share, write_results
 from txl_jax.checkpoint.loading import load
@@ -32,7 +26,6 @@ from txl_jax.checkpoint.workdir_files import CONFIG, register_outputs
 from txl_jax.config import ContextConfig, DataConfig, ExperimentConfig
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation.errors import AnalysisError
 from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import under_protocol
 from txl_jax.evaluation.scoring_run import corpus_record
@@ -97,7 +90,7 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
     }
     print(table(result), flush=True)
     last = f"RECL of {len(members)} models from contexts up to {c.lengths[-1]:,} tokens"
-    subtitle = f"{result['targets']:,} targets of {_text(result)}, {describe_kind(c)}"
+    subtitle = f"{result['targets']:,} targets of {_text(result)}, {context.describe_kind(c)}"
     columns = ("r", "recl", "at_least", "loss_rises")
     files = {
         "recl.json": result,
@@ -115,16 +108,16 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
 
 def context_lengths(exp: ExperimentConfig) -> tuple[int, ...]:
     """Returns the context lengths, or raises AnalysisError if there are fewer than two."""
-    c, context = exp.recl, exp.context
+    c, stride = exp.recl, exp.context.stride
     lengths = tuple(range(c.first, c.longest + 1, c.delta))
     if len(lengths) < 2:
         raise AnalysisError(
             f"recl.first={c.first}, recl.delta={c.delta} and recl.longest={c.longest} give"
             f" {len(lengths)} context lengths, but two or more are needed"
         )
-    if context.kind == "window" and context.stride > c.delta:
+    if exp.context.kind == "window" and stride > c.delta:
         raise AnalysisError(
-            f"context.stride={context.stride}: a target has up to stride - 1 tokens more context"
+            f"context.stride={stride}: a target has up to stride - 1 tokens more context"
             f" than c; with recl.delta={c.delta}, use a stride of at most {c.delta}"
         )
     return lengths
@@ -201,11 +194,11 @@ def _targets(
     exp = read_experiment(member.path)
     tokens = getattr(corpus_from_config(data or exp.data, vocab), c.split)
     try:
-        check(exp.model, tokens, c)
+        context.check(exp.model, tokens, c)
     except AnalysisError as error:
         raise AnalysisError(f"{member}: {error}") from error
-    targets = tokens[target_slice(tokens, c)]
-    return len(targets), targets_hash(vocab, targets)
+    targets = tokens[context.target_slice(tokens, c)]
+    return len(targets), context.targets_hash(vocab, targets)
 
 
 def _read_recorded(member: Member, c: ContextConfig) -> Losses:
@@ -247,7 +240,7 @@ def _measure(
     else:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with segment_bar(f"{member.label}, contexts up to {c.lengths[-1]}") as progress:
-            losses = measure(trained, corpus, c, member.name, progress)
+            losses = context.measure(trained, corpus, c, member.name, progress)
         losses.save(path + ".npz")
         write_json(path + ".json", key)
     return losses, trained.step, corpus_record(corpus)
@@ -369,7 +362,7 @@ def _curves(groups: dict[str, list[Losses]], subtitle: str, c: ContextConfig):
     for axes, (group, models) in zip(panels, groups.items(), strict=True):
         for losses in models:
             axes.plot(losses.contexts, np.exp(losses.mean()), marker="o", label=losses.name)
-        set_length_axis(axes, c.lengths, c)
+        context.set_length_axis(axes, c)
         show_share(axes)
         axes.set_ylabel("perplexity per token")
         axes.legend()

@@ -9,8 +9,6 @@ compares the run with those in ``report.workdirs``. The folder OUT need not be a
 
 import base64
 import dataclasses
-import glob
-import importlib.resources
 import json
 import os
 import pathlib
@@ -134,10 +132,11 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
 
 def render(content: Mapping[str, Any]) -> bytes:
     """Renders the page as UTF-8. The template escapes every value."""
-    template = importlib.resources.files("txl_jax.analysis").joinpath(TEMPLATE).read_text("utf-8")
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    loader = jinja2.PackageLoader("txl_jax", "analysis")
+    options: dict[str, Any] = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
+    environment = jinja2.Environment(loader=loader, **options)
     environment.filters["text"] = _text
-    page = environment.from_string(template).render(content)
+    page = environment.get_template(TEMPLATE).render(content)
     return f"{page.strip()}\n".encode(errors="backslashreplace")
 
 
@@ -273,11 +272,11 @@ def analyses(workdir: str) -> list[dict[str, Any]]:
 def saved_figures(workdir: str, prefix: str) -> list[dict[str, str]]:
     """Reads the figures whose names start with ``prefix``. Small figures are SVGs, others PNGs."""
     images = []
-    for png in sorted(glob.glob(os.path.join(glob.escape(workdir), f"{prefix}*.png"))):
-        svg = png.removesuffix("png") + "svg"
-        is_small = os.path.exists(svg) and os.path.getsize(svg) <= LARGEST_SVG
+    for png in sorted(pathlib.Path(workdir).glob(f"{prefix}*.png")):
+        svg = png.with_suffix(".svg")
+        is_small = svg.exists() and svg.stat().st_size <= LARGEST_SVG
         path, kind = (svg, "svg+xml") if is_small else (png, "png")
-        images.append(_image(pathlib.Path(path).read_bytes(), kind, os.path.basename(path)))
+        images.append(_image(path.read_bytes(), kind, path.name))
     return images
 
 

@@ -21,9 +21,8 @@ DPI, LEAST_SHARE = 120, 0.05
 def write_results(workdir: str, last_line: str, files: Mapping[str, Any]) -> str:
     """Writes the files of an analysis. Returns ``last_line``, or prints it if a file has an error.
 
-    ``files`` maps names to contents. A ``.json`` file has an object, a ``.csv`` file has rows with
-    the same keys, and a ``.npz`` file has arrays by name. A name without a suffix has a function
-    that draws a figure, which is saved as PNG and SVG, or ``None``.
+    ``files`` maps names to contents: an object (``.json``), rows with equal keys (``.csv``) or
+    arrays by name (``.npz``). A name without a suffix has a function that draws a figure, or None.
     """
     with print_on_error(last_line):
         for name, content in files.items():
