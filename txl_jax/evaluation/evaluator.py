@@ -49,10 +49,8 @@ class EvaluationBatches:
     def __init__(self, streams: AnyStreams, protocol: ProtocolConfig, shardings: Shardings):
         self._streams, self._sharding = streams, shardings.rows()
         self.rows = -(-protocol.batch_size // shardings.row_devices) * shardings.row_devices
-        self._warm_up_len = 0  # number of tokens, at most those before the last stream
-        if protocol.warm_start:
-            last = protocol.batch_size - 1
-            self._warm_up_len = len(streams.preceding_tokens(last, protocol.warm_start))
+        last = protocol.batch_size - 1  # the stream with the most tokens before it
+        self._warm_up_len = len(streams.preceding_tokens(last, protocol.warm_start))
         self.warm_up = -(-self._warm_up_len // protocol.seg_len)
         self.scored = min(streams.n_segments, protocol.max_segments or streams.n_segments)
 
@@ -122,20 +120,15 @@ class Evaluator:
     ):
         self.protocol, self.name, self._shardings = protocol, name, Shardings(mesh)
         self.model = TransformerXL(under_protocol(model, protocol), mesh)
-        streams = functools.partial(
-            ordered_streams,
-            batch_size=protocol.batch_size,
-            seg_len=protocol.seg_len,
-            vocab_size=model.vocab_size,
-            context_len=protocol.context_len,
-        )
-        self.streams = streams(tokens, name=name)
+        b, t = protocol.batch_size, protocol.seg_len
+        options = {"vocab_size": model.vocab_size, "context_len": protocol.context_len}
+        self.streams = ordered_streams(tokens, b, t, name=name, **options)
         self.batches = EvaluationBatches(self.streams, protocol, self._shardings)
         self._training: EvaluationBatches | None = None
         if protocol.dynamic.rule == "rms":
             if training is None:
                 raise ValueError("dynamic evaluation 'rms' needs the training split")
-            train = streams(training, name="the train split")
+            train = ordered_streams(training, b, t, name="the train split", **options)
             self._training = EvaluationBatches(train, protocol, self._shardings)
         rows, mems = self._shardings.rows(), memory_shardings(self._shardings)
         whole = self._shardings.replicated()

@@ -60,8 +60,8 @@ def describe(protocol: ProtocolConfig, model: TransformerXLConfig) -> str:
 
 def describe_targets(protocol: ProtocolConfig) -> str:
     """Describes the targets of a protocol in one line. Baselines depend only on the targets."""
-    limit = _limit(protocol)
-    return ", ".join([f"{protocol.split} split", *(_shape(protocol) if limit else []), *limit])
+    parts = [*_shape(protocol), *_limit(protocol)] if protocol.max_segments else []
+    return ", ".join([f"{protocol.split} split", *parts])
 
 
 def is_part(description: str) -> bool:

@@ -11,15 +11,9 @@ from txl_jax.checkpoint.trained_model import TrainedModel, parameter_count
 from txl_jax.config import ProtocolConfig
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.sentences import flat_tokens
+from txl_jax.evaluation import protocols
 from txl_jax.evaluation.baselines import DESCRIPTIONS, score_baselines
 from txl_jax.evaluation.evaluator import segment_bar, split_evaluator
-from txl_jax.evaluation.protocols import (
-    compared_protocols,
-    describe,
-    describe_targets,
-    drop_unused_limit,
-    target_indices,
-)
 from txl_jax.evaluation.score import count_unknown
 from txl_jax.files import write_json
 from txl_jax.parallel.processes import is_process_zero
@@ -44,15 +38,19 @@ def score_split(
     The other weights are read from the workdir ``trained.source``. Returns a JSON object with a row
     for each score in ``results``, or ``None`` if ``stop()`` became true.
     """
-    split = getattr(corpus, trained.config.evaluate.split)
-    protocol = drop_unused_limit(trained.config.evaluate, split)
+    config, rows = trained.config, list[dict[str, Any]]()
+    split = getattr(corpus, config.evaluate.split)
+    protocol = protocols.drop_unused_limit(config.evaluate, split)
     note, unit = vocab_note(corpus, protocol.split), corpus.vocab.unit
     if note and corpus.vocab.lower_case and is_process_zero():
         text = "the model's vocabulary has no capital letters: the text is read in lower case"
         print(f"note: {text}", file=sys.stderr, flush=True)
-    config, rows = trained.config, list[dict[str, Any]]()
     mesh = make_mesh(config.mesh, config.model, config.train.batch_size)
-    for name, chosen, weights in _requested_scores(trained, protocol):
+    scores = [(name, c, trained.weights) for name, c in protocols.compared_protocols(protocol)]
+    if trained.others:
+        scores += [(scores[0][0], protocol, weights) for weights in trained.others]
+        scores = [(f"{name}, {weights} weights", c, weights) for name, c, weights in scores]
+    for name, chosen, weights in scores:
         same = weights == trained.weights
         params = (trained if same else load(trained.source, str(trained.step), weights)).params
         evaluator = split_evaluator(config.model, chosen, corpus, mesh)
@@ -61,28 +59,18 @@ def score_split(
         if score is None:
             return None
         row: dict[str, Any] = {"name": name, "loss": score.loss, unit: in_unit(score.loss, unit)}
-        row |= {"targets": score.targets, "protocol": describe(chosen, config.model) + note}
+        description = protocols.describe(chosen, config.model) + note
+        row |= {"targets": score.targets, "protocol": description}
         row["seconds"] = round(score.seconds, 2)
         rows.append(row | conversions(score.loss * score.targets, corpus, chosen))
     if is_process_zero():
-        targets = describe_targets(protocol) + note
-        indices = target_indices(protocol, split)
+        targets = protocols.describe_targets(protocol) + note
+        indices = protocols.target_indices(protocol, split)
         for row in score_baselines(protocol.baselines, corpus, protocol.split, indices):
             rows.append(row | {"protocol": f"{targets}, {DESCRIPTIONS[row['name']]}"})
     about = {"step": trained.step, "weights": trained.weights, **corpus_record(corpus)}
     about["parameters"] = parameter_count(trained.params)
     return {**about, "results": rows}
-
-
-def _requested_scores(
-    trained: TrainedModel, protocol: ProtocolConfig
-) -> list[tuple[str, ProtocolConfig, str]]:
-    """Returns the name, protocol and weights of each score: all protocols, then other weights."""
-    scores = [(name, c, trained.weights) for name, c in compared_protocols(protocol)]
-    if trained.others:
-        scores += [(scores[0][0], protocol, weights) for weights in trained.others]
-        scores = [(f"{name}, {weights} weights", c, weights) for name, c, weights in scores]
-    return scores
 
 
 def corpus_record(corpus: Corpus) -> dict[str, Any]:
