@@ -43,10 +43,7 @@ class CheckpointFolder:
         return sorted(int(name) for name in self._names() if name.isascii() and name.isdigit())
 
     def choose(self, which: str) -> int:
-        """Returns the step of ``best`` (by validation), ``latest`` or a number.
-
-        Raises CheckpointError if there is no such checkpoint.
-        """
+        """Returns the step of ``best``, ``latest`` or a number; raises CheckpointError."""
         steps = self.steps()
         if not steps:
             raise CheckpointError(f"there is no checkpoint in {self.path}; train first")

@@ -28,10 +28,7 @@ def provenance() -> dict[str, Any]:
 
 
 def revision(folder: str) -> str | None:
-    """Returns the commit of the source in ``folder``, plus ``+dirty`` if a file is changed or new.
-
-    Returns ``None`` if git is not installed or does not track the folder.
-    """
+    """Returns a folder's commit, with ``+dirty`` if a file is changed; ``None`` without git."""
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit or not _git(folder, "ls-files", "--", "."):
         return None

@@ -1,9 +1,4 @@
-"""Exports a trained model as three plain files, without pickle or checkpoints, and uploads them.
-
-model.safetensors   parameters, float32, by their path in the tree: "layer_0/attention/query"
-config.json         as in a workdir: every setting, corpus, versions
-vocab.json          as in a workdir
-"""
+"""Exports a trained model as three plain files (docs/converting.md), and uploads them."""
 
 import os
 import tempfile

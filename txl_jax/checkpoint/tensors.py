@@ -23,10 +23,7 @@ class Tensors:
         return name in self._left
 
     def take(self, name: str, *shapes: tuple[int, ...]) -> Any:
-        """Takes an array that has one of ``shapes``, and returns it as float32 in the first shape.
-
-        Returns zeros if there is a problem.
-        """
+        """Takes an array of one of ``shapes`` as float32 in the first shape; zeros if wrong."""
         if name not in self._left:
             self._problems.append(f"{name} {list(shapes[0])} is missing")
             return np.zeros(shapes[0], np.float32)

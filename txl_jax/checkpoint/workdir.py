@@ -64,10 +64,7 @@ def describe_corpus(corpus: Corpus) -> dict[str, Any]:
 
 
 def check_shared(workdir: str, seconds: float = 30.0) -> None:
-    """Waits until every process sees the ``config.json`` that process 0 has written.
-
-    Raises WorkdirError after ``seconds``, since a checkpoint's parts would be on different disks.
-    """
+    """Waits until all processes see the ``config.json`` of process 0, or raises WorkdirError."""
     path, limit = os.path.join(workdir, CONFIG), time.monotonic() + seconds
     while not (seen := os.path.exists(path)) and time.monotonic() < limit:
         time.sleep(0.1)
@@ -79,10 +76,7 @@ def check_shared(workdir: str, seconds: float = 30.0) -> None:
 
 
 def read_record(workdir: str) -> dict[str, Any]:
-    """Returns the content of a run's ``config.json``: settings, ``corpus`` and ``provenance``.
-
-    Raises WorkdirError if the file does not exist, is damaged, or belongs to another program.
-    """
+    """Returns a run's ``config.json``; raises WorkdirError if it is missing, damaged or foreign."""
     path = os.path.join(workdir, CONFIG)
     record = read_json(path)
     complete = {"name": "", "corpus": {}, "provenance": {}, **record}

@@ -22,9 +22,9 @@ def take_settings(
 ) -> dict[str, Any]:
     """Removes settings from ``args`` and returns them under the names of this project.
 
-    The settings are those of all programs, those in ``names``, and those in ``defaults``, whose
-    default values differ from this project's. ``size`` is the name of the vocabulary's size. Raises
-    ModelFormatError, with the text ``what``, if the size or one of :data:`SHAPE` is missing.
+    They are those of all programs, and ``names``, and ``defaults`` whose values differ from this
+    project's. ``size`` is the name of the vocabulary's size. Raises ModelFormatError, with the text
+    ``what``, if the size or one of :data:`SHAPE` is missing.
     """
     require(args, (size, *SHAPE), what)
     taken = {name: args.pop(name) for name in (*SHAPE, *names, *defaults) if name in args}
@@ -73,10 +73,7 @@ def check_convertible(c: TransformerXLConfig) -> None:
 
 
 def parameter_clusters(c: TransformerXLConfig) -> list[tuple[str, Cluster]]:
-    """Returns the clusters with separate parameters, each with the suffix of its parameter names.
-
-    With ``div_val`` 1, all words share one cluster, independent of the cutoffs.
-    """
+    """Returns the clusters with separate parameters (one with ``div_val`` 1), by name's suffix."""
     parts = clusters(c)
     if c.div_val > 1:
         return [(f"_{i}", part) for i, part in enumerate(parts)]

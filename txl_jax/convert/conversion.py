@@ -1,7 +1,4 @@
-"""Converts a model of another program into a workdir for evaluation and generation.
-
-check the arguments ──▶ read the tensors ──▶ convert the tensors ──▶ write the workdir
-"""
+"""Converts a model of another program into a workdir for evaluation and generation."""
 
 import dataclasses
 import os

@@ -125,14 +125,12 @@ def symbols_of(vocab: Any) -> list[str] | None:
 
 
 def vocab_from_file(path: str) -> Vocab:
-    """Reads the vocabulary in a file.
+    """Reads the vocabulary in a file, or raises ModelFormatError or DataError.
 
-    A text file has one symbol per line in the order of ids. The symbol is the first field of the
-    line, as in the published One Billion Word list. A JSON file is this project's ``vocab.json``, a
-    list of symbols, or a mapping of symbols to ids. A torch file, such as Hugging Face's
-    ``vocab.bin``, is a mapping with ``idx2sym``.
-
-    Raises ModelFormatError if the file cannot be read, and DataError if it has no valid vocabulary.
+    A text file has one symbol per line in the order of ids: the first field of the line, as in the
+    published One Billion Word list. A JSON file is this project's ``vocab.json``, a list of
+    symbols, or a mapping of symbols to ids. A torch file, such as Hugging Face's ``vocab.bin``, is
+    a mapping with ``idx2sym``.
     """
     if not os.path.isfile(path):
         raise ModelFormatError(f"vocabulary {path}: there is no such file")

@@ -1,7 +1,4 @@
-"""Encodes text to ids and decodes ids, with a class for each kind of vocabulary except ``subword``.
-
-Text is given in blocks. A block may end inside a word or a character.
-"""
+"""Encodes blocks of text, which may end inside a word or a character, and decodes ids."""
 
 import codecs
 import collections
@@ -23,10 +20,7 @@ _WHITE_TO_SPACE = bytes.maketrans(string.whitespace.encode(), SPACE.encode() * 6
 
 
 def decode_utf8(blocks: Blocks, where: str = "text") -> Iterator[str]:
-    """Decodes blocks; a character that is split between two blocks is put in the second one.
-
-    Raises DataError for bytes that are not UTF-8, or for surrogates in a text.
-    """
+    """Decodes blocks, which may end inside a character; raises DataError if they are not UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     read = 0
     for block in itertools.chain(blocks, [None]):
@@ -65,10 +59,7 @@ def as_letters(block: str | bytes) -> bytes:
 
 
 def whole_words(blocks: Blocks, where: str = "text", end_last_line: bool = False) -> Iterator[str]:
-    """Yields the text in parts that never end inside a word.
-
-    A line may end with ``\\n``, ``\\r\\n`` or ``\\r``, as in a text file in Python.
-    """
+    """Yields parts that end after words; lines may end as in any text file of Python."""
     newlines = io.IncrementalNewlineDecoder(None, translate=True)
     kept, last = "", "\n"
     for block in decode_utf8(blocks, where):
@@ -96,10 +87,7 @@ def bytes_by_frequency(blocks: Iterable[bytes]) -> list[int]:
 
 
 class Codec:
-    """The encoding of one kind of vocabulary; ``tokenizer`` is for subwords only.
-
-    Raises DataError if a vocabulary of this kind cannot have these symbols.
-    """
+    """The encoding of one kind of vocabulary; raises DataError for symbols that it cannot have."""
 
     required: ClassVar[tuple[str, ...]] = ()  # symbols that every vocabulary of this kind has
     unit: Unit = "bpc"  # of a mean loss

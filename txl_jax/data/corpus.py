@@ -139,10 +139,7 @@ def load_corpus(
 
 
 def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
-    """Loads the corpus of a ``data`` section, encoded with its own vocabulary or with ``vocab``.
-
-    Raises DataError as :func:`load_corpus` does, or if ``vocab`` does not fit the text.
-    """
+    """Loads a corpus, encoded with ``vocab`` or its own; raises DataError if this is impossible."""
     kind = _kind(data)
     if vocab is not None and vocab.kind != kind:
         raise DataError(

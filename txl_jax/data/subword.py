@@ -105,10 +105,7 @@ def _parts(line: str) -> list[str]:
 
 
 def tokenizer_symbols(tokenizer: Mapping[str, Any]) -> list[str]:
-    """Returns a tokenizer's symbols in id order, such as ``" the"`` or ``<0xE2><0x80>``.
-
-    Raises DataError if the tokenizer is not byte-level.
-    """
+    """Returns a byte-level tokenizer's symbols in id order; raises DataError for another one."""
     try:
         ids = tokenizer["model"]["vocab"]
         tokens = sorted(ids, key=ids.__getitem__)

@@ -96,10 +96,7 @@ def _zip_members(archive: Path) -> Iterator[Member]:
 
 
 def _check_member(name: str, plain: bool, what: str) -> None:
-    """Raises DataError if a wanted member is outside the folder or no plain file.
-
-    ``tarfile.data_filter`` does so too, but Python 3.11.0 to 3.11.3 lack it.
-    """
+    """Does what ``tarfile.data_filter`` does, which Python 3.11.0 to 3.11.3 lack."""
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts:
         raise DataError(f"{what}: {name} in it would be outside the destination")

@@ -62,10 +62,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def remove_folder(final: Path, expected: tuple[int, int]) -> bool:
-    """Removes a folder if it is the ``expected`` one; returns whether it was removed.
-
-    Raises OSError or DataError if the folder cannot be removed.
-    """
+    """Removes a folder if it is the ``expected`` one, and returns whether it was."""
     with _locked(final):
         if folder_identity(final) != expected:
             return False

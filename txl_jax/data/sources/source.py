@@ -95,10 +95,7 @@ class Source:
 
 
 def split_files(folder: Path, pattern: str, label: str, fix: str = "") -> dict[str, Path] | None:
-    """Returns a folder's files of the splits, or ``None``; raises DataError if only some exist.
-
-    ``pattern`` is a file name with ``{}`` in place of the split.
-    """
+    """Returns the files ``pattern.format(split)``, or ``None``; DataError if only some exist."""
     files = {split: folder / pattern.format(split) for split in SPLITS}
     missing = [file.name for file in files.values() if not is_file(file)]
     if 0 < len(missing) < len(files):
