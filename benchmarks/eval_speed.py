@@ -23,7 +23,7 @@ from benchmarks.interleaved import (
 from benchmarks.sizes import experiment
 from txl_jax.analysis.speed import random_params, scoring, time_alternating
 from txl_jax.evaluation.protocols import under_protocol
-from txl_jax.planning.flops import batch_shape, layer_flops, vocabulary_flops
+from txl_jax.planning.flops import layer_flops, vocabulary_flops
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -44,8 +44,8 @@ def main(argv: list[str] | None = None) -> None:
         ours = scoring(exp.model, exp.evaluate, random_params(exp.model), flags.segments)
         seconds = time_alternating({"txl_jax": ours, **others}, flags.rounds)
         about_others = {name: peer.about for name, peer in others.items()}
-    p, cut = exp.evaluate, batch_shape(exp.evaluate)
-    cfg = under_protocol(exp.model, p)
+    p = exp.evaluate
+    cfg, rows = under_protocol(exp.model, p), p.batch_size
     report = {
         "benchmark": "eval_speed",
         "size": flags.size,
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
         **report_of(
             seconds,
             tokens=p.batch_size * p.seg_len,
-            needed=layer_flops(cfg, cut, cached=True) + vocabulary_flops(cfg, cut),
+            needed=layer_flops(cfg, p, rows, cached=True) + vocabulary_flops(cfg, p, rows),
             peak=flags.peak or published_peak(),
         ),
     }

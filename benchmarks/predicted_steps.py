@@ -20,7 +20,7 @@ import jax
 
 from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ExperimentConfig, load_config
-from txl_jax.planning.flops import batch_shape, update_flops
+from txl_jax.planning.flops import update_flops
 from txl_jax.planning.machines import CHIPS, Chip
 from txl_jax.planning.vocabulary import with_vocab_size
 
@@ -73,7 +73,7 @@ def predict_step_time(
     # Rings: an all-reduce sends the gradient twice; with fsdp the gradient is scattered once, and
     # the weights are gathered forward and backward.
     sent = 4 * parameters * ((0 if data == 1 else 2 / fsdp) + (0 if fsdp == 1 else 3))
-    flops = sum(update_flops(exp, batch_shape(exp.train).per_device(chips)))
+    flops = sum(update_flops(exp, -(-exp.train.batch_size // chips)))
     return StepTime(flops / rate, moved / chip.bandwidth, sent / chip.link)
 
 
@@ -85,10 +85,11 @@ def _activation_bytes(exp: ExperimentConfig) -> float:
     14a (projections, residuals, normalisation), of each of the L B T F inner ones 4a; backward
     twice that; forward once more with ``remat`` "layer".
     """
-    c, shape = exp.model, batch_shape(exp.train)
+    c, t = exp.model, exp.train
     a = 4 if c.dtype == "float32" else 2
-    positions = c.n_layer * shape.batch_size * shape.positions
-    scores = positions * c.n_head * (shape.mem_len + shape.positions) * (16 + 4 * a)
+    length = t.context_len + t.seg_len
+    positions = c.n_layer * t.batch_size * length
+    scores = positions * c.n_head * (t.mem_len + length) * (16 + 4 * a)
     states = positions * (14 * a * c.d_model + 4 * a * c.d_inner)
     return (4 if c.remat == "layer" else 3) * (scores + states)
 

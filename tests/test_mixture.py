@@ -11,7 +11,7 @@ import test_training_mesh as meshes
 import tiny_models as tiny
 
 import txl_jax
-from txl_jax.config import ConfigError, ExperimentConfig, GenerateConfig, override
+from txl_jax.config import ConfigError, ExperimentConfig, GenerateConfig, ProtocolConfig, override
 from txl_jax.convert import ModelFormatError, params_from_pytorch, params_from_tensorflow
 from txl_jax.generation.generate import generate
 from txl_jax.model import cross_entropy
@@ -236,10 +236,10 @@ def test_gradients_are_one_devices_on_a_mesh(shape, terms):
 
 
 def test_operations_of_the_words_are_k_times_the_softmax_and_the_latents():
-    cut = flops.BatchShape(batch_size=2, positions=7, mem_len=0, scored=5)
-    plain, rows = flops.vocabulary_flops(tiny.config(), cut), 10
+    p = ProtocolConfig(seg_len=5, context_len=2, mem_len=0)
+    plain, rows = flops.vocabulary_flops(tiny.config(), p, 2), 10
     assert plain == 2 * rows * 13 * 8
-    assert flops.vocabulary_flops(CFG, cut) == K * plain + 2 * rows * 8 * K * (8 + 1)
+    assert flops.vocabulary_flops(CFG, p, 2) == K * plain + 2 * rows * 8 * K * (8 + 1)
 
 
 # --------------------------------------------------------------------------------------

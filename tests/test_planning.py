@@ -398,7 +398,7 @@ def test_recomputing_layers_adds_a_forward_pass_and_recomputing_products_adds_le
         remat: flops.update_flops(override(exp, {"model.remat": remat}))[1]
         for remat in ("none", "products", "layer")
     }
-    layers = flops.layer_flops(exp.model, flops.batch_shape(exp.train))
+    layers = flops.layer_flops(exp.model, exp.train, B)
     assert again["layer"] - again["none"] == pytest.approx(layers)
     assert again["none"] < again["products"] < again["layer"]
 

@@ -97,8 +97,8 @@ def programs(exp: ExperimentConfig, mesh: Mesh) -> Iterator[Program]:
     shardings, t = Shardings(mesh), exp.train
     model, optimizer, n = TransformerXL(exp.model, mesh), make_optimizer(exp), t.steps_per_dispatch
     state = abstract_state(exp, model, optimizer, shardings)
-    on_device = flops.batch_shape(t).per_device(shardings.row_devices)
-    of_device = sum(flops.update_flops(exp, on_device)) / mesh.shape["tensor"]
+    rows = -(-t.batch_size // shardings.row_devices)
+    of_device = sum(flops.update_flops(exp, rows)) / mesh.shape["tensor"]
     per_call = Flops(*(count * n for count in (*flops.update_flops(exp), of_device)))
     description = f"{n} update(s) of {t.batch_size} x {t.seg_len} targets, memory {t.mem_len}"
     lowered = lower_update(exp, model, optimizer, shardings, state)
@@ -137,13 +137,16 @@ def _scoring(
     evaluator, shardings = Evaluator(model, protocol, text, mesh, training=text), Shardings(mesh)
     cfg, shapes = evaluator.model.cfg, param_shapes(model)
     passes, cached = 1 if protocol.dynamic.rule == "none" else 3, keeps_cache(model, protocol)
-    count = lambda s: passes * (flops.layer_flops(cfg, s, cached) + flops.vocabulary_flops(cfg, s))
-    shape = flops.batch_shape(protocol)
-    device = count(shape.per_device(shardings.row_devices)) / mesh.shape["tensor"]
+
+    def count(rows: int) -> float:
+        layers = flops.layer_flops(cfg, protocol, rows, cached)
+        return passes * (layers + flops.vocabulary_flops(cfg, protocol, rows))
+
+    device = count(-(-protocol.batch_size // shardings.row_devices)) / mesh.shape["tensor"]
     place = lambda x, sharding: x.update(sharding=sharding)
     params = jax.tree.map(place, shapes, shardings.parameters(shapes))
     description = f"one segment; {describe(protocol, model)}"
-    per_call = Flops(count(shape), 0.0, device)
+    per_call = Flops(count(protocol.batch_size), 0.0, device)
     return _compile(name, description, evaluator.lower(params), per_call, resident)
 
 

@@ -4,34 +4,17 @@ Softmax, normalisation, dropout and the optimizer are left out: they are few ope
 they take time. The letters of axes are those of txl_jax.model, and K = M + T.
 """
 
-import dataclasses
 import math
 
 from txl_jax.config import ExperimentConfig, ProtocolConfig, TrainConfig, TransformerXLConfig
 from txl_jax.model.adaptive import clusters
 from txl_jax.model.ring import SINGLE_RING_MAX_TOKENS
 
-
-@dataclasses.dataclass(frozen=True)
-class BatchShape:
-    """The sizes of a segment of B streams: positions with context, memory, scored positions."""
-
-    batch_size: int
-    positions: int
-    mem_len: int
-    scored: int
-
-    def per_device(self, row_devices: int) -> "BatchShape":
-        """Returns the share of one of ``row_devices`` devices; rows are padded to divide evenly."""
-        return dataclasses.replace(self, batch_size=-(-self.batch_size // row_devices))
+Sizes = TrainConfig | ProtocolConfig
+"""The settings with the sizes of a segment: T with context, and M."""
 
 
-def batch_shape(c: TrainConfig | ProtocolConfig) -> BatchShape:
-    """Returns the sizes of the batch of one update, or of one scored segment."""
-    return BatchShape(c.batch_size, c.context_len + c.seg_len, c.mem_len, c.seg_len)
-
-
-def layer_flops(c: TransformerXLConfig, shape: BatchShape, cached: bool = False) -> float:
+def layer_flops(c: TransformerXLConfig, p: Sizes, rows: int, cached: bool = False) -> float:
     """Returns a forward pass's operations in all layers; ``cached`` if memory is projected already.
 
     Each row needs 2 T D NH for queries and for output, 2 K D NH for keys and for values, 2 T K NH
@@ -40,7 +23,8 @@ def layer_flops(c: TransformerXLConfig, shape: BatchShape, cached: bool = False)
     have position scores; with a cache and a large T these cover ``clamp_len`` + T distances.
     Without a cache, the positions of ``relative`` need 2 K D NH once for all rows.
     """
-    t, k, width = shape.positions, shape.mem_len + shape.positions, c.n_head * c.d_head
+    t, width = p.context_len + p.seg_len, c.n_head * c.d_head
+    k = p.mem_len + t
     projections = 4 * (t + (t if cached else k)) * c.d_model * width
     clamped = cached and t > SINGLE_RING_MAX_TOKENS and c.clamp_len > 0
     distances = min(k, c.clamp_len + t) if clamped else k
@@ -49,26 +33,26 @@ def layer_flops(c: TransformerXLConfig, shape: BatchShape, cached: bool = False)
     row = projections + scores + 4 * t * c.d_model * c.d_inner + gates
     projects = c.attention == "relative" and not cached
     positions = 2 * k * c.d_model * width if projects else 0
-    return float(c.n_layer * (shape.batch_size * row + positions))
+    return float(c.n_layer * (rows * row + positions))
 
 
-def vocabulary_flops(c: TransformerXLConfig, shape: BatchShape) -> float:
+def vocabulary_flops(c: TransformerXLConfig, p: Sizes, rows: int) -> float:
     """Returns a forward pass's operations in embedding and softmax; V must be known.
 
     A row needs 2 d_i for each word of cluster i that it is compared with. Every row is compared
     with the head, and with a tail in proportion to the tail's share of words by Zipf's law. A
     mixture needs K times as many, and 2 K D (d + 1) per row for latents and prior.
     """
-    rows, positions = shape.batch_size * shape.scored, shape.batch_size * shape.positions
+    scored, positions = rows * p.seg_len, rows * (p.context_len + p.seg_len)
     total, parts = 0.0, clusters(c)
     for i, part in enumerate(parts):
         size = part.size + (len(parts) - 1 if i == 0 else 0)
         share = 1.0 if i == 0 else zipf_share(part.start, part.stop, parts[-1].stop)
-        total += 2 * rows * share * size * part.width * c.mixtures
+        total += 2 * scored * share * size * part.width * c.mixtures
         if c.mixtures > 1:
-            total += 2 * rows * c.mixtures * c.d_model * (part.width + 1)
+            total += 2 * scored * c.mixtures * c.d_model * (part.width + 1)
         if part.projected:
-            total += 2 * rows * part.width * c.d_model * (c.mixtures == 1)
+            total += 2 * scored * part.width * c.d_model * (c.mixtures == 1)
             if c.div_val > 1 or i == 0:
                 total += 2 * positions * part.width * c.d_model
     return total
@@ -80,16 +64,17 @@ def zipf_share(start: int, stop: int, size: int) -> float:
     return (harmonic(stop) - harmonic(start)) / harmonic(size)
 
 
-def update_flops(exp: ExperimentConfig, shape: BatchShape | None = None) -> tuple[float, float]:
+def update_flops(exp: ExperimentConfig, rows: int | None = None) -> tuple[float, float]:
     """Returns the operations of one update: the model's (3 forward passes), and recomputed ones.
 
     ``remat`` "layer" recomputes each layer's forward pass, "products" its scores and weighted sum.
-    The softmax over words is recomputed for its gradient (model/cross_entropy.py). ``shape`` has
-    the rows to count; ``None`` means the whole batch.
+    The softmax over words is recomputed for its gradient (model/cross_entropy.py). ``rows``
+    ``None`` means the whole batch.
     """
-    c, shape = exp.model, shape or batch_shape(exp.train)
-    layers, words = layer_flops(c, shape), vocabulary_flops(c, shape)
-    per_row = (4 if c.memory_free else 6) * shape.positions * (shape.mem_len + shape.positions)
-    scores = c.n_layer * shape.batch_size * per_row * c.n_head * c.d_head
+    c, p, rows = exp.model, exp.train, rows or exp.train.batch_size
+    layers, words = layer_flops(c, p, rows), vocabulary_flops(c, p, rows)
+    t = p.context_len + p.seg_len
+    per_row = (4 if c.memory_free else 6) * t * (p.mem_len + t)
+    scores = c.n_layer * rows * per_row * c.n_head * c.d_head
     recomputed = {"none": 0.0, "products": float(scores), "layer": layers}[c.remat]
     return 3 * (layers + words), recomputed + words
