@@ -161,7 +161,6 @@ class Vocabulary(nn.Module):
     def nll(self, h: jax.Array, targets: jax.Array, train: bool = False) -> jax.Array:
         """Returns the negative log-likelihood of the targets in nats, float32 [B,T].
 
-        The softmax over the words of a tail is computed only where the target is one of them.
         ``train`` applies ``sample_softmax`` and ``dropout_latent``; both need the ``dropout`` rng.
         """
         c, tables = self.cfg, self._tables()

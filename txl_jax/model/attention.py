@@ -50,8 +50,7 @@ class Attention(nn.Module):
         """Returns the position terms of the scores, for the distances K-1 .. 0.
 
         ``encodings`` are the sinusoids of the distances, [K,D]. ``u`` and ``v`` are the model's
-        global content and position biases, [N,H] or ``None``. ``train`` applies dropout and needs
-        the ``dropout`` rng.
+        global content and position biases, [N,H] or ``None``. ``train``: see :meth:`__call__`.
         """
         return Positions()
 
@@ -81,7 +80,7 @@ class Attention(nn.Module):
         keys, or as ring.py says for rings. ``train`` applies dropout and needs the ``dropout`` rng.
         """
         c, q = self.cfg, self.drop_heads(queries, train)
-        scale = c.d_head**-0.5  # applied to q, u, v and b, which are smaller than T x K scores
+        scale = c.d_head**-0.5
         scaled = lambda x: None if x is None else x.astype(q.dtype) * scale
         p = positions.replace(u=scaled(positions.u), v=scaled(positions.v), b=scaled(positions.b))
         if isinstance(past, list):

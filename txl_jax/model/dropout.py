@@ -2,9 +2,8 @@
 
 An entry's hash is two rounds of a 32-bit mixing function (Wellons' ``lowbias32``). It fuses with
 the surrounding operations, and each device of a mesh hashes its own entries. On a CPU, hashing
-takes a tenth of the time of a block cipher. :class:`Dropout` is for activations, and
-:class:`AttentionDropout` for attention weights. Every attention kernel computes the same bits for
-its tile, in the forward pass and again in the backward pass.
+takes a tenth of the time of a block cipher. Every attention kernel computes the same bits for its
+tile, in the forward pass and again in the backward pass.
 """
 
 import flax.linen as nn
@@ -29,7 +28,7 @@ def mix(x: jax.Array) -> jax.Array:
 
 
 class Dropout(nn.Module):
-    """Sets each entry to zero with probability ``rate`` in [0, 1), else divides it by 1 - rate.
+    """Sets each activation to zero with probability ``rate`` in [0, 1), else divides it by 1 - rate.
 
     ``shared`` are the axes along which all entries share one mask.
     """

@@ -56,7 +56,7 @@ def initialise(
         two arguments, and then no cluster is looked for.
       num_processes, process_id: N, and the number of this process, 0 to N-1.
       heartbeat_seconds: the silence after which a process counts as dead and JAX ends the others.
-      takes_notice: whether SIGTERM to any process is a notice to all, see :func:`notice_taken`.
+      takes_notice: whether SIGTERM to any process is a notice to all (training/preemption.py).
 
     Raises ConfigError if flags contradict each other, or if no cluster or connection is found.
     """
@@ -209,11 +209,6 @@ def failing(failed: bool) -> list[int]:
         return [0] if failed else []
     flags = multihost_utils.process_allgather(np.array([failed]))
     return [int(process) for process in np.flatnonzero(flags)]
-
-
-def notice_taken(call: int) -> bool:
-    """Returns whether any process has received SIGTERM; all return true at the same ``call``."""
-    return multihost_utils.reached_preemption_sync_point(call)
 
 
 def placed(tree: Any, shardings: Any) -> Any:

@@ -8,6 +8,8 @@ import signal
 import threading
 from types import FrameType
 
+from jax.experimental import multihost_utils
+
 from txl_jax.parallel import processes
 
 
@@ -39,7 +41,7 @@ class PreemptionGuard:
         """Tells whether to stop. All processes must call this equally often; the answers agree."""
         if self.signal is None and processes.many():
             self._calls += 1
-            if processes.notice_taken(self._calls):
+            if multihost_utils.reached_preemption_sync_point(self._calls):
                 self.signal = signal.SIGINT if self._interrupted else signal.SIGTERM
         return self.signal is not None
 

@@ -101,11 +101,8 @@ def attend(
     """Computes :func:`txl_jax.model.kernels.choice.attend`, and can be differentiated once.
 
     ``tile`` is S, a multiple of 128 on a TPU. ``interpret`` runs the kernel's operations one by one
-    on any device, slowly; ``InterpretParams`` also simulate a TPU's memories. Raises ValueError for
-    a form that :func:`supports` refuses.
+    on any device, slowly; ``InterpretParams`` also simulate a TPU's memories.
     """
-    if reason := supports(x):
-        raise ValueError(f"kernel 'pallas_tpu': {reason}")
     mask, dropout, r = x.mask, x.dropout, x.positions.r
     assert r is not None
     t, m, size = mask.seg_len, mask.mem_len, tile or tile_size(mask.seg_len)
