@@ -171,7 +171,7 @@ def done(segments, seg):
 
 def test_partially_shuffled_streams_are_cut_by_the_same_lengths():
     plain, shuffled = drawn(), drawn(partial_shuffle_seed=1)
-    for step in range(3 * len(plain)):
+    for step in range(3 * plain.n_segments):
         one, other = plain.at_step(step), shuffled.at_step(step)
         np.testing.assert_array_equal(one.weights, other.weights)
         assert one.first == other.first

@@ -35,7 +35,7 @@ def random_sentences(n, seed=0, longest=9) -> Sentences:
 
 def rows_of(streams, epoch=0):
     """Inputs and targets of each row, in order, where they are scored."""
-    segments = [streams.segment(i, epoch=epoch) for i in range(len(streams))]
+    segments = [streams.segment(i, epoch=epoch) for i in range(streams.n_segments)]
     rows = []
     for b in range(streams.batch_size):
         pairs: list[tuple[int, int]] = []
@@ -92,8 +92,8 @@ def test_rows_have_nearly_as_many_tokens_and_padding_is_only_at_their_end():
     streams = SentenceStreams(sentences, 7, 32, seed=1)
     sizes = [len(row) for row in rows_of(streams)]
     assert max(sizes) - min(sizes) <= 41
-    assert len(streams) == -(-max(sizes) // 32)
-    for i in range(len(streams)):
+    assert streams.n_segments == -(-max(sizes) // 32)
+    for i in range(streams.n_segments):
         seg = streams.segment(i)
         assert (np.diff(seg.weights, axis=1) <= 0).all()
         assert seg.weights.any()
@@ -142,7 +142,7 @@ def test_a_segment_is_the_same_whatever_was_asked_before(seed, context_len, monk
     sentences = random_sentences(150)
     made = lambda: SentenceStreams(sentences, 4, 6, seed=seed, context_len=context_len)
     streams = made()
-    n = len(streams)
+    n = streams.n_segments
     in_order = [streams.at_step(step) for step in range(3 * n)]
     for step in np.random.default_rng(0).permutation(3 * n).tolist():
         same_segment(streams.at_step(step), in_order[step])
@@ -160,7 +160,7 @@ def test_context_is_the_rows_own_text_before_the_segment(context_len, monkeypatc
     plain = SentenceStreams(sentences, 3, 4, seed=2)
     streams = SentenceStreams(sentences, 3, 4, seed=2, context_len=context_len)
     texts = [[given for given, _ in row] for row in rows_of(plain)]
-    for i in range(len(streams)):
+    for i in range(streams.n_segments):
         seg, bare = streams.segment(i), plain.segment(i)
         np.testing.assert_array_equal(seg.inputs[:, context_len:], bare.inputs)
         np.testing.assert_array_equal(seg.targets, bare.targets)
@@ -188,7 +188,7 @@ def test_the_authors_cut_gives_the_authors_batches(split, context_len, tmp_path)
     streams = ordered_streams(
         getattr(corpus, split), 3, 5, drop_remainder=True, context_len=context_len
     )
-    assert len(streams) == len(recorded[key])
+    assert streams.n_segments == len(recorded[key])
     assert streams.n_targets == 15 * len(recorded[key])
     for seg, batch in zip(streams, recorded[key], strict=True):
         tokens = np.array(batch["data"]).T

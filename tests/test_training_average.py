@@ -8,7 +8,6 @@ import pytest
 from tiny_runs import arrays, claimed, corpus_and_experiment, evaluate, run, run_in_workdir
 
 import txl_jax
-from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.config import AverageConfig
 from txl_jax.data.feed import training_batch
@@ -176,8 +175,8 @@ def test_the_model_is_the_best_or_the_one_that_is_named(use, losses, name):
 def test_a_run_without_means_has_the_records_it_had(folder, tmp_path):
     run(folder, tmp_path)
     assert all(key not in r for r in valid_records(tmp_path) for key in ("loss_raw", "weights"))
-    with Checkpoints(str(tmp_path)) as checkpoints:
-        assert checkpoints.weight_names(12) == ("raw", [])
+    trained = txl_jax.load(str(tmp_path), "12")
+    assert (trained.weights, trained.others) == ("raw", ())
 
 
 @pytest.mark.slow

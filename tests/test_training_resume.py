@@ -134,7 +134,7 @@ def test_sentences_train_over_epochs_and_resume_bit_identically(tmp_path):
 
     found = records(tmp_path / "whole")
     streams = SentenceStreams(corpus.train, 4, 16, seed=exp.seed)
-    assert found[-1]["epoch"] == pytest.approx(24 / len(streams), abs=1e-3)
+    assert found[-1]["epoch"] == pytest.approx(24 / streams.n_segments, abs=1e-3)
     assert found[-1]["epoch"] > 2
     words = (tmp_path / "lm1b" / "valid.txt").read_text().split("\n")[:-1]
     targets = sum(len(line.split()) + 1 for line in words)
@@ -151,7 +151,7 @@ def test_another_seed_reads_sentences_in_another_order(tmp_path):
     )
     np.testing.assert_array_equal(first, again)
     assert np.mean(np.array(first) != np.array(second)) > 0.3
-    n = len(training_streams(exp, corpus))
+    n = training_streams(exp, corpus).n_segments
     assert np.mean(first[0] != first[n]) > 0.3  # a new order every epoch
 
 

@@ -376,7 +376,7 @@ def test_padding_of_drawn_lengths_changes_neither_loss_nor_memory(folder, change
 @pytest.mark.integration
 def test_padding_at_an_epochs_end_does_not_enter_memory_that_is_carried(folder):
     corpus, exp = corpus_and_experiment(folder, **{"train.epoch_memory": "carry"})
-    n = len(training_streams(exp, corpus))
+    n = training_streams(exp, corpus).n_segments
     streams = Streams(corpus.train[: 4 * 16 * 4 + 25], 4, 16, True)  # 4 segments and a bit
     assert 0 < streams.targets_per_stream % 16 < 16 < n
     batches = [training_batch(streams, step, "carry") for step in range(7)]

@@ -155,9 +155,7 @@ class Checkpoints:
         of this run. Steps after ``upto`` are ignored. Raises CheckpointError if the checkpoint has
         another config, another format, or parameters only.
         """
-        for step in reversed(self.steps()):
-            if upto is not None and step > upto:
-                continue
+        for step in reversed([s for s in self.steps() if upto is None or s <= upto]):
             meta, fault = self._checked_meta(step)
             if fault is not None:
                 self.close()
@@ -182,27 +180,28 @@ class Checkpoints:
         items = {name: ocp.args.StandardRestore(shape) for name, shape in shapes.items()}
         return self._opened().restore(step, args=ocp.args.Composite(**items))
 
-    def restore_params(self, step: int, abstract: Any, weights: str = RAW) -> Any:
-        """Returns the ``raw`` or averaged parameters of a step, or raises CheckpointError."""
+    def restore_params(
+        self, step: int, abstract: Any, weights: str | None = None
+    ) -> tuple[Any, str, tuple[str, ...]]:
+        """Returns the parameters ``weights`` of a step, their name, and the names of the others.
+
+        The default are those that training chose. Raises CheckpointError if there are none.
+        """
         where = f"checkpoint {step} in {self._folder.path}"
         meta, fault = self._checked_meta(step)
         if fault is not None:
             fix = "resume training to fall back to the one before it, or name another step"
             raise CheckpointError(f"{where} {fault}; {fix}")
         names = meta.get("candidates", [RAW])
+        weights = weights or meta.get("weights", RAW)
         if weights not in names:
             raise CheckpointError(f"{where} has no {weights!r} parameters, only {', '.join(names)}")
         item = orbax_items.params_item(weights)
         try:
-            return self._restore_items(step, {item: abstract})[item]
+            params = self._restore_items(step, {item: abstract})[item]
         except Exception as error:  # as in restore
             raise CheckpointError(f"{where} cannot be read: {error}") from error
-
-    def weight_names(self, step: int) -> tuple[str, list[str]]:
-        """Returns the name of the parameters that training chose, and the other names of a step."""
-        meta, _ = on_process_zero(lambda: self._folder.meta(step))
-        chosen = meta.get("weights", RAW)
-        return chosen, [name for name in meta.get("candidates", [RAW]) if name != chosen]
+        return params, weights, tuple(name for name in names if name != weights)
 
     def _checked_meta(self, step: int) -> tuple[dict[str, Any], str | None]:
         """Returns a step's metadata and fault, or raises CheckpointError if its format differs."""

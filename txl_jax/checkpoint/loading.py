@@ -46,12 +46,8 @@ def load_workdir(workdir: str, step: str = "best", weights: str | None = None) -
     )
     with Checkpoints(workdir) as checkpoints:
         chosen = checkpoints.choose(step)
-        preferred, others = checkpoints.weight_names(chosen)
-        weights = weights or preferred
-        params = checkpoints.restore_params(chosen, abstract, weights)
-    unused = tuple(name for name in (preferred, *others) if name != weights)
-    model = TransformerXL(exp.model)
-    return TrainedModel(model, params, vocab, exp, chosen, weights, unused, workdir)
+        params, name, others = checkpoints.restore_params(chosen, abstract, weights)
+    return TrainedModel(TransformerXL(exp.model), params, vocab, exp, chosen, name, others, workdir)
 
 
 def load_exported(folder: str) -> TrainedModel:

@@ -48,9 +48,6 @@ class DrawnLengths:
         self._first_steps = [0]  # of each epoch counted so far, and of the next
         self._lock = threading.Lock()  # the prefetch thread and the log both look up steps
 
-    def __len__(self) -> int:
-        return self.n_segments
-
     def _draw_bounds(self, epoch: int) -> np.ndarray:
         """Returns the starts of an epoch's n segments, and the end of the last one, int64 [n+1]."""
         end = self._streams.targets_per_stream

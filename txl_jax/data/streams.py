@@ -113,9 +113,6 @@ class BaseStreams:
         self._ends = ends
         self.n_targets, self.n_segments = sum(ends), -(-max(ends) // self.seg_len)
 
-    def __len__(self) -> int:
-        return self.n_segments
-
     def __iter__(self) -> Iterator[Segment]:
         return map(self.segment, range(self.n_segments))
 

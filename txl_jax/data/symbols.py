@@ -1,8 +1,6 @@
-"""Defines kinds of vocabularies and special symbols, and checks symbols and ids."""
+"""Defines kinds of vocabularies and special symbols, and checks ids."""
 
-import collections
-from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
@@ -32,18 +30,6 @@ def readable(kind: str, symbol: str) -> str:
         return symbol
     value = BYTES[symbol]
     return chr(value) if 0x20 <= value < 0x7F else f"\\x{value:02x}"
-
-
-def check_symbols(kind: str, symbols: Sequence[str]) -> None:
-    """Raises DataError if the kind is unknown, or if symbols are missing or occur twice."""
-    if kind not in get_args(Kind):
-        kinds = ", ".join(map(repr, get_args(Kind)))
-        raise DataError(f"vocabulary kind {kind!r}: must be one of {kinds}")
-    if not symbols:
-        raise DataError(f"a {kind} vocabulary without symbols")
-    symbol, times = collections.Counter(symbols).most_common(1)[0]
-    if times > 1:
-        raise DataError(f"{kind} vocabulary: the symbol {symbol!r} occurs twice")
 
 
 def check_ids(tokens: np.ndarray, vocab_size: int, name: str) -> None:

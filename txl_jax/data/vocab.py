@@ -11,23 +11,14 @@ import itertools
 import os
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from txl_jax.data import codecs, subword
 from txl_jax.data.codecs import NEWLINE, as_letters, bytes_by_frequency, decode_utf8, whole_words
 from txl_jax.data.errors import DataError
-from txl_jax.data.symbols import (
-    BOUNDARY,
-    BYTES,
-    EOS,
-    SENTENCE_UNK,
-    SPACE,
-    Kind,
-    check_ids,
-    check_symbols,
-)
+from txl_jax.data.symbols import BOUNDARY, BYTES, EOS, SENTENCE_UNK, SPACE, Kind, check_ids
 from txl_jax.units import Unit
 
 CODECS: dict[Kind, type[codecs.Codec]] = {
@@ -55,7 +46,14 @@ class Vocab:
     tokenizer: Mapping[str, Any] | None = None
 
     def __post_init__(self):
-        check_symbols(self.kind, self.symbols)
+        if self.kind not in get_args(Kind):
+            kinds = ", ".join(map(repr, get_args(Kind)))
+            raise DataError(f"vocabulary kind {self.kind!r}: must be one of {kinds}")
+        if not self.symbols:
+            raise DataError(f"a {self.kind} vocabulary without symbols")
+        symbol, times = collections.Counter(self.symbols).most_common(1)[0]
+        if times > 1:
+            raise DataError(f"{self.kind} vocabulary: the symbol {symbol!r} occurs twice")
         _ = self._codec  # which checks its symbols
 
     @classmethod
@@ -147,7 +145,7 @@ class Vocab:
     @property
     def unknown(self) -> str | None:
         """The symbol of unknown words, or ``None`` if the vocabulary has no such symbol."""
-        symbol = CODECS[self.kind].unknown
+        symbol = self._codec.unknown
         return symbol if symbol in self.symbols else None
 
     @property
