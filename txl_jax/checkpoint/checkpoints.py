@@ -33,7 +33,7 @@ from txl_jax.parallel import processes
 from txl_jax.parallel.processes import on_process_zero
 
 
-class Checkpoints:
+class Checkpoints(contextlib.AbstractContextManager):
     """The checkpoints of one workdir; ``c`` says which ones to keep, and ``None`` is read-only."""
 
     def __init__(self, workdir: str, c: CheckpointConfig | None = None):
@@ -47,9 +47,6 @@ class Checkpoints:
 
     def __repr__(self) -> str:
         return f"Checkpoints({short_repr(self._folder.path)})"
-
-    def __enter__(self) -> "Checkpoints":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -74,10 +71,7 @@ class Checkpoints:
         return on_process_zero(lambda: self._folder.choose(which))
 
     def save(self, step: int, state: Any, meta: dict[str, Any], valid_loss: float | None) -> None:
-        """Starts to save a checkpoint; returns as soon as the state has been copied.
-
-        Raises CheckpointError if nothing can be written (a full disk, or a missing folder).
-        """
+        """Starts to save, and returns as soon as the state is copied; or raises CheckpointError."""
         self._save_items(step, orbax_items.state_items(state), meta, valid_loss)
 
     def save_params(self, step: int, params: Any, meta: dict[str, Any]) -> None:

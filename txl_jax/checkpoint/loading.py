@@ -51,11 +51,7 @@ def load_workdir(workdir: str, step: str = "best", weights: str | None = None) -
 
 
 def load_exported(folder: str) -> TrainedModel:
-    """Loads the model that ``save`` wrote, bit for bit; its step is 0.
-
-    Raises ModelFormatError if the parameters cannot be used, and DataError or WorkdirError if
-    another file cannot be used.
-    """
+    """Loads the model that ``save`` wrote, bit for bit; errors are those of ``txl_jax.load``."""
     path = os.path.join(folder, MODEL)
     _check_format(path)
     exp, vocab = read_experiment(folder), read_vocab(folder)

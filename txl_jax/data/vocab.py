@@ -93,10 +93,7 @@ class Vocab:
 
     @classmethod
     def from_lines(cls, path: str | os.PathLike) -> "Vocab":
-        """Reads a sentence vocabulary from a file, as the authors' code does, or raises DataError.
-
-        A symbol is the first field of a line, and repetitions are skipped.
-        """
+        """Reads the first fields of lines as a sentence vocabulary; raises DataError for others."""
         try:
             with open(path, encoding="utf-8") as file:
                 lines = [line.split(maxsplit=1) for line in file]
