@@ -35,6 +35,7 @@ from txl_jax.training.state import TrainState, init_state
 API = pathlib.Path(__file__).parents[1] / "docs" / "api.md"
 OWN_OBJECT_REPR = {"Logger", "AttentionReader", "Decoder", "EvaluationBatches", "Evaluator"}
 """Objects that are named only by their class, as Python does it."""
+SCORE = SplitScore("memory 640", "test split, 1 stream, segment 128", 1.0, "ppl", 2.0, 10)
 MEMORY = re.compile(r" object at 0x[0-9a-f]+")
 
 
@@ -79,8 +80,8 @@ def objects(tmp_path_factory):
         Generation([Generated("a " * 500, "a", "b", 0, tokens[0], nll[0], 1.5, "length")] * 50),
         LineScore("a " * 500, tokens[0], nll[0], ("a",) * 500),
         TextScore((), 1.0, 500, 0, "bpc", 1.5, None, ("note " * 50,) * 50),
-        Evaluation((SplitScore("memory 640", "test split", 1.0, "ppl", 2.0, 10),) * 50, {}),
-        SplitScore("memory 640", "test split, 1 stream, segment 128", 1.0, "ppl", 2.0, 10),
+        Evaluation(**dataclasses.asdict(SCORE), results=(SCORE,) * 50, record={}),
+        SCORE,
         *(agents.Actor({"params": params}, cache, model), agents.StateBuffer.start(mems, 5)),
         txl_jax.convert.Request(source="model.pt", workdir="runs/x"),
         txl_jax.Sentences(np.arange(500), np.arange(0, 500, 2)),

@@ -63,25 +63,13 @@ class Generated:
         return self.text
 
 
-class Generation(Sequence[Generated]):
-    """The continuations of all prompts and samples in order, those of one prompt side by side.
-
-    ``text`` has all texts, joined by newlines, and ``str()`` gives it.
-    """
-
-    def __init__(self, continuations: Sequence[Generated]):
-        self._continuations = tuple(continuations)
-
-    def __len__(self) -> int:
-        return len(self._continuations)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._continuations[index]
+class Generation(tuple[Generated, ...]):
+    """The continuations of all prompts and samples in order, those of one prompt side by side."""
 
     @property
     def text(self) -> str:
-        """The texts of all continuations."""
-        return "\n".join(one.text for one in self._continuations)
+        """The texts of all continuations, joined by newlines. ``str()`` gives it too."""
+        return "\n".join(one.text for one in self)
 
     def __str__(self) -> str:
         return self.text
@@ -116,42 +104,26 @@ class SplitScore:
     seconds: float | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """The scores of a split. ``str()`` gives the table that ``--mode=evaluate`` prints.
+@dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
+class Evaluation(SplitScore):
+    """The score of a split under the protocol of the settings, and the scores beside it.
+
+    ``str()`` gives the table that ``--mode=evaluate`` prints.
 
     Attributes:
-      results: the scores. The first one has the protocol of the settings; then come the model
-        without memory, other weights and baselines.
-      loss, unit, value: those of the first score.
+      results: all scores: this one, then the model without memory, other weights and baselines.
       record: the JSON object that the mode writes to ``evaluation.json``.
     """
 
     results: tuple[SplitScore, ...]
     record: Mapping[str, Any]
 
-    @property
-    def loss(self) -> float:
-        """The mean loss of a target in nats."""
-        return self.results[0].loss
-
-    @property
-    def unit(self) -> Unit:
-        """The unit of ``value``: bits per byte (``bpb``) or character (``bpc``), or perplexity."""
-        return self.results[0].unit
-
-    @property
-    def value(self) -> float:
-        """The mean loss in this unit."""
-        return self.results[0].value
-
     def __str__(self) -> str:
         return table(self.record)
 
     def __repr__(self) -> str:
-        first, more = self.results[0], len(self.results) - 1
-        value = f"{first.unit} {format_value(first.value, first.unit)}"
-        return f"Evaluation({value}, {first.protocol}, and {more} more)"
+        value = f"{self.unit} {format_value(self.value, self.unit)}"
+        return f"Evaluation({value}, {self.protocol}, and {len(self.results) - 1} more)"
 
 
 class LanguageModel(TrainedModel):
@@ -197,10 +169,7 @@ class LanguageModel(TrainedModel):
         c = trained.config.generate
         if not c.length:
             raise ConfigError("generate.length = 0: nothing is generated; give another length")
-        if prompt is None:
-            prompts: Sequence[Text] = read_prompts(c)
-        else:
-            prompts = _texts(prompt)
+        prompts = read_prompts(c) if prompt is None else _texts(prompt)
         made: list[Generated] = []
         for first in range(0, len(prompts), c.batch_size):
             rows: list[Continuation] = []
@@ -219,10 +188,7 @@ class LanguageModel(TrainedModel):
             ``memory`` (``line`` empties the memory before each line).
         """
         trained = _with_section(self, "score", settings)
-        if isinstance(text, str):
-            lines: Sequence[Text] = io.StringIO(text, newline="\n").readlines()
-        else:
-            lines = _texts(text)
+        lines = _texts(io.StringIO(text, newline="\n") if isinstance(text, str) else text)
         return score_any_text(trained, lines, "text")
 
     def evaluate(
@@ -242,7 +208,12 @@ class LanguageModel(TrainedModel):
         trained = _with_section(self, "evaluate", settings)
         changes = {f"data.{key}": value for key, value in flatten(data or {}).items()}
         asked = with_settings(trained, override(trained.config, changes))
-        return _evaluation(modes.score_own_text(asked))
+        record = modes.score_own_text(asked)
+        unit = record["unit"]
+        same = lambda row: {key: value for key, value in row.items() if key != unit}
+        rows = [{**same(row), "unit": unit, "value": row[unit]} for row in record["results"]]
+        scores = tuple(SplitScore(**row) for row in rows)
+        return Evaluation(**rows[0], results=scores, record=record)
 
 
 def train(
@@ -335,13 +306,6 @@ def language_model(trained: TrainedModel) -> LanguageModel:
     """Returns a trained model with the methods of :class:`LanguageModel`."""
     fields = dataclasses.fields(trained)
     return LanguageModel(**{field.name: getattr(trained, field.name) for field in fields})
-
-
-def _evaluation(record: Mapping[str, Any]) -> Evaluation:
-    unit = record["unit"]
-    same = lambda row: {key: value for key, value in row.items() if key != unit}
-    rows = (SplitScore(**same(row), unit=unit, value=row[unit]) for row in record["results"])
-    return Evaluation(tuple(rows), record)
 
 
 def _with_section(trained: TrainedModel, section: str, settings: Mapping[str, Any]) -> TrainedModel:
