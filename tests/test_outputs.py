@@ -184,5 +184,6 @@ def test_characters_that_standard_output_lacks_end_no_mode(monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii", errors="strict"))
     monkeypatch.setattr(page, "run", lambda exp, workdir: "caf\u00e9 \udcff")
+    modes.set_up_output()
     assert modes.compare("report", ExperimentConfig(), {}, "unused") == 0
     assert raw.getvalue() == b"caf\\xe9 \\udcff\n"

@@ -36,6 +36,7 @@ from txl_jax.checkpoint.lock import LockedError, training_lock
 from txl_jax.checkpoint.workdir_files import WRITTEN_IN, check_writable
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.library_errors import log_library_errors
+from txl_jax.messages import UserError
 from txl_jax.training import step as step_module
 from txl_jax.training import trainer
 from txl_jax.training.optimizer import make_optimizer
@@ -591,4 +592,4 @@ def test_a_second_run_in_a_workdir_refuses_and_evaluation_does_not(whole, capsys
             p: t for p, t in before.items() if p.name != ".lock"
         }
         assert modes.use_model("generate", None, {}, str(workdir), "best") == 0
-    assert LockedError in modes.KNOWN_ERRORS
+    assert issubclass(LockedError, UserError)

@@ -22,6 +22,7 @@ from txl_jax.checkpoint.workdir import init_workdir
 from txl_jax.checkpoint.workdir_files import CONFIG, FILES, MODEL, check_free, register_outputs
 from txl_jax.config import ExperimentConfig, override
 from txl_jax.convert import export
+from txl_jax.messages import UserError
 from txl_jax.training import fine_tuning
 from txl_jax.training.fine_tuning import resolve_experiment
 
@@ -235,7 +236,7 @@ def test_a_damaged_record_is_one_line_that_names_the_file(
             continue  # it shows them
         if form == "exported" and reader in ("train", "export"):
             continue  # refused for what it is
-        with pytest.raises(modes.KNOWN_ERRORS) as caught:
+        with pytest.raises(UserError) as caught:
             read()
         text = str(caught.value)
         assert "\n" not in text, reader
@@ -259,7 +260,7 @@ def described(claimed, tmp_path_factory):
 def test_a_damaged_record_of_the_start_is_one_line_that_names_the_file(tmp_path, kind):
     (tmp_path / "start.json").write_bytes(ODD[kind])
     record = {"start_from": "folder", "parameters_sha256": "a"}
-    with pytest.raises(modes.KNOWN_ERRORS, match=r"start\.json") as caught:
+    with pytest.raises(UserError, match=r"start\.json") as caught:
         fine_tuning._write_record(str(tmp_path), record)
     assert "\n" not in str(caught.value)
     assert (tmp_path / "start.json").read_bytes() == ODD[kind]

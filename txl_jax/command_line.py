@@ -8,7 +8,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from txl_jax.interrupts import is_script
 
@@ -28,6 +28,18 @@ def command_with(flags: Mapping[str, str]) -> str:
         elif not equals:
             next(words, "")  # the value of "--workdir DIR"
     return _joined([*kept, *(f"{name}={value}" for name, value in flags.items())])
+
+
+def split_overrides(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Separates ``--config.KEY=VALUE`` and ``--config.KEY VALUE`` from the other words."""
+    rest, overrides, left = [], {}, iter(words)
+    for word in left:
+        if word.startswith("--config."):
+            key, equals, value = word.removeprefix("--config.").partition("=")
+            overrides[key] = value if equals else next(left, "")
+        else:
+            rest.append(word)
+    return rest, overrides
 
 
 def command_for(mode: str, workdir: str) -> str:

@@ -11,6 +11,7 @@ import traceback
 from absl import app, flags
 
 from txl_jax import interrupts
+from txl_jax.command_line import split_overrides
 from txl_jax.config import (
     ConfigError,
     ExperimentConfig,
@@ -19,7 +20,14 @@ from txl_jax.config import (
     override,
 )
 from txl_jax.config.folders import expanded
-from txl_jax.messages import arguments_as_flags, describe_os_error, one_line, short_repr, truncate
+from txl_jax.messages import (
+    UserError,
+    arguments_as_flags,
+    describe_os_error,
+    one_line,
+    short_repr,
+    truncate,
+)
 
 _CONFIG = flags.DEFINE_string(
     "config", None, "Recipe, or file with get_config(), with an optional :variant."
@@ -55,13 +63,8 @@ _overrides: dict[str, str] = {}
 
 def parse_flags(argv: list[str]) -> list[str]:
     """Parses absl's flags, after taking out every ``--config.KEY=VALUE`` for the config."""
-    rest, arguments = [], iter(argv)
-    for argument in arguments:
-        if not argument.startswith("--config."):
-            rest.append(argument)
-            continue
-        key, equals, value = argument.removeprefix("--config.").partition("=")
-        _overrides[key] = value if equals else next(arguments, "")
+    rest, overrides = split_overrides(argv)
+    _overrides.update(overrides)
     try:
         for argument in rest[1:]:
             if argument.startswith("-") and len(name := argument.partition("=")[0]) > 100:
@@ -85,10 +88,9 @@ def main(argv: list[str]) -> int:
         if _MODE.value == "settings":
             return list_settings(argv[1] if argv[1:] else "")
         return run()
-    except _known_errors() as error:
-        text: object = error
-        if isinstance(error, OSError):
-            text = describe_os_error(error, f"--mode={_MODE.value}")
+    except (UserError, OSError) as error:
+        action = f"--mode={_MODE.value}"
+        text = describe_os_error(error, action) if isinstance(error, OSError) else error
         print(f"error: {one_line(text)}", file=sys.stderr, flush=True)
         return _exit_code(2)
     except KeyboardInterrupt:
@@ -120,12 +122,15 @@ def run() -> int:
     if _TOPOLOGY.value is not None and mode != "compile":
         raise ConfigError(f"--topology={truncate(_TOPOLOGY.value)}: is for --mode=compile")
     exp = load_config(config, _overrides) if config else None
-    workdir = _WORKDIR.value or os.path.join("runs", _run_name(config or ""))
+    file, _, variant = (config or "").partition(":")
+    name = "-".join(filter(None, (os.path.splitext(os.path.basename(file))[0], variant)))
+    workdir = _WORKDIR.value or os.path.join("runs", name)
     workdir = os.path.abspath(expanded(workdir, "--workdir"))
 
     from txl_jax import modes  # slow imports, so only after the config is checked
     from txl_jax.parallel import processes
 
+    modes.set_up_output()
     if exp is not None and mode == "compile":
         return modes.compile_programs(exp, _TOPOLOGY.value)
     processes.initialise(
@@ -151,14 +156,6 @@ def run() -> int:
     return modes.use_model(mode, exp, _overrides, workdir, _STEP.value)
 
 
-def _known_errors() -> tuple[type[Exception], ...]:
-    """The types of errors that are printed as one line, without a traceback."""
-    from txl_jax.data.errors import DataError
-
-    modes = sys.modules.get("txl_jax.modes")
-    return (ConfigError, DataError, OSError, *(modes.KNOWN_ERRORS if modes else ()))
-
-
 def _many_processes() -> bool:
     processes = sys.modules.get("txl_jax.parallel.processes")
     return processes is not None and processes.many()
@@ -169,12 +166,6 @@ def _exit_code(code: int) -> int:
     if _many_processes():
         sys.modules["txl_jax.parallel.processes"].abort(code)
     return code
-
-
-def _run_name(config: str) -> str:
-    file, _, variant = config.partition(":")
-    stem = os.path.splitext(os.path.basename(file))[0]
-    return f"{stem}-{variant}" if variant else stem
 
 
 def console() -> None:

@@ -8,6 +8,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+
+class UserError(Exception):
+    """An error that the user can correct. The command prints one line, without a traceback."""
+
+
 LONGEST_VALUE, LONGEST_MESSAGE = 200, 2000
 """The largest numbers of characters that are shown of a value or a word, and of a message."""
 

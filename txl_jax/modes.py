@@ -5,17 +5,17 @@ import itertools
 import math
 import os
 import pathlib
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
 
 from absl import logging
 
-from txl_jax.analysis.errors import AnalysisError
+from txl_jax import interrupts
 from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
-from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
+from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.checkpoint.loading import load
-from txl_jax.checkpoint.lock import LockedError
 from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
 from txl_jax.checkpoint.workdir import read_experiment
 from txl_jax.checkpoint.workdir_files import (
@@ -26,40 +26,21 @@ from txl_jax.checkpoint.workdir_files import (
     register_outputs,
 )
 from txl_jax.command_line import command_for, command_with, shown_path, typed_command
-from txl_jax.config import ConfigError, ExperimentConfig, differing_keys, override
-from txl_jax.convert import ModelFormatError
-from txl_jax.data.corpus import Corpus, DataError, corpus_from_config
+from txl_jax.config import ExperimentConfig, differing_keys, override
+from txl_jax.data.corpus import Corpus, corpus_from_config
 from txl_jax.data.vocab import encode_prompts
 from txl_jax.evaluation.baselines import check_baselines
 from txl_jax.evaluation.scoring_run import score_split, write_evaluation
 from txl_jax.generation.prompts import read_prompts
 from txl_jax.generation.write import set_stream_errors, write_continuations
 from txl_jax.messages import argument, names_flags
-from txl_jax.model.kernels.choice import KernelError
 from txl_jax.parallel import processes
 from txl_jax.planning.compile_ahead import compile_ahead
-from txl_jax.planning.machines import PlanningError
 from txl_jax.training.events import Logger
 from txl_jax.training.multi_seed import train_seeds
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.preparation import check_evaluation_memory, locked_workdirs, prepare
 from txl_jax.training.run_log import closing, make_logger
-from txl_jax.training.skipping import NonFiniteError, SkippedError
-
-KNOWN_ERRORS = (
-    AnalysisError,
-    ConfigError,
-    ModelFormatError,
-    DataError,
-    CheckpointError,
-    KernelError,
-    LockedError,
-    NonFiniteError,
-    processes.OtherProcessError,
-    PlanningError,
-    SkippedError,
-    WorkdirError,
-)
 
 ANALYSIS_MODULES = {
     "context": "txl_jax.analysis.context",
@@ -87,10 +68,9 @@ COMPARISON_MODULES = {
 def train(exp: ExperimentConfig, workdir: str, closing_lines: bool = True) -> int:
     """Trains to the last step, evaluates the model, and continues the prompt.
 
-    Everything the run needs is checked before the first step. After an interruption, the command
-    that resumes the run is printed. At the end, ``closing_lines`` name folder, files and commands.
+    After an interruption, the command that resumes the run is printed. At the end,
+    ``closing_lines`` name folder, files and commands.
     """
-    _set_up_output()
     with PreemptionGuard() as guard:
         run = complete_run(exp, workdir, guard)
     if guard.signal is None:
@@ -100,7 +80,7 @@ def train(exp: ExperimentConfig, workdir: str, closing_lines: bool = True) -> in
         return 0
     resume = f"to resume:\n  {typed_command()}"
     _print(f"stopped by {guard.signal.name}, {run.saved}; {resume}", sys.stderr)
-    return guard.exit_code
+    return interrupts.EXIT_CODE if guard.signal == signal.SIGINT else 0
 
 
 class CompleteRun(NamedTuple):
@@ -139,9 +119,8 @@ def complete_run(
 def check_steps(exp: ExperimentConfig, workdir: str) -> None:
     """Raises WorkdirError if a finished run would get more steps; it has the command to continue.
 
-    The learning rate of each step depends on the number of steps. A longer run is another run.
-    ``init_workdir`` raises the error for a run with other settings. Only process 0 runs this check,
-    so it must not wait for other processes.
+    The learning rate of each step depends on the number of steps, so a longer run is another run.
+    Only process 0 runs this check, so it must not wait for other processes.
     """
     if not os.path.exists(os.path.join(workdir, CONFIG)):
         return
@@ -206,9 +185,9 @@ def evaluate_and_generate(
         logger.metrics(trained.step, scores)
         if trained.config.generate.length:
             write_continuations(trained, workdir, guard.requested)
-        if trained.config.generate.length and guard.signal is None:
-            sample = pathlib.Path(workdir, "sample.txt").read_text("utf-8", "surrogateescape")
-            logger.text(trained.step, "sample", sample)
+            if guard.signal is None:
+                sample = pathlib.Path(workdir, "sample.txt").read_text("utf-8", "surrogateescape")
+                logger.text(trained.step, "sample", sample)
     return f"held-out {_headline(result)}"
 
 
@@ -227,7 +206,6 @@ def use_model(
 
     The settings are those of ``exp``, or without it those of the workdir with ``overrides``.
     """
-    _set_up_output()
     weights = exp.average.use if exp else overrides.get("average.use", "best")
     trained = load(workdir, step, None if weights == "best" else weights)
     trained = with_settings(trained, exp or override(trained.config, overrides))
@@ -273,7 +251,6 @@ def compare(
     mode: str, exp: ExperimentConfig | None, overrides: Mapping[str, str], workdir: str
 ) -> int:
     """Compares the runs that the config names for the mode; writes the results to ``workdir``."""
-    _set_up_output()
     exp = exp or override(ExperimentConfig(), overrides)
     if processes.is_process_zero():
         _print(importlib.import_module(COMPARISON_MODULES[mode]).run(exp, workdir))
@@ -284,7 +261,6 @@ def ablate(config: str, overrides: Mapping[str, str], workdir: str) -> int:
     """Trains the rows of a table that are not trained yet, then evaluates and compares all rows."""
     from txl_jax.analysis import ablation
 
-    _set_up_output()
     processes.on_process_zero(lambda: register_outputs(workdir, "ablation"))
     train_row = lambda exp, folder: train(exp, folder, closing_lines=False)
     return ablation.run(config, overrides, workdir, train_row)
@@ -292,11 +268,10 @@ def ablate(config: str, overrides: Mapping[str, str], workdir: str) -> int:
 
 def compile_programs(exp: ExperimentConfig, topology: str | None) -> int:
     """Compiles training and scoring without running them; prints their costs on the devices."""
-    _set_up_output()
     return compile_ahead(exp, topology)
 
 
-def _set_up_output() -> None:
+def set_up_output() -> None:
     """Makes the log show errors only, and output escape characters that it cannot encode."""
     logging.set_verbosity(logging.ERROR)
     set_stream_errors(sys.stdout, "backslashreplace")

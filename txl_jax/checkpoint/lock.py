@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from filelock import FileLock, Timeout
 
 from txl_jax.checkpoint.workdir_files import LOCK
-from txl_jax.messages import argument
+from txl_jax.messages import UserError, argument
 
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 
 
-class LockedError(RuntimeError):
+class LockedError(UserError, RuntimeError):
     """Another run trains in this workdir; the message names its process and what to do."""
 
 

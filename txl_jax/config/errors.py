@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from txl_jax.messages import short_repr
+from txl_jax.messages import UserError, short_repr
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError, ValueError):
     """A setting that cannot be used; the message names the key, the value and the rule.
 
     Example:

@@ -12,17 +12,13 @@ from typing import get_args
 from absl import logging
 
 from txl_jax import interrupts
-from txl_jax.checkpoint.errors import CheckpointError, ModelFormatError, WorkdirError
 from txl_jax.checkpoint.saving import export
 from txl_jax.checkpoint.workdir import read_json
-from txl_jax.config import ConfigError
+from txl_jax.command_line import split_overrides
 from txl_jax.config.folders import expanded
 from txl_jax.convert.conversion import Format, Request, to_workdir
-from txl_jax.data.errors import DataError
 from txl_jax.library_errors import log_library_errors
-from txl_jax.messages import arguments_as_flags, describe_os_error, one_line
-
-KNOWN_ERRORS = (ModelFormatError, ConfigError, DataError, CheckpointError, WorkdirError, OSError)
+from txl_jax.messages import UserError, arguments_as_flags, describe_os_error, one_line
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
@@ -37,13 +33,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     p.add_argument("--path", help="path of the corpus")
     p.add_argument("--export", metavar="OUT", help="write the workdir's model into this new folder")
     p.add_argument("--step", default="best", help="checkpoint to export: best, latest or a number")
-    overrides, rest, arguments = {}, [], iter(argv)
-    for argument in arguments:
-        if argument.startswith("--config."):
-            key, equals, value = argument.removeprefix("--config.").partition("=")
-            overrides[key] = value if equals else next(arguments, "")
-        else:
-            rest.append(argument)
+    rest, overrides = split_overrides(argv)
     flags = p.parse_args(rest)
     for name, value in vars(flags).items():
         if value == "":
@@ -75,7 +65,7 @@ def main(argv: list[str]) -> int:
             print(f"step {step} is in {flags.export}")
             return 0
         return _convert(flags, overrides)
-    except KNOWN_ERRORS as error:
+    except (UserError, OSError) as error:
         doing = f"export of {flags.workdir}" if flags.export else f"conversion of {flags.source}"
         text = describe_os_error(error, doing) if isinstance(error, OSError) else error
         print(f"error: {one_line(text)}", file=sys.stderr, flush=True)

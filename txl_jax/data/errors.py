@@ -1,7 +1,9 @@
 """The error of this package."""
 
+from txl_jax.messages import UserError
 
-class DataError(ValueError):
+
+class DataError(UserError, ValueError):
     """Text that cannot be used; the message says what is wrong, where, and what to do.
 
     Example:

@@ -24,7 +24,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from txl_jax.config import ConfigError
-from txl_jax.messages import short_repr, truncate
+from txl_jax.messages import UserError, short_repr, truncate
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ _alone = threading.local()  # ``working``: whether process 0 works while the oth
 _SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 
 
-class OtherProcessError(RuntimeError):
+class OtherProcessError(UserError, RuntimeError):
     """Raised if another process of the run failed, since all processes end together."""
 
 

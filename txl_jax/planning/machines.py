@@ -8,6 +8,7 @@ import re
 
 import jax
 
+from txl_jax.messages import UserError
 from txl_jax.parallel.device_memory import GIB
 
 
@@ -38,7 +39,7 @@ of a TPU is the amount that its compiler allows (libtpu 0.0.52), less than is pu
 _TPUS = [kind for kind, chip in CHIPS.items() if chip.accelerator]
 
 
-class PlanningError(ValueError):
+class PlanningError(UserError, ValueError):
     """Raised for a machine or text that cannot be planned for; the message says what to change."""
 
 

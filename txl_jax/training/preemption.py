@@ -45,11 +45,6 @@ class PreemptionGuard:
                 self.signal = signal.SIGINT if self._interrupted else signal.SIGTERM
         return self.signal is not None
 
-    @property
-    def exit_code(self) -> int:
-        """The exit status of the program: 130 after Ctrl-C, and 0 after SIGTERM."""
-        return 130 if self.signal == signal.SIGINT else 0
-
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._interrupted and number == signal.SIGINT:
             raise KeyboardInterrupt

@@ -3,11 +3,6 @@
 A skipped update leaves the parameters and the optimizer state unchanged. The step still counts, so
 the learning rate, the dropout and the position in the data remain functions of the step. The memory
 advances, too, but is emptied for streams with non-finite new states, because NaN would persist.
-
-    train.non_finite = skip      skip if the loss, the gradient norm, the new parameters or the new
-                                 optimizer state are not finite
-    train.skip_spikes = f        skip if the norm is above f times the mean of recent norms
-    train.max_skipped = n        stop training after n skipped updates in a row
 """
 
 import math
@@ -19,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from txl_jax.config import TrainConfig
+from txl_jax.messages import UserError
 from txl_jax.model.memory import Memory
 from txl_jax.parallel import processes
 from txl_jax.training.state import TrainState
@@ -27,11 +23,11 @@ SPIKE_WARMUP = 20  # updates that the mean norm needs before a norm can count as
 _REMEDY = "Try a lower optimizer.learning_rate, more optimizer.warmup_steps, or model.dtype float32"
 
 
-class NonFiniteError(RuntimeError):
+class NonFiniteError(UserError, RuntimeError):
     """A loss, gradient or state is not finite. The message has the step and the last checkpoint."""
 
 
-class SkippedError(RuntimeError):
+class SkippedError(UserError, RuntimeError):
     """Too many updates in a row were skipped. The message has the last reason and checkpoint."""
 
 
@@ -65,9 +61,11 @@ def skip_bad_update(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Returns the state ``new`` after an update, or ``old`` with new memory if the update is bad.
 
-    ``nll_sum`` and the gradient norm before clipping, ``norm``, are float32 []. The metrics are 0
-    or 1, float32 []. ``skipped`` tells whether the update was skipped. ``update_finite``, only with
-    ``train.non_finite=skip``, tells whether the new parameters and optimizer state are finite.
+    With ``train.non_finite=skip``, it is bad if the loss, the gradient norm, the new parameters or
+    the new optimizer state are not finite. With ``train.skip_spikes``, it is bad if the norm is a
+    spike. ``nll_sum`` and the gradient norm before clipping, ``norm``, are float32 []. The metrics
+    are 0 or 1, float32 []: ``skipped``, and only with ``non_finite=skip`` ``update_finite``, which
+    tells whether the new parameters and the new optimizer state are finite.
     """
     if t.non_finite != "skip" and not t.skip_spikes:
         return new, {}
