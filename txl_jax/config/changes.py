@@ -31,29 +31,21 @@ def override(exp: ExperimentConfig, overrides: Mapping[str, Any]) -> ExperimentC
 
 def set_all(nested: dict[str, Any], overrides: Mapping[str, Any]) -> None:
     """Sets dotted keys in a nested dict; a key of :data:`ALTERNATIVES` removes its alternatives."""
+    is_none = lambda key: key != "generate.prompt" and str(overrides[key]).lower() == "none"
     for group in ALTERNATIVES:
-        if any(key in overrides and not _is_none(key, overrides[key]) for key in group):
+        if any(key in overrides and not is_none(key) for key in group):
             for section, _, leaf in (key.rpartition(".") for key in group):
                 if isinstance(inner := nested.get(section), dict):
                     inner.pop(leaf, None)
     for key, value in overrides.items():
-        _set(nested, key, value)
-
-
-def _is_none(key: str, value: Any) -> bool:
-    """Whether a value removes a setting; the prompt may be the text "none"."""
-    return key != "generate.prompt" and str(value).lower() == "none"
-
-
-def _set(nested: dict[str, Any], key: str, value: Any) -> None:
-    if not isinstance(key, str):
-        raise ConfigError(f"override {short_repr(key)}: a key is text like 'train.steps'")
-    *sections, leaf = key.split(".")
-    for section in sections:
-        nested = nested.setdefault(section, {})
-        if not isinstance(nested, dict):
-            raise unknown_key(key, ExperimentConfig())
-    nested[leaf] = value
+        if not isinstance(key, str):
+            raise ConfigError(f"override {short_repr(key)}: a key is text like 'train.steps'")
+        inner, (*sections, leaf) = nested, key.split(".")
+        for section in sections:
+            inner = inner.setdefault(section, {})
+            if not isinstance(inner, dict):
+                raise unknown_key(key, ExperimentConfig())
+        inner[leaf] = value
 
 
 def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:

@@ -131,16 +131,11 @@ def checked(field: dataclasses.Field, key: str, value: Any) -> Any:
             raise refusal(key, value, "is a section, not a value")
         return value
     value = typed(key, value, kind)
-    if value is not None:
-        if field.metadata and not field.metadata["holds"](value):
-            raise refusal(key, value, field.metadata["rule"])
-        _check_size(key, value, field.metadata.get("most"))
-    return value
-
-
-def _check_size(key: str, value: Any, most: float | None) -> None:
-    """Raises ConfigError for a number that is too large or outside the range of float32."""
-    items = value if isinstance(value, tuple) else (value,)
+    if value is None:
+        return None
+    if field.metadata and not field.metadata["holds"](value):
+        raise refusal(key, value, field.metadata["rule"])
+    most, items = field.metadata.get("most"), value if isinstance(value, tuple) else (value,)
     if len(items) > ITEMS:
         raise refusal(key, value, f"must have at most {ITEMS} items")
     for item in items:
@@ -150,3 +145,4 @@ def _check_size(key: str, value: Any, most: float | None) -> None:
             raise refusal(key, item, rule)
         if most is not None and item > most:
             raise refusal(key, item, f"must be at most {most}")
+    return value

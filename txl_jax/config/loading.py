@@ -53,19 +53,17 @@ def load_config(
       ConfigError: the file does not exist or is no config, or a setting cannot be used. No device
         has been used and no file has been written by then.
     """
-    nested = _read(os.fspath(config)) if isinstance(config, str | os.PathLike) else _plain(config)
+    if isinstance(config, str | os.PathLike):
+        nested = _read(os.fspath(config))
+    elif hasattr(config, "to_dict"):
+        nested = config.to_dict()
+    elif isinstance(config, Mapping):
+        nested = dict(copy.deepcopy(config))  # which overrides change
+    else:
+        kinds = "the name of a recipe, a file, a dict, a ConfigDict or an ExperimentConfig"
+        raise ConfigError(f"{argument('config', short_repr(config))}: must be {kinds}")
     set_all(nested, overrides or {})
     return ExperimentConfig.from_dict(nested)
-
-
-def _plain(config: Any) -> dict[str, Any]:
-    """Returns an experiment, a ``ConfigDict`` or a mapping as a nested dict."""
-    if hasattr(config, "to_dict"):
-        return config.to_dict()
-    if isinstance(config, Mapping):
-        return dict(copy.deepcopy(config))  # which overrides change
-    kinds = "the name of a recipe, a file, a dict, a ConfigDict or an ExperimentConfig"
-    raise ConfigError(f"{argument('config', short_repr(config))}: must be {kinds}")
 
 
 def _read(path: str) -> dict[str, Any]:

@@ -56,7 +56,11 @@ def replace_nested(section: S, nested: Mapping[str, Any], prefix: str = "", root
                 raise refusal(key, value, "is a section, not a value")
             values[name] = replace_nested(own, value, f"{key}.", root)
         elif name not in fields or (isinstance(value, Mapping) and value):
-            raise unknown_key(_first_leaf(key, value), root)
+            for _ in range(5):  # to the first leaf; a dict may contain itself
+                if isinstance(value, Mapping) and value:
+                    inner, value = next(iter(value.items()))
+                    key = f"{key}.{inner}"
+            raise unknown_key(key, root)
         else:
             values[name] = checked(fields[name], key, value)
             # The label of the corpus shows the paths of data as they are given.
@@ -75,15 +79,6 @@ def unknown_key(key: str, root: Any) -> UnknownKeyError:
     in_wrong_section = "." in short and bool(same_leaf)
     meant = near[0] if in_wrong_section else SYNONYMS.get(leaf.lower(), near[0])
     return UnknownKeyError(f"unknown config key {short!r}; the nearest key is {meant!r}", key)
-
-
-def _first_leaf(key: str, value: Any) -> str:
-    """Returns the first dotted key below ``key``, at most 5 levels; a dict may contain itself."""
-    for _ in range(5):
-        if isinstance(value, Mapping) and value:
-            name, value = next(iter(value.items()))
-            key = f"{key}.{name}"
-    return key
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

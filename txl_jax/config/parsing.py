@@ -13,9 +13,7 @@ from txl_jax.config.errors import refusal
 
 
 def typed(key: str, value: Any, hint: Any) -> Any:
-    """Converts ``value``, which may be text, to the type ``hint``.
-
-    See :func:`_listed` for the form of text for a ``tuple``.
+    """Converts ``value``, which may be text (:func:`_listed` if for a tuple), to the type ``hint``.
 
     Raises:
       ConfigError: the value does not have that type, is not finite, or is missing.
