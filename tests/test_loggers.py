@@ -60,7 +60,7 @@ def test_a_logger_gets_the_whole_run_and_is_closed(logged):
     assert calls[-1] == ("close",)
     numbers = [call[1:] for call in calls if call[0] == "metrics"]
     *sent, (step, scores) = numbers
-    written = records.read(workdir / "metrics.jsonl")
+    written = records.read_counted(workdir / "metrics.jsonl")[0]
     assert [s for s, _ in sent] == [record["step"] for record in written]
     assert [v.get("train/bpc", v.get("valid/bpc")) for _, v in sent] == [r["bpc"] for r in written]
     final = json.loads((workdir / "evaluation.json").read_text())

@@ -28,7 +28,7 @@ from txl_jax.data.batch import Batch
 from txl_jax.model.kernels import choice
 from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.parallel.shardings import Shardings, make_mesh
-from txl_jax.records import read
+from txl_jax.records import read_counted
 from txl_jax.training.loss import batch_loss, denominators
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import init_state, state_shardings
@@ -335,7 +335,7 @@ def one_by_one(model):
 
 
 def losses_of(workdir):
-    return [r["loss"] for r in read(workdir / "metrics.jsonl") if r["kind"] == "train"]
+    return [r["loss"] for r in read_counted(workdir / "metrics.jsonl")[0] if r["kind"] == "train"]
 
 
 @pytest.mark.integration

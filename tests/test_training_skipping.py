@@ -13,7 +13,7 @@ from txl_jax.data.feed import training_batch
 from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training import skipping
 from txl_jax.training import step as step_module
-from txl_jax.training.optimizer import RecentNorm, make_optimizer, with_recent_norm
+from txl_jax.training.optimizer import RecentNorm, make_optimizer, recent_norm
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.setup import training_streams
 from txl_jax.training.skipping import (
@@ -148,8 +148,7 @@ def test_settings_that_skip_nothing_have_nothing_of_it(folder):
 
 
 def test_the_recent_norm_is_a_mean_that_forgets():
-    settings = txl_jax.ExperimentConfig.from_dict({"train": {"skip_spikes": 2.0}}).train
-    watching = with_recent_norm(optax.identity(), settings)
+    watching = recent_norm()
     norms = np.abs(np.random.default_rng(0).normal(3, 1, 250)).astype(np.float32)
     update = jax.jit(watching.update)
     state = watching.init({"w": jnp.zeros(2)})
@@ -159,8 +158,8 @@ def test_the_recent_norm_is_a_mean_that_forgets():
         passed, state = update(gradient, state)
         np.testing.assert_array_equal(passed["w"], gradient["w"])
         expected = float(np.mean(norms[:n])) if n <= 100 else 0.99 * expected + 0.01 * float(norm)
-        assert float(state[0].mean) == pytest.approx(expected, rel=1e-5)
-        assert int(state[0].seen) == n
+        assert float(state.mean) == pytest.approx(expected, rel=1e-5)
+        assert int(state.seen) == n
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)

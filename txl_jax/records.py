@@ -57,11 +57,9 @@ def is_record(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is ``None`` or a number that a float can represent."""
-    if isinstance(value, bool) or not isinstance(value, int | float | None):
-        return False
+    """Whether a value of JSON is ``None`` or a number that a float can represent."""
     try:
-        return value is None or math.isfinite(value)
+        return value is None or (type(value) in (int, float) and math.isfinite(value))
     except OverflowError:  # an integer beyond every float
         return False
 
@@ -72,11 +70,6 @@ def _parsed(line: bytes) -> Any:
         return json.loads(line)
     except (ValueError, RecursionError):
         return None
-
-
-def read(metrics_path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns the records of a ``metrics.jsonl`` in order, without the other lines."""
-    return read_counted(metrics_path)[0]
 
 
 def read_counted(

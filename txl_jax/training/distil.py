@@ -1,8 +1,7 @@
 """Distillation from models that were trained earlier on the same text (born-again networks).
 
-A student with the architecture of its teachers often becomes better than the teachers (Furlanello
-et al. 2018). The teachers' mean probabilities at every position of the training text are computed
-once, before the first update:
+A student with the architecture of its teachers often becomes better than they are (Furlanello et
+al. 2018). Before the first update, the whole training text becomes soft targets:
 
     teachers ──▶ mean probabilities of the next word ──▶ the k likeliest words, and all others
              ──▶ soft_targets.npz in the workdir ──▶ on the device with the text ──▶ loss
@@ -43,10 +42,10 @@ def soft_targets(
 ) -> SoftTargets | None:
     """Returns the mean probabilities of ``distil.teachers`` for the training split: arrays [N,k].
 
-    Entry i is the prediction of token i from the tokens before it, under the ``validate`` protocol.
-    Entry 0 gives probability 1 to token 0. Returns ``None`` if there are no teachers, or if
-    ``stop()`` became true. A resumed run reads the stored soft targets, even if the ``validate``
-    settings have changed. Raises ConfigError if a teacher is missing or has another vocabulary.
+    Entry i is the prediction of token i from the tokens before it, under the ``validate`` protocol
+    of the first start. Entry 0 gives probability 1 to token 0. Returns ``None`` without teachers,
+    or if ``stop()`` became true. Raises ConfigError if a teacher is missing or has another
+    vocabulary.
     """
     c = exp.distil
     if not c.teachers:

@@ -81,7 +81,7 @@ class TensorBoardEvents(Logger):
     def start(self, workdir: str, config: Mapping[str, Any], step: int) -> None:
         """Opens a file and writes the settings. Without tensorboardX, prints a warning."""
         try:
-            from tensorboardX.proto import event_pb2, summary_pb2
+            from tensorboardX.proto import event_pb2, summary_pb2, tensor_pb2
             from tensorboardX.record_writer import RecordWriter
         except ModuleNotFoundError:
             what = "no TensorBoard files are written; metrics.jsonl has the same numbers"
@@ -89,6 +89,7 @@ class TensorBoardEvents(Logger):
             return
 
         self._proto, self._summary = event_pb2, summary_pb2.Summary
+        self._metadata, self._tensor = summary_pb2.SummaryMetadata, tensor_pb2.TensorProto
         folder = os.path.join(workdir, "tensorboard")
         # TensorBoard reads files in the order of their names. Each name must contain `tfevents`.
         self._path = os.path.join(folder, f"events.out.tfevents.{time.time_ns()}")
@@ -111,14 +112,11 @@ class TensorBoardEvents(Logger):
         """Writes a text, which TensorBoard shows as it is (Markdown's indented block)."""
         if self._file is None:
             return
-        from tensorboardX.proto.summary_pb2 import SummaryMetadata
-        from tensorboardX.proto.tensor_pb2 import TensorProto
-
         value = text.encode("utf-8", "replace").decode()
         block = "".join(f"    {line}\n" for line in value.splitlines())
         shown = {
-            "metadata": SummaryMetadata(plugin_data={"plugin_name": "text"}),
-            "tensor": TensorProto(dtype="DT_STRING", string_val=[block.encode()]),
+            "metadata": self._metadata(plugin_data={"plugin_name": "text"}),
+            "tensor": self._tensor(dtype="DT_STRING", string_val=[block.encode()]),
         }
         self._write(step, summary=self._summary(value=[self._summary.Value(tag=name, **shown)]))
 

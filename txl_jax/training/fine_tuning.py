@@ -3,13 +3,10 @@
     config.json, vocab.json   of the trained model ──▶ model shape, kind of token, vocabulary
     its parameters                                 ──▶ state at step 0
 
-The trained model's vocabulary encodes the new text. The new run also keeps the settings of the
-trained model except dropout and :data:`OWN`. The config must leave such a setting at its default,
-or give the same value. A word that is not in the vocabulary becomes ``<unk>``. Unknown words are an
-error if the vocabulary has no ``<unk>``. Unknown characters are always an error.
-
-The new run has its own step, optimizer state, memory and seed. ``start.json`` records the trained
-model. A resumed run reads only its own workdir, so the folder of the trained model may be deleted.
+The trained model's vocabulary encodes the new text. The new run keeps the settings of the trained
+model except dropout and :data:`OWN`. The config must leave such a setting at its default, or give
+the same value. The new run has its own step, optimizer state, memory and seed. ``start.json``
+records the trained model. A resumed run reads only its own workdir.
 """
 
 import dataclasses

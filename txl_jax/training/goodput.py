@@ -18,36 +18,27 @@ class GoodputTimer:
     def __init__(self) -> None:
         self.seconds: dict[Activity, float] = dict.fromkeys(typing.get_args(Activity), 0.0)
         self._start = perf_counter()
-        self._paused_seconds, self._depth, self._paused_at = 0.0, 0, 0.0
 
     def training_seconds(self) -> float:
-        """Returns the seconds so far, excluding the time inside :meth:`pause`."""
-        now = self._paused_at if self._depth else perf_counter()
-        return now - self._start - self._paused_seconds
+        """Returns the seconds of training steps so far, and of waiting for their data."""
+        paused = sum(self.seconds.values()) - self.seconds["data"]
+        return perf_counter() - self._start - paused
 
     @contextlib.contextmanager
     def pause(self, activity: Activity) -> Iterator[None]:
-        """Counts the time inside this context for an activity. Contexts may be nested."""
+        """Counts the time inside this context for an activity. Contexts must not be nested."""
         start = perf_counter()
-        if not self._depth:
-            self._paused_at = start
-        self._depth += 1
         try:
             yield
         finally:
-            now = perf_counter()
-            self.seconds[activity] += now - start
-            self._depth -= 1
-            if not self._depth:
-                self._paused_seconds += now - self._paused_at
+            self.seconds[activity] += perf_counter() - start
 
     def waiting(self, items: Iterable[Any]) -> Iterator[Any]:
         """Yields the items, and counts the time spent waiting for them as ``data``."""
         iterator, end = iter(items), object()
         while True:
-            start = perf_counter()
-            item = next(iterator, end)
-            self.seconds["data"] += perf_counter() - start
+            with self.pause("data"):
+                item = next(iterator, end)
             if item is end:
                 return
             yield item

@@ -15,8 +15,6 @@ def draw_loss_curve(
 ) -> None:
     """Draws the training loss as a line and the validation loss as points, in a PNG file.
 
-    The figure is named after its folder, the workdir of the run.
-
     Without records, no file is written. ``message`` prints a warning if lines cannot be read.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -1,9 +1,8 @@
 """Trains several seeds in one program on one device.
 
 A small model does not use a whole GPU. Runs that differ only in their seed can share kernels (the
-speed-up is *not run*). ``jax.vmap`` maps the step over a leading axis of states and batches.
-The spread of the results is the error bar of a comparison. Each seed has its own workdir and its
-own random numbers. Up to rounding, the result is the same as if the seed was trained alone.
+speed-up is *not run*). ``jax.vmap`` maps the step over a leading axis of states and batches. Each
+seed has its own workdir, and the result of a run of its own up to rounding.
 
     runs/ptb/seed_0/   config.json  checkpoints/  metrics.jsonl ..     seed s
     runs/ptb/seed_1/                                                  seed s + 1
@@ -59,9 +58,8 @@ def train_seeds(
     with contextlib.ExitStack() as stack:
         opened = []
         for (exp, folder), own in zip(runs, loggers or [Logger()] * len(runs), strict=True):
-            options: dict[str, Any] = {"label": f"seed {exp.seed}", "goodput": timer}
-            options["logger"] = own
-            opening = open_trainer(exp, corpus, folder, guard, setup, last_step, **options)
+            own_part = (last_step, f"seed {exp.seed}", timer, own)
+            opening = open_trainer(exp, corpus, folder, guard, setup, *own_part)
             opened.append(stack.enter_context(opening))
         trainers, states = (list(x) for x in zip(*opened, strict=True))
         steps = {int(state.step) for state in states}

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from txl_jax.config import AverageConfig, ExperimentConfig, OptimizerConfig, TrainConfig
+from txl_jax.config import AverageConfig, ExperimentConfig, OptimizerConfig
 from txl_jax.training.muon import scale_by_muon_and_adam
 
 
@@ -55,7 +55,10 @@ def schedule(
 
 
 def make_optimizer(exp: ExperimentConfig) -> optax.GradientTransformation:
-    """Builds the optimizer: clipping, L2, update rule, weight decay, and :func:`schedule`."""
+    """Builds the optimizer: clipping, L2, update rule, weight decay, and :func:`schedule`.
+
+    With ``train.skip_spikes``, the first part of its state is :class:`RecentNorm`.
+    """
     c, rate = exp.optimizer, schedule(exp.optimizer, exp.train.steps, exp.average)
     muon = functools.partial(scale_by_muon_and_adam, c.momentum)
     scale = {"adam": optax.scale_by_adam, "lamb": scale_by_lamb, "muon": muon}[c.name]
@@ -71,7 +74,8 @@ def make_optimizer(exp: ExperimentConfig) -> optax.GradientTransformation:
         tables = schedule(c, exp.train.steps, exp.average, c.embedding_ratio)
         parts.append(_scale_where(lambda path: not is_embedding(path), rate))
         parts.append(_scale_where(is_embedding, tables))
-    return optax.chain(*parts)
+    optimizer = optax.chain(*parts)
+    return optax.chain(recent_norm(), optimizer) if exp.train.skip_spikes else optimizer
 
 
 def clip_by_norm(largest: float) -> optax.GradientTransformation:
@@ -94,17 +98,14 @@ def _scale_where(
     chosen: Callable[[tuple[Any, ...]], bool], rate: optax.Schedule
 ) -> optax.GradientTransformation:
     """Multiplies updates by minus the learning rate, for parameters whose path is ``chosen``."""
-
-    def init(params):
-        return optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
+    scale = optax.scale_by_learning_rate(rate)
 
     def update(updates, state, params=None):
-        step_size = -rate(state.count)
-        scale = lambda path, x: x * step_size.astype(x.dtype) if chosen(path) else x
-        updates = jax.tree_util.tree_map_with_path(scale, updates)
-        return updates, optax.ScaleByScheduleState(optax.safe_increment(state.count))
+        scaled, state = scale.update(updates, state)
+        pick = lambda path, before, after: after if chosen(path) else before
+        return jax.tree_util.tree_map_with_path(pick, updates, scaled), state
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(scale.init, update)
 
 
 def is_embedding(path: tuple[Any, ...]) -> bool:
@@ -120,15 +121,11 @@ class RecentNorm(NamedTuple):
     seen: jax.Array
 
 
-def with_recent_norm(
-    optimizer: optax.GradientTransformation, c: TrainConfig
-) -> optax.GradientTransformation:
-    """Adds :class:`RecentNorm` to the optimizer's state, as its first part, with ``skip_spikes``.
+def recent_norm() -> optax.GradientTransformation:
+    """Keeps :class:`RecentNorm`, with weight 1/100 for each norm from the hundredth on.
 
-    From the hundredth update on, each new norm has weight 1/100 in the mean.
+    The gradient is not changed.
     """
-    if not c.skip_spikes:
-        return optimizer
 
     def init(params):
         return RecentNorm(jnp.zeros(()), jnp.zeros((), jnp.int32))
@@ -138,7 +135,7 @@ def with_recent_norm(
         mean = state.mean + (optax.tree.norm(gradient) - state.mean) / jnp.minimum(seen, 100)
         return gradient, RecentNorm(mean, seen)
 
-    return optax.chain(optax.GradientTransformation(init, update), optimizer)
+    return optax.GradientTransformation(init, update)
 
 
 class LambState(NamedTuple):

@@ -31,13 +31,9 @@ def prepare(exp: ExperimentConfig, workdir: str) -> tuple[list[SeedRun], Corpus]
     if a workdir cannot be used.
     """
     folders = [folder for _, folder in seed_runs(exp, workdir)]
-
-    def check_folders() -> None:
-        for folder in folders:
-            check_free(folder)
-        check_writable(workdir)
-
-    on_process_zero(check_folders)
+    for folder in folders:
+        on_process_zero(functools.partial(check_free, folder))
+    on_process_zero(lambda: check_writable(workdir))
     exp, vocab = resolve_experiment(exp, folders[0])
     check_training_memory(exp)  # before reading the text; repeated below with the vocabulary
     corpus = process_zero_first(lambda: load_encoded_corpus(exp, vocab))

@@ -10,12 +10,11 @@
      "timing": {"seconds": 8.1, "tokens_per_second": 12345.6,
                 "data_seconds": 0.02, "save_seconds": 0.3}}
 
-``kind`` is train, valid or test. ``loss`` is in nats per token. A record also has the loss in the
-unit of the text: ``bpb`` (bits per byte), ``bpc`` (bits per character) or ``ppl`` (perplexity).
-``skipped`` is the number of skipped updates, which the means exclude. ``data_seconds`` is the time
-spent waiting for data, and is part of ``seconds``. ``save_seconds`` is the time for which saves
-blocked training, and is not part of ``seconds``. Two identical runs have identical records, except
-for ``timing``. A number that is not finite is written as ``null``.
+``kind`` is train, valid or test. ``loss`` is in nats per token, and follows in the unit of the
+text: ``bpb`` (bits per byte), ``bpc`` (bits per character) or ``ppl`` (perplexity). ``skipped``
+counts skipped updates, which the means exclude. ``data_seconds``, the wait for data, is part of
+``seconds``. ``save_seconds``, for which saves blocked training, is not. Two identical runs have
+identical records, except for ``timing``. A number that is not finite is ``null``.
 """
 
 import contextlib
@@ -73,22 +72,11 @@ def closing(loggers: Sequence[Logger]) -> Iterator[None]:
             raise
 
 
-def numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the numbers of a record of ``metrics.jsonl`` with the names that loggers receive."""
-    values = {**record, **record.get("timing", {})}
-    return {
-        f"{record['kind']}/{name}": value
-        for name, value in values.items()
-        if isinstance(value, int | float) and name not in ("step", "epoch")
-    }
-
-
 class RunLog:
     """Prints the records of one run and writes them into its workdir.
 
     A resumed run writes the same records as an uninterrupted run, bit for bit except ``timing``.
-    The checkpoint holds :attr:`window`, and later records are removed. The records of a step must
-    therefore be written before its checkpoint is saved. Leaving the context closes the files.
+    For this, the records of a step must be written before its checkpoint is saved.
 
     Args:
       workdir: the folder of the run, which is created if necessary.
@@ -128,7 +116,6 @@ class RunLog:
         self._unit, self._writes, self._tolerate_errors = unit, writes, tolerate_errors
         self._window = Window(**(window or {}))
         self._unwritten: list[dict[str, Any]] = []
-        self._closed = False
         if writes:
             os.makedirs(self.workdir, exist_ok=True)
             truncate(self.metrics_path, resume_step, rewritten)
@@ -137,14 +124,6 @@ class RunLog:
         self._console = Console(total_steps, resume_step, unit, label, progress, not writes)
         self.goodput = goodput or GoodputTimer()
         self._start_window()
-
-    def __enter__(self) -> "RunLog":
-        return self
-
-    def __exit__(self, error_type: type | None, *error: object) -> None:
-        ignored = (OSError,) if error_type else ()  # the full disk may have caused the first error
-        with contextlib.suppress(*ignored):
-            self.close()
 
     @property
     def window(self) -> dict[str, Any]:
@@ -156,10 +135,7 @@ class RunLog:
         self._console.message(text)
 
     def train_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds the metrics of an update to the window. The first update has ``step`` 1.
-
-        ``metrics`` are those of :func:`~txl_jax.training.step.train_step`.
-        """
+        """Adds the metrics of :func:`~txl_jax.training.step.train_step` to the window."""
         self._window.nll_sum += float(metrics["nll_sum"])
         self._window.weight_sum += float(metrics["count"])
         self._window.grad_norm_sum += float(metrics["grad_norm"])
@@ -188,7 +164,6 @@ class RunLog:
             return
         values = {
             "loss": w.loss(),
-            self._unit: in_unit(w.loss(), self._unit),
             "grad_norm": w.grad_norm_sum / w.steps if w.steps else math.nan,
             "learning_rate": w.learning_rate,
             **({"skipped": w.skipped} if w.skipped else {}),
@@ -217,11 +192,11 @@ class RunLog:
         *,
         epoch: float | None = None,
     ) -> None:
-        """Writes and prints one record. A ``loss`` in ``values`` is also given in the unit."""
+        """Writes and prints one record. The ``loss`` in ``values`` is also given in the unit."""
         if not self._writes:
             return
-        if values.get("loss") is not None:
-            values = {**values, self._unit: in_unit(values["loss"], self._unit)}
+        loss = values["loss"]
+        values = {"loss": loss, self._unit: in_unit(loss, self._unit), **values}
         passed = {} if epoch is None else {"epoch": float(epoch)}
         timed = {"timing": plain(timing)} if timing else {}
         self._write({"kind": kind, "step": int(step), **passed, **plain(values), **timed})
@@ -231,10 +206,15 @@ class RunLog:
     def _write(self, record: dict[str, Any]) -> None:
         """Writes a record, after earlier records that could not be written."""
         self._unwritten.append(record)
+        numbers = {
+            f"{record['kind']}/{name}": value
+            for name, value in {**record, **record.get("timing", {})}.items()
+            if isinstance(value, int | float) and name not in ("step", "epoch")
+        }
         try:
             append(self.metrics_path, *self._unwritten)
             self._unwritten.clear()
-            self._logger.metrics(record["step"], numbers(record))
+            self._logger.metrics(record["step"], numbers)
         except OSError as error:
             if not self._tolerate_errors:
                 raise
@@ -244,10 +224,7 @@ class RunLog:
             )
 
     def close(self) -> None:
-        """Closes the files and draws the loss curve. A second call does nothing."""
-        if self._closed:
-            return
-        self._closed = True
+        """Ends the progress bar and draws the loss curve."""
         self._console.close()
         if not self._writes:
             return

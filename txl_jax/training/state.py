@@ -23,7 +23,6 @@ from txl_jax.messages import fields_repr
 from txl_jax.model.memory import Memory, memory_shardings
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import Shardings
-from txl_jax.training.optimizer import with_recent_norm
 
 
 class TrainState(flax.struct.PyTreeNode):
@@ -47,10 +46,9 @@ def init_state(
     tokens = jnp.zeros((t.batch_size, 1), jnp.int32)
     init_key, _ = jax.random.split(jax.random.key(exp.seed))
     params = model.init(init_key, tokens, mems)["params"]
-    opt_state = with_recent_norm(optimizer, t).init(params)
     enabled = (("swa", exp.average.swa_start), ("ema", exp.average.ema_decay))
     averages = {name: jax.tree.map(jnp.copy, params) for name, used in enabled if used}
-    return TrainState(jnp.zeros((), jnp.int32), params, opt_state, mems, averages)
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), mems, averages)
 
 
 def state_shardings(shardings: Shardings, abstract: TrainState) -> TrainState:

@@ -15,7 +15,7 @@ from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.ordering import zero_after
 from txl_jax.parallel.shardings import Shardings
 from txl_jax.training.loss import batch_loss, denominators, scored_weights
-from txl_jax.training.optimizer import schedule, with_recent_norm
+from txl_jax.training.optimizer import schedule
 from txl_jax.training.skipping import skip_bad_update
 from txl_jax.training.state import TrainState, dropout_key, state_shardings, update_averages
 
@@ -54,7 +54,6 @@ def train_step(
         "grad_norm": optax.tree.norm(gradient),
         "learning_rate": rate(state.step) * scale,
     }
-    optimizer = with_recent_norm(optimizer, exp.train)
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     # No update starts before the whole gradient is known. Otherwise the compiler would have to copy
     # donated parameters, because the rest of the gradient still reads them.

@@ -116,7 +116,7 @@ def open_trainer(
             logger=logger,
             config=exp.to_dict(),
         )
-        with log:
+        with contextlib.closing(log):
             trainer = Trainer(exp, corpus, setup, checkpoints, log, guard, meta)
             trainer.log_start(state, resumed=restored is not None)
             try:
@@ -233,8 +233,8 @@ class Trainer:
     def validate(self, step: int, state: TrainState, replace: bool = False) -> bool:
         """Computes and logs the validation loss, and saves the state with this loss.
 
-        Returns False if the run was asked to stop during validation. The state is then saved
-        without a loss, and the resumed run validates this state with ``replace``.
+        Returns False if the run was asked to stop. The state is then saved without a loss, and the
+        resumed run validates it with ``replace``.
         """
         self._flush_metrics()
         if step == self.exp.train.steps:

@@ -2,6 +2,7 @@
 
 import html
 import os
+import pathlib
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -24,24 +25,19 @@ class WandbRun(Logger):
             " install 'txl_jax[wandb]', or leave the key out"
         )
         self._wandb, self._project = import_optional("wandb", missing), project
-        self._run: Any = None
 
     def start(self, workdir: str, config: Mapping[str, Any], step: int) -> None:
         """Starts the run, or continues the run of this workdir."""
         path = os.path.join(workdir, "wandb", "id")
-        if os.path.exists(path):
-            with open(path, encoding="utf-8") as file:
-                name = file.read()
-        else:
-            name = secrets.token_hex(4)
+        if not os.path.exists(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            atomic_write(path, name.encode())
+            atomic_write(path, secrets.token_hex(4).encode())
         try:
-            self._run = self._wandb.init(
+            self._run: Any = self._wandb.init(
                 project=self._project,
                 name=os.path.basename(workdir),
                 dir=workdir,
-                id=name,
+                id=pathlib.Path(path).read_text("utf-8"),
                 resume="allow",
                 settings=self._wandb.Settings(console="off", quiet=True),
             )
@@ -55,16 +51,12 @@ class WandbRun(Logger):
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Logs numbers over ``step``, as W&B's own step cannot go back to a checkpoint."""
-        if self._run is not None:
-            self._run.log({"step": step, **values})
+        self._run.log({"step": step, **values})
 
     def text(self, step: int, name: str, text: str) -> None:
         """Logs a text as it is."""
-        if self._run is not None:
-            shown = self._wandb.Html(f"<pre>{html.escape(text)}</pre>")
-            self._run.log({"step": step, name: shown})
+        self._run.log({"step": step, name: self._wandb.Html(f"<pre>{html.escape(text)}</pre>")})
 
     def close(self) -> None:
         """Ends the run; a later start continues it."""
-        if self._run is not None:
-            self._run.finish()
+        self._run.finish()
