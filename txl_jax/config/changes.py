@@ -31,6 +31,7 @@ def override(exp: ExperimentConfig, overrides: Mapping[str, Any]) -> ExperimentC
 
 def set_all(nested: dict[str, Any], overrides: Mapping[str, Any]) -> None:
     """Sets dotted keys in a nested dict; a key of :data:`ALTERNATIVES` removes its alternatives."""
+    # The prompt may be the text "none".
     is_none = lambda key: key != "generate.prompt" and str(overrides[key]).lower() == "none"
     for group in ALTERNATIVES:
         if any(key in overrides and not is_none(key) for key in group):
