@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from tiny_runs import arrays, claimed, corpus_and_experiment, evaluate, run, run_in_workdir
+from tiny_runs import arrays, claimed, corpus_and_experiment, evaluate, run_in_workdir
 
 import txl_jax
 from txl_jax.checkpoint.errors import CheckpointError
