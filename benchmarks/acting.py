@@ -2,11 +2,12 @@
 
     python -m benchmarks.acting [--environments=16,64,512] [--lengths=32,128,512] [--out=FILE]
 
-Acting is ``agents.Actor`` under ``scan``. The plain model (plain_gtrxl.py) keeps hidden states and
-projects all of them at every step. Learning is the gradient of ``--windows`` windows of
-``--window`` steps, from a full memory of ``--learning-memory``. Both programs have the same
-parameters. Their outputs are compared first, and then they are timed in turn. The form is that of
-transformerXL_PPO_JAX: GTrXL of two layers, width 256, 8 heads, with gates.
+Acting is ``agents.Actor`` under ``scan``, for a rollout of ``--steps`` steps. It projects the memory
+once, where the rollout starts. The plain model (plain_gtrxl.py) keeps hidden states and projects
+all of them at every step. Learning is the gradient of ``--windows`` windows of ``--window`` steps,
+from a full memory of ``--learning-memory``. Both programs have the same parameters. Their outputs
+are compared first, and then they are timed in turn. The form and the length of a rollout are those
+of transformerXL_PPO_JAX: GTrXL of two layers, width 256, 8 heads, with gates, 128 steps.
 """
 
 import argparse
@@ -125,7 +126,7 @@ def main(argv: list[str] | None = None) -> None:
     add = parser.add_argument
     add("--environments", default="16,64,512")
     add("--lengths", default="32,128,512", help="of memory, in acting")
-    add("--steps", type=int, default=32, help="of acting in a timed unit")
+    add("--steps", type=int, default=128, help="of acting in a timed unit")
     add("--windows", type=int, default=64)
     add("--window", type=int, default=64)
     add("--learning-memory", type=int, default=128)

@@ -112,10 +112,10 @@ def test_settings_beyond_the_memory_are_refused_at_once(changes, what, lower):
     every = changes.get("train.steps_per_dispatch", 1)
     multiples = {"train.log_every": every, "checkpoint.every": every} if every > 1 else {}
     exp = override(BASE, {**changes, **multiples})
-    start = time.perf_counter()
+    start = time.thread_time()
     with pytest.raises(ConfigError) as error:
         check_training_memory(exp)
-    assert time.perf_counter() - start < 1
+    assert time.thread_time() - start < 1
     message = str(error.value)
     assert message.startswith(f"{what} needs at least ")
     assert "on each device, which has 16.0 GiB; " in message

@@ -28,7 +28,7 @@ def mix(x: jax.Array) -> jax.Array:
 
 
 class Dropout(nn.Module):
-    """Sets each activation to zero with probability ``rate`` in [0, 1), else divides it by 1 - rate.
+    """Zeroes each activation with probability ``rate`` in [0, 1), else divides it by 1 - rate.
 
     ``shared`` are the axes along which all entries share one mask.
     """
