@@ -2,7 +2,7 @@
 
     python -m benchmarks.acting [--environments=16,64,512] [--lengths=32,128,512] [--out=FILE]
 
-Acting is ``agents.Actor`` under ``scan``, for a rollout of ``--steps`` steps. It projects the memory
+Acting is ``agents.Actor`` under ``scan``, for a rollout of ``--steps`` steps. It projects memory
 once, where the rollout starts. The plain model (plain_gtrxl.py) keeps hidden states and projects
 all of them at every step. Learning is the gradient of ``--windows`` windows of ``--window`` steps,
 from a full memory of ``--learning-memory``. Both programs have the same parameters. Their outputs
