@@ -179,7 +179,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     ) -> tuple[Any, str, tuple[str, ...]]:
         """Returns the parameters ``weights`` of a step, their name, and the names of the others.
 
-        The default are those that training chose. Raises CheckpointError if there are none.
+        The default is the weights that training chose. Raises CheckpointError if there are none.
         """
         where = f"checkpoint {step} in {self._folder.path}"
         meta, fault = self._checked_meta(step)
