@@ -15,7 +15,7 @@ from typing import Any
 
 
 def import_optional(package: str, missing: Exception) -> Any:
-    """Returns a package that users need not install; raises ``missing`` if they have not."""
+    """Imports and returns an optional package; raises ``missing`` if it is not installed."""
     try:
         return importlib.import_module(package)
     except ImportError as error:

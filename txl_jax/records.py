@@ -57,7 +57,7 @@ def is_record(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value of JSON is ``None`` or a number that a float can represent."""
+    """Returns whether a JSON value is ``None`` or a number that a float can represent."""
     try:
         return value is None or (type(value) in (int, float) and math.isfinite(value))
     except OverflowError:  # an integer beyond every float

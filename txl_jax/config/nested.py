@@ -43,7 +43,7 @@ SYNONYMS = {name: key for key, names in _NAMES.items() for name in names.split()
 def replace_nested(section: S, nested: Mapping[str, Any], prefix: str = "", root: Any = None) -> S:
     """Returns the section with the values of a nested mapping; converts text to a setting's type.
 
-    In every ``local_path``, home folders replace ``~``. Errors, which are those of
+    In every ``local_path``, ``~`` becomes the home folder. Errors, which are those of
     :meth:`ExperimentConfig.from_dict`, name the key with the section's ``prefix``. The error of an
     unknown key names the nearest key of ``root``, the section of all settings.
     """
