@@ -381,7 +381,7 @@ OUT_OF_RANGE = [
     ("probe.mem_lens", (4, 0), "must be increasing numbers, each at least 0"),
     ("probe.answers", 0, "must be at least 1"),
     ("probe.seed", -1, "must be at least 0"),
-    ("data.vocab_size", 255, "must be from 256 to 1000000"),
+    ("data.vocab_size", 1, "must be from 2 to 10000000"),
     ("data.probe.shortest", 1, "must be at least 2"),
     ("data.probe.longest", 1, "must be at least 2"),
     ("data.probe.symbols", 27, "must be from 2 to 26"),

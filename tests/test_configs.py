@@ -30,7 +30,7 @@ GOLDEN = ROOT / "tests" / "golden"
 PARAMETERS = parameter_counts()
 """Of the recipes: as the published code counts them, or by hand for shapes of our own."""
 
-OWN_SIZE = {"my_text": 100, "ptb_small": 10_000, "quickstart": 256}
+OWN_SIZE = {"my_text": 100, "my_tokens": 388, "ptb_small": 10_000, "quickstart": 256}
 OWN_SIZE |= {"probe-memory": 11, "probe-no_memory": 11}
 OWN_SIZE |= {
     f"siblings-{corpus}_{sibling}": size

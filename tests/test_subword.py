@@ -271,7 +271,7 @@ def test_other_sizes_are_other_folders_and_the_same_size_is_read_again(tmp_path)
             {"vocab": "char", "vocab_size": 500},
             "data.vocab_size = 500: is only for data.vocab='subword'",
         ),
-        ({"vocab": "subword", "vocab_size": 255}, "data.vocab_size = 255: must be from 256"),
+        ({"vocab": "subword", "vocab_size": 255}, "data.vocab_size = 255: must be at least 256"),
         (
             {"vocab": "subword", "name": "stdlib"},
             "data.vocab = 'subword': is only for data.name='text'",

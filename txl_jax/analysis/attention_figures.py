@@ -43,7 +43,7 @@ class PositionAttention:
     def text_around(self, distance: int, width: int) -> tuple[str, str, str]:
         """Returns a token with at most ``width`` characters of text on both sides."""
         at = len(self.tokens) - 1 - distance
-        join = " " if self.vocab.kind in ("word", "sentence") else ""
+        join = " " if self.vocab.kind in ("word", "sentence", "id") else ""
         window = self.tokens[max(0, at - width) : at + width + 1]
         words, here = [readable_token(self.vocab, i) for i in window], min(at, width)
         before, after = join.join(words[:here]) + join, join + join.join(words[here + 1 :])
@@ -70,7 +70,7 @@ class PositionAttention:
 def readable_token(vocab: Vocab, token: int) -> str:
     """Returns a token as printable text, with ``␣`` for a space and escapes for other bytes."""
     symbol = vocab.symbols[int(token)]
-    if vocab.kind in ("word", "sentence"):
+    if vocab.kind in ("word", "sentence", "id"):
         return symbol
     if vocab.kind == "byte":
         symbol = bytes([int(symbol)]).decode("ascii", "backslashreplace")

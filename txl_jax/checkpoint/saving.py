@@ -16,8 +16,12 @@ from txl_jax.checkpoint.workdir_files import CONFIG, FORMAT, MODEL, VOCAB
 from txl_jax.config import ExperimentConfig, without_paths
 from txl_jax.data.corpus import FOREIGN_VOCAB
 from txl_jax.data.sources.text import OWN_SPLITS
+from txl_jax.data.sources.tokens import NO_TEST
 from txl_jax.files import atomic_write, write_json
 from txl_jax.messages import one_line
+
+_NOTES = (OWN_SPLITS, NO_TEST, FOREIGN_VOCAB)
+"""The parts of a corpus's label that name no path."""
 
 
 def export(workdir: str, folder: str, step: str = "best") -> int:
@@ -94,9 +98,9 @@ def _without_paths(record: Mapping[str, Any]) -> dict[str, Any]:
     public = bool(url) and _is_public(url)
     if url and not public:
         settings["data"] |= {"url": None, "hash": None}
-    if "label" in corpus and data.get("name") == "text" and (path or not public):
+    if "label" in corpus and data.get("name") in ("text", "tokens") and (path or not public):
         name = os.path.basename(os.path.normpath(path or ""))
-        notes = "".join(note for note in (OWN_SPLITS, FOREIGN_VOCAB) if note in corpus["label"])
+        notes = "".join(note for note in _NOTES if note in corpus["label"])
         corpus["label"] = ("text" if name.startswith((".", "~")) or not name else name) + notes
     return {**settings, "corpus": corpus}
 

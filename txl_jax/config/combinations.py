@@ -144,8 +144,13 @@ def _tokens(c: "ExperimentConfig") -> Broken:
         yield "data.vocab", f"is fixed for data.name={d.name!r}; leave it out"
     if d.vocab == "subword" and d.name != "text":
         yield "data.vocab", f"is only for data.name='text', not {d.name!r}; leave it out"
-    if d.vocab != "subword" and d.vocab_size != type(d).vocab_size:
-        yield "data.vocab_size", "is only for data.vocab='subword'; the text decides other sizes"
+    if d.vocab_size is not None and d.name != "tokens" and d.vocab != "subword":
+        rule = "is only for data.vocab='subword' and data.name='tokens'"
+        yield "data.vocab_size", f"{rule}; the text decides other sizes"
+    if d.vocab == "subword" and (d.vocab_size or 256) < 256:
+        yield "data.vocab_size", "must be at least 256 for subwords, whose first symbols are bytes"
+    if d.dtype != type(d).dtype and d.name != "tokens":
+        yield "data.dtype", f"is only for data.name='tokens', not {d.name!r}"
 
 
 def _alternatives(c: "ExperimentConfig") -> Broken:

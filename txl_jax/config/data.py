@@ -4,7 +4,7 @@ import dataclasses
 import urllib.parse
 from typing import Literal
 
-from txl_jax.config.bounds import LENGTH, SEED
+from txl_jax.config.bounds import LENGTH, SEED, WORDS
 from txl_jax.config.fields import Section, at_least, free_text, local_path, setting, within
 
 
@@ -45,18 +45,25 @@ def _is_hash(text: str) -> bool:
     return len(digits) == sizes.get(kind) and all(d in "0123456789abcdef" for d in digits)
 
 
+Name = Literal[
+    "stdlib", "ptb", "text", "tokens", "enwik8", "text8", "wt103", "wt2", "lm1b", "probe"
+]
+IntegerType = Literal["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig(Section, key="data"):
     """Settings of the text: its source, its splits and its tokens."""
 
-    name: Literal["stdlib", "ptb", "text", "enwik8", "text8", "wt103", "wt2", "lm1b", "probe"] = (
-        "text"
-    )
+    name: Name = "text"
     """The corpus: stdlib (source of Python's standard library), ptb (Penn Treebank), wt103 and wt2
     (WikiText), lm1b (One Billion Word), enwik8, text8, probe (synthetic, with answers a known
-    number of tokens back), or text (your own file or folder)."""
+    number of tokens back), text (your own file or folder), or tokens (your own arrays of ids)."""
     path: str | None = local_path(None)
     """Local file, folder or archive with the text; None takes the corpus's own source."""
+    dtype: IntegerType = "uint16"
+    """Type of the numbers in a raw .bin file of data.name='tokens', as the machine orders bytes; a
+    .npy file has its own."""
     url: str | None = free_text(
         None,
         "must be http:// or https://, a host, perhaps a port from 1 to 65535, and a path, in ASCII"
@@ -73,16 +80,19 @@ class DataConfig(Section, key="data"):
     vocab: Literal["byte", "char", "word", "subword"] | None = None
     """Kind of token, which stdlib, ptb and text can set (subword is for text only); None takes word
     for ptb and byte for the others."""
-    vocab_size: int = within(256, 1_000_000, 8000)
-    """Number of subwords to learn from the text; a short text gives fewer."""
+    vocab_size: int | None = within(2, WORDS, None)
+    """Number of subwords to learn from the text (None takes 8000; a short text gives fewer), or of
+    ids of data.name='tokens' (None takes the largest id and 1 more)."""
     protocol: Literal["authors", "bytes", "double"] | None = None
     """Preparation of enwik8 (authors drops newline bytes and leaves 204 symbols, bytes keeps all
     205) and of lm1b (authors has one <S> between sentences, as in PyTorch, and double has two, as
     in TF, which adds a trivial target to each sentence); None takes authors."""
     valid_fraction: float = setting(0.05, "must be above 0 and below 0.5", lambda v: 0 < v < 0.5)
-    """Fraction of a single text, taken from its end, that becomes the valid split (text only)."""
+    """Fraction of a single text, taken from its end, that becomes the valid split (text and
+    tokens only)."""
     test_fraction: float = setting(0.05, "must be above 0 and below 0.5", lambda v: 0 < v < 0.5)
-    """Fraction of a single text, taken from its end, that becomes the test split (text only)."""
+    """Fraction of a single text, taken from its end, that becomes the test split (text and
+    tokens only)."""
     cache_dir: str | None = local_path(None)
     """Folder of prepared corpora; None takes $TXL_DATA_DIR if it is set, or ~/.cache/txl_jax."""
     probe: ProbeTextConfig = dataclasses.field(default_factory=ProbeTextConfig)

@@ -192,6 +192,8 @@ def _likely_corpus(vocab: Vocab) -> dict[str, Any]:
     """Guesses the corpus of a vocabulary, and returns its settings or those of a user's text."""
     if vocab.kind in ("letter", "sentence"):
         return {"name": "text8" if vocab.kind == "letter" else "lm1b"}
+    if vocab.kind == "id":
+        return {"name": "tokens"}
     if vocab.kind == "word" and len(vocab) == WT103_SYMBOLS:
         return {"name": "wt103"}
     if vocab.kind == "byte" and len(vocab) < 256:

@@ -279,3 +279,34 @@ class SentenceCodec(WordCodec):
         """Returns the sentences, one on each line, without the first ``<S>``."""
         begins = ids.size and self.symbols[ids[0]] == BOUNDARY
         return super().decode(ids[1:] if begins else ids)
+
+
+class IdCodec(Codec):
+    """The encoding of ids of the user's own, written as their symbols between white space.
+
+    A number that is no symbol is an id: ``C4 17`` is the id of the symbol ``C4``, and the id 17.
+    """
+
+    unit = "ppl"
+
+    def __init__(self, kind: str, symbols: Sequence[str], tokenizer: Mapping[str, Any]):
+        super().__init__(kind, symbols, tokenizer)
+        if wrong := [symbol for symbol in symbols if symbol.split() != [symbol]]:
+            raise DataError(f"the symbol {wrong[0]!r} must be a text without white space")
+        self._ids = {symbol: i for i, symbol in enumerate(symbols)}
+
+    def encode_blocks(self, blocks, where, end_last_line):
+        """Raises UnknownSymbolError for a word that is neither a symbol nor an id below V."""
+        n = len(self.symbols)
+        for text in whole_words(blocks, where):
+            words = text.split()
+            plain = (int(w) if w.isascii() and w.isdigit() and len(w) < 19 else -1 for w in words)
+            ids = [self._ids.get(w, i) for w, i in zip(words, plain, strict=True)]
+            if wrong := [w for w, i in zip(words, ids, strict=True) if not 0 <= i < n]:
+                fix = f"write ids from 0 to {n - 1}, with white space between them"
+                raise UnknownSymbolError(f"{where}: {wrong[0]!r} is no id of this model", fix)
+            yield np.array(ids, self.dtype)
+
+    def decode(self, ids):
+        """Returns the symbols, joined by spaces."""
+        return " ".join(self.symbols[i] for i in ids)

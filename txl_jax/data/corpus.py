@@ -24,7 +24,7 @@ from txl_jax.config.folders import data_folder
 from txl_jax.data.errors import DataError
 from txl_jax.data.prepare import prepare
 from txl_jax.data.sentences import Sentences
-from txl_jax.data.sources import benchmarks, lm1b, probe, stdlib, text
+from txl_jax.data.sources import benchmarks, lm1b, probe, stdlib, text, tokens
 from txl_jax.data.sources.cache import (
     folder_identity,
     remove_folder,
@@ -34,6 +34,7 @@ from txl_jax.data.sources.cache import (
 from txl_jax.data.sources.source import SPLITS, Source, file_hash
 from txl_jax.data.symbols import Kind, check_ids
 from txl_jax.data.vocab import Vocab
+from txl_jax.parallel.processes import is_process_zero
 
 __all__ = ["Corpus", "DataError", "corpus_from_config", "load_corpus"]
 
@@ -46,6 +47,7 @@ DEFAULT_VOCAB: dict[str, Kind] = {
     "lm1b": "sentence",
     "text8": "letter",
     "probe": "char",
+    "tokens": "id",
 }
 """The kinds of vocabulary if ``data.vocab`` is not set; all other corpora have ``byte``."""
 
@@ -108,6 +110,7 @@ def load_corpus(
     hash: str | None = None,
     vocab: str | None = None,
     vocab_size: int | None = None,
+    dtype: str | None = None,
     protocol: str | None = None,
     valid_fraction: float | None = None,
     test_fraction: float | None = None,
@@ -147,6 +150,8 @@ def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
             f" {data.name!r} is read as {kind!r} here; set data.vocab or data.name to one that is"
             f" {vocab.kind!r}"
         )
+    if data.name == "tokens":
+        return _token_corpus(data, vocab)
     source = find_source(data)
     identity: dict[str, Any] = {"name": data.name, "source_hash": source.hash()}
     identity["protocol"] = {"vocab": kind, **source.protocol, "code_version": CODE_VERSION}
@@ -168,8 +173,33 @@ def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
     return _load(folder, source)
 
 
+def _token_corpus(data: DataConfig, vocab: Vocab | None) -> Corpus:
+    """Returns the user's own arrays, of which nothing is copied, with ``vocab`` or their own."""
+    found = tokens.find(data)
+    if vocab is None:
+        vocab = found.vocab(data.vocab_size)
+        sizes = " / ".join(f"{len(found.splits[split]):,}" for split in SPLITS)
+        if is_process_zero():
+            about = f"{sizes} tokens (train / valid / test), {len(vocab):,} ids"
+            print(f"{found.label}: {about}", file=sys.stderr)
+    else:
+        found.largest_id(len(vocab))
+    info = {
+        "tokens": {split: len(found.splits[split]) for split in SPLITS},
+        "published": False,
+        "counts_as_published": None,
+        "label": found.label,
+        "foreign_vocab": False,
+        "python": None,
+        "protocol": {"vocab": "id", **found.protocol},
+    }
+    return Corpus(data.name, vocab, **found.splits, source_hash=found.hash(), info=info)
+
+
 def find_source(data: DataConfig) -> Source:
     """Finds, downloads or unpacks the text of a ``data`` section, or raises DataError."""
+    if data.name == "tokens":
+        raise DataError("data.name = 'tokens': has arrays of ids and no text")
     kind, cache = _kind(data), data_folder(data.cache_dir)
     with write_errors(cache):
         cache.mkdir(parents=True, exist_ok=True)

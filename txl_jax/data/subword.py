@@ -21,6 +21,7 @@ from txl_jax.data.codecs import Codec, decode_utf8
 from txl_jax.data.errors import DataError
 from txl_jax.library_errors import import_optional
 
+DEFAULT_SIZE = 8000  # the number of subwords if ``data.vocab_size`` is not set
 LONGEST = 1 << 16  # the largest number of characters of a line that are encoded together
 BATCH = 4096  # the number of lines that are encoded together
 

@@ -1,18 +1,21 @@
 """Defines kinds of vocabularies and special symbols, and checks ids."""
 
+import mmap
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
 
 from txl_jax.data.errors import DataError
 
-Kind = Literal["byte", "char", "letter", "word", "sentence", "subword"]
+Kind = Literal["byte", "char", "letter", "word", "sentence", "subword", "id"]
 
 EOS = "<eos>"  # a line's end among words; id 0 of words counted here
 UNK = "<unk>"  # unknown words, if the counted text has this symbol
 BOUNDARY = "<S>"  # between two sentences: the first one's end and the next one's start
 SENTENCE_UNK = "<UNK>"  # unknown words in sentences
 SPACE = "_"  # white space among letters
+CHUNK = 1 << 20  # the number of tokens that are checked at a time
 BYTES = {str(value): value for value in range(256)}  # symbol to value
 
 
@@ -34,12 +37,27 @@ def readable(kind: str, symbol: str) -> str:
 
 def check_ids(tokens: np.ndarray, vocab_size: int, name: str) -> None:
     """Raises DataError with the first position of an id that is not from 0 to V-1."""
-    for start in range(0, len(tokens), 1 << 20):
-        part = np.asarray(tokens[start : start + (1 << 20)])
-        wrong = (part < 0) | (part >= vocab_size)
-        if wrong.any():
-            at = int(np.argmax(wrong))
+    for start, part in chunks(tokens):
+        if part.min() < 0 or part.max() >= vocab_size:
+            at = first_outside(part, vocab_size)
             raise DataError(
                 f"{name}[{start + at}] = {int(part[at])}: a token id must be from 0 to"
                 f" {vocab_size - 1}, the vocabulary has {vocab_size} symbols"
             )
+
+
+def first_outside(part: np.ndarray, vocab_size: int) -> int:
+    """Returns the index of the first id that is not from 0 to V-1; there must be one."""
+    return int(np.argmax((part < 0) | (part >= vocab_size)))
+
+
+def chunks(tokens: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields the parts of a 1-D array, each with the index of its first token.
+
+    Of a memory-mapped file, only one part at a time counts as memory of this process.
+    """
+    mapped = getattr(tokens, "_mmap", None)
+    for start in range(0, len(tokens), CHUNK):
+        yield start, np.asarray(tokens[start : start + CHUNK])
+        if isinstance(mapped, mmap.mmap):
+            mapped.madvise(mmap.MADV_DONTNEED)  # the pages stay in the cache of the system

@@ -28,6 +28,7 @@ CODECS: dict[Kind, type[codecs.Codec]] = {
     "word": codecs.WordCodec,
     "sentence": codecs.SentenceCodec,
     "subword": subword.SubwordCodec,
+    "id": codecs.IdCodec,
 }
 
 
@@ -121,6 +122,11 @@ class Vocab:
             counts.update((text.lower() if lower_case else text).split())
         counts.pop(EOS, None)
         return cls("word", [EOS, *(word for word, _ in counts.most_common())])
+
+    @classmethod
+    def from_ids(cls, size: int, symbols: Sequence[str] | None = None) -> "Vocab":
+        """Returns the vocabulary of ids below ``size``, shown as ``symbols`` or as numbers."""
+        return cls("id", list(map(str, range(size)) if symbols is None else symbols))
 
     @classmethod
     def from_subwords(cls, *texts: Iterable[bytes | str], vocab_size: int) -> "Vocab":

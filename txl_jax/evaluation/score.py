@@ -262,10 +262,13 @@ def text_score(
         notes.append("the vocabulary has no newline: line ends are left out")
     before = line_end(vocab) if vocab.kind == "sentence" else tokens[:0]
     per_byte: float | None = None
-    if vocab.decode_bytes(np.concatenate([before, tokens])) == raw:
-        per_byte = total / math.log(2) / len(raw)
-    else:
-        notes.append("no bits per byte, because the tokens do not determine the bytes of the text")
+    if vocab.kind != "id":  # ids stand for no bytes
+        if vocab.decode_bytes(np.concatenate([before, tokens])) == raw:
+            per_byte = total / math.log(2) / len(raw)
+        else:
+            notes.append(
+                "no bits per byte, because the tokens do not determine the bytes of the text"
+            )
     readable_symbols = lambda row: tuple(readable(vocab.kind, vocab.symbols[i]) for i in row)
     rows = zip(lines, ids, losses, strict=True)
     scored = tuple(LineScore(text, row, nll, readable_symbols(row)) for text, row, nll in rows)

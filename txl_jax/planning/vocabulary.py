@@ -29,6 +29,8 @@ def known_vocab_size(data: DataConfig) -> int | None:
         return SIZES["enwik8"] + 1  # the newline
     if data.name == "probe":
         return data.probe.symbols + data.probe.noise + 2  # two markers
+    if data.name == "tokens":
+        return data.vocab_size
     if data.name in ("text", "stdlib"):
         return 256 if data.vocab in (None, "byte") else None
     return SIZES[data.name] if data.vocab in (None, "word") else None

@@ -9,7 +9,9 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.sources import source
 from txl_jax.data.sources.download import check_hash, download
 from txl_jax.data.sources.source import SPLITS, ByteRange, Source, Text
+from txl_jax.messages import argument
 
+NPY_MAGIC = b"\x93NUMPY"  # begins every .npy file
 OWN_SPLITS = ", its own splits"  # ends the label of a folder with a file for each split
 
 
@@ -27,7 +29,7 @@ def find(data: DataConfig, kind: str, cache: Path) -> Source:
         return _find(data, kind, cache)
     subword.import_tokenizers()
     found = _find(data, kind, cache)
-    protocol = {**found.protocol, "vocab_size": data.vocab_size}
+    protocol = {**found.protocol, "vocab_size": data.vocab_size or subword.DEFAULT_SIZE}
     return dataclasses.replace(found, counted=("train",), protocol=protocol)
 
 
@@ -42,6 +44,7 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
         raise DataError("data.name = 'text': needs data.path (a file or folder) or data.url")
     path = source.existing_path(data.path)
     if path.is_file():
+        _refuse_array(path)
         return _split({"text": path}, data, kind, str(path))
     fix = "; give train.txt, valid.txt and test.txt, or rename the files to have all *.txt"
     if own := source.split_files(path, "{}.txt", f"{path}:", f"{fix} cut into splits"):
@@ -49,8 +52,17 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
         return Source("text", own, texts, counted=SPLITS, label=f"{path}{OWN_SPLITS}")
     found = {file.name: file for file in sorted(path.glob("*.txt")) if source.is_file(file)}
     if not found:
-        raise DataError(f"{path}: there is no *.txt file in this folder")
+        arrays = any(file.suffix in (".npy", ".bin") for file in path.iterdir())
+        fix = f"; for its arrays use {argument('config.data.name', 'tokens')}" if arrays else ""
+        raise DataError(f"{path}: there is no *.txt file in this folder{fix}")
     return _split(found, data, kind, str(path))
+
+
+def _refuse_array(path: Path) -> None:
+    """Raises DataError for a NumPy file, whose bytes are no text."""
+    if next(source.read([ByteRange.whole(path)[:6]]), b"") == NPY_MAGIC:
+        fix = argument("config.data.name", "tokens")
+        raise DataError(f"data.path = {str(path)!r}: is a NumPy array, not a text; use {fix}")
 
 
 def _split(files: dict[str, Path], data: DataConfig, kind: str, label: str) -> Source:

@@ -1,0 +1,242 @@
+"""``data.name=tokens``: arrays of ids are mapped where they are, checked and never copied."""
+
+import json
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+import txl_jax
+from txl_jax.config import ConfigError, DataConfig
+from txl_jax.data.corpus import corpus_from_config, load_corpus
+from txl_jax.data.errors import DataError
+from txl_jax.data.sources import tokens
+from txl_jax.data.symbols import check_ids
+from txl_jax.data.vocab import Vocab
+
+IDS = np.arange(200) % 7
+
+
+def save(path: pathlib.Path, ids=IDS, dtype="uint16") -> str:
+    array = np.asarray(ids).astype(dtype)
+    if path.suffix == ".npy":
+        np.save(path, array)
+    else:
+        array.tofile(path)
+    return str(path)
+
+
+def splits(corpus):
+    return [np.asarray(getattr(corpus, split)) for split in ("train", "valid", "test")]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", ">u2", "int32", "uint64", "int64"])
+def test_an_array_of_any_integer_type_is_cut_in_order(tmp_path, dtype):
+    corpus = load_corpus("tokens", save(tmp_path / "ids.npy", dtype=dtype), valid_fraction=0.2)
+    train, valid, test = splits(corpus)
+    assert (len(train), len(valid), len(test)) == (150, 40, 10)
+    np.testing.assert_array_equal(np.concatenate([train, valid, test]), IDS)
+    assert isinstance(corpus.train, np.memmap)
+    assert corpus.vocab.symbols == list("0123456")
+    (segment, *_) = txl_jax.segments(corpus.train, batch_size=2, seg_len=5)
+    np.testing.assert_array_equal(segment.inputs[0], IDS[:5])
+
+
+def test_nothing_is_written_into_the_cache(tmp_path):
+    cache = tmp_path / "cache"
+    load_corpus("tokens", save(tmp_path / "ids.npy"), cache_dir=cache)
+    assert not cache.exists()
+
+
+def test_a_raw_file_has_the_type_of_the_setting(tmp_path):
+    found = load_corpus("tokens", save(tmp_path / "ids.bin"))
+    np.testing.assert_array_equal(np.concatenate(splits(found)), IDS)
+    large = IDS + 70_000
+    found = load_corpus("tokens", save(tmp_path / "large.bin", large, "uint32"), dtype="uint32")
+    np.testing.assert_array_equal(np.concatenate(splits(found)), large)
+
+
+def test_a_folder_has_a_file_for_each_split(tmp_path):
+    for n, name in enumerate(("train.npy", "valid.bin", "test.npy")):
+        save(tmp_path / name, IDS[: 20 + n])
+    sizes = [len(split) for split in splits(load_corpus("tokens", tmp_path))]
+    assert sizes == [20, 21, 22]
+
+
+def test_a_folder_of_nanogpt_scores_its_val_file_and_says_so(tmp_path, capsys):
+    save(tmp_path / "train.bin")
+    save(tmp_path / "val.bin", IDS[:31])
+    (tmp_path / "meta.pkl").write_bytes(b"never read")
+    corpus = load_corpus("tokens", tmp_path)
+    assert len(corpus.valid) == len(corpus.test) == 31
+    assert "there is no test file, so the test split is the valid split" in corpus.info["label"]
+    assert "200 / 31 / 31 tokens (train / valid / test), 7 ids" in capsys.readouterr().err
+
+
+def test_the_vocabulary_has_the_ids_of_the_setting_or_up_to_the_largest(tmp_path):
+    path = save(tmp_path / "ids.npy")
+    assert len(load_corpus("tokens", path).vocab) == 7
+    assert len(load_corpus("tokens", path, vocab_size=50).vocab) == 50
+    with pytest.raises(DataError, match=r"ids.npy: token 6 \(byte 140\) is 6: .* from 0 to 5"):
+        load_corpus("tokens", path, vocab_size=6)
+
+
+def test_symbols_are_for_display_and_prompts(tmp_path):
+    path, names = save(tmp_path / "ids.npy"), [f"n{i}" for i in range(9)]
+    (tmp_path / "symbols.json").write_text(json.dumps(names))
+    vocab = load_corpus("tokens", path).vocab
+    assert vocab.decode([8, 0, 3]) == "n8 n0 n3"
+    assert vocab.encode("n8 0\nn3").tolist() == [8, 0, 3]
+    assert vocab.unit == "ppl"
+    with pytest.raises(DataError, match="'n9' is no id of this model; write ids from 0 to 8"):
+        vocab.encode("n9")
+    with pytest.raises(DataError, match=r"data.vocab_size = 8: .*symbols.json has 9 symbols"):
+        load_corpus("tokens", path, vocab_size=8)
+
+
+@pytest.mark.parametrize(
+    ("symbols", "fault"),
+    [
+        ("{}", "must be a list of texts"),
+        ("[1, 2]", "must be a list of texts"),
+        ("[", "is not JSON"),
+        ('["a b", "c", "d", "e", "f", "g", "h"]', "without white space"),
+        ('["a", "a", "d", "e", "f", "g", "h"]', "'a' occurs twice"),
+        ('["a", "b"]', r"token 2 \(byte 132\) is 2"),
+    ],
+)
+def test_unusable_symbols_are_refused(tmp_path, symbols, fault):
+    (tmp_path / "symbols.json").write_text(symbols)
+    with pytest.raises(DataError, match=fault):
+        load_corpus("tokens", save(tmp_path / "ids.npy"))
+
+
+def raw(path, content):
+    path.write_bytes(content)
+    return str(path)
+
+
+def saved(path, array):
+    np.save(path, array)
+    return str(path)
+
+
+def cut_off(path):
+    pathlib.Path(path).write_bytes(pathlib.Path(path).read_bytes()[:-8])
+    return path
+
+
+FAULTS = {
+    "floats": (lambda d: saved(d / "x.npy", IDS * 1.5), "x.npy: has numbers of type float64"),
+    "bools": (lambda d: saved(d / "x.npy", IDS > 2), "x.npy: has numbers of type bool"),
+    "axes": (lambda d: saved(d / "x.npy", IDS.reshape(20, 10)), r"has 2 axes \(20 x 10\), not one"),
+    "no axis": (lambda d: saved(d / "x.npy", np.int32(3)), r"has 0 axes \(no axis\)"),
+    "objects": (
+        lambda d: saved(d / "x.npy", np.array([{}], object)),
+        "is not a NumPy array of numbers",
+    ),
+    "empty array": (lambda d: saved(d / "x.npy", IDS[:0]), "x.npy: "),
+    "empty file": (lambda d: raw(d / "x.npy", b""), "x.npy: is not a NumPy array"),
+    "empty raw": (lambda d: raw(d / "x.bin", b""), "x.bin: is empty, it has no token"),
+    "half": (lambda d: raw(d / "x.bin", b"abc"), "3 bytes, which is no whole number of uint16"),
+    "cut off": (lambda d: cut_off(saved(d / "x.npy", IDS)), "is not a NumPy array of numbers"),
+    "negative": (lambda d: saved(d / "x.npy", IDS - 1), r"token 0 \(byte 128\) is -1: an id must"),
+    "huge": (lambda d: saved(d / "x.npy", IDS + 2**40), "from 0 to 9999999"),
+    "wider": (lambda d: save(d / "x.bin", IDS, "uint32"), "every second number is 0 .*=uint32"),
+    "short": (lambda d: saved(d / "x.npy", IDS[:20]), "valid split has 1 tokens, at least 2"),
+    "text": (lambda d: raw(d / "x.txt", b"1 2 3"), "must be a .npy or .bin file of ids; .*=text"),
+    "nothing": (lambda d: str(d / "x"), "there is no such file or folder"),
+    "no file": (lambda d: str(d), r"there is no train.npy or train.bin in this folder"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_unusable_arrays_are_refused_in_one_line(tmp_path, name):
+    make, fault = FAULTS[name]
+    with pytest.raises(DataError, match=fault) as caught:
+        load_corpus("tokens", make(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_two_files_for_one_split_are_refused(tmp_path):
+    for name in ("train.npy", "val.npy", "valid.bin"):
+        save(tmp_path / name)
+    with pytest.raises(DataError, match=r"has both valid.bin and val.npy; remove one"):
+        load_corpus("tokens", tmp_path)
+
+
+def test_an_array_given_as_text_names_the_setting_for_arrays(tmp_path):
+    path = save(tmp_path / "ids.npy")
+    with pytest.raises(DataError, match=r"is a NumPy array, not a text; use data.name=tok"):
+        load_corpus("text", path)
+    with pytest.raises(DataError, match=r"no \*.txt file in .*; for its arrays use data.name=tok"):
+        load_corpus("text", tmp_path)
+
+
+def test_settings_of_arrays_are_refused_for_texts():
+    for settings in ({"dtype": "int32"}, {"vocab_size": 300}):
+        with pytest.raises(ConfigError, match="is only for"):
+            txl_jax.ExperimentConfig.from_dict({"data": {"name": "text", **settings}})
+    with pytest.raises(ConfigError, match="at least 256 for subwords"):
+        txl_jax.ExperimentConfig.from_dict({"data": {"vocab": "subword", "vocab_size": 255}})
+
+
+def test_the_vocabulary_of_a_model_checks_other_arrays(tmp_path):
+    data = DataConfig(name="tokens", path=save(tmp_path / "ids.npy"))
+    assert corpus_from_config(data, Vocab.from_ids(40)).vocab == Vocab.from_ids(40)
+    with pytest.raises(DataError, match="is 6: an id must be from 0 to 5"):
+        corpus_from_config(data, Vocab.from_ids(6))
+    with pytest.raises(DataError, match="kind 'byte'"):
+        corpus_from_config(data, Vocab.all_bytes())
+
+
+def test_the_hash_is_of_the_content_and_not_of_time_or_name(tmp_path):
+    first = load_corpus("tokens", save(tmp_path / "a.npy")).source_hash
+    os.utime(tmp_path / "a.npy", (0, 0))
+    (tmp_path / "a.npy").rename(tmp_path / "b.npy")
+    assert load_corpus("tokens", tmp_path / "b.npy").source_hash == first
+    assert load_corpus("tokens", save(tmp_path / "b.npy", IDS[::-1])).source_hash != first
+
+
+def test_a_large_file_is_identified_by_its_size_and_samples(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokens, "HASHED_WHOLE", 100)
+    monkeypatch.setattr(tokens, "SAMPLES", 3)
+    monkeypatch.setattr(tokens, "SAMPLE", 10)
+    path = pathlib.Path(raw(tmp_path / "x.bin", bytes(range(200))))
+    first = tokens.fingerprint(path)
+    for at, noticed in ((0, True), (50, False), (95, True), (199, True)):
+        content = bytearray(range(200))
+        content[at] ^= 1
+        path.write_bytes(content)
+        assert (tokens.fingerprint(path) != first) == noticed, at
+    path.write_bytes(bytes(range(199)))
+    assert tokens.fingerprint(path) != first
+
+
+def test_ids_of_a_memory_map_are_checked_in_every_part(tmp_path):
+    ids = np.zeros((1 << 20) + 10, np.int32)
+    ids[-2] = 9
+    mapped = np.load(save(tmp_path / "x.npy", ids, "int32"), mmap_mode="r")
+    check_ids(mapped, 10, "x")
+    with pytest.raises(DataError, match=r"x\[1048584\] = 9"):
+        check_ids(mapped, 9, "x")
+    assert mapped[-2] == 9  # the mapping still works
+
+
+@pytest.mark.integration
+def test_a_model_of_ids_trains_scores_and_continues(tmp_path):
+    save(tmp_path / "train.bin", np.arange(2000) % 11)
+    save(tmp_path / "val.bin", np.arange(200) % 11)
+    trained = txl_jax.train(
+        "my_tokens:smoke",
+        tmp_path / "run",
+        {"data.path": str(tmp_path), "model.n_layer": 1, "train.steps": 40, "generate.length": 0},
+    )
+    record = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert record["results"][0]["ppl"] < 5  # a uniform guess has 11
+    assert "there is no test file" in record["label"]
+    generated = trained.generate("3 4", length=6, temperature=0)
+    assert generated.text.split() == [str(i) for i in generated[0].ids.tolist()]
+    score = trained.score("3 4 5\n6 7")
+    assert (score.tokens, score.unit, score.bits_per_byte) == (5, "ppl", None)

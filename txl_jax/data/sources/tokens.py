@@ -1,0 +1,222 @@
+"""Finds ``tokens``, the arrays of ids of a user, which stay where they are and are memory-mapped.
+
+A file is cut into three splits. A folder has a file for each split (nanoGPT's has no test file):
+
+    ids.npy                           train ids | valid ids | test ids
+    train.bin  val.bin                train, valid, and valid as test
+    train.npy  valid.npy  test.npy    train, valid, test
+
+``symbols.json`` beside the files, a list of texts, has the symbol of each id for display.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from txl_jax.config import DataConfig
+from txl_jax.config.bounds import WORDS
+from txl_jax.data.errors import DataError
+from txl_jax.data.sources import source
+from txl_jax.data.sources.source import SPLITS, file_hash, read_errors
+from txl_jax.data.sources.text import OWN_SPLITS
+from txl_jax.data.symbols import chunks, first_outside
+from txl_jax.data.vocab import Vocab
+from txl_jax.messages import argument
+
+SUFFIXES = (".npy", ".bin")
+NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
+SYMBOLS = "symbols.json"
+NO_TEST = "; there is no test file, so the test split is the valid split"
+
+HASHED_WHOLE = 64 << 20
+"""The size in bytes up to which the whole file is hashed, and above which samples of it are."""
+SAMPLES, SAMPLE = 64, 1 << 20
+"""The number of samples of a large file, evenly spaced, and their size in bytes."""
+LOOKED_AT = 1 << 16
+"""The number of tokens at the start of a raw file that are looked at to find a wrong type."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenFiles:
+    """Arrays of ids on the disk.
+
+    Attributes:
+      files: the arrays [N] by the name of the split, or ``tokens`` for one file that is cut.
+      splits: the ids of each split, 1-D.
+      folder: the folder of the files.
+      label: describes them in reports.
+      protocol: the settings that decided the splits.
+    """
+
+    files: Mapping[str, np.memmap]
+    splits: Mapping[str, np.ndarray]
+    folder: Path
+    label: str
+    protocol: Mapping[str, Any]
+
+    def hash(self) -> str:
+        """Returns the sha256 over the :func:`fingerprint` and the type of each file."""
+        of_file = lambda tokens: [fingerprint(Path(str(tokens.filename))), tokens.dtype.str]
+        sums = {name: of_file(tokens) for name, tokens in self.files.items()}
+        return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
+
+    def vocab(self, size: int | None) -> Vocab:
+        """Returns the vocabulary: that of ``symbols.json``, or ``size`` ids, or up to the largest.
+
+        Raises DataError if an id or the size does not fit it.
+        """
+        path, symbols = self.folder / SYMBOLS, None
+        if source.is_file(path):
+            symbols = read_symbols(path)
+            if size not in (None, len(symbols)):
+                what = f"data.vocab_size = {size}: {path} has {len(symbols):,} symbols"
+                raise DataError(f"{what}; leave the setting out to use these")
+            size = len(symbols)
+        largest = self.largest_id(size or WORDS)
+        try:
+            return Vocab.from_ids(size or max(largest + 1, 2), symbols)
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from None
+
+    def largest_id(self, vocab_size: int) -> int:
+        """Returns the largest id; raises DataError with file and offset for one outside of V."""
+        return max(_largest_id(tokens, vocab_size) for tokens in self.files.values())
+
+
+def find(data: DataConfig) -> TokenFiles:
+    """Finds the arrays that ``data.path`` names, or raises DataError; reads no whole array."""
+    if data.path is None:
+        raise DataError("data.name = 'tokens': needs data.path, a .npy or .bin file or a folder")
+    path = source.existing_path(data.path)
+    if path.is_file():
+        return _cut(open_tokens(path, data.dtype), path.parent, str(path), data)
+    named = {split: _file_of(path, names) for split, names in NAMES.items()}
+    files = {s: open_tokens(file, data.dtype) for s, file in named.items() if file is not None}
+    if missing := [split for split in ("train", "valid") if split not in files]:
+        names = " or ".join(name + suffix for name in NAMES[missing[0]] for suffix in SUFFIXES)
+        raise DataError(f"{path}: there is no {names} in this folder")
+    note = "" if "test" in files else NO_TEST
+    splits = {split: files.get(split, files["valid"]) for split in SPLITS}
+    return _checked(TokenFiles(files, splits, path, f"{path}{OWN_SPLITS}{note}", {}))
+
+
+def _file_of(folder: Path, names: tuple[str, ...]) -> Path | None:
+    paths = [folder / f"{name}{suffix}" for name in names for suffix in SUFFIXES]
+    found = [path for path in paths if source.is_file(path)]
+    if len(found) > 1:
+        raise DataError(f"{folder}: has both {found[0].name} and {found[1].name}; remove one")
+    return found[0] if found else None
+
+
+def _cut(tokens: np.memmap, folder: Path, label: str, data: DataConfig) -> TokenFiles:
+    n, shares = len(tokens), (data.valid_fraction, data.test_fraction)
+    valid, test = n - round(n * sum(shares)), n - round(n * shares[1])
+    spans = {"train": (0, valid), "valid": (valid, test), "test": (test, n)}
+    splits = {split: tokens[slice(*span)] for split, span in spans.items()}
+    protocol = {"valid_fraction": shares[0], "test_fraction": shares[1]}
+    return _checked(TokenFiles({"tokens": tokens}, splits, folder, label, protocol))
+
+
+def _checked(found: TokenFiles) -> TokenFiles:
+    for split, tokens in found.splits.items():
+        if len(tokens) < 2:
+            fault = f"the {split} split has {len(tokens)} tokens, at least 2 are needed"
+            raise DataError(f"{found.label}: {fault}; give more tokens, or a file for each split")
+    return found
+
+
+def open_tokens(path: Path, dtype: str) -> np.memmap:
+    """Maps a ``.npy`` file, or a ``.bin`` file of ``dtype``, as integers [N]; raises DataError."""
+    with read_errors(path):
+        size = path.stat().st_size
+        if path.suffix == ".npy":
+            tokens = _open_npy(path)
+        elif path.suffix == ".bin":
+            tokens = _open_raw(path, np.dtype(dtype), size)
+        else:
+            fix = f"to read it as text use {argument('config.data.name', 'text')}"
+            raise DataError(f"{path}: must be a .npy or .bin file of ids; {fix}")
+    if not np.issubdtype(tokens.dtype, np.integer):
+        fix = "save array.astype(numpy.uint16), or a larger type of integer"
+        raise DataError(f"{path}: has numbers of type {tokens.dtype}, not integers; {fix}")
+    if tokens.ndim != 1:
+        shape = " x ".join(map(str, tokens.shape)) or "no axis"
+        fix = "save array.reshape(-1), or for several ids per step see docs/own_data.md"
+        raise DataError(f"{path}: has {tokens.ndim} axes ({shape}), not one; {fix}")
+    if not len(tokens):
+        raise DataError(f"{path}: is empty, it has no token")
+    return tokens
+
+
+def _open_npy(path: Path) -> np.memmap:
+    try:
+        return np.lib.format.open_memmap(path, mode="r")  # reads no pickle
+    except (ValueError, EOFError) as error:
+        reason = str(error).partition("\n")[0]
+        fix = "write it with numpy.save"
+        raise DataError(f"{path}: is not a NumPy array of numbers ({reason}); {fix}") from error
+
+
+def _open_raw(path: Path, dtype: np.dtype, size: int) -> np.memmap:
+    if not size:
+        raise DataError(f"{path}: is empty, it has no token")
+    if size % dtype.itemsize:
+        fault = f"has {size:,} bytes, which is no whole number of {dtype}"
+        raise DataError(f"{path}: {fault}; set data.dtype to the type of its numbers")
+    tokens = np.memmap(path, dtype, mode="r")
+    first = np.asarray(tokens[:LOOKED_AT])
+    if dtype.itemsize < 8 and first[::2].any() and not first[1::2].any() and len(first) >= 16:
+        wider = f"{dtype.kind.replace('i', 'int').replace('u', 'uint')}{16 * dtype.itemsize}"
+        fault = f"every second number is 0 when read as {dtype}"
+        fix = argument("config.data.dtype", wider)
+        raise DataError(f"{path}: {fault}, so its numbers are larger; try {fix}")
+    return tokens
+
+
+def _largest_id(tokens: np.memmap, vocab_size: int) -> int:
+    largest = 0
+    for start, part in chunks(tokens):
+        if part.min() < 0 or part.max() >= vocab_size:
+            at = first_outside(part, vocab_size)
+            where = f"token {start + at} (byte {tokens.offset + (start + at) * part.itemsize})"
+            path = str(tokens.filename)
+            fix = "correct the file, or set data.vocab_size or data.dtype"
+            rule = f"must be from 0 to {vocab_size - 1}"
+            raise DataError(f"{path}: {where} is {int(part[at])}: an id {rule}; {fix}")
+        largest = max(largest, int(part.max()))
+    return largest
+
+
+def read_symbols(path: Path) -> list[str]:
+    """Returns the symbols in a JSON file, a list of texts in the order of the ids."""
+    try:
+        with read_errors(path):
+            symbols = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path}: is not JSON in UTF-8 ({error})") from error
+    if not isinstance(symbols, list) or not all(isinstance(x, str) for x in symbols):
+        raise DataError(f"{path}: must be a list of texts, one for each id in order")
+    return symbols
+
+
+def fingerprint(path: Path) -> str:
+    """Returns a sha256 that identifies a file: of its bytes, or if it is large, of samples of them.
+
+    A large file is identified by its size and :data:`SAMPLES` samples, so that 1e9 tokens take well
+    under a second. A change between samples that keeps the size is not noticed.
+    """
+    with read_errors(path):
+        size = path.stat().st_size
+        if size <= HASHED_WHOLE:
+            return file_hash(path)
+        digest = hashlib.sha256(str(size).encode())
+        with open(path, "rb") as file:
+            for n in range(SAMPLES):
+                file.seek(n * (size - SAMPLE) // (SAMPLES - 1))
+                digest.update(file.read(SAMPLE))
+        return digest.hexdigest()
