@@ -72,24 +72,25 @@ def test_a_short_segment_reads_less_of_what_nobody_sees_where_that_is_quicker(mo
         return found["flops"]
 
     groups = products()
-    monkeypatch.setattr(xla, "SHORT_GROUP", {})
+    monkeypatch.setattr(xla, "HALVED_FROM", {})
     assert groups < 0.9 * products()  # (192 + 256) / 2 keys instead of 256
 
 
 @pytest.mark.parametrize(
-    ("seg_len", "short_group", "size"),
+    ("seg_len", "halved_from", "size"),
     [
         (128, 64, 64),
         (101, 64, 51),
-        (90, 64, 90),
+        (64, 64, 32),
+        (63, 64, 63),
         (1, 64, 1),
         (128, None, 128),
         (129, 64, 128),
         (4096, None, 256),
     ],
 )
-def test_queries_taken_at_a_time(seg_len, short_group, size):
-    assert xla.group_size(seg_len, short_group) == size
+def test_queries_taken_at_a_time(seg_len, halved_from, size):
+    assert xla.group_size(seg_len, halved_from) == size
 
 
 def test_some_queries_at_a_time_with_learnt_scalars_of_distances():
@@ -135,7 +136,7 @@ def test_some_queries_at_a_time_hold_less_for_the_gradient():
 def test_the_difference_that_training_looks_at_sees_a_wrong_kernel(monkeypatch):
     assert parity.difference("xla", 8, jnp.float32, dropatt=0.2) < 1e-5
 
-    def slightly_wrong(x, short_group=None):
+    def slightly_wrong(x, halved_from=None):
         return plain(x.replace(positions=x.positions.replace(r=-x.positions.r)))
 
     monkeypatch.setattr(xla, "attend", slightly_wrong)

@@ -30,7 +30,7 @@ from txl_jax.config import MeshConfig, ProtocolConfig, SpeedConfig, TransformerX
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.model.block import SharedInputs
 from txl_jax.model.footprint import of_reading
-from txl_jax.model.kernels.xla import SHORT_GROUP, group_size
+from txl_jax.model.kernels.xla import HALVED_FROM, group_size
 from txl_jax.model.masks import attention_mask
 from txl_jax.model.positions import positions_from_end, sinusoids
 from txl_jax.model.transformer_xl import TransformerXL
@@ -229,7 +229,7 @@ def memory_flops(c: TransformerXLConfig, length: int, seg_len: int) -> float:
 
 def window_flops(c: TransformerXLConfig, length: int) -> float:
     """Counts operations per token of efficient windows, in the query groups of kernels/xla.py."""
-    nh, group = c.n_head * c.d_head, group_size(length, SHORT_GROUP.get(jax.default_backend()))
+    nh, group = c.n_head * c.d_head, group_size(length, HALVED_FROM.get(jax.default_backend()))
     starts = range(0, length, group)
     keys_read = sum(min(start + group, length) * min(group, length - start) for start in starts)
     feed_forward, words = 4 * c.d_model * c.d_inner, 2.0 * c.d_model * (c.vocab_size or 0)

@@ -12,7 +12,7 @@ import jax
 
 from txl_jax.config import ExperimentConfig, GenerateConfig, ProtocolConfig, TransformerXLConfig
 from txl_jax.model.cross_entropy import MIN_ROWS
-from txl_jax.model.kernels.xla import SHORT_GROUP, group_size
+from txl_jax.model.kernels.xla import HALVED_FROM, group_size
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import ONE_DEVICE, Need, Shares
 
@@ -64,7 +64,7 @@ class Segment:
         c, t, m, heads = self.c, self.length, self.mem_len, self.shares.heads
         inner = self.rows * t * c.d_inner * _width(c) // heads
         projected = 2 * self.rows * (t if self.cached else m + t) * _heads(c) // heads
-        queries = min(t, group_size(t, SHORT_GROUP["cpu"]))
+        queries = min(t, group_size(t, HALVED_FROM["cpu"]))
         cells = queries * (m + (queries if c.same_length else t))  # scores of one row and one head
         if self.cached or c.kernel == "reference":
             cells = t * (m + t)

@@ -39,7 +39,7 @@ def attend(x: AttentionInputs, implementation: str = "auto", mesh: Mesh | None =
     if name == "reference":
         return reference.attend(x)
     if name == "xla":
-        return xla.attend(x, xla.SHORT_GROUP.get(_platform(mesh)))
+        return xla.attend(x, xla.HALVED_FROM.get(_platform(mesh)))
     return _per_device(_module(name).attend, mesh)(x)
 
 

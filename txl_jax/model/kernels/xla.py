@@ -13,16 +13,16 @@ from txl_jax.model.kernels import reference
 from txl_jax.model.kernels.reference import AttentionInputs
 from txl_jax.parallel.ordering import zero_after
 
-SHORT_GROUP = {"cpu": 64}
-"""The group size in a short segment, by platform; elsewhere a short segment is one group."""
+HALVED_FROM = {"cpu": 64}
+"""A short segment of at least so many queries is two groups, by platform; elsewhere it is one."""
 _SHORT = 128
 _MOST_GROUPS = 16
 
 
-def attend(x: AttentionInputs, short_group: int | None = None) -> jax.Array:
+def attend(x: AttentionInputs, halved_from: int | None = None) -> jax.Array:
     """Computes :func:`txl_jax.model.kernels.choice.attend` in groups of :func:`group_size`."""
     t, m, unknown = x.mask.seg_len, x.mask.mem_len, x.mask.filled[0]
-    size, short = group_size(t, short_group), t <= _SHORT
+    size, short = group_size(t, halved_from), t <= _SHORT
     gathered: list[jax.Array] = []
     for start in range(0, t, size):
         queries = slice(start, min(start + size, t))
@@ -81,11 +81,12 @@ def _after(x: jax.Array, done: jax.Array, unknown: jax.Array) -> jax.Array:
     return x + zero_after(done, unknown).astype(x.dtype)
 
 
-def group_size(seg_len: int, short_group: int | None = None) -> int:
+def group_size(seg_len: int, halved_from: int | None = None) -> int:
     """Returns the number of queries in a group: 128, or more if there would be over 16 groups.
 
-    A segment of up to 128 tokens is one group, or equal groups of about ``short_group`` tokens.
+    A segment of up to 128 tokens is one group, or two from ``halved_from`` tokens on.
     """
     if seg_len > _SHORT:
         return max(_SHORT, -(-seg_len // _MOST_GROUPS))
-    return seg_len if short_group is None else -(-seg_len // max(1, round(seg_len / short_group)))
+    halved = halved_from is not None and seg_len >= halved_from
+    return -(-seg_len // 2) if halved else seg_len
