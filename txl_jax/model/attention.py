@@ -54,9 +54,16 @@ class Attention(nn.Module):
         """
         return Positions()
 
-    def project(self, states: jax.Array) -> KeysValues:
-        """Returns the keys and values of states [B,S,D]."""
-        return self._biased(self._heads(states, self.key), self._heads(states, self.value))
+    def project(self, states: jax.Array, scale=None, bias=None) -> KeysValues:
+        """Returns the keys and values of states [B,S,D], or of ``scale * states + bias``."""
+        if scale is None:
+            return self._biased(self._heads(states, self.key), self._heads(states, self.value))
+
+        def affine(kernel):  # (scale x + bias) W = x (scale W) + bias W
+            shift = jnp.einsum("d,dnh->nh", bias, kernel).astype(states.dtype)
+            return self._heads(states, scale[:, None, None] * kernel) + shift[:, None, None]
+
+        return self._biased(affine(self.key), affine(self.value))
 
     def project_qkv(self, states: jax.Array) -> tuple[jax.Array, KeysValues]:
         """Returns the queries [N,B,S,H], and the keys and values, of the same states [B,S,D]."""

@@ -17,12 +17,31 @@ from txl_jax.model.ring import KeysValues, Ring
 from txl_jax.parallel.shardings import shard_rows
 
 
-def layer_norm(cfg: TransformerXLConfig) -> nn.LayerNorm:
-    """Returns a LayerNorm with a gain drawn from N(1, init_std), as in the authors' code."""
-    gain = lambda *args: 1.0 + nn.initializers.normal(cfg.init_std)(*args)
-    return nn.LayerNorm(
-        epsilon=cfg.norm_epsilon, dtype=cfg.dtype, scale_init=gain, use_fast_variance=False
-    )
+class LayerNorm(nn.Module):
+    """LayerNorm over the width, computed in float32.
+
+    Parameters: ``scale`` [D], drawn from N(1, init_std) as in the authors' code, and ``bias`` [D].
+    """
+
+    cfg: TransformerXLConfig
+
+    def setup(self):
+        """Declares the parameters."""
+        c, shape = self.cfg, (self.cfg.d_model,)
+        around_one = lambda *args: 1.0 + nn.initializers.normal(c.init_std)(*args)
+        self.scale = self.param("scale", around_one, shape)
+        self.bias = self.param("bias", nn.initializers.zeros, shape)
+        self.normalised = nn.LayerNorm(
+            epsilon=c.norm_epsilon,
+            dtype=jnp.float32,
+            use_scale=False,
+            use_bias=False,
+            use_fast_variance=False,
+        )
+
+    def __call__(self, h: jax.Array) -> jax.Array:
+        """Normalises states [B,T,D] and applies scale and bias."""
+        return (self.normalised(h) * self.scale + self.bias).astype(self.cfg.dtype)
 
 
 def dropout(cfg: TransformerXLConfig, rate: float) -> Dropout:
@@ -109,7 +128,7 @@ class Block(nn.Module):
         c = self.cfg
         self.attention = FORMS[c.attention](c, self.mesh)
         self.feed_forward = FeedForward(c)
-        self.norm_attention, self.norm_feed_forward = layer_norm(c), layer_norm(c)
+        self.norm_attention, self.norm_feed_forward = LayerNorm(c), LayerNorm(c)
         gate = lambda: GRUGate(c) if c.gate else operator.add
         self.gate_attention, self.gate_feed_forward = gate(), gate()
         self.drop = dropout(c, c.dropout)
@@ -118,8 +137,16 @@ class Block(nn.Module):
             self.table = self.param("positions", init, (c.n_positions, c.d_model))
 
     def project_memory(self, memory: jax.Array) -> KeysValues:
-        """Returns the keys and values of this layer's memory [B,M,D]."""
-        return self.attention.project(self.norm_attention(memory) if self.cfg.pre_lnorm else memory)
+        """Returns the keys and values of this layer's memory [B,M,D], which is a constant.
+
+        With ``pre_lnorm``, scale and bias of the LayerNorm are applied to the matrices, so that no
+        gradient of the size of the memory is computed.
+        """
+        if not self.cfg.pre_lnorm:
+            return self.attention.project(memory)
+        norm = self.norm_attention
+        normalised = jax.lax.stop_gradient(norm.normalised(memory)).astype(memory.dtype)
+        return self.attention.project(normalised, norm.scale, norm.bias)
 
     def step(self, h, memory, biases, shared: SharedInputs) -> tuple[jax.Array, jax.Array]:
         """Returns the layer's output [B,T,D], and its input, which becomes its memory.

@@ -10,7 +10,7 @@ from txl_jax.model import inputs as inputs_lib
 from txl_jax.model import masks
 from txl_jax.model import memory as memory_lib
 from txl_jax.model.adaptive import Vocabulary
-from txl_jax.model.block import Block, SharedInputs, dropout, layer_norm
+from txl_jax.model.block import Block, LayerNorm, SharedInputs, dropout
 from txl_jax.model.inputs import SegmentOptions
 from txl_jax.model.memory import Cache, Memory
 from txl_jax.model.positions import clamped, positions_from_end, sinusoids
@@ -72,7 +72,7 @@ class TransformerXL(nn.Module):
             )(c, self.mesh, name="layers")
         else:
             self.layers = [block(c, self.mesh, name=f"layer_{n}") for n in range(c.n_layer)]
-        self.norm_output = layer_norm(c) if c.final_norm else lambda h: h
+        self.norm_output = LayerNorm(c) if c.final_norm else lambda h: h
         rate = lambda own: c.dropout if own is None else own
         self.drop_input = dropout(c, rate(c.dropout_input))
         self.drop_output = dropout(c, rate(c.dropout_output))
