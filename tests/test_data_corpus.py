@@ -346,7 +346,7 @@ def test_text_that_is_lost_while_it_is_prepared_is_named(
     module, name = {
         "checking": (Source, "check_utf8"),
         "reading": (prepare, "_vocab"),
-        "encoding": (prepare, "_write_npy"),
+        "encoding": (prepare, "write_npy"),
     }[before]
     monkeypatch.setattr(module, name, first(getattr(module, name)))
     message = refused(lambda: load_corpus("text", book, vocab="word", cache_dir=tmp_path / "c"))

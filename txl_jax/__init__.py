@@ -10,6 +10,7 @@ from txl_jax.checkpoint.saving import push
 from txl_jax.config import ConfigError, ExperimentConfig, TransformerXLConfig, load_config
 from txl_jax.convert import save
 from txl_jax.data.corpus import Corpus, DataError, load_corpus
+from txl_jax.data.documents import Documents
 from txl_jax.data.sentences import Sentences, segments
 from txl_jax.data.streams import Segment
 from txl_jax.library import LanguageModel, load, train
@@ -22,6 +23,7 @@ __all__ = [
     "ConfigError",
     "Corpus",
     "DataError",
+    "Documents",
     "ExperimentConfig",
     "LanguageModel",
     "Logger",

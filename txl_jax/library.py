@@ -91,6 +91,8 @@ class SplitScore:
       bits_per_byte, word_ppl: the loss of a byte and of a word of the text, or ``None`` if the
         tokens do not determine them.
       seconds: the duration in seconds with compilation, or ``None`` for a baseline.
+      documents, document_loss: the number of documents, and the mean of their losses in nats; or
+        ``None`` without documents.
     """
 
     name: str
@@ -102,6 +104,8 @@ class SplitScore:
     bits_per_byte: float | None = None
     word_ppl: float | None = None
     seconds: float | None = None
+    documents: int | None = None
+    document_loss: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, repr=False, kw_only=True)

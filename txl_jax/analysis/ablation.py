@@ -30,7 +30,8 @@ from txl_jax.config import (
     override,
 )
 from txl_jax.data.corpus import corpus_from_config
-from txl_jax.data.sentences import Sentences, ordered_streams
+from txl_jax.data.documents import Documents
+from txl_jax.data.sentences import Sentences, Split, ordered_streams
 from txl_jax.evaluation.evaluator import Evaluator, segment_bar
 from txl_jax.messages import argument
 from txl_jax.parallel import processes
@@ -211,13 +212,15 @@ def protocol_at_length(exp: ExperimentConfig, length: int) -> ProtocolConfig:
     return dataclasses.replace(p, same_length=False, **changes)
 
 
-def first_targets(split: np.ndarray | Sentences, n: int) -> np.ndarray | Sentences:
-    """Returns the first n targets of a split, in whole sentences if it has sentences; 0 is all."""
+def first_targets(split: Split, n: int) -> Split:
+    """Returns the first n targets of a split, in whole sentences or documents; 0 is all."""
     if not n:
         return split
     if isinstance(split, Sentences):
         ends = split.offsets[1:] - split.offsets[0]
         return split[: max(1, int(np.searchsorted(ends, n, side="right")))]
+    if isinstance(split, Documents):
+        return split.part(0, max(1, int(np.searchsorted(split.starts, n, side="right")) - 1))
     return split[: n + 1]
 
 

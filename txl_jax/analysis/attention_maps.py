@@ -27,6 +27,7 @@ from txl_jax.analysis.results import describe_model, write_results
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ExperimentConfig, ProtocolConfig
 from txl_jax.data.corpus import corpus_from_config
+from txl_jax.data.documents import running_text
 from txl_jax.data.streams import Streams
 from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import describe, under_protocol
@@ -48,7 +49,7 @@ def run(trained: TrainedModel, workdir: str) -> str:
     check_size(trained)
     reader = AttentionReader(trained)
     corpus = corpus_from_config(exp.data, vocab)
-    tokens, name = getattr(corpus, c.split), f"the {c.split} split"
+    tokens, name = running_text(getattr(corpus, c.split)), f"the {c.split} split"
     reader.check(tokens, name)
     with segment_bar(f"{c.split} split, attention") as progress:
         averages = reader.averages(tokens, name, progress)

@@ -28,6 +28,7 @@ from txl_jax.analysis.results import describe_model, new_figure, show_share, wri
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ContextConfig, TransformerXLConfig, override
 from txl_jax.data.corpus import Corpus, corpus_from_config
+from txl_jax.data.documents import running_text
 from txl_jax.data.sentences import Sentences
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.evaluator import segment_bar
@@ -108,7 +109,7 @@ def measure(
 ) -> Losses:
     """Measures :func:`losses_by_context` of a trained model, with the clamp of its protocol."""
     check_size(trained, c)
-    tokens = getattr(corpus, c.split)
+    tokens = running_text(getattr(corpus, c.split))
     model = under_protocol(trained.config.model, trained.config.evaluate)
     nll = losses_by_context(model, trained.params, tokens, c, progress)
     return Losses(name, c.lengths, nll, targets_hash(corpus.vocab, tokens[target_slice(tokens, c)]))

@@ -25,6 +25,7 @@ from txl_jax.checkpoint.workdir import read_experiment, read_json, read_record, 
 from txl_jax.checkpoint.workdir_files import CONFIG, register_outputs
 from txl_jax.config import ContextConfig, DataConfig, ExperimentConfig
 from txl_jax.data.corpus import corpus_from_config
+from txl_jax.data.documents import running_text
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import under_protocol
@@ -192,7 +193,7 @@ def _targets(
 ) -> tuple[int, str]:
     """Returns the number of a model's targets and their hash, without loading parameters."""
     exp = read_experiment(member.path)
-    tokens = getattr(corpus_from_config(data or exp.data, vocab), c.split)
+    tokens = running_text(getattr(corpus_from_config(data or exp.data, vocab), c.split))
     try:
         context.check(exp.model, tokens, c)
     except AnalysisError as error:

@@ -138,6 +138,20 @@ def _text(c: "ExperimentConfig") -> Broken:
         yield "data.probe.tokens", rule
 
 
+def _documents(c: "ExperimentConfig") -> Broken:
+    d = c.data
+    for key in ("document_separator", "document_files", "cross_documents"):
+        if getattr(d, key) and d.name not in ("text", "tokens"):
+            yield f"data.{key}", f"is only for data.name='text' and 'tokens', not {d.name!r}"
+    if d.document_files and (d.name == "tokens" or d.url):
+        yield "data.document_files", "is for a folder of *.txt files, which data.path names"
+    if d.document_files and d.document_separator:
+        yield "data.document_separator", "data.document_files=True is given too; give one of them"
+    has_documents = d.document_separator or d.document_files
+    if has_documents and c.distil.teachers:
+        yield "distil.teachers", "needs a text without documents"
+
+
 def _tokens(c: "ExperimentConfig") -> Broken:
     d = c.data
     if d.vocab and d.name not in ("stdlib", "ptb", "text"):
@@ -164,6 +178,6 @@ def _alternatives(c: "ExperimentConfig") -> Broken:
 def check_combinations(exp: "ExperimentConfig") -> None:
     """Raises ConfigError if settings of an experiment contradict each other."""
     training = (_steps_and_seeds, _schedule, _weight_averaging, _training_loss)
-    for rule in (*training, _lengths, _scoring, _text, _tokens, _alternatives):
+    for rule in (*training, _lengths, _scoring, _text, _documents, _tokens, _alternatives):
         for key, why in rule(exp):
             raise refusal(key, attrgetter(key)(exp), why)

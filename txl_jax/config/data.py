@@ -83,6 +83,15 @@ class DataConfig(Section, key="data"):
     vocab_size: int | None = within(2, WORDS, None)
     """Number of subwords to learn from the text (None takes 8000; a short text gives fewer), or of
     ids of data.name='tokens' (None takes the largest id and 1 more)."""
+    document_separator: str | None = free_text(None, "must not be empty", bool)
+    """Text (or id of data.name='tokens') that ends a document and, as an input, begins the next one
+    with an empty memory; a generated one ends the continuation."""
+    document_files: bool = False
+    """Whether each *.txt file of a folder is a document (text only); the files of a folder of
+    data.name='tokens' without train and valid always are."""
+    cross_documents: bool = False
+    """Whether the first token of each document is a target after the document before it, of which
+    the memory is reset all the same; a separator always is a target."""
     protocol: Literal["authors", "bytes", "double"] | None = None
     """Preparation of enwik8 (authors drops newline bytes and leaves 204 symbols, bytes keeps all
     205) and of lm1b (authors has one <S> between sentences, as in PyTorch, and double has two, as

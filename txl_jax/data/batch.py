@@ -26,6 +26,7 @@ class Batch(flax.struct.PyTreeNode):
 
     ``reset`` is bool [B], true for streams whose memory is emptied first. With C > 0 it is bool
     [B,C+T], true where a stream's text begins, and at the first token if the memory is emptied.
+    With documents it is bool [B,C+T], and also true where a document begins.
     """
 
     __repr__ = fields_repr
@@ -35,6 +36,7 @@ class Batch(flax.struct.PyTreeNode):
     weights: jax.Array | np.ndarray  # float32 [B,T], 0 where padded
     reset: jax.Array | np.ndarray
     soft: SoftTargets | None = None  # [B,T,k], the targets of distillation
+    lengths: jax.Array | np.ndarray | None = None  # int32 [B], real inputs, if not as in weights
 
     @property
     def context_len(self) -> int:
@@ -48,7 +50,9 @@ class Batch(flax.struct.PyTreeNode):
         them if text follows a padded segment, or if positions are counted from the last real token.
         """
         kwargs: dict[str, Any] = {"reset": self.reset, "context_len": self.context_len}
-        if with_lengths:
+        if with_lengths and self.lengths is not None:
+            kwargs["lengths"] = self.lengths
+        elif with_lengths:
             ends = self.context_len + 1 + jnp.arange(self.targets.shape[-1], dtype=jnp.int32)
             ends = jnp.where(self.weights > 0, ends, self.context_len)
             kwargs["lengths"] = jnp.max(ends, axis=-1)
@@ -61,7 +65,14 @@ def make_batch(segment: Segment, reset_memory: bool) -> Batch:
     if segment.inputs.shape != segment.targets.shape:  # with context
         reset = segment.starts.copy()
         reset[:, 0] |= reset_memory & ~reset.any(axis=1)  # else the memory is ignored anyway
-    return Batch(segment.inputs, segment.targets, segment.weights, reset)
+    arrays = (segment.inputs, segment.targets, segment.weights)
+    if segment.resets is None:
+        return Batch(*arrays, reset)
+    per_token = segment.resets.copy()
+    per_token[:, 0] |= reset_memory
+    if reset.ndim == 2:
+        per_token |= reset
+    return Batch(*arrays, per_token, lengths=segment.lengths)
 
 
 def warm_up_batches(streams: AnyStreams, n: int, rows: slice = slice(None)) -> list[Batch]:

@@ -21,9 +21,10 @@ import numpy as np
 
 from txl_jax.config import DataConfig, ExperimentConfig
 from txl_jax.config.folders import data_folder
+from txl_jax.data.documents import STARTS, Documents
 from txl_jax.data.errors import DataError
 from txl_jax.data.prepare import prepare
-from txl_jax.data.sentences import Sentences
+from txl_jax.data.sentences import Sentences, Split, flat_tokens
 from txl_jax.data.sources import benchmarks, lm1b, probe, stdlib, text, tokens
 from txl_jax.data.sources.cache import (
     folder_identity,
@@ -70,7 +71,8 @@ class Corpus:
     Attributes:
       name, vocab: the name of the corpus, and the vocabulary with the symbols of the ids.
       train, valid, test: memory-mapped 1-D arrays of ids of ``vocab.dtype``, with ``<eos>`` at the
-        end of each line of words, or :class:`~txl_jax.data.sentences.Sentences` for ``lm1b``.
+        end of each line of words, or :class:`~txl_jax.data.sentences.Sentences` for ``lm1b``, or
+        :class:`~txl_jax.data.documents.Documents`.
       source_hash: the sha256 over the files of the text.
       info: ``tokens`` (targets for sentences), ``bytes``, ``lines`` and ``words`` of each split;
         whether the files are the ``published`` ones, and ``counts_as_published`` (``None`` if no
@@ -81,7 +83,7 @@ class Corpus:
 
     name: str
     vocab: Vocab
-    train: Any  # np.ndarray | Sentences
+    train: Any  # Split
     valid: Any
     test: Any
     source_hash: str
@@ -111,6 +113,9 @@ def load_corpus(
     vocab: str | None = None,
     vocab_size: int | None = None,
     dtype: str | None = None,
+    document_separator: str | None = None,
+    document_files: bool | None = None,
+    cross_documents: bool | None = None,
     protocol: str | None = None,
     valid_fraction: float | None = None,
     test_fraction: float | None = None,
@@ -166,26 +171,27 @@ def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
         prepare(source, kind, identity, folder, vocab)
     found = folder_identity(folder)
     try:
-        return _load(folder, source)
+        return _load(folder, source, data.cross_documents)
     except DamagedError as error:
         _remove_damaged(folder, found, error.fault)
     prepare(source, kind, identity, folder, vocab)
-    return _load(folder, source)
+    return _load(folder, source, data.cross_documents)
 
 
 def _token_corpus(data: DataConfig, vocab: Vocab | None) -> Corpus:
     """Returns the user's own arrays, of which nothing is copied, with ``vocab`` or their own."""
-    found = tokens.find(data)
+    found = tokens.find(data, data_folder(data.cache_dir))
+    sizes = {split: len(flat_tokens(found.splits[split])) for split in SPLITS}
     if vocab is None:
         vocab = found.vocab(data.vocab_size)
-        sizes = " / ".join(f"{len(found.splits[split]):,}" for split in SPLITS)
         if is_process_zero():
-            about = f"{sizes} tokens (train / valid / test), {len(vocab):,} ids"
+            counts = " / ".join(f"{n:,}" for n in sizes.values())
+            about = f"{counts} tokens (train / valid / test), {len(vocab):,} ids"
             print(f"{found.label}: {about}", file=sys.stderr)
     else:
         found.largest_id(len(vocab))
     info = {
-        "tokens": {split: len(found.splits[split]) for split in SPLITS},
+        "tokens": sizes,
         "published": False,
         "counts_as_published": None,
         "label": found.label,
@@ -193,6 +199,8 @@ def _token_corpus(data: DataConfig, vocab: Vocab | None) -> Corpus:
         "python": None,
         "protocol": {"vocab": "id", **found.protocol},
     }
+    if found.documents:
+        info["documents"] = {split: len(found.splits[split]) for split in SPLITS}
     return Corpus(data.name, vocab, **found.splits, source_hash=found.hash(), info=info)
 
 
@@ -249,7 +257,7 @@ def _remove_damaged(folder: Path, found: tuple[int, int], fault: str) -> None:
             print(f"{fault}: preparing it again", file=sys.stderr, flush=True)
 
 
-def _load(folder: Path, source: Source) -> Corpus:
+def _load(folder: Path, source: Source, cross: bool) -> Corpus:
     try:
         record = json.loads((folder / "corpus.json").read_text())
         files, info = dict(record["files"]), dict(record["info"])
@@ -265,7 +273,7 @@ def _load(folder: Path, source: Source) -> Corpus:
         if (found := file_hash(path)) != expected["sha256"]:
             raise DamagedError(folder, path, f"has the sha256 {found}, not {expected['sha256']}")
     vocab = Vocab.from_json(json.loads((folder / "vocab.json").read_text()))
-    splits = {split: _load_split(folder, split, vocab) for split in SPLITS}
+    splits = {split: _load_split(folder, split, vocab, source, cross) for split in SPLITS}
     label = source.label
     if info["foreign_vocab"]:
         label += FOREIGN_VOCAB
@@ -273,13 +281,18 @@ def _load(folder: Path, source: Source) -> Corpus:
         same = info["counts_as_published"]
         label += "; counts as published" if same else "; not the published data (its counts differ)"
     info |= {"published": bool(source.published), "label": label, "protocol": record["protocol"]}
+    if source.has_documents:
+        info["documents"] = {split: len(splits[split]) for split in SPLITS}
     return Corpus(record["name"], vocab, **splits, source_hash=record["source_hash"], info=info)
 
 
-def _load_split(folder: Path, split: str, vocab: Vocab) -> np.ndarray | Sentences:
+def _load_split(folder: Path, split: str, vocab: Vocab, source: Source, cross: bool) -> Split:
     path = folder / f"{split}.npy"
     tokens = np.load(path, mmap_mode="r", allow_pickle=False)
     check_ids(tokens, len(vocab), str(path))
+    if source.has_documents:
+        starts = np.load(path.with_suffix(STARTS), allow_pickle=False)
+        return Documents(tokens, starts, source.separator is not None or cross)
     if vocab.kind != "sentence":
         return tokens
     offsets = np.load(folder / f"{split}.offsets.npy", mmap_mode="r", allow_pickle=False)

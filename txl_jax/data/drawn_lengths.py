@@ -43,6 +43,7 @@ class DrawnLengths:
         self.context_len, self.n_targets = streams.context_len, streams.n_targets
         self.max_len = longest_segment(streams.seg_len, std)
         self.stream_tokens, self.shifts = streams.stream_tokens, streams.shifts
+        self.stream_begins, self.documents = streams.stream_begins, streams.documents
         self.bounds = functools.lru_cache(maxsize=2)(self._draw_bounds)
         self.n_segments = len(self.bounds(0)) - 1
         self._first_steps = [0]  # of each epoch counted so far, and of the next

@@ -38,6 +38,8 @@ class DeviceText(flax.struct.PyTreeNode):
     soft: SoftTargets | None = None  # [B,n,k], those of every token
     width: int = flax.struct.field(pytree_node=False, default=0)
     context_len: int = flax.struct.field(pytree_node=False, default=0)
+    begins: jax.Array | np.ndarray | None = None  # bool [B,n], where documents begin
+    shared: bool = flax.struct.field(pytree_node=False, default=False)  # see Documents
 
     def batch(self, at: BatchPosition) -> Batch:
         """Returns the batch at a position; call this function under ``jit``."""
@@ -56,7 +58,13 @@ class DeviceText(flax.struct.PyTreeNode):
         begins = begins.at[0].set(begins[0] | (at.reset_memory & ~begins.any()))
         reset = jnp.broadcast_to(*((begins, (b, c + t)) if c else (at.reset_memory, (b,))))
         soft = jax.tree.map(lambda values: read(values, of_target), self.soft)
-        return Batch(inputs, targets, weights, reset, soft)
+        if self.begins is None:
+            return Batch(inputs, targets, weights, reset, soft)
+        if not self.shared:
+            weights = jnp.where(read(self.begins, of_target), 0.0, weights)
+        document = begun & read(self.begins, jnp.where(begun, place, 0))
+        reset = (document | begins if c else document).at[:, 0].max(at.reset_memory)
+        return Batch(inputs, targets, weights, reset, soft, jnp.full(b, c + at.n, jnp.int32))
 
 
 def device_text(streams: TrainingStreams, soft: SoftTargets | None = None) -> DeviceText:
@@ -69,7 +77,9 @@ def device_text(streams: TrainingStreams, soft: SoftTargets | None = None) -> De
     tokens = streams.stream_tokens()
     b, n = tokens.shape
     lay_out = lambda x: x[: b * n].reshape(b, n, x.shape[-1])
-    return DeviceText(tokens, jax.tree.map(lay_out, soft), width, streams.context_len)
+    shared = streams.documents is not None and streams.documents.shared
+    begins, soft = streams.stream_begins(), jax.tree.map(lay_out, soft)
+    return DeviceText(tokens, soft, width, streams.context_len, begins, shared)
 
 
 def training_position(

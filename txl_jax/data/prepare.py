@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from txl_jax.data.documents import STARTS, check_starts
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources.cache import make_folder, write_errors
+from txl_jax.data.sources.cache import make_folder, write_errors, write_npy
 from txl_jax.data.sources.progress import watched
 from txl_jax.data.sources.source import SPLITS, Source, file_hash
 from txl_jax.data.symbols import Kind
@@ -74,10 +75,12 @@ def _write(source: Source, kind: Kind, folder: Path, given: Vocab | None) -> dic
         where, path = f"{source.label}, {split} split", folder / f"{split}.npy"
         of_text: dict[str, int] = {}
         text = _counted(blocks(split, "encoding"), of_text)
-        if kind == "sentence":
+        if source.has_documents:
+            n = _write_documents(source, source.documents(split, text), vocab, where, path)
+        elif kind == "sentence":
             n = _write_sentences(text, vocab, where, path, source.protocol["protocol"] == "double")
         else:
-            n = _write_npy(path, vocab.dtype, vocab.encode_blocks(text, where, end_last_line=True))
+            n = write_npy(path, vocab.dtype, vocab.encode_blocks(text, where, end_last_line=True))
         if n < 2:
             raise DataError(f"{where}: has {n} token, at least 2 are needed; give a longer text")
         counts[split] = {"tokens": n, **of_text}
@@ -127,6 +130,38 @@ def _check_counts(source: Source, found: Mapping[str, Mapping[str, int]]) -> boo
     return not wrong if source.counts else None
 
 
+def _write_documents(
+    source: Source, documents: Iterable[bytes], vocab: Vocab, where: str, path: Path
+) -> int:
+    """Writes the ids of documents and where each begins; returns the number of tokens.
+
+    The last token of a separator begins the next document, see :mod:`txl_jax.data.documents`.
+    """
+    starts, ended, mark = list[int](), [False], source.separator
+    if mark is not None and not len(vocab.encode(mark)):
+        fix = "set data.document_separator to a text with a token"
+        raise DataError(f"{where}: the separator {mark!r} has no token in this vocabulary; {fix}")
+
+    def ids() -> Iterator[np.ndarray]:
+        offset = 0
+        for number, document in enumerate(documents):
+            starts.append(offset - ended[-1])
+            ended.append(mark is not None and document.endswith(mark))
+            name = f"{where}, document {number}"
+            for part in vocab.encode_blocks([document], name, end_last_line=not ended[-1]):
+                offset += len(part)
+                yield part
+
+    n = write_npy(path, vocab.dtype, ids())
+    if mark is None:
+        check_starts(np.array(starts), n, where)
+    elif not any(ended):
+        fix = "set data.document_separator to a text that ends each document"
+        raise DataError(f"{where}: the separator {mark!r} does not occur; {fix}")
+    write_npy(path.with_suffix(STARTS), np.dtype(np.int64), [np.unique(starts)])
+    return n
+
+
 def _write_sentences(
     blocks: Iterable[bytes], vocab: Vocab, where: str, path: Path, double: bool
 ) -> int:
@@ -141,8 +176,8 @@ def _write_sentences(
             offset += len(part)
             yield part
 
-    n = _write_npy(path, vocab.dtype, ids())
-    _write_npy(path.with_suffix(".offsets.npy"), np.dtype(np.int64), starts)
+    n = write_npy(path, vocab.dtype, ids())
+    write_npy(path.with_suffix(".offsets.npy"), np.dtype(np.int64), starts)
     return n - 1
 
 
@@ -164,20 +199,6 @@ def double_boundaries(
         if first and len(boundaries):
             times[boundaries[0]], first = 1, False
         yield np.repeat(ids, times), np.cumsum(times)[boundaries] - 1
-
-
-def _write_npy(path: Path, dtype: np.dtype, parts: Iterable[np.ndarray]) -> int:
-    """Writes arrays, one after another, to one ``.npy`` file; returns their total length."""
-    header = {"descr": dtype.str, "fortran_order": False, "shape": (0,)}
-    n = 0
-    with open(path, "wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        for part in parts:
-            part.astype(dtype, copy=False).tofile(file)
-            n += len(part)
-        file.seek(0)  # the header is as long for any n: NumPy pads it
-        np.lib.format.write_array_header_1_0(file, {**header, "shape": (n,)})
-    return n
 
 
 def _counted(blocks: Iterable[bytes], counts: dict[str, int]) -> Iterator[bytes]:

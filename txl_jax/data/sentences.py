@@ -27,9 +27,10 @@ from typing import Any
 
 import numpy as np
 
+from txl_jax.data.documents import Documents
 from txl_jax.data.drawn_lengths import DrawnLengths
 from txl_jax.data.errors import DataError
-from txl_jax.data.streams import BaseStreams, Segment, Streams
+from txl_jax.data.streams import BaseStreams, DocumentStreams, Segment, Streams
 from txl_jax.data.symbols import check_ids
 
 SHARD = 1024  # sentences
@@ -126,20 +127,23 @@ class SentenceStreams(BaseStreams):
         return self._text.read(epoch, stream, start, stop)
 
 
-AnyStreams = Streams | SentenceStreams
+Split = np.ndarray | Sentences | Documents
+"""The tokens of a split."""
+AnyStreams = Streams | SentenceStreams | DocumentStreams
 TrainingStreams = AnyStreams | DrawnLengths
 
 
-def ordered_streams(
-    split: np.ndarray | Sentences, batch_size: int, seg_len: int, **options: Any
-) -> AnyStreams:
+def ordered_streams(split: Split, batch_size: int, seg_len: int, **options: Any) -> AnyStreams:
     """Returns the streams of a split in its order, for scoring; options are those of the class."""
+    if isinstance(split, Documents) and not options.pop("drop_remainder", False):
+        return DocumentStreams(split, batch_size, seg_len, **options)
+    options |= {"drop_remainder": True} if isinstance(split, Documents) else {}
     kind = SentenceStreams if isinstance(split, Sentences) else Streams
     return kind(split, batch_size, seg_len, **options)  # type: ignore[arg-type]
 
 
 def shuffled_streams(
-    split: np.ndarray | Sentences,
+    split: Split,
     batch_size: int,
     seg_len: int,
     seed: int,
@@ -160,13 +164,13 @@ def shuffled_streams(
 
 
 def segments(
-    split: np.ndarray | Sentences,
+    split: Split,
     batch_size: int,
     seg_len: int,
     drop_remainder: bool = False,
     context_len: int = 0,
 ) -> Iterator[Segment]:
-    """Returns an iterator over the segments of one pass over a token array or sentences, in order.
+    """Returns an iterator over the segments of one pass over a split, in order.
 
     Example:
       >>> import numpy as np, txl_jax
@@ -180,8 +184,10 @@ def segments(
     return iter(ordered_streams(split, batch_size, seg_len, **options))
 
 
-def flat_tokens(split: np.ndarray | Sentences) -> np.ndarray:
-    """Returns all ids of a split in order, 1-D; all ids except the first one are targets."""
+def flat_tokens(split: Split) -> np.ndarray:
+    """Returns all ids of a split in order, 1-D; all but the first are targets, if not documents."""
+    if isinstance(split, Documents):
+        return split.tokens
     if isinstance(split, Sentences):
         return split.tokens[int(split.offsets[0]) : int(split.offsets[-1]) + 1]
     return split

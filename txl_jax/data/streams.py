@@ -35,9 +35,11 @@ and wraps around. The token is drawn from (seed, epoch, stream):
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
+from txl_jax.data.documents import Documents
 from txl_jax.data.errors import DataError
 from txl_jax.data.symbols import check_ids
 from txl_jax.messages import fields_repr
@@ -58,9 +60,12 @@ class Segment:
     Attributes:
       inputs: int32 [B, C+T], the context and the segment; 0 before the start of a stream.
       targets: int32 [B, T], the token after each of the last T inputs.
-      weights: float32 [B, T], 1, or 0 for padding, where inputs and targets are also 0.
+      weights: float32 [B, T], 1, or 0 for padding, where inputs and targets are also 0. A target
+        that would cross a boundary of documents has weight 0 too.
       starts: bool [B, C+T], True at the first token of a stream; the argument ``reset`` of a model.
       first: True for the first segment of a pass, which must be read with an empty memory.
+      resets: bool [B, C+T], True where a document begins; ``None`` without documents.
+      lengths: int32 [B], the real inputs of each row; ``None`` without documents.
     """
 
     inputs: np.ndarray
@@ -68,6 +73,8 @@ class Segment:
     weights: np.ndarray
     starts: np.ndarray
     first: bool
+    resets: np.ndarray | None = None
+    lengths: np.ndarray | None = None
 
     __repr__ = fields_repr
 
@@ -102,6 +109,8 @@ def read_segment(
 class BaseStreams:
     """All segments of B parallel streams, by index; a short last segment is padded to T."""
 
+    documents: Documents | None = None
+
     def __init__(self, batch_size: int, seg_len: int, context_len: int):
         self.batch_size, self.seg_len, self.context_len = batch_size, seg_len, context_len
         for key, least in {"batch_size": 1, "seg_len": 1, "context_len": 0}.items():
@@ -127,8 +136,17 @@ class BaseStreams:
     ) -> Segment:
         """Returns targets ``start`` .. ``start + n - 1`` of each stream, padded to ``width``."""
         ends = {b: self._ends[b] for b in range(*rows.indices(self.batch_size))}
-        read = functools.partial(self._read, epoch)
-        return read_segment(read, ends, start, n, width, self.context_len)
+        where = (ends, start, n, width, self.context_len)
+        segment = read_segment(functools.partial(self._read, epoch), *where)
+        if self.documents is None:
+            return segment
+        begins = read_segment(functools.partial(self._begins, epoch), *where)
+        lengths = self.context_len + np.sum(segment.weights, axis=1).astype(np.int32)
+        weights = segment.weights
+        if not self.documents.shared:
+            weights = np.where(begins.targets > 0, np.float32(0), weights)
+        more: dict[str, Any] = {"resets": begins.inputs > 0, "lengths": lengths}
+        return dataclasses.replace(segment, weights=weights, **more)
 
     def at_step(self, step: int, rows: slice = slice(None)) -> Segment:
         """Returns the segment of a training step; steps are counted from 0 over all epochs."""
@@ -142,13 +160,17 @@ class BaseStreams:
         """Returns tokens ``start`` .. ``stop - 1`` of a stream in the order of an epoch."""
         raise NotImplementedError
 
+    def _begins(self, epoch: int, stream: int, start: int, stop: int) -> np.ndarray:
+        """Tells for each token of :meth:`_read` whether a document begins: bool [n]."""
+        raise NotImplementedError
+
 
 class Streams(BaseStreams):
     """All segments of a token array, by index; a full stream has ``targets_per_stream`` targets."""
 
     def __init__(
         self,
-        tokens: np.ndarray,
+        tokens: np.ndarray | Documents,
         batch_size: int,
         seg_len: int,
         drop_remainder: bool = False,
@@ -157,12 +179,14 @@ class Streams(BaseStreams):
         context_len: int = 0,
         partial_shuffle_seed: int | None = None,
     ):
-        """Lays out the streams of integers [N], which ``name`` names in errors.
+        """Lays out the streams of integers [N] or documents, which ``name`` names in errors.
 
+        A stream may begin inside a document; memory is reset there as well.
         Ids must be below ``vocab_size``, V, if it is given. Partial shuffle needs a seed and
         ``drop_remainder``. Raises DataError if arguments or ids are out of range or tokens too few.
         """
-        tokens = np.asanyarray(tokens)
+        self.documents = tokens if isinstance(tokens, Documents) else None
+        tokens = np.asanyarray(tokens.tokens if isinstance(tokens, Documents) else tokens)
         if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
             raise DataError(
                 f"{name} has shape {tokens.shape} and type {tokens.dtype}: must be 1-D integers"
@@ -185,6 +209,9 @@ class Streams(BaseStreams):
         self.targets_per_stream = self._stride - int(drop_remainder)
         starts = range(0, batch_size * self._stride, self._stride)
         self._lay_out([max(0, min(self.targets_per_stream, n - start)) for start in starts])
+        if self.documents is not None and not self.documents.shared:
+            for start, end in zip(starts, self._ends, strict=True):
+                self.n_targets -= int(self.documents.begins(start + 1, start + 1 + end).sum())
 
     def span_at(self, step: int) -> tuple[int, int, int]:
         """Returns the first target, the number of targets and the epoch of a step's segment."""
@@ -196,6 +223,15 @@ class Streams(BaseStreams):
         """Returns up to n tokens of the text before the first token of a stream."""
         begin = stream * self._stride
         return self._tokens[max(begin - n, 0) : begin]
+
+    def stream_begins(self) -> np.ndarray | None:
+        """Tells where documents and streams begin, bool [B,n]; ``None`` without documents."""
+        if self.documents is None:
+            return None
+        rows, n = range(self.batch_size), self._stride
+        flags = np.stack([self.documents.begins(b * n, (b + 1) * n) for b in rows])
+        flags[:, 0] = True
+        return flags
 
     def stream_tokens(self) -> np.ndarray:
         """Returns the unshuffled tokens of every stream, int32 [B,n]; needs drop_remainder."""
@@ -213,10 +249,72 @@ class Streams(BaseStreams):
         return int(np.random.default_rng([self._seed, epoch, stream]).integers(self._stride))
 
     def _read(self, epoch: int, stream: int, start: int, stop: int) -> np.ndarray:
+        parts = [self._tokens[i:j] for i, j in self._spans(epoch, stream, start, stop)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _begins(self, epoch: int, stream: int, start: int, stop: int) -> np.ndarray:
+        assert self.documents is not None
+        spans, flags = self._spans(epoch, stream, start, stop), []
+        for i, j in spans:
+            flags.append(self.documents.begins(i, j))
+            if i == stream * self._stride < j:
+                flags[-1][0] = True
+        return np.concatenate(flags)
+
+    def _spans(self, epoch: int, stream: int, start: int, stop: int) -> list[tuple[int, int]]:
+        """Returns the parts of the text that have tokens ``start`` .. ``stop - 1`` of a stream."""
         begin, n, shift = stream * self._stride, self._stride, self.shift(epoch, stream)
         if not shift:
-            return self._tokens[begin + start : begin + stop]
+            return [(begin + start, begin + stop)]
         wrap = n - shift  # tokens up to the end of the stream
-        at_end = self._tokens[begin + shift + min(start, wrap) : begin + shift + min(stop, wrap)]
-        again = self._tokens[begin + max(start - wrap, 0) : begin + max(stop - wrap, 0)]
-        return np.concatenate([at_end, again])
+        at_end = (begin + shift + min(start, wrap), begin + shift + min(stop, wrap))
+        return [at_end, (begin + max(start - wrap, 0), begin + max(stop - wrap, 0))]
+
+
+class DocumentStreams(BaseStreams):
+    """All segments of whole documents in order, by index; rows have about the same length.
+
+    Each row begins with a document, so the losses do not depend on the number of rows. If there are
+    fewer documents than rows, some rows are empty.
+    """
+
+    documents: Documents
+
+    def __init__(
+        self,
+        documents: Documents,
+        batch_size: int,
+        seg_len: int,
+        name: str = "documents",
+        vocab_size: int | None = None,
+        context_len: int = 0,
+    ):
+        """Lays out the rows; arguments and errors are those of :class:`Streams`."""
+        super().__init__(batch_size, seg_len, context_len)
+        if documents.n_targets < 1:
+            raise DataError(f"{name} has no target; give longer documents")
+        if vocab_size is not None:
+            check_ids(documents.tokens, vocab_size, name)
+        self.documents, starts, n = documents, documents.starts, len(documents.tokens)
+        even = np.arange(1, batch_size) * n // batch_size
+        after = np.searchsorted(starts, even)
+        ends = np.append(starts, n)
+        nearer_before = even - ends[np.maximum(after - 1, 0)] < ends[after] - even
+        inner = ends[np.where(nearer_before, after - 1, after)]
+        self._edges = np.concatenate([[0], inner, [n]]).astype(np.int64)
+        last_shared = documents.shared & (self._edges[1:] < n)
+        sizes = np.diff(self._edges)
+        self._lay_out(np.where(sizes > 0, sizes - 1 + last_shared, 0).tolist())
+        self.n_targets = documents.n_targets
+
+    def preceding_tokens(self, stream: int, n: int) -> np.ndarray:
+        """Returns no tokens, because the first document of a row needs none."""
+        return self.documents.tokens[:0]
+
+    def _read(self, epoch: int, stream: int, start: int, stop: int) -> np.ndarray:
+        begin = self._edges[stream]
+        return self.documents.tokens[begin + start : begin + stop]
+
+    def _begins(self, epoch: int, stream: int, start: int, stop: int) -> np.ndarray:
+        begin = int(self._edges[stream])
+        return self.documents.begins(begin + start, begin + stop)

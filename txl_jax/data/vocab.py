@@ -253,6 +253,13 @@ def encode_prompts(vocab: Vocab, prompts: Sequence[Text]) -> list[np.ndarray]:
     return [encode_prompt(vocab, text, f"prompt {n}") for n, text in enumerate(prompts, 1)]
 
 
+def separator_ids(vocab: Vocab, separator: str | None) -> np.ndarray:
+    """Returns the ids of ``data.document_separator``, integers [k]; k is 0 without one."""
+    if separator is None:
+        return np.zeros(0, vocab.dtype)
+    return encode_text(vocab, separator, "data.document_separator")
+
+
 def line_end(vocab: Vocab) -> np.ndarray:
     """Returns the id of a line end, [1]: ``_`` for letters, ``<S>`` for sentences, or else 0."""
     try:

@@ -20,7 +20,7 @@ from txl_jax.config import ProtocolConfig, TransformerXLConfig
 from txl_jax.data.batch import Batch, make_batch, warm_up_batches
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import batch_on_device, prefetch
-from txl_jax.data.sentences import AnyStreams, Sentences, ordered_streams
+from txl_jax.data.sentences import AnyStreams, Split, ordered_streams
 from txl_jax.data.sources.progress import bar
 from txl_jax.evaluation.dynamic import Learner, Params, add_squares, score_and_learn
 from txl_jax.evaluation.protocols import keeps_cache, under_protocol
@@ -102,8 +102,8 @@ class Evaluator:
     Args:
       model: the configuration of the model. The protocol may replace its clamp and window.
       protocol: the evaluation protocol.
-      tokens: a 1-D integer array, or sentences. DataError is raised if there are too few tokens for
-        the streams, or if an id is out of range.
+      tokens: a 1-D integer array, sentences or documents. DataError is raised if there are too few
+        tokens for the streams, or if an id is out of range.
       mesh: the devices that share the streams. Their number need not divide the batch size.
       name: the name of the split, for error messages.
       training: the training split, which dynamic evaluation ``rms`` needs for its statistics.
@@ -113,10 +113,10 @@ class Evaluator:
         self,
         model: TransformerXLConfig,
         protocol: ProtocolConfig,
-        tokens: np.ndarray | Sentences,
+        tokens: Split,
         mesh: Mesh,
         name: str = "tokens",
-        training: np.ndarray | Sentences | None = None,
+        training: Split | None = None,
     ):
         self.protocol, self.name, self._shardings = protocol, name, Shardings(mesh)
         self.model = TransformerXL(under_protocol(model, protocol), mesh)

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from txl_jax.config import DynamicConfig, ProtocolConfig, TransformerXLConfig
-from txl_jax.data.sentences import AnyStreams, Sentences, ordered_streams
+from txl_jax.data.documents import Documents
+from txl_jax.data.sentences import AnyStreams, Sentences, Split, ordered_streams
 
 
 def under_protocol(model: TransformerXLConfig, protocol: ProtocolConfig) -> TransformerXLConfig:
@@ -94,29 +95,34 @@ def compared_protocols(protocol: ProtocolConfig) -> list[tuple[str, ProtocolConf
     return named
 
 
-def drop_unused_limit(protocol: ProtocolConfig, split: np.ndarray | Sentences) -> ProtocolConfig:
+def drop_unused_limit(protocol: ProtocolConfig, split: Split) -> ProtocolConfig:
     """Removes ``max_segments`` from the protocol if the split has at most so many segments."""
     if protocol.max_segments < _streams(protocol, split).n_segments:
         return protocol
     return dataclasses.replace(protocol, max_segments=0)
 
 
-def target_indices(protocol: ProtocolConfig, split: np.ndarray | Sentences) -> np.ndarray | None:
+def target_indices(protocol: ProtocolConfig, split: Split) -> np.ndarray | None:
     """Returns the increasing indices of a split's targets, int [N].
 
-    ``None`` stands for all tokens except the first. Indices count from the first token of
+    ``None`` stands for all tokens except the first one. Indices count from the first token of
     :func:`~txl_jax.data.sentences.flat_tokens`.
     """
-    if not protocol.max_segments:
+    limit = protocol.max_segments
+    if not limit and not (isinstance(split, Documents) and not split.shared):
         return None
     if isinstance(split, Sentences):
         first, numbers = int(split.offsets[0]), np.arange(len(split.tokens), dtype=np.int32)
         streams = _streams(protocol, Sentences(numbers, split.offsets))
+    elif isinstance(split, Documents):
+        first, numbers = 0, np.arange(len(split.tokens), dtype=np.int32)
+        streams = _streams(protocol, Documents(numbers, split.starts, split.shared))
     else:
         first, streams = 0, _streams(protocol, np.arange(len(split), dtype=np.int32))
-    segments = map(streams.segment, range(min(protocol.max_segments, streams.n_segments)))
+    n = streams.n_segments
+    segments = map(streams.segment, range(min(limit or n, n)))
     return np.sort(np.concatenate([x.targets[x.weights > 0] for x in segments])) - first
 
 
-def _streams(protocol: ProtocolConfig, split: np.ndarray | Sentences) -> AnyStreams:
+def _streams(protocol: ProtocolConfig, split: Split) -> AnyStreams:
     return ordered_streams(split, protocol.batch_size, protocol.seg_len)

@@ -3,13 +3,15 @@
     echo 'the company said' | python -m txl_jax.main --mode=score --workdir=runs/ptb_small
 
 Every symbol of the text is a target. The token before the first symbol is a line end. Memory is
-carried through the text, or is empty at the start of every line. Attention is limited to a window
-of M positions, so results do not depend on the segment length or on other lines of a batch.
+carried through the text, or is empty at the start of every line or document. Attention is limited
+to a window of M positions, so results do not depend on the segment length or on other lines of a
+batch.
 """
 
 import dataclasses
 import functools
 import io
+import itertools
 import json
 import math
 import os
@@ -25,16 +27,19 @@ from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir_files import check_file
 from txl_jax.config import ConfigError, ScoreConfig, TransformerXLConfig
 from txl_jax.data.batch import Batch, make_batch
+from txl_jax.data.documents import separator_ends
 from txl_jax.data.errors import DataError
 from txl_jax.data.streams import read_segment
 from txl_jax.data.symbols import readable
-from txl_jax.data.vocab import Text, Vocab, encode_text, line_end
+from txl_jax.data.vocab import Text, Vocab, encode_text, line_end, separator_ids
 from txl_jax.files import name_in_os_errors
 from txl_jax.messages import argument, fields_repr
 from txl_jax.model.footprint import of_reading
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import check_memory
 from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
+
+NO_IDS = np.zeros(0, np.int32)
 
 
 def run(trained: TrainedModel, workdir: str) -> str:
@@ -128,7 +133,9 @@ def score_any_text(
     if not sum(map(len, ids)):
         raise DataError(f"{name}: has no token to score; {advice}")
     check_score_memory(trained, len(lines))
-    losses = score_lines(exp.model, trained.params, ids, line_end(vocab), exp.score)
+    separator = separator_ids(vocab, exp.data.document_separator)
+    before = separator[-1:] if len(separator) else line_end(vocab)
+    losses = score_lines(exp.model, trained.params, ids, before, exp.score, separator)
     texts = [line if isinstance(line, str) else vocab.decode(line) for line in lines]
     return text_score(vocab, texts, ids, losses)
 
@@ -137,6 +144,7 @@ def check_score_memory(trained: TrainedModel, n_lines: int) -> None:
     """Raises ConfigError if scoring ``n_lines`` lines exceeds the memory of the device."""
     exp, c = trained.config, trained.config.score
     rows = min(c.batch_size, n_lines) if c.memory == "line" else 1
+    rows = c.batch_size if exp.data.document_separator else rows
     length = _context_len(exp.model, c) + c.seg_len
     keys = ("score.batch_size", "score.seg_len", "score.mem_len")
     mem_len = 0 if exp.model.memory_free else c.mem_len
@@ -154,16 +162,29 @@ def encode_lines(vocab: Vocab, lines: Sequence[Text], name: str) -> list[np.ndar
 
 
 def score_lines(
-    cfg: TransformerXLConfig, params: Any, lines: Sequence[np.ndarray], before: Any, c: ScoreConfig
+    cfg: TransformerXLConfig,
+    params: Any,
+    lines: Sequence[np.ndarray],
+    before: Any,
+    c: ScoreConfig,
+    separator: np.ndarray = NO_IDS,
 ) -> list[np.ndarray]:
     """Returns the loss in nats of every token of every line. A line may be empty.
 
-    ``before`` [1] is the token before the text, or before every line with ``memory="line"``.
+    ``before`` [1] is the token before the text, or before every line with ``memory="line"``. The
+    memory is also emptied at the last token of each ``separator`` [k], if k is not 0.
     """
-    if c.memory == "line":
-        return score_texts(cfg, params, [np.concatenate([before, line]) for line in lines], c)
-    (nll,) = score_texts(cfg, params, [np.concatenate([before, *lines])], c)
+    whole = [[line] for line in lines] if c.memory == "line" else [lines]
+    texts = [_documents(np.concatenate([before, *parts]), separator) for parts in whole]
+    nll = np.concatenate(score_texts(cfg, params, list(itertools.chain(*texts)), c))
     return np.split(nll, np.cumsum([len(line) for line in lines])[:-1])
+
+
+def _documents(text: np.ndarray, separator: np.ndarray) -> list[np.ndarray]:
+    """Cuts a text at separators, whose last token ends one document and begins the next."""
+    ends = separator_ends(text, separator)
+    edges = [0, *ends[(ends > 0) & (ends < len(text) - 1)], len(text) - 1]
+    return [text[i : j + 1] for i, j in itertools.pairwise(edges)]
 
 
 def score_texts(
@@ -266,9 +287,8 @@ def text_score(
         if vocab.decode_bytes(np.concatenate([before, tokens])) == raw:
             per_byte = total / math.log(2) / len(raw)
         else:
-            notes.append(
-                "no bits per byte, because the tokens do not determine the bytes of the text"
-            )
+            why = "the tokens do not determine the bytes of the text"
+            notes.append(f"no bits per byte, because {why}")
     readable_symbols = lambda row: tuple(readable(vocab.kind, vocab.symbols[i]) for i in row)
     rows = zip(lines, ids, losses, strict=True)
     scored = tuple(LineScore(text, row, nll, readable_symbols(row)) for text, row, nll in rows)

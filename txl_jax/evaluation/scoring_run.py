@@ -10,6 +10,7 @@ from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.trained_model import TrainedModel, parameter_count
 from txl_jax.config import ProtocolConfig
 from txl_jax.data.corpus import Corpus
+from txl_jax.data.documents import Documents
 from txl_jax.data.sentences import flat_tokens
 from txl_jax.evaluation import protocols
 from txl_jax.evaluation.baselines import DESCRIPTIONS, score_baselines
@@ -41,6 +42,7 @@ def score_split(
     config, rows = trained.config, list[dict[str, Any]]()
     split = getattr(corpus, config.evaluate.split)
     protocol = protocols.drop_unused_limit(config.evaluate, split)
+    resets = ", memory reset at each document" if isinstance(split, Documents) else ""
     note, unit = vocab_note(corpus, protocol.split), corpus.vocab.unit
     if note and corpus.vocab.lower_case and is_process_zero():
         text = "the model's vocabulary has no capital letters: the text is read in lower case"
@@ -59,9 +61,12 @@ def score_split(
         if score is None:
             return None
         row: dict[str, Any] = {"name": name, "loss": score.loss, unit: in_unit(score.loss, unit)}
-        description = protocols.describe(chosen, config.model) + note
+        description = protocols.describe(chosen, config.model) + resets + note
         row |= {"targets": score.targets, "protocol": description}
         row["seconds"] = round(score.seconds, 2)
+        if isinstance(split, Documents) and not chosen.max_segments:
+            row["documents"] = len(split)
+            row["document_loss"] = score.loss * score.targets / len(split)
         rows.append(row | conversions(score.loss * score.targets, corpus, chosen))
     if is_process_zero():
         targets = protocols.describe_targets(protocol) + note
@@ -108,7 +113,9 @@ def conversions(nats: float, corpus: Corpus, protocol: ProtocolConfig) -> dict[s
     n_bytes = info["bytes"][split]
     if vocab.kind not in ("char", "subword") and info["tokens"][split] != n_bytes:
         return {}
-    first = vocab.decode_bytes(getattr(corpus, split)[:1])
+    tokens = getattr(corpus, split)
+    unscored = [0] if not isinstance(tokens, Documents) or tokens.shared else tokens.starts
+    first = vocab.decode_bytes(flat_tokens(tokens)[unscored])
     words = info["words"][split] + info["lines"][split]
     return {
         "bits_per_byte": nats / math.log(2) / (n_bytes - len(first)),
@@ -125,5 +132,7 @@ def table(result: Mapping[str, Any]) -> str:
         # A perplexity per subword does not compare with the loss of other kinds of tokens.
         compares = unit == "ppl" and "bits_per_byte" in r
         more = f"  ({r['bits_per_byte']:.4f} bits per byte)" if compares else ""
+        if "documents" in r:
+            more += f"  ({r['document_loss']:.2f} nats per document, {r['documents']:,} documents)"
         lines.append(f"  {r['name']:<{width}}  {r[unit]:9.4f} {unit}{more}")
     return "\n".join(lines)

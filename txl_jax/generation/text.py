@@ -9,7 +9,8 @@ import numpy as np
 
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import GenerateConfig
-from txl_jax.data.vocab import Text, Vocab, encode_prompts
+from txl_jax.data.documents import separator_ends
+from txl_jax.data.vocab import Text, Vocab, encode_prompts, separator_ids
 from txl_jax.generation.generate import generate
 from txl_jax.generation.utf8 import utf8_automaton
 from txl_jax.messages import fields_repr
@@ -57,7 +58,9 @@ class Continuation:
       sample: the number of this continuation among the continuations of the prompt.
       text: complete characters and words, starting with the prompt's incomplete character.
       nll: the negative log-likelihood of each new token under the model's distribution, in nats.
-      ended: the reason for the end: ``length``, or a stop text, or an empty string before the end.
+      ended: the reason for the end: ``length``, a stop text (``data.document_separator`` is one),
+        ``separator`` for ids, or an empty string before the end.
+      separator: the id that ends a document and the continuation, if there is one.
     """
 
     __repr__ = fields_repr
@@ -70,6 +73,7 @@ class Continuation:
     text: str = ""
     nll: list[float] = dataclasses.field(default_factory=list)
     ended: str = ""
+    separator: int | None = None
 
     def __post_init__(self):
         self._decoder = Decoder(self.vocab, self.ids)
@@ -88,6 +92,9 @@ class Continuation:
         return self.text[len(old) :]
 
     def _decode(self, token: int) -> None:
+        if token == self.separator:
+            self.ended = "separator"
+            return
         last, before = len(self.nll) >= self.c.length, len(self._decoded)
         self._decoded += self._decoder.add(token)
         if last and not self.c.valid_text:
@@ -133,19 +140,38 @@ def continuations(
     vocab, exp = trained.vocab, dataclasses.replace(trained.config, generate=c)
     text = lambda prompt: prompt if isinstance(prompt, str) else vocab.decode(prompt)
     check_memory("generation", of_generating(exp.model, c, len(prompts)), exp)
+    encoded, separator = encode_prompts(vocab, prompts), exp.data.document_separator
+    end, mark = None, separator_ids(vocab, separator)
+    if separator and vocab.kind == "id":
+        end = int(mark[-1])
+    elif separator:
+        c = dataclasses.replace(c, stop=(*c.stop, separator))
     rows = [
-        Continuation(complete_characters(text(prompt)), vocab, c, ids.tolist(), sample)
-        for prompt, ids in zip(prompts, encode_prompts(vocab, prompts), strict=True)
+        Continuation(
+            complete_characters(text(prompt)),
+            vocab,
+            c,
+            (ids if len(prompt) or not separator else mark[-1:]).tolist(),
+            sample,
+            separator=end,
+        )
+        for prompt, ids in zip(prompts, encoded, strict=True)
         for sample in range(c.samples)
     ]
     grammar = utf8_automaton(vocab) if c.valid_text and vocab.kind == "byte" else None
-    ids = [np.array(row.ids, np.int32) for row in rows]
+    ids = [last_document(np.array(row.ids, np.int32), mark) for row in rows]
     samples = [row.sample for row in rows]
     for chunk in generate(trained.config.model, trained.params, ids, c, grammar, samples):
         new = zip(rows, chunk.tokens.tolist(), chunk.nll.tolist(), strict=True)
         yield [(row, row.add(tokens, nll)) for row, tokens, nll in new]
         if all(row.ended for row in rows):
             return
+
+
+def last_document(ids: np.ndarray, separator: np.ndarray) -> np.ndarray:
+    """Returns the ids from the end of the last separator on, which are all that is attended to."""
+    ends = separator_ends(ids, separator)
+    return ids[ends[-1] :] if len(ends) else ids
 
 
 def complete_characters(prompt: str) -> str:

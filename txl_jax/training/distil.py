@@ -23,6 +23,7 @@ from txl_jax.checkpoint.loading import load
 from txl_jax.config import ConfigError, ExperimentConfig
 from txl_jax.data.batch import Batch, SoftTargets, make_batch
 from txl_jax.data.corpus import Corpus
+from txl_jax.data.documents import Documents
 from txl_jax.data.streams import Streams
 from txl_jax.evaluation.protocols import under_protocol
 from txl_jax.files import atomic_write
@@ -57,6 +58,8 @@ def soft_targets(
             teachers, words, _, text = json.loads(str(file["about"]))
             if [teachers, words, text] == [list(c.teachers), c.words, corpus.source_hash]:
                 return SoftTargets(file["words"], file["probabilities"])
+    if isinstance(corpus.train, Documents):
+        raise ConfigError("config key distil.teachers: needs a text without documents")
     models = [_load_teacher(folder, exp, corpus) for folder in c.teachers]
     message(f"reading the training text with {len(models)} teacher(s)")
     soft = teacher_probabilities(models, np.asarray(corpus.train), exp, stop)

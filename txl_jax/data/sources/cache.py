@@ -8,10 +8,11 @@ the next process removes the unfinished folder, and resumes the unfinished downl
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import filelock
+import numpy as np
 from absl import logging
 
 from txl_jax.data.errors import DataError
@@ -84,6 +85,20 @@ def rename_folder(complete: Path, final: Path) -> None:
         _sync(path)
     os.rename(complete, final)
     _sync(final.parent)
+
+
+def write_npy(path: Path, dtype: np.dtype, parts: Iterable[np.ndarray]) -> int:
+    """Writes arrays, one after another, to one ``.npy`` file; returns their total length."""
+    header = {"descr": dtype.str, "fortran_order": False, "shape": (0,)}
+    n = 0
+    with open(path, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for part in parts:
+            part.astype(dtype, copy=False).tofile(file)
+            n += len(part)
+        file.seek(0)  # the header is as long for any n: NumPy pads it
+        np.lib.format.write_array_header_1_0(file, {**header, "shape": (n,)})
+    return n
 
 
 @contextlib.contextmanager

@@ -58,6 +58,8 @@ class Source:
     decode: Callable[[Iterable[bytes]], Iterator[bytes]] | None = None  # symbols to text
     vocab_file: Path | None = None  # the file that lists the vocabulary
     recorded: Mapping[str, str] = dataclasses.field(default_factory=dict)  # sha256 when downloaded
+    separator: bytes | None = None  # ends a document
+    sizes: Mapping[str, Sequence[int]] | None = None  # of each document in bytes, else by separator
 
     def __post_init__(self):
         for split in SPLITS:
@@ -77,6 +79,18 @@ class Source:
                 fix = f"delete the folder {path.parent}, it will be downloaded again"
                 raise DataError(f"{path}: {fault} as when it was downloaded; {fix}")
         return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether the text consists of documents."""
+        return self.separator is not None or self.sizes is not None
+
+    def documents(self, split: str, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        """Yields the documents of a split, given the blocks of its text."""
+        if self.sizes is not None:
+            return cut_at(blocks, self.sizes[split])
+        assert self.separator is not None
+        return cut_after(blocks, self.separator)
 
     def blocks(self, split: str) -> Iterator[bytes]:
         """Yields the text of a split in blocks of about :data:`BLOCK` bytes."""
@@ -123,6 +137,32 @@ def read(text: Text) -> Iterator[bytes]:
                 left -= len(block)
         if left:
             raise DataError(f"{piece.path}: has become {left:,} bytes shorter")
+
+
+def cut_at(blocks: Iterable[bytes], sizes: Iterable[int]) -> Iterator[bytes]:
+    """Yields consecutive parts of a text with these numbers of bytes."""
+    held, rest = bytearray(), iter(blocks)
+    for size in sizes:
+        while len(held) < size:
+            held += next(rest)
+        yield bytes(held[:size])
+        del held[:size]
+    assert next(rest, None) is None, "sizes are those of the whole text"
+
+
+def cut_after(blocks: Iterable[bytes], mark: bytes) -> Iterator[bytes]:
+    """Yields the parts of a text that end with ``mark``, and the rest if there is one."""
+    held = bytearray()
+    for block in blocks:
+        looked_at = max(len(held) - len(mark) + 1, 0)
+        held += block
+        begin = 0
+        while (at := held.find(mark, max(begin, looked_at))) >= 0:
+            yield bytes(held[begin : at + len(mark)])
+            begin = at + len(mark)
+        del held[:begin]
+    if held:
+        yield bytes(held)
 
 
 def merge_small(parts: Iterable[bytes]) -> Iterator[bytes]:

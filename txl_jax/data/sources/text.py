@@ -1,10 +1,15 @@
 """Finds ``text``, any plain text of a user: a file, a folder or a download."""
 
 import dataclasses
+import itertools
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from txl_jax.config import DataConfig
 from txl_jax.data import subword
+from txl_jax.data.documents import split_edges
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources import source
 from txl_jax.data.sources.download import check_hash, download
@@ -21,14 +26,20 @@ def find(data: DataConfig, kind: str, cache: Path) -> Source:
     A folder with ``train.txt``, ``valid.txt`` and ``test.txt`` is not cut. Any other text (a file,
     or all ``*.txt`` files of a folder in sorted order) is cut: the last ``test_fraction`` of its
     bytes is test, and the ``valid_fraction`` before is valid. A cut moves to the start of the next
-    line for ``kind`` word, and otherwise to the next character (UTF-8). Subwords are learnt from
-    the training split, and other vocabularies are counted over all splits. Raises DataError if
-    there is no usable text, or if the package for subwords is missing.
+    line for ``kind`` word, and otherwise to the next character (UTF-8). With documents, splits have
+    whole documents. Subwords are learnt from the training split, and other vocabularies are counted
+    over all splits. Raises DataError if there is no usable text, or if the package for subwords is
+    missing.
     """
-    if kind != "subword":
-        return _find(data, kind, cache)
-    subword.import_tokenizers()
+    if kind == "subword":
+        subword.import_tokenizers()
     found = _find(data, kind, cache)
+    if data.document_separator:
+        separator = data.document_separator.encode("utf-8", "surrogateescape")
+        protocol = {**found.protocol, "document_separator": data.document_separator}
+        found = dataclasses.replace(found, separator=separator, protocol=protocol)
+    if kind != "subword":
+        return found
     protocol = {**found.protocol, "vocab_size": data.vocab_size or subword.DEFAULT_SIZE}
     return dataclasses.replace(found, counted=("train",), protocol=protocol)
 
@@ -45,9 +56,13 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
     path = source.existing_path(data.path)
     if path.is_file():
         _refuse_array(path)
+        if data.document_files:
+            raise DataError(f"data.document_files: {path} is one file; name a folder of files")
         return _split({"text": path}, data, kind, str(path))
     fix = "; give train.txt, valid.txt and test.txt, or rename the files to have all *.txt"
     if own := source.split_files(path, "{}.txt", f"{path}:", f"{fix} cut into splits"):
+        if data.document_files:
+            raise DataError(f"data.document_files: {path} has a file for each split, not documents")
         texts = {split: [ByteRange.whole(file)] for split, file in own.items()}
         return Source("text", own, texts, counted=SPLITS, label=f"{path}{OWN_SPLITS}")
     found = {file.name: file for file in sorted(path.glob("*.txt")) if source.is_file(file)}
@@ -70,15 +85,46 @@ def _split(files: dict[str, Path], data: DataConfig, kind: str, label: str) -> S
     size = source.text_size(text)
     if not size:
         raise DataError(f"{label}: the text is empty")
-    valid = _boundary(text, size - round(size * (data.valid_fraction + data.test_fraction)), kind)
-    test = _boundary(text, size - round(size * data.test_fraction), kind)
-    if kind == "word" and not 0 < valid < test < size:
+    shares = (data.valid_fraction, data.test_fraction)
+    if data.document_files:
+        return _split_files(files, text, shares, label)
+    mark = b"\n" if kind == "word" else None
+    if data.document_separator:
+        mark = data.document_separator.encode("utf-8", "surrogateescape")
+    valid = _boundary(text, size - round(size * sum(shares)), mark)
+    test = _boundary(text, size - round(size * shares[1]), mark)
+    if data.document_separator and not 0 < valid < test < size:
+        fault = f"the separator {data.document_separator!r} ends too few documents"
+        fix = "give more, or a folder with train.txt, valid.txt and test.txt"
+        raise DataError(f"{label}: {fault} to cut the text into train, valid and test; {fix}")
+    if mark == b"\n" and not 0 < valid < test < size:
         raise DataError(f"{label}: {_too_few_lines(text)}")
     ends = {"train": (0, valid), "valid": (valid, test), "test": (test, size)}
     splits = {split: source.slice_text(text, *ends[split]) for split in SPLITS}
-    protocol = {key: getattr(data, key) for key in ("valid_fraction", "test_fraction")}
+    protocol: dict[str, Any] = {"valid_fraction": shares[0], "test_fraction": shares[1]}
     protocol["cut_at"] = "line" if kind == "word" else "character"
     return Source("text", files, splits, counted=SPLITS, protocol=protocol, label=label)
+
+
+def _split_files(
+    files: dict[str, Path], text: list[ByteRange | bytes], shares: tuple[float, float], label: str
+) -> Source:
+    """Returns a text whose documents are its files, with whole files in each split."""
+    sizes: list[int] = []
+    for part in text:
+        if isinstance(part, bytes):
+            sizes[-1] += len(part)  # the line end that a file lacks
+        else:
+            sizes.append(len(part))
+    starts = np.cumsum([0, *sizes])
+    edges = split_edges(starts[:-1], int(starts[-1]), *shares, label)
+    spans = dict(zip(SPLITS, itertools.pairwise(edges), strict=True))
+    splits = {s: source.slice_text(text, *starts[list(span)].tolist()) for s, span in spans.items()}
+    protocol: dict[str, Any] = {"valid_fraction": shares[0], "test_fraction": shares[1]}
+    protocol["documents"] = "files"
+    sized = {split: sizes[slice(*span)] for split, span in spans.items()}
+    known: dict[str, Any] = {"counted": SPLITS, "protocol": protocol, "sizes": sized}
+    return Source("text", files, splits, label=label, **known)
 
 
 def _too_few_lines(text: Text) -> str:
@@ -92,17 +138,14 @@ def _too_few_lines(text: Text) -> str:
     )
 
 
-def _boundary(text: Text, at: int, kind: str) -> int:
-    """Returns ``at``, or the next position where a line (``word``) or a character starts."""
+def _boundary(text: Text, at: int, mark: bytes | None) -> int:
+    """Returns ``at``, or the next position after a ``mark``, or of a character without a mark."""
     if at == 0:
         return 0
-    if kind != "word":
+    if mark is None:
         following = b"".join(source.read(source.slice_text(text, at, at + 3)))
         inside = [byte & 0xC0 == 0x80 for byte in following] + [False]
         return at + inside.index(False)
-    position = at - 1
-    for block in source.read(source.slice_text(text, position, source.text_size(text))):
-        if (newline := block.find(b"\n")) >= 0:
-            return position + newline + 1
-        position += len(block)
-    return position
+    position = max(at - len(mark), 0)
+    blocks = source.read(source.slice_text(text, position, source.text_size(text)))
+    return position + len(next(source.cut_after(blocks, mark), b""))

@@ -6,13 +6,16 @@ A file is cut into three splits. A folder has a file for each split (nanoGPT's h
     train.bin  val.bin                train, valid, and valid as test
     train.npy  valid.npy  test.npy    train, valid, test
 
-``symbols.json`` beside the files, a list of texts, has the symbol of each id for display.
+``symbols.json`` beside the files, a list of texts, has the symbol of each id for display. The
+documents of an array begin at the positions in ``ids.starts.npy`` beside ``ids.npy``, or at each
+``data.document_separator``. A folder of other arrays has a document in each file.
 """
 
 import dataclasses
 import hashlib
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +23,17 @@ import numpy as np
 
 from txl_jax.config import DataConfig
 from txl_jax.config.bounds import WORDS
+from txl_jax.data.documents import (
+    STARTS,
+    Documents,
+    check_starts,
+    running_text,
+    separated,
+    split_edges,
+)
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources import source
+from txl_jax.data.sources.cache import make_folder, write_errors, write_npy
 from txl_jax.data.sources.source import SPLITS, file_hash, read_errors
 from txl_jax.data.sources.text import OWN_SPLITS
 from txl_jax.data.symbols import chunks, first_outside
@@ -51,18 +63,22 @@ class TokenFiles:
       folder: the folder of the files.
       label: describes them in reports.
       protocol: the settings that decided the splits.
+      documents: those of each array that has documents.
     """
 
     files: Mapping[str, np.memmap]
-    splits: Mapping[str, np.ndarray]
+    splits: Mapping[str, np.ndarray | Documents]
     folder: Path
     label: str
     protocol: Mapping[str, Any]
+    documents: Mapping[str, Documents] = dataclasses.field(default_factory=dict)
 
     def hash(self) -> str:
         """Returns the sha256 over the :func:`fingerprint` and the type of each file."""
         of_file = lambda tokens: [fingerprint(Path(str(tokens.filename))), tokens.dtype.str]
         sums = {name: of_file(tokens) for name, tokens in self.files.items()}
+        for name, documents in self.documents.items():
+            sums[name].append(hashlib.sha256(np.asarray(documents.starts, "<i8").data).hexdigest())
         return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
 
     def vocab(self, size: int | None) -> Vocab:
@@ -88,21 +104,94 @@ class TokenFiles:
         return max(_largest_id(tokens, vocab_size) for tokens in self.files.values())
 
 
-def find(data: DataConfig) -> TokenFiles:
-    """Finds the arrays that ``data.path`` names, or raises DataError; reads no whole array."""
+def find(data: DataConfig, cache: Path) -> TokenFiles:
+    """Finds the arrays that ``data.path`` names, or raises DataError.
+
+    Only files that are documents are copied, into one array in the ``cache``.
+    """
     if data.path is None:
         raise DataError("data.name = 'tokens': needs data.path, a .npy or .bin file or a folder")
     path = source.existing_path(data.path)
     if path.is_file():
-        return _cut(open_tokens(path, data.dtype), path.parent, str(path), data)
+        tokens = open_tokens(path, data.dtype)
+        documents = _documents(tokens, data, path.parent)
+        return _cut(tokens, documents, path.parent, str(path), data)
     named = {split: _file_of(path, names) for split, names in NAMES.items()}
     files = {s: open_tokens(file, data.dtype) for s, file in named.items() if file is not None}
+    if not files and (parts := _other_arrays(path)):
+        tokens, documents = joined(parts, data, cache)
+        return _cut(tokens, documents, path, f"{path}, {len(parts):,} files", data)
     if missing := [split for split in ("train", "valid") if split not in files]:
         names = " or ".join(name + suffix for name in NAMES[missing[0]] for suffix in SUFFIXES)
         raise DataError(f"{path}: there is no {names} in this folder")
     note = "" if "test" in files else NO_TEST
-    splits = {split: files.get(split, files["valid"]) for split in SPLITS}
-    return _checked(TokenFiles(files, splits, path, f"{path}{OWN_SPLITS}{note}", {}))
+    found = {split: _documents(tokens, data, path) for split, tokens in files.items()}
+    known = {split: x for split, x in found.items() if x is not None}
+    own: dict[str, Any] = {**files, **known}
+    splits = {split: own.get(split, own["valid"]) for split in SPLITS}
+    label = f"{path}{OWN_SPLITS}{note}"
+    return _checked(TokenFiles(files, splits, path, label, {}, known))
+
+
+def _other_arrays(folder: Path) -> list[Path]:
+    """Returns the arrays in a folder, sorted by name, without those that have starts."""
+    paths = [path for path in sorted(folder.iterdir()) if path.suffix in SUFFIXES]
+    return [path for path in paths if not path.name.endswith(STARTS) and source.is_file(path)]
+
+
+def _documents(tokens: np.memmap, data: DataConfig, folder: Path) -> Documents | None:
+    """Returns the documents of an array by its separator or its file of starts, if it has any."""
+    path = Path(str(tokens.filename))
+    beside = path.with_suffix(STARTS)
+    has_starts, separator = source.is_file(beside), data.document_separator
+    if has_starts and separator is not None:
+        fix = "remove the file, or leave the setting out"
+        raise DataError(f"data.document_separator = {separator!r}: {beside} is there too; {fix}")
+    if separator is not None:
+        return separated(tokens, _separator_id(separator, folder / SYMBOLS), str(path))
+    if not has_starts:
+        return None
+    starts = _open_npy(beside)
+    check_starts(starts, len(tokens), str(beside))
+    return Documents(tokens, starts.astype(np.int64), data.cross_documents)
+
+
+def _separator_id(separator: str, symbols: Path) -> int:
+    known = read_symbols(symbols) if source.is_file(symbols) else []
+    if separator in known:
+        return known.index(separator)
+    if not (separator.isascii() and separator.isdigit() and len(separator) < 19):
+        fix = "give an id, or a symbol of symbols.json"
+        raise DataError(f"data.document_separator = {separator!r}: is no id; {fix}")
+    return int(separator)
+
+
+def joined(paths: Sequence[Path], data: DataConfig, cache: Path) -> tuple[np.memmap, Documents]:
+    """Returns the arrays of files as one array in the cache, and its documents, the files."""
+    if data.document_separator is not None:
+        fix = "leave data.document_separator out"
+        raise DataError(f"{paths[0].parent}: each file is a document; {fix}")
+    arrays = [open_tokens(path, data.dtype) for path in paths]
+    for path, tokens in zip(paths, arrays, strict=True):
+        if len(tokens) < 2:
+            raise DataError(f"{path}: has one token; a document needs at least 2")
+    size = max(_largest_id(tokens, data.vocab_size or WORDS) for tokens in arrays) + 1
+    sums = [
+        [path.name, fingerprint(path), x.dtype.str] for path, x in zip(paths, arrays, strict=True)
+    ]
+    identity = hashlib.sha256(json.dumps(sums).encode()).hexdigest()
+    starts = np.cumsum([0, *map(len, arrays[:-1])])
+
+    def fill(unfinished: Path) -> None:
+        with write_errors(unfinished.parent):
+            dtype = np.dtype(np.uint16 if size <= 1 << 16 else np.int32)
+            write_npy(unfinished / "tokens.npy", dtype, arrays)
+
+    with write_errors(cache):
+        cache.mkdir(parents=True, exist_ok=True)
+    folder = make_folder(cache / f"tokens-{identity[:20]}", fill)
+    tokens = open_tokens(folder / "tokens.npy", data.dtype)
+    return tokens, Documents(tokens, starts, data.cross_documents)
 
 
 def _file_of(folder: Path, names: tuple[str, ...]) -> Path | None:
@@ -113,19 +202,27 @@ def _file_of(folder: Path, names: tuple[str, ...]) -> Path | None:
     return found[0] if found else None
 
 
-def _cut(tokens: np.memmap, folder: Path, label: str, data: DataConfig) -> TokenFiles:
+def _cut(
+    tokens: np.memmap, documents: Documents | None, folder: Path, label: str, data: DataConfig
+) -> TokenFiles:
     n, shares = len(tokens), (data.valid_fraction, data.test_fraction)
+    protocol = {"valid_fraction": shares[0], "test_fraction": shares[1]}
+    if documents is not None:
+        edges = itertools.pairwise(split_edges(documents.starts, n, *shares, label))
+        whole = {s: documents.part(*span) for s, span in zip(SPLITS, edges, strict=True)}
+        files, known = {"tokens": tokens}, {"tokens": documents}
+        return _checked(TokenFiles(files, whole, folder, label, protocol, known))
     valid, test = n - round(n * sum(shares)), n - round(n * shares[1])
     spans = {"train": (0, valid), "valid": (valid, test), "test": (test, n)}
     splits = {split: tokens[slice(*span)] for split, span in spans.items()}
-    protocol = {"valid_fraction": shares[0], "test_fraction": shares[1]}
     return _checked(TokenFiles({"tokens": tokens}, splits, folder, label, protocol))
 
 
 def _checked(found: TokenFiles) -> TokenFiles:
     for split, tokens in found.splits.items():
-        if len(tokens) < 2:
-            fault = f"the {split} split has {len(tokens)} tokens, at least 2 are needed"
+        n = len(running_text(tokens))
+        if n < 2:
+            fault = f"the {split} split has {n} tokens, at least 2 are needed"
             raise DataError(f"{found.label}: {fault}; give more tokens, or a file for each split")
     return found
 
