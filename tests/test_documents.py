@@ -12,18 +12,21 @@ from test_training_resume import StopAt, assert_same_run
 from tiny_runs import corpus_and_experiment, run_in_workdir
 
 import txl_jax
-from txl_jax.checkpoint.trained_model import TrainedModel
-from txl_jax.config import ConfigError, ProtocolConfig
+from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
+from txl_jax.config import ConfigError, GenerateConfig, ProtocolConfig
 from txl_jax.data.corpus import load_corpus
 from txl_jax.data.documents import Documents, check_starts, separated, split_edges
 from txl_jax.data.errors import DataError
 from txl_jax.data.feed import training_batch
 from txl_jax.data.on_device import device_text, training_position
 from txl_jax.data.sentences import ordered_streams, shuffled_streams
+from txl_jax.data.sources.tokens import read_documents
 from txl_jax.data.vocab import Vocab
+from txl_jax.evaluation import score
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.evaluation.protocols import target_indices
 from txl_jax.evaluation.scoring_run import score_split
+from txl_jax.generation.write import write_continuations
 from txl_jax.library import language_model
 from txl_jax.parallel.shardings import make_mesh
 from txl_jax.training.loss import batch_loss, denominators
@@ -155,11 +158,11 @@ def test_evaluation_gives_the_loss_of_each_document_alone(shared, dynamic, b):
         batch_size=b, seg_len=t, mem_len=m, dynamic=txl_jax.config.DynamicConfig(**changes)
     )
     mesh = make_mesh(txl_jax.ExperimentConfig().mesh, model.cfg, b)
-    score = Evaluator(model.cfg, protocol, split, mesh).run(params)
-    assert score is not None
+    result = Evaluator(model.cfg, protocol, split, mesh).run(params)
+    assert result is not None
     expected = loss_alone(model, params, split, m, t)
-    np.testing.assert_allclose(score.loss, expected / split.n_targets, rtol=1e-5)
-    assert score.targets == split.n_targets
+    np.testing.assert_allclose(result.loss, expected / split.n_targets, rtol=1e-5)
+    assert result.targets == split.n_targets
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -191,10 +194,10 @@ def test_context_that_is_read_again_ends_where_a_document_begins():
     split = documents()
     protocol = ProtocolConfig(batch_size=2, seg_len=4, mem_len=0, context_len=44)
     mesh = make_mesh(txl_jax.ExperimentConfig().mesh, model.cfg, 2)
-    score = Evaluator(model.cfg, protocol, split, mesh).run(params)
-    assert score is not None
+    result = Evaluator(model.cfg, protocol, split, mesh).run(params)
+    assert result is not None
     expected = loss_alone(model, params, split, m=0, t=64)  # each document in one segment
-    np.testing.assert_allclose(score.loss, expected / split.n_targets, rtol=1e-5)
+    np.testing.assert_allclose(result.loss, expected / split.n_targets, rtol=1e-5)
 
 
 # --------------------------------------------------------------------------------------
@@ -378,11 +381,11 @@ def test_scoring_empties_memory_at_each_separator():
     split, trained = documents(shared=True), tiny_trained(document_separator="0")
     settings = {"mem_len": 15, "seg_len": 5}
     ids = np.asarray(split.tokens, np.int64)
-    score = trained.score(ids[1:], **settings)  # the separator before a text is added
+    whole = trained.score(ids[1:], **settings)  # the separator before a text is added
     alone = [trained.score(np.asarray(d[1:]), **settings).lines[0].nll for d in split]
-    np.testing.assert_allclose(score.lines[0].nll, np.concatenate(alone), rtol=1e-5)
-    whole = tiny_trained().score(ids[1:], **settings).lines[0].nll
-    assert np.abs(whole - score.lines[0].nll).max() > 1e-3  # without resets
+    np.testing.assert_allclose(whole.lines[0].nll, np.concatenate(alone), rtol=1e-5)
+    running = tiny_trained().score(ids[1:], **settings).lines[0].nll
+    assert np.abs(running - whole.lines[0].nll).max() > 1e-3  # without resets
 
 
 def test_generation_ends_at_a_separator_and_forgets_what_is_before_one():
@@ -398,3 +401,31 @@ def test_generation_ends_at_a_separator_and_forgets_what_is_before_one():
     assert same[0].continuation == same[1].continuation
     np.testing.assert_array_equal(same[0].nll, same[1].nll)
     assert trained.generate("", length=1, mem_len=8)[0].ids[0] == 0
+
+
+def test_arrays_are_scored_document_by_document(tmp_path, capsys):
+    path, split = save_documents(tmp_path)
+    settings = {"score.path": str(path), "score.mem_len": 15, "score.seg_len": 5}
+    trained = tiny_trained()
+    trained = with_settings(trained, txl_jax.config.override(trained.config, settings))
+    score.run(trained, str(tmp_path))
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["tokens"] for row in rows] == [len(d) - 1 for d in split]
+    model, params = model_and_params(same_length="pytorch")  # the window of scoring
+    alone = loss_alone(model, params, split, m=15, t=5)
+    np.testing.assert_allclose(sum(row["nll"] for row in rows), alone, rtol=1e-5)
+    (tmp_path / "ids.starts.npy").unlink()
+    score.run(trained, str(tmp_path))
+    (row,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert row["tokens"] == len(split.tokens) - 1
+
+
+def test_generated_ids_are_written_as_an_array_with_starts(tmp_path):
+    settings: Any = {"prompt": "5 6", "length": 4, "mem_len": 8, "samples": 3}
+    trained = tiny_trained()
+    config = dataclasses.replace(trained.config, generate=GenerateConfig(**settings))
+    write_continuations(dataclasses.replace(trained, config=config), str(tmp_path))
+    found = read_documents(tmp_path / "sample.npy", config.data, V)
+    expected = [one.ids.tolist() for one in trained.generate(**settings)]
+    assert [ids.tolist() for ids in found] == expected
+    assert (tmp_path / "sample.txt").read_text().startswith("[1.1] 5 6 ")

@@ -31,7 +31,7 @@ def _figures(*names: str) -> tuple[str, ...]:
 # The results of each mode, written in its workdir at the end.
 MODE_FILES: dict[str, tuple[str, ...]] = {
     "evaluate": ("evaluation.json", "evaluations.jsonl"),
-    "generate": ("sample.txt", "samples.jsonl"),
+    "generate": ("sample.txt", "samples.jsonl", "sample.npy", "sample.starts.npy"),
     "context": ("context_losses.npz", "context.json", "context.csv", *_figures("context")),
     "recl": ("recl.json", "recl.csv", "recl_gains.csv", *_figures("recl", "recl_loss")),
     "attention": (

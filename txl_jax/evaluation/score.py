@@ -29,6 +29,8 @@ from txl_jax.config import ConfigError, ScoreConfig, TransformerXLConfig
 from txl_jax.data.batch import Batch, make_batch
 from txl_jax.data.documents import separator_ends
 from txl_jax.data.errors import DataError
+from txl_jax.data.sources.source import existing_path
+from txl_jax.data.sources.tokens import SUFFIXES, read_documents
 from txl_jax.data.streams import read_segment
 from txl_jax.data.symbols import readable
 from txl_jax.data.vocab import Text, Vocab, encode_text, line_end, separator_ids
@@ -51,15 +53,23 @@ def run(trained: TrainedModel, workdir: str) -> str:
         raise ConfigError(
             f"config key score.json = {c.json!r}: is the file of score.path; name another file"
         )
+    if trained.vocab.kind == "id" and c.path.endswith(SUFFIXES):
+        size, path = len(trained.vocab), existing_path(c.path, "score.path")
+        score = score_documents(trained, read_documents(path, trained.config.data, size))
+    else:
+        score = _score_lines_of_file(trained)
+    print(score, file=sys.stderr, flush=True)
+    rows = [line_record(trained.vocab, n, line, c) for n, line in enumerate(score.lines, 1)]
+    _write(rows, c.json)
+    return ""
+
+
+def _score_lines_of_file(trained: TrainedModel) -> "TextScore":
+    c = trained.config.score
     name = "standard input" if c.path == "-" else c.path
     lines = io.StringIO(_text(c.path), newline="\n").readlines()  # no splits at form feeds
     other = f"{argument('config.score.path', 'FILE')}, or give a text on standard input"
-    score = score_any_text(trained, lines, name, f"name another file with {other}")
-    print(score, file=sys.stderr, flush=True)
-    _write(
-        [line_record(trained.vocab, n, line, c) for n, line in enumerate(score.lines, 1)], c.json
-    )
-    return ""
+    return score_any_text(trained, lines, name, f"name another file with {other}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -140,11 +150,26 @@ def score_any_text(
     return text_score(vocab, texts, ids, losses)
 
 
+def score_documents(trained: TrainedModel, documents: Sequence[np.ndarray]) -> "TextScore":
+    """Returns the losses of documents of ids, each alone, as the lines of a text.
+
+    The first token of a document is an input only, so it is not in its line.
+    """
+    exp, vocab = trained.config, trained.vocab
+    if max(map(len, documents)) < 2:
+        raise DataError("score.path: has no token after the first one; name a longer array")
+    check_score_memory(trained, len(documents))
+    losses = score_texts(exp.model, trained.params, documents, exp.score)
+    targets = [document[1:] for document in documents]
+    return text_score(vocab, [vocab.decode(row) for row in targets], targets, losses)
+
+
 def check_score_memory(trained: TrainedModel, n_lines: int) -> None:
     """Raises ConfigError if scoring ``n_lines`` lines exceeds the memory of the device."""
     exp, c = trained.config, trained.config.score
     rows = min(c.batch_size, n_lines) if c.memory == "line" else 1
-    rows = c.batch_size if exp.data.document_separator else rows
+    if exp.data.document_separator or trained.vocab.kind == "id":  # documents, line by line
+        rows = c.batch_size
     length = _context_len(exp.model, c) + c.seg_len
     keys = ("score.batch_size", "score.seg_len", "score.mem_len")
     mem_len = 0 if exp.model.memory_free else c.mem_len

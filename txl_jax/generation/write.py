@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
 
+import numpy as np
+
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import GenerateConfig
 from txl_jax.data.vocab import encode_prompts
@@ -29,7 +31,8 @@ def write_continuations(
 
     A single continuation is printed during generation. Several continuations are printed after each
     batch. The speed is printed on standard error. ``sample.txt`` has the printed text. A line with
-    the text and the settings of every continuation is appended to ``samples.jsonl``.
+    the text and the settings of every continuation is appended to ``samples.jsonl``. A model of ids
+    also writes ``sample.npy``, all ids [N], and ``sample.starts.npy``, where each text begins [n].
 
     Raises ConfigError or DataError if a prompt cannot be read or encoded.
     """
@@ -37,7 +40,8 @@ def write_continuations(
     prompts, quiet = read_prompts(c), c.json == "-"
     encode_prompts(trained.vocab, prompts)  # raises errors of any prompt before the first output
     single = len(prompts) == 1 and c.samples == 1 and not quiet
-    texts, settings = [], {key: getattr(c, key) for key in ("mem_len", "length", *SETTINGS, "seed")}
+    texts, ids = list[str](), list[list[int]]()
+    settings = {key: getattr(c, key) for key in ("mem_len", "length", *SETTINGS, "seed")}
     with stream_errors(sys.stdout, "replace"), _json_lines(c.json) as file:
         for first in range(0, len(prompts), c.batch_size):
             batch = prompts[first : first + c.batch_size]
@@ -50,6 +54,7 @@ def write_continuations(
                     text = f"[{1 + first + n // c.samples}.{1 + row.sample}] {text}"
                     print(printable(text), file=sys.stderr if quiet else sys.stdout, flush=True)
                 texts.append(text)
+                ids.append(row.ids)
                 record = {**row.to_json(), "step": trained.step, "settings": settings}
                 append(os.path.join(workdir, "samples.jsonl"), record)
                 if file:
@@ -57,6 +62,17 @@ def write_continuations(
                     print(json.dumps(record, ensure_ascii=ascii_only), file=file, flush=True)
     whole = "\n".join(texts) + "\n"
     atomic_write(os.path.join(workdir, "sample.txt"), whole.encode("utf-8", "surrogateescape"))
+    if trained.vocab.kind == "id":
+        starts = np.cumsum([0, *map(len, ids[:-1])])
+        whole_ids = np.concatenate(ids).astype(np.int32)
+        atomic_write(os.path.join(workdir, "sample.npy"), _npy(whole_ids))
+        atomic_write(os.path.join(workdir, "sample.starts.npy"), _npy(starts))
+
+
+def _npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
 
 
 def _continue_batch(

@@ -210,9 +210,9 @@ def read_errors(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
-def existing_path(path: str) -> Path:
+def existing_path(path: str, key: str = "data.path") -> Path:
     """Returns the path of a file or folder; raises DataError or ConfigError if there is none."""
-    found, named = expanded(path, "config key data.path"), f"data.path = {path!r}"
+    found, named = expanded(path, f"config key {key}"), f"{key} = {path!r}"
     if _file_mode(found, named) is None:
         raise DataError(f"{named}: there is no such file or folder")
     return found

@@ -40,7 +40,7 @@ from txl_jax.data.symbols import chunks, first_outside
 from txl_jax.data.vocab import Vocab
 from txl_jax.messages import argument
 
-SUFFIXES = (".npy", ".bin")
+SUFFIXES = (".npy", ".bin")  # of arrays
 NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
 SYMBOLS = "symbols.json"
 NO_TEST = "; there is no test file, so the test split is the valid split"
@@ -137,6 +137,14 @@ def _other_arrays(folder: Path) -> list[Path]:
     """Returns the arrays in a folder, sorted by name, without those that have starts."""
     paths = [path for path in sorted(folder.iterdir()) if path.suffix in SUFFIXES]
     return [path for path in paths if not path.name.endswith(STARTS) and source.is_file(path)]
+
+
+def read_documents(path: Path, data: DataConfig, vocab_size: int) -> list[np.ndarray]:
+    """Returns the documents of one file, or all its ids as one; DataError for an id outside V."""
+    tokens = open_tokens(path, data.dtype)
+    _largest_id(tokens, vocab_size)
+    documents = _documents(tokens, data, path.parent)
+    return [np.asarray(tokens)] if documents is None else list(documents)
 
 
 def _documents(tokens: np.memmap, data: DataConfig, folder: Path) -> Documents | None:
