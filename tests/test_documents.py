@@ -106,7 +106,10 @@ def test_training_streams_reset_where_a_document_or_a_stream_begins(shared, opti
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("options", [{}, {"context_len": 3}, {"seg_len_std": 1.0}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"context_len": 3}, {"seg_len_std": 1.0}, {"context_len": 3, "partial_shuffle": True}],
+)
 def test_a_text_on_the_device_gives_the_same_batches(shared, options):
     streams = shuffled_streams(documents(shared), 3, 10, seed=1, **options)
     text = device_text(streams)

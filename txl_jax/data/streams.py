@@ -106,6 +106,11 @@ def read_segment(
     return Segment(inputs, targets, weights, starts, first=start == 0)
 
 
+def _plain(tokens: np.ndarray) -> np.ndarray:
+    """Returns a memory map as a plain array, whose slices are several times as fast."""
+    return tokens.view(np.ndarray) if isinstance(tokens, np.memmap) else tokens
+
+
 class BaseStreams:
     """All segments of B parallel streams, by index; a short last segment is padded to T."""
 
@@ -203,7 +208,7 @@ class Streams(BaseStreams):
             )
         if vocab_size is not None:
             check_ids(tokens, vocab_size, name)
-        self._tokens, self._seed = tokens, partial_shuffle_seed
+        self._tokens, self._seed = _plain(tokens), partial_shuffle_seed
         n = len(tokens) - 1
         self._stride = len(tokens) // batch_size if drop_remainder else -(-n // batch_size)
         self.targets_per_stream = self._stride - int(drop_remainder)
@@ -296,6 +301,7 @@ class DocumentStreams(BaseStreams):
         if vocab_size is not None:
             check_ids(documents.tokens, vocab_size, name)
         self.documents, starts, n = documents, documents.starts, len(documents.tokens)
+        self._tokens = _plain(documents.tokens)
         even = np.arange(1, batch_size) * n // batch_size
         after = np.searchsorted(starts, even)
         ends = np.append(starts, n)
@@ -312,8 +318,8 @@ class DocumentStreams(BaseStreams):
         return self.documents.tokens[:0]
 
     def _read(self, epoch: int, stream: int, start: int, stop: int) -> np.ndarray:
-        begin = self._edges[stream]
-        return self.documents.tokens[begin + start : begin + stop]
+        begin = int(self._edges[stream])
+        return self._tokens[begin + start : begin + stop]
 
     def _begins(self, epoch: int, stream: int, start: int, stop: int) -> np.ndarray:
         begin = int(self._edges[stream])
