@@ -87,7 +87,7 @@ class DataConfig(Section, key="data"):
     """Text (or id of data.name='tokens') that ends a document and, as an input, begins the next one
     with an empty memory; a generated one ends the continuation."""
     document_files: bool = False
-    """Whether each *.txt file of a folder is a document (text only); the files of a folder of
+    """Whether each text file of a folder is a document (text only); the files of a folder of
     data.name='tokens' without train and valid always are."""
     cross_documents: bool = False
     """Whether the first token of each document is a target after the document before it, of which
