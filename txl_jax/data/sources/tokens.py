@@ -140,8 +140,13 @@ def _other_arrays(folder: Path) -> list[Path]:
 
 
 def read_documents(path: Path, data: DataConfig, vocab_size: int) -> list[np.ndarray]:
-    """Returns the documents of one file, or all its ids as one; DataError for an id outside V."""
+    """Returns the documents of one file, or all its ids as one; DataError for an id outside V.
+
+    A file of starts takes the place of ``data.document_separator``.
+    """
     tokens = open_tokens(path, data.dtype)
+    if source.is_file(path.with_suffix(STARTS)):
+        data = dataclasses.replace(data, document_separator=None)
     _largest_id(tokens, vocab_size)
     documents = _documents(tokens, data, path.parent)
     return [np.asarray(tokens)] if documents is None else list(documents)
