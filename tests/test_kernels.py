@@ -186,13 +186,13 @@ def test_an_implementation_is_refused_by_name_where_it_cannot_run():
 def test_auto_takes_what_the_platform_and_the_form_allow(monkeypatch):
     r, b = Positions(r=jnp.zeros(())), Positions(r=jnp.zeros(()), b=jnp.zeros(()))
     form = lambda positions, t=256: of_shape((2, 4, t, 64), 512, positions)
-    assert choice.chosen("auto", form(r)) == "xla"
+    assert choice.choose("auto", form(r)).name == "xla"
     monkeypatch.setattr(choice, "_platform", lambda mesh: "tpu")
-    assert choice.chosen("auto", form(r)) == "pallas_tpu"
-    assert choice.chosen("auto", form(b)) == "xla"
-    assert choice.chosen("auto", form(r, t=32)) == "xla"
+    assert choice.choose("auto", form(r)).name == "pallas_tpu"
+    assert choice.choose("auto", form(b)).name == "xla"
+    assert choice.choose("auto", form(r, t=32)).name == "xla"
     with pytest.raises(ValueError, match=r"pallas_tpu.*not support this form.*use 'auto' or 'xla'"):
-        choice.chosen("pallas_tpu", form(b))
+        choice.choose("pallas_tpu", form(b))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from txl_jax.model.dropout import AttentionDropout
 from txl_jax.model.kernels import AttentionInputs, pallas_tpu, reference
 from txl_jax.model.masks import AttentionMask, attention_mask
 from txl_jax.model.positions import Positions
-from txl_jax.planning.machines import topology_devices
+from txl_jax.planning.topologies import topology_devices
 
 N, B, S = 2, 3, 16
 NAMES = ("out", "dq", "dk", "dval", "du", "dv", "dr")

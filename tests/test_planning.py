@@ -23,7 +23,8 @@ from txl_jax.parallel.shardings import Shardings
 from txl_jax.planning import compile_ahead as ahead
 from txl_jax.planning import costs, flops
 from txl_jax.planning.costs import Collective, collectives
-from txl_jax.planning.machines import CHIPS, PlanningError, accelerator_type, topology_devices
+from txl_jax.planning.machines import CHIPS, PlanningError
+from txl_jax.planning.topologies import accelerator_type, topology_devices
 from txl_jax.planning.vocabulary import known_vocab_size, with_vocab_size
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import init_state
@@ -370,7 +371,7 @@ def test_a_program_that_cannot_be_read_back_is_told_without_its_exchanges():
             raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure")
 
     unreadable: Any = Unreadable()
-    assert ahead._collectives(unreadable) is None
+    assert ahead._exchanges_and_calls(unreadable) == (None, None)
     p = dataclasses.replace(train_program(), collectives=None)
     assert "collectives unknown" in ahead.format_program(p, None)
 
@@ -425,8 +426,8 @@ def test_slices_and_texts_that_are_not_known_are_refused_and_no_folder_is_made(t
     )
     sized = (*flags, "--config.model.vocab_size=30")
     assert refused(*sized, "--topology=v9:2x2") == (
-        "--topology=v9:2x2: must be a kind of TPU (v5e, v5p, v6e), a colon and the sides of the"
-        " slice in chips: v5e:4x4, v5p:2x2x4, v6e:2x4"
+        "--topology=v9:2x2: must start with a kind of TPU (v5e, v5p, v6e) or GPU (h100, h200) and"
+        " a colon: v5e:4x4, v5p:2x2x4, h200:1x1x8"
     )
     assert refused(*sized, "--topology=v5e:2x4", TPU_LIBRARY_PATH="/nowhere/libtpu.so") == (
         "TPU_LIBRARY_PATH=/nowhere/libtpu.so: there is no such file; name a libtpu.so"

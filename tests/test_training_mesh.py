@@ -365,11 +365,11 @@ def test_the_kernel_choice_sees_the_device_of_a_mesh_of_one(monkeypatch):
     """So a program that is compiled ahead for one absent TPU gets the TPU's kernel."""
     seen: list[Mesh | None] = []
 
-    def chosen(name, form, mesh=None):
+    def choose(name, form, mesh=None):
         seen.append(mesh)
-        return "xla"
+        return choice.Choice("xla")
 
-    monkeypatch.setattr(choice, "chosen", chosen)
+    monkeypatch.setattr(choice, "choose", choose)
     model, _, shardings, state = prepared(experiment((1, 1, 1)))
     seen.clear()
     jax.eval_shape(lambda: model.apply({"params": state.params}, batches()[0].inputs, state.mems))

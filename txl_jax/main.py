@@ -39,7 +39,7 @@ _MODES = (
 )
 _MODE = flags.DEFINE_enum("mode", "train", _MODES.split(), "Task of the command.")
 _TOPOLOGY = flags.DEFINE_string(
-    "topology", None, "With --mode=compile: the TPU slice to compile for, such as v5e:4x4."
+    "topology", None, "With --mode=compile: devices to compile for, as v5e:4x4 or h200:1x1x8."
 )
 _STEP = flags.DEFINE_string("step", "best", "Step of the checkpoint: best, latest or a number.")
 _DISTRIBUTED = flags.DEFINE_bool(

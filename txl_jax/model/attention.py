@@ -13,6 +13,8 @@ from txl_jax.config import AttentionForm, TransformerXLConfig
 from txl_jax.model import ring
 from txl_jax.model.dropout import AttentionDropout, Dropout
 from txl_jax.model.kernels import AttentionInputs, attend
+from txl_jax.model.kernels.choice import Choice, choose
+from txl_jax.model.masks import attention_mask
 from txl_jax.model.positions import Positions
 from txl_jax.model.ring import KeysValues
 
@@ -189,3 +191,29 @@ FORMS: dict[AttentionForm, type[Attention]] = {
     "absolute_per_layer": Attention,  # the block adds learnt vectors to its input
     "shared_projection": SharedProjectionAttention,
 }
+
+
+def planned_attention(
+    c: TransformerXLConfig, rows: int, seg_len: int, mem_len: int, train: bool, mesh: Mesh | None
+) -> Choice:
+    """Returns the implementation of attention that a program of these sizes uses.
+
+    ``rows`` are those of all devices of ``mesh``, and ``seg_len`` is T with its context. Nothing is
+    computed. A program with a cache uses ring.py instead.
+    """
+    n_keys = mem_len + seg_len
+    shape = lambda *sides: jax.ShapeDtypeStruct(sides, c.dtype)
+    biases = (shape(c.n_head, c.d_head),) * 2 if c.attention == "relative" else (None, None)
+
+    def inputs(key, encodings, u, v, q, k) -> AttentionInputs:
+        form = FORMS[c.attention](c)
+        terms, _ = form.init_with_output(key, n_keys, encodings, u, v, method="positions")
+        window = c.same_length if mem_len else False
+        mask = attention_mask(seg_len, jnp.zeros(rows, jnp.int32), mem_len, window)
+        drop = AttentionDropout.draw(key, c.dropatt) if train and c.dropatt else None
+        return AttentionInputs(q, k, k, terms, mask, drop)
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    arrays = (shape(c.n_head, rows, length, c.d_head) for length in (seg_len, n_keys))
+    x = jax.eval_shape(inputs, key, shape(n_keys, c.d_model), *biases, *arrays)
+    return choose(c.kernel, x, mesh)

@@ -4,7 +4,7 @@
     validate    one segment scored during training, while the training state is held
     evaluate    one segment scored by a trained model, with layers that are not scanned
 
-The devices are those at hand, or those of a TPU slice not at hand. No text is read and no workdir
+The devices are those at hand, or TPUs or GPUs that are not at hand. No text is read and no workdir
 is created: a text of zeros gives the batch its shape.
 """
 
@@ -25,16 +25,18 @@ from txl_jax.data.batch import SoftTargets
 from txl_jax.data.feed import training_batch
 from txl_jax.data.on_device import device_text, training_position
 from txl_jax.evaluation.evaluator import Evaluator
-from txl_jax.evaluation.protocols import describe, keeps_cache
+from txl_jax.evaluation.protocols import describe, keeps_cache, under_protocol
+from txl_jax.model.attention import planned_attention
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import GIB
 from txl_jax.parallel.shardings import Shardings
 from txl_jax.planning import flops
-from txl_jax.planning.costs import Collective, bytes_in_use, collectives
-from txl_jax.planning.machines import CHIPS, topology_devices
+from txl_jax.planning.costs import Collective, bytes_in_use, collectives, library_calls
+from txl_jax.planning.machines import CHIPS
+from txl_jax.planning.topologies import topology_devices
 from txl_jax.planning.vocabulary import with_vocab_size
 from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.setup import training_mesh, unchecked_streams
+from txl_jax.training.setup import training_attention, training_mesh, unchecked_streams
 from txl_jax.training.state import abstract_state
 from txl_jax.training.step import compiled_step
 
@@ -53,18 +55,21 @@ class Program:
 
     ``resident`` is the size in bytes of other arrays that each device holds meanwhile. ``memory``
     is jaxlib's ``memory_analysis``, or ``None`` if the compiler refused with ``error``.
-    ``compiler_flops`` is the compiler's count for one device, which counts a loop's body once.
-    ``collectives`` is ``None`` if jaxlib cannot read the program.
+    ``compiler_flops`` is the compiler's count for one device, which counts a loop's body once;
+    ``None`` if it does not count. ``collectives`` and ``calls`` (of kernels and libraries) are
+    ``None`` if jaxlib cannot read the program. ``attention`` says how attention is computed.
     """
 
     name: str
     description: str
+    attention: str
     seconds: float
     flops: Flops
     resident: int
     memory: Any = None
     compiler_flops: float | None = None
     collectives: tuple[Collective, ...] | None = ()
+    calls: dict[str, int] | None = None
     error: str = ""
 
     def fits(self, limit: int | None) -> bool:
@@ -76,7 +81,7 @@ class Program:
 def compile_ahead(exp: ExperimentConfig, topology: str | None) -> int:
     """Compiles and prints every program of ``exp``; returns 0, or 1 if one does not fit.
 
-    ``topology`` is a slice such as ``v5e:4x4``; ``None`` means the devices at hand.
+    ``topology`` is one such as ``v5e:4x4`` or ``h200:1x1x8``; ``None`` means the devices at hand.
     """
     exp = with_vocab_size(exp)
     devices = topology_devices(topology) if topology else jax.devices()
@@ -102,7 +107,8 @@ def programs(exp: ExperimentConfig, mesh: Mesh) -> Iterator[Program]:
     per_call = Flops(*(count * n for count in (*flops.update_flops(exp), of_device)))
     description = f"{n} update(s) of {t.batch_size} x {t.seg_len} targets, memory {t.mem_len}"
     lowered = lower_update(exp, model, optimizer, shardings, state)
-    yield _compile("train", description, lowered, per_call)
+    attention = training_attention(exp, mesh).describe()
+    yield _compile("train", description, attention, lowered, per_call)
     size = lambda x: math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     resident = sum(map(size, jax.tree.leaves((state.opt_state, state.mems))))
     yield _scoring("validate", exp.model, exp.validate, mesh, resident)
@@ -147,12 +153,29 @@ def _scoring(
     params = jax.tree.map(place, shapes, shardings.parameters(shapes))
     description = f"one segment; {describe(protocol, model)}"
     per_call = Flops(count(protocol.batch_size), 0.0, device)
-    return _compile(name, description, evaluator.lower(params), per_call, resident)
+    lowered = evaluator.lower(params)
+    attention = _scoring_attention(model, protocol, evaluator.batches.rows, mesh)
+    return _compile(name, description, attention, lowered, per_call, resident)
+
+
+def _scoring_attention(
+    model: TransformerXLConfig, protocol: ProtocolConfig, rows: int, mesh: Mesh
+) -> str:
+    if keeps_cache(model, protocol):
+        return "to a cache of projected memory (not fused: no fused kernel reads a cache)"
+    seg_len, cfg = protocol.context_len + protocol.seg_len, under_protocol(model, protocol)
+    return planned_attention(cfg, rows, seg_len, protocol.mem_len, False, mesh).describe()
 
 
 def _compile(
-    name: str, description: str, lowered: jax.stages.Lowered, per_call: Flops, resident: int = 0
+    name: str,
+    description: str,
+    attention: str,
+    lowered: jax.stages.Lowered,
+    per_call: Flops,
+    resident: int = 0,
 ) -> Program:
+    about = name, description, attention
     start = time.perf_counter()
     try:
         with _no_cache():
@@ -161,17 +184,18 @@ def _compile(
         if "RESOURCE_EXHAUSTED" not in str(refused):
             raise
         seconds, error = time.perf_counter() - start, str(refused).splitlines()[0]
-        return Program(name, description, seconds, per_call, resident, error=error)
+        return Program(*about, seconds, per_call, resident, error=error)
     seconds, costs = time.perf_counter() - start, compiled.cost_analysis() or {}
-    found = compiled.memory_analysis(), costs.get("flops"), _collectives(compiled)
-    return Program(name, description, seconds, per_call, resident, *found)
+    read = compiled.memory_analysis(), costs.get("flops")
+    return Program(*about, seconds, per_call, resident, *read, *_exchanges_and_calls(compiled))
 
 
-def _collectives(compiled: jax.stages.Compiled) -> tuple[Collective, ...] | None:
+def _exchanges_and_calls(compiled: jax.stages.Compiled) -> tuple[Any, Any]:
     try:
-        return tuple(collectives(compiled.as_text() or ""))
+        text = compiled.as_text() or ""
     except jax.errors.JaxRuntimeError:  # for a TPU v5p, with jaxlib 0.10.2 and libtpu 0.0.52
-        return None
+        return None, None
+    return tuple(collectives(text)), library_calls(text)
 
 
 @contextlib.contextmanager
@@ -212,6 +236,9 @@ def format_program(program: Program, limit: int | None) -> str:
     elif m is not None:
         found = [f"{x.count} {x.kind} ({x.size / 1e6:,.1f} MB)" for x in program.collectives]
         add("collectives", ", ".join(found) or "none")
+    add("attention", program.attention)
+    if program.calls:
+        add("calls", ", ".join(f"{n} {target}" for target, n in program.calls.items()))
     add("compiled in", f"{program.seconds:.1f} s")
     return "\n".join(lines)
 

@@ -1,8 +1,10 @@
 """Memory, operations and collectives of a compiled program, read from the program itself."""
 
+import collections
 import dataclasses
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 KINDS = (
@@ -39,6 +41,30 @@ def collectives(text: str) -> list[Collective]:
 
     A collective in a loop counts once for each iteration, or once if their number is unknown.
     """
+    found = dict.fromkeys(KINDS, (0, 0))
+    for line, times in _executed(text):
+        if match := _COLLECTIVE.search(line):
+            shapes, kind, started = match.groups()
+            count, size = found[kind]
+            found[kind] = count + times, size + times * _size(shapes, kind, bool(started))
+    return [Collective(kind, *sums) for kind, sums in found.items() if sums[0]]
+
+
+def library_calls(text: str) -> dict[str, int]:
+    """Returns the calls of kernels and libraries in one run of a program, from its text.
+
+    A key is the target of custom calls, such as ``__cublas$lt$matmul``, or the kind of a generated
+    matrix product, such as ``__triton_gemm``. Calls in a loop count as in :func:`collectives`.
+    """
+    found: collections.Counter[str] = collections.Counter()
+    for line, times in _executed(text):
+        if match := _CALL.search(line):
+            found[match[1] or match[2]] += times
+    return dict(sorted(found.items()))
+
+
+def _executed(text: str) -> Iterator[tuple[str, int]]:
+    """Yields the lines of a program with the number of times that one run executes each."""
     computations: dict[str, list[str]] = {}
     entry, lines = "", []
     for line in text.splitlines():
@@ -47,28 +73,24 @@ def collectives(text: str) -> list[Collective]:
             entry = match[2] if match[1] else entry
         else:
             lines.append(line)
-    found = dict.fromkeys(KINDS, (0, 0))
 
-    def visit(name: str, times: int) -> None:
+    def visit(name: str, times: int) -> Iterator[tuple[str, int]]:
         for line in computations.get(name, ()):
-            if match := _COLLECTIVE.search(line):
-                shapes, kind, started = match.groups()
-                count, size = found[kind]
-                found[kind] = count + times, size + times * _size(shapes, kind, bool(started))
-            elif " while(" in line:
+            yield line, times
+            if " while(" in line:
                 called = dict(_LOOP.findall(line))
                 condition = computations.get(called["condition"], [])
-                visit(called["body"], times * _trip_count(line, condition))
-            else:
+                yield from visit(called["body"], times * _trip_count(line, condition))
+            elif not _COLLECTIVE.search(line):
                 for called_name in _CALLED.findall(line):
-                    visit(called_name, times)
+                    yield from visit(called_name, times)
 
-    visit(entry, 1)
-    return [Collective(kind, *sums) for kind, sums in found.items() if sums[0]]
+    yield from visit(entry, 1)
 
 
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _COLLECTIVE = re.compile(rf" = (\(.*?\)|\S+) ({'|'.join(KINDS)})(-start)?\(")
+_CALL = re.compile(r'custom_call_target="([^"]+)"|"kind":"(__(?:triton|cudnn)[^"]*)"')
 _LOOP = re.compile(r"(body|condition)=%?([\w.\-]+)")
 _CALLED = re.compile(r"(?:calls|true_computation|false_computation)=%?([\w.\-]+)")
 _CONSTANT = re.compile(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")

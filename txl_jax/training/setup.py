@@ -13,6 +13,8 @@ from txl_jax.data.corpus import Corpus
 from txl_jax.data.on_device import device_text
 from txl_jax.data.sentences import TrainingStreams, flat_tokens, shuffled_streams
 from txl_jax.evaluation.evaluator import Evaluator, split_evaluator
+from txl_jax.model.attention import planned_attention
+from txl_jax.model.kernels.choice import Choice
 from txl_jax.model.layout import unstack_layers
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import Shardings, make_mesh
@@ -57,6 +59,13 @@ def training_mesh(exp: ExperimentConfig, devices: Sequence[jax.Device] | None = 
     """Returns the mesh of training devices, or raises ConfigError if they do not fit the config."""
     t = exp.train
     return make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches, devices)
+
+
+def training_attention(exp: ExperimentConfig, mesh: Mesh) -> Choice:
+    """Returns the implementation of attention of the train step, and why it is not a fused one."""
+    t, seg_len = exp.train, exp.train.context_len + exp.train.longest_seg_len
+    rows = t.batch_size // t.micro_batches
+    return planned_attention(exp.model, rows, seg_len, t.mem_len, True, mesh)
 
 
 def unchecked_streams(exp: ExperimentConfig, split: Any, **options: Any) -> TrainingStreams:

@@ -4,6 +4,7 @@ import functools
 import importlib
 import math
 from types import ModuleType
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -28,6 +29,21 @@ class KernelError(ConfigError):
     """Raised if an implementation of attention cannot be used; the message says why."""
 
 
+class Choice(NamedTuple):
+    """An implementation, and the reason why it is not the platform's fused one (``""``: it is).
+
+    ``falls_back`` tells whether ``auto`` would have taken the fused one for a segment of this size.
+    """
+
+    name: str
+    reason: str = ""
+    falls_back: bool = False
+
+    def describe(self) -> str:
+        """Returns the choice as ``triton (fused)`` or ``xla (not fused: …)``."""
+        return f"{self.name} ({f'not fused: {self.reason}' if self.reason else 'fused'})"
+
+
 def attend(x: AttentionInputs, implementation: str = "auto", mesh: Mesh | None = None) -> jax.Array:
     """Returns the attention of each query, [N,B,T,H] in the dtype of the values.
 
@@ -35,30 +51,45 @@ def attend(x: AttentionInputs, implementation: str = "auto", mesh: Mesh | None =
     KernelError if the implementation does not support the form of attention or the devices. The
     devices of ``mesh`` share rows and heads.
     """
-    name = chosen(implementation, x, mesh)
+    name = choose(implementation, x, mesh).name
     if name == "reference":
         return reference.attend(x)
     if name == "xla":
         return xla.attend(x, xla.HALVED_FROM.get(_platform(mesh)))
-    return _per_device(_module(name).attend, mesh)(x)
+    function = _module(name).attend
+    if name == "triton":
+        function = functools.partial(function, capability=_compute_capability(mesh))
+    return _per_device(function, mesh)(x)
 
 
-def chosen(implementation: str, x: AttentionInputs, mesh: Mesh | None = None) -> str:
+def choose(implementation: str, x: AttentionInputs, mesh: Mesh | None = None) -> Choice:
     """Returns the implementation that :func:`attend` runs; it reads only shapes and dtypes."""
-    platform = _platform(mesh)
     if implementation == "auto":
-        best, (_, rows, seg_len, _) = BEST.get(platform), x.q.shape
-        row_devices = 1 if mesh is None else math.prod(mesh.shape[axis] for axis in ROWS)
-        if best is None or seg_len < FUSED_MIN_QUERIES or rows % row_devices:
-            return "xla"
-        return best if _module(best).supports(x) is None else "xla"
+        return _best(x, mesh)
     if implementation not in FUSED:
-        return implementation
+        return Choice(implementation, f"model.kernel is {implementation!r}")
     check_platform(implementation, mesh)
     if refused := _module(implementation).supports(x):
         why = f"does not support this form: {refused}; use 'auto' or 'xla'"
         raise KernelError(f"model.kernel = {implementation!r} {why}")
-    return implementation
+    return Choice(implementation)
+
+
+def _best(x: AttentionInputs, mesh: Mesh | None) -> Choice:
+    platform, (_, rows, seg_len, _) = _platform(mesh), x.q.shape
+    best = BEST.get(platform)
+    if best is None:
+        return Choice("xla", f"there is no fused kernel for a {platform}")
+    if seg_len < FUSED_MIN_QUERIES:
+        few = f"{best} gains nothing for segments of {seg_len} tokens, below {FUSED_MIN_QUERIES}"
+        return Choice("xla", few)
+    row_devices = 1 if mesh is None else math.prod(mesh.shape[axis] for axis in ROWS)
+    if rows % row_devices:
+        unequal = f"{best} needs rows that the devices divide, not {rows} on {row_devices}"
+        return Choice("xla", unequal, falls_back=True)
+    if refused := _module(best).supports(x):
+        return Choice("xla", f"{best} cannot run: {refused}", falls_back=True)
+    return Choice(best)
 
 
 def check_platform(implementation: str, mesh: Mesh | None = None) -> None:
@@ -72,6 +103,12 @@ def check_platform(implementation: str, mesh: Mesh | None = None) -> None:
 def _platform(mesh: Mesh | None) -> str:
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     return "gpu" if platform in ("cuda", "rocm") else platform
+
+
+def _compute_capability(mesh: Mesh | None) -> int:
+    """Returns the compute capability of the GPUs of a mesh, such as 90 for an H100."""
+    device = jax.local_devices()[0] if mesh is None else mesh.devices.flat[0]
+    return int(device.compute_capability.replace(".", ""))
 
 
 @functools.cache

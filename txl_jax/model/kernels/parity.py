@@ -77,7 +77,7 @@ def difference(implementation: str, d_head: int, dtype: Any, dropatt: float = 0.
 def require_parity(implementation: str, d_head: int, dtype: str, dropatt: float) -> None:
     """Raises KernelError if a fused implementation would run and gives wrong results."""
     shapes = jax.eval_shape(functools.partial(example, d_head, jnp.dtype(dtype), dropatt))
-    name = choice.chosen(implementation, shapes)
+    name = choice.choose(implementation, shapes).name
     if name not in choice.FUSED:
         return
     found = difference(name, d_head, jnp.dtype(dtype), dropatt)

@@ -1,7 +1,7 @@
 """Fused attention for NVIDIA GPUs: device memory never holds an array of size T x K.
 
-The kernels are written in Triton (triton_tiles.py), and jax-triton calls them; both are imported on
-first use. Sums are float32 and deterministic: there are no atomic additions.
+The kernels are written in Triton (triton_tiles.py) and called by jax-triton (triton_call.py), which
+are imported on first use. Sums are float32 and deterministic: there are no atomic additions.
 """
 
 import dataclasses
@@ -20,13 +20,17 @@ _ENOUGH_PROGRAMS = 528  # for the gradient of r: four programs for each of an H1
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """The static arguments of a kernel, from the AttentionMask and the AttentionDropout."""
+    """The static arguments of a kernel, from the AttentionMask and the AttentionDropout.
+
+    ``capability`` is the compute capability of the GPU, such as 90.
+    """
 
     mem_len: int
     reach: int
     episodes: bool
     threshold: int
     scale: float
+    capability: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,17 +51,22 @@ def supports(x: AttentionInputs) -> str | None:
     try:
         importlib.import_module("jax_triton")
     except ImportError as error:
-        return f"it needs jax-triton, which cannot be imported: {str(error).splitlines()[0]}"
+        reason = str(error).splitlines()[0]
+        extra = "cuda13" if jax.default_backend() == "gpu" else "compile-cuda"
+        return f"it needs jax-triton ({reason}): pip install 'txl_jax[{extra}]'"
     return None
 
 
-def attend(x: AttentionInputs) -> jax.Array:
-    """Computes :func:`txl_jax.model.kernels.choice.attend` for forms with r and without b."""
+def attend(x: AttentionInputs, capability: int = 90) -> jax.Array:
+    """Computes :func:`txl_jax.model.kernels.choice.attend` for forms with r and without b.
+
+    ``capability`` is the compute capability of the GPU, which need not be at hand.
+    """
     mask, dropout = x.mask, x.dropout
     seed, threshold, scale = mask.filled, 0, 1.0  # any array serves as an unused one
     if dropout is not None:
         seed, threshold, scale = dropout.seed, threshold_of(dropout.rate), dropout.scale
-    form = Form(mask.mem_len, mask.reach, mask.episode is not None, threshold, scale)
+    form = Form(mask.mem_len, mask.reach, mask.episode is not None, threshold, scale, capability)
     where = mask.filled, mask.filled if mask.episode is None else mask.episode, seed
     return _attend(form, *x.biased_queries(), x.k, x.val, x.positions.r, where)
 
@@ -89,7 +98,7 @@ def _backward(form: Form, kept, dout):
     dk, dval = launch("gradient_of_keys", given, [k, val], of_keys, form)
 
     # A program sums a block of distances over some rows, over fewer rows if there are few blocks.
-    size = tiling("gradient_of_distances", r.shape[-1], r.dtype).size
+    size = tiling("gradient_of_distances", r.shape[-1], r.dtype, form.capability).size
     each = _ceil(b, min(b, _ceil(_ENOUGH_PROGRAMS, n * _ceil(n_keys, size))))
     parts = _ceil(b, each)
     results = [jax.ShapeDtypeStruct((parts, *r.shape), jnp.float32)]
@@ -101,7 +110,7 @@ def _backward(form: Form, kept, dout):
 _attend.defvjp(_forward, _backward)
 
 
-def tiling(kernel: str, h: int, dtype) -> Tiling:
+def tiling(kernel: str, h: int, dtype, capability: int) -> Tiling:
     """Returns the tiling of a kernel for heads of width H, with almost no spilled registers.
 
     Asynchronous products on Hopper need S of at least 64. Other GPUs, and float32, have too few
@@ -109,8 +118,7 @@ def tiling(kernel: str, h: int, dtype) -> Tiling:
     """
     if dtype == jnp.float32:
         return Tiling(16, num_warps=4, num_stages=2)
-    capability = getattr(jax.devices()[0], "compute_capability", "9.0")
-    if capability.split(".")[0] != "9":
+    if capability // 10 != 9:
         return Tiling(32, num_warps=4, num_stages=2)
     if h <= 64:
         return Tiling(64, num_warps=4, num_stages=2)
@@ -128,22 +136,19 @@ def launch(kernel: str, given, results, grid, form: Form) -> list[jax.Array]:
     ``given`` are the arrays and integers that the kernel reads, qu first. ``results`` have the
     shapes and dtypes of its outputs. ``grid`` gives the number of programs for a tile size.
     """
-    import jax_triton
-
     from txl_jax.model.kernels import triton_tiles
+    from txl_jax.model.kernels.triton_call import triton_call
 
     h = given[0].shape[-1]
-    tiles = tiling(kernel, h, given[0].dtype)
-    return jax_triton.triton_call(
-        *given,
-        kernel=getattr(triton_tiles, kernel),
-        out_shape=results,
-        grid=grid(tiles.size),
-        name=f"attention_{kernel}",
-        num_warps=tiles.num_warps,
-        num_stages=tiles.num_stages,
+    tiles = tiling(kernel, h, given[0].dtype, form.capability)
+    options = {
+        "grid": grid(tiles.size),
+        "name": f"attention_{kernel}",
+        "num_warps": tiles.num_warps,
+        "num_stages": tiles.num_stages,
         **constants(tiles, form, h),
-    )
+    }
+    return triton_call(getattr(triton_tiles, kernel), given, results, form.capability, options)
 
 
 def constants(tiles: Tiling, form: Form, h: int) -> dict:

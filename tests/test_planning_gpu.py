@@ -1,0 +1,235 @@
+"""Programs for NVIDIA GPUs that are not at hand have the kernels that a run on them would use."""
+
+import dataclasses
+import functools
+import importlib.metadata
+import inspect
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from test_planning import experiment, train_program
+from tiny_models import tokens
+
+from txl_jax.config import ExperimentConfig, TransformerXLConfig, override
+from txl_jax.model import attention
+from txl_jax.model.attention import planned_attention
+from txl_jax.model.kernels import choice, triton_call
+from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.planning import compile_ahead as ahead
+from txl_jax.planning import gpus
+from txl_jax.planning.costs import library_calls
+from txl_jax.planning.machines import CHIPS, PlanningError
+from txl_jax.planning.topologies import topology_devices
+
+FUSED = {"model.dtype": "bfloat16", "model.dropatt": 0.1, "mesh.data": -1}
+FUSED |= {f"{part}.seg_len": 128 for part in ("train", "validate", "evaluate")}
+
+
+# --------------------------------------------------------------------------------------
+# Anywhere.
+
+
+@pytest.mark.parametrize("topology", ["h200:8", "h200:1x8", "h100:0x1x8", "h200:1x1x8x1", "h200"])
+def test_a_topology_of_gpus_has_three_numbers(topology):
+    with pytest.raises(PlanningError, match=r"slices, hosts and devices of a host: h200:1x1x8"):
+        gpus.gpu_devices(topology)
+
+
+def test_missing_wheels_are_named_with_the_extra_that_has_them(monkeypatch):
+    have = {"jax-cuda13-pjrt": jax.__version__, "jax-cuda13-plugin": "0.0.1"}
+
+    def version(name):
+        if name not in have:
+            raise importlib.metadata.PackageNotFoundError
+        return have[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    with pytest.raises(PlanningError) as refused:
+        gpus.gpu_devices("h200:1x1x8")
+    assert str(refused.value) == (
+        f"--topology=h200:1x1x8: needs jax-cuda13-plugin=={jax.__version__} (not 0.0.1),"
+        " nvidia-nvvm, nvidia-cuda-nvcc, whose compiler needs no GPU: pip install"
+        " 'txl_jax[compile-cuda]'"
+    )
+
+
+@pytest.mark.parametrize("kind", gpus.GPUS)
+def test_the_description_of_a_gpu_has_its_name_and_its_memory(kind):
+    text = gpus.target_config(kind)
+    assert text.count("{") == text.count("}")
+    assert gpus.GPUS[kind] in text
+    memory, bandwidth = gpus._MEMORY[kind]
+    assert CHIPS[kind].memory <= memory < 1.1 * CHIPS[kind].memory
+    assert bandwidth == pytest.approx(CHIPS[kind].bandwidth, rel=0.01)
+
+
+PROGRAM = """\
+%body (p: (s32[])) -> (s32[]) {
+  %a = f32[8]{0} custom-call(%x), custom_call_target="triton_kernel_call"
+  %g = f32[8]{0} fusion(%x), kind=kCustom, calls=%gemm, \
+backend_config={"fusion_backend_config":{"kind":"__triton_gemm"}}
+}
+
+ENTRY %main (a: f32[8]) -> f32[] {
+  %w = (s32[]) while(%t), condition=%cond, body=%body, \
+backend_config={"known_trip_count":{"n":"3"}}
+  %c = f32[8]{0} custom-call(%x), custom_call_target="__cublas$lt$matmul"
+  %d = f32[8]{0} custom-call(%x), custom_call_target="triton_kernel_call"
+}
+"""
+
+
+def test_kernels_and_libraries_are_counted_as_often_as_they_run():
+    assert library_calls(PROGRAM) == {
+        "__cublas$lt$matmul": 1,
+        "__triton_gemm": 3,
+        "triton_kernel_call": 4,
+    }
+
+
+def test_the_description_says_how_attention_is_computed_and_what_is_called():
+    p = dataclasses.replace(train_program(), compiler_flops=None, calls={"triton_kernel_call": 8})
+    text = ahead.format_program(p, None)
+    assert "attention   xla (not fused: there is no fused kernel for a cpu)" in text
+    assert "calls       8 triton_kernel_call" in text
+    assert f"FLOPs       by formula {p.flops.model:.3e}" in text
+    assert "the compiler counts" not in text
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "relative": {"dropatt": 0.1},
+    "window": {"same_length": "pytorch"},
+    "shared_projection": {"attention": "shared_projection", "dtype": "bfloat16"},
+    "shaw": {"attention": "shaw", "n_positions": 8},
+    "absolute": {"attention": "absolute", "mem_len": 0},
+    "absolute_per_layer": {"attention": "absolute_per_layer", "n_positions": 8, "mem_len": 0}
+    | {"pre_lnorm": True, "d_head": 8},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_attention_is_planned_from_the_inputs_that_the_model_gives(monkeypatch, form):
+    """Every shape, dtype and absent term, as the model's own call has them."""
+    changes = {"n_layer": 1, "d_model": 16, "n_head": 2, "d_head": 4, "vocab_size": 11}
+    settings = {**changes, **FORMS[form]}
+    m, c = settings.pop("mem_len", 5), TransformerXLConfig(**settings)
+    seen: list[Any] = []
+
+    def choose(implementation, x, mesh=None):
+        shapes = jax.tree.map(jnp.shape, x.replace(mask=None))
+        seen.append((shapes, x.q.dtype, x.mask.reach, x.mask.mem_len))
+        return choice.Choice("reference")
+
+    monkeypatch.setattr(choice, "choose", choose)
+    monkeypatch.setattr(attention, "choose", choose)
+    model, text = TransformerXL(c), tokens(c, 3, 6)
+    rngs = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+    jax.eval_shape(lambda: model.init(rngs, text, model.init_mems(3, m), train=True))
+    planned_attention(c, 3, 6, m, True, None)
+    made, planned = seen
+    assert made == planned
+
+
+def test_a_fused_kernel_that_cannot_run_is_a_fallback_with_its_reason(monkeypatch):
+    monkeypatch.setattr(choice, "_platform", lambda mesh: "gpu")
+    planned = lambda t=128, **model: planned_attention(
+        TransformerXLConfig(vocab_size=11, d_head=16, **model), 4, t, 64, True, None
+    )
+    few = planned(64)
+    assert not few.falls_back
+    assert few.describe() == (
+        "xla (not fused: triton gains nothing for segments of 64 tokens, below 128)"
+    )
+    wrong = planned(dtype="float16")
+    assert wrong.falls_back
+    assert "triton cannot run: it supports bfloat16 and float32, not float16" in wrong.reason
+    monkeypatch.setitem(sys.modules, "jax_triton", None)
+    missing = planned(dtype="bfloat16")
+    assert missing.falls_back
+    assert "pip install 'txl_jax[compile-cuda]'" in missing.reason
+
+
+# --------------------------------------------------------------------------------------
+# Where the wheels of the extra compile-cuda are installed.
+
+
+@pytest.fixture(scope="module")
+def eight_gpus():
+    """Eight absent H200s."""
+    try:
+        gpus.check_wheels("h200:1x1x8")
+    except PlanningError as missing:
+        pytest.skip(str(missing))
+    pytest.importorskip("jax_triton", exc_type=ImportError)
+    return topology_devices("h200:1x1x8")
+
+
+def programs(devices, n=3, **changes) -> list[Any]:
+    """The first n programs of a tiny experiment with fused attention."""
+    exp: ExperimentConfig = experiment(**{**FUSED, **changes})
+    found = ahead.programs(exp, ahead.training_mesh(exp, devices))
+    return [program for program, _ in zip(found, range(n), strict=False)]
+
+
+@pytest.mark.integration
+def test_training_compiles_for_a_gpu_with_fused_attention(eight_gpus):
+    train, validate, evaluate = programs(eight_gpus[:1], **{"model.scan_layers": True})
+    layers = experiment().model.n_layer
+    assert train.attention == validate.attention == "triton (fused)"
+    assert train.calls["triton_kernel_call"] == 4 * layers  # one forward, three of the gradient
+    assert validate.calls["triton_kernel_call"] == layers
+    assert train.compiler_flops is None
+    assert train.memory.temp_size_in_bytes > 0
+    assert train.collectives == ()
+    assert evaluate.attention.startswith("to a cache of projected memory (not fused")
+    assert "triton_kernel_call" not in evaluate.calls
+
+
+@pytest.mark.integration
+def test_devices_of_a_mesh_each_run_the_fused_kernel_and_sum_gradients(eight_gpus):
+    mesh = {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "model.remat": "layer"}
+    (train,) = programs(eight_gpus, 1, **mesh)
+    assert train.calls["triton_kernel_call"] >= 4 * experiment().model.n_layer
+    assert {"all-reduce", "all-gather"} <= {x.kind for x in train.collectives}
+
+
+@pytest.mark.integration
+def test_short_segments_compile_without_the_fused_kernel(eight_gpus):
+    (train,) = programs(eight_gpus[:1], 1, **{"train.seg_len": 64})
+    assert train.attention.startswith("xla (not fused: triton gains nothing")
+    assert "triton_kernel_call" not in train.calls
+
+
+@pytest.mark.integration
+def test_several_seeds_run_the_fused_kernel_one_after_the_other(eight_gpus):
+    """jax-triton itself refuses ``jax.vmap``."""
+    c = override(experiment(), FUSED).model
+    model = TransformerXL(c, ahead.training_mesh(experiment(), eight_gpus[:1]))
+    text, mems = jax.ShapeDtypeStruct((2, 1, 128), jnp.int32), model.init_mems(1, 8)
+    init = functools.partial(model.init, jax.random.key(0))
+    params = jax.eval_shape(init, jnp.zeros((1, 128), jnp.int32), mems)
+    where = jax.sharding.SingleDeviceSharding(eight_gpus[0])
+    loss = lambda params, text: model.apply(params, text, text, mems, method="nll")[0].sum()
+    gradients = jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0)), in_shardings=where)
+    compiled = gradients.lower(params, text).compile()
+    assert library_calls(compiled.as_text() or "")["triton_kernel_call"] >= 2 * 4 * c.n_layer
+
+
+@pytest.mark.integration
+def test_the_rule_of_jax_triton_is_still_to_be_mended(eight_gpus, monkeypatch):
+    """If this fails, jax-triton works with JAX 0.12: remove ``mend_rule_for_unused_results``."""
+    if jax.__version_info__ < (0, 12):
+        pytest.skip("jax-triton needs no mending before JAX 0.12")
+    import jax_triton
+
+    library = jax_triton.triton_lib
+    own = library._triton_kernel_call_dce_rule
+    assert len(inspect.signature(own).parameters) == 2
+    rules = triton_call.partial_eval.dce_rules
+    monkeypatch.setitem(rules, library.triton_kernel_call_p, own)
+    monkeypatch.setattr(triton_call, "mend_rule_for_unused_results", lambda: None)
+    with pytest.raises(TypeError, match="dce_rule"):
+        programs(eight_gpus[:1], 1)

@@ -1,0 +1,72 @@
+"""Devices that are not at hand: those of a TPU slice or of machines with GPUs."""
+
+import importlib.util
+import math
+import os
+import re
+
+import jax
+
+from txl_jax.planning.gpus import GPUS, gpu_devices
+from txl_jax.planning.machines import CHIPS, PlanningError
+
+_TPUS = [kind for kind, chip in CHIPS.items() if chip.accelerator]
+
+
+def topology_devices(topology: str) -> list[jax.Device]:
+    """Returns the devices of a topology such as ``v5e:4x4`` or ``h200:1x1x8``.
+
+    The compilers for these devices need no such device. The process itself then computes on the
+    CPU, so call this before anything uses a device. Raises PlanningError if the topology is unknown
+    or its compiler is not installed.
+    """
+    kind = topology.partition(":")[0]
+    if kind not in (*_TPUS, *GPUS):
+        raise PlanningError(
+            f"--topology={topology}: must start with a kind of TPU ({', '.join(_TPUS)}) or GPU"
+            f" ({', '.join(GPUS)}) and a colon: v5e:4x4, v5p:2x2x4, h200:1x1x8"
+        )
+    jax.config.update("jax_platforms", "cpu")
+    return gpu_devices(topology) if kind in GPUS else tpu_devices(topology)
+
+
+def tpu_devices(topology: str) -> list[jax.Device]:
+    """Returns the chips of a slice such as ``v5e:4x4``, which libtpu describes."""
+    accelerator = accelerator_type(topology)
+    path = os.environ.get("TPU_LIBRARY_PATH")
+    if path and not os.path.isfile(path):
+        raise PlanningError(f"TPU_LIBRARY_PATH={path}: there is no such file; name a libtpu.so")
+    if not path and importlib.util.find_spec("libtpu") is None:
+        raise PlanningError(
+            "--topology needs libtpu, whose compiler needs no TPU: pip install 'txl_jax[tpu]', or"
+            " unpack the wheel libtpu anywhere and set TPU_LIBRARY_PATH=…/libtpu.so"
+        )
+    os.environ.update(
+        TPU_ACCELERATOR_TYPE=accelerator,
+        TPU_WORKER_HOSTNAMES="localhost",
+        TPU_WORKER_ID="0",
+        TPU_SKIP_MDS_QUERY="1",  # do not ask a cloud what this machine is
+        ALLOW_MULTIPLE_LIBTPU_LOAD="1",  # no chip is used, so other processes may load it too
+    )
+    from jax.experimental import topologies
+
+    try:
+        return list(topologies.get_topology_desc(topology, platform="tpu").devices)
+    except (RuntimeError, ValueError) as error:
+        raise PlanningError(
+            f"--topology={topology}: libtpu has no such slice ({str(error).splitlines()[0]}); sides"
+            " are those of a slice that can be rented, for example v5e:4x4, v5p:2x2x4, v6e:2x4"
+        ) from error
+
+
+def accelerator_type(topology: str) -> str:
+    """Returns the rental name of a slice, such as ``v5litepod-16`` for the chips ``v5e:4x4``."""
+    kind, _, sides = topology.partition(":")
+    n_sides = 3 if kind == "v5p" else 2
+    if kind not in _TPUS or not re.fullmatch(rf"[1-9]\d*(x[1-9]\d*){{{n_sides - 1}}}", sides):
+        raise PlanningError(
+            f"--topology={topology}: must be a kind of TPU ({', '.join(_TPUS)}), a colon and the"
+            " sides of the slice in chips: v5e:4x4, v5p:2x2x4, v6e:2x4"
+        )
+    chips = math.prod(map(int, sides.split("x")))
+    return f"{CHIPS[kind].accelerator}-{chips * CHIPS[kind].cores}"
