@@ -173,6 +173,9 @@ def test_training_leaves_the_files_of_the_readme_and_ends_with_the_held_out_numb
     record = json.loads((workdir / "config.json").read_text())
     assert {"jax", "flax", "optax", "numpy"} <= set(record["provenance"]["versions"])
     assert "revision" in record["provenance"]
+    assert record["provenance"]["attention"] in done.stderr.split("attention by ")[1]
+    first = json.loads((workdir / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["timing"]["attention"] == "xla"
     assert len(record["corpus"]["source_hash"]) == 64
     assert (workdir / "sample.txt").read_text().startswith("the cat")
 

@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 import importlib.metadata
-import inspect
 import sys
+import types
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from test_planning import experiment, train_program
 from tiny_models import tokens
@@ -16,13 +17,14 @@ from tiny_models import tokens
 from txl_jax.config import ExperimentConfig, TransformerXLConfig, override
 from txl_jax.model import attention
 from txl_jax.model.attention import planned_attention
-from txl_jax.model.kernels import choice, triton_call
+from txl_jax.model.kernels import choice
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.planning import compile_ahead as ahead
 from txl_jax.planning import gpus
 from txl_jax.planning.costs import library_calls
 from txl_jax.planning.machines import CHIPS, PlanningError
 from txl_jax.planning.topologies import topology_devices
+from txl_jax.training.trainer import Trainer
 
 FUSED = {"model.dtype": "bfloat16", "model.dropatt": 0.1, "mesh.data": -1}
 FUSED |= {f"{part}.seg_len": 128 for part in ("train", "validate", "evaluate")}
@@ -73,11 +75,15 @@ PROGRAM = """\
 backend_config={"fusion_backend_config":{"kind":"__triton_gemm"}}
 }
 
+%command_buffer (a: f32[8]) -> f32[] {
+  %d = f32[8]{0} custom-call(%x), custom_call_target="triton_kernel_call"
+}
+
 ENTRY %main (a: f32[8]) -> f32[] {
   %w = (s32[]) while(%t), condition=%cond, body=%body, \
 backend_config={"known_trip_count":{"n":"3"}}
   %c = f32[8]{0} custom-call(%x), custom_call_target="__cublas$lt$matmul"
-  %d = f32[8]{0} custom-call(%x), custom_call_target="triton_kernel_call"
+  %d = f32[8]{0} call(%x), to_apply=%command_buffer
 }
 """
 
@@ -152,6 +158,34 @@ def test_a_fused_kernel_that_cannot_run_is_a_fallback_with_its_reason(monkeypatc
     assert "pip install 'txl_jax[compile-cuda]'" in missing.reason
 
 
+def told(attention: choice.Choice) -> str:
+    """The lines that a run prints before its first step."""
+    lines: list[str] = []
+    trainer: Any = types.SimpleNamespace(
+        exp=experiment(),
+        corpus=types.SimpleNamespace(name="text", info={"tokens": {"train": 9}}, vocab="ab"),
+        streams=types.SimpleNamespace(n_segments=3),
+        setup=types.SimpleNamespace(
+            attention=attention, shardings=types.SimpleNamespace(mesh=np.zeros(1))
+        ),
+        log=types.SimpleNamespace(message=lines.append),
+    )
+    Trainer.log_start(trainer, types.SimpleNamespace(params={}, step=0), False)  # type: ignore
+    return "\n".join(lines)
+
+
+def test_a_run_tells_its_kernel_and_warns_of_a_fallback_with_what_mends_it(monkeypatch):
+    monkeypatch.setattr(choice, "_platform", lambda mesh: "gpu")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setitem(sys.modules, "jax_triton", None)
+    c = TransformerXLConfig(vocab_size=11, d_head=16, dtype="bfloat16")
+    planned = lambda seg_len: planned_attention(c, 4, seg_len, 64, True, None)
+    assert "\nwarning: attention by xla (not fused: triton cannot run" in told(planned(128))
+    assert "pip install 'txl_jax[cuda13]'" in told(planned(128))
+    assert "\nattention by xla (not fused: triton gains nothing" in told(planned(64))
+    assert "\nattention by triton (fused)" in told(choice.Choice("triton"))
+
+
 # --------------------------------------------------------------------------------------
 # Where the wheels of the extra compile-cuda are installed.
 
@@ -167,6 +201,11 @@ def eight_gpus():
     return topology_devices("h200:1x1x8")
 
 
+def fused_calls(calls) -> int:
+    """The calls of jax-triton, whose name has the ending ``_ffi`` from 0.4 on."""
+    return sum(n for name, n in calls.items() if name.startswith("triton_kernel_call"))
+
+
 def programs(devices, n=3, **changes) -> list[Any]:
     """The first n programs of a tiny experiment with fused attention."""
     exp: ExperimentConfig = experiment(**{**FUSED, **changes})
@@ -179,20 +218,20 @@ def test_training_compiles_for_a_gpu_with_fused_attention(eight_gpus):
     train, validate, evaluate = programs(eight_gpus[:1], **{"model.scan_layers": True})
     layers = experiment().model.n_layer
     assert train.attention == validate.attention == "triton (fused)"
-    assert train.calls["triton_kernel_call"] == 4 * layers  # one forward, three of the gradient
-    assert validate.calls["triton_kernel_call"] == layers
+    assert fused_calls(train.calls) == 4 * layers  # one forward, three of the gradient
+    assert fused_calls(validate.calls) == layers
     assert train.compiler_flops is None
     assert train.memory.temp_size_in_bytes > 0
     assert train.collectives == ()
     assert evaluate.attention.startswith("to a cache of projected memory (not fused")
-    assert "triton_kernel_call" not in evaluate.calls
+    assert fused_calls(evaluate.calls) == 0
 
 
 @pytest.mark.integration
 def test_devices_of_a_mesh_each_run_the_fused_kernel_and_sum_gradients(eight_gpus):
     mesh = {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "model.remat": "layer"}
     (train,) = programs(eight_gpus, 1, **mesh)
-    assert train.calls["triton_kernel_call"] >= 4 * experiment().model.n_layer
+    assert fused_calls(train.calls) >= 4 * experiment().model.n_layer
     assert {"all-reduce", "all-gather"} <= {x.kind for x in train.collectives}
 
 
@@ -200,36 +239,34 @@ def test_devices_of_a_mesh_each_run_the_fused_kernel_and_sum_gradients(eight_gpu
 def test_short_segments_compile_without_the_fused_kernel(eight_gpus):
     (train,) = programs(eight_gpus[:1], 1, **{"train.seg_len": 64})
     assert train.attention.startswith("xla (not fused: triton gains nothing")
-    assert "triton_kernel_call" not in train.calls
+    assert fused_calls(train.calls) == 0
+
+
+def gradients_of_two_texts(devices) -> jax.stages.Lowered:
+    """A program with ``jax.vmap`` around the gradient, as for several seeds."""
+    c = override(experiment(), FUSED).model
+    model = TransformerXL(c, ahead.training_mesh(experiment(), devices[:1]))
+    text, mems = jax.ShapeDtypeStruct((2, 1, 128), jnp.int32), model.init_mems(1, 8)
+    init = functools.partial(model.init, jax.random.key(0))
+    params = jax.eval_shape(init, jnp.zeros((1, 128), jnp.int32), mems)
+    where = jax.sharding.SingleDeviceSharding(devices[0])
+    loss = lambda params, text: model.apply(params, text, text, mems, method="nll")[0].sum()
+    gradients = jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0)), in_shardings=where)
+    return gradients.lower(params, text)
 
 
 @pytest.mark.integration
 def test_several_seeds_run_the_fused_kernel_one_after_the_other(eight_gpus):
     """jax-triton itself refuses ``jax.vmap``."""
-    c = override(experiment(), FUSED).model
-    model = TransformerXL(c, ahead.training_mesh(experiment(), eight_gpus[:1]))
-    text, mems = jax.ShapeDtypeStruct((2, 1, 128), jnp.int32), model.init_mems(1, 8)
-    init = functools.partial(model.init, jax.random.key(0))
-    params = jax.eval_shape(init, jnp.zeros((1, 128), jnp.int32), mems)
-    where = jax.sharding.SingleDeviceSharding(eight_gpus[0])
-    loss = lambda params, text: model.apply(params, text, text, mems, method="nll")[0].sum()
-    gradients = jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0)), in_shardings=where)
-    compiled = gradients.lower(params, text).compile()
-    assert library_calls(compiled.as_text() or "")["triton_kernel_call"] >= 2 * 4 * c.n_layer
+    calls = library_calls(gradients_of_two_texts(eight_gpus).compile().as_text() or "")
+    assert fused_calls(calls) >= 2 * 4 * experiment().model.n_layer
 
 
 @pytest.mark.integration
-def test_the_rule_of_jax_triton_is_still_to_be_mended(eight_gpus, monkeypatch):
-    """If this fails, jax-triton works with JAX 0.12: remove ``mend_rule_for_unused_results``."""
+def test_jax_triton_alone_still_has_no_gradient_with_the_newest_jax(eight_gpus, monkeypatch):
+    """If this fails, jax-triton works with JAX 0.12: remove what triton_call.py says of it."""
     if jax.__version_info__ < (0, 12):
-        pytest.skip("jax-triton needs no mending before JAX 0.12")
-    import jax_triton
-
-    library = jax_triton.triton_lib
-    own = library._triton_kernel_call_dce_rule
-    assert len(inspect.signature(own).parameters) == 2
-    rules = triton_call.partial_eval.dce_rules
-    monkeypatch.setitem(rules, library.triton_kernel_call_p, own)
-    monkeypatch.setattr(triton_call, "mend_rule_for_unused_results", lambda: None)
+        pytest.skip("jax-triton has the rule that JAX before 0.12 needs")
+    monkeypatch.setattr(jax.custom_batching, "sequential_vmap", lambda call: call)
     with pytest.raises(TypeError, match="dce_rule"):
         programs(eight_gpus[:1], 1)

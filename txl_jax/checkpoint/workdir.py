@@ -1,6 +1,6 @@
 """Creates, checks and reads a workdir, which has the settings and the vocabulary of a run.
 
-    config.json     every setting, the corpus's hash, versions and revision
+    config.json     every setting, the corpus's hash, versions, revision, devices and kernel
     vocab.json      the symbols of the tokens
 
 workdir_files.py lists all other files.
@@ -32,9 +32,12 @@ def with_vocab(exp: ExperimentConfig, corpus: Corpus) -> ExperimentConfig:
     return dataclasses.replace(exp, model=dataclasses.replace(exp.model, vocab_size=size))
 
 
-def init_workdir(workdir: str, exp: ExperimentConfig, corpus: Corpus) -> None:
+def init_workdir(
+    workdir: str, exp: ExperimentConfig, corpus: Corpus, attention: str | None = None
+) -> None:
     """Writes the settings and the vocabulary of a run to its folder, ``config.json`` first.
 
+    ``attention`` describes how training computes attention on these devices.
     Raises WorkdirError, and changes nothing, if the folder has another config, version or text, an
     exported model, or a user's files that the run would overwrite.
     """
@@ -53,7 +56,8 @@ def init_workdir(workdir: str, exp: ExperimentConfig, corpus: Corpus) -> None:
                 f"{argument('workdir', workdir)}: is the folder of another run:"
                 f" {'; '.join(different)}. Name another workdir, or use that run's settings"
             )
-    made = {"corpus": describe_corpus(corpus), "provenance": provenance()}
+    origin = {**provenance(), "attention": attention}
+    made = {"corpus": describe_corpus(corpus), "provenance": origin}
     write_json(path, {**exp.to_dict(), **made})
     write_json(os.path.join(workdir, VOCAB), corpus.vocab.to_json())
 

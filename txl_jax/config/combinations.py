@@ -31,6 +31,8 @@ def _steps_and_seeds(c: "ExperimentConfig") -> Broken:
     for key in ("train.steps", "train.log_every", "train.eval_every", "checkpoint.every"):
         if attrgetter(key)(c) % t.steps_per_dispatch:
             yield key, f"must be a multiple of train.steps_per_dispatch {t.steps_per_dispatch}"
+    if t.profiled_steps and t.profiled_steps[1] > t.steps:
+        yield "train.profile", f"must stop at train.steps {t.steps} or before"
     if t.num_seeds > 1 and m.fsdp * m.tensor * max(m.data, 1) > 1:
         yield "train.num_seeds", f"is for one device, not mesh {m.data} x {m.fsdp} x {m.tensor}"
     if c.seed + t.num_seeds - 1 > SEED:

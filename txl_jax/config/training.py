@@ -1,6 +1,7 @@
 """The settings of training."""
 
 import dataclasses
+import re
 from typing import Literal
 
 from txl_jax.config.bounds import DEVICES, ITEMS, LENGTH, ROWS, STEPS, WORDS
@@ -100,6 +101,13 @@ class DistilConfig(Section, key="distil"):
     count as one."""
 
 
+def step_range(text: str) -> tuple[int, int] | None:
+    """Returns the numbers of ``START:STOP``, or ``None`` if the text is not such a range."""
+    match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text, re.ASCII)
+    found = (int(match[1]), int(match[2])) if match else None
+    return found if found and found[0] < found[1] else None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig(Section, key="train"):
     """Settings of the shape, the order and the number of training steps."""
@@ -145,8 +153,15 @@ class TrainConfig(Section, key="train"):
     """Number of runs in one program, with increasing seeds, in folders seed_N."""
     wandb: str | None = setting(None, "must not be empty", str.strip)
     """Project of Weights & Biases that the run is logged to; None logs nothing there."""
+    profile: str | None = setting(None, "must be START:STOP with START below STOP", step_range)
+    """Steps that are traced for xprof and TensorBoard: START+1 to STOP; None traces none."""
     start_from: str | None = local_path(None, "must name a folder", str.strip)
     """Workdir or exported folder from which fine-tuning takes the parameters at step 0."""
+
+    @property
+    def profiled_steps(self) -> tuple[int, int] | None:
+        """The numbers of ``profile``, or ``None``."""
+        return None if self.profile is None else step_range(self.profile)
 
     @property
     def longest_seg_len(self) -> int:

@@ -82,7 +82,7 @@ def _executed(text: str) -> Iterator[tuple[str, int]]:
                 condition = computations.get(called["condition"], [])
                 yield from visit(called["body"], times * _trip_count(line, condition))
             elif not _COLLECTIVE.search(line):
-                for called_name in _CALLED.findall(line):
+                for called_name in (*_CALLED.findall(line), *_WHOLE.findall(line)):
                     yield from visit(called_name, times)
 
     yield from visit(entry, 1)
@@ -93,6 +93,7 @@ _COLLECTIVE = re.compile(rf" = (\(.*?\)|\S+) ({'|'.join(KINDS)})(-start)?\(")
 _CALL = re.compile(r'custom_call_target="([^"]+)"|"kind":"(__(?:triton|cudnn)[^"]*)"')
 _LOOP = re.compile(r"(body|condition)=%?([\w.\-]+)")
 _CALLED = re.compile(r"(?:calls|true_computation|false_computation)=%?([\w.\-]+)")
+_WHOLE = re.compile(r" call\(.*to_apply=%?([\w.\-]+)")
 _CONSTANT = re.compile(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
 _COMPARED = re.compile(r"compare\([^,]*, (?:s32\[\]\S* )?%?([\w.\-]+)\)")
 

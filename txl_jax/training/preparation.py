@@ -18,7 +18,7 @@ from txl_jax.parallel.device_memory import check_memory, shares_of
 from txl_jax.parallel.processes import on_process_zero, process_zero_first
 from txl_jax.parallel.shardings import make_mesh
 from txl_jax.training.fine_tuning import load_encoded_corpus, resolve_experiment
-from txl_jax.training.setup import training_mesh, training_streams
+from txl_jax.training.setup import training_attention, training_mesh, training_streams
 
 SeedRun = tuple[ExperimentConfig, str]
 """The experiment of one seed, and its workdir."""
@@ -91,7 +91,8 @@ def locked_workdirs(runs: Sequence[SeedRun], corpus: Corpus) -> Iterator[None]:
         def init(exp: ExperimentConfig, workdir: str) -> None:
             check_outputs(workdir, "evaluate", "generate")
             locks.enter_context(training_lock(workdir))
-            init_workdir(workdir, exp, corpus)
+            attention = training_attention(exp, training_mesh(exp)).describe()
+            init_workdir(workdir, exp, corpus, attention)
             check_writable(workdir, WRITTEN_IN)
 
         for exp, workdir in runs:

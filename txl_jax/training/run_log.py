@@ -8,13 +8,14 @@
     {"kind": "train", "step": 100, "epoch": 0.41, "loss": 2.345, "bpc": 3.383,
      "grad_norm": 0.71, "learning_rate": 0.00025,
      "timing": {"seconds": 8.1, "tokens_per_second": 12345.6,
-                "data_seconds": 0.02, "save_seconds": 0.3}}
+                "data_seconds": 0.02, "save_seconds": 0.3, "attention": "xla"}}
 
 ``kind`` is train, valid or test. ``loss`` is in nats per token, and follows in the unit of the
 text: ``bpb`` (bits per byte), ``bpc`` (bits per character) or ``ppl`` (perplexity). ``skipped``
 counts skipped updates, which the means exclude. ``data_seconds``, the wait for data, is part of
-``seconds``. ``save_seconds``, for which saves blocked training, is not. Two identical runs have
-identical records, except for ``timing``. A number that is not finite is ``null``.
+``seconds``. ``save_seconds``, for which saves blocked training, is not. ``attention`` is the
+implementation that computed it (model/kernels). Two identical runs have identical records, except
+for ``timing``. A number that is not finite is ``null``.
 """
 
 import contextlib
@@ -89,6 +90,7 @@ class RunLog:
       label, progress: arguments of :class:`~txl_jax.training.console.Console`.
       goodput: a timer that several runs share, or ``None`` for a new timer.
       logger: receives the settings ``config`` and the numbers of the records, and is not closed.
+      attention: the implementation of attention, which training records name.
 
     Raises:
       OSError: a file cannot be written. The error names the file.
@@ -110,10 +112,12 @@ class RunLog:
         goodput: GoodputTimer | None = None,
         logger: Logger | None = None,
         config: Mapping[str, Any] | None = None,
+        attention: str = "",
     ):
         self.workdir = os.fspath(workdir)
         self.metrics_path = os.path.join(self.workdir, "metrics.jsonl")
         self._unit, self._writes, self._tolerate_errors = unit, writes, tolerate_errors
+        self._attention = {"attention": attention} if attention else {}
         self._window = Window(**(window or {}))
         self._unwritten: list[dict[str, Any]] = []
         if writes:
@@ -172,8 +176,8 @@ class RunLog:
         seconds = now - self._window_start
         speed = self._window_tokens / seconds if seconds > 0 else math.nan
         lost = {k: v - self._window_lost[k] for k, v in self.goodput.seconds.items()}
-        timing = {"seconds": seconds, "tokens_per_second": speed}
-        timing |= {"data_seconds": lost["data"], "save_seconds": lost["save"]}
+        timing: dict[str, Any] = {"seconds": seconds, "tokens_per_second": speed}
+        timing |= {"data_seconds": lost["data"], "save_seconds": lost["save"], **self._attention}
         self.record("train", step, values, timing, epoch=epoch)
         self._console.training_record(step, values, now)
         self._window = Window()

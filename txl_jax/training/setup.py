@@ -26,14 +26,16 @@ from txl_jax.training.state import TrainState, abstract_state, init_state, with_
 class TrainSetup:
     """The objects that every training step needs. Runs that differ only in their seed share them.
 
-    ``evaluator`` scores the validation split. ``abstract`` has the shapes and shardings of the
-    state. ``on_disk`` has those of checkpoints, where layers are not stacked.
+    ``evaluator`` scores the validation split. ``attention`` is how the train step computes it.
+    ``abstract`` has the shapes and shardings of the state. ``on_disk`` has those of checkpoints,
+    where layers are not stacked.
     """
 
     model: TransformerXL
     optimizer: optax.GradientTransformation
     shardings: Shardings
     evaluator: Evaluator
+    attention: Choice
     abstract: TrainState
     on_disk: TrainState
 
@@ -52,7 +54,8 @@ def build_setup(exp: ExperimentConfig, corpus: Corpus) -> TrainSetup:
     evaluator = split_evaluator(exp.model, exp.validate, corpus, mesh)
     abstract = abstract_state(exp, model, optimizer, shardings)
     on_disk = with_shardings(jax.eval_shape(unstack_layers, abstract), shardings)
-    return TrainSetup(model, optimizer, shardings, evaluator, abstract, on_disk)
+    attention = training_attention(exp, mesh)
+    return TrainSetup(model, optimizer, shardings, evaluator, attention, abstract, on_disk)
 
 
 def training_mesh(exp: ExperimentConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:

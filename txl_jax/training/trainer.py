@@ -32,6 +32,7 @@ from txl_jax.training.events import Logger
 from txl_jax.training.fine_tuning import load_initial_params
 from txl_jax.training.goodput import GoodputTimer
 from txl_jax.training.preemption import PreemptionGuard
+from txl_jax.training.profile import traced_steps
 from txl_jax.training.run_log import RunLog
 from txl_jax.training.setup import TrainSetup, build_setup, training_streams
 from txl_jax.training.skipping import check_finite, check_skips, check_state, skip_reason
@@ -115,6 +116,7 @@ def open_trainer(
             goodput=goodput,
             logger=logger,
             config=exp.to_dict(),
+            attention=setup.attention.name,
         )
         with contextlib.closing(log):
             trainer = Trainer(exp, corpus, setup, checkpoints, log, guard, meta)
@@ -152,7 +154,7 @@ class Trainer:
         self._pending: collections.deque[tuple[int, Metrics]] = collections.deque()
 
     def log_start(self, state: TrainState, resumed: bool) -> None:
-        """Prints the size of the model, the devices, the text and the starting point."""
+        """Prints the sizes of model and text, the devices, the kernel and the starting point."""
         exp, corpus, n = self.exp, self.corpus, self.streams.n_segments
         devices = f"{self.setup.shardings.mesh.size} {jax.default_backend()} device(s)"
         about = "about " if exp.train.seg_len_std else ""
@@ -161,6 +163,9 @@ class Trainer:
             f" {corpus.info['tokens']['train']:,} training tokens, vocabulary"
             f" {len(corpus.vocab):,}; an epoch is {about}{n:,} steps"
         )
+        attention = self.setup.attention
+        warning = "warning: " if attention.falls_back else ""
+        self.log.message(f"{warning}attention by {attention.describe()}")
         if resumed:
             self.log.message(f"resuming at step {int(state.step):,} of {exp.train.steps:,}")
         elif exp.train.start_from:
@@ -355,12 +360,18 @@ def run_steps(
     for i, trainer in enumerate(trainers):
         if not trainer.validated:  # the previous run was stopped during validation
             trainer.validated = trainer.validate(step, select(state, i), replace=True)
-    with contextlib.closing(make_feed()) as feed:
+    profiled, folder, report = first.exp.train.profiled_steps, first.log.workdir, first.log.message
+    with (
+        contextlib.closing(make_feed()) as feed,
+        traced_steps(profiled, folder, report) as trace,
+    ):
+        trace(step, state)
         for inputs in first.log.goodput.waiting(feed):
             if program is None or first.guard.requested():
                 break
             state, metrics = program(state, inputs)
             step += first.exp.train.steps_per_dispatch
+            trace(step, state)
             for i, trainer in enumerate(trainers):
                 trainer.step_done(step, select(metrics, i), functools.partial(select, state, i))
     return [trainer.finish(step, select(state, i)) for i, trainer in enumerate(trainers)]
