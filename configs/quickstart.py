@@ -35,13 +35,13 @@ def get_config(variant=""):
                 "clip_norm": 0.0,
             },
             "train": {
-                "steps": 2200,
+                "steps": 2300,
                 "batch_size": 16,
                 "seg_len": 128,
                 "mem_len": 128,
                 "steps_per_dispatch": 10,
                 "log_every": 100,
-                "eval_every": 1100,
+                "eval_every": 1150,
             },
             "validate": {"batch_size": 16, "seg_len": 128, "mem_len": 192, "max_segments": 40},
             "evaluate": {
@@ -56,7 +56,7 @@ def get_config(variant=""):
                 "mem_len": 320,
                 "temperature": 0.7,
             },
-            "checkpoint": {"every": 1100},
+            "checkpoint": {"every": 1150},
         }
     )
     if variant == "smoke":
