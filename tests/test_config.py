@@ -1169,9 +1169,9 @@ def test_every_setting_of_text_says_whether_it_names_a_path():
     assert {"data.path", "recl.models", "train.start_from", "generate.prompt"} <= texts.keys()
     undeclared = [key for key, field in texts.items() if "path" not in field.metadata]
     assert undeclared == []
-    named = ("path", "file", "dir", "folder", "json", "models", "teachers", "start_from")
+    named = {"path", "file", "dir", "folder", "json", "models", "teachers", "from", "workdirs"}
     for key, field in texts.items():
-        if key.rpartition(".")[2].endswith((*named, "workdirs")):
+        if key.rpartition(".")[2].rpartition("_")[2] in named:
             assert field.metadata["path"], key
 
 

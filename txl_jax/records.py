@@ -53,7 +53,8 @@ def is_record(value: Any) -> bool:
     if not isinstance(timing, dict) or type(value.get("step")) is not int or value["step"] < 0:
         return False
     keys = ("epoch", "loss", *UNIT_NAMES, "learning_rate", "grad_norm")
-    return all(_is_number(v) for v in (*map(value.get, keys), *timing.values()))
+    numbers = [v for k, v in timing.items() if k != "attention"]
+    return all(map(_is_number, (*map(value.get, keys), *numbers)))
 
 
 def _is_number(value: Any) -> bool:

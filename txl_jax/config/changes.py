@@ -15,16 +15,8 @@ ANALYSES = ("context", "recl", "attention", "ablation", "speed", "score", "probe
 FREE_TO_CHANGE = (
     *("name", "model.scan_layers", "model.remat", "model.kernel", "data.path", "data.cache_dir"),
     *("train.log_every", "train.eval_every", "train.non_finite", "train.max_skipped"),
-    *(
-        "train.wandb",
-        "train.profile",
-        "average.use",
-        "validate",
-        "evaluate",
-        "generate",
-        "checkpoint",
-        "mesh",
-    ),
+    *("train.wandb", "train.profile", "average.use"),
+    *("validate", "evaluate", "generate", "checkpoint", "mesh"),
     *ANALYSES,
 )
 """Keys and sections that a resumed run may change, because they do not affect the trained state.

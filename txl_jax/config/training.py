@@ -9,6 +9,7 @@ from txl_jax.config.fields import (
     Section,
     above,
     at_least,
+    free_text,
     local_path,
     minus_1_or_count,
     probability,
@@ -153,7 +154,7 @@ class TrainConfig(Section, key="train"):
     """Number of runs in one program, with increasing seeds, in folders seed_N."""
     wandb: str | None = setting(None, "must not be empty", str.strip)
     """Project of Weights & Biases that the run is logged to; None logs nothing there."""
-    profile: str | None = setting(None, "must be START:STOP with START below STOP", step_range)
+    profile: str | None = free_text(None, "must be START:STOP with START below STOP", step_range)
     """Steps that are traced for xprof and TensorBoard: START+1 to STOP; None traces none."""
     start_from: str | None = local_path(None, "must name a folder", str.strip)
     """Workdir or exported folder from which fine-tuning takes the parameters at step 0."""

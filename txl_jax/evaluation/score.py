@@ -168,7 +168,7 @@ def check_score_memory(trained: TrainedModel, n_lines: int) -> None:
     """Raises ConfigError if scoring ``n_lines`` lines exceeds the memory of the device."""
     exp, c = trained.config, trained.config.score
     rows = min(c.batch_size, n_lines) if c.memory == "line" else 1
-    if exp.data.document_separator or trained.vocab.kind == "id":  # documents, line by line
+    if exp.data.document_separator or exp.data.name == "tokens":  # documents, line by line
         rows = c.batch_size
     length = _context_len(exp.model, c) + c.seg_len
     keys = ("score.batch_size", "score.seg_len", "score.mem_len")
