@@ -1,22 +1,30 @@
-"""Transformer-XL for JAX: train, evaluate, analyse and sample language models with memory."""
+"""Transformer-XL for JAX: train, evaluate, analyse and sample language models with memory.
+
+A public name is imported when it is first used, because jax, flax and orbax take most of a second
+and ``txl --help`` needs none of them.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from txl_jax import interrupts
 
-if interrupts.is_command():  # before the imports below, which take seconds
+if interrupts.is_command():  # before the slow imports
     interrupts.exit_on_interrupt()
 
-from txl_jax import convert
-from txl_jax.checkpoint.saving import push
-from txl_jax.config import ConfigError, ExperimentConfig, TransformerXLConfig, load_config
-from txl_jax.convert import save
-from txl_jax.data.corpus import Corpus, DataError, load_corpus
-from txl_jax.data.documents import Documents
-from txl_jax.data.sentences import Sentences, segments
-from txl_jax.data.streams import Segment
-from txl_jax.library import LanguageModel, load, train
-from txl_jax.model.memory import Cache, Memory
-from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.training.events import Logger
+if TYPE_CHECKING:
+    from txl_jax import convert
+    from txl_jax.checkpoint.saving import push
+    from txl_jax.config import ConfigError, ExperimentConfig, TransformerXLConfig, load_config
+    from txl_jax.convert import save
+    from txl_jax.data.corpus import Corpus, DataError, load_corpus
+    from txl_jax.data.documents import Documents
+    from txl_jax.data.sentences import Sentences, segments
+    from txl_jax.data.streams import Segment
+    from txl_jax.library import LanguageModel, load, train
+    from txl_jax.model.memory import Cache, Memory
+    from txl_jax.model.transformer_xl import TransformerXL
+    from txl_jax.training.events import Logger
 
 __all__ = [
     "Cache",
@@ -43,3 +51,44 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+_MODULES = {
+    "Cache": "model.memory",
+    "ConfigError": "config",
+    "Corpus": "data.corpus",
+    "DataError": "data.corpus",
+    "Documents": "data.documents",
+    "ExperimentConfig": "config",
+    "LanguageModel": "library",
+    "Logger": "training.events",
+    "Memory": "model.memory",
+    "Segment": "data.streams",
+    "Sentences": "data.sentences",
+    "TransformerXL": "model.transformer_xl",
+    "TransformerXLConfig": "config",
+    "load": "library",
+    "load_config": "config",
+    "load_corpus": "data.corpus",
+    "push": "checkpoint.saving",
+    "save": "checkpoint.saving",
+    "segments": "data.sentences",
+    "train": "library",
+}
+"""The module of each public name that is not a module itself."""
+
+
+if not TYPE_CHECKING:  # a type checker shall report names that do not exist
+
+    def __getattr__(name: str) -> Any:
+        """Imports a public name when it is first used (PEP 562)."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name not in _MODULES:
+            return importlib.import_module(f"{__name__}.{name}")
+        value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
