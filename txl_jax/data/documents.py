@@ -14,6 +14,8 @@ sentences of One Billion Word. So every token is a target. For the separator 0:
     targets    5 6 0 | 2 3 0 | 4 0
 """
 
+import functools
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,12 +74,10 @@ class Documents(Sequence[np.ndarray]):
         """Returns the position after the last token that belongs to a document alone."""
         return int(self.starts[index + 1]) if index + 1 < len(self) else len(self.tokens)
 
-    def begins(self, start: int, stop: int) -> np.ndarray:
-        """Tells for each token ``start`` .. ``stop - 1`` whether a document begins: bool [n]."""
-        first, last = np.searchsorted(self.starts, [start, stop])
-        flags = np.zeros(stop - start, bool)
-        flags[self.starts[first:last] - start] = True
-        return flags
+    def begins_at(self, positions: np.ndarray) -> np.ndarray:
+        """Tells for each position in ``tokens`` whether a document begins there: bool [...]."""
+        following = np.searchsorted(self.starts, positions)
+        return self.starts.take(following, mode="clip") == positions
 
     def part(self, first: int, last: int) -> "Documents":
         """Returns the documents ``first`` .. ``last - 1``, which are at least one."""
@@ -87,8 +87,20 @@ class Documents(Sequence[np.ndarray]):
 
 
 def running_text(split: Any) -> Any:
-    """Returns the ids of documents one after another, 1-D; other splits are returned unchanged."""
-    return split.tokens if isinstance(split, Documents) else split
+    """Returns the ids of documents one after another, 1-D; other splits are returned unchanged.
+
+    The first call for documents prints a note, because analyses then attend across boundaries.
+    """
+    if not isinstance(split, Documents):
+        return split
+    _note_running_text()
+    return split.tokens
+
+
+@functools.cache
+def _note_running_text() -> None:
+    what = "this analysis reads documents as one text, and memory is not reset between them"
+    print(f"note: {what}", file=sys.stderr, flush=True)
 
 
 def separated(tokens: np.ndarray, separator: int, where: str) -> Documents:

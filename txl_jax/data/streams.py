@@ -35,7 +35,6 @@ and wraps around. The token is drawn from (seed, epoch, stream):
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -91,30 +90,50 @@ def read_segment(
 
     ``read(stream, i, j)`` returns tokens i .. j-1. ``ends`` are the streams' numbers of targets.
     """
-    b, t, c = len(ends), width, context_len
-    inputs, targets = np.zeros((b, c + t), np.int32), np.zeros((b, t), np.int32)
-    weights, starts = np.zeros((b, t), np.float32), np.zeros((b, c + t), bool)
-    before = min(c, start)  # the number of tokens of context
-    starts[:, c - before] = before == start
-    for row, (stream, end) in enumerate(ends.items()):
-        real = min(n, end - start)
-        if real > 0:
-            piece = read(stream, start - before, start + real + 1)
-            inputs[row, c - before : c + real] = piece[:-1]
-            targets[row, :real] = piece[before + 1 :]
-            weights[row, :real] = 1
-    return Segment(inputs, targets, weights, starts, first=start == 0)
+    before = min(context_len, start)  # the number of tokens of context
+    real = _real_targets(list(ends.values()), start, n)
+    tokens = np.zeros((len(ends), context_len + width + 1), np.int32)
+    for row, stream in enumerate(ends):
+        if real[row]:
+            stop = start + int(real[row]) + 1
+            piece = read(stream, start - before, stop)
+            tokens[row, context_len - before :][: len(piece)] = piece
+    return _segment(tokens, real, start, context_len)
 
 
-def _plain(tokens: np.ndarray) -> np.ndarray:
-    """Returns a memory map as a plain array, whose slices are several times as fast."""
-    return tokens.view(np.ndarray) if isinstance(tokens, np.memmap) else tokens
+def _real_targets(ends: Sequence[int], start: int, n: int) -> np.ndarray:
+    """Returns how many of the targets ``start`` .. ``start + n - 1`` each row has, int [B]."""
+    return np.clip(np.subtract(ends, start), 0, n)
+
+
+def _segment(
+    tokens: np.ndarray,
+    real: np.ndarray,
+    start: int,
+    context_len: int,
+    begins: np.ndarray | None = None,
+    shared: bool = False,
+) -> Segment:
+    """Returns a segment of the tokens at ``start - C`` .. ``start + T``, [B, C+T+1].
+
+    Only ``real`` [B] targets are used. ``begins`` [B, C+T+1] is True where a document begins.
+    """
+    c, first = context_len, max(context_len - start, 0)
+    column = np.arange(tokens.shape[1] - 1)
+    filled = (column >= first) & (column < np.where(real, c + real, 0)[:, None])
+    of_target = filled[:, c:]
+    starts = np.zeros(filled.shape, bool)
+    starts[:, first] = first == c - start
+    arrays = (tokens[:, :-1] * filled, tokens[:, c + 1 :] * of_target)
+    if begins is None:
+        return Segment(*arrays, of_target.astype(np.float32), starts, first=start == 0)
+    scored = of_target if shared else of_target & ~begins[:, c + 1 :]
+    more = {"resets": begins[:, :-1] & filled, "lengths": (c + real).astype(np.int32)}
+    return Segment(*arrays, scored.astype(np.float32), starts, first=start == 0, **more)
 
 
 class BaseStreams:
     """All segments of B parallel streams, by index; a short last segment is padded to T."""
-
-    documents: Documents | None = None
 
     def __init__(self, batch_size: int, seg_len: int, context_len: int):
         self.batch_size, self.seg_len, self.context_len = batch_size, seg_len, context_len
@@ -140,18 +159,10 @@ class BaseStreams:
         self, start: int, n: int, width: int, rows: slice = slice(None), epoch: int = 0
     ) -> Segment:
         """Returns targets ``start`` .. ``start + n - 1`` of each stream, padded to ``width``."""
-        ends = {b: self._ends[b] for b in range(*rows.indices(self.batch_size))}
-        where = (ends, start, n, width, self.context_len)
-        segment = read_segment(functools.partial(self._read, epoch), *where)
-        if self.documents is None:
-            return segment
-        begins = read_segment(functools.partial(self._begins, epoch), *where)
-        lengths = self.context_len + np.sum(segment.weights, axis=1).astype(np.int32)
-        weights = segment.weights
-        if not self.documents.shared:
-            weights = np.where(begins.targets > 0, np.float32(0), weights)
-        more: dict[str, Any] = {"resets": begins.inputs > 0, "lengths": lengths}
-        return dataclasses.replace(segment, weights=weights, **more)
+        which = range(*rows.indices(self.batch_size))
+        ends = {row: self._ends[row] for row in which}
+        read = functools.partial(self._read, epoch)
+        return read_segment(read, ends, start, n, width, self.context_len)
 
     def at_step(self, step: int, rows: slice = slice(None)) -> Segment:
         """Returns the segment of a training step; steps are counted from 0 over all epochs."""
@@ -165,12 +176,35 @@ class BaseStreams:
         """Returns tokens ``start`` .. ``stop - 1`` of a stream in the order of an epoch."""
         raise NotImplementedError
 
-    def _begins(self, epoch: int, stream: int, start: int, stop: int) -> np.ndarray:
-        """Tells for each token of :meth:`_read` whether a document begins: bool [n]."""
-        raise NotImplementedError
+
+class ArrayStreams(BaseStreams):
+    """Streams of one token array, whose segments are read for all rows at once."""
+
+    documents: Documents | None = None
+
+    def _lay_out_in(self, tokens: np.ndarray, first: np.ndarray, ends: Sequence[int]) -> None:
+        """Sets the tokens, the position of each stream's first one [B], and the numbers."""
+        mapped = isinstance(tokens, np.memmap)  # read faster as a plain array
+        self._tokens, self._first = tokens.view(np.ndarray) if mapped else tokens, first
+        self._lay_out(ends)
+
+    def window(self, start, n, width, rows=slice(None), epoch=0):
+        """See :meth:`BaseStreams.window`."""
+        c, first = self.context_len, self._first[rows, None]
+        real = _real_targets(self._ends[rows], start, n)
+        at = first + self._places(epoch, rows, np.arange(start - c, start + width + 1))
+        tokens = self._tokens.take(at, mode="clip").astype(np.int32)  # clips padding only
+        if self.documents is None:
+            return _segment(tokens, real, start, c)
+        begins = self.documents.begins_at(at) | (at == first)
+        return _segment(tokens, real, start, c, begins, self.documents.shared)
+
+    def _places(self, epoch: int, rows: slice, place: np.ndarray) -> np.ndarray:
+        """Returns the places in the texts of streams that are read as ``place`` [W], [R,W]."""
+        return place
 
 
-class Streams(BaseStreams):
+class Streams(ArrayStreams):
     """All segments of a token array, by index; a full stream has ``targets_per_stream`` targets."""
 
     def __init__(
@@ -208,15 +242,17 @@ class Streams(BaseStreams):
             )
         if vocab_size is not None:
             check_ids(tokens, vocab_size, name)
-        self._tokens, self._seed = _plain(tokens), partial_shuffle_seed
+        self._seed = partial_shuffle_seed
         n = len(tokens) - 1
         self._stride = len(tokens) // batch_size if drop_remainder else -(-n // batch_size)
         self.targets_per_stream = self._stride - int(drop_remainder)
-        starts = range(0, batch_size * self._stride, self._stride)
-        self._lay_out([max(0, min(self.targets_per_stream, n - start)) for start in starts])
+        first = np.arange(batch_size) * self._stride
+        ends = np.clip(n - first, 0, self.targets_per_stream)
+        self._lay_out_in(tokens, first, ends.tolist())
         if self.documents is not None and not self.documents.shared:
-            for start, end in zip(starts, self._ends, strict=True):
-                self.n_targets -= int(self.documents.begins(start + 1, start + 1 + end).sum())
+            edges = np.stack([first, first + ends]) + 1
+            before = np.searchsorted(self.documents.starts, edges)
+            self.n_targets -= int((before[1] - before[0]).sum())
 
     def span_at(self, step: int) -> tuple[int, int, int]:
         """Returns the first target, the number of targets and the epoch of a step's segment."""
@@ -233,10 +269,11 @@ class Streams(BaseStreams):
         """Tells where documents and streams begin, bool [B,n]; ``None`` without documents."""
         if self.documents is None:
             return None
-        rows, n = range(self.batch_size), self._stride
-        flags = np.stack([self.documents.begins(b * n, (b + 1) * n) for b in rows])
-        flags[:, 0] = True
-        return flags
+        n = self.batch_size * self._stride
+        flags = np.zeros(n, bool)
+        flags[self.documents.starts[: np.searchsorted(self.documents.starts, n)]] = True
+        flags[self._first] = True
+        return flags.reshape(self.batch_size, -1)
 
     def stream_tokens(self) -> np.ndarray:
         """Returns the unshuffled tokens of every stream, int32 [B,n]; needs drop_remainder."""
@@ -253,30 +290,13 @@ class Streams(BaseStreams):
             return 0
         return int(np.random.default_rng([self._seed, epoch, stream]).integers(self._stride))
 
-    def _read(self, epoch: int, stream: int, start: int, stop: int) -> np.ndarray:
-        parts = [self._tokens[i:j] for i, j in self._spans(epoch, stream, start, stop)]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def _begins(self, epoch: int, stream: int, start: int, stop: int) -> np.ndarray:
-        assert self.documents is not None
-        spans, flags = self._spans(epoch, stream, start, stop), []
-        for i, j in spans:
-            flags.append(self.documents.begins(i, j))
-            if i == stream * self._stride < j:
-                flags[-1][0] = True
-        return np.concatenate(flags)
-
-    def _spans(self, epoch: int, stream: int, start: int, stop: int) -> list[tuple[int, int]]:
-        """Returns the parts of the text that have tokens ``start`` .. ``stop - 1`` of a stream."""
-        begin, n, shift = stream * self._stride, self._stride, self.shift(epoch, stream)
-        if not shift:
-            return [(begin + start, begin + stop)]
-        wrap = n - shift  # tokens up to the end of the stream
-        at_end = (begin + shift + min(start, wrap), begin + shift + min(stop, wrap))
-        return [at_end, (begin + max(start - wrap, 0), begin + max(stop - wrap, 0))]
+    def _places(self, epoch: int, rows: slice, place: np.ndarray) -> np.ndarray:
+        if self._seed is None:
+            return place
+        return (place + self.shifts(epoch)[rows, None]) % self._stride
 
 
-class DocumentStreams(BaseStreams):
+class DocumentStreams(ArrayStreams):
     """All segments of whole documents in order, by index; rows have about the same length.
 
     Each row begins with a document, so the losses do not depend on the number of rows. If there are
@@ -301,26 +321,17 @@ class DocumentStreams(BaseStreams):
         if vocab_size is not None:
             check_ids(documents.tokens, vocab_size, name)
         self.documents, starts, n = documents, documents.starts, len(documents.tokens)
-        self._tokens = _plain(documents.tokens)
         even = np.arange(1, batch_size) * n // batch_size
         after = np.searchsorted(starts, even)
         ends = np.append(starts, n)
         nearer_before = even - ends[np.maximum(after - 1, 0)] < ends[after] - even
         inner = ends[np.where(nearer_before, after - 1, after)]
-        self._edges = np.concatenate([[0], inner, [n]]).astype(np.int64)
-        last_shared = documents.shared & (self._edges[1:] < n)
-        sizes = np.diff(self._edges)
-        self._lay_out(np.where(sizes > 0, sizes - 1 + last_shared, 0).tolist())
+        edges = np.concatenate([[0], inner, [n]]).astype(np.int64)
+        sizes, last_shared = np.diff(edges), documents.shared & (edges[1:] < n)
+        ends = np.where(sizes > 0, sizes - 1 + last_shared, 0)
+        self._lay_out_in(documents.tokens, edges[:-1], ends.tolist())
         self.n_targets = documents.n_targets
 
     def preceding_tokens(self, stream: int, n: int) -> np.ndarray:
         """Returns no tokens, because the first document of a row needs none."""
         return self.documents.tokens[:0]
-
-    def _read(self, epoch: int, stream: int, start: int, stop: int) -> np.ndarray:
-        begin = int(self._edges[stream])
-        return self._tokens[begin + start : begin + stop]
-
-    def _begins(self, epoch: int, stream: int, start: int, stop: int) -> np.ndarray:
-        begin = int(self._edges[stream])
-        return self.documents.begins(begin + start, begin + stop)

@@ -27,7 +27,6 @@ from txl_jax.data.documents import (
     STARTS,
     Documents,
     check_starts,
-    running_text,
     separated,
     split_edges,
 )
@@ -233,7 +232,7 @@ def _cut(
 
 def _checked(found: TokenFiles) -> TokenFiles:
     for split, tokens in found.splits.items():
-        n = len(running_text(tokens))
+        n = len(tokens.tokens if isinstance(tokens, Documents) else tokens)
         if n < 2:
             fault = f"the {split} split has {n} tokens, at least 2 are needed"
             raise DataError(f"{found.label}: {fault}; give more tokens, or a file for each split")
