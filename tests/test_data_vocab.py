@@ -245,7 +245,7 @@ def test_errors_name_the_symbol_and_the_place():
             "phrase",
             ["a"],
             "vocabulary kind 'phrase': must be one of 'byte', 'char', 'letter', 'word',"
-            " 'sentence', 'subword', 'id'",
+            " 'sentence', 'subword', 'tokenizer', 'id'",
         ),
         ("char", [], "a char vocabulary without symbols"),
         (

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import txl_jax
 from txl_jax.config import ConfigError
-from txl_jax.data import subword
+from txl_jax.data import subword, tokenizer
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
@@ -101,21 +101,21 @@ def test_a_text_is_its_lines_one_after_another(vocab):
 @pytest.mark.parametrize("length", [7, 8, 9, 16, 17, 100])
 @pytest.mark.parametrize("end", ["", "\n", "\nab"])
 def test_a_line_too_long_for_memory_is_cut_by_its_own_length_alone(monkeypatch, length, end):
-    monkeypatch.setattr(subword, "LONGEST", 8)
+    monkeypatch.setattr(tokenizer, "LONGEST", 8)
     text = "x" * length + end
     by_hand = [("x" * length + end[:1])[at : at + 8] for at in range(0, length + len(end[:1]), 8)]
     by_hand += [end[1:]] if end[1:] else []
     for n in (1, 3, 8, 1000):
         blocks = [text[at : at + n] for at in range(0, len(text), n)]
-        assert [p for pieces in subword.whole_lines(blocks) for p in pieces] == by_hand
+        assert [p for pieces in tokenizer.whole_lines(blocks) for p in pieces] == by_hand
 
 
 def test_no_more_than_a_block_and_a_piece_is_held():
     longest = 0
     blocks = ("x" * 1000 for _ in range(1000))
-    for pieces in subword.whole_lines(blocks):
+    for pieces in tokenizer.whole_lines(blocks):
         longest = max(longest, sum(map(len, pieces)))
-    assert longest <= subword.LONGEST
+    assert longest <= tokenizer.LONGEST
 
 
 # What is learnt.

@@ -51,6 +51,9 @@ def init_workdir(
         text_hash = record.get("corpus", {}).get("source_hash")
         if text_hash != corpus.source_hash:
             different.append(f"hash of the text: {text_hash} -> {corpus.source_hash}")
+        vocab = os.path.join(workdir, VOCAB)
+        if os.path.exists(vocab) and read_json(vocab) != corpus.vocab.to_json():
+            different.append(f"vocabulary: not that of {vocab}")
         if different:
             raise WorkdirError(
                 f"{argument('workdir', workdir)}: is the folder of another run:"

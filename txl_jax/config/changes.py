@@ -14,6 +14,7 @@ ANALYSES = ("context", "recl", "attention", "ablation", "speed", "score", "probe
 
 FREE_TO_CHANGE = (
     *("name", "model.scan_layers", "model.remat", "model.kernel", "data.path", "data.cache_dir"),
+    "data.tokenizer",
     *("train.log_every", "train.eval_every", "train.non_finite", "train.max_skipped"),
     *("train.wandb", "train.profile", "average.use"),
     *("validate", "evaluate", "generate", "checkpoint", "mesh"),

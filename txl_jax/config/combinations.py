@@ -20,6 +20,7 @@ PROTOCOLS = {"enwik8": ("authors", "bytes"), "lm1b": ("authors", "double")}
 ALTERNATIVES = (
     ("generate.prompt", "generate.prompt_file", "generate.prompts_file"),
     ("data.path", "data.url"),
+    ("data.vocab", "data.tokenizer"),
 )
 """Groups of keys; only one key of a group may be given."""
 
@@ -158,6 +159,8 @@ def _tokens(c: "ExperimentConfig") -> Broken:
     d = c.data
     if d.vocab and d.name not in ("stdlib", "ptb", "text"):
         yield "data.vocab", f"is fixed for data.name={d.name!r}; leave it out"
+    if d.tokenizer and d.name != "text":
+        yield "data.tokenizer", f"is only for data.name='text', not {d.name!r}; leave it out"
     if d.vocab == "subword" and d.name != "text":
         yield "data.vocab", f"is only for data.name='text', not {d.name!r}; leave it out"
     if d.vocab_size is not None and d.name != "tokens" and d.vocab != "subword":

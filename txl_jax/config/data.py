@@ -83,6 +83,9 @@ class DataConfig(Section, key="data"):
     vocab_size: int | None = within(2, WORDS, None)
     """Number of subwords to learn from the text (None takes 8000; a short text gives fewer), or of
     ids of data.name='tokens' (None takes the largest id and 1 more)."""
+    tokenizer: str | None = local_path(None)
+    """A tokenizer.json of Hugging Face tokenizers, whose tokens are those of the text
+    (data.name='text' only); a trained model keeps its content."""
     document_separator: str | None = free_text(None, "must not be empty", bool)
     """Text (or id of data.name='tokens') that ends a document and, as an input, begins the next one
     with an empty memory; a generated one ends the continuation."""

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from txl_jax.config import DataConfig, ExperimentConfig
-from txl_jax.config.folders import data_folder
+from txl_jax.config.folders import data_folder, expanded
 from txl_jax.data.documents import STARTS, Documents
 from txl_jax.data.errors import DataError
 from txl_jax.data.prepare import prepare
@@ -112,6 +112,7 @@ def load_corpus(
     hash: str | None = None,
     vocab: str | None = None,
     vocab_size: int | None = None,
+    tokenizer: str | os.PathLike | None = None,
     dtype: str | None = None,
     document_separator: str | None = None,
     document_files: bool | None = None,
@@ -142,7 +143,9 @@ def load_corpus(
       DataError: the text cannot be used, a hash is wrong, or the cache cannot be written.
     """
     given = {key: value for key, value in locals().items() if value is not None}
-    given |= {key: os.fspath(given[key]) for key in ("path", "cache_dir") if key in given}
+    given |= {
+        key: os.fspath(given[key]) for key in ("path", "tokenizer", "cache_dir") if key in given
+    }
     return corpus_from_config(ExperimentConfig.from_dict({"data": given}).data)
 
 
@@ -157,6 +160,8 @@ def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
         )
     if data.name == "tokens":
         return _token_corpus(data, vocab)
+    if data.tokenizer and vocab is None:
+        vocab = Vocab.from_tokenizer(expanded(data.tokenizer, "data.tokenizer"))
     source = find_source(data)
     identity: dict[str, Any] = {"name": data.name, "source_hash": source.hash()}
     identity["protocol"] = {"vocab": kind, **source.protocol, "code_version": CODE_VERSION}
@@ -233,6 +238,8 @@ def find_source(data: DataConfig) -> Source:
 
 
 def _kind(data: DataConfig) -> Kind:
+    if data.tokenizer:
+        return "tokenizer"
     return data.vocab or DEFAULT_VOCAB.get(data.name, "byte")
 
 

@@ -64,7 +64,10 @@ def _write(source: Source, kind: Kind, folder: Path, given: Vocab | None) -> dic
     def blocks(split: str, what: str) -> Iterator[bytes]:
         return watched(source.blocks(split), f"{source.name}: {what} {split}", source.size(split))
 
-    own = _vocab(kind, source, [blocks(split, "counting") for split in source.counted])
+    if given is not None and kind == "tokenizer":
+        own = given  # it does not depend on the text
+    else:
+        own = _vocab(kind, source, [blocks(split, "counting") for split in source.counted])
     vocab = given or own
     foreign = vocab.to_json() != own.to_json()
     if foreign:  # the published counts are of the text's own vocabulary

@@ -4,26 +4,19 @@ Hugging Face's ``tokenizers`` computes byte pair encoding (Sennrich et al. 2016)
 UTF-8 (Radford et al. 2019). The first symbols are the 256 bytes, so every text can be encoded.
 Training repeatedly merges the most frequent pair of neighbouring symbols into a new symbol.
 
-A text is cut after each line end, and after :data:`LONGEST` characters without a line end, to
-bound memory. A token never crosses a cut. :meth:`Vocab.decode` works without the package.
+A text is cut after each line end, and after 65,536 characters without a line end, to bound memory.
+A token never crosses a cut. :meth:`Vocab.decode` works without the package.
 """
 
-import functools
-import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from txl_jax.data.codecs import Codec, decode_utf8
 from txl_jax.data.errors import DataError
-from txl_jax.library_errors import import_optional
+from txl_jax.data.tokenizer import TokenizerCodec, import_tokenizers, whole_lines
 
 DEFAULT_SIZE = 8000  # the number of subwords if ``data.vocab_size`` is not set
-LONGEST = 1 << 16  # the largest number of characters of a line that are encoded together
-BATCH = 4096  # the number of lines that are encoded together
 
 _BYTES_FORM = re.compile(r"(?:<0x[0-9A-F]{2}>)+")
 
@@ -48,61 +41,22 @@ def train_tokenizer(blocks: Iterable[bytes | str], vocab_size: int) -> dict[str,
     return json.loads(tokenizer.to_str())
 
 
-def import_tokenizers() -> Any:
-    """Returns the package ``tokenizers``; raises DataError if it is not installed."""
-    missing = DataError(
-        "data.vocab = 'subword': needs the package tokenizers, which is not installed: pip"
-        " install '.[subword]' in the project's folder, or use vocab='byte'"
-    )
-    return import_optional("tokenizers", missing)
-
-
-class SubwordCodec(Codec):
+class SubwordCodec(TokenizerCodec):
     """The encoding of pieces of words, which include the space before them, by a tokenizer."""
-
-    unit = "ppl"
 
     def __init__(self, kind: str, symbols: Sequence[str], tokenizer: Mapping[str, Any]):
         super().__init__(kind, symbols, tokenizer)
         if tokenizer_symbols(tokenizer) != symbols:
             raise DataError("a subword vocabulary's symbols must be those of its tokenizer")
-        self._json = tokenizer
         self._bytes = [symbol_to_bytes(symbol) for symbol in symbols]
 
-    def encode_blocks(self, blocks, where, end_last_line):
-        """Raises DataError if the package is missing or cannot read this tokenizer."""
-        for lines in whole_lines(blocks, where):
-            encoded = self._tokenizer.encode_batch_fast(lines, add_special_tokens=False)
-            yield np.fromiter(itertools.chain.from_iterable(e.ids for e in encoded), self.dtype)
+    def decode(self, ids):
+        """Returns the text; works without the package."""
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def decode_bytes(self, ids):
         """The bytes, exactly."""
         return b"".join(self._bytes[i] for i in ids)
-
-    @functools.cached_property
-    def _tokenizer(self) -> Any:
-        library = import_tokenizers()
-        try:
-            return library.Tokenizer.from_str(json.dumps(self._json))
-        except Exception as error:  # the package raises this very type
-            raise DataError(f"the tokenizer of this vocabulary cannot be read: {error}") from error
-
-
-def whole_lines(blocks: Iterable[bytes | str], where: str = "text") -> Iterator[list[str]]:
-    """Yields lists of lines with their ends; lines longer than LONGEST characters are cut."""
-    kept = ""
-    for text in decode_utf8(blocks, where):
-        *ended, kept = (kept + text).split("\n")
-        parts = [part for line in ended for part in _parts(line + "\n")]
-        *whole, kept = _parts(kept) or [""]
-        parts += whole
-        yield from (parts[at : at + BATCH] for at in range(0, len(parts), BATCH))
-    if kept:
-        yield [kept]
-
-
-def _parts(line: str) -> list[str]:
-    return [line[at : at + LONGEST] for at in range(0, len(line), LONGEST)]
 
 
 def tokenizer_symbols(tokenizer: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from txl_jax.data.errors import DataError
 
-Kind = Literal["byte", "char", "letter", "word", "sentence", "subword", "id"]
+Kind = Literal["byte", "char", "letter", "word", "sentence", "subword", "tokenizer", "id"]
 
 EOS = "<eos>"  # a line's end among words; id 0 of words counted here
 UNK = "<unk>"  # unknown words, if the counted text has this symbol

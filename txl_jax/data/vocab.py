@@ -11,11 +11,12 @@ import itertools
 import os
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 
-from txl_jax.data import codecs, subword
+from txl_jax.data import codecs, subword, tokenizer
 from txl_jax.data.codecs import NEWLINE, as_letters, bytes_by_frequency, decode_utf8, whole_words
 from txl_jax.data.errors import DataError
 from txl_jax.data.symbols import BOUNDARY, BYTES, EOS, SENTENCE_UNK, SPACE, Kind, check_ids
@@ -28,6 +29,7 @@ CODECS: dict[Kind, type[codecs.Codec]] = {
     "word": codecs.WordCodec,
     "sentence": codecs.SentenceCodec,
     "subword": subword.SubwordCodec,
+    "tokenizer": tokenizer.TokenizerCodec,
     "id": codecs.IdCodec,
 }
 
@@ -39,7 +41,7 @@ class Vocab:
     Attributes:
       kind: the way in which text is cut into symbols, see the classes in :data:`CODECS`.
       symbols: the symbols in the order of their ids.
-      tokenizer: the tokenizer of a ``subword`` vocabulary as JSON (data/subword.py).
+      tokenizer: the JSON of a ``subword`` or ``tokenizer`` vocabulary (data/tokenizer.py).
     """
 
     kind: Kind
@@ -129,10 +131,15 @@ class Vocab:
         return cls("id", list(map(str, range(size)) if symbols is None else symbols))
 
     @classmethod
+    def from_tokenizer(cls, path: str | os.PathLike) -> "Vocab":
+        """Returns the vocabulary of a ``tokenizer.json``; raises DataError for another file."""
+        return cls("tokenizer", *tokenizer.read_tokenizer(Path(path)))
+
+    @classmethod
     def from_subwords(cls, *texts: Iterable[bytes | str], vocab_size: int) -> "Vocab":
         """Learns subwords from some texts, see :func:`txl_jax.data.subword.train_tokenizer`."""
-        tokenizer = subword.train_tokenizer(itertools.chain(*texts), vocab_size)
-        return cls("subword", subword.tokenizer_symbols(tokenizer), tokenizer)
+        learnt = subword.train_tokenizer(itertools.chain(*texts), vocab_size)
+        return cls("subword", subword.tokenizer_symbols(learnt), learnt)
 
     def __len__(self) -> int:
         return len(self.symbols)
@@ -213,12 +220,12 @@ class Vocab:
         """Returns the vocabulary that :meth:`to_json` wrote; raises DataError for other content."""
         if missing := [key for key in ("kind", "symbols") if key not in stored]:
             raise DataError(f"a stored vocabulary (vocab.json) without {' and '.join(missing)}")
-        symbols, tokenizer = stored["symbols"], stored.get("tokenizer")
+        symbols, own = stored["symbols"], stored.get("tokenizer")
         if not isinstance(symbols, list) or not all(isinstance(s, str) for s in symbols):
             raise DataError("the symbols of a stored vocabulary must be a list of texts")
-        if not isinstance(tokenizer, dict | None):
+        if not isinstance(own, dict | None):
             raise DataError("the tokenizer of a stored vocabulary must be an object")
-        return cls(stored["kind"], list(symbols), tokenizer)
+        return cls(stored["kind"], list(symbols), own)
 
     @functools.cached_property
     def _codec(self) -> codecs.Codec:

@@ -105,10 +105,10 @@ def conversions(nats: float, corpus: Corpus, protocol: ProtocolConfig) -> dict[s
     For ``word_ppl``, words are separated by white space, and each line end counts as a word. The
     first symbol is not a target and has no loss. The result is empty if a part of the text was not
     scored, if the vocabulary lacks bytes of the text (enwik8 with 204 symbols), and for word
-    vocabularies and ids, which do not determine the bytes.
+    vocabularies, tokenizers and ids, which may not determine the bytes.
     """
     vocab, info, split = corpus.vocab, corpus.info, protocol.split
-    if vocab.kind in ("word", "sentence", "id") or protocol.max_segments:
+    if vocab.kind in ("word", "sentence", "tokenizer", "id") or protocol.max_segments:
         return {}
     n_bytes = info["bytes"][split]
     if vocab.kind not in ("char", "subword") and info["tokens"][split] != n_bytes:

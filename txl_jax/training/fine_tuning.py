@@ -132,8 +132,10 @@ def _merged_model(exp: ExperimentConfig, theirs: TransformerXLConfig) -> Transfo
 def _merged_data(exp: ExperimentConfig, trained: ExperimentConfig, vocab: Vocab) -> DataConfig:
     """Returns the data settings, with the vocabulary's kind of token if the config names none."""
     d = exp.data
-    if d.vocab is not None or d.name not in ("text", "stdlib", "ptb"):
+    if d.vocab or d.tokenizer or d.name not in ("text", "stdlib", "ptb"):
         return d
+    if vocab.kind == "tokenizer" and d.name == "text":
+        return dataclasses.replace(d, tokenizer=trained.data.tokenizer)
     if vocab.kind not in ("byte", "char", "word", "subword"):
         return d  # the corpus with such tokens has no setting for the kind of token
     size = trained.data.vocab_size if vocab.kind == "subword" else d.vocab_size

@@ -14,6 +14,7 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.sources import source
 from txl_jax.data.sources.download import check_hash, download
 from txl_jax.data.sources.source import SPLITS, ByteRange, Source, Text
+from txl_jax.data.tokenizer import import_tokenizers
 from txl_jax.messages import argument
 
 NPY_MAGIC = b"\x93NUMPY"  # begins every .npy file
@@ -32,7 +33,7 @@ def find(data: DataConfig, kind: str, cache: Path) -> Source:
     missing.
     """
     if kind == "subword":
-        subword.import_tokenizers()
+        import_tokenizers()
     found = _find(data, kind, cache)
     if data.document_separator:
         separator = data.document_separator.encode("utf-8", "surrogateescape")

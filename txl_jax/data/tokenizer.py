@@ -1,0 +1,104 @@
+"""Tokens of a ``tokenizer.json``, the file of Hugging Face's ``tokenizers``.
+
+A text is encoded line by line, without the special tokens that a tokenizer adds around a text. A
+special token that is written in the text is one token. Truncation and padding are turned off.
+"""
+
+import functools
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from txl_jax.data.codecs import Codec, decode_utf8
+from txl_jax.data.errors import DataError
+from txl_jax.library_errors import import_optional
+
+LONGEST = 1 << 16  # the largest number of characters of a line that are encoded together
+BATCH = 4096  # the number of lines that are encoded together
+
+
+def import_tokenizers() -> Any:
+    """Returns the package ``tokenizers``; raises DataError if it is not installed."""
+    missing = DataError(
+        "data.vocab = 'subword' or data.tokenizer: needs the package tokenizers, which is not"
+        " installed: pip install '.[subword]' in the project's folder, or use vocab='byte'"
+    )
+    return import_optional("tokenizers", missing)
+
+
+class TokenizerCodec(Codec):
+    """The encoding of text by a tokenizer of any kind."""
+
+    unit = "ppl"
+
+    def __init__(self, kind: str, symbols: Sequence[str], tokenizer: Mapping[str, Any]):
+        super().__init__(kind, symbols, tokenizer)
+        self._json = tokenizer
+
+    def encode_blocks(self, blocks, where, end_last_line):
+        """Raises DataError if the package is missing or cannot read this tokenizer."""
+        for lines in whole_lines(blocks, where):
+            try:
+                encoded = self._tokenizer.encode_batch_fast(lines, add_special_tokens=False)
+            except Exception as error:  # the package raises this very type
+                raise DataError(f"{where}: the tokenizer cannot encode it ({error})") from error
+            yield np.fromiter(itertools.chain.from_iterable(e.ids for e in encoded), self.dtype)
+
+    def decode(self, ids):
+        """Returns the text as the tokenizer decodes it, with its special tokens."""
+        return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        return load_tokenizer(self._json, "this vocabulary")
+
+
+def load_tokenizer(stored: Mapping[str, Any], where: str) -> Any:
+    """Returns the tokenizer of a JSON object; raises DataError if the package cannot read it."""
+    library = import_tokenizers()
+    try:
+        tokenizer = library.Tokenizer.from_str(json.dumps(stored))
+    except Exception as error:  # the package raises this very type
+        raise DataError(f"the tokenizer of {where} cannot be read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def read_tokenizer(path: Path) -> tuple[list[str], dict[str, Any]]:
+    """Returns the tokens of a ``tokenizer.json`` in the order of their ids, and its content.
+
+    Ids without a token are called ``<unused N>``. Raises DataError if the file is no tokenizer.
+    """
+    try:
+        stored = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise DataError(f"data.tokenizer = {str(path)!r}: {error.strerror}") from error
+    except ValueError as error:
+        raise DataError(f"data.tokenizer = {str(path)!r}: is not JSON in UTF-8") from error
+    ids = load_tokenizer(stored, str(path)).get_vocab(with_added_tokens=True)
+    if not ids:
+        raise DataError(f"data.tokenizer = {str(path)!r}: has no tokens")
+    names = {i: token for token, i in ids.items()}
+    return [names.get(i, f"<unused {i}>") for i in range(max(names) + 1)], stored
+
+
+def whole_lines(blocks: Iterable[bytes | str], where: str = "text") -> Iterator[list[str]]:
+    """Yields lists of lines with their ends; lines longer than LONGEST characters are cut."""
+    kept = ""
+    for text in decode_utf8(blocks, where):
+        *ended, kept = (kept + text).split("\n")
+        parts = [part for line in ended for part in _parts(line + "\n")]
+        *whole, kept = _parts(kept) or [""]
+        parts += whole
+        yield from (parts[at : at + BATCH] for at in range(0, len(parts), BATCH))
+    if kept:
+        yield [kept]
+
+
+def _parts(line: str) -> list[str]:
+    return [line[at : at + LONGEST] for at in range(0, len(line), LONGEST)]
