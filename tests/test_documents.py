@@ -15,7 +15,14 @@ import txl_jax
 from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
 from txl_jax.config import ConfigError, GenerateConfig, ProtocolConfig
 from txl_jax.data.corpus import load_corpus
-from txl_jax.data.documents import Documents, check_starts, separated, split_edges
+from txl_jax.data.documents import (
+    Documents,
+    _note_running_text,
+    check_starts,
+    running_text,
+    separated,
+    split_edges,
+)
 from txl_jax.data.errors import DataError
 from txl_jax.data.feed import training_batch
 from txl_jax.data.on_device import device_text, training_position
@@ -201,6 +208,16 @@ def test_context_that_is_read_again_ends_where_a_document_begins():
     assert result is not None
     expected = loss_alone(model, params, split, m=0, t=64)  # each document in one segment
     np.testing.assert_allclose(result.loss, expected / split.n_targets, rtol=1e-5)
+
+
+def test_an_analysis_says_once_that_it_reads_documents_as_one_text(capsys):
+    split = documents()
+    _note_running_text.cache_clear()
+    for _ in range(2):
+        assert running_text(split) is split.tokens
+    note = "note: this analysis reads documents as one text, and memory is not reset between them"
+    assert capsys.readouterr().err == f"{note}\n"
+    assert running_text(split.tokens) is split.tokens
 
 
 # --------------------------------------------------------------------------------------
@@ -433,3 +450,42 @@ def test_generated_ids_are_written_as_an_array_with_starts(tmp_path):
     expected = [one.ids.tolist() for one in trained.generate(**settings)]
     assert [ids.tolist() for ids in found] == expected
     assert (tmp_path / "sample.txt").read_text().startswith("[1.1] 5 6 ")
+
+
+@pytest.mark.parametrize("key", ["prompt_file", "prompts_file"])
+def test_prompts_may_be_an_array_of_ids(tmp_path, key, capsys):
+    path = save(tmp_path / "prompts.npy", np.array([5, 6, 7, 2, 9]))
+    save(tmp_path / "prompts.starts.npy", np.array([0, 3]))
+    settings: Any = {"length": 4, "mem_len": 8}
+    trained = tiny_trained()
+    prompts = ["5 6 7", "2 9"] if key == "prompts_file" else ["5 6 7 2 9"]
+    expected = [trained.generate(prompt, **settings)[0].ids.tolist() for prompt in prompts]
+    found = trained.generate(**{key: str(path)}, **settings)
+    assert [one.ids.tolist() for one in found] == expected
+    settings[key] = str(path)
+    config = dataclasses.replace(trained.config, generate=GenerateConfig(**settings))
+    write_continuations(dataclasses.replace(trained, config=config), str(tmp_path))
+    assert np.load(tmp_path / "sample.npy").tolist() == [*itertools.chain(*expected)]
+    assert capsys.readouterr().out.endswith(" ".join(map(str, expected[-1])) + "\n")
+    save(path, np.array([5, V]))
+    with pytest.raises(DataError, match=r"starts.npy|ids\[1\] = 13: a token id must be from 0"):
+        trained.generate(**{key: str(path)})
+
+
+def test_an_array_of_prompts_that_cannot_be_used_is_refused_in_one_line(tmp_path):
+    trained, path = tiny_trained(), tmp_path / "p.npy"
+    with pytest.raises(DataError, match=r"p\.npy.*no such file"):
+        trained.generate(prompt_file=str(path))
+    save(path, np.array([[1, 2]]))
+    with pytest.raises(DataError, match=r"p\.npy: has 2 axes") as caught:
+        trained.generate(prompt_file=str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_unusable_files_of_starts_are_named_in_one_line(tmp_path):
+    path, _ = save_documents(tmp_path)
+    for starts in ([0, 9, 5], [0, 4, 5], [0.0, 5.0], [[0, 5]], [3, 9]):
+        save(tmp_path / "ids.starts.npy", np.array(starts))
+        with pytest.raises(DataError, match=r"ids.starts.npy: ") as caught:
+            load_corpus("tokens", path)
+        assert "\n" not in str(caught.value)

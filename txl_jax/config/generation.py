@@ -17,9 +17,11 @@ class GenerateConfig(Section, key="generate"):
     prompt: str = free_text("")
     """Text that the model continues."""
     prompt_file: str | None = local_path(None)
-    """File with the text that the model continues; '-' reads standard input."""
+    """File with the text that the model continues, or a .npy file with its ids; '-' reads standard
+    input."""
     prompts_file: str | None = local_path(None)
-    """File with one prompt per line; in a .jsonl file, a string or an object with 'prompt'."""
+    """File with one prompt per line; in a .jsonl file, a string or an object with 'prompt'; or a
+    .npy file of ids, with the position of each prompt in NAME.starts.npy beside it."""
     batch_size: int = at_least(1, 8, ROWS)
     """Number of prompts that are continued together."""
     samples: int = at_least(1, 1, ROWS)

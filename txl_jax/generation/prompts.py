@@ -5,14 +5,27 @@ import functools
 import io
 import json
 import sys
+from collections.abc import Sequence
 
-from txl_jax.config import ConfigError, GenerateConfig
+import numpy as np
+
+from txl_jax.config import ConfigError, DataConfig, GenerateConfig
+from txl_jax.config.bounds import WORDS
+from txl_jax.data.sources.source import existing_path
+from txl_jax.data.sources.tokens import read_documents
+from txl_jax.data.vocab import Text
 
 MAX_BYTES = 1 << 30  # largest file of prompts; devices and pipes may be endless
 
 
-def read_prompts(c: GenerateConfig) -> list[str]:
-    """Reads the prompt or all prompts of ``prompts_file``. Raises ConfigError for invalid files."""
+def read_prompts(c: GenerateConfig) -> Sequence[Text]:
+    """Reads the prompt or all prompts of ``prompts_file``; a ``.npy`` file has ids.
+
+    Raises ConfigError for invalid files, and DataError for invalid arrays.
+    """
+    if (path := c.prompts_file or c.prompt_file or "").endswith(".npy"):
+        ids = read_documents(existing_path(path, "generate.prompt_file"), DataConfig(), WORDS)
+        return ids if c.prompts_file else [np.concatenate(ids)]
     if c.prompts_file is None:
         return [c.prompt if c.prompt_file is None else _read_text("prompt_file", c.prompt_file)]
     # str.splitlines would also split at form feeds and U+2028, which JSON may contain.

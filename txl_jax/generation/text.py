@@ -26,7 +26,7 @@ class Decoder:
     """
 
     def __init__(self, vocab: Vocab, before: Sequence[int]):
-        self._vocab, self._last = vocab, list(before[-1:])
+        self._vocab, self._last, self._new = vocab, list(before[-1:]), list[int]()
         self._utf8: codecs.IncrementalDecoder | None = None
         if vocab.kind in ("byte", "subword"):  # a character may be several tokens
             self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -36,12 +36,19 @@ class Decoder:
         """Returns the complete characters that one more token adds. The result may be empty."""
         if self._utf8 is not None:
             return self._utf8.decode(self._vocab.decode_bytes([token]))
-        last, self._last = self._last, [token]  # white space depends on the previous token
-        return self._vocab.decode([*last, token])[len(self._vocab.decode(last)) :]
+        self._new.append(token)
+        new = self._text_of_new()
+        if new.endswith("\ufffd") and self._vocab.kind == "tokenizer":
+            return ""  # within a character
+        self._last, self._new = self._new, []  # white space depends on the previous token
+        return new
+
+    def _text_of_new(self) -> str:
+        return self._vocab.decode([*self._last, *self._new])[len(self._vocab.decode(self._last)) :]
 
     def flush(self) -> str:
         """Returns U+FFFD if the last character is incomplete, otherwise an empty string."""
-        return "" if self._utf8 is None else self._utf8.decode(b"", final=True)
+        return self._text_of_new() if self._utf8 is None else self._utf8.decode(b"", final=True)
 
 
 @dataclasses.dataclass
@@ -138,7 +145,6 @@ def continuations(
     device has too little memory.
     """
     vocab, exp = trained.vocab, dataclasses.replace(trained.config, generate=c)
-    text = lambda prompt: prompt if isinstance(prompt, str) else vocab.decode(prompt)
     check_memory("generation", of_generating(exp.model, c, len(prompts)), exp)
     encoded, separator = encode_prompts(vocab, prompts), exp.data.document_separator
     end, mark = None, separator_ids(vocab, separator)
@@ -148,7 +154,7 @@ def continuations(
         c = dataclasses.replace(c, stop=(*c.stop, separator))
     rows = [
         Continuation(
-            complete_characters(text(prompt)),
+            prompt_text(vocab, prompt),
             vocab,
             c,
             (ids if len(prompt) or not separator else mark[-1:]).tolist(),
@@ -174,10 +180,14 @@ def last_document(ids: np.ndarray, separator: np.ndarray) -> np.ndarray:
     return ids[ends[-1] :] if len(ends) else ids
 
 
-def complete_characters(prompt: str) -> str:
-    """Removes the bytes of an incomplete last character (``surrogateescape``) from a prompt."""
+def prompt_text(vocab: Vocab, prompt: Text) -> str:
+    """Returns the text of a prompt without the bytes of an incomplete last character.
+
+    Bytes that are not UTF-8 are written with ``surrogateescape``.
+    """
+    text = prompt if isinstance(prompt, str) else vocab.decode(prompt)
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-    return decoder.decode(prompt.encode("utf-8", "surrogateescape"))
+    return decoder.decode(text.encode("utf-8", "surrogateescape"))
 
 
 def printable(text: str) -> str:

@@ -14,12 +14,12 @@ import numpy as np
 
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import GenerateConfig
-from txl_jax.data.vocab import encode_prompts
+from txl_jax.data.vocab import Text, encode_prompts
 from txl_jax.files import atomic_write
 from txl_jax.generation.detokenise import detokenise
 from txl_jax.generation.prompts import read_prompts
 from txl_jax.generation.sampling import SETTINGS
-from txl_jax.generation.text import Continuation, complete_characters, continuations, printable
+from txl_jax.generation.text import Continuation, continuations, printable, prompt_text
 from txl_jax.records import append
 from txl_jax.units import UNIT_NAMES, format_value, in_unit
 
@@ -76,7 +76,7 @@ def _npy(array: np.ndarray) -> bytes:
 
 
 def _continue_batch(
-    trained: TrainedModel, prompts: Sequence[str], stop: Callable[[], bool], print_text: bool
+    trained: TrainedModel, prompts: Sequence[Text], stop: Callable[[], bool], print_text: bool
 ) -> list[Continuation] | None:
     """Generates the continuations of a batch. Returns ``None`` if ``stop()`` became true."""
     c = trained.config.generate
@@ -84,7 +84,7 @@ def _continue_batch(
     start = time.perf_counter()
     pending = ""  # an unfinished line, because only whole lines are detokenised
     if print_text:
-        print(printable(complete_characters(prompts[0])), end="", flush=True)
+        print(printable(prompt_text(trained.vocab, prompts[0])), end="", flush=True)
     for step in continuations(trained, prompts, c):
         rows = [row for row, _ in step]
         if print_text:
