@@ -1,6 +1,8 @@
-"""The example agents remember with memory and guess without; PPO does what its formulas say."""
+"""The examples remember with memory and guess without; PPO does what its formulas say."""
 
+import json
 import runpy
+import sys
 import types
 
 import jax
@@ -10,8 +12,11 @@ import pytest
 import tiny_models
 import tiny_runs
 
+import txl_jax
+
 AGENT = tiny_runs.ROOT / "examples" / "agent.py"
 PPO = tiny_runs.ROOT / "examples" / "ppo.py"
+MUSIC = tiny_runs.ROOT / "examples" / "music.py"
 
 
 @pytest.mark.integration
@@ -184,3 +189,50 @@ def test_ppo_learns_what_only_memory_can_bring(ppo, tmp_path):
 def test_sizes_that_do_not_divide_are_refused(ppo, changes):
     with pytest.raises(SystemExit, match="must divide"):
         ppo["Settings"](**{**SMALL, **changes})
+
+
+# --------------------------------------------------------------------------------------
+# Music.
+
+
+@pytest.fixture(scope="module")
+def music():
+    """The names of the example."""
+    pytest.importorskip("pretty_midi")
+    return runpy.run_path(str(MUSIC), run_name="music")
+
+
+def test_a_song_repeats_its_tune_and_comes_back_from_a_midi_file(music, tmp_path):
+    ids = music["to_ids"](music["compose"](np.random.default_rng(0)))
+    first, again, other, last = ids.reshape(4, -1)
+    assert first.tolist() == again.tolist() == last.tolist() != other.tolist()
+    assert ids.min() >= 1
+    assert ids.max() <= 30
+    assert music["REPEATED"].reshape(4, -1).all(axis=1).tolist() == [False, True, False, True]
+    assert music["repeats"](ids)[music["REPEATED"]].all()
+    assert music["repeats"](ids)[~music["REPEATED"]].mean() < 0.3
+    music["to_midi"](ids).write(str(tmp_path / "song.mid"))
+    assert music["to_ids"](music["read_midi"](tmp_path / "song.mid")).tolist() == ids.tolist()
+
+
+def test_the_songs_of_a_split_are_documents_that_end_with_the_separator(music, tmp_path):
+    music["write_songs"](tmp_path, {"train": 3, "valid": 2, "test": 2})
+    corpus = txl_jax.load_corpus("tokens", tmp_path, document_separator="end")
+    assert [len(song) for song in corpus.train] == [130] * 3
+    assert corpus.vocab.symbols[:4] == ["end", "C3.", "C3", "D3."]
+    song = np.asarray(corpus.train[1])
+    assert (song[[0, -1]] == 0).all()
+    np.testing.assert_array_equal(song[1:33], song[33:65])
+
+
+@pytest.mark.integration
+def test_repeats_of_songs_are_learnt_with_memory_only(music, tmp_path, monkeypatch):
+    command = ["music.py", f"--workdir={tmp_path}", "--seeds=1", "--steps=400"]
+    monkeypatch.setattr(sys, "argv", command)
+    music["main"]()
+    losses = json.loads((tmp_path / "losses.json").read_text())
+    remembered, guessed = (losses[f"memory {m}"]["repeated"][0] for m in (112, 0))
+    assert remembered < guessed - 0.5
+    assert abs(losses["memory 112"]["new"][0] - losses["memory 0"]["new"][0]) < 0.3
+    assert len(music["to_ids"](music["read_midi"](tmp_path / "sample.mid"))) > 1
+    assert (tmp_path / "sample.png").stat().st_size > 5000
