@@ -96,8 +96,8 @@ def reading(n_bytes: int) -> Callable[[], float]:
 
 
 def generating(exp: ExperimentConfig, rows: int) -> Callable[[], float]:
-    """A program: the next piece of an endless text of each row; seconds of a token of all rows."""
-    settings = {"length": 2**30, "mem_len": exp.generate.mem_len, "temperature": 1.0}
+    """A program: the next piece of a long text of each row; seconds of a token of all rows."""
+    settings = {"length": 10_000_000, "mem_len": exp.generate.mem_len, "temperature": 1.0}
     c = ExperimentConfig.from_dict({**exp.to_dict(), "generate": settings}).generate
     prompts = [np.array([1], np.int32)] * rows
     pieces = generate(exp.model, random_params(exp.model), prompts, c)

@@ -1,12 +1,15 @@
 """Everything that is to be known from one GPU, in slices: correctness, speed, a profile.
 
-    python -m benchmarks.gpu_pass --out=DIR [--seconds=580] [--original=DIR]
+    python -m benchmarks.gpu_pass --out=DIR [--seconds=580] [--original=DIR] [--smoke]
 
 Runs :func:`commands` in order, each in a process of its own with a time limit, and stops when
 ``--seconds`` are over; called again with the same ``--out`` it goes on with the first one that has
 no result. Correctness comes first; an implementation that differs from the plain form is named, and
 the rest still runs, so that it can be mended. After every command ``report.json`` holds all results
 so far and ``report.md`` a table.
+
+``--smoke`` is a rehearsal on a CPU: the same commands and report, with small sizes. What the
+programs need on an H200, and in what time: ``python -m benchmarks.compile_recipes --gpu-pass``.
 """
 
 import argparse
@@ -32,7 +35,8 @@ RECIPES = {
 
 def commands(original: str | None) -> Iterator[tuple[str, list[str], int]]:
     """Name, arguments after ``python -m`` and time limit in seconds, in their order."""
-    yield "parity", ["pytest", "-m", "gpu", "-n", "0", "tests"], 400
+    yield "target", ["benchmarks.gpu_target"], 60
+    yield "parity", ["pytest", "-m", "gpu", "-n", "0", "tests/test_kernels_triton.py"], 400
     attention = ["benchmarks.attention", "--implementations=reference,xla,triton"]
     yield "attention_768", [*attention, "--dtype=bfloat16", "--rows=16"], 200
     yield "attention_dropout", [*attention, "--dtype=bfloat16", "--rows=16", "--dropatt=0.1"], 200
@@ -55,12 +59,40 @@ def commands(original: str | None) -> Iterator[tuple[str, list[str], int]]:
     yield "table9", ["benchmarks.table9", "--size=enwik8_24l", BF16, "--rounds=5"], 300
 
 
+SMOKE = {
+    "--implementations": "reference,xla",
+    "--dtype": "float32",
+    "--rows": "1",
+    "--keys": "64",
+    "--size": "tiny",
+    "--set": "train.batch_size=2",
+    "--steps": "1",
+    "--rounds": "2",
+}
+"""What a rehearsal puts for the value of each flag."""
+
+
+def small(words: list[str]) -> list[str]:
+    """Returns a command with the sizes of a rehearsal."""
+    if words[0] in ("pytest", "benchmarks.gpu_target"):
+        return words
+    flags = dict(word.partition("=")[::2] for word in words[1:])
+    small = {flag: SMOKE.get(flag, value) for flag, value in flags.items()}
+    small["--rounds"] = SMOKE["--rounds"]
+    if words[0] == "benchmarks.attention":
+        small |= {"--lengths": "32", "--heads": "2", "--d-head": "16"}
+    if words[0] == "benchmarks.table9":
+        small |= {"--lengths": "32,64"}
+    return [words[0], *(f"{flag}={value}" for flag, value in small.items())]
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run what has no result yet until the time is over."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", required=True)
     parser.add_argument("--seconds", type=float, default=580)
     parser.add_argument("--original")
+    parser.add_argument("--smoke", action="store_true", help="a rehearsal on a CPU")
     flags = parser.parse_args(argv)
     out, ends = pathlib.Path(flags.out), time.monotonic() + flags.seconds
     out.mkdir(parents=True, exist_ok=True)
@@ -71,7 +103,7 @@ def main(argv: list[str] | None = None) -> None:
         if left < 30:
             print(f"out of time before {name}: call again with the same --out")
             break
-        run(out, name, command, min(limit, left))
+        run(out, name, small(command) if flags.smoke else command, min(limit, left))
         collect(out)
 
 
@@ -107,7 +139,11 @@ def collect(out: pathlib.Path) -> None:
             "figures": json.loads(figures.read_text()) if figures.exists() else None,
             "last_lines": text.splitlines()[-5:],
         }
-        shown = [line for line in text.splitlines() if " ms" in line or "passed" in line]
+        shown = [
+            line
+            for line in text.splitlines()
+            if any(word in line for word in (" ms", "passed", "skipped"))
+        ]
         lines += [f"| {done.stem} | {line.strip()} | {said} |" for line in shown or [""]]
     (out / "report.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     (out / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")

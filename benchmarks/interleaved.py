@@ -78,7 +78,7 @@ def machine() -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "device": device.device_kind,
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],
         "waited_for_a_core": _waited(),
@@ -168,7 +168,8 @@ def _value(text: str) -> Any:
         return text
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
+    """Returns the name of this machine's processor."""
     info = pathlib.Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     named = (line.partition(": ")[2] for line in lines if line.startswith("model name"))

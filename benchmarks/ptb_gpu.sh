@@ -7,7 +7,7 @@
 # SECONDS: after so many the run is told to save and stop (default 560).
 # Candidates are scored on the validation split. TEST=1 scores a finished one on the test split,
 # at temperature 1 and at the one that is best on validation: once, for the candidate that was
-# chosen. PYTHON: with jax[cuda].
+# chosen. PYTHON: with jax[cuda]. WHEELS=DIR: what benchmarks/gpu_wheels.txt names, installed first.
 set -euo pipefail
 usage="benchmarks/ptb_gpu.sh CONFIG DATA WORKDIR OUT [SECONDS] [--config.KEY=VALUE ..]"
 config="${1:?$usage}" data="${2:?$usage}" workdir="${3:?$usage}" out="${4:?$usage}"
@@ -17,6 +17,10 @@ if [[ "${1-}" =~ ^[0-9]+$ ]]; then seconds="$1"; shift; fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python="${PYTHON:-python3}"
 mkdir -p "$out"
+if [[ -n "${WHEELS-}" ]]; then
+    "$python" -m pip install --no-index --no-deps --find-links="$WHEELS" \
+        --requirement=benchmarks/gpu_wheels.txt
+fi
 
 run=("$python" -m txl_jax.main "--config=$config" "--workdir=$workdir" "--config.data.path=$data"
      --config.mesh.data=1 --config.generate.length=0 --config.evaluate.split=valid "$@")

@@ -376,10 +376,16 @@ def dry_runs(root):
     style = [module("ruff", "check", "."), module("ruff", "format", "--check", ".")]
     checks = [*style, module("mypy"), [imports], module("pytest", "-x")]
     smi = ["nvidia-smi", "-L"]
+    install = ("install", "--disable-pip-version-check", "--quiet")
+    torch = module("pip", *install, "torch==2.13.0", "triton==3.7.1")
+    suite = [f"tests/test_kernels_{name}.py" for name in ("triton", "bugs")]
+    interpret = [torch, module("pytest", "-n", "0", *suite, "-x")]
+    venv = {"TXL_VENV": str(root / ".venv")}  # the one that is made
     extra = {"TXL_EXTRAS": ""}  # the one that the environment was made with
     return {
         "local": ("local.sh", RUN, {}, [[python, *MAIN, *RUN]]),
         "test": ("test.sh", ("-x",), {}, checks),
+        "interpret": ("interpret.sh", ("-x",), venv, interpret),
         "gpu_node": ("gpu_node.sh", RUN, extra, [smi, [python, *MAIN, *RUN]]),
         "gpu_nodes": (
             "gpu_node.sh",

@@ -503,3 +503,18 @@ def test_programs_compile_for_a_tpu_slice_and_donate_the_state(tmp_path):
     for told in (train, validate, evaluate):
         assert "of 15.750 GiB: fits" in told
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(not HAS_LIBTPU, reason="no libtpu: install it or set TPU_LIBRARY_PATH")
+@pytest.mark.parametrize("topology", ["v5e:1x1", "v5e:4x4"])  # one host, and four
+def test_tpus_of_one_host_and_of_several_get_the_fused_kernel(tmp_path, topology):
+    sizes = [f"--config.{part}.seg_len=128" for part in ("train", "validate", "evaluate")]
+    config = f"--config={write_config(tmp_path)}"
+    flags = (config, "--mode=compile", "--config.model.vocab_size=30", "--config.model.dropatt=0.1")
+    rows = "--config.train.batch_size=16"
+    done = call(*flags, f"--topology={topology}", rows, "--config.mesh.data=-1", *sizes)
+    assert done.returncode == 0, done.stderr
+    train = done.stdout.partition("validate:")[0]
+    assert "attention   pallas_tpu (fused)" in train
+    assert "tpu_custom_call" in train

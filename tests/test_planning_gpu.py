@@ -29,6 +29,8 @@ from txl_jax.training.trainer import Trainer
 FUSED = {"model.dtype": "bfloat16", "model.dropatt": 0.1, "mesh.data": -1}
 FUSED |= {f"{part}.seg_len": 128 for part in ("train", "validate", "evaluate")}
 
+MESH = {"data": 1, "fsdp": 1, "tensor": 1}
+
 
 # --------------------------------------------------------------------------------------
 # Anywhere.
@@ -156,6 +158,25 @@ def test_a_fused_kernel_that_cannot_run_is_a_fallback_with_its_reason(monkeypatc
     missing = planned(dtype="bfloat16")
     assert missing.falls_back
     assert "pip install 'txl_jax[compile-cuda]'" in missing.reason
+
+
+@pytest.mark.parametrize("platform", ["gpu", "rocm"])
+def test_a_gpu_of_amd_falls_back_and_refuses_the_kernels_of_nvidia(platform):
+    """JAX calls its platform gpu; its capability is a name, not a number."""
+    device = types.SimpleNamespace(platform=platform, compute_capability="gfx942")
+    mesh: Any = types.SimpleNamespace(devices=np.array([device]), shape=MESH)
+    c = TransformerXLConfig(vocab_size=11, d_head=16, dtype="bfloat16")
+    planned = planned_attention(c, 4, 128, 64, True, mesh)
+    assert planned == choice.Choice("xla", "there is no fused kernel for a ROCm GPU")
+    with pytest.raises(choice.KernelError, match="is for a gpu and this runs on a ROCm GPU"):
+        choice.check_platform("triton", mesh)
+
+
+def test_a_gpu_of_nvidia_gives_its_capability():
+    device = types.SimpleNamespace(platform="gpu", compute_capability="9.0")
+    mesh: Any = types.SimpleNamespace(devices=np.array([device]), shape=MESH)
+    assert choice._platform(mesh) == "gpu"
+    assert choice._compute_capability(mesh) == 90
 
 
 def told(attention: choice.Choice) -> str:

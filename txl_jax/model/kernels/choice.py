@@ -18,7 +18,7 @@ from txl_jax.parallel.shardings import ROWS
 
 IMPLEMENTATIONS = ("auto", "reference", "xla", "cudnn", "triton", "pallas_tpu")
 FUSED = {"cudnn": "gpu", "triton": "gpu", "pallas_tpu": "tpu"}
-"""The implementations that XLA does not compile, and the platform of each."""
+"""The implementations that XLA does not compile, and the platform of each; ``gpu`` is NVIDIA's."""
 BEST = {"gpu": "triton", "tpu": "pallas_tpu"}
 """The implementation that ``auto`` chooses on each platform, if it supports the form."""
 FUSED_MIN_QUERIES = 128
@@ -101,14 +101,21 @@ def check_platform(implementation: str, mesh: Mesh | None = None) -> None:
 
 
 def _platform(mesh: Mesh | None) -> str:
+    """Returns ``cpu``, ``tpu``, ``gpu`` for an NVIDIA GPU, or ``ROCm GPU`` for one of AMD."""
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-    return "gpu" if platform in ("cuda", "rocm") else platform
+    if platform not in ("gpu", "cuda", "rocm"):
+        return platform
+    capability = str(getattr(_device(mesh), "compute_capability", ""))  # 9.0, or such as gfx942
+    return "ROCm GPU" if platform == "rocm" or capability.startswith("gfx") else "gpu"
+
+
+def _device(mesh: Mesh | None) -> jax.Device:
+    return jax.local_devices()[0] if mesh is None else mesh.devices.flat[0]
 
 
 def _compute_capability(mesh: Mesh | None) -> int:
-    """Returns the compute capability of the GPUs of a mesh, such as 90 for an H100."""
-    device = jax.local_devices()[0] if mesh is None else mesh.devices.flat[0]
-    return int(device.compute_capability.replace(".", ""))
+    """Returns the compute capability of the NVIDIA GPUs of a mesh, such as 90 for an H100."""
+    return int(_device(mesh).compute_capability.replace(".", ""))
 
 
 @functools.cache

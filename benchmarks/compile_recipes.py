@@ -1,0 +1,189 @@
+"""Compiles every recipe of ``configs/`` for absent GPUs, a process each; writes rows of a table.
+
+    python -m benchmarks.compile_recipes --out=DIR [--recipes=ptb,wt103_large] [--seconds=1200]
+    python -m benchmarks.compile_recipes --out=DIR --gpu-pass
+
+Each recipe has one command, ``python -m txl_jax.main --config=configs/RECIPE.py --mode=compile
+--topology=KIND:1x1xN``. What it says is written to ``DIR/RECIPE-KIND-xN.txt``. A file that is there
+is not made again, so that a later call goes on. ``DIR/table.md`` has the rows of all files, and
+the processor and the versions of this Python. Needs the extra ``compile-cuda``, and no GPU.
+
+With ``--gpu-pass`` the programs are those of ``gpu.sh`` for training and evaluation, with its
+batch sizes and bfloat16, for one H200. The time of an update is *predicted* (predicted_steps.py).
+"""
+
+import argparse
+import datetime
+import importlib.metadata
+import os
+import pathlib
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import jax
+
+from benchmarks import gpu_pass
+from benchmarks.interleaved import cpu_name
+from benchmarks.predicted_steps import predict_step_time
+from txl_jax.checkpoint.trained_model import param_shapes
+from txl_jax.config import load_config
+from txl_jax.planning.machines import CHIPS
+from txl_jax.planning.vocabulary import with_vocab_size
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+ON_EIGHT = (
+    "enwik8_18l",
+    "enwik8_24l",
+    "lm1b_base",
+    "lm1b_base_tf",
+    "lm1b_large",
+    "lm1b_large_tf",
+    "nvidia_wt103_base",
+    "nvidia_wt103_large",
+    "table7",
+    "text8_24l",
+    "wt103_large",
+    "wt103_large_tf",
+)
+"""Recipes for eight GPUs; the others are for one."""
+H100_TOO = ("enwik8_24l", "wt103_large", "lm1b_large")
+"""Recipes that are compiled for eight H100s too."""
+UNKNOWN_VOCABULARY = {"my_text": 256, "my_tokens": 256}
+"""Recipes for a text of the user's own, with a number of symbols for them."""
+SLOWEST = ("ptb", "ptb_authors")
+"""Recipes whose unrolled layers take minutes to compile, and come last."""
+_WHEELS = ("jax", "jax-cuda13-plugin", "jax-triton", "triton", "nvidia-cuda-nvcc")
+_HEAD = (
+    "| recipe | on | train, GiB | validate, GiB | evaluate, GiB | attention of the train step"
+    " | compiling train, validate, evaluate, s | an update, ms (*predicted*) |"
+)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Compile what has no file yet, and write the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--recipes", help="names by comma; all of them if left out")
+    parser.add_argument("--gpu-pass", action="store_true", help="what gpu.sh runs, for one H200")
+    parser.add_argument("--seconds", type=float, default=1200, help="time limit of a recipe")
+    flags = parser.parse_args(argv)
+    out = pathlib.Path(flags.out)
+    out.mkdir(parents=True, exist_ok=True)
+    chosen = flags.recipes.split(",") if flags.recipes else recipes()
+    for name, words in gpu_pass_jobs() if flags.gpu_pass else recipe_jobs(chosen):
+        path = out / f"{name}.txt"
+        if not path.exists():
+            path.write_text(compiled(words, flags.seconds), encoding="utf-8")
+            print(row(path), flush=True)
+    (out / "table.md").write_text(table(out), encoding="utf-8")
+
+
+def recipes() -> list[str]:
+    """Returns the name of every recipe, the slowest last."""
+    names = [p.stem for p in sorted((ROOT / "configs").glob("*.py")) if p.stem != "__init__"]
+    return sorted(names, key=lambda name: name in SLOWEST)
+
+
+def topologies(recipe: str) -> list[str]:
+    """Returns the GPUs that a recipe is compiled for."""
+    kinds = ("h200", "h100") if recipe in H100_TOO else ("h200",)
+    return [f"{kind}:1x1x{8 if recipe in ON_EIGHT else 1}" for kind in kinds]
+
+
+Jobs = Iterator[tuple[str, list[str]]]
+"""Names of files, and what follows ``python`` in the command of each."""
+
+
+def recipe_jobs(chosen: list[str]) -> Jobs:
+    """Yields a job for each recipe and topology."""
+    for recipe in chosen:
+        size = UNKNOWN_VOCABULARY.get(recipe)
+        settings = [f"--config.model.vocab_size={size}"] if size else []
+        for topology in topologies(recipe):
+            name = f"{recipe}-{topology.replace(':1x1', '-')}"
+            yield name, command(recipe, topology, settings)
+
+
+def gpu_pass_jobs() -> Jobs:
+    """Yields a job for each recipe that gpu.sh trains."""
+    for name, words, _ in gpu_pass.commands(None):
+        if name.startswith("train_"):
+            settings = [w.replace("--set=", "--config.") for w in words if w.startswith("--set=")]
+            recipe = name.removeprefix("train_")
+            yield f"{recipe}-h200-x1", command(recipe, "h200:1x1x1", settings)
+
+
+def command(recipe: str, topology: str, settings: list[str]) -> list[str]:
+    """Returns what follows ``python`` in the command that compiles a recipe."""
+    words = ["-m", "txl_jax.main", f"--config=configs/{recipe}.py", "--mode=compile"]
+    return [*words, f"--topology={topology}", *settings]
+
+
+def compiled(words: list[str], seconds: float) -> str:
+    """Returns the command, what it said and how it ended."""
+    began = time.monotonic()
+    try:
+        ended = subprocess.run(
+            [sys.executable, *words],
+            cwd=ROOT,
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        said = ended.stdout + (ended.stderr if ended.returncode else "")
+        code = f"exit code {ended.returncode}"
+    except subprocess.TimeoutExpired as stopped:
+        said = (stopped.stdout or b"").decode(errors="replace")
+        code = "stopped"
+    took = time.monotonic() - began
+    return f"$ python {' '.join(words)}\n{said}{code} after {took:.0f} s\n"
+
+
+def row(path: pathlib.Path) -> str:
+    """Returns the row of a file."""
+    recipe, kind, number = path.stem.rsplit("-", 2)
+    text = path.read_text(encoding="utf-8")
+    totals = re.findall(r"^  total +([\d.]+) GiB(?: \+ ([\d.]+) GiB)?", text, re.MULTILINE)
+    sizes = [f"{float(own) + float(held or 0):.2f}" for own, held in totals]
+    sizes = ["does not fit"] * text.count("DOES NOT FIT: ") + sizes
+    sizes += ["-"] * (3 - len(sizes))
+    attention = re.findall(r"^  attention +(.*)", text, re.MULTILINE)
+    fused = attention[0].partition(" (")[2].rstrip(")") if attention else text.splitlines()[-1]
+    seconds = re.findall(r"^  compiled in +([\d.]+) s", text, re.MULTILINE)
+    on = f"{number.removeprefix('x')} x {kind.upper()}"
+    took = ", ".join(f"{float(s):.0f}" for s in seconds)
+    cells = (f"`{recipe}`", on, *sizes, fused, took, predicted(text.partition("\n")[0]))
+    return f"| {' | '.join(cells)} |"
+
+
+def predicted(line: str) -> str:
+    """Returns the bounds of an update's time in milliseconds, from a file's first line."""
+    flags = dict(word[2:].split("=", 1) for word in shlex.split(line) if "=" in word)
+    changes = {k.removeprefix("config."): v for k, v in flags.items() if k.startswith("config.")}
+    values = {k: int(v) if v.isdigit() else v for k, v in changes.items()}
+    exp = with_vocab_size(load_config(str(ROOT / flags["config"]), overrides=values))
+    kind, _, sides = flags["topology"].partition(":")
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(param_shapes(exp.model)))
+    took = predict_step_time(exp, parameters, CHIPS[kind], data=int(sides.rpartition("x")[2]))
+    return f"{1e3 * took.overlapped:,.1f} to {1e3 * took.sequential:,.1f}"
+
+
+def table(out: pathlib.Path) -> str:
+    """Returns the rows of all files of a folder, under what they were made with."""
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _WHEELS)
+    python = f"Python {platform.python_version()}, {versions}"
+    about = f"{datetime.date.today()}, {cpu_name()}, {os.cpu_count()} cores; {python}"
+    return "\n".join(
+        [about, "", _HEAD, "|---" * 8 + "|", *map(row, sorted(out.glob("*-x*.txt"))), ""]
+    )
+
+
+if __name__ == "__main__":
+    main()

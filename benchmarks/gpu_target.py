@@ -1,0 +1,38 @@
+"""Writes how XLA describes the GPU of this machine, as txl_jax/planning/gpus.py does an absent one.
+
+    python -m benchmarks.gpu_target [--out=FILE.json]
+
+Compare the text with ``gpus.target_config``, and commit it where it differs. On a machine without
+a GPU, the description is ``null``.
+"""
+
+import argparse
+from typing import Any
+
+import jax
+from jaxlib import _jax  # JAX has no public name for it
+
+from benchmarks.interleaved import machine, write
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Print and write the description."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", help="JSON file to write")
+    flags = parser.parse_args(argv)
+    target = None
+    if jax.default_backend() == "gpu":
+        target = target_config(jax.devices())
+    print(target)
+    memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    report = {"benchmark": "gpu_target", "machine": machine(), "target_config": target}
+    write(flags.out, {**report, "bytes_limit": memory})
+
+
+def target_config(devices: Any) -> str:
+    """Returns the GpuTargetConfigProto of GPUs as text."""
+    return str(_jax.get_topology_for_devices(devices).target_config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# The Triton kernels' arithmetic, by Triton's interpreter: no GPU is needed. Arguments go to pytest.
+#   launch/interpret.sh              the kernels against plain attention
+#   launch/interpret.sh -m slow -s   the same with kernels made wrong, and what finds each mistake
+# Has an environment of its own, .venv-interpret, with the versions of launch/constraints.txt and
+# those below. The interpreter works on arrays of PyTorch, which nothing else here needs.
+set -euo pipefail
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+# shellcheck source=launch/setup_env.sh
+source "$root/launch/setup_env.sh"
+TXL_VENV="${TXL_VENV:-$root/.venv-interpret}"
+export TXL_EXTRAS="" # no GPU libraries
+txl_setup_env "$root" test
+cd "$root"
+txl_run "$TXL_PYTHON" -m pip install --disable-pip-version-check --quiet torch==2.13.0 triton==3.7.1
+export JAX_PLATFORMS=cpu
+txl_run exec "$TXL_PYTHON" -m pytest -n 0 tests/test_kernels_triton.py tests/test_kernels_bugs.py "$@"
