@@ -3,9 +3,10 @@
     python -m benchmarks.compare FRESH.json … [--committed=benchmarks/results] [--allowed=0.15]
 
 Files are those of ``--out`` of train_speed, eval_speed and generate_speed. Each fresh ratio to a
-peer is set beside that of the newest committed file of the same benchmark, size, settings and
-device. Ratios are of one run on one machine, so they may be compared where seconds may not. Ends
-with 1 if one fell by more than ``--allowed``.
+peer is set beside that of the newest committed file of the same benchmark, size, settings, device
+and processor. Ratios of one processor may be compared where seconds may not. A ratio that was only
+committed for another processor is refused: the two programs use a processor's caches and vector
+units differently. Ends with 1 if one fell by more than ``--allowed``, with 2 if one was refused.
 """
 
 import argparse
@@ -19,7 +20,7 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Compare, print; how many ratios fell too far, at most 1."""
+    """Compare and print; returns 2 if a ratio was refused, else 1 if one fell too far, else 0."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("fresh", nargs="+")
     parser.add_argument("--committed", default=str(RESULTS))
@@ -28,13 +29,22 @@ def main(argv: list[str] | None = None) -> int:
     )
     flags = parser.parse_args(argv)
     committed = sorted(_reports(pathlib.Path(flags.committed)), key=lambda r: r["machine"]["date"])
-    fell = 0
+    fell = refused = 0
     for path in flags.fresh:
         fresh = json.loads(pathlib.Path(path).read_text())
         before = [r for r in committed if _what(r) == _what(fresh)]
         for name, found in fresh["ratios"].items():
             label = f"{fresh['benchmark']} {fresh['size']} over {name}"
-            known = [r for r in before if name in r["ratios"]]
+            measured = [r for r in before if name in r["ratios"]]
+            known = [r for r in measured if _processor(r) == _processor(fresh)]
+            if measured and not known:
+                processors = ", ".join(sorted({_processor(r) for r in measured}))
+                print(
+                    f"{label}: {found['median']:.2f} on {_processor(fresh)}, REFUSED: committed"
+                    f" figures are of {processors}"
+                )
+                refused = 1
+                continue
             if not known:
                 print(f"{label}: {found['median']:.2f}, nothing committed to compare with")
                 continue
@@ -45,7 +55,13 @@ def main(argv: list[str] | None = None) -> int:
                 f"{label}: {found['median']:.2f}, committed {old:.2f}"
                 f" ({known[-1]['machine']['date'][:10]}){'  SLOWER' if slower else ''}"
             )
-    return min(fell, 1)
+    return 2 if refused else min(fell, 1)
+
+
+def _processor(report: dict[str, Any]) -> str:
+    """The processor of an accelerator's host does not matter; that of a CPU does."""
+    about = report["machine"]
+    return str(about["cpu"] if about["device"] == "cpu" else about["device"])
 
 
 def _reports(folder: pathlib.Path) -> Iterator[dict[str, Any]]:

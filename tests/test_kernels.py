@@ -187,7 +187,7 @@ def test_auto_takes_what_the_platform_and_the_form_allow(monkeypatch):
     r, b = Positions(r=jnp.zeros(())), Positions(r=jnp.zeros(()), b=jnp.zeros(()))
     form = lambda positions, t=256: of_shape((2, 4, t, 64), 512, positions)
     assert choice.choose("auto", form(r)).name == "xla"
-    monkeypatch.setattr(choice, "_platform", lambda mesh: "tpu")
+    monkeypatch.setattr(choice, "platform_of", lambda mesh: "tpu")
     assert choice.choose("auto", form(r)).name == "pallas_tpu"
     assert choice.choose("auto", form(b)).name == "xla"
     assert choice.choose("auto", form(r, t=32)).name == "xla"

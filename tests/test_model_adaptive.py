@@ -55,7 +55,9 @@ def dense_loss(cfg, params, h, targets):
 
 @pytest.fixture(params=[4, 11, 1], ids="blocks_of_{}".format)
 def block(request, monkeypatch):
-    """Rows at once: 4 leaves a last block of 3 where every row is scored."""
+    """Rows at once: 4 leaves a block of 3 where every row is scored. 3 words are a tile, or all."""
+    if request.param != 11:
+        monkeypatch.setitem(cross_entropy.TILE_WORDS, "cpu", 3)
     monkeypatch.setattr(cross_entropy, "MIN_ROWS", request.param)
     monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 1)
     return request.param

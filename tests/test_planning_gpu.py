@@ -142,7 +142,7 @@ def test_attention_is_planned_from_the_inputs_that_the_model_gives(monkeypatch, 
 
 
 def test_a_fused_kernel_that_cannot_run_is_a_fallback_with_its_reason(monkeypatch):
-    monkeypatch.setattr(choice, "_platform", lambda mesh: "gpu")
+    monkeypatch.setattr(choice, "platform_of", lambda mesh: "gpu")
     planned = lambda t=128, **model: planned_attention(
         TransformerXLConfig(vocab_size=11, d_head=16, **model), 4, t, 64, True, None
     )
@@ -175,7 +175,7 @@ def test_a_gpu_of_amd_falls_back_and_refuses_the_kernels_of_nvidia(platform):
 def test_a_gpu_of_nvidia_gives_its_capability():
     device = types.SimpleNamespace(platform="gpu", compute_capability="9.0")
     mesh: Any = types.SimpleNamespace(devices=np.array([device]), shape=MESH)
-    assert choice._platform(mesh) == "gpu"
+    assert choice.platform_of(mesh) == "gpu"
     assert choice._compute_capability(mesh) == 90
 
 
@@ -196,7 +196,7 @@ def told(attention: choice.Choice) -> str:
 
 
 def test_a_run_tells_its_kernel_and_warns_of_a_fallback_with_what_mends_it(monkeypatch):
-    monkeypatch.setattr(choice, "_platform", lambda mesh: "gpu")
+    monkeypatch.setattr(choice, "platform_of", lambda mesh: "gpu")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setitem(sys.modules, "jax_triton", None)
     c = TransformerXLConfig(vocab_size=11, d_head=16, dtype="bfloat16")

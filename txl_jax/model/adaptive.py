@@ -25,7 +25,8 @@ from jax.sharding import Mesh
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model import mixture as mixture_lib
 from txl_jax.model.block import dropout
-from txl_jax.model.cross_entropy import cross_entropy, full_einsum
+from txl_jax.model.cross_entropy import TILE_WORDS, cross_entropy, full_einsum
+from txl_jax.model.kernels.choice import platform_of
 from txl_jax.model.mixture import Table
 from txl_jax.parallel.shardings import replicate, shard_words, sharded_over_rows
 
@@ -167,12 +168,13 @@ class Vocabulary(nn.Module):
         if c.mixtures > 1:
             log_prior, latents = self._mixture(h, train)
             rows = (_rows(x) for x in (latents, log_prior, targets))
-            score = sharded_over_rows(mixture_lib.mixture_nll, self.mesh, n_rows=3)
+            of_mixture = functools.partial(mixture_lib.mixture_nll, tile_words=self._tile_words())
+            score = sharded_over_rows(of_mixture, self.mesh, n_rows=3)
             return score(*rows, tables[0]).reshape(targets.shape)
         shape, h, targets = targets.shape, _rows(h), _rows(targets)
         if train and c.sample_softmax:
             return self._sampled_nll(h, targets, *tables[0]).reshape(shape)
-        of_clusters = functools.partial(_cluster_nll, self.clusters)
+        of_clusters = functools.partial(_cluster_nll, self.clusters, self._tile_words())
         score = sharded_over_rows(of_clusters, self.mesh, n_rows=2)
         return score(h, targets, (self.output_projections, tables)).reshape(shape)
 
@@ -188,9 +190,15 @@ class Vocabulary(nn.Module):
         past_weight = replicate(self.past_weight, self.mesh).astype(dtype)
         decoded = full_einsum("btd,de->bte", expected, past_weight) + self.past_weight_bias
         f = _rows(jnp.tanh(decoded).astype(dtype))
-        of_table = lambda f, words, table: cross_entropy(f, table[0], table[1], words)
+        tile = self._tile_words()
+        of_table = lambda f, words, table: cross_entropy(f, table[0], table[1], words, None, tile)
         score = sharded_over_rows(of_table, self.mesh, n_rows=2)
         return score(f, _rows(inputs), (weight, self.past_bias)).reshape(inputs.shape)
+
+    def _tile_words(self) -> int | None:
+        """Returns the words of a tile of logits; tiles do not fit words that devices share."""
+        shared = self.mesh is not None and self.mesh.shape["tensor"] > 1
+        return None if shared else TILE_WORDS.get(platform_of(self.mesh))
 
     def _mixture(self, h: jax.Array, train: bool) -> mixture_lib.Mixture:
         latent = replicate(self.mixture_latent, self.mesh)
@@ -235,23 +243,24 @@ class Vocabulary(nn.Module):
 
 
 def _cluster_nll(
-    clusters: tuple[Cluster, ...], h, targets, parts: tuple[list, list[Table]]
+    clusters: tuple[Cluster, ...], tile_words, h, targets, parts: tuple[list, list[Table]]
 ) -> jax.Array:
     """Returns -log p(target), float32 [S], for h [S,D]; ``parts`` are projections and tables."""
     projections, tables = parts
+    score = functools.partial(cross_entropy, tile_words=tile_words)
     head = _inner(h, projections[0])
     if len(clusters) == 1:
-        return cross_entropy(head, *tables[0], targets)
+        return score(head, *tables[0], targets)
     starts = jnp.array([p.start for p in clusters])
     cluster = jnp.searchsorted(starts, targets, side="right") - 1
     in_head = jnp.where(cluster == 0, targets, clusters[0].size + cluster - 1)
-    nll = cross_entropy(head, *tables[0], in_head)
+    nll = score(head, *tables[0], in_head)
     sorted_rows = jnp.argsort(cluster, stable=True)
     first = jnp.searchsorted(cluster[sorted_rows], jnp.arange(len(clusters) + 1))
     for i, p in enumerate(clusters[1:], start=1):
         members = jnp.roll(sorted_rows, -first[i]), first[i + 1] - first[i]
         inside, x = jnp.clip(targets - p.start, 0, p.size - 1), _inner(h, projections[i])
-        nll = nll + cross_entropy(x, *tables[i], inside, members)
+        nll = nll + score(x, *tables[i], inside, members)
     return nll
 
 

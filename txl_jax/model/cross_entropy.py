@@ -1,16 +1,28 @@
 """Cross entropy over many words, without all logits in memory at once.
 
 Rows are processed in blocks, and the gradient computes the logits of each block again. A block has
-at most ``MAX_LOGITS`` logits, or ``MIN_ROWS`` rows if these have more logits.
+at most ``MAX_LOGITS`` logits, or ``MIN_ROWS`` rows if these have more logits. The first block has
+the rows that are left over by blocks of equal size; if their number is known only when the program
+runs, a quarter, a half, three quarters or the whole of a block is computed. A block is computed in
+tiles of ``tile_words`` words, so that the logits of a tile stay in the caches of a CPU:
+
+    logits [rows, tile] -> softmax -> gradient of the rows      [rows, d], summed over the tiles
+                                   -> gradient of the weights   [tile, d], summed over the blocks
 """
 
 import functools
+from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 
+T = TypeVar("T")
+
 MAX_LOGITS = 2**22  # 16 MiB in float32
 MIN_ROWS = 128  # in smaller blocks, reading the weights costs more than the products
+TILE_WORDS = {"cpu": 4096}
+"""The words of a tile, by platform; elsewhere a tile has all words."""
 
 full_einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
@@ -21,6 +33,7 @@ def cross_entropy(
     bias: jax.Array,
     targets: jax.Array,
     members: tuple[jax.Array, jax.Array] | None = None,
+    tile_words: int | None = None,
 ) -> jax.Array:
     """Returns -log softmax(weight x + bias)[target] in nats, float32 [S].
 
@@ -30,6 +43,7 @@ def cross_entropy(
       targets: int32 [S], from 0 to V-1.
       members: the rows to score, as a permutation int32 [S] that starts with them, and their
         number, int32 []. The other rows have loss 0 and cost nothing. ``None`` scores all rows.
+      tile_words: the words of a tile; ``None`` takes all of them.
 
     Raises TypeError for forward-mode differentiation (``jax.jvp``) of more than one block or with
     ``members``. Use reverse mode, at most once, or ``log_softmax`` of all logits.
@@ -41,63 +55,117 @@ def cross_entropy(
         z = _logits(x, weight.astype(x.dtype), bias)
         chosen = jnp.take_along_axis(z, targets[:, None], axis=-1)[:, 0]
         return jax.nn.logsumexp(z, axis=-1) - chosen
+    sizes = block, min(v, tile_words or v), members is None
     rows, count = members or (jnp.arange(n), jnp.asarray(n))
-    return _blocks(block, x, weight, bias, targets, rows, count)
+    return _blocks(sizes, x, weight, bias, targets, rows, count)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _blocks(block, x, weight, bias, targets, rows, count):
-    return _forward(block, x, weight, bias, targets, rows, count)[0]
+def _blocks(sizes, x, weight, bias, targets, rows, count):
+    return _forward(sizes, x, weight, bias, targets, rows, count)[0]
 
 
-def _forward(block, x, weight, bias, targets, rows, count):
-    low, padded = weight.astype(x.dtype), jnp.concatenate([rows, jnp.zeros(block, rows.dtype)])
+def _forward(sizes, x, weight, bias, targets, rows, count):
+    words, low = sizes[1], weight.astype(x.dtype)
 
-    def add(k, totals):
+    def add(at, real, totals, first):
+        def scan_tile(start, size, sums):
+            largest, total, chosen = sums
+            z = _logits(x[at], *_slice((low, bias), start, size))
+            higher = jnp.maximum(largest, z.max(axis=-1))
+            exponentials = jnp.exp(z - higher[:, None]).sum(axis=-1)
+            total = total * jnp.exp(largest - higher) + exponentials
+            own = _is_target(targets[at], start, size)
+            return higher, total, chosen + jnp.where(own, z, 0.0).sum(axis=-1)
+
+        zeros = jnp.zeros(at.shape, jnp.float32)
+        sums = _over_tiles(scan_tile, (zeros - jnp.inf, zeros, zeros), weight.shape[0], words)
+        log_sum = sums[0] + jnp.log(sums[1])
         nll, normaliser = totals
-        at, real = _block(padded, k, block, count)
-        z = _logits(x[at], low, bias)
-        log_sum = jax.nn.logsumexp(z, axis=-1)
-        chosen = jnp.take_along_axis(z, targets[at][:, None], axis=-1)[:, 0]
         # A row of padding has the index of some real row, and adds 0 to it.
-        nll = nll.at[at].add(jnp.where(real, log_sum - chosen, 0.0))
+        nll = nll.at[at].add(jnp.where(real, log_sum - sums[2], 0.0))
         return nll, normaliser.at[at].add(jnp.where(real, log_sum, 0.0))
 
     zeros = jnp.zeros(x.shape[0], jnp.float32)
-    nll, normaliser = jax.lax.fori_loop(0, (count + block - 1) // block, add, (zeros, zeros))
+    nll, normaliser = _over_blocks(add, (zeros, zeros), sizes, rows, count)
     return nll, (x, weight, bias, targets, rows, count, normaliser)
 
 
-def _backward(block, saved, gradient):
+def _backward(sizes, saved, gradient):
     x, weight, bias, targets, rows, count, normaliser = saved
-    low, padded = weight.astype(x.dtype), jnp.concatenate([rows, jnp.zeros(block, rows.dtype)])
+    words, low = sizes[1], weight.astype(x.dtype)
 
-    def add(k, totals):
-        dx, dweight, dbias = totals
-        at, real = _block(padded, k, block, count)
-        z = _logits(x[at], low, bias)
-        p = jnp.exp(z - normaliser[at][:, None])
-        here = jnp.arange(z.shape[1]) == targets[at][:, None]
-        dz = (p - here) * jnp.where(real, gradient[at], 0.0)[:, None]
-        dbias = dbias + dz.sum(axis=0)
-        dz = dz.astype(x.dtype)
-        dx = dx.at[at].add(full_einsum("sv,vd->sd", dz, low))
-        return dx, dweight + full_einsum("sv,sd->vd", dz, x[at]), dbias
+    def add(at, real, totals, first):
+        scale = jnp.where(real, gradient[at], 0.0)[:, None]
+        log_sum = jnp.where(real, normaliser[at], jnp.inf)[:, None]
+
+        def add_tile(start, size, sums):
+            dx, *of_words = sums
+            weight_tile, bias_tile = _slice((low, bias), start, size)
+            p = jnp.exp(_logits(x[at], weight_tile, bias_tile) - log_sum)
+            dz = (p - _is_target(targets[at], start, size)) * scale
+            dbias, dz = dz.sum(axis=0), dz.astype(x.dtype)
+            new = [full_einsum("sv,sd->vd", dz, x[at]), dbias]
+            if not first:
+                new = jax.tree.map(jnp.add, new, _slice(of_words, start, size))
+            put = lambda whole, part: jax.lax.dynamic_update_slice_in_dim(whole, part, start, 0)
+            dx = dx + full_einsum("sv,vd->sd", dz, weight_tile)
+            return dx, *map(put, of_words, new)
+
+        zeros = jnp.zeros((len(at), x.shape[1]), jnp.float32)
+        dx, *of_words = _over_tiles(add_tile, (zeros, *totals[1:]), weight.shape[0], words)
+        return totals[0].at[at].add(dx), *of_words
 
     zeros = jnp.zeros(x.shape, jnp.float32), jnp.zeros_like(weight), jnp.zeros_like(bias)
-    n = (count + block - 1) // block
-    dx, dweight, dbias = jax.lax.fori_loop(0, n, add, zeros)
+    dx, dweight, dbias = _over_blocks(add, zeros, sizes, rows, count)
     return dx.astype(x.dtype), dweight, dbias, None, None, None
 
 
 _blocks.defvjp(_forward, _backward)
 
 
+def _over_blocks(add: Callable[..., T], totals: T, sizes, rows: jax.Array, count) -> T:
+    """Applies ``add(row indices, which are real, totals, is first)`` to the blocks of rows."""
+    block, _, is_all = sizes
+    if is_all:
+        n = len(rows)
+        block = -(-n // -(-n // block))  # blocks of nearly equal sizes
+        left, count = (n - 1) % block + 1, n
+        totals = add(rows[:left], True, totals, True)
+    else:
+        left = jnp.where(count > 0, (count - 1) % block + 1, 0)
+        parts = sorted({-(-block * quarters // 4) for quarters in range(1, 5)})
+
+        def add_first(part):
+            return lambda totals: add(rows[:part], jnp.arange(part) < left, totals, True)
+
+        branches = [lambda totals: totals, *map(add_first, parts)]
+        chosen = jnp.searchsorted(jnp.array([0, *parts]), left)
+        totals = jax.lax.switch(chosen, branches, totals)
+
+    def add_block(k, totals):
+        at = jax.lax.dynamic_slice_in_dim(rows, left + k * block, block)
+        return add(at, True, totals, False)
+
+    return jax.lax.fori_loop(0, (count - left) // block, add_block, totals)
+
+
+def _over_tiles(body: Callable[..., T], sums: T, v: int, words: int) -> T:
+    """Applies ``body(first word, number of words, sums)`` to tiles of ``words`` words."""
+    if words == v:
+        return body(0, v, sums)
+    sums = jax.lax.fori_loop(0, v // words, lambda k, sums: body(k * words, words, sums), sums)
+    return body(v - v % words, v % words, sums) if v % words else sums
+
+
+def _slice(arrays, start, size):
+    return [jax.lax.dynamic_slice_in_dim(array, start, size) for array in arrays]
+
+
+def _is_target(targets, start, size):
+    """Returns which words of a tile are the target of each row, bool [rows,size]."""
+    return start + jnp.arange(size) == targets[:, None]
+
+
 def _logits(x, weight, bias):
     return full_einsum("sd,vd->sv", x, weight) + bias
-
-
-def _block(padded, k, block, count):
-    """Returns the k-th block's row indices [block], and which of them are not padding."""
-    at = jax.lax.dynamic_slice_in_dim(padded, k * block, block)
-    return at, k * block + jnp.arange(block) < count

@@ -11,7 +11,7 @@ import functools
 import jax
 
 from txl_jax.config import ExperimentConfig, GenerateConfig, ProtocolConfig, TransformerXLConfig
-from txl_jax.model.cross_entropy import MIN_ROWS
+from txl_jax.model.cross_entropy import MIN_ROWS, TILE_WORDS
 from txl_jax.model.kernels.xla import HALVED_FROM, group_size
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import ONE_DEVICE, Need, Shares
@@ -82,7 +82,8 @@ class Segment:
         c, positions, logits = self.c, self.rows * scored, Need("scores of words", 0, ())
         if c.vocab_size is not None and (all_logits or not c.cutoffs):
             n = positions if all_logits else min(positions, MIN_ROWS)
-            size = FLOAT32 * n * c.vocab_size // (1 if all_logits else self.shares.heads)
+            words = c.vocab_size if all_logits else min(c.vocab_size, TILE_WORDS["cpu"])
+            size = FLOAT32 * n * words // (1 if all_logits else self.shares.heads)
             logits = Need("scores of all words", size, (*self.keys, "model.vocab_size"))
         latents = (c.mixtures if c.mixtures > 1 else 0) * positions * (c.d_embed or c.d_model)
         keys = ("model.mixtures", *self.keys)

@@ -33,11 +33,16 @@ def mixture(h: jax.Array, prior: jax.Array, latent: jax.Array, bias: jax.Array) 
 
 
 def mixture_nll(
-    latents: jax.Array, log_prior: jax.Array, targets: jax.Array, table: Table
+    latents: jax.Array,
+    log_prior: jax.Array,
+    targets: jax.Array,
+    table: Table,
+    tile_words: int | None = None,
 ) -> jax.Array:
     """Returns -log p(target) in nats, float32 [S]; the rows are [S,K,d], [S,K] and int32 [S]."""
     k, d = latents.shape[1:]
-    each = cross_entropy(latents.reshape(-1, d), *table, jnp.repeat(targets, k))
+    rows, words = latents.reshape(-1, d), jnp.repeat(targets, k)
+    each = cross_entropy(rows, *table, words, tile_words=tile_words)
     return -jax.nn.logsumexp(log_prior - each.reshape(-1, k), axis=1)
 
 

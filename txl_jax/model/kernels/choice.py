@@ -55,7 +55,7 @@ def attend(x: AttentionInputs, implementation: str = "auto", mesh: Mesh | None =
     if name == "reference":
         return reference.attend(x)
     if name == "xla":
-        return xla.attend(x, xla.HALVED_FROM.get(_platform(mesh)))
+        return xla.attend(x, xla.HALVED_FROM.get(platform_of(mesh)))
     function = _module(name).attend
     if name == "triton":
         function = functools.partial(function, capability=_compute_capability(mesh))
@@ -76,7 +76,7 @@ def choose(implementation: str, x: AttentionInputs, mesh: Mesh | None = None) ->
 
 
 def _best(x: AttentionInputs, mesh: Mesh | None) -> Choice:
-    platform, (_, rows, seg_len, _) = _platform(mesh), x.q.shape
+    platform, (_, rows, seg_len, _) = platform_of(mesh), x.q.shape
     best = BEST.get(platform)
     if best is None:
         return Choice("xla", f"there is no fused kernel for a {platform}")
@@ -94,13 +94,13 @@ def _best(x: AttentionInputs, mesh: Mesh | None) -> Choice:
 
 def check_platform(implementation: str, mesh: Mesh | None = None) -> None:
     """Raises KernelError if an implementation is for other devices than those of the mesh."""
-    platform = _platform(mesh)
+    platform = platform_of(mesh)
     if FUSED.get(implementation, platform) != platform:
         why = f"is for a {FUSED[implementation]} and this runs on a {platform}: use 'auto' or 'xla'"
         raise KernelError(f"model.kernel = {implementation!r} {why}")
 
 
-def _platform(mesh: Mesh | None) -> str:
+def platform_of(mesh: Mesh | None) -> str:
     """Returns ``cpu``, ``tpu``, ``gpu`` for an NVIDIA GPU, or ``ROCm GPU`` for one of AMD."""
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     if platform not in ("gpu", "cuda", "rocm"):
