@@ -29,14 +29,16 @@ def ctrl_c_as_in_a_terminal():
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("module", ["txl_jax.main", "txl_jax.convert"])
+@pytest.mark.parametrize(
+    ("module", "word"), [("txl_jax.main", "--config=quickstart"), ("txl_jax.convert", "source")]
+)
 @pytest.mark.parametrize("library", ["jax", "absl"])
-def test_while_a_library_is_imported(module, library, tmp_path):
+def test_while_a_library_is_imported(module, word, library, tmp_path):
     (tmp_path / library).mkdir()
     (tmp_path / library / "__init__.py").write_text(LOSES_IT)
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     done = subprocess.run(
-        [sys.executable, "-m", module, "source", "--workdir=run"],
+        [sys.executable, "-m", module, word, f"--workdir={tmp_path / 'run'}"],
         env={**os.environ, "PYTHONPATH": path},
         cwd=ROOT,
         capture_output=True,
