@@ -103,7 +103,7 @@ def read_segment(
 
 def _real_targets(ends: Sequence[int], start: int, n: int) -> np.ndarray:
     """Returns how many of the targets ``start`` .. ``start + n - 1`` each row has, int [B]."""
-    return np.clip(np.subtract(ends, start), 0, n)
+    return np.minimum(np.maximum(np.subtract(ends, start), 0), n)  # np.clip takes twice the time
 
 
 def _segment(
