@@ -26,8 +26,8 @@ train.steps and the model's sizes. What it reaches depends on the text.
 
 Measured on War and Peace by characters (one core of an Intel Xeon, other programs beside it, jax
 0.10.2, 2026-11-24; one seed): 2.263 bits per character on the held-out end with memory 320. With
-Adam, 5,000 updates of 8 x 64 tokens reached 2.356 in the same time (1,500 updates of 114 ms and
-5,000 of 35 ms, medians on the idle machine).
+Adam, 5,000 updates of 8 x 64 tokens reached 2.356 in about the same time (1,500 programs of 114 ms
+and 5,000 of 35 ms, medians on the idle machine).
 
 A perplexity of subwords says little alone; the bits per byte that evaluation prints beside it
 compare with those of bytes and characters on the same text.

@@ -39,6 +39,7 @@ def get_config(variant=""):
                 "batch_size": 16,
                 "seg_len": 128,
                 "mem_len": 128,
+                "steps_per_dispatch": 10,
                 "log_every": 100,
                 "eval_every": 1150,
             },
@@ -59,7 +60,7 @@ def get_config(variant=""):
         }
     )
     if variant == "smoke":
-        config.train.update({"steps": 20, "log_every": 5, "eval_every": 0})
+        config.train.update({"steps": 20, "steps_per_dispatch": 1, "log_every": 5, "eval_every": 0})
         config.optimizer.warmup_steps = 5
         config.validate.max_segments = config.evaluate.max_segments = 4
         config.generate.length = 32
