@@ -1,4 +1,4 @@
-"""Libraries are imported where they are used: by the model jax, flax and optax, by --help none."""
+"""The model imports jax, flax and optax alone, and --help imports none of them."""
 
 import subprocess
 import sys

@@ -199,11 +199,8 @@ def _likely_corpus(vocab: Vocab) -> dict[str, Any]:
     if vocab.kind == "byte" and len(vocab) < 256:
         newline = str(ord("\n")) in vocab.symbols
         return {"name": "enwik8", "protocol": "bytes" if newline else "authors"}
-    if vocab.kind == "tokenizer":
-        return {
-            "name": "text",
-            "tokenizer": "tokenizer.json",
-        }  # the vocabulary's own content is read
+    if vocab.kind == "tokenizer":  # the vocabulary's own content is read
+        return {"name": "text", "tokenizer": "tokenizer.json"}
     return {"name": "text", "vocab": vocab.kind}
 
 
