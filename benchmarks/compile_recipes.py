@@ -2,6 +2,8 @@
 
     python -m benchmarks.compile_recipes --out=DIR [--recipes=ptb,wt103_large] [--seconds=1200]
     python -m benchmarks.compile_recipes --out=DIR --gpu-pass
+    python -m benchmarks.compile_recipes --out=DIR --ptb
+    python -m benchmarks.compile_recipes --out=DIR --beside=OTHER
 
 Each recipe has one command, ``python -m txl_jax.main --config=configs/RECIPE.py --mode=compile
 --topology=KIND:1x1xN``. What it says is written to ``DIR/RECIPE-KIND-xN.txt``. A file that is there
@@ -9,7 +11,11 @@ is not made again, so that a later call goes on. ``DIR/table.md`` has the rows o
 the processor and the versions of this Python. Needs the extra ``compile-cuda``, and no GPU.
 
 With ``--gpu-pass`` the programs are those of ``gpu.sh`` for training and evaluation, with its
-batch sizes and bfloat16, for one H200. The time of an update is *predicted* (predicted_steps.py).
+batch sizes and bfloat16, for one H200; with ``--ptb`` those of the candidates of ``ptb_gpu.sh`` in
+results/ptb/README.md. The time of an update, of all seeds, is *predicted* (predicted_steps.py).
+
+With ``--beside`` nothing is compiled: standard output gets one table of the files of two folders,
+in which a semicolon stands between figures that differ.
 """
 
 import argparse
@@ -23,7 +29,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import jax
 
@@ -58,10 +64,13 @@ UNKNOWN_VOCABULARY = {"my_text": 256, "my_tokens": 256}
 SLOWEST = ("ptb", "ptb_authors")
 """Recipes whose unrolled layers take minutes to compile, and come last."""
 _WHEELS = ("jax", "jax-cuda13-plugin", "jax-triton", "triton", "nvidia-cuda-nvcc")
-_HEAD = (
-    "| recipe | on | train, GiB | validate, GiB | evaluate, GiB | attention of the train step"
-    " | compiling train, validate, evaluate, s | an update, ms (*predicted*) |"
+_ATTENTION, _UPDATE = "attention of the train step", "an update, ms (*predicted*)"
+_COLUMNS = (
+    *("recipe", "on", "train, GiB", "validate, GiB", "evaluate, GiB", _ATTENTION),
+    *("compiling train, validate, evaluate, s", _UPDATE),
 )
+_OF_RECIPE = ("recipe", "on", _ATTENTION, _UPDATE)
+"""Columns that one of two folders suffices for."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -70,12 +79,20 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", required=True)
     parser.add_argument("--recipes", help="names by comma; all of them if left out")
     parser.add_argument("--gpu-pass", action="store_true", help="what gpu.sh runs, for one H200")
+    parser.add_argument("--ptb", action="store_true", help="what ptb_gpu.sh runs, for one H200")
+    parser.add_argument("--beside", metavar="OTHER", help="print DIR and this folder in one table")
     parser.add_argument("--seconds", type=float, default=1200, help="time limit of a recipe")
     flags = parser.parse_args(argv)
     out = pathlib.Path(flags.out)
+    if flags.beside:
+        print("\n".join(_with_head(beside(out, pathlib.Path(flags.beside)))))
+        return
     out.mkdir(parents=True, exist_ok=True)
     chosen = flags.recipes.split(",") if flags.recipes else recipes()
-    for name, words in gpu_pass_jobs() if flags.gpu_pass else recipe_jobs(chosen):
+    jobs = recipe_jobs(chosen)
+    if flags.gpu_pass or flags.ptb:
+        jobs = gpu_pass_jobs() if flags.gpu_pass else ptb_jobs()
+    for name, words in jobs:
         path = out / f"{name}.txt"
         if not path.exists():
             path.write_text(compiled(words, flags.seconds), encoding="utf-8")
@@ -118,6 +135,17 @@ def gpu_pass_jobs() -> Jobs:
             yield f"{recipe}-h200-x1", command(recipe, "h200:1x1x1", settings)
 
 
+def ptb_jobs() -> Jobs:
+    """Yields a job for each candidate of Penn Treebank."""
+    page = (ROOT / "benchmarks" / "results" / "ptb" / "README.md").read_text(encoding="utf-8")
+    for line in page.replace("\\\n", " ").splitlines():
+        if line.startswith("benchmarks/ptb_gpu.sh "):
+            words = shlex.split(line)
+            settings = [word for word in words if word.startswith("--config.")]
+            recipe, candidate = pathlib.Path(words[1]).stem, pathlib.Path(words[3]).name
+            yield f"{candidate}-h200-x1", command(recipe, "h200:1x1x1", settings)
+
+
 def command(recipe: str, topology: str, settings: list[str]) -> list[str]:
     """Returns what follows ``python`` in the command that compiles a recipe."""
     words = ["-m", "txl_jax.main", f"--config=configs/{recipe}.py", "--mode=compile"]
@@ -143,11 +171,16 @@ def compiled(words: list[str], seconds: float) -> str:
         said = (stopped.stdout or b"").decode(errors="replace")
         code = "stopped"
     took = time.monotonic() - began
-    return f"$ python {' '.join(words)}\n{said}{code} after {took:.0f} s\n"
+    return f"$ python {shlex.join(words)}\n{said}{code} after {took:.0f} s\n"
 
 
 def row(path: pathlib.Path) -> str:
     """Returns the row of a file."""
+    return f"| {' | '.join(cells(path))} |"
+
+
+def cells(path: pathlib.Path) -> list[str]:
+    """Returns the cells of a file's row, in the order of the table's head."""
     recipe, kind, number = path.stem.rsplit("-", 2)
     text = path.read_text(encoding="utf-8")
     totals = re.findall(r"^  total +([\d.]+) GiB(?: \+ ([\d.]+) GiB)?", text, re.MULTILINE)
@@ -159,8 +192,24 @@ def row(path: pathlib.Path) -> str:
     seconds = re.findall(r"^  compiled in +([\d.]+) s", text, re.MULTILINE)
     on = f"{number.removeprefix('x')} x {kind.upper()}"
     took = ", ".join(f"{float(s):.0f}" for s in seconds)
-    cells = (f"`{recipe}`", on, *sizes, fused, took, predicted(text.partition("\n")[0]))
-    return f"| {' | '.join(cells)} |"
+    return [f"`{recipe}`", on, *sizes, fused, took, predicted(text.partition("\n")[0])]
+
+
+def beside(first: pathlib.Path, second: pathlib.Path) -> list[str]:
+    """Returns a row for each file of two folders; a folder without the file has a dash."""
+    rows = []
+    for name in sorted({path.name for out in (first, second) for path in out.glob("*-x*.txt")}):
+        paths = first / name, second / name
+        found = [cells(path) if path.exists() else [""] * len(_COLUMNS) for path in paths]
+        columns = zip(_COLUMNS, *found, strict=True)
+        rows.append(f"| {' | '.join(_both(*column) for column in columns)} |")
+    return rows
+
+
+def _both(column: str, mine: str, other: str) -> str:
+    if mine == other or (column in _OF_RECIPE and not (mine and other)):
+        return mine or other
+    return f"{mine or '-'}; {other or '-'}"
 
 
 def predicted(line: str) -> str:
@@ -172,7 +221,8 @@ def predicted(line: str) -> str:
     kind, _, sides = flags["topology"].partition(":")
     parameters = sum(leaf.size for leaf in jax.tree.leaves(param_shapes(exp.model)))
     took = predict_step_time(exp, parameters, CHIPS[kind], data=int(sides.rpartition("x")[2]))
-    return f"{1e3 * took.overlapped:,.1f} to {1e3 * took.sequential:,.1f}"
+    bounds = (1e3 * exp.train.num_seeds * x for x in (took.overlapped, took.sequential))
+    return " to ".join(f"{x:,.1f}" for x in bounds)
 
 
 def table(out: pathlib.Path) -> str:
@@ -180,9 +230,12 @@ def table(out: pathlib.Path) -> str:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _WHEELS)
     python = f"Python {platform.python_version()}, {versions}"
     about = f"{datetime.date.today()}, {cpu_name()}, {os.cpu_count()} cores; {python}"
-    return "\n".join(
-        [about, "", _HEAD, "|---" * 8 + "|", *map(row, sorted(out.glob("*-x*.txt"))), ""]
-    )
+    rows = map(row, sorted(out.glob("*-x*.txt")))
+    return "\n".join([about, "", *_with_head(rows), ""])
+
+
+def _with_head(rows: Iterable[str]) -> list[str]:
+    return [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|", *rows]
 
 
 if __name__ == "__main__":

@@ -83,12 +83,12 @@ def _activation_bytes(exp: ExperimentConfig) -> float:
     With a bytes a value: of each of the L B N T K scores forward 16 + 4a (two float32 products
     written and read; weights written, dropped out and read), of each of the L B T D states
     14a (projections, residuals, normalisation), of each of the L B T F inner ones 4a; backward
-    twice that; forward once more with ``remat`` "layer".
+    twice that; forward once more with ``remat`` "layer"; all of it twice with ``loss.r_drop``.
     """
     c, t = exp.model, exp.train
     a = 4 if c.dtype == "float32" else 2
     length = t.context_len + t.seg_len
-    positions = c.n_layer * t.batch_size * length
+    positions = c.n_layer * t.batch_size * length * (2 if exp.loss.r_drop else 1)
     scores = positions * c.n_head * (t.mem_len + length) * (16 + 4 * a)
     states = positions * (14 * a * c.d_model + 4 * a * c.d_inner)
     return (4 if c.remat == "layer" else 3) * (scores + states)

@@ -8,6 +8,7 @@
 # Candidates are scored on the validation split. TEST=1 scores a finished one on the test split,
 # at temperature 1 and at the one that is best on validation: once, for the candidate that was
 # chosen. PYTHON: with jax[cuda]. WHEELS=DIR: what benchmarks/gpu_wheels.txt names, installed first.
+# SMOKE=1: a rehearsal on a CPU, with the recipe's small variant.
 set -euo pipefail
 usage="benchmarks/ptb_gpu.sh CONFIG DATA WORKDIR OUT [SECONDS] [--config.KEY=VALUE ..]"
 config="${1:?$usage}" data="${2:?$usage}" workdir="${3:?$usage}" out="${4:?$usage}"
@@ -22,7 +23,7 @@ if [[ -n "${WHEELS-}" ]]; then
         --requirement=benchmarks/gpu_wheels.txt
 fi
 
-run=("$python" -m txl_jax.main "--config=$config" "--workdir=$workdir" "--config.data.path=$data"
+run=("$python" -m txl_jax.main "--config=$config${SMOKE:+:smoke}" "--workdir=$workdir" "--config.data.path=$data"
      --config.mesh.data=1 --config.generate.length=0 --config.evaluate.split=valid "$@")
 code=0
 timeout --signal=TERM --kill-after=60 "$seconds" "${run[@]}" 2>&1 | tee -a "$out/log.txt" || code="${PIPESTATUS[0]}"

@@ -16,7 +16,7 @@ from tiny_runs import call, write_config
 import txl_jax
 from benchmarks.predicted_steps import predict_step_time
 from txl_jax.checkpoint.trained_model import param_shapes
-from txl_jax.config import DataConfig, ExperimentConfig, override
+from txl_jax.config import ConfigError, DataConfig, ExperimentConfig, override
 from txl_jax.data.batch import Batch
 from txl_jax.parallel.device_memory import GIB
 from txl_jax.parallel.shardings import Shardings
@@ -355,6 +355,28 @@ def test_a_program_fits_to_the_last_byte_with_what_is_held_beside_it():
     assert f"of {(whole - 1) / GIB:.3f} GiB: DOES NOT FIT" in ahead.format_program(p, whole - 1)
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize("on_device", [False, True], ids=["text fed", "text on device"])
+def test_several_seeds_are_compiled_as_the_one_program_that_trains_them(on_device):
+    changes = {"train.text_on_device": on_device, "train.steps_per_dispatch": 2}
+    alone, seeds = (compiled(**changes, **{"train.num_seeds": n}) for n in (1, 3))
+    assert seeds["train"].description == alone["train"].description + ", 3 seeds"
+    assert seeds["train"].flops.device == 3 * alone["train"].flops.device
+    given = lambda found: found["train"].memory.argument_size_in_bytes
+    state = 3 * 4 * n_parameters(experiment())  # parameters and the moments of Adam
+    assert given(seeds) - given(alone) >= 2 * state
+    assert seeds["validate"].resident - alone["validate"].resident >= 3 * state
+    assert seeds["evaluate"].memory.argument_size_in_bytes == (
+        alone["evaluate"].memory.argument_size_in_bytes
+    )
+
+
+def test_several_seeds_on_several_devices_are_refused_as_in_training():
+    exp = experiment(**{"train.num_seeds": 2, "mesh.data": -1})
+    with pytest.raises(ConfigError, match=r"several seeds need one device; give mesh.data=1"):
+        next(ahead.programs(exp, ahead.training_mesh(exp, jax.devices())))
+
+
 def test_what_the_compiler_refuses_does_not_fit(monkeypatch, capsys):
     class TooLarge:
         def compile(self):
@@ -402,6 +424,13 @@ def test_recomputing_layers_adds_a_forward_pass_and_recomputing_products_adds_le
     layers = flops.layer_flops(exp.model, exp.train, B)
     assert again["layer"] - again["none"] == pytest.approx(layers)
     assert again["none"] < again["products"] < again["layer"]
+
+
+def test_two_passes_with_two_dropout_masks_are_twice_the_operations_and_traffic():
+    once, twice = experiment(), experiment(**{"loss.r_drop": 0.5})
+    assert flops.update_flops(twice) == tuple(2 * x for x in flops.update_flops(once))
+    took, longer = (predict_step_time(exp, 0, CHIPS["h200"], data=1) for exp in (once, twice))
+    assert longer.traffic == pytest.approx(2 * took.traffic)
 
 
 # --------------------------------------------------------------------------------------

@@ -160,10 +160,10 @@ def test_a_fused_kernel_that_cannot_run_is_a_fallback_with_its_reason(monkeypatc
     assert "pip install 'txl_jax[compile-cuda]'" in missing.reason
 
 
-@pytest.mark.parametrize("platform", ["gpu", "rocm"])
-def test_a_gpu_of_amd_falls_back_and_refuses_the_kernels_of_nvidia(platform):
+@pytest.mark.parametrize(("platform", "capability"), [("gpu", "gfx942"), ("rocm", "9.4")])
+def test_a_gpu_of_amd_falls_back_and_refuses_the_kernels_of_nvidia(platform, capability):
     """JAX calls its platform gpu; its capability is a name, not a number."""
-    device = types.SimpleNamespace(platform=platform, compute_capability="gfx942")
+    device = types.SimpleNamespace(platform=platform, compute_capability=capability)
     mesh: Any = types.SimpleNamespace(devices=np.array([device]), shape=MESH)
     c = TransformerXLConfig(vocab_size=11, d_head=16, dtype="bfloat16")
     planned = planned_attention(c, 4, 128, 64, True, mesh)

@@ -73,7 +73,7 @@ SMALLER = {
     "--config=my_text": ["--config=my_text:smoke"],
     "--config=my_text:fine_tune": ["--config=my_text:fine_tune", *FEW],
     "--config=enwik8_24l": ["--config=enwik8_24l:smoke"],
-    "--topology=v5e:4x4": [],  # would need libtpu
+    "--topology=h200:1x1x8": [],  # would need the extra compile-cuda
 }
 """What the test gives instead of an argument of README, so that each run is small."""
 

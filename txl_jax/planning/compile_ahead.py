@@ -10,6 +10,7 @@ is created: a text of zeros gives the batch its shape.
 
 import contextlib
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ from txl_jax.planning.costs import Collective, bytes_in_use, collectives, librar
 from txl_jax.planning.machines import CHIPS
 from txl_jax.planning.topologies import topology_devices
 from txl_jax.planning.vocabulary import with_vocab_size
+from txl_jax.training.multi_seed import check_one_device, seeds_step
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.setup import training_attention, training_mesh, unchecked_streams
 from txl_jax.training.state import abstract_state
@@ -104,13 +106,17 @@ def programs(exp: ExperimentConfig, mesh: Mesh) -> Iterator[Program]:
     state = abstract_state(exp, model, optimizer, shardings)
     rows = -(-t.batch_size // shardings.row_devices)
     of_device = sum(flops.update_flops(exp, rows)) / mesh.shape["tensor"]
-    per_call = Flops(*(count * n for count in (*flops.update_flops(exp), of_device)))
+    updates = n * t.num_seeds
+    per_call = Flops(*(count * updates for count in (*flops.update_flops(exp), of_device)))
     description = f"{n} update(s) of {t.batch_size} x {t.seg_len} targets, memory {t.mem_len}"
+    description += f", {t.num_seeds} seeds" * (t.num_seeds > 1)
     lowered = lower_update(exp, model, optimizer, shardings, state)
     attention = training_attention(exp, mesh).describe()
     yield _compile("train", description, attention, lowered, per_call)
     size = lambda x: math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     resident = sum(map(size, jax.tree.leaves((state.opt_state, state.mems))))
+    if t.num_seeds > 1:  # a copy of one seed's state is scored beside all states
+        resident += t.num_seeds * sum(map(size, jax.tree.leaves(state)))
     yield _scoring("validate", exp.model, exp.validate, mesh, resident)
     unrolled = dataclasses.replace(exp.model, scan_layers=False, remat="none")
     yield _scoring("evaluate", unrolled, exp.evaluate, mesh)
@@ -132,8 +138,25 @@ def lower_update(
     batch = read_step(streams, 0, t.epoch_memory, t.reset_every)
     lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype), batch)
+    if t.num_seeds > 1:
+        return _lower_seeds(exp, model, optimizer, shardings, (state, shapes, text))
     step: Any = compiled_step(exp, model, optimizer, shardings, state, text)
     return step.lower(state, shapes, *filter(None, [text]))
+
+
+def _lower_seeds(
+    exp: ExperimentConfig, model: Any, optimizer: Any, shardings: Shardings, inputs: Any
+) -> jax.stages.Lowered:
+    check_one_device(shardings.mesh)
+    state, shapes, text = inputs
+    place = lambda lead, x: jax.ShapeDtypeStruct(
+        (*lead, *x.shape), x.dtype, sharding=shardings.replicated()
+    )
+    one, of_seeds = (functools.partial(place, lead) for lead in ((), (exp.train.num_seeds,)))
+    seeds = of_seeds(jax.ShapeDtypeStruct((), np.uint32))
+    step: Any = seeds_step(exp, model, optimizer)
+    placed = jax.tree.map(of_seeds, (state, shapes)), jax.tree.map(one, text)
+    return step.lower(*placed[0], placed[1], seeds)
 
 
 def _scoring(

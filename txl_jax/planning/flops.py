@@ -68,8 +68,8 @@ def update_flops(exp: ExperimentConfig, rows: int | None = None) -> tuple[float,
     """Returns the operations of one update: the model's (3 forward passes), and recomputed ones.
 
     ``remat`` "layer" recomputes each layer's forward pass, "products" its scores and weighted sum.
-    The softmax over words is recomputed for its gradient (model/cross_entropy.py). ``rows``
-    ``None`` means the whole batch.
+    The softmax over words is recomputed for its gradient (model/cross_entropy.py). ``loss.r_drop``
+    makes two passes. ``rows`` ``None`` means the whole batch.
     """
     c, p, rows = exp.model, exp.train, rows or exp.train.batch_size
     layers, words = layer_flops(c, p, rows), vocabulary_flops(c, p, rows)
@@ -77,4 +77,5 @@ def update_flops(exp: ExperimentConfig, rows: int | None = None) -> tuple[float,
     per_row = (4 if c.memory_free else 6) * t * (p.mem_len + t)
     scores = c.n_layer * rows * per_row * c.n_head * c.d_head
     recomputed = {"none": 0.0, "products": float(scores), "layer": layers}[c.remat]
-    return 3 * (layers + words), recomputed + words
+    passes = 2 if exp.loss.r_drop else 1
+    return passes * 3 * (layers + words), passes * (recomputed + words)

@@ -9,11 +9,13 @@ seed has its own workdir, and the result of a run of its own up to rounding.
 """
 
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
 
 from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.checkpoint.errors import CheckpointError
@@ -21,12 +23,14 @@ from txl_jax.config import ConfigError, ExperimentConfig
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import prefetch
 from txl_jax.messages import argument
+from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.events import Logger
 from txl_jax.training.goodput import GoodputTimer
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.preparation import SeedRun
 from txl_jax.training.setup import build_setup
-from txl_jax.training.step import dispatch
+from txl_jax.training.state import TrainState
+from txl_jax.training.step import Metrics, dispatch
 from txl_jax.training.trainer import Outcome, Program, Trainer, open_trainer, run_steps, train
 
 
@@ -47,12 +51,10 @@ def train_seeds(
     exp, workdir = runs[0]
     if len(runs) == 1:
         return [train(exp, corpus, workdir, guard, *loggers)]
-    error = lambda rule: ConfigError(f"config key train.num_seeds: several seeds need one {rule}")
     if jax.process_count() > 1:
-        raise error("process; train each seed in its own run")
+        raise _needs_one("process; train each seed in its own run")
     setup = build_setup(exp, corpus)
-    if setup.shardings.mesh.size > 1:
-        raise error(f"device; give {argument('config.mesh.data', 1)}")
+    check_one_device(setup.shardings.mesh)
     last_step = _last_common_step([workdir for _, workdir in runs])
     timer = GoodputTimer()  # shared, because all seeds wait for the same program
     with contextlib.ExitStack() as stack:
@@ -74,13 +76,32 @@ def train_seeds(
         return run_steps(trainers, state, step, program, feed, select)
 
 
+def check_one_device(mesh: Mesh) -> None:
+    """Raises ConfigError if a mesh, on which several seeds are to train, has several devices."""
+    if mesh.size > 1:
+        raise _needs_one(f"device; give {argument('config.mesh.data', 1)}")
+
+
+def _needs_one(what: str) -> ConfigError:
+    return ConfigError(f"config key train.num_seeds: several seeds need one {what}")
+
+
+def seeds_step(
+    exp: ExperimentConfig, model: TransformerXL, optimizer: optax.GradientTransformation
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """Returns :func:`~txl_jax.training.step.dispatch` for all seeds, with ``jit``.
+
+    All arguments except the text have a leading axis of seeds. The function donates the state.
+    """
+    mapped = jax.vmap(dispatch(exp, model, optimizer), in_axes=(0, 0, None, 0))
+    return jax.jit(mapped, donate_argnums=(0,))
+
+
 def _program(trainers: list[Trainer], state: Any) -> Program:
-    """Compiles a dispatch of all seeds. All inputs except the text have a leading axis of seeds."""
     first, seeds = trainers[0], seed_array([trainer.exp for trainer in trainers])
     with_seeds = lambda x: jax.ShapeDtypeStruct((len(trainers), *x.shape), x.dtype)
     shapes = jax.tree.map(with_seeds, first.input_shapes())
-    step = dispatch(first.exp, first.setup.model, first.setup.optimizer)
-    jitted = jax.jit(jax.vmap(step, in_axes=(0, 0, None, 0)), donate_argnums=(0,))
+    jitted = seeds_step(first.exp, first.setup.model, first.setup.optimizer)
     compiled = first.compile(jitted, state, shapes, first.text, seeds)
     return lambda state, inputs: compiled(state, inputs, first.text, seeds)
 
