@@ -108,9 +108,9 @@ def test_a_rehearsal_goes_on_where_its_time_was_over_and_is_scored_once_it_is_fi
     data, run, out = shared_files.path("data/ptb"), tmp_path / "run", tmp_path / "out"
     changes = [
         "train.num_seeds=2",
-        "train.steps=6000",
-        "checkpoint.every=2000",
-        "train.log_every=500",
+        "train.steps=1000",
+        "checkpoint.every=500",
+        "train.log_every=100",
     ]
     flags = [f"--config.{change}" for change in changes]
     environment = {"SMOKE": "1", "TEST": "1", "PYTHON": sys.executable, "JAX_PLATFORMS": "cpu"}
@@ -132,8 +132,8 @@ def test_a_rehearsal_goes_on_where_its_time_was_over_and_is_scored_once_it_is_fi
     assert "resume" in (out / "log.txt").read_text()
     for seed in ("seed_0", "seed_1"):
         steps = [json.loads(line) for line in (out / seed / "metrics.jsonl").open()]
-        assert max(row.get("step", 0) for row in steps) == 6000
-        assert json.loads((out / seed / "weights" / "pieces.json").read_text())["step"] == 6000
+        assert max(row.get("step", 0) for row in steps) == 1000
+        assert json.loads((out / seed / "weights" / "pieces.json").read_text())["step"] == 1000
         scored = json.loads((out / seed / "temperature.json").read_text())
         assert scored["test"][0]["temperature"] in (scored["chosen"], 1.0)
         assert len(scored["valid"]) == 7

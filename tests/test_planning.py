@@ -507,6 +507,7 @@ def test_vocabularies_of_published_corpora_are_known():
 HAS_LIBTPU = bool(os.environ.get("TPU_LIBRARY_PATH") or importlib.util.find_spec("libtpu"))
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(not HAS_LIBTPU, reason="no libtpu: install it or set TPU_LIBRARY_PATH")
 def test_programs_compile_for_a_tpu_slice_and_donate_the_state(tmp_path):
     config = write_config(tmp_path)
@@ -521,6 +522,7 @@ def test_programs_compile_for_a_tpu_slice_and_donate_the_state(tmp_path):
         "--config.mesh.fsdp=2",
         "--config.mesh.tensor=2",
         "--config.train.micro_batches=2",
+        XLA_FLAGS="",  # libtpu refuses flags of the CPU
     )
     assert done.returncode == 0, done.stderr
     assert "8 of v5e:2x4 (TPU v5 lite), mesh data 2 x fsdp 2 x tensor 2" in done.stdout
