@@ -211,6 +211,21 @@ def test_a_run_may_tolerate_save_errors_until_there_is_space(tmp_path, capsys):
     assert sorted(os.listdir(tmp_path / "cut" / "checkpoints")) == ["10", "12"]
 
 
+@pytest.mark.parametrize("late", ["before the next save", "before the end"])
+def test_what_threads_of_a_failed_save_write_late_is_removed(tmp_path, late):
+    """Orbax raises the first error of its threads, while others may still write."""
+    exp, state, _ = fresh(tmp_path)
+    folder = tmp_path / "run" / "checkpoints"
+    with Checkpoints(str(tmp_path / "run"), exp.checkpoint) as checkpoints:
+        with small_files(), pytest.raises(CheckpointError):
+            save_and_wait(checkpoints, exp, state, 1)
+        (folder / f"1{checkpoint_folder.TEMPORARY}" / "params").mkdir(parents=True)
+        if late == "before the next save":
+            save_and_wait(checkpoints, exp, state, 2)
+            assert os.listdir(folder) == ["2"]
+    assert os.listdir(folder) == (["2"] if late == "before the next save" else [])
+
+
 @contextlib.contextmanager
 def refused_at(step):
     """The save of a step fails at once."""

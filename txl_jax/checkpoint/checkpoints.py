@@ -41,6 +41,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         self._options = orbax_items.options(c, self._before_commit)
         self._manager: ocp.CheckpointManager | None = None
         self._saving = 0  # the step of the last save
+        self._failed = False  # whether a save failed, whose files this process removed
         if c is not None:
             on_process_zero(self._folder.finish_replacing)
             on_process_zero(self._folder.remove_temporary)
@@ -87,6 +88,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         try:
             manager = self._opened()
             manager.wait_until_finished()  # _before_commit of the save before needs its step
+            self._remove_late_files()
             self._saving = step
             saved = manager.save(step, args=ocp.args.Composite(**items), metrics=metrics)
         except Exception as error:  # of Orbax and its threads, of many types
@@ -127,15 +129,22 @@ class Checkpoints(contextlib.AbstractContextManager):
                 with contextlib.suppress(Exception):  # the error of the save, again
                     self._manager.close()
                 self._manager = None
+            self._failed = True
             self._folder.remove_temporary()
         steps = self._folder.steps()
         kept = f"checkpoint {max(steps)} is intact" if steps else "there is no other"
         reason = write_failure_reason(error)
         return CheckpointError(f"{what} cannot be written in {self._folder.path}: {reason}; {kept}")
 
+    def _remove_late_files(self) -> None:
+        """Removes what Orbax's threads of a failed save wrote after :meth:`_save_error`."""
+        if self._failed:
+            self._folder.remove_temporary()
+
     def close(self) -> None:
         """Waits for running saves; the next use reads the folder again."""
         self.wait()
+        self._remove_late_files()
         if self._manager is not None:
             self._manager.close()
             self._manager = None
