@@ -131,12 +131,15 @@ class Peer:
 
 @contextlib.contextmanager
 def peers(flags: Any, job: dict[str, Any]) -> Iterator[dict[str, Peer]]:
-    """The peers that ``--original`` and ``--forms`` ask for, by name; none without a folder."""
+    """The peers of ``--original`` and ``--nvidia`` in all ``--forms``; none without a folder."""
     found: dict[str, Peer] = {}
+    folders = {"authors": flags.original, "nvidia": flags.nvidia}
+    names = {"authors": "original", "nvidia": "NVIDIA's"}
     try:
-        for form in flags.forms.split(",") if flags.original else []:
-            peer = Peer(flags.original, flags.original_python, {**job, "form": form})
-            found[f"original, {form}"] = peer
+        for code, folder in folders.items():
+            for form in flags.forms.split(",") if folder else []:
+                peer = Peer(folder, flags.original_python, {**job, "code": code, "form": form})
+                found[f"{names[code]}, {form}"] = peer
         yield found
     finally:
         for peer in found.values():
@@ -151,8 +154,9 @@ def add_flags(parser: Any) -> None:
     add("--rounds", type=int, default=10)
     add("--out", help="JSON file to write")
     add("--original", help="the authors' pytorch/ folder, edited for this torch")
+    add("--nvidia", help="the pytorch/ folder of NVIDIA's Transformer-XL")
     add("--original-python", default=sys.executable, help="a Python that has torch")
-    add("--forms", default="eager", help="of the original: eager, compile, or both by comma")
+    add("--forms", default="eager", help="of both codes: eager, compile, or both by comma")
 
 
 def changes(flags: Any) -> dict[str, Any]:

@@ -4,9 +4,11 @@ Needs torch and numpy, not JAX. The authors' code (github.com/kimiyoung/transfor
 ``pytorch/``) is imported from a folder that the caller names. Under a torch of today it needs
 two edits there: ``utils/proj_adaptive_softmax.py`` must not parse ``torch.version.cuda`` (the
 two constants are unused), and the masks in ``mem_transformer.py`` must be bool where they are
-byte. Only their model is used. Streams, schedule and loops are written here, so that data order,
-learning rates and scored targets are those of the experiment. An experiment is the nested dict
-of ``txl_jax.config.ExperimentConfig.to_dict()``.
+byte. NVIDIA's code (github.com/NVIDIA/DeepLearningExamples, folder
+``PyTorch/LanguageModeling/Transformer-XL/pytorch``) needs no edits. Only their model is used.
+Streams, schedule and loops are written here, so that data order, learning rates and scored targets
+are those of the experiment. An experiment is the nested dict of
+``txl_jax.config.ExperimentConfig.to_dict()``.
 
 B batch, T segment length, V vocabulary. Their order is [T,B]; arrays here are [B,T] until the
 call of the model.
@@ -16,6 +18,7 @@ import importlib
 import math
 import pathlib
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -35,13 +38,14 @@ class UnsupportedError(ValueError):
     """A setting that the authors' code does not have; the text names key and value."""
 
 
-def build(folder: str, experiment: Section, vocab_size: int) -> Any:
+def build(folder: str, experiment: Section, vocab_size: int, code: str = "authors") -> Any:
     """The authors' ``MemTransformerLM`` in the experiment's shape, with fresh weights.
 
     Args:
       folder: their ``pytorch/`` folder.
       experiment: nested settings; ``seed`` decides weights and dropout from here on.
       vocab_size: V.
+      code: ``nvidia`` for NVIDIA's version of it.
 
     Raises:
       UnsupportedError: the experiment has something that their code does not.
@@ -53,8 +57,10 @@ def build(folder: str, experiment: Section, vocab_size: int) -> Any:
     same_names = ("n_layer", "n_head", "d_model", "d_head", "d_inner", "dropout", "dropatt")
     words = {name: shape[name] for name in ("tie_weight", "d_embed", "div_val")}
     torch.manual_seed(experiment["seed"])
-    model = _import_model(folder)(
+    own: dict[str, Any] = {"dtype": torch.float32} if code == "nvidia" else {}
+    model = _import_model(folder, code)(
         vocab_size,
+        **own,
         **{name: shape[name] for name in same_names},
         **words,
         cutoffs=list(shape["cutoffs"]),
@@ -202,10 +208,13 @@ def _time_first(segment: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(segment.T, dtype=np.int64))
 
 
-def _import_model(folder: str) -> Any:
+def _import_model(folder: str, code: str) -> Any:
     root = pathlib.Path(folder).resolve()
     if not (root / "mem_transformer.py").is_file():
         raise FileNotFoundError(f"{folder!r} has no mem_transformer.py: not the authors' pytorch/")
+    if code == "nvidia":  # its utils/__init__.py imports what only its training needs
+        utils = sys.modules["utils"] = types.ModuleType("utils")
+        utils.__path__ = [str(root / "utils")]
     for path in (root / "utils", root):
         if str(path) not in sys.path:
             sys.path.insert(0, str(path))

@@ -1,15 +1,15 @@
-"""The authors' PyTorch model as a peer in a benchmark: does what it is told on standard input.
+"""The authors' PyTorch model, or NVIDIA's, as a peer in a benchmark: reads jobs on standard input.
 
 Run by ``benchmarks/interleaved.py`` with a Python that has torch and numpy; JAX is not needed. The
 first line is a job, later lines ask for one call of it; every answer is a line of JSON.
 
     {"what": "train" | "evaluate" | "generate", "experiment": {...}, "vocab_size": V,
-     "form": "eager" | "compile", "steps": n}
+     "code": "authors" | "nvidia", "form": "eager" | "compile", "steps": n}
 
 A call is n updates, n segments scored or n tokens made, one stream of random tokens after the
 other with memory carried. ``model.dtype`` bfloat16 is autocast. Their loop is theirs: Adam, clip,
-loss and memory as in their ``train.py`` and ``eval.py``; they have no loop of generation, and
-tokens are made one at a time from the hidden state that their forward pass gives.
+loss and memory as in the authors' ``train.py`` and ``eval.py``; they have no loop of generation,
+and tokens are made one at a time from the hidden state that their forward pass gives.
 """
 
 import argparse
@@ -54,15 +54,14 @@ def training(folder: str, job: dict[str, Any]) -> Callable[[], None]:
     model.reset_length(t["seg_len"], 0, t["mem_len"])
     adam = torch.optim.Adam(model.parameters(), lr=c["learning_rate"])
     draw = _tokens(job, t["seg_len"], t["batch_size"])
-    forward = torch.compile(model) if job["form"] == "compile" else model
-    mems: list[torch.Tensor] = []
+    forward, mems = _forward(model, job), None
 
     def update() -> None:
         nonlocal mems
         data, target = draw()
         model.zero_grad()
         with _autocast(job):
-            loss, *mems = forward(data, target, *mems)
+            loss, mems = forward(data, target, mems)
         loss.float().mean().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), c["clip_norm"] or float("inf"))
         adam.step()
@@ -79,14 +78,13 @@ def evaluation(folder: str, job: dict[str, Any]) -> Callable[[], None]:
     model.same_length = p["same_length"] == "pytorch"
     model.reset_length(p["seg_len"], 0, p["mem_len"])
     draw = _tokens(job, p["seg_len"], p["batch_size"])
-    forward = torch.compile(model) if job["form"] == "compile" else model
-    mems = _full_memory(model, p["mem_len"], p["batch_size"])
+    forward, mems = _forward(model, job), _full_memory(model, job, p["mem_len"], p["batch_size"])
     total = 0.0
 
     def segment() -> None:
         nonlocal mems, total
         with torch.no_grad(), _autocast(job):
-            loss, *mems = forward(*draw(), *mems)
+            loss, mems = forward(*draw(), mems)
         total += float(loss.float().sum())
 
     return segment
@@ -99,15 +97,14 @@ def generation(folder: str, job: dict[str, Any]) -> Callable[[], None]:
     model.eval()
     model.same_length = True
     model.reset_length(1, 0, g["mem_len"])
-    mems = _full_memory(model, g["mem_len"], rows)
+    mems = _full_memory(model, job, g["mem_len"], rows)
     token, _ = _tokens(job, 1, rows)()
 
     def step() -> None:
         nonlocal mems, token
         with torch.no_grad(), _autocast(job):
             hidden, mems = model._forward(token, mems=mems)
-            head = model.crit.out_layers[0]
-            logits = torch.nn.functional.linear(hidden[-1], head.weight, head.bias)
+            logits = torch.nn.functional.linear(hidden[-1], *_softmax(model, job))
         token = torch.multinomial(torch.softmax(logits.float(), -1), 1).T
 
     return step
@@ -117,7 +114,21 @@ JOBS = {"train": training, "evaluate": evaluation, "generate": generation}
 
 
 def _model(folder: str, job: dict[str, Any]) -> Any:
-    return original.build(folder, job["experiment"], job["vocab_size"]).to(_device())
+    code = job["code"]
+    return original.build(folder, job["experiment"], job["vocab_size"], code).to(_device())
+
+
+def _forward(model: Any, job: dict[str, Any]) -> Callable[..., tuple[Any, Any]]:
+    """The forward pass of data, target and memory (``None`` at first); gives loss and memory."""
+    forward = torch.compile(model) if job["form"] == "compile" else model
+    if job["code"] == "nvidia":
+        return forward
+
+    def call(data: Any, target: Any, mems: Any) -> tuple[Any, Any]:
+        loss, *mems = forward(data, target, *(mems or []))
+        return loss, mems
+
+    return call
 
 
 def _device() -> str:
@@ -142,8 +153,17 @@ def _tokens(job: dict[str, Any], seg_len: int, rows: int) -> Callable[[], tuple]
     return draw
 
 
-def _full_memory(model: Any, mem_len: int, rows: int) -> list[torch.Tensor]:
+def _softmax(model: Any, job: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weight and bias of the one softmax."""
+    if job["code"] == "nvidia":
+        return model.crit.out_layers_weights[0], model.crit.out_layers_biases[0]
+    return model.crit.out_layers[0].weight, model.crit.out_layers[0].bias
+
+
+def _full_memory(model: Any, job: dict[str, Any], mem_len: int, rows: int) -> Any:
     shape = (mem_len, rows, model.d_model)
+    if job["code"] == "nvidia":  # one tensor, without the last layer's output
+        return torch.randn((model.n_layer, *shape), device=_device())
     return [torch.randn(shape, device=_device()) for _ in range(model.n_layer + 1)]
 
 

@@ -1,10 +1,11 @@
-"""What an update's matrix products take alone: the floor under any way of writing the rest.
+"""What matrix products take alone: the floor under any way of writing the rest.
 
-    python -m benchmarks.products --size=12l_512 [--rounds=7] [--out=FILE.json]
+    python -m benchmarks.products --size=12l_512 [--of=segment] [--rounds=7] [--out=FILE.json]
 
-Every product of a layer and of the softmax, forward and both of its gradients, is a program of its
-own on random numbers in the layout that the training step gives it; its median time is multiplied
-by how often an update has it. Beside the sum stands an update itself, timed in the same rounds.
+Every product of a layer and of the softmax is a program of its own on random numbers, in the layout
+that the whole program gives it; its median time is multiplied by how often it is computed. Beside
+the sum stands the whole, timed in the same rounds: a training update, with forward products and
+both gradients, or with ``--of=segment`` a segment of evaluation, with projected memory in a ring.
 """
 
 import argparse
@@ -20,8 +21,9 @@ import numpy as np
 from benchmarks.interleaved import add_flags, changes, machine, write
 from benchmarks.sizes import experiment
 from benchmarks.train_speed import training
-from txl_jax.analysis.speed import time_alternating, timed
+from txl_jax.analysis.speed import random_params, scoring, time_alternating, timed
 from txl_jax.config import ExperimentConfig
+from txl_jax.model import ring
 
 _IN_A_ROW = 5
 
@@ -43,7 +45,24 @@ class Product:
         return 2.0 * self.count * self.batch * self.m * self.k * self.n
 
 
-def products(exp: ExperimentConfig) -> Iterator[Product]:
+def segment_products(exp: ExperimentConfig) -> Iterator[Product]:
+    """All products of a segment of evaluation: one softmax, relative attention, one ring."""
+    c, p = exp.model, exp.evaluate
+    rows, heads, layers = p.batch_size * p.seg_len, p.batch_size * c.n_head, c.n_layer
+    width, (slots, _) = c.n_head * c.d_head, ring.slots_of(p.mem_len, p.seg_len)
+    yield Product("queries", layers, 1, rows, c.d_model, width)
+    yield Product("keys, values", 2 * layers, 1, rows, c.d_model, width)
+    yield Product("output", layers, 1, rows, width, c.d_model)
+    yield Product("feed-forward, inner", layers, 1, rows, c.d_model, c.d_inner)
+    yield Product("feed-forward, outer", layers, 1, rows, c.d_inner, c.d_model)
+    yield Product("position scores", layers, c.n_head, rows, c.d_head, slots + p.seg_len)
+    for name, keys in (("memory", slots), ("segment", p.seg_len)):
+        yield Product(f"content scores, {name}", layers, heads, p.seg_len, c.d_head, keys)
+        yield Product(f"weighted sum, {name}", layers, heads, p.seg_len, keys, c.d_head)
+    yield Product("softmax", 1, 1, rows, c.d_model, c.vocab_size or 0)
+
+
+def update_products(exp: ExperimentConfig) -> Iterator[Product]:
     """All products of an update of a model with one softmax and relative attention."""
     c, t = exp.model, exp.train
     rows, keys = t.batch_size * t.seg_len, t.batch_size * (t.seg_len + t.mem_len)
@@ -99,10 +118,15 @@ def main(argv: list[str] | None = None) -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_flags(parser)
+    parser.add_argument("--of", choices=("update", "segment"), default="update", help="the whole")
     flags = parser.parse_args(argv)
-    exp = experiment(flags.size, changes(flags))
-    found = list(products(exp))
-    programs: dict[str, Callable[[], float]] = {"an update": training(exp, 1)}
+    exp = experiment(flags.size, {"model.scan_layers": False, **changes(flags)})
+    if flags.of == "update":
+        found, whole = list(update_products(exp)), training(exp, 1)
+    else:
+        found = list(segment_products(exp))
+        whole = scoring(exp.model, exp.evaluate, random_params(exp.model), segments=4)
+    programs: dict[str, Callable[[], float]] = {"whole": whole}
     programs |= {p.name: alone(p) for p in found}
     seconds = time_alternating(programs, flags.rounds)
     median = {name: statistics.median(seconds[name]) for name in programs}
@@ -111,11 +135,12 @@ def main(argv: list[str] | None = None) -> None:
         taken = p.count * median[p.name]
         rows.append({**dataclasses.asdict(p), "operations": p.operations, "seconds": taken})
         print(f"{p.name:32} {1e3 * taken:7.1f} ms  {p.operations / taken / 1e9:6.0f} GFLOP/s")
-    update, products_alone = median["an update"], sum(row["seconds"] for row in rows)
+    whole_seconds, products_alone = median["whole"], sum(row["seconds"] for row in rows)
     totals = {"operations": sum(row["operations"] for row in rows)}
-    totals |= {"products": products_alone, "an update": update}
-    print(f"all products: {products_alone:.3f} s, {products_alone / update:.0%} of an update")
-    print(f"an update: {update:.3f} s")
+    totals |= {"products": products_alone, flags.of: whole_seconds}
+    print(f"all products: {products_alone:.3f} s")
+    ratio = whole_seconds / products_alone
+    print(f"{flags.of}: {whole_seconds:.3f} s, {ratio:.2f} times its products")
     report = {"benchmark": "products", "size": flags.size, "machine": machine()}
     write(flags.out, {**report, "rounds": flags.rounds, "rows": rows, "totals": totals})
 

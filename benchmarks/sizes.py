@@ -39,6 +39,12 @@ SMALL = {
         2,
         16,
     ),
+    "3l_128": _small(
+        {"n_layer": 3, "d_model": 128, "n_head": 4, "d_head": 32, "d_inner": 512}
+        | {"vocab_size": 256},
+        8,
+        64,
+    ),
     "6l_256": _small(
         {"n_layer": 6, "d_model": 256, "n_head": 8, "d_head": 32, "d_inner": 1024}
         | {"vocab_size": 204},

@@ -1,10 +1,11 @@
-"""Updates a second: ours, and the authors' PyTorch code beside it in the same run.
+"""Updates a second: ours, and other programs beside it in the same run.
 
-    python -m benchmarks.train_speed --size=12l_512 [--original=DIR --original-python=PYTHON]
+    python -m benchmarks.train_speed --size=12l_512 [--original=DIR] [--nvidia=DIR] [--plain-flax] \
+        [--original-python=PYTHON] [--forms=eager,compile]
 
 An update is the training loop's own: forward, backward, clip, optimizer, memory carried, dropout
 as the size has it, on random tokens, and as many of them a dispatch as it has (the sizes for a CPU
-ten; ``--set train.steps_per_dispatch=1``: one). Theirs makes as many a turn.
+ten; ``--set train.steps_per_dispatch=1``: one). The others make as many a turn, one by one.
 Tokens a second are of the medians, the ratio of each round's two. Model-FLOPs utilisation is what
 the model needs (three forward passes' matrix products, by the formulas of
 txl_jax/planning/flops.py: nothing that is computed twice counts), over seconds, over ``--peak``
@@ -17,6 +18,7 @@ from typing import Any
 
 import jax
 
+from benchmarks import plain_transformer_xl
 from benchmarks.interleaved import (
     add_flags,
     changes,
@@ -45,9 +47,12 @@ def main(argv: list[str] | None = None) -> None:
     add_flags(parser)
     parser.add_argument("--steps", type=int, default=1, help="dispatches in a round")
     parser.add_argument("--peak", type=float, help="operations per second that the machine has")
+    parser.add_argument("--plain-flax", action="store_true", help="beside plain_transformer_xl.py")
     flags = parser.parse_args(argv)
     exp = experiment(flags.size, changes(flags))
-    ours = training(exp, flags.steps)
+    here = {"txl_jax": training(exp, flags.steps)}
+    if flags.plain_flax:
+        here["plain Flax"] = plain_flax(exp, flags.steps * exp.train.steps_per_dispatch)
     job = {
         "what": "train",
         "experiment": exp.to_dict(),
@@ -55,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
         "steps": flags.steps * exp.train.steps_per_dispatch,
     }
     with peers(flags, job) as others:
-        seconds = time_alternating({"txl_jax": ours, **others}, flags.rounds)
+        seconds = time_alternating({**here, **others}, flags.rounds)
         about_others = {name: peer.about for name, peer in others.items()}
     report = {
         "benchmark": "train_speed",
@@ -99,6 +104,21 @@ def training(exp: ExperimentConfig, steps: int):
         return state.step, metrics
 
     return lambda: timed(work) / (steps * several)
+
+
+def plain_flax(exp: ExperimentConfig, updates: int):
+    """The same in plain Flax: so many updates a call, each a dispatch; seconds an update."""
+    t, (state, update) = exp.train, plain_transformer_xl.training(exp)
+    text = random_tokens(4 * t.batch_size * (t.seg_len + 1), exp.model.vocab_size)
+    batches = text.reshape(4, t.batch_size, t.seg_len + 1)
+
+    def work():
+        nonlocal state
+        for i in range(updates):
+            state, loss = update(state, batches[i % 4, :, :-1], batches[i % 4, :, 1:])
+        return state, loss
+
+    return lambda: timed(work) / updates
 
 
 if __name__ == "__main__":
