@@ -179,6 +179,17 @@ def test_a_gpu_of_nvidia_gives_its_capability():
     assert choice._compute_capability(mesh) == 90
 
 
+@pytest.mark.parametrize("platform", ["gpu", "cpu"])
+@pytest.mark.parametrize("version", [(0, 10, 2), (0, 11, 2), (0, 12, 0)])
+def test_only_gpus_with_jax_0_11_need_an_option_to_run_a_kernel_once(
+    monkeypatch, version, platform
+):
+    monkeypatch.setattr(jax, "__version_info__", version)
+    monkeypatch.setattr(choice, "platform_of", lambda mesh: platform)
+    found = choice.compiler_options(None)
+    assert (found is not None) == (version == (0, 11, 2) and platform == "gpu")
+
+
 def told(attention: choice.Choice) -> str:
     """The lines that a run prints before its first step."""
     lines: list[str] = []

@@ -23,6 +23,7 @@ from txl_jax.config import ConfigError, ExperimentConfig
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import prefetch
 from txl_jax.messages import argument
+from txl_jax.model.kernels.choice import compiler_options
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.events import Logger
 from txl_jax.training.goodput import GoodputTimer
@@ -94,7 +95,7 @@ def seeds_step(
     All arguments except the text have a leading axis of seeds. The function donates the state.
     """
     mapped = jax.vmap(dispatch(exp, model, optimizer), in_axes=(0, 0, None, 0))
-    return jax.jit(mapped, donate_argnums=(0,))
+    return jax.jit(mapped, donate_argnums=(0,), compiler_options=compiler_options(model.mesh))
 
 
 def _program(trainers: list[Trainer], state: Any) -> Program:

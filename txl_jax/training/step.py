@@ -10,6 +10,7 @@ import optax
 from txl_jax.config import ExperimentConfig, TrainConfig
 from txl_jax.data.batch import Batch
 from txl_jax.data.on_device import DeviceText
+from txl_jax.model.kernels.choice import compiler_options
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.ordering import zero_after
@@ -117,7 +118,9 @@ def compiled_step(
     state, replicated = state_shardings(shardings, abstract), shardings.replicated()
     inputs = (shardings.rows(several),) if text is None else (replicated, shardings.rows())
     placed: Any = {"in_shardings": (state, *inputs), "out_shardings": (state, replicated)}
-    return jax.jit(dispatch(exp, model, optimizer), donate_argnums=(0,), **placed)
+    options = compiler_options(shardings.mesh)
+    function = dispatch(exp, model, optimizer)
+    return jax.jit(function, donate_argnums=(0,), compiler_options=options, **placed)
 
 
 def dispatch(

@@ -109,6 +109,18 @@ def platform_of(mesh: Mesh | None) -> str:
     return "ROCm GPU" if platform == "rocm" or capability.startswith("gfx") else "gpu"
 
 
+def compiler_options(mesh: Mesh | None) -> dict[str, bool] | None:
+    """Returns XLA's options for a training program, or ``None`` for the defaults.
+
+    With JAX 0.11, XLA for NVIDIA GPUs lets a kernel in scanned layers write its outputs directly
+    into the stacked arrays, but runs it once more for the rest of the layer. So the forward pass of
+    ``triton`` ran twice. JAX 0.10 and 0.12 run it once by default.
+    """
+    if jax.__version_info__[:2] == (0, 11) and platform_of(mesh) == "gpu":
+        return {"xla_gpu_enable_dynamic_slice_fusion": False}
+    return None
+
+
 def _device(mesh: Mesh | None) -> jax.Device:
     return jax.local_devices()[0] if mesh is None else mesh.devices.flat[0]
 
