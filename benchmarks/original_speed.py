@@ -1,4 +1,4 @@
-"""The authors' PyTorch model, or NVIDIA's, as a peer in a benchmark: reads jobs on standard input.
+"""The PyTorch model of the authors or of NVIDIA in a benchmark; reads jobs from standard input.
 
 Run by ``benchmarks/interleaved.py`` with a Python that has torch and numpy; JAX is not needed. The
 first line is a job, later lines ask for one call of it; every answer is a line of JSON.

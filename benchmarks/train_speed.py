@@ -107,7 +107,7 @@ def training(exp: ExperimentConfig, steps: int):
 
 
 def plain_flax(exp: ExperimentConfig, updates: int):
-    """The same in plain Flax: so many updates a call, each a dispatch; seconds an update."""
+    """A program in plain Flax: some updates, one per dispatch; returns the seconds of one."""
     t, (state, update) = exp.train, plain_transformer_xl.training(exp)
     text = random_tokens(4 * t.batch_size * (t.seg_len + 1), exp.model.vocab_size)
     batches = text.reshape(4, t.batch_size, t.seg_len + 1)
