@@ -1,6 +1,6 @@
 """Transformer-XL in plain Flax as people write it, a peer of benchmarks/train_speed.py.
 
-The paper's form after the papers' equations: ``nn.DenseGeneral`` for every projection, one einsum
+The paper's form, after its equations: ``nn.DenseGeneral`` for every projection, one einsum
 for each product, ``nn.Dropout``, logits of the whole segment, and one jitted update with donated
 arguments. Its losses are those of txl_jax (tests/test_peers.py). The letters are those of
 txl_jax/model/__init__.py.
