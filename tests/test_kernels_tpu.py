@@ -25,14 +25,15 @@ from txl_jax.planning.topologies import topology_devices
 N, B, S = 2, 3, 16
 NAMES = ("out", "dq", "dk", "dval", "du", "dv", "dr")
 TOLERANCE = 3e-6
-"""Of the largest entry, in float32; measured: at most 1e-6."""
+"""Of the largest entry, in float32; measured: at most 1.1e-6, over three seeds of each case."""
 
 
 def inputs(t, m, h, dtype=np.float32, seed=0):
     """q, k, val, u, v, r at sizes where each matters, and what the result is weighted by."""
     rng = np.random.default_rng(seed)
     draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), dtype)
-    scale = dtype(h**-0.5)
+    # Half of a model's scale: a weight near 1 would amplify the rounding of its softmax in dq.
+    scale = dtype(0.5 * h**-0.5)
     q, u, v = draw(N, B, t, h) * scale, draw(N, h) * scale, draw(N, h) * scale
     keys = draw(N, B, m + t, h), draw(N, B, m + t, h)
     return (q, *keys, u, v, draw(N, m + t, h)), draw(N, B, t, h)
