@@ -57,8 +57,8 @@ ON_EIGHT = (
     "wt103_large_tf",
 )
 """Recipes for eight GPUs; the others are for one."""
-H100_TOO = ("enwik8_24l", "wt103_large", "lm1b_large")
-"""Recipes that are compiled for eight H100s too."""
+LARGE = ("enwik8_24l", "wt103_large", "lm1b_large")
+"""Recipes that are compiled for H100s too, and for one GPU, which takes the batch in eighths."""
 UNKNOWN_VOCABULARY = {"my_text": 256, "my_tokens": 256}
 """Recipes for a text of the user's own, with a number of symbols for them."""
 SLOWEST = ("ptb", "ptb_authors")
@@ -106,10 +106,12 @@ def recipes() -> list[str]:
     return sorted(names, key=lambda name: name in SLOWEST)
 
 
-def topologies(recipe: str) -> list[str]:
-    """Returns the GPUs that a recipe is compiled for."""
-    kinds = ("h200", "h100") if recipe in H100_TOO else ("h200",)
-    return [f"{kind}:1x1x{8 if recipe in ON_EIGHT else 1}" for kind in kinds]
+def topologies(recipe: str) -> Iterator[tuple[str, list[str]]]:
+    """Yields the GPUs that a recipe is compiled for, and the settings that it needs on them."""
+    for kind in ("h200", "h100") if recipe in LARGE else ("h200",):
+        yield f"{kind}:1x1x{8 if recipe in ON_EIGHT else 1}", []
+        if recipe in LARGE:
+            yield f"{kind}:1x1x1", ["--config.train.micro_batches=8"]
 
 
 Jobs = Iterator[tuple[str, list[str]]]
@@ -121,9 +123,9 @@ def recipe_jobs(chosen: list[str]) -> Jobs:
     for recipe in chosen:
         size = UNKNOWN_VOCABULARY.get(recipe)
         settings = [f"--config.model.vocab_size={size}"] if size else []
-        for topology in topologies(recipe):
+        for topology, more in topologies(recipe):
             name = f"{recipe}-{topology.replace(':1x1', '-')}"
-            yield name, command(recipe, topology, settings)
+            yield name, command(recipe, topology, settings + more)
 
 
 def gpu_pass_jobs() -> Jobs:

@@ -31,8 +31,13 @@ MACHINES = (
     ("v5p-32", "v5p", 16),
     ("8 x H100", "h100", 8),
     ("8 x H200", "h200", 8),
+    ("1 x H100", "h100", 1),
+    ("1 x H200", "h200", 1),
 )
-"""What it is called, its chip, and how many: a v5p-32 has 32 cores on 16 chips."""
+"""What it is called, its chip, and how many: a v5p-32 has 32 cores on 16 chips.
+
+One chip alone takes the batch in eighths (``train.micro_batches``), as in compile_recipes.py.
+"""
 EFFICIENCY = 0.5
 """Share of a chip's rate that matrix products of these sizes are assumed to reach."""
 
@@ -99,9 +104,11 @@ def rows(exp: ExperimentConfig) -> list[str]:
     parameters = sum(leaf.size for leaf in jax.tree.leaves(param_shapes(exp.model)))
     operations = sum(update_flops(exp))
     found = []
+    in_eighths = dataclasses.replace(exp, train=dataclasses.replace(exp.train, micro_batches=8))
     for name, kind, chips in MACHINES:
         fsdp = chips if (exp.name, name) == ("lm1b_large", "v5e-16") else 1  # it does not fit else
-        p = predict_step_time(exp, parameters, CHIPS[kind], data=chips // fsdp, fsdp=fsdp)
+        here = in_eighths if chips == 1 else exp
+        p = predict_step_time(here, parameters, CHIPS[kind], data=chips // fsdp, fsdp=fsdp)
         times = " | ".join(f"{1e3 * x:,.0f}" for x in (p.compute, p.traffic, p.communication))
         span = f"{1e3 * p.overlapped:,.0f} to {1e3 * p.sequential:,.0f}"
         seconds = (x * exp.train.steps for x in (p.overlapped, p.sequential))
