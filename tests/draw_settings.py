@@ -9,8 +9,8 @@ how flags come, and half as values, which is how JSON comes. A draw passes in on
     accepted    the training step, the scoring of a segment and a step of generation pass
                 ``jax.eval_shape``
 
-Any other exception is a failure, and so are settings whose check is hung: work for 60 seconds. (How
-long it takes is printed and no failure: tracing a model's shapes takes up to 1.1 s on a slow CPU.)
+Any other exception is a failure, and so is a check that takes 60 seconds of CPU time: it hangs. (On
+a slow CPU, tracing the shapes of a model takes about a second.)
 """
 
 import argparse
