@@ -22,6 +22,7 @@ from txl_jax.analysis.speed import ratio, summary
 from txl_jax.planning.machines import CHIPS
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+_GENERATION = {"family": "cpu family", "model": "model"}  # as /proc/cpuinfo calls them
 
 
 def report_of(
@@ -172,12 +173,16 @@ def _value(text: str) -> Any:
         return text
 
 
-def cpu_name() -> str:
-    """Returns the name of this machine's processor."""
-    info = pathlib.Path("/proc/cpuinfo")
+def cpu_name(info: pathlib.Path = pathlib.Path("/proc/cpuinfo")) -> str:
+    """Returns the name of this machine's processor, such as ``AMD EPYC (family 25, model 1)``.
+
+    The name alone may stand for several generations: a virtual machine often says ``AMD EPYC``.
+    """
     lines = info.read_text().splitlines() if info.is_file() else []
-    named = (line.partition(": ")[2] for line in lines if line.startswith("model name"))
-    return next(named, platform.processor())
+    fields = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
+    name = fields.get("model name", platform.processor())
+    known = [f"{key} {fields[line]}" for key, line in _GENERATION.items() if line in fields]
+    return f"{name} ({', '.join(known)})" if known else name
 
 
 def _waited() -> float | None:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks import compare
+from benchmarks.interleaved import cpu_name
 
 XEON, EPYC = "Intel(R) Xeon(R) Processor", "AMD EPYC 9J14"
 
@@ -43,3 +44,12 @@ def test_an_accelerator_is_compared_whatever_its_host_is(tmp_path):
     write(tmp_path / "committed" / "one.json", 2.0, EPYC, "NVIDIA H100")
     fresh = write(tmp_path / "fresh.json", 2.0, XEON, "NVIDIA H100")
     assert compare.main([fresh, f"--committed={tmp_path / 'committed'}"]) == 0
+
+
+def test_the_name_of_a_processor_tells_its_generation(tmp_path):
+    info = tmp_path / "cpuinfo"
+    core = "cpu family\t: 25\nmodel\t\t: 1\nmodel name\t: AMD EPYC\nstepping\t: 1\n"
+    info.write_text(f"processor\t: 0\n{core}\nprocessor\t: 1\n{core}\n")
+    assert cpu_name(info) == "AMD EPYC (family 25, model 1)"
+    info.write_text("model name\t: Another\n")
+    assert cpu_name(info) == "Another"
