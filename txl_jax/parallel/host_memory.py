@@ -10,14 +10,12 @@ def keep_freed_memory() -> None:
     """Makes glibc keep freed memory for the next allocation; elsewhere nothing changes.
 
     On a CPU, a compiled program allocates its temporary arrays at every call. By default glibc
-    returns large blocks to Linux, which clears all pages again at the next call. On two cores of an
-    AMD EPYC that was 6 to 10% of an update of the quickstart, 13 to 16% with configs/ptb_small.py,
-    and 38 to 63% with 2 layers of 32 (each measured twice; RESULTS.md has more). The largest
-    resident size was 0.98 to 1.19 of what it was.
+    returns large blocks to Linux, which clears all pages again at the next call. The arenas of
+    threads hold blocks of up to 64 MB, so larger ones are still returned.
 
-    One arena for all threads (M_ARENA_MAX) would keep blocks over 64 MB too, which takes 8% less
-    time with 6 layers of 256. But the threads then wait for each other: an update of 3 layers of
-    128 takes 9 to 21% longer, and the resident size is up to 1.7 times as large.
+    One arena for all threads (M_ARENA_MAX) would keep larger blocks too: 6 layers of 256 then take
+    8% less time and 1.7 times the memory. But the threads wait for each other: 3 layers of 128 take
+    9 to 21% longer (two cores of an AMD EPYC, two runs each; RESULTS.md has all figures).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
