@@ -23,7 +23,6 @@ from benchmarks.interleaved import (
 from benchmarks.sizes import experiment
 from txl_jax.analysis.speed import random_params, scoring, time_alternating
 from txl_jax.evaluation.protocols import under_protocol
-from txl_jax.parallel.host_memory import keep_freed_memory
 from txl_jax.planning.flops import layer_flops, vocabulary_flops
 
 
@@ -34,7 +33,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--segments", type=int, default=4, help="in a round")
     parser.add_argument("--peak", type=float, help="operations per second that the machine has")
     flags = parser.parse_args(argv)
-    keep_freed_memory()  # as the commands do
     exp = experiment(flags.size, {"model.scan_layers": False, **changes(flags)})
     job = {
         "what": "evaluate",

@@ -27,7 +27,6 @@ from txl_jax.analysis.speed import random_params, time_alternating
 from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ExperimentConfig
 from txl_jax.generation.generate import generate
-from txl_jax.parallel.host_memory import keep_freed_memory
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -37,7 +36,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--lengths", default="", help="memory lengths beside the size's own")
     flags = parser.parse_args(argv)
-    keep_freed_memory()  # as the commands do
     settings = {"model.scan_layers": False, **changes(flags)}
     exp = experiment(flags.size, settings)
     programs = {"txl_jax": generating(exp, flags.batch_size)}

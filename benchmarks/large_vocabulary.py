@@ -25,7 +25,6 @@ from benchmarks.sizes import experiment
 from txl_jax.analysis.speed import random_tokens, summary, time_alternating, timed
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model.adaptive import Vocabulary, clusters
-from txl_jax.parallel.host_memory import keep_freed_memory
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -36,7 +35,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--out", help="JSON file to write")
     flags = parser.parse_args(argv)
-    keep_freed_memory()  # as the commands do
     rows = {}
     for name in flags.shapes.split(","):
         row = rows[name] = measure(experiment(name).model, flags.tokens, flags.rounds)

@@ -24,7 +24,6 @@ from benchmarks.train_speed import training
 from txl_jax.analysis.speed import random_params, scoring, time_alternating, timed
 from txl_jax.config import ExperimentConfig
 from txl_jax.model import ring
-from txl_jax.parallel.host_memory import keep_freed_memory
 
 _IN_A_ROW = 5
 
@@ -121,7 +120,6 @@ def main(argv: list[str] | None = None) -> None:
     add_flags(parser)
     parser.add_argument("--of", choices=("update", "segment"), default="update", help="the whole")
     flags = parser.parse_args(argv)
-    keep_freed_memory()  # as the commands do
     exp = experiment(flags.size, {"model.scan_layers": False, **changes(flags)})
     if flags.of == "update":
         found, whole = list(update_products(exp)), training(exp, 1)

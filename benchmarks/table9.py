@@ -11,7 +11,6 @@ from benchmarks.interleaved import add_flags, changes, machine, write
 from benchmarks.sizes import experiment
 from txl_jax.analysis.speed import format_row, measure_rows
 from txl_jax.config import SpeedConfig
-from txl_jax.parallel.host_memory import keep_freed_memory
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -21,7 +20,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--lengths", default="800,1800,2800,3800")
     parser.add_argument("--windows", type=int, default=4, help="run at a time")
     flags = parser.parse_args(argv)
-    keep_freed_memory()  # as the commands do
     exp = experiment(flags.size, {"model.scan_layers": False, **changes(flags)})
     lengths = tuple(map(int, flags.lengths.split(",")))
     settings = SpeedConfig(lengths=lengths, windows=flags.windows, rounds=flags.rounds)

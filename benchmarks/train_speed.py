@@ -34,7 +34,6 @@ from txl_jax.config import ExperimentConfig
 from txl_jax.data.feed import training_feed
 from txl_jax.data.sentences import shuffled_streams
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.parallel.host_memory import keep_freed_memory
 from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.planning.flops import update_flops
 from txl_jax.training.optimizer import make_optimizer
@@ -50,7 +49,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--peak", type=float, help="operations per second that the machine has")
     parser.add_argument("--plain-flax", action="store_true", help="beside plain_transformer_xl.py")
     flags = parser.parse_args(argv)
-    keep_freed_memory()  # as the commands do
     exp = experiment(flags.size, changes(flags))
     here = {"txl_jax": training(exp, flags.steps)}
     if flags.plain_flax:

@@ -143,10 +143,8 @@ def run() -> int:
     )
     from txl_jax.library_errors import log_library_errors
     from txl_jax.parallel.compile_cache import keep_compiled_programs
-    from txl_jax.parallel.host_memory import keep_freed_memory
 
     keep_compiled_programs()
-    keep_freed_memory()
     log_library_errors(workdir)
     interrupts.restore_keyboard_interrupt()
     if exp is not None and mode == "train":
