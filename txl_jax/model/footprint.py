@@ -7,10 +7,13 @@ finds out. The functions of this module allocate nothing and trace at most one l
 
 import dataclasses
 import functools
+from typing import Any
 
+import flax.linen as nn
 import jax
 
 from txl_jax.config import ExperimentConfig, GenerateConfig, ProtocolConfig, TransformerXLConfig
+from txl_jax.model.adaptive import Vocabulary
 from txl_jax.model.cross_entropy import MIN_ROWS, TILE_WORDS
 from txl_jax.model.kernels.xla import HALVED_FROM, group_size
 from txl_jax.model.transformer_xl import TransformerXL
@@ -24,18 +27,25 @@ WORDS = ("model.vocab_size", "model.d_model", "model.d_embed", "model.mixtures")
 @functools.cache
 def parameter_counts(c: TransformerXLConfig) -> tuple[int, int]:
     """Returns the numbers of parameters of all layers and of the vocabulary, 0 if V is unknown."""
-    model = TransformerXL(dataclasses.replace(c, scan_layers=True))  # so only one layer is traced
-
-    def count(method: str, x: jax.ShapeDtypeStruct) -> int:
-        mems = lambda: model.init_mems(1, 0 if c.memory_free else 1)
-        init = lambda key, x: model.init(key, x, mems(), method=method)
-        shapes = jax.eval_shape(init, jax.random.key(0), x)
-        return sum(leaf.size for leaf in jax.tree.leaves(shapes))
-
-    layers = count("core", jax.ShapeDtypeStruct((1, 1, c.d_model), c.dtype))
+    of_layers = _layer_parameters(dataclasses.replace(c, vocab_size=None))
     if c.vocab_size is None:
-        return layers, 0
-    return layers, count("__call__", jax.ShapeDtypeStruct((1, 1), "int32")) - layers
+        return of_layers, 0
+    token = jax.ShapeDtypeStruct((1, 1), "int32")
+    return of_layers, _size(Vocabulary(c), token, method="embed")
+
+
+@functools.cache
+def _layer_parameters(c: TransformerXLConfig) -> int:
+    model = TransformerXL(dataclasses.replace(c, scan_layers=True))  # so only one layer is traced
+    mems = jax.eval_shape(lambda: model.init_mems(1, 0 if c.memory_free else 1))
+    return _size(model, jax.ShapeDtypeStruct((1, 1, c.d_model), c.dtype), mems, method="core")
+
+
+def _size(module: nn.Module, *inputs: Any, method: str) -> int:
+    """Returns the number of a module's parameters."""
+    init = functools.partial(module.init, method=method)
+    shapes = jax.eval_shape(init, jax.random.key(0), *inputs)
+    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
 @dataclasses.dataclass(frozen=True)
