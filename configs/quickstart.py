@@ -1,4 +1,4 @@
-"""A byte-level model of Python source, from nothing, on any machine, in five to ten minutes.
+"""A byte-level model of Python source, from nothing, on any machine, in minutes.
 
     python -m txl_jax.main --config=configs/quickstart.py
 

@@ -176,6 +176,14 @@ def test_a_whole_pickled_model_is_refused_with_the_way_out(torch, tmp_path):
         files.read(path)
 
 
+def test_a_torch_file_that_cannot_be_read_or_is_empty_says_so(torch, tmp_path):
+    with pytest.raises(ModelFormatError, match=r"none.pt: cannot be read \(.*No such file"):
+        files.load_torch(str(tmp_path / "none.pt"))
+    (tmp_path / "empty.pt").write_bytes(b"")
+    with pytest.raises(ModelFormatError, match=r"is damaged .* \(EOFError\)"):
+        files.read(str(tmp_path / "empty.pt"))
+
+
 def test_huggingfaces_vocabulary_is_read_with_torch(torch, tmp_path):
     path = str(tmp_path / "vocab.bin")
     torch.save({"idx2sym": ["<eos>", "a"], "counter": collections.Counter("a")}, path)

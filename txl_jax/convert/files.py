@@ -77,7 +77,10 @@ def _read_tensorflow(path: str, wanted: Callable[[str], bool]) -> dict[str, np.n
 
 
 def load_torch(path: str) -> Any:
-    """Loads a torch file. Raises ModelFormatError if it has more than tensors and plain data."""
+    """Loads the tensors and plain data of a torch file, and runs no code of it.
+
+    Raises ModelFormatError if the file cannot be read, is damaged or holds anything else.
+    """
     missing = ModelFormatError(
         f"{path}: reading this file needs torch; run pip install 'txl_jax[convert-torch]'. Or,"
         " where torch is installed, call safetensors.torch.save_file(model.state_dict(),"
@@ -88,12 +91,14 @@ def load_torch(path: str) -> Any:
     try:
         with torch.serialization.safe_globals(safe):
             return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise ModelFormatError(f"{path}: cannot be read ({error})") from error
     except Exception as error:  # errors of unpickling have many types
-        reason = str(error).strip().partition("\n")[0]
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ModelFormatError(
             f"{path}: is damaged or holds more than tensors, and unpickling it could run any code"
-            f" ({reason}). If you trust the file, use the program that wrote it to save the model's"
-            " tensors: torch.save(torch.load(FILE, weights_only=False).state_dict(), 'state.pt')"
+            f" ({reason}). Save the model's tensors in the program that wrote the file:"
+            " torch.save(model.state_dict(), 'state.pt'). docs/converting.md has the details"
         ) from error
 
 
