@@ -260,6 +260,24 @@ def test_embedding_drops_whole_words_wherever_they_stand(changes):
     assert abs(np.corrcoef(kept[3], kept[5])[0, 1]) < 4.5 / np.sqrt(DRAWS)
 
 
+@pytest.mark.integration
+def test_initial_gradients_are_finite_where_a_stream_begins_with_a_dropped_word():
+    """With zero biases a dropped first word is zero in all layers: its gradient grew 316-fold in
+    each LayerNorm, to infinity in a model of 16 layers."""
+    cfg = tiny.config(n_layer=16, scan_layers=True, dropout_embedding=0.9)
+    model = txl_jax.TransformerXL(cfg)
+    tokens, mems = tiny.tokens(cfg, 4, 6), model.init_mems(4, 0)
+    variables = model.init(jax.random.key(0), tokens, mems)
+
+    def loss(variables, key):
+        train = {"train": True, "rngs": {"dropout": key}, "method": "nll"}
+        return jnp.mean(model.apply(variables, tokens, tokens, mems, **train)[0])
+
+    gradient = tiny.quick(jax.grad(loss))(variables, jax.random.key(1))
+    norm = jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(gradient)))
+    assert 0 < norm < 100
+
+
 @pytest.mark.parametrize("mask", ["independent", "locked"])
 def test_a_locked_mask_is_the_same_at_all_positions_and_another_in_every_row(mask):
     """At the input, at the feed-forward layer's output and inside it, and at the model's output."""

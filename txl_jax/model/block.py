@@ -1,6 +1,7 @@
 """One layer: attention, then a feed-forward layer, each with a sum or a gate, and normalisation."""
 
 import operator
+from typing import Any
 
 import flax.linen as nn
 import flax.struct
@@ -50,7 +51,12 @@ def dropout(cfg: TransformerXLConfig, rate: float) -> Dropout:
 
 
 class FeedForward(nn.Module):
-    """The feed-forward layer dropout(W2 dropout(f(W1 h + b1)) + b2) with f relu or gelu."""
+    """The feed-forward layer dropout(W2 dropout(f(W1 h + b1)) + b2) with f relu or gelu.
+
+    The biases start as zeros, but b2 is drawn from N(0, init_std) if ``dropout_embedding`` drops
+    whole words. A stream whose first word is dropped would otherwise stay zero in all layers, and
+    the gradient of each LayerNorm there is 1/sqrt(epsilon) times as large as that of its output.
+    """
 
     cfg: TransformerXLConfig
 
@@ -63,7 +69,9 @@ class FeedForward(nn.Module):
         x = nn.Dense(c.d_inner, dtype=c.dtype, kernel_init=init, name="inner")(h.reshape(-1, d))
         x = {"relu": nn.relu, "gelu": nn.gelu}[c.activation](x).reshape(b, t, -1)
         x = dropout(c, c.dropout)(x, train)
-        x = nn.Dense(c.d_model, dtype=c.dtype, kernel_init=init, name="outer")(x.reshape(b * t, -1))
+        bias_init = init if c.dropout_embedding else nn.initializers.zeros
+        options: Any = {"dtype": c.dtype, "kernel_init": init, "bias_init": bias_init}
+        x = nn.Dense(c.d_model, name="outer", **options)(x.reshape(b * t, -1))
         return dropout(c, c.dropout)(x.reshape(b, t, d), train)
 
 
