@@ -10,9 +10,11 @@ import pytest
 from tiny_runs import arrays, corpus_and_experiment, run
 
 import txl_jax
+from txl_jax.checkpoint import orbax_items
 from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
 from txl_jax.checkpoint.checkpoints import Checkpoints
-from txl_jax.checkpoint.errors import CheckpointError
+from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
+from txl_jax.checkpoint.workdir_files import check_path, check_writable
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import init_state
 
@@ -103,6 +105,46 @@ def test_what_is_restored_is_what_was_saved(folder):
     want = arrays(at_step(state, 3))
     for key, value in arrays(got).items():
         np.testing.assert_array_equal(value, want[key], err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["a[1]", "exp [v2]", "a*", "a?", "[!a]", "%20", 'a"#\n', "日本"])
+def test_a_checkpoint_is_restored_whatever_the_name_of_its_folder(folder, name):
+    """Orbax takes a path for a pattern: it would merge files of ``a1`` into ``a[1]``."""
+    for each in ("a1", "ab", name):
+        (folder / each).mkdir()
+    for sibling in ("a1", "ab"):
+        save_some(folder / sibling, (1,))
+    exp, state, abstract, _ = save_some(folder / name, (1, 2))
+    found, _ = restore(folder / name, exp, abstract)
+    for one, other in zip(arrays(found), arrays(at_step(state, 2)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["a\\b", os.fsdecode(b"caf\xe9")])
+def test_a_folder_that_cannot_hold_checkpoints_is_refused_before_work(folder, name):
+    for use in (check_writable, check_path, lambda path: Checkpoints(path).restore_params(1, {})):
+        with pytest.raises((WorkdirError, CheckpointError)):
+            use(os.path.join(folder, name, "run"))
+    assert not os.listdir(folder)
+
+
+def test_a_save_that_leaves_no_checkpoint_and_no_error_is_an_error(folder, monkeypatch):
+    monkeypatch.setattr(orbax_items.Manager, "save", lambda *args, **kwargs: True)
+    exp, state, _ = fresh(folder)
+    with Checkpoints(str(folder / "run"), exp.checkpoint) as checkpoints:
+        checkpoints.save(1, at_step(state, 1), {"config": exp.to_dict()}, None)
+        with pytest.raises(CheckpointError, match="files of step 1 are missing after the save"):
+            checkpoints.wait()
+
+
+def test_a_save_whose_arrays_cannot_be_listed_is_not_committed(folder, monkeypatch):
+    monkeypatch.setattr(orbax_items.LiteralPath, "glob", lambda *args: iter(()))
+    exp, state, _ = fresh(folder)
+    with Checkpoints(str(folder / "run"), exp.checkpoint) as checkpoints:
+        checkpoints.save(1, at_step(state, 1), {"config": exp.to_dict()}, None)
+        with pytest.raises(CheckpointError, match="has 0 arrays on disk instead of"):
+            checkpoints.wait()
+        assert checkpoints.steps() == []
 
 
 def test_a_state_without_memory_is_restored(folder):

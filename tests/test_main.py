@@ -70,6 +70,11 @@ def refused(*arguments):
             "Unknown command line flag 'wrkdir'. Did you mean: workdir ?",
         ),
         (
+            [f"--config={QUICKSTART}", "--workdir=gs://b/r"],
+            "--workdir = 'gs://b/r': is a URL, and only local paths can be used; copy or mount it,"
+            " and name the local path (a local folder of this name is ./gs:/...)",
+        ),
+        (
             [f"--config={QUICKSTART}", "more"],
             "unexpected argument 'more'; settings are --config.KEY=VALUE",
         ),

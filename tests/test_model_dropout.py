@@ -269,10 +269,10 @@ def test_initial_gradients_are_finite_where_a_stream_begins_with_a_dropped_word(
     tokens, mems = tiny.tokens(cfg, 4, 6), model.init_mems(4, 0)
     variables = model.init(jax.random.key(0), tokens, mems)
 
-    def loss(variables, key):
-        train = {"train": True, "rngs": {"dropout": key}, "method": "nll"}
-        return jnp.mean(model.apply(variables, tokens, tokens, mems, **train)[0])
-
+    run = tiny.apply(cfg, "nll")
+    loss = lambda variables, key: jnp.mean(
+        run(variables, tokens, tokens, mems, train=True, rngs={"dropout": key})[0]
+    )
     gradient = tiny.quick(jax.grad(loss))(variables, jax.random.key(1))
     norm = jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(gradient)))
     assert 0 < norm < 100

@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import shutil
+from typing import Any, cast
 
 import pytest
 import tiny_runs
@@ -20,8 +21,10 @@ from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.lock import training_lock
 from txl_jax.checkpoint.workdir import init_workdir
 from txl_jax.checkpoint.workdir_files import CONFIG, FILES, MODEL, check_free, register_outputs
-from txl_jax.config import ExperimentConfig, override
+from txl_jax.config import ConfigError, ExperimentConfig, override
+from txl_jax.config.folders import expanded
 from txl_jax.convert import export
+from txl_jax.convert.conversion import Request, to_workdir
 from txl_jax.messages import UserError
 from txl_jax.training import fine_tuning
 from txl_jax.training.fine_tuning import resolve_experiment
@@ -49,6 +52,35 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     tiny_runs.run_in_workdir(folder, folder / "run", **{"train.steps": 4})
     return folder / "run"
+
+
+# Addresses in place of folders.
+
+CALLS: dict[str, Any] = {
+    "train": lambda url: txl_jax.train("quickstart:smoke", url),
+    "load": txl_jax.load,
+    "save": lambda url: txl_jax.save(cast(Any, None), url),
+    "convert to": lambda url: to_workdir(Request(source="x", workdir=url)),
+    "convert from": lambda url: to_workdir(Request(source=url, workdir="x")),
+    "start_from": lambda url: txl_jax.load_config("quickstart", {"train.start_from": url}),
+    "teachers": lambda url: txl_jax.load_config("quickstart", {"distil.teachers": [url]}),
+    "corpus": lambda url: txl_jax.load_corpus("text", path=url),
+    "json": lambda url: txl_jax.load_config("quickstart", {"generate.json": url}),
+}
+
+
+@pytest.mark.parametrize("url", ["gs://b/r", "S3://b", "file:///r", "hdfs:/r", "https://a.b/r"])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_url_is_refused_and_makes_no_local_folder(tmp_path, monkeypatch, url, call):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="is a URL, and only local paths can be used"):
+        CALLS[call](url)
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a:b", "./gs:/r", "c:/x", "x/gs://r"])
+def test_a_folder_with_a_colon_is_no_url(name):
+    assert expanded(name, "workdir") == pathlib.Path(name)
 
 
 # Files of the user's own.

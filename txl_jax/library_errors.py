@@ -52,5 +52,6 @@ class _AppendToFile(logging.Handler):
         self._path = path
 
     def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError), open(self._path, "a", encoding="utf-8") as file:
-            file.write(self.format(record) + "\n")
+        text = self.format(record).encode(errors="backslashreplace")
+        with contextlib.suppress(OSError), open(self._path, "ab") as file:
+            file.write(text + b"\n")

@@ -18,6 +18,7 @@ import math
 import os
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 from absl import logging
 
@@ -25,7 +26,7 @@ from txl_jax.checkpoint import orbax_items
 from txl_jax.checkpoint.checkpoint_folder import METRIC, TEMPORARY, CheckpointFolder, write_manifest
 from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.checkpoint.orbax_items import RAW
-from txl_jax.checkpoint.workdir_files import FORMAT
+from txl_jax.checkpoint.workdir_files import FORMAT, check_path
 from txl_jax.config import CheckpointConfig, differing_keys
 from txl_jax.files import write_failure_reason
 from txl_jax.messages import short_repr
@@ -40,7 +41,8 @@ class Checkpoints(contextlib.AbstractContextManager):
         self._folder = CheckpointFolder(workdir)
         self._options = orbax_items.options(c, self._before_commit)
         self._manager: ocp.CheckpointManager | None = None
-        self._saving = 0  # the step of the last save
+        # the step of a save under way, and the number of arrays of each item
+        self._saving: tuple[int, dict[str, int]] | None = None
         self._failed = False  # whether a save failed, whose files this process removed
         if c is not None:
             on_process_zero(self._folder.finish_replacing)
@@ -56,12 +58,21 @@ class Checkpoints(contextlib.AbstractContextManager):
         """Returns Orbax's manager; the first use opens it, which reads the folder."""
         if self._manager is None:
             logging.set_stderrthreshold("error")
-            self._manager = orbax_items.Manager(self._folder.path, options=self._options)
+            check_path(self._folder.path)
+            path = orbax_items.LiteralPath(self._folder.path)
+            self._manager = orbax_items.Manager(path, options=self._options)
         return self._manager
 
     def _before_commit(self) -> None:
-        """Writes the manifest; Orbax calls this method on process 0 when all items are on disk."""
-        write_manifest(os.path.join(self._folder.path, f"{self._saving}{TEMPORARY}"))
+        """Checks the files and writes the manifest; Orbax calls this when all items are on disk.
+
+        Only process 0 runs it. An error here fails the save, so nothing is committed.
+        """
+        assert self._saving is not None, "a save is under way"
+        step, counts = self._saving
+        folder = os.path.join(self._folder.path, f"{step}{TEMPORARY}")
+        orbax_items.check_listed(folder, counts)
+        write_manifest(folder)
 
     def steps(self) -> list[int]:
         """Returns the steps of committed checkpoints, oldest first; all processes call it."""
@@ -87,9 +98,9 @@ class Checkpoints(contextlib.AbstractContextManager):
         metrics = {METRIC: math.inf if valid_loss is None else valid_loss}
         try:
             manager = self._opened()
-            manager.wait_until_finished()  # _before_commit of the save before needs its step
+            self._finish_save()  # _before_commit of the save before needs its step
             self._remove_late_files()
-            self._saving = step
+            self._saving = step, {k: len(jax.tree.leaves(v)) for k, v in arrays.items()}
             saved = manager.save(step, args=ocp.args.Composite(**items), metrics=metrics)
         except Exception as error:  # of Orbax and its threads, of many types
             raise self._save_error(f"checkpoint {step}", error) from error
@@ -117,10 +128,25 @@ class Checkpoints(contextlib.AbstractContextManager):
     def wait(self) -> None:
         """Waits until every checkpoint is on disk; raises CheckpointError if a save failed."""
         try:
-            if self._manager is not None:
-                self._manager.wait_until_finished()
+            self._finish_save()
         except Exception as error:  # of Orbax's threads, of any type
             raise self._save_error("a checkpoint", error) from error
+
+    def _finish_save(self) -> None:
+        """Waits for Orbax, and checks once that the checkpoint is there: threads may fail silently.
+
+        Only process 0 checks, because the others may see a shared folder later.
+        """
+        saving = self._saving
+        try:
+            if self._manager is not None:
+                self._manager.wait_until_finished()
+        finally:
+            self._saving = None
+        if saving is None or not processes.is_process_zero():
+            return
+        if saving[0] not in self._folder.steps():
+            raise CheckpointError(f"the files of step {saving[0]} are missing after the save")
 
     def _save_error(self, what: str, error: Exception) -> CheckpointError:
         """Returns the error of a failed save, after removing its files so that saving can go on."""
@@ -133,7 +159,8 @@ class Checkpoints(contextlib.AbstractContextManager):
             self._folder.remove_temporary()
         steps = self._folder.steps()
         kept = f"checkpoint {max(steps)} is intact" if steps else "there is no other"
-        reason = write_failure_reason(error)
+        known = isinstance(error, CheckpointError)
+        reason = str(error) if known else write_failure_reason(error)
         return CheckpointError(f"{what} cannot be written in {self._folder.path}: {reason}; {kept}")
 
     def _remove_late_files(self) -> None:

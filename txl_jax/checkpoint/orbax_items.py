@@ -1,18 +1,32 @@
 """Sets up Orbax for checkpoints of named items, and converts a training state to items and back."""
 
-from collections.abc import Callable
+import glob
+import os
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore
+from etils.epath.gpath import PosixGPath
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
 from orbax.checkpoint.options import AsyncOptions
 
 from txl_jax.checkpoint.checkpoint_folder import METRIC
+from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.config import CheckpointConfig
 from txl_jax.parallel import processes
 
 RAW = "raw"  # the parameters as the last update left them, without averaging
+
+
+class LiteralPath(PosixGPath):
+    """A path in which ``[``, ``*`` and ``?`` stand for themselves when Orbax lists its files."""
+
+    def glob(self, pattern: str) -> Iterator["LiteralPath"]:
+        """Yields the files of this folder that match a pattern."""
+        for path in glob.iglob(pattern, root_dir=self):
+            yield self / path
 
 
 class Manager(ocp.CheckpointManager):
@@ -44,6 +58,19 @@ def options(
             create_directories_asynchronously=False, post_finalization_callback=before_commit
         ),
     )
+
+
+def check_listed(folder: str, counts: Mapping[str, int]) -> None:
+    """Raises CheckpointError unless each item of a checkpoint has so many arrays on disk.
+
+    Orbax gives no error if it has not merged the files of its processes.
+    """
+    for item, expected in counts.items():
+        base = {"driver": "file", "path": os.path.join(folder, item, "")}
+        store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
+        found = sum(key.endswith(b"/.zarray") for key in store.list().result())
+        if found != expected:
+            raise CheckpointError(f"{item} has {found} arrays on disk instead of {expected}")
 
 
 def params_item(weights: str) -> str:

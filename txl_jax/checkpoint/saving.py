@@ -14,6 +14,7 @@ from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir import read_record
 from txl_jax.checkpoint.workdir_files import CONFIG, FORMAT, MODEL, VOCAB
 from txl_jax.config import ExperimentConfig, without_paths
+from txl_jax.config.folders import check_local
 from txl_jax.data.corpus import FOREIGN_VOCAB
 from txl_jax.data.sources.text import OWN_SPLITS
 from txl_jax.data.sources.tokens import NO_TEST
@@ -80,7 +81,11 @@ def push(trained: TrainedModel, repository: str, private: bool = True) -> str:
 
 
 def require_empty_folder(folder: str) -> None:
-    """Raises ModelFormatError unless a folder is new or empty, and can be written."""
+    """Raises ModelFormatError unless a folder is new or empty, and can be written.
+
+    Raises ConfigError for a URL.
+    """
+    check_local(folder, "folder")
     if os.path.isfile(folder) or (os.path.isdir(folder) and os.listdir(folder)):
         raise ModelFormatError(f"{folder}: is not empty; name a new or an empty folder")
     parent = os.path.abspath(folder)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.config import ConfigError
 from txl_jax.files import name_in_os_errors, parse_json_object, write_failure_reason
-from txl_jax.messages import argument
+from txl_jax.messages import argument, short_repr
 
 FORMAT = 2  # the version of checkpoints and exported models; this program reads no other one
 
@@ -95,8 +95,28 @@ def is_exported(folder: str) -> bool:
     return True
 
 
+def check_path(folder: str) -> None:
+    """Raises WorkdirError if a path cannot hold checkpoints: tensorstore takes UTF-8 paths only.
+
+    It also writes to another folder if there is a backslash in a path.
+    """
+    path, fault = os.path.abspath(folder), None
+    if "\\" in path:
+        fault = "has a backslash"
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        fault = f"is not UTF-8 text (byte {os.fsencode(path[error.start])[0]:#04x})"
+    if fault:
+        raise WorkdirError(
+            f"{argument('workdir', short_repr(folder))}: its path {fault}, and checkpoints cannot"
+            " be stored there; rename the folder, or name another one"
+        )
+
+
 def check_writable(workdir: str, folders: tuple[str, ...] = ()) -> None:
     """Creates the workdir; raises WorkdirError if it or one of ``folders`` cannot be written."""
+    check_path(workdir)
     rules = {"": ("cannot", "name a folder that can")}
     for name in folders:
         if os.path.lexists(os.path.join(workdir, name)):

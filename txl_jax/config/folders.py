@@ -1,19 +1,24 @@
-"""Expands home folders in paths, and finds the folder of corpora and compiled programs."""
+"""Checks paths, expands home folders in them, and finds the folder of corpora and programs."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 from txl_jax.config.errors import ConfigError
 from txl_jax.messages import short_repr
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
-def expanded(path: str, where: str) -> Path:
+
+def expanded(path: str | os.PathLike[str], where: str) -> Path:
     """Returns the path with ``~`` or ``~user`` replaced by a home folder.
 
     Raises:
-      ConfigError: the user or the home folder does not exist; ``where`` names the flag or key.
+      ConfigError: the path is a URL or cannot be a path, or the user or the home folder does not
+        exist; ``where`` names the flag or key.
     """
+    check_local(path, where)
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -24,6 +29,24 @@ def expanded(path: str, where: str) -> Path:
         ) from error
 
 
+def check_local(path: str | os.PathLike[str], where: str) -> None:
+    """Raises ConfigError if a path is a URL, which would become a local folder of this name.
+
+    ``where`` names the flag or key.
+    """
+    text = os.fsdecode(path)
+    if scheme := _URL.match(text):
+        advice = "copy or mount it, and name the local path"
+        if scheme[0].lower() == "file:/":
+            advice = "leave out file://"
+        raise ConfigError(
+            f"{where} = {short_repr(text)}: is a URL, and only local paths can be used; {advice} (a"
+            f" local folder of this name is ./{scheme[0]}...)"
+        )
+    if "\0" in text:
+        raise ConfigError(f"{where} = {short_repr(text)}: has a null byte, which no path can have")
+
+
 def expanded_paths(value: Any, where: str) -> Any:
     """Returns a path, or a list of paths or of ``name=path``, with home folders in place of ``~``.
 
@@ -32,6 +55,8 @@ def expanded_paths(value: Any, where: str) -> Any:
     if isinstance(value, tuple):
         parts = [text.rpartition("=") for text in value]
         return tuple(name + sign + expanded_paths(path, where) for name, sign, path in parts)
+    if value:
+        check_local(value, where)
     return str(expanded(value, where)) if value and value.startswith("~") else value
 
 

@@ -56,8 +56,8 @@ def main(argv: list[str]) -> int:
     interrupts.restore_keyboard_interrupt()
     logging.set_verbosity(logging.ERROR)
     try:
-        for name, value in vars(flags).items():
-            if value and value.startswith("~"):
+        for name in ("source", "workdir", "args", "vocab", "path", "export"):
+            if value := getattr(flags, name):
                 flag = "SOURCE" if name == "source" else f"--{name}"
                 setattr(flags, name, str(expanded(value, flag)))
         if flags.export:

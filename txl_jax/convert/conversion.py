@@ -13,8 +13,9 @@ from txl_jax.checkpoint.loading import load_exported
 from txl_jax.checkpoint.provenance import provenance
 from txl_jax.checkpoint.saving import require_empty_folder
 from txl_jax.checkpoint.workdir import describe_corpus, read_json, read_record
-from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB
+from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB, check_path
 from txl_jax.config import CheckpointConfig, ExperimentConfig, TransformerXLConfig, override
+from txl_jax.config.folders import check_local
 from txl_jax.convert import files
 from txl_jax.convert.huggingface import config_from_huggingface, params_from_huggingface
 from txl_jax.convert.pytorch import config_from_pytorch, is_nvidia, params_from_pytorch
@@ -84,6 +85,8 @@ def to_workdir(request: Request) -> TransformerXLConfig:
     """
     r = request
     require_empty_folder(r.workdir)
+    check_path(r.workdir)
+    check_local(r.source, "source")
     for key in r.overrides:
         if key.partition(".")[0] == "model":
             raise ModelFormatError(f"{key}: the source defines the model; give its args instead")
