@@ -6,6 +6,7 @@ other than those of the model.
 
 import argparse
 import os
+import shlex
 import sys
 from typing import get_args
 
@@ -83,7 +84,8 @@ def _convert(flags: argparse.Namespace, overrides: dict[str, str]) -> int:
     model = to_workdir(Request(workdir=workdir, data=data, overrides=overrides, **source))
     shape = f"{model.n_layer} layers, d_model {model.d_model}, {model.vocab_size} symbols"
     print(f"{flags.workdir}: {model.attention} attention, {shape}; to score it:")
-    print(f"  python -m txl_jax.main --mode=evaluate --workdir={flags.workdir}")
+    words = ["python", "-m", "txl_jax.main", "--mode=evaluate", f"--workdir={flags.workdir}"]
+    print(f"  {shlex.join(words)}")
     return 0
 
 
