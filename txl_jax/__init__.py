@@ -7,9 +7,10 @@ and ``txl --help`` needs none of them.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from txl_jax import interrupts
+from txl_jax import interrupts, standard_streams
 
 if interrupts.is_command():  # before the slow imports
+    standard_streams.open_standard_streams()
     interrupts.exit_on_interrupt()
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ not return to Python. Therefore a thread waits for the signal and ends the proce
 has been written by then.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -64,6 +65,7 @@ def _exit_on_sigint(read: int) -> None:
     """Ends the process when the pipe delivers SIGINT; returns when the pipe is closed."""
     while number := os.read(read, 1):
         if number[0] == signal.SIGINT:
-            os.write(2, f"{_MESSAGE}\n".encode())
+            with contextlib.suppress(OSError):  # Ctrl-C has also ended the reader, as in `| tee`
+                os.write(2, f"{_MESSAGE}\n".encode())
             os._exit(EXIT_CODE)
     os.close(read)

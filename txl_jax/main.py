@@ -28,6 +28,7 @@ from txl_jax.messages import (
     short_repr,
     truncate,
 )
+from txl_jax.standard_streams import drop_unwritten_output, run_command, stderr
 
 _CONFIG = flags.DEFINE_string(
     "config", None, "Recipe, or file with get_config(), with an optional :variant."
@@ -37,6 +38,8 @@ _MODES = (
     "train evaluate generate score interactive compile"
     " context recl attention ablation speed probe report settings"
 )
+_PRINTING_MODES = ("generate", "score", "interactive", "compile", "settings")
+"""The modes whose result is on standard output, though some of them write files too."""
 _MODE = flags.DEFINE_enum("mode", "train", _MODES.split(), "Task of the command.")
 _TOPOLOGY = flags.DEFINE_string(
     "topology", None, "With --mode=compile: devices to compile for, as v5e:4x4 or h200:1x1x8."
@@ -72,7 +75,7 @@ def parse_flags(argv: list[str]) -> list[str]:
                 raise flags.Error(f"Unknown command line flag {short_repr(name)}")
         return flags.FLAGS(rest)
     except flags.Error as error:
-        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
+        print(f"error: {one_line(error)}", file=stderr(), flush=True)
         sys.exit(2)
 
 
@@ -91,7 +94,7 @@ def main(argv: list[str]) -> int:
     except (UserError, OSError) as error:
         action = f"--mode={_MODE.value}"
         text = describe_os_error(error, action) if isinstance(error, OSError) else error
-        print(f"error: {one_line(text)}", file=sys.stderr, flush=True)
+        print(f"error: {one_line(text)}", file=stderr(), flush=True)
         return _exit_code(2)
     except KeyboardInterrupt:
         return _exit_code(interrupts.report_interrupt())
@@ -131,6 +134,8 @@ def run() -> int:
     from txl_jax.parallel import processes
 
     modes.set_up_output()
+    if mode not in _PRINTING_MODES:
+        drop_unwritten_output()
     if exp is not None and mode == "compile":
         return modes.compile_programs(exp, _TOPOLOGY.value)
     processes.initialise(
@@ -170,7 +175,7 @@ def _exit_code(code: int) -> int:
 
 def console() -> None:
     """Runs the command ``txl``; this function is its entry point."""
-    app.run(main, flags_parser=parse_flags)
+    run_command(lambda: app.run(main, flags_parser=parse_flags))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from txl_jax.generation.write import set_stream_errors, write_continuations
 from txl_jax.messages import argument, names_flags
 from txl_jax.parallel import processes
 from txl_jax.planning.compile_ahead import compile_ahead
+from txl_jax.standard_streams import stderr, stdout
 from txl_jax.training.events import Logger
 from txl_jax.training.multi_seed import train_seeds
 from txl_jax.training.preemption import PreemptionGuard
@@ -76,10 +77,10 @@ def train(exp: ExperimentConfig, workdir: str, closing_lines: bool = True) -> in
     if guard.signal is None:
         _print("\n".join(run.lines))
         if closing_lines:
-            _print(describe_results(run.folders), sys.stderr)
+            _print(describe_results(run.folders), stderr())
         return 0
     resume = f"to resume:\n  {typed_command()}"
-    _print(f"stopped by {guard.signal.name}, {run.saved}; {resume}", sys.stderr)
+    _print(f"stopped by {guard.signal.name}, {run.saved}; {resume}", stderr())
     return interrupts.EXIT_CODE if guard.signal == signal.SIGINT else 0
 
 
@@ -279,7 +280,7 @@ def set_up_output() -> None:
 
 def _print(text: str, file: TextIO | None = None) -> None:
     if text and processes.is_process_zero():
-        print(text, file=file or sys.stdout, flush=True)
+        print(text, file=file or stdout(), flush=True)
 
 
 def _headline(result: Mapping[str, Any]) -> str:

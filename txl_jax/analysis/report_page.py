@@ -12,7 +12,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +27,7 @@ from txl_jax.evaluation.baselines import DESCRIPTIONS
 from txl_jax.evaluation.protocols import is_part
 from txl_jax.files import atomic_write
 from txl_jax.messages import argument
+from txl_jax.standard_streams import stderr
 from txl_jax.units import UNIT_NAMES, Unit, format_value
 
 TEMPLATE = "report_page.html.jinja"
@@ -330,7 +330,7 @@ def _image(data: bytes, kind: str, name: str) -> dict[str, str]:
 
 
 def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+    print(f"warning: {text}", file=stderr(), flush=True)
 
 
 def _value(row: Mapping[str, Any], unit: Unit) -> str:

@@ -18,6 +18,7 @@ from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.checkpoint.workdir_files import CHECKPOINTS
 from txl_jax.files import atomic_write, parse_json_object
 from txl_jax.messages import truncate
+from txl_jax.standard_streams import stdout
 
 TEMPORARY = ".orbax-checkpoint-tmp"  # follows the step in the name of an uncommitted checkpoint
 METRIC = "valid_loss"  # the name of Orbax's metric: validation loss in nats, or infinity
@@ -105,6 +106,7 @@ class CheckpointFolder:
         print(
             f"checkpoint {step} {fault}; moved aside to checkpoints/{name}, falling back to the"
             " one before it",
+            file=stdout(),
             flush=True,
         )
 

@@ -6,13 +6,13 @@ import errno
 import json
 import os
 import socket
-import sys
 from collections.abc import Iterator
 
 from filelock import FileLock, Timeout
 
 from txl_jax.checkpoint.workdir_files import LOCK
 from txl_jax.messages import UserError, argument
+from txl_jax.standard_streams import stderr
 
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -46,7 +46,7 @@ def training_lock(workdir: str) -> Iterator[None]:
             f"warning: {argument('workdir', workdir)}: the file system does not support locks"
             f" ({error.strerror}), so the run is not protected; make sure that no second run trains"
             " in this folder",
-            file=sys.stderr,
+            file=stderr(),
             flush=True,
         )
     try:

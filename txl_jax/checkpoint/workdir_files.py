@@ -14,6 +14,7 @@ from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.config import ConfigError
 from txl_jax.files import name_in_os_errors, parse_json_object, write_failure_reason
 from txl_jax.messages import argument, short_repr
+from txl_jax.standard_streams import stdout
 
 FORMAT = 2  # the version of checkpoints and exported models; this program reads no other one
 
@@ -167,7 +168,7 @@ def print_on_error(result: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        print(result, flush=True)
+        print(result, file=stdout(), flush=True)
         raise
 
 

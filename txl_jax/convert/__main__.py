@@ -20,6 +20,7 @@ from txl_jax.config.folders import expanded
 from txl_jax.convert.conversion import Format, Request, to_workdir
 from txl_jax.library_errors import log_library_errors
 from txl_jax.messages import UserError, arguments_as_flags, describe_os_error, one_line
+from txl_jax.standard_streams import run_command, stderr
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
@@ -69,7 +70,7 @@ def main(argv: list[str]) -> int:
     except (UserError, OSError) as error:
         doing = f"export of {flags.workdir}" if flags.export else f"conversion of {flags.source}"
         text = describe_os_error(error, doing) if isinstance(error, OSError) else error
-        print(f"error: {one_line(text)}", file=sys.stderr, flush=True)
+        print(f"error: {one_line(text)}", file=stderr(), flush=True)
         return 2
     except KeyboardInterrupt:
         return interrupts.report_interrupt()
@@ -90,4 +91,4 @@ def _convert(flags: argparse.Namespace, overrides: dict[str, str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_command(lambda: main(sys.argv[1:]))

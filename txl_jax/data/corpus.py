@@ -12,7 +12,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from txl_jax.data.sources.source import SPLITS, Source, file_hash
 from txl_jax.data.symbols import Kind, check_ids
 from txl_jax.data.vocab import Vocab
 from txl_jax.parallel.processes import is_process_zero
+from txl_jax.standard_streams import stderr
 
 __all__ = ["Corpus", "DataError", "corpus_from_config", "load_corpus"]
 
@@ -192,7 +192,7 @@ def _token_corpus(data: DataConfig, vocab: Vocab | None) -> Corpus:
         if is_process_zero():
             counts = " / ".join(f"{n:,}" for n in sizes.values())
             about = f"{counts} tokens (train / valid / test), {len(vocab):,} ids"
-            print(f"{found.label}: {about}", file=sys.stderr)
+            print(f"{found.label}: {about}", file=stderr())
     else:
         found.largest_id(len(vocab))
     info = {
@@ -261,7 +261,7 @@ def _remove_damaged(folder: Path, found: tuple[int, int], fault: str) -> None:
     """Removes a damaged corpus; if this fails, the next load raises an error."""
     with contextlib.suppress(OSError, DataError):
         if remove_folder(folder, found):
-            print(f"{fault}: preparing it again", file=sys.stderr, flush=True)
+            print(f"{fault}: preparing it again", file=stderr(), flush=True)
 
 
 def _load(folder: Path, source: Source, cross: bool) -> Corpus:

@@ -15,7 +15,6 @@ sentences of One Billion Word. So every token is a target. For the separator 0:
 """
 
 import functools
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ import numpy as np
 
 from txl_jax.data.errors import DataError
 from txl_jax.data.symbols import chunks
+from txl_jax.standard_streams import stderr
 
 STARTS = ".starts.npy"
 """The end of the name of a file that has the positions where documents begin."""
@@ -100,7 +100,7 @@ def running_text(split: Any) -> Any:
 @functools.cache
 def _note_running_text() -> None:
     what = "this analysis reads documents as one text, and memory is not reset between them"
-    print(f"note: {what}", file=sys.stderr, flush=True)
+    print(f"note: {what}", file=stderr(), flush=True)
 
 
 def separated(tokens: np.ndarray, separator: int, where: str) -> Documents:

@@ -7,7 +7,6 @@ each sentence begins and the last one ends. The counts are compared with the pub
 import dataclasses
 import json
 import platform
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from txl_jax.data.sources.progress import watched
 from txl_jax.data.sources.source import SPLITS, Source, file_hash
 from txl_jax.data.symbols import Kind
 from txl_jax.data.vocab import Vocab
+from txl_jax.standard_streams import stderr
 
 
 def prepare(
@@ -128,7 +128,7 @@ def _check_counts(source: Source, found: Mapping[str, Mapping[str, int]]) -> boo
     print(
         f"prepared {source.label}: {sizes} tokens (train / valid / test),"
         f" {found['symbols']['']:,} symbols{verdict if source.counts else ''}",
-        file=sys.stderr,
+        file=stderr(),
     )
     return not wrong if source.counts else None
 

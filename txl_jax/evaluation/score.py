@@ -39,6 +39,7 @@ from txl_jax.messages import argument, fields_repr
 from txl_jax.model.footprint import of_reading
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import check_memory
+from txl_jax.standard_streams import read_stdin, stderr
 from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
 
 NO_IDS = np.zeros(0, np.int32)
@@ -58,7 +59,7 @@ def run(trained: TrainedModel, workdir: str) -> str:
         score = score_documents(trained, read_documents(path, trained.config.data, size))
     else:
         score = _score_lines_of_file(trained)
-    print(score, file=sys.stderr, flush=True)
+    print(score, file=stderr(), flush=True)
     rows = [line_record(trained.vocab, n, line, c) for n, line in enumerate(score.lines, 1)]
     _write(rows, c.json)
     return ""
@@ -323,7 +324,7 @@ def text_score(
 
 def _text(path: str) -> str:
     try:
-        data = sys.stdin.buffer.read() if path == "-" else pathlib.Path(path).read_bytes()
+        data = read_stdin() if path == "-" else pathlib.Path(path).read_bytes()
         return data.decode("utf-8", "surrogateescape")
     except OSError as error:
         raise ConfigError(f"config key score.path = {path!r}: {error.strerror}") from error

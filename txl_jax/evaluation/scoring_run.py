@@ -2,7 +2,6 @@
 
 import math
 import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,13 +19,14 @@ from txl_jax.files import write_json
 from txl_jax.parallel.processes import is_process_zero
 from txl_jax.parallel.shardings import make_mesh
 from txl_jax.records import append, plain
+from txl_jax.standard_streams import stderr, stdout
 from txl_jax.units import in_unit
 
 
 def write_evaluation(result: Mapping[str, Any], workdir: str) -> None:
     """Prints a result, writes ``evaluation.json`` and appends to ``evaluations.jsonl``."""
     if is_process_zero():
-        print(table(result), flush=True)
+        print(table(result), file=stdout(), flush=True)
         write_json(os.path.join(workdir, "evaluation.json"), result)
         append(os.path.join(workdir, "evaluations.jsonl"), plain(result))
 
@@ -46,7 +46,7 @@ def score_split(
     note, unit = vocab_note(corpus, protocol.split), corpus.vocab.unit
     if note and corpus.vocab.lower_case and is_process_zero():
         text = "the model's vocabulary has no capital letters: the text is read in lower case"
-        print(f"note: {text}", file=sys.stderr, flush=True)
+        print(f"note: {text}", file=stderr(), flush=True)
     mesh = make_mesh(config.mesh, config.model, config.train.batch_size)
     scores = [(name, c, trained.weights) for name, c in protocols.compared_protocols(protocol)]
     if trained.others:

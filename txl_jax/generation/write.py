@@ -21,6 +21,7 @@ from txl_jax.generation.prompts import read_prompts
 from txl_jax.generation.sampling import SETTINGS
 from txl_jax.generation.text import Continuation, continuations, printable, prompt_text
 from txl_jax.records import append
+from txl_jax.standard_streams import stderr, stdout
 from txl_jax.units import UNIT_NAMES, format_value, in_unit
 
 
@@ -52,13 +53,13 @@ def write_continuations(
                 text = row.prompt + formatted(row.text, c)
                 if not single:
                     text = f"[{1 + first + n // c.samples}.{1 + row.sample}] {text}"
-                    print(printable(text), file=sys.stderr if quiet else sys.stdout, flush=True)
+                    print(printable(text), file=stderr() if quiet else stdout(), flush=True)
                 texts.append(text)
                 ids.append(row.ids)
                 record = {**row.to_json(), "step": trained.step, "settings": settings}
                 append(os.path.join(workdir, "samples.jsonl"), record)
                 if file:
-                    ascii_only = (file.encoding or "").lower() != "utf-8"
+                    ascii_only = (getattr(file, "encoding", None) or "").lower() != "utf-8"
                     print(json.dumps(record, ensure_ascii=ascii_only), file=file, flush=True)
     whole = "\n".join(texts) + "\n"
     atomic_write(os.path.join(workdir, "sample.txt"), whole.encode("utf-8", "surrogateescape"))
@@ -84,25 +85,25 @@ def _continue_batch(
     start = time.perf_counter()
     pending = ""  # an unfinished line, because only whole lines are detokenised
     if print_text:
-        print(printable(prompt_text(trained.vocab, prompts[0])), end="", flush=True)
+        print(printable(prompt_text(trained.vocab, prompts[0])), end="", file=stdout(), flush=True)
     for step in continuations(trained, prompts, c):
         rows = [row for row, _ in step]
         if print_text:
             pending += step[0][1]
             ready = pending[: pending.rfind("\n") + 1] if c.detokenise else pending
             pending = pending[len(ready) :]
-            print(formatted(ready, c), end="", flush=True)
+            print(formatted(ready, c), end="", file=stdout(), flush=True)
         if stop():
             return None
     if print_text:
-        print(formatted(pending, c), flush=True)
+        print(formatted(pending, c), file=stdout(), flush=True)
     tokens, seconds = sum(len(row.nll) for row in rows), time.perf_counter() - start
     if tokens:
         unit = trained.vocab.unit
         loss = in_unit(math.fsum(math.fsum(row.nll) for row in rows) / tokens, unit)
         speed = f"{tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:,.1f} tokens/s"
         loss_text = f"{format_value(loss, unit)} {UNIT_NAMES[unit]} under the model"
-        print(f"{speed} (compilation included); {loss_text}", file=sys.stderr, flush=True)
+        print(f"{speed} (compilation included); {loss_text}", file=stderr(), flush=True)
     return rows
 
 
@@ -114,7 +115,8 @@ def formatted(text: str, c: GenerateConfig) -> str:
 def set_stream_errors(stream: TextIO | None, errors: str) -> None:
     """Sets how a stream handles characters that are not in its encoding."""
     if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors=errors)
+        with contextlib.suppress(OSError, ValueError):  # cannot be flushed, or is closed
+            stream.reconfigure(errors=errors)
 
 
 @contextlib.contextmanager
@@ -131,5 +133,5 @@ def stream_errors(stream: TextIO | None, errors: str) -> Iterator[None]:
 def _json_lines(path: str | None) -> contextlib.AbstractContextManager[TextIO | None]:
     """Opens the file for JSON lines. ``None`` stands for no file, and ``-`` for standard output."""
     if path is None or path == "-":
-        return contextlib.nullcontext(sys.stdout if path else None)
+        return contextlib.nullcontext(stdout() if path else None)
     return open(path, "a", encoding="utf-8")

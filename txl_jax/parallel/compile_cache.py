@@ -4,13 +4,13 @@ import contextlib
 import hashlib
 import platform
 import re
-import sys
 from pathlib import Path
 
 import jax
 
 from txl_jax.config import ConfigError
 from txl_jax.config.folders import data_folder
+from txl_jax.standard_streams import stderr
 
 LIMIT = 2 * 2**30
 """The most bytes of compiled programs that the cache keeps."""
@@ -30,7 +30,7 @@ def keep_compiled_programs() -> None:
     try:
         folder = _folder()
     except ConfigError as error:
-        print(f"warning: compiled programs are not cached: {error}", file=sys.stderr, flush=True)
+        print(f"warning: compiled programs are not cached: {error}", file=stderr(), flush=True)
         return
     if jax.config.values["jax_compilation_cache_max_size"] == -1:
         remove_longest_unused(folder, LIMIT)

@@ -9,11 +9,11 @@ Process 0 reads the files that decisions depend on, and writes all but the array
 With one process these functions cost nothing.
 """
 
+import contextlib
 import json
 import logging
 import os
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +25,7 @@ from jax.experimental import multihost_utils
 
 from txl_jax.config import ConfigError
 from txl_jax.messages import UserError, short_repr, truncate
+from txl_jax.standard_streams import stderr, stdout
 
 T = TypeVar("T")
 
@@ -229,8 +230,9 @@ def abort(code: int) -> None:
     """Ends a failed process without waiting for the others; does nothing in a single process."""
     if not many():
         return
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (stdout(), stderr()):
+        with contextlib.suppress(OSError, SystemExit):  # nobody reads what a failed process printed
+            stream.flush()
     if is_process_zero():
         time.sleep(1)  # the others end with process 0: time for their own last messages
     os._exit(code)

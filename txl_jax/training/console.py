@@ -1,11 +1,11 @@
 """The output of a run on standard error: lines, or a progress bar."""
 
 import collections
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from txl_jax.records import plain
+from txl_jax.standard_streams import stderr
 from txl_jax.units import Unit, format_value, in_unit
 
 
@@ -23,22 +23,23 @@ class Console:
         self._label = f"{label}  " if label else ""
         # entries (training seconds, step, number of tokens so far), at most one per second
         self._recent = collections.deque([(0.0, step, 0)], maxlen=30)
-        self._tokens, self._bar = 0, None
+        self._tokens, self._bar, self._stream = 0, None, stderr()
         if progress is None:
-            progress = sys.stderr.isatty() and not label
+            progress = self._stream.isatty() and not label
         if progress and not silent:
             from tqdm import tqdm
 
             form = "step {n_fmt}/{total_fmt} |{bar}| {desc}"  # the bar takes what the text leaves
-            size: dict[str, Any] = {"dynamic_ncols": True} if sys.stderr.isatty() else {"ncols": 79}
-            self._bar = tqdm(total=total, initial=step, file=sys.stderr, bar_format=form, **size)
+            terminal = self._stream.isatty()
+            size: dict[str, Any] = {"dynamic_ncols": True} if terminal else {"ncols": 79}
+            self._bar = tqdm(total=total, initial=step, file=self._stream, bar_format=form, **size)
 
     def message(self, text: str) -> None:
         """Prints a line, above the progress bar if there is one."""
         if self._bar is not None:
-            self._bar.write(text, file=sys.stderr)
+            self._bar.write(text, file=self._stream)
         elif not self._silent:
-            print(self._label + text, file=sys.stderr, flush=True)
+            print(self._label + text, file=self._stream, flush=True)
 
     def step_message(self, step: int, *parts: str) -> None:
         """Prints a line that begins with the step's number and contains the given parts."""

@@ -3,12 +3,12 @@
 import contextlib
 import json
 import os
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from txl_jax.files import name_in_os_errors
+from txl_jax.standard_streams import stderr
 
 
 class Logger:
@@ -85,7 +85,7 @@ class TensorBoardEvents(Logger):
             from tensorboardX.record_writer import RecordWriter
         except ModuleNotFoundError:
             what = "no TensorBoard files are written; metrics.jsonl has the same numbers"
-            print(f"tensorboardX is not installed: {what}", file=sys.stderr, flush=True)
+            print(f"tensorboardX is not installed: {what}", file=stderr(), flush=True)
             return
 
         self._proto, self._summary = event_pb2, summary_pb2.Summary

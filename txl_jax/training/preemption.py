@@ -1,7 +1,7 @@
-"""Preemption: after SIGTERM or Ctrl-C, a run finishes its step, saves its state and stops.
+"""Preemption: after a signal such as SIGTERM, a run finishes its step, saves its state and stops.
 
 If there are several processes, all stop at the same step. JAX handles SIGTERM and chooses the step.
-Ctrl-C is passed on to JAX as SIGTERM.
+The other signals are passed on to JAX as SIGTERM.
 """
 
 import signal
@@ -12,24 +12,31 @@ from jax.experimental import multihost_utils
 
 from txl_jax.parallel import processes
 
+WARNINGS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+"""Signals that end a process by default, of a closed terminal and of schedulers before a limit."""
+
 
 class PreemptionGuard:
-    """Records the first SIGTERM or SIGINT in ``signal``. A second Ctrl-C raises KeyboardInterrupt.
+    """Records the first signal that asks to stop in ``signal``: SIGTERM, SIGINT or a warning.
 
-    Outside the main thread, which alone receives signals, it handles none. With several processes,
-    ``signal`` is also SIGTERM if another process received a signal.
+    A second Ctrl-C raises KeyboardInterrupt. Warnings that the process ignores, as it does SIGHUP
+    under ``nohup``, stay ignored. Outside the main thread, which alone receives signals, the guard
+    handles none. With several processes, ``signal`` is SIGTERM if only others received a signal.
     """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._handlers: dict[int, object] = {}
+        self._received: signal.Signals | None = None
         self._interrupted, self._calls = False, 0
 
     def __enter__(self) -> "PreemptionGuard":
         if threading.current_thread() is not threading.main_thread():
             return self
         own = (signal.SIGINT,) if processes.many() else (signal.SIGTERM, signal.SIGINT)
-        for number in own:
+        # None: a handler that is not Python's, and could not be restored
+        given = [n for n in WARNINGS if signal.getsignal(n) not in (signal.SIG_IGN, None)]
+        for number in (*own, *given):
             self._handlers[number] = signal.signal(number, self._handle)
         return self
 
@@ -42,14 +49,15 @@ class PreemptionGuard:
         if self.signal is None and processes.many():
             self._calls += 1
             if multihost_utils.reached_preemption_sync_point(self._calls):
-                self.signal = signal.SIGINT if self._interrupted else signal.SIGTERM
+                self.signal = self._received or signal.SIGTERM
         return self.signal is not None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._interrupted and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._interrupted = self._interrupted or number == signal.SIGINT
+        self._received = self._received or signal.Signals(number)
         if processes.many():
             signal.raise_signal(signal.SIGTERM)  # JAX notifies all processes
         else:
-            self.signal = signal.Signals(number)
+            self.signal = self._received

@@ -1,8 +1,9 @@
 """Shows a progress bar on the terminal for long work: downloads, counting and encoding."""
 
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+from txl_jax.standard_streams import stderr
 
 DELAY = 2.0  # seconds after which a bar is shown
 
@@ -11,10 +12,12 @@ def bar(what: str, total: int | None, done: int = 0, unit: str = "B", disable: b
     """Returns a tqdm bar of bytes or another unit on stderr, shown only after :data:`DELAY`."""
     from tqdm import tqdm
 
-    seconds = 0.2 if sys.stderr.isatty() else 30.0
+    stream = stderr()
+    seconds = 0.2 if stream.isatty() else 30.0
     limits: Any = {"delay": DELAY, "mininterval": seconds, "maxinterval": max(seconds, 10.0)}
     units: Any = {"unit": unit, "unit_scale": unit == "B"}
-    return tqdm(desc=what, total=total, initial=done, disable=disable, **units, **limits)
+    shown: Any = {"desc": what, "total": total, "initial": done, "file": stream}
+    return tqdm(disable=disable, **shown, **units, **limits)
 
 
 def watched(blocks: Iterable[bytes], what: str, total: int | None) -> Iterator[bytes]:
