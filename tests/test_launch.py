@@ -526,8 +526,10 @@ def test_a_slurm_job_makes_the_environment_once_and_trains_distributed(slurm, pr
     [
         ("echo 'held-out perplexity 20'", 0, False),
         ("echo 'stopped by SIGTERM, saved; to resume:' >&2", 0, True),
+        ("echo 'stopped by SIGUSR1, saved; to resume:' >&2", 0, True),
         ("echo 'error: no such config' >&2; exit 2", 2, False),
         ("echo 'stopped by SIGINT, saved; to resume:' >&2; exit 130", 130, False),
+        ("echo 'stopped by SIGHUP, saved; to resume:' >&2", 0, False),
     ],
 )
 def test_a_slurm_job_goes_back_to_the_queue_only_where_work_is_left(slurm, task, code, requeued):
@@ -575,7 +577,9 @@ def test_a_slurm_job_asks_that_its_processes_be_told_before_the_end_and_may_be_r
     )
     assert text.count("#SBATCH") == len(options)
     assert "requeue" in options
-    assert options["signal"].startswith("TERM@")  # "B:TERM@" would tell the script alone
+    name, seconds = options["signal"].split("@")
+    assert name == "USR1"  # "B:USR1" would tell the script alone
+    assert int(seconds) >= 300
     assert options["gpus-per-node"] == options["ntasks-per-node"]
     assert options["open-mode"] == "append"
 

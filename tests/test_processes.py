@@ -344,15 +344,16 @@ def test_a_process_that_freezes_ends_the_other_after_the_heartbeat(long):
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_one_of_two_saves_both(long):
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGUSR1, 0)])
+def test_a_signal_to_one_of_two_saves_both(long, sent, code):
     folder, config = long
-    workdir = folder / "interrupted"
+    workdir = folder / sent.name
     with Processes(folder / "said", 2, f"--config={config}", f"--workdir={workdir}") as pair:
         pair.until_step(workdir / "metrics.jsonl", 5)
-        os.kill(pair.all[0].pid, signal.SIGINT)
+        os.kill(pair.all[0].pid, sent)
         codes, (first, _) = pair.wait()
-    assert codes == [130, 0]
-    assert "stopped by SIGINT, saved; to resume:" in first
+    assert codes == [code, 0]
+    assert f"stopped by {sent.name}, saved; to resume:" in first
 
 
 @pytest.mark.slow

@@ -573,6 +573,40 @@ def whole(tmp_path_factory):
     return folder
 
 
+ASKING = ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"]
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_a_signal_asks_to_stop_and_is_handled_as_before_afterwards(name):
+    number, taken = signal.Signals[name], []
+    before = signal.signal(number, lambda *_: taken.append(number))
+    try:
+        with PreemptionGuard() as guard:
+            signal.raise_signal(number)
+            assert guard.requested()
+            if name != "SIGINT":
+                signal.raise_signal(number)  # as schedulers repeat it
+            signal.raise_signal(signal.SIGTERM)
+        assert (guard.signal, taken) == (number, [])
+        signal.raise_signal(number)
+        assert taken == [number]
+    finally:
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize("name", ASKING[2:])
+def test_an_ignored_warning_stays_ignored(name):
+    number = signal.Signals[name]
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with PreemptionGuard() as guard:
+            signal.raise_signal(number)
+            assert not guard.requested()
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_sigterm_ends_a_run_saved_with_exit_code_0(whole, moment, monkeypatch, capsys):

@@ -323,7 +323,11 @@ def test_kill_9_at_twenty_random_times_and_resume_is_bit_identical(tmp_path, cap
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("sent", "code"),
-    [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
+    [
+        (signal.SIGHUP, 0),
+        *(pytest.param(n, 0, marks=pytest.mark.slow) for n in (signal.SIGTERM, signal.SIGUSR1)),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_saves_and_exits_with_the_command_to_resume(killed_folder, sent, code):
     folder, config = killed_folder

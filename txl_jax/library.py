@@ -233,8 +233,9 @@ def train(
     the sample on standard output.
 
     In the main thread, the first Ctrl-C (or interrupt of a notebook) saves the state after the
-    current step and then raises KeyboardInterrupt; SIGTERM does so before the signal takes its
-    usual effect. The process keeps its logs, its signal handlers and its settings of JAX.
+    current step and then raises KeyboardInterrupt; SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU
+    save it too and then take their usual effect. Of these, those after SIGTERM stay ignored if they
+    are. The process keeps its logs, its signal handlers and its settings of JAX.
 
     Example:
       >>> import pathlib, txl_jax
