@@ -3,11 +3,13 @@
 import csv
 import json
 import math
+import signal
 
 import numpy as np
 import pytest
 import tiny_runs
 
+from txl_jax import modes
 from txl_jax.analysis import ablation
 from txl_jax.analysis.errors import AnalysisError
 from txl_jax.checkpoint.loading import load
@@ -188,6 +190,20 @@ def test_every_seed_has_a_folder(table, tmp_path):
 def test_a_training_that_was_stopped_stops_the_table(table, tmp_path):
     assert ablation.run(table, {}, str(tmp_path), lambda exp, folder: 143) == 143
     assert not (tmp_path / "ablation.json").exists()
+
+
+def test_a_signal_to_one_training_stops_the_table(table, tmp_path, monkeypatch):
+    trained = []
+
+    def stopped(exp, folder, guard):
+        trained.append(folder)
+        guard.signal = signal.SIGTERM
+        return modes.CompleteRun([folder], [], [], "saved")
+
+    monkeypatch.setattr(modes, "complete_run", stopped)
+    with pytest.raises(SystemExit) as end:
+        modes.ablate(table, {}, str(tmp_path))
+    assert (end.value.code, trained) == (0, [str(tmp_path / "memory")])
 
 
 @pytest.mark.parametrize(

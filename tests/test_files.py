@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -21,6 +23,28 @@ def test_a_file_is_never_missing_while_it_is_replaced(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         atomic_write(str(path), b"new")
     assert path.read_bytes() == b"old"
+
+
+def test_processes_that_write_one_file_at_once_leave_a_whole_file_and_no_other(tmp_path):
+    program = """
+import sys
+from txl_jax.files import atomic_write
+for _ in range(300):
+    atomic_write(sys.argv[1], sys.argv[2].encode() * 5000)
+"""
+    path = tmp_path / "evaluation.json"
+    start = lambda letter: subprocess.Popen([sys.executable, "-c", program, str(path), letter])
+    assert [process.wait() for process in list(map(start, "abc"))] == [0, 0, 0]
+    assert path.read_bytes() in [letter * 5000 for letter in (b"a", b"b", b"c")]
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_a_write_that_fails_leaves_no_other_file(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="cannot write"):
+        atomic_write(str(tmp_path / "folder"), b"data")
+    assert os.listdir(tmp_path) == ["folder"]
+    assert files.written_as("a.json.0a1b2c3d.tmp") == "a.json"
 
 
 def test_json_keeps_names_and_prompts_that_are_not_utf8(tmp_path):

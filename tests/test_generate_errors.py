@@ -218,7 +218,7 @@ def test_a_file_without_an_end_and_a_closed_standard_input_are_refused(
         f"config key generate.{name} = '/dev/zero': has more than 1,000 bytes; name a shorter file"
     )
     monkeypatch.setattr(prompts, "_standard_input", prompts._standard_input.__wrapped__)
-    monkeypatch.setattr(prompts.sys, "stdin", None)
+    monkeypatch.setattr("sys.stdin", None)
     exp = override(ExperimentConfig(), {f"generate.{name}": "-"})
     with pytest.raises(ConfigError, match=f"generate.{name} = '-': standard input is closed"):
         prompts.read_prompts(exp.generate)

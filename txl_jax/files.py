@@ -7,18 +7,34 @@ import io
 import json
 import os
 import re
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 
 def atomic_write(path: str, data: bytes) -> None:
-    """Writes the whole file or nothing; an OSError names the file."""
+    """Writes the whole file or nothing; an OSError names the file.
+
+    Several processes may write a file at once, and the last one wins. Each writes a temporary file
+    of its own first, see :func:`written_as`.
+    """
     with name_in_os_errors(path):
-        with open(path + ".tmp", "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(path + ".tmp", path)
+        temporary = f"{path}.{secrets.token_hex(4)}.tmp"
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.remove(temporary)
+            raise
+
+
+def written_as(name: str) -> str:
+    """Returns the name of the file that ``name`` replaces if it is a temporary file's name."""
+    return re.sub(r"(\.[0-9a-f]{8})?\.tmp$", "", name)
 
 
 def write_json(path: str, value: Any) -> None:

@@ -72,13 +72,18 @@ def train(exp: ExperimentConfig, workdir: str, closing_lines: bool = True) -> in
     After an interruption, the command that resumes the run is printed. At the end,
     ``closing_lines`` name folder, files and commands.
     """
+    return _exit_code_if_stopped(exp, workdir, closing_lines) or 0
+
+
+def _exit_code_if_stopped(exp: ExperimentConfig, workdir: str, closing_lines: bool) -> int | None:
+    """Does the work of :func:`train`; returns ``None`` if no signal stopped it."""
     with PreemptionGuard() as guard:
         run = complete_run(exp, workdir, guard)
     if guard.signal is None:
         _print("\n".join(run.lines))
         if closing_lines:
             _print(describe_results(run.folders), stderr())
-        return 0
+        return None
     resume = f"to resume:\n  {typed_command()}"
     _print(f"stopped by {guard.signal.name}, {run.saved}; {resume}", stderr())
     return interrupts.EXIT_CODE if guard.signal == signal.SIGINT else 0
@@ -263,7 +268,13 @@ def ablate(config: str, overrides: Mapping[str, str], workdir: str) -> int:
     from txl_jax.analysis import ablation
 
     processes.on_process_zero(lambda: register_outputs(workdir, "ablation"))
-    train_row = lambda exp, folder: train(exp, folder, closing_lines=False)
+
+    def train_row(exp: ExperimentConfig, folder: str) -> int:
+        code = _exit_code_if_stopped(exp, folder, closing_lines=False)
+        if code is not None:
+            raise SystemExit(code)  # also with 0: no other row is trained after a signal
+        return 0
+
     return ablation.run(config, overrides, workdir, train_row)
 
 

@@ -12,7 +12,12 @@ from collections.abc import Iterator
 
 from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.config import ConfigError
-from txl_jax.files import name_in_os_errors, parse_json_object, write_failure_reason
+from txl_jax.files import (
+    name_in_os_errors,
+    parse_json_object,
+    write_failure_reason,
+    written_as,
+)
 from txl_jax.messages import argument, short_repr
 from txl_jax.standard_streams import stdout
 
@@ -51,7 +56,7 @@ FILES = (
     *("recl", "tensorboard", "wandb"),
     *itertools.chain.from_iterable(MODE_FILES.values()),
 )
-"""The names of all files and folders in a workdir; the name of a file may also end in ``.tmp``."""
+"""The names of all files and folders in a workdir, besides temporary files (``files.py``)."""
 
 
 def check_free(workdir: str) -> None:
@@ -195,7 +200,7 @@ def _refuse_overwriting(workdir: str, names: list[str]) -> None:
 def _our_names(workdir: str) -> list[str]:
     """Lists files with this program's names, except those of a run that was killed at its start."""
     names = sorted(os.listdir(workdir)) if os.path.isdir(workdir) else []
-    ours = [name for name in names if name.removesuffix(".tmp") in FILES]
+    ours = [name for name in names if written_as(name) in FILES]
     return [name for name in ours if not _is_left_over(os.path.join(workdir, name), name)]
 
 
@@ -205,4 +210,4 @@ def _is_left_over(path: str, name: str) -> bool:
     if name == LOCK and os.path.getsize(path):  # lock.py writes the process that trains
         with contextlib.suppress(ValueError), open(path, "rb") as file:
             return "pid" in parse_json_object(file.read(10_000))
-    return name == f"{CONFIG}.tmp" or (name in (PROBE, LOCK) and not os.path.getsize(path))
+    return written_as(name) == CONFIG or (name in (PROBE, LOCK) and not os.path.getsize(path))

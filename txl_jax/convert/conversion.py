@@ -13,7 +13,7 @@ from txl_jax.checkpoint.loading import load_exported
 from txl_jax.checkpoint.provenance import provenance
 from txl_jax.checkpoint.saving import require_empty_folder
 from txl_jax.checkpoint.workdir import describe_corpus, read_json, read_record
-from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB, check_path
+from txl_jax.checkpoint.workdir_files import CHECKPOINTS, CONFIG, VOCAB, check_path
 from txl_jax.config import CheckpointConfig, ExperimentConfig, TransformerXLConfig, override
 from txl_jax.config.folders import check_local
 from txl_jax.convert import files
@@ -227,6 +227,11 @@ def _write(
 ) -> None:
     """Writes the workdir. ``config.json`` is last, because a folder without it is not a workdir."""
     config = exp.to_dict()
+    os.makedirs(workdir, exist_ok=True)
+    try:
+        os.mkdir(os.path.join(workdir, CHECKPOINTS))  # only one of two conversions at once can
+    except FileExistsError:
+        require_empty_folder(workdir)
     with Checkpoints(workdir, CheckpointConfig()) as checkpoints:
         on_device = jax.tree.map(jax.numpy.asarray, params)
         checkpoints.save_params(origin["step"], on_device, {"config": config})
