@@ -18,7 +18,7 @@ import pytest
 
 from txl_jax import records
 from txl_jax.checkpoint import provenance
-from txl_jax.training import goodput, run_log
+from txl_jax.training import events, goodput, run_log
 from txl_jax.training.events import Logger
 from txl_jax.training.run_log import RunLog
 
@@ -553,3 +553,16 @@ def test_the_revision_is_the_commit_with_dirty_for_a_change_and_none_where_git_d
     assert provenance.revision(str(other)) is None
     (package / "a.py").write_text("2")
     assert provenance.revision(str(package)) == git("rev-parse", "HEAD") + "+dirty"
+
+
+def test_a_clock_that_goes_backwards_keeps_the_order_of_tensorboards_files(tmp_path, monkeypatch):
+    """TensorBoard reads the files in the order of their names."""
+    times, names = iter([1_700_000_000_000_000_000, 1_600_000_000_000_000_000]), []
+    monkeypatch.setattr(events.time, "time_ns", lambda: next(times))
+    for step in (0, 5):
+        log = events.TensorBoardEvents()
+        log.start(str(tmp_path), {}, step)
+        log.close()
+        (new,) = set(os.listdir(tmp_path / "tensorboard")) - set(names)
+        names.append(new)
+    assert names == sorted(names)

@@ -18,6 +18,7 @@ import errno
 import io
 import os
 import select
+import stat
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, TextIO, cast
@@ -47,12 +48,17 @@ class _Descriptor(io.FileIO):
                     select.select([], [self], [])
                 left = left[written or 0 :]
         except OSError as error:
-            ended, raises = error.errno == errno.EPIPE, not self.drops
+            ended, raises = self._reader_ended(error.errno), not self.drops
             self.lost = self.lost or (None if ended else error)
             self.drops = True  # Python writes the same data again when it ends
             if raises:
                 raise (SystemExit(READER_ENDED) if ended else error) from error
         return size
+
+    def _reader_ended(self, number: int | None) -> bool:
+        """Whether an error means that a pipe has no reader or that the terminal was closed."""
+        terminal = stat.S_ISCHR(os.fstat(self.fileno()).st_mode)
+        return number in (errno.EPIPE, errno.ECONNRESET) or (terminal and number == errno.EIO)
 
 
 class _Tolerant:
@@ -169,10 +175,10 @@ def _printable(name: str) -> TextIO:
 def check_stdin() -> None:
     """Raises OSError if standard input is closed."""
     if sys.stdin is None:
-        raise OSError(errno.EBADF, "standard input is closed, and the text is read from it")
+        raise OSError(errno.EBADF, "standard input is closed")
 
 
-def read_stdin(most: int = -1) -> bytes:
-    """Returns standard input, or its first ``most`` bytes; raises OSError if it is closed."""
+def read_stdin() -> bytes:
+    """Returns all bytes of standard input; raises OSError if it is closed."""
     check_stdin()
-    return sys.stdin.buffer.read(most)
+    return sys.stdin.buffer.read()

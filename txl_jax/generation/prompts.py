@@ -1,8 +1,10 @@
 """Reads the prompts of a config, or of the file that the config names."""
 
+import errno
 import functools
 import io
 import json
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +14,6 @@ from txl_jax.config.bounds import WORDS
 from txl_jax.data.sources.source import existing_path
 from txl_jax.data.sources.tokens import read_documents
 from txl_jax.data.vocab import Text
-from txl_jax.standard_streams import read_stdin
 
 MAX_BYTES = 1 << 30  # largest file of prompts; devices and pipes may be endless
 
@@ -45,7 +46,9 @@ def read_prompts(c: GenerateConfig) -> Sequence[Text]:
 @functools.cache
 def _standard_input() -> bytes:
     """Reads standard input once. Later calls return the same bytes."""
-    return read_stdin(MAX_BYTES + 1)
+    if sys.stdin is None:
+        raise OSError(errno.EBADF, "standard input is closed")
+    return sys.stdin.buffer.read(MAX_BYTES + 1)
 
 
 def _parse_prompt(line: str, where: str) -> str:

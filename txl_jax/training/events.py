@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -69,6 +70,18 @@ class Loggers(Logger):
                 stack.callback(self._started.pop().close)
 
 
+def _later_path(folder: str) -> str:
+    """Returns the path of a new TensorBoard file, after the earlier ones in the order of names.
+
+    TensorBoard reads files in this order, also if the clock was set back between two runs. It
+    reads only files with ``tfevents`` in their name.
+    """
+    name = "events.out.tfevents"
+    found = (re.fullmatch(rf"{re.escape(name)}\.(\d{{19}})", file) for file in os.listdir(folder))
+    numbers = [time.time_ns(), *(int(match[1]) + 1 for match in found if match)]
+    return os.path.join(folder, f"{name}.{max(numbers)}")
+
+
 class TensorBoardEvents(Logger):
     """The TensorBoard file of a run. Every event is written at once; a full disk raises OSError.
 
@@ -91,10 +104,10 @@ class TensorBoardEvents(Logger):
         self._proto, self._summary = event_pb2, summary_pb2.Summary
         self._metadata, self._tensor = summary_pb2.SummaryMetadata, tensor_pb2.TensorProto
         folder = os.path.join(workdir, "tensorboard")
-        # TensorBoard reads files in the order of their names. Each name must contain `tfevents`.
-        self._path = os.path.join(folder, f"events.out.tfevents.{time.time_ns()}")
-        with name_in_os_errors(self._path):
+        with name_in_os_errors(folder):
             os.makedirs(folder, exist_ok=True)
+            self._path = _later_path(folder)
+        with name_in_os_errors(self._path):
             self._file = RecordWriter(self._path)
         self._write(0, file_version="brain.Event:2")
         # TensorBoard hides the events of earlier files from this step on.
