@@ -35,7 +35,9 @@ from txl_jax.evaluation import score
 from txl_jax.evaluation.dynamic import Learner
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.generation import generate
+from txl_jax.generation.sampling import sampling_of
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.parallel.compile_cache import compiled_rows
 from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.preparation import check_training_memory
@@ -262,11 +264,11 @@ def generation(exp: ExperimentConfig) -> None:
     """One token of every continuation of one prompt."""
     layers = min(exp.model.n_layer, DEEP)
     cfg = dataclasses.replace(exp.model, n_layer=layers, scan_layers=False, remat="none")
-    c, rows = exp.generate, exp.generate.samples
+    c, rows = exp.generate, compiled_rows(exp.generate.samples)
     if not cfg.memory_free:
         cfg = dataclasses.replace(cfg, same_length=cfg.same_length or "pytorch")
     params, shape = param_shapes(cfg), typing.cast(Any, jax.ShapeDtypeStruct)
-    extend, _, project = generate._programs(cfg, c)
+    extend, _, project = generate._programs(cfg)
     ids = shape((rows,), jnp.int32)
     if cfg.memory_free:
         width = min(c.mem_len, cfg.n_positions or c.mem_len)
@@ -274,9 +276,10 @@ def generation(exp: ExperimentConfig) -> None:
     else:
         mems = jax.eval_shape(lambda: TransformerXL(cfg).init_mems(rows, c.mem_len))
         past = jax.eval_shape(project, {"params": params}, mems)
-    seen = shape((rows, cfg.vocab_size or 0), jnp.bool_) if c.repetition_penalty > 1 else None
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), (1, rows)))
-    jax.eval_shape(extend, params, generate.DecodeState(ids, past, seen, None), keys, None)
+    seen: Any = shape((rows, cfg.vocab_size or 0), jnp.bool_)
+    state = generate.DecodeState(ids, past, seen, None)
+    draws = generate.Draws(np.uint32(c.seed), ids, shape((64,), jnp.int32))
+    jax.eval_shape(extend, params, state, draws, np.int32(1), sampling_of(c), None)
 
 
 # All of it.

@@ -22,6 +22,7 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from txl_jax.config import DynamicConfig
 from txl_jax.data.batch import Batch
@@ -46,7 +47,23 @@ class Learner(flax.struct.PyTreeNode):
     root: Params = None
 
 
-def update(state: Learner, gradient: Params, c: DynamicConfig) -> Params:
+class Rates(flax.struct.PyTreeNode):
+    """The settings of an update as an argument of a compiled program, with float32 scalars."""
+
+    __repr__ = fields_repr
+
+    rule: str = flax.struct.field(pytree_node=False)
+    learning_rate: Any
+    decay: Any
+    epsilon: Any
+
+
+def rates_of(c: DynamicConfig) -> Rates:
+    """Returns the settings of an update."""
+    return Rates(c.rule, *map(np.float32, (c.learning_rate, c.decay, c.epsilon)))
+
+
+def update(state: Learner, gradient: Params, c: DynamicConfig | Rates) -> Params:
     """Returns the parameters after one update with the rule ``sgd`` or ``rms``."""
     if c.rule == "sgd":
         return jax.tree.map(lambda p, g: p - c.learning_rate * g, state.params, gradient)
@@ -59,7 +76,7 @@ def update(state: Learner, gradient: Params, c: DynamicConfig) -> Params:
 
 
 def score_and_learn(
-    state: Learner, batch: Batch, mems: Memory, model: TransformerXL, c: DynamicConfig
+    state: Learner, batch: Batch, mems: Memory, model: TransformerXL, c: DynamicConfig | Rates
 ) -> tuple[jax.Array, jax.Array, Memory, Learner]:
     """Scores a segment with ``state.params``, then updates the parameters if there is a target.
 

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,14 @@ from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import batch_on_device, prefetch
 from txl_jax.data.sentences import AnyStreams, Split, ordered_streams
 from txl_jax.data.sources.progress import bar
-from txl_jax.evaluation.dynamic import Learner, Params, add_squares, score_and_learn
+from txl_jax.evaluation.dynamic import (
+    Learner,
+    Params,
+    Rates,
+    add_squares,
+    rates_of,
+    score_and_learn,
+)
 from txl_jax.evaluation.protocols import keeps_cache, under_protocol
 from txl_jax.model.memory import Cache, Memory, cache_shardings, memory_shardings
 from txl_jax.model.transformer_xl import TransformerXL
@@ -130,24 +137,9 @@ class Evaluator:
                 raise ValueError("dynamic evaluation 'rms' needs the training split")
             train = ordered_streams(training, b, t, name="the train split", **options)
             self._training = EvaluationBatches(train, protocol, self._shardings)
-        rows, mems = self._shardings.rows(), memory_shardings(self._shardings)
-        whole = self._shardings.replicated()
-        self.score = jax.jit(  # (params, batch, mems) -> nll_sum, count, mems
-            self._score,
-            in_shardings=(None, rows, None),  # parameters and memory keep their shardings
-            donate_argnums=(2,),
-        )
-        self.score_and_learn = jax.jit(  # (learner, batch, mems) -> nll_sum, count, mems, learner
-            functools.partial(score_and_learn, model=self.model, c=protocol.dynamic),
-            in_shardings=(None, rows, mems),
-            out_shardings=(whole, whole, mems, None),
-        )
-        self._add_squares = jax.jit(  # (squares, params, batch, mems) -> squares, mems
-            functools.partial(add_squares, model=self.model),
-            in_shardings=(None, None, rows, mems),
-            out_shardings=(None, mems),
-        )
-        self._project_memory = jax.jit(self._init_cache)
+        self._programs = _programs(self.model.cfg, mesh, protocol.temperature == 1, t)
+        self._temperature = np.float32(protocol.temperature)
+        self._rates = rates_of(protocol.dynamic)
 
     def run(
         self,
@@ -187,35 +179,42 @@ class Evaluator:
         mems, batch = self.first_memory_shapes(params), self.batches.shapes()
         rule = self.protocol.dynamic.rule
         if rule == "none":
-            return self.score.lower(params, batch, mems)
+            return self._programs.score.lower(params, batch, mems, self._temperature)
         learner = Learner(params, params, params) if rule == "rms" else Learner(params)
-        return self.score_and_learn.lower(learner, batch, mems)
+        return self._programs.score_and_learn.lower(learner, batch, mems, self._rates)
+
+    def score(self, params: Params, batch: Batch, mems: Any) -> tuple[Any, Any, Any]:
+        """Returns the loss sum and the number of targets of a segment, and the memory after it."""
+        return self._programs.score(params, batch, mems, self._temperature)
+
+    def score_and_learn(self, learner: Learner, batch: Batch, mems: Any) -> tuple[Any, ...]:
+        """Returns loss sum, count and memory as :meth:`score`, and the learner after the update."""
+        return self._programs.score_and_learn(learner, batch, mems, self._rates)
 
     def first_memory_shapes(self, params: Params) -> Any:
         """Returns the shapes and shardings of the memory or cache before the first segment."""
         mems: Any = jax.eval_shape(self._init_mems)
         if keeps_cache(self.model.cfg, self.protocol):
-            mems = jax.eval_shape(self._init_cache, params, mems)
+            mems = jax.eval_shape(self._programs.init_cache, params, mems)
         place = lambda x, sharding: x.update(sharding=sharding)
-        return jax.tree.map(place, mems, self._memory_shardings(mems))
+        return jax.tree.map(place, mems, _memory_shardings(self._shardings, mems))
 
     def _sums(self, params: Params) -> Generator[tuple[Any, Any], None, None]:
         """Dispatches segments. Yields the loss sum and the number of scored targets of each one."""
         learner, empty = Learner(params), memory_shardings(self._shardings)
         mems: Any = placed(self._init_mems(), empty)
         if self._training:
-            zeros = functools.partial(jax.tree.map, jnp.zeros_like)
-            squares = jax.jit(zeros, out_shardings=self._shardings.parameters(params))(params)
+            squares = self._programs.zeros(params)
             segments = self._training.first(self.protocol.dynamic.statistics)
             with contextlib.closing(prefetch(segments)) as batches:
                 for batch in batches:
-                    squares, mems = self._add_squares(squares, params, batch, mems)
+                    squares, mems = self._programs.add_squares(squares, params, batch, mems)
                     jax.block_until_ready(mems)  # each queued step would hold a copy of the sums
                     yield 0.0, 0
             learner = Learner(params, params, jax.tree.map(jnp.sqrt, squares))
             mems = placed(self._init_mems(), empty)
         if keeps_cache(self.model.cfg, self.protocol):
-            mems = self._project_memory(params, mems)
+            mems = self._programs.init_cache(params, mems)
         with contextlib.closing(prefetch(iter(self.batches))) as batches:
             for batch in batches:
                 if self.protocol.dynamic.rule == "none":
@@ -230,28 +229,74 @@ class Evaluator:
             return mems.replace(filled=jnp.full_like(mems.filled, mems.mem_len))
         return mems
 
-    def _init_cache(self, params: Params, mems: Memory) -> Cache:
-        seg_len, variables = self.protocol.seg_len, {"params": params}
-        cache: Any = self.model.apply(variables, mems, seg_len=seg_len, method="init_cache")
-        return jax.lax.with_sharding_constraint(cache, self._memory_shardings(cache))
 
-    def _memory_shardings(self, mems: Memory | Cache) -> Memory | Cache:
-        place = self._shardings
-        return cache_shardings(place, mems) if isinstance(mems, Cache) else memory_shardings(place)
+class _Programs(NamedTuple):
+    """The compiled functions of an evaluator, with their arguments and results."""
 
-    def _score(self, params: Params, batch: Batch, mems):
-        apply = functools.partial(self.model.apply, {"params": params}, batch.inputs)
-        kwargs = batch.model_kwargs(self.model.cfg.memory_free)
-        if self.protocol.temperature == 1:
+    score: Any  # (params, batch, mems, temperature) -> nll_sum, count, mems
+    score_and_learn: Any  # (learner, batch, mems, rates) -> nll_sum, count, mems, learner
+    add_squares: Any  # (squares, params, batch, mems) -> squares, mems
+    init_cache: Any  # (params, mems) -> cache
+    zeros: Any  # params -> squares
+
+
+@functools.lru_cache(maxsize=8)
+def _programs(
+    cfg: TransformerXLConfig, mesh: Mesh, own_temperature: bool, seg_len: int
+) -> _Programs:
+    """Returns the programs of all evaluators with these settings, so that each compiles once.
+
+    They hold no parameters and no text. ``own_temperature`` means that logits are not divided.
+    """
+    model, place = TransformerXL(cfg, mesh), Shardings(mesh)
+    rows, mems, whole = place.rows(), memory_shardings(place), place.replicated()
+    constrain = jax.lax.with_sharding_constraint
+
+    def score(params: Params, batch: Batch, mems, temperature):
+        apply = functools.partial(model.apply, {"params": params}, batch.inputs)
+        kwargs = batch.model_kwargs(model.cfg.memory_free)
+        if own_temperature:
             nll, mems = apply(batch.targets, mems, method="nll", **kwargs)
         else:
             logits, mems = apply(mems, **kwargs)
-            log_p = jax.nn.log_softmax(logits / self.protocol.temperature)
+            log_p = jax.nn.log_softmax(logits / temperature)
             nll = -jnp.take_along_axis(log_p, batch.targets[..., None], axis=-1)[..., 0]
         sums = jnp.sum(nll * batch.weights), jnp.sum(batch.weights)
-        constrain = jax.lax.with_sharding_constraint
-        mems = constrain(mems, self._memory_shardings(mems))
-        return *constrain(sums, self._shardings.replicated()), mems
+        return *constrain(sums, whole), constrain(mems, _memory_shardings(place, mems))
+
+    def learn(learner: Learner, batch: Batch, mems: Memory, rates: Rates):
+        return score_and_learn(learner, batch, mems, model, rates)
+
+    def init_cache(params: Params, mems: Memory) -> Cache:
+        cache: Any = model.apply({"params": params}, mems, seg_len=seg_len, method="init_cache")
+        return constrain(cache, _memory_shardings(place, cache))
+
+    def zeros(params: Params) -> Params:
+        return constrain(jax.tree.map(jnp.zeros_like, params), place.parameters(params))
+
+    return _Programs(
+        jax.jit(
+            score,
+            in_shardings=(None, rows, None, None),  # parameters and memory keep their shardings
+            donate_argnums=(2,),
+        ),
+        jax.jit(
+            learn,
+            in_shardings=(None, rows, mems, None),
+            out_shardings=(whole, whole, mems, None),
+        ),
+        jax.jit(
+            functools.partial(add_squares, model=model),
+            in_shardings=(None, None, rows, mems),
+            out_shardings=(None, mems),
+        ),
+        jax.jit(init_cache),
+        jax.jit(zeros),
+    )
+
+
+def _memory_shardings(place: Shardings, mems: Memory | Cache) -> Memory | Cache:
+    return cache_shardings(place, mems) if isinstance(mems, Cache) else memory_shardings(place)
 
 
 def split_evaluator(

@@ -38,6 +38,7 @@ from txl_jax.files import name_in_os_errors
 from txl_jax.messages import argument, fields_repr
 from txl_jax.model.footprint import of_reading
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.parallel.compile_cache import compiled_rows
 from txl_jax.parallel.device_memory import check_memory
 from txl_jax.standard_streams import read_stdin, stderr
 from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
@@ -171,7 +172,7 @@ def check_score_memory(trained: TrainedModel, n_lines: int) -> None:
     rows = min(c.batch_size, n_lines) if c.memory == "line" else 1
     if exp.data.document_separator or exp.data.name == "tokens":  # documents, line by line
         rows = c.batch_size
-    length = _context_len(exp.model, c) + c.seg_len
+    rows, length = compiled_rows(rows), _context_len(exp.model, c) + c.seg_len
     keys = ("score.batch_size", "score.seg_len", "score.mem_len")
     mem_len = 0 if exp.model.memory_free else c.mem_len
     check_memory("scoring", of_reading(exp.model, rows, length, mem_len, keys), exp)
@@ -227,15 +228,17 @@ def score_texts(
 
 def _score_batch(cfg, params, texts: Sequence[np.ndarray], c: ScoreConfig) -> list[np.ndarray]:
     model, score = _program(cfg)
-    mems = model.init_mems(len(texts), 0 if cfg.memory_free else c.mem_len)
-    ends = {n: len(text) - 1 for n, text in enumerate(texts)}
+    rows = compiled_rows(len(texts))
+    mems = model.init_mems(rows, 0 if cfg.memory_free else c.mem_len)
+    ends = {n: len(texts[n]) - 1 if n < len(texts) else 0 for n in range(rows)}
     read, context_len = lambda row, i, j: texts[row][i:j], _context_len(cfg, c)
-    parts = [np.zeros((len(texts), 0), np.float32)]
+    parts = [np.zeros((rows, 0), np.float32)]
     for start in range(0, max(ends.values()), c.seg_len):
         segment = read_segment(read, ends, start, c.seg_len, c.seg_len, context_len)
         nll, mems = score(params, make_batch(segment, reset_memory=False), mems)
         parts.append(np.asarray(nll))
-    return [nll[: ends[n]] for n, nll in enumerate(np.concatenate(parts, axis=1))]
+    losses = np.concatenate(parts, axis=1)
+    return [losses[n, : ends[n]] for n in range(len(texts))]
 
 
 @functools.lru_cache(maxsize=4)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -11,15 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from txl_jax.config import GenerateConfig, TransformerXLConfig
-from txl_jax.generation.sampling import SETTINGS, apply_repetition_penalty, sample
+from txl_jax.generation.sampling import Sampling, apply_repetition_penalty, sample, sampling_of
 from txl_jax.generation.utf8 import Automaton
 from txl_jax.messages import fields_repr
 from txl_jax.model.inputs import check_array, check_ids
 from txl_jax.model.memory import Cache
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.parallel.compile_cache import compiled_rows
 
 _PREFILL = 128  # number of prompt tokens in one call of the model
-_PER_DISPATCH = 64  # number of sampled tokens in one dispatch to the device
+_PER_DISPATCH = 64  # largest number of sampled tokens in one dispatch to the device
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,8 +49,23 @@ class DecodeState(flax.struct.PyTreeNode):
 
     token: jax.Array  # the newest token, int32 [B]
     past: Cache | LastTokens  # the earlier tokens, or their projected states in memory
-    seen: jax.Array | None  # the tokens that occur in the text, bool [B,V], if they are penalised
+    seen: jax.Array  # the tokens that occur in the text, bool [B,V], if they are penalised
     grammar_state: jax.Array | None  # the state of the grammar, int32 [B]
+
+
+class Draws(NamedTuple):
+    """The numbers from which the random keys of a dispatch are made."""
+
+    seed: Any  # uint32 []
+    samples: Any  # the numbers of the rows, int32 [B]
+    positions: Any  # of the next tokens after the prompt, int32 [n]
+
+    def keys(self, n: Any) -> jax.Array:
+        """Returns the keys of token n of each row, [B]."""
+        key = jax.random.key(self.seed)
+        of_row = lambda number: jax.random.fold_in(key, number)
+        of_token = lambda number: jax.random.fold_in(of_row(number), self.positions[n])
+        return jax.vmap(of_token)(self.samples)
 
 
 def generate(
@@ -66,6 +82,10 @@ def generate(
     so the result of a row does not depend on the other rows or on the chunks of its prompt. A model
     without memory reads the last M tokens again for each new token. A model with
     ``absolute_per_layer`` reads at most as many tokens as it has positions.
+
+    The settings of sampling are arguments of the compiled programs. Rows are added up to one of a
+    few numbers (:func:`~txl_jax.parallel.compile_cache.compiled_rows`). So a call with another
+    seed, length, prompt or setting of sampling compiles nothing.
 
     Args:
       cfg, params: the configuration and the parameters of the model.
@@ -86,26 +106,29 @@ def generate(
         check_ids(f"prompt {row}", prompt, vocab_size)
     if not cfg.memory_free:
         cfg = dataclasses.replace(cfg, same_length=cfg.same_length or "pytorch")
-    sampling = GenerateConfig(**{name: getattr(c, name) for name in SETTINGS})
-    extend, read, project = _programs(cfg, sampling)
+    extend, read, project = _programs(cfg)
+    rows = len(prompts)
+    added = compiled_rows(rows) - rows
+    prompts = [*prompts, *[np.zeros(1, np.int32)] * added]
     state = _first_state(read, project, cfg, params, prompts, c, grammar)
-    numbers = jnp.asarray([0] * len(prompts) if samples is None else samples)
-    row_keys = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(c.seed)))(numbers)
-    position_keys = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (None, 0))
-    n = min(_PER_DISPATCH, c.length)  # the same for the last chunk, to avoid another compilation
+    numbers = np.array([*([0] * rows if samples is None else samples), *[0] * added], np.int32)
+    sampling = sampling_of(c)
     for start in range(0, c.length, _PER_DISPATCH):
-        keys = position_keys(row_keys, np.arange(start, start + n))
-        state, tokens, nll = extend(params, state, keys, grammar)
-        wanted = slice(0, c.length - start)
-        yield TokenChunk(np.asarray(tokens)[:, wanted], np.asarray(nll)[:, wanted])
+        positions = np.arange(start, start + _PER_DISPATCH, dtype=np.int32)
+        draws, n = (
+            Draws(np.uint32(c.seed), numbers, positions),
+            min(_PER_DISPATCH, c.length - start),
+        )
+        state, tokens, nll = extend(params, state, draws, np.int32(n), sampling, grammar)
+        yield TokenChunk(np.asarray(tokens)[:rows, :n], np.asarray(nll)[:rows, :n])
 
 
 @functools.lru_cache(maxsize=8)
-def _programs(cfg: TransformerXLConfig, c: GenerateConfig) -> tuple[Callable, Callable, Callable]:
-    """Compiles the functions that extend texts, read prompts, and project memory into a cache."""
+def _programs(cfg: TransformerXLConfig) -> tuple[Callable, Callable, Callable]:
+    """Returns compiled functions that extend texts, read prompts, and make a cache of memory."""
     model = TransformerXL(cfg)
     step: Callable = _step_without_memory if cfg.memory_free else _step_with_memory
-    extend = functools.partial(_extend, functools.partial(step, model), c)
+    extend = functools.partial(_extend, functools.partial(step, model))
     # Returns the memory after right-padded rows [B,T]. The compiler removes the unused logits.
     read = lambda params, tokens, lengths, mems: model.apply(
         {"params": params}, tokens, mems, lengths=lengths
@@ -126,37 +149,42 @@ def _first_state(
         for tokens, lengths in _prompt_chunks(prompts):
             mems = read(params, tokens, lengths, mems)
         past = project({"params": params}, mems)
-    seen = grammar_state = None
+    grammar_state = None
+    seen = np.zeros((len(prompts), cfg.vocab_size or 0), bool)
     if c.repetition_penalty > 1:
-        words = np.arange(cfg.vocab_size or 0)
-        seen = np.stack([np.isin(words, prompt) for prompt in prompts])
+        for row, prompt in enumerate(prompts):
+            seen[row, prompt] = True
     if grammar is not None:
         grammar_state = np.array([grammar.state_after(prompt) for prompt in prompts], np.int32)
     token = np.array([p[-1] for p in prompts], np.int32)
     return DecodeState(*jax.tree.map(jnp.asarray, (token, past, seen, grammar_state)))
 
 
-def _extend(step: Callable, c: GenerateConfig, params, state: DecodeState, keys, grammar):
-    """Samples n tokens per row with keys [n,B]. Returns the new state, tokens [B,n], nll [B,n]."""
+def _extend(
+    step: Callable, params, state: DecodeState, draws: Draws, n, sampling: Sampling, grammar
+):
+    """Samples n tokens per row. Returns the new state, tokens and nll [B,N], the rest zeros."""
 
-    def sample_token(state: DecodeState, keys):
+    def sample_token(index, carry: tuple[DecodeState, jax.Array, jax.Array]):
+        state, tokens, losses = carry
         logits, past = step(params, state.token, state.past)
-        masked, seen, grammar_state = logits, state.seen, state.grammar_state
-        if seen is not None:
-            masked = apply_repetition_penalty(masked, seen, c.repetition_penalty)
+        masked = apply_repetition_penalty(logits, state.seen, sampling.repetition_penalty)
+        grammar_state = state.grammar_state
         if grammar_state is not None:
             allowed = jnp.asarray(grammar.allowed)[grammar_state]
             masked = jnp.where(allowed, masked, -jnp.inf)
-        token = sample(keys, masked, c)
+        token = sample(draws.keys(index), masked, sampling)
         own_logits = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
         nll = jax.nn.logsumexp(logits, axis=-1) - own_logits
-        if seen is not None:
-            seen = seen.at[jnp.arange(len(token)), token].set(True)
+        seen = state.seen.at[jnp.arange(len(token)), token].set(True)
         if grammar_state is not None:
             grammar_state = jnp.asarray(grammar.next_state)[grammar_state, token]
-        return DecodeState(token, past, seen, grammar_state), (token, nll)
+        new = DecodeState(token, past, seen, grammar_state)
+        return new, tokens.at[index].set(token), losses.at[index].set(nll)
 
-    state, (tokens, nll) = jax.lax.scan(sample_token, state, keys)
+    shape = (len(draws.positions), len(draws.samples))
+    made = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
+    state, tokens, nll = jax.lax.fori_loop(0, n, sample_token, (state, *made))
     return state, tokens.T, nll.T
 
 

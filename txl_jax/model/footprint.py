@@ -17,6 +17,7 @@ from txl_jax.model.adaptive import Vocabulary
 from txl_jax.model.cross_entropy import MIN_ROWS, TILE_WORDS
 from txl_jax.model.kernels.xla import HALVED_FROM, group_size
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.parallel.compile_cache import compiled_rows
 from txl_jax.parallel.device_memory import ONE_DEVICE, Need, Shares
 
 FLOAT32 = 4
@@ -180,7 +181,7 @@ def _of_segment(
 
 def of_generating(c: TransformerXLConfig, g: GenerateConfig, prompts: int = 1) -> list[Need]:
     """Returns the memory needs of continuing ``prompts`` prompts ``samples`` times each."""
-    rows, vocab_size = prompts * g.samples, c.vocab_size or 0
+    rows, vocab_size = compiled_rows(prompts * g.samples), c.vocab_size or 0
     keys = ("generate.samples", "generate.batch_size", "generate.mem_len")
     if c.memory_free:
         width = min(g.mem_len, c.n_positions or g.mem_len)
@@ -188,8 +189,7 @@ def of_generating(c: TransformerXLConfig, g: GenerateConfig, prompts: int = 1) -
     else:  # the memory of the prompts, and its keys and values in every layer
         size = rows * c.n_layer * g.mem_len * (_states(c) + 2 * _heads(c))
         past = Need("the memory of the texts", size, keys)
-    penalised = rows * vocab_size if g.repetition_penalty > 1 else 0
-    logits = Need("scores of all words", 4 * rows * vocab_size + penalised, keys[:2])
+    logits = Need("scores of all words", 5 * rows * vocab_size, keys[:2])  # a byte: whether seen
     return [*of_parameters(c), past, logits]
 
 

@@ -64,3 +64,12 @@ def _folder() -> Path:
     features = re.search(r"^(flags|Features)\s*:.*$", text, re.MULTILINE)
     digest = hashlib.sha256((features.group() if features else text).encode()).hexdigest()
     return data_folder() / "compiled" / f"{platform.machine()}-{digest[:8]}"
+
+
+def compiled_rows(n: int) -> int:
+    """Returns the number of rows of the program that computes n rows; the others are padding.
+
+    It is a power of two up to 8, and then a multiple of 8. So a program is compiled for few numbers
+    of rows, and at most 7 rows are padding.
+    """
+    return 1 << max(n - 1, 0).bit_length() if n <= 8 else -(-n // 8) * 8
