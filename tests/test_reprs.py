@@ -74,7 +74,7 @@ def objects(tmp_path_factory):
         *(exp, model, state, mems, cache, cache.near, segment, corpus, corpus.vocab, trained),
         *(make_batch(segment, False), Learner(params, params, params), Score(1.5, 10, 0.1)),
         *(TokenChunk(tokens, nll), LastTokens(tokens, tokens), RowRun("a", exp, "runs/a")),
-        DecodeState(tokens[0], cache, None, tokens[0]),
+        DecodeState(tokens[0], cache, tokens > 0, tokens[0]),
         Continuation("a prompt " * 100, corpus.vocab, generate, [0], nll=[1.0] * 500),
         Generated("a " * 500, "a", "b", 0, tokens[0], nll[0], 1.5, "length"),
         Generation([Generated("a " * 500, "a", "b", 0, tokens[0], nll[0], 1.5, "length")] * 50),

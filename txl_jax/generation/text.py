@@ -12,7 +12,7 @@ from txl_jax.config import GenerateConfig
 from txl_jax.data.documents import separator_ends
 from txl_jax.data.vocab import Text, Vocab, encode_prompts, separator_ids
 from txl_jax.generation.generate import generate
-from txl_jax.generation.utf8 import utf8_automaton
+from txl_jax.generation.utf8 import free_automaton, utf8_automaton
 from txl_jax.messages import fields_repr
 from txl_jax.model.footprint import of_generating
 from txl_jax.parallel.device_memory import check_memory
@@ -164,7 +164,9 @@ def continuations(
         for prompt, ids in zip(prompts, encoded, strict=True)
         for sample in range(c.samples)
     ]
-    grammar = utf8_automaton(vocab) if c.valid_text and vocab.kind == "byte" else None
+    grammar = None
+    if vocab.kind == "byte":  # always with a grammar, for which the same program is compiled
+        grammar = utf8_automaton(vocab) if c.valid_text else free_automaton(vocab)
     ids = [last_document(np.array(row.ids, np.int32), mark) for row in rows]
     samples = [row.sample for row in rows]
     for chunk in generate(trained.config.model, trained.params, ids, c, grammar, samples):

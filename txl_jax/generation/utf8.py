@@ -39,6 +39,12 @@ class Automaton(NamedTuple):
         return state
 
 
+def free_automaton(vocab: Vocab) -> Automaton:
+    """Returns an automaton of the shape of :func:`utf8_automaton` that allows all tokens."""
+    shape = (_STATES, len(vocab))
+    return Automaton(np.ones(shape, bool), np.zeros(shape, np.int32))
+
+
 def utf8_automaton(vocab: Vocab) -> Automaton:
     """Builds the automaton of a byte vocabulary, for characters whose bytes are all in it."""
     values = np.array([int(symbol) for symbol in vocab.symbols])
