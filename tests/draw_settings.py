@@ -278,7 +278,7 @@ def generation(exp: ExperimentConfig) -> None:
         past = jax.eval_shape(project, {"params": params}, mems)
     seen: Any = shape((rows, cfg.vocab_size or 0), jnp.bool_)
     state = generate.DecodeState(ids, past, seen, None)
-    draws = generate.Draws(np.uint32(c.seed), ids, shape((64,), jnp.int32))
+    draws = generate._Draws(np.uint32(c.seed), ids, shape((64,), jnp.int32))
     jax.eval_shape(extend, params, state, draws, np.int32(1), sampling_of(c), None)
 
 

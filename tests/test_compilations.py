@@ -1,6 +1,7 @@
 """A repeated call with other settings, texts or numbers of prompts compiles nothing."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from txl_jax.data.vocab import Vocab
 from txl_jax.model.transformer_xl import TransformerXL
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
-FORMS = {"memory": {}, "no memory": {"attention": "absolute"}}
+FORMS: dict[str, dict[str, Any]] = {"memory": {}, "no memory": {"attention": "absolute"}}
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def compiled():
     """The programs that JAX compiles, as it compiles them: a list of their names."""
     events: list[str] = []
 
-    def listen(event: str, _: float, **about: str | int) -> None:
+    def listen(event: str, duration_secs: float, **about: str | int) -> None:
         if event == COMPILED:
             events.append(str(about.get("fun_name")))
 
@@ -45,7 +46,7 @@ def model(seed=0, **changes):
     return txl_jax.LanguageModel(TransformerXL(cfg), params, Vocab.all_bytes(), exp, 0)
 
 
-OTHERS = {
+OTHERS: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 0.7},
     "greedy": {"temperature": 0.0},
     "top-k": {"top_k": 5},

@@ -21,10 +21,11 @@ from txl_jax.config.fields import Section
 from txl_jax.data.batch import make_batch
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation.dynamic import Learner
+from txl_jax.evaluation.dynamic import Learner, rates_of
 from txl_jax.evaluation.evaluator import Score
 from txl_jax.evaluation.score import LineScore, TextScore
 from txl_jax.generation.generate import DecodeState, LastTokens, TokenChunk
+from txl_jax.generation.sampling import sampling_of
 from txl_jax.generation.text import Continuation
 from txl_jax.library import Evaluation, Generated, Generation, SplitScore
 from txl_jax.messages import fields_repr
@@ -74,14 +75,14 @@ def objects(tmp_path_factory):
         *(exp, model, state, mems, cache, cache.near, segment, corpus, corpus.vocab, trained),
         *(make_batch(segment, False), Learner(params, params, params), Score(1.5, 10, 0.1)),
         *(TokenChunk(tokens, nll), LastTokens(tokens, tokens), RowRun("a", exp, "runs/a")),
-        DecodeState(tokens[0], cache, tokens > 0, tokens[0]),
+        DecodeState(tokens[0], cache, jax.numpy.asarray(tokens > 0), tokens[0]),
         Continuation("a prompt " * 100, corpus.vocab, generate, [0], nll=[1.0] * 500),
         Generated("a " * 500, "a", "b", 0, tokens[0], nll[0], 1.5, "length"),
         Generation([Generated("a " * 500, "a", "b", 0, tokens[0], nll[0], 1.5, "length")] * 50),
         LineScore("a " * 500, tokens[0], nll[0], ("a",) * 500),
         TextScore((), 1.0, 500, 0, "bpc", 1.5, None, ("note " * 50,) * 50),
         Evaluation(**dataclasses.asdict(SCORE), results=(SCORE,) * 50, record={}),
-        SCORE,
+        *(SCORE, sampling_of(generate), rates_of(exp.evaluate.dynamic)),
         *(agents.Actor({"params": params}, cache, model), agents.StateBuffer.start(mems, 5)),
         txl_jax.convert.Request(source="model.pt", workdir="runs/x"),
         txl_jax.Documents(np.arange(500), np.arange(0, 500, 2)),

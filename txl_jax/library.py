@@ -17,8 +17,8 @@ from txl_jax import modes
 from txl_jax.checkpoint import loading
 from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
 from txl_jax.config import ConfigError, flatten, load_config, override
-from txl_jax.config.folders import expanded
-from txl_jax.data.vocab import Text
+from txl_jax.config.folders import expanded, path_text
+from txl_jax.data.vocab import Text, texts_of
 from txl_jax.evaluation.score import TextScore, score_any_text
 from txl_jax.evaluation.scoring_run import table
 from txl_jax.generation.prompts import read_prompts
@@ -158,12 +158,14 @@ class LanguageModel(TrainedModel):
       source: the workdir that was loaded, or an empty string.
     """
 
-    def generate(self, prompt: Text | Sequence[Text] | None = None, **settings: Any) -> Generation:
+    def generate(
+        self, prompt: Text | bytes | Sequence[Any] | None = None, **settings: Any
+    ) -> Generation:
         """Continues a text or several texts, as ``--mode=generate`` does.
 
         Args:
-          prompt: a text, its ids (integers [n]), or a list of texts or ids. By default the prompt
-            of the settings.
+          prompt: a text, its bytes, its ids (an array or a list of integers), or a list of texts
+            or ids. By default the prompt of the settings.
           settings: settings of :class:`~txl_jax.config.GenerateConfig`, such as ``length``,
             ``temperature``, ``top_k``, ``samples`` and ``seed``. Equal arguments give equal texts.
         """
@@ -173,7 +175,7 @@ class LanguageModel(TrainedModel):
         c = trained.config.generate
         if not c.length:
             raise ConfigError("generate.length = 0: nothing is generated; give another length")
-        prompts = read_prompts(c) if prompt is None else _texts(prompt)
+        prompts = read_prompts(c) if prompt is None else texts_of(prompt, "prompt")
         made: list[Generated] = []
         for first in range(0, len(prompts), c.batch_size):
             rows: list[Continuation] = []
@@ -182,17 +184,20 @@ class LanguageModel(TrainedModel):
             made += map(_generated, rows)
         return Generation(made)
 
-    def score(self, text: Text | Sequence[Text], **settings: Any) -> TextScore:
+    def score(self, text: Text | bytes | Sequence[Any], **settings: Any) -> TextScore:
         """Returns the loss of every token of a text, as ``--mode=score`` does.
 
         Args:
-          text: a text, which is cut into lines after each line end, its ids (integers [n]), or a
-            list of lines or of their ids, which are scored as they are: write the line ends.
+          text: a text or its bytes, which are cut into lines after each line end, its ids (an
+            array or a list of integers), or a list of lines or of their ids, which are scored as
+            they are: write the line ends.
           settings: settings of :class:`~txl_jax.config.ScoreConfig`, such as ``mem_len`` and
             ``memory`` (``line`` empties the memory before each line).
         """
         trained = _with_section(self, "score", settings)
-        lines = _texts(io.StringIO(text, newline="\n") if isinstance(text, str) else text)
+        lines = texts_of(text, "text")
+        if isinstance(text, str | bytes | bytearray | memoryview):
+            lines = list(io.StringIO(str(lines[0]), newline="\n"))
         return score_any_text(trained, lines, "text")
 
     def evaluate(
@@ -210,6 +215,9 @@ class LanguageModel(TrainedModel):
         if split is not None:
             settings["split"] = split
         trained = _with_section(self, "evaluate", settings)
+        if not isinstance(data, Mapping | None):
+            what = "must be a dict of settings, such as {'path': 'other.txt'}"
+            raise ConfigError(f"data = {short_repr(data)}: {what}")
         changes = {f"data.{key}": value for key, value in flatten(data or {}).items()}
         asked = with_settings(trained, override(trained.config, changes))
         record = modes.score_own_text(asked)
@@ -268,7 +276,7 @@ def train(
       KeyboardInterrupt: the run was interrupted, and its state is saved.
     """
     exp = load_config(config, overrides)
-    folder = os.path.abspath(expanded(os.fspath(workdir), "workdir"))
+    folder = os.path.abspath(expanded(workdir, "workdir"))
     with PreemptionGuard() as guard:
         run = modes.complete_run(exp, folder, guard, loggers)
     if guard.signal is not None:
@@ -279,7 +287,9 @@ def train(
     return language_model(run.models[0])
 
 
-def load(source: str, step: int | str = "best", weights: str | None = None) -> LanguageModel:
+def load(
+    source: str | os.PathLike[str], step: int | str = "best", weights: str | None = None
+) -> LanguageModel:
     """Loads a trained model, which generates, scores and evaluates text.
 
     Example:
@@ -304,7 +314,7 @@ def load(source: str, step: int | str = "best", weights: str | None = None) -> L
       WorkdirError: ``source`` has no model or two models, or cannot be downloaded.
       CheckpointError, ModelFormatError: the model is damaged, incomplete, or has another format.
     """
-    return language_model(loading.load(os.fspath(source), str(step), weights))
+    return language_model(loading.load(path_text(source, "source"), str(step), weights))
 
 
 def language_model(trained: TrainedModel) -> LanguageModel:
@@ -321,12 +331,6 @@ def _with_section(trained: TrainedModel, section: str, settings: Mapping[str, An
             raise ConfigError(f"config key {section}.{name} = {short_repr(settings[name])}: {why}")
     changes = {f"{section}.{key}": value for key, value in flatten(settings).items()}
     return with_settings(trained, override(trained.config, changes))
-
-
-def _texts(value: Any) -> list[Text]:
-    """Returns a list of texts and ids; ids alone are one text."""
-    single = hasattr(value, "dtype")
-    return [x if isinstance(x, str) else np.asarray(x) for x in ([value] if single else value)]
 
 
 def _generated(row: Continuation) -> Generated:

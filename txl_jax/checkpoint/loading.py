@@ -14,7 +14,7 @@ from txl_jax.checkpoint.tensors import params_from_flat, read_safetensors
 from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
 from txl_jax.checkpoint.workdir import read_experiment, read_vocab
 from txl_jax.checkpoint.workdir_files import CONFIG, FORMAT, MODEL, VOCAB, is_exported
-from txl_jax.config.folders import expanded
+from txl_jax.config.folders import expanded_paths
 from txl_jax.library_errors import import_optional
 from txl_jax.messages import argument, one_line
 from txl_jax.model.transformer_xl import TransformerXL
@@ -24,7 +24,7 @@ _REPOSITORY = re.compile(r"(hub:)?([\w.-]+/[\w.-]+)(@([\w./-]+))?")  # [hub:]own
 
 def load(source: str, step: str = "best", weights: str | None = None) -> TrainedModel:
     """Loads a trained model; arguments and errors are those of ``txl_jax.load`` (library.py)."""
-    source = str(expanded(source, "source")) if not source.startswith("hub:") else source
+    source = expanded_paths(source, "source")
     if is_exported(source):
         return load_exported(source)
     match = None if os.path.isdir(source) else _REPOSITORY.fullmatch(source)

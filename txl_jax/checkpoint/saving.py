@@ -14,7 +14,7 @@ from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir import read_record
 from txl_jax.checkpoint.workdir_files import CONFIG, FORMAT, MODEL, VOCAB
 from txl_jax.config import ExperimentConfig, without_paths
-from txl_jax.config.folders import check_local
+from txl_jax.config.folders import path_text
 from txl_jax.data.corpus import FOREIGN_VOCAB
 from txl_jax.data.sources.text import OWN_SPLITS
 from txl_jax.data.sources.tokens import NO_TEST
@@ -27,13 +27,18 @@ _NOTES = (OWN_SPLITS, NO_TEST, FOREIGN_VOCAB)
 
 def export(workdir: str, folder: str, step: str = "best") -> int:
     """Writes a workdir's model to a folder and returns its step; see :func:`save` and ``load``."""
+    workdir, folder = path_text(workdir, "workdir"), path_text(folder, "folder")
     require_empty_folder(folder)
     trained = load_workdir(workdir, step)
     save(trained, folder, read_record(workdir))
     return trained.step
 
 
-def save(trained: TrainedModel, folder: str, record: Mapping[str, Any] | None = None) -> None:
+def save(
+    trained: TrainedModel,
+    folder: str | os.PathLike[str],
+    record: Mapping[str, Any] | None = None,
+) -> None:
     """Writes a trained model as three files, which ``txl_jax.load(folder)`` reads.
 
     Example:
@@ -50,6 +55,7 @@ def save(trained: TrainedModel, folder: str, record: Mapping[str, Any] | None = 
     """
     from safetensors.numpy import save as to_bytes  # not needed to run a model
 
+    folder = path_text(folder, "folder")
     require_empty_folder(folder)
     os.makedirs(folder, exist_ok=True)
     metadata = {"format": "txl_jax", "version": str(FORMAT), "step": str(trained.step)}
@@ -81,11 +87,7 @@ def push(trained: TrainedModel, repository: str, private: bool = True) -> str:
 
 
 def require_empty_folder(folder: str) -> None:
-    """Raises ModelFormatError unless a folder is new or empty, and can be written.
-
-    Raises ConfigError for a URL.
-    """
-    check_local(folder, "folder")
+    """Raises ModelFormatError unless a folder is new or empty, and can be written."""
     if os.path.isfile(folder) or (os.path.isdir(folder) and os.listdir(folder)):
         raise ModelFormatError(f"{folder}: is not empty; name a new or an empty folder")
     parent = os.path.abspath(folder)

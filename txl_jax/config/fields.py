@@ -17,6 +17,7 @@ from typing import Any
 
 from txl_jax.config.bounds import BELOW_1, FLOAT32, ITEMS
 from txl_jax.config.errors import refusal
+from txl_jax.config.folders import path_texts
 from txl_jax.config.parsing import typed
 from txl_jax.messages import truncate
 
@@ -130,6 +131,8 @@ def checked(field: dataclasses.Field, key: str, value: Any) -> Any:
         if not isinstance(value, typing.cast(type, kind)):
             raise refusal(key, value, "is a section, not a value")
         return value
+    if field.metadata.get("path"):
+        value = path_texts(value)
     value = typed(key, value, kind)
     if value is None:
         return None

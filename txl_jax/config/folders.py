@@ -11,30 +11,21 @@ from txl_jax.messages import short_repr
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
-def expanded(path: str | os.PathLike[str], where: str) -> Path:
-    """Returns the path with ``~`` or ``~user`` replaced by a home folder.
+def path_text(path: Any, where: str) -> str:
+    """Returns a path, which may be a text, bytes or a ``pathlib.Path``, as text.
 
     Raises:
-      ConfigError: the path is a URL or cannot be a path, or the user or the home folder does not
-        exist; ``where`` names the flag or key.
+      ConfigError: the value is no path, or it is a URL, which would become a local folder of this
+        name; ``where`` names the flag, key or argument.
     """
-    check_local(path, where)
     try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        home = Path(path).parts[0]
+        text = os.fsdecode(path)
+    except TypeError:
+        kind = type(path).__name__
         raise ConfigError(
-            f"{where} = {short_repr(path)}: there is no home folder {short_repr(home)}; write the"
-            " whole path"
-        ) from error
-
-
-def check_local(path: str | os.PathLike[str], where: str) -> None:
-    """Raises ConfigError if a path is a URL, which would become a local folder of this name.
-
-    ``where`` names the flag or key.
-    """
-    text = os.fsdecode(path)
+            f"{where} = {short_repr(path)}: must be a path, which is text or a pathlib.Path, not a"
+            f" value of type {kind}"
+        ) from None
     if scheme := _URL.match(text):
         advice = "copy or mount it, and name the local path"
         if scheme[0].lower() == "file:/":
@@ -45,6 +36,32 @@ def check_local(path: str | os.PathLike[str], where: str) -> None:
         )
     if "\0" in text:
         raise ConfigError(f"{where} = {short_repr(text)}: has a null byte, which no path can have")
+    return text
+
+
+def path_texts(value: Any) -> Any:
+    """Returns a path as text, or a list of paths as a list of texts; other values unchanged."""
+    if isinstance(value, list | tuple):
+        return [path_texts(item) for item in value]
+    return os.fsdecode(value) if isinstance(value, bytes | os.PathLike) else value
+
+
+def expanded(path: str | os.PathLike[str], where: str) -> Path:
+    """Returns the path with ``~`` or ``~user`` replaced by a home folder.
+
+    Raises:
+      ConfigError: as :func:`path_text`, or the user or the home folder does not exist; ``where``
+        names the flag or key.
+    """
+    path = path_text(path, where)
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        home = Path(path).parts[0]
+        raise ConfigError(
+            f"{where} = {short_repr(path)}: there is no home folder {short_repr(home)}; write the"
+            " whole path"
+        ) from error
 
 
 def expanded_paths(value: Any, where: str) -> Any:
@@ -55,9 +72,9 @@ def expanded_paths(value: Any, where: str) -> Any:
     if isinstance(value, tuple):
         parts = [text.rpartition("=") for text in value]
         return tuple(name + sign + expanded_paths(path, where) for name, sign, path in parts)
-    if value:
-        check_local(value, where)
-    return str(expanded(value, where)) if value and value.startswith("~") else value
+    if not value:
+        return value
+    return str(expanded(value, where)) if value.startswith("~") else path_text(value, where)
 
 
 def data_folder(cache_dir: str | None = None) -> Path:

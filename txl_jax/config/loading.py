@@ -62,6 +62,9 @@ def load_config(
     else:
         kinds = "the name of a recipe, a file, a dict, a ConfigDict or an ExperimentConfig"
         raise ConfigError(f"{argument('config', short_repr(config))}: must be {kinds}")
+    if not isinstance(overrides, Mapping | None):
+        what = "must be a dict from dotted keys to values, such as {'train.steps': 10}"
+        raise ConfigError(f"{argument('overrides', short_repr(overrides))}: {what}")
     set_all(nested, overrides or {})
     return ExperimentConfig.from_dict(nested)
 

@@ -18,6 +18,7 @@ def typed(key: str, value: Any, hint: Any) -> Any:
     Raises:
       ConfigError: the value does not have that type, is not finite, or is missing.
     """
+    value = plain(value)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     text = value.lower() if isinstance(value, str) else None
     missing = text is not None and not text.strip()
@@ -30,6 +31,7 @@ def typed(key: str, value: Any, hint: Any) -> Any:
     if missing and hint is not str and origin is not tuple:
         raise refusal(key, value, f"a value is missing; {_expected(hint)}")
     if origin is Literal:
+        value = _dtype_name(value)
         for choice in args:
             if (type(value) is type(choice) and value == choice) or text == str(choice).lower():
                 return choice
@@ -37,10 +39,46 @@ def typed(key: str, value: Any, hint: Any) -> Any:
     if origin is tuple:
         if isinstance(value, str):
             value = _listed(value, args[0] is str)
-        if not isinstance(value, list | tuple):
+        elif getattr(value, "ndim", 0) == 1:
+            value = list(value)
+        if not isinstance(value, list | tuple | range):
             raise refusal(key, value, "must be a list")
         return tuple(typed(key, v, args[0]) for v in value)
     return _single(key, value, hint)
+
+
+def plain(value: Any) -> Any:
+    """Returns a scalar of NumPy or JAX, or a subclass of ``int`` or ``str``, as Python's own type.
+
+    A float of less than 64 bits becomes the shortest number that it stands for: float32 0.1 is 0.1.
+    Other values, such as arrays with axes, are returned as they are.
+    """
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(value)
+    if not hasattr(value, "dtype") or getattr(value, "ndim", None) != 0:
+        return float(value) if isinstance(value, float) else value
+    import numpy as np  # which has been imported, if there is such a value
+
+    try:
+        scalar = np.asarray(value)[()]
+    except Exception:  # a traced value of JAX has no number
+        return value
+    if scalar.dtype.kind in "biuU":
+        return scalar.item()
+    is_float = scalar.dtype.kind == "f" or scalar.dtype.name == "bfloat16"
+    return float(str(scalar)) if is_float else value
+
+
+def _dtype_name(value: Any) -> Any:
+    """Returns the name of a dtype or of a type of NumPy's or JAX's numbers, such as ``int32``."""
+    if isinstance(value, type) or type(value).__name__.endswith("DType"):
+        with contextlib.suppress(TypeError):
+            import numpy as np
+
+            return np.dtype(value).name
+    return value
 
 
 def _single(key: str, value: Any, hint: Any) -> Any:

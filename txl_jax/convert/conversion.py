@@ -15,7 +15,7 @@ from txl_jax.checkpoint.saving import require_empty_folder
 from txl_jax.checkpoint.workdir import describe_corpus, read_json, read_record
 from txl_jax.checkpoint.workdir_files import CHECKPOINTS, CONFIG, VOCAB, check_path
 from txl_jax.config import CheckpointConfig, ExperimentConfig, TransformerXLConfig, override
-from txl_jax.config.folders import check_local
+from txl_jax.config.folders import path_text
 from txl_jax.convert import files
 from txl_jax.convert.huggingface import config_from_huggingface, params_from_huggingface
 from txl_jax.convert.pytorch import config_from_pytorch, is_nvidia, params_from_pytorch
@@ -54,6 +54,8 @@ PROGRAMS = {
 class Request:
     """A request to convert a model and to write it into a workdir.
 
+    A path may be text or a ``pathlib.Path``, and becomes text.
+
     Attributes:
       source: a file with tensors, the prefix of a TF checkpoint, a Hugging Face folder, or a folder
         with an exported model.
@@ -74,6 +76,11 @@ class Request:
     data: Mapping[str, Any] | None = None
     overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for name in ("source", "workdir", "vocab"):
+            if (path := getattr(self, name)) is not None or name != "vocab":
+                object.__setattr__(self, name, path_text(path, name))
+
 
 def to_workdir(request: Request) -> TransformerXLConfig:
     """Converts a model into a workdir for :func:`txl_jax.load`. Returns the model's configuration.
@@ -86,7 +93,6 @@ def to_workdir(request: Request) -> TransformerXLConfig:
     r = request
     require_empty_folder(r.workdir)
     check_path(r.workdir)
-    check_local(r.source, "source")
     for key in r.overrides:
         if key.partition(".")[0] == "model":
             raise ModelFormatError(f"{key}: the source defines the model; give its args instead")

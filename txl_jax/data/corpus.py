@@ -143,9 +143,6 @@ def load_corpus(
       DataError: the text cannot be used, a hash is wrong, or the cache cannot be written.
     """
     given = {key: value for key, value in locals().items() if value is not None}
-    given |= {
-        key: os.fspath(given[key]) for key in ("path", "tokenizer", "cache_dir") if key in given
-    }
     return corpus_from_config(ExperimentConfig.from_dict({"data": given}).data)
 
 

@@ -20,6 +20,7 @@ from txl_jax.data import codecs, subword, tokenizer
 from txl_jax.data.codecs import NEWLINE, as_letters, bytes_by_frequency, decode_utf8, whole_words
 from txl_jax.data.errors import DataError
 from txl_jax.data.symbols import BOUNDARY, BYTES, EOS, SENTENCE_UNK, SPACE, Kind, check_ids
+from txl_jax.messages import short_repr
 from txl_jax.units import Unit
 
 CODECS: dict[Kind, type[codecs.Codec]] = {
@@ -173,6 +174,8 @@ class Vocab:
 
         A line end becomes ``<eos>`` for words and ``<S>`` for sentences, which begin with one too.
         """
+        if not isinstance(text, str | bytes):
+            raise DataError(f"{short_repr(text)}: must be a text, not {_kind_of(text)}")
         return np.concatenate([np.zeros(0, self.dtype), *self.encode_blocks([text])])
 
     def encode_blocks(
@@ -204,7 +207,12 @@ class Vocab:
 
     def checked(self, ids: Iterable[int] | np.ndarray) -> np.ndarray:
         """Returns ids as an array, or raises DataError unless they are integers [n] below V."""
-        array = np.asarray(ids) if hasattr(ids, "dtype") else np.array(list(ids), np.int64)
+        try:
+            listed = ids if hasattr(ids, "dtype") else list(ids)
+            array = np.asarray(listed if hasattr(ids, "dtype") or listed else np.zeros(0, int))
+        except (TypeError, ValueError) as error:  # no numbers, or lists of several lengths
+            kind = _kind_of(ids)
+            raise DataError(f"ids must be integers [n], not {kind}: {short_repr(ids)}") from error
         if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
             raise DataError(f"ids must be integers [n], not {array.dtype} {list(array.shape)}")
         check_ids(array, len(self), "ids")
@@ -234,6 +242,45 @@ class Vocab:
 
 Text = str | np.ndarray
 """A text, or its ids, which are integers [n]."""
+
+
+def texts_of(value: Any, name: str) -> list[Text]:
+    """Returns a text or several, each of which is text, bytes or ids, as a list of texts and ids.
+
+    An array or a list of integers is one text. Bytes that are not UTF-8 become ``surrogateescape``.
+    DataError names ``name`` and the type of a value that is neither.
+    """
+    if isinstance(value, Iterator):
+        value = list(value)
+    if not isinstance(value, list | tuple | range) or (value and all(map(_is_id, value))):
+        return [_text_of(value, name)]
+    if not value:
+        raise DataError(f"{name} = {value!r}: has no text; give a text, its ids, or a list of them")
+    return [_text_of(one, f"{name} {n} of {len(value)}") for n, one in enumerate(value, 1)]
+
+
+def _text_of(value: Any, name: str) -> Text:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).decode("utf-8", "surrogateescape")
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return np.asarray(value)
+    if isinstance(value, list | tuple | range) and all(map(_is_id, value)):
+        return np.array(value, np.int64)
+    fix = "; read the file first" if isinstance(value, os.PathLike) else ""
+    kind = _kind_of(value)
+    rule = f"must be a text, bytes or ids (integers [n]), not {kind}{fix}"
+    raise DataError(f"{name} = {short_repr(value)}: {rule}")
+
+
+def _is_id(value: Any) -> bool:
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return is_integer and -(2**63) <= int(value) < 2**63
+
+
+def _kind_of(value: Any) -> str:
+    return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
 def encode_prompt(vocab: Vocab, prompt: Text, name: str = "generate.prompt") -> np.ndarray:

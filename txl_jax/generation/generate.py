@@ -53,7 +53,7 @@ class DecodeState(flax.struct.PyTreeNode):
     grammar_state: jax.Array | None  # the state of the grammar, int32 [B]
 
 
-class Draws(NamedTuple):
+class _Draws(NamedTuple):
     """The numbers from which the random keys of a dispatch are made."""
 
     seed: Any  # uint32 []
@@ -116,7 +116,7 @@ def generate(
     for start in range(0, c.length, _PER_DISPATCH):
         positions = np.arange(start, start + _PER_DISPATCH, dtype=np.int32)
         draws, n = (
-            Draws(np.uint32(c.seed), numbers, positions),
+            _Draws(np.uint32(c.seed), numbers, positions),
             min(_PER_DISPATCH, c.length - start),
         )
         state, tokens, nll = extend(params, state, draws, np.int32(n), sampling, grammar)
@@ -161,7 +161,7 @@ def _first_state(
 
 
 def _extend(
-    step: Callable, params, state: DecodeState, draws: Draws, n, sampling: Sampling, grammar
+    step: Callable, params, state: DecodeState, draws: _Draws, n, sampling: Sampling, grammar
 ):
     """Samples n tokens per row. Returns the new state, tokens and nll [B,N], the rest zeros."""
 
