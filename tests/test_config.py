@@ -9,7 +9,10 @@ import py_compile
 import re
 import sys
 import typing
+from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from txl_jax.config import (
@@ -1370,3 +1373,77 @@ def test_a_file_may_have_any_name_that_ends_in_py(config_file):
     for name in ("my.own-config.py", "json.py", "txl_jax.py"):
         assert load_config(config_file(line, name=name)).train.steps == 10
     assert json.loads("1") == 1
+
+
+# --------------------------------------------------------------------------------------
+# Values of NumPy, JAX and pathlib.
+
+
+def test_a_config_of_numpy_values_is_that_of_pythons_values():
+    numpy: dict[str, Any] = {
+        "vocab_size": np.int64(11),
+        "n_layer": jnp.int32(3),
+        "d_model": np.array(8),
+        "dropout": np.float32(0.1),
+        "dropatt": np.float64(0.2),
+        "pre_lnorm": np.bool_(True),
+        "same_length": np.False_,
+        "cutoffs": np.array([2, 5], np.uint8),
+        "tie_projs": np.array([True, False]),
+        "attention": np.str_("relative"),
+        "dtype": jnp.bfloat16,
+    }
+    python: dict[str, Any] = {
+        **{"vocab_size": 11, "n_layer": 3, "d_model": 8, "dropout": 0.1, "dropatt": 0.2},
+        **{"pre_lnorm": True, "same_length": False, "cutoffs": (2, 5)},
+        **{"tie_projs": (True, False), "attention": "relative", "dtype": "bfloat16"},
+    }
+    cast, plain = TransformerXLConfig(**numpy), TransformerXLConfig(**python)
+    assert (cast, hash(cast)) == (plain, hash(plain))
+    assert json.dumps(dataclasses.asdict(cast)) == json.dumps(dataclasses.asdict(plain))
+    values = zip(dataclasses.astuple(cast), dataclasses.astuple(plain), strict=True)
+    assert all(type(a) is type(b) for a, b in values)
+    assert type(cast.cutoffs[0]) is int
+
+
+def test_overrides_may_be_numpy_values_and_paths():
+    overrides = {
+        "train.steps": np.int32(7),
+        "data.path": pathlib.Path("a.txt"),
+        "generate.prompt_file": b"b.txt",
+        "generate.stop": np.array(["x", "y"]),
+        "report.workdirs": [pathlib.Path("runs/a")],
+        "data.dtype": np.uint16,
+    }
+    exp = load_config({}, overrides)
+    assert (exp.train.steps, exp.data.path, exp.generate.prompt_file) == (7, "a.txt", "b.txt")
+    assert (exp.generate.stop, exp.data.dtype) == (("x", "y"), "uint16")
+    assert exp.report.workdirs == ("runs/a",)
+    assert ExperimentConfig.from_dict(exp.to_dict()) == exp
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "rule"),
+    [
+        ("vocab_size", np.float64(11.5), r"11\.5: must be of type int"),
+        ("vocab_size", np.True_, "True: must be of type int"),
+        ("vocab_size", np.array([11]), r"array\(\[11\]\): must be of type int"),
+        ("pre_lnorm", np.int64(1), "1: must be of type bool"),
+        ("dropout", np.float32("nan"), "nan: must be a finite number"),
+        ("dropout", np.datetime64("2020-01-01"), r"np\.datetime64.*: must be of type float"),
+        ("cutoffs", np.array([[1, 2]]), r"array.*: must be a list"),
+        ("cutoffs", np.array([1.5]), r"1\.5: must be of type int"),
+        ("dtype", np.complex64, r".*: must be one of 'float32'"),
+    ],
+)
+def test_other_numpy_values_are_refused_as_what_they_are(key, value, rule):
+    with pytest.raises(ConfigError, match=rf"^config key model\.{key} = {rule}"):
+        TransformerXLConfig(**{key: value})
+
+
+def test_a_path_is_no_text_and_a_list_is_no_override():
+    for value in (pathlib.Path("a"), b"a"):
+        with pytest.raises(ConfigError, match=r"generate\.prompt = .*: must be of type str"):
+            load_config({}, {"generate.prompt": value})
+    with pytest.raises(ConfigError, match=r"^overrides=\['a'\]: must be a dict"):
+        load_config({}, ["a"])  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -263,3 +264,15 @@ def test_errors_name_the_symbol_and_the_place():
 )
 def test_a_vocabulary_that_cannot_be_is_refused(kind, symbols, message):
     assert refused(lambda: Vocab(kind, symbols)) == message
+
+
+@pytest.mark.parametrize("value", [None, 3, ["a"], np.array([1]), pathlib.Path("a")])
+def test_what_is_no_text_is_not_encoded(value):
+    with pytest.raises(DataError, match=r": must be a text, not (None|a value of type \w+)$"):
+        Vocab.all_bytes().encode(value)
+
+
+@pytest.mark.parametrize("value", [None, 3, "ab", [1.5], [True], [[1], [2, 3]], [2**70]])
+def test_what_are_no_ids_are_not_decoded(value):
+    with pytest.raises(DataError, match=r"^ids must be integers \[n\], not "):
+        Vocab.all_bytes().decode(value)

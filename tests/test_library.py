@@ -2,11 +2,14 @@
 
 import json
 import logging
+import pathlib
 import re
 import signal
 import sys
 import threading
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -154,7 +157,42 @@ WRONG = [
     (DataError, r"ids\[1\] = 19: .* 0 to 18, .* 19 symbols", "score", {"text": np.array([0, 19])}),
     (DataError, r"ids\[0\] = -1: .* 0 to 18", "generate", {"prompt": np.array([-1])}),
     (DataError, r"ids must be integers \[n\], not float64 \[1\]", "score", {"text": np.ones(1)}),
-    (DataError, r"ids must be integers \[n\], not int64 \[\]", "score", {"text": [1, 2]}),
+    (
+        DataError,
+        r"ids must be integers \[n\], not int64 \[1, 2\]",
+        "score",
+        {"text": np.eye(1, 2, dtype=int)},
+    ),
+    (
+        DataError,
+        r"^text = None: must be a text, bytes or ids .*, not None",
+        "score",
+        {"text": None},
+    ),
+    (
+        DataError,
+        r"^text = \{.*\}: must be .*, not a value of type dict",
+        "score",
+        {"text": {"a": 1}},
+    ),
+    (DataError, r"^prompt = 3: .* not a value of type int", "generate", {"prompt": 3}),
+    (
+        DataError,
+        r"^prompt = PosixPath\('a'\): .* type PosixPath; read",
+        "generate",
+        {"prompt": pathlib.Path("a")},
+    ),
+    (
+        DataError,
+        r"^prompt 2 of 2 = None: must be .*, not None",
+        "generate",
+        {"prompt": ["a", None]},
+    ),
+    (DataError, r"^prompt 1 of 2 = 1.5: .* type float", "generate", {"prompt": [1.5, 2.0]}),
+    (DataError, r"^prompt 1 of 1 = True: .* type bool", "generate", {"prompt": [True]}),
+    (DataError, r"^prompt = \[\]: has no text", "generate", {"prompt": []}),
+    (DataError, r"^text = \(\): has no text", "score", {"text": ()}),
+    (ConfigError, r"^data = 'a.txt': must be a dict of settings", "evaluate", {"data": "a.txt"}),
 ]
 
 
@@ -163,6 +201,42 @@ def test_wrong_arguments_are_refused_by_name(trained, error, message, method, ar
     with pytest.raises(error, match=message) as caught:
         getattr(trained, method)(**arguments)
     assert "--" not in str(caught.value), "Python's users have no flags"
+
+
+def test_bytes_are_a_text_and_lists_of_ids_are_texts(trained):
+    text = "the cat"
+    ids, want = trained.vocab.encode(text).tolist(), trained.generate(text, **SETTINGS).text
+    for one in (text.encode(), bytearray(b"the cat"), np.str_(text), ids, tuple(ids)):
+        assert trained.generate(one, **SETTINGS).text == want
+        assert trained.score(one).nll == pytest.approx(trained.score(text).nll)
+    assert trained.generate(iter(ids), **SETTINGS).text == want
+    several = trained.generate([text.encode(), ids, np.array(ids), text], **SETTINGS)
+    assert [one.text for one in several] == [want] * 4
+    assert len(trained.score(b"the cat\na dog").lines) == 2
+    numpy = {"temperature": np.float64(0.7), "top_k": np.int64(5), "length": np.uint8(12)}
+    assert trained.generate(text, **numpy, seed=np.array(3)).text == want
+
+
+def test_settings_of_data_may_have_a_path(trained, tmp_path):
+    (tmp_path / "other.txt").write_text(tiny_runs.text(100, seed=5))
+    score = lambda path: trained.evaluate(data={"path": path}, max_segments=np.int64(2)).loss
+    path = tmp_path / "other.txt"
+    assert score(path) == score(bytes(path)) == score(str(path))
+
+
+def test_a_folder_may_be_a_path_or_bytes_and_nothing_else(trained, run, tmp_path):
+    txl_jax.save(trained, tmp_path / "exported")
+    load: Callable[[Any], Any] = txl_jax.load
+    for source in (tmp_path / "exported", bytes(tmp_path / "exported"), bytes(run)):
+        assert load(source).vocab == trained.vocab
+    request = txl_jax.convert.Request(source=tmp_path / "exported", workdir=tmp_path / "new")
+    txl_jax.convert.to_workdir(request)
+    assert txl_jax.load(tmp_path / "new").step == 0
+    train, save = lambda x: txl_jax.train({}, x), lambda x: txl_jax.save(trained, x)
+    for wrong in (None, 3, ["runs"]):
+        for call in (load, train, save):
+            with pytest.raises(ConfigError, match=r" = .*: must be a path, .* not a value of type"):
+                call(wrong)
 
 
 def test_a_step_may_be_a_number(run):
