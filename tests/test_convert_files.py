@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from txl_jax.convert import ModelFormatError, files
+from txl_jax.checkpoint.workdir_files import CHECKPOINTS
+from txl_jax.config import ExperimentConfig
+from txl_jax.convert import ModelFormatError, conversion, files
 from txl_jax.data.errors import DataError
+from txl_jax.data.vocab import Vocab
 
 STATE = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b.c": np.ones(2, np.float32)}
 
@@ -262,3 +265,10 @@ def test_the_safest_vocabulary_of_a_folder_is_taken(tmp_path):
     (tmp_path / "vocab.bin").write_bytes(b"")
     (tmp_path / "vocab.txt").write_text("")
     assert files.vocab_in_folder(str(tmp_path)) == str(tmp_path / "vocab.txt")
+
+
+def test_of_two_conversions_into_one_folder_at_once_the_later_one_is_refused(tmp_path):
+    (tmp_path / CHECKPOINTS).mkdir()  # by the other one, after both found the folder empty
+    with pytest.raises(ModelFormatError, match="is not empty"):
+        conversion._write(str(tmp_path), ExperimentConfig(), Vocab("char", ["a"]), {}, {}, {})
+    assert list((tmp_path / CHECKPOINTS).iterdir()) == []

@@ -557,7 +557,7 @@ def test_the_revision_is_the_commit_with_dirty_for_a_change_and_none_where_git_d
 
 def test_a_clock_that_goes_backwards_keeps_the_order_of_tensorboards_files(tmp_path, monkeypatch):
     """TensorBoard reads the files in the order of their names."""
-    times, names = iter([1_700_000_000_000_000_000, 1_600_000_000_000_000_000]), []
+    times, names = iter([1_700_000_000_000_000_000, 1_600_000_000_000_000_000]), list[str]()
     monkeypatch.setattr(events.time, "time_ns", lambda: next(times))
     for step in (0, 5):
         log = events.TensorBoardEvents()

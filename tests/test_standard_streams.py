@@ -147,6 +147,7 @@ def test_a_mode_that_reads_a_closed_standard_input_says_so_in_one_line(trained):
         assert "standard input is closed" in done.stderr, mode
 
 
+@pytest.mark.integration
 def test_conversion_and_flags_need_no_streams_and_no_reader(tmp_path):
     convert = [sys.executable, "-m", "txl_jax.convert"]
     workdir = ["--workdir", tmp_path / "none"]
@@ -207,3 +208,22 @@ def test_a_descriptor_writes_everything_to_a_slow_reader_that_does_not_block():
         stream.write(text)
     os.close(write)
     assert int(reader.communicate()[0]) == len(text)
+
+
+def test_output_to_a_terminal_that_was_closed_is_dropped_and_is_no_error():
+    program = """
+import os, pty, sys
+terminal, ours = pty.openpty()
+os.dup2(ours, 1), os.dup2(ours, 2)
+sys.argv[0] = "txl"
+from txl_jax import standard_streams
+standard_streams.drop_unwritten_output()
+os.close(terminal)
+def command():
+    print("text", flush=True)
+    print("text", file=sys.stderr, flush=True)
+    return 0
+standard_streams.run_command(command)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=False)
+    assert done.returncode == 0
