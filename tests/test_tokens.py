@@ -224,6 +224,80 @@ def test_ids_of_a_memory_map_are_checked_in_every_part(tmp_path):
     assert mapped[-2] == 9  # the mapping still works
 
 
+def llm_c(path, ids, magic=20240520, version=1, dtype="<u2", count=None):
+    """Writes ids as llm.c does (dev/data/data_common.py): 256 words of int32, then the ids."""
+    header = np.zeros(256, "<i4")
+    header[:3] = magic, version, len(ids) if count is None else count
+    path.write_bytes(header.tobytes() + np.asarray(ids).astype(dtype).tobytes())
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("magic", "version", "dtype"), [(20240520, 1, "<u2"), (20240801, 7, "<u4")]
+)
+def test_the_header_of_llm_c_is_no_part_of_the_ids(tmp_path, magic, version, dtype):
+    ids = IDS + (100_000 if dtype == "<u4" else 0)
+    path = llm_c(tmp_path / "ids.bin", ids, magic, version, dtype)
+    corpus = load_corpus("tokens", path, dtype="int64")  # the header says the type
+    np.testing.assert_array_equal(np.concatenate(splits(corpus)), ids)
+    assert len(corpus.vocab) == ids.max() + 1
+    with pytest.raises(DataError, match=rf"token 5 \(byte {1024 + 5 * int(dtype[2])}\)"):
+        load_corpus("tokens", path, vocab_size=int(ids[5]))
+    with pytest.raises(DataError, match=r"is an llm\.c array, not a text"):
+        load_corpus("text", path)
+
+
+def test_shards_of_llm_c_are_documents(tmp_path):
+    for n in range(4):
+        llm_c(tmp_path / f"part_{n}.bin", IDS[: 50 + n])
+    corpus = load_corpus("tokens", tmp_path, cache_dir=tmp_path / "cache")
+    assert sum(corpus.info["tokens"].values()) == 50 + 51 + 52 + 53
+    assert len(corpus.vocab) == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        (
+            {"count": 300},
+            r"400 bytes of ids, and its header says 300 ids of uint16",
+        ),
+        ({"count": 100}, "400 bytes of ids, and its header says 100 ids"),
+        ({"version": 2}, "has version 2 of llm.c's format 20240520, and only 1 can be read"),
+        ({"magic": 20240522}, "with multiple-choice questions, not with ids"),
+        ({"ids": IDS[:0]}, "is empty, it has no token"),
+        (
+            {"ids": np.tile(IDS, 10), "magic": 77_123_456, "count": 0},
+            "seems to begin with a header",
+        ),
+    ],
+)
+def test_a_header_that_does_not_fit_is_refused(tmp_path, changes, fault):
+    with pytest.raises(DataError, match=fault):
+        load_corpus("tokens", llm_c(tmp_path / "ids.bin", **{"ids": IDS, **changes}))
+
+
+@pytest.mark.parametrize("header", [np.arange(50_000, 51_000, 10), np.array([0, 51_000, 3, 0])])
+@pytest.mark.parametrize(("n", "largest"), [(1200, 100), (60_000, 48_000)])
+def test_ids_far_above_the_rest_at_the_start_are_taken_for_a_header(tmp_path, header, n, largest):
+    ids = np.random.default_rng(0).integers(0, largest, n)
+    path = save(tmp_path / "ids.bin", np.concatenate([header, ids]))
+    with pytest.raises(DataError, match=rf"{header.max():,}, and no id after byte 1024 is above"):
+        load_corpus("tokens", path)
+    assert len(load_corpus("tokens", path, vocab_size=60_000).vocab) == 60_000
+
+
+@pytest.mark.parametrize("largest", [2, 256, 50_257, 65_536])
+@pytest.mark.parametrize("n", [40, 600, 3_000, 30_000])
+def test_ordinary_ids_are_not_taken_for_a_header(tmp_path, largest, n):
+    """Neither ids that are equally likely, nor the rare large ones of words by frequency."""
+    rng = np.random.default_rng(largest + n)
+    even, rare = rng.integers(0, largest, n), (largest ** rng.random(n)).astype(int) - 1
+    for name, ids in (("even", even), ("rare", rare)):
+        path = save(tmp_path / f"{name}.bin", ids)
+        assert len(load_corpus("tokens", path, valid_fraction=0.1, test_fraction=0.1).train) > 30
+
+
 @pytest.mark.integration
 def test_a_model_of_ids_trains_scores_and_continues(tmp_path):
     save(tmp_path / "train.bin", np.arange(2000) % 11)

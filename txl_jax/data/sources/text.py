@@ -13,6 +13,7 @@ from txl_jax.data.documents import split_edges
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources import source
 from txl_jax.data.sources.download import check_hash, download
+from txl_jax.data.sources.headers import LLM_C
 from txl_jax.data.sources.source import SPLITS, ByteRange, Source, Text
 from txl_jax.data.tokenizer import import_tokenizers
 from txl_jax.messages import argument
@@ -75,10 +76,15 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
 
 
 def _refuse_array(path: Path) -> None:
-    """Raises DataError for a NumPy file, whose bytes are no text."""
-    if next(source.read([ByteRange.whole(path)[:6]]), b"") == NPY_MAGIC:
+    """Raises DataError for a file of NumPy or llm.c, whose bytes are no text."""
+    start = next(source.read([ByteRange.whole(path)[:6]]), b"")
+    kinds = {
+        "a NumPy": start == NPY_MAGIC,
+        "an llm.c": int.from_bytes(start[:4], "little") in LLM_C,
+    }
+    if kind := next((kind for kind, found in kinds.items() if found), None):
         fix = argument("config.data.name", "tokens")
-        raise DataError(f"data.path = {str(path)!r}: is a NumPy array, not a text; use {fix}")
+        raise DataError(f"data.path = {str(path)!r}: is {kind} array, not a text; use {fix}")
 
 
 def _split(files: dict[str, Path], data: DataConfig, kind: str, label: str) -> Source:

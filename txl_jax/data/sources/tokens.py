@@ -33,6 +33,7 @@ from txl_jax.data.documents import (
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources import source
 from txl_jax.data.sources.cache import make_folder, write_errors, write_npy
+from txl_jax.data.sources.headers import HEADER, check_no_header, llm_c_type
 from txl_jax.data.sources.source import SPLITS, file_hash, read_errors
 from txl_jax.data.sources.text import OWN_SPLITS
 from txl_jax.data.symbols import chunks, first_outside
@@ -112,11 +113,11 @@ def find(data: DataConfig, cache: Path) -> TokenFiles:
         raise DataError("data.name = 'tokens': needs data.path, a .npy or .bin file or a folder")
     path = source.existing_path(data.path)
     if path.is_file():
-        tokens = open_tokens(path, data.dtype)
+        tokens = open_tokens(path, data)
         documents = _documents(tokens, data, path.parent)
         return _cut(tokens, documents, path.parent, str(path), data)
     named = {split: _file_of(path, names) for split, names in NAMES.items()}
-    files = {s: open_tokens(file, data.dtype) for s, file in named.items() if file is not None}
+    files = {s: open_tokens(file, data) for s, file in named.items() if file is not None}
     if not files and (parts := _other_arrays(path)):
         tokens, documents = joined(parts, data, cache)
         return _cut(tokens, documents, path, f"{path}, {len(parts):,} files", data)
@@ -143,7 +144,7 @@ def read_documents(path: Path, data: DataConfig, vocab_size: int) -> list[np.nda
 
     A file of starts takes the place of ``data.document_separator``.
     """
-    tokens = open_tokens(path, data.dtype)
+    tokens = open_tokens(path, data)
     if source.is_file(path.with_suffix(STARTS)):
         data = dataclasses.replace(data, document_separator=None)
     _largest_id(tokens, vocab_size)
@@ -183,7 +184,7 @@ def joined(paths: Sequence[Path], data: DataConfig, cache: Path) -> tuple[np.mem
     if data.document_separator is not None:
         fix = "leave data.document_separator out"
         raise DataError(f"{paths[0].parent}: each file is a document; {fix}")
-    arrays = [open_tokens(path, data.dtype) for path in paths]
+    arrays = [open_tokens(path, data) for path in paths]
     for path, tokens in zip(paths, arrays, strict=True):
         if len(tokens) < 2:
             raise DataError(f"{path}: has one token; a document needs at least 2")
@@ -202,7 +203,7 @@ def joined(paths: Sequence[Path], data: DataConfig, cache: Path) -> tuple[np.mem
     with write_errors(cache):
         cache.mkdir(parents=True, exist_ok=True)
     folder = make_folder(cache / f"tokens-{identity[:20]}", fill)
-    tokens = open_tokens(folder / "tokens.npy", data.dtype)
+    tokens = open_tokens(folder / "tokens.npy", data)
     return tokens, Documents(tokens, starts, data.cross_documents)
 
 
@@ -239,14 +240,17 @@ def _checked(found: TokenFiles) -> TokenFiles:
     return found
 
 
-def open_tokens(path: Path, dtype: str) -> np.memmap:
-    """Maps a ``.npy`` file, or a ``.bin`` file of ``dtype``, as integers [N]; raises DataError."""
+def open_tokens(path: Path, data: DataConfig) -> np.memmap:
+    """Maps a ``.npy`` or ``.bin`` file as integers [N]; raises DataError.
+
+    A ``.bin`` file has ``data.dtype`` if it has no header of llm.c.
+    """
     with read_errors(path):
         size = path.stat().st_size
         if path.suffix == ".npy":
             tokens = _open_npy(path)
         elif path.suffix == ".bin":
-            tokens = _open_raw(path, np.dtype(dtype), size)
+            tokens = _open_raw(path, data, size)
         else:
             fix = f"to read it as text use {argument('config.data.name', 'text')}"
             raise DataError(f"{path}: must be a .npy or .bin file of ids; {fix}")
@@ -271,9 +275,12 @@ def _open_npy(path: Path) -> np.memmap:
         raise DataError(f"{path}: is not a NumPy array of numbers ({reason}); {fix}") from error
 
 
-def _open_raw(path: Path, dtype: np.dtype, size: int) -> np.memmap:
-    if not size:
+def _open_raw(path: Path, data: DataConfig, size: int) -> np.memmap:
+    with_header, dtype = llm_c_type(path, size), np.dtype(data.dtype)
+    if size == (HEADER if with_header else 0):
         raise DataError(f"{path}: is empty, it has no token")
+    if with_header:
+        return np.memmap(path, with_header, mode="r", offset=HEADER)
     if size % dtype.itemsize:
         fault = f"has {size:,} bytes, which is no whole number of {dtype}"
         raise DataError(f"{path}: {fault}; set data.dtype to the type of its numbers")
@@ -284,6 +291,8 @@ def _open_raw(path: Path, dtype: np.dtype, size: int) -> np.memmap:
         fault = f"every second number is 0 when read as {dtype}"
         fix = argument("config.data.dtype", wider)
         raise DataError(f"{path}: {fault}, so its numbers are larger; try {fix}")
+    if data.vocab_size is None:
+        check_no_header(path, tokens)
     return tokens
 
 

@@ -1,0 +1,72 @@
+"""Recognises the header of a raw ``.bin`` file, whose words would otherwise be read as ids.
+
+llm.c writes 256 words of int32 before the ids: a magic number, a version and the number of ids.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from txl_jax.data.errors import DataError
+from txl_jax.data.symbols import chunks
+from txl_jax.messages import argument
+
+HEADER = 1024
+"""The number of bytes of llm.c's header, and of the start where another header is looked for."""
+LLM_C = {20240520: (1, np.dtype("<u2")), 20240801: (7, np.dtype("<u4"))}
+"""The version and the type of the ids by the magic number (llm.c, dev/data/data_common.py)."""
+LLM_C_OTHERS = {20240326: "a model", 20240327: "the state of a model", 20240328: "a tokenizer"}
+LLM_C_OTHERS |= {20240522: "multiple-choice questions"}
+LONG = 16
+"""A file this many times as long as the start is enough to judge ids only a little larger."""
+
+
+def llm_c_type(path: Path, size: int) -> np.dtype | None:
+    """Returns the type of the ids after llm.c's header, or ``None`` for a file without one.
+
+    ``size`` is that of the file in bytes. Raises DataError if the header contradicts the file.
+    """
+    if size < HEADER:
+        return None
+    magic, version, count = np.fromfile(path, "<i4", 3).tolist()
+    if magic in LLM_C_OTHERS:
+        fault = (
+            f"is a file of llm.c (magic number {magic}) with {LLM_C_OTHERS[magic]}, not with ids"
+        )
+        raise DataError(f"{path}: {fault}; name a file of ids")
+    if magic not in LLM_C:
+        return None
+    known, dtype = LLM_C[magic]
+    if version != known:
+        fault = f"has version {version} of llm.c's format {magic}, and only {known} can be read"
+        raise DataError(f"{path}: {fault}; write the ids with numpy.save")
+    found = size - HEADER
+    if found != count * dtype.itemsize:
+        fault = f"has {found:,} bytes of ids, and its header says {count:,} ids of {dtype}"
+        raise DataError(f"{path}: {fault}; the file is incomplete or damaged, get it again")
+    return dtype
+
+
+def check_no_header(path: Path, tokens: np.memmap) -> None:
+    """Raises DataError if ids at the start of a raw file are far above all others, as a header's.
+
+    Far above is twice the largest other id, or 5% above it if the file is long.
+    """
+    first = HEADER // tokens.itemsize
+    start, rest = np.asarray(tokens[:first]), tokens[first:]
+    if len(rest) < first:
+        return
+    largest, factor = int(start.max()), 1.05 if len(rest) >= LONG * first else 2.0
+    highest = 0
+    for _, part in chunks(rest):
+        highest = max(highest, int(part.max()))
+        if largest <= factor * highest + 16:
+            return
+    at = int(np.argmax(start))
+    fault = f"token {at} is {largest:,}, and no id after byte {HEADER} is above {highest:,}"
+    cut = f"save numpy.fromfile(path, '{tokens.dtype}', offset=BYTES) with numpy.save"
+    ids = argument("config.data.vocab_size", largest + 1)
+    raise DataError(
+        f"{path}: {fault}, so the file seems to begin with a header; {cut}, or if these are ids,"
+        f" give {ids}"
+    )
