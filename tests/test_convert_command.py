@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny_models as tiny
 import tiny_runs
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import txl_jax
 from txl_jax import convert
@@ -143,6 +143,33 @@ def test_a_huggingface_folder_has_all_that_is_needed(tmp_path):
     assert (e.first_memory, e.mem_len, e.seg_len) == ("zeros", 1600, 128)
     assert (trained.config.model.same_length, trained.config.model.clamp_len) == ("pytorch", 1000)
     assert trained.vocab.symbols == SYMBOLS
+
+
+def test_a_huggingface_folder_of_shards_gives_the_model_of_one_file(tmp_path):
+    c = {**SHAPE, **CUT, "vocab_size": 16, "model_type": "transfo-xl"}
+    prepare(tmp_path, foreign_states.huggingface, convert.config_from_huggingface, c)
+    (tmp_path / "config.json").write_text(json.dumps(c))
+    one, index = tmp_path / "model.safetensors", tmp_path / "model.safetensors.index.json"
+    os.rename(tmp_path / "state.safetensors", one)
+    asked = {"args": None, "vocab": None}
+    convert.to_workdir(request(tmp_path, source=str(tmp_path), **asked))
+    want = txl_jax.load(str(tmp_path / "run")).params
+    listed = {}
+    for n, (name, tensor) in enumerate(load_file(str(one)).items()):
+        listed.setdefault(f"model-{n % 3 + 1:05}-of-00003.safetensors", {})[name] = tensor
+    for file, state in listed.items():
+        save_file(state, str(tmp_path / file))
+    weight_map = {name: file for file, state in listed.items() for name in state}
+    os.remove(one)
+    with pytest.raises(
+        ModelFormatError, match=r"of-00003.safetensors: is one of 3 files, and .*in"
+    ):
+        convert.to_workdir(request(tmp_path, source=str(tmp_path), workdir="no", **asked))
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
+    for n, source in enumerate((tmp_path, index, tmp_path / next(iter(listed)))):
+        workdir = str(tmp_path / f"run_{n}")
+        convert.to_workdir(request(tmp_path, source=str(source), workdir=workdir, **asked))
+        assert_same(txl_jax.load(workdir).params, want)
 
 
 def test_an_nvidia_state_needs_its_format_and_gets_its_window(tmp_path):

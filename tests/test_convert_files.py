@@ -15,6 +15,7 @@ from txl_jax.config import ExperimentConfig
 from txl_jax.convert import ModelFormatError, conversion, files
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
+from txl_jax.messages import UserError
 
 STATE = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b.c": np.ones(2, np.float32)}
 
@@ -42,6 +43,76 @@ def test_a_cut_safetensors_file_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(ModelFormatError, match="is not a complete safetensors file"):
         files.read(str(path))
+
+
+SHARDS = {"m-1-of-2.safetensors": ["a"], "m-2-of-2.safetensors": ["b.c"]}
+WEIGHTS = {"a": "m-1-of-2.safetensors", "b.c": "m-2-of-2.safetensors"}
+
+
+def sharded(folder, index, shards=SHARDS):
+    for file, names in shards.items():
+        save_file({name: STATE[name] for name in names}, str(folder / file))
+    path = folder / "m.safetensors.index.json"
+    path.write_text(index if isinstance(index, str) else json.dumps({"weight_map": index}))
+    return str(path)
+
+
+def test_the_shards_of_an_index_are_read_as_one_state(tmp_path):
+    assert_state(files.read(sharded(tmp_path, WEIGHTS)).tensors)
+    for shard in SHARDS:  # stands for its index
+        assert_state(files.read(str(tmp_path / shard)).tensors)
+
+
+def test_torch_shards_are_read_as_one_state(tmp_path, monkeypatch):
+    shards = {"m-1-of-2.bin": ["a"], "m-2-of-2.bin": ["b.c"]}
+    of_file = lambda path: {name: STATE[name] for name in shards[path.rpartition("/")[2]]}
+    monkeypatch.setattr(files, "load_torch", of_file)
+    for shard in shards:
+        (tmp_path / shard).touch()
+    index = tmp_path / "m.bin.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "m-1-of-2.bin", "b.c": "m-2-of-2.bin"}}))
+    assert_state(files.read(str(index)).tensors)
+
+
+def test_the_only_shard_needs_no_index(tmp_path):
+    save_file(STATE, str(tmp_path / "m-1-of-1.safetensors"))
+    assert_state(files.read(str(tmp_path / "m-1-of-1.safetensors")).tensors)
+
+
+TWO = {"m-1-of-2.safetensors": ["a"], "m-2-of-2.safetensors": ["a", "b.c"]}
+FIRST = {"m-1-of-2.safetensors": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("index", "shards", "message"),
+    [
+        (WEIGHTS, FIRST, r"1 of 2 files are missing beside it \(m-2-of-2.safetensors\)"),
+        (WEIGHTS, TWO, r"m-2-of-2\.safetensors: has the tensor a, .*lists it in m-1-of-2"),
+        ({"a": WEIGHTS["a"]}, {"m-1-of-2.safetensors": ["a", "b.c"]}, "b.c, .* does not list it"),
+        (WEIGHTS | {"d": WEIGHTS["a"]}, SHARDS, "m-1-of-2.safetensors: has no tensor d, which"),
+        ({"a": "../m-1-of-2.safetensors"}, SHARDS, r"'\.\./m-1-of-2\.safetensors' is not the name"),
+        ({"a": "/etc/passwd"}, SHARDS, "'/etc/passwd' is not the name of a file beside"),
+        ({"a": "in\\m.safetensors"}, SHARDS, "is not the name of a file beside"),
+        ({"a": ".."}, SHARDS, r"'\.\.' is not the name"),
+        ({"a": 3}, SHARDS, "3 is not the name"),
+        ({}, SHARDS, "has no weight_map"),
+        ("[]", SHARDS, "holds no JSON object"),
+        ("{", SHARDS, "is not JSON"),
+        ('{"weight_map": {"a": "x", "a": "y"}}', SHARDS, "has the key 'a' twice"),
+    ],
+)
+def test_an_index_that_does_not_fit_its_shards_is_refused(tmp_path, index, shards, message):
+    with pytest.raises(UserError, match=message) as caught:
+        files.read(sharded(tmp_path, index, shards))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_shard_without_its_index_is_refused(tmp_path):
+    save_file(STATE, str(tmp_path / "m-1-of-2.safetensors"))
+    with pytest.raises(
+        ModelFormatError, match=r"is one of 2 files, and .*m.safetensors.index.json"
+    ):
+        files.read(str(tmp_path / "m-1-of-2.safetensors"))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from txl_jax.config.folders import path_text
 from txl_jax.convert import files
 from txl_jax.convert.huggingface import config_from_huggingface, params_from_huggingface
 from txl_jax.convert.pytorch import config_from_pytorch, is_nvidia, params_from_pytorch
+from txl_jax.convert.shards import INDEX, index_of, shard_in
 from txl_jax.convert.tensorflow import config_from_tensorflow, is_parameter, params_from_tensorflow
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.vocab import Vocab
@@ -29,7 +30,9 @@ from txl_jax.parallel.device_memory import check_memory
 Format = Literal["pytorch", "nvidia", "huggingface", "tensorflow", "txl_jax"]
 WT103_SYMBOLS = 267_735
 """The vocabulary size of WikiText-103, with ``<eos>``."""
-HUGGINGFACE_FILES = ("model.safetensors", "pytorch_model.bin")
+HUGGINGFACE_FILES = tuple(
+    name + end for name in ("model.safetensors", "pytorch_model.bin") for end in ("", INDEX)
+)
 
 
 class Program(NamedTuple):
@@ -110,7 +113,8 @@ def to_workdir(request: Request) -> TransformerXLConfig:
         data = {k: v for k, v in r.overrides.items() if k.startswith("data.")}
         exp = override(ExperimentConfig.from_dict({"data": r.data}), data)
         corpus = corpus_from_config(exp.data)
-    vocab_file = r.vocab or (files.vocab_in_folder(r.source) if name == "huggingface" else None)
+    beside = files.vocab_in_folder(_folder(r.source)) if name == "huggingface" else None
+    vocab_file = r.vocab or beside
     if corpus and r.vocab is None:
         vocab = corpus.vocab
     elif vocab_file is not None:
@@ -139,14 +143,13 @@ def detect(source: str) -> Format:
         return "txl_jax" if "model" in read_json(os.path.join(source, CONFIG)) else "huggingface"
     if not os.path.exists(source):
         raise ModelFormatError(f"{source}: there is no such file, folder or TF checkpoint")
-    return "pytorch"
+    return "huggingface" if index_of(source) else "pytorch"
 
 
 def _constructor_args(r: Request, name: str, stored: files.Stored | None) -> dict[str, Any]:
     given = r.args or {}
     if name == "huggingface":
-        folder = r.source if os.path.isdir(r.source) else os.path.dirname(r.source)
-        return {**read_json(os.path.join(folder, CONFIG)), **given}
+        return {**read_json(os.path.join(_folder(r.source), CONFIG)), **given}
     if stored:
         if stored.args is None:
             raise ModelFormatError(f"{r.source}: has no model_config; give the constructor's args")
@@ -165,7 +168,13 @@ def _tensor_file(source: str, name: str) -> str:
     for path in (os.path.join(source, file) for file in HUGGINGFACE_FILES):
         if os.path.isfile(path):
             return path
+    if shard := shard_in(source):
+        return shard
     raise ModelFormatError(f"{source}: has none of {', '.join(HUGGINGFACE_FILES)}")
+
+
+def _folder(source: str) -> str:
+    return source if os.path.isdir(source) else os.path.dirname(source)
 
 
 def _experiment(

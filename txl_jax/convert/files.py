@@ -2,6 +2,7 @@
 
 .safetensors         read with safetensors
 .pt .pth .bin        read with torch (optional) and ``weights_only``: tensors, plain containers
+*.index.json         lists several files of one model, each in one of these formats
 a TF checkpoint      read with tensorflow (optional); given as a prefix, ``model.ckpt-0``, or folder
 """
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from txl_jax.checkpoint.errors import ModelFormatError
 from txl_jax.checkpoint.tensors import read_safetensors
+from txl_jax.convert.shards import index_of, read_shards
 from txl_jax.data.vocab import Vocab
 from txl_jax.library_errors import import_optional
 
@@ -41,11 +43,18 @@ class Attributes:
 def read(path: str, wanted: Callable[[str], bool] = lambda name: True) -> Stored:
     """Reads a file in the format of its suffix, or a TF checkpoint given as a prefix or folder.
 
+    An index of Hugging Face, or one of its shards, stands for all its shards.
     ``wanted`` selects the variables of a TF checkpoint. Raises ModelFormatError if the file is
     missing or damaged, has another format or pickled objects, or needs a package that is missing.
     """
     if is_tensorflow(path):
         return Stored(_read_tensorflow(path, wanted))
+    if index := index_of(path):
+        return Stored(read_shards(index, lambda shard: _read_file(shard).tensors))
+    return _read_file(path)
+
+
+def _read_file(path: str) -> Stored:
     if path.endswith(".safetensors"):
         return Stored(read_safetensors(path))
     if not os.path.isfile(path):
