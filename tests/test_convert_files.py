@@ -305,6 +305,8 @@ def test_a_vocabulary_is_read_in_the_order_of_ids(tmp_path, name, content, kind,
     (tmp_path / name).write_text(content, encoding="utf-8", newline="")
     vocab = files.vocab_from_file(str(tmp_path / name))
     assert (vocab.kind, vocab.symbols) == (kind, symbols)
+    (tmp_path / name).write_text("\ufeff" + content, encoding="utf-8", newline="")
+    assert files.vocab_from_file(str(tmp_path / name)) == vocab
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from txl_jax.config import ConfigError, DataConfig
 from txl_jax.data import corpus as corpus_module
 from txl_jax.data import prepare
 from txl_jax.data.corpus import corpus_from_config, load_corpus
+from txl_jax.data.sentences import flat_tokens
 from txl_jax.data.sources import cache as cache_files
 from txl_jax.data.sources import progress
 from txl_jax.data.sources.source import BLOCK, SPLITS, Source
@@ -37,7 +38,7 @@ def folders(cache: Path) -> list[Path]:
 
 def text_of(corpus) -> str:
     """All three splits, decoded."""
-    whole = np.concatenate([getattr(corpus, split) for split in SPLITS])
+    whole = np.concatenate([flat_tokens(getattr(corpus, split)) for split in SPLITS])
     return corpus.vocab.decode(whole)
 
 
@@ -480,6 +481,57 @@ def test_text_that_is_not_utf8_needs_bytes(tmp_path):
             " or use vocab='byte', which takes any bytes"
         )
     assert load_corpus("text", path, cache_dir=tmp_path).train[400] == 0xE9
+
+
+BOM = b"\xef\xbb\xbf"
+
+
+@pytest.mark.parametrize("form", ["file", "folder", "splits", "files"])
+@pytest.mark.parametrize("kind", ["byte", "char", "word"])
+def test_a_text_with_byte_order_marks_is_the_text_without_them(tmp_path, kind, form):
+    """At the start of each file; the text and the identity of its corpus are the same."""
+    folders = [tmp_path / "plain", tmp_path / "marked"]
+    names = ("train", "valid", "test") if form == "splits" else ("1", "2", "3", "4")
+    for folder, mark in zip(folders, (b"", BOM), strict=True):
+        folder.mkdir()
+        for n, name in enumerate(names[: 1 if form == "file" else 9]):
+            (folder / f"{name}.txt").write_bytes(mark + BOOK[n:].encode())
+        (folder / "0.txt").write_bytes(mark)  # an empty file
+    paths = [folder / ("1.txt" if form == "file" else "") for folder in folders]
+    if form in ("file", "splits"):
+        [(folder / "0.txt").unlink() for folder in folders]
+    settings = {"vocab": kind, "document_files": form == "files", "cache_dir": tmp_path / "cache"}
+    plain, marked = (load_corpus("text", path, **settings) for path in paths)
+    assert "\ufeff" not in text_of(marked)
+    assert text_of(marked) == text_of(plain)
+    assert marked.vocab == plain.vocab
+    assert marked.source_hash == plain.source_hash
+    assert marked.info["bytes"] == plain.info["bytes"]
+
+
+def test_a_benchmark_with_a_byte_order_mark_has_no_word_with_it(tmp_path):
+    texts = {split: BOM + text for split, text in PTB.items()}
+    folder = write_folder(tmp_path / "t", "ptb.{}.txt", texts)
+    vocab = load_corpus("ptb", folder, cache_dir=tmp_path).vocab
+    assert not any("\ufeff" in symbol for symbol in vocab.symbols)
+
+
+@pytest.mark.parametrize("kind", ["byte", "char", "word"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_text_in_utf_16_or_32_is_refused_by_name(tmp_path, kind, encoding):
+    path = tmp_path / "wide.txt"
+    path.write_bytes(BOOK.encode(encoding))
+    for given in (path, tmp_path):
+        message = refused(lambda p=given: load_corpus("text", p, vocab=kind, cache_dir=tmp_path))
+        assert message.startswith(f"{path}: is {encoding.upper()} text, not UTF-8 (it begins")
+        assert message.endswith("save it as UTF-8")
+
+
+def test_the_place_of_a_wrong_byte_counts_from_the_start_of_the_file(tmp_path):
+    path = tmp_path / "latin.txt"
+    path.write_bytes(BOM + b"abc\n" * 100 + b"\xe9\n" + b"abc\n" * 100)
+    message = refused(lambda: load_corpus("text", path, vocab="char", cache_dir=tmp_path))
+    assert message.startswith(f"{path}, byte 403: not UTF-8")
 
 
 def test_symbols_that_training_has_not_are_in_the_vocabulary_of_a_users_text(tmp_path):

@@ -193,8 +193,10 @@ def test_a_vocabulary_file_gives_the_first_field_of_each_line_once(tmp_path):
     assert (vocab.kind, vocab.symbols) == ("sentence", ["<S>", "<UNK>", "é", "b"])
     (tmp_path / "v.txt").write_bytes(b"<S>\n\xe9\n")
     assert refused(lambda: Vocab.from_lines(tmp_path / "v.txt")) == (
-        f"{tmp_path / 'v.txt'}: not UTF-8 (invalid continuation byte)"
+        f"{tmp_path / 'v.txt'}: is not UTF-8 text (byte 4 is 0xe9); save it as UTF-8"
     )
+    (tmp_path / "v.txt").write_bytes(b"\xef\xbb\xbf<S>\n<UNK>\nb\n")
+    assert Vocab.from_lines(tmp_path / "v.txt").symbols == ["<S>", "<UNK>", "b"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,13 @@ import sys
 import pytest
 
 from txl_jax import files
-from txl_jax.files import atomic_write, write_failure_reason, write_json
+from txl_jax.files import (
+    atomic_write,
+    decode_text,
+    parse_json_object,
+    write_failure_reason,
+    write_json,
+)
 
 
 def test_a_file_is_never_missing_while_it_is_replaced(tmp_path, monkeypatch):
@@ -56,6 +62,24 @@ def test_json_keeps_names_and_prompts_that_are_not_utf8(tmp_path):
             text = file.read()
         assert json.loads(text) == value
         assert text.isascii() == ("path" in value)
+
+
+def test_text_has_no_byte_order_mark():
+    assert decode_text(b"\xef\xbb\xbfthe \xc3\xa9") == decode_text("the é".encode()) == "the é"
+    assert decode_text("a\ufeffb".encode()) == "a\ufeffb"  # no mark elsewhere
+    assert decode_text(b"\xef\xbb\xbf\xff", "surrogateescape") == "\udcff"
+    assert decode_text(b"") == decode_text(b"\xef\xbb\xbf") == ""
+    assert parse_json_object(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_text_in_another_encoding_is_named_with_the_fix(encoding):
+    name = encoding[:6].upper()
+    for text in ("", "the"):
+        with pytest.raises(ValueError, match=rf"^is {name} text, not UTF-8 .*; save it as UTF-8$"):
+            decode_text(f"\ufeff{text}".encode(encoding), "surrogateescape")
+    with pytest.raises(ValueError, match=r"^is not UTF-8 text \(byte 4 is 0xe9\); save it as"):
+        decode_text(b"\xef\xbb\xbfa\xe9")
 
 
 @pytest.mark.parametrize(

@@ -264,6 +264,17 @@ def test_a_file_is_scored_into_a_file(tmp_path, capsys):
     assert json.loads(row)["symbols"] == ["a", "b", "c", "\n"]
 
 
+def test_a_byte_order_mark_is_not_scored(monkeypatch, capsys, tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"\xef\xbb\xbfabc\n")
+    trained = trained_on(Vocab.all_bytes())
+    assert scored(trained, monkeypatch, capsys, "", path=str(path))[0][0]["tokens"] == 4
+    assert scored(trained, monkeypatch, capsys, "\ufeffabc\n")[0][0]["tokens"] == 4
+    path.write_bytes("abc\n".encode("utf-16"))
+    with pytest.raises(ConfigError, match=r"score.path = .*: is UTF-16 text, .* save it as UTF-8"):
+        scored(trained, monkeypatch, capsys, "", path=str(path))
+
+
 def test_what_cannot_be_scored_is_named(monkeypatch, capsys, tmp_path):
     trained = trained_on(Vocab.from_chars(["abc\n"]))
     with pytest.raises(DataError, match="standard input: has no token to score"):

@@ -1,6 +1,7 @@
 """A tokenizer.json of Hugging Face tokenizers as the vocabulary of a text."""
 
 import json
+import pathlib
 import shutil
 
 import numpy as np
@@ -67,6 +68,9 @@ def test_each_line_has_the_ids_of_the_tokenizer_without_cuts_padding_and_added_t
     assert vocab.encode("the <end>").tolist()[-1] == plain.token_to_id("<end>")
     assert vocab.decode(vocab.encode("The CAT <end>")) == "the cat <end>"
     assert (vocab.unit, vocab.dtype) == ("ppl", np.uint8)
+    marked = tmp_path / "marked.json"
+    marked.write_bytes(b"\xef\xbb\xbf" + pathlib.Path(path).read_bytes())
+    assert Vocab.from_tokenizer(marked) == vocab
 
 
 def test_the_stored_vocabulary_has_the_tokenizer(tmp_path):

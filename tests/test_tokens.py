@@ -88,6 +88,8 @@ def test_symbols_are_for_display_and_prompts(tmp_path):
     vocab = load_corpus("tokens", path).vocab
     assert vocab.decode([8, 0, 3]) == "n8 n0 n3"
     assert vocab.encode("n8 0\nn3").tolist() == [8, 0, 3]
+    (tmp_path / "symbols.json").write_text("\ufeff" + json.dumps(names), "utf-8")
+    assert load_corpus("tokens", path).vocab == vocab
     assert vocab.unit == "ppl"
     with pytest.raises(DataError, match="'n9' is no id of this model; write ids from 0 to 8"):
         vocab.encode("n9")

@@ -1,5 +1,6 @@
-"""Writes bytes, JSON and CSV atomically, parses JSON objects, and adds file names to errors."""
+"""Writes bytes, JSON and CSV atomically, decodes text and JSON, and adds file names to errors."""
 
+import codecs
 import contextlib
 import csv
 import errno
@@ -55,6 +56,39 @@ def write_csv(path: str, rows: Sequence[Mapping[str, Any]]) -> None:
     atomic_write(path, text.getvalue().encode())
 
 
+_OTHER_MARKS = {
+    **{codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32"},  # LE begins as UTF-16 does
+    **{codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"},
+}
+
+
+def mark_size(start: bytes) -> int:
+    """Returns how many bytes of a file are its byte order mark in UTF-8: 3, or 0 without one.
+
+    ``start`` is the file or its first 4 bytes. Raises ValueError, whose message continues a file's
+    name, for the mark of UTF-16 or UTF-32.
+    """
+    for mark, name in _OTHER_MARKS.items():
+        if start.startswith(mark):
+            found = f"it begins with the byte order mark {mark.hex(' ').upper()}"
+            raise ValueError(f"is {name} text, not UTF-8 ({found}); save it as UTF-8")
+    return len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0
+
+
+def decode_text(data: bytes, errors: str = "strict") -> str:
+    """Returns the text of a file in UTF-8, without a byte order mark. All text is read with it.
+
+    ``errors`` is that of ``bytes.decode``. Raises ValueError, whose message continues a file's
+    name, for other encodings.
+    """
+    start = mark_size(data[:4])
+    try:
+        return data.decode("utf-8", errors)[1 if start else 0 :]
+    except UnicodeDecodeError as error:
+        byte = f"byte {error.start} is 0x{data[error.start]:02x}"
+        raise ValueError(f"is not UTF-8 text ({byte}); save it as UTF-8") from error
+
+
 MAX_DEPTH = 50
 """The deepest nesting accepted in a JSON object; the files of this program are less deep."""
 
@@ -66,10 +100,8 @@ def parse_json_object(data: bytes) -> dict[str, Any]:
       ValueError: the bytes are not one JSON object. The message continues a file's name.
     """
     try:
-        value = json.loads(data.decode(), object_pairs_hook=_unique_keys)
+        value = json.loads(decode_text(data), object_pairs_hook=_unique_keys)
         _check_depth(value, MAX_DEPTH)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"is not UTF-8 text (byte {error.start})") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"is not JSON ({error})") from error
     except RecursionError:

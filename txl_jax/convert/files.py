@@ -7,6 +7,7 @@ a TF checkpoint      read with tensorflow (optional); given as a prefix, ``model
 """
 
 import argparse
+import io
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from txl_jax.checkpoint.errors import ModelFormatError
 from txl_jax.checkpoint.tensors import read_safetensors
 from txl_jax.convert.shards import index_of, read_shards
 from txl_jax.data.vocab import Vocab
+from txl_jax.files import decode_text
 from txl_jax.library_errors import import_optional
 
 TORCH = (".pt", ".pth", ".bin")
@@ -159,9 +161,10 @@ def vocab_from_file(path: str) -> Vocab:
             raise ModelFormatError(f"vocabulary {path}: has no idx2sym")
         return Vocab.from_symbols(symbols)
     try:
-        with open(path, encoding="utf-8", newline="\n") as file:
-            content = json.load(file) if path.endswith(".json") else list(file)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        with open(path, "rb") as file:
+            text = decode_text(file.read())
+        content = json.loads(text) if path.endswith(".json") else list(io.StringIO(text))
+    except ValueError as error:
         raise ModelFormatError(f"vocabulary {path}: cannot be read ({error})") from error
     if not path.endswith(".json"):
         return Vocab.from_symbols([_symbol(line) for line in content])

@@ -24,6 +24,7 @@ from txl_jax.checkpoint.errors import ModelFormatError
 from txl_jax.checkpoint.tensors import Tensors
 from txl_jax.config import TransformerXLConfig
 from txl_jax.convert import arguments
+from txl_jax.files import decode_text
 
 FORM: dict[str, Any] = {
     "attention": "relative",
@@ -49,7 +50,9 @@ def config_from_ppo_jax(settings: Mapping[str, Any] | str | bytes) -> Transforme
     lengths ``mem_len``, ``window`` and ``rows`` are allowed. Raises ModelFormatError if a setting
     is missing or unknown, or if ``n_head`` does not divide ``d_model``.
     """
-    given = dict(json.loads(settings) if isinstance(settings, str | bytes) else settings)
+    if isinstance(settings, bytes):
+        settings = decode_text(settings)
+    given = dict(json.loads(settings) if isinstance(settings, str) else settings)
     what = "settings of transformerXL_PPO_JAX"
     arguments.require(given, (*SHAPE, "gating"), what)
     shape = {name: given.pop(name) for name in SHAPE}

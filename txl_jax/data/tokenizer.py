@@ -15,6 +15,7 @@ import numpy as np
 
 from txl_jax.data.codecs import Codec, decode_utf8
 from txl_jax.data.errors import DataError
+from txl_jax.files import decode_text
 from txl_jax.library_errors import import_optional
 
 LONGEST = 1 << 16  # the largest number of characters of a line that are encoded together
@@ -75,11 +76,13 @@ def read_tokenizer(path: Path) -> tuple[list[str], dict[str, Any]]:
     Ids without a token are called ``<unused N>``. Raises DataError if the file is no tokenizer.
     """
     try:
-        stored = json.loads(path.read_text("utf-8"))
+        stored = json.loads(decode_text(path.read_bytes()))
     except OSError as error:
         raise DataError(f"data.tokenizer = {str(path)!r}: {error.strerror}") from error
     except ValueError as error:
-        raise DataError(f"data.tokenizer = {str(path)!r}: is not JSON in UTF-8") from error
+        raise DataError(
+            f"data.tokenizer = {str(path)!r}: is not JSON in UTF-8 ({error})"
+        ) from error
     ids = load_tokenizer(stored, str(path)).get_vocab(with_added_tokens=True)
     if not ids:
         raise DataError(f"data.tokenizer = {str(path)!r}: has no tokens")

@@ -7,6 +7,7 @@ then by first occurrence. So ids, adaptive cutoffs and converted models agree wi
 import collections
 import dataclasses
 import functools
+import io
 import itertools
 import os
 import string
@@ -20,6 +21,7 @@ from txl_jax.data import codecs, subword, tokenizer
 from txl_jax.data.codecs import NEWLINE, as_letters, bytes_by_frequency, decode_utf8, whole_words
 from txl_jax.data.errors import DataError
 from txl_jax.data.symbols import BOUNDARY, BYTES, EOS, SENTENCE_UNK, SPACE, Kind, check_ids
+from txl_jax.files import decode_text
 from txl_jax.messages import short_repr
 from txl_jax.units import Unit
 
@@ -99,12 +101,12 @@ class Vocab:
     def from_lines(cls, path: str | os.PathLike) -> "Vocab":
         """Reads the first fields of lines as a sentence vocabulary; raises DataError for others."""
         try:
-            with open(path, encoding="utf-8") as file:
-                lines = [line.split(maxsplit=1) for line in file]
+            text = io.StringIO(decode_text(Path(path).read_bytes()), newline=None)
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path}: not UTF-8 ({error.reason})") from error
+        except ValueError as error:
+            raise DataError(f"{path}: {error}") from error
+        lines = [line.split(maxsplit=1) for line in text]
         if [] in lines:
             raise DataError(f"{path}, line {lines.index([]) + 1}: has no symbol")
         try:

@@ -34,7 +34,7 @@ from txl_jax.data.sources.tokens import SUFFIXES, read_documents
 from txl_jax.data.streams import read_segment
 from txl_jax.data.symbols import readable
 from txl_jax.data.vocab import Text, Vocab, encode_text, line_end, separator_ids
-from txl_jax.files import name_in_os_errors
+from txl_jax.files import decode_text, name_in_os_errors
 from txl_jax.messages import argument, fields_repr
 from txl_jax.model.footprint import of_reading
 from txl_jax.model.transformer_xl import TransformerXL
@@ -328,9 +328,10 @@ def text_score(
 def _text(path: str) -> str:
     try:
         data = read_stdin() if path == "-" else pathlib.Path(path).read_bytes()
-        return data.decode("utf-8", "surrogateescape")
-    except OSError as error:
-        raise ConfigError(f"config key score.path = {path!r}: {error.strerror}") from error
+        return decode_text(data, "surrogateescape")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"config key score.path = {path!r}: {reason}") from error
 
 
 def _write(records: Sequence[dict[str, Any]], path: str | None) -> None:

@@ -14,6 +14,7 @@ from txl_jax.config.bounds import WORDS
 from txl_jax.data.sources.source import existing_path
 from txl_jax.data.sources.tokens import read_documents
 from txl_jax.data.vocab import Text
+from txl_jax.files import decode_text
 
 MAX_BYTES = 1 << 30  # largest file of prompts; devices and pipes may be endless
 
@@ -79,14 +80,12 @@ def _read_text(key: str, path: str) -> str:
         else:
             with open(path, "rb") as file:
                 content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise ConfigError(f"{where}: has more than {MAX_BYTES:,} bytes; name a shorter file")
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{where}: is not UTF-8 text (byte {error.start} is 0x{error.object[error.start]:02x});"
-            " save it as UTF-8"
-        ) from error
     except OSError as error:
         raise ConfigError(f"{where}: {error.strerror}; name a text file that exists") from error
-    return io.StringIO(text.removeprefix("\ufeff"), newline=None).getvalue()  # line ends become \n
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{where}: has more than {MAX_BYTES:,} bytes; name a shorter file")
+    try:
+        text = decode_text(content)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    return io.StringIO(text, newline=None).getvalue()  # line ends become \n

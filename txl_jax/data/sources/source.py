@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from txl_jax.config.folders import expanded
 from txl_jax.data.codecs import decode_utf8
 from txl_jax.data.errors import DataError
+from txl_jax.files import mark_size
 
 SPLITS = ("train", "valid", "test")
 BLOCK = 256 * 1024  # the number of bytes that are read at a time
@@ -26,9 +28,16 @@ class ByteRange:
 
     @classmethod
     def whole(cls, path: Path) -> "ByteRange":
-        """Returns the range of all bytes of a file; raises DataError if the file is unreadable."""
-        with read_errors(path):
-            return cls(path, range(path.stat().st_size))
+        """Returns the range of a file's bytes after its byte order mark, if it has one.
+
+        Raises DataError if the file is unreadable, or is in UTF-16 or UTF-32.
+        """
+        with read_errors(path), open(path, "rb") as file:
+            try:
+                start = mark_size(file.read(4))
+            except ValueError as error:
+                raise DataError(f"{path}: {error}") from None
+            return cls(path, range(start, os.fstat(file.fileno()).st_size))
 
     def __len__(self) -> int:
         return len(self.span)
@@ -71,13 +80,19 @@ class Source:
                 )
 
     def hash(self) -> str:
-        """Returns the sha256 over names and contents of files; raises DataError if one changed."""
+        """Returns the sha256 over names and texts of files; raises DataError if one changed.
+
+        A byte order mark is no part of the text.
+        """
         sums = {name: file_hash(path) for name, path in self.files.items()}
         for name, expected in self.recorded.items():
             if sums[name] != expected:
                 path, fault = self.files[name], f"its sha256 is {sums[name]}, not {expected}"
                 fix = f"delete the folder {path.parent}, it will be downloaded again"
                 raise DataError(f"{path}: {fault} as when it was downloaded; {fix}")
+        for name, path in self.files.items():
+            if start := ByteRange.whole(path).span.start:
+                sums[name] = file_hash(path, start=start)
         return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
 
     @property
@@ -104,7 +119,8 @@ class Source:
     def check_utf8(self) -> None:
         """Raises DataError with the file and the byte if a file is not UTF-8."""
         for path in self.files.values():
-            for _ in decode_utf8(read([ByteRange.whole(path)]), str(path)):
+            size = ByteRange.whole(path).span.stop
+            for _ in decode_utf8(read([ByteRange(path, range(size))]), str(path)):
                 pass
 
 
@@ -195,9 +211,10 @@ def join_files(files: Sequence[Path]) -> list[ByteRange | bytes]:
     return text
 
 
-def file_hash(path: Path, kind: str = "sha256") -> str:
-    """Returns the hash of a file in hexadecimal; raises DataError if the file is unreadable."""
+def file_hash(path: Path, kind: str = "sha256", start: int = 0) -> str:
+    """Returns the hash of a file from byte ``start``; raises DataError if it is unreadable."""
     with read_errors(path), open(path, "rb") as file:
+        file.seek(start)
         return hashlib.file_digest(file, kind).hexdigest()
 
 

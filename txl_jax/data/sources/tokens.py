@@ -38,6 +38,7 @@ from txl_jax.data.sources.source import SPLITS, file_hash, read_errors
 from txl_jax.data.sources.text import OWN_SPLITS
 from txl_jax.data.symbols import chunks, first_outside
 from txl_jax.data.vocab import Vocab
+from txl_jax.files import decode_text
 from txl_jax.messages import argument
 
 SUFFIXES = (".npy", ".bin")  # of arrays
@@ -314,7 +315,7 @@ def read_symbols(path: Path) -> list[str]:
     """Returns the symbols in a JSON file, a list of texts in the order of the ids."""
     try:
         with read_errors(path):
-            symbols = json.loads(path.read_text("utf-8"))
+            symbols = json.loads(decode_text(path.read_bytes()))
     except ValueError as error:
         raise DataError(f"{path}: is not JSON in UTF-8 ({error})") from error
     if not isinstance(symbols, list) or not all(isinstance(x, str) for x in symbols):
