@@ -33,6 +33,7 @@ from txl_jax.config import (
     from_record,
     load_config,
     override,
+    with_absolute_paths,
     without_paths,
 )
 from txl_jax.config.changes import is_free, set_all
@@ -1184,6 +1185,47 @@ def _holds_text(hint):
 
 def _inner_types(hint):
     return () if typing.get_origin(hint) is typing.Literal else typing.get_args(hint)
+
+
+def test_paths_are_made_absolute_wherever_they_stand(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("/usr/bin")
+    given = {
+        "data.path": "a//b/",
+        "data.cache_dir": "~/x",
+        "data.tokenizer": "link/../t.json",  # /usr/t.json
+        "distil.teachers": ["runs/lr=0.1", "./runs/../b"],
+        "train.text_on_device": True,
+        "recl.models": ["a=runs/lr=0.1", "g:b=~/x", "c=/y", "d="],
+        "ablation.workdirs": ["row=r"],
+        "score.path": "-",
+        "score.json": "gs://bucket/x",
+    }
+    stored = flatten(with_absolute_paths(override(ExperimentConfig(), given)).to_dict())
+    here = str(tmp_path)
+    assert {key: stored[key] for key in given} == given | {
+        "data.path": f"{here}/a/b",
+        "data.cache_dir": "/home/me/x",
+        "data.tokenizer": f"{here}/link/../t.json",
+        "distil.teachers": [f"{here}/runs/lr=0.1", f"{here}/b"],
+        "recl.models": [f"a={here}/runs/lr=0.1", "g:b=/home/me/x", "c=/y", "d="],
+        "ablation.workdirs": [f"row={here}/r"],
+    }
+    assert with_absolute_paths(ExperimentConfig()) == ExperimentConfig()
+
+
+def test_the_same_path_written_in_another_way_is_no_difference(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to("run")
+    of = lambda start, *teachers: {"train": {"start_from": start}, "distil": {"teachers": teachers}}
+    old = of("run", "run", "a")
+    for same in ("run", "./run/", "link", str(tmp_path / "run")):
+        assert differing_keys(old, of(same, same, "./a")) == []
+    assert differing_keys(old, of("a", "run", "a")) == ["train.start_from: 'run' -> 'a'"]
+    assert differing_keys(old, of(None, "run", "a")) == ["train.start_from: 'run' -> None"]
+    assert len(differing_keys(old, of("run", "run"))) == 1
 
 
 def test_settings_without_paths_have_the_defaults_of_those_and_keep_all_others():

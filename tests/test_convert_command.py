@@ -154,7 +154,7 @@ def test_a_huggingface_folder_of_shards_gives_the_model_of_one_file(tmp_path):
     asked = {"args": None, "vocab": None}
     convert.to_workdir(request(tmp_path, source=str(tmp_path), **asked))
     want = txl_jax.load(str(tmp_path / "run")).params
-    listed = {}
+    listed: dict[str, dict] = {}
     for n, (name, tensor) in enumerate(load_file(str(one)).items()):
         listed.setdefault(f"model-{n % 3 + 1:05}-of-00003.safetensors", {})[name] = tensor
     for file, state in listed.items():

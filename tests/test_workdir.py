@@ -1,13 +1,17 @@
 """Folders that a run may write in: nothing of the user's own is overwritten, no model is hidden."""
 
 import ast
+import dataclasses
 import importlib
+import json
 import os
 import pathlib
 import re
 import shutil
 from typing import Any, cast
+from unittest import mock
 
+import numpy as np
 import pytest
 import tiny_runs
 
@@ -25,6 +29,9 @@ from txl_jax.config import ConfigError, ExperimentConfig, override
 from txl_jax.config.folders import expanded
 from txl_jax.convert import export
 from txl_jax.convert.conversion import Request, to_workdir
+from txl_jax.data.corpus import corpus_from_config
+from txl_jax.data.errors import DataError
+from txl_jax.evaluation import score
 from txl_jax.messages import UserError
 from txl_jax.training import fine_tuning
 from txl_jax.training.fine_tuning import resolve_experiment
@@ -391,3 +398,92 @@ def test_every_file_that_is_written_is_in_the_list_of_names():
         seen |= {f"{name}.png", f"{name}.svg"} if picture and name else {name}
     assert unknown == []
     assert seen - {ELSEWHERE} == set(FILES)
+
+
+# A folder that is a text and a workdir, and paths as the next command needs them.
+
+
+@pytest.mark.parametrize("files", [False, True])
+@pytest.mark.parametrize("name", ["text", "tokens"])
+def test_what_a_run_wrote_is_no_part_of_the_text_in_its_folder(tmp_path, capsys, name, files):
+    for n in range(3):
+        (tmp_path / f"{n}.txt").write_text(tiny_runs.text(60, seed=n))
+        np.save(tmp_path / f"{n}.npy", np.arange(300) % 7)
+    settings = {"data.name": name, "data.path": str(tmp_path), "data.document_files": files}
+    if name == "tokens":
+        settings |= {"data.document_files": False, "data.vocab": None}
+    corpus, exp = tiny_runs.corpus_and_experiment(tmp_path / "..", **settings)
+    init_workdir(str(tmp_path), exp, corpus)
+    (tmp_path / "sample.txt").write_text("zebra")
+    np.save(tmp_path / "sample.npy", np.arange(30) % 20)
+    np.save(tmp_path / "sample.starts.npy", np.array([0, 9]))
+    capsys.readouterr()
+    link = tmp_path.with_name("link")
+    link.unlink(missing_ok=True)
+    link.symlink_to(tmp_path)
+    for path in (tmp_path, link):
+        again = corpus_from_config(dataclasses.replace(exp.data, path=str(path)))
+        assert again.source_hash == corpus.source_hash
+        assert again.vocab == corpus.vocab
+        assert "left out sample." in capsys.readouterr().err
+        init_workdir(str(tmp_path), exp, again)  # the repeated command
+    (tmp_path / CONFIG).write_text('{"model_type": "gpt2"}')  # of another program
+    assert corpus_from_config(exp.data).source_hash != corpus.source_hash
+
+
+@pytest.mark.integration
+def test_a_run_in_the_folder_of_its_text_is_repeated(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text(tiny_runs.text())
+    exp = tiny_runs.experiment(tmp_path.parent, **{"data.path": ".", "train.steps": 2})
+    first = txl_jax.train(exp, ".").evaluate()
+    assert (tmp_path / "sample.txt").exists()
+    assert txl_jax.train(exp, ".").evaluate().loss == first.loss
+
+
+@pytest.mark.integration
+def test_a_stored_path_is_right_in_another_folder(tmp_path, monkeypatch):
+    """Where it was given relative to the current folder: data, start_from and files of prompts."""
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    for folder in (here, elsewhere):
+        folder.mkdir()
+    monkeypatch.chdir(here)
+    (here / "mine.txt").write_text(tiny_runs.text())
+    (here / "prompt.txt").write_text("the cat")
+    given = {"data.path": "mine.txt", "train.steps": 2, "generate.prompt_file": "prompt.txt"}
+    exp = tiny_runs.experiment(tmp_path, **{**given, "generate.prompt": ""})
+    trained = txl_jax.train(exp, "run")
+    assert json.loads((here / "run" / CONFIG).read_text())["corpus"]["label"] == "mine.txt"
+    more = override(exp, {"train.start_from": "run"})
+    txl_jax.train(more, "more")
+    same = override(more, {"train.start_from": "./../here/run/"})
+    txl_jax.train(same, "more")  # resumes
+    with pytest.raises(WorkdirError, match=r"train.start_from: '.*run' -> '.*more'"):
+        txl_jax.train(override(more, {"train.start_from": "more"}), "more")
+    stored = json.loads((here / "more" / CONFIG).read_text())
+    assert stored["data"]["path"] == str(here / "mine.txt")
+    assert stored["train"]["start_from"] == str(here / "run")
+    assert stored["generate"]["prompt_file"] == str(here / "prompt.txt")
+    assert (stored["score"]["path"], stored["data"]["cache_dir"]) == ("-", None)
+    expected = trained.evaluate().loss
+    monkeypatch.chdir(elsewhere)
+    for model in (trained, txl_jax.load("../here/run")):
+        assert model.evaluate().loss == expected
+        assert model.generate(length=3)[0].prompt == "the cat"
+
+
+@pytest.mark.parametrize("key", ["generate.json", "score.json"])
+def test_results_are_not_written_into_the_text(claimed, tmp_path, key, monkeypatch):
+    _, corpus, exp = claimed
+    text = tmp_path / "text.txt"
+    text.write_text("the cat\n")
+    monkeypatch.chdir(tmp_path)
+    for path, output in ((text, "text.txt"), (tmp_path, "out.txt"), (".", text)):
+        asked = override(exp, {"data.path": str(path), key: str(output)})
+        refuse = lambda c=asked: modes.check_final_outputs(c, corpus)
+        if key == "score.json":
+            refuse = lambda c=asked: score.run(mock.Mock(config=c), "unused")
+        with pytest.raises(DataError, match=f"{key} = .*: would become a part of the text"):
+            refuse()
+    assert text.read_text() == "the cat\n"
+    modes.check_final_outputs(override(exp, {"generate.json": str(tmp_path / "o.json")}), corpus)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from txl_jax.interrupts import is_script
+from txl_jax.messages import shown_path
 
 
 def typed_command() -> str:
@@ -45,12 +46,6 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 def command_for(mode: str, workdir: str) -> str:
     """Returns the command that runs a mode with the model of a workdir."""
     return _joined([f"--workdir={shown_path(workdir)}", f"--mode={mode}"])
-
-
-def shown_path(path: str) -> str:
-    """Returns a path relative to the current folder if the path is inside it."""
-    relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative
 
 
 def _joined(flags: list[str]) -> str:

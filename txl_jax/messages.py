@@ -80,6 +80,14 @@ def argument(name: str, value: object) -> str:
     return f"{named}={value}"
 
 
+def shown_path(path: str) -> str:
+    """Returns a path relative to the current folder if the path is inside it."""
+    if not os.path.isabs(path):
+        return path
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
+
+
 def one_line(message: object) -> str:
     """Returns an error or a warning as one line of text, truncated."""
     try:

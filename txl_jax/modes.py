@@ -25,15 +25,16 @@ from txl_jax.checkpoint.workdir_files import (
     check_outputs,
     register_outputs,
 )
-from txl_jax.command_line import command_for, command_with, shown_path, typed_command
+from txl_jax.command_line import command_for, command_with, typed_command
 from txl_jax.config import ExperimentConfig, differing_keys, override
 from txl_jax.data.corpus import Corpus, corpus_from_config
+from txl_jax.data.sources.source import check_not_text
 from txl_jax.data.vocab import encode_prompts
 from txl_jax.evaluation.baselines import check_baselines
 from txl_jax.evaluation.scoring_run import score_split, write_evaluation
 from txl_jax.generation.prompts import read_prompts
 from txl_jax.generation.write import set_stream_errors, write_continuations
-from txl_jax.messages import argument, names_flags
+from txl_jax.messages import argument, names_flags, shown_path
 from txl_jax.parallel import processes
 from txl_jax.planning.compile_ahead import compile_ahead
 from txl_jax.standard_streams import stderr, stdout
@@ -169,6 +170,7 @@ def check_final_outputs(exp: ExperimentConfig, corpus: Corpus) -> None:
     encode_prompts(corpus.vocab, read_prompts(exp.generate))
     if exp.generate.length:
         processes.on_process_zero(lambda: check_file("generate.json", exp.generate.json))
+        check_not_text("generate.json", exp.generate.json, exp.data)
 
 
 def evaluate_and_generate(
@@ -228,7 +230,9 @@ def use_model(
 
 def generate(trained: TrainedModel, workdir: str) -> int:
     """Continues the prompts that the config names, on the first device of process 0."""
-    processes.on_process_zero(lambda: check_file("generate.json", trained.config.generate.json))
+    exp = trained.config
+    processes.on_process_zero(lambda: check_file("generate.json", exp.generate.json))
+    check_not_text("generate.json", exp.generate.json, exp.data)
     if processes.is_process_zero():
         write_continuations(trained, workdir)
     return 0

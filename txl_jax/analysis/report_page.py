@@ -22,11 +22,11 @@ from txl_jax.analysis.results import figure_bytes, new_figure
 from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.checkpoint.workdir import read_json, read_record
 from txl_jax.checkpoint.workdir_files import CONFIG, register_outputs
-from txl_jax.config import ExperimentConfig, flatten
+from txl_jax.config import ExperimentConfig, flatten, path_keys
 from txl_jax.evaluation.baselines import DESCRIPTIONS
 from txl_jax.evaluation.protocols import is_part
 from txl_jax.files import atomic_write
-from txl_jax.messages import argument
+from txl_jax.messages import argument, shown_path
 from txl_jax.standard_streams import stderr
 from txl_jax.units import UNIT_NAMES, Unit, format_value
 
@@ -47,6 +47,7 @@ REPORT_SECTIONS = (
 """The prefix of the files of each analysis, with the heading and the caption of its section."""
 
 DEFAULTS = flatten(ExperimentConfig().to_dict())
+PATHS = tuple(path_keys(ExperimentConfig))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +75,8 @@ class RunRecord:
     def settings(self) -> dict[str, Any]:
         """All settings by dotted key. Settings that are not recorded have their default values."""
         own = {k: v for k, v in self.config.items() if k not in ("corpus", "provenance")}
-        return DEFAULTS | flatten(own)
+        found = DEFAULTS | flatten(own)
+        return found | {key: shown_path(found[key]) for key in PATHS if isinstance(found[key], str)}
 
     @property
     def changed_settings(self) -> dict[str, Any]:

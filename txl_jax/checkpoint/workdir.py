@@ -44,10 +44,9 @@ def init_workdir(
     check_free(workdir)
     path = os.path.join(workdir, CONFIG)
     if os.path.exists(path):
-        read_experiment(workdir)  # raises for another version or damaged settings
+        settings = read_experiment(workdir)  # raises for another version or damaged settings
         record = read_record(workdir)
-        settings = {k: v for k, v in record.items() if k not in ("corpus", "provenance")}
-        different = differing_keys(settings, exp.to_dict())
+        different = differing_keys(settings.to_dict(), exp.to_dict())
         text_hash = record.get("corpus", {}).get("source_hash")
         if text_hash != corpus.source_hash:
             different.append(f"hash of the text: {text_hash} -> {corpus.source_hash}")

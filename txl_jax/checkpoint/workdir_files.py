@@ -12,13 +12,14 @@ from collections.abc import Iterator
 
 from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.config import ConfigError
+from txl_jax.data.sources.source import SAMPLES
 from txl_jax.files import (
     name_in_os_errors,
     parse_json_object,
     write_failure_reason,
     written_as,
 )
-from txl_jax.messages import argument, short_repr
+from txl_jax.messages import argument, short_repr, shown_path
 from txl_jax.standard_streams import stdout
 
 FORMAT = 2  # the version of checkpoints and exported models; this program reads no other one
@@ -37,7 +38,7 @@ def _figures(*names: str) -> tuple[str, ...]:
 # The results of each mode, written in its workdir at the end.
 MODE_FILES: dict[str, tuple[str, ...]] = {
     "evaluate": ("evaluation.json", "evaluations.jsonl"),
-    "generate": ("sample.txt", "samples.jsonl", "sample.npy", "sample.starts.npy"),
+    "generate": (*SAMPLES, "samples.jsonl"),
     "context": ("context_losses.npz", "context.json", "context.csv", *_figures("context")),
     "recl": ("recl.json", "recl.csv", "recl_gains.csv", *_figures("recl", "recl_loss")),
     "attention": (
@@ -162,8 +163,8 @@ def check_file(key: str, path: str | None) -> None:
             os.remove(path)
     except OSError as error:
         raise ConfigError(
-            f"config key {key} = {path!r}: cannot be written ({error.strerror}); name a file in a"
-            " folder that exists and can be written"
+            f"config key {key} = {shown_path(path)!r}: cannot be written ({error.strerror}); name a"
+            " file in a folder that exists and can be written"
         ) from error
 
 

@@ -29,7 +29,7 @@ from txl_jax.config.experiment import (
 from txl_jax.config.generation import GenerateConfig
 from txl_jax.config.loading import config_rows, load_config
 from txl_jax.config.model import AttentionForm, TransformerXLConfig, Window
-from txl_jax.config.nested import flatten, without_paths
+from txl_jax.config.nested import flatten, path_keys, with_absolute_paths, without_paths
 from txl_jax.config.training import (
     AverageConfig,
     CheckpointConfig,
@@ -78,5 +78,7 @@ __all__ = [
     "load_config",
     "longest_segment",
     "override",
+    "path_keys",
+    "with_absolute_paths",
     "without_paths",
 ]

@@ -41,7 +41,7 @@ class ReclConfig(Section, key="recl"):
     text is that of the section ``data`` if it names one, and otherwise that of the models.
     """
 
-    models: tuple[str, ...] = local_path(())
+    models: tuple[str, ...] = local_path((), named=True)
     """Models, each as NAME=WORKDIR or NAME=FILE.npz (recorded losses), or with a group as
     GROUP:NAME=…."""
     shares: tuple[float, ...] = setting(
@@ -86,7 +86,7 @@ class AblationConfig(Section, key="ablation"):
 
     rows: tuple[str, ...] = free_text(())
     """Rows to train and score; an empty list takes all rows of the config."""
-    workdirs: tuple[str, ...] = local_path(())
+    workdirs: tuple[str, ...] = local_path((), named=True)
     """Rows that are already trained, as ROW=WORKDIR; other rows are trained in the workdir."""
     lengths: tuple[int, ...] = rising(1, tuple(range(64, 513, 64)), LENGTH)
     """Attention lengths of evaluation; the training length is always added."""

@@ -6,7 +6,8 @@ from typing import Any
 from txl_jax.config.combinations import ALTERNATIVES
 from txl_jax.config.errors import ConfigError, UnknownKeyError
 from txl_jax.config.experiment import ExperimentConfig
-from txl_jax.config.nested import flatten, unknown_key
+from txl_jax.config.folders import same_files
+from txl_jax.config.nested import flatten, path_keys, unknown_key
 from txl_jax.messages import short_repr
 
 ANALYSES = ("context", "recl", "attention", "ablation", "speed", "score", "probe", "report")
@@ -54,13 +55,15 @@ def set_all(nested: dict[str, Any], overrides: Mapping[str, Any]) -> None:
 def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """Returns the differences of keys that affect the trained state, as ``key: old -> new``.
 
-    A missing key has its default value.
+    A missing key has its default value. A path may be written in another way.
     """
-    defaults = flatten(ExperimentConfig().to_dict())
+    paths, defaults = set(path_keys(ExperimentConfig)), flatten(ExperimentConfig().to_dict())
     old, new = ({**defaults, **flatten(nested)} for nested in (a, b))
     keys = [key for key in sorted(old.keys() | new.keys()) if not is_free(key)]
     pairs = [(key, old.get(key, "absent"), new.get(key, "absent")) for key in keys]
-    return [f"{key}: {short_repr(x)} -> {short_repr(y)}" for key, x, y in pairs if x != y]
+    same = lambda key, x, y: same_files(x, y) if key in paths else x == y
+    other = [pair for pair in pairs if not same(*pair)]
+    return [f"{key}: {short_repr(x)} -> {short_repr(y)}" for key, x, y in other]
 
 
 def is_free(key: str) -> bool:

@@ -22,17 +22,20 @@ from txl_jax.config.parsing import typed
 from txl_jax.messages import truncate
 
 Test = Callable[[Any], Any]
+NAMED = "NAME=PATH"
+"""The form of the items of a list of paths in which each path has a name."""
 LONGEST_REPR = 400
 """The largest number of characters of the ``repr`` of a section."""
 
 
 def setting(
-    default: Any, rule: str, holds: Test, most: float | None = None, path: bool | None = None
+    default: Any, rule: str, holds: Test, most: float | None = None, path: bool | str | None = None
 ) -> Any:
     """Declares a field with a rule; the text ``rule`` describes the test ``holds`` in errors.
 
     ``most`` is the largest value, or the largest item of a list, if the rule does not state it
-    (bounds.py). ``path`` says whether a text names files of this machine. ``None``, where the type
+    (bounds.py). ``path`` says whether a text names files of this machine, or is :data:`NAMED` for
+    a list of texts that name such paths. ``None``, where the type
     of the field allows it, is not tested.
     """
     metadata = {"rule": rule, "holds": holds, "most": most, "path": path}
@@ -74,9 +77,14 @@ def rising(low: int, default: tuple[int, ...], most: int, count: int = 1) -> Any
     return setting(default, rule, lambda v: len(v) >= count and rises(v), most)
 
 
-def local_path(default: Any, rule: str = "", holds: Test = lambda v: True) -> Any:
-    """Declares a field that names files or folders of this machine; exported models omit it."""
-    return setting(default, rule, holds, path=True)
+def local_path(
+    default: Any, rule: str = "", holds: Test = lambda v: True, named: bool = False
+) -> Any:
+    """Declares a field that names files or folders of this machine; exported models omit it.
+
+    A ``named`` one is a list of texts of the form :data:`NAMED`.
+    """
+    return setting(default, rule, holds, path=NAMED if named else True)
 
 
 def free_text(default: Any, rule: str = "", holds: Test = lambda v: True) -> Any:

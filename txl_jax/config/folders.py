@@ -1,7 +1,8 @@
-"""Checks paths, expands home folders in them, and finds the folder of corpora and programs."""
+"""Checks, expands and completes paths, and finds the folder of corpora and programs."""
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,17 +65,53 @@ def expanded(path: str | os.PathLike[str], where: str) -> Path:
         ) from error
 
 
-def expanded_paths(value: Any, where: str) -> Any:
-    """Returns a path, or a list of paths or of ``name=path``, with home folders in place of ``~``.
+def expanded_paths(value: Any, where: str, named: bool = False) -> Any:
+    """Returns a path, or a list of paths, with home folders in place of ``~``.
 
-    ``where`` and errors are those of :func:`expanded`.
+    The items of a ``named`` list are ``NAME=PATH``. ``where`` and errors are those of
+    :func:`expanded`.
     """
-    if isinstance(value, tuple):
-        parts = [text.rpartition("=") for text in value]
-        return tuple(name + sign + expanded_paths(path, where) for name, sign, path in parts)
+
+    def with_home(text: str) -> str:
+        return str(expanded(text, where)) if text.startswith("~") else path_text(text, where)
+
+    return _changed_paths(value, with_home, named)
+
+
+def absolute_paths(value: Any, where: str, named: bool = False) -> Any:
+    """Returns a path, or a list of paths, made absolute, with arguments of :func:`expanded_paths`.
+
+    So a stored path is right for a command in another folder. ``-`` (a standard stream) and
+    ``None`` are returned as they are.
+    """
+
+    def absolute(text: str) -> str:
+        if text == "-":
+            return text
+        path = expanded(text, where).absolute()
+        tidy = os.path.normpath(path)
+        if ".." in path.parts and not same_files(tidy, str(path)):
+            return str(path)  # a link is before the ".."
+        return tidy
+
+    return _changed_paths(value, absolute, named)
+
+
+def _changed_paths(value: Any, change: Callable[[str], str], named: bool) -> Any:
     if not value:
         return value
-    return str(expanded(value, where)) if value.startswith("~") else path_text(value, where)
+    if not isinstance(value, tuple):
+        return change(value)
+    parts = [text.partition("=") if named else ("", "", text) for text in value]
+    return tuple(name + sign + (change(path) if path else "") for name, sign, path in parts)
+
+
+def same_files(a: Any, b: Any) -> bool:
+    """Whether two paths, or two lists of paths, name the same files, perhaps through links."""
+    if isinstance(a, str) and isinstance(b, str):
+        return a == b or os.path.realpath(a) == os.path.realpath(b)
+    both = isinstance(a, list | tuple) and isinstance(b, list | tuple)
+    return len(a) == len(b) and all(map(same_files, a, b)) if both else a == b
 
 
 def data_folder(cache_dir: str | None = None) -> Path:

@@ -2,12 +2,12 @@
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 from txl_jax.config.errors import UnknownKeyError, refusal
-from txl_jax.config.fields import Section, checked
-from txl_jax.config.folders import expanded_paths
+from txl_jax.config.fields import NAMED, Section, checked
+from txl_jax.config.folders import absolute_paths, expanded_paths
 from txl_jax.messages import truncate
 
 S = TypeVar("S", bound=Section)
@@ -64,8 +64,10 @@ def replace_nested(section: S, nested: Mapping[str, Any], prefix: str = "", root
         else:
             values[name] = checked(fields[name], key, value)
             # The label of the corpus shows the paths of data as they are given.
-            if fields[name].metadata.get("path") and prefix != "data.":
-                values[name] = expanded_paths(values[name], f"config key {key}")
+            path = fields[name].metadata.get("path")
+            if path and prefix != "data.":
+                named = path == NAMED
+                values[name] = expanded_paths(values[name], f"config key {key}", named)
     return dataclasses.replace(section, **values)  # type: ignore[type-var]
 
 
@@ -90,6 +92,27 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{name}"] = list(value) if isinstance(value, tuple) else value
     return flat
+
+
+def path_keys(cls: type, prefix: str = "") -> Iterator[str]:
+    """Yields the dotted key of every ``local_path`` of the section ``cls``."""
+    for field in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(field.type):
+            yield from path_keys(cast(type, field.type), f"{prefix}{field.name}.")
+        elif field.metadata.get("path"):
+            yield f"{prefix}{field.name}"
+
+
+def with_absolute_paths(section: S, prefix: str = "") -> S:
+    """Returns the section with every ``local_path`` absolute, to be stored."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(cast(Any, section)):
+        key, value = f"{prefix}{field.name}", getattr(section, field.name)
+        if isinstance(value, Section):
+            values[field.name] = with_absolute_paths(value, f"{key}.")
+        elif path := field.metadata.get("path"):
+            values[field.name] = absolute_paths(value, f"config key {key}", path == NAMED)
+    return dataclasses.replace(section, **values)  # type: ignore[type-var]
 
 
 def without_paths(cls: type, nested: Mapping[str, Any]) -> dict[str, Any]:

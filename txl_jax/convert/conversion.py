@@ -14,7 +14,13 @@ from txl_jax.checkpoint.provenance import provenance
 from txl_jax.checkpoint.saving import require_empty_folder
 from txl_jax.checkpoint.workdir import describe_corpus, read_json, read_record
 from txl_jax.checkpoint.workdir_files import CHECKPOINTS, CONFIG, VOCAB, check_path
-from txl_jax.config import CheckpointConfig, ExperimentConfig, TransformerXLConfig, override
+from txl_jax.config import (
+    CheckpointConfig,
+    ExperimentConfig,
+    TransformerXLConfig,
+    override,
+    with_absolute_paths,
+)
 from txl_jax.config.folders import path_text
 from txl_jax.convert import files
 from txl_jax.convert.huggingface import config_from_huggingface, params_from_huggingface
@@ -203,7 +209,7 @@ def _experiment(
         }
     )
     check_memory("the converted model", of_parameters(model), exp)
-    return override(exp, r.overrides)
+    return with_absolute_paths(override(exp, r.overrides))
 
 
 def _likely_corpus(vocab: Vocab) -> dict[str, Any]:
@@ -230,7 +236,7 @@ def _exported_to_workdir(r: Request) -> TransformerXLConfig:
     exp = trained.config
     if r.data is not None:
         exp = ExperimentConfig.from_dict({**exp.to_dict(), "data": r.data})
-    exp = override(exp, r.overrides)
+    exp = with_absolute_paths(override(exp, r.overrides))
     described = read_record(r.source).get("corpus", {})
     origin = {"format": "txl_jax", "step": trained.step}
     _write(r.workdir, exp, trained.vocab, trained.params, described, origin)

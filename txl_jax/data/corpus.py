@@ -34,6 +34,7 @@ from txl_jax.data.sources.cache import (
 from txl_jax.data.sources.source import SPLITS, Source, file_hash
 from txl_jax.data.symbols import Kind, check_ids
 from txl_jax.data.vocab import Vocab
+from txl_jax.messages import shown_path
 from txl_jax.parallel.processes import is_process_zero
 from txl_jax.standard_streams import stderr
 
@@ -158,7 +159,7 @@ def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
     if data.name == "tokens":
         return _token_corpus(data, vocab)
     if data.tokenizer and vocab is None:
-        vocab = Vocab.from_tokenizer(expanded(data.tokenizer, "data.tokenizer"))
+        vocab = Vocab.from_tokenizer(shown_path(str(expanded(data.tokenizer, "data.tokenizer"))))
     source = find_source(data)
     identity: dict[str, Any] = {"name": data.name, "source_hash": source.hash()}
     identity["protocol"] = {"vocab": kind, **source.protocol, "code_version": CODE_VERSION}

@@ -29,13 +29,13 @@ from txl_jax.config import ConfigError, ScoreConfig, TransformerXLConfig
 from txl_jax.data.batch import Batch, make_batch
 from txl_jax.data.documents import separator_ends
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources.source import existing_path
+from txl_jax.data.sources.source import check_not_text, existing_path
 from txl_jax.data.sources.tokens import SUFFIXES, read_documents
 from txl_jax.data.streams import read_segment
 from txl_jax.data.symbols import readable
 from txl_jax.data.vocab import Text, Vocab, encode_text, line_end, separator_ids
 from txl_jax.files import decode_text, name_in_os_errors
-from txl_jax.messages import argument, fields_repr
+from txl_jax.messages import argument, fields_repr, shown_path
 from txl_jax.model.footprint import of_reading
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.compile_cache import compiled_rows
@@ -50,11 +50,11 @@ def run(trained: TrainedModel, workdir: str) -> str:
     """Writes the :func:`line_record` of each line of the text, and a summary to standard error."""
     c = trained.config.score
     check_file("score.json", c.json)
+    check_not_text("score.json", c.json, trained.config.data)
     exist = os.path.isfile(c.path) and os.path.isfile(c.json or "")
     if exist and os.path.samefile(c.path, c.json or ""):
-        raise ConfigError(
-            f"config key score.json = {c.json!r}: is the file of score.path; name another file"
-        )
+        named = f"config key score.json = {shown_path(str(c.json))!r}"
+        raise ConfigError(f"{named}: is the file of score.path; name another file")
     if trained.vocab.kind == "id" and c.path.endswith(SUFFIXES):
         size, path = len(trained.vocab), existing_path(c.path, "score.path")
         score = score_documents(trained, read_documents(path, trained.config.data, size))
@@ -68,7 +68,7 @@ def run(trained: TrainedModel, workdir: str) -> str:
 
 def _score_lines_of_file(trained: TrainedModel) -> "TextScore":
     c = trained.config.score
-    name = "standard input" if c.path == "-" else c.path
+    name = "standard input" if c.path == "-" else shown_path(c.path)
     lines = io.StringIO(_text(c.path), newline="\n").readlines()  # no splits at form feeds
     other = f"{argument('config.score.path', 'FILE')}, or give a text on standard input"
     return score_any_text(trained, lines, name, f"name another file with {other}")
@@ -331,7 +331,7 @@ def _text(path: str) -> str:
         return decode_text(data, "surrogateescape")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"config key score.path = {path!r}: {reason}") from error
+        raise ConfigError(f"config key score.path = {shown_path(path)!r}: {reason}") from error
 
 
 def _write(records: Sequence[dict[str, Any]], path: str | None) -> None:

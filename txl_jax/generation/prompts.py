@@ -15,6 +15,7 @@ from txl_jax.data.sources.source import existing_path
 from txl_jax.data.sources.tokens import read_documents
 from txl_jax.data.vocab import Text
 from txl_jax.files import decode_text
+from txl_jax.messages import shown_path
 
 MAX_BYTES = 1 << 30  # largest file of prompts; devices and pipes may be endless
 
@@ -24,7 +25,8 @@ def read_prompts(c: GenerateConfig) -> Sequence[Text]:
 
     Raises ConfigError for invalid files, and DataError for invalid arrays.
     """
-    if (path := c.prompts_file or c.prompt_file or "").endswith(".npy"):
+    path = c.prompts_file or c.prompt_file or ""
+    if path.endswith(".npy"):
         ids = read_documents(existing_path(path, "generate.prompt_file"), DataConfig(), WORDS)
         return ids if c.prompts_file else [np.concatenate(ids)]
     if c.prompts_file is None:
@@ -33,12 +35,12 @@ def read_prompts(c: GenerateConfig) -> Sequence[Text]:
     prompts = _read_text("prompts_file", c.prompts_file).removesuffix("\n").split("\n")
     if c.prompts_file.endswith(".jsonl"):
         numbered = [(n, line) for n, line in enumerate(prompts, 1) if line.strip()]
-        prompts = [_parse_prompt(line, f"{c.prompts_file}, line {n}") for n, line in numbered]
+        prompts = [_parse_prompt(line, f"{shown_path(path)}, line {n}") for n, line in numbered]
     elif prompts == [""]:
         prompts = []
     if not prompts:
         raise ConfigError(
-            f"config key generate.prompts_file = {c.prompts_file!r}: has no prompt; write one per"
+            f"config key generate.prompts_file = {shown_path(path)!r}: has no prompt; write one per"
             " line"
         )
     return prompts
@@ -73,7 +75,7 @@ def _parse_prompt(line: str, where: str) -> str:
 
 
 def _read_text(key: str, path: str) -> str:
-    where = f"config key generate.{key} = {path!r}"
+    where = f"config key generate.{key} = {shown_path(path)!r}"
     try:
         if path == "-":
             content = _standard_input()

@@ -21,12 +21,14 @@ import numpy as np
 
 from txl_jax.checkpoint.loading import load
 from txl_jax.config import ConfigError, ExperimentConfig
+from txl_jax.config.folders import same_files
 from txl_jax.data.batch import Batch, SoftTargets, make_batch
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.documents import Documents
 from txl_jax.data.streams import Streams
 from txl_jax.evaluation.protocols import under_protocol
 from txl_jax.files import atomic_write
+from txl_jax.messages import shown_path
 from txl_jax.model.transformer_xl import TransformerXL
 
 FILE = "soft_targets.npz"
@@ -56,7 +58,8 @@ def soft_targets(
     if os.path.exists(path):
         with np.load(path) as file:
             teachers, words, _, text = json.loads(str(file["about"]))
-            if [teachers, words, text] == [list(c.teachers), c.words, corpus.source_hash]:
+            same = same_files([os.path.abspath(path) for path in teachers], list(c.teachers))
+            if same and [words, text] == [c.words, corpus.source_hash]:
                 return SoftTargets(file["words"], file["probabilities"])
     if isinstance(corpus.train, Documents):
         raise ConfigError("config key distil.teachers: needs a text without documents")
@@ -114,7 +117,8 @@ def teacher_probabilities(
 
 
 def _load_teacher(folder: str, exp: ExperimentConfig, corpus: Corpus) -> Teacher:
-    error = lambda reason: ConfigError(f"config key distil.teachers: {folder}: {reason}")
+    named = f"config key distil.teachers: {shown_path(folder)}"
+    error = lambda reason: ConfigError(f"{named}: {reason}")
     if not os.path.isdir(folder):
         raise error("there is no such folder; name a workdir or an exported folder")
     trained = load(folder)

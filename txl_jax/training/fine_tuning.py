@@ -18,15 +18,16 @@ import jax
 from txl_jax.checkpoint.errors import ModelFormatError
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.tensors import parameters_hash
-from txl_jax.checkpoint.workdir import read_experiment, read_json, read_record, read_vocab
+from txl_jax.checkpoint.workdir import read_experiment, read_json, read_vocab
 from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB
 from txl_jax.config import ConfigError, DataConfig, ExperimentConfig, TransformerXLConfig
+from txl_jax.config.folders import same_files
 from txl_jax.data.corpus import Corpus, corpus_from_config
 from txl_jax.data.errors import DataError
 from txl_jax.data.symbols import UnknownSymbolError
 from txl_jax.data.vocab import Vocab
 from txl_jax.files import write_json
-from txl_jax.messages import argument
+from txl_jax.messages import argument, shown_path
 from txl_jax.model.layout import stack_layers
 from txl_jax.parallel import processes
 from txl_jax.parallel.shardings import Shardings
@@ -49,7 +50,7 @@ def resolve_experiment(
     if folder is None:
         return exp, None
     complete = all(os.path.exists(os.path.join(workdir, name)) for name in (CONFIG, VOCAB))
-    started = complete and read_record(workdir)["train"].get("start_from") == folder
+    started = complete and same_files(read_experiment(workdir).train.start_from, folder)
     trained, vocab = _read_settings(workdir if started else folder, folder)
     model, data = _merged_model(exp, trained.model), _merged_data(exp, trained, vocab)
     return dataclasses.replace(exp, model=model, data=data), vocab
@@ -152,4 +153,5 @@ def _write_record(workdir: str, record: dict[str, Any]) -> None:
 
 
 def _error(folder: str | None, reason: str) -> ConfigError:
-    return ConfigError(f"config key train.start_from = {folder!r}: {reason}")
+    shown = None if folder is None else shown_path(folder)
+    return ConfigError(f"config key train.start_from = {shown!r}: {reason}")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from txl_jax.checkpoint.lock import training_lock
 from txl_jax.checkpoint.workdir import check_shared, init_workdir, with_vocab
 from txl_jax.checkpoint.workdir_files import WRITTEN_IN, check_free, check_outputs, check_writable
-from txl_jax.config import ExperimentConfig
+from txl_jax.config import ExperimentConfig, with_absolute_paths
 from txl_jax.data.corpus import Corpus
 from txl_jax.evaluation.evaluator import split_evaluator
 from txl_jax.model import footprint
@@ -25,11 +25,12 @@ SeedRun = tuple[ExperimentConfig, str]
 
 
 def prepare(exp: ExperimentConfig, workdir: str) -> tuple[list[SeedRun], Corpus]:
-    """Returns the run of every seed with complete settings, and the encoded corpus.
+    """Returns the run of every seed with complete settings and paths, and the encoded corpus.
 
     Raises ConfigError or DataError if settings, text and devices are incompatible, and WorkdirError
     if a workdir cannot be used.
     """
+    exp = with_absolute_paths(exp)
     folders = [folder for _, folder in seed_runs(exp, workdir)]
     for folder in folders:
         on_process_zero(functools.partial(check_free, folder))

@@ -24,6 +24,7 @@ from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import training_batch, training_feed
 from txl_jax.data.on_device import BatchPosition, DeviceText, device_text, training_position
 from txl_jax.evaluation.evaluator import Score
+from txl_jax.messages import shown_path
 from txl_jax.model.kernels.parity import require_parity
 from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.parallel import processes
@@ -169,7 +170,7 @@ class Trainer:
         if resumed:
             self.log.message(f"resuming at step {int(state.step):,} of {exp.train.steps:,}")
         elif exp.train.start_from:
-            self.log.message(f"starting from the parameters of {exp.train.start_from}")
+            self.log.message(f"starting from the parameters of {shown_path(exp.train.start_from)}")
 
     def load_text(self) -> None:
         """Loads soft targets, and places the text on the devices if ``train.text_on_device``."""

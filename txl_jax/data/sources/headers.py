@@ -13,7 +13,10 @@ from txl_jax.messages import argument
 
 HEADER = 1024
 """The number of bytes of llm.c's header, and of the start where another header is looked for."""
-LLM_C = {20240520: (1, np.dtype("<u2")), 20240801: (7, np.dtype("<u4"))}
+LLM_C: dict[int, tuple[int, np.dtype]] = {
+    20240520: (1, np.dtype("<u2")),
+    20240801: (7, np.dtype("<u4")),
+}
 """The version and the type of the ids by the magic number (llm.c, dev/data/data_common.py)."""
 LLM_C_OTHERS = {20240326: "a model", 20240327: "the state of a model", 20240328: "a tokenizer"}
 LLM_C_OTHERS |= {20240522: "multiple-choice questions"}

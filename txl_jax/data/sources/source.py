@@ -10,12 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from txl_jax.config import DataConfig
 from txl_jax.config.folders import expanded
 from txl_jax.data.codecs import decode_utf8
 from txl_jax.data.errors import DataError
-from txl_jax.files import mark_size
+from txl_jax.files import mark_size, parse_json_object
+from txl_jax.messages import shown_path
+from txl_jax.parallel.processes import is_process_zero
+from txl_jax.standard_streams import stderr
 
 SPLITS = ("train", "valid", "test")
+SAMPLES = ("sample.txt", "sample.npy", "sample.starts.npy")  # a run's own, in its workdir
 BLOCK = 256 * 1024  # the number of bytes that are read at a time
 
 
@@ -211,6 +216,42 @@ def join_files(files: Sequence[Path]) -> list[ByteRange | bytes]:
     return text
 
 
+def files_in(folder: Path, *suffixes: str) -> list[Path]:
+    """Returns the files of a folder with these suffixes, sorted, without the samples of a run.
+
+    A folder may be a text and a workdir at once. What the run wrote there is no part of the text.
+    """
+    found = [path for path in sorted(folder.iterdir()) if path.suffix in suffixes and is_file(path)]
+    own = [path for path in found if path.name in SAMPLES]
+    if not (own and _is_workdir(folder)):
+        return found
+    if is_process_zero():
+        names = " and ".join(path.name for path in own)
+        print(f"{folder}: left out {names}, which the run in this folder wrote", file=stderr())
+    return [path for path in found if path not in own]
+
+
+def _is_workdir(folder: Path) -> bool:
+    """Whether a folder has the record of a run, see :mod:`txl_jax.checkpoint.workdir`."""
+    try:
+        record = parse_json_object((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return all(isinstance(record.get(key), dict) for key in ("model", "data", "train"))
+
+
+def check_not_text(key: str, output: str | None, data: DataConfig) -> None:
+    """Raises DataError if the file that the setting ``key`` writes would be text of ``data``."""
+    if output in (None, "-") or data.path is None:
+        return
+    text = os.path.realpath(expanded(data.path, "config key data.path"))
+    file = os.path.realpath(str(output))
+    suffixes = (".npy", ".bin") if data.name == "tokens" else (".txt",)
+    if file == text or (os.path.dirname(file) == text and file.endswith(suffixes)):
+        named = f"config key {key} = {shown_path(str(output))!r}"
+        raise DataError(f"{named}: would become a part of the text in data.path; name another file")
+
+
 def file_hash(path: Path, kind: str = "sha256", start: int = 0) -> str:
     """Returns the hash of a file from byte ``start``; raises DataError if it is unreadable."""
     with read_errors(path), open(path, "rb") as file:
@@ -228,8 +269,12 @@ def read_errors(path: Path) -> Iterator[None]:
 
 
 def existing_path(path: str, key: str = "data.path") -> Path:
-    """Returns the path of a file or folder; raises DataError or ConfigError if there is none."""
-    found, named = expanded(path, f"config key {key}"), f"{key} = {path!r}"
+    """Returns the path of a file or folder; raises DataError or ConfigError if there is none.
+
+    It is relative if it is inside the current folder, for messages and the label of the corpus.
+    """
+    found = Path(shown_path(str(expanded(path, f"config key {key}"))))
+    named = f"{key} = {shown_path(path)!r}"
     if _file_mode(found, named) is None:
         raise DataError(f"{named}: there is no such file or folder")
     return found

@@ -67,7 +67,7 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
             raise DataError(f"data.document_files: {path} has a file for each split, not documents")
         texts = {split: [ByteRange.whole(file)] for split, file in own.items()}
         return Source("text", own, texts, counted=SPLITS, label=f"{path}{OWN_SPLITS}")
-    found = {file.name: file for file in sorted(path.glob("*.txt")) if source.is_file(file)}
+    found = {file.name: file for file in source.files_in(path, ".txt")}
     if not found:
         arrays = any(file.suffix in (".npy", ".bin") for file in path.iterdir())
         fix = f"; for its arrays use {argument('config.data.name', 'tokens')}" if arrays else ""

@@ -136,8 +136,8 @@ def find(data: DataConfig, cache: Path) -> TokenFiles:
 
 def _other_arrays(folder: Path) -> list[Path]:
     """Returns the arrays in a folder, sorted by name, without those that have starts."""
-    paths = [path for path in sorted(folder.iterdir()) if path.suffix in SUFFIXES]
-    return [path for path in paths if not path.name.endswith(STARTS) and source.is_file(path)]
+    paths = source.files_in(folder, *SUFFIXES)
+    return [path for path in paths if not path.name.endswith(STARTS)]
 
 
 def read_documents(path: Path, data: DataConfig, vocab_size: int) -> list[np.ndarray]:
