@@ -480,7 +480,7 @@ def test_results_are_not_written_into_the_text(claimed, tmp_path, key, monkeypat
     monkeypatch.chdir(tmp_path)
     for path, output in ((text, "text.txt"), (tmp_path, "out.txt"), (".", text)):
         asked = override(exp, {"data.path": str(path), key: str(output)})
-        refuse = lambda c=asked: modes.check_final_outputs(c, corpus)
+        refuse: Any = lambda c=asked: modes.check_final_outputs(c, corpus)
         if key == "score.json":
             refuse = lambda c=asked: score.run(mock.Mock(config=c), "unused")
         with pytest.raises(DataError, match=f"{key} = .*: would become a part of the text"):
