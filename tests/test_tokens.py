@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import resource
 
 import numpy as np
 import pytest
@@ -255,6 +256,19 @@ def test_shards_of_llm_c_are_documents(tmp_path):
     corpus = load_corpus("tokens", tmp_path, cache_dir=tmp_path / "cache")
     assert sum(corpus.info["tokens"].values()) == 50 + 51 + 52 + 53
     assert len(corpus.vocab) == 7
+
+
+def test_more_arrays_than_files_may_be_open_are_joined(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for n in range(150):
+        save(tmp_path / f"{n:03}.bin", IDS[: 2 + n])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))
+    try:
+        corpus = load_corpus("tokens", tmp_path, cache_dir=tmp_path / "cache")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert sum(corpus.info["documents"].values()) == 150
+    assert sum(corpus.info["tokens"].values()) == sum(range(2, 152))
 
 
 @pytest.mark.parametrize(

@@ -185,21 +185,21 @@ def joined(paths: Sequence[Path], data: DataConfig, cache: Path) -> tuple[np.mem
     if data.document_separator is not None:
         fix = "leave data.document_separator out"
         raise DataError(f"{paths[0].parent}: each file is a document; {fix}")
-    arrays = [open_tokens(path, data) for path in paths]
-    for path, tokens in zip(paths, arrays, strict=True):
+    sums, sizes, size = list[list[str]](), list[int](), 0
+    for path in paths:  # one at a time, because each map needs an open file
+        tokens = open_tokens(path, data)
         if len(tokens) < 2:
             raise DataError(f"{path}: has one token; a document needs at least 2")
-    size = max(_largest_id(tokens, data.vocab_size or WORDS) for tokens in arrays) + 1
-    sums = [
-        [path.name, fingerprint(path), x.dtype.str] for path, x in zip(paths, arrays, strict=True)
-    ]
+        size = max(size, _largest_id(tokens, data.vocab_size or WORDS) + 1)
+        sums.append([path.name, fingerprint(path), tokens.dtype.str])
+        sizes.append(len(tokens))
     identity = hashlib.sha256(json.dumps(sums).encode()).hexdigest()
-    starts = np.cumsum([0, *map(len, arrays[:-1])])
+    starts = np.cumsum([0, *sizes[:-1]])
 
     def fill(unfinished: Path) -> None:
         with write_errors(unfinished.parent):
             dtype = np.dtype(np.uint16 if size <= 1 << 16 else np.int32)
-            write_npy(unfinished / "tokens.npy", dtype, arrays)
+            write_npy(unfinished / "tokens.npy", dtype, (open_tokens(path, data) for path in paths))
 
     with write_errors(cache):
         cache.mkdir(parents=True, exist_ok=True)
