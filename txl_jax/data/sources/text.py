@@ -135,12 +135,17 @@ def _split_files(
 
 
 def _too_few_lines(text: Text) -> str:
-    content = b"".join(source.read(text))
-    lines = content.removesuffix(b"\n").split(b"\n")
+    lines, longest, length = 1, 0, 0
+    for block in source.read(text):
+        begun, *others = block.split(b"\n")
+        length += len(begun)
+        for line in others:
+            lines, longest, length = lines + 1, max(longest, length), len(line)
+    lines, longest = lines - (length == 0), max(longest, length)
     return (
         "cannot be cut into train, valid and test: data.vocab='word' cuts at line ends"
-        f" only, and the text has {len(lines):,} line{'s' if len(lines) > 1 else ''}, the longest"
-        f" with {max(map(len, lines)):,} of {len(content):,} bytes; add line ends, give a folder"
+        f" only, and the text has {lines:,} line{'s' if lines > 1 else ''}, the longest"
+        f" with {longest:,} of {source.text_size(text):,} bytes; add line ends, give a folder"
         " with train.txt, valid.txt and test.txt, or use data.vocab='byte', 'char' or 'subword'"
     )
 
