@@ -3,6 +3,7 @@
 import dataclasses
 import doctest
 import functools
+import re
 
 import hypothesis
 import hypothesis.strategies as st
@@ -243,11 +244,59 @@ def test_a_slot_that_is_known_when_traced_is_checked_and_any_other_is_clipped():
     np.testing.assert_array_equal(clipped.hidden[0, 0, :, 0], [0, 1, 2])
 
 
-@pytest.mark.parametrize("before", [2, 10, np.array([3, 2, 5])])
-def test_a_slot_with_too_few_slots_before_it_is_refused(before):
+@pytest.mark.parametrize(
+    ("before", "told"), [(2, " = 2"), (10, " = 10"), (np.array([3, 2, 5]), "[1] = 2")]
+)
+def test_a_slot_with_too_few_slots_before_it_is_refused(before, told):
     buffer = agents.StateBuffer.start(txl_jax.TransformerXL(CFG).init_mems(B, 3), 6)
-    with pytest.raises(ValueError, match=r"before = .*: must be from 3 \(mem_len\) to 9"):
+    message = re.escape(f"before{told}: must be from 3 (mem_len) to 9")
+    with pytest.raises(ValueError, match=message):
         buffer.memory(3, before=before)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"rows": np.array([0, 3])}, "rows[1] = 3: must be from 0 to 2, a row of this buffer"),
+        ({"rows": jnp.array([-1])}, "rows[0] = -1: must be from 0 to 2"),
+        ({"rows": np.array([200, 1], np.uint8)}, "rows[0] = 200: must be from 0 to 2"),
+        ({"rows": np.array([True, False, True])}, "rows must be integers [R], not bool [3]"),
+        ({"rows": 1}, "rows must be integers [R], not int64 []"),
+        ({"before": 4.5}, "before must be integers [] or [3], not float"),
+        ({"before": np.array([4, 5])}, "before must be integers [] or [3], not int64 [2]"),
+    ],
+)
+def test_rows_and_slots_that_do_not_exist_are_refused(wrong, told):
+    buffer = agents.StateBuffer.start(txl_jax.TransformerXL(CFG).init_mems(B, 3), 6)
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}"):
+        buffer.memory(3, **wrong)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "uint32", "int64"])
+@pytest.mark.parametrize("jitted", [False, True])
+def test_a_buffer_takes_integers_of_any_type(dtype, jitted):
+    """In more slots than a narrow type has numbers."""
+    rng, steps = np.random.default_rng(0), 300
+    cast = lambda *values: np.array(values, dtype)
+    mems = tiny.memory(CFG, (0, 2, 3), 3)
+    as_given = mems.replace(filled=cast(0, 2, 3))
+    states = jnp.asarray(rng.standard_normal((2, B, steps, D)), jnp.float32)
+    begins = jnp.asarray(rng.random((B, steps)) < 0.005)
+    full = cast(100, 120, 127)  # real slots of a buffer; 300 steps more would overflow
+
+    def read(mems, stored, before, rows):
+        start = agents.StateBuffer.start(mems, steps=np.int16(steps))
+        buffer = start.replace(stored=stored).add(states, begins)
+        kept = buffer.memory(np.uint8(3), before=before, rows=rows)
+        return kept.hidden, kept.filled, buffer.stored
+
+    given = read if not jitted else jax.jit(read)
+    got = given(as_given, full, cast(70, 127, 5), cast(2, 0, 2))
+    want = read(mems, full.astype(np.int32), np.array([70, 127, 5]), np.array([2, 0, 2]))
+    assert [x.dtype for x in got] == [np.float32, np.int32, np.int32]
+    for ours, theirs in zip(got, want, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(got[2], steps + 3)
 
 
 def test_states_of_another_shape_are_refused():

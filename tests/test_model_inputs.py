@@ -190,3 +190,108 @@ def test_an_id_that_is_known_when_a_function_is_compiled_is_refused():
     jax.eval_shape(closed_over, MEMS)
     unknown = lambda tokens: tiny.apply(CFG, "__call__")(tiny.variables(CFG), tokens, MEMS)[0]
     jax.eval_shape(unknown, ids)
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "clusters": {"cutoffs": (64, 128)},
+    "clusters of their own widths": {"cutoffs": (64,), "div_val": 2},
+    "a large vocabulary": {"vocab_size": 65536, "cutoffs": (64, 300), "div_val": 2},
+    "mixture": {"mixtures": 2},
+    "positions from the end": tiny.attention("absolute_per_layer", n_positions=200),
+    "window": {"same_length": "pytorch", "clamp_len": 4},
+}
+
+
+def drawn(cfg, rows=3, seg_len=T):
+    """Ids of the whole vocabulary of at least 256 symbols, the last one included, below 256."""
+    ids = np.random.default_rng(0).integers(0, 256, (2, rows, seg_len)).astype(np.int32)
+    ids[:, 0, :2] = 255, 0
+    return ids
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("form", FORMS)
+def test_integers_of_any_type_give_the_losses_of_int32(form):
+    """NumPy arrays, JAX arrays and those of a compiled program; a narrow type wraps around."""
+    cfg = tiny.config(n_layer=1, **{"vocab_size": 256, **FORMS[form]})
+    (tokens, targets), variables = drawn(cfg), tiny.variables(cfg)
+    mems, lengths = tiny.memory(cfg, (0, 2, 5), M), np.array([0, 4, 1], np.int32)
+    run = lambda *given: tiny.apply(cfg, "nll")(variables, *given[:3], lengths=given[3])
+    compiled = tiny.quick(run)
+    want, want_mems = compiled(tokens, targets, mems, lengths)
+    for dtype in (np.uint8, np.uint16, np.int64):
+        cast = lambda x, dtype=dtype: x.astype(dtype)
+        numpy = (cast(tokens), cast(targets), mems.replace(filled=cast(mems.filled)), cast(lengths))
+        on_device = jax.tree.map(jax.numpy.asarray, numpy)
+        calls = [(compiled, numpy)] if dtype == np.uint16 else [(run, numpy), (run, on_device)]
+        for call, given in [*calls, *[(compiled, numpy)] * (dtype == np.uint8)]:
+            got, got_mems = call(*given)
+            np.testing.assert_allclose(got, want, atol=1e-5)
+            np.testing.assert_allclose(got_mems.hidden, want_mems.hidden, atol=1e-5)
+            np.testing.assert_array_equal(got_mems.filled, want_mems.filled)
+            assert got_mems.filled.dtype == np.int32
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_narrow_lengths_and_fillings_of_long_segments_give_those_of_int32(dtype):
+    """200 slots and 100 tokens; their sum is beyond the type."""
+    cfg = tiny.config(n_layer=1, vocab_size=None)
+    x, mems = tiny.embeddings(cfg, B, 100), tiny.memory(cfg, (100, 120, 7), 200)
+    lengths, reset = np.array([100, 99, 3], np.int32), np.zeros((B, 100), bool)
+    reset[0, 40] = True
+    core = tiny.compiled(cfg, "core")
+    run = lambda dtype, **more: core(
+        tiny.variables(cfg),
+        x,
+        mems.replace(filled=mems.filled.astype(dtype)),
+        lengths=lengths.astype(dtype),
+        **more,
+    )
+    for more in ({}, {"reset": reset}):
+        (got, got_mems), (want, want_mems) = run(dtype, **more), run(np.int32, **more)
+        np.testing.assert_array_equal(got, want)
+        np.testing.assert_array_equal(got_mems.hidden, want_mems.hidden)
+        np.testing.assert_array_equal(got_mems.filled, want_mems.filled)
+    assert want_mems.filled.tolist() == [60, 200, 10]
+
+
+def test_a_cache_takes_integers_of_any_type():
+    cfg = tiny.config(n_layer=1)
+    model, variables = txl_jax.TransformerXL(cfg), tiny.variables(cfg)
+    mems = tiny.memory(cfg, (200, 120, 7), 200)
+    start = lambda dtype, n: model.apply(
+        variables, mems.replace(filled=mems.filled.astype(dtype)), seg_len=n, method="init_cache"
+    )
+    want, got = start(np.int32, 100), start(np.uint8, np.int8(100))
+    assert got.filled.dtype == np.int32
+    assert got.seg_len == 100
+    assert got.slots == want.slots
+    narrow = got.replace(filled=np.asarray(got.filled).astype(np.uint8))
+    step = tiny.quick(lambda tokens, cache: model.apply(variables, tokens, cache))
+    tokens = tiny.tokens(cfg, B, 100)
+    (logits, after), (want_logits, want_after) = step(tokens, narrow), step(tokens, want)
+    np.testing.assert_array_equal(logits, want_logits)
+    np.testing.assert_array_equal(after.filled, want_after.filled)
+
+
+def test_integers_beyond_int32_are_the_nearest_int32_if_they_are_not_known():
+    core = tiny.compiled(CFG, "core")
+    run = lambda *lengths: core(tiny.variables(CFG), X, MEMS, lengths=np.array(*lengths))
+    got, want = run([2**32 - 1, 0, 2], np.uint32), run([4, 0, 2], np.int32)
+    np.testing.assert_array_equal(got[0], want[0])
+    for wrong in (np.int64(2**32), np.uint64(2**63)):
+        ids = TOKENS.astype(wrong.dtype)
+        ids[1, 2] = wrong
+        assert refusal("nll", tokens=ids).startswith(f"tokens[1,2] = {wrong}: a token id must be")
+
+
+def test_sizes_may_be_numpy_integers_of_any_type():
+    model = txl_jax.TransformerXL(CFG)
+    mems = model.init_mems(batch_size=np.int8(2), mem_len=np.uint8(200))
+    assert mems.hidden.shape == (2, 2, 200, 8)
+    tokens = tiny.tokens(CFG, 2, 300)
+    call = tiny.apply(CFG, "__call__")
+    of = lambda c: jax.eval_shape(
+        lambda x: call(tiny.variables(CFG), x, mems, context_len=c), tokens
+    )
+    assert of(np.int8(100))[0].shape == (2, 200, 13)

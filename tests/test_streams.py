@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import shared_files
 
+import txl_jax
 from txl_jax.data.errors import DataError
 from txl_jax.data.sentences import segments
 from txl_jax.data.streams import Streams
@@ -314,3 +315,36 @@ def test_epochs_are_counted_in_segments():
 
 def test_ids_that_fit_are_accepted():
     assert Streams(np.arange(10), 2, 3, vocab_size=10).n_targets == 9
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "uint32", "int64", "uint64"])
+def test_tokens_and_sizes_of_any_integer_type_give_the_segments_of_int32(dtype):
+    """More tokens than a narrow type has numbers, as texts, sentences and documents."""
+    tokens = np.arange(1000, dtype=np.int32) % 100
+    edges = np.array([0, 40, 90, 127])
+    size = np.dtype(dtype).type(3)
+    kinds = [
+        lambda cast: cast(tokens),
+        lambda cast: txl_jax.Documents(cast(tokens), cast(edges)),
+        lambda cast: txl_jax.Sentences(cast(tokens[:128]), cast(edges)),
+    ]
+    for kind in kinds:
+        got = list(txl_jax.segments(kind(lambda x: x.astype(dtype)), size, np.int8(4)))
+        want = list(txl_jax.segments(kind(lambda x: x.astype(np.int32)), 3, 4))
+        assert len(got) == len(want)
+        for ours, theirs in zip(got, want, strict=True):
+            assert ours.inputs.dtype == ours.targets.dtype == np.int32
+            np.testing.assert_array_equal(ours.inputs, theirs.inputs)
+            np.testing.assert_array_equal(ours.targets, theirs.targets)
+            np.testing.assert_array_equal(ours.weights, theirs.weights)
+
+
+def test_ids_beyond_int32_and_sizes_that_are_no_integers_are_refused():
+    ids = np.array([1, 2**32 + 3, 5])
+    for split in (ids, txl_jax.Documents(ids, np.array([0])), txl_jax.Sentences(ids, [0, 2])):
+        with pytest.raises(DataError, match=r"\[1\] = 4294967299: a token id must be from 0 to"):
+            txl_jax.segments(split, 1, 2)
+    with pytest.raises(DataError, match=r"batch_size = 2\.0: must be an integer"):
+        txl_jax.segments(np.arange(9), 2.0, 2)
+    with pytest.raises(DataError, match=r"starts has shape .* float64: must be integers"):
+        txl_jax.Documents(np.arange(9), np.array([0.0, 4.5]))

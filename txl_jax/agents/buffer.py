@@ -12,10 +12,9 @@ Slot s holds step s of the newest S steps, oldest first. M = 3, S = 7, one row:
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from txl_jax.messages import fields_repr
-from txl_jax.model.inputs import check_array, check_memory_type, check_size
+from txl_jax.model.inputs import any_memory, check_array, int32_array, size
 from txl_jax.model.memory import Memory
 
 
@@ -42,10 +41,9 @@ class StateBuffer(flax.struct.PyTreeNode):
 
         ``mems`` is the memory where the first rollout starts, for example of ``init_mems``.
         """
-        check_memory_type(mems)
-        check_size("steps", steps, 1)
+        mems, steps = any_memory(mems), size("steps", steps, 1)
         hidden = jnp.pad(mems.hidden, [(0, 0), (0, 0), (steps, 0), (0, 0)])
-        return cls(hidden, jnp.zeros(hidden.shape[1:3], bool), jnp.asarray(mems.filled))
+        return cls(hidden, jnp.zeros(hidden.shape[1:3], bool), mems.filled)
 
     @property
     def steps(self) -> int:
@@ -66,7 +64,8 @@ class StateBuffer(flax.struct.PyTreeNode):
         newest = lambda old, new, axis: jax.lax.slice_in_dim(
             jnp.concatenate([old, new.astype(old.dtype)], axis), new.shape[axis], None, axis=axis
         )
-        stored = jnp.minimum(self.stored + states.shape[2], self.steps)
+        stored = int32_array("stored", self.stored, (rows,))
+        stored = jnp.minimum(stored + states.shape[2], self.steps)
         hidden, begun = newest(self.hidden, states, 2), newest(self.begins, begins, 1)
         return StateBuffer(jax.lax.stop_gradient(hidden), begun, stored)
 
@@ -80,32 +79,27 @@ class StateBuffer(flax.struct.PyTreeNode):
           mem_len: M.
           before: the slot of the step, from M to S; ``None`` is S, after the newest step. An
             int, or an array int32 [] or [R] with a slot for each row.
-          rows: int32 [R], the environments; ``None`` means all B.
+          rows: int32 [R], the environments, from 0 to B-1; ``None`` means all B.
 
         Raises:
-          ValueError: ``before`` is not from M to S: the buffer has too few slots before it. The
-            values of traced arrays are clipped instead.
+          ValueError: ``before`` is not from M to S, since the buffer has too few slots before it,
+            or a row does not exist. The values of traced arrays are clipped instead.
         """
-        check_size("mem_len", mem_len, 0)
-        before = self._slots(mem_len, self.steps if before is None else before)
-        hidden, begins, stored = self.hidden, self.begins, self.stored
+        mem_len, n_rows = size("mem_len", mem_len, 0), self.hidden.shape[1]
+        hidden, begins = jnp.asarray(self.hidden), jnp.asarray(self.begins)
+        stored = int32_array("stored", self.stored, (n_rows,))
         if rows is not None:
-            check_array("rows", rows, "integers", ("R",))
+            allowed, why = range(n_rows), f"must be from 0 to {n_rows - 1}, a row of this buffer"
+            rows = int32_array("rows", rows, ("R",), allowed=allowed, why=why)
+            rows = jnp.clip(rows, 0, n_rows - 1)
             hidden, begins, stored = hidden[:, rows], begins[rows], stored[rows]
-        before = jnp.broadcast_to(before, begins.shape[:1])
+        before, shape = self.steps if before is None else before, begins.shape[:1]
+        why = f"must be from {mem_len} (mem_len) to {self.steps} (the slots of this buffer)"
+        allowed = range(mem_len, self.steps + 1)
+        before = int32_array("before", before, (), shape, allowed=allowed, why=why)
+        before = jnp.broadcast_to(jnp.clip(before, mem_len, self.steps), shape)
         part = lambda row, stop: jax.lax.dynamic_slice_in_dim(row, stop - mem_len, mem_len, axis=1)
         slot = jnp.arange(self.steps)
         begun = jnp.where(begins & (slot < before[:, None]), slot, self.steps - stored[:, None])
         filled = jnp.clip(before - begun.max(axis=1), 0, mem_len).astype(jnp.int32)
         return Memory(jax.vmap(part, in_axes=(1, 0), out_axes=1)(hidden, before), filled)
-
-    def _slots(self, mem_len: int, before) -> jax.Array:
-        """Returns slots as an array, after the check that M slots are before each."""
-        if not isinstance(before, jax.core.Tracer):
-            slots = np.asarray(before)
-            if np.any((slots < mem_len) | (slots > self.steps)):
-                raise ValueError(
-                    f"before = {before}: must be from {mem_len} (mem_len) to {self.steps} (the"
-                    " slots of this buffer)"
-                )
-        return jnp.clip(before, mem_len, self.steps)

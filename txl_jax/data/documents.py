@@ -47,7 +47,7 @@ class Documents(Sequence[np.ndarray]):
     """
 
     def __init__(self, tokens: np.ndarray, starts: np.ndarray, shared: bool = False):
-        self.tokens, self.starts, self.shared = tokens, np.asarray(starts), shared
+        self.tokens, self.starts, self.shared = tokens, as_positions(starts, "starts"), shared
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -84,6 +84,14 @@ class Documents(Sequence[np.ndarray]):
         start, end = int(self.starts[first]), self.end(last - 1)
         end += int(self.shared and end < len(self.tokens))
         return Documents(self.tokens[start:end], self.starts[first:last] - start, self.shared)
+
+
+def as_positions(positions: Any, name: str) -> np.ndarray:
+    """Returns 1-D integers of any type as int64; raises DataError for another array."""
+    array = np.asanyarray(positions)
+    if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or not array.size):
+        raise DataError(f"{name} has shape {array.shape} and type {array.dtype}: must be integers")
+    return array.astype(np.int64, copy=False)
 
 
 def running_text(split: Any) -> Any:

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from txl_jax.data.documents import Documents
+from txl_jax.data.documents import Documents, as_positions
 from txl_jax.data.drawn_lengths import DrawnLengths
 from txl_jax.data.errors import DataError
 from txl_jax.data.streams import BaseStreams, DocumentStreams, Segment, Streams
@@ -52,7 +52,7 @@ class Sentences(Sequence[np.ndarray]):
     """
 
     def __init__(self, tokens: np.ndarray, offsets: np.ndarray):
-        self.tokens, self.offsets = tokens, offsets
+        self.tokens, self.offsets = tokens, as_positions(offsets, "offsets")
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -99,13 +99,13 @@ class SentenceStreams(BaseStreams):
         pass ends with the last segment that is full in all rows. Whole rows are then in memory.
         """
         super().__init__(batch_size, seg_len, context_len)
+        batch_size, seg_len = self.batch_size, self.seg_len
         if batch_size > len(sentences):
             raise DataError(
                 f"batch_size = {batch_size}: {name} has {len(sentences)} sentences, at least one"
                 " is needed for each stream; use a smaller batch or more text"
             )
-        if vocab_size is not None:
-            check_ids(sentences.tokens, vocab_size, name)
+        check_ids(sentences.tokens, vocab_size, name)
         if drop_remainder:
             self._text: Any = _RowsInTurn(sentences, batch_size, seg_len)
         elif seed is None:

@@ -35,13 +35,14 @@ and wraps around. The token is drawn from (seed, epoch, stream):
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from txl_jax.data.documents import Documents
 from txl_jax.data.errors import DataError
 from txl_jax.data.symbols import check_ids
-from txl_jax.messages import fields_repr
+from txl_jax.messages import fields_repr, short_repr
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -132,14 +133,22 @@ def _segment(
     return Segment(*arrays, scored.astype(np.float32), starts, first=start == 0, **more)
 
 
+def _size(key: str, value: Any, least: int) -> int:
+    """Returns a number as ``int``, since arithmetic with a NumPy integer may overflow."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise DataError(f"{key} = {short_repr(value)}: must be an integer")
+    if value < least:
+        raise DataError(f"{key} = {value}: must be at least {least}")
+    return int(value)
+
+
 class BaseStreams:
     """All segments of B parallel streams, by index; a short last segment is padded to T."""
 
     def __init__(self, batch_size: int, seg_len: int, context_len: int):
-        self.batch_size, self.seg_len, self.context_len = batch_size, seg_len, context_len
-        for key, least in {"batch_size": 1, "seg_len": 1, "context_len": 0}.items():
-            if getattr(self, key) < least:
-                raise DataError(f"{key} = {getattr(self, key)}: must be at least {least}")
+        self.batch_size = _size("batch_size", batch_size, 1)
+        self.seg_len = _size("seg_len", seg_len, 1)
+        self.context_len = _size("context_len", context_len, 0)
 
     def _lay_out(self, ends: Sequence[int]) -> None:
         """Sets the numbers of targets of each stream, and those of one pass."""
@@ -233,6 +242,7 @@ class Streams(ArrayStreams):
         if partial_shuffle_seed is not None and not drop_remainder:
             raise DataError("partial_shuffle_seed: needs drop_remainder=True")
         super().__init__(batch_size, seg_len, context_len)
+        batch_size = self.batch_size
         largest = len(tokens) // 2 if drop_remainder else len(tokens) - 1
         if batch_size > largest:
             raise DataError(
@@ -240,8 +250,7 @@ class Streams(ArrayStreams):
                 f" {max(largest, 0)} streams with a target each; use a smaller batch"
                 " or a longer text"
             )
-        if vocab_size is not None:
-            check_ids(tokens, vocab_size, name)
+        check_ids(tokens, vocab_size, name)
         self._seed = partial_shuffle_seed
         n = len(tokens) - 1
         self._stride = len(tokens) // batch_size if drop_remainder else -(-n // batch_size)
@@ -318,8 +327,8 @@ class DocumentStreams(ArrayStreams):
         super().__init__(batch_size, seg_len, context_len)
         if documents.n_targets < 1:
             raise DataError(f"{name} has no target; give longer documents")
-        if vocab_size is not None:
-            check_ids(documents.tokens, vocab_size, name)
+        check_ids(documents.tokens, vocab_size, name)
+        batch_size = self.batch_size
         self.documents, starts, n = documents, documents.starts, len(documents.tokens)
         even = np.arange(1, batch_size) * n // batch_size
         after = np.searchsorted(starts, even)

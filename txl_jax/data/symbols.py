@@ -35,8 +35,15 @@ def readable(kind: str, symbol: str) -> str:
     return chr(value) if 0x20 <= value < 0x7F else f"\\x{value:02x}"
 
 
-def check_ids(tokens: np.ndarray, vocab_size: int, name: str) -> None:
-    """Raises DataError with the first position of an id that is not from 0 to V-1."""
+def check_ids(tokens: np.ndarray, vocab_size: int | None, name: str) -> None:
+    """Raises DataError with the first position of an id that is not from 0 to V-1.
+
+    Without V, ids must fit int32.
+    """
+    if vocab_size is None:
+        if np.can_cast(np.asanyarray(tokens).dtype, np.int32):
+            return
+        vocab_size = 1 << 31
     for start, part in chunks(tokens):
         if part.min() < 0 or part.max() >= vocab_size:
             at = first_outside(part, vocab_size)

@@ -208,7 +208,7 @@ class Vocab:
         return self._codec.decode_bytes(self.checked(ids))
 
     def checked(self, ids: Iterable[int] | np.ndarray) -> np.ndarray:
-        """Returns ids as an array, or raises DataError unless they are integers [n] below V."""
+        """Returns ids as int32, or raises DataError unless they are integers [n] below V."""
         try:
             listed = ids if hasattr(ids, "dtype") else list(ids)
             array = np.asarray(listed if hasattr(ids, "dtype") or listed else np.zeros(0, int))
@@ -218,7 +218,7 @@ class Vocab:
         if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
             raise DataError(f"ids must be integers [n], not {array.dtype} {list(array.shape)}")
         check_ids(array, len(self), "ids")
-        return array
+        return array.astype(np.int32, copy=False)
 
     def to_json(self) -> dict[str, Any]:
         """Returns a dict for ``json.dump``, which :meth:`from_json` reads."""

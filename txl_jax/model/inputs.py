@@ -1,4 +1,8 @@
-"""Options of the model's methods, and checks of their arguments; each error names the argument."""
+"""Options of the model's methods, and their arguments: checked, and in the types of the model.
+
+Integers of any type become int32 here, before any arithmetic: in a narrow type, a bound such as the
+size of the vocabulary would wrap around. Each error names the argument.
+"""
 
 from typing import Any, NamedTuple
 
@@ -36,29 +40,52 @@ def check_array(name: str, value: Any, dtype: str, *shapes: tuple[int | str, ...
     raise ValueError(f"{name} must be {dtype} {wanted}, not {got}")
 
 
-def check_size(name: str, value: Any, least: int) -> None:
-    """Raises ValueError unless a value is an integer of at least ``least``."""
+def int32_array(
+    name: str,
+    value: Any,
+    *shapes: tuple[int | str, ...],
+    allowed: range | None = None,
+    why: str = "",
+) -> jax.Array:
+    """Returns integers of any type and one of these shapes as int32.
+
+    Raises ValueError for another dtype or shape, and for known values outside of ``allowed``.
+    Under ``jax.jit`` values are unknown, and those beyond int32 become the nearest int32.
+    """
+    value = np.asarray(value) if _is_integer(value) else value
+    check_array(name, value, "integers", *shapes)
+    if allowed is not None:
+        _check_values(name, value, allowed, why)
+    array = value if isinstance(value, jax.Array) else np.asarray(value)
+    if array.dtype.itemsize >= 4 and array.dtype != np.int32:
+        limits, own = np.iinfo(np.int32), np.iinfo(array.dtype)
+        array = array.clip(max(limits.min, own.min), limits.max)
+    return jnp.asarray(array.astype(np.int32))
+
+
+def size(name: str, value: Any, least: int) -> int:
+    """Returns a number as ``int``; ValueError unless it is an integer of at least ``least``."""
     if not _is_integer(value) or value < least:
         raise ValueError(f"{name} = {value!r}: must be an integer of at least {least}")
+    return int(value)
 
 
 def check_ids(name: str, ids: Any, vocab_size: int) -> None:
     """Raises ValueError if a known id is not from 0 to V-1; under ``jax.jit`` ids are unknown."""
-    if (known := _known(ids)) is None or not known.size:
-        return
-    wrong = (known < 0) | (known >= vocab_size)
-    if wrong.any():
-        place = tuple(int(axis[0]) for axis in np.nonzero(wrong))
-        raise ValueError(
-            f"{name}{_shown(place)} = {known[place]}: a token id must be from 0 to"
-            f" {vocab_size - 1}, the vocabulary has {vocab_size} symbols"
-        )
+    why = f"a token id must be from 0 to {vocab_size - 1}, the vocabulary has {vocab_size} symbols"
+    _check_values(name, ids, range(vocab_size), why)
 
 
-def check_tokens(tokens: Any, context_len: Any, cached: bool, vocab_size: int) -> None:
-    """Raises ValueError unless tokens are ids [B,C+T] with T > 0; a cache needs C = 0."""
-    check_array("tokens", tokens, "integers", ("B", "T"))
-    check_ids("tokens", tokens, vocab_size)
+def token_ids(name: str, ids: Any, vocab_size: int) -> jax.Array:
+    """Returns ids [B,T] as int32; ValueError if a known one is not from 0 to V-1."""
+    check_array(name, ids, "integers", ("B", "T"))
+    check_ids(name, ids, vocab_size)
+    return int32_array(name, ids, ids.shape)
+
+
+def segment_tokens(tokens: Any, context_len: Any, cached: bool, vocab_size: int) -> jax.Array:
+    """Returns ids [B,C+T] as int32; ValueError unless T > 0. A cache needs C = 0."""
+    tokens = token_ids("tokens", tokens, vocab_size)
     if not tokens.shape[1]:
         raise ValueError(f"tokens {_shown(tokens.shape)}: a segment has at least one token")
     if not _is_integer(context_len) or not 0 <= context_len < tokens.shape[1]:
@@ -69,27 +96,32 @@ def check_tokens(tokens: Any, context_len: Any, cached: bool, vocab_size: int) -
     if context_len and cached:
         why = "with a cache is not possible: use a Memory, or context_len=0"
         raise ValueError(f"context_len = {context_len} {why}")
+    return tokens
 
 
-def check_targets(targets: Any, tokens: Any, context_len: int, vocab_size: int) -> None:
-    """Raises ValueError unless targets are ids [B,T], one for each token after the context."""
-    check_array("targets", targets, "integers", ("B", "T"))
-    check_ids("targets", targets, vocab_size)
+def segment_targets(targets: Any, tokens: Any, context_len: int, vocab_size: int) -> jax.Array:
+    """Returns ids [B,T] as int32; ValueError unless each token after the context has one."""
+    targets = token_ids("targets", targets, vocab_size)
     b, t = tokens.shape
     if targets.shape != (b, t - context_len):
         raise ValueError(
             f"targets {targets.shape} and tokens {tokens.shape} do not fit: expected"
             f" [{b},{t - context_len}], a target for each token after context_len {context_len}"
         )
+    return targets
 
 
-def check_segment(
-    c: TransformerXLConfig, embeddings: Any, mems: Memory | Cache, options: SegmentOptions
-) -> None:
-    """Raises ValueError if the arguments of a segment do not fit one another."""
+def segment(
+    c: TransformerXLConfig, embeddings: Any, mems: Any, options: SegmentOptions
+) -> tuple[Any, SegmentOptions]:
+    """Returns memory and options of a segment in the types of the model.
+
+    Raises ValueError if the arguments do not fit one another, and for known ``lengths`` outside of
+    0 to T. Under ``jax.jit`` lengths are clipped.
+    """
     check_array("embeddings", embeddings, "floats", ("B", "T", c.d_model))
     b, t = embeddings.shape[:2]
-    check_memory(c, mems, b)
+    mems = memory(c, mems, b)
     if c.memory_free and mems.mem_len:
         raise ValueError(
             f"attention {c.attention!r} has no memory and M is {mems.mem_len}: use"
@@ -104,41 +136,47 @@ def check_segment(
         raise ValueError(f"{wrong} with a cache made by init_cache {use}")
     if options.reset is not None:
         check_array("reset", options.reset, "bool", (b,), (b, t))
-    if options.lengths is not None:
-        check_array("lengths", options.lengths, "integers", (b,))
+    if options.lengths is None:
+        return mems, options
+    why = f"must be from 0 to {t}, the tokens of a row"
+    lengths = int32_array("lengths", options.lengths, (b,), allowed=range(t + 1), why=why)
+    return mems, options._replace(lengths=jnp.clip(lengths, 0, t))
 
 
-def check_memory(c: TransformerXLConfig, mems: Memory | Cache, b: int) -> None:
-    """Raises ValueError unless ``mems`` fit this model and B streams."""
+def memory(c: TransformerXLConfig, mems: Any, b: int | str = "B") -> Any:
+    """Returns a memory or a cache in the types of the model.
+
+    Raises ValueError unless it fits this model and B streams.
+    """
     if isinstance(mems, Cache):
         layers, shape = mems.near.layers, (c.n_head, b, "R", c.d_head)
         if len(layers) != c.n_layer:
             raise ValueError(f"the cache has {len(layers)} layers, and this model has {c.n_layer}")
         check_array("the cache's keys", layers[0].keys, "floats", shape)
-        check_array("the cache's filled", mems.filled, "integers", (b,))
-        return
-    check_memory_type(mems)
+        return mems.replace(filled=int32_array("the cache's filled", mems.filled, (b,)))
+    mems = any_memory(mems)
+    b = mems.hidden.shape[1] if b == "B" else b
     check_array("mems.hidden", mems.hidden, "floats", (c.n_layer, b, "M", c.d_model))
-    check_array("mems.filled", mems.filled, "integers", (b,))
+    filled = int32_array("mems.filled", mems.filled, (b,))
+    return Memory(jnp.asarray(mems.hidden, c.dtype), filled)
 
 
-def check_memory_type(mems: Any) -> None:
-    """Raises ValueError unless ``mems`` are a :class:`Memory` of arrays."""
+def any_memory(mems: Any) -> Memory:
+    """Returns a memory with ``filled`` as int32; ValueError unless it is one of arrays."""
     if not isinstance(mems, Memory):
         wanted = "a Memory of init_mems (or, in place of it, a Cache of init_cache)"
         raise ValueError(f"mems must be {wanted}, not {type(mems).__name__}")
     check_array("mems.hidden", mems.hidden, "floats", ("L", "B", "M", "D"))
-    check_array("mems.filled", mems.filled, "integers", ("B",))
+    return mems.replace(filled=int32_array("mems.filled", mems.filled, ("B",)))
 
 
-def real_tokens(lengths, seg_len: int) -> jax.Array:
-    """Returns int32 ``lengths`` [B]. Values outside of 0 to T raise ValueError; jit clips them."""
-    if (values := _known(lengths)) is not None:
-        wrong = (values < 0) | (values > seg_len)
-        if wrong.any():
-            row, why = int(np.argmax(wrong)), f"must be from 0 to {seg_len}, the tokens of a row"
-            raise ValueError(f"lengths[{row}] = {values[row]}: {why}")
-    return jnp.clip(lengths, 0, seg_len).astype(jnp.int32)
+def _check_values(name: str, array: Any, allowed: range, why: str) -> None:
+    if (known := _known(array)) is None:
+        return
+    wrong = (known < allowed.start) | (known >= allowed.stop)
+    if wrong.any():
+        place = tuple(int(axis[0]) for axis in np.nonzero(wrong)) if known.ndim else ()
+        raise ValueError(f"{name}{_shown(place) if place else ''} = {known[place]}: {why}")
 
 
 def _known(array: Any) -> np.ndarray | None:

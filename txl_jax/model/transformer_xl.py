@@ -80,8 +80,8 @@ class TransformerXL(nn.Module):
     def init_mems(self, batch_size: int, mem_len: int) -> Memory:
         """Returns an empty memory of M slots for B streams; the model needs no parameters yet."""
         c = self.cfg
-        inputs_lib.check_size("batch_size", batch_size, 0)
-        inputs_lib.check_size("mem_len", mem_len, 0)
+        batch_size = inputs_lib.size("batch_size", batch_size, 0)
+        mem_len = inputs_lib.size("mem_len", mem_len, 0)
         hidden = jnp.zeros((c.n_layer, batch_size, mem_len, c.d_model), c.dtype)
         return Memory(hidden, jnp.zeros((batch_size,), jnp.int32))
 
@@ -98,9 +98,9 @@ class TransformerXL(nn.Module):
             raise ValueError(f"scan_layers=True has no cache: use {use}")
         if c.memory_free:
             raise ValueError(f"attention {c.attention!r} has no memory, so it cannot have a cache")
-        inputs_lib.check_memory_type(mems)
-        inputs_lib.check_memory(c, mems, mems.hidden.shape[1])
-        inputs_lib.check_size("seg_len", seg_len, 1)
+        inputs_lib.any_memory(mems)
+        mems = inputs_lib.memory(c, mems)
+        seg_len = inputs_lib.size("seg_len", seg_len, 1)
         past = [layer.project_memory(mems.hidden[n]) for n, layer in enumerate(self.layers)]
         slots = slots_of(mems.mem_len, seg_len, c.clamp_len)
         n_keys = slots[0] + seg_len
@@ -131,7 +131,7 @@ class TransformerXL(nn.Module):
     def logits_and_states(self, tokens, mems, **options):
         """Returns logits, the last layer's states [B,T,D] before dropout, and new memory."""
         given = SegmentOptions(**options)
-        states, mems = self._encode(tokens, mems, given)
+        states, _, mems = self._encode(tokens, mems, given)
         logits = self.vocabulary.logits(self.drop_output(states, given.train), given.train)
         return logits, states, mems
 
@@ -153,7 +153,7 @@ class TransformerXL(nn.Module):
     def nll_and_states(self, tokens, targets, mems, **options):
         """Returns losses as :meth:`nll`, the last states [B,T,D] before dropout, and new memory."""
         given = SegmentOptions(**options)
-        states, mems = self._encode(tokens, mems, given, targets)
+        states, targets, mems = self._encode(tokens, mems, given, targets)
         dropped = self.drop_output(states, given.train)
         return self.vocabulary.nll(dropped, targets, given.train), states, mems
 
@@ -165,11 +165,10 @@ class TransformerXL(nn.Module):
         """
         if not self.cfg.past_decode:
             raise ValueError("past_nll needs the parameters that model.past_decode=True adds")
-        inputs_lib.check_array("inputs", inputs, "integers", ("B", "T"))
+        inputs = inputs_lib.token_ids("inputs", inputs, self.cfg.vocab_size or 0)
         shape = (*inputs.shape, self.cfg.vocab_size or "V")
         inputs_lib.check_array("log_p", log_p, "floats", shape)
-        inputs_lib.check_ids("inputs", inputs, self.cfg.vocab_size or 0)
-        return self.vocabulary.past_nll(log_p, inputs)
+        return self.vocabulary.past_nll(jnp.asarray(log_p, jnp.float32), inputs)
 
     def core(self, embeddings, mems, *, train: bool = False, reset=None, lengths=None):
         """Runs the layers on embeddings [B,T,D], and returns states [B,T,D] and new memory.
@@ -194,24 +193,24 @@ class TransformerXL(nn.Module):
         return self.drop_output(states, train), jax.lax.stop_gradient(inputs), mems
 
     def _encode(self, tokens, mems, options: SegmentOptions, targets=None):
-        """Returns the last layer's states after the context, before dropout, and new memory."""
-        size, context_len = self.cfg.vocab_size, options.context_len
+        """Returns the states after the context before dropout, int32 targets and new memory."""
+        size, cached = self.cfg.vocab_size, isinstance(mems, Cache)
         if size is None:
             raise ConfigError("model.vocab_size is None: set it for tokens, or use method='core'")
-        inputs_lib.check_tokens(tokens, context_len, isinstance(mems, Cache), size)
+        tokens = inputs_lib.segment_tokens(tokens, options.context_len, cached, size)
+        options = options._replace(context_len=int(options.context_len))
         if targets is not None:
-            inputs_lib.check_targets(targets, tokens, context_len, size)
+            targets = inputs_lib.segment_targets(targets, tokens, options.context_len, size)
         embeddings = self.vocabulary.embed(tokens, options.train)
         states, _, mems = self._run(embeddings, mems, options)
-        return states[:, context_len:], mems
+        return states[:, options.context_len :], targets, mems
 
     def _run(self, embeddings, mems, options: SegmentOptions):
         """Returns states [B,C+T,D] before dropout, each layer's input [L,B,C+T,D], new memory."""
-        c, (train, reset, lengths, context_len) = self.cfg, options
-        inputs_lib.check_segment(c, embeddings, mems, options)
+        c = self.cfg
+        mems, options = inputs_lib.segment(c, embeddings, mems, options)
+        train, reset, lengths, context_len = options
         seg_len, mem_len, since_reset = embeddings.shape[1], mems.mem_len, None
-        if lengths is not None:
-            lengths = inputs_lib.real_tokens(lengths, seg_len)
         if reset is not None and reset.ndim == 1:
             mems, reset = mems.replace(filled=jnp.where(reset, 0, mems.filled)), None
         elif reset is not None:
