@@ -12,7 +12,6 @@ import tiny_models as tiny
 
 from txl_jax.model import cross_entropy
 from txl_jax.model.adaptive import Vocabulary
-from txl_jax.model.transformer_xl import TransformerXL
 
 ROWS = 11
 CLUSTERS = {"cutoffs": (4, 9), "tie_projs": (False, True)}
@@ -98,19 +97,31 @@ def test_gradients_equal_those_of_the_dense_softmax_wherever_the_targets_fall(na
         )
 
 
-def test_forward_mode_is_for_one_block_and_refused_for_several_as_documented(monkeypatch):
-    """In one block the derivative along a direction is the gradient's; reverse mode has both."""
+@pytest.mark.parametrize("tile", [None, 4])
+@pytest.mark.parametrize("some", [False, True])
+def test_forward_mode_in_blocks_gives_the_derivative_along_a_direction(monkeypatch, tile, some):
+    """As the gradient does, and as the dense softmax does, of every parameter and under vmap."""
     rng = np.random.default_rng(0)
-    x, weight = jnp.asarray(rng.standard_normal((2, 6, 4)), jnp.float32)
-    bias, targets = jnp.zeros(6), jnp.array([0, 5, 2, 2, 1, 3])
-    total = lambda x: cross_entropy.cross_entropy(x, weight, bias, targets).sum()
-    _, along = jax.jvp(total, (x,), (weight,))
-    gradient = jax.grad(total)(x)
-    np.testing.assert_allclose(along, (gradient * weight).sum(), rtol=1e-5)
+    draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)
+    inputs, moves = [(draw(7, 4), draw(6, 4), draw(6)) for _ in range(2)]
+    targets, members = jnp.array([0, 5, 2, 2, 1, 3, 4]), None
+    scored = jnp.ones(7)
+    if some:  # rows 4, 1, 6, 0 and 5
+        members = jnp.array([4, 1, 6, 0, 5, 2, 3]), jnp.asarray(5)
+        scored = jnp.ones(7).at[jnp.array([2, 3])].set(0.0)
     monkeypatch.setattr(cross_entropy, "MIN_ROWS", 2)
     monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 1)
-    np.testing.assert_allclose(jax.grad(total)(x), gradient, atol=1e-6)
-    with pytest.raises(TypeError, match=r"forward-mode .*custom_vjp"):
-        jax.jvp(total, (x,), (weight,))
-    for function in (cross_entropy.cross_entropy, TransformerXL.nll):
-        assert "forward-mode differentiation" in " ".join((function.__doc__ or "").split())
+    in_blocks = lambda *x: cross_entropy.cross_entropy(*x, targets, members, tile)
+
+    def dense(x, weight, bias):
+        log_p = jax.nn.log_softmax(x @ weight.T + bias)
+        return -scored * jnp.take_along_axis(log_p, targets[:, None], axis=1)[:, 0]
+
+    (nll, along), want = jax.jvp(in_blocks, inputs, moves), jax.jvp(dense, inputs, moves)
+    np.testing.assert_allclose(nll, want[0], atol=1e-5)
+    np.testing.assert_allclose(along, want[1], atol=1e-5)
+    of_bias = jax.jacfwd(lambda bias: in_blocks(*inputs[:2], bias))(inputs[2])
+    np.testing.assert_allclose(of_bias, jax.jacrev(dense, argnums=2)(*inputs), atol=1e-5)
+    gradient = jax.grad(lambda *x: in_blocks(*x).sum(), argnums=(0, 1, 2))(*inputs)
+    products = jax.tree.map(lambda g, move: (g * move).sum(), gradient, moves)
+    np.testing.assert_allclose(along.sum(), sum(products), rtol=1e-5)

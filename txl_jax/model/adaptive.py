@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from txl_jax.config import TransformerXLConfig
+from txl_jax.model import initializers
 from txl_jax.model import mixture as mixture_lib
 from txl_jax.model.block import dropout
 from txl_jax.model.cross_entropy import TILE_WORDS, cross_entropy, full_einsum
@@ -79,8 +80,8 @@ class Vocabulary(nn.Module):
 
     def setup(self):
         """Declares the parameters."""
-        c, zeros = self.cfg, nn.initializers.zeros
-        init, init_projection = map(nn.initializers.normal, (c.init_std, c.proj_init_std))
+        c, zeros = self.cfg, initializers.zeros
+        init, init_projection = map(initializers.normal, (c.init_std, c.proj_init_std))
         parts = self.clusters = clusters(c)
         if c.div_val == 1:
             parts = (dataclasses.replace(parts[0], stop=parts[-1].stop),)
@@ -138,7 +139,7 @@ class Vocabulary(nn.Module):
                 part = jnp.where(own[..., None], table(i)[row].astype(c.dtype), 0)
                 x = x + _project(part, self.projections[i])
         if train and c.dropout_embedding:
-            keep = 1.0 - c.dropout_embedding
+            keep = jnp.float32(1.0 - c.dropout_embedding)
             shape = (self.clusters[-1].stop,)
             kept = jax.random.bernoulli(self.make_rng("dropout"), keep, shape)
             x = x * (kept[tokens] / keep).astype(c.dtype)[..., None]
@@ -230,8 +231,9 @@ class Vocabulary(nn.Module):
         sqrt(D).)
         """
         v, n_draws = weight.shape[0], 2 * self.cfg.sample_softmax
-        uniform = jax.random.uniform(self.make_rng("dropout"), (n_draws,))
-        drawn = jnp.sort(jnp.minimum(jnp.exp(uniform * jnp.log(v + 1.0)) - 1, v - 1)).astype(int)
+        uniform = jax.random.uniform(self.make_rng("dropout"), (n_draws,), jnp.float32)
+        place = jnp.exp(uniform * jnp.log(jnp.float32(v + 1.0))) - 1
+        drawn = jnp.sort(jnp.minimum(place, v - 1)).astype(jnp.int32)
         repeated = jnp.concatenate([jnp.zeros(1, bool), drawn[1:] == drawn[:-1]])
         x = h.astype(jnp.float32)
         true = jnp.einsum("sd,sd->s", x, weight[targets]) + bias[targets]
@@ -280,5 +282,5 @@ def _project(x: jax.Array, projection: jax.Array | None) -> jax.Array:
 
 def _log_expected(words: jax.Array, n_draws: int, vocab_size: int) -> jax.Array:
     """Returns the log of the chance that a word is among ``n_draws`` log-uniform draws."""
-    p = jnp.log1p(1.0 / (words + 1.0)) / jnp.log(vocab_size + 1.0)
+    p = jnp.log1p(1.0 / (words.astype(jnp.float32) + 1.0)) / jnp.log(jnp.float32(vocab_size + 1.0))
     return jnp.log(-jnp.expm1(n_draws * jnp.log1p(-p)))

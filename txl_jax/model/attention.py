@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from txl_jax.config import AttentionForm, TransformerXLConfig
-from txl_jax.model import ring
+from txl_jax.model import initializers, ring
 from txl_jax.model.dropout import AttentionDropout, Dropout
 from txl_jax.model.kernels import AttentionInputs, attend
 from txl_jax.model.kernels.choice import Choice, choose
@@ -36,14 +36,14 @@ class Attention(nn.Module):
     def setup(self):
         """Declares the projections."""
         c = self.cfg
-        init = nn.initializers.normal(c.init_std)
+        init = initializers.normal(c.init_std)
         heads = (c.d_model, c.n_head, c.d_head)
         self.query = self.param("query", init, heads)
         self.key = self.param("key", init, heads)
         self.value = self.param("value", init, heads)
         self.output = self.param("output", init, (c.n_head, c.d_head, c.d_model))
         if c.attention_bias:
-            zeros = nn.initializers.zeros
+            zeros = initializers.zeros
             self.value_bias = self.param("value_bias", zeros, heads[1:])
             self.output_bias = self.param("output_bias", zeros, (c.d_model,))
         self.drop_heads = Dropout(c.dropout_qkv, shared=(2,))
@@ -134,7 +134,7 @@ class RelativeAttention(Attention):
     def setup(self):
         """Declares the projections."""
         super().setup()
-        init = nn.initializers.normal(self.cfg.init_std)
+        init = initializers.normal(self.cfg.init_std)
         self.position = self.param("position", init, self.query.shape)
 
     def positions(self, n_keys, encodings, u, v, train=False):
@@ -155,7 +155,7 @@ class ShawAttention(Attention):
     def setup(self):
         """Declares the projections and tables."""
         super().setup()
-        c, init, zeros = self.cfg, nn.initializers.normal(self.cfg.init_std), nn.initializers.zeros
+        c, init, zeros = self.cfg, initializers.normal(self.cfg.init_std), initializers.zeros
         self.u = self.param("u", init, (c.n_head, c.d_head))
         self.distance = self.param("distance", init, (c.n_positions, c.n_head, c.d_head))
         self.distance_bias = self.param("distance_bias", zeros, (c.n_positions, c.n_head))

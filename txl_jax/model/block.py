@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from txl_jax.config import TransformerXLConfig
+from txl_jax.model import initializers
 from txl_jax.model.attention import FORMS
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.masks import AttentionMask
@@ -29,9 +30,9 @@ class LayerNorm(nn.Module):
     def setup(self):
         """Declares the parameters."""
         c, shape = self.cfg, (self.cfg.d_model,)
-        around_one = lambda *args: 1.0 + nn.initializers.normal(c.init_std)(*args)
+        around_one = lambda *args: 1.0 + initializers.normal(c.init_std)(*args)
         self.scale = self.param("scale", around_one, shape)
-        self.bias = self.param("bias", nn.initializers.zeros, shape)
+        self.bias = self.param("bias", initializers.zeros, shape)
         self.normalised = nn.LayerNorm(
             epsilon=c.norm_epsilon,
             dtype=jnp.float32,
@@ -64,12 +65,12 @@ class FeedForward(nn.Module):
     def __call__(self, h: jax.Array, train: bool = False) -> jax.Array:
         """Maps states [B,T,D] to [B,T,D]."""
         c = self.cfg
-        init = nn.initializers.normal(c.init_std)
+        init = initializers.normal(c.init_std)
         b, t, d = h.shape
         x = nn.Dense(c.d_inner, dtype=c.dtype, kernel_init=init, name="inner")(h.reshape(-1, d))
         x = {"relu": nn.relu, "gelu": nn.gelu}[c.activation](x).reshape(b, t, -1)
         x = dropout(c, c.dropout)(x, train)
-        bias_init = init if c.dropout_embedding else nn.initializers.zeros
+        bias_init = init if c.dropout_embedding else initializers.zeros
         options: Any = {"dtype": c.dtype, "kernel_init": init, "bias_init": bias_init}
         x = nn.Dense(c.d_model, name="outer", **options)(x.reshape(b * t, -1))
         return dropout(c, c.dropout)(x.reshape(b, t, d), train)
@@ -92,10 +93,10 @@ class GRUGate(nn.Module):
     def __call__(self, x: jax.Array, output: jax.Array) -> jax.Array:
         """Returns the gated states [B,T,D] of the input [B,T,D] and the output [B,T,D]."""
         c, d = self.cfg, x.shape[-1]
-        init = nn.initializers.normal(c.init_std)
+        init = initializers.normal(c.init_std)
         of_output = self.param("from_output", init, (d, 3, d))
         of_input = self.param("from_input", init, (d, 3, d))
-        bias = self.param("bias", nn.initializers.constant(c.gate_bias), (d,))
+        bias = self.param("bias", initializers.constant(c.gate_bias), (d,))
 
         def product(states, kernel):
             flat = states.reshape(-1, d) @ kernel.reshape(d, -1).astype(x.dtype)
@@ -141,7 +142,7 @@ class Block(nn.Module):
         self.gate_attention, self.gate_feed_forward = gate(), gate()
         self.drop = dropout(c, c.dropout)
         if c.attention == "absolute_per_layer":
-            init = nn.initializers.normal(c.init_std)
+            init = initializers.normal(c.init_std)
             self.table = self.param("positions", init, (c.n_positions, c.d_model))
 
     def project_memory(self, memory: jax.Array) -> KeysValues:

@@ -17,6 +17,8 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 
+from txl_jax.model.derivatives import opaque, with_derivatives
+
 T = TypeVar("T")
 
 MAX_LOGITS = 2**22  # 16 MiB in float32
@@ -45,8 +47,7 @@ def cross_entropy(
         number, int32 []. The other rows have loss 0 and cost nothing. ``None`` scores all rows.
       tile_words: the words of a tile; ``None`` takes all of them.
 
-    Raises TypeError for forward-mode differentiation (``jax.jvp``) of more than one block or with
-    ``members``. Use reverse mode, at most once, or ``log_softmax`` of all logits.
+    With more than one block, or ``members``, reverse mode is possible at most once.
     """
     n, v = x.shape[0], weight.shape[0]
     targets = jnp.asarray(targets)  # a traced index cannot index a NumPy array
@@ -56,16 +57,12 @@ def cross_entropy(
         chosen = jnp.take_along_axis(z, targets[:, None], axis=-1)[:, 0]
         return jax.nn.logsumexp(z, axis=-1) - chosen
     sizes = block, min(v, tile_words or v), members is None
-    rows, count = members or (jnp.arange(n), jnp.asarray(n))
-    return _blocks(sizes, x, weight, bias, targets, rows, count)
+    rows, count = members or (jnp.arange(n, dtype=jnp.int32), jnp.int32(n))
+    return _blocks(sizes, (x, weight, bias), (targets, rows, count))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _blocks(sizes, x, weight, bias, targets, rows, count):
-    return _forward(sizes, x, weight, bias, targets, rows, count)[0]
-
-
-def _forward(sizes, x, weight, bias, targets, rows, count):
+def _forward(sizes, inputs, constants):
+    (x, weight, bias), (targets, rows, count) = inputs, constants
     words, low = sizes[1], weight.astype(x.dtype)
 
     def add(at, real, totals, first):
@@ -78,7 +75,7 @@ def _forward(sizes, x, weight, bias, targets, rows, count):
             own = _is_target(targets[at], start, size)
             return higher, total, chosen + jnp.where(own, z, 0.0).sum(axis=-1)
 
-        zeros = jnp.zeros(at.shape, jnp.float32)
+        zeros = _zeros(x, *at.shape)
         sums = _over_tiles(scan_tile, (zeros - jnp.inf, zeros, zeros), weight.shape[0], words)
         log_sum = sums[0] + jnp.log(sums[1])
         nll, normaliser = totals
@@ -86,13 +83,37 @@ def _forward(sizes, x, weight, bias, targets, rows, count):
         nll = nll.at[at].add(jnp.where(real, log_sum - sums[2], 0.0))
         return nll, normaliser.at[at].add(jnp.where(real, log_sum, 0.0))
 
-    zeros = jnp.zeros(x.shape[0], jnp.float32)
+    zeros = _zeros(x, x.shape[0])
     nll, normaliser = _over_blocks(add, (zeros, zeros), sizes, rows, count)
-    return nll, (x, weight, bias, targets, rows, count, normaliser)
+    return nll, (inputs, constants, normaliser)
+
+
+def _tangent(sizes, saved, tangents):
+    """Returns the change of the loss, sum_v (p_v - [v is the target]) (change of logit v)."""
+    (x, weight, bias), (targets, rows, count), normaliser = saved
+    words, of_words = sizes[1], (weight.astype(x.dtype), bias)
+    dx, dweight, dbias = tangents
+    new_of_words = dweight.astype(x.dtype), dbias
+
+    def add(at, real, total, first):
+        log_sum = jnp.where(real, normaliser[at], jnp.inf)[:, None]
+
+        def add_tile(start, size, sums):
+            weight_tile, bias_tile = _slice(of_words, start, size)
+            new_weight_tile, new_bias_tile = _slice(new_of_words, start, size)
+            p = jnp.exp(_logits(x[at], weight_tile, bias_tile) - log_sum)
+            change = _logits(dx[at], weight_tile, new_bias_tile)
+            change = change + full_einsum("sd,vd->sv", x[at], new_weight_tile)
+            return sums + ((p - _is_target(targets[at], start, size)) * change).sum(axis=1)
+
+        change = _over_tiles(add_tile, _zeros(x, *at.shape), weight.shape[0], words)
+        return total.at[at].add(jnp.where(real, change, 0.0))
+
+    return _over_blocks(add, _zeros(x, x.shape[0]), sizes, rows, count)
 
 
 def _backward(sizes, saved, gradient):
-    x, weight, bias, targets, rows, count, normaliser = saved
+    (x, weight, bias), (targets, rows, count), normaliser = saved
     words, low = sizes[1], weight.astype(x.dtype)
 
     def add(at, real, totals, first):
@@ -112,16 +133,16 @@ def _backward(sizes, saved, gradient):
             dx = dx + full_einsum("sv,vd->sd", dz, weight_tile)
             return dx, *map(put, of_words, new)
 
-        zeros = jnp.zeros((len(at), x.shape[1]), jnp.float32)
+        zeros = _zeros(x, len(at), x.shape[1])
         dx, *of_words = _over_tiles(add_tile, (zeros, *totals[1:]), weight.shape[0], words)
         return totals[0].at[at].add(dx), *of_words
 
-    zeros = jnp.zeros(x.shape, jnp.float32), jnp.zeros_like(weight), jnp.zeros_like(bias)
+    zeros = _zeros(x, *x.shape), jnp.zeros_like(weight), jnp.zeros_like(bias)
     dx, dweight, dbias = _over_blocks(add, zeros, sizes, rows, count)
-    return dx.astype(x.dtype), dweight, dbias, None, None, None
+    return dx.astype(x.dtype), dweight, dbias
 
 
-_blocks.defvjp(_forward, _backward)
+_blocks = with_derivatives(opaque(_forward), _tangent, _backward)
 
 
 def _over_blocks(add: Callable[..., T], totals: T, sizes, rows: jax.Array, count) -> T:
@@ -156,6 +177,11 @@ def _over_tiles(body: Callable[..., T], sums: T, v: int, words: int) -> T:
         return body(0, v, sums)
     sums = jax.lax.fori_loop(0, v // words, lambda k, sums: body(k * words, words, sums), sums)
     return body(v - v % words, v % words, sums) if v % words else sums
+
+
+def _zeros(x: jax.Array, *shape: int) -> jax.Array:
+    """Returns float32 zeros that vary over devices as ``x`` does."""
+    return jnp.zeros_like(x, jnp.float32, shape)
 
 
 def _slice(arrays, start, size):

@@ -10,6 +10,7 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 HEAD_STRIDE = 65_536
 """The number of row b of head n is n * HEAD_STRIDE + b; a batch has fewer rows than this."""
@@ -83,7 +84,8 @@ class AttentionDropout(flax.struct.PyTreeNode):
         """
         line = mix(mix(self.seed[0] + row) ^ query)
         bits = mix(mix(line ^ self.seed[1]) + key * jnp.uint32(0x9E3779B9))
-        return jnp.where(bits >= jnp.uint32(threshold(self.rate)), self.scale, 0.0)
+        kept = bits >= jnp.uint32(threshold(self.rate))
+        return jnp.where(kept, np.float32(self.scale), np.float32(0))
 
     def mask(self, shape: tuple[int, ...], query0: int = 0, key0: int = 0) -> jax.Array:
         """Returns :meth:`factors` for weights [N,B,T,K] that start at ``query0`` and ``key0``."""

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from txl_jax.model.cross_entropy import cross_entropy, full_einsum
+from txl_jax.parallel.shardings import vary_alike
 
 Table = tuple[jax.Array, jax.Array]  # weights [V,d] and bias [V] of the words
 
@@ -48,6 +49,7 @@ def mixture_nll(
 
 def mixture_log_probs(m: Mixture, table: Table) -> jax.Array:
     """Returns log p of every word, float32 [...,V]; the gradient stores K arrays of this size."""
+    m, table = vary_alike((m, table))
     weight, bias = table[0].astype(m.latents.dtype), table[1]
 
     @jax.checkpoint
@@ -57,5 +59,6 @@ def mixture_log_probs(m: Mixture, table: Table) -> jax.Array:
         return jnp.logaddexp(log_p, log_pi[..., None] + jax.nn.log_softmax(scores)), None
 
     components = jnp.moveaxis(m.latents, -2, 0), jnp.moveaxis(m.log_prior, -1, 0)
-    none = jnp.full((*m.log_prior.shape[:-1], weight.shape[0]), -jnp.inf, jnp.float32)
+    shape = (*m.log_prior.shape[:-1], weight.shape[0])
+    none = jnp.full_like(m.log_prior, -jnp.inf, jnp.float32, shape)
     return jax.lax.scan(add, none, components)[0]

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from txl_jax.config import ConfigError, TransformerXLConfig
+from txl_jax.model import initializers, masks
 from txl_jax.model import inputs as inputs_lib
-from txl_jax.model import masks
 from txl_jax.model import memory as memory_lib
 from txl_jax.model.adaptive import Vocabulary
 from txl_jax.model.block import Block, LayerNorm, SharedInputs, dropout
@@ -57,7 +57,7 @@ class TransformerXL(nn.Module):
             self.vocabulary = Vocabulary(c, self.mesh)
             nn.share_scope(self, self.vocabulary)  # its parameters have no scope of their own
         if c.attention == "relative":
-            init = nn.initializers.normal(c.init_std)
+            init = initializers.normal(c.init_std)
             shape = (*[c.n_layer] * c.untie_r, c.n_head, c.d_head)
             self.u, self.v = self.param("u", init, shape), self.param("v", init, shape)
         block = _rematerialised(c)
@@ -141,11 +141,6 @@ class TransformerXL(nn.Module):
         Args:
           tokens, targets: int32 [B,C+T] and [B,T]; the target of a token is the next token.
           mems, options: as in :meth:`__call__`; the C tokens of context are not scored.
-
-        Raises:
-          TypeError: forward-mode differentiation (``jax.jvp``, ``jax.jacfwd``, ``jax.hessian``) of
-            many targets or an adaptive softmax, whose losses are computed in blocks
-            (cross_entropy.py). Use reverse mode, or differentiate the logits of :meth:`__call__`.
         """
         nll, _, mems = self.nll_and_states(tokens, targets, mems, **options)
         return nll, mems

@@ -147,6 +147,29 @@ def _key(path: tuple[Any, ...]) -> str:
     return stem if number.isdigit() else name
 
 
+def vary_alike(tree: Any) -> Any:
+    """Makes arrays inside of ``jax.shard_map`` vary over the axes over which any of them varies.
+
+    A loop needs it, because the type of a carry may not change. The gradient of an array that is
+    the same on all devices is summed over them. Elsewhere the arrays are returned as they are.
+    """
+    axes = frozenset[Any]().union(*map(_varying, jax.tree.leaves(tree)))
+    if not axes:
+        return tree
+
+    def vary(x):
+        missing = tuple(axes - _varying(x))
+        return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(vary, tree)
+
+
+def _varying(x: jax.Array) -> frozenset[Any]:
+    """Returns the axes of an enclosing ``jax.shard_map`` over which an array varies."""
+    kind: Any = jax.typeof(x)
+    return kind.vma if hasattr(kind, "vma") else kind.mat.varying  # up to, and from JAX 0.10.2 on
+
+
 def shard_rows(x: jax.Array, mesh: Mesh | None) -> jax.Array:
     """Shards the rows of [B,...] over the devices, and no other axis."""
     return _constrained(x, mesh, ROWS)

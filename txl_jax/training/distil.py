@@ -91,7 +91,7 @@ def teacher_probabilities(
 
     @jax.jit
     def predict(params, batch: Batch, mems):
-        total, after = jnp.zeros(()), []
+        total, after = jnp.zeros((), jnp.float32), []
         for model, own, memory in zip(models, params, mems, strict=True):
             inputs = batch.model_kwargs(model.cfg.memory_free)
             logits, memory = model.apply({"params": own}, batch.inputs, memory, **inputs)

@@ -83,7 +83,7 @@ def batch_loss(
     keys = [dropout_key, jax.random.fold_in(dropout_key, 1)] if c.r_drop else [dropout_key]
     passes = [_forward(apply, batch, mems, key, kwargs, needs_log_p) for key in keys]
     nll_sum = jnp.sum(_mean(p.nll for p in passes) * batch.weights)
-    added = jnp.zeros(())
+    added = jnp.zeros((), jnp.float32)
     if c.r_drop:
         divergence = symmetric_divergence(*(p.log_p for p in passes))
         added = added + c.r_drop * jnp.sum(divergence * batch.weights)

@@ -128,7 +128,7 @@ def recent_norm() -> optax.GradientTransformation:
     """
 
     def init(params):
-        return RecentNorm(jnp.zeros(()), jnp.zeros((), jnp.int32))
+        return RecentNorm(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
 
     def update(gradient, state, params=None):
         seen = state.seen + 1

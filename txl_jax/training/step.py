@@ -92,7 +92,7 @@ def accumulate_gradient(
         gradient, (nll_sum, mems) = gradient_of(state.params, model, batch, mems, part_key, *terms)
         return jax.tree.map(jnp.add, total, (gradient, nll_sum)), mems
 
-    zero = (jax.tree.map(jnp.zeros_like, state.params), jnp.zeros(()))
+    zero = (jax.tree.map(jnp.zeros_like, state.params), jnp.zeros_like(batch.weights, shape=()))
     split = lambda tree, axis: jax.tree.map(lambda x: _split_rows(x, parts, axis), tree)
     mems = Memory(split(state.mems.hidden, 1), split(state.mems.filled, 0))
     inputs = (jnp.arange(parts), split(batch, 0), mems)

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from txl_jax.config import ConfigError
+from txl_jax.model.derivatives import with_derivatives
 from txl_jax.model.dropout import HEAD_STRIDE
 from txl_jax.model.kernels import reference, xla
 from txl_jax.model.kernels.reference import AttentionInputs
@@ -59,7 +60,19 @@ def attend(x: AttentionInputs, implementation: str = "auto", mesh: Mesh | None =
     function = _module(name).attend
     if name == "triton":
         function = functools.partial(function, capability=_compute_capability(mesh))
-    return _per_device(function, mesh)(x)
+    arrays = _reverse_only(None, (x.q, x.k, x.val, x.positions), ())
+    return _per_device(function, mesh)(AttentionInputs(*arrays, x.mask, x.dropout))
+
+
+def _refuse(_, saved, tangents):
+    why = "a fused kernel has no forward-mode derivative (jax.jvp, jax.jacfwd, jax.linearize)"
+    raise KernelError(f"{why}: use model.kernel = 'reference' or 'xla', or reverse mode (jax.grad)")
+
+
+_reverse_only = with_derivatives(
+    lambda _, x, __: (x, ()), _refuse, lambda _, __, gradient: gradient
+)
+"""Returns arrays unchanged, and refuses to differentiate them in forward mode."""
 
 
 def choose(implementation: str, x: AttentionInputs, mesh: Mesh | None = None) -> Choice:

@@ -9,6 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from txl_jax.model.derivatives import with_derivatives
 from txl_jax.model.kernels import reference
 from txl_jax.model.kernels.reference import AttentionInputs
 from txl_jax.parallel.ordering import zero_after
@@ -37,43 +38,51 @@ def attend(x: AttentionInputs, halved_from: int | None = None) -> jax.Array:
     return jnp.concatenate(gathered, axis=2)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _recomputed(function, x: AttentionInputs, unknown: jax.Array) -> jax.Array:
     """Acts like ``jax.checkpoint``, but no compiler can merge the two computations."""
-    return function(x)
+    inputs = (x.q, x.k, x.val, x.positions)
+    return _call(function, inputs, (x.mask, x.dropout, unknown))
 
 
-def _recomputed_forward(function, x, unknown):
-    return function(x), (x, unknown)
+def _of_group(function, inputs, constants):
+    """Applies a function of AttentionInputs to their parts."""
+    return function(AttentionInputs(*inputs, *constants[:2]))
 
 
-def _recomputed_backward(function, saved, gradient):
-    x, unknown = saved
-    with_arrays = lambda q, k, val, positions: x.replace(q=q, k=k, val=val, positions=positions)
-    q = _after(x.q, gradient, unknown)
-    _, pull = jax.vjp(lambda *arrays: function(with_arrays(*arrays)), q, x.k, x.val, x.positions)
-    return with_arrays(*pull(gradient)).replace(mask=None, dropout=None), None
+def _call_forward(function, inputs, constants):
+    return _of_group(function, inputs, constants), (inputs, constants)
 
 
-_recomputed.defvjp(_recomputed_forward, _recomputed_backward)
+def _call_tangent(function, saved, tangents):
+    inputs, constants = saved
+    return jax.jvp(lambda *x: _of_group(function, x, constants), inputs, tangents)[1]
 
 
-@jax.custom_vjp
+def _call_gradient(function, saved, gradient):
+    (q, *others), constants = saved
+    q = _after(q, gradient, constants[2])
+    return jax.vjp(lambda *x: _of_group(function, x, constants), q, *others)[1](gradient)
+
+
+_call = with_derivatives(_call_forward, _call_tangent, _call_gradient)
+
+
 def _in_order(later: jax.Array, earlier: jax.Array, unknown: jax.Array):
     """Makes ``later`` depend on ``earlier``; the gradients depend in the reverse order."""
-    return _after(later, earlier, unknown), earlier
+    return _ordered(None, (later, earlier), unknown)
 
 
-def _in_order_forward(later, earlier, unknown):
-    return _in_order(later, earlier, unknown), unknown
+def _order(_, inputs, unknown):
+    later, earlier = inputs
+    return (_after(later, earlier, unknown), earlier), unknown
 
 
-def _in_order_backward(unknown, gradients):
+def _order_gradients(_, unknown, gradients):
     later, earlier = gradients
-    return later, _after(earlier, later, unknown), None
+    return later, _after(earlier, later, unknown)
 
 
-_in_order.defvjp(_in_order_forward, _in_order_backward)
+_ordered = with_derivatives(_order, lambda _, unknown, tangents: tangents, _order_gradients)
 
 
 def _after(x: jax.Array, done: jax.Array, unknown: jax.Array) -> jax.Array:
