@@ -259,7 +259,7 @@ def test_a_cache_takes_integers_of_any_type():
     cfg = tiny.config(n_layer=1)
     model, variables = txl_jax.TransformerXL(cfg), tiny.variables(cfg)
     mems = tiny.memory(cfg, (200, 120, 7), 200)
-    start = lambda dtype, n: model.apply(
+    start: Any = lambda dtype, n: model.apply(
         variables, mems.replace(filled=mems.filled.astype(dtype)), seg_len=n, method="init_cache"
     )
     want, got = start(np.int32, 100), start(np.uint8, np.int8(100))
@@ -287,7 +287,8 @@ def test_integers_beyond_int32_are_the_nearest_int32_if_they_are_not_known():
 
 def test_sizes_may_be_numpy_integers_of_any_type():
     model = txl_jax.TransformerXL(CFG)
-    mems = model.init_mems(batch_size=np.int8(2), mem_len=np.uint8(200))
+    sizes: Any = {"batch_size": np.int8(2), "mem_len": np.uint8(200)}
+    mems = model.init_mems(**sizes)
     assert mems.hidden.shape == (2, 2, 200, 8)
     tokens = tiny.tokens(CFG, 2, 300)
     call = tiny.apply(CFG, "__call__")

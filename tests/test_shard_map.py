@@ -1,5 +1,7 @@
 """The model inside of the user's own ``jax.shard_map``, which checks how arrays vary."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -31,7 +33,7 @@ def sharded(function, n_rows):
     """A function of variables and ``n_rows`` arrays with rows, on four devices."""
     mesh = jax.make_mesh((DEVICES,), ("d",), (AxisType.Auto,), devices=jax.devices()[:DEVICES])
     rows = (P("d"),) * n_rows
-    specs = {"mesh": mesh, "in_specs": (P(), *rows), "out_specs": (P(), P("d"))}
+    specs: Any = {"mesh": mesh, "in_specs": (P(), *rows), "out_specs": (P(), P("d"))}
     return jax.jit(jax.shard_map(function, **specs))
 
 

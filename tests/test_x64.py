@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import numpy as np
@@ -44,7 +45,7 @@ def everything(cfg, seg_len=6):
     def run(key):
         mems = model.init_mems(2, 0 if cfg.memory_free else 5)
         variables = model.init(key, tokens, mems)
-        options = {"reset": reset, "lengths": lengths}
+        options: Any = {"reset": reset, "lengths": lengths}
         apply = lambda *given, **more: model.apply(variables, *given, **{**options, **more})
         of_core, after = apply(x, mems, method="core")
         done = [of_core, after, apply(tokens, after), apply(tokens, after, context_len=2)]
@@ -75,7 +76,8 @@ def test_every_method_gives_the_documented_types_and_values(form):
         got = tiny.quick(everything(cfg, seg_len))(key)
     assert types_of(got) <= DOCUMENTED
     assert types_of(got[0]) == {"float32"}
-    assert jax.tree.structure(got) == jax.tree.structure(want)
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (got, want)]
+    assert structures[0] == structures[1]
     same = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     drawn = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6)  # the compiler rounds
     jax.tree.map(drawn, got[0], want[0])
@@ -85,13 +87,15 @@ def test_every_method_gives_the_documented_types_and_values(form):
 def test_an_actor_and_its_buffer_have_the_documented_types():
     cfg = tiny.config(n_layer=1, vocab_size=None, same_length="tf")
     model, variables = txl_jax.TransformerXL(cfg), tiny.variables(cfg)
-    x = tiny.embeddings(cfg, 2, 1)[:, 0].astype(np.float64)
+    x: Any = tiny.embeddings(cfg, 2, 1)[:, 0].astype(np.float64)
+    begins: Any = np.zeros((2, 1), bool)
+    resets: Any = np.array([True, False])
 
     def act(x):
         buffer = agents.StateBuffer.start(model.init_mems(2, 3), steps=2)
         actor = agents.Actor.start(model, variables, buffer.memory(3))
-        outputs, actor, states = actor.step(x, np.array([True, False]))
-        buffer = buffer.add(states[:, :, None], np.zeros((2, 1), bool))
+        outputs, actor, states = actor.step(x, resets)
+        buffer = buffer.add(states[:, :, None], begins)
         return outputs, actor, buffer, buffer.memory(3, before=np.array([4, 5]), rows=np.arange(2))
 
     want = act(x)

@@ -69,7 +69,7 @@ def opaque(forward: Callable) -> Callable:
         arrays, types = jax.tree.leaves((inputs, constants)), tuple(jaxpr.out_avals)
         options: Any = {"n_saved": len(arrays), "types": types, "gradient": None}
         results = _call.bind(*arrays, function=core.jaxpr_as_fun(jaxpr), **options)
-        return jax.tree.structure(shapes).unflatten(results)
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return function
 

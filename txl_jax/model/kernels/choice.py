@@ -60,8 +60,8 @@ def attend(x: AttentionInputs, implementation: str = "auto", mesh: Mesh | None =
     function = _module(name).attend
     if name == "triton":
         function = functools.partial(function, capability=_compute_capability(mesh))
-    arrays = _reverse_only(None, (x.q, x.k, x.val, x.positions), ())
-    return _per_device(function, mesh)(AttentionInputs(*arrays, x.mask, x.dropout))
+    q, k, val, positions = _reverse_only(None, (x.q, x.k, x.val, x.positions), ())
+    return _per_device(function, mesh)(x.replace(q=q, k=k, val=val, positions=positions))
 
 
 def _refuse(_, saved, tangents):
