@@ -4,7 +4,6 @@ import dataclasses
 import doctest
 import functools
 import re
-from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
@@ -285,12 +284,10 @@ def test_a_buffer_takes_integers_of_any_type(dtype, jitted):
     begins = jnp.asarray(rng.random((B, steps)) < 0.005)
     full = cast(100, 120, 127)  # real slots of a buffer; 300 steps more would overflow
 
-    narrow: Any = (np.int16(steps), np.uint8(3))
-
     def read(mems, stored, before, rows):
-        start = agents.StateBuffer.start(mems, steps=narrow[0])
+        start = agents.StateBuffer.start(mems, steps=np.int16(steps))
         buffer = start.replace(stored=stored).add(states, begins)
-        kept = buffer.memory(narrow[1], before=before, rows=rows)
+        kept = buffer.memory(np.uint8(3), before=before, rows=rows)
         return kept.hidden, kept.filled, buffer.stored
 
     given = read if not jitted else jax.jit(read)

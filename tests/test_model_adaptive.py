@@ -104,15 +104,14 @@ def test_forward_mode_in_blocks_gives_the_derivative_along_a_direction(monkeypat
     rng = np.random.default_rng(0)
     draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)
     inputs, moves = [(draw(7, 4), draw(6, 4), draw(6)) for _ in range(2)]
-    targets = jnp.array([0, 5, 2, 2, 1, 3, 4])
-    members: Any = None
+    targets, members = jnp.array([0, 5, 2, 2, 1, 3, 4]), None
     scored = jnp.ones(7)
     if some:  # rows 4, 1, 6, 0 and 5
         members = jnp.array([4, 1, 6, 0, 5, 2, 3]), jnp.asarray(5)
         scored = jnp.ones(7).at[jnp.array([2, 3])].set(0.0)
     monkeypatch.setattr(cross_entropy, "MIN_ROWS", 2)
     monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 1)
-    in_blocks: Any = lambda x, weight, bias: cross_entropy.cross_entropy(
+    in_blocks = lambda x, weight, bias: cross_entropy.cross_entropy(
         x, weight, bias, targets, members, tile
     )
 

@@ -287,8 +287,7 @@ def test_integers_beyond_int32_are_the_nearest_int32_if_they_are_not_known():
 
 def test_sizes_may_be_numpy_integers_of_any_type():
     model = txl_jax.TransformerXL(CFG)
-    sizes: Any = {"batch_size": np.int8(2), "mem_len": np.uint8(200)}
-    mems = model.init_mems(**sizes)
+    mems = model.init_mems(batch_size=np.int8(2), mem_len=np.uint8(200))
     assert mems.hidden.shape == (2, 2, 200, 8)
     tokens = tiny.tokens(CFG, 2, 300)
     call = tiny.apply(CFG, "__call__")

@@ -1,7 +1,6 @@
 """Segments cover the tokens as promised; a slow loop says what each one must hold."""
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -329,9 +328,8 @@ def test_tokens_and_sizes_of_any_integer_type_give_the_segments_of_int32(dtype):
         lambda cast: txl_jax.Documents(cast(tokens), cast(edges)),
         lambda cast: txl_jax.Sentences(cast(tokens[:128]), cast(edges)),
     ]
-    narrow: Any = np.int8(4)
     for kind in kinds:
-        got = list(txl_jax.segments(kind(lambda x: x.astype(dtype)), size, narrow))
+        got = list(txl_jax.segments(kind(lambda x: x.astype(dtype)), size, np.int8(4)))
         want = list(txl_jax.segments(kind(lambda x: x.astype(np.int32)), 3, 4))
         assert len(got) == len(want)
         for ours, theirs in zip(got, want, strict=True):
@@ -343,7 +341,6 @@ def test_tokens_and_sizes_of_any_integer_type_give_the_segments_of_int32(dtype):
 
 def test_ids_beyond_int32_and_sizes_that_are_no_integers_are_refused():
     ids = np.array([1, 2**32 + 3, 5])
-    size: Any = 2.0
     for split in (
         ids,
         txl_jax.Documents(ids, np.array([0])),
@@ -352,6 +349,6 @@ def test_ids_beyond_int32_and_sizes_that_are_no_integers_are_refused():
         with pytest.raises(DataError, match=r"\[1\] = 4294967299: a token id must be from 0 to"):
             txl_jax.segments(split, 1, 2)
     with pytest.raises(DataError, match=r"batch_size = 2\.0: must be an integer"):
-        txl_jax.segments(np.arange(9), size, 2)
+        txl_jax.segments(np.arange(9), 2.0, 2)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"starts has shape .* float64: must be integers"):
         txl_jax.Documents(np.arange(9), np.array([0.0, 4.5]))

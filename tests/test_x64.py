@@ -76,8 +76,6 @@ def test_every_method_gives_the_documented_types_and_values(form):
         got = tiny.quick(everything(cfg, seg_len))(key)
     assert types_of(got) <= DOCUMENTED
     assert types_of(got[0]) == {"float32"}
-    structures: list[Any] = [jax.tree.structure(tree) for tree in (got, want)]
-    assert structures[0] == structures[1]
     same = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     drawn = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6)  # the compiler rounds
     jax.tree.map(drawn, got[0], want[0])
@@ -87,14 +85,13 @@ def test_every_method_gives_the_documented_types_and_values(form):
 def test_an_actor_and_its_buffer_have_the_documented_types():
     cfg = tiny.config(n_layer=1, vocab_size=None, same_length="tf")
     model, variables = txl_jax.TransformerXL(cfg), tiny.variables(cfg)
-    x: Any = tiny.embeddings(cfg, 2, 1)[:, 0].astype(np.float64)
-    begins: Any = np.zeros((2, 1), bool)
-    resets: Any = np.array([True, False])
+    x = tiny.embeddings(cfg, 2, 1)[:, 0].astype(np.float64)
+    begins: Any = np.array([[True], [False]])
 
     def act(x):
         buffer = agents.StateBuffer.start(model.init_mems(2, 3), steps=2)
         actor = agents.Actor.start(model, variables, buffer.memory(3))
-        outputs, actor, states = actor.step(x, resets)
+        outputs, actor, states = actor.step(x, begins[:, 0])
         buffer = buffer.add(states[:, :, None], begins)
         return outputs, actor, buffer, buffer.memory(3, before=np.array([4, 5]), rows=np.arange(2))
 

@@ -12,6 +12,7 @@ Slot s holds step s of the newest S steps, oldest first. M = 3, S = 7, one row:
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from txl_jax.messages import fields_repr
 from txl_jax.model.inputs import any_memory, check_array, int32_array, size
@@ -36,7 +37,7 @@ class StateBuffer(flax.struct.PyTreeNode):
     stored: jax.Array
 
     @classmethod
-    def start(cls, mems: Memory, steps: int) -> "StateBuffer":
+    def start(cls, mems: Memory, steps: int | np.integer) -> "StateBuffer":
         """Returns a buffer of M + ``steps`` slots, of which the newest M are those of a memory.
 
         ``mems`` is the memory where the first rollout starts, for example of ``init_mems``.
@@ -69,7 +70,7 @@ class StateBuffer(flax.struct.PyTreeNode):
         hidden, begun = newest(self.hidden, states, 2), newest(self.begins, begins, 1)
         return StateBuffer(jax.lax.stop_gradient(hidden), begun, stored)
 
-    def memory(self, mem_len: int, before=None, rows=None) -> Memory:
+    def memory(self, mem_len: int | np.integer, before=None, rows=None) -> Memory:
         """Returns the memory of M slots before a step, of which those of its episode so far count.
 
         If the step begins an episode, the memory is that of the episode before. ``core`` ignores it

@@ -133,7 +133,7 @@ AnyStreams = Streams | SentenceStreams | DocumentStreams
 TrainingStreams = AnyStreams | DrawnLengths
 
 
-def ordered_streams(split: Split, batch_size: int, seg_len: int, **options: Any) -> AnyStreams:
+def ordered_streams(split: Split, batch_size: Any, seg_len: Any, **options: Any) -> AnyStreams:
     """Returns the streams of a split in its order, for scoring; options are those of the class."""
     if isinstance(split, Documents) and not options.pop("drop_remainder", False):
         return DocumentStreams(split, batch_size, seg_len, **options)
@@ -165,10 +165,10 @@ def shuffled_streams(
 
 def segments(
     split: Split,
-    batch_size: int,
-    seg_len: int,
+    batch_size: int | np.integer,
+    seg_len: int | np.integer,
     drop_remainder: bool = False,
-    context_len: int = 0,
+    context_len: int | np.integer = 0,
 ) -> Iterator[Segment]:
     """Returns an iterator over the segments of one pass over a split, in order.
 

@@ -3,6 +3,7 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from txl_jax.config import ConfigError, TransformerXLConfig
@@ -77,7 +78,7 @@ class TransformerXL(nn.Module):
         self.drop_input = dropout(c, rate(c.dropout_input))
         self.drop_output = dropout(c, rate(c.dropout_output))
 
-    def init_mems(self, batch_size: int, mem_len: int) -> Memory:
+    def init_mems(self, batch_size: int | np.integer, mem_len: int | np.integer) -> Memory:
         """Returns an empty memory of M slots for B streams; the model needs no parameters yet."""
         c = self.cfg
         batch_size = inputs_lib.size("batch_size", batch_size, 0)
@@ -85,7 +86,7 @@ class TransformerXL(nn.Module):
         hidden = jnp.zeros((c.n_layer, batch_size, mem_len, c.d_model), c.dtype)
         return Memory(hidden, jnp.zeros((batch_size,), jnp.int32))
 
-    def init_cache(self, mems: Memory, seg_len: int) -> Cache:
+    def init_cache(self, mems: Memory, seg_len: int | np.integer) -> Cache:
         """Returns the projected memory for inference, which other methods take as ``mems``.
 
         The cache starts with the states of ``mems``, which may be empty, and takes segments of at
