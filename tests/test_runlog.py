@@ -296,6 +296,23 @@ def test_without_a_terminal_each_record_is_one_plain_line(make, capsys, clock):
     ]
 
 
+def test_a_line_shows_progress_every_five_minutes_where_records_are_further_apart(
+    make, capsys, clock
+):
+    log = make(total_steps=1000)
+    for step in range(1, 81):
+        clock[0] += 10.0
+        log.train_step(step, metrics(2.0 * 1000, 1000, 1.0, 2.5e-4, 1000))
+        if step == 50:
+            log.flush_window(step)  # the record counts as a line
+    lines = [re.sub("  lr .*", "  record", line) for line in capsys.readouterr().err.splitlines()]
+    assert lines == [
+        "step   30/1000  bpc 2.885  100 tok/s  2:41:40 left",
+        "step   50/1000  bpc 2.885  record",
+        "step   80/1000  bpc 2.885  100 tok/s  2:33:20 left",
+    ]
+
+
 def test_time_left_follows_the_recent_steps(make, capsys, clock):
     log = make(total_steps=1000)
     for step in range(1, 201):

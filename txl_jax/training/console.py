@@ -8,12 +8,16 @@ from txl_jax.records import plain
 from txl_jax.standard_streams import stderr
 from txl_jax.units import Unit, format_value, in_unit
 
+_LONGEST_SILENCE = 300.0
+"""The seconds of training after which a line is printed although no record is due."""
+
 
 class Console:
     """Prints lines about a run, each with the prefix ``label``. If ``silent``, it prints nothing.
 
     If ``progress`` is True, a progress bar replaces the training records. ``None`` chooses the bar
-    if standard error is a terminal and there is no label.
+    if standard error is a terminal and there is no label. Without a bar, a line shows the progress
+    if records are more than five minutes apart.
     """
 
     def __init__(
@@ -24,6 +28,7 @@ class Console:
         # entries (training seconds, step, number of tokens so far), at most one per second
         self._recent = collections.deque([(0.0, step, 0)], maxlen=30)
         self._tokens, self._bar, self._stream = 0, None, stderr()
+        self._last_line = 0.0  # training seconds
         if progress is None:
             progress = self._stream.isatty() and not label
         if progress and not silent:
@@ -59,6 +64,9 @@ class Console:
             text = f"{self._loss(loss)}  {self._speed(step, seconds)}"
             self._bar.set_description_str(text, refresh=False)
             self._bar.update(step - self._bar.n)
+        elif seconds - self._last_line >= _LONGEST_SILENCE:
+            self._last_line = seconds
+            self.step_message(step, self._loss(loss), self._speed(step, seconds))
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Prints a record of ``metrics.jsonl`` as one line."""
@@ -75,7 +83,7 @@ class Console:
         """Prints a training record as one line, unless the progress bar shows its values."""
         if self._bar is None:
             skipped = [_named("skipped", values["skipped"])] if "skipped" in values else []
-            rate = f"lr {values['learning_rate']:.1e}"
+            rate, self._last_line = f"lr {values['learning_rate']:.1e}", seconds
             speed = self._speed(step, seconds)
             self.step_message(step, self._loss(values["loss"]), rate, *skipped, speed)
 
