@@ -233,14 +233,32 @@ def test_a_folder_may_be_a_path_or_bytes_and_nothing_else(trained, run, tmp_path
     txl_jax.convert.to_workdir(request)
     assert txl_jax.load(tmp_path / "new").step == 0
     train, save = lambda x: txl_jax.train({}, x), lambda x: txl_jax.save(trained, x)
-    for wrong in (None, 3, ["runs"]):
-        for call in (load, train, save):
+    for call in (load, train, save):
+        for wrong in (None, 3, ["runs"]):
             with pytest.raises(ConfigError, match=r" = .*: must be a path, .* not a value of type"):
                 call(wrong)
+        with pytest.raises(ConfigError, match=r" = '': names no file or folder; give a path"):
+            call("")
 
 
 def test_a_step_may_be_a_number(run):
     assert txl_jax.load(run, step=8).step == 8
+    load: Callable[..., Any] = txl_jax.load
+    assert load(run, step=np.int64(8)).step == 8
+    for wrong in (True, 8.0, None):
+        with pytest.raises(ConfigError, match=r"^step = .*: must be best, latest or an integer"):
+            load(run, step=wrong)
+
+
+def test_integers_of_jax_are_ids_and_an_array_of_texts_is_a_list_of_them(trained):
+    ids = jax.numpy.array(trained.vocab.encode("the cat"))
+    for same in (list(ids), ids.tolist(), list(np.asarray(ids))):
+        assert trained.generate(same, length=2).text == trained.generate(ids, length=2).text
+    texts = ["the ", "a cat"]
+    for array in (np.array(texts), np.array(texts, object), np.array([t.encode() for t in texts])):
+        generation = trained.generate(array, length=2)
+        assert [one.prompt for one in generation] == texts
+    np.testing.assert_array_equal(trained.vocab.encode(bytearray(b"the")), ids[:3])
 
 
 # --------------------------------------------------------------------------------------

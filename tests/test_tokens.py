@@ -293,6 +293,23 @@ def test_a_header_that_does_not_fit_is_refused(tmp_path, changes, fault):
         load_corpus("tokens", llm_c(tmp_path / "ids.bin", **{"ids": IDS, **changes}))
 
 
+@pytest.mark.parametrize("size", [4, 500, 1000])
+def test_a_file_of_llm_c_that_ends_in_its_header_is_refused(tmp_path, size):
+    path = tmp_path / "ids.bin"
+    llm_c(path, ids=IDS)
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(DataError, match=r"ids\.bin: has 0 bytes of ids|has version 0"):
+        load_corpus("tokens", path)
+
+
+@pytest.mark.parametrize("write", ["save", "savez"])
+def test_a_numpy_file_named_bin_is_refused(tmp_path, write):
+    with open(tmp_path / "ids.bin", "wb") as file:
+        getattr(np, write)(file, np.arange(50_000).astype(np.uint16))
+    with pytest.raises(DataError, match=r"ids\.bin: is a (NumPy array; name it \.npy|zip archive)"):
+        load_corpus("tokens", tmp_path / "ids.bin")
+
+
 @pytest.mark.parametrize("header", [np.arange(50_000, 51_000, 10), np.array([0, 51_000, 3, 0])])
 @pytest.mark.parametrize(("n", "largest"), [(1200, 100), (60_000, 48_000)])
 def test_ids_far_above_the_rest_at_the_start_are_taken_for_a_header(tmp_path, header, n, largest):

@@ -314,6 +314,8 @@ def load(
       WorkdirError: ``source`` has no model or two models, or cannot be downloaded.
       CheckpointError, ModelFormatError: the model is damaged, incomplete, or has another format.
     """
+    if isinstance(step, bool) or not isinstance(step, str | int | np.integer):
+        raise ConfigError(f"step = {short_repr(step)}: must be best, latest or an integer")
     return language_model(loading.load(path_text(source, "source"), str(step), weights))
 
 

@@ -19,7 +19,7 @@ from txl_jax.data.corpus import FOREIGN_VOCAB
 from txl_jax.data.sources.text import OWN_SPLITS
 from txl_jax.data.sources.tokens import NO_TEST
 from txl_jax.files import atomic_write, write_json
-from txl_jax.messages import one_line
+from txl_jax.messages import one_line, short_repr
 
 _NOTES = (OWN_SPLITS, NO_TEST, FOREIGN_VOCAB)
 """The parts of a corpus's label that name no path."""
@@ -76,6 +76,8 @@ def push(trained: TrainedModel, repository: str, private: bool = True) -> str:
       >>> trained = txl_jax.load("runs/quickstart")
       >>> txl_jax.push(trained, "owner/name")  # doctest: +SKIP
     """
+    if not isinstance(repository, str):
+        raise WorkdirError(f"{short_repr(repository)}: must be a text such as 'owner/name'")
     hub = import_hub()
     with tempfile.TemporaryDirectory() as folder:
         save(trained, folder)

@@ -35,6 +35,8 @@ def path_text(path: Any, where: str) -> str:
             f"{where} = {short_repr(text)}: is a URL, and only local paths can be used; {advice} (a"
             f" local folder of this name is ./{scheme[0]}...)"
         )
+    if not text.strip():
+        raise ConfigError(f"{where} = {short_repr(text)}: names no file or folder; give a path")
     if "\0" in text:
         raise ConfigError(f"{where} = {short_repr(text)}: has a null byte, which no path can have")
     return text

@@ -18,6 +18,7 @@ from typing import Any
 from txl_jax.config.changes import set_all
 from txl_jax.config.errors import ConfigError
 from txl_jax.config.experiment import ExperimentConfig
+from txl_jax.config.folders import path_text
 from txl_jax.messages import argument, one_line, short_repr, truncate
 
 _PACKAGE, _INIT = "txl_config_file", "__init__.py"
@@ -53,8 +54,8 @@ def load_config(
       ConfigError: the file does not exist or is no config, or a setting cannot be used. No device
         has been used and no file has been written by then.
     """
-    if isinstance(config, str | os.PathLike):
-        nested = _read(os.fspath(config))
+    if isinstance(config, str | bytes | os.PathLike):
+        nested = _read(path_text(config, "config"))
     elif hasattr(config, "to_dict"):
         nested = config.to_dict()
     elif isinstance(config, Mapping):

@@ -65,9 +65,9 @@ def replace_nested(section: S, nested: Mapping[str, Any], prefix: str = "", root
             values[name] = checked(fields[name], key, value)
             # The label of the corpus shows the paths of data as they are given.
             path = fields[name].metadata.get("path")
-            if path and prefix != "data.":
-                named = path == NAMED
-                values[name] = expanded_paths(values[name], f"config key {key}", named)
+            if path:
+                full = expanded_paths(values[name], f"config key {key}", path == NAMED)
+                values[name] = values[name] if prefix == "data." else full
     return dataclasses.replace(section, **values)  # type: ignore[type-var]
 
 

@@ -20,7 +20,7 @@ from txl_jax.config.folders import expanded
 from txl_jax.convert.conversion import Format, Request, to_workdir
 from txl_jax.library_errors import log_library_errors
 from txl_jax.messages import UserError, arguments_as_flags, describe_os_error, one_line
-from txl_jax.standard_streams import run_command, stderr
+from txl_jax.standard_streams import drop_unwritten_output, run_command, stderr
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
@@ -55,6 +55,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
 def main(argv: list[str]) -> int:
     """Converts or exports a model. Returns the exit code."""
     flags, overrides = parse(argv)
+    drop_unwritten_output()  # the results are files
     interrupts.restore_keyboard_interrupt()
     logging.set_verbosity(logging.ERROR)
     try:

@@ -80,9 +80,7 @@ def read_tokenizer(path: Path) -> tuple[list[str], dict[str, Any]]:
     except OSError as error:
         raise DataError(f"data.tokenizer = {str(path)!r}: {error.strerror}") from error
     except ValueError as error:
-        raise DataError(
-            f"data.tokenizer = {str(path)!r}: is not JSON in UTF-8 ({error})"
-        ) from error
+        raise DataError(f"data.tokenizer = {str(path)!r}: is not JSON ({error})") from error
     ids = load_tokenizer(stored, str(path)).get_vocab(with_added_tokens=True)
     if not ids:
         raise DataError(f"data.tokenizer = {str(path)!r}: has no tokens")

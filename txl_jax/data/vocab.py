@@ -176,6 +176,8 @@ class Vocab:
 
         A line end becomes ``<eos>`` for words and ``<S>`` for sentences, which begin with one too.
         """
+        if isinstance(text, bytearray | memoryview):
+            text = bytes(text)
         if not isinstance(text, str | bytes):
             raise DataError(f"{short_repr(text)}: must be a text, not {_kind_of(text)}")
         return np.concatenate([np.zeros(0, self.dtype), *self.encode_blocks([text])])
@@ -254,6 +256,8 @@ def texts_of(value: Any, name: str) -> list[Text]:
     """
     if isinstance(value, Iterator):
         value = list(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "USO" and value.ndim == 1:
+        value = value.tolist()  # an array of texts is a list of them
     if not isinstance(value, list | tuple | range) or (value and all(map(_is_id, value))):
         return [_text_of(value, name)]
     if not value:
@@ -269,7 +273,7 @@ def _text_of(value: Any, name: str) -> Text:
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return np.asarray(value)
     if isinstance(value, list | tuple | range) and all(map(_is_id, value)):
-        return np.array(value, np.int64)
+        return np.array([int(one) for one in value], np.int64)
     fix = "; read the file first" if isinstance(value, os.PathLike) else ""
     kind = _kind_of(value)
     rule = f"must be a text, bytes or ids (integers [n]), not {kind}{fix}"
@@ -277,6 +281,9 @@ def _text_of(value: Any, name: str) -> Text:
 
 
 def _is_id(value: Any) -> bool:
+    """Whether a value is an integer of Python, NumPy or JAX, also as an array without axes."""
+    if getattr(value, "shape", None) == () and hasattr(value, "dtype"):
+        value = np.asarray(value)[()]
     is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
     return is_integer and -(2**63) <= int(value) < 2**63
 

@@ -10,6 +10,7 @@ from txl_jax.checkpoint.lock import training_lock
 from txl_jax.checkpoint.workdir import check_shared, init_workdir, with_vocab
 from txl_jax.checkpoint.workdir_files import WRITTEN_IN, check_free, check_outputs, check_writable
 from txl_jax.config import ExperimentConfig, with_absolute_paths
+from txl_jax.config.folders import data_folder
 from txl_jax.data.corpus import Corpus
 from txl_jax.evaluation.evaluator import split_evaluator
 from txl_jax.model import footprint
@@ -31,6 +32,7 @@ def prepare(exp: ExperimentConfig, workdir: str) -> tuple[list[SeedRun], Corpus]
     if a workdir cannot be used.
     """
     exp = with_absolute_paths(exp)
+    data_folder(exp.data.cache_dir)  # raises an error for an unusable path
     folders = [folder for _, folder in seed_runs(exp, workdir)]
     for folder in folders:
         on_process_zero(functools.partial(check_free, folder))

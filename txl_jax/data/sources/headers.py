@@ -20,6 +20,13 @@ LLM_C: dict[int, tuple[int, np.dtype]] = {
 """The version and the type of the ids by the magic number (llm.c, dev/data/data_common.py)."""
 LLM_C_OTHERS = {20240326: "a model", 20240327: "the state of a model", 20240328: "a tokenizer"}
 LLM_C_OTHERS |= {20240522: "multiple-choice questions"}
+CONTAINERS = {
+    b"\x93NUMPY": "a NumPy array; name it .npy",
+    b"PK\3\4": "a zip archive, as .npz and torch files are; write the ids with numpy.save",
+    b"\x1f\x8b\x08": "a gzip file; unpack it",
+    b"\x89HDF": "an HDF5 file; write the ids with numpy.save",
+}
+"""What the first bytes of other files say, and what to do."""
 LONG = 16
 """A file this many times as long as the start is enough to judge ids only a little larger."""
 
@@ -27,11 +34,14 @@ LONG = 16
 def llm_c_type(path: Path, size: int) -> np.dtype | None:
     """Returns the type of the ids after llm.c's header, or ``None`` for a file without one.
 
-    ``size`` is that of the file in bytes. Raises DataError if the header contradicts the file.
+    ``size`` is that of the file in bytes. Raises DataError if the header contradicts the file, or
+    the file is another program's container.
     """
-    if size < HEADER:
-        return None
-    magic, version, count = np.fromfile(path, "<i4", 3).tolist()
+    with open(path, "rb") as file:
+        first = file.read(12)
+    if kind := next((kind for magic, kind in CONTAINERS.items() if first.startswith(magic)), None):
+        raise DataError(f"{path}: is {kind}")
+    magic, version, count = np.frombuffer(first.ljust(12, b"\0"), "<i4").tolist()
     if magic in LLM_C_OTHERS:
         fault = (
             f"is a file of llm.c (magic number {magic}) with {LLM_C_OTHERS[magic]}, not with ids"
@@ -43,8 +53,8 @@ def llm_c_type(path: Path, size: int) -> np.dtype | None:
     if version != known:
         fault = f"has version {version} of llm.c's format {magic}, and only {known} can be read"
         raise DataError(f"{path}: {fault}; write the ids with numpy.save")
-    found = size - HEADER
-    if found != count * dtype.itemsize:
+    found = max(size - HEADER, 0)
+    if size < HEADER or found != count * dtype.itemsize:
         fault = f"has {found:,} bytes of ids, and its header says {count:,} ids of {dtype}"
         raise DataError(f"{path}: {fault}; the file is incomplete or damaged, get it again")
     return dtype

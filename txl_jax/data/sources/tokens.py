@@ -317,7 +317,7 @@ def read_symbols(path: Path) -> list[str]:
         with read_errors(path):
             symbols = json.loads(decode_text(path.read_bytes()))
     except ValueError as error:
-        raise DataError(f"{path}: is not JSON in UTF-8 ({error})") from error
+        raise DataError(f"{path}: is not JSON ({error})") from error
     if not isinstance(symbols, list) or not all(isinstance(x, str) for x in symbols):
         raise DataError(f"{path}: must be a list of texts, one for each id in order")
     return symbols
