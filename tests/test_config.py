@@ -1200,7 +1200,6 @@ def test_paths_are_made_absolute_wherever_they_stand(tmp_path, monkeypatch):
         "recl.models": ["a=runs/lr=0.1", "g:b=~/x", "c=/y", "d="],
         "ablation.workdirs": ["row=r"],
         "score.path": "-",
-        "score.json": "gs://bucket/x",
     }
     stored = flatten(with_absolute_paths(override(ExperimentConfig(), given)).to_dict())
     here = str(tmp_path)
