@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models as tiny
@@ -10,6 +11,10 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from txl_jax.model import cross_entropy
+from txl_jax.model.kernels import AttentionInputs, choice
+from txl_jax.model.kernels.choice import KernelError
+from txl_jax.model.masks import attention_mask
+from txl_jax.model.positions import Positions
 
 DEVICES = 4
 FORMS: dict[str, dict] = {
@@ -126,3 +131,30 @@ def test_logits_and_states_are_those_of_one_device(form):
     given = (tiny.variables(cfg), tokens, x, hidden, filled, reset)
     results = sharded(run, 5)(*given)[1], jax.jit(run)(*given)[1]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *results)
+
+
+@pytest.mark.parametrize("platform", choice.BEST)
+def test_fused_kernels_are_not_chosen_where_variation_is_checked(platform, monkeypatch):
+    """Such a kernel would not sum the gradient of parameters over the devices."""
+    monkeypatch.setattr(choice, "platform_of", lambda mesh: platform)
+    chosen = []
+
+    def attention(check, kernel):
+        def run(variables, x):
+            q = jnp.zeros((2, len(x), 128, 16)) + x[:, None, None]
+            terms = Positions(r=jnp.zeros((2, 128, 16)))
+            mask = attention_mask(128, jnp.zeros(len(x), jnp.int32), 0)
+            chosen.append(choice.choose(kernel, AttentionInputs(q, q, q, terms, mask)))
+            return variables, x
+
+        mesh = jax.make_mesh((DEVICES,), ("d",), (AxisType.Auto,), devices=jax.devices()[:DEVICES])
+        specs: Any = {"in_specs": (P(), P("d")), "out_specs": (P(), P("d")), "check_vma": check}
+        jax.eval_shape(jax.shard_map(run, mesh=mesh, **specs), jnp.zeros(()), jnp.zeros(8))
+        return chosen.pop()
+
+    checked = attention(True, "auto")
+    assert checked.name == "xla"
+    assert "check_vma=True" in checked.reason
+    assert "check_vma" not in attention(False, "auto").reason
+    with pytest.raises(KernelError, match=r"inside of jax\.shard_map with check_vma=True; use 'a"):
+        attention(True, choice.BEST[platform])

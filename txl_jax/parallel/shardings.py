@@ -170,6 +170,11 @@ def _varying(x: jax.Array) -> frozenset[Any]:
     return kind.vma if hasattr(kind, "vma") else kind.mat.varying  # up to, and from JAX 0.10.2 on
 
 
+def varies(x: Any) -> bool:
+    """Tells whether an array varies over an axis of an enclosing ``jax.shard_map``."""
+    return isinstance(x, jax.Array) and bool(_varying(x))
+
+
 def shard_rows(x: jax.Array, mesh: Mesh | None) -> jax.Array:
     """Shards the rows of [B,...] over the devices, and no other axis."""
     return _constrained(x, mesh, ROWS)

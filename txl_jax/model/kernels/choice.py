@@ -15,13 +15,14 @@ from txl_jax.model.derivatives import with_derivatives
 from txl_jax.model.dropout import HEAD_STRIDE
 from txl_jax.model.kernels import reference, xla
 from txl_jax.model.kernels.reference import AttentionInputs
-from txl_jax.parallel.shardings import ROWS
+from txl_jax.parallel.shardings import ROWS, varies
 
 IMPLEMENTATIONS = ("auto", "reference", "xla", "cudnn", "triton", "pallas_tpu")
 FUSED = {"cudnn": "gpu", "triton": "gpu", "pallas_tpu": "tpu"}
 """The implementations that XLA does not compile, and the platform of each; ``gpu`` is NVIDIA's."""
 BEST = {"gpu": "triton", "tpu": "pallas_tpu"}
 """The implementation that ``auto`` chooses on each platform, if it supports the form."""
+_NOT_IN_SHARD_MAP = "a fused kernel cannot run inside of jax.shard_map with check_vma=True"
 FUSED_MIN_QUERIES = 128
 """For shorter segments, a fused kernel loses more time to padded tiles than it saves."""
 
@@ -82,6 +83,8 @@ def choose(implementation: str, x: AttentionInputs, mesh: Mesh | None = None) ->
     if implementation not in FUSED:
         return Choice(implementation, f"model.kernel is {implementation!r}")
     check_platform(implementation, mesh)
+    if varies(x.q):
+        raise KernelError(f"model.kernel = {implementation!r}: {_NOT_IN_SHARD_MAP}; use 'auto'")
     if refused := _module(implementation).supports(x):
         why = f"does not support this form: {refused}; use 'auto' or 'xla'"
         raise KernelError(f"model.kernel = {implementation!r} {why}")
@@ -96,6 +99,8 @@ def _best(x: AttentionInputs, mesh: Mesh | None) -> Choice:
     if seg_len < FUSED_MIN_QUERIES:
         few = f"{best} gains nothing for segments of {seg_len} tokens, below {FUSED_MIN_QUERIES}"
         return Choice("xla", few)
+    if varies(x.q):
+        return Choice("xla", _NOT_IN_SHARD_MAP, falls_back=True)
     row_devices = 1 if mesh is None else math.prod(mesh.shape[axis] for axis in ROWS)
     if rows % row_devices:
         unequal = f"{best} needs rows that the devices divide, not {rows} on {row_devices}"
