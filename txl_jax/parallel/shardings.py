@@ -167,7 +167,7 @@ def vary_alike(tree: Any) -> Any:
 def _varying(x: jax.Array) -> frozenset[Any]:
     """Returns the axes of an enclosing ``jax.shard_map`` over which an array varies."""
     kind: Any = jax.typeof(x)
-    return kind.vma if hasattr(kind, "vma") else kind.mat.varying  # up to, and from JAX 0.10.2 on
+    return kind.mat.varying
 
 
 def varies(x: Any) -> bool:
