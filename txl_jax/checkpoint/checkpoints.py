@@ -150,6 +150,7 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     def _save_error(self, what: str, error: Exception) -> CheckpointError:
         """Returns the error of a failed save, after removing its files so that saving can go on."""
+        self._saving = None
         if not processes.many():  # the other processes cannot be waited for here
             if self._manager is not None:
                 with contextlib.suppress(Exception):  # the error of the save, again

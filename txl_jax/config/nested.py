@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 from txl_jax.config.errors import UnknownKeyError, refusal
 from txl_jax.config.fields import NAMED, Section, checked
-from txl_jax.config.folders import absolute_paths, expanded_paths
+from txl_jax.config.folders import absolute_paths, expanded_paths, path_text
 from txl_jax.messages import truncate
 
 S = TypeVar("S", bound=Section)
@@ -65,9 +65,11 @@ def replace_nested(section: S, nested: Mapping[str, Any], prefix: str = "", root
             values[name] = checked(fields[name], key, value)
             # The label of the corpus shows the paths of data as they are given.
             path = fields[name].metadata.get("path")
-            if path:
-                full = expanded_paths(values[name], f"config key {key}", path == NAMED)
-                values[name] = values[name] if prefix == "data." else full
+            if path and prefix != "data.":
+                named = path == NAMED
+                values[name] = expanded_paths(values[name], f"config key {key}", named)
+            elif path and values[name]:
+                path_text(values[name], f"config key {key}")  # raises an error for a URL
     return dataclasses.replace(section, **values)  # type: ignore[type-var]
 
 
