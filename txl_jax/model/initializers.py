@@ -5,12 +5,12 @@ import jax.numpy as jnp
 
 
 def normal(std: float) -> nn.initializers.Initializer:
-    """Returns N(0, std)."""
+    """Returns an initializer that draws from N(0, std)."""
     return nn.initializers.normal(std, jnp.float32)
 
 
 def constant(value: float) -> nn.initializers.Initializer:
-    """Returns a distribution whose draws are all ``value``."""
+    """Returns an initializer that sets every entry to ``value``."""
     return nn.initializers.constant(value, jnp.float32)
 
 
