@@ -5,7 +5,7 @@
 Each draw changes one to three settings of a tiny experiment, half of the draws as text, which is
 how flags come, and half as values, which is how JSON comes. A draw passes in one of two ways:
 
-    refused     one ConfigError of one line, from the settings or from the check of memory
+    refused     one ConfigError of one line, from the settings or from a check of memory
     accepted    the training step, the scoring of a segment and a step of generation pass
                 ``jax.eval_shape``
 
@@ -26,12 +26,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from txl_jax.analysis import attention_maps, context, probe, speed
+from txl_jax.analysis import probe
 from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ConfigError, ExperimentConfig, ProtocolConfig, override
 from txl_jax.data.batch import Batch, SoftTargets
 from txl_jax.data.on_device import BatchPosition, DeviceText
-from txl_jax.evaluation import score
 from txl_jax.evaluation.dynamic import Learner
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.generation import generate
@@ -167,12 +166,10 @@ def _text(value: Any) -> str:
 def check(exp: ExperimentConfig) -> None:
     """Every check of memory that a mode makes before it works; raises ConfigError."""
     check_training_memory(exp)
+    if exp.generate.length:
+        generate.check_memory(exp.model, exp.generate)
     trained: Any = types.SimpleNamespace(config=exp)
-    context.check_size(trained, exp.context)
-    attention_maps.check_size(trained)
-    speed.check_size(trained)
     probe.check_size(trained)
-    score.check_score_memory(trained, n_lines=exp.score.batch_size)
 
 
 # Programs, traced for shapes.

@@ -1,31 +1,35 @@
-"""What cannot fit the memory is refused before anything is allocated; what may fit is not."""
+"""What cannot fit the memory is refused before it runs; what may fit is not."""
 
-import dataclasses
 import time
 from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
-import tiny_models
 import tiny_runs
 
 from txl_jax import modes
-from txl_jax.analysis import ablation, attention_maps, context, probe, speed
+from txl_jax.analysis import ablation
+from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
+from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
 from txl_jax.config import ConfigError, ExperimentConfig, GenerateConfig, override
 from txl_jax.convert import Request, conversion
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation import score
+from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.generation.text import continuations
-from txl_jax.model import footprint
 from txl_jax.parallel import device_memory as machine
-from txl_jax.parallel.device_memory import GIB
-from txl_jax.training.preparation import check_evaluation_memory, check_training_memory
+from txl_jax.parallel.device_memory import GIB, TRAINING, Checked, Work, array_bytes, check_program
+from txl_jax.parallel.shardings import Shardings, make_mesh
+from txl_jax.training.preparation import check_training_memory
+from txl_jax.training.setup import TrainSetup
 
 of_this_host: Any = machine.host_memory
 MODEL = {"vocab_size": 50, "n_layer": 2, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64}
 BASE = ExperimentConfig.from_dict({"model": MODEL, "mesh": {"data": 1}})
+MIB = 2**20
 
 
 @pytest.fixture(autouse=True)
@@ -40,31 +44,6 @@ def trained(**changes) -> Any:
 
 
 # The figures.
-
-SHAPES: list[dict[str, Any]] = [
-    *(tiny_models.attention(name) for name in tiny_models.ATTENTION),
-    {"untie_r": True},
-    {"scan_layers": True},
-    {"tie_weight": False},
-    {"d_embed": 5, "tie_projs": (True,)},
-    {"cutoffs": (4, 8)},
-    {"cutoffs": (4, 8), "d_embed": 5, "tie_projs": (True, False, True)},
-    {"cutoffs": (4, 8), "div_val": 2, "proj_same_dim": False},
-    {"cutoffs": (4, 8), "div_val": 2, "tie_projs": (False, True, True), "tie_weight": False},
-    {"mixtures": 3, "d_embed": 5},
-    {"past_decode": True, "d_embed": 4},
-    {"gate": "gru"},
-    {"attention_bias": True, "d_head": 5},
-    {"pre_lnorm": True, "final_norm": True},
-]
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_parameters_are_counted_without_the_model(shape):
-    c = tiny_models.config(**shape)
-    assert sum(footprint.parameter_counts(c)) == sum(
-        x.size for x in jax.tree.leaves(param_shapes(c))
-    )
 
 
 def test_the_memory_of_this_host_is_known():
@@ -82,43 +61,146 @@ def test_a_container_has_its_own_limit(monkeypatch, tmp_path):
     assert of_this_host.__wrapped__() > GIB
 
 
+def test_each_device_has_its_part_of_sharded_arrays():
+    mesh = make_mesh(override(BASE, {"mesh.fsdp": 8, "mesh.data": 1}).mesh, BASE.model, 16)
+    shapes = param_shapes(BASE.model)
+    place = lambda x, sharding: x.update(sharding=sharding)
+    of_each = jax.tree.map(place, shapes, Shardings(mesh).parameters(shapes))
+    assert array_bytes(shapes) == sum(4 * x.size for x in jax.tree.leaves(shapes))
+    assert array_bytes(shapes) / 8 < array_bytes(of_each) < array_bytes(shapes) / 4
+
+
+# Programs.
+
+WORK = Work.sized_by("the work", "score.batch_size", "score.seg_len", "score.mem_len")
+
+
+def squares(n):
+    """A jitted function with a large intermediate array, and arguments for it."""
+    return jax.jit(lambda x: jnp.sort(x[:, None] * x[None, :], axis=0).sum(axis=1)), jnp.ones(n)
+
+
+def test_a_program_that_does_not_fit_is_refused_before_it_runs(monkeypatch):
+    ran = []
+    jitted, x = squares(2048)
+
+    class Noted:
+        lower = staticmethod(jitted.lower)
+
+        def __call__(self, x):
+            ran.append(x)
+            return jitted(x)
+
+    checked = Checked(Noted(), WORK)
+    monkeypatch.setattr(machine, "host_memory", lambda: 8 * MIB)
+    with pytest.raises(ConfigError) as error:
+        checked(x)
+    assert str(error.value).startswith("the work needs 0.0 GiB of memory on each device, which has")
+    assert str(error.value).endswith("lower score.batch_size, score.seg_len or score.mem_len")
+    assert not ran
+    monkeypatch.setattr(machine, "host_memory", lambda: 64 * MIB)
+    assert checked(x).shape == (2048,)
+    assert len(ran) == 1
+
+
+def test_a_program_is_compiled_once_and_compared_again_for_other_shapes(monkeypatch):
+    jitted, x = squares(100)
+    checked, compared = Checked(jitted, WORK), []
+    compare = machine.check_program
+
+    def noted(*args):
+        compared.append(args)
+        return compare(*args)
+
+    monkeypatch.setattr(machine, "check_program", noted)
+    for argument in (x, x + 1, jnp.ones(200), x):
+        checked(argument)
+    assert len(compared) == 2
+    assert jitted._cache_size() == 2
+
+
+def test_a_function_in_a_program_of_its_caller_is_not_compared(monkeypatch):
+    jitted, x = squares(100)
+    monkeypatch.setattr(machine, "host_memory", lambda: 1)
+    assert jax.eval_shape(Checked(jitted, WORK), x).shape == (100,)
+
+
+class Accelerator:
+    """A device whose memory holds other arrays already."""
+
+    platform, process_index = "gpu", 0
+
+    def __init__(self, in_use, limit):
+        self.stats = {"bytes_in_use": in_use, "bytes_limit": limit}
+
+    def memory_stats(self):
+        """As of a ``jax.Device``."""
+        return self.stats
+
+
+@pytest.mark.parametrize(("resident", "spare"), [(True, 0), (False, 2**22)])
+def test_what_an_accelerator_holds_is_counted_once(monkeypatch, resident, spare):
+    jitted, x = jax.jit(lambda x: 2 * x), jax.ShapeDtypeStruct((2**20,), jnp.float32)
+    held, result = 3 * 2**22, 2**22  # in use, with or without the argument of 4 MiB
+    limit = held + result + spare
+    for limit_, fits in ((limit + 4096, True), (limit - 1, False)):
+        device = Accelerator(held, limit_)
+        monkeypatch.setattr(machine, "_devices_of", lambda _, device=device: [device])
+        if fits:
+            check_program(WORK, jitted.lower(x), resident)
+            continue
+        with pytest.raises(ConfigError, match=r"^the work needs"):
+            check_program(WORK, jitted.lower(x), resident)
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12.50GiB.",
+            " (it asked for 12.50GiB more)",
+        ),
+        ("RESOURCE_EXHAUSTED: XLA:TPU compile permanent error.", ""),
+    ],
+)
+def test_a_device_that_runs_out_of_memory_names_the_settings_that_help(said, shown):
+    with pytest.raises(ConfigError) as error, machine.explained(TRAINING):
+        raise jax.errors.JaxRuntimeError(said)
+    message = str(error.value)
+    assert message == (
+        f"training ran out of the memory of a device of 16.0 GiB{shown}: {TRAINING.advice}"
+    )
+    for name in ("train.micro_batches", "model.remat", "mesh.fsdp", "train.batch_size"):
+        assert name in message
+
+
+def test_another_error_of_a_device_stays_itself():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), machine.explained(TRAINING):
+        raise jax.errors.JaxRuntimeError("INTERNAL: failed")
+
+
 # What is refused.
 
 TOO_LARGE = [
-    ({"model.d_inner": 1_000_000, "model.d_model": 100_000}, "training", "model.d_inner (1000000)"),
-    ({"model.n_head": 10_000, "model.d_head": 10_000}, "training", "model.n_head (10000)"),
+    ({"model.d_inner": 1_000_000, "model.d_model": 100_000}, "training", "model.d_inner"),
+    ({"model.n_head": 10_000, "model.d_head": 10_000}, "training", "model.n_head"),
     ({"model.vocab_size": 10_000_000, "model.d_model": 1000}, "training", "model.vocab_size"),
-    ({"model.mixtures": 1000, "train.batch_size": 4096}, "training", "model.mixtures (1000)"),
-    ({"train.mem_len": 1_000_000, "train.batch_size": 64}, "training", "train.mem_len (1000000)"),
-    ({"train.seg_len": 1_000_000}, "training", "train.seg_len (1000000)"),
-    ({"train.batch_size": 1_000_000}, "training", "train.batch_size (1000000)"),
-    ({"train.steps_per_dispatch": 10**7, "train.steps": 10**7}, "training", "steps_per_dispatch"),
-    ({"train.num_seeds": 1000, "model.d_model": 1000}, "training", "train.num_seeds (1000)"),
-    ({"model.sample_softmax": 10**7}, "training", "model.sample_softmax (10000000)"),
-    (
-        {"loss.r_drop": 1.0, "model.vocab_size": 10**6, "train.batch_size": 64},
-        "training",
-        "scores of all words",
-    ),
+    ({"train.mem_len": 1_000_000, "train.batch_size": 128}, "training", "train.mem_len"),
+    ({"train.num_seeds": 1000, "model.d_model": 1000}, "training", "train.num_seeds"),
     ({"validate.mem_len": 10**6, "validate.batch_size": 100}, "validation", "validate.mem_len"),
     ({"evaluate.mem_len": 10**6, "evaluate.batch_size": 100}, "evaluation", "evaluate.mem_len"),
-    ({"evaluate.seg_len": 10**6}, "evaluation", "evaluate.seg_len (1000000)"),
-    ({"generate.samples": 10**6}, "generation", "generate.samples (1000000)"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "what", "lower"), TOO_LARGE, ids=str)
 def test_settings_beyond_the_memory_are_refused_at_once(changes, what, lower):
-    every = changes.get("train.steps_per_dispatch", 1)
-    multiples = {"train.log_every": every, "checkpoint.every": every} if every > 1 else {}
-    exp = override(BASE, {**changes, **multiples})
     start = time.thread_time()
     with pytest.raises(ConfigError) as error:
-        check_training_memory(exp)
-    assert time.thread_time() - start < 1
+        check_training_memory(override(BASE, changes))
+    assert time.thread_time() - start < 10
     message = str(error.value)
     assert message.startswith(f"{what} needs at least ")
-    assert "on each device, which has 16.0 GiB; " in message
+    assert "on each device, which has 16.0 GiB: " in message
     assert lower in message
     assert "\n" not in message
     assert len(message) < 500
@@ -144,11 +226,6 @@ def test_devices_share_what_they_divide_and_a_host_its_memory(monkeypatch):
     large = {"model.d_inner": 100_000, "model.d_model": 4096, "train.batch_size": 8}
     alone = override(BASE, {**large, "model.n_layer": 1})
     of_mesh = override(alone, {"mesh.data": 1, "mesh.fsdp": 8})
-    whole, part = (
-        sum(need.size for need in footprint.of_parameters(alone.model, footprint.Shares(*shares)))
-        for shares in ((1, 1), (8, 8))
-    )
-    assert whole == pytest.approx(8 * part, rel=1e-6)
     for exp in (alone, of_mesh):  # on one host eight parts are as much as the whole
         check_training_memory(exp)
     monkeypatch.setattr(machine, "host_memory", lambda: 10 * GIB)
@@ -191,79 +268,93 @@ def test_an_attention_kernel_for_other_devices_is_refused_with_the_settings():
         check_training_memory(override(BASE, {"model.kernel": "triton"}))
 
 
-@pytest.mark.parametrize(
-    ("check", "changes", "lower"),
-    [
-        (
-            lambda t: check_evaluation_memory(t.config),
-            {"evaluate.seg_len": 10**6},
-            "evaluate.seg_len",
-        ),
-        (
-            lambda t: context.check_size(t, t.config.context),
-            {"context.lengths": (100, 10**6), "context.batch_size": 10},
-            "context.lengths (up to 1000000)",
-        ),
-        (
-            attention_maps.check_size,
-            {"attention.mem_len": 10**6, "attention.batch_size": 100},
-            "attention.mem_len (1000000)",
-        ),
-        (
-            speed.check_size,
-            {"speed.lengths": (10**5,), "speed.windows": 1},
-            "speed.lengths (up to 100000)",
-        ),
-        (
-            speed.check_size,
-            {"speed.windows": 10**6, "speed.lengths": (100,)},
-            "speed.windows (1000000)",
-        ),
-        (
-            speed.check_size,
-            {"speed.seg_len": 10**6, "speed.lengths": (1000,)},
-            "speed.seg_len (1000000)",
-        ),
-        (probe.check_size, {"probe.mem_lens": (0, 10**6)}, "probe.mem_lens (up to 1000000)"),
-        (probe.check_size, {"train.mem_len": 10**6}, "probe.answers (200)"),
-        (
-            lambda t: score.check_score_memory(t, n_lines=10**6),
-            {"score.memory": "line", "score.batch_size": 10**6},
-            "score.batch_size (1000000)",
-        ),
-        (
-            lambda t: ablation.check_size(t.config, list(t.config.ablation.lengths)),
-            {"ablation.lengths": (100, 10**6)},
-            "evaluate.mem_len (1000000)",
-        ),
-    ],
-)
-def test_every_analysis_is_refused_before_it_works(check, changes, lower):
-    check(trained())
-    with pytest.raises(ConfigError, match="needs at least ") as error:
-        check(trained(**changes))
+LONG = {"train.batch_size": 64, "train.seg_len": 128, "train.mem_len": 128, "generate.length": 0}
+
+
+@pytest.mark.parametrize("num_seeds", [1, 2])
+def test_an_update_that_does_not_fit_is_refused_before_its_state_is_made(
+    num_seeds, monkeypatch, tmp_path
+):
+    made = []
+    monkeypatch.setattr(TrainSetup, "initial_state", lambda *_: made.append("state"))
+    monkeypatch.setattr(machine, "host_memory", lambda: 16 * MIB)
+    exp = tiny_runs.experiment(tmp_path, **LONG, **{"train.num_seeds": num_seeds})
+    with pytest.raises(ConfigError, match=r"^training needs \d.* raise train\.micro_batches"):
+        modes.train(exp, str(tmp_path / "run"))
+    assert not made
+
+
+def test_an_update_in_parts_needs_less_memory(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "host_memory", lambda: 16 * MIB)
+    parts = {"train.micro_batches": 64, "train.steps": 1, "optimizer.warmup_steps": 0}
+    outcome = tiny_runs.run(tmp_path, tmp_path / "run", **LONG, **parts)
+    assert int(outcome.state.step) == 1
+
+
+def test_a_run_whose_validation_does_not_fit_is_saved_before_it_stops(monkeypatch, tmp_path):
+    def refuse(*_, **__):
+        raise ConfigError("validation needs too much")
+
+    workdir = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "run", refuse)
+        with pytest.raises(ConfigError, match=r"^validation needs too much$"):
+            tiny_runs.run(tmp_path, workdir)
+    assert CheckpointFolder(str(workdir)).steps() == [4, 6]
+    whole = tiny_runs.run(tmp_path, tmp_path / "whole")
+    resumed = tiny_runs.run(tmp_path, workdir)
+    jax.tree.map(np.testing.assert_array_equal, resumed.state, whole.state)
+
+
+@pytest.fixture(scope="module")
+def own_run(tmp_path_factory):
+    """The workdir of a trained model."""
+    folder = tmp_path_factory.mktemp("own")
+    tiny_runs.run_in_workdir(folder, folder / "run")
+    return folder / "run"
+
+
+MODES = [
+    ("evaluate", {}, "evaluation", "evaluate.batch_size"),
+    ("evaluate", {"evaluate.dynamic.rule": "rms"}, "evaluation", "evaluate.batch_size"),
+    ("generate", {}, "generation", "generate.samples"),
+    ("score", {}, "scoring", "score.batch_size"),
+    ("context", {"context.lengths": (8, 16)}, "measuring contexts", "context.lengths"),
+    (
+        "context",
+        {"context.lengths": (8, 16), "context.kind": "memory"},
+        "measuring contexts",
+        "context.lengths",
+    ),
+    (
+        "attention",
+        {"attention.seg_len": 8, "attention.mem_len": 8, "attention.position": 100},
+        "reading attention",
+        "attention.seg_len",
+    ),
+    ("speed", {"speed.lengths": (16,), "speed.windows": 2}, "measuring speed", "speed.windows"),
+]
+
+
+@pytest.mark.parametrize(("mode", "changes", "what", "lower"), MODES, ids=str)
+def test_the_program_of_every_mode_is_compared_with_the_memory(
+    mode, changes, what, lower, own_run, monkeypatch
+):
+    exp = override(load(str(own_run)).config, changes)
+    (own_run / "lines.txt").write_text("the cat saw\n")
+    exp = override(exp, {"score.path": str(own_run / "lines.txt")})
+    compare = machine._compare
+    of_programs = lambda *args: None if "at least " in args else compare(*args)
+    monkeypatch.setattr(machine, "_compare", of_programs)
+    monkeypatch.setattr(machine, "host_memory", lambda: 1000)
+    with pytest.raises(ConfigError) as error:
+        modes.use_model(mode, exp, {}, str(own_run), "best")
+    assert str(error.value).startswith(f"{what} needs 0.0 GiB of memory on each device")
     assert lower in str(error.value)
 
 
-@pytest.mark.parametrize("module", [context, attention_maps, speed, probe, score])
-def test_an_analysis_checks_the_memory_before_it_uses_the_model(module, monkeypatch, tmp_path):
-    """These have no parameters, so that any use of them fails with another error."""
-
-    def refuse(*_, **__):
-        raise ConfigError("too large")
-
-    (tmp_path / "text.txt").write_text("abc\n")
-    about = trained(**{"score.path": str(tmp_path / "text.txt"), "speed.lengths": (2,)})
-    without = TrainedModel(None, None, about.vocab, about.config, 0)  # type: ignore[arg-type]
-    name = "check_score_memory" if module is score else "check_size"
-    monkeypatch.setattr(module, name, refuse)
-    monkeypatch.setattr(probe, "check", lambda _: None)  # it asks for the text of its own corpus
-    with pytest.raises(ConfigError, match=r"^too large$"):
-        module.run(without, str(tmp_path))
-
-
 def test_evaluation_is_refused_before_its_text_is_read(monkeypatch, tmp_path):
-    exp = override(BASE, {"evaluate.seg_len": 10**6})
+    exp = override(BASE, {"evaluate.mem_len": 10**6, "evaluate.batch_size": 100})
     without = TrainedModel(None, None, Vocab.from_chars(["abc\n"]), exp, 0)  # type: ignore[arg-type]
     monkeypatch.setattr(modes, "load", lambda *_: without)
     with pytest.raises(ConfigError, match=r"^evaluation needs at least"):
@@ -278,7 +369,7 @@ def test_an_ablation_is_refused_before_it_trains(tmp_path):
 
 @pytest.mark.parametrize("changes", [{"samples": 10**6}, {"mem_len": 10**6, "samples": 1000}])
 def test_continuations_are_refused_before_a_row_is_made(changes):
-    c = dataclasses.replace(GenerateConfig(), **changes)
+    c = GenerateConfig(**changes)
     with pytest.raises(ConfigError, match=r"^generation needs at least .*generate\.samples"):
         next(continuations(trained(), ["a"], c))
 

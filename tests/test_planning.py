@@ -18,10 +18,10 @@ from benchmarks.predicted_steps import predict_step_time
 from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ConfigError, DataConfig, ExperimentConfig, override
 from txl_jax.data.batch import Batch
-from txl_jax.parallel.device_memory import GIB
+from txl_jax.parallel.device_memory import GIB, program_bytes
 from txl_jax.parallel.shardings import Shardings
 from txl_jax.planning import compile_ahead as ahead
-from txl_jax.planning import costs, flops
+from txl_jax.planning import flops
 from txl_jax.planning.costs import Collective, collectives
 from txl_jax.planning.machines import CHIPS, PlanningError
 from txl_jax.planning.topologies import accelerator_type, topology_devices
@@ -102,7 +102,7 @@ def test_train_program_holds_what_the_step_of_training_holds(changes):
     kinds = ("argument", "output", "alias", "temp", "generated_code")
     got, want = ([getattr(m, f"{kind}_size_in_bytes") for kind in kinds] for m in (held, analysis))
     assert got[:4] == want[:4]
-    assert costs.bytes_in_use(held) == got[0] + got[1] - got[2] + got[3] + got[4]
+    assert program_bytes(held) == got[0] + got[1] - got[2] + got[3] + got[4]
 
 
 @pytest.mark.integration
@@ -338,7 +338,7 @@ def test_all_programs_are_told_with_their_numbers(capsys):
     assert "8 x cpu, mesh data 8 x fsdp 1 x tensor 1" in out
     p = train_program(**{"mesh.data": 8})
     held = p.memory
-    for size in (held.argument_size_in_bytes, held.temp_size_in_bytes, costs.bytes_in_use(held)):
+    for size in (held.argument_size_in_bytes, held.temp_size_in_bytes, program_bytes(held)):
         assert f"{size / GIB:.3f} GiB" in out
     assert f"by formula {p.flops.model:.3e}" in out
     (sums,) = p.collectives
@@ -348,7 +348,7 @@ def test_all_programs_are_told_with_their_numbers(capsys):
 
 def test_a_program_fits_to_the_last_byte_with_what_is_held_beside_it():
     p = compiled()["validate"]
-    whole = costs.bytes_in_use(p.memory) + p.resident
+    whole = program_bytes(p.memory) + p.resident
     assert p.fits(whole)
     assert not p.fits(whole - 1)
     assert p.fits(None)

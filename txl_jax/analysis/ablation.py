@@ -35,6 +35,7 @@ from txl_jax.data.sentences import Sentences, Split, ordered_streams
 from txl_jax.evaluation.evaluator import Evaluator, segment_bar
 from txl_jax.messages import argument
 from txl_jax.parallel import processes
+from txl_jax.parallel.device_memory import Work
 from txl_jax.parallel.shardings import make_mesh
 from txl_jax.training.preparation import check_evaluation_memory
 from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
@@ -200,7 +201,8 @@ def attention_lengths(exp: ExperimentConfig, lengths: tuple[int, ...]) -> tuple[
 def check_size(exp: ExperimentConfig, lengths: list[int]) -> None:
     """Raises ConfigError if evaluation at the longest length exceeds the memory of the devices."""
     exp = dataclasses.replace(exp, evaluate=protocol_at_length(exp, lengths[-1]))
-    check_evaluation_memory(exp, f"evaluation at ablation.lengths {lengths[-1]}")
+    name = f"evaluation at ablation.lengths {lengths[-1]}"
+    check_evaluation_memory(exp, Work.sized_by(name, "ablation.lengths", "evaluate.batch_size"))
 
 
 def protocol_at_length(exp: ExperimentConfig, length: int) -> ProtocolConfig:

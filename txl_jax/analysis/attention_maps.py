@@ -11,7 +11,6 @@ recomputes M tokens of context before each segment. The clamp and the window are
 evaluation protocol. Layers and heads are numbered from 0.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +23,7 @@ from txl_jax.analysis.attention_figures import PositionAttention
 from txl_jax.analysis.attention_weights import Averages, segment_attention
 from txl_jax.analysis.errors import AnalysisError
 from txl_jax.analysis.results import describe_model, write_results
-from txl_jax.checkpoint.trained_model import TrainedModel
+from txl_jax.checkpoint.trained_model import TrainedModel, memory_shapes
 from txl_jax.config import ExperimentConfig, ProtocolConfig
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.documents import running_text
@@ -32,10 +31,13 @@ from txl_jax.data.streams import Streams
 from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import describe, under_protocol
 from txl_jax.evaluation.scoring_run import vocab_note
-from txl_jax.model.footprint import of_reading
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.parallel.device_memory import check_memory
+from txl_jax.parallel.device_memory import Checked, Work, check_arrays
+
+_WORK = Work.sized_by(
+    "reading attention", "attention.batch_size", "attention.seg_len", "attention.mem_len"
+)
 
 
 def run(trained: TrainedModel, workdir: str) -> str:
@@ -46,7 +48,6 @@ def run(trained: TrainedModel, workdir: str) -> str:
             f"attention maps need a continuous text, but data.name={exp.data.name!r} has"
             " unordered sentences; use a model of another corpus"
         )
-    check_size(trained)
     reader = AttentionReader(trained)
     corpus = corpus_from_config(exp.data, vocab)
     tokens, name = running_text(getattr(corpus, c.split)), f"the {c.split} split"
@@ -91,15 +92,6 @@ def run(trained: TrainedModel, workdir: str) -> str:
     return write_results(workdir, last, files)
 
 
-def check_size(trained: TrainedModel) -> None:
-    """Raises ConfigError if a segment's attention weights exceed the memory of the device."""
-    exp, p = trained.config, _protocol(trained.config)
-    model = dataclasses.replace(exp.model, kernel="reference")  # it holds all weights of a layer
-    keys = tuple(f"attention.{name}" for name in ("batch_size", "seg_len", "mem_len"))
-    needs = of_reading(model, p.batch_size, p.context_len + p.seg_len, p.mem_len, keys)
-    check_memory("reading attention", needs, exp)
-
-
 def _protocol(exp: ExperimentConfig) -> ProtocolConfig:
     """Returns the protocol for reading. A model evaluated without memory recomputes its context."""
     c, past = exp.attention, "mem_len" if exp.evaluate.mem_len else "context_len"
@@ -134,9 +126,12 @@ class AttentionReader:
                 f" attention.mem_len={max(0, n_positions - c.seg_len)}"
             )
         self._model = TransformerXL(model)
-        self._measure = jax.jit(functools.partial(segment_attention, self._model), donate_argnums=2)
+        p = self.protocol
+        check_arrays(_WORK, memory_shapes(model, p.batch_size, p.mem_len))
+        measure = functools.partial(segment_attention, self._model)
+        self._measure = Checked(jax.jit(measure, donate_argnums=2), _WORK)
         read = lambda params, *args: self._model.apply({"params": params}, *args)[1]
-        self._read = jax.jit(read, donate_argnums=2)
+        self._read = Checked(jax.jit(read, donate_argnums=2), _WORK)
 
     def check(self, tokens: np.ndarray, name: str) -> None:
         """Raises AnalysisError if the split is too short, or ``attention.position`` is invalid."""

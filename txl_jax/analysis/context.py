@@ -25,7 +25,7 @@ import numpy as np
 from txl_jax.analysis.errors import AnalysisError
 from txl_jax.analysis.recl import Losses
 from txl_jax.analysis.results import describe_model, new_figure, show_share, write_results
-from txl_jax.checkpoint.trained_model import TrainedModel
+from txl_jax.checkpoint.trained_model import TrainedModel, memory_shapes
 from txl_jax.config import ContextConfig, TransformerXLConfig, override
 from txl_jax.data.corpus import Corpus, corpus_from_config
 from txl_jax.data.documents import running_text
@@ -34,14 +34,17 @@ from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import under_protocol
 from txl_jax.evaluation.scoring_run import corpus_record
-from txl_jax.model.footprint import of_reading
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.parallel.device_memory import check_memory
+from txl_jax.parallel.device_memory import Checked, Work, check_arrays
 from txl_jax.units import UNIT_NAMES, format_value, in_unit
 
 Progress = Callable[[int, int], None]
 Batches = tuple[int, Iterator[tuple[tuple[int, ...], np.ndarray, np.ndarray]]]
 """The number of batches, and C lengths, target indices [C,B,T] and losses [C,B,T] of each batch."""
+
+_WORK = Work.sized_by(
+    "measuring contexts", "context.lengths", "context.batch_size", "context.stride"
+)
 
 
 def run(trained: TrainedModel, workdir: str) -> str:
@@ -50,7 +53,6 @@ def run(trained: TrainedModel, workdir: str) -> str:
         exp = override(trained.config, {"context.kind": "window"})
         trained = dataclasses.replace(trained, config=exp)
     c = trained.config.context
-    check_size(trained, c)
     corpus = corpus_from_config(trained.config.data, trained.vocab)
     with segment_bar(f"{c.split} split, contexts up to {c.lengths[-1]}") as progress:
         losses = measure(trained, corpus, c, trained.config.name, progress)
@@ -93,22 +95,10 @@ def check(model: TransformerXLConfig, tokens: np.ndarray | Sentences, c: Context
         )
 
 
-def check_size(trained: TrainedModel, c: ContextConfig) -> None:
-    """Raises ConfigError if the longest windows or memories exceed the memory of the device."""
-    exp = dataclasses.replace(trained.config, context=c)
-    longest = c.lengths[-1]
-    uses_memory = c.kind == "memory" and not exp.model.memory_free
-    length, mem_len = (c.stride, longest) if uses_memory else (longest + c.stride - 1, 0)
-    keys = tuple(f"context.{name}" for name in ("lengths", "batch_size", "stride"))
-    needs = of_reading(exp.model, c.batch_size, length, mem_len, keys)
-    check_memory("measuring contexts", needs, exp)
-
-
 def measure(
     trained: TrainedModel, corpus: Corpus, c: ContextConfig, name: str, progress: Progress
 ) -> Losses:
     """Measures :func:`losses_by_context` of a trained model, with the clamp of its protocol."""
-    check_size(trained, c)
     tokens = running_text(getattr(corpus, c.split))
     model = under_protocol(trained.config.model, trained.config.evaluate)
     nll = losses_by_context(model, trained.params, tokens, c, progress)
@@ -169,7 +159,6 @@ def _window_batches(model, params, text, c: ContextConfig, group: tuple[int, ...
     starts = starts[has_targets.any(axis=0)]
     mems = module.init_mems(c.batch_size, 0)
 
-    @jax.jit
     def score(params, rows, n_real):
         kwargs: dict[str, Any] = {"context_len": shortest - 1}
         if model.memory_free:  # positions are counted from the last real token
@@ -178,12 +167,14 @@ def _window_batches(model, params, text, c: ContextConfig, group: tuple[int, ...
         nll, _ = module.apply({"params": params}, inputs, targets, mems, method="nll", **kwargs)
         return jnp.stack([nll[:, n - shortest : n - shortest + stride] for n in group])
 
+    checked = Checked(jax.jit(score), _WORK)
+
     def batches():
         for i in range(0, len(starts), c.batch_size):
             batch = starts[i : i + c.batch_size]
             batch = np.pad(batch, (0, c.batch_size - len(batch)), mode="edge")
             rows, n_real = _padded_rows(text, batch, group[-1] + stride)
-            nll = np.asarray(score(params, rows, n_real - 1))
+            nll = np.asarray(checked(params, rows, n_real - 1))
             yield group, (batch + lengths - first)[..., None] + np.arange(stride), nll
 
     return -(-len(starts) // c.batch_size), batches()
@@ -200,11 +191,12 @@ def _stream_batches(model, params, text, c: ContextConfig, mem_len: int) -> Batc
         return module.apply(variables, rows[:, :-1], rows[:, 1:], mems, method="nll")
 
     def batches():
+        check_arrays(_WORK, memory_shapes(model, b, mem_len))
         mems: Any = module.init_mems(b, mem_len)
         if not model.scan_layers:
             project = lambda v, m: module.apply(v, m, seg_len=stride, method="init_cache")
-            mems = jax.jit(project)(variables, mems)
-        score = jax.jit(step, donate_argnums=(2,))
+            mems = Checked(jax.jit(project), _WORK)(variables, mems)
+        score = Checked(jax.jit(step, donate_argnums=(2,)), _WORK)
         for i in range(count):
             rows, _ = _padded_rows(text, np.arange(b) * per_stream + i * stride, stride + 1)
             nll, mems = score(variables, rows, mems)

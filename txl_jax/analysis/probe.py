@@ -24,15 +24,15 @@ import numpy as np
 
 from txl_jax.analysis.errors import AnalysisError
 from txl_jax.analysis.results import describe_model, new_figure, write_results
-from txl_jax.checkpoint.trained_model import TrainedModel
+from txl_jax.checkpoint.trained_model import TrainedModel, memory_shapes
 from txl_jax.config import ProbeTextConfig, TransformerXLConfig
 from txl_jax.data.sources.probe import alphabet, draw, episodes
-from txl_jax.model.footprint import Need, of_reading
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.parallel.device_memory import check_memory
+from txl_jax.parallel.device_memory import Checked, Work, check_arrays
 
 BATCH_SIZE = 100
 MAX_DISTANCES = 512
+_WORK = Work.sized_by("the probe", "probe.mem_lens", "probe.answers", "probe.distances")
 
 
 def run(trained: TrainedModel, workdir: str) -> str:
@@ -93,14 +93,12 @@ def check(trained: TrainedModel) -> None:
 
 
 def check_size(trained: TrainedModel) -> None:
-    """Raises ConfigError if the probe's texts or memory exceed the memory of the device."""
-    exp, c, t = trained.config, trained.config.probe, trained.config.train
-    mem_len, rows = max(memory_lengths(trained)), min(BATCH_SIZE, c.answers)
-    size = t.seg_len + mem_len + c.distances[-1]
-    keys = ("probe.mem_lens", "probe.answers", "probe.distances")
-    texts = Need("the probe's texts", 5 * c.answers * size, keys)  # characters and int32 tokens
-    needs = of_reading(exp.model, rows, t.seg_len, mem_len, keys)
-    check_memory("the probe", [*needs, texts], exp)
+    """Raises ConfigError if the probe's tokens and memory exceed the memory of the device."""
+    c, mem_len = trained.config.probe, max(memory_lengths(trained))
+    size = trained.config.train.seg_len + mem_len + c.distances[-1]
+    tokens = jax.ShapeDtypeStruct((c.answers, size), jnp.int32)
+    mems = memory_shapes(trained.config.model, min(BATCH_SIZE, c.answers), mem_len)
+    check_arrays(_WORK, (tokens, mems))
 
 
 def memory_lengths(trained: TrainedModel) -> tuple[int, ...]:
@@ -156,14 +154,17 @@ def last_logits(
     """Returns the logits [B,V] after ``tokens``, int32 [B,S], where S is a multiple of T."""
     mems = model.init_mems(len(tokens), mem_len)
     for start in range(0, tokens.shape[1], seg_len):
-        logits, mems = _segment(model, params, tokens[:, start : start + seg_len], mems)
+        logits, mems = _segment(model)(params, tokens[:, start : start + seg_len], mems)
     return np.asarray(logits)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _segment(model: TransformerXL, params: Any, tokens: jax.Array, mems: Any):
-    logits, mems = model.apply({"params": params}, tokens, mems)
-    return logits[:, -1], mems
+@functools.lru_cache(maxsize=8)
+def _segment(model: TransformerXL) -> Checked:
+    def read(params: Any, tokens: jax.Array, mems: Any):
+        logits, mems = model.apply({"params": params}, tokens, mems)
+        return logits[:, -1], mems
+
+    return Checked(jax.jit(read), _WORK)
 
 
 def reach(c: TransformerXLConfig, seg_len: int, mem_len: int) -> int:

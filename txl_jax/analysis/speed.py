@@ -29,12 +29,11 @@ from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
 from txl_jax.config import MeshConfig, ProtocolConfig, SpeedConfig, TransformerXLConfig
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.model.block import SharedInputs
-from txl_jax.model.footprint import of_reading
 from txl_jax.model.kernels.xla import HALVED_FROM, group_size
 from txl_jax.model.masks import attention_mask
 from txl_jax.model.positions import positions_from_end, sinusoids
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.parallel.device_memory import check_memory
+from txl_jax.parallel.device_memory import Checked, Work
 from txl_jax.parallel.shardings import make_mesh
 
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
@@ -43,11 +42,12 @@ PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 Program = Callable[[], float]
 """A function that runs work to its end, and returns the seconds per update, segment or token."""
 
+_WORK = Work.sized_by("measuring speed", "speed.lengths", "speed.seg_len", "speed.windows")
+
 
 def run(trained: TrainedModel, workdir: str) -> str:
     """Measures models with the shape of a trained model. Prints rows and writes ``speed.json``."""
     shape = dataclasses.replace(trained.config.model, attention="relative", n_positions=None)
-    check_size(trained)
     rows = []
     for row in measure_rows(shape, trained.config.speed):
         print(format_row(row), flush=True)
@@ -57,16 +57,6 @@ def run(trained: TrainedModel, workdir: str) -> str:
     about = {"model": dataclasses.asdict(shape), "device": jax.devices()[0].device_kind}
     files = {"speed.json": {**about, "rows": rows}}
     return write_results(workdir, last, files)
-
-
-def check_size(trained: TrainedModel) -> None:
-    """Raises ConfigError if the longest windows or memories exceed the memory of the device."""
-    exp, c = trained.config, trained.config.speed
-    longest, keys = c.lengths[-1], ("speed.lengths", "speed.seg_len", "speed.windows")
-    all_scores = dataclasses.replace(exp.model, kernel="reference")
-    check_memory("sliding windows", of_reading(all_scores, 1, longest, 0, keys), exp)
-    check_memory("sliding windows", of_reading(exp.model, c.windows, longest, 0, keys), exp)
-    check_memory("evaluation", of_reading(exp.model, 1, c.seg_len, longest, keys), exp)
 
 
 def measure_rows(c: TransformerXLConfig, settings: SpeedConfig) -> Iterator[dict[str, Any]]:
@@ -150,7 +140,7 @@ def with_memory(c: TransformerXLConfig, length: int, seg_len: int) -> Program:
 def scoring(c: TransformerXLConfig, p: ProtocolConfig, params: Any, segments: int) -> Program:
     """Builds a program that scores ``segments`` segments, after two that are not timed."""
     text = random_tokens(p.batch_size * p.seg_len * (segments + 2) + 1, c.vocab_size)
-    evaluator = Evaluator(c, p, text, make_mesh(MeshConfig(), c, p.batch_size))
+    evaluator = Evaluator(c, p, text, make_mesh(MeshConfig(), c, p.batch_size), work=_WORK)
 
     def score() -> float:
         times: list[float] = []
@@ -182,7 +172,7 @@ def sliding_windows(c: TransformerXLConfig, length: int, windows: int, efficient
     text = random_tokens(length + windows, c.vocab_size)
     inputs = jnp.stack([text[i : i + length] for i in range(windows)])
     targets = jnp.stack([text[i + length : i + length + 1] for i in range(windows)])
-    params, score = random_params(model.cfg), jax.jit(window_nll(model, efficient))
+    params, score = random_params(model.cfg), Checked(jax.jit(window_nll(model, efficient)), _WORK)
     return lambda: timed(lambda: score(params, inputs, targets)) / windows
 
 

@@ -55,3 +55,8 @@ def param_shapes(c: TransformerXLConfig) -> Any:
     mems = model.init_mems(batch_size=1, mem_len=0 if c.memory_free else 1)
     tokens = jax.ShapeDtypeStruct((1, 1), "int32")
     return jax.eval_shape(model.init, jax.random.key(0), tokens, mems)["params"]
+
+
+def memory_shapes(c: TransformerXLConfig, rows: int, mem_len: int) -> Any:
+    """Returns the shapes and dtypes of a memory; a form without memory has one of length 0."""
+    return jax.eval_shape(lambda: TransformerXL(c).init_mems(rows, 0 if c.memory_free else mem_len))

@@ -12,6 +12,7 @@ from txl_jax.checkpoint.errors import ModelFormatError
 from txl_jax.checkpoint.loading import load_exported
 from txl_jax.checkpoint.provenance import provenance
 from txl_jax.checkpoint.saving import require_empty_folder
+from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.checkpoint.workdir import describe_corpus, read_json, read_record
 from txl_jax.checkpoint.workdir_files import CHECKPOINTS, CONFIG, VOCAB, check_path
 from txl_jax.config import (
@@ -30,10 +31,10 @@ from txl_jax.convert.tensorflow import config_from_tensorflow, is_parameter, par
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.vocab import Vocab
 from txl_jax.files import write_json
-from txl_jax.model.footprint import of_parameters
-from txl_jax.parallel.device_memory import check_memory
+from txl_jax.parallel.device_memory import Work, check_arrays
 
 Format = Literal["pytorch", "nvidia", "huggingface", "tensorflow", "txl_jax"]
+_WORK = Work("the converted model", "convert it on a machine with more memory")
 WT103_SYMBOLS = 267_735
 """The vocabulary size of WikiText-103, with ``<eos>``."""
 HUGGINGFACE_FILES = tuple(
@@ -208,7 +209,7 @@ def _experiment(
             "generate": {"mem_len": max(mem_len, 1)},
         }
     )
-    check_memory("the converted model", of_parameters(model), exp)
+    check_arrays(_WORK, param_shapes(model))
     return with_absolute_paths(override(exp, r.overrides))
 
 

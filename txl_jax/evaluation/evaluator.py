@@ -33,6 +33,7 @@ from txl_jax.evaluation.dynamic import (
 from txl_jax.evaluation.protocols import keeps_cache, under_protocol
 from txl_jax.model.memory import Cache, Memory, cache_shardings, memory_shardings
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.parallel.device_memory import EVALUATION, Checked, Work
 from txl_jax.parallel.processes import is_process_zero, placed
 from txl_jax.parallel.shardings import Shardings
 
@@ -114,6 +115,7 @@ class Evaluator:
       mesh: the devices that share the streams. Their number need not divide the batch size.
       name: the name of the split, for error messages.
       training: the training split, which dynamic evaluation ``rms`` needs for its statistics.
+      work: its name and advice where the devices have too little memory.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class Evaluator:
         mesh: Mesh,
         name: str = "tokens",
         training: Split | None = None,
+        work: Work = EVALUATION,
     ):
         self.protocol, self.name, self._shardings = protocol, name, Shardings(mesh)
         self.model = TransformerXL(under_protocol(model, protocol), mesh)
@@ -140,6 +143,8 @@ class Evaluator:
         self._programs = _programs(self.model.cfg, mesh, protocol.temperature == 1, t)
         self._temperature = np.float32(protocol.temperature)
         self._rates = rates_of(protocol.dynamic)
+        self._score = Checked(self._programs.score, work)
+        self._learn = Checked(self._programs.score_and_learn, work)
 
     def run(
         self,
@@ -179,17 +184,17 @@ class Evaluator:
         mems, batch = self.first_memory_shapes(params), self.batches.shapes()
         rule = self.protocol.dynamic.rule
         if rule == "none":
-            return self._programs.score.lower(params, batch, mems, self._temperature)
+            return self._score.lower(params, batch, mems, self._temperature)
         learner = Learner(params, params, params) if rule == "rms" else Learner(params)
-        return self._programs.score_and_learn.lower(learner, batch, mems, self._rates)
+        return self._learn.lower(learner, batch, mems, self._rates)
 
     def score(self, params: Params, batch: Batch, mems: Any) -> tuple[Any, Any, Any]:
         """Returns the loss sum and the number of targets of a segment, and the memory after it."""
-        return self._programs.score(params, batch, mems, self._temperature)
+        return self._score(params, batch, mems, self._temperature)
 
     def score_and_learn(self, learner: Learner, batch: Batch, mems: Any) -> tuple[Any, ...]:
         """Returns loss sum, count and memory as :meth:`score`, and the learner after the update."""
-        return self._programs.score_and_learn(learner, batch, mems, self._rates)
+        return self._learn(learner, batch, mems, self._rates)
 
     def first_memory_shapes(self, params: Params) -> Any:
         """Returns the shapes and shardings of the memory or cache before the first segment."""
@@ -300,11 +305,15 @@ def _memory_shardings(place: Shardings, mems: Memory | Cache) -> Memory | Cache:
 
 
 def split_evaluator(
-    model: TransformerXLConfig, protocol: ProtocolConfig, corpus: Corpus, mesh: Mesh
+    model: TransformerXLConfig,
+    protocol: ProtocolConfig,
+    corpus: Corpus,
+    mesh: Mesh,
+    work: Work = EVALUATION,
 ) -> Evaluator:
     """Builds an evaluator for the corpus split of the protocol."""
     tokens, name = getattr(corpus, protocol.split), f"the {protocol.split} split"
-    return Evaluator(model, protocol, tokens, mesh, name, training=corpus.train)
+    return Evaluator(model, protocol, tokens, mesh, name, corpus.train, work)
 
 
 @contextlib.contextmanager

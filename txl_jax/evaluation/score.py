@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from txl_jax.checkpoint.trained_model import TrainedModel
+from txl_jax.checkpoint.trained_model import TrainedModel, memory_shapes
 from txl_jax.checkpoint.workdir_files import check_file
 from txl_jax.config import ConfigError, ScoreConfig, TransformerXLConfig
 from txl_jax.data.batch import Batch, make_batch
@@ -36,14 +36,14 @@ from txl_jax.data.symbols import readable
 from txl_jax.data.vocab import Text, Vocab, encode_text, line_end, separator_ids
 from txl_jax.files import decode_text, name_in_os_errors
 from txl_jax.messages import argument, fields_repr, shown_path
-from txl_jax.model.footprint import of_reading
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.compile_cache import compiled_rows
-from txl_jax.parallel.device_memory import check_memory
+from txl_jax.parallel.device_memory import Checked, Work, check_arrays
 from txl_jax.standard_streams import read_stdin, stderr
 from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
 
 NO_IDS = np.zeros(0, np.int32)
+_WORK = Work.sized_by("scoring", "score.batch_size", "score.seg_len", "score.mem_len")
 
 
 def run(trained: TrainedModel, workdir: str) -> str:
@@ -144,7 +144,6 @@ def score_any_text(
     ids = encode_lines(vocab, lines, name)
     if not sum(map(len, ids)):
         raise DataError(f"{name}: has no token to score; {advice}")
-    check_score_memory(trained, len(lines))
     separator = separator_ids(vocab, exp.data.document_separator)
     before = separator[-1:] if len(separator) else line_end(vocab)
     losses = score_lines(exp.model, trained.params, ids, before, exp.score, separator)
@@ -160,22 +159,9 @@ def score_documents(trained: TrainedModel, documents: Sequence[np.ndarray]) -> "
     exp, vocab = trained.config, trained.vocab
     if max(map(len, documents)) < 2:
         raise DataError("score.path: has no token after the first one; name a longer array")
-    check_score_memory(trained, len(documents))
     losses = score_texts(exp.model, trained.params, documents, exp.score)
     targets = [document[1:] for document in documents]
     return text_score(vocab, [vocab.decode(row) for row in targets], targets, losses)
-
-
-def check_score_memory(trained: TrainedModel, n_lines: int) -> None:
-    """Raises ConfigError if scoring ``n_lines`` lines exceeds the memory of the device."""
-    exp, c = trained.config, trained.config.score
-    rows = min(c.batch_size, n_lines) if c.memory == "line" else 1
-    if exp.data.document_separator or exp.data.name == "tokens":  # documents, line by line
-        rows = c.batch_size
-    rows, length = compiled_rows(rows), _context_len(exp.model, c) + c.seg_len
-    keys = ("score.batch_size", "score.seg_len", "score.mem_len")
-    mem_len = 0 if exp.model.memory_free else c.mem_len
-    check_memory("scoring", of_reading(exp.model, rows, length, mem_len, keys), exp)
 
 
 def encode_lines(vocab: Vocab, lines: Sequence[Text], name: str) -> list[np.ndarray]:
@@ -229,6 +215,7 @@ def score_texts(
 def _score_batch(cfg, params, texts: Sequence[np.ndarray], c: ScoreConfig) -> list[np.ndarray]:
     model, score = _program(cfg)
     rows = compiled_rows(len(texts))
+    check_arrays(_WORK, memory_shapes(cfg, rows, c.mem_len))
     mems = model.init_mems(rows, 0 if cfg.memory_free else c.mem_len)
     ends = {n: len(texts[n]) - 1 if n < len(texts) else 0 for n in range(rows)}
     read, context_len = lambda row, i, j: texts[row][i:j], _context_len(cfg, c)
@@ -252,7 +239,7 @@ def _program(cfg: TransformerXLConfig) -> tuple[TransformerXL, Callable]:
         variables = {"params": params}
         return model.apply(variables, batch.inputs, batch.targets, mems, method="nll", **kwargs)
 
-    return model, jax.jit(score)
+    return model, Checked(jax.jit(score), _WORK)
 
 
 def _context_len(cfg: TransformerXLConfig, c: ScoreConfig) -> int:

@@ -18,9 +18,11 @@ from txl_jax.model.inputs import check_array, check_ids
 from txl_jax.model.memory import Cache
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.compile_cache import compiled_rows
+from txl_jax.parallel.device_memory import Checked, Work, check_arrays
 
 _PREFILL = 128  # number of prompt tokens in one call of the model
 _PER_DISPATCH = 64  # largest number of sampled tokens in one dispatch to the device
+_WORK = Work.sized_by("generation", "generate.samples", "generate.batch_size", "generate.mem_len")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,6 +68,16 @@ class _Draws(NamedTuple):
         of_row = lambda number: jax.random.fold_in(key, number)
         of_token = lambda number: jax.random.fold_in(of_row(number), self.positions[n])
         return jax.vmap(of_token)(self.samples)
+
+
+def check_memory(cfg: TransformerXLConfig, c: GenerateConfig, prompts: int = 1) -> None:
+    """Raises ConfigError if the states of ``prompts`` prompts exceed the memory of the device."""
+    rows = compiled_rows(prompts * c.samples)
+    past: Any = jax.ShapeDtypeStruct((rows, c.mem_len), np.int32)
+    if not cfg.memory_free:
+        past = jax.eval_shape(lambda: TransformerXL(cfg).init_mems(rows, c.mem_len))
+    words = jax.ShapeDtypeStruct((rows, cfg.vocab_size or 0), np.float32)
+    check_arrays(_WORK, (past, words))
 
 
 def generate(
@@ -124,7 +136,7 @@ def generate(
 
 
 @functools.lru_cache(maxsize=8)
-def _programs(cfg: TransformerXLConfig) -> tuple[Callable, Callable, Callable]:
+def _programs(cfg: TransformerXLConfig) -> tuple[Checked, ...]:
     """Returns compiled functions that extend texts, read prompts, and make a cache of memory."""
     model = TransformerXL(cfg)
     step: Callable = _step_without_memory if cfg.memory_free else _step_with_memory
@@ -134,7 +146,8 @@ def _programs(cfg: TransformerXLConfig) -> tuple[Callable, Callable, Callable]:
         {"params": params}, tokens, mems, lengths=lengths
     )[1]
     project = functools.partial(model.apply, seg_len=1, method="init_cache")
-    return jax.jit(extend, donate_argnums=(1,)), jax.jit(read), jax.jit(project)
+    jitted = jax.jit(extend, donate_argnums=(1,)), jax.jit(read), jax.jit(project)
+    return tuple(Checked(function, _WORK) for function in jitted)
 
 
 def _first_state(

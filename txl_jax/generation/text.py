@@ -11,11 +11,9 @@ from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import GenerateConfig
 from txl_jax.data.documents import separator_ends
 from txl_jax.data.vocab import Text, Vocab, encode_prompts, separator_ids
-from txl_jax.generation.generate import generate
+from txl_jax.generation.generate import check_memory, generate
 from txl_jax.generation.utf8 import free_automaton, utf8_automaton
 from txl_jax.messages import fields_repr
-from txl_jax.model.footprint import of_generating
-from txl_jax.parallel.device_memory import check_memory
 from txl_jax.units import in_unit
 
 
@@ -145,7 +143,7 @@ def continuations(
     device has too little memory.
     """
     vocab, exp = trained.vocab, dataclasses.replace(trained.config, generate=c)
-    check_memory("generation", of_generating(exp.model, c, len(prompts)), exp)
+    check_memory(exp.model, c, len(prompts))
     encoded, separator = encode_prompts(vocab, prompts), exp.data.document_separator
     end, mark = None, separator_ids(vocab, separator)
     if separator and vocab.kind == "id":

@@ -1,17 +1,24 @@
-"""The memory of the devices, and the check whether a program can fit into it."""
+"""The memory of the devices, and the check of a program before it runs.
 
+A program is compiled first. The compiler's figure is compared with the memory of the device, and
+only then is anything allocated. Before that, :func:`check_arrays` refuses arrays that alone exceed
+the memory.
+"""
+
+import contextlib
 import dataclasses
 import functools
+import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
-from txl_jax.config import ConfigError, ExperimentConfig, flatten
-from txl_jax.parallel.shardings import AXES
+from txl_jax.config import ConfigError
 
 GIB = 2**30
 _CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -19,63 +26,139 @@ _SWAP = "/proc/meminfo"
 
 
 @dataclasses.dataclass(frozen=True)
-class Need:
-    """The bytes that one purpose needs on each device, and the settings that decide the size."""
+class Work:
+    """Work on a device: its name in messages, and how its user can make it smaller."""
 
     what: str
-    size: int
-    keys: tuple[str, ...]
+    advice: str
+
+    @classmethod
+    def sized_by(cls, what: str, *keys: str) -> "Work":
+        """Returns work whose size the named settings decide."""
+        return cls(what, f"lower {', '.join(keys[:-1])}{' or ' * (len(keys) > 1)}{keys[-1]}")
 
 
-@dataclasses.dataclass(frozen=True)
-class Shares:
-    """The number of devices that share each part of a program.
+EVALUATION, VALIDATION = (
+    Work.sized_by(what, *(f"{section}.{key}" for key in ("batch_size", "seg_len", "mem_len")))
+    for what, section in (("evaluation", "evaluate"), ("validation", "validate"))
+)
+TRAINING_STATE = Work(
+    "training",
+    "share the model among devices (mesh.fsdp), make it smaller (model.n_layer, model.d_model,"
+    " model.d_inner, model.n_head, model.vocab_size), or lower train.batch_size, train.mem_len or"
+    " train.num_seeds",
+)
+TRAINING = Work(
+    "training",
+    "raise train.micro_batches, set model.remat to 'layer', share the model among devices"
+    " (mesh.fsdp), or lower train.batch_size, train.seg_len or train.mem_len",
+)
 
-    ``fused`` means that long segments run a kernel that never stores all scores (GPU or TPU).
+
+def check_arrays(work: Work, arrays: Any, mesh: Mesh | None = None, copies: int = 1) -> None:
+    """Raises ConfigError if ``copies`` copies of a tree of arrays exceed the memory of a device.
+
+    The arrays may be shapes, with shardings or without. ``mesh`` has the devices; ``None`` means
+    the first device of this process.
+    """
+    _compare(work, copies * array_bytes(arrays), _devices(mesh), "at least ")
+
+
+def check_program(work: Work, lowered: jax.stages.Lowered, resident: bool = True) -> Any:
+    """Returns the compiled program, or raises ConfigError if it exceeds the memory of a device.
+
+    ``resident`` means that its arguments are on the devices already.
+    """
+    with explained(work):
+        compiled = lowered.compile()
+    read, devices = compiled.memory_analysis(), _devices_of(compiled)
+    if read is not None and devices:
+        in_use = (devices[0].memory_stats() or {}).get("bytes_in_use", 0)
+        counted = read.argument_size_in_bytes if resident and in_use else 0
+        _compare(work, in_use + program_bytes(read) - counted, devices)
+    return compiled
+
+
+def program_bytes(m: Any) -> int:
+    """Returns the bytes on each device while a program runs, from jaxlib's ``memory_analysis``.
+
+    An output that reuses the memory of a donated argument counts once.
+    """
+    outputs = m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
+    return m.argument_size_in_bytes + outputs + m.generated_code_size_in_bytes
+
+
+class Checked:
+    """A jitted function whose program is compared with the memory before it runs first.
+
+    A call raises ConfigError if the program for arguments of these shapes does not fit, or if a
+    device runs out of memory.
     """
 
-    rows: int = 1  # data x fsdp
-    parameters: int = 1  # fsdp x tensor
-    heads: int = 1  # tensor
-    fused: bool = False
+    def __init__(self, jitted: Any, work: Work):
+        self.jitted, self._work, self._fitting = jitted, work, set[Any]()
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs the function; raises ConfigError if the memory of a device does not suffice."""
+        leaves, structure = jax.tree.flatten(args)
+        shapes = structure, *map(jax.typeof, leaves)
+        traced = any(isinstance(x, jax.core.Tracer) for x in leaves)
+        if shapes not in self._fitting and not traced:
+            check_program(self._work, self.jitted.lower(*args))
+            self._fitting.add(shapes)
+        with explained(self._work):
+            return self.jitted(*args)
+
+    def lower(self, *args: Any) -> jax.stages.Lowered:
+        """Lowers the function for arguments or their shapes."""
+        return self.jitted.lower(*args)
 
 
-ONE_DEVICE = Shares()
+@contextlib.contextmanager
+def explained(work: Work) -> Iterator[None]:
+    """Raises ConfigError with the settings that help where a device runs out of memory."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        limit = memory_of_each()
+        which = "" if limit is None else f" of {_gib(limit)}"
+        asked = re.search(r"[\d.]+ ?[KMGT]i?B?", str(error).partition("RESOURCE_EXHAUSTED")[2])
+        more = f" (it asked for {asked.group()} more)" if asked else ""
+        raise ConfigError(
+            f"{work.what} ran out of the memory of a device{which}{more}: {work.advice}"
+        ) from error
 
 
-def check_memory(
-    what: str, needs: Iterable[Need], exp: ExperimentConfig, mesh: Mesh | None = None
-) -> None:
-    """Raises ConfigError if a program needs more memory than each device has.
+def array_bytes(tree: Any) -> int:
+    """Returns the bytes of a device that a tree of arrays, or of their shapes, occupies."""
 
-    ``what`` names the work as the subject of the message. ``needs`` are lower bounds for each
-    device of ``mesh``; ``None`` means the first device of this process.
-    """
-    available, needs = memory_of_each(mesh), list(needs)
-    total = sum(need.size for need in needs)
-    if available is None or total <= available:
+    def size(x: Any) -> int:
+        sharding = getattr(x, "sharding", None)
+        shape = x.shape if sharding is None else sharding.shard_shape(x.shape)
+        return math.prod(shape) * x.dtype.itemsize
+
+    return sum(map(size, jax.tree.leaves(tree)))
+
+
+def _compare(work: Work, needed: int, devices: list[jax.Device], bound: str = "") -> None:
+    available = memory_of_each(devices)
+    if available is None or needed <= available:
         return
-    settings, largest = flatten(exp.to_dict()), max(needs, key=lambda need: need.size)
-    values = [(key, settings.get(key)) for key in dict.fromkeys(largest.keys)]
-    shown = lambda value: f"up to {max(value)}" if isinstance(value, list) else value
-    lower = ", ".join(f"{key} ({shown(value)})" for key, value in values if value not in (None, []))
-    gib = lambda size: f"{size / GIB:,.1f} GiB"
     raise ConfigError(
-        f"{what} needs at least {gib(total)} of memory on each device, which has {gib(available)};"
-        f" {gib(largest.size)} of it is for {largest.what}: lower {lower}"
+        f"{work.what} needs {bound}{_gib(needed)} of memory on each device, which has"
+        f" {_gib(available)}: {work.advice}"
     )
 
 
-def shares_of(mesh: Mesh | None) -> Shares:
-    """Returns how many devices share each part of a program; ``None`` means one device."""
-    fused = _devices(mesh)[0].platform != "cpu"
-    data, fsdp, tensor = (1 if mesh is None else mesh.shape[axis] for axis in AXES)
-    return Shares(data * fsdp, fsdp * tensor, tensor, fused)
+def _gib(size: int) -> str:
+    return f"{size / GIB:,.1f} GiB"
 
 
-def memory_of_each(mesh: Mesh | None = None) -> int | None:
+def memory_of_each(devices: list[jax.Device] | None = None) -> int | None:
     """Returns the bytes for a program on each device, if known; CPU devices share the host's."""
-    devices = _devices(mesh)
+    devices = devices or _devices(None)
     if devices[0].platform != "cpu":
         return (devices[0].memory_stats() or {}).get("bytes_limit")
     host = host_memory()
@@ -96,10 +179,17 @@ def host_memory() -> int | None:
 
 def _devices(mesh: Mesh | None) -> list[jax.Device]:
     """Returns the devices of a mesh that belong to this process."""
-    if mesh is None:
-        return jax.local_devices()[:1]
-    own = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
-    return own or list(mesh.devices.flat)[:1]
+    return jax.local_devices()[:1] if mesh is None else _own(mesh.devices.flat)
+
+
+def _devices_of(compiled: Any) -> list[jax.Device]:
+    shardings = jax.tree.leaves((compiled.output_shardings, compiled.input_shardings))
+    return _own(shardings[0].device_set) if shardings else []
+
+
+def _own(devices: Iterable[jax.Device]) -> list[jax.Device]:
+    everyone = list(devices)
+    return [d for d in everyone if d.process_index == jax.process_index()] or everyone[:1]
 
 
 def _read(path: str) -> str:

@@ -29,10 +29,10 @@ from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.evaluation.protocols import describe, keeps_cache, under_protocol
 from txl_jax.model.attention import planned_attention
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.parallel.device_memory import GIB
+from txl_jax.parallel.device_memory import GIB, program_bytes
 from txl_jax.parallel.shardings import Shardings
 from txl_jax.planning import flops
-from txl_jax.planning.costs import Collective, bytes_in_use, collectives, library_calls
+from txl_jax.planning.costs import Collective, collectives, library_calls
 from txl_jax.planning.machines import CHIPS
 from txl_jax.planning.topologies import topology_devices
 from txl_jax.planning.vocabulary import with_vocab_size
@@ -77,7 +77,7 @@ class Program:
     def fits(self, limit: int | None) -> bool:
         """Returns whether a device of ``limit`` bytes (``None``: unknown) holds the program."""
         m = self.memory
-        return m is not None and (limit is None or bytes_in_use(m) + self.resident <= limit)
+        return m is not None and (limit is None or program_bytes(m) + self.resident <= limit)
 
 
 def compile_ahead(exp: ExperimentConfig, topology: str | None) -> int:
@@ -249,7 +249,7 @@ def format_program(program: Program, limit: int | None) -> str:
         verdict = "(the limit of this device is unknown)"
         if limit is not None:
             verdict = f"of {_gib(limit)}: {'fits' if program.fits(limit) else 'DOES NOT FIT'}"
-        add("total", f"{_gib(bytes_in_use(m))}{state} {verdict}")
+        add("total", f"{_gib(program_bytes(m))}{state} {verdict}")
     recomputed = f", and {f.recomputed:.3e} recomputed" if f.recomputed else ""
     add("FLOPs", f"by formula {f.model:.3e}{recomputed}; {f.device:.3e} on each device")
     if count is not None:

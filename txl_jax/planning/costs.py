@@ -5,7 +5,6 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator
-from typing import Any
 
 KINDS = (
     "all-reduce",
@@ -16,15 +15,6 @@ KINDS = (
     "collective-broadcast",
 )
 """The collective operations of XLA."""
-
-
-def bytes_in_use(m: Any) -> int:
-    """Returns the bytes on each device while a program runs, from jaxlib's ``memory_analysis``.
-
-    An output that reuses the memory of a donated argument counts once.
-    """
-    outputs = m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
-    return m.argument_size_in_bytes + outputs + m.generated_code_size_in_bytes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -64,15 +64,15 @@ def train_seeds(
             own_part = (last_step, f"seed {exp.seed}", timer, own)
             opening = open_trainer(exp, corpus, folder, guard, setup, *own_part)
             opened.append(stack.enter_context(opening))
-        trainers, states = (list(x) for x in zip(*opened, strict=True))
-        steps = {int(state.step) for state in states}
+        trainers, at, make_states = (list(x) for x in zip(*opened, strict=True))
+        steps = set(at)
         if len(steps) > 1:
             raise CheckpointError(
                 f"all seeds must resume from the same step, but their steps are {sorted(steps)}: a"
                 " checkpoint is damaged; resume each seed alone, or train in another workdir"
             )
-        state, step = jax.jit(_stacked)(states), steps.pop()
-        program, feed = lambda: _program(trainers, state), lambda: _feed(trainers, step)
+        step, state = steps.pop(), lambda: jax.jit(_stacked)([make() for make in make_states])
+        program, feed = lambda: _program(trainers), lambda: _feed(trainers, step)
         select = jax.jit(lambda tree, seed: jax.tree.map(lambda x: x[seed], tree))
         return run_steps(trainers, state, step, program, feed, select)
 
@@ -98,10 +98,10 @@ def seeds_step(
     return jax.jit(mapped, donate_argnums=(0,), compiler_options=compiler_options(model.mesh))
 
 
-def _program(trainers: list[Trainer], state: Any) -> Program:
+def _program(trainers: list[Trainer]) -> Program:
     first, seeds = trainers[0], seed_array([trainer.exp for trainer in trainers])
     with_seeds = lambda x: jax.ShapeDtypeStruct((len(trainers), *x.shape), x.dtype)
-    shapes = jax.tree.map(with_seeds, first.input_shapes())
+    state, shapes = jax.tree.map(with_seeds, (first.setup.abstract, first.input_shapes()))
     jitted = seeds_step(first.exp, first.setup.model, first.setup.optimizer)
     compiled = first.compile(jitted, state, shapes, first.text, seeds)
     return lambda state, inputs: compiled(state, inputs, first.text, seeds)

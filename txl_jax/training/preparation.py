@@ -6,20 +6,36 @@ import functools
 import os
 from collections.abc import Iterator, Sequence
 
+from jax.sharding import Mesh
+
 from txl_jax.checkpoint.lock import training_lock
+from txl_jax.checkpoint.trained_model import memory_shapes
 from txl_jax.checkpoint.workdir import check_shared, init_workdir, with_vocab
 from txl_jax.checkpoint.workdir_files import WRITTEN_IN, check_free, check_outputs, check_writable
-from txl_jax.config import ExperimentConfig, with_absolute_paths
+from txl_jax.config import (
+    ExperimentConfig,
+    ProtocolConfig,
+    TransformerXLConfig,
+    with_absolute_paths,
+)
 from txl_jax.config.folders import data_folder
 from txl_jax.data.corpus import Corpus
 from txl_jax.evaluation.evaluator import split_evaluator
-from txl_jax.model import footprint
 from txl_jax.model.kernels.choice import check_platform
-from txl_jax.parallel.device_memory import check_memory, shares_of
+from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.parallel.device_memory import (
+    EVALUATION,
+    TRAINING_STATE,
+    VALIDATION,
+    Work,
+    check_arrays,
+)
 from txl_jax.parallel.processes import on_process_zero, process_zero_first
-from txl_jax.parallel.shardings import make_mesh
+from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training.fine_tuning import load_encoded_corpus, resolve_experiment
+from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.setup import training_attention, training_mesh, training_streams
+from txl_jax.training.state import abstract_state
 
 SeedRun = tuple[ExperimentConfig, str]
 """The experiment of one seed, and its workdir."""
@@ -38,12 +54,11 @@ def prepare(exp: ExperimentConfig, workdir: str) -> tuple[list[SeedRun], Corpus]
         on_process_zero(functools.partial(check_free, folder))
     on_process_zero(lambda: check_writable(workdir))
     exp, vocab = resolve_experiment(exp, folders[0])
-    check_training_memory(exp)  # before reading the text; repeated below with the vocabulary
+    check_training_memory(exp)
     corpus = process_zero_first(lambda: load_encoded_corpus(exp, vocab))
     exp = with_vocab(exp, corpus)
-    check_training_memory(exp)
     training_streams(exp, corpus)
-    for protocol in (exp.validate, exp.evaluate):
+    for protocol in (exp.validate, exp.evaluate):  # raises an error if the text is too short
         split_evaluator(exp.model, protocol, corpus, training_mesh(exp))
     return seed_runs(exp, workdir), corpus
 
@@ -60,26 +75,40 @@ def seed_runs(exp: ExperimentConfig, workdir: str) -> list[SeedRun]:
 
 
 def check_training_memory(exp: ExperimentConfig) -> None:
-    """Raises ConfigError if training, evaluation or generation exceeds the memory of the devices.
+    """Raises ConfigError if parameters, optimizer state, gradient or memory exceed the devices'.
 
-    While the vocabulary is unknown, parameters that depend on its size are not counted.
+    These arrays are only a part, so that no text is read for what can never run. The update's
+    compiled program is compared before the state is made. An unknown vocabulary counts as the
+    fewest words that the model can have.
     """
-    mesh = training_mesh(exp)
-    shares = shares_of(mesh)
+    mesh, model = training_mesh(exp), _one_layer_traced(exp.model)
     check_platform(exp.model.kernel, mesh)
-    check_memory("training", footprint.of_training(exp, shares), exp, mesh)
-    check_memory("validation", footprint.of_validating(exp, shares), exp, mesh)
+    sized = dataclasses.replace(exp, model=model)
+    state = abstract_state(
+        sized, TransformerXL(model, mesh), make_optimizer(sized), Shardings(mesh)
+    )
+    check_arrays(TRAINING_STATE, (state, state.params), mesh, copies=exp.train.num_seeds)
+    _check_protocol_memory(model, exp.validate, VALIDATION, mesh)
     check_evaluation_memory(exp)
-    if exp.generate.length:
-        check_memory("generation", footprint.of_generating(exp.model, exp.generate), exp)
 
 
-def check_evaluation_memory(exp: ExperimentConfig, name: str = "evaluation") -> None:
-    """Raises ConfigError, which names ``name``, if evaluation exceeds the memory of the devices."""
-    unstacked = dataclasses.replace(exp.model, scan_layers=False)  # the layout of loaded models
+def check_evaluation_memory(exp: ExperimentConfig, work: Work = EVALUATION) -> None:
+    """Raises ConfigError if the memory of the streams of evaluation exceeds that of the devices."""
     mesh = make_mesh(exp.mesh, exp.model, exp.train.batch_size)
-    needs = footprint.of_scoring(unstacked, exp.evaluate, "evaluate", shares_of(mesh))
-    check_memory(name, needs, exp, mesh)
+    _check_protocol_memory(_one_layer_traced(exp.model), exp.evaluate, work, mesh)
+
+
+def _check_protocol_memory(
+    model: TransformerXLConfig, protocol: ProtocolConfig, work: Work, mesh: Mesh
+) -> None:
+    rows_of_each = -(-protocol.batch_size // Shardings(mesh).row_devices)
+    check_arrays(work, memory_shapes(model, rows_of_each, protocol.mem_len), mesh)
+
+
+def _one_layer_traced(c: TransformerXLConfig) -> TransformerXLConfig:
+    """Returns a model of the same size, whose shapes are found quickly."""
+    words = c.vocab_size or (c.cutoffs or (0,))[-1] + max(1, c.sample_softmax)
+    return dataclasses.replace(c, scan_layers=True, vocab_size=words)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from txl_jax.model.attention import planned_attention
 from txl_jax.model.kernels.choice import Choice
 from txl_jax.model.layout import unstack_layers
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.parallel.device_memory import TRAINING_STATE, VALIDATION, check_arrays
 from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import TrainState, abstract_state, init_state, with_shardings
@@ -51,8 +52,9 @@ def build_setup(exp: ExperimentConfig, corpus: Corpus) -> TrainSetup:
     mesh = training_mesh(exp)
     shardings = Shardings(mesh)
     model, optimizer = TransformerXL(exp.model, mesh), make_optimizer(exp)
-    evaluator = split_evaluator(exp.model, exp.validate, corpus, mesh)
+    evaluator = split_evaluator(exp.model, exp.validate, corpus, mesh, VALIDATION)
     abstract = abstract_state(exp, model, optimizer, shardings)
+    check_arrays(TRAINING_STATE, (abstract, abstract.params), mesh, copies=exp.train.num_seeds)
     on_disk = with_shardings(jax.eval_shape(unstack_layers, abstract), shardings)
     attention = training_attention(exp, mesh)
     return TrainSetup(model, optimizer, shardings, evaluator, attention, abstract, on_disk)

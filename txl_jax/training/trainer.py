@@ -18,7 +18,7 @@ import numpy as np
 from txl_jax.checkpoint.checkpoints import RAW, Checkpoints
 from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.checkpoint.trained_model import parameter_count
-from txl_jax.config import ExperimentConfig
+from txl_jax.config import ConfigError, ExperimentConfig
 from txl_jax.data.batch import Batch
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import training_batch, training_feed
@@ -28,6 +28,7 @@ from txl_jax.messages import shown_path
 from txl_jax.model.kernels.parity import require_parity
 from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.parallel import processes
+from txl_jax.parallel.device_memory import TRAINING, check_program, explained
 from txl_jax.training.distil import soft_targets
 from txl_jax.training.events import Logger
 from txl_jax.training.fine_tuning import load_initial_params
@@ -71,8 +72,7 @@ def train(
       SkippedError: too many updates in a row were skipped. This state is not saved.
     """
     setup = build_setup(exp, corpus)
-    with open_trainer(exp, corpus, workdir, guard, setup, logger=logger) as (trainer, state):
-        step = int(state.step)
+    with open_trainer(exp, corpus, workdir, guard, setup, logger=logger) as (trainer, step, state):
         (outcome,) = run_steps([trainer], state, step, trainer.program, lambda: trainer.feed(step))
         return outcome
 
@@ -88,27 +88,32 @@ def open_trainer(
     label: str = "",
     goodput: GoodputTimer | None = None,
     logger: Logger | None = None,
-) -> Iterator[tuple["Trainer", TrainState]]:
-    """Opens a trainer in a workdir, and yields the trainer and its initial or restored state.
+) -> Iterator[tuple["Trainer", int, Callable[[], TrainState]]]:
+    """Opens a trainer in a workdir, and yields the trainer, its step and its state before it.
 
-    Checkpoints after ``last_step`` are ignored. :class:`RunLog` explains the other arguments.
+    The state is restored, or made by the function that is yielded: after the program of the update
+    was compared with the memory. Checkpoints after ``last_step`` are ignored. :class:`RunLog`
+    explains the other arguments.
     """
     with Checkpoints(workdir, exp.checkpoint) as checkpoints:
         restored = checkpoints.restore(setup.on_disk, exp.to_dict(), last_step)
-        if restored is None:
-            meta: dict[str, Any] = {}
-            state = setup.initial_state(exp)
-            state = load_initial_params(state, exp, corpus.vocab, workdir, setup.shardings)
-        else:
-            state, meta = restored
-            if exp.model.scan_layers:  # the layers in checkpoints are never stacked
-                layout = state_shardings(setup.shardings, setup.abstract)
-                state = jax.jit(stack_layers, out_shardings=layout)(state)
+        meta: dict[str, Any] = {} if restored is None else restored[1]
+        step = 0 if restored is None else int(restored[0].step)
+
+        def make_state() -> TrainState:
+            if restored is None:
+                drawn = setup.initial_state(exp)
+                return load_initial_params(drawn, exp, corpus.vocab, workdir, setup.shardings)
+            if not exp.model.scan_layers:  # the layers in checkpoints are never stacked
+                return restored[0]
+            layout = state_shardings(setup.shardings, setup.abstract)
+            return jax.jit(stack_layers, out_shardings=layout)(restored[0])
+
         log = RunLog(
             workdir,
             total_steps=exp.train.steps,
             unit=corpus.vocab.unit,
-            resume_step=int(state.step),
+            resume_step=step,
             window=meta.get("window"),
             rewritten=None if meta.get("evaluated", True) else "valid",
             writes=processes.is_process_zero(),
@@ -121,9 +126,9 @@ def open_trainer(
         )
         with contextlib.closing(log):
             trainer = Trainer(exp, corpus, setup, checkpoints, log, guard, meta)
-            trainer.log_start(state, resumed=restored is not None)
+            trainer.log_start(step, resumed=restored is not None)
             try:
-                yield trainer, state
+                yield trainer, step, make_state
             finally:
                 log.message(log.goodput.line())
 
@@ -154,13 +159,14 @@ class Trainer:
         self._skipped_in_a_row: int = meta.get("skipped_in_a_row", 0)
         self._pending: collections.deque[tuple[int, Metrics]] = collections.deque()
 
-    def log_start(self, state: TrainState, resumed: bool) -> None:
+    def log_start(self, step: int, resumed: bool) -> None:
         """Prints the sizes of model and text, the devices, the kernel and the starting point."""
         exp, corpus, n = self.exp, self.corpus, self.streams.n_segments
         devices = f"{self.setup.shardings.mesh.size} {jax.default_backend()} device(s)"
         about = "about " if exp.train.seg_len_std else ""
+        n_params = parameter_count(self.setup.abstract.params)
         self.log.message(
-            f"{exp.name}: {parameter_count(state.params):,} parameters, {devices}; {corpus.name}:"
+            f"{exp.name}: {n_params:,} parameters, {devices}; {corpus.name}:"
             f" {corpus.info['tokens']['train']:,} training tokens, vocabulary"
             f" {len(corpus.vocab):,}; an epoch is {about}{n:,} steps"
         )
@@ -168,7 +174,7 @@ class Trainer:
         warning = "warning: " if attention.falls_back else ""
         self.log.message(f"{warning}attention by {attention.describe()}")
         if resumed:
-            self.log.message(f"resuming at step {int(state.step):,} of {exp.train.steps:,}")
+            self.log.message(f"resuming at step {step:,} of {exp.train.steps:,}")
         elif exp.train.start_from:
             self.log.message(f"starting from the parameters of {shown_path(exp.train.start_from)}")
 
@@ -193,7 +199,7 @@ class Trainer:
         require_parity(c.kernel, c.d_head, c.dtype, c.dropatt)
         start = time.perf_counter()
         with self.log.goodput.pause("compile"):
-            program = jitted.lower(*shapes).compile()
+            program = check_program(TRAINING, jitted.lower(*shapes), resident=False)
         self.log.message(f"compiled the step in {time.perf_counter() - start:.1f} s")
         return program
 
@@ -246,12 +252,18 @@ class Trainer:
         if step == self.exp.train.steps:
             self.log.flush_window(step, epoch=self.streams.epochs(step))
         scores: dict[str, Score] = {}
-        with self.log.goodput.pause("evaluate"):
-            for name, params in candidates(state, self.exp.average, step).items():
-                score = self.setup.evaluator.run(params, stop=self.guard.requested)
-                if score is None:
-                    break
-                scores[name] = score
+        try:
+            with self.log.goodput.pause("evaluate"):
+                for name, params in candidates(state, self.exp.average, step).items():
+                    score = self.setup.evaluator.run(params, stop=self.guard.requested)
+                    if score is None:
+                        break
+                    scores[name] = score
+        except ConfigError:  # the devices have too little memory
+            if not replace:
+                self._save(step, state, evaluated=False)
+                self.checkpoints.wait()
+            raise
         if score is None:
             if not replace:
                 self._save(step, state, evaluated=False)
@@ -337,7 +349,7 @@ class Trainer:
 
 def run_steps(
     trainers: Sequence[Trainer],
-    state: Any,
+    make_state: Callable[[], Any],
     step: int,
     make_program: Callable[[], Program],
     make_feed: Callable[[], Generator[Any, None, None]],
@@ -347,8 +359,9 @@ def run_steps(
 
     Args:
       trainers: one trainer, or one trainer per seed.
-      state, step: the state and the step of all trainers. The state is donated.
-      make_program: compiles the program. It is called after the text is loaded, if steps remain.
+      make_state, step: makes the state of all trainers at this step. The state is donated.
+      make_program: compiles the program. It is called after the text is loaded and before the state
+        is made, if steps remain.
       make_feed: opens the feed. It is called after the text is loaded.
       select: returns one trainer's part of a state or of metrics, given the trainer's index.
     """
@@ -358,6 +371,7 @@ def run_steps(
         for trainer in trainers:
             trainer.text = first.text
         program = None if first.guard.requested() else make_program()
+    state = make_state()
     for i, trainer in enumerate(trainers):
         if not trainer.validated:  # the previous run was stopped during validation
             trainer.validated = trainer.validate(step, select(state, i), replace=True)
@@ -370,7 +384,8 @@ def run_steps(
         for inputs in first.log.goodput.waiting(feed):
             if program is None or first.guard.requested():
                 break
-            state, metrics = program(state, inputs)
+            with explained(TRAINING):
+                state, metrics = program(state, inputs)
             step += first.exp.train.steps_per_dispatch
             trace(step, state)
             for i, trainer in enumerate(trainers):
