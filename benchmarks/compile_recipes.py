@@ -69,6 +69,7 @@ _COLUMNS = (
     *("recipe", "on", "train, GiB", "validate, GiB", "evaluate, GiB", _ATTENTION),
     *("compiling train, validate, evaluate, s", _UPDATE),
 )
+_TOLD = re.MULTILINE | re.DOTALL
 _OF_RECIPE = ("recipe", "on", _ATTENTION, _UPDATE)
 """Columns that one of two folders suffices for."""
 
@@ -184,7 +185,9 @@ def row(path: pathlib.Path) -> str:
 def cells(path: pathlib.Path) -> list[str]:
     """Returns the cells of a file's row, in the order of the table's head."""
     recipe, kind, number = path.stem.rsplit("-", 2)
-    text = path.read_text(encoding="utf-8")
+    whole = path.read_text(encoding="utf-8")
+    parts = dict(re.findall(r"^(train|validate|evaluate): (.*?compiled in.*?$)", whole, _TOLD))
+    text = "\n".join(parts.values()) or whole
     totals = re.findall(r"^  total +([\d.]+) GiB(?: \+ ([\d.]+) GiB)?", text, re.MULTILINE)
     sizes = [f"{float(own) + float(held or 0):.2f}" for own, held in totals]
     sizes = ["does not fit"] * text.count("DOES NOT FIT: ") + sizes
@@ -194,7 +197,7 @@ def cells(path: pathlib.Path) -> list[str]:
     seconds = re.findall(r"^  compiled in +([\d.]+) s", text, re.MULTILINE)
     on = f"{number.removeprefix('x')} x {kind.upper()}"
     took = ", ".join(f"{float(s):.0f}" for s in seconds)
-    return [f"`{recipe}`", on, *sizes, fused, took, predicted(text.partition("\n")[0])]
+    return [f"`{recipe}`", on, *sizes, fused, took, predicted(whole.partition("\n")[0])]
 
 
 def beside(first: pathlib.Path, second: pathlib.Path) -> list[str]:

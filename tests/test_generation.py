@@ -180,7 +180,7 @@ def test_how_a_prompt_is_cut_does_not_change_the_result(monkeypatch, mem_len):
     c = dataclasses.replace(SAMPLED, mem_len=mem_len, length=30)
     whole = made(prompts, c)
     for chunk in (1, 7):
-        monkeypatch.setattr("txl_jax.generation.generate._PREFILL", chunk)
+        monkeypatch.setattr("txl_jax.generation.generate.PREFILL", chunk)
         np.testing.assert_array_equal(made(prompts, c), whole)
 
 

@@ -21,7 +21,7 @@ from txl_jax.data.batch import Batch
 from txl_jax.parallel.device_memory import GIB, program_bytes
 from txl_jax.parallel.shardings import Shardings
 from txl_jax.planning import compile_ahead as ahead
-from txl_jax.planning import flops
+from txl_jax.planning import flops, run_programs
 from txl_jax.planning.costs import Collective, collectives
 from txl_jax.planning.machines import CHIPS, PlanningError
 from txl_jax.planning.topologies import accelerator_type, topology_devices
@@ -51,21 +51,24 @@ def experiment(**changes) -> ExperimentConfig:
     return override(ExperimentConfig.from_dict(settings), changes)
 
 
+MAIN = ("train", "validate", "evaluate")
+
+
 def train_program(**changes) -> Any:
     """The train program of a tiny experiment; one is compiled once for all tests."""
-    return _programs(tuple(sorted(changes.items())), 1)["train"]
+    return _programs(tuple(sorted(changes.items())), ("train",))["train"]
 
 
 def compiled(**changes) -> dict[str, Any]:
-    """All programs of a tiny experiment by their names."""
-    return _programs(tuple(sorted(changes.items())), 3)
+    """The main programs of a tiny experiment by their names."""
+    return _programs(tuple(sorted(changes.items())), MAIN)
 
 
 @functools.cache
-def _programs(changes, n) -> dict[str, ahead.Program]:
+def _programs(changes, names) -> dict[str, ahead.Program]:
     exp = experiment(**dict(changes))
-    found = ahead.programs(exp, ahead.training_mesh(exp, jax.devices()))
-    return {p.name: p for p in itertools.islice(found, n)}
+    found = ahead.programs(exp, ahead.training_mesh(exp, jax.devices()), names)
+    return {p.name: p for p in found}
 
 
 def n_parameters(exp: ExperimentConfig) -> int:
@@ -325,25 +328,36 @@ def test_exchanges_are_read_from_loops_in_loops_fusions_and_started_ones():
 
 
 def test_all_programs_are_told_with_their_numbers(capsys):
-    assert ahead.compile_ahead(experiment(**{"mesh.data": 8}), topology=None) == 0
+    changes = {"mesh.data": 8, "model.scan_layers": True, "generate.length": 1}
+    assert ahead.compile_ahead(experiment(**changes), topology=None) == 0
     out = capsys.readouterr().out
-    assert re.findall(r"^(\w+): ", out, flags=re.M) == [
+    assert re.findall(r"^(\w.*?): ", out, flags=re.M) == [
         "experiment",
+        "initialise",
+        "stack",
+        "unstack",
         "train",
         "validate",
+        "evaluate, cache",
         "evaluate",
+        "evaluate, no memory",
+        "generate, read",
+        "generate, cache",
+        "generate, extend",
     ]
     parameters = n_parameters(experiment())
-    assert f"{parameters:,} parameters, vocabulary 50; float32, layers one by one" in out
+    assert f"{parameters:,} parameters, vocabulary 50; float32, layers scanned" in out
     assert "8 x cpu, mesh data 8 x fsdp 1 x tensor 1" in out
-    p = train_program(**{"mesh.data": 8})
+    p = train_program(**changes)
     held = p.memory
     for size in (held.argument_size_in_bytes, held.temp_size_in_bytes, program_bytes(held)):
         assert f"{size / GIB:.3f} GiB" in out
     assert f"by formula {p.flops.model:.3e}" in out
     (sums,) = p.collectives
     assert f"{sums.count} all-reduce ({sums.size / 1e6:,.1f} MB)" in out
-    assert len(re.findall(r"compiled in [\d.]+ s", out)) == 3
+    assert len(re.findall(r"compiled in [\d.]+ s", out)) == 11
+    assert out.count("floating-point atomics: none") == 11
+    assert out.count("products    float32 at default") == 8
 
 
 def test_a_program_fits_to_the_last_byte_with_what_is_held_beside_it():
@@ -379,10 +393,10 @@ def test_several_seeds_on_several_devices_are_refused_as_in_training():
 
 def test_what_the_compiler_refuses_does_not_fit(monkeypatch, capsys):
     class TooLarge:
-        def compile(self):
+        def compile(self, options):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 20G exceeds 15.75G.\nMore")
 
-    monkeypatch.setattr(ahead, "lower_update", lambda *args: TooLarge())
+    monkeypatch.setattr(run_programs, "lower_update", lambda *args: TooLarge())
     assert ahead.compile_ahead(experiment(), topology=None) == 1
     assert "DOES NOT FIT: RESOURCE_EXHAUSTED: 20G exceeds 15.75G.\n" in capsys.readouterr().out
 
@@ -526,7 +540,8 @@ def test_programs_compile_for_a_tpu_slice_and_donate_the_state(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "8 of v5e:2x4 (TPU v5 lite), mesh data 2 x fsdp 2 x tensor 2" in done.stdout
-    train, validate, evaluate = done.stdout.split("\n  memory ")[1:]
+    told_of = dict(re.findall(r"^(\w.*?): (.*?compiled in)", done.stdout, re.M | re.S))
+    train, validate, evaluate = (told_of[name] for name in MAIN)
     assert "all-reduce" in train
     gib = [float(x) for x in re.findall(r"([\d.]+) GiB", train)]
     arguments, output, alias = gib[:3]
@@ -547,6 +562,6 @@ def test_tpus_of_one_host_and_of_several_get_the_fused_kernel(tmp_path, topology
     words = (*flags, f"--topology={topology}", rows, "--config.mesh.data=-1", *sizes)
     done = call(*words, XLA_FLAGS="")  # libtpu refuses flags of the CPU
     assert done.returncode == 0, done.stderr
-    train = done.stdout.partition("validate:")[0]
+    train = done.stdout.partition("\ntrain:")[2].partition("\nvalidate:")[0]
     assert "attention   pallas_tpu (fused)" in train
     assert "tpu_custom_call" in train

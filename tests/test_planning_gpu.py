@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_planning import experiment, train_program
+from test_planning import MAIN, experiment, train_program
 from tiny_models import tokens
 
 from txl_jax.config import ExperimentConfig, TransformerXLConfig, override
@@ -21,7 +21,7 @@ from txl_jax.model.kernels import choice
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.planning import compile_ahead as ahead
 from txl_jax.planning import gpus
-from txl_jax.planning.costs import library_calls
+from txl_jax.planning.costs import float_atomics, library_calls, matrix_products
 from txl_jax.planning.machines import CHIPS, PlanningError
 from txl_jax.planning.topologies import topology_devices
 from txl_jax.training.trainer import Trainer
@@ -64,10 +64,42 @@ def test_missing_wheels_are_named_with_the_extra_that_has_them(monkeypatch):
 def test_the_description_of_a_gpu_has_its_name_and_its_memory(kind):
     text = gpus.target_config(kind)
     assert text.count("{") == text.count("}")
-    assert gpus.GPUS[kind] in text
-    memory, bandwidth = gpus._MEMORY[kind]
-    assert CHIPS[kind].memory <= memory < 1.1 * CHIPS[kind].memory
-    assert bandwidth == pytest.approx(CHIPS[kind].bandwidth, rel=0.01)
+    gpu = gpus.GPUS[kind]
+    assert gpu.name in text
+    assert CHIPS[kind].memory <= gpu.memory < 1.1 * CHIPS[kind].memory
+    assert gpu.bandwidth == pytest.approx(CHIPS[kind].bandwidth, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("line", "atomics"),
+    [
+        ("\tatom.global.add.f32 \t%f1, [%rd3], %f2;", 1),
+        ("\t@%p3 red.relaxed.gpu.global.add.f64 [%rd3], %fd1;", 1),
+        ("\tatom.global.v4.f32.add \t{%f1, %f2}, [%rd3], {%f3};", 1),
+        ("\tatom.relaxed.sys.global.cas.b32 \t%r5, [%rd3], %r17, %r16;", 1),
+        ("\tatom.global.add.u32 \t%r5, [%rd3], 1;", 0),
+        ("\tatom.global.max.s32 \t%r5, [%rd3], %r6;", 0),
+        ("\t// atom.global.add.f32 in words", 0),
+        ("\tadd.f32 \t%f1, %f2, %f3;", 0),
+    ],
+)
+def test_additions_of_floats_in_an_undefined_order_are_counted(line, atomics, tmp_path):
+    (tmp_path / "module_0001.jit_step.ptx").write_text(f".version 8.8\n{line}\n\tret;\n")
+    assert float_atomics(tmp_path) == atomics
+
+
+def test_matrix_products_are_told_by_the_type_of_their_factors_and_their_precision():
+    def products(dtype, precision):
+        x = jax.ShapeDtypeStruct((4, 4), dtype)
+        lowered = jax.jit(lambda a, b: jnp.matmul(a, b, precision=precision)).lower(x, x)
+        return matrix_products(lowered.as_text())
+
+    assert products(jnp.float32, None) == ("float32 at default",)
+    assert products(jnp.float32, "highest") == ("float32 at highest",)
+    assert products(jnp.bfloat16, None) == ("bfloat16",)
+    both = jax.jit(lambda a, b, c: (a @ b, c @ c))
+    shapes = (jax.ShapeDtypeStruct((4, 4), dtype) for dtype in (jnp.float32,) * 2 + (jnp.float16,))
+    assert matrix_products(both.lower(*shapes).as_text()) == ("float16", "float32 at default")
 
 
 PROGRAM = """\
@@ -198,11 +230,13 @@ def told(attention: choice.Choice) -> str:
         corpus=types.SimpleNamespace(name="text", info={"tokens": {"train": 9}}, vocab="ab"),
         streams=types.SimpleNamespace(n_segments=3),
         setup=types.SimpleNamespace(
-            attention=attention, shardings=types.SimpleNamespace(mesh=np.zeros(1))
+            attention=attention,
+            shardings=types.SimpleNamespace(mesh=np.zeros(1)),
+            abstract=types.SimpleNamespace(params={}),
         ),
         log=types.SimpleNamespace(message=lines.append),
     )
-    Trainer.log_start(trainer, types.SimpleNamespace(params={}, step=0), False)  # type: ignore
+    Trainer.log_start(trainer, 0, False)
     return "\n".join(lines)
 
 
@@ -241,8 +275,7 @@ def fused_calls(calls) -> int:
 def programs(devices, n=3, **changes) -> list[Any]:
     """The first n programs of a tiny experiment with fused attention."""
     exp: ExperimentConfig = experiment(**{**FUSED, **changes})
-    found = ahead.programs(exp, ahead.training_mesh(exp, devices))
-    return [program for program, _ in zip(found, range(n), strict=False)]
+    return list(ahead.programs(exp, ahead.training_mesh(exp, devices), MAIN[:n]))
 
 
 @pytest.mark.integration

@@ -188,6 +188,18 @@ class Evaluator:
         learner = Learner(params, params, params) if rule == "rms" else Learner(params)
         return self._learn.lower(learner, batch, mems, self._rates)
 
+    def lower_before(self, params: Params) -> dict[str, Callable[[], jax.stages.Lowered]]:
+        """Returns functions that lower the programs before the first segment, by name."""
+        programs, mems = self._programs, self._empty_memory_shapes()
+        found: dict[str, Callable[[], jax.stages.Lowered]] = {}
+        if keeps_cache(self.model.cfg, self.protocol):
+            found["cache"] = functools.partial(programs.init_cache.lower, params, mems)
+        if self._training:
+            found["zeros"] = functools.partial(programs.zeros.lower, params)
+            inputs = params, params, self._training.shapes(), mems
+            found["squares"] = functools.partial(programs.add_squares.lower, *inputs)
+        return found
+
     def score(self, params: Params, batch: Batch, mems: Any) -> tuple[Any, Any, Any]:
         """Returns the loss sum and the number of targets of a segment, and the memory after it."""
         return self._score(params, batch, mems, self._temperature)
@@ -198,9 +210,15 @@ class Evaluator:
 
     def first_memory_shapes(self, params: Params) -> Any:
         """Returns the shapes and shardings of the memory or cache before the first segment."""
-        mems: Any = jax.eval_shape(self._init_mems)
-        if keeps_cache(self.model.cfg, self.protocol):
-            mems = jax.eval_shape(self._programs.init_cache, params, mems)
+        if not keeps_cache(self.model.cfg, self.protocol):
+            return self._empty_memory_shapes()
+        mems = jax.eval_shape(self._init_mems)
+        return self._placed(jax.eval_shape(self._programs.init_cache, params, mems))
+
+    def _empty_memory_shapes(self) -> Any:
+        return self._placed(jax.eval_shape(self._init_mems))
+
+    def _placed(self, mems: Any) -> Any:
         place = lambda x, sharding: x.update(sharding=sharding)
         return jax.tree.map(place, mems, _memory_shardings(self._shardings, mems))
 

@@ -9,6 +9,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from txl_jax.config import GenerateConfig, TransformerXLConfig
 from txl_jax.generation.sampling import Sampling, apply_repetition_penalty, sample, sampling_of
@@ -20,7 +21,8 @@ from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.compile_cache import compiled_rows
 from txl_jax.parallel.device_memory import Checked, Work, check_arrays
 
-_PREFILL = 128  # number of prompt tokens in one call of the model
+PREFILL = 128
+"""The number of prompt tokens in one call of the model."""
 _PER_DISPATCH = 64  # largest number of sampled tokens in one dispatch to the device
 _WORK = Work.sized_by("generation", "generate.samples", "generate.batch_size", "generate.mem_len")
 
@@ -116,8 +118,7 @@ def generate(
             raise ValueError(f"prompt {row} is empty: a prompt needs at least one token")
         check_array(f"prompt {row}", prompt, "integers", ("n",))
         check_ids(f"prompt {row}", prompt, vocab_size)
-    if not cfg.memory_free:
-        cfg = dataclasses.replace(cfg, same_length=cfg.same_length or "pytorch")
+    cfg = _limited(cfg)
     extend, read, project = _programs(cfg)
     rows = len(prompts)
     added = compiled_rows(rows) - rows
@@ -136,9 +137,9 @@ def generate(
 
 
 @functools.lru_cache(maxsize=8)
-def _programs(cfg: TransformerXLConfig) -> tuple[Checked, ...]:
+def _programs(cfg: TransformerXLConfig, mesh: Mesh | None = None) -> tuple[Checked, ...]:
     """Returns compiled functions that extend texts, read prompts, and make a cache of memory."""
-    model = TransformerXL(cfg)
+    model = TransformerXL(cfg, mesh)
     step: Callable = _step_without_memory if cfg.memory_free else _step_with_memory
     extend = functools.partial(_extend, functools.partial(step, model))
     # Returns the memory after right-padded rows [B,T]. The compiler removes the unused logits.
@@ -148,6 +149,46 @@ def _programs(cfg: TransformerXLConfig) -> tuple[Checked, ...]:
     project = functools.partial(model.apply, seg_len=1, method="init_cache")
     jitted = jax.jit(extend, donate_argnums=(1,)), jax.jit(read), jax.jit(project)
     return tuple(Checked(function, _WORK) for function in jitted)
+
+
+def _limited(cfg: TransformerXLConfig) -> TransformerXLConfig:
+    """Returns the model whose attention is limited to a window of M positions."""
+    if cfg.memory_free:
+        return cfg
+    return dataclasses.replace(cfg, same_length=cfg.same_length or "pytorch")
+
+
+def lower_programs(
+    cfg: TransformerXLConfig, c: GenerateConfig, grammar: Automaton | None, mesh: Mesh
+) -> dict[str, Callable[[], jax.stages.Lowered]]:
+    """Returns functions that lower the programs of one prompt, for the one device of a mesh."""
+    cfg = _limited(cfg)
+    (extend, read, project), model = _programs(cfg, mesh), TransformerXL(cfg, mesh)
+    rows, whole = compiled_rows(c.samples), NamedSharding(mesh, PartitionSpec())
+    place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole)
+    shape: Any = functools.partial(jax.ShapeDtypeStruct, sharding=whole)
+    ids = shape((rows,), np.int32)
+    mems = jax.tree.map(place, jax.eval_shape(lambda: model.init_mems(rows, c.mem_len)))
+    tokens = jax.ShapeDtypeStruct((1, 1), np.int32)
+    init = functools.partial(model.init, jax.random.key(0))
+    one_row = jax.eval_shape(lambda: model.init_mems(1, 0 if cfg.memory_free else 1))
+    params = jax.tree.map(place, jax.eval_shape(init, tokens, one_row)["params"])
+    programs: dict[str, Callable[[], jax.stages.Lowered]] = {}
+    if cfg.memory_free:
+        width = min(c.mem_len, cfg.n_positions or c.mem_len)
+        past: Any = LastTokens(shape((rows, width), np.int32), ids)
+    else:
+        prompts = shape((rows, PREFILL), np.int32)
+        programs["read"] = functools.partial(read.lower, params, prompts, ids, mems)
+        programs["cache"] = functools.partial(project.lower, {"params": params}, mems)
+        past = jax.tree.map(place, jax.eval_shape(project.jitted, {"params": params}, mems))
+    seen = shape((rows, cfg.vocab_size or 0), bool)
+    state = DecodeState(ids, past, seen, None if grammar is None else ids)
+    draws = _Draws(np.uint32(0), ids, np.arange(_PER_DISPATCH, dtype=np.int32))
+    programs["extend"] = functools.partial(
+        extend.lower, params, state, draws, np.int32(1), sampling_of(c), grammar
+    )
+    return programs
 
 
 def _first_state(
@@ -213,10 +254,10 @@ def _step_with_memory(model: TransformerXL, params, token, past: Cache):
 def _prompt_chunks(prompts: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields right-padded chunks [B,T] and their lengths, without the last token of each prompt."""
     counts = np.array([len(p) - 1 for p in prompts], np.int32)
-    tokens = np.zeros((len(prompts), -(-counts.max() // _PREFILL) * _PREFILL), np.int32)
+    tokens = np.zeros((len(prompts), -(-counts.max() // PREFILL) * PREFILL), np.int32)
     tokens[np.arange(tokens.shape[1]) < counts[:, None]] = np.concatenate([p[:-1] for p in prompts])
-    for start in range(0, tokens.shape[1], _PREFILL):
-        yield tokens[:, start : start + _PREFILL], np.clip(counts - start, 0, _PREFILL)
+    for start in range(0, tokens.shape[1], PREFILL):
+        yield tokens[:, start : start + PREFILL], np.clip(counts - start, 0, PREFILL)
 
 
 # Models without memory: the past is the text itself, which the model reads again for every token.

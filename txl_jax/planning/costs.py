@@ -5,6 +5,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 KINDS = (
     "all-reduce",
@@ -51,6 +52,41 @@ def library_calls(text: str) -> dict[str, int]:
         if match := _CALL.search(line):
             found[match[1] or match[2]] += times
     return dict(sorted(found.items()))
+
+
+def matrix_products(text: str) -> tuple[str, ...]:
+    """Returns the kinds of matrix products of a lowered program, from its text ``as_text()``.
+
+    A kind is ``bfloat16`` or such as ``float32 at default`` or ``float32 at highest``: the dtype of
+    the factors, and for float32 the precision that is asked for. ``default`` is float32 on a CPU,
+    TF32 on a GPU from Ampere on, and bfloat16 on a TPU.
+    """
+    found = set()
+    for line in text.splitlines():
+        if match := _PRODUCT.search(line):
+            name = _DTYPES.get(match[1], match[1])
+            asked = next((x for x in ("HIGHEST", "HIGH") if x in line), "DEFAULT").lower()
+            found.add(f"{name} at {asked}" if name == "float32" else name)
+    return tuple(sorted(found))
+
+
+_PRODUCT = re.compile(r"stablehlo\.dot_general .*: \(tensor<(?:\d+x)*([a-z]\w*)>")
+_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+
+
+def float_atomics(folder: Path) -> int:
+    """Returns the number of atomic additions of floats in the PTX that XLA dumped to a folder.
+
+    An addition by comparing and swapping counts too. Without PTX there are none.
+    """
+    instructions = (
+        name for file in folder.glob("*.ptx") for name in _ATOMIC.findall(file.read_text())
+    )
+    return sum("cas" in x.split(".") or bool(_ADDS_FLOATS.search(x)) for x in instructions)
+
+
+_ATOMIC = re.compile(r"^\s*(?:@!?%p\d+\s+)?((?:atom|red)\.[\w.]+)", re.MULTILINE)
+_ADDS_FLOATS = re.compile(r"\.add\b.*\.b?f\d|\.b?f\d.*\.add\b")
 
 
 def _executed(text: str) -> Iterator[tuple[str, int]]:

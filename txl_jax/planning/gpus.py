@@ -1,9 +1,11 @@
 """NVIDIA GPUs that are not at hand, for XLA's compiler for GPUs, which needs no driver.
 
-A description is a GpuTargetConfigProto of XLA in its text form. Its figures are those of the
-files ``h100_sxm`` and ``h200`` among XLA's own descriptions of GPUs; the two differ in memory.
+A description is a GpuTargetConfigProto of XLA in its text form. Its figures are those of XLA's own
+descriptions (V100, A100, H100, H200, B200), or of NVIDIA's data sheets and the CUDA C++
+Programming Guide (T4, L4, RTX 4090).
 """
 
+import dataclasses
 import importlib.metadata
 import re
 
@@ -11,19 +13,66 @@ import jax
 
 from txl_jax.planning.machines import PlanningError
 
-GPUS = {"h100": "NVIDIA H100 80GB HBM3", "h200": "NVIDIA H200 141GB HBM3e"}
-"""The full names of the GPUs that are described here."""
-_MEMORY = {
-    "h100": (84_942_979_072, 3_352_320_000_000),
-    "h200": (151_397_597_184, 4_800_000_000_000),
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """The figures of a GPU that its compiler reads.
+
+    ``capability`` is the compute capability, with ``a`` where the compiler may use instructions of
+    this generation only. ``cache`` is the size of the second-level cache.
+    """
+
+    name: str
+    capability: str
+    processors: int
+    units: int  # for float32, of each processor
+    clock: float  # GHz
+    memory: int  # bytes
+    bandwidth: float  # bytes per second to and from it
+    cache: int  # bytes
+    threads: int  # of each processor
+    shared: int  # bytes of shared memory of each processor
+    links: int = 0  # of NVLink
+
+
+GPUS = {
+    "v100": Gpu(
+        *("Tesla V100-SXM2-16GB", "7.0", 80, 64, 1.53, 16_935_682_048, 898.048e9, 6 << 20),
+        *(2048, 96 << 10, 6),
+    ),
+    "t4": Gpu("Tesla T4", "7.5", 40, 64, 1.59, 15_828_320_256, 320.064e9, 4 << 20, 1024, 64 << 10),
+    "a100": Gpu(
+        *("NVIDIA A100-SXM4-80GB", "8.0", 108, 64, 1.41, 85_100_068_864, 2039.04e9, 40 << 20),
+        *(2048, 164 << 10, 12),
+    ),
+    "l4": Gpu(
+        *("NVIDIA L4", "8.9", 58, 128, 2.04, 23_580_639_232, 300.096e9, 48 << 20),
+        *(1536, 100 << 10),
+    ),
+    "rtx4090": Gpu(
+        *("NVIDIA GeForce RTX 4090", "8.9", 128, 128, 2.52, 25_386_352_640, 1008.096e9, 72 << 20),
+        *(1536, 100 << 10),
+    ),
+    "h100": Gpu(
+        *("NVIDIA H100 80GB HBM3", "9.0a", 132, 128, 1.98, 84_942_979_072, 3352.32e9, 50 << 20),
+        *(2048, 228 << 10, 18),
+    ),
+    "h200": Gpu(
+        *("NVIDIA H200 141GB HBM3e", "9.0a", 132, 128, 1.98, 151_397_597_184, 4800e9, 50 << 20),
+        *(2048, 228 << 10, 18),
+    ),
+    "b200": Gpu(
+        *("NVIDIA B200", "10.0a", 148, 128, 1.965, 191_514_411_008, 7672.32e9, 132_644_864),
+        *(2048, 228 << 10, 18),
+    ),
 }
-"""Bytes of memory, and bytes per second to and from it."""
+"""The GPUs that are described here."""
 _WHEELS = ("jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-nvvm", "nvidia-cuda-nvcc")
 _SCALAR = ((4, 64, 1), (8, 64, 1), (10, 128, 2), (11, 128, 1), (12, 64, 1), (16, 128, 2))
 """Of each kind of number (its code in XLA): units per processor, operations per clock."""
 _MATRIX = {2: 1024, 6: 1024, 10: 512, 11: 256, 12: 32, 16: 512}
 _MATRIX |= dict.fromkeys((19, 20, 23, 24, 25, 28, 29, 33, 35, 36), 1024)
-"""Of each kind of number: operations per clock of a tensor core."""
+"""Of each kind of number: operations per clock of a tensor core of Hopper."""
 
 
 def gpu_devices(topology: str) -> list[jax.Device]:
@@ -64,36 +113,49 @@ def check_wheels(topology: str) -> None:
 
 
 def target_config(kind: str) -> str:
-    """Returns the description of an H100 or H200 (SXM) as XLA reads it."""
-    name, (memory, bandwidth) = GPUS[kind], _MEMORY[kind]
+    """Returns the description of a GPU as XLA reads it."""
+    gpu = GPUS[kind]
+    major, minor = re.findall(r"\d+", gpu.capability)
+    feature = "ACCELERATED_FEATURES" if gpu.capability.endswith("a") else "NONE"
+    return f"""
+gpu_device_info {{
+  name: "{gpu.name}" model_str: "{gpu.name}" device_vendor: "NVIDIA Corporation"
+  platform_version: "Compute Capability {gpu.capability}"
+  cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {feature} }}
+  device_memory_size: {gpu.memory} memory_bandwidth: {int(gpu.bandwidth)}
+  l2_cache_size: {gpu.cache} core_count: {gpu.processors} fpus_per_core: {gpu.units}
+  clock_rate_ghz: {gpu.clock} threads_per_warp: 32
+  threads_per_block_limit: 1024 threads_per_core_limit: {gpu.threads}
+  thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: {_shared_of_a_block(gpu)}
+  shared_memory_per_core: {gpu.shared}
+  {_units_of_hopper(gpu) if gpu.capability == "9.0a" else ""}
+  device_address_bits: 64 pcie_bandwidth: 34359738368 ecc_enabled: true
+  device_interconnect_info {{ active_links: {gpu.links} }}
+  driver_version: "13.0.0" runtime_version: "12.8.0" compile_time_toolkit_version: "12.8.0"
+  dnn_version: "9.10.0" cub_version: "3.1.2"
+}}
+platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }}
+device_description_str: "{gpu.name}"
+"""
+
+
+def _units_of_hopper(gpu: Gpu) -> str:
+    """Returns the rates of a Hopper's units, which its cost model reads; others have defaults."""
     rate = lambda code, units, operations, ghz: (
         f"rate_infos {{ key: {code} value {{ clock_rate_ghz: {ghz} units_per_core: {units}"
         f" ops_per_clock: {operations} }} }}"
     )
-    scalar = " ".join(rate(*unit, 1.98) for unit in _SCALAR)
+    scalar = " ".join(rate(*unit, gpu.clock) for unit in _SCALAR)
     float64 = 12  # runs at the full clock
     matrix = " ".join(
-        rate(code, 4, n, 1.98 if code == float64 else 1.8295201) for code, n in _MATRIX.items()
+        rate(code, 4, n, gpu.clock if code == float64 else 1.8295201) for code, n in _MATRIX.items()
     )
-    return f"""
-gpu_device_info {{
-  name: "{name}" model_str: "{name}" device_vendor: "NVIDIA Corporation"
-  platform_version: "Compute Capability 9.0a"
-  cuda_compute_capability {{ major: 9 feature_extension: ACCELERATED_FEATURES }}
-  device_memory_size: {memory} memory_bandwidth: {bandwidth} l2_cache_size: 52428800
-  core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 threads_per_warp: 32
-  threads_per_block_limit: 1024 threads_per_core_limit: 2048
-  thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  registers_per_core_limit: 65536 registers_per_block_limit: 65536
-  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448
-  shared_memory_per_core: 233472
-  scalar_unit_description {{ {scalar} }}
-  matrix_unit_description {{ {matrix} }}
-  device_address_bits: 64 pcie_bandwidth: 34359738368 ecc_enabled: true
-  device_interconnect_info {{ active_links: 18 }}
-  driver_version: "13.0.0" runtime_version: "12.8.0" compile_time_toolkit_version: "12.8.0"
-  dnn_version: "9.10.0" cub_version: "3.1.2"
-}}
-platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }} device_description_str: "{name}"
-"""
+    return f"scalar_unit_description {{ {scalar} }} matrix_unit_description {{ {matrix} }}"
+
+
+def _shared_of_a_block(gpu: Gpu) -> int:
+    """Returns the shared memory of a block: from Ampere on, the driver keeps 1 KiB of a block."""
+    return gpu.shared - (1024 if float(gpu.capability.rstrip("a")) >= 8 else 0)

@@ -42,9 +42,15 @@ class TrainSetup:
 
     def initial_state(self, exp: ExperimentConfig) -> TrainState:
         """Draws the state before the first update with the experiment's seed."""
-        init = lambda: init_state(exp, self.model, self.optimizer)
-        layout = jax.tree.map(lambda x: x.sharding, self.abstract)
-        return jax.jit(init, out_shardings=layout)()
+        return initial_state_program(exp, self.model, self.optimizer, self.abstract)()
+
+
+def initial_state_program(
+    exp: ExperimentConfig, model: TransformerXL, optimizer: Any, abstract: TrainState
+) -> Any:
+    """Returns the jitted function, without arguments, that draws the first state."""
+    init = lambda: init_state(exp, model, optimizer)
+    return jax.jit(init, out_shardings=jax.tree.map(lambda x: x.sharding, abstract))
 
 
 def build_setup(exp: ExperimentConfig, corpus: Corpus) -> TrainSetup:

@@ -1,0 +1,101 @@
+"""Every program of a run compiles for accelerators that are not at hand, as the command does it."""
+
+import os
+import re
+
+import pytest
+from tiny_runs import call, write_config
+
+from txl_jax.planning import gpus, topologies
+from txl_jax.planning.machines import PlanningError
+
+FORMS: dict[str, dict[str, object]] = {
+    "relative": {"dropatt": 0.1, "scan_layers": True},
+    "shared_projection": {"attention": "shared_projection"},
+    "shaw": {"attention": "shaw", "n_positions": 64},
+    "absolute": {"attention": "absolute"},
+    "absolute_per_layer": {"attention": "absolute_per_layer", "n_positions": 200},
+}
+"""The forms of attention, and the settings of each."""
+NO_MEMORY = {f"{part}.mem_len": 0 for part in ("train", "validate", "evaluate")}
+SIZES = {
+    **{f"{part}.seg_len": 128 for part in ("train", "validate", "evaluate")},
+    **{"model.vocab_size": 30, "train.batch_size": 8, "mesh.data": -1},
+}
+
+
+def compiled(folder, topology, form, dtype):
+    """What ``--mode=compile`` says of a small run, after it ended with exit code 0."""
+    settings = {f"model.{key}": value for key, value in FORMS[form].items()}
+    no_memory = NO_MEMORY if form.startswith("absolute") else {}
+    config = write_config(folder, **SIZES, **no_memory, **settings, **{"model.dtype": dtype})
+    done = call(
+        *(f"--config={config}", "--mode=compile", f"--topology={topology}"),
+        timeout=900,
+        XLA_FLAGS="",  # libtpu refuses flags of the CPU
+        JAX_DISABLE_MOST_OPTIMIZATIONS="0",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def require(topology):
+    """Skips the test where the compiler for a topology is not installed."""
+    try:
+        if topology.partition(":")[0] not in gpus.GPUS:
+            topologies.accelerator_type(topology)
+            if not os.environ.get("TPU_LIBRARY_PATH"):
+                pytest.importorskip("libtpu", exc_type=ImportError)
+        else:
+            gpus.check_wheels(topology)
+            pytest.importorskip("jax_triton", exc_type=ImportError)
+    except PlanningError as missing:
+        pytest.skip(str(missing))
+
+
+def walk(folder, topology, forms, dtypes):
+    """Compiles every program of these forms, and checks what is said of each."""
+    require(topology)
+    for form in forms:
+        for dtype in dtypes:
+            told = compiled(folder, topology, form, dtype)
+            names = re.findall(r"^(\w.*?): .*\n  memory", told, re.MULTILINE)
+            expected = ["initialise", "train", "validate", "evaluate", "generate, extend"]
+            assert [name for name in names if name in expected] == expected, told
+            for said in ("fits", "floating-point atomics: ", "compiled in"):
+                assert told.count(said) == len(names), told
+            kind = "bfloat16" if dtype == "bfloat16" else "float32 at default"
+            train = told.partition("\ntrain: ")[2].partition("\nvalidate")[0]
+            assert kind in re.findall(r"products +(.*)", train)[0], told
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("topology", ["v5e:2x2", "h100:1x1x1"])
+def test_every_program_of_a_run_compiles_for_an_accelerator(topology, tmp_path):
+    walk(tmp_path, topology, ["relative"], ["bfloat16"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v5e:2x4", "v6e:2x2", "h100:1x1x1", "h100:1x1x4"])
+def test_every_program_of_every_form_compiles_in_both_dtypes(topology, tmp_path):
+    walk(tmp_path, topology, FORMS, ["float32", "bfloat16"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "topology",
+    ["v4:2x2x1", "v5p:2x2x1", *(f"{kind}:1x1x1" for kind in gpus.GPUS if kind != "v100")],
+)
+def test_every_program_of_a_run_compiles_for_every_kind(topology, tmp_path):
+    walk(tmp_path, topology, ["relative"], ["float32", "bfloat16"])
+
+
+@pytest.mark.integration
+def test_a_gpu_that_the_compiler_has_left_behind_is_refused_in_a_line(tmp_path):
+    require("v100:1x1x1")
+    config = write_config(tmp_path, **SIZES)
+    done = call(*(f"--config={config}", "--mode=compile", "--topology=v100:1x1x1"), XLA_FLAGS="")
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]  # after those of XLA
+    assert last.startswith("error: the ptxas at hand")
+    assert "CUDA 13 has none for a V100" in last

@@ -1,0 +1,205 @@
+"""The programs that a run executes, lowered for its devices, in the order of the run.
+
+    initialise            parameters, optimizer state and memory from the seed
+    stack, unstack        the layers of checkpoints, which are never stacked, and back
+    train                 one call of the train step, exactly as training compiles it
+    validate, evaluate    one segment scored; the cache, the squared gradients of ``rms``
+    generate              a part of a prompt read; its memory as a cache; up to 64 tokens
+
+No text is read and no workdir is created: a text of zeros gives the batch its shape.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, cast
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from txl_jax.checkpoint.trained_model import param_shapes
+from txl_jax.config import ExperimentConfig, ProtocolConfig, TransformerXLConfig
+from txl_jax.data.batch import SoftTargets
+from txl_jax.data.feed import training_batch
+from txl_jax.data.on_device import device_text, training_position
+from txl_jax.data.vocab import Vocab
+from txl_jax.evaluation.evaluator import Evaluator
+from txl_jax.evaluation.protocols import compared_protocols, describe, keeps_cache, under_protocol
+from txl_jax.generation.generate import PREFILL, lower_programs
+from txl_jax.generation.utf8 import Automaton, free_automaton
+from txl_jax.model.attention import planned_attention
+from txl_jax.model.layout import stack_layers, unstack_layers
+from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.parallel.shardings import AXES, Shardings
+from txl_jax.planning import flops
+from txl_jax.training.multi_seed import check_one_device, seeds_step
+from txl_jax.training.optimizer import make_optimizer
+from txl_jax.training.setup import initial_state_program, training_attention, unchecked_streams
+from txl_jax.training.state import abstract_state, state_shardings, with_shardings
+from txl_jax.training.step import compiled_step
+
+
+class Flops(NamedTuple):
+    """The operations of a call by formula; ``device`` counts all those on one device."""
+
+    model: float
+    recomputed: float
+    device: float
+
+
+class RunProgram(NamedTuple):
+    """A program of a run, not compiled yet.
+
+    ``attention`` says how attention is computed, if it is. ``resident`` is the size in bytes of
+    other arrays that each device holds meanwhile. ``flops`` is ``None`` for small programs.
+    """
+
+    name: str
+    description: str
+    lower: Callable[[], jax.stages.Lowered]
+    attention: str = ""
+    flops: Flops | None = None
+    resident: int = 0
+
+
+def run_programs(exp: ExperimentConfig, mesh: Mesh) -> Iterator[RunProgram]:
+    """Yields every program of an experiment on a mesh."""
+    shardings, t = Shardings(mesh), exp.train
+    model, optimizer, n = TransformerXL(exp.model, mesh), make_optimizer(exp), t.steps_per_dispatch
+    state = abstract_state(exp, model, optimizer, shardings)
+    if t.num_seeds > 1:
+        check_one_device(mesh)
+    draw = initial_state_program(exp, model, optimizer, state)
+    yield RunProgram("initialise", "the state before the first update", draw.lower)
+    yield from _layouts(exp, shardings, state)
+
+    rows = -(-t.batch_size // shardings.row_devices)
+    of_device = sum(flops.update_flops(exp, rows)) / mesh.shape["tensor"]
+    updates = n * t.num_seeds
+    per_call = Flops(*(count * updates for count in (*flops.update_flops(exp), of_device)))
+    description = f"{n} update(s) of {t.batch_size} x {t.seg_len} targets, memory {t.mem_len}"
+    description += f", {t.num_seeds} seeds" * (t.num_seeds > 1)
+    lower = functools.partial(lower_update, exp, model, optimizer, shardings, state)
+    attention = training_attention(exp, mesh).describe()
+    yield RunProgram("train", description, lower, attention, per_call)
+
+    size = lambda x: math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    resident = sum(map(size, jax.tree.leaves((state.opt_state, state.mems))))
+    if t.num_seeds > 1:  # a copy of one seed's state is scored beside all states
+        resident += t.num_seeds * sum(map(size, jax.tree.leaves(state)))
+    yield from _scoring("validate", exp.model, exp.validate, mesh, resident)
+    loaded = dataclasses.replace(exp.model, scan_layers=False, remat="none")
+    for index, (about, protocol) in enumerate(compared_protocols(exp.evaluate)):
+        yield from _scoring(f"evaluate{f', {about}' * (index > 0)}", loaded, protocol, mesh)
+    if exp.generate.length:
+        yield from _generation(exp, loaded, mesh)
+
+
+def _layouts(exp: ExperimentConfig, shardings: Shardings, state: Any) -> Iterator[RunProgram]:
+    """Yields the programs that change the layout of the layers for a checkpoint, and back."""
+    if not exp.model.scan_layers:
+        return
+    on_disk = with_shardings(jax.eval_shape(unstack_layers, state), shardings)
+    stack = jax.jit(stack_layers, out_shardings=state_shardings(shardings, state))
+    unstack = jax.jit(unstack_layers)
+    yield RunProgram("stack", "a checkpoint's layers", functools.partial(stack.lower, on_disk))
+    yield RunProgram("unstack", "layers for a checkpoint", functools.partial(unstack.lower, state))
+
+
+def lower_update(
+    exp: ExperimentConfig, model: Any, optimizer: Any, shardings: Shardings, state: Any
+) -> jax.stages.Lowered:
+    """Lowers the train step with a text of zeros, but does not compile it."""
+    t = exp.train
+    zeros = _zeros(t.batch_size, t.context_len + t.longest_seg_len)
+    text, soft, streams = None, None, cast(Any, unchecked_streams(exp, zeros))
+    if t.text_on_device:
+        if exp.distil.teachers:
+            size = streams.stream_tokens().size, min(exp.distil.words, exp.model.vocab_size or 1)
+            soft = SoftTargets(np.zeros(size, np.uint16), np.zeros(size, np.float16))
+        text = device_text(streams, soft)
+    read_step: Any = training_position if text else training_batch
+    batch = read_step(streams, 0, t.epoch_memory, t.reset_every)
+    lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype), batch)
+    if t.num_seeds > 1:
+        return _lower_seeds(exp, model, optimizer, shardings, (state, shapes, text))
+    step: Any = compiled_step(exp, model, optimizer, shardings, state, text)
+    return step.lower(state, shapes, *filter(None, [text]))
+
+
+def _lower_seeds(
+    exp: ExperimentConfig, model: Any, optimizer: Any, shardings: Shardings, inputs: Any
+) -> jax.stages.Lowered:
+    state, shapes, text = inputs
+    place = lambda lead, x: jax.ShapeDtypeStruct(
+        (*lead, *x.shape), x.dtype, sharding=shardings.replicated()
+    )
+    one, of_seeds = (functools.partial(place, lead) for lead in ((), (exp.train.num_seeds,)))
+    seeds = of_seeds(jax.ShapeDtypeStruct((), np.uint32))
+    step: Any = seeds_step(exp, model, optimizer)
+    placed = jax.tree.map(of_seeds, (state, shapes)), jax.tree.map(one, text)
+    return step.lower(*placed[0], placed[1], seeds)
+
+
+def _scoring(
+    name: str, model: TransformerXLConfig, protocol: ProtocolConfig, mesh: Mesh, resident: int = 0
+) -> Iterator[RunProgram]:
+    text = _zeros(protocol.batch_size, protocol.context_len + protocol.seg_len)
+    evaluator, shardings = Evaluator(model, protocol, text, mesh, training=text), Shardings(mesh)
+    cfg, shapes = evaluator.model.cfg, param_shapes(model)
+    passes, cached = 1 if protocol.dynamic.rule == "none" else 3, keeps_cache(model, protocol)
+
+    def count(rows: int) -> float:
+        layers = flops.layer_flops(cfg, protocol, rows, cached)
+        return passes * (layers + flops.vocabulary_flops(cfg, protocol, rows))
+
+    device = count(-(-protocol.batch_size // shardings.row_devices)) / mesh.shape["tensor"]
+    place = lambda x, sharding: x.update(sharding=sharding)
+    params = jax.tree.map(place, shapes, shardings.parameters(shapes))
+    for part, lower in evaluator.lower_before(params).items():
+        yield RunProgram(f"{name}, {part}", "before the first segment", lower, resident=resident)
+    description = f"one segment; {describe(protocol, model)}"
+    per_call = Flops(count(protocol.batch_size), 0.0, device)
+    lower = functools.partial(evaluator.lower, params)
+    attention = _scoring_attention(model, protocol, evaluator.batches.rows, mesh)
+    yield RunProgram(name, description, lower, attention, per_call, resident)
+
+
+def _scoring_attention(
+    model: TransformerXLConfig, protocol: ProtocolConfig, rows: int, mesh: Mesh
+) -> str:
+    if keeps_cache(model, protocol):
+        return "to a cache of projected memory (not fused: no fused kernel reads a cache)"
+    seg_len, cfg = protocol.context_len + protocol.seg_len, under_protocol(model, protocol)
+    return planned_attention(cfg, rows, seg_len, protocol.mem_len, False, mesh).describe()
+
+
+def _generation(
+    exp: ExperimentConfig, model: TransformerXLConfig, mesh: Mesh
+) -> Iterator[RunProgram]:
+    """Yields the programs of generation, which runs on the first device."""
+    first: Any = np.array(mesh.devices.flat[:1]).reshape([1] * len(AXES))
+    one = Mesh(first, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    c, grammar = exp.generate, None
+    if exp.data.name in ("text", "stdlib") and exp.data.vocab in (None, "byte"):
+        grammar = _bytes_automaton(model.vocab_size or 0)
+    how = f"{c.samples} sample(s) of a prompt, memory {c.mem_len}"
+    for name, lower in lower_programs(model, c, grammar, one).items():
+        attention = ""
+        if name == "read":
+            attention = planned_attention(
+                model, c.samples, PREFILL, c.mem_len, False, one
+            ).describe()
+        yield RunProgram(f"generate, {name}", how, lower, attention)
+
+
+def _bytes_automaton(vocab_size: int) -> Automaton:
+    return Automaton(*(x[:, :vocab_size] for x in free_automaton(Vocab.all_bytes())))
+
+
+def _zeros(batch_size: int, length: int) -> np.ndarray:
+    """Returns a text of zeros that gives every stream two segments."""
+    return np.zeros(batch_size * (2 * length + 1) + 1, np.int32)
