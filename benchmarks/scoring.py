@@ -15,7 +15,7 @@ from txl_jax.config import ConfigError, ProtocolConfig
 from txl_jax.data.corpus import Corpus, corpus_from_config
 from txl_jax.evaluation.evaluator import segment_bar, split_evaluator
 from txl_jax.evaluation.protocols import describe
-from txl_jax.parallel.shardings import make_mesh
+from txl_jax.parallel.shardings import scoring_mesh
 from txl_jax.units import in_unit
 
 Row = dict[str, Any]
@@ -45,7 +45,7 @@ class Scorer:
     def row(self, name: str, protocol: ProtocolConfig) -> Row:
         """What a protocol gives: loss in nats, the corpus's unit, targets, seconds."""
         c = self.trained.config
-        mesh = make_mesh(c.mesh, c.model, c.train.batch_size)
+        mesh = scoring_mesh(c.mesh, c.model, c.evaluate.batch_size)
         evaluator = split_evaluator(c.model, protocol, self.corpus, mesh)
         with segment_bar(f"{protocol.split} split, {name}") as progress:
             score = evaluator.run(self.trained.params, progress=progress)

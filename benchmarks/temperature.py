@@ -19,7 +19,7 @@ from txl_jax.data.corpus import Corpus, corpus_from_config
 from txl_jax.evaluation.evaluator import split_evaluator
 from txl_jax.evaluation.protocols import describe
 from txl_jax.files import write_json
-from txl_jax.parallel.shardings import make_mesh
+from txl_jax.parallel.shardings import scoring_mesh
 
 TEMPERATURES = (0.92, 0.96, 1.0, 1.04, 1.08, 1.12, 1.16)
 
@@ -63,7 +63,7 @@ def _loss(
 ) -> tuple[float, str]:
     """Nats per target, and the protocol in words."""
     protocol = dataclasses.replace(exp.evaluate, split=split, temperature=temperature)
-    mesh = make_mesh(exp.mesh, exp.model, protocol.batch_size)
+    mesh = scoring_mesh(exp.mesh, exp.model, protocol.batch_size)
     score = split_evaluator(exp.model, protocol, corpus, mesh).run(params)
     assert score is not None  # nothing stops it
     return score.loss, describe(protocol, exp.model)

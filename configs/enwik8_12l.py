@@ -12,6 +12,7 @@ one (205 symbols), and its numbers do not compare.
 
 Hardware: the authors used four GPUs. Arithmetic gives 1.8e18 operations, 5 hours at a sustained 100
 TFLOP/s (*not run*). What four GPUs hold may not fit one: raise train.micro_batches.
+Of eight devices, a batch of 22 uses two; a train.batch_size of 16 or 24 uses all.
 """
 
 from ml_collections import ConfigDict

@@ -15,6 +15,7 @@ the best over evaluation attention lengths, and the shortest length that gives i
     no_recurrence_half   172   28.83   28.83   120
 
 Hardware: as table6.py (*not run*).
+Of eight devices, a batch of 60 uses six (four TPU chips); a train.batch_size of 56 or 64 uses all.
 """
 
 from .shared.rows import row_of

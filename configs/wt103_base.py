@@ -11,6 +11,7 @@ Score: test perplexity 24.0 in table 1 and 23.09 at attention length 640 in tabl
 
 Hardware: the authors used four GPUs. Arithmetic gives 1.8e18 operations, 5 hours at a sustained 100
 TFLOP/s (*not run*).
+Of eight devices, a batch of 60 uses six (four TPU chips); a train.batch_size of 56 or 64 uses all.
 """
 
 from ml_collections import ConfigDict

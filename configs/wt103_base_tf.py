@@ -12,6 +12,7 @@ Evaluation: as wt103_base.py, in TF's window and with zeros before the first seg
 are attended to.
 
 Hardware: as wt103_base.py (*not run*).
+Of eight devices, a batch of 60 uses six (four TPU chips); a train.batch_size of 56 or 64 uses all.
 """
 
 from . import wt103_base

@@ -196,6 +196,21 @@ def test_header_says_size_score_and_hardware(name):
         assert word in header
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_header_says_where_a_batch_leaves_some_of_eight_devices_idle(name):
+    exp = load(name)
+    header = " ".join(VARIANTS[name][0].read_text().split('"""')[1].split())
+    rows, sizes = exp.train.batch_size // exp.train.micro_batches, exp.train.batch_size // 8 * 8
+    words = f"Of eight devices, a batch of {exp.train.batch_size} uses"
+    if rows % 8:
+        used = max(n for n in range(1, 8) if rows % n == 0)
+        chips = max(n for n in (1, 2, 4) if rows % n == 0)
+        number = ("", "one", "two", "three", "four", "five", "six", "seven")
+        words += f" {number[used]}" + f" ({number[chips]} TPU chips)" * (chips != used)
+        words += f"; a train.batch_size of {sizes} or {sizes + 8} uses all."
+    assert (words in header) == bool(rows % 8)
+
+
 # --------------------------------------------------------------------------------------
 # Smoke variants run: a text in the corpus's format, a few updates, the score, a sample.
 

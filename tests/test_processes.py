@@ -230,8 +230,8 @@ def test_a_batch_that_the_mesh_does_not_divide_is_refused_with_sizes(mesh, batch
 class OfProcess:
     """A device as far as a mesh is checked."""
 
-    def __init__(self, process):
-        self.process_index = process
+    def __init__(self, process, platform="cpu"):
+        self.process_index, self.platform = process, platform
 
 
 @pytest.mark.parametrize(

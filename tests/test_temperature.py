@@ -44,7 +44,7 @@ def test_test_is_scored_at_1_and_at_the_chosen_one(workdir):
     assert of_test == sorted({1.0, result["chosen"]})
     trained = txl_jax.load(str(workdir))
     corpus = temperature.corpus_from_config(trained.config.data)
-    mesh = temperature.make_mesh(trained.config.mesh, trained.config.model, 4)
+    mesh = temperature.scoring_mesh(trained.config.mesh, trained.config.model, 4)
     plain = split_evaluator(trained.config.model, trained.config.evaluate, corpus, mesh)
     at_1 = next(row["loss"] for row in result["test"] if row["temperature"] == 1)
     score = plain.run(trained.params)

@@ -27,7 +27,7 @@ from txl_jax.config import (
 from txl_jax.data.batch import Batch
 from txl_jax.model.kernels import choice
 from txl_jax.model.layout import stack_layers, unstack_layers
-from txl_jax.parallel.shardings import Shardings, make_mesh
+from txl_jax.parallel.shardings import Shardings, idle_devices, make_mesh, scoring_mesh
 from txl_jax.records import read_counted
 from txl_jax.training.loss import batch_loss, denominators
 from txl_jax.training.optimizer import make_optimizer
@@ -42,6 +42,7 @@ OUTPUTS: dict[str, dict] = {
     "untied": {"tie_weight": False, "untie_r": True},
     "adaptive": {"cutoffs": (16, 40), "div_val": 2, "tie_projs": (False, True, True)},
     "adaptive, one width": {"cutoffs": (16, 40), "d_embed": 24},
+    "sampled": {"sample_softmax": 20, "dropout": 0.1},
     "gtrxl": {**tiny_models.GTRXL, "untie_r": True},
     "adaptive, odd sizes": {"cutoffs": (17, 41), "div_val": 2, "vocab_size": 95},
 }
@@ -136,7 +137,7 @@ def of_output(output):
     return {f"model.{key}": value for key, value in OUTPUTS[output].items()}
 
 
-DEFAULT = [("2x2x2", "adaptive"), ("2x2x2", "gtrxl")]
+DEFAULT = [("2x2x2", "adaptive"), ("2x2x2", "gtrxl"), ("2x2x2", "sampled")]
 REST = [(mesh, output) for mesh in MESHES for output in OUTPUTS if (mesh, output) not in DEFAULT]
 
 
@@ -265,6 +266,105 @@ def test_all_devices_are_used_by_default(settings, data):
 
 def test_no_more_devices_are_taken_than_the_batch_has_rows_for():
     assert make_mesh(MeshConfig(), experiment().model, 6).shape["data"] == 6
+
+
+class Chip:
+    """A TPU chip of one host, as far as a mesh is checked."""
+
+    platform, process_index = "tpu", 0
+
+
+def slice_of(n: int, monkeypatch) -> list[Any]:
+    """A slice of n chips; ``jax.make_mesh`` only notes how many of them it gets."""
+    monkeypatch.setattr(jax, "make_mesh", lambda shape, *_, devices: (shape, len(devices)))
+    return [Chip() for _ in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("chips", "batch", "settings", "shape"),
+    [
+        (4, 3, {}, (1, 1, 1)),
+        (4, 6, {}, (2, 1, 1)),
+        (8, 10, {}, (2, 1, 1)),
+        (8, 60, {}, (4, 1, 1)),
+        (8, 60, {"fsdp": 2}, (2, 2, 1)),
+        (8, 6, {"tensor": 2}, (2, 1, 2)),
+        (8, 64, {}, (8, 1, 1)),
+    ],
+)
+def test_of_a_tpu_slice_a_part_that_divides_it_is_taken(chips, batch, settings, shape, monkeypatch):
+    """libtpu has no programs for another part, and JAX no mesh."""
+    devices = slice_of(chips, monkeypatch)
+    got = make_mesh(MeshConfig(**settings), experiment().model, batch, devices=devices)
+    assert got == (shape, np.prod(shape))
+
+
+@pytest.mark.parametrize(
+    ("batch", "settings", "fix"),
+    [
+        (60, {"data": 6}, "mesh.data 4 works"),
+        (60, {"data": 3}, "mesh.data 4 works"),
+        (10, {"data": 5}, "mesh.data 2 works"),
+        (60, {"data": 3, "fsdp": 2}, "mesh.data 2 works"),
+        (60, {"fsdp": 3}, "fsdp x tensor = 3 must divide 8"),
+    ],
+)
+def test_a_part_that_does_not_divide_a_tpu_slice_is_refused_with_the_fix(
+    batch, settings, fix, monkeypatch
+):
+    devices = slice_of(8, monkeypatch)
+    with pytest.raises(ConfigError, match="a part of a TPU slice must divide it") as error:
+        make_mesh(MeshConfig(**settings), experiment().model, batch, devices=devices)
+    assert str(error.value).endswith(fix)
+    with pytest.raises(ConfigError, match="a part of a TPU slice must divide it"):
+        scoring_mesh(MeshConfig(**settings), experiment().model, batch, devices=devices)
+
+
+def test_scoring_takes_the_fewest_devices_that_are_as_fast_as_all(monkeypatch):
+    cfg = experiment().model
+    for rows, data in ((1, 1), (5, 5), (8, 8), (10, 5), (16, 8), (17, 6), (60, 8)):
+        assert scoring_mesh(MeshConfig(), cfg, rows).shape["data"] == data
+    chips = slice_of(8, monkeypatch)
+    for rows, data in ((1, 1), (5, 8), (10, 8), (4, 4), (60, 8)):
+        assert scoring_mesh(MeshConfig(), cfg, rows, chips) == ((data, 1, 1), data)
+    assert scoring_mesh(MeshConfig(data=2, fsdp=2), cfg, 1, chips) == ((2, 2, 1), 4)
+
+
+@pytest.mark.parametrize(
+    ("batch", "parts", "settings", "words"),
+    [
+        (6, 1, {}, "6 of 8 devices are in use, the others stay idle; train.batch_size = 8"),
+        (22, 1, {}, "2 of 8 devices are in use, the others stay idle; train.batch_size = 16 or"
+         " 24 uses all"),
+        (24, 4, {}, "6 of 8 devices are in use, the others stay idle; train.batch_size = 32"),
+        (22, 1, {"tensor": 2}, "train.batch_size = 20 or 24 uses all"),
+        (60, 1, {"fsdp": 3}, "mesh.fsdp x mesh.tensor = 3 does not divide 8"),
+        (24, 1, {}, None),
+        (22, 1, {"data": 2}, None),
+    ],
+)  # fmt: skip
+def test_idle_devices_are_reported_with_the_nearest_batch_sizes(batch, parts, settings, words):
+    c = MeshConfig(**settings)
+    mesh = make_mesh(c, experiment().model, batch, parts)
+    found = idle_devices(mesh, c, batch, parts)
+    assert (found is None) == (words is None)
+    assert (words or "") in (found or "")
+
+
+@pytest.mark.integration
+def test_a_run_that_leaves_devices_idle_says_so_once(tmp_path, capsys):
+    """Training with 6 rows, evaluation with 1 stream, on eight devices."""
+    changes = {"train.batch_size": 6, "train.steps": 3, "mesh.data": -1}
+    tiny_runs.run_in_workdir(tmp_path, tmp_path / "run", **changes)
+    shown = capsys.readouterr()
+    assert (shown.out + shown.err).count("6 of 8 devices are in use") == 1
+    txl_jax.load(str(tmp_path / "run")).evaluate(batch_size=1)
+    assert (
+        capsys.readouterr().err.count(
+            "1 of 8 devices are in use, the others stay idle; evaluate.batch_size = 8 uses all"
+        )
+        == 1
+    )
 
 
 # ------------------------------------------------------------------ what devices tell each other

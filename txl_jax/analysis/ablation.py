@@ -36,7 +36,7 @@ from txl_jax.evaluation.evaluator import Evaluator, segment_bar
 from txl_jax.messages import argument
 from txl_jax.parallel import processes
 from txl_jax.parallel.device_memory import Work
-from txl_jax.parallel.shardings import make_mesh
+from txl_jax.parallel.shardings import scoring_mesh
 from txl_jax.training.preparation import check_evaluation_memory
 from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
 
@@ -150,7 +150,7 @@ def score_row(one: RowRun, c: AblationConfig) -> dict[str, Any]:
     trained = load(one.workdir)
     model = trained.config.model
     corpus = processes.process_zero_first(lambda: corpus_from_config(one.exp.data, trained.vocab))
-    mesh = make_mesh(trained.config.mesh, model, trained.config.train.batch_size)
+    mesh = scoring_mesh(trained.config.mesh, model, one.exp.evaluate.batch_size)
     tokens = first_targets(getattr(corpus, c.split), c.max_tokens)
     train_length, lengths = attention_lengths(one.exp, c.lengths)
     unit, losses = corpus.vocab.unit, []

@@ -34,7 +34,7 @@ from txl_jax.model.masks import attention_mask
 from txl_jax.model.positions import positions_from_end, sinusoids
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import Checked, Work
-from txl_jax.parallel.shardings import make_mesh
+from txl_jax.parallel.shardings import scoring_mesh
 
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 """How many times slower the vanilla model is at each attention length (table 9, *paper*)."""
@@ -140,7 +140,8 @@ def with_memory(c: TransformerXLConfig, length: int, seg_len: int) -> Program:
 def scoring(c: TransformerXLConfig, p: ProtocolConfig, params: Any, segments: int) -> Program:
     """Builds a program that scores ``segments`` segments, after two that are not timed."""
     text = random_tokens(p.batch_size * p.seg_len * (segments + 2) + 1, c.vocab_size)
-    evaluator = Evaluator(c, p, text, make_mesh(MeshConfig(), c, p.batch_size), work=_WORK)
+    mesh = scoring_mesh(MeshConfig(), c, p.batch_size)
+    evaluator = Evaluator(c, p, text, mesh, work=_WORK)
 
     def score() -> float:
         times: list[float] = []

@@ -17,7 +17,7 @@ from txl_jax.evaluation.evaluator import segment_bar, split_evaluator
 from txl_jax.evaluation.score import count_unknown
 from txl_jax.files import write_json
 from txl_jax.parallel.processes import is_process_zero
-from txl_jax.parallel.shardings import make_mesh
+from txl_jax.parallel.shardings import idle_devices, scoring_mesh
 from txl_jax.records import append, plain
 from txl_jax.standard_streams import stderr, stdout
 from txl_jax.units import in_unit
@@ -47,7 +47,11 @@ def score_split(
     if note and corpus.vocab.lower_case and is_process_zero():
         text = "the model's vocabulary has no capital letters: the text is read in lower case"
         print(f"note: {text}", file=stderr(), flush=True)
-    mesh = make_mesh(config.mesh, config.model, config.train.batch_size)
+    n_streams, key = protocol.batch_size, "evaluate.batch_size"
+    mesh = scoring_mesh(config.mesh, config.model, n_streams)
+    idle = idle_devices(mesh, config.mesh, n_streams, key=key)
+    if idle and is_process_zero():
+        print(idle, file=stderr(), flush=True)
     scores = [(name, c, trained.weights) for name, c in protocols.compared_protocols(protocol)]
     if trained.others:
         scores += [(scores[0][0], protocol, weights) for weights in trained.others]

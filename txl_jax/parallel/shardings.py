@@ -53,49 +53,122 @@ def make_mesh(
     micro_batches: int = 1,
     devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-    """Returns the mesh of a config; ``data=-1`` uses the most devices that divide a batch's rows.
+    """Returns the mesh that trains; ``data=-1`` uses the most devices that divide a batch's rows.
 
     ``devices`` are all devices of the run unless given. Raises ConfigError if they are too few, if
-    they do not divide rows, heads or inner width, or if a process would have no device in use.
+    they do not divide rows, heads or inner width, if a process would have no device in use, or if
+    the mesh is a part of a TPU slice that does not divide it, for which libtpu has no programs.
     """
     devices = jax.devices() if devices is None else devices
-    count, rows, others = len(devices), batch_size // micro_batches, c.fsdp * c.tensor
-    data = c.data
-    if data == -1:
-        dividing = [n for n in range(1, count // others + 1) if rows % (n * c.fsdp) == 0]
-        data = max(dividing, default=1)
-    if data * others > count:
-        axes = f"data {data} x fsdp {c.fsdp} x tensor {c.tensor} = {data * others}"
-        raise ConfigError(f"config key mesh = {axes}: there are {count} devices")
-    if rows % (data * c.fsdp):
+    rows = batch_size // micro_batches
+    fitting = [n for n in _data_sizes(c, devices) if rows % (n * c.fsdp) == 0]
+    data = max(fitting, default=1) if c.data == -1 else c.data
+    if data * c.fsdp * c.tensor <= len(devices) and rows % (data * c.fsdp):
         what = "train.batch_size" if micro_batches == 1 else "batch_size / micro_batches"
+        sizes = _sizes(batch_size, data * c.fsdp * micro_batches)
         raise ConfigError(
             f"config key mesh.data = {data}: data x fsdp = {data * c.fsdp} must divide {what}"
-            f" {rows}; {_sizes(batch_size, data * c.fsdp * micro_batches)}"
+            f" {rows}; a train.batch_size of {sizes} works"
         )
+    unit = c.fsdp * micro_batches * max(1, len(devices) // (c.fsdp * c.tensor))
+    return _mesh(c, model, data, devices, fitting, _sizes(batch_size, unit))
+
+
+def scoring_mesh(
+    c: MeshConfig,
+    model: TransformerXLConfig,
+    batch_size: int,
+    devices: Sequence[jax.Device] | None = None,
+) -> Mesh:
+    """Returns the mesh that scores ``batch_size`` streams, which an evaluator pads with empty rows.
+
+    ``data=-1`` uses the fewest devices on which no device has more rows than on all of them, or all
+    devices if several processes have them. Raises ConfigError as :func:`make_mesh`.
+    """
+    devices = jax.devices() if devices is None else devices
+    fitting, data = _data_sizes(c, devices), c.data
+    if data == -1 and _many_processes(devices):
+        data = max(fitting, default=1)
+    elif data == -1:
+        data = min(fitting, key=lambda n: (-(-batch_size // (n * c.fsdp)), n), default=1)
+    return _mesh(c, model, data, devices, fitting)
+
+
+def idle_devices(
+    mesh: Mesh,
+    c: MeshConfig,
+    batch_size: int,
+    micro_batches: int = 1,
+    count: int | None = None,
+    key: str = "train.batch_size",
+) -> str | None:
+    """Returns a warning that names the nearest batch sizes if ``data=-1`` leaves devices idle.
+
+    ``count`` is the number of devices, by default all of the run. ``key`` is the batch's setting.
+    """
+    count, others = count or jax.device_count(), c.fsdp * c.tensor
+    if c.data != -1 or mesh.size == count:
+        return None
+    works = f"{key} = {_sizes(batch_size, count // others * c.fsdp * micro_batches)} uses all"
+    if count % others:
+        works = f"mesh.fsdp x mesh.tensor = {others} does not divide {count}"
+    return f"warning: {mesh.size} of {count} devices are in use, the others stay idle; {works}"
+
+
+def _data_sizes(c: MeshConfig, devices: Sequence[jax.Device]) -> list[int]:
+    """Returns the numbers that the axis ``data`` can have on some of the devices."""
+    count, others = len(devices), c.fsdp * c.tensor
+    return [n for n in range(1, count // others + 1) if _is_part(n * others, devices)]
+
+
+def _is_part(used: int, devices: Sequence[jax.Device]) -> bool:
+    """Tells whether a mesh of ``used`` devices can run: on TPUs, they must divide the slice."""
+    return devices[0].platform != "tpu" or len(devices) % used == 0
+
+
+def _many_processes(devices: Sequence[jax.Device]) -> bool:
+    return len({d.process_index for d in devices}) > 1
+
+
+def _mesh(
+    c: MeshConfig,
+    model: TransformerXLConfig,
+    data: int,
+    devices: Sequence[jax.Device],
+    fitting: list[int],
+    sizes: str = "",
+) -> Mesh:
+    """Checks and returns a mesh; ``fitting`` are values of ``data``, ``sizes`` of the batch."""
+    count, others = len(devices), c.fsdp * c.tensor
+    used, axes = data * others, f"data {data} x fsdp {c.fsdp} x tensor {c.tensor}"
+    if used > count:
+        raise ConfigError(f"config key mesh = {axes} = {used}: there are {count} devices")
     for key, size in (("n_head", model.n_head), ("d_inner", model.d_inner)):
         if size % c.tensor:
             why = f"must divide model.{key} {size}"
             raise ConfigError(f"config key mesh.tensor = {c.tensor}: {why}")
-    if len({d.process_index for d in devices}) > 1 and data * others < count:
-        works = _sizes(batch_size, count // others * c.fsdp * micro_batches)
+    many, all_of_them = _many_processes(devices), count // others
+    if used < count if many else not _is_part(used, devices):
+        rule = "every process must use its own" if many else "a part of a TPU slice must divide it"
+        works = f"a train.batch_size of {sizes} works"
         if count % others:
             works = f"fsdp x tensor = {others} must divide {count}"
-        elif c.data != -1:
-            works = f"mesh.data {count // others} uses all"
+        elif not many:
+            works = f"mesh.data {max(fitting, default=-1)} works"
+        elif c.data != -1 and all_of_them in fitting:
+            works = f"mesh.data {all_of_them} uses all"
         raise ConfigError(
-            f"config key mesh = data {data} x fsdp {c.fsdp} x tensor {c.tensor}: uses"
-            f" {data * others} of {count} devices, and every process must use its own; {works}"
+            f"config key mesh = {axes}: uses {used} of {count} devices, and {rule}; {works}"
         )
     shape, auto = (data, c.fsdp, c.tensor), (AxisType.Auto,) * len(AXES)
-    return jax.make_mesh(shape, AXES, auto, devices=devices[: data * others])
+    return jax.make_mesh(shape, AXES, auto, devices=devices[:used])
 
 
 def _sizes(batch_size: int, divisor: int) -> str:
     """Returns the nearest batch sizes that the divisor divides, in words."""
     below = batch_size // divisor * divisor
     sizes = [str(size) for size in (below, below + divisor) if size]
-    return f"a train.batch_size of {' or '.join(sizes)} works"
+    return " or ".join(sizes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,7 @@ from txl_jax.parallel.device_memory import (
     check_arrays,
 )
 from txl_jax.parallel.processes import on_process_zero, process_zero_first
-from txl_jax.parallel.shardings import Shardings, make_mesh
+from txl_jax.parallel.shardings import Shardings, scoring_mesh
 from txl_jax.training.fine_tuning import load_encoded_corpus, resolve_experiment
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.setup import training_attention, training_mesh, training_streams
@@ -94,7 +94,7 @@ def check_training_memory(exp: ExperimentConfig) -> None:
 
 def check_evaluation_memory(exp: ExperimentConfig, work: Work = EVALUATION) -> None:
     """Raises ConfigError if the memory of the streams of evaluation exceeds that of the devices."""
-    mesh = make_mesh(exp.mesh, exp.model, exp.train.batch_size)
+    mesh = scoring_mesh(exp.mesh, exp.model, exp.evaluate.batch_size)
     _check_protocol_memory(_one_layer_traced(exp.model), exp.evaluate, work, mesh)
 
 

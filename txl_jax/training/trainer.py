@@ -29,6 +29,7 @@ from txl_jax.model.kernels.parity import require_parity
 from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.parallel import processes
 from txl_jax.parallel.device_memory import TRAINING, check_program, explained
+from txl_jax.parallel.shardings import idle_devices
 from txl_jax.training.distil import soft_targets
 from txl_jax.training.events import Logger
 from txl_jax.training.fine_tuning import load_initial_params
@@ -170,6 +171,9 @@ class Trainer:
             f" {corpus.info['tokens']['train']:,} training tokens, vocabulary"
             f" {len(corpus.vocab):,}; an epoch is {about}{n:,} steps"
         )
+        t, mesh = exp.train, self.setup.shardings.mesh
+        if idle := idle_devices(mesh, exp.mesh, t.batch_size, t.micro_batches):
+            self.log.message(idle)
         attention = self.setup.attention
         warning = "warning: " if attention.falls_back else ""
         self.log.message(f"{warning}attention by {attention.describe()}")
