@@ -11,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models as tiny
+from jax.sharding import AxisType
 
 import txl_jax
 from txl_jax.model.dropout import AttentionDropout
 from txl_jax.model.kernels import AttentionInputs, attend, choice, cudnn, parity, reference, xla
 from txl_jax.model.masks import attention_mask
 from txl_jax.model.positions import Positions
+from txl_jax.parallel.shardings import AXES
 
 RESET = np.zeros((3, 300), bool)
 RESET[1, 160] = True
@@ -53,6 +55,30 @@ def both(form, names, dtype=jnp.float32):
     inputs = parity.random_inputs(2, 3, mask, 8, dtype, dropout)
     run = jax.jit(parity.values_and_gradients, static_argnums=0)
     return [run(functools.partial(attend, implementation=n), inputs) for n in names]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("shape", [(3, 1, 1), (1, 3, 2), (1, 1, 2)])
+def test_devices_that_share_rows_and_heads_compute_what_one_does(shape):
+    """With the same dropout mask, and the gradients of what they share summed."""
+    mask = attention_mask(300, jnp.array([90, 0, 40]), 90, "tf", RESET)
+    dropout = AttentionDropout.draw(jax.random.key(1), 0.3)
+    inputs = parity.random_inputs(2, 3, mask, 8, jnp.float32, dropout)
+    run = jax.jit(parity.values_and_gradients, static_argnums=0)
+    devices = jax.devices()[: np.prod(shape)]
+    mesh = jax.make_mesh(shape, AXES, (AxisType.Auto,) * 3, devices=devices)
+    one, many = (
+        run(functools.partial(attend, implementation="xla", mesh=m), inputs) for m in (None, mesh)
+    )
+    assert parity.largest_difference(jax.device_get(many), jax.device_get(one)) < 1e-5
+
+
+def test_rows_that_the_devices_do_not_divide_are_computed_too():
+    mask = attention_mask(200, jnp.zeros(3, jnp.int32), 9)
+    inputs = parity.random_inputs(2, 3, mask, 8, jnp.float32, None)
+    mesh = jax.make_mesh((2, 1, 1), AXES, (AxisType.Auto,) * 3, devices=jax.devices()[:2])
+    found = attend(inputs, "xla", mesh)
+    np.testing.assert_allclose(found, attend(inputs, "reference"), rtol=0, atol=1e-5)
 
 
 @pytest.mark.integration

@@ -174,7 +174,9 @@ class Vocabulary(nn.Module):
             return score(*rows, tables[0]).reshape(targets.shape)
         shape, h, targets = targets.shape, _rows(h), _rows(targets)
         if train and c.sample_softmax:
-            return self._sampled_nll(h, targets, *tables[0]).reshape(shape)
+            drawn = _log_uniform_draws(self.make_rng("dropout"), 2 * c.sample_softmax, c.vocab_size)
+            score = sharded_over_rows(_sampled_nll, self.mesh, n_rows=2)
+            return score(h, targets, (drawn, *tables[0])).reshape(shape)
         of_clusters = functools.partial(_cluster_nll, self.clusters, self._tile_words())
         score = sharded_over_rows(of_clusters, self.mesh, n_rows=2)
         return score(h, targets, (self.output_projections, tables)).reshape(shape)
@@ -222,27 +224,6 @@ class Vocabulary(nn.Module):
         x, (weight, bias) = _inner(h, self.output_projections[i]), table
         return full_einsum("...d,vd->...v", x, weight.astype(x.dtype)) + bias
 
-    def _sampled_nll(self, h, targets, weight, bias) -> jax.Array:
-        """Returns the loss of a softmax over the target and sampled words: float32 [S].
-
-        2n words are drawn, word k with P(k) = log((k+2)/(k+1)) / log(V+1); repeats are ignored.
-        The log of a word's probability of being drawn, 1 - (1-P)^2n, is subtracted from its logit.
-        A draw of the target is masked. (The authors' PyTorch code has (1+P)^-2n and a factor
-        sqrt(D).)
-        """
-        v, n_draws = weight.shape[0], 2 * self.cfg.sample_softmax
-        uniform = jax.random.uniform(self.make_rng("dropout"), (n_draws,), jnp.float32)
-        place = jnp.exp(uniform * jnp.log(jnp.float32(v + 1.0))) - 1
-        drawn = jnp.sort(jnp.minimum(place, v - 1)).astype(jnp.int32)
-        repeated = jnp.concatenate([jnp.zeros(1, bool), drawn[1:] == drawn[:-1]])
-        x = h.astype(jnp.float32)
-        true = jnp.einsum("sd,sd->s", x, weight[targets]) + bias[targets]
-        true = true - _log_expected(targets, n_draws, v)
-        negatives = x @ weight[drawn].T + bias[drawn] - _log_expected(drawn, n_draws, v)
-        negatives = jnp.where(repeated | (drawn == targets[:, None]), -1e30, negatives)
-        logits = jnp.concatenate([true[:, None], negatives], axis=1)
-        return jax.nn.logsumexp(logits, axis=1) - true
-
 
 def _cluster_nll(
     clusters: tuple[Cluster, ...], tile_words, h, targets, parts: tuple[list, list[Table]]
@@ -264,6 +245,32 @@ def _cluster_nll(
         inside, x = jnp.clip(targets - p.start, 0, p.size - 1), _inner(h, projections[i])
         nll = nll + score(x, *tables[i], inside, members)
     return nll
+
+
+def _log_uniform_draws(key: jax.Array, n: int, vocab_size: int) -> jax.Array:
+    """Draws word k with P(k) = log((k+2)/(k+1)) / log(V+1); sorted int32 [n]."""
+    uniform = jax.random.uniform(key, (n,), jnp.float32)
+    place = jnp.exp(uniform * jnp.log(jnp.float32(vocab_size + 1.0))) - 1
+    return jnp.sort(jnp.minimum(place, vocab_size - 1)).astype(jnp.int32)
+
+
+def _sampled_nll(h: jax.Array, targets: jax.Array, parts) -> jax.Array:
+    """Returns the loss of a softmax over the target and drawn words, float32 [S], for h [S,D].
+
+    ``parts`` are the sorted draws, whose repeats are ignored, the weights and the bias. The log of
+    a word's probability of being drawn, 1 - (1-P)^n, is subtracted from its logit. A draw of the
+    target is masked. (The authors' PyTorch code has (1+P)^-n and a factor sqrt(D).)
+    """
+    drawn, weight, bias = parts
+    v, n_draws = len(weight), len(drawn)
+    repeated = jnp.concatenate([jnp.zeros(1, bool), drawn[1:] == drawn[:-1]])
+    x = h.astype(jnp.float32)
+    true = jnp.einsum("sd,sd->s", x, weight[targets]) + bias[targets]
+    true = true - _log_expected(targets, n_draws, v)
+    negatives = x @ weight[drawn].T + bias[drawn] - _log_expected(drawn, n_draws, v)
+    negatives = jnp.where(repeated | (drawn == targets[:, None]), -1e30, negatives)
+    logits = jnp.concatenate([true[:, None], negatives], axis=1)
+    return jax.nn.logsumexp(logits, axis=1) - true
 
 
 def _rows(x: jax.Array) -> jax.Array:

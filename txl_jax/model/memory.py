@@ -12,6 +12,7 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from txl_jax.messages import fields_repr
 from txl_jax.model.positions import Positions
@@ -177,17 +178,19 @@ def update_cache(
     done: jax.Array,
     lengths: jax.Array | None = None,
     since_reset: jax.Array | None = None,
+    mesh: Mesh | None = None,
 ) -> Cache:
     """Returns the cache after a segment with keys and values ``layers``; see :func:`update`.
 
-    ``done`` is any array that depends on all reads of the cache; the writes wait for it.
+    ``done`` [B,...] is any array that depends on all reads of the cache; the writes wait for it.
+    The devices of ``mesh`` share rows and heads as :func:`cache_shardings` says.
     """
     seg_len = layers[0].keys.shape[2]
     filled = _filled(cache, seg_len, lengths, since_reset)
     if not cache.mem_len:
         return cache.replace(filled=filled)
     if seg_len == cache.seg_len and lengths is None:
-        near, far = _advanced(cache, layers, done)
+        near, far = _advanced(cache, layers, done, mesh)
     else:
         newest = lambda old, new: _newest(old, new.astype(old.dtype), lengths)
         past = [jax.tree.map(newest, cache.past(n), new) for n, new in enumerate(layers)]
@@ -196,25 +199,25 @@ def update_cache(
 
 
 def _advanced(
-    cache: Cache, layers: list[KeysValues], done: jax.Array
+    cache: Cache, layers: list[KeysValues], done: jax.Array, mesh: Mesh | None
 ) -> tuple[Slots, Slots | None]:
     """Returns the rings after a segment of T tokens overwrites the near ring's oldest states."""
     near, far, seg_len = cache.near, cache.far, layers[0].keys.shape[2]
 
-    def write(slots: Slots, states, read) -> Slots:
-        after = lambda read: slots.oldest + zero_after(read, slots.oldest)
+    def write(slots: Slots, states, read, axes) -> Slots:
+        after = lambda read: slots.oldest + zero_after(read, slots.oldest, mesh, axes)
         place = lambda x, new, read: jax.lax.dynamic_update_slice_in_dim(
             x, new.astype(x.dtype), after(read), axis=2
         )
         oldest = ((slots.oldest + seg_len) % slots.count).astype(jnp.int32)
         return Slots(jax.tree.map(place, slots.layers, states, read), oldest)
 
-    read = jax.tree.map(lambda _: done, near.layers)
+    read, axes = jax.tree.map(lambda _: done, near.layers), (ROWS,)
     if far:
         oldest = lambda x: jax.lax.dynamic_slice_in_dim(x, near.oldest, seg_len, axis=2)
-        far = write(far, jax.tree.map(oldest, near.layers), read)
-        read = jax.tree.map(lambda x: x[:1, :1, :1, :1], far.layers)
-    return write(near, tuple(layers), read), far
+        far = write(far, jax.tree.map(oldest, near.layers), read, axes)
+        read, axes = far.layers, ("tensor", ROWS)
+    return write(near, tuple(layers), read, axes), far
 
 
 def _newest(old: jax.Array, new: jax.Array, lengths: jax.Array | None) -> jax.Array:

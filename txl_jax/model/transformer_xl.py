@@ -219,7 +219,7 @@ class TransformerXL(nn.Module):
         h = self.drop_input(h, train)
         if isinstance(mems, Cache):
             h, inputs, projected = self._layers_cached(h, mems, mask, places)
-            mems = memory_lib.update_cache(mems, projected, h, lengths, since_reset)
+            mems = memory_lib.update_cache(mems, projected, h, lengths, since_reset, self.mesh)
             return self.norm_output(h), inputs, mems
         encodings = self._encodings(mem_len + seg_len, train)
         h, inputs = self._layers(h, mems, SharedInputs(encodings, mask, places, train))

@@ -57,7 +57,8 @@ def attend(x: AttentionInputs, implementation: str = "auto", mesh: Mesh | None =
     if name == "reference":
         return reference.attend(x)
     if name == "xla":
-        return xla.attend(x, xla.HALVED_FROM.get(platform_of(mesh)))
+        function = functools.partial(xla.attend, halved_from=xla.HALVED_FROM.get(platform_of(mesh)))
+        return (_per_device(function, mesh) if _rows_divide(x, mesh) else function)(x)
     function = _module(name).attend
     if name == "triton":
         function = functools.partial(function, capability=_compute_capability(mesh))
@@ -101,13 +102,21 @@ def _best(x: AttentionInputs, mesh: Mesh | None) -> Choice:
         return Choice("xla", few)
     if varies(x.q):
         return Choice("xla", _NOT_IN_SHARD_MAP, falls_back=True)
-    row_devices = 1 if mesh is None else math.prod(mesh.shape[axis] for axis in ROWS)
-    if rows % row_devices:
-        unequal = f"{best} needs rows that the devices divide, not {rows} on {row_devices}"
+    if not _rows_divide(x, mesh):
+        unequal = f"{best} needs rows that the devices divide, not {rows} on {_row_devices(mesh)}"
         return Choice("xla", unequal, falls_back=True)
     if refused := _module(best).supports(x):
         return Choice("xla", f"{best} cannot run: {refused}", falls_back=True)
     return Choice(best)
+
+
+def _row_devices(mesh: Mesh | None) -> int:
+    return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in ROWS)
+
+
+def _rows_divide(x: AttentionInputs, mesh: Mesh | None) -> bool:
+    """Tells whether all devices have equally many rows."""
+    return x.q.shape[1] % _row_devices(mesh) == 0
 
 
 def check_platform(implementation: str, mesh: Mesh | None = None) -> None:
@@ -155,7 +164,7 @@ def _module(name: str) -> ModuleType:
 
 
 def _per_device(function, mesh: Mesh | None):
-    """Returns a fused function that each device of a mesh runs on its own heads and rows."""
+    """Returns a function that each device of a mesh runs on its own heads and rows."""
     if mesh is None or mesh.size == 1:
         return function
 
