@@ -99,7 +99,9 @@ def test_a_sampled_softmax_exchanges_what_the_whole_softmax_does():
 @pytest.mark.parametrize("mesh", [ROWS, BOTH], ids=["rows", "rows and heads"])
 def test_writing_to_the_rings_of_a_cache_needs_no_collective(mesh):
     """Two rings, one for the distances beyond ``clamp_len``, instead of one."""
-    one, two = of_scoring(**mesh), of_scoring(**mesh, **{"evaluate.clamp_len": 12})
+    lengths = {"evaluate.seg_len": 16, "evaluate.mem_len": 64}
+    one = of_scoring(**mesh, **lengths)
+    two = of_scoring(**mesh, **lengths, **{"evaluate.clamp_len": 20})
     assert numbers(two) == numbers(one)
 
 

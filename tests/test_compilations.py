@@ -7,11 +7,17 @@ import jax
 import numpy as np
 import pytest
 import tiny_models
+import tiny_runs
 
 import txl_jax
+from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ExperimentConfig, override
+from txl_jax.data.batch import make_batch
 from txl_jax.data.vocab import Vocab
+from txl_jax.evaluation.score import _program as score_program
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.training.setup import build_setup
+from txl_jax.training.state import init_state
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 FORMS: dict[str, dict[str, Any]] = {"memory": {}, "no memory": {"attention": "absolute"}}
@@ -119,3 +125,47 @@ def test_a_repeated_evaluation_compiles_nothing(compiled, tmp_path):
     trained.evaluate(data=data, temperature=0.9)
     trained.evaluate(data=data, dynamic={**dynamic, **rates})
     assert not compiled, "another temperature and other rates of dynamic evaluation"
+
+
+@pytest.mark.integration
+def test_every_validation_of_a_run_but_the_first_compiles_nothing(compiled, tmp_path):
+    """Under dynamic evaluation by ``rms`` too, which gathers statistics each time."""
+    changes = {"validate.dynamic": {"rule": "rms", "learning_rate": 0.1, "statistics": 2}}
+    corpus, exp = tiny_runs.corpus_and_experiment(tmp_path, **changes)
+    setup, params = build_setup(exp, corpus), param_shapes(exp.model)
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), params)
+    first = setup.evaluator.run(zeros)
+    assert first is not None
+    assert compiled
+    compiled.clear()
+    again = build_setup(exp, corpus).evaluator.run(zeros)
+    assert again is not None
+    assert again.loss == first.loss
+    assert not compiled
+
+
+@pytest.mark.integration
+def test_seeds_share_the_program_that_draws_their_parameters(compiled, tmp_path):
+    corpus, exp = tiny_runs.corpus_and_experiment(tmp_path)
+    setup = build_setup(exp, corpus)
+    states = {1: setup.initial_state(override(exp, {"seed": 1}))}
+    assert compiled
+    compiled.clear()
+    states |= {seed: setup.initial_state(override(exp, {"seed": seed})) for seed in (2, 2**32 - 1)}
+    assert not compiled
+    for seed, state in states.items():
+        own = override(exp, {"seed": seed})
+        plain = jax.jit(lambda: init_state(own, setup.model, setup.optimizer))()  # noqa: B023
+        jax.tree.map(np.testing.assert_array_equal, state.params, plain.params)
+
+
+def test_scoring_a_text_writes_the_new_memory_over_the_old():
+    cfg = tiny_models.config(vocab_size=256, n_layer=1)
+    module, score = score_program(cfg)
+    batch = make_batch(
+        next(iter(txl_jax.segments(np.zeros(40, np.int32), batch_size=4, seg_len=8))),
+        reset_memory=False,
+    )
+    mems = module.init_mems(4, 64)
+    lowered = score.lower(tiny_models.variables(cfg)["params"], batch, mems)
+    assert lowered.compile().memory_analysis().alias_size_in_bytes >= mems.hidden.nbytes

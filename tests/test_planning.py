@@ -67,7 +67,7 @@ def compiled(**changes) -> dict[str, Any]:
 @functools.cache
 def _programs(changes, names) -> dict[str, ahead.Program]:
     exp = experiment(**dict(changes))
-    found = ahead.programs(exp, ahead.training_mesh(exp, jax.devices()), names)
+    found = ahead.programs(exp, jax.devices(), names)
     return {p.name: p for p in found}
 
 
@@ -388,7 +388,7 @@ def test_several_seeds_are_compiled_as_the_one_program_that_trains_them(on_devic
 def test_several_seeds_on_several_devices_are_refused_as_in_training():
     exp = experiment(**{"train.num_seeds": 2, "mesh.data": -1})
     with pytest.raises(ConfigError, match=r"several seeds need one device; give mesh.data=1"):
-        next(ahead.programs(exp, ahead.training_mesh(exp, jax.devices())))
+        next(ahead.programs(exp, jax.devices()))
 
 
 def test_what_the_compiler_refuses_does_not_fit(monkeypatch, capsys):

@@ -275,7 +275,7 @@ def fused_calls(calls) -> int:
 def programs(devices, n=3, **changes) -> list[Any]:
     """The first n programs of a tiny experiment with fused attention."""
     exp: ExperimentConfig = experiment(**{**FUSED, **changes})
-    return list(ahead.programs(exp, ahead.training_mesh(exp, devices), MAIN[:n]))
+    return list(ahead.programs(exp, devices, MAIN[:n]))
 
 
 @pytest.mark.integration

@@ -239,7 +239,7 @@ def _program(cfg: TransformerXLConfig) -> tuple[TransformerXL, Callable]:
         variables = {"params": params}
         return model.apply(variables, batch.inputs, batch.targets, mems, method="nll", **kwargs)
 
-    return model, Checked(jax.jit(score), _WORK)
+    return model, Checked(jax.jit(score, donate_argnums=(2,)), _WORK)
 
 
 def _context_len(cfg: TransformerXLConfig, c: ScoreConfig) -> int:

@@ -9,7 +9,7 @@ import dataclasses
 import pathlib
 import tempfile
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -78,25 +78,25 @@ def compile_ahead(exp: ExperimentConfig, topology: str | None) -> int:
         limit = CHIPS[topology.partition(":")[0]].memory
     print(_heading(exp, mesh, topology), flush=True)
     fitting = []
-    for program in programs(exp, mesh):
+    for program in programs(exp, devices):
         print(format_program(program, limit), flush=True)
         fitting.append(program.fits(limit))
     return 0 if all(fitting) else 1
 
 
 def programs(
-    exp: ExperimentConfig, mesh: Mesh, names: Container[str] | None = None
+    exp: ExperimentConfig, devices: Sequence[jax.Device], names: Container[str] | None = None
 ) -> Iterator[Program]:
     """Yields the programs with these names, or all, as soon as each is compiled."""
-    for program in run_programs(exp, mesh):
+    for program in run_programs(exp, devices):
         if names is None or program.name in names:
-            yield compile_program(program, mesh)
+            yield compile_program(program, devices[0])
 
 
-def compile_program(program: RunProgram, mesh: Mesh) -> Program:
+def compile_program(program: RunProgram, device: jax.Device) -> Program:
     """Compiles a program and reads its numbers; raises PlanningError if the compiler cannot."""
     about = program.name, program.description, program.attention, program.flops, program.resident
-    lowered, on_gpu = program.lower(), mesh.devices.flat[0].platform in ("gpu", "cuda")
+    lowered, on_gpu = program.lower(), device.platform in ("gpu", "cuda")
     start, took = time.perf_counter(), lambda: time.perf_counter() - start
     with tempfile.TemporaryDirectory() as dump, _no_cache():
         options: Any = {"xla_dump_to": dump} if on_gpu else None

@@ -12,7 +12,7 @@ No text is read and no workdir is created: a text of zeros gives the batch its s
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -32,11 +32,16 @@ from txl_jax.generation.utf8 import Automaton, free_automaton
 from txl_jax.model.attention import planned_attention
 from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.parallel.shardings import AXES, Shardings
+from txl_jax.parallel.shardings import AXES, Shardings, scoring_mesh
 from txl_jax.planning import flops
 from txl_jax.training.multi_seed import check_one_device, seeds_step
 from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.setup import initial_state_program, training_attention, unchecked_streams
+from txl_jax.training.setup import (
+    initial_state_program,
+    training_attention,
+    training_mesh,
+    unchecked_streams,
+)
 from txl_jax.training.state import abstract_state, state_shardings, with_shardings
 from txl_jax.training.step import compiled_step
 
@@ -64,15 +69,18 @@ class RunProgram(NamedTuple):
     resident: int = 0
 
 
-def run_programs(exp: ExperimentConfig, mesh: Mesh) -> Iterator[RunProgram]:
-    """Yields every program of an experiment on a mesh."""
-    shardings, t = Shardings(mesh), exp.train
+def run_programs(exp: ExperimentConfig, devices: Sequence[jax.Device]) -> Iterator[RunProgram]:
+    """Yields every program of an experiment on these devices."""
+    mesh, t = training_mesh(exp, devices), exp.train
+    shardings = Shardings(mesh)
     model, optimizer, n = TransformerXL(exp.model, mesh), make_optimizer(exp), t.steps_per_dispatch
     state = abstract_state(exp, model, optimizer, shardings)
     if t.num_seeds > 1:
         check_one_device(mesh)
     draw = initial_state_program(exp, model, optimizer, state)
-    yield RunProgram("initialise", "the state before the first update", draw.lower)
+    seed = jax.ShapeDtypeStruct((), np.uint32)
+    lower: Any = functools.partial(draw.lower, seed)
+    yield RunProgram("initialise", "the state before the first update", lower)
     yield from _layouts(exp, shardings, state)
 
     rows = -(-t.batch_size // shardings.row_devices)
@@ -92,7 +100,8 @@ def run_programs(exp: ExperimentConfig, mesh: Mesh) -> Iterator[RunProgram]:
     yield from _scoring("validate", exp.model, exp.validate, mesh, resident)
     loaded = dataclasses.replace(exp.model, scan_layers=False, remat="none")
     for index, (about, protocol) in enumerate(compared_protocols(exp.evaluate)):
-        yield from _scoring(f"evaluate{f', {about}' * (index > 0)}", loaded, protocol, mesh)
+        on = scoring_mesh(exp.mesh, loaded, protocol.batch_size, devices)
+        yield from _scoring(f"evaluate{f', {about}' * (index > 0)}", loaded, protocol, on)
     if exp.generate.length:
         yield from _generation(exp, loaded, mesh)
 

@@ -1,10 +1,12 @@
 """Builds the model, the optimizer, the shardings and the training streams of a run."""
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
@@ -27,11 +29,12 @@ from txl_jax.training.state import TrainState, abstract_state, init_state, with_
 class TrainSetup:
     """The objects that every training step needs. Runs that differ only in their seed share them.
 
-    ``evaluator`` scores the validation split. ``attention`` is how the train step computes it.
+    ``exp`` is the experiment of one of them. ``evaluator`` scores the validation split. ``attention`` is how the train step computes it.
     ``abstract`` has the shapes and shardings of the state. ``on_disk`` has those of checkpoints,
     where layers are not stacked.
     """
 
+    exp: ExperimentConfig
     model: TransformerXL
     optimizer: optax.GradientTransformation
     shardings: Shardings
@@ -42,14 +45,19 @@ class TrainSetup:
 
     def initial_state(self, exp: ExperimentConfig) -> TrainState:
         """Draws the state before the first update with the experiment's seed."""
-        return initial_state_program(exp, self.model, self.optimizer, self.abstract)()
+        return self._initialise(jnp.uint32(exp.seed))
+
+    @functools.cached_property
+    def _initialise(self) -> Callable[[jax.Array], TrainState]:
+        """The program of :meth:`initial_state` for any seed."""
+        return initial_state_program(self.exp, self.model, self.optimizer, self.abstract)
 
 
 def initial_state_program(
     exp: ExperimentConfig, model: TransformerXL, optimizer: Any, abstract: TrainState
 ) -> Any:
-    """Returns the jitted function, without arguments, that draws the first state."""
-    init = lambda: init_state(exp, model, optimizer)
+    """Returns the jitted function of a seed, uint32 [], that draws the first state."""
+    init = lambda seed: init_state(exp, model, optimizer, seed)
     return jax.jit(init, out_shardings=jax.tree.map(lambda x: x.sharding, abstract))
 
 
@@ -63,7 +71,7 @@ def build_setup(exp: ExperimentConfig, corpus: Corpus) -> TrainSetup:
     check_arrays(TRAINING_STATE, (abstract, abstract.params), mesh, copies=exp.train.num_seeds)
     on_disk = with_shardings(jax.eval_shape(unstack_layers, abstract), shardings)
     attention = training_attention(exp, mesh)
-    return TrainSetup(model, optimizer, shardings, evaluator, attention, abstract, on_disk)
+    return TrainSetup(exp, model, optimizer, shardings, evaluator, attention, abstract, on_disk)
 
 
 def training_mesh(exp: ExperimentConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:

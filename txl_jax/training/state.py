@@ -38,13 +38,19 @@ class TrainState(flax.struct.PyTreeNode):
 
 
 def init_state(
-    exp: ExperimentConfig, model: TransformerXL, optimizer: optax.GradientTransformation
+    exp: ExperimentConfig,
+    model: TransformerXL,
+    optimizer: optax.GradientTransformation,
+    seed: jax.Array | None = None,
 ) -> TrainState:
-    """Draws the state before the first update; pure, for use under ``jit`` or ``eval_shape``."""
+    """Draws the state before the first update; pure, for use under ``jit`` or ``eval_shape``.
+
+    ``seed`` is uint32 [], or ``None`` for the seed of the experiment.
+    """
     t = exp.train
     mems = model.init_mems(t.batch_size, t.mem_len)
     tokens = jnp.zeros((t.batch_size, 1), jnp.int32)
-    init_key, _ = jax.random.split(jax.random.key(exp.seed))
+    init_key, _ = jax.random.split(jax.random.key(exp.seed if seed is None else seed))
     params = model.init(init_key, tokens, mems)["params"]
     enabled = (("swa", exp.average.swa_start), ("ema", exp.average.ema_decay))
     averages = {name: jax.tree.map(jnp.copy, params) for name, used in enabled if used}
