@@ -1474,7 +1474,7 @@ def test_overrides_may_be_numpy_values_and_paths():
         ("dropout", np.datetime64("2020-01-01"), r"np\.datetime64.*: must be of type float"),
         ("cutoffs", np.array([[1, 2]]), r"array.*: must be a list"),
         ("cutoffs", np.array([1.5]), r"1\.5: must be of type int"),
-        ("dtype", np.complex64, r".*: must be one of 'float32'"),
+        ("dtype", np.complex64, r".*: must be one of 'auto', 'float32'"),
     ],
 )
 def test_other_numpy_values_are_refused_as_what_they_are(key, value, rule):

@@ -159,7 +159,7 @@ def test_some_queries_at_a_time_hold_less_for_the_gradient():
 
 
 @pytest.mark.slow
-def test_the_difference_that_training_looks_at_sees_a_wrong_kernel(monkeypatch):
+def test_the_difference_from_the_plain_form_is_that_of_a_wrong_kernel(monkeypatch):
     assert parity.difference("xla", 8, jnp.float32, dropatt=0.2) < 1e-5
 
     def slightly_wrong(x, halved_from=None):
@@ -167,10 +167,6 @@ def test_the_difference_that_training_looks_at_sees_a_wrong_kernel(monkeypatch):
 
     monkeypatch.setattr(xla, "attend", slightly_wrong)
     assert parity.difference("xla", 8, jnp.float32) > 0.1
-    monkeypatch.setitem(choice.FUSED, "xla", "cpu")
-    monkeypatch.setattr(xla, "supports", lambda x: None, raising=False)
-    with pytest.raises(parity.KernelError, match=r"differs.*use model.kernel=xla"):
-        parity.require_parity("xla", 8, "float32", 0.0)
 
 
 def test_dropout_drops_its_share_independently_of_place_and_seed():

@@ -19,11 +19,13 @@ from txl_jax.model import attention
 from txl_jax.model.attention import planned_attention
 from txl_jax.model.kernels import choice
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.parallel import platforms
 from txl_jax.planning import compile_ahead as ahead
 from txl_jax.planning import gpus
 from txl_jax.planning.costs import float_atomics, library_calls, matrix_products
 from txl_jax.planning.machines import CHIPS, PlanningError
 from txl_jax.planning.topologies import topology_devices
+from txl_jax.training.setup import training_mesh
 from txl_jax.training.trainer import Trainer
 
 FUSED = {"model.dtype": "bfloat16", "model.dropatt": 0.1, "mesh.data": -1}
@@ -208,7 +210,7 @@ def test_a_gpu_of_nvidia_gives_its_capability():
     device = types.SimpleNamespace(platform="gpu", compute_capability="9.0")
     mesh: Any = types.SimpleNamespace(devices=np.array([device]), shape=MESH)
     assert choice.platform_of(mesh) == "gpu"
-    assert choice._compute_capability(mesh) == 90
+    assert platforms.compute_capability(mesh) == 90
 
 
 @pytest.mark.parametrize("platform", ["gpu", "cpu"])
@@ -231,7 +233,7 @@ def told(attention: choice.Choice) -> str:
         streams=types.SimpleNamespace(n_segments=3),
         setup=types.SimpleNamespace(
             attention=attention,
-            shardings=types.SimpleNamespace(mesh=np.zeros(1)),
+            shardings=types.SimpleNamespace(mesh=training_mesh(experiment())),
             abstract=types.SimpleNamespace(params={}),
         ),
         log=types.SimpleNamespace(message=lines.append),

@@ -111,7 +111,8 @@ def complete_run(
         processes.on_process_zero(lambda: check_steps(*runs[0]))
     check_final_outputs(exp, corpus)
     models, lines = [], []
-    with locked_workdirs(runs, corpus), closing(loggers):
+    auto_dtype = exp.model.dtype == "auto"
+    with locked_workdirs(runs, corpus, auto_dtype), closing(loggers):
         outcomes = train_seeds(runs, corpus, guard, loggers)
         for (seed_exp, folder), outcome, logger in zip(runs, outcomes, loggers, strict=True):
             if outcome.finished:

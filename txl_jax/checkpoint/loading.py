@@ -12,7 +12,7 @@ from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.checkpoint.errors import ModelFormatError, WorkdirError
 from txl_jax.checkpoint.tensors import params_from_flat, read_safetensors
 from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
-from txl_jax.checkpoint.workdir import read_experiment, read_vocab
+from txl_jax.checkpoint.workdir import loaded_experiment, read_experiment, read_vocab
 from txl_jax.checkpoint.workdir_files import CONFIG, FORMAT, MODEL, VOCAB, is_exported
 from txl_jax.config.folders import expanded_paths
 from txl_jax.library_errors import import_optional
@@ -39,7 +39,7 @@ def load_workdir(workdir: str, step: str = "best", weights: str | None = None) -
         raise WorkdirError(
             f"{argument('workdir', workdir)}: there is no {CONFIG} in it; train first"
         )
-    exp, vocab = read_experiment(workdir), read_vocab(workdir)
+    exp, vocab = loaded_experiment(workdir), read_vocab(workdir)
     unrolled = dataclasses.replace(exp.model, scan_layers=False, remat="none", kernel="auto")
     exp = dataclasses.replace(exp, model=unrolled)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

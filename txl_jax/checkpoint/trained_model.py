@@ -32,16 +32,21 @@ class TrainedModel:
 
 
 def with_settings(trained: TrainedModel, exp: ExperimentConfig) -> TrainedModel:
-    """Returns the model with the settings of ``exp``; raises WorkdirError if the shapes differ."""
+    """Returns the model with the settings of ``exp``; raises WorkdirError if the shapes differ.
+
+    Dtype and precision of the computation may differ, because they change no parameter.
+    """
     own = trained.config.model
     vocab_size = own.vocab_size if exp.model.vocab_size is None else exp.model.vocab_size
     model = dataclasses.replace(
         exp.model, scan_layers=own.scan_layers, remat=own.remat, vocab_size=vocab_size
     )
-    different = differing_keys(*({"model": dataclasses.asdict(c)} for c in (own, model)))
+    shape = dataclasses.replace(model, dtype=own.dtype, matmul_precision=own.matmul_precision)
+    different = differing_keys(*({"model": dataclasses.asdict(c)} for c in (own, shape)))
     if different:
         raise WorkdirError(f"the workdir's model is of another shape: {'; '.join(different)}")
-    return dataclasses.replace(trained, config=dataclasses.replace(exp, model=model))
+    config = dataclasses.replace(exp, model=model)
+    return dataclasses.replace(trained, model=TransformerXL(model), config=config)
 
 
 def parameter_count(params: Any) -> int:

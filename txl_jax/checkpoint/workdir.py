@@ -22,6 +22,9 @@ from txl_jax.files import parse_json_object, write_json
 from txl_jax.messages import argument
 from txl_jax.parallel import processes
 
+AUTO_DTYPE = "auto_dtype"
+"""The key in the provenance that tells whether ``model.dtype`` was ``auto``."""
+
 
 def with_vocab(exp: ExperimentConfig, corpus: Corpus) -> ExperimentConfig:
     """Sets ``model.vocab_size`` to that of the corpus; raises ConfigError if another one is set."""
@@ -33,11 +36,16 @@ def with_vocab(exp: ExperimentConfig, corpus: Corpus) -> ExperimentConfig:
 
 
 def init_workdir(
-    workdir: str, exp: ExperimentConfig, corpus: Corpus, attention: str | None = None
+    workdir: str,
+    exp: ExperimentConfig,
+    corpus: Corpus,
+    attention: str | None = None,
+    auto_dtype: bool = False,
 ) -> None:
     """Writes the settings and the vocabulary of a run to its folder, ``config.json`` first.
 
-    ``attention`` describes how training computes attention on these devices.
+    ``attention`` describes how training computes attention on these devices. ``auto_dtype`` records
+    that ``model.dtype`` was ``auto``, which :func:`loaded_experiment` returns.
     Raises WorkdirError, and changes nothing, if the folder has another config, version or text, an
     exported model, or a user's files that the run would overwrite.
     """
@@ -58,7 +66,7 @@ def init_workdir(
                 f"{argument('workdir', workdir)}: is the folder of another run:"
                 f" {'; '.join(different)}. Name another workdir, or use that run's settings"
             )
-    origin = {**provenance(), "attention": attention}
+    origin = {**provenance(), "attention": attention, AUTO_DTYPE: auto_dtype}
     made = {"corpus": describe_corpus(corpus), "provenance": origin}
     write_json(path, {**exp.to_dict(), **made})
     write_json(os.path.join(workdir, VOCAB), corpus.vocab.to_json())
@@ -100,6 +108,17 @@ def read_experiment(workdir: str) -> ExperimentConfig:
         return from_record(read_record(workdir))
     except ConfigError as error:
         raise WorkdirError(f"{os.path.join(workdir, CONFIG)}: {error}") from error
+
+
+def loaded_experiment(workdir: str) -> ExperimentConfig:
+    """Returns :func:`read_experiment` for another use of the model than to resume its training.
+
+    A dtype that the run chose for its own devices is ``auto`` again.
+    """
+    exp = read_experiment(workdir)
+    if read_record(workdir).get("provenance", {}).get(AUTO_DTYPE) is not True:
+        return exp
+    return dataclasses.replace(exp, model=dataclasses.replace(exp.model, dtype="auto"))
 
 
 def read_vocab(workdir: str) -> Vocab:

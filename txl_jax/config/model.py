@@ -23,6 +23,9 @@ Window = Literal[False, "pytorch", "tf"]
 AttentionForm = Literal["relative", "shaw", "absolute", "absolute_per_layer", "shared_projection"]
 """Values of ``attention``: how positions enter the scores, see :class:`TransformerXLConfig`."""
 
+Precision = Literal["default", "high", "highest", "bfloat16", "tensorfloat32", "float32"]
+"""Values of ``matmul_precision``; the last three are other names of the first three."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerXLConfig(Section, key="model"):
@@ -122,8 +125,12 @@ class TransformerXLConfig(Section, key="model"):
     """Standard deviation of the initial projections of embedding and softmax."""
     norm_epsilon: float = above(0, 1e-5)
     """Epsilon of LayerNorm, which is 1e-5 in PyTorch and 1e-12 in TF."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Dtype of the computation; parameters, softmax and loss are always float32."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
+    """Dtype of the computation; parameters, softmax and loss are always float32. auto is bfloat16
+    on TPUs and on NVIDIA GPUs from compute capability 8.0, else float32."""
+    matmul_precision: Precision | None = None
+    """Precision of float32 products, as in jax.default_matmul_precision: none takes JAX's own,
+    which is one bfloat16 pass on TPUs and TF32 on NVIDIA GPUs; highest is float32 everywhere."""
     scan_layers: bool = False
     """Whether the layers run as a loop with one compiled body; False is faster on a CPU."""
     remat: Literal["none", "products", "layer"] = "none"

@@ -17,6 +17,7 @@ _NAMES = {
     "model.d_model": "hidden hidden_dim hidden_size n_embd width",
     "model.dropatt": "attention_dropout attn_dropout",
     "model.dtype": "amp bf16 fp16 half mixed_precision precision",
+    "model.matmul_precision": "allow_tf32 float32_matmul_precision tf32",
     "model.n_head": "heads n_heads num_heads",
     "model.n_layer": "depth layers n_layers num_layers",
     "model.remat": "checkpointing gradient_checkpointing rematerialisation",

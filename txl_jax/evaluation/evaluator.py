@@ -31,6 +31,7 @@ from txl_jax.evaluation.dynamic import (
     score_and_learn,
 )
 from txl_jax.evaluation.protocols import keeps_cache, under_protocol
+from txl_jax.model import self_check
 from txl_jax.model.memory import Cache, Memory, cache_shardings, memory_shardings
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import EVALUATION, Checked, Work
@@ -156,6 +157,7 @@ class Evaluator:
 
         ``progress(done, total)`` is called after each segment, including segments for statistics.
         """
+        self.check_attention()
         start = time.perf_counter()
         params = placed(params, self._shardings.parameters(params))
         n_statistics = self.protocol.dynamic.statistics if self._training else 0
@@ -178,6 +180,15 @@ class Evaluator:
                 f" {self.streams.n_targets:,} targets; please report this error"
             )
         return Score(total / count, count, time.perf_counter() - start)
+
+    def check_attention(self) -> None:
+        """Runs the self-check of the attention that scoring computes (model/self_check.py)."""
+        (c, mesh), p = (self.model.cfg, self._shardings.mesh), self.protocol
+        if keeps_cache(c, p):
+            return  # a cache is never read by a fused kernel
+        episodes = self.batches.warm_up > 0 or self.batches.shapes().reset.ndim == 2
+        sizes = self.batches.rows, p.context_len + p.seg_len, p.mem_len
+        self_check.check(c, mesh, *sizes, train=False, episodes=episodes)
 
     def lower(self, params: Params) -> jax.stages.Lowered:
         """Lowers the program that scores a segment. ``params`` has shapes with shardings."""

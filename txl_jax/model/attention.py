@@ -16,6 +16,7 @@ from txl_jax.model.kernels import AttentionInputs, attend
 from txl_jax.model.kernels.choice import Choice, choose
 from txl_jax.model.masks import attention_mask
 from txl_jax.model.positions import Positions
+from txl_jax.model.precision import product_precision, with_dtype
 from txl_jax.model.ring import KeysValues
 
 _ONE_PRODUCT_ROWS = 8
@@ -201,6 +202,23 @@ def planned_attention(
     ``rows`` are those of all devices of ``mesh``, and ``seg_len`` is T with its context. Nothing is
     computed. A program with a cache uses ring.py instead.
     """
+    x = planned_inputs(with_dtype(c, mesh), rows, seg_len, mem_len, train)
+    with product_precision(c.matmul_precision):
+        return choose(c.kernel, x, mesh)
+
+
+def planned_inputs(
+    c: TransformerXLConfig,
+    rows: int,
+    seg_len: int,
+    mem_len: int,
+    train: bool,
+    episodes: bool = False,
+) -> AttentionInputs:
+    """Returns the shapes of attention's inputs in a program of these sizes.
+
+    ``episodes`` tells whether memory is reset within segments. The dtype of ``c`` is not ``auto``.
+    """
     n_keys = mem_len + seg_len
     shape = lambda *sides: jax.ShapeDtypeStruct(sides, c.dtype)
     biases = (shape(c.n_head, c.d_head),) * 2 if c.attention == "relative" else (None, None)
@@ -209,11 +227,11 @@ def planned_attention(
         form = FORMS[c.attention](c)
         terms, _ = form.init_with_output(key, n_keys, encodings, u, v, method="positions")
         window = c.same_length if mem_len else False
-        mask = attention_mask(seg_len, jnp.zeros(rows, jnp.int32), mem_len, window)
+        reset = jnp.zeros((rows, seg_len), bool) if episodes else None
+        mask = attention_mask(seg_len, jnp.zeros(rows, jnp.int32), mem_len, window, reset)
         drop = AttentionDropout.draw(key, c.dropatt) if train and c.dropatt else None
         return AttentionInputs(q, k, k, terms, mask, drop)
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     arrays = (shape(c.n_head, rows, length, c.d_head) for length in (seg_len, n_keys))
-    x = jax.eval_shape(inputs, key, shape(n_keys, c.d_model), *biases, *arrays)
-    return choose(c.kernel, x, mesh)
+    return jax.eval_shape(inputs, key, shape(n_keys, c.d_model), *biases, *arrays)

@@ -23,6 +23,9 @@ def with_derivatives(forward: Callable, tangent: Callable, gradient: Callable) -
     hashable. Results are pytrees. A second derivative is that of the given functions. Inside of
     ``jax.shard_map`` all arrays vary over the same axes when the given functions are called.
 
+    All of them compute products at the precision that JAX uses where the function is called. JAX
+    calls the last two later, when the context of this precision may be closed.
+
     Args:
       forward: (static, inputs, constants) -> (outputs, saved arrays for the derivatives).
       tangent: (static, saved, tangents of inputs) -> tangents of outputs. It is linear in these,
@@ -30,30 +33,43 @@ def with_derivatives(forward: Callable, tangent: Callable, gradient: Callable) -
       gradient: (static, saved, gradients of outputs) -> gradients of inputs, in reverse mode.
     """
 
-    @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-    def function(static, inputs, constants):
-        return forward(static, inputs, constants)[0]
+    @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+    def function(static, precision, inputs, constants):
+        with jax.default_matmul_precision(precision):
+            return forward(static, inputs, constants)[0]
 
     @function.defjvp
-    def _(static, primals, tangents):
-        outputs, saved = forward(static, *primals)
+    def _(static, precision, primals, tangents):
+        with jax.default_matmul_precision(precision):
+            outputs, saved = forward(static, *primals)
         arrays, trees = zip(*map(jax.tree.flatten, (saved, tangents[0], outputs)), strict=True)
         (known, moved, results), (of_saved, of_inputs, of_outputs) = arrays, trees
         n = len(known)
 
         def flat_tangent(*given):
             pair = of_saved.unflatten(given[:n]), of_inputs.unflatten(given[n:])
-            return jax.tree.leaves(tangent(static, *pair))
+            with jax.default_matmul_precision(precision):
+                return jax.tree.leaves(tangent(static, *pair))
 
         def flat_gradient(known, gradients):
             pair = of_saved.unflatten(known), of_outputs.unflatten(gradients)
-            return jax.tree.leaves(gradient(static, *pair))
+            with jax.default_matmul_precision(precision):
+                return jax.tree.leaves(gradient(static, *pair))
 
         options: Any = {"n_saved": n, "types": tuple(map(jax.typeof, results))}
         options |= {"function": flat_tangent, "gradient": flat_gradient}
         return outputs, of_outputs.unflatten(_call.bind(*known, *moved, **options))
 
-    return lambda static, inputs, constants: function(static, *vary_alike((inputs, constants)))
+    def at_current_precision(static, inputs, constants):
+        return function(static, current_precision(), *vary_alike((inputs, constants)))
+
+    return at_current_precision
+
+
+def current_precision() -> str | None:
+    """Returns the precision of products that JAX uses now: that of the innermost context."""
+    settings: Any = jax.config
+    return settings.jax_default_matmul_precision
 
 
 def opaque(forward: Callable) -> Callable:
@@ -98,7 +114,7 @@ def _differentiate(primals, tangents, *, function, **_):
 
 
 def _transpose(gradients, *args, n_saved: int, gradient, **_):
-    found = gradient(args[:n_saved], list(map(ad.instantiate_zeros, gradients)))
+    found = gradient(tuple(args[:n_saved]), list(map(ad.instantiate_zeros, gradients)))
     kept = zip(args[n_saved:], found, strict=True)
     return [None] * n_saved + [g if ad.is_undefined_primal(x) else None for x, g in kept]
 
@@ -111,7 +127,7 @@ def _batch(args, axes: Sequence[int | None], *, n_saved: int, function, gradient
         rows = (size, *x.shape)
         return jnp.broadcast_to(x, rows) if axis is None else jnp.moveaxis(x, axis, 0)
 
-    saved, moved = list(axes[:n_saved]), map(with_axis, args[n_saved:], axes[n_saved:])
+    saved, moved = tuple(axes[:n_saved]), map(with_axis, args[n_saved:], axes[n_saved:])
     results = _call.bind(
         *args[:n_saved],
         *moved,

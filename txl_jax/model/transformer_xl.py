@@ -15,6 +15,7 @@ from txl_jax.model.block import Block, LayerNorm, SharedInputs, dropout
 from txl_jax.model.inputs import SegmentOptions
 from txl_jax.model.memory import Cache, Memory
 from txl_jax.model.positions import clamped, positions_from_end, sinusoids
+from txl_jax.model.precision import at_precision, with_dtype
 from txl_jax.model.ring import slots_of
 from txl_jax.parallel.shardings import replicate, shard_rows
 
@@ -44,12 +45,17 @@ class TransformerXL(nn.Module):
     without an error. So check the ids of your own text once, before the compiled loop.
 
     Attributes:
-      cfg: the settings of the model.
+      cfg: the settings of the model, with the dtype that ``auto`` means on these devices.
       mesh: the devices that share the rows of a compiled program (shardings.py).
     """
 
     cfg: TransformerXLConfig
     mesh: Mesh | None = None
+
+    def __post_init__(self):
+        """Resolves the dtype ``auto`` for the devices."""
+        object.__setattr__(self, "cfg", with_dtype(self.cfg, self.mesh))
+        super().__post_init__()
 
     def setup(self):
         """Declares the parameters."""
@@ -86,6 +92,7 @@ class TransformerXL(nn.Module):
         hidden = jnp.zeros((c.n_layer, batch_size, mem_len, c.d_model), c.dtype)
         return Memory(hidden, jnp.zeros((batch_size,), jnp.int32))
 
+    @at_precision
     def init_cache(self, mems: Memory, seg_len: int | np.integer) -> Cache:
         """Returns the projected memory for inference, which other methods take as ``mems``.
 
@@ -129,6 +136,7 @@ class TransformerXL(nn.Module):
         logits, _, mems = self.logits_and_states(tokens, mems, **options)
         return logits, mems
 
+    @at_precision
     def logits_and_states(self, tokens, mems, **options):
         """Returns logits, the last layer's states [B,T,D] before dropout, and new memory."""
         given = SegmentOptions(**options)
@@ -146,6 +154,7 @@ class TransformerXL(nn.Module):
         nll, _, mems = self.nll_and_states(tokens, targets, mems, **options)
         return nll, mems
 
+    @at_precision
     def nll_and_states(self, tokens, targets, mems, **options):
         """Returns losses as :meth:`nll`, the last states [B,T,D] before dropout, and new memory."""
         given = SegmentOptions(**options)
@@ -153,6 +162,7 @@ class TransformerXL(nn.Module):
         dropped = self.drop_output(states, given.train)
         return self.vocabulary.nll(dropped, targets, given.train), states, mems
 
+    @at_precision
     def past_nll(self, log_p, inputs):
         """Returns the loss of decoding each input from the prediction after it: nats, [B,T].
 
@@ -166,6 +176,7 @@ class TransformerXL(nn.Module):
         inputs_lib.check_array("log_p", log_p, "floats", shape)
         return self.vocabulary.past_nll(jnp.asarray(log_p, jnp.float32), inputs)
 
+    @at_precision
     def core(self, embeddings, mems, *, train: bool = False, reset=None, lengths=None):
         """Runs the layers on embeddings [B,T,D], and returns states [B,T,D] and new memory.
 
@@ -179,6 +190,7 @@ class TransformerXL(nn.Module):
         states, _, mems = self._run(embeddings, mems, SegmentOptions(train, reset, lengths))
         return self.drop_output(states, train), mems
 
+    @at_precision
     def core_and_inputs(self, embeddings, mems, *, train=False, reset=None, lengths=None):
         """Runs :meth:`core`, and returns states, the input of every layer [L,B,T,D], new memory.
 

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ExperimentConfig
+from txl_jax.model.precision import float32_products, with_dtype
 from txl_jax.parallel.device_memory import GIB, program_bytes
 from txl_jax.planning.costs import (
     Collective,
@@ -73,6 +74,7 @@ def compile_ahead(exp: ExperimentConfig, topology: str | None) -> int:
     exp = with_vocab_size(exp)
     devices = topology_devices(topology) if topology else jax.devices()
     mesh = training_mesh(exp, devices)
+    exp = dataclasses.replace(exp, model=with_dtype(exp.model, mesh))
     limit = None if topology else (devices[0].memory_stats() or {}).get("bytes_limit")
     if topology:
         limit = CHIPS[topology.partition(":")[0]].memory
@@ -185,6 +187,7 @@ def _heading(exp: ExperimentConfig, mesh: Mesh, topology: str | None) -> str:
     return (
         f"{exp.name}: {parameters:,} parameters, vocabulary {c.vocab_size:,}; {c.dtype},"
         f" layers {layers}, remat {c.remat}\n"
+        f"float32 products: {float32_products(c.matmul_precision, mesh)}\n"
         f"{where}{')' if topology else ''}, mesh {axes}\n"
         f"jax {jax.__version__}, {device.client.platform_version.replace(chr(10), ' ')}"
     )

@@ -34,7 +34,10 @@ from txl_jax.parallel.shardings import Shardings
 from txl_jax.training.state import TrainState
 
 RECORD = "start.json"
-OWN = ("sample_softmax", "init_std", "proj_init_std", "dtype", "scan_layers", "remat", "kernel")
+OWN = (
+    *("sample_softmax", "init_std", "proj_init_std", "dtype", "matmul_precision"),
+    *("scan_layers", "remat", "kernel"),
+)
 """Model settings that a new run may choose. Like dropout, they do not change the parameters."""
 
 

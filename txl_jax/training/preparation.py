@@ -10,8 +10,14 @@ from jax.sharding import Mesh
 
 from txl_jax.checkpoint.lock import training_lock
 from txl_jax.checkpoint.trained_model import memory_shapes
-from txl_jax.checkpoint.workdir import check_shared, init_workdir, with_vocab
-from txl_jax.checkpoint.workdir_files import WRITTEN_IN, check_free, check_outputs, check_writable
+from txl_jax.checkpoint.workdir import check_shared, init_workdir, read_experiment, with_vocab
+from txl_jax.checkpoint.workdir_files import (
+    CONFIG,
+    WRITTEN_IN,
+    check_free,
+    check_outputs,
+    check_writable,
+)
 from txl_jax.config import (
     ExperimentConfig,
     ProtocolConfig,
@@ -20,8 +26,11 @@ from txl_jax.config import (
 )
 from txl_jax.config.folders import data_folder
 from txl_jax.data.corpus import Corpus
+from txl_jax.data.feed import training_batch
 from txl_jax.evaluation.evaluator import split_evaluator
+from txl_jax.model import self_check
 from txl_jax.model.kernels.choice import check_platform
+from txl_jax.model.precision import with_dtype
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import (
     EVALUATION,
@@ -54,13 +63,46 @@ def prepare(exp: ExperimentConfig, workdir: str) -> tuple[list[SeedRun], Corpus]
         on_process_zero(functools.partial(check_free, folder))
     on_process_zero(lambda: check_writable(workdir))
     exp, vocab = resolve_experiment(exp, folders[0])
+    exp = with_dtype_of_run(exp, folders[0])
     check_training_memory(exp)
     corpus = process_zero_first(lambda: load_encoded_corpus(exp, vocab))
     exp = with_vocab(exp, corpus)
-    training_streams(exp, corpus)
-    for protocol in (exp.validate, exp.evaluate):  # raises an error if the text is too short
-        split_evaluator(exp.model, protocol, corpus, training_mesh(exp))
+    check_attention(exp, corpus)
     return seed_runs(exp, workdir), corpus
+
+
+def with_dtype_of_run(exp: ExperimentConfig, workdir: str) -> ExperimentConfig:
+    """Returns the experiment with a dtype in place of ``auto``: that of its run if it has begun.
+
+    So a run that resumes on other devices computes in the same dtype.
+    """
+    if exp.model.dtype != "auto":
+        return exp
+    begun = lambda: os.path.exists(os.path.join(workdir, CONFIG)) and read_experiment(workdir)
+    dtype = on_process_zero(lambda: (found := begun()) and found.model.dtype)
+    model = dataclasses.replace(exp.model, dtype=dtype or "auto")
+    model = with_dtype(model, training_mesh(exp))
+    return dataclasses.replace(exp, model=model)
+
+
+def check_attention(exp: ExperimentConfig, corpus: Corpus) -> None:
+    """Runs the self-checks of fused attention in training, validation and the final evaluation.
+
+    Raises ConfigError or DataError if text and protocols do not fit, and KernelError if a kernel
+    that the user named fails.
+    """
+    c, t, mesh = exp.model, exp.train, training_mesh(exp)
+    trained = dataclasses.replace(c, scan_layers=False, remat="none")
+    scored = scoring_mesh(exp.mesh, trained, exp.evaluate.batch_size)
+    programs = ((c, exp.validate, mesh), (trained, exp.evaluate, scored))
+    evaluators = [split_evaluator(model, p, corpus, on) for model, p, on in programs]
+    streams = training_streams(exp, corpus)
+    batch = training_batch(streams, 0, t.epoch_memory, t.reset_every, slice(1))
+    sizes = t.batch_size // t.micro_batches, t.context_len + t.longest_seg_len, t.mem_len
+    program = {"episodes": batch.reset.ndim == 2, "several_seeds": t.num_seeds > 1}
+    self_check.check(c, mesh, *sizes, train=True, **program)
+    for evaluator in evaluators:
+        evaluator.check_attention()
 
 
 def seed_runs(exp: ExperimentConfig, workdir: str) -> list[SeedRun]:
@@ -112,8 +154,12 @@ def _one_layer_traced(c: TransformerXLConfig) -> TransformerXLConfig:
 
 
 @contextlib.contextmanager
-def locked_workdirs(runs: Sequence[SeedRun], corpus: Corpus) -> Iterator[None]:
+def locked_workdirs(
+    runs: Sequence[SeedRun], corpus: Corpus, auto_dtype: bool = False
+) -> Iterator[None]:
     """Holds the lock of every workdir, and writes settings and vocabulary into each of them.
+
+    ``auto_dtype``: the user left ``model.dtype`` to the devices, see :func:`init_workdir`.
 
     Raises LockedError if another process trains in a workdir, and WorkdirError if a workdir cannot
     be used.
@@ -124,7 +170,7 @@ def locked_workdirs(runs: Sequence[SeedRun], corpus: Corpus) -> Iterator[None]:
             check_outputs(workdir, "evaluate", "generate")
             locks.enter_context(training_lock(workdir))
             attention = training_attention(exp, training_mesh(exp)).describe()
-            init_workdir(workdir, exp, corpus, attention)
+            init_workdir(workdir, exp, corpus, attention, auto_dtype)
             check_writable(workdir, WRITTEN_IN)
 
         for exp, workdir in runs:

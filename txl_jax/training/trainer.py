@@ -25,8 +25,8 @@ from txl_jax.data.feed import training_batch, training_feed
 from txl_jax.data.on_device import BatchPosition, DeviceText, device_text, training_position
 from txl_jax.evaluation.evaluator import Score
 from txl_jax.messages import shown_path
-from txl_jax.model.kernels.parity import require_parity
 from txl_jax.model.layout import stack_layers, unstack_layers
+from txl_jax.model.precision import describe
 from txl_jax.parallel import processes
 from txl_jax.parallel.device_memory import TRAINING, check_program, explained
 from txl_jax.parallel.shardings import idle_devices
@@ -161,7 +161,7 @@ class Trainer:
         self._pending: collections.deque[tuple[int, Metrics]] = collections.deque()
 
     def log_start(self, step: int, resumed: bool) -> None:
-        """Prints the sizes of model and text, the devices, the kernel and the starting point."""
+        """Prints the sizes of model and text, devices, precision, kernel and starting point."""
         exp, corpus, n = self.exp, self.corpus, self.streams.n_segments
         devices = f"{self.setup.shardings.mesh.size} {jax.default_backend()} device(s)"
         about = "about " if exp.train.seg_len_std else ""
@@ -174,6 +174,8 @@ class Trainer:
         t, mesh = exp.train, self.setup.shardings.mesh
         if idle := idle_devices(mesh, exp.mesh, t.batch_size, t.micro_batches):
             self.log.message(idle)
+        for line in describe(exp.model, mesh):
+            self.log.message(line)
         attention = self.setup.attention
         warning = "warning: " if attention.falls_back else ""
         self.log.message(f"{warning}attention by {attention.describe()}")
@@ -199,8 +201,6 @@ class Trainer:
 
     def compile(self, jitted: Any, *shapes: Any) -> Callable[..., Any]:
         """Compiles a jitted step for these shapes. The time does not count as training time."""
-        c = self.exp.model
-        require_parity(c.kernel, c.d_head, c.dtype, c.dropatt)
         start = time.perf_counter()
         with self.log.goodput.pause("compile"):
             program = check_program(TRAINING, jitted.lower(*shapes), resident=False)

@@ -15,6 +15,7 @@ from txl_jax.model.derivatives import with_derivatives
 from txl_jax.model.dropout import HEAD_STRIDE
 from txl_jax.model.kernels import reference, xla
 from txl_jax.model.kernels.reference import AttentionInputs
+from txl_jax.parallel.platforms import compute_capability, platform_of
 from txl_jax.parallel.shardings import ROWS, varies
 
 IMPLEMENTATIONS = ("auto", "reference", "xla", "cudnn", "triton", "pallas_tpu")
@@ -61,7 +62,7 @@ def attend(x: AttentionInputs, implementation: str = "auto", mesh: Mesh | None =
         return (_per_device(function, mesh) if _rows_divide(x, mesh) else function)(x)
     function = _module(name).attend
     if name == "triton":
-        function = functools.partial(function, capability=_compute_capability(mesh))
+        function = functools.partial(function, capability=compute_capability(mesh))
     q, k, val, positions = _reverse_only(None, (x.q, x.k, x.val, x.positions), ())
     return _per_device(function, mesh)(x.replace(q=q, k=k, val=val, positions=positions))
 
@@ -97,6 +98,8 @@ def _best(x: AttentionInputs, mesh: Mesh | None) -> Choice:
     best = BEST.get(platform)
     if best is None:
         return Choice("xla", f"there is no fused kernel for a {platform}")
+    if best == "triton" and (compute_capability(mesh) or 90) < 80:
+        return Choice("xla", f"{best} needs compute capability 8.0, and this GPU has less")
     if seg_len < FUSED_MIN_QUERIES:
         few = f"{best} gains nothing for segments of {seg_len} tokens, below {FUSED_MIN_QUERIES}"
         return Choice("xla", few)
@@ -107,6 +110,8 @@ def _best(x: AttentionInputs, mesh: Mesh | None) -> Choice:
         return Choice("xla", unequal, falls_back=True)
     if refused := _module(best).supports(x):
         return Choice("xla", f"{best} cannot run: {refused}", falls_back=True)
+    if failed := _failures.get(best):
+        return Choice("xla", failed, falls_back=True)
     return Choice(best)
 
 
@@ -119,21 +124,25 @@ def _rows_divide(x: AttentionInputs, mesh: Mesh | None) -> bool:
     return x.q.shape[1] % _row_devices(mesh) == 0
 
 
+_failures: dict[str, str] = {}
+
+
+def distrust(implementation: str, reason: str) -> None:
+    """Makes ``auto`` leave out an implementation in this process; the reason is shown to users."""
+    _failures[implementation] = reason
+
+
+def may_fuse(implementation: str, mesh: Mesh | None) -> bool:
+    """Tells whether a fused implementation may run; the form decides whether it does."""
+    return implementation in FUSED or (implementation == "auto" and platform_of(mesh) in BEST)
+
+
 def check_platform(implementation: str, mesh: Mesh | None = None) -> None:
     """Raises KernelError if an implementation is for other devices than those of the mesh."""
     platform = platform_of(mesh)
     if FUSED.get(implementation, platform) != platform:
         why = f"is for a {FUSED[implementation]} and this runs on a {platform}: use 'auto' or 'xla'"
         raise KernelError(f"model.kernel = {implementation!r} {why}")
-
-
-def platform_of(mesh: Mesh | None) -> str:
-    """Returns ``cpu``, ``tpu``, ``gpu`` for an NVIDIA GPU, or ``ROCm GPU`` for one of AMD."""
-    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-    if platform not in ("gpu", "cuda", "rocm"):
-        return platform
-    capability = str(getattr(_device(mesh), "compute_capability", ""))  # 9.0, or such as gfx942
-    return "ROCm GPU" if platform == "rocm" or capability.startswith("gfx") else "gpu"
 
 
 def compiler_options(mesh: Mesh | None) -> dict[str, bool] | None:
@@ -146,15 +155,6 @@ def compiler_options(mesh: Mesh | None) -> dict[str, bool] | None:
     if jax.__version_info__[:2] == (0, 11) and platform_of(mesh) == "gpu":
         return {"xla_gpu_enable_dynamic_slice_fusion": False}
     return None
-
-
-def _device(mesh: Mesh | None) -> jax.Device:
-    return jax.local_devices()[0] if mesh is None else mesh.devices.flat[0]
-
-
-def _compute_capability(mesh: Mesh | None) -> int:
-    """Returns the compute capability of the NVIDIA GPUs of a mesh, such as 90 for an H100."""
-    return int(_device(mesh).compute_capability.replace(".", ""))
 
 
 @functools.cache
@@ -176,6 +176,11 @@ def _per_device(function, mesh: Mesh | None):
             x = x.replace(dropout=x.dropout.replace(seed=x.dropout.seed.at[0].add(first)))
         return function(x)
 
+    x = specs()
+    return jax.shard_map(on_device, mesh=mesh, in_specs=(x,), out_specs=x.q, check_vma=False)
+
+
+def specs() -> AttentionInputs:
+    """Returns how the devices of a mesh share attention's inputs: a prefix of their tree."""
     heads, rows, both = (PartitionSpec(*axes) for axes in (("tensor",), (ROWS,), ("tensor", ROWS)))
-    specs = AttentionInputs(both, both, both, heads, rows, PartitionSpec())  # type: ignore[arg-type]
-    return jax.shard_map(on_device, mesh=mesh, in_specs=(specs,), out_specs=both, check_vma=False)
+    return AttentionInputs(both, both, both, heads, rows, PartitionSpec())  # type: ignore[arg-type]

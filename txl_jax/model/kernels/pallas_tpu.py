@@ -33,6 +33,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from txl_jax.model.dropout import HEAD_STRIDE, AttentionDropout
 from txl_jax.model.kernels.reference import AttentionInputs
+from txl_jax.model.precision import bfloat16_passes
 
 LANES = 128
 MOST_SUMMED = 16 * 2**20
@@ -50,6 +51,7 @@ class Tiles:
     mem_len: int
     reach: int
     rate: float | None  # the dropout rate
+    precision: lax.Precision = lax.Precision.DEFAULT  # of all products
 
     @property
     def n_q(self) -> int:
@@ -80,6 +82,16 @@ class Tiles:
         return as_int(firsts), as_int(last), int(np.max(last - first)) + 1
 
 
+def precision_of(dtype: Any) -> lax.Precision:
+    """Returns the precision of the kernel's products: JAX's own where factors are float32.
+
+    Mosaic has only one pass and float32, and float32 only for float32 factors. Products of other
+    factors are exact in one pass.
+    """
+    exact = dtype == jnp.float32 and bfloat16_passes() > 1
+    return lax.Precision.HIGHEST if exact else lax.Precision.DEFAULT
+
+
 def tile_size(seg_len: int) -> int:
     """Returns the tile size S: 256, or 128 if that needs less padding."""
     return 2 * LANES if -(-seg_len // LANES) % 2 == 0 else LANES
@@ -107,7 +119,7 @@ def attend(
     assert r is not None
     t, m, size = mask.seg_len, mask.mem_len, tile or tile_size(mask.seg_len)
     rate, seed = (dropout.rate, dropout.seed) if dropout else (None, jnp.zeros(2, jnp.uint32))
-    tiles = Tiles(size, t, m, mask.reach, rate)
+    tiles = Tiles(size, t, m, mask.reach, rate, precision_of(x.q.dtype))
     more_t, more_k = tiles.n_q * size - t, tiles.n_k * size - (m + t)
     queries = [_pad(biased, 2, 0, more_t) for biased in x.biased_queries()]
     keys = [_pad(heads.astype(x.q.dtype), 2, 0, more_k) for heads in (x.k, x.val)]
@@ -234,7 +246,7 @@ def _forward_kernel(at: "_Tile", x: _Inputs, out, lse, largest, total, acc):
         largest[...] = now
         total[...] = total[...] * shrink + jnp.sum(weights, axis=1, keepdims=True)
         dropped = (weights * at.kept()).astype(x.val.dtype)
-        acc[...] = acc[...] * shrink + _product(dropped, x.val[...], 1, 0)
+        acc[...] = acc[...] * shrink + at.product(dropped, x.val[...], 1, 0)
 
     @pl.when(at.ends)
     def _():
@@ -256,13 +268,13 @@ def _backward_kernel(at: "_Tile", x: _Inputs, dqu, dqv, dk, dval, dr):
         size, dtype = at.tiles.size, x.k.dtype
         rows = lambda block: pl.ds(pl.multiple_of(block * size, size), size)
         dwindow, dscores = _unskew(dscores).astype(dtype), dscores.astype(dtype)
-        dqu[...] += _product(dscores, x.k[...], 1, 0)
-        dk[rows(at.j), :] += _product(dscores, x.qu[...], 0, 0)
-        dval[rows(at.j), :] += _product(weights.astype(dtype), x.dout[...], 0, 0)
+        dqu[...] += at.product(dscores, x.k[...], 1, 0)
+        dk[rows(at.j), :] += at.product(dscores, x.qu[...], 0, 0)
+        dval[rows(at.j), :] += at.product(weights.astype(dtype), x.dout[...], 0, 0)
         for half in (0, 1):
             part = dwindow[:, half * size : (half + 1) * size]
-            dqv[...] += _product(part, x.r[half][...], 1, 0)
-            dr[rows(at.window + half), :] += _product(part, x.qv[...], 0, 0)
+            dqv[...] += at.product(part, x.r[half][...], 1, 0)
+            dr[rows(at.window + half), :] += at.product(part, x.qv[...], 0, 0)
 
 
 class _Tile:
@@ -307,16 +319,21 @@ class _Tile:
     def scores(self) -> jax.Array:
         """Returns the content scores plus the skewed position scores: [S,S]."""
         x = self.x
-        position = jnp.concatenate([_product(x.qv[...], r[...], 1, 1) for r in x.r], axis=1)
-        return _product(x.qu[...], x.k[...], 1, 1) + _skew(position)
+        position = jnp.concatenate([self.product(x.qv[...], r[...], 1, 1) for r in x.r], axis=1)
+        return self.product(x.qu[...], x.k[...], 1, 1) + _skew(position)
 
     def again(self) -> tuple[jax.Array, jax.Array]:
         """Returns the weights after dropout, and the gradient of the scores: [S,S] each."""
         x, kept = self.x, self.kept()
         scores = self.scores() - _column(x.lse[...])
         weights = jnp.where(self.allowed(), jnp.exp(scores), 0.0)
-        dweights = _product(x.dout[...], x.val[...], 1, 1) * kept
+        dweights = self.product(x.dout[...], x.val[...], 1, 1) * kept
         return weights * kept, weights * (dweights - _column(x.delta[...]))
+
+    def product(self, a: jax.Array, b: jax.Array, of_a: int, of_b: int) -> jax.Array:
+        """Returns the product over one axis of each array, with float32 sums."""
+        axes, precision = (((of_a,), (of_b,)), ((), ())), self.tiles.precision
+        return lax.dot_general(a, b, axes, precision, preferred_element_type=jnp.float32)
 
 
 def _fill(when, value: float, *refs) -> None:
@@ -340,12 +357,6 @@ def _unskew(x: jax.Array) -> jax.Array:
     for power in range((size - 1).bit_length()):
         x = jnp.where((shift & (1 << power)) != 0, pltpu.roll(x, 1 << power, 1), x)
     return x
-
-
-def _product(a: jax.Array, b: jax.Array, of_a: int, of_b: int) -> jax.Array:
-    """Returns the product over one axis of each array, in float32."""
-    axes = (((of_a,), (of_b,)), ((), ()))
-    return lax.dot_general(a, b, axes, preferred_element_type=jnp.float32)
 
 
 def _column(row: jax.Array) -> jax.Array:

@@ -1,0 +1,91 @@
+"""The dtype of a model's computation and the precision of its float32 products, on its devices."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+from jax.sharding import Mesh
+
+from txl_jax.config import TransformerXLConfig
+from txl_jax.model.derivatives import current_precision
+from txl_jax.parallel.platforms import compute_capability, has_bfloat16, platform_of
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_PASSES: dict[str | None, int] = {
+    **dict.fromkeys((None, "default", "bfloat16", "BF16_BF16_F32"), 1),
+    **dict.fromkeys(("high", "tensorfloat32", "TF32_TF32_F32"), 3),
+}
+
+
+def with_dtype(c: TransformerXLConfig, mesh: Mesh | None) -> TransformerXLConfig:
+    """Returns the config with the dtype that ``auto`` means on the devices of a mesh.
+
+    This is bfloat16 on TPUs and on NVIDIA GPUs that have units for it, and float32 elsewhere.
+    """
+    if c.dtype != "auto":
+        return c
+    fast = platform_of(mesh) == "tpu" or has_bfloat16(mesh)
+    return dataclasses.replace(c, dtype="bfloat16" if fast else "float32")
+
+
+def at_precision(method: F) -> F:
+    """Makes a module's method compute its products, and their gradients, as its config says."""
+
+    @functools.wraps(method)
+    def run(self, *args, **kwargs):
+        with product_precision(self.cfg.matmul_precision):
+            return method(self, *args, **kwargs)
+
+    return run  # type: ignore[return-value]
+
+
+def product_precision(name: str | None) -> contextlib.AbstractContextManager[Any]:
+    """Returns a context for ``model.matmul_precision``; ``None`` leaves JAX's setting as it is."""
+    return contextlib.nullcontext() if name is None else jax.default_matmul_precision(name)
+
+
+def describe(c: TransformerXLConfig, mesh: Mesh | None) -> list[str]:
+    """Returns lines about dtype and products for the start of a run, the last one a warning."""
+    c, asked = with_dtype(c, mesh), c.matmul_precision
+    named = "unset" if asked is None else repr(asked)
+    lines = [
+        f"computing in {c.dtype}; float32 products: {float32_products(asked, mesh)}"
+        f" (model.matmul_precision {named})"
+    ]
+    if c.dtype == "bfloat16" and platform_of(mesh) == "gpu" and not has_bfloat16(mesh):
+        capability = compute_capability(mesh) or 0
+        lines.append(
+            "warning: this GPU has no bfloat16 units (compute capability"
+            f" {capability // 10}.{capability % 10}, and they need 8.0); use model.dtype float32"
+        )
+    return lines
+
+
+def float32_products(name: str | None, mesh: Mesh | None) -> str:
+    """Describes what a product of float32 factors is at a precision, such as ``TF32 on this GPU``.
+
+    ``name`` is ``model.matmul_precision``; ``None`` stands for JAX's own setting.
+    """
+    platform, passes = platform_of(mesh), bfloat16_passes(name)
+    if platform == "tpu":
+        of_6 = "float32 in six bfloat16 passes"
+        rounded = {1: "one bfloat16 pass", 3: "three bfloat16 passes"}
+        return f"{rounded.get(passes, of_6)} on this TPU"
+    if platform == "cpu":
+        return "float32 on a CPU"
+    if platform == "gpu":
+        rounds = passes < 6 and has_bfloat16(mesh)
+        return f"{'TF32' if rounds else 'float32'} on this GPU"
+    return f"{'float32' if passes == 6 else 'as its libraries choose'} on this {platform}"
+
+
+def bfloat16_passes(name: str | None = None) -> int:
+    """Returns how many bfloat16 passes a float32 product takes on a TPU at a precision: 1, 3 or 6.
+
+    ``None`` stands for the precision that JAX uses now. NVIDIA GPUs round to TF32 below 6.
+    """
+    return _PASSES.get(current_precision() if name is None else name, 6)

@@ -1,0 +1,277 @@
+"""The self-check: a fused attention of a run, compared with the plain form on the run's devices.
+
+It runs the attention that the run has planned: form, lengths, dtype, precision, dropout, episodes,
+mesh, scanned layers and several seeds, with up to three rows and two heads on a device. The result
+is kept in the compilation cache's folder, so that later starts cost nothing.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import inspect
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from etils import epath
+from jax.sharding import Mesh, NamedSharding
+
+from txl_jax.config import TransformerXLConfig
+from txl_jax.messages import one_line
+from txl_jax.model import dropout, masks
+from txl_jax.model.attention import planned_inputs
+from txl_jax.model.kernels import choice, parity, reference
+from txl_jax.model.kernels.choice import KernelError
+from txl_jax.model.kernels.reference import AttentionInputs
+from txl_jax.model.precision import bfloat16_passes, product_precision, with_dtype
+from txl_jax.parallel import processes
+from txl_jax.standard_streams import stderr
+
+_PACKAGES = (
+    *("jax", "jaxlib", "libtpu", "triton", "jax-triton"),
+    *("jax-cuda12-pjrt", "jax-cuda13-pjrt", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"),
+)
+_SOURCES = {
+    "triton": ("triton", "triton_tiles", "triton_call"),
+    "pallas_tpu": ("pallas_tpu",),
+    "cudnn": ("cudnn",),
+}
+_LONG = 2**23
+"""From this many scores per head on, the check has one row and one head on a device."""
+
+
+class Attention(NamedTuple):
+    """A planned attention: the shapes of its inputs on a mesh, and the program around it.
+
+    ``implementation`` is ``model.kernel``, and ``precision`` is ``model.matmul_precision``.
+    """
+
+    implementation: str
+    x: AttentionInputs
+    mesh: Mesh
+    precision: str | None = None
+    scanned: bool = False
+    several_seeds: bool = False
+
+    def fused(self) -> str | None:
+        """Returns the fused implementation that computes it, or ``None``."""
+        with product_precision(self.precision):
+            name = choice.choose(self.implementation, self.x, self.mesh).name
+        return name if name in choice.FUSED else None
+
+
+def planned(
+    c: TransformerXLConfig,
+    mesh: Mesh,
+    rows: int,
+    seg_len: int,
+    mem_len: int,
+    *,
+    train: bool,
+    episodes: bool = False,
+    several_seeds: bool = False,
+) -> Attention:
+    """Returns the attention of a program; see :func:`~txl_jax.model.attention.planned_inputs`."""
+    x = planned_inputs(with_dtype(c, mesh), rows, seg_len, mem_len, train, episodes)
+    return Attention(c.kernel, x, mesh, c.matmul_precision, c.scan_layers, several_seeds)
+
+
+def check(c: TransformerXLConfig, mesh: Mesh, *sizes: int, **program: bool) -> None:
+    """Compares a planned attention with the plain form, if a fused implementation computes it.
+
+    The arguments are those of :func:`planned`. If ``auto`` chose the implementation, any failure is
+    a warning, and ``auto`` leaves this implementation out in this process. If the user named it, a
+    failure is a KernelError. All processes of the run must call this.
+    """
+    if not choice.may_fuse(c.kernel, mesh):
+        return
+    attention = planned(c, mesh, *sizes, **program)
+    name = attention.fused()
+    reason = name and _kept_or_found(attention, name)
+    if not name or not reason:
+        return
+    if c.kernel != "auto":
+        raise KernelError(f"model.kernel = {name!r} {reason}; use 'auto' or 'xla'")
+    reason = f"{name} {reason}"
+    choice.distrust(name, reason)
+    if processes.is_process_zero():
+        print(f"warning: {reason}; attention is computed by XLA", file=stderr(), flush=True)
+
+
+def failure(attention: Attention, name: str) -> str:
+    """Runs the self-check; returns why the implementation cannot be trusted, or ``""``."""
+    try:
+        apart = difference(attention, name)
+    except Exception as error:  # of any of several compilers, or at the launch
+        return f"fails its self-check on this device ({type(error).__name__}: {one_line(error)})"
+    limit = tolerance(attention, name)
+    if apart <= limit:
+        return ""
+    return (
+        "fails its self-check on this device: attention differs from the plain form by"
+        f" {apart:.2g} of the largest entry (limit {limit:.2g}); please report this"
+    )
+
+
+def tolerance(attention: Attention, name: str) -> float:
+    """Returns the largest difference that rounding explains."""
+    dtype = jnp.dtype(attention.x.q.dtype).name
+    with product_precision(attention.precision):
+        passes = bfloat16_passes()
+    if dtype == "float32" and name == "triton":
+        dtype = "float16"  # which has as many bits as TF32
+    elif dtype == "float32" and passes == 1:
+        dtype = "bfloat16"
+    return parity.TOLERANCE[dtype]
+
+
+def difference(attention: Attention, name: str) -> float:
+    """Returns the largest difference of values and gradients, relative to the largest entry."""
+    x = jax.jit(functools.partial(drawn, attention), out_shardings=_shardings(attention))()
+    found = kernel_program(attention, name)(x)
+    with jax.default_matmul_precision("highest"):
+        expected = jax.jit(_plain)(x)
+    return float(jax.jit(parity.worst)(found, expected))
+
+
+def lower(attention: Attention, name: str) -> jax.stages.Lowered:
+    """Lowers the program that runs the implementation, also for absent devices."""
+    shapes = jax.eval_shape(functools.partial(drawn, attention))
+    place = lambda sharding, tree: jax.tree.map(lambda x: x.update(sharding=sharding), tree)
+    x = jax.tree.map(place, _shardings(attention), shapes)
+    return kernel_program(attention, name).lower(x)
+
+
+def kernel_program(attention: Attention, name: str) -> Any:
+    """Returns the function, with ``jit``, of values and gradients by the implementation."""
+    attend = functools.partial(choice.attend, implementation=name, mesh=attention.mesh)
+    if attention.scanned:
+        attend = functools.partial(_twice, jax.lax.map, attend)
+    compute = functools.partial(parity.values_and_gradients, attend)
+    if attention.several_seeds:
+        compute = functools.partial(_twice, lambda f, x: jax.vmap(f)(x), compute)
+
+    def run(x: AttentionInputs):
+        with product_precision(attention.precision):
+            return compute(x)
+
+    return jax.jit(run, compiler_options=choice.compiler_options(attention.mesh))
+
+
+def _twice(mapped, function, x: AttentionInputs) -> Any:
+    """Returns the mean of the results for two copies of the inputs, which is that for one."""
+    both = mapped(function, jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), x))
+    return jax.tree.map(lambda y: (y[0] + y[1]) / 2, both)
+
+
+def _plain(x: AttentionInputs):
+    in_float32 = lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    return parity.values_and_gradients(reference.attend, jax.tree.map(in_float32, x))
+
+
+def drawn(attention: Attention) -> AttentionInputs:
+    """Draws random inputs of a planned attention, with fewer rows and heads.
+
+    Memories are full, partly filled and empty in turn. With episodes, each row has a new one.
+    """
+    x, shape = attention.x, attention.mesh.shape
+    (n, b, t, h), mask = x.q.shape, x.mask
+    row_devices, few = shape["data"] * shape["fsdp"], (1, 1) if t * mask.n_keys > _LONG else (2, 3)
+    heads = shape["tensor"] * min(n // shape["tensor"], few[0])
+    rows = row_devices * max(1, min(b // row_devices, few[1]))
+    row = jnp.arange(rows)
+    filled = jnp.asarray([mask.mem_len, 2 * mask.mem_len // 3, 0], jnp.int32)[row % 3]
+    episode = mask.episode
+    if episode is not None:
+        episode = (jnp.arange(t) >= (t // 3 + row)[:, None]).astype(jnp.int32)
+    drop = x.dropout and dropout.AttentionDropout.draw(jax.random.key(1), x.dropout.rate)
+    mask = masks.AttentionMask(filled, episode, t, mask.mem_len, mask.reach)
+    inputs = parity.random_inputs(heads, rows, mask, h, x.q.dtype, drop)
+    given = dataclasses.asdict(inputs.positions)
+    given["b"] = jax.random.normal(jax.random.key(2), (heads, mask.n_keys)) * h**-0.5
+    absent = {key: None for key, term in dataclasses.asdict(x.positions).items() if term is None}
+    return inputs.replace(positions=inputs.positions.replace(**{**given, **absent}))
+
+
+def _shardings(attention: Attention) -> AttentionInputs:
+    place = functools.partial(NamedSharding, attention.mesh)
+    return jax.tree.map(place, choice.specs())
+
+
+_results: dict[str, str] = {}
+"""The results of this process."""
+
+
+def _kept_or_found(attention: Attention, name: str) -> str:
+    """Returns the result of an earlier check from the compilation cache, or else runs the check."""
+    key = _key(attention, name)
+    if key not in _results:
+        file = processes.on_process_zero(lambda: _file(name, key))
+        kept = processes.on_process_zero(lambda: _read(file))
+        _results[key] = _found(attention, name, file) if kept is None else kept
+    return _results[key]
+
+
+def _found(attention: Attention, name: str, file: str | None) -> str:
+    reason = failure(attention, name)
+    if failing := processes.failing(bool(reason)):
+        reason = reason or f"fails its self-check on the devices of process {failing[0]}"
+    if "RESOURCE_EXHAUSTED" not in reason:  # which another start may not meet
+        processes.on_process_zero(lambda: _write(file, reason))
+    return reason
+
+
+def _key(attention: Attention, name: str) -> str:
+    """Returns a hash of everything that the result depends on."""
+    device = attention.mesh.devices.flat[0]
+    modules = [choice, parity, reference, dropout, masks]
+    modules += [importlib.import_module(f"{choice.__package__}.{x}") for x in _SOURCES[name]]
+    with product_precision(attention.precision):
+        passes = bfloat16_passes()
+    parts = [
+        *(name, device.device_kind, device.client.platform_version, *map(_version, _PACKAGES)),
+        *(*map(inspect.getsource, modules), Path(__file__).read_text("utf-8")),
+        *(attention.x, attention.mesh.shape, attention.scanned, attention.several_seeds, passes),
+    ]
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
+
+
+def _file(name: str, key: str) -> str | None:
+    """Returns the path of a kept result beside the compilation cache; ``None`` without a cache."""
+    settings: Any = jax.config
+    folder = settings.jax_compilation_cache_dir
+    if not folder or not settings.jax_enable_compilation_cache:
+        return None
+    return str(epath.Path(folder) / f"self-check-{name}-{key[:16]}.json")
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _read(file: str | None) -> str | None:
+    """Returns the reason in a kept result, ``""`` if it passed, or ``None`` if there is none."""
+    if file is None:
+        return None
+    try:
+        found = json.loads(epath.Path(file).read_text())["failure"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _write(file: str | None, reason: str) -> None:
+    if file is None:
+        return
+    try:
+        epath.Path(file).parent.mkdir(parents=True, exist_ok=True)
+        epath.Path(file).write_text(json.dumps({"failure": reason}))
+    except OSError:
+        return  # the next start checks again

@@ -1,0 +1,31 @@
+"""The kind of the devices of a mesh, which are those of the process without a mesh."""
+
+import re
+
+import jax
+from jax.sharding import Mesh
+
+
+def platform_of(mesh: Mesh | None) -> str:
+    """Returns ``cpu``, ``tpu``, ``gpu`` for an NVIDIA GPU, or ``ROCm GPU`` for one of AMD."""
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    if platform not in ("gpu", "cuda", "rocm"):
+        return platform
+    amd = platform == "rocm" or _capability(mesh).startswith("gfx")
+    return "ROCm GPU" if amd else "gpu"
+
+
+def compute_capability(mesh: Mesh | None) -> int | None:
+    """Returns the compute capability of NVIDIA GPUs, such as 90 for an H100; ``None`` of others."""
+    found = re.fullmatch(r"(\d+)\.(\d)", _capability(mesh))
+    return int(found[1] + found[2]) if found else None
+
+
+def has_bfloat16(mesh: Mesh | None) -> bool:
+    """Tells whether a mesh has NVIDIA GPUs with units for bfloat16 and TF32 (not T4 and V100)."""
+    return platform_of(mesh) == "gpu" and (compute_capability(mesh) or 0) >= 80
+
+
+def _capability(mesh: Mesh | None) -> str:
+    device = jax.local_devices()[0] if mesh is None else mesh.devices.flat[0]
+    return str(getattr(device, "compute_capability", ""))  # 9.0, or such as gfx942
