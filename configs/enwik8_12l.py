@@ -13,6 +13,8 @@ one (205 symbols), and its numbers do not compare.
 Hardware: the authors used four GPUs. Arithmetic gives 1.8e18 operations, 5 hours at a sustained 100
 TFLOP/s (*not run*). What four GPUs hold may not fit one: raise train.micro_batches.
 Of eight devices, a batch of 22 uses two; a train.batch_size of 16 or 24 uses all.
+
+Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, as the authors had.
 """
 
 from ml_collections import ConfigDict
@@ -25,6 +27,7 @@ def get_config(variant=""):
         {
             "name": "enwik8_12l",
             "model": {
+                "dtype": "auto",
                 "n_layer": 12,
                 "d_model": 512,
                 "n_head": 8,

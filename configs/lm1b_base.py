@@ -12,6 +12,8 @@ memory 128, window, no clamp.
 
 Hardware: several accelerators. Arithmetic gives 7.9e18 operations, 22 hours at a sustained 100
 TFLOP/s (*not run*).
+
+Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, as the authors had.
 """
 
 from ml_collections import ConfigDict
@@ -24,6 +26,7 @@ def get_config(variant=""):
         {
             "name": "lm1b_base",
             "model": {
+                "dtype": "auto",
                 "n_layer": 18,
                 "d_model": 1024,
                 "n_head": 8,

@@ -14,6 +14,8 @@ Evaluation: as lm1b_large.py, in TF's window and with zeros before the first seg
 are attended to.
 
 Hardware: as lm1b_large.py (*not run*).
+
+Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, as the authors had.
 """
 
 from . import lm1b_large

@@ -56,6 +56,7 @@ def get_config(variant=""):
         {
             "name": "my_text",
             "model": {
+                "dtype": "auto",
                 "n_layer": 3,
                 "d_model": 128,
                 "n_head": 2,

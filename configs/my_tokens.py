@@ -23,6 +23,7 @@ def get_config(variant=""):
         {
             "name": "my_tokens",
             "model": {
+                "dtype": "auto",
                 "n_layer": 3,
                 "d_model": 128,
                 "n_head": 4,

@@ -12,6 +12,8 @@ Evaluation: test, 16 streams, each warmed up with the 640 tokens before it, segm
 Hardware: eight accelerators; in half precision NVIDIA cuts the batch in 8 on one A100 of 40 GB
 (--config.train.micro_batches=8). NVIDIA's one A100 trains 59,961 tokens/s at batch 32, so 9 hours
 for these 1.97e9 tokens; here *not run*.
+
+Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0 (NVIDIA: float16), else float32.
 """
 
 from . import wt103_base

@@ -46,6 +46,7 @@ def get_config(variant=""):
         {
             "name": f"probe-{row}",
             "model": {
+                "dtype": "auto",
                 "n_layer": 3,
                 "d_model": 64,
                 "n_head": 4,

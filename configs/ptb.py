@@ -16,6 +16,8 @@ Evaluation: test, one stream, segments of 10, memory 160.
 Hardware: one GPU, 72,500 updates of 40 streams (time *not run*; benchmarks/ptb_gpu.sh does it in
 slices, several seeds at once). For a CPU give --config.train.steps_per_dispatch=1, or use
 ptb_small.py.
+
+Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, as the authors had.
 """
 
 from ml_collections import ConfigDict
@@ -30,6 +32,7 @@ def get_config(variant=""):
         {
             "name": "ptb",
             "model": {
+                "dtype": "auto",
                 "n_layer": 12,
                 "d_model": 400,
                 "n_head": 10,

@@ -17,6 +17,8 @@ segments of 10, context 130, temperature 1.
 Hardware: one GPU, 239,925 small updates (time *not run*; benchmarks/ptb_gpu.sh does it in slices).
 A dispatch is a third of an epoch: for a CPU give --config.train.steps_per_dispatch=1.
 Of eight devices, a batch of 10 uses five (two TPU chips); a train.batch_size of 8 or 16 uses all.
+
+Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, as the authors had.
 """
 
 from ml_collections import ConfigDict
@@ -31,6 +33,7 @@ def get_config(variant=""):
         {
             "name": "ptb_authors",
             "model": {
+                "dtype": "auto",
                 "n_layer": 16,
                 "d_model": 380,
                 "n_head": 10,

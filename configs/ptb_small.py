@@ -18,6 +18,7 @@ def get_config(variant=""):
         {
             "name": "ptb_small",
             "model": {
+                "dtype": "auto",
                 "n_layer": 3,
                 "d_model": 160,
                 "n_head": 4,

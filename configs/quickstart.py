@@ -19,6 +19,7 @@ def get_config(variant=""):
         {
             "name": "quickstart",
             "model": {
+                "dtype": "auto",
                 "n_layer": 3,
                 "d_model": 128,
                 "n_head": 2,

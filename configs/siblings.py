@@ -58,7 +58,7 @@ def get_config(variant=""):
             **TEXTS[text],
         }
     )
-    config.model.update({"n_layer": 3, "n_head": 4, "attention": attention})
+    config.model.update({"n_layer": 3, "n_head": 4, "attention": attention, "dtype": "auto"})
     if attention == "shaw":
         config.model.n_positions = 64 + memory
     every = config.train.steps // 3

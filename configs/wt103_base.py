@@ -12,6 +12,8 @@ Score: test perplexity 24.0 in table 1 and 23.09 at attention length 640 in tabl
 Hardware: the authors used four GPUs. Arithmetic gives 1.8e18 operations, 5 hours at a sustained 100
 TFLOP/s (*not run*).
 Of eight devices, a batch of 60 uses six (four TPU chips); a train.batch_size of 56 or 64 uses all.
+
+Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, as the authors had.
 """
 
 from ml_collections import ConfigDict
@@ -24,6 +26,7 @@ def get_config(variant=""):
         {
             "name": "wt103_base",
             "model": {
+                "dtype": "auto",
                 "n_layer": 16,
                 "d_model": 410,
                 "n_head": 10,

@@ -13,6 +13,8 @@ allows. Arithmetic gives 4.1e20 operations for all of them, 48 days at a sustain
 run*). nvidia_wt103_large.py needs a fortieth of these tokens. The train step fits a TPU v5e-16:
 11.08 of 15.75 GiB a chip with fused attention, 13.29 without (*compiled* ahead of time,
 RESULTS.md).
+
+Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, as the authors had.
 """
 
 from . import wt103_base

@@ -12,6 +12,8 @@ Evaluation: as wt103_large.py, in TF's window and with zeros before the first se
 are attended to.
 
 Hardware: as wt103_large.py (*not run*).
+
+Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, as the authors had.
 """
 
 from . import wt103_large
