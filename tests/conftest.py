@@ -73,5 +73,12 @@ def as_users_compile():
     jax.clear_caches()
 
 
+@pytest.fixture
+def float32_products():
+    """Products are float32 on accelerators too, where published numbers are compared with."""
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
 def pytest_unconfigure():
     shutil.rmtree(SCRATCH, ignore_errors=True)

@@ -107,6 +107,7 @@ def test_the_workdir_has_parameters_vocabulary_and_protocol_of_the_source(files)
     assert trained.vocab.symbols == SYMBOLS
     want = convert.params_from_pytorch(foreign_states.pytorch(model), model)
     assert_same(trained.params, want)
+    assert trained.config.model.matmul_precision == "highest"  # scores are those of the source
     e = trained.config.evaluate
     assert (e.seg_len, e.mem_len, e.context_len, e.first_memory) == (8, 12, 0, "empty")
     record = json.loads((files / "run" / "config.json").read_text())

@@ -15,6 +15,8 @@ import tiny_models as tiny
 import txl_jax
 from txl_jax import convert
 
+pytestmark = pytest.mark.usefixtures("float32_products")
+
 FOLDER = Path(__file__).parent / "recorded" / "others"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 TOLERANCE = 1e-5

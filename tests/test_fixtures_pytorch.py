@@ -18,6 +18,8 @@ from recipe_sizes import parameter_counts
 import txl_jax
 from txl_jax.convert import config_from_pytorch, params_from_pytorch
 
+pytestmark = pytest.mark.usefixtures("float32_products")
+
 RECORDED = Path(__file__).parent / "recorded"
 FOLDERS = {
     "published": RECORDED / "published",

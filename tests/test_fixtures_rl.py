@@ -18,6 +18,8 @@ import shared_files
 import txl_jax
 from txl_jax.convert import ModelFormatError, config_from_ppo_jax, params_from_ppo_jax
 
+pytestmark = pytest.mark.usefixtures("float32_products")
+
 FOLDERS = (
     Path(__file__).parent / "recorded" / "ppo_jax",
     shared_files.ROOT / "fixtures" / "rl",

@@ -36,7 +36,7 @@ def config(**changes) -> TransformerXLConfig:
 
 @pytest.fixture
 def kernel(monkeypatch, tmp_path):
-    """A TPU's kernel on this CPU: records the inputs that it is traced with; ``fails`` breaks it."""
+    """A TPU's kernel on this CPU, which records the inputs it is traced with; see ``fails``."""
     fake: Any = types.SimpleNamespace(seen=[], fails=lambda out: out)
     fake.supports = lambda x: None
 

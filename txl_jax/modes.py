@@ -1,5 +1,6 @@
 """Runs each ``--mode`` of the command; the function of a mode returns an exit code."""
 
+import dataclasses
 import importlib
 import itertools
 import math
@@ -36,6 +37,7 @@ from txl_jax.generation.generate import check_memory
 from txl_jax.generation.prompts import read_prompts
 from txl_jax.generation.write import set_stream_errors, write_continuations
 from txl_jax.messages import argument, names_flags, shown_path
+from txl_jax.model.precision import describe, with_dtype
 from txl_jax.parallel import processes
 from txl_jax.planning.compile_ahead import compile_ahead
 from txl_jax.standard_streams import stderr, stdout
@@ -116,13 +118,20 @@ def complete_run(
         outcomes = train_seeds(runs, corpus, guard, loggers)
         for (seed_exp, folder), outcome, logger in zip(runs, outcomes, loggers, strict=True):
             if outcome.finished:
-                trained = with_settings(load(folder), seed_exp)
+                trained = with_settings(load(folder), _with_own_dtype(seed_exp, auto_dtype))
                 label = f"seed {seed_exp.seed}: " if len(runs) > 1 else ""
                 line = evaluate_and_generate(trained, corpus, folder, guard, logger)
                 lines.append(label + line)
                 models.append(trained)
     saved = "saved" if int(outcomes[0].state.step) else "before the first step, nothing to save"
     return CompleteRun([folder for _, folder in runs], models, lines, saved)
+
+
+def _with_own_dtype(exp: ExperimentConfig, auto: bool) -> ExperimentConfig:
+    """Returns the experiment with the dtype ``auto`` again if that means its dtype here."""
+    own = dataclasses.replace(exp.model, dtype="auto")
+    same = auto and with_dtype(own, None).dtype == exp.model.dtype
+    return dataclasses.replace(exp, model=own) if same else exp
 
 
 def check_steps(exp: ExperimentConfig, workdir: str) -> None:
@@ -221,6 +230,8 @@ def use_model(
     weights = exp.average.use if exp else overrides.get("average.use", "best")
     trained = load(workdir, step, None if weights == "best" else weights)
     trained = with_settings(trained, exp or override(trained.config, overrides))
+    _, *warnings = describe(trained.config.model, None)
+    _print("\n".join(warnings), stderr())
     if mode in MODE_FILES:
         processes.on_process_zero(lambda: check_outputs(workdir, mode))
     if mode == "generate":

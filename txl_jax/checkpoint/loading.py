@@ -12,7 +12,7 @@ from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.checkpoint.errors import ModelFormatError, WorkdirError
 from txl_jax.checkpoint.tensors import params_from_flat, read_safetensors
 from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
-from txl_jax.checkpoint.workdir import loaded_experiment, read_experiment, read_vocab
+from txl_jax.checkpoint.workdir import loaded_experiment, read_vocab
 from txl_jax.checkpoint.workdir_files import CONFIG, FORMAT, MODEL, VOCAB, is_exported
 from txl_jax.config.folders import expanded_paths
 from txl_jax.library_errors import import_optional
@@ -56,7 +56,7 @@ def load_exported(folder: str) -> TrainedModel:
     """Loads the model that ``save`` wrote, bit for bit; errors are those of ``txl_jax.load``."""
     path = os.path.join(folder, MODEL)
     _check_format(path)
-    exp, vocab = read_experiment(folder), read_vocab(folder)
+    exp, vocab = loaded_experiment(folder), read_vocab(folder)
     params = params_from_flat(read_safetensors(path), param_shapes(exp.model))
     return TrainedModel(TransformerXL(exp.model), params, vocab, exp, 0)
 

@@ -187,8 +187,11 @@ def _folder(source: str) -> str:
 def _experiment(
     r: Request, program: Program, args: Mapping[str, Any], vocab: Vocab
 ) -> ExperimentConfig:
-    """Returns the experiment of a converted model, with the protocol of the original program."""
-    model = program.config(args)
+    """Returns the experiment of a converted model, with the protocol of the original program.
+
+    Its products are float32 on every device, so that its scores are those of the original.
+    """
+    model = dataclasses.replace(program.config(args), matmul_precision="highest")
     if len(vocab) != model.vocab_size:
         raise ModelFormatError(
             f"the vocabulary has {len(vocab)} symbols, but the model has {model.vocab_size}"
