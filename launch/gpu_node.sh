@@ -4,6 +4,7 @@
 # Several such machines without a scheduler: the same command on each, NODE_RANK counting from 0,
 # COORDINATOR a free port of machine 0, the workdir on a file system that all of them see:
 #   COORDINATOR=node0:12345 NUM_NODES=2 NODE_RANK=0 launch/gpu_node.sh --config=… --workdir=…
+# A GPU that does not start is an error that says why (JAX_PLATFORMS=cuda,cpu unless it is set).
 # TXL_DRY_RUN=1 prints the commands instead. Not run on several machines yet.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -22,6 +23,7 @@ if ! txl_run nvidia-smi -L; then
   printf 'nvidia-smi finds no GPU here; launch/local.sh runs on what there is\n' >&2
   exit 1
 fi
-TXL_EXTRAS="${TXL_EXTRAS-cuda13}"
+TXL_EXTRAS="${TXL_EXTRAS-$(txl_cuda_extra)}"
 txl_setup_env "$root"
+txl_require cuda
 txl_run exec "$TXL_PYTHON" -m txl_jax.main "$@"

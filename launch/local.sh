@@ -9,4 +9,5 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 source "$root/launch/setup_env.sh"
 txl_launched_by "$0"
 txl_setup_env "$root"
+txl_require_extras
 txl_run exec "$TXL_PYTHON" -m txl_jax.main "$@"

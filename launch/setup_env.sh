@@ -3,8 +3,9 @@
 #   PYTHON      the Python to make it with; unset: the first of python3, python3.14 … python3.11
 #               that is 3.11 or newer and can make virtual environments
 #   TXL_VENV    the environment's folder; unset: .venv at the root of the repository
-#   TXL_EXTRAS  optional dependencies, e.g. "cuda13" or "tpu"; unset: "cuda13" where
-#               `nvidia-smi -L` finds a GPU, else none; empty: none, even beside a GPU
+#   TXL_EXTRAS  optional dependencies, e.g. "cuda13" or "tpu"; unset: where `nvidia-smi -L` finds a
+#               GPU, "cuda13" or "cuda12" by its driver, else none; empty: none, even beside a GPU
+#   JAX_PLATFORMS  unset: a GPU or TPU that the extras are for must start, or the program ends
 #   TXL_DRY_RUN if not empty: every command is printed instead of run, here and in the others
 #
 # Versions are those of launch/constraints.txt. What was installed, and from which files, is noted
@@ -73,16 +74,86 @@ txl_find_python() { # prints the path of a Python that will do, or fails and say
   return 1
 }
 
-txl_setup_env() { # txl_setup_env ROOT [EXTRA...]: afterwards $TXL_PYTHON is the environment's
-  local root="$1" extras key others python stamp
-  shift
-  if [[ -z "${TXL_EXTRAS+set}" ]] && nvidia-smi -L >/dev/null 2>&1; then TXL_EXTRAS=cuda13; fi
-  extras="$(tr -s '[:space:],' '[\n*]' <<<"$* ${TXL_EXTRAS-}" | sed '/^$/d' | sort -u | paste -sd, -)"
-  TXL_VENV="${TXL_VENV:-$root/.venv}"
+txl_cuda_extra() { # prints the extra for this machine's driver and GPUs, or fails and says why
+  local answer driver major capability newest=13
+  answer="$(nvidia-smi --query-gpu=driver_version,compute_cap --format=csv,noheader 2>/dev/null)" ||
+    answer="$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null)" || answer=""
+  while IFS=', ' read -r driver capability _; do
+    if [[ ! "$driver" =~ ^[0-9]+\.[0-9.]+$ ]]; then continue; fi
+    major="$((10#${driver%%.*}))"
+    if ((major < 525)); then
+      printf 'the NVIDIA driver %s is too old: CUDA 12 needs 525, CUDA 13 needs 580. ' "$driver" >&2
+      printf 'Update it, or use the CPU: TXL_EXTRAS= JAX_PLATFORMS=cpu launch/local.sh\n' >&2
+      return 1
+    fi
+    if ((major < 580)); then newest=12; fi
+    # CUDA 13 has no GPU below compute capability 7.5, such as a V100
+    if [[ "$capability" =~ ^([0-9]+)\.([0-9]+)$ ]] &&
+      ((10 * BASH_REMATCH[1] + BASH_REMATCH[2] < 75)); then newest=12; fi
+  done <<<"$answer"
+  if [[ -z "${major-}" ]]; then
+    printf 'nvidia-smi names no driver version: cuda12 is taken, which newer drivers run too\n' >&2
+    newest=12
+  fi
+  printf 'cuda%s\n' "$newest"
+}
+
+txl_require() { # txl_require PLATFORM: JAX must start it; the program says why where it does not
+  if [[ -z "${JAX_PLATFORMS+set}" ]]; then txl_run export "JAX_PLATFORMS=$1,cpu"; fi
+}
+
+txl_require_extras() { # JAX must start what the extras are for
+  case " ${TXL_EXTRAS-} " in
+    *[\ ,]cuda1[23][\ ,]*) txl_require cuda ;;
+    *[\ ,]tpu[\ ,]*) txl_require tpu ;;
+  esac
+}
+
+txl_name_env() { # txl_name_env ROOT: sets $TXL_VENV, $TXL_PYTHON, and the caller's stamp and key
+  TXL_VENV="${TXL_VENV:-$1/.venv}"
   if [[ "$TXL_VENV" != /* ]]; then TXL_VENV="$PWD/$TXL_VENV"; fi
   TXL_PYTHON="$TXL_VENV/bin/python"
   stamp="$TXL_VENV/txl-installed"
-  key="$(cat "$root/pyproject.toml" "$root/launch/constraints.txt" | cksum) $root"
+  key="$(cat "$1/pyproject.toml" "$1/launch/constraints.txt" | cksum) $1"
+}
+
+txl_use_env() { # txl_use_env ROOT: $TXL_PYTHON is that of an environment for this GPU, made before
+  local key stamp wanted=cuda13 word pattern made lacks=""
+  txl_name_env "$1"
+  if [[ -n "${TXL_DRY_RUN-}" ]]; then return; fi
+  if nvidia-smi -L >/dev/null 2>&1; then wanted="$(txl_cuda_extra)" || return; fi
+  wanted="${TXL_EXTRAS-$wanted}"
+  made="$(grep -F "$key [" "$stamp" 2>/dev/null || true)"
+  if [[ -z "$made" || ! -x "$TXL_PYTHON" ]]; then lacks=yes; fi
+  for word in ${wanted//,/ }; do
+    pattern="$word"
+    if [[ "$word" == cuda13 && -z "${TXL_EXTRAS+set}" ]]; then
+      pattern="cuda1[23]" # drivers for CUDA 13 run CUDA 12 too
+    fi
+    if ! grep -Eq "\[(.*,)?$pattern(,.*)?\]\$" <<<"$made"; then lacks=yes; fi
+  done
+  if [[ -z "$lacks" ]]; then return; fi
+  printf '%s lacks txl_jax%s as it is now, and a job installs nothing. ' \
+    "$TXL_VENV" "${wanted:+[$wanted]}" >&2
+  printf 'Where there is internet, such as on the login node: TXL_EXTRAS=%s launch/install.sh\n' \
+    "$(txl_quote "$wanted")" >&2
+  return 1
+}
+
+txl_setup_env() { # txl_setup_env ROOT [EXTRA...]: afterwards $TXL_PYTHON is the environment's
+  local root="$1" extras key others python stamp drop
+  shift
+  if [[ -z "${TXL_EXTRAS+set}" ]] && nvidia-smi -L >/dev/null 2>&1; then
+    TXL_EXTRAS="$(txl_cuda_extra)" || return
+  fi
+  extras="$(tr -s '[:space:],' '[\n*]' <<<"$* ${TXL_EXTRAS-}" | sed '/^$/d' | sort -u | paste -sd, -)"
+  case ",$extras," in
+    *,cuda12,cuda13,*) printf 'TXL_EXTRAS=%s: give one CUDA only\n' "$extras" >&2 && return 1 ;;
+    *,cuda12,*) drop=cuda13 ;;
+    *,cuda13,*) drop=cuda12 ;;
+    *) drop="" ;;
+  esac
+  txl_name_env "$root"
   if [[ -x "$TXL_PYTHON" ]] && grep -qxF "$key [$extras]" "$stamp" 2>/dev/null; then return; fi
 
   if ! "$TXL_PYTHON" -m pip --version >/dev/null 2>&1; then
@@ -91,8 +162,11 @@ txl_setup_env() { # txl_setup_env ROOT [EXTRA...]: afterwards $TXL_PYTHON is the
     txl_run "$python" -m venv "$TXL_VENV"
   fi
   # Other extras stay noted only if they came from these same files.
-  others="$(grep -F "$key [" "$stamp" 2>/dev/null || true)"
+  others="$(grep -F "$key [" "$stamp" 2>/dev/null | grep -v "[[,]${drop:-none}[],]" || true)"
   txl_run rm -f "$stamp"
+  if [[ -n "$drop" ]]; then # JAX takes one CUDA plugin
+    txl_run "$TXL_PYTHON" -m pip --quiet uninstall --yes "jax-$drop-plugin" "jax-$drop-pjrt" >&2
+  fi
   printf 'Installing txl_jax%s with the versions of launch/constraints.txt\n' "${extras:+[$extras]}" >&2
   local install=("$TXL_PYTHON" -m pip install --disable-pip-version-check --progress-bar off
     --constraint launch/constraints.txt --editable ".${extras:+[$extras]}")

@@ -92,8 +92,8 @@ def test_no_tensorflow_and_no_torch_is_pinned(python):
 @pytest.mark.parametrize("python", PYTHONS)
 def test_jax_and_its_libraries_are_of_one_version(python):
     pinned = pins(python)
-    names = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt")
-    assert len({pinned[name] for name in names}) == 1
+    cuda = [f"jax-cuda{n}-{part}" for n in (12, 13) for part in ("plugin", "pjrt")]
+    assert len({pinned[name] for name in ("jax", "jaxlib", *cuda)}) == 1
 
 
 def test_what_is_pinned_is_what_a_fresh_environment_runs():
@@ -237,8 +237,16 @@ def test_a_change_that_failed_to_install_is_not_undone_by_reverting_it(project):
     assert len(installs) == 2
 
 
+def nvidia_smi(*gpus):
+    """A false nvidia-smi with GPUs, each ``driver, compute capability``, or without the second."""
+    query = "".join(f"; echo '{gpu}'" for gpu in gpus)
+    old = '[ "$1" != "${1#*compute_cap}" ] && exit 2' if "," not in gpus[0] else ":"
+    listed = f"if [ \"$1\" = -L ]; then echo 'GPU 0: a GPU'; else {old}{query}; fi"
+    return f"#!/bin/bash\n{listed}\n"
+
+
 def test_cuda_is_installed_where_a_gpu_is_found_unless_told_otherwise(project):
-    project.program("nvidia-smi", "#!/bin/bash\necho 'GPU 0: a GPU'\n")
+    project.program("nvidia-smi", nvidia_smi("580.95.05, 9.0"))
     project()
     project(TXL_EXTRAS="")
     _, installs = project(TXL_EXTRAS="tpu, convert", script="test.sh")
@@ -247,6 +255,84 @@ def test_cuda_is_installed_where_a_gpu_is_found_unless_told_otherwise(project):
         ".",
         ".[convert,test,tpu]",
     ]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "extra"),
+    [
+        (["580.65.06, 9.0"], "cuda13"),
+        (["615.01, 12.0"], "cuda13"),
+        (["580.95.05, 7.5"], "cuda13"),  # T4
+        (["580.95.05, 7.0"], "cuda12"),  # V100
+        (["580.95.05, 9.0", "580.95.05, 6.1"], "cuda12"),
+        (["580.95.05, [N/A]"], "cuda13"),
+        (["575.57.08, 10.0"], "cuda12"),
+        (["525.60.13, 8.0"], "cuda12"),
+        (["535.104.05"], "cuda12"),  # a program that knows no compute capability
+        (["GPU 0: a GPU"], "cuda12"),
+    ],
+)
+@pytest.mark.parametrize("script", ["local.sh", "gpu_node.sh", "install.sh"])
+def test_the_cuda_version_is_one_that_driver_and_gpus_have(project, script, gpus, extra):
+    project.program("nvidia-smi", nvidia_smi(*gpus))
+    done, installs = project(script=script)
+    assert done.returncode == 0, done.stderr
+    assert installs[0].endswith(f" .[{extra}]")
+    assert ("names no driver version" in done.stderr) == gpus[0].startswith("GPU")
+
+
+@pytest.mark.parametrize("script", ["local.sh", "gpu_node.sh", "test.sh", "slurm.sbatch"])
+def test_a_driver_older_than_every_cuda_is_an_error_before_anything_is_installed(project, script):
+    project.program("nvidia-smi", nvidia_smi("470.82.01, 7.5"))
+    done, installs = project(script=script, **SLURM, SLURM_SUBMIT_DIR=str(project.root))
+    assert (done.returncode, installs) == (1, [])
+    assert "driver 470.82.01 is too old: CUDA 12 needs 525, CUDA 13 needs 580" in done.stderr
+    assert not (project.root / ".venv").exists()
+
+
+def test_one_environment_never_has_two_versions_of_cuda(project):
+    uninstalls = project.root.parent / "uninstalls"
+    noted = FAKE_PYTHON.replace(
+        "case", f'[ "$4" = uninstall ] && echo "${{@:5}}" >>{uninstalls}; case', 1
+    )
+    project.program("python3", noted)
+    for extra in ("cuda12", "cuda13", "", "cuda12"):
+        done, installs = project(TXL_EXTRAS=extra)
+        assert done.returncode == 0, done.stderr
+    assert [line.rpartition(" ")[2] for line in installs] == [
+        *(".[cuda12]", ".[cuda13]", ".", ".[cuda12]")
+    ]
+    gone = [line.split()[1:] for line in uninstalls.read_text().splitlines()]
+    assert gone == [[f"jax-cuda{n}-plugin", f"jax-cuda{n}-pjrt"] for n in (13, 12, 13)]
+    done, _ = project(TXL_EXTRAS="cuda12,cuda13")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "give one CUDA only" in done.stderr
+
+
+TELLS_PLATFORMS = FAKE_PYTHON.replace('*) echo "$PWD: ${@:2}"', '*) echo "${JAX_PLATFORMS-unset}"')
+
+
+@pytest.mark.parametrize(
+    ("script", "variables", "platforms"),
+    [
+        ("local.sh", {}, "cuda,cpu"),
+        ("local.sh", {"TXL_EXTRAS": ""}, "unset"),
+        ("local.sh", {"TXL_EXTRAS": "tpu"}, "tpu,cpu"),
+        ("local.sh", {"TXL_EXTRAS": "subword, tpu"}, "tpu,cpu"),
+        ("local.sh", {"TXL_EXTRAS": "compile-cuda"}, "unset"),
+        ("local.sh", {"TXL_EXTRAS": "cuda12", "JAX_PLATFORMS": "cpu"}, "cpu"),
+        ("gpu_node.sh", {}, "cuda,cpu"),
+        ("gpu_node.sh", {"TXL_EXTRAS": ""}, "cuda,cpu"),
+        ("gpu_node.sh", {"JAX_PLATFORMS": ""}, ""),
+        ("test.sh", {}, "unset"),
+    ],
+)
+def test_an_accelerator_that_is_expected_must_start(project, script, variables, platforms):
+    project.program("python3", TELLS_PLATFORMS)
+    project.program("nvidia-smi", nvidia_smi("580.95.05, 9.0"))
+    done, _ = project(script=script, **variables)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == platforms
 
 
 def test_the_environment_may_be_elsewhere(project):
@@ -375,7 +461,7 @@ def dry_runs(root):
     imports = str(root / ".venv" / "bin" / "lint-imports")
     style = [module("ruff", "check", "."), module("ruff", "format", "--check", ".")]
     checks = [*style, module("mypy"), [imports], module("pytest", "-x")]
-    smi = ["nvidia-smi", "-L"]
+    smi, cuda = ["nvidia-smi", "-L"], ["export", "JAX_PLATFORMS=cuda,cpu"]
     install = ("install", "--disable-pip-version-check", "--quiet")
     torch = module("pip", *install, "torch==2.13.0", "triton==3.7.1")
     suite = [f"tests/test_kernels_{name}.py" for name in ("triton", "bugs")]
@@ -386,18 +472,19 @@ def dry_runs(root):
         "local": ("local.sh", RUN, {}, [[python, *MAIN, *RUN]]),
         "test": ("test.sh", ("-x",), {}, checks),
         "interpret": ("interpret.sh", ("-x",), venv, interpret),
-        "gpu_node": ("gpu_node.sh", RUN, extra, [smi, [python, *MAIN, *RUN]]),
+        "install": ("install.sh", (), {}, []),
+        "gpu_node": ("gpu_node.sh", RUN, extra, [smi, cuda, [python, *MAIN, *RUN]]),
         "gpu_nodes": (
             "gpu_node.sh",
             RUN,
             NODES | extra,
-            [smi, [python, *MAIN, *explicit, *RUN]],
+            [smi, cuda, [python, *MAIN, *explicit, *RUN]],
         ),
         "slurm": (
             "slurm.sbatch",
             RUN,
             SLURM | {"SLURM_SUBMIT_DIR": str(root), "SLURM_CPUS_PER_TASK": "6"},
-            [[*srun, "--distributed", *RUN], ["scontrol", "requeue", "7"]],
+            [cuda, [*srun, "--distributed", *RUN], ["scontrol", "requeue", "7"]],
         ),
         "tpu create": ("tpu_vm.sh", ("create",), tpu, [CREATE]),
         "tpu setup": ("tpu_vm.sh", ("setup",), tpu, tpu_setup(root)),
@@ -439,7 +526,11 @@ def test_every_program_in_launch_has_a_dry_run():
 
 @pytest.mark.parametrize(
     ("script", "variables", "extras"),
-    [("local.sh", {"TXL_EXTRAS": "tpu"}, "[tpu]"), ("gpu_node.sh", {}, "[cuda13]")],
+    [
+        ("local.sh", {"TXL_EXTRAS": "tpu"}, "[tpu]"),
+        ("gpu_node.sh", {"TXL_EXTRAS": "cuda13"}, "[cuda13]"),
+        ("gpu_node.sh", {}, "[cuda12]"),
+    ],
 )
 def test_a_dry_run_from_nothing_prints_the_installation_and_makes_nothing(
     project, script, variables, extras
@@ -447,7 +538,13 @@ def test_a_dry_run_from_nothing_prints_the_installation_and_makes_nothing(
     done, installs = project("--config=c.py", script=script, TXL_DRY_RUN="1", **variables)
     assert done.returncode == 0, done.stderr
     venv = project.root / ".venv"
-    make, forget, install, train = map(shlex.split, done.stdout.splitlines()[-4:])
+    commands = [*map(shlex.split, done.stdout.splitlines())]
+    commands = [
+        words for words in commands if words[0] != "nvidia-smi" and "uninstall" not in words
+    ]
+    make, forget, install, require, train = commands
+    platform = "tpu" if extras == "[tpu]" else "cuda"
+    assert require == ["export", f"JAX_PLATFORMS={platform},cpu"]
     assert make[1:] == ["-m", "venv", str(venv)]
     assert forget == ["rm", "-f", str(venv / "txl-installed")]
     assert install[-4:] == ["--constraint", "launch/constraints.txt", "--editable", f".{extras}"]
@@ -478,7 +575,7 @@ def test_a_missing_variable_is_named_before_anything_is_done(
 
 
 def test_one_machine_of_many_gpus_is_one_process_with_cuda(project):
-    project.program("nvidia-smi", "#!/bin/bash\necho 'GPU 0: a GPU'\n")
+    project.program("nvidia-smi", nvidia_smi("580.95.05, 9.0"))
     done, installs = project(*RUN, script="gpu_node.sh")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
@@ -499,12 +596,17 @@ def test_a_machine_without_gpu_is_an_error_that_names_the_script_for_it(project)
 
 @pytest.fixture
 def slurm(project):
-    """Runs the job as Slurm does, a copy elsewhere; ``task`` is what each process does."""
+    """Runs the job as Slurm does, a copy elsewhere; ``task`` is what each process does.
+
+    The environment was made on a login node with the extras ``made``; a job installs nothing.
+    """
     project.link("mktemp", "tee")
     project.program("scontrol", '#!/bin/bash\necho "scontrol $*"\n')
     shutil.copy(project.root / "launch" / "slurm.sbatch", project.home / "slurm_script")
 
-    def run(task='"${@:4}"', **variables):
+    def run(task='"${@:4}"', made="cuda13", **variables):
+        if made is not None:
+            project(script="install.sh", TXL_EXTRAS=made)
         project.program("srun", f"#!/bin/bash\n{task}\n")
         settings = SLURM | {"SLURM_SUBMIT_DIR": str(project.root)} | variables
         return project(*RUN, script=project.home / "slurm_script", **settings)
@@ -512,13 +614,63 @@ def slurm(project):
     return run
 
 
-def test_a_slurm_job_makes_the_environment_once_and_trains_distributed(slurm, project):
+def test_a_slurm_job_trains_distributed_in_the_environment_of_the_login_node(slurm, project):
+    project.program("python3", TELLS_PLATFORMS.replace("unset}", "unset} $PWD: ${@:2}"))
     for _ in range(2):
         done, installs = slurm()
         assert done.returncode == 0, done.stderr
         expected = "txl_jax.main --distributed --config=c.py --workdir=/mnt/a b"
-        assert done.stdout == f"{project.home}: {expected}\n"
+        assert done.stdout == f"cuda,cpu {project.home}: {expected}\n"
         assert len(installs) == 1
+
+
+@pytest.mark.parametrize(
+    ("made", "gpu", "asked", "lacks"),
+    [
+        (None, "580.95.05, 9.0", None, "cuda13"),
+        ("", "580.95.05, 9.0", None, "cuda13"),
+        ("tpu", "580.95.05, 9.0", None, "cuda13"),
+        ("compile-cuda", "580.95.05, 9.0", None, "cuda13"),
+        ("cuda13", "580.95.05, 9.0", None, None),
+        ("cuda12", "580.95.05, 9.0", None, None),
+        ("cuda13", "550.54.14, 9.0", None, "cuda12"),
+        ("cuda13", "580.95.05, 7.0", None, "cuda12"),
+        ("cuda12", "580.95.05, 7.0", None, None),
+        ("subword cuda12", "550.54.14, 9.0", None, None),
+        ("cuda12", None, None, None),
+        ("", None, None, "cuda13"),
+        ("cuda12", "580.95.05, 9.0", "cuda13", "cuda13"),
+        ("cuda13", "550.54.14, 9.0", "cuda13", None),
+        ("cuda13", "580.95.05, 9.0", "cuda13 hub", "cuda13 hub"),
+        ("", None, "", None),
+        (None, None, "", ""),
+    ],
+)
+def test_a_slurm_job_never_installs_and_names_the_command_for_what_it_lacks(
+    slurm, project, made, gpu, asked, lacks
+):
+    if made is not None:
+        project(script="install.sh", TXL_EXTRAS=made)
+    if gpu:
+        project.program("nvidia-smi", nvidia_smi(gpu))
+    given = {} if asked is None else {"TXL_EXTRAS": asked}
+    done, installs = slurm("echo trained", made=None, **given)
+    assert len(installs) == (made is not None)
+    if lacks is None:
+        assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    else:
+        assert (done.returncode, done.stdout) == (1, "")
+        quoted = shlex.quote(lacks) if lacks else "''"
+        assert f": TXL_EXTRAS={quoted} launch/install.sh\n" in done.stderr
+
+
+def test_a_slurm_job_uses_no_environment_of_other_requirements(slurm, project):
+    assert slurm("echo trained")[0].returncode == 0
+    with (project.root / "launch" / "constraints.txt").open("a") as file:
+        file.write("# changed\n")
+    done, installs = slurm("echo trained", made=None)
+    assert (done.returncode, done.stdout, len(installs)) == (1, "", 1)
+    assert "as it is now" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -551,7 +703,7 @@ def test_the_program_learns_the_command_that_was_typed(project, slurm, case):
     """The program's copy prints its variables in place of training."""
     tells = FAKE_PYTHON.replace('*) echo "$PWD: ${@:2}"', '*) echo "$TXL_LAUNCHED_BY|$TXL_ADDED"')
     project.program("python3", tells)
-    project.program("nvidia-smi", "#!/bin/bash\n:\n")
+    project.program("nvidia-smi", nvidia_smi("580.95.05, 9.0"))
     if case == "slurm":
         done, _ = slurm(SLURM_JOB_NUM_NODES="2")
         script, added = ["sbatch", "--nodes=2", "launch/slurm.sbatch"], "--distributed"
@@ -585,10 +737,10 @@ def test_a_slurm_job_asks_that_its_processes_be_told_before_the_end_and_may_be_r
 
 
 def test_a_slurm_job_needs_one_process_per_gpu_and_the_repository(slurm, project):
-    done, installs = slurm(SLURM_NTASKS_PER_NODE="1")
+    done, installs = slurm(made=None, SLURM_NTASKS_PER_NODE="1")
     assert (done.returncode, done.stdout, installs) == (2, "", [])
     assert "--ntasks-per-node=1 must equal --gpus-per-node=4" in done.stderr
-    done, installs = slurm(SLURM_SUBMIT_DIR=str(project.home))
+    done, installs = slurm(made=None, SLURM_SUBMIT_DIR=str(project.home))
     assert (done.returncode, done.stdout, installs) == (2, "", [])
     assert f"SLURM_SUBMIT_DIR is {project.home}" in done.stderr
 

@@ -25,6 +25,7 @@ from txl_jax.generation.prompts import read_prompts
 from txl_jax.generation.text import Continuation, continuations
 from txl_jax.generation.write import formatted
 from txl_jax.messages import fields_repr, short_repr
+from txl_jax.parallel.accelerators import start_devices
 from txl_jax.training.events import Logger
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.units import Unit, format_value
@@ -271,12 +272,14 @@ def train(
 
     Raises:
       ConfigError, DataError, WorkdirError, LockedError: settings, text, devices and folder do not
-        fit one another. This is checked before the first step.
+        fit one another, or the platform of ``JAX_PLATFORMS`` does not start. This is checked
+        before the first step.
       CheckpointError, NonFiniteError, SkippedError: training cannot go on.
       KeyboardInterrupt: the run was interrupted, and its state is saved.
     """
     exp = load_config(config, overrides)
     folder = os.path.abspath(expanded(workdir, "workdir"))
+    start_devices()
     with PreemptionGuard() as guard:
         run = modes.complete_run(exp, folder, guard, loggers)
     if guard.signal is not None:
@@ -316,6 +319,7 @@ def load(
     """
     if isinstance(step, bool) or not isinstance(step, str | int | np.integer):
         raise ConfigError(f"step = {short_repr(step)}: must be best, latest or an integer")
+    start_devices()
     return language_model(loading.load(path_text(source, "source"), str(step), weights))
 
 

@@ -131,12 +131,14 @@ def run() -> int:
     workdir = os.path.abspath(expanded(workdir, "--workdir"))
 
     from txl_jax import modes  # slow imports, so only after the config is checked
-    from txl_jax.parallel import processes
+    from txl_jax.parallel import accelerators, processes
 
     modes.set_up_output()
     if mode not in _PRINTING_MODES:
         drop_unwritten_output()
     if exp is not None and mode == "compile":
+        if _TOPOLOGY.value is None:
+            accelerators.start_devices()
         return modes.compile_programs(exp, _TOPOLOGY.value)
     processes.initialise(
         _DISTRIBUTED.value,
@@ -150,6 +152,8 @@ def run() -> int:
     from txl_jax.parallel.compile_cache import keep_compiled_programs
 
     keep_compiled_programs()
+    if mode != "report":  # uses no device, and works beside a run that holds the TPU
+        accelerators.start_devices()
     log_library_errors(workdir)
     interrupts.restore_keyboard_interrupt()
     if exp is not None and mode == "train":

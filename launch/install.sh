@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Makes the environment, or brings it up to date, and runs nothing. Arguments are further extras.
+#   launch/install.sh                       for this machine
+#   TXL_EXTRAS=cuda13 launch/install.sh     on a login node without a GPU, for the GPUs of the jobs
+# launch/setup_env.sh says how to steer it. TXL_DRY_RUN=1 prints the commands instead.
+set -euo pipefail
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+# shellcheck source=launch/setup_env.sh
+source "$root/launch/setup_env.sh"
+txl_setup_env "$root" "$@"

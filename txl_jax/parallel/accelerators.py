@@ -1,0 +1,249 @@
+"""Starts JAX's devices, and says why a GPU or TPU of this machine is not among them.
+
+JAX catches every error of a CUDA plugin, such as a missing cuDNN or a driver that is too old, and
+continues on the CPU, even with ``JAX_PLATFORMS=cuda,cpu`` if no GPU is visible.
+"""
+
+import functools
+import glob
+import importlib.metadata
+import logging
+import os
+import re
+import shutil
+import subprocess
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+
+from txl_jax.config import ConfigError
+from txl_jax.messages import one_line
+from txl_jax.standard_streams import stderr
+
+ROOT = "/"
+"""The folder of ``proc``, ``dev`` and ``sys``."""
+
+_GPU_FILES = ("dev/nvidia[0-9]*", "dev/dxg", "proc/driver/nvidia/gpus/*")
+_TPU_FILES = ("dev/accel[0-9]*", "dev/vfio/[0-9]*")
+_TPU_VARIABLES = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID")
+_CUDA = {"cuda13": (580, (7, 5)), "cuda12": (525, (0, 0))}
+"""The extras for GPUs, newest first: the oldest driver and compute capability of each."""
+_ON_PURPOSE = "; to use the CPU, set JAX_PLATFORMS=cpu"
+
+
+@functools.cache
+def start_devices() -> None:
+    """Starts JAX's devices, once per process; warns if the CPU is used beside a GPU or TPU.
+
+    With several processes, call this after they are connected.
+
+    Raises ConfigError if ``JAX_PLATFORMS`` begins with a platform that does not start. The message
+    names the driver, the plugin and the fix. One of several processes exits with code 2 instead,
+    because JAX cannot count the processes without devices.
+    """
+    asked = (jax.config.values["jax_platforms"] or "").split(",")[0].strip()
+    if asked == "cpu":
+        return
+    with _library_messages() as said:
+        try:
+            started = jax.default_backend()
+        except (RuntimeError, AssertionError) as error:  # an assertion if no platform is left
+            said.append((logging.ERROR, str(error)))
+            started = ""
+    if started == "" or (asked and started == "cpu"):
+        error = ConfigError(_failure(asked, said))
+        if not jax.distributed.is_initialized():
+            raise error
+        print(f"error: {one_line(error)}", file=stderr(), flush=True)
+        os._exit(2)
+    found = find_accelerator() if started == "cpu" else None
+    if found:
+        kind, sign = found
+        what = f"this machine has {_NAMES[kind]} ({sign}), but JAX uses the CPU"
+        said = [(logging.WARNING, f"{what}: {_explain(kind, said)}")]
+    for level, text in said:
+        if level >= logging.WARNING:
+            print(f"warning: {one_line(text)}", file=stderr(), flush=True)
+
+
+_NAMES = {"gpu": "an NVIDIA GPU", "tpu": "a TPU"}
+
+
+def find_accelerator() -> tuple[str, str] | None:
+    """Returns ``gpu`` or ``tpu`` and what shows that this machine has one, without asking JAX."""
+    for kind, patterns in (("gpu", _GPU_FILES), ("tpu", _TPU_FILES)):
+        if files := _files(patterns):
+            return kind, files[0]
+    if _nvidia_smi("-L"):
+        return "gpu", "nvidia-smi lists it"
+    for name in _TPU_VARIABLES:
+        if not os.environ.get(name, "WARNING").startswith("WARNING"):  # libtpu's own, found nothing
+            return "tpu", name
+    return None
+
+
+def cuda_extra(driver: str | None, capability: tuple[int, int] | None = None) -> str | None:
+    """Returns the extra for a driver such as ``580.95.05``; ``None`` if the driver is too old."""
+    if driver is None:
+        return "cuda12"
+    for extra, (oldest, lowest) in _CUDA.items():
+        if int(driver.partition(".")[0]) >= oldest and (capability or lowest) >= lowest:
+            return extra
+    return None
+
+
+def _failure(asked: str, said: list[tuple[int, str]]) -> str:
+    """Returns the message of the error for a platform that did not start."""
+    platform, label = asked, f"JAX_PLATFORMS={asked}"
+    if not asked:  # JAX found a plugin, which failed
+        found = re.search(r"Unable to initialize backend '(\w+)'", said[-1][1])
+        platform, label = found[1] if found else "", "JAX's devices do not start"
+    kind = "gpu" if platform in ("cuda", "gpu", "") else platform
+    return f"{label}: {_explain(kind, said)}"
+
+
+def _explain(kind: str, said: list[tuple[int, str]]) -> str:
+    """Returns reason, driver, plugin and fix for a kind of device that did not start."""
+    other = {"gpu": "'tpu'", "tpu": "'cuda'"}.get(kind)  # each may fail quietly
+    texts = [_brief(text) for _, text in said if not (other and other in text)]
+    reason = "; ".join(dict.fromkeys(filter(None, texts)))
+    if kind == "tpu":
+        state, fix = _tpu_state()
+    elif kind == "gpu":
+        state, fix = _gpu_state()
+    else:
+        state, fix = "plugin not started", "install JAX's plugin for it"
+    state = f"{state}, jax {jax.__version__}"
+    return f"{reason or 'JAX finds no such device'}; {state}; {fix}{_ON_PURPOSE}"
+
+
+def _brief(said: str) -> str:
+    """Returns the sentence of a message of JAX that says what failed."""
+    said = re.sub(r"\(set JAX_PLATFORMS=''.*?\)|\(you may need to uninstall.*?\)", "", said)
+    return one_line(said).strip(" .;")[:500]
+
+
+def _gpu_state() -> tuple[str, str]:
+    """Returns driver and plugin of GPUs, and what mends them."""
+    driver, capability = driver_of_gpus()
+    versions = {extra: _version(f"jax-{extra}-plugin") for extra in _CUDA}
+    plugins = {extra: version for extra, version in versions.items() if version}
+    shown = ", ".join(f"jax-{extra}-plugin {version}" for extra, version in plugins.items())
+    state = f"driver {driver or 'not found'}, plugin {shown or 'not installed'}"
+    return state, _gpu_fix(driver, cuda_extra(driver, capability), plugins)
+
+
+def _gpu_fix(driver: str | None, extra: str | None, plugins: dict[str, str]) -> str:
+    install = f"pip install 'txl_jax[{extra}]' (launch scripts: TXL_EXTRAS={extra})"
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if extra is None:
+        return "update the driver: CUDA 12 needs 525, CUDA 13 needs 580"
+    if not driver and (find_accelerator() or ("",))[0] != "gpu":
+        return "install NVIDIA's driver, or start the container with --gpus=all"
+    if not plugins:
+        return f"install the plugin: {install}"
+    wrong = [
+        name
+        for name in plugins
+        if (driver and name > extra) or (len(plugins) > 1 and name != extra)
+    ]
+    if wrong:
+        names = " ".join(f"jax-{name}-plugin jax-{name}-pjrt" for name in wrong)
+        return f"this driver and GPU take {extra} alone: pip uninstall {names}, then {install}"
+    (name, version), *_ = plugins.items()
+    if version != jax.__version__:
+        return f"give jax and plugin one version: pip install 'jax[{name}]=={jax.__version__}'"
+    if hidden is not None and not re.match("[0-9]|GPU-|MIG-|all", hidden):
+        return f"CUDA_VISIBLE_DEVICES={hidden} hides the GPUs: unset it"
+    if not _files((*_GPU_FILES[:2], "dev/nvidiactl")):
+        return "/dev/nvidia0 is missing: install the driver, or start the container with --gpus=all"
+    return f"install CUDA's libraries again: pip install --force-reinstall 'txl_jax[{name}]'"
+
+
+def _tpu_state() -> tuple[str, str]:
+    """Returns device files and plugin of TPUs, and what mends them."""
+    version, files = _version("libtpu"), ", ".join(_files(_TPU_FILES))
+    state = f"driver {files or 'not found (/dev/accel0, /dev/vfio/0)'}"
+    if version is None:
+        fix = "install the plugin: pip install 'txl_jax[tpu]' (launch scripts: TXL_EXTRAS=tpu)"
+        return f"{state}, plugin not installed (libtpu)", fix
+    if not files:
+        fix = "run it on a TPU VM, in a container with --privileged --net=host"
+    else:
+        fix = "end the process that holds the TPU, on a pod start every worker with --distributed,"
+        fix += f" or install the libtpu of this jax: pip install 'jax[tpu]=={jax.__version__}'"
+    return f"{state}, plugin libtpu {version}", fix
+
+
+def driver_of_gpus() -> tuple[str | None, tuple[int, int] | None]:
+    """Returns the version of NVIDIA's driver, and the lowest compute capability of the GPUs."""
+    text = _nvidia_smi("--query-gpu=driver_version,compute_cap", "--format=csv,noheader")
+    rows = re.findall(r"^([0-9]+\.[0-9.]+)(?:, *([0-9]+)\.([0-9]+))?", text, re.MULTILINE)
+    if rows:
+        capabilities = [(int(major), int(minor)) for _, major, minor in rows if major]
+        return rows[0][0], min(capabilities, default=None)
+    for file in _files(("proc/driver/nvidia/version",)):
+        with open(file, encoding="utf-8", errors="replace") as opened:
+            if found := re.search(r"Module.*?\s([0-9]+\.[0-9.]+)\s", opened.read()):
+                return found[1], None
+    return None, None
+
+
+def _nvidia_smi(*flags: str) -> str:
+    """Returns what nvidia-smi prints; an empty text if it is absent or fails."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    try:
+        done = subprocess.run([program, *flags], capture_output=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else ""
+
+
+def _files(patterns: tuple[str, ...]) -> list[str]:
+    return [file for pattern in patterns for file in sorted(glob.glob(ROOT + pattern))]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+@contextmanager
+def _library_messages() -> Iterator[list[tuple[int, str]]]:
+    """Collects what JAX and its plugins log and warn of, with its level, instead of printing it."""
+    logger, handler = logging.getLogger("jax._src.xla_bridge"), _Collect()
+    propagate, level = logger.propagate, logger.level
+    logger.propagate = False
+    logger.setLevel(logging.INFO)  # a backend that fails quietly
+    logger.addHandler(handler)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            yield handler.said
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate
+        logger.setLevel(level)
+    handler.said += [(logging.WARNING, str(warning.message)) for warning in caught]
+
+
+class _Collect(logging.Handler):
+    """Keeps level and text of each record, of an exception its message."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[tuple[int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = record.getMessage()
+        except TypeError:  # JAX logs "plugin module %s could not be loaded" without the name
+            text = str(record.msg)
+        if record.exc_info and record.exc_info[1]:
+            text = str(record.exc_info[1])
+        self.said.append((record.levelno, text))
