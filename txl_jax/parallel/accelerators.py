@@ -53,10 +53,10 @@ def start_devices() -> None:
             said.append((logging.ERROR, str(error)))
             started = ""
     if started == "" or (asked and started == "cpu"):
-        error = ConfigError(_failure(asked, said))
+        failure = _failure(asked, said)
         if not jax.distributed.is_initialized():
-            raise error
-        print(f"error: {one_line(error)}", file=stderr(), flush=True)
+            raise ConfigError(failure)
+        print(f"error: {one_line(failure)}", file=stderr(), flush=True)
         os._exit(2)
     found = find_accelerator() if started == "cpu" else None
     if found:
