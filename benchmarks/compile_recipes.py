@@ -130,12 +130,13 @@ def recipe_jobs(chosen: list[str]) -> Jobs:
 
 
 def gpu_pass_jobs() -> Jobs:
-    """Yields a job for each recipe that gpu.sh trains."""
+    """Yields a job for each recipe that gpu.sh trains, in each compute type and form of layers."""
     for name, words, _ in gpu_pass.commands(None):
         if name.startswith("train_"):
             settings = [w.replace("--set=", "--config.") for w in words if w.startswith("--set=")]
-            recipe = name.removeprefix("train_")
-            yield f"{recipe}-h200-x1", command(recipe, "h200:1x1x1", settings)
+            (recipe,) = (w.removeprefix("--size=") for w in words if w.startswith("--size="))
+            job = f"{name.removeprefix('train_')}-h200-x1"
+            yield job, command(recipe, "h200:1x1x1", settings)
 
 
 def ptb_jobs() -> Jobs:

@@ -2,11 +2,13 @@
 
     python -m benchmarks.gpu_pass --out=DIR [--seconds=580] [--original=DIR] [--smoke]
 
-Runs :func:`commands` in order, each in a process of its own with a time limit, and stops when
+Checks the packages and the device (``benchmarks.gpu_image``), and ends with 1 if they will not do.
+Then runs :func:`commands` in order, each in a process of its own with a time limit, and stops when
 ``--seconds`` are over; called again with the same ``--out`` it goes on with the first one that has
-no result. Correctness comes first; an implementation that differs from the plain form is named, and
+no result. A command that the end of a slice cuts has none. Correctness comes first; tests of which
+one is skipped have not passed. An implementation that differs from the plain form is named, and
 the rest still runs, so that it can be mended. After every command ``report.json`` holds all results
-so far and ``report.md`` a table.
+so far and ``report.md`` a table. The exit code is 1 if a command failed.
 
 ``--smoke`` is a rehearsal on a CPU: the same commands and report, with small sizes. What the
 programs need on an H200, and in what time: ``python -m benchmarks.compile_recipes --gpu-pass``.
@@ -14,13 +16,16 @@ programs need on an H200, and in what time: ``python -m benchmarks.compile_recip
 
 import argparse
 import json
+import os
 import pathlib
 import subprocess
 import sys
 import time
+import xml.etree.ElementTree
 from collections.abc import Iterator
 
-BF16 = "--set=model.dtype=bfloat16"
+DTYPES = {"bf16": "bfloat16", "f32": "float32"}
+LAYERS = {"scan": True, "unrolled": False}
 RECIPES = {
     "enwik8_12l": 22,
     "enwik8_24l": 16,
@@ -33,57 +38,107 @@ RECIPES = {
 """Recipes, with the streams that one device is given."""
 
 
-def commands(original: str | None) -> Iterator[tuple[str, list[str], int]]:
-    """Name, arguments after ``python -m`` and time limit in seconds, in their order."""
+Command = tuple[str, list[str], int]
+"""Name, arguments after ``python -m`` and time limit in seconds."""
+
+
+def commands(original: str | None) -> Iterator[Command]:
+    """Yields the commands in their order: the sooner, the more depends on the result."""
     yield "target", ["benchmarks.gpu_target"], 60
     yield "parity", ["pytest", "-m", "gpu", "-n", "0", "tests/test_kernels_triton.py"], 400
-    attention = ["benchmarks.attention", "--implementations=reference,xla,triton"]
-    yield "attention_768", [*attention, "--dtype=bfloat16", "--rows=16"], 200
-    yield "attention_dropout", [*attention, "--dtype=bfloat16", "--rows=16", "--dropatt=0.1"], 200
-    long = ["--implementations=triton", "--dtype=bfloat16", "--keys=4096,8192,16384"]
-    yield "attention_16k", ["benchmarks.attention", *long], 200
-    cudnn = ["--implementations=cudnn,xla", "--dtype=bfloat16", "--rows=16"]
-    yield "attention_cudnn", ["benchmarks.attention", *cudnn], 200
-    for recipe, rows in RECIPES.items():
-        train = ["benchmarks.train_speed", f"--size={recipe}", BF16, "--steps=5"]
-        train += [f"--set=train.batch_size={rows}", "--set=train.micro_batches=1"]
-        yield f"train_{recipe}", train, 240
+    for short, dtype in DTYPES.items():
+        yield from attention(short, dtype)
+    for short in DTYPES:
+        yield from training(short, "scan")
     for form in ("eager", "compile") if original else ():
         for recipe in ("nvidia_wt103_base", "enwik8_24l", "wt103_large"):
-            peer = [f"--original={original}", f"--forms={form}", f"--size={recipe}", BF16]
-            peer += [f"--set=train.batch_size={RECIPES[recipe]}", "--steps=5"]
+            peer = [f"--original={original}", f"--forms={form}", f"--size={recipe}"]
+            peer += [f"--set=train.batch_size={RECIPES[recipe]}", "--steps=5", of_dtype("bf16")]
             yield f"train_{recipe}_{form}", ["benchmarks.train_speed", *peer], 300
-    for recipe in ("enwik8_24l", "wt103_large"):
-        yield f"eval_{recipe}", ["benchmarks.eval_speed", f"--size={recipe}", BF16], 200
-    yield "generate", ["benchmarks.generate_speed", "--size=enwik8_24l", BF16], 200
-    yield "table9", ["benchmarks.table9", "--size=enwik8_24l", BF16, "--rounds=5"], 300
+    for short in DTYPES:
+        for recipe in ("enwik8_24l", "wt103_large"):
+            words = ["benchmarks.eval_speed", f"--size={recipe}", of_dtype(short)]
+            yield f"eval_{recipe}_{short}", words, 200
+        words = ["benchmarks.generate_speed", "--size=enwik8_24l", of_dtype(short)]
+        yield f"generate_{short}", words, 200
+    table9 = ["benchmarks.table9", "--size=enwik8_24l", of_dtype("bf16"), "--rounds=5"]
+    yield "table9", table9, 300
+    for short in DTYPES:
+        yield from training(short, "unrolled")
+
+
+def of_dtype(short: str) -> str:
+    """Returns the flag for a compute type."""
+    return f"--set=model.dtype={DTYPES[short]}"
+
+
+def attention(short: str, dtype: str) -> Iterator[Command]:
+    """Yields the benchmarks of attention alone."""
+    words = ["benchmarks.attention", f"--dtype={dtype}"]
+    three = [*words, "--implementations=reference,xla,triton", "--rows=16"]
+    yield f"attention_768_{short}", three, 200
+    yield f"attention_dropout_{short}", [*three, "--dropatt=0.1"], 200
+    long = ["--implementations=triton", "--keys=4096,8192,16384"]
+    yield f"attention_16k_{short}", [*words, *long], 200
+    if short == "bf16":  # cuDNN has no float32
+        yield "attention_cudnn", [*words, "--implementations=cudnn,xla", "--rows=16"], 200
+
+
+def training(short: str, layers: str) -> Iterator[Command]:
+    """Yields an update of every recipe, with scanned layers or unrolled."""
+    for recipe, rows in RECIPES.items():
+        words = ["benchmarks.train_speed", f"--size={recipe}", of_dtype(short), "--steps=5"]
+        words += [f"--set=model.scan_layers={LAYERS[layers]}", f"--set=train.batch_size={rows}"]
+        yield f"train_{recipe}_{short}_{layers}", [*words, "--set=train.micro_batches=1"], 240
 
 
 SMOKE = {
     "--implementations": "reference,xla",
-    "--dtype": "float32",
     "--rows": "1",
     "--keys": "64",
     "--size": "tiny",
-    "--set": "train.batch_size=2",
     "--steps": "1",
-    "--rounds": "2",
 }
 """What a rehearsal puts for the value of each flag."""
 
+SMOKE_TESTS = ["tests/test_kernels.py", "-k", "dropout_drops or refused_by_name"]
+"""The tests of a rehearsal, which need no GPU."""
+
+LEAST = 30
+"""The seconds that must be left of a slice to begin another command."""
+
+IMAGE_SECONDS = 120
+"""The time limit of the check of the machine, which every slice begins with."""
+
 
 def small(words: list[str]) -> list[str]:
-    """Returns a command with the sizes of a rehearsal."""
-    if words[0] in ("pytest", "benchmarks.gpu_target"):
+    """Returns a command with the sizes of a rehearsal, and its types and layers."""
+    if words[0] == "benchmarks.gpu_target":
         return words
-    flags = dict(word.partition("=")[::2] for word in words[1:])
-    small = {flag: SMOKE.get(flag, value) for flag, value in flags.items()}
-    small["--rounds"] = SMOKE["--rounds"]
+    if words[0] == "pytest":
+        return ["pytest", "-n", "0", *SMOKE_TESTS]
+    flags = [word.partition("=")[::2] for word in words[1:]]
+    flags = [(flag, SMOKE.get(flag, value)) for flag, value in flags if flag != "--rounds"]
+    flags = [
+        (flag, "train.batch_size=2" if value.startswith("train.batch_size=") else value)
+        for flag, value in flags
+    ]
+    flags.append(("--rounds", "2"))
     if words[0] == "benchmarks.attention":
-        small |= {"--lengths": "32", "--heads": "2", "--d-head": "16"}
+        flags += [("--lengths", "32"), ("--heads", "2"), ("--d-head", "16")]
     if words[0] == "benchmarks.table9":
-        small |= {"--lengths": "32,64"}
-    return [words[0], *(f"{flag}={value}" for flag, value in small.items())]
+        flags.append(("--lengths", "32,64"))
+    return [words[0], *(f"{flag}={value}" for flag, value in flags)]
+
+
+def environment(command: list[str], smoke: bool = False) -> dict[str, str]:
+    """Returns the variables of a command: JAX must use the GPU, and compile as for users.
+
+    tests/conftest.py takes the CPU and reduced optimisation where nothing is set.
+    """
+    platforms = "cuda" if command[0] == "pytest" else "cuda,cpu"
+    chosen = {"JAX_PLATFORMS": "cpu" if smoke else platforms, "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
+    return {**os.environ, **chosen}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -96,35 +151,67 @@ def main(argv: list[str] | None = None) -> None:
     flags = parser.parse_args(argv)
     out, ends = pathlib.Path(flags.out), time.monotonic() + flags.seconds
     out.mkdir(parents=True, exist_ok=True)
+    image = ["benchmarks.gpu_image", *(["--smoke"] if flags.smoke else [])]
+    if run(out, "image", image, IMAGE_SECONDS, IMAGE_SECONDS, flags.smoke) != "ok":
+        print((out / "image.txt").read_text(encoding="utf-8", errors="replace"))
+        sys.exit(1)
     for name, command, limit in commands(flags.original):
         if (out / f"{name}.done").exists():
             continue
-        left = ends - time.monotonic()
-        if left < 30:
-            print(f"out of time before {name}: call again with the same --out")
+        command, left = small(command) if flags.smoke else command, ends - time.monotonic()
+        if left < LEAST or run(out, name, command, limit, left, flags.smoke) is None:
+            print(f"out of time before {name} was complete: call again with the same --out")
             break
-        run(out, name, small(command) if flags.smoke else command, min(limit, left))
         collect(out)
+    done = {path.stem: path.read_text(encoding="utf-8").strip() for path in out.glob("*.done")}
+    if failed := sorted(name for name, said in done.items() if said != "ok"):
+        print(f"not ok: {', '.join(failed)}; remove NAME.done in {out} to repeat one")
+        sys.exit(1)
 
 
-def run(out: pathlib.Path, name: str, command: list[str], seconds: float) -> None:
-    """One command: its output in NAME.txt, its figures in NAME.json, how it ended in NAME.done."""
-    figures = [] if command[0] == "pytest" else [f"--out={out / name}.json"]
+def run(
+    out: pathlib.Path, name: str, command: list[str], limit: float, left: float, smoke: bool
+) -> str | None:
+    """Runs one command; its output is NAME.txt, its figures NAME.json, how it ended NAME.done.
+
+    Returns how it ended, or ``None`` if the ``left`` seconds were over before its limit: then
+    nothing is noted, and the next slice runs it again.
+    """
+    tests = out / f"{name}.xml" if command[0] == "pytest" else None
+    files = f"--junitxml={tests}" if tests else f"--out={out / name}.json"
+    for old in filter(None, (tests, out / f"{name}.done")):
+        old.unlink(missing_ok=True)
     began = time.monotonic()
     with open(out / f"{name}.txt", "w", encoding="utf-8") as text:
         try:
             ended = subprocess.run(
-                [sys.executable, "-m", *command, *figures],
+                [sys.executable, "-m", *command, files],
                 stdout=text,
                 stderr=subprocess.STDOUT,
-                timeout=seconds,
+                env=environment(command, smoke),
+                timeout=min(limit, left),
                 check=False,
             )
-            said = "ok" if ended.returncode == 0 else f"ended with {ended.returncode}"
+            said = f"ended with {ended.returncode}" if ended.returncode else verdict(tests)
         except subprocess.TimeoutExpired:
-            said = f"stopped after {seconds:.0f} s"
+            if left < limit:
+                return None
+            said = f"stopped after {limit:.0f} s"
     print(f"{name}: {said} ({time.monotonic() - began:.0f} s)", flush=True)
     (out / f"{name}.done").write_text(said + "\n", encoding="utf-8")
+    return said
+
+
+def verdict(tests: pathlib.Path | None) -> str:
+    """Returns ``ok`` for a command that ended well, if every test of it has run."""
+    if tests is None:
+        return "ok"
+    suites = xml.etree.ElementTree.parse(tests).getroot().iter("testsuite")
+    counts = [(int(suite.get("tests", 0)), int(suite.get("skipped", 0))) for suite in suites]
+    number, skipped = (sum(column) for column in zip(*counts, strict=True))
+    if skipped or not number:
+        return f"{skipped} of {number} tests skipped: not a pass"
+    return "ok"
 
 
 def collect(out: pathlib.Path) -> None:

@@ -8,7 +8,7 @@
 # Candidates are scored on the validation split. TEST=1 scores a finished one on the test split,
 # at temperature 1 and at the one that is best on validation: once, for the candidate that was
 # chosen. PYTHON: with jax[cuda]. WHEELS=DIR: what benchmarks/gpu_wheels.txt names, installed first.
-# SMOKE=1: a rehearsal on a CPU, with the recipe's small variant.
+# SMOKE=1: a rehearsal on a CPU, with the recipe's small variant. Versions and GPU are checked first.
 set -euo pipefail
 usage="benchmarks/ptb_gpu.sh CONFIG DATA WORKDIR OUT [SECONDS] [--config.KEY=VALUE ..]"
 config="${1:?$usage}" data="${2:?$usage}" workdir="${3:?$usage}" out="${4:?$usage}"
@@ -22,6 +22,8 @@ if [[ -n "${WHEELS-}" ]]; then
     "$python" -m pip install --no-index --no-deps --find-links="$WHEELS" \
         --requirement=benchmarks/gpu_wheels.txt
 fi
+if [[ -n "${SMOKE-}" ]]; then export JAX_PLATFORMS=cpu; else export JAX_PLATFORMS=cuda,cpu; fi
+"$python" -m benchmarks.gpu_image ${SMOKE:+--smoke} 2>&1 | tee -a "$out/log.txt"
 
 run=("$python" -m txl_jax.main "--config=$config${SMOKE:+:smoke}" "--workdir=$workdir" "--config.data.path=$data"
      --config.mesh.data=1 --config.generate.length=0 --config.evaluate.split=valid "$@")
