@@ -10,7 +10,9 @@
 #   launch/tpu_vm.sh stop        SIGTERM on every worker: saved, and run goes on from there
 #   launch/tpu_vm.sh delete      what is on the disks of the TPU is gone
 # The workdir must be storage that every worker mounts and that outlives the TPU (Filestore, or a
-# bucket through gcsfuse); the disks of a preempted TPU are lost. Training goes on when this machine
+# bucket through gcsfuse); the disks of a preempted TPU are lost. Several slices that train together:
+# run with each TPU_NAME, and with MEGASCALE_NUM_SLICES, MEGASCALE_SLICE_ID (from 0) and
+# MEGASCALE_COORDINATOR_ADDRESS (the address of worker 0 of slice 0). Training goes on when this machine
 # is switched off; on each worker its output is in txl_jax.log. TXL_DRY_RUN=1 prints the commands
 # instead. Not run on a real TPU yet.
 set -euo pipefail
@@ -28,6 +30,16 @@ fi
 if [[ "$command" == run || "$command" == resume ]] && [[ " $*" != *" --workdir=/"* ]]; then
   printf -- '--workdir=/… is missing: an absolute path on storage that outlives the TPU\n' >&2
   exit 2
+fi
+slices=""
+if [[ -n "${MEGASCALE_NUM_SLICES-}${MEGASCALE_SLICE_ID-}${MEGASCALE_COORDINATOR_ADDRESS-}" ]]; then
+  : "${MEGASCALE_NUM_SLICES:?set it to the number of slices}"
+  : "${MEGASCALE_SLICE_ID:?set it to 0 for the first slice, 1 for the next, …}"
+  : "${MEGASCALE_COORDINATOR_ADDRESS:?set it to the address of worker 0 of slice 0}"
+  for name in NUM_SLICES SLICE_ID COORDINATOR_ADDRESS; do
+    variable="MEGASCALE_$name"
+    slices+=" $(txl_quote "$variable=${!variable}")"
+  done
 fi
 
 tpu() { txl_run gcloud compute tpus tpu-vm "$1" "$TPU_NAME" --zone="$ZONE" "${@:2}"; }
@@ -53,7 +65,7 @@ cd txl_jax; source launch/setup_env.sh; TXL_EXTRAS=tpu txl_setup_env \"\$PWD\""
 run() { # the process outlives the connection, over which its log is followed
   local arguments
   printf -v arguments ' %q' "$@"
-  on_all "cd txl_jax || exit; export TXL_LAUNCHED_BY='launch/tpu_vm.sh resume' TXL_ADDED=--distributed; \
+  on_all "cd txl_jax || exit; export TXL_LAUNCHED_BY='launch/tpu_vm.sh resume' TXL_ADDED=--distributed$slices; \
 TXL_EXTRAS=tpu setsid nohup launch/local.sh --distributed$arguments \
 >>../txl_jax.log 2>&1 </dev/null & tail -n 0 --pid=\$! -F ../txl_jax.log; wait \$!"
 }

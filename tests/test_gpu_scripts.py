@@ -177,7 +177,8 @@ def test_every_recipe_is_timed_in_both_types_and_with_scanned_layers_and_without
 
 def test_an_image_with_other_versions_is_refused_by_name():
     here = {name: gpu_image.version(name) for name in gpu_image.OF_THE_IMAGE}
-    good = {name: version for name, version in here.items() if version} | {"packaging": "26"}
+    good: dict[str, str | None] = {"packaging": "26"}
+    good |= {name: version for name, version in here.items() if version}
     assert gpu_image.problems(good) == []
     bad = good | {"flax": "0.11.2", "orbax-checkpoint": "0.11.0", "tensorboardx": "2.0"}
     lines = gpu_image.problems(bad | {"optax": None})

@@ -443,12 +443,25 @@ def tpu_setup(root):
 CREATE = gcloud(
     "create", "--accelerator-type=v5litepod-16", "--version=v2-alpha-tpuv5-lite", "--spot"
 )
+SLICES = {
+    "MEGASCALE_NUM_SLICES": "2",
+    "MEGASCALE_SLICE_ID": "1",
+    "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.2",
+}
 TPU_RUN = on_all(
     "cd txl_jax || exit; export TXL_LAUNCHED_BY='launch/tpu_vm.sh resume' TXL_ADDED=--distributed; "
     "TXL_EXTRAS=tpu setsid nohup launch/local.sh --distributed "
     "--config=c.py --workdir=/mnt/a\\ b >>../txl_jax.log 2>&1 </dev/null & "
     "tail -n 0 --pid=$! -F ../txl_jax.log; wait $!"
 )
+
+TPU_SLICE = [
+    word.replace(
+        "TXL_ADDED=--distributed;",
+        f"TXL_ADDED=--distributed {' '.join(f'{k}={v}' for k, v in SLICES.items())};",
+    )
+    for word in TPU_RUN
+]
 
 
 def dry_runs(root):
@@ -489,6 +502,7 @@ def dry_runs(root):
         "tpu create": ("tpu_vm.sh", ("create",), tpu, [CREATE]),
         "tpu setup": ("tpu_vm.sh", ("setup",), tpu, tpu_setup(root)),
         "tpu run": ("tpu_vm.sh", ("run", *RUN), tpu, [TPU_RUN]),
+        "tpu slice": ("tpu_vm.sh", ("run", *RUN), tpu | SLICES, [TPU_SLICE]),
         "tpu resume": (
             "tpu_vm.sh",
             ("resume", *RUN),
@@ -559,6 +573,7 @@ def test_a_dry_run_from_nothing_prints_the_installation_and_makes_nothing(
         *[("tpu_vm.sh", ("create",), TPU, name) for name in TPU if name != "TMPDIR"],
         *[("tpu_vm.sh", ("resume", *RUN), TPU, name) for name in TPU if name != "TMPDIR"],
         *[("tpu_vm.sh", (c,), TPU, "ZONE") for c in ("setup", "run", "stop", "delete")],
+        *[("tpu_vm.sh", ("run", *RUN), TPU | SLICES, name) for name in SLICES],
         *[("gpu_node.sh", RUN, NODES, name) for name in NODES],
         ("slurm.sbatch", RUN, SLURM, "SLURM_JOB_ID"),
     ],
@@ -787,6 +802,18 @@ def test_what_is_copied_to_a_tpu_is_installed_and_trains_there(cloud, project, t
         assert (done.returncode, verbs, len(installs)) == (0, ["ssh"], 1), done.stderr
     line = f"{worker}/txl_jax: txl_jax.main --distributed --config=c.py --workdir=/mnt/a b\n"
     assert (worker / "txl_jax.log").read_text() == line * 2
+
+
+def test_each_slice_learns_its_number_and_that_its_tpu_must_start(cloud, project, tmp_path):
+    worker = tmp_path / "worker"
+    worker.mkdir()
+    tells = '*) echo "$JAX_PLATFORMS|$MEGASCALE_NUM_SLICES|$MEGASCALE_SLICE_ID|'
+    tells += '$MEGASCALE_COORDINATOR_ADDRESS"'
+    project.program("python3", FAKE_PYTHON.replace('*) echo "$PWD: ${@:2}"', tells))
+    assert cloud("setup", FAKE_WORKER=str(worker))[0].returncode == 0
+    done, *_ = cloud("run", *RUN, FAKE_WORKER=str(worker), **SLICES)
+    assert done.returncode == 0, done.stderr
+    assert (worker / "txl_jax.log").read_text() == "tpu,cpu|2|1|10.0.0.2\n"
 
 
 def test_an_installation_that_fails_on_a_tpu_fails_here(cloud, tmp_path):
