@@ -10,6 +10,7 @@ import pytest
 from tiny_runs import arrays, corpus_and_experiment, run
 
 import txl_jax
+from txl_jax import literal_path
 from txl_jax.checkpoint import orbax_items
 from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
 from txl_jax.checkpoint.checkpoints import Checkpoints
@@ -138,7 +139,7 @@ def test_a_save_that_leaves_no_checkpoint_and_no_error_is_an_error(folder, monke
 
 
 def test_a_save_whose_arrays_cannot_be_listed_is_not_committed(folder, monkeypatch):
-    monkeypatch.setattr(orbax_items.LiteralPath, "glob", lambda *args: iter(()))
+    monkeypatch.setattr(literal_path.LiteralPath, "glob", lambda *args: iter(()))
     exp, state, _ = fresh(folder)
     with Checkpoints(str(folder / "run"), exp.checkpoint) as checkpoints:
         checkpoints.save(1, at_step(state, 1), {"config": exp.to_dict()}, None)

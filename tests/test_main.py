@@ -70,9 +70,10 @@ def refused(*arguments):
             "Unknown command line flag 'wrkdir'. Did you mean: workdir ?",
         ),
         (
-            [f"--config={QUICKSTART}", "--workdir=gs://b/r"],
-            "--workdir = 'gs://b/r': is a URL, and only local paths can be used; copy or mount it,"
-            " and name the local path (a local folder of this name is ./gs:/...)",
+            [f"--config={QUICKSTART}", "--workdir=s3://b/r"],
+            "--workdir = 's3://b/r': is a URL, and only local paths and gs:// addresses can be"
+            " used; copy or mount it, and name the local path (a local folder of this name is"
+            " ./s3:/...)",
         ),
         (
             [f"--config={QUICKSTART}", "more"],

@@ -76,11 +76,11 @@ CALLS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("url", ["gs://b/r", "S3://b", "file:///r", "hdfs:/r", "https://a.b/r"])
+@pytest.mark.parametrize("url", ["gs:/b/r", "S3://b", "file:///r", "hdfs:/r", "https://a.b/r"])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_url_is_refused_and_makes_no_local_folder(tmp_path, monkeypatch, url, call):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="is a URL, and only local paths can be used"):
+    with pytest.raises(ConfigError, match="is a URL, and only local paths"):
         CALLS[call](url)
     assert not os.listdir(tmp_path)
 
@@ -322,15 +322,17 @@ NAMED_BY_HAND = {
     ("files.py", "temporary"): ELSEWHERE,
     ("generation/write.py", "path"): ELSEWHERE,
     ("library_errors.py", "self._path"): "library.log",
-    ("training/distil.py", "path"): "soft_targets.npz",
+    ("checkpoint/workdir_files.py", "file"): ELSEWHERE,
+    ("checkpoint/workdir_files.py", "probe"): ".writable",
+    ("checkpoint/workdir_files.py", "str(record)"): ".txl_jax",
+    ("training/distil.py", "str(stored)"): "soft_targets.npz",
     ("training/loss_curve.py", "figure_path"): "loss.png",
     ("records.py", "metrics_path"): "metrics.jsonl",
     ("training/run_log.py", "self.metrics_path"): "metrics.jsonl",
     ("checkpoint/checkpoint_folder.py", "os.path.join(folder, MANIFEST)"): "checkpoints",
-    ("training/fine_tuning.py", "path"): "start.json",
-    ("training/wandb_run.py", "path"): "wandb",
-    ("checkpoint/workdir.py", "path"): "config.json",
-    ("checkpoint/workdir_files.py", "path"): ".txl_jax",
+    ("training/fine_tuning.py", "file"): "start.json",
+    ("training/wandb_run.py", "str(made)"): "wandb",
+    ("checkpoint/workdir.py", "str(config)"): "config.json",
 }
 """Module and expression of each path that is written and that the code does not spell out."""
 

@@ -12,14 +12,19 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from txl_jax.paths import is_remote, store
+
 
 def atomic_write(path: str, data: bytes) -> None:
     """Writes the whole file or nothing; an OSError names the file.
 
     Several processes may write a file at once, and the last one wins. Each writes a temporary file
-    of its own first, see :func:`written_as`.
+    of its own first, see :func:`written_as`. An object in a bucket is replaced by one request.
     """
     with name_in_os_errors(path):
+        if is_remote(path):
+            store().pipe_file(path, data)
+            return
         temporary = f"{path}.{secrets.token_hex(4)}.tmp"
         try:
             with open(temporary, "wb") as file:
@@ -30,6 +35,28 @@ def atomic_write(path: str, data: bytes) -> None:
         except BaseException:
             with contextlib.suppress(OSError):
                 os.remove(temporary)
+            raise
+
+
+def append(path: str, data: bytes) -> None:
+    """Adds all data to the end of a file, or none and raises OSError, which names the file.
+
+    An object in a bucket cannot grow, so it is read and written again.
+    """
+    if is_remote(path):
+        before = b""
+        with name_in_os_errors(path), contextlib.suppress(FileNotFoundError):
+            before = store().cat_file(path)
+        atomic_write(path, before + data)
+        return
+    with name_in_os_errors(path), open(path, "ab", buffering=0) as file:
+        size = file.tell()
+        try:
+            if file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with contextlib.suppress(OSError):  # /dev/full cannot be truncated
+                file.truncate(size)
             raise
 
 
@@ -130,11 +157,17 @@ def _check_depth(value: Any, levels: int) -> None:
 
 @contextlib.contextmanager
 def name_in_os_errors(path: str) -> Iterator[None]:
-    """Adds the file's name to an OSError, because Python's error for a full disk has no name."""
+    """Adds the file's name to an OSError, because Python's error for a full disk has no name.
+
+    The errors of a bucket, which are of many types, become an OSError.
+    """
     try:
         yield
-    except OSError as error:
-        raise OSError(error.errno, f"cannot write: {error.strerror or error}", path) from error
+    except Exception as error:
+        if not (isinstance(error, OSError) or is_remote(path)):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise OSError(getattr(error, "errno", None), f"cannot write: {reason}", path) from error
 
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -17,7 +17,7 @@ from txl_jax import modes
 from txl_jax.checkpoint import loading
 from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
 from txl_jax.config import ConfigError, flatten, load_config, override
-from txl_jax.config.folders import expanded, path_text
+from txl_jax.config.folders import path_text, workdir_path
 from txl_jax.data.vocab import Text, texts_of
 from txl_jax.evaluation.score import TextScore, score_any_text
 from txl_jax.evaluation.scoring_run import table
@@ -278,7 +278,7 @@ def train(
       KeyboardInterrupt: the run was interrupted, and its state is saved.
     """
     exp = load_config(config, overrides)
-    folder = os.path.abspath(expanded(workdir, "workdir"))
+    folder = workdir_path(workdir, "workdir")
     start_devices()
     with PreemptionGuard() as guard:
         run = modes.complete_run(exp, folder, guard, loggers)
@@ -320,7 +320,8 @@ def load(
     if isinstance(step, bool) or not isinstance(step, str | int | np.integer):
         raise ConfigError(f"step = {short_repr(step)}: must be best, latest or an integer")
     start_devices()
-    return language_model(loading.load(path_text(source, "source"), str(step), weights))
+    path = path_text(source, "source", remote=True)
+    return language_model(loading.load(path, str(step), weights))
 
 
 def language_model(trained: TrainedModel) -> LanguageModel:

@@ -13,6 +13,8 @@ import sys
 import warnings
 from typing import Any
 
+from txl_jax.files import append
+
 
 def import_optional(package: str, missing: Exception) -> Any:
     """Imports and returns an optional package; raises ``missing`` if it is not installed."""
@@ -53,5 +55,5 @@ class _AppendToFile(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = self.format(record).encode(errors="backslashreplace")
-        with contextlib.suppress(OSError), open(self._path, "ab") as file:
-            file.write(text + b"\n")
+        with contextlib.suppress(Exception):  # an error here must not end the run
+            append(self._path, text + b"\n")

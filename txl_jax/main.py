@@ -19,7 +19,7 @@ from txl_jax.config import (
     load_config,
     override,
 )
-from txl_jax.config.folders import expanded
+from txl_jax.config.folders import expanded, workdir_path
 from txl_jax.messages import (
     UserError,
     arguments_as_flags,
@@ -128,7 +128,7 @@ def run() -> int:
     file, _, variant = (config or "").partition(":")
     name = "-".join(filter(None, (os.path.splitext(os.path.basename(file))[0], variant)))
     workdir = _WORKDIR.value or os.path.join("runs", name)
-    workdir = os.path.abspath(expanded(workdir, "--workdir"))
+    workdir = workdir_path(workdir, "--workdir")
 
     from txl_jax import modes  # slow imports, so only after the config is checked
     from txl_jax.parallel import accelerators, processes

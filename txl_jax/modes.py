@@ -5,7 +5,6 @@ import importlib
 import itertools
 import math
 import os
-import pathlib
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -39,6 +38,7 @@ from txl_jax.generation.write import set_stream_errors, write_continuations
 from txl_jax.messages import argument, names_flags, shown_path
 from txl_jax.model.precision import describe, with_dtype
 from txl_jax.parallel import processes
+from txl_jax.paths import path, read_text
 from txl_jax.planning.compile_ahead import compile_ahead
 from txl_jax.standard_streams import stderr, stdout
 from txl_jax.training.events import Logger
@@ -140,7 +140,7 @@ def check_steps(exp: ExperimentConfig, workdir: str) -> None:
     The learning rate of each step depends on the number of steps, so a longer run is another run.
     Only process 0 runs this check, so it must not wait for other processes.
     """
-    if not os.path.exists(os.path.join(workdir, CONFIG)):
+    if not path(workdir, CONFIG).exists():
         return
     before = read_experiment(workdir)
     old, steps = before.train.steps, exp.train.steps
@@ -167,8 +167,8 @@ def check_steps(exp: ExperimentConfig, workdir: str) -> None:
 
 def describe_results(folders: Sequence[str]) -> str:
     """Returns three lines: the folders of the results, the files there, and commands to go on."""
-    paths = [os.path.join(folders[0], name) for name in RESULTS]
-    files = [f"{os.path.basename(p)}{'/' * os.path.isdir(p)}" for p in paths if os.path.exists(p)]
+    paths = [path(folders[0], name) for name in RESULTS]
+    files = [f"{found.name}{'/' * found.is_dir()}" for found in paths if found.exists()]
     others = "or --mode=report, evaluate, interactive"
     next_command = f"{command_for('generate', folders[0])}  ({others})"
     shown = "  ".join(map(shown_path, folders))
@@ -207,7 +207,7 @@ def evaluate_and_generate(
         if trained.config.generate.length:
             write_continuations(trained, workdir, guard.requested)
             if guard.signal is None:
-                sample = pathlib.Path(workdir, "sample.txt").read_text("utf-8", "surrogateescape")
+                sample = read_text(os.path.join(workdir, "sample.txt"), "surrogateescape")
                 logger.text(trained.step, "sample", sample)
     return f"held-out {_headline(result)}"
 

@@ -1,29 +1,21 @@
 """Reads, appends and truncates ``metrics.jsonl``, which has one JSON object per line."""
 
-import contextlib
-import errno
 import json
 import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from txl_jax.files import atomic_write, name_in_os_errors
+from txl_jax import files
+from txl_jax.files import atomic_write
+from txl_jax.paths import path
 from txl_jax.units import UNIT_NAMES
 
 
 def append(metrics_path: str, *records: Mapping[str, Any]) -> None:
     """Adds all records to a file, or none and raises OSError, which names the file."""
     lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
-    with name_in_os_errors(metrics_path), open(metrics_path, "ab", buffering=0) as file:
-        size = file.tell()
-        try:
-            if file.write(lines) < len(lines):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            with contextlib.suppress(OSError):  # /dev/full cannot be truncated
-                file.truncate(size)
-            raise
+    files.append(metrics_path, lines)
 
 
 def truncate(metrics_path: str, step: int, rewritten: str | None) -> None:
@@ -33,8 +25,8 @@ def truncate(metrics_path: str, step: int, rewritten: str | None) -> None:
     kept.
     """
     kept = []
-    if step and os.path.exists(metrics_path):
-        with open(metrics_path, "rb") as file:
+    if step and path(metrics_path).exists():
+        with path(metrics_path).open("rb") as file:
             for line in file:
                 record = _parsed(line)
                 stays = record is not None or line.endswith(b"\n")
@@ -74,14 +66,14 @@ def _parsed(line: bytes) -> Any:
 
 
 def read_counted(
-    path: str | os.PathLike[str], accepts: Callable[[Any], bool] = is_record
+    source: str | os.PathLike[str], accepts: Callable[[Any], bool] = is_record
 ) -> tuple[list[dict[str, Any]], int]:
     """Returns the accepted objects of a file with one per line, and the number of skipped lines.
 
     A last line that is not JSON and has no line end is not counted, as a run may be writing it.
     """
     found, skipped = [], 0
-    with open(path, "rb") as file:
+    with path(os.fspath(source)).open("rb") as file:
         for line in file:
             value = _parsed(line)
             if accepts(value):
@@ -91,10 +83,10 @@ def read_counted(
     return found, skipped
 
 
-def skipped_lines(path: str | os.PathLike[str], count: int) -> str:
+def skipped_lines(source: str | os.PathLike[str], count: int) -> str:
     """Returns a sentence about the lines that :func:`read_counted` skipped."""
     lines = "line was" if count == 1 else "lines were"
-    return f"{os.fspath(path)}: {count:,} damaged or foreign {lines} skipped"
+    return f"{os.fspath(source)}: {count:,} damaged or foreign {lines} skipped"
 
 
 def plain(value: Any) -> Any:

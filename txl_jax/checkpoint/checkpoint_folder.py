@@ -11,37 +11,44 @@ import json
 import math
 import os
 import re
-import shutil
 from typing import Any
 
 from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.checkpoint.workdir_files import CHECKPOINTS
 from txl_jax.files import atomic_write, parse_json_object
+from txl_jax.literal_path import COMMIT_MARK
 from txl_jax.messages import truncate
+from txl_jax.paths import absolute, files_in, is_remote, move_folder, names, path, remove_folder
 from txl_jax.standard_streams import stdout
 
-TEMPORARY = ".orbax-checkpoint-tmp"  # follows the step in the name of an uncommitted checkpoint
+TEMPORARY = ".orbax-checkpoint-tmp"  # follows the step in the name of an uncommitted local one
 METRIC = "valid_loss"  # the name of Orbax's metric: validation loss in nats, or infinity
 MANIFEST = "checksums.json"
-_WRITTEN_AT_COMMIT = ("_CHECKPOINT_METADATA", "commit_success.txt")
+_WRITTEN_AT_COMMIT = ("_CHECKPOINT_METADATA", COMMIT_MARK)
 
 
 class CheckpointFolder:
     """The checkpoint files of a workdir; with many processes, only process 0 uses this class."""
 
     def __init__(self, workdir: str):
-        self.path = os.path.abspath(os.path.join(workdir, CHECKPOINTS))
+        self.path = absolute(os.path.join(workdir, CHECKPOINTS))
 
     def step_path(self, step: int) -> str:
         """The path of the folder of one checkpoint."""
         return os.path.join(self.path, str(step))
 
-    def _names(self) -> list[str]:
-        return os.listdir(self.path) if os.path.isdir(self.path) else []
+    def temporary_path(self, step: int) -> str:
+        """The path of the folder of a checkpoint while it is not committed."""
+        return self.step_path(step) + ("" if is_remote(self.path) else TEMPORARY)
 
     def steps(self) -> list[int]:
         """Returns the steps that have a committed checkpoint, oldest first."""
-        return sorted(int(name) for name in self._names() if name.isascii() and name.isdigit())
+        found = [name for name in names(self.path) if name.isascii() and name.isdigit()]
+        return sorted(int(name) for name in found if self._is_committed(name))
+
+    def _is_committed(self, name: str) -> bool:
+        """Whether a folder with a final name is complete; local ones get the name at the commit."""
+        return not is_remote(self.path) or path(self.path, name, COMMIT_MARK).exists()
 
     def choose(self, which: str) -> int:
         """Returns the step of ``best``, ``latest`` or a number; raises CheckpointError."""
@@ -64,9 +71,8 @@ class CheckpointFolder:
     def valid_loss(self, step: int) -> float:
         """Returns the validation loss saved with a step, in nats; infinity if it is unreadable."""
         try:
-            path = os.path.join(self.step_path(step), "metrics", "metrics")
-            with open(path, encoding="utf-8") as file:
-                loss = float(json.load(file)[METRIC])
+            metrics = path(self.step_path(step), "metrics", "metrics").read_bytes()
+            loss = float(json.loads(metrics)[METRIC])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return math.inf
         return loss if math.isfinite(loss) else math.inf
@@ -74,8 +80,7 @@ class CheckpointFolder:
     def meta(self, step: int) -> tuple[dict[str, Any], str | None]:
         """Returns the metadata of a step, and their fault or ``None``."""
         try:
-            with open(os.path.join(self.step_path(step), "meta", "metadata"), "rb") as file:
-                meta = parse_json_object(file.read())
+            meta = parse_json_object(path(self.step_path(step), "meta", "metadata").read_bytes())
         except (OSError, ValueError) as error:
             return {}, f"has no readable meta ({type(error).__name__})"
         if not isinstance(meta.get("config"), dict) or type(meta.get("format")) is not int:
@@ -84,12 +89,12 @@ class CheckpointFolder:
 
     def fault(self, step: int) -> str | None:
         """Returns the fault of a step's files, to be read after its name, or ``None``."""
-        path = os.path.join(self.step_path(step), MANIFEST)
+        manifest = path(self.step_path(step), MANIFEST)
         expected: dict[str, str] = {}
-        if not os.path.exists(path):
+        if not manifest.exists():
             return f"has lost its {MANIFEST}, so its files cannot be checked"
-        with contextlib.suppress(ValueError), open(path, "rb") as file:
-            expected = parse_json_object(file.read())
+        with contextlib.suppress(ValueError):
+            expected = parse_json_object(manifest.read_bytes())
         if not expected:
             return f"has a damaged {MANIFEST}"
         found = file_hashes(self.step_path(step))
@@ -99,10 +104,10 @@ class CheckpointFolder:
     def move_aside(self, step: int, fault: str) -> None:
         """Renames a damaged checkpoint to ``damaged-<step>`` and prints why."""
         name, count = f"damaged-{step}", 1
-        while os.path.exists(os.path.join(self.path, name)):
+        while path(self.path, name).exists():
             count += 1
             name = f"damaged-{step}-{count}"
-        os.rename(self.step_path(step), os.path.join(self.path, name))
+        move_folder(self.step_path(step), os.path.join(self.path, name))
         print(
             f"checkpoint {step} {fault}; moved aside to checkpoints/{name}, falling back to the"
             " one before it",
@@ -112,23 +117,25 @@ class CheckpointFolder:
 
     def begin_replacing(self, step: int) -> None:
         """Renames a checkpoint to ``replaced-<step>``, so that its step can be saved again."""
-        os.rename(self.step_path(step), os.path.join(self.path, f"replaced-{step}"))
+        move_folder(self.step_path(step), os.path.join(self.path, f"replaced-{step}"))
 
     def finish_replacing(self) -> None:
         """Removes a replaced checkpoint, or restores its name if the new checkpoint is missing."""
-        names = self._names()
-        for match in filter(None, (re.fullmatch(r"replaced-(\d+)", name) for name in names)):
-            replaced = os.path.join(self.path, match[0])
-            if match[1] in names:
-                shutil.rmtree(replaced)
-            else:
-                os.rename(replaced, self.step_path(int(match[1])))
+        steps, found = self.steps(), names(self.path)
+        for match in filter(None, (re.fullmatch(r"replaced-(\d+)", name) for name in found)):
+            if int(match[1]) in steps:
+                path(self.path, match[0]).rmtree()
+            elif self._is_committed(match[0]):
+                if is_remote(self.path):  # what was written of the new checkpoint
+                    remove_folder(self.step_path(int(match[1])))
+                move_folder(os.path.join(self.path, match[0]), self.step_path(int(match[1])))
 
     def remove_temporary(self) -> None:
         """Removes the files of a failed save at once, because a full disk needs the space."""
-        for name in self._names():
-            if re.fullmatch(rf"\d+{re.escape(TEMPORARY)}", name):
-                shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)
+        for name in names(self.path):
+            remote = name.isdigit() and not self._is_committed(name)
+            if remote or re.fullmatch(rf"\d+{re.escape(TEMPORARY)}", name):
+                remove_folder(os.path.join(self.path, name))
 
 
 def write_manifest(folder: str) -> None:
@@ -139,10 +146,8 @@ def write_manifest(folder: str) -> None:
 def file_hashes(folder: str) -> dict[str, str]:
     """Returns the sha256 of every file that a manifest lists, by its path in ``folder``."""
     found = {}
-    for root, _, names in os.walk(folder):
-        for path in (os.path.join(root, name) for name in names):
-            name = os.path.relpath(path, folder)
-            if name not in (MANIFEST, *_WRITTEN_AT_COMMIT):
-                with open(path, "rb") as file:
-                    found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    for name in files_in(folder):
+        if name not in (MANIFEST, *_WRITTEN_AT_COMMIT):
+            with path(folder, name).open("rb") as file:
+                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return found

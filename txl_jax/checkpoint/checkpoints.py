@@ -15,15 +15,15 @@ of arrays that its devices hold, in one shared folder. Process 0 does all the re
 
 import contextlib
 import math
-import os
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 from absl import logging
 
+from txl_jax import paths
 from txl_jax.checkpoint import orbax_items
-from txl_jax.checkpoint.checkpoint_folder import METRIC, TEMPORARY, CheckpointFolder, write_manifest
+from txl_jax.checkpoint.checkpoint_folder import METRIC, CheckpointFolder, write_manifest
 from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.checkpoint.orbax_items import RAW
 from txl_jax.checkpoint.workdir_files import FORMAT, check_path
@@ -59,8 +59,8 @@ class Checkpoints(contextlib.AbstractContextManager):
         if self._manager is None:
             logging.set_stderrthreshold("error")
             check_path(self._folder.path)
-            path = orbax_items.LiteralPath(self._folder.path)
-            self._manager = orbax_items.Manager(path, options=self._options)
+            folder = paths.path(self._folder.path)
+            self._manager = orbax_items.Manager(folder, options=self._options)
         return self._manager
 
     def _before_commit(self) -> None:
@@ -70,7 +70,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         """
         assert self._saving is not None, "a save is under way"
         step, counts = self._saving
-        folder = os.path.join(self._folder.path, f"{step}{TEMPORARY}")
+        folder = self._folder.temporary_path(step)
         orbax_items.check_listed(folder, counts)
         write_manifest(folder)
 

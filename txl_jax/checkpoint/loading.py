@@ -18,16 +18,17 @@ from txl_jax.config.folders import expanded_paths
 from txl_jax.library_errors import import_optional
 from txl_jax.messages import argument, one_line
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.paths import is_remote, local_file, path
 
 _REPOSITORY = re.compile(r"(hub:)?([\w.-]+/[\w.-]+)(@([\w./-]+))?")  # [hub:]owner/name[@revision]
 
 
 def load(source: str, step: str = "best", weights: str | None = None) -> TrainedModel:
     """Loads a trained model; arguments and errors are those of ``txl_jax.load`` (library.py)."""
-    source = expanded_paths(source, "source")
+    source = expanded_paths(source, "source", remote=True)
     if is_exported(source):
         return load_exported(source)
-    match = None if os.path.isdir(source) else _REPOSITORY.fullmatch(source)
+    match = None if is_remote(source) or os.path.isdir(source) else _REPOSITORY.fullmatch(source)
     if match and (match[1] or not source.startswith(("runs/", "./", "../"))):
         return load_exported(_download(match[2], match[4]))
     return load_workdir(source, step, weights)  # raises an error that names the missing file
@@ -35,7 +36,7 @@ def load(source: str, step: str = "best", weights: str | None = None) -> Trained
 
 def load_workdir(workdir: str, step: str = "best", weights: str | None = None) -> TrainedModel:
     """Loads the trained model of a workdir; arguments and errors are those of :func:`load`."""
-    if not os.path.exists(os.path.join(workdir, CONFIG)):
+    if not path(workdir, CONFIG).exists():
         raise WorkdirError(
             f"{argument('workdir', workdir)}: there is no {CONFIG} in it; train first"
         )
@@ -54,24 +55,28 @@ def load_workdir(workdir: str, step: str = "best", weights: str | None = None) -
 
 def load_exported(folder: str) -> TrainedModel:
     """Loads the model that ``save`` wrote, bit for bit; errors are those of ``txl_jax.load``."""
-    path = os.path.join(folder, MODEL)
-    _check_format(path)
-    exp, vocab = loaded_experiment(folder), read_vocab(folder)
-    params = params_from_flat(read_safetensors(path), param_shapes(exp.model))
+    model = os.path.join(folder, MODEL)
+    with local_file(model) as file:
+        try:
+            _check_format(file)
+            exp, vocab = loaded_experiment(folder), read_vocab(folder)
+            params = params_from_flat(read_safetensors(file), param_shapes(exp.model))
+        except ModelFormatError as error:
+            raise ModelFormatError(str(error).replace(file, model)) from error
     return TrainedModel(TransformerXL(exp.model), params, vocab, exp, 0)
 
 
-def _check_format(path: str) -> None:
+def _check_format(file_path: str) -> None:
     """Raises ModelFormatError for another format, but no error yet for a damaged file."""
     from safetensors import SafetensorError, safe_open
 
     version = str(FORMAT)
-    with contextlib.suppress(OSError, SafetensorError), safe_open(path, "numpy") as file:
+    with contextlib.suppress(OSError, SafetensorError), safe_open(file_path, "numpy") as file:
         version = (file.metadata() or {}).get("version", "0")
     if version != str(FORMAT):
         raise ModelFormatError(
-            f"{path}: has format {version}, and this version of txl_jax reads format {FORMAT} only;"
-            " export the model again with this version"
+            f"{file_path}: has format {version}, and this version of txl_jax reads format {FORMAT}"
+            " only; export the model again with this version"
         )
 
 

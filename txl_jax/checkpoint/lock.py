@@ -7,11 +7,14 @@ import json
 import os
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 from filelock import FileLock, Timeout
 
+from txl_jax.checkpoint.lease import EXPIRES_AFTER, Lease
 from txl_jax.checkpoint.workdir_files import LOCK
 from txl_jax.messages import UserError, argument
+from txl_jax.paths import is_remote, path
 from txl_jax.standard_streams import stderr
 
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
@@ -26,19 +29,20 @@ def training_lock(workdir: str) -> Iterator[None]:
     """Locks a workdir for training, or raises LockedError if another run has locked it.
 
     Only the ``flock`` on the file ``.lock`` counts, which the system releases when the process
-    ends. The file is kept. If the file system has no ``flock``, a warning is printed.
+    ends. The file is kept. If the file system has no ``flock``, a warning is printed. In a bucket
+    the lock is a :class:`~txl_jax.checkpoint.lease.Lease`.
     """
-    path = os.path.join(workdir, LOCK)
+    file = os.path.join(workdir, LOCK)
+    if is_remote(workdir):
+        with _leased(workdir, file):
+            yield
+        return
     # A soft lock, whose file would outlive a killed process, is no replacement for flock.
-    lock = FileLock(path, blocking=False, fallback_to_soft=False, on_acquired=_write_holder)
+    lock = FileLock(file, blocking=False, fallback_to_soft=False, on_acquired=_write_holder)
     try:
         lock.acquire()
     except Timeout:
-        raise LockedError(
-            f"{argument('workdir', workdir)}: {_holder(path)} trains in this folder. Wait for it,"
-            " stop it (it saves its state, and a new start then resumes from there), or name"
-            " another workdir"
-        ) from None
+        raise _locked(workdir, file) from None
     except OSError as error:
         if error.errno not in _NO_FLOCK:
             raise
@@ -55,17 +59,41 @@ def training_lock(workdir: str) -> Iterator[None]:
         lock.release()
 
 
-def _write_holder(descriptor: int) -> None:
-    since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-    holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(holder).encode(), 0)
-
-
-def _holder(path: str) -> str:
+@contextlib.contextmanager
+def _leased(workdir: str, file: str) -> Iterator[None]:
+    say = lambda text: print(f"{argument('workdir', workdir)}: {text}", file=stderr(), flush=True)
+    took = f"warning: another run took {file}; stop one of the two"
+    wait = f"for up to {EXPIRES_AFTER:.0f} seconds, because a killed run leaves its lock"
+    lease = Lease(file, _this_process(), lambda: say(took))
+    if not lease.acquire(lambda: say(f"waiting for {_holder(file)} {wait}")):
+        raise _locked(workdir, file)
     try:
-        with open(path, encoding="utf-8") as file:
-            holder = json.load(file)
+        yield
+    finally:
+        lease.release()
+
+
+def _this_process() -> dict[str, Any]:
+    since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    return {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
+
+
+def _write_holder(descriptor: int) -> None:
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(_this_process()).encode(), 0)
+
+
+def _locked(workdir: str, file: str) -> LockedError:
+    return LockedError(
+        f"{argument('workdir', workdir)}: {_holder(file)} trains in this folder. Wait for it,"
+        " stop it (it saves its state, and a new start then resumes from there), or name"
+        " another workdir"
+    )
+
+
+def _holder(file: str) -> str:
+    try:
+        holder = json.loads(path(file).read_bytes())
         return f"process {holder['pid']} on {holder['host']}, since {holder['since']},"
     except (OSError, ValueError, KeyError, TypeError):  # it has only just locked the file
         return "another process"

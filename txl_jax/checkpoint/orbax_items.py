@@ -1,14 +1,12 @@
 """Sets up Orbax for checkpoints of named items, and converts a training state to items and back."""
 
-import glob
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
-from etils.epath.gpath import PosixGPath
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
 from orbax.checkpoint.options import AsyncOptions
 
@@ -16,17 +14,9 @@ from txl_jax.checkpoint.checkpoint_folder import METRIC
 from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.config import CheckpointConfig
 from txl_jax.parallel import processes
+from txl_jax.paths import BUCKETS, is_remote
 
 RAW = "raw"  # the parameters as the last update left them, without averaging
-
-
-class LiteralPath(PosixGPath):
-    """A path in which ``[``, ``*`` and ``?`` stand for themselves when Orbax lists its files."""
-
-    def glob(self, pattern: str) -> Iterator["LiteralPath"]:
-        """Yields the files of this folder that match a pattern."""
-        for path in glob.iglob(pattern, root_dir=self):
-            yield self / path
 
 
 class Manager(ocp.CheckpointManager):
@@ -66,11 +56,18 @@ def check_listed(folder: str, counts: Mapping[str, int]) -> None:
     Orbax gives no error if it has not merged the files of its processes.
     """
     for item, expected in counts.items():
-        base = {"driver": "file", "path": os.path.join(folder, item, "")}
+        base = _key_value_store(os.path.join(folder, item, ""))
         store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
         found = sum(key.endswith(b"/.zarray") for key in store.list().result())
         if found != expected:
             raise CheckpointError(f"{item} has {found} arrays on disk instead of {expected}")
+
+
+def _key_value_store(folder: str) -> dict[str, str]:
+    if not is_remote(folder):
+        return {"driver": "file", "path": folder}
+    bucket, _, name = folder.removeprefix(BUCKETS).partition("/")
+    return {"driver": "gcs", "bucket": bucket, "path": name}
 
 
 def params_item(weights: str) -> str:

@@ -20,6 +20,7 @@ from txl_jax.data.sources.text import OWN_SPLITS
 from txl_jax.data.sources.tokens import NO_TEST
 from txl_jax.files import atomic_write, write_json
 from txl_jax.messages import one_line, short_repr
+from txl_jax.paths import is_remote, make_folder, names, path
 
 _NOTES = (OWN_SPLITS, NO_TEST, FOREIGN_VOCAB)
 """The parts of a corpus's label that name no path."""
@@ -27,7 +28,10 @@ _NOTES = (OWN_SPLITS, NO_TEST, FOREIGN_VOCAB)
 
 def export(workdir: str, folder: str, step: str = "best") -> int:
     """Writes a workdir's model to a folder and returns its step; see :func:`save` and ``load``."""
-    workdir, folder = path_text(workdir, "workdir"), path_text(folder, "folder")
+    workdir, folder = (
+        path_text(value, name, remote=True)
+        for name, value in (("workdir", workdir), ("folder", folder))
+    )
     require_empty_folder(folder)
     trained = load_workdir(workdir, step)
     save(trained, folder, read_record(workdir))
@@ -55,9 +59,9 @@ def save(
     """
     from safetensors.numpy import save as to_bytes  # not needed to run a model
 
-    folder = path_text(folder, "folder")
+    folder = path_text(folder, "folder", remote=True)
     require_empty_folder(folder)
-    os.makedirs(folder, exist_ok=True)
+    make_folder(folder)
     metadata = {"format": "txl_jax", "version": str(FORMAT), "step": str(trained.step)}
     atomic_write(os.path.join(folder, MODEL), to_bytes(flat_params(trained.params), metadata))
     write_json(os.path.join(folder, VOCAB), trained.vocab.to_json())
@@ -90,8 +94,11 @@ def push(trained: TrainedModel, repository: str, private: bool = True) -> str:
 
 def require_empty_folder(folder: str) -> None:
     """Raises ModelFormatError unless a folder is new or empty, and can be written."""
-    if os.path.isfile(folder) or (os.path.isdir(folder) and os.listdir(folder)):
+    opened = path(folder)
+    if names(folder) or (opened.exists() and not opened.is_dir()):
         raise ModelFormatError(f"{folder}: is not empty; name a new or an empty folder")
+    if is_remote(folder):
+        return  # path() has checked the bucket
     parent = os.path.abspath(folder)
     while not os.path.exists(parent):
         parent = os.path.dirname(parent)

@@ -21,6 +21,7 @@ from txl_jax.data.vocab import Vocab
 from txl_jax.files import parse_json_object, write_json
 from txl_jax.messages import argument
 from txl_jax.parallel import processes
+from txl_jax.paths import path
 
 AUTO_DTYPE = "auto_dtype"
 """The key in the provenance that tells whether ``model.dtype`` was ``auto``."""
@@ -50,8 +51,8 @@ def init_workdir(
     exported model, or a user's files that the run would overwrite.
     """
     check_free(workdir)
-    path = os.path.join(workdir, CONFIG)
-    if os.path.exists(path):
+    config = path(workdir, CONFIG)
+    if config.exists():
         settings = read_experiment(workdir)  # raises for another version or damaged settings
         record = read_record(workdir)
         different = differing_keys(settings.to_dict(), exp.to_dict())
@@ -59,7 +60,7 @@ def init_workdir(
         if text_hash != corpus.source_hash:
             different.append(f"hash of the text: {text_hash} -> {corpus.source_hash}")
         vocab = os.path.join(workdir, VOCAB)
-        if os.path.exists(vocab) and read_json(vocab) != corpus.vocab.to_json():
+        if path(vocab).exists() and read_json(vocab) != corpus.vocab.to_json():
             different.append(f"vocabulary: not that of {vocab}")
         if different:
             raise WorkdirError(
@@ -68,7 +69,7 @@ def init_workdir(
             )
     origin = {**provenance(), "attention": attention, AUTO_DTYPE: auto_dtype}
     made = {"corpus": describe_corpus(corpus), "provenance": origin}
-    write_json(path, {**exp.to_dict(), **made})
+    write_json(str(config), {**exp.to_dict(), **made})
     write_json(os.path.join(workdir, VOCAB), corpus.vocab.to_json())
 
 
@@ -79,8 +80,8 @@ def describe_corpus(corpus: Corpus) -> dict[str, Any]:
 
 def check_shared(workdir: str, seconds: float = 30.0) -> None:
     """Waits until all processes see the ``config.json`` of process 0, or raises WorkdirError."""
-    path, limit = os.path.join(workdir, CONFIG), time.monotonic() + seconds
-    while not (seen := os.path.exists(path)) and time.monotonic() < limit:
+    config, limit = path(workdir, CONFIG), time.monotonic() + seconds
+    while not (seen := config.exists()) and time.monotonic() < limit:
         time.sleep(0.1)
     if failing := processes.failing(not seen):
         raise WorkdirError(
@@ -91,13 +92,14 @@ def check_shared(workdir: str, seconds: float = 30.0) -> None:
 
 def read_record(workdir: str) -> dict[str, Any]:
     """Returns a run's ``config.json``; raises WorkdirError if it is missing, damaged or foreign."""
-    path = os.path.join(workdir, CONFIG)
-    record = read_json(path)
+    config = os.path.join(workdir, CONFIG)
+    record = read_json(config)
     complete = {"name": "", "corpus": {}, "provenance": {}, **record}
     for key in ("model", "data", "train", "corpus", "provenance", "name"):
         if not isinstance(complete.get(key), str if key == "name" else dict):
             raise WorkdirError(
-                f"{path}: is not the record of a run (see {key!r} in it); name the workdir of a run"
+                f"{config}: is not the record of a run (see {key!r} in it); name the workdir of a"
+                " run"
             )
     return record
 
@@ -123,19 +125,18 @@ def loaded_experiment(workdir: str) -> ExperimentConfig:
 
 def read_vocab(workdir: str) -> Vocab:
     """Returns the vocabulary of a run; raises WorkdirError or DataError if it cannot be read."""
-    path = os.path.join(workdir, VOCAB)
+    vocab = os.path.join(workdir, VOCAB)
     try:
-        return Vocab.from_json(read_json(path))
+        return Vocab.from_json(read_json(vocab))
     except DataError as error:
-        raise DataError(f"{path}: {error}") from error
+        raise DataError(f"{vocab}: {error}") from error
 
 
-def read_json(path: str) -> dict[str, Any]:
+def read_json(file: str) -> dict[str, Any]:
     """Returns the object in a JSON file; raises WorkdirError if the file cannot be read."""
     try:
-        with open(path, "rb") as file:
-            return parse_json_object(file.read())
+        return parse_json_object(path(file).read_bytes())
     except OSError as error:
-        raise WorkdirError(f"{path}: cannot be read ({error.strerror})") from error
+        raise WorkdirError(f"{file}: cannot be read ({error.strerror or error})") from error
     except ValueError as error:
-        raise WorkdirError(f"{path}: {error}; restore the file or name another one") from error
+        raise WorkdirError(f"{file}: {error}; restore the file or name another one") from error

@@ -7,6 +7,7 @@ folders without this file and add a record ``.txl_jax``. A user's own files are 
 import contextlib
 import itertools
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator
 
@@ -14,12 +15,14 @@ from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.config import ConfigError
 from txl_jax.data.sources.source import SAMPLES
 from txl_jax.files import (
-    name_in_os_errors,
+    append,
+    atomic_write,
     parse_json_object,
     write_failure_reason,
     written_as,
 )
 from txl_jax.messages import argument, short_repr, shown_path
+from txl_jax.paths import absolute, is_remote, make_folder, names, path
 from txl_jax.standard_streams import stdout
 
 FORMAT = 2  # the version of checkpoints and exported models; this program reads no other one
@@ -62,13 +65,13 @@ FILES = (
 
 def check_free(workdir: str) -> None:
     """Raises WorkdirError if a folder has an exported model or files that a run would overwrite."""
-    if os.path.exists(os.path.join(workdir, MODEL)):
+    if path(workdir, MODEL).exists():
         raise WorkdirError(
             f"{argument('workdir', workdir)}: has an exported model ({MODEL}), and training would"
             " put a second one beside it. Name another workdir;"
             f" {argument('config.train.start_from', workdir)} begins with its parameters"
         )
-    if not os.path.exists(os.path.join(workdir, CONFIG)):
+    if not path(workdir, CONFIG).exists():
         _refuse_overwriting(workdir, [name for name in _our_names(workdir) if name != OUTPUTS])
 
 
@@ -79,24 +82,20 @@ def register_outputs(workdir: str, mode: str) -> None:
     workdir of a run needs no record. Raises WorkdirError if such files exist without a record.
     """
     check_outputs(workdir, mode)
-    if os.path.exists(os.path.join(workdir, CONFIG)):
+    if path(workdir, CONFIG).exists():
         return
-    path = os.path.join(workdir, OUTPUTS)
-    if os.path.exists(path):
-        with open(path, encoding="utf-8", errors="replace") as file:
-            if mode in file.read().split():
-                return
+    record = path(workdir, OUTPUTS)
+    if record.exists() and mode in record.read_bytes().decode("utf-8", "replace").split():
+        return
     _refuse_overwriting(workdir, [name for name in _our_names(workdir) if name.startswith(mode)])
-    with name_in_os_errors(path), open(path, "a", encoding="utf-8") as file:
-        file.write(f"{mode}\n")
+    append(str(record), f"{mode}\n".encode())
 
 
 def is_exported(folder: str) -> bool:
     """Whether a folder has an exported model; raises WorkdirError if it has checkpoints too."""
-    if not os.path.exists(os.path.join(folder, MODEL)):
+    if not path(folder, MODEL).exists():
         return False
-    checkpoints = os.path.join(folder, CHECKPOINTS)
-    if os.path.isdir(checkpoints) and any(name.isdigit() for name in os.listdir(checkpoints)):
+    if any(name.isdigit() for name in names(os.path.join(folder, CHECKPOINTS))):
         both = f"{MODEL} and {CHECKPOINTS}/; move one of them to another folder"
         raise WorkdirError(f"{folder}: has two models, {both}")
     return True
@@ -107,13 +106,13 @@ def check_path(folder: str) -> None:
 
     It also writes to another folder if there is a backslash in a path.
     """
-    path, fault = os.path.abspath(folder), None
-    if "\\" in path:
+    whole, fault = absolute(folder), None
+    if "\\" in whole:
         fault = "has a backslash"
     try:
-        path.encode()
+        whole.encode()
     except UnicodeEncodeError as error:
-        fault = f"is not UTF-8 text (byte {os.fsencode(path[error.start])[0]:#04x})"
+        fault = f"is not UTF-8 text (byte {os.fsencode(whole[error.start])[0]:#04x})"
     if fault:
         raise WorkdirError(
             f"{argument('workdir', short_repr(folder))}: its path {fault}, and checkpoints cannot"
@@ -126,11 +125,11 @@ def check_writable(workdir: str, folders: tuple[str, ...] = ()) -> None:
     check_path(workdir)
     rules = {"": ("cannot", "name a folder that can")}
     for name in folders:
-        if os.path.lexists(os.path.join(workdir, name)):
+        if os.path.lexists(os.path.join(workdir, name)):  # a bucket has no folders to be locked
             rules[name] = f"its folder {name} cannot", "make it writable, or name another workdir"
     for name, (what, fix) in rules.items():
         try:
-            os.makedirs(workdir, exist_ok=True)
+            make_folder(workdir)
             _try_writing(os.path.join(workdir, name))
         except OSError as error:
             message = f"{what} be written ({write_failure_reason(error)}); {fix}"
@@ -140,30 +139,32 @@ def check_writable(workdir: str, folders: tuple[str, ...] = ()) -> None:
 def check_outputs(workdir: str, *modes: str) -> None:
     """Creates the workdir; raises WorkdirError if a file of these modes cannot be written."""
     check_writable(workdir)
-    for path in (os.path.join(workdir, name) for mode in modes for name in MODE_FILES[mode]):
-        if os.path.isdir(path):
+    if is_remote(workdir):
+        return  # an object and a folder may have the same name, and nothing is read-only
+    for file in (os.path.join(workdir, name) for mode in modes for name in MODE_FILES[mode]):
+        if os.path.isdir(file):
             raise WorkdirError(
-                f"{path}: is a folder, and results are written in a file of this name"
+                f"{file}: is a folder, and results are written in a file of this name"
             )
-        if os.path.exists(path) and not os.access(path, os.W_OK):
-            raise WorkdirError(f"{path}: is read-only, and results are written there; move it away")
+        if os.path.exists(file) and not os.access(file, os.W_OK):
+            raise WorkdirError(f"{file}: is read-only, and results are written there; move it away")
 
 
-def check_file(key: str, path: str | None) -> None:
+def check_file(key: str, file: str | None) -> None:
     """Raises ConfigError if the file that a setting names cannot be written; leaves no new file."""
-    if path is None or path == "-":
+    if file is None or file == "-":
         return
-    exists = os.path.exists(path)
-    if exists and not (os.path.isfile(path) or os.path.isdir(path)):
+    exists = os.path.exists(file)
+    if exists and not (os.path.isfile(file) or os.path.isdir(file)):
         return  # a device or a pipe
     try:
-        with open(path, "ab"):
+        with open(file, "ab"):
             pass
         if not exists:
-            os.remove(path)
+            os.remove(file)
     except OSError as error:
         raise ConfigError(
-            f"config key {key} = {shown_path(path)!r}: cannot be written ({error.strerror}); name a"
+            f"config key {key} = {shown_path(file)!r}: cannot be written ({error.strerror}); name a"
             " file in a folder that exists and can be written"
         ) from error
 
@@ -180,6 +181,11 @@ def print_on_error(result: str) -> Iterator[None]:
 
 def _try_writing(folder: str) -> None:
     """Creates a folder with a file of one disk block (4096 bytes), and removes both."""
+    if is_remote(folder):
+        probe = os.path.join(folder, f"{PROBE}-{secrets.token_hex(4)}")
+        atomic_write(probe, bytes(4096))
+        path(probe).unlink()
+        return
     with (
         tempfile.TemporaryDirectory(prefix=f"{PROBE}-", dir=folder) as made,
         open(os.path.join(made, PROBE), "wb") as file,
@@ -200,15 +206,19 @@ def _refuse_overwriting(workdir: str, names: list[str]) -> None:
 
 def _our_names(workdir: str) -> list[str]:
     """Lists files with this program's names, except those of a run that was killed at its start."""
-    names = sorted(os.listdir(workdir)) if os.path.isdir(workdir) else []
-    ours = [name for name in names if written_as(name) in FILES]
+    ours = [name for name in sorted(names(workdir)) if written_as(name) in FILES]
     return [name for name in ours if not _is_left_over(os.path.join(workdir, name), name)]
 
 
-def _is_left_over(path: str, name: str) -> bool:
-    if os.path.isdir(path):
-        return all(inner.startswith(".") for inner in os.listdir(path))
-    if name == LOCK and os.path.getsize(path):  # lock.py writes the process that trains
-        with contextlib.suppress(ValueError), open(path, "rb") as file:
-            return "pid" in parse_json_object(file.read(10_000))
-    return written_as(name) == CONFIG or (name in (PROBE, LOCK) and not os.path.getsize(path))
+def _is_left_over(file: str, name: str) -> bool:
+    opened = path(file)
+    if opened.is_dir():
+        return all(inner.startswith(".") for inner in names(file))
+    if name not in (LOCK, PROBE):
+        return written_as(name) == CONFIG
+    with opened.open("rb") as stream:
+        content = stream.read(10_000)
+    if name == LOCK and content:  # lock.py writes the process that trains
+        with contextlib.suppress(ValueError):
+            return "pid" in parse_json_object(content)
+    return not content

@@ -8,7 +8,7 @@ from typing import Literal
 
 from txl_jax.config.bounds import LENGTH, ROWS, SEED, TOKENS
 from txl_jax.config.evaluation import Split
-from txl_jax.config.fields import Section, at_least, free_text, local_path, rising, setting
+from txl_jax.config.fields import Section, at_least, file_path, free_text, rising, setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class ReclConfig(Section, key="recl"):
     text is that of the section ``data`` if it names one, and otherwise that of the models.
     """
 
-    models: tuple[str, ...] = local_path((), named=True)
+    models: tuple[str, ...] = file_path((), named=True)
     """Models, each as NAME=WORKDIR or NAME=FILE.npz (recorded losses), or with a group as
     GROUP:NAME=…."""
     shares: tuple[float, ...] = setting(
@@ -86,7 +86,7 @@ class AblationConfig(Section, key="ablation"):
 
     rows: tuple[str, ...] = free_text(())
     """Rows to train and score; an empty list takes all rows of the config."""
-    workdirs: tuple[str, ...] = local_path((), named=True)
+    workdirs: tuple[str, ...] = file_path((), named=True)
     """Rows that are already trained, as ROW=WORKDIR; other rows are trained in the workdir."""
     lengths: tuple[int, ...] = rising(1, tuple(range(64, 513, 64)), LENGTH)
     """Attention lengths of evaluation; the training length is always added."""
@@ -107,9 +107,9 @@ class AblationConfig(Section, key="ablation"):
 class ScoreConfig(Section, key="score"):
     """Settings of scoring any text (``--mode=score``, evaluation/score.py)."""
 
-    path: str = local_path("-")
+    path: str = file_path("-")
     """File with the text to score; '-' reads standard input."""
-    json: str | None = local_path(None)
+    json: str | None = file_path(None, remote=False)
     """File to write the losses to; None or '-' writes to standard output."""
     memory: Literal["carry", "line"] = "carry"
     """Whether memory is carried through the whole text (carry) or emptied at each line (line)."""
@@ -155,7 +155,7 @@ class ProbeConfig(Section, key="probe"):
 class ReportConfig(Section, key="report"):
     """Settings of the page about a run (``--mode=report``, analysis/report_page.py)."""
 
-    workdirs: tuple[str, ...] = local_path(())
+    workdirs: tuple[str, ...] = file_path(())
     """Workdirs of other runs to compare on the page."""
     title: str = free_text("")
     """Title of the page; an empty title takes the experiment's name."""

@@ -5,7 +5,7 @@ import urllib.parse
 from typing import Literal
 
 from txl_jax.config.bounds import LENGTH, SEED, WORDS
-from txl_jax.config.fields import Section, at_least, free_text, local_path, setting, within
+from txl_jax.config.fields import Section, at_least, file_path, free_text, setting, within
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class DataConfig(Section, key="data"):
     """The corpus: stdlib (source of Python's standard library), ptb (Penn Treebank), wt103 and wt2
     (WikiText), lm1b (One Billion Word), enwik8, text8, probe (synthetic, with answers a known
     number of tokens back), text (your own file or folder), or tokens (your own arrays of ids)."""
-    path: str | None = local_path(None)
+    path: str | None = file_path(None)
     """Local file, folder or archive with the text; None takes the corpus's own source."""
     dtype: IntegerType = "uint16"
     """Type of the numbers in a raw .bin file of data.name='tokens', as the machine orders bytes; a
@@ -83,7 +83,7 @@ class DataConfig(Section, key="data"):
     vocab_size: int | None = within(2, WORDS, None)
     """Number of subwords to learn from the text (None takes 8000; a short text gives fewer), or of
     ids of data.name='tokens' (None takes the largest id and 1 more)."""
-    tokenizer: str | None = local_path(None)
+    tokenizer: str | None = file_path(None)
     """A tokenizer.json of Hugging Face tokenizers, whose tokens are those of the text
     (data.name='text' only); a trained model keeps its content."""
     document_separator: str | None = free_text(None, "must not be empty", bool)
@@ -105,6 +105,6 @@ class DataConfig(Section, key="data"):
     test_fraction: float = setting(0.05, "must be above 0 and below 0.5", lambda v: 0 < v < 0.5)
     """Fraction of a single text, taken from its end, that becomes the test split (text and
     tokens only)."""
-    cache_dir: str | None = local_path(None)
+    cache_dir: str | None = file_path(None, remote=False)
     """Folder of prepared corpora; None takes $TXL_DATA_DIR if it is set, or ~/.cache/txl_jax."""
     probe: ProbeTextConfig = dataclasses.field(default_factory=ProbeTextConfig)

@@ -29,16 +29,21 @@ LONGEST_REPR = 400
 
 
 def setting(
-    default: Any, rule: str, holds: Test, most: float | None = None, path: bool | str | None = None
+    default: Any,
+    rule: str,
+    holds: Test,
+    most: float | None = None,
+    path: bool | str | None = None,
+    remote: bool = False,
 ) -> Any:
     """Declares a field with a rule; the text ``rule`` describes the test ``holds`` in errors.
 
     ``most`` is the largest value, or the largest item of a list, if the rule does not state it
-    (bounds.py). ``path`` says whether a text names files of this machine, or is :data:`NAMED` for
-    a list of texts that name such paths. ``None``, where the type
-    of the field allows it, is not tested.
+    (bounds.py). ``path`` says whether a text names files, or is :data:`NAMED` for
+    a list of texts that name such paths, and ``remote`` whether they may be in a bucket. ``None``,
+    where the type of the field allows it, is not tested.
     """
-    metadata = {"rule": rule, "holds": holds, "most": most, "path": path}
+    metadata = {"rule": rule, "holds": holds, "most": most, "path": path, "remote": remote}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -77,14 +82,19 @@ def rising(low: int, default: tuple[int, ...], most: int, count: int = 1) -> Any
     return setting(default, rule, lambda v: len(v) >= count and rises(v), most)
 
 
-def local_path(
-    default: Any, rule: str = "", holds: Test = lambda v: True, named: bool = False
+def file_path(
+    default: Any,
+    rule: str = "",
+    holds: Test = lambda v: True,
+    named: bool = False,
+    remote: bool = True,
 ) -> Any:
-    """Declares a field that names files or folders of this machine; exported models omit it.
+    """Declares a field that names files or folders; exported models omit it.
 
-    A ``named`` one is a list of texts of the form :data:`NAMED`.
+    A ``named`` one is a list of texts of the form :data:`NAMED`. ``remote`` says whether they may
+    be in a bucket, ``gs://BUCKET/NAME``.
     """
-    return setting(default, rule, holds, path=NAMED if named else True)
+    return setting(default, rule, holds, path=NAMED if named else True, remote=remote)
 
 
 def free_text(default: Any, rule: str = "", holds: Test = lambda v: True) -> Any:

@@ -8,16 +8,20 @@ from typing import Any
 
 from txl_jax.config.errors import ConfigError
 from txl_jax.messages import short_repr
+from txl_jax.paths import absolute as absolute_path
+from txl_jax.paths import address_fault, is_remote
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
-def path_text(path: Any, where: str) -> str:
+def path_text(path: Any, where: str, remote: bool = False) -> str:
     """Returns a path, which may be a text, bytes or a ``pathlib.Path``, as text.
 
+    ``remote`` says whether it may be in a bucket, ``gs://BUCKET/NAME``.
+
     Raises:
-      ConfigError: the value is no path, or it is a URL, which would become a local folder of this
-        name; ``where`` names the flag, key or argument.
+      ConfigError: the value is no path, or it is another URL, which would become a local folder of
+        this name; ``where`` names the flag, key or argument.
     """
     try:
         text = os.fsdecode(path)
@@ -27,12 +31,19 @@ def path_text(path: Any, where: str) -> str:
             f"{where} = {short_repr(path)}: must be a path, which is text or a pathlib.Path, not a"
             f" value of type {kind}"
         ) from None
+    if remote and is_remote(text):
+        if fault := address_fault(text):
+            raise ConfigError(f"{where} = {short_repr(text)}: {fault}")
+        return text
     if scheme := _URL.match(text):
         advice = "copy or mount it, and name the local path"
         if scheme[0].lower() == "file:/":
             advice = "leave out file://"
+        elif remote and scheme[0].lower() == "gs:/":
+            advice = "give gs://BUCKET/NAME as text, because pathlib removes a slash"
+        usable = "local paths and gs:// addresses" if remote else "local paths"
         raise ConfigError(
-            f"{where} = {short_repr(text)}: is a URL, and only local paths can be used; {advice} (a"
+            f"{where} = {short_repr(text)}: is a URL, and only {usable} can be used; {advice} (a"
             f" local folder of this name is ./{scheme[0]}...)"
         )
     if not text.strip():
@@ -67,15 +78,21 @@ def expanded(path: str | os.PathLike[str], where: str) -> Path:
         ) from error
 
 
-def expanded_paths(value: Any, where: str, named: bool = False) -> Any:
+def workdir_path(path: str | os.PathLike[str], where: str) -> str:
+    """Returns the absolute path of a workdir, which may be in a bucket; errors of expanded."""
+    return absolute_path(expanded_paths(path_text(path, where, remote=True), where, remote=True))
+
+
+def expanded_paths(value: Any, where: str, named: bool = False, remote: bool = False) -> Any:
     """Returns a path, or a list of paths, with home folders in place of ``~``.
 
-    The items of a ``named`` list are ``NAME=PATH``. ``where`` and errors are those of
-    :func:`expanded`.
+    The items of a ``named`` list are ``NAME=PATH``. ``where``, ``remote`` and errors are those of
+    :func:`expanded` and :func:`path_text`.
     """
 
     def with_home(text: str) -> str:
-        return str(expanded(text, where)) if text.startswith("~") else path_text(text, where)
+        home = text.startswith("~")
+        return str(expanded(text, where)) if home else path_text(text, where, remote)
 
     return _changed_paths(value, with_home, named)
 
@@ -90,6 +107,8 @@ def absolute_paths(value: Any, where: str, named: bool = False) -> Any:
     def absolute(text: str) -> str:
         if text == "-":
             return text
+        if is_remote(text):
+            return absolute_path(text)
         path = expanded(text, where).absolute()
         tidy = os.path.normpath(path)
         if ".." in path.parts and not same_files(tidy, str(path)):
@@ -111,6 +130,8 @@ def _changed_paths(value: Any, change: Callable[[str], str], named: bool) -> Any
 def same_files(a: Any, b: Any) -> bool:
     """Whether two paths, or two lists of paths, name the same files, perhaps through links."""
     if isinstance(a, str) and isinstance(b, str):
+        if is_remote(a) or is_remote(b):
+            return absolute_path(a) == absolute_path(b)
         return a == b or os.path.realpath(a) == os.path.realpath(b)
     both = isinstance(a, list | tuple) and isinstance(b, list | tuple)
     return len(a) == len(b) and all(map(same_files, a, b)) if both else a == b

@@ -4,7 +4,7 @@ import dataclasses
 
 from txl_jax.config.bounds import LENGTH, ROWS, SEED, WORDS
 from txl_jax.config.evaluation import COLDEST
-from txl_jax.config.fields import Section, at_least, free_text, local_path, probability, within
+from txl_jax.config.fields import Section, at_least, file_path, free_text, probability, within
 
 LEAST_SHARE = 1e-6
 """The smallest ``top_p``; smaller values also keep only the most likely token."""
@@ -16,10 +16,10 @@ class GenerateConfig(Section, key="generate"):
 
     prompt: str = free_text("")
     """Text that the model continues."""
-    prompt_file: str | None = local_path(None)
+    prompt_file: str | None = file_path(None)
     """File with the text that the model continues, or a .npy file with its ids; '-' reads standard
     input."""
-    prompts_file: str | None = local_path(None)
+    prompts_file: str | None = file_path(None)
     """File with one prompt per line; in a .jsonl file, a string or an object with 'prompt'; or a
     .npy file of ids, with the position of each prompt in NAME.starts.npy beside it."""
     batch_size: int = at_least(1, 8, ROWS)
@@ -47,7 +47,7 @@ class GenerateConfig(Section, key="generate"):
     """Whether a model of bytes may generate valid UTF-8 only."""
     detokenise: bool = False
     """Whether WikiText's spacing and @-@ are shown as ordinary text."""
-    json: str | None = local_path(None)
+    json: str | None = file_path(None, remote=False)
     """File to which each continuation is appended as a JSON line; '-' is standard output alone."""
     seed: int = at_least(0, 0, SEED)
     """Seed of sampling, separate from the seed of the experiment."""

@@ -44,7 +44,7 @@ SYNONYMS = {name: key for key, names in _NAMES.items() for name in names.split()
 def replace_nested(section: S, nested: Mapping[str, Any], prefix: str = "", root: Any = None) -> S:
     """Returns the section with the values of a nested mapping; converts text to a setting's type.
 
-    In every ``local_path``, ``~`` becomes the home folder. Errors, which are those of
+    In every ``file_path``, ``~`` becomes the home folder. Errors, which are those of
     :meth:`ExperimentConfig.from_dict`, name the key with the section's ``prefix``. The error of an
     unknown key names the nearest key of ``root``, the section of all settings.
     """
@@ -66,11 +66,12 @@ def replace_nested(section: S, nested: Mapping[str, Any], prefix: str = "", root
             values[name] = checked(fields[name], key, value)
             # The label of the corpus shows the paths of data as they are given.
             path = fields[name].metadata.get("path")
+            remote = fields[name].metadata.get("remote", False)
             if path and prefix != "data.":
-                named = path == NAMED
-                values[name] = expanded_paths(values[name], f"config key {key}", named)
+                where, named = f"config key {key}", path == NAMED
+                values[name] = expanded_paths(values[name], where, named, remote)
             elif path and values[name]:
-                path_text(values[name], f"config key {key}")  # raises an error for a URL
+                path_text(values[name], f"config key {key}", remote)  # raises an error for a URL
     return dataclasses.replace(section, **values)  # type: ignore[type-var]
 
 
@@ -98,7 +99,7 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def path_keys(cls: type, prefix: str = "") -> Iterator[str]:
-    """Yields the dotted key of every ``local_path`` of the section ``cls``."""
+    """Yields the dotted key of every ``file_path`` of the section ``cls``."""
     for field in dataclasses.fields(cls):
         if dataclasses.is_dataclass(field.type):
             yield from path_keys(cast(type, field.type), f"{prefix}{field.name}.")
@@ -107,7 +108,7 @@ def path_keys(cls: type, prefix: str = "") -> Iterator[str]:
 
 
 def with_absolute_paths(section: S, prefix: str = "") -> S:
-    """Returns the section with every ``local_path`` absolute, to be stored."""
+    """Returns the section with every ``file_path`` absolute, to be stored."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(cast(Any, section)):
         key, value = f"{prefix}{field.name}", getattr(section, field.name)
@@ -119,7 +120,7 @@ def with_absolute_paths(section: S, prefix: str = "") -> S:
 
 
 def without_paths(cls: type, nested: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested settings of the section ``cls`` with every ``local_path`` at its default."""
+    """Returns nested settings of the section ``cls`` with every ``file_path`` at its default."""
     cleared = dict(nested)
     for field in dataclasses.fields(cls):
         if dataclasses.is_dataclass(field.type) and field.name in nested:

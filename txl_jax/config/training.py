@@ -9,8 +9,8 @@ from txl_jax.config.fields import (
     Section,
     above,
     at_least,
+    file_path,
     free_text,
-    local_path,
     minus_1_or_count,
     probability,
     setting,
@@ -92,7 +92,7 @@ class LossConfig(Section, key="loss"):
 class DistilConfig(Section, key="distil"):
     """Settings of distillation from models trained on the same text (training/distil.py)."""
 
-    teachers: tuple[str, ...] = local_path((), "must not name an empty folder", all)
+    teachers: tuple[str, ...] = file_path((), "must not name an empty folder", all)
     """Workdirs or exported folders of the teacher models; the student learns their mean
     probabilities."""
     weight: float = setting(0.5, "must be above 0 and at most 1", lambda v: 0 < v <= 1)
@@ -156,7 +156,7 @@ class TrainConfig(Section, key="train"):
     """Project of Weights & Biases that the run is logged to; None logs nothing there."""
     profile: str | None = free_text(None, "must be START:STOP with START below STOP", step_range)
     """Steps that are traced for xprof and TensorBoard: START+1 to STOP; None traces none."""
-    start_from: str | None = local_path(None, "must name a folder", str.strip)
+    start_from: str | None = file_path(None, "must name a folder", str.strip)
     """Workdir or exported folder from which fine-tuning takes the parameters at step 0."""
 
     @property

@@ -11,7 +11,6 @@ A resumed run reads ``soft_targets.npz`` and does not load the teachers.
 
 import io
 import json
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +29,7 @@ from txl_jax.evaluation.protocols import under_protocol
 from txl_jax.files import atomic_write
 from txl_jax.messages import shown_path
 from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.paths import absolute, path
 
 FILE = "soft_targets.npz"
 Teacher = tuple[TransformerXL, Any]
@@ -53,12 +53,12 @@ def soft_targets(
     c = exp.distil
     if not c.teachers:
         return None
-    path = os.path.join(workdir, FILE)
+    stored = path(workdir, FILE)
     inputs = [list(c.teachers), c.words, exp.to_dict()["validate"], corpus.source_hash]
-    if os.path.exists(path):
-        with np.load(path) as file:
+    if stored.exists():
+        with stored.open("rb") as opened, np.load(opened) as file:
             teachers, words, _, text = json.loads(str(file["about"]))
-            same = same_files([os.path.abspath(path) for path in teachers], list(c.teachers))
+            same = same_files(list(map(absolute, teachers)), list(c.teachers))
             if same and [words, text] == [c.words, corpus.source_hash]:
                 return SoftTargets(file["words"], file["probabilities"])
     if isinstance(corpus.train, Documents):
@@ -69,7 +69,7 @@ def soft_targets(
     if soft is not None:
         buffer, about = io.BytesIO(), json.dumps(inputs)
         np.savez(buffer, words=soft.words, probabilities=soft.probabilities, about=about)
-        atomic_write(path, buffer.getvalue())
+        atomic_write(str(stored), buffer.getvalue())
     return soft
 
 
@@ -119,7 +119,7 @@ def teacher_probabilities(
 def _load_teacher(folder: str, exp: ExperimentConfig, corpus: Corpus) -> Teacher:
     named = f"config key distil.teachers: {shown_path(folder)}"
     error = lambda reason: ConfigError(f"{named}: {reason}")
-    if not os.path.isdir(folder):
+    if not path(folder).is_dir():
         raise error("there is no such folder; name a workdir or an exported folder")
     trained = load(folder)
     if trained.vocab.to_json() != corpus.vocab.to_json():

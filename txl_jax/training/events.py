@@ -4,12 +4,18 @@ import contextlib
 import json
 import os
 import re
+import shutil
+import tempfile
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from txl_jax.files import name_in_os_errors
+from txl_jax.paths import is_remote, make_folder, names, store
 from txl_jax.standard_streams import stderr
+
+COPY_SECONDS = 60.0
+"""The time between two copies of a TensorBoard file to a bucket, where a file cannot grow."""
 
 
 class Logger:
@@ -77,7 +83,7 @@ def _later_path(folder: str) -> str:
     reads only files with ``tfevents`` in their name.
     """
     name = "events.out.tfevents"
-    found = (re.fullmatch(rf"{re.escape(name)}\.(\d{{19}})", file) for file in os.listdir(folder))
+    found = (re.fullmatch(rf"{re.escape(name)}\.(\d{{19}})", file) for file in names(folder))
     numbers = [time.time_ns(), *(int(match[1]) + 1 for match in found if match)]
     return os.path.join(folder, f"{name}.{max(numbers)}")
 
@@ -85,11 +91,14 @@ def _later_path(folder: str) -> str:
 class TensorBoardEvents(Logger):
     """The TensorBoard file of a run. Every event is written at once; a full disk raises OSError.
 
-    With tensorboardX's ``SummaryWriter``, training would hang on a full disk.
+    With tensorboardX's ``SummaryWriter``, training would hang on a full disk. For a bucket the file
+    is local, and is copied there every :data:`COPY_SECONDS` and at the end.
     """
 
     _path: str
     _file: Any = None
+    _local: str
+    _copied: float
 
     def start(self, workdir: str, config: Mapping[str, Any], step: int) -> None:
         """Opens a file and writes the settings. Without tensorboardX, prints a warning."""
@@ -105,10 +114,12 @@ class TensorBoardEvents(Logger):
         self._metadata, self._tensor = summary_pb2.SummaryMetadata, tensor_pb2.TensorProto
         folder = os.path.join(workdir, "tensorboard")
         with name_in_os_errors(folder):
-            os.makedirs(folder, exist_ok=True)
+            make_folder(folder)
             self._path = _later_path(folder)
         with name_in_os_errors(self._path):
-            self._file = RecordWriter(self._path)
+            own = tempfile.mkdtemp() if is_remote(folder) else folder
+            self._local = os.path.join(own, os.path.basename(self._path))
+            self._file, self._copied = RecordWriter(self._local), time.monotonic()
         self._write(0, file_version="brain.Event:2")
         # TensorBoard hides the events of earlier files from this step on.
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
@@ -138,9 +149,20 @@ class TensorBoardEvents(Logger):
         if self._file is not None:
             with name_in_os_errors(self._path):
                 self._file.close()
+                self._copy()
+                if is_remote(self._path):
+                    shutil.rmtree(os.path.dirname(self._local), ignore_errors=True)
+
+    def _copy(self) -> None:
+        """Copies the file to its bucket, if it has one."""
+        if is_remote(self._path):
+            store().put_file(self._local, self._path)
+            self._copied = time.monotonic()
 
     def _write(self, step: int, **content: Any) -> None:
         event = self._proto.Event(wall_time=time.time(), step=step, **content)
         with name_in_os_errors(self._path):
             self._file.write(event.SerializeToString())
             self._file.flush()
+            if time.monotonic() > self._copied + COPY_SECONDS:
+                self._copy()

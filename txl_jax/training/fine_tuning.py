@@ -31,6 +31,7 @@ from txl_jax.messages import argument, shown_path
 from txl_jax.model.layout import stack_layers
 from txl_jax.parallel import processes
 from txl_jax.parallel.shardings import Shardings
+from txl_jax.paths import absolute, path
 from txl_jax.training.state import TrainState
 
 RECORD = "start.json"
@@ -52,7 +53,7 @@ def resolve_experiment(
     folder = exp.train.start_from
     if folder is None:
         return exp, None
-    complete = all(os.path.exists(os.path.join(workdir, name)) for name in (CONFIG, VOCAB))
+    complete = all(path(workdir, name).exists() for name in (CONFIG, VOCAB))
     started = complete and same_files(read_experiment(workdir).train.start_from, folder)
     trained, vocab = _read_settings(workdir if started else folder, folder)
     model, data = _merged_model(exp, trained.model), _merged_data(exp, trained, vocab)
@@ -96,7 +97,7 @@ def load_initial_params(
         raise _error(folder, "its model has another shape than the model of this run")
     record = {
         "start_from": folder,
-        "folder": os.path.abspath(folder),
+        "folder": absolute(folder),
         "name": trained.config.name,
         "step": trained.step,
         "parameters_sha256": parameters_hash(trained.params),
@@ -112,7 +113,7 @@ def load_initial_params(
 def _read_settings(folder: str, named: str) -> tuple[ExperimentConfig, Vocab]:
     """Reads a model's settings and vocabulary. Errors name the folder of the config, ``named``."""
     for name in (CONFIG, VOCAB):
-        if not os.path.exists(os.path.join(folder, name)):
+        if not path(folder, name).exists():
             what = "the workdir of a run, or a folder that `python -m txl_jax.convert` wrote"
             raise _error(named, f"there is no {name} in it; name {what}")
     return read_experiment(folder), read_vocab(folder)
@@ -148,11 +149,11 @@ def _merged_data(exp: ExperimentConfig, trained: ExperimentConfig, vocab: Vocab)
 
 def _write_record(workdir: str, record: dict[str, Any]) -> None:
     """Writes ``start.json``. Raises ConfigError if an existing one names other parameters."""
-    path, key = os.path.join(workdir, RECORD), "parameters_sha256"
-    if os.path.exists(path) and read_json(path).get(key) != record[key]:
-        rule = f"its parameters have changed since the first start of this run ({path})"
+    file, key = os.path.join(workdir, RECORD), "parameters_sha256"
+    if path(file).exists() and read_json(file).get(key) != record[key]:
+        rule = f"its parameters have changed since the first start of this run ({file})"
         raise _error(record["start_from"], f"{rule}; name another workdir")
-    write_json(path, record)
+    write_json(file, record)
 
 
 def _error(folder: str | None, reason: str) -> ConfigError:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 from txl_jax.files import atomic_write
+from txl_jax.paths import absolute
 from txl_jax.records import read_counted, skipped_lines
 from txl_jax.units import UNIT_NAMES, Unit, format_value
 
@@ -50,7 +51,7 @@ def draw_loss_curve(
     if unit == "ppl":
         axes.set_yscale("log")
     last = max(step for step, _ in train + valid)
-    run = os.path.basename(os.path.dirname(os.path.abspath(figure_path)))
+    run = os.path.basename(os.path.dirname(absolute(figure_path)))
     values = f"{', '.join(title)} {unit} after {last:,} steps"
     axes.set_title(f"{run}\n{values}", parse_math=False, wrap=True)
     axes.set_xlabel("step")

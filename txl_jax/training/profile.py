@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from txl_jax.parallel import processes
+from txl_jax.paths import local_folder
 
 Tracer = Callable[[int, Any], None]
 
@@ -24,11 +25,13 @@ def traced_steps(
     ``report`` receives the folder. ``steps`` ``None`` traces nothing.
     """
     folder, tracing = os.path.join(workdir, "tensorboard"), False
+    written = contextlib.ExitStack()
 
     def stop(step: int) -> None:
         nonlocal tracing
         tracing = False
         jax.profiler.stop_trace()
+        written.close()
         report(f"traced steps to {step:,}: {folder}")
 
     def trace(step: int, computed: Any) -> None:
@@ -40,7 +43,7 @@ def traced_steps(
             stop(step)
         elif not tracing and steps[0] <= step < steps[1]:
             jax.block_until_ready(computed)  # earlier steps are not part of the trace
-            jax.profiler.start_trace(folder)
+            jax.profiler.start_trace(written.enter_context(local_folder(folder)))
             tracing = True
 
     try:

@@ -25,6 +25,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from txl_jax.paths import make_folder
 from txl_jax.records import append, plain, truncate
 from txl_jax.training.console import Console
 from txl_jax.training.events import Logger, Loggers, TensorBoardEvents
@@ -121,7 +122,7 @@ class RunLog:
         self._window = Window(**(window or {}))
         self._unwritten: list[dict[str, Any]] = []
         if writes:
-            os.makedirs(self.workdir, exist_ok=True)
+            make_folder(self.workdir)
             truncate(self.metrics_path, resume_step, rewritten)
         self._logger = (logger or Logger()) if writes else Logger()
         self._logger.start(self.workdir, config or {}, resume_step)

@@ -2,14 +2,15 @@
 
 import html
 import os
-import pathlib
 import secrets
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
 from txl_jax.config import ConfigError
 from txl_jax.files import atomic_write
 from txl_jax.library_errors import import_optional
+from txl_jax.paths import is_remote, make_folder, path
 from txl_jax.training.events import Logger
 
 
@@ -28,16 +29,17 @@ class WandbRun(Logger):
 
     def start(self, workdir: str, config: Mapping[str, Any], step: int) -> None:
         """Starts the run, or continues the run of this workdir."""
-        path = os.path.join(workdir, "wandb", "id")
-        if not os.path.exists(path):
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            atomic_write(path, secrets.token_hex(4).encode())
+        made = path(workdir, "wandb", "id")
+        if not made.exists():
+            make_folder(os.path.join(workdir, "wandb"))
+            atomic_write(str(made), secrets.token_hex(4).encode())
+        own = tempfile.mkdtemp() if is_remote(workdir) else workdir  # wandb writes local files
         try:
             self._run: Any = self._wandb.init(
                 project=self._project,
                 name=os.path.basename(workdir),
-                dir=workdir,
-                id=pathlib.Path(path).read_text("utf-8"),
+                dir=own,
+                id=made.read_bytes().decode(),
                 resume="allow",
                 settings=self._wandb.Settings(console="off", quiet=True),
             )

@@ -1,0 +1,51 @@
+"""The class of all paths: that of etils, for which a name never is a pattern."""
+
+import errno
+import glob
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from etils.epath.gpath import PosixGPath
+
+COMMIT_MARK = "commit_success.txt"
+"""The file by which Orbax marks a complete checkpoint, the last that it writes in a bucket."""
+
+
+class LiteralPath(PosixGPath):
+    """A local path or a ``gs://`` address; see :func:`txl_jax.paths.path`, which makes them.
+
+    etils reads ``[``, ``*`` and ``?`` in the name of a local folder as patterns, and leaves out
+    files whose names end with ``~``.
+    """
+
+    def glob(self, pattern: str) -> Iterator["LiteralPath"]:
+        """Yields the files of this folder that match a pattern."""
+        if self._uri_scheme:
+            yield from super().glob(pattern)
+        else:
+            for name in glob.iglob(pattern, root_dir=self):
+                yield self / name
+
+    def iterdir(self) -> Iterator["LiteralPath"]:
+        """Yields all files and folders of this folder, in no order."""
+        if self._uri_scheme:
+            yield from super().iterdir()
+        else:
+            for name in os.listdir(self):
+                yield self / name
+
+    def open(self, mode: str = "r", **settings: Any) -> Any:
+        """Opens the file; the error for a missing object names it as one for a file does."""
+        try:
+            return super().open(mode, **settings)
+        except FileNotFoundError as error:
+            if error.strerror:
+                raise
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self)) from error
+
+    def rmtree(self, missing_ok: bool = False) -> None:
+        """Removes a folder; in a bucket its commit mark first, so that no half of it counts."""
+        if self._uri_scheme:
+            (self / COMMIT_MARK).unlink(missing_ok=True)
+        super().rmtree(missing_ok)

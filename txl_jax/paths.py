@@ -1,0 +1,180 @@
+"""Reads, lists, moves and removes files and folders of this machine, or of ``gs://`` buckets.
+
+Paths travel as text; :func:`path` makes the object that works on them. In a bucket there are only
+whole objects: a folder exists while there is an object in it, and an object is replaced at once.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import io
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from txl_jax.messages import UserError, one_line
+
+if TYPE_CHECKING:
+    from txl_jax.literal_path import LiteralPath
+
+BUCKETS = "gs://"
+_ADDRESS = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])((?:/[^/]+)*)/?")
+_REFUSED = re.compile(r"[\x00-\x1f\x7f\\#?*\[\]]")  # patterns and marks of versions for the clients
+_ROOTS = ("/gs/", "/s3/", "/az/", "/hf/")
+
+
+class StorageError(UserError, OSError):
+    """A bucket cannot be used; the message names it and the reason."""
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path is the address of objects in a bucket."""
+    return path.startswith(BUCKETS)
+
+
+def address_fault(address: str) -> str | None:
+    """Returns why an address cannot be used, to be read after it, or ``None``."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        return "is not of the form gs://BUCKET/NAME/..., with a bucket's lowercase name"
+    if found := _REFUSED.search(match[2]):
+        return f"has the character {found[0]!r}, which names in a bucket must not have here"
+    if {".", ".."} & set(match[2].split("/")):
+        return "has the name '.' or '..'; write the whole address"
+    if importlib.util.find_spec("gcsfs") is None:
+        return "is in Google Cloud Storage, which needs a package: pip install 'txl_jax[gcs]'"
+    return None
+
+
+def path(*parts: str) -> "LiteralPath":
+    """Returns the object for a path whose parts are joined; raises StorageError for a bucket.
+
+    The first use of a bucket checks that it exists and can be listed.
+    """
+    from txl_jax.literal_path import LiteralPath  # slow, and --help needs no path
+
+    text = os.path.join(*parts)
+    if is_remote(text):
+        _check_bucket(text.removeprefix(BUCKETS).partition("/")[0])
+    elif text.startswith(_ROOTS):
+        text = f"/{text}"  # etils takes /gs/x for gs://x, and //gs/x is the same local folder
+    return LiteralPath(text)
+
+
+def absolute(path: str) -> str:
+    """Returns a path from the root, without ``..`` and doubled slashes; an address as it is."""
+    return path.rstrip("/") if is_remote(path) else os.path.abspath(path)
+
+
+def names(folder: str) -> list[str]:
+    """Returns the names of the files and folders in a folder, none if it does not exist."""
+    opened = path(folder)
+    if not is_remote(folder) and not opened.is_dir():
+        return []
+    try:
+        return [found.name for found in opened.iterdir() if found.name]
+    except FileNotFoundError:
+        return []
+
+
+def read_text(file: str, errors: str) -> str:
+    r"""Returns the text of a file in UTF-8 with ``\n`` as line ends; see ``bytes.decode``."""
+    with path(file).open("rb") as stream, io.TextIOWrapper(stream, "utf-8", errors) as text:
+        return text.read()
+
+
+def make_folder(folder: str) -> None:
+    """Makes a folder, and those that it is in; a bucket needs no folders."""
+    if not is_remote(folder):
+        os.makedirs(folder, exist_ok=True)
+
+
+def files_in(folder: str, below: str = "") -> Iterator[str]:
+    """Yields every file in a folder and in its folders, as a path relative to the folder."""
+    for found in path(folder, below).iterdir():
+        name = os.path.join(below, found.name)
+        if found.is_dir():
+            yield from files_in(folder, name)
+        elif found.name:
+            yield name
+
+
+def remove_folder(folder: str) -> None:
+    """Removes a folder and its files as far as they can be removed."""
+    if not is_remote(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    with contextlib.suppress(Exception):  # of the client, of many types
+        path(folder).rmtree()
+
+
+def move_folder(folder: str, to: str) -> None:
+    """Renames a folder with a checkpoint.
+
+    In a bucket every object is copied, the commit mark last, and then removed, the mark first: at
+    any moment at least one of the two folders is complete and has its mark.
+    """
+    from txl_jax.literal_path import COMMIT_MARK
+
+    if not is_remote(folder):
+        os.rename(folder, to)
+        return
+    files = sorted(files_in(folder), key=lambda name: (name == COMMIT_MARK, name))
+    for name in files:
+        store().copy(os.path.join(folder, name), os.path.join(to, name))
+    path(folder).rmtree()
+
+
+@contextlib.contextmanager
+def local_file(file: str) -> Iterator[str]:
+    """Yields the path of a file, or of its local copy, for programs that read local files only."""
+    if not is_remote(file):
+        yield file
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = os.path.join(folder, os.path.basename(file))
+        with contextlib.suppress(FileNotFoundError):  # the reader then says that it is missing
+            store().get_file(file, copy)
+        yield copy
+
+
+@contextlib.contextmanager
+def local_folder(folder: str) -> Iterator[str]:
+    """Yields a folder for programs that write local files only, which are then copied."""
+    if not is_remote(folder):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as made:
+        yield made
+        for name in files_in(made):
+            store().put_file(os.path.join(made, name), os.path.join(folder, name))
+
+
+@functools.cache
+def store() -> Any:
+    """Returns the client of Google Cloud Storage, the same one that ``etils`` uses.
+
+    It keeps no lists of objects, because other processes may have written since.
+    """
+    import fsspec
+
+    os.environ.setdefault("EPATH_USE_TF", "false")  # where TensorFlow is installed too
+    for protocol in ("gcs", "gs"):
+        fsspec.config.conf.setdefault(protocol, {}).setdefault("use_listings_cache", False)
+    return fsspec.filesystem("gcs", finalize_on_close=True)
+
+
+@functools.cache
+def _check_bucket(bucket: str) -> None:
+    try:
+        store().call("GET", "b/{}/o", bucket, maxResults=1, json_out=True)
+    except Exception as error:  # of gcsfs, aiohttp and google.auth
+        missing = isinstance(error, FileNotFoundError)
+        reason = "there is no such bucket" if missing else one_line(error)
+        raise StorageError(
+            f"{BUCKETS}{bucket}: cannot be listed ({reason}); check its name, and the account:"
+            " gcloud auth application-default login"
+        ) from error
