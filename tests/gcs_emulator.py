@@ -12,6 +12,7 @@ import http.server
 import io
 import re
 import sys
+import typing
 import urllib.parse
 
 from gcp_storage_emulator import server
@@ -21,6 +22,8 @@ from gcp_storage_emulator.storage import Storage
 
 class Handler(server.RequestHandler):
     """Checks the conditions of a request before the emulator answers it."""
+
+    rfile: typing.Any
 
     def parse_request(self):
         if not super().parse_request():

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from txl_jax import paths
 from txl_jax.analysis.errors import AnalysisError
 from txl_jax.analysis.results import write_arrays
 from txl_jax.messages import fields_repr
@@ -81,7 +82,10 @@ class Losses:
     def load(cls, path: str | os.PathLike[str]) -> "Losses":
         """Reads a file of :meth:`save` without unpickling, or raises AnalysisError."""
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with (
+                paths.path(os.fspath(path)).open("rb") as opened,
+                np.load(opened, allow_pickle=False) as file,
+            ):
                 contexts = tuple(int(c) for c in file["contexts"])
                 targets = str(file.get("targets", ""))
                 nll = np.asarray(file["nll"], np.float32)

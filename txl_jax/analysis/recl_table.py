@@ -31,6 +31,7 @@ from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import under_protocol
 from txl_jax.evaluation.scoring_run import corpus_record
 from txl_jax.files import write_json
+from txl_jax.paths import make_folder, path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +138,7 @@ def parse_models(models: tuple[str, ...]) -> list[Member]:
         member = Member(match[1] or "", match[2], match[3])
         if any(member.label == other.label for other in members):
             raise AnalysisError(f"recl.models has two models with the name {member.label}")
-        if not os.path.exists(member.path if member.recorded else f"{member.path}/{CONFIG}"):
+        if not path(member.path if member.recorded else f"{member.path}/{CONFIG}").exists():
             what = "there is no such file" if member.recorded else f"there is no {CONFIG} in it"
             raise AnalysisError(f"recl.models has {text!r}: {what}")
         members.append(member)
@@ -221,7 +222,7 @@ def _measure(
     """Returns a model's losses, measured or read from the folder ``recl``, its step and text."""
     trained = load(member.path)
     corpus = corpus_from_config(data or trained.config.data, trained.vocab)
-    path = os.path.join(workdir, "recl", member.label.replace(":", "-"))
+    stored = os.path.join(workdir, "recl", member.label.replace(":", "-"))
     model = under_protocol(trained.config.model, trained.config.evaluate)
     settings = dataclasses.asdict(c)
     del settings["threshold"]
@@ -236,14 +237,14 @@ def _measure(
         "context": settings,
     }
     key = json.loads(json.dumps(key))
-    if os.path.exists(path + ".json") and read_json(path + ".json") == key:
-        losses = dataclasses.replace(Losses.load(path + ".npz"), name=member.name)
+    if path(stored + ".json").exists() and read_json(stored + ".json") == key:
+        losses = dataclasses.replace(Losses.load(stored + ".npz"), name=member.name)
     else:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        make_folder(os.path.dirname(stored))
         with segment_bar(f"{member.label}, contexts up to {c.lengths[-1]}") as progress:
             losses = context.measure(trained, corpus, c, member.name, progress)
-        losses.save(path + ".npz")
-        write_json(path + ".json", key)
+        losses.save(stored + ".npz")
+        write_json(stored + ".json", key)
     return losses, trained.step, corpus_record(corpus)
 
 

@@ -11,7 +11,6 @@ import base64
 import dataclasses
 import json
 import os
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from txl_jax.evaluation.baselines import DESCRIPTIONS
 from txl_jax.evaluation.protocols import is_part
 from txl_jax.files import atomic_write
 from txl_jax.messages import argument, shown_path
+from txl_jax.paths import absolute, names, path, read_text
 from txl_jax.standard_streams import stderr
 from txl_jax.units import UNIT_NAMES, Unit, format_value
 
@@ -63,7 +63,7 @@ class RunRecord:
     @property
     def folder(self) -> str:
         """The last part of the workdir's path."""
-        return os.path.basename(os.path.abspath(self.workdir))
+        return os.path.basename(absolute(self.workdir))
 
     @property
     def name(self) -> str:
@@ -108,7 +108,7 @@ class RunRecord:
 
 def run(exp: ExperimentConfig, workdir: str) -> str:
     """Writes ``report.html`` in ``workdir``. Raises WorkdirError if there is no run to show."""
-    main = read_run(workdir) if os.path.exists(os.path.join(workdir, CONFIG)) else None
+    main = read_run(workdir) if path(workdir, CONFIG).exists() else None
     others = [read_run(folder) for folder in exp.report.workdirs]
     if main is None and not others:
         raise WorkdirError(
@@ -127,9 +127,9 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
         "training": curves([(names, main.metrics)], main.unit) if main and main.metrics else None,
         "analyses": analyses(workdir),
     }
-    path = os.path.join(workdir, "report.html")
-    atomic_write(path, render(content))
-    return f"written: {path}"
+    page = os.path.join(workdir, "report.html")
+    atomic_write(page, render(content))
+    return f"written: {page}"
 
 
 def render(content: Mapping[str, Any]) -> bytes:
@@ -144,23 +144,23 @@ def render(content: Mapping[str, Any]) -> bytes:
 
 def read_run(workdir: str) -> RunRecord:
     """Reads the record of a run. Raises WorkdirError if the folder is not the workdir of a run."""
-    path = lambda name: os.path.join(workdir, name)
-    if not os.path.exists(path(CONFIG)):
+    of = lambda name: os.path.join(workdir, name)
+    if not path(of(CONFIG)).exists():
         raise WorkdirError(f"{workdir}: there is no {CONFIG} in it; name the workdir of a run")
-    metrics = _read_lines(path("metrics.jsonl"), records.is_record)
-    evaluations = _read_lines(path("evaluations.jsonl"), is_evaluation)
-    sample = pathlib.Path(path("sample.txt"))
-    text = sample.read_text("utf-8", "replace") if sample.exists() else ""
+    metrics = _read_lines(of("metrics.jsonl"), records.is_record)
+    evaluations = _read_lines(of("evaluations.jsonl"), is_evaluation)
+    sample = of("sample.txt")
+    text = read_text(sample, "replace") if path(sample).exists() else ""
     return RunRecord(workdir, read_record(workdir), metrics, evaluations, text)
 
 
-def _read_lines(path: str, accepts: Callable[[Any], bool]) -> list[Any]:
+def _read_lines(file: str, accepts: Callable[[Any], bool]) -> list[Any]:
     """Returns the accepted objects of a file, and warns if lines are skipped."""
-    if not os.path.exists(path):
+    if not path(file).exists():
         return []
-    found, skipped = records.read_counted(path, accepts)
+    found, skipped = records.read_counted(file, accepts)
     if skipped:
-        _warn(records.skipped_lines(path, skipped))
+        _warn(records.skipped_lines(file, skipped))
     return found
 
 
@@ -258,27 +258,28 @@ def analyses(workdir: str) -> list[dict[str, Any]]:
     """Returns heading, caption, images and JSON of each analysis whose files are in the workdir."""
     sections = []
     for name, heading, caption in REPORT_SECTIONS:
-        path, text = os.path.join(workdir, f"{name}.json"), ""
-        if os.path.exists(path):
+        file, text = os.path.join(workdir, f"{name}.json"), ""
+        if path(file).exists():
             try:
-                text = json.dumps(read_json(path), indent=1, ensure_ascii=False)
+                text = json.dumps(read_json(file), indent=1, ensure_ascii=False)
             except WorkdirError:
-                _warn(f"{path}: is damaged, and is left out of the page")
+                _warn(f"{file}: is damaged, and is left out of the page")
         text = text if len(text) < LARGEST_JSON else ""
         if (images := saved_figures(workdir, name)) or text:
             section = {"heading": heading, "caption": caption, "images": images}
-            sections.append({**section, "file": os.path.basename(path), "json": text})
+            sections.append({**section, "file": os.path.basename(file), "json": text})
     return sections
 
 
 def saved_figures(workdir: str, prefix: str) -> list[dict[str, str]]:
     """Reads the figures whose names start with ``prefix``. Small figures are SVGs, others PNGs."""
     images = []
-    for png in sorted(pathlib.Path(workdir).glob(f"{prefix}*.png")):
-        svg = png.with_suffix(".svg")
-        is_small = svg.exists() and svg.stat().st_size <= LARGEST_SVG
-        path, kind = (svg, "svg+xml") if is_small else (png, "png")
-        images.append(_image(path.read_bytes(), kind, path.name))
+    found = sorted(names(workdir))
+    for png in (name for name in found if name.startswith(prefix) and name.endswith(".png")):
+        svg = png.removesuffix(".png") + ".svg"
+        small = svg in found and len(drawn := path(workdir, svg).read_bytes()) <= LARGEST_SVG
+        name, kind = (svg, "svg+xml") if small else (png, "png")
+        images.append(_image(drawn if small else path(workdir, png).read_bytes(), kind, name))
     return images
 
 

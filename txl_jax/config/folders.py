@@ -78,9 +78,15 @@ def expanded(path: str | os.PathLike[str], where: str) -> Path:
         ) from error
 
 
+def expanded_text(path: str | os.PathLike[str], where: str) -> str:
+    """Returns :func:`expanded` as text, or the address of something in a bucket."""
+    text = path_text(path, where, remote=True)
+    return text if is_remote(text) else str(expanded(text, where))
+
+
 def workdir_path(path: str | os.PathLike[str], where: str) -> str:
     """Returns the absolute path of a workdir, which may be in a bucket; errors of expanded."""
-    return absolute_path(expanded_paths(path_text(path, where, remote=True), where, remote=True))
+    return absolute_path(expanded_text(path, where))
 
 
 def expanded_paths(value: Any, where: str, named: bool = False, remote: bool = False) -> Any:

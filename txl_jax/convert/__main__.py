@@ -5,7 +5,6 @@ other than those of the model.
 """
 
 import argparse
-import os
 import shlex
 import sys
 from typing import get_args
@@ -16,10 +15,11 @@ from txl_jax import interrupts
 from txl_jax.checkpoint.saving import export
 from txl_jax.checkpoint.workdir import read_json
 from txl_jax.command_line import split_overrides
-from txl_jax.config.folders import expanded
+from txl_jax.config.folders import expanded, expanded_text
 from txl_jax.convert.conversion import Format, Request, to_workdir
 from txl_jax.library_errors import log_library_errors
 from txl_jax.messages import UserError, arguments_as_flags, describe_os_error, one_line
+from txl_jax.paths import absolute
 from txl_jax.standard_streams import drop_unwritten_output, run_command, stderr
 
 
@@ -62,7 +62,9 @@ def main(argv: list[str]) -> int:
         for name in ("source", "workdir", "args", "vocab", "path", "export"):
             if value := getattr(flags, name):
                 flag = "SOURCE" if name == "source" else f"--{name}"
-                setattr(flags, name, str(expanded(value, flag)))
+                remote = name in ("workdir", "export", "path")
+                expand = expanded_text if remote else expanded
+                setattr(flags, name, str(expand(value, flag)))
         if flags.export:
             step = export(flags.workdir, flags.export, flags.step)
             print(f"step {step} is in {flags.export}")
@@ -78,7 +80,7 @@ def main(argv: list[str]) -> int:
 
 
 def _convert(flags: argparse.Namespace, overrides: dict[str, str]) -> int:
-    workdir = os.path.abspath(flags.workdir)
+    workdir = absolute(flags.workdir)
     log_library_errors(workdir)
     args = read_json(flags.args) if flags.args else None
     data = {"name": flags.corpus, "path": flags.path} if flags.corpus else None

@@ -32,6 +32,7 @@ from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.vocab import Vocab
 from txl_jax.files import write_json
 from txl_jax.parallel.device_memory import Work, check_arrays
+from txl_jax.paths import is_remote, make_folder
 
 Format = Literal["pytorch", "nvidia", "huggingface", "tensorflow", "txl_jax"]
 _WORK = Work("the converted model", "convert it on a machine with more memory")
@@ -89,7 +90,7 @@ class Request:
     def __post_init__(self) -> None:
         for name in ("source", "workdir", "vocab"):
             if (path := getattr(self, name)) is not None or name != "vocab":
-                object.__setattr__(self, name, path_text(path, name))
+                object.__setattr__(self, name, path_text(path, name, name == "workdir"))
 
 
 def to_workdir(request: Request) -> TransformerXLConfig:
@@ -252,9 +253,10 @@ def _write(
 ) -> None:
     """Writes the workdir. ``config.json`` is last, because a folder without it is not a workdir."""
     config = exp.to_dict()
-    os.makedirs(workdir, exist_ok=True)
+    make_folder(workdir)
     try:
-        os.mkdir(os.path.join(workdir, CHECKPOINTS))  # only one of two conversions at once can
+        if not is_remote(workdir):
+            os.mkdir(os.path.join(workdir, CHECKPOINTS))  # only one of two conversions at once can
     except FileExistsError:
         require_empty_folder(workdir)
     with Checkpoints(workdir, CheckpointConfig()) as checkpoints:

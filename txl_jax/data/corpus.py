@@ -31,11 +31,12 @@ from txl_jax.data.sources.cache import (
     remove_unfinished,
     write_errors,
 )
-from txl_jax.data.sources.source import SPLITS, Source, file_hash
+from txl_jax.data.sources.source import SPLITS, Source, existing_path, file_hash
 from txl_jax.data.symbols import Kind, check_ids
 from txl_jax.data.vocab import Vocab
 from txl_jax.messages import shown_path
 from txl_jax.parallel.processes import is_process_zero
+from txl_jax.paths import is_remote
 from txl_jax.standard_streams import stderr
 
 __all__ = ["Corpus", "DataError", "corpus_from_config", "load_corpus"]
@@ -159,7 +160,7 @@ def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
     if data.name == "tokens":
         return _token_corpus(data, vocab)
     if data.tokenizer and vocab is None:
-        vocab = Vocab.from_tokenizer(shown_path(str(expanded(data.tokenizer, "data.tokenizer"))))
+        vocab = Vocab.from_tokenizer(_tokenizer_path(data.tokenizer, data_folder(data.cache_dir)))
     source = find_source(data)
     identity: dict[str, Any] = {"name": data.name, "source_hash": source.hash()}
     identity["protocol"] = {"vocab": kind, **source.protocol, "code_version": CODE_VERSION}
@@ -179,6 +180,12 @@ def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
         _remove_damaged(folder, found, error.fault)
     prepare(source, kind, identity, folder, vocab)
     return _load(folder, source, data.cross_documents)
+
+
+def _tokenizer_path(tokenizer: str, cache: Path) -> str:
+    if is_remote(tokenizer):
+        return str(existing_path(tokenizer, cache, "data.tokenizer"))
+    return shown_path(str(expanded(tokenizer, "data.tokenizer")))
 
 
 def _token_corpus(data: DataConfig, vocab: Vocab | None) -> Corpus:

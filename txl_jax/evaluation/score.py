@@ -15,7 +15,6 @@ import itertools
 import json
 import math
 import os
-import pathlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,6 +25,7 @@ import numpy as np
 from txl_jax.checkpoint.trained_model import TrainedModel, memory_shapes
 from txl_jax.checkpoint.workdir_files import check_file
 from txl_jax.config import ConfigError, ScoreConfig, TransformerXLConfig
+from txl_jax.config.folders import data_folder
 from txl_jax.data.batch import Batch, make_batch
 from txl_jax.data.documents import separator_ends
 from txl_jax.data.errors import DataError
@@ -39,6 +39,7 @@ from txl_jax.messages import argument, fields_repr, shown_path
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.compile_cache import compiled_rows
 from txl_jax.parallel.device_memory import Checked, Work, check_arrays
+from txl_jax.paths import path as opened_path
 from txl_jax.standard_streams import read_stdin, stderr
 from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
 
@@ -56,7 +57,7 @@ def run(trained: TrainedModel, workdir: str) -> str:
         named = f"config key score.json = {shown_path(str(c.json))!r}"
         raise ConfigError(f"{named}: is the file of score.path; name another file")
     if trained.vocab.kind == "id" and c.path.endswith(SUFFIXES):
-        size, path = len(trained.vocab), existing_path(c.path, "score.path")
+        size, path = len(trained.vocab), existing_path(c.path, data_folder(), "score.path")
         score = score_documents(trained, read_documents(path, trained.config.data, size))
     else:
         score = _score_lines_of_file(trained)
@@ -314,7 +315,7 @@ def text_score(
 
 def _text(path: str) -> str:
     try:
-        data = read_stdin() if path == "-" else pathlib.Path(path).read_bytes()
+        data = read_stdin() if path == "-" else opened_path(path).read_bytes()
         return decode_text(data, "surrogateescape")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error

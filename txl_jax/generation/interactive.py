@@ -13,6 +13,7 @@ from txl_jax.data.errors import DataError
 from txl_jax.evaluation.score import score_any_text
 from txl_jax.generation.text import continuations
 from txl_jax.generation.write import formatted, set_stream_errors
+from txl_jax.paths import is_remote
 from txl_jax.standard_streams import check_stdin
 from txl_jax.units import UNIT_NAMES, format_value
 
@@ -124,6 +125,9 @@ def _history(path: str):
     try:
         import readline
     except ImportError:
+        yield
+        return
+    if is_remote(path):  # readline reads and writes local files only
         yield
         return
     with contextlib.suppress(OSError):

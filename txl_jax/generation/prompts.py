@@ -11,11 +11,13 @@ import numpy as np
 
 from txl_jax.config import ConfigError, DataConfig, GenerateConfig
 from txl_jax.config.bounds import WORDS
+from txl_jax.config.folders import data_folder
 from txl_jax.data.sources.source import existing_path
 from txl_jax.data.sources.tokens import read_documents
 from txl_jax.data.vocab import Text
 from txl_jax.files import decode_text
 from txl_jax.messages import shown_path
+from txl_jax.paths import path as opened_path
 
 MAX_BYTES = 1 << 30  # largest file of prompts; devices and pipes may be endless
 
@@ -27,7 +29,8 @@ def read_prompts(c: GenerateConfig) -> Sequence[Text]:
     """
     path = c.prompts_file or c.prompt_file or ""
     if path.endswith(".npy"):
-        ids = read_documents(existing_path(path, "generate.prompt_file"), DataConfig(), WORDS)
+        found = existing_path(path, data_folder(), "generate.prompt_file")
+        ids = read_documents(found, DataConfig(), WORDS)
         return ids if c.prompts_file else [np.concatenate(ids)]
     if c.prompts_file is None:
         return [c.prompt if c.prompt_file is None else _read_text("prompt_file", c.prompt_file)]
@@ -80,7 +83,7 @@ def _read_text(key: str, path: str) -> str:
         if path == "-":
             content = _standard_input()
         else:
-            with open(path, "rb") as file:
+            with opened_path(path).open("rb") as file:
                 content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{where}: {error.strerror}; name a text file that exists") from error

@@ -55,7 +55,7 @@ class PublishedCorpus:
         """
         if path is None:
             return self._downloaded(cache)
-        given = source.existing_path(path)
+        given = source.existing_path(path, cache)
         if given.is_dir():
             for folder in (given / name for name in self.inside):
                 for pattern in self.patterns:

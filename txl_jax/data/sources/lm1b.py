@@ -48,7 +48,7 @@ def find(path: str | None, cache: Path, protocol: Protocol = "authors") -> Sourc
     """
     if path is None:
         return _downloaded(cache, protocol)
-    given = existing_path(path)
+    given = existing_path(path, cache)
     if given.is_dir():
         label = "its files, for which no hash is published"
         return _source(given, _local_vocab(given, given.parent), protocol, label, published=None)

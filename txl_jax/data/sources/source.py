@@ -14,9 +14,11 @@ from txl_jax.config import DataConfig
 from txl_jax.config.folders import expanded
 from txl_jax.data.codecs import decode_utf8
 from txl_jax.data.errors import DataError
+from txl_jax.data.sources.copies import local_copy
 from txl_jax.files import mark_size, parse_json_object
 from txl_jax.messages import shown_path
 from txl_jax.parallel.processes import is_process_zero
+from txl_jax.paths import is_remote
 from txl_jax.standard_streams import stderr
 
 SPLITS = ("train", "valid", "test")
@@ -242,7 +244,7 @@ def _is_workdir(folder: Path) -> bool:
 
 def check_not_text(key: str, output: str | None, data: DataConfig) -> None:
     """Raises DataError if the file that the setting ``key`` writes would be text of ``data``."""
-    if output in (None, "-") or data.path is None:
+    if output in (None, "-") or data.path is None or is_remote(data.path):
         return
     text = os.path.realpath(expanded(data.path, "config key data.path"))
     file = os.path.realpath(str(output))
@@ -268,11 +270,16 @@ def read_errors(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
-def existing_path(path: str, key: str = "data.path") -> Path:
+def existing_path(path: str, cache: Path, key: str = "data.path") -> Path:
     """Returns the path of a file or folder; raises DataError or ConfigError if there is none.
 
     It is relative if it is inside the current folder, for messages and the label of the corpus.
+    What is in a bucket is copied into the folder ``cache`` first.
     """
+    if is_remote(path):
+        if (copy := local_copy(path, cache)) is None:
+            raise DataError(f"{key} = {path!r}: there is no such object or folder")
+        return copy
     found = Path(shown_path(str(expanded(path, f"config key {key}"))))
     named = f"{key} = {shown_path(path)!r}"
     if _file_mode(found, named) is None:

@@ -55,7 +55,7 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
         return _split({"text": path}, data, kind, data.url)
     if data.path is None:
         raise DataError("data.name = 'text': needs data.path (a file or folder) or data.url")
-    path = source.existing_path(data.path)
+    path = source.existing_path(data.path, cache)
     if path.is_file():
         _refuse_array(path)
         if data.document_files:

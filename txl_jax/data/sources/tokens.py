@@ -112,7 +112,7 @@ def find(data: DataConfig, cache: Path) -> TokenFiles:
     """
     if data.path is None:
         raise DataError("data.name = 'tokens': needs data.path, a .npy or .bin file or a folder")
-    path = source.existing_path(data.path)
+    path = source.existing_path(data.path, cache)
     if path.is_file():
         tokens = open_tokens(path, data)
         documents = _documents(tokens, data, path.parent)

@@ -1,0 +1,48 @@
+"""Copies texts and arrays of a bucket into the cache, because they are read through memory maps."""
+
+import hashlib
+import json
+import os
+from pathlib import Path, PurePosixPath
+
+from txl_jax.data.errors import DataError
+from txl_jax.data.sources.cache import make_folder
+from txl_jax.parallel.processes import is_process_zero
+from txl_jax.paths import BUCKETS, path, store
+from txl_jax.standard_streams import stderr
+
+BESIDE = ("symbols.json", "1b_word_vocab.txt", "{}.starts.npy")
+"""Files that are read beside a single file, if they are there; ``{}`` is its name without end."""
+
+
+def local_copy(address: str, cache: Path) -> Path | None:
+    """Returns the copy of an object or a folder, or ``None`` if the bucket has none.
+
+    It is made once for each state of the objects: their names, sizes and generations are its key.
+    """
+    path(address)  # raises an error if the bucket cannot be used
+    root = address.removeprefix(BUCKETS).rstrip("/")
+    parent, name = os.path.split(root)
+    names = [root]
+    if store().isfile(root):
+        stem = os.path.splitext(name)[0]
+        names += [os.path.join(parent, beside.format(stem)) for beside in BESIDE]
+    found = {key: info for one in names for key, info in store().find(one, detail=True).items()}
+    found = {key: info for key, info in found.items() if not key.endswith("/")}
+    if not found:
+        return None
+    state = [[key, info["size"], info.get("generation")] for key, info in sorted(found.items())]
+    hashed = hashlib.sha256(json.dumps(state).encode()).hexdigest()
+
+    def fill(folder: Path) -> None:
+        size = sum(info["size"] for info in found.values())
+        if is_process_zero():
+            print(f"copying {address}: {size / 1e6:,.1f} MB", file=stderr(), flush=True)
+        for key in found:
+            relative = PurePosixPath(key.removeprefix(f"{parent}/"))
+            if relative.is_absolute() or ".." in relative.parts:
+                raise DataError(f"{BUCKETS}{key}: has a name that cannot be that of a local file")
+            (folder / relative).parent.mkdir(parents=True, exist_ok=True)
+            store().get_file(key, str(folder / relative))
+
+    return make_folder(cache / "copies" / hashed[:20], fill) / name
