@@ -1168,7 +1168,7 @@ def all_settings(cls=ExperimentConfig, prefix=""):
 
 
 def test_every_setting_of_text_says_whether_it_names_a_path():
-    """A new one is a ``local_path`` or a ``free_text``, and exports know what to leave out."""
+    """A new one is a ``file_path`` or a ``free_text``, and exports know what to leave out."""
     texts = {key: field for key, hint, field in all_settings() if _holds_text(hint)}
     assert {"data.path", "recl.models", "train.start_from", "generate.prompt"} <= texts.keys()
     undeclared = [key for key, field in texts.items() if "path" not in field.metadata]

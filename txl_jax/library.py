@@ -262,7 +262,7 @@ def train(
     Args:
       config: a recipe, a config file, a dict or an experiment, as in
         :func:`~txl_jax.load_config`.
-      workdir: the folder of the run.
+      workdir: the folder of the run, perhaps ``gs://BUCKET/NAME`` (needs ``txl_jax[gcs]``).
       overrides: a dict from dotted keys to values, such as ``{"train.steps": 10}``.
       loggers: receive the settings, the numbers and the texts of the run. With several seeds, each
         seed starts them.
@@ -307,8 +307,9 @@ def load(
       True
 
     Args:
-      source: a workdir, a folder that ``save`` wrote, or ``owner/name@revision`` on the Hub (needs
-        ``txl_jax[hub]``). A source that starts with ``hub:`` is always on the Hub.
+      source: a workdir, a folder that ``save`` wrote, both perhaps ``gs://BUCKET/NAME``, or
+        ``owner/name@revision`` on the Hub (needs ``txl_jax[hub]``). A source that starts with
+        ``hub:`` is always on the Hub.
       step: the checkpoint of a workdir: ``best`` by validation, ``latest``, or a number.
       weights: the parameters of a workdir: ``raw``, ``swa``, ``ema``, or the choice of training if
         ``None``.

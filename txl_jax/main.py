@@ -10,7 +10,7 @@ import traceback
 
 from absl import app, flags
 
-from txl_jax import interrupts
+from txl_jax import interrupts, paths
 from txl_jax.command_line import split_overrides
 from txl_jax.config import (
     ConfigError,
@@ -98,7 +98,10 @@ def main(argv: list[str]) -> int:
         return _exit_code(2)
     except KeyboardInterrupt:
         return _exit_code(interrupts.report_interrupt())
-    except Exception:
+    except Exception as error:
+        if fault := paths.store_fault(error):
+            print(f"error: {one_line(fault)}", file=stderr(), flush=True)
+            return _exit_code(2)
         if _many_processes():
             traceback.print_exc()
             _exit_code(1)

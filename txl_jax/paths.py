@@ -167,6 +167,14 @@ def store() -> Any:
     return fsspec.filesystem("gcs", finalize_on_close=True)
 
 
+def store_fault(error: Exception) -> str | None:
+    """Returns what is wrong if the client of a bucket raised the error, after all its attempts."""
+    clients = ("aiohttp", "gcsfs", "google", "requests")
+    if type(error).__module__.partition(".")[0] not in clients:
+        return None
+    return f"Google Cloud Storage: {type(error).__name__}: {error}; start again to resume"
+
+
 @functools.cache
 def _check_bucket(bucket: str) -> None:
     try:

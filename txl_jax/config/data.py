@@ -60,7 +60,7 @@ class DataConfig(Section, key="data"):
     (WikiText), lm1b (One Billion Word), enwik8, text8, probe (synthetic, with answers a known
     number of tokens back), text (your own file or folder), or tokens (your own arrays of ids)."""
     path: str | None = file_path(None)
-    """Local file, folder or archive with the text; None takes the corpus's own source."""
+    """File, folder or archive with the text, local or gs://; None takes the corpus's own source."""
     dtype: IntegerType = "uint16"
     """Type of the numbers in a raw .bin file of data.name='tokens', as the machine orders bytes; a
     .npy file has its own."""

@@ -29,9 +29,9 @@ from txl_jax.training.state import TrainState, abstract_state, init_state, with_
 class TrainSetup:
     """The objects that every training step needs. Runs that differ only in their seed share them.
 
-    ``exp`` is the experiment of one of them. ``evaluator`` scores the validation split. ``attention`` is how the train step computes it.
-    ``abstract`` has the shapes and shardings of the state. ``on_disk`` has those of checkpoints,
-    where layers are not stacked.
+    ``exp`` is the experiment of one of them. ``evaluator`` scores the validation split.
+    ``attention`` is how the train step computes it. ``abstract`` has the shapes and shardings of
+    the state. ``on_disk`` has those of checkpoints, where layers are not stacked.
     """
 
     exp: ExperimentConfig
