@@ -15,9 +15,9 @@ from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.planning import gpus
-from txl_jax.planning.compile_ahead import _zeros, lower_update
 from txl_jax.planning.costs import collectives
 from txl_jax.planning.machines import PlanningError
+from txl_jax.planning.run_programs import _zeros, lower_update
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.setup import training_mesh
 from txl_jax.training.state import abstract_state

@@ -2,6 +2,7 @@
 
     initialise            parameters, optimizer state and memory from the seed
     stack, unstack        the layers of checkpoints, which are never stacked, and back
+    self-check            the fused attention of the programs below
     train                 one call of the train step, exactly as training compiles it
     validate, evaluate    one segment scored; the cache, the squared gradients of ``rms``
     generate              a part of a prompt read; its memory as a cache; up to 64 tokens
@@ -29,6 +30,7 @@ from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.evaluation.protocols import compared_protocols, describe, keeps_cache, under_protocol
 from txl_jax.generation.generate import PREFILL, lower_programs
 from txl_jax.generation.utf8 import Automaton, free_automaton
+from txl_jax.model import self_check
 from txl_jax.model.attention import planned_attention
 from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.model.transformer_xl import TransformerXL
@@ -82,6 +84,8 @@ def run_programs(exp: ExperimentConfig, devices: Sequence[jax.Device]) -> Iterat
     lower: Any = functools.partial(draw.lower, seed)
     yield RunProgram("initialise", "the state before the first update", lower)
     yield from _layouts(exp, shardings, state)
+    sizes = t.batch_size // t.micro_batches, t.context_len + t.longest_seg_len, t.mem_len
+    yield from _self_check("train", exp.model, mesh, *sizes, train=True)
 
     rows = -(-t.batch_size // shardings.row_devices)
     of_device = sum(flops.update_flops(exp, rows)) / mesh.shape["tensor"]
@@ -115,6 +119,16 @@ def _layouts(exp: ExperimentConfig, shardings: Shardings, state: Any) -> Iterato
     unstack = jax.jit(unstack_layers)
     yield RunProgram("stack", "a checkpoint's layers", functools.partial(stack.lower, on_disk))
     yield RunProgram("unstack", "layers for a checkpoint", functools.partial(unstack.lower, state))
+
+
+def _self_check(
+    name: str, c: TransformerXLConfig, mesh: Mesh, *sizes: int, train: bool
+) -> Iterator[RunProgram]:
+    """Yields the self-check of the attention of a program, if a fused kernel computes it."""
+    attention = self_check.planned(c, mesh, *sizes, train=train)
+    if kernel := attention.fused():
+        lower = functools.partial(self_check.lower, attention, kernel)
+        yield RunProgram(f"self-check, {name}", "values and gradients", lower, f"{kernel} (fused)")
 
 
 def lower_update(
@@ -168,6 +182,9 @@ def _scoring(
     device = count(-(-protocol.batch_size // shardings.row_devices)) / mesh.shape["tensor"]
     place = lambda x, sharding: x.update(sharding=sharding)
     params = jax.tree.map(place, shapes, shardings.parameters(shapes))
+    sizes = evaluator.batches.rows, protocol.context_len + protocol.seg_len, protocol.mem_len
+    if not cached:
+        yield from _self_check(name, cfg, mesh, *sizes, train=False)
     for part, lower in evaluator.lower_before(params).items():
         yield RunProgram(f"{name}, {part}", "before the first segment", lower, resident=resident)
     description = f"one segment; {describe(protocol, model)}"
