@@ -333,6 +333,7 @@ def test_all_programs_are_told_with_their_numbers(capsys):
     out = capsys.readouterr().out
     assert re.findall(r"^(\w.*?): ", out, flags=re.M) == [
         "experiment",
+        "float32 products",
         "initialise",
         "stack",
         "unstack",

@@ -10,7 +10,6 @@ import functools
 import hashlib
 import importlib
 import importlib.metadata
-import inspect
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -228,13 +227,14 @@ def _found(attention: Attention, name: str, file: str | None) -> str:
 def _key(attention: Attention, name: str) -> str:
     """Returns a hash of everything that the result depends on."""
     device = attention.mesh.devices.flat[0]
-    modules = [choice, parity, reference, dropout, masks]
-    modules += [importlib.import_module(f"{choice.__package__}.{x}") for x in _SOURCES[name]]
+    package = Path(__file__).parent  # read, because a kernel's module may need other packages
+    kernels = (f"kernels/{x}" for x in ("choice", "parity", "reference", *_SOURCES[name]))
+    sources = [package / f"{x}.py" for x in ("self_check", "dropout", "masks", *kernels)]
     with product_precision(attention.precision):
         passes = bfloat16_passes()
     parts = [
         *(name, device.device_kind, device.client.platform_version, *map(_version, _PACKAGES)),
-        *(*map(inspect.getsource, modules), Path(__file__).read_text("utf-8")),
+        *(file.read_text("utf-8") for file in sources),
         *(attention.x, attention.mesh.shape, attention.scanned, attention.several_seeds, passes),
     ]
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
