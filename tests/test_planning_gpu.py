@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib.metadata
+import re
 import sys
 import types
 from typing import Any
@@ -215,13 +216,13 @@ def test_a_gpu_of_nvidia_gives_its_capability():
 
 @pytest.mark.parametrize("platform", ["gpu", "cpu"])
 @pytest.mark.parametrize("version", [(0, 10, 2), (0, 11, 2), (0, 12, 0)])
-def test_only_gpus_with_jax_0_11_need_an_option_to_run_a_kernel_once(
-    monkeypatch, version, platform
-):
+def test_programs_of_gpus_are_deterministic_and_run_a_kernel_once(monkeypatch, version, platform):
     monkeypatch.setattr(jax, "__version_info__", version)
     monkeypatch.setattr(choice, "platform_of", lambda mesh: platform)
-    found = choice.compiler_options(None)
-    assert (found is not None) == (version == (0, 11, 2) and platform == "gpu")
+    found = choice.compiler_options(None) or {}
+    assert found.get("xla_gpu_exclude_nondeterministic_ops", False) == (platform == "gpu")
+    once = version == (0, 11, 2) and platform == "gpu"
+    assert ("xla_gpu_enable_dynamic_slice_fusion" in found) == once
 
 
 def told(attention: choice.Choice) -> str:
@@ -337,3 +338,34 @@ def test_jax_triton_alone_still_has_no_gradient_with_the_newest_jax(eight_gpus, 
     monkeypatch.setattr(jax.custom_batching, "sequential_vmap", lambda call: call)
     with pytest.raises(TypeError, match="dce_rule"):
         programs(eight_gpus[:1], 1)
+
+
+OUTPUTS: dict[str, dict[str, Any]] = {
+    "plain": {"model.d_embed": 16},
+    "sampled": {"model.sample_softmax": 8},
+    "adaptive": {"model.cutoffs": (10, 20), "model.div_val": 2},
+    "mixture": {"model.mixtures": 3},
+    "decoded": {"model.past_decode": True, "loss.past_decode": 0.1},
+    "large": {"model.vocab_size": 70_000, "model.cutoffs": (20_000,)},  # in several blocks of rows
+}
+
+
+def atomic_additions(folder) -> list[str]:
+    """The machine code's additions of floats whose order is not defined."""
+    pattern = re.compile(r"\b(?:atom|red)\.\S*(?:add\S*f(?:16|32|64)|f(?:16|32|64)\S*add|cas)\S*")
+    return [m[0] for file in folder.glob("*.ptx") for m in pattern.finditer(file.read_text())]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_no_sum_of_an_update_has_an_undefined_order(eight_gpus, tmp_path, output):
+    exp: ExperimentConfig = experiment(**{**FUSED, **OUTPUTS[output]})
+    mesh = ahead.training_mesh(exp, eight_gpus[:1])
+    shardings, optimizer = ahead.Shardings(mesh), ahead.make_optimizer(exp)
+    model = TransformerXL(exp.model, mesh)
+    state = ahead.abstract_state(exp, model, optimizer, shardings)
+    lowered = ahead.lower_update(exp, model, optimizer, shardings, state)
+    kept = choice.autotuning_options(mesh, str(tmp_path / "autotuned"))
+    lowered.compile(compiler_options={**kept, "xla_dump_to": str(tmp_path)})  # type: ignore
+    assert list(tmp_path.glob("*.ptx"))
+    assert not atomic_additions(tmp_path)

@@ -31,6 +31,7 @@ CONFIG, VOCAB = "config.json", "vocab.json"
 MODEL = "model.safetensors"  # the parameters of an exported model
 CHECKPOINTS = "checkpoints"
 WRITTEN_IN = (CHECKPOINTS, "tensorboard", "wandb")  # the folders that training writes in
+AUTOTUNED = "autotuned"  # XLA's choices of kernels on a GPU
 LOCK, PROBE, OUTPUTS = ".lock", ".writable", ".txl_jax"
 
 
@@ -57,7 +58,7 @@ MODE_FILES: dict[str, tuple[str, ...]] = {
 FILES = (
     *(LOCK, OUTPUTS, PROBE, CHECKPOINTS, CONFIG, MODEL, VOCAB),
     *("library.log", "loss.png", "metrics.jsonl", "soft_targets.npz", "start.json"),
-    *("recl", "tensorboard", "wandb"),
+    *(AUTOTUNED, "recl", "tensorboard", "wandb"),
     *itertools.chain.from_iterable(MODE_FILES.values()),
 )
 """The names of all files and folders in a workdir, besides temporary files (``files.py``)."""

@@ -32,6 +32,7 @@ from txl_jax.evaluation.dynamic import (
 )
 from txl_jax.evaluation.protocols import keeps_cache, under_protocol
 from txl_jax.model import self_check
+from txl_jax.model.kernels.choice import compiler_options
 from txl_jax.model.memory import Cache, Memory, cache_shardings, memory_shardings
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import EVALUATION, Checked, Work
@@ -318,11 +319,13 @@ def _programs(
             learn,
             in_shardings=(None, rows, mems, None),
             out_shardings=(whole, whole, mems, None),
+            compiler_options=compiler_options(mesh),
         ),
         jax.jit(
             functools.partial(add_squares, model=model),
             in_shardings=(None, None, rows, mems),
             out_shardings=(None, mems),
+            compiler_options=compiler_options(mesh),
         ),
         jax.jit(init_cache),
         jax.jit(zeros),

@@ -12,7 +12,7 @@ tiles of ``tile_words`` words, so that the logits of a tile stay in the caches o
 
 import functools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,9 @@ MAX_LOGITS = 2**22  # 16 MiB in float32
 MIN_ROWS = 128  # in smaller blocks, reading the weights costs more than the products
 TILE_WORDS = {"cpu": 4096}
 """The words of a tile, by platform; elsewhere a tile has all words."""
+
+_UNIQUE: dict[str, Any] = {"unique_indices": True}
+"""Each row is added to once, so that a GPU needs no atomic additions."""
 
 full_einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
@@ -54,7 +57,7 @@ def cross_entropy(
     block = min(n, max(MIN_ROWS, MAX_LOGITS // v))
     if members is None and block == n:
         z = _logits(x, weight.astype(x.dtype), bias)
-        chosen = jnp.take_along_axis(z, targets[:, None], axis=-1)[:, 0]
+        chosen = z.at[jnp.arange(n), targets].get(mode="fill", **_UNIQUE)
         return jax.nn.logsumexp(z, axis=-1) - chosen
     sizes = block, min(v, tile_words or v), members is None
     rows, count = members or (jnp.arange(n, dtype=jnp.int32), jnp.int32(n))
@@ -80,8 +83,8 @@ def _forward(sizes, inputs, constants):
         log_sum = sums[0] + jnp.log(sums[1])
         nll, normaliser = totals
         # A row of padding has the index of some real row, and adds 0 to it.
-        nll = nll.at[at].add(jnp.where(real, log_sum - sums[2], 0.0))
-        return nll, normaliser.at[at].add(jnp.where(real, log_sum, 0.0))
+        nll = nll.at[at].add(jnp.where(real, log_sum - sums[2], 0.0), **_UNIQUE)
+        return nll, normaliser.at[at].add(jnp.where(real, log_sum, 0.0), **_UNIQUE)
 
     zeros = _zeros(x, x.shape[0])
     nll, normaliser = _over_blocks(add, (zeros, zeros), sizes, rows, count)
@@ -107,7 +110,7 @@ def _tangent(sizes, saved, tangents):
             return sums + ((p - _is_target(targets[at], start, size)) * change).sum(axis=1)
 
         change = _over_tiles(add_tile, _zeros(x, *at.shape), weight.shape[0], words)
-        return total.at[at].add(jnp.where(real, change, 0.0))
+        return total.at[at].add(jnp.where(real, change, 0.0), **_UNIQUE)
 
     return _over_blocks(add, _zeros(x, x.shape[0]), sizes, rows, count)
 
@@ -135,7 +138,7 @@ def _backward(sizes, saved, gradient):
 
         zeros = _zeros(x, len(at), x.shape[1])
         dx, *of_words = _over_tiles(add_tile, (zeros, *totals[1:]), weight.shape[0], words)
-        return totals[0].at[at].add(dx), *of_words
+        return totals[0].at[at].add(dx, **_UNIQUE), *of_words
 
     zeros = _zeros(x, *x.shape), jnp.zeros_like(weight), jnp.zeros_like(bias)
     dx, dweight, dbias = _over_blocks(add, zeros, sizes, rows, count)

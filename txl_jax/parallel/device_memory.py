@@ -64,13 +64,15 @@ def check_arrays(work: Work, arrays: Any, mesh: Mesh | None = None, copies: int 
     _compare(work, copies * array_bytes(arrays), _devices(mesh), "at least ")
 
 
-def check_program(work: Work, lowered: jax.stages.Lowered, resident: bool = True) -> Any:
+def check_program(
+    work: Work, lowered: jax.stages.Lowered, resident: bool = True, options: Any = None
+) -> Any:
     """Returns the compiled program, or raises ConfigError if it exceeds the memory of a device.
 
-    ``resident`` means that its arguments are on the devices already.
+    ``resident`` means that its arguments are on the devices already. ``options`` are XLA's.
     """
     with explained(work):
-        compiled = lowered.compile()
+        compiled = lowered.compile(options)
     read, devices = compiled.memory_analysis(), _devices_of(compiled)
     if read is not None and devices:
         in_use = (devices[0].memory_stats() or {}).get("bytes_in_use", 0)

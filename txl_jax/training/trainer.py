@@ -8,6 +8,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 from txl_jax.checkpoint.checkpoints import RAW, Checkpoints
 from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.checkpoint.trained_model import parameter_count
+from txl_jax.checkpoint.workdir_files import AUTOTUNED
 from txl_jax.config import ConfigError, ExperimentConfig
 from txl_jax.data.batch import Batch
 from txl_jax.data.corpus import Corpus
@@ -25,6 +27,7 @@ from txl_jax.data.feed import training_batch, training_feed
 from txl_jax.data.on_device import BatchPosition, DeviceText, device_text, training_position
 from txl_jax.evaluation.evaluator import Score
 from txl_jax.messages import shown_path
+from txl_jax.model.kernels.choice import autotuning_options
 from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.model.precision import describe
 from txl_jax.parallel import processes
@@ -201,9 +204,11 @@ class Trainer:
 
     def compile(self, jitted: Any, *shapes: Any) -> Callable[..., Any]:
         """Compiles a jitted step for these shapes. The time does not count as training time."""
+        folder = os.path.join(self.log.workdir, AUTOTUNED)
+        options = autotuning_options(self.setup.shardings.mesh, folder)
         start = time.perf_counter()
         with self.log.goodput.pause("compile"):
-            program = check_program(TRAINING, jitted.lower(*shapes), resident=False)
+            program = check_program(TRAINING, jitted.lower(*shapes), False, options)
         self.log.message(f"compiled the step in {time.perf_counter() - start:.1f} s")
         return program
 
