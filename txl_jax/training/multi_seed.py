@@ -1,8 +1,9 @@
 """Trains several seeds in one program on one device.
 
 A small model does not use a whole GPU. Runs that differ only in their seed can share kernels (the
-speed-up is *not run*). ``jax.vmap`` maps the step over a leading axis of states and batches. Each
-seed has its own workdir, and the result of a run of its own up to rounding.
+speed-up is *not run*). Fused attention computes one seed after the other. ``jax.vmap`` maps the
+step over a leading axis of states and batches. Each seed has its own workdir, and the result of a
+run of its own up to rounding.
 
     runs/ptb/seed_0/   config.json  checkpoints/  metrics.jsonl ..     seed s
     runs/ptb/seed_1/                                                  seed s + 1
