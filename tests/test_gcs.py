@@ -346,25 +346,30 @@ def test_killed_in_the_middle_of_saves_in_a_bucket_and_resumed_is_bit_identical(
     command = tiny_runs.command(f"--config={config}", f"--workdir={place}")
     saved = objects / place.removeprefix("gs://box/") / "checkpoints"
     draw, cut = random.Random(0), 0
-    unfinished = lambda: [
-        step
-        for step in (saved.iterdir() if saved.is_dir() else ())
-        if step.name.isdigit() and not (step / "commit_success.txt").exists()
-    ]
+
+    def unfinished(since=0.0):
+        """Steps with objects, written after a time, that are not committed."""
+        for step in saved.iterdir() if saved.is_dir() else ():
+            with contextlib.suppress(FileNotFoundError):  # removed in the meantime
+                written = [x.stat().st_mtime for x in step.rglob("*") if x.is_file()]
+                marked = (step / "commit_success.txt").exists()
+                if step.name.isdigit() and not marked and max(written, default=-1) > since:
+                    yield step
+
     for _ in range(KILLS):
-        left = set(unfinished())
+        started = time.time()
         with subprocess.Popen(
             command, stderr=subprocess.DEVNULL, env=os.environ | environment
         ) as process:
-            while process.poll() is None and not set(unfinished()) - left:
+            while process.poll() is None and not any(unfinished(started)):
                 time.sleep(0.01)
             time.sleep(draw.uniform(0, 0.6))
             os.kill(process.pid, signal.SIGKILL)
-        cut += bool(unfinished())
+        cut += any(unfinished())
     assert cut >= KILLS // 2  # most kills were in the middle of a save
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
     assert done.returncode == 0, done.stderr
-    assert not unfinished()
+    assert not any(unfinished())
     assert_same_run(tmp_path, tmp_path / "whole", place, **changes)
     scores = [files.parse_json_object(paths.path(folder, "evaluation.json").read_bytes())
               for folder in (str(tmp_path / "whole"), place)]  # fmt: skip
