@@ -378,8 +378,10 @@ def test_killed_in_the_middle_of_saves_in_a_bucket_and_resumed_is_bit_identical(
 
 @pytest.mark.integration
 def test_modes_read_and_write_a_workdir_in_a_bucket(tmp_path, place):
-    exp = override(tiny_runs.experiment(tmp_path), {"train.steps": 6, "generate.length": 4})
+    changes = {"train.steps": 6, "generate.length": 4, "train.profile": "2:4"}
+    exp = override(tiny_runs.experiment(tmp_path), changes)
     trained = txl_jax.train(exp, place)
+    assert any(name.endswith(".xplane.pb") for name in paths.files_in(f"{place}/tensorboard"))
     assert {"evaluation.json", "samples.jsonl", "sample.txt"} <= set(paths.names(place))
     compared = override(exp, {"report.workdirs": [place]})
     assert modes.compare("report", compared, {}, place) == 0
@@ -388,7 +390,7 @@ def test_modes_read_and_write_a_workdir_in_a_bucket(tmp_path, place):
     assert modes.use_model("evaluate", None, {}, place, "latest") == 0
     lines = paths.path(place, "evaluations.jsonl").read_bytes().splitlines()
     assert [json.loads(line)["results"][0]["loss"] for line in lines] == [evaluated.loss] * 2
-    tuned = override(exp, {"train.start_from": place, "train.steps": 2})
+    tuned = override(exp, {"train.start_from": place, "train.steps": 2, "train.profile": None})
     assert txl_jax.train(tuned, f"{place}-tuned").step == 2
     assert "start.json" in paths.names(f"{place}-tuned")
 

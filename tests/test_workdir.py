@@ -311,12 +311,12 @@ ELSEWHERE = None
 """A path that the user names, or one that the callers of the function name."""
 
 NAMED_BY_HAND = {
-    ("analysis/report_page.py", "path"): "report.html",
+    ("analysis/report_page.py", "page"): "report.html",
     ("analysis/results.py", "os.path.join(folder, f'{name}.{kind}')"): ELSEWHERE,
     ("analysis/results.py", "path"): ELSEWHERE,
     ("analysis/recl.py", "os.fspath(path)"): ELSEWHERE,
-    ("analysis/recl_table.py", "path + '.json'"): "recl",
-    ("analysis/recl_table.py", "path + '.npz'"): "recl",
+    ("analysis/recl_table.py", "stored + '.json'"): "recl",
+    ("analysis/recl_table.py", "stored + '.npz'"): "recl",
     ("evaluation/score.py", "path"): ELSEWHERE,
     ("files.py", "path"): ELSEWHERE,
     ("files.py", "temporary"): ELSEWHERE,

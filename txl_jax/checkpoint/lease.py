@@ -50,6 +50,7 @@ class Lease:
                 if now is not None and now != state:
                     return False
             self._remove(state)
+        self._generation = (self._state() or ("0",))[0]
         self._thread.start()
         return True
 
@@ -58,8 +59,9 @@ class Lease:
         if self._thread.is_alive():
             self._released.set()
             self._thread.join()
-            if (state := self._state()) and self._is_own():
-                self._remove(state)
+            with contextlib.suppress(Exception):  # of the client; then the lock expires
+                if (state := self._state()) and self._is_own():
+                    self._remove(state)
 
     def _create(self) -> bool:
         try:
@@ -105,13 +107,11 @@ class Lease:
             store().call("DELETE", "b/{}/o/{}", *self._object, **conditions)
 
     def _renew(self) -> None:
-        state = self._state()
-        generation = state[0] if state else "0"
         count = 0
         while not self._released.wait(RENEWED_EVERY):
             count += 1
             renewal = {"metadata": {"renewed": str(count)}}
-            conditions = {"ifGenerationMatch": generation}
+            conditions = {"ifGenerationMatch": self._generation}
             try:
                 store().call("PATCH", "b/{}/o/{}", *self._object, json=renewal, **conditions)
             except (FileNotFoundError, FileExistsError):
