@@ -5,12 +5,12 @@
 #   launch/tpu_vm.sh create      TPU_FLAGS: more flags for gcloud, such as --spot
 #   launch/tpu_vm.sh setup       copies this folder to every worker and makes the environment there;
 #                                TPU_SETUP: a command for every worker, such as to mount storage
-#   launch/tpu_vm.sh run --config=configs/enwik8_24l.py --workdir=/mnt/storage/enwik8_24l
+#   launch/tpu_vm.sh run --config=configs/enwik8_24l.py --workdir=gs://BUCKET/enwik8_24l
 #   launch/tpu_vm.sh resume …    the arguments of run: makes a preempted TPU anew, then goes on
 #   launch/tpu_vm.sh stop        SIGTERM on every worker: saved, and run goes on from there
 #   launch/tpu_vm.sh delete      what is on the disks of the TPU is gone
-# The workdir must be storage that every worker mounts and that outlives the TPU (Filestore, or a
-# bucket through gcsfuse); the disks of a preempted TPU are lost. Several slices that train together:
+# The workdir must outlive the TPU: a bucket, or storage that every worker mounts (Filestore, gcsfuse);
+# the disks of a preempted TPU are lost. Several slices that train together:
 # run with each TPU_NAME, and with MEGASCALE_NUM_SLICES, MEGASCALE_SLICE_ID (from 0) and
 # MEGASCALE_COORDINATOR_ADDRESS (the address of worker 0 of slice 0). Training goes on when this machine
 # is switched off; on each worker its output is in txl_jax.log. TXL_DRY_RUN=1 prints the commands
@@ -27,8 +27,9 @@ if [[ "$command" == create || "$command" == resume ]]; then
   : "${ACCELERATOR_TYPE:?set it to the kind and size of the TPU, such as v5litepod-16}"
   : "${RUNTIME_VERSION:?set it to the software of the TPU, such as v2-alpha-tpuv5-lite}"
 fi
-if [[ "$command" == run || "$command" == resume ]] && [[ " $*" != *" --workdir=/"* ]]; then
-  printf -- '--workdir=/… is missing: an absolute path on storage that outlives the TPU\n' >&2
+if [[ "$command" == run || "$command" == resume ]] &&
+  [[ " $*" != *" --workdir=/"* && " $*" != *" --workdir=gs://"* ]]; then
+  printf -- '--workdir=gs://BUCKET/… or --workdir=/… is missing: storage that outlives the TPU\n' >&2
   exit 2
 fi
 slices=""
@@ -59,14 +60,14 @@ setup() { # the images of today have Python 3.10, too old
   on_all "set -e; mkdir -p txl_jax; tar -xzf txl_jax.tar.gz -C txl_jax; \
 apt='sudo apt-get -qy -o DPkg::Lock::Timeout=600'; \$apt update; \
 \$apt install python3.11-venv || \$apt install python3-venv; \
-cd txl_jax; source launch/setup_env.sh; TXL_EXTRAS=tpu txl_setup_env \"\$PWD\""
+cd txl_jax; source launch/setup_env.sh; TXL_EXTRAS=tpu,gcs txl_setup_env \"\$PWD\""
 }
 
 run() { # the process outlives the connection, over which its log is followed
   local arguments
   printf -v arguments ' %q' "$@"
   on_all "cd txl_jax || exit; export TXL_LAUNCHED_BY='launch/tpu_vm.sh resume' TXL_ADDED=--distributed$slices; \
-TXL_EXTRAS=tpu setsid nohup launch/local.sh --distributed$arguments \
+TXL_EXTRAS=tpu,gcs setsid nohup launch/local.sh --distributed$arguments \
 >>../txl_jax.log 2>&1 </dev/null & tail -n 0 --pid=\$! -F ../txl_jax.log; wait \$!"
 }
 

@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import os
 import re
+import subprocess
 from typing import Any
 
 import jax
@@ -520,6 +521,38 @@ def test_vocabularies_of_published_corpora_are_known():
 # A TPU that is not there.
 
 HAS_LIBTPU = bool(os.environ.get("TPU_LIBRARY_PATH") or importlib.util.find_spec("libtpu"))
+
+
+SLICES = """\
+import sys
+from jax.experimental import topologies
+from txl_jax.config import ConfigError, MeshConfig, TransformerXLConfig
+from txl_jax.parallel.shardings import make_mesh
+from txl_jax.planning.topologies import topology_devices
+
+topology_devices("v5e:2x2")  # sets up libtpu
+devices = topologies.get_topology_desc("v5e:2x2", platform="tpu", num_slices=2).devices
+for mesh in (MeshConfig(data=-1), MeshConfig(data=2, fsdp=4), MeshConfig(data=1, fsdp=8)):
+    try:
+        made = make_mesh(mesh, TransformerXLConfig(vocab_size=30), 16, devices=devices)
+        print(*made.shape.values(), *(device.slice_index for device in made.devices.flat))
+    except ConfigError as error:
+        print(error)
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(not HAS_LIBTPU, reason="no libtpu: install it or set TPU_LIBRARY_PATH")
+def test_slices_share_rows_and_each_has_its_part_of_the_mesh():
+    command = [sys.executable, "-c", SLICES]
+    environment = {**os.environ, "XLA_FLAGS": ""}  # libtpu refuses flags of the CPU
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout.splitlines() == [
+        "8 1 1 0 0 0 0 1 1 1 1",
+        "2 4 1 0 0 0 0 1 1 1 1",
+        "config key mesh = data 1 x fsdp 8 x tensor 1: the 2 TPU slices share rows alone, so"
+        " mesh.data must be a multiple of 2",
+    ], done.stderr
 
 
 @pytest.mark.integration

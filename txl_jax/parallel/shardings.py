@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from txl_jax.config import ConfigError, MeshConfig, TransformerXLConfig
@@ -160,8 +161,18 @@ def _mesh(
         raise ConfigError(
             f"config key mesh = {axes}: uses {used} of {count} devices, and {rule}; {works}"
         )
+    slices = len({getattr(d, "slice_index", 0) for d in devices[:used]})
+    if slices > 1 and data % slices:
+        raise ConfigError(
+            f"config key mesh = {axes}: the {slices} TPU slices share rows alone, so mesh.data must"
+            f" be a multiple of {slices}"
+        )
     shape, auto = (data, c.fsdp, c.tensor), (AxisType.Auto,) * len(AXES)
-    return jax.make_mesh(shape, AXES, auto, devices=devices[:used])
+    if slices == 1:
+        return jax.make_mesh(shape, AXES, auto, devices=devices[:used])
+    of_slice, over_slices = (data // slices, c.fsdp, c.tensor), (slices, 1, 1)
+    placed = mesh_utils.create_hybrid_device_mesh(of_slice, over_slices, devices[:used])
+    return Mesh(placed, AXES, axis_types=auto)
 
 
 def _sizes(batch_size: int, divisor: int) -> str:

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from txl_jax.model.dropout import threshold as threshold_of
 from txl_jax.model.kernels.reference import AttentionInputs
 from txl_jax.model.precision import bfloat16_passes
+from txl_jax.parallel.accelerators import cuda_extra, driver_of_gpus
 
 _WIDEST = 128
 _ENOUGH_PROGRAMS = 528  # for the gradient of r: four programs for each of an H100's 132 processors
@@ -61,7 +62,8 @@ def supports(x: AttentionInputs) -> str | None:
         importlib.import_module("jax_triton")
     except ImportError as error:
         reason = str(error).splitlines()[0]
-        extra = "cuda13" if jax.default_backend() == "gpu" else "compile-cuda"
+        on_gpu = jax.default_backend() == "gpu"
+        extra = (on_gpu and cuda_extra(*driver_of_gpus())) or "compile-cuda"
         return f"it needs jax-triton ({reason}): pip install 'txl_jax[{extra}]'"
     return None
 
