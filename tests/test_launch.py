@@ -794,7 +794,7 @@ def test_what_is_copied_to_a_tpu_is_installed_and_trains_there(cloud, project, t
     assert (worker / "mounted").exists()
     assert not (worker / "txl_jax" / "runs").exists()
     assert not (worker / "txl_jax" / ".venv" / "bin" / "large").exists()
-    assert [line.rpartition(" ")[2] for line in installs] == [".[tpu]"]
+    assert [line.rpartition(" ")[2] for line in installs] == [".[gcs,tpu]"]
     assert installs[0].startswith(f"{worker}/txl_jax: ")
 
     for _ in range(2):  # the second appends

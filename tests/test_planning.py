@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import subprocess
+import sys
 from typing import Any
 
 import jax
