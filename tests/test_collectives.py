@@ -127,7 +127,7 @@ def test_absent_devices_exchange_gradients_and_sums_alone(tmp_path, topology):
     """By XLA's attention, with a sampled softmax, and with the two rings of a cache."""
     check_compiler(topology)
     config = f"--config={write_config(tmp_path)}"
-    flags = ("--mode=compile", f"--topology={topology}", "--config.mesh.data=-1")
+    flags: tuple[str, ...] = ("--mode=compile", f"--topology={topology}", "--config.mesh.data=-1")
     flags += (f"--config.train.seg_len={LONG}", "--config.model.kernel=xla")
     flags += ("--config.model.vocab_size=96", "--config.model.sample_softmax=8")
     flags += ("--config.evaluate.clamp_len=16",)

@@ -168,4 +168,5 @@ def test_scoring_a_text_writes_the_new_memory_over_the_old():
     )
     mems = module.init_mems(4, 64)
     lowered = score.lower(tiny_models.variables(cfg)["params"], batch, mems)
-    assert lowered.compile().memory_analysis().alias_size_in_bytes >= mems.hidden.nbytes
+    analysis: Any = lowered.compile().memory_analysis()
+    assert analysis.alias_size_in_bytes >= mems.hidden.nbytes

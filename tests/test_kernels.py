@@ -61,7 +61,7 @@ def both(form, names, dtype=jnp.float32):
 @pytest.mark.parametrize("shape", [(3, 1, 1), (1, 3, 2), (1, 1, 2)])
 def test_devices_that_share_rows_and_heads_compute_what_one_does(shape):
     """With the same dropout mask, and the gradients of what they share summed."""
-    mask = attention_mask(300, jnp.array([90, 0, 40]), 90, "tf", RESET)
+    mask = attention_mask(300, jnp.array([90, 0, 40]), 90, "tf", jnp.asarray(RESET))
     dropout = AttentionDropout.draw(jax.random.key(1), 0.3)
     inputs = parity.random_inputs(2, 3, mask, 8, jnp.float32, dropout)
     run = jax.jit(parity.values_and_gradients, static_argnums=0)

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import importlib.metadata
-import re
 import sys
 import types
 from typing import Any
@@ -25,6 +24,7 @@ from txl_jax.planning import compile_ahead as ahead
 from txl_jax.planning import gpus
 from txl_jax.planning.costs import float_atomics, library_calls, matrix_products
 from txl_jax.planning.machines import CHIPS, PlanningError
+from txl_jax.planning.run_programs import run_programs
 from txl_jax.planning.topologies import topology_devices
 from txl_jax.training.setup import training_mesh
 from txl_jax.training.trainer import Trainer
@@ -350,22 +350,14 @@ OUTPUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def atomic_additions(folder) -> list[str]:
-    """The machine code's additions of floats whose order is not defined."""
-    pattern = re.compile(r"\b(?:atom|red)\.\S*(?:add\S*f(?:16|32|64)|f(?:16|32|64)\S*add|cas)\S*")
-    return [m[0] for file in folder.glob("*.ptx") for m in pattern.finditer(file.read_text())]
-
-
 @pytest.mark.integration
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_no_sum_of_an_update_has_an_undefined_order(eight_gpus, tmp_path, output):
     exp: ExperimentConfig = experiment(**{**FUSED, **OUTPUTS[output]})
-    mesh = ahead.training_mesh(exp, eight_gpus[:1])
-    shardings, optimizer = ahead.Shardings(mesh), ahead.make_optimizer(exp)
-    model = TransformerXL(exp.model, mesh)
-    state = ahead.abstract_state(exp, model, optimizer, shardings)
-    lowered = ahead.lower_update(exp, model, optimizer, shardings, state)
+    mesh = training_mesh(exp, eight_gpus[:1])
+    programs = run_programs(exp, eight_gpus[:1])
+    lowered = next(program.lower() for program in programs if program.name == "train")
     kept = choice.autotuning_options(mesh, str(tmp_path / "autotuned"))
     lowered.compile(compiler_options={**kept, "xla_dump_to": str(tmp_path)})  # type: ignore
     assert list(tmp_path.glob("*.ptx"))
-    assert not atomic_additions(tmp_path)
+    assert not float_atomics(tmp_path)

@@ -16,7 +16,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -230,7 +230,7 @@ def _score_batch(cfg, params, texts: Sequence[np.ndarray], c: ScoreConfig) -> li
 
 
 @functools.lru_cache(maxsize=4)
-def _program(cfg: TransformerXLConfig) -> tuple[TransformerXL, Callable]:
+def _program(cfg: TransformerXLConfig) -> tuple[TransformerXL, Checked]:
     if not cfg.memory_free:
         cfg = dataclasses.replace(cfg, same_length=cfg.same_length or "pytorch")
     model = TransformerXL(cfg)

@@ -174,7 +174,8 @@ class Vocabulary(nn.Module):
             return score(*rows, tables[0]).reshape(targets.shape)
         shape, h, targets = targets.shape, _rows(h), _rows(targets)
         if train and c.sample_softmax:
-            drawn = _log_uniform_draws(self.make_rng("dropout"), 2 * c.sample_softmax, c.vocab_size)
+            n, words = 2 * c.sample_softmax, self.clusters[-1].stop
+            drawn = _log_uniform_draws(self.make_rng("dropout"), n, words)
             score = sharded_over_rows(_sampled_nll, self.mesh, n_rows=2)
             return score(h, targets, (drawn, *tables[0])).reshape(shape)
         of_clusters = functools.partial(_cluster_nll, self.clusters, self._tile_words())

@@ -212,7 +212,8 @@ def _advanced(
         oldest = ((slots.oldest + seg_len) % slots.count).astype(jnp.int32)
         return Slots(jax.tree.map(place, slots.layers, states, read), oldest)
 
-    read, axes = jax.tree.map(lambda _: done, near.layers), (ROWS,)
+    axes: tuple[Any, ...] = (ROWS,)
+    read = jax.tree.map(lambda _: done, near.layers)
     if far:
         oldest = lambda x: jax.lax.dynamic_slice_in_dim(x, near.oldest, seg_len, axis=2)
         far = write(far, jax.tree.map(oldest, near.layers), read, axes)
