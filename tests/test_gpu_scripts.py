@@ -12,7 +12,7 @@ import pytest
 import shared_files
 from test_docs import ROOT, calls
 
-from benchmarks import compile_recipes, gpu_image, gpu_pass
+from benchmarks import compile_recipes, gpu_image, gpu_pass, rehearsal
 from txl_jax.config import ExperimentConfig, load_config, override
 
 PAGE = (ROOT / "benchmarks" / "results" / "ptb" / "README.md").read_text()
@@ -305,3 +305,46 @@ def test_a_rehearsal_goes_on_where_its_time_was_over_and_is_scored_once_it_is_fi
         assert scored["test"][0]["temperature"] in (scored["chosen"], 1.0)
         assert len(scored["valid"]) == 7
         assert (out / seed / "evaluation.json").exists()
+
+
+TOLD = """\
+$ python -m txl_jax.main --config=configs/ptb.py --mode=compile --topology=h100:1x1x1
+ptb: 24,000,000 parameters, vocabulary 10,000; bfloat16, layers scanned, remat none
+float32 products: TF32 on this GPU
+initialise: the state before the first update
+  memory      on each device: arguments 0.000 GiB, output 0.006 GiB
+  total       0.300 GiB of 74.506 GiB: fits
+  atomics     floating-point atomics: none
+  compiled in 1.5 s
+train: 1 update(s) of 16 x 128 targets, memory 128
+  memory      on each device: arguments 0.006 GiB, output 0.006 GiB
+  total       1.250 GiB of 74.506 GiB: fits
+  attention   triton (fused)
+  products    bfloat16; float32 at default
+  atomics     floating-point atomics: 2
+  compiled in 20.0 s
+validate: one segment; valid split
+  memory      on each device: arguments 0.006 GiB, output 0.006 GiB
+  total       0.750 GiB + 1.000 GiB of the training state of 74.506 GiB: fits
+  attention   triton (fused)
+  products    bfloat16
+  atomics     floating-point atomics: none
+  compiled in 2.5 s
+exit code 0 after 30 s
+"""
+
+
+def test_a_row_of_the_rehearsal_has_the_largest_program_and_every_atomic(tmp_path):
+    file = tmp_path / "ptb-h100-1x1x1.txt"
+    file.write_text(TOLD)
+    assert rehearsal.row(file) == (
+        "| `ptb` | h100:1x1x1 | 3 | 1.75 (validate) | 74.506 | triton (fused) |"
+        " bfloat16; float32 at default | 2 (train) | 24 |"
+    )
+    too_large = TOLD.replace(
+        "1.250 GiB of 74.506 GiB: fits", "90.0 GiB of 74.506 GiB: DOES NOT FIT"
+    )
+    file.write_text(too_large.replace("exit code 0", "exit code 1"))
+    assert "| 3 | does not fit (train) |" in rehearsal.row(file)
+    file.write_text(f"{TOLD.splitlines()[0]}\nerror: no libtpu\nexit code 2 after 1 s\n")
+    assert "error: no libtpu" in rehearsal.row(file)
