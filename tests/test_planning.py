@@ -472,8 +472,8 @@ def test_slices_and_texts_that_are_not_known_are_refused_and_no_folder_is_made(t
     )
     sized = (*flags, "--config.model.vocab_size=30")
     assert refused(*sized, "--topology=v9:2x2") == (
-        "--topology=v9:2x2: must start with a kind of TPU (v5e, v5p, v6e) or GPU (h100, h200) and"
-        " a colon: v5e:4x4, v5p:2x2x4, h200:1x1x8"
+        "--topology=v9:2x2: must start with a kind of TPU (v4, v5e, v5p, v6e) or GPU (v100, t4,"
+        " a100, l4, rtx4090, h100, h200, b200) and a colon: v5e:4x4, v5p:2x2x4, h200:1x1x8"
     )
     assert refused(*sized, "--topology=v5e:2x4", TPU_LIBRARY_PATH="/nowhere/libtpu.so") == (
         "TPU_LIBRARY_PATH=/nowhere/libtpu.so: there is no such file; name a libtpu.so"

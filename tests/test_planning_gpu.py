@@ -17,7 +17,7 @@ from tiny_models import tokens
 from txl_jax.config import ExperimentConfig, TransformerXLConfig, override
 from txl_jax.model import attention
 from txl_jax.model.attention import planned_attention
-from txl_jax.model.kernels import choice
+from txl_jax.model.kernels import choice, triton
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel import platforms
 from txl_jax.planning import compile_ahead as ahead
@@ -250,7 +250,10 @@ def test_a_run_tells_its_kernel_and_warns_of_a_fallback_with_what_mends_it(monke
     c = TransformerXLConfig(vocab_size=11, d_head=16, dtype="bfloat16")
     planned = lambda seg_len: planned_attention(c, 4, seg_len, 64, True, None)
     assert "\nwarning: attention by xla (not fused: triton cannot run" in told(planned(128))
+    monkeypatch.setattr(triton, "driver_of_gpus", lambda: ("580.95", None))
     assert "pip install 'txl_jax[cuda13]'" in told(planned(128))
+    monkeypatch.setattr(triton, "driver_of_gpus", lambda: ("550.54", (7, 0)))
+    assert "pip install 'txl_jax[cuda12]'" in told(planned(128))
     assert "\nattention by xla (not fused: triton gains nothing" in told(planned(64))
     assert "\nattention by triton (fused)" in told(choice.Choice("triton"))
 
