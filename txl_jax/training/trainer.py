@@ -175,9 +175,8 @@ class Trainer:
             f" {len(corpus.vocab):,}; an epoch is {about}{n:,} steps"
         )
         t, mesh = exp.train, self.setup.shardings.mesh
-        if idle := idle_devices(mesh, exp.mesh, t.batch_size, t.micro_batches):
-            self.log.message(idle)
-        for line in describe(exp.model, mesh):
+        idle = idle_devices(mesh, exp.mesh, t.batch_size, t.micro_batches)
+        for line in filter(None, (idle, *describe(exp.model, mesh))):
             self.log.message(line)
         attention = self.setup.attention
         warning = "warning: " if attention.falls_back else ""
@@ -271,7 +270,6 @@ class Trainer:
         except ConfigError:  # the devices have too little memory
             if not replace:
                 self._save(step, state, evaluated=False)
-                self.checkpoints.wait()
             raise
         if score is None:
             if not replace:
