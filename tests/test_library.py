@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import pytest
+import tensorboardX  # noqa: F401  (what it imports adds filters for its own warnings)
 import tiny_runs
 
 import txl_jax
