@@ -1,6 +1,9 @@
 """What cannot fit the memory is refused before it runs; what may fit is not."""
 
+import gc
+import shutil
 import time
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +16,7 @@ import tiny_runs
 from txl_jax import modes
 from txl_jax.analysis import ablation
 from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
+from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
 from txl_jax.config import ConfigError, ExperimentConfig, GenerateConfig, override
@@ -25,6 +29,7 @@ from txl_jax.generation.text import continuations
 from txl_jax.parallel import device_memory as machine
 from txl_jax.parallel.device_memory import GIB, TRAINING, Checked, Work, array_bytes, check_program
 from txl_jax.parallel.shardings import Shardings, make_mesh
+from txl_jax.training import trainer
 from txl_jax.training.preparation import check_training_memory
 from txl_jax.training.setup import TrainSetup
 
@@ -291,6 +296,41 @@ def test_an_update_in_parts_needs_less_memory(monkeypatch, tmp_path):
     parts = {"train.micro_batches": 64, "train.steps": 1, "optimizer.warmup_steps": 0}
     outcome = tiny_runs.run(tmp_path, tmp_path / "run", **LONG, **parts)
     assert int(outcome.state.step) == 1
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_a_resumed_state_is_in_memory_once_and_counted_once(scanned, monkeypatch, tmp_path):
+    """A checkpoint's layers are not stacked: they go when those of the run are made of them."""
+    settings = {"model.scan_layers": scanned, "checkpoint.every": 6}
+    tiny_runs.run(tmp_path, tmp_path / "run", **settings, **{"train.steps": 12})
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "12")
+    kept: list[Any] = []
+    resident: list[bool] = []
+    left: list[int] = []
+    restore, compare, done = Checkpoints.restore, trainer.check_program, trainer.Trainer.step_done
+
+    def restored(self, *args):
+        found: Any = restore(self, *args)
+        kept.extend(weakref.ref(x) for x in jax.tree.leaves(found[0]))
+        return found
+
+    def compared(work, lowered, counted, options):
+        resident.append(counted)
+        return compare(work, lowered, counted, options)
+
+    def counted_step(self, *args):
+        gc.collect()
+        left.append(sum(x() is not None and not x().is_deleted() for x in kept))
+        done(self, *args)
+
+    monkeypatch.setattr(Checkpoints, "restore", restored)
+    monkeypatch.setattr(trainer, "check_program", compared)
+    monkeypatch.setattr(trainer.Trainer, "step_done", counted_step)
+    outcome = tiny_runs.run(tmp_path, tmp_path / "run", **settings, **{"train.steps": 12})
+    assert int(outcome.state.step) == 12
+    assert kept
+    assert left == [0] * 6
+    assert resident == [True]
 
 
 def test_a_run_whose_validation_does_not_fit_is_saved_before_it_stops(monkeypatch, tmp_path):

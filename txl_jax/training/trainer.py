@@ -100,18 +100,19 @@ def open_trainer(
     explains the other arguments.
     """
     with Checkpoints(workdir, exp.checkpoint) as checkpoints:
-        restored = checkpoints.restore(setup.on_disk, exp.to_dict(), last_step)
-        meta: dict[str, Any] = {} if restored is None else restored[1]
-        step = 0 if restored is None else int(restored[0].step)
+        found = checkpoints.restore(setup.on_disk, exp.to_dict(), last_step)
+        restored, meta = ([], {}) if found is None else ([found[0]], found[1])
+        resumed, step = bool(restored), int(restored[0].step) if restored else 0
+        del found  # a reference would keep a second state in memory
 
         def make_state() -> TrainState:
-            if restored is None:
+            if not resumed:
                 drawn = setup.initial_state(exp)
                 return load_initial_params(drawn, exp, corpus.vocab, workdir, setup.shardings)
             if not exp.model.scan_layers:  # the layers in checkpoints are never stacked
-                return restored[0]
+                return restored.pop()
             layout = state_shardings(setup.shardings, setup.abstract)
-            return jax.jit(stack_layers, out_shardings=layout)(restored[0])
+            return jax.jit(stack_layers, out_shardings=layout)(restored.pop())
 
         log = RunLog(
             workdir,
@@ -130,7 +131,7 @@ def open_trainer(
         )
         with contextlib.closing(log):
             trainer = Trainer(exp, corpus, setup, checkpoints, log, guard, meta)
-            trainer.log_start(step, resumed=restored is not None)
+            trainer.log_start(step, resumed)
             try:
                 yield trainer, step, make_state
             finally:
@@ -157,7 +158,7 @@ class Trainer:
     def __post_init__(self, meta: Mapping[str, Any]):
         self.streams = training_streams(self.exp, self.corpus)
         self._saved = set(self.checkpoints.steps())
-        scanned = self.exp.model.scan_layers
+        scanned, self._resumed = self.exp.model.scan_layers, bool(meta)
         self._unstack = jax.jit(unstack_layers) if scanned else lambda state: state
         self.validated: bool = meta.get("evaluated", True)
         self._skipped_in_a_row: int = meta.get("skipped_in_a_row", 0)
@@ -166,15 +167,14 @@ class Trainer:
     def log_start(self, step: int, resumed: bool) -> None:
         """Prints the sizes of model and text, devices, precision, kernel and starting point."""
         exp, corpus, n = self.exp, self.corpus, self.streams.n_segments
-        devices = f"{self.setup.shardings.mesh.size} {jax.default_backend()} device(s)"
-        about = "about " if exp.train.seg_len_std else ""
+        t, mesh = exp.train, self.setup.shardings.mesh
+        about = "about " if t.seg_len_std else ""
         n_params = parameter_count(self.setup.abstract.params)
         self.log.message(
-            f"{exp.name}: {n_params:,} parameters, {devices}; {corpus.name}:"
-            f" {corpus.info['tokens']['train']:,} training tokens, vocabulary"
+            f"{exp.name}: {n_params:,} parameters, {mesh.size} {jax.default_backend()} device(s);"
+            f" {corpus.name}: {corpus.info['tokens']['train']:,} training tokens, vocabulary"
             f" {len(corpus.vocab):,}; an epoch is {about}{n:,} steps"
         )
-        t, mesh = exp.train, self.setup.shardings.mesh
         idle = idle_devices(mesh, exp.mesh, t.batch_size, t.micro_batches)
         for line in filter(None, (idle, *describe(exp.model, mesh))):
             self.log.message(line)
@@ -207,7 +207,7 @@ class Trainer:
         options = autotuning_options(self.setup.shardings.mesh, folder)
         start = time.perf_counter()
         with self.log.goodput.pause("compile"):
-            program = check_program(TRAINING, jitted.lower(*shapes), False, options)
+            program = check_program(TRAINING, jitted.lower(*shapes), self._resumed, options)
         self.log.message(f"compiled the step in {time.perf_counter() - start:.1f} s")
         return program
 
