@@ -588,6 +588,24 @@ def test_programs_compile_for_a_tpu_slice_and_donate_the_state(tmp_path):
 
 @pytest.mark.integration
 @pytest.mark.skipif(not HAS_LIBTPU, reason="no libtpu: install it or set TPU_LIBRARY_PATH")
+def test_the_hosts_of_small_tpu_slices_are_those_that_are_rented():
+    code = "import sys; from txl_jax.planning.topologies import topology_devices as found\n"
+    code += (
+        "for t in sys.argv[1:]: print(t, len(found(t)), len({d.process_index for d in found(t)}))"
+    )
+    slices = ("v5e:1x1", "v5e:2x2", "v5e:2x4", "v6e:2x4", "v5e:4x4", "v5p:2x2x2")
+    done = subprocess.run(
+        [sys.executable, "-c", code, *slices],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+    )
+    expected = ["1 1", "4 1", "8 1", "8 1", "16 4", "8 2"]
+    assert done.stdout.splitlines() == [" ".join(x) for x in zip(slices, expected, strict=True)]
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(not HAS_LIBTPU, reason="no libtpu: install it or set TPU_LIBRARY_PATH")
 @pytest.mark.parametrize("topology", ["v5e:1x1", "v5e:4x4"])  # one host, and four
 def test_tpus_of_one_host_and_of_several_get_the_fused_kernel(tmp_path, topology):
     sizes = [f"--config.{part}.seg_len=128" for part in ("train", "validate", "evaluate")]

@@ -51,12 +51,23 @@ def tpu_devices(topology: str) -> list[jax.Device]:
     from jax.experimental import topologies
 
     try:
-        return list(topologies.get_topology_desc(topology, platform="tpu").devices)
+        options = {"chips_per_host_bounds": _one_host(topology)} if _one_host(topology) else {}
+        return list(topologies.get_topology_desc(topology, platform="tpu", **options).devices)
     except (RuntimeError, ValueError) as error:
         raise PlanningError(
             f"--topology={topology}: libtpu has no such slice ({str(error).splitlines()[0]}); sides"
             " are those of a slice that can be rented, for example v5e:4x4, v5p:2x2x4, v6e:2x4"
         ) from error
+
+
+def _one_host(topology: str) -> list[int] | None:
+    """Returns the sides of a slice that is one host, or ``None`` for libtpu's hosts of 2x2x1 chips.
+
+    The hosts of v5e and v6e have one, four or eight chips; only those of one slice have eight.
+    """
+    kind, _, sides = topology.partition(":")
+    whole = kind in ("v5e", "v6e") and sides in ("1x1", "2x2", "2x4")
+    return [*map(int, sides.split("x")), 1] if whole else None
 
 
 def accelerator_type(topology: str) -> str:
