@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from txl_jax import files
@@ -14,8 +14,18 @@ from txl_jax.units import UNIT_NAMES
 
 def append(metrics_path: str, *records: Mapping[str, Any]) -> None:
     """Adds all records to a file, or none and raises OSError, which names the file."""
-    lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
-    files.append(metrics_path, lines)
+    files.append(metrics_path, b"".join(_line(record) + b"\n" for record in records))
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, allow_nan=False).encode()
+
+
+def append_new(metrics_path: str, records: Sequence[Mapping[str, Any]]) -> None:
+    """Adds the records that the file does not have, as :func:`append` does."""
+    kept = path(metrics_path)
+    known = set(kept.read_bytes().split(b"\n")) if kept.exists() else set()
+    append(metrics_path, *(r for r in records if _line(r) not in known))
 
 
 def truncate(metrics_path: str, step: int, rewritten: str | None) -> None:

@@ -20,7 +20,7 @@ from txl_jax.generation.detokenise import detokenise
 from txl_jax.generation.prompts import read_prompts
 from txl_jax.generation.sampling import SETTINGS
 from txl_jax.generation.text import Continuation, continuations, printable, prompt_text
-from txl_jax.records import append
+from txl_jax.records import append_new
 from txl_jax.standard_streams import stderr, stdout
 from txl_jax.units import UNIT_NAMES, format_value, in_unit
 
@@ -32,7 +32,8 @@ def write_continuations(
 
     A single continuation is printed during generation. Several continuations are printed after each
     batch. The speed is printed on standard error. ``sample.txt`` has the printed text. A line with
-    the text and the settings of every continuation is appended to ``samples.jsonl``. A model of ids
+    the text and the settings of every continuation is added to ``samples.jsonl``, unless an equal
+    line is there, as after an interruption. A model of ids
     also writes ``sample.npy``, all ids [N], and ``sample.starts.npy``, where each text begins [n].
 
     Raises ConfigError or DataError if a prompt cannot be read or encoded.
@@ -49,15 +50,16 @@ def write_continuations(
             rows = _continue_batch(trained, batch, stop, print_text=single)
             if rows is None:
                 return
-            for n, row in enumerate(rows):
+            about = {"step": trained.step, "settings": settings}
+            records = [{**row.to_json(), **about} for row in rows]
+            append_new(os.path.join(workdir, "samples.jsonl"), records)
+            for n, (row, record) in enumerate(zip(rows, records, strict=True)):
                 text = row.prompt + formatted(row.text, c)
                 if not single:
                     text = f"[{1 + first + n // c.samples}.{1 + row.sample}] {text}"
                     print(printable(text), file=stderr() if quiet else stdout(), flush=True)
                 texts.append(text)
                 ids.append(row.ids)
-                record = {**row.to_json(), "step": trained.step, "settings": settings}
-                append(os.path.join(workdir, "samples.jsonl"), record)
                 if file:
                     ascii_only = (getattr(file, "encoding", None) or "").lower() != "utf-8"
                     print(json.dumps(record, ensure_ascii=ascii_only), file=file, flush=True)
