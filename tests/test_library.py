@@ -21,10 +21,14 @@ import tiny_runs
 
 import txl_jax
 from txl_jax import modes
+from txl_jax.analysis import context
+from txl_jax.checkpoint import trained_model
 from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.config import ConfigError, override
+from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.errors import DataError
 from txl_jax.evaluation import score as score_mode
+from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.generation.write import write_continuations
 from txl_jax.library import language_model
 from txl_jax.training.trainer import Trainer
@@ -48,6 +52,65 @@ def trained(run):
 def with_settings(trained, section, **settings):
     exp = override(trained.config, {f"{section}.{key}": x for key, x in settings.items()})
     return language_model(txl_jax.LanguageModel(**{**vars(trained), "config": exp}))
+
+
+def test_an_interrupted_generation_that_is_repeated_leaves_each_record_once(trained, tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("the dog\nthe cat\nit ran\n")
+    settings = {"prompts_file": str(prompts), "batch_size": 1, **SETTINGS}
+    asked, kept = with_settings(trained, "generate", **settings), tmp_path / "samples.jsonl"
+    write_continuations(asked, str(tmp_path), lambda: kept.exists())
+    assert len(kept.read_text().splitlines()) == 1
+    write_continuations(asked, str(tmp_path))
+    rows = [json.loads(line)["prompt"] for line in kept.read_text().splitlines()]
+    assert rows == ["the dog", "the cat", "it ran"]
+    shorter = {**settings, "length": 3}
+    write_continuations(with_settings(trained, "generate", **shorter), str(tmp_path))
+    assert len(kept.read_text().splitlines()) == 6
+
+
+def test_an_evaluation_that_is_repeated_is_kept_once_and_another_one_too(trained, tmp_path):
+    corpus, kept = corpus_from_config(trained.config.data), tmp_path / "evaluations.jsonl"
+    counts, dtypes = [], []
+    for settings in ({}, {}, {"split": "valid"}, {}):
+        tiny_runs.evaluate(with_settings(trained, "evaluate", **settings), corpus, tmp_path)
+        counts.append(len(kept.read_text().splitlines()))
+    assert counts == [1, 1, 2, 3]
+    for dtype in ("float32", "bfloat16"):
+        chosen = with_settings(trained, "model", dtype=dtype)
+        tiny_runs.evaluate(checkpointed(chosen), corpus, tmp_path)
+        dtypes.append(json.loads(kept.read_text().splitlines()[-1])["dtype"])
+    assert dtypes == ["float32", "bfloat16"]
+
+
+def checkpointed(trained):
+    """The model with the settings of its config, as a mode makes it."""
+    return trained_model.with_settings(trained, trained.config)
+
+
+def test_scores_say_what_they_were_computed_in(trained, tmp_path, capsys):
+    """A number of bfloat16 differs in the fourth digit, so it must not look like another's."""
+    corpus, products = corpus_from_config(trained.config.data), "float32 on a CPU"
+    told = {"dtype": "bfloat16", "matmul_precision": "highest", "float32_products": products}
+    settings = {"dtype": "bfloat16", "matmul_precision": "highest"}
+    rounded = checkpointed(with_settings(trained, "model", **settings))
+    plain = checkpointed(with_settings(trained, "model", dtype="auto"))
+    results = [tiny_runs.evaluate(one, corpus, tmp_path) for one in (rounded, plain)]
+    out = capsys.readouterr().out
+    assert {key: results[0][key] for key in told} == told
+    assert results[1]["dtype"] == "float32"
+    assert [r["results"][0]["protocol"].endswith(", bfloat16") for r in results] == [True, False]
+    assert out.count("memory 32, bfloat16:\n") == 1
+    contexts = with_settings(rounded, "context", lengths=(4, 8), batch_size=4, max_tokens=40)
+    text_scores = [str(language_model(one).score("the cat\n")) for one in (rounded, plain)]
+    assert text_scores[0].startswith("note: computed in bfloat16\n")
+    assert "computed in" not in text_scores[1]
+    assert context.summary(contexts, corpus, measured(contexts, corpus)).items() >= told.items()
+
+
+def measured(trained, corpus):
+    with segment_bar("contexts") as progress:
+        return context.measure(trained, corpus, trained.config.context, "model", progress)
 
 
 def test_a_prompt_is_continued_as_the_mode_does(trained, tmp_path, capsys):

@@ -34,6 +34,7 @@ from txl_jax.data.documents import Documents
 from txl_jax.data.sentences import Sentences, Split, ordered_streams
 from txl_jax.evaluation.evaluator import Evaluator, segment_bar
 from txl_jax.messages import argument
+from txl_jax.model.precision import arithmetic_record
 from txl_jax.parallel import processes
 from txl_jax.parallel.device_memory import Work
 from txl_jax.parallel.shardings import scoring_mesh
@@ -173,6 +174,7 @@ def score_row(one: RowRun, c: AblationConfig) -> dict[str, Any]:
         "seed": one.exp.seed,
         "step": trained.step,
         "parameters": parameter_count(trained.params),
+        **arithmetic_record(model, mesh),
         "unit": unit,
         "text": corpus.info["label"],
         "train_length": train_length,

@@ -34,6 +34,7 @@ from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import under_protocol
 from txl_jax.evaluation.scoring_run import corpus_record
+from txl_jax.model.precision import arithmetic_record
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import Checked, Work, check_arrays
 from txl_jax.units import UNIT_NAMES, format_value, in_unit
@@ -234,6 +235,7 @@ def summary(trained: TrainedModel, corpus: Corpus, losses: Losses) -> dict[str, 
         "name": trained.config.name,
         "step": trained.step,
         **corpus_record(corpus),
+        **arithmetic_record(trained.config.model, None),
         "split": c.split,
         **protocol,
         "first_target": losses.contexts[-1],

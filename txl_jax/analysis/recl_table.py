@@ -31,6 +31,7 @@ from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import under_protocol
 from txl_jax.evaluation.scoring_run import corpus_record
 from txl_jax.files import write_json
+from txl_jax.model.precision import arithmetic_record
 from txl_jax.paths import make_folder, path
 
 
@@ -64,7 +65,7 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
     c = dataclasses.replace(exp.context, lengths=context_lengths(exp))
     members = parse_models(exp.recl.models)
     register_outputs(workdir, "recl")
-    losses, steps, about = _collect_losses(members, c, exp, workdir)
+    losses, measured, about = _collect_losses(members, c, exp, workdir)
     groups: dict[str, list[Losses]] = {}
     for member in members:
         groups.setdefault(member.group, []).append(losses[member])
@@ -74,7 +75,7 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
     models = [
         {
             **dataclasses.asdict(m),
-            "step": steps.get(m),
+            **measured.get(m, {"step": None}),
             "loss": losses[m].mean().tolist(),
             "shares": _shares(losses[m], group_gains[m.group], exp.recl.threshold),
         }
@@ -147,8 +148,8 @@ def parse_models(models: tuple[str, ...]) -> list[Member]:
 
 def _collect_losses(
     members: list[Member], c: ContextConfig, exp: ExperimentConfig, workdir: str
-) -> tuple[dict[Member, Losses], dict[Member, int], dict[str, Any]]:
-    """Checks the models, and returns their losses, checkpoint steps and corpus record."""
+) -> tuple[dict[Member, Losses], dict[Member, dict[str, Any]], dict[str, Any]]:
+    """Checks the models, and returns their losses, steps with arithmetic, and corpus record."""
     data = None if exp.data == DataConfig() else exp.data
     own = [m for m in members if not m.recorded]
     vocabs = {m: read_vocab(m.path) for m in own}
@@ -169,11 +170,11 @@ def _collect_losses(
         "do not predict the same text: the symbols of their targets differ; choose the same text"
         " for all models with data.name and data.path",
     )
-    steps: dict[Member, int] = {}
+    measured: dict[Member, dict[str, Any]] = {}
     text: dict[str, Any] = {}
     for member in own:
-        losses[member], steps[member], text = _measure(member, c, data, workdir)
-    return losses, steps, text
+        losses[member], measured[member], text = _measure(member, c, data, workdir)
+    return losses, measured, text
 
 
 def _check_equal(values: dict[Member, str], problem: str) -> None:
@@ -218,9 +219,13 @@ def _read_recorded(member: Member, c: ContextConfig) -> Losses:
 
 def _measure(
     member: Member, c: ContextConfig, data: DataConfig | None, workdir: str
-) -> tuple[Losses, int, dict[str, Any]]:
-    """Returns a model's losses, measured or read from the folder ``recl``, its step and text."""
+) -> tuple[Losses, dict[str, Any], dict[str, Any]]:
+    """Returns a model's losses, measured or read from the folder ``recl``, and two records.
+
+    One has the model's step and arithmetic, the other describes the text.
+    """
     trained = load(member.path)
+    arithmetic = arithmetic_record(trained.config.model, None)
     corpus = corpus_from_config(data or trained.config.data, trained.vocab)
     stored = os.path.join(workdir, "recl", member.label.replace(":", "-"))
     model = under_protocol(trained.config.model, trained.config.evaluate)
@@ -234,6 +239,7 @@ def _measure(
         "model": dataclasses.asdict(dataclasses.replace(model, kernel="auto")),
         "source_hash": corpus.source_hash,
         "symbols": _hash(trained.vocab.symbols),
+        **arithmetic,
         "context": settings,
     }
     key = json.loads(json.dumps(key))
@@ -245,7 +251,7 @@ def _measure(
             losses = context.measure(trained, corpus, c, member.name, progress)
         losses.save(stored + ".npz")
         write_json(stored + ".json", key)
-    return losses, trained.step, corpus_record(corpus)
+    return losses, {"step": trained.step, **arithmetic}, corpus_record(corpus)
 
 
 def _shares(

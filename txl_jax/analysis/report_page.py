@@ -24,6 +24,7 @@ from txl_jax.checkpoint.workdir_files import CONFIG, register_outputs
 from txl_jax.config import ExperimentConfig, flatten, path_keys
 from txl_jax.evaluation.baselines import DESCRIPTIONS
 from txl_jax.evaluation.protocols import is_part
+from txl_jax.evaluation.scoring_run import is_evaluation
 from txl_jax.files import atomic_write
 from txl_jax.messages import argument, shown_path
 from txl_jax.paths import absolute, names, path, read_text
@@ -162,22 +163,6 @@ def _read_lines(file: str, accepts: Callable[[Any], bool]) -> list[Any]:
     if skipped:
         _warn(records.skipped_lines(file, skipped))
     return found
-
-
-def is_evaluation(value: Any) -> bool:
-    """Tells whether a JSON value is a result of ``score_split`` (evaluation/scoring_run.py)."""
-    try:
-        unit, rows = value["unit"], value["results"]
-        known = unit in UNIT_NAMES and type(value["step"]) is int and bool(rows)
-        return known and all(
-            isinstance(row["name"], str)
-            and isinstance(row.get("protocol", ""), str)
-            and type(row.get("targets", 0)) is int
-            and isinstance(row[unit], int | float | None)
-            for row in rows
-        )
-    except (AttributeError, KeyError, TypeError):
-        return False
 
 
 def headline(one: RunRecord) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from txl_jax.checkpoint.trained_model import TrainedModel, parameter_count
 from txl_jax.checkpoint.workdir_files import print_on_error
 from txl_jax.files import atomic_write, write_csv, write_json
+from txl_jax.model.precision import rounding
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,10 +79,8 @@ def figure_bytes(figure: "Figure", kind: str, name: str) -> bytes:
 
 
 def describe_model(trained: TrainedModel) -> str:
-    """Describes a model for a title: name, attention, layers, parameters, step."""
+    """Describes a model for a title: name, attention, size, step, and rounded arithmetic."""
     c, count = trained.config.model, parameter_count(trained.params)
     size = f"{count / 1e6:.1f}M" if count >= 1e5 else f"{count:,}"
-    return (
-        f"{trained.config.name} ({c.attention}, {c.n_layer} layers, {size} parameters,"
-        f" step {trained.step:,})"
-    )
+    about = f"{c.attention}, {c.n_layer} layers, {size} parameters, step {trained.step:,}"
+    return f"{trained.config.name} ({', '.join(filter(None, [about, rounding(c, None)]))})"

@@ -4,10 +4,12 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
 from txl_jax.config import DynamicConfig, ProtocolConfig, TransformerXLConfig
 from txl_jax.data.documents import Documents
 from txl_jax.data.sentences import AnyStreams, Sentences, Split, ordered_streams
+from txl_jax.model.precision import rounding
 
 
 def under_protocol(model: TransformerXLConfig, protocol: ProtocolConfig) -> TransformerXLConfig:
@@ -35,8 +37,11 @@ def describe_history(protocol: ProtocolConfig) -> str:
     return " and ".join(parts)
 
 
-def describe(protocol: ProtocolConfig, model: TransformerXLConfig) -> str:
-    """Describes the protocol in one line, without settings that have no effect on ``model``."""
+def describe(protocol: ProtocolConfig, model: TransformerXLConfig, mesh: Mesh | None = None) -> str:
+    """Describes the protocol in one line, without settings that have no effect on ``model``.
+
+    The line ends with the model's arithmetic on the devices of ``mesh`` if it is not float32.
+    """
     c, dynamic = under_protocol(model, protocol), protocol.dynamic
     parts = [f"{protocol.split} split", *_shape(protocol), describe_history(protocol)]
     # With a context, no query attends to positions before the text.
@@ -56,7 +61,7 @@ def describe(protocol: ProtocolConfig, model: TransformerXLConfig) -> str:
     if dynamic.rule == "rms":
         parts.append(f"decay {dynamic.decay:g}, epsilon {dynamic.epsilon:g}")
         parts.append(f"statistics of {dynamic.statistics} segments")
-    return ", ".join(parts)
+    return ", ".join(filter(None, [*parts, rounding(model, mesh)]))
 
 
 def describe_targets(protocol: ProtocolConfig) -> str:

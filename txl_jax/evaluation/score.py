@@ -36,6 +36,7 @@ from txl_jax.data.symbols import readable
 from txl_jax.data.vocab import Text, Vocab, encode_text, line_end, separator_ids
 from txl_jax.files import decode_text, name_in_os_errors
 from txl_jax.messages import argument, fields_repr, shown_path
+from txl_jax.model.precision import rounding
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.compile_cache import compiled_rows
 from txl_jax.parallel.device_memory import Checked, Work, check_arrays
@@ -107,7 +108,8 @@ class TextScore:
       value: the mean loss of a token in this unit.
       bits_per_byte: the loss in bits for each byte of the text, or ``None`` if the tokens do not
         determine the bytes.
-      notes: sentences about differences between the tokens and the text.
+      notes: sentences about differences between the tokens and the text, and about arithmetic that
+        is not float32.
     """
 
     lines: tuple[LineScore, ...]
@@ -149,7 +151,7 @@ def score_any_text(
     before = separator[-1:] if len(separator) else line_end(vocab)
     losses = score_lines(exp.model, trained.params, ids, before, exp.score, separator)
     texts = [line if isinstance(line, str) else vocab.decode(line) for line in lines]
-    return text_score(vocab, texts, ids, losses)
+    return text_score(vocab, texts, ids, losses, rounding(exp.model, None))
 
 
 def score_documents(trained: TrainedModel, documents: Sequence[np.ndarray]) -> "TextScore":
@@ -162,7 +164,8 @@ def score_documents(trained: TrainedModel, documents: Sequence[np.ndarray]) -> "
         raise DataError("score.path: has no token after the first one; name a longer array")
     losses = score_texts(exp.model, trained.params, documents, exp.score)
     targets = [document[1:] for document in documents]
-    return text_score(vocab, [vocab.decode(row) for row in targets], targets, losses)
+    texts = [vocab.decode(row) for row in targets]
+    return text_score(vocab, texts, targets, losses, rounding(exp.model, None))
 
 
 def encode_lines(vocab: Vocab, lines: Sequence[Text], name: str) -> list[np.ndarray]:
@@ -284,9 +287,16 @@ def count_unknown(vocab: Vocab, ids: np.ndarray) -> int:
 
 
 def text_score(
-    vocab: Vocab, lines: Sequence[str], ids: Sequence[np.ndarray], losses: Sequence[np.ndarray]
+    vocab: Vocab,
+    lines: Sequence[str],
+    ids: Sequence[np.ndarray],
+    losses: Sequence[np.ndarray],
+    computed_in: str = "",
 ) -> TextScore:
-    """Sums the losses of a text, and notes the differences between its tokens and the text."""
+    """Sums the losses of a text, and notes the differences between its tokens and the text.
+
+    ``computed_in`` is the model's arithmetic if it is not float32.
+    """
     total = math.fsum(math.fsum(nll.tolist()) for nll in losses)
     tokens, text, unit = np.concatenate(ids), "".join(lines), vocab.unit
     unknown, raw, notes = count_unknown(vocab, tokens), text.encode("utf-8", "surrogateescape"), []
@@ -307,6 +317,7 @@ def text_score(
             why = "the tokens do not determine the bytes of the text"
             notes.append(f"no bits per byte, because {why}")
     readable_symbols = lambda row: tuple(readable(vocab.kind, vocab.symbols[i]) for i in row)
+    notes += [f"computed in {computed_in}"] if computed_in else []
     rows = zip(lines, ids, losses, strict=True)
     scored = tuple(LineScore(text, row, nll, readable_symbols(row)) for text, row, nll in rows)
     value, size = in_unit(total / len(tokens), unit), (len(tokens), unknown)

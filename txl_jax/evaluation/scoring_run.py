@@ -16,19 +16,50 @@ from txl_jax.evaluation.baselines import DESCRIPTIONS, score_baselines
 from txl_jax.evaluation.evaluator import segment_bar, split_evaluator
 from txl_jax.evaluation.score import count_unknown
 from txl_jax.files import write_json
+from txl_jax.model.precision import arithmetic_record
 from txl_jax.parallel.processes import is_process_zero
 from txl_jax.parallel.shardings import idle_devices, scoring_mesh
-from txl_jax.records import append, plain
+from txl_jax.paths import path
+from txl_jax.records import append, plain, read_counted
 from txl_jax.standard_streams import stderr, stdout
-from txl_jax.units import in_unit
+from txl_jax.units import UNIT_NAMES, in_unit
 
 
 def write_evaluation(result: Mapping[str, Any], workdir: str) -> None:
-    """Prints a result, writes ``evaluation.json`` and appends to ``evaluations.jsonl``."""
+    """Prints a result, writes ``evaluation.json`` and adds it to ``evaluations.jsonl``.
+
+    A result that differs from the last one there in seconds only is not added again: the command
+    that completes an interrupted run evaluates it again.
+    """
     if is_process_zero():
         print(table(result), file=stdout(), flush=True)
         write_json(os.path.join(workdir, "evaluation.json"), result)
-        append(os.path.join(workdir, "evaluations.jsonl"), plain(result))
+        kept, record = os.path.join(workdir, "evaluations.jsonl"), plain(result)
+        before = read_counted(kept, is_evaluation)[0] if path(kept).exists() else []
+        if list(map(_scores, before[-1:])) != [_scores(record)]:
+            append(kept, record)
+
+
+def is_evaluation(value: Any) -> bool:
+    """Tells whether a JSON value is a result of :func:`score_split`."""
+    try:
+        unit, rows = value["unit"], value["results"]
+        known = unit in UNIT_NAMES and type(value["step"]) is int and bool(rows)
+        return known and all(
+            isinstance(row["name"], str)
+            and isinstance(row.get("protocol", ""), str)
+            and type(row.get("targets", 0)) is int
+            and isinstance(row[unit], int | float | None)
+            for row in rows
+        )
+    except (AttributeError, KeyError, TypeError):
+        return False
+
+
+def _scores(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a result without the seconds of its rows."""
+    rows = [{**row, "seconds": None} for row in result["results"]]
+    return {**result, "results": rows}
 
 
 def score_split(
@@ -65,7 +96,7 @@ def score_split(
         if score is None:
             return None
         row: dict[str, Any] = {"name": name, "loss": score.loss, unit: in_unit(score.loss, unit)}
-        description = protocols.describe(chosen, config.model) + resets + note
+        description = protocols.describe(chosen, config.model, mesh) + resets + note
         row |= {"targets": score.targets, "protocol": description}
         row["seconds"] = round(score.seconds, 2)
         if isinstance(split, Documents) and not chosen.max_segments:
@@ -79,7 +110,7 @@ def score_split(
             rows.append(row | {"protocol": f"{targets}, {DESCRIPTIONS[row['name']]}"})
     about = {"step": trained.step, "weights": trained.weights, **corpus_record(corpus)}
     about["parameters"] = parameter_count(trained.params)
-    return {**about, "results": rows}
+    return {**about, **arithmetic_record(config.model, mesh), "results": rows}
 
 
 def corpus_record(corpus: Corpus) -> dict[str, Any]:

@@ -65,6 +65,22 @@ def describe(c: TransformerXLConfig, mesh: Mesh | None) -> list[str]:
     return lines
 
 
+def arithmetic_record(c: TransformerXLConfig, mesh: Mesh | None) -> dict[str, Any]:
+    """Describes the arithmetic of a model on its devices, for the JSON of a result."""
+    dtype, asked = with_dtype(c, mesh).dtype, c.matmul_precision
+    products = float32_products(asked, mesh)
+    return {"dtype": dtype, "matmul_precision": asked, "float32_products": products}
+
+
+def rounding(c: TransformerXLConfig, mesh: Mesh | None) -> str:
+    """Names what a model on its devices computes in if it is not float32; else returns ""."""
+    c = with_dtype(c, mesh)
+    products = float32_products(c.matmul_precision, mesh)
+    if c.dtype == "float32":
+        return "" if products.startswith("float32") else f"products: {products}"
+    return c.dtype
+
+
 def float32_products(name: str | None, mesh: Mesh | None) -> str:
     """Describes what a product of float32 factors is at a precision, such as ``TF32 on this GPU``.
 

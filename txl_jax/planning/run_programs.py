@@ -187,7 +187,7 @@ def _scoring(
         yield from _self_check(name, cfg, mesh, *sizes, train=False)
     for part, lower in evaluator.lower_before(params).items():
         yield RunProgram(f"{name}, {part}", "before the first segment", lower, resident=resident)
-    description = f"one segment; {describe(protocol, model)}"
+    description = f"one segment; {describe(protocol, model, mesh)}"
     per_call = Flops(count(protocol.batch_size), 0.0, device)
     lower = functools.partial(evaluator.lower, params)
     attention = _scoring_attention(model, protocol, evaluator.batches.rows, mesh)
