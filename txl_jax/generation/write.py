@@ -96,6 +96,8 @@ def _continue_batch(
             pending = pending[len(ready) :]
             print(formatted(ready, c), end="", file=stdout(), flush=True)
         if stop():
+            if print_text:
+                print(file=stdout(), flush=True)  # what is told next begins on a line of its own
             return None
     if print_text:
         print(formatted(pending, c), file=stdout(), flush=True)
