@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import tomllib
 
 import pytest
 import tiny_runs
@@ -318,16 +317,3 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, run):
         write(tmp_path)
     with pytest.raises(WorkdirError, match=r"nope: there is no config.json in it; name the"):
         write(run, **{"report.workdirs": str(tmp_path / "nope")})
-
-
-def test_the_template_is_part_of_an_installed_package():
-    project = tomllib.loads((tiny_runs.ROOT / "pyproject.toml").read_text())
-    data = project["tool"]["setuptools"]["package-data"]
-    packages = {name: tiny_runs.ROOT / name.replace(".", "/") for name in data}
-    shipped = {
-        p for name, folder in packages.items() for glob in data[name] for p in folder.glob(glob)
-    }
-    files = {p for p in (tiny_runs.ROOT / "txl_jax").rglob("*") if p.is_file()}
-    code = {p for p in files if p.suffix in (".py", ".pyc", ".pyi")}
-    assert files - code == shipped
-    assert any(p.name == page.TEMPLATE for p in shipped)
