@@ -17,6 +17,7 @@ import pytest
 from absl import flags
 
 import txl_jax
+import txl_jax.main  # defines the flags
 from txl_jax.checkpoint.workdir_files import FILES
 from txl_jax.config import (
     FREE_TO_CHANGE,
@@ -30,8 +31,8 @@ from txl_jax.config import (
 from txl_jax.config.changes import ANALYSES
 from txl_jax.convert.__main__ import parse
 from txl_jax.convert.conversion import Format
-from txl_jax.main import _MODES  # and the import defines the flags
 from txl_jax.model.kernels import choice
+from txl_jax.usage import MODES
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -80,7 +81,7 @@ def test_settings_and_modes_that_are_named_exist(page):
     for key in re.findall(r"--config\.(\w[\w.]*\w)", text):
         assert key in known, key
     for mode in re.findall(r"--mode=(\w+)", text):
-        assert mode in _MODES.split(), mode
+        assert mode in MODES, mode
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)

@@ -3,15 +3,19 @@
 import json
 import pathlib
 import re
+import shutil
 import signal
+import subprocess
 
 import pytest
+import tiny_runs
 from tiny_runs import call, corpus_and_experiment, lm1b, write_config
 
-from txl_jax import modes
+import txl_jax
+from txl_jax import modes, usage
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.workdir_files import FILES
-from txl_jax.config import DataConfig
+from txl_jax.config import DataConfig, describe_settings
 from txl_jax.data.corpus import DataError, corpus_from_config
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.scoring_run import vocab_note
@@ -31,6 +35,74 @@ def trained(tmp_path_factory):
     return folder, config, folder / "run", done
 
 
+@pytest.mark.parametrize("words", [[], ["-h"], ["--help"], ["--mode=nope", "--help"]])
+def test_the_command_says_how_it_is_used(words):
+    done = call(*words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: ")
+    for mode in usage.MODES:
+        assert re.search(rf"^  {mode}  +\w", done.stdout, re.MULTILINE), mode
+    assert "--config=quickstart\n" in done.stdout
+    assert "quickstart, siblings, table10" in done.stdout
+
+
+@pytest.mark.parametrize("mode", usage.MODES)
+def test_the_help_of_a_mode_has_the_settings_that_it_reads(mode):
+    told = usage.help_text(mode)
+    assert usage.MODES[mode] in told
+    own = [s.key for s in describe_settings() if s.key.startswith(f"{mode}.")]
+    assert [key for key in own if f"{key} = " not in told] == []
+
+
+def test_the_mode_of_a_help_is_given_as_any_flag_is():
+    assert usage.mode_of(["--help", "--mode=probe"]) == "probe"
+    assert usage.mode_of(["--mode", "probe", "-h"]) == "probe"
+    assert usage.mode_of(["-mode=probe"]) == "probe"
+    assert usage.mode_of(["--config=mode", "-h"]) is None
+
+
+def test_the_version_is_printed():
+    done = call("--version")
+    assert (done.returncode, done.stdout) == (0, f"txl_jax {txl_jax.__version__}\n")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completions_have_every_mode_recipe_and_setting(shell, tmp_path):
+    script = usage.completion(shell)
+    words = [*usage.MODES, "enwik8_24l", *(f"--config.{s.key}" for s in describe_settings())]
+    assert [word for word in words if word not in script] == []
+    if program := shutil.which(shell):
+        (tmp_path / "script").write_text(script)
+        subprocess.run([program, "-n", tmp_path / "script"], check=True)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_run_goes_on_by_its_folder_alone(seeds, tmp_path):
+    """Also of a run with a dtype of its device, and the record of the run stays what it was."""
+    config = tiny_runs.write_config(tmp_path, **{"model.dtype": "auto", "train.num_seeds": seeds})
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert call(f"--config={config}", f"--workdir={one}").returncode == 0
+    saved = lambda: [*two.glob("**/checkpoints/4"), *two.glob("**/checkpoints/8")]
+    tiny_runs.interrupt(signal.SIGTERM, f"--config={config}", f"--workdir={two}", when=saved)
+    done = call(f"--workdir={two}")
+    assert done.returncode == 0, done.stderr
+    folders = [f.relative_to(one).parent for f in one.rglob("config.json")]
+    assert len(folders) == seeds
+    for folder in folders:
+        rows = [without_times(run / folder / "metrics.jsonl") for run in (one, two)]
+        assert rows[0] == rows[1]
+        records = [json.loads((run / folder / "config.json").read_text()) for run in (one, two)]
+        for record in records:
+            del record["provenance"]["date"]
+        assert records[0] == records[1]
+
+
+def without_times(metrics):
+    rows = map(json.loads, metrics.read_text().splitlines())
+    return [{key: value for key, value in row.items() if key != "timing"} for row in rows]
+
+
 def refused(*arguments):
     """The one line that the command prints when it refuses."""
     done = call(*arguments)
@@ -42,7 +114,20 @@ def refused(*arguments):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "--config=NAME or FILE is needed, for example --config=quickstart"),
+        (["--step=2"], "--config=NAME or FILE is needed, for example --config=quickstart"),
+        (
+            ["--mode=evaluate"],
+            "--mode=evaluate needs --workdir=DIR, the folder of a run, for example"
+            " --workdir=runs/quickstart",
+        ),
+        (
+            ["--workdir=/tmp/no run"],
+            "--workdir=/tmp/no run: there is no run in it; start one with --config=NAME",
+        ),
+        (
+            ["--completion=fishy"],
+            "--completion=fishy: must be one of bash, zsh, tcsh, fish, powershell",
+        ),
         (["--config=nope.py"], "--config=nope.py: there is no file 'nope.py'"),
         (
             ["--config=quikstart"],

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny_runs
 
-from txl_jax import main, modes
+from txl_jax import modes, usage
 from txl_jax.analysis import context, probe, results, speed
 from txl_jax.analysis import report_page as page
 from txl_jax.analysis.recl import Losses
@@ -78,7 +78,7 @@ def test_a_comparison_that_cannot_write_its_files_is_refused_before_its_work(mod
 
 def test_every_mode_has_its_files_named():
     others = {"train", "score", "interactive", "compile", "settings"}
-    assert workdir_files.MODE_FILES.keys() == set(main._MODES.split()) - others
+    assert workdir_files.MODE_FILES.keys() == set(usage.MODES) - others
     assert {name for names in workdir_files.MODE_FILES.values() for name in names} <= {
         *workdir_files.FILES
     }

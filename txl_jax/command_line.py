@@ -49,7 +49,7 @@ def command_for(mode: str, workdir: str) -> str:
 
 
 def _joined(flags: list[str]) -> str:
-    return f"{_program()} {shlex.join(flags)}".rstrip()
+    return f"{program()} {shlex.join(flags)}".rstrip()
 
 
 def _typed_flags() -> list[str]:
@@ -57,8 +57,8 @@ def _typed_flags() -> list[str]:
     return [word for word in sys.argv[1:] if word not in added]
 
 
-def _program() -> str:
-    """The shell text before the flags: a script of launch/, txl, or Python as it was typed."""
+def program() -> str:
+    """Returns the shell text before the flags: a launch script, txl, or Python as it was typed."""
     if script := os.environ.get("TXL_LAUNCHED_BY"):
         return script
     if is_script():

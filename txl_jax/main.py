@@ -10,7 +10,7 @@ import traceback
 
 from absl import app, flags
 
-from txl_jax import interrupts, paths
+from txl_jax import __version__, interrupts, paths, usage
 from txl_jax.command_line import split_overrides
 from txl_jax.config import (
     ConfigError,
@@ -34,13 +34,9 @@ _CONFIG = flags.DEFINE_string(
     "config", None, "Recipe, or file with get_config(), with an optional :variant."
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run (default: runs/<config>).")
-_MODES = (
-    "train evaluate generate score interactive compile"
-    " context recl attention ablation speed probe report settings"
-)
 _PRINTING_MODES = ("generate", "score", "interactive", "compile", "settings")
 """The modes whose result is on standard output, though some of them write files too."""
-_MODE = flags.DEFINE_enum("mode", "train", _MODES.split(), "Task of the command.")
+_MODE = flags.DEFINE_enum("mode", "train", list(usage.MODES), "Task of the command.")
 _TOPOLOGY = flags.DEFINE_string(
     "topology", None, "With --mode=compile: devices to compile for, as v5e:4x4 or h200:1x1x8."
 )
@@ -61,11 +57,19 @@ _HEARTBEAT = flags.DEFINE_integer(
     "heartbeat_seconds", 60, "Seconds of silence after which one of many processes counts as dead."
 )
 
+_COMPLETION = flags.DEFINE_string("completion", None, "Shell to print completions for.")
+
+_HELP = {"-h", "-help", "--help", "--helpfull", "--helpshort"}
+
 _overrides: dict[str, str] = {}
 
 
 def parse_flags(argv: list[str]) -> list[str]:
     """Parses absl's flags, after taking out every ``--config.KEY=VALUE`` for the config."""
+    told = _about_itself(argv[1:])
+    if told is not None:
+        print(told)
+        sys.exit(0)
     rest, overrides = split_overrides(argv)
     _overrides.update(overrides)
     try:
@@ -77,6 +81,13 @@ def parse_flags(argv: list[str]) -> list[str]:
     except flags.Error as error:
         print(f"error: {one_line(error)}", file=stderr(), flush=True)
         sys.exit(2)
+
+
+def _about_itself(words: list[str]) -> str | None:
+    """Returns the help or the version that the words ask for; the usage if there are none."""
+    if not words or _HELP & set(words):
+        return usage.help_text(usage.mode_of(words))
+    return f"txl_jax {__version__}" if "--version" in words else None
 
 
 @arguments_as_flags()
@@ -117,14 +128,22 @@ def list_settings(prefix: str) -> int:
 
 def run() -> int:
     """Checks the flags, loads the experiment that they name, and runs the mode."""
+    if _COMPLETION.value is not None:
+        print(usage.completion(_COMPLETION.value))
+        return 0
     for flag in (_CONFIG, _WORKDIR, _TOPOLOGY, _STEP, _COORDINATOR):
         if flag.value is not None and not flag.value.strip():
             raise ConfigError(f"--{flag.name}=: a value is missing; give one, or no such flag")
     mode, config = _MODE.value, _CONFIG.value
     if config and config.startswith("~"):
         config = str(expanded(config, "--config"))
-    if config is None and (mode in ("train", "compile", "ablation") or _WORKDIR.value is None):
+    if config is None and (mode == "ablation" or (mode == "train" and _WORKDIR.value is None)):
         raise ConfigError("--config=NAME or FILE is needed, for example --config=quickstart")
+    if config is None and _WORKDIR.value is None:
+        raise ConfigError(
+            f"--mode={mode} needs --workdir=DIR, the folder of a run, for example"
+            " --workdir=runs/quickstart"
+        )
     if _TOPOLOGY.value is not None and mode != "compile":
         raise ConfigError(f"--topology={truncate(_TOPOLOGY.value)}: is for --mode=compile")
     exp = load_config(config, _overrides) if config else None
@@ -135,8 +154,11 @@ def run() -> int:
 
     from txl_jax import modes  # slow imports, so only after the config is checked
     from txl_jax.parallel import accelerators, processes
+    from txl_jax.training.preparation import stored_experiment
 
     modes.set_up_output()
+    if exp is None and mode in ("train", "compile"):
+        exp = override(stored_experiment(workdir), _overrides)
     if mode not in _PRINTING_MODES:
         drop_unwritten_output()
     if exp is not None and mode == "compile":

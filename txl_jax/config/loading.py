@@ -141,10 +141,19 @@ def _config_module(path: str) -> Iterator[Any]:
         raise ConfigError(f"{where}: {name} cannot be run: {what}{line}") from error
 
 
+def recipe_names() -> list[str]:
+    """Returns the names of the recipes of this package, in order."""
+    return sorted(_recipe_files())
+
+
+def _recipe_files() -> dict[str, str]:
+    folder = next(filter(Path.is_dir, _RECIPES))
+    return {file.stem: str(file) for file in folder.glob("[!_]*.py")}
+
+
 def _recipe(name: str, where: str) -> str:
     """Returns the file of a recipe, or raises ConfigError with the nearest name of a recipe."""
-    folder = next(filter(Path.is_dir, _RECIPES))
-    files = {file.stem: str(file) for file in folder.glob("[!_]*.py")}
+    files = _recipe_files()
     if name not in files:
         (near,) = difflib.get_close_matches(name, files, n=1, cutoff=0.0)
         raise ConfigError(f"{where}: there is no such file or recipe; the nearest is {near!r}")

@@ -4,13 +4,21 @@ import contextlib
 import dataclasses
 import functools
 import os
+import re
 from collections.abc import Iterator, Sequence
 
 from jax.sharding import Mesh
 
+from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.checkpoint.lock import training_lock
 from txl_jax.checkpoint.trained_model import memory_shapes
-from txl_jax.checkpoint.workdir import check_shared, init_workdir, read_experiment, with_vocab
+from txl_jax.checkpoint.workdir import (
+    check_shared,
+    init_workdir,
+    loaded_experiment,
+    read_experiment,
+    with_vocab,
+)
 from txl_jax.checkpoint.workdir_files import (
     CONFIG,
     WRITTEN_IN,
@@ -28,6 +36,7 @@ from txl_jax.config.folders import data_folder
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import training_batch
 from txl_jax.evaluation.evaluator import split_evaluator
+from txl_jax.messages import argument
 from txl_jax.model import self_check
 from txl_jax.model.kernels.choice import check_platform
 from txl_jax.model.precision import with_dtype
@@ -41,6 +50,7 @@ from txl_jax.parallel.device_memory import (
 )
 from txl_jax.parallel.processes import on_process_zero, process_zero_first
 from txl_jax.parallel.shardings import Shardings, scoring_mesh
+from txl_jax.paths import names, path
 from txl_jax.training.fine_tuning import load_encoded_corpus, resolve_experiment
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.setup import training_attention, training_mesh, training_streams
@@ -114,6 +124,24 @@ def seed_runs(exp: ExperimentConfig, workdir: str) -> list[SeedRun]:
     folder = lambda seed: os.path.join(workdir, f"seed_{seed}")
     seeds = range(exp.seed, exp.seed + n)
     return [(dataclasses.replace(exp, seed=s, train=single), folder(s)) for s in seeds]
+
+
+def stored_experiment(workdir: str) -> ExperimentConfig:
+    """Returns the experiment of a run that has begun in a workdir, of all its seeds.
+
+    Raises WorkdirError if there is no run, or if its settings cannot be used.
+    """
+    if path(workdir, CONFIG).exists():
+        return loaded_experiment(workdir)
+    found = [re.fullmatch(r"seed_(\d+)", name) for name in names(workdir)]
+    seeds = sorted(int(match[1]) for match in found if match)
+    if not seeds:
+        raise WorkdirError(
+            f"{argument('workdir', workdir)}: there is no run in it; start one with"
+            f" {argument('config', 'NAME')}"
+        )
+    first = loaded_experiment(os.path.join(workdir, f"seed_{seeds[0]}"))
+    return dataclasses.replace(first, train=dataclasses.replace(first.train, num_seeds=len(seeds)))
 
 
 def check_training_memory(exp: ExperimentConfig) -> None:
