@@ -138,7 +138,7 @@ def run() -> int:
 
     modes.set_up_output()
     if mode not in _PRINTING_MODES:
-        drop_unwritten_output()
+        drop_unwritten_output(may_be_closed=mode == "train")
     if exp is not None and mode == "compile":
         if _TOPOLOGY.value is None:
             accelerators.start_devices()
