@@ -539,8 +539,14 @@ def test_utf_16_and_32_without_a_mark_are_refused_by_name(tmp_path, encoding, la
     content = (LANGUAGES[language] * 50).encode(encoding)
     names = ("train.txt", "valid.txt", "test.txt") if form == "splits" else ("wide.txt",)
     folder = write_folder(tmp_path / "t", "{}", dict.fromkeys(names, content))
-    more = {"document_separator": "<end>"} if form == "documents" else {}
-    message = refused(lambda: load_corpus("text", folder, vocab=kind, cache_dir=tmp_path, **more))
+    settings = DataConfig(
+        name="text",
+        path=str(folder),
+        vocab=kind,
+        cache_dir=str(tmp_path),
+        document_separator="<end>" if form == "documents" else None,
+    )
+    message = refused(lambda: corpus_from_config(settings))
     assert message.startswith(f"{folder / names[0]}, byte ")
     assert f"; it looks like {WIDE[encoding]} without a byte order mark; convert" in message
     assert "use vocab='byte'" in message
