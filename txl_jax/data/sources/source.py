@@ -125,7 +125,7 @@ class Source:
 
 
 def check_utf8(files: Iterable[Path]) -> None:
-    """Raises DataError with the file and the byte if a file is not text in UTF-8."""
+    """Raises DataError with the file and the byte if a file is no text in UTF-8, or has NULs."""
     for path in files:
         size = ByteRange.whole(path).span.stop
         for _ in decode_utf8(read([ByteRange(path, range(size))]), str(path)):
