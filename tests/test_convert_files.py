@@ -317,6 +317,8 @@ def test_a_vocabulary_is_read_in_the_order_of_ids(tmp_path, name, content, kind,
         ("v.json", b'{"a": 1, "b": 2}', "ids must be 0 to 1"),
         ("v.json", b"{", "cannot be read"),
         ("v.txt", b"\xff\xfe", "cannot be read"),
+        ("v.txt", "a\nb\n".encode("utf-16-le"), "is UTF-16 .* save it as UTF-8"),
+        ("v.json", "[]".encode("utf-16-be"), "is UTF-16 .* save it as UTF-8"),
         (None, b"", "there is no such file"),
     ],
 )

@@ -19,7 +19,7 @@ from txl_jax.data.corpus import corpus_from_config, load_corpus
 from txl_jax.data.sentences import flat_tokens
 from txl_jax.data.sources import cache as cache_files
 from txl_jax.data.sources import progress
-from txl_jax.data.sources.source import BLOCK, SPLITS, Source
+from txl_jax.data.sources.source import BLOCK, SPLITS
 
 BOOK = "".join(f"line {i % 7} of the boók\n" for i in range(200))
 
@@ -345,7 +345,7 @@ def test_text_that_is_lost_while_it_is_prepared_is_named(
         return changed
 
     module, name = {
-        "checking": (Source, "check_utf8"),
+        "checking": (prepare, "check_utf8"),
         "reading": (prepare, "_vocab"),
         "encoding": (prepare, "write_npy"),
     }[before]
@@ -514,6 +514,97 @@ def test_a_benchmark_with_a_byte_order_mark_has_no_word_with_it(tmp_path):
     folder = write_folder(tmp_path / "t", "ptb.{}.txt", texts)
     vocab = load_corpus("ptb", folder, cache_dir=tmp_path).vocab
     assert not any("\ufeff" in symbol for symbol in vocab.symbols)
+
+
+WIDE = {
+    "utf-16-le": "UTF-16 (little-endian)",
+    "utf-16-be": "UTF-16 (big-endian)",
+    "utf-32-le": "UTF-32 (little-endian)",
+    "utf-32-be": "UTF-32 (big-endian)",
+}
+LANGUAGES = {
+    "English": "The cat sat on the mat.\n",
+    "Russian": "Кот сидел на ковре, и пёс тоже.\n",
+    "Hindi": "बिल्ली चटाई पर बैठी थी।\n",
+    "Chinese": "猫坐在垫子上，狗也坐在垫子上。\r\n",
+    "Japanese": "猫がマットの上に座った。\n",
+}
+
+
+@pytest.mark.parametrize("form", ["file", "splits", "documents"])
+@pytest.mark.parametrize("kind", ["char", "word"])
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("encoding", WIDE)
+def test_utf_16_and_32_without_a_mark_are_refused_by_name(tmp_path, encoding, language, kind, form):
+    content = (LANGUAGES[language] * 50).encode(encoding)
+    names = ("train.txt", "valid.txt", "test.txt") if form == "splits" else ("wide.txt",)
+    folder = write_folder(tmp_path / "t", "{}", dict.fromkeys(names, content))
+    settings = DataConfig(
+        name="text",
+        path=str(folder),
+        vocab=kind,
+        cache_dir=str(tmp_path),
+        document_separator="<end>" if form == "documents" else None,
+    )
+    message = refused(lambda: corpus_from_config(settings))
+    assert message.startswith(f"{folder / names[0]}, byte ")
+    assert f"; it looks like {WIDE[encoding]} without a byte order mark; convert" in message
+    assert "use vocab='byte'" in message
+
+
+def test_a_nul_character_is_in_no_text_but_may_be_among_bytes(tmp_path):
+    path = tmp_path / "zeros.txt"
+    path.write_bytes(BOOK.encode() + b"\0" + BOOK.encode())
+    n = len(BOOK.encode())
+    for kind in ("char", "word"):
+        message = refused(lambda k=kind: load_corpus("text", path, vocab=k, cache_dir=tmp_path))
+        assert message == (
+            f"{path}, byte {n}: the character U+0000 (NUL) is in no text; convert the text to"
+            " UTF-8, or use vocab='byte', which takes any bytes"
+        )
+    path.write_bytes(bytes(range(256)) * 8)
+    corpus = load_corpus("text", path, vocab="byte", cache_dir=tmp_path)
+    assert corpus.train[:256].tolist() == list(range(256))
+
+
+@pytest.mark.parametrize("kind", ["byte", "char", "word"])
+def test_text_is_read_with_its_line_ends_and_a_note_says_that_they_are_symbols(
+    tmp_path, capsys, kind
+):
+    path = tmp_path / "dos.txt"
+    path.write_bytes(b"a cat\r\nsat\n" * 40)
+    corpus = load_corpus("text", path, vocab=kind, cache_dir=tmp_path)
+    told = capsys.readouterr().err
+    text = text_of(corpus)
+    if kind == "word":
+        assert "\r" not in text
+        assert "note" not in told
+        return
+    assert text == "a cat\r\nsat\n" * 40
+    kept = "\\r is a part of the text, also in prompts"
+    assert told.splitlines()[-1] == f"note: {path}: 40 line ends are CRLF (Windows); {kept}"
+    path.write_bytes(b"a cat\nsat\n" * 30)
+    load_corpus("text", path, vocab=kind, cache_dir=tmp_path)
+    assert "note" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["a [1]*?.txt", "naïve 猫.txt", " two  spaces .txt", "line\n.txt"])
+def test_a_text_may_have_any_name(tmp_path, name):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / name).write_text(BOOK, encoding="utf-8")
+    for path in (tmp_path / name / name, tmp_path / name):
+        corpus = load_corpus("text", path, vocab="char", cache_dir=tmp_path)
+        assert text_of(corpus) == BOOK
+
+
+@pytest.mark.parametrize("content", [b"", b"\r\n", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("kind", ["byte", "char", "word"])
+def test_a_text_without_text_is_refused(tmp_path, kind, content):
+    path = tmp_path / "empty.txt"
+    path.write_bytes(content)
+    message = refused(lambda: load_corpus("text", path, vocab=kind, cache_dir=tmp_path))
+    assert message.startswith(f"{path}")
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("kind", ["byte", "char", "word"])

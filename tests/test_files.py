@@ -13,6 +13,7 @@ from txl_jax.files import (
     atomic_write,
     decode_text,
     parse_json_object,
+    wide_encoding,
     write_failure_reason,
     write_json,
 )
@@ -97,3 +98,29 @@ def test_text_in_another_encoding_is_named_with_the_fix(encoding):
 )
 def test_the_reason_of_a_failed_write_is_one_short_line(error, reason):
     assert write_failure_reason(error) == reason
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("text", ['{"a": 1}\n', "猫坐在垫子上，狗也。\n", "Кот", "x"])
+def test_an_encoding_without_a_mark_is_named(encoding, text):
+    order = {"le": "little", "be": "big"}[encoding[-2:]]
+    name = rf"{encoding[:6].upper()} \({order}-endian\)"
+    data = text.encode(encoding)
+    if text == "Кот":
+        assert wide_encoding(data) is None  # nothing tells that it is no other text
+    else:
+        with pytest.raises(ValueError, match=rf"^is {name} text without a .*; save it as UTF-8$"):
+            decode_text(data)
+
+
+def test_a_nul_character_is_in_no_text_and_all_other_characters_stay():
+    with pytest.raises(ValueError, match=r"^has a NUL character \(byte 2 is 0x00\), so it is no"):
+        decode_text(b"ab\0" + b"c" * 99)
+    assert decode_text(b"ab\0", "surrogateescape") == "ab\0"  # may be any bytes
+    text = "a\r\nb\rc\x0b\x0c\x1a\x85\u2028\n"
+    assert decode_text(text.encode()) == text
+
+
+@pytest.mark.parametrize("data", ["naïve café, déjà vu.\n".encode("latin-1"), b"\x00" * 99, b""])
+def test_other_data_is_in_no_named_encoding(data):
+    assert wide_encoding(data) is None

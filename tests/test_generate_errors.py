@@ -316,3 +316,123 @@ def test_json_on_standard_output_is_alone_there(chars, tmp_path, command):
     )
     assert code == 0
     assert [json.loads(line)["text"] for line in out.split("\n")[:-1]] == ["a\u2028b", "c\x0ca"]
+
+
+CONVERT = r"convert them with  sed -i 's/\r$//' FILE"
+
+
+@pytest.fixture(scope="module")
+def dos_chars(tmp_path_factory):
+    """Trained on text with CRLF line ends."""
+    return exported(tmp_path_factory.mktemp("dos") / "model", Vocab.from_chars(["abc \r\n"]))
+
+
+def test_a_prompt_is_the_text_of_its_file_with_its_line_ends(dos_chars, tmp_path, command):
+    path = tmp_path / "prompt.txt"
+    for text in ("ab\r\nc\r\n", "ab\nc\n", "\r\n", "a\rb"):
+        path.write_bytes(text.encode())
+        code, out, told = command(*generating(dos_chars, prompt_file=path, json="-"))
+        assert code == 0, told
+        assert json.loads(out)["prompt"] == text
+        prompts._standard_input.cache_clear()
+        _, out, _ = command(*generating(dos_chars, prompt_file="-", json="-"), stdin=text.encode())
+        assert json.loads(out)["prompt"] == text
+        assert txl_jax.load(dos_chars).generate(text)[0].prompt == text
+    prompts._standard_input.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["prompts.txt", "prompts.jsonl"])
+def test_a_line_of_prompts_ends_before_its_line_end(chars, tmp_path, command, name):
+    path, lines = tmp_path / name, ["ab", "a b", "c"]
+    for end in ("\n", "\r\n"):
+        text = [json.dumps(line) if name.endswith("l") else line for line in lines]
+        path.write_bytes("".join(line + end for line in text).encode())
+        code, out, told = command(*generating(chars, prompts_file=path, json="-"))
+        assert code == 0, told
+        assert [json.loads(row)["prompt"] for row in out.splitlines()] == lines
+
+
+def test_crlf_line_ends_that_the_vocabulary_lacks_are_named_with_the_fix(chars, tmp_path, refused):
+    path = tmp_path / "dos.txt"
+    path.write_bytes(b"ab\r\nc\r\n")
+    for flags in (
+        generating(chars, prompt_file=path),
+        ("--mode=score", f"--workdir={chars}", f"--config.score.path={path}"),
+    ):
+        text = refused(*flags)
+        assert "'\\r' (U+000D) is not among the 5 characters" in text
+        assert "its line ends are CRLF (Windows), those of the training text are not" in text
+        assert text.endswith(CONVERT)
+    data = [f"--config.data.{key}" for key in ("name=text", f"path={path}", "vocab=char")]
+    path.write_bytes(b"ab\r\nc\r\n" * 50)
+    cache = f"--config.data.cache_dir={tmp_path / 'cache'}"
+    assert refused("--mode=evaluate", f"--workdir={chars}", *data, cache).endswith(CONVERT)
+    path.write_bytes(b"a\rb")
+    assert CONVERT not in refused(*generating(chars, prompt_file=path))
+
+
+def test_rows_of_a_score_are_lines_without_their_line_ends(dos_chars, command):
+    text = b"ab\r\nc\n\r\naab"
+    code, out, told = command("--mode=score", f"--workdir={dos_chars}", stdin=text)
+    assert code == 0, told
+    rows = [json.loads(row) for row in out.splitlines()]
+    assert [row["text"] for row in rows] == ["ab", "c", "", "aab"]
+    assert [row["tokens"] for row in rows] == [4, 2, 2, 3]
+    assert rows[0]["symbols"] == ["a", "b", "\r", "\n"]
+    score = txl_jax.load(dos_chars).score(text.decode())
+    assert [line.text for line in score.lines] == ["ab\r\n", "c\n", "\r\n", "aab"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("text", ["abc abc\n", "bc", "Кот сел.\n", "猫坐在垫子上，狗也。\r\n"])
+def test_utf_16_and_32_without_a_mark_are_refused_by_name(
+    chars, words, tmp_path, refused, encoding, text
+):
+    path = tmp_path / "wide.txt"
+    path.write_bytes(text.encode(encoding))
+    name = encoding[:6].upper()
+    for folder in (chars, words):
+        for key in ("prompt_file", "prompts_file"):
+            told = refused(*generating(folder, **{key: path}))
+            assert told.startswith(f"config key generate.{key} = '{path}': is {name} (")
+            assert "without a byte order mark, not UTF-8" in told
+        told = refused("--mode=score", f"--workdir={folder}", f"--config.score.path={path}")
+        assert told.startswith(f"config key score.path = '{path}': is {name} (")
+        trained = txl_jax.load(folder)
+        for call in (trained.generate, trained.score, trained.vocab.encode):
+            with pytest.raises(txl_jax.DataError, match=f"it looks like {name} "):
+                call(text.encode(encoding))
+
+
+def test_a_model_of_bytes_scores_any_bytes(tmp_path, command):
+    folder = exported(tmp_path / "model", Vocab.all_bytes())
+    path = tmp_path / "bytes"
+    for content in (bytes(range(256)), "abc\n".encode("utf-16-le")):
+        path.write_bytes(content)
+        flags = ("--mode=score", f"--workdir={folder}", f"--config.score.path={path}")
+        code, out, told = command(*flags)
+        assert code == 0, told
+        assert sum(json.loads(row)["tokens"] for row in out.splitlines()) == len(content)
+
+
+@pytest.mark.parametrize("name", ["a [1]*?.txt", "naïve 猫.txt", " two  spaces .txt", "line\n"])
+def test_a_file_of_prompts_or_of_a_text_to_score_may_have_any_name(chars, tmp_path, command, name):
+    path = tmp_path / name
+    path.write_text("ab c\n")
+    for flags in (
+        generating(chars, prompt_file=path, json="-"),
+        generating(chars, prompts_file=path, json="-"),
+        ("--mode=score", f"--workdir={chars}", f"--config.score.path={path}"),
+    ):
+        code, out, told = command(*flags)
+        assert code == 0, told
+        assert json.loads(out).get("prompt", "ab c").strip() == "ab c"
+
+
+def test_a_prompt_may_have_form_feeds_and_line_separators(tmp_path, command):
+    folder = exported(tmp_path / "model", Vocab.from_chars(["abc\u2028\x0b\x0c\x85\n"]))
+    path, text = tmp_path / "prompts.txt", "a\u2028b\x0cc\x85\x0b"
+    path.write_bytes(f"{text}\r\nb\n".encode())
+    code, out, told = command(*generating(folder, prompts_file=path, json="-"))
+    assert code == 0, told
+    assert [json.loads(row)["prompt"] for row in out.split("\n")[:-1]] == [text, "b"]

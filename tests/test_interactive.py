@@ -171,3 +171,28 @@ def test_bytes_and_a_mark_on_standard_input_do_not_end_the_session(trained, tmp_
     out = shown.buffer.getvalue().decode()
     assert f"> {text_of(trained, 'abc')}\n" in out
     assert r"error: generate.prompt: text, character 1: '\udcff' is not a character" in out
+
+
+def answers(trained, monkeypatch, capsys, tmp_path, data):
+    """What is printed for lines from standard input, without the prompts."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), newline="\n"))
+    assert interactive.run(trained, str(tmp_path)) == ""
+    return capsys.readouterr().out.partition("\n")[2].replace("> ", "")
+
+
+def test_a_line_has_no_line_end_whichever_it_is(trained, monkeypatch, capsys, tmp_path):
+    expected = text_of(trained, "abc") + "\n"
+    for data in (b"abc\n", b"abc\r\n", b"\xef\xbb\xbfabc\r\n", b"abc\r\n:quit\r\n:nope\r\n"):
+        assert answers(trained, monkeypatch, capsys, tmp_path, data) == expected
+
+
+def test_a_line_end_is_written_with_a_backslash(ask):
+    assert [row.split()[0] for row in ask(r":score a\nb")[0].splitlines()[:2]] == ["'a'", r"'\n'"]
+    assert "are CRLF (Windows)" in ask(r":score a\r\nb")[0]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-16"])
+def test_lines_in_another_encoding_are_refused(trained, monkeypatch, capsys, tmp_path, encoding):
+    shown = answers(trained, monkeypatch, capsys, tmp_path, "abc abc\nb\n".encode(encoding))
+    assert "it looks like UTF-16 (" in shown.split("\n")[0]
+    assert all(line.startswith("error: ") for line in shown.splitlines())

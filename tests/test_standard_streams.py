@@ -96,20 +96,27 @@ CLOSED = ["<&-", ">&-", "2>&-"]
 COMBINATIONS = [" ".join(c) for n in (1, 2, 3) for c in itertools.combinations(CLOSED, n)]
 
 
-def test_closed_streams_are_as_the_null_device_and_no_file_gets_their_numbers(tmp_path):
+def test_no_file_gets_the_numbers_of_closed_streams_and_only_output_is_refused(tmp_path):
     program = f"""
 import sys
 sys.argv[0] = "txl"
 import txl_jax
+refused = False
 numbers = [open(r"{tmp_path}/file", "w").fileno() for _ in range(1)]
 assert min(numbers) > 2
 assert sys.stdin is None or sys.stdin.fileno() == 0
 for stream in (sys.stdout, sys.stderr):
-    print("text \\u2713", file=stream, flush=True)
+    try:
+        print("text \\u2713", file=stream, flush=True)
+    except OSError as error:
+        assert stream is sys.stdout and error.strerror == "closed"
+        refused = True
     stream.isatty(), stream.encoding
+assert refused == (sys.argv[1] == "True")
 """
     for closed in COMBINATIONS:
-        done = shell(f'"$@" {closed}', sys.executable, "-c", program)
+        refused = " >&-" in f" {closed}"
+        done = shell(f'"$@" {closed}', sys.executable, "-c", program, refused)
         assert done.returncode == 0, (closed, done.stderr)
 
 
@@ -120,6 +127,7 @@ for stream in (sys.stdout, sys.stderr):
 def test_a_run_without_streams_is_that_with_streams(trained, tmp_path, closed):
     folder, config = trained
     script = f'"$@" {closed}'
+    lost = 2 * (" >&-" in f" {closed}")  # the table of an evaluation; training prints no result
     done = shell(script, *command(f"--config={config}", f"--workdir={tmp_path / 'run'}"))
     assert done.returncode == 0, done.stderr
     without_time = lambda path: re.sub(
@@ -128,9 +136,38 @@ def test_a_run_without_streams_is_that_with_streams(trained, tmp_path, closed):
     assert without_time(tmp_path / "run") == without_time(folder / "run")
     for name in ("sample.txt", "vocab.json"):
         assert (tmp_path / "run" / name).read_bytes() == (folder / "run" / name).read_bytes()
-    assert (
-        shell(script, *command(f"--workdir={tmp_path / 'run'}", "--mode=evaluate")).returncode == 0
-    )
+    done = shell(script, *command(f"--workdir={tmp_path / 'run'}", "--mode=evaluate"))
+    assert done.returncode == lost
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("mode", ["generate", "score", "evaluate", "compile", "settings", "help"])
+def test_a_result_that_cannot_be_printed_is_an_error_of_one_line(trained, mode):
+    folder, config = trained
+    flags = {
+        "score": [f"--config.score.path={folder / 'text.txt'}"],
+        "compile": [f"--config={config}", "--config.model.vocab_size=256"],
+    }.get(mode, [])
+    arguments = ["--help"] if mode == "help" else [f"--mode={mode}", *flags]
+    if mode not in ("settings", "help"):
+        arguments.append(f"--workdir={folder / 'run'}")
+    for script, reason in (('"$@" >&-', "closed"), ('"$@" >/dev/full', "No space left on device")):
+        done = shell(script, *command(*arguments))
+        errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert done.returncode == 2, (script, done.stderr)
+        assert len(errors) == 1, (script, done.stderr)
+        assert reason in errors[0]
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.integration
+def test_a_result_in_a_file_needs_no_standard_output(trained, tmp_path):
+    folder, _ = trained
+    out = tmp_path / "score.jsonl"
+    flags = [f"--config.score.path={folder / 'text.txt'}", f"--config.score.json={out}"]
+    done = shell('"$@" >&-', *command(f"--workdir={folder / 'run'}", "--mode=score", *flags))
+    assert done.returncode == 0, done.stderr
+    assert out.read_text()
 
 
 @pytest.mark.integration

@@ -112,12 +112,19 @@ def test_a_corpus_has_the_tokens_and_documents_of_a_text(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "fault"),
-    [(None, "No such file"), ("{", "is not JSON"), ("{}", "cannot be read"), ("[]", "be read")],
+    [
+        (None, "No such file"),
+        (b"{", "is not JSON"),
+        (b"{}", "cannot be read"),
+        (b"[]", "cannot be read"),
+        ("{}".encode("utf-16"), "': is UTF-16 text, not UTF-8 .*; save it as UTF-8"),
+        ("{}".encode("utf-16-le"), r"': is UTF-16 \(little-endian\) text .*; save it as UTF-8"),
+    ],
 )
 def test_unusable_tokenizers_are_refused_in_one_line(tmp_path, content, fault):
     path = tmp_path / "tokenizer.json"
     if content is not None:
-        path.write_text(content)
+        path.write_bytes(content)
     (tmp_path / "x.txt").write_text(text(9))
     with pytest.raises(DataError, match=fault) as caught:
         load_corpus("text", tmp_path / "x.txt", tokenizer=path, cache_dir=tmp_path)

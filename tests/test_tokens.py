@@ -91,6 +91,13 @@ def test_symbols_are_for_display_and_prompts(tmp_path):
     assert vocab.encode("n8 0\nn3").tolist() == [8, 0, 3]
     (tmp_path / "symbols.json").write_text("\ufeff" + json.dumps(names), "utf-8")
     assert load_corpus("tokens", path).vocab == vocab
+    for encoding in ("utf-16", "utf-16-le", "utf-32-be"):
+        (tmp_path / "symbols.json").write_bytes(json.dumps(names).encode(encoding))
+        with pytest.raises(
+            DataError, match=rf"symbols.json: is {encoding[:6].upper()} .* as UTF-8"
+        ):
+            load_corpus("tokens", path)
+    (tmp_path / "symbols.json").write_text(json.dumps(names))
     assert vocab.unit == "ppl"
     with pytest.raises(DataError, match="'n9' is no id of this model; write ids from 0 to 8"):
         vocab.encode("n9")

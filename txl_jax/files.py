@@ -9,6 +9,7 @@ import json
 import os
 import re
 import secrets
+import string
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -102,22 +103,81 @@ def mark_size(start: bytes) -> int:
     return len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0
 
 
-def decode_text(data: bytes, errors: str = "strict") -> str:
-    """Returns the text of a file in UTF-8, without a byte order mark. All text is read with it.
+_USUAL = string.printable.removesuffix("\x0b\x0c") + "\u3001\u3002\uff0c"
+_WIDE = {
+    **{"utf-32-le": "UTF-32 (little-endian)", "utf-32-be": "UTF-32 (big-endian)"},
+    **{"utf-16-le": "UTF-16 (little-endian)", "utf-16-be": "UTF-16 (big-endian)"},
+}
 
-    ``errors`` is that of ``bytes.decode``. Raises ValueError, whose message continues a file's
-    name, for other encodings.
+
+def wide_encoding(data: bytes) -> str | None:
+    """Returns the kind of UTF-16 or UTF-32 that a text without a byte order mark seems to be in.
+
+    It is the one with the most ASCII characters and Chinese punctuation among the first 4,096
+    bytes, if these are 1 character in 50 or more; ``None`` if the data seems to be neither.
+    """
+    found = dict[str, int]()
+    for encoding, name in _WIDE.items():
+        with contextlib.suppress(UnicodeDecodeError):
+            width = int(encoding[4:6]) // 8
+            start = data[: min(4096, len(data)) // width * width]
+            text = start.decode(encoding, "strict" if width == 4 else "ignore")
+            found[name] = sum(map(text.count, _USUAL)) * width
+            if not text or found[name] * 50 < len(start):
+                del found[name]
+    return max(found, key=found.__getitem__, default=None)
+
+
+def check_encoding(data: bytes) -> None:
+    """Raises ValueError, whose message continues a file's name, for text in UTF-16 or UTF-32.
+
+    Text has no character U+0000 (NUL), but text in these encodings has many bytes 0.
+    """
+    mark_size(data[:4])
+    if (at := data.find(0)) >= 0:
+        raise ValueError(_not_utf8(data, at))
+
+
+def _not_utf8(data: bytes, at: int) -> str:
+    byte = f"byte {at} is 0x{data[at]:02x}"
+    if name := wide_encoding(data):
+        return f"is {name} text without a byte order mark, not UTF-8 ({byte}); save it as UTF-8"
+    if data[at] == 0:
+        return f"has a NUL character ({byte}), so it is no text; remove it, or name another file"
+    return f"is not UTF-8 text ({byte}); save it as UTF-8"
+
+
+def decode_text(data: bytes, errors: str = "strict") -> str:
+    r"""Returns the text of a file in UTF-8, without a byte order mark. All text is read with it.
+
+    Nothing else changes: ``\r\n`` stays ``\r\n``. ``errors`` is that of ``bytes.decode``. Raises
+    ValueError, whose message continues a file's name, for other encodings. With ``strict``, NUL
+    characters are refused too; otherwise the data may be any bytes.
     """
     start = mark_size(data[:4])
+    if errors == "strict":
+        check_encoding(data)
     try:
         return data.decode("utf-8", errors)[1 if start else 0 :]
     except UnicodeDecodeError as error:
-        byte = f"byte {error.start} is 0x{data[error.start]:02x}"
-        raise ValueError(f"is not UTF-8 text ({byte}); save it as UTF-8") from error
+        raise ValueError(_not_utf8(data, error.start)) from error
 
 
 MAX_DEPTH = 50
 """The deepest nesting accepted in a JSON object; the files of this program are less deep."""
+
+
+def parse_json(data: bytes, **settings: Any) -> Any:
+    """Returns the value in the bytes of a JSON file; ``settings`` are those of ``json.loads``.
+
+    Raises ValueError, whose message continues a file's name.
+    """
+    try:
+        return json.loads(decode_text(data), **settings)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not JSON ({error})") from error
+    except RecursionError:
+        raise ValueError(f"is nested more than {MAX_DEPTH} levels deep") from None
 
 
 def parse_json_object(data: bytes) -> dict[str, Any]:
@@ -126,11 +186,9 @@ def parse_json_object(data: bytes) -> dict[str, Any]:
     Raises:
       ValueError: the bytes are not one JSON object. The message continues a file's name.
     """
+    value = parse_json(data, object_pairs_hook=_unique_keys)
     try:
-        value = json.loads(decode_text(data), object_pairs_hook=_unique_keys)
         _check_depth(value, MAX_DEPTH)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"is not JSON ({error})") from error
     except RecursionError:
         raise ValueError(f"is nested more than {MAX_DEPTH} levels deep") from None
     if not isinstance(value, dict):

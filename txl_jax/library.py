@@ -18,7 +18,7 @@ from txl_jax.checkpoint import loading
 from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
 from txl_jax.config import ConfigError, flatten, load_config, override
 from txl_jax.config.folders import path_text, workdir_path
-from txl_jax.data.vocab import Text, texts_of
+from txl_jax.data.vocab import Text, check_text, texts_of
 from txl_jax.evaluation.score import TextScore, score_any_text
 from txl_jax.evaluation.scoring_run import table
 from txl_jax.generation.prompts import read_prompts
@@ -198,6 +198,7 @@ class LanguageModel(TrainedModel):
         trained = _with_section(self, "score", settings)
         lines = texts_of(text, "text")
         if isinstance(text, str | bytes | bytearray | memoryview):
+            check_text(self.vocab, str(lines[0]))  # the whole text, whose encoding shows better
             lines = list(io.StringIO(str(lines[0]), newline="\n"))
         return score_any_text(trained, lines, "text")
 

@@ -160,7 +160,7 @@ def run() -> int:
     if exp is None and mode in ("train", "compile"):
         exp = override(stored_experiment(workdir), _overrides)
     if mode not in _PRINTING_MODES:
-        drop_unwritten_output()
+        drop_unwritten_output(may_be_closed=mode == "train")
     if exp is not None and mode == "compile":
         if _TOPOLOGY.value is None:
             accelerators.start_devices()

@@ -7,7 +7,6 @@ whole objects: a folder exists while there is an object in it, and an object is 
 import contextlib
 import functools
 import importlib.util
-import io
 import os
 import re
 import shutil
@@ -81,9 +80,8 @@ def names(folder: str) -> list[str]:
 
 
 def read_text(file: str, errors: str) -> str:
-    r"""Returns the text of a file in UTF-8 with ``\n`` as line ends; see ``bytes.decode``."""
-    with path(file).open("rb") as stream, io.TextIOWrapper(stream, "utf-8", errors) as text:
-        return text.read()
+    """Returns the text of a file in UTF-8 as it is, with its line ends; see ``bytes.decode``."""
+    return path(file).read_bytes().decode("utf-8", errors)
 
 
 def make_folder(folder: str) -> None:

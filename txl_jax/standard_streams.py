@@ -2,7 +2,7 @@
 
 A command calls :func:`open_standard_streams` before it opens a file. Its streams then behave so:
 
-    closed at the start (``2>&-``)     like /dev/null, so no other file gets the number 0, 1 or 2
+    closed at the start (``2>&-``)     not used for other files; output is lost as on a full disk
     the reader has ended (``| head``)  further output is dropped
     cannot be written (a full disk)    this output is dropped; later output is written again
 
@@ -31,18 +31,22 @@ _streams: dict[str, TextIO] = {}  # of a command, by name
 class _Descriptor(io.FileIO):
     """A file descriptor for output. If ``drops``, what cannot be written is dropped.
 
-    ``lost`` is the first error that did not come from a reader that has ended.
+    ``lost`` is the first error that did not come from a reader that has ended. Nothing can be
+    written if ``closed_at_start``.
     """
 
-    def __init__(self, number: int, drops: bool):
+    def __init__(self, number: int, drops: bool, closed_at_start: bool = False):
         super().__init__(number, "w", closefd=False)
         self.drops, self.lost = drops, cast(OSError | None, None)
+        self.closed_at_start = closed_at_start
 
     def write(self, data: Any) -> int:
         """Writes all data, and waits for a slow reader also if the descriptor does not block."""
         left = memoryview(data).cast("B")
         size = len(left)
         try:
+            if self.closed_at_start:
+                raise OSError(errno.EBADF, "closed", "standard output")
             while left:
                 if (written := super().write(left)) is None:
                     select.select([], [self], [])
@@ -100,16 +104,19 @@ def open_standard_streams() -> None:
 
     A stream that is not Python's own is kept. ``sys.stdin`` stays ``None`` if it was closed.
     """
+    closed = set()
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
+            closed.add(number)
             null = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
             os.set_inheritable(null, True)
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
         if name not in _streams and (stream is None or _is_pythons_own(stream, name)):
-            _streams[name] = _text_stream(_Descriptor(number, drops=name == "stderr"), stream)
+            descriptor = _Descriptor(number, name == "stderr", number in closed)
+            _streams[name] = _text_stream(descriptor, stream)
             setattr(sys, name, _streams[name])
 
 
@@ -130,10 +137,14 @@ def _text_stream(descriptor: _Descriptor, before: Any) -> TextIO:
     return io.TextIOWrapper(buffer, before.encoding, before.errors, "\n", **settings)
 
 
-def drop_unwritten_output() -> None:
-    """Lets a command with other results go on if its standard output cannot be written."""
+def drop_unwritten_output(may_be_closed: bool = True) -> None:
+    """Lets a command with other results go on if its standard output cannot be written.
+
+    If ``may_be_closed``, output that was closed at the start is not wanted, and nothing is lost.
+    """
     if descriptor := _stdout_descriptor():
         descriptor.drops = True
+        descriptor.closed_at_start = descriptor.closed_at_start and not may_be_closed
 
 
 def _stdout_descriptor() -> _Descriptor | None:
@@ -145,10 +156,15 @@ def run_command(command: Callable[[], int | None]) -> NoReturn:
     """Calls ``command()`` and exits with its exit code, or with 2 if output on a disk was lost."""
     open_standard_streams()
     try:
-        code: Any = command()
-    except SystemExit as end:
-        code = end.code
-    stdout().flush()
+        try:
+            code: Any = command()
+        except SystemExit as end:
+            code = end.code
+        stdout().flush()
+    except OSError as error:  # of help, or of the last output
+        if error is not getattr(_stdout_descriptor(), "lost", None):
+            raise
+        code = 0
     lost = getattr(_stdout_descriptor(), "lost", None)
     if lost and not code:
         print(f"error: standard output: {lost.strerror}; output was lost", file=stderr())

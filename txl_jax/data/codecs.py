@@ -2,6 +2,7 @@
 
 import codecs
 import collections
+import contextlib
 import io
 import itertools
 import string
@@ -12,6 +13,7 @@ import numpy as np
 
 from txl_jax.data.errors import DataError
 from txl_jax.data.symbols import BOUNDARY, BYTES, EOS, SENTENCE_UNK, SPACE, UNK, UnknownSymbolError
+from txl_jax.files import wide_encoding
 from txl_jax.units import Unit
 
 Blocks = Iterable[str | bytes]
@@ -19,24 +21,39 @@ NEWLINE = 10
 _WHITE_TO_SPACE = bytes.maketrans(string.whitespace.encode(), SPACE.encode() * 6)
 
 
-def decode_utf8(blocks: Blocks, where: str = "text") -> Iterator[str]:
-    """Decodes blocks, which may end inside a character; raises DataError if they are not UTF-8."""
+def decode_utf8(blocks: Blocks, where: str = "text", any_character: bool = False) -> Iterator[str]:
+    """Decodes blocks, which may end inside a character, and changes nothing else in them.
+
+    Raises DataError for blocks that are not UTF-8. Unless ``any_character``, also for the character
+    U+0000 (NUL), which no text has, but which bytes of UTF-16 and UTF-32 give.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")()
-    read = 0
+    read, start = 0, b""
     for block in itertools.chain(blocks, [None]):
-        if isinstance(block, str):
-            as_bytes(block, where, "strict")
-            yield block
-            continue
-        kept = len(decoder.getstate()[0])
+        raw = block if isinstance(block, bytes) else as_bytes(block or "", where, "strict")
+        start = start or raw[:4096]
+        kept, fault = len(decoder.getstate()[0]), ""
         try:
-            yield decoder.decode(block or b"", final=block is None)
+            text = block if isinstance(block, str) else decoder.decode(raw, final=block is None)
+            if not any_character and (at := raw.find(0)) >= 0:
+                fault = "the character U+0000 (NUL) is in no text"
         except UnicodeDecodeError as error:
-            raise DataError(
-                f"{where}, byte {read - kept + error.start}: not UTF-8 ({error.reason}); convert"
-                " the text to UTF-8, or use vocab='byte', which takes any bytes"
-            ) from None
-        read += len(block or b"")
+            at, fault = error.start - kept, f"not UTF-8 ({error.reason})"
+        if fault:
+            fix = "convert the text to UTF-8, or use vocab='byte', which takes any bytes"
+            raise DataError(f"{where}, byte {read + at}: {fault}{_like(start)}; {fix}") from None
+        yield text
+        read += len(raw)
+
+
+def _like(block: str | bytes) -> str:
+    """Returns which encoding a text seems to be in, as the part of a message, or an empty text."""
+    name = None
+    with contextlib.suppress(UnicodeEncodeError):
+        start = block[:4096]
+        raw = start.encode("utf-8", "surrogateescape") if isinstance(start, str) else start
+        name = wide_encoding(raw)
+    return f"; it looks like {name} without a byte order mark" if name else ""
 
 
 def as_bytes(block: str | bytes, where: str = "text", errors: str = "surrogateescape") -> bytes:
@@ -47,10 +64,18 @@ def as_bytes(block: str | bytes, where: str = "text", errors: str = "surrogatees
     try:
         return block.encode("utf-8", errors) if isinstance(block, str) else block
     except UnicodeEncodeError as error:
+        what = f"{block[error.start]!r} is not a character{_like(block)}"
         raise DataError(
-            f"{where}, character {error.start}: {block[error.start]!r} is not a character; give"
-            " text that is UTF-8"
+            f"{where}, character {error.start}: {what}; give text that is UTF-8"
         ) from None
+
+
+def _crlf_fix(text: str | bytes, at: int) -> str | None:
+    """Returns what to do about an unknown carriage return before a line end, else ``None``."""
+    if text[at : at + 2] not in ("\r", "\r\n", b"\r", b"\r\n"):
+        return None
+    fault = "its line ends are CRLF (Windows), those of the training text are not"
+    return f"{fault}: convert them with  sed -i 's/\\r$//' FILE"
 
 
 def as_letters(block: str | bytes) -> bytes:
@@ -147,7 +172,7 @@ class ByteCodec(Codec):
                 raise UnknownSymbolError(
                     f"{where}, byte {position + wrong[0]}: the value {values[wrong[0]]} is not"
                     f" among the {len(self.symbols)} bytes of the vocabulary",
-                    "remove it, or train on a text that has it",
+                    _crlf_fix(raw, wrong[0]) or "remove it, or train on a text that has it",
                 )
             yield ids[ids >= 0].astype(self.dtype)
             position += len(raw)
@@ -179,7 +204,7 @@ class CharCodec(Codec):
                     f" {position + at}: {text[at]!r} (U+{ord(text[at]):04X}) is not among the"
                     f" {len(self.symbols)} characters of the vocabulary, which are those of the"
                     " training text",
-                    "remove it, or use vocab='byte', which takes any text",
+                    _crlf_fix(text, at) or "remove it, or use vocab='byte', which takes any text",
                 )
             yield ids.astype(self.dtype)
             position, line = position + len(text), line + text.count("\n")

@@ -18,7 +18,7 @@ from txl_jax.data.documents import STARTS, check_starts
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources.cache import make_folder, write_errors, write_npy
 from txl_jax.data.sources.progress import watched
-from txl_jax.data.sources.source import SPLITS, Source, file_hash
+from txl_jax.data.sources.source import SPLITS, Source, check_utf8, file_hash
 from txl_jax.data.symbols import Kind
 from txl_jax.data.vocab import Vocab
 from txl_jax.standard_streams import stderr
@@ -37,7 +37,7 @@ def prepare(
         with write_errors(folder.parent):
             try:
                 if kind != "byte":
-                    source.check_utf8()
+                    check_utf8(source.files.values())
                 record = _write(source, kind, unfinished, vocab)
             except DataError:
                 _check_unchanged(source, identity["source_hash"])  # a change is the real reason
@@ -73,7 +73,7 @@ def _write(source: Source, kind: Kind, folder: Path, given: Vocab | None) -> dic
     if foreign:  # the published counts are of the text's own vocabulary
         source = dataclasses.replace(source, counts={})
     (folder / "vocab.json").write_text(json.dumps(vocab.to_json()))
-    counts: dict[str, dict[str, int]] = {}
+    counts, crlf = dict[str, dict[str, int]](), 0
     for split in SPLITS:
         where, path = f"{source.label}, {split} split", folder / f"{split}.npy"
         of_text: dict[str, int] = {}
@@ -86,9 +86,13 @@ def _write(source: Source, kind: Kind, folder: Path, given: Vocab | None) -> dic
             n = write_npy(path, vocab.dtype, vocab.encode_blocks(text, where, end_last_line=True))
         if n < 2:
             raise DataError(f"{where}: has {n} token, at least 2 are needed; give a longer text")
+        crlf += of_text.pop("crlf")
         counts[split] = {"tokens": n, **of_text}
     info: dict[str, Any] = {key: {s: counts[s][key] for s in SPLITS} for key in counts["train"]}
     agrees = _check_counts(source, {**info, "symbols": {"": len(vocab)}})
+    if crlf and vocab.keeps_line_ends:
+        said = f"{crlf:,} line ends are CRLF (Windows); \\r is a part of the text, also in prompts"
+        print(f"note: {source.label}: {said}", file=stderr())
     python = platform.python_version() if source.name == "stdlib" else None
     of_file = lambda path: {"size": path.stat().st_size, "sha256": file_hash(path)}
     info |= {"counts_as_published": agrees, "foreign_vocab": foreign, "python": python}
@@ -205,13 +209,14 @@ def double_boundaries(
 
 
 def _counted(blocks: Iterable[bytes], counts: dict[str, int]) -> Iterator[bytes]:
-    """Yields the blocks, then adds their numbers of bytes, lines and words to ``counts``."""
-    n_bytes = lines = words = 0
+    """Yields the blocks, then adds their numbers of bytes, lines, words and CRLFs to ``counts``."""
+    n_bytes = lines = words = crlf = 0
     last = b"\n"
     for block in blocks:
+        crlf += block.count(b"\r\n") + (last + block[:1] == b"\r\n")
         n_bytes += len(block)
         lines += block.count(b"\n")
         words += len(block.split()) - bool(last.strip() and block[:1].strip())
         last = block[-1:]
         yield block
-    counts.update(bytes=n_bytes, lines=lines + (last != b"\n"), words=words)
+    counts.update(bytes=n_bytes, lines=lines + (last != b"\n"), words=words, crlf=crlf)

@@ -15,7 +15,7 @@ import numpy as np
 
 from txl_jax.data.codecs import Codec, decode_utf8
 from txl_jax.data.errors import DataError
-from txl_jax.files import decode_text
+from txl_jax.files import parse_json
 from txl_jax.library_errors import import_optional
 
 LONGEST = 1 << 16  # the largest number of characters of a line that are encoded together
@@ -76,11 +76,11 @@ def read_tokenizer(path: Path) -> tuple[list[str], dict[str, Any]]:
     Ids without a token are called ``<unused N>``. Raises DataError if the file is no tokenizer.
     """
     try:
-        stored = json.loads(decode_text(path.read_bytes()))
+        stored = parse_json(path.read_bytes())
     except OSError as error:
         raise DataError(f"data.tokenizer = {str(path)!r}: {error.strerror}") from error
     except ValueError as error:
-        raise DataError(f"data.tokenizer = {str(path)!r}: is not JSON ({error})") from error
+        raise DataError(f"data.tokenizer = {str(path)!r}: {error}") from error
     ids = load_tokenizer(stored, str(path)).get_vocab(with_added_tokens=True)
     if not ids:
         raise DataError(f"data.tokenizer = {str(path)!r}: has no tokens")
@@ -91,7 +91,7 @@ def read_tokenizer(path: Path) -> tuple[list[str], dict[str, Any]]:
 def whole_lines(blocks: Iterable[bytes | str], where: str = "text") -> Iterator[list[str]]:
     """Yields lists of lines with their ends; lines longer than LONGEST characters are cut."""
     kept = ""
-    for text in decode_utf8(blocks, where):
+    for text in decode_utf8(blocks, where, any_character=True):  # which all have tokens
         *ended, kept = (kept + text).split("\n")
         parts = [part for line in ended for part in _parts(line + "\n")]
         *whole, kept = _parts(kept) or [""]

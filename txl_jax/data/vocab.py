@@ -90,7 +90,7 @@ class Vocab:
     def from_letters(cls, *texts: Iterable[bytes]) -> "Vocab":
         """Counts the letters of texts in blocks; raises DataError for a non-ASCII character."""
         values = bytes_by_frequency(map(as_letters, itertools.chain(*texts)))
-        if wrong := [value for value in values if value > 127]:
+        if wrong := [value for value in values if not 0 < value < 128]:
             raise DataError(
                 f"the text has the byte {wrong[0]}: a letter vocabulary has only a to z and white"
                 " space; use data.name='text' with vocab='char' for other text"
@@ -141,7 +141,7 @@ class Vocab:
     @classmethod
     def from_subwords(cls, *texts: Iterable[bytes | str], vocab_size: int) -> "Vocab":
         """Learns subwords from some texts, see :func:`txl_jax.data.subword.train_tokenizer`."""
-        learnt = subword.train_tokenizer(itertools.chain(*texts), vocab_size)
+        learnt = subword.train_tokenizer(decode_utf8(itertools.chain(*texts)), vocab_size)
         return cls("subword", subword.tokenizer_symbols(learnt), learnt)
 
     def __len__(self) -> int:
@@ -165,6 +165,11 @@ class Vocab:
     def lower_case(self) -> bool:
         """Whether text is converted to lower case before it is encoded."""
         return self._codec.lower_case
+
+    @property
+    def keeps_line_ends(self) -> bool:
+        """Whether a carriage return is a part of the tokens, not only white space or a line end."""
+        return self.kind in ("byte", "char", "subword", "tokenizer")
 
     @property
     def dtype(self) -> np.dtype:
@@ -304,9 +309,17 @@ def encode_prompt(vocab: Vocab, prompt: Text, name: str = "generate.prompt") -> 
 def encode_text(vocab: Vocab, text: Text, name: str) -> np.ndarray:
     """Returns the ids of a text, or ids that are given; a DataError has ``name`` first."""
     try:
+        if isinstance(text, str):
+            check_text(vocab, text)
         return vocab.encode(text) if isinstance(text, str) else vocab.checked(text)
     except DataError as error:
         raise DataError(f"{name}: {error}") from error
+
+
+def check_text(vocab: Vocab, text: str) -> None:
+    """Raises DataError for text in another encoding than UTF-8, except for a byte vocabulary."""
+    if vocab.kind != "byte":
+        collections.deque(decode_utf8([text]), maxlen=0)
 
 
 def encode_prompts(vocab: Vocab, prompts: Sequence[Text]) -> list[np.ndarray]:

@@ -71,7 +71,8 @@ def run(trained: TrainedModel, workdir: str) -> str:
 def _score_lines_of_file(trained: TrainedModel) -> "TextScore":
     c = trained.config.score
     name = "standard input" if c.path == "-" else shown_path(c.path)
-    lines = io.StringIO(_text(c.path), newline="\n").readlines()  # no splits at form feeds
+    text = _text(c.path, any_bytes=trained.vocab.kind == "byte")
+    lines = io.StringIO(text, newline="\n").readlines()  # no splits at form feeds
     other = f"{argument('config.score.path', 'FILE')}, or give a text on standard input"
     return score_any_text(trained, lines, name, f"name another file with {other}")
 
@@ -264,9 +265,10 @@ def _context_len(cfg: TransformerXLConfig, c: ScoreConfig) -> int:
 def line_record(vocab: Vocab, n: int, line: LineScore, c: ScoreConfig) -> dict[str, Any]:
     """Returns the JSON object of a line: token counts, loss in nats, mean loss, and token losses.
 
-    Bytes that are not UTF-8 become ``\\xNN``.
+    The line end is left out of its text, and is among its tokens. Bytes that are not UTF-8 become
+    ``\\xNN``.
     """
-    raw = line.text.rstrip("\n").encode("utf-8", "surrogateescape")
+    raw = line.text.removesuffix("\n").removesuffix("\r").encode("utf-8", "surrogateescape")
     row: dict[str, Any] = {"line": n, "text": raw.decode("utf-8", "backslashreplace")}
     row |= {"tokens": len(line.ids), "nll": math.fsum(line.nll.tolist())}
     if vocab.unknown is not None:
@@ -324,10 +326,10 @@ def text_score(
     return TextScore(scored, total, *size, unit, value, per_byte, tuple(notes), vocab.unknown)
 
 
-def _text(path: str) -> str:
+def _text(path: str, any_bytes: bool) -> str:
     try:
         data = read_stdin() if path == "-" else opened_path(path).read_bytes()
-        return decode_text(data, "surrogateescape")
+        return decode_text(data, "surrogateescape" if any_bytes else "strict")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"config key score.path = {shown_path(path)!r}: {reason}") from error

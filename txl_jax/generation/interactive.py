@@ -24,7 +24,8 @@ text            continue the text
 :set KEY VALUE  change a setting of generation, as  :set temperature 0.7
 :settings       print all settings
 :quit           end (also Ctrl-D); Ctrl-C stops a continuation
-Put a space before a text that begins with a colon. Write \\n for a line end."""
+Put a space before a text that begins with a colon.
+Write \\n for a line end, or \\r\\n for one of Windows."""
 
 
 class Session:
@@ -53,7 +54,7 @@ class Session:
             self._write(f"error: there is no {command}; :help lists the commands\n")
             return True
         try:
-            execute(rest.replace("\\n", "\n"))
+            execute(rest.replace("\\r\\n", "\r\n").replace("\\n", "\n"))
         except (ConfigError, DataError, ValueError) as error:
             self._write(f"error: {error}\n")
         except Exception as error:  # the session continues after any error, such as low memory
@@ -114,7 +115,7 @@ def run(trained: TrainedModel, workdir: str) -> str:
             except KeyboardInterrupt:
                 print()
                 continue
-            if not session.answer(line.removeprefix("\ufeff")):
+            if not session.answer(line.removeprefix("\ufeff").removesuffix("\r")):
                 break
     return ""
 

@@ -2,7 +2,6 @@
 
 import errno
 import functools
-import io
 import json
 import sys
 from collections.abc import Sequence
@@ -23,7 +22,10 @@ MAX_BYTES = 1 << 30  # largest file of prompts; devices and pipes may be endless
 
 
 def read_prompts(c: GenerateConfig) -> Sequence[Text]:
-    """Reads the prompt or all prompts of ``prompts_file``; a ``.npy`` file has ids.
+    r"""Reads the prompt or all prompts of ``prompts_file``; a ``.npy`` file has ids.
+
+    A prompt is the text as it is, with its line ends. A line of ``prompts_file`` ends before ``\n``
+    or ``\r\n``.
 
     Raises ConfigError for invalid files, and DataError for invalid arrays.
     """
@@ -35,7 +37,8 @@ def read_prompts(c: GenerateConfig) -> Sequence[Text]:
     if c.prompts_file is None:
         return [c.prompt if c.prompt_file is None else _read_text("prompt_file", c.prompt_file)]
     # str.splitlines would also split at form feeds and U+2028, which JSON may contain.
-    prompts = _read_text("prompts_file", c.prompts_file).removesuffix("\n").split("\n")
+    lines = _read_text("prompts_file", c.prompts_file).removesuffix("\n").split("\n")
+    prompts = [line.removesuffix("\r") for line in lines]
     if c.prompts_file.endswith(".jsonl"):
         numbered = [(n, line) for n, line in enumerate(prompts, 1) if line.strip()]
         prompts = [_parse_prompt(line, f"{shown_path(path)}, line {n}") for n, line in numbered]
@@ -90,7 +93,6 @@ def _read_text(key: str, path: str) -> str:
     if len(content) > MAX_BYTES:
         raise ConfigError(f"{where}: has more than {MAX_BYTES:,} bytes; name a shorter file")
     try:
-        text = decode_text(content)
+        return decode_text(content)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
-    return io.StringIO(text, newline=None).getvalue()  # line ends become \n

@@ -123,12 +123,13 @@ class Source:
         """Returns the number of bytes of a split's text, or ``None`` if its files are decoded."""
         return None if self.decode else text_size(self.splits[split])
 
-    def check_utf8(self) -> None:
-        """Raises DataError with the file and the byte if a file is not UTF-8."""
-        for path in self.files.values():
-            size = ByteRange.whole(path).span.stop
-            for _ in decode_utf8(read([ByteRange(path, range(size))]), str(path)):
-                pass
+
+def check_utf8(files: Iterable[Path]) -> None:
+    """Raises DataError with the file and the byte if a file is no text in UTF-8, or has NULs."""
+    for path in files:
+        size = ByteRange.whole(path).span.stop
+        for _ in decode_utf8(read([ByteRange(path, range(size))]), str(path)):
+            pass
 
 
 def split_files(folder: Path, pattern: str, label: str, fix: str = "") -> dict[str, Path] | None:

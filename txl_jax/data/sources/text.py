@@ -100,6 +100,8 @@ def _split(files: dict[str, Path], data: DataConfig, kind: str, label: str) -> S
         mark = data.document_separator.encode("utf-8", "surrogateescape")
     valid = _boundary(text, size - round(size * sum(shares)), mark)
     test = _boundary(text, size - round(size * shares[1]), mark)
+    if mark and kind != "byte" and not 0 < valid < test < size:
+        source.check_utf8(files.values())  # another encoding is the reason of what follows
     if data.document_separator and not 0 < valid < test < size:
         fault = f"the separator {data.document_separator!r} ends too few documents"
         fix = "give more, or a folder with train.txt, valid.txt and test.txt"

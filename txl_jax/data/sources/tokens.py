@@ -38,7 +38,7 @@ from txl_jax.data.sources.source import SPLITS, file_hash, read_errors
 from txl_jax.data.sources.text import OWN_SPLITS
 from txl_jax.data.symbols import chunks, first_outside
 from txl_jax.data.vocab import Vocab
-from txl_jax.files import decode_text
+from txl_jax.files import parse_json
 from txl_jax.messages import argument
 
 SUFFIXES = (".npy", ".bin")  # of arrays
@@ -315,9 +315,9 @@ def read_symbols(path: Path) -> list[str]:
     """Returns the symbols in a JSON file, a list of texts in the order of the ids."""
     try:
         with read_errors(path):
-            symbols = json.loads(decode_text(path.read_bytes()))
+            symbols = parse_json(path.read_bytes())
     except ValueError as error:
-        raise DataError(f"{path}: is not JSON ({error})") from error
+        raise DataError(f"{path}: {error}") from error
     if not isinstance(symbols, list) or not all(isinstance(x, str) for x in symbols):
         raise DataError(f"{path}: must be a list of texts, one for each id in order")
     return symbols
