@@ -234,8 +234,10 @@ def test_the_authors_state_in_shards_is_read_with_args(tmp_path, form):
 
 def test_a_converted_tokenizer_vocabulary_names_no_file(files):
     tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
-    model = tokenizers.models.WordLevel({word: n for n, word in enumerate(SYMBOLS)})
-    tokenizers.Tokenizer(model).save(str(files / "tokenizer.json"))
+    ids = {word: n for n, word in enumerate(SYMBOLS)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="<eos>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(files / "tokenizer.json"))
     convert.to_workdir(request(files, vocab=str(files / "tokenizer.json")))
     os.remove(files / "tokenizer.json")
     trained = txl_jax.load(str(files / "run"))

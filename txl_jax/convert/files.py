@@ -2,7 +2,8 @@
 
 .safetensors         read with safetensors
 .pt .pth .bin        read with torch (optional) and ``weights_only``: tensors, plain containers
-*.index.json         (or *.index.fp16.json) lists several files of one model, each in one of these formats
+*.index.json         lists several files of one model, each in one of these formats; a variant's
+                     index is *.index.fp16.json
 a TF checkpoint      read with tensorflow (optional); given as a prefix, ``model.ckpt-0``, or folder
 """
 
@@ -161,7 +162,8 @@ def vocab_from_file(path: str) -> Vocab:
 
     A text file has one symbol per line in the order of ids: the first field of the line, as in the
     published One Billion Word list. A JSON file is this project's ``vocab.json``, a
-    ``tokenizer.json`` of Hugging Face tokenizers, a list of symbols, or a mapping of symbols to ids. A torch file, such as Hugging Face's ``vocab.bin``, is
+    ``tokenizer.json`` of Hugging Face tokenizers, a list of symbols, or a mapping of symbols to
+    ids. A torch file, such as Hugging Face's ``vocab.bin``, is
     a mapping with ``idx2sym``.
     """
     if not os.path.isfile(path):
