@@ -208,8 +208,8 @@ def test_a_lone_huggingface_file_is_recognised_by_its_tensors(tmp_path, name):
     with pytest.raises(ModelFormatError, match=r"config\.json is missing; get it too, or give"):
         convert.to_workdir(request(tmp_path, source=str(tmp_path / name), args=None))
     convert.to_workdir(request(tmp_path, source=str(tmp_path / name), args=c))
+    wrong = {"format": "pytorch", "workdir": str(tmp_path / "no")}
     with pytest.raises(ModelFormatError, match="has Hugging Face's tensor names; give the format"):
-        wrong = {"format": "pytorch", "workdir": str(tmp_path / "no")}
         convert.to_workdir(request(tmp_path, source=str(tmp_path / name), **wrong))
 
 
@@ -227,8 +227,8 @@ def test_the_authors_state_in_shards_is_read_with_args(tmp_path, form):
         workdir = str(tmp_path / f"run_{n}")
         convert.to_workdir(request(tmp_path, source=str(source), workdir=workdir, format=form))
         assert_same(txl_jax.load(workdir).params, want)
+        missing = {"workdir": "no", "format": form, "args": None}
         with pytest.raises(ModelFormatError, match="needs args"):
-            missing = {"workdir": "no", "format": form, "args": None}
             convert.to_workdir(request(tmp_path, source=str(source), **missing))
 
 

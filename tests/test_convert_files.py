@@ -378,7 +378,7 @@ def test_an_index_that_lists_fewer_files_than_their_names_say_is_refused(tmp_pat
     for name, file in listed.items():
         save_file({name: STATE[name]}, str(tmp_path / file))
     (tmp_path / "m.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
-    with pytest.raises(ModelFormatError, match="lists 2 files, and the name m-1-of-3.* are 3;"):
+    with pytest.raises(ModelFormatError, match=r"lists 2 files, and the name m-1-of-3.* are 3;"):
         files.read(str(tmp_path / "m.safetensors.index.json"))
 
 

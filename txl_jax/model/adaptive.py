@@ -217,8 +217,8 @@ class Vocabulary(nn.Module):
             split = (jax.lax.split(table, [p.size for p in self.clusters]) for table in tables[0])
             tables = list(zip(*split, strict=True))
         if c.cutoffs:
-            rows = float32(self.cluster_weight), float32(self.cluster_bias)
-            tables[0] = tuple(map(jnp.concatenate, zip(tables[0], rows, strict=True)))
+            weight = jnp.concatenate([tables[0][0], float32(self.cluster_weight)])
+            tables[0] = weight, jnp.concatenate([tables[0][1], float32(self.cluster_bias)])
         return tables
 
     def _scores(self, h: jax.Array, i: int, table: Table) -> jax.Array:
