@@ -173,6 +173,79 @@ def test_a_huggingface_folder_of_shards_gives_the_model_of_one_file(tmp_path):
         assert_same(txl_jax.load(workdir).params, want)
 
 
+def huggingface(folder, **config):
+    """A folder with Hugging Face's model in state.safetensors, and its config.json."""
+    c = {**SHAPE, **CUT, "vocab_size": 16, "model_type": "transfo-xl", **config}
+    prepare(folder, foreign_states.huggingface, convert.config_from_huggingface, c)
+    (folder / "config.json").write_text(json.dumps(c))
+    return c
+
+
+def in_shards(folder, name, index):
+    """Replaces state.safetensors by two files with names of the form ``name``, and an index."""
+    state = load_file(str(folder / "state.safetensors"))
+    os.remove(folder / "state.safetensors")
+    weight_map = {key: name.format(n % 2 + 1) for n, key in enumerate(state)}
+    for file in set(weight_map.values()):
+        part = {key: state[key] for key, own in weight_map.items() if own == file}
+        save_file(part, str(folder / file))
+    (folder / index).write_text(json.dumps({"weight_map": weight_map}))
+    return folder / name.format(1)
+
+
+@pytest.mark.parametrize(
+    "name", ["model-00001-of-00001.safetensors", "model.fp16.safetensors", "mine.safetensors"]
+)
+def test_a_lone_huggingface_file_is_recognised_by_its_tensors(tmp_path, name):
+    c = huggingface(tmp_path)
+    os.rename(tmp_path / "state.safetensors", tmp_path / name)
+    asked = {"args": None, "vocab": None}
+    for n, source in enumerate((tmp_path / name, tmp_path)):
+        workdir = str(tmp_path / f"run_{n}")
+        convert.to_workdir(request(tmp_path, source=str(source), workdir=workdir, **asked))
+        assert txl_jax.load(workdir).config.evaluate.first_memory == "zeros"
+    os.remove(tmp_path / "config.json")
+    with pytest.raises(ModelFormatError, match=r"config\.json is missing; get it too, or give"):
+        convert.to_workdir(request(tmp_path, source=str(tmp_path / name), args=None))
+    convert.to_workdir(request(tmp_path, source=str(tmp_path / name), args=c))
+    wrong = {"format": "pytorch", "workdir": str(tmp_path / "no")}
+    with pytest.raises(ModelFormatError, match="has Hugging Face's tensor names; give the format"):
+        convert.to_workdir(request(tmp_path, source=str(tmp_path / name), **wrong))
+
+
+@pytest.mark.parametrize("form", [None, "pytorch", "nvidia"])
+def test_the_authors_state_in_shards_is_read_with_args(tmp_path, form):
+    prepare(tmp_path, foreign_states.nvidia if form == "nvidia" else foreign_states.pytorch)
+    convert.to_workdir(request(tmp_path, format=form))
+    want = txl_jax.load(str(tmp_path / "run")).params
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    os.rename(tmp_path / "state.safetensors", folder / "state.safetensors")
+    index = "m.safetensors.index.json"
+    shard = in_shards(folder, "m-{}-of-2.safetensors", index)
+    for n, source in enumerate((folder, folder / index, shard)):
+        workdir = str(tmp_path / f"run_{n}")
+        convert.to_workdir(request(tmp_path, source=str(source), workdir=workdir, format=form))
+        assert_same(txl_jax.load(workdir).params, want)
+        missing = {"workdir": "no", "format": form, "args": None}
+        with pytest.raises(ModelFormatError, match="needs args"):
+            convert.to_workdir(request(tmp_path, source=str(source), **missing))
+
+
+def test_a_converted_tokenizer_vocabulary_names_no_file(files):
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    ids = {word: n for n, word in enumerate(SYMBOLS)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="<eos>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(files / "tokenizer.json"))
+    convert.to_workdir(request(files, vocab=str(files / "tokenizer.json")))
+    os.remove(files / "tokenizer.json")
+    trained = txl_jax.load(str(files / "run"))
+    assert (trained.vocab.kind, trained.config.data.tokenizer) == ("tokenizer", None)
+    data = {"path": str(files / "text.txt")}
+    assert trained.evaluate(data=data, batch_size=1, mem_len=8).targets > 0
+
+
 def test_an_nvidia_state_needs_its_format_and_gets_its_window(tmp_path):
     prepare(tmp_path, foreign_states.nvidia)
     with pytest.raises(ModelFormatError, match="has NVIDIA's tensor names"):

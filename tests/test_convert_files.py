@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from txl_jax.checkpoint.workdir_files import CHECKPOINTS
 from txl_jax.config import ExperimentConfig
 from txl_jax.convert import ModelFormatError, conversion, files
+from txl_jax.convert.shards import model_in
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
 from txl_jax.messages import UserError
@@ -347,3 +348,75 @@ def test_of_two_conversions_into_one_folder_at_once_the_later_one_is_refused(tmp
     with pytest.raises(ModelFormatError, match="is not empty"):
         conversion._write(str(tmp_path), ExperimentConfig(), Vocab("char", ["a"]), {}, {}, {})
     assert list((tmp_path / CHECKPOINTS).iterdir()) == []
+
+
+# --------------------------------------------------------------------------------------
+# Names of files and shards.
+
+VARIANTS = [
+    ("m.safetensors.index.fp16.json", "m.fp16-0000{}-of-00002.safetensors"),
+    ("m.safetensors.index.fp16.json", "m-0000{}-of-00002.fp16.safetensors"),
+    ("a.b.safetensors.index.json", "a.b-0000{}-of-00002.safetensors"),
+    ("m.safetensors.index.json", "m ({}).safetensors"),
+    ("m.safetensors.index.json", "größe{}~!.safetensors"),
+]
+
+
+@pytest.mark.parametrize(("index", "shard"), VARIANTS)
+def test_an_index_is_read_with_shards_of_every_name(tmp_path, index, shard):
+    listed = {name: shard.format(n) for n, name in enumerate(STATE, 1)}
+    for name, file in listed.items():
+        save_file({name: STATE[name]}, str(tmp_path / file))
+    (tmp_path / index).write_text(json.dumps({"weight_map": listed}))
+    assert_state(files.read(str(tmp_path / index)).tensors)
+    assert files.tensor_names(str(tmp_path / index)) == list(STATE)
+    assert model_in(str(tmp_path), files.ENDINGS, ()) == str(tmp_path / index)
+    if "-of-" in shard:
+        assert_state(files.read(str(tmp_path / listed["a"])).tensors)
+
+
+def test_an_index_that_lists_fewer_files_than_their_names_say_is_refused(tmp_path):
+    listed = {"a": "m-1-of-3.safetensors", "b.c": "m-2-of-3.safetensors"}
+    for name, file in listed.items():
+        save_file({name: STATE[name]}, str(tmp_path / file))
+    (tmp_path / "m.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
+    with pytest.raises(ModelFormatError, match=r"lists 2 files, and the name m-1-of-3.* are 3;"):
+        files.read(str(tmp_path / "m.safetensors.index.json"))
+
+
+@pytest.mark.parametrize(
+    ("names", "taken"),
+    [
+        (["model.fp16.safetensors"], 0),
+        (["model.safetensors", "model.fp16.safetensors", "model.bf16.safetensors"], 0),
+        (["model.safetensors", "model.safetensors.index.json", "other.pt"], 0),
+        (["pytorch_model.fp16.bin", "vocab.bin", "training_args.bin"], 0),
+        (["model.fp16.safetensors", "pytorch_model.fp16.bin"], 0),
+        (["pytorch_model.bin", "model.fp16.safetensors"], 0),
+        (["model-00001-of-00001.safetensors", "config.json"], 0),
+        (["model.safetensors.index.json", "model-00001-of-00002.safetensors"], 0),
+        (["state.pt", "vocab.json", "args.json", "vocab.bin"], 0),
+        (["model.fp16.safetensors", "model.bf16.safetensors"], None),
+        (["state.pt", "best.pt"], None),
+        (["vocab.bin", "config.json"], None),
+    ],
+)
+def test_of_several_files_the_model_is_taken_or_none(tmp_path, names, taken):
+    for name in names:
+        (tmp_path / name).touch()
+    find = lambda: model_in(str(tmp_path), files.ENDINGS, files.VOCABULARIES)
+    if taken is not None:
+        assert find() == str(tmp_path / names[taken])
+        return
+    with pytest.raises(ModelFormatError, match=r"has 2 models \(.* name the file|has no file with"):
+        find()
+
+
+def test_a_tokenizer_file_and_a_stored_vocabulary_of_one_are_vocabularies(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    model = tokenizers.models.WordLevel({"the": 0, "cat": 1, "?": 2}, unk_token="?")
+    tokenizers.Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
+    vocab = files.vocab_from_file(str(tmp_path / "tokenizer.json"))
+    assert (vocab.kind, vocab.symbols) == ("tokenizer", ["the", "cat", "?"])
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab.to_json()))
+    assert files.vocab_from_file(str(tmp_path / "vocab.json")).to_json() == vocab.to_json()

@@ -327,6 +327,24 @@ def test_ids_far_above_the_rest_at_the_start_are_taken_for_a_header(tmp_path, he
     assert len(load_corpus("tokens", path, vocab_size=60_000).vocab) == 60_000
 
 
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+@pytest.mark.parametrize(
+    ("words", "type_of_count"), [(0, "<i4"), (1, "<i4"), (3, "<i4"), (0, "<i8"), (1, "<i8")]
+)
+@pytest.mark.parametrize("unit", [1, "bytes"])
+def test_a_short_header_that_counts_the_ids_is_noticed(tmp_path, dtype, words, type_of_count, unit):
+    """Its own numbers are below the largest ids."""
+    ids = np.random.default_rng(0).integers(0, 60_000, 70_000).astype(dtype)
+    count = len(ids) * (ids.itemsize if unit == "bytes" else 1)
+    header = np.array([7] * words + [count, 2], type_of_count).tobytes()
+    path = tmp_path / "ids.bin"
+    path.write_bytes(header + ids.tobytes())
+    with pytest.raises(DataError, match=rf"after byte {len(header)}, .*offset={len(header)}\)"):
+        load_corpus("tokens", path, dtype=dtype)
+    vocab_size = 1 << 22 if dtype == "uint32" else 1 << 16
+    assert len(load_corpus("tokens", path, dtype=dtype, vocab_size=vocab_size).vocab) == vocab_size
+
+
 @pytest.mark.parametrize("largest", [2, 256, 50_257, 65_536])
 @pytest.mark.parametrize("n", [40, 600, 3_000, 30_000])
 def test_ordinary_ids_are_not_taken_for_a_header(tmp_path, largest, n):

@@ -27,6 +27,7 @@ FORMS: dict[str, dict] = {
     "reference": {"kernel": "reference"},
 }
 DROPOUT = {"dropout": 0.3, "dropatt": 0.2}
+FLOATS = "float64", "float32"
 DOCUMENTED = {"float32", "int32", "bool", "uint32"}
 
 
@@ -34,8 +35,11 @@ def types_of(tree):
     return {str(leaf.dtype) for leaf in jax.tree.leaves(tree)}
 
 
-def everything(cfg, seg_len=6):
-    """A function of a key that draws parameters, and returns them and what all methods give."""
+def everything(cfg, seg_len=6, dtype="float32"):
+    """A function of a key that draws parameters, and returns them and what all methods give.
+
+    The parameters become ``dtype``.
+    """
     model = txl_jax.TransformerXL(cfg)
     tokens, lengths = tiny.tokens(cfg, 2, seg_len).astype(np.int64), np.array([seg_len, 3])
     reset = np.zeros((2, seg_len), bool)
@@ -44,7 +48,7 @@ def everything(cfg, seg_len=6):
 
     def run(key):
         mems = model.init_mems(2, 0 if cfg.memory_free else 5)
-        variables = model.init(key, tokens, mems)
+        variables = jax.tree.map(lambda x: x.astype(dtype), model.init(key, tokens, mems))
         options: Any = {"reset": reset, "lengths": lengths}
         apply = lambda *given, **more: model.apply(variables, *given, **{**options, **more})
         of_core, after = apply(x, mems, method="core")
@@ -80,6 +84,29 @@ def test_every_method_gives_the_documented_types_and_values(form):
     drawn = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6)  # the compiler rounds
     jax.tree.map(drawn, got[0], want[0])
     jax.tree.map(same, got[1], want[1])
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("form", FORMS)
+def test_parameters_of_another_dtype_give_results_of_the_documented_types(form, dtype):
+    """Only the gradients of parameters have the dtype of the parameters."""
+    seg_len = 150 if form == "40,000 words" else 6
+    cfg = tiny.config(**{"n_layer": 1, "dropout_embedding": 0.2, **DROPOUT, **FORMS[form]})
+    key = jax.random.key(0)
+    with jax.enable_x64(True):
+        variables, got = jax.eval_shape(everything(cfg, seg_len, dtype), key)
+        gradients = got.pop(5)
+    assert types_of(variables) == types_of(gradients) == {dtype}
+    assert types_of(got) <= DOCUMENTED
+
+
+def test_float64_parameters_give_the_values_of_float32_ones():
+    cfg = tiny.config(n_layer=1, cutoffs=(4, 9), div_val=2)
+    key = jax.random.key(0)
+    with jax.enable_x64(True):
+        got, want = (tiny.quick(everything(cfg, 6, dtype))(key)[1] for dtype in FLOATS)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), got, want)
 
 
 def test_an_actor_and_its_buffer_have_the_documented_types():

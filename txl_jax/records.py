@@ -83,7 +83,7 @@ def read_counted(
     A last line that is not JSON and has no line end is not counted, as a run may be writing it.
     """
     found, skipped = [], 0
-    with path(os.fspath(source)).open("rb") as file:
+    with path(os.fsdecode(source)).open("rb") as file:
         for line in file:
             value = _parsed(line)
             if accepts(value):
@@ -96,7 +96,7 @@ def read_counted(
 def skipped_lines(source: str | os.PathLike[str], count: int) -> str:
     """Returns a sentence about the lines that :func:`read_counted` skipped."""
     lines = "line was" if count == 1 else "lines were"
-    return f"{os.fspath(source)}: {count:,} damaged or foreign {lines} skipped"
+    return f"{os.fsdecode(source)}: {count:,} damaged or foreign {lines} skipped"
 
 
 def plain(value: Any) -> Any:

@@ -22,6 +22,7 @@ import numpy as np
 from txl_jax import paths
 from txl_jax.analysis.errors import AnalysisError
 from txl_jax.analysis.results import write_arrays
+from txl_jax.config.folders import path_text
 from txl_jax.messages import fields_repr
 
 
@@ -76,14 +77,15 @@ class Losses:
         -log p(token t). Targets are the tokens ``recl.longest`` to ``recl.longest + max_tokens`` of
         the split, counted from 0. Without ``targets``, only the number of targets is compared.
         """
-        write_arrays(os.fspath(path), self.arrays())
+        write_arrays(path_text(path, "path", remote=True), self.arrays())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Losses":
         """Reads a file of :meth:`save` without unpickling, or raises AnalysisError."""
+        path = path_text(path, "path", remote=True)
         try:
             with (
-                paths.path(os.fspath(path)).open("rb") as opened,
+                paths.path(path).open("rb") as opened,
                 np.load(opened, allow_pickle=False) as file,
             ):
                 contexts = tuple(int(c) for c in file["contexts"])
@@ -92,7 +94,7 @@ class Losses:
                 return cls(str(file["name"]), contexts, nll, targets)
         except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
             raise AnalysisError(
-                f"{os.fspath(path)}: must be an .npz of name, contexts [C] and nll [C,N]: {error}"
+                f"{path}: must be an .npz of name, contexts [C] and nll [C,N]: {error}"
             ) from error
 
 

@@ -26,7 +26,9 @@ _NOTES = (OWN_SPLITS, NO_TEST, FOREIGN_VOCAB)
 """The parts of a corpus's label that name no path."""
 
 
-def export(workdir: str, folder: str, step: str = "best") -> int:
+def export(
+    workdir: str | os.PathLike[str], folder: str | os.PathLike[str], step: str = "best"
+) -> int:
     """Writes a workdir's model to a folder and returns its step; see :func:`save` and ``load``."""
     workdir, folder = (
         path_text(value, name, remote=True)

@@ -62,6 +62,17 @@ def read_safetensors(path: str) -> dict[str, np.ndarray]:
         raise ModelFormatError(f"{path}: is not a complete safetensors file ({error})") from error
 
 
+def safetensors_names(path: str) -> list[str] | None:
+    """Returns the names in a safetensors file; ``None`` if it is damaged, as reading it says."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "numpy") as file:
+            return list(file.keys())
+    except (OSError, SafetensorError):
+        return None
+
+
 def flat_params(params: Any) -> dict[str, np.ndarray]:
     """Returns parameters by path in the tree, in C order, because safetensors writes raw memory."""
     flat = flatten_dict(jax.device_get(params), sep="/")

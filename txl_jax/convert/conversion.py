@@ -24,9 +24,13 @@ from txl_jax.config import (
 )
 from txl_jax.config.folders import path_text
 from txl_jax.convert import files
-from txl_jax.convert.huggingface import config_from_huggingface, params_from_huggingface
+from txl_jax.convert.huggingface import (
+    config_from_huggingface,
+    is_huggingface_name,
+    params_from_huggingface,
+)
 from txl_jax.convert.pytorch import config_from_pytorch, is_nvidia, params_from_pytorch
-from txl_jax.convert.shards import INDEX, index_of, shard_in
+from txl_jax.convert.shards import is_huggingface, model_in
 from txl_jax.convert.tensorflow import config_from_tensorflow, is_parameter, params_from_tensorflow
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.vocab import Vocab
@@ -38,9 +42,6 @@ Format = Literal["pytorch", "nvidia", "huggingface", "tensorflow", "txl_jax"]
 _WORK = Work("the converted model", "convert it on a machine with more memory")
 WT103_SYMBOLS = 267_735
 """The vocabulary size of WikiText-103, with ``<eos>``."""
-HUGGINGFACE_FILES = tuple(
-    name + end for name in ("model.safetensors", "pytorch_model.bin") for end in ("", INDEX)
-)
 
 
 class Program(NamedTuple):
@@ -112,9 +113,10 @@ def to_workdir(request: Request) -> TransformerXLConfig:
     name = r.format or detect(r.source)
     if name == "txl_jax":
         return _exported_to_workdir(r)
+    source = r.source if name == "tensorflow" else _tensor_file(r.source)
     stored = None  # a file with arguments and vocabulary is read now, any other one once these fit
-    if name == "nvidia" and r.source.endswith(files.TORCH):
-        stored = files.read(r.source)
+    if name == "nvidia" and source.endswith(files.TORCH):
+        stored = files.read(source)
     args = _constructor_args(r, name, stored)
     corpus = None
     if r.data is not None:
@@ -134,9 +136,9 @@ def to_workdir(request: Request) -> TransformerXLConfig:
             f"{r.source}: has no readable vocabulary; name a vocabulary file or a corpus"
         )
     exp = _experiment(r, PROGRAMS[name], args, vocab)
-    stored = stored or files.read(_tensor_file(r.source, name), wanted=is_parameter)
-    if name == "pytorch" and "impl" not in args and is_nvidia(stored.tensors):
-        raise ModelFormatError(f"{r.source}: has NVIDIA's tensor names; give the format nvidia")
+    stored = stored or files.read(source, wanted=is_parameter)
+    if name == "pytorch":
+        _check_authors(r.source, stored.tensors, args)
     params = PROGRAMS[name].params(stored.tensors, exp.model)
     origin = {"format": name, "step": stored.step}
     _write(r.workdir, exp, vocab, params, describe_corpus(corpus) if corpus else {}, origin)
@@ -144,24 +146,48 @@ def to_workdir(request: Request) -> TransformerXLConfig:
 
 
 def detect(source: str) -> Format:
-    """Detects the program that wrote a source. Raises ModelFormatError if there is no source."""
+    """Detects the program that wrote a source. Raises ModelFormatError if there is no source.
+
+    The names of the tensors decide. Those of a torch file are unknown before it is loaded; it is
+    Hugging Face's if it has a name of their library and a ``config.json`` beside it.
+    """
     if files.is_tensorflow(source):
         return "tensorflow"
-    if os.path.isdir(source):
-        return "txl_jax" if "model" in read_json(os.path.join(source, CONFIG)) else "huggingface"
     if not os.path.exists(source):
         raise ModelFormatError(f"{source}: there is no such file, folder or TF checkpoint")
-    return "huggingface" if index_of(source) else "pytorch"
+    config = os.path.join(_folder(source), CONFIG)
+    has_config = os.path.isfile(config)
+    if os.path.isdir(source) and has_config and "model" in read_json(config):
+        return "txl_jax"
+    file = _tensor_file(source)
+    if (names := files.tensor_names(file)) is not None:
+        return "huggingface" if any(map(is_huggingface_name, names)) else "pytorch"
+    return "huggingface" if has_config and is_huggingface(file) else "pytorch"
+
+
+def _check_authors(source: str, tensors: Mapping[str, Any], args: Mapping[str, Any]) -> None:
+    """Raises ModelFormatError if the tensors have the names of another program."""
+    if "impl" not in args and is_nvidia(tensors):
+        raise ModelFormatError(f"{source}: has NVIDIA's tensor names; give the format nvidia")
+    if any(map(is_huggingface_name, tensors)):
+        fix = "give the format huggingface"
+        raise ModelFormatError(f"{source}: has Hugging Face's tensor names; {fix}")
 
 
 def _constructor_args(r: Request, name: str, stored: files.Stored | None) -> dict[str, Any]:
     given = r.args or {}
     if name == "huggingface":
-        return {**read_json(os.path.join(_folder(r.source), CONFIG)), **given}
+        config = os.path.join(_folder(r.source), CONFIG)
+        if os.path.isfile(config):
+            return {**read_json(config), **given}
+        if r.args is None:
+            what = "the tensors are Hugging Face's, and their config.json is missing"
+            raise ModelFormatError(f"{config}: {what}; get it too, or give its content as args")
+        return dict(given)
     if stored:
-        if stored.args is None:
+        if stored.args is None and r.args is None:
             raise ModelFormatError(f"{r.source}: has no model_config; give the constructor's args")
-        return {**stored.args, **given}
+        return {**(stored.args or {}), **given}
     if r.args is None:
         raise ModelFormatError(
             f"{r.source}: format {name} needs args, the constructor's arguments: n_token, n_layer,"
@@ -170,15 +196,11 @@ def _constructor_args(r: Request, name: str, stored: files.Stored | None) -> dic
     return dict(given)
 
 
-def _tensor_file(source: str, name: str) -> str:
-    if name != "huggingface" or not os.path.isdir(source):
+def _tensor_file(source: str) -> str:
+    """Returns the source, or the file, index or shard of the model in a folder."""
+    if not os.path.isdir(source):
         return source
-    for path in (os.path.join(source, file) for file in HUGGINGFACE_FILES):
-        if os.path.isfile(path):
-            return path
-    if shard := shard_in(source):
-        return shard
-    raise ModelFormatError(f"{source}: has none of {', '.join(HUGGINGFACE_FILES)}")
+    return model_in(source, files.ENDINGS, files.VOCABULARIES)
 
 
 def _folder(source: str) -> str:
@@ -228,8 +250,8 @@ def _likely_corpus(vocab: Vocab) -> dict[str, Any]:
     if vocab.kind == "byte" and len(vocab) < 256:
         newline = str(ord("\n")) in vocab.symbols
         return {"name": "enwik8", "protocol": "bytes" if newline else "authors"}
-    if vocab.kind == "tokenizer":  # the vocabulary's own content is read
-        return {"name": "text", "tokenizer": "tokenizer.json"}
+    if vocab.kind == "tokenizer":  # its content is in the workdir
+        return {"name": "text"}
     return {"name": "text", "vocab": vocab.kind}
 
 

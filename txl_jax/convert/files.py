@@ -2,7 +2,8 @@
 
 .safetensors         read with safetensors
 .pt .pth .bin        read with torch (optional) and ``weights_only``: tensors, plain containers
-*.index.json         lists several files of one model, each in one of these formats
+*.index.json         lists several files of one model, each in one of these formats; a variant's
+                     index is *.index.fp16.json
 a TF checkpoint      read with tensorflow (optional); given as a prefix, ``model.ckpt-0``, or folder
 """
 
@@ -16,17 +17,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from txl_jax.checkpoint.errors import ModelFormatError
-from txl_jax.checkpoint.tensors import read_safetensors
-from txl_jax.convert.shards import index_of, read_shards
+from txl_jax.checkpoint.tensors import read_safetensors, safetensors_names
+from txl_jax.convert.shards import index_of, listed_files, read_shards
 from txl_jax.data.vocab import Vocab
 from txl_jax.files import decode_text
 from txl_jax.library_errors import import_optional
 
 TORCH = (".pt", ".pth", ".bin")
+ENDINGS = (".safetensors", *TORCH)
+"""The ends of the names of files with tensors."""
 NESTED = ("model_state", "state_dict", "model_state_dict", "model")
 """The keys under which a checkpoint may hold its tensors. NVIDIA's code uses the first one."""
 VOCABULARIES = ("vocab.json", "vocab.txt", "vocab.bin")
 """The names of vocabulary files in a folder, in the order of preference."""
+
+OWN_KEYS = {"kind", "symbols", "tokenizer"}
+"""The keys of this project's ``vocab.json``; only some kinds have the last one."""
 
 
 class Stored(NamedTuple):
@@ -56,6 +62,16 @@ def read(path: str, wanted: Callable[[str], bool] = lambda name: True) -> Stored
     return _read_file(path)
 
 
+def tensor_names(path: str) -> list[str] | None:
+    """Returns the names of a file's or an index's tensors; ``None`` if only loading tells them.
+
+    Raises ModelFormatError or WorkdirError for an index that cannot be used.
+    """
+    if index := index_of(path):
+        return list(listed_files(index))
+    return safetensors_names(path) if path.endswith(".safetensors") else None
+
+
 def _read_file(path: str) -> Stored:
     if path.endswith(".safetensors"):
         return Stored(read_safetensors(path))
@@ -63,8 +79,9 @@ def _read_file(path: str) -> Stored:
         raise ModelFormatError(f"{path}: there is no such file")
     if path.endswith(TORCH):
         return stored(load_torch(path), path)
-    endings = ", ".join((".safetensors", *TORCH))
-    raise ModelFormatError(f"{path}: must end in one of {endings}, or be a TF checkpoint's prefix")
+    raise ModelFormatError(
+        f"{path}: must end in one of {', '.join(ENDINGS)}, or be a TF checkpoint's prefix"
+    )
 
 
 def is_tensorflow(path: str) -> bool:
@@ -144,8 +161,9 @@ def vocab_from_file(path: str) -> Vocab:
     """Reads the vocabulary in a file, or raises ModelFormatError or DataError.
 
     A text file has one symbol per line in the order of ids: the first field of the line, as in the
-    published One Billion Word list. A JSON file is this project's ``vocab.json``, a list of
-    symbols, or a mapping of symbols to ids. A torch file, such as Hugging Face's ``vocab.bin``, is
+    published One Billion Word list. A JSON file is this project's ``vocab.json``, a
+    ``tokenizer.json`` of Hugging Face tokenizers, a list of symbols, or a mapping of symbols to
+    ids. A torch file, such as Hugging Face's ``vocab.bin``, is
     a mapping with ``idx2sym``.
     """
     if not os.path.isfile(path):
@@ -168,8 +186,10 @@ def vocab_from_file(path: str) -> Vocab:
         raise ModelFormatError(f"vocabulary {path}: cannot be read ({error})") from error
     if not path.endswith(".json"):
         return Vocab.from_symbols([_symbol(line) for line in content])
-    if isinstance(content, dict) and set(content) == {"kind", "symbols"}:
+    if isinstance(content, dict) and {"kind", "symbols"} <= set(content) <= OWN_KEYS:
         return Vocab.from_json(content)
+    if isinstance(content, dict) and isinstance(content.get("model"), dict):
+        return Vocab.from_tokenizer(path)
     if isinstance(content, dict):
         if sorted(content.values(), key=str) != sorted(range(len(content)), key=str):
             raise ModelFormatError(f"vocabulary {path}: its ids must be 0 to {len(content) - 1}")

@@ -15,6 +15,14 @@ from txl_jax.config import TransformerXLConfig
 from txl_jax.convert import arguments
 from txl_jax.convert.pytorch import params_from_pytorch
 
+PREFIX = "transformer."
+"""Begins the names of all tensors except those of the softmax, also within ``module.``."""
+
+
+def is_huggingface_name(name: str) -> bool:
+    """Tells whether a tensor has a name of Hugging Face's library."""
+    return name.removeprefix("module.").startswith(PREFIX)
+
 
 def config_from_huggingface(config: Mapping[str, Any]) -> TransformerXLConfig:
     """Converts a ``config.json`` with the keys of ``TransfoXLConfig`` to a model configuration.
@@ -50,7 +58,7 @@ def params_from_huggingface(
     :func:`~txl_jax.convert.pytorch.params_from_pytorch`, for a state without the softmax
     (``TransfoXLModel``), and for u and v that differ between layers although ``untie_r`` is False.
     """
-    state = {name.removeprefix("transformer."): array for name, array in state_dict.items()}
+    state = {name.removeprefix(PREFIX): array for name, array in state_dict.items()}
     for name in ("r_w_bias", "r_r_bias"):
         _merge_layers(state, name, cfg)
     for name in ("crit.cluster_weight", "crit.cluster_bias"):

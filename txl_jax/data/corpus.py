@@ -150,7 +150,7 @@ def load_corpus(
 
 def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
     """Loads a corpus, encoded with ``vocab`` or its own; raises DataError if this is impossible."""
-    kind = _kind(data)
+    kind = _kind(data, vocab)
     if vocab is not None and vocab.kind != kind:
         raise DataError(
             f"the model was trained with a vocabulary of kind {vocab.kind!r}, and the corpus"
@@ -161,7 +161,7 @@ def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
         return _token_corpus(data, vocab)
     if data.tokenizer and vocab is None:
         vocab = Vocab.from_tokenizer(_tokenizer_path(data.tokenizer, data_folder(data.cache_dir)))
-    source = find_source(data)
+    source = find_source(data, vocab)
     identity: dict[str, Any] = {"name": data.name, "source_hash": source.hash()}
     identity["protocol"] = {"vocab": kind, **source.protocol, "code_version": CODE_VERSION}
     cache = data_folder(data.cache_dir)
@@ -214,11 +214,14 @@ def _token_corpus(data: DataConfig, vocab: Vocab | None) -> Corpus:
     return Corpus(data.name, vocab, **found.splits, source_hash=found.hash(), info=info)
 
 
-def find_source(data: DataConfig) -> Source:
-    """Finds, downloads or unpacks the text of a ``data`` section, or raises DataError."""
+def find_source(data: DataConfig, vocab: Vocab | None = None) -> Source:
+    """Finds, downloads or unpacks the text of a ``data`` section, or raises DataError.
+
+    ``vocab`` is that of a model that reads the text.
+    """
     if data.name == "tokens":
         raise DataError("data.name = 'tokens': has arrays of ids and no text")
-    kind, cache = _kind(data), data_folder(data.cache_dir)
+    kind, cache = _kind(data, vocab), data_folder(data.cache_dir)
     with write_errors(cache):
         cache.mkdir(parents=True, exist_ok=True)
     if data.hash is not None and data.url is None:
@@ -242,8 +245,9 @@ def find_source(data: DataConfig) -> Source:
     return source
 
 
-def _kind(data: DataConfig) -> Kind:
-    if data.tokenizer:
+def _kind(data: DataConfig, vocab: Vocab | None) -> Kind:
+    own = vocab is not None and vocab.kind == "tokenizer"  # of a model, which keeps its content
+    if data.tokenizer or (own and data.name == "text" and data.vocab is None):
         return "tokenizer"
     return data.vocab or DEFAULT_VOCAB.get(data.name, "byte")
 

@@ -210,15 +210,15 @@ class Vocabulary(nn.Module):
         return m._replace(latents=self.drop_latent(m.latents, train))
 
     def _tables(self) -> list[Table]:
-        """Returns the output weights and bias of each cluster; the head has a row for each tail."""
-        c = self.cfg
-        tables = list(zip(self.weights, self.biases, strict=True))
+        """Returns float32 output weights and bias of each cluster; the head has a row per tail."""
+        c, float32 = self.cfg, functools.partial(jnp.asarray, dtype=jnp.float32)
+        tables = list(zip(map(float32, self.weights), map(float32, self.biases), strict=True))
         if c.div_val == 1:  # the gradient of one split is one concatenation
             split = (jax.lax.split(table, [p.size for p in self.clusters]) for table in tables[0])
             tables = list(zip(*split, strict=True))
         if c.cutoffs:
-            weight = jnp.concatenate([tables[0][0], self.cluster_weight])
-            tables[0] = weight, jnp.concatenate([tables[0][1], self.cluster_bias])
+            weight = jnp.concatenate([tables[0][0], float32(self.cluster_weight)])
+            tables[0] = weight, jnp.concatenate([tables[0][1], float32(self.cluster_bias)])
         return tables
 
     def _scores(self, h: jax.Array, i: int, table: Table) -> jax.Array:

@@ -44,7 +44,7 @@ def cross_entropy(
 
     Args:
       x: inputs [S,d] in the compute dtype.
-      weight, bias: float32 [V,d] and [V].
+      weight, bias: [V,d] and [V], which become float32.
       targets: int32 [S], from 0 to V-1.
       members: the rows to score, as a permutation int32 [S] that starts with them, and their
         number, int32 []. The other rows have loss 0 and cost nothing. ``None`` scores all rows.
@@ -53,6 +53,7 @@ def cross_entropy(
     With more than one block, or ``members``, reverse mode is possible at most once.
     """
     n, v = x.shape[0], weight.shape[0]
+    weight, bias = weight.astype(jnp.float32), bias.astype(jnp.float32)
     targets = jnp.asarray(targets)  # a traced index cannot index a NumPy array
     block = min(n, max(MIN_ROWS, MAX_LOGITS // v))
     if members is None and block == n:

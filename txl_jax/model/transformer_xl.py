@@ -117,6 +117,7 @@ class TransformerXL(nn.Module):
             layer.attention.positions(n_keys, encodings, *_of_layer(biases, n))
             for n, layer in enumerate(self.layers)
         )
+        positions = jax.tree.map(lambda x: jnp.asarray(x, c.dtype), positions)
         near, far = memory_lib.in_slots(past, slots)
         return Cache(near, far, positions, mems.filled, mems.mem_len, seg_len)
 

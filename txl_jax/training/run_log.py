@@ -115,7 +115,7 @@ class RunLog:
         config: Mapping[str, Any] | None = None,
         attention: str = "",
     ):
-        self.workdir = os.fspath(workdir)
+        self.workdir = os.fsdecode(workdir)
         self.metrics_path = os.path.join(self.workdir, "metrics.jsonl")
         self._unit, self._writes, self._tolerate_errors = unit, writes, tolerate_errors
         self._attention = {"attention": attention} if attention else {}

@@ -27,6 +27,8 @@ CONTAINERS = {
     b"\x89HDF": "an HDF5 file; write the ids with numpy.save",
 }
 """What the first bytes of other files say, and what to do."""
+SHORT = 64
+"""The number of bytes of the start where the count of a short header is looked for."""
 LONG = 16
 """A file this many times as long as the start is enough to judge ids only a little larger."""
 
@@ -60,6 +62,38 @@ def llm_c_type(path: Path, size: int) -> np.dtype | None:
     return dtype
 
 
+def check_no_count(path: Path, tokens: np.memmap) -> None:
+    """Raises DataError if a number at the start of a raw file counts what follows it.
+
+    A short header, of at most :data:`SHORT` bytes, has the number of its ids or of their bytes. As
+    an id may be such a number too, it must be large unless several ids would have to form it.
+    """
+    start, width = tokens[: SHORT // tokens.itemsize].tobytes(), tokens.itemsize
+    for word in (np.dtype("<i4"), np.dtype("<i8")):
+        numbers = np.frombuffer(start[: len(start) // word.itemsize * word.itemsize], word)
+        least = 1 << 8 if word.itemsize > width else 1 << 16
+        for at, number in enumerate(numbers.tolist()):
+            for header in range((at + 1) * word.itemsize, SHORT + 1, width):
+                left = tokens.nbytes - header
+                if number < least or number not in (left, left // width):
+                    continue
+                counted = "bytes" if number == left else "ids"
+                fault = f"byte {at * word.itemsize} begins the number {number:,}, which counts the"
+                raise _seems_header(
+                    path, f"{fault} {counted} after byte {header}", tokens, str(header)
+                )
+
+
+def _seems_header(path: Path, fault: str, tokens: np.ndarray, offset: str = "BYTES") -> DataError:
+    cut = f"save numpy.fromfile(path, '{tokens.dtype}', offset={offset}) with numpy.save"
+    largest = max(int(part.max()) for _, part in chunks(tokens))
+    ids = argument("config.data.vocab_size", largest + 1)
+    return DataError(
+        f"{path}: {fault}, so the file seems to begin with a header; {cut}, or if these are ids,"
+        f" give {ids}"
+    )
+
+
 def check_no_header(path: Path, tokens: np.memmap) -> None:
     """Raises DataError if ids at the start of a raw file are far above all others, as a header's.
 
@@ -77,9 +111,4 @@ def check_no_header(path: Path, tokens: np.memmap) -> None:
             return
     at = int(np.argmax(start))
     fault = f"token {at} is {largest:,}, and no id after byte {HEADER} is above {highest:,}"
-    cut = f"save numpy.fromfile(path, '{tokens.dtype}', offset=BYTES) with numpy.save"
-    ids = argument("config.data.vocab_size", largest + 1)
-    raise DataError(
-        f"{path}: {fault}, so the file seems to begin with a header; {cut}, or if these are ids,"
-        f" give {ids}"
-    )
+    raise _seems_header(path, fault, tokens)

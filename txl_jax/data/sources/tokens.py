@@ -33,7 +33,7 @@ from txl_jax.data.documents import (
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources import source
 from txl_jax.data.sources.cache import make_folder, write_errors, write_npy
-from txl_jax.data.sources.headers import HEADER, check_no_header, llm_c_type
+from txl_jax.data.sources.headers import HEADER, check_no_count, check_no_header, llm_c_type
 from txl_jax.data.sources.source import SPLITS, file_hash, read_errors
 from txl_jax.data.sources.text import OWN_SPLITS
 from txl_jax.data.symbols import chunks, first_outside
@@ -293,6 +293,7 @@ def _open_raw(path: Path, data: DataConfig, size: int) -> np.memmap:
         fix = argument("config.data.dtype", wider)
         raise DataError(f"{path}: {fault}, so its numbers are larger; try {fix}")
     if data.vocab_size is None:
+        check_no_count(path, tokens)
         check_no_header(path, tokens)
     return tokens
 
