@@ -394,6 +394,15 @@ def test_several_seeds_on_several_devices_are_refused_as_in_training():
         next(ahead.programs(exp, jax.devices()))
 
 
+def test_idle_devices_are_told_as_training_does(monkeypatch, capsys):
+    monkeypatch.setattr(ahead, "programs", lambda exp, devices: [])
+    said = "6 of 8 devices are in use, the others stay idle; train.batch_size = 8 uses all"
+    for data, times in ((-1, 1), (6, 0)):
+        changes = {"train.batch_size": 6, "mesh.data": data}
+        assert ahead.compile_ahead(experiment(**changes), topology=None) == 0
+        assert capsys.readouterr().out.count(said) == times
+
+
 def test_what_the_compiler_refuses_does_not_fit(monkeypatch, capsys):
     class TooLarge:
         def compile(self, options):
@@ -533,9 +542,15 @@ from txl_jax.planning.topologies import topology_devices
 
 topology_devices("v5e:2x2")  # sets up libtpu
 devices = topologies.get_topology_desc("v5e:2x2", platform="tpu", num_slices=2).devices
-for mesh in (MeshConfig(data=-1), MeshConfig(data=2, fsdp=4), MeshConfig(data=1, fsdp=8)):
+for mesh, rows in (
+    (MeshConfig(data=-1), 16),
+    (MeshConfig(data=2, fsdp=4), 16),
+    (MeshConfig(data=-1), 22),
+    (MeshConfig(data=-1, tensor=2), 7),
+    (MeshConfig(data=1, fsdp=8), 16),
+):
     try:
-        made = make_mesh(mesh, TransformerXLConfig(vocab_size=30), 16, devices=devices)
+        made = make_mesh(mesh, TransformerXLConfig(vocab_size=30), rows, devices=devices)
         print(*made.shape.values(), *(device.slice_index for device in made.devices.flat))
     except ConfigError as error:
         print(error)
@@ -551,6 +566,8 @@ def test_slices_share_rows_and_each_has_its_part_of_the_mesh():
     assert done.stdout.splitlines() == [
         "8 1 1 0 0 0 0 1 1 1 1",
         "2 4 1 0 0 0 0 1 1 1 1",
+        "4 2 1 1 0 1 0 1 0 1 0 1",
+        "4 1 1 2 0 0 0 0 1 1 1 1",
         "config key mesh = data 1 x fsdp 8 x tensor 1: the 2 TPU slices share rows alone, so"
         " mesh.data must be a multiple of 2",
     ], done.stderr
