@@ -24,7 +24,7 @@ from txl_jax.planning import compile_ahead as ahead
 from txl_jax.planning import gpus
 from txl_jax.planning.costs import float_atomics, library_calls, matrix_products
 from txl_jax.planning.machines import CHIPS, PlanningError
-from txl_jax.planning.run_programs import run_programs
+from txl_jax.planning.run_programs import RunProgram, run_programs
 from txl_jax.planning.topologies import topology_devices
 from txl_jax.training.setup import training_mesh
 from txl_jax.training.trainer import Trainer
@@ -311,6 +311,18 @@ def test_short_segments_compile_without_the_fused_kernel(eight_gpus):
     (train,) = programs(eight_gpus[:1], 1, **{"train.seg_len": 64})
     assert train.attention.startswith("xla (not fused: triton gains nothing")
     assert fused_calls(train.calls) == 0
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("eight_gpus", "as_users_compile")  # or skips
+def test_a_program_that_sorts_many_numbers_compiles_for_an_absent_gpu():
+    """From some 20,000 numbers on, XLA would take a sort of CUB, which asks the absent H100."""
+    (device,) = topology_devices("h100:1x1x1")
+    x = jax.ShapeDtypeStruct(
+        (50_000,), jnp.float32, sharding=jax.sharding.SingleDeviceSharding(device)
+    )
+    program = RunProgram("sort", "", functools.partial(jax.jit(jnp.sort).lower, x))
+    assert ahead.compile_program(program, device).memory.argument_size_in_bytes == 200_000
 
 
 def gradients_of_two_texts(devices) -> jax.stages.Lowered:

@@ -183,14 +183,14 @@ def _mesh(
             f"config key mesh = {axes}: the {slices} TPU slices share rows alone, so mesh.data must"
             f" be a multiple of {slices}"
         )
-    names, shape, over_slices = AXES, (data, c.fsdp, c.tensor), (sharing, 1, 1)
-    if repeated > 1:
-        names, shape = (COPIES, *names), (repeated, *shape)
-        over_slices = (slices // sharing, *over_slices)
+    sizes = {COPIES: (slices // sharing, repeated), "data": (sharing, data)}
+    sizes |= {"fsdp": (1, c.fsdp), "tensor": (1, c.tensor)}
+    names = (COPIES, *AXES) if repeated > 1 else AXES
+    over_slices, shape = zip(*(sizes[name] for name in names), strict=True)
     auto = (AxisType.Auto,) * len(names)
     if slices == 1:
         return jax.make_mesh(shape, names, auto, devices=devices[:used])
-    of_slice = tuple(n // m for n, m in zip(shape, over_slices, strict=True))
+    of_slice = [n // m for n, m in zip(shape, over_slices, strict=True)]
     placed = mesh_utils.create_hybrid_device_mesh(of_slice, over_slices, devices[:used])
     return Mesh(placed, names, axis_types=auto)
 
