@@ -20,6 +20,7 @@ from txl_jax.model.attention import planned_attention
 from txl_jax.model.kernels import choice, triton
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel import platforms
+from txl_jax.parallel.autotuning import kept_choices
 from txl_jax.planning import compile_ahead as ahead
 from txl_jax.planning import gpus
 from txl_jax.planning.costs import float_atomics, library_calls, matrix_products
@@ -372,7 +373,8 @@ def test_no_sum_of_an_update_has_an_undefined_order(eight_gpus, tmp_path, output
     mesh = training_mesh(exp, eight_gpus[:1])
     programs = run_programs(exp, eight_gpus[:1])
     lowered = next(program.lower() for program in programs if program.name == "train")
-    kept = choice.autotuning_options(mesh, str(tmp_path / "autotuned"))
-    lowered.compile(compiler_options={**kept, "xla_dump_to": str(tmp_path)})  # type: ignore
+    with kept_choices(lowered, mesh, str(tmp_path / "autotuned.json")) as kept:
+        options = {**kept, "xla_dump_to": str(tmp_path)}  # type: ignore[dict-item]
+        lowered.compile(compiler_options=options)
     assert list(tmp_path.glob("*.ptx"))
     assert not float_atomics(tmp_path)
