@@ -25,6 +25,7 @@ from txl_jax.parallel.shardings import Shardings
 from txl_jax.planning import compile_ahead as ahead
 from txl_jax.planning import flops, run_programs
 from txl_jax.planning.costs import Collective, collectives
+from txl_jax.planning.gpus import GPUS
 from txl_jax.planning.machines import CHIPS, PlanningError
 from txl_jax.planning.topologies import accelerator_type, topology_devices
 from txl_jax.planning.vocabulary import known_vocab_size, with_vocab_size
@@ -439,6 +440,21 @@ def test_prediction_shrinks_with_chips_and_says_what_is_in_it():
     of = lambda exp, kind: predict_step_time(exp, 1, CHIPS[kind], data=1).compute
     assert of(half, "h100") == of(exp, "h100") / 2
     assert of(half, "v5p") == of(exp, "v5p")
+
+
+@pytest.mark.parametrize("kind", CHIPS)
+def test_the_prediction_takes_the_dtype_that_auto_means_on_the_device(kind):
+    auto, float32, bfloat16 = (
+        predict_step_time(override(experiment(), {"model.dtype": dtype}), 1, CHIPS[kind], data=1)
+        for dtype in ("auto", "float32", "bfloat16")
+    )
+    old = kind in GPUS and float(GPUS[kind].capability.rstrip("a")) < 8.0
+    assert auto == (float32 if old else bfloat16)
+    assert float32.traffic > bfloat16.traffic
+    if old:
+        gpu = GPUS[kind]  # two operations a clock of each unit
+        rate = 2e9 * gpu.processors * gpu.units * gpu.clock
+        assert CHIPS[kind].float32_flops == pytest.approx(rate, rel=0.01)
 
 
 def test_recomputing_layers_adds_a_forward_pass_and_recomputing_products_adds_less():
