@@ -68,11 +68,15 @@ class StepTime:
 def predict_step_time(
     exp: ExperimentConfig, parameters: int, chip: Chip, data: int, fsdp: int = 1
 ) -> StepTime:
-    """One update on a mesh of ``data`` x ``fsdp`` chips; ``exp`` has ``model.vocab_size``."""
-    chips = data * fsdp
-    rate = EFFICIENCY * chip.flops
-    if exp.model.dtype == "float32" and not chip.accelerator:
-        rate /= 2  # a GPU, in TF32
+    """One update on a mesh of ``data`` x ``fsdp`` chips; ``exp`` has ``model.vocab_size``.
+
+    ``model.dtype`` ``auto`` is the type that the chip would compute in.
+    """
+    chips, dtype = data * fsdp, exp.model.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if chip.has_bfloat16 else "float32"
+    exp = dataclasses.replace(exp, model=dataclasses.replace(exp.model, dtype=dtype))
+    rate = EFFICIENCY * (chip.float32_flops if dtype == "float32" else chip.flops)
     weights_read = 2 * 4 * parameters * exp.train.micro_batches
     moved = _STATE_BYTES * parameters / fsdp + weights_read + _activation_bytes(exp) / chips
     # Rings: an all-reduce sends the gradient twice; with fsdp the gradient is scattered once, and

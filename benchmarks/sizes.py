@@ -3,11 +3,13 @@
 Text is synthetic (random tokens): a step takes as long on it as on any other.
 """
 
+import dataclasses
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from txl_jax.config import ExperimentConfig, load_config
+from txl_jax.model.precision import with_dtype
 from txl_jax.planning.vocabulary import with_vocab_size
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
@@ -70,6 +72,8 @@ SMALL = {
 def experiment(name: str, changes: Mapping[str, Any] | None = None) -> ExperimentConfig:
     """The experiment of a name, of :data:`SMALL` or ``configs/``, its vocabulary's size known.
 
+    ``model.dtype`` ``auto`` is what it means on this machine, so that peers compute in it too.
+
     Args:
       name: as ``12l_512`` or ``wt103_large``.
       changes: settings by dotted key, as ``{"train.batch_size": 16}``.
@@ -79,5 +83,8 @@ def experiment(name: str, changes: Mapping[str, Any] | None = None) -> Experimen
         for key, value in (changes or {}).items():
             section, _, rest = key.partition(".")
             settings.setdefault(section, {})[rest] = value
-        return ExperimentConfig.from_dict({"name": name, **settings})
-    return with_vocab_size(load_config(str(CONFIGS / f"{name}.py"), overrides=dict(changes or {})))
+        exp = ExperimentConfig.from_dict({"name": name, **settings})
+    else:
+        config = str(CONFIGS / f"{name}.py")
+        exp = with_vocab_size(load_config(config, overrides=dict(changes or {})))
+    return dataclasses.replace(exp, model=with_dtype(exp.model, None))

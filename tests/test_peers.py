@@ -53,6 +53,13 @@ def test_plain_flax_has_the_losses_the_memory_and_the_gradient_of_the_model():
         assert np.abs(mine - other).max() <= 1e-5 * max(1.0, np.abs(mine).max())
 
 
+@pytest.mark.parametrize("name", ["tiny", "enwik8_12l"])
+def test_peers_are_told_the_dtype_that_this_machine_computes_in(name):
+    """Autocast would take any other name than float32 as bfloat16."""
+    assert experiment(name, {"model.dtype": "auto"}).to_dict()["model"]["dtype"] == "float32"
+    assert experiment(name, {"model.dtype": "bfloat16"}).model.dtype == "bfloat16"
+
+
 @pytest.mark.integration
 def test_plain_flax_learns_from_its_updates():
     exp = experiment("tiny", {"optimizer.learning_rate": 1e-2})

@@ -25,6 +25,7 @@ from txl_jax.parallel.shardings import Shardings
 from txl_jax.planning import compile_ahead as ahead
 from txl_jax.planning import flops, run_programs
 from txl_jax.planning.costs import Collective, collectives
+from txl_jax.planning.gpus import GPUS
 from txl_jax.planning.machines import CHIPS, PlanningError
 from txl_jax.planning.topologies import accelerator_type, topology_devices
 from txl_jax.planning.vocabulary import known_vocab_size, with_vocab_size
@@ -394,6 +395,15 @@ def test_several_seeds_on_several_devices_are_refused_as_in_training():
         next(ahead.programs(exp, jax.devices()))
 
 
+def test_idle_devices_are_told_as_training_does(monkeypatch, capsys):
+    monkeypatch.setattr(ahead, "programs", lambda exp, devices: [])
+    said = "6 of 8 devices are in use, the others stay idle; train.batch_size = 8 uses all"
+    for data, times in ((-1, 1), (6, 0)):
+        changes = {"train.batch_size": 6, "mesh.data": data}
+        assert ahead.compile_ahead(experiment(**changes), topology=None) == 0
+        assert capsys.readouterr().out.count(said) == times
+
+
 def test_what_the_compiler_refuses_does_not_fit(monkeypatch, capsys):
     class TooLarge:
         def compile(self, options):
@@ -430,6 +440,21 @@ def test_prediction_shrinks_with_chips_and_says_what_is_in_it():
     of = lambda exp, kind: predict_step_time(exp, 1, CHIPS[kind], data=1).compute
     assert of(half, "h100") == of(exp, "h100") / 2
     assert of(half, "v5p") == of(exp, "v5p")
+
+
+@pytest.mark.parametrize("kind", CHIPS)
+def test_the_prediction_takes_the_dtype_that_auto_means_on_the_device(kind):
+    auto, float32, bfloat16 = (
+        predict_step_time(override(experiment(), {"model.dtype": dtype}), 1, CHIPS[kind], data=1)
+        for dtype in ("auto", "float32", "bfloat16")
+    )
+    old = kind in GPUS and float(GPUS[kind].capability.rstrip("a")) < 8.0
+    assert auto == (float32 if old else bfloat16)
+    assert float32.traffic > bfloat16.traffic
+    if old:
+        gpu = GPUS[kind]  # two operations a clock of each unit
+        rate = 2e9 * gpu.processors * gpu.units * gpu.clock
+        assert CHIPS[kind].float32_flops == pytest.approx(rate, rel=0.01)
 
 
 def test_recomputing_layers_adds_a_forward_pass_and_recomputing_products_adds_less():
@@ -533,9 +558,15 @@ from txl_jax.planning.topologies import topology_devices
 
 topology_devices("v5e:2x2")  # sets up libtpu
 devices = topologies.get_topology_desc("v5e:2x2", platform="tpu", num_slices=2).devices
-for mesh in (MeshConfig(data=-1), MeshConfig(data=2, fsdp=4), MeshConfig(data=1, fsdp=8)):
+for mesh, rows in (
+    (MeshConfig(data=-1), 16),
+    (MeshConfig(data=2, fsdp=4), 16),
+    (MeshConfig(data=-1), 22),
+    (MeshConfig(data=-1, tensor=2), 7),
+    (MeshConfig(data=1, fsdp=8), 16),
+):
     try:
-        made = make_mesh(mesh, TransformerXLConfig(vocab_size=30), 16, devices=devices)
+        made = make_mesh(mesh, TransformerXLConfig(vocab_size=30), rows, devices=devices)
         print(*made.shape.values(), *(device.slice_index for device in made.devices.flat))
     except ConfigError as error:
         print(error)
@@ -551,6 +582,8 @@ def test_slices_share_rows_and_each_has_its_part_of_the_mesh():
     assert done.stdout.splitlines() == [
         "8 1 1 0 0 0 0 1 1 1 1",
         "2 4 1 0 0 0 0 1 1 1 1",
+        "4 2 1 1 0 1 0 1 0 1 0 1",
+        "4 1 1 2 0 0 0 0 1 1 1 1",
         "config key mesh = data 1 x fsdp 8 x tensor 1: the 2 TPU slices share rows alone, so"
         " mesh.data must be a multiple of 2",
     ], done.stderr

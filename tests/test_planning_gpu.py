@@ -20,11 +20,12 @@ from txl_jax.model.attention import planned_attention
 from txl_jax.model.kernels import choice, triton
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel import platforms
+from txl_jax.parallel.autotuning import kept_choices
 from txl_jax.planning import compile_ahead as ahead
 from txl_jax.planning import gpus
 from txl_jax.planning.costs import float_atomics, library_calls, matrix_products
 from txl_jax.planning.machines import CHIPS, PlanningError
-from txl_jax.planning.run_programs import run_programs
+from txl_jax.planning.run_programs import RunProgram, run_programs
 from txl_jax.planning.topologies import topology_devices
 from txl_jax.training.setup import training_mesh
 from txl_jax.training.trainer import Trainer
@@ -313,6 +314,18 @@ def test_short_segments_compile_without_the_fused_kernel(eight_gpus):
     assert fused_calls(train.calls) == 0
 
 
+@pytest.mark.integration
+@pytest.mark.usefixtures("eight_gpus", "as_users_compile")  # or skips
+def test_a_program_that_sorts_many_numbers_compiles_for_an_absent_gpu():
+    """From some 20,000 numbers on, XLA would take a sort of CUB, which asks the absent H100."""
+    (device,) = topology_devices("h100:1x1x1")
+    x = jax.ShapeDtypeStruct(
+        (50_000,), jnp.float32, sharding=jax.sharding.SingleDeviceSharding(device)
+    )
+    program = RunProgram("sort", "", functools.partial(jax.jit(jnp.sort).lower, x))
+    assert ahead.compile_program(program, device).memory.argument_size_in_bytes == 200_000
+
+
 def gradients_of_two_texts(devices) -> jax.stages.Lowered:
     """A program with ``jax.vmap`` around the gradient, as for several seeds."""
     c = override(experiment(), FUSED).model
@@ -360,7 +373,8 @@ def test_no_sum_of_an_update_has_an_undefined_order(eight_gpus, tmp_path, output
     mesh = training_mesh(exp, eight_gpus[:1])
     programs = run_programs(exp, eight_gpus[:1])
     lowered = next(program.lower() for program in programs if program.name == "train")
-    kept = choice.autotuning_options(mesh, str(tmp_path / "autotuned"))
-    lowered.compile(compiler_options={**kept, "xla_dump_to": str(tmp_path)})  # type: ignore
+    with kept_choices(lowered, mesh, str(tmp_path / "autotuned.json")) as kept:
+        options = {**kept, "xla_dump_to": str(tmp_path)}  # type: ignore[dict-item]
+        lowered.compile(compiler_options=options)
     assert list(tmp_path.glob("*.ptx"))
     assert not float_atomics(tmp_path)

@@ -227,30 +227,6 @@ def test_a_batch_that_the_mesh_does_not_divide_is_refused_with_sizes(mesh, batch
     assert text in str(caught.value)
 
 
-class OfProcess:
-    """A device as far as a mesh is checked."""
-
-    def __init__(self, process, platform="cpu"):
-        self.process_index, self.platform = process, platform
-
-
-@pytest.mark.parametrize(
-    ("mesh", "batch", "text"),
-    [
-        ({"data": -1}, 6, "uses 3 of 4 devices, and every process must use its own; a"
-         " train.batch_size of 4 or 8 works"),
-        ({"data": 2}, 4, "uses 2 of 4 devices, and every process must use its own; mesh.data 4"
-         " uses all"),
-        ({"data": 1, "fsdp": 3}, 6, "fsdp x tensor = 3 must divide 4"),
-    ],
-)  # fmt: skip
-def test_a_process_left_without_a_device_is_refused_with_sizes(mesh, batch, text):
-    devices: Any = [OfProcess(i // 2) for i in range(4)]
-    with pytest.raises(ConfigError) as caught:
-        make_mesh(MeshConfig(**mesh), TransformerXLConfig(), batch, devices=devices)
-    assert text in str(caught.value)
-
-
 def test_alone_nothing_is_waited_for(monkeypatch):
     assert not processes.many()
     assert processes.is_process_zero()

@@ -7,6 +7,8 @@ for, where their compilers are installed.
 import dataclasses
 import json
 import os
+import subprocess
+import sys
 import types
 from typing import Any
 
@@ -14,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from many_processes import free_port
 from test_kernels_tpu import needs_libtpu
 from test_planning import experiment
 from test_planning_gpu import eight_gpus  # noqa: F401  (a fixture)
@@ -211,6 +214,96 @@ def test_a_lack_of_memory_is_not_kept(kernel, tmp_path):
     kernel.fails = full
     check(config())
     assert not list(tmp_path.glob("self-check-*"))
+
+
+# --------------------------------------------------------------------------------------
+# Two processes.
+
+PROCESS = """
+import functools, json, sys, types
+import jax
+from txl_jax.config import MeshConfig, TransformerXLConfig
+from txl_jax.model import self_check
+from txl_jax.model.kernels import choice, pallas_tpu
+from txl_jax.parallel import processes
+from txl_jax.parallel.shardings import make_mesh
+
+address, i, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+processes.initialise(False, address, 2, i)
+written, ran, here = [], [], how.endswith(sys.argv[2])
+
+def attend(x):
+    ran.append(x)
+    if here and how.startswith("full"):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+    if here and how.startswith("refused"):
+        raise jax.errors.JaxRuntimeError("INTERNAL: Mosaic failed to compile")
+    out = pallas_tpu.attend(x, interpret=True)
+    return 2 * out if here and how.startswith("wrong") else out
+
+choice._module = lambda name: types.SimpleNamespace(attend=attend, supports=lambda x: None)
+choice.platform_of = lambda mesh: "tpu"
+write = self_check._write
+self_check._write = lambda *what: (written.append(what), write(*what))
+c = TransformerXLConfig(vocab_size=11, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=16)
+mesh = make_mesh(MeshConfig(), c, 4)
+self_check.check(c, mesh, 4, 128, 40, train=True)
+last = {"failures": choice._failures, "ran": len(ran), "written": len(written)}
+print(json.dumps({**last, "devices": mesh.size}), flush=True)
+"""
+
+
+def two_processes(folder, how) -> list[Any]:
+    """What each of two processes with two devices says at the end of a self-check."""
+    address = f"127.0.0.1:{free_port()}"
+    settings = {"JAX_NUM_CPU_DEVICES": "2", "JAX_COMPILATION_CACHE_DIR": str(folder)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROCESS, address, str(i), how],
+            env={**os.environ, **settings},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=120) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0], outputs
+    return [(json.loads(out.splitlines()[-1]), err) for out, err in outputs]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("right", ""),
+        ("wrong 1", "attention differs from the plain form by"),
+        ("refused 1", "fails its self-check on the devices of process 1"),
+        ("full 0", "RESOURCE_EXHAUSTED"),
+        ("full 1", "fails its self-check on the devices of process 1"),
+    ],
+)
+def test_two_processes_take_one_decision_and_one_keeps_it(how, words, tmp_path):
+    """The kernel is interpreted; under ``auto`` a process that fails alone holds up no other."""
+    (first, said), (second, said_by_second) = two_processes(tmp_path, how)
+    assert first["devices"] == 4
+    assert min(first["ran"], second["ran"]) > 0
+    assert bool(first["failures"]) == bool(second["failures"]) == bool(words)
+    assert words in first["failures"].get("pallas_tpu", "")
+    assert said.count("attention is computed by XLA") == bool(words)
+    assert "attention is computed by XLA" not in said_by_second
+    assert ("warning: process 1: fails its" in said_by_second) == (how in ("refused 1", "full 1"))
+    kept = list(tmp_path.glob("self-check-*"))
+    assert len(kept) == first["written"] == (not how.startswith("full"))
+    assert second["written"] == 0
+    if kept:
+        (first, _), (second, _) = two_processes(tmp_path, how)
+        assert bool(first["failures"]) == bool(second["failures"]) == bool(words)
+        assert first["ran"] == second["ran"] == 0
 
 
 # --------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ CONFIG, VOCAB = "config.json", "vocab.json"
 MODEL = "model.safetensors"  # the parameters of an exported model
 CHECKPOINTS = "checkpoints"
 WRITTEN_IN = (CHECKPOINTS, "tensorboard", "wandb")  # the folders that training writes in
-AUTOTUNED = "autotuned"  # XLA's choices of kernels on a GPU
+AUTOTUNED = "autotuned.json"  # XLA's choices of kernels on a GPU
 LOCK, PROBE, OUTPUTS = ".lock", ".writable", ".txl_jax"
 
 

@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,18 +103,39 @@ def check(c: TransformerXLConfig, mesh: Mesh, *sizes: int, **program: bool) -> N
 
 
 def failure(attention: Attention, name: str) -> str:
-    """Runs the self-check; returns why the implementation cannot be trusted, or ``""``."""
-    try:
-        apart = difference(attention, name)
-    except Exception as error:  # of any of several compilers, or at the launch
-        return f"fails its self-check on this device ({type(error).__name__}: {one_line(error)})"
+    """Runs the self-check; returns why the implementation cannot be trusted, or ``""``.
+
+    All processes compile before any runs, since a program waits for the devices of all processes.
+    """
+    compare, reason = _attempted(lambda: comparison(attention, name))
+    if reason := _agreed(reason):
+        return reason
+    apart, reason = _attempted(compare)
     limit = tolerance(attention, name)
-    if apart <= limit:
-        return ""
-    return (
-        "fails its self-check on this device: attention differs from the plain form by"
-        f" {apart:.2g} of the largest entry (limit {limit:.2g}); please report this"
-    )
+    if not reason and not apart <= limit:
+        reason = (
+            "fails its self-check on this device: attention differs from the plain form by"
+            f" {apart:.2g} of the largest entry (limit {limit:.2g}); please report this"
+        )
+    return _agreed(reason)
+
+
+def _attempted(work: Callable[[], Any]) -> tuple[Any, str]:
+    """Returns the result of ``work()``, and why it failed, or ``""``."""
+    try:
+        return work(), ""
+    except Exception as error:  # of any of several compilers, or at the launch
+        what = f"{type(error).__name__}: {one_line(error)}"
+        return None, f"fails its self-check on this device ({what})"
+
+
+def _agreed(reason: str) -> str:
+    """Returns why this process failed, or else which one did; ``""`` if none did."""
+    failing = processes.failing(bool(reason))
+    if reason and not processes.is_process_zero() and 0 not in failing:
+        print(f"warning: process {jax.process_index()}: {reason}", file=stderr(), flush=True)
+    elsewhere = f"fails its self-check on the devices of process {failing[0]}" if failing else ""
+    return reason or elsewhere
 
 
 def tolerance(attention: Attention, name: str) -> float:
@@ -130,11 +152,21 @@ def tolerance(attention: Attention, name: str) -> float:
 
 def difference(attention: Attention, name: str) -> float:
     """Returns the largest difference of values and gradients, relative to the largest entry."""
-    x = jax.jit(functools.partial(drawn, attention), out_shardings=_shardings(attention))()
-    found = kernel_program(attention, name)(x)
-    with jax.default_matmul_precision("highest"):
-        expected = jax.jit(_plain)(x)
-    return float(jax.jit(parity.worst)(found, expected))
+    return comparison(attention, name)()
+
+
+def comparison(attention: Attention, name: str) -> Callable[[], float]:
+    """Compiles the implementation; returns the function that computes :func:`difference`."""
+    run = lower(attention, name).compile()
+
+    def compare() -> float:
+        x = jax.jit(functools.partial(drawn, attention), out_shardings=_shardings(attention))()
+        found = run(x)
+        with jax.default_matmul_precision("highest"):
+            expected = jax.jit(_plain)(x)
+        return float(jax.jit(parity.worst)(found, expected))
+
+    return compare
 
 
 def lower(attention: Attention, name: str) -> jax.stages.Lowered:
@@ -217,9 +249,8 @@ def _kept_or_found(attention: Attention, name: str) -> str:
 
 def _found(attention: Attention, name: str, file: str | None) -> str:
     reason = failure(attention, name)
-    if failing := processes.failing(bool(reason)):
-        reason = reason or f"fails its self-check on the devices of process {failing[0]}"
-    if "RESOURCE_EXHAUSTED" not in reason:  # which another start may not meet
+    # Another start may have the memory that a process lacked.
+    if not processes.failing("RESOURCE_EXHAUSTED" in reason):
         processes.on_process_zero(lambda: _write(file, reason))
     return reason
 

@@ -5,11 +5,13 @@ import hashlib
 import platform
 import re
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from txl_jax.config import ConfigError
 from txl_jax.config.folders import data_folder
+from txl_jax.paths import is_remote
 from txl_jax.standard_streams import stderr
 
 LIMIT = 2 * 2**30
@@ -53,6 +55,18 @@ def remove_longest_unused(folder: Path, limit: int) -> None:
         if kept > limit:
             with contextlib.suppress(OSError):
                 file.unlink()
+
+
+def cache_folder() -> Path | None:
+    """Returns the folder of compiled programs in use, for files beside them, if it is local."""
+    settings: Any = jax.config
+    folder = settings.jax_compilation_cache_dir
+    if settings.jax_enable_compilation_cache and folder and not is_remote(folder):
+        return Path(folder)
+    try:
+        return _folder()
+    except ConfigError:
+        return None
 
 
 def _folder() -> Path:

@@ -3,11 +3,14 @@
     data      rows of the batch, with the memory of their streams
     fsdp      rows, and also parameters and optimizer state, which are gathered for use
     tensor    heads, the feed-forward layer's inner width, words
+    copies    nothing: groups of devices that repeat the same work. A mesh has this axis only if
+              several processes have more devices than the rows can use
 
 A parameter axis is replicated if the number of its devices does not divide it (267,735 words).
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +25,7 @@ from txl_jax.config import ConfigError, MeshConfig, TransformerXLConfig
 AXES = ("data", "fsdp", "tensor")
 ROWS = ("data", "fsdp")
 """The axes that a batch's rows are sharded over."""
+COPIES = "copies"
 
 PARAMETERS: dict[str, tuple[str | None, ...]] = {
     **dict.fromkeys(("query", "key", "value", "position"), ("fsdp", "tensor", None)),  # [D,N,H]
@@ -56,9 +60,11 @@ def make_mesh(
 ) -> Mesh:
     """Returns the mesh that trains; ``data=-1`` uses the most devices that divide a batch's rows.
 
-    ``devices`` are all devices of the run unless given. Raises ConfigError if they are too few, if
-    they do not divide rows, heads or inner width, if a process would have no device in use, or if
-    the mesh is a part of a TPU slice that does not divide it, for which libtpu has no programs.
+    ``devices`` are all devices of the run unless given. With several processes all of them take
+    part: those that the rows leave repeat the work of others, over the axis ``copies``. Raises
+    ConfigError if the devices are too few, if they do not divide rows, heads or inner width, or if
+    the mesh does not divide the devices of several processes or a TPU slice, for parts of which
+    libtpu has no programs.
     """
     devices = jax.devices() if devices is None else devices
     rows = batch_size // micro_batches
@@ -71,8 +77,7 @@ def make_mesh(
             f"config key mesh.data = {data}: data x fsdp = {data * c.fsdp} must divide {what}"
             f" {rows}; a train.batch_size of {sizes} works"
         )
-    unit = c.fsdp * micro_batches * max(1, len(devices) // (c.fsdp * c.tensor))
-    return _mesh(c, model, data, devices, fitting, _sizes(batch_size, unit))
+    return _mesh(c, model, data, devices, fitting)
 
 
 def scoring_mesh(
@@ -103,17 +108,24 @@ def idle_devices(
     count: int | None = None,
     key: str = "train.batch_size",
 ) -> str | None:
-    """Returns a warning that names the nearest batch sizes if ``data=-1`` leaves devices idle.
+    """Returns a warning that names the nearest batch sizes if devices are idle or repeat work.
 
-    ``count`` is the number of devices, by default all of the run. ``key`` is the batch's setting.
+    Devices that ``mesh.data`` leaves idle, as the user asked, need no warning. ``count`` is the
+    number of devices, by default all of the run. ``key`` is the batch's setting.
     """
-    count, others = count or jax.device_count(), c.fsdp * c.tensor
-    if c.data != -1 or mesh.size == count:
+    count, others, busy = count or jax.device_count(), c.fsdp * c.tensor, mesh.size // copies(mesh)
+    if busy == count or (c.data != -1 and busy == mesh.size):
         return None
     works = f"{key} = {_sizes(batch_size, count // others * c.fsdp * micro_batches)} uses all"
     if count % others:
         works = f"mesh.fsdp x mesh.tensor = {others} does not divide {count}"
-    return f"warning: {mesh.size} of {count} devices are in use, the others stay idle; {works}"
+    rest = "stay idle" if busy == mesh.size else "repeat the same work"
+    return f"warning: {busy} of {count} devices are in use, the others {rest}; {works}"
+
+
+def copies(mesh: Mesh | None) -> int:
+    """Returns how many groups of devices do the same work."""
+    return 1 if mesh is None else mesh.shape.get(COPIES, 1)
 
 
 def _data_sizes(c: MeshConfig, devices: Sequence[jax.Device]) -> list[int]:
@@ -123,8 +135,15 @@ def _data_sizes(c: MeshConfig, devices: Sequence[jax.Device]) -> list[int]:
 
 
 def _is_part(used: int, devices: Sequence[jax.Device]) -> bool:
-    """Tells whether a mesh of ``used`` devices can run: on TPUs, they must divide the slice."""
-    return devices[0].platform != "tpu" or len(devices) % used == 0
+    """Tells whether a mesh of ``used`` devices can run beside the others, or with copies of it."""
+    return _rule(devices) is None or len(devices) % used == 0
+
+
+def _rule(devices: Sequence[jax.Device]) -> str | None:
+    """Returns why the devices in use must divide all devices, or ``None`` if they need not."""
+    if _many_processes(devices):
+        return "the devices of several processes must be a multiple"
+    return "a part of a TPU slice must divide it" if devices[0].platform == "tpu" else None
 
 
 def _many_processes(devices: Sequence[jax.Device]) -> bool:
@@ -137,9 +156,8 @@ def _mesh(
     data: int,
     devices: Sequence[jax.Device],
     fitting: list[int],
-    sizes: str = "",
 ) -> Mesh:
-    """Checks and returns a mesh; ``fitting`` are values of ``data``, ``sizes`` of the batch."""
+    """Checks and returns a mesh; ``fitting`` are the values of ``data`` that work."""
     count, others = len(devices), c.fsdp * c.tensor
     used, axes = data * others, f"data {data} x fsdp {c.fsdp} x tensor {c.tensor}"
     if used > count:
@@ -148,31 +166,33 @@ def _mesh(
         if size % c.tensor:
             why = f"must divide model.{key} {size}"
             raise ConfigError(f"config key mesh.tensor = {c.tensor}: {why}")
-    many, all_of_them = _many_processes(devices), count // others
-    if used < count if many else not _is_part(used, devices):
-        rule = "every process must use its own" if many else "a part of a TPU slice must divide it"
-        works = f"a train.batch_size of {sizes} works"
+    if not _is_part(used, devices):
+        works = f"mesh.data {max(fitting, default=-1)} works"
         if count % others:
             works = f"fsdp x tensor = {others} must divide {count}"
-        elif not many:
-            works = f"mesh.data {max(fitting, default=-1)} works"
-        elif c.data != -1 and all_of_them in fitting:
-            works = f"mesh.data {all_of_them} uses all"
         raise ConfigError(
-            f"config key mesh = {axes}: uses {used} of {count} devices, and {rule}; {works}"
+            f"config key mesh = {axes}: uses {used} of {count} devices, and {_rule(devices)};"
+            f" {works}"
         )
+    repeated = count // used if _many_processes(devices) else 1
+    used *= repeated
     slices = len({getattr(d, "slice_index", 0) for d in devices[:used]})
-    if slices > 1 and data % slices:
+    sharing = math.gcd(data, slices)  # the slices that share the rows
+    if repeated % (slices // sharing):
         raise ConfigError(
             f"config key mesh = {axes}: the {slices} TPU slices share rows alone, so mesh.data must"
             f" be a multiple of {slices}"
         )
-    shape, auto = (data, c.fsdp, c.tensor), (AxisType.Auto,) * len(AXES)
+    sizes = {COPIES: (slices // sharing, repeated), "data": (sharing, data)}
+    sizes |= {"fsdp": (1, c.fsdp), "tensor": (1, c.tensor)}
+    names = (COPIES, *AXES) if repeated > 1 else AXES
+    over_slices, shape = zip(*(sizes[name] for name in names), strict=True)
+    auto = (AxisType.Auto,) * len(names)
     if slices == 1:
-        return jax.make_mesh(shape, AXES, auto, devices=devices[:used])
-    of_slice, over_slices = (data // slices, c.fsdp, c.tensor), (slices, 1, 1)
+        return jax.make_mesh(shape, names, auto, devices=devices[:used])
+    of_slice = [n // m for n, m in zip(shape, over_slices, strict=True)]
     placed = mesh_utils.create_hybrid_device_mesh(of_slice, over_slices, devices[:used])
-    return Mesh(placed, AXES, axis_types=auto)
+    return Mesh(placed, names, axis_types=auto)
 
 
 def _sizes(batch_size: int, divisor: int) -> str:
@@ -300,3 +320,16 @@ def sharded_over_rows(function: Callable, mesh: Mesh | None, n_rows: int) -> Cal
         axis_names=set(axes),
         check_vma=False,
     )
+
+
+def equal_on_copies(tree: Any, mesh: Mesh | None) -> Any:
+    """Returns the mean of arrays over the axis ``copies``, or the arrays if there is no such axis.
+
+    Groups of devices may sum in different orders. Without this, rounding would drive them apart.
+    """
+    if copies(mesh) == 1:
+        return tree
+    mean = functools.partial(jax.lax.pmean, axis_name=COPIES)
+    whole: Any = {"in_specs": PartitionSpec(), "out_specs": PartitionSpec()}
+    over = jax.shard_map(mean, mesh=mesh, **whole, axis_names={COPIES}, check_vma=False)
+    return over(tree)

@@ -19,6 +19,7 @@ from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ExperimentConfig
 from txl_jax.model.precision import float32_products, with_dtype
 from txl_jax.parallel.device_memory import GIB, program_bytes
+from txl_jax.parallel.shardings import idle_devices
 from txl_jax.planning.costs import (
     Collective,
     collectives,
@@ -78,7 +79,9 @@ def compile_ahead(exp: ExperimentConfig, topology: str | None) -> int:
     limit = None if topology else (devices[0].memory_stats() or {}).get("bytes_limit")
     if topology:
         limit = CHIPS[topology.partition(":")[0]].memory
-    print(_heading(exp, mesh, topology), flush=True)
+    sizes = exp.train.batch_size, exp.train.micro_batches, len(devices)
+    idle = idle_devices(mesh, exp.mesh, *sizes)
+    print("\n".join(filter(None, (_heading(exp, mesh, topology), idle))), flush=True)
     fitting = []
     for program in programs(exp, devices):
         print(format_program(program, limit), flush=True)
@@ -102,6 +105,9 @@ def compile_program(program: RunProgram, device: jax.Device) -> Program:
     start, took = time.perf_counter(), lambda: time.perf_counter() - start
     with tempfile.TemporaryDirectory() as dump, _no_cache():
         options: Any = {"xla_dump_to": dump} if on_gpu else None
+        if on_gpu and jax.default_backend() != "gpu":
+            # The compiler asks the CUDA device of an H100 how much memory a sort of CUB needs.
+            options["xla_gpu_enable_cub_radix_sort"] = False
         try:
             compiled, seconds = lowered.compile(options), took()
         except jax.errors.JaxRuntimeError as refused:

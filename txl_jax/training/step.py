@@ -14,7 +14,7 @@ from txl_jax.model.kernels.choice import compiler_options
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.ordering import zero_after
-from txl_jax.parallel.shardings import Shardings
+from txl_jax.parallel.shardings import Shardings, equal_on_copies
 from txl_jax.training.loss import batch_loss, denominators, scored_weights
 from txl_jax.training.optimizer import schedule
 from txl_jax.training.skipping import skip_bad_update
@@ -47,6 +47,7 @@ def train_step(
     batch = batch.replace(weights=scored_weights(batch.weights, exp.loss))
     key = dropout_key(exp.seed if seed is None else seed, state.step)
     gradient, nll_sum, mems = accumulate_gradient(state, batch, exp, model, key)
+    gradient, nll_sum = equal_on_copies((gradient, nll_sum), model.mesh)
     rate = schedule(exp.optimizer, exp.train.steps, exp.average)
     metrics = {
         "nll_sum": nll_sum,

@@ -27,10 +27,10 @@ from txl_jax.data.feed import training_batch, training_feed
 from txl_jax.data.on_device import BatchPosition, DeviceText, device_text, training_position
 from txl_jax.evaluation.evaluator import Score
 from txl_jax.messages import shown_path
-from txl_jax.model.kernels.choice import autotuning_options
 from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.model.precision import describe
 from txl_jax.parallel import processes
+from txl_jax.parallel.autotuning import kept_choices
 from txl_jax.parallel.device_memory import TRAINING, check_program, explained
 from txl_jax.parallel.shardings import idle_devices
 from txl_jax.training.distil import soft_targets
@@ -203,11 +203,11 @@ class Trainer:
 
     def compile(self, jitted: Any, *shapes: Any) -> Callable[..., Any]:
         """Compiles a jitted step for these shapes. The time does not count as training time."""
-        folder = os.path.join(self.log.workdir, AUTOTUNED)
-        options = autotuning_options(self.setup.shardings.mesh, folder)
-        start = time.perf_counter()
+        start, file = time.perf_counter(), os.path.join(self.log.workdir, AUTOTUNED)
         with self.log.goodput.pause("compile"):
-            program = check_program(TRAINING, jitted.lower(*shapes), self._resumed, options)
+            lowered = jitted.lower(*shapes)
+            with kept_choices(lowered, self.setup.shardings.mesh, file) as options:
+                program = check_program(TRAINING, lowered, self._resumed, options)
         self.log.message(f"compiled the step in {time.perf_counter() - start:.1f} s")
         return program
 

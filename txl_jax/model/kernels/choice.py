@@ -3,7 +3,6 @@
 import functools
 import importlib
 import math
-import os
 from types import ModuleType
 from typing import NamedTuple
 
@@ -163,17 +162,6 @@ def compiler_options(mesh: Mesh | None) -> dict[str, bool | str] | None:
     if jax.__version_info__[:2] == (0, 11):
         options["xla_gpu_enable_dynamic_slice_fusion"] = False
     return options
-
-
-def autotuning_options(mesh: Mesh | None, folder: str) -> dict[str, bool | str] | None:
-    """Returns XLA's options to keep in ``folder`` which GPU kernels were fastest, or ``None``.
-
-    XLA measures kernels while it compiles. Another choice would change the rounding of a run that
-    resumes after the cache of compiled programs was lost.
-    """
-    if platform_of(mesh) != "gpu" or "://" in folder:
-        return None
-    return {"xla_gpu_per_fusion_autotune_cache_dir": os.path.abspath(folder)}
 
 
 @functools.cache
