@@ -54,6 +54,11 @@ def with_settings(trained, section, **settings):
     return language_model(txl_jax.LanguageModel(**{**vars(trained), "config": exp}))
 
 
+def test_loading_a_model_warns_of_nothing(run, caplog):
+    txl_jax.load(str(run))
+    assert caplog.text == ""
+
+
 def test_an_interrupted_generation_that_is_repeated_leaves_each_record_once(trained, tmp_path):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("the dog\nthe cat\nit ran\n")

@@ -1,5 +1,6 @@
 """Sets up Orbax for checkpoints of named items, and converts a training state to items and back."""
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,11 +21,26 @@ RAW = "raw"  # the parameters as the last update left them, without averaging
 
 
 class Manager(ocp.CheckpointManager):
-    """Orbax's manager, which does not ask JAX about preemption; JAX counts each such call."""
+    """Orbax's manager, which does not ask JAX about preemption; JAX counts each such call.
+
+    It does not warn that a folder is only read, which :func:`options` asked for.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        logger = logging.getLogger("absl")
+        logger.addFilter(_is_no_read_only_notice)
+        try:
+            super().__init__(*args, **kwargs)
+        finally:
+            logger.removeFilter(_is_no_read_only_notice)
 
     def reached_preemption(self, step: int) -> bool:
         """Always false; training asks at steps on which all processes agree."""
         return False
+
+
+def _is_no_read_only_notice(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Given directory is read only")
 
 
 def options(
