@@ -180,7 +180,7 @@ def test_another_start_is_another_run(trained, tmp_path):
     (tmp_path / "tuned").mkdir()
     init_workdir(str(tmp_path / "tuned"), exp, corpus)
     shutil.copytree(trained, tmp_path / "copy")
-    with pytest.raises(WorkdirError, match=r"is the folder of another run: train\.start_from"):
+    with pytest.raises(WorkdirError, match=r"(?s)of another run.*differs:\ntrain\.start_from"):
         begin(tmp_path / "text", tmp_path / "copy", tmp_path / "tuned")
 
 

@@ -430,7 +430,7 @@ REFUSED = [
     ({"data.path": "nowhere.txt"}, "data.path = 'nowhere.txt': there is no such file or folder"),
     ({"mesh.data": 3}, "mesh"),
     ({"generate.prompt": "Z"}, "generate.prompt: "),
-    ({"seed": 3}, r"workdir=.*: is the folder of another run: seed: 0 -> 3. Name another workdir"),
+    ({"seed": 3}, r"(?s)workdir=.*: is the folder of another run\nname another.*\nseed: 0 -> 3$"),
     ({"train.steps": 60}, r"another folder: workdir=.*-60, train.start_from=.*, train.steps=48"),
 ]
 

@@ -225,8 +225,10 @@ def test_the_workdir_of_another_run_is_refused_and_left_as_it_was(trained):
     before = {p: p.stat().st_mtime_ns for p in known()}
     flags = (f"--config={config}", f"--workdir={workdir}")
     assert refused(*flags, "--config.model.n_head=4", "--config.train.steps=13") == (
-        f"error: --workdir={workdir}: is the folder of another run: model.n_head: 2 -> 4;"
-        " train.steps: 12 -> 13. Name another workdir, or use that run's settings"
+        f"error: --workdir={workdir}: is the folder of another run\n"
+        f"  name another workdir, or resume that run by --workdir={workdir} alone; what differs:\n"
+        "  model.n_head: 2 -> 4\n"
+        "  train.steps: 12 -> 13"
     )
     after = {p: p.stat().st_mtime_ns for p in known()}
     assert {p: t for p, t in after.items() if p != workdir} == {
@@ -332,6 +334,15 @@ def evaluated(workdir, capsys, **overrides):
     """The last line of ``--mode=evaluate``, in this process."""
     assert modes.use_model("evaluate", None, overrides, str(workdir), "best") == 0
     return capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_longer_memory_than_the_run_knows_is_told(trained, capsys):
+    _, _, workdir, _ = trained
+    for length, told in ((32, ""), (33, "note: memory 33 is longer than 32, the longest of this")):
+        overrides = {"evaluate.mem_len": str(length), "evaluate.max_segments": "2"}
+        assert modes.use_model("evaluate", None, overrides, str(workdir), "best") == 0
+        assert capsys.readouterr().err.startswith(told)
+        assert bool(told) == (length > 32)
 
 
 def test_evaluate_encodes_another_text_with_the_models_vocabulary(trained, tmp_path, capsys):

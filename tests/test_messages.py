@@ -249,7 +249,7 @@ def test_python_reads_the_names_of_arguments_and_the_command_those_of_flags(refu
 
 def test_no_message_of_the_library_spells_a_flag():
     """Flags are spelt by ``argument``, or in the modules that only the command runs."""
-    commands = ("main", "modes", "command_line", "__main__", "machines", "processes")
+    commands = ("main", "modes", "usage", "command_line", "__main__", "machines", "processes")
     package = pathlib.Path(main.__file__).parent
     for path in sorted(package.rglob("*.py")):
         if path.stem in commands:

@@ -340,7 +340,8 @@ def test_an_error_of_process_0_ends_all_with_its_text(short, two, tmp_path):
     with Processes(tmp_path, 2, *arguments) as pair:
         codes, (first, second) = pair.wait()
     assert "error: --workdir" in first
-    assert "is the folder of another run: train.seg_len: 16 -> 8" in first
+    assert "is the folder of another run\n  name another workdir" in first
+    assert "what differs:\n  train.seg_len: 16 -> 8" in first
     assert codes[0] == 2
     assert codes[1] != 0
     assert "error: process 0 failed: WorkdirError: --workdir" in second

@@ -24,6 +24,7 @@ from txl_jax.messages import (
     UserError,
     arguments_as_flags,
     describe_os_error,
+    error_text,
     one_line,
     short_repr,
     truncate,
@@ -105,7 +106,7 @@ def main(argv: list[str]) -> int:
     except (UserError, OSError) as error:
         action = f"--mode={_MODE.value}"
         text = describe_os_error(error, action) if isinstance(error, OSError) else error
-        print(f"error: {one_line(text)}", file=stderr(), flush=True)
+        print(f"error: {error_text(text)}", file=stderr(), flush=True)
         return _exit_code(2)
     except KeyboardInterrupt:
         return _exit_code(interrupts.report_interrupt())

@@ -5,12 +5,22 @@ import dataclasses
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 
 class UserError(Exception):
-    """An error that the user can correct. The command prints one line, without a traceback."""
+    """An error that the user can correct. The command prints it without a traceback.
+
+    It prints one line for the message, and one for each of ``details``.
+    """
+
+    def __init__(self, *args: object, details: Sequence[str] = ()):
+        super().__init__(*args)
+        self.details = tuple(details)
+
+    def __str__(self) -> str:
+        return "\n".join([super().__str__(), *self.details])
 
 
 LONGEST_VALUE, LONGEST_MESSAGE = 200, 2000
@@ -96,6 +106,13 @@ def one_line(message: object) -> str:
         text = type(message).__name__
     text = re.sub(rf"\S{{{LONGEST_VALUE + 1},}}", lambda word: truncate(word[0]), text)
     return truncate(text, LONGEST_MESSAGE)
+
+
+def error_text(error: object) -> str:
+    """Returns an error as one line of text, and an indented line for each of its details."""
+    if not isinstance(error, UserError) or not error.details:
+        return one_line(error)
+    return "\n  ".join(map(one_line, (error.args[0], *error.details)))
 
 
 _ADVICE = {

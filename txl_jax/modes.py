@@ -229,8 +229,11 @@ def use_model(
     """
     weights = exp.average.use if exp else overrides.get("average.use", "best")
     trained = load(workdir, step, None if weights == "best" else weights)
-    trained = with_settings(trained, exp or override(trained.config, overrides))
+    of_run = trained.config
+    trained = with_settings(trained, exp or override(of_run, overrides))
     _, *warnings = describe(trained.config.model, None)
+    if mode == "evaluate":
+        warnings += longer_memory(trained.config, of_run)
     _print("\n".join(warnings), stderr())
     if mode in MODE_FILES:
         processes.on_process_zero(lambda: check_outputs(workdir, mode))
@@ -241,6 +244,17 @@ def use_model(
     if processes.is_process_zero():
         _print(importlib.import_module(ANALYSIS_MODULES[mode]).run(trained, workdir))
     return 0
+
+
+def longer_memory(exp: ExperimentConfig, of_run: ExperimentConfig) -> list[str]:
+    """Returns a line if an evaluation has a longer memory than any that the run was scored with."""
+    known = max(of_run.train.mem_len, of_run.validate.mem_len, of_run.evaluate.mem_len)
+    if exp.evaluate.mem_len <= known:
+        return []
+    return [
+        f"note: memory {exp.evaluate.mem_len:,} is longer than {known:,}, the longest of this run;"
+        " the score may become worse, and --mode=context shows the loss at every length"
+    ]
 
 
 def generate(trained: TrainedModel, workdir: str) -> int:

@@ -63,10 +63,9 @@ def init_workdir(
         if path(vocab).exists() and read_json(vocab) != corpus.vocab.to_json():
             different.append(f"vocabulary: not that of {vocab}")
         if different:
-            raise WorkdirError(
-                f"{argument('workdir', workdir)}: is the folder of another run:"
-                f" {'; '.join(different)}. Name another workdir, or use that run's settings"
-            )
+            named = argument("workdir", workdir)
+            how = f"name another workdir, or resume that run by {named} alone; what differs:"
+            raise WorkdirError(f"{named}: is the folder of another run", details=[how, *different])
     origin = {**provenance(), "attention": attention, AUTO_DTYPE: auto_dtype}
     made = {"corpus": describe_corpus(corpus), "provenance": origin}
     write_json(str(config), {**exp.to_dict(), **made})

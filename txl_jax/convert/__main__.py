@@ -18,7 +18,7 @@ from txl_jax.command_line import split_overrides
 from txl_jax.config.folders import expanded, expanded_text
 from txl_jax.convert.conversion import Format, Request, to_workdir
 from txl_jax.library_errors import log_library_errors
-from txl_jax.messages import UserError, arguments_as_flags, describe_os_error, one_line
+from txl_jax.messages import UserError, arguments_as_flags, describe_os_error, error_text
 from txl_jax.paths import absolute
 from txl_jax.standard_streams import drop_unwritten_output, run_command, stderr
 
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
     except (UserError, OSError) as error:
         doing = f"export of {flags.workdir}" if flags.export else f"conversion of {flags.source}"
         text = describe_os_error(error, doing) if isinstance(error, OSError) else error
-        print(f"error: {one_line(text)}", file=stderr(), flush=True)
+        print(f"error: {error_text(text)}", file=stderr(), flush=True)
         return 2
     except KeyboardInterrupt:
         return interrupts.report_interrupt()
