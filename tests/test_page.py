@@ -1,5 +1,6 @@
 """The page of a run: whole, offline, readable by a parser, and with the run's own figures."""
 
+import base64
 import dataclasses
 import html.parser
 import json
@@ -173,6 +174,38 @@ def test_runs_are_compared_by_what_differs(run, tmp_path):
     assert "speed." not in text
     assert "other not evaluated" in text
     assert reader.fetched == []
+
+
+def test_runs_have_distinct_names_and_seeds_a_mean(run, tmp_path):
+    """Folders of the same name are told apart by those above; values of equal settings averaged."""
+    record = json.loads((run / "config.json").read_text())
+    lines = (run / "evaluations.jsonl").read_text().splitlines()
+    result = next(r for r in map(json.loads, lines) if "test split" in r["results"][0]["protocol"])
+    folders = []
+    for name, rate, values in (("a", 0.5, (2.0, 3.0)), ("b", 0.25, (4.0, 4.0))):
+        for seed, value in enumerate(values):
+            folder = tmp_path / name / f"seed_{seed}"
+            folder.mkdir(parents=True)
+            changed = {**record, "seed": seed}
+            changed["optimizer"] = {**record["optimizer"], "learning_rate": rate}
+            (folder / "config.json").write_text(json.dumps(changed))
+            first = {**result["results"][0], "bpc": value}
+            (folder / "evaluations.jsonl").write_text(json.dumps({**result, "results": [first]}))
+            folders.append(str(folder))
+    write(tmp_path / "out", **{"report.workdirs": ",".join(folders)})
+    _, text = parsed(tmp_path / "out" / "report.html")
+    assert "setting a/seed_0 a/seed_1 b/seed_0 b/seed_1" in text
+    assert "a, mean of 2 seeds 2.5000 ± 0.7071 bpc" in text
+    assert "b, mean of 2 seeds 4.0000 ± 0.0000 bpc" in text
+    protocol = result["results"][0]["protocol"]
+    assert f"4 runs, {result['label']}: {protocol}" in text
+
+
+def test_curves_have_no_panel_without_a_curve():
+    rows = [{"kind": "train", "step": n, "bpc": 2.0, "learning_rate": 0.1} for n in (1, 2)]
+    drawn = page.curves([("a", rows)], "bpc")["src"].partition(",")[2]
+    svg = base64.b64decode(drawn).decode()
+    assert [f"axes_{n}" in svg for n in (1, 2, 3)] == [True, True, False]
 
 
 def test_damaged_and_foreign_files_are_left_out_and_named(run, tmp_path, capsys):

@@ -11,6 +11,7 @@ import base64
 import dataclasses
 import json
 import os
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,12 @@ LARGEST_JSON, LARGEST_SVG = 200_000, 300_000
 LONGEST_NAME = 50
 """The largest number of characters of a run's name in a figure."""
 
+_SIDE_PANELS = {
+    "learning_rate": "learning rate",
+    "grad_norm": "gradient norm",
+    "tokens_per_second": "tokens per second",
+}
+
 REPORT_SECTIONS = (
     ("ablation", "Table of rows", "The loss of every row at every attention length, best marked."),
     ("context", "Loss and context", "The loss against the length of the context."),
@@ -60,11 +67,7 @@ class RunRecord:
     metrics: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]  # oldest first
     sample: str
-
-    @property
-    def folder(self) -> str:
-        """The last part of the workdir's path."""
-        return os.path.basename(absolute(self.workdir))
+    folder: str = ""  # the last parts of the workdir's path, as many as tell it from other runs'
 
     @property
     def name(self) -> str:
@@ -117,11 +120,13 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
             f" to compare with {argument('config.report.workdirs', 'RUN,RUN')}"
         )
     register_outputs(workdir, "report")
-    runs = [main, *others] if main else others
-    names = main.name if main else " and ".join(one.name for one in others)
+    runs = with_distinct_folders([main, *others] if main else others)
+    main, others = (runs[0], runs[1:]) if main else (None, runs)
+    several = " and ".join(one.name for one in others) if len(others) < 4 else "runs compared"
+    names = main.name if main else several
     content = {
         "title": exp.report.title or names,
-        "headline": headline(runs[0]),
+        "headline": headline(main) if main else shared_protocol(others),
         "comparison": comparison(runs) if len(runs) > 1 else None,
         "main": main,
         "results": results(main) if main else [],
@@ -152,7 +157,18 @@ def read_run(workdir: str) -> RunRecord:
     evaluations = _read_lines(of("evaluations.jsonl"), is_evaluation)
     sample = of("sample.txt")
     text = read_text(sample, "replace") if path(sample).exists() else ""
-    return RunRecord(workdir, read_record(workdir), metrics, evaluations, text)
+    folder = os.path.basename(absolute(workdir))
+    return RunRecord(workdir, read_record(workdir), metrics, evaluations, text, folder)
+
+
+def with_distinct_folders(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Returns the runs with as many parts of their paths in ``folder`` as make these distinct."""
+    parts = [absolute(one.workdir).split("/") for one in runs]
+    for n in range(1, max(map(len, parts)) + 1):
+        folders = ["/".join(each[-n:]) for each in parts]
+        if len(set(folders)) == len({one.workdir for one in runs}):
+            break
+    return [dataclasses.replace(r, folder=f) for r, f in zip(runs, folders, strict=True)]
 
 
 def _read_lines(file: str, accepts: Callable[[Any], bool]) -> list[Any]:
@@ -173,6 +189,46 @@ def headline(one: RunRecord) -> str:
     first, unit = result["results"][0], result["unit"]
     value = f"{_value(first, unit)} {UNIT_NAMES[unit]}"
     return f"{result.get('label', label)}: {value} ({first.get('protocol', '')})"
+
+
+def shared_protocol(runs: Sequence[RunRecord]) -> str:
+    """Returns a line about several runs: the text and the protocol that their results share."""
+    found = [result for one in runs if (result := one.main_result)]
+    labels = {result.get("label", "") for result in found}
+    protocols = {result["results"][0].get("protocol", "") for result in found}
+    if len(labels) != 1 or len(protocols) != 1:
+        return f"{len(runs)} runs"
+    return f"{len(runs)} runs, {labels.pop()}: {protocols.pop()}"
+
+
+def seed_groups(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
+    """Returns the groups of two or more evaluated runs that differ only in their seed."""
+    groups: dict[str, list[RunRecord]] = {}
+    for one in runs:
+        if one.main_result:
+            own = {key: value for key, value in one.settings.items() if key != "seed"}
+            groups.setdefault(json.dumps(own, sort_keys=True), []).append(one)
+    return [group for group in groups.values() if len({r.settings["seed"] for r in group}) > 1]
+
+
+def seeds_row(group: Sequence[RunRecord], first: tuple[Any, ...]) -> dict[str, Any] | None:
+    """Returns a row with mean and standard deviation over seeds; ``None`` if they do not compare.
+
+    ``first`` is the :func:`_compared` of the table's first result.
+    """
+    found = [result for one in group if (result := one.main_result)]
+    values = [result["results"][0][result["unit"]] for result in found]
+    if len(set(map(_compared, found))) > 1 or None in values:
+        return None
+    unit, common = found[0]["unit"], os.path.commonpath([one.folder for one in group])
+    mean, spread = (format_value(f(values), unit) for f in (statistics.fmean, statistics.stdev))
+    row = table_row(found[0], found[0]["results"][0], marked=_compared(found[0]) != first)
+    name = f"{common or group[0].config.get('name', '')}, mean of {len(group)} seeds"
+    return row | {"name": name, "value": f"{mean} ± {spread} {unit}"}
+
+
+def _compared(result: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (result.get("source_hash"), result["unit"], result["results"][0].get("protocol", ""))
 
 
 def results(one: RunRecord) -> list[dict[str, Any]]:
@@ -224,6 +280,9 @@ def comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
         row = result["results"][0]
         seen.append(((result.get("source_hash"), result["unit"]), row.get("protocol", "")))
         rows.append(table_row(result, row, name=one.folder, marked=seen[-1] != seen[0]))
+    if seen:
+        means = (seeds_row(group, (*seen[0][0], seen[0][1])) for group in seed_groups(runs))
+        rows += filter(None, means)
     kinds = zip(("texts or units", "protocols"), map(set, zip(*seen, strict=True)), strict=False)
     values = [one.settings for one in runs]
     keys = sorted({key for each in values for key in each})
@@ -269,15 +328,17 @@ def saved_figures(workdir: str, prefix: str) -> list[dict[str, str]]:
 
 
 def curves(runs: Sequence[tuple[str, list[dict[str, Any]]]], unit: Unit) -> dict[str, str]:
-    """Plots loss, learning rate, gradient norm and tokens per second over steps.
+    """Plots loss, learning rate, gradient norm and tokens per second over steps, where recorded.
 
     ``runs`` has the names and the records of the runs. Each run has its own colour.
     """
     figure = new_figure(10, 7)
-    grid = figure.add_gridspec(2, 3, height_ratios=(2, 1))
-    keys = ("learning_rate", "grad_norm", "tokens_per_second")
-    names = ("learning rate", "gradient norm", "tokens per second")
-    sides = [figure.add_subplot(grid[1, n], ylabel=name) for n, name in enumerate(names)]
+    recorded = {key for _, found in runs for r in found for key in {**r, **r.get("timing", {})}}
+    keys = [key for key in _SIDE_PANELS if key in recorded]
+    grid = figure.add_gridspec(
+        2 if keys else 1, max(1, len(keys)), height_ratios=(2, 1)[: 1 + bool(keys)]
+    )
+    sides = [figure.add_subplot(grid[1, n], ylabel=_SIDE_PANELS[key]) for n, key in enumerate(keys)]
     loss = figure.add_subplot(grid[0, :], ylabel=f"{UNIT_NAMES[unit]} ({unit})")
     for n, (name, found) in enumerate(runs):
         colour, label = f"C{n % 10}", "training" if len(runs) == 1 else _short(name)
