@@ -24,11 +24,15 @@ SIZES = {
 }
 
 
-def compiled(folder, topology, form, dtype):
+PLAIN = {"model.kernel": "reference", "model.scan_layers": False, "generate.length": 0}
+"""The plain form of every program: whole scores, layers one by one."""
+
+
+def compiled(folder, topology, form, dtype, **changes):
     """What ``--mode=compile`` says of a small run, after it ended with exit code 0."""
     settings = {f"model.{key}": value for key, value in FORMS[form].items()}
-    no_memory = NO_MEMORY if form.startswith("absolute") else {}
-    config = write_config(folder, **SIZES, **no_memory, **settings, **{"model.dtype": dtype})
+    settings |= NO_MEMORY if form.startswith("absolute") else {}
+    config = write_config(folder, **{**SIZES, **settings, "model.dtype": dtype, **changes})
     done = call(
         *(f"--config={config}", "--mode=compile", f"--topology={topology}"),
         timeout=900,
@@ -67,6 +71,31 @@ def walk(folder, topology, forms, dtypes):
             kind = "bfloat16" if dtype == "bfloat16" else "float32 at default"
             train = told.partition("\ntrain: ")[2].partition("\nvalidate")[0]
             assert kind in re.findall(r"products +(.*)", train)[0], told
+            if not topology.endswith("1x1x1"):
+                plain = compiled(folder, topology, form, dtype, **PLAIN)
+                check_collectives(told, plain)
+
+
+def check_collectives(told, plain):
+    """No program exchanges more, or otherwise, than its plain form; the self-check has none."""
+    found, allowed = collectives(told), collectives(plain)
+    assert any(allowed.values()), plain  # several devices share the work
+    for name, bytes_of_kind in found.items():
+        if not name.startswith("self-check"):
+            for kind, size in bytes_of_kind.items():
+                assert size <= allowed.get(name, {}).get(kind, 0), (name, kind, told, plain)
+
+
+def collectives(told):
+    """The bytes of each kind of collective of every program, below 100,000."""
+    found = {}
+    for program in re.split(r"\n(?=\w)", told):
+        if said := re.search(r"^  collectives +(.*)", program, re.MULTILINE):
+            kinds = re.findall(r"\d+ ([a-z-]+) \(([\d,]+) bytes\)", said[1])
+            assert said[1] == "none" or len(kinds) == said[1].count("("), said[1]
+            name = program.partition(":")[0]
+            found[name] = {kind: int(size.replace(",", "")) for kind, size in kinds}
+    return found
 
 
 @pytest.mark.integration
