@@ -14,12 +14,13 @@ FORMS: dict[str, dict[str, object]] = {
     "shared_projection": {"attention": "shared_projection"},
     "shaw": {"attention": "shaw", "n_positions": 64},
     "absolute": {"attention": "absolute"},
-    "absolute_per_layer": {"attention": "absolute_per_layer", "n_positions": 200},
+    "absolute_per_layer": {"attention": "absolute_per_layer", "n_positions": 300},
 }
 """The forms of attention, and the settings of each."""
 NO_MEMORY = {f"{part}.mem_len": 0 for part in ("train", "validate", "evaluate")}
 SIZES = {
-    **{f"{part}.seg_len": 128 for part in ("train", "validate", "evaluate")},
+    # Longer than one group of queries of attention that is not fused.
+    **{f"{part}.seg_len": 256 for part in ("train", "validate", "evaluate")},
     **{"model.vocab_size": 30, "train.batch_size": 8, "mesh.data": -1},
 }
 
