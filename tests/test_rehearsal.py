@@ -58,23 +58,21 @@ def require(topology):
         pytest.skip(str(missing))
 
 
-def walk(folder, topology, forms, dtypes):
-    """Compiles every program of these forms, and checks what is said of each."""
+def walk(folder, topology, form, dtypes):
+    """Compiles every program of a form, and checks what is said of each."""
     require(topology)
-    for form in forms:
-        for dtype in dtypes:
-            told = compiled(folder, topology, form, dtype)
-            names = re.findall(r"^(\w.*?): .*\n  memory", told, re.MULTILINE)
-            expected = ["initialise", "train", "validate", "evaluate", "generate, extend"]
-            assert [name for name in names if name in expected] == expected, told
-            for said in ("fits", "floating-point atomics: ", "compiled in"):
-                assert told.count(said) == len(names), told
-            kind = "bfloat16" if dtype == "bfloat16" else "float32 at default"
-            train = told.partition("\ntrain: ")[2].partition("\nvalidate")[0]
-            assert kind in re.findall(r"products +(.*)", train)[0], told
-            if not topology.endswith("1x1x1"):
-                plain = compiled(folder, topology, form, dtype, **PLAIN)
-                check_collectives(told, plain)
+    for dtype in dtypes:
+        told = compiled(folder, topology, form, dtype)
+        names = re.findall(r"^(\w.*?): .*\n  memory", told, re.MULTILINE)
+        expected = ["initialise", "train", "validate", "evaluate", "generate, extend"]
+        assert [name for name in names if name in expected] == expected, told
+        for said in ("fits", "floating-point atomics: ", "compiled in"):
+            assert told.count(said) == len(names), told
+        kind = "bfloat16" if dtype == "bfloat16" else "float32 at default"
+        train = told.partition("\ntrain: ")[2].partition("\nvalidate")[0]
+        assert kind in re.findall(r"products +(.*)", train)[0], told
+        if not topology.endswith("1x1x1") and "collectives unknown" not in told:
+            check_collectives(told, compiled(folder, topology, form, dtype, **PLAIN))
 
 
 def check_collectives(told, plain):
@@ -102,13 +100,14 @@ def collectives(told):
 @pytest.mark.integration
 @pytest.mark.parametrize("topology", ["v5e:2x2", "h100:1x1x1"])
 def test_every_program_of_a_run_compiles_for_an_accelerator(topology, tmp_path):
-    walk(tmp_path, topology, ["relative"], ["bfloat16"])
+    walk(tmp_path, topology, "relative", ["bfloat16"])
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v5e:2x4", "v6e:2x2", "h100:1x1x1", "h100:1x1x4"])
-def test_every_program_of_every_form_compiles_in_both_dtypes(topology, tmp_path):
-    walk(tmp_path, topology, FORMS, ["float32", "bfloat16"])
+def test_every_program_of_every_form_compiles_in_both_dtypes(topology, form, tmp_path):
+    walk(tmp_path, topology, form, ["float32", "bfloat16"])
 
 
 @pytest.mark.slow
@@ -117,7 +116,7 @@ def test_every_program_of_every_form_compiles_in_both_dtypes(topology, tmp_path)
     ["v4:2x2x1", "v5p:2x2x1", *(f"{kind}:1x1x1" for kind in gpus.GPUS if kind != "v100")],
 )
 def test_every_program_of_a_run_compiles_for_every_kind(topology, tmp_path):
-    walk(tmp_path, topology, ["relative"], ["float32", "bfloat16"])
+    walk(tmp_path, topology, "relative", ["float32", "bfloat16"])
 
 
 @pytest.mark.integration
