@@ -100,7 +100,8 @@ def test_a_mesh_that_does_not_divide_the_devices_of_processes_is_refused(mesh, b
     [
         ({}, 22, "2 of 8 devices are in use, the others repeat the same work; train.batch_size ="
          " 16 or 24 uses all"),
-        ({"data": 2}, 22, "2 of 8 devices are in use, the others repeat the same work"),
+        ({"data": 2}, 64, "2 of 8 devices are in use, the others repeat the same work; mesh.data ="
+         " -1 takes the most that the rows allow"),
         ({}, 64, None),
     ],
 )  # fmt: skip

@@ -14,21 +14,26 @@ FORMS: dict[str, dict[str, object]] = {
     "shared_projection": {"attention": "shared_projection"},
     "shaw": {"attention": "shaw", "n_positions": 64},
     "absolute": {"attention": "absolute"},
-    "absolute_per_layer": {"attention": "absolute_per_layer", "n_positions": 200},
+    "absolute_per_layer": {"attention": "absolute_per_layer", "n_positions": 300},
 }
 """The forms of attention, and the settings of each."""
 NO_MEMORY = {f"{part}.mem_len": 0 for part in ("train", "validate", "evaluate")}
 SIZES = {
-    **{f"{part}.seg_len": 128 for part in ("train", "validate", "evaluate")},
+    # Longer than one group of queries of attention that is not fused.
+    **{f"{part}.seg_len": 256 for part in ("train", "validate", "evaluate")},
     **{"model.vocab_size": 30, "train.batch_size": 8, "mesh.data": -1},
 }
 
 
-def compiled(folder, topology, form, dtype):
+PLAIN = {"model.kernel": "reference", "model.scan_layers": False, "generate.length": 0}
+"""The plain form of every program: whole scores, layers one by one."""
+
+
+def compiled(folder, topology, form, dtype, **changes):
     """What ``--mode=compile`` says of a small run, after it ended with exit code 0."""
     settings = {f"model.{key}": value for key, value in FORMS[form].items()}
-    no_memory = NO_MEMORY if form.startswith("absolute") else {}
-    config = write_config(folder, **SIZES, **no_memory, **settings, **{"model.dtype": dtype})
+    settings |= NO_MEMORY if form.startswith("absolute") else {}
+    config = write_config(folder, **{**SIZES, **settings, "model.dtype": dtype, **changes})
     done = call(
         *(f"--config={config}", "--mode=compile", f"--topology={topology}"),
         timeout=900,
@@ -53,32 +58,56 @@ def require(topology):
         pytest.skip(str(missing))
 
 
-def walk(folder, topology, forms, dtypes):
-    """Compiles every program of these forms, and checks what is said of each."""
+def walk(folder, topology, form, dtypes):
+    """Compiles every program of a form, and checks what is said of each."""
     require(topology)
-    for form in forms:
-        for dtype in dtypes:
-            told = compiled(folder, topology, form, dtype)
-            names = re.findall(r"^(\w.*?): .*\n  memory", told, re.MULTILINE)
-            expected = ["initialise", "train", "validate", "evaluate", "generate, extend"]
-            assert [name for name in names if name in expected] == expected, told
-            for said in ("fits", "floating-point atomics: ", "compiled in"):
-                assert told.count(said) == len(names), told
-            kind = "bfloat16" if dtype == "bfloat16" else "float32 at default"
-            train = told.partition("\ntrain: ")[2].partition("\nvalidate")[0]
-            assert kind in re.findall(r"products +(.*)", train)[0], told
+    for dtype in dtypes:
+        told = compiled(folder, topology, form, dtype)
+        names = re.findall(r"^(\w.*?): .*\n  memory", told, re.MULTILINE)
+        expected = ["initialise", "train", "validate", "evaluate", "generate, extend"]
+        assert [name for name in names if name in expected] == expected, told
+        for said in ("fits", "floating-point atomics: ", "compiled in"):
+            assert told.count(said) == len(names), told
+        kind = "bfloat16" if dtype == "bfloat16" else "float32 at default"
+        train = told.partition("\ntrain: ")[2].partition("\nvalidate")[0]
+        assert kind in re.findall(r"products +(.*)", train)[0], told
+        if not topology.endswith("1x1x1") and "collectives unknown" not in told:
+            check_collectives(told, compiled(folder, topology, form, dtype, **PLAIN))
+
+
+def check_collectives(told, plain):
+    """No program exchanges more, or otherwise, than its plain form; the self-check has none."""
+    found, allowed = collectives(told), collectives(plain)
+    assert any(allowed.values()), plain  # several devices share the work
+    for name, bytes_of_kind in found.items():
+        if not name.startswith("self-check"):
+            for kind, size in bytes_of_kind.items():
+                assert size <= allowed.get(name, {}).get(kind, 0), (name, kind, told, plain)
+
+
+def collectives(told):
+    """The bytes of each kind of collective of every program, below 100,000."""
+    found = {}
+    for program in re.split(r"\n(?=\w)", told):
+        if said := re.search(r"^  collectives +(.*)", program, re.MULTILINE):
+            kinds = re.findall(r"\d+ ([a-z-]+) \(([\d,]+) bytes\)", said[1])
+            assert said[1] == "none" or len(kinds) == said[1].count("("), said[1]
+            name = program.partition(":")[0]
+            found[name] = {kind: int(size.replace(",", "")) for kind, size in kinds}
+    return found
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("topology", ["v5e:2x2", "h100:1x1x1"])
 def test_every_program_of_a_run_compiles_for_an_accelerator(topology, tmp_path):
-    walk(tmp_path, topology, ["relative"], ["bfloat16"])
+    walk(tmp_path, topology, "relative", ["bfloat16"])
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v5e:2x4", "v6e:2x2", "h100:1x1x1", "h100:1x1x4"])
-def test_every_program_of_every_form_compiles_in_both_dtypes(topology, tmp_path):
-    walk(tmp_path, topology, FORMS, ["float32", "bfloat16"])
+def test_every_program_of_every_form_compiles_in_both_dtypes(topology, form, tmp_path):
+    walk(tmp_path, topology, form, ["float32", "bfloat16"])
 
 
 @pytest.mark.slow
@@ -87,7 +116,7 @@ def test_every_program_of_every_form_compiles_in_both_dtypes(topology, tmp_path)
     ["v4:2x2x1", "v5p:2x2x1", *(f"{kind}:1x1x1" for kind in gpus.GPUS if kind != "v100")],
 )
 def test_every_program_of_a_run_compiles_for_every_kind(topology, tmp_path):
-    walk(tmp_path, topology, ["relative"], ["float32", "bfloat16"])
+    walk(tmp_path, topology, "relative", ["float32", "bfloat16"])
 
 
 @pytest.mark.integration

@@ -116,9 +116,12 @@ def idle_devices(
     count, others, busy = count or jax.device_count(), c.fsdp * c.tensor, mesh.size // copies(mesh)
     if busy == count or (c.data != -1 and busy == mesh.size):
         return None
-    works = f"{key} = {_sizes(batch_size, count // others * c.fsdp * micro_batches)} uses all"
     if count % others:
         works = f"mesh.fsdp x mesh.tensor = {others} does not divide {count}"
+    elif c.data != -1:
+        works = "mesh.data = -1 takes the most that the rows allow"
+    else:
+        works = f"{key} = {_sizes(batch_size, count // others * c.fsdp * micro_batches)} uses all"
     rest = "stay idle" if busy == mesh.size else "repeat the same work"
     return f"warning: {busy} of {count} devices are in use, the others {rest}; {works}"
 

@@ -170,7 +170,7 @@ def format_program(program: Program, limit: int | None) -> str:
     if program.collectives is None:
         add("collectives", "unknown: this jaxlib cannot read the program of libtpu")
     elif m is not None:
-        found = [f"{x.count} {x.kind} ({x.size / 1e6:,.1f} MB)" for x in program.collectives]
+        found = [f"{x.count} {x.kind} ({_size(x.size)})" for x in program.collectives]
         add("collectives", ", ".join(found) or "none")
     if program.attention:
         add("attention", program.attention)
@@ -197,6 +197,10 @@ def _heading(exp: ExperimentConfig, mesh: Mesh, topology: str | None) -> str:
         f"{where}{')' if topology else ''}, mesh {axes}\n"
         f"jax {jax.__version__}, {device.client.platform_version.replace(chr(10), ' ')}"
     )
+
+
+def _size(size: int) -> str:
+    return f"{size:,} bytes" if size < 1e5 else f"{size / 1e6:,.1f} MB"
 
 
 def _gib(size: int) -> str:
