@@ -20,7 +20,7 @@ from benchmarks.predicted_steps import predict_step_time
 from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ConfigError, DataConfig, ExperimentConfig, override
 from txl_jax.data.batch import Batch
-from txl_jax.parallel.device_memory import GIB, program_bytes
+from txl_jax.parallel.device_memory import GIB, host_memory, program_bytes
 from txl_jax.parallel.shardings import Shardings
 from txl_jax.planning import compile_ahead as ahead
 from txl_jax.planning import flops, run_programs
@@ -488,11 +488,22 @@ def refused(*arguments, **environment):
 
 
 @pytest.mark.integration
+def test_the_vocabulary_of_an_own_text_and_the_memory_of_this_machine_are_known(tmp_path):
+    done = call(f"--config={write_config(tmp_path)}", "--mode=compile")
+    assert done.returncode == 0, done.stderr
+    n_symbols = len(set((tmp_path / "text.txt").read_text()))
+    assert f"vocabulary {n_symbols}; float32" in done.stdout
+    assert f"of {(host_memory() or 0) / GIB:.3f} GiB: fits" in done.stdout
+    assert "unknown" not in done.stdout
+
+
+@pytest.mark.integration
 def test_slices_and_texts_that_are_not_known_are_refused_and_no_folder_is_made(tmp_path):
     config = write_config(tmp_path)
     flags = (f"--config={config}", "--mode=compile", f"--workdir={tmp_path / 'run'}")
-    assert refused(*flags) == (
-        "the size of the vocabulary of data.name='text' is known only from the text: set"
+    unread = ("--config.data.name=stdlib", "--config.data.vocab=char", "--config.data.path=None")
+    assert refused(*flags, *unread) == (
+        "the size of the vocabulary of data.name='stdlib' is known only from the text: set"
         " --config.model.vocab_size=N"
     )
     sized = (*flags, "--config.model.vocab_size=30")

@@ -1,8 +1,9 @@
-"""The size of the vocabulary, if it is known without the text."""
+"""The size of the vocabulary, if it is known without the text, or from a text at hand."""
 
 import dataclasses
 
 from txl_jax.config import DataConfig, ExperimentConfig
+from txl_jax.data.corpus import corpus_from_config
 from txl_jax.messages import argument
 from txl_jax.planning.machines import PlanningError
 
@@ -13,8 +14,13 @@ words include ``<eos>``."""
 
 
 def with_vocab_size(exp: ExperimentConfig) -> ExperimentConfig:
-    """Returns the experiment with ``model.vocab_size`` set; PlanningError if it is unknown."""
+    """Returns the experiment with ``model.vocab_size`` set; PlanningError if it is unknown.
+
+    A text of the user's own is read, as training reads it.
+    """
     size = exp.model.vocab_size or known_vocab_size(exp.data)
+    if size is None and exp.data.path is not None:
+        size = len(corpus_from_config(exp.data).vocab)
     if size is None:
         raise PlanningError(
             f"the size of the vocabulary of data.name={exp.data.name!r} is known only from the"
