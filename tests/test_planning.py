@@ -549,6 +549,19 @@ def test_vocabularies_of_published_corpora_are_known():
 HAS_LIBTPU = bool(os.environ.get("TPU_LIBRARY_PATH") or importlib.util.find_spec("libtpu"))
 
 
+@pytest.mark.parametrize(
+    ("topology", "name"),
+    [
+        ("v4:2x2x1", "v4-8"),
+        ("v5p:2x2x4", "v5p-32"),
+        ("v5e:4x4", "v5litepod-16"),
+        ("v6e:2x4", "v6e-8"),
+    ],
+)
+def test_a_slice_has_the_sides_of_its_kind(topology, name):
+    assert accelerator_type(topology) == name
+
+
 SLICES = """\
 import sys
 from jax.experimental import topologies

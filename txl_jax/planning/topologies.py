@@ -62,7 +62,7 @@ def tpu_devices(topology: str) -> list[jax.Device]:
 def accelerator_type(topology: str) -> str:
     """Returns the rental name of a slice, such as ``v5litepod-16`` for the chips ``v5e:4x4``."""
     kind, _, sides = topology.partition(":")
-    n_sides = 3 if kind == "v5p" else 2
+    n_sides = 3 if kind in ("v4", "v5p") else 2
     if kind not in _TPUS or not re.fullmatch(rf"[1-9]\d*(x[1-9]\d*){{{n_sides - 1}}}", sides):
         raise PlanningError(
             f"--topology={topology}: must be a kind of TPU ({', '.join(_TPUS)}), a colon and the"
