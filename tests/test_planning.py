@@ -28,7 +28,6 @@ from txl_jax.planning.costs import Collective, collectives
 from txl_jax.planning.gpus import GPUS
 from txl_jax.planning.machines import CHIPS, PlanningError
 from txl_jax.planning.topologies import accelerator_type, topology_devices
-from txl_jax.planning.vocabulary import known_vocab_size, with_vocab_size
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import init_state
 from txl_jax.training.step import compiled_step
