@@ -28,6 +28,7 @@ from txl_jax.planning.costs import Collective, collectives
 from txl_jax.planning.gpus import GPUS
 from txl_jax.planning.machines import CHIPS, PlanningError
 from txl_jax.planning.topologies import accelerator_type, topology_devices
+from txl_jax.planning.vocabulary import known_vocab_size, with_vocab_size
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import init_state
 from txl_jax.training.step import compiled_step
@@ -516,7 +517,12 @@ def test_without_libtpu_the_error_names_what_to_install(monkeypatch):
 
 
 def test_slices_have_the_names_they_are_rented_by():
-    names = {"v5e:4x4": "v5litepod-16", "v5p:2x2x4": "v5p-32", "v6e:2x4": "v6e-8"}
+    names = {
+        "v5e:4x4": "v5litepod-16",
+        "v5p:2x2x4": "v5p-32",
+        "v6e:2x4": "v6e-8",
+        "v4:2x2x1": "v4-8",
+    }
     for topology, name in names.items():
         assert accelerator_type(topology) == name
     for wrong in ("v5p:4x4", "v5e:2x2x2", "v5e:0x4", "v5e", "v5e:4x4x", "4x4"):
@@ -546,19 +552,6 @@ def test_vocabularies_of_published_corpora_are_known():
 # A TPU that is not there.
 
 HAS_LIBTPU = bool(os.environ.get("TPU_LIBRARY_PATH") or importlib.util.find_spec("libtpu"))
-
-
-@pytest.mark.parametrize(
-    ("topology", "name"),
-    [
-        ("v4:2x2x1", "v4-8"),
-        ("v5p:2x2x4", "v5p-32"),
-        ("v5e:4x4", "v5litepod-16"),
-        ("v6e:2x4", "v6e-8"),
-    ],
-)
-def test_a_slice_has_the_sides_of_its_kind(topology, name):
-    assert accelerator_type(topology) == name
 
 
 SLICES = """\
