@@ -51,7 +51,9 @@ def tpu_devices(topology: str) -> list[jax.Device]:
     from jax.experimental import topologies
 
     try:
-        return list(topologies.get_topology_desc(topology, platform="tpu").devices)
+        # JAX on a TPU v4 has one device for both cores of a chip.
+        chip = {"chip_config_name": "megacore"} if topology.startswith("v4:") else {}
+        return list(topologies.get_topology_desc(topology, platform="tpu", **chip).devices)
     except (RuntimeError, ValueError) as error:
         raise PlanningError(
             f"--topology={topology}: libtpu has no such slice ({str(error).splitlines()[0]}); sides"
