@@ -528,7 +528,12 @@ def test_without_libtpu_the_error_names_what_to_install(monkeypatch):
 
 
 def test_slices_have_the_names_they_are_rented_by():
-    names = {"v5e:4x4": "v5litepod-16", "v5p:2x2x4": "v5p-32", "v6e:2x4": "v6e-8"}
+    names = {
+        "v5e:4x4": "v5litepod-16",
+        "v5p:2x2x4": "v5p-32",
+        "v6e:2x4": "v6e-8",
+        "v4:2x2x1": "v4-8",
+    }
     for topology, name in names.items():
         assert accelerator_type(topology) == name
     for wrong in ("v5p:4x4", "v5e:2x2x2", "v5e:0x4", "v5e", "v5e:4x4x", "4x4"):

@@ -46,16 +46,16 @@ def compiled(folder, topology, form, dtype, **changes):
 
 def require(topology):
     """Skips the test where the compiler for a topology is not installed."""
+    if topology.partition(":")[0] not in gpus.GPUS:
+        topologies.accelerator_type(topology)
+        if not os.environ.get("TPU_LIBRARY_PATH"):
+            pytest.importorskip("libtpu", exc_type=ImportError)
+        return
     try:
-        if topology.partition(":")[0] not in gpus.GPUS:
-            topologies.accelerator_type(topology)
-            if not os.environ.get("TPU_LIBRARY_PATH"):
-                pytest.importorskip("libtpu", exc_type=ImportError)
-        else:
-            gpus.check_wheels(topology)
-            pytest.importorskip("jax_triton", exc_type=ImportError)
+        gpus.check_wheels(topology)
     except PlanningError as missing:
         pytest.skip(str(missing))
+    pytest.importorskip("jax_triton", exc_type=ImportError)
 
 
 def walk(folder, topology, form, dtypes):

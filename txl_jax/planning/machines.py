@@ -31,7 +31,7 @@ class Chip:
 
 
 CHIPS = {
-    "v4": Chip("TPU v4, one core", int(15.25 * GIB), 137.5e12, 614e9, 150e9, "v4", cores=2),
+    "v4": Chip("TPU v4", int(30.5 * GIB), 275e12, 1_228e9, 300e9, "v4", cores=2),
     "v5e": Chip("TPU v5e", int(15.75 * GIB), 197e12, 819e9, 200e9, "v5litepod"),
     "v5p": Chip("TPU v5p", int(95.73 * GIB), 459e12, 2_765e9, 600e9, "v5p", cores=2),
     "v6e": Chip("TPU v6e", int(31.24 * GIB), 918e12, 1_640e9, 448e9, "v6e"),

@@ -4,6 +4,7 @@ import importlib.util
 import math
 import os
 import re
+from typing import Any
 
 import jax
 
@@ -51,7 +52,7 @@ def tpu_devices(topology: str) -> list[jax.Device]:
     from jax.experimental import topologies
 
     try:
-        options = {"chips_per_host_bounds": _one_host(topology)} if _one_host(topology) else {}
+        options = _chips(topology)
         return list(topologies.get_topology_desc(topology, platform="tpu", **options).devices)
     except (RuntimeError, ValueError) as error:
         raise PlanningError(
@@ -60,20 +61,22 @@ def tpu_devices(topology: str) -> list[jax.Device]:
         ) from error
 
 
-def _one_host(topology: str) -> list[int] | None:
-    """Returns the sides of a slice that is one host, or ``None`` for libtpu's hosts of 2x2x1 chips.
+def _chips(topology: str) -> dict[str, Any]:
+    """Returns libtpu's options for the chips of a slice and the sides of its hosts.
 
-    The hosts of v5e and v6e have one, four or eight chips; only those of one slice have eight.
+    libtpu's hosts have 2x2x1 chips. A v5e or v6e of one, four or eight chips is one host. JAX on a
+    v4 has one device for both cores of a chip.
     """
     kind, _, sides = topology.partition(":")
-    whole = kind in ("v5e", "v6e") and sides in ("1x1", "2x2", "2x4")
-    return [*map(int, sides.split("x")), 1] if whole else None
+    if kind in ("v5e", "v6e") and sides in ("1x1", "2x2", "2x4"):
+        return {"chips_per_host_bounds": [*map(int, sides.split("x")), 1]}
+    return {"chip_config_name": "megacore"} if kind == "v4" else {}
 
 
 def accelerator_type(topology: str) -> str:
     """Returns the rental name of a slice, such as ``v5litepod-16`` for the chips ``v5e:4x4``."""
     kind, _, sides = topology.partition(":")
-    n_sides = 3 if kind == "v5p" else 2
+    n_sides = 3 if kind in ("v4", "v5p") else 2
     if kind not in _TPUS or not re.fullmatch(rf"[1-9]\d*(x[1-9]\d*){{{n_sides - 1}}}", sides):
         raise PlanningError(
             f"--topology={topology}: must be a kind of TPU ({', '.join(_TPUS)}), a colon and the"
