@@ -208,6 +208,19 @@ def test_a_gpu_of_amd_falls_back_and_refuses_the_kernels_of_nvidia(platform, cap
         choice.check_platform("triton", mesh)
 
 
+@pytest.mark.parametrize(
+    ("kind", "fused"), [("TPU v4", False), ("TPU v5 lite", True), ("TPU v6 lite", True)]
+)
+def test_a_tpu_before_v5_falls_back(kind, fused):
+    """Mosaic compiles rolls with a stride from v5 on."""
+    device = types.SimpleNamespace(platform="tpu", device_kind=kind)
+    mesh: Any = types.SimpleNamespace(devices=np.array([device]), shape=MESH)
+    c = TransformerXLConfig(vocab_size=11, d_head=16, dtype="bfloat16")
+    planned = planned_attention(c, 4, 128, 64, True, mesh)
+    assert (planned.name == "pallas_tpu") is fused
+    assert ("v5 or later" in planned.describe()) is not fused
+
+
 def test_a_gpu_of_nvidia_gives_its_capability():
     device = types.SimpleNamespace(platform="gpu", compute_capability="9.0")
     mesh: Any = types.SimpleNamespace(devices=np.array([device]), shape=MESH)

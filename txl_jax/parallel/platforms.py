@@ -21,6 +21,13 @@ def compute_capability(mesh: Mesh | None) -> int | None:
     return int(found[1] + found[2]) if found else None
 
 
+def tpu_generation(mesh: Mesh | None) -> int | None:
+    """Returns the generation of TPUs, such as 5 for a v5e; ``None`` of others."""
+    device = jax.local_devices()[0] if mesh is None else mesh.devices.flat[0]
+    found = re.match(r"TPU v(\d+)", str(getattr(device, "device_kind", "")))
+    return int(found[1]) if found else None
+
+
 def has_bfloat16(mesh: Mesh | None) -> bool:
     """Tells whether a mesh has NVIDIA GPUs with units for bfloat16 and TF32 (not T4 and V100)."""
     return platform_of(mesh) == "gpu" and (compute_capability(mesh) or 0) >= 80

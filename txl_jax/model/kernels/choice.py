@@ -15,7 +15,7 @@ from txl_jax.model.derivatives import with_derivatives
 from txl_jax.model.dropout import HEAD_STRIDE
 from txl_jax.model.kernels import reference, xla
 from txl_jax.model.kernels.reference import AttentionInputs
-from txl_jax.parallel.platforms import compute_capability, platform_of
+from txl_jax.parallel.platforms import compute_capability, platform_of, tpu_generation
 from txl_jax.parallel.shardings import ROWS, varies
 
 IMPLEMENTATIONS = ("auto", "reference", "xla", "cudnn", "triton", "pallas_tpu")
@@ -100,6 +100,8 @@ def _best(x: AttentionInputs, mesh: Mesh | None) -> Choice:
         return Choice("xla", f"there is no fused kernel for a {platform}")
     if best == "triton" and (compute_capability(mesh) or 90) < 80:
         return Choice("xla", f"{best} needs compute capability 8.0, and this GPU has less")
+    if best == "pallas_tpu" and (tpu_generation(mesh) or 5) < 5:
+        return Choice("xla", f"{best} needs a TPU v5 or later, whose rolls may have a stride")
     if seg_len < FUSED_MIN_QUERIES:
         few = f"{best} gains nothing for segments of {seg_len} tokens, below {FUSED_MIN_QUERIES}"
         return Choice("xla", few)
