@@ -1,6 +1,7 @@
 """Implementations of attention give what the plain form gives, with the same dropout mask."""
 
 import functools
+import itertools
 import os
 import subprocess
 import sys
@@ -186,6 +187,28 @@ def test_dropout_drops_its_share_independently_of_place_and_seed():
     assert abs(np.mean((dropped - rate) * (other - rate))) < 4 * sigma**2 / np.sqrt(n)
     part = dropout.mask((4, 5, 8, 16), query0=16, key0=32)
     np.testing.assert_array_equal(part, kept[:, :, 16:24, 32:48])
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.15, 0.5])
+def test_weights_that_share_a_hash_are_dropped_independently(rate):
+    """As are those of different heads, rows, queries and layers: correlations are noise."""
+    shape = (4, 4, 128, 512)
+    draw = lambda seed: AttentionDropout.draw(jax.random.key(seed), rate).mask(shape)
+    unit = lambda kept: ((np.asarray(kept) == 0) - rate) / np.sqrt(rate * (1 - rate))
+    first, other = unit(draw(0)), unit(draw(1))
+    key, noise = np.arange(shape[-1]), 4.5 / np.sqrt(first.size / 2)
+    four = [first[..., key ^ place] for place in (0, 1, 8, 9)]
+    for a, b in itertools.combinations(four, 2):
+        assert abs(np.mean(a * b)) < noise
+    assert abs(np.mean(four[0] * four[1] * four[2])) < noise
+    assert abs(np.mean(np.prod(four, axis=0))) < 2 * noise  # of a quarter as many fours
+    assert abs(first.mean()) < noise
+    assert abs(np.mean(first * other)) < noise  # of two layers
+    for axis in range(3):
+        for place in (1, 2):
+            assert abs(np.mean(first * np.roll(first, place, axis))) < noise
+    shares = first.reshape(-1, 16).mean(0)  # of each place among 16 keys, which fix the factors
+    assert np.abs(shares).max() < 4.5 / np.sqrt(first.size / 16)
 
 
 def test_attention_dropout_keeps_the_expectation_and_is_off_in_evaluation():

@@ -27,54 +27,76 @@ class Bug(NamedTuple):
     check: str
 
 
-PLAIN, EXACT, FULL = "causal with memory", "one tile, exactly", "tiles that memory and segment fill"
-LARGER, ONE, ALONE = "larger tiles", "one query", "one query, no memory"
-LONGER, PARTLY = "window of more than a tile", "memory empty or partly so"
-QUERIES, KEYS, DISTANCES = (f"gradient_of_{x}" for x in ("queries", "keys", "distances"))
-SHARED, ALL, LAST = "rows shared out", "everything", "dot(tl.where(of_far(0"
-DELTA, SKEWED = "(dweights - line_delta)", " + skewed(far, near, nothing(m, reach), 1, SIZE)"
+PLAIN, FULL, OTHER, LONG = "causal with memory", "tiles that are full", "other tiles", "no memory"
+WINDOW, TF, ONE, ALONE = "window", "window of TF", "one query", "one query, no memory"
+PARTLY, ALL, SECOND = "memory empty or partly so", "everything", "every second query"
+SCORES, QUERIES = "position_scores", "gradient_of_queries"
+KEYS, DISTANCES = "gradient_of_keys", "gradient_of_distances"
 BUGS = {
-    "rows: one too many": Bug("load_rows", "row < limit", "row <= limit", PLAIN),
-    "lines: one too few": Bug("load_along", "at < limit", "at < limit - 1", LARGER),
-    "rotated by one less": Bug("skewed", "place - row - 1", "place - row", EXACT),
-    "rotated the other way": Bug("skewed", "place - row - 1", "place + row", FULL),
-    "rotated back by one less": Bug("unskewed", "place + row + 1", "place + row", ONE),
-    "mixed one place later": Bug("of_far", ">= SIZE - 1", ">= SIZE", "no memory"),
-    "sees the next key": Bug("seen", "distance >= 0", "distance >= -1", PLAIN),
-    "sees itself no more": Bug("seen", "distance >= 0", "distance >= 1", ALONE),
-    "window of one less": Bug("seen", "distance <= reach", "distance < reach", "window"),
-    "sees an empty slot": Bug("seen", "key >= empty", "key >= empty - 1", PARTLY),
-    "sees earlier episodes": Bug("seen", "of_query == of_key", "of_query >= of_key", "episodes"),
-    "dropout without scale": Bug("dropped", "x * SCALE", "x", "dropout"),
-    "half of the seed": Bug("dropped", "seed + 1", "seed", "dropout"),
-    "dropout of every row": Bug("dropped", "HEAD_STRIDE + b", "HEAD_STRIDE", ALL),
-    "wrong block": Bug("product_of_either", "start - SIZE", "start", FULL),
-    "stride of r": Bug("forward", "r += head * K * H", "r += head * T * H", PLAIN),
-    "keys of another head": Bug("forward", "k += row * K * H", "k += b * K * H", "no biases"),
-    "near block not carried": Bug("forward", "near = far", "near = near", PLAIN),
-    "sum not rescaled": Bug("forward", "total * before", "total", LONGER),
-    "values not rescaled": Bug("forward", "gathered * before[:, None]", "gathered", "no biases"),
-    "softmax to base 2": Bug("forward", "scores * LOG2E", "scores", "half precision"),
+    "last row again": Bug("put_rows", "row < limit", "row < limit - 1", ALONE),
+    "rows of another head": Bug("rows_of", "(row * STRIDE)", "(row * H)", FULL),
+    "no bias": Bug("queries_of", "tile + bias", "tile", PLAIN),
+    "bias of another head": Bug("bias_of", "head * H + ", "", OTHER),
+    "classes in the wrong place":
+        Bug("class_of", "number // EVERY) * SX", "number // EVERY)", SECOND),
+    "half of the seed": Bug("line_of", "seed + 1", "seed", "dropout"),
+    "dropout of every row": Bug("line_of", "HEAD_STRIDE + b", "HEAD_STRIDE", ALL),
+    "dropout of other tiles": Bug("kept", "tl.full((), start, tl.uint32)", "0", "dropout"),
+    "neighbours dropped alike":
+        Bug("kept", "tl.where((column & 1) == 0, even, odd)", "even", OTHER),
+    "eighth key dropped alike": Bug("kept", "ODD, ODD_8", "ODD, ODD", "half precision"),
+    "dropout the other way": Bug("kept", " >= tl.full", " < tl.full", "scores again"),
+    "biased by u": Bug(SCORES, "bias_of(v,", "bias_of(r,", "every eighth query"),
+    "shifted by one more": Bug(SCORES, "T - 1 - p +", "T - p +", SECOND),
+    "shifted by x":
+        Bug(SCORES, "(x + y)[:, None] * EVERY", "x[:, None] + y * EVERY", "heads of 64"),
+    "positions of another head": Bug(SCORES, "r += head * H", "r += 0", "no biases"),
+    "a block of positions too few": Bug(SCORES, "tl.max(high) + 1", "tl.max(high) - 7", FULL),
+    "positions too late": Bug(SCORES, "range(tl.min(low)", "range(tl.min(low) + 1", TF),
+    "values of another row": Bug("forward", "val += b * K", "val += 0 * K", PLAIN),
+    "sees the next key": Bug("forward", "<= high)", "<= high + 1)", PLAIN),
+    "sees one key less": Bug("forward", "key[None, :] >= low", "key[None, :] > low", WINDOW),
+    "sum not rescaled": Bug("forward", "total * before", "total", "window and long segment"),
+    "values not rescaled": Bug("forward", "gathered * before[:, None]", "gathered", LONG),
+    "softmax to base 2": Bug("forward", "s * LOG2E - larger", "s - larger", ONE),
+    "dropout without scale": Bug("forward", "total * keeps", "total", "dropout"),
     "lse without its sum": Bug("forward", "largest + tl.log2(total)", "largest", ONE),
-    "a tile too few": Bug("forward", "first - reach,", "first - reach + SIZE,", "window of TF"),
-    "no delta, queries": Bug(QUERIES, DELTA, "dweights", ALONE),
-    "no sum over tiles": Bug(QUERIES, "sum_qu += dot", "sum_qu = dot", LONGER),
-    "sign of the last block": Bug(QUERIES, f"+= {LAST}", f"-= {LAST}", EXACT),
-    "no positions": Bug(QUERIES, SKEWED, "", LARGER),
-    "no delta, keys": Bug(KEYS, DELTA, "dweights", FULL),
-    "a group too few": Bug(KEYS, "group + 1 + tl.cdiv", "group + tl.cdiv", LONGER),
-    "no dropout for values": Bug(KEYS, "weights = dropped(weights,", "dropped(weights,", ALL),
-    "half-empty tile left out": Bug(KEYS, "start + SIZE <= empty", "start <= empty", PARTLY),
-    "no delta, distances": Bug(DISTANCES, DELTA, "dweights", SHARED),
-    "only the first row": Bug(DISTANCES, "part * each, each)", "part * each, 1)", ALL),
-    "one part for all": Bug(DISTANCES, "(part * tl.num_programs(1) + head)", "head", SHARED),
-    "starts a group late": Bug(DISTANCES, "* SIZE - M, 0)", "* SIZE - M, 0) + SIZE", "no memory"),
+    "no mask at the old end":
+        Bug("forward", "tl.cdiv(tl.load(oldest + last), SK)", "begin", PARTLY),
+    "no mask at the diagonal": Bug("forward", "(tl.load(newest + first) + 1) // SK", "end", FULL),
+    "starts a tile late": Bug("forward", "tl.load(oldest + first) // SK,", "1,", PLAIN),
+    "ends a tile early":
+        Bug("forward", "(newest + last) // SK + 1", "(newest + last) // SK", ALONE),
+    "no delta": Bug(KEYS, " - tl.load(delta + query)[:, None]", "", FULL),
+    "gradient sees the next key": Bug(KEYS, "<= high)", "<= high + 1)", "episodes"),
+    "gradient sees an empty slot": Bug(KEYS, "(key[None, :] >= low) & ", "", PARTLY),
+    "weights beyond T": Bug(KEYS, "other=1e30", "other=0.0", "long episodes"),
+    "no dropout for values": Bug(KEYS, "dropped = tl.where(keep, weights, 0.0)", "", ALL),
+    "no dropout for the weights":
+        Bug(KEYS, "dweights = tl.where(keep, dweights, 0.0)", "", "dropout"),
+    "only the last part of queries":
+        Bug(KEYS, "in tl.static_range(3)", "in tl.static_range(2)", OTHER),
+    "gradient of all keys summed": Bug(KEYS, "tile_q, sum_k", "tile_q, sum_val", "heads of 64"),
+    "tiles of a neighbour":
+        Bug("written", "query // SQ * SQ", "query", "window of more than a tile"),
+    "written one tile less": Bug("written", "// SK + 1) * SK", "// SK) * SK", LONG),
+    "shifted back by one more": Bug(QUERIES, "T - 1 - p +", "T - p +", PLAIN),
+    "d(q+v) left out": Bug(QUERIES, "sum_u + sum_v", "sum_u", PLAIN),
+    "du and dv exchanged": Bug(QUERIES, "tl.sum(sum_u, 0)", "tl.sum(sum_v, 0)", ALL),
+    "d(q+u) starts late": Bug(QUERIES, "tl.min(low) // SD", "tl.min(low) // SD + 1", TF),
+    "d(q+v) ends early": Bug(QUERIES, "tl.cdiv(more * EVERY, SD)", "0", SECOND),
+    "parts of du overwritten": Bug(QUERIES, "b * parts // B + number", "number", WINDOW),
+    "distances: one class": Bug(DISTANCES, "p.to(tl.int64) * R", "0 * R", "every eighth query"),
+    "distances: first row": Bug(DISTANCES, "range(0, B * each)", "range(0, each)", PARTLY),
+    "distances: starts late": Bug(DISTANCES, "1, 0) // SX", "1, 0) // SX + 1", LONG),
+    "distances: ends early": Bug(DISTANCES, "tl.cdiv(K, EVERY) - y", "tl.cdiv(T, EVERY) - y", ONE),
+    "distances: window too small": Bug(DISTANCES, "+ SD <= far", "<= far", WINDOW),
+    "distances: content bias": Bug(DISTANCES, "bias_of(v, head, H)", "0.0", "scores again"),
 }  # fmt: skip
-SHARED_OUT = {"rows": 5, "filled": (0, 27, 3, 27, 20), "episodes": True, "programs": 20}
 CHECKS = {
     **{name: (form, "float32") for name, form in suite.FORMS.items()},
     "half precision": ({"t": 33, "m": 30, "h": 64, "rate": 0.2}, "float16"),
-    "rows shared out": (SHARED_OUT, "float32"),
+    "scores again": ({"rate": 0.3, "kept_keys": 0}, "float32"),
     "no biases": (None, "float32"),
 }
 """What test_kernels_triton.py compares: a form and its dtype, by the name of the test."""
@@ -106,7 +128,8 @@ def compare(check, found):
     """As the test of test_kernels_triton.py does it."""
     form, dtype = CHECKS[check]
     if form is not None:
-        return suite.assert_near(found, suite.expected(form, dtype), suite.TOLERANCE[dtype])
+        expected = suite.in_float64 if dtype == "float32" else suite.expected
+        return suite.assert_near(found, expected(form, dtype), suite.TOLERANCE[dtype])
     out = reference.attend(suite.without_biases())
     return np.testing.assert_allclose(found, out, atol=3e-6 * np.abs(out).max())
 
@@ -131,6 +154,6 @@ def test_a_bug_is_found(interpreter, tmp_path, name):  # noqa: F811
 @pytest.mark.slow
 def test_the_same_comparison_passes_where_nothing_is_wrong(interpreter, tmp_path):  # noqa: F811
     path = tmp_path / "kernels.py"
-    path.write_text(changed(Bug("dot", "return", "return", PLAIN)))
+    path.write_text(changed(Bug("mix", "return", "return", PLAIN)))
     for check in ("no biases", "half precision", PLAIN):
         compare(check, interpreter.submit(interpreted, path, check).result())

@@ -9,8 +9,6 @@ import concurrent.futures
 import contextlib
 import multiprocessing
 import os
-import re
-import subprocess
 import sys
 from typing import Any
 
@@ -19,25 +17,36 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks import attention_cycles
 from txl_jax.model.dropout import AttentionDropout
-from txl_jax.model.kernels import AttentionInputs, parity, reference, triton
+from txl_jax.model.kernels import parity, reference, triton
 from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
 
 N, B = 2, 2
 FORMS: dict[str, dict] = {
     "causal with memory": {},
-    "one tile, exactly": {"t": 16, "m": 16, "h": 16},
-    "tiles that memory and segment fill": {"t": 32, "m": 64, "h": 32},
-    "larger tiles": {"t": 35, "m": 45, "size": 32},
+    "tiles that are full": {"t": 64, "m": 64, "h": 32},
+    "other tiles": {
+        "t": 70,
+        "m": 75,
+        "tile": {"SX": 32, "SD": 64, "SQ": 16, "SK": 32},
+        "rate": 0.2,
+        "filled": (75, 60),
+    },
+    "heads of 64": {"h": 64, "t": 40, "m": 24},
     "no memory": {"m": 0, "t": 37},
     "one query": {"t": 1, "m": 40},
     "one query, no memory": {"t": 1, "m": 0},
+    "every eighth query": {"t": 50, "m": 30, "every": 8},
+    "every second query": {"t": 50, "m": 30, "every": 2},
     "window": {"reach": 9},
     "window of more than a tile": {"m": 50, "reach": 20},
     "window of TF": {"m": 20, "reach": 20},
+    "window and long segment": {"t": 100, "m": 32, "reach": 31},
     "memory empty or partly so": {"m": 43, "filled": (0, 5)},
     "episodes": {"episodes": True},
+    "long episodes": {"t": 100, "m": 30, "starts": ((60,), (9, 40))},
     "dropout": {"rate": 0.3},
     "everything": {
         "t": 33,
@@ -49,8 +58,8 @@ FORMS: dict[str, dict] = {
     },
 }
 NAMES = ("out", "dq", "dk", "dval", "du", "dv", "dr")
-TOLERANCE = {"float32": 3e-6, "float16": 5e-3, "bfloat16": 2e-2}
-"""Of the largest entry; measured here: at most 8e-7 in float32 and 1.4e-3 in float16."""
+TOLERANCE = {"float32": 1e-6, "float16": 5e-3, "bfloat16": 2e-2}
+"""Of the largest entry; measured here: at most 6.5e-7 in float32 and 1.4e-3 in float16."""
 
 
 def made(form, dtype="float32"):
@@ -62,6 +71,11 @@ def made(form, dtype="float32"):
     if form.get("episodes"):
         starts = np.random.default_rng(1).random((rows, t)) < 0.15
         episode = jnp.cumsum(jnp.asarray(starts, jnp.int32), axis=1)
+    if form.get("starts"):
+        starts = np.zeros((rows, t), np.int32)
+        for row, places in enumerate(form["starts"]):
+            starts[row, list(places)] = 1
+        episode = jnp.cumsum(jnp.asarray(starts), axis=1)
     mask = AttentionMask(filled, episode, t, m, form.get("reach", m + t - 1))
     rate = form.get("rate")
     dropout = AttentionDropout.draw(jax.random.key(3), rate) if rate else None
@@ -90,7 +104,8 @@ def assert_near(found, expected, tolerance):
     for name in NAMES:
         assert np.isfinite(found[name]).all(), name
         # Where a query sees itself alone, gradients are 0: a difference of sums of H products.
-        largest = np.abs(expected[name]).max() or expected["out"].shape[-1] ** 0.5
+        largest = np.abs(expected[name]).max()
+        largest = largest if largest > 1e-9 else expected["out"].shape[-1] ** 0.5
         apart = np.abs(found[name] - expected[name]).max() / largest
         assert apart <= tolerance, f"{name}: {apart:.1e} of {largest:.1e}"
 
@@ -119,30 +134,47 @@ def interpreter():
         yield pool
 
 
+TILE = {"SX": 16, "SD": 32, "SQ": 32, "SK": 16}
+
+
+def small_tiling(form):
+    """As ``triton.tiling``, with the tiles of a form of ``FORMS``."""
+    sizes = {**TILE, **form.get("tile", {})}
+
+    def tiling(kernel, *_):
+        neighbours = kernel in ("forward", "gradient_of_keys")
+        return triton.Tiling(
+            4, 2, {x: sizes[x] for x in (("SQ", "SK") if neighbours else ("SX", "SD"))}
+        )
+
+    return tiling
+
+
 def interpreted(form, dtype="float32"):
     """What the kernels give; called in the interpreter's process."""
     triton.launch = launch_interpreted
-    triton.tiling = lambda *_: triton.Tiling(form.get("size", 16), 4, 2)
-    triton._ENOUGH_PROGRAMS = form.get("programs", 1)
+    triton.tiling = small_tiling(form)
+    setattr(triton.Form, "every", form.get("every", 4))  # noqa: B010
+    triton._KEPT_KEYS = form.get("kept_keys", 16)
     # Without jit, so that kernels are given arrays.
     return by_name(parity.values_and_gradients(triton.attend, made(form, dtype)))
 
 
 def launch_interpreted(kernel, given, results, grid, form):
-    """As ``triton.launch``. What is not written holds 77."""
+    """As ``triton.launch``. What is not written is no number."""
     import torch
     from triton.runtime import interpreter as runtime
 
     from txl_jax.model.kernels import triton_tiles
 
-    h = given[0].shape[-1]
-    tiles = triton.tiling(kernel, h, given[0].dtype, form.capability)
-    constants = triton.constants(tiles, form, h)
+    dtype = given[0].dtype
     tensor = lambda x: torch.from_numpy(np.array(x))
     reads = [tensor(x) if hasattr(x, "shape") else x for x in given]
-    writes = [tensor(np.full(x.shape, 77, x.dtype)) for x in results]
+    writes = [tensor(np.full(x.shape, np.nan, x.dtype)) for x in results]
     with indices_of_one_element(runtime):
-        getattr(triton_tiles, kernel)[grid(tiles.size)](*reads, *writes, **constants)
+        programs = grid(triton.tiling(kernel, dtype, form).sizes)
+        constants = triton.constants(kernel, dtype, form) | {"PRECISION": "ieee"}
+        getattr(triton_tiles, kernel)[programs](*reads, *writes, **constants)
     return [jnp.asarray(x.numpy()) for x in writes]
 
 
@@ -163,7 +195,7 @@ def indices_of_one_element(runtime):
 @pytest.mark.parametrize("form", FORMS)
 def test_values_and_gradients_are_those_of_plain_attention(interpreter, form):
     found = interpreter.submit(interpreted, FORMS[form]).result()
-    assert_near(found, expected(FORMS[form]), TOLERANCE["float32"])
+    assert_near(found, in_float64(FORMS[form]), TOLERANCE["float32"])
 
 
 def test_half_precision_rounds_and_does_nothing_else(interpreter):
@@ -173,11 +205,42 @@ def test_half_precision_rounds_and_does_nothing_else(interpreter):
     assert_near(found, expected(form, "float16"), TOLERANCE["float16"])
 
 
-def test_the_gradient_of_distances_is_the_same_however_rows_are_shared_out(interpreter):
-    form = {"rows": 5, "filled": (0, 27, 3, 27, 20), "episodes": True}
-    for programs in (1, 20, 1000):  # 5 rows at a time, 3 and 2, 1
-        found = interpreter.submit(interpreted, {**form, "programs": programs}).result()
-        assert_near(found, expected(form), TOLERANCE["float32"])
+def test_scores_that_are_computed_again_for_the_gradient_are_the_same(interpreter):
+    form = {"rate": 0.3, "kept_keys": 0}
+    found = interpreter.submit(interpreted, form).result()
+    assert_near(found, in_float64(form), TOLERANCE["float32"])
+    kept = interpreter.submit(interpreted, {**form, "kept_keys": 16}).result()
+    for name in NAMES:
+        np.testing.assert_array_equal(found[name], kept[name], err_msg=name)
+
+
+def test_float32_in_three_parts_of_tf32_errs_by_less_than_the_promise(interpreter):
+    """Of equality with published code, 1e-5; one part errs by 1e-3. Parts are cut here in NumPy."""
+    form = {"t": 64, "m": 64, "h": 128, "tile": {"SX": 16, "SD": 64, "SQ": 64, "SK": 64}}
+    exact = in_float64(form)
+    assert_near(interpreter.submit(interpreted_as, "tf32x3", form).result(), exact, 1e-5)
+    with pytest.raises(AssertionError):
+        assert_near(interpreter.submit(interpreted_as, "tf32", form).result(), exact, 1e-4)
+
+
+def interpreted_as(precision, form):
+    """As ``interpreted``, with products of float32 as tensor cores compute them."""
+    from triton.runtime import interpreter as runtime
+
+    def cut(x):  # to the 10 bits of TF32, rounded to nearest
+        return ((x.view(np.uint32) + 0x1000) & 0xFFFFE000).view(np.float32)
+
+    def create_dot(self, a, b, d, *_):
+        a, b = (np.ascontiguousarray(x.data) for x in (a, b))
+        of_a, of_b = cut(a), cut(b)
+        found = of_a @ of_b
+        if precision == "tf32x3":
+            found = cut(a - of_a) @ of_b + of_a @ cut(b - of_b) + found
+        return runtime.TensorHandle(found + d.data, d.dtype.scalar)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime.InterpreterBuilder, "create_dot", create_dot)
+        return interpreted(form)
 
 
 def test_biases_of_queries_may_be_missing(interpreter):
@@ -188,7 +251,7 @@ def test_biases_of_queries_may_be_missing(interpreter):
 
 def interpreted_without_biases():
     triton.launch = launch_interpreted
-    triton.tiling = lambda *_: triton.Tiling(16, 4, 2)
+    triton.tiling = small_tiling({})
     return np.asarray(triton.attend(without_biases()))
 
 
@@ -199,78 +262,34 @@ def without_biases():
 
 # --- Compiled for a GPU that is not there. -------------------------------------------------------
 
-SHARED = 227 * 1024
-"""Bytes of shared memory that a program can have on an H100."""
+SHARED = {80: 163, 89: 99, 90: 227, 100: 227}
+"""KiB of shared memory that a program can have, by compute capability: A100, L4, H100, B200."""
+PRODUCTS = {
+    "bfloat16": {80: "mma.sync", 89: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"},
+    "float32": {80: "mma.sync", 89: "mma.sync", 90: "mma", 100: "mma"},
+}
+MOST_CYCLES = {("bfloat16", 64): 2200, ("bfloat16", 128): 2700, ("float32", 128): 20_000}
+"""Issue cycles for 64 x 64 scores on an H100, forward and gradients with dropout."""
 
 
-@pytest.fixture
-def programs(monkeypatch):
-    """What jax-triton has compiled, by kernel, for an H100."""
+@pytest.mark.integration
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("h", [64, 128])
+@pytest.mark.parametrize("capability", SHARED)
+def test_it_compiles_to_products_of_tensor_cores_that_fit(capability, h, dtype):
     pytest.importorskip("triton")
     # Without JAX's plugin for CUDA this is an ImportError, and not that of a missing module.
-    jax_triton = pytest.importorskip("jax_triton", exc_type=ImportError)
-    library, made = jax_triton.triton_lib, {}
-    plain = library.compile_ttir_to_ptx_inplace
-
-    def recorded(*args):
-        result = plain(*args)
-        made[result.name] = result
-        return result
-
-    monkeypatch.setattr(library, "compile_ttir_to_ptx_inplace", recorded)
-    monkeypatch.setattr(library, "_COMPILED_KERNEL_CACHE", {}, raising=False)  # until 0.3
-    return made
-
-
-def lowered(h, dtype, rate=0.1):
-    """Attention and its gradient for CUDA, of T = M = 512."""
-    n, b, t, m = 8, 4, 512, 512
-    k, dtype = m + t, jnp.dtype(dtype)
-    shape: Any = lambda *s, dtype=dtype: jax.ShapeDtypeStruct(s, dtype)
-    positions = Positions(u=shape(n, h), v=shape(n, h), r=shape(n, k, h))
-    arrays: Any = (shape(n, b, t, h), shape(n, b, k, h), shape(n, b, k, h), positions)
-    integers = [shape(b, dtype=jnp.int32), shape(b, t, dtype=jnp.int32)]
-    key = jax.eval_shape(lambda: jax.random.key(0))
-
-    def run(q, keys, values, positions, filled, episode, key):
-        mask = AttentionMask(filled, episode, t, m, k - 1)
-        inputs = AttentionInputs(q, keys, values, positions, mask, AttentionDropout.draw(key, rate))
-        return parity.values_and_gradients(triton.attend, inputs)
-
-    return jax.jit(run).trace(*arrays, *integers, key).lower(lowering_platforms=("cuda",))
-
-
-def spilled(ptx, folder):
-    """Bytes a thread that ``ptxas`` puts into slow memory for want of registers."""
-    from triton import knobs
-
-    source = folder / "kernel.ptx"
-    source.write_text(ptx)
-    command = [knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", source, "-o", folder / "cubin"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    (found,) = re.findall(r"(\d+) bytes spill stores", said)
-    return int(found)
-
-
-@pytest.mark.parametrize("h", [41, 48, 64, 128])
-def test_it_compiles_for_an_h100_to_asynchronous_products_that_fit(programs, tmp_path, h):
-    assert lowered(h, "bfloat16").as_text().count("@triton_kernel_call") == 4
-    assert len(programs) == 4
-    for name, made in programs.items():
-        assert "wgmma.mma_async" in made.binary, name
-        assert made.shared_mem_bytes <= SHARED, name
-        # Measured: at most 196 (H = 41: 412), and next to nothing of it within a loop.
-        assert spilled(made.binary, tmp_path) <= (256 if h != 41 else 512), name
-
-
-@pytest.mark.parametrize("h", [64, 128])
-def test_float32_compiles_to_products_of_tensor_cores_that_fit_everywhere(programs, tmp_path, h):
-    lowered(h, "float32")
-    for name, made in programs.items():
-        assert "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32" in made.binary, name
-        assert made.shared_mem_bytes <= 99 * 1024, name  # the least from compute capability 8.0 on
-        # Measured: at most 24 for heads of 64; 820 for heads of 128, in the gradient of queries.
-        assert spilled(made.binary, tmp_path) <= (64 if h == 64 else 1024), name
+    pytest.importorskip("jax_triton", exc_type=ImportError)
+    found = attention_cycles.counted(h, dtype, capability)
+    assert [x.kernel for x in found] == list(attention_cycles.KERNELS)
+    for x in found:
+        assert PRODUCTS[dtype][capability] in x.ptx, x.kernel
+        assert "atom." not in x.ptx, x.kernel
+        assert x.shared <= SHARED[capability] * 1024, x.kernel
+        # Measured in float32: at most 2,900, in the forward pass of heads of 128.
+        assert x.spilled <= (128 if dtype == "bfloat16" else 4096), x.kernel
+    if capability == 90:
+        assert sum(x.cycles for x in found) <= MOST_CYCLES.get((dtype, h), 20_000)
 
 
 # --- Anywhere. -----------------------------------------------------------------------------------
@@ -369,8 +388,7 @@ def gpu():
 @pytest.mark.parametrize("form", ON_GPU)
 def test_on_a_gpu_values_and_gradients_are_those_in_float64(gpu, form, dtype):
     found = values_and_gradients(triton.attend, made(ON_GPU[form], dtype))
-    # Factors of float32 are cut to TF32, which has as many bits as float16.
-    tolerance = TOLERANCE["float16" if dtype == "float32" else "bfloat16"]
+    tolerance = 1e-5 if dtype == "float32" else TOLERANCE["bfloat16"]
     assert_near(found, in_float64(ON_GPU[form], dtype), tolerance)
 
 
@@ -383,9 +401,9 @@ def test_on_a_gpu_results_are_the_same_every_time(gpu):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_nothing_of_all_scores_is_in_memory(gpu):
+def test_on_a_gpu_two_arrays_of_scores_are_in_memory_at_a_time(gpu):
     form = {"t": 2048, "m": 2048, "h": 64}
     run = jax.jit(parity.values_and_gradients, static_argnums=0)
     compiled = run.lower(triton.attend, made(form, "bfloat16")).compile()
     analysis: Any = compiled.memory_analysis()
-    assert analysis.temp_size_in_bytes < N * B * 2048 * 4096
+    assert analysis.temp_size_in_bytes < 3 * 2 * N * B * 2048 * 4096

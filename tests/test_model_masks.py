@@ -88,3 +88,19 @@ def test_since_reset_counts_real_tokens_from_the_last_reset():
 def test_since_reset_ignores_resets_in_the_padding():
     reset = jnp.array([[0, 1, 0, 1, 0], [0, 0, 0, 0, 1], [1, 0, 0, 0, 0]], bool)
     np.testing.assert_array_equal(since_reset(reset, jnp.array([3, 4, 0])), [2, -1, -1])
+
+
+@pytest.mark.parametrize("window", [False, "tf", "pytorch"])
+def test_a_query_sees_the_keys_from_the_first_to_the_last_of_its_interval(window):
+    rng = np.random.default_rng(0)
+    filled = jnp.array([0, 1, 4, 7])
+    reset = jnp.asarray(rng.random((4, 9)) < 0.3).at[0].set(False).at[1, 0].set(True)
+    for starts in (None, reset):
+        mask = attention_mask(9, filled, 7, window, starts)
+        oldest, newest = mask.interval()
+        key = np.arange(mask.n_keys)
+        seen = (key >= oldest[:, :, None]) & (key <= newest[:, :, None])
+        np.testing.assert_array_equal(seen, mask.allowed())
+        for bound in (oldest, newest):  # which a binary search or a bound of tiles may rely on
+            assert bound.dtype == jnp.int32
+            assert (np.diff(bound, axis=1) >= 0).all()

@@ -303,8 +303,8 @@ def test_training_compiles_for_a_gpu_with_fused_attention(eight_gpus):
     train, validate, evaluate = programs(eight_gpus[:1], **{"model.scan_layers": True})
     layers = experiment().model.n_layer
     assert train.attention == validate.attention == "triton (fused)"
-    assert fused_calls(train.calls) == 4 * layers  # one forward, three of the gradient
-    assert fused_calls(validate.calls) == layers
+    assert fused_calls(train.calls) == 5 * layers  # two forward, three of the gradient
+    assert fused_calls(validate.calls) == 2 * layers
     assert train.compiler_flops is None
     assert train.memory.temp_size_in_bytes > 0
     assert train.collectives == ()
@@ -316,7 +316,7 @@ def test_training_compiles_for_a_gpu_with_fused_attention(eight_gpus):
 def test_devices_of_a_mesh_each_run_the_fused_kernel_and_sum_gradients(eight_gpus):
     mesh = {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "model.remat": "layer"}
     (train,) = programs(eight_gpus, 1, **mesh)
-    assert fused_calls(train.calls) >= 4 * experiment().model.n_layer
+    assert fused_calls(train.calls) >= 5 * experiment().model.n_layer
     assert {"all-reduce", "all-gather"} <= {x.kind for x in train.collectives}
 
 
@@ -356,12 +356,12 @@ def gradients_of_two_texts(devices) -> jax.stages.Lowered:
 def test_several_seeds_run_the_fused_kernel_one_after_the_other(eight_gpus):
     """jax-triton itself refuses ``jax.vmap``."""
     calls = library_calls(gradients_of_two_texts(eight_gpus).compile().as_text() or "")
-    assert fused_calls(calls) >= 2 * 4 * experiment().model.n_layer
+    assert fused_calls(calls) >= 2 * 5 * experiment().model.n_layer
 
 
 @pytest.mark.integration
 def test_jax_triton_alone_still_has_no_gradient_with_the_newest_jax(eight_gpus, monkeypatch):
-    """If this fails, jax-triton works with JAX 0.12: remove what triton_call.py says of it."""
+    """If this fails, jax-triton works with JAX 0.12: remove what triton.launch says of it."""
     if jax.__version_info__ < (0, 12):
         pytest.skip("jax-triton has the rule that JAX before 0.12 needs")
     monkeypatch.setattr(jax.custom_batching, "sequential_vmap", lambda call: call)

@@ -16,6 +16,14 @@ HEAD_STRIDE = 65_536
 """The number of row b of head n is n * HEAD_STRIDE + b; a batch has fewer rows than this."""
 
 
+FACTORS = 0x7FEB352D, 0x846CA68B
+"""The factors of :func:`mix`."""
+GOLDEN = 0x9E3779B9
+"""The distance between the hashed numbers of neighbours: 2^32 over the golden ratio."""
+OF_FOUR = 0x846CA68B, 0x9E3779B1, 0xC2B2AE35, 0x27D4EB2F
+"""The factors of the keys j, j^1, j^8 and j^9, which share a hash up to its last product."""
+
+
 def threshold(rate: float) -> int:
     """Returns how many of the 2^32 hash values mean that an entry is dropped."""
     return min(round(rate * 2**32), 2**32 - 1)
@@ -23,8 +31,8 @@ def threshold(rate: float) -> int:
 
 def mix(x: jax.Array) -> jax.Array:
     """Maps 32 bits to 32 bits, one to one; each result bit depends on all bits of the argument."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
-    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    x = (x ^ (x >> 16)) * jnp.uint32(FACTORS[0])
+    x = (x ^ (x >> 15)) * jnp.uint32(FACTORS[1])
     return x ^ (x >> 16)
 
 
@@ -81,10 +89,18 @@ class AttentionDropout(flax.struct.PyTreeNode):
         The arguments are uint32: n * HEAD_STRIDE + b for head n and row b of the batch, the query
         0 .. T-1, and the key 0 .. K-1 from the oldest slot. A device whose heads start at n0 and
         rows at b0 gets the same bits if n0 * HEAD_STRIDE + b0 is added to its first seed.
+
+        The keys j, j^1, j^8 and j^9 of a query share a hash, and multiply it by factors of their
+        own. A thread of an NVIDIA GPU has the weights of all four, and needs one hash for them.
         """
-        line = mix(mix(self.seed[0] + row) ^ query)
-        bits = mix(mix(line ^ self.seed[1]) + key * jnp.uint32(0x9E3779B9))
-        kept = bits >= jnp.uint32(threshold(self.rate))
+        line = mix(mix(self.seed[0] + row) ^ query) ^ self.seed[1]
+        x = line + (key & jnp.uint32(0xFFFFFFF6)) * jnp.uint32(GOLDEN)
+        x = (x ^ (x >> 16)) * jnp.uint32(FACTORS[0])
+        x = x ^ (x >> 15)
+        even, odd, even_8, odd_8 = map(jnp.uint32, OF_FOUR)
+        first = jnp.where(key & 8 == 0, even, even_8)
+        own = jnp.where(key & 1 == 0, first, jnp.where(key & 8 == 0, odd, odd_8))
+        kept = x * own >= jnp.uint32(threshold(self.rate))
         return jnp.where(kept, np.float32(self.scale), np.float32(0))
 
     def mask(self, shape: tuple[int, ...], query0: int = 0, key0: int = 0) -> jax.Array:

@@ -56,6 +56,20 @@ class AttentionMask(flax.struct.PyTreeNode):
         key_episode = jnp.pad(self.episode, [(0, 0), (self.mem_len, 0)])
         return seen & (self.episode[:, queries, None] == key_episode[:, None, keys])
 
+    def interval(self) -> tuple[jax.Array, jax.Array]:
+        """Returns the first and the last key that each query sees: int32 [B,T] each.
+
+        A query sees exactly the keys between, and neither decreases from query to query.
+        """
+        place = jnp.arange(self.seg_len, dtype=jnp.int32)
+        newest = jnp.broadcast_to(self.mem_len + place, (len(self.filled), self.seg_len))
+        oldest = jnp.maximum(newest - self.reach, self.mem_len - self.filled[:, None])
+        if self.episode is not None:
+            starts = jnp.diff(self.episode, axis=1, prepend=0) != 0
+            starts = jnp.where(starts, newest, 0)
+            oldest = jnp.maximum(oldest, jax.lax.cummax(starts, axis=1))
+        return jnp.maximum(oldest, 0), newest
+
 
 def attention_mask(
     seg_len: int,

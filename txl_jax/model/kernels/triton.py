@@ -1,61 +1,101 @@
-"""Fused attention for NVIDIA GPUs: device memory never holds an array of size T x K.
+"""Fused attention for NVIDIA GPUs, by the Triton kernels of triton_tiles.py.
 
-The kernels are written in Triton (triton_tiles.py) and called by jax-triton (triton_call.py), which
-are imported on first use. Sums are float32 and deterministic: there are no atomic additions.
-
-Float32 factors are cut to TF32, which XLA's products are by default too. For heads of 128 on an
-H100 this takes 0.16 of the instructions of factors that are not cut (*compiled*), and errs by
-2.4e-3 of the largest entry (*measured*, emulated). Three products (``tf32x3``) would err by 2e-6,
-but take 0.67, and up to 22 KB per thread do not fit into registers. So the kernels refuse float32
-at ``model.matmul_precision`` ``highest``, and ``auto`` leaves it to XLA.
+jax-triton, which calls them, is imported on first use. Sums are float32 and deterministic: there
+are no atomic additions. Float32 factors are cut to TF32 in three parts (``tf32x3``), which errs by
+less than 1e-5 of the largest entry. In bfloat16, the scores of distances are stored as float16,
+which has three bits more; beyond +-65,504 they overflow.
 """
 
 import dataclasses
 import functools
 import importlib
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from txl_jax.model.dropout import threshold as threshold_of
 from txl_jax.model.kernels.reference import AttentionInputs
-from txl_jax.model.precision import bfloat16_passes
 from txl_jax.parallel.accelerators import cuda_extra, driver_of_gpus
 
 _WIDEST = 128
-_ENOUGH_PROGRAMS = 528  # for the gradient of r: four programs for each of an H100's 132 processors
+_KEPT_KEYS = 16
+"""Scores of distances as large as so many arrays of queries are kept for the gradient.
+Above that, the gradient computes them again."""
+
+
+class Tiling(NamedTuple):
+    """Triton's launch options, and the sizes of a tile (triton_tiles.py)."""
+
+    num_warps: int
+    num_stages: int
+    sizes: dict[str, int]
+
+
+_BY_KEY = {"forward", "gradient_of_keys"}
+_READERS = {"gradient_of_queries", "gradient_of_distances"}  # of what gradient_of_keys writes
+_TILINGS = {
+    "position_scores bfloat16": (4, 3, 64, 128),
+    "position_scores float32": (4, 1, 64, 32), "position_scores float32 sm_90": (8, 2, 128, 64),
+    "forward bfloat16": (8, 2, 128, 64), "forward bfloat16 sm_90": (8, 3, 128, 64),
+    "forward float32": (4, 1, 64, 32), "forward float32 sm_90": (8, 2, 128, 32),
+    "gradient_of_keys bfloat16": (4, 2, 64, 64), "gradient_of_keys bfloat16 wide": (4, 2, 32, 64),
+    "gradient_of_keys bfloat16 sm_90": (8, 2, 128, 64),
+    "gradient_of_keys bfloat16 sm_100": (4, 2, 64, 64),
+    "gradient_of_keys float32": (4, 1, 16, 32), "gradient_of_keys float32 sm_90": (4, 1, 16, 64),
+    "gradient_of_queries bfloat16": (4, 2, 64, 64),
+    "gradient_of_queries float32": (4, 1, 32, 32),
+    "gradient_of_queries float32 sm_90": (4, 2, 64, 32),
+    "gradient_of_distances bfloat16": (4, 3, 64, 64),
+    "gradient_of_distances bfloat16 wide": (8, 3, 64, 128),
+    "gradient_of_distances float32": (4, 2, 32, 64),
+    "gradient_of_distances float32 sm_90": (8, 2, 32, 128),
+}  # fmt: skip
+"""Warps, stages and sizes; ``wide`` heads have more than 64 numbers.
+
+Chosen by benchmarks/attention_cycles.py. Those of all GPUs fit into 99 KiB of shared memory. Each
+four warps have up to 64 rows of a product, since more warps would repeat its work.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """The static arguments of a kernel, from the AttentionMask and the AttentionDropout.
+    """The static sizes of attention: N, B, T, K, the padded H, and the number of rows of r.
 
-    ``capability`` is the compute capability of the GPU, such as 90.
+    ``far`` is the column of r for the longest distance that a query may see. ``dropped`` is
+    :func:`txl_jax.model.dropout.threshold`. ``capability`` is the GPU's, such as 90.
     """
 
-    mem_len: int
-    reach: int
-    episodes: bool
-    threshold: int
-    scale: float
+    n: int
+    b: int
+    t: int
+    k: int
+    h: int
+    r: int
+    far: int
+    dropped: int
     capability: int
 
+    @property
+    def every(self) -> int:
+        """How far apart the queries of a tile are, so that few of 64 rows have none."""
+        rows = lambda every: _ceil(_ceil(self.t, every), 64) * 64 * every
+        return min((8, 4, 2), key=lambda every: (rows(every), -every))
 
-@dataclasses.dataclass(frozen=True)
-class Tiling:
-    """The number of queries, and of keys, of a tile, and Triton's launch options."""
+    @property
+    def padded(self) -> int:
+        """The number of keys of a row of scores, a multiple of all tiles' sizes."""
+        return _ceil(self.k, 128) * 128
 
-    size: int
-    num_warps: int
-    num_stages: int
+    def classes(self, sizes: dict[str, int]) -> int:
+        """Returns the number of tiles of every EVERY-th query of a head's batch."""
+        return self.b * self.every * _ceil(_ceil(self.t, self.every), sizes["SX"])
 
 
 def supports(x: AttentionInputs) -> str | None:
     """Returns the reason why this kernel cannot compute the form, or ``None`` if it can."""
     if reason := x.unsupported_by_fused():
         return reason
-    if x.q.dtype == jnp.float32 and bfloat16_passes() == 6:
-        return "it rounds float32 factors to TF32, which model.matmul_precision does not allow"
     if x.q.shape[-1] > _WIDEST:
         return f"it supports heads of at most {_WIDEST} numbers, not {x.q.shape[-1]}"
     try:
@@ -68,101 +108,143 @@ def supports(x: AttentionInputs) -> str | None:
     return None
 
 
+def form_of(x: AttentionInputs, capability: int) -> Form:
+    """Returns the static sizes of an attention."""
+    (n, b, t, h), k = x.q.shape, x.k.shape[2]
+    r = x.positions.r.shape[1]  # type: ignore[union-attr]
+    dropped = threshold_of(x.dropout.rate) if x.dropout else 0
+    width = max(16, 1 << (h - 1).bit_length())
+    return Form(n, b, t, k, width, r, k - 1 - x.mask.reach, dropped, capability)
+
+
 def attend(x: AttentionInputs, capability: int = 90) -> jax.Array:
     """Computes :func:`txl_jax.model.kernels.choice.attend` for forms with r and without b.
 
-    ``capability`` is the compute capability of the GPU, which need not be at hand.
+    ``capability`` is the compute capability of the GPU, which need not be at hand. The kernels read
+    [B,T,N,H], the order in which a product of states and weights gives heads. So XLA transposes
+    nothing.
     """
-    mask, dropout = x.mask, x.dropout
-    seed, threshold, scale = mask.filled, 0, 1.0  # any array serves as an unused one
-    if dropout is not None:
-        seed, threshold, scale = dropout.seed, threshold_of(dropout.rate), dropout.scale
-    form = Form(mask.mem_len, mask.reach, mask.episode is not None, threshold, scale, capability)
-    where = mask.filled, mask.filled if mask.episode is None else mask.episode, seed
-    return _attend(form, *x.biased_queries(), x.k, x.val, x.positions.r, where)
+    p, f, h = x.positions, form_of(x, capability), x.q.shape[-1]
+    bias = lambda of: jnp.zeros((f.n, h), x.q.dtype) if of is None else of
+    wide = lambda a: jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, f.h - h)])
+    heads = (x.q, x.k, x.val, p.r[:, None])  # type: ignore[index]
+    q, k, val, r = (wide(a).transpose(1, 2, 0, 3) for a in heads)
+    where = (*x.mask.interval(), x.dropout.seed if x.dropout else jnp.zeros(2, jnp.uint32))
+    out = _attend(f, q, k, val, r[0], wide(bias(p.u)), wide(bias(p.v)), where)
+    return out[..., :h].transpose(2, 0, 1, 3)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(form: Form, qu, qv, k, val, r, where):
-    """Computes attention [N,B,T,H]; ``where`` has filled, episode and seed."""
-    return _forward(form, qu, qv, k, val, r, where)[0]
+def _attend(f: Form, q, k, val, r, u, v, where):
+    """Computes attention [B,T,N,H]; ``where`` has oldest, newest and seed."""
+    return _forward(f, q, k, val, r, u, v, where)[0]
 
 
-def _forward(form: Form, qu, qv, k, val, r, where):
-    n, b, t, _ = qu.shape
-    results = [qu, jax.ShapeDtypeStruct((n, b, t), jnp.float32)]
-    grid = lambda size: (n * b * _ceil(t, size),)
-    given = (qu, qv, k, val, r, *where, b, t, form.mem_len, form.reach)
-    out, lse = launch("forward", given, results, grid, form)
-    return out, (qu, qv, k, val, r, where, out, lse)
+def _position_scores(f: Form, q, v, r, where):
+    kind = jnp.float16 if q.dtype == jnp.bfloat16 else q.dtype
+    given = (q, v, r, *where[:2], f.n, f.t, f.r)
+    results = [jax.ShapeDtypeStruct((f.b * f.n, f.t, f.padded), kind)]
+    return launch("position_scores", given, results, lambda s: (f.n * f.classes(s),), f)[0]
 
 
-def _backward(form: Form, kept, dout):
-    qu, qv, k, val, r, where, out, lse = kept
-    (n, b, t, _), m, n_keys = qu.shape, form.mem_len, k.shape[2]
-    delta = jnp.sum(dout.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
-    given = (qu, qv, k, val, r, dout, lse, delta, *where, b, t, m, form.reach)
+def _forward(f: Form, q, k, val, r, u, v, where):
+    scores = _position_scores(f, q, v, r, where)
+    given = (q, u, k, val, scores, *where, f.n, f.t, f.k)
+    results = [q, jax.ShapeDtypeStruct((f.b * f.n, f.t), jnp.float32)]
+    groups = lambda s: (f.n * f.b * _ceil(f.t, s["SQ"]),)
+    out, lse = launch("forward", given, results, groups, f)
+    kept = scores if f.k <= _KEPT_KEYS * f.h else None
+    return out, (q, k, val, r, u, v, where, kept, out, lse)
 
-    of_queries = lambda size: (n * b * _ceil(t, size),)
-    dqu, dqv = launch("gradient_of_queries", given, [qu, qv], of_queries, form)
-    of_keys = lambda size: (n * b * (_ceil(m, size) + _ceil(t, size)),)
-    dk, dval = launch("gradient_of_keys", given, [k, val], of_keys, form)
 
-    # A program sums a block of distances over some rows, over fewer rows if there are few blocks.
-    size = tiling("gradient_of_distances", r.shape[-1], r.dtype, form.capability).size
-    each = _ceil(b, min(b, _ceil(_ENOUGH_PROGRAMS, n * _ceil(n_keys, size))))
-    parts = _ceil(b, each)
-    results = [jax.ShapeDtypeStruct((parts, *r.shape), jnp.float32)]
-    of_distances = lambda size: (_ceil(n_keys, size), n, parts)
-    (dr,) = launch("gradient_of_distances", (*given, each), results, of_distances, form)
-    return dqu, dqv, dk, dval, jnp.sum(dr, axis=0).astype(r.dtype), None
+def _backward(f: Form, saved, dout):
+    q, k, val, r, u, v, (*where, seed), scores, out, lse = saved
+    if scores is None:
+        scores = _position_scores(f, q, v, r, where)
+    delta = jnp.sum(dout.astype(jnp.float32) * out.astype(jnp.float32), axis=-1).transpose(0, 2, 1)
+    spans = _spans(f.k, tiling("gradient_of_keys", q.dtype, f).sizes, *where)
+    given = (q, u, k, val, scores, dout, lse, delta, *where, spans, seed, f.n, f.t, f.k)
+    results = [k, val, jax.ShapeDtypeStruct(scores.shape, q.dtype)]
+    blocks = lambda s: (f.n * f.b * _ceil(f.k, s["SK"]),)
+    dk, dval, dscores = launch("gradient_of_keys", given, results, blocks, f)
+
+    parts = f.classes(tiling("gradient_of_queries", q.dtype, f).sizes)
+    given = (k, r, dscores, *where, f.b, f.n, f.t, f.k, f.r)
+    results = [q, jax.ShapeDtypeStruct((2, parts, f.n, f.h), jnp.float32)]
+    dq, of_biases = launch("gradient_of_queries", given, results, lambda _: (f.n * parts,), f)
+
+    given = (q, v, dscores, *where, f.b, f.t, f.k, f.r, f.far)
+    results = [jax.ShapeDtypeStruct((f.every, *r.shape), jnp.float32)]
+    distances = lambda s: (_ceil(f.r + f.every, s["SD"]), f.n, f.every)
+    (dr,) = launch("gradient_of_distances", given, results, distances, f)
+    sums = (jnp.sum(dr, axis=0), *jnp.sum(of_biases, axis=1))
+    return dq, dk, dval, *(x.astype(of.dtype) for x, of in zip(sums, (r, u, v), strict=True)), None
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def tiling(kernel: str, h: int, dtype, capability: int) -> Tiling:
-    """Returns the tiling of a kernel for heads of width H, with almost no spilled registers.
-
-    Asynchronous products on Hopper need S of at least 64. Other GPUs, and float32, have too few
-    registers for that. With one stage, float32 heads of 128 fit into 99 KiB of shared memory.
-    """
-    if dtype == jnp.float32:
-        return Tiling(32, num_warps=4, num_stages=1)
-    if capability // 10 != 9:
-        return Tiling(32, num_warps=4, num_stages=2)
-    if h <= 64:
-        return Tiling(64, num_warps=4, num_stages=2)
-    # Two stages of seven arrays of 64 x 128 exceed the 227 KiB of shared memory.
-    return Tiling(64, num_warps=8, num_stages=1 if kernel == "gradient_of_distances" else 2)
+def _spans(n_keys: int, sizes: dict[str, int], oldest, newest) -> jax.Array:
+    """Returns the groups of queries that see each block of keys; see ``gradient_of_keys``."""
+    queries, keys = sizes.values()
+    first = jnp.arange(0, n_keys, keys)
+    count = lambda of_queries: jnp.sum(of_queries, axis=1, dtype=jnp.int32)
+    oldest, newest, last = oldest[:, :, None], newest[:, :, None], first + keys - 1
+    begin = count(newest < first) // queries
+    end = jnp.maximum(_ceil(count(oldest <= last), queries), begin)
+    whole = jnp.clip(_ceil(count(newest < last), queries), begin, end)
+    edge = jnp.clip(count(oldest <= first) // queries, whole, end)
+    return jnp.stack([begin, whole, edge, end], axis=-1)
 
 
-def _ceil(x: int, of: int) -> int:
+def tiling(kernel: str, dtype: Any, f: Form) -> Tiling:
+    """Returns the tiling of a kernel."""
+    of_all, family = f"{kernel} {jnp.dtype(dtype).name}", f" sm_{f.capability // 10}0"
+    wide = f"{of_all} wide" if f.h > 64 else of_all
+    names = (of_all + family, wide, of_all)
+    num_warps, num_stages, *sizes = next(_TILINGS[name] for name in names if name in _TILINGS)
+    sides = ("SQ", "SK") if kernel in _BY_KEY else ("SX", "SD")
+    return Tiling(num_warps, num_stages, dict(zip(sides, sizes, strict=True)))
+
+
+def _ceil(x, of: int):
     return -(-x // of)
 
 
-def launch(kernel: str, given, results, grid, form: Form) -> list[jax.Array]:
+def constants(kernel: str, dtype: Any, f: Form) -> dict[str, Any]:
+    """Returns the constants of a kernel."""
+    tiles, precision = tiling(kernel, dtype, f), "tf32x3" if dtype == jnp.float32 else "ieee"
+    own = {"STRIDE": f.n * f.h, "H": f.h, "KP": f.padded, "PRECISION": precision, **tiles.sizes}
+    if kernel in _BY_KEY:
+        return {**own, "STAGES": tiles.num_stages, "DROPPED": f.dropped}
+    more = tiling("gradient_of_keys", dtype, f).sizes if kernel in _READERS else {}
+    return {**own, **more, "EVERY": f.every}
+
+
+def launch(kernel: str, given, results, grid, f: Form) -> list[jax.Array]:
     """Runs a kernel of triton_tiles.py by name.
 
-    ``given`` are the arrays and integers that the kernel reads, qu first. ``results`` have the
-    shapes and dtypes of its outputs. ``grid`` gives the number of programs for a tile size.
+    ``given`` are the arrays and integers that it reads; the first array has the dtype of heads.
+    ``results`` have the shapes and dtypes of its outputs. ``grid`` gives the number of programs.
+
+    jax-triton has no rule for ``jax.vmap``: the kernel then runs once for each index. The wrapper
+    that does this also hides the call where JAX 0.12 removes unused results. There, jax-triton
+    0.4.1 has a rule of two arguments instead of three, and any gradient would be a TypeError.
     """
+    import jax_triton
+
     from txl_jax.model.kernels import triton_tiles
-    from txl_jax.model.kernels.triton_call import triton_call
 
-    h = given[0].shape[-1]
-    tiles = tiling(kernel, h, given[0].dtype, form.capability)
-    options = {
-        "grid": grid(tiles.size),
-        "name": f"attention_{kernel}",
-        "num_warps": tiles.num_warps,
-        "num_stages": tiles.num_stages,
-        **constants(tiles, form, h),
-    }
-    return triton_call(getattr(triton_tiles, kernel), given, results, form.capability, options)
+    tiles, options = tiling(kernel, given[0].dtype, f), constants(kernel, given[0].dtype, f)
+    options |= {"name": f"attention_{kernel}", "grid": grid(tiles.sizes)}
+    options |= {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+    options |= {"kernel": getattr(triton_tiles, kernel), "compute_capability": f.capability}
+    options["out_type" if jax_triton.__version_info__ >= (0, 4) else "out_shape"] = results
 
+    @jax.custom_batching.sequential_vmap
+    def call(*arrays):
+        rest = iter(arrays)
+        every = [next(rest) if isinstance(x, jax.Array) else x for x in given]
+        return jax_triton.triton_call(*every, **options)
 
-def constants(tiles: Tiling, form: Form, h: int) -> dict:
-    """Returns the constants of a kernel; its width is H rounded up to a power of 2."""
-    sizes = {"H": h, "WIDTH": max(16, 1 << (h - 1).bit_length()), "SIZE": tiles.size}
-    return {**sizes, "EPISODES": form.episodes, "THRESHOLD": form.threshold, "SCALE": form.scale}
+    return call(*(x for x in given if isinstance(x, jax.Array)))

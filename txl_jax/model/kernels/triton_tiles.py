@@ -1,26 +1,31 @@
-"""The Triton kernels of fused attention; triton.py calls them.
+"""The Triton kernels of fused attention, whose relative shift costs no arithmetic.
 
-A tile has S queries and S keys. Tiles are numbered from the diagonal back: tile m of a group of S
-queries starts m * S keys before the group's first query. So all groups share the blocks of
-distances. Block D_m has the rows of r for the distances m*S + S-1 .. m*S, and tile m needs only D_m
-and D_{m-1}. For S = 4, m = 1 (entries are distances; a row is a query, a column a key):
+The relative shift moves the scores of query i by i places. Neighbouring queries would move by odd
+numbers of places. So a tile has every second, fourth or eighth query (``EVERY``), and moves its row
+x by EVERY * x places: every vector of EVERY numbers stays aligned, and plain loads and stores do
+the shift. For EVERY = 2, T = 4, M = 2, and the tile of the queries 0 and 2 (entries are distances;
+a column of the product is a row of r):
 
-    q.D_1    q.D_0         mixed         rotated: the tile
-    7 6 5 4  3 2 1 0       3 2 1 4       4 3 2 1
-    7 6 5 4  3 2 1 0  ->   3 2 5 4  ->   5 4 3 2
-    7 6 5 4  3 2 1 0       3 6 5 4       6 5 4 3
-    7 6 5 4  3 2 1 0       7 6 5 4       7 6 5 4
+    product with r                   stored at key  0 1 2 3 4 5
+    query 0 (x = 0): 5 4 3 2 1 0                    2 1 0
+    query 2 (x = 1): 5 4 3 2 1 0                    4 3 2 1 0
 
-The kernel takes each entry from one of the two products, and then rotates row i by i+1 places
-(`tl.gather`, within the tile). The gradient rotates back, and adds each entry to the block, D_m or
-D_{m-1}, that it came from. The diagonal tile comes first: there every query attends to itself, so
-no softmax is ever empty. No tile is stored; each gradient kernel computes its tiles again.
+Five kernels pass two arrays [B*N,T,KP] through device memory, ``scores`` and ``dscores``:
 
-Arguments: qu = q + u, qv = q + v [N*B,T,H]; k, val [N*B,K,H]; r [N,K,H]; filled [B]; episode [B,T]
-and seed [2] (any array if unused); out, dout like q; lse and delta = sum(out * dout) float32
-[N*B,T]; lse is a logarithm to base 2. Entries beyond T, K or H are 0. ``SIZE`` is S, a power of 2;
-``WIDTH`` is H rounded up to a power of 2. ``THRESHOLD`` and ``SCALE``: see dropout.py; 0 and 1
-without dropout.
+    position_scores        scores = (q+v).r, stored by key         tiles of every EVERY-th query
+    forward                softmax((q+u).k + scores) val           tiles of neighbours
+    gradient_of_keys       dk, dval, and dscores (all of it)       tiles of neighbours
+    gradient_of_queries    dq, du, dv from dscores, read by key and by distance      of EVERY-th
+    gradient_of_distances  dr from dscores, read by distance                         of EVERY-th
+
+There are no atomics, and only tiles on an edge of the attention mask compute it. No loop reads what
+it writes, so Triton may load ahead.
+
+Arguments: q, dout and out [B,T,N,H]; k, val [B,K,N,H]; r [R,N,H], whose row c is for the distance
+K-1-c; u, v [N,H]; lse, a logarithm to base 2, and delta = sum(out * dout), float32 [B*N,T];
+``oldest`` and ``newest`` int32 [B,T], the first and the last key that a query sees, which never
+decrease; seed uint32 [2]; far, the first row of r that a query needs. ``STRIDE`` is N*H, ``H`` a
+power of 2, ``KP`` is K padded to tiles, and ``DROPPED`` the threshold of dropout.py, or 0.
 """
 
 import triton
@@ -29,357 +34,317 @@ import triton.language as tl
 from txl_jax.model import dropout
 
 HEAD_STRIDE = tl.constexpr(dropout.HEAD_STRIDE)
+FIRST, SECOND, GOLDEN = (tl.constexpr(x) for x in (*dropout.FACTORS, dropout.GOLDEN))
+EVEN, ODD, EVEN_8, ODD_8 = (tl.constexpr(x) for x in dropout.OF_FOUR)
 LOG2E = tl.constexpr(1.4426950408889634)
+UNSEEN = tl.constexpr(-1e30)
 
 
 @triton.jit
-def dot(a, b):
-    """Returns a @ b with float32 sums; float32 factors are rounded to TF32."""
-    return tl.dot(a, b, input_precision="tf32")
+def rows_of(source, row, limit, STRIDE: tl.constexpr, H: tl.constexpr):
+    """Loads the given rows of [limit,STRIDE] as [rows,H]; the last one for rows beyond."""
+    row = tl.minimum(row, limit - 1)
+    return tl.load(source + (row.to(tl.int64) * STRIDE)[:, None] + tl.arange(0, H)[None, :])
 
 
 @triton.jit
-def load_rows(source, first, limit, SIZE: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr):
-    """Loads rows first .. first+SIZE-1 of [limit,H] as [SIZE,WIDTH]; 0 outside of the array."""
-    row = first + tl.arange(0, SIZE)[:, None]
-    column = tl.arange(0, WIDTH)[None, :]
+def put_rows(target, x, row, limit, STRIDE: tl.constexpr, H: tl.constexpr):
+    """Writes [rows,H] to the given rows of [limit,STRIDE], without those outside of the array."""
     inside = (row >= 0) & (row < limit)
-    if WIDTH != H:
-        inside = inside & (column < H)
-    return tl.load(source + row * H + column, mask=inside, other=0.0)
+    at = (row.to(tl.int64) * STRIDE)[:, None] + tl.arange(0, H)[None, :]
+    tl.store(target + at, x.to(target.dtype.element_ty), mask=inside[:, None])
 
 
 @triton.jit
-def store_rows(target, x, first, limit, SIZE: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr):
-    """Writes [SIZE,WIDTH] to rows first .. of [limit,H], without those outside of the array."""
-    row = first + tl.arange(0, SIZE)[:, None]
-    column = tl.arange(0, WIDTH)[None, :]
-    inside = (row >= 0) & (row < limit) & (column < H)
-    tl.store(target + row * H + column, x.to(target.dtype.element_ty), mask=inside)
+def queries_of(q, bias, query, T, STRIDE: tl.constexpr, H: tl.constexpr):
+    """Loads queries, and adds the bias [1,H]."""
+    tile = rows_of(q, query, T, STRIDE, H)
+    return (tile + bias).to(tile.dtype)
 
 
 @triton.jit
-def along(x, AXIS: tl.constexpr):
-    """Returns a vector along an axis of the tile; it broadcasts along the other axis."""
-    return x[:, None] if AXIS == 0 else x[None, :]
+def bias_of(bias, head, H: tl.constexpr):
+    """Loads a head's row of a bias, [1,H]."""
+    return tl.load(bias + head * H + tl.arange(0, H))[None, :]
 
 
 @triton.jit
-def load_along(source, first, limit, AXIS: tl.constexpr, SIZE: tl.constexpr):
-    """Loads entries first .. first+SIZE-1 of [limit] along an axis; 0 outside of the array."""
-    at = first + tl.arange(0, SIZE)
-    return along(tl.load(source + at, mask=(at >= 0) & (at < limit), other=0), AXIS)
+def class_of(T, SX: tl.constexpr, EVERY: tl.constexpr):
+    """Returns a program's row, its number in the row, its class p, and the x of its SX queries.
 
-
-@triton.jit
-def nothing(m, reach):
-    """Returns a 0 unknown to the compiler; added to an index, it saves registers in loops."""
-    return m & (reach >> 31)
-
-
-@triton.jit
-def skewed(far, near, zero, KEYS: tl.constexpr, SIZE: tl.constexpr):
-    """Reorders scores by distance, D_m (far) and D_{m-1} (near), to scores by key (axis KEYS)."""
-    row = along(tl.arange(0, SIZE), 1 - KEYS)
-    place = along(tl.arange(0, SIZE), KEYS)
-    mixed = tl.where(of_far(zero, KEYS, SIZE), far, near)
-    return tl.gather(mixed, (place - row - 1 + zero) & (SIZE - 1), KEYS)
-
-
-@triton.jit
-def unskewed(x, zero, KEYS: tl.constexpr, SIZE: tl.constexpr):
-    """Undoes the rotation: entries belong to D_m where `of_far` is true, else to D_{m-1}."""
-    row = along(tl.arange(0, SIZE), 1 - KEYS)
-    place = along(tl.arange(0, SIZE), KEYS)
-    return tl.gather(x, (place + row + 1 + zero) & (SIZE - 1), KEYS)
-
-
-@triton.jit
-def of_far(zero, KEYS: tl.constexpr, SIZE: tl.constexpr):
-    """Returns a mask of the entries of an unskewed tile that belong to D_m."""
-    row = along(tl.arange(0, SIZE), 1 - KEYS)
-    return along(tl.arange(0, SIZE), KEYS) >= SIZE - 1 - row + zero
-
-
-@triton.jit
-def episodes_of(episode, first, T, AXIS: tl.constexpr, SIZE: tl.constexpr, EPISODES: tl.constexpr):
-    """Loads the episodes of S positions along an axis; 0 for positions of the memory."""
-    return load_along(episode, first, T, AXIS, SIZE) if EPISODES else 0
-
-
-@triton.jit
-def seen(query, key, of_query, of_key, M, reach, empty, EPISODES: tl.constexpr):
-    """Returns the attention mask (masks.AttentionMask); ``empty`` is the number of empty slots."""
-    distance = M + query - key
-    allowed = (distance >= 0) & (distance <= reach) & (key >= empty)
-    return allowed & (of_query == of_key) if EPISODES else allowed
+    Query x of class p is x * EVERY + p. The queries that see most keys come first.
+    """
+    tiles = tl.cdiv(tl.cdiv(T, EVERY), SX)
+    number = tl.program_id(0) % (tiles * EVERY)
+    x = (tiles - 1 - number // EVERY) * SX + tl.arange(0, SX)
+    return tl.program_id(0) // (tiles * EVERY), number, number % EVERY, x
 
 
 @triton.jit
 def mix(x):
     """Computes dropout.mix."""
-    x = (x ^ (x >> 16)) * 0x7FEB352D
-    x = (x ^ (x >> 15)) * 0x846CA68B
+    x = (x ^ (x >> 16)) * FIRST
+    x = (x ^ (x >> 15)) * SECOND
     return x ^ (x >> 16)
 
 
 @triton.jit
-def dropped(x, seed, head, b, query, key, THRESHOLD: tl.constexpr, SCALE: tl.constexpr):
-    """Applies dropout of attention weights to a tile, with the bits of AttentionDropout.factors."""
-    if THRESHOLD:
-        row = (head * HEAD_STRIDE + b).to(tl.uint32)
-        line = mix(mix(tl.load(seed) + row) ^ query.to(tl.uint32))
-        bits = mix(mix(line ^ tl.load(seed + 1)) + key.to(tl.uint32) * 0x9E3779B9)
-        x = tl.where(bits >= tl.full((), THRESHOLD, tl.uint32), x * SCALE, 0.0)
-    return x
+def line_of(seed, head, b, query):
+    """Hashes each query, as AttentionDropout.factors does it."""
+    row = (head * HEAD_STRIDE + b).to(tl.uint32)
+    return mix(mix(tl.load(seed) + row) ^ query.to(tl.uint32)) ^ tl.load(seed + 1)
 
 
 @triton.jit
-def product_of_either(
-    source, start, limit, columns, of_next,
-    SIZE: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr,
+def kept(line, start, SK: tl.constexpr, DROPPED: tl.constexpr):
+    """Tells of each weight whether dropout keeps it; four keys of a thread share a hash."""
+    column = tl.arange(0, SK)  # but the range SK .. 2*SK shows LLVM that they share it
+    shared = (tl.arange(SK, 2 * SK) & ((SK - 1) & -10)).to(tl.uint32) * GOLDEN
+    x = (line + tl.full((), start, tl.uint32) * GOLDEN)[:, None] + shared[None, :]
+    x = (x ^ (x >> 16)) * FIRST
+    x = x ^ (x >> 15)
+    even = tl.where((column & 8) == 0, EVEN, EVEN_8).to(tl.uint32)
+    odd = tl.where((column & 8) == 0, ODD, ODD_8).to(tl.uint32)
+    own = tl.where((column & 1) == 0, even, odd)
+    return x * own[None, :] >= tl.full((), DROPPED, tl.uint32)
+
+
+@triton.jit
+def position_scores(
+    q, v, r, oldest, newest, N, T, R, scores,
+    STRIDE: tl.constexpr, H: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
+    SX: tl.constexpr, SD: tl.constexpr, EVERY: tl.constexpr,
 ):  # fmt: skip
-    """Multiplies rows from start - S where ``of_next``, else rows from start, by ``columns``."""
-    here = dot(load_rows(source, start, limit, SIZE, H, WIDTH), columns)
-    there = dot(load_rows(source, start - SIZE, limit, SIZE, H, WIDTH), columns)
-    return tl.where(of_next, there, here)
+    """Writes (q+v).r of the keys that each query sees; grid: B * N * EVERY * ceil(T/EVERY/SX)."""
+    row, _, p, x = class_of(T, SX, EVERY)
+    b = (row // N).to(tl.int64)
+    head = row % N
+    query = x * EVERY + p
+    exists = query < T
+    tile_q = queries_of(q + b * T * STRIDE + head * H, bias_of(v, head, H), query, T, STRIDE, H)
+    # Query x has key (x + y) * EVERY + d in row T-1-p + y * EVERY + d of r.
+    low = tl.load(oldest + b * T + query, mask=exists, other=1 << 30) // EVERY - x
+    high = tl.load(newest + b * T + query, mask=exists, other=0) // EVERY - x
+    r += head * H
+    scores += ((row.to(tl.int64) * T + query) * KP)[:, None]
+    place = tl.arange(0, SD)
+    for y in range(tl.min(low), tl.max(high) + 1, SD // EVERY):
+        tile_r = rows_of(r, tl.maximum(T - 1 - p + y * EVERY + place, 0), R, STRIDE, H)
+        band = tl.dot(tile_q, tl.trans(tile_r), input_precision=PRECISION)
+        key = (x + y)[:, None] * EVERY + place[None, :]
+        inside = (key >= 0) & (key < KP) & exists[:, None]
+        tl.store(scores + key, band.to(scores.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def forward(
-    qu, qv, k, val, r, filled, episode, seed, B, T, M, reach, out, lse,
-    H: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, EPISODES: tl.constexpr,
-    THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
+    q, u, k, val, scores, oldest, newest, seed, N, T, K, out, lse,
+    STRIDE: tl.constexpr, H: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
+    SQ: tl.constexpr, SK: tl.constexpr, STAGES: tl.constexpr, DROPPED: tl.constexpr,
 ):  # fmt: skip
-    """Computes ``out`` and ``lse`` of S queries of a row; grid: N * B * ceil(T/S)."""
-    groups = tl.cdiv(T, SIZE)
-    row = (tl.program_id(0) // groups).to(tl.int64)
-    head = row // B
-    b = row % B
-    first = (groups - 1 - tl.program_id(0) % groups) * SIZE  # the groups with most keys start first
-    K = M + T
-    qu += row * T * H
-    qv += row * T * H
-    k += row * K * H
-    val += row * K * H
-    r += head * K * H
-    episode += b * T
-    empty = M - tl.load(filled + b)
+    """Computes ``out`` and ``lse`` of SQ queries of a row; grid: B * N * ceil(T/SQ).
 
-    query = along(first + tl.arange(0, SIZE), 0)
-    of_query = episodes_of(episode, first, T, 0, SIZE, EPISODES)
-    tile_qu = load_rows(qu, first, T, SIZE, H, WIDTH)
-    tile_qv = load_rows(qv, first, T, SIZE, H, WIDTH)
-    near = tl.zeros((SIZE, SIZE), tl.float32)
-    largest = tl.full((SIZE,), -1e30, tl.float32)
-    total = tl.zeros((SIZE,), tl.float32)
-    gathered = tl.zeros((SIZE, WIDTH), tl.float32)
-    lowest = tl.maximum(tl.maximum(M + first - reach, empty), 0)
-    for m in range(0, tl.cdiv(M + first + SIZE - lowest, SIZE)):
-        start = M + first - m * SIZE
-        tile_k = load_rows(k, start, K, SIZE, H, WIDTH)
-        far = dot(tile_qv, tl.trans(load_rows(r, K - (m + 1) * SIZE, K, SIZE, H, WIDTH)))
-        scores = dot(tile_qu, tl.trans(tile_k)) + skewed(far, near, nothing(m, reach), 1, SIZE)
-        near = far
-
-        key = along(start + tl.arange(0, SIZE), 1)
-        of_key = episodes_of(episode, start - M, T, 1, SIZE, EPISODES)
-        allowed = seen(query, key, of_query, of_key, M, reach, empty, EPISODES)
-        scores = tl.where(allowed, scores * LOG2E, -1e30)
-        larger = tl.maximum(largest, tl.max(scores, 1))
-        weights = tl.where(allowed, tl.exp2(scores - larger[:, None]), 0.0)
-        before = tl.exp2(largest - larger)
-        total = total * before + tl.sum(weights, 1)
-        largest = larger
-        weights = dropped(weights, seed, head, b, query, key, THRESHOLD, SCALE)
-        tile_val = load_rows(val, start, K, SIZE, H, WIDTH)
-        gathered = gathered * before[:, None] + dot(weights.to(tile_val.dtype), tile_val)
-
-    store_rows(out + row * T * H, gathered / total[:, None], first, T, SIZE, H, WIDTH)
-    at = first + tl.arange(0, SIZE)
-    tl.store(lse + row * T + at, largest + tl.log2(total), mask=at < T)
-
-
-@triton.jit
-def gradient_of_queries(
-    qu, qv, k, val, r, dout, lse, delta, filled, episode, seed, B, T, M, reach, dqu, dqv,
-    H: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, EPISODES: tl.constexpr,
-    THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
-):  # fmt: skip
-    """Computes ``dqu`` and ``dqv`` of S queries of a row; grid: N * B * ceil(T/S)."""
-    groups = tl.cdiv(T, SIZE)
-    row = (tl.program_id(0) // groups).to(tl.int64)
-    head = row // B
-    b = row % B
-    first = (groups - 1 - tl.program_id(0) % groups) * SIZE
-    K = M + T
-    k += row * K * H
-    val += row * K * H
-    r += head * K * H
-    episode += b * T
-    empty = M - tl.load(filled + b)
-
-    query = along(first + tl.arange(0, SIZE), 0)
-    of_query = episodes_of(episode, first, T, 0, SIZE, EPISODES)
-    tile_qu = load_rows(qu + row * T * H, first, T, SIZE, H, WIDTH)
-    tile_qv = load_rows(qv + row * T * H, first, T, SIZE, H, WIDTH)
-    tile_dout = load_rows(dout + row * T * H, first, T, SIZE, H, WIDTH)
-    line_lse = load_along(lse + row * T, first, T, 0, SIZE)
-    line_delta = load_along(delta + row * T, first, T, 0, SIZE)
-    before = tl.zeros((SIZE, SIZE), tile_qu.dtype)
-    sum_qu = tl.zeros((SIZE, WIDTH), tl.float32)
-    sum_qv = tl.zeros((SIZE, WIDTH), tl.float32)
-    lowest = tl.maximum(tl.maximum(M + first - reach, empty), 0)
-    tiles = tl.cdiv(M + first + SIZE - lowest, SIZE)
-    for m in range(0, tiles):
-        start = M + first - m * SIZE
-        tile_k = load_rows(k, start, K, SIZE, H, WIDTH)
-        far = dot(tile_qv, tl.trans(load_rows(r, K - (m + 1) * SIZE, K, SIZE, H, WIDTH)))
-        of_near = load_rows(r, K - m * SIZE, K, SIZE, H, WIDTH)
-        near = dot(tile_qv, tl.trans(of_near))
-        scores = dot(tile_qu, tl.trans(tile_k)) + skewed(far, near, nothing(m, reach), 1, SIZE)
-
-        key = along(start + tl.arange(0, SIZE), 1)
-        of_key = episodes_of(episode, start - M, T, 1, SIZE, EPISODES)
-        allowed = seen(query, key, of_query, of_key, M, reach, empty, EPISODES)
-        weights = tl.where(allowed, tl.exp2(scores * LOG2E - line_lse), 0.0)
-        dweights = dot(tile_dout, tl.trans(load_rows(val, start, K, SIZE, H, WIDTH)))
-        dweights = dropped(dweights, seed, head, b, query, key, THRESHOLD, SCALE)
-        dscores = weights * (dweights - line_delta)
-        sum_qu += dot(dscores.to(tile_k.dtype), tile_k)
-
-        # D_{m-1} is complete now: it has far entries of the last tile and near ones of this tile.
-        now = unskewed(dscores.to(tile_k.dtype), nothing(m, reach), 1, SIZE)
-        sum_qv += dot(tl.where(of_far(nothing(m, reach), 1, SIZE), before, now), of_near)
-        before = now
-    of_last = load_rows(r, K - tiles * SIZE, K, SIZE, H, WIDTH)
-    sum_qv += dot(tl.where(of_far(0, 1, SIZE), before, tl.zeros_like(before)), of_last)
-
-    store_rows(dqu + row * T * H, sum_qu, first, T, SIZE, H, WIDTH)
-    store_rows(dqv + row * T * H, sum_qv, first, T, SIZE, H, WIDTH)
+    The three parts of the keys are those that some queries of the tile see, those that all see, and
+    again some. Only the first and the last part have a mask.
+    """
+    groups = tl.cdiv(T, SQ)
+    row = tl.program_id(0) // groups
+    b = (row // N).to(tl.int64)
+    head = row % N
+    first = (groups - 1 - tl.program_id(0) % groups) * SQ
+    last = tl.minimum(first + SQ, T) - 1
+    query = tl.minimum(first + tl.arange(0, SQ), T - 1)
+    q += b * T * STRIDE + head * H
+    k += b * K * STRIDE + head * H
+    val += b * K * STRIDE + head * H
+    scores += ((row.to(tl.int64) * T + query) * KP)[:, None]
+    oldest, newest = oldest + b * T, newest + b * T
+    line = line_of(seed, head, b, query) if DROPPED else query
+    tile_q = queries_of(q, bias_of(u, head, H), query, T, STRIDE, H)
+    low, high = tl.load(oldest + query)[:, None], tl.load(newest + query)[:, None]
+    largest = tl.full((SQ,), UNSEEN, tl.float32)
+    total = tl.zeros((SQ,), tl.float32)
+    gathered = tl.zeros((SQ, H), tl.float32)
+    begin, end = tl.load(oldest + first) // SK, tl.load(newest + last) // SK + 1
+    whole = tl.minimum(tl.cdiv(tl.load(oldest + last), SK), end)
+    edge = tl.maximum((tl.load(newest + first) + 1) // SK, whole)
+    bounds = (begin, whole, edge, end)
+    for part in tl.static_range(3):
+        for t in tl.range(bounds[part], bounds[part + 1], num_stages=STAGES):
+            key = t * SK + tl.arange(0, SK)
+            by_position = tl.load(scores + key[None, :]).to(tl.float32)
+            tile_k = rows_of(k, key, K, STRIDE, H)
+            s = tl.dot(tile_q, tl.trans(tile_k), by_position, input_precision=PRECISION)
+            if part != 1:
+                s = tl.where((key[None, :] >= low) & (key[None, :] <= high), s, UNSEEN)
+            larger = tl.maximum(largest, tl.max(s, 1) * LOG2E)
+            weights = tl.exp2(s * LOG2E - larger[:, None])
+            before = tl.exp2(largest - larger)
+            largest = larger
+            total = total * before + tl.sum(weights, 1)
+            if DROPPED:
+                weights = tl.where(kept(line, t * SK, SK, DROPPED), weights, 0.0)
+            tile_val = rows_of(val, key, K, STRIDE, H)
+            gathered = gathered * before[:, None]
+            weights = weights.to(tile_val.dtype)
+            gathered = tl.dot(weights, tile_val, gathered, input_precision=PRECISION)
+    keeps: tl.constexpr = 1 - DROPPED / 4294967296
+    out += b * T * STRIDE + head * H
+    put_rows(out, gathered / (total * keeps)[:, None], query, T, STRIDE, H)
+    tl.store(lse + row.to(tl.int64) * T + query, largest + tl.log2(total))
 
 
 @triton.jit
 def gradient_of_keys(
-    qu, qv, k, val, r, dout, lse, delta, filled, episode, seed, B, T, M, reach, dk, dval,
-    H: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, EPISODES: tl.constexpr,
-    THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
+    q, u, k, val, scores, dout, lse, delta, oldest, newest, spans, seed, N, T, K, dk, dval, dscores,
+    STRIDE: tl.constexpr, H: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
+    SQ: tl.constexpr, SK: tl.constexpr, STAGES: tl.constexpr, DROPPED: tl.constexpr,
 ):  # fmt: skip
-    """Computes ``dk`` and ``dval`` of S keys of a row; grid: N * B * (ceil(M/S) + ceil(T/S)).
+    """Computes ``dk`` and ``dval`` of SK keys of a row, and dscores; grid: B * N * ceil(K/SK).
 
-    Its tiles are [key,query].
+    ``spans`` int32 [B,ceil(K/SK),4] bound the three parts of the groups of SQ queries: the groups
+    of which some queries see some of the keys, all see all, and again some.
     """
-    old = tl.cdiv(M, SIZE)
-    groups = old + tl.cdiv(T, SIZE)
-    row = (tl.program_id(0) // groups).to(tl.int64)
-    head = row // B
-    b = row % B
-    group = tl.program_id(0) % groups - old  # negative for keys of the memory
-    start = M + group * SIZE
-    K = M + T
-    qu += row * T * H
-    qv += row * T * H
-    dout += row * T * H
-    lse += row * T
-    delta += row * T
-    r += head * K * H
-    episode += b * T
-    empty = M - tl.load(filled + b)
+    blocks = tl.cdiv(K, SK)
+    row = tl.program_id(0) // blocks
+    block = tl.program_id(0) % blocks
+    b = (row // N).to(tl.int64)
+    head = row % N
+    q += b * T * STRIDE + head * H
+    dout += b * T * STRIDE + head * H
+    lse += row.to(tl.int64) * T
+    delta += row.to(tl.int64) * T
+    scores += row.to(tl.int64) * T * KP
+    dscores += row.to(tl.int64) * T * KP
+    oldest, newest = oldest + b * T, newest + b * T
+    spans += (b * blocks + block) * 4
+    keeps: tl.constexpr = 1 - DROPPED / 4294967296
+    key = block * SK + tl.arange(0, SK)
+    bias = bias_of(u, head, H)
+    of_keys = b * K * STRIDE + head * H
+    tile_k = rows_of(k + of_keys, key, K, STRIDE, H)
+    tile_val = rows_of(val + of_keys, key, K, STRIDE, H)
+    sum_k = tl.zeros((SK, H), tl.float32)
+    sum_val = tl.zeros((SK, H), tl.float32)
+    for part in tl.static_range(3):
+        begin, end = tl.load(spans + part), tl.load(spans + part + 1)
+        for g in tl.range(begin, end, num_stages=STAGES):
+            exists = g * SQ + tl.arange(0, SQ) < T
+            query = tl.minimum(g * SQ + tl.arange(0, SQ), T - 1)
+            at = (query.to(tl.int64) * KP)[:, None] + key[None, :]
+            by_position = tl.load(scores + at).to(tl.float32)
+            tile_q = queries_of(q, bias, query, T, STRIDE, H)
+            s = tl.dot(tile_q, tl.trans(tile_k), by_position, input_precision=PRECISION)
+            if part != 1:
+                low, high = tl.load(oldest + query)[:, None], tl.load(newest + query)[:, None]
+                s = tl.where((key[None, :] >= low) & (key[None, :] <= high), s, UNSEEN)
+            line_lse = tl.load(lse + query, mask=exists, other=1e30)  # no weight beyond T
+            weights = tl.exp2(s * LOG2E - line_lse[:, None])
+            tile_dout = rows_of(dout, query, T, STRIDE, H)
+            dweights = tl.dot(tile_dout, tl.trans(tile_val), input_precision=PRECISION)
+            dropped = weights
+            if DROPPED:
+                keep = kept(line_of(seed, head, b, query), block * SK, SK, DROPPED)
+                dropped = tl.where(keep, weights, 0.0)
+                dweights = tl.where(keep, dweights, 0.0)
+            ds = weights * (dweights * (1 / keeps) - tl.load(delta + query)[:, None])
+            ds = ds.to(tile_k.dtype)
+            dropped = tl.trans(dropped.to(tile_k.dtype))
+            sum_val = tl.dot(dropped, tile_dout, sum_val, input_precision=PRECISION)
+            sum_k = tl.dot(tl.trans(ds), tile_q, sum_k, input_precision=PRECISION)
+            tl.store(dscores + at, ds, mask=exists[:, None])
+    put_rows(dk + of_keys, sum_k, key, K, STRIDE, H)
+    put_rows(dval + of_keys, sum_val * (1 / keeps), key, K, STRIDE, H)
 
-    key = along(start + tl.arange(0, SIZE), 0)
-    of_key = episodes_of(episode, start - M, T, 0, SIZE, EPISODES)
-    tile_k = load_rows(k + row * K * H, start, K, SIZE, H, WIDTH)
-    tile_val = load_rows(val + row * K * H, start, K, SIZE, H, WIDTH)
-    sum_k = tl.zeros((SIZE, WIDTH), tl.float32)
-    sum_val = tl.zeros((SIZE, WIDTH), tl.float32)
-    beyond = tl.minimum(tl.cdiv(T, SIZE), group + 1 + tl.cdiv(reach, SIZE))
-    if start + SIZE <= empty:
-        beyond = 0
-    for g in range(tl.maximum(group, 0), beyond):
-        first = g * SIZE
-        m = g - group
-        tile_qu = load_rows(qu, first, T, SIZE, H, WIDTH)
-        tile_qv = tl.trans(load_rows(qv, first, T, SIZE, H, WIDTH))
-        far = dot(load_rows(r, K - (m + 1) * SIZE, K, SIZE, H, WIDTH), tile_qv)
-        near = dot(load_rows(r, K - m * SIZE, K, SIZE, H, WIDTH), tile_qv)
-        scores = dot(tile_k, tl.trans(tile_qu)) + skewed(far, near, nothing(m, reach), 0, SIZE)
 
-        query = along(first + tl.arange(0, SIZE), 1)
-        of_query = episodes_of(episode, first, T, 1, SIZE, EPISODES)
-        line_lse = load_along(lse, first, T, 1, SIZE)
-        line_delta = load_along(delta, first, T, 1, SIZE)
-        allowed = seen(query, key, of_query, of_key, M, reach, empty, EPISODES)
-        weights = tl.where(allowed, tl.exp2(scores * LOG2E - line_lse), 0.0)
-        tile_dout = load_rows(dout, first, T, SIZE, H, WIDTH)
-        dweights = dot(tile_val, tl.trans(tile_dout))
-        dweights = dropped(dweights, seed, head, b, query, key, THRESHOLD, SCALE)
-        dscores = weights * (dweights - line_delta)
-        weights = dropped(weights, seed, head, b, query, key, THRESHOLD, SCALE)
-        sum_val += dot(weights.to(tile_dout.dtype), tile_dout)
-        sum_k += dot(dscores.to(tile_qu.dtype), tile_qu)
+@triton.jit
+def written(oldest, newest, query, T, KP: tl.constexpr, SQ: tl.constexpr, SK: tl.constexpr):
+    """Returns the first key and the last + 1 of which gradient_of_keys writes a query's dscores.
 
-    store_rows(dk + row * K * H, sum_k, start, K, SIZE, H, WIDTH)
-    store_rows(dval + row * K * H, sum_val, start, K, SIZE, H, WIDTH)
+    Both are [queries,1] and multiples of SK, so that the numbers of one load share a mask. A query
+    beyond T has none.
+    """
+    exists = query < T
+    first = query // SQ * SQ
+    last = tl.minimum(first + SQ, T) - 1
+    low = tl.load(oldest + first, mask=exists, other=KP) // SK * SK
+    limit = (tl.load(newest + last, mask=exists, other=-SK) // SK + 1) * SK
+    return low[:, None], limit[:, None]
+
+
+@triton.jit
+def gradient_of_queries(
+    k, r, dscores, oldest, newest, B, N, T, K, R, dq, sums,
+    STRIDE: tl.constexpr, H: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
+    SX: tl.constexpr, SD: tl.constexpr, EVERY: tl.constexpr, SQ: tl.constexpr, SK: tl.constexpr,
+):  # fmt: skip
+    """Computes ``dq``, and in ``sums`` parts of du and dv; grid: as of position_scores.
+
+    ``sums`` [2,B*EVERY*tiles,N,H] are du and dv of the program's queries. Both products are in one
+    loop, so that the second load of dscores comes from the L2 cache.
+    """
+    row, number, p, x = class_of(T, SX, EVERY)
+    b = (row // N).to(tl.int64)
+    head = row % N
+    query = x * EVERY + p
+    low, limit = written(oldest + b * T, newest + b * T, query, T, KP, SQ, SK)
+    k += b * K * STRIDE + head * H
+    r += head * H
+    dscores += ((row.to(tl.int64) * T + query) * KP)[:, None]
+    place = tl.arange(0, SD)
+    sum_u = tl.zeros((SX, H), tl.float32)
+    sum_v = tl.zeros((SX, H), tl.float32)
+    begin = tl.min(low) // SD
+    y0 = tl.min(low // EVERY - x[:, None])
+    more = tl.max(limit // EVERY - x[:, None]) - y0
+    for n in range(0, tl.maximum(tl.cdiv(tl.max(limit), SD) - begin, tl.cdiv(more * EVERY, SD))):
+        y = y0 + n * (SD // EVERY)
+        key = (x + y)[:, None] * EVERY + place[None, :]
+        inside = (key >= low) & (key < limit)
+        ds = tl.load(dscores + key, mask=inside, other=0.0)
+        tile_r = rows_of(r, tl.maximum(T - 1 - p + y * EVERY + place, 0), R, STRIDE, H)
+        sum_v = tl.dot(ds, tile_r, sum_v, input_precision=PRECISION)
+
+        key = (begin + n) * SD + place
+        inside = (key[None, :] >= low) & (key[None, :] < limit)
+        ds = tl.load(dscores + key[None, :], mask=inside, other=0.0)
+        sum_u = tl.dot(ds, rows_of(k, key, K, STRIDE, H), sum_u, input_precision=PRECISION)
+    put_rows(dq + b * T * STRIDE + head * H, sum_u + sum_v, query, T, STRIDE, H)
+    parts = tl.num_programs(0) // N
+    sums += (b * parts // B + number) * STRIDE + head * H + tl.arange(0, H)
+    tl.store(sums, tl.sum(sum_u, 0))
+    tl.store(sums + parts.to(tl.int64) * STRIDE, tl.sum(sum_v, 0))
 
 
 @triton.jit
 def gradient_of_distances(
-    qu, qv, k, val, r, dout, lse, delta, filled, episode, seed, B, T, M, reach, each, dr,
-    H: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, EPISODES: tl.constexpr,
-    THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
+    q, v, dscores, oldest, newest, B, T, K, R, far, dr,
+    STRIDE: tl.constexpr, H: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
+    SX: tl.constexpr, SD: tl.constexpr, EVERY: tl.constexpr, SQ: tl.constexpr, SK: tl.constexpr,
 ):  # fmt: skip
-    """Computes ``dr`` [ceil(B/each),N,K,H], a part for every ``each`` rows of the batch.
-
-    Grid: ceil(K/S), N, ceil(B/each). For each S queries, the kernel computes the S x S entries of
-    the tiles m and m+1 that belong to D_m, in the order before the rotation.
-    """
-    m = tl.program_id(0)
-    head = tl.program_id(1).to(tl.int64)
-    part = tl.program_id(2)
-    K = M + T
-    tile_r = load_rows(r + head * K * H, K - (m + 1) * SIZE, K, SIZE, H, WIDTH)
-    sum_r = tl.zeros((SIZE, WIDTH), tl.float32)
-    line = along(tl.arange(0, SIZE), 1)
-    place = along(tl.arange(0, SIZE), 0)
-    of_next = place > line  # by key: from tile m+1, else from tile m
-
-    # Starts at the first query with a key at the distance m*S, if that is within the window.
-    group0 = tl.maximum(m * SIZE - M, 0) // SIZE
-    groups = tl.cdiv(T, SIZE) - group0
-    rows = tl.minimum(B - part * each, each)
-    if m * SIZE > reach:
-        rows = 0
-    for x in range(0, rows * groups):
-        b = part * each + x // groups
-        row = head * B + b
-        first = (group0 + x % groups) * SIZE
-        start = M + first - m * SIZE
-        own = row * T * H
-        tile_qu = tl.trans(load_rows(qu + own, first, T, SIZE, H, WIDTH))
-        tile_qv = load_rows(qv + own, first, T, SIZE, H, WIDTH)
-        tile_dout = tl.trans(load_rows(dout + own, first, T, SIZE, H, WIDTH))
-
-        scores = product_of_either(k + row * K * H, start, K, tile_qu, of_next, SIZE, H, WIDTH)
-        far = dot(tile_r, tl.trans(tile_qv))
-        scores += skewed(far, far, nothing(x, reach), 0, SIZE)
-        own_val = val + row * K * H
-        dweights = product_of_either(own_val, start, K, tile_dout, of_next, SIZE, H, WIDTH)
-
-        query = first + line
-        key = start + place - tl.where(of_next, SIZE, 0)
-        ids = episode + b * T
-        of_query = episodes_of(ids, first, T, 1, SIZE, EPISODES)
-        here = episodes_of(ids, start - M, T, 0, SIZE, EPISODES)
-        there = episodes_of(ids, start - M - SIZE, T, 0, SIZE, EPISODES)
-        of_key = tl.where(of_next, there, here) if EPISODES else 0
-        empty = M - tl.load(filled + b)
-        allowed = seen(query, key, of_query, of_key, M, reach, empty, EPISODES)
-        line_lse = load_along(lse + row * T, first, T, 1, SIZE)
-        line_delta = load_along(delta + row * T, first, T, 1, SIZE)
-        weights = tl.where(allowed, tl.exp2(scores * LOG2E - line_lse), 0.0)
-        dweights = dropped(dweights, seed, head, b, query, key, THRESHOLD, SCALE)
-        dscores = weights * (dweights - line_delta)
-        sum_r += dot(unskewed(dscores.to(tile_qv.dtype), nothing(x, reach), 0, SIZE), tile_qv)
-
-    dr += (part * tl.num_programs(1) + head) * K * H
-    store_rows(dr, sum_r, K - (m + 1) * SIZE, K, SIZE, H, WIDTH)
+    """Computes ``dr`` [EVERY,R,N,H], a part for each class; grid: ceil((R+EVERY)/SD), N, EVERY."""
+    head = tl.program_id(1)
+    p = tl.program_id(2)
+    last = T - 1 - p
+    y = tl.program_id(0) * (SD // EVERY) - tl.cdiv(last, EVERY)
+    place = tl.arange(0, SD)
+    bias = bias_of(v, head, H)
+    begin = tl.maximum(-y - SD // EVERY + 1, 0) // SX  # the first x with a key at these distances
+    end = tl.minimum(tl.cdiv(tl.cdiv(K, EVERY) - y, SX), tl.cdiv(tl.cdiv(T, EVERY), SX))
+    each = tl.maximum(end - begin, 0)
+    if last + y * EVERY + SD <= far:
+        each = 0
+    sum_r = tl.zeros((SD, H), tl.float32)
+    for n in range(0, B * each):
+        b = (n // each).to(tl.int64)
+        x = (begin + n % each) * SX + tl.arange(0, SX)
+        query = x * EVERY + p
+        key = (x + y)[:, None] * EVERY + place[None, :]
+        low, limit = written(oldest + b * T, newest + b * T, query, T, KP, SQ, SK)
+        inside = (key >= low) & (key < limit)
+        line = ((b * tl.num_programs(1) + head) * T + query) * KP
+        ds = tl.load(dscores + line[:, None] + key, mask=inside, other=0.0)
+        tile_q = queries_of(q + b * T * STRIDE + head * H, bias, query, T, STRIDE, H)
+        sum_r = tl.dot(tl.trans(ds), tile_q, sum_r, input_precision=PRECISION)
+    dr += p.to(tl.int64) * R * STRIDE + head * H
+    put_rows(dr, sum_r, last + y * EVERY + place, R, STRIDE, H)
