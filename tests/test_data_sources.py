@@ -342,11 +342,6 @@ def test_text_says_what_is_missing(tmp_path):
     assert (
         refused(lambda: find_text(tmp_path)) == f"{tmp_path}: there is no *.txt file in this folder"
     )
-    (tmp_path / "train.txt").write_text("a")
-    assert refused(lambda: find_text(tmp_path)) == (
-        f"{tmp_path}: has train.txt but no valid.txt; give train.txt, valid.txt and test.txt, or"
-        " rename the files to have all *.txt cut into splits"
-    )
     (tmp_path / "empty").write_text("")
     assert refused(lambda: find_text(tmp_path / "empty")) == (
         f"{tmp_path / 'empty'}: the text is empty"

@@ -219,19 +219,22 @@ def join_files(files: Sequence[Path]) -> list[ByteRange | bytes]:
     return text
 
 
-def files_in(folder: Path, *suffixes: str) -> list[Path]:
-    """Returns the files of a folder with these suffixes, sorted, without the samples of a run.
+def files_in(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
+    """Returns the wanted files of a folder, sorted, without hidden ones and what a run wrote.
 
-    A folder may be a text and a workdir at once. What the run wrote there is no part of the text.
+    A folder may be a text and a workdir at once. What the run wrote there is no part of the text,
+    so of a workdir only plain text and arrays are taken.
     """
-    found = [path for path in sorted(folder.iterdir()) if path.suffix in suffixes and is_file(path)]
-    own = [path for path in found if path.name in SAMPLES]
-    if not (own and _is_workdir(folder)):
+    found = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+    found = [path for path in found if wanted(path) and is_file(path)]
+    plain = [path for path in found if path.suffix in (".txt", ".npy", ".bin")]
+    own = [path for path in plain if path.name in SAMPLES]
+    if not ((own or plain != found) and _is_workdir(folder)):
         return found
-    if is_process_zero():
+    if own and is_process_zero():
         names = " and ".join(path.name for path in own)
         print(f"{folder}: left out {names}, which the run in this folder wrote", file=stderr())
-    return [path for path in found if path not in own]
+    return [path for path in plain if path not in own]
 
 
 def _is_workdir(folder: Path) -> bool:

@@ -15,6 +15,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from txl_jax.data.sources import source
 from txl_jax.data.sources.cache import make_folder, write_errors, write_npy
 from txl_jax.data.sources.headers import HEADER, check_no_count, check_no_header, llm_c_type
 from txl_jax.data.sources.source import SPLITS, file_hash, read_errors
+from txl_jax.data.sources.splits import arrange, report
 from txl_jax.data.sources.text import OWN_SPLITS
 from txl_jax.data.symbols import chunks, first_outside
 from txl_jax.data.vocab import Vocab
@@ -42,7 +44,6 @@ from txl_jax.files import parse_json
 from txl_jax.messages import argument
 
 SUFFIXES = (".npy", ".bin")  # of arrays
-NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
 SYMBOLS = "symbols.json"
 NO_TEST = "; there is no test file, so the test split is the valid split"
 
@@ -117,27 +118,40 @@ def find(data: DataConfig, cache: Path) -> TokenFiles:
         tokens = open_tokens(path, data)
         documents = _documents(tokens, data, path.parent)
         return _cut(tokens, documents, path.parent, str(path), data)
-    named = {split: _file_of(path, names) for split, names in NAMES.items()}
-    files = {s: open_tokens(file, data) for s, file in named.items() if file is not None}
-    if not files and (parts := _other_arrays(path)):
-        tokens, documents = joined(parts, data, cache)
-        return _cut(tokens, documents, path, f"{path}, {len(parts):,} files", data)
-    if missing := [split for split in ("train", "valid") if split not in files]:
-        names = " or ".join(name + suffix for name in NAMES[missing[0]] for suffix in SUFFIXES)
-        raise DataError(f"{path}: there is no {names} in this folder")
-    note = "" if "test" in files else NO_TEST
-    found = {split: _documents(tokens, data, path) for split, tokens in files.items()}
-    known = {split: x for split, x in found.items() if x is not None}
+    arrays = _arrays(path)
+    sizes = {name: file.stat().st_size for name, file in arrays.items()}
+    stem = lambda name: os.path.splitext(name)[0]
+    named, rest = arrange(sizes, str(path), stem)
+    report(str(path), named, rest, sizes)
+    files = dict[str, np.memmap]()
+    known = dict[str, Documents]()
+    for split, names in named.items():
+        parts = [arrays[name] for name in names]
+        if split and len(parts) == 1:
+            files[split] = open_tokens(parts[0], data)
+            if (documents := _documents(files[split], data, path)) is not None:
+                known[split] = documents
+        else:
+            files[split], known[split] = joined(parts, data, cache)
+    if "" in files:
+        label = f"{path}, {len(arrays):,} files"
+        return _cut(files[""], known[""], path, label, data)
+    if "valid" not in files:
+        missing = " or ".join(f"valid{suffix}" for suffix in SUFFIXES)
+        fix = "; name one file in data.path to have it cut into splits"
+        raise DataError(f"{path}: there is no {missing} in this folder{fix}")
     own: dict[str, Any] = {**files, **known}
     splits = {split: own.get(split, own["valid"]) for split in SPLITS}
-    label = f"{path}{OWN_SPLITS}{note}"
+    label = f"{path}{OWN_SPLITS}{'' if 'test' in files else NO_TEST}"
     return _checked(TokenFiles(files, splits, path, label, {}, known))
 
 
-def _other_arrays(folder: Path) -> list[Path]:
-    """Returns the arrays in a folder, sorted by name, without those that have starts."""
-    paths = source.files_in(folder, *SUFFIXES)
-    return [path for path in paths if not path.name.endswith(STARTS)]
+def _arrays(folder: Path) -> dict[str, Path]:
+    """Returns the arrays in a folder by name, sorted, without those that have starts."""
+    wanted = lambda path: path.suffix in SUFFIXES and not path.name.endswith(STARTS)
+    if found := source.files_in(folder, wanted):
+        return {path.name: path for path in found}
+    raise DataError(f"{folder}: there is no *.npy and no *.bin file in this folder")
 
 
 def read_documents(path: Path, data: DataConfig, vocab_size: int) -> list[np.ndarray]:
@@ -206,14 +220,6 @@ def joined(paths: Sequence[Path], data: DataConfig, cache: Path) -> tuple[np.mem
     folder = make_folder(cache / f"tokens-{identity[:20]}", fill)
     tokens = open_tokens(folder / "tokens.npy", data)
     return tokens, Documents(tokens, starts, data.cross_documents)
-
-
-def _file_of(folder: Path, names: tuple[str, ...]) -> Path | None:
-    paths = [folder / f"{name}{suffix}" for name in names for suffix in SUFFIXES]
-    found = [path for path in paths if source.is_file(path)]
-    if len(found) > 1:
-        raise DataError(f"{folder}: has both {found[0].name} and {found[1].name}; remove one")
-    return found[0] if found else None
 
 
 def _cut(
