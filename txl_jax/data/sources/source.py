@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from txl_jax.config import DataConfig
 from txl_jax.config.folders import expanded
 from txl_jax.data.codecs import decode_utf8
@@ -75,7 +77,7 @@ class Source:
     vocab_file: Path | None = None  # the file that lists the vocabulary
     recorded: Mapping[str, str] = dataclasses.field(default_factory=dict)  # sha256 when downloaded
     separator: bytes | None = None  # ends a document
-    sizes: Mapping[str, Sequence[int]] | None = None  # of each document in bytes, else by separator
+    sizes: Mapping[str, np.ndarray] | None = None  # of each document in bytes, else by separator
 
     def __post_init__(self):
         for split in SPLITS:
@@ -227,7 +229,7 @@ def files_in(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
     """
     found = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
     found = [path for path in found if wanted(path) and is_file(path)]
-    plain = [path for path in found if path.suffix in (".txt", ".npy", ".bin")]
+    plain = [path for path in found if {".txt", ".npy", ".bin"}.intersection(path.suffixes)]
     own = [path for path in plain if path.name in SAMPLES]
     if not ((own or plain != found) and _is_workdir(folder)):
         return found

@@ -1,10 +1,12 @@
 """Finds ``text``, any plain text of a user: a file, a folder or a download."""
 
 import dataclasses
+import hashlib
 import itertools
 import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,15 +18,17 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.sources import source
 from txl_jax.data.sources.download import check_hash, download
 from txl_jax.data.sources.headers import LLM_C
+from txl_jax.data.sources.records import OTHERS, READERS, WHOLE_JSON, saved_files, texts
 from txl_jax.data.sources.source import SPLITS, ByteRange, Source, Text
 from txl_jax.data.sources.splits import arrange, report, splits_named
+from txl_jax.data.sources.stored import ZIP, PlainText, Stored, members, unpacked
 from txl_jax.data.tokenizer import import_tokenizers
 from txl_jax.messages import argument
 
 NPY_MAGIC = b"\x93NUMPY"  # begins every .npy file
-SUFFIXES = (".txt", ".text", ".tokens", ".raw")
-"""The ends of names of text files in a folder, of which the first one with most splits is read."""
-WEAK = (".raw",)  # beside files of another kind, these are left out
+SUFFIXES = (".txt", ".text", ".tokens", ".raw", "")
+"""The ends of names of texts in a folder, in the order of preference; ``""`` if compressed."""
+WEAK = (".raw", "", WHOLE_JSON)  # beside files of another kind, these are left out
 ARRAYS, NO_DATA = (".npy", ".bin"), (".py", ".pkl", ".md", ".log")  # also if named as splits
 OWN_SPLITS = ", its own splits"  # ends the label of a folder with files of splits
 HELD_OUT = {
@@ -63,59 +67,108 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
             raise DataError(f"data.url = {data.url!r}: needs data.hash to check the download")
         into = cache / "downloads" / f"text-{data.hash.replace(':', '-')}"
         path = download(data.url, into, check_hash(data.hash, data.url))
-        return _source({"": {"text": path}}, data, kind, data.url)
-    if data.path is None:
+        name, where = os.path.basename(urllib.parse.urlsplit(data.url).path), data.url
+    elif data.path is None:
         raise DataError("data.name = 'text': needs data.path (a file or folder) or data.url")
-    path = source.existing_path(data.path, cache)
-    if path.is_file():
-        _refuse_array(path)
+    else:
+        path = source.existing_path(data.path, cache)
+        name, where = path.name, str(path)
+    if path.is_dir() or name.lower().endswith(ZIP):
+        files = _files(path)
+        sizes = {name: file.size for name, file in files.items()}
+        chosen = _of_one_kind(files, where)
+        stem = lambda name: files[name].stem
+        found, rest = arrange({name: sizes[name] for name in chosen}, where, stem)
+        report(where, found, [*rest, *sorted(files.keys() - set(chosen))], sizes)
+    else:
+        files, found = {"text": Stored(path, name, path.stat().st_size)}, {"": ["text"]}
         if data.document_files:
             raise DataError(f"data.document_files: {path} is one file; name a folder of files")
-        return _source({"": {"text": path}}, data, kind, str(path))
-    files = _files(path)
-    sizes = {name: file.stat().st_size for name, file in files.items()}
-    chosen = _of_one_kind(list(files), str(path))
-    stem = lambda name: name.removesuffix(PurePosixPath(name).suffix)
-    found, rest = arrange({name: sizes[name] for name in chosen}, str(path), stem)
-    report(str(path), found, [*rest, *sorted(files.keys() - set(chosen))], sizes)
-    by_split = {split: {name: files[name] for name in names} for split, names in found.items()}
     if data.document_files and "" not in found and max(map(len, found.values())) == 1:
         raise DataError(f"data.document_files: {path} has a file for each split, not documents")
-    return _source(by_split, data, kind, str(path))
+    by_split = {
+        split: {name: _plain(files[name], data, kind, cache) for name in names}
+        for split, names in found.items()
+    }
+    return _source(by_split, data, kind, where)
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    """Returns the files of a folder that may be text, and those in folders named as splits."""
-    found = {path.name: path for path in source.files_in(folder, _may_be_text)}
-    for inner in filter(Path.is_dir, sorted(folder.iterdir())):
-        if splits_named(inner.name):
-            for root, _, _ in os.walk(inner):
-                paths = source.files_in(Path(root), lambda path: path.suffix in SUFFIXES)
-                found |= {path.relative_to(folder).as_posix(): path for path in paths}
-    if not found:
-        arrays = any(file.suffix in ARRAYS for file in folder.iterdir())
+def _plain(file: Stored, data: DataConfig, kind: str, cache: Path) -> PlainText:
+    """Returns the text of a file, which is a file of the cache unless it is plain already."""
+    if file.suffix in READERS:
+        if data.document_files:
+            raise DataError(f"data.document_files: {file} has its documents; leave this out")
+        key = [data.field, data.document_separator]
+        read = lambda folder: texts(file, data.field, data.document_separator or "", folder)
+        return unpacked(file, read, True, key, cache)
+    if data.field != DataConfig.field:
+        rule = f"is for records ({', '.join(READERS)}), and {file} is a text"
+        raise DataError(f"data.field = {data.field!r}: {rule}; leave it out")
+    if file.compression or file.member:
+        any_bytes = kind == "byte"
+        return unpacked(file, lambda _: file.blocks(any_bytes), False, any_bytes, cache)
+    _refuse_array(file.path)
+    return PlainText(file.path)
+
+
+def _files(path: Path) -> dict[str, Stored]:
+    """Returns the files of a folder or zip archive that may be text, by name.
+
+    Of a folder, these are its own files, and those in archives and in folders named as splits.
+    """
+    if not path.is_dir():
+        found = members(path)
+        if len(found) == 1 and not _may_be_text(found[0]):  # as enwik8.zip has enwik8
+            return {found[0].name: found[0]}
+    else:
+        found = list(_files_of(path, ""))
+        for inner in filter(Path.is_dir, sorted(path.iterdir())):
+            if splits_named(inner.name):
+                for root, _, _ in os.walk(inner):
+                    found += _files_of(Path(root), os.path.relpath(root, path))
+    known = {file.name: file for file in found if _may_be_text(file)}
+    if not known:
+        arrays = path.is_dir() and any(file.suffix in ARRAYS for file in path.iterdir())
         fix = f"; for its arrays use {argument('config.data.name', 'tokens')}" if arrays else ""
-        raise DataError(f"{folder}: there is no *.txt file in this folder{fix}")
-    return found
+        where = "folder" if path.is_dir() else "archive"
+        others = f", and none of {', '.join(READERS)}"
+        raise DataError(f"{path}: there is no *.txt file in this {where}{others}{fix}")
+    return known
 
 
-def _may_be_text(path: Path) -> bool:
-    named = bool(splits_named(path.name)) and path.suffix not in (*ARRAYS, *NO_DATA)
-    return path.suffix in SUFFIXES or named
+def _files_of(folder: Path, below: str) -> Iterator[Stored]:
+    """Yields the files of a folder and those in its zip archives, named as in ``below``."""
+    saved = saved_files(folder)
+    is_zip = lambda path: path.suffix.lower() == ZIP
+    wanted = lambda path: is_zip(path) or _may_be_text(Stored(path, path.name, 0))
+    for path in source.files_in(folder, wanted):
+        name = os.path.join(below, path.name)
+        if is_zip(path):
+            yield from members(path, name)
+        elif saved is None or path.name in saved:
+            yield Stored(path, name, path.stat().st_size)
 
 
-def _of_one_kind(names: list[str], where: str) -> list[str]:
+def _may_be_text(file: Stored) -> bool:
+    name = os.path.basename(file.name)
+    if file.suffix in (*SUFFIXES, *READERS) and (file.suffix or file.compression):
+        return name not in OTHERS
+    return bool(splits_named(name)) and file.suffix not in (*ARRAYS, *NO_DATA)
+
+
+def _of_one_kind(files: Mapping[str, Stored], where: str) -> list[str]:
     """Returns the files of one suffix: of the one with most splits, or the only one without."""
-    kinds: dict[str, list[str]] = {suffix: [] for suffix in SUFFIXES}
-    for name in names:
-        suffix = PurePosixPath(name).suffix
-        kinds.setdefault("" if splits_named(suffix) else suffix, []).append(name)
+    kinds: dict[str, list[str]] = {suffix: [] for suffix in (*SUFFIXES, *READERS)}
+    for name, file in files.items():
+        suffix = "" if splits_named(file.suffix) else file.suffix
+        kinds.setdefault(suffix, []).append(name)
     splits = {suffix: set().union(*map(splits_named, found)) for suffix, found in kinds.items()}
-    usable = [s for s in kinds if kinds[s] and (s in SUFFIXES or {"train"} < splits[s])]
+    known = (*SUFFIXES, *READERS)
+    usable = [s for s in kinds if kinds[s] and (s in known or {"train"} < splits[s])]
     if not usable:
-        raise DataError(f"{where}: there is no *.txt file in this folder")
+        raise DataError(f"{where}: there is no *.txt file")
     chosen = max(usable, key=lambda suffix: len(splits[suffix]))
-    if splits[chosen] and chosen in SUFFIXES:
+    if splits[chosen] and chosen in known:
         others = [suffix for suffix in usable if splits[suffix] - splits[chosen]]
     else:
         others = [suffix for suffix in usable if suffix not in (chosen, *WEAK)]
@@ -139,44 +192,62 @@ def _refuse_array(path: Path) -> None:
 
 
 def _source(
-    files: Mapping[str, Mapping[str, Path]], data: DataConfig, kind: str, path: str
+    files: Mapping[str, Mapping[str, PlainText]], data: DataConfig, kind: str, path: str
 ) -> Source:
     """Returns the text of files by split, of which the missing splits are cut from the rest."""
-    texts = {split: source.join_files(list(named.values())) for split, named in files.items()}
-    sizes = {split: _document_sizes(text) for split, text in texts.items()}
+    joined = {split: _joined(list(named.values()), data) for split, named in files.items()}
     keys = {s: s if len(named) == 1 else f"{s}/{{}}" for s, named in files.items()}
-    whole = {keys[s].format(n): p for s, named in files.items() for n, p in named.items()}
+    whole = {keys[s].format(n): f.path for s, named in files.items() for n, f in named.items()}
     if "" in files:
-        whole, texts, sizes = dict(files[""]), {"train": texts[""]}, {"train": sizes[""]}
-    missing = [split for split in SPLITS if split not in texts]
+        whole = {name: file.path for name, file in files[""].items()}
+        joined = {"train": joined[""]}
+    missing = [split for split in SPLITS if split not in joined]
     notes = "" if "" in files else OWN_SPLITS + "".join(HELD_OUT[split] for split in missing)
     label, protocol = path + notes, dict[str, Any]()
+    text, sizes = joined["train"]
+    if sizes is not None:
+        digest = hashlib.sha256(b"".join(np.asarray(s, "<i8").data for _, s in joined.values()))
+        protocol["documents"] = "files" if data.document_files else digest.hexdigest()[:20]
     if missing:
         shares = (
             data.valid_fraction if "valid" in missing else 0.0,
             data.test_fraction if "test" in missing else 0.0,
         )
-        protocol = {"valid_fraction": shares[0], "test_fraction": shares[1]}
-        text = texts["train"]
+        protocol |= {"valid_fraction": shares[0], "test_fraction": shares[1]}
         if not source.text_size(text):
             raise DataError(f"{label}: the text is empty")
-        if data.document_files:
-            starts = np.cumsum([0, *sizes["train"]])
+        if sizes is None:
+            protocol["cut_at"] = "line" if kind == "word" else "character"
+            bounds, edges = _bounds(text, whole, shares, data, kind, label), [0] * 4
+        else:
+            starts = np.concatenate([[0], np.cumsum(sizes)])
             edges = split_edges(starts[:-1], int(starts[-1]), *shares, label)
             bounds = starts[edges].tolist()
-            for split, span in zip(SPLITS, itertools.pairwise(edges), strict=True):
-                sizes.setdefault(split, sizes["train"][slice(*span)])
-            sizes["train"] = sizes["train"][: edges[1]]
-        else:
-            protocol["cut_at"] = "line" if kind == "word" else "character"
-            bounds = _bounds(text, whole, shares, data, kind, label)
-        for split, span in zip(SPLITS, itertools.pairwise(bounds), strict=True):
+        for n, split in enumerate(SPLITS):
             if split == "train" or split in missing:
-                texts[split] = source.slice_text(text, *span)
-    known: dict[str, Any] = {"counted": SPLITS, "label": label}
-    if data.document_files:
-        protocol["documents"], known["sizes"] = "files", sizes
-    return Source("text", whole, texts, protocol=protocol, **known)
+                part = source.slice_text(text, bounds[n], bounds[n + 1])
+                joined[split] = part, sizes if sizes is None else sizes[edges[n] : edges[n + 1]]
+    splits = {split: joined[split][0] for split in SPLITS}
+    known: dict[str, Any] = {"counted": SPLITS, "label": label, "protocol": protocol}
+    if sizes is not None:
+        known["sizes"] = {split: joined[split][1] for split in SPLITS}
+    return Source("text", whole, splits, **known)
+
+
+def _joined(
+    files: Sequence[PlainText], data: DataConfig
+) -> tuple[list[ByteRange | bytes], np.ndarray | None]:
+    """Returns the text of files, and the number of bytes of each of its documents, if it has any.
+
+    Records with a separator are a text with a separator.
+    """
+    if any(file.sizes is None for file in files):
+        text = source.join_files([file.path for file in files])
+        return text, _file_sizes(text) if data.document_files else None
+    text = [part for file in files if len(part := ByteRange.whole(file.path))]
+    if data.document_separator:
+        return text, None
+    return text, np.concatenate([file.sizes for file in files])
 
 
 def _bounds(
@@ -212,7 +283,7 @@ def _bounds(
     raise DataError(f"{label}: {_too_few_lines(text)}")
 
 
-def _document_sizes(text: Text) -> list[int]:
+def _file_sizes(text: Text) -> np.ndarray:
     """Returns the number of bytes of each file of a text, with the line end that it lacks."""
     sizes: list[int] = []
     for part in text:
@@ -220,7 +291,7 @@ def _document_sizes(text: Text) -> list[int]:
             sizes[-1] += len(part)
         else:
             sizes.append(len(part))
-    return sizes
+    return np.array(sizes, np.int64)
 
 
 def _too_few_lines(text: Text) -> str:
