@@ -13,7 +13,7 @@ import numpy as np
 
 from txl_jax.data.errors import DataError
 from txl_jax.data.symbols import BOUNDARY, BYTES, EOS, SENTENCE_UNK, SPACE, UNK, UnknownSymbolError
-from txl_jax.files import wide_encoding
+from txl_jax.file_kinds import not_text, wide_encoding
 from txl_jax.units import Unit
 
 Blocks = Iterable[str | bytes]
@@ -40,6 +40,9 @@ def decode_utf8(blocks: Blocks, where: str = "text", any_character: bool = False
         except UnicodeDecodeError as error:
             at, fault = error.start - kept, f"not UTF-8 ({error.reason})"
         if fault:
+            around = raw[max(at - 2048, 0) : max(at, 0) + 2048]
+            if kind := not_text(start) or ("binary data" if not_text(around) else None):
+                raise DataError(f"{where}, byte {read + at}: {fault}; it is {kind}, not text")
             fix = "convert the text to UTF-8, or use vocab='byte', which takes any bytes"
             raise DataError(f"{where}, byte {read + at}: {fault}{_like(start)}; {fix}") from None
         yield text

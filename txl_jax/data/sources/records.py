@@ -22,6 +22,7 @@ LONGEST = 64 << 20
 """The largest number of bytes of a line, and of a file that is one array of JSON."""
 ROWS = 256  # the number of rows of a table that are converted at a time
 JSON_LINES, WHOLE_JSON = (".jsonl", ".ndjson"), ".json"
+TABLES = (".parquet", ".arrow", ".feather")
 STATE = "state.json"  # the list of the files of a folder that Hugging Face's datasets saved
 OTHERS = (STATE, "dataset_info.json", "dataset_dict.json")  # files of such a folder without text
 
@@ -197,7 +198,7 @@ def _columns(path: Path, suffix: str, field: str, where: str) -> Iterator[Any]:
 READERS: dict[str, Callable[[Stored, str, Path], Records]] = {
     **dict.fromkeys(JSON_LINES, _json_lines),
     **dict.fromkeys((".csv", ".tsv"), _csv),
-    **dict.fromkeys((".parquet", ".arrow", ".feather"), _table),
+    **dict.fromkeys(TABLES, _table),
     WHOLE_JSON: _json,
 }
 """Reads the records of a file by the end of its name."""

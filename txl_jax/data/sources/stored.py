@@ -30,6 +30,14 @@ from txl_jax.data.sources.archives import BROKEN, reason_of
 from txl_jax.data.sources.cache import make_folder, write_errors
 from txl_jax.data.sources.progress import watched
 from txl_jax.data.sources.source import BLOCK, file_hash, read_errors
+from txl_jax.file_kinds import (
+    LOOKED_AT,
+    file_kind,
+    not_text,
+    readable_end,
+    wide_encoding,
+    zip_kind,
+)
 from txl_jax.files import mark_size
 from txl_jax.library_errors import import_optional
 
@@ -102,15 +110,34 @@ class Stored:
         def raw() -> Iterator[bytes]:
             with self.opened() as file:
                 start = file.read(BLOCK)
-                try:
-                    mark = mark_size(start[:4])
-                except ValueError as error:
-                    raise DataError(f"{self}: {error}") from None
-                yield start[mark:]
+                yield start[mark_size(start[:4]) :]
                 while block := file.read(BLOCK):
                     yield block
 
         return raw() if any_bytes else (t.encode() for t in decode_utf8(raw(), str(self)))
+
+    def check_text(self, encoding: bool) -> None:
+        """Raises DataError if its plain bytes are no text, or, if asked for, in another encoding.
+
+        The mark of another encoding is always refused.
+        """
+        with self.opened() as file:
+            start = file.read(LOOKED_AT)
+        try:
+            mark_size(start[:4])
+        except ValueError as error:
+            raise DataError(f"{self}: {error}") from None
+        fix = "name a text; docs/own_data.md lists what is read"
+        if kind := not_text(start):
+            if not (self.member or self.compression):
+                if start.startswith(b"PK\3\4"):
+                    with contextlib.suppress(*BROKEN), zipfile.ZipFile(self.path) as archive:
+                        kind = zip_kind(archive.namelist()) or kind
+                if kind == file_kind(start) and (end := readable_end(start)):
+                    fix = f"unpack it, or for data.name='text' end its name in {end}"
+            raise DataError(f"{self}: is {kind}, not text; {fix}")
+        if encoding and (kind := wide_encoding(start)):
+            raise DataError(f"{self}: is {kind} text without a byte order mark; save it as UTF-8")
 
 
 def _open_zstd(file: IO[bytes]) -> Any:

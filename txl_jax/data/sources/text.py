@@ -18,7 +18,7 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.sources import source
 from txl_jax.data.sources.download import check_hash, download
 from txl_jax.data.sources.headers import LLM_C
-from txl_jax.data.sources.records import OTHERS, READERS, WHOLE_JSON, saved_files, texts
+from txl_jax.data.sources.records import OTHERS, READERS, TABLES, WHOLE_JSON, saved_files, texts
 from txl_jax.data.sources.source import SPLITS, ByteRange, Source, Text
 from txl_jax.data.sources.splits import arrange, report, splits_named
 from txl_jax.data.sources.stored import ZIP, PlainText, Stored, members, unpacked
@@ -98,16 +98,20 @@ def _plain(file: Stored, data: DataConfig, kind: str, cache: Path) -> PlainText:
     if file.suffix in READERS:
         if data.document_files:
             raise DataError(f"data.document_files: {file} has its documents; leave this out")
+        if file.suffix not in TABLES:
+            file.check_text(encoding=True)
         key = [data.field, data.document_separator]
         read = lambda folder: texts(file, data.field, data.document_separator or "", folder)
         return unpacked(file, read, True, key, cache)
     if data.field != DataConfig.field:
         rule = f"is for records ({', '.join(READERS)}), and {file} is a text"
         raise DataError(f"data.field = {data.field!r}: {rule}; leave it out")
+    _refuse_array(file)
+    if data.vocab != "byte":  # which is only so if it was asked for
+        file.check_text(encoding=kind == "byte")
     if file.compression or file.member:
         any_bytes = kind == "byte"
         return unpacked(file, lambda _: file.blocks(any_bytes), False, any_bytes, cache)
-    _refuse_array(file.path)
     return PlainText(file.path)
 
 
@@ -179,16 +183,17 @@ def _of_one_kind(files: Mapping[str, Stored], where: str) -> list[str]:
     return kinds[chosen]
 
 
-def _refuse_array(path: Path) -> None:
+def _refuse_array(file: Stored) -> None:
     """Raises DataError for a file of NumPy or llm.c, whose bytes are no text."""
-    start = next(source.read([ByteRange.whole(path)[:6]]), b"")
+    with file.opened() as opened:
+        start = opened.read(6)
     kinds = {
         "a NumPy": start == NPY_MAGIC,
         "an llm.c": int.from_bytes(start[:4], "little") in LLM_C,
     }
     if kind := next((kind for kind, found in kinds.items() if found), None):
         fix = argument("config.data.name", "tokens")
-        raise DataError(f"data.path = {str(path)!r}: is {kind} array, not a text; use {fix}")
+        raise DataError(f"data.path = {str(file)!r}: is {kind} array, not a text; use {fix}")
 
 
 def _source(
