@@ -6,7 +6,8 @@ A file is cut into three splits. A folder has a file for each split (nanoGPT's h
     train.bin  val.bin                train, valid, and valid as test
     train.npy  valid.npy  test.npy    train, valid, test
 
-``symbols.json`` beside the files, a list of texts, has the symbol of each id for display. The
+``symbols.json`` beside the files, a list of texts, has the symbol of each id for display, and so
+has nanoGPT's ``meta.pkl``, which is never unpickled (:mod:`txl_jax.data.sources.plain_pickle`). The
 documents of an array begin at the positions in ``ids.starts.npy`` beside ``ids.npy``, or at each
 ``data.document_separator``. A folder of other arrays has a document in each file.
 """
@@ -35,6 +36,7 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.sources import source
 from txl_jax.data.sources.cache import make_folder, write_errors, write_npy
 from txl_jax.data.sources.headers import HEADER, check_no_count, check_no_header, llm_c_type
+from txl_jax.data.sources.plain_pickle import META, read_meta
 from txl_jax.data.sources.source import SPLITS, file_hash, read_errors
 from txl_jax.data.sources.splits import arrange, report
 from txl_jax.data.sources.text import OWN_SPLITS
@@ -84,13 +86,12 @@ class TokenFiles:
         return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
 
     def vocab(self, size: int | None) -> Vocab:
-        """Returns the vocabulary: that of ``symbols.json``, or ``size`` ids, or up to the largest.
+        """Returns the vocabulary of ``symbols.json`` or ``meta.pkl``, or else of ``size`` or all ids.
 
         Raises DataError if an id or the size does not fit it.
         """
-        path, symbols = self.folder / SYMBOLS, None
-        if source.is_file(path):
-            symbols = read_symbols(path)
+        path, symbols = symbols_in(self.folder)
+        if symbols is not None:
             if size not in (None, len(symbols)):
                 what = f"data.vocab_size = {size}: {path} has {len(symbols):,} symbols"
                 raise DataError(f"{what}; leave the setting out to use these")
@@ -176,7 +177,7 @@ def _documents(tokens: np.memmap, data: DataConfig, folder: Path) -> Documents |
         fix = "remove the file, or leave the setting out"
         raise DataError(f"data.document_separator = {separator!r}: {beside} is there too; {fix}")
     if separator is not None:
-        return separated(tokens, _separator_id(separator, folder / SYMBOLS), str(path))
+        return separated(tokens, _separator_id(separator, folder), str(path))
     if not has_starts:
         return None
     starts = _open_npy(beside)
@@ -184,8 +185,8 @@ def _documents(tokens: np.memmap, data: DataConfig, folder: Path) -> Documents |
     return Documents(tokens, starts.astype(np.int64), data.cross_documents)
 
 
-def _separator_id(separator: str, symbols: Path) -> int:
-    known = read_symbols(symbols) if source.is_file(symbols) else []
+def _separator_id(separator: str, folder: Path) -> int:
+    known = symbols_in(folder)[1] or []
     if separator in known:
         return known.index(separator)
     if not (separator.isascii() and separator.isdigit() and len(separator) < 19):
@@ -316,6 +317,14 @@ def _largest_id(tokens: np.memmap, vocab_size: int) -> int:
             raise DataError(f"{path}: {where} is {int(part[at])}: an id {rule}; {fix}")
         largest = max(largest, int(part.max()))
     return largest
+
+
+def symbols_in(folder: Path) -> tuple[Path, list[str] | None]:
+    """Returns the file of a folder that lists symbols, and these, or ``None`` without a file."""
+    path, meta = folder / SYMBOLS, folder / META
+    if source.is_file(path):
+        return path, read_symbols(path)
+    return (meta, read_meta(meta)) if source.is_file(meta) else (path, None)
 
 
 def read_symbols(path: Path) -> list[str]:
