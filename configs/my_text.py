@@ -20,8 +20,8 @@ A token is a character; with one of these added to the first command it is somet
                                   text; --config.data.vocab_size=8000 is how many. Needs
                                   pip install '.[subword]'
 
-A folder with train.txt, valid.txt and test.txt is used as it is, any other text is cut into the
-three. Sized for a text of a few megabytes and some minutes on two CPU cores; for more, raise
+Files of a folder that are named train, valid and test are the splits; any other text is cut into
+the three. Sized for a text of a few megabytes and some minutes on two CPU cores; for more, raise
 train.steps and the model's sizes. What it reaches depends on the text.
 
 Measured on War and Peace by characters (one core of an Intel Xeon, other programs beside it, jax

@@ -67,7 +67,7 @@ def test_text_of_many_blocks_keeps_its_order(tmp_path):
     rng = np.random.default_rng(0)
     data = rng.integers(0, 256, 5 * BLOCK + 77, np.uint8)
     (tmp_path / "noise.bin").write_bytes(data.tobytes())
-    corpus = load_corpus("text", tmp_path / "noise.bin", cache_dir=tmp_path / "cache")
+    corpus = load_corpus("text", tmp_path / "noise.bin", vocab="byte", cache_dir=tmp_path / "cache")
     np.testing.assert_array_equal(np.concatenate([corpus.train, corpus.valid, corpus.test]), data)
     assert corpus.info["words"]["train"] == len(corpus.train.tobytes().split())
 

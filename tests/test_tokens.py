@@ -1,9 +1,13 @@
 """``data.name=tokens``: arrays of ids are mapped where they are, checked and never copied."""
 
+import collections
 import json
 import os
 import pathlib
+import pickle
 import resource
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -68,7 +72,6 @@ def test_a_folder_has_a_file_for_each_split(tmp_path):
 def test_a_folder_of_nanogpt_scores_its_val_file_and_says_so(tmp_path, capsys):
     save(tmp_path / "train.bin")
     save(tmp_path / "val.bin", IDS[:31])
-    (tmp_path / "meta.pkl").write_bytes(b"never read")
     corpus = load_corpus("tokens", tmp_path)
     assert len(corpus.valid) == len(corpus.test) == 31
     assert "there is no test file, so the test split is the valid split" in corpus.info["label"]
@@ -111,7 +114,8 @@ def test_symbols_are_for_display_and_prompts(tmp_path):
         ("{}", "must be a list of texts"),
         ("[1, 2]", "must be a list of texts"),
         ("[", "is not JSON"),
-        ('["a b", "c", "d", "e", "f", "g", "h"]', "without white space"),
+        ('["", "c", "d", "e", "f", "g", "h"]', "the symbol '' must have a character"),
+        (r'["\n", "\\n", "d", "e", "f", "g", "h"]', "two symbols differ only in how white space"),
         ('["a", "a", "d", "e", "f", "g", "h"]', "'a' occurs twice"),
         ('["a", "b"]', r"token 2 \(byte 132\) is 2"),
     ],
@@ -120,6 +124,86 @@ def test_unusable_symbols_are_refused(tmp_path, symbols, fault):
     (tmp_path / "symbols.json").write_text(symbols)
     with pytest.raises(DataError, match=fault):
         load_corpus("tokens", save(tmp_path / "ids.npy"))
+
+
+def test_white_space_may_be_in_symbols(tmp_path):
+    path = save(tmp_path / "ids.npy")
+    for symbols, text in (
+        (["a", "b c", "\n", "\t\u3000", "d", "e", "f"], r"b\x20c \n a \t\u3000 f"),
+        (["a", "b", "\n", " ", "7", "e", "f"], "b\na f"),  # characters are a text
+    ):
+        (tmp_path / "symbols.json").write_text(json.dumps(symbols))
+        vocab = load_corpus("tokens", path).vocab
+        assert vocab.symbols == symbols
+        assert vocab.decode([1, 2, 0, 3, 6]) == text
+        assert vocab.encode(text).tolist() == [1, 2, 0, 3, 6]
+    assert vocab.encode("7\n7").tolist() == [4, 2, 4]
+    with pytest.raises(DataError, match="'x' is no symbol of this model; its symbols are 7 char"):
+        vocab.encode("ax")
+
+
+SHAKESPEARE = ["\n", " ", "!", "3", "A", "b", "é"]
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_the_symbols_of_nanogpt_are_read_without_unpickling(tmp_path, protocol, monkeypatch):
+    save(tmp_path / "train.bin")
+    save(tmp_path / "val.bin")
+    itos = dict(enumerate(SHAKESPEARE))
+    meta = {"vocab_size": 7, "itos": itos, "stoi": {s: i for i, s in itos.items()}}
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps(meta, protocol))
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, None)
+    vocab = load_corpus("tokens", tmp_path).vocab
+    assert vocab.symbols == SHAKESPEARE
+    assert vocab.decode(vocab.encode("Ab é\n!3")) == "Ab é\n!3"
+    (tmp_path / "symbols.json").write_text(json.dumps(list("abcdefg")))  # counts more
+    assert load_corpus("tokens", tmp_path).vocab.symbols == list("abcdefg")
+
+
+class Harmful:
+    def __reduce__(self):
+        return os.mkdir, ("harmed",)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"no pickle",
+        b"",
+        pickle.dumps({"itos": dict(enumerate(SHAKESPEARE))})[:-9],
+        pickle.dumps({"itos": Harmful()}),
+        pickle.dumps({"itos": collections.OrderedDict(enumerate(SHAKESPEARE))}),
+        pickle.dumps({"vocab_size": 7}),
+        pickle.dumps({"itos": {1: "a", 2: "b"}}),
+        pickle.dumps({"itos": {0: 1}}),
+        pickle.dumps([1, 2]),
+        b"\x80\x04h\x05.",
+        b"\x80\x04}}s.",
+        b"I" + b"1" * 5000 + b"\n.",
+    ],
+)
+def test_another_pickle_is_refused_with_the_lines_that_make_symbols_json(
+    tmp_path, content, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "ids.npy")
+    (tmp_path / "meta.pkl").write_bytes(content)
+    with pytest.raises(DataError, match=r"meta.pkl: is not unpickled, and .*json.dump") as caught:
+        load_corpus("tokens", "ids.npy")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "harmed").exists()
+
+
+def test_the_lines_that_make_symbols_json_make_it(tmp_path):
+    save(tmp_path / "ids.npy")
+    meta = {"itos": collections.OrderedDict(enumerate(SHAKESPEARE))}
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps(meta))
+    with pytest.raises(DataError) as caught:
+        load_corpus("tokens", tmp_path / "ids.npy")
+    lines = str(caught.value).partition("in its folder: ")[2].partition("  -- or")[0]
+    subprocess.run([sys.executable, "-c", lines], cwd=tmp_path, check=True)
+    assert load_corpus("tokens", tmp_path / "ids.npy").vocab.symbols == SHAKESPEARE
 
 
 def raw(path, content):
@@ -157,7 +241,7 @@ FAULTS = {
     "short": (lambda d: saved(d / "x.npy", IDS[:20]), "valid split has 1 tokens, at least 2"),
     "text": (lambda d: raw(d / "x.txt", b"1 2 3"), "must be a .npy or .bin file of ids; .*=text"),
     "nothing": (lambda d: str(d / "x"), "there is no such file or folder"),
-    "no file": (lambda d: str(d), r"there is no train.npy or train.bin in this folder"),
+    "no file": (lambda d: str(d), r"there is no \*.npy and no \*.bin file in this folder"),
 }
 
 
@@ -172,7 +256,7 @@ def test_unusable_arrays_are_refused_in_one_line(tmp_path, name):
 def test_two_files_for_one_split_are_refused(tmp_path):
     for name in ("train.npy", "val.npy", "valid.bin"):
         save(tmp_path / name)
-    with pytest.raises(DataError, match=r"has both valid.bin and val.npy; remove one"):
+    with pytest.raises(DataError, match=r"has both val.npy and valid.bin; remove one"):
         load_corpus("tokens", tmp_path)
 
 

@@ -9,10 +9,10 @@ import json
 import os
 import re
 import secrets
-import string
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from txl_jax.file_kinds import LOOKED_AT, not_text, wide_encoding
 from txl_jax.paths import is_remote, store
 
 
@@ -103,31 +103,6 @@ def mark_size(start: bytes) -> int:
     return len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0
 
 
-_USUAL = string.printable.removesuffix("\x0b\x0c") + "\u3001\u3002\uff0c"
-_WIDE = {
-    **{"utf-32-le": "UTF-32 (little-endian)", "utf-32-be": "UTF-32 (big-endian)"},
-    **{"utf-16-le": "UTF-16 (little-endian)", "utf-16-be": "UTF-16 (big-endian)"},
-}
-
-
-def wide_encoding(data: bytes) -> str | None:
-    """Returns the kind of UTF-16 or UTF-32 that a text without a byte order mark seems to be in.
-
-    It is the one with the most ASCII characters and Chinese punctuation among the first 4,096
-    bytes, if these are 1 character in 50 or more; ``None`` if the data seems to be neither.
-    """
-    found = dict[str, int]()
-    for encoding, name in _WIDE.items():
-        with contextlib.suppress(UnicodeDecodeError):
-            width = int(encoding[4:6]) // 8
-            start = data[: min(4096, len(data)) // width * width]
-            text = start.decode(encoding, "strict" if width == 4 else "ignore")
-            found[name] = sum(map(text.count, _USUAL)) * width
-            if not text or found[name] * 50 < len(start):
-                del found[name]
-    return max(found, key=found.__getitem__, default=None)
-
-
 def check_encoding(data: bytes) -> None:
     """Raises ValueError, whose message continues a file's name, for text in UTF-16 or UTF-32.
 
@@ -140,6 +115,8 @@ def check_encoding(data: bytes) -> None:
 
 def _not_utf8(data: bytes, at: int) -> str:
     byte = f"byte {at} is 0x{data[at]:02x}"
+    if kind := not_text(data[:LOOKED_AT]):
+        return f"is {kind}, not text ({byte}); name a text"
     if name := wide_encoding(data):
         return f"is {name} text without a byte order mark, not UTF-8 ({byte}); save it as UTF-8"
     if data[at] == 0:

@@ -70,7 +70,7 @@ class PositionAttention:
 def readable_token(vocab: Vocab, token: int) -> str:
     """Returns a token as printable text, with ``␣`` for a space and escapes for other bytes."""
     symbol = vocab.symbols[int(token)]
-    if vocab.kind in ("word", "sentence", "id"):
+    if vocab.kind in ("word", "sentence"):
         return symbol
     if vocab.kind == "byte":
         symbol = bytes([int(symbol)]).decode("ascii", "backslashreplace")

@@ -16,13 +16,13 @@ from txl_jax.checkpoint.workdir_files import CONFIG, FORMAT, MODEL, VOCAB
 from txl_jax.config import ExperimentConfig, without_paths
 from txl_jax.config.folders import path_text
 from txl_jax.data.corpus import FOREIGN_VOCAB
-from txl_jax.data.sources.text import OWN_SPLITS
+from txl_jax.data.sources.text import HELD_OUT, OWN_SPLITS
 from txl_jax.data.sources.tokens import NO_TEST
 from txl_jax.files import atomic_write, write_json
 from txl_jax.messages import one_line, short_repr
 from txl_jax.paths import is_remote, make_folder, names, path
 
-_NOTES = (OWN_SPLITS, NO_TEST, FOREIGN_VOCAB)
+_NOTES = (OWN_SPLITS, *HELD_OUT.values(), NO_TEST, FOREIGN_VOCAB)
 """The parts of a corpus's label that name no path."""
 
 

@@ -146,6 +146,8 @@ def _documents(c: "ExperimentConfig") -> Broken:
     for key in ("document_separator", "document_files", "cross_documents"):
         if getattr(d, key) and d.name not in ("text", "tokens"):
             yield f"data.{key}", f"is only for data.name='text' and 'tokens', not {d.name!r}"
+    if d.field != type(d).field and d.name != "text":
+        yield "data.field", f"is only for data.name='text', not {d.name!r}"
     if d.document_files and (d.name == "tokens" or d.url):
         yield "data.document_files", "is for a folder of *.txt files, which data.path names"
     if d.document_files and d.document_separator:

@@ -77,6 +77,9 @@ class DataConfig(Section, key="data"):
         _is_hash,
     )
     """Checksum of the downloaded file, as md5:… or sha256:…."""
+    field: str = free_text("text", "must not be empty", bool)
+    """Name of the field or column that has the text of each record: JSON lines, CSV, TSV, Parquet,
+    Arrow (data.name='text' only)."""
     vocab: Literal["byte", "char", "word", "subword"] | None = None
     """Kind of token, which stdlib, ptb and text can set (subword is for text only); None takes word
     for ptb and byte for the others."""

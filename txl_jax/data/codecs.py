@@ -13,7 +13,7 @@ import numpy as np
 
 from txl_jax.data.errors import DataError
 from txl_jax.data.symbols import BOUNDARY, BYTES, EOS, SENTENCE_UNK, SPACE, UNK, UnknownSymbolError
-from txl_jax.files import wide_encoding
+from txl_jax.file_kinds import not_text, wide_encoding
 from txl_jax.units import Unit
 
 Blocks = Iterable[str | bytes]
@@ -40,6 +40,9 @@ def decode_utf8(blocks: Blocks, where: str = "text", any_character: bool = False
         except UnicodeDecodeError as error:
             at, fault = error.start - kept, f"not UTF-8 ({error.reason})"
         if fault:
+            around = raw[max(at - 2048, 0) : max(at, 0) + 2048]
+            if kind := not_text(start) or ("binary data" if not_text(around) else None):
+                raise DataError(f"{where}, byte {read + at}: {fault}; it is {kind}, not text")
             fix = "convert the text to UTF-8, or use vocab='byte', which takes any bytes"
             raise DataError(f"{where}, byte {read + at}: {fault}{_like(start)}; {fix}") from None
         yield text
@@ -307,31 +310,49 @@ class SentenceCodec(WordCodec):
 
 
 class IdCodec(Codec):
-    """The encoding of ids of the user's own, written as their symbols between white space.
+    r"""The encoding of ids of the user's own, written as their symbols between white space.
 
     A number that is no symbol is an id: ``C4 17`` is the id of the symbol ``C4``, and the id 17.
+    White space in a symbol is written as in Python, ``\n`` or ``\x20``. If all symbols are single
+    characters and white space is among them, they are written as the text that they are.
     """
 
     unit = "ppl"
 
     def __init__(self, kind: str, symbols: Sequence[str], tokenizer: Mapping[str, Any]):
         super().__init__(kind, symbols, tokenizer)
-        if wrong := [symbol for symbol in symbols if symbol.split() != [symbol]]:
-            raise DataError(f"the symbol {wrong[0]!r} must be a text without white space")
-        self._ids = {symbol: i for i, symbol in enumerate(symbols)}
+        if "" in symbols:
+            raise DataError("the symbol '' must have a character")
+        white = any(symbol.isspace() for symbol in symbols)
+        self._is_text = white and all(len(symbol) == 1 for symbol in symbols)
+        self._written = list(symbols) if self._is_text else list(map(_one_word, symbols))
+        self._ids = {symbol: i for i, symbol in enumerate(self._written)}
+        if len(self._ids) < len(symbols):
+            raise DataError("two symbols differ only in how white space is written in them")
 
     def encode_blocks(self, blocks, where, end_last_line):
         """Raises UnknownSymbolError for a word that is neither a symbol nor an id below V."""
         n = len(self.symbols)
-        for text in whole_words(blocks, where):
-            words = text.split()
+        texts = decode_utf8(blocks, where) if self._is_text else whole_words(blocks, where)
+        for text in texts:
+            words = list(text) if self._is_text else text.split()
             plain = (int(w) if w.isascii() and w.isdigit() and len(w) < 19 else -1 for w in words)
-            ids = [self._ids.get(w, i) for w, i in zip(words, plain, strict=True)]
+            numbers = itertools.repeat(-1, len(words)) if self._is_text else plain
+            ids = [self._ids.get(w, i) for w, i in zip(words, numbers, strict=True)]
             if wrong := [w for w, i in zip(words, ids, strict=True) if not 0 <= i < n]:
-                fix = f"write ids from 0 to {n - 1}, with white space between them"
-                raise UnknownSymbolError(f"{where}: {wrong[0]!r} is no id of this model", fix)
+                if self._is_text:
+                    fault, fix = "symbol", f"its symbols are {n} characters"
+                else:
+                    fault, fix = "id", f"write ids from 0 to {n - 1}, with white space between them"
+                raise UnknownSymbolError(f"{where}: {wrong[0]!r} is no {fault} of this model", fix)
             yield np.array(ids, self.dtype)
 
     def decode(self, ids):
-        """Returns the symbols, joined by spaces."""
-        return " ".join(self.symbols[i] for i in ids)
+        """Returns the symbols, joined by spaces, or the text that they are."""
+        return ("" if self._is_text else " ").join(self._written[i] for i in ids)
+
+
+def _one_word(symbol: str) -> str:
+    """Returns a symbol with each white space in it written as in Python."""
+    written = lambda c: "\\x20" if c == " " else c.encode("unicode_escape").decode()
+    return "".join(written(c) if c.isspace() else c for c in symbol)

@@ -112,6 +112,7 @@ def load_corpus(
     *,
     url: str | None = None,
     hash: str | None = None,
+    field: str | None = None,
     vocab: str | None = None,
     vocab_size: int | None = None,
     tokenizer: str | os.PathLike | None = None,

@@ -160,13 +160,15 @@ def split_edges(
     """Returns the first documents of train, valid and test, nearest to the fractions, and n.
 
     ``starts`` [n] are the positions of the documents in a text of length ``total``. Every split
-    gets at least one document. Raises DataError for fewer than three documents.
+    with a fraction above 0 gets at least one document, and another one none. Raises DataError for
+    too few documents.
     """
-    n = len(starts)
-    if n < 3:
+    n, cut = len(starts), [fraction > 0 for fraction in (valid_fraction, test_fraction)]
+    if n < (least := 1 + sum(cut)):
         fix = "give more documents, or a file for each split"
-        raise DataError(f"{where}: has {n} documents, at least 3 are needed for 3 splits; {fix}")
+        needed = f"at least {least} are needed for {least} splits"
+        raise DataError(f"{where}: has {n} documents, {needed}; {fix}")
     nearest = lambda share: int(np.argmin(np.abs(starts - total * (1 - share))))
-    valid = int(np.clip(nearest(valid_fraction + test_fraction), 1, n - 2))
-    test = int(np.clip(nearest(test_fraction), valid + 1, n - 1))
+    valid = int(np.clip(nearest(valid_fraction + test_fraction), 1, n - sum(cut)))
+    test = int(np.clip(nearest(test_fraction), valid + cut[0], n - 1)) if cut[1] else n
     return [0, valid, test, n]

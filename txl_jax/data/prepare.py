@@ -142,9 +142,10 @@ def _write_documents(
 ) -> int:
     """Writes the ids of documents and where each begins; returns the number of tokens.
 
-    The last token of a separator begins the next document, see :mod:`txl_jax.data.documents`.
+    Without a separator, documents of fewer than two tokens are left out, because they have no
+    target. The last token of a separator begins the next document (:mod:`txl_jax.data.documents`).
     """
-    starts, ended, mark = list[int](), [False], source.separator
+    starts, ended, mark, short = list[int](), [False], source.separator, [0]
     if mark is not None and not len(vocab.encode(mark)):
         fix = "set data.document_separator to a text with a token"
         raise DataError(f"{where}: the separator {mark!r} has no token in this vocabulary; {fix}")
@@ -152,14 +153,24 @@ def _write_documents(
     def ids() -> Iterator[np.ndarray]:
         offset = 0
         for number, document in enumerate(documents):
-            starts.append(offset - ended[-1])
-            ended.append(mark is not None and document.endswith(mark))
+            begin, last = offset - ended[-1], mark is not None and document.endswith(mark)
             name = f"{where}, document {number}"
-            for part in vocab.encode_blocks([document], name, end_last_line=not ended[-1]):
-                offset += len(part)
-                yield part
+            parts = list(vocab.encode_blocks([document], name, end_last_line=not last))
+            size = sum(map(len, parts))
+            if mark is None and size < 2:
+                short[0] += 1
+                continue
+            starts.append(begin)
+            ended.append(last)
+            offset += size
+            yield from parts
 
     n = write_npy(path, vocab.dtype, ids())
+    if short[0]:
+        fault = f"left out {short[0]:,} documents of one token, which has no target"
+        print(f"note: {where}: {fault}", file=stderr())
+    if mark is None and not starts:
+        raise DataError(f"{where}: no document has two tokens; give longer ones")
     if mark is None:
         check_starts(np.array(starts), n, where)
     elif not any(ended):

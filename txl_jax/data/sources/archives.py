@@ -18,7 +18,7 @@ from txl_jax.data.sources.source import file_hash, read_errors
 
 Wanted = Callable[[str], str | None]  # from a member's name to its path in the folder, or None
 Member = tuple[str, bool, Callable[[], Any]]  # name, whether it is a plain file, function to open
-_BROKEN = (  # errors while reading a damaged or encrypted archive
+BROKEN = (  # errors while reading a damaged or encrypted archive
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
     *(OSError, EOFError, RuntimeError, ValueError, struct.error),
 )
@@ -57,9 +57,9 @@ def extract(
                     _copy(content, folder / name)
     except DataError:
         raise
-    except _BROKEN as error:
+    except BROKEN as error:
         fix = "name an undamaged archive, or the folder of its files, in data.path"
-        raise DataError(f"{what}: cannot be unpacked ({_reason(error)}); {fix}") from error
+        raise DataError(f"{what}: cannot be unpacked ({reason_of(error)}); {fix}") from error
     for name in required:
         if not (folder / name).exists():
             raise DataError(f"{what}: there is no {name} in this archive")
@@ -71,7 +71,7 @@ def is_zip(path: Path) -> bool:
         return file.read(4) == b"PK\x03\x04"
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Returns the fault of an archive in one line."""
     lines = str(error).splitlines() or ["it is damaged"]
     return lines[0] if len(lines) == 1 else "it is damaged, or neither a tar nor a zip archive"

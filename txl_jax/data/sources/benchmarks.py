@@ -25,6 +25,7 @@ from txl_jax.data.sources import source
 from txl_jax.data.sources.archives import extract, is_zip, plain_names, unpacked
 from txl_jax.data.sources.download import check_hash, download_folder
 from txl_jax.data.sources.source import SPLITS, ByteRange, Source, Text
+from txl_jax.data.sources.stored import Stored
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,6 +111,8 @@ class PublishedCorpus:
         self, files: Mapping[str, Path], pattern: Any = None, archive_md5: Any = None, **known: Any
     ) -> Source:
         """Returns the source of these files; ``archive_md5`` is the md5 of their archive."""
+        for path in files.values():
+            Stored(path, "text", 0).check_text(encoding=False)
         decoded = bool(self.decode) and pattern == self.patterns[0]
         flag = {self.decoded_key: decoded} if self.decode else {}
         published, label = self._compare(files, archive_md5)

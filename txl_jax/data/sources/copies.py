@@ -11,7 +11,7 @@ from txl_jax.parallel.processes import is_process_zero
 from txl_jax.paths import BUCKETS, path, store
 from txl_jax.standard_streams import stderr
 
-BESIDE = ("symbols.json", "1b_word_vocab.txt", "{}.starts.npy")
+BESIDE = ("symbols.json", "meta.pkl", "1b_word_vocab.txt", "{}.starts.npy")
 """Files that are read beside a single file, if they are there; ``{}`` is its name without end."""
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from txl_jax.data.errors import DataError
 from txl_jax.data.symbols import chunks
+from txl_jax.file_kinds import file_kind
 from txl_jax.messages import argument
 
 HEADER = 1024
@@ -40,9 +41,12 @@ def llm_c_type(path: Path, size: int) -> np.dtype | None:
     the file is another program's container.
     """
     with open(path, "rb") as file:
-        first = file.read(12)
+        start = file.read(512)
+    first = start[:12]
     if kind := next((kind for magic, kind in CONTAINERS.items() if first.startswith(magic)), None):
         raise DataError(f"{path}: is {kind}")
+    if kind := file_kind(start, least=4):  # shorter marks may be ids
+        raise DataError(f"{path}: is {kind}, not raw ids; write the ids with numpy.save")
     magic, version, count = np.frombuffer(first.ljust(12, b"\0"), "<i4").tolist()
     if magic in LLM_C_OTHERS:
         fault = (

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from txl_jax.config import DataConfig
 from txl_jax.config.folders import expanded
 from txl_jax.data.codecs import decode_utf8
@@ -75,7 +77,7 @@ class Source:
     vocab_file: Path | None = None  # the file that lists the vocabulary
     recorded: Mapping[str, str] = dataclasses.field(default_factory=dict)  # sha256 when downloaded
     separator: bytes | None = None  # ends a document
-    sizes: Mapping[str, Sequence[int]] | None = None  # of each document in bytes, else by separator
+    sizes: Mapping[str, np.ndarray] | None = None  # of each document in bytes, else by separator
 
     def __post_init__(self):
         for split in SPLITS:
@@ -219,19 +221,22 @@ def join_files(files: Sequence[Path]) -> list[ByteRange | bytes]:
     return text
 
 
-def files_in(folder: Path, *suffixes: str) -> list[Path]:
-    """Returns the files of a folder with these suffixes, sorted, without the samples of a run.
+def files_in(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
+    """Returns the wanted files of a folder, sorted, without hidden ones and what a run wrote.
 
-    A folder may be a text and a workdir at once. What the run wrote there is no part of the text.
+    A folder may be a text and a workdir at once. What the run wrote there is no part of the text,
+    so of a workdir only plain text and arrays are taken.
     """
-    found = [path for path in sorted(folder.iterdir()) if path.suffix in suffixes and is_file(path)]
-    own = [path for path in found if path.name in SAMPLES]
-    if not (own and _is_workdir(folder)):
+    found = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+    found = [path for path in found if wanted(path) and is_file(path)]
+    plain = [path for path in found if {".txt", ".npy", ".bin"}.intersection(path.suffixes)]
+    own = [path for path in plain if path.name in SAMPLES]
+    if not ((own or plain != found) and _is_workdir(folder)):
         return found
-    if is_process_zero():
+    if own and is_process_zero():
         names = " and ".join(path.name for path in own)
         print(f"{folder}: left out {names}, which the run in this folder wrote", file=stderr())
-    return [path for path in found if path not in own]
+    return [path for path in plain if path not in own]
 
 
 def _is_workdir(folder: Path) -> bool:

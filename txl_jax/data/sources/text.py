@@ -1,7 +1,11 @@
 """Finds ``text``, any plain text of a user: a file, a folder or a download."""
 
 import dataclasses
+import hashlib
 import itertools
+import os
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +18,35 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.sources import source
 from txl_jax.data.sources.download import check_hash, download
 from txl_jax.data.sources.headers import LLM_C
+from txl_jax.data.sources.records import OTHERS, READERS, TABLES, WHOLE_JSON, saved_files, texts
 from txl_jax.data.sources.source import SPLITS, ByteRange, Source, Text
+from txl_jax.data.sources.splits import arrange, report, splits_named
+from txl_jax.data.sources.stored import ZIP, PlainText, Stored, members, unpacked
 from txl_jax.data.tokenizer import import_tokenizers
 from txl_jax.messages import argument
 
 NPY_MAGIC = b"\x93NUMPY"  # begins every .npy file
-OWN_SPLITS = ", its own splits"  # ends the label of a folder with a file for each split
+SUFFIXES = (".txt", ".text", ".tokens", ".raw", "")
+"""The ends of names of texts in a folder, in the order of preference; ``""`` if compressed."""
+WEAK = (".raw", "", WHOLE_JSON)  # beside files of another kind, these are left out
+ARRAYS, NO_DATA = (".npy", ".bin"), (".py", ".pkl", ".md", ".log")  # also if named as splits
+OWN_SPLITS = ", its own splits"  # ends the label of a folder with files of splits
+HELD_OUT = {
+    split: f"; the {split} split is held out from the train files" for split in ("valid", "test")
+}
+"""Ends a label after :data:`OWN_SPLITS`."""
 
 
 def find(data: DataConfig, kind: str, cache: Path) -> Source:
     """Finds the text that ``data.path`` or ``data.url`` names, in three splits.
 
-    A folder with ``train.txt``, ``valid.txt`` and ``test.txt`` is not cut. Any other text (a file,
-    or all ``*.txt`` files of a folder in sorted order) is cut: the last ``test_fraction`` of its
-    bytes is test, and the ``valid_fraction`` before is valid. A cut moves to the start of the next
-    line for ``kind`` word, and otherwise to the next character (UTF-8). With documents, splits have
-    whole documents. Subwords are learnt from the training split, and other vocabularies are counted
-    over all splits. Raises DataError if there is no usable text, or if the package for subwords is
-    missing.
+    Files and sub-folders that are named as splits are these (:mod:`txl_jax.data.sources.splits`). A
+    missing split is cut from the end of the train split. Any other text (a file, or all text files
+    of a folder in sorted order) is cut: the last ``test_fraction`` of its bytes is test, and the
+    ``valid_fraction`` before is valid. A cut moves to the start of the next line for ``kind`` word,
+    and otherwise to the next character (UTF-8). With documents, splits have whole documents.
+    Subwords are learnt from the training split, and other vocabularies are counted over all splits.
+    Raises DataError if there is no usable text, or if the package for subwords is missing.
     """
     if kind == "subword":
         import_tokenizers()
@@ -52,88 +67,236 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
             raise DataError(f"data.url = {data.url!r}: needs data.hash to check the download")
         into = cache / "downloads" / f"text-{data.hash.replace(':', '-')}"
         path = download(data.url, into, check_hash(data.hash, data.url))
-        return _split({"text": path}, data, kind, data.url)
-    if data.path is None:
+        name, where = os.path.basename(urllib.parse.urlsplit(data.url).path), data.url
+    elif data.path is None:
         raise DataError("data.name = 'text': needs data.path (a file or folder) or data.url")
-    path = source.existing_path(data.path, cache)
-    if path.is_file():
-        _refuse_array(path)
+    else:
+        path = source.existing_path(data.path, cache)
+        name, where = path.name, str(path)
+    if path.is_dir() or name.lower().endswith(ZIP):
+        files = _files(path)
+        sizes = {name: file.size for name, file in files.items()}
+        chosen = _of_one_kind(files, where)
+        stem = lambda name: files[name].stem
+        found, rest = arrange({name: sizes[name] for name in chosen}, where, stem)
+        report(where, found, [*rest, *sorted(files.keys() - set(chosen))], sizes)
+    else:
+        files, found = {"text": Stored(path, name, path.stat().st_size)}, {"": ["text"]}
         if data.document_files:
             raise DataError(f"data.document_files: {path} is one file; name a folder of files")
-        return _split({"text": path}, data, kind, str(path))
-    fix = "; give train.txt, valid.txt and test.txt, or rename the files to have all *.txt"
-    if own := source.split_files(path, "{}.txt", f"{path}:", f"{fix} cut into splits"):
+    if data.document_files and "" not in found and max(map(len, found.values())) == 1:
+        raise DataError(f"data.document_files: {path} has a file for each split, not documents")
+    by_split = {
+        split: {name: _plain(files[name], data, kind, cache) for name in names}
+        for split, names in found.items()
+    }
+    return _source(by_split, data, kind, where)
+
+
+def _plain(file: Stored, data: DataConfig, kind: str, cache: Path) -> PlainText:
+    """Returns the text of a file, which is a file of the cache unless it is plain already."""
+    if file.suffix in READERS:
         if data.document_files:
-            raise DataError(f"data.document_files: {path} has a file for each split, not documents")
-        texts = {split: [ByteRange.whole(file)] for split, file in own.items()}
-        return Source("text", own, texts, counted=SPLITS, label=f"{path}{OWN_SPLITS}")
-    found = {file.name: file for file in source.files_in(path, ".txt")}
-    if not found:
-        arrays = any(file.suffix in (".npy", ".bin") for file in path.iterdir())
+            raise DataError(f"data.document_files: {file} has its documents; leave this out")
+        if file.suffix not in TABLES:
+            file.check_text(encoding=True)
+        key = [data.field, data.document_separator]
+        read = lambda folder: texts(file, data.field, data.document_separator or "", folder)
+        return unpacked(file, read, True, key, cache)
+    if data.field != DataConfig.field:
+        rule = f"is for records ({', '.join(READERS)}), and {file} is a text"
+        raise DataError(f"data.field = {data.field!r}: {rule}; leave it out")
+    _refuse_array(file)
+    if data.vocab != "byte":  # which is only so if it was asked for
+        file.check_text(encoding=kind == "byte")
+    if file.compression or file.member:
+        any_bytes = kind == "byte"
+        return unpacked(file, lambda _: file.blocks(any_bytes), False, any_bytes, cache)
+    return PlainText(file.path)
+
+
+def _files(path: Path) -> dict[str, Stored]:
+    """Returns the files of a folder or zip archive that may be text, by name.
+
+    Of a folder, these are its own files, and those in archives and in folders named as splits.
+    """
+    if not path.is_dir():
+        found = members(path)
+        if len(found) == 1 and not _may_be_text(found[0]):  # as enwik8.zip has enwik8
+            return {found[0].name: found[0]}
+    else:
+        found = list(_files_of(path, ""))
+        for inner in filter(Path.is_dir, sorted(path.iterdir())):
+            if splits_named(inner.name):
+                for root, _, _ in os.walk(inner):
+                    found += _files_of(Path(root), os.path.relpath(root, path))
+    known = {file.name: file for file in found if _may_be_text(file)}
+    if not known:
+        arrays = path.is_dir() and any(file.suffix in ARRAYS for file in path.iterdir())
         fix = f"; for its arrays use {argument('config.data.name', 'tokens')}" if arrays else ""
-        raise DataError(f"{path}: there is no *.txt file in this folder{fix}")
-    return _split(found, data, kind, str(path))
+        where = "folder" if path.is_dir() else "archive"
+        others = f", and none of {', '.join(READERS)}"
+        raise DataError(f"{path}: there is no *.txt file in this {where}{others}{fix}")
+    return known
 
 
-def _refuse_array(path: Path) -> None:
+def _files_of(folder: Path, below: str) -> Iterator[Stored]:
+    """Yields the files of a folder and those in its zip archives, named as in ``below``."""
+    saved = saved_files(folder)
+    is_zip = lambda path: path.suffix.lower() == ZIP
+    wanted = lambda path: is_zip(path) or _may_be_text(Stored(path, path.name, 0))
+    for path in source.files_in(folder, wanted):
+        name = os.path.join(below, path.name)
+        if is_zip(path):
+            yield from members(path, name)
+        elif saved is None or path.name in saved:
+            yield Stored(path, name, path.stat().st_size)
+
+
+def _may_be_text(file: Stored) -> bool:
+    name = os.path.basename(file.name)
+    if file.suffix in (*SUFFIXES, *READERS) and (file.suffix or file.compression):
+        return name not in OTHERS
+    return bool(splits_named(name)) and file.suffix not in (*ARRAYS, *NO_DATA)
+
+
+def _of_one_kind(files: Mapping[str, Stored], where: str) -> list[str]:
+    """Returns the files of one suffix: of the one with most splits, or the only one without."""
+    kinds: dict[str, list[str]] = {suffix: [] for suffix in (*SUFFIXES, *READERS)}
+    for name, file in files.items():
+        suffix = "" if splits_named(file.suffix) else file.suffix
+        kinds.setdefault(suffix, []).append(name)
+    splits = {suffix: set().union(*map(splits_named, found)) for suffix, found in kinds.items()}
+    known = (*SUFFIXES, *READERS)
+    usable = [s for s in kinds if kinds[s] and (s in known or {"train"} < splits[s])]
+    if not usable:
+        raise DataError(f"{where}: there is no *.txt file")
+    chosen = max(usable, key=lambda suffix: len(splits[suffix]))
+    if splits[chosen] and chosen in known:
+        others = [suffix for suffix in usable if splits[suffix] - splits[chosen]]
+    else:
+        others = [suffix for suffix in usable if suffix not in (chosen, *WEAK)]
+    if others:
+        both = f"{kinds[chosen][0]} and {kinds[others[0]][0]}"
+        fix = "name one file, or put the files of one kind into a folder of their own"
+        raise DataError(f"{where}: has files of several kinds, such as {both}; {fix}")
+    return kinds[chosen]
+
+
+def _refuse_array(file: Stored) -> None:
     """Raises DataError for a file of NumPy or llm.c, whose bytes are no text."""
-    start = next(source.read([ByteRange.whole(path)[:6]]), b"")
+    with file.opened() as opened:
+        start = opened.read(6)
     kinds = {
         "a NumPy": start == NPY_MAGIC,
         "an llm.c": int.from_bytes(start[:4], "little") in LLM_C,
     }
     if kind := next((kind for kind, found in kinds.items() if found), None):
         fix = argument("config.data.name", "tokens")
-        raise DataError(f"data.path = {str(path)!r}: is {kind} array, not a text; use {fix}")
+        raise DataError(f"data.path = {str(file)!r}: is {kind} array, not a text; use {fix}")
 
 
-def _split(files: dict[str, Path], data: DataConfig, kind: str, label: str) -> Source:
-    text = source.join_files(list(files.values()))
+def _source(
+    files: Mapping[str, Mapping[str, PlainText]], data: DataConfig, kind: str, path: str
+) -> Source:
+    """Returns the text of files by split, of which the missing splits are cut from the rest."""
+    joined = {split: _joined(list(named.values()), data) for split, named in files.items()}
+    keys = {s: s if len(named) == 1 else f"{s}/{{}}" for s, named in files.items()}
+    whole = {keys[s].format(n): f.path for s, named in files.items() for n, f in named.items()}
+    if "" in files:
+        whole = {name: file.path for name, file in files[""].items()}
+        joined = {"train": joined[""]}
+    missing = [split for split in SPLITS if split not in joined]
+    notes = "" if "" in files else OWN_SPLITS + "".join(HELD_OUT[split] for split in missing)
+    label, protocol = path + notes, dict[str, Any]()
+    text, sizes = joined["train"]
+    if sizes is not None:
+        digest = hashlib.sha256(b"".join(np.asarray(s, "<i8").data for _, s in joined.values()))
+        protocol["documents"] = "files" if data.document_files else digest.hexdigest()[:20]
+    if missing:
+        shares = (
+            data.valid_fraction if "valid" in missing else 0.0,
+            data.test_fraction if "test" in missing else 0.0,
+        )
+        protocol |= {"valid_fraction": shares[0], "test_fraction": shares[1]}
+        if not source.text_size(text):
+            raise DataError(f"{label}: the text is empty")
+        if sizes is None:
+            protocol["cut_at"] = "line" if kind == "word" else "character"
+            bounds, edges = _bounds(text, whole, shares, data, kind, label), [0] * 4
+        else:
+            starts = np.concatenate([[0], np.cumsum(sizes)])
+            edges = split_edges(starts[:-1], int(starts[-1]), *shares, label)
+            bounds = starts[edges].tolist()
+        for n, split in enumerate(SPLITS):
+            if split == "train" or split in missing:
+                part = source.slice_text(text, bounds[n], bounds[n + 1])
+                joined[split] = part, sizes if sizes is None else sizes[edges[n] : edges[n + 1]]
+    splits = {split: joined[split][0] for split in SPLITS}
+    known: dict[str, Any] = {"counted": SPLITS, "label": label, "protocol": protocol}
+    if sizes is not None:
+        known["sizes"] = {split: joined[split][1] for split in SPLITS}
+    return Source("text", whole, splits, **known)
+
+
+def _joined(
+    files: Sequence[PlainText], data: DataConfig
+) -> tuple[list[ByteRange | bytes], np.ndarray | None]:
+    """Returns the text of files, and the number of bytes of each of its documents, if it has any.
+
+    Records with a separator are a text with a separator.
+    """
+    if any(file.sizes is None for file in files):
+        text = source.join_files([file.path for file in files])
+        return text, _file_sizes(text) if data.document_files else None
+    text = [part for file in files if len(part := ByteRange.whole(file.path))]
+    if data.document_separator:
+        return text, None
+    return text, np.concatenate([file.sizes for file in files])
+
+
+def _bounds(
+    text: Text,
+    files: Mapping[str, Path],
+    shares: Sequence[float],
+    data: DataConfig,
+    kind: str,
+    label: str,
+) -> list[int]:
+    """Returns where train, valid and test begin in a text, and its size; DataError if one cannot.
+
+    ``shares`` are those of valid and test, 0 for a split that is not cut.
+    """
     size = source.text_size(text)
-    if not size:
-        raise DataError(f"{label}: the text is empty")
-    shares = (data.valid_fraction, data.test_fraction)
-    if data.document_files:
-        return _split_files(files, text, shares, label)
     mark = b"\n" if kind == "word" else None
     if data.document_separator:
         mark = data.document_separator.encode("utf-8", "surrogateescape")
     valid = _boundary(text, size - round(size * sum(shares)), mark)
     test = _boundary(text, size - round(size * shares[1]), mark)
-    if mark and kind != "byte" and not 0 < valid < test < size:
+    bounds = [0, valid, test, size]
+    if mark is None or all(
+        begin < end or not share
+        for (begin, end), share in zip(itertools.pairwise(bounds), (1.0, *shares), strict=True)
+    ):
+        return bounds
+    if kind != "byte":
         source.check_utf8(files.values())  # another encoding is the reason of what follows
-    if data.document_separator and not 0 < valid < test < size:
+    if data.document_separator:
         fault = f"the separator {data.document_separator!r} ends too few documents"
         fix = "give more, or a folder with train.txt, valid.txt and test.txt"
         raise DataError(f"{label}: {fault} to cut the text into train, valid and test; {fix}")
-    if mark == b"\n" and not 0 < valid < test < size:
-        raise DataError(f"{label}: {_too_few_lines(text)}")
-    ends = {"train": (0, valid), "valid": (valid, test), "test": (test, size)}
-    splits = {split: source.slice_text(text, *ends[split]) for split in SPLITS}
-    protocol: dict[str, Any] = {"valid_fraction": shares[0], "test_fraction": shares[1]}
-    protocol["cut_at"] = "line" if kind == "word" else "character"
-    return Source("text", files, splits, counted=SPLITS, protocol=protocol, label=label)
+    raise DataError(f"{label}: {_too_few_lines(text)}")
 
 
-def _split_files(
-    files: dict[str, Path], text: list[ByteRange | bytes], shares: tuple[float, float], label: str
-) -> Source:
-    """Returns a text whose documents are its files, with whole files in each split."""
+def _file_sizes(text: Text) -> np.ndarray:
+    """Returns the number of bytes of each file of a text, with the line end that it lacks."""
     sizes: list[int] = []
     for part in text:
         if isinstance(part, bytes):
-            sizes[-1] += len(part)  # the line end that a file lacks
+            sizes[-1] += len(part)
         else:
             sizes.append(len(part))
-    starts = np.cumsum([0, *sizes])
-    edges = split_edges(starts[:-1], int(starts[-1]), *shares, label)
-    spans = dict(zip(SPLITS, itertools.pairwise(edges), strict=True))
-    splits = {s: source.slice_text(text, *starts[list(span)].tolist()) for s, span in spans.items()}
-    protocol: dict[str, Any] = {"valid_fraction": shares[0], "test_fraction": shares[1]}
-    protocol["documents"] = "files"
-    sized = {split: sizes[slice(*span)] for split, span in spans.items()}
-    known: dict[str, Any] = {"counted": SPLITS, "protocol": protocol, "sizes": sized}
-    return Source("text", files, splits, label=label, **known)
+    return np.array(sizes, np.int64)
 
 
 def _too_few_lines(text: Text) -> str:

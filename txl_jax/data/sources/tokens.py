@@ -6,7 +6,8 @@ A file is cut into three splits. A folder has a file for each split (nanoGPT's h
     train.bin  val.bin                train, valid, and valid as test
     train.npy  valid.npy  test.npy    train, valid, test
 
-``symbols.json`` beside the files, a list of texts, has the symbol of each id for display. The
+``symbols.json`` beside the files, a list of texts, has the symbol of each id for display, and so
+has nanoGPT's ``meta.pkl``, which is never unpickled (:mod:`txl_jax.data.sources.plain_pickle`). The
 documents of an array begin at the positions in ``ids.starts.npy`` beside ``ids.npy``, or at each
 ``data.document_separator``. A folder of other arrays has a document in each file.
 """
@@ -15,6 +16,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,9 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.sources import source
 from txl_jax.data.sources.cache import make_folder, write_errors, write_npy
 from txl_jax.data.sources.headers import HEADER, check_no_count, check_no_header, llm_c_type
+from txl_jax.data.sources.plain_pickle import META, read_meta
 from txl_jax.data.sources.source import SPLITS, file_hash, read_errors
+from txl_jax.data.sources.splits import arrange, report
 from txl_jax.data.sources.text import OWN_SPLITS
 from txl_jax.data.symbols import chunks, first_outside
 from txl_jax.data.vocab import Vocab
@@ -42,7 +46,6 @@ from txl_jax.files import parse_json
 from txl_jax.messages import argument
 
 SUFFIXES = (".npy", ".bin")  # of arrays
-NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
 SYMBOLS = "symbols.json"
 NO_TEST = "; there is no test file, so the test split is the valid split"
 
@@ -83,13 +86,12 @@ class TokenFiles:
         return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
 
     def vocab(self, size: int | None) -> Vocab:
-        """Returns the vocabulary: that of ``symbols.json``, or ``size`` ids, or up to the largest.
+        """Returns the vocabulary of ``symbols.json`` or ``meta.pkl``, or else of ``size`` or all ids.
 
         Raises DataError if an id or the size does not fit it.
         """
-        path, symbols = self.folder / SYMBOLS, None
-        if source.is_file(path):
-            symbols = read_symbols(path)
+        path, symbols = symbols_in(self.folder)
+        if symbols is not None:
             if size not in (None, len(symbols)):
                 what = f"data.vocab_size = {size}: {path} has {len(symbols):,} symbols"
                 raise DataError(f"{what}; leave the setting out to use these")
@@ -117,27 +119,40 @@ def find(data: DataConfig, cache: Path) -> TokenFiles:
         tokens = open_tokens(path, data)
         documents = _documents(tokens, data, path.parent)
         return _cut(tokens, documents, path.parent, str(path), data)
-    named = {split: _file_of(path, names) for split, names in NAMES.items()}
-    files = {s: open_tokens(file, data) for s, file in named.items() if file is not None}
-    if not files and (parts := _other_arrays(path)):
-        tokens, documents = joined(parts, data, cache)
-        return _cut(tokens, documents, path, f"{path}, {len(parts):,} files", data)
-    if missing := [split for split in ("train", "valid") if split not in files]:
-        names = " or ".join(name + suffix for name in NAMES[missing[0]] for suffix in SUFFIXES)
-        raise DataError(f"{path}: there is no {names} in this folder")
-    note = "" if "test" in files else NO_TEST
-    found = {split: _documents(tokens, data, path) for split, tokens in files.items()}
-    known = {split: x for split, x in found.items() if x is not None}
+    arrays = _arrays(path)
+    sizes = {name: file.stat().st_size for name, file in arrays.items()}
+    stem = lambda name: os.path.splitext(name)[0]
+    named, rest = arrange(sizes, str(path), stem)
+    report(str(path), named, rest, sizes)
+    files = dict[str, np.memmap]()
+    known = dict[str, Documents]()
+    for split, names in named.items():
+        parts = [arrays[name] for name in names]
+        if split and len(parts) == 1:
+            files[split] = open_tokens(parts[0], data)
+            if (documents := _documents(files[split], data, path)) is not None:
+                known[split] = documents
+        else:
+            files[split], known[split] = joined(parts, data, cache)
+    if "" in files:
+        label = f"{path}, {len(arrays):,} files"
+        return _cut(files[""], known[""], path, label, data)
+    if "valid" not in files:
+        missing = " or ".join(f"valid{suffix}" for suffix in SUFFIXES)
+        fix = "; name one file in data.path to have it cut into splits"
+        raise DataError(f"{path}: there is no {missing} in this folder{fix}")
     own: dict[str, Any] = {**files, **known}
     splits = {split: own.get(split, own["valid"]) for split in SPLITS}
-    label = f"{path}{OWN_SPLITS}{note}"
+    label = f"{path}{OWN_SPLITS}{'' if 'test' in files else NO_TEST}"
     return _checked(TokenFiles(files, splits, path, label, {}, known))
 
 
-def _other_arrays(folder: Path) -> list[Path]:
-    """Returns the arrays in a folder, sorted by name, without those that have starts."""
-    paths = source.files_in(folder, *SUFFIXES)
-    return [path for path in paths if not path.name.endswith(STARTS)]
+def _arrays(folder: Path) -> dict[str, Path]:
+    """Returns the arrays in a folder by name, sorted, without those that have starts."""
+    wanted = lambda path: path.suffix in SUFFIXES and not path.name.endswith(STARTS)
+    if found := source.files_in(folder, wanted):
+        return {path.name: path for path in found}
+    raise DataError(f"{folder}: there is no *.npy and no *.bin file in this folder")
 
 
 def read_documents(path: Path, data: DataConfig, vocab_size: int) -> list[np.ndarray]:
@@ -162,7 +177,7 @@ def _documents(tokens: np.memmap, data: DataConfig, folder: Path) -> Documents |
         fix = "remove the file, or leave the setting out"
         raise DataError(f"data.document_separator = {separator!r}: {beside} is there too; {fix}")
     if separator is not None:
-        return separated(tokens, _separator_id(separator, folder / SYMBOLS), str(path))
+        return separated(tokens, _separator_id(separator, folder), str(path))
     if not has_starts:
         return None
     starts = _open_npy(beside)
@@ -170,8 +185,8 @@ def _documents(tokens: np.memmap, data: DataConfig, folder: Path) -> Documents |
     return Documents(tokens, starts.astype(np.int64), data.cross_documents)
 
 
-def _separator_id(separator: str, symbols: Path) -> int:
-    known = read_symbols(symbols) if source.is_file(symbols) else []
+def _separator_id(separator: str, folder: Path) -> int:
+    known = symbols_in(folder)[1] or []
     if separator in known:
         return known.index(separator)
     if not (separator.isascii() and separator.isdigit() and len(separator) < 19):
@@ -206,14 +221,6 @@ def joined(paths: Sequence[Path], data: DataConfig, cache: Path) -> tuple[np.mem
     folder = make_folder(cache / f"tokens-{identity[:20]}", fill)
     tokens = open_tokens(folder / "tokens.npy", data)
     return tokens, Documents(tokens, starts, data.cross_documents)
-
-
-def _file_of(folder: Path, names: tuple[str, ...]) -> Path | None:
-    paths = [folder / f"{name}{suffix}" for name in names for suffix in SUFFIXES]
-    found = [path for path in paths if source.is_file(path)]
-    if len(found) > 1:
-        raise DataError(f"{folder}: has both {found[0].name} and {found[1].name}; remove one")
-    return found[0] if found else None
 
 
 def _cut(
@@ -310,6 +317,14 @@ def _largest_id(tokens: np.memmap, vocab_size: int) -> int:
             raise DataError(f"{path}: {where} is {int(part[at])}: an id {rule}; {fix}")
         largest = max(largest, int(part.max()))
     return largest
+
+
+def symbols_in(folder: Path) -> tuple[Path, list[str] | None]:
+    """Returns the file of a folder that lists symbols, and these, or ``None`` without a file."""
+    path, meta = folder / SYMBOLS, folder / META
+    if source.is_file(path):
+        return path, read_symbols(path)
+    return (meta, read_meta(meta)) if source.is_file(meta) else (path, None)
 
 
 def read_symbols(path: Path) -> list[str]:

@@ -1,0 +1,220 @@
+"""Reads documents from records: lines of JSON, rows of CSV, Parquet and Arrow, a text in each.
+
+One record is in memory at a time, or a batch of rows of a table. The field with the text is that of
+``data.field``.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from txl_jax.data.errors import DataError
+from txl_jax.data.sources.cache import write_errors
+from txl_jax.data.sources.source import BLOCK
+from txl_jax.data.sources.stored import Stored, check_size
+from txl_jax.files import parse_json, parse_json_object
+from txl_jax.library_errors import import_optional
+from txl_jax.messages import argument, one_line, short_repr
+
+LONGEST = 64 << 20
+"""The largest number of bytes of a line, and of a file that is one array of JSON."""
+ROWS = 256  # the number of rows of a table that are converted at a time
+JSON_LINES, WHOLE_JSON = (".jsonl", ".ndjson"), ".json"
+TABLES = (".parquet", ".arrow", ".feather")
+STATE = "state.json"  # the list of the files of a folder that Hugging Face's datasets saved
+OTHERS = (STATE, "dataset_info.json", "dataset_dict.json")  # files of such a folder without text
+
+
+def texts(stored: Stored, field: str, separator: str, folder: Path) -> Iterator[bytes]:
+    """Yields the text of each record in UTF-8 that is not empty, with ``separator`` at its end.
+
+    ``folder`` is for temporary files. Raises DataError with file and line for a bad record.
+    """
+    for where, text in READERS[stored.suffix](stored, field, folder):
+        if not isinstance(text, str):
+            fix = f"correct or remove the record, or set {argument('config.data.field', 'NAME')}"
+            raise DataError(f"{where}: {field!r} is {short_repr(text)}, not a text; {fix}")
+        text = text.lstrip("\ufeff")
+        if "\0" in text:
+            raise DataError(f"{where}: has the character U+0000 (NUL); remove it")
+        if text:
+            try:
+                yield (text.removesuffix(separator) + separator).encode()
+            except UnicodeEncodeError as error:
+                wrong = f"{text[error.start]!r} is half of a character (a lone surrogate)"
+                raise DataError(f"{where}: {wrong}; write the character") from None
+
+
+Records = Iterator[tuple[str, Any]]  # where a record is, and its text
+
+
+def _json_lines(stored: Stored, field: str, folder: Path) -> Records:
+    with stored.opened() as file:
+        for number, line in enumerate(_lines(file, str(stored)), 1):
+            where = f"{stored}, line {number}"
+            if line.strip():
+                try:
+                    value = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    fix = f'write one object in each line, such as {{"{field}": "…"}}'
+                    raise DataError(f"{where}: is not JSON ({error}); {fix}") from None
+                yield where, _field(value, field, where)
+
+
+def _json(stored: Stored, field: str, folder: Path) -> Records:
+    """Reads one array or object, or else lines of JSON."""
+    with stored.opened() as file:
+        start = file.read(LONGEST + 1)
+    is_array = start.lstrip()[:1] == b"["
+    if len(start) > LONGEST and is_array:
+        fix = f"write one object in each line:  jq -c '.[]' {stored.name}"
+        raise DataError(f"{stored}: is one array of more than {LONGEST:,} bytes; {fix}")
+    try:
+        value = parse_json(start)
+    except ValueError as error:
+        if is_array:
+            raise DataError(f"{stored}: {error}") from None
+        del start
+        yield from _json_lines(stored, field, folder)
+        return
+    for number, record in enumerate(value if is_array else [value], 1):
+        where = f"{stored}, record {number}"
+        yield where, _field(record, field, where)
+
+
+def _field(record: Any, field: str, where: str) -> Any:
+    if not isinstance(record, dict):
+        fix = f'write an object such as {{"{field}": "…"}}'
+        raise DataError(f"{where}: is {short_repr(record)}, not an object; {fix}")
+    if field not in record:
+        raise _no_field(field, list(record), where)
+    return record[field]
+
+
+def _no_field(field: str, names: list[str], where: str) -> DataError:
+    known = one_line(", ".join(map(str, names))) or "nothing"
+    fix = argument("config.data.field", "NAME")
+    return DataError(f"{where}: has no field {field!r}, but {known}; name the text's: {fix}")
+
+
+def _csv(stored: Stored, field: str, folder: Path) -> Records:
+    limit = csv.field_size_limit(LONGEST)
+    delimiter, rows = "\t" if stored.suffix == ".tsv" else ",", csv.reader([])
+    where = lambda: f"{stored}, line {rows.line_num}"
+    try:
+        with stored.opened() as file:
+            rows = csv.reader(_lines(file, str(stored)), delimiter=delimiter, strict=True)
+            names = next(rows, [])
+            if names.count(field) != 1:
+                raise _no_field(field, names, f"{stored}: the first line")
+            at = names.index(field)
+            for row in filter(None, rows):
+                if len(row) != len(names):
+                    fault = f"has {len(row)} values, and line 1 names {len(names)} columns"
+                    fix = 'write a text with commas, line ends or quotes as "…", and " as ""'
+                    raise DataError(f"{where()}: {fault}; {fix}")
+                yield where(), row[at]
+    except csv.Error as error:
+        fix = 'write " inside a text as "", and end each text'
+        raise DataError(f"{where()}: is not CSV ({error}); {fix}") from None
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _lines(file: IO[bytes], where: str) -> Iterator[str]:
+    """Yields the lines of a text in UTF-8 with their ends; DataError for one that is too long."""
+    number = 0
+    while line := file.readline(LONGEST + 1):
+        number += 1
+        if len(line) > LONGEST:
+            raise DataError(f"{where}, line {number}: has more than {LONGEST:,} bytes; divide it")
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            fault = f"is not UTF-8 ({error.reason})"
+            raise DataError(f"{where}, line {number}: {fault}; convert the file") from None
+        yield text.removeprefix("\ufeff") if number == 1 else text
+
+
+def _table(stored: Stored, field: str, folder: Path) -> Records:
+    """Reads Parquet, and Arrow in the form of a file or a stream, which are memory-mapped."""
+    fix = "pip install '.[parquet]' in the project's folder"
+    missing = DataError(f"{stored}: needs the package pyarrow: {fix}")
+    pa = import_optional("pyarrow", missing)
+    path, row = stored.path, 0
+    if stored.member or stored.compression:
+        path = folder / "table"
+        with stored.opened() as file, write_errors(folder), open(path, "wb") as copy:
+            while block := file.read(BLOCK):
+                copy.write(block)
+                check_size(copy.tell(), stored.size, str(stored))
+    try:
+        for column in _columns(path, stored.suffix, field, str(stored)):
+            if pa.types.is_dictionary(column.type):
+                column = column.dictionary_decode()
+            if column.type not in (pa.string(), pa.large_string(), pa.string_view(), pa.null()):
+                raise DataError(f"{stored}: {field!r} is a column of {column.type}, not of text")
+            for start in range(0, len(column), ROWS):
+                for text in column.slice(start, ROWS).to_pylist():
+                    row += 1
+                    yield f"{stored}, row {row}", text
+    except (pa.ArrowException, OSError) as error:
+        fault = one_line(error)
+        raise DataError(
+            f"{stored}: cannot be read ({fault}); it is damaged, get it again"
+        ) from None
+    finally:
+        if path != stored.path:
+            path.unlink(missing_ok=True)
+
+
+def _columns(path: Path, suffix: str, field: str, where: str) -> Iterator[Any]:
+    """Yields a column of a table in batches."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if suffix == ".parquet":
+        with pq.ParquetFile(path, memory_map=True) as table:
+            names = table.schema_arrow.names
+            if names.count(field) != 1:
+                raise _no_field(field, names, where)
+            for batch in table.iter_batches(ROWS, columns=[field]):
+                yield batch.column(0)
+        return
+    with pa.memory_map(str(path)) as source:
+        is_file = source.read(6) == b"ARROW1"
+        source.seek(0)
+        reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
+        names = reader.schema.names
+        if names.count(field) != 1:
+            raise _no_field(field, names, where)
+        parts = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+        for batch in parts:
+            yield batch.column(names.index(field))
+
+
+READERS: dict[str, Callable[[Stored, str, Path], Records]] = {
+    **dict.fromkeys(JSON_LINES, _json_lines),
+    **dict.fromkeys((".csv", ".tsv"), _csv),
+    **dict.fromkeys(TABLES, _table),
+    WHOLE_JSON: _json,
+}
+"""Reads the records of a file by the end of its name."""
+
+
+def saved_files(folder: Path) -> list[str] | None:
+    """Returns the Arrow files of a folder that ``datasets`` saved, or ``None`` for another folder.
+
+    Others there are its cache. Raises DataError for a dataset with a selection of rows.
+    """
+    try:
+        state = parse_json_object((folder / STATE).read_bytes())
+        names = [str(file["filename"]) for file in state["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if state.get("_indices_data_files"):
+        fix = "save dataset.flatten_indices() again"
+        raise DataError(f"{folder}: is a dataset of an old version, with indices; {fix}")
+    return names

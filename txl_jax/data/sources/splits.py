@@ -1,0 +1,151 @@
+"""Finds the splits of a folder or an archive by the names of its files, and says what they are.
+
+    ptb.train.txt  ptb.valid.txt  ptb.test.txt      train/a.txt  train/b.txt  dev/c.txt
+    train-00000-of-00002.jsonl  train-00001-of-00002.jsonl  validation-00000-of-00001.jsonl
+
+A word of a name is a run of letters, or a part of one that begins with a capital. So ``contest``,
+``latest`` and ``training_notes`` name no split.
+"""
+
+import functools
+import itertools
+import re
+from collections.abc import Callable, Mapping
+
+from txl_jax.data.errors import DataError
+from txl_jax.messages import one_line
+from txl_jax.parallel.processes import is_process_zero
+from txl_jax.standard_streams import stderr
+
+SPLIT_OF = {"train": "train", "test": "test"}
+SPLIT_OF |= dict.fromkeys(("valid", "val", "validation", "dev"), "valid")
+"""The split that a word of a name stands for."""
+SHOWN = 4  # the largest number of files that are listed at each end of a longer list
+
+_WORD = re.compile(r"[A-Z]+(?![^\W\d_A-Z])|[A-Z]?[^\W\d_A-Z]+")
+_FIX = "give one set of files, or folders named train, valid and test"
+
+
+def arrange(
+    sizes: Mapping[str, int], where: str, stem: Callable[[str], str]
+) -> tuple[dict[str, list[str]], list[str]]:
+    """Returns the files of each split, and the files that are left out; each list is sorted.
+
+    Files of no split are one text, under ``""``, if no file is named as a split.
+
+    Args:
+      sizes: the size in bytes of each file by its name, in which ``/`` separates folders.
+      where: the folder or archive, for errors.
+      stem: returns a name without the suffixes that say how a file is stored.
+
+    Raises DataError if names contradict each other, or only some are those of splits.
+    """
+    words = {name: _deciding_words(name) for name in sorted(sizes)}
+    if any(len(_splits(found)) > 1 for found in words.values()):  # test_set.train, test_set.valid
+        columns = zip(*words.values(), strict=False)
+        common = sum(1 for _ in itertools.takewhile(lambda column: len({*column}) == 1, columns))
+        rest_of = {name: found[common:] for name, found in words.items()}
+        if all(_splits(rest_of[name]) for name in words if _splits(words[name])):
+            words = rest_of
+    found: dict[str, list[str]] = {}
+    for name, parts in words.items():
+        if len(several := _splits(parts)) > 1:
+            fault = f"{name} is named as the {' and the '.join(several)} split"
+            raise DataError(f"{where}: {fault}; rename it")
+        found.setdefault(next(iter(several), ""), []).append(name)
+    rest = found.pop("", [])
+    if not found:
+        _check_copies({"": rest}, where, stem)
+        return {"": rest}, []
+    _check_rest(found, rest, sizes, where)
+    _check_copies(found, where, stem)
+    _check_sets(words, where)
+    return {split: found[split] for split in ("train", "valid", "test") if split in found}, rest
+
+
+def splits_named(name: str) -> set[str]:
+    """Returns the splits that the name of a file or folder stands for, at most one unless vague."""
+    return set(_splits(_deciding_words(name)))
+
+
+def _deciding_words(name: str) -> list[str]:
+    """Returns the words of the first folder with a split in its name, or else of the file."""
+    parts = [_WORD.findall(part) for part in name.split("/")]
+    return next(filter(_splits, parts), parts[-1])
+
+
+def _splits(words: list[str]) -> dict[str, None]:
+    return dict.fromkeys(SPLIT_OF[w.lower()] for w in words if w.lower() in SPLIT_OF)
+
+
+def _check_rest(
+    found: Mapping[str, list[str]], rest: list[str], sizes: Mapping[str, int], where: str
+) -> None:
+    """Raises DataError if the names of splits seem to be accidents, or there is no train split."""
+    if "train" not in found:
+        split, name = next((split, names[0]) for split, names in found.items())
+        fault = f"{name} is named as the {split} split, and no file as the train split"
+        raise DataError(f"{where}: {fault}; name the training text train, or rename {name}")
+    named = [name for names in found.values() for name in names]
+    larger = sum(sizes[name] for name in rest) > sum(sizes[name] for name in named)
+    if rest and (len(found) == 1 or (larger and len(rest) > len(named))):
+        fault = f"has {listed(named)} named as a split, beside {listed(rest)}"
+        raise DataError(f"{where}: {fault}; rename files, or remove what is no part of the text")
+
+
+def _check_copies(found: Mapping[str, list[str]], where: str, stem: Callable[[str], str]) -> None:
+    """Raises DataError if two files of a split have one name, such as val.txt and valid.txt.gz."""
+    as_split = lambda word: "{}" if word[0].lower() in SPLIT_OF else word[0]
+    for names in found.values():
+        known: dict[str, str] = {}
+        for name in names:
+            before = known.setdefault(_WORD.sub(as_split, stem(name)), name)
+            if before != name:
+                raise DataError(f"{where}: has both {before} and {name}; remove one")
+
+
+def _check_sets(words: Mapping[str, list[str]], where: str) -> None:
+    """Raises DataError for two sets of splits, such as ptb.train, ptb.char.train and their tests.
+
+    Digits do not count, so that parts of a split are one set.
+    """
+    sets: dict[tuple[str, ...], dict[str, str]] = {}
+    for name, parts in words.items():
+        for split in _splits(parts):
+            key = tuple("{}" if word.lower() in SPLIT_OF else word for word in parts)
+            sets.setdefault(key, {}).setdefault(split, name)
+    whole = [names for names in sets.values() if len(names) > 1]
+    if len(whole) > 1:
+        both = " and ".join(next(iter(names.values())) for names in whole[:2])
+        raise DataError(f"{where}: {both} begin two sets of splits; {_FIX}")
+
+
+def listed(names: list[str], sizes: Mapping[str, int] | None = None) -> str:
+    """Returns names, with their sizes if these are given, in one line that is not too long."""
+    shown = [f"{n} ({_size(sizes[n])})" if sizes else n for n in names]
+    if len(shown) > 2 * SHOWN + 1:
+        left = f"… {len(shown) - 2 * SHOWN:,} more …"
+        shown = [*shown[:SHOWN], left, *shown[-SHOWN:]]
+    return one_line(", ".join(shown))
+
+
+def report(where: str, found: Mapping[str, list[str]], rest: list[str], sizes: Mapping[str, int]):
+    """Prints once which files are which split, or the order in which they are joined."""
+    if "" in found:
+        if len(found[""]) > 1:
+            of_all = f"{len(found['']):,} files, {_size(sum(sizes[n] for n in found['']))}"
+            _print_once(f"{where}: one text of {of_all}, in this order: {listed(found[''], sizes)}")
+        return
+    parts = [f"{split} = {listed(names, sizes)}" for split, names in found.items()]
+    parts += [f"left out: {listed(rest)}"] if rest else []
+    _print_once(f"{where}: {'; '.join(parts)}")
+
+
+def _size(n: int) -> str:
+    return f"{n:,} bytes" if n < 100_000 else f"{n / 1e6:,.1f} MB"
+
+
+@functools.cache
+def _print_once(text: str) -> None:
+    if is_process_zero():
+        print(one_line(text), file=stderr(), flush=True)

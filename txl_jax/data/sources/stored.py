@@ -1,0 +1,224 @@
+"""Opens files that hold text, compressed or in zip archives, and stores their text plainly once.
+
+    x.txt, x.jsonl      plain                    x.txt.gz, x.jsonl.zst    compressed
+    x.zip               a folder of either       .gz .bz2 .xz .zst
+
+Everything is read in blocks. What is unpacked goes to the cache and stays there.
+"""
+
+import array
+import bz2
+import contextlib
+import dataclasses
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import os
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+import numpy as np
+
+from txl_jax.data.codecs import decode_utf8
+from txl_jax.data.errors import DataError
+from txl_jax.data.sources.archives import BROKEN, reason_of
+from txl_jax.data.sources.cache import make_folder, write_errors
+from txl_jax.data.sources.progress import watched
+from txl_jax.data.sources.source import BLOCK, file_hash, read_errors
+from txl_jax.file_kinds import (
+    LOOKED_AT,
+    file_kind,
+    not_text,
+    readable_end,
+    wide_encoding,
+    zip_kind,
+)
+from txl_jax.files import mark_size
+from txl_jax.library_errors import import_optional
+
+ZIP = ".zip"
+BOMB, RATIO = 256 << 20, 200
+"""A file of n bytes that gives more bytes than both the first and the second times n is refused."""
+_STORED, _DEFLATED = 0, 8  # the methods of zip archives that are unpacked in bounded memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A file, or a member of a zip archive.
+
+    Attributes:
+      path: the file or the archive.
+      name: describes it in a list; ``/`` separates folders.
+      size: the number of its bytes, compressed or not.
+      member: its name in the archive, or an empty text.
+    """
+
+    path: Path
+    name: str
+    size: int
+    member: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}, {self.member}" if self.member else str(self.path)
+
+    @property
+    def compression(self) -> str:
+        """The end of the name that says how it is compressed, or an empty text."""
+        suffix = PurePosixPath(self.name).suffix.lower()
+        return suffix if suffix in OPENERS else ""
+
+    @property
+    def stem(self) -> str:
+        """The name without the ends that say how it is stored."""
+        plain = self.name[: len(self.name) - len(self.compression)]
+        return plain.removesuffix(PurePosixPath(plain).suffix)
+
+    @property
+    def suffix(self) -> str:
+        """The end of the name, without that of a compression, in lower case."""
+        plain = self.name[: len(self.name) - len(self.compression)]
+        return PurePosixPath(plain).suffix.lower()
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[IO[bytes]]:
+        """Opens its plain bytes; an error in the context that is of its bytes is a DataError."""
+        try:
+            with contextlib.ExitStack() as stack:
+                file: Any = stack.enter_context(open(self.path, "rb"))
+                if self.member:
+                    archive = stack.enter_context(zipfile.ZipFile(file))
+                    file = stack.enter_context(archive.open(self.member))
+                if self.compression:
+                    file = stack.enter_context(OPENERS[self.compression](file))
+                yield stack.enter_context(io.BufferedReader(file, BLOCK))
+        except DataError:
+            raise
+        except Exception as error:
+            if not isinstance(error, BROKEN) and type(error).__name__ != "ZstdError":
+                raise
+            fix = "it is damaged or incomplete, get it again"
+            raise DataError(f"{self}: cannot be read ({reason_of(error)}); {fix}") from error
+
+    def blocks(self, any_bytes: bool) -> Iterator[bytes]:
+        """Yields its plain bytes without a byte order mark; DataError unless UTF-8 is in them."""
+
+        def raw() -> Iterator[bytes]:
+            with self.opened() as file:
+                start = file.read(BLOCK)
+                yield start[mark_size(start[:4]) :]
+                while block := file.read(BLOCK):
+                    yield block
+
+        return raw() if any_bytes else (t.encode() for t in decode_utf8(raw(), str(self)))
+
+    def check_text(self, encoding: bool) -> None:
+        """Raises DataError if its plain bytes are no text, or, if asked for, in another encoding.
+
+        The mark of another encoding is always refused.
+        """
+        with self.opened() as file:
+            start = file.read(LOOKED_AT)
+        try:
+            mark_size(start[:4])
+        except ValueError as error:
+            raise DataError(f"{self}: {error}") from None
+        fix = "name a text; docs/own_data.md lists what is read"
+        if kind := not_text(start):
+            if not (self.member or self.compression):
+                if start.startswith(b"PK\3\4"):
+                    with contextlib.suppress(*BROKEN), zipfile.ZipFile(self.path) as archive:
+                        kind = zip_kind(archive.namelist()) or kind
+                if kind == file_kind(start) and (end := readable_end(start)):
+                    fix = f"unpack it, or for data.name='text' end its name in {end}"
+            raise DataError(f"{self}: is {kind}, not text; {fix}")
+        if encoding and (kind := wide_encoding(start)):
+            raise DataError(f"{self}: is {kind} text without a byte order mark; save it as UTF-8")
+
+
+def _open_zstd(file: IO[bytes]) -> Any:
+    package = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+    fix = "pip install '.[zstd]' in the project's folder, or unpack it with  zstd -d"
+    zstd = import_optional(package, DataError(f".zst files need the package {package}: {fix}"))
+    return zstd.ZstdFile(file, options={zstd.DecompressionParameter.window_log_max: 27})
+
+
+OPENERS: dict[str, Callable[[Any], Any]] = {
+    **{".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstd}
+}
+"""Opens a compressed file by the end of its name."""
+
+
+def members(path: Path, folder: str = "") -> list[Stored]:
+    """Returns the files in a zip archive, named below ``folder``; raises DataError for a bomb.
+
+    Hidden files are left out, as is a folder that all others are in.
+    """
+    try:
+        with read_errors(path), zipfile.ZipFile(path) as archive:
+            infos = [i for i in archive.infolist() if not i.is_dir() and not _hidden(i.filename)]
+    except BROKEN as error:
+        if isinstance(error, DataError):
+            raise
+        fix = "get it again, or name the folder of its files"
+        raise DataError(f"{path}: cannot be read ({reason_of(error)}); {fix}") from error
+    check_size(sum(info.file_size for info in infos), path.stat().st_size, str(path))
+    for info in infos:
+        if info.flag_bits & 1 or info.compress_type not in (_STORED, _DEFLATED):
+            fault = "is encrypted" if info.flag_bits & 1 else "is not compressed by deflate"
+            raise DataError(f"{path}, {info.filename}: {fault}; unpack the archive by other means")
+    paths = [PurePosixPath(info.filename.lstrip("/")) for info in infos]
+    common = os.path.commonpath([path.parent for path in paths]) if paths else ""
+    inner = [os.path.join(folder, path.relative_to(common)) for path in paths]
+    zipped = zip(infos, inner, strict=True)
+    return [Stored(path, name, info.compress_size, info.filename) for info, name in zipped]
+
+
+def _hidden(name: str) -> bool:
+    parts = PurePosixPath(name).parts
+    return "__MACOSX" in parts or any(part.startswith(".") for part in parts)
+
+
+def check_size(plain: int, stored: int, where: str) -> None:
+    """Raises DataError if the number of bytes that a file unpacks to seems to be an attack."""
+    if plain > BOMB and plain > RATIO * stored:
+        fault = f"unpacks to {plain:,} bytes or more from {stored:,}"
+        raise DataError(f"{where}: {fault}; if this is right, unpack it and name the result")
+
+
+@dataclasses.dataclass(frozen=True)
+class PlainText:
+    """A plain file of text, and the number of bytes of each document, or ``None``."""
+
+    path: Path
+    sizes: np.ndarray | None = None
+
+
+def unpacked(
+    stored: Stored, read: Callable[[Path], Iterator[bytes]], documents: bool, key: Any, cache: Path
+) -> PlainText:
+    """Writes the text of a file to the cache, unless it is there, and returns it.
+
+    ``read`` takes an empty folder for temporary files and yields blocks, which are documents if
+    ``documents``. ``key`` has the settings that decide what it yields.
+    """
+    identity = [file_hash(stored.path), stored.member, stored.compression, stored.suffix, key]
+    name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:20]
+
+    def fill(folder: Path) -> None:
+        sizes, total = array.array("q"), 0
+        with write_errors(cache), open(folder / "text", "wb") as file:
+            for block in watched(read(folder), f"reading {stored.name}", None):
+                total += len(block)
+                check_size(total, stored.size, str(stored))
+                file.write(block)
+                if documents:
+                    sizes.append(len(block))
+            np.save(folder / "sizes.npy", np.asarray(sizes, np.int64))
+
+    folder = make_folder(cache / "unpacked" / f"text-{name}", fill)
+    return PlainText(folder / "text", np.load(folder / "sizes.npy") if documents else None)
