@@ -30,11 +30,12 @@ class Bug(NamedTuple):
 PLAIN, FULL, OTHER, LONG = "causal with memory", "tiles that are full", "other tiles", "no memory"
 WINDOW, TF, ONE, ALONE = "window", "window of TF", "one query", "one query, no memory"
 PARTLY, ALL, SECOND = "memory empty or partly so", "everything", "every second query"
+BOTH, BOTH_ALL = "both directions", "both directions, window and memory"
 SCORES, QUERIES = "position_scores", "gradient_of_queries"
 KEYS, DISTANCES = "gradient_of_keys", "gradient_of_distances"
 BUGS = {
     "last row again": Bug("put_rows", "row < limit", "row < limit - 1", ALONE),
-    "rows of another head": Bug("rows_of", "(row * STRIDE)", "(row * H)", FULL),
+    "rows of another head": Bug("rows_of", "* STRIDE)", "* H)", FULL),
     "no bias": Bug("queries_of", "tile + bias", "tile", PLAIN),
     "bias of another head": Bug("bias_of", "head * H + ", "", OTHER),
     "classes in the wrong place":
@@ -54,7 +55,7 @@ BUGS = {
     "a block of positions too few": Bug(SCORES, "tl.max(high) + 1", "tl.max(high) - 7", FULL),
     "positions too late": Bug(SCORES, "range(tl.min(low)", "range(tl.min(low) + 1", TF),
     "values of another row": Bug("forward", "val += b * K", "val += 0 * K", PLAIN),
-    "sees the next key": Bug("forward", "<= high)", "<= high + 1)", PLAIN),
+    "sees the next key": Bug("forward", "<= high)", "<= high + 1)", BOTH),
     "sees one key less": Bug("forward", "key[None, :] >= low", "key[None, :] > low", WINDOW),
     "sum not rescaled": Bug("forward", "total * before", "total", "window and long segment"),
     "values not rescaled": Bug("forward", "gathered * before[:, None]", "gathered", LONG),
@@ -62,13 +63,14 @@ BUGS = {
     "dropout without scale": Bug("forward", "total * keeps", "total", "dropout"),
     "lse without its sum": Bug("forward", "largest + tl.log2(total)", "largest", ONE),
     "no mask at the old end":
-        Bug("forward", "tl.cdiv(tl.load(oldest + last), SK)", "begin", PARTLY),
-    "no mask at the diagonal": Bug("forward", "(tl.load(newest + first) + 1) // SK", "end", FULL),
-    "starts a tile late": Bug("forward", "tl.load(oldest + first) // SK,", "1,", PLAIN),
+        Bug("forward", "tl.cdiv(tl.load(oldest + last), SK)", "begin", ALL),
+    "no mask at the diagonal":
+        Bug("forward", "(tl.load(newest + first) + 1) // SK", "end", FULL),
+    "starts a tile late": Bug("forward", "tl.load(oldest + first) // SK,", "1,", ALL),
     "ends a tile early":
         Bug("forward", "(newest + last) // SK + 1", "(newest + last) // SK", ALONE),
-    "no delta": Bug(KEYS, " - tl.load(delta + query)[:, None]", "", FULL),
-    "gradient sees the next key": Bug(KEYS, "<= high)", "<= high + 1)", "episodes"),
+    "no delta": Bug(KEYS, " - tl.load(delta + query)[:, None]", "", "episodes"),
+    "gradient sees the next key": Bug(KEYS, "<= high)", "<= high + 1)", BOTH_ALL),
     "gradient sees an empty slot": Bug(KEYS, "(key[None, :] >= low) & ", "", PARTLY),
     "weights beyond T": Bug(KEYS, "other=1e30", "other=0.0", "long episodes"),
     "no dropout for values": Bug(KEYS, "dropped = tl.where(keep, weights, 0.0)", "", ALL),
@@ -84,7 +86,7 @@ BUGS = {
     "d(q+v) left out": Bug(QUERIES, "sum_u + sum_v", "sum_u", PLAIN),
     "du and dv exchanged": Bug(QUERIES, "tl.sum(sum_u, 0)", "tl.sum(sum_v, 0)", ALL),
     "d(q+u) starts late": Bug(QUERIES, "tl.min(low) // SD", "tl.min(low) // SD + 1", TF),
-    "d(q+v) ends early": Bug(QUERIES, "tl.cdiv(more * EVERY, SD)", "0", SECOND),
+    "d(q+v) starts late": Bug(QUERIES, "y0 = tl.min(", "y0 = 1 + tl.min(", SECOND),
     "parts of du overwritten": Bug(QUERIES, "b * parts // B + number", "number", WINDOW),
     "distances: one class": Bug(DISTANCES, "p.to(tl.int64) * R", "0 * R", "every eighth query"),
     "distances: first row": Bug(DISTANCES, "range(0, B * each)", "range(0, each)", PARTLY),

@@ -20,7 +20,7 @@ import pytest
 from benchmarks import attention_cycles
 from txl_jax.model.dropout import AttentionDropout
 from txl_jax.model.kernels import parity, reference, triton
-from txl_jax.model.masks import AttentionMask
+from txl_jax.model.masks import AttentionMask, BothWaysMask
 from txl_jax.model.positions import Positions
 
 N, B = 2, 2
@@ -56,6 +56,15 @@ FORMS: dict[str, dict] = {
         "episodes": True,
         "rate": 0.5,
     },
+    "both directions": {"t": 40, "m": 0, "both": True, "filled": (40, 29)},
+    "both directions, window and memory": {
+        "t": 53,
+        "m": 20,
+        "both": True,
+        "filled": (1, 53),
+        "reach": 17,
+        "rate": 0.3,
+    },
 }
 NAMES = ("out", "dq", "dk", "dval", "du", "dv", "dr")
 TOLERANCE = {"float32": 1e-6, "float16": 5e-3, "bfloat16": 2e-2}
@@ -76,7 +85,8 @@ def made(form, dtype="float32"):
         for row, places in enumerate(form["starts"]):
             starts[row, list(places)] = 1
         episode = jnp.cumsum(jnp.asarray(starts), axis=1)
-    mask = AttentionMask(filled, episode, t, m, form.get("reach", m + t - 1))
+    kind = BothWaysMask if form.get("both") else AttentionMask
+    mask = kind(filled, episode, t, m, form.get("reach", m + t - 1))
     rate = form.get("rate")
     dropout = AttentionDropout.draw(jax.random.key(3), rate) if rate else None
     return parity.random_inputs(N, rows, mask, form.get("h", 41), jnp.dtype(dtype), dropout)
@@ -330,7 +340,8 @@ def in_float64(form, dtype="float32"):
     seen, keep = np.asarray(mask.allowed()), np.ones(())
     if inputs.dropout is not None:
         keep = np.asarray(inputs.dropout.mask((N, mask.filled.shape[0], t, m + t)), np.float64)
-    column = np.clip(t - 1 - np.arange(t)[:, None] + np.arange(m + t), 0, m + t - 1)
+    column = t - 1 - np.arange(t)[:, None] + np.arange(m + t)
+    column = np.minimum(column, mask.n_distances - 1)
 
     def attend(q, k, val, positions):
         qu, qv = q + positions.u[:, None, None], q + positions.v[:, None, None]

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from txl_jax.model.masks import attention_mask, since_reset
+from txl_jax.model.masks import BothWaysMask, attention_mask, since_reset
 
 
 def drawn(*rows):
@@ -104,3 +104,13 @@ def test_a_query_sees_the_keys_from_the_first_to_the_last_of_its_interval(window
         for bound in (oldest, newest):  # which a binary search or a bound of tiles may rely on
             assert bound.dtype == jnp.int32
             assert (np.diff(bound, axis=1) >= 0).all()
+
+
+def test_both_directions_see_the_window_around_and_no_padding():
+    mask = BothWaysMask(jnp.array([4, 2, 0]), None, 4, 2, 1)
+    real = ["011100", "001110", "000111", "000011"]
+    padded = ["011100", "001100", "000010", "000001"], ["001000", "000100", "000010", "000001"]
+    rows = [[[int(x) for x in row] for row in of_row] for of_row in (real, *padded)]
+    np.testing.assert_array_equal(mask.allowed(), np.asarray(rows, bool))
+    for bound in mask.interval():
+        assert (np.diff(bound, axis=1) >= 0).all()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from txl_jax.data.streams import Segment
     from txl_jax.library import LanguageModel, load, train
     from txl_jax.model.memory import Cache, Memory
+    from txl_jax.model.relative_attention import relative_attention
     from txl_jax.model.transformer_xl import TransformerXL
     from txl_jax.training.events import Logger
 
@@ -46,6 +47,7 @@ __all__ = [
     "load_config",
     "load_corpus",
     "push",
+    "relative_attention",
     "save",
     "segments",
     "train",
@@ -71,6 +73,7 @@ _MODULES = {
     "load_config": "config",
     "load_corpus": "data.corpus",
     "push": "checkpoint.saving",
+    "relative_attention": "model.relative_attention",
     "save": "checkpoint.saving",
     "segments": "data.sentences",
     "train": "library",

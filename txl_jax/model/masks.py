@@ -44,6 +44,11 @@ class AttentionMask(flax.struct.PyTreeNode):
         """The number of keys, K."""
         return self.mem_len + self.seg_len
 
+    @property
+    def n_distances(self) -> int:
+        """The number of distances between a query and a key, R."""
+        return self.n_keys
+
     def allowed(self, queries=slice(None), keys: slice | jax.Array = slice(None)) -> jax.Array:
         """Returns the mask, bool [B,T,K], or a part of it; an array of keys may be in any order."""
         query = self.mem_len + jnp.arange(self.seg_len)[queries, None]
@@ -69,6 +74,32 @@ class AttentionMask(flax.struct.PyTreeNode):
             starts = jnp.where(starts, newest, 0)
             oldest = jnp.maximum(oldest, jax.lax.cummax(starts, axis=1))
         return jnp.maximum(oldest, 0), newest
+
+
+class BothWaysMask(AttentionMask):
+    """The mask of attention in both directions; ``filled`` holds the real tokens of the segment.
+
+    Query i of a row with n real tokens may attend to key j < M + n at a distance M + i - j from
+    -reach to reach. A query of the padding sees itself alone.
+    """
+
+    @property
+    def n_distances(self) -> int:
+        """See :attr:`AttentionMask.n_distances`."""
+        return self.n_keys + self.seg_len - 1
+
+    def interval(self) -> tuple[jax.Array, jax.Array]:
+        """See :meth:`AttentionMask.interval`."""
+        own = self.mem_len + jnp.arange(self.seg_len, dtype=jnp.int32)
+        end = self.mem_len + self.filled[:, None]
+        oldest = jnp.where(own < end, jnp.maximum(own - self.reach, 0), own)
+        return oldest, jnp.where(own < end, jnp.minimum(own + self.reach, end - 1), own)
+
+    def allowed(self, queries=slice(None), keys: slice | jax.Array = slice(None)) -> jax.Array:
+        """See :meth:`AttentionMask.allowed`."""
+        oldest, newest = (x[:, queries, None] for x in self.interval())
+        key = jnp.arange(self.n_keys)[keys]
+        return (key >= oldest) & (key <= newest)
 
 
 def attention_mask(

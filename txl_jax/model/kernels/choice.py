@@ -15,6 +15,7 @@ from txl_jax.model.derivatives import with_derivatives
 from txl_jax.model.dropout import HEAD_STRIDE
 from txl_jax.model.kernels import reference, xla
 from txl_jax.model.kernels.reference import AttentionInputs
+from txl_jax.model.masks import BothWaysMask
 from txl_jax.parallel.platforms import compute_capability, platform_of, tpu_generation
 from txl_jax.parallel.shardings import ROWS, varies
 
@@ -55,7 +56,7 @@ def attend(x: AttentionInputs, implementation: str = "auto", mesh: Mesh | None =
     devices of ``mesh`` share rows and heads.
     """
     name = choose(implementation, x, mesh).name
-    if name == "reference":
+    if name == "reference" or (name == "xla" and isinstance(x.mask, BothWaysMask)):
         return reference.attend(x)
     if name == "xla":
         function = functools.partial(xla.attend, halved_from=xla.HALVED_FROM.get(platform_of(mesh)))

@@ -10,12 +10,15 @@ import jax
 import jax.numpy as jnp
 
 from txl_jax.model.kernels.reference import AttentionInputs
+from txl_jax.model.masks import BothWaysMask
 from txl_jax.model.scores import position_scores
 
 
 def supports(x: AttentionInputs) -> str | None:
     """Returns the reason why this kernel cannot compute the form, or ``None`` if it can."""
     (t, h), n_keys, dtype = x.q.shape[2:], x.k.shape[2], jnp.dtype(x.q.dtype)
+    if isinstance(x.mask, BothWaysMask):
+        return "it does not support attention in both directions"
     if x.dropout is not None:
         return "it does not support dropout of attention weights (model.dropatt)"
     if dtype not in (jnp.bfloat16, jnp.float16):

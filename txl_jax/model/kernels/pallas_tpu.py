@@ -33,6 +33,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from txl_jax.model.dropout import HEAD_STRIDE, AttentionDropout
 from txl_jax.model.kernels.reference import AttentionInputs
+from txl_jax.model.masks import BothWaysMask
 from txl_jax.model.precision import bfloat16_passes
 
 LANES = 128
@@ -102,6 +103,8 @@ def supports(x: AttentionInputs) -> str | None:
     (t, h), n_keys = x.q.shape[2:], x.k.shape[2]
     if reason := x.unsupported_by_fused():
         return reason
+    if isinstance(x.mask, BothWaysMask):
+        return "it does not support attention in both directions"
     if Tiles(tile_size(t), t, n_keys - t, n_keys - 1, None).summed(h) > MOST_SUMMED:
         return f"the gradients of {n_keys} keys of {h} numbers do not fit into on-chip memory"
     return None

@@ -26,7 +26,7 @@ def random_inputs(
     q = draw(0, n_head, rows, t, d_head) * scale
     of_keys, values = (draw(key, n_head, rows, k, d_head) for key in (1, 2))
     u, v = (draw(key, n_head, d_head) * scale for key in (3, 4))
-    positions = Positions(u, v, draw(5, n_head, k, d_head))
+    positions = Positions(u, v, draw(5, n_head, mask.n_distances, d_head))
     return AttentionInputs(q, of_keys, values, positions, mask, dropout)
 
 

@@ -16,6 +16,7 @@ class AttentionInputs(flax.struct.PyTreeNode):
     Attributes:
       q: queries [N,B,T,H]; q and the positions' u, v and b are divided by sqrt(H).
       k, val: keys and values [N,B,K,H] of memory and segment, oldest first; K = M + T.
+      positions: r has K rows, or K + T - 1 where attention is in both directions.
       mask: the attention mask; every query may attend at least to itself.
     """
 
@@ -32,7 +33,7 @@ class AttentionInputs(flax.struct.PyTreeNode):
         return biased(self.positions.u), biased(self.positions.v)
 
     def unsupported_by_fused(self) -> str | None:
-        """Returns the reason why the GPU and TPU kernels cannot compute the form, or ``None``."""
+        """Returns the reason why no fused kernel can compute the form, or ``None``."""
         dtype = jnp.dtype(self.q.dtype)
         if self.positions.r is None:
             return "it needs vectors of distances (r), and this form has none"
@@ -57,7 +58,7 @@ def attend_part(x: AttentionInputs, queries: slice, keys: slice) -> jax.Array:
     p = x.positions
     scores = content_scores(x.q, p.u, x.k)
     if p.r is not None:
-        scores = scores + position_scores(x.q, p.v, p.r, p.b)
+        scores = scores + position_scores(x.q, p.v, p.r, p.b)[..., : scores.shape[-1]]
     (weights,), total = softmax_parts((scores, x.mask.allowed(queries, keys)))
     if x.dropout is not None:
         weights = weights * x.dropout.mask(weights.shape, queries.start, keys.start)
