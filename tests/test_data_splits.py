@@ -88,6 +88,22 @@ def test_a_missing_split_is_held_out_from_train(tmp_path, there):
     assert all(text.endswith(b"\n") for text in content(words).values())
 
 
+@pytest.mark.parametrize(
+    "names", [("train.txt",), ("ptb.train.txt",), ("train1.txt", "train2.txt")]
+)
+def test_a_train_split_beside_a_small_file_is_a_split(tmp_path, names, capsys):
+    write(tmp_path, **dict.fromkeys(names, "train"), **{"training_notes.txt": "notes"})
+    assert b"notes" not in b"".join(content(find_text(tmp_path)).values())
+    assert "left out: training_notes.txt" in capsys.readouterr().err
+
+
+def test_a_folder_with_one_folder_and_no_text_is_that_folder(tmp_path):
+    write(tmp_path, **{f"data/{split}-0.txt": split for split in LINES}, **{"README.md": "no"})
+    assert content(find_text(tmp_path)) == LINES
+    write(tmp_path, **{"other/train.txt": "train"})
+    assert "; name one of its folders (data, other)" in refused(lambda: find_text(tmp_path))
+
+
 def test_documents_of_files_may_be_in_folders_of_splits(tmp_path):
     write(tmp_path, **{f"train/{n}.txt": f"song {n}\n" for n in range(9)})
     write(tmp_path, **{f"test/{n}.txt": f"other {n}\n" for n in range(3)})

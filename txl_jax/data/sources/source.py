@@ -82,7 +82,8 @@ class Source:
     def __post_init__(self):
         for split in SPLITS:
             if not text_size(self.splits[split]):
-                settings = f" with {json.dumps(dict(self.protocol))}" if self.protocol else ""
+                known = {key: x for key, x in self.protocol.items() if key != "documents"}
+                settings = f" with {json.dumps(known)}" if known else ""
                 raise DataError(
                     f"{self.label}: the {split} split is empty{settings}; give a longer text, or a"
                     " folder with train.txt, valid.txt and test.txt"

@@ -127,13 +127,14 @@ class Stored:
             mark_size(start[:4])
         except ValueError as error:
             raise DataError(f"{self}: {error}") from None
-        fix = "name a text; docs/own_data.md lists what is read"
         if kind := not_text(start):
+            end = readable_end(start)
+            fix = "unpack it" if end else "name a text; docs/own_data.md lists what is read"
             if not (self.member or self.compression):
                 if start.startswith(b"PK\3\4"):
                     with contextlib.suppress(*BROKEN), zipfile.ZipFile(self.path) as archive:
                         kind = zip_kind(archive.namelist()) or kind
-                if kind == file_kind(start) and (end := readable_end(start)):
+                if kind == file_kind(start) and end:
                     fix = f"unpack it, or for data.name='text' end its name in {end}"
             raise DataError(f"{self}: is {kind}, not text; {fix}")
         if encoding and (kind := wide_encoding(start)):

@@ -86,7 +86,7 @@ class TokenFiles:
         return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
 
     def vocab(self, size: int | None) -> Vocab:
-        """Returns the vocabulary of ``symbols.json`` or ``meta.pkl``, or else of ``size`` or all ids.
+        """Returns the vocabulary of ``symbols.json`` or ``meta.pkl``, else of ``size`` or all ids.
 
         Raises DataError if an id or the size does not fit it.
         """
