@@ -4,7 +4,9 @@ import pytest
 from test_data_sources import content, find_text, refused
 from test_tokens import IDS, llm_c, save
 
+from txl_jax.checkpoint.workdir_files import FILES
 from txl_jax.data.corpus import load_corpus
+from txl_jax.data.sources.records import READERS
 from txl_jax.data.sources.splits import splits_named
 
 LINES = {"train": b"of train\n" * 40, "valid": b"of valid\n" * 30, "test": b"of test\n" * 20}
@@ -148,10 +150,15 @@ def test_names_that_are_vague_are_refused(tmp_path, files, fault):
     assert "\n" not in message
 
 
-def test_a_workdir_that_is_the_folder_of_its_text_reads_only_the_text(tmp_path):
-    write(tmp_path, **{"a.txt": "x" * 99, "metrics.jsonl": "no", "probe.csv": "no"})
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.json", "a.csv"])
+def test_a_workdir_that_is_the_folder_of_its_text_reads_only_the_text(tmp_path, name):
+    text = {"a.jsonl": '{"text": "ab"}\n' * 9, "a.json": '{"text": "ab"}\n' * 9}
+    write(tmp_path, **{name: text.get(name, "text\n" + "ab\n" * 9)})
+    before = content(find_text(tmp_path, tmp_path / "c"))
+    written = [file for file in FILES if file.endswith((".txt", *READERS))]
+    write(tmp_path, **dict.fromkeys(written, "no"))
     (tmp_path / "config.json").write_text('{"model": {}, "data": {}, "train": {}}')
-    assert b"".join(content(find_text(tmp_path)).values()) == b"x" * 99
+    assert content(find_text(tmp_path, tmp_path / "c")) == before
 
 
 def test_arrays_named_as_splits_are_these_splits(tmp_path, capsys):
