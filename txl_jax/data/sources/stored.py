@@ -101,6 +101,8 @@ class Stored:
         except Exception as error:
             if not isinstance(error, BROKEN) and type(error).__name__ != "ZstdError":
                 raise
+            if reason := getattr(error, "strerror", None):  # of the system, not of its bytes
+                raise DataError(f"{self}: cannot be read ({reason})") from error
             fix = "it is damaged or incomplete, get it again"
             raise DataError(f"{self}: cannot be read ({reason_of(error)}); {fix}") from error
 
@@ -129,7 +131,11 @@ class Stored:
             raise DataError(f"{self}: {error}") from None
         if kind := not_text(start):
             end = readable_end(start)
-            fix = "unpack it" if end else "name a text; docs/own_data.md lists what is read"
+            fix = (
+                "unpack it"
+                if end or "archive" in kind
+                else "name a text; docs/own_data.md lists what is read"
+            )
             if not (self.member or self.compression):
                 if start.startswith(b"PK\3\4"):
                     with contextlib.suppress(*BROKEN), zipfile.ZipFile(self.path) as archive:
