@@ -171,6 +171,14 @@ def test_arrays_named_as_splits_are_these_splits(tmp_path, capsys):
     assert "train = fineweb_train_000000.bin" in capsys.readouterr().err
 
 
+def test_starts_beside_one_of_several_arrays_are_not_ignored(tmp_path):
+    for name in ("train-0.npy", "train-1.npy", "val.npy"):
+        save(tmp_path / name, IDS[:50])
+    save(tmp_path / "train-1.starts.npy", [0, 9])
+    message = refused(lambda: load_corpus("tokens", tmp_path, cache_dir=tmp_path / "c"))
+    assert "train-1.starts.npy: its array is one of several, each a document; join" in message
+
+
 def test_an_array_of_ids_is_not_a_split_of_another_name(tmp_path):
     save(tmp_path / "contest.npy", IDS[:50])
     save(tmp_path / "latest.npy", IDS[:50])

@@ -203,6 +203,9 @@ def joined(paths: Sequence[Path], data: DataConfig, cache: Path) -> tuple[np.mem
     sums, sizes, size = list[list[str]](), list[int](), 0
     for path in paths:  # one at a time, because each map needs an open file
         tokens = open_tokens(path, data)
+        if source.is_file(beside := path.with_suffix(STARTS)):
+            fix = "join the arrays and their starts into one of each"
+            raise DataError(f"{beside}: its array is one of several, each a document; {fix}")
         if len(tokens) < 2:
             raise DataError(f"{path}: has one token; a document needs at least 2")
         size = max(size, _largest_id(tokens, data.vocab_size or WORDS) + 1)
