@@ -21,8 +21,9 @@ A token is a character; with one of these added to the first command it is somet
                                   pip install '.[subword]'
 
 Files of a folder that are named train, valid and test are the splits; any other text is cut into
-the three. Sized for a text of a few megabytes and some minutes on two CPU cores; for more, raise
-train.steps and the model's sizes. What it reaches depends on the text.
+the three. Compressed files, JSON lines, CSV, Parquet and Arrow are read too: docs/own_data.md.
+Sized for a text of a few megabytes and some minutes on two CPU cores; for more, raise train.steps
+and the model's sizes. What it reaches depends on the text.
 
 Measured on War and Peace by characters (one core of an Intel Xeon, other programs beside it, jax
 0.10.2, 2026-11-24; one seed): 2.263 bits per character on the held-out end with memory 320. With

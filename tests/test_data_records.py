@@ -288,7 +288,10 @@ def test_documents_of_no_or_one_token_are_left_out_and_counted(tmp_path, capsys)
     (tmp_path / "x.jsonl").write_bytes(json_lines(["", *SONGS[:9], "a", *SONGS[9:], ""]))
     corpus = load_corpus("text", tmp_path / "x.jsonl", vocab="char", cache_dir=tmp_path / "c")
     assert documents(corpus) == SONGS
-    assert "train split: left out 1 documents of one token" in capsys.readouterr().err
+    assert (
+        "train split: documents of one token, which has no target, are left out: 1"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_same_text_in_other_documents_is_another_corpus(tmp_path):

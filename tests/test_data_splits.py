@@ -4,7 +4,9 @@ import pytest
 from test_data_sources import content, find_text, refused
 from test_tokens import IDS, llm_c, save
 
+from txl_jax.checkpoint.workdir_files import FILES
 from txl_jax.data.corpus import load_corpus
+from txl_jax.data.sources.records import READERS
 from txl_jax.data.sources.splits import splits_named
 
 LINES = {"train": b"of train\n" * 40, "valid": b"of valid\n" * 30, "test": b"of test\n" * 20}
@@ -88,6 +90,22 @@ def test_a_missing_split_is_held_out_from_train(tmp_path, there):
     assert all(text.endswith(b"\n") for text in content(words).values())
 
 
+@pytest.mark.parametrize(
+    "names", [("train.txt",), ("ptb.train.txt",), ("train1.txt", "train2.txt")]
+)
+def test_a_train_split_beside_a_small_file_is_a_split(tmp_path, names, capsys):
+    write(tmp_path, **dict.fromkeys(names, "train"), **{"training_notes.txt": "notes"})
+    assert b"notes" not in b"".join(content(find_text(tmp_path)).values())
+    assert "left out: training_notes.txt" in capsys.readouterr().err
+
+
+def test_a_folder_with_one_folder_and_no_text_is_that_folder(tmp_path):
+    write(tmp_path, **{f"data/{split}-0.txt": split for split in LINES}, **{"README.md": "no"})
+    assert content(find_text(tmp_path)) == LINES
+    write(tmp_path, **{"other/train.txt": "train"})
+    assert "; name one of its folders (data, other)" in refused(lambda: find_text(tmp_path))
+
+
 def test_documents_of_files_may_be_in_folders_of_splits(tmp_path):
     write(tmp_path, **{f"train/{n}.txt": f"song {n}\n" for n in range(9)})
     write(tmp_path, **{f"test/{n}.txt": f"other {n}\n" for n in range(3)})
@@ -132,10 +150,15 @@ def test_names_that_are_vague_are_refused(tmp_path, files, fault):
     assert "\n" not in message
 
 
-def test_a_workdir_that_is_the_folder_of_its_text_reads_only_the_text(tmp_path):
-    write(tmp_path, **{"a.txt": "x" * 99, "metrics.jsonl": "no", "probe.csv": "no"})
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.json", "a.csv"])
+def test_a_workdir_that_is_the_folder_of_its_text_reads_only_the_text(tmp_path, name):
+    text = {"a.jsonl": '{"text": "ab"}\n' * 9, "a.json": '{"text": "ab"}\n' * 9}
+    write(tmp_path, **{name: text.get(name, "text\n" + "ab\n" * 9)})
+    before = content(find_text(tmp_path, tmp_path / "c"))
+    written = [file for file in FILES if file.endswith((".txt", *READERS))]
+    write(tmp_path, **dict.fromkeys(written, "no"))
     (tmp_path / "config.json").write_text('{"model": {}, "data": {}, "train": {}}')
-    assert b"".join(content(find_text(tmp_path)).values()) == b"x" * 99
+    assert content(find_text(tmp_path, tmp_path / "c")) == before
 
 
 def test_arrays_named_as_splits_are_these_splits(tmp_path, capsys):
@@ -146,6 +169,14 @@ def test_arrays_named_as_splits_are_these_splits(tmp_path, capsys):
     assert corpus.info["tokens"] == {"train": 101, "valid": 31, "test": 31}
     assert len(corpus.train) == 2  # documents
     assert "train = fineweb_train_000000.bin" in capsys.readouterr().err
+
+
+def test_starts_beside_one_of_several_arrays_are_not_ignored(tmp_path):
+    for name in ("train-0.npy", "train-1.npy", "val.npy"):
+        save(tmp_path / name, IDS[:50])
+    save(tmp_path / "train-1.starts.npy", [0, 9])
+    message = refused(lambda: load_corpus("tokens", tmp_path, cache_dir=tmp_path / "c"))
+    assert "train-1.starts.npy: its array is one of several, each a document; join" in message
 
 
 def test_an_array_of_ids_is_not_a_split_of_another_name(tmp_path):

@@ -4,6 +4,7 @@ Skipped where the packages of the extra ``gcs`` or the emulator are not installe
 """
 
 import contextlib
+import gzip
 import importlib.util
 import json
 import os
@@ -421,6 +422,24 @@ def test_a_text_in_a_bucket_is_the_local_text_and_is_copied_once(
     assert len(changed.train) == 90
     with pytest.raises(DataError, match="there is no such object or folder"):
         txl_jax.load_corpus("text", path=f"{place}/other")
+
+
+@pytest.mark.integration
+def test_compressed_records_in_a_bucket_are_the_local_ones(tmp_path, place, monkeypatch, capsys):
+    monkeypatch.setenv("TXL_DATA_DIR", str(tmp_path / "cache"))
+    (tmp_path / "songs").mkdir()
+    for split in ("train", "validation"):
+        lines = "".join(json.dumps({"text": f"song {n} of {split}"}) + "\n" for n in range(30))
+        (tmp_path / "songs" / f"{split}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+        content = (tmp_path / "songs" / f"{split}.jsonl.gz").read_bytes()
+        files.atomic_write(f"{place}/{split}.jsonl.gz", content)
+    want = txl_jax.load_corpus("text", path=tmp_path / "songs")
+    got = txl_jax.load_corpus("text", path=place)
+    assert got.source_hash == want.source_hash
+    assert got.info["documents"] == want.info["documents"]
+    assert "valid = validation.jsonl.gz" in capsys.readouterr().err
+    one = txl_jax.load_corpus("text", path=f"{place}/train.jsonl.gz")
+    assert sum(one.info["documents"].values()) == 30
 
 
 @pytest.mark.integration

@@ -167,7 +167,7 @@ def _write_documents(
 
     n = write_npy(path, vocab.dtype, ids())
     if short[0]:
-        fault = f"left out {short[0]:,} documents of one token, which has no target"
+        fault = f"documents of one token, which has no target, are left out: {short[0]:,}"
         print(f"note: {where}: {fault}", file=stderr())
     if mark is None and not starts:
         raise DataError(f"{where}: no document has two tokens; give longer ones")

@@ -176,12 +176,13 @@ def _columns(path: Path, suffix: str, field: str, where: str) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     if suffix == ".parquet":
-        with pq.ParquetFile(path, memory_map=True) as table:
+        with pq.ParquetFile(path) as table:
             names = table.schema_arrow.names
             if names.count(field) != 1:
                 raise _no_field(field, names, where)
-            for batch in table.iter_batches(ROWS, columns=[field]):
-                yield batch.column(0)
+            for group in range(table.num_row_groups):  # all at once takes more memory
+                for batch in table.iter_batches(ROWS, [group], [field], use_threads=False):
+                    yield batch.column(0)
         return
     with pa.memory_map(str(path)) as source:
         is_file = source.read(6) == b"ARROW1"

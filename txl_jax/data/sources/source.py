@@ -25,6 +25,13 @@ from txl_jax.standard_streams import stderr
 
 SPLITS = ("train", "valid", "test")
 SAMPLES = ("sample.txt", "sample.npy", "sample.starts.npy")  # a run's own, in its workdir
+RECORDS = (
+    *("metrics.jsonl", "evaluations.jsonl", "samples.jsonl", "evaluation.json", "config.json"),
+    *("vocab.json", "start.json", "autotuned.json", "speed.json", "recl_gains.csv"),
+    *(f"{mode}.json" for mode in ("ablation", "attention", "context", "probe", "recl")),
+    *(f"{mode}.csv" for mode in ("ablation", "attention", "context", "probe", "recl")),
+)
+"""A run's own files that are named like records of text."""
 BLOCK = 256 * 1024  # the number of bytes that are read at a time
 
 
@@ -82,7 +89,8 @@ class Source:
     def __post_init__(self):
         for split in SPLITS:
             if not text_size(self.splits[split]):
-                settings = f" with {json.dumps(dict(self.protocol))}" if self.protocol else ""
+                known = {key: x for key, x in self.protocol.items() if key != "documents"}
+                settings = f" with {json.dumps(known)}" if known else ""
                 raise DataError(
                     f"{self.label}: the {split} split is empty{settings}; give a longer text, or a"
                     " folder with train.txt, valid.txt and test.txt"
@@ -224,19 +232,17 @@ def join_files(files: Sequence[Path]) -> list[ByteRange | bytes]:
 def files_in(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
     """Returns the wanted files of a folder, sorted, without hidden ones and what a run wrote.
 
-    A folder may be a text and a workdir at once. What the run wrote there is no part of the text,
-    so of a workdir only plain text and arrays are taken.
+    A folder may be a text and a workdir at once. What the run wrote there is no part of the text.
     """
     found = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
     found = [path for path in found if wanted(path) and is_file(path)]
-    plain = [path for path in found if {".txt", ".npy", ".bin"}.intersection(path.suffixes)]
-    own = [path for path in plain if path.name in SAMPLES]
-    if not ((own or plain != found) and _is_workdir(folder)):
+    own = [path for path in found if path.name in (*SAMPLES, *RECORDS)]
+    if not (own and _is_workdir(folder)):
         return found
-    if own and is_process_zero():
-        names = " and ".join(path.name for path in own)
+    if (samples := [path.name for path in own if path.name in SAMPLES]) and is_process_zero():
+        names = " and ".join(samples)
         print(f"{folder}: left out {names}, which the run in this folder wrote", file=stderr())
-    return [path for path in plain if path not in own]
+    return [path for path in found if path not in own]
 
 
 def _is_workdir(folder: Path) -> bool:
@@ -254,7 +260,7 @@ def check_not_text(key: str, output: str | None, data: DataConfig) -> None:
         return
     text = os.path.realpath(expanded(data.path, "config key data.path"))
     file = os.path.realpath(str(output))
-    suffixes = (".npy", ".bin") if data.name == "tokens" else (".txt",)
+    suffixes = (".npy", ".bin") if data.name == "tokens" else (".txt", ".jsonl", ".csv")
     if file == text or (os.path.dirname(file) == text and file.endswith(suffixes)):
         named = f"config key {key} = {shown_path(str(output))!r}"
         raise DataError(f"{named}: would become a part of the text in data.path; name another file")

@@ -9,6 +9,7 @@ A word of a name is a run of letters, or a part of one that begins with a capita
 
 import functools
 import itertools
+import os
 import re
 from collections.abc import Callable, Mapping
 
@@ -87,8 +88,10 @@ def _check_rest(
         fault = f"{name} is named as the {split} split, and no file as the train split"
         raise DataError(f"{where}: {fault}; name the training text train, or rename {name}")
     named = [name for names in found.values() for name in names]
-    larger = sum(sizes[name] for name in rest) > sum(sizes[name] for name in named)
-    if rest and (len(found) == 1 or (larger and len(rest) > len(named))):
+    of_rest, of_named = (sum(sizes[name] for name in names) for names in (rest, named))
+    plain = all(len(_WORD.findall(os.path.splitext(name)[0])) == 1 for name in named)
+    lonely = len(found) == 1 and not plain and of_rest * 10 > of_named
+    if lonely or (of_rest > of_named and len(rest) > len(named)):
         fault = f"has {listed(named)} named as a split, beside {listed(rest)}"
         raise DataError(f"{where}: {fault}; rename files, or remove what is no part of the text")
 

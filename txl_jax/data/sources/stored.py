@@ -101,6 +101,8 @@ class Stored:
         except Exception as error:
             if not isinstance(error, BROKEN) and type(error).__name__ != "ZstdError":
                 raise
+            if reason := getattr(error, "strerror", None):  # of the system, not of its bytes
+                raise DataError(f"{self}: cannot be read ({reason})") from error
             fix = "it is damaged or incomplete, get it again"
             raise DataError(f"{self}: cannot be read ({reason_of(error)}); {fix}") from error
 
@@ -127,13 +129,18 @@ class Stored:
             mark_size(start[:4])
         except ValueError as error:
             raise DataError(f"{self}: {error}") from None
-        fix = "name a text; docs/own_data.md lists what is read"
         if kind := not_text(start):
+            end = readable_end(start)
+            fix = (
+                "unpack it"
+                if end or "archive" in kind
+                else "name a text; docs/own_data.md lists what is read"
+            )
             if not (self.member or self.compression):
                 if start.startswith(b"PK\3\4"):
                     with contextlib.suppress(*BROKEN), zipfile.ZipFile(self.path) as archive:
                         kind = zip_kind(archive.namelist()) or kind
-                if kind == file_kind(start) and (end := readable_end(start)):
+                if kind == file_kind(start) and end:
                     fix = f"unpack it, or for data.name='text' end its name in {end}"
             raise DataError(f"{self}: is {kind}, not text; {fix}")
         if encoding and (kind := wide_encoding(start)):

@@ -20,7 +20,7 @@ from txl_jax.data.sources.download import check_hash, download
 from txl_jax.data.sources.headers import LLM_C
 from txl_jax.data.sources.records import OTHERS, READERS, TABLES, WHOLE_JSON, saved_files, texts
 from txl_jax.data.sources.source import SPLITS, ByteRange, Source, Text
-from txl_jax.data.sources.splits import arrange, report, splits_named
+from txl_jax.data.sources.splits import arrange, listed, report, splits_named
 from txl_jax.data.sources.stored import ZIP, PlainText, Stored, members, unpacked
 from txl_jax.data.tokenizer import import_tokenizers
 from txl_jax.messages import argument
@@ -125,15 +125,20 @@ def _files(path: Path) -> dict[str, Stored]:
         if len(found) == 1 and not _may_be_text(found[0]):  # as enwik8.zip has enwik8
             return {found[0].name: found[0]}
     else:
+        folders = [p for p in sorted(path.iterdir()) if p.is_dir() and not p.name.startswith(".")]
         found = list(_files_of(path, ""))
-        for inner in filter(Path.is_dir, sorted(path.iterdir())):
+        for inner in folders:
             if splits_named(inner.name):
                 for root, _, _ in os.walk(inner):
                     found += _files_of(Path(root), os.path.relpath(root, path))
+        if not found and len(folders) == 1:  # as a copy of a dataset of the Hub has data/
+            found = list(_files_of(folders[0], folders[0].name))
     known = {file.name: file for file in found if _may_be_text(file)}
     if not known:
         arrays = path.is_dir() and any(file.suffix in ARRAYS for file in path.iterdir())
         fix = f"; for its arrays use {argument('config.data.name', 'tokens')}" if arrays else ""
+        if path.is_dir() and folders and not arrays:
+            fix = f"; name one of its folders ({listed([p.name for p in folders])})"
         where = "folder" if path.is_dir() else "archive"
         others = f", and none of {', '.join(READERS)}"
         raise DataError(f"{path}: there is no *.txt file in this {where}{others}{fix}")
@@ -162,6 +167,8 @@ def _may_be_text(file: Stored) -> bool:
 
 def _of_one_kind(files: Mapping[str, Stored], where: str) -> list[str]:
     """Returns the files of one suffix: of the one with most splits, or the only one without."""
+    if len(files) == 1:
+        return list(files)
     kinds: dict[str, list[str]] = {suffix: [] for suffix in (*SUFFIXES, *READERS)}
     for name, file in files.items():
         suffix = "" if splits_named(file.suffix) else file.suffix

@@ -86,7 +86,7 @@ class TokenFiles:
         return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
 
     def vocab(self, size: int | None) -> Vocab:
-        """Returns the vocabulary of ``symbols.json`` or ``meta.pkl``, or of ``size`` or all ids.
+        """Returns the vocabulary of ``symbols.json`` or ``meta.pkl``, else of ``size`` or all ids.
 
         Raises DataError if an id or the size does not fit it.
         """
@@ -203,6 +203,9 @@ def joined(paths: Sequence[Path], data: DataConfig, cache: Path) -> tuple[np.mem
     sums, sizes, size = list[list[str]](), list[int](), 0
     for path in paths:  # one at a time, because each map needs an open file
         tokens = open_tokens(path, data)
+        if source.is_file(beside := path.with_suffix(STARTS)):
+            fix = "join the arrays and their starts into one of each"
+            raise DataError(f"{beside}: its array is one of several, each a document; {fix}")
         if len(tokens) < 2:
             raise DataError(f"{path}: has one token; a document needs at least 2")
         size = max(size, _largest_id(tokens, data.vocab_size or WORDS) + 1)
