@@ -396,6 +396,10 @@ def test_a_saved_dataset_is_read_without_its_cache(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "valid = validation/data-00000-of-00002.arrow" in said
     assert "left out" not in said
+    (tmp_path / "dict" / "test" / "data-00001-of-00002.arrow").unlink()
+    assert "lists data-00001-of-00002.arrow, which is missing" in refused(
+        lambda: find_text(tmp_path / "dict", tmp_path / "c")
+    )
     state = json.loads((tmp_path / "one" / "state.json").read_text())
     state["_indices_data_files"] = [{"filename": "indices.arrow"}]
     (tmp_path / "one" / "state.json").write_text(json.dumps(state))

@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import hashlib
 import io
 import lzma
 import os
@@ -16,11 +17,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_data_sources import content, find_ptb, find_text, refused
+from test_data_sources import content, find_ptb, find_text, refused, served
 
 from txl_jax.data.corpus import load_corpus
 from txl_jax.file_kinds import file_kind, not_text
 from txl_jax.files import decode_text
+
+__all__ = ["served"]  # a fixture
 
 NOISE = np.random.default_rng(0).integers(0, 256, 5000, np.uint8).tobytes()
 
@@ -117,6 +120,21 @@ def test_bytes_of_anything_are_trained_if_this_is_asked_for(tmp_path):
     path.write_bytes(KINDS["a PDF document"])
     corpus = load_corpus("text", path, vocab="byte", cache_dir=tmp_path / "c")
     assert corpus.vocab.decode_bytes(corpus.train) == path.read_bytes()[: len(corpus.train)]
+
+
+def test_a_download_is_read_as_what_the_end_of_its_address_says(tmp_path, served):
+    folder, url = served
+    for name, data in (
+        ("x.pdf", KINDS["a PDF document"]),
+        ("x.txt.gz", gzip.compress(b"ab\n" * 99)),
+    ):
+        (folder / name).write_bytes(data)
+        digest = f"md5:{hashlib.md5(data).hexdigest()}"
+        find = lambda n=name, h=digest: find_text(None, tmp_path, url=f"{url}/{n}", hash=h)
+        if name == "x.pdf":
+            assert refused(find).startswith(f"{url}/x.pdf: is a PDF document, not text")
+        else:
+            assert b"".join(content(find()).values()) == b"ab\n" * 99
 
 
 def test_a_readable_file_without_the_end_of_its_name_is_told_it(tmp_path):

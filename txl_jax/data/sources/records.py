@@ -208,7 +208,7 @@ READERS: dict[str, Callable[[Stored, str, Path], Records]] = {
 def saved_files(folder: Path) -> list[str] | None:
     """Returns the Arrow files of a folder that ``datasets`` saved, or ``None`` for another folder.
 
-    Others there are its cache. Raises DataError for a dataset with a selection of rows.
+    Others there are its cache. Raises DataError for a selection of rows, or if a file is missing.
     """
     try:
         state = parse_json_object((folder / STATE).read_bytes())
@@ -218,4 +218,6 @@ def saved_files(folder: Path) -> list[str] | None:
     if state.get("_indices_data_files"):
         fix = "save dataset.flatten_indices() again"
         raise DataError(f"{folder}: is a dataset of an old version, with indices; {fix}")
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise DataError(f"{folder}: {STATE} lists {missing[0]}, which is missing; copy it too")
     return names

@@ -56,15 +56,17 @@ class Stored:
       name: describes it in a list; ``/`` separates folders.
       size: the number of its bytes, compressed or not.
       member: its name in the archive, or an empty text.
+      shown: takes the place of the path in messages, unless it is empty.
     """
 
     path: Path
     name: str
     size: int
     member: str = ""
+    shown: str = ""
 
     def __str__(self) -> str:
-        return f"{self.path}, {self.member}" if self.member else str(self.path)
+        return f"{self.path}, {self.member}" if self.member else self.shown or str(self.path)
 
     @property
     def compression(self) -> str:

@@ -81,7 +81,10 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
         found, rest = arrange({name: sizes[name] for name in chosen}, where, stem)
         report(where, found, [*rest, *sorted(files.keys() - set(chosen))], sizes)
     else:
-        files, found = {"text": Stored(path, name, path.stat().st_size)}, {"": ["text"]}
+        files, found = (
+            {"text": Stored(path, name, path.stat().st_size, shown=where)},
+            {"": ["text"]},
+        )
         if data.document_files:
             raise DataError(f"data.document_files: {path} is one file; name a folder of files")
     if data.document_files and "" not in found and max(map(len, found.values())) == 1:
