@@ -314,7 +314,8 @@ NAMED_BY_HAND = {
     ("analysis/report_page.py", "page"): "report.html",
     ("analysis/results.py", "os.path.join(folder, f'{name}.{kind}')"): ELSEWHERE,
     ("analysis/results.py", "path"): ELSEWHERE,
-    ("analysis/recl.py", "os.fspath(path)"): ELSEWHERE,
+    ("analysis/recl.py", "path_text(path, 'path', remote=True)"): ELSEWHERE,
+    ("evaluation/scoring_run.py", "kept"): "evaluations.jsonl",
     ("analysis/recl_table.py", "stored + '.json'"): "recl",
     ("analysis/recl_table.py", "stored + '.npz'"): "recl",
     ("evaluation/score.py", "path"): ELSEWHERE,
@@ -363,7 +364,7 @@ def called(node):
 def written_path(node):
     """The argument with the path that a call writes, or ``None`` where it writes none."""
     name, bare = called(node), isinstance(node.func, ast.Name)
-    names = ("atomic_write", "write_json", "write_csv", "write_arrays")
+    names = ("atomic_write", "write_json", "write_csv", "write_arrays", "append_new")
     if node.args and (name in names or (name == "append" and bare)):
         return node.args[0]
     if name == "save" and not node.keywords and len(node.args) == 1:
@@ -432,6 +433,7 @@ def test_what_a_run_wrote_is_no_part_of_the_text_in_its_folder(tmp_path, capsys,
         assert "left out sample." in capsys.readouterr().err
         init_workdir(str(tmp_path), exp, again)  # the repeated command
     (tmp_path / CONFIG).write_text('{"model_type": "gpt2"}')  # of another program
+    (tmp_path / "sample.starts.npy").unlink()  # refused beside one of several arrays
     assert corpus_from_config(exp.data).source_hash != corpus.source_hash
 
 
