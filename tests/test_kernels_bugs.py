@@ -31,6 +31,7 @@ PLAIN, FULL, OTHER, LONG = "causal with memory", "tiles that are full", "other t
 WINDOW, TF, ONE, ALONE = "window", "window of TF", "one query", "one query, no memory"
 PARTLY, ALL, SECOND = "memory empty or partly so", "everything", "every second query"
 BOTH, BOTH_ALL = "both directions", "both directions, window and memory"
+LONGER = "window of more than a tile"
 SCORES, QUERIES = "position_scores", "gradient_of_queries"
 KEYS, DISTANCES = "gradient_of_keys", "gradient_of_distances"
 BUGS = {
@@ -80,7 +81,7 @@ BUGS = {
         Bug(KEYS, "in tl.static_range(3)", "in tl.static_range(2)", OTHER),
     "gradient of all keys summed": Bug(KEYS, "tile_q, sum_k", "tile_q, sum_val", "heads of 64"),
     "tiles of a neighbour":
-        Bug("written", "query // SQ * SQ", "query", "window of more than a tile"),
+        Bug("written", "query // SQ * SQ", "query", SECOND),
     "written one tile less": Bug("written", "// SK + 1) * SK", "// SK) * SK", LONG),
     "shifted back by one more": Bug(QUERIES, "T - 1 - p +", "T - p +", PLAIN),
     "d(q+v) left out": Bug(QUERIES, "sum_u + sum_v", "sum_u", PLAIN),
@@ -92,7 +93,7 @@ BUGS = {
     "distances: first row": Bug(DISTANCES, "range(0, B * each)", "range(0, each)", PARTLY),
     "distances: starts late": Bug(DISTANCES, "1, 0) // SX", "1, 0) // SX + 1", LONG),
     "distances: ends early": Bug(DISTANCES, "tl.cdiv(K, EVERY) - y", "tl.cdiv(T, EVERY) - y", ONE),
-    "distances: window too small": Bug(DISTANCES, "+ SD <= far", "<= far", WINDOW),
+    "distances: window too small": Bug(DISTANCES, "+ SD <= far", "<= far", LONGER),
     "distances: content bias": Bug(DISTANCES, "bias_of(v, head, H)", "0.0", "scores again"),
 }  # fmt: skip
 CHECKS = {
