@@ -67,7 +67,7 @@ class RunRecord:
     metrics: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]  # oldest first
     sample: str
-    folder: str = ""  # the last parts of the workdir's path, as many as tell it from other runs'
+    folder: str = ""  # the last parts of the workdir's path, as many as tell it from other runs
 
     @property
     def name(self) -> str:

@@ -22,7 +22,7 @@ def compute_capability(mesh: Mesh | None) -> int | None:
 
 
 def tpu_generation(mesh: Mesh | None) -> int | None:
-    """Returns the generation of TPUs, such as 5 for a v5e; ``None`` of others."""
+    """Returns the generation of TPUs, such as 5 for a v5e; ``None`` for other devices."""
     device = jax.local_devices()[0] if mesh is None else mesh.devices.flat[0]
     found = re.match(r"TPU v(\d+)", str(getattr(device, "device_kind", "")))
     return int(found[1]) if found else None
