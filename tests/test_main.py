@@ -83,7 +83,7 @@ def test_a_run_goes_on_by_its_folder_alone(seeds, tmp_path):
     config = tiny_runs.write_config(tmp_path, **{"model.dtype": "auto", "train.num_seeds": seeds})
     one, two = tmp_path / "one", tmp_path / "two"
     assert call(f"--config={config}", f"--workdir={one}").returncode == 0
-    saved = lambda: [*two.glob("**/checkpoints/4"), *two.glob("**/checkpoints/8")]
+    saved = lambda: [*two.glob("checkpoints/[48]"), *two.glob("*/checkpoints/[48]")]
     tiny_runs.interrupt(signal.SIGTERM, f"--config={config}", f"--workdir={two}", when=saved)
     done = call(f"--workdir={two}")
     assert done.returncode == 0, done.stderr
