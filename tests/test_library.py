@@ -300,7 +300,7 @@ def test_a_folder_may_be_a_path_or_bytes_and_nothing_else(trained, run, tmp_path
         assert load(source).vocab == trained.vocab
     request = txl_jax.convert.Request(source=tmp_path / "exported", workdir=tmp_path / "new")
     txl_jax.convert.to_workdir(request)
-    assert txl_jax.load(tmp_path / "new").step == 0
+    assert txl_jax.load(tmp_path / "new").step == trained.step
     train, save = lambda x: txl_jax.train({}, x), lambda x: txl_jax.save(trained, x)
     for call in (load, train, save):
         for wrong in (None, 3, ["runs"]):

@@ -36,6 +36,7 @@ def trained():
 def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a.params, b.params)
     assert (a.vocab, a.config.model, a.config.name) == (b.vocab, b.config.model, b.config.name)
+    assert a.step == b.step
 
 
 def test_what_is_saved_is_loaded_bit_for_bit(trained, tmp_path):

@@ -59,26 +59,31 @@ def load_exported(folder: str | os.PathLike[str]) -> TrainedModel:
     model = os.path.join(folder, MODEL)
     with local_file(model) as file:
         try:
-            _check_format(file)
+            step = _checked_step(file)
             exp, vocab = loaded_experiment(folder), read_vocab(folder)
             params = params_from_flat(read_safetensors(file), param_shapes(exp.model))
         except ModelFormatError as error:
             raise ModelFormatError(str(error).replace(file, model)) from error
-    return TrainedModel(TransformerXL(exp.model), params, vocab, exp, 0)
+    return TrainedModel(TransformerXL(exp.model), params, vocab, exp, step)
 
 
-def _check_format(file_path: str) -> None:
-    """Raises ModelFormatError for another format, but no error yet for a damaged file."""
+def _checked_step(file_path: str) -> int:
+    """Returns the step of a model; raises ModelFormatError for another format.
+
+    A damaged file is no error yet, and has step 0.
+    """
     from safetensors import SafetensorError, safe_open
 
-    version = str(FORMAT)
+    metadata = {"version": str(FORMAT)}
     with contextlib.suppress(OSError, SafetensorError), safe_open(file_path, "numpy") as file:
-        version = (file.metadata() or {}).get("version", "0")
+        metadata = file.metadata() or {}
+    version, step = metadata.get("version", "0"), metadata.get("step", "")
     if version != str(FORMAT):
         raise ModelFormatError(
             f"{file_path}: has format {version}, and this version of txl_jax reads format {FORMAT}"
             " only; export the model again with this version"
         )
+    return int(step) if step.isdecimal() else 0
 
 
 def _download(repository: str, revision: str | None) -> str:
