@@ -3,7 +3,6 @@
     python -m benchmarks.compile_recipes --out=DIR [--recipes=ptb,wt103_large] [--seconds=1200]
     python -m benchmarks.compile_recipes --out=DIR --gpu-pass
     python -m benchmarks.compile_recipes --out=DIR --ptb
-    python -m benchmarks.compile_recipes --out=DIR --beside=OTHER
 
 Each recipe has one command, ``python -m txl_jax.main --config=configs/RECIPE.py --mode=compile
 --topology=KIND:1x1xN``. What it says is written to ``DIR/RECIPE-KIND-xN.txt``. A file that is there
@@ -12,10 +11,7 @@ the processor and the versions of this Python. Needs the extra ``compile-cuda``,
 
 With ``--gpu-pass`` the programs are those of ``gpu.sh`` for training and evaluation, with its
 batch sizes and bfloat16, for one H200; with ``--ptb`` those of the candidates of ``ptb_gpu.sh`` in
-results/ptb/README.md. The time of an update, of all seeds, is *predicted* (predicted_steps.py).
-
-With ``--beside`` nothing is compiled: standard output gets one table of the files of two folders,
-in which a semicolon stands between figures that differ.
+results/ptb/README.md.
 """
 
 import argparse
@@ -29,17 +25,10 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
-
-import jax
+from collections.abc import Iterator
 
 from benchmarks import gpu_pass
 from benchmarks.interleaved import cpu_name
-from benchmarks.predicted_steps import predict_step_time
-from txl_jax.checkpoint.trained_model import param_shapes
-from txl_jax.config import load_config
-from txl_jax.planning.machines import CHIPS
-from txl_jax.planning.vocabulary import with_vocab_size
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ON_EIGHT = (
@@ -64,14 +53,11 @@ UNKNOWN_VOCABULARY = {"my_text": 256, "my_tokens": 256}
 SLOWEST = ("ptb", "ptb_authors")
 """Recipes whose unrolled layers take minutes to compile, and come last."""
 _WHEELS = ("jax", "jax-cuda13-plugin", "jax-triton", "triton", "nvidia-cuda-nvcc")
-_ATTENTION, _UPDATE = "attention of the train step", "an update, ms (*predicted*)"
 _COLUMNS = (
-    *("recipe", "on", "train, GiB", "validate, GiB", "evaluate, GiB", _ATTENTION),
-    *("compiling train, validate, evaluate, s", _UPDATE),
+    *("recipe", "on", "train, GiB", "validate, GiB", "evaluate, GiB"),
+    *("attention of the train step", "compiling train, validate, evaluate, s"),
 )
 _TOLD = re.MULTILINE | re.DOTALL
-_OF_RECIPE = ("recipe", "on", _ATTENTION, _UPDATE)
-"""Columns that one of two folders suffices for."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -81,13 +67,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--recipes", help="names by comma; all of them if left out")
     parser.add_argument("--gpu-pass", action="store_true", help="what gpu.sh runs, for one H200")
     parser.add_argument("--ptb", action="store_true", help="what ptb_gpu.sh runs, for one H200")
-    parser.add_argument("--beside", metavar="OTHER", help="print DIR and this folder in one table")
     parser.add_argument("--seconds", type=float, default=1200, help="time limit of a recipe")
     flags = parser.parse_args(argv)
     out = pathlib.Path(flags.out)
-    if flags.beside:
-        print("\n".join(_with_head(beside(out, pathlib.Path(flags.beside)))))
-        return
     out.mkdir(parents=True, exist_ok=True)
     chosen = flags.recipes.split(",") if flags.recipes else recipes()
     jobs = recipe_jobs(chosen)
@@ -198,37 +180,7 @@ def cells(path: pathlib.Path) -> list[str]:
     seconds = re.findall(r"^  compiled in +([\d.]+) s", text, re.MULTILINE)
     on = f"{number.removeprefix('x')} x {kind.upper()}"
     took = ", ".join(f"{float(s):.0f}" for s in seconds)
-    return [f"`{recipe}`", on, *sizes, fused, took, predicted(whole.partition("\n")[0])]
-
-
-def beside(first: pathlib.Path, second: pathlib.Path) -> list[str]:
-    """Returns a row for each file of two folders; a folder without the file has a dash."""
-    rows = []
-    for name in sorted({path.name for out in (first, second) for path in out.glob("*-x*.txt")}):
-        paths = first / name, second / name
-        found = [cells(path) if path.exists() else [""] * len(_COLUMNS) for path in paths]
-        columns = zip(_COLUMNS, *found, strict=True)
-        rows.append(f"| {' | '.join(_both(*column) for column in columns)} |")
-    return rows
-
-
-def _both(column: str, mine: str, other: str) -> str:
-    if mine == other or (column in _OF_RECIPE and not (mine and other)):
-        return mine or other
-    return f"{mine or '-'}; {other or '-'}"
-
-
-def predicted(line: str) -> str:
-    """Returns the bounds of an update's time in milliseconds, from a file's first line."""
-    flags = dict(word[2:].split("=", 1) for word in shlex.split(line) if "=" in word)
-    changes = {k.removeprefix("config."): v for k, v in flags.items() if k.startswith("config.")}
-    values = {k: int(v) if v.isdigit() else v for k, v in changes.items()}
-    exp = with_vocab_size(load_config(str(ROOT / flags["config"]), overrides=values))
-    kind, _, sides = flags["topology"].partition(":")
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(param_shapes(exp.model)))
-    took = predict_step_time(exp, parameters, CHIPS[kind], data=int(sides.rpartition("x")[2]))
-    bounds = (1e3 * exp.train.num_seeds * x for x in (took.overlapped, took.sequential))
-    return " to ".join(f"{x:,.1f}" for x in bounds)
+    return [f"`{recipe}`", on, *sizes, fused, took]
 
 
 def table(out: pathlib.Path) -> str:
@@ -237,11 +189,8 @@ def table(out: pathlib.Path) -> str:
     python = f"Python {platform.python_version()}, {versions}"
     about = f"{datetime.date.today()}, {cpu_name()}, {os.cpu_count()} cores; {python}"
     rows = map(row, sorted(out.glob("*-x*.txt")))
-    return "\n".join([about, "", *_with_head(rows), ""])
-
-
-def _with_head(rows: Iterable[str]) -> list[str]:
-    return [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|", *rows]
+    head = [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
+    return "\n".join([about, "", *head, *rows, ""])
 
 
 if __name__ == "__main__":

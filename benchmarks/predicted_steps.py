@@ -1,127 +1,213 @@
-"""Predicted time of an update of the large recipes, as rows of a table. Nothing is run.
+"""The time of an update on an absent GPU, counted in its compiled program. Nothing is run.
 
-    python -m benchmarks.predicted_steps
+    python -m benchmarks.predicted_steps enwik8_24l --topology=h100:1x1x8 [--largest=20] \
+        [--set model.scan_layers=False] [--seconds=MEASURED]
 
-The time comes from operations, bytes and a chip's figures (txl_jax/planning/machines.py):
+Compiles the recipe's update (the extra ``compile-cuda``) and reads it: the products' operations and
+the bytes of every kernel from the HLO (program_kernels.py), the issue cycles of the attention
+kernels from their machine code (attention_cycles.py). A kernel takes the longest of
 
-    compute         operations of a chip's rows (flops.py) / (EFFICIENCY x the chip's rate)
-    traffic         bytes that each chip moves to and from its memory / bandwidth
-    communication   bytes that each chip sends to others / its links
+    products        operations / (PRODUCTS x the chip's rate), those of attention too
+    traffic         bytes / (TRAFFIC x the chip's bandwidth)
+    issue           cycles / (ISSUE x clock x multiprocessors)
 
-An update takes from max(compute, traffic, communication), with full overlap, to their sum. It was
-never compared with a run on these machines: plan with it as a bound. What the programs hold:
-``python -m txl_jax.main --mode=compile``, see benchmarks/README.md.
+and an update their sum, since a GPU runs one kernel after another, plus the exchange between
+devices if nothing hides it. The three shares are assumptions, the same for all recipes; no
+figure was compared with a run yet. With ``--seconds`` the measured time stands beside it.
 """
 
+import argparse
+import codecs
 import dataclasses
+import os
 import pathlib
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-import jax
+import jax.numpy as jnp
 
-from txl_jax.checkpoint.trained_model import param_shapes
-from txl_jax.config import ExperimentConfig, load_config
-from txl_jax.planning.flops import update_flops
-from txl_jax.planning.machines import CHIPS, Chip
+from benchmarks import attention_cycles, program_kernels
+from benchmarks.interleaved import changes
+from benchmarks.program_kernels import Kernel
+from txl_jax.config import ExperimentConfig, load_config, override
+from txl_jax.model.precision import with_dtype
+from txl_jax.planning.compile_ahead import compiler_options
+from txl_jax.planning.costs import KINDS
+from txl_jax.planning.gpus import GPUS
+from txl_jax.planning.machines import CHIPS
+from txl_jax.planning.run_programs import Flops, run_programs
+from txl_jax.planning.topologies import topology_devices
 from txl_jax.planning.vocabulary import with_vocab_size
+from txl_jax.training.setup import training_mesh
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
-RECIPES = ("enwik8_24l", "wt103_large", "lm1b_large")
-MACHINES = (
-    ("v5e-16", "v5e", 16),
-    ("v5p-32", "v5p", 16),
-    ("8 x H100", "h100", 8),
-    ("8 x H200", "h200", 8),
-    ("1 x H100", "h100", 1),
-    ("1 x H200", "h200", 1),
-)
-"""What it is called, its chip, and how many: a v5p-32 has 32 cores on 16 chips.
-
-One chip alone takes the batch in eighths (``train.micro_batches``), as in compile_recipes.py.
-"""
-EFFICIENCY = 0.5
-"""Share of a chip's rate that matrix products of these sizes are assumed to reach."""
-
-_STATE_BYTES = 32
-"""Float32 traffic of a parameter in an update: its gradient is written and read, the parameter and
-both moments of Adam or LAMB are read and written."""
+PRODUCTS, TRAFFIC, ISSUE = 0.6, 0.9, 0.8
+"""The shares of a chip's published figures that kernels are assumed to reach."""
+_PRODUCTS = dict(zip(attention_cycles.KERNELS, (1, 2, 4, 2, 1), strict=True))
+"""How many products of queries with keys each attention kernel computes."""
+_SENT = {"all-reduce": 2}
+"""How often a device sends the bytes of a collective in a ring; the others once."""
 
 
-@dataclasses.dataclass(frozen=True)
-class StepTime:
-    """Seconds of one update, *predicted*."""
+@dataclasses.dataclass
+class Row:
+    """The kernels of a group in numbers; seconds are *predicted*."""
 
-    compute: float
-    traffic: float
-    communication: float
-
-    @property
-    def overlapped(self) -> float:
-        """If all of it overlaps."""
-        return max(self.compute, self.traffic, self.communication)
-
-    @property
-    def sequential(self) -> float:
-        """If nothing overlaps."""
-        return self.compute + self.traffic + self.communication
+    group: str
+    launches: int = 0
+    flops: float = 0.0
+    cycles: float = 0.0
+    moved: float = 0.0
+    seconds: float = 0.0
 
 
-def predict_step_time(
-    exp: ExperimentConfig, parameters: int, chip: Chip, data: int, fsdp: int = 1
-) -> StepTime:
-    """One update on a mesh of ``data`` x ``fsdp`` chips; ``exp`` has ``model.vocab_size``.
+def main(argv: list[str] | None = None) -> None:
+    """Compile, count, print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("recipe")
+    parser.add_argument("--topology", default="h100:1x1x8")
+    parser.add_argument("--largest", type=int, default=0, help="kernels to print beside the groups")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON")
+    parser.add_argument("--seconds", type=float, help="what a run's update took")
+    flags = parser.parse_args(argv)
+    exp = override(load_config(str(CONFIGS / f"{flags.recipe}.py")), changes(flags))
+    exp, counted, text = compiled_update(with_vocab_size(exp), flags.topology)
+    kind = flags.topology.partition(":")[0]
+    kernels = program_kernels.kernels(text)
+    fused = attention_launches(kernels, exp, kind)
+    print("\n".join(report(kernels, fused, counted, kind, flags.seconds)))
+    largest = sorted(kernels, key=lambda k: -took(k, fused, kind) * k.times)
+    for k in largest[: flags.largest]:
+        about = f"{k.times:4} x {1e6 * took(k, fused, kind):8.1f} us, read {k.read / 1e6:8.1f} MB"
+        print(f"{about}, written {k.written / 1e6:8.1f} MB  {k.source:28} {k.name}")
 
-    ``model.dtype`` ``auto`` is the type that the chip would compute in.
-    """
-    chips, dtype = data * fsdp, exp.model.dtype
-    if dtype == "auto":
-        dtype = "bfloat16" if chip.has_bfloat16 else "float32"
-    exp = dataclasses.replace(exp, model=dataclasses.replace(exp.model, dtype=dtype))
-    rate = EFFICIENCY * (chip.float32_flops if dtype == "float32" else chip.flops)
-    weights_read = 2 * 4 * parameters * exp.train.micro_batches
-    moved = _STATE_BYTES * parameters / fsdp + weights_read + _activation_bytes(exp) / chips
-    # Rings: an all-reduce sends the gradient twice; with fsdp the gradient is scattered once, and
-    # the weights are gathered forward and backward.
-    sent = 4 * parameters * ((0 if data == 1 else 2 / fsdp) + (0 if fsdp == 1 else 3))
-    flops = sum(update_flops(exp, -(-exp.train.batch_size // chips)))
-    return StepTime(flops / rate, moved / chip.bandwidth, sent / chip.link)
+
+def compiled_update(exp: ExperimentConfig, topology: str) -> tuple[ExperimentConfig, Flops, str]:
+    """Returns the experiment as it runs there, and the operations and the text of its update."""
+    devices = topology_devices(topology)
+    model = with_dtype(exp.model, training_mesh(exp, devices))
+    exp = dataclasses.replace(exp, model=model)
+    update = next(p for p in run_programs(exp, devices) if p.name == "train")
+    assert update.flops
+    compiled = update.lower().compile(compiler_options(devices[0]))
+    return exp, update.flops, compiled.as_text() or ""
 
 
-def _activation_bytes(exp: ExperimentConfig) -> float:
-    """Bytes of activations moved in an update, all chips together; a rough count.
+class Attention(NamedTuple):
+    """One launch of an attention kernel: its name, issue cycles and operations of products."""
 
-    With a bytes a value: of each of the L B N T K scores forward 16 + 4a (two float32 products
-    written and read; weights written, dropped out and read), of each of the L B T D states
-    14a (projections, residuals, normalisation), of each of the L B T F inner ones 4a; backward
-    twice that; forward once more with ``remat`` "layer"; all of it twice with ``loss.r_drop``.
-    """
+    kernel: str
+    cycles: float
+    flops: float
+
+
+def attention_launches(
+    kernels: Iterable[Kernel], exp: ExperimentConfig, kind: str
+) -> dict[str, Attention]:
+    """Returns one launch of each attention kernel, by its name in the text."""
+    fused = {k.name: (found, k) for k in kernels if (found := attention_kernel(k))}
+    if not fused:
+        return {}
     c, t = exp.model, exp.train
-    a = 4 if c.dtype == "float32" else 2
     length = t.context_len + t.seg_len
-    positions = c.n_layer * t.batch_size * length * (2 if exp.loss.r_drop else 1)
-    scores = positions * c.n_head * (t.mem_len + length) * (16 + 4 * a)
-    states = positions * (14 * a * c.d_model + 4 * a * c.d_inner)
-    return (4 if c.remat == "layer" else 3) * (scores + states)
+    reach = {False: t.mem_len + length, "pytorch": t.mem_len - 1, "tf": t.mem_len}[c.same_length]
+    capability = round(float(GPUS[kind].capability.rstrip("a")) * 10)
+    counted = attention_cycles.counted(c.d_head, jnp.dtype(c.dtype), capability, c.dropatt)
+    of = {x.kernel: x for x in counted}
+    heads = next(k.results[0][0] for name, k in fused.values() if name == "position_scores")
+    launches = {}
+    for name, (kernel, _) in fused.items():
+        x = of[kernel]
+        inside, edges = _tiles(x.tiling, length, t.mem_len, reach)
+        cycles = inside * x.cycles + edges * (x.cycles if x.edge is None else x.edge)
+        flops = _PRODUCTS[kernel] * 2 * 4096 * c.d_head * (inside + edges)
+        launches[name] = Attention(kernel, heads * cycles, heads * flops)
+    return launches
 
 
-def rows(exp: ExperimentConfig) -> list[str]:
-    """A row of every machine."""
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(param_shapes(exp.model)))
-    operations = sum(update_flops(exp))
-    found = []
-    in_eighths = dataclasses.replace(exp, train=dataclasses.replace(exp.train, micro_batches=8))
-    for name, kind, chips in MACHINES:
-        fsdp = chips if (exp.name, name) == ("lm1b_large", "v5e-16") else 1  # it does not fit else
-        here = in_eighths if chips == 1 else exp
-        p = predict_step_time(here, parameters, CHIPS[kind], data=chips // fsdp, fsdp=fsdp)
-        times = " | ".join(f"{1e3 * x:,.0f}" for x in (p.compute, p.traffic, p.communication))
-        span = f"{1e3 * p.overlapped:,.0f} to {1e3 * p.sequential:,.0f}"
-        seconds = (x * exp.train.steps for x in (p.overlapped, p.sequential))
-        days = " to ".join(f"{x / 86_400:,.1f}" for x in seconds)
-        cells = (f"`{exp.name}`", name, f"{operations:.2e}", times, span, days)
-        found.append(f"| {' | '.join(cells)} |")
-    return found
+def attention_kernel(k: Kernel) -> str:
+    """Returns the name of a kernel of triton_tiles.py, or an empty text."""
+    if not k.name.startswith("triton_kernel_call"):
+        return ""
+    packed, _ = codecs.escape_decode(k.config.encode("latin-1"))
+    found = re.search(rb"attention_([a-z_]+)", zlib.decompress(packed))
+    return found[1].decode() if found else ""
+
+
+def _tiles(tiling: Any, t: int, m: int, reach: int) -> tuple[float, float]:
+    """Returns how many 64 x 64 scores of a row and head no edge crosses, and an edge crosses.
+
+    The T queries follow a full memory of M, and each sees ``reach`` keys back.
+    """
+    sizes = tiling.sizes
+    if "SQ" in sizes:
+        queries, keys = sizes["SQ"], sizes["SK"]
+        inside = edges = 0
+        for first in range(0, t, queries):
+            last = min(first + queries, t) - 1
+            for key in range(max(0, m + first - reach) // keys * keys, m + last + 1, keys):
+                whole = key + keys - 1 <= m + first and key >= m + last - reach
+                inside, edges = inside + whole, edges + (not whole)
+        return inside * queries * keys / 4096, edges * queries * keys / 4096
+    rows, step = sizes["SX"], sizes["SD"]
+    every = next(n for n in (8, 4, 2) if -(-t // n) >= rows or n == 2)
+    count = 0
+    for first in range(0, -(-t // every), rows):
+        span = min(m + every * (first + rows), reach + every * rows)
+        count += -(-span // step) * every
+    return count * rows * step / 4096, 0.0
+
+
+def took(k: Kernel, fused: Mapping[str, Attention], kind: str) -> float:
+    """Returns the seconds of one launch, *predicted*."""
+    chip, gpu = CHIPS[kind], GPUS[kind]
+    if k.kind in KINDS:
+        return _SENT.get(k.kind, 1) * k.read / chip.link
+    own = fused.get(k.name, Attention("", 0.0, k.flops))
+    issue = own.cycles / (ISSUE * 1e9 * gpu.clock * gpu.processors)
+    moved = (k.read + k.written) / (TRAFFIC * chip.bandwidth)
+    return max(moved, issue, own.flops / (PRODUCTS * chip.flops))
+
+
+def groups(kernels: Iterable[Kernel], fused: Mapping[str, Attention], kind: str) -> list[Row]:
+    """Returns the groups of kernels, those that take longest first."""
+    found: dict[str, Row] = {}
+    for k in kernels:
+        own = fused.get(k.name, Attention("", 0.0, k.flops))
+        name = f"attention: {own.kernel}" if own.kernel else f"{k.kind}: {k.source}"
+        row = found.setdefault(name, Row(name))
+        row.launches += k.times
+        row.flops += k.times * own.flops
+        row.cycles += k.times * own.cycles
+        row.moved += k.moved
+        row.seconds += k.times * took(k, fused, kind)
+    return sorted(found.values(), key=lambda row: -row.seconds)
+
+
+def report(
+    kernels: list[Kernel], fused: Mapping[str, Attention], flops: Flops, kind: str, measured: Any
+) -> Iterator[str]:
+    """Yields the lines of a table of all groups, and of their sum."""
+    rows, peak = groups(kernels, fused, kind), CHIPS[kind].flops
+    yield "| kernels | launches | TFLOP | Gcycles | GB | ms (*predicted*) |"
+    yield "|---" * 6 + "|"
+    for row in rows:
+        about = f"{row.flops / 1e12:.2f} | {row.cycles / 1e9:.2f} | {row.moved / 1e9:.2f}"
+        yield f"| {row.group} | {row.launches} | {about} | {1e3 * row.seconds:.2f} |"
+    exchange = sum(row.seconds for row in rows if row.group.split(":")[0] in KINDS)
+    whole = sum(row.seconds for row in rows)
+    own = flops.device - flops.recomputed * flops.device / (flops.model + flops.recomputed)
+    for about, seconds in (("exchange hidden", whole - exchange), ("exchange shown", whole)):
+        share = f"{own / seconds / peak:.1%} of the peak"
+        moved = f"{sum(row.moved for row in rows) / 1e9:.1f}"
+        yield f"| update, {about}: {share} | | | | {moved} | {1e3 * seconds:.1f} |"
+    if measured is not None:
+        share = own / measured / peak
+        yield f"| update, measured: {share:.1%} of the peak | | | | | {1e3 * measured:.1f} |"
 
 
 if __name__ == "__main__":
-    for recipe in RECIPES:
-        print("\n".join(rows(with_vocab_size(load_config(str(CONFIGS / f"{recipe}.py"))))))
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    main()

@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import re
-import shlex
 import subprocess
 import sys
 
@@ -44,23 +43,15 @@ def test_a_finished_candidate_is_evaluated_with_settings_that_exist():
 
 
 @pytest.mark.integration
-def test_what_trains_on_the_gpu_is_compiled_ahead_with_its_settings_and_a_predicted_time():
-    """A row of the table: the bounds of an update of all seeds, in milliseconds."""
+def test_what_trains_on_the_gpu_is_compiled_ahead_with_its_settings():
     jobs = dict(compile_recipes.ptb_jobs()) | dict(compile_recipes.gpu_pass_jobs())
     assert len(jobs) == 10 + 4 * len(gpu_pass.RECIPES)
     assert "--config.train.num_seeds=4" in jobs["ours-h200-x1"]
     assert "--config.train.batch_size=60" in jobs["wt103_base_bf16_scan-h200-x1"]
     assert "--config=configs/wt103_base.py" in jobs["wt103_base_f32_unrolled-h200-x1"]
-    bounds = {}
-    for name, words in jobs.items():
+    for words in jobs.values():
         config = next(word[9:] for word in words if word.startswith("--config="))
         load_config(str(ROOT / config), settings([w for w in words if "--config." in w]))
-        if re.search("_f32_|_unrolled", name):
-            continue  # of the same size, and to predict takes seconds
-        low, high = compile_recipes.predicted(shlex.join(["$", "python", *words])).split(" to ")
-        bounds[name] = float(low), float(high)
-        assert 0 < bounds[name][0] < bounds[name][1]
-    assert bounds["ours-h200-x1"][0] == pytest.approx(2 * bounds["fixed-h200-x1"][0], rel=0.02)
 
 
 @pytest.fixture
@@ -251,22 +242,12 @@ exit code 0 after 30 s
 """
 
 
-def test_a_table_of_two_folders_has_both_figures_where_they_differ(tmp_path, capsys):
-    one, two = tmp_path / "one", tmp_path / "two"
-    for folder, name, text in (
-        (one, "ptb_small-h200-x1.txt", COMPILED),
-        (two, "ptb_small-h200-x1.txt", COMPILED.replace("1.500 GiB", "1.700 GiB")),
-        (two, "quickstart-h200-x1.txt", COMPILED.replace("ptb_small", "quickstart")),
-    ):
-        folder.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
-    compile_recipes.main([f"--out={one}", f"--beside={two}"])
-    _, _, first, second = (line.split(" | ") for line in capsys.readouterr().out.splitlines())
-    kernel, seconds = "not fused: segments of 64", "21, 4"
-    assert first[:6] == ["| `ptb_small`", "1 x H200", "1.50; 1.70", "0.75", "-", kernel]
-    assert second[2:7] == ["-; 1.50", "-; 0.75", "-; -", kernel, f"-; {seconds}"]
-    assert first[6] == seconds
-    assert " to " in second[7]
+def test_a_row_of_the_table_has_the_figures_of_what_was_compiled(tmp_path):
+    path = tmp_path / "ptb_small-h200-x1.txt"
+    path.write_text(COMPILED)
+    found = compile_recipes.row(path).split(" | ")
+    kernel, seconds = "not fused: segments of 64", "21, 4 |"
+    assert found == ["| `ptb_small`", "1 x H200", "1.50", "0.75", "-", kernel, seconds]
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ BUGS = {
     "neighbours dropped alike":
         Bug("kept", "tl.where((column & 1) == 0, even, odd)", "even", OTHER),
     "eighth key dropped alike": Bug("kept", "ODD, ODD_8", "ODD, ODD", "half precision"),
-    "dropout the other way": Bug("kept", " >= tl.full", " < tl.full", "scores again"),
+    "dropout the other way": Bug("kept", " >= tl.full", " < tl.full", "dropout"),
     "biased by u": Bug(SCORES, "bias_of(v,", "bias_of(r,", "every eighth query"),
     "shifted by one more": Bug(SCORES, "T - 1 - p +", "T - p +", SECOND),
     "shifted by x":
@@ -94,12 +94,11 @@ BUGS = {
     "distances: starts late": Bug(DISTANCES, "1, 0) // SX", "1, 0) // SX + 1", LONG),
     "distances: ends early": Bug(DISTANCES, "tl.cdiv(K, EVERY) - y", "tl.cdiv(T, EVERY) - y", ONE),
     "distances: window too small": Bug(DISTANCES, "+ SD <= far", "<= far", LONGER),
-    "distances: content bias": Bug(DISTANCES, "bias_of(v, head, H)", "0.0", "scores again"),
+    "distances: content bias": Bug(DISTANCES, "bias_of(v, head, H)", "0.0", "dropout"),
 }  # fmt: skip
 CHECKS = {
     **{name: (form, "float32") for name, form in suite.FORMS.items()},
     "half precision": ({"t": 33, "m": 30, "h": 64, "rate": 0.2}, "float16"),
-    "scores again": ({"rate": 0.3, "kept_keys": 0}, "float32"),
     "no biases": (None, "float32"),
 }
 """What test_kernels_triton.py compares: a form and its dtype, by the name of the test."""

@@ -16,7 +16,6 @@ import pytest
 from tiny_runs import call, write_config
 
 import txl_jax
-from benchmarks.predicted_steps import predict_step_time
 from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ConfigError, DataConfig, ExperimentConfig, override
 from txl_jax.data.batch import Batch
@@ -425,36 +424,11 @@ def test_a_program_that_cannot_be_read_back_is_told_without_its_exchanges():
     assert "collectives unknown" in ahead.format_program(p, None)
 
 
-def test_prediction_shrinks_with_chips_and_says_what_is_in_it():
-    exp, chip = experiment(), CHIPS["v5e"]
-    one, four = (predict_step_time(exp, n_parameters(exp), chip, data=n) for n in (1, 4))
-    # all but the projection of positions, which every chip makes for itself
-    assert 1 < four.compute / (one.compute / 4) < 1.3
-    model, again = flops.update_flops(exp)
-    assert one.compute == pytest.approx((model + again) / (0.5 * 197e12))
-    assert one.communication == 0
-    assert four.communication == pytest.approx(2 * 4 * n_parameters(exp) / 200e9)
-    for p in (one, four):
-        assert max(p.compute, p.traffic, p.communication) == p.overlapped <= p.sequential
-    half = override(exp, {"model.dtype": "bfloat16"})
-    of = lambda exp, kind: predict_step_time(exp, 1, CHIPS[kind], data=1).compute
-    assert of(half, "h100") == of(exp, "h100") / 2
-    assert of(half, "v5p") == of(exp, "v5p")
-
-
-@pytest.mark.parametrize("kind", CHIPS)
-def test_the_prediction_takes_the_dtype_that_auto_means_on_the_device(kind):
-    auto, float32, bfloat16 = (
-        predict_step_time(override(experiment(), {"model.dtype": dtype}), 1, CHIPS[kind], data=1)
-        for dtype in ("auto", "float32", "bfloat16")
-    )
-    old = kind in GPUS and float(GPUS[kind].capability.rstrip("a")) < 8.0
-    assert auto == (float32 if old else bfloat16)
-    assert float32.traffic > bfloat16.traffic
-    if old:
-        gpu = GPUS[kind]  # two operations a clock of each unit
-        rate = 2e9 * gpu.processors * gpu.units * gpu.clock
-        assert CHIPS[kind].float32_flops == pytest.approx(rate, rel=0.01)
+@pytest.mark.parametrize("kind", ["v100", "t4"])
+def test_the_float32_rate_of_an_old_gpu_is_that_of_its_units(kind):
+    gpu = GPUS[kind]  # two operations a clock of each unit
+    rate = 2e9 * gpu.processors * gpu.units * gpu.clock
+    assert CHIPS[kind].float32_flops == pytest.approx(rate, rel=0.01)
 
 
 def test_recomputing_layers_adds_a_forward_pass_and_recomputing_products_adds_less():
@@ -468,11 +442,9 @@ def test_recomputing_layers_adds_a_forward_pass_and_recomputing_products_adds_le
     assert again["none"] < again["products"] < again["layer"]
 
 
-def test_two_passes_with_two_dropout_masks_are_twice_the_operations_and_traffic():
+def test_two_passes_with_two_dropout_masks_are_twice_the_operations():
     once, twice = experiment(), experiment(**{"loss.r_drop": 0.5})
     assert flops.update_flops(twice) == tuple(2 * x for x in flops.update_flops(once))
-    took, longer = (predict_step_time(exp, 0, CHIPS["h200"], data=1) for exp in (once, twice))
-    assert longer.traffic == pytest.approx(2 * took.traffic)
 
 
 # --------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model import initializers
 from txl_jax.model.attention import FORMS
+from txl_jax.model.derivatives import with_derivatives
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
@@ -33,17 +34,57 @@ class LayerNorm(nn.Module):
         around_one = lambda *args: 1.0 + initializers.normal(c.init_std)(*args)
         self.scale = self.param("scale", around_one, shape)
         self.bias = self.param("bias", initializers.zeros, shape)
-        self.normalised = nn.LayerNorm(
-            epsilon=c.norm_epsilon,
-            dtype=jnp.float32,
-            use_scale=False,
-            use_bias=False,
-            use_fast_variance=False,
-        )
 
     def __call__(self, h: jax.Array) -> jax.Array:
         """Normalises states [B,T,D] and applies scale and bias."""
-        return (self.normalised(h) * self.scale + self.bias).astype(self.cfg.dtype)
+        static = self.cfg.norm_epsilon, jnp.dtype(self.cfg.dtype)
+        return _layer_norm(static, (h, self.scale, self.bias), ())
+
+    def normalised(self, h: jax.Array) -> jax.Array:
+        """Returns (h - mean) / sqrt(variance + epsilon), float32 [B,T,D]."""
+        return _normalised(h, *_moments(h, self.cfg.norm_epsilon))
+
+
+def _moments(h: jax.Array, epsilon: float) -> tuple[jax.Array, jax.Array]:
+    """Returns the mean and 1 / sqrt(variance + epsilon) of each state, float32 [B,T,1]."""
+    h = h.astype(jnp.float32)
+    mean = jnp.mean(h, axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(h - mean), axis=-1, keepdims=True)
+    return mean, jax.lax.rsqrt(variance + epsilon)
+
+
+def _normalised(h, mean, inverse):
+    return (h.astype(jnp.float32) - mean) * inverse
+
+
+def _norm_forward(static, inputs, _):
+    (epsilon, dtype), (h, scale, bias) = static, inputs
+    moments = _moments(h, epsilon)
+    return (_normalised(h, *moments) * scale + bias).astype(dtype), (h, scale, *moments)
+
+
+def _norm_tangent(static, saved, tangents):
+    (h, scale, mean, inverse), (dh, dscale, dbias) = saved, tangents
+    normal = _normalised(h, mean, inverse)
+    moved = _without_moments(normal, dh.astype(jnp.float32)) * inverse
+    return (moved * scale + normal * dscale + dbias).astype(static[1])
+
+
+def _norm_gradient(_, saved, gradient):
+    (h, scale, mean, inverse), gradient = saved, gradient.astype(jnp.float32)
+    normal, rows = _normalised(h, mean, inverse), tuple(range(h.ndim - 1))
+    dh = _without_moments(normal, gradient * scale) * inverse
+    return dh.astype(h.dtype), jnp.sum(gradient * normal, rows), jnp.sum(gradient, rows)
+
+
+def _without_moments(normal, x):
+    """Removes from each state what changes its mean or its variance."""
+    along = jnp.mean(x * normal, axis=-1, keepdims=True)
+    return x - jnp.mean(x, axis=-1, keepdims=True) - normal * along
+
+
+_layer_norm = with_derivatives(_norm_forward, _norm_tangent, _norm_gradient)
+"""Saves only the states, in their own dtype, and two numbers of each for the gradient."""
 
 
 def dropout(cfg: TransformerXLConfig, rate: float) -> Dropout:

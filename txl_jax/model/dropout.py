@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from txl_jax.model.derivatives import opaque, with_derivatives
+
 HEAD_STRIDE = 65_536
 """The number of row b of head n is n * HEAD_STRIDE + b; a batch has fewer rows than this."""
 
@@ -51,9 +53,23 @@ class Dropout(nn.Module):
         if not train or self.rate == 0:
             return x
         seed = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32)
-        shape = [1 if axis in self.shared else n for axis, n in enumerate(x.shape)]
-        kept = mix(mix(_numbered(shape) + seed[0]) ^ seed[1]) >= jnp.uint32(threshold(self.rate))
-        return jnp.where(kept, x / (1.0 - self.rate), jnp.zeros_like(x))
+        return _dropped((self.rate, self.shared), x, seed)
+
+
+def _drop(static: tuple[float, tuple[int, ...]], x: jax.Array, seed: jax.Array) -> jax.Array:
+    """Applies dropout to an array, to its tangent or to its gradient, with the mask of a seed."""
+    rate, shared = static
+    shape = [1 if axis in shared else n for axis, n in enumerate(x.shape)]
+    kept = mix(mix(_numbered(shape) + seed[0]) ^ seed[1]) >= jnp.uint32(threshold(rate))
+    return jnp.where(kept, x / (1.0 - rate), jnp.zeros_like(x))
+
+
+_dropped = with_derivatives(
+    lambda static, x, seed: (opaque(_drop)(static, x, seed), seed),
+    lambda static, seed, tangent: _drop(static, tangent, seed),
+    lambda static, seed, gradient: _drop(static, gradient, seed),
+)
+"""The gradient hashes again, because a loop over layers would store the mask of every layer."""
 
 
 def _numbered(shape: list[int]) -> jax.Array:

@@ -102,10 +102,7 @@ def compile_program(program: RunProgram, device: jax.Device) -> Program:
     lowered, on_gpu = program.lower(), device.platform in ("gpu", "cuda")
     start, took = time.perf_counter(), lambda: time.perf_counter() - start
     with tempfile.TemporaryDirectory() as dump, _no_cache():
-        options: Any = {"xla_dump_to": dump} if on_gpu else None
-        if on_gpu and jax.default_backend() != "gpu":
-            # The compiler asks the CUDA device of an H100 how much memory a sort of CUB needs.
-            options["xla_gpu_enable_cub_radix_sort"] = False
+        options = {**compiler_options(device), **({"xla_dump_to": dump} if on_gpu else {})}
         try:
             compiled, seconds = lowered.compile(options), took()
         except jax.errors.JaxRuntimeError as refused:
@@ -121,6 +118,14 @@ def compile_program(program: RunProgram, device: jax.Device) -> Program:
     read = compiled.memory_analysis(), (compiled.cost_analysis() or {}).get("flops")
     calls = _exchanges_and_calls(compiled)
     return Program(*about, seconds, *read, *calls, matrix_products(lowered.as_text()), atomics)
+
+
+def compiler_options(device: jax.Device) -> dict[str, Any]:
+    """Returns the options with which a program is compiled for a device that may be absent."""
+    if device.platform in ("gpu", "cuda") and jax.default_backend() != "gpu":
+        # The compiler asks the CUDA device of an H100 how much memory a sort of CUB needs.
+        return {"xla_gpu_enable_cub_radix_sort": False}
+    return {}
 
 
 def _exchanges_and_calls(compiled: jax.stages.Compiled) -> tuple[Any, Any]:

@@ -106,7 +106,7 @@ def _executed(text: str) -> Iterator[tuple[str, int]]:
             if " while(" in line:
                 called = dict(_LOOP.findall(line))
                 condition = computations.get(called["condition"], [])
-                yield from visit(called["body"], times * _trip_count(line, condition))
+                yield from visit(called["body"], times * trip_count(line, condition))
             elif not _COLLECTIVE.search(line):
                 for called_name in (*_CALLED.findall(line), *_WHOLE.findall(line)):
                     yield from visit(called_name, times)
@@ -124,7 +124,7 @@ _CONSTANT = re.compile(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
 _COMPARED = re.compile(r"compare\([^,]*, (?:s32\[\]\S* )?%?([\w.\-]+)\)")
 
 
-def _trip_count(line: str, condition: list[str]) -> int:
+def trip_count(line: str, condition: list[str]) -> int:
     """Returns a loop's iterations, from its line or the constant that limits its counter."""
     if known := re.search(r'known_trip_count":\{"n":"(\d+)"', line):
         return int(known[1])

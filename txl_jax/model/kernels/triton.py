@@ -19,9 +19,6 @@ from txl_jax.model.kernels.reference import AttentionInputs
 from txl_jax.parallel.accelerators import cuda_extra, driver_of_gpus
 
 _WIDEST = 128
-_KEPT_KEYS = 16
-"""Scores of distances as large as so many arrays of queries are kept for the gradient.
-Above that, the gradient computes them again."""
 
 
 class Tiling(NamedTuple):
@@ -153,14 +150,13 @@ def _forward(f: Form, q, k, val, r, u, v, where):
     results = [q, jax.ShapeDtypeStruct((f.b * f.n, f.t), jnp.float32)]
     groups = lambda s: (f.n * f.b * _ceil(f.t, s["SQ"]),)
     out, lse = launch("forward", given, results, groups, f)
-    kept = scores if f.k <= _KEPT_KEYS * f.h else None
-    return out, (q, k, val, r, u, v, where, kept, out, lse)
+    return out, (q, k, val, r, u, v, where, out, lse)
 
 
 def _backward(f: Form, saved, dout):
-    q, k, val, r, u, v, (*where, seed), scores, out, lse = saved
-    if scores is None:
-        scores = _position_scores(f, q, v, r, where)
+    q, k, val, r, u, v, (*where, seed), out, lse = saved
+    # Computed again, because a loop over layers would copy them into its arrays and back.
+    scores = _position_scores(f, q, v, r, where)
     delta = jnp.sum(dout.astype(jnp.float32) * out.astype(jnp.float32), axis=-1).transpose(0, 2, 1)
     spans = _spans(f.k, tiling("gradient_of_keys", q.dtype, f).sizes, *where)
     given = (q, u, k, val, scores, dout, lse, delta, *where, spans, seed, f.n, f.t, f.k)

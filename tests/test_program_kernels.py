@@ -1,0 +1,138 @@
+"""Counting of the kernels of a compiled GPU program, on a program that was counted by hand."""
+
+# ruff: noqa: E501 (the text of a program)
+
+import textwrap
+
+import pytest
+
+from benchmarks import predicted_steps
+from benchmarks.program_kernels import Kernel, kernels
+from txl_jax.model.kernels.triton import Tiling
+from txl_jax.planning.run_programs import Flops
+
+PROGRAM = textwrap.dedent("""\
+    HloModule jit_updates
+
+    %fused_cast (param_0: f32[4,8]) -> bf16[4,8] {
+      %param_0 = f32[4,8]{1,0} parameter(0)
+      ROOT %convert.1 = bf16[4,8]{1,0} convert(%param_0)
+    }
+
+    %fused_keep (param_1: f32[3,4,8], param_2: f32[4,8], param_3: s32[]) -> f32[3,4,8] {
+      %param_1 = f32[3,4,8]{2,1,0} parameter(0)
+      %param_2 = f32[4,8]{1,0} parameter(1)
+      %param_3 = s32[] parameter(2)
+      %bitcast.2 = f32[1,4,8]{2,1,0} bitcast(%param_2)
+      ROOT %dynamic-update-slice.1 = f32[3,4,8]{2,1,0} dynamic-update-slice(%param_1, %bitcast.2, %param_3)
+    }
+
+    %fused_slice (param_4: f32[3,4,8], param_5: s32[]) -> f32[1,4,8] {
+      %param_4 = f32[3,4,8]{2,1,0} parameter(0)
+      %param_5 = s32[] parameter(1)
+      ROOT %dynamic-slice.1 = f32[1,4,8]{2,1,0} dynamic-slice(%param_4, %param_5), dynamic_slice_sizes={1,4,8}
+    }
+
+    %gemm (param_6: bf16[4,8], param_7: bf16[8,16]) -> bf16[4,16] {
+      %param_6 = bf16[4,8]{1,0} parameter(0)
+      %param_7 = bf16[8,16]{1,0} parameter(1)
+      ROOT %dot.1 = bf16[4,16]{1,0} dot(%param_6, %param_7), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+    }
+
+    %body (state: (s32[], f32[3,4,8], f32[4,8])) -> (s32[], f32[3,4,8], f32[4,8]) {
+      %state = (s32[], f32[3,4,8]{2,1,0}, f32[4,8]{1,0}) parameter(0)
+      %n = s32[] get-tuple-element(%state), index=0
+      %kept = f32[3,4,8]{2,1,0} get-tuple-element(%state), index=1
+      %x = f32[4,8]{1,0} get-tuple-element(%state), index=2
+      %keep = f32[3,4,8]{2,1,0} fusion(%kept, %x, %n), kind=kLoop, calls=%fused_keep, metadata={op_name="jit(updates)/jvp(TransformerXL.nll)/while/body/feed_forward/dot"}
+      ROOT %next = (s32[], f32[3,4,8]{2,1,0}, f32[4,8]{1,0}) tuple(%n, %keep, %x)
+    }
+
+    %condition (state.1: (s32[], f32[3,4,8], f32[4,8])) -> pred[] {
+      %state.1 = (s32[], f32[3,4,8]{2,1,0}, f32[4,8]{1,0}) parameter(0)
+      ROOT %constant.1 = pred[] constant(true)
+    }
+
+    ENTRY %main (a: f32[4,8], b: bf16[8,16], kept.1: f32[3,4,8], n.1: s32[]) -> f32[] {
+      %a = f32[4,8]{1,0} parameter(0)
+      %b = bf16[8,16]{1,0} parameter(1)
+      %kept.1 = f32[3,4,8]{2,1,0} parameter(2)
+      %n.1 = s32[] parameter(3)
+      %cast = bf16[4,8]{1,0} fusion(%a), kind=kLoop, calls=%fused_cast
+      %product = bf16[4,16]{1,0} fusion(%cast, %b), kind=kCustom, calls=%gemm, metadata={op_name="jit(updates)/transpose(jvp(TransformerXL.nll))/attention/dot_general"}
+      %library = (bf16[4,16]{1,0}, s8[4096]{0}) custom-call(%cast, %b), custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}
+      %start = (s32[], f32[3,4,8]{2,1,0}, f32[4,8]{1,0}) tuple(%n.1, %kept.1, %a)
+      %loop = (s32[], f32[3,4,8]{2,1,0}, f32[4,8]{1,0}) while(%start), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"3"}}
+      %all = f32[3,4,8]{2,1,0} get-tuple-element(%loop), index=1
+      %one = f32[1,4,8]{2,1,0} fusion(%all, %n.1), kind=kLoop, calls=%fused_slice
+      %sum = f32[1,4,8]{2,1,0} all-reduce-start(%one), replica_groups={}, to_apply=%add
+      ROOT %done = f32[1,4,8]{2,1,0} all-reduce-done(%sum)
+    }
+    """)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found():
+    return {k.name: k for k in kernels(PROGRAM)}
+
+
+def test_only_what_runs_is_a_kernel_and_a_loops_body_runs_as_often_as_the_loop(found):
+    times = {name: k.times for name, k in found.items()}
+    assert times == {"cast": 1, "product": 1, "library": 1, "keep": 3, "one": 1, "sum": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "read", "written"),
+    [
+        ("cast", 4 * 8 * 4, 4 * 8 * 2),
+        ("product", 4 * 8 * 2 + 8 * 16 * 2, 4 * 16 * 2),
+        ("library", 4 * 8 * 2 + 8 * 16 * 2, 4 * 16 * 2),  # without the workspace
+        ("keep", 4 * 8 * 4 + 4, 4 * 8 * 4),  # the update, and the number of the slice
+        ("one", 4 * 8 * 4 + 4, 4 * 8 * 4),
+    ],
+)
+def test_bytes_are_those_of_the_parts_that_are_read_and_written(found, name, read, written):
+    assert (found[name].read, found[name].written) == (read, written)
+
+
+def test_kinds_operations_and_places_are_read_from_the_text(found):
+    assert {name: k.kind for name, k in found.items()} == {
+        **dict.fromkeys(("cast", "keep", "one"), "elementwise"),
+        **dict.fromkeys(("product", "library"), "product"),
+        "sum": "all-reduce",
+    }
+    assert found["product"].flops == found["library"].flops == 2 * 4 * 8 * 16
+    assert found["cast"].flops == 0
+    assert found["product"].source == "attention, gradient"
+    assert found["keep"].source == "feed_forward"
+    assert found["cast"].source == "optimizer and rest"
+
+
+def test_tiles_cover_what_the_queries_see_and_only_the_last_ones_cross_the_edge():
+    by_key = Tiling(4, 1, {"SQ": 64, "SK": 64})
+    assert predicted_steps._tiles(by_key, 256, 128, 10**6) == (2 + 3 + 4 + 5, 4)
+    assert predicted_steps._tiles(by_key, 64, 64, 63) == (0, 2)  # a window: two edges
+    by_class = Tiling(4, 1, {"SX": 32, "SD": 64})
+    # 32 of every 8th query see up to 256 + 256 keys: 8 tiles of 32 x 64 in each of 8 classes
+    assert predicted_steps._tiles(by_class, 256, 256, 10**6) == (8 * 8 * 32 * 64 / 4096, 0)
+
+
+def test_a_kernel_takes_its_slowest_part_and_an_update_their_sum():
+    copy = Kernel("copy", "elementwise", "attention", 2, 3 * 10**9, 15 * 10**6)
+    product = Kernel("dot", "product", "attention", 1, 0, 0, flops=10**12)
+    reduced = Kernel("sum", "all-reduce", "optimizer and rest", 1, 450 * 10**6, 0)
+    fused = {"fwd": predicted_steps.Attention("forward", 1e9, 1.0)}
+    attention = Kernel("fwd", "library", "attention", 1, 0, 0)
+    took = lambda k: predicted_steps.took(k, fused, "h100")
+    assert took(copy) == pytest.approx(1e-3)  # 0.9 of 3,350 GB/s
+    assert took(product) == pytest.approx(1 / (0.6 * 989))
+    assert took(reduced) == pytest.approx(2e-3)  # sent twice over 450 GB/s
+    assert took(attention) == pytest.approx(1 / (0.8 * 1.98 * 132))
+    lines = list(
+        predicted_steps.report(
+            [copy, product, reduced, attention], fused, Flops(1e12, 0.0, 1e12), "h100", 0.010
+        )
+    )
+    whole = 2 * took(copy) + took(product) + took(reduced) + took(attention)
+    assert lines[-2].endswith(f" {1e3 * whole:.1f} |")
+    assert lines[-1].startswith(f"| update, measured: {1e12 / 0.01 / 989e12:.1%} of the peak")
