@@ -32,7 +32,7 @@ from benchmarks import attention_cycles, program_kernels
 from benchmarks.interleaved import changes
 from benchmarks.program_kernels import Kernel
 from txl_jax.config import ExperimentConfig, load_config, override
-from txl_jax.model.precision import with_dtype
+from txl_jax.model.precision import resolved
 from txl_jax.planning.compile_ahead import compiler_options
 from txl_jax.planning.costs import KINDS
 from txl_jax.planning.gpus import GPUS
@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> None:
 def compiled_update(exp: ExperimentConfig, topology: str) -> tuple[ExperimentConfig, Flops, str]:
     """Returns the experiment as it runs there, and the operations and the text of its update."""
     devices = topology_devices(topology)
-    model = with_dtype(exp.model, training_mesh(exp, devices))
+    model = resolved(exp.model, training_mesh(exp, devices))
     exp = dataclasses.replace(exp, model=model)
     update = next(p for p in run_programs(exp, devices) if p.name == "train")
     assert update.flops

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from txl_jax.config import ExperimentConfig, load_config
-from txl_jax.model.precision import with_dtype
+from txl_jax.model.precision import resolved
 from txl_jax.planning.vocabulary import with_vocab_size
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
@@ -87,4 +87,4 @@ def experiment(name: str, changes: Mapping[str, Any] | None = None) -> Experimen
     else:
         config = str(CONFIGS / f"{name}.py")
         exp = with_vocab_size(load_config(config, overrides=dict(changes or {})))
-    return dataclasses.replace(exp, model=with_dtype(exp.model, None))
+    return dataclasses.replace(exp, model=resolved(exp.model, None))

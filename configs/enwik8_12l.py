@@ -35,7 +35,7 @@ def get_config(variant=""):
                 "d_inner": 2048,
                 "dropout": 0.1,
                 "dropatt": 0.0,
-                "scan_layers": True,
+                "scan_layers": "auto",
             },
             "data": {"name": "enwik8", "protocol": "authors"},
             "optimizer": {"learning_rate": 2.5e-4, "warmup_steps": 0},

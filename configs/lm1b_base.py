@@ -37,7 +37,7 @@ def get_config(variant=""):
                 "cutoffs": (60_000, 100_000, 640_000),
                 "div_val": 4,
                 "tie_projs": (False, False, False, False),
-                "scan_layers": True,
+                "scan_layers": "auto",
             },
             "data": {"name": "lm1b"},
             "optimizer": {"learning_rate": 2.5e-4, "warmup_steps": 20_000},

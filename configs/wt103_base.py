@@ -37,7 +37,7 @@ def get_config(variant=""):
                 "cutoffs": (20_000, 40_000, 200_000),
                 "div_val": 1,
                 "tie_projs": (False, True, True, True),
-                "scan_layers": True,
+                "scan_layers": "auto",
             },
             "data": {"name": "wt103"},
             "optimizer": {"learning_rate": 2.5e-4, "warmup_steps": 0},

@@ -76,11 +76,14 @@ def test_completions_have_every_mode_recipe_and_setting(shell, tmp_path):
         subprocess.run([program, "-n", tmp_path / "script"], check=True)
 
 
+AUTO = {"model.dtype": "auto", "model.scan_layers": "auto"}
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_a_run_goes_on_by_its_folder_alone(seeds, tmp_path):
-    """Also of a run with a dtype of its device, and the record of the run stays what it was."""
-    config = tiny_runs.write_config(tmp_path, **{"model.dtype": "auto", "train.num_seeds": seeds})
+    """Also if the device chooses dtype and layers, and the record of the run stays what it was."""
+    config = tiny_runs.write_config(tmp_path, **{**AUTO, "train.num_seeds": seeds})
     one, two = tmp_path / "one", tmp_path / "two"
     assert call(f"--config={config}", f"--workdir={one}").returncode == 0
     saved = lambda: [*two.glob("checkpoints/[48]"), *two.glob("*/checkpoints/[48]")]

@@ -27,7 +27,7 @@ from txl_jax.checkpoint.workdir import read_experiment
 from txl_jax.config.model import Precision
 from txl_jax.model import cross_entropy, precision
 from txl_jax.model.attention import planned_attention
-from txl_jax.model.precision import describe, float32_products, with_dtype
+from txl_jax.model.precision import describe, float32_products, resolved
 from txl_jax.parallel import platforms
 from txl_jax.planning.topologies import topology_devices
 
@@ -59,8 +59,17 @@ AMD = mesh_of("gpu", "gfx942")
     ],
 )
 def test_auto_is_bfloat16_where_the_device_has_units_for_it(mesh, dtype):
-    assert with_dtype(tiny.config(dtype="auto"), mesh).dtype == dtype
-    assert with_dtype(tiny.config(dtype="float16"), mesh).dtype == "float16"
+    assert resolved(tiny.config(dtype="auto"), mesh).dtype == dtype
+    assert resolved(tiny.config(dtype="float16"), mesh).dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "scanned"), [(TPU, True), *((mesh, False) for mesh in (CPU, H100, T4, AMD, None))]
+)
+def test_layers_are_a_loop_by_themselves_on_tpus_only(mesh, scanned):
+    assert resolved(tiny.config(scan_layers="auto"), mesh).scan_layers is scanned
+    for asked in (True, False):
+        assert resolved(tiny.config(scan_layers=asked), mesh).scan_layers is asked
 
 
 @pytest.mark.parametrize("mesh", [T4, V100])
@@ -259,7 +268,7 @@ def test_auto_knows_absent_gpus(eight_gpus):  # noqa: F811
     mesh = mesh_of("gpu")
     mesh.devices = np.array(eight_gpus[:1])
     assert platforms.has_bfloat16(mesh)
-    assert with_dtype(tiny.config(dtype="auto"), mesh).dtype == "bfloat16"
+    assert resolved(tiny.config(dtype="auto"), mesh).dtype == "bfloat16"
 
 
 @needs_libtpu
@@ -272,6 +281,6 @@ def test_auto_knows_absent_tpus():
     finally:
         os.environ.clear()
         os.environ.update(before)
-    assert with_dtype(tiny.config(dtype="auto"), mesh).dtype == "bfloat16"
+    assert resolved(tiny.config(dtype="auto"), mesh).dtype == "bfloat16"
     assert float32_products(None, mesh) == "one bfloat16 pass on this TPU"
     assert experiment().model.dtype == "float32"  # the default of a library's config

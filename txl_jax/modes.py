@@ -36,7 +36,7 @@ from txl_jax.generation.generate import check_memory
 from txl_jax.generation.prompts import read_prompts
 from txl_jax.generation.write import set_stream_errors, write_continuations
 from txl_jax.messages import argument, names_flags, shown_path
-from txl_jax.model.precision import describe, with_dtype
+from txl_jax.model.precision import describe, resolved
 from txl_jax.parallel import processes
 from txl_jax.paths import path, read_text
 from txl_jax.planning.compile_ahead import compile_ahead
@@ -130,7 +130,7 @@ def complete_run(
 def _with_own_dtype(exp: ExperimentConfig, auto: bool) -> ExperimentConfig:
     """Returns the experiment with the dtype ``auto`` again if that means its dtype here."""
     own = dataclasses.replace(exp.model, dtype="auto")
-    same = auto and with_dtype(own, None).dtype == exp.model.dtype
+    same = auto and resolved(own, None).dtype == exp.model.dtype
     return dataclasses.replace(exp, model=own) if same else exp
 
 

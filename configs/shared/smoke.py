@@ -9,7 +9,6 @@ def smoke(config):
     """
     model, train = config.model, config.train
     model.update({"n_layer": 2, "d_model": 64, "n_head": 2, "d_head": 32, "d_inner": 64})
-    model.scan_layers = False  # quicker on a CPU
     if "cutoffs" in model:
         model.cutoffs = (10, 20, 30)
     train.update({"steps": 4, "log_every": 1, "eval_every": 0})

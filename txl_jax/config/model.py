@@ -131,8 +131,9 @@ class TransformerXLConfig(Section, key="model"):
     matmul_precision: Precision | None = None
     """Precision of float32 products, as in jax.default_matmul_precision: none takes JAX's own,
     which is one bfloat16 pass on TPUs and TF32 on NVIDIA GPUs; highest is float32 everywhere."""
-    scan_layers: bool = False
-    """Whether the layers run as a loop with one compiled body; False is faster on a CPU."""
+    scan_layers: Literal["auto", True, False] = False
+    """Whether the layers run as a loop with one compiled body; auto is True on TPUs only, since
+    False is faster on CPUs and GPUs."""
     remat: Literal["none", "products", "layer"] = "none"
     """Values that the backward pass recomputes: none, all except products with weights (products),
     or whole layers (layer)."""

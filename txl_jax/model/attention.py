@@ -16,7 +16,7 @@ from txl_jax.model.kernels import AttentionInputs, attend
 from txl_jax.model.kernels.choice import Choice, choose
 from txl_jax.model.masks import attention_mask
 from txl_jax.model.positions import Positions
-from txl_jax.model.precision import product_precision, with_dtype
+from txl_jax.model.precision import product_precision, resolved
 from txl_jax.model.ring import KeysValues
 
 _ONE_PRODUCT_ROWS = 8
@@ -202,7 +202,7 @@ def planned_attention(
     ``rows`` are those of all devices of ``mesh``, and ``seg_len`` is T with its context. Nothing is
     computed. A program with a cache uses ring.py instead.
     """
-    x = planned_inputs(with_dtype(c, mesh), rows, seg_len, mem_len, train)
+    x = planned_inputs(resolved(c, mesh), rows, seg_len, mem_len, train)
     with product_precision(c.matmul_precision):
         return choose(c.kernel, x, mesh)
 

@@ -1,4 +1,4 @@
-"""The dtype of a model's computation and the precision of its float32 products, on its devices."""
+"""What a model computes in on its devices: dtype, precision of float32 products, loop or none."""
 
 import contextlib
 import dataclasses
@@ -21,15 +21,20 @@ _PASSES: dict[str | None, int] = {
 }
 
 
-def with_dtype(c: TransformerXLConfig, mesh: Mesh | None) -> TransformerXLConfig:
-    """Returns the config with the dtype that ``auto`` means on the devices of a mesh.
+def resolved(c: TransformerXLConfig, mesh: Mesh | None) -> TransformerXLConfig:
+    """Returns the config with what ``auto`` means on the devices of a mesh.
 
-    This is bfloat16 on TPUs and on NVIDIA GPUs that have units for it, and float32 elsewhere.
+    ``dtype`` is bfloat16 on TPUs and on NVIDIA GPUs that have units for it, and float32 elsewhere.
+    ``scan_layers`` is True on TPUs only: a loop over layers copies what the gradient needs into
+    arrays of all layers and back, and the compiler of TPUs takes minutes without it.
     """
-    if c.dtype != "auto":
-        return c
-    fast = platform_of(mesh) == "tpu" or has_bfloat16(mesh)
-    return dataclasses.replace(c, dtype="bfloat16" if fast else "float32")
+    on_tpu = platform_of(mesh) == "tpu"
+    dtype, scan_layers = c.dtype, c.scan_layers
+    if dtype == "auto":
+        dtype = "bfloat16" if on_tpu or has_bfloat16(mesh) else "float32"
+    if scan_layers == "auto":
+        scan_layers = on_tpu
+    return dataclasses.replace(c, dtype=dtype, scan_layers=scan_layers)
 
 
 def at_precision(method: F) -> F:
@@ -50,7 +55,7 @@ def product_precision(name: str | None) -> contextlib.AbstractContextManager[Any
 
 def describe(c: TransformerXLConfig, mesh: Mesh | None) -> list[str]:
     """Returns lines about dtype and products for the start of a run, the last one a warning."""
-    c, asked = with_dtype(c, mesh), c.matmul_precision
+    c, asked = resolved(c, mesh), c.matmul_precision
     named = "unset" if asked is None else repr(asked)
     lines = [
         f"computing in {c.dtype}; float32 products: {float32_products(asked, mesh)}"
@@ -67,14 +72,14 @@ def describe(c: TransformerXLConfig, mesh: Mesh | None) -> list[str]:
 
 def arithmetic_record(c: TransformerXLConfig, mesh: Mesh | None) -> dict[str, Any]:
     """Describes the arithmetic of a model on its devices, for the JSON of a result."""
-    dtype, asked = with_dtype(c, mesh).dtype, c.matmul_precision
+    dtype, asked = resolved(c, mesh).dtype, c.matmul_precision
     products = float32_products(asked, mesh)
     return {"dtype": dtype, "matmul_precision": asked, "float32_products": products}
 
 
 def rounding(c: TransformerXLConfig, mesh: Mesh | None) -> str:
     """Names what a model on its devices computes in if it is not float32; else returns ""."""
-    c = with_dtype(c, mesh)
+    c = resolved(c, mesh)
     products = float32_products(c.matmul_precision, mesh)
     if c.dtype == "float32":
         return "" if products.startswith("float32") else f"products: {products}"

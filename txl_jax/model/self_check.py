@@ -27,7 +27,7 @@ from txl_jax.model.attention import planned_inputs
 from txl_jax.model.kernels import choice, parity, reference
 from txl_jax.model.kernels.choice import KernelError
 from txl_jax.model.kernels.reference import AttentionInputs
-from txl_jax.model.precision import bfloat16_passes, product_precision, with_dtype
+from txl_jax.model.precision import bfloat16_passes, product_precision, resolved
 from txl_jax.parallel import processes
 from txl_jax.standard_streams import stderr
 
@@ -76,8 +76,9 @@ def planned(
     several_seeds: bool = False,
 ) -> Attention:
     """Returns the attention of a program; see :func:`~txl_jax.model.attention.planned_inputs`."""
-    x = planned_inputs(with_dtype(c, mesh), rows, seg_len, mem_len, train, episodes)
-    return Attention(c.kernel, x, mesh, c.matmul_precision, c.scan_layers, several_seeds)
+    c = resolved(c, mesh)
+    x = planned_inputs(c, rows, seg_len, mem_len, train, episodes)
+    return Attention(c.kernel, x, mesh, c.matmul_precision, bool(c.scan_layers), several_seeds)
 
 
 def check(c: TransformerXLConfig, mesh: Mesh, *sizes: int, **program: bool) -> None:

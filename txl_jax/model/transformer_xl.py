@@ -15,7 +15,7 @@ from txl_jax.model.block import Block, LayerNorm, SharedInputs, dropout
 from txl_jax.model.inputs import SegmentOptions
 from txl_jax.model.memory import Cache, Memory
 from txl_jax.model.positions import clamped, positions_from_end, sinusoids
-from txl_jax.model.precision import at_precision, with_dtype
+from txl_jax.model.precision import at_precision, resolved
 from txl_jax.model.ring import slots_of
 from txl_jax.parallel.shardings import replicate, shard_rows
 
@@ -54,7 +54,7 @@ class TransformerXL(nn.Module):
 
     def __post_init__(self):
         """Resolves the dtype ``auto`` for the devices."""
-        object.__setattr__(self, "cfg", with_dtype(self.cfg, self.mesh))
+        object.__setattr__(self, "cfg", resolved(self.cfg, self.mesh))
         super().__post_init__()
 
     def setup(self):

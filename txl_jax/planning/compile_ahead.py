@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ExperimentConfig
-from txl_jax.model.precision import float32_products, with_dtype
+from txl_jax.model.precision import float32_products, resolved
 from txl_jax.parallel.device_memory import GIB, memory_of_each, program_bytes
 from txl_jax.parallel.shardings import idle_devices
 from txl_jax.planning.costs import (
@@ -75,7 +75,7 @@ def compile_ahead(exp: ExperimentConfig, topology: str | None) -> int:
     exp = with_vocab_size(exp)
     devices = topology_devices(topology) if topology else list(jax.devices())
     mesh = training_mesh(exp, devices)
-    exp = dataclasses.replace(exp, model=with_dtype(exp.model, mesh))
+    exp = dataclasses.replace(exp, model=resolved(exp.model, mesh))
     limit = CHIPS[topology.partition(":")[0]].memory if topology else memory_of_each(devices)
     sizes = exp.train.batch_size, exp.train.micro_batches, len(devices)
     idle = idle_devices(mesh, exp.mesh, *sizes)

@@ -39,7 +39,7 @@ from txl_jax.evaluation.evaluator import split_evaluator
 from txl_jax.messages import argument
 from txl_jax.model import self_check
 from txl_jax.model.kernels.choice import check_platform
-from txl_jax.model.precision import with_dtype
+from txl_jax.model.precision import resolved
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import (
     EVALUATION,
@@ -73,7 +73,7 @@ def prepare(exp: ExperimentConfig, workdir: str) -> tuple[list[SeedRun], Corpus]
         on_process_zero(functools.partial(check_free, folder))
     on_process_zero(lambda: check_writable(workdir))
     exp, vocab = resolve_experiment(exp, folders[0])
-    exp = with_dtype_of_run(exp, folders[0])
+    exp = resolved_for_run(exp, folders[0])
     check_training_memory(exp)
     corpus = process_zero_first(lambda: load_encoded_corpus(exp, vocab))
     exp = with_vocab(exp, corpus)
@@ -81,18 +81,17 @@ def prepare(exp: ExperimentConfig, workdir: str) -> tuple[list[SeedRun], Corpus]
     return seed_runs(exp, workdir), corpus
 
 
-def with_dtype_of_run(exp: ExperimentConfig, workdir: str) -> ExperimentConfig:
-    """Returns the experiment with a dtype in place of ``auto``: that of its run if it has begun.
+def resolved_for_run(exp: ExperimentConfig, workdir: str) -> ExperimentConfig:
+    """Returns the experiment with what ``auto`` means; a begun run keeps its dtype.
 
     So a run that resumes on other devices computes in the same dtype.
     """
-    if exp.model.dtype != "auto":
-        return exp
-    begun = lambda: os.path.exists(os.path.join(workdir, CONFIG)) and read_experiment(workdir)
-    dtype = on_process_zero(lambda: (found := begun()) and found.model.dtype)
-    model = dataclasses.replace(exp.model, dtype=dtype or "auto")
-    model = with_dtype(model, training_mesh(exp))
-    return dataclasses.replace(exp, model=model)
+    model = exp.model
+    if model.dtype == "auto":
+        begun = lambda: os.path.exists(os.path.join(workdir, CONFIG)) and read_experiment(workdir)
+        dtype = on_process_zero(lambda: (found := begun()) and found.model.dtype)
+        model = dataclasses.replace(model, dtype=dtype or "auto")
+    return dataclasses.replace(exp, model=resolved(model, training_mesh(exp)))
 
 
 def check_attention(exp: ExperimentConfig, corpus: Corpus) -> None:
