@@ -191,7 +191,11 @@ def sees_no_future(run):
 
 
 def keeps_rows_apart(run):
-    """Batch-mates, their memory, episodes and lengths change no bit of row 1."""
+    """Batch-mates, their memory, episodes and lengths change no bit of row 1's states.
+
+    Nor of its losses, but for clusters: a token's place in the product of a cluster depends on how
+    many tokens of the others are in it, and some places are rounded in another order.
+    """
     tokens, targets = run.text()
     nll, mems = run(tokens, targets, run.mems)
     others, other_targets = run.text()
@@ -203,7 +207,8 @@ def keeps_rows_apart(run):
     reset[1], lengths[1] = False, run.seg_len
     other_mems = run.mems.replace(hidden=hidden, filled=filled)
     nll_2, mems_2 = run(others, other_targets, other_mems, reset, lengths)
-    np.testing.assert_array_equal(nll[1], nll_2[1])
+    last_bits = 1e-6 if run.cfg.cutoffs else 0  # of losses below 8
+    np.testing.assert_allclose(nll[1], nll_2[1], rtol=0, atol=last_bits)
     np.testing.assert_array_equal(tiny.real_states(mems, 1), tiny.real_states(mems_2, 1))
 
 

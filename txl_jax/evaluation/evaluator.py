@@ -66,7 +66,7 @@ class EvaluationBatches:
 
     def shapes(self) -> Batch:
         """Returns the shapes and dtypes of a batch."""
-        batch = make_batch(self._streams.segment(0), reset_memory=False)
+        batch = make_batch(self._streams.segment(0, slice(0)), reset_memory=False)
         shape = lambda x: jax.ShapeDtypeStruct((self.rows, *x.shape[1:]), x.dtype)
         return jax.tree.map(shape, batch)
 

@@ -106,7 +106,7 @@ def check_attention(exp: ExperimentConfig, corpus: Corpus) -> None:
     programs = ((c, exp.validate, mesh), (trained, exp.evaluate, scored))
     evaluators = [split_evaluator(model, p, corpus, on) for model, p, on in programs]
     streams = training_streams(exp, corpus)
-    batch = training_batch(streams, 0, t.epoch_memory, t.reset_every, slice(1))
+    batch = training_batch(streams, 0, t.epoch_memory, t.reset_every, slice(0))
     sizes = t.batch_size // t.micro_batches, t.context_len + t.longest_seg_len, t.mem_len
     program = {"episodes": batch.reset.ndim == 2, "several_seeds": t.num_seeds > 1}
     self_check.check(c, mesh, *sizes, train=True, **program)
