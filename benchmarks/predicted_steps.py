@@ -20,7 +20,7 @@ import jax
 
 from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ExperimentConfig, load_config
-from txl_jax.planning.flops import update_flops
+from txl_jax.model.flops import update_flops
 from txl_jax.planning.machines import CHIPS, Chip
 from txl_jax.planning.vocabulary import with_vocab_size
 
