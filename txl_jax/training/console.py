@@ -24,7 +24,8 @@ class _Window(NamedTuple):
     tokens: int
 
     def since(self, before: "_Window") -> "_Window":
-        return _Window(*(now - then for now, then in zip(self, before, strict=True)))
+        seconds, updates, tokens = before
+        return _Window(self.seconds - seconds, self.updates - updates, self.tokens - tokens)
 
 
 class Console:
