@@ -23,7 +23,7 @@ from benchmarks.interleaved import (
 from benchmarks.sizes import experiment
 from txl_jax.analysis.speed import random_params, scoring, time_alternating
 from txl_jax.evaluation.protocols import under_protocol
-from txl_jax.planning.flops import layer_flops, vocabulary_flops
+from txl_jax.model.flops import layer_flops, vocabulary_flops
 
 
 def main(argv: list[str] | None = None) -> None:

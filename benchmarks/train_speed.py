@@ -8,7 +8,7 @@ as the size has it, on random tokens, and as many of them a dispatch as it has (
 ten; ``--set train.steps_per_dispatch=1``: one). The others make as many a turn, one by one.
 Tokens a second are of the medians, the ratio of each round's two. Model-FLOPs utilisation is what
 the model needs (three forward passes' matrix products, by the formulas of
-txl_jax/planning/flops.py: nothing that is computed twice counts), over seconds, over ``--peak``
+txl_jax/model/flops.py: nothing that is computed twice counts), over seconds, over ``--peak``
 operations a second; without it, over the published bfloat16 peak of the device where
 txl_jax/planning/machines.py has it.
 """
@@ -33,9 +33,9 @@ from txl_jax.analysis.speed import random_tokens, time_alternating, timed
 from txl_jax.config import ExperimentConfig
 from txl_jax.data.feed import training_feed
 from txl_jax.data.sentences import shuffled_streams
+from txl_jax.model.flops import update_flops
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import Shardings, make_mesh
-from txl_jax.planning.flops import update_flops
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import init_state, state_shardings
 from txl_jax.training.step import compiled_step

@@ -9,10 +9,67 @@ package is used. One row at a time:
   memory  for each layer the list of its past inputs, oldest first, as long as it is: no padding
 """
 
+import dataclasses
 import itertools
 import math
+import re
 
 import numpy as np
+
+ANY = None
+"""The values of a setting that the formulas hold for whatever it is."""
+
+KNOWN = {
+    **dict.fromkeys(("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner"), ANY),
+    **dict.fromkeys(("d_embed", "n_positions", "clamp_len", "norm_epsilon", "gate_bias"), ANY),
+    **dict.fromkeys(("cutoffs", "div_val", "tie_weight", "tie_projs", "proj_same_dim"), ANY),
+    "attention": ("relative", "shaw", "absolute", "absolute_per_layer", "shared_projection"),
+    "pre_lnorm": (False, True),
+    "final_norm": (False, True),
+    "activation": ("relu", "gelu"),
+    "attention_bias": (False, True),
+    "gate": (None, "gru"),
+    "untie_r": (False, True),
+    "same_length": (False, "pytorch", "tf"),
+    "mixtures": (1,),
+    "past_decode": (False,),
+    # Initial values, and what is for training alone.
+    **dict.fromkeys(("init_std", "proj_init_std", "sample_softmax", "dropout_mask"), ANY),
+    **dict.fromkeys(("dropout", "dropout_input", "dropout_output", "dropout_qkv"), ANY),
+    **dict.fromkeys(("dropout_embedding", "dropatt", "dropout_latent"), ANY),
+    # How the program computes the same numbers, to rounding.
+    "dtype": ("auto", "float32"),
+    **dict.fromkeys(("matmul_precision", "scan_layers", "remat", "kernel"), ANY),
+}
+"""All settings of the model, each with its values that the formulas here have."""
+
+PARAMETERS = re.compile(
+    r"layer_\d+/attention/(query|key|value|output|position|u|distance|(value|output|distance)_bias)"
+    r"|layer_\d+/feed_forward/(inner|outer)/(kernel|bias)"
+    r"|layer_\d+/gate_(attention|feed_forward)/(from_output|from_input|bias)"
+    r"|(layer_\d+/norm_(attention|feed_forward)|norm_output)/(scale|bias)"
+    r"|layer_\d+/positions|u|v|cluster_(weight|bias)"
+    r"|(embedding|softmax_weight|softmax_bias|(embedding|softmax)_projection)(_\d+)?"
+)
+"""The paths of all parameters that the formulas here read."""
+
+
+def check_known(params, cfg):
+    """Raises NotImplementedError for a setting, a value or a parameter that no formula here has."""
+    for field in dataclasses.fields(cfg):
+        value = getattr(cfg, field.name)
+        known = KNOWN.get(field.name, ())
+        if known is not ANY and value not in known:
+            raise NotImplementedError(f"tests/reference.py has no model.{field.name} = {value!r}")
+    for path in paths(params):
+        if not PARAMETERS.fullmatch(path):
+            raise NotImplementedError(f"tests/reference.py does not read the parameter {path}")
+
+
+def paths(tree, before=""):
+    """The paths of all leaves of nested dicts, with slashes."""
+    for name, value in tree.items():
+        yield from paths(value, f"{before}{name}/") if isinstance(value, dict) else [before + name]
 
 
 def float64(tree):
@@ -39,11 +96,11 @@ def layer_norm(x, p, cfg):
 
 def feed_forward(x, p, cfg):
     """W2 f(W1 x + b1) + b2, with f relu, or gelu by its tanh."""
-    z = x @ p["inner"]["kernel"] + p["inner"]["bias"]
-    if cfg.activation == "gelu":
-        hidden = 0.5 * z * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
-    else:
-        hidden = np.maximum(z, 0.0)
+    activations = {
+        "relu": lambda z: np.maximum(z, 0.0),
+        "gelu": lambda z: 0.5 * z * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))),
+    }
+    hidden = activations[cfg.activation](x @ p["inner"]["kernel"] + p["inner"]["bias"])
     return hidden @ p["outer"]["kernel"] + p["outer"]["bias"]
 
 
@@ -129,6 +186,7 @@ def core(params, cfg, inputs, memory, mem_len, starts=()):
       mem_len: M, the most that memory keeps.
       starts: positions where a new episode begins; nothing is seen or remembered across.
     """
+    check_known(params, cfg)
     states, new_memory = list(inputs), []
     from_end = range(len(states) - 1, -1, -1)  # positions of the absolute forms
     if cfg.attention == "absolute":
@@ -212,6 +270,7 @@ def log_softmax(z):
 
 def scores_of_words(params, cfg, h):
     """[V] from one output state: logits; with clusters log p(cluster) + log p(word | cluster)."""
+    check_known(params, cfg)
     logits = []
     for i in range(len(cfg.cutoffs) + 1):
         weight, bias = words_of_cluster(params, cfg, i)

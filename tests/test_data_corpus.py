@@ -12,13 +12,13 @@ import pytest
 import shared_files
 from test_data_sources import PTB, ptb_archive, refused, write_folder
 
+from txl_jax import progress
 from txl_jax.config import ConfigError, DataConfig
 from txl_jax.data import corpus as corpus_module
 from txl_jax.data import prepare
 from txl_jax.data.corpus import corpus_from_config, load_corpus
 from txl_jax.data.sentences import flat_tokens
 from txl_jax.data.sources import cache as cache_files
-from txl_jax.data.sources import progress
 from txl_jax.data.sources.source import BLOCK, SPLITS
 
 BOOK = "".join(f"line {i % 7} of the boók\n" for i in range(200))

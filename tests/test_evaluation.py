@@ -12,10 +12,10 @@ import tiny_models
 import tiny_runs
 
 import txl_jax
+from txl_jax import progress as progress_bar
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import MeshConfig, ProtocolConfig
 from txl_jax.data.sentences import Sentences, segments
-from txl_jax.data.sources import progress as progress_bar
 from txl_jax.data.streams import Streams
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation import scoring_run

@@ -1,5 +1,6 @@
 """The library's methods give the results of the command's modes, with the same settings."""
 
+import io
 import json
 import logging
 import pathlib
@@ -20,15 +21,17 @@ import tensorboardX  # noqa: F401  (what it imports adds filters for its own war
 import tiny_runs
 
 import txl_jax
-from txl_jax import modes
+from txl_jax import modes, progress
 from txl_jax.analysis import context
 from txl_jax.checkpoint import trained_model
 from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.config import ConfigError, override
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.errors import DataError
+from txl_jax.evaluation import evaluator
 from txl_jax.evaluation import score as score_mode
 from txl_jax.evaluation.evaluator import segment_bar
+from txl_jax.generation import generate
 from txl_jax.generation.write import write_continuations
 from txl_jax.library import language_model
 from txl_jax.training.trainer import Trainer
@@ -188,7 +191,7 @@ def test_a_split_is_evaluated_as_the_mode_does(trained, run, capsys):
     settings = {"mem_len": 48, "baselines": ["unigram", "bigram"], "max_segments": 3}
     for split in ("valid", "test"):
         asked = with_settings(trained, "evaluate", split=split, **settings)
-        assert modes.evaluate(asked, str(run)) == 0
+        assert modes.evaluate(asked, str(run), asked.config) == 0
         told = capsys.readouterr().out
         found = trained.evaluate(split, **settings)
         assert told.startswith(f"{found}\n")
@@ -444,3 +447,65 @@ def test_wrong_settings_of_training_are_refused_by_the_names_of_arguments(run, o
     for wrong in (3, None, ["train"]):
         with pytest.raises(ConfigError, match=r"^config=.*: must be the name of a recipe, a file"):
             txl_jax.train(wrong, str(run))
+
+
+@pytest.mark.parametrize(("mem_len", "told"), [(32, False), (33, True), (640, True)])
+def test_evaluate_tells_of_a_longer_memory_as_the_command_does(trained, capsys, mem_len, told):
+    trained.evaluate(mem_len=mem_len, max_segments=1)
+    shown = capsys.readouterr().err
+    asked = override(trained.config, {"evaluate.mem_len": mem_len})
+    assert shown == "".join(f"{line}\n" for line in modes.longer_memory(asked, trained.config))
+    assert (f"note: memory {mem_len} is longer than 32, the longest of this run" in shown) == told
+
+
+class Cell(io.StringIO):
+    """Standard error of a notebook's cell."""
+
+    __module__ = "ipykernel.iostream"
+
+
+class Terminal(io.StringIO):
+    """Standard error of a terminal."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.fixture(params=[Terminal, Cell, io.StringIO])
+def watched_stream(request, monkeypatch):
+    """Makes standard error one of three kinds, of which the last is that of a file or pipe."""
+    monkeypatch.setattr(progress, "DELAY", 0)
+    monkeypatch.setattr(progress, "PATIENCE", 0)
+
+    def make() -> io.StringIO:
+        stream = request.param()
+        monkeypatch.setattr(sys, "stderr", stream)
+        return stream
+
+    return make
+
+
+def test_long_work_is_shown_on_a_terminal_and_in_a_notebook_only(run, watched_stream):
+    """Loading, compiling and what is scored so far."""
+    for programs in (score_mode._program, evaluator._programs, generate._programs):
+        programs.cache_clear()
+    stream = watched_stream()
+    trained = txl_jax.load(run)
+    trained.score("the dog ran\n" * 40, seg_len=8)
+    trained.generate("the ", length=2)
+    trained.evaluate(max_segments=2)
+    shown = stream.getvalue()
+    if type(stream) is io.StringIO:
+        assert shown == ""
+        return
+    of_each = [f"compiling {what}, once" for what in ("scoring", "generation", "evaluation")]
+    for line in (f"loading {run} ...", *of_each, "scoring: 100%", "test split, memory 32"):
+        assert line in shown
+
+
+def test_training_says_what_it_waits_for(tmp_path, watched_stream):
+    config = tiny_runs.experiment(tmp_path, **{"train.steps": 2, "generate.length": 0})
+    stream = watched_stream()
+    txl_jax.train(config, tmp_path / "run")
+    said = "compiling the step ...\n" in stream.getvalue().replace("\r", "\n")
+    assert said == (type(stream) is not io.StringIO)

@@ -14,10 +14,9 @@ import txl_jax
 from txl_jax.config import ConfigError, ExperimentConfig, GenerateConfig, ProtocolConfig, override
 from txl_jax.convert import ModelFormatError, params_from_pytorch, params_from_tensorflow
 from txl_jax.generation.generate import generate
-from txl_jax.model import cross_entropy
+from txl_jax.model import cross_entropy, flops
 from txl_jax.model.adaptive import Vocabulary
 from txl_jax.model.mixture import mixture
-from txl_jax.planning import flops
 
 K, B, T, M = 3, 2, 5, 4
 FORMS = {

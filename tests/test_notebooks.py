@@ -11,6 +11,8 @@ import tomllib
 
 import pytest
 
+from notebooks import keep_outputs
+
 FOLDER = pathlib.Path(__file__).parents[1] / "notebooks"
 
 
@@ -36,14 +38,47 @@ def execute(name, after, cwd, **environment):
     return done.stdout
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*.ipynb")))
-def test_a_notebook_is_kept_without_what_it_printed(name):
+NAMES = sorted(path.name for path in FOLDER.glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_keeps_the_outputs_of_its_own_cells(name):
+    """Run notebooks/keep_outputs.py after a change of a cell."""
+    notebook = json.loads((FOLDER / name).read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert not any(line.startswith(("%", "!")) for cell in cells for line in cell["source"])
+    assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)]
+    for cell in cells:
+        assert cell["metadata"]["source_hash"] == keep_outputs.source_hash(cell)
+        printed = re.search(r"\b(print|txl)\(|plt\.show", "".join(cell["source"]))
+        defines = re.search(r"^(def|class) ", "".join(cell["source"]), re.MULTILINE)
+        assert bool(cell["outputs"]) or not printed or defines
+        assert not any(output["output_type"] == "error" for output in cell["outputs"])
+    assert sum(bool(cell["outputs"]) for cell in cells) >= 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_output_names_no_folder_of_the_machine_that_ran_it(name):
     notebook = json.loads((FOLDER / name).read_text(encoding="utf-8"))
     for cell in notebook["cells"]:
-        if cell["cell_type"] == "code":
-            assert cell["outputs"] == []
-            assert cell["execution_count"] is None
-            assert not any(line.startswith(("%", "!")) for line in cell["source"])
+        for output in cell.get("outputs", ()):
+            assert not re.search(
+                r"/(home|root|tmp|work|Users|mnt)/", "".join(output.get("text", ""))
+            )
+
+
+def test_the_outputs_of_a_cell_are_its_text_and_its_figures_in_order(tmp_path):
+    cells = ["import matplotlib.pyplot as plt\nprint('a')", "plt.plot([1, 2])\nplt.show()", "x = 1"]
+    keys: dict = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
+    notebook = {"cells": [{**keys, "source": [cell]} for cell in cells], "metadata": {}}
+    (tmp_path / "one.ipynb").write_text(json.dumps(notebook))
+    keep_outputs.keep_outputs(tmp_path / "one.ipynb")
+    found = json.loads((tmp_path / "one.ipynb").read_text())["cells"]
+    kinds = [[output["output_type"] for output in cell["outputs"]] for cell in found]
+    assert kinds == [["stream"], ["display_data"], []]
+    assert found[0]["outputs"][0]["text"] == ["a\n"]
+    assert found[1]["outputs"][0]["data"]["image/png"].startswith("iVBOR")
+    assert [cell["execution_count"] for cell in found] == [1, 2, 3]
 
 
 @pytest.mark.integration
@@ -184,7 +219,7 @@ def image(tmp_path):
     (site / "jax.py").write_text(FAKE_JAX)
     (site / "IPython.py").write_text(FAKE_IPYTHON)
 
-    def run(packages, gpu=None, backend="cpu", before="", **variables):
+    def run(packages, gpu=None, backend="cpu", before="", cwd=None, **variables):
         for name, version in packages.items():
             folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
             folder.mkdir()
@@ -196,8 +231,8 @@ def image(tmp_path):
         (site / "calls").write_text("")
         done = subprocess.run(
             [sys.executable, "-S", "-c", f"{before}\n{first_cell()}"],
-            env={"PATH": str(tools), "PYTHONPATH": str(site), **variables},
-            cwd=tmp_path,
+            env={"PATH": str(tools), "PYTHONPATH": str(site), "TXL_SOURCE": "x", **variables},
+            cwd=cwd or tmp_path,
             capture_output=True,
             text=True,
             check=False,
@@ -269,6 +304,37 @@ def test_the_first_cell_installs_what_fits_beside_or_in_place_of_what_is_there(
     assert done.stdout == f"{backend} ['{backend}']\n"
     done, asked = image({}, gpu, backend, **variables)  # installed: again, nothing is
     assert (done.returncode, asked) == (0, [])
+
+
+@pytest.mark.parametrize("at", [".", "notebooks", "beside"])
+def test_the_first_cell_installs_the_clone_that_is_there(image, tmp_path, at):
+    clone = tmp_path / "clone" if at != "beside" else tmp_path / "beside" / "txl_jax"
+    for folder in (clone / "txl_jax", clone / "notebooks"):
+        folder.mkdir(parents=True)
+    (clone / "pyproject.toml").touch()
+    (clone / "txl_jax" / "__init__.py").touch()
+    cwd = clone.parent if at == "beside" else clone / at
+    done, asked = image({}, cwd=cwd, TXL_SOURCE="")
+    assert done.returncode == 0, done.stderr
+    assert asked == [["install", f"txl_jax @ {clone.as_uri()}"]]
+
+
+def test_the_placeholder_of_the_account_stops_nothing_that_is_there_and_is_named_else(image):
+    done, asked = image({}, TXL_SOURCE="")
+    assert (done.returncode, asked) == (1, [])
+    assert 'write the account into this cell: REPOSITORY = "account/txl_jax"' in done.stderr
+    assert "Traceback" not in done.stderr
+    done, asked = image({}, TXL_SOURCE="git+https://github.com/name/txl_jax")
+    assert asked == [["install", "txl_jax @ git+https://github.com/name/txl_jax"]]
+    done, asked = image({}, TXL_SOURCE="")  # installed now
+    assert (done.returncode, asked) == (0, [])
+
+
+def test_the_account_is_one_line_of_the_first_cell(image, monkeypatch):
+    cell = first_cell().replace("OWNER/txl_jax", "name/txl_jax")
+    monkeypatch.setitem(globals(), "first_cell", lambda: cell)
+    _, asked = image({}, TXL_SOURCE="")
+    assert asked == [["install", "txl_jax @ git+https://github.com/name/txl_jax"]]
 
 
 @pytest.mark.parametrize(("gpu", "variables"), [("570.86.15, 7.5", {}), (None, TPU)])
@@ -370,7 +436,7 @@ def test_every_address_of_the_repository_is_that_of_the_package():
         text = notebook.read_text("utf-8")
         colab = f"https://colab.research.google.com/github/{home}/blob/main/notebooks"
         assert f"({colab}/{notebook.name})" in text
-        assert f"git+{urls['Source']}" in text
+        assert f'REPOSITORY = \\"{home}\\"' in text
     for page in (root / "README.md", *FOLDER.glob("*.ipynb"), *(root / "docs").glob("*.md")):
         text = page.read_text("utf-8")
         assert "YOUR_REPOSITORY" not in text

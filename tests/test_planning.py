@@ -19,10 +19,11 @@ import txl_jax
 from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ConfigError, DataConfig, ExperimentConfig, override
 from txl_jax.data.batch import Batch
+from txl_jax.model import flops
 from txl_jax.parallel.device_memory import GIB, host_memory, program_bytes
 from txl_jax.parallel.shardings import Shardings
 from txl_jax.planning import compile_ahead as ahead
-from txl_jax.planning import flops, run_programs
+from txl_jax.planning import run_programs
 from txl_jax.planning.costs import Collective, collectives
 from txl_jax.planning.gpus import GPUS
 from txl_jax.planning.machines import CHIPS, PlanningError

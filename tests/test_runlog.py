@@ -322,6 +322,21 @@ def test_time_left_follows_the_recent_steps(make, capsys, clock):
     assert capsys.readouterr().err.rstrip().endswith("  0:26:40 left")
 
 
+@pytest.mark.parametrize("steps_per_second", [0.125, 1, 16])
+@pytest.mark.parametrize("pauses", [{199: 8 * 3600.0}, dict.fromkeys(range(150, 190), 60.0)])
+def test_a_pause_changes_neither_speed_nor_time_left(make, capsys, clock, pauses, steps_per_second):
+    """A laptop asleep, and another program on the machine, with long and with short updates."""
+    log = make(total_steps=10_200)
+    for step in range(1, 201):
+        clock[0] += 1 / steps_per_second + pauses.get(step, 0.0)
+        _step(log, step)
+    log.flush_window(200)
+    minutes, seconds = divmod(round(10_000 / steps_per_second), 60)
+    left = f"{minutes // 60}:{minutes % 60:02}:{seconds:02} left"
+    speed = f"{100 * steps_per_second:,.0f} tok/s"
+    assert capsys.readouterr().err.rstrip().endswith(f"  {speed}  {left}")
+
+
 def test_on_a_terminal_a_bar_shows_the_loss_and_messages_stand_above_it(make, capsys):
     log = make(unit="ppl", progress=True)
     _train(log, 0, 21)

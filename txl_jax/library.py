@@ -1,7 +1,8 @@
 """The command's modes as Python functions: train, and generate, score and evaluate with a model.
 
 The functions have the settings and defaults of the modes and return their results. They write no
-files, except for training, and print nothing, except for training and progress bars.
+files, except for training. Training prints as the command does. The others print on standard error
+only: notes about an evaluation, and on a terminal or in a notebook how far long work is.
 """
 
 import dataclasses
@@ -24,8 +25,9 @@ from txl_jax.evaluation.scoring_run import table
 from txl_jax.generation.prompts import read_prompts
 from txl_jax.generation.text import Continuation, continuations
 from txl_jax.generation.write import formatted
-from txl_jax.messages import fields_repr, short_repr
+from txl_jax.messages import fields_repr, short_repr, shown_path
 from txl_jax.parallel.accelerators import start_devices
+from txl_jax.progress import waiting_for
 from txl_jax.training.events import Logger
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.units import Unit, format_value
@@ -222,7 +224,7 @@ class LanguageModel(TrainedModel):
             raise ConfigError(f"data = {short_repr(data)}: {what}")
         changes = {f"data.{key}": value for key, value in flatten(data or {}).items()}
         asked = with_settings(trained, override(trained.config, changes))
-        record = modes.score_own_text(asked)
+        record = modes.score_own_text(asked, self.config)
         unit = record["unit"]
         same = lambda row: {key: value for key, value in row.items() if key != unit}
         rows = [{**same(row), "unit": unit, "value": row[unit]} for row in record["results"]]
@@ -280,7 +282,8 @@ def train(
     """
     exp = load_config(config, overrides)
     folder = workdir_path(workdir, "workdir")
-    start_devices()
+    with waiting_for("starting the devices"):
+        start_devices()
     with PreemptionGuard() as guard:
         run = modes.complete_run(exp, folder, guard, loggers)
     if guard.signal is not None:
@@ -321,9 +324,10 @@ def load(
     """
     if isinstance(step, bool) or not isinstance(step, str | int | np.integer):
         raise ConfigError(f"step = {short_repr(step)}: must be best, latest or an integer")
-    start_devices()
     path = path_text(source, "source", remote=True)
-    return language_model(loading.load(path, str(step), weights))
+    with waiting_for(f"loading {shown_path(path)}"):
+        start_devices()
+        return language_model(loading.load(path, str(step), weights))
 
 
 def language_model(trained: TrainedModel) -> LanguageModel:

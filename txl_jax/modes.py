@@ -232,15 +232,13 @@ def use_model(
     of_run = trained.config
     trained = with_settings(trained, exp or override(of_run, overrides))
     _, *warnings = describe(trained.config.model, None)
-    if mode == "evaluate":
-        warnings += longer_memory(trained.config, of_run)
     _print("\n".join(warnings), stderr())
     if mode in MODE_FILES:
         processes.on_process_zero(lambda: check_outputs(workdir, mode))
     if mode == "generate":
         return generate(trained, workdir)
     if mode == "evaluate":
-        return evaluate(trained, workdir)
+        return evaluate(trained, workdir, of_run)
     if processes.is_process_zero():
         _print(importlib.import_module(ANALYSIS_MODULES[mode]).run(trained, workdir))
     return 0
@@ -267,18 +265,22 @@ def generate(trained: TrainedModel, workdir: str) -> int:
     return 0
 
 
-def evaluate(trained: TrainedModel, workdir: str) -> int:
+def evaluate(trained: TrainedModel, workdir: str, of_run: ExperimentConfig) -> int:
     """Scores a split of the text that the settings name, by default the text of training."""
-    result = score_own_text(trained)
+    result = score_own_text(trained, of_run)
     write_evaluation(result, workdir)
     _print(f"{trained.config.evaluate.split} {_headline(result)}")
     return 0
 
 
-def score_own_text(trained: TrainedModel) -> dict[str, Any]:
-    """Checks the text and the memory, and returns the result of :func:`score_split`."""
+def score_own_text(trained: TrainedModel, of_run: ExperimentConfig) -> dict[str, Any]:
+    """Checks the text and the memory, and returns the result of :func:`score_split`.
+
+    A memory longer than any of the settings ``of_run`` is noted on standard error.
+    """
     exp = trained.config
     check_evaluation_memory(exp)
+    _print("\n".join(longer_memory(exp, of_run)), stderr())
     corpus = processes.process_zero_first(lambda: corpus_from_config(exp.data, trained.vocab))
     check_baselines(exp.evaluate.baselines, corpus.vocab)
     result = score_split(trained, corpus)

@@ -98,6 +98,12 @@ class _Tolerant:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
+    def __eq__(self, other: object) -> bool:  # tqdm writes above the bars of the same stream
+        return isinstance(other, _Tolerant) and self._stream is other._stream
+
+    def __hash__(self) -> int:
+        return id(self._stream)
+
 
 def open_standard_streams() -> None:
     """Opens what is closed of the descriptors 0 to 2, and replaces the streams for output.

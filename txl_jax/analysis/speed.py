@@ -29,6 +29,7 @@ from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
 from txl_jax.config import MeshConfig, ProtocolConfig, SpeedConfig, TransformerXLConfig
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.model.block import SharedInputs
+from txl_jax.model.flops import feed_forward_flops, layer_flops, vocabulary_flops
 from txl_jax.model.kernels.xla import HALVED_FROM, group_size
 from txl_jax.model.masks import attention_mask
 from txl_jax.model.positions import positions_from_end, sinusoids
@@ -212,10 +213,10 @@ def window_nll(model: TransformerXL, efficient: bool) -> Callable[..., Any]:
 
 
 def memory_flops(c: TransformerXLConfig, length: int, seg_len: int) -> float:
-    """Counts operations per token with memory: one projection, and three products per score."""
-    nh, k = c.n_head * c.d_head, length + seg_len
-    layer = 8 * c.d_model * nh + 6 * k * nh + 4 * c.d_model * c.d_inner
-    return c.n_layer * layer + 2.0 * c.d_model * (c.vocab_size or 0)
+    """Counts operations per token with memory, of which keys and values are projected already."""
+    p = ProtocolConfig(batch_size=1, seg_len=seg_len, mem_len=length)
+    layers = layer_flops(dataclasses.replace(c, clamp_len=-1), p, rows=1, cached=True)
+    return (layers + vocabulary_flops(c, p, rows=1)) / seg_len
 
 
 def window_flops(c: TransformerXLConfig, length: int) -> float:
@@ -223,7 +224,9 @@ def window_flops(c: TransformerXLConfig, length: int) -> float:
     nh, group = c.n_head * c.d_head, group_size(length, HALVED_FROM.get(jax.default_backend()))
     starts = range(0, length, group)
     keys_read = sum(min(start + group, length) * min(group, length - start) for start in starts)
-    feed_forward, words = 4 * c.d_model * c.d_inner, 2.0 * c.d_model * (c.vocab_size or 0)
-    layer = length * (8 * c.d_model * nh + feed_forward) + 4 * keys_read * nh
+    layer = length * (8 * c.d_model * nh + feed_forward_flops(c)) + 4 * keys_read * nh
     last = 4 * length * c.d_model * nh + 4 * c.d_model * nh + 4 * length * nh
-    return (c.n_layer - 1) * layer + last + feed_forward + words
+    norms = c.n_layer * 4 * c.d_model * nh if c.pre_lnorm else 0
+    p = ProtocolConfig(batch_size=1, seg_len=1, mem_len=0, context_len=length - 1)
+    words = vocabulary_flops(c, p, rows=1)
+    return (c.n_layer - 1) * layer + last + feed_forward_flops(c) + norms + words

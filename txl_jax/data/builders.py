@@ -9,8 +9,8 @@ import tensorflow_datasets as tfds
 
 from txl_jax.config import DataConfig
 from txl_jax.data.corpus import find_source
-from txl_jax.data.sources.progress import watched
 from txl_jax.data.sources.source import SPLITS
+from txl_jax.progress import watched
 
 # The descriptions of the corpora that need no path.
 DESCRIPTIONS = {

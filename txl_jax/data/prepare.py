@@ -17,10 +17,10 @@ from absl import logging
 from txl_jax.data.documents import STARTS, check_starts
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources.cache import make_folder, write_errors, write_npy
-from txl_jax.data.sources.progress import watched
 from txl_jax.data.sources.source import SPLITS, Source, check_utf8, file_hash
 from txl_jax.data.symbols import Kind
 from txl_jax.data.vocab import Vocab
+from txl_jax.progress import watched
 from txl_jax.standard_streams import stderr
 
 

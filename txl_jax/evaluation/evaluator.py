@@ -21,7 +21,6 @@ from txl_jax.data.batch import Batch, make_batch, warm_up_batches
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import batch_on_device, prefetch
 from txl_jax.data.sentences import AnyStreams, Split, ordered_streams
-from txl_jax.data.sources.progress import bar
 from txl_jax.evaluation.dynamic import (
     Learner,
     Params,
@@ -38,6 +37,7 @@ from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import EVALUATION, Checked, Work
 from txl_jax.parallel.processes import is_process_zero, placed
 from txl_jax.parallel.shardings import Shardings
+from txl_jax.progress import work_bar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -351,7 +351,7 @@ def split_evaluator(
 @contextlib.contextmanager
 def segment_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """Shows a progress bar on stderr. Yields a function ``progress`` for :meth:`Evaluator.run`."""
-    with bar(title, None, unit="segment", disable=not is_process_zero()) as shown:
+    with work_bar(title, None, "segment", disable=not is_process_zero()) as shown:
 
         def progress(done: int, total: int) -> None:
             shown.total = total

@@ -16,7 +16,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -41,6 +41,7 @@ from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.compile_cache import compiled_rows
 from txl_jax.parallel.device_memory import Checked, Work, check_arrays
 from txl_jax.paths import path as opened_path
+from txl_jax.progress import work_bar
 from txl_jax.standard_streams import read_stdin, stderr
 from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
 
@@ -211,13 +212,17 @@ def score_texts(
     """Returns the loss in nats of every token except the first, for independent texts."""
     order = sorted(range(len(texts)), key=lambda n: len(texts[n]))  # for less padding in a batch
     losses: dict[int, np.ndarray] = {}
-    for first in range(0, len(order), c.batch_size):
-        rows = order[first : first + c.batch_size]
-        losses |= zip(rows, _score_batch(cfg, params, [texts[n] for n in rows], c), strict=True)
+    with work_bar("scoring", sum(len(text) - 1 for text in texts), "token") as shown:
+        for first in range(0, len(order), c.batch_size):
+            rows = order[first : first + c.batch_size]
+            batch = [texts[n] for n in rows]
+            losses |= zip(rows, _score_batch(cfg, params, batch, c, shown.update), strict=True)
     return [losses[n] for n in range(len(texts))]
 
 
-def _score_batch(cfg, params, texts: Sequence[np.ndarray], c: ScoreConfig) -> list[np.ndarray]:
+def _score_batch(
+    cfg, params, texts: Sequence[np.ndarray], c: ScoreConfig, add_done: Callable[[int], object]
+) -> list[np.ndarray]:
     model, score = _program(cfg)
     rows = compiled_rows(len(texts))
     check_arrays(_WORK, memory_shapes(cfg, rows, c.mem_len))
@@ -229,6 +234,7 @@ def _score_batch(cfg, params, texts: Sequence[np.ndarray], c: ScoreConfig) -> li
         segment = read_segment(read, ends, start, c.seg_len, c.seg_len, context_len)
         nll, mems = score(params, make_batch(segment, reset_memory=False), mems)
         parts.append(np.asarray(nll))
+        add_done(sum(min(max(end - start, 0), c.seg_len) for end in ends.values()))
     losses = np.concatenate(parts, axis=1)
     return [losses[n, : ends[n]] for n in range(len(texts))]
 

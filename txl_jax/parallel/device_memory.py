@@ -19,6 +19,7 @@ import jax
 from jax.sharding import Mesh
 
 from txl_jax.config import ConfigError
+from txl_jax.progress import waiting_for
 
 GIB = 2**30
 _CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -106,7 +107,8 @@ class Checked:
         shapes = structure, *map(jax.typeof, leaves)
         traced = any(isinstance(x, jax.core.Tracer) for x in leaves)
         if shapes not in self._fitting and not traced:
-            check_program(self._work, self.jitted.lower(*args))
+            with waiting_for(f"compiling {self._work.what}, once for these sizes"):
+                check_program(self._work, self.jitted.lower(*args))
             self._fitting.add(shapes)
         with explained(self._work):
             return self.jitted(*args)

@@ -46,9 +46,17 @@ PARAMETERS: dict[str, tuple[str | None, ...]] = {
     "mixture_latent": ("fsdp", None, None),  # [D,K,d]
     "past_weight": ("fsdp", None),  # [d,d]
     "past_bias": ("tensor",),  # [V]
+    # Small ones are replicated.
+    "scale": (None,),  # [D]
+    **dict.fromkeys((f"norm_{at}/bias" for at in ("attention", "feed_forward", "output")), (None,)),
+    **dict.fromkeys((f"gate_{at}/bias" for at in ("attention", "feed_forward")), (None,)),
+    **dict.fromkeys(("outer/bias", "output_bias"), (None,)),  # [D]
+    **dict.fromkeys(("cluster_bias", "past_weight_bias"), (None,)),  # [C], [d]
+    **dict.fromkeys(("mixture_prior", "mixture_latent_bias"), (None, None)),  # [D,K], [K,d]
 }
-"""The mesh axes of the last axes of each parameter. A key is the end of a parameter's path, without
-a cluster's number. Other parameters (LayerNorm, small biases) are replicated."""
+"""The mesh axis of each axis of every parameter, or ``None`` if it is not sharded. A key is the end
+of a parameter's path, without a cluster's number. Stacked layers have one axis more, and so have
+``u`` and ``v`` if each layer has its own."""
 
 
 def make_mesh(
@@ -225,14 +233,28 @@ class Shardings:
         return self._sharding(None, ROWS) if leading_axis else self._sharding(ROWS)
 
     def parameters(self, tree: Any) -> Any:
-        """Returns the shardings of parameters, or of a tree of them; layers may be stacked."""
+        """Returns the shardings of parameters, or of a tree of them; layers may be stacked.
 
-        def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-            axes = PARAMETERS.get(_key(path), ())[: leaf.ndim]
-            stacked = [None] * (leaf.ndim - len(axes))  # [L] comes first where layers are stacked
-            return self.sharded((*stacked, *axes), leaf.shape)
+        Raises ValueError for a parameter that :data:`PARAMETERS` does not have, or not with as many
+        axes.
+        """
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: self._of_axes(_rule_of(path, leaf.shape), leaf), tree
+        )
 
-        return jax.tree_util.tree_map_with_path(sharding, tree)
+    def optimizer_state(self, tree: Any) -> Any:
+        """Returns the shardings of an optimizer's state: moments are sharded as their parameters.
+
+        What is not named after a parameter, such as a count, is replicated.
+        """
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: self._of_axes(PARAMETERS.get(_key(path), ())[: leaf.ndim], leaf),
+            tree,
+        )
+
+    def _of_axes(self, axes: tuple[str | None, ...], leaf: Any) -> NamedSharding:
+        """Shards the last axes of an array; [L] comes first where layers are stacked."""
+        return self.sharded((*[None] * (leaf.ndim - len(axes)), *axes), leaf.shape)
 
     def sharded(self, axes: tuple[Any, ...], shape: tuple[int, ...]) -> NamedSharding:
         """Returns the sharding of an array over those of the mesh axes that divide its shape."""
@@ -245,9 +267,28 @@ class Shardings:
         return NamedSharding(self.mesh, PartitionSpec(*axes))
 
 
+def _rule_of(path: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[str | None, ...]:
+    """Returns the mesh axes of a parameter's last axes, or raises ValueError if none are known."""
+    key, name = _key(path), _name(path)
+    axes = PARAMETERS.get(key, ())
+    more = len(shape) - len(axes)  # axes that stacked layers, or untied u and v, have before
+    if key in PARAMETERS and (
+        more == ("layers" in name.split("/")) or (key in ("u", "v") and more == 1)
+    ):
+        return axes
+    raise ValueError(
+        f"the parameter {name} of shape {list(shape)} has no sharding: add {key!r} with a mesh axis"
+        " or None for each of its axes to PARAMETERS in txl_jax/parallel/shardings.py"
+    )
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
 def _key(path: tuple[Any, ...]) -> str:
     """Returns the key of a parameter in :data:`PARAMETERS`."""
-    *_, module, name = ("", *jax.tree_util.keystr(path, simple=True, separator="/").split("/"))
+    *_, module, name = ("", *_name(path).split("/"))
     if name in ("kernel", "bias"):
         return f"{module}/{name}"
     stem, _, number = name.rpartition("_")

@@ -30,12 +30,11 @@ from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.evaluation.protocols import compared_protocols, describe, keeps_cache, under_protocol
 from txl_jax.generation.generate import PREFILL, lower_programs
 from txl_jax.generation.utf8 import Automaton, free_automaton
-from txl_jax.model import self_check
+from txl_jax.model import flops, self_check
 from txl_jax.model.attention import planned_attention
 from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import AXES, Shardings, scoring_mesh
-from txl_jax.planning import flops
 from txl_jax.training.multi_seed import check_one_device, seeds_step
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.setup import (

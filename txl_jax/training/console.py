@@ -1,8 +1,10 @@
 """The output of a run on standard error: lines, or a progress bar."""
 
+import bisect
 import collections
+import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from txl_jax.records import plain
 from txl_jax.standard_streams import stderr
@@ -10,6 +12,20 @@ from txl_jax.units import Unit, format_value, in_unit
 
 _LONGEST_SILENCE = 300.0
 """The seconds of training after which a line is printed although no record is due."""
+_WINDOWS = 120
+"""The number of windows, of at least one second each, that speed and remaining time depend on."""
+
+
+class _Window(NamedTuple):
+    """Successive updates: their seconds of training, their number, and their tokens."""
+
+    seconds: float
+    updates: int
+    tokens: int
+
+    def since(self, before: "_Window") -> "_Window":
+        seconds, updates, tokens = before
+        return _Window(self.seconds - seconds, self.updates - updates, self.tokens - tokens)
 
 
 class Console:
@@ -25,9 +41,9 @@ class Console:
     ):
         self._total_steps, self._unit, self._silent = total, unit, silent
         self._label = f"{label}  " if label else ""
-        # entries (training seconds, step, number of tokens so far), at most one per second
-        self._recent = collections.deque([(0.0, step, 0)], maxlen=30)
-        self._tokens, self._bar, self._stream = 0, None, stderr()
+        self._windows = collections.deque[_Window](maxlen=_WINDOWS)
+        self._done = self._last = _Window(0.0, step, 0)  # all so far, and at the last window's end
+        self._bar, self._stream = None, stderr()
         self._last_line = 0.0  # training seconds
         if progress is None:
             progress = self._stream.isatty() and not label
@@ -57,16 +73,17 @@ class Console:
         ``tokens`` is the number in this step, ``seconds`` is the training time so far, and ``loss``
         is the mean loss in nats since the last training record.
         """
-        self._tokens += tokens
-        if seconds - self._recent[-1][0] >= 1.0:
-            self._recent.append((seconds, step, self._tokens))
+        self._done = _Window(seconds, step, self._done.tokens + tokens)
+        if seconds - self._last.seconds >= 1.0:
+            self._windows.append(self._done.since(self._last))
+            self._last = self._done
         if self._bar is not None:
-            text = f"{self._loss(loss)}  {self._speed(step, seconds)}"
+            text = f"{self._loss(loss)}  {self._speed()}"
             self._bar.set_description_str(text, refresh=False)
             self._bar.update(step - self._bar.n)
         elif seconds - self._last_line >= _LONGEST_SILENCE:
             self._last_line = seconds
-            self.step_message(step, self._loss(loss), self._speed(step, seconds))
+            self.step_message(step, self._loss(loss), self._speed())
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Prints a record of ``metrics.jsonl`` as one line."""
@@ -84,7 +101,7 @@ class Console:
         if self._bar is None:
             skipped = [_named("skipped", values["skipped"])] if "skipped" in values else []
             rate, self._last_line = f"lr {values['learning_rate']:.1e}", seconds
-            speed = self._speed(step, seconds)
+            speed = self._speed()
             self.step_message(step, self._loss(values["loss"]), rate, *skipped, speed)
 
     def close(self) -> None:
@@ -95,15 +112,21 @@ class Console:
     def _loss(self, loss: float) -> str:
         return f"{self._unit} {format_value(in_unit(loss, self._unit), self._unit)}"
 
-    def _speed(self, step: int, seconds: float) -> str:
-        """Returns the tokens per second of recent steps and the remaining time, as text."""
-        then, step_then, tokens_then = self._recent[0]
-        if seconds <= then or step <= step_then:
+    def _speed(self) -> str:
+        """Returns the tokens per second and the remaining time, as text.
+
+        Both are those of the median of recent updates. So a pause, as of a laptop asleep or for
+        another program, changes neither.
+        """
+        windows = [w for w in self._windows or [self._done.since(self._last)] if w.updates > 0]
+        if not windows or windows[0].seconds <= 0:
             return "? tok/s  ? left"
-        speed = (self._tokens - tokens_then) / (seconds - then)
-        left = (self._total_steps - step) * (seconds - then) / (step - step_then)
-        minutes, seconds_left = divmod(int(left), 60)
-        return f"{speed:,.0f} tok/s  {minutes // 60}:{minutes % 60:02}:{seconds_left:02} left"
+        windows.sort(key=lambda w: w.seconds / w.updates)
+        up_to = list(itertools.accumulate(w.updates for w in windows))
+        took, updates, tokens = windows[bisect.bisect_left(up_to, up_to[-1] / 2)]
+        left = (self._total_steps - self._done.updates) * took / updates
+        minutes, seconds = divmod(int(left), 60)
+        return f"{tokens / took:,.0f} tok/s  {minutes // 60}:{minutes % 60:02}:{seconds:02} left"
 
 
 def _named(name: str, value: Any) -> str:

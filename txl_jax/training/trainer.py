@@ -33,6 +33,7 @@ from txl_jax.parallel import processes
 from txl_jax.parallel.autotuning import kept_choices
 from txl_jax.parallel.device_memory import TRAINING, check_program, explained
 from txl_jax.parallel.shardings import idle_devices
+from txl_jax.progress import waiting_for
 from txl_jax.training.distil import soft_targets
 from txl_jax.training.events import Logger
 from txl_jax.training.fine_tuning import load_initial_params
@@ -178,9 +179,8 @@ class Trainer:
         idle = idle_devices(mesh, exp.mesh, t.batch_size, t.micro_batches)
         for line in filter(None, (idle, *describe(exp.model, mesh))):
             self.log.message(line)
-        attention = self.setup.attention
-        warning = "warning: " if attention.falls_back else ""
-        self.log.message(f"{warning}attention by {attention.describe()}")
+        warning = "warning: " if self.setup.attention.falls_back else ""
+        self.log.message(f"{warning}attention by {self.setup.attention.describe()}")
         if resumed:
             self.log.message(f"resuming at step {step:,} of {exp.train.steps:,}")
         elif exp.train.start_from:
@@ -204,7 +204,7 @@ class Trainer:
     def compile(self, jitted: Any, *shapes: Any) -> Callable[..., Any]:
         """Compiles a jitted step for these shapes. The time does not count as training time."""
         start, file = time.perf_counter(), os.path.join(self.log.workdir, AUTOTUNED)
-        with self.log.goodput.pause("compile"):
+        with self.log.goodput.pause("compile"), waiting_for("compiling the step"):
             lowered = jitted.lower(*shapes)
             with kept_choices(lowered, self.setup.shardings.mesh, file) as options:
                 program = check_program(TRAINING, lowered, self._resumed, options)

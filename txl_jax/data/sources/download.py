@@ -14,8 +14,8 @@ from absl import logging
 
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources.cache import make_folder, unfinished_download, write_errors
-from txl_jax.data.sources.progress import bar
 from txl_jax.data.sources.source import file_hash
+from txl_jax.progress import bar
 
 Check = Callable[[Path], None]  # raises DataError if a file is not the expected one
 ORIGIN = "origin.json"  # a downloaded folder's file with the address and the hashes of its files

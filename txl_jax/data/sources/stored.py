@@ -28,7 +28,6 @@ from txl_jax.data.codecs import decode_utf8
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources.archives import BROKEN, reason_of
 from txl_jax.data.sources.cache import make_folder, write_errors
-from txl_jax.data.sources.progress import watched
 from txl_jax.data.sources.source import BLOCK, file_hash, read_errors
 from txl_jax.file_kinds import (
     LOOKED_AT,
@@ -40,6 +39,7 @@ from txl_jax.file_kinds import (
 )
 from txl_jax.files import mark_size
 from txl_jax.library_errors import import_optional
+from txl_jax.progress import watched
 
 ZIP = ".zip"
 BOMB, RATIO = 256 << 20, 200

@@ -1,0 +1,267 @@
+"""Whoever changes the model is told of each place that does not know the change."""
+
+import copy
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.extend.core
+import model_settings
+import numpy as np
+import pytest
+import reference
+import tiny_models as tiny
+from jax.interpreters import partial_eval
+
+import txl_jax
+from benchmarks.products import segment_products, update_products
+from txl_jax.analysis import speed
+from txl_jax.config import ExperimentConfig, TrainConfig
+from txl_jax.data.batch import Batch
+from txl_jax.model import flops
+from txl_jax.model.layout import stack_layers
+from txl_jax.parallel.shardings import Shardings
+from txl_jax.training.loss import batch_loss, denominators
+
+B, T, M = 3, 8, 16
+SPREAD = list(model_settings.models())
+
+
+# ------------------------------------------------------------------ matrix products
+
+
+def products(function, *inputs) -> float:
+    """The operations of all matrix products and convolutions of a program, a multiply-add as two.
+
+    Branches count as the largest of them. A loop whose length is known when the program runs holds
+    the blocks of rows after the first, of which these short texts have none.
+    """
+    program = jax.make_jaxpr(function)(*inputs).jaxpr
+    needed, _ = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))
+    return count(needed)
+
+
+def count(jaxpr: Any) -> float:
+    total = 0.0
+    for step in jaxpr.eqns:
+        if step.primitive.name == "dot_general":
+            contracted = step.params["dimension_numbers"][0][0]
+            depth = math.prod(step.invars[0].aval.shape[i] for i in contracted)
+            total += 2.0 * step.outvars[0].aval.size * depth
+        elif step.primitive.name == "conv_general_dilated":
+            shape = step.invars[1].aval.shape
+            depth = math.prod(shape) / shape[step.params["dimension_numbers"].rhs_spec[0]]
+            total += 2.0 * step.outvars[0].aval.size * depth
+        elif step.primitive.name == "cond":
+            total += max(count(branch.jaxpr) for branch in step.params["branches"])
+        elif step.primitive.name != "while":
+            times = step.params["length"] if step.primitive.name == "scan" else 1
+            total += times * sum(map(count, inside(step)))
+    return total
+
+
+def inside(step: Any) -> Iterator[Any]:
+    """The programs that a step of a program calls."""
+    params = step.params
+    if step.primitive.name == "call_with_derivative":  # model/derivatives.py
+        types = (jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in step.invars)
+        yield jax.make_jaxpr(params["function"])(*types).jaxpr
+        return
+    kinds = (jax.extend.core.Jaxpr, jax.extend.core.ClosedJaxpr)
+    for found in jax.tree.leaves(list(params.values()), is_leaf=lambda x: isinstance(x, kinds)):
+        if isinstance(found, kinds):
+            yield getattr(found, "jaxpr", found)
+
+
+def model(name: str, **changes) -> txl_jax.TransformerXLConfig:
+    """A model of the spread, with all scores at once on any machine."""
+    same = {"kernel": "reference", "dtype": "float32", "matmul_precision": None, **changes}
+    return dataclasses.replace(model_settings.models()[name], **same)
+
+
+def shapes(cfg) -> tuple:
+    """Parameters, tokens, embeddings and memory of a batch."""
+    params = tiny.variables(dataclasses.replace(cfg, scan_layers=False))["params"]
+    params = stack_layers(params) if cfg.scan_layers else params
+    mems = tiny.memory(cfg, (0, 2, M), M)
+    return params, tiny.tokens(cfg, B, T), tiny.embeddings(cfg, B, T), mems
+
+
+def sizes(cfg) -> TrainConfig:
+    return TrainConfig(batch_size=B, seg_len=T, mem_len=0 if cfg.memory_free else M)
+
+
+@pytest.fixture
+def every_tail(monkeypatch):
+    """Every row is compared with the words of every cluster, as the largest branch does."""
+    monkeypatch.setattr(flops, "zipf_share", lambda *about: 1.0)
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_a_forward_pass_has_the_products_of_the_formula(name, every_tail):
+    """A new layer's products are missing here until ``model/flops.py`` counts them."""
+    check_forward_pass(model(name))
+
+
+@pytest.mark.parametrize("attention", tiny.ATTENTION)
+def test_a_forward_pass_normalised_first_has_the_products_of_the_formula(attention):
+    check_forward_pass(model(f"attention={attention}", pre_lnorm=True))
+
+
+def check_forward_pass(cfg):
+    params, tokens, _, mems = shapes(cfg)
+    apply = txl_jax.TransformerXL(cfg).apply
+    nll = lambda p, mems: apply({"params": p}, tokens, tokens, mems, method="nll")
+    expected = flops.layer_flops(cfg, sizes(cfg), B) + flops.vocabulary_flops(cfg, sizes(cfg), B)
+    assert products(nll, params, mems) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", SPREAD)
+def test_a_segment_with_projected_memory_has_the_products_of_the_formula(name, every_tail):
+    cfg = model(name, scan_layers=False)
+    if cfg.memory_free:
+        pytest.skip("has no memory")
+    params, tokens, _, mems = shapes(cfg)
+    apply = txl_jax.TransformerXL(cfg).apply
+    cache = apply({"params": params}, mems, seg_len=T, method="init_cache")
+    score = lambda p, cache: apply({"params": p}, tokens, tokens, cache, method="nll")
+    expected = flops.layer_flops(cfg, sizes(cfg), B, cached=True)
+    expected += flops.vocabulary_flops(cfg, sizes(cfg), B)
+    padding = 2 * B * 2 * (M + T) * cfg.n_head * cfg.d_head  # two queries of zeros (model/ring.py)
+    found = products(score, params, cache)
+    assert found - padding * cfg.n_layer == pytest.approx(expected, rel=1e-12)
+
+
+def of_an_update(cfg, **loss) -> tuple[float, ExperimentConfig, float]:
+    """Products of an update, its settings, and products that no gradient needs.
+
+    These are the gradients of memory and of sinusoids, which the formula counts all the same.
+    """
+    t = sizes(cfg)
+    same = {"seg_len": t.seg_len, "mem_len": t.mem_len, "batch_size": B}
+    parts = {name: same for name in ("train", "validate", "evaluate")}
+    exp = ExperimentConfig.from_dict({**parts, "loss": loss, "model": dataclasses.asdict(cfg)})
+    params, tokens, _, mems = shapes(cfg)
+    batch = Batch(tokens, tokens, np.ones((B, T), np.float32), np.zeros(B, bool))
+    network, whole = txl_jax.TransformerXL(cfg), denominators(batch.weights)
+
+    def of_batch(params, mems):
+        key = jax.random.key(0)
+        return batch_loss(params, network, batch, mems, key, exp.loss, whole)[0]
+
+    k, width = t.mem_len + T, cfg.n_head * cfg.d_head
+    sinusoids = {"relative": k, "shared_projection": k + 1}.get(cfg.attention, 0)
+    unneeded = cfg.n_layer * cfg.d_model * width * (4 * B * t.mem_len + 2 * sinusoids)
+    return products(jax.grad(of_batch), params, mems), exp, unneeded
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", SPREAD)
+def test_an_update_has_the_products_of_the_formula(name, every_tail):
+    cfg = model(name)
+    found, exp, unneeded = of_an_update(cfg)
+    once, again = flops.update_flops(exp)
+    if not cfg.sample_softmax:  # the scores of so few words in the head are not recomputed
+        head = len(cfg.cutoffs) + (cfg.cutoffs or (cfg.vocab_size or 0,))[0]
+        again -= 2 * B * T * head * (cfg.d_embed or cfg.d_model) * cfg.mixtures
+    assert found + unneeded == pytest.approx(once + again, rel=1e-12)
+
+
+def test_decoding_the_past_adds_the_products_of_the_formula():
+    found, exp, unneeded = of_an_update(model("past_decode=True"), past_decode=0.5)
+    assert found + unneeded == flops.update_flops(exp)[0]
+
+
+def test_the_benchmarks_products_are_those_of_the_programs():
+    """That of one softmax and relative attention, for a benchmark of each product alone."""
+    cfg = model("attention=relative")
+    found, exp, _ = of_an_update(cfg)
+    assert sum(p.operations for p in update_products(exp)) == found
+    cached = flops.layer_flops(cfg, exp.train, B, cached=True)
+    words = flops.vocabulary_flops(cfg, exp.train, B)
+    assert sum(p.operations for p in segment_products(exp)) == cached + words
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", SPREAD)
+def test_windows_without_memory_have_the_products_of_their_formula(name, every_tail):
+    """Those of the mode ``speed``, which takes the trained model's other settings as they are."""
+    cfg = model(name, attention="relative", same_length=False, n_positions=None)
+    length = 20
+    windows = speed.vanilla(dataclasses.replace(cfg, untie_r=False, scan_layers=False), True)
+    params = tiny.variables(windows.cfg)["params"]
+    text = tiny.tokens(cfg, 1, length + 1)
+    run = lambda p: speed.window_nll(windows, True)(p, text[:, :-1], text[:, -1:])
+    twice = 2 * cfg.d_model * cfg.n_head * cfg.d_head if cfg.pre_lnorm else 0  # the last query
+    expected = speed.window_flops(cfg, length) + twice
+    assert products(run, params) == pytest.approx(expected, rel=1e-12)
+
+
+# ------------------------------------------------------------------ shardings and formulas
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_every_parameter_has_a_sharding(name):
+    params = shapes(model(name))[0]
+    axes = ("data", "fsdp", "tensor")
+    mesh = jax.make_mesh((1, 1, 1), axes, (jax.sharding.AxisType.Auto,) * 3)
+    Shardings(mesh).parameters(params)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"feed_forward": {"gate": {"kernel": np.zeros((8, 10))}}},
+        {"feed_forward": {"inner": {"kernel": np.zeros((8, 2, 10))}}},
+        {"feed_forward": {"inner": {"bias": np.zeros((2, 10))}}},
+        {"attention": {"key_bias": np.zeros((2, 3))}},
+        {"norm_query": {"bias": np.zeros(8)}},
+    ],
+    ids=str,
+)
+def test_a_parameter_without_a_sharding_is_refused_by_name(more):
+    axes = ("data", "fsdp", "tensor")
+    mesh = jax.make_mesh((1, 1, 1), axes, (jax.sharding.AxisType.Auto,) * 3)
+    ((path, _),) = jax.tree_util.tree_leaves_with_path({"layer_0": more})
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    with pytest.raises(ValueError, match=f"{name} of shape .* has no sharding: add"):
+        Shardings(mesh).parameters({"layer_0": more})
+
+
+def test_the_reference_knows_every_setting_and_the_values_it_lacks_are_named():
+    fields = {field.name for field in dataclasses.fields(txl_jax.TransformerXLConfig)}
+    assert set(reference.KNOWN) == fields
+    lacking = {"past_decode=True", "dtype=bfloat16", "dtype=float16"}
+    lacking |= {name for name in SPREAD if model_settings.models()[name].mixtures > 1}
+    for name in SPREAD:
+        cfg = model_settings.models()[name]
+        params = tiny.variables(model(name, scan_layers=False))["params"]
+        if name in lacking:
+            with pytest.raises(NotImplementedError, match=r"no model\."):
+                reference.check_known(params, cfg)
+        else:
+            reference.check_known(params, cfg)
+
+
+def test_the_reference_refuses_a_setting_a_value_and_a_parameter_that_it_does_not_know():
+    @dataclasses.dataclass(frozen=True)
+    class Wider(txl_jax.TransformerXLConfig, key="model"):
+        experts: int = 1
+
+    cfg = tiny.config()
+    params = reference.float64(jax.tree.map(np.asarray, tiny.variables(cfg)["params"]))
+    run = lambda params, cfg: reference.core(params, cfg, [np.zeros(8)], [[], []], 0)
+    run(params, cfg)
+    with pytest.raises(NotImplementedError, match=r"no model\.experts = 1"):
+        run(params, Wider(**{f.name: getattr(cfg, f.name) for f in dataclasses.fields(cfg)}))
+    unknown = copy.copy(cfg)
+    object.__setattr__(unknown, "activation", "swiglu")
+    with pytest.raises(NotImplementedError, match=r"no model\.activation = 'swiglu'"):
+        run(params, unknown)
+    gated = {**params["layer_0"]["feed_forward"], "gate": {"kernel": np.zeros((8, 10))}}
+    more = {**params, "layer_0": {**params["layer_0"], "feed_forward": gated}}
+    with pytest.raises(NotImplementedError, match="parameter layer_0/feed_forward/gate/kernel"):
+        run(more, cfg)

@@ -1,0 +1,108 @@
+"""Formulas for the floating-point operations of matrix products; a multiply-add counts as two.
+
+Softmax, normalisation, dropout and the optimizer are left out: they are few operations, though
+they take time. The letters of axes are those of txl_jax.model, and K = M + T.
+"""
+
+import math
+
+from txl_jax.config import ExperimentConfig, ProtocolConfig, TrainConfig, TransformerXLConfig
+from txl_jax.model.adaptive import clusters
+from txl_jax.model.ring import SINGLE_RING_MAX_TOKENS
+
+Sizes = TrainConfig | ProtocolConfig
+"""The settings with the sizes of a segment: T with context, and M."""
+
+
+def layer_flops(c: TransformerXLConfig, p: Sizes, rows: int, cached: bool = False) -> float:
+    """Returns a forward pass's operations in all layers; ``cached`` if memory is projected already.
+
+    Each row needs 2 T D NH for queries and for output, 2 K D NH for keys and for values, 2 T K NH
+    for content scores, for position scores and for the weighted sum, and
+    :func:`feed_forward_flops` for each token. Masked scores count. Only relative positions have
+    position scores; with a cache and a large T these cover ``clamp_len`` + T distances.
+
+    Without a cache, all rows together need 2 K D NH for the sinusoids of ``relative`` and
+    ``shared_projection`` (and 2 D NH for that of distance 0), and 4 D NH for the bias of the
+    LayerNorm that ``pre_lnorm`` applies to the matrices of keys and values.
+    """
+    t, width = p.context_len + p.seg_len, c.n_head * c.d_head
+    k = p.mem_len + t
+    projections = 4 * (t + (t if cached else k)) * c.d_model * width
+    clamped = cached and t > SINGLE_RING_MAX_TOKENS and c.clamp_len > 0
+    distances = min(k, c.clamp_len + t) if clamped else k
+    scores = (4 * k + (0 if c.memory_free else 2 * distances)) * t * width
+    row = projections + scores + t * feed_forward_flops(c)
+    sinusoids = {"relative": k, "shared_projection": k + 1}.get(c.attention, 0)
+    shared = 0 if cached else 2 * (sinusoids + 2 * c.pre_lnorm) * c.d_model * width
+    return float(c.n_layer * (rows * row + shared))
+
+
+def feed_forward_flops(c: TransformerXLConfig) -> float:
+    """Returns a token's operations in a layer beside attention: 4 D F, and 24 D D for gates."""
+    return 4.0 * c.d_model * c.d_inner + (24.0 * c.d_model**2 if c.gate else 0.0)
+
+
+def vocabulary_flops(c: TransformerXLConfig, p: Sizes, rows: int, sampled: bool = False) -> float:
+    """Returns a forward pass's operations in embedding and softmax; V must be known.
+
+    Projections need 2 d_i D per row for each cluster i, beside :func:`score_flops`. A mixture needs
+    2 K D (d + 1) per row for latents and prior. ``sampled`` means training, where
+    ``sample_softmax`` compares with fewer words.
+    """
+    scored, positions = rows * p.seg_len, rows * (p.context_len + p.seg_len)
+    if sampled and c.sample_softmax:  # one table of width D: the drawn words, and the target
+        return 2.0 * scored * (2 * c.sample_softmax + 1) * c.d_model
+    total = score_flops(c, p, rows)
+    for i, part in enumerate(clusters(c)):
+        if c.mixtures > 1:
+            total += 2 * scored * c.mixtures * c.d_model * (part.width + 1)
+        if part.projected:
+            total += 2 * scored * part.width * c.d_model * (c.mixtures == 1)
+            if c.div_val > 1 or i == 0:
+                total += 2 * positions * part.width * c.d_model
+    return total
+
+
+def score_flops(c: TransformerXLConfig, p: Sizes, rows: int) -> float:
+    """Returns a forward pass's operations in the scores of words.
+
+    A row needs 2 d_i for each word of cluster i that it is compared with. Every row is compared
+    with the head, and with a tail in proportion to the tail's share of words by Zipf's law. A
+    mixture needs K times as many.
+    """
+    total, parts = 0.0, clusters(c)
+    for i, part in enumerate(parts):
+        size = part.size + (len(parts) - 1 if i == 0 else 0)
+        share = 1.0 if i == 0 else zipf_share(part.start, part.stop, parts[-1].stop)
+        total += 2 * rows * p.seg_len * share * size * part.width * c.mixtures
+    return total
+
+
+def zipf_share(start: int, stop: int, size: int) -> float:
+    """Returns the share of ranks ``start`` to ``stop`` - 1 if rank r has 1 / ((r + 1) H(size))."""
+    harmonic = lambda n: math.log(n) + 0.5772156649 + 0.5 / n if n else 0.0
+    return (harmonic(stop) - harmonic(start)) / harmonic(size)
+
+
+def update_flops(exp: ExperimentConfig, rows: int | None = None) -> tuple[float, float]:
+    """Returns the operations of one update: the model's (3 forward passes), and recomputed ones.
+
+    ``remat`` "layer" recomputes each layer's forward pass, "products" its scores and weighted sum.
+    The scores of words are recomputed for their gradient (model/cross_entropy.py).
+    ``loss.r_drop`` makes two passes. ``loss.past_decode`` adds 4 V d + 2 d d per target. ``rows``
+    ``None`` means the whole batch.
+    """
+    c, p, rows = exp.model, exp.train, rows or exp.train.batch_size
+    layers, words = layer_flops(c, p, rows), vocabulary_flops(c, p, rows, sampled=True)
+    again = 0.0 if c.sample_softmax else score_flops(c, p, rows)
+    if exp.loss.past_decode:
+        width, decoded = c.d_embed or c.d_model, score_flops(c, p, rows) / c.mixtures
+        words += 2 * decoded + 2 * rows * p.seg_len * width**2
+        again += decoded
+    t = p.context_len + p.seg_len
+    per_row = (4 if c.memory_free else 6) * t * (p.mem_len + t)
+    scores = c.n_layer * rows * per_row * c.n_head * c.d_head
+    recomputed = {"none": 0.0, "products": float(scores), "layer": layers}[c.remat]
+    passes = 2 if exp.loss.r_drop else 1
+    return passes * 3 * (layers + words), passes * (recomputed + again)

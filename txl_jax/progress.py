@@ -1,0 +1,67 @@
+"""Shows on standard error how far long work is, or what a program waits for."""
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from txl_jax.messages import names_flags
+from txl_jax.standard_streams import stderr
+
+DELAY = 2.0
+"""The seconds after which a bar is shown."""
+PATIENCE = 1.0
+"""The seconds after which a line says what a program waits for."""
+
+
+def is_watched() -> bool:
+    """Whether standard error is a terminal, or belongs to a cell of a notebook."""
+    return stderr().isatty() or type(sys.stderr).__module__.startswith("ipykernel")
+
+
+def bar(what: str, total: int | None, done: int = 0, unit: str = "B", disable: bool = False) -> Any:
+    """Returns a tqdm bar of bytes or another unit on stderr, shown only after :data:`DELAY`."""
+    from tqdm import tqdm
+
+    seconds = 0.2 if is_watched() else 30.0
+    limits: Any = {"delay": DELAY, "mininterval": seconds, "maxinterval": max(seconds, 10.0)}
+    units: Any = {"unit": unit, "unit_scale": unit == "B"}
+    shown: Any = {"desc": what, "total": total, "initial": done, "file": stderr()}
+    return tqdm(disable=disable, **shown, **units, **limits)
+
+
+def work_bar(what: str, total: int | None, unit: str, disable: bool = False) -> Any:
+    """Returns a :func:`bar` of a method's work, which a program in a file or pipe does not show.
+
+    The command shows it there too, with a line every 30 seconds.
+    """
+    return bar(what, total, unit=unit, disable=disable or not (names_flags() or is_watched()))
+
+
+def watched(blocks: Iterable[bytes], what: str, total: int | None) -> Iterator[bytes]:
+    """Yields the blocks while a :func:`bar` shows the number of their bytes."""
+    with bar(what, total) as shown:
+        for block in blocks:
+            yield block
+            shown.update(len(block))
+
+
+@contextlib.contextmanager
+def waiting_for(what: str) -> Iterator[None]:
+    """Says on stderr what a program waits for, if that takes longer than :data:`PATIENCE`.
+
+    Nothing is said unless the output :func:`is_watched`. A bar stays below the line.
+    """
+    if not is_watched():
+        yield
+        return
+    from tqdm import tqdm
+
+    timer = threading.Timer(PATIENCE, tqdm.write, [f"{what} ...", stderr()])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
