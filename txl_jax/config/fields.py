@@ -24,6 +24,8 @@ from txl_jax.messages import truncate
 Test = Callable[[Any], Any]
 NAMED = "NAME=PATH"
 """The form of the items of a list of paths in which each path has a name."""
+NAMED_VALUES = {"rule": "", "holds": lambda v: True, "path": False}
+"""The metadata of a field that is a dict of numbers, texts and lists by name."""
 LONGEST_REPR = 400
 """The largest number of characters of the ``repr`` of a section."""
 
