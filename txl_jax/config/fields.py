@@ -24,8 +24,6 @@ from txl_jax.messages import truncate
 Test = Callable[[Any], Any]
 NAMED = "NAME=PATH"
 """The form of the items of a list of paths in which each path has a name."""
-NAMED_VALUES = {"rule": "", "holds": lambda v: True, "path": False}
-"""The metadata of a field that is a dict of numbers, texts and lists by name."""
 LONGEST_REPR = 400
 """The largest number of characters of the ``repr`` of a section."""
 
@@ -102,6 +100,12 @@ def file_path(
 def free_text(default: Any, rule: str = "", holds: Test = lambda v: True) -> Any:
     """Declares a field of free text that does not name a file."""
     return setting(default, rule, holds, path=False)
+
+
+def named_values() -> Any:
+    """Declares a field that is a dict of numbers, texts and lists by name."""
+    metadata = {"rule": "", "holds": lambda v: True, "path": False}
+    return dataclasses.field(default_factory=dict, hash=False, metadata=metadata)
 
 
 class Section:

@@ -102,13 +102,23 @@ def _single(key: str, value: Any, hint: Any) -> Any:
 
 
 def _mapping(key: str, value: Any) -> dict[str, Any]:
-    """Converts a mapping, perhaps as JSON text, to a dict of numbers, texts, lists and ``None``."""
+    """Converts a mapping, perhaps as JSON text, to a dict of numbers, texts, lists and ``None``.
+
+    A mapping inside becomes dotted names.
+    """
     if isinstance(value, str):
         with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(value)
-    if not isinstance(value, Mapping):
+    if not isinstance(value, Mapping) or key.count(".") > 20:  # a dict may contain itself
         raise refusal(key, value, f"must be a dict; give one value as {key}.NAME=VALUE")
-    return {str(plain(name)): _anything(f"{key}.{name}", one) for name, one in value.items()}
+    found: dict[str, Any] = {}
+    for name, one in value.items():
+        where = f"{key}.{name}"
+        if isinstance(one, Mapping):
+            found |= {f"{name}.{inner}": x for inner, x in _mapping(where, one).items()}
+        else:
+            found[str(name)] = _anything(where, one)
+    return found
 
 
 def _anything(key: str, value: Any) -> Any:
@@ -119,8 +129,8 @@ def _anything(key: str, value: Any) -> Any:
         if not value.strip():
             raise refusal(key, value, "a value is missing; give one, or none")
         listed = value.strip()[0] in "([" or "," in value
-        value = known.get(value.lower(), _listed(value, False) if listed else _number(value))
-    if isinstance(value, list | tuple):
+        value = known.get(value.lower(), _listed(value, True) if listed else _number(value))
+    if isinstance(value, list | tuple | range) or getattr(value, "ndim", 0) == 1:
         return [_anything(key, item) for item in value]
     if not isinstance(value, bool | int | float | str | None):
         raise refusal(key, value, "must be a number, a text, true, false, none or a list of these")

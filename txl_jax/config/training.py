@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 from txl_jax.config.bounds import DEVICES, ITEMS, LENGTH, ROWS, STEPS, WORDS
 from txl_jax.config.fields import (
-    NAMED_VALUES,
     Section,
     above,
     at_least,
     file_path,
     free_text,
     minus_1_or_count,
+    named_values,
     probability,
     setting,
     within,
@@ -27,9 +27,7 @@ class OptimizerConfig(Section, key="optimizer"):
     """Update rule: adam, lamb (NVIDIA's, which sets eps to 1e-6), muon (moves the matrices of
     layers by orthogonal steps, and the other parameters as adam does), or an optimizer of optax,
     such as optax.lion and optax.contrib.muon, with optimizer.arguments."""
-    arguments: dict[str, Any] = dataclasses.field(
-        default_factory=dict, hash=False, metadata=NAMED_VALUES
-    )
+    arguments: dict[str, Any] = named_values()  # noqa: RUF009
     """Arguments of an optimizer of optax by name, optimizer.arguments.NAME=VALUE, besides the
     learning rate."""
     learning_rate: float = above(0, 2.5e-4)
