@@ -313,6 +313,7 @@ OUT_OF_RANGE = [
     ("average.swa_lr_ratio", 0.0, "must be above 0"),
     ("average.ema_decay", 1.0, "must be from 0 to 0.999999"),
     ("train.num_seeds", 0, "must be at least 1"),
+    ("sweep.seeds", 0, "must be at least 1"),
     ("loss.ar", -0.1, "must be at least 0"),
     ("loss.tar", -0.1, "must be at least 0"),
     ("train.steps", 0, "must be at least 1"),

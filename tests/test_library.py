@@ -479,6 +479,7 @@ def test_the_arguments_of_a_method_are_the_settings_of_its_section(method):
     [
         ("load", {"source": "x", "trian": True}, "load() has no argument 'trian'; the nearest is"),
         ("train", {"config": "x", "work_dir": "y"}, "'work_dir'; the nearest is 'workdir'"),
+        ("sweep", {"config": "x", "seed": 3}, "'seed'; the nearest is 'seeds'"),
         ("load_corpus", {"name": "text", "pth": "x"}, "'pth'; the nearest is 'path'"),
         ("load_config", {"config": "x", "override": {}}, "'override'; the nearest is 'overrides'"),
         ("segments", {"split": [1], "bs": 2}, "'bs'; the nearest is 'batch_size'"),
@@ -496,6 +497,7 @@ import txl_jax
 
 trained = txl_jax.load("runs/a")
 txl_jax.train("quickstart", "runs/b", {"train.steps": 3})
+txl_jax.sweep("quickstart", "runs/c", {"optimizer.learning_rate": [1e-3]}, seeds=2)
 trained.generate("the", temperature=0.5, length=3)
 trained.score("the", memory="line")
 trained.evaluate("valid", mem_len=3, same_length=None)
@@ -503,6 +505,7 @@ trained.evaluate("valid", mem_len=3, same_length=None)
 MISTAKES = """
 txl_jax.load("runs/a", trian=True)
 txl_jax.train("quickstart", "runs/b", setps=3)
+txl_jax.sweep("quickstart", "runs/c", {}, seed=2)
 txl_jax.load_corpus("text", pth="x")
 trained.generate("the", temprature=0.5)
 trained.generate("the", length="long")

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from txl_jax import modes
+from txl_jax.analysis import sweep as sweep_mode
 from txl_jax.checkpoint import loading
 from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
 from txl_jax.config import (
@@ -254,6 +255,24 @@ def train(
         raise KeyboardInterrupt(f"{what}; call again to resume")
     models = tuple(map(language_model, run.models))
     return dataclasses.replace(models[0], seeds=models)
+
+
+@names_the_nearest()
+def sweep(
+    config: str | os.PathLike[str] | Mapping[str, Any] | ExperimentConfig | Any,
+    workdir: str | os.PathLike[str],
+    grid: Mapping[str, Sequence[Any]],
+    seeds: int = 1,
+    overrides: Mapping[str, Any] | None = None,
+) -> sweep_mode.Sweep:
+    """Trains every combination of a grid of settings, as ``--mode=sweep`` does.
+
+    ``grid`` has values by key: ``{"optimizer.learning_rate": [1e-3, 3e-4]}``. The same call again
+    goes on. ``str()`` of the result is the table. The rest is as for :func:`train`.
+    """
+    exp = override(load_config(config, overrides), {"sweep.grid": grid, "sweep.seeds": seeds})
+    start_devices()
+    return sweep_mode.run(exp, workdir_path(workdir, "workdir"), train)
 
 
 @names_the_nearest()
