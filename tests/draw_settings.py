@@ -124,6 +124,8 @@ def drawn(rng: random.Random, hint: Any) -> Any:
     if origin is tuple:
         items = [drawn(rng, args[0]) for _ in range(rng.choice((0, 1, 1, 2, 3, 5)))]
         return sorted(items, key=str) if rng.random() < 0.3 else items
+    if origin is dict:
+        return {"b1": rng.random(), rng.choice(("eps", "mask", "x y")): rng.choice(FLOATS)}
     if hint is bool:
         return rng.random() < 0.5
     if hint is int:

@@ -120,6 +120,7 @@ def test_a_section_cannot_be_a_value():
 
 WINDOW = "must be one of False, 'pytorch', 'tf'"
 BASELINES = "must be one of 'unigram', 'bigram', 'xz'"
+RULES = "must be 'adam', 'lamb', 'muon', or an optimizer of optax, such as 'optax.lion'"
 ATTENTION = (
     "must be one of 'relative', 'shaw', 'absolute', 'absolute_per_layer', 'shared_projection'"
 )
@@ -136,7 +137,7 @@ ATTENTION = (
         ("train.steps", "", "'': a value is missing; must be of type int"),
         ("train.steps", " ", "' ': a value is missing; must be of type int"),
         ("model.pre_lnorm", "", "'': a value is missing; must be of type bool"),
-        ("optimizer.name", "", "'': a value is missing; must be one of 'adam', 'lamb', 'muon'"),
+        ("optimizer.name", "", "'': must name an update rule"),
         ("model.d_embed", "", "'': a value is missing; give one, or none"),
         ("data.path", "", "'': a value is missing; give one, or none"),
         ("data.cache_dir", " ", "' ': a value is missing; give one, or none"),
@@ -169,7 +170,7 @@ ATTENTION = (
         ("evaluate.baselines", None, "None: must be a list"),
         ("evaluate.first_memory", "full", "'full': must be one of 'empty', 'zeros'"),
         ("loss.positions", "last", "'last': must be one of 'full', 'half'"),
-        ("optimizer.name", "sgd", "'sgd': must be one of 'adam', 'lamb', 'muon'"),
+        ("optimizer.name", "sgd", f"'sgd': {RULES}; the nearest name is 'optax.sgd'"),
         ("model.attention", "vanilla", f"'vanilla': {ATTENTION}"),
         ("model.dropout_mask", "rows", "'rows': must be one of 'independent', 'locked'"),
         ("model.cutoffs", [5, "many"], "'many': must be of type int"),
@@ -312,6 +313,7 @@ OUT_OF_RANGE = [
     ("average.swa_lr_ratio", 0.0, "must be above 0"),
     ("average.ema_decay", 1.0, "must be from 0 to 0.999999"),
     ("train.num_seeds", 0, "must be at least 1"),
+    ("sweep.seeds", 0, "must be at least 1"),
     ("loss.ar", -0.1, "must be at least 0"),
     ("loss.tar", -0.1, "must be at least 0"),
     ("train.steps", 0, "must be at least 1"),

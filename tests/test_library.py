@@ -1,11 +1,14 @@
 """The library's methods give the results of the command's modes, with the same settings."""
 
+import dataclasses
+import inspect
 import io
 import json
 import logging
 import pathlib
 import re
 import signal
+import subprocess
 import sys
 import threading
 import warnings
@@ -25,7 +28,7 @@ from txl_jax import modes, progress
 from txl_jax.analysis import context
 from txl_jax.checkpoint import trained_model
 from txl_jax.checkpoint.errors import WorkdirError
-from txl_jax.config import ConfigError, override
+from txl_jax.config import ConfigError, GenerateConfig, ProtocolConfig, ScoreConfig, override
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.errors import DataError
 from txl_jax.evaluation import evaluator
@@ -217,11 +220,24 @@ def test_another_text_is_evaluated_with_the_vocabulary_of_the_model(trained, tmp
 
 
 WRONG = [
-    (ConfigError, r"unknown config key 'generate.temprature'", "generate", {"temprature": 1.0}),
+    (
+        ConfigError,
+        r"^generate\(\) has no argument 'temprature'; the nearest is 'temperature'$",
+        "generate",
+        {"temprature": 1.0},
+    ),
+    (TypeError, r"'max_new_tokens'; the nearest is 'length'$", "generate", {"max_new_tokens": 3}),
+    (TypeError, r"evaluate\(\) .* 'memlen'; the nearest is 'mem_len'$", "evaluate", {"memlen": 3}),
+    (TypeError, r"score\(\) .* 'seq_len'; the nearest is 'seg_len'$", "score", {"seq_len": 3}),
     (ConfigError, r"generate.top_k = -1: must be at least 0", "generate", {"top_k": -1}),
     (ConfigError, r"generate.length = 0: nothing is generated", "generate", {"length": 0}),
-    (ConfigError, r"generate.json = 'x': is for the command", "generate", {"json": "x"}),
-    (ConfigError, r"score.path = 'x': is for the command", "score", {"text": "a", "path": "x"}),
+    (ConfigError, r"no argument 'json': it is for the command", "generate", {"json": "x"}),
+    (
+        ConfigError,
+        r"'path': it is for the command",
+        "score",
+        {"text": "a", "path": "x"},
+    ),
     (ConfigError, r"evaluate.split = 'none': must be one of 'tr", "evaluate", {"split": "none"}),
     (DataError, r"prompt: .*'Z'", "generate", {"prompt": "Z"}),
     (DataError, r"text, line 2: .*'Z'", "score", {"text": "the\nZ"}),
@@ -509,3 +525,66 @@ def test_training_says_what_it_waits_for(tmp_path, watched_stream):
     txl_jax.train(config, tmp_path / "run")
     said = "compiling the step ...\n" in stream.getvalue().replace("\r", "\n")
     assert said == (type(stream) is not io.StringIO)
+
+
+SECTIONS = {"generate": GenerateConfig, "score": ScoreConfig, "evaluate": ProtocolConfig}
+
+
+@pytest.mark.parametrize("method", SECTIONS)
+def test_the_arguments_of_a_method_are_the_settings_of_its_section(method):
+    """All besides files that the command reads and writes."""
+    arguments = {*inspect.signature(getattr(txl_jax.LanguageModel, method)).parameters}
+    settings = {field.name for field in dataclasses.fields(SECTIONS[method])}
+    own = {"self", "text", "data"}
+    assert arguments - own == settings - {"path", "json"}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("load", {"source": "x", "trian": True}, "load() has no argument 'trian'; the nearest is"),
+        ("train", {"config": "x", "work_dir": "y"}, "'work_dir'; the nearest is 'workdir'"),
+        ("sweep", {"config": "x", "seed": 3}, "'seed'; the nearest is 'seeds'"),
+        ("load_corpus", {"name": "text", "pth": "x"}, "'pth'; the nearest is 'path'"),
+        ("load_config", {"config": "x", "override": {}}, "'override'; the nearest is 'overrides'"),
+        ("segments", {"split": [1], "bs": 2}, "'bs'; the nearest is 'batch_size'"),
+        ("save", {"trianed": 1}, "'trianed'; the nearest is 'trained'"),
+    ],
+)
+def test_a_wrong_keyword_names_the_right_one(name, arguments, words):
+    with pytest.raises(TypeError) as error:
+        getattr(txl_jax, name)(**arguments)
+    assert words in str(error.value)
+
+
+SCRIPT = """
+import txl_jax
+
+trained = txl_jax.load("runs/a")
+txl_jax.train("quickstart", "runs/b", {"train.steps": 3})
+txl_jax.sweep("quickstart", "runs/c", {"optimizer.learning_rate": [1e-3]}, seeds=2)
+trained.generate("the", temperature=0.5, length=3)
+trained.score("the", memory="line")
+trained.evaluate("valid", mem_len=3, same_length=None)
+"""
+MISTAKES = """
+txl_jax.load("runs/a", trian=True)
+txl_jax.train("quickstart", "runs/b", setps=3)
+txl_jax.sweep("quickstart", "runs/c", {}, seed=2)
+txl_jax.load_corpus("text", pth="x")
+trained.generate("the", temprature=0.5)
+trained.generate("the", length="long")
+trained.score("the", memory="lines")
+trained.evaluate("validation")
+"""
+
+
+@pytest.mark.integration
+def test_a_type_checker_refuses_every_wrong_argument_and_no_right_one(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT + MISTAKES)
+    command = [sys.executable, "-m", "mypy", "--follow-imports=silent", str(script)]
+    checked = subprocess.run(command, capture_output=True, text=True, cwd=tiny_runs.ROOT)
+    first = len(SCRIPT.splitlines()) + 1
+    found = {int(line.split(":")[1]) for line in checked.stdout.splitlines() if ": error:" in line}
+    assert found == {*range(first + 1, first + len(MISTAKES.splitlines()))}, checked.stdout

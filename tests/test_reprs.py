@@ -17,6 +17,7 @@ import txl_jax
 from txl_jax import agents
 from txl_jax.analysis.ablation import RowRun
 from txl_jax.analysis.recl import Gains, Losses
+from txl_jax.analysis.sweep import Sweep, SweepRow
 from txl_jax.config.fields import Section
 from txl_jax.data.batch import make_batch
 from txl_jax.data.corpus import corpus_from_config
@@ -80,6 +81,8 @@ def objects(tmp_path_factory):
         Generated("a " * 500, "a", "b", 0, tokens[0], nll[0], 1.5, "length"),
         Generation([Generated("a " * 500, "a", "b", 0, tokens[0], nll[0], 1.5, "length")] * 50),
         LineScore("a " * 500, tokens[0], nll[0], ("a",) * 500),
+        SweepRow("steps=5", {"train.steps": 5}, ["runs/sweep/steps=5/seed_0"], [1.5], 1.5),
+        Sweep([SweepRow("x", {"train.steps": n}, ["x"], [1.5], 1.5) for n in range(50)], "bpc", {}),
         TextScore((), 1.0, 500, 0, "bpc", 1.5, None, ("note " * 50,) * 50),
         Evaluation(**dataclasses.asdict(SCORE), results=(SCORE,) * 50, record={}),
         *(SCORE, sampling_of(generate), rates_of(exp.evaluate.dynamic)),

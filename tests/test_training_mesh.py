@@ -426,6 +426,7 @@ def test_with_fsdp_parameters_are_gathered_and_no_rows():
 
 MANY = {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "model.scan_layers": True}
 MUON = {"optimizer.name": "muon"}
+OPTAX = {"optimizer.name": "optax.adafactor", "optimizer.arguments.min_dim_size_to_factor": 8}
 
 
 def one_by_one(model):
@@ -445,6 +446,7 @@ def losses_of(workdir):
         ({}, MANY),
         pytest.param(MANY, {}, marks=pytest.mark.slow),
         pytest.param(MUON, MANY | MUON, marks=pytest.mark.slow),
+        pytest.param(OPTAX, MANY | OPTAX, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_goes_on_on_another_mesh_and_in_the_other_layout(tmp_path, first, then):

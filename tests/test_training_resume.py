@@ -85,6 +85,12 @@ WITHOUT_MEMORY = {
 
 
 MUON = {"optimizer.name": "muon", "average.ema_decay": 0.5}
+OPTAX = {
+    "optimizer.name": "optax.adafactor",
+    "optimizer.arguments.min_dim_size_to_factor": 8,
+    "optimizer.embedding_ratio": 0.5,
+    "average.swa_start": 3,
+}
 
 
 @pytest.mark.parametrize(
@@ -92,10 +98,11 @@ MUON = {"optimizer.name": "muon", "average.ema_decay": 0.5}
     [
         DROPOUT,
         pytest.param(MUON, marks=pytest.mark.slow),
+        pytest.param(OPTAX, marks=pytest.mark.slow),
         pytest.param({"train.steps_per_dispatch": 2, "train.log_every": 4}, marks=pytest.mark.slow),
         pytest.param(WITHOUT_MEMORY, marks=pytest.mark.slow),
     ],
-    ids=["dropout", "muon", "dispatch", "without memory"],
+    ids=["dropout", "muon", "optax", "dispatch", "without memory"],
 )
 def test_stopped_at_any_step_and_resumed_is_bit_identical(tmp_path, changes):
     changes = {"checkpoint.every": 4, "train.steps": 12, **changes}

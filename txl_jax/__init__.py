@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from txl_jax.data.documents import Documents
     from txl_jax.data.sentences import Sentences, segments
     from txl_jax.data.streams import Segment
-    from txl_jax.library import LanguageModel, load, train
+    from txl_jax.library import LanguageModel, load, sweep, train
     from txl_jax.model.memory import Cache, Memory
     from txl_jax.model.relative_attention import relative_attention
     from txl_jax.model.transformer_xl import TransformerXL
@@ -50,6 +50,7 @@ __all__ = [
     "relative_attention",
     "save",
     "segments",
+    "sweep",
     "train",
 ]
 
@@ -76,6 +77,7 @@ _MODULES = {
     "relative_attention": "model.relative_attention",
     "save": "checkpoint.saving",
     "segments": "data.sentences",
+    "sweep": "library",
     "train": "library",
 }
 """The module of each public name that is not a module itself."""

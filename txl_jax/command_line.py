@@ -24,7 +24,8 @@ def command_with(flags: Mapping[str, str]) -> str:
     kept, words = [], iter(_typed_flags())
     for word in words:
         name, equals, _ = word.partition("=")
-        if "--" + name.lstrip("-") not in flags:
+        name = "--" + name.lstrip("-")
+        if name not in flags and not name.startswith("--config.sweep."):
             kept.append(word)
         elif not equals:
             next(words, "")  # the value of "--workdir DIR"

@@ -10,129 +10,43 @@ import io
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from txl_jax import modes
+from txl_jax.analysis import sweep as sweep_mode
 from txl_jax.checkpoint import loading
 from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
-from txl_jax.config import ConfigError, flatten, load_config, override
+from txl_jax.config import (
+    ConfigError,
+    ExperimentConfig,
+    Window,
+    flatten,
+    load_config,
+    override,
+)
+from txl_jax.config.arguments import RUN, given, names_the_nearest
+from txl_jax.config.evaluation import Split
 from txl_jax.config.folders import path_text, workdir_path
 from txl_jax.data.vocab import Text, check_text, texts_of
+from txl_jax.evaluation.results import Evaluation, SplitScore
 from txl_jax.evaluation.score import TextScore, score_any_text
-from txl_jax.evaluation.scoring_run import table
 from txl_jax.generation.prompts import read_prompts
+from txl_jax.generation.results import Generated, Generation
 from txl_jax.generation.text import Continuation, continuations
 from txl_jax.generation.write import formatted
-from txl_jax.messages import fields_repr, short_repr, shown_path
+from txl_jax.messages import short_repr, shown_path
 from txl_jax.parallel.accelerators import start_devices
 from txl_jax.progress import waiting_for
 from txl_jax.training.events import Logger
 from txl_jax.training.preemption import PreemptionGuard
-from txl_jax.units import Unit, format_value
 
-_FILES = {"generate": ("json",), "score": ("path", "json"), "evaluate": ()}
-"""Settings of the modes that name files, for which the methods have arguments and results."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Generated:
-    """A continuation of a prompt.
-
-    Attributes:
-      text: the prompt and the continuation. ``str()`` gives this text.
-      continuation: the new text alone.
-      prompt: the text of the prompt.
-      sample: the number of this continuation among the samples of the prompt.
-      ids: the tokens of the prompt and the continuation, int32 [n].
-      nll: the negative log-likelihood of each new token in nats at temperature 1, float32.
-      loss: the mean of ``nll``, or NaN without new tokens.
-      ended: the reason for the end: ``length``, or the stop text.
-    """
-
-    text: str
-    continuation: str
-    prompt: str
-    sample: int
-    ids: np.ndarray
-    nll: np.ndarray
-    loss: float
-    ended: str
-
-    __repr__ = fields_repr
-
-    def __str__(self) -> str:
-        return self.text
+_COMMAND = "it is for the command; here the text is an argument, and the result is returned"
+"""Why settings of the modes that name files are no arguments."""
 
 
-class Generation(tuple[Generated, ...]):
-    """The continuations of all prompts and samples in order, those of one prompt side by side."""
-
-    @property
-    def text(self) -> str:
-        """The texts of all continuations, joined by newlines. ``str()`` gives it too."""
-        return "\n".join(one.text for one in self)
-
-    def __str__(self) -> str:
-        return self.text
-
-    def __repr__(self) -> str:
-        return f"Generation({len(self)} continuations: {short_repr(self.text)})"
-
-
-@dataclasses.dataclass(frozen=True)
-class SplitScore:
-    """The score of one model, or of one baseline, on a split.
-
-    Attributes:
-      name: what was scored, such as ``memory 640``, ``no memory`` or ``bigram``.
-      protocol: the evaluation protocol in words.
-      loss: the mean loss of a target in nats.
-      unit, value: ``bpb``, ``bpc`` or ``ppl``, and the mean loss in this unit.
-      targets: the number of targets.
-      bits_per_byte, word_ppl: the loss of a byte and of a word of the text, or ``None`` if the
-        tokens do not determine them.
-      seconds: the duration in seconds with compilation, or ``None`` for a baseline.
-      documents, document_loss: the number of documents, and the mean of their losses in nats; or
-        ``None`` without documents.
-    """
-
-    name: str
-    protocol: str
-    loss: float
-    unit: Unit
-    value: float
-    targets: int
-    bits_per_byte: float | None = None
-    word_ppl: float | None = None
-    seconds: float | None = None
-    documents: int | None = None
-    document_loss: float | None = None
-
-
-@dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
-class Evaluation(SplitScore):
-    """The score of a split under the protocol of the settings, and the scores beside it.
-
-    ``str()`` gives the table that ``--mode=evaluate`` prints.
-
-    Attributes:
-      results: all scores: this one, then the model without memory, other weights and baselines.
-      record: the JSON object that the mode writes to ``evaluation.json``.
-    """
-
-    results: tuple[SplitScore, ...]
-    record: Mapping[str, Any]
-
-    def __str__(self) -> str:
-        return table(self.record)
-
-    def __repr__(self) -> str:
-        value = f"{self.unit} {format_value(self.value, self.unit)}"
-        return f"Evaluation({value}, {self.protocol}, and {len(self.results) - 1} more)"
-
-
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class LanguageModel(TrainedModel):
     """A trained model that generates, scores and evaluates text.
 
@@ -150,7 +64,7 @@ class LanguageModel(TrainedModel):
 
     The keyword arguments of the methods are the settings of the sections ``generate``, ``score``
     and ``evaluate``. An argument that is not given has the value of the run, ``config``. Every
-    method raises ConfigError for an unknown or wrong setting, and DataError for text or ids that
+    method raises ConfigError for an unknown or wrong argument, and DataError for text or ids that
     the vocabulary does not have. The attributes are those of a trained model:
 
     Attributes:
@@ -159,19 +73,41 @@ class LanguageModel(TrainedModel):
       config, step: the settings of the experiment, and the step of the checkpoint.
       weights, others: the name of these parameters (``raw`` or an average), and the other names.
       source: the workdir that was loaded, or an empty string.
+      seeds: the models of all seeds that :func:`train` trained, in order; otherwise empty.
     """
 
+    seeds: tuple["LanguageModel", ...] = ()
+
+    @names_the_nearest(json=_COMMAND)
     def generate(
-        self, prompt: Text | bytes | Sequence[Any] | None = None, **settings: Any
+        self,
+        prompt: Text | bytes | Sequence[Any] | None = None,
+        *,
+        prompt_file: str | os.PathLike[str] | None = RUN,
+        prompts_file: str | os.PathLike[str] | None = RUN,
+        batch_size: int = RUN,
+        samples: int = RUN,
+        length: int = RUN,
+        mem_len: int = RUN,
+        temperature: float = RUN,
+        top_k: int = RUN,
+        top_p: float = RUN,
+        min_p: float = RUN,
+        repetition_penalty: float = RUN,
+        stop: str | Sequence[str] = RUN,
+        valid_text: bool = RUN,
+        detokenise: bool = RUN,
+        seed: int = RUN,
     ) -> Generation:
         """Continues a text or several texts, as ``--mode=generate`` does.
 
         Args:
           prompt: a text, its bytes, its ids (an array or a list of integers), or a list of texts
             or ids. By default the prompt of the settings.
-          settings: settings of :class:`~txl_jax.config.GenerateConfig`, such as ``length``,
-            ``temperature``, ``top_k``, ``samples`` and ``seed``. Equal arguments give equal texts.
+          prompt_file, ...: the settings of :class:`~txl_jax.config.GenerateConfig`. Equal arguments
+            give equal texts.
         """
+        settings = given(locals(), "prompt")
         if isinstance(prompt, str):
             settings, prompt = {"prompt": prompt, **settings}, None
         trained = _with_section(self, "generate", settings)
@@ -187,25 +123,51 @@ class LanguageModel(TrainedModel):
             made += map(_generated, rows)
         return Generation(made)
 
-    def score(self, text: Text | bytes | Sequence[Any], **settings: Any) -> TextScore:
+    @names_the_nearest(json=_COMMAND, path=_COMMAND)
+    def score(
+        self,
+        text: Text | bytes | Sequence[Any],
+        *,
+        memory: Literal["carry", "line"] = RUN,
+        mem_len: int = RUN,
+        seg_len: int = RUN,
+        batch_size: int = RUN,
+        tokens: bool = RUN,
+    ) -> TextScore:
         """Returns the loss of every token of a text, as ``--mode=score`` does.
 
         Args:
           text: a text or its bytes, which are cut into lines after each line end, its ids (an
             array or a list of integers), or a list of lines or of their ids, which are scored as
             they are: write the line ends.
-          settings: settings of :class:`~txl_jax.config.ScoreConfig`, such as ``mem_len`` and
-            ``memory`` (``line`` empties the memory before each line).
+          memory, mem_len, seg_len, batch_size, tokens: the settings of
+            :class:`~txl_jax.config.ScoreConfig`; ``line`` empties the memory before each line.
         """
-        trained = _with_section(self, "score", settings)
+        trained = _with_section(self, "score", given(locals(), "text"))
         lines = texts_of(text, "text")
         if isinstance(text, str | bytes | bytearray | memoryview):
             check_text(self.vocab, str(lines[0]))  # the whole text, whose encoding shows better
             lines = list(io.StringIO(str(lines[0]), newline="\n"))
         return score_any_text(trained, lines, "text")
 
+    @names_the_nearest()
     def evaluate(
-        self, split: str | None = None, data: Mapping[str, Any] | None = None, **settings: Any
+        self,
+        split: Split | None = None,
+        data: Mapping[str, Any] | None = None,
+        *,
+        batch_size: int = RUN,
+        seg_len: int = RUN,
+        mem_len: int = RUN,
+        context_len: int = RUN,
+        first_memory: Literal["empty", "zeros"] = RUN,
+        warm_start: int = RUN,
+        clamp_len: int | None = RUN,
+        same_length: Window | None = RUN,
+        temperature: float = RUN,
+        max_segments: int = RUN,
+        dynamic: Mapping[str, Any] = RUN,
+        baselines: Sequence[Literal["unigram", "bigram", "xz"]] = RUN,
     ) -> Evaluation:
         """Scores a split of a text under an evaluation protocol, as ``--mode=evaluate`` does.
 
@@ -213,9 +175,10 @@ class LanguageModel(TrainedModel):
           split: ``train``, ``valid`` or ``test``; by default that of the settings.
           data: settings of :class:`~txl_jax.config.DataConfig` that name another text, such as
             ``{"path": "other.txt"}``. The vocabulary of the model encodes it.
-          settings: settings of :class:`~txl_jax.config.ProtocolConfig`, such as ``mem_len``,
-            ``max_segments``, ``baselines`` and ``dynamic={"rule": "sgd"}``.
+          batch_size, ...: the settings of :class:`~txl_jax.config.ProtocolConfig`, with a dict
+            for the section ``dynamic={"rule": "sgd"}``.
         """
+        settings = given(locals(), "split", "data")
         if split is not None:
             settings["split"] = split
         trained = _with_section(self, "evaluate", settings)
@@ -232,8 +195,9 @@ class LanguageModel(TrainedModel):
         return Evaluation(**rows[0], results=scores, record=record)
 
 
+@names_the_nearest()
 def train(
-    config: Any,
+    config: str | os.PathLike[str] | Mapping[str, Any] | ExperimentConfig | Any,
     workdir: str | os.PathLike[str],
     overrides: Mapping[str, Any] | None = None,
     loggers: Sequence[Logger] = (),
@@ -270,8 +234,9 @@ def train(
       loggers: receive the settings, the numbers and the texts of the run. With several seeds, each
         seed starts them.
 
-    Returns the best checkpoint's model, with several seeds that of the first seed. Its results
-    are in the workdir, and :meth:`LanguageModel.evaluate` computes the scores again.
+    Returns the best checkpoint's model, with several seeds that of the first seed. Its attribute
+    ``seeds`` has the models of all seeds. The results are in the workdir, and
+    :meth:`LanguageModel.evaluate` computes the scores again.
 
     Raises:
       ConfigError, DataError, WorkdirError, LockedError: settings, text, devices and folder do not
@@ -291,9 +256,29 @@ def train(
             signal.raise_signal(guard.signal)
         what = f"stopped by {guard.signal.name}, {run.saved}"
         raise KeyboardInterrupt(f"{what}; call again to resume")
-    return language_model(run.models[0])
+    models = tuple(map(language_model, run.models))
+    return dataclasses.replace(models[0], seeds=models)
 
 
+@names_the_nearest()
+def sweep(
+    config: str | os.PathLike[str] | Mapping[str, Any] | ExperimentConfig | Any,
+    workdir: str | os.PathLike[str],
+    grid: Mapping[str, Sequence[Any]],
+    seeds: int = 1,
+    overrides: Mapping[str, Any] | None = None,
+) -> sweep_mode.Sweep:
+    """Trains every combination of a grid of settings, as ``--mode=sweep`` does.
+
+    ``grid`` has values by key: ``{"optimizer.learning_rate": [1e-3, 3e-4]}``. The same call again
+    goes on. ``str()`` of the result is the table. The rest is as for :func:`train`.
+    """
+    exp = override(load_config(config, overrides), {"sweep.grid": grid, "sweep.seeds": seeds})
+    start_devices()
+    return sweep_mode.run(exp, workdir_path(workdir, "workdir"), train)
+
+
+@names_the_nearest()
 def load(
     source: str | os.PathLike[str], step: int | str = "best", weights: str | None = None
 ) -> LanguageModel:
@@ -338,10 +323,6 @@ def language_model(trained: TrainedModel) -> LanguageModel:
 
 def _with_section(trained: TrainedModel, section: str, settings: Mapping[str, Any]) -> TrainedModel:
     """Returns the model with other settings of a section."""
-    for name in _FILES[section]:
-        if name in settings:
-            why = "is for the command; here the text is an argument, and the result is returned"
-            raise ConfigError(f"config key {section}.{name} = {short_repr(settings[name])}: {why}")
     changes = {f"{section}.{key}": value for key, value in flatten(settings).items()}
     return with_settings(trained, override(trained.config, changes))
 

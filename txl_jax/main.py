@@ -138,7 +138,9 @@ def run() -> int:
     mode, config = _MODE.value, _CONFIG.value
     if config and config.startswith("~"):
         config = str(expanded(config, "--config"))
-    if config is None and (mode == "ablation" or (mode == "train" and _WORKDIR.value is None)):
+    if config is None and (
+        mode in ("ablation", "sweep") or (mode == "train" and _WORKDIR.value is None)
+    ):
         raise ConfigError("--config=NAME or FILE is needed, for example --config=quickstart")
     if config is None and _WORKDIR.value is None:
         raise ConfigError(
@@ -150,7 +152,7 @@ def run() -> int:
     exp = load_config(config, _overrides) if config else None
     file, _, variant = (config or "").partition(":")
     name = "-".join(filter(None, (os.path.splitext(os.path.basename(file))[0], variant)))
-    workdir = _WORKDIR.value or os.path.join("runs", name)
+    workdir = _WORKDIR.value or os.path.join("runs", name + "-sweep" * (mode == "sweep"))
     workdir = workdir_path(workdir, "--workdir")
 
     from txl_jax import modes  # slow imports, so only after the config is checked
@@ -184,6 +186,8 @@ def run() -> int:
     interrupts.restore_keyboard_interrupt()
     if exp is not None and mode == "train":
         return modes.train(exp, workdir)
+    if exp is not None and mode == "sweep":
+        return modes.sweep(exp, workdir)
     if config and mode == "ablation":
         return modes.ablate(config, _overrides, workdir)
     if mode in modes.COMPARISON_MODULES:

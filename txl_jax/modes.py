@@ -313,6 +313,24 @@ def ablate(config: str, overrides: Mapping[str, str], workdir: str) -> int:
     return ablation.run(config, overrides, workdir, train_row)
 
 
+def sweep(exp: ExperimentConfig, workdir: str) -> int:
+    """Trains the unfinished runs of a grid, and prints the table and what follows from the best."""
+    from txl_jax.analysis import sweep
+
+    def train_run(one: ExperimentConfig, folder: str) -> None:
+        _print(f"run {shown_path(folder)}", stderr())
+        if (code := _exit_code_if_stopped(one, folder, closing_lines=False)) is not None:
+            raise SystemExit(code)
+
+    found = sweep.run(exp, workdir, train_run)
+    best = found.rows[0]
+    flags = {f"--config.{key}": str(value) for key, value in best.settings.items()}
+    flags |= {"--mode": "train", "--workdir": shown_path(f"{workdir}-best")}
+    _print(f"{found}\nbest    {shown_path(best.workdirs[0])}")
+    _print(f"further {command_with(flags)} --config.train.steps={2 * exp.train.steps}", stderr())
+    return 1 if found.failed else 0
+
+
 def compile_programs(exp: ExperimentConfig, topology: str | None) -> int:
     """Compiles training and scoring without running them; prints their costs on the devices."""
     return compile_ahead(exp, topology)

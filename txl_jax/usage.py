@@ -19,6 +19,7 @@ MODES = {
     "recl": "compares the relative effective context length of several models",
     "attention": "draws how far heads attend, and what the four terms of attention add",
     "ablation": "trains and compares the rows of a table",
+    "sweep": "trains a grid of settings with several seeds, each run resumable, and names the best",
     "speed": "times evaluation with memory against sliding windows",
     "probe": "measures how far back a model remembers a token exactly",
     "report": "writes one page about a run, or a comparison of several",

@@ -46,6 +46,7 @@ _SIDE_PANELS = {
 
 REPORT_SECTIONS = (
     ("ablation", "Table of rows", "The loss of every row at every attention length, best marked."),
+    ("sweep", "Sweep", "The validation loss of every combination and seed, and the means."),
     ("context", "Loss and context", "The loss against the length of the context."),
     ("recl", "Relative effective context length", "Paper, appendix C."),
     ("attention", "Attention of the heads", "Attention by distance; paper, appendix D."),

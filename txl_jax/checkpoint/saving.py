@@ -14,6 +14,7 @@ from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir import read_record
 from txl_jax.checkpoint.workdir_files import CONFIG, FORMAT, MODEL, VOCAB
 from txl_jax.config import ExperimentConfig, without_paths
+from txl_jax.config.arguments import names_the_nearest
 from txl_jax.config.folders import path_text
 from txl_jax.data.corpus import FOREIGN_VOCAB
 from txl_jax.data.sources.text import HELD_OUT, OWN_SPLITS
@@ -40,6 +41,7 @@ def export(
     return trained.step
 
 
+@names_the_nearest()
 def save(
     trained: TrainedModel,
     folder: str | os.PathLike[str],
@@ -72,6 +74,7 @@ def save(
     write_json(os.path.join(folder, CONFIG), _without_paths(record))
 
 
+@names_the_nearest()
 def push(trained: TrainedModel, repository: str, private: bool = True) -> str:
     """Uploads a model to the Hub as ``owner/name``; returns its address. Needs ``txl_jax[hub]``.
 

@@ -50,6 +50,7 @@ MODE_FILES: dict[str, tuple[str, ...]] = {
         *_figures("attention", "attention_heads", "attention_terms"),
     ),
     "ablation": ("ablation.json", "ablation.csv", *_figures("ablation")),
+    "sweep": ("sweep.json", "sweep.csv", *_figures("sweep")),
     "speed": ("speed.json",),
     "probe": ("probe.json", "probe.csv", *_figures("probe")),
     "report": ("report.html",),

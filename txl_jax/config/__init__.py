@@ -37,6 +37,7 @@ from txl_jax.config.training import (
     LossConfig,
     MeshConfig,
     OptimizerConfig,
+    SweepConfig,
     TrainConfig,
     longest_segment,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "ScoreConfig",
     "Setting",
     "SpeedConfig",
+    "SweepConfig",
     "TrainConfig",
     "TransformerXLConfig",
     "Window",

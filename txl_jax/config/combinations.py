@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from txl_jax.config import optax_rules
 from txl_jax.config.bounds import SEED
 from txl_jax.config.errors import refusal
 from txl_jax.messages import argument, short_repr
@@ -48,6 +49,21 @@ def _schedule(c: "ExperimentConfig") -> Broken:
         yield "optimizer.warmup_steps", rule
     if o.schedule == "inverse_sqrt" and not o.warmup_steps:
         yield "optimizer.warmup_steps", "must be at least 1 for schedule 'inverse_sqrt'"
+
+
+def _optimizer(c: "ExperimentConfig") -> Broken:
+    o = c.optimizer
+    constant = o.schedule == "constant" and not o.warmup_steps and c.average.swa_lr_ratio is None
+    optax_rules.check(o.name, o.arguments, constant)  # raises an error for one of the arguments
+    if not optax_rules.is_optax(o.name):
+        return
+    for key in ("b1", "b2", "eps", "momentum"):
+        if getattr(o, key) != getattr(type(o), key):
+            rule = f"is for adam, lamb and muon, and optimizer.name is {o.name!r}"
+            yield f"optimizer.{key}", f"{rule}: give its own as optimizer.arguments.NAME"
+    if o.weight_decay and optax_rules.has_argument(o.name, "weight_decay"):
+        rule = f"{o.name} has its own: give optimizer.arguments.weight_decay"
+        yield "optimizer.weight_decay", rule
 
 
 def _weight_averaging(c: "ExperimentConfig") -> Broken:
@@ -184,7 +200,7 @@ def _alternatives(c: "ExperimentConfig") -> Broken:
 
 def check_combinations(exp: "ExperimentConfig") -> None:
     """Raises ConfigError if settings of an experiment contradict each other."""
-    training = (_steps_and_seeds, _schedule, _weight_averaging, _training_loss)
+    training = (_steps_and_seeds, _schedule, _optimizer, _weight_averaging, _training_loss)
     for rule in (*training, _lengths, _scoring, _text, _documents, _tokens, _alternatives):
         for key, why in rule(exp):
             raise refusal(key, attrgetter(key)(exp), why)

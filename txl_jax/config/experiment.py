@@ -52,6 +52,7 @@ class ExperimentConfig(Section):
     recl: analysis.ReclConfig = field(default_factory=analysis.ReclConfig)
     attention: analysis.AttentionMapsConfig = field(default_factory=analysis.AttentionMapsConfig)
     ablation: analysis.AblationConfig = field(default_factory=analysis.AblationConfig)
+    sweep: training.SweepConfig = field(default_factory=training.SweepConfig)
     speed: analysis.SpeedConfig = field(default_factory=analysis.SpeedConfig)
     score: analysis.ScoreConfig = field(default_factory=analysis.ScoreConfig)
     probe: analysis.ProbeConfig = field(default_factory=analysis.ProbeConfig)

@@ -102,6 +102,12 @@ def free_text(default: Any, rule: str = "", holds: Test = lambda v: True) -> Any
     return setting(default, rule, holds, path=False)
 
 
+def named_values() -> Any:
+    """Declares a field that is a dict of numbers, texts and lists by name."""
+    metadata = {"rule": "", "holds": lambda v: True, "path": False}
+    return dataclasses.field(default_factory=dict, hash=False, metadata=metadata)
+
+
 class Section:
     """The base class of every group of settings, which checks its values when it is built.
 

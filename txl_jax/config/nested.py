@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_origin
 
 from txl_jax.config.errors import UnknownKeyError, refusal
 from txl_jax.config.fields import NAMED, Section, checked
@@ -56,7 +56,9 @@ def replace_nested(section: S, nested: Mapping[str, Any], prefix: str = "", root
             if not isinstance(value, Mapping):
                 raise refusal(key, value, "is a section, not a value")
             values[name] = replace_nested(own, value, f"{key}.", root)
-        elif name not in fields or (isinstance(value, Mapping) and value):
+        elif name not in fields or (
+            isinstance(value, Mapping) and value and not _is_dict(fields[name])
+        ):
             for _ in range(5):  # to the first leaf; a dict may contain itself
                 if isinstance(value, Mapping) and value:
                     inner, value = next(iter(value.items()))
@@ -75,6 +77,11 @@ def replace_nested(section: S, nested: Mapping[str, Any], prefix: str = "", root
     return dataclasses.replace(section, **values)  # type: ignore[type-var]
 
 
+def _is_dict(field: dataclasses.Field) -> bool:
+    """Whether the value of a setting is a dict."""
+    return get_origin(field.type) is dict
+
+
 def unknown_key(key: str, root: Any) -> UnknownKeyError:
     """Returns the error for a key that ``root``, the section of all settings, does not have."""
     known = list(flatten(dataclasses.asdict(root)))
@@ -88,10 +95,13 @@ def unknown_key(key: str, root: Any) -> UnknownKeyError:
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested settings by dotted key, with lists in place of tuples."""
+    """Returns nested settings by dotted key, with lists in place of tuples.
+
+    The items of a dict have keys of their own. Only an empty one, which is no section, has one key.
+    """
     flat: dict[str, Any] = {}
     for name, value in nested.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and (value or not prefix):
             flat |= flatten(value, f"{prefix}{name}.")
         else:
             flat[f"{prefix}{name}"] = list(value) if isinstance(value, tuple) else value

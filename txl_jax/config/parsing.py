@@ -7,6 +7,7 @@ import math
 import types
 import typing
 import warnings
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from txl_jax.config.errors import refusal
@@ -36,6 +37,8 @@ def typed(key: str, value: Any, hint: Any) -> Any:
             if (type(value) is type(choice) and value == choice) or text == str(choice).lower():
                 return choice
         raise refusal(key, value, _expected(hint))
+    if origin is dict:
+        return _mapping(key, value)
     if origin is tuple:
         if isinstance(value, str):
             value = _listed(value, args[0] is str)
@@ -94,6 +97,44 @@ def _single(key: str, value: Any, hint: Any) -> Any:
     if type(value) is not hint:
         raise refusal(key, value, _expected(hint))
     if hint is float and not math.isfinite(value):
+        raise refusal(key, value, "must be a finite number")
+    return value
+
+
+def _mapping(key: str, value: Any) -> dict[str, Any]:
+    """Converts a mapping, perhaps as JSON text, to a dict of numbers, texts, lists and ``None``.
+
+    A mapping inside becomes dotted names.
+    """
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    if not isinstance(value, Mapping) or key.count(".") > 20:  # a dict may contain itself
+        raise refusal(key, value, f"must be a dict; give one value as {key}.NAME=VALUE")
+    found: dict[str, Any] = {}
+    for name, one in value.items():
+        where = f"{key}.{name}"
+        if isinstance(one, Mapping):
+            found |= {f"{name}.{inner}": x for inner, x in _mapping(where, one).items()}
+        else:
+            found[str(name)] = _anything(where, one)
+    return found
+
+
+def _anything(key: str, value: Any) -> Any:
+    """Converts a value, perhaps text from a command line, to the type that it looks like."""
+    value = plain(value)
+    if isinstance(value, str):
+        known = {"true": True, "false": False, "none": None, "null": None}
+        if not value.strip():
+            raise refusal(key, value, "a value is missing; give one, or none")
+        listed = value.strip()[0] in "([" or "," in value
+        value = known.get(value.lower(), _listed(value, True) if listed else _number(value))
+    if isinstance(value, list | tuple | range) or getattr(value, "ndim", 0) == 1:
+        return [_anything(key, item) for item in value]
+    if not isinstance(value, bool | int | float | str | None):
+        raise refusal(key, value, "must be a number, a text, true, false, none or a list of these")
+    if isinstance(value, float) and not math.isfinite(value):
         raise refusal(key, value, "must be a finite number")
     return value
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from typing import Literal
+from typing import Any, Literal
 
 from txl_jax.config.bounds import DEVICES, ITEMS, LENGTH, ROWS, STEPS, WORDS
 from txl_jax.config.fields import (
@@ -12,6 +12,7 @@ from txl_jax.config.fields import (
     file_path,
     free_text,
     minus_1_or_count,
+    named_values,
     probability,
     setting,
     within,
@@ -22,9 +23,13 @@ from txl_jax.config.fields import (
 class OptimizerConfig(Section, key="optimizer"):
     """Settings of the update rule and the learning-rate schedule (training/optimizer.py)."""
 
-    name: Literal["adam", "lamb", "muon"] = "adam"
-    """Update rule; lamb is the rule of NVIDIA's code, which sets eps to 1e-6; muon moves the
-    matrices of layers by orthogonal steps, and the other parameters as adam does."""
+    name: str = free_text("adam", "must name an update rule", str.strip)
+    """Update rule: adam, lamb (NVIDIA's, which sets eps to 1e-6), muon (moves the matrices of
+    layers by orthogonal steps, and the other parameters as adam does), or an optimizer of optax,
+    such as optax.lion and optax.contrib.muon, with optimizer.arguments."""
+    arguments: dict[str, Any] = named_values()  # noqa: RUF009
+    """Arguments of an optimizer of optax by name, optimizer.arguments.NAME=VALUE, besides the
+    learning rate."""
     learning_rate: float = above(0, 2.5e-4)
     """Learning rate at the end of warm-up."""
     schedule: Literal["cosine", "inverse_sqrt", "constant"] = "cosine"
@@ -37,11 +42,11 @@ class OptimizerConfig(Section, key="optimizer"):
     clip_norm: float = at_least(0, 0.25)
     """Largest global norm of the gradient; 0 turns clipping off."""
     b1: float = probability(0.9)
-    """Decay rate of the first moment."""
+    """Decay rate of the first moment of adam, lamb and muon."""
     b2: float = probability(0.999)
-    """Decay rate of the second moment."""
+    """Decay rate of the second moment of adam, lamb and muon."""
     eps: float = above(0, 1e-8)
-    """Number that is added to the root of the second moment."""
+    """Number that is added to the root of the second moment of adam, lamb and muon."""
     momentum: float = probability(0.95)
     """Decay rate of muon's momentum."""
     l2: float = at_least(0, 0.0)
@@ -173,6 +178,16 @@ class TrainConfig(Section, key="train"):
 def longest_segment(seg_len: int, std: float) -> int:
     """Returns the length of a segment's arrays: T plus the integer part of 3s."""
     return seg_len + int(3 * std)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepConfig(Section, key="sweep"):
+    """Settings of training a grid of settings (``--mode=sweep``, analysis/sweep.py)."""
+
+    grid: dict[str, Any] = named_values()  # noqa: RUF009
+    """Values of each setting of the grid, sweep.grid.KEY=VALUE,VALUE."""
+    seeds: int = at_least(1, 1, ITEMS)
+    """Number of seeds of each combination, from seed on."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

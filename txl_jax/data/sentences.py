@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from txl_jax.config.arguments import names_the_nearest
 from txl_jax.data.documents import Documents, as_positions
 from txl_jax.data.drawn_lengths import DrawnLengths
 from txl_jax.data.errors import DataError
@@ -163,6 +164,7 @@ def shuffled_streams(
     return DrawnLengths(streams, seg_len_std, seed) if seg_len_std else streams
 
 
+@names_the_nearest()
 def segments(
     split: Split,
     batch_size: int | np.integer,

@@ -9,8 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from txl_jax.config import AverageConfig, ExperimentConfig, OptimizerConfig
+from txl_jax.config import AverageConfig, ExperimentConfig, OptimizerConfig, optax_rules
+from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.training.muon import scale_by_muon_and_adam
+
+_LAYER = "one_"
 
 
 def schedule(
@@ -59,23 +62,87 @@ def make_optimizer(exp: ExperimentConfig) -> optax.GradientTransformation:
 
     With ``train.skip_spikes``, the first part of its state is :class:`RecentNorm`.
     """
-    c, rate = exp.optimizer, schedule(exp.optimizer, exp.train.steps, exp.average)
-    muon = functools.partial(scale_by_muon_and_adam, c.momentum)
-    scale = {"adam": optax.scale_by_adam, "lamb": scale_by_lamb, "muon": muon}[c.name]
+    c = exp.optimizer
     parts = [clip_by_norm(c.clip_norm) if c.clip_norm else optax.identity()]
     if c.l2:
         parts.append(optax.add_decayed_weights(c.l2))
-    parts.append(scale(b1=c.b1, b2=c.b2, eps=c.eps))
+    parts += _optax_rule(exp) if optax_rules.is_optax(c.name) else _own_rule(exp)
+    optimizer = optax.chain(*parts)
+    return optax.chain(recent_norm(), optimizer) if exp.train.skip_spikes else optimizer
+
+
+def _own_rule(exp: ExperimentConfig) -> list[optax.GradientTransformation]:
+    """Returns adam, lamb or muon, the weight decay and the learning rate."""
+    c, rate = exp.optimizer, schedule(exp.optimizer, exp.train.steps, exp.average)
+    muon = functools.partial(scale_by_muon_and_adam, c.momentum)
+    scale = {"adam": optax.scale_by_adam, "lamb": scale_by_lamb, "muon": muon}[c.name]
+    parts = [scale(b1=c.b1, b2=c.b2, eps=c.eps)]
     if c.weight_decay:
         parts.append(optax.add_decayed_weights(c.weight_decay))
     if c.embedding_ratio == 1:
-        parts.append(optax.scale_by_learning_rate(rate))
-    else:  # embedding tables have their own rate, as in the authors' Penn Treebank release
-        tables = schedule(c, exp.train.steps, exp.average, c.embedding_ratio)
-        parts.append(_scale_where(lambda path: not is_embedding(path), rate))
-        parts.append(_scale_where(is_embedding, tables))
-    optimizer = optax.chain(*parts)
-    return optax.chain(recent_norm(), optimizer) if exp.train.skip_spikes else optimizer
+        return [*parts, optax.scale_by_learning_rate(rate)]
+    # embedding tables have their own rate, as in the authors' Penn Treebank release
+    tables = schedule(c, exp.train.steps, exp.average, c.embedding_ratio)
+    parts.append(_scale_where(lambda path: not is_embedding(path), rate))
+    return [*parts, _scale_where(is_embedding, tables)]
+
+
+def _optax_rule(exp: ExperimentConfig) -> list[optax.GradientTransformation]:
+    """Returns the optimizer of optax, which has the learning rate as an argument, and the decay.
+
+    With ``embedding_ratio``, embedding tables have an optimizer of their own.
+    """
+    c, peaks = exp.optimizer, {"others": 1.0, "embeddings": exp.optimizer.embedding_ratio}
+
+    def rule(ratio: float) -> optax.GradientTransformation:
+        rate: Any = schedule(c, exp.train.steps, exp.average, ratio)
+        if c.schedule == "constant" and not c.warmup_steps and exp.average.swa_lr_ratio is None:
+            rate = c.learning_rate * ratio  # some optimizers take no schedule
+        own = optax_rules.build(c.name, c.arguments, rate)
+        if not c.weight_decay:
+            return own
+        scaled = (optax.add_decayed_weights(c.weight_decay), optax.scale_by_learning_rate(rate))
+        return _sum_of(own, optax.chain(*scaled))
+
+    if c.embedding_ratio == 1:
+        return [for_each_layer(rule(1.0))]
+    group = lambda path, _: "embeddings" if is_embedding(path) else "others"
+    groups = functools.partial(jax.tree_util.tree_map_with_path, group)
+    return [for_each_layer(optax.partition({k: rule(r) for k, r in peaks.items()}, groups))]
+
+
+def _sum_of(
+    optimizer: optax.GradientTransformation, decay: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """Adds the weight decay, computed from zero gradients, to the updates of an optimizer."""
+
+    def update(gradient, state, params=None):
+        updates, own = optimizer.update(gradient, state[0], params)
+        decays, rest = decay.update(optax.tree.zeros_like(gradient), state[1], params)
+        return optax.tree.add(updates, decays), (own, rest)
+
+    return optax.GradientTransformation(lambda p: (optimizer.init(p), decay.init(p)), update)
+
+
+def for_each_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Gives an optimizer one tree of parameters for each layer, also where layers are stacked.
+
+    Rules such as Adafactor's treat each array as a whole, and the axes of their state are not those
+    of the parameters. So results and checkpoints do not depend on ``scan_layers``. The trees are
+    named ``one_layer_n``, which :mod:`txl_jax.model.layout` leaves alone.
+    """
+
+    def apart(tree):
+        return {
+            _LAYER + k if k.startswith("layer_") else k: v for k, v in unstack_layers(tree).items()
+        }
+
+    def update(gradient, state, params):
+        updates, state = optimizer.update(apart(gradient), state, apart(params))
+        joined = {name.removeprefix(_LAYER): tree for name, tree in updates.items()}
+        return (stack_layers(joined) if "layers" in gradient else joined), state
+
+    return optax.GradientTransformation(lambda params: optimizer.init(apart(params)), update)
 
 
 def clip_by_norm(largest: float) -> optax.GradientTransformation:

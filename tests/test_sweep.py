@@ -1,0 +1,190 @@
+"""A sweep trains every combination and seed once, keeps failures apart, and names the best."""
+
+import csv
+import json
+import statistics
+from typing import Any
+
+import pytest
+import tiny_runs
+
+import txl_jax
+from txl_jax import modes
+from txl_jax.analysis import sweep as sweep_mode
+from txl_jax.analysis.errors import AnalysisError
+from txl_jax.checkpoint.errors import WorkdirError
+from txl_jax.config import ConfigError, ExperimentConfig, override
+
+GRID = {"optimizer.learning_rate": [5e-3, 1e-3], "loss.ar": [0.0, 0.5]}
+TINY = {"model.n_layer": 1, "train.steps": 4, "train.eval_every": 2, "generate.length": 0}
+
+
+def experiment(folder, grid=GRID, seeds=2, **changes):
+    exp = tiny_runs.experiment(folder, **{**TINY, **changes})
+    return override(exp, {"sweep.grid": grid, "sweep.seeds": seeds})
+
+
+def fake_train(losses):
+    """Writes what a run leaves: settings, a checkpoint and a validation of the given loss."""
+
+    def train(exp, folder):
+        loss = losses(exp)
+        if isinstance(loss, Exception):
+            raise loss
+        checkpoint = tiny_runs.pathlib.Path(folder) / "checkpoints" / str(exp.train.steps)
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "_CHECKPOINT_METADATA").write_text("{}")
+        record = {"kind": "valid", "step": exp.train.steps, "loss": loss, "bpc": loss}
+        (checkpoint.parents[1] / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+        trained.append(folder)
+
+    trained: list[str] = []
+    made: Any = train
+    made.folders = trained
+    return made
+
+
+def loss_of(exp):
+    return 1 + exp.optimizer.learning_rate * 100 + exp.loss.ar + exp.seed / 100
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path
+
+
+def test_every_combination_and_seed_is_trained_once_in_a_folder_of_its_own(folder):
+    train, again = fake_train(loss_of), fake_train(loss_of)
+    found = sweep_mode.run(experiment(folder), str(folder / "s"), train)
+    names = {path.removeprefix(f"{folder}/s/") for path in train.folders}
+    assert len(names) == 8
+    assert "learning_rate=0.005-ar=0.5/seed_1" in names
+    more = experiment(folder, {**GRID, "loss.ar": [0.0, 0.5, 1.0]}, seeds=3)
+    sweep_mode.run(more, str(folder / "s"), again)
+    assert not set(again.folders) & set(train.folders)
+    assert len(again.folders) == 18 - 8
+    assert found.rows[0].settings == {"optimizer.learning_rate": 1e-3, "loss.ar": 0.0}
+
+
+def test_the_table_has_mean_spread_and_best_and_the_files_have_every_run(folder):
+    found = sweep_mode.run(experiment(folder), str(folder / "s"), fake_train(loss_of))
+    for row in found.rows:
+        exp = override(experiment(folder), row.settings)
+        values = [loss_of(override(exp, {"seed": seed})) for seed in (0, 1)]
+        assert row.values == pytest.approx(sorted(values))
+        assert row.mean == pytest.approx(statistics.fmean(values))
+    assert [row.mean for row in found.rows] == sorted(row.mean for row in found.rows)
+    best = found.rows[0]
+    assert best.workdirs[0].endswith("/s/learning_rate=0.001-ar=0.0/seed_0")
+    line = str(found).splitlines()[1]
+    assert line.split() == ["learning_rate=0.001", "ar=0.0", "2", "1.105", "0.010", "1.100"]
+    rows = list(csv.DictReader((folder / "s" / "sweep.csv").open()))
+    assert len(rows) == 8
+    assert {row["optimizer.learning_rate"] for row in rows} == {"0.005", "0.001"}
+    assert len(json.loads((folder / "s" / "sweep.json").read_text())["runs"]) == 8
+    assert (folder / "s" / "sweep.svg").stat().st_size > 1000
+
+
+def test_a_failed_run_is_named_and_the_others_are_trained(folder, capsys):
+    fails = lambda exp: ValueError("not finite\nat all") if exp.loss.ar else loss_of(exp)
+    found = sweep_mode.run(experiment(folder), str(folder / "s"), fake_train(fails))
+    assert len(found.failed) == 4
+    assert set(found.failed.values()) == {"not finite at all"}
+    assert [len(row.values) for row in found.rows] == [2, 2, 0, 0]
+    assert "failed" in str(found).splitlines()[-1]
+    assert "learning_rate=0.001-ar=0.5/seed_1: not finite at all" in capsys.readouterr().err
+    retried = fake_train(loss_of)
+    assert not sweep_mode.run(experiment(folder), str(folder / "s"), retried).failed
+    assert len(retried.folders) == 4
+    with pytest.raises(AnalysisError, match="every run failed: no"):
+        sweep_mode.run(
+            experiment(folder), str(folder / "t"), fake_train(lambda _: ValueError("no"))
+        )
+
+
+def test_an_interruption_ends_the_sweep_and_the_same_call_goes_on(folder):
+    left = 3
+
+    def stopping(exp, path):
+        nonlocal left
+        left -= 1
+        if not left:
+            raise KeyboardInterrupt
+        first(exp, path)
+
+    first, rest = fake_train(loss_of), fake_train(loss_of)
+    with pytest.raises(KeyboardInterrupt):
+        sweep_mode.run(experiment(folder), str(folder / "s"), stopping)
+    sweep_mode.run(experiment(folder), str(folder / "s"), rest)
+    assert (len(first.folders), len(rest.folders)) == (2, 6)
+
+
+@pytest.mark.parametrize(
+    ("grid", "changes", "words"),
+    [
+        ({}, {}, "sweep.grid = []: give settings with values, as sweep.grid.optimizer"),
+        ({"loss.ar": []}, {}, "sweep.grid.loss.ar = []: give settings with values"),
+        ({"loss.arr": [1]}, {}, "unknown config key 'loss.arr'; the nearest key is 'loss.ar'"),
+        ({"loss.ar": [0.1, -1]}, {}, "loss.ar = -1.0: must be at least 0"),
+        ({"loss.ar": [0.1, "much"]}, {}, "loss.ar = 'much': must be of type float"),
+        ({"loss.ar": [0.1, 0.2, 0.10]}, {}, "sweep.grid: ar=0.1 is given twice"),
+        ({"loss.ar": ["1e-1", 0.1]}, {}, "sweep.grid: ar=0.1 is given twice"),
+        ({"seed": [1, 2]}, {}, "sweep.grid.seed = [1, 2]: give sweep.seeds"),
+        ({"train.num_seeds": [1, 2]}, {}, "give sweep.seeds"),
+        ({"evaluate.mem_len": [1]}, {}, "does not change the trained model"),
+        ({"data.vocab": ["byte", "char"]}, {}, "losses of two texts differ"),
+        ({"loss": [1]}, {}, "loss = 1: is a section, not a value"),
+        ({"train.batch_size": [4, 100_000]}, {}, "batch_size = 100000"),
+        ({"optimizer.name": ["adam", "optax.loin"]}, {}, "the nearest name is 'optax.lion'"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_any_training(folder, grid, changes, words):
+    train = fake_train(loss_of)
+    with pytest.raises((ConfigError, txl_jax.DataError)) as error:
+        sweep_mode.run(experiment(folder, grid, **changes), str(folder / "s"), train)
+    assert words in str(error.value)
+    assert train.folders == []
+
+
+def test_runs_with_other_settings_in_the_folder_are_refused(folder):
+    sweep_mode.run(experiment(folder), str(folder / "s"), fake_train(loss_of))
+    other, train = experiment(folder, **{"model.d_model": 32}), fake_train(loss_of)
+    with pytest.raises(WorkdirError, match="is the folder of another run"):
+        sweep_mode.run(other, str(folder / "s"), train)
+    assert train.folders == []
+
+
+def test_a_grid_is_read_from_flags_as_from_python():
+    flags = {"sweep.grid.optimizer.learning_rate": "5e-3,1e-3", "sweep.grid.loss.ar": "0,0.5"}
+    lists = {"sweep.grid": {"model.cutoffs": "[[10], [20, 30]]", "model.pre_lnorm": "true,false"}}
+    read = lambda settings: override(ExperimentConfig(), settings).sweep.grid
+    assert read(flags) == GRID
+    assert read(lists) == {"model.cutoffs": [[10], [20, 30]], "model.pre_lnorm": [True, False]}
+
+
+@pytest.mark.integration
+def test_a_sweep_in_python_trains_as_train_does_and_the_command_goes_on(folder, capsys):
+    exp = tiny_runs.experiment(folder, **TINY)
+    grid = {"optimizer.learning_rate": (5e-3, 1e30)}
+    found = txl_jax.sweep(exp, folder / "s", grid, seeds=2)
+    assert [len(row.values) for row in found.rows] == [2, 0]
+    assert all("nan" in error for error in found.failed.values())
+    alone = txl_jax.train(exp, folder / "alone", {"seed": 1})
+    records = sweep_mode.validations(str(folder / "alone"))
+    assert min(r["bpc"] for r in records.values()) in found.rows[0].values
+    assert alone.seeds[0].step == alone.step
+    capsys.readouterr()
+    again = override(exp, {"sweep.grid": {"optimizer.learning_rate": [5e-3]}, "sweep.seeds": 2})
+    assert modes.sweep(again, str(folder / "s")) == 0
+    printed = capsys.readouterr()
+    assert "step" not in printed.out + printed.err.replace("train.steps", "")
+    assert "best    " in printed.out
+    assert "--config.optimizer.learning_rate=0.005" in printed.err
+
+
+@pytest.mark.integration
+def test_training_returns_the_models_of_all_seeds(folder):
+    exp = tiny_runs.experiment(folder, **TINY)
+    trained = txl_jax.train(exp, folder / "seeds", {"train.num_seeds": 2, "seed": 3})
+    assert [model.config.seed for model in trained.seeds] == [3, 4]
+    assert trained.config.seed == 3

@@ -1,0 +1,140 @@
+"""Trains every combination of a grid of settings with several seeds, and finds the best one.
+
+Runs are trained as alone, in ``WORKDIR/dropout=0.1/seed_0``, and compared by validation loss.
+"""
+
+import itertools
+import os
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from txl_jax import records
+from txl_jax.analysis.errors import AnalysisError
+from txl_jax.analysis.results import new_figure, show_share, write_results
+from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
+from txl_jax.checkpoint.workdir_files import register_outputs
+from txl_jax.config import ConfigError, ExperimentConfig, flatten, override
+from txl_jax.config.changes import is_free
+from txl_jax.messages import argument, one_line, short_repr, shown_path
+from txl_jax.parallel import processes
+from txl_jax.paths import path
+from txl_jax.standard_streams import stderr
+from txl_jax.training.preparation import locked_workdirs, prepare
+from txl_jax.units import UNIT_NAMES, Unit, format_value
+
+
+class SweepRow(NamedTuple):
+    """Settings of the grid by key, the values of the seeds, best first, and their workdirs."""
+
+    name: str
+    settings: dict[str, Any]
+    workdirs: list[str]
+    values: list[float]
+    mean: float
+
+
+class Sweep(NamedTuple):
+    """The rows, the best mean first, their unit, and the errors of failed runs by workdir."""
+
+    rows: list[SweepRow]
+    unit: Unit
+    failed: dict[str, str]
+
+    def __repr__(self) -> str:
+        return f"Sweep({len(self.rows)} rows, the best {self.rows[0]})"
+
+    def __str__(self) -> str:
+        width = max(len(row.name) for row in self.rows)
+        lines = [f"{'':<{width}}  seeds  {'mean ' + self.unit:>10}  {'spread':>10}  {'best':>10}"]
+        for row in self.rows:
+            numbers = (
+                [row.mean, row.values[-1] - row.values[0], row.values[0]] if row.values else []
+            )
+            shown = "".join(f"  {format_value(x, self.unit):>10}" for x in numbers) or "  failed"
+            lines.append(f"{row.name:<{width}}  {len(row.values):>5}{shown}")
+        return "\n".join(lines)
+
+
+def run(exp: ExperimentConfig, workdir: str, train: Callable[[Any, str], Any]) -> Sweep:
+    """Checks all runs, trains the unfinished ones with ``train``, and writes table and figure."""
+    cells, failed = grid_runs(exp, workdir), dict[str, str]()
+    processes.on_process_zero(lambda: register_outputs(workdir, "sweep"))
+    pairs = [pair for *_, runs in cells for pair in runs]
+    for (one, _), prepared in zip(pairs, [prepare(*pair) for pair in pairs], strict=True):
+        with locked_workdirs(*prepared, one.model.dtype == "auto"):
+            pass  # raises an error if a folder has a run with other settings
+    done = lambda one, w: {one.train.steps} <= validations(w).keys() & CheckpointFolder(w).steps()
+    left = processes.on_process_zero(lambda: [not done(*pair) for pair in pairs])
+    for one, folder in itertools.compress(pairs, left):
+        try:
+            train(one, folder)
+        except Exception as error:
+            if processes.many():
+                raise  # other processes wait for this one
+            failed[folder] = one_line(error)
+            print(f"failed: {shown_path(folder)}: {failed[folder]}", file=stderr(), flush=True)
+    scores = {folder: validations(folder) for _, folder in pairs if folder not in failed}
+    units = {u for found in scores.values() for r in found.values() for u in UNIT_NAMES if u in r}
+    if not units:
+        raise AnalysisError(f"every run failed: {next(iter(failed.values()), 'no validation')}")
+    rows, (unit,) = [], units  # one text has one unit
+    for name, settings, runs in cells:
+        lowest = lambda w: min(r[unit] for r in scores[w].values())
+        best = sorted((lowest(w), w) for _, w in runs if scores.get(w))
+        values, folders = [value for value, _ in best], [folder for _, folder in best]
+        mean = sum(values) / len(values) if values else float("nan")
+        rows.append(SweepRow(name, settings, folders, values, mean))
+    each = [
+        {**r.settings, "workdir": w, unit: x} for r in rows for w, x in zip(*r[2:4], strict=True)
+    ]
+    sweep = Sweep(sorted(rows, key=lambda row: (-len(row.values), row.mean)), unit, failed)
+    record = {"unit": unit, "runs": each, "failed": failed}
+    files = {"sweep.json": record, "sweep.csv": each, "sweep": lambda: _figure(rows, unit)}
+    if processes.is_process_zero():
+        write_results(workdir, str(sweep), files)
+    return sweep
+
+
+def grid_runs(exp: ExperimentConfig, workdir: str) -> list[tuple[str, dict[str, Any], list[Any]]]:
+    """Returns each combination's name, settings and runs, or raises ConfigError."""
+    grid = {k: v if isinstance(v, list) else [v] for k, v in exp.sweep.grid.items()}
+    how = argument("config.sweep.grid.optimizer.learning_rate", "1e-3,3e-4")
+    for key, values in (grid or {"": []}).items():
+        why = "does not change the trained model: leave it out" if is_free(key) else ""
+        why = "changes the text, and losses of two texts differ" if key[:5] == "data." else why
+        why = "give sweep.seeds" if key in ("seed", "train.num_seeds") else why
+        why = why if values else f"give settings with values, as {how}"
+        if why:
+            where = f"config key sweep.grid.{key}".removesuffix(".")
+            raise ConfigError(f"{where} = {short_repr(values)}: {why}")
+    base, cells = {"sweep.grid": {}, "sweep.seeds": 1, "train.num_seeds": 1}, dict[str, Any]()
+    for chosen in itertools.product(*grid.values()):
+        one = override(exp, {**base, **dict(zip(grid, chosen, strict=True))})
+        settings = {key: flatten(one.to_dict())[key] for key in grid}
+        name = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in settings.items())
+        if name in cells:
+            raise ConfigError(f"config key sweep.grid: {name} is given twice")
+        folder = os.path.join(workdir, re.sub(r"[^\w.+=-]", "_", name.replace(" ", "-")))
+        count = max(exp.sweep.seeds, exp.train.num_seeds)
+        runs = [override(one, {"seed": exp.seed + n}) for n in range(count)]
+        cells[name] = name, settings, [(r, os.path.join(folder, f"seed_{r.seed}")) for r in runs]
+    return list(cells.values())
+
+
+def validations(workdir: str) -> dict[int, dict[str, Any]]:
+    """Returns the records of a run's validations by step."""
+    file = os.path.join(workdir, "metrics.jsonl")
+    found = records.read_counted(file)[0] if path(file).exists() else []
+    return {record["step"]: record for record in found if record["kind"] == "valid"}
+
+
+def _figure(rows: list[SweepRow], unit: Unit) -> Any:
+    figure = new_figure()
+    axes = figure.add_subplot(ylabel=f"validation {UNIT_NAMES[unit]} ({unit})")
+    axes.plot([row.name for row in rows], [row.mean for row in rows], "o-")
+    points = [(row.name, value) for row in rows for value in row.values]
+    axes.plot(*zip(*points, strict=True), "C0.")
+    axes.tick_params("x", rotation=45)
+    show_share(axes)
+    return figure

@@ -1,0 +1,171 @@
+"""Checks and builds the optimizers of optax that ``optimizer.name`` names.
+
+optax, which takes a second to import, is imported only for such a name.
+"""
+
+import difflib
+import functools
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from txl_jax.config.errors import ConfigError, refusal
+from txl_jax.messages import argument, one_line
+
+OWN_RULES = ("adam", "lamb", "muon")
+_NAME, _ARGUMENTS = "optimizer.name", "optimizer.arguments"
+_NOT_GIVEN = "learning_rate"
+_NOT_WHOLE = (
+    "is a part of an optimizer, or is built around one: name a whole one, such as 'optax.adamw'"
+)
+
+
+def is_optax(name: str) -> bool:
+    """Whether ``optimizer.name`` is that of an optimizer of optax, ``optax.…``."""
+    return name not in OWN_RULES
+
+
+def has_argument(name: str, of: str) -> bool:
+    """Whether an optimizer of optax has an argument of this name."""
+    return of in inspect.signature(_function(name)).parameters
+
+
+def build(name: str, arguments: Mapping[str, Any], rate: Any) -> Any:
+    """Returns the optimizer of optax with a learning rate, which is a number or a schedule."""
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
+    return _function(name)(learning_rate=rate, **values)
+
+
+def check(name: str, arguments: Mapping[str, Any], constant: bool) -> None:
+    """Raises ConfigError unless training can use an optimizer and these arguments.
+
+    ``constant`` says whether the learning rate is one number for all steps. Without a device, one
+    update of small arrays shows what the optimizer needs.
+    """
+    if not is_optax(name):
+        if arguments:
+            rule = f"is for optimizers of optax, and the name is {name!r}: use the settings"
+            raise refusal(_ARGUMENTS, dict(arguments), f"{rule} optimizer.b1, b2, eps and momentum")
+        return
+    known = inspect.signature(_function(name)).parameters
+    for key, value in arguments.items():
+        where = f"{_ARGUMENTS}.{key}"
+        if key == _NOT_GIVEN:
+            raise refusal(where, value, "give optimizer.learning_rate, which has a schedule")
+        if key not in known:
+            near = difflib.get_close_matches(key, set(known) - {_NOT_GIVEN}, n=1, cutoff=0.0)
+            nearest = f"the nearest is {near[0]!r}" if near else "it has none"
+            raise refusal(where, value, f"{name} has no such argument; {nearest}")
+        if fault := _wrong_type(value, known[key].default):
+            raise refusal(where, value, f"{fault}, as its default in {name} is")
+    for key, parameter in known.items():
+        if parameter.default is parameter.empty and key not in (_NOT_GIVEN, *arguments):
+            if "GradientTransformation" in str(parameter.annotation):
+                raise refusal(_NAME, name, _NOT_WHOLE)
+            need = argument(f"config.{_ARGUMENTS}.{key}", "VALUE")
+            raise refusal(_NAME, name, f"needs the argument {key}: give {need}")
+    if fault := _fault(name, json.dumps(arguments), constant):
+        raise refusal(_NAME, name, fault)
+
+
+def _wrong_type(value: Any, default: Any) -> str:
+    """Returns the rule that a value breaks, given the default of its argument, or ""."""
+    if default is inspect.Parameter.empty:
+        return ""
+    if callable(default):
+        return "takes a function, which no setting can name: leave it out"
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(default, bool):
+        return "" if isinstance(value, bool) else "must be true or false"
+    if isinstance(default, int | float):
+        return "" if number or value is None else "must be a number"
+    if isinstance(default, tuple | list):
+        return "" if isinstance(value, list) else "must be a list"
+    return ""
+
+
+@functools.lru_cache(maxsize=64)
+def _fault(name: str, arguments: str, constant: bool) -> str:
+    """Returns why an optimizer cannot be used, or ""."""
+    import jax
+    import jax.numpy as jnp
+    from optax import contrib
+
+    shapes = {"bias": (4,), "embedding": (8, 4), "kernel": (4, 6), "query": (4, 2, 3)}
+    tree = {key: jax.ShapeDtypeStruct(shape, jnp.float32) for key, shape in shapes.items()}
+
+    def update(rate: Any, tree: Any) -> Any:
+        optimizer = build(name, json.loads(arguments), rate)
+        state = optimizer.init(tree)
+        return optimizer.update(tree, state, tree), state
+
+    def attempt(rate: Any) -> Any:
+        return jax.eval_shape(functools.partial(update, rate), tree)
+
+    schedule: Any = lambda step: jnp.full((), 1e-3)
+    try:
+        (_, after), state = attempt(1e-3 if constant else schedule)
+    except Exception as error:
+        try:
+            attempt(1e-3)
+        except Exception as other:
+            return _reason(other)
+        flags = (("schedule", "constant"), ("warmup_steps", 0))
+        how = " ".join(argument(f"config.optimizer.{key}", value) for key, value in flags)
+        return f"takes no schedule ({one_line(error)}): give {how} and no average.swa_lr_ratio"
+    own = lambda node: isinstance(node, contrib.ScheduleFreeState)
+    if any(map(own, jax.tree.leaves(state, is_leaf=own))):
+        return "evaluates other parameters than it trains, which this program does not do"
+    if any(jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(state)):
+        return "keeps a random generator, and here randomness comes from the step alone"
+    form = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+    return "" if form(state) == form(after) else "changes the form of its state at an update"
+
+
+def _reason(error: Exception) -> str:
+    """Returns in words why an update of small arrays failed."""
+    text = one_line(error)
+    if "unexpected keyword argument 'learning_rate'" in text:
+        return "sets its learning rate itself, from the loss, and here optimizer.learning_rate does"
+    if re.search(r"missing .*argument|must be provided", text):
+        return f"needs more than the gradient and the parameters ({text})"
+    return f"cannot be built with these arguments: {type(error).__name__}: {text}"
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """Returns the function of optax that makes an optimizer, or raises ConfigError."""
+    found = _functions()
+    if name not in found:
+        leaf = name.rpartition(".")[2]
+        if name in _functions(whole=False):
+            raise refusal(_NAME, name, _NOT_WHOLE)
+        same = [known for known in found if known.rpartition(".")[2] == leaf]
+        near = same or difflib.get_close_matches(
+            name.lower(), [*OWN_RULES, *found], n=1, cutoff=0.0
+        )
+        rule = "must be 'adam', 'lamb', 'muon', or an optimizer of optax, such as 'optax.lion'"
+        raise refusal(_NAME, name, f"{rule}; the nearest name is {near[0]!r}")
+    return found[name]
+
+
+@functools.cache
+def _functions(whole: bool = True) -> dict[str, Callable[..., Any]]:
+    """Returns the functions of optax by name, or only those that make a ``whole`` optimizer."""
+    try:
+        import optax
+        from optax import contrib
+    except ImportError as error:
+        raise ConfigError(f"config key {_NAME}: optax cannot be imported ({error})") from error
+    return {
+        f"{prefix}.{name}": function
+        for prefix, module in (("optax", optax), ("optax.contrib", contrib))
+        for name, function in inspect.getmembers(module, inspect.isfunction)
+        if not whole or (_has_rate(function) and not name.startswith("scale_by_"))
+    }
+
+
+def _has_rate(function: Callable[..., Any]) -> bool:
+    names = inspect.signature(function).parameters
+    return any(name.endswith("learning_rate") for name in names)
