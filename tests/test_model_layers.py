@@ -11,6 +11,8 @@ import pytest
 import tiny_models
 
 import txl_jax
+from txl_jax.model.block import LayerNorm
+from txl_jax.model.dropout import Dropout
 from txl_jax.model.layout import stack_layers, unstack_layers
 
 B, T, M = 3, 5, 7
@@ -133,3 +135,34 @@ def test_a_scanned_model_says_that_it_has_no_cache():
     params = stack_layers(tiny_models.variables(tiny_models.config())["params"])
     with pytest.raises(ValueError, match="unstack_layers"):
         model.apply({"params": params}, model.init_mems(1, 4), seg_len=2, method="init_cache")
+
+
+# --------------------------------------------------------------------------------------
+# What a loop over layers must not copy.
+
+
+def kept_for_the_gradient(function, *args):
+    """Shapes and dtypes of the arrays that reverse mode keeps."""
+    kept = jax.tree.leaves(jax.vjp(function, *args)[1])
+    return sorted((x.shape, x.dtype.name) for x in kept)
+
+
+def test_a_norm_keeps_its_input_and_two_numbers_of_each_state():
+    norm, h = (
+        LayerNorm(tiny_models.config(d_model=8, dtype="bfloat16")),
+        jnp.ones((B, T, 8), "bfloat16"),
+    )
+    params = norm.init(jax.random.key(0), h)
+    moments = [((B, T, 1), "float32")] * 2
+    kept = kept_for_the_gradient(norm.apply, params, h)
+    assert kept == [*moments, ((B, T, 8), "bfloat16"), ((8,), "float32")]
+
+
+def test_dropout_keeps_a_seed_and_its_gradient_has_the_same_mask():
+    h = jax.random.normal(jax.random.key(0), (B, T, 64))
+    drop = lambda h: Dropout(0.4).apply({}, h, True, rngs={"dropout": jax.random.key(1)})
+    assert kept_for_the_gradient(drop, h) == [((2,), "uint32")]
+    dropped, pull_back = jax.vjp(drop, h)
+    (gradient,) = pull_back(jnp.ones_like(h))
+    np.testing.assert_allclose(gradient, np.where(dropped == 0, 0, 1 / 0.6), rtol=1e-6)
+    assert 0.3 < np.mean(dropped == 0) < 0.5
