@@ -66,8 +66,10 @@ def test_auto_is_bfloat16_where_the_device_has_units_for_it(mesh, dtype):
 @pytest.mark.parametrize(
     ("mesh", "scanned"), [(TPU, True), *((mesh, False) for mesh in (CPU, H100, T4, AMD, None))]
 )
-def test_layers_are_a_loop_by_themselves_on_tpus_only(mesh, scanned):
+def test_layers_are_a_loop_by_themselves_on_tpus_and_for_odd_widths_on_gpus(mesh, scanned):
     assert resolved(tiny.config(scan_layers="auto"), mesh).scan_layers is scanned
+    odd = tiny.config(scan_layers="auto", d_model=410)
+    assert resolved(odd, mesh).scan_layers is (scanned or mesh in (H100, T4))
     for asked in (True, False):
         assert resolved(tiny.config(scan_layers=asked), mesh).scan_layers is asked
 

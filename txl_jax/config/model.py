@@ -132,8 +132,8 @@ class TransformerXLConfig(Section, key="model"):
     """Precision of float32 products, as in jax.default_matmul_precision: none takes JAX's own,
     which is one bfloat16 pass on TPUs and TF32 on NVIDIA GPUs; highest is float32 everywhere."""
     scan_layers: Literal["auto", True, False] = False
-    """Whether the layers run as a loop with one compiled body; auto is True on TPUs only, since
-    False is faster on CPUs and GPUs."""
+    """Whether the layers run as a loop with one compiled body; auto is True on TPUs, and False on
+    CPUs and on GPUs (but for odd widths), where that is faster."""
     remat: Literal["none", "products", "layer"] = "none"
     """Values that the backward pass recomputes: none, all except products with weights (products),
     or whole layers (layer)."""

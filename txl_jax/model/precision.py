@@ -25,15 +25,17 @@ def resolved(c: TransformerXLConfig, mesh: Mesh | None) -> TransformerXLConfig:
     """Returns the config with what ``auto`` means on the devices of a mesh.
 
     ``dtype`` is bfloat16 on TPUs and on NVIDIA GPUs that have units for it, and float32 elsewhere.
-    ``scan_layers`` is True on TPUs only: a loop over layers copies what the gradient needs into
-    arrays of all layers and back, and the compiler of TPUs takes minutes without it.
+    ``scan_layers`` is True on TPUs, whose compiler takes minutes without a loop. Elsewhere a loop
+    only copies what the gradient needs into arrays of all layers and back. But XLA for GPUs (of
+    jaxlib 0.10.2) refuses products of bfloat16 states of odd widths such as 410 without a loop.
     """
-    on_tpu = platform_of(mesh) == "tpu"
+    platform = platform_of(mesh)
+    on_tpu = platform == "tpu"
     dtype, scan_layers = c.dtype, c.scan_layers
     if dtype == "auto":
         dtype = "bfloat16" if on_tpu or has_bfloat16(mesh) else "float32"
     if scan_layers == "auto":
-        scan_layers = on_tpu
+        scan_layers = on_tpu or (platform == "gpu" and c.d_model % 4 > 0)
     return dataclasses.replace(c, dtype=dtype, scan_layers=scan_layers)
 
 
