@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import threading
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from tiny_runs import arrays, corpus_and_experiment, run
 
 import txl_jax
 from txl_jax import literal_path
+from txl_jax.checkpoint import checkpoints as checkpoints_module
 from txl_jax.checkpoint import orbax_items
 from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
 from txl_jax.checkpoint.checkpoints import Checkpoints
@@ -181,6 +183,32 @@ def test_an_empty_folder_is_no_checkpoint(folder):
     exp, _, abstract, checkpoints = save_some(folder)
     (checkpoints / "9").mkdir()
     assert int(restore(folder, exp, abstract)[0].step) == 3
+
+
+def test_an_interrupt_while_a_save_is_awaited_leaves_the_save_alone(folder, monkeypatch):
+    exp, state, _ = fresh(folder)
+    interrupted = threading.Event()
+    write = checkpoints_module.write_manifest
+
+    def late(*args):
+        assert interrupted.wait(60)
+        write(*args)
+
+    monkeypatch.setattr(checkpoints_module, "write_manifest", late)
+    with Checkpoints(str(folder / "run"), exp.checkpoint) as checkpoints:
+        meta = {"config": exp.to_dict(), "window": {"n": 1}, "evaluated": True}
+        checkpoints.save(1, at_step(state, 1), meta, None)
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoints._manager, "wait_until_finished", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                checkpoints.wait()
+        interrupted.set()
+        checkpoints.wait()
+        assert list(checkpoints.steps()) == [1]
+
+
+def interrupt():
+    raise KeyboardInterrupt
 
 
 def test_an_interrupted_save_is_no_checkpoint_and_the_step_can_be_saved_again(folder):

@@ -527,6 +527,16 @@ def test_training_says_what_it_waits_for(tmp_path, watched_stream):
     assert said == (type(stream) is not io.StringIO)
 
 
+def test_a_byte_order_mark_of_bytes_is_left_out_as_of_a_file(trained):
+    text = "the dog ran\n"
+    marked = "\ufeff".encode() + text.encode()
+    want = trained.score(text)
+    for given in (marked, bytearray(marked), [marked]):
+        found = trained.score(given)
+        assert (found.tokens, found.nll) == (want.tokens, want.nll)
+    assert trained.generate(marked, length=3).text == trained.generate(text, length=3).text
+
+
 SECTIONS = {"generate": GenerateConfig, "score": ScoreConfig, "evaluate": ProtocolConfig}
 
 

@@ -47,6 +47,17 @@ def test_what_is_saved_is_loaded_bit_for_bit(trained, tmp_path):
         txl_jax.save(trained, folder)
 
 
+def test_a_home_folder_is_the_same_in_saving_and_loading(trained, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    txl_jax.save(trained, "~/out")
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    assert not (tmp_path / "~").exists()
+    assert_same(txl_jax.load("~/out"), trained)
+    with pytest.raises(txl_jax.ConfigError, match="there is no home folder '~nobody-here'"):
+        txl_jax.save(trained, "~nobody-here/out")
+
+
 def test_parameters_trained_further_are_the_ones_saved(trained, tmp_path):
     more = dataclasses.replace(trained, params=jax.tree.map(lambda x: x + 1, trained.params))
     txl_jax.save(more, str(tmp_path / "out"))

@@ -4,11 +4,13 @@ import re
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 import tiny_models as tiny
 
 import txl_jax
+from txl_jax.model import inputs
 
 CFG = tiny.config(past_decode=True)
 B, T, M = 3, 4, 5
@@ -295,3 +297,22 @@ def test_sizes_may_be_numpy_integers_of_any_type():
         lambda x: call(tiny.variables(CFG), x, mems, context_len=c), tokens
     )
     assert of(np.int8(100))[0].shape == (2, 200, 13)
+
+
+@pytest.mark.parametrize("method", ["__call__", "nll", "core"])
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
+def test_a_segment_without_rows_or_tokens_is_refused_by_name(method, shape):
+    cfg = tiny.config()
+    model = txl_jax.TransformerXL(cfg)
+    variables, tokens = tiny.variables(cfg), np.zeros(shape, np.int32)
+    given = [np.zeros((*shape, cfg.d_model), np.float32)] if method == "core" else [tokens]
+    given += [tokens] * (method == "nll")
+    name = "embeddings" if method == "core" else "tokens"
+    with pytest.raises(ValueError, match=rf"{name} \[{shape[0]},{shape[1]}.*at least one row"):
+        model.apply(variables, *given, model.init_mems(shape[0], 4), method=method)
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "int2"])
+def test_ids_of_a_few_bits_are_compared_with_a_larger_vocabulary(dtype):
+    ids = np.ones((1, 3), ml_dtypes.__dict__[dtype])
+    np.testing.assert_array_equal(inputs.token_ids("tokens", ids, 300), np.ones((1, 3), np.int32))

@@ -146,6 +146,14 @@ def test_what_cannot_be_trained_is_refused_before_any_training(folder, grid, cha
     assert train.folders == []
 
 
+def test_the_folder_of_a_run_is_refused(folder):
+    (folder / "run").mkdir()
+    (folder / "run" / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="is the folder of a run; give the sweep a folder of its"):
+        sweep_mode.run(experiment(folder), str(folder / "run"), fake_train(lambda exp: 1.0))
+    assert [path.name for path in (folder / "run").iterdir()] == ["config.json"]
+
+
 def test_runs_with_other_settings_in_the_folder_are_refused(folder):
     sweep_mode.run(experiment(folder), str(folder / "s"), fake_train(loss_of))
     other, train = experiment(folder, **{"model.d_model": 32}), fake_train(loss_of)

@@ -22,7 +22,7 @@ import numpy as np
 from txl_jax import paths
 from txl_jax.analysis.errors import AnalysisError
 from txl_jax.analysis.results import write_arrays
-from txl_jax.config.folders import path_text
+from txl_jax.config.folders import expanded_text
 from txl_jax.messages import fields_repr
 
 
@@ -77,12 +77,12 @@ class Losses:
         -log p(token t). Targets are the tokens ``recl.longest`` to ``recl.longest + max_tokens`` of
         the split, counted from 0. Without ``targets``, only the number of targets is compared.
         """
-        write_arrays(path_text(path, "path", remote=True), self.arrays())
+        write_arrays(expanded_text(path, "path"), self.arrays())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Losses":
         """Reads a file of :meth:`save` without unpickling, or raises AnalysisError."""
-        path = path_text(path, "path", remote=True)
+        path = expanded_text(path, "path")
         try:
             with (
                 paths.path(path).open("rb") as opened,

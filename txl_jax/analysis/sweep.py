@@ -13,7 +13,7 @@ from txl_jax import records
 from txl_jax.analysis.errors import AnalysisError
 from txl_jax.analysis.results import new_figure, show_share, write_results
 from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
-from txl_jax.checkpoint.workdir_files import register_outputs
+from txl_jax.checkpoint.workdir_files import CONFIG, register_outputs
 from txl_jax.config import ConfigError, ExperimentConfig, flatten, override
 from txl_jax.config.changes import is_free
 from txl_jax.messages import argument, one_line, short_repr, shown_path
@@ -58,6 +58,9 @@ class Sweep(NamedTuple):
 
 def run(exp: ExperimentConfig, workdir: str, train: Callable[[Any, str], Any]) -> Sweep:
     """Checks all runs, trains the unfinished ones with ``train``, and writes table and figure."""
+    if path(workdir, CONFIG).exists():
+        where = argument("workdir", shown_path(workdir))
+        raise ConfigError(f"{where}: is the folder of a run; give the sweep a folder of its own")
     cells, failed = grid_runs(exp, workdir), dict[str, str]()
     processes.on_process_zero(lambda: register_outputs(workdir, "sweep"))
     pairs = [pair for *_, runs in cells for pair in runs]

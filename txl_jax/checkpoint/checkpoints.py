@@ -141,8 +141,10 @@ class Checkpoints(contextlib.AbstractContextManager):
         try:
             if self._manager is not None:
                 self._manager.wait_until_finished()
-        finally:
+        except Exception:  # but after an interrupt the save goes on
             self._saving = None
+            raise
+        self._saving = None
         if saving is None or not processes.is_process_zero():
             return
         if saving[0] not in self._folder.steps():

@@ -14,7 +14,7 @@ from txl_jax.checkpoint.tensors import params_from_flat, read_safetensors
 from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
 from txl_jax.checkpoint.workdir import loaded_experiment, read_vocab
 from txl_jax.checkpoint.workdir_files import CONFIG, FORMAT, MODEL, VOCAB, is_exported
-from txl_jax.config.folders import expanded_paths, path_text
+from txl_jax.config.folders import expanded_paths, expanded_text
 from txl_jax.library_errors import import_optional
 from txl_jax.messages import argument, one_line
 from txl_jax.model.transformer_xl import TransformerXL
@@ -55,7 +55,7 @@ def load_workdir(workdir: str, step: str = "best", weights: str | None = None) -
 
 def load_exported(folder: str | os.PathLike[str]) -> TrainedModel:
     """Loads the model that ``save`` wrote, bit for bit; errors are those of ``txl_jax.load``."""
-    folder = path_text(folder, "folder", remote=True)
+    folder = expanded_text(folder, "folder")
     model = os.path.join(folder, MODEL)
     with local_file(model) as file:
         try:

@@ -15,7 +15,7 @@ from txl_jax.checkpoint.workdir import read_record
 from txl_jax.checkpoint.workdir_files import CONFIG, FORMAT, MODEL, VOCAB
 from txl_jax.config import ExperimentConfig, without_paths
 from txl_jax.config.arguments import names_the_nearest
-from txl_jax.config.folders import path_text
+from txl_jax.config.folders import expanded_text
 from txl_jax.data.corpus import FOREIGN_VOCAB
 from txl_jax.data.sources.text import HELD_OUT, OWN_SPLITS
 from txl_jax.data.sources.tokens import NO_TEST
@@ -32,8 +32,7 @@ def export(
 ) -> int:
     """Writes a workdir's model to a folder and returns its step; see :func:`save` and ``load``."""
     workdir, folder = (
-        path_text(value, name, remote=True)
-        for name, value in (("workdir", workdir), ("folder", folder))
+        expanded_text(value, name) for name, value in (("workdir", workdir), ("folder", folder))
     )
     require_empty_folder(folder)
     trained = load_workdir(workdir, step)
@@ -63,7 +62,7 @@ def save(
     """
     from safetensors.numpy import save as to_bytes  # not needed to run a model
 
-    folder = path_text(folder, "folder", remote=True)
+    folder = expanded_text(folder, "folder")
     require_empty_folder(folder)
     make_folder(folder)
     metadata = {"format": "txl_jax", "version": str(FORMAT), "step": str(trained.step)}

@@ -78,7 +78,7 @@ def expanded(path: str | os.PathLike[str], where: str) -> Path:
         ) from error
 
 
-def expanded_text(path: str | os.PathLike[str], where: str) -> str:
+def expanded_text(path: Any, where: str) -> str:
     """Returns :func:`expanded` as text, or the address of something in a bucket."""
     text = path_text(path, where, remote=True)
     return text if is_remote(text) else str(expanded(text, where))

@@ -19,7 +19,7 @@ from txl_jax.config.arguments import names_the_nearest
 from txl_jax.config.changes import set_all
 from txl_jax.config.errors import ConfigError
 from txl_jax.config.experiment import ExperimentConfig
-from txl_jax.config.folders import path_text
+from txl_jax.config.folders import expanded_text
 from txl_jax.files import check_encoding
 from txl_jax.messages import argument, one_line, short_repr, truncate
 
@@ -58,7 +58,7 @@ def load_config(
         has been used and no file has been written by then.
     """
     if isinstance(config, str | bytes | os.PathLike):
-        nested = _read(path_text(config, "config"))
+        nested = _read(expanded_text(config, "config"))
     elif hasattr(config, "to_dict"):
         nested = config.to_dict()
     elif isinstance(config, Mapping):

@@ -60,6 +60,8 @@ def check(name: str, arguments: Mapping[str, Any], constant: bool) -> None:
             raise refusal(where, value, f"{name} has no such argument; {nearest}")
         if fault := _wrong_type(value, known[key].default):
             raise refusal(where, value, f"{fault}, as its default in {name} is")
+        if fault := _out_of_range(key, value):
+            raise refusal(where, value, fault)
     for key, parameter in known.items():
         if parameter.default is parameter.empty and key not in (_NOT_GIVEN, *arguments):
             if "GradientTransformation" in str(parameter.annotation):
@@ -83,6 +85,19 @@ def _wrong_type(value: Any, default: Any) -> str:
         return "" if number or value is None else "must be a number"
     if isinstance(default, tuple | list):
         return "" if isinstance(value, list) else "must be a list"
+    return ""
+
+
+def _out_of_range(key: str, value: Any) -> str:
+    """Returns the rule that a value breaks, given what arguments of this name mean, or ""."""
+    if key == "mask" or key.endswith("_mask"):
+        return "is a function of the parameters, which no setting can name: leave it out"
+    if not isinstance(value, int | float):
+        return ""
+    if re.fullmatch(r"b\d|decay|.*_decay_rate|decay_rate|momentum", key) and not 0 <= value < 1:
+        return "is the share of a mean that is kept at each update: must be from 0 to below 1"
+    if re.fullmatch(r"eps\w*|weight_decay|clipping_threshold", key) and value < 0:
+        return "must be at least 0"
     return ""
 
 

@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from txl_jax.config.folders import path_text
+from txl_jax.config.folders import expanded_text
 from txl_jax.data import codecs, subword, tokenizer
 from txl_jax.data.codecs import NEWLINE, as_letters, bytes_by_frequency, decode_utf8, whole_words
 from txl_jax.data.errors import DataError
@@ -101,7 +101,7 @@ class Vocab:
     @classmethod
     def from_lines(cls, path: str | os.PathLike) -> "Vocab":
         """Reads the first fields of lines as a sentence vocabulary; raises DataError for others."""
-        path = path_text(path, "path")
+        path = expanded_text(path, "path")
         try:
             text = io.StringIO(decode_text(Path(path).read_bytes()), newline=None)
         except OSError as error:
@@ -138,7 +138,7 @@ class Vocab:
     @classmethod
     def from_tokenizer(cls, path: str | os.PathLike) -> "Vocab":
         """Returns the vocabulary of a ``tokenizer.json``; raises DataError for another file."""
-        return cls("tokenizer", *tokenizer.read_tokenizer(Path(path_text(path, "path"))))
+        return cls("tokenizer", *tokenizer.read_tokenizer(Path(expanded_text(path, "path"))))
 
     @classmethod
     def from_subwords(cls, *texts: Iterable[bytes | str], vocab_size: int) -> "Vocab":
@@ -276,7 +276,8 @@ def _text_of(value: Any, name: str) -> Text:
     if isinstance(value, str):
         return value
     if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value).decode("utf-8", "surrogateescape")
+        without_mark = bytes(value).removeprefix("\ufeff".encode())  # as of a file
+        return without_mark.decode("utf-8", "surrogateescape")
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return np.asarray(value)
     if isinstance(value, list | tuple | range) and all(map(_is_id, value)):

@@ -84,10 +84,9 @@ def token_ids(name: str, ids: Any, vocab_size: int) -> jax.Array:
 
 
 def segment_tokens(tokens: Any, context_len: Any, cached: bool, vocab_size: int) -> jax.Array:
-    """Returns ids [B,C+T] as int32; ValueError unless T > 0. A cache needs C = 0."""
+    """Returns ids [B,C+T] as int32; ValueError unless B, T > 0. A cache needs C = 0."""
     tokens = token_ids("tokens", tokens, vocab_size)
-    if not tokens.shape[1]:
-        raise ValueError(f"tokens {_shown(tokens.shape)}: a segment has at least one token")
+    _check_not_empty("tokens", tokens)
     if not _is_integer(context_len) or not 0 <= context_len < tokens.shape[1]:
         raise ValueError(
             f"context_len = {context_len!r}: must be an integer of at least 0 and leave at least"
@@ -120,6 +119,7 @@ def segment(
     0 to T. Under ``jax.jit`` lengths are clipped.
     """
     check_array("embeddings", embeddings, "floats", ("B", "T", c.d_model))
+    _check_not_empty("embeddings", embeddings)
     b, t = embeddings.shape[:2]
     mems = memory(c, mems, b)
     if c.memory_free and mems.mem_len:
@@ -170,10 +170,17 @@ def any_memory(mems: Any) -> Memory:
     return mems.replace(filled=int32_array("mems.filled", mems.filled, ("B",)))
 
 
+def _check_not_empty(name: str, array: Any) -> None:
+    if not all(array.shape[:2]):
+        why = "a segment has at least one row and at least one token"
+        raise ValueError(f"{name} {_shown(array.shape)}: {why}")
+
+
 def _check_values(name: str, array: Any, allowed: range, why: str) -> None:
     if (known := _known(array)) is None:
         return
-    wrong = (known < allowed.start) | (known >= allowed.stop)
+    wide = known.astype(np.int64)  # a bound may not fit into the array's own type
+    wrong = (wide < allowed.start) | (wide >= allowed.stop)
     if wrong.any():
         place = tuple(int(axis[0]) for axis in np.nonzero(wrong)) if known.ndim else ()
         raise ValueError(f"{name}{_shown(place) if place else ''} = {known[place]}: {why}")
