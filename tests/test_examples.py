@@ -159,7 +159,7 @@ def test_every_environment_of_gymnax_can_be_trained_in(ppo):
         assert all(x > 0 for x in jax.tree.leaves(changed["policy"])), name
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_resumed_run_of_ppo_ends_as_one_that_was_not_stopped(ppo, tmp_path, capsys):
     c = ppo["Settings"](**SMALL)
     whole = ppo["train"](c, str(tmp_path / "whole"))
@@ -225,7 +225,7 @@ def test_the_songs_of_a_split_are_documents_that_end_with_the_separator(music, t
     np.testing.assert_array_equal(song[1:33], song[33:65])
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_repeats_of_songs_are_learnt_with_memory_only(music, tmp_path, monkeypatch):
     command = ["music.py", f"--workdir={tmp_path}", "--seeds=1", "--steps=400"]
     monkeypatch.setattr(sys, "argv", command)

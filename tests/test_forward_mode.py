@@ -56,7 +56,7 @@ def test_the_derivative_along_a_direction_is_that_of_reverse_mode(form, seg_len)
         np.testing.assert_allclose(along, sum(jax.tree.leaves(products)), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_jacobians_of_a_long_segment_are_those_of_reverse_mode():
     """Of ``core`` op by op, in groups of queries; ``linearize`` and second derivatives too."""
     cfg = tiny.config(n_layer=1, vocab_size=None)

@@ -213,7 +213,7 @@ def other_holder(place):
         process.kill()
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_killed_run_of_this_machine_leaves_its_bucket_lock_free(place, monkeypatch):
     with other_holder(place) as process:
         monkeypatch.setattr(lease, "_STEP", 0.1)
@@ -278,7 +278,7 @@ def test_a_run_in_a_bucket_stopped_and_resumed_has_the_bits_of_a_local_run(tmp_p
         txl_jax.save(got, f"{place}-exported")
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_damaged_checkpoint_in_a_bucket_is_moved_aside(tmp_path, place, capsys):
     corpus, exp = corpus_and_experiment(tmp_path)
     tiny_runs.run(tmp_path, tmp_path / "whole")

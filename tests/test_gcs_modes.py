@@ -39,7 +39,7 @@ def test_several_seeds_in_a_bucket_are_those_of_a_disk(tmp_path, place):  # noqa
     assert modes.train(exp, place) == 0  # resumed: nothing is left to train
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_recl_compares_runs_in_a_bucket_and_writes_into_it(tmp_path, place):  # noqa: F811
     exp = tiny_runs.experiment(tmp_path, **SHORT)
     names = [f"{place}/{name}" for name in ("a", "b")]
@@ -60,7 +60,7 @@ def test_recl_compares_runs_in_a_bucket_and_writes_into_it(tmp_path, place):  # 
     assert {"recl.csv", "recl.png", "recl.svg", "recl"} <= set(paths.names(f"{place}/recl"))
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_table_is_trained_and_compared_in_a_bucket(tmp_path, place):  # noqa: F811
     settings = tiny_runs.experiment(tmp_path, **SHORT, **{"train.eval_every": 0}).to_dict()
     (tmp_path / "table.py").write_text(TABLE.format(settings=settings))
@@ -73,7 +73,7 @@ def test_a_table_is_trained_and_compared_in_a_bucket(tmp_path, place):  # noqa: 
     assert {"ablation.csv", "ablation.png", "memory", "none"} <= made
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_conversion_writes_its_workdir_into_a_bucket(files, place):  # noqa: F811
     flags = [f"--args={files / 'args.json'}", "--corpus=text", f"--path={files / 'text.txt'}"]
     flags += ["--config.data.vocab=word"]

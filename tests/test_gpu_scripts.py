@@ -74,7 +74,7 @@ def done(out):
     return {path.stem: path.read_text().strip() for path in pathlib.Path(out).glob("*.done")}
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_command_that_the_end_of_a_slice_cuts_is_run_again(stub, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(gpu_pass, "LEAST", 0)
     out, once = tmp_path / "out", tmp_path / "once"

@@ -453,6 +453,7 @@ def test_modes_on_a_workdir_without_a_model_say_what_to_do(tmp_path, trained):
     assert shape == "error: the workdir's model is of another shape: model.n_layer: 2 -> 3"
 
 
+@pytest.mark.slow
 def test_the_quickstart_runs_at_reduced_steps(tmp_path):
     workdir = tmp_path / "quickstart"
     done = call(

@@ -22,6 +22,7 @@ from txl_jax.config import ExperimentConfig, TrainConfig
 from txl_jax.data.batch import Batch
 from txl_jax.model import flops
 from txl_jax.model.layout import stack_layers
+from txl_jax.model.precision import resolved
 from txl_jax.parallel.shardings import Shardings
 from txl_jax.training.loss import batch_loss, denominators
 
@@ -78,7 +79,7 @@ def inside(step: Any) -> Iterator[Any]:
 def model(name: str, **changes) -> txl_jax.TransformerXLConfig:
     """A model of the spread, with all scores at once on any machine."""
     same = {"kernel": "reference", "dtype": "float32", "matmul_precision": None, **changes}
-    return dataclasses.replace(model_settings.models()[name], **same)
+    return resolved(dataclasses.replace(model_settings.models()[name], **same), None)
 
 
 def shapes(cfg) -> tuple:

@@ -96,7 +96,7 @@ def test_eight_tokens_shows_what_memory_does(tmp_path):
     assert "diagonal [0, 0, 0, 0]" in said
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize("corpus", ["stdlib", pytest.param("ptb", marks=pytest.mark.slow)])
 def test_ten_minutes_notebook_trains_and_shows_everything(tmp_path, corpus):
     environment = {"STEPS": "6"}
@@ -116,7 +116,7 @@ def test_ten_minutes_notebook_trains_and_shows_everything(tmp_path, corpus):
     assert "pieces True True" in said
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_text_of_ones_own_is_trained_on_scored_continued_and_left_for_another(tmp_path):
     after = "print('scored', score['line'], evaluation['results'][0]['targets'], STEPS)"
     said = execute("own_text.ipynb", after, tmp_path, STEPS="6")
@@ -130,7 +130,7 @@ def test_a_text_of_ones_own_is_trained_on_scored_continued_and_left_for_another(
     assert start["step"] == 6
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_an_agent_with_enough_memory_answers_and_one_with_less_guesses(tmp_path):
     said = execute("agent.ipynb", "print('difference', difference)", tmp_path)
     shares = dict(re.findall(r"memory (\d+): (\d+)% of the last answers", said))

@@ -65,7 +65,7 @@ def params_of(outcome):
     return [np.asarray(x) for x in jax.tree.leaves(outcome.state.params)]
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

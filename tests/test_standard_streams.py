@@ -43,7 +43,7 @@ def is_finished(workdir):
     return {"evaluation.json", "sample.txt"} <= set(os.listdir(workdir))
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "script"),
     [

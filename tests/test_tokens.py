@@ -411,6 +411,7 @@ def test_ids_far_above_the_rest_at_the_start_are_taken_for_a_header(tmp_path, he
     assert len(load_corpus("tokens", path, vocab_size=60_000).vocab) == 60_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
 @pytest.mark.parametrize(
     ("words", "type_of_count"), [(0, "<i4"), (1, "<i4"), (3, "<i4"), (0, "<i8"), (1, "<i8")]

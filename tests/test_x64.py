@@ -68,7 +68,7 @@ def everything(cfg, seg_len=6, dtype="float32"):
     return run
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_every_method_gives_the_documented_types_and_values(form):
     """Initial parameters and dropout are the same draws."""

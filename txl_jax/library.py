@@ -272,6 +272,20 @@ def sweep(
 
     ``grid`` has values by key: ``{"optimizer.learning_rate": [1e-3, 3e-4]}``. The same call again
     goes on. ``str()`` of the result is the table. The rest is as for :func:`train`.
+
+    Example:
+      >>> import pathlib, txl_jax
+      >>> _ = pathlib.Path("cats.txt").write_text("the cat saw a dog\\n" * 500)
+      >>> config = {
+      ...     "data": {"name": "text", "path": "cats.txt"},
+      ...     "model": {"n_layer": 1, "d_model": 16, "n_head": 1, "d_head": 16, "d_inner": 16},
+      ...     "train": {"steps": 4, "batch_size": 2, "seg_len": 16, "mem_len": 16},
+      ...     "generate": {"length": 0},
+      ... }
+      >>> found = txl_jax.sweep(config, "runs/sweep", {"model.dropout": [0.0, 0.5]})
+      test split, ...
+      >>> [row.settings for row in found.rows if row.name == "dropout=0.5"]
+      [{'model.dropout': 0.5}]
     """
     exp = override(load_config(config, overrides), {"sweep.grid": grid, "sweep.seeds": seeds})
     start_devices()

@@ -74,7 +74,8 @@ def _norm_gradient(_, saved, gradient):
     (h, scale, mean, inverse), gradient = saved, gradient.astype(jnp.float32)
     normal, rows = _normalised(h, mean, inverse), tuple(range(h.ndim - 1))
     dh = _without_moments(normal, gradient * scale) * inverse
-    return dh.astype(h.dtype), jnp.sum(gradient * normal, rows), jnp.sum(gradient, rows)
+    dscale, dbias = jnp.sum(gradient * normal, rows), jnp.sum(gradient, rows)
+    return dh.astype(h.dtype), dscale.astype(scale.dtype), dbias.astype(scale.dtype)
 
 
 def _without_moments(normal, x):

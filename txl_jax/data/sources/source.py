@@ -28,8 +28,8 @@ SAMPLES = ("sample.txt", "sample.npy", "sample.starts.npy")  # a run's own, in i
 RECORDS = (
     *("metrics.jsonl", "evaluations.jsonl", "samples.jsonl", "evaluation.json", "config.json"),
     *("vocab.json", "start.json", "autotuned.json", "speed.json", "recl_gains.csv"),
-    *(f"{mode}.json" for mode in ("ablation", "attention", "context", "probe", "recl")),
-    *(f"{mode}.csv" for mode in ("ablation", "attention", "context", "probe", "recl")),
+    *(f"{mode}.json" for mode in ("ablation", "attention", "context", "probe", "recl", "sweep")),
+    *(f"{mode}.csv" for mode in ("ablation", "attention", "context", "probe", "recl", "sweep")),
 )
 """A run's own files that are named like records of text."""
 BLOCK = 256 * 1024  # the number of bytes that are read at a time
