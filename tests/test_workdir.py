@@ -314,7 +314,7 @@ NAMED_BY_HAND = {
     ("analysis/report_page.py", "page"): "report.html",
     ("analysis/results.py", "os.path.join(folder, f'{name}.{kind}')"): ELSEWHERE,
     ("analysis/results.py", "path"): ELSEWHERE,
-    ("analysis/recl.py", "path_text(path, 'path', remote=True)"): ELSEWHERE,
+    ("analysis/recl.py", "expanded_text(path, 'path')"): ELSEWHERE,
     ("evaluation/scoring_run.py", "kept"): "evaluations.jsonl",
     ("analysis/recl_table.py", "stored + '.json'"): "recl",
     ("analysis/recl_table.py", "stored + '.npz'"): "recl",
