@@ -53,7 +53,7 @@ _SENT = {"all-reduce": 2}
 
 @dataclasses.dataclass
 class Row:
-    """The kernels of a group in numbers; seconds are *predicted*."""
+    """The kernels of a group, counted; seconds are *predicted*."""
 
     group: str
     launches: int = 0

@@ -1,4 +1,4 @@
-"""Whoever changes the model is told of each place that does not know the change."""
+"""A change of the model that a formula, a sharding or the reference does not know fails here."""
 
 import copy
 import dataclasses
