@@ -28,7 +28,7 @@ RUN: Any = Unset()
 
 
 def given(arguments: dict[str, Any], *without: str) -> dict[str, Any]:
-    """Returns the arguments in ``locals()`` that the caller gave; the others keep the run's value."""
+    """Returns the arguments in ``locals()`` that the caller gave; others have the run's value."""
     return {k: v for k, v in arguments.items() if v is not RUN and k not in ("self", *without)}
 
 
