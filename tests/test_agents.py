@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models as tiny
+from tiers import rest_slow
 
 import txl_jax
 from txl_jax import agents
@@ -96,7 +97,7 @@ def test_windows_give_what_acting_gave(mem_len, length, seg_len):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", rest_slow(2, FORMS))
 def test_windows_give_what_acting_gave_in_every_form(name):
     for seed, ends in enumerate((0.0, 0.1, 0.5)):
         act_and_learn(FORMS[name], 5, 7, 4, seed, ends)
@@ -336,7 +337,7 @@ def test_a_row_of_length_0_skips_the_step(cached):
         assert_close(got[row], others[row])
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_the_example_of_the_package_runs():
     result = doctest.testmod(agents, optionflags=doctest.ELLIPSIS)
     assert result.attempted > 5

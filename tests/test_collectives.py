@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import pytest
+from tiers import rest_slow
 from tiny_runs import call, write_config
 
 from txl_jax.checkpoint.trained_model import param_shapes
@@ -83,7 +84,8 @@ def numbers(found: dict[str, tuple[int, int]]) -> dict[str, int]:
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("form", "mesh"), [*[(form, ROWS) for form in FORMS], ("relative", BOTH), ("absolute", BOTH)]
+    ("form", "mesh"),
+    rest_slow(3, [("relative", BOTH), ("absolute", BOTH), *[(form, ROWS) for form in FORMS]]),
 )
 def test_a_long_segment_needs_no_more_collectives_than_a_short_one(form, mesh):
     short = of_update(**FORMS[form], **mesh)

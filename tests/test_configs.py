@@ -256,7 +256,6 @@ def write_sentences(folder: pathlib.Path) -> None:
 
 RUN_BY_DEFAULT = {
     "enwik8_12l",
-    "lm1b_base",
     "ptb_authors",
 }
 """A few that together run each kind of code; the others run with ``-m slow``."""

@@ -323,7 +323,7 @@ BAD = {
     "quote": ("x.csv", b'id,text\n1,"a "b" c"\n', "line 2: is not CSV"),
     "open quote": ("x.csv", b'id,text\n1,"ab\n', "line 2: is not CSV (unexpected end of data)"),
     "semicolons": ("x.csv", b"id;text\n1;ab\n", "has no field 'text', but id;text"),
-    "twice": ("x.csv", b"text,text\na,b\n", "has no field 'text', but text, text"),
+    "twice": ("x.csv", b"text,text\na,b\n", "the first line names 'text' twice; give"),
     "parquet": ("x.parquet", b"PAR1 and nothing", "x.parquet: cannot be read ("),
     "half parquet": ("x.parquet", parquet(SONGS)[:-9], "x.parquet: cannot be read ("),
     "arrow": ("x.arrow", arrow(SONGS)[:-200], "x.arrow: cannot be read ("),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tiny_models
 import tiny_runs
+from tiers import rest_slow
 
 import txl_jax
 from txl_jax import progress as progress_bar
@@ -205,7 +206,7 @@ def test_with_a_long_enough_warm_start_streams_score_as_one_does(window, devices
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("warm_start", [pytest.param(3, marks=pytest.mark.slow), 8, 50])
+@pytest.mark.parametrize("warm_start", rest_slow(1, [8, 3, 50]))
 def test_a_warm_start_reads_so_many_tokens_before_each_stream_and_not_more(warm_start):
     """Five streams by hand, from up to that many tokens before; memory covers all of it."""
     total = 0.0

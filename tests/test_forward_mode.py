@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models as tiny
+from tiers import rest_slow
 
 from txl_jax.model.kernels import choice
 from txl_jax.model.kernels.choice import KernelError
@@ -36,7 +37,9 @@ def functions(cfg, seg_len):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("form", "seg_len"), [*((form, 6) for form in FORMS), ("relative", 200)])
+@pytest.mark.parametrize(
+    ("form", "seg_len"), rest_slow(4, [("relative", 200), *((form, 6) for form in FORMS)])
+)
 def test_the_derivative_along_a_direction_is_that_of_reverse_mode(form, seg_len):
     """Of all results, each with a weight of its own, in compiled programs."""
     cfg = tiny.config(**{"n_layer": 1, **FORMS[form]})

@@ -377,7 +377,7 @@ def test_killed_in_the_middle_of_saves_in_a_bucket_and_resumed_is_bit_identical(
     assert scores[0]["results"][0]["loss"] == scores[1]["results"][0]["loss"]
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_modes_read_and_write_a_workdir_in_a_bucket(tmp_path, place):
     changes = {"train.steps": 6, "generate.length": 4, "train.profile": "2:4"}
     exp = override(tiny_runs.experiment(tmp_path), changes)

@@ -27,7 +27,7 @@ def read(workdir, name):
     return paths.path(str(workdir), name).read_bytes()
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_several_seeds_in_a_bucket_are_those_of_a_disk(tmp_path, place):  # noqa: F811
     exp = tiny_runs.experiment(tmp_path, **SHORT, **{"train.num_seeds": 2})
     for workdir in (str(tmp_path / "seeds"), place):

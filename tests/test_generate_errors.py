@@ -130,6 +130,10 @@ def test_what_the_vocabulary_has_not_is_named_with_its_prompt(chars, words, tmp_
     text = refused(*generating(words, prompt="the dog"))
     assert text.startswith("generate.prompt: ")
     assert "the word 'dog' is not among the 4" in text
+    for key in ("prompt_file", "prompts_file"):
+        (tmp_path / "one.txt").write_text("the dog\n")
+        text = refused(*generating(words, **{key: tmp_path / "one.txt"}))
+        assert text.startswith(f"generate.{key}: ")
     (tmp_path / "prompts.txt").write_text("the cat\nthe dog\n")
     many = generating(words, prompts_file=tmp_path / "prompts.txt", batch_size=1)
     assert refused(*many).startswith("prompt 2: ")  # and the first is not continued

@@ -108,7 +108,7 @@ def test_a_cut_command_is_told_from_one_that_is_too_slow_and_from_one_that_fails
     assert done(out) == {"sleeps": "stopped after 0 s", "fails": "ended with 3", "works": "ok"}
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_correctness_of_which_a_test_is_skipped_is_no_pass(tmp_path):
     """The GPU's own tests, on a machine without one; then tests that run, and some of each."""
     (command,) = (words for name, words, _ in gpu_pass.commands(None) if name == "parity")

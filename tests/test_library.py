@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import tensorboardX  # noqa: F401  (what it imports adds filters for its own warnings)
 import tiny_runs
+from tiers import rest_slow
 
 import txl_jax
 from txl_jax import modes, progress
@@ -417,7 +418,9 @@ def test_training_runs_in_a_thread_and_restores_the_handlers(tmp_path):
     assert state_of_the_process() == before
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "sent", rest_slow(2, [signal.SIGINT, signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP])
+)
 def test_an_interrupt_saves_the_state_and_the_same_call_resumes(tmp_path, monkeypatch, sent):
     taken: list[int] = []
     handler = lambda number, frame: taken.append(number)

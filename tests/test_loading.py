@@ -17,6 +17,7 @@ import txl_jax
 from txl_jax.checkpoint import saving
 from txl_jax.checkpoint.errors import ModelFormatError, WorkdirError
 from txl_jax.checkpoint.trained_model import TrainedModel
+from txl_jax.checkpoint.workdir import read_vocab
 from txl_jax.config import ExperimentConfig
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
@@ -211,3 +212,30 @@ def test_a_vocabulary_that_is_none_is_a_clear_error(trained, tmp_path):
     (tmp_path / "vocab.json").write_text("{}")
     with pytest.raises(DataError, match=r"vocab.json\) without kind and symbols"):
         txl_jax.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("change", ["swapped", "shorter", "renamed", "kind"])
+@pytest.mark.parametrize("form", ["exported", "run"])
+def test_a_vocabulary_that_was_changed_afterwards_is_refused(trained, tmp_path, form, change):
+    """It would decode to other text, and give the losses of other tokens."""
+    folder = tmp_path / form
+    if form == "exported":
+        txl_jax.save(trained, folder)
+    else:
+        corpus, exp = tiny_runs.corpus_and_experiment(tmp_path)
+        tiny_runs.claimed(folder, exp, corpus)
+    assert len(read_vocab(str(folder))) > 2
+    stored = json.loads((folder / "vocab.json").read_text())
+    symbols = stored["symbols"]
+    if change == "swapped":
+        symbols[0], symbols[1] = symbols[1], symbols[0]
+    elif change == "renamed":
+        symbols[0] = "ß"
+    elif change == "shorter":
+        symbols.pop()
+    else:
+        stored["kind"] = "id"
+    (folder / "vocab.json").write_text(json.dumps(stored))
+    why = "it has [0-9]+ symbols, and the model [0-9]+" if change == "shorter" else "its hash"
+    with pytest.raises(DataError, match=rf"vocab\.json: was changed since .*: {why}.*; restore"):
+        txl_jax.load(folder)

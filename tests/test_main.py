@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 import tiny_runs
+from tiers import rest_slow
 from tiny_runs import call, corpus_and_experiment, lm1b, write_config
 
 import txl_jax
@@ -80,7 +81,7 @@ AUTO = {"model.dtype": "auto", "model.scan_layers": "auto"}
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("seeds", [1, 2])
+@pytest.mark.parametrize("seeds", rest_slow(1, [1, 2]))
 def test_a_run_goes_on_by_its_folder_alone(seeds, tmp_path):
     """Also if the device chooses dtype and layers, and the record of the run stays what it was."""
     config = tiny_runs.write_config(tmp_path, **{**AUTO, "train.num_seeds": seeds})
@@ -125,7 +126,7 @@ def refused(*arguments):
         ),
         (
             ["--workdir=/tmp/no run"],
-            "--workdir=/tmp/no run: there is no run in it; start one with --config=NAME",
+            "'--workdir=/tmp/no run': there is no run in it; start one with --config=NAME",
         ),
         (
             ["--completion=fishy"],

@@ -14,6 +14,7 @@ from many_processes import ran
 from test_processes import assert_near, assert_near_state
 from test_training_mesh import assert_close, batches, experiment, gradient, of_output, training
 from test_training_resume import final_state, records
+from tiers import rest_slow
 from tiny_runs import run, write_config
 
 from txl_jax.config import ConfigError, MeshConfig, TransformerXLConfig
@@ -132,11 +133,7 @@ def test_copies_that_rounding_drove_apart_are_made_equal(monkeypatch):
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("mesh", "output"),
-    [
-        ((2, 1, 1), "sampled"),
-        pytest.param((1, 2, 1), "gtrxl", marks=pytest.mark.slow),
-        pytest.param((1, 1, 2), "gtrxl", marks=pytest.mark.slow),
-    ],
+    rest_slow(0, [((2, 1, 1), "sampled"), ((1, 2, 1), "gtrxl"), ((1, 1, 2), "gtrxl")]),
 )
 def test_gradients_and_losses_with_copies_are_those_of_one_device(mesh, output, monkeypatch):
     one = experiment(**of_output(output))
@@ -148,7 +145,7 @@ def test_gradients_and_losses_with_copies_are_those_of_one_device(mesh, output, 
     np.testing.assert_allclose(training(exp)[0], want[1], rtol=1e-4)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_two_processes_whose_devices_do_not_divide_the_rows_train_as_one(tmp_path):
     """Two processes of four devices, six rows: two devices share them, four times."""
     changes: Any = {

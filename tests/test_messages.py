@@ -245,6 +245,12 @@ def test_python_reads_the_names_of_arguments_and_the_command_those_of_flags(refu
     assert str(unknown.value) == rule
     assert refused("--mode=evaluate", f"--workdir={tmp_path}") == f"--{rule}"
     assert argument("config.mesh.data", 1) == "mesh.data=1", "the command names flags while it runs"
+    spaced = tmp_path / "a b"
+    spaced.mkdir()
+    assert f"'--workdir={spaced}': " in refused("--mode=evaluate", f"--workdir={spaced}")
+    (tmp_path / "gone").symlink_to("nowhere")
+    linked = refused(QUICKSTART, f"--workdir={tmp_path}/gone")
+    assert "cannot be written (it is a link to 'nowhere', which does not exist); name a" in linked
 
 
 def test_no_message_of_the_library_spells_a_flag():

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tiny_models as tiny
+from tiers import rest_slow
 
 import txl_jax
 from txl_jax.model import inputs
@@ -212,7 +213,7 @@ def drawn(cfg, rows=3, seg_len=T):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", rest_slow(1, FORMS))
 def test_integers_of_any_type_give_the_losses_of_int32(form):
     """NumPy arrays, JAX arrays and those of a compiled program; a narrow type wraps around."""
     cfg = tiny.config(n_layer=1, **{"vocab_size": 256, **FORMS[form]})

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models as tiny
+from tiers import rest_slow
 
 import txl_jax
 from txl_jax.model import ring
@@ -33,7 +34,9 @@ def cached(cfg, mems, seg_len):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("window", [False, "pytorch", "tf"])
-@pytest.mark.parametrize(("mem_len", "seg_len"), [(6, 3), (7, 3), (5, 4), (3, 5), (5, 1)])
+@pytest.mark.parametrize(
+    ("mem_len", "seg_len"), rest_slow(2, [(5, 4), (3, 5), (6, 3), (7, 3), (5, 1)])
+)
 def test_a_ring_that_wraps_several_times_gives_what_memory_gives(mem_len, seg_len, window):
     gives_what_memory_gives(tiny.config(same_length=window), mem_len, seg_len, segments=5)
 
@@ -41,7 +44,8 @@ def test_a_ring_that_wraps_several_times_gives_what_memory_gives(mem_len, seg_le
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ["relative", "shaw", "shared_projection"])
 @pytest.mark.parametrize(
-    ("clamp_len", "mem_len", "seg_len"), [(1, 18, 9), (9, 18, 9), (12, 35, 10), (10, 25, 12)]
+    ("clamp_len", "mem_len", "seg_len"),
+    rest_slow(2, [(9, 18, 9), (12, 35, 10), (1, 18, 9), (10, 25, 12)]),
 )
 def test_what_is_beyond_the_clamp_is_in_a_ring_of_its_own(clamp_len, mem_len, seg_len, name):
     """Both rings wrap, after states have moved from the one to the other."""
@@ -82,7 +86,7 @@ def gives_what_memory_gives(cfg, mem_len, seg_len, segments):
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("clamp_len", "seg_len"), [(-1, 3), (4, 9)])
-@pytest.mark.parametrize("name", tiny.WITH_MEMORY)
+@pytest.mark.parametrize("name", rest_slow(1, tiny.WITH_MEMORY))
 def test_shorter_segments_between_full_ones_change_nothing(name, clamp_len, seg_len):
     cfg = tiny.config(**tiny.attention(name), clamp_len=clamp_len)
     lengths = [seg_len, seg_len, 1, seg_len, 2, seg_len, seg_len]

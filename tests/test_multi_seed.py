@@ -6,6 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from tiers import rest_slow
 from tiny_runs import arrays, call, claimed, corpus_and_experiment, experiment, run, write_config
 
 import txl_jax
@@ -53,7 +54,7 @@ def records(workdir):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("seed", [pytest.param(3, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("seed", rest_slow(1, [4, 3]))
 def test_each_seed_is_the_same_run_as_alone(together, folder, tmp_path, seed):
     alone = SETTINGS | {"seed": seed, "train.num_seeds": 1, "train.text_on_device": False}
     run(folder, tmp_path, **alone)

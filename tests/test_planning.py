@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from tiers import rest_slow
 from tiny_runs import call, write_config
 
 import txl_jax
@@ -85,11 +86,14 @@ def n_parameters(exp: ExperimentConfig) -> int:
 @pytest.mark.integration
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"mesh.data": 8},
-        {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "model.scan_layers": True},
-        {"train.micro_batches": 2, "train.steps_per_dispatch": 2},
-    ],
+    rest_slow(
+        1,
+        [
+            {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "model.scan_layers": True},
+            {"mesh.data": 8},
+            {"train.micro_batches": 2, "train.steps_per_dispatch": 2},
+        ],
+    ),
 )
 def test_train_program_holds_what_the_step_of_training_holds(changes):
     exp = experiment(**changes)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiers import rest_slow
 
 import txl_jax
 from txl_jax.messages import UserError
@@ -61,7 +62,7 @@ def plain(x, m=0, causal=True, window=None, lengths=(T, T), scale=H**-0.5):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", rest_slow(5, FORMS))
 def test_values_and_gradients_are_those_of_the_equation(form):
     form = FORMS[form]
     settings = {key: value for key, value in form.items() if key != "m"}

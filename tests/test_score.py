@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 import tiny_models
+from tiers import rest_slow
 
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, ExperimentConfig, ScoreConfig, override
@@ -69,12 +70,9 @@ def test_carried_memory_scores_a_text_as_one_segment_does(form, seg_len):
     np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-5)
 
 
-SLOW = [pytest.param(form, 5, marks=pytest.mark.slow) for form in [*FORMS.values()][1:]]
-
-
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("form", "seg_len"), [(next(iter(FORMS.values())), 5), *SLOW, (ABSOLUTE, 20)]
+    ("form", "seg_len"), rest_slow(1, [(ABSOLUTE, 20), *((form, 5) for form in FORMS.values())])
 )
 @pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 3, 16])
 def test_a_line_alone_is_scored_as_if_there_were_no_others(form, seg_len, batch_size):

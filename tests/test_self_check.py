@@ -20,6 +20,7 @@ from many_processes import free_port
 from test_kernels_tpu import needs_libtpu
 from test_planning import experiment
 from test_planning_gpu import eight_gpus  # noqa: F401  (a fixture)
+from tiers import rest_slow
 
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model import self_check
@@ -279,13 +280,16 @@ def two_processes(folder, how) -> list[Any]:
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("how", "words"),
-    [
-        ("right", ""),
-        ("wrong 1", "attention differs from the plain form by"),
-        ("refused 1", "fails its self-check on the devices of process 1"),
-        ("full 0", "RESOURCE_EXHAUSTED"),
-        ("full 1", "fails its self-check on the devices of process 1"),
-    ],
+    rest_slow(
+        1,
+        [
+            ("wrong 1", "attention differs from the plain form by"),
+            ("right", ""),
+            ("refused 1", "fails its self-check on the devices of process 1"),
+            ("full 0", "RESOURCE_EXHAUSTED"),
+            ("full 1", "fails its self-check on the devices of process 1"),
+        ],
+    ),
 )
 def test_two_processes_take_one_decision_and_one_keeps_it(how, words, tmp_path):
     """The kernel is interpreted; under ``auto`` a process that fails alone holds up no other."""

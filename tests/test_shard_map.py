@@ -9,6 +9,7 @@ import pytest
 import tiny_models as tiny
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from tiers import rest_slow
 
 from txl_jax.model import cross_entropy
 from txl_jax.model.kernels import AttentionInputs, choice
@@ -76,7 +77,7 @@ def assert_equal(cfg, seg_len, **options):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", rest_slow(5, FORMS))
 def test_losses_and_gradients_are_those_of_one_device(form):
     cfg = tiny.config(**FORMS[form])
     assert_equal(cfg, 100 if "40,000" in form else 6)

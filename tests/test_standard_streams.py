@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import tiny_runs
+from tiers import rest_slow
 from tiny_runs import ROOT, command
 
 import txl_jax
@@ -121,9 +122,7 @@ assert refused == (sys.argv[1] == "True")
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(
-    "closed", ["2>&-", "<&- >&- 2>&-", pytest.param(">&-", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("closed", rest_slow(1, ["<&- >&- 2>&-", "2>&-", ">&-"]))
 def test_a_run_without_streams_is_that_with_streams(trained, tmp_path, closed):
     folder, config = trained
     script = f'"$@" {closed}'
@@ -141,7 +140,9 @@ def test_a_run_without_streams_is_that_with_streams(trained, tmp_path, closed):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("mode", ["generate", "score", "evaluate", "compile", "settings", "help"])
+@pytest.mark.parametrize(
+    "mode", rest_slow(3, ["help", "settings", "generate", "score", "evaluate", "compile"])
+)
 def test_a_result_that_cannot_be_printed_is_an_error_of_one_line(trained, mode):
     folder, config = trained
     flags = {

@@ -25,6 +25,7 @@ import orbax.checkpoint as ocp
 import pytest
 from test_checkpoints import at_step, fresh, restore
 from test_training_resume import assert_same_run
+from tiers import rest_slow
 from tiny_runs import call, corpus_and_experiment, experiment, run, write_config
 
 import txl_jax
@@ -608,7 +609,7 @@ def test_an_ignored_warning_stays_ignored(name):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", rest_slow(2, MOMENTS))
 def test_sigterm_ends_a_run_saved_with_exit_code_0(whole, moment, monkeypatch, capsys):
     owner, name, around, what = MOMENTS[moment]
     workdir = str(whole / moment)

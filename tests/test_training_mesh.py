@@ -13,6 +13,7 @@ import tiny_models
 import tiny_runs
 from jax.sharding import Mesh
 from test_training_resume import StopAt
+from tiers import rest_slow
 
 import txl_jax
 from txl_jax.checkpoint.checkpoints import Checkpoints
@@ -137,14 +138,14 @@ def of_output(output):
     return {f"model.{key}": value for key, value in OUTPUTS[output].items()}
 
 
-DEFAULT = [("2x2x2", "adaptive"), ("2x2x2", "gtrxl"), ("2x2x2", "sampled")]
-REST = [(mesh, output) for mesh in MESHES for output in OUTPUTS if (mesh, output) not in DEFAULT]
+FIRST = ("2x2x2", "adaptive")
+REST = [(mesh, output) for mesh in MESHES for output in OUTPUTS if (mesh, output) != FIRST]
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("shape", "output"),
-    [*DEFAULT, *[pytest.param(*case, marks=pytest.mark.slow) for case in REST]],
+    rest_slow(1, [FIRST, *REST]),
 )
 def test_gradients_and_losses_are_one_devices_on_every_mesh(shape, output):
     exp = experiment(MESHES[shape], **of_output(output))

@@ -283,7 +283,7 @@ def test_a_run_that_skips_is_resumed_bit_identically(tmp_path, spoil, monkeypatc
     assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut", **changes)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_too_many_in_a_row_stop_the_run_also_over_a_resume(tmp_path, spoil):
     changes = {**SKIP, "train.max_skipped": 4, "checkpoint.every": 2}
     corpus, exp = corpus_and_experiment(tmp_path, **changes)

@@ -86,7 +86,7 @@ def files(folder):
     return {str(name) for name in found if "__pycache__" not in name.parts}
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_an_editable_install_is_found_from_the_folder_above_and_by_a_type_checker(tmp_path):
     """There the clone's own folder ``txl_jax`` looks like a package without a file."""
     clone = tmp_path / "txl_jax"

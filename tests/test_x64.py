@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_models as tiny
+from tiers import rest_slow
 
 import txl_jax
 from txl_jax import agents
@@ -88,7 +89,7 @@ def test_every_method_gives_the_documented_types_and_values(form):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", rest_slow(4, FORMS))
 def test_parameters_of_another_dtype_give_results_of_the_documented_types(form, dtype):
     """Only the gradients of parameters have the dtype of the parameters."""
     seg_len = 150 if form == "40,000 words" else 6
@@ -101,6 +102,7 @@ def test_parameters_of_another_dtype_give_results_of_the_documented_types(form, 
     assert types_of(got) <= DOCUMENTED
 
 
+@pytest.mark.slow
 def test_float64_parameters_give_the_values_of_float32_ones():
     cfg = tiny.config(n_layer=1, cutoffs=(4, 9), div_val=2)
     key = jax.random.key(0)
@@ -109,6 +111,7 @@ def test_float64_parameters_give_the_values_of_float32_ones():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), got, want)
 
 
+@pytest.mark.slow
 def test_an_actor_and_its_buffer_have_the_documented_types():
     cfg = tiny.config(n_layer=1, vocab_size=None, same_length="tf")
     model, variables = txl_jax.TransformerXL(cfg), tiny.variables(cfg)

@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -86,8 +87,9 @@ def argument(name: str, value: object) -> str:
 
     ``name`` is that of the flag without dashes. Python has no ``config.`` before a setting's key.
     """
-    named = f"--{name}" if _as_flags else name.removeprefix("config.")
-    return f"{named}={value}"
+    if _as_flags:
+        return shlex.quote(f"--{name}={value}")
+    return f"{name.removeprefix('config.')}={value}"
 
 
 def shown_path(path: str) -> str:

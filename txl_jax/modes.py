@@ -33,7 +33,7 @@ from txl_jax.data.vocab import encode_prompts
 from txl_jax.evaluation.baselines import check_baselines
 from txl_jax.evaluation.scoring_run import score_split, write_evaluation
 from txl_jax.generation.generate import check_memory
-from txl_jax.generation.prompts import read_prompts
+from txl_jax.generation.prompts import prompt_key, read_prompts
 from txl_jax.generation.write import set_stream_errors, write_continuations
 from txl_jax.messages import argument, names_flags, shown_path
 from txl_jax.model.precision import describe, resolved
@@ -179,7 +179,7 @@ def check_final_outputs(exp: ExperimentConfig, corpus: Corpus) -> None:
     """Raises an error if the evaluation or the generation after training would fail."""
     check_baselines(exp.evaluate.baselines, corpus.vocab)
     prompts = read_prompts(exp.generate)
-    encode_prompts(corpus.vocab, prompts)
+    encode_prompts(corpus.vocab, prompts, prompt_key(exp.generate))
     if exp.generate.length:
         check_memory(exp.model, exp.generate, len(prompts))
         processes.on_process_zero(lambda: check_file("generate.json", exp.generate.json))

@@ -11,7 +11,7 @@ from txl_jax.checkpoint.loading import import_hub, load_workdir
 from txl_jax.checkpoint.provenance import provenance
 from txl_jax.checkpoint.tensors import flat_params
 from txl_jax.checkpoint.trained_model import TrainedModel
-from txl_jax.checkpoint.workdir import read_record
+from txl_jax.checkpoint.workdir import VOCAB_HASH, read_record, vocab_hash
 from txl_jax.checkpoint.workdir_files import CONFIG, FORMAT, MODEL, VOCAB
 from txl_jax.config import ExperimentConfig, without_paths
 from txl_jax.config.arguments import names_the_nearest
@@ -70,6 +70,8 @@ def save(
     write_json(os.path.join(folder, VOCAB), trained.vocab.to_json())
     if record is None:
         record = {**trained.config.to_dict(), "provenance": provenance()}
+    described = {**record.get("corpus", {}), VOCAB_HASH: vocab_hash(trained.vocab)}
+    record = {**record, "corpus": described}
     write_json(os.path.join(folder, CONFIG), _without_paths(record))
 
 

@@ -7,6 +7,8 @@ workdir_files.py lists all other files.
 """
 
 import dataclasses
+import hashlib
+import json
 import os
 import time
 from typing import Any
@@ -23,6 +25,8 @@ from txl_jax.messages import argument
 from txl_jax.parallel import processes
 from txl_jax.paths import path
 
+VOCAB_HASH = "vocab_hash"
+"""The key in the description of the corpus with the :func:`vocab_hash` of the vocabulary."""
 AUTO_DTYPE = "auto_dtype"
 """The key in the provenance that tells whether ``model.dtype`` was ``auto``."""
 
@@ -74,7 +78,13 @@ def init_workdir(
 
 def describe_corpus(corpus: Corpus) -> dict[str, Any]:
     """Returns the description of the corpus for ``config.json``."""
-    return {"name": corpus.name, "source_hash": corpus.source_hash, **dict(corpus.info)}
+    described = {"name": corpus.name, "source_hash": corpus.source_hash, **dict(corpus.info)}
+    return {**described, VOCAB_HASH: vocab_hash(corpus.vocab)}
+
+
+def vocab_hash(vocab: Vocab) -> str:
+    """Returns the sha256 of a vocabulary, by which :func:`read_vocab` knows that of the model."""
+    return hashlib.sha256(json.dumps(vocab.to_json(), sort_keys=True).encode()).hexdigest()
 
 
 def check_shared(workdir: str, seconds: float = 30.0) -> None:
@@ -123,12 +133,25 @@ def loaded_experiment(workdir: str) -> ExperimentConfig:
 
 
 def read_vocab(workdir: str) -> Vocab:
-    """Returns the vocabulary of a run; raises WorkdirError or DataError if it cannot be read."""
-    vocab = os.path.join(workdir, VOCAB)
+    """Returns the vocabulary of a run; raises WorkdirError or DataError if it cannot be used.
+
+    Another vocabulary than the model's gives other texts and losses, so it is refused.
+    """
+    file = os.path.join(workdir, VOCAB)
     try:
-        return Vocab.from_json(read_json(vocab))
+        vocab = Vocab.from_json(read_json(file))
     except DataError as error:
-        raise DataError(f"{vocab}: {error}") from error
+        raise DataError(f"{file}: {error}") from error
+    record, fault = read_record(workdir), None
+    if len(vocab) != (size := record["model"].get("vocab_size", len(vocab))):
+        fault = f"it has {len(vocab)} symbols, and the model {size}"
+    elif record.get("corpus", {}).get(VOCAB_HASH, vocab_hash(vocab)) != vocab_hash(vocab):
+        fault = f"its hash is not the {VOCAB_HASH} in {CONFIG}"
+    if fault:
+        raise DataError(
+            f"{file}: was changed since the model was trained: {fault}; restore the file"
+        )
+    return vocab
 
 
 def read_json(file: str) -> dict[str, Any]:

@@ -134,7 +134,10 @@ def check_writable(workdir: str, folders: tuple[str, ...] = ()) -> None:
             make_folder(workdir)
             _try_writing(os.path.join(workdir, name))
         except OSError as error:
-            message = f"{what} be written ({write_failure_reason(error)}); {fix}"
+            link, why = os.path.join(workdir, name).rstrip("/"), write_failure_reason(error)
+            if os.path.islink(link) and not os.path.exists(link):
+                why = f"it is a link to {short_repr(os.readlink(link))}, which does not exist"
+            message = f"{what} be written ({why}); {fix}"
             raise WorkdirError(f"{argument('workdir', workdir)}: {message}") from error
 
 

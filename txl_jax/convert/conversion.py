@@ -13,7 +13,13 @@ from txl_jax.checkpoint.loading import load_exported
 from txl_jax.checkpoint.provenance import provenance
 from txl_jax.checkpoint.saving import require_empty_folder
 from txl_jax.checkpoint.trained_model import param_shapes
-from txl_jax.checkpoint.workdir import describe_corpus, read_json, read_record
+from txl_jax.checkpoint.workdir import (
+    VOCAB_HASH,
+    describe_corpus,
+    read_json,
+    read_record,
+    vocab_hash,
+)
 from txl_jax.checkpoint.workdir_files import CHECKPOINTS, CONFIG, VOCAB, check_path
 from txl_jax.config import (
     CheckpointConfig,
@@ -285,5 +291,6 @@ def _write(
         on_device = jax.tree.map(jax.numpy.asarray, params)
         checkpoints.save_params(origin["step"], on_device, {"config": config})
     write_json(os.path.join(workdir, VOCAB), vocab.to_json())
+    described = {**described, VOCAB_HASH: vocab_hash(vocab)}
     made = {"corpus": described, "provenance": {**provenance(), "converted": origin}}
     write_json(os.path.join(workdir, CONFIG), {**config, **made})

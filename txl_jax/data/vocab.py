@@ -325,11 +325,15 @@ def check_text(vocab: Vocab, text: str) -> None:
         collections.deque(decode_utf8([text]), maxlen=0)
 
 
-def encode_prompts(vocab: Vocab, prompts: Sequence[Text]) -> list[np.ndarray]:
-    """Encodes each prompt, see :func:`encode_prompt`; errors name the number of the prompt."""
-    if len(prompts) == 1:
-        return [encode_prompt(vocab, prompts[0])]
-    return [encode_prompt(vocab, text, f"prompt {n}") for n, text in enumerate(prompts, 1)]
+def encode_prompts(
+    vocab: Vocab, prompts: Sequence[Text], key: str = "generate.prompt"
+) -> list[np.ndarray]:
+    """Encodes each prompt, see :func:`encode_prompt`.
+
+    Errors name the number of the prompt, or the setting ``key`` of a single one.
+    """
+    name = lambda n: key if len(prompts) == 1 else f"prompt {n}"
+    return [encode_prompt(vocab, text, name(n)) for n, text in enumerate(prompts, 1)]
 
 
 def separator_ids(vocab: Vocab, separator: str | None) -> np.ndarray:

@@ -52,6 +52,12 @@ def read_prompts(c: GenerateConfig) -> Sequence[Text]:
     return prompts
 
 
+def prompt_key(c: GenerateConfig) -> str:
+    """Returns the key of the setting that :func:`read_prompts` reads."""
+    files = [key for key in ("prompts_file", "prompt_file") if getattr(c, key) is not None]
+    return f"generate.{files[0] if files else 'prompt'}"
+
+
 @functools.cache
 def _standard_input() -> bytes:
     """Reads standard input once. Later calls return the same bytes."""

@@ -17,7 +17,7 @@ from txl_jax.config import GenerateConfig
 from txl_jax.data.vocab import Text, encode_prompts
 from txl_jax.files import atomic_write
 from txl_jax.generation.detokenise import detokenise
-from txl_jax.generation.prompts import read_prompts
+from txl_jax.generation.prompts import prompt_key, read_prompts
 from txl_jax.generation.sampling import SETTINGS
 from txl_jax.generation.text import Continuation, continuations, printable, prompt_text
 from txl_jax.records import append_new
@@ -40,7 +40,7 @@ def write_continuations(
     """
     c = trained.config.generate
     prompts, quiet = read_prompts(c), c.json == "-"
-    encode_prompts(trained.vocab, prompts)  # raises errors of any prompt before the first output
+    encode_prompts(trained.vocab, prompts, prompt_key(c))  # raises errors before the first output
     single = len(prompts) == 1 and c.samples == 1 and not quiet
     texts, ids = list[str](), list[list[int]]()
     settings = {key: getattr(c, key) for key in ("mem_len", "length", *SETTINGS, "seed")}

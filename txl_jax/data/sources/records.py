@@ -107,7 +107,10 @@ def _csv(stored: Stored, field: str, folder: Path) -> Records:
         with stored.opened() as file:
             rows = csv.reader(_lines(file, str(stored)), delimiter=delimiter, strict=True)
             names = next(rows, [])
-            if names.count(field) != 1:
+            if names.count(field) > 1:
+                fix = "give each column a name of its own"
+                raise DataError(f"{stored}: the first line names {field!r} twice; {fix}")
+            if field not in names:
                 raise _no_field(field, names, f"{stored}: the first line")
             at = names.index(field)
             for row in filter(None, rows):
