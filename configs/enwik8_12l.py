@@ -21,6 +21,8 @@ from ml_collections import ConfigDict
 
 from .shared.smoke import smoke
 
+VARIANTS = ("smoke",)
+
 
 def get_config(variant=""):
     config = ConfigDict(

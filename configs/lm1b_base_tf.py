@@ -22,6 +22,8 @@ Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, a
 from . import lm1b_base
 from .shared.smoke import smoke
 
+VARIANTS = ("smoke",)
+
 
 def get_config(variant=""):
     config = lm1b_base.get_config()

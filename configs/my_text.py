@@ -51,6 +51,8 @@ nothing. Dropout, rates and lengths are the new run's; a model without memory ne
 
 from ml_collections import ConfigDict
 
+VARIANTS = ("fine_tune", "smoke")
+
 
 def get_config(variant=""):
     config = ConfigDict(

@@ -17,6 +17,8 @@ train.steps and the model's sizes. What it reaches depends on the data: no numbe
 
 from ml_collections import ConfigDict
 
+VARIANTS = ("smoke",)
+
 
 def get_config(variant=""):
     config = ConfigDict(

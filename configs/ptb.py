@@ -26,6 +26,8 @@ from .shared.smoke import smoke
 
 EPOCH = 290
 
+VARIANTS = ("smoke",)
+
 
 def get_config(variant=""):
     config = ConfigDict(

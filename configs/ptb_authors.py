@@ -27,6 +27,8 @@ from .shared.smoke import smoke
 
 EPOCH = 1371
 
+VARIANTS = ("smoke",)
+
 
 def get_config(variant=""):
     config = ConfigDict(

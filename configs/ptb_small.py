@@ -12,6 +12,8 @@ for a part; test perplexity 111.96 with memory 320, 118.09 with none. RESULTS.md
 
 from ml_collections import ConfigDict
 
+VARIANTS = ("smoke",)
+
 
 def get_config(variant=""):
     config = ConfigDict(

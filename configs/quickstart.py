@@ -13,6 +13,8 @@ of three seeds). RESULTS.md has the details.
 
 from ml_collections import ConfigDict
 
+VARIANTS = ("smoke",)
+
 
 def get_config(variant=""):
     config = ConfigDict(

@@ -18,6 +18,8 @@ Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, a
 from . import enwik8_12l
 from .shared.smoke import smoke
 
+VARIANTS = ("smoke",)
+
 
 def get_config(variant=""):
     config = enwik8_12l.get_config()

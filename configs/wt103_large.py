@@ -20,6 +20,8 @@ Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, a
 from . import wt103_base
 from .shared.smoke import smoke
 
+VARIANTS = ("smoke",)
+
 
 def get_config(variant=""):
     config = wt103_base.get_config()

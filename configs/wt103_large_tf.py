@@ -19,6 +19,8 @@ Dtype: bfloat16 on TPUs and on GPUs from compute capability 8.0, else float32, a
 from . import wt103_large
 from .shared.smoke import smoke
 
+VARIANTS = ("smoke",)
+
 
 def get_config(variant=""):
     config = wt103_large.get_config()

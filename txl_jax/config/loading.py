@@ -3,13 +3,13 @@
 import contextlib
 import copy
 import difflib
+import importlib.machinery
 import importlib.util
 import inspect
 import itertools
 import os
 import re
 import sys
-import tokenize
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -39,7 +39,8 @@ def load_config(
     Args:
       config: the name of a recipe of this package, such as ``enwik8_24l``, or a Python file with
         ``get_config()`` that returns a ``ConfigDict``. The argument for ``get_config(variant)``
-        may follow after a colon, as in ``enwik8_24l:smoke``. A file in a package (a folder with
+        may follow after a colon, as in ``enwik8_24l:smoke``; a file that lists its ``VARIANTS``
+        takes no other one. A file in a package (a folder with
         ``__init__.py``) may import its neighbours: ``from .x import y``. It may also be a nested
         dict or ``ConfigDict`` of the settings that differ from the defaults, or an experiment.
       overrides: a dict from dotted keys to values, such as ``{"train.steps": 10}``. A string is
@@ -79,10 +80,10 @@ def _read(path: str) -> dict[str, Any]:
 
     variant, where = path.partition(":")[2], argument("config", truncate(path))
     with _config_module(path) as module:
-        if variant and not _has_variant(module, variant):
-            known = ", ".join(_known_variants(module))
-            known = f"variants: {known}" if known else "the file has none"
-            raise ConfigError(f"{where}: there is no variant {short_repr(variant)}; {known}")
+        any_text = inspect.signature(module.get_config).parameters and [variant]
+        if variant and variant not in (known := getattr(module, "VARIANTS", any_text)):
+            listed = f"variants: {', '.join(known)}" if known else "the file has none"
+            raise ConfigError(f"{where}: there is no variant {short_repr(variant)}; {listed}")
         config = module.get_config(variant) if variant else module.get_config()
         if not isinstance(config, ml_collections.ConfigDict):
             raise ConfigError(f"{where}: get_config() must return an ml_collections.ConfigDict")
@@ -97,25 +98,6 @@ def config_rows(path: str) -> tuple[str, ...]:
     """
     with _config_module(path) as module:
         return tuple(getattr(module, "ROWS", ()))
-
-
-def _has_variant(module: Any, variant: str) -> bool:
-    """Whether a variant is a row or the default, or changes the result of ``get_config``."""
-    parameter = next(iter(inspect.signature(module.get_config).parameters.values()), None)
-    if parameter is None:
-        return False
-    if parameter.default is parameter.empty:
-        return True
-    known = variant in (parameter.default, *getattr(module, "ROWS", ()))
-    return known or module.get_config(variant).to_dict() != module.get_config().to_dict()
-
-
-def _known_variants(module: Any) -> list[str]:
-    """Lists the rows of a file, and the texts with which it compares ``get_config``'s parameter."""
-    with tokenize.open(module.__file__) as file:
-        source, names = file.read(), "|".join(inspect.signature(module.get_config).parameters)
-    compared = re.findall(rf"\b(?:{names}) == ['\"]([^'\"]+)['\"]", source) if names else []
-    return list(dict.fromkeys([*getattr(module, "ROWS", ()), *compared]))
 
 
 @contextlib.contextmanager
@@ -163,19 +145,22 @@ def _recipe(name: str, where: str) -> str:
     return files[name]
 
 
+class _SourceLoader(importlib.machinery.SourceFileLoader):
+    """Compiles a file anew: cached bytecode may be that of an edit within the same second."""
+
+    def path_stats(self, path: Any) -> Any:
+        raise OSError("no bytecode")
+
+
 @contextlib.contextmanager
 def _fresh_imports() -> Iterator[None]:
-    """Makes imports ignore ``__pycache__``, and removes the file's package from memory at the end.
-
-    Cached bytecode may be stale if its source was edited twice within a second.
-    """
-    before = sys.pycache_prefix, sys.dont_write_bytecode
-    sys.pycache_prefix, sys.dont_write_bytecode = os.devnull, True
+    """Writes no ``__pycache__``, and removes the file's package from memory at the end."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     importlib.invalidate_caches()
     try:
         yield
     finally:
-        sys.pycache_prefix, sys.dont_write_bytecode = before
+        sys.dont_write_bytecode = before
         for name in [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]:
             del sys.modules[name]
 
@@ -193,7 +178,8 @@ def _import_file(file: Path) -> Any:
         except ValueError as error:
             raise ConfigError(f"{argument('config', truncate(str(part)))}: {error}") from error
         name = ".".join(names[: depth + 1])
-        spec: Any = importlib.util.spec_from_file_location(name, part)
+        loader = _SourceLoader(name, str(part))
+        spec: Any = importlib.util.spec_from_file_location(name, part, loader=loader)
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     return module
