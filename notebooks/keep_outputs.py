@@ -5,6 +5,7 @@
 The cells run in order in one process of plain Python, in an empty folder. A cell keeps its text,
 its figures, and a hash of its source, which shows a test that the outputs belong to the cell. The
 variables of the environment that a notebook reads (``STEPS=100``) are written to its metadata.
+The cells of a notebook in ``PAGES`` are first made from its page.
 """
 
 import base64
@@ -14,6 +15,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,6 +25,8 @@ from typing import Any
 FOLDER = pathlib.Path(__file__).resolve().parent
 VARIABLES = ("STEPS", "UPDATES")
 """Variables of the environment that shorten a notebook."""
+PAGES = {"own_loop.ipynb": "own_loop.md"}
+"""The notebooks whose text and code are those of a page in docs/."""
 
 
 def source_hash(cell: dict[str, Any]) -> str:
@@ -45,9 +49,25 @@ def keep_outputs(file: pathlib.Path) -> None:
     file.write_text(text, encoding="utf-8")
 
 
+def page_cells(page: str) -> list[dict[str, Any]]:
+    """Returns the cells of a page: its code, and between that its text with links that work."""
+    cells: list[dict[str, Any]] = []
+    parts = re.split(r"^```python\n(.*?)^```\n", page, flags=re.MULTILINE | re.DOTALL)
+    for number, part in enumerate(parts):
+        text = re.sub(r"\[\]\((.+?)\.md\)", r"[\1](../docs/\1.md)", part).strip()
+        keys = {"outputs": [], "execution_count": None} if number % 2 else {}
+        kind = "code" if number % 2 else "markdown"
+        cell = {"cell_type": kind, "metadata": {}, **keys}
+        cells += [{**cell, "source": text.splitlines(keepends=True)}] * bool(text)
+    return cells
+
+
 def run(file: pathlib.Path) -> str:
     """Runs a notebook in this process. Returns it with its outputs, as JSON."""
     notebook, names = json.loads(file.read_text("utf-8")), {"__name__": "__main__"}
+    if page := PAGES.get(file.name):
+        text = (FOLDER.parent / "docs" / page).read_text("utf-8")
+        notebook["cells"][2:] = page_cells(text.partition("\n")[2])  # the title stays
     used = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     notebook["metadata"]["txl_jax"] = {"environment": used}
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]

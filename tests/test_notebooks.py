@@ -81,6 +81,21 @@ def test_the_outputs_of_a_cell_are_its_text_and_its_figures_in_order(tmp_path):
     assert [cell["execution_count"] for cell in found] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("name", keep_outputs.PAGES)
+def test_a_notebook_of_a_page_has_the_text_and_the_code_of_the_page(name):
+    cells = json.loads((FOLDER / name).read_text(encoding="utf-8"))["cells"]
+    page = (FOLDER.parent / "docs" / keep_outputs.PAGES[name]).read_text("utf-8")
+    title, _, rest = page.partition("\n")
+    assert cells[0]["source"][0].strip() == title
+    said = [(cell["cell_type"], "".join(cell["source"])) for cell in cells[2:]]
+    blocks = re.findall(r"^```python\n(.*?)\n```$", rest, re.MULTILINE | re.DOTALL)
+    assert [text for kind, text in said if kind == "code"] == blocks
+    for kind, text in said:
+        links = re.findall(r"\]\((\.\./.+?)\)", text)
+        assert all((FOLDER / link).exists() for link in links)
+        assert kind == "code" or ("[](" not in text and text.split()[0] in rest)
+
+
 @pytest.mark.integration
 def test_eight_tokens_shows_what_memory_does(tmp_path):
     said = execute(
