@@ -18,13 +18,9 @@ project = "txl_jax"
 author = "the authors of txl_jax"
 project_copyright = "Apache-2.0"
 html_title = "txl_jax: Transformer-XL in JAX"
-html_theme = "alabaster"
-html_theme_options = {
-    "description": "Transformer-XL in JAX and Flax",
-    "fixed_sidebar": True,
-    "page_width": "1100px",
-}
-html_sidebars = {"**": ["about.html", "searchfield.html", "navigation.html"]}
+html_theme = "furo"  # folds its menu on a telephone
+html_css_files = ["site.css"]
+html_static_path = ["site.css"]
 html_show_sourcelink = False
 
 extensions = [

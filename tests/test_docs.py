@@ -40,7 +40,7 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 README, LAUNCH = PAGES[0].read_text(), (DOCS / "launch.md").read_text()
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
-MISSING = [name for name in ("sphinx", "myst_parser") if not importlib.util.find_spec(name)]
+MISSING = [name for name in ("sphinx", "myst_parser", "furo") if not importlib.util.find_spec(name)]
 
 
 @pytest.mark.integration
@@ -66,6 +66,12 @@ def test_the_site_builds_without_a_warning(tmp_path):
         shown = re.search(rf'id="(module-)?txl_jax\.(\w+\.)*{name}"', reference)
         assert shown, f"{name} is not in the reference"
     assert "<blockquote" not in reference, "a drawing of a docstring is set as running text"
+    first = (site / "index.html").read_text()
+    assert 'name="viewport"' in first, "a telephone shows the page of a wide screen"
+    assert 'aria-label="Toggle site navigation sidebar"' in first, "the menu is always open"
+    assert "site.css" in first
+    for group in ("Tutorials", "How to", "Reference", "Explanation", "For contributors"):
+        assert f">{group}<" in first
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
