@@ -108,7 +108,7 @@ def _lengths(c: "ExperimentConfig") -> Broken:
             yield f"{name}.mem_len", rule
         more = t.longest_seg_len - t.seg_len if part is t else 0
         total = part.context_len + part.seg_len + more
-        if model.attention == "absolute_per_layer" and total > (model.n_positions or 0):
+        if model.segment_limit is not None and total > model.segment_limit:
             rule = f"is up to {total} with context and drawn lengths"
             yield f"{name}.seg_len", f"{rule}, more than model.n_positions {model.n_positions}"
         own = getattr(part, "same_length", None)

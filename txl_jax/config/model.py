@@ -150,6 +150,11 @@ class TransformerXLConfig(Section, key="model"):
         """Whether the form of attention has no memory, so that M must be 0."""
         return self.attention in ("absolute", "absolute_per_layer")
 
+    @property
+    def segment_limit(self) -> int | None:
+        """The most tokens of a segment with its context, if learnt positions limit them."""
+        return self.n_positions if self.attention == "absolute_per_layer" else None
+
 
 def _shape_rules(c: TransformerXLConfig) -> Iterator[tuple[str, str]]:
     """Yields settings from which no model can be built, each with the rule that it breaks."""

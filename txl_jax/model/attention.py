@@ -28,8 +28,12 @@ class Attention(nn.Module):
 
     Parameters: ``query``, ``key``, ``value`` [D,N,H] (W_q, W_k,E, W_v), ``output`` [N,H,D], and
     with ``attention_bias`` ``value_bias`` [N,H] and ``output_bias`` [D]. Forms with position terms
-    add parameters of their own.
+    add parameters of their own. Its positions come from what the class attributes name.
     """
+
+    global_biases = False  # u and v, which the model gives to all layers
+    input_sinusoids = False  # added to the model's input
+    layer_positions = False  # learnt vectors, added to each layer's input
 
     cfg: TransformerXLConfig
     mesh: Mesh | None = None
@@ -132,6 +136,8 @@ class RelativeAttention(Attention):
     Parameters: those of :class:`Attention` and ``position`` [D,N,H] (W_k,R).
     """
 
+    global_biases = True
+
     def setup(self):
         """Declares the projections."""
         super().setup()
@@ -185,11 +191,23 @@ class SharedProjectionAttention(Attention):
         return Positions(here, here, self._project_encodings(encodings, self.key, train))
 
 
+class AbsoluteAttention(Attention):
+    """Attention of a vanilla model: sinusoids of positions are added to the embeddings."""
+
+    input_sinusoids = True
+
+
+class AbsolutePerLayerAttention(Attention):
+    """Attention of a vanilla model in which each layer adds learnt positions (Al-Rfou 2018)."""
+
+    layer_positions = True
+
+
 FORMS: dict[AttentionForm, type[Attention]] = {
     "relative": RelativeAttention,
     "shaw": ShawAttention,
-    "absolute": Attention,  # the model adds sinusoids to the embedding
-    "absolute_per_layer": Attention,  # the block adds learnt vectors to its input
+    "absolute": AbsoluteAttention,
+    "absolute_per_layer": AbsolutePerLayerAttention,
     "shared_projection": SharedProjectionAttention,
 }
 
@@ -221,10 +239,10 @@ def planned_inputs(
     """
     n_keys = mem_len + seg_len
     shape = lambda *sides: jax.ShapeDtypeStruct(sides, c.dtype)
-    biases = (shape(c.n_head, c.d_head),) * 2 if c.attention == "relative" else (None, None)
+    form = FORMS[c.attention](c)
+    biases = (shape(c.n_head, c.d_head) if form.global_biases else None,) * 2
 
     def inputs(key, encodings, u, v, q, k) -> AttentionInputs:
-        form = FORMS[c.attention](c)
         terms, _ = form.init_with_output(key, n_keys, encodings, u, v, method="positions")
         window = c.same_length if mem_len else False
         reset = jnp.zeros((rows, seg_len), bool) if episodes else None

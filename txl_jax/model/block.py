@@ -183,7 +183,7 @@ class Block(nn.Module):
         gate = lambda: GRUGate(c) if c.gate else operator.add
         self.gate_attention, self.gate_feed_forward = gate(), gate()
         self.drop = dropout(c, c.dropout)
-        if c.attention == "absolute_per_layer":
+        if self.attention.layer_positions:
             init = initializers.normal(c.init_std)
             self.table = self.param("positions", init, (c.n_positions, c.d_model))
 
@@ -218,7 +218,7 @@ class Block(nn.Module):
         The arguments are those of :class:`Attention`, and ``places`` of :class:`SharedInputs`.
         """
         c = self.cfg
-        if c.attention == "absolute_per_layer":
+        if self.attention.layer_positions:
             row = self.table.shape[0] - 1 - places
             h = h + jnp.asarray(self.table)[row].astype(h.dtype)
         attend = lambda q, present: self.drop(

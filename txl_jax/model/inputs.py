@@ -127,7 +127,7 @@ def segment(
             f"attention {c.attention!r} has no memory and M is {mems.mem_len}: use"
             " init_mems(batch_size, mem_len=0), and context_len for a longer view"
         )
-    if c.attention == "absolute_per_layer" and t > (c.n_positions or 0):
+    if c.segment_limit is not None and t > c.segment_limit:
         why = f"is longer than model.n_positions {c.n_positions}, the number of learnt positions"
         raise ValueError(f"a segment of {t} tokens {why}")
     if isinstance(mems, Cache) and (options.train or t > mems.seg_len):

@@ -11,6 +11,7 @@ from txl_jax.model import initializers, masks
 from txl_jax.model import inputs as inputs_lib
 from txl_jax.model import memory as memory_lib
 from txl_jax.model.adaptive import Vocabulary
+from txl_jax.model.attention import FORMS
 from txl_jax.model.block import Block, LayerNorm, SharedInputs, dropout
 from txl_jax.model.inputs import SegmentOptions
 from txl_jax.model.memory import Cache, Memory
@@ -63,7 +64,7 @@ class TransformerXL(nn.Module):
         if c.vocab_size is not None:
             self.vocabulary = Vocabulary(c, self.mesh)
             nn.share_scope(self, self.vocabulary)  # its parameters have no scope of their own
-        if c.attention == "relative":
+        if FORMS[c.attention].global_biases:
             init = initializers.normal(c.init_std)
             shape = (*[c.n_layer] * c.untie_r, c.n_head, c.d_head)
             self.u, self.v = self.param("u", init, shape), self.param("v", init, shape)
@@ -227,7 +228,7 @@ class TransformerXL(nn.Module):
         mask = masks.attention_mask(seg_len, mems.filled, mem_len, c.same_length, reset)
         places = positions_from_end(seg_len, lengths)
         h = jnp.asarray(embeddings, c.dtype)
-        if c.attention == "absolute":
+        if FORMS[c.attention].input_sinusoids:
             h = h + sinusoids(clamped(places, c.clamp_len), c.d_model).astype(c.dtype)
         h = self.drop_input(h, train)
         if isinstance(mems, Cache):
@@ -274,7 +275,7 @@ class TransformerXL(nn.Module):
     def _biases(self) -> tuple[jax.Array | None, jax.Array | None]:
         """Returns u and v of every layer, [L,N,H] each, or ``None`` if the form has none."""
         c, shape = self.cfg, (self.cfg.n_layer, self.cfg.n_head, self.cfg.d_head)
-        if c.attention != "relative":
+        if not FORMS[c.attention].global_biases:
             return None, None
         return jnp.broadcast_to(self.u, shape), jnp.broadcast_to(self.v, shape)
 
