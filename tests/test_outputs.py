@@ -89,7 +89,7 @@ def test_a_file_of_samples_that_cannot_be_written_is_refused_before_the_work(
     mode, tiny, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(modes, "load", lambda *_: tiny[0])
-    monkeypatch.setattr(modes, "train_seeds", None)
+    monkeypatch.setattr("txl_jax.training.run.train", None)
     path = str(tmp_path / "none" / "samples.jsonl")
     flags = {"generate.json": path}
     calls = {

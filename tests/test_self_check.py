@@ -28,7 +28,7 @@ from txl_jax.model.kernels import choice, reference
 from txl_jax.model.kernels.choice import KernelError
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.planning.topologies import topology_devices
-from txl_jax.training.setup import training_attention, training_mesh
+from txl_jax.training.plan import training_attention, training_mesh
 
 T, M, ROWS = 128, 40, 4
 

@@ -157,7 +157,7 @@ def run() -> int:
 
     from txl_jax import modes  # slow imports, so only after the config is checked
     from txl_jax.parallel import accelerators, processes
-    from txl_jax.training.preparation import stored_experiment
+    from txl_jax.training.run import stored_experiment
 
     modes.set_up_output()
     if exp is None and mode in ("train", "compile"):
