@@ -13,8 +13,7 @@ from tiny_runs import experiment
 import txl_jax
 from txl_jax import modes, records
 from txl_jax.config import ConfigError
-from txl_jax.training.run_log import closing, make_logger
-from txl_jax.training.wandb_run import WandbRun
+from txl_jax.training.events import WandbRun, closing, make_logger
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from txl_jax.checkpoint.checkpoints import Checkpoints
+from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
 from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.config import ExperimentConfig
 from txl_jax.data.feed import prefetch
@@ -40,7 +40,8 @@ def open_seeds(
 
     Raises CheckpointError if the seeds cannot resume from the same step.
     """
-    last_step = _last_common_step([run.workdir for run in plan.runs])
+    steps_of_each = [set(CheckpointFolder(run.workdir).steps()) for run in plan.runs]
+    last_step = max(set.intersection(*steps_of_each), default=0)
     timer = GoodputTimer()  # shared, because all seeds wait for the same program
     with contextlib.ExitStack() as stack:
         trainers = [
@@ -112,12 +113,3 @@ def seed_array(exps: Sequence[ExperimentConfig]) -> jax.Array:
 
 def _stacked(trees: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-
-
-def _last_common_step(workdirs: list[str]) -> int:
-    """Returns the newest step for which every seed has a checkpoint, or 0 if there is none."""
-    steps = []
-    for workdir in workdirs:
-        with Checkpoints(workdir) as checkpoints:
-            steps.append(set(checkpoints.steps()))
-    return max(set.intersection(*steps), default=0)

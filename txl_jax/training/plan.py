@@ -72,7 +72,7 @@ from txl_jax.parallel.processes import on_process_zero, process_zero_first
 from txl_jax.parallel.shardings import Shardings, make_mesh, scoring_mesh
 from txl_jax.training.fine_tuning import load_encoded_corpus, resolve_experiment
 from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.state import TrainState, abstract_state, init_state, with_shardings
+from txl_jax.training.state import TrainState, init_state, with_shardings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +93,8 @@ class StepSetup:
         """Builds the setup of an experiment with a known vocabulary on the devices of a mesh."""
         shardings, optimizer = Shardings(mesh), make_optimizer(exp)
         model = TransformerXL(exp.model, mesh)
-        abstract = abstract_state(exp, model, optimizer, shardings)
-        return cls(exp, model, optimizer, shardings, abstract)
+        shapes = jax.eval_shape(lambda: init_state(exp, model, optimizer))
+        return cls(exp, model, optimizer, shardings, with_shardings(shapes, shardings))
 
     @functools.cached_property
     def on_disk(self) -> TrainState:
@@ -104,7 +104,8 @@ class StepSetup:
     @functools.cached_property
     def attention(self) -> Choice:
         """The implementation of attention of the train step, and why it is not a fused one."""
-        return training_attention(self.exp, self.shardings.mesh)
+        sizes = attention_sizes(self.exp.train)
+        return planned_attention(self.exp.model, *sizes, True, self.shardings.mesh)
 
     @functools.cached_property
     def initialise(self) -> Any:
@@ -188,6 +189,7 @@ def build_plan(
 ) -> Plan:
     """Returns the plan of a run with complete settings; errors are those of :func:`plan_run`."""
     mesh, scoring = meshes or build_meshes(exp)
+    # What reads the text, and says that it is too short, before what only the devices can refuse.
     validation = split_evaluator(exp.model, exp.validate, corpus, mesh, VALIDATION)
     evaluated = _evaluated(exp.model, auto_dtype)
     scored = dataclasses.replace(exp, model=evaluated)
@@ -204,19 +206,14 @@ def build_plan(
 
 def build_meshes(exp: ExperimentConfig) -> Meshes:
     """Returns the meshes of a run, or raises ConfigError if its devices do not fit the config."""
-    scoring = scoring_mesh(exp.mesh, exp.model, exp.evaluate.batch_size)
-    return Meshes(training_mesh(exp), scoring)
+    training = training_mesh(exp)
+    return Meshes(training, scoring_mesh(exp.mesh, exp.model, exp.evaluate.batch_size))
 
 
 def training_mesh(exp: ExperimentConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Returns the mesh of training devices, or raises ConfigError if they do not fit the config."""
     t = exp.train
     return make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches, devices)
-
-
-def training_attention(exp: ExperimentConfig, mesh: Mesh) -> Choice:
-    """Returns the implementation of attention of the train step, and why it is not a fused one."""
-    return planned_attention(exp.model, *attention_sizes(exp.train), True, mesh)
 
 
 def attention_sizes(t: TrainConfig) -> tuple[int, int, int]:

@@ -27,13 +27,12 @@ from txl_jax.evaluation.scoring_run import score_split, write_evaluation
 from txl_jax.generation.write import write_continuations
 from txl_jax.messages import argument, names_flags, shown_path
 from txl_jax.parallel import processes
-from txl_jax.paths import names, path, read_text
+from txl_jax.paths import names, path
 from txl_jax.standard_streams import stderr, stdout
-from txl_jax.training.events import Logger
+from txl_jax.training.events import Logger, closing, make_logger
 from txl_jax.training.loop import train
 from txl_jax.training.plan import check_evaluation_memory, locked_workdirs, plan_run
 from txl_jax.training.preemption import PreemptionGuard
-from txl_jax.training.run_log import closing, make_logger
 
 
 class Stopped(KeyboardInterrupt):
@@ -139,8 +138,8 @@ def evaluate_and_generate(
         if trained.config.generate.length:
             write_continuations(trained, workdir, guard.requested)
             if guard.signal is None:
-                sample = read_text(os.path.join(workdir, "sample.txt"), "surrogateescape")
-                logger.text(trained.step, "sample", sample)
+                sample = path(workdir, "sample.txt").read_bytes()
+                logger.text(trained.step, "sample", sample.decode("utf-8", "surrogateescape"))
     return f"held-out {headline(result)}"
 
 
