@@ -79,6 +79,11 @@ def names(folder: str) -> list[str]:
         return []
 
 
+def read_text(file: str, errors: str) -> str:
+    """Returns the text of a file in UTF-8 as it is, with its line ends; see ``bytes.decode``."""
+    return path(file).read_bytes().decode("utf-8", errors)
+
+
 def make_folder(folder: str) -> None:
     """Makes a folder, and those that it is in; a bucket needs no folders."""
     if not is_remote(folder):

@@ -27,7 +27,7 @@ from txl_jax.evaluation.scoring_run import score_split, write_evaluation
 from txl_jax.generation.write import write_continuations
 from txl_jax.messages import argument, names_flags, shown_path
 from txl_jax.parallel import processes
-from txl_jax.paths import names, path
+from txl_jax.paths import names, path, read_text
 from txl_jax.standard_streams import stderr, stdout
 from txl_jax.training.events import Logger, closing, make_logger
 from txl_jax.training.loop import train
@@ -138,8 +138,8 @@ def evaluate_and_generate(
         if trained.config.generate.length:
             write_continuations(trained, workdir, guard.requested)
             if guard.signal is None:
-                sample = path(workdir, "sample.txt").read_bytes()
-                logger.text(trained.step, "sample", sample.decode("utf-8", "surrogateescape"))
+                sample = read_text(os.path.join(workdir, "sample.txt"), "surrogateescape")
+                logger.text(trained.step, "sample", sample)
     return f"held-out {headline(result)}"
 
 
