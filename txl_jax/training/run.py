@@ -173,7 +173,8 @@ def longer_memory(exp: ExperimentConfig, of_run: ExperimentConfig) -> str:
         return ""
     return (
         f"note: memory {exp.evaluate.mem_len:,} is longer than {known:,}, the longest of this run;"
-        " the score may become worse, and --mode=context shows the loss at every length"
+        f" the score may become worse, and {argument('mode', 'context')} shows the loss at every"
+        " length"
     )
 
 
