@@ -40,7 +40,7 @@ from txl_jax.planning.machines import CHIPS
 from txl_jax.planning.run_programs import Flops, run_programs
 from txl_jax.planning.topologies import topology_devices
 from txl_jax.planning.vocabulary import with_vocab_size
-from txl_jax.training.setup import training_mesh
+from txl_jax.training.plan import training_mesh
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
 PRODUCTS, TRAFFIC, ISSUE = 0.6, 0.9, 0.8

@@ -20,13 +20,12 @@ import time
 from typing import Any
 
 from benchmarks.interleaved import machine
-from txl_jax.checkpoint.workdir import init_workdir, with_vocab
-from txl_jax.checkpoint.workdir_files import check_writable
+from txl_jax.checkpoint.workdir import with_vocab
 from txl_jax.config import ExperimentConfig, override
 from txl_jax.data.corpus import Corpus, corpus_from_config
-from txl_jax.training.multi_seed import train_seeds
+from txl_jax.training.loop import train
+from txl_jax.training.plan import build_plan, locked_workdirs
 from txl_jax.training.preemption import PreemptionGuard
-from txl_jax.training.preparation import seed_runs
 
 PLAIN: dict[str, Any] = {
     "model": {"n_layer": 2, "d_model": 96, "n_head": 4, "d_head": 24, "d_inner": 192},
@@ -88,14 +87,12 @@ def beginning(data: pathlib.Path, folder: pathlib.Path, tokens: int) -> pathlib.
 
 def trained(changes: dict[str, Any], corpus: Corpus, exp: ExperimentConfig, workdir: str) -> Any:
     """Validation losses by name of the weights, a list over seeds each; nats."""
-    runs = seed_runs(with_vocab(override(exp, changes), corpus), workdir)
-    for one, folder in runs:
-        check_writable(folder)
-        init_workdir(folder, one, corpus)
-    train_seeds(runs, corpus, PreemptionGuard())
+    plan = build_plan(with_vocab(override(exp, changes), corpus), corpus, workdir)
+    with locked_workdirs(plan):
+        train(plan, PreemptionGuard())
     losses: dict[str, list[float]] = {}
-    for _, folder in runs:
-        lines = (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()
+    for run in plan.runs:
+        lines = (pathlib.Path(run.workdir) / "metrics.jsonl").read_text().splitlines()
         last = [r for r in map(json.loads, lines) if r["kind"] == "valid"][-1]
         for name in ("raw", "swa", "ema"):
             losses.setdefault(name, []).append(last[f"loss_{name}"])

@@ -39,7 +39,7 @@ from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.compile_cache import compiled_rows
 from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.preparation import check_training_memory
+from txl_jax.training.plan import build_meshes, check_training_memory
 from txl_jax.training.state import init_state
 from txl_jax.training.step import dispatch
 
@@ -167,7 +167,7 @@ def _text(value: Any) -> str:
 
 def check(exp: ExperimentConfig) -> None:
     """Every check of memory that a mode makes before it works; raises ConfigError."""
-    check_training_memory(exp)
+    check_training_memory(exp, build_meshes(exp))
     if exp.generate.length:
         generate.check_memory(exp.model, exp.generate)
     trained: Any = types.SimpleNamespace(config=exp)

@@ -8,6 +8,7 @@ import signal
 import numpy as np
 import pytest
 import tiny_runs
+from tiny_runs import train as train_loop
 
 from txl_jax import modes
 from txl_jax.analysis import ablation
@@ -18,8 +19,7 @@ from txl_jax.checkpoint.workdir_files import check_writable
 from txl_jax.config import ConfigError, ExperimentConfig, ProtocolConfig, override
 from txl_jax.data.corpus import DataError, corpus_from_config
 from txl_jax.evaluation.evaluator import Evaluator, Score
-from txl_jax.training.preemption import PreemptionGuard
-from txl_jax.training.trainer import train as train_loop
+from txl_jax.training.run import Stopped
 
 TABLE = '''"""A table for tests."""
 
@@ -76,10 +76,9 @@ def done(table, tmp_path_factory):
         exp = with_vocab(exp, corpus)
         check_writable(folder)
         init_workdir(folder, exp, corpus)
-        train_loop(exp, corpus, folder, PreemptionGuard())
-        return 0
+        train_loop(exp, corpus, folder)
 
-    assert ablation.run(table, TRAINED, str(workdir), train) == 0
+    ablation.run(table, TRAINED, str(workdir), train)
     return workdir, trained
 
 
@@ -96,7 +95,7 @@ def test_every_row_is_trained_in_a_folder_of_its_name_and_only_once(table, done)
     workdir, trained = done
     assert trained == [str(workdir / row) for row in ("memory", "none")]
     before = read(workdir)
-    assert ablation.run(table, TRAINED, str(workdir), never) == 0
+    ablation.run(table, TRAINED, str(workdir), never)
     assert read(workdir) == before
 
 
@@ -187,23 +186,19 @@ def test_every_seed_has_a_folder(table, tmp_path):
     assert [one.exp.seed for one in runs] == [0, 3, 0, 3]
 
 
-def test_a_training_that_was_stopped_stops_the_table(table, tmp_path):
-    assert ablation.run(table, {}, str(tmp_path), lambda exp, folder: 143) == 143
-    assert not (tmp_path / "ablation.json").exists()
-
-
-def test_a_signal_to_one_training_stops_the_table(table, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_to_one_training_stops_the_table(table, tmp_path, monkeypatch, capsys, sent, code):
     trained = []
 
-    def stopped(exp, folder, guard):
+    def stopped(exp, folder):
         trained.append(folder)
-        guard.signal = signal.SIGTERM
-        return modes.CompleteRun([folder], [], [], "saved")
+        raise Stopped(sent, "saved")
 
-    monkeypatch.setattr(modes, "complete_run", stopped)
-    with pytest.raises(SystemExit) as end:
-        modes.ablate(table, {}, str(tmp_path))
-    assert (end.value.code, trained) == (0, [str(tmp_path / "memory")])
+    monkeypatch.setattr(ablation, "train_and_evaluate", stopped)
+    assert modes.ablate(table, {}, str(tmp_path)) == code
+    assert trained == [str(tmp_path / "memory")]
+    assert f"stopped by {sent.name}, saved; to resume:" in capsys.readouterr().err
+    assert not (tmp_path / "ablation.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -229,7 +224,7 @@ def test_dynamic_evaluation_has_the_training_split_for_its_statistics(
 ):
     monkeypatch.setattr(Evaluator, "run", lambda *_, **__: Score(0.5, 96, 0.0))
     flags = {"evaluate.dynamic.rule": "rms", "ablation.workdirs": f"memory={done[0] / 'memory'}"}
-    assert ablation.run(table, {**flags, "ablation.rows": "memory"}, str(tmp_path), never) == 0
+    ablation.run(table, {**flags, "ablation.rows": "memory"}, str(tmp_path), never)
     assert read(tmp_path)["runs"][0]["losses"] == [0.5] * 3
 
 

@@ -13,15 +13,12 @@ from tiny_runs import call, write_config
 from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ExperimentConfig, override
 from txl_jax.evaluation.evaluator import Evaluator
-from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.planning import gpus
 from txl_jax.planning.costs import collectives
 from txl_jax.planning.machines import PlanningError
 from txl_jax.planning.run_programs import _zeros, lower_update
-from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.setup import training_mesh
-from txl_jax.training.state import abstract_state
+from txl_jax.training.plan import StepSetup, training_mesh
 
 ROWS, BOTH = {"mesh.data": 4}, {"mesh.data": 2, "mesh.tensor": 2}
 LONG = 260  # three groups of queries
@@ -58,10 +55,7 @@ def experiment(**changes) -> ExperimentConfig:
 def of_update(**changes) -> dict[str, tuple[int, int]]:
     """The number of collectives of each kind in an update, and their bytes."""
     exp = experiment(**changes)
-    shardings = Shardings(training_mesh(exp))
-    model, optimizer = TransformerXL(exp.model, shardings.mesh), make_optimizer(exp)
-    state = abstract_state(exp, model, optimizer, shardings)
-    return counted(lower_update(exp, model, optimizer, shardings, state))
+    return counted(lower_update(StepSetup.on(training_mesh(exp), exp)))
 
 
 def of_scoring(**changes) -> dict[str, tuple[int, int]]:

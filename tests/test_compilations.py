@@ -16,7 +16,7 @@ from txl_jax.data.batch import make_batch
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.score import _program as score_program
 from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.training.setup import build_setup
+from txl_jax.training.plan import StepSetup, build_plan, training_mesh
 from txl_jax.training.state import init_state
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -132,13 +132,13 @@ def test_every_validation_of_a_run_but_the_first_compiles_nothing(compiled, tmp_
     """Under dynamic evaluation by ``rms`` too, which gathers statistics each time."""
     changes = {"validate.dynamic": {"rule": "rms", "learning_rate": 0.1, "statistics": 2}}
     corpus, exp = tiny_runs.corpus_and_experiment(tmp_path, **changes)
-    setup, params = build_setup(exp, corpus), param_shapes(exp.model)
+    plan, params = build_plan(exp, corpus, "unused"), param_shapes(exp.model)
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), params)
-    first = setup.evaluator.run(zeros)
+    first = plan.validation.run(zeros)
     assert first is not None
     assert compiled
     compiled.clear()
-    again = build_setup(exp, corpus).evaluator.run(zeros)
+    again = build_plan(exp, corpus, "unused").validation.run(zeros)
     assert again is not None
     assert again.loss == first.loss
     assert not compiled
@@ -146,8 +146,8 @@ def test_every_validation_of_a_run_but_the_first_compiles_nothing(compiled, tmp_
 
 @pytest.mark.integration
 def test_seeds_share_the_program_that_draws_their_parameters(compiled, tmp_path):
-    corpus, exp = tiny_runs.corpus_and_experiment(tmp_path)
-    setup = build_setup(exp, corpus)
+    _, exp = tiny_runs.corpus_and_experiment(tmp_path)
+    setup = StepSetup.on(training_mesh(exp), exp)
     states = {1: setup.initial_state(override(exp, {"seed": 1}))}
     assert compiled
     compiled.clear()

@@ -8,16 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
-from tiny_runs import corpus_and_experiment, run, run_in_workdir
+from tiny_runs import corpus_and_experiment, run, run_in_workdir, train
 
 import txl_jax
 from txl_jax.config import ConfigError
 from txl_jax.data.batch import SoftTargets
 from txl_jax.training.distil import FILE, soft_targets, teacher_probabilities
 from txl_jax.training.loss import soft_cross_entropy
+from txl_jax.training.plan import training_streams
 from txl_jax.training.preemption import PreemptionGuard
-from txl_jax.training.setup import training_streams
-from txl_jax.training.trainer import train
 
 SHORT = {"train.steps": 6, "checkpoint.every": 6, "train.eval_every": 0}
 
@@ -121,7 +120,7 @@ def test_a_student_of_itself_and_of_the_text(teachers, tmp_path):
 @pytest.mark.integration
 def test_gradient_is_the_weighted_sum_of_both(teachers):
     from txl_jax.data.on_device import device_text, training_position
-    from txl_jax.training.setup import build_setup
+    from txl_jax.training.plan import StepSetup, training_mesh
     from txl_jax.training.step import accumulate_gradient
 
     folder, names = teachers
@@ -130,7 +129,7 @@ def test_gradient_is_the_weighted_sum_of_both(teachers):
         corpus, exp = corpus_and_experiment(
             folder, **{"train.text_on_device": True, "train.micro_batches": 2, **changes}
         )
-        setup = build_setup(exp, corpus)
+        setup = StepSetup.on(training_mesh(exp), exp)
         streams = training_streams(exp, corpus)
         soft = soft_targets(exp, corpus, str(folder), print)
         batch = device_text(streams, soft).batch(training_position(streams, 0, "reset"))

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from test_training_resume import StopAt, assert_same_run
-from tiny_runs import corpus_and_experiment, run_in_workdir
+from tiny_runs import corpus_and_experiment, run_in_workdir, train
 
 import txl_jax
 from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
@@ -38,7 +38,6 @@ from txl_jax.library import language_model
 from txl_jax.parallel.shardings import make_mesh
 from txl_jax.training.loss import batch_loss, denominators
 from txl_jax.training.preemption import PreemptionGuard
-from txl_jax.training.trainer import train
 
 SIZES = (23, 2, 40, 7, 31, 2, 9)
 V = 13

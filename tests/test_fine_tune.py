@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
-from tiny_runs import arrays, corpus_and_experiment, experiment, text
+from tiny_runs import arrays, corpus_and_experiment, experiment, text, train
 
 import txl_jax
 from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
@@ -23,7 +23,6 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
 from txl_jax.training.fine_tuning import load_encoded_corpus, resolve_experiment
 from txl_jax.training.preemption import PreemptionGuard
-from txl_jax.training.trainer import train
 
 SHAPE = ("n_layer", "d_model", "n_head", "d_head", "d_inner")
 UNNAMED = {f"model.{key}": getattr(txl_jax.TransformerXLConfig(), key) for key in SHAPE}

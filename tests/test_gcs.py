@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import tiny_runs
 from test_training_resume import StopAt, final_state
-from tiny_runs import corpus_and_experiment
+from tiny_runs import corpus_and_experiment, train
 
 import txl_jax
 from txl_jax import files, modes, paths, records
@@ -33,7 +33,6 @@ from txl_jax.config import ConfigError, override
 from txl_jax.data.errors import DataError
 from txl_jax.paths import StorageError
 from txl_jax.training.preemption import PreemptionGuard
-from txl_jax.training.trainer import train
 
 EMULATOR = pathlib.Path(__file__).with_name("gcs_emulator.py")
 DROPOUT = {"model.dropout": 0.2}

@@ -18,7 +18,7 @@ from test_gcs import assert_same_run, objects, place  # noqa: F401  (fixtures)
 import txl_jax
 from txl_jax import modes, paths
 from txl_jax.config import override
-from txl_jax.training.wandb_run import WandbRun
+from txl_jax.training.events import WandbRun
 
 SHORT: dict[str, Any] = {"model.n_layer": 1, "train.steps": 4, "generate.length": 0}
 

@@ -38,6 +38,7 @@ from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.generation import generate
 from txl_jax.generation.write import write_continuations
 from txl_jax.library import language_model
+from txl_jax.training.run import longer_memory
 from txl_jax.training.trainer import Trainer
 
 SETTINGS = {"temperature": 0.7, "top_k": 5, "length": 12, "seed": 3}
@@ -473,7 +474,8 @@ def test_evaluate_tells_of_a_longer_memory_as_the_command_does(trained, capsys, 
     trained.evaluate(mem_len=mem_len, max_segments=1)
     shown = capsys.readouterr().err
     asked = override(trained.config, {"evaluate.mem_len": mem_len})
-    assert shown == "".join(f"{line}\n" for line in modes.longer_memory(asked, trained.config))
+    note = longer_memory(asked, trained.config)
+    assert shown == (f"{note}\n" if note else "")
     assert (f"note: memory {mem_len} is longer than 32, the longest of this run" in shown) == told
 
 

@@ -13,8 +13,7 @@ from tiny_runs import experiment
 import txl_jax
 from txl_jax import modes, records
 from txl_jax.config import ConfigError
-from txl_jax.training.run_log import closing, make_logger
-from txl_jax.training.wandb_run import WandbRun
+from txl_jax.training.events import WandbRun, closing, make_logger
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 
@@ -88,7 +87,7 @@ def test_the_logger_of_the_page_works(logged):
 
 def test_without_wandb_a_run_is_refused_at_once_with_the_extra_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setattr(modes, "prepare", None)
+    monkeypatch.setattr("txl_jax.training.run.plan_run", None)
     with pytest.raises(ConfigError, match=r"train\.wandb = 'p': .*pip install 'txl_jax\[wandb\]'"):
         modes.train(experiment(tmp_path, **{"train.wandb": "p"}), str(tmp_path / "run"))
 

@@ -30,8 +30,7 @@ from txl_jax.parallel import device_memory as machine
 from txl_jax.parallel.device_memory import GIB, TRAINING, Checked, Work, array_bytes, check_program
 from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training import trainer
-from txl_jax.training.preparation import check_training_memory
-from txl_jax.training.setup import TrainSetup
+from txl_jax.training.plan import StepSetup, build_meshes, check_training_memory
 
 of_this_host: Any = machine.host_memory
 MODEL = {"vocab_size": 50, "n_layer": 2, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64}
@@ -43,6 +42,11 @@ MIB = 2**20
 def small_machine(monkeypatch):
     """A machine of 16 GiB, whatever this one has."""
     monkeypatch.setattr(machine, "host_memory", lambda: 16 * GIB)
+
+
+def check_memory_of(exp):
+    """The check of a run's memory before its text is read."""
+    check_training_memory(exp, build_meshes(exp))
 
 
 def trained(**changes) -> Any:
@@ -203,7 +207,7 @@ TOO_LARGE = [
 def test_settings_beyond_the_memory_are_refused_at_once(changes, what, lower):
     start = time.thread_time()
     with pytest.raises(ConfigError) as error:
-        check_training_memory(override(BASE, changes))
+        check_memory_of(override(BASE, changes))
     assert time.thread_time() - start < 10
     message = str(error.value)
     assert message.startswith(f"{what} needs at least ")
@@ -226,7 +230,7 @@ LARGE = {
 
 @pytest.mark.parametrize("changes", [{}, LARGE, {"generate.length": 10**7}], ids=str)
 def test_settings_that_may_fit_are_not_refused(changes):
-    check_training_memory(override(BASE, changes))
+    check_memory_of(override(BASE, changes))
 
 
 def test_devices_share_what_they_divide_and_a_host_its_memory(monkeypatch):
@@ -234,16 +238,16 @@ def test_devices_share_what_they_divide_and_a_host_its_memory(monkeypatch):
     alone = override(BASE, {**large, "model.n_layer": 1})
     of_mesh = override(alone, {"mesh.data": 1, "mesh.fsdp": 8})
     for exp in (alone, of_mesh):  # on one host eight parts are as much as the whole
-        check_training_memory(exp)
+        check_memory_of(exp)
     monkeypatch.setattr(machine, "host_memory", lambda: 10 * GIB)
     for exp in (alone, of_mesh):
         with pytest.raises(ConfigError, match=r"^training needs at least"):
-            check_training_memory(exp)
+            check_memory_of(exp)
 
 
 def test_a_machine_of_unknown_memory_refuses_nothing(monkeypatch):
     monkeypatch.setattr(machine, "host_memory", lambda: None)
-    check_training_memory(override(BASE, {"train.mem_len": 1_000_000, "train.batch_size": 64}))
+    check_memory_of(override(BASE, {"train.mem_len": 1_000_000, "train.batch_size": 64}))
 
 
 # Where it is refused.
@@ -272,7 +276,7 @@ def test_compiling_ahead_is_not_refused_by_this_machine(monkeypatch):
 
 def test_an_attention_kernel_for_other_devices_is_refused_with_the_settings():
     with pytest.raises(ConfigError, match=r"^model.kernel = 'triton' is for a gpu and this runs"):
-        check_training_memory(override(BASE, {"model.kernel": "triton"}))
+        check_memory_of(override(BASE, {"model.kernel": "triton"}))
 
 
 LONG = {"train.batch_size": 64, "train.seg_len": 128, "train.mem_len": 128, "generate.length": 0}
@@ -283,7 +287,7 @@ def test_an_update_that_does_not_fit_is_refused_before_its_state_is_made(
     num_seeds, monkeypatch, tmp_path
 ):
     made = []
-    monkeypatch.setattr(TrainSetup, "initial_state", lambda *_: made.append("state"))
+    monkeypatch.setattr(StepSetup, "initial_state", lambda *_: made.append("state"))
     monkeypatch.setattr(machine, "host_memory", lambda: 16 * MIB)
     exp = tiny_runs.experiment(tmp_path, **LONG, **{"train.num_seeds": num_seeds})
     with pytest.raises(ConfigError, match=r"^training needs \d.* raise train\.micro_batches"):

@@ -22,6 +22,7 @@ from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.scoring_run import vocab_note
 from txl_jax.training.events import Logger
 from txl_jax.training.preemption import PreemptionGuard
+from txl_jax.training.run import evaluate_and_generate
 
 QUICKSTART = "configs/quickstart.py"
 
@@ -306,7 +307,7 @@ def test_a_run_stopped_during_its_report_prints_no_number_and_resumes(trained, t
     stop = PreemptionGuard()
     stop.signal = signal.SIGTERM
     model, logger = load(str(workdir)), Logger()
-    assert modes.evaluate_and_generate(model, corpus, str(tmp_path), stop, logger) == ""
+    assert evaluate_and_generate(model, corpus, str(tmp_path), stop, logger) == ""
     assert not list(tmp_path.iterdir())
 
 

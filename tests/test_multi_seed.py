@@ -11,9 +11,10 @@ from tiny_runs import arrays, call, claimed, corpus_and_experiment, experiment, 
 
 import txl_jax
 from txl_jax.config import ConfigError, ExperimentConfig, override
-from txl_jax.training.multi_seed import seed_array, train_seeds
+from txl_jax.training.loop import train
+from txl_jax.training.multi_seed import seed_array
+from txl_jax.training.plan import build_plan
 from txl_jax.training.preemption import PreemptionGuard
-from txl_jax.training.preparation import seed_runs
 
 SETTINGS = {
     "seed": 3,
@@ -38,14 +39,17 @@ def folder(tmp_path_factory):
 def together(folder):
     """Two finished runs of seeds 3 and 4."""
     corpus, exp = corpus_and_experiment(folder, **SETTINGS)
-    outcomes = train_seeds(all_claimed(exp, folder / "runs", corpus), corpus, PreemptionGuard())
+    outcomes = train(claimed_plan(exp, folder / "runs", corpus), PreemptionGuard())
     assert [outcome.finished for outcome in outcomes] == [True, True]
     return folder / "runs"
 
 
-def all_claimed(exp, workdir, corpus):
-    """The runs, each with its config and vocabulary in its folder."""
-    return [(one, claimed(path, one, corpus)) for one, path in seed_runs(exp, str(workdir))]
+def claimed_plan(exp, workdir, corpus):
+    """The plan of all seeds, each with its config and vocabulary in its folder."""
+    plan = build_plan(exp, corpus, str(workdir))
+    for one in plan.runs:
+        claimed(one.workdir, one.exp, corpus)
+    return plan
 
 
 def records(workdir):
@@ -89,14 +93,14 @@ def test_stopped_seeds_resume_from_the_last_step_that_all_have(together, folder,
             return self.left <= 0
 
     corpus, exp = corpus_and_experiment(folder, **SETTINGS)
-    runs = all_claimed(exp, tmp_path, corpus)
-    stopped = train_seeds(runs, corpus, StopAt())
+    plan = claimed_plan(exp, tmp_path, corpus)
+    stopped = train(plan, StopAt())
     assert not any(outcome.finished for outcome in stopped)
     assert 0 < int(stopped[0].state.step) < 12
     if lost:
         steps = [path.name for path in (tmp_path / "seed_3/checkpoints").iterdir()]
         shutil.rmtree(tmp_path / "seed_3/checkpoints" / max(steps, key=int))
-    assert all(outcome.finished for outcome in train_seeds(runs, corpus, PreemptionGuard()))
+    assert all(outcome.finished for outcome in train(plan, PreemptionGuard()))
     for seed in (3, 4):
         whole, cut = together / f"seed_{seed}", tmp_path / f"seed_{seed}"
         assert records(whole) == records(cut)

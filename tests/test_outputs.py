@@ -89,7 +89,7 @@ def test_a_file_of_samples_that_cannot_be_written_is_refused_before_the_work(
     mode, tiny, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(modes, "load", lambda *_: tiny[0])
-    monkeypatch.setattr(modes, "train_seeds", None)
+    monkeypatch.setattr("txl_jax.training.run.train", None)
     path = str(tmp_path / "none" / "samples.jsonl")
     flags = {"generate.json": path}
     calls = {
@@ -122,9 +122,14 @@ def full(*_, **__):
     raise OSError(28, "cannot write: No space left on device", "a file")
 
 
+def evaluator_of_half_a_nat(model, protocol, corpus, mesh):
+    """Scores nothing: every target has a loss of half a nat."""
+    run = lambda *_: Score(0.5, 99, 0.1)
+    return types.SimpleNamespace(run=run, model=types.SimpleNamespace(mesh=mesh))
+
+
 def test_an_evaluation_is_printed_where_it_cannot_be_written(tiny, tmp_path, monkeypatch, capsys):
-    score = types.SimpleNamespace(run=lambda *_: Score(0.5, 99, 0.1))
-    monkeypatch.setattr(scoring_run, "split_evaluator", lambda *_: score)
+    monkeypatch.setattr(scoring_run, "split_evaluator", evaluator_of_half_a_nat)
     monkeypatch.setattr(scoring_run, "write_json", full)
     trained, corpus = tiny
     with pytest.raises(OSError, match="No space left"):
@@ -135,8 +140,7 @@ def test_an_evaluation_is_printed_where_it_cannot_be_written(tiny, tmp_path, mon
 def test_a_text_that_is_read_in_lower_case_is_evaluated_with_a_note(
     tiny, tmp_path, monkeypatch, capsys
 ):
-    score = types.SimpleNamespace(run=lambda *_: Score(0.5, 99, 0.1))
-    monkeypatch.setattr(scoring_run, "split_evaluator", lambda *_: score)
+    monkeypatch.setattr(scoring_run, "split_evaluator", evaluator_of_half_a_nat)
     trained, corpus = tiny
     foreign = dataclasses.replace(corpus, info={**corpus.info, "foreign_vocab": True})
     scoring_run.score_split(trained, foreign)

@@ -10,6 +10,7 @@ import shutil
 
 import pytest
 import tiny_runs
+from tiny_runs import train
 
 from txl_jax.analysis import report_page as page
 from txl_jax.analysis import results
@@ -21,7 +22,6 @@ from txl_jax.config import ExperimentConfig, override
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.evaluation.baselines import DESCRIPTIONS
 from txl_jax.training.preemption import PreemptionGuard
-from txl_jax.training.trainer import train
 
 
 class Reader(html.parser.HTMLParser):

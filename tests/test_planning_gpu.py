@@ -27,7 +27,7 @@ from txl_jax.planning.costs import float_atomics, library_calls, matrix_products
 from txl_jax.planning.machines import CHIPS, PlanningError
 from txl_jax.planning.run_programs import RunProgram, run_programs
 from txl_jax.planning.topologies import topology_devices
-from txl_jax.training.setup import training_mesh
+from txl_jax.training.plan import training_mesh
 from txl_jax.training.trainer import Trainer
 
 FUSED = {"model.dtype": "bfloat16", "model.dropatt": 0.1, "mesh.data": -1}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny_models
 import tiny_runs
+from tiny_runs import train
 
 import txl_jax
 from txl_jax.analysis import probe
@@ -21,7 +22,6 @@ from txl_jax.data.corpus import DataError, corpus_from_config
 from txl_jax.data.sources.probe import draw
 from txl_jax.data.vocab import Vocab
 from txl_jax.training.preemption import PreemptionGuard
-from txl_jax.training.trainer import train
 
 CONFIG = tiny_runs.ROOT / "configs" / "probe.py"
 EPISODE = re.compile(r"<([A-Z])([.a-z]*)>([A-Z])")

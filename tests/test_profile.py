@@ -5,12 +5,11 @@ import json
 
 import jax
 import pytest
-from tiny_runs import corpus_and_experiment, experiment
+from tiny_runs import corpus_and_experiment, experiment, train
 
 from txl_jax.config import ConfigError
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.profile import traced_steps
-from txl_jax.training.trainer import train
 
 
 @pytest.fixture

@@ -64,14 +64,14 @@ def make(tmp_path):
 
     def make(name: str = "run", **changes) -> RunLog:
         settings: dict[str, Any] = {"total_steps": 21, "unit": "bpc", "progress": False, **changes}
-        settings = {"logger": run_log.make_logger(None), "config": {"seed": 3}, **settings}
+        settings = {"logger": events.make_logger(None), "config": {"seed": 3}, **settings}
         logs.append(RunLog(tmp_path / name, **settings))
         opened.append(settings["logger"])
         return logs[-1]
 
     opened: list[Any] = []
     yield make
-    with pytest.MonkeyPatch.context() as patch, run_log.closing(opened):
+    with pytest.MonkeyPatch.context() as patch, events.closing(opened):
         patch.setattr(run_log, "draw_loss_curve", lambda *settings: None)  # a curve takes 0.3 s
         for log in logs:
             log.close()
@@ -455,13 +455,13 @@ def test_the_error_that_ends_a_run_is_not_replaced_by_one_of_closing_its_files(
     def full(self):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    logger = run_log.make_logger(None)
+    logger = events.make_logger(None)
     logger.start(str(tmp_path), {}, 0)
     monkeypatch.setattr("txl_jax.training.events.TensorBoardEvents.close", full)
-    with pytest.raises(ValueError, match="the reason"), run_log.closing([logger]):
+    with pytest.raises(ValueError, match="the reason"), events.closing([logger]):
         raise ValueError("the reason")
     logger.start(str(tmp_path), {}, 0)
-    with pytest.raises(OSError, match="No space left"), run_log.closing([logger]):
+    with pytest.raises(OSError, match="No space left"), events.closing([logger]):
         pass
 
 
@@ -478,7 +478,7 @@ def _events(workdir: Path):
 
 
 def test_tensorboard_gets_the_settings_and_texts(make, tmp_path):
-    board = run_log.make_logger(None)
+    board = events.make_logger(None)
     make(logger=board)
     board.text(21, "sample", "a *star*\nand \udcff")
     texts = {

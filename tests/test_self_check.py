@@ -24,11 +24,12 @@ from tiers import rest_slow
 
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model import self_check
+from txl_jax.model.attention import planned_attention
 from txl_jax.model.kernels import choice, reference
 from txl_jax.model.kernels.choice import KernelError
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.planning.topologies import topology_devices
-from txl_jax.training.setup import training_attention, training_mesh
+from txl_jax.training.plan import attention_sizes, training_mesh
 
 T, M, ROWS = 128, 40, 4
 
@@ -89,7 +90,7 @@ def test_any_failure_under_auto_is_a_warning_and_the_plain_path(kernel, how, cap
         "warning: pallas_tpu fails its self-check on this dev"
     )
     exp = experiment(**{f"{part}.seg_len": T for part in ("train", "validate", "evaluate")})
-    planned = training_attention(exp, mesh())
+    planned = planned_attention(exp.model, *attention_sizes(exp.train), True, mesh())
     assert (planned.name, planned.falls_back) == ("xla", True)
     assert "fails its self-check" in planned.describe()
     # The model itself takes the plain path: the broken kernel is not traced again.

@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from tiny_runs import arrays, claimed, corpus_and_experiment, evaluate, run_in_workdir
+from tiny_runs import arrays, claimed, corpus_and_experiment, evaluate, run_in_workdir, train
 
 import txl_jax
 from txl_jax.checkpoint.errors import CheckpointError
@@ -14,11 +14,10 @@ from txl_jax.data.feed import training_batch
 from txl_jax.evaluation.evaluator import split_evaluator
 from txl_jax.parallel.shardings import make_mesh
 from txl_jax.training.optimizer import make_optimizer
+from txl_jax.training.plan import training_streams
 from txl_jax.training.preemption import PreemptionGuard
-from txl_jax.training.setup import training_streams
 from txl_jax.training.state import choose_weights, init_state
 from txl_jax.training.step import train_step
-from txl_jax.training.trainer import train
 
 BOTH = {"average.swa_start": 5, "average.ema_decay": 0.75}
 

@@ -26,7 +26,7 @@ import pytest
 from test_checkpoints import at_step, fresh, restore
 from test_training_resume import assert_same_run
 from tiers import rest_slow
-from tiny_runs import call, corpus_and_experiment, experiment, run, write_config
+from tiny_runs import call, corpus_and_experiment, experiment, run, train, write_config
 
 import txl_jax
 from txl_jax import modes
@@ -44,7 +44,6 @@ from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.skipping import NonFiniteError
 from txl_jax.training.state import init_state
-from txl_jax.training.trainer import train
 
 # --------------------------------------------------------------------------------------
 # A full disk.
@@ -399,7 +398,7 @@ def test_a_run_is_refused_before_it_compiles_where_checkpoints_cannot_be_written
         return mkdtemp(suffix, prefix, dir)
 
     monkeypatch.setattr(tempfile, "mkdtemp", full_there)
-    monkeypatch.setattr(modes, "train_seeds", None)
+    monkeypatch.setattr("txl_jax.training.run.train", None)
     refused = r"its folder checkpoints cannot be written \(the disk is full\); make it writable"
     with pytest.raises(WorkdirError, match=refused):
         modes.train(experiment(tmp_path), str(workdir))

@@ -14,6 +14,7 @@ import tiny_runs
 from jax.sharding import Mesh
 from test_training_resume import StopAt
 from tiers import rest_slow
+from tiny_runs import train
 
 import txl_jax
 from txl_jax.checkpoint.checkpoints import Checkpoints
@@ -34,7 +35,6 @@ from txl_jax.training.loss import batch_loss, denominators
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import init_state, state_shardings
 from txl_jax.training.step import compiled_step
-from txl_jax.training.trainer import train
 
 B, T, M, V, STEPS = 8, 12, 10, 96, 20
 MESHES = {"8x1x1": (8, 1, 1), "2x2x2": (2, 2, 2), "1x4x2": (1, 4, 2), "1x1x8": (1, 1, 8)}

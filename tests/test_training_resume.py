@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tiny_runs import arrays, call, corpus_and_experiment, interrupt, lm1b, run, write_config
+from tiny_runs import arrays, call, corpus_and_experiment, interrupt, lm1b, run, train, write_config
 
 import txl_jax
 from txl_jax.checkpoint.checkpoints import Checkpoints
@@ -21,11 +21,10 @@ from txl_jax.data.feed import training_batch
 from txl_jax.data.sentences import SentenceStreams
 from txl_jax.training import trainer
 from txl_jax.training.optimizer import make_optimizer
+from txl_jax.training.plan import training_streams
 from txl_jax.training.preemption import PreemptionGuard
-from txl_jax.training.setup import training_streams
 from txl_jax.training.skipping import NonFiniteError
 from txl_jax.training.state import init_state
-from txl_jax.training.trainer import train
 
 DROPOUT = {"model.dropout": 0.2, "model.dropatt": 0.1}
 

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 from test_training_resume import StopAt, assert_same_run, records
-from tiny_runs import arrays, corpus_and_experiment
+from tiny_runs import arrays, corpus_and_experiment, train
 
 import txl_jax
 from txl_jax.data.feed import training_batch
@@ -14,8 +14,8 @@ from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training import skipping
 from txl_jax.training import step as step_module
 from txl_jax.training.optimizer import RecentNorm, make_optimizer, recent_norm
+from txl_jax.training.plan import training_streams
 from txl_jax.training.preemption import PreemptionGuard
-from txl_jax.training.setup import training_streams
 from txl_jax.training.skipping import (
     NonFiniteError,
     SkippedError,
@@ -25,7 +25,6 @@ from txl_jax.training.skipping import (
 )
 from txl_jax.training.state import init_state, state_shardings
 from txl_jax.training.step import compiled_step, train_step
-from txl_jax.training.trainer import train
 
 SKIP = {"train.non_finite": "skip"}
 ON_A_MESH = {"mesh.fsdp": 2, "mesh.tensor": 2, "train.micro_batches": 2}
@@ -314,7 +313,7 @@ def test_a_state_that_is_not_finite_is_never_saved(tmp_path, monkeypatch):
 
         return optax.GradientTransformation(optimizer.init, update)
 
-    monkeypatch.setattr("txl_jax.training.setup.make_optimizer", overflowing_at_4)
+    monkeypatch.setattr("txl_jax.training.plan.make_optimizer", overflowing_at_4)
     changes = {"model.n_layer": 1, "checkpoint.every": 2, "train.eval_every": 0}
     corpus, exp = corpus_and_experiment(tmp_path, **changes)
     with pytest.raises(NonFiniteError) as caught:

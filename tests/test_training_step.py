@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 import shared_files
-from tiny_runs import arrays, corpus_and_experiment, run
+from tiny_runs import arrays, corpus_and_experiment, run, train
 
 import txl_jax
 from txl_jax.config import ConfigError, override
@@ -20,11 +20,10 @@ from txl_jax.model.memory import Memory
 from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training import step as step_module
 from txl_jax.training.optimizer import make_optimizer
+from txl_jax.training.plan import training_streams
 from txl_jax.training.preemption import PreemptionGuard
-from txl_jax.training.setup import training_streams
 from txl_jax.training.state import TrainState, init_state, state_shardings
 from txl_jax.training.step import compiled_step, text_may_follow_padding, train_step
-from txl_jax.training.trainer import train
 
 STEPS = 4
 

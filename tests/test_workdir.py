@@ -35,6 +35,7 @@ from txl_jax.evaluation import score
 from txl_jax.messages import UserError
 from txl_jax.training import fine_tuning
 from txl_jax.training.fine_tuning import resolve_experiment
+from txl_jax.training.plan import check_final_outputs
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -327,12 +328,12 @@ NAMED_BY_HAND = {
     ("checkpoint/workdir_files.py", "probe"): ".writable",
     ("checkpoint/workdir_files.py", "str(record)"): ".txl_jax",
     ("training/distil.py", "str(stored)"): "soft_targets.npz",
-    ("training/loss_curve.py", "figure_path"): "loss.png",
+    ("training/run_log.py", "figure_path"): "loss.png",
     ("records.py", "metrics_path"): "metrics.jsonl",
     ("training/run_log.py", "self.metrics_path"): "metrics.jsonl",
     ("checkpoint/checkpoint_folder.py", "os.path.join(folder, MANIFEST)"): "checkpoints",
     ("training/fine_tuning.py", "file"): "start.json",
-    ("training/wandb_run.py", "str(made)"): "wandb",
+    ("training/events.py", "str(made)"): "wandb",
     ("checkpoint/workdir.py", "str(config)"): "config.json",
     ("parallel/autotuning.py", "file"): "autotuned.json",
 }
@@ -486,10 +487,10 @@ def test_results_are_not_written_into_the_text(claimed, tmp_path, key, monkeypat
     monkeypatch.chdir(tmp_path)
     for path, output in ((text, "text.txt"), (tmp_path, "out.txt"), (".", text)):
         asked = override(exp, {"data.path": str(path), key: str(output)})
-        refuse: Any = lambda c=asked: modes.check_final_outputs(c, corpus)
+        refuse: Any = lambda c=asked: check_final_outputs(c, corpus)
         if key == "score.json":
             refuse = lambda c=asked: score.run(mock.Mock(config=c), "unused")
         with pytest.raises(DataError, match=f"{key} = .*: would become a part of the text"):
             refuse()
     assert text.read_text() == "the cat\n"
-    modes.check_final_outputs(override(exp, {"generate.json": str(tmp_path / "o.json")}), corpus)
+    check_final_outputs(override(exp, {"generate.json": str(tmp_path / "o.json")}), corpus)

@@ -15,8 +15,9 @@ from txl_jax.checkpoint.workdir import init_workdir, with_vocab
 from txl_jax.checkpoint.workdir_files import check_writable
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.evaluation.scoring_run import score_split, write_evaluation
+from txl_jax.training import loop
+from txl_jax.training.plan import build_plan
 from txl_jax.training.preemption import PreemptionGuard
-from txl_jax.training.trainer import train
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -86,17 +87,24 @@ def corpus_and_experiment(folder, **changes):
     return corpus, with_vocab(exp, corpus)
 
 
+def train(exp, corpus, workdir, guard=None):
+    """Trains one seed in a workdir that need not be claimed; the outcome."""
+    plan = build_plan(exp, corpus, str(workdir))
+    (outcome,) = loop.train(plan, guard or PreemptionGuard())
+    return outcome
+
+
 def run(folder, workdir, **changes):
     """Trains in this process; the outcome."""
     corpus, exp = corpus_and_experiment(folder, **changes)
-    return train(exp, corpus, str(workdir), PreemptionGuard())
+    return train(exp, corpus, workdir)
 
 
 def run_in_workdir(folder, workdir, **changes):
     """As :func:`run`, the workdir with settings and vocabulary, so that it can be loaded."""
     corpus, exp = corpus_and_experiment(folder, **changes)
     claimed(workdir, exp, corpus)
-    return train(exp, corpus, str(workdir), PreemptionGuard())
+    return train(exp, corpus, workdir)
 
 
 def claimed(workdir, exp, corpus):

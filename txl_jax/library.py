@@ -5,16 +5,16 @@ files, except for training. Training prints as the command does. The others prin
 only: notes about an evaluation, and on a terminal or in a notebook how far long work is.
 """
 
+import contextlib
 import dataclasses
 import io
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from txl_jax import modes
 from txl_jax.analysis import sweep as sweep_mode
 from txl_jax.checkpoint import loading
 from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
@@ -40,7 +40,7 @@ from txl_jax.messages import short_repr, shown_path
 from txl_jax.parallel.accelerators import start_devices
 from txl_jax.progress import waiting_for
 from txl_jax.training.events import Logger
-from txl_jax.training.preemption import PreemptionGuard
+from txl_jax.training.run import Stopped, score_own_text, train_and_evaluate
 
 _COMMAND = "it is for the command; here the text is an argument, and the result is returned"
 """Why settings of the modes that name files are no arguments."""
@@ -187,7 +187,7 @@ class LanguageModel(TrainedModel):
             raise ConfigError(f"data = {short_repr(data)}: {what}")
         changes = {f"data.{key}": value for key, value in flatten(data or {}).items()}
         asked = with_settings(trained, override(trained.config, changes))
-        record = modes.score_own_text(asked, self.config)
+        record = score_own_text(asked, self.config)
         unit = record["unit"]
         same = lambda row: {key: value for key, value in row.items() if key != unit}
         rows = [{**same(row), "unit": unit, "value": row[unit]} for row in record["results"]]
@@ -249,13 +249,8 @@ def train(
     folder = workdir_path(workdir, "workdir")
     with waiting_for("starting the devices"):
         start_devices()
-    with PreemptionGuard() as guard:
-        run = modes.complete_run(exp, folder, guard, loggers)
-    if guard.signal is not None:
-        if guard.signal != signal.SIGINT:
-            signal.raise_signal(guard.signal)
-        what = f"stopped by {guard.signal.name}, {run.saved}"
-        raise KeyboardInterrupt(f"{what}; call again to resume")
+    with _interruptible():
+        run = train_and_evaluate(exp, folder, loggers)
     models = tuple(map(language_model, run.models))
     return dataclasses.replace(models[0], seeds=models)
 
@@ -289,7 +284,20 @@ def sweep(
     """
     exp = override(load_config(config, overrides), {"sweep.grid": grid, "sweep.seeds": seeds})
     start_devices()
-    return sweep_mode.run(exp, workdir_path(workdir, "workdir"), train)
+    folder = workdir_path(workdir, "workdir")
+    with _interruptible():
+        return sweep_mode.run(exp, folder, train_and_evaluate)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Raises KeyboardInterrupt after a signal, which takes its usual effect before that."""
+    try:
+        yield
+    except Stopped as stopped:
+        if stopped.signal != signal.SIGINT:
+            signal.raise_signal(stopped.signal)
+        raise KeyboardInterrupt(f"{stopped}; call again to resume") from None
 
 
 @names_the_nearest()

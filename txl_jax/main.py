@@ -31,17 +31,13 @@ from txl_jax.messages import (
 )
 from txl_jax.standard_streams import drop_unwritten_output, run_command, stderr
 
-_CONFIG = flags.DEFINE_string(
-    "config", None, "Recipe, or file with get_config(), with an optional :variant."
-)
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run (default: runs/<config>).")
-_PRINTING_MODES = ("generate", "score", "interactive", "compile", "settings")
-"""The modes whose result is on standard output, though some of them write files too."""
-_MODE = flags.DEFINE_enum("mode", "train", list(usage.MODES), "Task of the command.")
-_TOPOLOGY = flags.DEFINE_string(
-    "topology", None, "With --mode=compile: devices to compile for, as v5e:4x4 or h200:1x1x8."
-)
-_STEP = flags.DEFINE_string("step", "best", "Step of the checkpoint: best, latest or a number.")
+_ABOUT = "usage.py says what it does"
+_CONFIG = flags.DEFINE_string("config", None, _ABOUT)
+_WORKDIR = flags.DEFINE_string("workdir", None, _ABOUT)
+_MODE = flags.DEFINE_enum("mode", "train", list(usage.MODES), _ABOUT)
+_TOPOLOGY = flags.DEFINE_string("topology", None, _ABOUT)
+_STEP = flags.DEFINE_string("step", "best", _ABOUT)
+_COMPLETION = flags.DEFINE_string("completion", None, _ABOUT)
 _DISTRIBUTED = flags.DEFINE_bool(
     "distributed", False, "Join the other processes of Slurm, Open MPI, a TPU pod or GKE."
 )
@@ -58,8 +54,8 @@ _HEARTBEAT = flags.DEFINE_integer(
     "heartbeat_seconds", 60, "Seconds of silence after which one of many processes counts as dead."
 )
 
-_COMPLETION = flags.DEFINE_string("completion", None, "Shell to print completions for.")
-
+_PRINTING_MODES = ("generate", "score", "interactive", "compile", "settings")
+"""The modes whose result is on standard output, though some of them write files too."""
 _HELP = {"-h", "-help", "--help", "--helpfull", "--helpshort"}
 
 _overrides: dict[str, str] = {}
@@ -157,7 +153,7 @@ def run() -> int:
 
     from txl_jax import modes  # slow imports, so only after the config is checked
     from txl_jax.parallel import accelerators, processes
-    from txl_jax.training.preparation import stored_experiment
+    from txl_jax.training.run import stored_experiment
 
     modes.set_up_output()
     if exp is None and mode in ("train", "compile"):

@@ -38,11 +38,12 @@ from txl_jax.model.precision import arithmetic_record
 from txl_jax.parallel import processes
 from txl_jax.parallel.device_memory import Work
 from txl_jax.parallel.shardings import scoring_mesh
-from txl_jax.training.preparation import check_evaluation_memory
+from txl_jax.training.plan import check_evaluation_memory
+from txl_jax.training.run import print_once, train_and_evaluate
 from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
 
-Train = Callable[[ExperimentConfig, str], int]
-"""Trains or resumes an experiment in a workdir; the exit code is not 0 after an interruption."""
+Train = Callable[[ExperimentConfig, str], None]
+"""Trains or resumes an experiment in a workdir."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +56,13 @@ class RowRun:
     given: bool = False
 
 
-def run(config: str, overrides: Mapping[str, str], workdir: str, train: Train) -> int:
-    """Trains unfinished rows, scores all rows, and writes the table. Returns the exit code."""
+def train_row(exp: ExperimentConfig, workdir: str) -> None:
+    """Trains a row, and prints its held-out loss."""
+    print_once("\n".join(train_and_evaluate(exp, workdir).lines))
+
+
+def run(config: str, overrides: Mapping[str, str], workdir: str, train: Train = train_row) -> None:
+    """Trains unfinished rows, scores all rows, and writes the table."""
     runs = table_runs(config, overrides, workdir)
     c = runs[0].exp.ablation
     for one in runs:  # checked before hours of training
@@ -69,8 +75,8 @@ def run(config: str, overrides: Mapping[str, str], workdir: str, train: Train) -
         )
     check_split([one for one in runs if not one.given], c)
     for one in runs:
-        if not is_finished(one) and (code := train(one.exp, one.workdir)):
-            return code
+        if not is_finished(one):
+            train(one.exp, one.workdir)
     rows = [score_row(one, c) for one in runs]
     if processes.is_process_zero():
         table, unit, name = summarize(rows), rows[0]["unit"], os.path.basename(config.split(":")[0])
@@ -87,7 +93,6 @@ def run(config: str, overrides: Mapping[str, str], workdir: str, train: Train) -
         }
         write_results(workdir, text, files)
         print(text)
-    return 0
 
 
 def table_runs(config: str, overrides: Mapping[str, str], workdir: str) -> list[RowRun]:

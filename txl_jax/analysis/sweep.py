@@ -20,7 +20,8 @@ from txl_jax.messages import argument, one_line, short_repr, shown_path
 from txl_jax.parallel import processes
 from txl_jax.paths import path
 from txl_jax.standard_streams import stderr
-from txl_jax.training.preparation import locked_workdirs, prepare
+from txl_jax.training.plan import locked_workdirs, plan_run
+from txl_jax.training.run import print_once, train_and_evaluate
 from txl_jax.units import UNIT_NAMES, Unit, format_value
 
 
@@ -56,7 +57,13 @@ class Sweep(NamedTuple):
         return "\n".join(lines)
 
 
-def run(exp: ExperimentConfig, workdir: str, train: Callable[[Any, str], Any]) -> Sweep:
+def train_run(exp: ExperimentConfig, workdir: str) -> None:
+    """Trains a run, and prints its folder and its held-out loss."""
+    print_once(f"run {shown_path(workdir)}", stderr())
+    print_once("\n".join(train_and_evaluate(exp, workdir).lines))
+
+
+def run(exp: ExperimentConfig, workdir: str, train: Callable[[Any, str], Any] = train_run) -> Sweep:
     """Checks all runs, trains the unfinished ones with ``train``, and writes table and figure."""
     if path(workdir, CONFIG).exists():
         where = argument("workdir", shown_path(workdir))
@@ -64,8 +71,8 @@ def run(exp: ExperimentConfig, workdir: str, train: Callable[[Any, str], Any]) -
     cells, failed = grid_runs(exp, workdir), dict[str, str]()
     processes.on_process_zero(lambda: register_outputs(workdir, "sweep"))
     pairs = [pair for *_, runs in cells for pair in runs]
-    for (one, _), prepared in zip(pairs, [prepare(*pair) for pair in pairs], strict=True):
-        with locked_workdirs(*prepared, one.model.dtype == "auto"):
+    for plan in [plan_run(*pair) for pair in pairs]:
+        with locked_workdirs(plan):
             pass  # raises an error if a folder has a run with other settings
     done = lambda one, w: {one.train.steps} <= validations(w).keys() & CheckpointFolder(w).steps()
     left = processes.on_process_zero(lambda: [not done(*pair) for pair in pairs])

@@ -130,4 +130,5 @@ def target_indices(protocol: ProtocolConfig, split: Split) -> np.ndarray | None:
 
 
 def _streams(protocol: ProtocolConfig, split: Split) -> AnyStreams:
-    return ordered_streams(split, protocol.batch_size, protocol.seg_len)
+    name = f"the {protocol.split} split"
+    return ordered_streams(split, protocol.batch_size, protocol.seg_len, name=name)

@@ -5,15 +5,17 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jax.sharding import Mesh
+
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.trained_model import TrainedModel, parameter_count
-from txl_jax.config import ProtocolConfig
+from txl_jax.config import ExperimentConfig, ProtocolConfig
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.documents import Documents
 from txl_jax.data.sentences import flat_tokens
 from txl_jax.evaluation import protocols
 from txl_jax.evaluation.baselines import DESCRIPTIONS, score_baselines
-from txl_jax.evaluation.evaluator import segment_bar, split_evaluator
+from txl_jax.evaluation.evaluator import Evaluator, segment_bar, split_evaluator
 from txl_jax.evaluation.score import count_unknown
 from txl_jax.files import write_json
 from txl_jax.model.precision import arithmetic_record
@@ -63,24 +65,29 @@ def _scores(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def score_split(
-    trained: TrainedModel, corpus: Corpus, stop: Callable[[], bool] = lambda: False
+    trained: TrainedModel,
+    corpus: Corpus,
+    stop: Callable[[], bool] = lambda: False,
+    evaluators: Mapping[ProtocolConfig, Evaluator] | None = None,
 ) -> dict[str, Any] | None:
     """Scores ``evaluate.split`` under several protocols, with other weights, and with baselines.
 
-    The other weights are read from the workdir ``trained.source``. Returns a JSON object with a row
-    for each score in ``results``, or ``None`` if ``stop()`` became true.
+    ``evaluators`` are those of :func:`split_evaluators`, if they are built already. The other
+    weights are read from the workdir ``trained.source``. Returns a JSON object with a row for each
+    score in ``results``, or ``None`` if ``stop()`` became true.
     """
     config, rows = trained.config, list[dict[str, Any]]()
+    evaluators = evaluators or split_evaluators(config, corpus)
+    protocol, first = next(iter(evaluators.items()))
     split = getattr(corpus, config.evaluate.split)
-    protocol = protocols.drop_unused_limit(config.evaluate, split)
     resets = ", memory reset at each document" if isinstance(split, Documents) else ""
     note, unit = vocab_note(corpus, protocol.split), corpus.vocab.unit
     if note and corpus.vocab.lower_case and is_process_zero():
         text = "the model's vocabulary has no capital letters: the text is read in lower case"
         print(f"note: {text}", file=stderr(), flush=True)
-    n_streams, key = protocol.batch_size, "evaluate.batch_size"
-    mesh = scoring_mesh(config.mesh, config.model, n_streams)
-    idle = idle_devices(mesh, config.mesh, n_streams, key=key)
+    mesh: Any = first.model.mesh
+    key = "evaluate.batch_size"
+    idle = idle_devices(mesh, config.mesh, protocol.batch_size, key=key)
     if idle and is_process_zero():
         print(idle, file=stderr(), flush=True)
     scores = [(name, c, trained.weights) for name, c in protocols.compared_protocols(protocol)]
@@ -90,9 +97,8 @@ def score_split(
     for name, chosen, weights in scores:
         same = weights == trained.weights
         params = (trained if same else load(trained.source, str(trained.step), weights)).params
-        evaluator = split_evaluator(config.model, chosen, corpus, mesh)
         with segment_bar(f"{chosen.split} split, {name}") as progress:
-            score = evaluator.run(params, stop, progress)
+            score = evaluators[chosen].run(params, stop, progress)
         if score is None:
             return None
         row: dict[str, Any] = {"name": name, "loss": score.loss, unit: in_unit(score.loss, unit)}
@@ -111,6 +117,20 @@ def score_split(
     about = {"step": trained.step, "weights": trained.weights, **corpus_record(corpus)}
     about["parameters"] = parameter_count(trained.params)
     return {**about, **arithmetic_record(config.model, mesh), "results": rows}
+
+
+def split_evaluators(
+    config: ExperimentConfig, corpus: Corpus, mesh: Mesh | None = None
+) -> dict[ProtocolConfig, Evaluator]:
+    """Builds the evaluators of ``evaluate.split`` by their protocols, the one of the config first.
+
+    ``mesh`` has their devices, if it is built already.
+    """
+    split = getattr(corpus, config.evaluate.split)
+    protocol = protocols.drop_unused_limit(config.evaluate, split)
+    mesh = mesh or scoring_mesh(config.mesh, config.model, protocol.batch_size)
+    compared = [chosen for _, chosen in protocols.compared_protocols(protocol)]
+    return {one: split_evaluator(config.model, one, corpus, mesh) for one in compared}
 
 
 def corpus_record(corpus: Corpus) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from txl_jax.planning.machines import CHIPS, PlanningError
 from txl_jax.planning.run_programs import Flops, RunProgram, run_programs
 from txl_jax.planning.topologies import topology_devices
 from txl_jax.planning.vocabulary import with_vocab_size
-from txl_jax.training.setup import training_mesh
+from txl_jax.training.plan import training_mesh
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,8 +23,7 @@ from jax.sharding import AxisType, Mesh
 from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ExperimentConfig, ProtocolConfig, TransformerXLConfig
 from txl_jax.data.batch import SoftTargets
-from txl_jax.data.feed import training_batch
-from txl_jax.data.on_device import device_text, training_position
+from txl_jax.data.on_device import device_text
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.evaluation.protocols import compared_protocols, describe, keeps_cache, under_protocol
@@ -33,18 +32,17 @@ from txl_jax.generation.utf8 import Automaton, free_automaton
 from txl_jax.model import flops, self_check
 from txl_jax.model.attention import planned_attention
 from txl_jax.model.layout import stack_layers, unstack_layers
-from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import AXES, Shardings, scoring_mesh
-from txl_jax.training.multi_seed import check_one_device, seeds_step
-from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.setup import (
-    initial_state_program,
-    training_attention,
+from txl_jax.training.multi_seed import seeds_step
+from txl_jax.training.plan import (
+    StepSetup,
+    attention_sizes,
+    check_seeds,
     training_mesh,
     unchecked_streams,
 )
-from txl_jax.training.state import abstract_state, state_shardings, with_shardings
-from txl_jax.training.step import compiled_step
+from txl_jax.training.state import state_shardings
+from txl_jax.training.step import compiled_step, dispatch_shapes
 
 
 class Flops(NamedTuple):
@@ -73,28 +71,22 @@ class RunProgram(NamedTuple):
 def run_programs(exp: ExperimentConfig, devices: Sequence[jax.Device]) -> Iterator[RunProgram]:
     """Yields every program of an experiment on these devices."""
     mesh, t = training_mesh(exp, devices), exp.train
-    shardings = Shardings(mesh)
-    model, optimizer, n = TransformerXL(exp.model, mesh), make_optimizer(exp), t.steps_per_dispatch
-    state = abstract_state(exp, model, optimizer, shardings)
-    if t.num_seeds > 1:
-        check_one_device(mesh)
-    draw = initial_state_program(exp, model, optimizer, state)
-    seed = jax.ShapeDtypeStruct((), np.uint32)
-    lower: Any = functools.partial(draw.lower, seed)
+    check_seeds(exp, mesh)
+    setup, n = StepSetup.on(mesh, exp), t.steps_per_dispatch
+    state, seed = setup.abstract, jax.ShapeDtypeStruct((), np.uint32)
+    lower: Any = functools.partial(setup.initialise.lower, seed)
     yield RunProgram("initialise", "the state before the first update", lower)
-    yield from _layouts(exp, shardings, state)
-    sizes = t.batch_size // t.micro_batches, t.context_len + t.longest_seg_len, t.mem_len
-    yield from _self_check("train", exp.model, mesh, *sizes, train=True)
+    yield from _layouts(setup)
+    yield from _self_check("train", exp.model, mesh, *attention_sizes(t), train=True)
 
-    rows = -(-t.batch_size // shardings.row_devices)
+    rows = -(-t.batch_size // setup.shardings.row_devices)
     of_device = sum(flops.update_flops(exp, rows)) / mesh.shape["tensor"]
     updates = n * t.num_seeds
     per_call = Flops(*(count * updates for count in (*flops.update_flops(exp), of_device)))
     description = f"{n} update(s) of {t.batch_size} x {t.seg_len} targets, memory {t.mem_len}"
     description += f", {t.num_seeds} seeds" * (t.num_seeds > 1)
-    lower = functools.partial(lower_update, exp, model, optimizer, shardings, state)
-    attention = training_attention(exp, mesh).describe()
-    yield RunProgram("train", description, lower, attention, per_call)
+    lower = functools.partial(lower_update, setup)
+    yield RunProgram("train", description, lower, setup.attention.describe(), per_call)
 
     size = lambda x: math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     resident = sum(map(size, jax.tree.leaves((state.opt_state, state.mems))))
@@ -109,14 +101,14 @@ def run_programs(exp: ExperimentConfig, devices: Sequence[jax.Device]) -> Iterat
         yield from _generation(exp, loaded, mesh)
 
 
-def _layouts(exp: ExperimentConfig, shardings: Shardings, state: Any) -> Iterator[RunProgram]:
+def _layouts(setup: StepSetup) -> Iterator[RunProgram]:
     """Yields the programs that change the layout of the layers for a checkpoint, and back."""
-    if not exp.model.scan_layers:
+    if not setup.exp.model.scan_layers:
         return
-    on_disk = with_shardings(jax.eval_shape(unstack_layers, state), shardings)
-    stack = jax.jit(stack_layers, out_shardings=state_shardings(shardings, state))
-    unstack = jax.jit(unstack_layers)
-    yield RunProgram("stack", "a checkpoint's layers", functools.partial(stack.lower, on_disk))
+    state = setup.abstract
+    stack = jax.jit(stack_layers, out_shardings=state_shardings(setup.shardings, state))
+    lower, unstack = functools.partial(stack.lower, setup.on_disk), jax.jit(unstack_layers)
+    yield RunProgram("stack", "a checkpoint's layers", lower)
     yield RunProgram("unstack", "layers for a checkpoint", functools.partial(unstack.lower, state))
 
 
@@ -130,11 +122,9 @@ def _self_check(
         yield RunProgram(f"self-check, {name}", "values and gradients", lower, f"{kernel} (fused)")
 
 
-def lower_update(
-    exp: ExperimentConfig, model: Any, optimizer: Any, shardings: Shardings, state: Any
-) -> jax.stages.Lowered:
+def lower_update(setup: StepSetup) -> jax.stages.Lowered:
     """Lowers the train step with a text of zeros, but does not compile it."""
-    t = exp.train
+    exp, t = setup.exp, setup.exp.train
     zeros = _zeros(t.batch_size, t.context_len + t.longest_seg_len)
     text, soft, streams = None, None, cast(Any, unchecked_streams(exp, zeros))
     if t.text_on_device:
@@ -142,27 +132,21 @@ def lower_update(
             size = streams.stream_tokens().size, min(exp.distil.words, exp.model.vocab_size or 1)
             soft = SoftTargets(np.zeros(size, np.uint16), np.zeros(size, np.float16))
         text = device_text(streams, soft)
-    read_step: Any = training_position if text else training_batch
-    batch = read_step(streams, 0, t.epoch_memory, t.reset_every)
-    lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype), batch)
+    shapes = dispatch_shapes(t, streams, t.text_on_device)
     if t.num_seeds > 1:
-        return _lower_seeds(exp, model, optimizer, shardings, (state, shapes, text))
-    step: Any = compiled_step(exp, model, optimizer, shardings, state, text)
-    return step.lower(state, shapes, *filter(None, [text]))
+        return _lower_seeds(setup, shapes, text)
+    made = setup.model, setup.optimizer, setup.shardings, setup.abstract
+    step: Any = compiled_step(exp, *made, text)
+    return step.lower(setup.abstract, shapes, *filter(None, [text]))
 
 
-def _lower_seeds(
-    exp: ExperimentConfig, model: Any, optimizer: Any, shardings: Shardings, inputs: Any
-) -> jax.stages.Lowered:
-    state, shapes, text = inputs
-    place = lambda lead, x: jax.ShapeDtypeStruct(
-        (*lead, *x.shape), x.dtype, sharding=shardings.replicated()
-    )
-    one, of_seeds = (functools.partial(place, lead) for lead in ((), (exp.train.num_seeds,)))
+def _lower_seeds(setup: StepSetup, shapes: Any, text: Any) -> jax.stages.Lowered:
+    n, whole = setup.exp.train.num_seeds, setup.shardings.replicated()
+    place = lambda lead, x: jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype, sharding=whole)
+    one, of_seeds = (functools.partial(place, lead) for lead in ((), (n,)))
     seeds = of_seeds(jax.ShapeDtypeStruct((), np.uint32))
-    step: Any = seeds_step(exp, model, optimizer)
-    placed = jax.tree.map(of_seeds, (state, shapes)), jax.tree.map(one, text)
+    step: Any = seeds_step(setup.exp, setup.model, setup.optimizer)
+    placed = jax.tree.map(of_seeds, (setup.abstract, shapes)), jax.tree.map(one, text)
     return step.lower(*placed[0], placed[1], seeds)
 
 

@@ -18,21 +18,21 @@ implementation that computed it (model/kernels). Two identical runs have identic
 for ``timing``. A number that is not finite is ``null``.
 """
 
-import contextlib
+import collections
 import dataclasses
+import io
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from txl_jax.paths import make_folder
-from txl_jax.records import append, plain, truncate
+from txl_jax.files import atomic_write
+from txl_jax.paths import absolute, make_folder
+from txl_jax.records import append, plain, read_counted, skipped_lines, truncate
 from txl_jax.training.console import Console
-from txl_jax.training.events import Logger, Loggers, TensorBoardEvents
+from txl_jax.training.events import Logger
 from txl_jax.training.goodput import GoodputTimer
-from txl_jax.training.loss_curve import draw_loss_curve
-from txl_jax.training.wandb_run import WandbRun
-from txl_jax.units import Unit, in_unit
+from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
 
 
 @dataclasses.dataclass
@@ -49,29 +49,6 @@ class Window:
     def loss(self) -> float:
         """Returns the mean loss of the window in nats per token, or NaN without a token."""
         return self.nll_sum / self.weight_sum if self.weight_sum else math.nan
-
-
-def make_logger(wandb_project: str | None, *more: Logger) -> Logger:
-    """Returns the logger of a run: TensorBoard, Weights & Biases if a project is named, and more.
-
-    Raises ConfigError if a project is named and the package ``wandb`` is not installed.
-    """
-    project = [WandbRun(wandb_project)] if wandb_project else []
-    return Loggers(TensorBoardEvents(), *project, *more)
-
-
-@contextlib.contextmanager
-def closing(loggers: Sequence[Logger]) -> Iterator[None]:
-    """Closes all loggers at the end. An OSError does not replace the error that ended the run."""
-    with contextlib.ExitStack() as stack:
-        for logger in loggers:
-            stack.callback(logger.close)
-        try:
-            yield
-        except BaseException:
-            with contextlib.suppress(OSError):  # a full disk may have caused the first error
-                stack.close()
-            raise
 
 
 class RunLog:
@@ -239,3 +216,55 @@ class RunLog:
         except Exception as error:  # no error of the figure may end the run
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             self.message(f"{figure_path}: the loss curve cannot be drawn ({reason})")
+
+
+def draw_loss_curve(
+    metrics_path: str, figure_path: str, unit: Unit, message: Callable[[str], None]
+) -> None:
+    """Draws the training loss as a line and the validation loss as points, in a PNG file.
+
+    Without records, no file is written. ``message`` prints a warning if lines cannot be read.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    points: dict[str, list[tuple[int, float]]] = collections.defaultdict(list)
+    records, skipped = read_counted(metrics_path)
+    if skipped:
+        message(skipped_lines(metrics_path, skipped))
+    for record in records:
+        if record.get(unit) is not None:
+            points[record["kind"]].append((record["step"], record[unit]))
+    train, valid, test = points["train"], points["valid"], points["test"]
+    if not train and not valid:
+        return
+
+    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    title = []
+    if train:
+        axes.plot(*zip(*train, strict=True), color="C0", linewidth=1, label="training")
+        title.append(f"training {format_value(train[-1][1], unit)}")
+    if valid:
+        axes.plot(*zip(*valid, strict=True), "o-", color="C1", markersize=4, label="validation")
+        step, value = min(valid, key=lambda point: point[1])
+        best = format_value(value, unit)
+        label = f"best validation: {best} at step {step}"
+        axes.plot(step, value, "*", color="C3", markersize=14, label=label)
+        title.append(f"best validation {best}")
+    if test:
+        title.append(f"test {format_value(test[-1][1], unit)}")
+    if unit == "ppl":
+        axes.set_yscale("log")
+    last = max(step for step, _ in train + valid)
+    run = os.path.basename(os.path.dirname(absolute(figure_path)))
+    values = f"{', '.join(title)} {unit} after {last:,} steps"
+    axes.set_title(f"{run}\n{values}", parse_math=False, wrap=True)
+    axes.set_xlabel("step")
+    axes.set_ylabel(f"{UNIT_NAMES[unit]} ({unit})")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    atomic_write(figure_path, png.getvalue())

@@ -68,17 +68,6 @@ def state_shardings(shardings: Shardings, abstract: TrainState) -> TrainState:
     )
 
 
-def abstract_state(
-    exp: ExperimentConfig,
-    model: TransformerXL,
-    optimizer: optax.GradientTransformation,
-    shardings: Shardings,
-) -> TrainState:
-    """Returns the shapes of :func:`init_state` with their shardings."""
-    shapes = jax.eval_shape(lambda: init_state(exp, model, optimizer))
-    return with_shardings(shapes, shardings)
-
-
 def with_shardings(shapes: TrainState, shardings: Shardings) -> TrainState:
     """Adds the shardings on a mesh to the shapes of a state."""
     place = lambda x, sharding: x.update(sharding=sharding)

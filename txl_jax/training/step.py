@@ -9,7 +9,9 @@ import optax
 
 from txl_jax.config import ExperimentConfig, TrainConfig
 from txl_jax.data.batch import Batch
-from txl_jax.data.on_device import DeviceText
+from txl_jax.data.feed import training_batch
+from txl_jax.data.on_device import BatchPosition, DeviceText, training_position
+from txl_jax.data.sentences import TrainingStreams
 from txl_jax.model.kernels.choice import compiler_options
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
@@ -143,6 +145,18 @@ def dispatch(
         return jax.lax.scan(one, state, inputs) if several else one(state, inputs)
 
     return updates
+
+
+def dispatch_shapes(
+    t: TrainConfig, streams: TrainingStreams, on_device: bool
+) -> Batch | BatchPosition:
+    """Returns the shapes of the inputs of a dispatch; positions with a text ``on_device``."""
+    read: Callable[..., Any] = training_position if on_device else training_batch
+    no_rows = read(streams, 0, t.epoch_memory, t.reset_every, slice(0))
+    lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()
+    rows = lambda x: (t.batch_size, *x.shape[1:]) if x.ndim else ()
+    shape = lambda x: jax.ShapeDtypeStruct((*lead, *rows(x)), x.dtype)
+    return jax.tree.map(shape, no_rows)
 
 
 def _split_rows(x: jax.Array, parts: int, axis: int) -> jax.Array:

@@ -1,16 +1,15 @@
-"""The training loop: reads batches, runs steps, logs metrics, validates and saves checkpoints.
+"""Logs, validates and saves the run of one seed, and makes its state, program and inputs.
 
-The metrics of a dispatch are read after the next dispatch, so that the device does not wait for the
-host.
+The loop is in loop.py. The metrics of a dispatch are read after the next dispatch, so that the
+device does not wait for the host.
 """
 
 import collections
 import contextlib
 import dataclasses
-import functools
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -20,31 +19,28 @@ from txl_jax.checkpoint.checkpoints import RAW, Checkpoints
 from txl_jax.checkpoint.errors import CheckpointError
 from txl_jax.checkpoint.trained_model import parameter_count
 from txl_jax.checkpoint.workdir_files import AUTOTUNED
-from txl_jax.config import ConfigError, ExperimentConfig
-from txl_jax.data.batch import Batch
-from txl_jax.data.corpus import Corpus
+from txl_jax.config import ConfigError
 from txl_jax.data.feed import training_batch, training_feed
-from txl_jax.data.on_device import BatchPosition, DeviceText, device_text, training_position
+from txl_jax.data.on_device import DeviceText, device_text, training_position
 from txl_jax.evaluation.evaluator import Score
 from txl_jax.messages import shown_path
 from txl_jax.model.layout import stack_layers, unstack_layers
 from txl_jax.model.precision import describe
 from txl_jax.parallel import processes
 from txl_jax.parallel.autotuning import kept_choices
-from txl_jax.parallel.device_memory import TRAINING, check_program, explained
+from txl_jax.parallel.device_memory import TRAINING, check_program
 from txl_jax.parallel.shardings import idle_devices
 from txl_jax.progress import waiting_for
 from txl_jax.training.distil import soft_targets
 from txl_jax.training.events import Logger
 from txl_jax.training.fine_tuning import load_initial_params
 from txl_jax.training.goodput import GoodputTimer
+from txl_jax.training.plan import Plan, SeedRun
 from txl_jax.training.preemption import PreemptionGuard
-from txl_jax.training.profile import traced_steps
 from txl_jax.training.run_log import RunLog
-from txl_jax.training.setup import TrainSetup, build_setup, training_streams
 from txl_jax.training.skipping import check_finite, check_skips, check_state, skip_reason
 from txl_jax.training.state import TrainState, candidates, choose_weights, state_shardings
-from txl_jax.training.step import Metrics, compiled_step
+from txl_jax.training.step import Metrics, compiled_step, dispatch_shapes
 
 Program = Callable[[Any, Any], tuple[Any, Metrics]]
 
@@ -57,113 +53,86 @@ class Outcome:
     finished: bool
 
 
-def train(
-    exp: ExperimentConfig,
-    corpus: Corpus,
-    workdir: str,
-    guard: PreemptionGuard,
-    logger: Logger | None = None,
-) -> Outcome:
-    """Trains to the last step, from the newest checkpoint of ``workdir`` if there is one.
-
-    A resumed run and an uninterrupted run end with the same bits: the whole state is restored, and
-    the data and the dropout are functions of the step. ``logger`` is started, and not closed.
-
-    Raises:
-      ConfigError, DataError: the config does not fit the data, the devices, or the model of
-        ``train.start_from``. This is checked before training.
-      CheckpointError: a checkpoint has another config, or cannot be written.
-      NonFiniteError: a loss, a gradient or a state is not finite. This state is not saved.
-      SkippedError: too many updates in a row were skipped. This state is not saved.
-    """
-    setup = build_setup(exp, corpus)
-    with open_trainer(exp, corpus, workdir, guard, setup, logger=logger) as (trainer, step, state):
-        (outcome,) = run_steps([trainer], state, step, trainer.program, lambda: trainer.feed(step))
-        return outcome
-
-
 @contextlib.contextmanager
 def open_trainer(
-    exp: ExperimentConfig,
-    corpus: Corpus,
-    workdir: str,
+    plan: Plan,
+    run: SeedRun,
     guard: PreemptionGuard,
-    setup: TrainSetup,
-    last_step: int | None = None,
-    label: str = "",
-    goodput: GoodputTimer | None = None,
     logger: Logger | None = None,
-) -> Iterator[tuple["Trainer", int, Callable[[], TrainState]]]:
-    """Opens a trainer in a workdir, and yields the trainer, its step and its state before it.
+    last_step: int | None = None,
+    goodput: GoodputTimer | None = None,
+) -> Iterator["Trainer"]:
+    """Opens the trainer of a seed in its workdir, at the newest checkpoint there.
 
-    The state is restored, or made by the function that is yielded: after the program of the update
-    was compared with the memory. Checkpoints after ``last_step`` are ignored. :class:`RunLog`
-    explains the other arguments.
+    Checkpoints after ``last_step`` are ignored. :class:`RunLog` explains ``logger``, which is
+    started and not closed, and ``goodput``.
     """
+    exp, workdir, _ = run
     with Checkpoints(workdir, exp.checkpoint) as checkpoints:
-        found = checkpoints.restore(setup.on_disk, exp.to_dict(), last_step)
+        found = checkpoints.restore(plan.setup.on_disk, exp.to_dict(), last_step)
         restored, meta = ([], {}) if found is None else ([found[0]], found[1])
-        resumed, step = bool(restored), int(restored[0].step) if restored else 0
+        step = int(restored[0].step) if restored else 0
         del found  # a reference would keep a second state in memory
-
-        def make_state() -> TrainState:
-            if not resumed:
-                drawn = setup.initial_state(exp)
-                return load_initial_params(drawn, exp, corpus.vocab, workdir, setup.shardings)
-            if not exp.model.scan_layers:  # the layers in checkpoints are never stacked
-                return restored.pop()
-            layout = state_shardings(setup.shardings, setup.abstract)
-            return jax.jit(stack_layers, out_shardings=layout)(restored.pop())
-
         log = RunLog(
             workdir,
             total_steps=exp.train.steps,
-            unit=corpus.vocab.unit,
+            unit=plan.corpus.vocab.unit,
             resume_step=step,
             window=meta.get("window"),
             rewritten=None if meta.get("evaluated", True) else "valid",
             writes=processes.is_process_zero(),
             tolerate_errors=exp.checkpoint.tolerate_save_errors,
-            label=label,
+            label=f"seed {exp.seed}" if len(plan.runs) > 1 else "",
             goodput=goodput,
             logger=logger,
             config=exp.to_dict(),
-            attention=setup.attention.name,
+            attention=plan.setup.attention.name,
         )
         with contextlib.closing(log):
-            trainer = Trainer(exp, corpus, setup, checkpoints, log, guard, meta)
-            trainer.log_start(step, resumed)
+            trainer = Trainer(plan, run, checkpoints, log, guard, restored, meta)
+            trainer.log_start(step, bool(meta))
             try:
-                yield trainer, step, make_state
+                yield trainer
             finally:
                 log.message(log.goodput.line())
 
 
-@dataclasses.dataclass
 class Trainer:
-    """Logs, validates and saves one run, and holds its variables between steps.
+    """Logs, validates and saves the run of one seed, and holds its variables between steps.
 
-    ``validated`` tells whether the most recent scheduled validation was completed. ``meta`` is the
-    metadata of the restored checkpoint.
+    ``step`` is that of the checkpoint in ``restored``, whose metadata is ``meta``, or 0.
+    ``validated`` tells whether the most recent scheduled validation was completed. The loop calls
+    ``load_text``, ``program``, ``make_state``, ``feed`` and ``part``, here or for several seeds
+    together (multi_seed.py).
     """
 
-    exp: ExperimentConfig
-    corpus: Corpus
-    setup: TrainSetup
-    checkpoints: Checkpoints
-    log: RunLog
-    guard: PreemptionGuard
-    meta: dataclasses.InitVar[Mapping[str, Any]]
-    text: DeviceText | None = None
-
-    def __post_init__(self, meta: Mapping[str, Any]):
-        self.streams = training_streams(self.exp, self.corpus)
-        self._saved = set(self.checkpoints.steps())
-        scanned, self._resumed = self.exp.model.scan_layers, bool(meta)
+    def __init__(
+        self,
+        plan: Plan,
+        run: SeedRun,
+        checkpoints: Checkpoints,
+        log: RunLog,
+        guard: PreemptionGuard,
+        restored: list[TrainState],
+        meta: Mapping[str, Any],
+    ):
+        self.exp, _, self.streams = run
+        self.corpus, self.setup, self.evaluator = plan.corpus, plan.setup, plan.validation
+        self.checkpoints, self.log, self.guard = checkpoints, log, guard
+        self.text: DeviceText | None = None
+        self.step = int(restored[0].step) if restored else 0
+        self._restored, self._resumed = restored, bool(restored)
+        self._saved = set(checkpoints.steps())
+        scanned = self.exp.model.scan_layers
         self._unstack = jax.jit(unstack_layers) if scanned else lambda state: state
         self.validated: bool = meta.get("evaluated", True)
         self._skipped_in_a_row: int = meta.get("skipped_in_a_row", 0)
         self._pending: collections.deque[tuple[int, Metrics]] = collections.deque()
+
+    @property
+    def trainers(self) -> list["Trainer"]:
+        """The trainers of the run, of which the loop also asks several seeds together."""
+        return [self]
 
     def log_start(self, step: int, resumed: bool) -> None:
         """Prints the sizes of model and text, devices, precision, kernel and starting point."""
@@ -194,6 +163,17 @@ class Trainer:
             text = device_text(self.streams, soft)
             self.text = jax.device_put(text, self.setup.shardings.rows())
 
+    def make_state(self) -> TrainState:
+        """Returns the restored state, or draws the first one; call it once."""
+        exp, setup = self.exp, self.setup
+        if not self._resumed:
+            drawn, vocab = setup.initial_state(exp), self.corpus.vocab
+            return load_initial_params(drawn, exp, vocab, self.log.workdir, setup.shardings)
+        if not exp.model.scan_layers:  # the layers in checkpoints are never stacked
+            return self._restored.pop()
+        layout = state_shardings(setup.shardings, setup.abstract)
+        return jax.jit(stack_layers, out_shardings=layout)(self._restored.pop())
+
     def program(self) -> Program:
         """Compiles one dispatch: a function of a state and of the inputs of the dispatch."""
         s, text = self.setup, () if self.text is None else (self.text,)
@@ -211,16 +191,6 @@ class Trainer:
         self.log.message(f"compiled the step in {time.perf_counter() - start:.1f} s")
         return program
 
-    def input_shapes(self) -> Batch | BatchPosition:
-        """Returns the shapes of the input of a dispatch: batches, or positions in the text."""
-        t = self.exp.train
-        read = training_batch if self.text is None else training_position
-        no_rows: Any = read(self.streams, 0, t.epoch_memory, t.reset_every, slice(0))
-        lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()
-        rows = lambda x: (t.batch_size, *x.shape[1:]) if x.ndim else ()
-        shape = lambda x: jax.ShapeDtypeStruct((*lead, *rows(x)), x.dtype)
-        return jax.tree.map(shape, no_rows)
-
     def feed(self, step: int, sharded: bool = True) -> Generator[Any, None, None]:
         """Yields the inputs of every dispatch from ``step`` on, sharded or on one device."""
         t, shardings = self.exp.train, self.setup.shardings
@@ -230,6 +200,14 @@ class Trainer:
             read, sharding = training_position, shardings.replicated()
         settings = (t.epoch_memory, t.steps_per_dispatch, sharding if sharded else None)
         return training_feed(self.streams, step, t.steps, *settings, t.reset_every, read)
+
+    def input_shapes(self) -> Any:
+        """Returns the shapes of the input of a dispatch: batches, or positions in the text."""
+        return dispatch_shapes(self.exp.train, self.streams, self.text is not None)
+
+    def part(self, tree: Any, seed: int) -> Any:
+        """Returns a seed's part of a state or of metrics: all of it."""
+        return tree
 
     def step_done(self, step: int, metrics: Metrics, state: Callable[[], TrainState]) -> None:
         """Logs the previous dispatch, then validates or saves the state if due after ``step``."""
@@ -263,7 +241,7 @@ class Trainer:
         try:
             with self.log.goodput.pause("evaluate"):
                 for name, params in candidates(state, self.exp.average, step).items():
-                    score = self.setup.evaluator.run(params, stop=self.guard.requested)
+                    score = self.evaluator.run(params, stop=self.guard.requested)
                     if score is None:
                         break
                     scores[name] = score
@@ -309,20 +287,29 @@ class Trainer:
             **more,
         }
         save = self.checkpoints.replace if replace else self.checkpoints.save
-        start = lambda: save(step, self._unstack(state), meta, loss)
         last = step == self.exp.train.steps or self.guard.signal is not None
         tolerant = self.exp.checkpoint.tolerate_save_errors and not processes.many()
         with self.log.goodput.pause("save"):
             check_state(state, step, self._newest())
-            for work, required in ((self.checkpoints.wait, False), (start, last)):
-                try:
-                    work()
-                    self._saved |= {step} if work is start else set()
-                except CheckpointError as error:
-                    if required or not tolerant:  # other processes wait during their saves
-                        raise
-                    self.log.message(f"{error}; training continues without this checkpoint")
-                    self._saved &= set(self.checkpoints.steps())
+            with self._failing(tolerant):
+                self.checkpoints.wait()  # for the save before this one
+            with self._failing(tolerant and not last):
+                save(step, self._unstack(state), meta, loss)
+                self._saved.add(step)
+
+    @contextlib.contextmanager
+    def _failing(self, tolerated: bool) -> Iterator[None]:
+        """Logs that a save failed, or raises CheckpointError if that is not tolerated.
+
+        With many processes it never is: the others wait during their saves.
+        """
+        try:
+            yield
+        except CheckpointError as error:
+            if not tolerated:
+                raise
+            self.log.message(f"{error}; training continues without this checkpoint")
+            self._saved &= set(self.checkpoints.steps())
 
     def _newest(self) -> str:
         """Returns a clause that names the checkpoint from which a failed run can resume."""
@@ -352,49 +339,3 @@ class Trainer:
             check_finite("training loss", metrics["nll_sum"], step, kept)
             check_finite("gradient norm", metrics["grad_norm"], step, kept)
             self.log.train_step(step, metrics)
-
-
-def run_steps(
-    trainers: Sequence[Trainer],
-    make_state: Callable[[], Any],
-    step: int,
-    make_program: Callable[[], Program],
-    make_feed: Callable[[], Generator[Any, None, None]],
-    select: Callable[[Any, int], Any] = lambda tree, _: tree,
-) -> list[Outcome]:
-    """Trains to the last step or until the guard asks to stop. Returns the outcome of each trainer.
-
-    Args:
-      trainers: one trainer, or one trainer per seed.
-      make_state, step: makes the state of all trainers at this step. The state is donated.
-      make_program: compiles the program. It is called after the text is loaded and before the state
-        is made, if steps remain.
-      make_feed: opens the feed. It is called after the text is loaded.
-      select: returns one trainer's part of a state or of metrics, given the trainer's index.
-    """
-    first, program = trainers[0], None
-    if step < first.exp.train.steps:
-        first.load_text()
-        for trainer in trainers:
-            trainer.text = first.text
-        program = None if first.guard.requested() else make_program()
-    state = make_state()
-    for i, trainer in enumerate(trainers):
-        if not trainer.validated:  # the previous run was stopped during validation
-            trainer.validated = trainer.validate(step, select(state, i), replace=True)
-    profiled, folder, report = first.exp.train.profiled_steps, first.log.workdir, first.log.message
-    with (
-        contextlib.closing(make_feed()) as feed,
-        traced_steps(profiled, folder, report) as trace,
-    ):
-        trace(step, state)
-        for inputs in first.log.goodput.waiting(feed):
-            if program is None or first.guard.requested():
-                break
-            with explained(TRAINING):
-                state, metrics = program(state, inputs)
-            step += first.exp.train.steps_per_dispatch
-            trace(step, state)
-            for i, trainer in enumerate(trainers):
-                trainer.step_done(step, select(metrics, i), functools.partial(select, state, i))
-    return [trainer.finish(step, select(state, i)) for i, trainer in enumerate(trainers)]

@@ -1,0 +1,106 @@
+"""A plan builds everything of a run once, and what cannot work raises while it is built."""
+
+import collections
+import functools
+import re
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_runs
+
+from txl_jax import modes
+from txl_jax.config import ConfigError, override
+from txl_jax.data import symbols
+from txl_jax.data.corpus import DataError
+from txl_jax.data.streams import Streams
+from txl_jax.evaluation.evaluator import Evaluator
+from txl_jax.parallel import shardings
+from txl_jax.training.plan import plan_run
+from txl_jax.training.preemption import PreemptionGuard
+
+SHORT = {"train.steps": 2, "train.eval_every": 0, "generate.length": 0}
+
+
+@pytest.fixture
+def counts(monkeypatch):
+    """How often meshes, evaluators and streams of the training text are built, and ids read."""
+    found: collections.Counter[str] = collections.Counter()
+
+    def counted(owner, name, what):
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def call(*args, **kwargs):
+            found[what(*args, **kwargs)] += 1
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, call)
+
+    counted(shardings, "_mesh", lambda *_: "mesh")
+    counted(Evaluator, "__init__", lambda *_, **__: "evaluator")
+    counted(Streams, "__init__", lambda *_, name="", **__: f"streams of {name}")
+    chunks = symbols.chunks
+    size = lambda tokens: f"ids of {len(tokens)}"
+    monkeypatch.setattr(
+        symbols, "chunks", lambda tokens: found.update([size(tokens)]) or chunks(tokens)
+    )
+    return found
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_run_builds_meshes_streams_and_evaluators_once_and_reads_the_ids_once(
+    tmp_path, counts, seeds
+):
+    exp = tiny_runs.experiment(tmp_path, **SHORT, **{"train.num_seeds": seeds})
+    plan = plan_run(exp, str(tmp_path / "seen"))  # prepares the text
+    trained_on = f"ids of {len(np.asarray(plan.corpus.train))}"
+    counts.clear()
+    assert modes.train(exp, str(tmp_path / "run")) == 0
+    assert counts["mesh"] == 2, "of training, and of the final evaluation"
+    assert counts["evaluator"] == 3, "of validation, and of the final evaluation's two protocols"
+    assert counts["streams of the train split"] == seeds
+    assert counts[trained_on] == 1
+
+
+def test_from_the_command_to_an_update_are_at_most_seven_calls(tmp_path, monkeypatch):
+    """``main`` and its ``run`` come before the mode, and the program is the last."""
+    called: list[str] = []
+
+    def requested(self: Any) -> bool:
+        frame: Any = sys._getframe(1)
+        while frame is not None and not called:
+            names = []
+            while frame is not None and "txl_jax" in frame.f_globals.get("__name__", ""):
+                names.append(frame.f_code.co_name)
+                frame = frame.f_back
+            called.extend(names)
+        return True
+
+    monkeypatch.setattr(PreemptionGuard, "requested", requested)
+    modes.train(tiny_runs.experiment(tmp_path, **SHORT), str(tmp_path / "run"))
+    assert called[0] == "train", "the loop asks before each update"
+    assert len(["main", "run", *called, "program"]) <= 7, called
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"train.batch_size": 100_000}, DataError, "the train split has"),
+        ({"validate.batch_size": 100_000}, DataError, "the valid split has"),
+        ({"evaluate.batch_size": 100_000}, DataError, "the test split has"),
+        ({"train.mem_len": 100_000}, ConfigError, "train.mem_len = 100000: a stream of the train"),
+        ({"model.vocab_size": 5}, ConfigError, "model.vocab_size = 5"),
+        ({"generate.prompt": "\u20ac", "generate.length": 8}, DataError, "generate.prompt"),
+        ({"mesh.data": 3}, ConfigError, "mesh.data = 3"),
+        ({"model.kernel": "triton"}, ConfigError, "model.kernel = 'triton' is for a gpu"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_cannot_work_raises_before_the_workdir_has_a_file(tmp_path, changes, error, words):
+    exp = override(tiny_runs.experiment(tmp_path, **SHORT), changes)
+    with pytest.raises(error, match=re.escape(words)):
+        plan_run(exp, str(tmp_path / "run"))
+    assert not list((tmp_path / "run").iterdir())

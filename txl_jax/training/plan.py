@@ -1,0 +1,366 @@
+"""The plan of a run: everything that it is built from, each built once. Building is the check.
+
+    settings ──▶ mesh ──▶ text ──▶ evaluators, streams, model, optimizer ──▶ locked workdirs
+
+Whatever does not fit (settings, text, devices, folders) raises an error while the plan is built,
+in this order, before the workdir has a file. Nothing is built or checked again after that.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from txl_jax.checkpoint.lock import training_lock
+from txl_jax.checkpoint.trained_model import memory_shapes
+from txl_jax.checkpoint.workdir import (
+    check_shared,
+    init_workdir,
+    read_experiment,
+    with_vocab,
+)
+from txl_jax.checkpoint.workdir_files import (
+    CONFIG,
+    WRITTEN_IN,
+    check_file,
+    check_free,
+    check_outputs,
+    check_writable,
+)
+from txl_jax.config import (
+    ConfigError,
+    ExperimentConfig,
+    ProtocolConfig,
+    TrainConfig,
+    TransformerXLConfig,
+    with_absolute_paths,
+)
+from txl_jax.config.folders import data_folder
+from txl_jax.data.corpus import Corpus
+from txl_jax.data.feed import training_batch
+from txl_jax.data.on_device import device_text
+from txl_jax.data.sentences import TrainingStreams, flat_tokens, shuffled_streams
+from txl_jax.data.sources.source import check_not_text
+from txl_jax.data.vocab import encode_prompts
+from txl_jax.evaluation.baselines import check_baselines
+from txl_jax.evaluation.evaluator import Evaluator, split_evaluator
+from txl_jax.evaluation.scoring_run import split_evaluators
+from txl_jax.generation.generate import check_memory
+from txl_jax.generation.prompts import prompt_key, read_prompts
+from txl_jax.messages import argument
+from txl_jax.model import self_check
+from txl_jax.model.attention import planned_attention
+from txl_jax.model.kernels.choice import Choice, check_platform
+from txl_jax.model.layout import unstack_layers
+from txl_jax.model.precision import resolved
+from txl_jax.model.transformer_xl import TransformerXL
+from txl_jax.parallel.device_memory import (
+    EVALUATION,
+    TRAINING_STATE,
+    VALIDATION,
+    Work,
+    check_arrays,
+)
+from txl_jax.parallel.processes import on_process_zero, process_zero_first
+from txl_jax.parallel.shardings import Shardings, make_mesh, scoring_mesh
+from txl_jax.training.fine_tuning import load_encoded_corpus, resolve_experiment
+from txl_jax.training.optimizer import make_optimizer
+from txl_jax.training.state import TrainState, init_state, with_shardings
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSetup:
+    """What the program of an update is made of. Runs that differ only in their seed share it.
+
+    ``abstract`` has the shapes and shardings of the state.
+    """
+
+    exp: ExperimentConfig
+    model: TransformerXL
+    optimizer: optax.GradientTransformation
+    shardings: Shardings
+    abstract: TrainState
+
+    @classmethod
+    def on(cls, mesh: Mesh, exp: ExperimentConfig) -> "StepSetup":
+        """Builds the setup of an experiment with a known vocabulary on the devices of a mesh."""
+        shardings, optimizer = Shardings(mesh), make_optimizer(exp)
+        model = TransformerXL(exp.model, mesh)
+        shapes = jax.eval_shape(lambda: init_state(exp, model, optimizer))
+        return cls(exp, model, optimizer, shardings, with_shardings(shapes, shardings))
+
+    @functools.cached_property
+    def on_disk(self) -> TrainState:
+        """The shapes and shardings of the state in checkpoints, where layers are not stacked."""
+        return with_shardings(jax.eval_shape(unstack_layers, self.abstract), self.shardings)
+
+    @functools.cached_property
+    def attention(self) -> Choice:
+        """The implementation of attention of the train step, and why it is not a fused one."""
+        sizes = attention_sizes(self.exp.train)
+        return planned_attention(self.exp.model, *sizes, True, self.shardings.mesh)
+
+    @functools.cached_property
+    def initialise(self) -> Any:
+        """The jitted function of a seed, uint32 [], that draws the first state."""
+        init = lambda seed: init_state(self.exp, self.model, self.optimizer, seed)
+        return jax.jit(init, out_shardings=jax.tree.map(lambda x: x.sharding, self.abstract))
+
+    def initial_state(self, exp: ExperimentConfig) -> TrainState:
+        """Draws the state before the first update with the experiment's seed."""
+        return self.initialise(jnp.uint32(exp.seed))
+
+    def check_memory(self) -> None:
+        """Raises ConfigError if the arrays of training alone exceed the memory of the devices."""
+        arrays, copies = (self.abstract, self.abstract.params), self.exp.train.num_seeds
+        check_arrays(TRAINING_STATE, arrays, self.shardings.mesh, copies)
+
+
+class Meshes(NamedTuple):
+    """The devices of training and validation, and those of the final evaluation."""
+
+    training: Mesh
+    scoring: Mesh
+
+
+class SeedRun(NamedTuple):
+    """The run of one seed: its experiment, its workdir and its training streams."""
+
+    exp: ExperimentConfig
+    workdir: str
+    streams: TrainingStreams
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A run of one or several seeds that has been checked. Several seeds share all but ``runs``.
+
+    ``validation`` scores the validation split. ``evaluators`` score the split of the final
+    evaluation, one for each protocol, with the model as ``evaluated`` says. If ``auto_dtype``, the
+    user left ``model.dtype`` to the devices.
+    """
+
+    corpus: Corpus
+    setup: StepSetup
+    runs: list[SeedRun]
+    validation: Evaluator
+    evaluators: Mapping[ProtocolConfig, Evaluator]
+    evaluated: TransformerXLConfig
+    auto_dtype: bool
+
+
+def plan_run(exp: ExperimentConfig, workdir: str) -> Plan:
+    """Reads the text, and returns the plan of a run with complete settings and paths.
+
+    Raises ConfigError or DataError if settings, text and devices are incompatible, KernelError if a
+    kernel that the user named fails, and WorkdirError if a workdir cannot be used.
+    """
+    given, auto_dtype = exp, exp.model.dtype == "auto"
+    exp = with_absolute_paths(exp)
+    data_folder(exp.data.cache_dir)  # raises an error for an unusable path
+    folders = [folder for _, folder in seed_runs(exp, workdir)]
+    for folder in folders:
+        on_process_zero(functools.partial(check_free, folder))
+    on_process_zero(lambda: check_writable(workdir))
+    exp, vocab = resolve_experiment(exp, folders[0])
+    meshes = build_meshes(exp)
+    model = resolved(_begun_model(exp, folders[0]), meshes.training)
+    exp = dataclasses.replace(exp, model=model)
+    check_training_memory(exp, meshes)
+    corpus = process_zero_first(lambda: load_encoded_corpus(exp, vocab))
+    plan = build_plan(with_vocab(exp, corpus), corpus, workdir, meshes, auto_dtype)
+    check_final_outputs(given, corpus)
+    return plan
+
+
+def build_plan(
+    exp: ExperimentConfig,
+    corpus: Corpus,
+    workdir: str,
+    meshes: Meshes | None = None,
+    auto_dtype: bool = False,
+) -> Plan:
+    """Returns the plan of a run with complete settings; errors are those of :func:`plan_run`."""
+    mesh, scoring = meshes or build_meshes(exp)
+    # What reads the text, and says that it is too short, before what only the devices can refuse.
+    validation = split_evaluator(exp.model, exp.validate, corpus, mesh, VALIDATION)
+    evaluated = _evaluated(exp.model, auto_dtype)
+    scored = dataclasses.replace(exp, model=evaluated)
+    evaluators = split_evaluators(scored, corpus, scoring)
+    runs = [SeedRun(*run, training_streams(run[0], corpus)) for run in seed_runs(exp, workdir)]
+    _check_attention(exp, mesh, runs[0].streams)
+    for evaluator in (validation, *evaluators.values()):
+        evaluator.check_attention()
+    check_seeds(exp, mesh)
+    setup = StepSetup.on(mesh, exp)
+    setup.check_memory()
+    return Plan(corpus, setup, runs, validation, evaluators, evaluated, auto_dtype)
+
+
+def build_meshes(exp: ExperimentConfig) -> Meshes:
+    """Returns the meshes of a run, or raises ConfigError if its devices do not fit the config."""
+    training = training_mesh(exp)
+    return Meshes(training, scoring_mesh(exp.mesh, exp.model, exp.evaluate.batch_size))
+
+
+def training_mesh(exp: ExperimentConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Returns the mesh of training devices, or raises ConfigError if they do not fit the config."""
+    t = exp.train
+    return make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches, devices)
+
+
+def attention_sizes(t: TrainConfig) -> tuple[int, int, int]:
+    """Returns the rows, the segment's length with context, and the memory's of the train step."""
+    return t.batch_size // t.micro_batches, t.context_len + t.longest_seg_len, t.mem_len
+
+
+def unchecked_streams(exp: ExperimentConfig, split: Any, **options: Any) -> TrainingStreams:
+    """Returns the training streams of a split, without the checks of :func:`training_streams`."""
+    t = exp.train
+    settings = {key: getattr(t, key) for key in ("context_len", "seg_len_std", "partial_shuffle")}
+    return shuffled_streams(split, t.batch_size, t.seg_len, exp.seed, **settings, **options)
+
+
+def training_streams(exp: ExperimentConfig, corpus: Corpus) -> TrainingStreams:
+    """Returns the training split's streams, or raises ConfigError if they do not fit the config.
+
+    The ids were compared with the vocabulary when the corpus was loaded.
+    """
+    t = exp.train
+    streams = unchecked_streams(exp, corpus.train, name="the train split")
+    if t.text_on_device:
+        device_text(streams)  # raises ConfigError if the text has no fixed order
+        if jax.process_count() > 1:
+            raise ConfigError("config key train.text_on_device: needs a single process; omit it")
+    longest = len(flat_tokens(corpus.train)) // t.batch_size
+    for key, what in (("mem_len", "memory"), ("context_len", "context")):
+        if getattr(t, key) > longest:
+            raise ConfigError(
+                f"config key train.{key} = {getattr(t, key)}: a stream of the train split has only"
+                f" {longest} tokens at train.batch_size {t.batch_size}; use a shorter {what} or"
+                " fewer streams"
+            )
+    return streams
+
+
+def _check_attention(exp: ExperimentConfig, mesh: Mesh, streams: TrainingStreams) -> None:
+    """Runs the self-check of the train step's attention; raises KernelError if it fails."""
+    t = exp.train
+    batch = training_batch(streams, 0, t.epoch_memory, t.reset_every, slice(0))
+    program = {"episodes": batch.reset.ndim == 2, "several_seeds": t.num_seeds > 1}
+    self_check.check(exp.model, mesh, *attention_sizes(t), train=True, **program)
+
+
+def check_seeds(exp: ExperimentConfig, mesh: Mesh) -> None:
+    """Raises ConfigError if several seeds are to train on several processes or devices."""
+    what = ""
+    if jax.process_count() > 1:
+        what = "process; train each seed in its own run"
+    elif mesh.size > 1:
+        what = f"device; give {argument('config.mesh.data', 1)}"
+    if what and exp.train.num_seeds > 1:
+        raise ConfigError(f"config key train.num_seeds: several seeds need one {what}")
+
+
+def check_final_outputs(exp: ExperimentConfig, corpus: Corpus) -> None:
+    """Raises an error if the evaluation or the generation after training would fail."""
+    check_baselines(exp.evaluate.baselines, corpus.vocab)
+    prompts = read_prompts(exp.generate)
+    encode_prompts(corpus.vocab, prompts, prompt_key(exp.generate))
+    if exp.generate.length:
+        check_memory(exp.model, exp.generate, len(prompts))
+        on_process_zero(lambda: check_file("generate.json", exp.generate.json))
+        check_not_text("generate.json", exp.generate.json, exp.data)
+
+
+def seed_runs(exp: ExperimentConfig, workdir: str) -> list[tuple[ExperimentConfig, str]]:
+    """Returns each seed's experiment and workdir: the given pair if ``train.num_seeds`` is 1."""
+    n = exp.train.num_seeds
+    if n == 1:
+        return [(exp, workdir)]
+    single = dataclasses.replace(exp.train, num_seeds=1)
+    folder = lambda seed: os.path.join(workdir, f"seed_{seed}")
+    seeds = range(exp.seed, exp.seed + n)
+    return [(dataclasses.replace(exp, seed=s, train=single), folder(s)) for s in seeds]
+
+
+def _begun_model(exp: ExperimentConfig, workdir: str) -> TransformerXLConfig:
+    """Returns the model's settings; a begun run keeps its dtype on other devices too."""
+    if exp.model.dtype != "auto":
+        return exp.model
+    begun = lambda: os.path.exists(os.path.join(workdir, CONFIG)) and read_experiment(workdir)
+    dtype = on_process_zero(lambda: (found := begun()) and found.model.dtype)
+    return dataclasses.replace(exp.model, dtype=dtype or "auto")
+
+
+def _evaluated(c: TransformerXLConfig, auto_dtype: bool) -> TransformerXLConfig:
+    """Returns the model's settings in the final evaluation, which loads it from its checkpoint.
+
+    The dtype is ``auto`` again if the user left it to the devices and ``auto`` means the same here.
+    """
+    own = dataclasses.replace(c, dtype="auto")
+    same = auto_dtype and resolved(own, None).dtype == c.dtype
+    return dataclasses.replace(own if same else c, scan_layers=False, remat="none")
+
+
+def check_training_memory(exp: ExperimentConfig, meshes: Meshes) -> None:
+    """Raises ConfigError if parameters, optimizer state, gradient or memory exceed the devices'.
+
+    These arrays are only a part, so that no text is read for what can never run. The update's
+    compiled program is compared before the state is made. An unknown vocabulary counts as the
+    fewest words that the model can have.
+    """
+    check_platform(exp.model.kernel, meshes.training)
+    sized = dataclasses.replace(exp, model=_one_layer_traced(exp.model))
+    StepSetup.on(meshes.training, sized).check_memory()
+    _check_protocol_memory(exp.model, exp.validate, VALIDATION, meshes.training)
+    _check_protocol_memory(exp.model, exp.evaluate, EVALUATION, meshes.scoring)
+
+
+def check_evaluation_memory(exp: ExperimentConfig, work: Work = EVALUATION) -> None:
+    """Raises ConfigError if the memory of the streams of evaluation exceeds that of the devices."""
+    mesh = scoring_mesh(exp.mesh, exp.model, exp.evaluate.batch_size)
+    _check_protocol_memory(exp.model, exp.evaluate, work, mesh)
+
+
+def _check_protocol_memory(
+    model: TransformerXLConfig, protocol: ProtocolConfig, work: Work, mesh: Mesh
+) -> None:
+    rows_of_each = -(-protocol.batch_size // Shardings(mesh).row_devices)
+    shapes = memory_shapes(_one_layer_traced(model), rows_of_each, protocol.mem_len)
+    check_arrays(work, shapes, mesh)
+
+
+def _one_layer_traced(c: TransformerXLConfig) -> TransformerXLConfig:
+    """Returns a model of the same size, whose shapes are found quickly."""
+    words = c.vocab_size or (c.cutoffs or (0,))[-1] + max(1, c.sample_softmax)
+    return dataclasses.replace(c, scan_layers=True, vocab_size=words)
+
+
+@contextlib.contextmanager
+def locked_workdirs(plan: Plan) -> Iterator[None]:
+    """Holds the lock of every workdir, and writes settings and vocabulary into each of them.
+
+    Raises LockedError if another process trains in a workdir, and WorkdirError if a workdir cannot
+    be used.
+    """
+    with contextlib.ExitStack() as locks:
+
+        def init(exp: ExperimentConfig, workdir: str) -> None:
+            check_outputs(workdir, "evaluate", "generate")
+            locks.enter_context(training_lock(workdir))
+            attention = plan.setup.attention.describe()
+            init_workdir(workdir, exp, plan.corpus, attention, plan.auto_dtype)
+            check_writable(workdir, WRITTEN_IN)
+
+        for exp, workdir, _ in plan.runs:
+            on_process_zero(functools.partial(init, exp, workdir))
+            check_shared(workdir)
+        yield

@@ -1,0 +1,208 @@
+"""A run from its settings to its results: train, evaluate, continue the prompt.
+
+The command, the library, a table of rows and a sweep all train by :func:`train_and_evaluate`.
+"""
+
+import dataclasses
+import itertools
+import math
+import os
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TextIO
+
+from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
+from txl_jax.checkpoint.errors import WorkdirError
+from txl_jax.checkpoint.loading import load
+from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
+from txl_jax.checkpoint.workdir import loaded_experiment, read_experiment
+from txl_jax.checkpoint.workdir_files import CONFIG
+from txl_jax.command_line import command_with
+from txl_jax.config import ExperimentConfig, ProtocolConfig, differing_keys
+from txl_jax.data.corpus import Corpus, corpus_from_config
+from txl_jax.evaluation.baselines import check_baselines
+from txl_jax.evaluation.evaluator import Evaluator
+from txl_jax.evaluation.scoring_run import score_split, write_evaluation
+from txl_jax.generation.write import write_continuations
+from txl_jax.messages import argument, names_flags, shown_path
+from txl_jax.parallel import processes
+from txl_jax.paths import names, path, read_text
+from txl_jax.standard_streams import stderr, stdout
+from txl_jax.training.events import Logger, closing, make_logger
+from txl_jax.training.loop import train
+from txl_jax.training.plan import check_evaluation_memory, locked_workdirs, plan_run
+from txl_jax.training.preemption import PreemptionGuard
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal stopped a run. The text says what is saved; no other run may begin after that."""
+
+    def __init__(self, received: signal.Signals, saved: str):
+        super().__init__(f"stopped by {received.name}, {saved}")
+        self.signal = received
+
+
+class FinishedRun(NamedTuple):
+    """The folders and the models of all seeds, and a line about each."""
+
+    folders: list[str]
+    models: list[TrainedModel]
+    lines: list[str]
+
+
+def train_and_evaluate(
+    exp: ExperimentConfig, workdir: str, more_loggers: Sequence[Logger] = ()
+) -> FinishedRun:
+    """Trains to the last step, evaluates the model, and continues the prompt.
+
+    A run that has begun in ``workdir`` resumes. ``more_loggers`` receive what each seed logs.
+
+    Raises :class:`Stopped` after a signal, and the errors of
+    :func:`~txl_jax.training.plan.plan_run` and :func:`~txl_jax.training.loop.train`.
+    """
+    # Made first, because a package that is not installed is an error before any work.
+    loggers = [make_logger(exp.train.wandb, *more_loggers) for _ in range(exp.train.num_seeds)]
+    models, lines = [], []
+    with PreemptionGuard() as guard:
+        plan = plan_run(exp, workdir)
+        several = len(plan.runs) > 1
+        if not several:
+            processes.on_process_zero(lambda: check_steps(plan.runs[0].exp, workdir))
+        with locked_workdirs(plan), closing(loggers):
+            outcomes = train(plan, guard, loggers)
+            for run, outcome, logger in zip(plan.runs, outcomes, loggers, strict=True):
+                if outcome.finished:
+                    settings = dataclasses.replace(run.exp, model=plan.evaluated)
+                    trained = with_settings(load(run.workdir), settings)
+                    report = (trained, plan.corpus, run.workdir, guard, logger, plan.evaluators)
+                    label = f"seed {run.exp.seed}: " if several else ""
+                    lines.append(label + evaluate_and_generate(*report))
+                    models.append(trained)
+    if guard.signal is not None:
+        begun = int(outcomes[0].state.step) > 0
+        raise Stopped(guard.signal, "saved" if begun else "before the first step, nothing to save")
+    return FinishedRun([run.workdir for run in plan.runs], models, lines)
+
+
+def check_steps(exp: ExperimentConfig, workdir: str) -> None:
+    """Raises WorkdirError if a finished run would get more steps; it has the command to continue.
+
+    The learning rate of each step depends on the number of steps, so a longer run is another run.
+    Only process 0 runs this check, so it must not wait for other processes.
+    """
+    if not path(workdir, CONFIG).exists():
+        return
+    before = read_experiment(workdir)
+    old, steps = before.train.steps, exp.train.steps
+    finished = old in CheckpointFolder(workdir).steps()
+    more = differing_keys(before.to_dict(), exp.to_dict()) == [f"train.steps: {old} -> {steps}"]
+    if steps <= old or not finished or not more:
+        return
+    given = {
+        "workdir": shown_path(f"{workdir}-{steps}"),
+        "config.train.start_from": shown_path(workdir),
+        "config.train.steps": str(steps - old),
+    }
+    if exp.optimizer.warmup_steps > steps - old:
+        given["config.optimizer.warmup_steps"] = str((steps - old) // 10)
+    how = ", ".join(itertools.starmap(argument, given.items()))
+    if names_flags():
+        how = command_with({f"--{name}": value for name, value in given.items()})
+    raise WorkdirError(
+        f"{argument('workdir', workdir)}: its run has ended after its {old:,} steps, and the"
+        f" learning rates of a run of {steps:,} steps are others. To continue from its model for"
+        f" {steps - old:,} more steps in another folder: {how}"
+    )
+
+
+def evaluate_and_generate(
+    trained: TrainedModel,
+    corpus: Corpus,
+    workdir: str,
+    guard: PreemptionGuard,
+    logger: Logger,
+    evaluators: Mapping[ProtocolConfig, Evaluator] | None = None,
+) -> str:
+    """Evaluates, generates, and returns a line with the held-out loss; "" if it was interrupted.
+
+    Process 0 sends the scores and the text to ``logger``. ``evaluators`` are those of the plan.
+    """
+    result = score_split(trained, corpus, guard.requested, evaluators)
+    if result is None:
+        return ""
+    write_evaluation(result, workdir)
+    if processes.is_process_zero():
+        scores = final_scores(result, trained.config.evaluate.split)
+        logger.metrics(trained.step, scores)
+        if trained.config.generate.length:
+            write_continuations(trained, workdir, guard.requested)
+            if guard.signal is None:
+                sample = read_text(os.path.join(workdir, "sample.txt"), "surrogateescape")
+                logger.text(trained.step, "sample", sample)
+    return f"held-out {headline(result)}"
+
+
+def final_scores(result: Mapping[str, Any], split: str) -> dict[str, float]:
+    """Returns the scores of an evaluation with the names that loggers receive."""
+    unit, rows = result["unit"], result["results"]
+    scores = {f"{split}/loss": rows[0]["loss"], f"{split}/{unit}": rows[0][unit]}
+    scores |= {f"{split}/{row['name'].replace(' ', '_')}/{unit}": row[unit] for row in rows[1:]}
+    return {name: value for name, value in scores.items() if math.isfinite(value)}
+
+
+def score_own_text(trained: TrainedModel, of_run: ExperimentConfig) -> dict[str, Any]:
+    """Checks the text and the memory, and returns the result of :func:`score_split`.
+
+    A memory longer than any of the settings ``of_run`` is noted on standard error.
+    """
+    exp = trained.config
+    check_evaluation_memory(exp)
+    print_once(longer_memory(exp, of_run), stderr())
+    corpus = processes.process_zero_first(lambda: corpus_from_config(exp.data, trained.vocab))
+    check_baselines(exp.evaluate.baselines, corpus.vocab)
+    result = score_split(trained, corpus)
+    assert result is not None
+    return result
+
+
+def longer_memory(exp: ExperimentConfig, of_run: ExperimentConfig) -> str:
+    """Returns a note if an evaluation has a longer memory than any that the run was scored with."""
+    known = max(of_run.train.mem_len, of_run.validate.mem_len, of_run.evaluate.mem_len)
+    if exp.evaluate.mem_len <= known:
+        return ""
+    return (
+        f"note: memory {exp.evaluate.mem_len:,} is longer than {known:,}, the longest of this run;"
+        f" the score may become worse, and {argument('mode', 'context')} shows the loss at every"
+        " length"
+    )
+
+
+def headline(result: Mapping[str, Any]) -> str:
+    """Returns the first score of an evaluation, with its protocol."""
+    unit, first = result["unit"], result["results"][0]
+    return f"{unit} {first[unit]:.4f} ({first['protocol']})"
+
+
+def stored_experiment(workdir: str) -> ExperimentConfig:
+    """Returns the experiment of a run that has begun in a workdir, of all its seeds.
+
+    Raises WorkdirError if there is no run, or if its settings cannot be used.
+    """
+    if path(workdir, CONFIG).exists():
+        return loaded_experiment(workdir)
+    found = [re.fullmatch(r"seed_(\d+)", name) for name in names(workdir)]
+    seeds = sorted(int(match[1]) for match in found if match)
+    if not seeds:
+        raise WorkdirError(
+            f"{argument('workdir', workdir)}: there is no run in it; start one with"
+            f" {argument('config', 'NAME')}"
+        )
+    first = loaded_experiment(os.path.join(workdir, f"seed_{seeds[0]}"))
+    return dataclasses.replace(first, train=dataclasses.replace(first.train, num_seeds=len(seeds)))
+
+
+def print_once(text: str, file: TextIO | None = None) -> None:
+    """Prints a text that is not empty in process 0, on standard output or in ``file``."""
+    if text and processes.is_process_zero():
+        print(text, file=file or stdout(), flush=True)
