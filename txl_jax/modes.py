@@ -26,7 +26,7 @@ from txl_jax.checkpoint.workdir_files import (
     register_outputs,
 )
 from txl_jax.command_line import command_for, command_with, typed_command
-from txl_jax.config import ExperimentConfig, differing_keys, override
+from txl_jax.config import ANALYSES, ExperimentConfig, differing_keys, override
 from txl_jax.data.corpus import Corpus, corpus_from_config
 from txl_jax.data.sources.source import check_not_text
 from txl_jax.data.vocab import encode_prompts
@@ -47,15 +47,11 @@ from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.preparation import check_evaluation_memory, locked_workdirs, prepare
 from txl_jax.training.run_log import closing, make_logger
 
-ANALYSIS_MODULES = {
-    "context": "txl_jax.analysis.context",
-    "attention": "txl_jax.analysis.attention_maps",
+ONE_MODEL = {
     "score": "txl_jax.evaluation.score",
     "interactive": "txl_jax.generation.interactive",
-    "speed": "txl_jax.analysis.speed",
-    "probe": "txl_jax.analysis.probe",
 }
-"""Modes that analyse one model; ``run(trained, workdir)`` of the module returns the last line."""
+"""The modules of modes that use one model as analyses do."""
 
 RESULTS = (
     *("report.html", "evaluation.json", "sample.txt", "loss.png", "metrics.jsonl", "config.json"),
@@ -63,11 +59,12 @@ RESULTS = (
 )
 """The files in the workdir of a finished run that its last lines name."""
 
-COMPARISON_MODULES = {
-    "recl": "txl_jax.analysis.recl_table",
-    "report": "txl_jax.analysis.report_page",
-}
-"""Modes that read several runs; ``run(exp, workdir)`` of the module returns the last line."""
+
+def module_of(mode: str) -> Any:
+    """Returns the module of a mode, whose function ``run`` returns the last line to print."""
+    return importlib.import_module(
+        ONE_MODEL.get(mode) or f"txl_jax.analysis.{ANALYSES[mode].module}"
+    )
 
 
 def train(exp: ExperimentConfig, workdir: str, closing_lines: bool = True) -> int:
@@ -240,7 +237,7 @@ def use_model(
     if mode == "evaluate":
         return evaluate(trained, workdir, of_run)
     if processes.is_process_zero():
-        _print(importlib.import_module(ANALYSIS_MODULES[mode]).run(trained, workdir))
+        _print(module_of(mode).run(trained, workdir))
     return 0
 
 
@@ -294,7 +291,7 @@ def compare(
     """Compares the runs that the config names for the mode; writes the results to ``workdir``."""
     exp = exp or override(ExperimentConfig(), overrides)
     if processes.is_process_zero():
-        _print(importlib.import_module(COMPARISON_MODULES[mode]).run(exp, workdir))
+        _print(module_of(mode).run(exp, workdir))
     return 0
 
 

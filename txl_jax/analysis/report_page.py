@@ -22,7 +22,7 @@ from txl_jax.analysis.results import figure_bytes, new_figure
 from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.checkpoint.workdir import read_json, read_record
 from txl_jax.checkpoint.workdir_files import CONFIG, register_outputs
-from txl_jax.config import ExperimentConfig, flatten, path_keys
+from txl_jax.config import ANALYSES, ExperimentConfig, flatten, path_keys
 from txl_jax.evaluation.baselines import DESCRIPTIONS
 from txl_jax.evaluation.protocols import is_part
 from txl_jax.evaluation.scoring_run import is_evaluation
@@ -43,17 +43,6 @@ _SIDE_PANELS = {
     "grad_norm": "gradient norm",
     "tokens_per_second": "tokens per second",
 }
-
-REPORT_SECTIONS = (
-    ("ablation", "Table of rows", "The loss of every row at every attention length, best marked."),
-    ("sweep", "Sweep", "The validation loss of every combination and seed, and the means."),
-    ("context", "Loss and context", "The loss against the length of the context."),
-    ("recl", "Relative effective context length", "Paper, appendix C."),
-    ("attention", "Attention of the heads", "Attention by distance; paper, appendix D."),
-    ("probe", "Long-range probe", "The distances at which the model finds an answer."),
-    ("speed", "Speed of evaluation", "With memory and with sliding windows; paper, table 9."),
-)
-"""The prefix of the files of each analysis, with the heading and the caption of its section."""
 
 DEFAULTS = flatten(ExperimentConfig().to_dict())
 PATHS = tuple(path_keys(ExperimentConfig))
@@ -302,7 +291,9 @@ def comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
 def analyses(workdir: str) -> list[dict[str, Any]]:
     """Returns heading, caption, images and JSON of each analysis whose files are in the workdir."""
     sections = []
-    for name, heading, caption in REPORT_SECTIONS:
+    for name, row in ANALYSES.items():
+        if not row.heading:
+            continue
         file, text = os.path.join(workdir, f"{name}.json"), ""
         if path(file).exists():
             try:
@@ -311,7 +302,7 @@ def analyses(workdir: str) -> list[dict[str, Any]]:
                 _warn(f"{file}: is damaged, and is left out of the page")
         text = text if len(text) < LARGEST_JSON else ""
         if (images := saved_figures(workdir, name)) or text:
-            section = {"heading": heading, "caption": caption, "images": images}
+            section = {"heading": row.heading, "caption": row.caption, "images": images}
             sections.append({**section, "file": os.path.basename(file), "json": text})
     return sections
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 
 from txl_jax.checkpoint.errors import WorkdirError
-from txl_jax.config import ConfigError
+from txl_jax.config import ANALYSES, ConfigError
 from txl_jax.data.sources.source import SAMPLES
 from txl_jax.files import (
     append,
@@ -35,25 +35,11 @@ AUTOTUNED = "autotuned.json"  # XLA's choices of kernels on a GPU
 LOCK, PROBE, OUTPUTS = ".lock", ".writable", ".txl_jax"
 
 
-def _figures(*names: str) -> tuple[str, ...]:
-    return tuple(f"{name}.{ending}" for name in names for ending in ("png", "svg"))
-
-
 # The results of each mode, written in its workdir at the end.
 MODE_FILES: dict[str, tuple[str, ...]] = {
     "evaluate": ("evaluation.json", "evaluations.jsonl"),
     "generate": (*SAMPLES, "samples.jsonl"),
-    "context": ("context_losses.npz", "context.json", "context.csv", *_figures("context")),
-    "recl": ("recl.json", "recl.csv", "recl_gains.csv", *_figures("recl", "recl_loss")),
-    "attention": (
-        *("attention.json", "attention.csv", "attention.npz"),
-        *_figures("attention", "attention_heads", "attention_terms"),
-    ),
-    "ablation": ("ablation.json", "ablation.csv", *_figures("ablation")),
-    "sweep": ("sweep.json", "sweep.csv", *_figures("sweep")),
-    "speed": ("speed.json",),
-    "probe": ("probe.json", "probe.csv", *_figures("probe")),
-    "report": ("report.html",),
+    **{mode: row.files for mode, row in ANALYSES.items()},
 }
 
 FILES = (
