@@ -85,6 +85,12 @@ def test_every_mode_has_its_files_named():
     }
 
 
+def test_the_row_of_an_analysis_names_its_module_and_files_that_begin_with_its_mode():
+    for mode, row in ANALYSES.items():
+        assert callable(modes.module_of(mode).run)
+        assert all(name.startswith(mode) for name in row.files)
+
+
 @pytest.mark.parametrize("mode", ["train", "generate"])
 def test_a_file_of_samples_that_cannot_be_written_is_refused_before_the_work(
     mode, tiny, tmp_path, monkeypatch

@@ -62,8 +62,9 @@ RESULTS = (
 
 def module_of(mode: str) -> Any:
     """Returns the module of a mode, whose function ``run`` returns the last line to print."""
+    row = ANALYSES.get(mode)
     return importlib.import_module(
-        ONE_MODEL.get(mode) or f"txl_jax.analysis.{ANALYSES[mode].module}"
+        f"txl_jax.analysis.{row.module or mode}" if row else ONE_MODEL[mode]
     )
 
 

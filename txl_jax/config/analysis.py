@@ -5,7 +5,6 @@ report page read it. A section of settings and its row have the name of the mode
 """
 
 import dataclasses
-from dataclasses import field
 from typing import Any, Literal, NamedTuple
 
 from txl_jax.config.bounds import ITEMS, LENGTH, ROWS, SEED, TOKENS
@@ -184,24 +183,18 @@ class ReportConfig(Section, key="report"):
 class Analysis(NamedTuple):
     """The row of an analysis."""
 
-    module: str
-    """The module in ``txl_jax/analysis`` whose function ``run`` does the work."""
-    about: str
-    """What the mode does, for the help."""
-    files: tuple[str, ...]
-    """The results, written in the workdir at the end. Their names begin with that of the mode."""
-    heading: str = ""
-    """The heading of its section on the report page; a mode without one has no section."""
-    caption: str = ""
-    """The sentence below the heading."""
-    reads: Literal["model", "runs", "config"] = "model"
-    """What ``run`` gets: a trained model, settings that name runs, or a config to train."""
-    sections: tuple[str, ...] = ()
-    """Other sections of settings that the mode reads."""
+    about: str  # what the mode does, for the help
+    files: tuple[str, ...]  # the results in the workdir; their names begin with that of the mode
+    page: tuple[str, str] | None = None  # heading and caption of its section on the report page
+    reads: Literal["model", "runs", "config"] = "model"  # what it gets; runs are named by settings
+    sections: tuple[str, ...] = ()  # other sections of settings that the mode reads
+    module: str = ""  # the module in txl_jax/analysis with ``run``, if its name is not the mode's
 
 
-def _row(*row: Any, **more: Any) -> dict[str, Analysis]:
-    return {"analysis": Analysis(*row, **more)}
+def row(section: type[Section], *values: Any, **more: Any) -> Any:
+    """Declares the section of settings of an analysis, with the values of its row."""
+    metadata = {"analysis": Analysis(*values, **more)}
+    return dataclasses.field(default_factory=section, metadata=metadata)
 
 
 def _figures(*names: str) -> tuple[str, ...]:
@@ -212,93 +205,65 @@ def _figures(*names: str) -> tuple[str, ...]:
 class Analyses(Section):
     """The sections of settings of all analyses, each with its row, and that of scoring a text."""
 
-    context: ContextConfig = field(
-        default_factory=ContextConfig,
-        metadata=_row(
-            "context",
-            "measures the loss at every length of context, and the effective length",
-            ("context_losses.npz", "context.json", "context.csv", *_figures("context")),
-            "Loss and context",
-            "The loss against the length of the context.",
-            sections=("evaluate",),
-        ),
+    context: ContextConfig = row(
+        ContextConfig,
+        "measures the loss at every length of context, and the effective length",
+        ("context_losses.npz", "context.json", "context.csv", *_figures("context")),
+        ("Loss and context", "The loss against the length of the context."),
+        sections=("evaluate",),
     )
-    recl: ReclConfig = field(
-        default_factory=ReclConfig,
-        metadata=_row(
-            "recl_table",
-            "compares the relative effective context length of several models",
-            ("recl.json", "recl.csv", "recl_gains.csv", *_figures("recl", "recl_loss")),
-            "Relative effective context length",
-            "Paper, appendix C.",
-            reads="runs",
-            sections=("context",),
-        ),
+    recl: ReclConfig = row(
+        ReclConfig,
+        "compares the relative effective context length of several models",
+        ("recl.json", "recl.csv", "recl_gains.csv", *_figures("recl", "recl_loss")),
+        ("Relative effective context length", "Paper, appendix C."),
+        reads="runs",
+        sections=("context",),
+        module="recl_table",
     )
-    attention: AttentionMapsConfig = field(
-        default_factory=AttentionMapsConfig,
-        metadata=_row(
-            "attention_maps",
-            "draws how far heads attend, and what the four terms of attention add",
-            (
-                *("attention.json", "attention.csv", "attention.npz"),
-                *_figures("attention", "attention_heads", "attention_terms"),
-            ),
-            "Attention of the heads",
-            "Attention by distance; paper, appendix D.",
+    attention: AttentionMapsConfig = row(
+        AttentionMapsConfig,
+        "draws how far heads attend, and what the four terms of attention add",
+        (
+            *("attention.json", "attention.csv", "attention.npz"),
+            *_figures("attention", "attention_heads", "attention_terms"),
         ),
+        ("Attention of the heads", "Attention by distance; paper, appendix D."),
+        module="attention_maps",
     )
-    ablation: AblationConfig = field(
-        default_factory=AblationConfig,
-        metadata=_row(
-            "ablation",
-            "trains and compares the rows of a table",
-            ("ablation.json", "ablation.csv", *_figures("ablation")),
-            "Table of rows",
-            "The loss of every row at every attention length, best marked.",
-            reads="config",
-        ),
+    ablation: AblationConfig = row(
+        AblationConfig,
+        "trains and compares the rows of a table",
+        ("ablation.json", "ablation.csv", *_figures("ablation")),
+        ("Table of rows", "The loss of every row at every attention length, best marked."),
+        reads="config",
     )
-    sweep: SweepConfig = field(
-        default_factory=SweepConfig,
-        metadata=_row(
-            "sweep",
-            "trains a grid of settings with several seeds, each run resumable, and names the best",
-            ("sweep.json", "sweep.csv", *_figures("sweep")),
-            "Sweep",
-            "The validation loss of every combination and seed, and the means.",
-            reads="config",
-        ),
+    sweep: SweepConfig = row(
+        SweepConfig,
+        "trains a grid of settings with several seeds, each run resumable, and names the best",
+        ("sweep.json", "sweep.csv", *_figures("sweep")),
+        ("Sweep", "The validation loss of every combination and seed, and the means."),
+        reads="config",
     )
-    speed: SpeedConfig = field(
-        default_factory=SpeedConfig,
-        metadata=_row(
-            "speed",
-            "times evaluation with memory against sliding windows",
-            ("speed.json",),
-            "Speed of evaluation",
-            "With memory and with sliding windows; paper, table 9.",
-        ),
+    speed: SpeedConfig = row(
+        SpeedConfig,
+        "times evaluation with memory against sliding windows",
+        ("speed.json",),
+        ("Speed of evaluation", "With memory and with sliding windows; paper, table 9."),
     )
-    score: ScoreConfig = field(default_factory=ScoreConfig)
-    probe: ProbeConfig = field(
-        default_factory=ProbeConfig,
-        metadata=_row(
-            "probe",
-            "measures how far back a model remembers a token exactly",
-            ("probe.json", "probe.csv", *_figures("probe")),
-            "Long-range probe",
-            "The distances at which the model finds an answer.",
-        ),
+    score: ScoreConfig = dataclasses.field(default_factory=ScoreConfig)
+    probe: ProbeConfig = row(
+        ProbeConfig,
+        "measures how far back a model remembers a token exactly",
+        ("probe.json", "probe.csv", *_figures("probe")),
+        ("Long-range probe", "The distances at which the model finds an answer."),
     )
-    report: ReportConfig = field(
-        default_factory=ReportConfig,
-        metadata=_row(
-            "report_page",
-            "writes one page about a run, or a comparison of several",
-            ("report.html",),
-            reads="runs",
-        ),
+    report: ReportConfig = row(
+        ReportConfig,
+        "writes one page about a run, or a comparison of several",
+        ("report.html",),
+        reads="runs",
+        module="report_page",
     )
 
 
