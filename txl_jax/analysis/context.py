@@ -22,9 +22,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from txl_jax.analysis.errors import AnalysisError
 from txl_jax.analysis.recl import Losses
-from txl_jax.analysis.results import describe_model, new_figure, show_share, write_results
+from txl_jax.analysis.results import (
+    AnalysisError,
+    describe_model,
+    new_figure,
+    show_share,
+    write_results,
+)
 from txl_jax.checkpoint.trained_model import TrainedModel, memory_shapes
 from txl_jax.config import ContextConfig, TransformerXLConfig, override
 from txl_jax.data.corpus import Corpus, corpus_from_config
