@@ -12,7 +12,7 @@ from tiny_runs import train as train_loop
 
 from txl_jax import modes
 from txl_jax.analysis import ablation
-from txl_jax.analysis.errors import AnalysisError
+from txl_jax.analysis.results import AnalysisError
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.workdir import init_workdir, with_vocab
 from txl_jax.checkpoint.workdir_files import check_writable

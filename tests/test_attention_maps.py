@@ -26,7 +26,7 @@ from txl_jax.analysis.attention_weights import (
     doubling_edges,
     segment_attention,
 )
-from txl_jax.analysis.errors import AnalysisError
+from txl_jax.analysis.results import AnalysisError
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir import with_vocab
 from txl_jax.config import override

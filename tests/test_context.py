@@ -13,8 +13,8 @@ import tiny_runs
 
 from txl_jax.analysis import context
 from txl_jax.analysis.context import effective_length, losses_by_context, target_slice
-from txl_jax.analysis.errors import AnalysisError
 from txl_jax.analysis.recl import Losses
+from txl_jax.analysis.results import AnalysisError
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir import with_vocab
 from txl_jax.config import (

@@ -14,7 +14,6 @@ from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, ExperimentConfig, GenerateConfig
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab, encode_prompt
-from txl_jax.generation.detokenise import detokenise
 from txl_jax.generation.generate import TokenChunk, generate
 from txl_jax.generation.sampling import (
     apply_repetition_penalty,
@@ -25,6 +24,7 @@ from txl_jax.generation.sampling import (
 )
 from txl_jax.generation.text import continuations
 from txl_jax.generation.utf8 import utf8_automaton
+from txl_jax.generation.write import detokenise
 from txl_jax.model.transformer_xl import TransformerXL
 
 CFG = tiny_models.config(n_layer=2)

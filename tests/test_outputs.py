@@ -1,7 +1,6 @@
 """Where results go is checked before the work, and no result is lost where it cannot be written."""
 
 import dataclasses
-import importlib
 import io
 import json
 import os
@@ -20,7 +19,7 @@ from txl_jax.checkpoint.errors import ModelFormatError, WorkdirError
 from txl_jax.checkpoint.saving import export
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir_files import CONFIG
-from txl_jax.config import ConfigError, ExperimentConfig, override
+from txl_jax.config import ANALYSES, ConfigError, ExperimentConfig, override
 from txl_jax.data.sources.probe import alphabet
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation import scoring_run
@@ -45,7 +44,7 @@ def asked_by(mode, trained):
     return dataclasses.replace(trained, vocab=vocab, config=exp)
 
 
-WRITING = sorted(modes.ANALYSIS_MODULES.keys() - {"interactive", "score"})
+WRITING = sorted(mode for mode, row in ANALYSES.items() if row.reads == "model")
 """Analyses that write in the workdir when they are done."""
 
 
@@ -64,7 +63,9 @@ def test_a_mode_that_cannot_write_its_files_is_refused_before_its_work(
             run(tmp_path / name)
 
 
-@pytest.mark.parametrize("mode", sorted(modes.COMPARISON_MODULES))
+@pytest.mark.parametrize(
+    "mode", sorted(mode for mode, row in ANALYSES.items() if row.reads == "runs")
+)
 def test_a_comparison_that_cannot_write_its_files_is_refused_before_its_work(mode, tmp_path):
     (tmp_path / CONFIG).write_text(json.dumps(ExperimentConfig().to_dict()))
     losses = Losses("a", (100, 200), np.ones((2, 3), np.float32))
@@ -73,7 +74,7 @@ def test_a_comparison_that_cannot_write_its_files_is_refused_before_its_work(mod
     last = workdir_files.MODE_FILES[mode][-1]
     (tmp_path / last).mkdir()
     with pytest.raises(WorkdirError, match=f"{last}: is a folder"):
-        importlib.import_module(modes.COMPARISON_MODULES[mode]).run(exp, str(tmp_path))
+        modes.module_of(mode).run(exp, str(tmp_path))
 
 
 def test_every_mode_has_its_files_named():
@@ -82,6 +83,12 @@ def test_every_mode_has_its_files_named():
     assert {name for names in workdir_files.MODE_FILES.values() for name in names} <= {
         *workdir_files.FILES
     }
+
+
+def test_the_row_of_an_analysis_names_its_module_and_files_that_begin_with_its_mode():
+    for mode, row in ANALYSES.items():
+        assert callable(modes.module_of(mode).run)
+        assert all(name.startswith(mode) for name in row.files)
 
 
 @pytest.mark.parametrize("mode", ["train", "generate"])

@@ -13,8 +13,8 @@ from tiny_runs import train
 
 import txl_jax
 from txl_jax.analysis import probe
-from txl_jax.analysis.errors import AnalysisError
 from txl_jax.analysis.probe import changes_prediction, measured_reach, reach
+from txl_jax.analysis.results import AnalysisError
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir import init_workdir, with_vocab
 from txl_jax.config import ConfigError, ProbeTextConfig

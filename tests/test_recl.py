@@ -16,8 +16,8 @@ import tiny_runs
 import txl_jax
 from txl_jax.analysis import context, recl_table
 from txl_jax.analysis.context import losses_by_context
-from txl_jax.analysis.errors import AnalysisError
 from txl_jax.analysis.recl import Gains, Losses, gains
+from txl_jax.analysis.results import AnalysisError
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir import init_workdir
 from txl_jax.data.corpus import corpus_from_config

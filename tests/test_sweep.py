@@ -11,7 +11,7 @@ import tiny_runs
 import txl_jax
 from txl_jax import modes
 from txl_jax.analysis import sweep as sweep_mode
-from txl_jax.analysis.errors import AnalysisError
+from txl_jax.analysis.results import AnalysisError
 from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.config import ConfigError, ExperimentConfig, override
 

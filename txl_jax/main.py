@@ -13,6 +13,7 @@ from absl import app, flags
 from txl_jax import __version__, interrupts, paths, usage
 from txl_jax.command_line import split_overrides
 from txl_jax.config import (
+    ANALYSES,
     ConfigError,
     ExperimentConfig,
     format_settings,
@@ -132,11 +133,10 @@ def run() -> int:
         if flag.value is not None and not flag.value.strip():
             raise ConfigError(f"--{flag.name}=: a value is missing; give one, or no such flag")
     mode, config = _MODE.value, _CONFIG.value
+    reads = ANALYSES[mode].reads if mode in ANALYSES else None
     if config and config.startswith("~"):
         config = str(expanded(config, "--config"))
-    if config is None and (
-        mode in ("ablation", "sweep") or (mode == "train" and _WORKDIR.value is None)
-    ):
+    if config is None and (reads == "config" or (mode == "train" and _WORKDIR.value is None)):
         raise ConfigError("--config=NAME or FILE is needed, for example --config=quickstart")
     if config is None and _WORKDIR.value is None:
         raise ConfigError(
@@ -186,7 +186,7 @@ def run() -> int:
         return modes.sweep(exp, workdir)
     if config and mode == "ablation":
         return modes.ablate(config, _overrides, workdir)
-    if mode in modes.COMPARISON_MODULES:
+    if reads == "runs":
         return modes.compare(mode, exp, _overrides, workdir)
     return modes.use_model(mode, exp, _overrides, workdir, _STEP.value)
 

@@ -5,7 +5,7 @@ import importlib
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 from absl import logging
 
@@ -14,7 +14,7 @@ from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
 from txl_jax.checkpoint.workdir_files import MODE_FILES, check_file, check_outputs, register_outputs
 from txl_jax.command_line import command_for, command_with, typed_command
-from txl_jax.config import ExperimentConfig, override
+from txl_jax.config import ANALYSES, ExperimentConfig, override
 from txl_jax.data.sources.source import check_not_text
 from txl_jax.evaluation.scoring_run import write_evaluation
 from txl_jax.generation.write import set_stream_errors, write_continuations
@@ -34,15 +34,11 @@ from txl_jax.training.run import (
 
 P = ParamSpec("P")
 
-ANALYSIS_MODULES = {
-    "context": "txl_jax.analysis.context",
-    "attention": "txl_jax.analysis.attention_maps",
+ONE_MODEL = {
     "score": "txl_jax.evaluation.score",
     "interactive": "txl_jax.generation.interactive",
-    "speed": "txl_jax.analysis.speed",
-    "probe": "txl_jax.analysis.probe",
 }
-"""Modes that analyse one model; ``run(trained, workdir)`` of the module returns the last line."""
+"""The modules of modes that use one model as analyses do."""
 
 RESULTS = (
     *("report.html", "evaluation.json", "sample.txt", "loss.png", "metrics.jsonl", "config.json"),
@@ -50,11 +46,13 @@ RESULTS = (
 )
 """The files in the workdir of a finished run that its last lines name."""
 
-COMPARISON_MODULES = {
-    "recl": "txl_jax.analysis.recl_table",
-    "report": "txl_jax.analysis.report_page",
-}
-"""Modes that read several runs; ``run(exp, workdir)`` of the module returns the last line."""
+
+def module_of(mode: str) -> Any:
+    """Returns the module of a mode, whose function ``run`` returns the last line to print."""
+    row = ANALYSES.get(mode)
+    return importlib.import_module(
+        f"txl_jax.analysis.{row.module or mode}" if row else ONE_MODEL[mode]
+    )
 
 
 def _resumable(mode: Callable[P, int]) -> Callable[P, int]:
@@ -110,7 +108,7 @@ def use_model(
     if mode == "evaluate":
         return evaluate(trained, workdir, of_run)
     if processes.is_process_zero():
-        print_once(importlib.import_module(ANALYSIS_MODULES[mode]).run(trained, workdir))
+        print_once(module_of(mode).run(trained, workdir))
     return 0
 
 
@@ -138,7 +136,7 @@ def compare(
     """Compares the runs that the config names for the mode; writes the results to ``workdir``."""
     exp = exp or override(ExperimentConfig(), overrides)
     if processes.is_process_zero():
-        print_once(importlib.import_module(COMPARISON_MODULES[mode]).run(exp, workdir))
+        print_once(module_of(mode).run(exp, workdir))
     return 0
 
 

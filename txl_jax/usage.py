@@ -5,7 +5,7 @@ import importlib.util
 from collections.abc import Iterable, Sequence
 
 from txl_jax.command_line import program
-from txl_jax.config import ConfigError, describe_settings, format_settings
+from txl_jax.config import ANALYSES, ConfigError, describe_settings, format_settings
 from txl_jax.config.loading import recipe_names
 
 MODES = {
@@ -15,14 +15,7 @@ MODES = {
     "score": "scores each line and token of any text",
     "interactive": "continues what you type, with a memory of the conversation",
     "compile": "compiles a run's programs, also for TPUs and GPUs that are absent; what they need",
-    "context": "measures the loss at every length of context, and the effective length",
-    "recl": "compares the relative effective context length of several models",
-    "attention": "draws how far heads attend, and what the four terms of attention add",
-    "ablation": "trains and compares the rows of a table",
-    "sweep": "trains a grid of settings with several seeds, each run resumable, and names the best",
-    "speed": "times evaluation with memory against sliding windows",
-    "probe": "measures how far back a model remembers a token exactly",
-    "report": "writes one page about a run, or a comparison of several",
+    **{mode: row.about for mode, row in ANALYSES.items()},
     "settings": "lists settings whose names begin with a word, for example train.",
 }
 """Every mode of the command, and what it does."""
@@ -32,8 +25,7 @@ _SECTIONS = {
     "evaluate": ("evaluate", "data", "average", "mesh"),
     "interactive": ("generate",),
     "compile": ("model", "train", "mesh"),
-    "context": ("context", "evaluate"),
-    "recl": ("recl", "context"),
+    **{mode: (mode, *row.sections) for mode, row in ANALYSES.items()},
 }
 """The sections of settings that a mode reads, where they are not those of its own name."""
 

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from txl_jax.analysis.errors import AnalysisError
-from txl_jax.analysis.results import new_figure, show_share, write_results
+from txl_jax.analysis.results import AnalysisError, new_figure, show_share, write_results
 from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.trained_model import parameter_count

@@ -21,8 +21,7 @@ import numpy as np
 from txl_jax.analysis import attention_figures as figures
 from txl_jax.analysis.attention_figures import PositionAttention
 from txl_jax.analysis.attention_weights import Averages, segment_attention
-from txl_jax.analysis.errors import AnalysisError
-from txl_jax.analysis.results import describe_model, write_results
+from txl_jax.analysis.results import AnalysisError, describe_model, write_results
 from txl_jax.checkpoint.trained_model import TrainedModel, memory_shapes
 from txl_jax.config import ExperimentConfig, ProtocolConfig
 from txl_jax.data.corpus import corpus_from_config

@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from txl_jax.analysis.errors import AnalysisError
+from txl_jax.analysis import results
 from txl_jax.analysis.recl import Losses
-from txl_jax.analysis.results import describe_model, new_figure, show_share, write_results
+from txl_jax.analysis.results import AnalysisError, describe_model, write_results
 from txl_jax.checkpoint.trained_model import TrainedModel, memory_shapes
 from txl_jax.config import ContextConfig, TransformerXLConfig, override
 from txl_jax.data.corpus import Corpus, corpus_from_config
@@ -141,7 +141,7 @@ def losses_by_context(
         groups = [(n,) for n in c.lengths] if model.memory_free else [c.lengths]
         runs = [_window_batches(model, params, text, c, group) for group in groups]
     total = sum(count for count, _ in runs)
-    batches = itertools.chain.from_iterable(results for _, results in runs)
+    batches = itertools.chain.from_iterable(found for _, found in runs)
     for done, (lengths, indices, nll) in enumerate(batches, 1):
         for length, index, values in zip(lengths, indices, nll, strict=True):
             valid = (index >= 0) & (index < losses.shape[1])
@@ -271,7 +271,7 @@ def set_length_axis(axes, c: ContextConfig) -> None:
 
 def _figure(trained: TrainedModel, result: dict[str, Any]):
     unit, c, effective = result["unit"], trained.config.context, result["effective_length"]
-    figure = new_figure()
+    figure = results.new_figure()
     axes = figure.add_subplot(ylabel=UNIT_NAMES[unit])
     axes.plot(c.lengths, [r[unit] for r in result["results"]], marker="o")
     at_least = "at least " if result["effective_is_longest"] else ""
@@ -281,7 +281,7 @@ def _figure(trained: TrainedModel, result: dict[str, Any]):
     )
     axes.axvline(effective, color="C3", linestyle="--", label=label)
     set_length_axis(axes, c)
-    show_share(axes)
+    results.show_share(axes)
     axes.legend()
     text = f"{result['label']}, {c.split} split, {result['targets']:,} targets, {describe_kind(c)}"
     axes.set_title(f"{describe_model(trained)}\n{text}", fontsize=10)

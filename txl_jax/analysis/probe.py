@@ -22,8 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from txl_jax.analysis.errors import AnalysisError
-from txl_jax.analysis.results import describe_model, new_figure, write_results
+from txl_jax.analysis.results import AnalysisError, describe_model, new_figure, write_results
 from txl_jax.checkpoint.trained_model import TrainedModel, memory_shapes
 from txl_jax.config import ProbeTextConfig, TransformerXLConfig
 from txl_jax.data.sources.probe import alphabet, draw, episodes

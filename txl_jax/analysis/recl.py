@@ -20,8 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from txl_jax import paths
-from txl_jax.analysis.errors import AnalysisError
-from txl_jax.analysis.results import write_arrays
+from txl_jax.analysis.results import AnalysisError, write_arrays
 from txl_jax.config.folders import expanded_text
 from txl_jax.messages import fields_repr
 
@@ -84,10 +83,7 @@ class Losses:
         """Reads a file of :meth:`save` without unpickling, or raises AnalysisError."""
         path = expanded_text(path, "path")
         try:
-            with (
-                paths.path(path).open("rb") as opened,
-                np.load(opened, allow_pickle=False) as file,
-            ):
+            with paths.path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 contexts = tuple(int(c) for c in file["contexts"])
                 targets = str(file.get("targets", ""))
                 nll = np.asarray(file["nll"], np.float32)

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from txl_jax.analysis import context
-from txl_jax.analysis.errors import AnalysisError
+from txl_jax.analysis import context, results
 from txl_jax.analysis.recl import Gains, Losses, gains
-from txl_jax.analysis.results import LEAST_SHARE, new_figure, show_share, write_results
+from txl_jax.analysis.results import AnalysisError, new_figure, show_share
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.tensors import parameters_hash
 from txl_jax.checkpoint.workdir import read_experiment, read_json, read_record, read_vocab
@@ -106,7 +105,7 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
         "recl": lambda: _heat_maps(group_gains, subtitle),
         "recl_loss": lambda: _curves(groups, subtitle, c),
     }
-    return write_results(workdir, last, files)
+    return results.write_results(workdir, last, files)
 
 
 def context_lengths(exp: ExperimentConfig) -> tuple[int, ...]:
@@ -350,7 +349,7 @@ def _scale(models: list[Gains]) -> float:
     absolute = np.array([model.absolute for model in models])
     best = np.unravel_index(np.triu(absolute, 1).argmax(), absolute.shape)
     relative = models[best[0]].relative[best[1:]]
-    return float(absolute[best]) * max(1.0, LEAST_SHARE / max(relative, 1e-9))
+    return float(absolute[best]) * max(1.0, results.LEAST_SHARE / max(relative, 1e-9))
 
 
 def _heat_map(axes, model: Gains, top: float):

@@ -22,7 +22,7 @@ from txl_jax.analysis.results import figure_bytes, new_figure
 from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.checkpoint.workdir import read_json, read_record
 from txl_jax.checkpoint.workdir_files import CONFIG, register_outputs
-from txl_jax.config import ExperimentConfig, flatten, path_keys
+from txl_jax.config import ANALYSES, ExperimentConfig, flatten, path_keys
 from txl_jax.evaluation.baselines import DESCRIPTIONS
 from txl_jax.evaluation.protocols import is_part
 from txl_jax.evaluation.scoring_run import is_evaluation
@@ -43,17 +43,6 @@ _SIDE_PANELS = {
     "grad_norm": "gradient norm",
     "tokens_per_second": "tokens per second",
 }
-
-REPORT_SECTIONS = (
-    ("ablation", "Table of rows", "The loss of every row at every attention length, best marked."),
-    ("sweep", "Sweep", "The validation loss of every combination and seed, and the means."),
-    ("context", "Loss and context", "The loss against the length of the context."),
-    ("recl", "Relative effective context length", "Paper, appendix C."),
-    ("attention", "Attention of the heads", "Attention by distance; paper, appendix D."),
-    ("probe", "Long-range probe", "The distances at which the model finds an answer."),
-    ("speed", "Speed of evaluation", "With memory and with sliding windows; paper, table 9."),
-)
-"""The prefix of the files of each analysis, with the heading and the caption of its section."""
 
 DEFAULTS = flatten(ExperimentConfig().to_dict())
 PATHS = tuple(path_keys(ExperimentConfig))
@@ -113,21 +102,21 @@ class RunRecord:
 
 def run(exp: ExperimentConfig, workdir: str) -> str:
     """Writes ``report.html`` in ``workdir``. Raises WorkdirError if there is no run to show."""
-    main = read_run(workdir) if path(workdir, CONFIG).exists() else None
-    others = [read_run(folder) for folder in exp.report.workdirs]
-    if main is None and not others:
+    is_run = path(workdir, CONFIG).exists()
+    runs = [read_run(folder) for folder in ([workdir] * is_run + [*exp.report.workdirs])]
+    if not runs:
         raise WorkdirError(
             f"{argument('workdir', workdir)}: there is no {CONFIG} in it; train first, or name runs"
             f" to compare with {argument('config.report.workdirs', 'RUN,RUN')}"
         )
     register_outputs(workdir, "report")
-    runs = with_distinct_folders([main, *others] if main else others)
-    main, others = (runs[0], runs[1:]) if main else (None, runs)
-    several = " and ".join(one.name for one in others) if len(others) < 4 else "runs compared"
+    runs = with_distinct_folders(runs)
+    main = runs[0] if is_run else None
+    several = " and ".join(one.name for one in runs) if len(runs) < 4 else "runs compared"
     names = main.name if main else several
     content = {
         "title": exp.report.title or names,
-        "headline": headline(main) if main else shared_protocol(others),
+        "headline": headline(main) if main else shared_protocol(runs),
         "comparison": comparison(runs) if len(runs) > 1 else None,
         "main": main,
         "results": results(main) if main else [],
@@ -195,11 +184,11 @@ def headline(one: RunRecord) -> str:
 def shared_protocol(runs: Sequence[RunRecord]) -> str:
     """Returns a line about several runs: the text and the protocol that their results share."""
     found = [result for one in runs if (result := one.main_result)]
-    labels = {result.get("label", "") for result in found}
-    protocols = {result["results"][0].get("protocol", "") for result in found}
-    if len(labels) != 1 or len(protocols) != 1:
+    about = {(r.get("label", ""), r["results"][0].get("protocol", "")) for r in found}
+    if len(about) != 1:
         return f"{len(runs)} runs"
-    return f"{len(runs)} runs, {labels.pop()}: {protocols.pop()}"
+    ((label, protocol),) = about
+    return f"{len(runs)} runs, {label}: {protocol}"
 
 
 def seed_groups(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
@@ -264,8 +253,8 @@ def table_row(result: Mapping[str, Any], row: Mapping[str, Any], **more: Any) ->
 def _targets(result: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[Any, ...]:
     """Returns what two results must share to compare: text, unit, split, part and targets."""
     protocol = row.get("protocol", "")
-    split = protocol.partition(" split")[0]
-    return result.get("source_hash"), result["unit"], split, is_part(protocol), row.get("targets")
+    part = protocol.partition(" split")[0], is_part(protocol), row.get("targets")
+    return result.get("source_hash"), result["unit"], *part
 
 
 def comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
@@ -278,13 +267,12 @@ def comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
         if (result := one.main_result) is None:
             rows.append({"name": one.folder, "protocol": "not evaluated", "marked": False})
             continue
-        row = result["results"][0]
-        seen.append(((result.get("source_hash"), result["unit"]), row.get("protocol", "")))
-        rows.append(table_row(result, row, name=one.folder, marked=seen[-1] != seen[0]))
+        seen.append(_compared(result))
+        marked = seen[-1] != seen[0]
+        rows.append(table_row(result, result["results"][0], name=one.folder, marked=marked))
     if seen:
-        means = (seeds_row(group, (*seen[0][0], seen[0][1])) for group in seed_groups(runs))
-        rows += filter(None, means)
-    kinds = zip(("texts or units", "protocols"), map(set, zip(*seen, strict=True)), strict=False)
+        rows += filter(None, (seeds_row(group, seen[0]) for group in seed_groups(runs)))
+    kinds = {"texts or units": {x[:2] for x in seen}, "protocols": {x[2] for x in seen}}
     values = [one.settings for one in runs]
     keys = sorted({key for each in values for key in each})
     settings = [(key, *(each.get(key, "") for each in values)) for key in keys]
@@ -292,7 +280,7 @@ def comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
     metrics = [(one.folder, one.metrics) for one in runs]
     return {
         "runs": [one.folder for one in runs],
-        "differing": [what for what, found in kinds if len(found) > 1],
+        "differing": [what for what, found in kinds.items() if len(found) > 1],
         "results": rows,
         "curves": curves(metrics, runs[0].unit) if same_unit else None,
         "settings": [row for row in settings if len({str(value) for value in row[1:]}) > 1],
@@ -302,7 +290,9 @@ def comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
 def analyses(workdir: str) -> list[dict[str, Any]]:
     """Returns heading, caption, images and JSON of each analysis whose files are in the workdir."""
     sections = []
-    for name, heading, caption in REPORT_SECTIONS:
+    for name, row in ANALYSES.items():
+        if row.page is None:
+            continue
         file, text = os.path.join(workdir, f"{name}.json"), ""
         if path(file).exists():
             try:
@@ -311,7 +301,7 @@ def analyses(workdir: str) -> list[dict[str, Any]]:
                 _warn(f"{file}: is damaged, and is left out of the page")
         text = text if len(text) < LARGEST_JSON else ""
         if (images := saved_figures(workdir, name)) or text:
-            section = {"heading": heading, "caption": caption, "images": images}
+            section = {"heading": row.page[0], "caption": row.page[1], "images": images}
             sections.append({**section, "file": os.path.basename(file), "json": text})
     return sections
 

@@ -1,4 +1,4 @@
-"""Writes the files of an analysis: JSON, CSV, arrays and figures."""
+"""The files of an analysis, JSON, CSV, arrays and figures, and the error that analyses raise."""
 
 import io
 import os
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from txl_jax.checkpoint.trained_model import TrainedModel, parameter_count
-from txl_jax.checkpoint.workdir_files import print_on_error
 from txl_jax.files import atomic_write, write_csv, write_json
+from txl_jax.messages import UserError
 from txl_jax.model.precision import rounding
+from txl_jax.standard_streams import stdout
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,13 +20,17 @@ if TYPE_CHECKING:
 DPI, LEAST_SHARE = 120, 0.05
 
 
+class AnalysisError(UserError, ValueError):
+    """An analysis is impossible. The message has the reason and says what to do."""
+
+
 def write_results(workdir: str, last_line: str, files: Mapping[str, Any]) -> str:
     """Writes the files of an analysis. Returns ``last_line``, or prints it if a file has an error.
 
     ``files`` maps names to contents: an object (``.json``), rows with equal keys (``.csv``) or
     arrays by name (``.npz``). A name without a suffix has a function that draws a figure, or None.
     """
-    with print_on_error(last_line):
+    try:
         for name, content in files.items():
             path = os.path.join(workdir, name)
             match os.path.splitext(name)[1]:
@@ -37,6 +42,9 @@ def write_results(workdir: str, last_line: str, files: Mapping[str, Any]) -> str
                     write_arrays(path, content)
                 case _ if content is not None:
                     save_figure(content(), workdir, name)
+    except BaseException:  # the result must not be lost
+        print(last_line, file=stdout(), flush=True)
+        raise
     return last_line
 
 

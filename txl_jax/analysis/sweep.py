@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from txl_jax import records
-from txl_jax.analysis.errors import AnalysisError
-from txl_jax.analysis.results import new_figure, show_share, write_results
+from txl_jax.analysis.results import AnalysisError, new_figure, show_share, write_results
 from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
 from txl_jax.checkpoint.workdir_files import CONFIG, register_outputs
 from txl_jax.config import ConfigError, ExperimentConfig, flatten, override

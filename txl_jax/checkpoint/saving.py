@@ -11,15 +11,15 @@ from txl_jax.checkpoint.loading import import_hub, load_workdir
 from txl_jax.checkpoint.provenance import provenance
 from txl_jax.checkpoint.tensors import flat_params
 from txl_jax.checkpoint.trained_model import TrainedModel
-from txl_jax.checkpoint.workdir import VOCAB_HASH, read_record, vocab_hash
-from txl_jax.checkpoint.workdir_files import CONFIG, FORMAT, MODEL, VOCAB
+from txl_jax.checkpoint.workdir import read_record, write_record
+from txl_jax.checkpoint.workdir_files import FORMAT, MODEL
 from txl_jax.config import ExperimentConfig, without_paths
 from txl_jax.config.arguments import names_the_nearest
 from txl_jax.config.folders import expanded_text
 from txl_jax.data.corpus import FOREIGN_VOCAB
 from txl_jax.data.sources.text import HELD_OUT, OWN_SPLITS
 from txl_jax.data.sources.tokens import NO_TEST
-from txl_jax.files import atomic_write, write_json
+from txl_jax.files import atomic_write
 from txl_jax.messages import one_line, short_repr
 from txl_jax.paths import is_remote, make_folder, names, path
 
@@ -42,9 +42,7 @@ def export(
 
 @names_the_nearest()
 def save(
-    trained: TrainedModel,
-    folder: str | os.PathLike[str],
-    record: Mapping[str, Any] | None = None,
+    trained: TrainedModel, folder: str | os.PathLike[str], record: Mapping[str, Any] | None = None
 ) -> None:
     """Writes a trained model as three files, which ``txl_jax.load(folder)`` reads.
 
@@ -67,12 +65,9 @@ def save(
     make_folder(folder)
     metadata = {"format": "txl_jax", "version": str(FORMAT), "step": str(trained.step)}
     atomic_write(os.path.join(folder, MODEL), to_bytes(flat_params(trained.params), metadata))
-    write_json(os.path.join(folder, VOCAB), trained.vocab.to_json())
     if record is None:
         record = {**trained.config.to_dict(), "provenance": provenance()}
-    described = {**record.get("corpus", {}), VOCAB_HASH: vocab_hash(trained.vocab)}
-    record = {**record, "corpus": described}
-    write_json(os.path.join(folder, CONFIG), _without_paths(record))
+    write_record(folder, _without_paths(record), trained.vocab)
 
 
 @names_the_nearest()

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from txl_jax.checkpoint.errors import WorkdirError
@@ -80,6 +81,13 @@ def describe_corpus(corpus: Corpus) -> dict[str, Any]:
     """Returns the description of the corpus for ``config.json``."""
     described = {"name": corpus.name, "source_hash": corpus.source_hash, **dict(corpus.info)}
     return {**described, VOCAB_HASH: vocab_hash(corpus.vocab)}
+
+
+def write_record(folder: str, record: Mapping[str, Any], vocab: Vocab) -> None:
+    """Writes ``vocab.json`` and then the record of a model whose parameters are in the folder."""
+    write_json(os.path.join(folder, VOCAB), vocab.to_json())
+    described = {**record.get("corpus", {}), VOCAB_HASH: vocab_hash(vocab)}
+    write_json(os.path.join(folder, CONFIG), {**record, "corpus": described})
 
 
 def vocab_hash(vocab: Vocab) -> str:

@@ -9,21 +9,13 @@ import itertools
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator
 
 from txl_jax.checkpoint.errors import WorkdirError
-from txl_jax.config import ConfigError
+from txl_jax.config import ANALYSES, ConfigError
 from txl_jax.data.sources.source import SAMPLES
-from txl_jax.files import (
-    append,
-    atomic_write,
-    parse_json_object,
-    write_failure_reason,
-    written_as,
-)
+from txl_jax.files import append, atomic_write, parse_json_object, write_failure_reason, written_as
 from txl_jax.messages import argument, short_repr, shown_path
 from txl_jax.paths import absolute, is_remote, make_folder, names, path
-from txl_jax.standard_streams import stdout
 
 FORMAT = 2  # the version of checkpoints and exported models; this program reads no other one
 
@@ -35,25 +27,11 @@ AUTOTUNED = "autotuned.json"  # XLA's choices of kernels on a GPU
 LOCK, PROBE, OUTPUTS = ".lock", ".writable", ".txl_jax"
 
 
-def _figures(*names: str) -> tuple[str, ...]:
-    return tuple(f"{name}.{ending}" for name in names for ending in ("png", "svg"))
-
-
 # The results of each mode, written in its workdir at the end.
 MODE_FILES: dict[str, tuple[str, ...]] = {
     "evaluate": ("evaluation.json", "evaluations.jsonl"),
     "generate": (*SAMPLES, "samples.jsonl"),
-    "context": ("context_losses.npz", "context.json", "context.csv", *_figures("context")),
-    "recl": ("recl.json", "recl.csv", "recl_gains.csv", *_figures("recl", "recl_loss")),
-    "attention": (
-        *("attention.json", "attention.csv", "attention.npz"),
-        *_figures("attention", "attention_heads", "attention_terms"),
-    ),
-    "ablation": ("ablation.json", "ablation.csv", *_figures("ablation")),
-    "sweep": ("sweep.json", "sweep.csv", *_figures("sweep")),
-    "speed": ("speed.json",),
-    "probe": ("probe.json", "probe.csv", *_figures("probe")),
-    "report": ("report.html",),
+    **{mode: row.files for mode, row in ANALYSES.items()},
 }
 
 FILES = (
@@ -172,16 +150,6 @@ def check_file(key: str, file: str | None) -> None:
             f"config key {key} = {shown_path(file)!r}: cannot be written ({error.strerror}); name a"
             " file in a folder that exists and can be written"
         ) from error
-
-
-@contextlib.contextmanager
-def print_on_error(result: str) -> Iterator[None]:
-    """Prints a result if the block that writes its files fails, so that the result is not lost."""
-    try:
-        yield
-    except BaseException:
-        print(result, file=stdout(), flush=True)
-        raise
 
 
 def _try_writing(folder: str) -> None:

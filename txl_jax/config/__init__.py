@@ -7,6 +7,7 @@ devices or a trained model are made later, in the modules that read them.
 """
 
 from txl_jax.config.analysis import (
+    ANALYSES,
     AblationConfig,
     AttentionMapsConfig,
     ContextConfig,
@@ -15,6 +16,7 @@ from txl_jax.config.analysis import (
     ReportConfig,
     ScoreConfig,
     SpeedConfig,
+    SweepConfig,
 )
 from txl_jax.config.changes import FREE_TO_CHANGE, differing_keys, from_record, override
 from txl_jax.config.data import DataConfig, ProbeTextConfig
@@ -37,12 +39,12 @@ from txl_jax.config.training import (
     LossConfig,
     MeshConfig,
     OptimizerConfig,
-    SweepConfig,
     TrainConfig,
     longest_segment,
 )
 
 __all__ = [
+    "ANALYSES",
     "FREE_TO_CHANGE",
     "AblationConfig",
     "AttentionForm",

@@ -1,14 +1,23 @@
-"""The settings of the analyses of a trained model; none of them changes the trained state.
+"""The analyses: the settings of each, and its row in a table; none changes a trained state.
 
-Each section has the name of its mode.
+:class:`Analyses` is the table. The command, its help, the list of the files in a workdir and the
+report page read it. A section of settings and its row have the name of the mode.
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
-from txl_jax.config.bounds import LENGTH, ROWS, SEED, TOKENS
+from txl_jax.config.bounds import ITEMS, LENGTH, ROWS, SEED, TOKENS
 from txl_jax.config.evaluation import Split
-from txl_jax.config.fields import Section, at_least, file_path, free_text, rising, setting
+from txl_jax.config.fields import (
+    Section,
+    at_least,
+    file_path,
+    free_text,
+    named_values,
+    rising,
+    setting,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,6 +113,16 @@ class AblationConfig(Section, key="ablation"):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepConfig(Section, key="sweep"):
+    """Settings of training a grid of settings (``--mode=sweep``, analysis/sweep.py)."""
+
+    grid: dict[str, Any] = named_values()  # noqa: RUF009
+    """Values of each setting of the grid, sweep.grid.KEY=VALUE,VALUE."""
+    seeds: int = at_least(1, 1, ITEMS)
+    """Number of seeds of each combination, from seed on."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoreConfig(Section, key="score"):
     """Settings of scoring any text (``--mode=score``, evaluation/score.py)."""
 
@@ -159,3 +178,96 @@ class ReportConfig(Section, key="report"):
     """Workdirs of other runs to compare on the page."""
     title: str = free_text("")
     """Title of the page; an empty title takes the experiment's name."""
+
+
+class Analysis(NamedTuple):
+    """The row of an analysis."""
+
+    about: str  # what the mode does, for the help
+    files: tuple[str, ...]  # the results in the workdir; their names begin with that of the mode
+    page: tuple[str, str] | None = None  # heading and caption of its section on the report page
+    reads: Literal["model", "runs", "config"] = "model"  # what it gets; runs are named by settings
+    sections: tuple[str, ...] = ()  # other sections of settings that the mode reads
+    module: str = ""  # the module in txl_jax/analysis with ``run``, if its name is not the mode's
+
+
+def row(section: type[Section], *values: Any, **more: Any) -> Any:
+    """Declares the section of settings of an analysis, with the values of its row."""
+    metadata = {"analysis": Analysis(*values, **more)}
+    return dataclasses.field(default_factory=section, metadata=metadata)
+
+
+def _figures(*names: str) -> tuple[str, ...]:
+    return tuple(f"{name}.{ending}" for name in names for ending in ("png", "svg"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Analyses(Section):
+    """The sections of settings of all analyses, each with its row, and that of scoring a text."""
+
+    context: ContextConfig = row(
+        ContextConfig,
+        "measures the loss at every length of context, and the effective length",
+        ("context_losses.npz", "context.json", "context.csv", *_figures("context")),
+        ("Loss and context", "The loss against the length of the context."),
+        sections=("evaluate",),
+    )
+    recl: ReclConfig = row(
+        ReclConfig,
+        "compares the relative effective context length of several models",
+        ("recl.json", "recl.csv", "recl_gains.csv", *_figures("recl", "recl_loss")),
+        ("Relative effective context length", "Paper, appendix C."),
+        reads="runs",
+        sections=("context",),
+        module="recl_table",
+    )
+    attention: AttentionMapsConfig = row(
+        AttentionMapsConfig,
+        "draws how far heads attend, and what the four terms of attention add",
+        (
+            *("attention.json", "attention.csv", "attention.npz"),
+            *_figures("attention", "attention_heads", "attention_terms"),
+        ),
+        ("Attention of the heads", "Attention by distance; paper, appendix D."),
+        module="attention_maps",
+    )
+    ablation: AblationConfig = row(
+        AblationConfig,
+        "trains and compares the rows of a table",
+        ("ablation.json", "ablation.csv", *_figures("ablation")),
+        ("Table of rows", "The loss of every row at every attention length, best marked."),
+        reads="config",
+    )
+    sweep: SweepConfig = row(
+        SweepConfig,
+        "trains a grid of settings with several seeds, each run resumable, and names the best",
+        ("sweep.json", "sweep.csv", *_figures("sweep")),
+        ("Sweep", "The validation loss of every combination and seed, and the means."),
+        reads="config",
+    )
+    speed: SpeedConfig = row(
+        SpeedConfig,
+        "times evaluation with memory against sliding windows",
+        ("speed.json",),
+        ("Speed of evaluation", "With memory and with sliding windows; paper, table 9."),
+    )
+    score: ScoreConfig = dataclasses.field(default_factory=ScoreConfig)
+    probe: ProbeConfig = row(
+        ProbeConfig,
+        "measures how far back a model remembers a token exactly",
+        ("probe.json", "probe.csv", *_figures("probe")),
+        ("Long-range probe", "The distances at which the model finds an answer."),
+    )
+    report: ReportConfig = row(
+        ReportConfig,
+        "writes one page about a run, or a comparison of several",
+        ("report.html",),
+        reads="runs",
+        module="report_page",
+    )
+
+
+ANALYSES: dict[str, Analysis] = {
+    one.name: one.metadata["analysis"] for one in dataclasses.fields(Analyses) if one.metadata
+}
+"""The row of every analysis, by the name of its mode."""

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Any, NamedTuple
 
-from txl_jax.config import analysis, training
+from txl_jax.config import training
+from txl_jax.config.analysis import Analyses
 from txl_jax.config.bounds import SEED
 from txl_jax.config.combinations import check_combinations
 from txl_jax.config.data import DataConfig
@@ -20,15 +21,8 @@ from txl_jax.config.nested import replace_nested, unknown_key
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExperimentConfig(Section):
-    """All settings of an experiment; settings that contradict each other raise ConfigError.
-
-    Example:
-      >>> import txl_jax
-      >>> exp = txl_jax.ExperimentConfig.from_dict({"seed": 3, "train": {"steps": 500}})
-      >>> exp.train.steps, exp.optimizer.name
-      (500, 'adam')
-    """
+class _RunConfig(Section):
+    """The settings of training, evaluation and generation."""
 
     name: str = free_text("experiment")
     """Name of the experiment in tables and reports."""
@@ -48,15 +42,18 @@ class ExperimentConfig(Section):
     generate: GenerateConfig = field(default_factory=GenerateConfig)
     checkpoint: training.CheckpointConfig = field(default_factory=training.CheckpointConfig)
     mesh: training.MeshConfig = field(default_factory=training.MeshConfig)
-    context: analysis.ContextConfig = field(default_factory=analysis.ContextConfig)
-    recl: analysis.ReclConfig = field(default_factory=analysis.ReclConfig)
-    attention: analysis.AttentionMapsConfig = field(default_factory=analysis.AttentionMapsConfig)
-    ablation: analysis.AblationConfig = field(default_factory=analysis.AblationConfig)
-    sweep: training.SweepConfig = field(default_factory=training.SweepConfig)
-    speed: analysis.SpeedConfig = field(default_factory=analysis.SpeedConfig)
-    score: analysis.ScoreConfig = field(default_factory=analysis.ScoreConfig)
-    probe: analysis.ProbeConfig = field(default_factory=analysis.ProbeConfig)
-    report: analysis.ReportConfig = field(default_factory=analysis.ReportConfig)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExperimentConfig(Analyses, _RunConfig):
+    """All settings of an experiment; settings that contradict each other raise ConfigError.
+
+    Example:
+      >>> import txl_jax
+      >>> exp = txl_jax.ExperimentConfig.from_dict({"seed": 3, "train": {"steps": 500}})
+      >>> exp.train.steps, exp.optimizer.name
+      (500, 'adam')
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -139,12 +139,13 @@ class Section:
 @functools.cache
 def sentences(cls: type) -> dict[str, str]:
     """Returns the documentation of each field, which is the string below it in the source."""
-    (definition,) = ast.parse(inspect.getsource(cls)).body
     docs: dict[str, str] = {}
-    for pair in itertools.pairwise(typing.cast(ast.ClassDef, definition).body):
-        match pair:
-            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                docs[name] = " ".join(text.split())
+    for base in cls.__mro__[: cls.__mro__.index(Section)]:
+        (definition,) = ast.parse(inspect.getsource(base)).body
+        for pair in itertools.pairwise(typing.cast(ast.ClassDef, definition).body):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    docs[name] = " ".join(text.split())
     return docs
 
 

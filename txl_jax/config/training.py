@@ -181,16 +181,6 @@ def longest_segment(seg_len: int, std: float) -> int:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SweepConfig(Section, key="sweep"):
-    """Settings of training a grid of settings (``--mode=sweep``, analysis/sweep.py)."""
-
-    grid: dict[str, Any] = named_values()  # noqa: RUF009
-    """Values of each setting of the grid, sweep.grid.KEY=VALUE,VALUE."""
-    seeds: int = at_least(1, 1, ITEMS)
-    """Number of seeds of each combination, from seed on."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(Section, key="checkpoint"):
     """Settings of saving and keeping checkpoints."""
 

@@ -13,14 +13,8 @@ from txl_jax.checkpoint.loading import load_exported
 from txl_jax.checkpoint.provenance import provenance
 from txl_jax.checkpoint.saving import require_empty_folder
 from txl_jax.checkpoint.trained_model import param_shapes
-from txl_jax.checkpoint.workdir import (
-    VOCAB_HASH,
-    describe_corpus,
-    read_json,
-    read_record,
-    vocab_hash,
-)
-from txl_jax.checkpoint.workdir_files import CHECKPOINTS, CONFIG, VOCAB, check_path
+from txl_jax.checkpoint.workdir import describe_corpus, read_json, read_record, write_record
+from txl_jax.checkpoint.workdir_files import CHECKPOINTS, CONFIG, check_path
 from txl_jax.config import (
     CheckpointConfig,
     ExperimentConfig,
@@ -40,7 +34,6 @@ from txl_jax.convert.shards import is_huggingface, model_in
 from txl_jax.convert.tensorflow import config_from_tensorflow, is_parameter, params_from_tensorflow
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.vocab import Vocab
-from txl_jax.files import write_json
 from txl_jax.parallel.device_memory import Work, check_arrays
 from txl_jax.paths import is_remote, make_folder
 
@@ -181,25 +174,21 @@ def _check_authors(source: str, tensors: Mapping[str, Any], args: Mapping[str, A
 
 
 def _constructor_args(r: Request, name: str, stored: files.Stored | None) -> dict[str, Any]:
-    given = r.args or {}
+    found, config = stored.args if stored else None, os.path.join(_folder(r.source), CONFIG)
     if name == "huggingface":
-        config = os.path.join(_folder(r.source), CONFIG)
-        if os.path.isfile(config):
-            return {**read_json(config), **given}
-        if r.args is None:
-            what = "the tensors are Hugging Face's, and their config.json is missing"
-            raise ModelFormatError(f"{config}: {what}; get it too, or give its content as args")
-        return dict(given)
-    if stored:
-        if stored.args is None and r.args is None:
-            raise ModelFormatError(f"{r.source}: has no model_config; give the constructor's args")
-        return {**(stored.args or {}), **given}
-    if r.args is None:
-        raise ModelFormatError(
+        found = read_json(config) if os.path.isfile(config) else None
+        why = f"{config}: the tensors are Hugging Face's, and their config.json is missing"
+        missing = f"{why}; get it too, or give its content as args"
+    elif stored:
+        missing = f"{r.source}: has no model_config; give the constructor's args"
+    else:
+        missing = (
             f"{r.source}: format {name} needs args, the constructor's arguments: n_token, n_layer,"
             " n_head, d_model, d_head, d_inner and all that differ from the constructor's defaults"
         )
-    return dict(given)
+    if found is None and r.args is None:
+        raise ModelFormatError(missing)
+    return {**(found or {}), **(r.args or {})}
 
 
 def _tensor_file(source: str) -> str:
@@ -290,7 +279,5 @@ def _write(
     with Checkpoints(workdir, CheckpointConfig()) as checkpoints:
         on_device = jax.tree.map(jax.numpy.asarray, params)
         checkpoints.save_params(origin["step"], on_device, {"config": config})
-    write_json(os.path.join(workdir, VOCAB), vocab.to_json())
-    described = {**described, VOCAB_HASH: vocab_hash(vocab)}
     made = {"corpus": described, "provenance": {**provenance(), "converted": origin}}
-    write_json(os.path.join(workdir, CONFIG), {**config, **made})
+    write_record(workdir, {**config, **made}, vocab)

@@ -21,14 +21,8 @@ from txl_jax.data.batch import Batch, make_batch, warm_up_batches
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import batch_on_device, prefetch
 from txl_jax.data.sentences import AnyStreams, Split, ordered_streams
-from txl_jax.evaluation.dynamic import (
-    Learner,
-    Params,
-    Rates,
-    add_squares,
-    rates_of,
-    score_and_learn,
-)
+from txl_jax.evaluation import dynamic
+from txl_jax.evaluation.dynamic import Learner, Params, Rates
 from txl_jax.evaluation.protocols import keeps_cache, under_protocol
 from txl_jax.model import self_check
 from txl_jax.model.kernels.choice import compiler_options
@@ -144,7 +138,7 @@ class Evaluator:
             self._training = EvaluationBatches(train, protocol, self._shardings)
         self._programs = _programs(self.model.cfg, mesh, protocol.temperature == 1, t)
         self._temperature = np.float32(protocol.temperature)
-        self._rates = rates_of(protocol.dynamic)
+        self._rates = dynamic.rates_of(protocol.dynamic)
         self._score = Checked(self._programs.score, work)
         self._learn = Checked(self._programs.score_and_learn, work)
 
@@ -202,7 +196,7 @@ class Evaluator:
 
     def lower_before(self, params: Params) -> dict[str, Callable[[], jax.stages.Lowered]]:
         """Returns functions that lower the programs before the first segment, by name."""
-        programs, mems = self._programs, self._empty_memory_shapes()
+        programs, mems = self._programs, self._placed(jax.eval_shape(self._init_mems))
         found: dict[str, Callable[[], jax.stages.Lowered]] = {}
         if keeps_cache(self.model.cfg, self.protocol):
             found["cache"] = functools.partial(programs.init_cache.lower, params, mems)
@@ -222,13 +216,10 @@ class Evaluator:
 
     def first_memory_shapes(self, params: Params) -> Any:
         """Returns the shapes and shardings of the memory or cache before the first segment."""
-        if not keeps_cache(self.model.cfg, self.protocol):
-            return self._empty_memory_shapes()
-        mems = jax.eval_shape(self._init_mems)
-        return self._placed(jax.eval_shape(self._programs.init_cache, params, mems))
-
-    def _empty_memory_shapes(self) -> Any:
-        return self._placed(jax.eval_shape(self._init_mems))
+        mems: Any = jax.eval_shape(self._init_mems)
+        if keeps_cache(self.model.cfg, self.protocol):
+            mems = jax.eval_shape(self._programs.init_cache, params, mems)
+        return self._placed(mems)
 
     def _placed(self, mems: Any) -> Any:
         place = lambda x, sharding: x.update(sharding=sharding)
@@ -300,7 +291,7 @@ def _programs(
         return *constrain(sums, whole), constrain(mems, _memory_shardings(place, mems))
 
     def learn(learner: Learner, batch: Batch, mems: Memory, rates: Rates):
-        return score_and_learn(learner, batch, mems, model, rates)
+        return dynamic.score_and_learn(learner, batch, mems, model, rates)
 
     def init_cache(params: Params, mems: Memory) -> Cache:
         cache: Any = model.apply({"params": params}, mems, seg_len=seg_len, method="init_cache")
@@ -322,7 +313,7 @@ def _programs(
             compiler_options=compiler_options(mesh),
         ),
         jax.jit(
-            functools.partial(add_squares, model=model),
+            functools.partial(dynamic.add_squares, model=model),
             in_shardings=(None, None, rows, mems),
             out_shardings=(None, mems),
             compiler_options=compiler_options(mesh),

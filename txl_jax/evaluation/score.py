@@ -62,20 +62,15 @@ def run(trained: TrainedModel, workdir: str) -> str:
         size, path = len(trained.vocab), existing_path(c.path, data_folder(), "score.path")
         score = score_documents(trained, read_documents(path, trained.config.data, size))
     else:
-        score = _score_lines_of_file(trained)
+        name = "standard input" if c.path == "-" else shown_path(c.path)
+        text = _text(c.path, any_bytes=trained.vocab.kind == "byte")
+        lines = io.StringIO(text, newline="\n").readlines()  # no splits at form feeds
+        other = f"{argument('config.score.path', 'FILE')}, or give a text on standard input"
+        score = score_any_text(trained, lines, name, f"name another file with {other}")
     print(score, file=stderr(), flush=True)
     rows = [line_record(trained.vocab, n, line, c) for n, line in enumerate(score.lines, 1)]
     _write(rows, c.json)
     return ""
-
-
-def _score_lines_of_file(trained: TrainedModel) -> "TextScore":
-    c = trained.config.score
-    name = "standard input" if c.path == "-" else shown_path(c.path)
-    text = _text(c.path, any_bytes=trained.vocab.kind == "byte")
-    lines = io.StringIO(text, newline="\n").readlines()  # no splits at form feeds
-    other = f"{argument('config.score.path', 'FILE')}, or give a text on standard input"
-    return score_any_text(trained, lines, name, f"name another file with {other}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from txl_jax.checkpoint.trained_model import memory_shapes, param_shapes
 from txl_jax.config import GenerateConfig, TransformerXLConfig
 from txl_jax.generation.sampling import Sampling, apply_repetition_penalty, sample, sampling_of
 from txl_jax.generation.utf8 import Automaton
@@ -77,7 +78,7 @@ def check_memory(cfg: TransformerXLConfig, c: GenerateConfig, prompts: int = 1) 
     rows = compiled_rows(prompts * c.samples)
     past: Any = jax.ShapeDtypeStruct((rows, c.mem_len), np.int32)
     if not cfg.memory_free:
-        past = jax.eval_shape(lambda: TransformerXL(cfg).init_mems(rows, c.mem_len))
+        past = memory_shapes(cfg, rows, c.mem_len)
     words = jax.ShapeDtypeStruct((rows, cfg.vocab_size or 0), np.float32)
     check_arrays(_WORK, (past, words))
 
@@ -163,16 +164,13 @@ def lower_programs(
 ) -> dict[str, Callable[[], jax.stages.Lowered]]:
     """Returns functions that lower the programs of one prompt, for the one device of a mesh."""
     cfg = _limited(cfg)
-    (extend, read, project), model = _programs(cfg, mesh), TransformerXL(cfg, mesh)
+    extend, read, project = _programs(cfg, mesh)
     rows, whole = compiled_rows(c.samples), NamedSharding(mesh, PartitionSpec())
     place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole)
     shape: Any = functools.partial(jax.ShapeDtypeStruct, sharding=whole)
     ids = shape((rows,), np.int32)
-    mems = jax.tree.map(place, jax.eval_shape(lambda: model.init_mems(rows, c.mem_len)))
-    tokens = jax.ShapeDtypeStruct((1, 1), np.int32)
-    init = functools.partial(model.init, jax.random.key(0))
-    one_row = jax.eval_shape(lambda: model.init_mems(1, 0 if cfg.memory_free else 1))
-    params = jax.tree.map(place, jax.eval_shape(init, tokens, one_row)["params"])
+    mems = jax.tree.map(place, memory_shapes(cfg, rows, c.mem_len))
+    params = jax.tree.map(place, param_shapes(cfg))
     programs: dict[str, Callable[[], jax.stages.Lowered]] = {}
     if cfg.memory_free:
         width = min(c.mem_len, cfg.n_positions or c.mem_len)

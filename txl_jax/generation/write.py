@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,13 +17,20 @@ from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import GenerateConfig
 from txl_jax.data.vocab import Text, encode_prompts
 from txl_jax.files import atomic_write
-from txl_jax.generation.detokenise import detokenise
 from txl_jax.generation.prompts import prompt_key, read_prompts
 from txl_jax.generation.sampling import SETTINGS
 from txl_jax.generation.text import Continuation, continuations, printable, prompt_text
 from txl_jax.records import append_new
 from txl_jax.standard_streams import stderr, stdout
 from txl_jax.units import UNIT_NAMES, format_value, in_unit
+
+_REPLACEMENTS = [
+    (re.compile(r" @([-,.–])@ "), r"\1"),
+    (re.compile(r'" ?([^"\n]*?) ?"'), r'"\1"'),
+    (re.compile(r" ([,.;:!?%)\]}…]|'(?:s|S|re|ve|ll|d|m|t)\b|n't\b)"), r"\1"),
+    (re.compile(r"([(\[{$£€#]) "), r"\1"),
+]
+"""Patterns of WikiText's tokens, and the ordinary text for each."""
 
 
 def write_continuations(
@@ -109,6 +117,17 @@ def _continue_batch(
         loss_text = f"{format_value(loss, unit)} {UNIT_NAMES[unit]} under the model"
         print(f"{speed} (compilation included); {loss_text}", file=stderr(), flush=True)
     return rows
+
+
+def detokenise(text: str) -> str:
+    """Restores the text before WikiText's tokenisation, line by line.
+
+    ``10 @,@ 000`` becomes 10,000, and ``well @-@ known`` becomes well-known. Spaces around
+    punctuation are removed. The function guesses which of two quotation marks is the opening one.
+    """
+    for pattern, replacement in _REPLACEMENTS:
+        text = pattern.sub(replacement, text)
+    return text
 
 
 def formatted(text: str, c: GenerateConfig) -> str:
