@@ -8,7 +8,7 @@ import pytest
 import txl_jax
 from txl_jax.data.batch import warm_up_batches
 from txl_jax.data.feed import training_batch
-from txl_jax.data.sentences import ordered_streams, shuffled_streams
+from txl_jax.data.streams import ordered_streams, shuffled_streams
 
 V = 40
 LENGTHS = np.random.default_rng(1).integers(2, 30, 200)  # of pieces
@@ -20,7 +20,7 @@ def text():
 
 def documents(shared):
     starts = np.cumsum([0, *LENGTHS[:-1]])
-    return txl_jax.Documents(text(), starts, shared)
+    return txl_jax.Pieces(text(), starts, shared)
 
 
 def sentences(times=1):
@@ -31,7 +31,7 @@ def sentences(times=1):
     tokens[offsets] = 0
     if times == 2:
         tokens[offsets[1:] - 1] = 0
-    return txl_jax.Sentences(tokens, offsets)
+    return txl_jax.Pieces(tokens, offsets[:-1], True, "sentences")
 
 
 TEXTS = {

@@ -30,8 +30,8 @@ from txl_jax.config import (
     override,
 )
 from txl_jax.data.corpus import corpus_from_config
-from txl_jax.data.documents import Documents
-from txl_jax.data.sentences import Sentences, Split, ordered_streams
+from txl_jax.data.pieces import Pieces, Split
+from txl_jax.data.streams import ordered_streams
 from txl_jax.evaluation.evaluator import Evaluator, segment_bar
 from txl_jax.messages import argument
 from txl_jax.model.precision import arithmetic_record
@@ -220,11 +220,9 @@ def first_targets(split: Split, n: int) -> Split:
     """Returns the first n targets of a split, in whole sentences or documents; 0 is all."""
     if not n:
         return split
-    if isinstance(split, Sentences):
-        ends = split.offsets[1:] - split.offsets[0]
-        return split[: max(1, int(np.searchsorted(ends, n, side="right")))]
-    if isinstance(split, Documents):
-        return split.part(0, max(1, int(np.searchsorted(split.starts, n, side="right")) - 1))
+    if isinstance(split, Pieces):
+        ends = split.edges(np.arange(1, len(split) + 1))
+        return split.part(0, max(1, int(np.searchsorted(ends, n, side="right"))))
     return split[: n + 1]
 
 

@@ -26,8 +26,8 @@ from txl_jax.analysis.results import describe_model, write_results
 from txl_jax.checkpoint.trained_model import TrainedModel, memory_shapes
 from txl_jax.config import ExperimentConfig, ProtocolConfig
 from txl_jax.data.corpus import corpus_from_config
-from txl_jax.data.documents import running_text
-from txl_jax.data.streams import Streams
+from txl_jax.data.pieces import running_text
+from txl_jax.data.streams import Streams, ordered_streams
 from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import describe, under_protocol
 from txl_jax.evaluation.scoring_run import vocab_note
@@ -199,8 +199,8 @@ class AttentionReader:
     def _streams(self, tokens: np.ndarray, name: str) -> tuple[Streams, int]:
         """Returns the streams of the text, and the number of segments without padding."""
         p, size = self.protocol, self._model.cfg.vocab_size
-        build = functools.partial(Streams, name=name, vocab_size=size, context_len=p.context_len)
-        streams = build(tokens, p.batch_size, p.seg_len)
+        options: Any = {"name": name, "vocab_size": size, "context_len": p.context_len}
+        streams = ordered_streams(tokens, p.batch_size, p.seg_len, **options)
         before_last = (p.batch_size - 1) * streams.targets_per_stream  # the last stream is shortest
         return streams, max(0, streams.n_targets - before_last) // p.seg_len
 

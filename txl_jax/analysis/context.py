@@ -28,8 +28,7 @@ from txl_jax.analysis.results import describe_model, new_figure, show_share, wri
 from txl_jax.checkpoint.trained_model import TrainedModel, memory_shapes
 from txl_jax.config import ContextConfig, TransformerXLConfig, override
 from txl_jax.data.corpus import Corpus, corpus_from_config
-from txl_jax.data.documents import running_text
-from txl_jax.data.sentences import Sentences
+from txl_jax.data.pieces import Pieces, running_text
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import under_protocol
@@ -74,9 +73,9 @@ def run(trained: TrainedModel, workdir: str) -> str:
     return write_results(workdir, last, files)
 
 
-def check(model: TransformerXLConfig, tokens: np.ndarray | Sentences, c: ContextConfig) -> None:
+def check(model: TransformerXLConfig, tokens: np.ndarray | Pieces, c: ContextConfig) -> None:
     """Raises AnalysisError if the text is too short, or the model has too few positions."""
-    if isinstance(tokens, Sentences):
+    if isinstance(tokens, Pieces):
         raise AnalysisError(
             "contexts are measured on a continuous text, but this corpus has unordered sentences"
             " (lm1b); set data.name to another corpus"

@@ -27,11 +27,12 @@ from txl_jax.checkpoint.workdir_files import check_file
 from txl_jax.config import ConfigError, ScoreConfig, TransformerXLConfig
 from txl_jax.config.folders import data_folder
 from txl_jax.data.batch import Batch, make_batch
-from txl_jax.data.documents import separator_ends
 from txl_jax.data.errors import DataError
+from txl_jax.data.pieces import separator_ends
+from txl_jax.data.rows import separate_rows
 from txl_jax.data.sources.source import check_not_text, existing_path
 from txl_jax.data.sources.tokens import SUFFIXES, read_documents
-from txl_jax.data.streams import read_segment
+from txl_jax.data.streams import Streams
 from txl_jax.data.symbols import readable
 from txl_jax.data.vocab import Text, Vocab, encode_text, line_end, separator_ids
 from txl_jax.files import decode_text, name_in_os_errors
@@ -227,16 +228,14 @@ def _score_batch(
     rows = compiled_rows(len(texts))
     check_arrays(_WORK, memory_shapes(cfg, rows, c.mem_len))
     mems = model.init_mems(rows, 0 if cfg.memory_free else c.mem_len)
-    ends = {n: len(texts[n]) - 1 if n < len(texts) else 0 for n in range(rows)}
-    read, context_len = lambda row, i, j: texts[row][i:j], _context_len(cfg, c)
+    streams = Streams(separate_rows(texts, rows), c.seg_len, _context_len(cfg, c))
     parts = [np.zeros((rows, 0), np.float32)]
-    for start in range(0, max(ends.values()), c.seg_len):
-        segment = read_segment(read, ends, start, c.seg_len, c.seg_len, context_len)
+    for segment in streams:
         nll, mems = score(params, make_batch(segment, reset_memory=False), mems)
         parts.append(np.asarray(nll))
-        add_done(sum(min(max(end - start, 0), c.seg_len) for end in ends.values()))
+        add_done(int(segment.weights.sum()))
     losses = np.concatenate(parts, axis=1)
-    return [losses[n, : ends[n]] for n in range(len(texts))]
+    return [losses[n, : len(text) - 1] for n, text in enumerate(texts)]
 
 
 @functools.lru_cache(maxsize=4)

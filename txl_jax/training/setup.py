@@ -13,7 +13,8 @@ from jax.sharding import Mesh
 from txl_jax.config import ConfigError, ExperimentConfig
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.on_device import device_text
-from txl_jax.data.sentences import TrainingStreams, flat_tokens, shuffled_streams
+from txl_jax.data.pieces import flat_tokens
+from txl_jax.data.streams import Streams, shuffled_streams
 from txl_jax.evaluation.evaluator import Evaluator, split_evaluator
 from txl_jax.model.attention import planned_attention
 from txl_jax.model.kernels.choice import Choice
@@ -87,14 +88,14 @@ def training_attention(exp: ExperimentConfig, mesh: Mesh) -> Choice:
     return planned_attention(exp.model, rows, seg_len, t.mem_len, True, mesh)
 
 
-def unchecked_streams(exp: ExperimentConfig, split: Any, **options: Any) -> TrainingStreams:
+def unchecked_streams(exp: ExperimentConfig, split: Any, **options: Any) -> Streams:
     """Returns the training streams of a split, without the checks of :func:`training_streams`."""
     t = exp.train
     settings = {key: getattr(t, key) for key in ("context_len", "seg_len_std", "partial_shuffle")}
     return shuffled_streams(split, t.batch_size, t.seg_len, exp.seed, **settings, **options)
 
 
-def training_streams(exp: ExperimentConfig, corpus: Corpus) -> TrainingStreams:
+def training_streams(exp: ExperimentConfig, corpus: Corpus) -> Streams:
     """Returns the training split's streams, or raises ConfigError if they do not fit the config."""
     t, name = exp.train, "the train split"
     streams = unchecked_streams(exp, corpus.train, name=name, vocab_size=exp.model.vocab_size)
