@@ -82,7 +82,7 @@ class Pieces(Sequence[np.ndarray]):
             return [self[i] for i in range(first, last, step)]
         at = index + len(self) if index < 0 else index
         if not 0 <= at < len(self):
-            raise IndexError(f"{self.kind}[{index}]: there are {len(self)}")
+            raise IndexError(f"{self.kind[:-1]} {index}: there are {len(self)}")
         return self.part(at, at + 1).ids
 
     def part(self, first: int, last: int) -> "Pieces":
@@ -167,13 +167,17 @@ def separated(tokens: np.ndarray, separator: int, where: str) -> Pieces:
     A separator at the end of all begins no document.
     """
     found = [start + np.flatnonzero(part == separator) for start, part in chunks(tokens)]
-    starts = np.concatenate(found).astype(np.int64)
-    if not len(starts):
+    ends = np.concatenate(found).astype(np.int64)
+    if not len(ends):
         fix = "set data.document_separator to an id that ends each document"
         raise DataError(f"{where}: the separator {separator} does not occur; {fix}")
-    starts = starts[starts < len(tokens) - 1]
-    starts = starts if len(starts) and starts[0] == 0 else np.insert(starts, 0, 0)
-    return Pieces(tokens, starts, shared=True)
+    return ended_at(tokens, ends)
+
+
+def ended_at(ids: np.ndarray, ends: np.ndarray) -> Pieces:
+    """Returns the documents that end at positions in ids, with a token that they share each."""
+    starts = ends[(ends > 0) & (ends < len(ids) - 1)]
+    return Pieces(ids, np.insert(starts, 0, 0), shared=True)
 
 
 def separator_ends(ids: np.ndarray, separator: np.ndarray) -> np.ndarray:

@@ -28,7 +28,7 @@ from txl_jax.config import ConfigError, ScoreConfig, TransformerXLConfig
 from txl_jax.config.folders import data_folder
 from txl_jax.data.batch import Batch, make_batch
 from txl_jax.data.errors import DataError
-from txl_jax.data.pieces import separator_ends
+from txl_jax.data.pieces import ended_at, separator_ends
 from txl_jax.data.rows import separate_rows
 from txl_jax.data.sources.source import check_not_text, existing_path
 from txl_jax.data.sources.tokens import SUFFIXES, read_documents
@@ -195,16 +195,10 @@ def score_lines(
     memory is also emptied at the last token of each ``separator`` [k], if k is not 0.
     """
     whole = [[line] for line in lines] if c.memory == "line" else [lines]
-    texts = [_documents(np.concatenate([before, *parts]), separator) for parts in whole]
-    nll = np.concatenate(score_texts(cfg, params, list(itertools.chain(*texts)), c))
+    texts = [np.concatenate([before, *parts]) for parts in whole]
+    documents = [ended_at(text, separator_ends(text, separator)) for text in texts]
+    nll = np.concatenate(score_texts(cfg, params, list(itertools.chain(*documents)), c))
     return np.split(nll, np.cumsum([len(line) for line in lines])[:-1])
-
-
-def _documents(text: np.ndarray, separator: np.ndarray) -> list[np.ndarray]:
-    """Cuts a text at separators, whose last token ends one document and begins the next."""
-    ends = separator_ends(text, separator)
-    edges = [0, *ends[(ends > 0) & (ends < len(text) - 1)], len(text) - 1]
-    return [text[i : j + 1] for i, j in itertools.pairwise(edges)]
 
 
 def score_texts(

@@ -101,8 +101,12 @@ class Source:
     def hash(self) -> str:
         """Returns the sha256 over names and texts of files; raises DataError if one changed.
 
-        A byte order mark is no part of the text.
+        A byte order mark is no part of the text. A generated text has no files, but a hash of its
+        own.
         """
+        if not self.files:
+            texts = [hashlib.sha256(b"".join(self.blocks(split))).hexdigest() for split in SPLITS]
+            return hashlib.sha256("".join(texts).encode()).hexdigest()
         sums = {name: file_hash(path) for name, path in self.files.items()}
         for name, expected in self.recorded.items():
             if sums[name] != expected:

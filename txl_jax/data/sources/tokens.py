@@ -289,7 +289,8 @@ def _open_raw(path: Path, data: DataConfig, size: int) -> np.memmap:
     return tokens
 
 
-def _largest_id(tokens: np.memmap, vocab_size: int) -> int:
+def _largest_id(tokens: Any, vocab_size: int) -> int:
+    """Returns the largest id of a memory map; raises DataError for one outside of V."""
     largest, at = scan_ids(tokens, vocab_size)
     if at is not None:
         where = f"{tokens.filename}: token {at} (byte {tokens.offset + at * tokens.itemsize})"
