@@ -93,12 +93,12 @@ def prepare_sentences(folder: pathlib.Path) -> dict[str, Any]:
 def stream(folder: pathlib.Path) -> dict[str, Any]:
     """Reads shuffled batches of the prepared sentences; the first and a far one by themselves."""
     from txl_jax.data.corpus import load_corpus
-    from txl_jax.data.sentences import SentenceStreams
+    from txl_jax.data.streams import shuffled_streams
 
     corpus = load_corpus("lm1b", folder / "lm1b", cache_dir=folder / "cache-lm1b")
     batch = min(224, len(corpus.train))
     began = time.perf_counter()
-    streams = SentenceStreams(corpus.train, batch, 32, seed=0)
+    streams = shuffled_streams(corpus.train, batch, 32, seed=0)
     streams.at_step(0)
     first = time.perf_counter() - began
     steps = min(3 * streams.n_segments, 3000)

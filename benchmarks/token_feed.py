@@ -83,7 +83,7 @@ def measure(path: pathlib.Path, rounds: int) -> dict[str, Any]:
     import jax
 
     from txl_jax.data.corpus import load_corpus
-    from txl_jax.data.sentences import shuffled_streams
+    from txl_jax.data.streams import shuffled_streams
 
     began = time.perf_counter()
     corpus = load_corpus("tokens", path)

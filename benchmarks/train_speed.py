@@ -32,7 +32,7 @@ from benchmarks.sizes import experiment
 from txl_jax.analysis.speed import random_tokens, time_alternating, timed
 from txl_jax.config import ExperimentConfig
 from txl_jax.data.feed import training_feed
-from txl_jax.data.sentences import shuffled_streams
+from txl_jax.data.streams import shuffled_streams
 from txl_jax.model.flops import update_flops
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import Shardings, make_mesh

@@ -109,7 +109,7 @@ def settings(folder: pathlib.Path, mem_len: int, seeds: int, steps: int) -> dict
     }
 
 
-def loss_of_notes(model: Any, songs: txl_jax.Documents, mem_len: int) -> np.ndarray:
+def loss_of_notes(model: Any, songs: txl_jax.Pieces, mem_len: int) -> np.ndarray:
     """Returns the loss of each note in nats, [songs, notes of a song]."""
     nll = jax.jit(
         lambda segment, mems: model.model.apply(

@@ -15,9 +15,9 @@ import json, sys
 from txl_jax.data.streams import Streams
 seen, window = set(), Streams.window
 
-def spied(self, start, n, width, rows=slice(None), epoch=0):
+def spied(self, start, n, rows=slice(None), epoch=0):
     seen.update(range(*rows.indices(self.batch_size)))
-    return window(self, start, n, width, rows, epoch)
+    return window(self, start, n, rows, epoch)
 
 Streams.window = spied
 from absl import app

@@ -26,7 +26,7 @@ from txl_jax.config import (
     override,
 )
 from txl_jax.data.corpus import corpus_from_config
-from txl_jax.data.sentences import Sentences
+from txl_jax.data.pieces import Pieces
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import make_mesh
@@ -204,7 +204,7 @@ def test_lengths_that_the_text_or_the_model_does_not_have_are_refused(form, chan
 
 
 def test_sentences_are_refused():
-    sentences = Sentences(np.arange(4), np.array([0, 3]))
+    sentences = Pieces(np.arange(4), np.array([0]), True, "sentences")
     with pytest.raises(AnalysisError, match="unordered sentences"):
         context.check(tiny_models.config(), sentences, settings())
 

@@ -14,7 +14,7 @@ import tiny_models as tiny
 import txl_jax
 from txl_jax.config import MeshConfig, ProtocolConfig
 from txl_jax.data.feed import training_batch
-from txl_jax.data.sentences import shuffled_streams
+from txl_jax.data.streams import shuffled_streams
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.evaluation.protocols import keeps_cache
 from txl_jax.parallel.shardings import make_mesh

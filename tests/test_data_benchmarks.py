@@ -23,13 +23,14 @@ from test_data_sources import (  # noqa: F401
 from txl_jax.config import ConfigError
 from txl_jax.data import prepare
 from txl_jax.data.corpus import load_corpus
-from txl_jax.data.sentences import Sentences, flat_tokens, segments
+from txl_jax.data.pieces import Pieces, flat_tokens
 from txl_jax.data.sources import lm1b
 from txl_jax.data.sources.source import SPLITS
+from txl_jax.data.streams import segments
 
 
 def ids(split) -> list:
-    return [s.tolist() for s in split] if isinstance(split, Sentences) else split.tolist()
+    return [s.tolist() for s in split] if isinstance(split, Pieces) else split.tolist()
 
 
 def splits_of(corpus) -> dict[str, list]:
@@ -384,8 +385,8 @@ def test_the_double_protocol_is_tfs_rule_over_many_blocks_of_text(tmp_path):
 
 def test_lm1b_is_a_lazy_sequence_over_a_memory_map(tmp_path):
     corpus = load_corpus("lm1b", lm1b_folder(tmp_path), cache_dir=tmp_path / "c")
-    assert isinstance(corpus.train.tokens, np.memmap)
-    assert isinstance(corpus.train.offsets, np.memmap)
+    assert isinstance(corpus.train.ids, np.memmap)
+    assert isinstance(corpus.train.starts, np.memmap)
     assert corpus.train[1].base is not None
     assert corpus.train[-1].tolist() == [1, 0, 1]
     assert ids(corpus.train[1:3]) == ids(corpus.train)[1:3]

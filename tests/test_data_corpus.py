@@ -17,7 +17,7 @@ from txl_jax.config import ConfigError, DataConfig
 from txl_jax.data import corpus as corpus_module
 from txl_jax.data import prepare
 from txl_jax.data.corpus import corpus_from_config, load_corpus
-from txl_jax.data.sentences import flat_tokens
+from txl_jax.data.pieces import flat_tokens
 from txl_jax.data.sources import cache as cache_files
 from txl_jax.data.sources.source import BLOCK, SPLITS
 

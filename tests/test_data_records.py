@@ -17,7 +17,7 @@ import pytest
 from test_data_sources import content, find_text, refused
 
 from txl_jax.data.corpus import load_corpus
-from txl_jax.data.documents import Documents
+from txl_jax.data.pieces import Pieces
 from txl_jax.data.sources import records, stored
 from txl_jax.data.sources.source import SPLITS
 
@@ -87,7 +87,7 @@ FORMS: dict[str, Any] = {
 def documents(corpus):
     """The documents of all splits as texts."""
     parts = [getattr(corpus, split) for split in SPLITS]
-    assert all(isinstance(part, Documents) for part in parts)
+    assert all(isinstance(part, Pieces) for part in parts)
     return [corpus.vocab.decode(document) for part in parts for document in part]
 
 
@@ -280,7 +280,7 @@ def test_a_separator_ends_each_record(tmp_path):
         cache_dir=tmp_path / "c",
     )
     assert corpus.train.shared
-    whole = b"".join(corpus.vocab.decode_bytes(getattr(corpus, s).tokens) for s in SPLITS)
+    whole = b"".join(corpus.vocab.decode_bytes(getattr(corpus, s).ids) for s in SPLITS)
     assert whole.decode() == "".join(f"{song}<end>" for song in SONGS)
 
 

@@ -15,19 +15,19 @@ import txl_jax
 from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
 from txl_jax.config import ConfigError, GenerateConfig, ProtocolConfig
 from txl_jax.data.corpus import load_corpus
-from txl_jax.data.documents import (
-    Documents,
+from txl_jax.data.errors import DataError
+from txl_jax.data.feed import training_batch
+from txl_jax.data.on_device import device_text, training_position
+from txl_jax.data.pieces import (
+    Pieces,
     _note_running_text,
     check_starts,
     running_text,
     separated,
     split_edges,
 )
-from txl_jax.data.errors import DataError
-from txl_jax.data.feed import training_batch
-from txl_jax.data.on_device import device_text, training_position
-from txl_jax.data.sentences import ordered_streams, shuffled_streams
 from txl_jax.data.sources.tokens import read_documents
+from txl_jax.data.streams import ordered_streams, shuffled_streams
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation import score
 from txl_jax.evaluation.evaluator import Evaluator
@@ -49,7 +49,7 @@ def documents(shared=False, sizes=SIZES, seed=0):
     starts = np.cumsum([0, *sizes[:-1]])
     if shared:
         tokens[starts] = 0
-    return Documents(tokens, starts, shared)
+    return Pieces(tokens, starts, shared)
 
 
 # --------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def test_a_document_has_the_separator_that_it_shares_with_the_next():
 @pytest.mark.parametrize(("b", "t"), [(1, 5), (3, 4), (20, 8), (2, 200)])
 def test_each_target_of_each_document_is_scored_once(shared, b, t):
     split = documents(shared)
-    where = Documents(np.arange(len(split.tokens)), split.starts, shared)
+    where = Pieces(np.arange(len(split.ids)), split.starts, shared)
     expected = [i for d in where for i in d[1:].tolist()]
     found, resets = [], []
     for segment in txl_jax.segments(where, b, t):
@@ -93,9 +93,9 @@ def test_each_target_of_each_document_is_scored_once(shared, b, t):
 @pytest.mark.parametrize("options", [{}, {"context_len": 3}, {"partial_shuffle": True}])
 def test_training_streams_reset_where_a_document_or_a_stream_begins(shared, options):
     split = documents(shared)
-    where = Documents(np.arange(len(split.tokens)), split.starts, shared)
+    where = Pieces(np.arange(len(split.ids)), split.starts, shared)
     streams = shuffled_streams(where, 3, 5, seed=1, seg_len_std=0, **options)
-    stride = len(split.tokens) // 3
+    stride = len(split.ids) // 3
     begins = {*split.starts.tolist(), 0, stride, 2 * stride}
     count = 0
     for index in range(streams.n_segments):
@@ -213,10 +213,10 @@ def test_an_analysis_says_once_that_it_reads_documents_as_one_text(capsys):
     split = documents()
     _note_running_text.cache_clear()
     for _ in range(2):
-        assert running_text(split) is split.tokens
+        assert running_text(split) is split.ids
     note = "note: this analysis reads documents as one text, and memory is not reset between them"
     assert capsys.readouterr().err == f"{note}\n"
-    assert running_text(split.tokens) is split.tokens
+    assert running_text(split.ids) is split.ids
 
 
 # --------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def save(path, array):
 def save_documents(folder, sizes=SIZES):
     split = documents(sizes=sizes)
     save(folder / "ids.starts.npy", split.starts)
-    return save(folder / "ids.npy", split.tokens), split
+    return save(folder / "ids.npy", split.ids), split
 
 
 def listed(corpus):
@@ -245,10 +245,10 @@ def test_starts_beside_an_array_give_documents_and_splits_of_whole_ones(tmp_path
     assert [*itertools.chain(*parts)] == [d.tolist() for d in split]
     assert [len(part) for part in parts] == [3, 2, 2]
     assert corpus.info["documents"] == {"train": 3, "valid": 2, "test": 2}
-    assert isinstance(corpus.train.tokens, np.memmap)
+    assert isinstance(corpus.train.ids, np.memmap)
     crossing = load_corpus("tokens", path, cross_documents=True).train
     assert crossing.shared
-    assert crossing.n_targets == len(crossing.tokens) - 1
+    assert crossing.n_targets == len(crossing.ids) - 1
     before = corpus.source_hash
     save(tmp_path / "ids.starts.npy", np.delete(split.starts, 1))
     assert load_corpus("tokens", path).source_hash != before
@@ -256,7 +256,7 @@ def test_starts_beside_an_array_give_documents_and_splits_of_whole_ones(tmp_path
 
 def test_a_separator_gives_documents(tmp_path):
     split = documents(shared=True)
-    path = save(tmp_path / "ids.npy", split.tokens)
+    path = save(tmp_path / "ids.npy", split.ids)
     parts = listed(load_corpus("tokens", path, document_separator="0"))
     assert [*itertools.chain(*parts)] == [d.tolist() for d in split]
     (tmp_path / "symbols.json").write_text(json.dumps(["<end>", *map(str, range(1, V))]))
@@ -271,7 +271,7 @@ def test_each_file_of_a_folder_is_a_document(tmp_path):
     cache = tmp_path / "cache"
     corpus = load_corpus("tokens", tmp_path / "songs", cache_dir=cache)
     assert [*itertools.chain(*listed(corpus))] == [d.tolist() for d in split]
-    assert corpus.train.tokens.dtype == np.uint16
+    assert corpus.train.ids.dtype == np.uint16
     save(tmp_path / "songs" / "0.npy", np.array([1]))
     with pytest.raises(DataError, match=r"0.npy: has one token; a document needs at least 2"):
         load_corpus("tokens", tmp_path / "songs", cache_dir=cache)
@@ -399,7 +399,7 @@ def tiny_trained(**data):
 def test_scoring_empties_memory_at_each_separator():
     split, trained = documents(shared=True), tiny_trained(document_separator="0")
     settings = {"mem_len": 15, "seg_len": 5}
-    ids = np.asarray(split.tokens, np.int64)
+    ids = np.asarray(split.ids, np.int64)
     whole = trained.score(ids[1:], **settings)  # the separator before a text is added
     alone = [trained.score(np.asarray(d[1:]), **settings).lines[0].nll for d in split]
     np.testing.assert_allclose(whole.lines[0].nll, np.concatenate(alone), rtol=1e-5)
@@ -436,7 +436,7 @@ def test_arrays_are_scored_document_by_document(tmp_path, capsys):
     (tmp_path / "ids.starts.npy").unlink()
     score.run(trained, str(tmp_path))
     (row,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert row["tokens"] == len(split.tokens) - 1
+    assert row["tokens"] == len(split.ids) - 1
 
 
 def test_generated_ids_are_written_as_an_array_with_starts(tmp_path):

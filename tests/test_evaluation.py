@@ -16,8 +16,8 @@ import txl_jax
 from txl_jax import progress as progress_bar
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import MeshConfig, ProtocolConfig
-from txl_jax.data.sentences import Sentences, segments
-from txl_jax.data.streams import Streams
+from txl_jax.data.pieces import Pieces
+from txl_jax.data.streams import Streams, segments
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation import scoring_run
 from txl_jax.evaluation.evaluator import Evaluator, segment_bar
@@ -150,7 +150,7 @@ def sentences(of=TOKENS):
     ends = ends[ends < len(of)]
     tokens = of[: ends[-1] + 1].copy()
     tokens[ends] = 0
-    return Sentences(tokens, ends)
+    return Pieces(tokens, ends[:-1], True, "sentences")
 
 
 def streams_by_hand(text, begins, ends):
@@ -182,9 +182,9 @@ def test_sentences_are_scored_once_in_their_order_with_memory_across_them(device
     got = score(devices, tokens=text, seg_len=seg_len, mem_len=60)
     rows = [int(n) for n in next(segments(text, 3, 200)).weights.sum(axis=1)]
     ends = np.cumsum(rows).tolist()
-    assert np.isin(ends, text.offsets).all()
+    assert np.isin(ends, text.edges(np.arange(len(text) + 1))).all()
     assert (np.array(begins) == 0).all()
-    want = streams_by_hand(text.tokens, [0, *ends[:-1]], ends)
+    want = streams_by_hand(text.ids, [0, *ends[:-1]], ends)
     assert got.loss == pytest.approx(want, abs=1e-5)
     assert got.targets == text.n_targets
 
@@ -342,7 +342,7 @@ def test_a_limit_on_segments_names_the_targets_that_are_scored():
     places = np.asarray(target_indices(c, TOKENS[:40]))
     assert places.tolist() == [*range(1, 9), *range(21, 29)]
     assert target_indices(dataclasses.replace(c, max_segments=0), TOKENS[:40]) is None
-    text = Sentences(TOKENS[:30], np.array([2, 7, 11, 14]))
+    text = Pieces(TOKENS[2:15], np.array([0, 5, 9]), True, "sentences")
     c = ProtocolConfig(batch_size=3, seg_len=2, max_segments=1)
     assert np.asarray(target_indices(c, text)).tolist() == [1, 2, 6, 7, 10, 11]
 

@@ -12,7 +12,7 @@ from txl_jax.config import ConfigError
 from txl_jax.data.batch import SoftTargets
 from txl_jax.data.feed import training_batch
 from txl_jax.data.on_device import device_text, training_position
-from txl_jax.data.sentences import shuffled_streams
+from txl_jax.data.streams import shuffled_streams
 from txl_jax.training.plan import training_streams
 
 TOKENS = np.random.default_rng(0).integers(0, 50, 403)

@@ -88,8 +88,7 @@ def objects(tmp_path_factory):
         *(SCORE, sampling_of(generate), rates_of(exp.evaluate.dynamic)),
         *(agents.Actor({"params": params}, cache, model), agents.StateBuffer.start(mems, 5)),
         txl_jax.convert.Request(source="model.pt", workdir="runs/x"),
-        txl_jax.Documents(np.arange(500), np.arange(0, 500, 2)),
-        txl_jax.Sentences(np.arange(500), np.arange(0, 500, 2)),
+        txl_jax.Pieces(np.arange(500), np.arange(0, 500, 2)),
         Losses("model", tuple(range(1, 3)), nll),
         Gains("model", tuple(range(500)), nll, nll),
     ]

@@ -11,25 +11,35 @@ import numpy as np
 import pytest
 import shared_files
 
-from txl_jax.data import sentences as module
+from txl_jax.data import orders
 from txl_jax.data.corpus import load_corpus
 from txl_jax.data.errors import DataError
+from txl_jax.data.pieces import Pieces
 from txl_jax.data.prepare import double_boundaries
-from txl_jax.data.sentences import Sentences, SentenceStreams, ordered_streams
-from txl_jax.data.streams import Streams
+from txl_jax.data.streams import ordered_streams, shuffled_streams
 
 S = 0
 
 
-def sentences_of(lengths, first=1) -> Sentences:
+def pieces(tokens, edges) -> Pieces:
+    return Pieces(tokens, edges[:-1], True, "sentences")
+
+
+def streams_of(sentences, b, t, seed=None, **options):
+    if seed is None:
+        return ordered_streams(sentences, b, t, **options)
+    return shuffled_streams(sentences, b, t, seed, **options)
+
+
+def sentences_of(lengths, first=1) -> Pieces:
     """Sentences of so many words, every word another one."""
     ends = np.cumsum([0, *(n + 1 for n in lengths)])
     tokens = np.arange(first, first + ends[-1] + 1, dtype=np.int32)
     tokens[ends] = S
-    return Sentences(tokens, ends.astype(np.int64))
+    return pieces(tokens, ends.astype(np.int64))
 
 
-def random_sentences(n, seed=0, longest=9) -> Sentences:
+def random_sentences(n, seed=0, longest=9) -> Pieces:
     return sentences_of(np.random.default_rng(seed).integers(0, longest + 1, n))
 
 
@@ -73,10 +83,10 @@ SHAPES = [(1, 1, 4), (7, 3, 5), (40, 4, 3), (41, 41, 2), (200, 6, 16), (33, 5, 1
 @pytest.mark.parametrize("seed", [None, 0, 5])
 @pytest.mark.parametrize("shard", [1, 3, 1024])
 def test_every_sentence_is_read_once_and_whole_in_one_row(seed, shard, monkeypatch):
-    monkeypatch.setattr(module, "SHARD", shard)
+    monkeypatch.setattr(orders, "SHARD", shard)
     for n, b, t in SHAPES:
         sentences = random_sentences(n)
-        streams = SentenceStreams(sentences, b, t, seed=seed)
+        streams = streams_of(sentences, b, t, seed=seed)
         assert streams.n_targets == sentences.n_targets
         for epoch in (0, 3):
             rows = [cut_at_boundaries(row) for row in rows_of(streams, epoch)]
@@ -89,7 +99,7 @@ def test_every_sentence_is_read_once_and_whole_in_one_row(seed, shard, monkeypat
 
 def test_rows_have_nearly_as_many_tokens_and_padding_is_only_at_their_end():
     sentences = random_sentences(4000, longest=40)
-    streams = SentenceStreams(sentences, 7, 32, seed=1)
+    streams = streams_of(sentences, 7, 32, seed=1)
     sizes = [len(row) for row in rows_of(streams)]
     assert max(sizes) - min(sizes) <= 41
     assert streams.n_segments == -(-max(sizes) // 32)
@@ -105,17 +115,17 @@ def test_rows_have_nearly_as_many_tokens_and_padding_is_only_at_their_end():
 
 
 def test_every_epoch_has_an_order_of_its_own(monkeypatch):
-    monkeypatch.setattr(module, "SHARD", 16)
+    monkeypatch.setattr(orders, "SHARD", 16)
     sentences = random_sentences(600)
-    streams = SentenceStreams(sentences, 3, 8, seed=0)
-    orders = [
+    streams = streams_of(sentences, 3, 8, seed=0)
+    found = [
         [s for row in rows_of(streams, epoch) for s in cut_at_boundaries(row)] for epoch in range(3)
     ]
-    other = SentenceStreams(sentences, 3, 8, seed=1)
-    orders.append([s for row in rows_of(other) for s in cut_at_boundaries(row)])
-    orders.append(words_of(sentences))
-    place = {sentence: i for i, sentence in enumerate(orders[0]) if sentence}
-    for order in orders[1:]:
+    other = streams_of(sentences, 3, 8, seed=1)
+    found.append([s for row in rows_of(other) for s in cut_at_boundaries(row)])
+    found.append(words_of(sentences))
+    place = {sentence: i for i, sentence in enumerate(found[0]) if sentence}
+    for order in found[1:]:
         same = sum(place[s] == i for i, s in enumerate(order) if s)
         assert same < 0.05 * len(order)
         # shards move too, not only sentences in them
@@ -124,7 +134,7 @@ def test_every_epoch_has_an_order_of_its_own(monkeypatch):
 
 
 def test_rows_are_shuffled_apart_from_each_other():
-    streams = SentenceStreams(sentences_of([1] * 2000), 2, 10, seed=0)
+    streams = streams_of(sentences_of([1] * 2000), 2, 10, seed=0)
     first, second = ([s[0] for s in cut_at_boundaries(row)] for row in rows_of(streams))
     assert (np.argsort(first) != np.argsort(second)).mean() > 0.9
 
@@ -138,9 +148,9 @@ def same_segment(one, two):
 @pytest.mark.parametrize("context_len", [0, 9])
 @pytest.mark.parametrize("seed", [None, 4])
 def test_a_segment_is_the_same_whatever_was_asked_before(seed, context_len, monkeypatch):
-    monkeypatch.setattr(module, "SHARD", 5)
+    monkeypatch.setattr(orders, "SHARD", 5)
     sentences = random_sentences(150)
-    made = lambda: SentenceStreams(sentences, 4, 6, seed=seed, context_len=context_len)
+    made = lambda: streams_of(sentences, 4, 6, seed=seed, context_len=context_len)
     streams = made()
     n = streams.n_segments
     in_order = [streams.at_step(step) for step in range(3 * n)]
@@ -155,10 +165,10 @@ def test_a_segment_is_the_same_whatever_was_asked_before(seed, context_len, monk
 
 @pytest.mark.parametrize("context_len", [1, 4, 30])
 def test_context_is_the_rows_own_text_before_the_segment(context_len, monkeypatch):
-    monkeypatch.setattr(module, "SHARD", 3)
+    monkeypatch.setattr(orders, "SHARD", 3)
     sentences = random_sentences(60)
-    plain = SentenceStreams(sentences, 3, 4, seed=2)
-    streams = SentenceStreams(sentences, 3, 4, seed=2, context_len=context_len)
+    plain = streams_of(sentences, 3, 4, seed=2)
+    streams = streams_of(sentences, 3, 4, seed=2, context_len=context_len)
     texts = [[given for given, _ in row] for row in rows_of(plain)]
     for i in range(streams.n_segments):
         seg, bare = streams.segment(i), plain.segment(i)
@@ -174,8 +184,8 @@ def test_context_is_the_rows_own_text_before_the_segment(context_len, monkeypatc
 
 def test_without_a_seed_one_row_is_the_token_array():
     sentences = random_sentences(50)
-    streams = SentenceStreams(sentences, 1, 7)
-    for got, want in zip(streams, Streams(sentences.tokens, 1, 7), strict=True):
+    streams = streams_of(sentences, 1, 7)
+    for got, want in zip(streams, ordered_streams(sentences.ids, 1, 7), strict=True):
         same_segment(got, want)
 
 
@@ -198,12 +208,11 @@ def test_the_authors_cut_gives_the_authors_batches(split, context_len, tmp_path)
         assert np.argwhere(seg.starts)[:, 1].tolist() == [context_len] * 3 * seg.first
 
 
-def test_the_streams_of_a_split_are_what_it_is():
+def test_a_slice_of_sentences_is_read_as_these_sentences():
     sentences = random_sentences(30)
-    assert isinstance(ordered_streams(sentences, 2, 3), SentenceStreams)
-    assert isinstance(ordered_streams(sentences.tokens, 2, 3), Streams)
+    assert sentences[25:].kind == "sentences"
     part = sentences[10:20]
-    assert isinstance(part, Sentences)
+    assert isinstance(part, Pieces)
     rows = [s for row in rows_of(ordered_streams(part, 2, 3)) for s in cut_at_boundaries(row)]
     assert rows == words_of(sentences)[10:20]
 
@@ -231,23 +240,23 @@ def test_the_streams_of_a_split_are_what_it_is():
     ],
 )
 def test_what_cannot_work_is_refused(arguments, message):
-    good = {"sentences": sentences_of([3, 2, 4, 1]), "batch_size": 2, "seg_len": 3, "name": "lm1b"}
+    good = {"split": sentences_of([3, 2, 4, 1]), "batch_size": 2, "seg_len": 3, "name": "lm1b"}
     with pytest.raises(DataError) as error:
-        SentenceStreams(**good | arguments)
+        ordered_streams(**good | arguments)
     assert str(error.value) == message
 
 
 @pytest.mark.parametrize("index", [-1, 5])
 def test_there_is_no_segment_outside_of_the_pass(index):
     with pytest.raises(IndexError, match=f"segment {index}: there are 5, counted from 0"):
-        SentenceStreams(sentences_of([4] * 4), 2, 2).segment(index)
+        streams_of(sentences_of([4] * 4), 2, 2).segment(index)
 
 
 # --------------------------------------------------------------------------------------
 # TF's stream: two ``<S>`` between sentences.
 
 
-def double_sentences(n, seed=0) -> tuple[Sentences, list[list[int]]]:
+def double_sentences(n, seed=0) -> tuple[Pieces, list[list[int]]]:
     """Sentences of TF's stream, as they are prepared, and the words of each."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(0, 10, n)
@@ -255,15 +264,15 @@ def double_sentences(n, seed=0) -> tuple[Sentences, list[list[int]]]:
     single = [S] + [token for part in words for token in (*part.tolist(), S)]
     ends = np.concatenate([[0], np.cumsum(lengths + 1)])
     [(ids, begins)] = double_boundaries([(np.array(single, np.int32), ends)])
-    return Sentences(ids, begins), [part.tolist() for part in words]
+    return pieces(ids, begins), [part.tolist() for part in words]
 
 
 def test_tfs_stream_in_any_order_is_whole_sentences_after_another(monkeypatch):
-    monkeypatch.setattr(module, "SHARD", 4)
+    monkeypatch.setattr(orders, "SHARD", 4)
     sentences, words = double_sentences(60)
     assert [s.tolist() for s in sentences] == [[S, *part, S, S] for part in words]
     for seed in (None, 0, 1):
-        streams = SentenceStreams(sentences, 3, 7, seed=seed)
+        streams = streams_of(sentences, 3, 7, seed=seed)
         assert streams.n_targets == sum(len(part) + 2 for part in words)
         for epoch in (0, 2):
             read = []
@@ -284,13 +293,15 @@ def test_tfs_stream_in_any_order_is_whole_sentences_after_another(monkeypatch):
 PROGRAM = """
 import json, sys
 import numpy as np
-from txl_jax.data.sentences import Sentences, SentenceStreams
+from txl_jax.data.pieces import Pieces
+from txl_jax.data.streams import shuffled_streams
 n = 40_000
 lengths = np.random.default_rng(0).integers(1, 50, n)
 offsets = np.concatenate([[0], np.cumsum(lengths + 1)])
 tokens = np.arange(offsets[-1] + 1, dtype=np.int32)
 tokens[offsets] = 0
-segment = SentenceStreams(Sentences(tokens, offsets), 8, 32, seed=3).at_step(int(sys.argv[1]))
+sentences = Pieces(tokens, offsets[:-1], True, "sentences")
+segment = shuffled_streams(sentences, 8, 32, seed=3).at_step(int(sys.argv[1]))
 print(json.dumps(segment.inputs.tolist()))
 """
 
@@ -315,14 +326,14 @@ def test_another_process_makes_the_same_segment():
 def test_seeking_in_a_corpus_of_the_published_size_is_fast_and_small():
     n = 30_000_000
     offsets = np.arange(0, 25 * (n + 1), 25, dtype=np.int64)
-    tokens = np.lib.stride_tricks.as_strided(np.zeros(1, np.int32), (25 * n + 1,), (0,))
+    tokens = np.zeros(25 * n + 1, np.int8)  # pages that are not written take no memory
     began = time.perf_counter()
-    streams = SentenceStreams(Sentences(tokens, offsets), 224, 32, seed=0)
+    streams = streams_of(pieces(tokens, offsets), 224, 32, seed=0)
     for step in (0, 1, 70_000, 400_000):
         streams.at_step(step)
     assert time.perf_counter() - began < 10
-    text: Any = streams._text
-    kept = text._shard.cache_info().currsize * module.SHARD * 25 * tokens.itemsize
-    kept += text._order.cache_info().currsize * 2 * max(edges.nbytes for edges in text._edges)
+    text: Any = streams.order
+    kept = text._shard.cache_info().currsize * orders.SHARD * 25 * np.dtype(np.int32).itemsize
+    kept += text._order.cache_info().currsize * 3 * max(edges.nbytes for edges in text._edges)
     kept += sum(edges.nbytes for edges in text._edges)
     assert kept < 64 << 20

@@ -8,8 +8,7 @@ import shared_files
 
 import txl_jax
 from txl_jax.data.errors import DataError
-from txl_jax.data.sentences import segments
-from txl_jax.data.streams import Streams
+from txl_jax.data.streams import ordered_streams, segments, shuffled_streams
 
 SHAPES = [(n, b, t) for n in (2, 3, 7, 16, 29, 30, 31) for b in (1, 2, 3, 5) for t in (1, 3, 4, 64)]
 
@@ -70,7 +69,7 @@ def test_segments_are_those_of_the_slow_loop(drop_remainder):
     for n, b, t in SHAPES:
         if possible(n, b, drop_remainder):
             expected = slow_segments(tokens_of(n).tolist(), b, t, drop_remainder)
-            streams = Streams(tokens_of(n), b, t, drop_remainder)
+            streams = ordered_streams(tokens_of(n), b, t, drop_remainder)
             assert streams.n_segments == len(expected)
             assert streams.n_targets == sum(int(seg[2].sum()) for seg in expected)
             for i, (got, want) in enumerate(zip(streams, expected, strict=True)):
@@ -123,7 +122,7 @@ def test_every_target_is_scored_once_after_its_own_input():
 def test_the_authors_cut_gives_the_authors_batches(name, split):
     recorded = shared_files.json_of(f"fixtures/data/{name}.json")
     batches = recorded[f"{split}_batches_bsz3_bptt5"]
-    got = list(Streams(np.array(recorded[split]), batch_size=3, seg_len=5, drop_remainder=True))
+    got = list(ordered_streams(np.array(recorded[split]), 3, 5, drop_remainder=True))
     assert len(got) == len(batches)
     for seg, batch in zip(got, batches, strict=True):
         length = batch["seq_len"]
@@ -151,7 +150,7 @@ def test_the_authors_cut_gives_the_authors_batches_with_context(name, split):
 
 
 def test_a_segment_depends_on_its_index_alone():
-    streams = Streams(tokens_of(101), 3, 4, context_len=6)
+    streams = ordered_streams(tokens_of(101), 3, 4, context_len=6)
     in_order = list(streams)
     for i in np.random.default_rng(0).permutation(streams.n_segments).tolist() * 2:
         again = streams.segment(i)
@@ -178,7 +177,7 @@ class Watched(np.ndarray):
 def test_only_the_rows_that_are_asked_for_are_read(drop_remainder, context_len):
     tokens = np.arange(100).view(Watched)
     tokens.read = set()
-    streams = Streams(tokens, 4, 6, drop_remainder, context_len=context_len)
+    streams = ordered_streams(tokens, 4, 6, drop_remainder, context_len=context_len)
     whole = streams.segment(2)
     tokens.read.clear()
     part = streams.segment(2, rows=slice(1, 3))
@@ -212,15 +211,15 @@ def test_tokens_may_be_memory_mapped(tmp_path):
         ({"seg_len": 0}, "seg_len = 0: must be at least 1"),
         ({"context_len": -1}, "context_len = -1: must be at least 0"),
         (
-            {"tokens": np.zeros((2, 5), int)},
+            {"split": np.zeros((2, 5), int)},
             "the text has shape (2, 5) and type int64: must be 1-D integers",
         ),
         (
-            {"tokens": np.zeros(5)},
+            {"split": np.zeros(5)},
             "the text has shape (5,) and type float64: must be 1-D integers",
         ),
         (
-            {"tokens": np.zeros(0, int)},
+            {"split": np.zeros(0, int)},
             "batch_size = 1: the text has 0 tokens, enough for 0 streams with a target each; use"
             " a smaller batch or a longer text",
         ),
@@ -229,15 +228,15 @@ def test_tokens_may_be_memory_mapped(tmp_path):
             "the text[9] = 9: a token id must be from 0 to 8, the vocabulary has 9 symbols",
         ),
         (
-            {"tokens": np.array([0, 1, -1]), "vocab_size": 9},
+            {"split": np.array([0, 1, -1]), "vocab_size": 9},
             "the text[2] = -1: a token id must be from 0 to 8, the vocabulary has 9 symbols",
         ),
     ],
 )
 def test_what_cannot_work_is_refused_before_the_first_segment(arguments, message):
-    good = {"tokens": np.arange(10), "batch_size": 1, "seg_len": 3, "name": "the text"}
+    good = {"split": np.arange(10), "batch_size": 1, "seg_len": 3, "name": "the text"}
     with pytest.raises(DataError) as error:
-        Streams(**good | arguments)
+        ordered_streams(**good | arguments)
     assert str(error.value) == message
 
 
@@ -249,28 +248,32 @@ def test_segments_refuses_at_the_call_and_not_at_the_first_step():
 @pytest.mark.parametrize("index", [-1, 4])
 def test_there_is_no_segment_outside_of_the_pass(index):
     with pytest.raises(IndexError, match=f"segment {index}: there are 4, counted from 0"):
-        Streams(np.arange(21), 2, 3).segment(index)
+        ordered_streams(np.arange(21), 2, 3).segment(index)
 
 
 # --------------------------------------------------------------------------------------
 # Rolled streams.
 
 
+def rolled(tokens, b, t, seed, context_len=0):
+    return shuffled_streams(tokens, b, t, seed, partial_shuffle=True, context_len=context_len)
+
+
 def shuffled_rows(n, batch_size, streams, epoch):
     """The rows of tokens 0 .. n-1 as NVIDIA rolls them, by the shifts that were drawn."""
     size = n // batch_size
     rows = [list(range(b * size, (b + 1) * size)) for b in range(batch_size)]
-    shifts = [streams.shift(epoch, b) for b in range(batch_size)]
+    shifts = [streams.order.shift(epoch, b) for b in range(batch_size)]
     return [row[shift:] + row[:shift] for row, shift in zip(rows, shifts, strict=True)]
 
 
 @pytest.mark.parametrize("context_len", [0, 5])
 def test_partially_shuffled_streams_are_nvidias_rows_cut_as_any_text(context_len):
     for n, b, t in [(29, 3, 4), (30, 5, 1), (101, 4, 64), (40, 2, 20), (16, 8, 3)]:
-        streams = Streams(np.arange(n), b, t, True, context_len=context_len, partial_shuffle_seed=7)
+        streams = rolled(np.arange(n), b, t, 7, context_len)
         for epoch in range(5):
             text = np.concatenate(shuffled_rows(n, b, streams, epoch))
-            plain = Streams(text, b, t, True, context_len=context_len)
+            plain = ordered_streams(text, b, t, True, context_len=context_len)
             for i, want in enumerate(plain):
                 got = streams.at_step(epoch * plain.n_segments + i)
                 for name in ("inputs", "targets", "weights", "starts", "first"):
@@ -278,8 +281,8 @@ def test_partially_shuffled_streams_are_nvidias_rows_cut_as_any_text(context_len
 
 
 def test_every_shift_is_as_likely_and_streams_are_shifted_apart():
-    streams = Streams(np.arange(60), 3, 5, True, partial_shuffle_seed=0)
-    shifts = np.array([[streams.shift(e, b) for b in range(3)] for e in range(2000)])
+    streams = rolled(np.arange(60), 3, 5, 0)
+    shifts = np.array([[streams.order.shift(e, b) for b in range(3)] for e in range(2000)])
     for b in range(3):
         counts = np.bincount(shifts[:, b], minlength=20)
         assert len(counts) == 20
@@ -287,12 +290,12 @@ def test_every_shift_is_as_likely_and_streams_are_shifted_apart():
         assert np.max(counts) < 140
         assert np.mean(shifts[1:, b] == shifts[:-1, b]) < 0.1
         assert np.mean(shifts[:, b] == shifts[:, b - 1]) < 0.1
-    other = Streams(np.arange(60), 3, 5, True, partial_shuffle_seed=1)
-    assert np.mean([other.shift(e, 0) == shifts[e, 0] for e in range(500)]) < 0.1
+    other = rolled(np.arange(60), 3, 5, 1)
+    assert np.mean([other.order.shift(e, 0) == shifts[e, 0] for e in range(500)]) < 0.1
 
 
 def test_shuffled_segments_depend_on_the_step_alone():
-    make = lambda: Streams(np.arange(101), 3, 4, True, context_len=6, partial_shuffle_seed=2)
+    make = lambda: rolled(np.arange(101), 3, 4, 2, 6)
     streams = make()
     steps = 3 * streams.n_segments
     in_order = [streams.at_step(step) for step in range(steps)]
@@ -303,18 +306,13 @@ def test_shuffled_segments_depend_on_the_step_alone():
         np.testing.assert_array_equal(part.targets, in_order[step].targets[1:3])
 
 
-def test_streams_that_are_not_full_have_no_partial_shuffle():
-    with pytest.raises(DataError, match="needs drop_remainder=True"):
-        Streams(np.arange(30), 4, 3, partial_shuffle_seed=0)
-
-
 def test_epochs_are_counted_in_segments():
-    streams = Streams(np.arange(100), 3, 4, True)
+    streams = ordered_streams(np.arange(100), 3, 4, True)
     assert [streams.epochs(step) for step in (0, 4, 8, 18)] == [0, 0.5, 1, 2.25]
 
 
 def test_ids_that_fit_are_accepted():
-    assert Streams(np.arange(10), 2, 3, vocab_size=10).n_targets == 9
+    assert ordered_streams(np.arange(10), 2, 3, vocab_size=10).n_targets == 9
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "uint32", "int64", "uint64"])
@@ -325,8 +323,8 @@ def test_tokens_and_sizes_of_any_integer_type_give_the_segments_of_int32(dtype):
     size = np.dtype(dtype).type(3)
     kinds = [
         lambda cast: cast(tokens),
-        lambda cast: txl_jax.Documents(cast(tokens), cast(edges)),
-        lambda cast: txl_jax.Sentences(cast(tokens[:128]), cast(edges)),
+        lambda cast: txl_jax.Pieces(cast(tokens), cast(edges)),
+        lambda cast: txl_jax.Pieces(cast(tokens[:128]), cast(edges[:3]), True, "sentences"),
     ]
     for kind in kinds:
         got = list(txl_jax.segments(kind(lambda x: x.astype(dtype)), size, np.int8(4)))
@@ -343,12 +341,12 @@ def test_ids_beyond_int32_and_sizes_that_are_no_integers_are_refused():
     ids = np.array([1, 2**32 + 3, 5])
     for split in (
         ids,
-        txl_jax.Documents(ids, np.array([0])),
-        txl_jax.Sentences(ids, np.array([0, 2])),
+        txl_jax.Pieces(ids, np.array([0])),
+        txl_jax.Pieces(ids, np.array([0]), True, "sentences"),
     ):
         with pytest.raises(DataError, match=r"\[1\] = 4294967299: a token id must be from 0 to"):
             txl_jax.segments(split, 1, 2)
     with pytest.raises(DataError, match=r"batch_size = 2\.0: must be an integer"):
         txl_jax.segments(np.arange(9), 2.0, 2)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"starts has shape .* float64: must be integers"):
-        txl_jax.Documents(np.arange(9), np.array([0.0, 4.5]))
+        txl_jax.Pieces(np.arange(9), np.array([0.0, 4.5]))

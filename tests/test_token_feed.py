@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import token_feed
-from txl_jax.data.documents import check_starts
+from txl_jax.data.pieces import check_starts
 
 
 def test_the_documents_of_the_benchmark_cover_the_array():

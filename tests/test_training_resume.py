@@ -18,7 +18,7 @@ from tiny_runs import arrays, call, corpus_and_experiment, interrupt, lm1b, run,
 import txl_jax
 from txl_jax.checkpoint.checkpoints import Checkpoints
 from txl_jax.data.feed import training_batch
-from txl_jax.data.sentences import SentenceStreams
+from txl_jax.data.streams import shuffled_streams
 from txl_jax.training import trainer
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.plan import training_streams
@@ -139,7 +139,7 @@ def test_sentences_train_over_epochs_and_resume_bit_identically(tmp_path):
     assert_same_run(tmp_path, tmp_path / "whole", tmp_path / "cut", **changes)
 
     found = records(tmp_path / "whole")
-    streams = SentenceStreams(corpus.train, 4, 16, seed=exp.seed)
+    streams = shuffled_streams(corpus.train, 4, 16, seed=exp.seed)
     assert found[-1]["epoch"] == pytest.approx(24 / streams.n_segments, abs=1e-3)
     assert found[-1]["epoch"] > 2
     words = (tmp_path / "lm1b" / "valid.txt").read_text().split("\n")[:-1]

@@ -15,7 +15,7 @@ import txl_jax
 from txl_jax.config import ConfigError, override
 from txl_jax.convert.pytorch import config_from_pytorch, params_from_pytorch
 from txl_jax.data.feed import training_batch, training_feed
-from txl_jax.data.streams import Streams
+from txl_jax.data.streams import ordered_streams
 from txl_jax.model.memory import Memory
 from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training import step as step_module
@@ -207,7 +207,9 @@ def test_dropout_differs_from_step_to_step_on_the_same_batch(folder):
     model = txl_jax.TransformerXL(exp.model)
     optimizer = make_optimizer(exp)
     state = init_state(exp, model, optimizer)
-    streams = Streams(corpus.train, exp.train.batch_size, exp.train.seg_len, drop_remainder=True)
+    streams = ordered_streams(
+        corpus.train, exp.train.batch_size, exp.train.seg_len, drop_remainder=True
+    )
     batch = training_batch(streams, 0, "reset")
     step = jax.jit(lambda s, b: train_step(s, b, exp, model, optimizer)[1]["nll_sum"])
     sums = [float(step(state.replace(step=np.int32(t)), batch)) for t in range(3)]
@@ -223,7 +225,7 @@ def test_dropout_differs_between_micro_batches(folder):
         model = txl_jax.TransformerXL(exp.model)
         optimizer = make_optimizer(exp)
         state = init_state(exp, model, optimizer)
-        streams = Streams(corpus.train, 1, exp.train.seg_len, drop_remainder=True)
+        streams = ordered_streams(corpus.train, 1, exp.train.seg_len, drop_remainder=True)
         one = training_batch(streams, 0, "reset")
         batch = jax.tree.map(functools.partial(np.repeat, repeats=rows, axis=0), one)
         _, metrics = jax.jit(train_step, static_argnums=(2, 3, 4))(
@@ -239,7 +241,9 @@ def test_padded_targets_count_for_nothing(folder):
     model = txl_jax.TransformerXL(exp.model)
     optimizer = make_optimizer(exp)
     state = init_state(exp, model, optimizer)
-    streams = Streams(corpus.train, exp.train.batch_size, exp.train.seg_len, drop_remainder=True)
+    streams = ordered_streams(
+        corpus.train, exp.train.batch_size, exp.train.seg_len, drop_remainder=True
+    )
     batch = training_batch(streams, 0, "reset")
     weights = batch.weights.copy()
     weights[:, 10:] = 0
@@ -259,7 +263,9 @@ def test_padded_targets_count_for_nothing(folder):
 
 def test_memory_is_emptied_at_an_epoch_or_carried_by_name(folder):
     corpus, exp = corpus_and_experiment(folder)
-    streams = Streams(corpus.train, exp.train.batch_size, exp.train.seg_len, drop_remainder=True)
+    streams = ordered_streams(
+        corpus.train, exp.train.batch_size, exp.train.seg_len, drop_remainder=True
+    )
     n = streams.n_segments
     for step, first in ((0, True), (1, False), (n - 1, False), (n, True), (2 * n, True)):
         assert np.all(training_batch(streams, step, "reset").reset == first)
@@ -271,7 +277,9 @@ def test_memory_is_emptied_at_an_epoch_or_carried_by_name(folder):
 
 def test_memory_is_emptied_every_so_many_steps_too(folder):
     corpus, exp = corpus_and_experiment(folder)
-    streams = Streams(corpus.train, exp.train.batch_size, exp.train.seg_len, drop_remainder=True)
+    streams = ordered_streams(
+        corpus.train, exp.train.batch_size, exp.train.seg_len, drop_remainder=True
+    )
     n = streams.n_segments
     assert n % 7
     for epoch_memory in ("carry", "reset"):
@@ -376,7 +384,7 @@ def test_padding_of_drawn_lengths_changes_neither_loss_nor_memory(folder, change
 def test_padding_at_an_epochs_end_does_not_enter_memory_that_is_carried(folder):
     corpus, exp = corpus_and_experiment(folder, **{"train.epoch_memory": "carry"})
     n = training_streams(exp, corpus).n_segments
-    streams = Streams(corpus.train[: 4 * 16 * 4 + 25], 4, 16, True)  # 4 segments and a bit
+    streams = ordered_streams(corpus.train[: 4 * 16 * 4 + 25], 4, 16, True)  # 4 segments and a bit
     assert 0 < streams.targets_per_stream % 16 < 16 < n
     batches = [training_batch(streams, step, "carry") for step in range(7)]
     assert_padding_changes_nothing(exp, batches)

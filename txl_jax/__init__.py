@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from txl_jax.config import ConfigError, ExperimentConfig, TransformerXLConfig, load_config
     from txl_jax.convert import save
     from txl_jax.data.corpus import Corpus, DataError, load_corpus
-    from txl_jax.data.documents import Documents
-    from txl_jax.data.sentences import Sentences, segments
-    from txl_jax.data.streams import Segment
+    from txl_jax.data.pieces import Pieces
+    from txl_jax.data.streams import Segment, segments
     from txl_jax.library import LanguageModel, load, sweep, train
     from txl_jax.model.memory import Cache, Memory
     from txl_jax.model.relative_attention import relative_attention
@@ -33,13 +32,12 @@ __all__ = [
     "ConfigError",
     "Corpus",
     "DataError",
-    "Documents",
     "ExperimentConfig",
     "LanguageModel",
     "Logger",
     "Memory",
+    "Pieces",
     "Segment",
-    "Sentences",
     "TransformerXL",
     "TransformerXLConfig",
     "convert",
@@ -61,13 +59,12 @@ _MODULES = {
     "ConfigError": "config",
     "Corpus": "data.corpus",
     "DataError": "data.corpus",
-    "Documents": "data.documents",
     "ExperimentConfig": "config",
     "LanguageModel": "library",
     "Logger": "training.events",
     "Memory": "model.memory",
     "Segment": "data.streams",
-    "Sentences": "data.sentences",
+    "Pieces": "data.pieces",
     "TransformerXL": "model.transformer_xl",
     "TransformerXLConfig": "config",
     "load": "library",
@@ -76,7 +73,7 @@ _MODULES = {
     "push": "checkpoint.saving",
     "relative_attention": "model.relative_attention",
     "save": "checkpoint.saving",
-    "segments": "data.sentences",
+    "segments": "data.streams",
     "sweep": "library",
     "train": "library",
 }

@@ -29,8 +29,8 @@ from txl_jax.config import (
     override,
 )
 from txl_jax.data.corpus import corpus_from_config
-from txl_jax.data.documents import Documents
-from txl_jax.data.sentences import Sentences, Split, ordered_streams
+from txl_jax.data.pieces import Pieces, Split
+from txl_jax.data.streams import ordered_streams
 from txl_jax.evaluation.evaluator import Evaluator, segment_bar
 from txl_jax.messages import argument
 from txl_jax.model.precision import arithmetic_record
@@ -192,8 +192,8 @@ def attention_lengths(exp: ExperimentConfig, lengths: tuple[int, ...]) -> tuple[
     """Returns the attention length of training, M or T, and the lengths that are evaluated."""
     train_length = exp.train.mem_len or exp.train.seg_len
     selected = sorted({train_length, *lengths})
-    if exp.model.attention == "absolute_per_layer":  # it has a limited number of positions
-        selected = [length for length in selected if length <= (exp.model.n_positions or 0)]
+    if (limit := exp.model.segment_limit) is not None:
+        selected = [length for length in selected if length <= limit]
     shortest = 1 if exp.train.mem_len else exp.evaluate.seg_len
     if selected[0] < shortest:
         raise AnalysisError(
@@ -224,11 +224,9 @@ def first_targets(split: Split, n: int) -> Split:
     """Returns the first n targets of a split, in whole sentences or documents; 0 is all."""
     if not n:
         return split
-    if isinstance(split, Sentences):
-        ends = split.offsets[1:] - split.offsets[0]
-        return split[: max(1, int(np.searchsorted(ends, n, side="right")))]
-    if isinstance(split, Documents):
-        return split.part(0, max(1, int(np.searchsorted(split.starts, n, side="right")) - 1))
+    if isinstance(split, Pieces):
+        ends = split.edges(np.arange(1, len(split) + 1))
+        return split.part(0, max(1, int(np.searchsorted(ends, n, side="right"))))
     return split[: n + 1]
 
 

@@ -25,8 +25,8 @@ from txl_jax.analysis.results import AnalysisError, describe_model, write_result
 from txl_jax.checkpoint.trained_model import TrainedModel, memory_shapes
 from txl_jax.config import ExperimentConfig, ProtocolConfig
 from txl_jax.data.corpus import corpus_from_config
-from txl_jax.data.documents import running_text
-from txl_jax.data.streams import Streams
+from txl_jax.data.pieces import running_text
+from txl_jax.data.streams import Streams, ordered_streams
 from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import describe, under_protocol
 from txl_jax.evaluation.scoring_run import vocab_note
@@ -117,12 +117,12 @@ class AttentionReader:
                 f"attention.mem_len = 0: the window same_length={model.same_length!r} needs a"
                 " memory; use evaluate.same_length=False"
             )
-        n_positions = model.n_positions or 0
-        if model.attention == "absolute_per_layer" and self.n_keys > n_positions:
+        limit = model.segment_limit
+        if limit is not None and self.n_keys > limit:
             raise AnalysisError(
                 f"attention.mem_len = {c.mem_len}: the sum with attention.seg_len {c.seg_len} is"
-                f" larger than model.n_positions = {n_positions}; use"
-                f" attention.mem_len={max(0, n_positions - c.seg_len)}"
+                f" larger than model.n_positions = {limit}; use"
+                f" attention.mem_len={max(0, limit - c.seg_len)}"
             )
         self._model = TransformerXL(model)
         p = self.protocol
@@ -198,8 +198,8 @@ class AttentionReader:
     def _streams(self, tokens: np.ndarray, name: str) -> tuple[Streams, int]:
         """Returns the streams of the text, and the number of segments without padding."""
         p, size = self.protocol, self._model.cfg.vocab_size
-        build = functools.partial(Streams, name=name, vocab_size=size, context_len=p.context_len)
-        streams = build(tokens, p.batch_size, p.seg_len)
+        options: Any = {"name": name, "vocab_size": size, "context_len": p.context_len}
+        streams = ordered_streams(tokens, p.batch_size, p.seg_len, **options)
         before_last = (p.batch_size - 1) * streams.targets_per_stream  # the last stream is shortest
         return streams, max(0, streams.n_targets - before_last) // p.seg_len
 

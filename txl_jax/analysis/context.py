@@ -15,6 +15,7 @@ Absolute positions count from the window's end, so models with them need one run
 import dataclasses
 import hashlib
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,8 +29,7 @@ from txl_jax.analysis.results import AnalysisError, describe_model, write_result
 from txl_jax.checkpoint.trained_model import TrainedModel, memory_shapes
 from txl_jax.config import ContextConfig, TransformerXLConfig, override
 from txl_jax.data.corpus import Corpus, corpus_from_config
-from txl_jax.data.documents import running_text
-from txl_jax.data.sentences import Sentences
+from txl_jax.data.pieces import Pieces, running_text
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import under_protocol
@@ -74,9 +74,9 @@ def run(trained: TrainedModel, workdir: str) -> str:
     return write_results(workdir, last, files)
 
 
-def check(model: TransformerXLConfig, tokens: np.ndarray | Sentences, c: ContextConfig) -> None:
+def check(model: TransformerXLConfig, tokens: np.ndarray | Pieces, c: ContextConfig) -> None:
     """Raises AnalysisError if the text is too short, or the model has too few positions."""
-    if isinstance(tokens, Sentences):
+    if isinstance(tokens, Pieces):
         raise AnalysisError(
             "contexts are measured on a continuous text, but this corpus has unordered sentences"
             " (lm1b); set data.name to another corpus"
@@ -87,12 +87,12 @@ def check(model: TransformerXLConfig, tokens: np.ndarray | Sentences, c: Context
             f"a context of {longest:,} tokens: the {c.split} split has only {len(tokens):,} tokens,"
             " and needs one more than the context; use shorter lengths"
         )
-    limit = (model.n_positions or 0) - c.stride + 1
-    if model.attention == "absolute_per_layer" and longest > limit:
+    most = math.inf if model.segment_limit is None else model.segment_limit - c.stride + 1
+    if longest > most:
         raise AnalysisError(
-            f"a context of {longest:,} tokens: attention 'absolute_per_layer' has only"
-            f" {model.n_positions} positions; with context.stride={c.stride}, use lengths of at"
-            f" most {limit}"
+            f"a context of {longest:,} tokens: attention {model.attention!r} has only"
+            f" {model.segment_limit} positions; with context.stride={c.stride}, use lengths of at"
+            f" most {most}"
         )
 
 

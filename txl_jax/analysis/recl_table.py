@@ -24,7 +24,7 @@ from txl_jax.checkpoint.workdir import read_experiment, read_json, read_record, 
 from txl_jax.checkpoint.workdir_files import CONFIG, register_outputs
 from txl_jax.config import ContextConfig, DataConfig, ExperimentConfig
 from txl_jax.data.corpus import corpus_from_config
-from txl_jax.data.documents import running_text
+from txl_jax.data.pieces import running_text
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import under_protocol

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from txl_jax.data.sentences import AnyStreams
-from txl_jax.data.streams import Segment
+from txl_jax.data.streams import Segment, Streams
 from txl_jax.messages import fields_repr
 
 
@@ -75,7 +74,7 @@ def make_batch(segment: Segment, reset_memory: bool) -> Batch:
     return Batch(*arrays, per_token, lengths=segment.lengths)
 
 
-def warm_up_batches(streams: AnyStreams, n: int, rows: slice = slice(None)) -> list[Batch]:
+def warm_up_batches(streams: Streams, n: int, rows: slice = slice(None)) -> list[Batch]:
     """Returns up to n tokens of text before each stream in ``rows``, as segments without scores.
 
     They fill an empty memory as if each stream had begun n tokens earlier. For n = 5, T = 3 and

@@ -9,7 +9,6 @@ in ``corpus.json``, and prepares a damaged corpus again.
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -21,13 +20,13 @@ import numpy as np
 from txl_jax.config import DataConfig, ExperimentConfig
 from txl_jax.config.arguments import names_the_nearest
 from txl_jax.config.folders import data_folder, expanded
-from txl_jax.data.documents import STARTS, Documents
 from txl_jax.data.errors import DataError
+from txl_jax.data.pieces import STARTS, Pieces, Split, flat_tokens
 from txl_jax.data.prepare import prepare
-from txl_jax.data.sentences import Sentences, Split, flat_tokens
 from txl_jax.data.sources import benchmarks, lm1b, probe, stdlib, text, tokens
 from txl_jax.data.sources.cache import (
     folder_identity,
+    json_hash,
     remove_folder,
     remove_unfinished,
     write_errors,
@@ -74,8 +73,8 @@ class Corpus:
     Attributes:
       name, vocab: the name of the corpus, and the vocabulary with the symbols of the ids.
       train, valid, test: memory-mapped 1-D arrays of ids of ``vocab.dtype``, with ``<eos>`` at the
-        end of each line of words, or :class:`~txl_jax.data.sentences.Sentences` for ``lm1b``, or
-        :class:`~txl_jax.data.documents.Documents`.
+        end of each line of words, or :class:`~txl_jax.Pieces`: the sentences of ``lm1b``,
+        or documents.
       source_hash: the sha256 over the files of the text.
       info: ``tokens`` (targets for sentences), ``bytes``, ``lines`` and ``words`` of each split;
         whether the files are the ``published`` ones, and ``counts_as_published`` (``None`` if no
@@ -168,9 +167,9 @@ def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
     identity: dict[str, Any] = {"name": data.name, "source_hash": source.hash()}
     identity["protocol"] = {"vocab": kind, **source.protocol, "code_version": CODE_VERSION}
     cache = data_folder(data.cache_dir)
-    folder = cache / f"{data.name}-{kind}-{_hash(identity)[:20]}"
+    folder = cache / f"{data.name}-{kind}-{json_hash(identity, sort_keys=True)[:20]}"
     if vocab is not None and not _has_vocab(folder, vocab):
-        identity["vocab_hash"] = _hash(vocab.to_json(), sort_keys=False)
+        identity["vocab_hash"] = json_hash(vocab.to_json())
         folder = folder.with_name(f"{folder.name}-{identity['vocab_hash'][:20]}")
     if not folder.exists():
         for name in ("unpacked", "downloads"):
@@ -212,7 +211,7 @@ def _token_corpus(data: DataConfig, vocab: Vocab | None) -> Corpus:
         "python": None,
         "protocol": {"vocab": "id", **found.protocol},
     }
-    if found.documents:
+    if any(isinstance(split, Pieces) for split in found.files.values()):
         info["documents"] = {split: len(found.splits[split]) for split in SPLITS}
     return Corpus(data.name, vocab, **found.splits, source_hash=found.hash(), info=info)
 
@@ -253,10 +252,6 @@ def _kind(data: DataConfig, vocab: Vocab | None) -> Kind:
     if data.tokenizer or (own and data.name == "text" and data.vocab is None):
         return "tokenizer"
     return data.vocab or DEFAULT_VOCAB.get(data.name, "byte")
-
-
-def _hash(value: Any, sort_keys: bool = True) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=sort_keys).encode()).hexdigest()
 
 
 def _has_vocab(folder: Path, vocab: Vocab) -> bool:
@@ -311,8 +306,8 @@ def _load_split(folder: Path, split: str, vocab: Vocab, source: Source, cross: b
     check_ids(tokens, len(vocab), str(path))
     if source.has_documents:
         starts = np.load(path.with_suffix(STARTS), allow_pickle=False)
-        return Documents(tokens, starts, source.separator is not None or cross)
+        return Pieces(tokens, starts, source.separator is not None or cross)
     if vocab.kind != "sentence":
         return tokens
     offsets = np.load(folder / f"{split}.offsets.npy", mmap_mode="r", allow_pickle=False)
-    return Sentences(tokens, offsets)
+    return Pieces(tokens, offsets[:-1], True, "sentences")

@@ -10,14 +10,14 @@ import jax
 import numpy as np
 
 from txl_jax.data.batch import Batch, make_batch
-from txl_jax.data.sentences import TrainingStreams
+from txl_jax.data.streams import Streams
 
 GROUP = 1 << 13
 """The number of tokens that are prefetched together, if a batch has fewer."""
 
 
 def training_batch(
-    streams: TrainingStreams,
+    streams: Streams,
     step: int,
     epoch_memory: str,
     reset_every: int = 0,
@@ -39,7 +39,7 @@ def resets_memory(step: int, first: bool, epoch_memory: str, reset_every: int) -
 
 
 def training_feed(
-    streams: TrainingStreams,
+    streams: Streams,
     start: int,
     stop: int,
     epoch_memory: str,

@@ -8,17 +8,13 @@ The host then sends only a :class:`BatchPosition` for each step:
 The batches are equal to those of :func:`txl_jax.data.feed.training_batch`.
 """
 
-from typing import Any
-
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from txl_jax.data.batch import Batch, SoftTargets
-from txl_jax.data.drawn_lengths import DrawnLengths
 from txl_jax.data.feed import resets_memory
-from txl_jax.data.sentences import TrainingStreams
 from txl_jax.data.streams import Streams
 
 
@@ -39,7 +35,7 @@ class DeviceText(flax.struct.PyTreeNode):
     width: int = flax.struct.field(pytree_node=False, default=0)
     context_len: int = flax.struct.field(pytree_node=False, default=0)
     begins: jax.Array | np.ndarray | None = None  # bool [B,n], where documents begin
-    shared: bool = flax.struct.field(pytree_node=False, default=False)  # see Documents
+    shared: bool = flax.struct.field(pytree_node=False, default=False)  # see Pieces
 
     def batch(self, at: BatchPosition) -> Batch:
         """Returns the batch at a position; call this function under ``jit``."""
@@ -67,27 +63,34 @@ class DeviceText(flax.struct.PyTreeNode):
         return Batch(inputs, targets, weights, reset, soft, jnp.full(b, c + at.n, jnp.int32))
 
 
-def device_text(streams: TrainingStreams, soft: SoftTargets | None = None) -> DeviceText:
+def device_text(streams: Streams, soft: SoftTargets | None = None) -> DeviceText:
     """Returns the text of training streams (not of sentences), which is not on a device yet.
 
     ``soft`` [N,k] has targets for every token of the split; tokens in no stream are left out.
     """
-    assert isinstance(streams, Streams | DrawnLengths)
-    width = streams.max_len if isinstance(streams, DrawnLengths) else streams.seg_len
-    tokens = streams.stream_tokens()
-    b, n = tokens.shape
-    lay_out = lambda x: x[: b * n].reshape(b, n, x.shape[-1])
-    shared = streams.documents is not None and streams.documents.shared
-    begins, soft = streams.stream_begins(), jax.tree.map(lay_out, soft)
-    return DeviceText(tokens, soft, width, streams.context_len, begins, shared)
+    b, n = streams.batch_size, streams.targets_per_stream + 1
+    rows, documents = streams.rows, streams.rows.documents
+    assert (np.diff(rows.first) == n).all(), "rows of one length, one after another"
+    lay_out = lambda x: x[: b * n].reshape(b, n, *x.shape[1:])
+    begins = None
+    if documents is not None:
+        begins = np.zeros(b * n, bool)
+        begins[documents.starts[documents.starts < b * n]] = True
+        begins[rows.first] = True
+        begins = lay_out(begins)
+    shared = documents is not None and documents.shared
+    tokens = np.asarray(lay_out(rows.ids), np.int32)
+    soft = jax.tree.map(lay_out, soft)
+    return DeviceText(tokens, soft, streams.width, streams.context_len, begins, shared)
 
 
 def training_position(
-    streams: Any, step: int, epoch_memory: str, reset_every: int = 0, rows: slice = slice(None)
+    streams: Streams, step: int, epoch_memory: str, reset_every: int = 0, rows: slice = slice(None)
 ) -> BatchPosition:
     """Returns the position of a step's batch; arguments are those of :func:`training_batch`."""
     start, n, epoch = streams.span_at(step)
     reset_memory = resets_memory(step, start == 0, epoch_memory, reset_every)
     number = lambda x: np.asarray(x, np.int32)
-    shifts = streams.shifts(epoch)[rows]
+    which = range(*rows.indices(streams.batch_size))
+    shifts = number([streams.order.shift(epoch, row) for row in which])
     return BatchPosition(number(start), number(n), shifts, np.asarray(reset_memory))

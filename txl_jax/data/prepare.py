@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from txl_jax.data.documents import STARTS, check_starts
 from txl_jax.data.errors import DataError
+from txl_jax.data.pieces import STARTS, check_starts
 from txl_jax.data.sources.cache import make_folder, write_errors, write_npy
 from txl_jax.data.sources.source import SPLITS, Source, check_utf8, file_hash
 from txl_jax.data.symbols import Kind
@@ -143,7 +143,7 @@ def _write_documents(
     """Writes the ids of documents and where each begins; returns the number of tokens.
 
     Without a separator, documents of fewer than two tokens are left out, because they have no
-    target. The last token of a separator begins the next document (:mod:`txl_jax.data.documents`).
+    target. The last token of a separator begins the next document (:mod:`txl_jax.data.pieces`).
     """
     starts, ended, mark, short = list[int](), [False], source.separator, [0]
     if mark is not None and not len(vocab.encode(mark)):

@@ -44,18 +44,22 @@ def check_ids(tokens: np.ndarray, vocab_size: int | None, name: str) -> None:
         if np.can_cast(np.asanyarray(tokens).dtype, np.int32):
             return
         vocab_size = 1 << 31
+    _, outside = scan_ids(tokens, vocab_size)
+    if outside is not None:
+        raise DataError(
+            f"{name}[{outside}] = {int(tokens[outside])}: a token id must be from 0 to"
+            f" {vocab_size - 1}, the vocabulary has {vocab_size} symbols"
+        )
+
+
+def scan_ids(tokens: np.ndarray, vocab_size: int) -> tuple[int, int | None]:
+    """Returns the largest id, and the index of the first id that is not from 0 to V-1, if any."""
+    largest = 0
     for start, part in chunks(tokens):
         if part.min() < 0 or part.max() >= vocab_size:
-            at = first_outside(part, vocab_size)
-            raise DataError(
-                f"{name}[{start + at}] = {int(part[at])}: a token id must be from 0 to"
-                f" {vocab_size - 1}, the vocabulary has {vocab_size} symbols"
-            )
-
-
-def first_outside(part: np.ndarray, vocab_size: int) -> int:
-    """Returns the index of the first id that is not from 0 to V-1; there must be one."""
-    return int(np.argmax((part < 0) | (part >= vocab_size)))
+            return largest, start + int(np.argmax((part < 0) | (part >= vocab_size)))
+        largest = max(largest, int(part.max()))
+    return largest, None
 
 
 def chunks(tokens: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

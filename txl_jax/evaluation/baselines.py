@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from txl_jax.config import ConfigError
-from txl_jax.data.sentences import flat_tokens
+from txl_jax.data.pieces import flat_tokens
 from txl_jax.data.symbols import check_ids
 from txl_jax.units import in_unit
 

@@ -20,7 +20,8 @@ from txl_jax.config import ProtocolConfig, TransformerXLConfig
 from txl_jax.data.batch import Batch, make_batch, warm_up_batches
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import batch_on_device, prefetch
-from txl_jax.data.sentences import AnyStreams, Split, ordered_streams
+from txl_jax.data.pieces import Split
+from txl_jax.data.streams import Streams, ordered_streams
 from txl_jax.evaluation import dynamic
 from txl_jax.evaluation.dynamic import Learner, Params, Rates
 from txl_jax.evaluation.protocols import keeps_cache, under_protocol
@@ -50,7 +51,7 @@ class EvaluationBatches:
     the number of segments before the first scored one. ``scored`` is the number of scored segments.
     """
 
-    def __init__(self, streams: AnyStreams, protocol: ProtocolConfig, shardings: Shardings):
+    def __init__(self, streams: Streams, protocol: ProtocolConfig, shardings: Shardings):
         self._streams, self._sharding = streams, shardings.rows()
         self.rows = -(-protocol.batch_size // shardings.row_devices) * shardings.row_devices
         last = protocol.batch_size - 1  # the stream with the most tokens before it
@@ -127,7 +128,10 @@ class Evaluator:
         self.protocol, self.name, self._shardings = protocol, name, Shardings(mesh)
         self.model = TransformerXL(under_protocol(model, protocol), mesh)
         b, t = protocol.batch_size, protocol.seg_len
-        options = {"vocab_size": model.vocab_size, "context_len": protocol.context_len}
+        options: dict[str, Any] = {
+            "vocab_size": model.vocab_size,
+            "context_len": protocol.context_len,
+        }
         self.streams = ordered_streams(tokens, b, t, name=name, **options)
         self.batches = EvaluationBatches(self.streams, protocol, self._shardings)
         self._training: EvaluationBatches | None = None

@@ -7,8 +7,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from txl_jax.config import DynamicConfig, ProtocolConfig, TransformerXLConfig
-from txl_jax.data.documents import Documents
-from txl_jax.data.sentences import AnyStreams, Sentences, Split, ordered_streams
+from txl_jax.data.pieces import Split, as_pieces
+from txl_jax.data.streams import Streams, ordered_streams
 from txl_jax.model.precision import rounding
 
 
@@ -51,7 +51,7 @@ def describe(protocol: ProtocolConfig, model: TransformerXLConfig, mesh: Mesh | 
         parts.append(f"warm start {protocol.warm_start}")
     if c.same_length:
         parts.append(f"window {c.same_length}")
-    if c.clamp_len > 0 and c.attention != "absolute_per_layer":  # its positions are a table
+    if c.clamp_len > 0 and c.segment_limit is None:  # its positions are a table
         parts.append(f"clamp {c.clamp_len}")
     if protocol.temperature != 1:
         parts.append(f"temperature {protocol.temperature:g}")
@@ -111,24 +111,18 @@ def target_indices(protocol: ProtocolConfig, split: Split) -> np.ndarray | None:
     """Returns the increasing indices of a split's targets, int [N].
 
     ``None`` stands for all tokens except the first one. Indices count from the first token of
-    :func:`~txl_jax.data.sentences.flat_tokens`.
+    :func:`~txl_jax.data.pieces.flat_tokens`.
     """
-    limit = protocol.max_segments
-    if not limit and not (isinstance(split, Documents) and not split.shared):
+    limit, pieces = protocol.max_segments, as_pieces(split)
+    if not limit and pieces.shared:
         return None
-    if isinstance(split, Sentences):
-        first, numbers = int(split.offsets[0]), np.arange(len(split.tokens), dtype=np.int32)
-        streams = _streams(protocol, Sentences(numbers, split.offsets))
-    elif isinstance(split, Documents):
-        first, numbers = 0, np.arange(len(split.tokens), dtype=np.int32)
-        streams = _streams(protocol, Documents(numbers, split.starts, split.shared))
-    else:
-        first, streams = 0, _streams(protocol, np.arange(len(split), dtype=np.int32))
+    numbers = np.arange(len(pieces.ids), dtype=np.int32)
+    streams = _streams(protocol, pieces.with_ids(numbers))
     n = streams.n_segments
     segments = map(streams.segment, range(min(limit or n, n)))
-    return np.sort(np.concatenate([x.targets[x.weights > 0] for x in segments])) - first
+    return np.sort(np.concatenate([x.targets[x.weights > 0] for x in segments]))
 
 
-def _streams(protocol: ProtocolConfig, split: Split) -> AnyStreams:
+def _streams(protocol: ProtocolConfig, split: Split) -> Streams:
     name = f"the {protocol.split} split"
     return ordered_streams(split, protocol.batch_size, protocol.seg_len, name=name)

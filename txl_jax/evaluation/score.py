@@ -27,11 +27,12 @@ from txl_jax.checkpoint.workdir_files import check_file
 from txl_jax.config import ConfigError, ScoreConfig, TransformerXLConfig
 from txl_jax.config.folders import data_folder
 from txl_jax.data.batch import Batch, make_batch
-from txl_jax.data.documents import separator_ends
 from txl_jax.data.errors import DataError
+from txl_jax.data.pieces import ended_at, separator_ends
+from txl_jax.data.rows import separate_rows
 from txl_jax.data.sources.source import check_not_text, existing_path
 from txl_jax.data.sources.tokens import SUFFIXES, read_documents
-from txl_jax.data.streams import read_segment
+from txl_jax.data.streams import Streams
 from txl_jax.data.symbols import readable
 from txl_jax.data.vocab import Text, Vocab, encode_text, line_end, separator_ids
 from txl_jax.files import decode_text, name_in_os_errors
@@ -189,16 +190,10 @@ def score_lines(
     memory is also emptied at the last token of each ``separator`` [k], if k is not 0.
     """
     whole = [[line] for line in lines] if c.memory == "line" else [lines]
-    texts = [_documents(np.concatenate([before, *parts]), separator) for parts in whole]
-    nll = np.concatenate(score_texts(cfg, params, list(itertools.chain(*texts)), c))
+    texts = [np.concatenate([before, *parts]) for parts in whole]
+    documents = [ended_at(text, separator_ends(text, separator)) for text in texts]
+    nll = np.concatenate(score_texts(cfg, params, list(itertools.chain(*documents)), c))
     return np.split(nll, np.cumsum([len(line) for line in lines])[:-1])
-
-
-def _documents(text: np.ndarray, separator: np.ndarray) -> list[np.ndarray]:
-    """Cuts a text at separators, whose last token ends one document and begins the next."""
-    ends = separator_ends(text, separator)
-    edges = [0, *ends[(ends > 0) & (ends < len(text) - 1)], len(text) - 1]
-    return [text[i : j + 1] for i, j in itertools.pairwise(edges)]
 
 
 def score_texts(
@@ -222,16 +217,14 @@ def _score_batch(
     rows = compiled_rows(len(texts))
     check_arrays(_WORK, memory_shapes(cfg, rows, c.mem_len))
     mems = model.init_mems(rows, 0 if cfg.memory_free else c.mem_len)
-    ends = {n: len(texts[n]) - 1 if n < len(texts) else 0 for n in range(rows)}
-    read, context_len = lambda row, i, j: texts[row][i:j], _context_len(cfg, c)
+    streams = Streams(separate_rows(texts, rows), c.seg_len, _context_len(cfg, c))
     parts = [np.zeros((rows, 0), np.float32)]
-    for start in range(0, max(ends.values()), c.seg_len):
-        segment = read_segment(read, ends, start, c.seg_len, c.seg_len, context_len)
+    for segment in streams:
         nll, mems = score(params, make_batch(segment, reset_memory=False), mems)
         parts.append(np.asarray(nll))
-        add_done(sum(min(max(end - start, 0), c.seg_len) for end in ends.values()))
+        add_done(int(segment.weights.sum()))
     losses = np.concatenate(parts, axis=1)
-    return [losses[n, : ends[n]] for n in range(len(texts))]
+    return [losses[n, : len(text) - 1] for n, text in enumerate(texts)]
 
 
 @functools.lru_cache(maxsize=4)
@@ -252,15 +245,14 @@ def _context_len(cfg: TransformerXLConfig, c: ScoreConfig) -> int:
     """Returns the number of tokens that a model without memory reads again before each segment."""
     if not cfg.memory_free:
         return 0
-    if cfg.attention != "absolute_per_layer":
+    if (limit := cfg.segment_limit) is None:
         return c.mem_len
-    n_positions = cfg.n_positions or 0
-    if c.seg_len > n_positions:
+    if c.seg_len > limit:
         raise ConfigError(
-            f"config key score.seg_len = {c.seg_len}: this model has only {cfg.n_positions}"
-            " positions; use a shorter segment"
+            f"config key score.seg_len = {c.seg_len}: this model has only {limit} positions; use a"
+            " shorter segment"
         )
-    return min(c.mem_len, n_positions - c.seg_len)
+    return min(c.mem_len, limit - c.seg_len)
 
 
 def line_record(vocab: Vocab, n: int, line: LineScore, c: ScoreConfig) -> dict[str, Any]:

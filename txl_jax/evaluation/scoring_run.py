@@ -11,8 +11,7 @@ from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.trained_model import TrainedModel, parameter_count
 from txl_jax.config import ExperimentConfig, ProtocolConfig
 from txl_jax.data.corpus import Corpus
-from txl_jax.data.documents import Documents
-from txl_jax.data.sentences import flat_tokens
+from txl_jax.data.pieces import as_pieces
 from txl_jax.evaluation import protocols
 from txl_jax.evaluation.baselines import DESCRIPTIONS, score_baselines
 from txl_jax.evaluation.evaluator import Evaluator, segment_bar, split_evaluator
@@ -80,7 +79,7 @@ def score_split(
     evaluators = evaluators or split_evaluators(config, corpus)
     protocol, first = next(iter(evaluators.items()))
     split = getattr(corpus, config.evaluate.split)
-    resets = ", memory reset at each document" if isinstance(split, Documents) else ""
+    resets = ", memory reset at each document" if as_pieces(split).kind == "documents" else ""
     note, unit = vocab_note(corpus, protocol.split), corpus.vocab.unit
     if note and corpus.vocab.lower_case and is_process_zero():
         text = "the model's vocabulary has no capital letters: the text is read in lower case"
@@ -105,7 +104,7 @@ def score_split(
         description = protocols.describe(chosen, config.model, mesh) + resets + note
         row |= {"targets": score.targets, "protocol": description}
         row["seconds"] = round(score.seconds, 2)
-        if isinstance(split, Documents) and not chosen.max_segments:
+        if resets and not chosen.max_segments:
             row["documents"] = len(split)
             row["document_loss"] = score.loss * score.targets / len(split)
         rows.append(row | conversions(score.loss * score.targets, corpus, chosen))
@@ -150,7 +149,7 @@ def vocab_note(corpus: Corpus, split: str) -> str:
     note = ", encoded with the model's vocabulary"
     if vocab.unknown is None:
         return note
-    tokens = flat_tokens(getattr(corpus, split))
+    tokens = as_pieces(getattr(corpus, split)).ids
     return f"{note} ({count_unknown(vocab, tokens) / len(tokens):.1%} {vocab.unknown})"
 
 
@@ -168,9 +167,8 @@ def conversions(nats: float, corpus: Corpus, protocol: ProtocolConfig) -> dict[s
     n_bytes = info["bytes"][split]
     if vocab.kind not in ("char", "subword") and info["tokens"][split] != n_bytes:
         return {}
-    tokens = getattr(corpus, split)
-    unscored = [0] if not isinstance(tokens, Documents) or tokens.shared else tokens.starts
-    first = vocab.decode_bytes(flat_tokens(tokens)[unscored])
+    pieces = as_pieces(getattr(corpus, split))
+    first = vocab.decode_bytes(pieces.ids[[0] if pieces.shared else pieces.starts])
     words = info["words"][split] + info["lines"][split]
     return {
         "bits_per_byte": nats / math.log(2) / (n_bytes - len(first)),

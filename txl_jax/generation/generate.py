@@ -194,8 +194,8 @@ def _first_state(
 ) -> DecodeState:
     """Computes the state after all tokens of each prompt except the last, on the device."""
     if cfg.memory_free:
-        table = cfg.n_positions if cfg.attention == "absolute_per_layer" else None
-        past: Any = _last_tokens([p[:-1] for p in prompts], min(c.mem_len, table or c.mem_len))
+        most = min(c.mem_len, cfg.segment_limit or c.mem_len)
+        past: Any = _last_tokens([p[:-1] for p in prompts], most)
     else:
         mems = TransformerXL(cfg).init_mems(len(prompts), c.mem_len)
         for tokens, lengths in _prompt_chunks(prompts):

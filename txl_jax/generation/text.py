@@ -9,7 +9,7 @@ import numpy as np
 
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import GenerateConfig
-from txl_jax.data.documents import separator_ends
+from txl_jax.data.pieces import separator_ends
 from txl_jax.data.vocab import Text, Vocab, encode_prompts, separator_ids
 from txl_jax.generation.generate import check_memory, generate
 from txl_jax.generation.utf8 import free_automaton, utf8_automaton

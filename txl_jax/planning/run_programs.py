@@ -129,7 +129,8 @@ def lower_update(setup: StepSetup) -> jax.stages.Lowered:
     text, soft, streams = None, None, cast(Any, unchecked_streams(exp, zeros))
     if t.text_on_device:
         if exp.distil.teachers:
-            size = streams.stream_tokens().size, min(exp.distil.words, exp.model.vocab_size or 1)
+            n_tokens = streams.batch_size * (streams.targets_per_stream + 1)
+            size = n_tokens, min(exp.distil.words, exp.model.vocab_size or 1)
             soft = SoftTargets(np.zeros(size, np.uint16), np.zeros(size, np.float16))
         text = device_text(streams, soft)
     shapes = dispatch_shapes(t, streams, t.text_on_device)

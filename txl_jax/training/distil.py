@@ -23,8 +23,8 @@ from txl_jax.config import ConfigError, ExperimentConfig
 from txl_jax.config.folders import same_files
 from txl_jax.data.batch import Batch, SoftTargets, make_batch
 from txl_jax.data.corpus import Corpus
-from txl_jax.data.documents import Documents
-from txl_jax.data.streams import Streams
+from txl_jax.data.pieces import Pieces
+from txl_jax.data.streams import ordered_streams
 from txl_jax.evaluation.protocols import under_protocol
 from txl_jax.files import atomic_write
 from txl_jax.messages import shown_path
@@ -61,7 +61,7 @@ def soft_targets(
             same = same_files(list(map(absolute, teachers)), list(c.teachers))
             if same and [words, text] == [c.words, corpus.source_hash]:
                 return SoftTargets(file["words"], file["probabilities"])
-    if isinstance(corpus.train, Documents):
+    if isinstance(corpus.train, Pieces):
         raise ConfigError("config key distil.teachers: needs a text without documents")
     models = [_load_teacher(folder, exp, corpus) for folder in c.teachers]
     message(f"reading the training text with {len(models)} teacher(s)")
@@ -87,7 +87,9 @@ def teacher_probabilities(
     p, models = exp.validate, [model for model, _ in teachers]
     sizes = [model.cfg.vocab_size or 0 for model in models]
     k = min(exp.distil.words, *sizes)
-    segments = lambda values: Streams(values, p.batch_size, p.seg_len, context_len=p.context_len)
+    segments = lambda values: ordered_streams(
+        values, p.batch_size, p.seg_len, context_len=p.context_len
+    )
 
     @jax.jit
     def predict(params, batch: Batch, mems):

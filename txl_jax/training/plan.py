@@ -46,8 +46,9 @@ from txl_jax.config.folders import data_folder
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.feed import training_batch
 from txl_jax.data.on_device import device_text
-from txl_jax.data.sentences import TrainingStreams, flat_tokens, shuffled_streams
+from txl_jax.data.pieces import flat_tokens
 from txl_jax.data.sources.source import check_not_text
+from txl_jax.data.streams import Streams, shuffled_streams
 from txl_jax.data.vocab import encode_prompts
 from txl_jax.evaluation.baselines import check_baselines
 from txl_jax.evaluation.evaluator import Evaluator, split_evaluator
@@ -135,7 +136,7 @@ class SeedRun(NamedTuple):
 
     exp: ExperimentConfig
     workdir: str
-    streams: TrainingStreams
+    streams: Streams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,14 +222,14 @@ def attention_sizes(t: TrainConfig) -> tuple[int, int, int]:
     return t.batch_size // t.micro_batches, t.context_len + t.longest_seg_len, t.mem_len
 
 
-def unchecked_streams(exp: ExperimentConfig, split: Any, **options: Any) -> TrainingStreams:
+def unchecked_streams(exp: ExperimentConfig, split: Any, **options: Any) -> Streams:
     """Returns the training streams of a split, without the checks of :func:`training_streams`."""
     t = exp.train
     settings = {key: getattr(t, key) for key in ("context_len", "seg_len_std", "partial_shuffle")}
     return shuffled_streams(split, t.batch_size, t.seg_len, exp.seed, **settings, **options)
 
 
-def training_streams(exp: ExperimentConfig, corpus: Corpus) -> TrainingStreams:
+def training_streams(exp: ExperimentConfig, corpus: Corpus) -> Streams:
     """Returns the training split's streams, or raises ConfigError if they do not fit the config.
 
     The ids were compared with the vocabulary when the corpus was loaded.
@@ -250,7 +251,7 @@ def training_streams(exp: ExperimentConfig, corpus: Corpus) -> TrainingStreams:
     return streams
 
 
-def _check_attention(exp: ExperimentConfig, mesh: Mesh, streams: TrainingStreams) -> None:
+def _check_attention(exp: ExperimentConfig, mesh: Mesh, streams: Streams) -> None:
     """Runs the self-check of the train step's attention; raises KernelError if it fails."""
     t = exp.train
     batch = training_batch(streams, 0, t.epoch_memory, t.reset_every, slice(0))

@@ -11,7 +11,7 @@ from txl_jax.config import ExperimentConfig, TrainConfig
 from txl_jax.data.batch import Batch
 from txl_jax.data.feed import training_batch
 from txl_jax.data.on_device import BatchPosition, DeviceText, training_position
-from txl_jax.data.sentences import TrainingStreams
+from txl_jax.data.streams import Streams
 from txl_jax.model.kernels.choice import compiler_options
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
@@ -147,9 +147,7 @@ def dispatch(
     return updates
 
 
-def dispatch_shapes(
-    t: TrainConfig, streams: TrainingStreams, on_device: bool
-) -> Batch | BatchPosition:
+def dispatch_shapes(t: TrainConfig, streams: Streams, on_device: bool) -> Batch | BatchPosition:
     """Returns the shapes of the inputs of a dispatch; positions with a text ``on_device``."""
     read: Callable[..., Any] = training_position if on_device else training_batch
     no_rows = read(streams, 0, t.epoch_memory, t.reset_every, slice(0))

@@ -1,5 +1,6 @@
 """Unpacks archives, with Python's safe filter for tar archives."""
 
+import contextlib
 import functools
 import lzma
 import os
@@ -14,7 +15,7 @@ from typing import IO, Any
 
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources.cache import make_folder, write_errors
-from txl_jax.data.sources.source import file_hash, read_errors
+from txl_jax.data.sources.source import file_hash, opened
 
 Wanted = Callable[[str], str | None]  # from a member's name to its path in the folder, or None
 Member = tuple[str, bool, Callable[[], Any]]  # name, whether it is a plain file, function to open
@@ -48,18 +49,14 @@ def extract(
     """
     what = what or str(archive)
     members = _zip_members(archive) if is_zip(archive) else _tar_members(archive)
-    try:
-        for member, plain, opened in members:
+    fix = "name an undamaged archive, or the folder of its files, in data.path"
+    with archive_errors(what, fix, "unpacked"):
+        for member, plain, open_member in members:
             name = wanted(member)
             if name is not None and not (folder / name).exists():
                 _check_member(member, plain, what)
-                with opened() as content:
+                with open_member() as content:
                     _copy(content, folder / name)
-    except DataError:
-        raise
-    except BROKEN as error:
-        fix = "name an undamaged archive, or the folder of its files, in data.path"
-        raise DataError(f"{what}: cannot be unpacked ({reason_of(error)}); {fix}") from error
     for name in required:
         if not (folder / name).exists():
             raise DataError(f"{what}: there is no {name} in this archive")
@@ -67,14 +64,26 @@ def extract(
 
 def is_zip(path: Path) -> bool:
     """Whether a file begins like a zip archive; raises DataError if the file cannot be read."""
-    with read_errors(path), open(path, "rb") as file:
+    with opened(path) as file:
         return file.read(4) == b"PK\x03\x04"
 
 
-def reason_of(error: Exception) -> str:
-    """Returns the fault of an archive in one line."""
-    lines = str(error).splitlines() or ["it is damaged"]
-    return lines[0] if len(lines) == 1 else "it is damaged, or neither a tar nor a zip archive"
+@contextlib.contextmanager
+def archive_errors(where: object, fix: str, done: str = "read") -> Iterator[None]:
+    """Converts an error of a damaged, encrypted or unreadable file to a DataError in one line."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        if not isinstance(error, BROKEN) and type(error).__name__ != "ZstdError":
+            raise
+        if reason := getattr(error, "strerror", None):  # of the system, not of its bytes
+            raise DataError(f"{where}: cannot be {done} ({reason})") from error
+        lines = str(error).splitlines() or ["it is damaged"]
+        several = "it is damaged, or neither a tar nor a zip archive"
+        reason = lines[0] if len(lines) == 1 else several
+        raise DataError(f"{where}: cannot be {done} ({reason}); {fix}") from error
 
 
 def _tar_members(archive: Path) -> Iterator[Member]:

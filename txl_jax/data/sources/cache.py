@@ -6,10 +6,13 @@ the next process removes the unfinished folder, and resumes the unfinished downl
 """
 
 import contextlib
+import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import filelock
 import numpy as np
@@ -85,6 +88,11 @@ def rename_folder(complete: Path, final: Path) -> None:
         _sync(path)
     os.rename(complete, final)
     _sync(final.parent)
+
+
+def json_hash(value: Any, sort_keys: bool = False) -> str:
+    """Returns the sha256 of a JSON value, the key of what is kept for it."""
+    return hashlib.sha256(json.dumps(value, sort_keys=sort_keys).encode()).hexdigest()
 
 
 def write_npy(path: Path, dtype: np.dtype, parts: Iterable[np.ndarray]) -> int:

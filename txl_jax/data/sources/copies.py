@@ -1,12 +1,10 @@
 """Copies texts and arrays of a bucket into the cache, because they are read through memory maps."""
 
-import hashlib
-import json
 import os
 from pathlib import Path, PurePosixPath
 
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources.cache import make_folder
+from txl_jax.data.sources.cache import json_hash, make_folder
 from txl_jax.parallel.processes import is_process_zero
 from txl_jax.paths import BUCKETS, path, store
 from txl_jax.standard_streams import stderr
@@ -32,7 +30,6 @@ def local_copy(address: str, cache: Path) -> Path | None:
     if not found:
         return None
     state = [[key, info["size"], info.get("generation")] for key, info in sorted(found.items())]
-    hashed = hashlib.sha256(json.dumps(state).encode()).hexdigest()
 
     def fill(folder: Path) -> None:
         size = sum(info["size"] for info in found.values())
@@ -45,4 +42,4 @@ def local_copy(address: str, cache: Path) -> Path | None:
             (folder / relative).parent.mkdir(parents=True, exist_ok=True)
             store().get_file(key, str(folder / relative))
 
-    return make_folder(cache / "copies" / hashed[:20], fill) / name
+    return make_folder(cache / "copies" / json_hash(state)[:20], fill) / name

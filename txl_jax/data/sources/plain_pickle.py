@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources.source import read_errors
+from txl_jax.data.sources.source import opened
 
 META = "meta.pkl"
 LARGEST = 64 << 20  # the largest number of bytes of such a file
@@ -80,7 +80,7 @@ def read_meta(path: Path) -> list[str]:
 
     The error has the lines of Python that write them to ``symbols.json``.
     """
-    with read_errors(path), open(path, "rb") as file:
+    with opened(path) as file:
         data = file.read(LARGEST + 1)
     try:
         if len(data) > LARGEST:

@@ -8,7 +8,6 @@ The text is a sequence of episodes, each with its own distance d:
 A model that predicts B after ``>`` has carried it over d tokens.
 """
 
-import hashlib
 import string
 
 import numpy as np
@@ -20,15 +19,6 @@ SHOW, ASK = "<", ">"  # the markers before a symbol to remember and before its r
 NOISE, ANSWERS = "." + string.ascii_lowercase, string.ascii_uppercase  # ``data.probe`` takes some
 
 
-class GeneratedSource(Source):
-    """A generated text; it has no files."""
-
-    def hash(self) -> str:
-        """Returns the sha256 over the text of the splits."""
-        sums = [hashlib.sha256(b"".join(self.blocks(split))).hexdigest() for split in SPLITS]
-        return hashlib.sha256("".join(sums).encode()).hexdigest()
-
-
 def find(c: ProbeTextConfig) -> Source:
     """Generates the corpus of these settings, which is the same on every machine."""
     texts = {}
@@ -37,7 +27,7 @@ def find(c: ProbeTextConfig) -> Source:
         text = draw(c, np.random.default_rng([c.seed, number]), size).encode()
         texts[split] = [text[start : start + BLOCK] for start in range(0, len(text), BLOCK)]
     label = f"answers {c.shortest} to {c.longest} tokens back, seed {c.seed}"
-    return GeneratedSource("probe", {}, texts, counted=SPLITS, label=label)
+    return Source("probe", {}, texts, counted=SPLITS, label=label)
 
 
 def draw(c: ProbeTextConfig, rng: np.random.Generator, size: int) -> str:

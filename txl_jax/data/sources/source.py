@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
+import io
 import json
 import os
 import stat
@@ -16,6 +17,7 @@ from txl_jax.config import DataConfig
 from txl_jax.config.folders import expanded
 from txl_jax.data.codecs import decode_utf8
 from txl_jax.data.errors import DataError
+from txl_jax.data.sources.cache import json_hash
 from txl_jax.data.sources.copies import local_copy
 from txl_jax.files import mark_size, parse_json_object
 from txl_jax.messages import shown_path
@@ -48,7 +50,7 @@ class ByteRange:
 
         Raises DataError if the file is unreadable, or is in UTF-16 or UTF-32.
         """
-        with read_errors(path), open(path, "rb") as file:
+        with opened(path) as file:
             try:
                 start = mark_size(file.read(4))
             except ValueError as error:
@@ -99,8 +101,12 @@ class Source:
     def hash(self) -> str:
         """Returns the sha256 over names and texts of files; raises DataError if one changed.
 
-        A byte order mark is no part of the text.
+        A byte order mark is no part of the text. A generated text has no files, but a hash of its
+        own.
         """
+        if not self.files:
+            texts = [hashlib.sha256(b"".join(self.blocks(split))).hexdigest() for split in SPLITS]
+            return hashlib.sha256("".join(texts).encode()).hexdigest()
         sums = {name: file_hash(path) for name, path in self.files.items()}
         for name, expected in self.recorded.items():
             if sums[name] != expected:
@@ -110,7 +116,7 @@ class Source:
         for name, path in self.files.items():
             if start := ByteRange.whole(path).span.start:
                 sums[name] = file_hash(path, start=start)
-        return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
+        return json_hash(sums)
 
     @property
     def has_documents(self) -> bool:
@@ -163,7 +169,7 @@ def read(text: Text) -> Iterator[bytes]:
         if isinstance(piece, bytes):
             yield piece
             continue
-        with read_errors(piece.path), open(piece.path, "rb") as file:
+        with opened(piece.path) as file:
             file.seek(piece.span.start)
             left = len(piece)
             while left and (block := file.read(min(left, BLOCK))):
@@ -268,9 +274,16 @@ def check_not_text(key: str, output: str | None, data: DataConfig) -> None:
 
 def file_hash(path: Path, kind: str = "sha256", start: int = 0) -> str:
     """Returns the hash of a file from byte ``start``; raises DataError if it is unreadable."""
-    with read_errors(path), open(path, "rb") as file:
+    with opened(path) as file:
         file.seek(start)
         return hashlib.file_digest(file, kind).hexdigest()
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[io.BufferedReader]:
+    """Opens a file; an OSError while it is read is a DataError that names it."""
+    with read_errors(path), open(path, "rb") as file:
+        yield file
 
 
 @contextlib.contextmanager

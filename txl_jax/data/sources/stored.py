@@ -11,9 +11,7 @@ import bz2
 import contextlib
 import dataclasses
 import gzip
-import hashlib
 import io
-import json
 import lzma
 import os
 import sys
@@ -26,9 +24,9 @@ import numpy as np
 
 from txl_jax.data.codecs import decode_utf8
 from txl_jax.data.errors import DataError
-from txl_jax.data.sources.archives import BROKEN, reason_of
-from txl_jax.data.sources.cache import make_folder, write_errors
-from txl_jax.data.sources.source import BLOCK, file_hash, read_errors
+from txl_jax.data.sources.archives import BROKEN, archive_errors
+from txl_jax.data.sources.cache import json_hash, make_folder, write_errors
+from txl_jax.data.sources.source import BLOCK, file_hash
 from txl_jax.file_kinds import (
     LOOKED_AT,
     file_kind,
@@ -89,24 +87,15 @@ class Stored:
     @contextlib.contextmanager
     def opened(self) -> Iterator[IO[bytes]]:
         """Opens its plain bytes; an error in the context that is of its bytes is a DataError."""
-        try:
-            with contextlib.ExitStack() as stack:
-                file: Any = stack.enter_context(open(self.path, "rb"))
-                if self.member:
-                    archive = stack.enter_context(zipfile.ZipFile(file))
-                    file = stack.enter_context(archive.open(self.member))
-                if self.compression:
-                    file = stack.enter_context(OPENERS[self.compression](file))
-                yield stack.enter_context(io.BufferedReader(file, BLOCK))
-        except DataError:
-            raise
-        except Exception as error:
-            if not isinstance(error, BROKEN) and type(error).__name__ != "ZstdError":
-                raise
-            if reason := getattr(error, "strerror", None):  # of the system, not of its bytes
-                raise DataError(f"{self}: cannot be read ({reason})") from error
-            fix = "it is damaged or incomplete, get it again"
-            raise DataError(f"{self}: cannot be read ({reason_of(error)}); {fix}") from error
+        errors = archive_errors(self, "it is damaged or incomplete, get it again")
+        with errors, contextlib.ExitStack() as stack:
+            file: Any = stack.enter_context(open(self.path, "rb"))
+            if self.member:
+                archive = stack.enter_context(zipfile.ZipFile(file))
+                file = stack.enter_context(archive.open(self.member))
+            if self.compression:
+                file = stack.enter_context(OPENERS[self.compression](file))
+            yield stack.enter_context(io.BufferedReader(file, BLOCK))
 
     def blocks(self, any_bytes: bool) -> Iterator[bytes]:
         """Yields its plain bytes without a byte order mark; DataError unless UTF-8 is in them."""
@@ -167,14 +156,9 @@ def members(path: Path, folder: str = "") -> list[Stored]:
 
     Hidden files are left out, as is a folder that all others are in.
     """
-    try:
-        with read_errors(path), zipfile.ZipFile(path) as archive:
-            infos = [i for i in archive.infolist() if not i.is_dir() and not _hidden(i.filename)]
-    except BROKEN as error:
-        if isinstance(error, DataError):
-            raise
-        fix = "get it again, or name the folder of its files"
-        raise DataError(f"{path}: cannot be read ({reason_of(error)}); {fix}") from error
+    errors = archive_errors(path, "get it again, or name the folder of its files")
+    with errors, zipfile.ZipFile(path) as archive:
+        infos = [i for i in archive.infolist() if not i.is_dir() and not _hidden(i.filename)]
     check_size(sum(info.file_size for info in infos), path.stat().st_size, str(path))
     for info in infos:
         if info.flag_bits & 1 or info.compress_type not in (_STORED, _DEFLATED):
@@ -216,7 +200,6 @@ def unpacked(
     ``documents``. ``key`` has the settings that decide what it yields.
     """
     identity = [file_hash(stored.path), stored.member, stored.compression, stored.suffix, key]
-    name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:20]
 
     def fill(folder: Path) -> None:
         sizes, total = array.array("q"), 0
@@ -229,5 +212,5 @@ def unpacked(
                     sizes.append(len(block))
             np.save(folder / "sizes.npy", np.asarray(sizes, np.int64))
 
-    folder = make_folder(cache / "unpacked" / f"text-{name}", fill)
+    folder = make_folder(cache / "unpacked" / f"text-{json_hash(identity)[:20]}", fill)
     return PlainText(folder / "text", np.load(folder / "sizes.npy") if documents else None)

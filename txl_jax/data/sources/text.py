@@ -13,8 +13,8 @@ import numpy as np
 
 from txl_jax.config import DataConfig
 from txl_jax.data import subword
-from txl_jax.data.documents import split_edges
 from txl_jax.data.errors import DataError
+from txl_jax.data.pieces import split_edges
 from txl_jax.data.sources import source
 from txl_jax.data.sources.download import check_hash, download
 from txl_jax.data.sources.headers import LLM_C

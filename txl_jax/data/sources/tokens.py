@@ -15,7 +15,6 @@ documents of an array begin at the positions in ``ids.starts.npy`` beside ``ids.
 import dataclasses
 import hashlib
 import itertools
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,22 +24,16 @@ import numpy as np
 
 from txl_jax.config import DataConfig
 from txl_jax.config.bounds import WORDS
-from txl_jax.data.documents import (
-    STARTS,
-    Documents,
-    check_starts,
-    separated,
-    split_edges,
-)
 from txl_jax.data.errors import DataError
+from txl_jax.data.pieces import STARTS, Pieces, check_starts, flat_tokens, separated, split_edges
 from txl_jax.data.sources import source
-from txl_jax.data.sources.cache import make_folder, write_errors, write_npy
+from txl_jax.data.sources.cache import json_hash, make_folder, write_errors, write_npy
 from txl_jax.data.sources.headers import HEADER, check_no_count, check_no_header, llm_c_type
 from txl_jax.data.sources.plain_pickle import META, read_meta
 from txl_jax.data.sources.source import SPLITS, file_hash, read_errors
 from txl_jax.data.sources.splits import arrange, report
 from txl_jax.data.sources.text import OWN_SPLITS
-from txl_jax.data.symbols import chunks, first_outside
+from txl_jax.data.symbols import scan_ids
 from txl_jax.data.vocab import Vocab
 from txl_jax.files import parse_json
 from txl_jax.messages import argument
@@ -62,28 +55,28 @@ class TokenFiles:
     """Arrays of ids on the disk.
 
     Attributes:
-      files: the arrays [N] by the name of the split, or ``tokens`` for one file that is cut.
-      splits: the ids of each split, 1-D.
+      files: the ids by the name of the split, or ``tokens`` for one file that is cut.
+      splits: the ids of each split, 1-D or documents.
       folder: the folder of the files.
       label: describes them in reports.
       protocol: the settings that decided the splits.
-      documents: those of each array that has documents.
     """
 
-    files: Mapping[str, np.memmap]
-    splits: Mapping[str, np.ndarray | Documents]
+    files: Mapping[str, np.memmap | Pieces]
+    splits: Mapping[str, np.ndarray | Pieces]
     folder: Path
     label: str
     protocol: Mapping[str, Any]
-    documents: Mapping[str, Documents] = dataclasses.field(default_factory=dict)
 
     def hash(self) -> str:
-        """Returns the sha256 over the :func:`fingerprint` and the type of each file."""
-        of_file = lambda tokens: [fingerprint(Path(str(tokens.filename))), tokens.dtype.str]
-        sums = {name: of_file(tokens) for name, tokens in self.files.items()}
-        for name, documents in self.documents.items():
-            sums[name].append(hashlib.sha256(np.asarray(documents.starts, "<i8").data).hexdigest())
-        return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
+        """Returns the sha256 over the :func:`fingerprint`, the type and the starts of each file."""
+        sums = dict[str, list[str]]()
+        for name, split in self.files.items():
+            ids: Any = flat_tokens(split)
+            sums[name] = [fingerprint(Path(str(ids.filename))), ids.dtype.str]
+            if isinstance(split, Pieces):
+                sums[name].append(hashlib.sha256(np.asarray(split.starts, "<i8").data).hexdigest())
+        return json_hash(sums)
 
     def vocab(self, size: int | None) -> Vocab:
         """Returns the vocabulary of ``symbols.json`` or ``meta.pkl``, else of ``size`` or all ids.
@@ -104,7 +97,7 @@ class TokenFiles:
 
     def largest_id(self, vocab_size: int) -> int:
         """Returns the largest id; raises DataError with file and offset for one outside of V."""
-        return max(_largest_id(tokens, vocab_size) for tokens in self.files.values())
+        return max(_largest_id(flat_tokens(split), vocab_size) for split in self.files.values())
 
 
 def find(data: DataConfig, cache: Path) -> TokenFiles:
@@ -116,35 +109,28 @@ def find(data: DataConfig, cache: Path) -> TokenFiles:
         raise DataError("data.name = 'tokens': needs data.path, a .npy or .bin file or a folder")
     path = source.existing_path(data.path, cache)
     if path.is_file():
-        tokens = open_tokens(path, data)
-        documents = _documents(tokens, data, path.parent)
-        return _cut(tokens, documents, path.parent, str(path), data)
+        return _cut(_with_documents(open_tokens(path, data), data), path.parent, str(path), data)
     arrays = _arrays(path)
     sizes = {name: file.stat().st_size for name, file in arrays.items()}
     stem = lambda name: os.path.splitext(name)[0]
     named, rest = arrange(sizes, str(path), stem)
     report(str(path), named, rest, sizes)
-    files = dict[str, np.memmap]()
-    known = dict[str, Documents]()
+    files = dict[str, np.memmap | Pieces]()
     for split, names in named.items():
         parts = [arrays[name] for name in names]
         if split and len(parts) == 1:
-            files[split] = open_tokens(parts[0], data)
-            if (documents := _documents(files[split], data, path)) is not None:
-                known[split] = documents
+            files[split] = _with_documents(open_tokens(parts[0], data), data)
         else:
-            files[split], known[split] = joined(parts, data, cache)
+            files[split] = joined(parts, data, cache)
     if "" in files:
-        label = f"{path}, {len(arrays):,} files"
-        return _cut(files[""], known[""], path, label, data)
+        return _cut(files[""], path, f"{path}, {len(arrays):,} files", data)
     if "valid" not in files:
         missing = " or ".join(f"valid{suffix}" for suffix in SUFFIXES)
         fix = "; name one file in data.path to have it cut into splits"
         raise DataError(f"{path}: there is no {missing} in this folder{fix}")
-    own: dict[str, Any] = {**files, **known}
-    splits = {split: own.get(split, own["valid"]) for split in SPLITS}
+    splits = {split: files.get(split, files["valid"]) for split in SPLITS}
     label = f"{path}{OWN_SPLITS}{'' if 'test' in files else NO_TEST}"
-    return _checked(TokenFiles(files, splits, path, label, {}, known))
+    return _checked(TokenFiles(files, splits, path, label, {}))
 
 
 def _arrays(folder: Path) -> dict[str, Path]:
@@ -164,12 +150,12 @@ def read_documents(path: Path, data: DataConfig, vocab_size: int) -> list[np.nda
     if source.is_file(path.with_suffix(STARTS)):
         data = dataclasses.replace(data, document_separator=None)
     _largest_id(tokens, vocab_size)
-    documents = _documents(tokens, data, path.parent)
-    return [np.asarray(tokens)] if documents is None else list(documents)
+    found = _with_documents(tokens, data)
+    return list(found) if isinstance(found, Pieces) else [np.asarray(found)]
 
 
-def _documents(tokens: np.memmap, data: DataConfig, folder: Path) -> Documents | None:
-    """Returns the documents of an array by its separator or its file of starts, if it has any."""
+def _with_documents(tokens: np.memmap, data: DataConfig) -> np.memmap | Pieces:
+    """Returns an array, as documents if it has a separator or a file of starts."""
     path = Path(str(tokens.filename))
     beside = path.with_suffix(STARTS)
     has_starts, separator = source.is_file(beside), data.document_separator
@@ -177,12 +163,12 @@ def _documents(tokens: np.memmap, data: DataConfig, folder: Path) -> Documents |
         fix = "remove the file, or leave the setting out"
         raise DataError(f"data.document_separator = {separator!r}: {beside} is there too; {fix}")
     if separator is not None:
-        return separated(tokens, _separator_id(separator, folder), str(path))
+        return separated(tokens, _separator_id(separator, path.parent), str(path))
     if not has_starts:
-        return None
+        return tokens
     starts = _open_npy(beside)
     check_starts(starts, len(tokens), str(beside))
-    return Documents(tokens, starts.astype(np.int64), data.cross_documents)
+    return Pieces(tokens, starts.astype(np.int64), data.cross_documents)
 
 
 def _separator_id(separator: str, folder: Path) -> int:
@@ -195,8 +181,8 @@ def _separator_id(separator: str, folder: Path) -> int:
     return int(separator)
 
 
-def joined(paths: Sequence[Path], data: DataConfig, cache: Path) -> tuple[np.memmap, Documents]:
-    """Returns the arrays of files as one array in the cache, and its documents, the files."""
+def joined(paths: Sequence[Path], data: DataConfig, cache: Path) -> Pieces:
+    """Returns the arrays of files as documents of one array in the cache."""
     if data.document_separator is not None:
         fix = "leave data.document_separator out"
         raise DataError(f"{paths[0].parent}: each file is a document; {fix}")
@@ -211,7 +197,6 @@ def joined(paths: Sequence[Path], data: DataConfig, cache: Path) -> tuple[np.mem
         size = max(size, _largest_id(tokens, data.vocab_size or WORDS) + 1)
         sums.append([path.name, fingerprint(path), tokens.dtype.str])
         sizes.append(len(tokens))
-    identity = hashlib.sha256(json.dumps(sums).encode()).hexdigest()
     starts = np.cumsum([0, *sizes[:-1]])
 
     def fill(unfinished: Path) -> None:
@@ -219,32 +204,28 @@ def joined(paths: Sequence[Path], data: DataConfig, cache: Path) -> tuple[np.mem
             dtype = np.dtype(np.uint16 if size <= 1 << 16 else np.int32)
             write_npy(unfinished / "tokens.npy", dtype, (open_tokens(path, data) for path in paths))
 
-    with write_errors(cache):
-        cache.mkdir(parents=True, exist_ok=True)
-    folder = make_folder(cache / f"tokens-{identity[:20]}", fill)
-    tokens = open_tokens(folder / "tokens.npy", data)
-    return tokens, Documents(tokens, starts, data.cross_documents)
+    folder = make_folder(cache / f"tokens-{json_hash(sums)[:20]}", fill)
+    return Pieces(open_tokens(folder / "tokens.npy", data), starts, data.cross_documents)
 
 
-def _cut(
-    tokens: np.memmap, documents: Documents | None, folder: Path, label: str, data: DataConfig
-) -> TokenFiles:
-    n, shares = len(tokens), (data.valid_fraction, data.test_fraction)
+def _cut(tokens: np.memmap | Pieces, folder: Path, label: str, data: DataConfig) -> TokenFiles:
+    """Cuts an array into three splits, of whole documents if it has some."""
+    n, shares = len(flat_tokens(tokens)), (data.valid_fraction, data.test_fraction)
+    if isinstance(tokens, Pieces):
+        edges = split_edges(tokens.starts, n, *shares, label)
+    else:
+        edges = [0, n - round(n * sum(shares)), n - round(n * shares[1]), n]
+    splits = {
+        split: tokens[begin:end]
+        for split, (begin, end) in zip(SPLITS, itertools.pairwise(edges), strict=True)
+    }
     protocol = {"valid_fraction": shares[0], "test_fraction": shares[1]}
-    if documents is not None:
-        edges = itertools.pairwise(split_edges(documents.starts, n, *shares, label))
-        whole = {s: documents.part(*span) for s, span in zip(SPLITS, edges, strict=True)}
-        files, known = {"tokens": tokens}, {"tokens": documents}
-        return _checked(TokenFiles(files, whole, folder, label, protocol, known))
-    valid, test = n - round(n * sum(shares)), n - round(n * shares[1])
-    spans = {"train": (0, valid), "valid": (valid, test), "test": (test, n)}
-    splits = {split: tokens[slice(*span)] for split, span in spans.items()}
     return _checked(TokenFiles({"tokens": tokens}, splits, folder, label, protocol))
 
 
 def _checked(found: TokenFiles) -> TokenFiles:
     for split, tokens in found.splits.items():
-        n = len(tokens.tokens if isinstance(tokens, Documents) else tokens)
+        n = len(flat_tokens(tokens))
         if n < 2:
             fault = f"the {split} split has {n} tokens, at least 2 are needed"
             raise DataError(f"{found.label}: {fault}; give more tokens, or a file for each split")
@@ -308,17 +289,14 @@ def _open_raw(path: Path, data: DataConfig, size: int) -> np.memmap:
     return tokens
 
 
-def _largest_id(tokens: np.memmap, vocab_size: int) -> int:
-    largest = 0
-    for start, part in chunks(tokens):
-        if part.min() < 0 or part.max() >= vocab_size:
-            at = first_outside(part, vocab_size)
-            where = f"token {start + at} (byte {tokens.offset + (start + at) * part.itemsize})"
-            path = str(tokens.filename)
-            fix = "correct the file, or set data.vocab_size or data.dtype"
-            rule = f"must be from 0 to {vocab_size - 1}"
-            raise DataError(f"{path}: {where} is {int(part[at])}: an id {rule}; {fix}")
-        largest = max(largest, int(part.max()))
+def _largest_id(tokens: Any, vocab_size: int) -> int:
+    """Returns the largest id of a memory map; raises DataError for one outside of V."""
+    largest, at = scan_ids(tokens, vocab_size)
+    if at is not None:
+        where = f"{tokens.filename}: token {at} (byte {tokens.offset + at * tokens.itemsize})"
+        fix = "correct the file, or set data.vocab_size or data.dtype"
+        rule = f"must be from 0 to {vocab_size - 1}"
+        raise DataError(f"{where} is {int(tokens[at])}: an id {rule}; {fix}")
     return largest
 
 

@@ -1,4 +1,4 @@
-"""Documents: the parts of a token array that know nothing of each other.
+"""Pieces of a token array: the documents of a text, or its sentences.
 
 A document is a song, a protein, an episode or an article. Memory is reset where one begins, so no
 query attends across a boundary. No target crosses one either: the first token of a document is an
@@ -7,16 +7,22 @@ input only. For starts 0, 4 and 6:
     inputs     5 6 7 8 | 2 3 | 4 4 4
     targets    6 7 8 . | 3 . | 4 4            a point has weight 0
 
-A separator ends a document as a target, and begins the next one as an input (``shared``), as in the
-sentences of One Billion Word. So every token is a target. For the separator 0:
+A separator ends a document as a target, and begins the next one as an input (``shared``). So every
+token is a target. For the separator 0:
 
     inputs     0 5 6 | 0 2 3 | 0 4            starts 0, 3 and 6
     targets    5 6 0 | 2 3 0 | 4 0
+
+Sentences (One Billion Word) share the ``<S>`` between them, and memory is carried from one to the
+next. In TF's stream (protocol ``double``) there are two ``<S>`` between sentences, and a sentence
+is ``<S> it rained <S> <S>``.
+
+    <S> the cat sat <S> it rained <S> yes <S>        7 words, 3 sentences, 10 targets
 """
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -28,62 +34,101 @@ STARTS = ".starts.npy"
 """The end of the name of a file that has the positions where documents begin."""
 
 
-class Documents(Sequence[np.ndarray]):
-    """The documents of a token array, which are read lazily by index.
+class Pieces(Sequence[np.ndarray]):
+    """The documents or sentences of a token array, which are read lazily by index.
 
     Example:
       >>> import numpy as np, txl_jax
-      >>> songs = txl_jax.Documents(np.array([5, 6, 7, 8, 2, 3]), np.array([0, 4]))
+      >>> songs = txl_jax.Pieces(np.array([5, 6, 7, 8, 2, 3]), np.array([0, 4]))
       >>> [song.tolist() for song in songs]
       [[5, 6, 7, 8], [2, 3]]
       >>> (segment,) = txl_jax.segments(songs, batch_size=1, seg_len=5)
       >>> segment.resets.tolist(), segment.weights.tolist()
       ([[True, False, False, False, True]], [[1.0, 1.0, 1.0, 0.0, 1.0]])
+      >>> text = txl_jax.Pieces(np.array([0, 5, 6, 0, 7, 0]), np.array([0, 3]), True, "sentences")
+      >>> [sentence.tolist() for sentence in text]
+      [[0, 5, 6, 0], [0, 7, 0]]
 
     Attributes:
-      tokens: 1-D ids of all documents, perhaps memory-mapped.
-      starts: int64 [n], the position where each document begins, from 0 on.
-      shared: whether the first token of a document is also the last target of the one before it.
+      ids: 1-D ids of all pieces, perhaps memory-mapped.
+      starts: int64 [n], the position where each piece begins, from 0 on.
+      shared: whether the first token of a piece is also the last target of the one before it.
+      kind: ``documents``, or ``sentences``, which are shared and between which memory is carried.
+        ``tokens`` is a plain text, which is one piece.
     """
 
-    def __init__(self, tokens: np.ndarray, starts: np.ndarray, shared: bool = False):
-        self.tokens, self.starts, self.shared = tokens, as_positions(starts, "starts"), shared
+    def __init__(
+        self,
+        ids: np.ndarray,
+        starts: np.ndarray,
+        shared: bool = False,
+        kind: Literal["documents", "sentences", "tokens"] = "documents",
+    ):
+        self.ids, self.starts = ids, as_positions(starts, "starts")
+        self.shared, self.kind = shared, kind
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def __repr__(self) -> str:
-        return f"Documents({len(self):,} documents, {len(self.tokens):,} tokens)"
+        return f"Pieces({len(self):,} {self.kind}, {len(self.ids):,} tokens)"
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns a document as 1-D ids (with the token it shares), or a list of documents."""
+        """Returns a piece as 1-D ids, with the token it shares, or the pieces of a slice."""
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+            first, last, step = index.indices(len(self))
+            if step == 1:
+                return self.part(first, last)
+            return [self[i] for i in range(first, last, step)]
         at = index + len(self) if index < 0 else index
         if not 0 <= at < len(self):
-            raise IndexError(f"document {index}: there are {len(self)}")
-        end = self.end(at)
-        return self.tokens[int(self.starts[at]) : end + int(self.shared and end < len(self.tokens))]
+            raise IndexError(f"{self.kind[:-1]} {index}: there are {len(self)}")
+        return self.part(at, at + 1).ids
+
+    def part(self, first: int, last: int) -> "Pieces":
+        """Returns the pieces ``first`` .. ``last - 1``."""
+        starts = self.starts[first:last]
+        if not len(starts):
+            return Pieces(self.ids[:0], starts, self.shared, self.kind)
+        begin, end = self.edges(np.array([first, last])).tolist()
+        ids = self.ids[begin : end + self.shared]
+        return Pieces(ids, starts - begin, self.shared, self.kind)
+
+    def with_ids(self, ids: np.ndarray) -> "Pieces":
+        """Returns pieces of other ids that begin at the same positions."""
+        return Pieces(ids, self.starts, self.shared, self.kind)
 
     @property
     def n_targets(self) -> int:
-        """The number of targets: all tokens but the first ones of documents, unless shared."""
-        return len(self.tokens) - (1 if self.shared else len(self))
+        """The number of targets: all tokens but the first ones of pieces, unless shared."""
+        return len(self.ids) - (1 if self.shared else len(self))
 
-    def end(self, index: int) -> int:
-        """Returns the position after the last token that belongs to a document alone."""
-        return int(self.starts[index + 1]) if index + 1 < len(self) else len(self.tokens)
+    def edges(self, index: np.ndarray) -> np.ndarray:
+        """Returns the positions where pieces begin; for n, where the last one ends: int64 [...].
+
+        The last ``<S>`` of a text begins no sentence, and belongs to none.
+        """
+        end = len(self.ids) - (self.kind == "sentences")
+        return np.where(index < len(self), self.starts.take(index, mode="clip"), end)
 
     def begins_at(self, positions: np.ndarray) -> np.ndarray:
-        """Tells for each position in ``tokens`` whether a document begins there: bool [...]."""
+        """Tells for each position in ``ids`` whether a piece begins there: bool [...]."""
         following = np.searchsorted(self.starts, positions)
         return self.starts.take(following, mode="clip") == positions
 
-    def part(self, first: int, last: int) -> "Documents":
-        """Returns the documents ``first`` .. ``last - 1``, which are at least one."""
-        start, end = int(self.starts[first]), self.end(last - 1)
-        end += int(self.shared and end < len(self.tokens))
-        return Documents(self.tokens[start:end], self.starts[first:last] - start, self.shared)
+
+Split = np.ndarray | Pieces
+"""The tokens of a split."""
+
+
+def as_pieces(split: Split, name: str = "tokens") -> Pieces:
+    """Returns a split as pieces; a plain text is one. Raises DataError unless ids are integers."""
+    if not isinstance(split, Pieces):
+        split = Pieces(np.asanyarray(split), np.zeros(1, np.int64), True, "tokens")
+    ids = split.ids
+    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+        raise DataError(f"{name} has shape {ids.shape} and type {ids.dtype}: must be 1-D integers")
+    return split
 
 
 def as_positions(positions: Any, name: str) -> np.ndarray:
@@ -94,15 +139,20 @@ def as_positions(positions: Any, name: str) -> np.ndarray:
     return array.astype(np.int64, copy=False)
 
 
-def running_text(split: Any) -> Any:
+def flat_tokens(split: Split) -> np.ndarray:
+    """Returns all ids of a split in order, 1-D; all but the first are targets, if not documents."""
+    return as_pieces(split).ids
+
+
+def running_text(split: Split) -> Any:
     """Returns the ids of documents one after another, 1-D; other splits are returned unchanged.
 
     The first call for documents prints a note, because analyses then attend across boundaries.
     """
-    if not isinstance(split, Documents):
+    if as_pieces(split).kind != "documents":
         return split
     _note_running_text()
-    return split.tokens
+    return flat_tokens(split)
 
 
 @functools.cache
@@ -111,19 +161,23 @@ def _note_running_text() -> None:
     print(f"note: {what}", file=stderr(), flush=True)
 
 
-def separated(tokens: np.ndarray, separator: int, where: str) -> Documents:
+def separated(tokens: np.ndarray, separator: int, where: str) -> Pieces:
     """Returns the documents between separators in tokens [N]; DataError if there is no separator.
 
     A separator at the end of all begins no document.
     """
     found = [start + np.flatnonzero(part == separator) for start, part in chunks(tokens)]
-    starts = np.concatenate(found).astype(np.int64)
-    if not len(starts):
+    ends = np.concatenate(found).astype(np.int64)
+    if not len(ends):
         fix = "set data.document_separator to an id that ends each document"
         raise DataError(f"{where}: the separator {separator} does not occur; {fix}")
-    starts = starts[starts < len(tokens) - 1]
-    starts = starts if len(starts) and starts[0] == 0 else np.insert(starts, 0, 0)
-    return Documents(tokens, starts, shared=True)
+    return ended_at(tokens, ends)
+
+
+def ended_at(ids: np.ndarray, ends: np.ndarray) -> Pieces:
+    """Returns the documents that end at positions in ids, with a token that they share each."""
+    starts = ends[(ends > 0) & (ends < len(ids) - 1)]
+    return Pieces(ids, np.insert(starts, 0, 0), shared=True)
 
 
 def separator_ends(ids: np.ndarray, separator: np.ndarray) -> np.ndarray:
