@@ -36,6 +36,7 @@ from txl_jax.training.state import TrainState, init_state
 
 API = pathlib.Path(__file__).parents[1] / "docs" / "api.md"
 OWN_OBJECT_REPR = {"Logger", "AttentionReader", "Decoder", "EvaluationBatches", "Evaluator"}
+OWN_OBJECT_REPR |= {"StackedSeeds"}
 """Objects that are named only by their class, as Python does it."""
 SCORE = SplitScore("memory 640", "test split, 1 stream, segment 128", 1.0, "ppl", 2.0, 10)
 MEMORY = re.compile(r" object at 0x[0-9a-f]+")

@@ -14,9 +14,9 @@ from txl_jax import modes
 from txl_jax.config import ConfigError, override
 from txl_jax.data import symbols
 from txl_jax.data.corpus import DataError
-from txl_jax.data.streams import Streams
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.parallel import shardings
+from txl_jax.training import plan
 from txl_jax.training.plan import plan_run
 from txl_jax.training.preemption import PreemptionGuard
 
@@ -40,7 +40,7 @@ def counts(monkeypatch):
 
     counted(shardings, "_mesh", lambda *_: "mesh")
     counted(Evaluator, "__init__", lambda *_, **__: "evaluator")
-    counted(Streams, "__init__", lambda *_, name="", **__: f"streams of {name}")
+    counted(plan, "shuffled_streams", lambda *_, name="", **__: f"streams of {name}")
     chunks = symbols.chunks
     size = lambda tokens: f"ids of {len(tokens)}"
     monkeypatch.setattr(
@@ -55,8 +55,8 @@ def test_a_run_builds_meshes_streams_and_evaluators_once_and_reads_the_ids_once(
     tmp_path, counts, seeds
 ):
     exp = tiny_runs.experiment(tmp_path, **SHORT, **{"train.num_seeds": seeds})
-    plan = plan_run(exp, str(tmp_path / "seen"))  # prepares the text
-    trained_on = f"ids of {len(np.asarray(plan.corpus.train))}"
+    seen = plan_run(exp, str(tmp_path / "seen"))  # prepares the text
+    trained_on = f"ids of {len(np.asarray(seen.corpus.train))}"
     counts.clear()
     assert modes.train(exp, str(tmp_path / "run")) == 0
     assert counts["mesh"] == 2, "of training, and of the final evaluation"
