@@ -158,7 +158,7 @@ def interrupt(sent, *arguments, when, timeout=120):
         text=True,
         cwd=ROOT,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(sent, signal.SIG_DFL),  # nohup ignores SIGHUP
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup ignores it
     )
     limit = time.monotonic() + timeout
     while not when() and process.poll() is None:
