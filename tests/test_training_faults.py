@@ -38,6 +38,7 @@ from txl_jax.checkpoint.workdir_files import WRITTEN_IN, check_writable
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.library_errors import log_library_errors
 from txl_jax.messages import UserError
+from txl_jax.training import run as run_module
 from txl_jax.training import step as step_module
 from txl_jax.training import trainer
 from txl_jax.training.optimizer import make_optimizer
@@ -561,7 +562,7 @@ MOMENTS = {
     "compiling": (trainer, "compiled_step", before, "before the first step, nothing to save"),
     "validating": (Evaluator, "run", before, "saved"),
     "saving": (Checkpoints, "_save_items", after, "saved"),
-    "reporting": (modes, "score_split", before, "saved"),
+    "reporting": (run_module, "score_split", before, "saved"),
 }
 
 

@@ -151,6 +151,7 @@ def call(*arguments, timeout=300, cwd=ROOT, **environment):
 
 def interrupt(sent, *arguments, when, timeout=120):
     """Runs the command until ``when()`` is true, sends a signal; exit code and output."""
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # by nohup; the command inherits it
     process = subprocess.Popen(
         command(*arguments),
         stdout=subprocess.PIPE,
@@ -158,8 +159,8 @@ def interrupt(sent, *arguments, when, timeout=120):
         text=True,
         cwd=ROOT,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup ignores it
     )
+    signal.signal(signal.SIGHUP, ignored)
     limit = time.monotonic() + timeout
     while not when() and process.poll() is None:
         assert time.monotonic() < limit, "what was waited for did not come"

@@ -69,7 +69,7 @@ def train(plan: Plan, guard: PreemptionGuard, loggers: Sequence[Logger] = ()) ->
 def open_trainers(
     plan: Plan, guard: PreemptionGuard, loggers: Sequence[Logger]
 ) -> contextlib.AbstractContextManager[Trainer | StackedSeeds]:
-    """Returns what the loop asks for state, program and inputs: a trainer, or several in one."""
+    """Opens the trainer of one seed, or that of several seeds, which has the same methods."""
     if len(plan.runs) > 1:
         return open_seeds(plan, guard, loggers)
     return open_trainer(plan, plan.runs[0], guard, next(iter(loggers), None))

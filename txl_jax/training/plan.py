@@ -218,7 +218,7 @@ def training_mesh(exp: ExperimentConfig, devices: Sequence[jax.Device] | None = 
 
 
 def attention_sizes(t: TrainConfig) -> tuple[int, int, int]:
-    """Returns the rows, the segment's length with context, and the memory's of the train step."""
+    """Returns the train step's number of rows, T with its context, and M."""
     return t.batch_size // t.micro_batches, t.context_len + t.longest_seg_len, t.mem_len
 
 

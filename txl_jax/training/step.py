@@ -148,7 +148,7 @@ def dispatch(
 
 
 def dispatch_shapes(t: TrainConfig, streams: Streams, on_device: bool) -> Batch | BatchPosition:
-    """Returns the shapes of the inputs of a dispatch; positions with a text ``on_device``."""
+    """Returns the shapes of a dispatch's inputs: batches, or positions in a text ``on_device``."""
     read: Callable[..., Any] = training_position if on_device else training_batch
     no_rows = read(streams, 0, t.epoch_memory, t.reset_every, slice(0))
     lead = (t.steps_per_dispatch,) if t.steps_per_dispatch > 1 else ()

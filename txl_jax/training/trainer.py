@@ -131,7 +131,7 @@ class Trainer:
 
     @property
     def trainers(self) -> list["Trainer"]:
-        """The trainers of the run, of which the loop also asks several seeds together."""
+        """This trainer alone; ``StackedSeeds`` has one for each seed."""
         return [self]
 
     def log_start(self, step: int, resumed: bool) -> None:
