@@ -47,7 +47,13 @@ import pytest  # noqa: E402
 HELPERS = sorted(file.stem for file in (ROOT / "tests" / "helpers").glob("*.py"))
 pytest.register_assert_rewrite(*HELPERS)
 # Whose fixtures several test modules use.
-pytest_plugins = ["absent_devices", "corpus_files", "gcs_store", "interpreted_kernels"]
+pytest_plugins = [
+    "absent_devices",
+    "corpus_files",
+    "gcs_store",
+    "interpreted_kernels",
+    "trained_run",
+]
 
 jax.config.update("jax_num_cpu_devices", 8)
 # Traced programs are many small objects that stay, and JAX does work of its own in each collection.

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from tiny_runs import run_in_workdir
 
 import txl_jax
 from benchmarks import temperature
@@ -11,11 +10,8 @@ from txl_jax.evaluation.evaluator import split_evaluator
 
 
 @pytest.fixture(scope="module")
-def workdir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
-    changes = {"train.steps": 6, "checkpoint.every": 6, "train.eval_every": 0}
-    run_in_workdir(folder, folder / "run", **changes)
-    return folder / "run"
+def workdir(trained_run, tmp_path_factory):
+    return trained_run.copied(tmp_path_factory.mktemp("temperature") / "run")
 
 
 @pytest.mark.integration

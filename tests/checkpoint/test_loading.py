@@ -186,15 +186,10 @@ def test_what_is_nowhere_is_a_clear_error(hub, tmp_path, monkeypatch):
         txl_jax.load("me/no")
 
 
-def test_a_workdir_is_loaded_as_before(tmp_path):
+def test_a_workdir_is_loaded_as_before(trained_run):
     from txl_jax.checkpoint.loading import load_workdir as load
-    from txl_jax.checkpoint.workdir import init_workdir
 
-    corpus, exp = tiny_runs.corpus_and_experiment(tmp_path, **{"train.steps": 4})
-    (tmp_path / "run").mkdir()
-    init_workdir(str(tmp_path / "run"), exp, corpus)
-    tiny_runs.run(tmp_path, tmp_path / "run", **{"train.steps": 4})
-    assert_same(txl_jax.load(str(tmp_path / "run")), load(str(tmp_path / "run")))
+    assert_same(txl_jax.load(str(trained_run.workdir)), load(str(trained_run.workdir)))
 
 
 @pytest.mark.parametrize("version", ["1", "99", None])

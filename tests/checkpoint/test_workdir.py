@@ -54,11 +54,9 @@ def claimed(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(trained_run, tmp_path_factory):
     """The workdir of a finished run."""
-    folder = tmp_path_factory.mktemp("trained")
-    tiny_runs.run_in_workdir(folder, folder / "run", **{"train.steps": 4})
-    return folder / "run"
+    return trained_run.copied(tmp_path_factory.mktemp("trained") / "run")
 
 
 # Addresses in place of folders.
@@ -207,7 +205,7 @@ def test_a_folder_with_two_models_is_not_loaded(trained, tmp_path):
             txl_jax.load(str(trained))
     finally:
         (trained / MODEL).unlink()
-    assert txl_jax.load(str(trained)).step == load(str(trained)).step == 4
+    assert txl_jax.load(str(trained)).step == load(str(trained)).step == 12
 
 
 # Files of a workdir that are damaged, or another program's.

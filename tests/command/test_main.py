@@ -28,13 +28,10 @@ QUICKSTART = "configs/quickstart.py"
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(trained_run, tmp_path_factory):
     """A finished run of the command: folder, config file, workdir and what it printed."""
-    folder = tmp_path_factory.mktemp("trained")
-    config = write_config(folder, **{"evaluate.baselines": ("unigram", "bigram")})
-    done = call(f"--config={config}", f"--workdir={folder / 'run'}")
-    assert done.returncode == 0, done.stderr
-    return folder, config, folder / "run", done
+    workdir = trained_run.copied(tmp_path_factory.mktemp("trained") / "run")
+    return trained_run.folder, trained_run.config, workdir, trained_run
 
 
 @pytest.mark.parametrize("words", [[], ["-h"], ["--help"], ["--mode=nope", "--help"]])

@@ -4,6 +4,7 @@ import io
 import itertools
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -20,13 +21,12 @@ SMALL = {"train.steps": 6, "train.log_every": 1, "train.eval_every": 3, "checkpo
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A folder with a config and the workdir ``run`` of its run, which nobody disturbed."""
+def trained(trained_run, tmp_path_factory):
+    """A folder with a text and the workdir ``run`` of a run, which nobody disturbed; its config."""
     folder = tmp_path_factory.mktemp("streams")
-    config = tiny_runs.write_config(folder, **SMALL)
-    done = tiny_runs.call(f"--config={config}", f"--workdir={folder / 'run'}")
-    assert done.returncode == 0, done.stderr
-    return folder, config
+    shutil.copy(trained_run.folder / "text.txt", folder)
+    trained_run.copied(folder / "run")
+    return folder, trained_run.config
 
 
 def shell(script, *arguments, **more):

@@ -353,11 +353,9 @@ def test_a_run_whose_validation_does_not_fit_is_saved_before_it_stops(monkeypatc
 
 
 @pytest.fixture(scope="module")
-def own_run(tmp_path_factory):
+def own_run(trained_run, tmp_path_factory):
     """The workdir of a trained model."""
-    folder = tmp_path_factory.mktemp("own")
-    tiny_runs.run_in_workdir(folder, folder / "run")
-    return folder / "run"
+    return trained_run.copied(tmp_path_factory.mktemp("own") / "run")
 
 
 MODES = [

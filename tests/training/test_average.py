@@ -171,10 +171,11 @@ def test_the_model_is_the_best_or_the_one_that_is_named(use, losses, name):
 
 
 @pytest.mark.integration
-def test_a_run_without_means_has_the_records_it_had(folder, tmp_path):
-    run_in_workdir(folder, tmp_path)
-    assert all(key not in r for r in valid_records(tmp_path) for key in ("loss_raw", "weights"))
-    trained = txl_jax.load(str(tmp_path), "12")
+def test_a_run_without_means_has_the_records_it_had(trained_run):
+    found = valid_records(trained_run.workdir)
+    assert len(found) == 2
+    assert all(key not in r for r in found for key in ("loss_raw", "weights"))
+    trained = txl_jax.load(str(trained_run.workdir), "12")
     assert (trained.weights, trained.others) == ("raw", ())
 
 
