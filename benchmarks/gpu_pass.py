@@ -45,7 +45,7 @@ Command = tuple[str, list[str], int]
 def commands(original: str | None) -> Iterator[Command]:
     """Yields the commands in their order: the sooner, the more depends on the result."""
     yield "target", ["benchmarks.gpu_target"], 60
-    yield "parity", ["pytest", "-m", "gpu", "-n", "0", "tests/test_kernels_triton.py"], 400
+    yield "parity", ["pytest", "-m", "gpu", "-n", "0", "tests/model/test_kernels_triton.py"], 400
     for short, dtype in DTYPES.items():
         yield from attention(short, dtype)
     for short in DTYPES:
@@ -101,7 +101,7 @@ SMOKE = {
 }
 """What a rehearsal puts for the value of each flag."""
 
-SMOKE_TESTS = ["tests/test_kernels.py", "-k", "dropout_drops or refused_by_name"]
+SMOKE_TESTS = ["tests/model/test_kernels.py", "-k", "dropout_drops or refused_by_name"]
 """The tests of a rehearsal, which need no GPU."""
 
 LEAST = 30

@@ -2,8 +2,8 @@
 
 The paper's form, after its equations: ``nn.DenseGeneral`` for every projection, one einsum
 for each product, ``nn.Dropout``, logits of the whole segment, and one jitted update with donated
-arguments. Its losses are those of txl_jax (tests/test_peers.py). The letters are those of
-txl_jax/model/__init__.py.
+arguments. Its losses are those of txl_jax (tests/benchmarks/test_peers.py). The letters are those
+of txl_jax/model/__init__.py.
 """
 
 from typing import Any

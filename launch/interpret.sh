@@ -14,4 +14,4 @@ txl_setup_env "$root" test
 cd "$root"
 txl_run "$TXL_PYTHON" -m pip install --disable-pip-version-check --quiet torch==2.13.0 triton==3.7.1
 export JAX_PLATFORMS=cpu
-txl_run exec "$TXL_PYTHON" -m pytest -n 0 tests/test_kernels_triton.py tests/test_kernels_bugs.py "$@"
+txl_run exec "$TXL_PYTHON" -m pytest -n 0 tests/model/test_kernels_triton.py tests/model/test_kernels_bugs.py "$@"

@@ -44,6 +44,17 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 import jax  # noqa: E402  (reads the environment when imported)
 import pytest  # noqa: E402
 
+HELPERS = sorted(file.stem for file in (ROOT / "tests" / "helpers").glob("*.py"))
+pytest.register_assert_rewrite(*HELPERS)
+# Whose fixtures several test modules use.
+pytest_plugins = [
+    "absent_devices",
+    "corpus_files",
+    "gcs_store",
+    "interpreted_kernels",
+    "trained_run",
+]
+
 jax.config.update("jax_num_cpu_devices", 8)
 # Traced programs are many small objects that stay, and JAX does work of its own in each collection.
 gc.set_threshold(200_000, 20, 100)

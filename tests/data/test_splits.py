@@ -1,0 +1,187 @@
+"""Files and folders named as splits are the splits, which is printed; vague names are refused."""
+
+import pytest
+from corpus_files import content, find_text, refused
+from token_files import IDS, llm_c, save
+
+from txl_jax.checkpoint.workdir_files import FILES
+from txl_jax.data.corpus import load_corpus
+from txl_jax.data.sources.records import READERS
+from txl_jax.data.sources.splits import splits_named
+
+LINES = {"train": b"of train\n" * 40, "valid": b"of valid\n" * 30, "test": b"of test\n" * 20}
+
+
+def write(folder, **files):
+    """Writes files by split, or by any other name, whose text says where it is from."""
+    for name, split in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(LINES.get(split, split.encode()))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("train.txt", "train"), ("ptb.valid.txt", "valid"), ("wiki.test.tokens", "test"),
+        ("train-00000-of-00002.txt", "train"), ("my_test.txt", "test"), ("Validation.TXT", "valid"),
+        ("dev1.txt", "valid"), ("2val.txt", "valid"), ("TRAIN", "train"),
+        ("trainData.txt", "train"),
+        ("PTBTest.txt", "test"), ("train/part.txt", "train"), ("dev-set/test_a.txt", "valid"),
+        ("contest.txt", None), ("latest.txt", None), ("training_notes.txt", None),
+        ("attestation.txt", None), ("devices.txt", None), ("values.txt", None),
+        ("restrain.txt", None), ("étrain.txt", None), ("invalid.txt", None),
+    ],
+)  # fmt: skip
+def test_a_name_is_of_a_split_only_if_a_whole_word_says_so(name, split):
+    assert splits_named(name) == ({split} if split else set())
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"),
+        ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
+        ("train.raw", "dev.raw", "test.raw"),
+        ("my_train.txt", "my_validation.txt", "my_test.txt"),
+        ("train/x.txt", "dev/y.txt", "test/deep/z.txt"),
+        ("test_set.train.txt", "test_set.valid.txt", "test_set.test.txt"),
+        ("corpus.train", "corpus.valid", "corpus.test"),
+        ("train", "val", "test"),
+    ],
+)
+def test_files_named_as_splits_are_these_splits_and_this_is_printed(tmp_path, names, capsys):
+    write(tmp_path, **dict(zip(names, LINES, strict=True)))
+    write(tmp_path, **{"readme.md": "no", "contest.txt": "no"} if "ptb.train.txt" in names else {})
+    source = find_text(tmp_path)
+    assert content(source) == LINES
+    assert source.label == f"{tmp_path}, its own splits"
+    said = capsys.readouterr().err
+    for split, name in zip(LINES, names, strict=True):
+        assert f"{split} = {name} ({len(LINES[split])} bytes)" in said
+    assert ("left out: contest.txt" in said) == ("ptb.train.txt" in names)
+
+
+def test_parts_of_a_split_are_joined_in_the_order_of_their_names(tmp_path, capsys):
+    write(tmp_path, **{f"train-0000{n}-of-00002.txt": f"part {n}\n" for n in (1, 0)})
+    write(tmp_path, **{"validation-00000-of-00001.txt": "valid", "test.txt": "test"})
+    found = content(find_text(tmp_path))
+    assert found == {**LINES, "train": b"part 0\npart 1\n"}
+    order = "train = train-00000-of-00002.txt (7 bytes), train-00001-of-00002.txt (7 bytes);"
+    assert order in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("there", [("train",), ("train", "valid"), ("train", "test")])
+def test_a_missing_split_is_held_out_from_train(tmp_path, there):
+    write(tmp_path, **{f"my.{split}.txt": split for split in there})
+    source = find_text(tmp_path, valid_fraction=0.1, test_fraction=0.2)
+    found = content(source)
+    missing = [split for split in LINES if split not in there]
+    for split in there[1:]:
+        assert found[split] == LINES[split]
+    joined = b"".join(found[split] for split in LINES if split == "train" or split in missing)
+    assert joined == LINES["train"]
+    shares = {"valid": 0.1, "test": 0.2}
+    assert [len(found[s]) for s in missing] == [round(shares[s] * 360) for s in missing]
+    assert all(f"the {split} split is held out from the train files" in source.label
+               for split in missing)  # fmt: skip
+    words = find_text(tmp_path, kind="word", valid_fraction=0.1, test_fraction=0.2)
+    assert all(text.endswith(b"\n") for text in content(words).values())
+
+
+@pytest.mark.parametrize(
+    "names", [("train.txt",), ("ptb.train.txt",), ("train1.txt", "train2.txt")]
+)
+def test_a_train_split_beside_a_small_file_is_a_split(tmp_path, names, capsys):
+    write(tmp_path, **dict.fromkeys(names, "train"), **{"training_notes.txt": "notes"})
+    assert b"notes" not in b"".join(content(find_text(tmp_path)).values())
+    assert "left out: training_notes.txt" in capsys.readouterr().err
+
+
+def test_a_folder_with_one_folder_and_no_text_is_that_folder(tmp_path):
+    write(tmp_path, **{f"data/{split}-0.txt": split for split in LINES}, **{"README.md": "no"})
+    assert content(find_text(tmp_path)) == LINES
+    write(tmp_path, **{"other/train.txt": "train"})
+    assert "; name one of its folders (data, other)" in refused(lambda: find_text(tmp_path))
+
+
+def test_documents_of_files_may_be_in_folders_of_splits(tmp_path):
+    write(tmp_path, **{f"train/{n}.txt": f"song {n}\n" for n in range(9)})
+    write(tmp_path, **{f"test/{n}.txt": f"other {n}\n" for n in range(3)})
+    corpus = load_corpus("text", tmp_path, document_files=True, cache_dir=tmp_path / "c")
+    whole = {s: [corpus.vocab.decode(d) for d in getattr(corpus, s)] for s in LINES}
+    assert whole["train"] + whole["valid"] == [f"song {n}\n" for n in range(9)]
+    assert whole["test"] == [f"other {n}\n" for n in range(3)]
+    assert whole["valid"]
+
+
+def test_a_folder_of_other_files_says_their_order_and_sizes(tmp_path, capsys):
+    write(tmp_path, **{"contest.txt": "a" * 50, "latest.txt": "b" * 60, "training_notes.txt": "c"})
+    assert content(find_text(tmp_path))["train"].startswith(b"a" * 50 + b"\nb")
+    assert capsys.readouterr().err == (
+        f"{tmp_path}: one text of 3 files, 111 bytes, in this order: contest.txt (50 bytes),"
+        " latest.txt (60 bytes), training_notes.txt (1 bytes)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "fault"),
+    [
+        (("a.test.txt",), "a.test.txt is named as the test split, and no file as the train split"),
+        (("book.txt", "dev.txt"), "dev.txt is named as the valid split, and no file as the train"),
+        (("train_ride.txt", "b.txt", "c.txt"), "has train_ride.txt named as a split, beside b.txt"),
+        (("train.txt", "test.txt", *(f"{c}.txt" for c in "abcdef")), "named as a split, beside a"),
+        (("train.txt", "val.txt", "valid.txt", "test.txt"), "has both val.txt and valid.txt"),
+        (("train.txt", "train_to_test.txt"), "named as the train and the test split; rename it"),
+        (
+            ("ptb.train.txt", "ptb.test.txt", "ptb.char.train.txt", "ptb.char.test.txt"),
+            "ptb.char.test.txt and ptb.test.txt begin two sets of splits",
+        ),
+        (("train.txt", "train/a.txt", "test.txt", "test/b.txt"), "begin two sets of splits"),
+        (("train.txt", "test.raw"), "several kinds, such as train.txt and test.raw"),
+    ],
+)  # fmt: skip
+def test_names_that_are_vague_are_refused(tmp_path, files, fault):
+    write(tmp_path, **dict.fromkeys(files, "train"))
+    message = refused(lambda: find_text(tmp_path))
+    assert message.startswith(f"{tmp_path}: ")
+    assert fault in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.json", "a.csv"])
+def test_a_workdir_that_is_the_folder_of_its_text_reads_only_the_text(tmp_path, name):
+    text = {"a.jsonl": '{"text": "ab"}\n' * 9, "a.json": '{"text": "ab"}\n' * 9}
+    write(tmp_path, **{name: text.get(name, "text\n" + "ab\n" * 9)})
+    before = content(find_text(tmp_path, tmp_path / "c"))
+    written = [file for file in FILES if file.endswith((".txt", *READERS))]
+    write(tmp_path, **dict.fromkeys(written, "no"))
+    (tmp_path / "config.json").write_text('{"model": {}, "data": {}, "train": {}}')
+    assert content(find_text(tmp_path, tmp_path / "c")) == before
+
+
+def test_arrays_named_as_splits_are_these_splits(tmp_path, capsys):
+    for n in range(2):
+        llm_c(tmp_path / f"fineweb_train_00000{n}.bin", IDS[: 50 + n])
+    llm_c(tmp_path / "fineweb_val_000000.bin", IDS[:31])
+    corpus = load_corpus("tokens", tmp_path, cache_dir=tmp_path / "c")
+    assert corpus.info["tokens"] == {"train": 101, "valid": 31, "test": 31}
+    assert len(corpus.train) == 2  # documents
+    assert "train = fineweb_train_000000.bin" in capsys.readouterr().err
+
+
+def test_starts_beside_one_of_several_arrays_are_not_ignored(tmp_path):
+    for name in ("train-0.npy", "train-1.npy", "val.npy"):
+        save(tmp_path / name, IDS[:50])
+    save(tmp_path / "train-1.starts.npy", [0, 9])
+    message = refused(lambda: load_corpus("tokens", tmp_path, cache_dir=tmp_path / "c"))
+    assert "train-1.starts.npy: its array is one of several, each a document; join" in message
+
+
+def test_an_array_of_ids_is_not_a_split_of_another_name(tmp_path):
+    save(tmp_path / "contest.npy", IDS[:50])
+    save(tmp_path / "latest.npy", IDS[:50])
+    save(tmp_path / "more.npy", IDS[:50])
+    corpus = load_corpus("tokens", tmp_path, cache_dir=tmp_path / "c")
+    assert sum(corpus.info["tokens"].values()) == 150

@@ -1,0 +1,128 @@
+"""A row of a batch is what it is alone, and what is kept gives what recomputing all gives.
+
+In every state of the memory: empty, partly filled, just full, and a ring that has turned twice.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import reference
+import tiny_models
+from generation_cases import WITH_MEMORY, WITHOUT_MEMORY, prompts_of, some
+
+from txl_jax.config import GenerateConfig
+from txl_jax.generation import generate as generation
+from txl_jax.generation.generate import generate
+
+FORMS = {**WITH_MEMORY, "tf window": {"same_length": "tf"}, **WITHOUT_MEMORY}
+
+M = 9
+LENGTHS = (1, 3, M, M + 1, M + 2, 3 * M + 1, 129, 200)
+"""Of prompts, all but the last token of which are read before the first is made: none, a few, one
+less than memory holds, just as many (and one more), several times as many; 128 are one chunk."""
+TURNING = GenerateConfig(length=2 * M + 6, mem_len=M, temperature=0.0)
+"""Long enough for the ring to turn twice, whatever it held."""
+
+
+SEEDS = {
+    "gtrxl": 4,
+    "shaw": 2,
+    "shared_projection": 5,
+    "adaptive": 4,
+    "absolute": 5,
+    "absolute_per_layer": 2,
+}
+"""Of parameters whose greedy text does not repeat one token, nor one row another; others: 1."""
+
+
+def lively(form):
+    """A form's config and parameters, with no word that is likely whatever stands before it."""
+    cfg = tiny_models.config(**FORMS[form], tie_weight=False)
+    params = tiny_models.variables(cfg, SEEDS.get(form, 1))["params"]
+    zero = lambda name, x: 0 * x if name.startswith(("softmax_bias", "cluster_bias")) else x
+    params = {name: zero(name, value) for name, value in params.items()}
+    if cfg.final_norm:
+        norm = params["norm_output"]
+        params["norm_output"] = {**norm, "bias": 0 * norm["bias"]}
+    return cfg, params
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """For each token made with memory: logits [B,V], and ``filled`` and ``oldest`` before it."""
+    seen: list[tuple[np.ndarray, ...]] = []
+    by_memory = generation._step_with_memory
+    keep = lambda *arrays: seen.append(tuple(map(np.array, arrays)))
+
+    def watched(model, params, token, past):
+        logits, after = by_memory(model, params, token, past)
+        jax.debug.callback(keep, logits, past.filled, past.near.oldest, ordered=True)
+        return logits, after
+
+    monkeypatch.setattr(generation, "_step_with_memory", watched)
+    generation._programs.cache_clear()
+    yield seen
+    generation._programs.cache_clear()
+
+
+def greedy(form, prompts, c):
+    """Greedy tokens of a lively model, int32 [B,length]."""
+    cfg, params = lively(form)
+    return np.concatenate([p.tokens for p in generate(cfg, params, prompts, c)], axis=1)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("form", some(FORMS, "relative", "shaw", "adaptive", "absolute"))
+def test_a_greedy_row_of_a_batch_is_what_it_is_alone(form):
+    """Eight lengths in one batch, in every state of the ring, token for token."""
+    prompts = prompts_of(*LENGTHS)
+    together = greedy(form, prompts, TURNING)
+    assert len({tuple(row) for row in together.tolist()}) >= 7  # or equality would say little
+    for row, prompt in enumerate(prompts):
+        np.testing.assert_array_equal(together[row], greedy(form, [prompt], TURNING)[0])
+
+
+def recomputed(form, window, text, mem_len):
+    """Logits [T,V] of the slow model: all of a text as one segment, no memory, float64."""
+    cfg, params = lively(form)
+    cfg, params = dataclasses.replace(cfg, same_length=window), reference.float64(params)
+    scores, _ = reference.logits(params, cfg, text, [[]] * cfg.n_layer, mem_len)
+    return np.stack(scores)
+
+
+def assert_recomputed(form, window, c, lengths, asked):
+    """Greedy tokens and logits are those of the whole text read anew for each token.
+
+    One reading gives them all: no token changes what was asked before it.
+    """
+    prompts = prompts_of(*lengths)
+    tokens = greedy(form, prompts, c)
+    jax.effects_barrier()  # until all that was asked is there
+    made_from = np.stack([logits for logits, _, _ in asked], axis=1)
+    assert made_from.shape[:2] == (len(lengths), c.length)
+    for prompt, row, logits in zip(prompts, tokens, made_from, strict=True):
+        text = [*prompt.tolist(), *row.tolist()]
+        expected = recomputed(form, window, text, c.mem_len)[len(prompt) - 1 : -1]
+        np.testing.assert_allclose(logits, expected, atol=1e-4)
+        assert row.tolist() == expected.argmax(axis=1).tolist()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("form", some([*WITH_MEMORY, "tf window"], "relative", "shaw", "tf window"))
+def test_with_a_window_what_is_kept_gives_what_recomputing_gives(form, asked):
+    """However often the ring has turned: memory is shorter than what was read and made."""
+    window = FORMS[form].get("same_length", "pytorch")
+    assert_recomputed(form, window, TURNING, LENGTHS, asked)
+    assert asked[0][1].tolist() == [0, 2, M - 1, M, M, M, M, M]
+    assert [int(oldest) for *_, oldest in asked] == [n % M for n in range(TURNING.length)]
+    assert TURNING.length > 2 * M  # two turns
+
+
+@pytest.mark.parametrize("form", some(WITH_MEMORY, "relative", "adaptive"))
+def test_without_a_window_all_that_fits_memory_gives_what_recomputing_gives(form, asked):
+    """The paper's model as it is: no window at all, and memory that holds every token."""
+    lengths = (1, 2, 3, 5, 8, 9, 13, 21)
+    c = dataclasses.replace(TURNING, mem_len=max(lengths) + TURNING.length)
+    assert_recomputed(form, False, c, lengths, asked)

@@ -1,0 +1,34 @@
+"""Devices that are not there: tests that compile for them are skipped without their compilers."""
+
+import importlib.util
+import os
+
+import pytest
+
+from txl_jax.planning import gpus
+from txl_jax.planning.machines import PlanningError
+from txl_jax.planning.topologies import topology_devices
+
+HAS_LIBTPU = bool(os.environ.get("TPU_LIBRARY_PATH") or importlib.util.find_spec("libtpu"))
+NO_LIBTPU = "no libtpu: install it or set TPU_LIBRARY_PATH"
+needs_libtpu = pytest.mark.skipif(not HAS_LIBTPU, reason=NO_LIBTPU)
+
+
+def check_compiler(topology: str) -> None:
+    """Skips the test where the compiler for a topology is not installed."""
+    if topology.startswith("v"):
+        if not HAS_LIBTPU:
+            pytest.skip(NO_LIBTPU)
+        return
+    try:
+        gpus.check_wheels(topology)
+    except PlanningError as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="module")
+def eight_gpus():
+    """Eight absent H200s."""
+    check_compiler("h200:1x1x8")
+    pytest.importorskip("jax_triton", exc_type=ImportError)
+    return topology_devices("h200:1x1x8")

@@ -1,0 +1,30 @@
+"""What a page of the documentation links to and calls."""
+
+import re
+import shlex
+
+
+def links(text: str) -> list[str]:
+    """Targets of Markdown links that are neither addresses nor anchors of the page itself."""
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    targets = re.findall(r"\]\(([^()\s]+)\)", prose)
+    paths = [t.partition("#")[0] for t in targets if "://" not in t]
+    return [path for path in paths if path]
+
+
+def commands(text: str) -> list[list[str]]:
+    """Flags of every call of txl_jax.main, by itself or through launch/, in ``sh`` blocks."""
+    found = calls(text, r"txl_jax\.main$|launch/(?!test\.sh)|^txl$")
+    return [[word for word in words if word.startswith("--")] for words in found]
+
+
+def calls(text: str, program: str) -> list[list[str]]:
+    """Arguments of every call of a program (an expression for a word) in ``sh`` blocks."""
+    found = []
+    for block in re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line.partition(" < ")[0], comments=True)
+            starts = [n for n, word in enumerate(words) if re.search(program, word)]
+            if starts:
+                found.append(words[starts[-1] + 1 :])
+    return found

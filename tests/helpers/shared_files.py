@@ -1,0 +1,27 @@
+"""Where the recorded fixtures and real texts lie: ``$TXL_SHARED``, else ``../shared``.
+
+They are not part of the repository; a test that needs them is skipped, with the reason, where
+they are not there.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+FOLDER = Path(os.environ.get("TXL_SHARED") or ROOT.parent / "shared")
+
+
+def path(name: str) -> Path:
+    """The shared file or folder ``name``; skips the test where it is missing."""
+    found = FOLDER / name
+    if not found.exists():
+        pytest.skip(f"no shared file {found}; set $TXL_SHARED to the folder that has it")
+    return found
+
+
+def json_of(name: str) -> dict:
+    """The content of a shared JSON file."""
+    return json.loads(path(name).read_text())

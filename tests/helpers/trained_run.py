@@ -1,0 +1,43 @@
+"""One finished run of the command, which every test that only needs a trained workdir shares."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+
+import pytest
+from filelock import FileLock
+from tiny_runs import call, write_config
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedRun:
+    """A run of 12 steps. Many tests read ``workdir``: what writes into it takes a copy."""
+
+    folder: pathlib.Path
+    """Has the text, ``text.txt``."""
+    config: str
+    workdir: pathlib.Path
+    stdout: str
+    stderr: str
+
+    def copied(self, to: pathlib.Path) -> pathlib.Path:
+        """A copy of the workdir, which a test may change."""
+        return shutil.copytree(self.workdir, to)
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory):
+    """The shared run; one worker of pytest-xdist makes it for all."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "trained_run"
+    said = folder / "said.json"
+    with FileLock(f"{folder}.lock"):
+        folder.mkdir(exist_ok=True)
+        config = write_config(folder, **{"evaluate.baselines": ("unigram", "bigram")})
+        if not said.exists():
+            done = call(f"--config={config}", f"--workdir={folder / 'run'}")
+            assert done.returncode == 0, done.stderr
+            said.write_text(json.dumps([done.stdout, done.stderr]))
+    return TrainedRun(folder, config, folder / "run", *json.loads(said.read_text()))

@@ -1,0 +1,189 @@
+"""An optimizer of optax by name trains as optax does, and what training cannot use is refused."""
+
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from train_steps import assert_same_training, train_steps
+
+from txl_jax.config import ConfigError, ExperimentConfig, load_config, override
+from txl_jax.model.layout import stack_layers
+from txl_jax.training.optimizer import make_optimizer, schedule
+
+CONSTANT = {"optimizer.schedule": "constant", "optimizer.warmup_steps": 0}
+FACTORED = {"optimizer.name": "optax.adafactor", "optimizer.arguments.min_dim_size_to_factor": 8}
+
+
+def experiment(name, **settings):
+    return override(ExperimentConfig(), {"optimizer.name": name, **settings})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("text")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"name": "lion"}, "'lion': must be 'adam', 'lamb', 'muon', or an optimizer of optax"),
+        ({"name": "adamw"}, "the nearest name is 'optax.adamw'"),
+        (
+            {"name": "optax.adamw", "arguments": {"b1": 2}},
+            "arguments.b1 = 2: is the share of a mean",
+        ),
+        ({"name": "optax.adam", "arguments": {"b2": -0.5}}, "must be from 0 to below 1"),
+        ({"name": "optax.adamw", "arguments": {"mask": 3}}, "is a function of the parameters"),
+        ({"name": "optax.adam", "arguments": {"eps": -1e-8}}, "must be at least 0"),
+        ({"name": "optax.loin"}, "the nearest name is 'optax.lion'"),
+        ({"name": "optax.muon"}, "the nearest name is 'optax.contrib.muon'"),
+        ({"name": "os.system"}, "must be 'adam', 'lamb', 'muon', or an optimizer of optax"),
+        ({"name": "optax.lion.__globals__"}, "must be 'adam', 'lamb', 'muon', or an optimizer"),
+        ({"name": "optax.scale_by_adam"}, "is a part of an optimizer"),
+        ({"name": "optax.contrib.sam"}, "is built around one"),
+        ({"name": "optax.contrib.schedule_free"}, "is built around one"),
+        ({"name": "optax.lbfgs"}, "'optax.lbfgs': needs more than the gradient"),
+        ({"name": "optax.contrib.momo"}, "needs more than the gradient and the parameters"),
+        ({"name": "optax.contrib.sophia"}, "needs more than the gradient and the parameters"),
+        ({"name": "optax.polyak_sgd"}, "sets its learning rate itself"),
+        ({"name": "optax.contrib.schedule_free_adamw"}, "evaluates other parameters than it"),
+        ({"name": "optax.noisy_sgd"}, "keeps a random generator"),
+        ({"name": "optax.contrib.dpsgd"}, "needs the argument l2_norm_clip: give optimizer.arg"),
+        ({"name": "optax.rprop"}, "takes no schedule"),
+        ({"name": "optax.lion", "arguments.b3": 0.9}, "arguments.b3 = 0.9: optax.lion has no such"),
+        ({"name": "optax.lion", "arguments.weigth_decay": 1}, "the nearest is 'weight_decay'"),
+        ({"name": "optax.lion", "arguments.b1": "fast"}, "arguments.b1 = 'fast': must be a number"),
+        ({"name": "optax.lion", "arguments.b1": True}, "arguments.b1 = True: must be a number"),
+        ({"name": "optax.adam", "arguments.nesterov": 1}, "nesterov = 1: must be true or false"),
+        ({"name": "optax.contrib.prodigy", "arguments.betas": 0.9}, "betas = 0.9: must be a list"),
+        ({"name": "optax.lion", "arguments.b1": {"x": 1}}, "b1.x = 1: optax.lion has no such"),
+        ({"name": "optax.lion", "arguments.b1": float("nan")}, "must be a finite number"),
+        ({"name": "optax.lion", "arguments": "b1=1"}, "optimizer.arguments.NAME=VALUE"),
+        ({"name": "optax.lion", "arguments.learning_rate": 1}, "give optimizer.learning_rate"),
+        ({"name": "optax.lion", "arguments.mu_dtype": "fast"}, "cannot be built with these argum"),
+        ({"name": "optax.adam", "b1": 0.8}, "optimizer.b1 = 0.8: is for adam, lamb and muon"),
+        ({"name": "optax.adamw", "weight_decay": 0.1}, "give optimizer.arguments.weight_decay"),
+        ({"name": "adam", "arguments.b1": 0.8}, "is for optimizers of optax, and the name is"),
+    ],
+)
+def test_what_training_cannot_use_is_refused_in_one_line(settings, words):
+    with pytest.raises(ConfigError) as error:
+        override(ExperimentConfig(), {f"optimizer.{k}": v for k, v in settings.items()})
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_arguments_are_read_from_text_and_kept_in_json():
+    text = {"b1": "0.95", "nesterov": "True", "mu_dtype": "bfloat16", "eps_root": "1e-9"}
+    given = {f"optimizer.arguments.{name}": value for name, value in text.items()}
+    exp = load_config("quickstart", {"optimizer.name": "optax.adam", **given})
+    want = {"b1": 0.95, "nesterov": True, "mu_dtype": "bfloat16", "eps_root": 1e-9}
+    assert exp.optimizer.arguments == want
+    assert ExperimentConfig.from_dict(exp.to_dict()) == exp
+    assert override(exp, {"optimizer.arguments": {"b1": 0.5}}).optimizer.arguments == {"b1": 0.5}
+    betas = {"optimizer.arguments.betas": "0.9,0.99"}
+    assert experiment("optax.contrib.prodigy", **betas).optimizer.arguments["betas"] == [0.9, 0.99]
+
+
+def test_the_check_starts_no_device():
+    script = (
+        "import txl_jax; from jax._src import xla_bridge as x\n"
+        "txl_jax.load_config('quickstart', {'optimizer.name': 'optax.contrib.muon'})\n"
+        "assert not x._backends"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def steps_by_hand(optimizer, params, gradients):
+    state = optimizer.init(params)
+    for gradient in gradients:
+        updates, state = optimizer.update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def test_clipping_schedule_decay_and_embedding_rate_are_as_for_the_own_rules():
+    """Lion, whose updates are signs times the rate, so that each part shows."""
+    settings = {"warmup_steps": 2, "clip_norm": 0.5, "embedding_ratio": 0.3, "learning_rate": 0.1}
+    exp = experiment("optax.sgd", **{f"optimizer.{k}": v for k, v in settings.items()})
+    exp = override(exp, {"optimizer.weight_decay": 0.2, "optimizer.arguments.momentum": 0.9})
+    start = {"embedding": jnp.ones((3, 2)), "layer_0": {"outer": {"kernel": jnp.full((2, 2), 2.0)}}}
+    gradients = [jax.tree.map(lambda x, n=n: x * n, start) for n in (0.01, 3.0, -2.0)]
+    got = steps_by_hand(make_optimizer(exp), start, gradients)
+    w = {"e": np.ones((3, 2)), "k": np.full((2, 2), 2.0)}
+    trace = {name: np.zeros_like(x) for name, x in w.items()}
+    for t, n in enumerate((0.01, 3.0, -2.0)):
+        g = {"e": np.full((3, 2), n), "k": np.full((2, 2), 2 * n)}
+        norm = np.sqrt(sum(np.sum(x**2) for x in g.values()))
+        for name, ratio in (("e", 0.3), ("k", 1.0)):
+            trace[name] = 0.9 * trace[name] + g[name] * min(1, 0.5 / norm)
+            rate = float(schedule(exp.optimizer, exp.train.steps, ratio=ratio)(t))
+            w[name] = w[name] - rate * (trace[name] + 0.2 * w[name])
+    np.testing.assert_allclose(got["embedding"], w["e"], rtol=1e-5)
+    np.testing.assert_allclose(got["layer_0"]["outer"]["kernel"], w["k"], rtol=1e-5)
+
+
+def test_adam_of_optax_trains_as_adam(folder):
+    assert_same_training(train_steps(folder), train_steps(folder, **optax_name("adam")), 1e-5)
+
+
+def optax_name(name, **changes):
+    return {"optimizer.name": f"optax.{name}", **changes}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", ["lion", "contrib.muon", "contrib.ademamix"])
+def test_a_rule_of_optax_lowers_the_loss(folder, name):
+    losses = train_steps(folder, **optax_name(name))[1]
+    loss = losses["nll_sum"] / losses["count"]
+    assert loss[-1] < loss[0]
+
+
+def test_a_number_for_the_rate_is_given_where_an_optimizer_takes_no_schedule(folder):
+    for name in ("rprop", "sm3"):
+        state, _ = train_steps(folder, **optax_name(name), **CONSTANT)
+        assert int(state.step) > 0
+
+
+@pytest.mark.slow
+def test_adafactor_is_the_same_on_a_mesh_whose_devices_share_its_state(folder):
+    """Its state has other axes than the parameters, and its norms are of whole arrays."""
+    cut = {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "train.micro_batches": 2}
+    layers = {"model.n_layer": 2, "model.scan_layers": True}
+    one = train_steps(folder, **FACTORED, **layers)
+    several = train_steps(folder, **FACTORED, **layers, **cut)
+    assert_same_training(one, several, 1e-4)
+    factors = [x for x in jax.tree.leaves(several[0].opt_state) if x.ndim == 1 and x.size > 1]
+    assert any(not x.sharding.is_fully_replicated for x in factors)
+
+
+def test_stacked_layers_are_updated_as_single_ones():
+    """Adafactor would take the axis of layers for one of a matrix."""
+    exp = override(experiment("optax.adafactor"), FACTORED)
+    draw = lambda seed, shape: jax.random.normal(jax.random.key(seed), shape)
+    apart: dict[str, Any] = {
+        f"layer_{n}": {"inner": {"kernel": draw(n, (8, 12))}} for n in range(9)
+    }
+    apart["embedding"] = draw(9, (10, 8))
+    gradients = [jax.tree.map(lambda x, n=n: jnp.sin(n * x), apart) for n in (1, 2, 3)]
+    single = steps_by_hand(make_optimizer(exp), apart, gradients)
+    as_one = steps_by_hand(make_optimizer(exp), stack_layers(apart), map(stack_layers, gradients))
+    for a, b in zip(*map(jax.tree.leaves, (stack_layers(single), as_one)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_an_update_of_several_seeds_is_that_of_each():
+    optimizer = make_optimizer(override(experiment("optax.adafactor"), FACTORED))
+    draw = lambda seed: {"layer_0": {"kernel": jax.random.normal(jax.random.key(seed), (8, 12))}}
+    params, gradient = ([draw(seed) for seed in seeds] for seeds in ((1, 2), (3, 4)))
+    step = lambda params, gradient: steps_by_hand(optimizer, params, [gradient] * 2)
+    stacked = [jax.tree.map(lambda *x: jnp.stack(x), *trees) for trees in (params, gradient)]
+    together = jax.vmap(step)(*stacked)["layer_0"]["kernel"]
+    for n in range(2):
+        alone = step(params[n], gradient[n])["layer_0"]["kernel"]
+        np.testing.assert_allclose(together[n], alone, rtol=1e-5)
