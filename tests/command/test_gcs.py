@@ -198,7 +198,7 @@ def test_a_lock_of_another_machine_is_taken_when_it_is_no_longer_renewed(
 # Runs.
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_run_in_a_bucket_stopped_and_resumed_has_the_bits_of_a_local_run(tmp_path, place):
     corpus, exp = corpus_and_experiment(tmp_path, **DROPOUT)
     tiny_runs.run_in_workdir(tmp_path, tmp_path / "whole", **DROPOUT)

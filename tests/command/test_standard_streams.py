@@ -63,7 +63,7 @@ def test_training_goes_on_to_its_end_without_output(trained, tmp_path, name, scr
     assert is_finished(workdir)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_a_result_that_nobody_reads_ends_quietly_as_other_programs_do(trained):
     folder, _ = trained
     workdir = f"--workdir={folder / 'run'}"
@@ -214,7 +214,7 @@ class Broken(io.StringIO):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("kind", ["none", "broken", "closed"])
+@pytest.mark.parametrize("kind", rest_slow(1, ["closed", "none", "broken"]))
 def test_training_from_python_ends_well_and_keeps_the_users_streams(tmp_path, monkeypatch, kind):
     closed = io.StringIO()
     closed.close()

@@ -37,6 +37,8 @@ from txl_jax.usage import MODES
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 README, LAUNCH = PAGES[0].read_text(), (DOCS / "launch.md").read_text()
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+LONG = dict.fromkeys(("quickstart.md", "own_loop.md", "agents.md"), pytest.mark.slow)
+"""Pages whose code trains."""
 
 MISSING = [name for name in ("sphinx", "myst_parser", "furo") if not importlib.util.find_spec(name)]
 
@@ -137,7 +139,9 @@ def smoke_run(tmp_path_factory):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("page", PAGES[1:], ids=NAMES[1:])  # the README's: test_readme.py
+@pytest.mark.parametrize(  # the README's: test_readme.py
+    "page", [pytest.param(page, marks=LONG.get(page.name, ()), id=page.name) for page in PAGES[1:]]
+)
 def test_python_on_the_pages_runs_but_for_what_downloads_a_corpus(page, smoke_run, monkeypatch):
     monkeypatch.chdir(smoke_run)
     names: dict = {}

@@ -58,7 +58,7 @@ def test_soft_targets_are_the_mean_of_the_teachers(teachers):
     assert soft.probabilities[0].tolist() == [1, 0, 0, 0, 0]
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_every_token_has_soft_targets_whatever_the_streams(teachers):
     folder, names = teachers
     corpus, exp = corpus_and_experiment(folder, **{"validate.batch_size": 7, "distil.words": 3})
