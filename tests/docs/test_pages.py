@@ -247,11 +247,29 @@ def test_memory_in_the_headers_of_configs_is_that_of_the_results():
     assert checked == 10
 
 
-def test_no_text_refers_to_a_document_that_is_not_here():
+def texts():
+    """The pages, programs and scripts of the project."""
+    yield from ROOT.glob("*.md")
     for folder in ("txl_jax", "configs", "docs", "tests", "benchmarks", "examples", "launch"):
-        for path in (ROOT / folder).rglob("*"):
-            if path.suffix in (".py", ".md", ".sh") and path.name != "test_pages.py":
-                assert not re.search(r"\b(SPEC|DESIGN|STACK)\b", path.read_text()), path
+        found = (ROOT / folder).rglob("*")
+        yield from (path for path in found if path.suffix in (".py", ".md", ".sh"))
+
+
+def test_no_text_refers_to_a_document_that_is_not_here():
+    for path in texts():
+        if path.name != "test_pages.py":
+            assert not re.search(r"\b(SPEC|DESIGN|STACK)\b", path.read_text()), path
+
+
+def test_files_of_tests_that_are_named_exist():
+    said = {name for file in texts() for name in re.findall(r"tests/\w+/\w+\.py", file.read_text())}
+    assert len(said) > 10
+    assert not {name for name in said if not (ROOT / name).is_file()}
+
+
+def test_no_module_of_tests_imports_another():
+    for file in (ROOT / "tests").glob("*/test_*.py"):
+        assert not re.findall(r"^ *(?:from|import) test_\w+", file.read_text(), re.MULTILINE), file
 
 
 def test_the_command_for_the_site_says_what_it_needs():
