@@ -30,7 +30,7 @@ from txl_jax.config.arguments import RUN, given, names_the_nearest
 from txl_jax.config.evaluation import Split
 from txl_jax.config.folders import path_text, workdir_path
 from txl_jax.data.vocab import Text, check_text, texts_of
-from txl_jax.evaluation.results import Evaluation, SplitScore
+from txl_jax.evaluation.results import Evaluation
 from txl_jax.evaluation.score import TextScore, score_any_text
 from txl_jax.generation.prompts import read_prompts
 from txl_jax.generation.results import Generated, Generation
@@ -187,12 +187,7 @@ class LanguageModel(TrainedModel):
             raise ConfigError(f"data = {short_repr(data)}: {what}")
         changes = {f"data.{key}": value for key, value in flatten(data or {}).items()}
         asked = with_settings(trained, override(trained.config, changes))
-        record = score_own_text(asked, self.config)
-        unit = record["unit"]
-        same = lambda row: {key: value for key, value in row.items() if key != unit}
-        rows = [{**same(row), "unit": unit, "value": row[unit]} for row in record["results"]]
-        scores = tuple(SplitScore(**row) for row in rows)
-        return Evaluation(**rows[0], results=scores, record=record)
+        return score_own_text(asked, self.config)
 
 
 @names_the_nearest()

@@ -24,11 +24,12 @@ from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.dynamic import Learner, rates_of
 from txl_jax.evaluation.evaluator import Score
+from txl_jax.evaluation.results import Evaluation, SplitScore
 from txl_jax.evaluation.score import LineScore, TextScore
 from txl_jax.generation.generate import DecodeState, LastTokens, TokenChunk
 from txl_jax.generation.sampling import sampling_of
 from txl_jax.generation.text import Continuation
-from txl_jax.library import Evaluation, Generated, Generation, SplitScore
+from txl_jax.library import Generated, Generation
 from txl_jax.messages import fields_repr
 from txl_jax.model.memory import Slots
 from txl_jax.training.optimizer import make_optimizer
@@ -85,7 +86,7 @@ def objects(tmp_path_factory):
         SweepRow("steps=5", {"train.steps": 5}, ["runs/sweep/steps=5/seed_0"], [1.5], 1.5),
         Sweep([SweepRow("x", {"train.steps": n}, ["x"], [1.5], 1.5) for n in range(50)], "bpc", {}),
         TextScore((), 1.0, 500, 0, "bpc", 1.5, None, ("note " * 50,) * 50),
-        Evaluation(**dataclasses.asdict(SCORE), results=(SCORE,) * 50, record={}),
+        Evaluation(**dataclasses.asdict(SCORE), results=(SCORE,) * 50, about={}),
         *(SCORE, sampling_of(generate), rates_of(exp.evaluate.dynamic)),
         *(agents.Actor({"params": params}, cache, model), agents.StateBuffer.start(mems, 5)),
         txl_jax.convert.Request(source="model.pt", workdir="runs/x"),

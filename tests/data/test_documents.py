@@ -380,11 +380,11 @@ def test_a_run_on_documents_resumes_with_the_same_bits_and_reports_each_document
     trained = txl_jax.load(tmp_path / "whole")
     result = score_split(trained, corpus)
     assert result is not None
-    row = result["results"][0]
-    assert row["documents"] == len(corpus.test)
-    whole = row["loss"] * row["targets"]
-    np.testing.assert_allclose(row["document_loss"] * row["documents"], whole)
-    assert "memory reset at each document" in row["protocol"]
+    assert result.documents == len(corpus.test)
+    assert result.document_loss is not None
+    whole = result.loss * result.targets
+    np.testing.assert_allclose(result.document_loss * result.documents, whole)
+    assert "memory reset at each document" in result.protocol
 
 
 def tiny_trained(**data):

@@ -362,7 +362,7 @@ def test_baselines_are_scored_on_the_targets_of_the_model_and_their_protocol_is_
     trained = TrainedModel(TransformerXL(exp.model), params, corpus.vocab, exp, 0)
     result = scoring_run.score_split(trained, corpus)
     assert result is not None
-    rows = result["results"]
+    rows = result.record["results"]
     assert [row["targets"] for row in rows] == [4 * 2 * 16] * 6
     part = "test split, 4 streams, segment 16, first 2 segments only"
     assert [row["protocol"] for row in rows[2:]] == [

@@ -72,11 +72,11 @@ def experiment(folder, **changes):
 
 
 def evaluate(trained, corpus, workdir):
-    """Scores a split and writes the result, as the command does; returns the result."""
+    """Scores a split and writes the result, as the command does; returns its JSON."""
     result = score_split(trained, corpus)
     assert result is not None
     write_evaluation(result, str(workdir))
-    return result
+    return result.record
 
 
 def corpus_and_experiment(folder, **changes):

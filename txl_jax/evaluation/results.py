@@ -1,10 +1,9 @@
-"""The result of scoring a split in Python."""
+"""The result of scoring a split. It becomes JSON where it is written."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from txl_jax.evaluation.scoring_run import table
 from txl_jax.units import Unit, format_value
 
 
@@ -37,6 +36,14 @@ class SplitScore:
     documents: int | None = None
     document_loss: float | None = None
 
+    def to_row(self) -> dict[str, Any]:
+        """Returns the JSON object of the score, which has the value under the name of the unit."""
+        row = {"name": self.name, "loss": self.loss, self.unit: self.value, "targets": self.targets}
+        names = ("seconds", "documents", "document_loss", "bits_per_byte", "word_ppl")
+        more = {name: getattr(self, name) for name in names}
+        known = {name: value for name, value in more.items() if value is not None}
+        return {**row, "protocol": self.protocol, **known}
+
 
 @dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
 class Evaluation(SplitScore):
@@ -46,14 +53,35 @@ class Evaluation(SplitScore):
 
     Attributes:
       results: all scores: this one, then the model without memory, other weights and baselines.
-      record: the JSON object that the mode writes to ``evaluation.json``.
+      about: the model, the text and the precision, as JSON.
     """
 
     results: tuple[SplitScore, ...]
-    record: Mapping[str, Any]
+    about: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, results: tuple[SplitScore, ...], about: Mapping[str, Any]) -> "Evaluation":
+        """Returns the evaluation of these scores, of which the first is its own."""
+        return cls(**vars(results[0]), results=results, about=about)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The JSON object that the mode writes to ``evaluation.json``."""
+        return {**self.about, "results": [score.to_row() for score in self.results]}
 
     def __str__(self) -> str:
-        return table(self.record)
+        width = max(len(score.name) for score in self.results)
+        lines = [f"{self.protocol}:"]
+        for score in self.results:
+            more = ""
+            # A perplexity per subword does not compare with the loss of other kinds of tokens.
+            if self.unit == "ppl" and score.bits_per_byte is not None:
+                more = f"  ({score.bits_per_byte:.4f} bits per byte)"
+            if score.document_loss is not None:
+                more += f"  ({score.document_loss:.2f} nats per document"
+                more += f", {score.documents:,} documents)"
+            lines.append(f"  {score.name:<{width}}  {score.value:9.4f} {self.unit}{more}")
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         value = f"{self.unit} {format_value(self.value, self.unit)}"

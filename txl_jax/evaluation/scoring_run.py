@@ -15,6 +15,7 @@ from txl_jax.data.pieces import as_pieces
 from txl_jax.evaluation import protocols
 from txl_jax.evaluation.baselines import DESCRIPTIONS, score_baselines
 from txl_jax.evaluation.evaluator import Evaluator, segment_bar, split_evaluator
+from txl_jax.evaluation.results import Evaluation, SplitScore
 from txl_jax.evaluation.score import count_unknown
 from txl_jax.files import write_json
 from txl_jax.model.precision import arithmetic_record
@@ -26,23 +27,23 @@ from txl_jax.standard_streams import stderr, stdout
 from txl_jax.units import UNIT_NAMES, in_unit
 
 
-def write_evaluation(result: Mapping[str, Any], workdir: str) -> None:
+def write_evaluation(result: Evaluation, workdir: str) -> None:
     """Prints a result, writes ``evaluation.json`` and adds it to ``evaluations.jsonl``.
 
     A result that differs from the last one there in seconds only is not added again: the command
     that completes an interrupted run evaluates it again.
     """
     if is_process_zero():
-        print(table(result), file=stdout(), flush=True)
-        write_json(os.path.join(workdir, "evaluation.json"), result)
-        kept, record = os.path.join(workdir, "evaluations.jsonl"), plain(result)
+        print(result, file=stdout(), flush=True)
+        write_json(os.path.join(workdir, "evaluation.json"), result.record)
+        kept, record = os.path.join(workdir, "evaluations.jsonl"), plain(result.record)
         before = read_counted(kept, is_evaluation)[0] if path(kept).exists() else []
         if list(map(_scores, before[-1:])) != [_scores(record)]:
             append(kept, record)
 
 
 def is_evaluation(value: Any) -> bool:
-    """Tells whether a JSON value is a result of :func:`score_split`."""
+    """Tells whether a JSON value is the record of an evaluation."""
     try:
         unit, rows = value["unit"], value["results"]
         known = unit in UNIT_NAMES and type(value["step"]) is int and bool(rows)
@@ -68,14 +69,14 @@ def score_split(
     corpus: Corpus,
     stop: Callable[[], bool] = lambda: False,
     evaluators: Mapping[ProtocolConfig, Evaluator] | None = None,
-) -> dict[str, Any] | None:
+) -> Evaluation | None:
     """Scores ``evaluate.split`` under several protocols, with other weights, and with baselines.
 
     ``evaluators`` are those of :func:`split_evaluators`, if they are built already. The other
-    weights are read from the workdir ``trained.source``. Returns a JSON object with a row for each
-    score in ``results``, or ``None`` if ``stop()`` became true.
+    weights are read from the workdir ``trained.source``. The result is ``None`` if ``stop()``
+    became true.
     """
-    config, rows = trained.config, list[dict[str, Any]]()
+    config, found = trained.config, list[SplitScore]()
     evaluators = evaluators or split_evaluators(config, corpus)
     protocol, first = next(iter(evaluators.items()))
     split = getattr(corpus, config.evaluate.split)
@@ -100,22 +101,23 @@ def score_split(
             score = evaluators[chosen].run(params, stop, progress)
         if score is None:
             return None
-        row: dict[str, Any] = {"name": name, "loss": score.loss, unit: in_unit(score.loss, unit)}
         description = protocols.describe(chosen, config.model, mesh) + resets + note
-        row |= {"targets": score.targets, "protocol": description}
-        row["seconds"] = round(score.seconds, 2)
+        nats, value = score.loss * score.targets, in_unit(score.loss, unit)
+        more: dict[str, Any] = conversions(nats, corpus, chosen)
         if resets and not chosen.max_segments:
-            row["documents"] = len(split)
-            row["document_loss"] = score.loss * score.targets / len(split)
-        rows.append(row | conversions(score.loss * score.targets, corpus, chosen))
+            more |= {"documents": len(split), "document_loss": nats / len(split)}
+        more["seconds"] = round(score.seconds, 2)
+        found.append(SplitScore(name, description, score.loss, unit, value, score.targets, **more))
     if is_process_zero():
         targets = protocols.describe_targets(protocol) + note
         indices = protocols.target_indices(protocol, split)
         for row in score_baselines(protocol.baselines, corpus, protocol.split, indices):
-            rows.append(row | {"protocol": f"{targets}, {DESCRIPTIONS[row['name']]}"})
+            description = f"{targets}, {DESCRIPTIONS[row['name']]}"
+            row |= {"value": row.pop(unit), "unit": unit, "protocol": description}
+            found.append(SplitScore(**row))
     about = {"step": trained.step, "weights": trained.weights, **corpus_record(corpus)}
     about["parameters"] = parameter_count(trained.params)
-    return {**about, **arithmetic_record(config.model, mesh), "results": rows}
+    return Evaluation.of(tuple(found), about | arithmetic_record(config.model, mesh))
 
 
 def split_evaluators(
@@ -174,18 +176,3 @@ def conversions(nats: float, corpus: Corpus, protocol: ProtocolConfig) -> dict[s
         "bits_per_byte": nats / math.log(2) / (n_bytes - len(first)),
         "word_ppl": in_unit(nats / words, "ppl"),
     }
-
-
-def table(result: Mapping[str, Any]) -> str:
-    """Formats a result of :func:`score_split` as lines, the first with the protocol."""
-    rows, unit = result["results"], result["unit"]
-    width = max(len(r["name"]) for r in rows)
-    lines = [f"{rows[0]['protocol']}:"]
-    for r in rows:
-        # A perplexity per subword does not compare with the loss of other kinds of tokens.
-        compares = unit == "ppl" and "bits_per_byte" in r
-        more = f"  ({r['bits_per_byte']:.4f} bits per byte)" if compares else ""
-        if "documents" in r:
-            more += f"  ({r['document_loss']:.2f} nats per document, {r['documents']:,} documents)"
-        lines.append(f"  {r['name']:<{width}}  {r[unit]:9.4f} {unit}{more}")
-    return "\n".join(lines)

@@ -10,7 +10,7 @@ import os
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
 from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
 from txl_jax.checkpoint.errors import WorkdirError
@@ -23,6 +23,7 @@ from txl_jax.config import ExperimentConfig, ProtocolConfig, differing_keys
 from txl_jax.data.corpus import Corpus, corpus_from_config
 from txl_jax.evaluation.baselines import check_baselines
 from txl_jax.evaluation.evaluator import Evaluator
+from txl_jax.evaluation.results import Evaluation
 from txl_jax.evaluation.scoring_run import score_split, write_evaluation
 from txl_jax.generation.write import write_continuations
 from txl_jax.messages import argument, names_flags, shown_path
@@ -143,15 +144,15 @@ def evaluate_and_generate(
     return f"held-out {headline(result)}"
 
 
-def final_scores(result: Mapping[str, Any], split: str) -> dict[str, float]:
+def final_scores(result: Evaluation, split: str) -> dict[str, float]:
     """Returns the scores of an evaluation with the names that loggers receive."""
-    unit, rows = result["unit"], result["results"]
-    scores = {f"{split}/loss": rows[0]["loss"], f"{split}/{unit}": rows[0][unit]}
-    scores |= {f"{split}/{row['name'].replace(' ', '_')}/{unit}": row[unit] for row in rows[1:]}
+    unit, (_, *others) = result.unit, result.results
+    scores = {f"{split}/loss": result.loss, f"{split}/{unit}": result.value}
+    scores |= {f"{split}/{one.name.replace(' ', '_')}/{unit}": one.value for one in others}
     return {name: value for name, value in scores.items() if math.isfinite(value)}
 
 
-def score_own_text(trained: TrainedModel, of_run: ExperimentConfig) -> dict[str, Any]:
+def score_own_text(trained: TrainedModel, of_run: ExperimentConfig) -> Evaluation:
     """Checks the text and the memory, and returns the result of :func:`score_split`.
 
     A memory longer than any of the settings ``of_run`` is noted on standard error.
@@ -178,10 +179,9 @@ def longer_memory(exp: ExperimentConfig, of_run: ExperimentConfig) -> str:
     )
 
 
-def headline(result: Mapping[str, Any]) -> str:
+def headline(result: Evaluation) -> str:
     """Returns the first score of an evaluation, with its protocol."""
-    unit, first = result["unit"], result["results"][0]
-    return f"{unit} {first[unit]:.4f} ({first['protocol']})"
+    return f"{result.unit} {result.value:.4f} ({result.protocol})"
 
 
 def stored_experiment(workdir: str) -> ExperimentConfig:
