@@ -126,6 +126,27 @@ backend_config={"known_trip_count":{"n":"3"}}
 """
 
 
+class Refusing:
+    """A program that Triton cannot compile, and that cuBLAS can."""
+
+    def __init__(self, words):
+        self.words = words
+
+    def compile(self, options):
+        if options.get("xla_gpu_enable_triton_gemm", True):
+            raise jax.errors.JaxRuntimeError(self.words)
+        return options
+
+
+def test_a_product_without_tiles_is_one_of_cublas_and_other_errors_stay():
+    tiles: Any = Refusing("INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot.23")
+    options: Any = ahead._compile(tiles, {"xla_dump_to": "x"})
+    assert options == {"xla_dump_to": "x", "xla_gpu_enable_triton_gemm": False}
+    other: Any = Refusing("ptxas")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="ptxas"):
+        ahead._compile(other, {})
+
+
 def test_kernels_and_libraries_are_counted_as_often_as_they_run():
     assert library_calls(PROGRAM) == {
         "__cublas$lt$matmul": 1,

@@ -104,7 +104,7 @@ def compile_program(program: RunProgram, device: jax.Device) -> Program:
     with tempfile.TemporaryDirectory() as dump, _no_cache():
         options = {**compiler_options(device), **({"xla_dump_to": dump} if on_gpu else {})}
         try:
-            compiled, seconds = lowered.compile(options), took()
+            compiled, seconds = _compile(lowered, options), took()
         except jax.errors.JaxRuntimeError as refused:
             if "RESOURCE_EXHAUSTED" in str(refused):
                 return Program(*about, took(), error=str(refused).splitlines()[0])
@@ -118,6 +118,20 @@ def compile_program(program: RunProgram, device: jax.Device) -> Program:
     read = compiled.memory_analysis(), (compiled.cost_analysis() or {}).get("flops")
     calls = _exchanges_and_calls(compiled)
     return Program(*about, seconds, *read, *calls, matrix_products(lowered.as_text()), atomics)
+
+
+def _compile(lowered: jax.stages.Lowered, options: dict[str, Any]) -> jax.stages.Compiled:
+    """Compiles a program, with matrix products by cuBLAS if Triton has no tiles for one of them.
+
+    On a GPU that is there, the autotuner leaves such a product to cuBLAS. For one that is absent
+    there is no autotuner.
+    """
+    try:
+        return lowered.compile(options)
+    except jax.errors.JaxRuntimeError as refused:
+        if "find output tile sizes" not in str(refused):
+            raise
+        return lowered.compile({**options, "xla_gpu_enable_triton_gemm": False})
 
 
 def compiler_options(device: jax.Device) -> dict[str, Any]:
