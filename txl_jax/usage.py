@@ -42,7 +42,7 @@ _FLAGS = {
 }
 
 _EXAMPLES = {
-    "--config=quickstart": "a small model of a book in five minutes",
+    "--config=quickstart": "a small model of Python's source in five minutes",
     "--config=my_text --config.data.path=FILE": "a model of your own text",
     "--workdir=runs/quickstart": "goes on with a run that was stopped",
     "--workdir=runs/quickstart --mode=generate --config.generate.prompt='The '": "samples",

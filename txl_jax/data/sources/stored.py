@@ -122,15 +122,13 @@ class Stored:
             raise DataError(f"{self}: {error}") from None
         if kind := not_text(start):
             end = readable_end(start)
-            fix = (
-                "unpack it"
-                if end or "archive" in kind
-                else "name a text; docs/own_data.md lists what is read"
-            )
+            other = "name a text; docs/own_data.md lists what is read"
+            fix = "unpack it" if end or "archive" in kind else other
             if not (self.member or self.compression):
                 if start.startswith(b"PK\3\4"):
                     with contextlib.suppress(*BROKEN), zipfile.ZipFile(self.path) as archive:
-                        kind = zip_kind(archive.namelist()) or kind
+                        if named := zip_kind(archive.namelist()):
+                            kind, fix = named, other
                 if kind == file_kind(start) and end:
                     fix = f"unpack it, or for data.name='text' end its name in {end}"
             raise DataError(f"{self}: is {kind}, not text; {fix}")
