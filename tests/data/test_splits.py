@@ -185,3 +185,21 @@ def test_an_array_of_ids_is_not_a_split_of_another_name(tmp_path):
     save(tmp_path / "more.npy", IDS[:50])
     corpus = load_corpus("tokens", tmp_path, cache_dir=tmp_path / "c")
     assert sum(corpus.info["tokens"].values()) == 150
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["a.txt", "inner/b.txt"], "the text is a.txt (500 bytes); left out: inner/"),
+        (["a.txt", "b.html", "c.md"], "the text is a.txt (500 bytes); left out: b.html, c.md"),
+        (["a.txt", "t.tar.gz", ".hidden"], "the text is a.txt (500 bytes); left out: t.tar.gz"),
+        (["train/a.txt", "testing/b.txt"], "train = train/a.txt (500 bytes); left out: testing/"),
+        (["a.txt"], ""),
+    ],
+)
+def test_what_is_not_read_is_named(tmp_path, capsys, names, said):
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("ten words\n" * 50)
+    find_text(tmp_path)
+    assert capsys.readouterr().err == (f"{tmp_path}: {said}\n" if said else "")

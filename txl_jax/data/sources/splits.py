@@ -133,15 +133,16 @@ def listed(names: list[str], sizes: Mapping[str, int] | None = None) -> str:
 
 
 def report(where: str, found: Mapping[str, list[str]], rest: list[str], sizes: Mapping[str, int]):
-    """Prints once which files are which split, or the order in which they are joined."""
-    if "" in found:
-        if len(found[""]) > 1:
-            of_all = f"{len(found['']):,} files, {_size(sum(sizes[n] for n in found['']))}"
-            _print_once(f"{where}: one text of {of_all}, in this order: {listed(found[''], sizes)}")
-        return
-    parts = [f"{split} = {listed(names, sizes)}" for split, names in found.items()]
+    """Prints once which files are which split or in which order they are one text, and the rest."""
+    parts = [f"{split} = {listed(names, sizes)}" for split, names in found.items() if split]
+    if len(text := found.get("", [])) > 1:
+        of_all = f"{len(text):,} files, {_size(sum(sizes[name] for name in text))}"
+        parts = [f"one text of {of_all}, in this order: {listed(text, sizes)}"]
+    elif text and rest:
+        parts = [f"the text is {listed(text, sizes)}"]
     parts += [f"left out: {listed(rest)}"] if rest else []
-    _print_once(f"{where}: {'; '.join(parts)}")
+    if parts:
+        _print_once(f"{where}: {'; '.join(parts)}")
 
 
 def _size(n: int) -> str:

@@ -79,7 +79,8 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
         chosen = _of_one_kind(files, where)
         stem = lambda name: files[name].stem
         found, rest = arrange({name: sizes[name] for name in chosen}, where, stem)
-        report(where, found, [*rest, *sorted(files.keys() - set(chosen))], sizes)
+        others = sorted(files.keys() - set(chosen))
+        report(where, found, [*rest, *others, *_unread(path, files)], sizes)
     else:
         files, found = (
             {"text": Stored(path, name, path.stat().st_size, shown=where)},
@@ -94,6 +95,16 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
         for split, names in found.items()
     }
     return _source(by_split, data, kind, where)
+
+
+def _unread(path: Path, files: Mapping[str, Stored]) -> list[str]:
+    """Returns what a folder has beside these files and their folders: other files and folders."""
+    read = {name.split("/")[0] for name in files}
+    if not path.is_dir() or saved_files(path) is not None:
+        return []
+    known = lambda p: p.name in read or p.name.startswith(".") or p.name in OTHERS
+    others = [p for p in sorted(path.iterdir()) if not known(p)]
+    return [p.name + "/" * p.is_dir() for p in others]
 
 
 def _plain(file: Stored, data: DataConfig, kind: str, cache: Path) -> PlainText:
