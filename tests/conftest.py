@@ -28,11 +28,11 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 # Most of a test's time is compiling, and the programs are too small to gain from good code. With
 # the variable set to 0 the same tests run on what users compile.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# Source lines of operations are looked up for each, and no test reads them (a tenth of the time).
+# JAX looks up the source line of every operation, which takes time, and no test reads it.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # Half of the compiler's time is its way of writing fused loops; where there is another, that is
-# taken (measured: 9.6 s -> 3.9 s for the train step of a 2-layer model). Later versions have the
-# one. And these programs are too small to be cut into parts that are compiled side by side.
+# taken (measured: 9.6 s -> 3.9 s for the train step of a 2-layer model). Later versions have only
+# that way. The programs are also too small to gain from parts that are compiled side by side.
 EARLIER = Version(importlib.metadata.version("jaxlib")) < Version("0.11.1")
 if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1" and EARLIER:
     whole = "--xla_cpu_parallel_codegen_split_count=1"

@@ -138,13 +138,16 @@ class Refusing:
         return options
 
 
-def test_a_product_without_tiles_is_one_of_cublas_and_other_errors_stay():
+def test_a_product_without_tiles_is_one_of_cublas_and_other_errors_stay(monkeypatch):
     tiles: Any = Refusing("INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot.23")
     options: Any = ahead._compile(tiles, {"xla_dump_to": "x"})
     assert options == {"xla_dump_to": "x", "xla_gpu_enable_triton_gemm": False}
     other: Any = Refusing("ptxas")
     with pytest.raises(jax.errors.JaxRuntimeError, match="ptxas"):
         ahead._compile(other, {})
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # a run would fail too
+    with pytest.raises(jax.errors.JaxRuntimeError, match="tile sizes"):
+        ahead._compile(tiles, {})
 
 
 def test_kernels_and_libraries_are_counted_as_often_as_they_run():
