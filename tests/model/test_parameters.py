@@ -12,6 +12,7 @@ import tiny_models as tiny
 
 import txl_jax
 from txl_jax.config import ConfigError
+from txl_jax.model import initializers
 
 CFG = tiny.config()
 
@@ -311,3 +312,16 @@ def test_logits_after_a_context_are_the_last_of_all_logits():
     for wrong in (4, -1):
         with pytest.raises(ValueError, match=rf"context_len = {wrong}: .*at least one of 4"):
             run(context_len=wrong)
+
+
+def test_for_an_nvidia_gpu_draws_can_be_calls_of_one_kernel():
+    draw = jax.jit(lambda key: initializers.normal(0.1)(key, (4, 8)))
+
+    def calls():
+        lowered = draw.trace(jax.random.key(0)).lower(lowering_platforms=("cuda",))
+        return lowered.as_text().count("cu_threefry2x32")
+
+    assert calls() == 0
+    with initializers.shared_draws():
+        assert calls() == 1
+    assert calls() == 0

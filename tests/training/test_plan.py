@@ -6,6 +6,7 @@ import re
 import sys
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import tiny_runs
@@ -17,7 +18,7 @@ from txl_jax.data.corpus import DataError
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.parallel import shardings
 from txl_jax.training import plan
-from txl_jax.training.plan import plan_run
+from txl_jax.training.plan import StepSetup, plan_run, training_mesh
 from txl_jax.training.preemption import PreemptionGuard
 
 SHORT = {"train.steps": 2, "train.eval_every": 0, "generate.length": 0}
@@ -104,3 +105,15 @@ def test_what_cannot_work_raises_before_the_workdir_has_a_file(tmp_path, changes
     with pytest.raises(error, match=re.escape(words)):
         plan_run(exp, str(tmp_path / "run"))
     assert not list((tmp_path / "run").iterdir())
+
+
+def test_the_first_state_is_lowered_with_draws_that_share_a_kernel(tmp_path, monkeypatch):
+    """One for each parameter takes XLA minutes to compile for a GPU."""
+    draws = lambda: jax.config.jax_threefry_gpu_kernel_lowering  # type: ignore[attr-defined]
+    exp = override(tiny_runs.experiment(tmp_path), {"model.vocab_size": 7})
+    setup = StepSetup.on(training_mesh(exp), exp)
+    seen, draw = [], plan.init_state
+    watched = lambda *args: seen.append(draws()) or draw(*args)
+    monkeypatch.setattr(plan, "init_state", watched)
+    setup.lower_initialise()
+    assert (seen, draws()) == ([True], False)

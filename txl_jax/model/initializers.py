@@ -1,6 +1,11 @@
 """The distributions of initial parameters, which are float32 with ``JAX_ENABLE_X64`` too."""
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 
@@ -15,3 +20,18 @@ def constant(value: float) -> nn.initializers.Initializer:
 
 
 zeros = constant(0.0)
+
+
+@contextlib.contextmanager
+def shared_draws() -> Iterator[None]:
+    """Lowers draws on NVIDIA GPUs to calls of one kernel, with the same values.
+
+    Else XLA compiles a kernel for each parameter of each layer, 7 s for a layer.
+    """
+    settings: Any = jax.config
+    before = settings.jax_threefry_gpu_kernel_lowering
+    settings.update("jax_threefry_gpu_kernel_lowering", True)
+    try:
+        yield
+    finally:
+        settings.update("jax_threefry_gpu_kernel_lowering", before)

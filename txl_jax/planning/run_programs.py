@@ -73,9 +73,8 @@ def run_programs(exp: ExperimentConfig, devices: Sequence[jax.Device]) -> Iterat
     mesh, t = training_mesh(exp, devices), exp.train
     check_seeds(exp, mesh)
     setup, n = StepSetup.on(mesh, exp), t.steps_per_dispatch
-    state, seed = setup.abstract, jax.ShapeDtypeStruct((), np.uint32)
-    lower: Any = functools.partial(setup.initialise.lower, seed)
-    yield RunProgram("initialise", "the state before the first update", lower)
+    state = setup.abstract
+    yield RunProgram("initialise", "the state before the first update", setup.lower_initialise)
     yield from _layouts(setup)
     yield from _self_check("train", exp.model, mesh, *attention_sizes(t), train=True)
 
@@ -85,7 +84,7 @@ def run_programs(exp: ExperimentConfig, devices: Sequence[jax.Device]) -> Iterat
     per_call = Flops(*(count * updates for count in (*flops.update_flops(exp), of_device)))
     description = f"{n} update(s) of {t.batch_size} x {t.seg_len} targets, memory {t.mem_len}"
     description += f", {t.num_seeds} seeds" * (t.num_seeds > 1)
-    lower = functools.partial(lower_update, setup)
+    lower: Any = functools.partial(lower_update, setup)
     yield RunProgram("train", description, lower, setup.attention.describe(), per_call)
 
     size = lambda x: math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize

@@ -58,6 +58,7 @@ from txl_jax.generation.prompts import prompt_key, read_prompts
 from txl_jax.messages import argument
 from txl_jax.model import self_check
 from txl_jax.model.attention import planned_attention
+from txl_jax.model.initializers import shared_draws
 from txl_jax.model.kernels.choice import Choice, check_platform
 from txl_jax.model.layout import unstack_layers
 from txl_jax.model.precision import resolved
@@ -108,11 +109,17 @@ class StepSetup:
         sizes = attention_sizes(self.exp.train)
         return planned_attention(self.exp.model, *sizes, True, self.shardings.mesh)
 
-    @functools.cached_property
-    def initialise(self) -> Any:
-        """The jitted function of a seed, uint32 [], that draws the first state."""
+    def lower_initialise(self) -> jax.stages.Lowered:
+        """Lowers the program of a seed, uint32 [], that draws the first state."""
         init = lambda seed: init_state(self.exp, self.model, self.optimizer, seed)
-        return jax.jit(init, out_shardings=jax.tree.map(lambda x: x.sharding, self.abstract))
+        out = jax.tree.map(lambda x: x.sharding, self.abstract)
+        with shared_draws():
+            return jax.jit(init, out_shardings=out).lower(jax.ShapeDtypeStruct((), jnp.uint32))
+
+    @functools.cached_property
+    def initialise(self) -> jax.stages.Compiled:
+        """The compiled program of :meth:`lower_initialise`."""
+        return self.lower_initialise().compile()
 
     def initial_state(self, exp: ExperimentConfig) -> TrainState:
         """Draws the state before the first update with the experiment's seed."""
