@@ -54,16 +54,21 @@ def dense_loss(cfg, params, h, targets):
 
 @pytest.fixture(params=[4, 11, 1], ids="blocks_of_{}".format)
 def block(request, monkeypatch):
-    """Rows at once: 4 leaves a block of 3 where every row is scored. 3 words are a tile, or all."""
+    """Rows at once: 4 leaves a block of 3 where every row is scored.
+
+    3 words are a tile, or all of them, which are then padded as for a GPU.
+    """
     if request.param != 11:
         monkeypatch.setitem(cross_entropy.TILE_WORDS, "cpu", 3)
+    if request.param != 4:
+        monkeypatch.setitem(cross_entropy.WORDS_MULTIPLE, "cpu", 8)
     monkeypatch.setattr(cross_entropy, "MIN_ROWS", request.param)
     monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 1)
     return request.param
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("block", [4], indirect=True)
+@pytest.mark.parametrize("block", [4, 11], indirect=True)
 def test_losses_equal_the_formulas_wherever_the_targets_fall(name, block):
     cfg, h = FORMS[name], states(FORMS[name])
     params = reference.float64(vocabulary(cfg))
@@ -111,8 +116,10 @@ def test_forward_mode_in_blocks_gives_the_derivative_along_a_direction(monkeypat
         scored = jnp.ones(7).at[jnp.array([2, 3])].set(0.0)
     monkeypatch.setattr(cross_entropy, "MIN_ROWS", 2)
     monkeypatch.setattr(cross_entropy, "MAX_LOGITS", 1)
+    monkeypatch.setitem(cross_entropy.TILE_WORDS, "cpu", tile or 8)
+    monkeypatch.setitem(cross_entropy.WORDS_MULTIPLE, "cpu", 1 if tile else 8)
     in_blocks = lambda x, weight, bias: cross_entropy.cross_entropy(
-        x, weight, bias, targets, members, tile
+        x, weight, bias, targets, members, "cpu"
     )
 
     def dense(x, weight, bias):

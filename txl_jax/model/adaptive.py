@@ -26,7 +26,7 @@ from txl_jax.config import TransformerXLConfig
 from txl_jax.model import initializers
 from txl_jax.model import mixture as mixture_lib
 from txl_jax.model.block import dropout
-from txl_jax.model.cross_entropy import TILE_WORDS, cross_entropy, full_einsum
+from txl_jax.model.cross_entropy import cross_entropy, full_einsum
 from txl_jax.model.kernels.choice import platform_of
 from txl_jax.model.mixture import Table
 from txl_jax.parallel.shardings import replicate, shard_words, sharded_over_rows
@@ -169,7 +169,7 @@ class Vocabulary(nn.Module):
         if c.mixtures > 1:
             log_prior, latents = self._mixture(h, train)
             rows = (_rows(x) for x in (latents, log_prior, targets))
-            of_mixture = functools.partial(mixture_lib.mixture_nll, tile_words=self._tile_words())
+            of_mixture = functools.partial(mixture_lib.mixture_nll, platform=self._platform())
             score = sharded_over_rows(of_mixture, self.mesh, n_rows=3)
             return score(*rows, tables[0]).reshape(targets.shape)
         shape, h, targets = targets.shape, _rows(h), _rows(targets)
@@ -178,7 +178,7 @@ class Vocabulary(nn.Module):
             drawn = _log_uniform_draws(self.make_rng("dropout"), n, words)
             score = sharded_over_rows(_sampled_nll, self.mesh, n_rows=2)
             return score(h, targets, (drawn, *tables[0])).reshape(shape)
-        of_clusters = functools.partial(_cluster_nll, self.clusters, self._tile_words())
+        of_clusters = functools.partial(_cluster_nll, self.clusters, self._platform())
         score = sharded_over_rows(of_clusters, self.mesh, n_rows=2)
         return score(h, targets, (self.output_projections, tables)).reshape(shape)
 
@@ -194,15 +194,15 @@ class Vocabulary(nn.Module):
         past_weight = replicate(self.past_weight, self.mesh).astype(dtype)
         decoded = full_einsum("btd,de->bte", expected, past_weight) + self.past_weight_bias
         f = _rows(jnp.tanh(decoded).astype(dtype))
-        tile = self._tile_words()
-        of_table = lambda f, words, table: cross_entropy(f, table[0], table[1], words, None, tile)
+        platform = self._platform()
+        of_table = lambda f, words, table: cross_entropy(f, *table, words, None, platform)
         score = sharded_over_rows(of_table, self.mesh, n_rows=2)
         return score(f, _rows(inputs), (weight, self.past_bias)).reshape(inputs.shape)
 
-    def _tile_words(self) -> int | None:
-        """Returns the words of a tile of logits; tiles do not fit words that devices share."""
+    def _platform(self) -> str:
+        """Returns the platform to choose sizes for, or an empty name if devices share the words."""
         shared = self.mesh is not None and self.mesh.shape["tensor"] > 1
-        return None if shared else TILE_WORDS.get(platform_of(self.mesh))
+        return "" if shared else platform_of(self.mesh)
 
     def _mixture(self, h: jax.Array, train: bool) -> mixture_lib.Mixture:
         latent = replicate(self.mixture_latent, self.mesh)
@@ -227,11 +227,11 @@ class Vocabulary(nn.Module):
 
 
 def _cluster_nll(
-    clusters: tuple[Cluster, ...], tile_words, h, targets, parts: tuple[list, list[Table]]
+    clusters: tuple[Cluster, ...], platform, h, targets, parts: tuple[list, list[Table]]
 ) -> jax.Array:
     """Returns -log p(target), float32 [S], for h [S,D]; ``parts`` are projections and tables."""
     projections, tables = parts
-    score = functools.partial(cross_entropy, tile_words=tile_words)
+    score = functools.partial(cross_entropy, platform=platform)
     head = _inner(h, projections[0])
     if len(clusters) == 1:
         return score(head, *tables[0], targets)

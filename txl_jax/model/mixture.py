@@ -38,12 +38,12 @@ def mixture_nll(
     log_prior: jax.Array,
     targets: jax.Array,
     table: Table,
-    tile_words: int | None = None,
+    platform: str = "",
 ) -> jax.Array:
     """Returns -log p(target) in nats, float32 [S]; the rows are [S,K,d], [S,K] and int32 [S]."""
     k, d = latents.shape[1:]
     rows, words = latents.reshape(-1, d), jnp.repeat(targets, k)
-    each = cross_entropy(rows, *table, words, tile_words=tile_words)
+    each = cross_entropy(rows, *table, words, platform=platform)
     return -jax.nn.logsumexp(log_prior - each.reshape(-1, k), axis=1)
 
 
