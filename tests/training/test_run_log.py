@@ -337,6 +337,20 @@ def test_a_pause_changes_neither_speed_nor_time_left(make, capsys, clock, pauses
     assert capsys.readouterr().err.rstrip().endswith(f"  {speed}  {left}")
 
 
+def test_a_slow_first_update_does_not_set_the_speed_of_fast_ones(make, capsys, clock):
+    log = make(total_steps=1_001)
+    for step in range(1, 101):
+        clock[0] += 3.75 if step == 1 else 0.0025
+        _step(log, step)
+    log.flush_window(100)
+    assert capsys.readouterr().err.rstrip().endswith("  2,502 tok/s  0:00:36 left")
+    for step in range(101, 601):
+        clock[0] += 0.0025
+        _step(log, step)
+    log.flush_window(600)
+    assert capsys.readouterr().err.rstrip().endswith("  40,000 tok/s  0:00:01 left")
+
+
 def test_on_a_terminal_a_bar_shows_the_loss_and_messages_stand_above_it(make, capsys):
     log = make(unit="ppl", progress=True)
     _train(log, 0, 21)

@@ -42,7 +42,7 @@ class Console:
         self._total_steps, self._unit, self._silent = total, unit, silent
         self._label = f"{label}  " if label else ""
         self._windows = collections.deque[_Window](maxlen=_WINDOWS)
-        self._done = self._last = _Window(0.0, step, 0)  # all so far, and at the last window's end
+        self._start = self._last = self._done = _Window(0.0, step, 0)  # last: at a window's end
         self._bar, self._stream = None, stderr()
         self._last_line = 0.0  # training seconds
         if progress is None:
@@ -116,9 +116,11 @@ class Console:
         """Returns the tokens per second and the remaining time, as text.
 
         Both are those of the median of recent updates. So a pause, as of a laptop asleep or for
-        another program, changes neither.
+        another program, changes neither. The first window can be a single update, which loads the
+        program: until there are two, they are those of all updates.
         """
-        windows = [w for w in self._windows or [self._done.since(self._last)] if w.updates > 0]
+        recent = self._windows if len(self._windows) > 1 else [self._done.since(self._start)]
+        windows = [w for w in recent if w.updates > 0]
         if not windows or windows[0].seconds <= 0:
             return "? tok/s  ? left"
         windows.sort(key=lambda w: w.seconds / w.updates)
