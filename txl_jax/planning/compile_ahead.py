@@ -121,7 +121,7 @@ def compile_program(program: RunProgram, device: jax.Device) -> Program:
 
 
 def _compile(lowered: jax.stages.Lowered, options: dict[str, Any]) -> jax.stages.Compiled:
-    """Compiles a program; for an absent GPU, by cuBLAS if Triton has no tiles for a product.
+    """Compiles a program; for an absent GPU, by cuBLAS if a product has no tiles of Triton.
 
     Without a GPU there is no autotuner, so XLA's first choice of tiles is final. What the
     autotuner of a GPU does with such a product is *not run*.
@@ -130,7 +130,8 @@ def _compile(lowered: jax.stages.Lowered, options: dict[str, Any]) -> jax.stages
         return lowered.compile(options)
     except jax.errors.JaxRuntimeError as refused:
         absent = jax.default_backend() != "gpu"
-        if not absent or "find output tile sizes" not in str(refused):
+        untuned = ("find output tile sizes", "Failed to get configs")  # jax 0.10, 0.11
+        if not absent or not any(text in str(refused) for text in untuned):
             raise
         return lowered.compile({**options, "xla_gpu_enable_triton_gemm": False})
 
