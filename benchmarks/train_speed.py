@@ -16,8 +16,6 @@ txl_jax/planning/machines.py has it.
 import argparse
 from typing import Any
 
-import jax
-
 from benchmarks import plain_transformer_xl
 from benchmarks.interleaved import (
     add_flags,
@@ -34,10 +32,8 @@ from txl_jax.config import ExperimentConfig
 from txl_jax.data.feed import training_feed
 from txl_jax.data.streams import shuffled_streams
 from txl_jax.model.flops import update_flops
-from txl_jax.model.transformer_xl import TransformerXL
-from txl_jax.parallel.shardings import Shardings, make_mesh
-from txl_jax.training.optimizer import make_optimizer
-from txl_jax.training.state import init_state, state_shardings
+from txl_jax.parallel.shardings import make_mesh
+from txl_jax.training.plan import StepSetup
 from txl_jax.training.step import compiled_step
 
 
@@ -78,32 +74,46 @@ def main(argv: list[str] | None = None) -> None:
     write(flags.out, report)
 
 
+class Training:
+    """The update of an experiment on random tokens: compiled, with a state that it moves on."""
+
+    def __init__(self, exp: ExperimentConfig):
+        t, several = exp.train, exp.train.steps_per_dispatch
+        mesh = make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches)
+        setup = StepSetup.on(mesh, exp)
+        self._state = setup.initial_state(exp)
+        parts = (setup.model, setup.optimizer, setup.shardings, setup.abstract)
+        update = compiled_step(exp, *parts)
+        text = random_tokens(t.batch_size * (8 * t.seg_len + 1), exp.model.vocab_size)
+        streams = shuffled_streams(text, t.batch_size, t.seg_len, seed=0)
+        sharding = setup.shardings.rows(several > 1)
+        feed = training_feed(streams, 0, 4 * several, t.epoch_memory, several, sharding)
+        self._batches = list(feed)
+        self._update: Any = update.lower(self._state, self._batches[0]).compile()
+        self._done = 0
+
+    def updates(self, dispatches: int) -> float:
+        """Returns the seconds of some dispatches; each call goes on where the last one ended."""
+
+        def work():
+            metrics: Any = None
+            for _ in range(dispatches):
+                batch = self._batches[self._done % len(self._batches)]
+                self._state, metrics = self._update(self._state, batch)
+                self._done += 1
+            return self._state.step, metrics
+
+        return timed(work)
+
+    def program_text(self) -> str:
+        """Returns the text of the compiled program."""
+        return self._update.as_text() or ""
+
+
 def training(exp: ExperimentConfig, steps: int):
     """A program: so many dispatches, each call from where the last one ended; seconds an update."""
-    t = exp.train
-    shardings = Shardings(make_mesh(exp.mesh, exp.model, t.batch_size, t.micro_batches))
-    model = TransformerXL(exp.model, shardings.mesh)
-    optimizer = make_optimizer(exp)
-    make = lambda: init_state(exp, model, optimizer)
-    abstract = jax.eval_shape(make)
-    state = jax.jit(make, out_shardings=state_shardings(shardings, abstract))()
-    update = compiled_step(exp, model, optimizer, shardings, abstract)
-    text = random_tokens(t.batch_size * (8 * t.seg_len + 1), exp.model.vocab_size)
-    streams = shuffled_streams(text, t.batch_size, t.seg_len, seed=0)
-    several = t.steps_per_dispatch
-    sharding = shardings.rows(several > 1)
-    batches = list(training_feed(streams, 0, 4 * several, t.epoch_memory, several, sharding))
-    done = 0
-
-    def work():
-        nonlocal state, done
-        metrics: Any = None
-        for _ in range(steps):
-            state, metrics = update(state, batches[done % len(batches)])
-            done += 1
-        return state.step, metrics
-
-    return lambda: timed(work) / (steps * several)
+    of = Training(exp)
+    return lambda: of.updates(steps) / (steps * exp.train.steps_per_dispatch)
 
 
 def plain_flax(exp: ExperimentConfig, updates: int):

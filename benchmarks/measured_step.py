@@ -1,0 +1,112 @@
+"""Where the time of an update goes on the GPU at hand: seconds by kernel and by part of the model.
+
+    python -m benchmarks.measured_step --size=enwik8_24l [--set=train.batch_size=16] [--updates=4]
+
+An update is that of train_speed.py. After warm-up some are timed, and as many are traced by JAX's
+profiler. The trace has the seconds of each kernel on the device, and of the operation in XLA's
+program that it belongs to. The parts are those of predicted_steps.py, whose table of the same
+recipe has the *predicted* figures. On a CPU only the whole update is timed.
+"""
+
+import argparse
+import collections
+import glob
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+from benchmarks import program_kernels
+from benchmarks.interleaved import add_flags, changes, machine, peak_memory, published_peak, write
+from benchmarks.predicted_steps import attention_kernel
+from benchmarks.sizes import experiment
+from benchmarks.train_speed import Training
+from txl_jax.model.flops import update_flops
+
+Row = tuple[str, float, float]
+"""Name, microseconds in an update and launches in an update."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_flags(parser)
+    parser.add_argument("--updates", type=int, default=4, help="to time, and to trace")
+    parser.add_argument("--largest", type=int, default=25, help="kernels to print")
+    flags = parser.parse_args(argv)
+    exp = experiment(flags.size, changes(flags))
+    began = time.perf_counter()
+    training = Training(exp)
+    training.updates(2)
+    print(f"compiled, and first updates, in {time.perf_counter() - began:.1f} s", flush=True)
+    several = exp.train.steps_per_dispatch
+    rounds = [training.updates(flags.updates) / several / flags.updates for _ in range(3)]
+    seconds = statistics.median(rounds)
+    peak, needed = published_peak(), update_flops(exp)[0]
+    share = f", {needed / seconds / peak:.1%} of the peak" if peak else ""
+    print(f"update {1e3 * seconds:.2f} ms{share}", flush=True)
+    traced = flags.updates * several
+    kernels, operations = trace(lambda: training.updates(flags.updates))
+    by_kernel, by_part = (
+        [(name, us / traced, n / traced) for name, us, n in rows]
+        for rows in (kernels, parts(operations, training.program_text()))
+    )
+    for title, rows in (("parts", by_part), ("kernels", by_kernel[: flags.largest])):
+        print(f"{title}: {sum(us for _, us, _ in rows) / 1e3:.2f} ms an update")
+        for name, us, n in rows:
+            print(f"{us:10.1f} us  {n:7.1f} x  {name[:110]}", flush=True)
+    report = {
+        "benchmark": "measured_step",
+        "size": flags.size,
+        "settings": changes(flags),
+        "machine": machine(),
+        "seconds": rounds,
+        "operations": needed,
+        "peak_memory": peak_memory(),
+        "parts": by_part,
+        "kernels": by_kernel,
+    }
+    write(flags.out, report)
+
+
+def trace(work: Any) -> tuple[list[Row], list[Row]]:
+    """Returns the kernels that ran on GPUs, and the operations of the program they belong to."""
+    of_kernels: dict[str, list[float]] = collections.defaultdict(list)
+    of_operations: dict[str, list[float]] = collections.defaultdict(list)
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            work()
+        (file,) = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
+        for plane in jax.profiler.ProfileData.from_file(file).planes:
+            lines = [line for line in plane.lines if "GPU" in plane.name]
+            for line in (line for line in lines if (line.name or "").startswith("Stream")):
+                for event in line.events:
+                    operation = next((v for k, v in event.stats if k == "hlo_op"), event.name)
+                    of_kernels[event.name].append(event.duration_ns / 1e3)
+                    of_operations[str(operation)].append(event.duration_ns / 1e3)
+    both = []
+    for found in (of_kernels, of_operations):
+        rows = [(name, sum(us), float(len(us))) for name, us in found.items()]
+        both.append(sorted(rows, key=lambda row: -row[1]))
+    return both[0], both[1]
+
+
+def parts(operations: Iterable[Row], text: str) -> list[Row]:
+    """Returns the parts of the model, by the operations' names in the program's text."""
+    of = {}
+    for k in program_kernels.kernels(text):
+        fused = attention_kernel(k)
+        of[k.name] = f"attention: {fused}" if fused else f"{k.kind}: {k.source}"
+    found: dict[str, tuple[float, float]] = {}
+    for name, us, n in operations:
+        part = of.get(name, "not in the program")
+        before = found.get(part, (0.0, 0.0))
+        found[part] = before[0] + us, before[1] + n
+    return sorted(((name, *both) for name, both in found.items()), key=lambda row: -row[1])
+
+
+if __name__ == "__main__":
+    main()
