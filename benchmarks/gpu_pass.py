@@ -25,7 +25,7 @@ import xml.etree.ElementTree
 from collections.abc import Iterator
 
 DTYPES = {"bf16": "bfloat16", "f32": "float32"}
-LAYERS = {"scan": True, "unrolled": False}
+LAYERS = {"unrolled": False, "scan": True}
 RECIPES = {
     "enwik8_12l": 22,
     "enwik8_24l": 16,
@@ -45,16 +45,19 @@ Command = tuple[str, list[str], int]
 def commands(original: str | None) -> Iterator[Command]:
     """Yields the commands in their order: the sooner, the more depends on the result."""
     yield "target", ["benchmarks.gpu_target"], 60
-    yield "parity", ["pytest", "-m", "gpu", "-n", "0", "tests/model/test_kernels_triton.py"], 400
-    for short, dtype in DTYPES.items():
-        yield from attention(short, dtype)
-    for short in DTYPES:
-        yield from training(short, "scan")
+    workers = ["-n", "4", "--dist", "load"]
+    yield "parity", ["pytest", "-m", "gpu", *workers, "tests/model/test_kernels_triton.py"], 400
+    yield from training("bf16", "unrolled")
     for form in ("eager", "compile") if original else ():
-        for recipe in ("nvidia_wt103_base", "enwik8_24l", "wt103_large"):
+        for recipe in ("enwik8_12l", "nvidia_wt103_base", "enwik8_24l", "wt103_large"):
             peer = [f"--original={original}", f"--forms={form}", f"--size={recipe}"]
             peer += [f"--set=train.batch_size={RECIPES[recipe]}", "--steps=5", of_dtype("bf16")]
             yield f"train_{recipe}_{form}", ["benchmarks.train_speed", *peer], 300
+    for recipe in ("enwik8_24l", "wt103_large"):
+        words = [f"--size={recipe}", f"--set=train.batch_size={RECIPES[recipe]}", of_dtype("bf16")]
+        yield f"kernels_{recipe}", ["benchmarks.measured_step", *words], 200
+    for short, dtype in DTYPES.items():
+        yield from attention(short, dtype)
     for short in DTYPES:
         for recipe in ("enwik8_24l", "wt103_large"):
             words = ["benchmarks.eval_speed", f"--size={recipe}", of_dtype(short)]
@@ -63,8 +66,9 @@ def commands(original: str | None) -> Iterator[Command]:
         yield f"generate_{short}", words, 200
     table9 = ["benchmarks.table9", "--size=enwik8_24l", of_dtype("bf16"), "--rounds=5"]
     yield "table9", table9, 300
+    yield from training("f32", "unrolled")
     for short in DTYPES:
-        yield from training(short, "unrolled")
+        yield from training(short, "scan")
 
 
 def of_dtype(short: str) -> str:
