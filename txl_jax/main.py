@@ -4,6 +4,7 @@ This module parses the flags, sets up the process and starts the mode. Every set
 has a flag, for example ``--config.train.steps=100``.
 """
 
+import difflib
 import os
 import sys
 import traceback
@@ -35,7 +36,7 @@ from txl_jax.standard_streams import drop_unwritten_output, run_command, stderr
 _ABOUT = "usage.py says what it does"
 _CONFIG = flags.DEFINE_string("config", None, _ABOUT)
 _WORKDIR = flags.DEFINE_string("workdir", None, _ABOUT)
-_MODE = flags.DEFINE_enum("mode", "train", list(usage.MODES), _ABOUT)
+_MODE = flags.DEFINE_string("mode", "train", _ABOUT)
 _TOPOLOGY = flags.DEFINE_string("topology", None, _ABOUT)
 _STEP = flags.DEFINE_string("step", "best", _ABOUT)
 _COMPLETION = flags.DEFINE_string("completion", None, _ABOUT)
@@ -92,11 +93,16 @@ def _about_itself(words: list[str]) -> str | None:
 def main(argv: list[str]) -> int:
     """Runs a mode and returns the exit code of the process."""
     try:
+        if _MODE.value not in usage.MODES:
+            near = difflib.get_close_matches(_MODE.value, usage.MODES, n=1, cutoff=0.0)
+            raise ConfigError(
+                f"--mode={truncate(_MODE.value)}: no such mode; the nearest is {near[0]}"
+            )
         extra = argv[2:] if _MODE.value == "settings" else argv[1:]
         if extra:
-            raise ConfigError(
-                f"unexpected argument {short_repr(extra[0])}; settings are --config.KEY=VALUE"
-            )
+            fix = "settings are --config.KEY=VALUE"
+            fix = f"a mode is --mode={extra[0]}" if extra[0] in usage.MODES else fix
+            raise ConfigError(f"unexpected argument {short_repr(extra[0])}; {fix}")
         if _MODE.value == "settings":
             return list_settings(argv[1] if argv[1:] else "")
         return run()

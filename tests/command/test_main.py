@@ -166,6 +166,9 @@ def refused(*arguments):
             [f"--config={QUICKSTART}", "more"],
             "unexpected argument 'more'; settings are --config.KEY=VALUE",
         ),
+        (["evaluate", "--workdir=x"], "unexpected argument 'evaluate'; a mode is --mode=evaluate"),
+        (["--mode=evalute"], "--mode=evalute: no such mode; the nearest is evaluate"),
+        (["--mode=", "--workdir=x"], "--mode=: no such mode; the nearest is train"),
     ],
 )
 def test_flags_and_settings_are_refused_with_one_line(arguments, text):
