@@ -83,13 +83,13 @@ class Training:
         setup = StepSetup.on(mesh, exp)
         self._state = setup.initial_state(exp)
         parts = (setup.model, setup.optimizer, setup.shardings, setup.abstract)
-        update = compiled_step(exp, *parts)
+        update: Any = compiled_step(exp, *parts)
         text = random_tokens(t.batch_size * (8 * t.seg_len + 1), exp.model.vocab_size)
         streams = shuffled_streams(text, t.batch_size, t.seg_len, seed=0)
         sharding = setup.shardings.rows(several > 1)
         feed = training_feed(streams, 0, 4 * several, t.epoch_memory, several, sharding)
         self._batches = list(feed)
-        self._update: Any = update.lower(self._state, self._batches[0]).compile()
+        self._update = update.lower(self._state, self._batches[0]).compile()
         self._done = 0
 
     def updates(self, dispatches: int) -> float:

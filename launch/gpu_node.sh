@@ -19,7 +19,7 @@ if [[ -n "${COORDINATOR-}${NUM_NODES-}${NODE_RANK-}" ]]; then
   txl_launched_by env "COORDINATOR=$COORDINATOR" "NUM_NODES=$NUM_NODES" "NODE_RANK=$NODE_RANK" "$0"
 fi
 txl_launched_by "$0"
-if ! txl_run nvidia-smi -L; then
+if [[ -z "${TXL_DRY_RUN-}" && -z "$(command -v nvidia-smi)" ]] || ! txl_run nvidia-smi -L; then
   printf 'nvidia-smi finds no GPU here; launch/local.sh runs on what there is\n' >&2
   exit 1
 fi

@@ -124,8 +124,8 @@ def test_a_kernel_takes_its_slowest_part_and_an_update_their_sum():
     fused = {"fwd": predicted_steps.Attention("forward", 1e9, 1.0)}
     attention = Kernel("fwd", "library", "attention", 1, 0, 0)
     took = lambda k: predicted_steps.took(k, fused, "h100")
-    assert took(copy) == pytest.approx(1e-3)  # 0.9 of 3,350 GB/s
-    assert took(product) == pytest.approx(1 / (0.6 * 989))
+    assert took(copy) == pytest.approx(1.8e-3)  # 0.5 of 3,350 GB/s
+    assert took(product) == pytest.approx(1 / (0.75 * 989))
     assert took(reduced) == pytest.approx(2e-3)  # sent twice over 450 GB/s
     assert took(attention) == pytest.approx(1 / (0.8 * 1.98 * 132))
     lines = list(

@@ -113,7 +113,11 @@ def test_the_first_state_is_lowered_with_draws_that_share_a_kernel(tmp_path, mon
     exp = override(tiny_runs.experiment(tmp_path), {"model.vocab_size": 7})
     setup = StepSetup.on(training_mesh(exp), exp)
     seen, draw = [], plan.init_state
-    watched = lambda *args: seen.append(draws()) or draw(*args)
+
+    def watched(*args):
+        seen.append(draws())
+        return draw(*args)
+
     monkeypatch.setattr(plan, "init_state", watched)
     setup.lower_initialise()
     assert (seen, draws()) == ([True], False)

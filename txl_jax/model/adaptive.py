@@ -195,7 +195,9 @@ class Vocabulary(nn.Module):
         decoded = full_einsum("btd,de->bte", expected, past_weight) + self.past_weight_bias
         f = _rows(jnp.tanh(decoded).astype(dtype))
         platform = self._platform()
-        of_table = lambda f, words, table: cross_entropy(f, *table, words, None, platform)
+        of_table = lambda f, words, table: cross_entropy(
+            f, table[0], table[1], words, None, platform
+        )
         score = sharded_over_rows(of_table, self.mesh, n_rows=2)
         return score(f, _rows(inputs), (weight, self.past_bias)).reshape(inputs.shape)
 
