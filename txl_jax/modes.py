@@ -159,9 +159,10 @@ def sweep(exp: ExperimentConfig, workdir: str) -> int:
     best = found.rows[0]
     flags = {f"--config.{key}": str(value) for key, value in best.settings.items()}
     flags |= {"--mode": "train", "--workdir": shown_path(f"{workdir}-best")}
+    longer = 2 * int(best.settings.get("train.steps", exp.train.steps))
+    flags |= {"--config.train.steps": str(longer)}
     print_once(f"{found}\nbest    {shown_path(best.workdirs[0])}")
-    steps = f"--config.train.steps={2 * exp.train.steps}"
-    print_once(f"further {command_with(flags)} {steps}", stderr())
+    print_once(f"further {command_with(flags)}", stderr())
     return 1 if found.failed else 0
 
 

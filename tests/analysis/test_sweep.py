@@ -2,7 +2,9 @@
 
 import csv
 import json
+import re
 import statistics
+import sys
 from typing import Any
 
 import pytest
@@ -171,7 +173,9 @@ def test_a_grid_is_read_from_flags_as_from_python():
 
 
 @pytest.mark.integration
-def test_a_sweep_in_python_trains_as_train_does_and_the_command_goes_on(folder, capsys):
+def test_a_sweep_in_python_trains_as_train_does_and_the_command_goes_on(
+    folder, capsys, monkeypatch
+):
     exp = tiny_runs.experiment(folder, **TINY)
     grid = {"optimizer.learning_rate": (5e-3, 1e30)}
     found = txl_jax.sweep(exp, folder / "s", grid, seeds=2)
@@ -183,11 +187,14 @@ def test_a_sweep_in_python_trains_as_train_does_and_the_command_goes_on(folder, 
     assert alone.seeds[0].step == alone.step
     capsys.readouterr()
     again = override(exp, {"sweep.grid": {"optimizer.learning_rate": [5e-3]}, "sweep.seeds": 2})
+    monkeypatch.setattr(sys, "argv", ["txl", f"--config.train.steps={exp.train.steps}"])
     assert modes.sweep(again, str(folder / "s")) == 0
     printed = capsys.readouterr()
     assert "step" not in printed.out + printed.err.replace("train.steps", "")
     assert "best    " in printed.out
     assert "--config.optimizer.learning_rate=0.005" in printed.err
+    (steps,) = re.findall(r"--config.train.steps=(\d+)", printed.err)
+    assert int(steps) == 2 * exp.train.steps
 
 
 @pytest.mark.integration
