@@ -260,6 +260,16 @@ def test_the_field_of_the_text_is_a_setting(tmp_path, form):
     assert "body; name the text's: data.field=NAME" in message
 
 
+@pytest.mark.parametrize("name", ["x.csv", "x.tsv"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_columns_are_divided_as_the_first_line_is(tmp_path, name, delimiter):
+    with open(tmp_path / name, "w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file, delimiter=delimiter)
+        rows.writerows([["a, b; c", "text"], *(["1;2|3,4\t5", song] for song in SONGS)])
+    corpus = load_corpus("text", tmp_path / name, vocab="char", cache_dir=tmp_path / "c")
+    assert documents(corpus) == SONGS
+
+
 def test_records_in_files_of_splits_keep_their_splits(tmp_path):
     for name, part in (("train-0", SONGS[:9]), ("train-1", SONGS[9:20]), ("test-0", SONGS[20:])):
         (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(json_lines(part)))
@@ -322,7 +332,7 @@ BAD = {
     "many": ("x.csv", b"id,text\n1,a, b\n", "line 2: has 3 values, and line 1 names 2 columns"),
     "quote": ("x.csv", b'id,text\n1,"a "b" c"\n', "line 2: is not CSV"),
     "open quote": ("x.csv", b'id,text\n1,"ab\n', "line 2: is not CSV (unexpected end of data)"),
-    "semicolons": ("x.csv", b"id;text\n1;ab\n", "has no field 'text', but id;text"),
+    "colons": ("x.csv", b"id:text\n1:ab\n", "has no field 'text', but id:text"),
     "twice": ("x.csv", b"text,text\na,b\n", "the first line names 'text' twice; give"),
     "parquet": ("x.parquet", b"PAR1 and nothing", "x.parquet: cannot be read ("),
     "half parquet": ("x.parquet", parquet(SONGS)[:-9], "x.parquet: cannot be read ("),

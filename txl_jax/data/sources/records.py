@@ -4,7 +4,9 @@ One record is in memory at a time, or a batch of rows of a table. The field with
 ``data.field``.
 """
 
+import contextlib
 import csv
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -101,11 +103,14 @@ def _no_field(field: str, names: list[str], where: str) -> DataError:
 
 def _csv(stored: Stored, field: str, folder: Path) -> Records:
     limit = csv.field_size_limit(LONGEST)
-    delimiter, rows = "\t" if stored.suffix == ".tsv" else ",", csv.reader([])
+    usual, rows = "\t" if stored.suffix == ".tsv" else ",", csv.reader([])
     where = lambda: f"{stored}, line {rows.line_num}"
     try:
         with stored.opened() as file:
-            rows = csv.reader(_lines(file, str(stored)), delimiter=delimiter, strict=True)
+            lines = _lines(file, str(stored))
+            first = next(lines, "")
+            delimiter = _delimiter(first, field, usual)
+            rows = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
             names = next(rows, [])
             if names.count(field) > 1:
                 fix = "give each column a name of its own"
@@ -124,6 +129,15 @@ def _csv(stored: Stored, field: str, folder: Path) -> Records:
         raise DataError(f"{where()}: is not CSV ({error}); {fix}") from None
     finally:
         csv.field_size_limit(limit)
+
+
+def _delimiter(first: str, field: str, usual: str) -> str:
+    """Returns the delimiter with which the first line names the field, or the usual one."""
+    for delimiter in (usual, ";", "\t", "|", ","):
+        with contextlib.suppress(csv.Error):
+            if field in next(csv.reader([first], delimiter=delimiter), []):
+                return delimiter
+    return usual
 
 
 def _lines(file: IO[bytes], where: str) -> Iterator[str]:
