@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from benchmarks import program_kernels
-from benchmarks.interleaved import add_flags, changes, machine, peak_memory, published_peak, write
+from benchmarks.interleaved import changes, machine, peak_memory, published_peak, write
 from benchmarks.predicted_steps import attention_kernel
 from benchmarks.sizes import experiment
 from benchmarks.train_speed import Training
@@ -33,22 +33,25 @@ Row = tuple[str, float, float]
 def main(argv: list[str] | None = None) -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    add_flags(parser)
-    parser.add_argument("--updates", type=int, default=4, help="to time, and to trace")
-    parser.add_argument("--largest", type=int, default=25, help="kernels to print")
+    add = parser.add_argument
+    add("--size", default="12l_512", help="of benchmarks/sizes.py, or a recipe of configs/")
+    add("--set", action="append", default=[], metavar="KEY=JSON", help="a setting of the size")
+    add("--rounds", type=int, default=3)
+    add("--updates", type=int, default=4, help="dispatches in a round, and to trace")
+    add("--largest", type=int, default=25, help="kernels to print")
+    add("--out", help="JSON file to write")
     flags = parser.parse_args(argv)
     exp = experiment(flags.size, changes(flags))
     began = time.perf_counter()
     training = Training(exp)
     training.updates(2)
     print(f"compiled, and first updates, in {time.perf_counter() - began:.1f} s", flush=True)
-    several = exp.train.steps_per_dispatch
-    rounds = [training.updates(flags.updates) / several / flags.updates for _ in range(3)]
+    traced = flags.updates * exp.train.steps_per_dispatch
+    rounds = [training.updates(flags.updates) / traced for _ in range(flags.rounds)]
     seconds = statistics.median(rounds)
     peak, needed = published_peak(), update_flops(exp)[0]
     share = f", {needed / seconds / peak:.1%} of the peak" if peak else ""
     print(f"update {1e3 * seconds:.2f} ms{share}", flush=True)
-    traced = flags.updates * several
     kernels, operations = trace(lambda: training.updates(flags.updates))
     by_kernel, by_part = (
         [(name, us / traced, n / traced) for name, us, n in rows]
@@ -99,13 +102,18 @@ def parts(operations: Iterable[Row], text: str) -> list[Row]:
     of = {}
     for k in program_kernels.kernels(text):
         fused = attention_kernel(k)
-        of[k.name] = f"attention: {fused}" if fused else f"{k.kind}: {k.source}"
+        of[_plain(k.name)] = f"attention: {fused}" if fused else f"{k.kind}: {k.source}"
     found: dict[str, tuple[float, float]] = {}
     for name, us, n in operations:
-        part = of.get(name, "not in the program")
+        part = of.get(_plain(name), "not in the program")
         before = found.get(part, (0.0, 0.0))
         found[part] = before[0] + us, before[1] + n
     return sorted(((name, *both) for name, both in found.items()), key=lambda row: -row[1])
+
+
+def _plain(name: str) -> str:
+    """Returns the name of an operation as kernels have it too."""
+    return name.replace(".", "_")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from benchmarks import predicted_steps
+from benchmarks import measured_step, predicted_steps
 from benchmarks.program_kernels import Kernel, kernels
 from txl_jax.model.kernels.triton import Tiling
 from txl_jax.planning.run_programs import Flops
@@ -136,3 +136,12 @@ def test_a_kernel_takes_its_slowest_part_and_an_update_their_sum():
     whole = 2 * took(copy) + took(product) + took(reduced) + took(attention)
     assert lines[-2].endswith(f" {1e3 * whole:.1f} |")
     assert lines[-1].startswith(f"| update, measured: {1e12 / 0.01 / 989e12:.1%} of the peak")
+
+
+def test_measured_operations_are_summed_by_part_whatever_separates_their_numbers():
+    text = PROGRAM.replace("%keep =", "%keep.4 =").replace("%keep,", "%keep.4,")
+    rows = [("keep.4", 2.0, 3.0), ("cast.77", 5.0, 1.0), ("keep_4", 1.0, 1.0)]
+    assert measured_step.parts(rows, text) == [
+        ("not in the program", 5.0, 1.0),
+        ("elementwise: feed_forward", 3.0, 4.0),
+    ]
