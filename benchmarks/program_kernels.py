@@ -77,6 +77,14 @@ def kernels(text: str) -> list[Kernel]:
     return list(_run(computations, entry, 1))
 
 
+def iterations(text: str) -> list[list[Kernel]]:
+    """Returns the kernels of one iteration of each loop that is not inside of another one."""
+    computations, entry = _computations(text)
+    loops = (x for x in computations[entry].values() if x.opcode == "while")
+    bodies = (re.findall(r"body=%?([\w.\-]+)", x.rest)[0] for x in loops)
+    return [list(_run(computations, body, 1)) for body in bodies]
+
+
 def _run(computations: dict[str, _Computation], name: str, times: int) -> Iterator[Kernel]:
     computation = computations[name]
     for x in computation.values():

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from benchmarks import measured_step, predicted_steps
-from benchmarks.program_kernels import Kernel, kernels
+from benchmarks.program_kernels import Kernel, iterations, kernels
 from txl_jax.model.kernels.triton import Tiling
 from txl_jax.planning.run_programs import Flops
 
@@ -79,6 +79,10 @@ def found():
 def test_only_what_runs_is_a_kernel_and_a_loops_body_runs_as_often_as_the_loop(found):
     times = {name: k.times for name, k in found.items()}
     assert times == {"cast": 1, "product": 1, "library": 1, "keep": 3, "one": 1, "sum": 1}
+
+
+def test_an_iteration_of_a_loop_has_the_kernels_of_its_body_once():
+    assert [[(k.name, k.times) for k in loop] for loop in iterations(PROGRAM)] == [[("keep", 1)]]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, ExperimentConfig, GenerateConfig
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab, encode_prompt
-from txl_jax.generation.generate import TokenChunk, generate
+from txl_jax.generation.generate import TokenChunk, generate, in_compute_dtype
 from txl_jax.generation.sampling import (
     apply_repetition_penalty,
     keep_min_p,
@@ -167,6 +168,30 @@ def test_pieces_do_not_change_what_is_sampled(monkeypatch):
     np.testing.assert_array_equal(longer[:, :20], whole)
     other = made(prompts_of(4), dataclasses.replace(c, seed=1))
     assert (other != whole).any()
+
+
+CAST = {
+    **WITH_MEMORY,
+    **WITHOUT_MEMORY,
+    "untied": {"tie_weight": False, "d_embed": 4},
+    "mixture": {"mixtures": 2},
+}
+
+
+@pytest.mark.parametrize("form", CAST)
+def test_matrices_that_are_cast_once_give_the_same_logits(form):
+    cfg = dataclasses.replace(CFG, dtype="bfloat16", **CAST[form])
+    model, variables = TransformerXL(cfg), tiny_models.variables(cfg)
+    past: Any = model.init_mems(1, 0)
+    if not cfg.memory_free:
+        mems = tiny_models.memory(cfg, [3], 5)
+        past = model.apply(variables, mems, 1, method="init_cache")
+    tokens = tiny_models.tokens(cfg, 1, 1)
+    run = lambda params: tiny_models.apply(cfg, "__call__")({"params": params}, tokens, past)[0]
+    cast = in_compute_dtype(cfg, variables["params"])
+    np.testing.assert_array_equal(run(cast), run(variables["params"]))
+    sizes = {x.dtype.itemsize for x in jax.tree.leaves(cast) if x.ndim > 1}
+    assert sizes == {4 if form == "mixture" else 2}
 
 
 def test_an_empty_prompt_and_an_unknown_token_are_refused():

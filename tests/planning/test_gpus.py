@@ -14,6 +14,7 @@ import pytest
 from planned_programs import MAIN, experiment, train_program
 from tiny_models import tokens
 
+from benchmarks import generated_token
 from txl_jax.config import ExperimentConfig, TransformerXLConfig, override
 from txl_jax.model import attention
 from txl_jax.model.attention import planned_attention
@@ -338,6 +339,19 @@ def test_devices_of_a_mesh_each_run_the_fused_kernel_and_sum_gradients(eight_gpu
     (train,) = programs(eight_gpus, 1, **mesh)
     assert fused_calls(train.calls) >= 5 * experiment().model.n_layer
     assert {"all-reduce", "all-gather"} <= {x.kind for x in train.collectives}
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("eight_gpus")  # or skips
+def test_a_generated_token_reads_each_matrix_and_the_cache_once():
+    model = {"d_model": 256, "n_head": 4, "d_head": 64, "d_inner": 1024, "dtype": "bfloat16"}
+    changes = {f"model.{key}": value for key, value in model.items()}
+    exp = experiment(**changes, **{"generate.mem_len": 64})
+    kernels, least = generated_token.token(exp, "h100:1x1x1")
+    matrices = 2 * 2 * (4 * 256 * 256 + 2 * 256 * 1024)  # bytes, layers
+    assert matrices < least < 1.3 * matrices
+    # The rest are the states of the token: less than a fifth.
+    assert least < sum(k.moved for k in kernels) < 1.2 * least
 
 
 @pytest.mark.integration

@@ -142,7 +142,8 @@ def _programs(cfg: TransformerXLConfig, mesh: Mesh | None = None) -> tuple[Check
     """Returns compiled functions that extend texts, read prompts, and make a cache of memory."""
     model = TransformerXL(cfg, mesh)
     step: Callable = _step_without_memory if cfg.memory_free else _step_with_memory
-    extend = functools.partial(_extend, functools.partial(step, model))
+    step = functools.partial(step, model)
+    extend = lambda params, *args: _extend(step, in_compute_dtype(model.cfg, params), *args)
     # Returns the memory after right-padded rows [B,T]. The compiler removes the unused logits.
     read = lambda params, tokens, lengths, mems: model.apply(
         {"params": params}, tokens, mems, lengths=lengths
@@ -150,6 +151,17 @@ def _programs(cfg: TransformerXLConfig, mesh: Mesh | None = None) -> tuple[Check
     project = functools.partial(model.apply, seg_len=1, method="init_cache")
     jitted = jax.jit(extend, donate_argnums=(1,)), jax.jit(read), jax.jit(project)
     return tuple(Checked(function, _WORK) for function in jitted)
+
+
+def in_compute_dtype(c: TransformerXLConfig, params: Any) -> Any:
+    """Returns the parameters with matrices in the compute dtype, which the model casts them to.
+
+    Otherwise every token of a loop would read them in float32. A mixture's are used in float32.
+    """
+    if c.dtype == "float32" or c.mixtures > 1:
+        return params
+    cast = lambda x: x.astype(c.dtype) if x.ndim > 1 else x
+    return jax.lax.optimization_barrier(jax.tree.map(cast, params))
 
 
 def _limited(cfg: TransformerXLConfig) -> TransformerXLConfig:

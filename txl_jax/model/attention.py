@@ -17,10 +17,15 @@ from txl_jax.model.kernels.choice import Choice, choose
 from txl_jax.model.masks import attention_mask
 from txl_jax.model.positions import Positions
 from txl_jax.model.precision import product_precision, resolved
+from txl_jax.model.products import product_of_rows
 from txl_jax.model.ring import KeysValues
+from txl_jax.parallel.platforms import platform_of
 
 _ONE_PRODUCT_ROWS = 8
-"""Up to this many positions, one matrix product computes queries, keys and values fastest."""
+"""Up to this many positions, one matrix product computes queries, keys and values fastest.
+
+XLA for GPUs joins the three products itself, without a copy of the matrices for each token.
+"""
 
 
 class Attention(nn.Module):
@@ -74,7 +79,8 @@ class Attention(nn.Module):
 
     def project_qkv(self, states: jax.Array) -> tuple[jax.Array, KeysValues]:
         """Returns the queries [N,B,S,H], and the keys and values, of the same states [B,S,D]."""
-        if states.shape[0] * states.shape[1] > _ONE_PRODUCT_ROWS:
+        rows = states.shape[0] * states.shape[1]
+        if rows > _ONE_PRODUCT_ROWS or platform_of(self.mesh) == "gpu":
             return self.queries(states), self.project(states)
         kernels = jnp.concatenate([self.query, self.key, self.value], axis=1)
         q, k, val = jnp.split(self._heads(states, kernels), 3)
@@ -109,7 +115,7 @@ class Attention(nn.Module):
         n, b, t, h = gathered.shape  # projected back to [B,T,D], as one flat matrix product
         kernel = self.output.reshape(n * h, c.d_model).astype(gathered.dtype)
         flat = gathered.transpose(1, 2, 0, 3).reshape(b * t, n * h)
-        out = (flat @ kernel).reshape(b, t, c.d_model)
+        out = product_of_rows(lambda x: x @ kernel, flat, self.mesh).reshape(b, t, c.d_model)
         return out + self.output_bias.astype(out.dtype) if c.attention_bias else out
 
     def _biased(self, keys: jax.Array, values: jax.Array) -> KeysValues:
@@ -122,7 +128,8 @@ class Attention(nn.Module):
         """Projects x [B,S,D] to heads [N,B,S,H] by one flat matrix product."""
         b, s, d = x.shape
         _, n, h = kernel.shape
-        flat = x.reshape(b * s, d) @ kernel.reshape(d, n * h).astype(x.dtype)
+        matrix = kernel.reshape(d, n * h).astype(x.dtype)
+        flat = product_of_rows(lambda x: x @ matrix, x.reshape(b * s, d), self.mesh)
         return flat.reshape(b, s, n, h).transpose(2, 0, 1, 3)
 
     def _project_encodings(self, encodings: jax.Array, kernel: jax.Array, train: bool) -> jax.Array:

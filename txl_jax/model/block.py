@@ -16,6 +16,7 @@ from txl_jax.model.derivatives import with_derivatives
 from txl_jax.model.dropout import Dropout
 from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
+from txl_jax.model.products import product_of_rows
 from txl_jax.model.ring import KeysValues, Ring
 from txl_jax.parallel.shardings import shard_rows
 
@@ -102,6 +103,7 @@ class FeedForward(nn.Module):
     """
 
     cfg: TransformerXLConfig
+    mesh: Mesh | None = None
 
     @nn.compact
     def __call__(self, h: jax.Array, train: bool = False) -> jax.Array:
@@ -109,12 +111,14 @@ class FeedForward(nn.Module):
         c = self.cfg
         init = initializers.normal(c.init_std)
         b, t, d = h.shape
-        x = nn.Dense(c.d_inner, dtype=c.dtype, kernel_init=init, name="inner")(h.reshape(-1, d))
+        inner = nn.Dense(c.d_inner, dtype=c.dtype, kernel_init=init, name="inner")
+        x = product_of_rows(inner, h.reshape(-1, d), self.mesh)
         x = {"relu": nn.relu, "gelu": nn.gelu}[c.activation](x).reshape(b, t, -1)
         x = dropout(c, c.dropout)(x, train)
         bias_init = init if c.dropout_embedding else initializers.zeros
         options: Any = {"dtype": c.dtype, "kernel_init": init, "bias_init": bias_init}
-        x = nn.Dense(c.d_model, name="outer", **options)(x.reshape(b * t, -1))
+        outer = nn.Dense(c.d_model, name="outer", **options)
+        x = product_of_rows(outer, x.reshape(b * t, -1), self.mesh)
         return dropout(c, c.dropout)(x.reshape(b, t, d), train)
 
 
@@ -178,7 +182,7 @@ class Block(nn.Module):
         """Declares the sub-layers."""
         c = self.cfg
         self.attention = FORMS[c.attention](c, self.mesh)
-        self.feed_forward = FeedForward(c)
+        self.feed_forward = FeedForward(c, self.mesh)
         self.norm_attention, self.norm_feed_forward = LayerNorm(c), LayerNorm(c)
         gate = lambda: GRUGate(c) if c.gate else operator.add
         self.gate_attention, self.gate_feed_forward = gate(), gate()
