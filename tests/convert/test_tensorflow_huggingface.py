@@ -223,7 +223,7 @@ def test_a_bias_of_its_own_is_needed_in_every_layer():
     cfg = config_from_huggingface(HF)
     state = foreign_states.huggingface(cfg)
     del state["transformer.layers.1.dec_attn.r_r_bias"]
-    with pytest.raises(ModelFormatError, match=r"layers\.1\.dec_attn\.r_r_bias is missing"):
+    with pytest.raises(ModelFormatError, match=r"layers\.1\.dec_attn\.r_r_bias .* is missing"):
         params_from_huggingface(state, cfg)
 
 

@@ -69,7 +69,7 @@ def pytorch(c, seed=0):
 
 def nvidia(c, seed=0):
     """The same values by NVIDIA's names; what is tied is not there a second time but as
-    ``shared_out_projs``."""
+    ``shared_out_projs``. A table of positions has whole rows instead of heads."""
     state = {}
     for name, array in pytorch(c, seed).items():
         kind, _, i = name.removeprefix("crit.").removesuffix(".bias").partition(".")
@@ -80,6 +80,8 @@ def nvidia(c, seed=0):
                 state[f"crit.out_layers_weights.{i.removesuffix('.weight')}"] = array
         elif kind == "out_projs" and (*c.tie_projs, *[False] * 9)[int(i)]:
             continue
+        elif name == "r_emb" and c.attention == "absolute_per_layer":
+            state[name] = array.reshape(*array.shape[:2], -1)
         else:
             state[name] = array
         if name.startswith("word_emb.emb_projs."):

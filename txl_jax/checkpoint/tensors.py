@@ -22,19 +22,18 @@ class Tensors:
     def __contains__(self, name: str) -> bool:
         return name in self._left
 
-    def take(self, name: str, *shapes: tuple[int, ...]) -> Any:
-        """Takes an array of one of ``shapes`` as float32 in the first shape; zeros if wrong."""
+    def take(self, name: str, shape: tuple[int, ...]) -> Any:
+        """Takes an array of this shape as float32; zeros if it is missing or has another shape."""
         if name not in self._left:
-            self._problems.append(f"{name} {list(shapes[0])} is missing")
-            return np.zeros(shapes[0], np.float32)
+            self._problems.append(f"{name} {list(shape)} is missing")
+            return np.zeros(shape, np.float32)
         tensor = self._left.pop(name)
         if not isinstance(tensor, jax.Array):  # which may be traced
             tensor = np.asarray(tensor)
-        if tensor.shape not in shapes:
-            expected = " or ".join(str(list(shape)) for shape in shapes)
-            self._problems.append(f"{name} is {list(tensor.shape)}, expected {expected}")
-            return np.zeros(shapes[0], np.float32)
-        return tensor.astype(np.float32).reshape(shapes[0])
+        if tensor.shape != shape:
+            self._problems.append(f"{name} is {list(tensor.shape)}, expected {list(shape)}")
+            return np.zeros(shape, np.float32)
+        return tensor.astype(np.float32)
 
     def alias(self, name: str, of: str, tensor: np.ndarray, why: str) -> None:
         """Takes a second copy of the array ``of``; the copy may be absent, but must not differ."""

@@ -1,14 +1,10 @@
-"""Functions for all formats: they convert constructor arguments and the parameters of a layer."""
+"""Functions for all formats: they convert constructor arguments in both directions."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
-from flax.traverse_util import unflatten_dict
-
 from txl_jax.checkpoint.errors import ModelFormatError
-from txl_jax.checkpoint.tensors import Tensors
 from txl_jax.config import TransformerXLConfig
 from txl_jax.model.adaptive import Cluster, clusters
 
@@ -36,6 +32,19 @@ def take_settings(
         "d_embed": None if d_embed == taken["d_model"] else d_embed,
         "clamp_len": clamp_len if clamp_len > 0 else -1,
         "cutoffs": tuple(args.pop("cutoffs", None) or ()),
+    }
+
+
+def give_settings(c: TransformerXLConfig, *names: str, size: str = "n_token") -> dict[str, Any]:
+    """Returns the arguments for a model, ``tie_projs`` and those of :func:`take_settings`."""
+    ties = (*c.tie_projs, *[False] * len(c.cutoffs))[: len(c.cutoffs) + 1]
+    return {
+        **{name: getattr(c, name) for name in (*SHAPE, *names)},
+        size: c.vocab_size,
+        "d_embed": c.d_embed or c.d_model,
+        "clamp_len": c.clamp_len,
+        "cutoffs": list(c.cutoffs),
+        "tie_projs": list(ties),
     }
 
 
@@ -72,6 +81,19 @@ def check_convertible(c: TransformerXLConfig) -> None:
             )
 
 
+def check_forms(c: TransformerXLConfig, program: str, forms: Mapping[str, Iterable]) -> None:
+    """Raises ModelFormatError if a program lacks a setting's value: ``forms`` are those it has."""
+    check_convertible(c)
+    see = "docs/converting.md has a table of the programs' settings"
+    for key, supported in forms.items():
+        if (value := getattr(c, key)) not in supported:
+            has = f"{program} has {quoted(supported)} only"
+            raise ModelFormatError(f"model.{key} = {value!r}: {has}; {see}")
+    if clusters(c) != clusters(dataclasses.replace(c, proj_same_dim=True)):
+        always = f"{program} has a projection for a cluster of width d_model too"
+        raise ModelFormatError(f"model.proj_same_dim = False: {always}; {see}")
+
+
 def parameter_clusters(c: TransformerXLConfig) -> list[tuple[str, Cluster]]:
     """Returns the clusters with separate parameters (one with ``div_val`` 1), by name's suffix."""
     parts = clusters(c)
@@ -84,37 +106,3 @@ def projected_outputs(c: TransformerXLConfig) -> list[tuple[int, int, bool]]:
     """Lists clusters with an output projection: index, width, whether the embedding shares it."""
     parts = [(i, part.width) for i, part in enumerate(clusters(c)) if part.projected]
     return [(i, width, i < len(c.tie_projs) and c.tie_projs[i]) for i, width in parts]
-
-
-def take_layer(
-    tensors: Tensors, c: TransformerXLConfig, names: dict[str, str], prefix: str, transposed: bool
-) -> dict[str, Any]:
-    """Takes those parameters of a layer that all programs have.
-
-    ``names`` maps parameter paths of this project to tensor names without the layer's ``prefix``.
-    ``qkv`` holds queries, keys and values; models without memory have ``q`` and ``kv``. Kernels are
-    stored as [out, in] if ``transposed``.
-    """
-    d, n, f = c.d_model, c.n_head, c.d_inner
-    heads = n * c.d_head
-    norms, dense = ("norm_attention", "norm_feed_forward"), "feed_forward"
-    shapes: dict[str, tuple[int, ...]] = {
-        **({"q": (d, heads), "kv": (d, 2 * heads)} if c.memory_free else {"qkv": (d, 3 * heads)}),
-        **({"attention/position": (d, heads)} if c.attention == "relative" else {}),
-        "attention/output": (heads, d),
-        **{f"{dense}/inner/kernel": (d, f), f"{dense}/inner/bias": (f,)},
-        **{f"{dense}/outer/kernel": (f, d), f"{dense}/outer/bias": (d,)},
-        **{f"{norm}/{part}": (d,) for norm in norms for part in ("scale", "bias")},
-    }
-    by_head = {"attention/position": (d, n, -1), "attention/output": (n, -1, d)}
-    found, qkv = {}, []
-    for path, shape in shapes.items():
-        stored = tensors.take(prefix + names[path], shape[::-1] if transposed else shape)
-        array = stored.T if transposed else stored
-        if path in ("q", "kv", "qkv"):
-            qkv.append(array.reshape(d, -1, n, c.d_head))
-        else:
-            found[path] = array.reshape(by_head.get(path, shape))
-    query, key, value = np.moveaxis(np.concatenate(qkv, axis=1), 1, 0)
-    found |= {"attention/query": query, "attention/key": key, "attention/value": value}
-    return unflatten_dict(found, sep="/")

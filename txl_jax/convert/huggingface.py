@@ -1,4 +1,4 @@
-"""Converts Hugging Face's TransfoXL (``transfo-xl-wt103``) to models of this project.
+"""Converts models of Hugging Face's TransfoXL (``transfo-xl-wt103``), in both directions.
 
 The library uses the authors' PyTorch code with some differences. Names begin with ``transformer.``.
 Each layer has u and v, even if all layers share them. The logit of tail i is in column
@@ -10,13 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from txl_jax.checkpoint.errors import ModelFormatError
 from txl_jax.config import TransformerXLConfig
 from txl_jax.convert import arguments
-from txl_jax.convert.pytorch import params_from_pytorch
+from txl_jax.convert.pytorch import FREQUENCIES, constants
+from txl_jax.convert.pytorch import table as pytorch_table
+from txl_jax.convert.table import Entry, read_params, view, write_state
 
 PREFIX = "transformer."
 """Begins the names of all tensors except those of the softmax, also within ``module.``."""
+NAMES = ("pre_lnorm", "init_std", "proj_init_std")
+"""Keys with the names and meanings of this project's settings, apart from the shape."""
+DEFAULTS: dict[str, Any] = {"dropout": 0.1, "dropatt": 0.0, "untie_r": True, "div_val": 4}
+"""More of them, with the values that are used if they are missing."""
 
 
 def is_huggingface_name(name: str) -> bool:
@@ -35,9 +40,8 @@ def config_from_huggingface(config: Mapping[str, Any]) -> TransformerXLConfig:
     if "n_token" in c:
         c.setdefault("vocab_size", c["n_token"])
     arguments.require_one_of("attn_type", c.get("attn_type", 0), (0,))
-    defaults = {"dropout": 0.1, "dropatt": 0.0, "untie_r": True, "div_val": 4}
-    names, what = ("pre_lnorm", "init_std", "proj_init_std"), "keys of config.json"
-    settings = arguments.take_settings(c, what, *names, size="vocab_size", **defaults)
+    what = "keys of config.json"
+    settings = arguments.take_settings(c, what, *NAMES, size="vocab_size", **DEFAULTS)
     shared = bool(c.get("proj_share_all_but_first", True))
     n_clusters = len(settings["cutoffs"]) + 1
     return TransformerXLConfig(
@@ -58,27 +62,57 @@ def params_from_huggingface(
     :func:`~txl_jax.convert.pytorch.params_from_pytorch`, for a state without the softmax
     (``TransfoXLModel``), and for u and v that differ between layers although ``untie_r`` is False.
     """
-    state = {name.removeprefix(PREFIX): array for name, array in state_dict.items()}
-    for name in ("r_w_bias", "r_r_bias"):
-        _merge_layers(state, name, cfg)
-    for name in ("crit.cluster_weight", "crit.cluster_bias"):
-        if name in state:  # reversed to the order of the authors' PyTorch code
-            state[name] = np.asarray(state[name])[::-1]
-    return params_from_pytorch(state, cfg)
+    arguments.check_convertible(cfg)
+    return read_params(table(cfg), state_dict, ignored=(PREFIX + FREQUENCIES,))
 
 
-def _merge_layers(state: dict[str, np.ndarray], name: str, c: TransformerXLConfig) -> None:
-    """Joins the biases of all layers into one tensor, as in the authors' PyTorch code."""
-    layers = [f"layers.{n}.dec_attn.{name}" for n in range(c.n_layer)]
-    found = {layer: state.pop(layer) for layer in layers if layer in state}
-    problems: list[str] = []
-    if c.untie_r:
-        problems = [f"transformer.{layer} is missing" for layer in layers if layer not in found]
-        state |= {} if problems else {name: np.stack(list(found.values()))}
-    else:
-        for layer, bias in found.items():
-            if not np.array_equal(bias, state.setdefault(name, bias)):
-                why = "differs from other layers, although untie_r is False"
-                problems.append(f"transformer.{layer} {why}")
-    if problems:
-        raise ModelFormatError(f"the state does not fit the configuration: {problems[0]}")
+def config_to_huggingface(
+    cfg: TransformerXLConfig, *, tgt_len: int, mem_len: int, ext_len: int = 0
+) -> dict[str, Any]:
+    """Converts a model's configuration to a ``config.json`` of ``TransfoXLLMHeadModel``.
+
+    The lengths are in tokens. Settings that matter only in training, other than ``dropout``,
+    ``dropatt`` and those of the initial weights, have no key. Raises ModelFormatError for a setting
+    that the library lacks.
+    """
+    forms = {"attention": ("relative",), "same_length": (False, "pytorch")}
+    arguments.check_forms(cfg, "Hugging Face's TransfoXL", forms)
+    return {
+        "model_type": "transfo-xl",
+        "architectures": ["TransfoXLLMHeadModel"],
+        **arguments.give_settings(cfg, *NAMES, *DEFAULTS, size="vocab_size"),
+        **{"tgt_len": tgt_len, "ext_len": ext_len, "mem_len": mem_len},
+        "same_length": bool(cfg.same_length),
+        "tie_word_embeddings": cfg.tie_weight,
+        "layer_norm_epsilon": cfg.norm_epsilon,
+    }
+
+
+def params_to_huggingface(params: Any, cfg: TransformerXLConfig) -> dict[str, np.ndarray]:
+    """Converts parameters of ``TransformerXL(cfg)`` to a state of a ``TransfoXLLMHeadModel``.
+
+    The state has float32 arrays, and tied tensors under each of their names. Raises
+    ModelFormatError, with all parameters that are missing or unknown, or have a wrong shape.
+    """
+    arguments.check_convertible(cfg)
+    frequencies = {PREFIX + name: array for name, array in constants(cfg).items()}
+    return write_state(table(cfg), params) | frequencies
+
+
+def table(c: TransformerXLConfig) -> list[Entry]:
+    """Lists the parameters in the state: those of the authors' code, with the differences."""
+    entries = []
+    for entry in pytorch_table(c, "kimiyoung"):
+        path = next(iter(entry.places))
+        if path in ("u", "v"):
+            names = [f"{PREFIX}layers.{i}.dec_attn.{entry.name}" for i in range(c.n_layer)]
+            if c.untie_r:
+                own = {path: view(1, c.n_head, c.d_head)}
+                entries += [Entry(name, entry.shape[1:], own) for name in names]
+                continue
+            entry = entry._replace(aliases=dict.fromkeys(names, "untie_r is False"))
+        elif path in ("cluster_weight", "cluster_bias"):
+            entry = entry._replace(places={path: view()})
+        name = entry.name if entry.name.startswith("crit.") else PREFIX + entry.name
+        entries.append(entry._replace(name=name))
+    return entries

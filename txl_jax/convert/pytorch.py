@@ -1,4 +1,4 @@
-"""Converts models of the authors' PyTorch code and of NVIDIA's port to models of this project.
+"""Converts models of the authors' PyTorch code and of NVIDIA's port, in both directions.
 
 This module does not need torch: :func:`params_from_pytorch` takes
 ``{name: t.float().numpy() for name, t in model.state_dict().items()}``. Apart from :data:`LAYER`:
@@ -15,15 +15,16 @@ With ``div_val`` 1, there is one embedding, and only output projections are per 
 code, ``crit.shared_out_projs.i`` is a second name of the embedding's projections.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from txl_jax.checkpoint.errors import ModelFormatError
-from txl_jax.checkpoint.tensors import Tensors
 from txl_jax.config import AttentionForm, TransformerXLConfig, Window
 from txl_jax.convert import arguments
+from txl_jax.convert.table import Entry, View, layer_entries, read_params, view, write_state
 from txl_jax.model.adaptive import clusters
 
 LAYER = {
@@ -51,6 +52,13 @@ LENGTHS = ("tgt_len", "ext_len", "mem_len")
 """Lengths whose sum is the number of table rows for ``shaw`` and ``absolute_per_layer``."""
 IGNORED = ("adapt_inp", "dtype")
 """Arguments that do not affect the parameters. ``dtype`` exists only in NVIDIA's code."""
+NAMES = ("pre_lnorm", "div_val", "tie_weight")
+"""Arguments with the names and meanings of this project's settings, apart from the shape."""
+RATES: dict[str, Any] = {"dropout": 0.0, "dropatt": 0.0}
+"""More of them, with the values that are used if they are missing."""
+PROGRAM = {"kimiyoung": "the authors' PyTorch code", "nvidia": "NVIDIA's code"}
+FREQUENCIES = "pos_emb.inv_freq"
+"""The name of a tensor that is no parameter, because it is always the same."""
 
 
 def config_from_pytorch(constructor_args: Mapping[str, Any]) -> TransformerXLConfig:
@@ -61,9 +69,8 @@ def config_from_pytorch(constructor_args: Mapping[str, Any]) -> TransformerXLCon
     own u and v, as in TF. Raises ModelFormatError if one is missing, unknown, or not supported.
     """
     args = {name: value for name, value in constructor_args.items() if name not in IGNORED}
-    names = ("pre_lnorm", "untie_r", "div_val", "tie_weight")
     what = "constructor arguments of the original"
-    settings = arguments.take_settings(args, what, *names, dropout=0.0, dropatt=0.0)
+    settings = arguments.take_settings(args, what, *NAMES, "untie_r", **RATES)
     impl, attn_type = args.pop("impl", "kimiyoung"), args.pop("attn_type", 0)
     arguments.require_one_of("impl", impl, SAME_LENGTH)
     arguments.require_one_of("attn_type", attn_type, range(len(ATTENTION)))
@@ -97,68 +104,123 @@ def params_from_pytorch(
     ``cfg`` comes from :func:`config_from_pytorch`. Raises ModelFormatError, with all tensors that
     are missing or unknown, have a wrong shape, or differ from the tensor to which they are tied.
     """
-    c, n, h, rows = cfg, cfg.n_head, cfg.d_head, cfg.n_positions or 0
-    arguments.check_convertible(c)
-    tensors = Tensors(state_dict)
-    params: dict[str, Any] = _vocabulary(tensors, c)
-    for i in range(c.n_layer):
-        prefix = f"layers.{i}."
-        params[f"layer_{i}"] = arguments.take_layer(tensors, c, LAYER, prefix, transposed=True)
-    of_layers = lambda name, *shapes: tensors.take(name, *((c.n_layer, *shape) for shape in shapes))
+    arguments.check_convertible(cfg)
+    if cfg.sample_softmax:  # the authors' code then has the output layer elsewhere
+        moved = lambda name: re.sub("^out_layer", "crit.out_layers.0", name)
+        state_dict = {moved(name): array for name, array in state_dict.items()}
+    impl = "nvidia" if is_nvidia(state_dict) else "kimiyoung"
+    return read_params(table(cfg, impl), state_dict, ignored=(FREQUENCIES,))
+
+
+def config_to_pytorch(
+    cfg: TransformerXLConfig, *, tgt_len: int, mem_len: int, ext_len: int = 0, impl: str
+) -> dict[str, Any]:
+    """Converts a model's configuration to keywords of the original's ``MemTransformerLM``.
+
+    ``impl`` is ``"kimiyoung"`` or ``"nvidia"``. The lengths are in tokens. A model with a table of
+    positions needs lengths whose sum is that of the table, so ``tgt_len`` becomes what is left, and
+    longer lengths are shortened; ``reset_length`` of the original can change them. Settings that
+    matter only in training, other than ``dropout`` and ``dropatt``, have no keyword. Raises
+    ModelFormatError for a setting that the original lacks.
+    """
+    c, windows = cfg, (False, SAME_LENGTH[impl])
+    forms = {"attention": ATTENTION, "same_length": windows, "untie_r": (False,)}
+    arguments.check_forms(c, PROGRAM[impl], {**forms, "norm_epsilon": (1e-5,)})
+    if c.n_positions is not None:
+        ext_len = min(ext_len, c.n_positions - 1)
+        mem_len = min(mem_len, c.n_positions - 1 - ext_len)
+        tgt_len = c.n_positions - ext_len - mem_len
+    return {
+        **arguments.give_settings(c, *NAMES, *RATES),
+        "attn_type": ATTENTION.index(c.attention),
+        "same_length": bool(c.same_length),
+        **dict(zip(LENGTHS, (tgt_len, ext_len, mem_len), strict=True)),
+        **({"dtype": None} if impl == "nvidia" else {}),  # its constructor needs it, for nothing
+    }
+
+
+def params_to_pytorch(params: Any, cfg: TransformerXLConfig, *, impl: str) -> dict[str, np.ndarray]:
+    """Converts parameters of ``TransformerXL(cfg)`` to a state of the original: float32 arrays.
+
+    ``impl`` is ``"kimiyoung"`` or ``"nvidia"``. Tied tensors are under each name that the
+    original's ``state_dict`` has. Raises ModelFormatError, with all parameters that are missing or
+    unknown, or have a wrong shape.
+    """
+    arguments.check_convertible(cfg)
+    return write_state(table(cfg, impl), params) | constants(cfg)
+
+
+def constants(c: TransformerXLConfig) -> dict[str, np.ndarray]:
+    """Returns the tensors of a state that are no parameters: frequencies of sinusoids [D/2]."""
+    if c.attention not in ("relative", "absolute"):
+        return {}
+    exponents = np.arange(0, c.d_model, 2, dtype=np.float32) / np.float32(c.d_model)
+    powers = np.power(10000.0, exponents.astype(np.float64))  # float32 powers are less exact
+    return {FREQUENCIES: np.float32(1) / powers.astype(np.float32)}
+
+
+def table(c: TransformerXLConfig, impl: str) -> list[Entry]:
+    """Lists the parameters in the state of a model of the code ``impl``."""
+    n, h, rows, layers = c.n_head, c.d_head, c.n_positions or 0, range(c.n_layer)
+    entries = _vocabulary(c, impl)
+    for i in layers:
+        entries += layer_entries(c, LAYER, f"layer_{i}", f"layers.{i}.", transposed=True)
+
+    def add(name: str, shape: tuple[int, ...], path: str, of_layer: Callable[[int], View]) -> None:
+        places = {f"layer_{i}/{path}": of_layer(i) for i in layers}
+        entries.append(Entry(name, (c.n_layer, *shape), places))
+
     if c.attention == "relative":
         shape = (c.n_layer,) * c.untie_r + (n, h)
-        params |= {"u": tensors.take("r_w_bias", shape), "v": tensors.take("r_r_bias", shape)}
+        entries.append(Entry("r_w_bias", shape, {"u": view()}))
+        entries.append(Entry("r_r_bias", shape, {"v": view()}))
     elif c.attention == "shaw":
-        u = of_layers("r_w_bias", (n, h))
-        distance = of_layers("r_emb", (rows, n, h))[:, ::-1]
-        distance_bias = of_layers("r_bias", (rows, n))[:, ::-1]
-        for i in range(c.n_layer):
-            own = {"u": u[i], "distance": distance[i], "distance_bias": distance_bias[i]}
-            params[f"layer_{i}"]["attention"] |= own
+        reversed_rows = lambda i: view(part=np.s_[i, ::-1])
+        add("r_w_bias", (n, h), "attention/u", lambda i: view(part=i))
+        add("r_emb", (rows, n, h), "attention/distance", reversed_rows)
+        add("r_bias", (rows, n), "attention/distance_bias", reversed_rows)
     elif c.attention == "absolute_per_layer":
-        positions = of_layers("r_emb", (rows, c.d_model), (rows, n, h))  # NVIDIA's table is flat
-        for i in range(c.n_layer):
-            params[f"layer_{i}"]["positions"] = positions[i]
-    tensors.finish(ignored=("pos_emb.inv_freq",))  # a constant, not a parameter
-    return params
+        row = (c.d_model,) if impl == "nvidia" else (n, h)
+        add("r_emb", (rows, *row), "positions", lambda i: view(c.n_layer, rows, -1, part=i))
+    return entries
 
 
-def is_nvidia(state_dict: Mapping[str, np.ndarray] | Tensors) -> bool:
+def is_nvidia(state_dict: Mapping[str, np.ndarray]) -> bool:
     """Tells whether a state has the tensor names of NVIDIA's code."""
     return "crit.out_layers_biases.0" in state_dict
 
 
-def _vocabulary(tensors: Tensors, c: TransformerXLConfig) -> dict[str, np.ndarray]:
-    """Takes the parameters of embedding and softmax, and renames them to this project's names."""
-    bias, weight = "crit.out_layers.{}.bias", "crit.out_layers.{}.weight"
-    if is_nvidia(tensors):
-        bias, weight = "crit.out_layers_biases.{}", "crit.out_layers_weights.{}"
-    elif c.sample_softmax and "out_layer.bias" in tensors:
-        bias, weight = "out_layer.bias", "out_layer.weight"
-    found: dict[str, np.ndarray] = {}
+def _vocabulary(c: TransformerXLConfig, impl: str) -> list[Entry]:
+    """Lists the parameters of embedding and softmax. NVIDIA's state has no tied output weights."""
+    authors, turned = impl != "nvidia", view(transposed=True)
+    weight = "crit.out_layers.{}.weight" if authors else "crit.out_layers_weights.{}"
+    bias = "crit.out_layers.{}.bias" if authors else "crit.out_layers_biases.{}"
+    outputs, entries = arguments.projected_outputs(c), []
     for i, (end, part) in enumerate(arguments.parameter_clusters(c)):
-        name, shape = f"word_emb.emb_layers.{i}.weight", (part.size, part.width)
-        embedding = found["embedding" + end] = tensors.take(name, shape)
-        found["softmax_bias" + end] = tensors.take(bias.format(i), (part.size,))
-        if c.tie_weight:
-            tensors.alias(weight.format(i), name, embedding, "tie_weight is True")
-        else:
-            found["softmax_weight" + end] = tensors.take(weight.format(i), shape)
+        shape, aliases = (part.size, part.width), {}
+        if c.tie_weight and authors:
+            aliases[weight.format(i)] = "tie_weight is True"
+        name = f"word_emb.emb_layers.{i}.weight"
+        entries.append(Entry(name, shape, {f"embedding{end}": view()}, aliases))
+        if not c.tie_weight:
+            entries.append(Entry(weight.format(i), shape, {f"softmax_weight{end}": view()}))
+        entries.append(Entry(bias.format(i), (part.size,), {f"softmax_bias{end}": view()}))
         if part.projected:
-            name = f"word_emb.emb_projs.{i}"
-            matrix = tensors.take(name, (c.d_model, part.width))
-            found["embedding_projection" + end] = matrix.T
-            tensors.alias(f"crit.shared_out_projs.{i}", name, matrix, "is another name of it")
-    for i, width, tied in arguments.projected_outputs(c):
-        name = f"crit.out_projs.{i}"
-        if tied:
-            k, end = (i, f"_{i}") if c.div_val > 1 else (0, "")
-            matrix = found["embedding_projection" + end].T
-            tensors.alias(name, f"word_emb.emb_projs.{k}", matrix, f"tie_projs[{i}] is True")
-        else:
-            found[f"softmax_projection_{i}"] = tensors.take(name, (c.d_model, width)).T
+            of_input = lambda k, i=i: c.div_val == 1 or k == i  # one projection, or one for each
+            tied = [k for k, _, is_tied in outputs if is_tied and of_input(k)]
+            aliases = {f"crit.out_projs.{k}": f"tie_projs[{k}] is True" for k in tied}
+            if not authors:
+                aliases = {f"crit.shared_out_projs.{i}": "is another name of it"}
+            places = {f"embedding_projection{end}": turned}
+            name, shape = f"word_emb.emb_projs.{i}", (c.d_model, part.width)
+            entries.append(Entry(name, shape, places, aliases))
+    for i, width, is_tied in outputs:
+        if not is_tied:
+            places = {f"softmax_projection_{i}": turned}
+            entries.append(Entry(f"crit.out_projs.{i}", (c.d_model, width), places))
     if c.cutoffs:
-        shape = (len(c.cutoffs), clusters(c)[0].width)
-        found["cluster_weight"] = tensors.take("crit.cluster_weight", shape)[::-1]
-        found["cluster_bias"] = tensors.take("crit.cluster_bias", shape[:1])[::-1]
-    return found
+        tails, reversed_rows = len(c.cutoffs), view(part=np.s_[::-1])
+        shape = (tails, clusters(c)[0].width)
+        entries.append(Entry("crit.cluster_weight", shape, {"cluster_weight": reversed_rows}))
+        entries.append(Entry("crit.cluster_bias", (tails,), {"cluster_bias": reversed_rows}))
+    return entries

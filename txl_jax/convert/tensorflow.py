@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from txl_jax.checkpoint.errors import ModelFormatError
-from txl_jax.checkpoint.tensors import Tensors
 from txl_jax.config import TransformerXLConfig
 from txl_jax.convert import arguments
+from txl_jax.convert.table import Entry, layer_entries, read_params, view
 from txl_jax.model.adaptive import clusters
 
 LAYER = {
@@ -84,18 +84,20 @@ def params_from_tensorflow(
     from :func:`config_from_tensorflow`. Raises ModelFormatError, with all variables that are
     missing or unknown, or have a wrong shape.
     """
-    c = cfg
-    arguments.check_convertible(c)
+    arguments.check_convertible(cfg)
     wanted = {name: array for name, array in variables.items() if is_parameter(name)}
-    tensors = Tensors({name.removeprefix(SCOPE): array for name, array in wanted.items()})
+    return read_params(table(cfg), wanted)
+
+
+def table(c: TransformerXLConfig) -> list[Entry]:
+    """Lists the variables of a model that are parameters."""
     shape = (c.n_layer,) * c.untie_r + (c.n_head, c.d_head)
-    params: dict[str, Any] = _vocabulary(tensors, c)
-    params |= {"u": tensors.take("r_w_bias", shape), "v": tensors.take("r_r_bias", shape)}
+    entries = [*_vocabulary(c), Entry("r_w_bias", shape, {"u": view()})]
+    entries.append(Entry("r_r_bias", shape, {"v": view()}))
     for i in range(c.n_layer):
-        prefix = f"layer_{i}/"
-        params[f"layer_{i}"] = arguments.take_layer(tensors, c, LAYER, prefix, transposed=False)
-    tensors.finish()
-    return params
+        layer = f"layer_{i}"
+        entries += layer_entries(c, LAYER, layer, f"{layer}/", transposed=False)
+    return [entry._replace(name=SCOPE + entry.name) for entry in entries]
 
 
 def is_parameter(name: str) -> bool:
@@ -103,29 +105,26 @@ def is_parameter(name: str) -> bool:
     return name.startswith(SCOPE) and name.rpartition("/")[2] not in SLOTS
 
 
-def _vocabulary(tensors: Tensors, c: TransformerXLConfig) -> dict[str, np.ndarray]:
-    found = {}
+def _vocabulary(c: TransformerXLConfig) -> list[Entry]:
+    entries = []
     for i, (end, part) in enumerate(arguments.parameter_clusters(c)):
         scope = f"adaptive_embed/cutoff_{i}/" if c.div_val > 1 else "adaptive_embed/"
-        found["embedding" + end] = tensors.take(scope + "lookup_table", (part.size, part.width))
+        table = (part.size, part.width)
+        entries.append(Entry(f"{scope}lookup_table", table, {f"embedding{end}": view()}))
         if part.projected:
-            shape = (part.width, c.d_model)
-            found["embedding_projection" + end] = tensors.take(scope + "proj_W", shape)
+            shape, places = (part.width, c.d_model), {f"embedding_projection{end}": view()}
+            entries.append(Entry(f"{scope}proj_W", shape, places))
     softmax = "adaptive_softmax/cutoff_{}/"
-    if not c.cutoffs:
-        biases = [tensors.take("adaptive_softmax/bias", (c.vocab_size or 0,))]
-    else:
-        sizes = enumerate(part.size for part in clusters(c))
-        biases = [tensors.take(softmax.format(i) + "b", (size,)) for i, size in sizes]
-        shape = (len(c.cutoffs), clusters(c)[0].width)
-        found["cluster_weight"] = tensors.take(softmax.format(0) + "cluster_W", shape)
-        found["cluster_bias"] = tensors.take(softmax.format(0) + "cluster_b", shape[:1])
-    if c.div_val > 1:
-        found |= {f"softmax_bias_{i}": bias for i, bias in enumerate(biases)}
-    else:
-        found["softmax_bias"] = np.concatenate(biases)
+    for i, part in enumerate(clusters(c)):
+        name = softmax.format(i) + "b" if c.cutoffs else "adaptive_softmax/bias"
+        path = f"softmax_bias_{i}" if c.div_val > 1 else "softmax_bias"
+        entries.append(Entry(name, (part.size,), {path: view()}))
     for i, width, tied in arguments.projected_outputs(c):
         if not tied:
-            name = f"{softmax.format(i)}proj"
-            found[f"softmax_projection_{i}"] = tensors.take(name, (width, c.d_model))
-    return found
+            places = {f"softmax_projection_{i}": view()}
+            entries.append(Entry(f"{softmax.format(i)}proj", (width, c.d_model), places))
+    if c.cutoffs:
+        shape, head = (len(c.cutoffs), clusters(c)[0].width), softmax.format(0)
+        entries.append(Entry(f"{head}cluster_W", shape, {"cluster_weight": view()}))
+        entries.append(Entry(f"{head}cluster_b", shape[:1], {"cluster_bias": view()}))
+    return entries
