@@ -31,6 +31,7 @@ from txl_jax.config import (
 from txl_jax.config.changes import ANALYSES
 from txl_jax.convert.__main__ import parse
 from txl_jax.convert.conversion import Format
+from txl_jax.convert.writing import Target
 from txl_jax.model.kernels import choice
 from txl_jax.usage import MODES
 
@@ -127,6 +128,7 @@ def test_all_ways_of_converting_are_on_their_page():
     for source in ("transfo-xl", ".pt", ".safetensors", ".ckpt-"):
         assert source in sources
     assert any(parse(arguments)[0].export for arguments in found)
+    assert {parse(arguments)[0].to for arguments in found} == {None, *get_args(Target)}
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The command that converts models of other programs into workdirs, and exports workdirs.
+"""The command that converts models of other programs into workdirs, and workdirs for them.
 
 docs/converting.md has examples. Flags such as ``--config.evaluate.seg_len=64`` change settings
 other than those of the model.
@@ -12,11 +12,13 @@ from typing import get_args
 from absl import logging
 
 from txl_jax import interrupts
+from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.saving import export
 from txl_jax.checkpoint.workdir import read_json
 from txl_jax.command_line import split_overrides
 from txl_jax.config.folders import expanded, expanded_text
 from txl_jax.convert.conversion import Format, Request, to_workdir
+from txl_jax.convert.writing import Target, save_as
 from txl_jax.library_errors import log_library_errors
 from txl_jax.messages import UserError, arguments_as_flags, describe_os_error, error_text
 from txl_jax.paths import absolute
@@ -26,20 +28,34 @@ from txl_jax.standard_streams import drop_unwritten_output, run_command, stderr
 def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     """Parses the flags and the overrides of settings. Exits with status 2 if flags conflict."""
     p = argparse.ArgumentParser("python -m txl_jax.convert", allow_abbrev=False)
-    p.add_argument("source", nargs="?", help="state file, TF checkpoint prefix, or folder")
-    p.add_argument("--workdir", required=True, help="new folder; with --export: folder to read")
+    files = "state file, TF checkpoint prefix, or folder; with --to: a trained model"
+    p.add_argument("source", nargs="?", help=files)
+    p.add_argument("out", nargs="?", help="with --to: the new folder to write")
+    p.add_argument("--workdir", help="new folder; with --export: folder to read")
     p.add_argument("--format", choices=get_args(Format), help="the program that wrote the source")
     p.add_argument("--args", help="JSON file with the constructor's arguments")
     p.add_argument("--vocab", help="vocabulary file: one symbol per line, or JSON")
     p.add_argument("--corpus", help="name of a corpus with this vocabulary")
     p.add_argument("--path", help="path of the corpus")
     p.add_argument("--export", metavar="OUT", help="write the workdir's model into this new folder")
+    p.add_argument("--to", choices=get_args(Target), help="the program for which OUT is written")
     p.add_argument("--step", default="best", help="checkpoint to export: best, latest or a number")
     rest, overrides = split_overrides(argv)
-    flags = p.parse_args(rest)
+    flags = p.parse_intermixed_args(rest)
     for name, value in vars(flags).items():
         if value == "":
-            p.error(f"{'SOURCE' if name == 'source' else f'--{name}='}: a value is missing")
+            p.error(f"{_flag(name)}: a value is missing")
+    if flags.to:
+        given = {name for name, value in vars(flags).items() if value} - {"to", "step"}
+        if given != {"source", "out"} or overrides:
+            p.error(
+                "--to needs a SOURCE and a new folder OUT, and allows no other flag than --step"
+            )
+        return flags, overrides
+    if flags.out:
+        p.error("OUT needs --to, the program for which it is written")
+    if not flags.workdir:
+        p.error("--workdir is missing: a new folder; with --export the folder to read")
     if (flags.source is None) == (flags.export is None):
         p.error("name either a SOURCE to convert, or a folder to --export to")
     if flags.export and (flags.format or flags.args or flags.vocab or flags.corpus or overrides):
@@ -59,12 +75,16 @@ def main(argv: list[str]) -> int:
     interrupts.restore_keyboard_interrupt()
     logging.set_verbosity(logging.ERROR)
     try:
-        for name in ("source", "workdir", "args", "vocab", "path", "export"):
+        for name in ("source", "out", "workdir", "args", "vocab", "path", "export"):
             if value := getattr(flags, name):
-                flag = "SOURCE" if name == "source" else f"--{name}"
-                remote = name in ("workdir", "export", "path")
+                remote = name in ("out", "workdir", "export", "path") or flags.to
                 expand = expanded_text if remote else expanded
-                setattr(flags, name, str(expand(value, flag)))
+                setattr(flags, name, str(expand(value, _flag(name))))
+        if flags.to:
+            trained = load(flags.source, flags.step)
+            save_as(trained, flags.out, flags.to)
+            print(f"step {trained.step} is in {flags.out}, for {flags.to}")
+            return 0
         if flags.export:
             step = export(flags.workdir, flags.export, flags.step)
             print(f"step {step} is in {flags.export}")
@@ -77,6 +97,10 @@ def main(argv: list[str]) -> int:
         return 2
     except KeyboardInterrupt:
         return interrupts.report_interrupt()
+
+
+def _flag(name: str) -> str:
+    return name.upper() if name in ("source", "out") else f"--{name}"
 
 
 def _convert(flags: argparse.Namespace, overrides: dict[str, str]) -> int:
