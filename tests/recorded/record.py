@@ -223,8 +223,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
-        kimiyoung = _load(flags.original, work / "kimiyoung", KIMIYOUNG_FILES, "mem_transformer")
-        nvidia = _load(flags.nvidia, work / "nvidia", NVIDIA_FILES, "mem_transformer", "lamb")
+        kimiyoung = load_code(
+            flags.original, work / "kimiyoung", KIMIYOUNG_FILES, "mem_transformer"
+        )
+        nvidia = load_code(flags.nvidia, work / "nvidia", NVIDIA_FILES, "mem_transformer", "lamb")
         code = {"kimiyoung": kimiyoung["mem_transformer"], "nvidia": nvidia["mem_transformer"]}
         for case in CASES:
             if flags.only in (None, case.name):
@@ -442,7 +444,7 @@ def _description(case: Case, model: Any) -> dict[str, Any]:
     }
 
 
-def _load(
+def load_code(
     source: pathlib.Path,
     copied: pathlib.Path,
     files: Mapping[str, tuple[str, Edits]],
