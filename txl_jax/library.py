@@ -17,6 +17,7 @@ import numpy as np
 
 from txl_jax.analysis import sweep as sweep_mode
 from txl_jax.checkpoint import loading
+from txl_jax.checkpoint.export import export
 from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
 from txl_jax.config import (
     ConfigError,
@@ -149,6 +150,31 @@ class LanguageModel(TrainedModel):
             check_text(self.vocab, str(lines[0]))  # the whole text, whose encoding shows better
             lines = list(io.StringIO(str(lines[0]), newline="\n"))
         return score_any_text(trained, lines, "text")
+
+    @names_the_nearest()
+    def export(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        batch_size: int | None = RUN,
+        seg_len: int = RUN,
+        mem_len: int = RUN,
+    ) -> None:
+        """Writes programs that run the model without this library, as ``--mode=export`` does.
+
+        Example:
+          >>> import os, txl_jax
+          >>> trained = txl_jax.load("runs/quickstart")
+          >>> trained.export("exported_programs", seg_len=32, mem_len=64)
+          >>> sorted(name for name in os.listdir("exported_programs") if name.endswith(".jax"))
+          ['cache.jax', 'logits.jax', 'nll.jax', 'step.jax']
+
+        Args:
+          folder: a new or empty folder; any other folder raises ModelFormatError.
+          batch_size, ...: the settings of :class:`~txl_jax.config.ExportConfig`.
+        """
+        asked = _with_section(self, "export", given(locals(), "folder"))
+        export(asked, folder, asked.config.export)
 
     @names_the_nearest()
     def evaluate(

@@ -35,6 +35,7 @@ from txl_jax.training.run import (
 P = ParamSpec("P")
 
 ONE_MODEL = {
+    "export": "txl_jax.checkpoint.export",
     "score": "txl_jax.evaluation.score",
     "interactive": "txl_jax.generation.interactive",
 }

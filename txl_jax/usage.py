@@ -13,6 +13,7 @@ MODES = {
     "evaluate": "scores a split of a text under a protocol, with other weights and baselines",
     "generate": "continues one prompt or many",
     "score": "scores each line and token of any text",
+    "export": "writes programs that run the model with jax alone, without txl_jax",
     "interactive": "continues what you type, with a memory of the conversation",
     "compile": "compiles a run's programs, also for TPUs and GPUs that are absent; what they need",
     **{mode: row.about for mode, row in ANALYSES.items()},

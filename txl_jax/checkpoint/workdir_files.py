@@ -22,6 +22,7 @@ FORMAT = 2  # the version of checkpoints and exported models; this program reads
 CONFIG, VOCAB = "config.json", "vocab.json"
 MODEL = "model.safetensors"  # the parameters of an exported model
 CHECKPOINTS = "checkpoints"
+EXPORT = "export"  # the folder that the mode of this name writes
 WRITTEN_IN = (CHECKPOINTS, "tensorboard", "wandb")  # the folders that training writes in
 AUTOTUNED = "autotuned.json"  # XLA's choices of kernels on a GPU
 LOCK, PROBE, OUTPUTS = ".lock", ".writable", ".txl_jax"
@@ -35,7 +36,7 @@ MODE_FILES: dict[str, tuple[str, ...]] = {
 }
 
 FILES = (
-    *(LOCK, OUTPUTS, PROBE, CHECKPOINTS, CONFIG, MODEL, VOCAB),
+    *(LOCK, OUTPUTS, PROBE, CHECKPOINTS, CONFIG, EXPORT, MODEL, VOCAB),
     *("library.log", "loss.png", "metrics.jsonl", "soft_targets.npz", "start.json"),
     *(AUTOTUNED, "recl", "tensorboard", "wandb"),
     *itertools.chain.from_iterable(MODE_FILES.values()),

@@ -28,6 +28,7 @@ from txl_jax.config.experiment import (
     describe_settings,
     format_settings,
 )
+from txl_jax.config.export import ExportConfig
 from txl_jax.config.generation import GenerateConfig
 from txl_jax.config.loading import config_rows, load_config
 from txl_jax.config.model import AttentionForm, TransformerXLConfig, Window
@@ -57,6 +58,7 @@ __all__ = [
     "DistilConfig",
     "DynamicConfig",
     "ExperimentConfig",
+    "ExportConfig",
     "GenerateConfig",
     "LossConfig",
     "MeshConfig",

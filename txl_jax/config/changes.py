@@ -18,7 +18,7 @@ FREE_TO_CHANGE = (
     "data.tokenizer",
     *("train.log_every", "train.eval_every", "train.non_finite", "train.max_skipped"),
     *("train.wandb", "train.profile", "average.use"),
-    *("validate", "evaluate", "generate", "checkpoint", "mesh", "sweep"),
+    *("validate", "evaluate", "generate", "export", "checkpoint", "mesh", "sweep"),
     *ANALYSES,
 )
 """Keys and sections that a resumed run may change, because they do not affect the trained state.

@@ -14,6 +14,7 @@ from txl_jax.config.bounds import SEED
 from txl_jax.config.combinations import check_combinations
 from txl_jax.config.data import DataConfig
 from txl_jax.config.evaluation import ProtocolConfig
+from txl_jax.config.export import ExportConfig
 from txl_jax.config.fields import Section, at_least, free_text, sentences
 from txl_jax.config.generation import GenerateConfig
 from txl_jax.config.model import TransformerXLConfig
@@ -40,6 +41,7 @@ class _RunConfig(Section):
     )
     evaluate: ProtocolConfig = field(default_factory=ProtocolConfig)
     generate: GenerateConfig = field(default_factory=GenerateConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
     checkpoint: training.CheckpointConfig = field(default_factory=training.CheckpointConfig)
     mesh: training.MeshConfig = field(default_factory=training.MeshConfig)
 

@@ -165,6 +165,9 @@ class Vocabulary(nn.Module):
 
         ``train`` applies ``sample_softmax`` and ``dropout_latent``; both need the ``dropout`` rng.
         """
+        if not isinstance(targets.shape[0], int):  # symbolic, for jax.export: row by row
+            row = lambda x: self.nll(x[0][None], x[1][None], train)[0]
+            return jax.lax.map(row, (h, targets))
         c, tables = self.cfg, self._tables()
         if c.mixtures > 1:
             log_prior, latents = self._mixture(h, train)

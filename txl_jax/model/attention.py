@@ -19,13 +19,6 @@ from txl_jax.model.positions import Positions
 from txl_jax.model.precision import product_precision, resolved
 from txl_jax.model.products import product_of_rows
 from txl_jax.model.ring import KeysValues
-from txl_jax.parallel.platforms import platform_of
-
-_ONE_PRODUCT_ROWS = 8
-"""Up to this many positions, one matrix product computes queries, keys and values fastest.
-
-XLA for GPUs joins the three products itself, without a copy of the matrices for each token.
-"""
 
 
 class Attention(nn.Module):
@@ -79,12 +72,7 @@ class Attention(nn.Module):
 
     def project_qkv(self, states: jax.Array) -> tuple[jax.Array, KeysValues]:
         """Returns the queries [N,B,S,H], and the keys and values, of the same states [B,S,D]."""
-        rows = states.shape[0] * states.shape[1]
-        if rows > _ONE_PRODUCT_ROWS or platform_of(self.mesh) == "gpu":
-            return self.queries(states), self.project(states)
-        kernels = jnp.concatenate([self.query, self.key, self.value], axis=1)
-        q, k, val = jnp.split(self._heads(states, kernels), 3)
-        return q, self._biased(k, val)
+        return self.queries(states), self.project(states)
 
     def queries(self, states: jax.Array) -> jax.Array:
         """Returns the queries [N,B,S,H] of states [B,S,D]."""

@@ -7,10 +7,12 @@ from the right: slot M-1 has the newest state, and the newest ``filled`` slots h
     after two more tokens: [ s1 s2 s3 s4 s5 ]        filled = 5
 """
 
+import json
 from typing import Any
 
 import flax.struct
 import jax
+import jax.export
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
@@ -117,6 +119,21 @@ class Cache(flax.struct.PyTreeNode):
         first = self.slots - self.mem_len
         newest = lambda *parts: jnp.concatenate(list(map(in_order, parts, rings)), 2)[:, :, first:]
         return jax.tree.map(newest, *(x.layers[n] for x in rings))
+
+
+def _register_for_export(*kinds: type) -> None:
+    """Lets ``jax.export`` store functions of these kinds, which loading then knows by name."""
+    for kind in kinds:
+        jax.export.register_pytree_node_serialization(
+            kind,
+            serialized_name=f"txl_jax.{kind.__name__}",
+            serialize_auxdata=lambda static: json.dumps(static).encode(),
+            deserialize_auxdata=lambda data: tuple(json.loads(data)),
+        )
+
+
+_register_for_export(Memory, Slots, Cache, Positions)
+jax.export.register_namedtuple_serialization(KeysValues, serialized_name="txl_jax.KeysValues")
 
 
 def memory_shardings(shardings: Shardings) -> Memory:
