@@ -12,7 +12,7 @@ from absl import logging
 from txl_jax import interrupts
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
-from txl_jax.checkpoint.workdir_files import MODE_FILES, check_file, check_outputs, register_outputs
+from txl_jax.checkpoint.workdir_files import MODE_FILES, check_file, check_outputs
 from txl_jax.command_line import command_for, command_with, typed_command
 from txl_jax.config import ANALYSES, ExperimentConfig, override
 from txl_jax.data.sources.source import check_not_text
@@ -146,7 +146,6 @@ def ablate(config: str, overrides: Mapping[str, str], workdir: str) -> int:
     """Trains the rows of a table that are not trained yet, then evaluates and compares all rows."""
     from txl_jax.analysis import ablation
 
-    processes.on_process_zero(lambda: register_outputs(workdir, "ablation"))
     ablation.run(config, overrides, workdir)
     return 0
 

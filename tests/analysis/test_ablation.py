@@ -52,7 +52,7 @@ def done(table, tmp_path_factory):
         trained.append(folder)
         corpus = corpus_from_config(exp.data)
         exp = with_vocab(exp, corpus)
-        check_writable(folder)
+        check_writable(folder, create=True)
         init_workdir(folder, exp, corpus)
         train_loop(exp, corpus, folder)
 

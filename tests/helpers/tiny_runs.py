@@ -108,7 +108,7 @@ def run_in_workdir(folder, workdir, **changes):
 
 def claimed(workdir, exp, corpus):
     """The workdir, made and claimed for an experiment."""
-    check_writable(str(workdir))
+    check_writable(str(workdir), create=True)
     init_workdir(str(workdir), exp, corpus)
     return str(workdir)
 

@@ -100,11 +100,11 @@ def test_from_the_command_to_an_update_are_at_most_seven_calls(tmp_path, monkeyp
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_cannot_work_raises_before_the_workdir_has_a_file(tmp_path, changes, error, words):
+def test_what_cannot_work_raises_before_the_workdir_exists(tmp_path, changes, error, words):
     exp = override(tiny_runs.experiment(tmp_path, **SHORT), changes)
     with pytest.raises(error, match=re.escape(words)):
-        plan_run(exp, str(tmp_path / "run"))
-    assert not list((tmp_path / "run").iterdir())
+        plan_run(exp, str(tmp_path / "runs" / "run"))
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_first_state_is_lowered_with_draws_that_share_a_kernel(tmp_path, monkeypatch):

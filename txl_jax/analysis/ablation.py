@@ -20,6 +20,7 @@ from txl_jax.analysis.results import AnalysisError, new_figure, show_share, writ
 from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.trained_model import parameter_count
+from txl_jax.checkpoint.workdir_files import check_unused, register_outputs
 from txl_jax.config import (
     AblationConfig,
     ExperimentConfig,
@@ -62,6 +63,7 @@ def train_row(exp: ExperimentConfig, workdir: str) -> None:
 
 def run(config: str, overrides: Mapping[str, str], workdir: str, train: Train = train_row) -> None:
     """Trains unfinished rows, scores all rows, and writes the table."""
+    processes.on_process_zero(lambda: check_unused(workdir, "ablation"))
     runs = table_runs(config, overrides, workdir)
     c = runs[0].exp.ablation
     for one in runs:  # checked before hours of training
@@ -73,6 +75,7 @@ def run(config: str, overrides: Mapping[str, str], workdir: str, train: Train = 
             f" text with {argument('config.ablation.rows', 'ROW,ROW')}"
         )
     check_split([one for one in runs if not one.given], c)
+    processes.on_process_zero(lambda: register_outputs(workdir, "ablation"))
     for one in runs:
         if not is_finished(one):
             train(one.exp, one.workdir)

@@ -21,7 +21,7 @@ from txl_jax.analysis.results import AnalysisError, new_figure, show_share
 from txl_jax.checkpoint.loading import load
 from txl_jax.checkpoint.tensors import parameters_hash
 from txl_jax.checkpoint.workdir import read_experiment, read_json, read_record, read_vocab
-from txl_jax.checkpoint.workdir_files import CONFIG, register_outputs
+from txl_jax.checkpoint.workdir_files import CONFIG, check_unused, register_outputs
 from txl_jax.config import ContextConfig, DataConfig, ExperimentConfig
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.pieces import running_text
@@ -63,7 +63,7 @@ def run(exp: ExperimentConfig, workdir: str) -> str:
     """
     c = dataclasses.replace(exp.context, lengths=context_lengths(exp))
     members = parse_models(exp.recl.models)
-    register_outputs(workdir, "recl")
+    check_unused(workdir, "recl")
     losses, measured, about = _collect_losses(members, c, exp, workdir)
     groups: dict[str, list[Losses]] = {}
     for member in members:
@@ -169,6 +169,7 @@ def _collect_losses(
         "do not predict the same text: the symbols of their targets differ; choose the same text"
         " for all models with data.name and data.path",
     )
+    register_outputs(workdir, "recl")
     measured: dict[Member, dict[str, Any]] = {}
     text: dict[str, Any] = {}
     for member in own:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from txl_jax import records
 from txl_jax.analysis.results import AnalysisError, new_figure, show_share, write_results
 from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
-from txl_jax.checkpoint.workdir_files import CONFIG, register_outputs
+from txl_jax.checkpoint.workdir_files import CONFIG, check_unused, register_outputs
 from txl_jax.config import ConfigError, ExperimentConfig, flatten, override
 from txl_jax.config.changes import is_free
 from txl_jax.messages import argument, one_line, short_repr, shown_path
@@ -68,9 +68,11 @@ def run(exp: ExperimentConfig, workdir: str, train: Callable[[Any, str], Any] = 
         where = argument("workdir", shown_path(workdir))
         raise ConfigError(f"{where}: is the folder of a run; give the sweep a folder of its own")
     cells, failed = grid_runs(exp, workdir), dict[str, str]()
-    processes.on_process_zero(lambda: register_outputs(workdir, "sweep"))
+    processes.on_process_zero(lambda: check_unused(workdir, "sweep"))
     pairs = [pair for *_, runs in cells for pair in runs]
-    for plan in [plan_run(*pair) for pair in pairs]:
+    plans = [plan_run(*pair) for pair in pairs]
+    processes.on_process_zero(lambda: register_outputs(workdir, "sweep"))
+    for plan in plans:
         with locked_workdirs(plan):
             pass  # raises an error if a folder has a run with other settings
     done = lambda one, w: {one.train.steps} <= validations(w).keys() & CheckpointFolder(w).steps()

@@ -57,19 +57,28 @@ def check_free(workdir: str) -> None:
 
 
 def register_outputs(workdir: str, mode: str) -> None:
-    """Calls :func:`check_outputs`, and records that this program writes a mode's files there.
+    """Creates the workdir, and records that this program writes a mode's files there.
 
-    ``mode`` is ``ablation``, ``recl`` or ``report``, and the names of its files start with it. The
-    workdir of a run needs no record. Raises WorkdirError if such files exist without a record.
+    The workdir of a run needs no record. Errors are those of :func:`check_unused`.
+    """
+    if check_unused(workdir, mode):
+        make_folder(workdir)
+        append(os.path.join(workdir, OUTPUTS), f"{mode}\n".encode())
+
+
+def check_unused(workdir: str, mode: str) -> bool:
+    """Calls :func:`check_outputs`, and returns whether a mode's files need a record there.
+
+    ``mode`` is ``ablation``, ``recl``, ``report`` or ``sweep``, and the names of its files start
+    with it. Raises WorkdirError if such files exist without a record.
     """
     check_outputs(workdir, mode)
-    if path(workdir, CONFIG).exists():
-        return
     record = path(workdir, OUTPUTS)
-    if record.exists() and mode in record.read_bytes().decode("utf-8", "replace").split():
-        return
+    known = record.read_bytes().decode("utf-8", "replace").split() if record.exists() else []
+    if path(workdir, CONFIG).exists() or mode in known:
+        return False
     _refuse_overwriting(workdir, [name for name in _our_names(workdir) if name.startswith(mode)])
-    append(str(record), f"{mode}\n".encode())
+    return True
 
 
 def is_exported(folder: str) -> bool:
@@ -101,8 +110,12 @@ def check_path(folder: str) -> None:
         )
 
 
-def check_writable(workdir: str, folders: tuple[str, ...] = ()) -> None:
-    """Creates the workdir; raises WorkdirError if it or one of ``folders`` cannot be written."""
+def check_writable(workdir: str, folders: tuple[str, ...] = (), create: bool = False) -> None:
+    """Raises WorkdirError if the workdir or one of ``folders`` in it cannot be written.
+
+    Unless ``create``, a workdir that does not exist is not made: a refused run leaves no folder.
+    The nearest folder that exists is then tried in its place.
+    """
     check_path(workdir)
     rules = {"": ("cannot", "name a folder that can")}
     for name in folders:
@@ -110,8 +123,9 @@ def check_writable(workdir: str, folders: tuple[str, ...] = ()) -> None:
             rules[name] = f"its folder {name} cannot", "make it writable, or name another workdir"
     for name, (what, fix) in rules.items():
         try:
-            make_folder(workdir)
-            _try_writing(os.path.join(workdir, name))
+            if create:
+                make_folder(workdir)
+            _try_writing(os.path.join(workdir if create else _nearest(workdir), name))
         except OSError as error:
             link, why = os.path.join(workdir, name).rstrip("/"), write_failure_reason(error)
             if os.path.islink(link) and not os.path.exists(link):
@@ -121,7 +135,7 @@ def check_writable(workdir: str, folders: tuple[str, ...] = ()) -> None:
 
 
 def check_outputs(workdir: str, *modes: str) -> None:
-    """Creates the workdir; raises WorkdirError if a file of these modes cannot be written."""
+    """Raises WorkdirError if a file of these modes cannot be written; creates nothing."""
     check_writable(workdir)
     if is_remote(workdir):
         return  # an object and a folder may have the same name, and nothing is read-only
@@ -151,6 +165,18 @@ def check_file(key: str, file: str | None) -> None:
             f"config key {key} = {shown_path(file)!r}: cannot be written ({error.strerror}); name a"
             " file in a folder that exists and can be written"
         ) from error
+
+
+def _nearest(folder: str) -> str:
+    """Returns a folder, or the nearest one that exists of those that it would be made in."""
+    while not is_remote(folder):
+        try:
+            os.lstat(folder)
+            break
+        except FileNotFoundError:
+            folder = os.path.dirname(folder.rstrip(os.sep)) or os.curdir
+        # Another error, such as a name that is too long, would stop the making too.
+    return folder
 
 
 def _try_writing(folder: str) -> None:

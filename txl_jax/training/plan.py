@@ -3,7 +3,7 @@
     settings ──▶ mesh ──▶ text ──▶ evaluators, streams, model, optimizer ──▶ locked workdirs
 
 Whatever does not fit (settings, text, devices, folders) raises an error while the plan is built,
-in this order, before the workdir has a file. Nothing is built or checked again after that.
+in this order, before the workdir exists. Nothing is built or checked again after that.
 """
 
 import contextlib
@@ -354,7 +354,7 @@ def _one_layer_traced(c: TransformerXLConfig) -> TransformerXLConfig:
 
 @contextlib.contextmanager
 def locked_workdirs(plan: Plan) -> Iterator[None]:
-    """Holds the lock of every workdir, and writes settings and vocabulary into each of them.
+    """Creates and locks every workdir, and writes settings and vocabulary into each of them.
 
     Raises LockedError if another process trains in a workdir, and WorkdirError if a workdir cannot
     be used.
@@ -363,10 +363,10 @@ def locked_workdirs(plan: Plan) -> Iterator[None]:
 
         def init(exp: ExperimentConfig, workdir: str) -> None:
             check_outputs(workdir, "evaluate", "generate")
+            check_writable(workdir, WRITTEN_IN, create=True)
             locks.enter_context(training_lock(workdir))
             attention = plan.setup.attention.describe()
             init_workdir(workdir, exp, plan.corpus, attention, plan.auto_dtype)
-            check_writable(workdir, WRITTEN_IN)
 
         for exp, workdir, _ in plan.runs:
             on_process_zero(functools.partial(init, exp, workdir))
