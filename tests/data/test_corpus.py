@@ -19,6 +19,7 @@ from txl_jax.data import prepare
 from txl_jax.data.corpus import corpus_from_config, load_corpus
 from txl_jax.data.pieces import flat_tokens
 from txl_jax.data.sources import cache as cache_files
+from txl_jax.data.sources import source
 from txl_jax.data.sources.source import BLOCK, SPLITS
 
 BOOK = "".join(f"line {i % 7} of the boók\n" for i in range(200))
@@ -401,7 +402,7 @@ def test_a_damaged_file_is_found_and_the_corpus_prepared_again(book, tmp_path, n
     found = "cannot be read (" if name == "corpus.json" else found
     told = capsys.readouterr().err
     assert told.startswith(f"{folder / name} {found}")
-    assert ": the prepared corpus is damaged: preparing it again\nprepared " in told
+    assert ": the prepared corpus is damaged: preparing it again\n" in told
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == good
     assert folders(cache) == [folder]
 
@@ -472,15 +473,58 @@ def test_an_id_outside_of_the_vocabulary_is_found(book, tmp_path):
     assert message.startswith(f"{folder / 'valid.npy'}[5] = 200: a token id must be from 0 to ")
 
 
-def test_text_that_is_not_utf8_needs_bytes(tmp_path):
+def test_text_that_is_not_utf8_needs_bytes_and_says_that_it_has_them(tmp_path, capsys):
     path = tmp_path / "latin.txt"
     path.write_bytes(b"abc\n" * 100 + "é\n".encode("latin-1") + b"abc\n" * 100)
     for kind in ("char", "word"):
         assert refused(lambda k=kind: load_corpus("text", path, vocab=k, cache_dir=tmp_path)) == (
             f"{path}, byte 400: not UTF-8 (invalid continuation byte); convert the text to UTF-8,"
-            " or use vocab='byte', which takes any bytes"
+            " for example by  iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW, or use vocab='byte',"
+            " which takes any bytes"
         )
-    assert load_corpus("text", path, cache_dir=tmp_path).train[400] == 0xE9
+    for _ in range(2):  # the second one reads the cache
+        source.say_once.cache_clear()  # as in another process
+        assert load_corpus("text", path, cache_dir=tmp_path).train[400] == 0xE9
+        (note,) = capsys.readouterr().err.splitlines()[1:]
+        place = "train split, byte 400 is 0xe9"
+        assert note.startswith(f"note: {path}: is not UTF-8 ({place}), and is read as bytes; ")
+        assert note.endswith("FILE > NEW, or give data.vocab=byte")
+    load_corpus("text", path, vocab="byte", cache_dir=tmp_path)
+    assert "note" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("at", [0, 3, BLOCK - 1, BLOCK, BLOCK + 1])
+def test_characters_between_blocks_are_utf8_and_the_first_wrong_byte_is_named(at, tmp_path, capsys):
+    text = "é" * BLOCK
+    (tmp_path / "x.txt").write_text(text, encoding="utf-8")
+    load_corpus("text", tmp_path / "x.txt", cache_dir=tmp_path)
+    assert "note" not in capsys.readouterr().err
+    raw = bytearray(text.encode())
+    raw[at] = 0xFF
+    (tmp_path / "x.txt").write_bytes(raw)
+    load_corpus("text", tmp_path / "x.txt", cache_dir=tmp_path)
+    wrong = at if at % 2 == 0 else at - 1  # the character that it ends
+    assert f"byte {wrong} is 0x{raw[wrong]:02x}" in capsys.readouterr().err
+
+
+def test_what_is_said_of_a_text_does_not_depend_on_the_cache(tmp_path, capsys):
+    (tmp_path / "train.jsonl").write_text('{"text": "a cat\\r\\n"}\n' * 40 + '{"text": "x"}\n')
+    said = []
+    for _ in range(2):
+        source.say_once.cache_clear()  # as in another process
+        load_corpus("text", tmp_path, cache_dir=tmp_path / "c")
+        load_corpus("text", tmp_path, cache_dir=tmp_path / "c")  # says nothing again
+        said.append(capsys.readouterr().err.splitlines())
+    assert said[0] == said[1]
+    files, sizes, crlf, short = said[0]
+    assert files.startswith(f"{tmp_path}: train = train.jsonl")
+    assert sizes.endswith("256 symbols; held out from the end: 5% valid, 5% test")
+    assert crlf.endswith(
+        "40 line ends are CRLF (Windows); \\r is a part of the text, also in prompts"
+    )
+    assert short.endswith(
+        "test split: documents of one token, which has no target, are left out: 1"
+    )
 
 
 BOM = b"\xef\xbb\xbf"
@@ -583,6 +627,9 @@ def test_text_is_read_with_its_line_ends_and_a_note_says_that_they_are_symbols(
     assert text == "a cat\r\nsat\n" * 40
     kept = "\\r is a part of the text, also in prompts"
     assert told.splitlines()[-1] == f"note: {path}: 40 line ends are CRLF (Windows); {kept}"
+    source.say_once.cache_clear()  # as in another process
+    load_corpus("text", path, vocab=kind, cache_dir=tmp_path)
+    assert capsys.readouterr().err == told
     path.write_bytes(b"a cat\nsat\n" * 30)
     load_corpus("text", path, vocab=kind, cache_dir=tmp_path)
     assert "note" not in capsys.readouterr().err

@@ -232,8 +232,9 @@ def test_errors_name_the_symbol_and_the_place():
     )
     latin = ["ab é".encode(), "b é".encode("latin-1"), b"a"]
     assert refused(lambda: Vocab.from_words(latin)) == (
-        "text, byte 7: not UTF-8 (invalid continuation byte); convert the text to UTF-8, or use"
-        " vocab='byte', which takes any bytes"
+        "text, byte 7: not UTF-8 (invalid continuation byte); convert the text to UTF-8, for"
+        " example by  iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW, or use vocab='byte', which takes"
+        " any bytes"
     )
     assert refused(lambda: chars.encode(b"ab\xc3")).startswith("text, byte 2: not UTF-8")
     assert refused(lambda: chars.decode([0, 3])) == (

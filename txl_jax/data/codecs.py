@@ -18,6 +18,7 @@ from txl_jax.units import Unit
 
 Blocks = Iterable[str | bytes]
 NEWLINE = 10
+TO_UTF8 = "for example by  iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW"
 _WHITE_TO_SPACE = bytes.maketrans(string.whitespace.encode(), SPACE.encode() * 6)
 
 
@@ -43,8 +44,10 @@ def decode_utf8(blocks: Blocks, where: str = "text", any_character: bool = False
             around = raw[max(at - 2048, 0) : max(at, 0) + 2048]
             if kind := not_text(start) or ("binary data" if not_text(around) else None):
                 raise DataError(f"{where}, byte {read + at}: {fault}; it is {kind}, not text")
-            fix = "convert the text to UTF-8, or use vocab='byte', which takes any bytes"
-            raise DataError(f"{where}, byte {read + at}: {fault}{_like(start)}; {fix}") from None
+            like = _like(start)
+            how = "" if like or fault.startswith("the") else f", {TO_UTF8}"
+            fix = f"convert the text to UTF-8{how}, or use vocab='byte', which takes any bytes"
+            raise DataError(f"{where}, byte {read + at}: {fault}{like}; {fix}") from None
         yield text
         read += len(raw)
 

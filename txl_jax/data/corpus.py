@@ -22,7 +22,7 @@ from txl_jax.config.arguments import names_the_nearest
 from txl_jax.config.folders import data_folder, expanded
 from txl_jax.data.errors import DataError
 from txl_jax.data.pieces import STARTS, Pieces, Split, flat_tokens
-from txl_jax.data.prepare import prepare
+from txl_jax.data.prepare import prepare, report
 from txl_jax.data.sources import benchmarks, lm1b, probe, stdlib, text, tokens
 from txl_jax.data.sources.cache import (
     folder_identity,
@@ -177,11 +177,11 @@ def corpus_from_config(data: DataConfig, vocab: Vocab | None = None) -> Corpus:
         prepare(source, kind, identity, folder, vocab)
     found = folder_identity(folder)
     try:
-        return _load(folder, source, data.cross_documents)
+        return _load(folder, source, data)
     except DamagedError as error:
         _remove_damaged(folder, found, error.fault)
     prepare(source, kind, identity, folder, vocab)
-    return _load(folder, source, data.cross_documents)
+    return _load(folder, source, data)
 
 
 def _tokenizer_path(tokenizer: str, cache: Path) -> str:
@@ -271,7 +271,7 @@ def _remove_damaged(folder: Path, found: tuple[int, int], fault: str) -> None:
             print(f"{fault}: preparing it again", file=stderr(), flush=True)
 
 
-def _load(folder: Path, source: Source, cross: bool) -> Corpus:
+def _load(folder: Path, source: Source, data: DataConfig) -> Corpus:
     try:
         record = json.loads((folder / "corpus.json").read_text())
         files, info = dict(record["files"]), dict(record["info"])
@@ -287,6 +287,7 @@ def _load(folder: Path, source: Source, cross: bool) -> Corpus:
         if (found := file_hash(path)) != expected["sha256"]:
             raise DamagedError(folder, path, f"has the sha256 {found}, not {expected['sha256']}")
     vocab = Vocab.from_json(json.loads((folder / "vocab.json").read_text()))
+    cross = data.cross_documents
     splits = {split: _load_split(folder, split, vocab, source, cross) for split in SPLITS}
     label = source.label
     if info["foreign_vocab"]:
@@ -297,6 +298,7 @@ def _load(folder: Path, source: Source, cross: bool) -> Corpus:
     info |= {"published": bool(source.published), "label": label, "protocol": record["protocol"]}
     if source.has_documents:
         info["documents"] = {split: len(splits[split]) for split in SPLITS}
+    report(record, source.label, len(vocab), data.vocab == "byte")
     return Corpus(record["name"], vocab, **splits, source_hash=record["source_hash"], info=info)
 
 

@@ -1,9 +1,11 @@
 """Prepares the text of a source as a vocabulary and token files.
 
 The tokens are in ``train.npy``, …. For sentences, ``train.offsets.npy``, … have the positions where
-each sentence begins and the last one ends. The counts are compared with the published ones.
+each sentence begins and the last one ends. The counts are compared with the published ones. What
+is found in the text is kept in ``corpus.json``, so that each run can say it.
 """
 
+import codecs
 import dataclasses
 import json
 import platform
@@ -14,14 +16,15 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from txl_jax.data.codecs import TO_UTF8
 from txl_jax.data.errors import DataError
 from txl_jax.data.pieces import STARTS, check_starts
 from txl_jax.data.sources.cache import make_folder, write_errors, write_npy
-from txl_jax.data.sources.source import SPLITS, Source, check_utf8, file_hash
+from txl_jax.data.sources.source import SPLITS, Source, check_utf8, file_hash, say_once
 from txl_jax.data.symbols import Kind
 from txl_jax.data.vocab import Vocab
+from txl_jax.messages import argument
 from txl_jax.progress import watched
-from txl_jax.standard_streams import stderr
 
 
 def prepare(
@@ -74,12 +77,16 @@ def _write(source: Source, kind: Kind, folder: Path, given: Vocab | None) -> dic
         source = dataclasses.replace(source, counts={})
     (folder / "vocab.json").write_text(json.dumps(vocab.to_json()))
     counts, crlf = dict[str, dict[str, int]](), 0
+    found: dict[str, Any] = {"short": {}, "not_utf8": ""}
     for split in SPLITS:
         where, path = f"{source.label}, {split} split", folder / f"{split}.npy"
         of_text: dict[str, int] = {}
         text = _counted(blocks(split, "encoding"), of_text)
+        if kind == "byte" and source.name == "text":
+            text = _utf8_checked(text, split, found)
         if source.has_documents:
-            n = _write_documents(source, source.documents(split, text), vocab, where, path)
+            documents = source.documents(split, text)
+            n, found["short"][split] = _write_documents(source, documents, vocab, where, path)
         elif kind == "sentence":
             n = _write_sentences(text, vocab, where, path, source.protocol["protocol"] == "double")
         else:
@@ -89,14 +96,41 @@ def _write(source: Source, kind: Kind, folder: Path, given: Vocab | None) -> dic
         crlf += of_text.pop("crlf")
         counts[split] = {"tokens": n, **of_text}
     info: dict[str, Any] = {key: {s: counts[s][key] for s in SPLITS} for key in counts["train"]}
-    agrees = _check_counts(source, {**info, "symbols": {"": len(vocab)}})
-    if crlf and vocab.keeps_line_ends:
-        said = f"{crlf:,} line ends are CRLF (Windows); \\r is a part of the text, also in prompts"
-        print(f"note: {source.label}: {said}", file=stderr())
+    wrong = _wrong_counts(source, {**info, "symbols": {"": len(vocab)}})
+    agrees = not wrong if source.counts else None
+    found |= {"wrong": wrong, "crlf": crlf if vocab.keeps_line_ends else 0}
     python = platform.python_version() if source.name == "stdlib" else None
     of_file = lambda path: {"size": path.stat().st_size, "sha256": file_hash(path)}
     info |= {"counts_as_published": agrees, "foreign_vocab": foreign, "python": python}
-    return {"info": info, "files": {path.name: of_file(path) for path in sorted(folder.iterdir())}}
+    files = {path.name: of_file(path) for path in sorted(folder.iterdir())}
+    return {"info": info, "found": found, "files": files}
+
+
+def report(record: Mapping[str, Any], label: str, symbols: int, bytes_asked_for: bool) -> None:
+    """Prints once what a prepared corpus has, given its ``corpus.json``, and notes on its text."""
+    info, found, protocol = record["info"], record.get("found", {}), record["protocol"]
+    sizes = " / ".join(f"{info['tokens'][split]:,}" for split in SPLITS)
+    said = [f"{label}: {sizes} tokens (train / valid / test), {symbols:,} symbols"]
+    if wrong := found.get("wrong"):
+        said[0] += f"; not as published: {', '.join(wrong)}"
+    elif info["counts_as_published"]:
+        said[0] += "; counts as published"
+    shares = {split: protocol.get(f"{split}_fraction", 0) for split in ("valid", "test")}
+    if held_out := ", ".join(f"{100 * x:g}% {split}" for split, x in shares.items() if x):
+        said[0] += f"; held out from the end: {held_out}"
+    if crlf := found.get("crlf"):
+        fault = f"{crlf:,} line ends are CRLF (Windows)"
+        said.append(f"note: {label}: {fault}; \\r is a part of the text, also in prompts")
+    if (place := found.get("not_utf8")) and not bytes_asked_for:
+        fix = (
+            f"convert the text to UTF-8, {TO_UTF8}, or give {argument('config.data.vocab', 'byte')}"
+        )
+        said.append(f"note: {label}: is not UTF-8 ({place}), and is read as bytes; {fix}")
+    for split, n in found.get("short", {}).items():
+        if n:
+            fault = f"documents of one token, which has no target, are left out: {n:,}"
+            said.append(f"note: {label}, {split} split: {fault}")
+    say_once("\n".join(said))
 
 
 def _vocab(kind: Kind, source: Source, texts: list[Iterator[bytes]]) -> Vocab:
@@ -115,9 +149,8 @@ def _vocab(kind: Kind, source: Source, texts: list[Iterator[bytes]]) -> Vocab:
     return Vocab.all_bytes()
 
 
-def _check_counts(source: Source, found: Mapping[str, Mapping[str, int]]) -> bool | None:
-    """Prints the counts, and returns whether they are as published (``None`` if unpublished)."""
-    sizes = " / ".join(f"{found['tokens'][split]:,}" for split in SPLITS)
+def _wrong_counts(source: Source, found: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Returns the counts that are not as published; DataError if the files are published ones."""
     wrong = []
     for (what, split), expected in source.counts.items():
         n = found[what][split]
@@ -128,22 +161,17 @@ def _check_counts(source: Source, found: Mapping[str, Mapping[str, int]]) -> boo
     if wrong and source.published:
         fault = f"has {wrong[0]}, though its files are the published ones; please report this"
         raise DataError(f"{source.label}: {fault}")
-    verdict = f"; not as published: {', '.join(wrong)}" if wrong else "; counts as published"
-    print(
-        f"prepared {source.label}: {sizes} tokens (train / valid / test),"
-        f" {found['symbols']['']:,} symbols{verdict if source.counts else ''}",
-        file=stderr(),
-    )
-    return not wrong if source.counts else None
+    return wrong
 
 
 def _write_documents(
     source: Source, documents: Iterable[bytes], vocab: Vocab, where: str, path: Path
-) -> int:
-    """Writes the ids of documents and where each begins; returns the number of tokens.
+) -> tuple[int, int]:
+    """Writes the ids of documents and where each begins.
 
-    Without a separator, documents of fewer than two tokens are left out, because they have no
-    target. The last token of a separator begins the next document (:mod:`txl_jax.data.pieces`).
+    Returns the number of tokens, and of the documents that are left out: without a separator, those
+    of fewer than two tokens, because they have no target. The last token of a separator begins the
+    next document (:mod:`txl_jax.data.pieces`).
     """
     starts, ended, mark, short = list[int](), [False], source.separator, [0]
     if mark is not None and not len(vocab.encode(mark)):
@@ -166,9 +194,6 @@ def _write_documents(
             yield from parts
 
     n = write_npy(path, vocab.dtype, ids())
-    if short[0]:
-        fault = f"documents of one token, which has no target, are left out: {short[0]:,}"
-        print(f"note: {where}: {fault}", file=stderr())
     if mark is None and not starts:
         raise DataError(f"{where}: no document has two tokens; give longer ones")
     if mark is None:
@@ -177,7 +202,7 @@ def _write_documents(
         fix = "set data.document_separator to a text that ends each document"
         raise DataError(f"{where}: the separator {mark!r} does not occur; {fix}")
     write_npy(path.with_suffix(STARTS), np.dtype(np.int64), [np.unique(starts)])
-    return n
+    return n, short[0]
 
 
 def _write_sentences(
@@ -231,3 +256,19 @@ def _counted(blocks: Iterable[bytes], counts: dict[str, int]) -> Iterator[bytes]
         last = block[-1:]
         yield block
     counts.update(bytes=n_bytes, lines=lines + (last != b"\n"), words=words, crlf=crlf)
+
+
+def _utf8_checked(blocks: Iterable[bytes], split: str, found: dict[str, Any]) -> Iterator[bytes]:
+    """Yields the blocks; the first byte of all that is not UTF-8 goes to ``found["not_utf8"]``."""
+    decoder, read = codecs.getincrementaldecoder("utf-8")(), 0
+    for block in blocks:
+        if not found["not_utf8"]:
+            kept = decoder.getstate()[0]
+            try:
+                decoder.decode(block)
+            except UnicodeDecodeError as error:
+                at = read - len(kept) + error.start
+                byte = (kept + block)[error.start]
+                found["not_utf8"] = f"{split} split, byte {at} is 0x{byte:02x}"
+        read += len(block)
+        yield block

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from txl_jax.data.codecs import TO_UTF8
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources.cache import write_errors
 from txl_jax.data.sources.source import BLOCK
@@ -151,7 +152,8 @@ def _lines(file: IO[bytes], where: str) -> Iterator[str]:
             text = line.decode()
         except UnicodeDecodeError as error:
             fault = f"is not UTF-8 ({error.reason})"
-            raise DataError(f"{where}, line {number}: {fault}; convert the file") from None
+            fix = f"convert the file, {TO_UTF8}"
+            raise DataError(f"{where}, line {number}: {fault}; {fix}") from None
         yield text.removeprefix("\ufeff") if number == 1 else text
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import io
 import json
@@ -249,6 +250,13 @@ def files_in(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
         names = " and ".join(samples)
         print(f"{folder}: left out {names}, which the run in this folder wrote", file=stderr())
     return [path for path in found if path not in own]
+
+
+@functools.cache
+def say_once(text: str) -> None:
+    """Prints lines about the data on standard error, once in this program, in process 0."""
+    if is_process_zero():
+        print(text, file=stderr(), flush=True)
 
 
 def _is_workdir(folder: Path) -> bool:

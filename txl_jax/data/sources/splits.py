@@ -7,16 +7,14 @@ A word of a name is a run of letters, or a part of one that begins with a capita
 ``latest`` and ``training_notes`` name no split.
 """
 
-import functools
 import itertools
 import os
 import re
 from collections.abc import Callable, Mapping
 
 from txl_jax.data.errors import DataError
+from txl_jax.data.sources.source import say_once
 from txl_jax.messages import one_line
-from txl_jax.parallel.processes import is_process_zero
-from txl_jax.standard_streams import stderr
 
 SPLIT_OF = {"train": "train", "test": "test"}
 SPLIT_OF |= dict.fromkeys(("valid", "val", "validation", "dev"), "valid")
@@ -142,14 +140,8 @@ def report(where: str, found: Mapping[str, list[str]], rest: list[str], sizes: M
         parts = [f"the text is {listed(text, sizes)}"]
     parts += [f"left out: {listed(rest)}"] if rest else []
     if parts:
-        _print_once(f"{where}: {'; '.join(parts)}")
+        say_once(one_line(f"{where}: {'; '.join(parts)}"))
 
 
 def _size(n: int) -> str:
     return f"{n:,} bytes" if n < 100_000 else f"{n / 1e6:,.1f} MB"
-
-
-@functools.cache
-def _print_once(text: str) -> None:
-    if is_process_zero():
-        print(one_line(text), file=stderr(), flush=True)
