@@ -4,7 +4,6 @@ This module parses the flags, sets up the process and starts the mode. Every set
 has a flag, for example ``--config.train.steps=100``.
 """
 
-import difflib
 import os
 import sys
 import traceback
@@ -27,6 +26,7 @@ from txl_jax.messages import (
     arguments_as_flags,
     describe_os_error,
     error_text,
+    nearest_or_all,
     one_line,
     short_repr,
     truncate,
@@ -94,10 +94,8 @@ def main(argv: list[str]) -> int:
     """Runs a mode and returns the exit code of the process."""
     try:
         if _MODE.value not in usage.MODES:
-            near = difflib.get_close_matches(_MODE.value, usage.MODES, n=1, cutoff=0.0)
-            raise ConfigError(
-                f"--mode={truncate(_MODE.value)}: no such mode; the nearest is {near[0]}"
-            )
+            known = nearest_or_all(_MODE.value, usage.MODES)
+            raise ConfigError(f"--mode={truncate(_MODE.value)}: no such mode; {known}")
         extra = argv[2:] if _MODE.value == "settings" else argv[1:]
         if extra:
             fix = "settings are --config.KEY=VALUE"

@@ -2,11 +2,12 @@
 
 import contextlib
 import dataclasses
+import difflib
 import errno
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -90,6 +91,20 @@ def argument(name: str, value: object) -> str:
     if _as_flags:
         return shlex.quote(f"--{name}={value}")
     return f"{name.removeprefix('config.')}={value}"
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Returns the known name that is most like a word, or ``None`` if no name is like it."""
+    names = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.65)
+    return names[near[0]] if near else None
+
+
+def nearest_or_all(word: str, known: Iterable[str]) -> str:
+    """Ends a message about a word that is no known name: says the nearest name, or all of them."""
+    names = list(known)
+    near = nearest(word, names)
+    return f"the nearest is {near!r}" if near else f"there are {', '.join(names) or 'none'}"
 
 
 def shown_path(path: str) -> str:

@@ -167,8 +167,8 @@ def refused(*arguments):
             "unexpected argument 'more'; settings are --config.KEY=VALUE",
         ),
         (["evaluate", "--workdir=x"], "unexpected argument 'evaluate'; a mode is --mode=evaluate"),
-        (["--mode=evalute"], "--mode=evalute: no such mode; the nearest is evaluate"),
-        (["--mode=", "--workdir=x"], "--mode=: no such mode; the nearest is train"),
+        (["--mode=evalute"], "--mode=evalute: no such mode; the nearest is 'evaluate'"),
+        (["--mode=", "--workdir=x"], f"--mode=: no such mode; there are {', '.join(usage.MODES)}"),
     ],
 )
 def test_flags_and_settings_are_refused_with_one_line(arguments, text):

@@ -1,6 +1,5 @@
 """Names the nearest argument in the error for a keyword that a public function does not have."""
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable
@@ -8,6 +7,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from txl_jax.config.errors import ConfigError
 from txl_jax.config.nested import SYNONYMS
+from txl_jax.messages import nearest_or_all
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,5 +57,4 @@ def names_the_nearest(**reasons: str) -> Callable[[Callable[P, T]], Callable[P, 
 
 def _nearest(name: str, known: list[str]) -> str:
     meant = SYNONYMS.get(name.lower(), "").rpartition(".")[2]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-    return f"; the nearest is {meant if meant in known else near!r}"
+    return f"; {nearest_or_all(meant if meant in known else name, known)}"

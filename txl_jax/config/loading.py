@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import difflib
 import importlib.machinery
 import importlib.util
 import inspect
@@ -21,7 +20,7 @@ from txl_jax.config.errors import ConfigError
 from txl_jax.config.experiment import ExperimentConfig
 from txl_jax.config.folders import expanded_text
 from txl_jax.files import check_encoding
-from txl_jax.messages import argument, one_line, short_repr, truncate
+from txl_jax.messages import argument, nearest_or_all, one_line, short_repr, truncate
 
 _PACKAGE, _INIT = "txl_config_file", "__init__.py"
 """The name under which every config file and its package are imported."""
@@ -140,8 +139,8 @@ def _recipe(name: str, where: str) -> str:
     """Returns the file of a recipe, or raises ConfigError with the nearest name of a recipe."""
     files = _recipe_files()
     if name not in files:
-        (near,) = difflib.get_close_matches(name, files, n=1, cutoff=0.0)
-        raise ConfigError(f"{where}: there is no such file or recipe; the nearest is {near!r}")
+        known = nearest_or_all(name, sorted(files))
+        raise ConfigError(f"{where}: there is no such file or recipe; {known}")
     return files[name]
 
 

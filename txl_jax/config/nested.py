@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast, get_origin
 from txl_jax.config.errors import UnknownKeyError, refusal
 from txl_jax.config.fields import NAMED, Section, checked
 from txl_jax.config.folders import absolute_paths, expanded_paths, path_text
-from txl_jax.messages import truncate
+from txl_jax.messages import argument, names_flags, nearest, truncate
 
 S = TypeVar("S", bound=Section)
 
@@ -21,6 +21,8 @@ _NAMES = {
     "model.n_head": "heads n_heads num_heads",
     "model.n_layer": "depth layers n_layers num_layers",
     "model.remat": "checkpointing gradient_checkpointing rematerialisation",
+    "optimizer.b1": "beta1 beta_1",
+    "optimizer.b2": "beta2 beta_2",
     "optimizer.clip_norm": "clip grad_clip gradient_clip max_grad_norm",
     "optimizer.learning_rate": "alpha lr rate",
     "optimizer.name": "optim optimizer",
@@ -34,6 +36,7 @@ _NAMES = {
     "train.steps": "epochs iterations iters max_step max_steps n_steps num_steps",
     "evaluate.baselines": "baseline",
     "generate.length": "max_new_tokens max_tokens n_tokens num_tokens",
+    "data.field": "column text_column text_field text_key",
     "data.path": "corpus dataset file folder text",
     "data.vocab": "token tokens tokenizer",
 }
@@ -88,10 +91,28 @@ def unknown_key(key: str, root: Any) -> UnknownKeyError:
     short = truncate(key)
     leaf = short.rpartition(".")[2]
     same_leaf = [k for k in known if k.rpartition(".")[2] == leaf]
-    near = difflib.get_close_matches(short, same_leaf or known, n=1, cutoff=0.0)
-    in_wrong_section = "." in short and bool(same_leaf)
-    meant = near[0] if in_wrong_section else SYNONYMS.get(leaf.lower(), near[0])
-    return UnknownKeyError(f"unknown config key {short!r}; the nearest key is {meant!r}", key)
+    near = difflib.get_close_matches(short, same_leaf or known, n=1, cutoff=0.0)[0]
+    if not ("." in short and same_leaf):
+        near = SYNONYMS.get(leaf.lower(), near)
+    sections = list(dict.fromkeys(k.partition(".")[0] for k in known if "." in k))
+    first = short.partition(".")[0]
+    if leaf.lower() in SYNONYMS or same_leaf or _is_near(short, near):
+        fix = f"the nearest key is {near!r}"
+    elif first in sections:
+        inside = [k.removeprefix(f"{first}.") for k in known if k.startswith(f"{first}.")]
+        fix = f"the keys of {first} are {', '.join(inside)}"
+    else:
+        everywhere = argument("mode", "settings") if names_flags() else "docs/settings.md"
+        fix = f"{everywhere} lists the keys of {', '.join(sections)}"
+    return UnknownKeyError(f"unknown config key {short!r}; {fix}", key)
+
+
+def _is_near(key: str, known: str) -> bool:
+    """Whether a key is like a known one, in its last part if the section is right."""
+    section, _, leaf = known.rpartition(".")
+    before, _, last = key.rpartition(".")
+    whole = [] if before == section else [known, section]
+    return bool(nearest(key, whole) or nearest(last, [leaf]))
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

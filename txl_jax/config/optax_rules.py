@@ -3,7 +3,6 @@
 optax, which takes a second to import, is imported only for such a name.
 """
 
-import difflib
 import functools
 import inspect
 import json
@@ -12,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from txl_jax.config.errors import ConfigError, refusal
-from txl_jax.messages import argument, one_line
+from txl_jax.messages import argument, nearest, nearest_or_all, one_line
 
 OWN_RULES = ("adam", "lamb", "muon")
 _NAME, _ARGUMENTS = "optimizer.name", "optimizer.arguments"
@@ -55,9 +54,8 @@ def check(name: str, arguments: Mapping[str, Any], constant: bool) -> None:
         if key == _NOT_GIVEN:
             raise refusal(where, value, "give optimizer.learning_rate, which has a schedule")
         if key not in known:
-            near = difflib.get_close_matches(key, set(known) - {_NOT_GIVEN}, n=1, cutoff=0.0)
-            nearest = f"the nearest is {near[0]!r}" if near else "it has none"
-            raise refusal(where, value, f"{name} has no such argument; {nearest}")
+            usable = nearest_or_all(key, [k for k in known if k != _NOT_GIVEN])
+            raise refusal(where, value, f"{name} has no such argument; {usable}")
         if fault := _wrong_type(value, known[key].default):
             raise refusal(where, value, f"{fault}, as its default in {name} is")
         if fault := _out_of_range(key, value):
@@ -153,15 +151,14 @@ def _function(name: str) -> Callable[..., Any]:
     """Returns the function of optax that makes an optimizer, or raises ConfigError."""
     found = _functions()
     if name not in found:
-        leaf = name.rpartition(".")[2]
+        leaf = lambda known: known.rpartition(".")[2].lower()
         if name in _functions(whole=False):
             raise refusal(_NAME, name, _NOT_WHOLE)
-        same = [known for known in found if known.rpartition(".")[2] == leaf]
-        near = same or difflib.get_close_matches(
-            name.lower(), [*OWN_RULES, *found], n=1, cutoff=0.0
-        )
+        own = () if name.lower().startswith("optax.") else OWN_RULES
+        leaves = {leaf(known): known for known in reversed([*own, *found])}
+        near = leaves.get(nearest(leaf(name), leaves) or "")
         rule = "must be 'adam', 'lamb', 'muon', or an optimizer of optax, such as 'optax.lion'"
-        raise refusal(_NAME, name, f"{rule}; the nearest name is {near[0]!r}")
+        raise refusal(_NAME, name, rule + (f"; the nearest name is {near!r}" if near else ""))
     return found[name]
 
 
