@@ -333,7 +333,11 @@ def test_a_path_that_is_no_regular_file_is_refused_and_never_opened(tmp_path, na
 def test_a_file_of_a_folder_that_is_no_regular_file_is_refused(tmp_path, name, file):
     for at, make, reason in (
         ("pipe", os.mkfifo, "is a named pipe; write the text to a regular file and name that file"),
-        ("link", lambda p: p.symlink_to("nowhere"), "is a link to a file that does not exist"),
+        (
+            "link",
+            lambda p: p.symlink_to("nowhere"),
+            "is a link to a file that does not exist; remove the link, or copy the file there",
+        ),
     ):
         folder = tmp_path / at / TRAIN
         folder.mkdir(parents=True)

@@ -1,5 +1,8 @@
 """Files and folders named as splits are the splits, which is printed; vague names are refused."""
 
+import gzip
+import shutil
+
 import pytest
 from corpus_files import content, find_text, refused
 from token_files import IDS, llm_c, save
@@ -63,6 +66,61 @@ def test_files_named_as_splits_are_these_splits_and_this_is_printed(tmp_path, na
     assert ("left out: contest.txt" in said) == ("ptb.train.txt" in names)
 
 
+@pytest.mark.parametrize(
+    ("names", "used"),
+    [
+        (["a.md", "b.md", "README.md"], ["a.md", "b.md"]),
+        (["a.py", "Thumbs.db", ".DS_Store"], ["a.py"]),
+        (["book1", "book2", "LICENSE"], ["book1", "book2"]),
+        (["train.md", "valid.md", "test.md"], ["train.md", "valid.md", "test.md"]),
+        (["A.TXT", "b.text"], ["A.TXT", "b.text"]),
+        (["TRAIN.TXT", "valid.txt", "Test.text"], ["TRAIN.TXT", "valid.txt", "Test.text"]),
+        (["a.txt", "README.txt", "LICENSE.txt", "b.md"], ["a.txt"]),
+        (["README.txt", "b.md"], ["README.txt"]),
+        (["a.md", "b.md.gz"], ["a.md", "b.md.gz"]),
+        (["x/y/z/a.txt", "__MACOSX/x/._a.txt", "notes.pdf"], ["x/y/z/a.txt"]),
+        (["README.md", "x/y/a.md"], ["x/y/a.md"]),
+        (["data/train/a.txt", "data/test/b.txt"], ["data/train/a.txt", "data/test/b.txt"]),
+    ],
+)
+@pytest.mark.parametrize("form", ["folder", "zip"])
+def test_text_is_read_whatever_the_end_of_its_name(tmp_path, names, used, form):
+    texts = {name: f"of {name}\n".encode() * 9 for name in names}
+    write(tmp_path / "in", **dict.fromkeys(names, ""))
+    for name, text in texts.items():
+        data = gzip.compress(text) if name.endswith(".gz") else text
+        (tmp_path / "in" / name).write_bytes(data)
+    path = tmp_path / "in"
+    if form == "zip":
+        path = shutil.make_archive(str(tmp_path / "a"), "zip", path)
+    found = b"".join(content(find_text(path, tmp_path / "c")).values())
+    assert [name for name in names if texts[name] in found] == used
+    assert len(found) == sum(len(texts[name]) for name in used)
+
+
+@pytest.mark.parametrize(
+    ("names", "fault"),
+    [
+        ([], "there is no *.txt file in this folder, and none of .jsonl, "),
+        (["a.tex", "b.py"], "but files of several kinds: a.tex, b.py; name one file, or put the"),
+        (["a.npy"], "for its arrays use data.name=tokens"),
+        (["a.BIN"], "for its arrays use data.name=tokens"),
+        (["x/a.txt", "y/b.txt", "README.md"], "name one of its folders (x, y)"),
+    ],
+)
+def test_a_folder_without_text_says_what_it_has_and_what_to_do(tmp_path, names, fault):
+    write(tmp_path, **dict.fromkeys(names, "train"))
+    message = refused(lambda: find_text(tmp_path))
+    assert fault in message
+    assert message.startswith(f"{tmp_path}: there is no *.txt file in this folder, and none of ")
+
+
+def test_files_of_another_end_are_refused_by_what_they_look_like(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.jpg").write_bytes(b"\xff\xd8\xff\xe0\0\x10JFIF\0" + bytes(99))
+    assert refused(lambda: find_text(tmp_path)).startswith(f"{tmp_path}/a.jpg: is a JPEG image")
+
+
 def test_parts_of_a_split_are_joined_in_the_order_of_their_names(tmp_path, capsys):
     write(tmp_path, **{f"train-0000{n}-of-00002.txt": f"part {n}\n" for n in (1, 0)})
     write(tmp_path, **{"validation-00000-of-00001.txt": "valid", "test.txt": "test"})
@@ -121,7 +179,7 @@ def test_a_folder_of_other_files_says_their_order_and_sizes(tmp_path, capsys):
     assert content(find_text(tmp_path))["train"].startswith(b"a" * 50 + b"\nb")
     assert capsys.readouterr().err == (
         f"{tmp_path}: one text of 3 files, 111 bytes, in this order: contest.txt (50 bytes),"
-        " latest.txt (60 bytes), training_notes.txt (1 bytes)\n"
+        " latest.txt (60 bytes), training_notes.txt (1 byte)\n"
     )
 
 

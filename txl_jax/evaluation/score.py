@@ -59,7 +59,7 @@ def run(trained: TrainedModel, workdir: str) -> str:
     if exist and os.path.samefile(c.path, c.json or ""):
         named = f"config key score.json = {shown_path(str(c.json))!r}"
         raise ConfigError(f"{named}: is the file of score.path; name another file")
-    if trained.vocab.kind == "id" and c.path.endswith(SUFFIXES):
+    if trained.vocab.kind == "id" and c.path.lower().endswith(SUFFIXES):
         size, path = len(trained.vocab), existing_path(c.path, data_folder(), "score.path")
         score = score_documents(trained, read_documents(path, trained.config.data, size))
     else:

@@ -30,7 +30,7 @@ def read_prompts(c: GenerateConfig) -> Sequence[Text]:
     Raises ConfigError for invalid files, and DataError for invalid arrays.
     """
     path = c.prompts_file or c.prompt_file or ""
-    if path.endswith(".npy"):
+    if path.lower().endswith(".npy"):
         found = existing_path(path, data_folder(), "generate.prompt_file")
         ids = read_documents(found, DataConfig(), WORDS)
         return ids if c.prompts_file else [np.concatenate(ids)]
@@ -39,7 +39,7 @@ def read_prompts(c: GenerateConfig) -> Sequence[Text]:
     # str.splitlines would also split at form feeds and U+2028, which JSON may contain.
     lines = _read_text("prompts_file", c.prompts_file).removesuffix("\n").split("\n")
     prompts = [line.removesuffix("\r") for line in lines]
-    if c.prompts_file.endswith(".jsonl"):
+    if c.prompts_file.lower().endswith(".jsonl"):
         numbered = [(n, line) for n, line in enumerate(prompts, 1) if line.strip()]
         prompts = [_parse_prompt(line, f"{shown_path(path)}, line {n}") for n, line in numbered]
     elif prompts == [""]:

@@ -35,6 +35,7 @@ RECORDS = (
     *(f"{mode}.csv" for mode in ("ablation", "attention", "context", "probe", "recl", "sweep")),
 )
 """A run's own files that are named like records of text."""
+_OF_SYSTEMS = ("__macosx", "thumbs.db", "desktop.ini")
 BLOCK = 256 * 1024  # the number of bytes that are read at a time
 
 
@@ -241,15 +242,20 @@ def files_in(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
 
     A folder may be a text and a workdir at once. What the run wrote there is no part of the text.
     """
-    found = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+    found = [path for path in sorted(folder.iterdir()) if not hidden(path.name)]
     found = [path for path in found if wanted(path) and is_file(path)]
     own = [path for path in found if path.name in (*SAMPLES, *RECORDS)]
     if not (own and _is_workdir(folder)):
         return found
-    if (samples := [path.name for path in own if path.name in SAMPLES]) and is_process_zero():
-        names = " and ".join(samples)
-        print(f"{folder}: left out {names}, which the run in this folder wrote", file=stderr())
+    if samples := [path.name for path in own if path.name in SAMPLES]:
+        say_once(f"{folder}: left out {' and '.join(samples)}, which the run in this folder wrote")
     return [path for path in found if path not in own]
+
+
+def hidden(name: str) -> bool:
+    """Whether a file, or a folder that it is in, is one that systems put beside files of a user."""
+    parts = [part.casefold() for part in Path(name).parts]
+    return any(part.startswith(".") or part in _OF_SYSTEMS for part in parts)
 
 
 @functools.cache
@@ -324,7 +330,8 @@ def is_file(path: Path) -> bool:
     """Whether a path is a regular file; raises DataError if it is no file and no folder."""
     mode = _file_mode(path, str(path))
     if mode is None and path.is_symlink():
-        raise DataError(f"{path}: is a link to a file that does not exist")
+        fix = "remove the link, or copy the file there"
+        raise DataError(f"{path}: is a link to a file that does not exist; {fix}")
     return mode is not None and stat.S_ISREG(mode)
 
 

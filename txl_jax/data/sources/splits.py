@@ -144,4 +144,4 @@ def report(where: str, found: Mapping[str, list[str]], rest: list[str], sizes: M
 
 
 def _size(n: int) -> str:
-    return f"{n:,} bytes" if n < 100_000 else f"{n / 1e6:,.1f} MB"
+    return f"{n:,} byte{'s' * (n != 1)}" if n < 100_000 else f"{n / 1e6:,.1f} MB"

@@ -26,7 +26,7 @@ from txl_jax.data.codecs import decode_utf8
 from txl_jax.data.errors import DataError
 from txl_jax.data.sources.archives import BROKEN, archive_errors
 from txl_jax.data.sources.cache import json_hash, make_folder, write_errors
-from txl_jax.data.sources.source import BLOCK, file_hash
+from txl_jax.data.sources.source import BLOCK, file_hash, hidden
 from txl_jax.file_kinds import (
     LOOKED_AT,
     file_kind,
@@ -156,7 +156,7 @@ def members(path: Path, folder: str = "") -> list[Stored]:
     """
     errors = archive_errors(path, "get it again, or name the folder of its files")
     with errors, zipfile.ZipFile(path) as archive:
-        infos = [i for i in archive.infolist() if not i.is_dir() and not _hidden(i.filename)]
+        infos = [i for i in archive.infolist() if not i.is_dir() and not hidden(i.filename)]
     check_size(sum(info.file_size for info in infos), path.stat().st_size, str(path))
     for info in infos:
         if info.flag_bits & 1 or info.compress_type not in (_STORED, _DEFLATED):
@@ -167,11 +167,6 @@ def members(path: Path, folder: str = "") -> list[Stored]:
     inner = [os.path.join(folder, path.relative_to(common)) for path in paths]
     zipped = zip(infos, inner, strict=True)
     return [Stored(path, name, info.compress_size, info.filename) for info, name in zipped]
-
-
-def _hidden(name: str) -> bool:
-    parts = PurePosixPath(name).parts
-    return "__MACOSX" in parts or any(part.startswith(".") for part in parts)
 
 
 def check_size(plain: int, stored: int, where: str) -> None:

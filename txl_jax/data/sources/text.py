@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import os
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from txl_jax.data.sources import source
 from txl_jax.data.sources.download import check_hash, download
 from txl_jax.data.sources.headers import LLM_C
 from txl_jax.data.sources.records import OTHERS, READERS, TABLES, WHOLE_JSON, saved_files, texts
-from txl_jax.data.sources.source import SPLITS, ByteRange, Source, Text
+from txl_jax.data.sources.source import SPLITS, ByteRange, Source, Text, hidden
 from txl_jax.data.sources.splits import arrange, listed, report, splits_named
 from txl_jax.data.sources.stored import ZIP, PlainText, Stored, members, unpacked
 from txl_jax.data.tokenizer import import_tokenizers
@@ -30,6 +30,9 @@ SUFFIXES = (".txt", ".text", ".tokens", ".raw", "")
 """The ends of names of texts in a folder, in the order of preference; ``""`` if compressed."""
 WEAK = (".raw", "", WHOLE_JSON)  # beside files of another kind, these are left out
 ARRAYS, NO_DATA = (".npy", ".bin"), (".py", ".pkl", ".md", ".log")  # also if named as splits
+ABOUT = ("readme", "license", "licence", "copying", "notice", "changelog")
+"""Names of texts about the files beside them, in lower case, which are read only if alone."""
+ONE_KIND = "name one file, or put the files of one kind into a folder of their own"
 OWN_SPLITS = ", its own splits"  # ends the label of a folder with files of splits
 HELD_OUT = {
     split: f"; the {split} split is held out from the train files" for split in ("valid", "test")
@@ -77,6 +80,7 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
         files = _files(path)
         sizes = {name: file.size for name, file in files.items()}
         chosen = _of_one_kind(files, where)
+        chosen = [name for name in chosen if not _about_others(name)] or chosen
         stem = lambda name: files[name].stem
         found, rest = arrange({name: sizes[name] for name in chosen}, where, stem)
         others = sorted(files.keys() - set(chosen))
@@ -102,7 +106,7 @@ def _unread(path: Path, files: Mapping[str, Stored]) -> list[str]:
     read = {name.split("/")[0] for name in files}
     if not path.is_dir() or saved_files(path) is not None:
         return []
-    known = lambda p: p.name in read or p.name.startswith(".") or p.name in OTHERS
+    known = lambda p: p.name in read or hidden(p.name) or p.name in OTHERS
     others = [p for p in sorted(path.iterdir()) if not known(p)]
     return [p.name + "/" * p.is_dir() for p in others]
 
@@ -132,39 +136,59 @@ def _plain(file: Stored, data: DataConfig, kind: str, cache: Path) -> PlainText:
 def _files(path: Path) -> dict[str, Stored]:
     """Returns the files of a folder or zip archive that may be text, by name.
 
-    Of a folder, these are its own files, and those in archives and in folders named as splits.
+    Of a folder, these are its own files, and those in archives and in folders named as splits. A
+    folder with nothing but one folder is that folder. Without a file whose name ends as a text's or
+    as that of records, any files are taken whose names end alike, such as ``*.md`` or ``*.py``.
     """
-    if not path.is_dir():
-        found = members(path)
-        if len(found) == 1 and not _may_be_text(found[0]):  # as enwik8.zip has enwik8
-            return {found[0].name: found[0]}
+    if path.is_dir():
+        found = _in_folder(path, "", _may_be_text) or _in_folder(path, "", _is_other)
     else:
-        folders = [p for p in sorted(path.iterdir()) if p.is_dir() and not p.name.startswith(".")]
-        found = list(_files_of(path, ""))
-        for inner in folders:
-            if splits_named(inner.name):
-                for root, _, _ in os.walk(inner):
-                    found += _files_of(Path(root), os.path.relpath(root, path))
-        if not found and len(folders) == 1:  # as a copy of a dataset of the Hub has data/
-            found = list(_files_of(folders[0], folders[0].name))
+        found = members(path)
+        if len(found) == 1:  # as enwik8.zip has enwik8
+            return {found[0].name: found[0]}
+        found = list(filter(_may_be_text, found)) or list(filter(_is_other, found))
     known = {file.name: file for file in found if _may_be_text(file)}
-    if not known:
-        arrays = path.is_dir() and any(file.suffix in ARRAYS for file in path.iterdir())
-        fix = f"; for its arrays use {argument('config.data.name', 'tokens')}" if arrays else ""
-        if path.is_dir() and folders and not arrays:
-            fix = f"; name one of its folders ({listed([p.name for p in folders])})"
-        where = "folder" if path.is_dir() else "archive"
-        others = f", and none of {', '.join(READERS)}"
-        raise DataError(f"{path}: there is no *.txt file in this {where}{others}{fix}")
-    return known
+    ends = {file.suffix for file in found}
+    if known or (len(ends) == 1 and not ends & {*ARRAYS}):
+        return known or {file.name: file for file in found}
+    fix = ""
+    if ends & {*ARRAYS}:
+        fix = f"; for its arrays use {argument('config.data.name', 'tokens')}"
+    elif found:
+        fix = f", but files of several kinds: {listed([file.name for file in found])}; {ONE_KIND}"
+    elif path.is_dir() and (folders := _folders(path)):
+        fix = f"; name one of its folders ({listed([p.name for p in folders])})"
+    where = f"this {'folder' if path.is_dir() else 'archive'}, and none of {', '.join(READERS)}"
+    raise DataError(f"{path}: there is no *.txt file in {where}{fix}")
 
 
-def _files_of(folder: Path, below: str) -> Iterator[Stored]:
-    """Yields the files of a folder and those in its zip archives, named as in ``below``."""
+def _folders(path: Path) -> list[Path]:
+    """Returns the folders in a folder, without hidden ones."""
+    return [p for p in sorted(path.iterdir()) if p.is_dir() and not hidden(p.name)]
+
+
+def _in_folder(
+    folder: Path, below: str, wanted: Callable[[Stored], bool], deepest: int = 8
+) -> list[Stored]:
+    """Returns the wanted files of a folder, see :func:`_files`, named as in ``below``."""
+    folders, found = _folders(folder), list(_files_of(folder, below, wanted))
+    for inner in folders:
+        if splits_named(inner.name):
+            for root, _, _ in os.walk(inner):
+                name = os.path.join(below, os.path.relpath(root, folder))
+                found += _files_of(Path(root), name, wanted)
+    if not found and len(folders) == 1 and deepest:  # as a copy of a dataset of the Hub has data/
+        name = os.path.join(below, folders[0].name)
+        return _in_folder(folders[0], name, wanted, deepest - 1)
+    return found
+
+
+def _files_of(folder: Path, below: str, wanted: Callable[[Stored], bool]) -> Iterator[Stored]:
+    """Yields the wanted files of a folder and all in its zip archives, named as in ``below``."""
     saved = saved_files(folder)
     is_zip = lambda path: path.suffix.lower() == ZIP
-    wanted = lambda path: is_zip(path) or _may_be_text(Stored(path, path.name, 0))
-    for path in source.files_in(folder, wanted):
+    usable = lambda path: is_zip(path) or wanted(Stored(path, path.name, 0))
+    for path in source.files_in(folder, usable):
         name = os.path.join(below, path.name)
         if is_zip(path):
             yield from members(path, name)
@@ -179,14 +203,25 @@ def _may_be_text(file: Stored) -> bool:
     return bool(splits_named(name)) and file.suffix not in (*ARRAYS, *NO_DATA)
 
 
+def _is_other(file: Stored) -> bool:
+    """Whether a file without the end of a text's name may be one, which its bytes will tell."""
+    name = os.path.basename(file.name)
+    return name not in OTHERS and not _about_others(name) and not hidden(name)
+
+
+def _about_others(name: str) -> bool:
+    """Whether the name of a file says that it is about the files beside it, as README.txt."""
+    return os.path.basename(name).partition(".")[0].casefold() in ABOUT
+
+
 def _of_one_kind(files: Mapping[str, Stored], where: str) -> list[str]:
     """Returns the files of one suffix: of the one with most splits, or the only one without."""
-    if len(files) == 1:
-        return list(files)
     kinds: dict[str, list[str]] = {suffix: [] for suffix in (*SUFFIXES, *READERS)}
     for name, file in files.items():
         suffix = "" if splits_named(file.suffix) else file.suffix
-        kinds.setdefault(suffix, []).append(name)
+        kinds.setdefault(".txt" if suffix == ".text" else suffix, []).append(name)
+    if sum(map(bool, kinds.values())) == 1:
+        return list(files)
     splits = {suffix: set().union(*map(splits_named, found)) for suffix, found in kinds.items()}
     known = (*SUFFIXES, *READERS)
     usable = [s for s in kinds if kinds[s] and (s in known or {"train"} < splits[s])]
@@ -199,8 +234,7 @@ def _of_one_kind(files: Mapping[str, Stored], where: str) -> list[str]:
         others = [suffix for suffix in usable if suffix not in (chosen, *WEAK)]
     if others:
         both = f"{kinds[chosen][0]} and {kinds[others[0]][0]}"
-        fix = "name one file, or put the files of one kind into a folder of their own"
-        raise DataError(f"{where}: has files of several kinds, such as {both}; {fix}")
+        raise DataError(f"{where}: has files of several kinds, such as {both}; {ONE_KIND}")
     return kinds[chosen]
 
 

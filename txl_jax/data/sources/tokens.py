@@ -135,7 +135,7 @@ def find(data: DataConfig, cache: Path) -> TokenFiles:
 
 def _arrays(folder: Path) -> dict[str, Path]:
     """Returns the arrays in a folder by name, sorted, without those that have starts."""
-    wanted = lambda path: path.suffix in SUFFIXES and not path.name.endswith(STARTS)
+    wanted = lambda path: path.suffix.lower() in SUFFIXES and not path.name.endswith(STARTS)
     if found := source.files_in(folder, wanted):
         return {path.name: path for path in found}
     raise DataError(f"{folder}: there is no *.npy and no *.bin file in this folder")
@@ -239,9 +239,9 @@ def open_tokens(path: Path, data: DataConfig) -> np.memmap:
     """
     with read_errors(path):
         size = path.stat().st_size
-        if path.suffix == ".npy":
+        if path.suffix.lower() == ".npy":
             tokens = _open_npy(path)
-        elif path.suffix == ".bin":
+        elif path.suffix.lower() == ".bin":
             tokens = _open_raw(path, data, size)
         else:
             fix = f"to read it as text use {argument('config.data.name', 'text')}"
