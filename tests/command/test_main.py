@@ -181,12 +181,14 @@ def test_settings_that_do_not_fit_the_data_are_refused_and_the_workdir_stays_fre
     flags = (f"--config={config}", f"--workdir={workdir}")
     size = len(corpus_and_experiment(tmp_path)[0].train)
     assert refused(*flags, "--config.train.batch_size=100000") == (
-        f"error: batch_size = 100000: the train split has {size} tokens, enough for {size // 2}"
-        " streams with a target each; use a smaller batch or a longer text"
+        f"error: config key train.batch_size = 100000: the train split has {size:,} tokens, and"
+        f" 100,000 streams with a target each need 200,000; use a batch of at most {size // 2:,},"
+        " or a longer text"
     )
     assert refused(*flags, "--config.train.mem_len=100000") == (
         "error: config key train.mem_len = 100000: a stream of the train split has only"
-        f" {size // 4} tokens at train.batch_size 4; use a shorter memory or fewer streams"
+        f" {size // 4} of its {size:,} tokens at train.batch_size 4; use a shorter memory, fewer"
+        " streams, or a text with 400,000 tokens or more in its train split"
     )
     assert refused(*flags, "--config.model.vocab_size=5").endswith(
         " symbols; leave the key out to use these"

@@ -704,8 +704,8 @@ def test_settings_that_cannot_be_are_refused(book, tmp_path):
     assert message("text", missing) == f"data.path = {missing!r}: there is no such file or folder"
     short = write_folder(tmp_path / "short", "{}.txt", {**PTB, "valid": b"x"})
     assert message("text", short) == (
-        f"{short}, its own splits, valid split: has 1 token, at least 2 are needed; give a longer"
-        " text"
+        f"{short}, its own splits, valid split: has 1 token, and at least 2 are needed; give a"
+        " longer text"
     )
     with pytest.raises(ConfigError, match=r"data\.name = 'nothing': must be one of"):
         load_corpus("nothing", cache_dir=tmp_path)

@@ -284,7 +284,14 @@ def test_text_says_what_is_missing(tmp_path):
     assert refused(lambda: find_text(tmp_path)).startswith(nothing)
     (tmp_path / "empty").write_text("")
     assert refused(lambda: find_text(tmp_path / "empty")) == (
-        f"{tmp_path / 'empty'}: the text is empty"
+        f"{tmp_path / 'empty'}: the text is empty; a split needs at least 2 tokens: name a file"
+        " with text"
+    )
+    (tmp_path / "short").write_text("abc")
+    assert refused(lambda: find_text(tmp_path / "short")) == (
+        f"{tmp_path / 'short'}: the text has 3 bytes, too few for a valid split of 5%; about 40 are"
+        " needed: give a longer text, or a larger data.valid_fraction, or a folder with files of"
+        " splits"
     )
     (tmp_path / "line").write_text("one line only " * 9)
 

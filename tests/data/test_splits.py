@@ -121,6 +121,25 @@ def test_files_of_another_end_are_refused_by_what_they_look_like(tmp_path):
     assert refused(lambda: find_text(tmp_path)).startswith(f"{tmp_path}/a.jpg: is a JPEG image")
 
 
+@pytest.mark.parametrize("split", LINES)
+@pytest.mark.parametrize("name", ["my.{}.txt", "{}/a.txt", "{}.jsonl"])
+def test_an_empty_split_is_refused_by_its_file_with_what_to_do(tmp_path, split, name):
+    names = {of: name.format(of) for of in LINES}
+    text = {**dict.fromkeys(LINES, '{"text": "ab"}\n'), split: ""}
+    write(tmp_path, **{names[of]: text[of] for of in LINES})
+    fault = f"the {split} split ({names[split]}) is empty, and at least 2 tokens are needed; "
+    fix = "write the text for training there"
+    if split != "train":
+        fix = "write text there, or remove it: the split is then held out from train"
+    assert refused(lambda: find_text(tmp_path, tmp_path / "c")) == f"{tmp_path}: {fault}{fix}"
+
+
+def test_empty_files_are_refused_by_their_names(tmp_path):
+    write(tmp_path, **{"a.txt": "", "b.txt": ""})
+    message = refused(lambda: find_text(tmp_path))
+    assert message.startswith(f"{tmp_path}: the text is empty (a.txt, b.txt); a split needs at")
+
+
 def test_parts_of_a_split_are_joined_in_the_order_of_their_names(tmp_path, capsys):
     write(tmp_path, **{f"train-0000{n}-of-00002.txt": f"part {n}\n" for n in (1, 0)})
     write(tmp_path, **{"validation-00000-of-00001.txt": "valid", "test.txt": "test"})

@@ -144,7 +144,9 @@ def test_a_context_longer_than_a_stream_is_refused(folder):
         training_streams(override(exp, {"train.context_len": longest + 1}), corpus)
     assert str(caught.value) == (
         f"config key train.context_len = {longest + 1}: a stream of the train split has only"
-        f" {longest} tokens at train.batch_size 4; use a shorter context or fewer streams"
+        f" {longest} of its {len(corpus.train):,} tokens at train.batch_size 4; use a shorter"
+        f" context, fewer streams, or a text with {4 * longest + 4:,} tokens or more in its"
+        " train split"
     )
 
 

@@ -92,7 +92,8 @@ def _write(source: Source, kind: Kind, folder: Path, given: Vocab | None) -> dic
         else:
             n = write_npy(path, vocab.dtype, vocab.encode_blocks(text, where, end_last_line=True))
         if n < 2:
-            raise DataError(f"{where}: has {n} token, at least 2 are needed; give a longer text")
+            many = f"has {n} token{'s' * (n != 1)}"
+            raise DataError(f"{where}: {many}, and at least 2 are needed; give a longer text")
         crlf += of_text.pop("crlf")
         counts[split] = {"tokens": n, **of_text}
     info: dict[str, Any] = {key: {s: counts[s][key] for s in SPLITS} for key in counts["train"]}

@@ -70,21 +70,27 @@ def lay_out(
     drop_remainder: bool,
     name: str,
     vocab_size: int | None,
+    key: str = "batch_size",
 ) -> Rows:
-    """Returns the rows of a text; raises DataError if it is too short, or for an id outside V."""
+    """Returns the rows of a text; raises DataError if it is too short, or for an id outside V.
+
+    ``key`` is the setting of the batch size, for errors.
+    """
     n, even = len(pieces.ids), drop_remainder or pieces.kind == "tokens"
     largest = n // 2 if drop_remainder else n - 1
     if pieces.kind == "sentences":
         if batch_size > len(pieces):
             raise DataError(
-                f"batch_size = {batch_size}: {name} has {len(pieces)} sentences, at least one"
+                f"{key} = {batch_size}: {name} has {len(pieces)} sentences, at least one"
                 " is needed for each stream; use a smaller batch or more text"
             )
     elif even and batch_size > largest:
+        needed = 2 * batch_size if drop_remainder else batch_size + 1
+        smaller = f"a batch of at most {largest:,}, or " if largest > 0 else ""
         raise DataError(
-            f"batch_size = {batch_size}: {name} has {n} tokens, enough for"
-            f" {max(largest, 0)} streams with a target each; use a smaller batch"
-            " or a longer text"
+            f"{key} = {batch_size}: {name} has {n:,} token{'s' * (n != 1)}, and"
+            f" {batch_size:,} stream{'s' * (batch_size > 1)} with a target each need"
+            f" {needed:,}; use {smaller}a longer text"
         )
     elif pieces.n_targets < 1:
         raise DataError(f"{name} has no target; give longer documents")
@@ -96,7 +102,7 @@ def lay_out(
     rows = _rows_in_turn(pieces, batch_size, seg_len)
     if not rows.n_targets:
         raise DataError(
-            f"batch_size = {batch_size}: {name} does not fill one segment of {seg_len} in"
+            f"{key} = {batch_size}: {name} does not fill one segment of {seg_len} in"
             " every stream (drop_remainder); use a smaller batch or a shorter segment"
         )
     return rows

@@ -223,15 +223,20 @@ def ordered_streams(
     name: str | None = None,
     vocab_size: int | None = None,
     context_len: int | np.integer = 0,
+    key: str = "batch_size",
 ) -> Streams:
-    """Returns the streams of a split in its order, for scoring; ``name`` is for errors.
+    """Returns the streams of a split in its order, for scoring.
+
+    ``name`` and ``key``, the setting of the batch size, are for errors.
 
     Ids must be below ``vocab_size``, V, if it is given. Raises DataError if arguments or ids are
     out of range or tokens too few.
     """
     b, t, c = _sizes(batch_size, seg_len, context_len)
     pieces = as_pieces(split, name or "tokens")
-    return Streams(lay_out(pieces, b, t, drop_remainder, name or pieces.kind, vocab_size), t, c)
+    return Streams(
+        lay_out(pieces, b, t, drop_remainder, name or pieces.kind, vocab_size, key), t, c
+    )
 
 
 def shuffled_streams(
@@ -244,6 +249,7 @@ def shuffled_streams(
     name: str | None = None,
     vocab_size: int | None = None,
     context_len: int = 0,
+    key: str = "batch_size",
 ) -> Streams:
     """Returns the streams of a split for training, with sentences in a random order.
 
@@ -254,7 +260,7 @@ def shuffled_streams(
     b, t, c = _sizes(batch_size, seg_len, context_len)
     pieces = as_pieces(split, name or "tokens")
     is_text = pieces.kind != "sentences"
-    rows = lay_out(pieces, b, t, is_text, name or pieces.kind, vocab_size)
+    rows = lay_out(pieces, b, t, is_text, name or pieces.kind, vocab_size, key)
     if not is_text:
         return Streams(rows, t, c, ShuffledSentences(pieces, b, seed))
     order = Rolled(len(pieces.ids) // b, seed) if partial_shuffle else InOrder()

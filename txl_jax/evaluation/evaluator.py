@@ -131,6 +131,7 @@ class Evaluator:
         options: dict[str, Any] = {
             "vocab_size": model.vocab_size,
             "context_len": protocol.context_len,
+            "key": work.batch_key,
         }
         self.streams = ordered_streams(tokens, b, t, name=name, **options)
         self.batches = EvaluationBatches(self.streams, protocol, self._shardings)

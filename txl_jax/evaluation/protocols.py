@@ -125,4 +125,5 @@ def target_indices(protocol: ProtocolConfig, split: Split) -> np.ndarray | None:
 
 def _streams(protocol: ProtocolConfig, split: Split) -> Streams:
     name = f"the {protocol.split} split"
-    return ordered_streams(split, protocol.batch_size, protocol.seg_len, name=name)
+    key = "config key evaluate.batch_size"
+    return ordered_streams(split, protocol.batch_size, protocol.seg_len, name=name, key=key)

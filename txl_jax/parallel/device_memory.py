@@ -28,15 +28,21 @@ _SWAP = "/proc/meminfo"
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Work on a device: its name in messages, and how its user can make it smaller."""
+    """Work on a device: its name in messages, and how its user can make it smaller.
+
+    ``batch_key`` is the setting of its batch size, for errors.
+    """
 
     what: str
     advice: str
+    batch_key: str = "batch_size"
 
     @classmethod
     def sized_by(cls, what: str, *keys: str) -> "Work":
         """Returns work whose size the named settings decide."""
-        return cls(what, f"lower {', '.join(keys[:-1])}{' or ' * (len(keys) > 1)}{keys[-1]}")
+        advice = f"lower {', '.join(keys[:-1])}{' or ' * (len(keys) > 1)}{keys[-1]}"
+        batch = next((f"config key {k}" for k in keys if k.endswith("batch_size")), cls.batch_key)
+        return cls(what, advice, batch)
 
 
 EVALUATION, VALIDATION = (

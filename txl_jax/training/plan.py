@@ -242,18 +242,21 @@ def training_streams(exp: ExperimentConfig, corpus: Corpus) -> Streams:
     The ids were compared with the vocabulary when the corpus was loaded.
     """
     t = exp.train
-    streams = unchecked_streams(exp, corpus.train, name="the train split")
+    name, key = "the train split", "config key train.batch_size"
+    streams = unchecked_streams(exp, corpus.train, name=name, key=key)
     if t.text_on_device:
         device_text(streams)  # raises ConfigError if the text has no fixed order
         if jax.process_count() > 1:
             raise ConfigError("config key train.text_on_device: needs a single process; omit it")
-    longest = len(flat_tokens(corpus.train)) // t.batch_size
+    tokens = len(flat_tokens(corpus.train))
+    longest = tokens // t.batch_size
     for key, what in (("mem_len", "memory"), ("context_len", "context")):
         if getattr(t, key) > longest:
             raise ConfigError(
                 f"config key train.{key} = {getattr(t, key)}: a stream of the train split has only"
-                f" {longest} tokens at train.batch_size {t.batch_size}; use a shorter {what} or"
-                " fewer streams"
+                f" {longest} of its {tokens:,} tokens at train.batch_size {t.batch_size}; use a"
+                f" shorter {what}, fewer streams, or a text with"
+                f" {getattr(t, key) * t.batch_size:,} tokens or more in its train split"
             )
     return streams
 
