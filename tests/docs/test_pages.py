@@ -274,6 +274,12 @@ def test_no_module_of_tests_imports_another():
         assert not re.findall(r"^ *(?:from|import) test_\w+", file.read_text(), re.MULTILINE), file
 
 
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_a_page_that_runs_tests_names_the_extra_with_pytest(page):
+    text = page.read_text()
+    assert "-m pytest" not in text or "'.[test]'" in text
+
+
 def test_the_command_for_the_site_says_what_it_needs():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
