@@ -16,11 +16,13 @@ from txl_jax.config import (
     ANALYSES,
     ConfigError,
     ExperimentConfig,
+    describe_settings,
     format_settings,
     load_config,
     override,
 )
 from txl_jax.config.folders import expanded, workdir_path
+from txl_jax.config.nested import SYNONYMS
 from txl_jax.messages import (
     UserError,
     arguments_as_flags,
@@ -78,8 +80,17 @@ def parse_flags(argv: list[str]) -> list[str]:
                 raise flags.Error(f"Unknown command line flag {short_repr(name)}")
         return flags.FLAGS(rest)
     except flags.Error as error:
-        print(f"error: {one_line(error)}", file=stderr(), flush=True)
+        print(f"error: {one_line(error)}{_meant(error)}", file=stderr(), flush=True)
         sys.exit(2)
+
+
+def _meant(error: Exception) -> str:
+    """Returns the flag of a setting that was given without ``config.``, to end a message."""
+    name = getattr(error, "flagname", "")
+    keys = [setting.key for setting in describe_settings()]
+    same = [key for key in keys if name in (key, key.rpartition(".")[2])]
+    key = SYNONYMS.get(name) or (same[0] if len(same) == 1 else "")
+    return f"; the setting is --config.{key}=VALUE" if key else ""
 
 
 def _about_itself(words: list[str]) -> str | None:

@@ -558,7 +558,7 @@ def test_the_arguments_of_a_method_are_the_settings_of_its_section(method):
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
-        ("load", {"source": "x", "trian": True}, "load() has no argument 'trian'; the nearest is"),
+        ("load", {"source": "x", "trian": True}, "'trian'; there are source, step, weights"),
         ("train", {"config": "x", "work_dir": "y"}, "'work_dir'; the nearest is 'workdir'"),
         ("sweep", {"config": "x", "seed": 3}, "'seed'; the nearest is 'seeds'"),
         ("load_corpus", {"name": "text", "pth": "x"}, "'pth'; the nearest is 'path'"),

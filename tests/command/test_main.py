@@ -157,6 +157,18 @@ def refused(*arguments):
             "Unknown command line flag 'wrkdir'. Did you mean: workdir ?",
         ),
         (
+            ["--data.path=x"],
+            "Unknown command line flag 'data.path'; the setting is --config.data.path=VALUE",
+        ),
+        (
+            ["--lr=3"],
+            "Unknown command line flag 'lr'; the setting is --config.optimizer.learning_rate=VALUE",
+        ),
+        (
+            ["--config=my_text.py"],
+            "--config=my_text.py: there is no file 'my_text.py'; the recipe is --config=my_text",
+        ),
+        (
             [f"--config={QUICKSTART}", "--workdir=s3://b/r"],
             "--workdir = 's3://b/r': is a URL, and only local paths and gs:// addresses can be"
             " used; copy or mount it, and name the local path (a local folder of this name is"

@@ -278,7 +278,7 @@ def test_any_other_folder_is_its_texts_one_after_another(tmp_path):
 
 def test_text_says_what_is_missing(tmp_path):
     assert refused(find_text) == (
-        "data.name = 'text': needs data.path (a file or folder) or data.url"
+        "data.name = 'text': needs data.path=FILE_OR_FOLDER, or data.url and data.hash"
     )
     nothing = f"{tmp_path}: there is no *.txt file in this folder, and none of .jsonl, "
     assert refused(lambda: find_text(tmp_path)).startswith(nothing)
@@ -286,6 +286,11 @@ def test_text_says_what_is_missing(tmp_path):
     assert refused(lambda: find_text(tmp_path / "empty")) == (
         f"{tmp_path / 'empty'}: the text is empty; a split needs at least 2 tokens: name a file"
         " with text"
+    )
+    wrong = tmp_path / "Emtpy"
+    assert refused(lambda: find_text(wrong)) == (
+        f"data.path = '{wrong}': there is no such file or folder; the nearest is"
+        f" '{tmp_path / 'empty'}'"
     )
     (tmp_path / "short").write_text("abc")
     assert refused(lambda: find_text(tmp_path / "short")) == (

@@ -39,6 +39,8 @@ def path_text(path: Any, where: str, remote: bool = False) -> str:
         advice = "copy or mount it, and name the local path"
         if scheme[0].lower() == "file:/":
             advice = "leave out file://"
+        elif where.endswith("data.path"):
+            advice = "a text is downloaded by data.url with data.hash"
         elif remote and scheme[0].lower() == "gs:/":
             advice = "give gs://BUCKET/NAME as text, because pathlib removes a slash"
         usable = "local paths and gs:// addresses" if remote else "local paths"

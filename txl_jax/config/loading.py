@@ -107,7 +107,9 @@ def _config_module(path: str) -> Iterator[Any]:
         file = _recipe(file, where)
     name, full = short_repr(file), os.path.abspath(file)
     if not os.path.isfile(file):
-        raise ConfigError(f"{where}: there is no file {name}")
+        stem = Path(file).stem
+        fix = f"; the recipe is {argument('config', stem)}" if stem in _recipe_files() else ""
+        raise ConfigError(f"{where}: there is no file {name}{fix}")
     if not file.endswith(".py"):
         raise ConfigError(f"{where}: {name} is not a Python file (*.py)")
     try:

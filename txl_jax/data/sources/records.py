@@ -19,7 +19,7 @@ from txl_jax.data.sources.source import BLOCK
 from txl_jax.data.sources.stored import Stored, check_size
 from txl_jax.files import parse_json, parse_json_object
 from txl_jax.library_errors import import_optional
-from txl_jax.messages import argument, one_line, short_repr
+from txl_jax.messages import argument, nearest, one_line, short_repr
 
 LONGEST = 64 << 20
 """The largest number of bytes of a line, and of a file that is one array of JSON."""
@@ -98,7 +98,7 @@ def _field(record: Any, field: str, where: str) -> Any:
 
 def _no_field(field: str, names: list[str], where: str) -> DataError:
     known = one_line(", ".join(map(str, names))) or "nothing"
-    fix = argument("config.data.field", "NAME")
+    fix = argument("config.data.field", nearest(field, names) or "NAME")
     return DataError(f"{where}: has no field {field!r}, but {known}; name the text's: {fix}")
 
 
@@ -117,7 +117,7 @@ def _csv(stored: Stored, field: str, folder: Path) -> Records:
                 fix = "give each column a name of its own"
                 raise DataError(f"{stored}: the first line names {field!r} twice; {fix}")
             if field not in names:
-                raise _no_field(field, names, f"{stored}: the first line")
+                raise _no_field(field, names, f"{stored}, line 1 (the columns)")
             at = names.index(field)
             for row in filter(None, rows):
                 if len(row) != len(names):
@@ -138,7 +138,7 @@ def _delimiter(first: str, field: str, usual: str) -> str:
         with contextlib.suppress(csv.Error):
             if field in next(csv.reader([first], delimiter=delimiter), []):
                 return delimiter
-    return usual
+    return max((usual, ";", "\t", "|"), key=first.count)  # the names in the error for the field
 
 
 def _lines(file: IO[bytes], where: str) -> Iterator[str]:

@@ -21,7 +21,7 @@ from txl_jax.data.errors import DataError
 from txl_jax.data.sources.cache import json_hash
 from txl_jax.data.sources.copies import local_copy
 from txl_jax.files import mark_size, parse_json_object
-from txl_jax.messages import shown_path
+from txl_jax.messages import nearest, shown_path
 from txl_jax.parallel.processes import is_process_zero
 from txl_jax.paths import is_remote
 from txl_jax.standard_streams import stderr
@@ -322,7 +322,10 @@ def existing_path(path: str, cache: Path, key: str = "data.path") -> Path:
     found = Path(shown_path(str(expanded(path, f"config key {key}"))))
     named = f"{key} = {shown_path(path)!r}"
     if _file_mode(found, named) is None:
-        raise DataError(f"{named}: there is no such file or folder")
+        beside = {other.name for other in found.parent.iterdir()} if found.parent.is_dir() else ()
+        near = nearest(found.name, [name for name in beside if name != found.name])
+        fix = f"; the nearest is {str(found.with_name(near))!r}" if near else ""
+        raise DataError(f"{named}: there is no such file or folder{fix}")
     return found
 
 

@@ -67,7 +67,8 @@ def _find(data: DataConfig, kind: str, cache: Path) -> Source:
         path = download(data.url, into, check_hash(data.hash, data.url))
         name, where = os.path.basename(urllib.parse.urlsplit(data.url).path), data.url
     elif data.path is None:
-        raise DataError("data.name = 'text': needs data.path (a file or folder) or data.url")
+        where = argument("config.data.path", "FILE_OR_FOLDER")
+        raise DataError(f"data.name = 'text': needs {where}, or data.url and data.hash")
     else:
         path = source.existing_path(data.path, cache)
         name, where = path.name, str(path)
