@@ -106,11 +106,11 @@ def without_times(metrics):
 
 
 def refused(*arguments):
-    """The one line that the command prints when it refuses."""
+    """The error that the command prints when it refuses, after what it says of the text."""
     done = call(*arguments)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
-    return done.stderr.removesuffix("\n")
+    return done.stderr[done.stderr.index("error: ") :].removesuffix("\n")
 
 
 @pytest.mark.parametrize(

@@ -366,10 +366,11 @@ def locked_workdirs(plan: Plan) -> Iterator[None]:
 
         def init(exp: ExperimentConfig, workdir: str) -> None:
             check_outputs(workdir, "evaluate", "generate")
-            check_writable(workdir, WRITTEN_IN, create=True)
+            check_writable(workdir, create=True)
             locks.enter_context(training_lock(workdir))
             attention = plan.setup.attention.describe()
             init_workdir(workdir, exp, plan.corpus, attention, plan.auto_dtype)
+            check_writable(workdir, WRITTEN_IN, create=True)
 
         for exp, workdir, _ in plan.runs:
             on_process_zero(functools.partial(init, exp, workdir))
