@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from txl_jax.config import AttentionForm, TransformerXLConfig
-from txl_jax.model import initializers, ring
+from txl_jax.model import initializers, ring, unprojected
 from txl_jax.model.dropout import AttentionDropout, Dropout
 from txl_jax.model.kernels import AttentionInputs, attend
 from txl_jax.model.kernels.choice import Choice, choose
@@ -19,6 +19,7 @@ from txl_jax.model.positions import Positions
 from txl_jax.model.precision import product_precision, resolved
 from txl_jax.model.products import product_of_rows
 from txl_jax.model.ring import KeysValues
+from txl_jax.model.unprojected import States
 
 
 class Attention(nn.Module):
@@ -70,6 +71,16 @@ class Attention(nn.Module):
 
         return self._biased(affine(self.key), affine(self.value))
 
+    def unprojected(self, states: jax.Array, scale=None, bias=None) -> States:
+        """Returns what :func:`unprojected.attend` needs in place of :meth:`project`."""
+        kernels, shifts = [self.key, self.value], [jnp.zeros(self.key.shape[1:])] * 2
+        if scale is not None:
+            shifts = [jnp.einsum("d,dnh->nh", bias, kernel) for kernel in kernels]
+            kernels = [scale[:, None, None] * kernel for kernel in kernels]
+        if self.cfg.attention_bias:
+            shifts[1] = shifts[1] + self.value_bias
+        return States(states, KeysValues(*kernels), KeysValues(*shifts))
+
     def project_qkv(self, states: jax.Array) -> tuple[jax.Array, KeysValues]:
         """Returns the queries [N,B,S,H], and the keys and values, of the same states [B,S,D]."""
         return self.queries(states), self.project(states)
@@ -84,8 +95,9 @@ class Attention(nn.Module):
         """Returns the attention output [B,T,D], before dropout, residual and normalisation.
 
         ``queries`` are [N,B,T,H], and ``present`` are the segment's keys and values. ``past`` are
-        the keys and values of M memory slots, or rings of them. ``positions`` are for K = M + T
-        keys, or as ring.py says for rings. ``train`` applies dropout and needs the ``dropout`` rng.
+        the keys and values of M memory slots, rings of them, or :class:`States`. ``positions`` are
+        for K = M + T keys, or as ring.py says for rings. ``train`` applies dropout and needs the
+        ``dropout`` rng.
         """
         c, q = self.cfg, self.drop_heads(queries, train)
         scale = c.d_head**-0.5
@@ -93,6 +105,8 @@ class Attention(nn.Module):
         p = positions.replace(u=scaled(positions.u), v=scaled(positions.v), b=scaled(positions.b))
         if isinstance(past, list):
             gathered = ring.attend(q * scale, past, present, p, mask)
+        elif isinstance(past, States):
+            gathered = unprojected.attend(q * scale, past, present, p, mask)
         else:
             both = (jnp.concatenate(x, axis=2) for x in zip(past, present, strict=True))
             k, val = (self.drop_heads(x, train) for x in both)
@@ -213,7 +227,7 @@ def planned_attention(
     """Returns the implementation of attention that a program of these sizes uses.
 
     ``rows`` are those of all devices of ``mesh``, and ``seg_len`` is T with its context. Nothing is
-    computed. A program with a cache uses ring.py instead.
+    computed. A program with a cache uses ring.py instead, and one of few tokens unprojected.py.
     """
     x = planned_inputs(resolved(c, mesh), rows, seg_len, mem_len, train)
     with product_precision(c.matmul_precision):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from txl_jax.config import TransformerXLConfig
-from txl_jax.model import initializers
+from txl_jax.model import initializers, unprojected
 from txl_jax.model.attention import FORMS
 from txl_jax.model.derivatives import with_derivatives
 from txl_jax.model.dropout import Dropout
@@ -18,6 +18,7 @@ from txl_jax.model.masks import AttentionMask
 from txl_jax.model.positions import Positions
 from txl_jax.model.products import product_of_rows
 from txl_jax.model.ring import KeysValues, Ring
+from txl_jax.model.unprojected import States
 from txl_jax.parallel.shardings import shard_rows
 
 
@@ -197,11 +198,15 @@ class Block(nn.Module):
         With ``pre_lnorm``, scale and bias of the LayerNorm are applied to the matrices, so that no
         gradient of the size of the memory is computed.
         """
+        return self.attention.project(*self._normalised_memory(memory))
+
+    def _normalised_memory(self, memory: jax.Array) -> tuple[jax.Array, ...]:
+        """Returns memory, after the LayerNorm with its scale and bias if ``pre_lnorm``."""
         if not self.cfg.pre_lnorm:
-            return self.attention.project(memory)
+            return (memory,)
         norm = self.norm_attention
         normalised = jax.lax.stop_gradient(norm.normalised(memory)).astype(memory.dtype)
-        return self.attention.project(normalised, norm.scale, norm.bias)
+        return normalised, norm.scale, norm.bias
 
     def step(self, h, memory, biases, shared: SharedInputs) -> tuple[jax.Array, jax.Array]:
         """Returns the layer's output [B,T,D], and its input, which becomes its memory.
@@ -211,11 +216,21 @@ class Block(nn.Module):
         """
         h, mask, train, (u, v) = shard_rows(h, self.mesh), shared.mask, shared.train, biases
         positions = self.attention.positions(mask.n_keys, shared.encodings, u, v, train)
-        past = self.project_memory(memory)
+        few = unprojected.is_cheaper(mask.seg_len, mask.mem_len, self.cfg.d_head)
+        if few and not train and self.cfg.kernel == "auto":
+            past: Any = self.attention.unprojected(*self._normalised_memory(memory))
+        else:
+            past = self.project_memory(memory)
         return self(h, past, positions, mask, shared.places, train)[0], h
 
     def __call__(
-        self, h, past: KeysValues | list[Ring], positions: Positions, mask, places, train=False
+        self,
+        h,
+        past: KeysValues | States | list[Ring],
+        positions: Positions,
+        mask,
+        places,
+        train=False,
     ) -> tuple[jax.Array, KeysValues]:
         """Returns the layer's output [B,T,D], and the segment's keys and values.
 

@@ -1,0 +1,63 @@
+"""Attention to memory states that are not projected, for segments of few tokens.
+
+A key is W_k s and a value W_v s of a memory state s. The same scores and sums are
+
+    q.(W_k s) = (W_k^T q).s                sum_j a_j (W_v s_j) = W_v (sum_j a_j s_j)
+
+So the T queries and their T sums are projected instead of the M states. Per stream, that takes
+4 M T N D operations in place of 4 M D N H: T / H of them. An agent that takes one step with
+H = 64 needs a 64th.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from txl_jax.model.masks import AttentionMask
+from txl_jax.model.positions import Positions
+from txl_jax.model.ring import KeysValues
+from txl_jax.model.scores import content_scores, position_scores, softmax_parts
+
+
+class States(NamedTuple):
+    """States of memory, and what maps a state s to its key and value: ``kernel s + shift``.
+
+    A LayerNorm's scale is part of the kernels, and its bias and a bias of values of the shifts.
+    """
+
+    states: jax.Array  # [B,M,D]
+    kernels: KeysValues  # [D,N,H] each
+    shifts: KeysValues  # [N,H] each
+
+
+def is_cheaper(seg_len: int, mem_len: int, d_head: int) -> bool:
+    """Tells whether states stay unprojected: these products are thin, so T is at most H / 8."""
+    return mem_len > 0 and 8 * seg_len <= d_head
+
+
+def attend(
+    q: jax.Array, past: States, present: KeysValues, positions: Positions, mask: AttentionMask
+) -> jax.Array:
+    """Returns the attention of each query to the memory and the segment: [N,B,T,H].
+
+    ``q`` [N,B,T,H] and ``positions`` are scaled as in kernels/reference.py; ``present`` are the
+    keys and values of the segment.
+    """
+    p, dtype, m = positions, present.values.dtype, mask.mem_len
+    kernels, shifts = jax.tree.map(lambda x: x.astype(dtype), (past.kernels, past.shifts))
+    content = q if p.u is None else q + p.u[:, None, None]
+    wide = jnp.einsum("nbth,dnh->bntd", content, kernels.keys)
+    shift = jnp.einsum("nbth,nh->nbt", content, shifts.keys)[..., None]
+    product = jnp.einsum("bntd,bmd->bntm", wide, past.states, preferred_element_type=jnp.float32)
+    scores = [product.swapaxes(0, 1) + shift, content_scores(q, p.u, present.keys)]
+    if p.r is not None:
+        by_key = position_scores(q, p.v, p.r, p.b)
+        scores = [x + y for x, y in zip(scores, jnp.split(by_key, [m], axis=-1), strict=True)]
+    allowed = jnp.split(mask.allowed(), [m], axis=-1)
+    (old, new), total = softmax_parts(*zip(scores, allowed, strict=True))
+    old, new, total = old.astype(dtype), new.astype(dtype), total.astype(dtype)
+    sums = jnp.einsum("bntm,bmd->bntd", old.swapaxes(0, 1), past.states)
+    gathered = jnp.einsum("bntd,dnh->nbth", sums, kernels.values)
+    gathered += old.sum(axis=-1, keepdims=True) * shifts.values[:, None, None]
+    return (gathered + jnp.einsum("nbtk,nbkh->nbth", new, present.values)) / total
