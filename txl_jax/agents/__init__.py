@@ -7,6 +7,8 @@
 A training window runs ``core`` from the memory before its first step. It then gives the outputs
 that the actor gave, to rounding. This needs a config with a ``same_length`` window.
 
+A program that keeps a carry of its own takes :class:`SequenceModel` in place of both.
+
 Example:
   >>> import jax, jax.numpy as jnp, txl_jax
   >>> from txl_jax import agents
@@ -27,5 +29,6 @@ Example:
 
 from txl_jax.agents.acting import Actor
 from txl_jax.agents.buffer import StateBuffer
+from txl_jax.agents.sequence_model import SequenceModel
 
-__all__ = ["Actor", "StateBuffer"]
+__all__ = ["Actor", "SequenceModel", "StateBuffer"]

@@ -6,12 +6,24 @@ from typing import Any
 import flax.struct
 import jax
 
-from txl_jax.config import ConfigError
+from txl_jax.config import ConfigError, TransformerXLConfig
 from txl_jax.messages import fields_repr
 from txl_jax.model.inputs import check_array
 from txl_jax.model.layout import unstack_layers
 from txl_jax.model.memory import Cache, Memory
 from txl_jax.model.transformer_xl import TransformerXL
+
+
+def check_for_agents(c: TransformerXLConfig) -> None:
+    """Raises ConfigError if the model has no memory, or if acting and learning would differ."""
+    if c.memory_free:
+        raise ConfigError(f"model.attention = {c.attention!r}: acting needs a form with memory")
+    if not c.same_length:
+        raise ConfigError(
+            "model.same_length = False: acting and learning would differ, because a step sees M"
+            " earlier steps and the last step of a training window sees more; use 'tf' (the M"
+            " steps before it) or 'pytorch' (one less)"
+        )
 
 
 class Actor(flax.struct.PyTreeNode):
@@ -43,14 +55,7 @@ class Actor(flax.struct.PyTreeNode):
           ConfigError: the model has no memory, or no ``same_length`` window.
         """
         c = model.cfg
-        if c.memory_free:
-            raise ConfigError(f"model.attention = {c.attention!r}: acting needs a form with memory")
-        if not c.same_length:
-            raise ConfigError(
-                "model.same_length = False: acting and learning would differ, because a step sees M"
-                " earlier steps and the last step of a training window sees more; use 'tf' (the M"
-                " steps before it) or 'pytorch' (one less)"
-            )
+        check_for_agents(c)
         if c.scan_layers:
             variables = unstack_layers(variables)
             model = model.clone(cfg=dataclasses.replace(c, scan_layers=False))

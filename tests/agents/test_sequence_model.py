@@ -1,0 +1,224 @@
+"""A recurrent Flax module: a step at a time gives what a window gives, from any carry."""
+
+import dataclasses
+import doctest
+import functools
+import re
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_models as tiny
+from flax import nnx
+from tiers import rest_slow
+
+import txl_jax
+from txl_jax import agents
+from txl_jax.agents import sequence_model
+from txl_jax.config import ConfigError
+from txl_jax.model.layout import stack_layers
+
+B, D, M, T = 3, 8, 4, 9
+FORMS = {
+    # D_head 8: a step attends to states that it does not project.
+    "gtrxl": tiny.config(same_length="tf", untie_r=True, d_head=8, vocab_size=None, **tiny.GTRXL),
+    "one_key_less": tiny.config(same_length="pytorch", clamp_len=2),
+    "shaw": tiny.config(**tiny.attention("shaw", same_length="tf", gate="gru")),
+}
+CFG = FORMS["gtrxl"]
+MODEL = agents.SequenceModel(CFG, M)
+VARIABLES = tiny.variables(CFG)
+rng = np.random.default_rng(0)
+INPUTS = rng.standard_normal((B, T, D)).astype(np.float32)
+BEGINS = rng.random((B, T)) < 0.2
+assert BEGINS[:, 1:].any()
+
+
+def assert_close(got, want):
+    """To 1e-5 of the largest entry, or of 1: rounding in another order."""
+    bound = 1e-5 * max(1.0, float(np.abs(want).max()))
+    np.testing.assert_allclose(got, want, rtol=0, atol=bound)
+
+
+@functools.cache
+def applied(model):
+    return tiny.quick(model.apply)
+
+
+def in_parts(model, variables, lengths, carry=None):
+    """The carry and the outputs of all steps, from segments of ``lengths`` steps."""
+    outputs, start = [], 0
+    for length in lengths:
+        part = slice(start, start + length)
+        if carry is None:
+            carry = model.initialize_carry(None, (B, D))
+        carry, y = applied(model)(variables, INPUTS[:, part], BEGINS[:, part], carry)
+        outputs, start = [*outputs, y], start + length
+    return carry, jnp.concatenate(outputs, axis=1)
+
+
+@pytest.mark.parametrize("name", rest_slow(1, FORMS))
+def test_steps_and_segments_of_any_length_give_what_one_window_gives(name):
+    model, variables = agents.SequenceModel(FORMS[name], M), tiny.variables(FORMS[name])
+    (hidden, filled), want = in_parts(model, variables, [T])
+    for lengths in ([1] * T, [4, 1, 4]):
+        carry, got = in_parts(model, variables, lengths)
+        assert_close(got, want)
+        for row in range(B):  # the slots before an episode hold anything
+            real = slice(M - int(filled[row]), M)
+            assert_close(carry[0][row, :, real], hidden[row, :, real])
+        np.testing.assert_array_equal(carry[1], filled)
+
+
+def test_a_window_is_core_with_the_same_parameters():
+    core = txl_jax.TransformerXL(CFG)
+    options = {"mems": core.init_mems(B, M), "method": "core", "reset": BEGINS}
+
+    def loss(apply, states):  # the gradient of the outputs' squares, and what apply gives
+        both = lambda v: (jnp.sum(states(found := apply(v)) ** 2), found)
+        return tiny.quick(jax.value_and_grad(both, has_aux=True))(VARIABLES)
+
+    (_, (want, mems)), wanted = loss(lambda v: core.apply(v, INPUTS, **options), lambda x: x[0])
+    (_, (carry, got)), gradient = loss(lambda v: MODEL.apply(v, INPUTS, BEGINS), lambda x: x[1])
+    assert_close(got, want)
+    assert_close(carry[0], mems.hidden.swapaxes(0, 1))
+    np.testing.assert_array_equal(carry[1], mems.filled)
+    for a, b in zip(*map(jax.tree.leaves, (gradient, wanted)), strict=True):
+        assert_close(a, b)
+        assert np.abs(b).max() > 0
+    init = lambda key: MODEL.init(key, INPUTS, BEGINS, carry)
+    got = jax.eval_shape(init, jax.random.key(0))["params"]
+    assert jax.tree.map(jnp.shape, got) == jax.tree.map(jnp.shape, VARIABLES["params"])
+
+
+def test_an_episode_sees_nothing_earlier_and_a_row_nothing_of_the_others():
+    before, _ = in_parts(MODEL, VARIABLES, [T])
+    first = np.array([True, False, True])
+    fresh = MODEL.initialize_carry(None, (B,))
+    after = lambda carry, begins: applied(MODEL)(VARIABLES, INPUTS[:, :1], begins, carry)[1]
+    got, unmasked = after(before, first[:, None]), after(before, None)
+    want = after(fresh, None)
+    assert_close(got[first], want[first])
+    assert_close(got[1], unmasked[1])
+    assert np.abs(got[1] - want[1]).max() > 1e-3
+    # A program may reset rows itself, as recurrent cells are reset.
+    keep = lambda a, b: jnp.where(first.reshape(B, *[1] * (b.ndim - 1)), a, b)
+    assert_close(after(jax.tree.map(keep, fresh, before), None), got)
+
+
+def test_rows_of_a_carry_may_be_shuffled():
+    """As minibatches of environments are."""
+    carry, _ = in_parts(MODEL, VARIABLES, [T])
+    order = np.array([2, 0, 1])
+    shuffled = jax.tree.map(lambda x: x[order], carry)
+    _, got = applied(MODEL)(VARIABLES, INPUTS[order], BEGINS[order], shuffled)
+    _, want = in_parts(MODEL, VARIABLES, [T], carry)
+    assert_close(got, want[order])
+
+
+@pytest.mark.parametrize("shape", [(B,), (B, None), (B, 5, 5, 3)])
+def test_the_empty_carry_has_rows_first(shape):
+    hidden, filled = MODEL.initialize_carry(jax.random.key(0), shape)
+    assert (hidden.shape, hidden.dtype) == ((B, 2, M, D), np.float32)
+    assert (filled.tolist(), filled.dtype) == ([0] * B, np.int32)
+    narrow = agents.SequenceModel(dataclasses.replace(CFG, dtype="bfloat16"), M)
+    assert narrow.initialize_carry(None, shape)[0].dtype == jnp.bfloat16
+
+
+def test_scan_and_vmap_give_what_single_calls_give():
+    masks = {"numbers": BEGINS.astype(np.float32), "bool": BEGINS}
+    carry, want = in_parts(MODEL, VARIABLES, [T])
+
+    @tiny.quick
+    def acted(variables, mask):
+        step = lambda carry, now: MODEL.apply(variables, now[0][:, None], now[1][:, None], carry)
+        over_time = jnp.swapaxes(INPUTS, 0, 1), mask.T
+        carry, outputs = jax.lax.scan(step, MODEL.initialize_carry(None, (B,)), over_time)
+        return carry, outputs[:, :, 0].swapaxes(0, 1)
+
+    for mask in masks.values():
+        got_carry, got = acted(VARIABLES, mask)
+        assert_close(got, want)
+        assert jax.tree.structure(got_carry) == jax.tree.structure(carry)
+    two = jax.tree.map(lambda *x: jnp.stack(x), VARIABLES, tiny.variables(CFG, 1))
+    each = tiny.quick(jax.vmap(lambda v: MODEL.apply(v, INPUTS, BEGINS)[1]))(two)
+    assert_close(each[0], want)
+    assert np.abs(each[1] - want).max() > 1e-3
+
+
+def test_no_gradient_flows_into_the_carry():
+    carry, _ = in_parts(MODEL, VARIABLES, [T])
+    of = lambda hidden: MODEL.apply(VARIABLES, INPUTS, None, (hidden, carry[1]))[1].sum()
+    assert not np.any(jax.grad(of)(carry[0]))
+
+
+def test_scanned_layers_have_the_same_carry():
+    model = agents.SequenceModel(dataclasses.replace(CFG, scan_layers=True), M)
+    variables = {"params": stack_layers(VARIABLES["params"])}
+    got, want = in_parts(model, variables, [4, 1, 4]), in_parts(MODEL, VARIABLES, [4, 1, 4])
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert_close(a, b)
+
+
+def test_it_is_a_part_of_other_modules():
+    class Agent(nn.Module):
+        torso: nn.Module
+
+        @nn.compact
+        def __call__(self, x, mask, carry):
+            carry, y = self.torso(nn.Dense(D)(x), mask=mask, initial_carry=carry, action=None)
+            return carry, nn.Dense(2)(y)
+
+    agent, carry = Agent(MODEL), MODEL.initialize_carry(None, (B,))
+    init = lambda key: agent.init(key, INPUTS, BEGINS, carry)
+    variables = jax.eval_shape(init, jax.random.key(0))
+    assert set(variables["params"]) == {"Dense_0", "torso", "Dense_1"}
+    assert hash(agent) == hash(Agent(agents.SequenceModel(CFG, M)))  # a static argument of jit
+    model = nnx.bridge.ToNNX(MODEL, rngs=nnx.Rngs(0)).lazy_init(INPUTS, BEGINS, carry)
+    new, y = model(INPUTS, BEGINS, carry)
+    assert y.shape == (B, T, D)
+    assert jax.tree.map(jnp.shape, new) == jax.tree.map(jnp.shape, carry)
+
+
+CARRY = MODEL.initialize_carry(None, (B,))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ((INPUTS[..., :5],), "inputs must be floats [B,T,8], not float32 [3,9,5]"),
+        ((INPUTS[:, 0],), "inputs must be floats [B,T,8], not float32 [3,8]"),
+        ((INPUTS, BEGINS[:, :2]), "mask must be bool [3,9], not bool [3,2]"),
+        ((INPUTS, BEGINS[:, 0]), "mask must be bool [3,9], not bool [3]"),
+        (
+            (INPUTS[:2], BEGINS[:2], CARRY),
+            "initial_carry[0] must be floats [2,2,4,8], not float32 [3,2,4,8]",
+        ),
+        (
+            (INPUTS, BEGINS, (CARRY[0].swapaxes(0, 1), CARRY[1])),
+            "initial_carry[0] must be floats [3,2,4,8], not float32 [2,3,4,8]",
+        ),
+        ((INPUTS, BEGINS, (CARRY[0], CARRY[1][:2])), "mems.filled must be integers [3], not int"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(wrong, told):
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}"):
+        MODEL.apply(VARIABLES, *wrong)
+
+
+def test_a_model_that_would_learn_other_outputs_than_it_acted_on_is_refused():
+    with pytest.raises(ConfigError, match=r"model\.same_length = False: acting and learning would"):
+        agents.SequenceModel(dataclasses.replace(CFG, same_length=False), M)
+    with pytest.raises(ConfigError, match=r"model\.attention = 'absolute': acting needs a form"):
+        agents.SequenceModel(tiny.config(**tiny.attention("absolute")), M)
+    with pytest.raises(ValueError, match="mem_len = -1: must be an integer of at least 0"):
+        agents.SequenceModel(CFG, -1)
+
+
+@pytest.mark.slow
+def test_the_example_of_the_module_runs():
+    result = doctest.testmod(sequence_model)
+    assert result.attempted > 5
+    assert result.failed == 0

@@ -1,0 +1,80 @@
+"""The model as a recurrent Flax module, for programs that scan a carry of their own."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from txl_jax.agents.acting import check_for_agents
+from txl_jax.config import TransformerXLConfig
+from txl_jax.model.inputs import check_array, size
+from txl_jax.model.memory import Memory
+from txl_jax.model.transformer_xl import TransformerXL
+
+Carry = tuple[jax.Array, jax.Array]
+
+
+class SequenceModel(nn.Module):
+    """Transformer-XL between a carry and a carry: a step in acting, a window in learning.
+
+    Both give the same outputs to rounding. The carry is the memory with the rows first: hidden
+    states [B,L,M,D] in the compute dtype, and the number of real ones, int32 [B]. So a program may
+    store it, and shuffle, select or reset its rows. The parameters are those of ``core``.
+
+    This is the interface of the sequence models of memorax, whose networks take it as ``torso``.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, txl_jax
+      >>> from txl_jax import agents
+      >>> cfg = txl_jax.TransformerXLConfig(n_layer=2, d_model=8, same_length="tf")
+      >>> model, x, begins = agents.SequenceModel(cfg, 4), jnp.ones((3, 5, 8)), jnp.zeros((3, 5))
+      >>> carry = model.initialize_carry(jax.random.key(0), (3, 8))
+      >>> variables = model.init(jax.random.key(0), x, begins, carry)
+      >>> (hidden, filled), y = model.apply(variables, x, begins, carry)
+      >>> y.shape, hidden.shape, filled.tolist()
+      ((3, 5, 8), (3, 2, 4, 8), [4, 4, 4])
+
+    Attributes:
+      cfg: the settings of the model; ``same_length`` must be a window.
+      mem_len: M, the steps that the memory keeps.
+
+    Raises:
+      ConfigError: the model has no memory, or no ``same_length`` window.
+    """
+
+    cfg: TransformerXLConfig
+    mem_len: int
+
+    def __post_init__(self):
+        """Checks the settings."""
+        check_for_agents(self.cfg)
+        size("mem_len", self.mem_len, 0)
+        super().__post_init__()
+
+    @nn.nowrap
+    def initialize_carry(self, key: Any, input_shape: tuple[int, ...]) -> Carry:
+        """Returns the empty carry of inputs of a shape (B, ...); the key is not used."""
+        mems = TransformerXL(self.cfg, parent=None).init_mems(input_shape[0], self.mem_len)
+        return jnp.moveaxis(mems.hidden, 1, 0), mems.filled
+
+    @nn.compact
+    def __call__(self, inputs, mask=None, initial_carry: Carry | None = None, **unused):
+        """Returns the carry after T steps, and their outputs [B,T,D] without dropout.
+
+        Args:
+          inputs: floats [B,T,D], any T.
+          mask: bool or numbers [B,T], not 0 at the first step of an episode; ``None``: all 0.
+          initial_carry: the carry before these steps; ``None`` is an empty one.
+          unused: what a program gives to all its sequence models, such as ``action``.
+        """
+        c, core = self.cfg, TransformerXL(self.cfg)
+        nn.share_scope(self, core)  # the parameters have no scope of their own
+        check_array("inputs", inputs, "floats", ("B", "T", c.d_model))
+        b, t = inputs.shape[:2]
+        hidden, filled = initial_carry or self.initialize_carry(None, (b,))
+        check_array("initial_carry[0]", hidden, "floats", (b, c.n_layer, self.mem_len, c.d_model))
+        mask = None if mask is None else jnp.asarray(mask) != 0
+        check_array("mask", jnp.zeros((b, t), bool) if mask is None else mask, "bool", (b, t))
+        states, mems = core.core(inputs, Memory(jnp.moveaxis(hidden, 1, 0), filled), reset=mask)
+        return (jnp.moveaxis(mems.hidden, 1, 0), mems.filled), states
