@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +43,8 @@ def outcome(cfg, variables, mems, inputs, reset):
 
 def products(cfg, variables, mems, inputs):
     core = functools.partial(tiny.apply(cfg, "core"), variables)
-    return jax.jit(core).lower(inputs, mems).cost_analysis()["flops"]
+    costs: Any = jax.jit(core).lower(inputs, mems).cost_analysis()
+    return costs["flops"]
 
 
 @pytest.mark.parametrize("seg_len", [1, 2])
