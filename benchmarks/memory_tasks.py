@@ -358,12 +358,14 @@ def speed(rounds: int, rows: int = 64, mem_len: int = 128, width: int = 256, ste
         for _ in range(3):  # until no slot is empty
             full, _ = act(variables, full)
         window = jax.jit(apply)(variables, x, begins, full)[1]
-        np.testing.assert_allclose(act(variables, full)[1], window, rtol=0, atol=1e-4)
+        difference = float(jnp.abs(act(variables, full)[1] - window).max())
         run = lambda program: lambda: timed(lambda: program(variables, full))
-        return {"act": run(act), "learn": run(learn)}
+        return {"act": run(act), "learn": run(learn), "difference": difference}
 
     compiled = {name: programs(memory) for name, memory in memories.items()}
-    report: dict[str, Any] = {"machine": machine(), "parameters": {
+    differences = {name: found["difference"] for name, found in compiled.items()}
+    print("acting minus learning, largest entry:", differences, flush=True)
+    report: dict[str, Any] = {"differences": differences, "machine": machine(), "parameters": {
         name: memory_models.parameters(memory, width) for name, memory in memories.items()
     }}  # fmt: skip
     for what in ("act", "learn"):
