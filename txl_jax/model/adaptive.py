@@ -28,6 +28,7 @@ from txl_jax.model import mixture as mixture_lib
 from txl_jax.model.block import dropout
 from txl_jax.model.cross_entropy import cross_entropy, full_einsum
 from txl_jax.model.kernels.choice import platform_of
+from txl_jax.model.lookup import table_rows
 from txl_jax.model.mixture import Table
 from txl_jax.parallel.shardings import replicate, shard_words, sharded_over_rows
 
@@ -130,13 +131,14 @@ class Vocabulary(nn.Module):
         c = self.cfg
         table = lambda i: shard_words(jnp.asarray(self.embeddings[i]), self.mesh)
         if c.div_val == 1:
-            x = _project(table(0)[tokens].astype(c.dtype), self.projections[0])
+            x = _project(table_rows(table(0), tokens, c.dtype, self.mesh), self.projections[0])
         else:
             x = jnp.zeros((*tokens.shape, c.d_model), c.dtype)
             for i, cluster in enumerate(self.clusters):
                 own = (tokens >= cluster.start) & (tokens < cluster.stop)
                 row = jnp.clip(tokens - cluster.start, 0, cluster.size - 1)
-                part = jnp.where(own[..., None], table(i)[row].astype(c.dtype), 0)
+                part = table_rows(table(i), row, c.dtype, self.mesh)
+                part = jnp.where(own[..., None], part, 0)
                 x = x + _project(part, self.projections[i])
         if train and c.dropout_embedding:
             keep = jnp.float32(1.0 - c.dropout_embedding)
