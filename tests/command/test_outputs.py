@@ -78,7 +78,7 @@ def test_a_comparison_that_cannot_write_its_files_is_refused_before_its_work(mod
 
 
 def test_every_mode_has_its_files_named():
-    others = {"train", "score", "interactive", "compile", "settings"}
+    others = {"train", "score", "interactive", "compile", "settings", "export"}
     assert workdir_files.MODE_FILES.keys() == set(usage.MODES) - others
     assert {name for names in workdir_files.MODE_FILES.values() for name in names} <= {
         *workdir_files.FILES

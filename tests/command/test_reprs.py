@@ -89,6 +89,7 @@ def objects(tmp_path_factory):
         Evaluation(**dataclasses.asdict(SCORE), results=(SCORE,) * 50, about={}),
         *(SCORE, sampling_of(generate), rates_of(exp.evaluate.dynamic)),
         *(agents.Actor({"params": params}, cache, model), agents.StateBuffer.start(mems, 5)),
+        agents.SequenceModel(dataclasses.replace(exp.model, same_length="tf"), 500),
         txl_jax.convert.Request(source="model.pt", workdir="runs/x"),
         txl_jax.Pieces(np.arange(500), np.arange(0, 500, 2)),
         Losses("model", tuple(range(1, 3)), nll),
