@@ -1,6 +1,7 @@
 """Rows of a table have the gradient of plain indexing, by a product of one-hot rows on a GPU."""
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -44,3 +45,12 @@ def test_a_large_table_is_indexed_as_elsewhere(on_gpu):
         shape = jax.ShapeDtypeStruct((words, 1), jnp.float32)
         total = lambda table: lookup.table_rows(table, index, "float32", None).sum()
         assert ("dot_general" in str(jax.make_jaxpr(jax.grad(total))(shape))) == product
+
+
+def test_any_number_of_rows_is_indexed_as_elsewhere(on_gpu):
+    rows = jax.export.symbolic_shape("B")
+    index = jax.ShapeDtypeStruct(rows, jnp.int32)
+    table = jax.ShapeDtypeStruct((6, 3), jnp.float32)
+    run = lambda *args: lookup.table_rows(*args, "float32", None)
+    found = jax.export.export(jax.jit(run))(table, index)
+    assert found.out_avals[0].shape == (*rows, 3)

@@ -297,7 +297,8 @@ def test_states_of_nll_are_those_of_core_at_scored_positions_before_the_outputs_
     dropped_nll, undropped, _ = run(context_len=1, **train)
     embedded = tiny.variables(cfg)["params"]["embedding"][tokens] * np.sqrt(8)
     want, _ = tiny.apply(cfg, "core")(tiny.variables(cfg), embedded, mems)
-    np.testing.assert_allclose(states, want[:, 1:], atol=1e-6)
+    # Two programs: some processors (an AMD EPYC with AVX512) round one state differently by 1.2e-6.
+    np.testing.assert_allclose(states, want[:, 1:], atol=2e-6)
     np.testing.assert_array_equal(undropped, states)
     assert (np.abs(dropped_nll - nll) > 1e-4).all()
 

@@ -21,8 +21,9 @@ def table_rows(
     The gradient adds the rows of each index. A GPU adds them by a product with one-hot rows, where
     the table is small: XLA's additions in a fixed order pass over all rows a dozen times.
     """
-    small = len(table) * math.prod(index.shape) <= _MOST
-    if platform_of(mesh) != "gpu" or not small:
+    size = len(table) * math.prod(index.shape)
+    symbolic = not isinstance(size, int)  # in a program that is exported for any number of rows
+    if platform_of(mesh) != "gpu" or symbolic or size > _MOST:
         return table[index].astype(dtype)
     return _rows((jnp.dtype(dtype), len(table)), (table,), (index,))
 
