@@ -51,6 +51,6 @@ def test_any_number_of_rows_is_indexed_as_elsewhere(on_gpu):
     rows = jax.export.symbolic_shape("B")
     index = jax.ShapeDtypeStruct(rows, jnp.int32)
     table = jax.ShapeDtypeStruct((6, 3), jnp.float32)
-    run = lambda *args: lookup.table_rows(*args, "float32", None)
+    run = lambda table, index: lookup.table_rows(table, index, "float32", None)
     found = jax.export.export(jax.jit(run))(table, index)
     assert found.out_avals[0].shape == (*rows, 3)
