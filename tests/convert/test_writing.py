@@ -1,6 +1,6 @@
 """Models for other programs: every array, name, shape and argument that came in goes out again.
 
-That the programs themselves take what is written is test_original_programs.py.
+In test_original_programs.py the other programs load the files.
 """
 
 import dataclasses

@@ -17,7 +17,7 @@ SUFFIXES = (".txt", ".text", ".tokens", ".raw", "")
 WEAK = (".raw", "", WHOLE_JSON)  # beside files of another kind, these are left out
 ARRAYS, NO_DATA = (".npy", ".bin"), (".py", ".pkl", ".md", ".log")  # also if named as splits
 ABOUT = ("readme", "license", "licence", "copying", "notice", "changelog")
-"""Names of texts about the files beside them, in lower case, which are read only if alone."""
+"""Texts that describe the files beside them, by name in lower case; they are read only if alone."""
 ONE_KIND = "name one file, or put the files of one kind into a folder of their own"
 
 
