@@ -82,7 +82,7 @@ def check_convertible(c: TransformerXLConfig) -> None:
 
 
 def check_forms(c: TransformerXLConfig, program: str, forms: Mapping[str, Iterable]) -> None:
-    """Raises ModelFormatError for a value that a program lacks; ``forms``: its values by setting."""
+    """Raises ModelFormatError for a value that a program lacks; ``forms`` has those it knows."""
     check_convertible(c)
     see = "docs/converting.md has a table of the programs' settings"
     for key, supported in forms.items():
