@@ -1,8 +1,10 @@
 """Overrides settings of an experiment, and compares the settings of a resumed run."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from txl_jax.config.analysis import Analyses
 from txl_jax.config.combinations import ALTERNATIVES
 from txl_jax.config.errors import ConfigError, UnknownKeyError
 from txl_jax.config.experiment import ExperimentConfig
@@ -10,16 +12,13 @@ from txl_jax.config.folders import same_files
 from txl_jax.config.nested import flatten, path_keys, unknown_key
 from txl_jax.messages import short_repr
 
-ANALYSES = ("context", "recl", "attention", "ablation", "speed", "score", "probe", "report")
-"""The sections with settings of the analyses of a trained model."""
-
 FREE_TO_CHANGE = (
     *("name", "model.scan_layers", "model.remat", "model.kernel", "data.path", "data.cache_dir"),
     "data.tokenizer",
     *("train.log_every", "train.eval_every", "train.non_finite", "train.max_skipped"),
     *("train.wandb", "train.profile", "average.use"),
-    *("validate", "evaluate", "generate", "export", "checkpoint", "mesh", "sweep"),
-    *ANALYSES,
+    *("validate", "evaluate", "generate", "export", "checkpoint", "mesh"),
+    *(one.name for one in dataclasses.fields(Analyses)),
 )
 """Keys and sections that a resumed run may change, because they do not affect the trained state.
 (The path of the corpus may change, but not its hash.)"""

@@ -1,16 +1,23 @@
-"""Checks the rules for combinations of settings; each rule names the key to change."""
+"""The settings of a run, and the rules for combinations of them.
 
+Each rule names the key to change.
+"""
+
+import dataclasses
 from collections.abc import Iterator
+from dataclasses import field
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
-from txl_jax.config import optax_rules
+from txl_jax.config import optax_rules, training
 from txl_jax.config.bounds import SEED
+from txl_jax.config.data import DataConfig
 from txl_jax.config.errors import refusal
+from txl_jax.config.evaluation import ProtocolConfig
+from txl_jax.config.export import ExportConfig
+from txl_jax.config.fields import Section, at_least, free_text
+from txl_jax.config.generation import GenerateConfig
+from txl_jax.config.model import TransformerXLConfig
 from txl_jax.messages import argument, short_repr
-
-if TYPE_CHECKING:
-    from txl_jax.config.experiment import ExperimentConfig
 
 Broken = Iterator[tuple[str, str]]
 """Pairs of a dotted key whose value breaks a rule, and the text of the rule."""
@@ -26,7 +33,36 @@ ALTERNATIVES = (
 """Groups of keys; only one key of a group may be given."""
 
 
-def _steps_and_seeds(c: "ExperimentConfig") -> Broken:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig(Section):
+    """The settings of training, evaluation and generation, which fit one another."""
+
+    name: str = free_text("experiment")
+    """Name of the experiment in tables and reports."""
+    seed: int = at_least(0, 0, SEED)
+    """Seed of the initial weights, of dropout and of the order of lm1b's sentences."""
+    model: TransformerXLConfig = field(default_factory=TransformerXLConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    loss: training.LossConfig = field(default_factory=training.LossConfig)
+    optimizer: training.OptimizerConfig = field(default_factory=training.OptimizerConfig)
+    average: training.AverageConfig = field(default_factory=training.AverageConfig)
+    distil: training.DistilConfig = field(default_factory=training.DistilConfig)
+    train: training.TrainConfig = field(default_factory=training.TrainConfig)
+    validate: ProtocolConfig = dataclasses.field(
+        default_factory=lambda: ProtocolConfig(split="valid")
+    )
+    evaluate: ProtocolConfig = field(default_factory=ProtocolConfig)
+    generate: GenerateConfig = field(default_factory=GenerateConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
+    checkpoint: training.CheckpointConfig = field(default_factory=training.CheckpointConfig)
+    mesh: training.MeshConfig = field(default_factory=training.MeshConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_combinations(self)
+
+
+def _steps_and_seeds(c: RunConfig) -> Broken:
     t, m = c.train, c.mesh
     if t.batch_size % t.micro_batches:
         yield "train.micro_batches", f"must divide batch_size {t.batch_size}"
@@ -41,7 +77,7 @@ def _steps_and_seeds(c: "ExperimentConfig") -> Broken:
         yield "seed", f"with train.num_seeds {t.num_seeds} the last seed is above {SEED}"
 
 
-def _schedule(c: "ExperimentConfig") -> Broken:
+def _schedule(c: RunConfig) -> Broken:
     o, steps = c.optimizer, c.train.steps
     if o.warmup_steps > steps:
         flag = argument("config.optimizer.warmup_steps", steps // 10)
@@ -51,7 +87,7 @@ def _schedule(c: "ExperimentConfig") -> Broken:
         yield "optimizer.warmup_steps", "must be at least 1 for schedule 'inverse_sqrt'"
 
 
-def _optimizer(c: "ExperimentConfig") -> Broken:
+def _optimizer(c: RunConfig) -> Broken:
     o = c.optimizer
     constant = o.schedule == "constant" and not o.warmup_steps and c.average.swa_lr_ratio is None
     optax_rules.check(o.name, o.arguments, constant)  # raises an error for one of the arguments
@@ -66,7 +102,7 @@ def _optimizer(c: "ExperimentConfig") -> Broken:
         yield "optimizer.weight_decay", rule
 
 
-def _weight_averaging(c: "ExperimentConfig") -> Broken:
+def _weight_averaging(c: RunConfig) -> Broken:
     a, o, steps, ratio = c.average, c.optimizer, c.train.steps, "average.swa_lr_ratio"
     if a.swa_start >= steps:
         yield "average.swa_start", f"must be below train.steps {steps}"
@@ -83,7 +119,7 @@ def _weight_averaging(c: "ExperimentConfig") -> Broken:
             yield "average.use", f"needs average.{needed} above 0"
 
 
-def _training_loss(c: "ExperimentConfig") -> Broken:
+def _training_loss(c: RunConfig) -> Broken:
     t, drawn = c.train, c.model.sample_softmax
     if c.loss.positions == "half" and t.seg_len < 2:
         yield "loss.positions", f"needs train.seg_len of at least 2, not {t.seg_len}"
@@ -97,7 +133,7 @@ def _training_loss(c: "ExperimentConfig") -> Broken:
             yield key, f"{rule}: use sample_softmax 0"
 
 
-def _lengths(c: "ExperimentConfig") -> Broken:
+def _lengths(c: RunConfig) -> Broken:
     model, t = c.model, c.train
     if t.seg_len_std and t.seg_len < 10:
         rule = f"needs train.seg_len of at least 10, not {t.seg_len}: some segments have half of it"
@@ -121,7 +157,7 @@ def _lengths(c: "ExperimentConfig") -> Broken:
             yield f"{name}.context_len", rule
 
 
-def _scoring(c: "ExperimentConfig") -> Broken:
+def _scoring(c: RunConfig) -> Broken:
     for name, p in (("validate", c.validate), ("evaluate", c.evaluate)):
         warm = f"{name}.warm_start"
         if p.warm_start and not p.mem_len:
@@ -138,7 +174,7 @@ def _scoring(c: "ExperimentConfig") -> Broken:
             yield f"{name}.temperature", rule
 
 
-def _text(c: "ExperimentConfig") -> Broken:
+def _text(c: RunConfig) -> Broken:
     d, p = c.data, c.data.probe
     if d.url and not d.hash:
         yield "data.url", "needs data.hash (md5:… or sha256:…) to check the download"
@@ -157,7 +193,7 @@ def _text(c: "ExperimentConfig") -> Broken:
         yield "data.probe.tokens", rule
 
 
-def _documents(c: "ExperimentConfig") -> Broken:
+def _documents(c: RunConfig) -> Broken:
     d = c.data
     for key in ("document_separator", "document_files", "cross_documents"):
         if getattr(d, key) and d.name not in ("text", "tokens"):
@@ -173,7 +209,7 @@ def _documents(c: "ExperimentConfig") -> Broken:
         yield "distil.teachers", "needs a text without documents"
 
 
-def _tokens(c: "ExperimentConfig") -> Broken:
+def _tokens(c: RunConfig) -> Broken:
     d = c.data
     if d.vocab and d.name not in ("stdlib", "ptb", "text"):
         yield "data.vocab", f"is fixed for data.name={d.name!r}; leave it out"
@@ -190,7 +226,7 @@ def _tokens(c: "ExperimentConfig") -> Broken:
         yield "data.dtype", f"is only for data.name='tokens', not {d.name!r}"
 
 
-def _alternatives(c: "ExperimentConfig") -> Broken:
+def _alternatives(c: RunConfig) -> Broken:
     for group in ALTERNATIVES:
         given = [key for key in group if attrgetter(key)(c)]
         for key in given[1:]:
@@ -198,7 +234,7 @@ def _alternatives(c: "ExperimentConfig") -> Broken:
             yield key, f"{other} is given too; give one of them"
 
 
-def check_combinations(exp: "ExperimentConfig") -> None:
+def check_combinations(exp: RunConfig) -> None:
     """Raises ConfigError if settings of an experiment contradict each other."""
     training = (_steps_and_seeds, _schedule, _optimizer, _weight_averaging, _training_loss)
     for rule in (*training, _lengths, _scoring, _text, _documents, _tokens, _alternatives):

@@ -5,49 +5,16 @@ import inspect
 import json
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import field
 from typing import Any, NamedTuple
 
-from txl_jax.config import training
 from txl_jax.config.analysis import Analyses
-from txl_jax.config.bounds import SEED
-from txl_jax.config.combinations import check_combinations
-from txl_jax.config.data import DataConfig
-from txl_jax.config.evaluation import ProtocolConfig
-from txl_jax.config.export import ExportConfig
-from txl_jax.config.fields import Section, at_least, free_text, sentences
-from txl_jax.config.generation import GenerateConfig
-from txl_jax.config.model import TransformerXLConfig
+from txl_jax.config.combinations import RunConfig
+from txl_jax.config.fields import Section, sentences
 from txl_jax.config.nested import replace_nested, unknown_key
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _RunConfig(Section):
-    """The settings of training, evaluation and generation."""
-
-    name: str = free_text("experiment")
-    """Name of the experiment in tables and reports."""
-    seed: int = at_least(0, 0, SEED)
-    """Seed of the initial weights, of dropout and of the order of lm1b's sentences."""
-    model: TransformerXLConfig = field(default_factory=TransformerXLConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    loss: training.LossConfig = field(default_factory=training.LossConfig)
-    optimizer: training.OptimizerConfig = field(default_factory=training.OptimizerConfig)
-    average: training.AverageConfig = field(default_factory=training.AverageConfig)
-    distil: training.DistilConfig = field(default_factory=training.DistilConfig)
-    train: training.TrainConfig = field(default_factory=training.TrainConfig)
-    validate: ProtocolConfig = dataclasses.field(
-        default_factory=lambda: ProtocolConfig(split="valid")
-    )
-    evaluate: ProtocolConfig = field(default_factory=ProtocolConfig)
-    generate: GenerateConfig = field(default_factory=GenerateConfig)
-    export: ExportConfig = field(default_factory=ExportConfig)
-    checkpoint: training.CheckpointConfig = field(default_factory=training.CheckpointConfig)
-    mesh: training.MeshConfig = field(default_factory=training.MeshConfig)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ExperimentConfig(Analyses, _RunConfig):
+class ExperimentConfig(Analyses, RunConfig):
     """All settings of an experiment; settings that contradict each other raise ConfigError.
 
     Example:
@@ -56,10 +23,6 @@ class ExperimentConfig(Analyses, _RunConfig):
       >>> exp.train.steps, exp.optimizer.name
       (500, 'adam')
     """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_combinations(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a nested dict of every setting for JSON, with lists in place of tuples."""
