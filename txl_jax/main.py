@@ -33,7 +33,7 @@ from txl_jax.messages import (
     short_repr,
     truncate,
 )
-from txl_jax.standard_streams import drop_unwritten_output, run_command, stderr
+from txl_jax.standard_streams import drop_unwritten_output, run_command, say
 
 _ABOUT = "usage.py says what it does"
 _CONFIG = flags.DEFINE_string("config", None, _ABOUT)
@@ -80,7 +80,7 @@ def parse_flags(argv: list[str]) -> list[str]:
                 raise flags.Error(f"Unknown command line flag {short_repr(name)}")
         return flags.FLAGS(rest)
     except flags.Error as error:
-        print(f"error: {one_line(error)}{_meant(error)}", file=stderr(), flush=True)
+        say(f"error: {one_line(error)}{_meant(error)}")
         sys.exit(2)
 
 
@@ -118,13 +118,13 @@ def main(argv: list[str]) -> int:
     except (UserError, OSError) as error:
         action = f"--mode={_MODE.value}"
         text = describe_os_error(error, action) if isinstance(error, OSError) else error
-        print(f"error: {error_text(text)}", file=stderr(), flush=True)
+        say(f"error: {error_text(text)}")
         return _exit_code(2)
     except KeyboardInterrupt:
         return _exit_code(interrupts.report_interrupt())
     except Exception as error:
         if fault := paths.store_fault(error):
-            print(f"error: {one_line(fault)}", file=stderr(), flush=True)
+            say(f"error: {one_line(fault)}")
             return _exit_code(2)
         if _many_processes():
             traceback.print_exc()

@@ -24,13 +24,7 @@ from txl_jax.parallel import processes
 from txl_jax.paths import path
 from txl_jax.planning.compile_ahead import compile_ahead
 from txl_jax.standard_streams import stderr
-from txl_jax.training.run import (
-    Stopped,
-    headline,
-    print_once,
-    score_own_text,
-    train_and_evaluate,
-)
+from txl_jax.training.run import Stopped, headline, score_own_text, train_and_evaluate
 
 P = ParamSpec("P")
 
@@ -64,7 +58,7 @@ def _resumable(mode: Callable[P, int]) -> Callable[P, int]:
         try:
             return mode(*args, **kwargs)
         except Stopped as stopped:
-            print_once(f"{stopped}; to resume:\n  {typed_command()}", stderr())
+            processes.print_once(f"{stopped}; to resume:\n  {typed_command()}", stderr())
             return interrupts.EXIT_CODE if stopped.signal == signal.SIGINT else 0
 
     return run
@@ -74,8 +68,8 @@ def _resumable(mode: Callable[P, int]) -> Callable[P, int]:
 def train(exp: ExperimentConfig, workdir: str) -> int:
     """Trains, evaluates and continues the prompt; names folder, files and commands at the end."""
     run = train_and_evaluate(exp, workdir)
-    print_once("\n".join(run.lines))
-    print_once(describe_results(run.folders), stderr())
+    processes.print_once("\n".join(run.lines))
+    processes.print_once(describe_results(run.folders), stderr())
     return 0
 
 
@@ -101,7 +95,7 @@ def use_model(
     of_run = trained.config
     trained = with_settings(trained, exp or override(of_run, overrides))
     _, *warnings = describe(trained.config.model, None)
-    print_once("\n".join(warnings), stderr())
+    processes.print_once("\n".join(warnings), stderr())
     if mode in MODE_FILES:
         processes.on_process_zero(lambda: check_outputs(workdir, mode))
     if mode == "generate":
@@ -109,7 +103,7 @@ def use_model(
     if mode == "evaluate":
         return evaluate(trained, workdir, of_run)
     if processes.is_process_zero():
-        print_once(module_of(mode).run(trained, workdir))
+        processes.print_once(module_of(mode).run(trained, workdir))
     return 0
 
 
@@ -127,7 +121,7 @@ def evaluate(trained: TrainedModel, workdir: str, of_run: ExperimentConfig) -> i
     """Scores a split of the text that the settings name, by default the text of training."""
     result = score_own_text(trained, of_run)
     write_evaluation(result, workdir)
-    print_once(f"{trained.config.evaluate.split} {headline(result)}")
+    processes.print_once(f"{trained.config.evaluate.split} {headline(result)}")
     return 0
 
 
@@ -137,7 +131,7 @@ def compare(
     """Compares the runs that the config names for the mode; writes the results to ``workdir``."""
     exp = exp or override(ExperimentConfig(), overrides)
     if processes.is_process_zero():
-        print_once(module_of(mode).run(exp, workdir))
+        processes.print_once(module_of(mode).run(exp, workdir))
     return 0
 
 
@@ -161,8 +155,8 @@ def sweep(exp: ExperimentConfig, workdir: str) -> int:
     flags |= {"--mode": "train", "--workdir": shown_path(f"{workdir}-best")}
     longer = 2 * int(best.settings.get("train.steps", exp.train.steps))
     flags |= {"--config.train.steps": str(longer)}
-    print_once(f"{found}\nbest    {shown_path(best.workdirs[0])}")
-    print_once(f"further {command_with(flags)}", stderr())
+    processes.print_once(f"{found}\nbest    {shown_path(best.workdirs[0])}")
+    processes.print_once(f"further {command_with(flags)}", stderr())
     return 1 if found.failed else 0
 
 

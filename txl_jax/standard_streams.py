@@ -188,6 +188,11 @@ def stderr() -> TextIO:
     return _printable("stderr")
 
 
+def say(text: object) -> None:
+    """Prints a line on standard error at once."""
+    print(text, file=stderr(), flush=True)
+
+
 def _printable(name: str) -> TextIO:
     stream = getattr(sys, name)
     own = stream is not None and stream is _streams.get(name)

@@ -37,13 +37,11 @@ from txl_jax.messages import argument
 from txl_jax.model.precision import arithmetic_record
 from txl_jax.parallel import processes
 from txl_jax.parallel.device_memory import Work
+from txl_jax.parallel.processes import print_once
 from txl_jax.parallel.shardings import scoring_mesh
 from txl_jax.training.plan import check_evaluation_memory
-from txl_jax.training.run import print_once, train_and_evaluate
+from txl_jax.training.run import train_and_evaluate
 from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
-
-Train = Callable[[ExperimentConfig, str], None]
-"""Trains or resumes an experiment in a workdir."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +59,13 @@ def train_row(exp: ExperimentConfig, workdir: str) -> None:
     print_once("\n".join(train_and_evaluate(exp, workdir).lines))
 
 
-def run(config: str, overrides: Mapping[str, str], workdir: str, train: Train = train_row) -> None:
-    """Trains unfinished rows, scores all rows, and writes the table."""
+def run(
+    config: str,
+    overrides: Mapping[str, str],
+    workdir: str,
+    train: Callable[[ExperimentConfig, str], None] = train_row,
+) -> None:
+    """Trains unfinished rows with ``train``, scores all rows, and writes the table."""
     processes.on_process_zero(lambda: check_unused(workdir, "ablation"))
     runs = table_runs(config, overrides, workdir)
     c = runs[0].exp.ablation
@@ -172,10 +175,9 @@ def score_row(one: RowRun, c: AblationConfig) -> dict[str, Any]:
         assert score is not None
         losses.append(score.loss)
     values = [in_unit(loss, unit) for loss in losses]
-    if processes.is_process_zero():
-        pairs = zip(lengths, values, strict=True)
-        curve = "  ".join(f"{length}: {format_value(value, unit)}" for length, value in pairs)
-        print(f"{one.row} (seed {one.exp.seed}), {unit} at length  {curve}", flush=True)
+    pairs = zip(lengths, values, strict=True)
+    curve = "  ".join(f"{length}: {format_value(value, unit)}" for length, value in pairs)
+    print_once(f"{one.row} (seed {one.exp.seed}), {unit} at length  {curve}")
     return {
         "row": one.row,
         "seed": one.exp.seed,

@@ -29,7 +29,7 @@ from txl_jax.evaluation.scoring_run import is_evaluation
 from txl_jax.files import atomic_write
 from txl_jax.messages import argument, shown_path
 from txl_jax.paths import absolute, names, path, read_text
-from txl_jax.standard_streams import stderr
+from txl_jax.standard_streams import say
 from txl_jax.units import UNIT_NAMES, Unit, format_value
 
 TEMPLATE = "report_page.html.jinja"
@@ -370,7 +370,7 @@ def _image(data: bytes, kind: str, name: str) -> dict[str, str]:
 
 
 def _warn(text: str) -> None:
-    print(f"warning: {text}", file=stderr(), flush=True)
+    say(f"warning: {text}")
 
 
 def _value(row: Mapping[str, Any], unit: Unit) -> str:

@@ -18,9 +18,9 @@ from txl_jax.config.changes import is_free
 from txl_jax.messages import argument, one_line, short_repr, shown_path
 from txl_jax.parallel import processes
 from txl_jax.paths import path
-from txl_jax.standard_streams import stderr
+from txl_jax.standard_streams import say, stderr
 from txl_jax.training.plan import locked_workdirs, plan_run
-from txl_jax.training.run import print_once, train_and_evaluate
+from txl_jax.training.run import train_and_evaluate
 from txl_jax.units import UNIT_NAMES, Unit, format_value
 
 
@@ -58,8 +58,8 @@ class Sweep(NamedTuple):
 
 def train_run(exp: ExperimentConfig, workdir: str) -> None:
     """Trains a run, and prints its folder and its held-out loss."""
-    print_once(f"run {shown_path(workdir)}", stderr())
-    print_once("\n".join(train_and_evaluate(exp, workdir).lines))
+    processes.print_once(f"run {shown_path(workdir)}", stderr())
+    processes.print_once("\n".join(train_and_evaluate(exp, workdir).lines))
 
 
 def run(exp: ExperimentConfig, workdir: str, train: Callable[[Any, str], Any] = train_run) -> Sweep:
@@ -84,7 +84,7 @@ def run(exp: ExperimentConfig, workdir: str, train: Callable[[Any, str], Any] = 
             if processes.many():
                 raise  # other processes wait for this one
             failed[folder] = one_line(error)
-            print(f"failed: {shown_path(folder)}: {failed[folder]}", file=stderr(), flush=True)
+            say(f"failed: {shown_path(folder)}: {failed[folder]}")
     scores = {folder: validations(folder) for _, folder in pairs if folder not in failed}
     units = {u for found in scores.values() for r in found.values() for u in UNIT_NAMES if u in r}
     if not units:

@@ -15,7 +15,7 @@ from txl_jax.checkpoint.lease import EXPIRES_AFTER, Lease
 from txl_jax.checkpoint.workdir_files import LOCK
 from txl_jax.messages import UserError, argument
 from txl_jax.paths import is_remote, path
-from txl_jax.standard_streams import stderr
+from txl_jax.standard_streams import say
 
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -46,12 +46,10 @@ def training_lock(workdir: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _NO_FLOCK:
             raise
-        print(
+        say(
             f"warning: {argument('workdir', workdir)}: the file system does not support locks"
             f" ({error.strerror}), so the run is not protected; make sure that no second run trains"
-            " in this folder",
-            file=stderr(),
-            flush=True,
+            " in this folder"
         )
     try:
         yield
@@ -61,11 +59,11 @@ def training_lock(workdir: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _leased(workdir: str, file: str) -> Iterator[None]:
-    say = lambda text: print(f"{argument('workdir', workdir)}: {text}", file=stderr(), flush=True)
+    tell = lambda text: say(f"{argument('workdir', workdir)}: {text}")
     took = f"warning: another run took {file}; stop one of the two"
     wait = f"for up to {EXPIRES_AFTER:.0f} seconds, because a killed run leaves its lock"
-    lease = Lease(file, _this_process(), lambda: say(took))
-    if not lease.acquire(lambda: say(f"waiting for {_holder(file)} {wait}")):
+    lease = Lease(file, _this_process(), lambda: tell(took))
+    if not lease.acquire(lambda: tell(f"waiting for {_holder(file)} {wait}")):
         raise _locked(workdir, file)
     try:
         yield

@@ -35,9 +35,9 @@ from txl_jax.data.sources.source import SPLITS, Source, existing_path, file_hash
 from txl_jax.data.symbols import Kind, check_ids
 from txl_jax.data.vocab import Vocab
 from txl_jax.messages import shown_path
-from txl_jax.parallel.processes import is_process_zero
+from txl_jax.parallel.processes import print_once
 from txl_jax.paths import is_remote
-from txl_jax.standard_streams import stderr
+from txl_jax.standard_streams import say, stderr
 
 __all__ = ["Corpus", "DataError", "corpus_from_config", "load_corpus"]
 
@@ -196,10 +196,9 @@ def _token_corpus(data: DataConfig, vocab: Vocab | None) -> Corpus:
     sizes = {split: len(flat_tokens(found.splits[split])) for split in SPLITS}
     if vocab is None:
         vocab = found.vocab(data.vocab_size)
-        if is_process_zero():
-            counts = " / ".join(f"{n:,}" for n in sizes.values())
-            about = f"{counts} tokens (train / valid / test), {len(vocab):,} ids"
-            print(f"{found.label}: {about}", file=stderr())
+        counts = " / ".join(f"{n:,}" for n in sizes.values())
+        about = f"{counts} tokens (train / valid / test), {len(vocab):,} ids"
+        print_once(f"{found.label}: {about}", stderr())
     else:
         found.largest_id(len(vocab))
     info = {
@@ -268,7 +267,7 @@ def _remove_damaged(folder: Path, found: tuple[int, int], fault: str) -> None:
     """Removes a damaged corpus; if this fails, the next load raises an error."""
     with contextlib.suppress(OSError, DataError):
         if remove_folder(folder, found):
-            print(f"{fault}: preparing it again", file=stderr(), flush=True)
+            say(f"{fault}: preparing it again")
 
 
 def _load(folder: Path, source: Source, data: DataConfig) -> Corpus:

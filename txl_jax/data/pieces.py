@@ -28,7 +28,7 @@ import numpy as np
 
 from txl_jax.data.errors import DataError
 from txl_jax.data.symbols import chunks
-from txl_jax.standard_streams import stderr
+from txl_jax.standard_streams import say
 
 STARTS = ".starts.npy"
 """The end of the name of a file that has the positions where documents begin."""
@@ -158,7 +158,7 @@ def running_text(split: Split) -> Any:
 @functools.cache
 def _note_running_text() -> None:
     what = "this analysis reads documents as one text, and memory is not reset between them"
-    print(f"note: {what}", file=stderr(), flush=True)
+    say(f"note: {what}")
 
 
 def separated(tokens: np.ndarray, separator: int, where: str) -> Pieces:

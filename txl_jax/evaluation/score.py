@@ -43,7 +43,7 @@ from txl_jax.parallel.compile_cache import compiled_rows
 from txl_jax.parallel.device_memory import Checked, Work, check_arrays
 from txl_jax.paths import path as opened_path
 from txl_jax.progress import work_bar
-from txl_jax.standard_streams import read_stdin, stderr
+from txl_jax.standard_streams import read_stdin, say
 from txl_jax.units import UNIT_NAMES, Unit, format_value, in_unit
 
 NO_IDS = np.zeros(0, np.int32)
@@ -68,7 +68,7 @@ def run(trained: TrainedModel, workdir: str) -> str:
         lines = io.StringIO(text, newline="\n").readlines()  # no splits at form feeds
         other = f"{argument('config.score.path', 'FILE')}, or give a text on standard input"
         score = score_any_text(trained, lines, name, f"name another file with {other}")
-    print(score, file=stderr(), flush=True)
+    say(score)
     rows = [line_record(trained.vocab, n, line, c) for n, line in enumerate(score.lines, 1)]
     _write(rows, c.json)
     return ""

@@ -19,7 +19,7 @@ from txl_jax.evaluation.results import Evaluation, SplitScore
 from txl_jax.evaluation.score import count_unknown
 from txl_jax.files import write_json
 from txl_jax.model.precision import arithmetic_record
-from txl_jax.parallel.processes import is_process_zero
+from txl_jax.parallel.processes import is_process_zero, print_once
 from txl_jax.parallel.shardings import idle_devices, scoring_mesh
 from txl_jax.paths import path
 from txl_jax.records import append, plain, read_counted
@@ -82,14 +82,12 @@ def score_split(
     split = getattr(corpus, config.evaluate.split)
     resets = ", memory reset at each document" if as_pieces(split).kind == "documents" else ""
     note, unit = vocab_note(corpus, protocol.split), corpus.vocab.unit
-    if note and corpus.vocab.lower_case and is_process_zero():
+    if note and corpus.vocab.lower_case:
         text = "the model's vocabulary has no capital letters: the text is read in lower case"
-        print(f"note: {text}", file=stderr(), flush=True)
+        print_once(f"note: {text}", stderr())
     mesh: Any = first.model.mesh
     key = "evaluate.batch_size"
-    idle = idle_devices(mesh, config.mesh, protocol.batch_size, key=key)
-    if idle and is_process_zero():
-        print(idle, file=stderr(), flush=True)
+    print_once(idle_devices(mesh, config.mesh, protocol.batch_size, key=key), stderr())
     scores = [(name, c, trained.weights) for name, c in protocols.compared_protocols(protocol)]
     if trained.others:
         scores += [(scores[0][0], protocol, weights) for weights in trained.others]

@@ -21,7 +21,7 @@ from txl_jax.generation.prompts import prompt_key, read_prompts
 from txl_jax.generation.sampling import SETTINGS
 from txl_jax.generation.text import Continuation, continuations, printable, prompt_text
 from txl_jax.records import append_new
-from txl_jax.standard_streams import stderr, stdout
+from txl_jax.standard_streams import say, stderr, stdout
 from txl_jax.units import UNIT_NAMES, format_value, in_unit
 
 _REPLACEMENTS = [
@@ -115,7 +115,7 @@ def _continue_batch(
         loss = in_unit(math.fsum(math.fsum(row.nll) for row in rows) / tokens, unit)
         speed = f"{tokens:,} tokens in {seconds:.1f} s, {tokens / seconds:,.1f} tokens/s"
         loss_text = f"{format_value(loss, unit)} {UNIT_NAMES[unit]} under the model"
-        print(f"{speed} (compilation included); {loss_text}", file=stderr(), flush=True)
+        say(f"{speed} (compilation included); {loss_text}")
     return rows
 
 

@@ -29,7 +29,7 @@ from txl_jax.model.kernels.choice import KernelError
 from txl_jax.model.kernels.reference import AttentionInputs
 from txl_jax.model.precision import bfloat16_passes, product_precision, resolved
 from txl_jax.parallel import processes
-from txl_jax.standard_streams import stderr
+from txl_jax.standard_streams import say, stderr
 
 _PACKAGES = (
     *("jax", "jaxlib", "libtpu", "triton", "jax-triton"),
@@ -99,8 +99,7 @@ def check(c: TransformerXLConfig, mesh: Mesh, *sizes: int, **program: bool) -> N
         raise KernelError(f"model.kernel = {name!r} {reason}; use 'auto' or 'xla'")
     reason = f"{name} {reason}"
     choice.distrust(name, reason)
-    if processes.is_process_zero():
-        print(f"warning: {reason}; attention is computed by XLA", file=stderr(), flush=True)
+    processes.print_once(f"warning: {reason}; attention is computed by XLA", stderr())
 
 
 def failure(attention: Attention, name: str) -> str:
@@ -134,7 +133,7 @@ def _agreed(reason: str) -> str:
     """Returns why this process failed, or else which one did; ``""`` if none did."""
     failing = processes.failing(bool(reason))
     if reason and not processes.is_process_zero() and 0 not in failing:
-        print(f"warning: process {jax.process_index()}: {reason}", file=stderr(), flush=True)
+        say(f"warning: process {jax.process_index()}: {reason}")
     elsewhere = f"fails its self-check on the devices of process {failing[0]}" if failing else ""
     return reason or elsewhere
 

@@ -20,7 +20,7 @@ import jax
 
 from txl_jax.config import ConfigError
 from txl_jax.messages import one_line
-from txl_jax.standard_streams import stderr
+from txl_jax.standard_streams import say
 
 ROOT = "/"
 """The folder of ``proc``, ``dev`` and ``sys``."""
@@ -56,7 +56,7 @@ def start_devices() -> None:
         failure = _failure(asked, said)
         if not jax.distributed.is_initialized():
             raise ConfigError(failure)
-        print(f"error: {one_line(failure)}", file=stderr(), flush=True)
+        say(f"error: {one_line(failure)}")
         os._exit(2)
     found = find_accelerator() if started == "cpu" else None
     if found:
@@ -65,7 +65,7 @@ def start_devices() -> None:
         said = [(logging.WARNING, f"{what}: {_explain(kind, said)}")]
     for level, text in said:
         if level >= logging.WARNING:
-            print(f"warning: {one_line(text)}", file=stderr(), flush=True)
+            say(f"warning: {one_line(text)}")
 
 
 _NAMES = {"gpu": "an NVIDIA GPU", "tpu": "a TPU"}

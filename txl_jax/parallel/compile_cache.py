@@ -12,7 +12,7 @@ import jax
 from txl_jax.config import ConfigError
 from txl_jax.config.folders import data_folder
 from txl_jax.paths import is_remote
-from txl_jax.standard_streams import stderr
+from txl_jax.standard_streams import say
 
 LIMIT = 2 * 2**30
 """The most bytes of compiled programs that the cache keeps."""
@@ -32,7 +32,7 @@ def keep_compiled_programs() -> None:
     try:
         folder = _folder()
     except ConfigError as error:
-        print(f"warning: compiled programs are not cached: {error}", file=stderr(), flush=True)
+        say(f"warning: compiled programs are not cached: {error}")
         return
     if jax.config.values["jax_compilation_cache_max_size"] == -1:
         remove_longest_unused(folder, LIMIT)

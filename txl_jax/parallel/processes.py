@@ -17,7 +17,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import jax
 import numpy as np
@@ -139,6 +139,12 @@ def many() -> bool:
 def is_process_zero() -> bool:
     """Returns whether this process prints, and writes the files of the run."""
     return not many() or jax.process_index() == 0
+
+
+def print_once(text: str | None, file: TextIO | None = None) -> None:
+    """Prints a text that is not empty in process 0, on standard output or in ``file``."""
+    if text and is_process_zero():
+        print(text, file=file or stdout(), flush=True)
 
 
 def on_process_zero(work: Callable[[], T]) -> T:

@@ -16,7 +16,7 @@ from txl_jax.config import ConfigError
 from txl_jax.files import atomic_write, name_in_os_errors
 from txl_jax.library_errors import import_optional
 from txl_jax.paths import is_remote, make_folder, names, path, store
-from txl_jax.standard_streams import stderr
+from txl_jax.standard_streams import say
 
 COPY_SECONDS = 60.0
 """The time between two copies of a TensorBoard file to a bucket, where a file cannot grow."""
@@ -111,7 +111,7 @@ class TensorBoardEvents(Logger):
             from tensorboardX.record_writer import RecordWriter
         except ModuleNotFoundError:
             what = "no TensorBoard files are written; metrics.jsonl has the same numbers"
-            print(f"tensorboardX is not installed: {what}", file=stderr(), flush=True)
+            say(f"tensorboardX is not installed: {what}")
             return
 
         self._proto, self._summary = event_pb2, summary_pb2.Summary

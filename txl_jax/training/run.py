@@ -10,7 +10,7 @@ import os
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 from txl_jax.checkpoint.checkpoint_folder import CheckpointFolder
 from txl_jax.checkpoint.errors import WorkdirError
@@ -29,7 +29,7 @@ from txl_jax.generation.write import write_continuations
 from txl_jax.messages import argument, names_flags, shown_path
 from txl_jax.parallel import processes
 from txl_jax.paths import names, path, read_text
-from txl_jax.standard_streams import stderr, stdout
+from txl_jax.standard_streams import stderr
 from txl_jax.training.events import Logger, closing, make_logger
 from txl_jax.training.loop import train
 from txl_jax.training.plan import check_evaluation_memory, locked_workdirs, plan_run
@@ -159,7 +159,7 @@ def score_own_text(trained: TrainedModel, of_run: ExperimentConfig) -> Evaluatio
     """
     exp = trained.config
     check_evaluation_memory(exp)
-    print_once(longer_memory(exp, of_run), stderr())
+    processes.print_once(longer_memory(exp, of_run), stderr())
     corpus = processes.process_zero_first(lambda: corpus_from_config(exp.data, trained.vocab))
     check_baselines(exp.evaluate.baselines, corpus.vocab)
     result = score_split(trained, corpus)
@@ -200,9 +200,3 @@ def stored_experiment(workdir: str) -> ExperimentConfig:
         )
     first = loaded_experiment(os.path.join(workdir, f"seed_{seeds[0]}"))
     return dataclasses.replace(first, train=dataclasses.replace(first.train, num_seeds=len(seeds)))
-
-
-def print_once(text: str, file: TextIO | None = None) -> None:
-    """Prints a text that is not empty in process 0, on standard output or in ``file``."""
-    if text and processes.is_process_zero():
-        print(text, file=file or stdout(), flush=True)
