@@ -14,43 +14,28 @@ if interrupts.is_command():  # before the slow imports
     interrupts.exit_on_interrupt()
 
 if TYPE_CHECKING:
-    from txl_jax import convert
-    from txl_jax.checkpoint.saving import push
-    from txl_jax.config import ConfigError, ExperimentConfig, TransformerXLConfig, load_config
-    from txl_jax.convert import save
-    from txl_jax.data.corpus import Corpus, DataError, load_corpus
-    from txl_jax.data.pieces import Pieces
-    from txl_jax.data.streams import Segment, segments
-    from txl_jax.library import LanguageModel, load, sweep, train
-    from txl_jax.model.memory import Cache, Memory
-    from txl_jax.model.relative_attention import relative_attention
-    from txl_jax.model.transformer_xl import TransformerXL
-    from txl_jax.training.events import Logger
-
-__all__ = [
-    "Cache",
-    "ConfigError",
-    "Corpus",
-    "DataError",
-    "ExperimentConfig",
-    "LanguageModel",
-    "Logger",
-    "Memory",
-    "Pieces",
-    "Segment",
-    "TransformerXL",
-    "TransformerXLConfig",
-    "convert",
-    "load",
-    "load_config",
-    "load_corpus",
-    "push",
-    "relative_attention",
-    "save",
-    "segments",
-    "sweep",
-    "train",
-]
+    from txl_jax import convert as convert
+    from txl_jax.checkpoint.saving import push as push
+    from txl_jax.config import ConfigError as ConfigError
+    from txl_jax.config import ExperimentConfig as ExperimentConfig
+    from txl_jax.config import TransformerXLConfig as TransformerXLConfig
+    from txl_jax.config import load_config as load_config
+    from txl_jax.convert import save as save
+    from txl_jax.data.corpus import Corpus as Corpus
+    from txl_jax.data.corpus import DataError as DataError
+    from txl_jax.data.corpus import load_corpus as load_corpus
+    from txl_jax.data.pieces import Pieces as Pieces
+    from txl_jax.data.streams import Segment as Segment
+    from txl_jax.data.streams import segments as segments
+    from txl_jax.library import LanguageModel as LanguageModel
+    from txl_jax.library import load as load
+    from txl_jax.library import sweep as sweep
+    from txl_jax.library import train as train
+    from txl_jax.model.memory import Cache as Cache
+    from txl_jax.model.memory import Memory as Memory
+    from txl_jax.model.relative_attention import relative_attention as relative_attention
+    from txl_jax.model.transformer_xl import TransformerXL as TransformerXL
+    from txl_jax.training.events import Logger as Logger
 
 __version__ = "0.1.0"
 
@@ -78,6 +63,7 @@ _MODULES = {
     "train": "library",
 }
 """The module of each public name that is not a module itself."""
+__all__ = [*_MODULES, "convert"]
 
 
 if not TYPE_CHECKING:  # a type checker shall report names that do not exist

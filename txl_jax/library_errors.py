@@ -1,4 +1,4 @@
-"""Handles missing packages, and writes errors that libraries log to a file of the workdir.
+"""Looks packages up, and writes errors that libraries log to a file of the workdir.
 
 After one failed save, Orbax, asyncio and tensorstore print hundreds to thousands of lines, partly
 after this program's own one-line message. The file ``<workdir>/library.log`` keeps these lines for
@@ -7,6 +7,7 @@ debugging. The first error creates the file. On a full disk the lines are droppe
 
 import contextlib
 import importlib
+import importlib.metadata
 import logging
 import os
 import sys
@@ -22,6 +23,14 @@ def import_optional(package: str, missing: Exception) -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         raise missing from error
+
+
+def installed_version(package: str) -> str | None:
+    """Returns the version of a package, or ``None`` if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def log_library_errors(workdir: str) -> None:

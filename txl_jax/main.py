@@ -23,6 +23,7 @@ from txl_jax.config import (
 )
 from txl_jax.config.folders import expanded, workdir_path
 from txl_jax.config.nested import SYNONYMS
+from txl_jax.library_errors import log_library_errors
 from txl_jax.messages import (
     UserError,
     arguments_as_flags,
@@ -160,14 +161,10 @@ def run() -> int:
         )
     if _TOPOLOGY.value is not None and mode != "compile":
         raise ConfigError(f"--topology={truncate(_TOPOLOGY.value)}: is for --mode=compile")
-    exp = load_config(config, _overrides) if config else None
-    file, _, variant = (config or "").partition(":")
-    name = "-".join(filter(None, (os.path.splitext(os.path.basename(file))[0], variant)))
-    workdir = _WORKDIR.value or os.path.join("runs", name + "-sweep" * (mode == "sweep"))
-    workdir = workdir_path(workdir, "--workdir")
+    exp, workdir = load_config(config, _overrides) if config else None, _workdir(config, mode)
 
     from txl_jax import modes  # slow imports, so only after the config is checked
-    from txl_jax.parallel import accelerators, processes
+    from txl_jax.parallel import accelerators, compile_cache, processes
     from txl_jax.training.run import stored_experiment
 
     modes.set_up_output()
@@ -187,10 +184,7 @@ def run() -> int:
         heartbeat_seconds=_HEARTBEAT.value,
         takes_notice=mode == "train",
     )
-    from txl_jax.library_errors import log_library_errors
-    from txl_jax.parallel.compile_cache import keep_compiled_programs
-
-    keep_compiled_programs()
+    compile_cache.keep_compiled_programs()
     if mode != "report":  # uses no device, and works beside a run that holds the TPU
         accelerators.start_devices()
     log_library_errors(workdir)
@@ -204,6 +198,14 @@ def run() -> int:
     if reads == "runs":
         return modes.compare(mode, exp, _overrides, workdir)
     return modes.use_model(mode, exp, _overrides, workdir, _STEP.value)
+
+
+def _workdir(config: str | None, mode: str) -> str:
+    """Returns the folder of the run, which has the name of the config if none is given."""
+    file, _, variant = (config or "").partition(":")
+    name = "-".join(filter(None, (os.path.splitext(os.path.basename(file))[0], variant)))
+    folder = os.path.join("runs", name + "-sweep" * (mode == "sweep"))
+    return workdir_path(_WORKDIR.value or folder, "--workdir")
 
 
 def _many_processes() -> bool:

@@ -15,7 +15,6 @@ from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
 from txl_jax.checkpoint.workdir_files import MODE_FILES, check_file, check_outputs
 from txl_jax.command_line import command_for, command_with, typed_command
 from txl_jax.config import ANALYSES, ExperimentConfig, override
-from txl_jax.data.sources.source import check_not_text
 from txl_jax.evaluation.scoring_run import write_evaluation
 from txl_jax.generation.write import set_stream_errors, write_continuations
 from txl_jax.messages import shown_path
@@ -110,8 +109,7 @@ def use_model(
 def generate(trained: TrainedModel, workdir: str) -> int:
     """Continues the prompts that the config names, on the first device of process 0."""
     exp = trained.config
-    processes.on_process_zero(lambda: check_file("generate.json", exp.generate.json))
-    check_not_text("generate.json", exp.generate.json, exp.data)
+    processes.on_process_zero(lambda: check_file("generate.json", exp.generate.json, exp.data))
     if processes.is_process_zero():
         write_continuations(trained, workdir)
     return 0

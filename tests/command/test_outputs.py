@@ -19,7 +19,7 @@ from txl_jax.checkpoint.errors import ModelFormatError, WorkdirError
 from txl_jax.checkpoint.saving import export
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir_files import CONFIG
-from txl_jax.config import ANALYSES, ConfigError, ExperimentConfig, override
+from txl_jax.config import ANALYSES, ConfigError, DataConfig, ExperimentConfig, override
 from txl_jax.data.sources.probe import alphabet
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation import scoring_run
@@ -112,11 +112,11 @@ def test_checking_a_file_changes_nothing(tmp_path):
     there, new = tmp_path / "there", tmp_path / "new"
     there.write_text("kept")
     for path in (None, "-", str(there), str(new), os.devnull):
-        workdir_files.check_file("score.json", path)
+        workdir_files.check_file("score.json", path, DataConfig())
     assert there.read_text() == "kept"
     assert not new.exists()
     with pytest.raises(ConfigError, match=r"score.json = .*cannot be written \(Is a directory\)"):
-        workdir_files.check_file("score.json", str(tmp_path))
+        workdir_files.check_file("score.json", str(tmp_path), DataConfig())
 
 
 def test_an_export_that_cannot_be_written_is_refused_before_the_model_is_read(tmp_path):

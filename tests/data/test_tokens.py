@@ -302,9 +302,9 @@ def test_ids_of_a_memory_map_are_checked_in_every_part(tmp_path):
     ids = np.zeros((1 << 20) + 10, np.int32)
     ids[-2] = 9
     mapped = np.load(save(tmp_path / "x.npy", ids, "int32"), mmap_mode="r")
-    check_ids(mapped, 10, "x")
+    check_ids("x", mapped, 10)
     with pytest.raises(DataError, match=r"x\[1048584\] = 9"):
-        check_ids(mapped, 9, "x")
+        check_ids("x", mapped, 9)
     assert mapped[-2] == 9  # the mapping still works
 
 

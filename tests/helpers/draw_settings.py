@@ -253,10 +253,10 @@ def scoring(exp: ExperimentConfig, protocol: ProtocolConfig) -> None:
     mems = evaluator.first_memory_shapes(params)
     batch = _batch((), evaluator.batches.rows, protocol.context_len, protocol.seg_len)
     if protocol.dynamic.rule == "none":
-        jax.eval_shape(evaluator.score, params, batch, mems)
+        jax.eval_shape(evaluator._score, params, batch, mems, evaluator._temperature)
         return
     copies = (params, params) if protocol.dynamic.rule == "rms" else ()
-    jax.eval_shape(evaluator.score_and_learn, Learner(params, *copies), batch, mems)
+    jax.eval_shape(evaluator._learn, Learner(params, *copies), batch, mems, evaluator._rates)
 
 
 def generation(exp: ExperimentConfig) -> None:

@@ -177,7 +177,7 @@ def test_the_result_is_kept_beside_the_compilation_cache(kernel, tmp_path, monke
 
     assert start_again() == 0
     assert bool(choice._failures) == (how is raises)
-    monkeypatch.setattr(self_check, "_version", lambda package: "another version")
+    monkeypatch.setattr(self_check, "installed_version", lambda package: "another version")
     assert start_again() > 0
 
 

@@ -123,7 +123,7 @@ def machine(monkeypatch, tmp_path):
             (root / file).touch()
         if smi:
             nvidia_smi(tools, *smi)
-        monkeypatch.setattr(accelerators, "_version", dict(packages).get)
+        monkeypatch.setattr(accelerators, "installed_version", dict(packages).get)
         return root
 
     return make

@@ -22,7 +22,7 @@ from txl_jax.analysis.results import figure_bytes, new_figure
 from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.checkpoint.workdir import read_json, read_record
 from txl_jax.checkpoint.workdir_files import CONFIG, register_outputs
-from txl_jax.config import ANALYSES, ExperimentConfig, flatten, path_keys
+from txl_jax.config import ANALYSES, ExperimentConfig, flatten, path_fields
 from txl_jax.evaluation.baselines import DESCRIPTIONS
 from txl_jax.evaluation.protocols import is_part
 from txl_jax.evaluation.scoring_run import is_evaluation
@@ -45,7 +45,7 @@ _SIDE_PANELS = {
 }
 
 DEFAULTS = flatten(ExperimentConfig().to_dict())
-PATHS = tuple(path_keys(ExperimentConfig))
+PATHS = dict(path_fields(ExperimentConfig))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +167,7 @@ def _read_lines(file: str, accepts: Callable[[Any], bool]) -> list[Any]:
         return []
     found, skipped = records.read_counted(file, accepts)
     if skipped:
-        _warn(records.skipped_lines(file, skipped))
+        say(f"warning: {records.skipped_lines(file, skipped)}")
     return found
 
 
@@ -298,7 +298,7 @@ def analyses(workdir: str) -> list[dict[str, Any]]:
             try:
                 text = json.dumps(read_json(file), indent=1, ensure_ascii=False)
             except WorkdirError:
-                _warn(f"{file}: is damaged, and is left out of the page")
+                say(f"warning: {file}: is damaged, and is left out of the page")
         text = text if len(text) < LARGEST_JSON else ""
         if (images := saved_figures(workdir, name)) or text:
             section = {"heading": row.page[0], "caption": row.page[1], "images": images}
@@ -367,10 +367,6 @@ def _short(name: str) -> str:
 def _image(data: bytes, kind: str, name: str) -> dict[str, str]:
     """Returns ``alt`` and ``src`` of an image that is embedded in the page."""
     return {"alt": name, "src": f"data:image/{kind};base64,{base64.b64encode(data).decode()}"}
-
-
-def _warn(text: str) -> None:
-    say(f"warning: {text}")
 
 
 def _value(row: Mapping[str, Any], unit: Unit) -> str:

@@ -48,10 +48,10 @@ class Sweep(NamedTuple):
         width = max(len(row.name) for row in self.rows)
         lines = [f"{'':<{width}}  seeds  {'mean ' + self.unit:>10}  {'spread':>10}  {'best':>10}"]
         for row in self.rows:
-            numbers = (
-                [row.mean, row.values[-1] - row.values[0], row.values[0]] if row.values else []
-            )
-            shown = "".join(f"  {format_value(x, self.unit):>10}" for x in numbers) or "  failed"
+            shown = "  failed"
+            if row.values:
+                numbers = row.mean, row.values[-1] - row.values[0], row.values[0]
+                shown = "".join(f"  {format_value(x, self.unit):>10}" for x in numbers)
             lines.append(f"{row.name:<{width}}  {len(row.values):>5}{shown}")
         return "\n".join(lines)
 

@@ -1,11 +1,12 @@
 """Records how a result was produced: versions, source revision, devices and date."""
 
 import datetime
-import importlib.metadata
 import os
 import platform
 import subprocess
 from typing import Any
+
+from txl_jax.library_errors import installed_version
 
 PACKAGES = ("txl_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
@@ -17,7 +18,7 @@ def provenance() -> dict[str, Any]:
     return {
         "versions": {
             "python": platform.python_version(),
-            **{name.removesuffix("-checkpoint"): _version(name) for name in PACKAGES},
+            **{name.removesuffix("-checkpoint"): installed_version(name) for name in PACKAGES},
         },
         "revision": revision(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
         "platform": jax.default_backend(),
@@ -43,10 +44,3 @@ def _git(folder: str, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -13,7 +13,7 @@ from txl_jax.checkpoint.tensors import flat_params
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir import read_record, write_record
 from txl_jax.checkpoint.workdir_files import FORMAT, MODEL
-from txl_jax.config import ExperimentConfig, without_paths
+from txl_jax.config import without_paths
 from txl_jax.config.arguments import names_the_nearest
 from txl_jax.config.folders import expanded_text
 from txl_jax.data.corpus import FOREIGN_VOCAB
@@ -31,9 +31,7 @@ def export(
     workdir: str | os.PathLike[str], folder: str | os.PathLike[str], step: str = "best"
 ) -> int:
     """Writes a workdir's model to a folder and returns its step; see :func:`save` and ``load``."""
-    workdir, folder = (
-        expanded_text(value, name) for name, value in (("workdir", workdir), ("folder", folder))
-    )
+    workdir, folder = expanded_text(workdir, "workdir"), expanded_text(folder, "folder")
     require_empty_folder(folder)
     trained = load_workdir(workdir, step)
     save(trained, folder, read_record(workdir))
@@ -109,7 +107,7 @@ def require_empty_folder(folder: str) -> None:
 
 def _without_paths(record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a workdir's record without the paths of the machine that wrote it."""
-    settings = without_paths(ExperimentConfig, record)
+    settings = without_paths(record)
     data, corpus = record.get("data", {}), dict(record.get("corpus", {}))
     path, url = data.get("path"), data.get("url")
     public = bool(url) and _is_public(url)

@@ -11,8 +11,8 @@ import secrets
 import tempfile
 
 from txl_jax.checkpoint.errors import WorkdirError
-from txl_jax.config import ANALYSES, ConfigError
-from txl_jax.data.sources.source import SAMPLES
+from txl_jax.config import ANALYSES, ConfigError, DataConfig
+from txl_jax.data.sources.source import SAMPLES, check_not_text
 from txl_jax.files import append, atomic_write, parse_json_object, write_failure_reason, written_as
 from txl_jax.messages import argument, short_repr, shown_path
 from txl_jax.paths import absolute, is_remote, make_folder, names, path
@@ -148,8 +148,11 @@ def check_outputs(workdir: str, *modes: str) -> None:
             raise WorkdirError(f"{file}: is read-only, and results are written there; move it away")
 
 
-def check_file(key: str, file: str | None) -> None:
-    """Raises ConfigError if the file that a setting names cannot be written; leaves no new file."""
+def check_file(key: str, file: str | None, data: DataConfig) -> None:
+    """Raises ConfigError if the file that a setting names cannot be written; leaves no new file.
+
+    Raises DataError if the file would be text of ``data``.
+    """
     if file is None or file == "-":
         return
     exists = os.path.exists(file)
@@ -165,6 +168,7 @@ def check_file(key: str, file: str | None) -> None:
             f"config key {key} = {shown_path(file)!r}: cannot be written ({error.strerror}); name a"
             " file in a folder that exists and can be written"
         ) from error
+    check_not_text(key, file, data)
 
 
 def _nearest(folder: str) -> str:

@@ -18,7 +18,14 @@ from txl_jax.config.analysis import (
     SpeedConfig,
     SweepConfig,
 )
-from txl_jax.config.changes import FREE_TO_CHANGE, differing_keys, from_record, override
+from txl_jax.config.changes import (
+    FREE_TO_CHANGE,
+    differing_keys,
+    from_record,
+    override,
+    with_absolute_paths,
+    without_paths,
+)
 from txl_jax.config.data import DataConfig, ProbeTextConfig
 from txl_jax.config.errors import ConfigError
 from txl_jax.config.evaluation import DynamicConfig, ProtocolConfig
@@ -32,7 +39,7 @@ from txl_jax.config.export import ExportConfig
 from txl_jax.config.generation import GenerateConfig
 from txl_jax.config.loading import config_rows, load_config
 from txl_jax.config.model import AttentionForm, TransformerXLConfig, Window
-from txl_jax.config.nested import flatten, path_keys, with_absolute_paths, without_paths
+from txl_jax.config.nested import flatten, path_fields
 from txl_jax.config.training import (
     AverageConfig,
     CheckpointConfig,
@@ -84,7 +91,7 @@ __all__ = [
     "load_config",
     "longest_segment",
     "override",
-    "path_keys",
+    "path_fields",
     "with_absolute_paths",
     "without_paths",
 ]

@@ -1,15 +1,18 @@
 """Overrides settings of an experiment, and compares the settings of a resumed run."""
 
+import copy
 import dataclasses
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 from txl_jax.config.analysis import Analyses
 from txl_jax.config.combinations import ALTERNATIVES
 from txl_jax.config.errors import ConfigError, UnknownKeyError
 from txl_jax.config.experiment import ExperimentConfig
-from txl_jax.config.folders import same_files
-from txl_jax.config.nested import flatten, path_keys, unknown_key
+from txl_jax.config.fields import NAMED
+from txl_jax.config.folders import absolute_paths, same_files
+from txl_jax.config.nested import flatten, path_fields, unknown_key
 from txl_jax.messages import short_repr
 
 FREE_TO_CHANGE = (
@@ -56,7 +59,7 @@ def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
     A missing key has its default value. A path may be written in another way.
     """
-    paths, defaults = set(path_keys(ExperimentConfig)), flatten(ExperimentConfig().to_dict())
+    paths, defaults = dict(path_fields(ExperimentConfig)), flatten(ExperimentConfig().to_dict())
     old, new = ({**defaults, **flatten(nested)} for nested in (a, b))
     keys = [key for key in sorted(old.keys() | new.keys()) if not is_free(key)]
     pairs = [(key, old.get(key, "absent"), new.get(key, "absent")) for key in keys]
@@ -68,6 +71,23 @@ def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 def is_free(key: str) -> bool:
     """Whether a resumed run may change a setting, see :data:`FREE_TO_CHANGE`."""
     return any(key == free or key.startswith(free + ".") for free in FREE_TO_CHANGE)
+
+
+def with_absolute_paths(exp: ExperimentConfig) -> ExperimentConfig:
+    """Returns the experiment with every ``file_path`` absolute, to be stored."""
+    changes = {}
+    for key, field in path_fields(ExperimentConfig):
+        value, named = attrgetter(key)(exp), field.metadata["path"] == NAMED
+        changes[key] = absolute_paths(value, f"config key {key}", named)
+    return override(exp, changes)
+
+
+def without_paths(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the nested settings of a record with every ``file_path`` at its default."""
+    cleared, given = copy.deepcopy(dict(record)), flatten(record)
+    defaults, paths = flatten(ExperimentConfig().to_dict()), dict(path_fields(ExperimentConfig))
+    set_all(cleared, {key: defaults[key] for key in paths if key in given})
+    return cleared
 
 
 def from_record(record: Mapping[str, Any]) -> ExperimentConfig:

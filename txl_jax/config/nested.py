@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast, get_origin
 
 from txl_jax.config.errors import UnknownKeyError, refusal
 from txl_jax.config.fields import NAMED, Section, checked
-from txl_jax.config.folders import absolute_paths, expanded_paths, path_text
+from txl_jax.config.folders import expanded_paths, path_text
 from txl_jax.messages import argument, names_flags, nearest, truncate
 
 S = TypeVar("S", bound=Section)
@@ -60,7 +60,7 @@ def replace_nested(section: S, nested: Mapping[str, Any], prefix: str = "", root
                 raise refusal(key, value, "is a section, not a value")
             values[name] = replace_nested(own, value, f"{key}.", root)
         elif name not in fields or (
-            isinstance(value, Mapping) and value and not _is_dict(fields[name])
+            isinstance(value, Mapping) and value and get_origin(fields[name].type) is not dict
         ):
             for _ in range(5):  # to the first leaf; a dict may contain itself
                 if isinstance(value, Mapping) and value:
@@ -78,11 +78,6 @@ def replace_nested(section: S, nested: Mapping[str, Any], prefix: str = "", root
             elif path and values[name]:
                 path_text(values[name], f"config key {key}", remote)  # raises an error for a URL
     return dataclasses.replace(section, **values)  # type: ignore[type-var]
-
-
-def _is_dict(field: dataclasses.Field) -> bool:
-    """Whether the value of a setting is a dict."""
-    return get_origin(field.type) is dict
 
 
 def unknown_key(key: str, root: Any) -> UnknownKeyError:
@@ -129,33 +124,10 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def path_keys(cls: type, prefix: str = "") -> Iterator[str]:
-    """Yields the dotted key of every ``file_path`` of the section ``cls``."""
+def path_fields(cls: type, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field]]:
+    """Yields every ``file_path`` of the section ``cls``, with its dotted key."""
     for field in dataclasses.fields(cls):
         if dataclasses.is_dataclass(field.type):
-            yield from path_keys(cast(type, field.type), f"{prefix}{field.name}.")
+            yield from path_fields(cast(type, field.type), f"{prefix}{field.name}.")
         elif field.metadata.get("path"):
-            yield f"{prefix}{field.name}"
-
-
-def with_absolute_paths(section: S, prefix: str = "") -> S:
-    """Returns the section with every ``file_path`` absolute, to be stored."""
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(cast(Any, section)):
-        key, value = f"{prefix}{field.name}", getattr(section, field.name)
-        if isinstance(value, Section):
-            values[field.name] = with_absolute_paths(value, f"{key}.")
-        elif path := field.metadata.get("path"):
-            values[field.name] = absolute_paths(value, f"config key {key}", path == NAMED)
-    return dataclasses.replace(section, **values)  # type: ignore[type-var]
-
-
-def without_paths(cls: type, nested: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested settings of the section ``cls`` with every ``file_path`` at its default."""
-    cleared = dict(nested)
-    for field in dataclasses.fields(cls):
-        if dataclasses.is_dataclass(field.type) and field.name in nested:
-            cleared[field.name] = without_paths(cast(type, field.type), nested[field.name])
-        elif field.metadata.get("path") and field.name in nested:
-            cleared[field.name] = [] if field.default == () else field.default
-    return cleared
+            yield f"{prefix}{field.name}", field

@@ -304,7 +304,7 @@ def _load(folder: Path, source: Source, data: DataConfig) -> Corpus:
 def _load_split(folder: Path, split: str, vocab: Vocab, source: Source, cross: bool) -> Split:
     path = folder / f"{split}.npy"
     tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-    check_ids(tokens, len(vocab), str(path))
+    check_ids(str(path), tokens, len(vocab))
     if source.has_documents:
         starts = np.load(path.with_suffix(STARTS), allow_pickle=False)
         return Pieces(tokens, starts, source.separator is not None or cross)

@@ -94,7 +94,7 @@ def lay_out(
         )
     elif pieces.n_targets < 1:
         raise DataError(f"{name} has no target; give longer documents")
-    check_ids(pieces.ids, vocab_size, name)
+    check_ids(name, pieces.ids, vocab_size)
     if not even:
         return _whole_rows(pieces, batch_size)
     if pieces.kind != "sentences":

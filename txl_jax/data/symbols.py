@@ -35,7 +35,7 @@ def readable(kind: str, symbol: str) -> str:
     return chr(value) if 0x20 <= value < 0x7F else f"\\x{value:02x}"
 
 
-def check_ids(tokens: np.ndarray, vocab_size: int | None, name: str) -> None:
+def check_ids(name: str, tokens: np.ndarray, vocab_size: int | None) -> None:
     """Raises DataError with the first position of an id that is not from 0 to V-1.
 
     Without V, ids must fit int32.

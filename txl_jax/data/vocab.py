@@ -226,7 +226,7 @@ class Vocab:
             raise DataError(f"ids must be integers [n], not {kind}: {short_repr(ids)}") from error
         if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
             raise DataError(f"ids must be integers [n], not {array.dtype} {list(array.shape)}")
-        check_ids(array, len(self), "ids")
+        check_ids("ids", array, len(self))
         return array.astype(np.int32, copy=False)
 
     def to_json(self) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def check_baselines(names: Sequence[str], vocab: Any) -> None:
 
 def unigram(train: np.ndarray, vocab_size: int) -> Model:
     """Counts a unigram model with add-one smoothing, p(w) = (c(w) + 1) / (n + V)."""
-    check_ids(train, vocab_size, "train")
+    check_ids("train", train, vocab_size)
     counts = np.zeros(vocab_size, np.int64)
     for start in range(0, len(train), CHUNK):
         counts += np.bincount(np.asarray(train[start : start + CHUNK]), minlength=vocab_size)
@@ -124,7 +124,7 @@ def cross_entropy(
     """Returns a model's cross entropy in nats per target, for ``indices`` or all but the first."""
     if len(tokens) < 2:
         raise ValueError(f"a split of {len(tokens)} tokens has no target; it needs two or more")
-    check_ids(tokens, vocab_size, "tokens")
+    check_ids("tokens", tokens, vocab_size)
     total, count = 0.0, 0
     for previous, target in _pairs(tokens, indices):
         total -= float(np.log(model(previous, target)).sum())

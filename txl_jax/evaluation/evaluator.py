@@ -211,14 +211,6 @@ class Evaluator:
             found["squares"] = functools.partial(programs.add_squares.lower, *inputs)
         return found
 
-    def score(self, params: Params, batch: Batch, mems: Any) -> tuple[Any, Any, Any]:
-        """Returns the loss sum and the number of targets of a segment, and the memory after it."""
-        return self._score(params, batch, mems, self._temperature)
-
-    def score_and_learn(self, learner: Learner, batch: Batch, mems: Any) -> tuple[Any, ...]:
-        """Returns loss sum, count and memory as :meth:`score`, and the learner after the update."""
-        return self._learn(learner, batch, mems, self._rates)
-
     def first_memory_shapes(self, params: Params) -> Any:
         """Returns the shapes and shardings of the memory or cache before the first segment."""
         mems: Any = jax.eval_shape(self._init_mems)
@@ -249,9 +241,9 @@ class Evaluator:
         with contextlib.closing(prefetch(iter(self.batches))) as batches:
             for batch in batches:
                 if self.protocol.dynamic.rule == "none":
-                    nll_sum, n, mems = self.score(params, batch, mems)
+                    nll_sum, n, mems = self._score(params, batch, mems, self._temperature)
                 else:
-                    nll_sum, n, mems, learner = self.score_and_learn(learner, batch, mems)
+                    nll_sum, n, mems, learner = self._learn(learner, batch, mems, self._rates)
                 yield nll_sum, n
 
     def _init_mems(self) -> Memory:

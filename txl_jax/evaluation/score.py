@@ -30,7 +30,7 @@ from txl_jax.data.batch import Batch, make_batch
 from txl_jax.data.errors import DataError
 from txl_jax.data.pieces import ended_at, separator_ends
 from txl_jax.data.rows import separate_rows
-from txl_jax.data.sources.source import check_not_text, existing_path
+from txl_jax.data.sources.source import existing_path
 from txl_jax.data.sources.tokens import SUFFIXES, read_documents
 from txl_jax.data.streams import Streams
 from txl_jax.data.symbols import readable
@@ -53,8 +53,7 @@ _WORK = Work.sized_by("scoring", "score.batch_size", "score.seg_len", "score.mem
 def run(trained: TrainedModel, workdir: str) -> str:
     """Writes the :func:`line_record` of each line of the text, and a summary to standard error."""
     c = trained.config.score
-    check_file("score.json", c.json)
-    check_not_text("score.json", c.json, trained.config.data)
+    check_file("score.json", c.json, trained.config.data)
     exist = os.path.isfile(c.path) and os.path.isfile(c.json or "")
     if exist and os.path.samefile(c.path, c.json or ""):
         named = f"config key score.json = {shown_path(str(c.json))!r}"

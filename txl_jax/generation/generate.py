@@ -129,10 +129,8 @@ def generate(
     sampling = sampling_of(c)
     for start in range(0, c.length, _PER_DISPATCH):
         positions = np.arange(start, start + _PER_DISPATCH, dtype=np.int32)
-        draws, n = (
-            _Draws(np.uint32(c.seed), numbers, positions),
-            min(_PER_DISPATCH, c.length - start),
-        )
+        draws = _Draws(np.uint32(c.seed), numbers, positions)
+        n = min(_PER_DISPATCH, c.length - start)
         state, tokens, nll = extend(params, state, draws, np.int32(n), sampling, grammar)
         yield TokenChunk(np.asarray(tokens)[:rows, :n], np.asarray(nll)[:rows, :n])
 

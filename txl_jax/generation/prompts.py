@@ -1,6 +1,5 @@
 """Reads the prompts of a config, or of the file that the config names."""
 
-import errno
 import functools
 import json
 import sys
@@ -17,6 +16,7 @@ from txl_jax.data.vocab import Text
 from txl_jax.files import decode_text
 from txl_jax.messages import shown_path
 from txl_jax.paths import path as opened_path
+from txl_jax.standard_streams import check_stdin
 
 MAX_BYTES = 1 << 30  # largest file of prompts; devices and pipes may be endless
 
@@ -61,8 +61,7 @@ def prompt_key(c: GenerateConfig) -> str:
 @functools.cache
 def _standard_input() -> bytes:
     """Reads standard input once. Later calls return the same bytes."""
-    if sys.stdin is None:
-        raise OSError(errno.EBADF, "standard input is closed")
+    check_stdin()
     return sys.stdin.buffer.read(MAX_BYTES + 1)
 
 

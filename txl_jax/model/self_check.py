@@ -8,8 +8,6 @@ is kept in the compilation cache's folder, so that later starts cost nothing.
 import dataclasses
 import functools
 import hashlib
-import importlib
-import importlib.metadata
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +19,7 @@ from etils import epath
 from jax.sharding import Mesh, NamedSharding
 
 from txl_jax.config import TransformerXLConfig
+from txl_jax.library_errors import installed_version
 from txl_jax.messages import one_line
 from txl_jax.model import dropout, masks
 from txl_jax.model.attention import planned_inputs
@@ -262,7 +261,8 @@ def _key(attention: Attention, name: str) -> str:
     with product_precision(attention.precision):
         passes = bfloat16_passes()
     parts = [
-        *(name, device.device_kind, device.client.platform_version, *map(_version, _PACKAGES)),
+        *(name, device.device_kind, device.client.platform_version),
+        *map(installed_version, _PACKAGES),
         *(file.read_text("utf-8") for file in sources),
         *(attention.x, attention.mesh.shape, attention.scanned, attention.several_seeds, passes),
     ]
@@ -276,13 +276,6 @@ def _file(name: str, key: str) -> str | None:
     if not folder or not settings.jax_enable_compilation_cache:
         return None
     return str(epath.Path(folder) / f"self-check-{name}-{key[:16]}.json")
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _read(file: str | None) -> str | None:

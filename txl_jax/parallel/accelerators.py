@@ -6,7 +6,6 @@ continues on the CPU, even with ``JAX_PLATFORMS=cuda,cpu`` if no GPU is visible.
 
 import functools
 import glob
-import importlib.metadata
 import logging
 import os
 import re
@@ -19,6 +18,7 @@ from contextlib import contextmanager
 import jax
 
 from txl_jax.config import ConfigError
+from txl_jax.library_errors import installed_version
 from txl_jax.messages import one_line
 from txl_jax.standard_streams import say
 
@@ -128,7 +128,7 @@ def _brief(said: str) -> str:
 def _gpu_state() -> tuple[str, str]:
     """Returns driver and plugin of GPUs, and what mends them."""
     driver, capability = driver_of_gpus()
-    versions = {extra: _version(f"jax-{extra}-plugin") for extra in _CUDA}
+    versions = {extra: installed_version(f"jax-{extra}-plugin") for extra in _CUDA}
     plugins = {extra: version for extra, version in versions.items() if version}
     shown = ", ".join(f"jax-{extra}-plugin {version}" for extra, version in plugins.items())
     state = f"driver {driver or 'not found'}, plugin {shown or 'not installed'}"
@@ -164,7 +164,7 @@ def _gpu_fix(driver: str | None, extra: str | None, plugins: dict[str, str]) -> 
 
 def _tpu_state() -> tuple[str, str]:
     """Returns device files and plugin of TPUs, and what mends them."""
-    version, files = _version("libtpu"), ", ".join(_files(_TPU_FILES))
+    version, files = installed_version("libtpu"), ", ".join(_files(_TPU_FILES))
     state = f"driver {files or 'not found (/dev/accel0, /dev/vfio/0)'}"
     if version is None:
         fix = "install the plugin: pip install 'txl_jax[tpu]' (launch scripts: TXL_EXTRAS=tpu)"
@@ -205,13 +205,6 @@ def _nvidia_smi(*flags: str) -> str:
 
 def _files(patterns: tuple[str, ...]) -> list[str]:
     return [file for pattern in patterns for file in sorted(glob.glob(ROOT + pattern))]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 @contextmanager

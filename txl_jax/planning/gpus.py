@@ -6,11 +6,11 @@ Programming Guide (T4, L4, RTX 4090).
 """
 
 import dataclasses
-import importlib.metadata
 import re
 
 import jax
 
+from txl_jax.library_errors import installed_version
 from txl_jax.planning.machines import PlanningError
 
 
@@ -98,12 +98,10 @@ def check_wheels(topology: str) -> None:
     """Raises PlanningError, which names the extra, if the compiler for GPUs is not installed."""
     missing, install = [], "pip install 'txl_jax[compile-cuda]'"
     for name in _WHEELS:
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
+        version = installed_version(name)
+        if version is None:
             missing.append(name)
-            continue
-        if name.startswith("jax-") and version != jax.__version__:
+        elif name.startswith("jax-") and version != jax.__version__:
             missing.append(f"{name}=={jax.__version__} (not {version})")
     if missing:
         raise PlanningError(

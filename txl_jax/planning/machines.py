@@ -17,17 +17,6 @@ class Chip:
     link: float  # bytes per second out of the chip, all links together
     accelerator: str = ""  # the name under which Google rents slices; GPUs have none
     cores: int = 1  # of one chip, which the names of slices count
-    plain_float32: float = 0.0  # per second, of GPUs without units for bfloat16 and TF32
-
-    @property
-    def has_bfloat16(self) -> bool:
-        """Whether ``model.dtype`` ``auto`` means bfloat16 on this device."""
-        return not self.plain_float32
-
-    @property
-    def float32_flops(self) -> float:
-        """Products of float32 arrays per second: in bfloat16 on TPUs, in TF32 on newer GPUs."""
-        return self.plain_float32 or (self.flops if self.accelerator else self.flops / 2)
 
 
 CHIPS = {
@@ -35,8 +24,8 @@ CHIPS = {
     "v5e": Chip("TPU v5e", int(15.75 * GIB), 197e12, 819e9, 200e9, "v5litepod"),
     "v5p": Chip("TPU v5p", int(95.73 * GIB), 459e12, 2_765e9, 600e9, "v5p", cores=2),
     "v6e": Chip("TPU v6e", int(31.24 * GIB), 918e12, 1_640e9, 448e9, "v6e"),
-    "v100": Chip("V100 SXM2 16 GB", 16 * 10**9, 125e12, 900e9, 150e9, plain_float32=15.7e12),
-    "t4": Chip("T4", 15 * 10**9, 65e12, 320e9, 16e9, plain_float32=8.1e12),
+    "v100": Chip("V100 SXM2 16 GB", 16 * 10**9, 125e12, 900e9, 150e9),
+    "t4": Chip("T4", 15 * 10**9, 65e12, 320e9, 16e9),
     "a100": Chip("A100 SXM 80 GB", 80 * 10**9, 312e12, 2_039e9, 300e9),
     "l4": Chip("L4", 23 * 10**9, 121e12, 300e9, 32e9),
     "rtx4090": Chip("RTX 4090", 24 * 10**9, 165e12, 1_008e9, 32e9),

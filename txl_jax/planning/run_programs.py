@@ -12,7 +12,6 @@ No text is read and no workdir is created: a text of zeros gives the batch its s
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -32,6 +31,7 @@ from txl_jax.generation.utf8 import Automaton, free_automaton
 from txl_jax.model import flops, self_check
 from txl_jax.model.attention import planned_attention
 from txl_jax.model.layout import stack_layers, unstack_layers
+from txl_jax.parallel.device_memory import array_bytes
 from txl_jax.parallel.shardings import AXES, Shardings, scoring_mesh
 from txl_jax.training.multi_seed import seeds_step
 from txl_jax.training.plan import (
@@ -87,10 +87,9 @@ def run_programs(exp: ExperimentConfig, devices: Sequence[jax.Device]) -> Iterat
     lower: Any = functools.partial(lower_update, setup)
     yield RunProgram("train", description, lower, setup.attention.describe(), per_call)
 
-    size = lambda x: math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-    resident = sum(map(size, jax.tree.leaves((state.opt_state, state.mems))))
+    resident = array_bytes((state.opt_state, state.mems))
     if t.num_seeds > 1:  # a copy of one seed's state is scored beside all states
-        resident += t.num_seeds * sum(map(size, jax.tree.leaves(state)))
+        resident += t.num_seeds * array_bytes(state)
     yield from _scoring("validate", exp.model, exp.validate, mesh, resident)
     loaded = dataclasses.replace(exp.model, scan_layers=False, remat="none")
     for index, (about, protocol) in enumerate(compared_protocols(exp.evaluate)):
