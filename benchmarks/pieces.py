@@ -26,7 +26,7 @@ from txl_jax.checkpoint.tensors import flat_params, params_from_flat
 from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
 from txl_jax.checkpoint.workdir import read_json
 from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB
-from txl_jax.config import from_record
+from txl_jax.config.changes import from_record
 from txl_jax.data.vocab import Vocab
 
 

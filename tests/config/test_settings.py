@@ -30,13 +30,11 @@ from txl_jax.config import (
     differing_keys,
     flatten,
     format_settings,
-    from_record,
     load_config,
     override,
     with_absolute_paths,
-    without_paths,
 )
-from txl_jax.config.changes import is_free, set_all
+from txl_jax.config.changes import from_record, is_free, set_all, without_paths
 from txl_jax.config.combinations import ALTERNATIVES
 from txl_jax.config.nested import SYNONYMS
 

@@ -22,7 +22,8 @@ from txl_jax.analysis.results import figure_bytes, new_figure
 from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.checkpoint.workdir import read_json, read_record
 from txl_jax.checkpoint.workdir_files import CONFIG, register_outputs
-from txl_jax.config import ANALYSES, ExperimentConfig, flatten, path_fields
+from txl_jax.config import ANALYSES, ExperimentConfig, flatten
+from txl_jax.config.nested import path_fields
 from txl_jax.evaluation.baselines import DESCRIPTIONS
 from txl_jax.evaluation.protocols import is_part
 from txl_jax.evaluation.scoring_run import is_evaluation

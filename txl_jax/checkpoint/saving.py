@@ -13,8 +13,8 @@ from txl_jax.checkpoint.tensors import flat_params
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.checkpoint.workdir import read_record, write_record
 from txl_jax.checkpoint.workdir_files import FORMAT, MODEL
-from txl_jax.config import without_paths
 from txl_jax.config.arguments import names_the_nearest
+from txl_jax.config.changes import without_paths
 from txl_jax.config.folders import expanded_text
 from txl_jax.data.corpus import FOREIGN_VOCAB
 from txl_jax.data.sources.text import HELD_OUT, OWN_SPLITS

@@ -17,7 +17,8 @@ from typing import Any
 from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.checkpoint.provenance import provenance
 from txl_jax.checkpoint.workdir_files import CONFIG, VOCAB, check_free
-from txl_jax.config import ConfigError, ExperimentConfig, differing_keys, from_record
+from txl_jax.config import ConfigError, ExperimentConfig, differing_keys
+from txl_jax.config.changes import from_record
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab

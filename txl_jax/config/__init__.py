@@ -21,25 +21,18 @@ from txl_jax.config.analysis import (
 from txl_jax.config.changes import (
     FREE_TO_CHANGE,
     differing_keys,
-    from_record,
     override,
     with_absolute_paths,
-    without_paths,
 )
 from txl_jax.config.data import DataConfig, ProbeTextConfig
 from txl_jax.config.errors import ConfigError
 from txl_jax.config.evaluation import DynamicConfig, ProtocolConfig
-from txl_jax.config.experiment import (
-    ExperimentConfig,
-    Setting,
-    describe_settings,
-    format_settings,
-)
+from txl_jax.config.experiment import ExperimentConfig, describe_settings, format_settings
 from txl_jax.config.export import ExportConfig
 from txl_jax.config.generation import GenerateConfig
 from txl_jax.config.loading import config_rows, load_config
 from txl_jax.config.model import AttentionForm, TransformerXLConfig, Window
-from txl_jax.config.nested import flatten, path_fields
+from txl_jax.config.nested import flatten
 from txl_jax.config.training import (
     AverageConfig,
     CheckpointConfig,
@@ -48,7 +41,6 @@ from txl_jax.config.training import (
     MeshConfig,
     OptimizerConfig,
     TrainConfig,
-    longest_segment,
 )
 
 __all__ = [
@@ -76,7 +68,6 @@ __all__ = [
     "ReclConfig",
     "ReportConfig",
     "ScoreConfig",
-    "Setting",
     "SpeedConfig",
     "SweepConfig",
     "TrainConfig",
@@ -87,11 +78,7 @@ __all__ = [
     "differing_keys",
     "flatten",
     "format_settings",
-    "from_record",
     "load_config",
-    "longest_segment",
     "override",
-    "path_fields",
     "with_absolute_paths",
-    "without_paths",
 ]

@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from txl_jax.config import longest_segment
 from txl_jax.config.arguments import names_the_nearest
+from txl_jax.config.training import longest_segment
 from txl_jax.data.errors import DataError
 from txl_jax.data.orders import InOrder, Rolled, ShuffledSentences
 from txl_jax.data.pieces import Split, as_pieces

@@ -8,12 +8,12 @@ import numpy as np
 
 from txl_jax.config import GenerateConfig
 
-SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""The settings of generation that change the probabilities of the next token."""
-
 
 class Sampling(NamedTuple):
-    """The values of :data:`SETTINGS` as scalars, which are arguments of a compiled program."""
+    """The settings that change the probabilities of the next token, as scalars.
+
+    They are arguments of a compiled program.
+    """
 
     temperature: Any
     top_k: Any
@@ -24,7 +24,7 @@ class Sampling(NamedTuple):
 
 def sampling_of(c: GenerateConfig) -> Sampling:
     """Returns the sampling settings of a config, ``top_k`` as int32 and others as float32."""
-    values = (getattr(c, name) for name in SETTINGS)
+    values = (getattr(c, name) for name in Sampling._fields)
     return Sampling(*(np.int32(v) if isinstance(v, int) else np.float32(v) for v in values))
 
 

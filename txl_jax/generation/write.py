@@ -18,7 +18,7 @@ from txl_jax.config import GenerateConfig
 from txl_jax.data.vocab import Text, encode_prompts
 from txl_jax.files import atomic_write
 from txl_jax.generation.prompts import prompt_key, read_prompts
-from txl_jax.generation.sampling import SETTINGS
+from txl_jax.generation.sampling import Sampling
 from txl_jax.generation.text import Continuation, continuations, printable, prompt_text
 from txl_jax.records import append_new
 from txl_jax.standard_streams import say, stderr, stdout
@@ -51,7 +51,7 @@ def write_continuations(
     encode_prompts(trained.vocab, prompts, prompt_key(c))  # raises errors before the first output
     single = len(prompts) == 1 and c.samples == 1 and not quiet
     texts, ids = list[str](), list[list[int]]()
-    settings = {key: getattr(c, key) for key in ("mem_len", "length", *SETTINGS, "seed")}
+    settings = {key: getattr(c, key) for key in ("mem_len", "length", *Sampling._fields, "seed")}
     with stream_errors(sys.stdout, "replace"), _json_lines(c.json) as file:
         for first in range(0, len(prompts), c.batch_size):
             batch = prompts[first : first + c.batch_size]
