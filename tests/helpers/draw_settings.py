@@ -33,6 +33,7 @@ from txl_jax.data.batch import Batch, SoftTargets
 from txl_jax.data.on_device import BatchPosition, DeviceText
 from txl_jax.evaluation.dynamic import Learner
 from txl_jax.evaluation.evaluator import Evaluator
+from txl_jax.evaluation.protocols import with_window
 from txl_jax.generation import generate
 from txl_jax.generation.sampling import sampling_of
 from txl_jax.model.transformer_xl import TransformerXL
@@ -264,8 +265,7 @@ def generation(exp: ExperimentConfig) -> None:
     layers = min(exp.model.n_layer, DEEP)
     cfg = dataclasses.replace(exp.model, n_layer=layers, scan_layers=False, remat="none")
     c, rows = exp.generate, compiled_rows(exp.generate.samples)
-    if not cfg.memory_free:
-        cfg = dataclasses.replace(cfg, same_length=cfg.same_length or "pytorch")
+    cfg = with_window(cfg)
     params, shape = param_shapes(cfg), typing.cast(Any, jax.ShapeDtypeStruct)
     extend, _, project = generate._programs(cfg)
     ids = shape((rows,), jnp.int32)

@@ -19,6 +19,13 @@ def under_protocol(model: TransformerXLConfig, protocol: ProtocolConfig) -> Tran
     return dataclasses.replace(model, **changes)
 
 
+def with_window(model: TransformerXLConfig) -> TransformerXLConfig:
+    """Returns the model's config with attention limited to a window of M positions."""
+    if model.memory_free:
+        return model
+    return dataclasses.replace(model, same_length=model.same_length or "pytorch")
+
+
 def keeps_cache(model: TransformerXLConfig, protocol: ProtocolConfig) -> bool:
     """Tells whether memory holds projected keys and values, so that states are projected once."""
     return (

@@ -35,6 +35,7 @@ from txl_jax.data.sources.tokens import SUFFIXES, read_documents
 from txl_jax.data.streams import Streams
 from txl_jax.data.symbols import readable
 from txl_jax.data.vocab import Text, Vocab, encode_text, line_end, separator_ids
+from txl_jax.evaluation.protocols import with_window
 from txl_jax.files import decode_text, name_in_os_errors
 from txl_jax.messages import argument, fields_repr, shown_path
 from txl_jax.model.precision import rounding
@@ -228,9 +229,7 @@ def _score_batch(
 
 @functools.lru_cache(maxsize=4)
 def _program(cfg: TransformerXLConfig) -> tuple[TransformerXL, Checked]:
-    if not cfg.memory_free:
-        cfg = dataclasses.replace(cfg, same_length=cfg.same_length or "pytorch")
-    model = TransformerXL(cfg)
+    model = TransformerXL(with_window(cfg))
 
     def score(params, batch: Batch, mems):
         kwargs = batch.model_kwargs(with_lengths=True)

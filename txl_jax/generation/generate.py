@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from txl_jax.checkpoint.trained_model import memory_shapes, param_shapes
 from txl_jax.config import GenerateConfig, TransformerXLConfig
+from txl_jax.evaluation.protocols import with_window
 from txl_jax.generation.sampling import Sampling, apply_repetition_penalty, sample, sampling_of
 from txl_jax.generation.utf8 import Automaton
 from txl_jax.messages import fields_repr
@@ -119,7 +120,7 @@ def generate(
             raise ValueError(f"prompt {row} is empty: a prompt needs at least one token")
         check_array(f"prompt {row}", prompt, "integers", ("n",))
         check_ids(f"prompt {row}", prompt, vocab_size)
-    cfg = _limited(cfg)
+    cfg = with_window(cfg)
     extend, read, project = _programs(cfg)
     rows = len(prompts)
     added = compiled_rows(rows) - rows
@@ -162,18 +163,11 @@ def in_compute_dtype(c: TransformerXLConfig, params: Any) -> Any:
     return jax.lax.optimization_barrier(jax.tree.map(cast, params))
 
 
-def _limited(cfg: TransformerXLConfig) -> TransformerXLConfig:
-    """Returns the model whose attention is limited to a window of M positions."""
-    if cfg.memory_free:
-        return cfg
-    return dataclasses.replace(cfg, same_length=cfg.same_length or "pytorch")
-
-
 def lower_programs(
     cfg: TransformerXLConfig, c: GenerateConfig, grammar: Automaton | None, mesh: Mesh
 ) -> dict[str, Callable[[], jax.stages.Lowered]]:
     """Returns functions that lower the programs of one prompt, for the one device of a mesh."""
-    cfg = _limited(cfg)
+    cfg = with_window(cfg)
     extend, read, project = _programs(cfg, mesh)
     rows, whole = compiled_rows(c.samples), NamedSharding(mesh, PartitionSpec())
     place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole)

@@ -193,7 +193,8 @@ def _generation(
     one = Mesh(first, AXES, axis_types=(AxisType.Auto,) * len(AXES))
     c, grammar = exp.generate, None
     if exp.data.name in ("text", "stdlib") and exp.data.vocab in (None, "byte"):
-        grammar = _bytes_automaton(model.vocab_size or 0)
+        whole = free_automaton(Vocab.all_bytes())
+        grammar = Automaton(*(x[:, : model.vocab_size] for x in whole))
     how = f"{c.samples} sample(s) of a prompt, memory {c.mem_len}"
     for name, lower in lower_programs(model, c, grammar, one).items():
         attention = ""
@@ -202,10 +203,6 @@ def _generation(
                 model, c.samples, PREFILL, c.mem_len, False, one
             ).describe()
         yield RunProgram(f"generate, {name}", how, lower, attention)
-
-
-def _bytes_automaton(vocab_size: int) -> Automaton:
-    return Automaton(*(x[:, :vocab_size] for x in free_automaton(Vocab.all_bytes())))
 
 
 def _zeros(batch_size: int, length: int) -> np.ndarray:
