@@ -71,6 +71,7 @@ from txl_jax.parallel.device_memory import (
 )
 from txl_jax.parallel.processes import on_process_zero, process_zero_first
 from txl_jax.parallel.shardings import Shardings, make_mesh, scoring_mesh
+from txl_jax.paths import path
 from txl_jax.training.fine_tuning import load_encoded_corpus, resolve_experiment
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import TrainState, init_state, with_shardings
@@ -302,11 +303,11 @@ def seed_runs(exp: ExperimentConfig, workdir: str) -> list[tuple[ExperimentConfi
 
 def _begun_model(exp: ExperimentConfig, workdir: str) -> TransformerXLConfig:
     """Returns the model's settings; a begun run keeps its dtype on other devices too."""
-    if exp.model.dtype != "auto":
+    begun = lambda: path(workdir, CONFIG).exists()
+    if exp.model.dtype != "auto" or not on_process_zero(begun):
         return exp.model
-    begun = lambda: os.path.exists(os.path.join(workdir, CONFIG)) and read_experiment(workdir)
-    dtype = on_process_zero(lambda: (found := begun()) and found.model.dtype)
-    return dataclasses.replace(exp.model, dtype=dtype or "auto")
+    dtype = on_process_zero(lambda: read_experiment(workdir).model.dtype)
+    return dataclasses.replace(exp.model, dtype=dtype)
 
 
 def _evaluated(c: TransformerXLConfig, auto_dtype: bool) -> TransformerXLConfig:
