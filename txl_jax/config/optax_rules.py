@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from txl_jax.config.errors import ConfigError, refusal
+from txl_jax.config.errors import refusal
 from txl_jax.messages import argument, nearest, nearest_or_all, one_line
 
 OWN_RULES = ("adam", "lamb", "muon")
@@ -165,11 +165,9 @@ def _function(name: str) -> Callable[..., Any]:
 @functools.cache
 def _functions(whole: bool = True) -> dict[str, Callable[..., Any]]:
     """Returns the functions of optax by name, or only those that make a ``whole`` optimizer."""
-    try:
-        import optax
-        from optax import contrib
-    except ImportError as error:
-        raise ConfigError(f"config key {_NAME}: optax cannot be imported ({error})") from error
+    import optax
+    from optax import contrib
+
     return {
         f"{prefix}.{name}": function
         for prefix, module in (("optax", optax), ("optax.contrib", contrib))
