@@ -31,8 +31,8 @@ from txl_jax.config.arguments import RUN, given, names_the_nearest
 from txl_jax.config.evaluation import Split
 from txl_jax.config.folders import path_text, workdir_path
 from txl_jax.data.vocab import Text, check_text, texts_of
+from txl_jax.evaluation.any_text import TextScore, score_any_text
 from txl_jax.evaluation.results import Evaluation
-from txl_jax.evaluation.score import TextScore, score_any_text
 from txl_jax.generation.prompts import read_prompts
 from txl_jax.generation.results import Generated, Generation
 from txl_jax.generation.text import Continuation, continuations

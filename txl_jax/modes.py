@@ -15,7 +15,7 @@ from txl_jax.checkpoint.trained_model import TrainedModel, with_settings
 from txl_jax.checkpoint.workdir_files import MODE_FILES, check_file, check_outputs
 from txl_jax.command_line import command_for, command_with, typed_command
 from txl_jax.config import ANALYSES, ExperimentConfig, override
-from txl_jax.evaluation.scoring_run import write_evaluation
+from txl_jax.evaluation.split import write_evaluation
 from txl_jax.generation.write import set_stream_errors, write_continuations
 from txl_jax.messages import shown_path
 from txl_jax.model.precision import describe
@@ -29,7 +29,7 @@ P = ParamSpec("P")
 
 ONE_MODEL = {
     "export": "txl_jax.checkpoint.export",
-    "score": "txl_jax.evaluation.score",
+    "score": "txl_jax.evaluation.any_text",
     "interactive": "txl_jax.generation.interactive",
 }
 """The modules of modes that use one model as analyses do."""

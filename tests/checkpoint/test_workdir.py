@@ -32,7 +32,7 @@ from txl_jax.convert import export
 from txl_jax.convert.conversion import Request, to_workdir
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.errors import DataError
-from txl_jax.evaluation import score
+from txl_jax.evaluation import any_text
 from txl_jax.messages import UserError
 from txl_jax.training import fine_tuning
 from txl_jax.training.fine_tuning import resolve_experiment
@@ -313,10 +313,10 @@ NAMED_BY_HAND = {
     ("analysis/results.py", "os.path.join(folder, f'{name}.{kind}')"): ELSEWHERE,
     ("analysis/results.py", "path"): ELSEWHERE,
     ("analysis/recl.py", "expanded_text(path, 'path')"): ELSEWHERE,
-    ("evaluation/scoring_run.py", "kept"): "evaluations.jsonl",
+    ("evaluation/split.py", "kept"): "evaluations.jsonl",
     ("analysis/recl_table.py", "stored + '.json'"): "recl",
     ("analysis/recl_table.py", "stored + '.npz'"): "recl",
-    ("evaluation/score.py", "path"): ELSEWHERE,
+    ("evaluation/any_text.py", "path"): ELSEWHERE,
     ("files.py", "path"): ELSEWHERE,
     ("files.py", "temporary"): ELSEWHERE,
     ("generation/write.py", "path"): ELSEWHERE,
@@ -493,7 +493,7 @@ def test_results_are_not_written_into_the_text(claimed, tmp_path, key, monkeypat
         asked = override(exp, {"data.path": str(path), key: str(output)})
         refuse: Any = lambda c=asked: check_final_outputs(c, corpus)
         if key == "score.json":
-            refuse = lambda c=asked: score.run(mock.Mock(config=c), "unused")
+            refuse = lambda c=asked: any_text.run(mock.Mock(config=c), "unused")
         with pytest.raises(DataError, match=f"{key} = .*: would become a part of the text"):
             refuse()
     assert text.read_text() == "the cat\n"

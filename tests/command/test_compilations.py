@@ -14,7 +14,7 @@ from txl_jax.checkpoint.trained_model import param_shapes
 from txl_jax.config import ExperimentConfig, override
 from txl_jax.data.batch import make_batch
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation.score import _program as score_program
+from txl_jax.evaluation.any_text import _program as score_program
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.training.plan import StepSetup, build_plan, training_mesh
 from txl_jax.training.state import init_state

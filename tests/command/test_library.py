@@ -33,8 +33,8 @@ from txl_jax.checkpoint.errors import WorkdirError
 from txl_jax.config import ConfigError, GenerateConfig, ProtocolConfig, ScoreConfig, override
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.errors import DataError
+from txl_jax.evaluation import any_text as score_mode
 from txl_jax.evaluation import evaluator
-from txl_jax.evaluation import score as score_mode
 from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.generation import generate
 from txl_jax.generation.write import write_continuations

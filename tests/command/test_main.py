@@ -19,7 +19,7 @@ from txl_jax.checkpoint.workdir_files import FILES
 from txl_jax.config import DataConfig, describe_settings
 from txl_jax.data.corpus import DataError, corpus_from_config
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation.scoring_run import vocab_note
+from txl_jax.evaluation.split import vocab_note
 from txl_jax.training.events import Logger
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.run import evaluate_and_generate

@@ -22,7 +22,7 @@ from txl_jax.checkpoint.workdir_files import CONFIG
 from txl_jax.config import ANALYSES, ConfigError, DataConfig, ExperimentConfig, override
 from txl_jax.data.sources.probe import alphabet
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation import scoring_run
+from txl_jax.evaluation import split as split_scores
 from txl_jax.evaluation.evaluator import Score
 from txl_jax.model.transformer_xl import TransformerXL
 
@@ -136,8 +136,8 @@ def evaluator_of_half_a_nat(model, protocol, corpus, mesh):
 
 
 def test_an_evaluation_is_printed_where_it_cannot_be_written(tiny, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(scoring_run, "split_evaluator", evaluator_of_half_a_nat)
-    monkeypatch.setattr(scoring_run, "write_json", full)
+    monkeypatch.setattr(split_scores, "split_evaluator", evaluator_of_half_a_nat)
+    monkeypatch.setattr(split_scores, "write_json", full)
     trained, corpus = tiny
     with pytest.raises(OSError, match="No space left"):
         tiny_runs.evaluate(trained, corpus, tmp_path)
@@ -147,14 +147,14 @@ def test_an_evaluation_is_printed_where_it_cannot_be_written(tiny, tmp_path, mon
 def test_a_text_that_is_read_in_lower_case_is_evaluated_with_a_note(
     tiny, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(scoring_run, "split_evaluator", evaluator_of_half_a_nat)
+    monkeypatch.setattr(split_scores, "split_evaluator", evaluator_of_half_a_nat)
     trained, corpus = tiny
     foreign = dataclasses.replace(corpus, info={**corpus.info, "foreign_vocab": True})
-    scoring_run.score_split(trained, foreign)
+    split_scores.score_split(trained, foreign)
     assert "note" not in capsys.readouterr().err
     words = Vocab("word", ["<eos>", "<unk>", *map(str, range(30))])
     foreign = dataclasses.replace(foreign, vocab=words)
-    scoring_run.score_split(trained, foreign)
+    split_scores.score_split(trained, foreign)
     assert capsys.readouterr().err == (
         "note: the model's vocabulary has no capital letters: the text is read in lower case\n"
     )

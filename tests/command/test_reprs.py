@@ -22,10 +22,10 @@ from txl_jax.config.fields import Section
 from txl_jax.data.batch import make_batch
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.vocab import Vocab
+from txl_jax.evaluation.any_text import LineScore, TextScore
 from txl_jax.evaluation.dynamic import Learner, rates_of
 from txl_jax.evaluation.evaluator import Score
 from txl_jax.evaluation.results import Evaluation, SplitScore
-from txl_jax.evaluation.score import LineScore, TextScore
 from txl_jax.generation.generate import DecodeState, LastTokens, TokenChunk
 from txl_jax.generation.sampling import sampling_of
 from txl_jax.generation.text import Continuation

@@ -29,10 +29,10 @@ from txl_jax.data.pieces import (
 from txl_jax.data.sources.tokens import read_documents
 from txl_jax.data.streams import ordered_streams, shuffled_streams
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation import score
+from txl_jax.evaluation import any_text
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.evaluation.protocols import target_indices
-from txl_jax.evaluation.scoring_run import score_split
+from txl_jax.evaluation.split import score_split
 from txl_jax.generation.write import write_continuations
 from txl_jax.library import language_model
 from txl_jax.parallel.shardings import make_mesh
@@ -427,14 +427,14 @@ def test_arrays_are_scored_document_by_document(tmp_path, capsys):
     settings = {"score.path": str(path), "score.mem_len": 15, "score.seg_len": 5}
     trained = tiny_trained()
     trained = with_settings(trained, txl_jax.config.override(trained.config, settings))
-    score.run(trained, str(tmp_path))
+    any_text.run(trained, str(tmp_path))
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["tokens"] for row in rows] == [len(d) - 1 for d in split]
     model, params = model_and_params(same_length="pytorch")  # the window of scoring
     alone = loss_alone(model, params, split, m=15, t=5)
     np.testing.assert_allclose(sum(row["nll"] for row in rows), alone, rtol=1e-5)
     (tmp_path / "ids.starts.npy").unlink()
-    score.run(trained, str(tmp_path))
+    any_text.run(trained, str(tmp_path))
     (row,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert row["tokens"] == len(split.ids) - 1
 

@@ -19,7 +19,7 @@ from txl_jax.data import subword, tokenizer
 from txl_jax.data.corpus import corpus_from_config
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation.scoring_run import conversions
+from txl_jax.evaluation.split import conversions
 
 TEXT = "the cat sat on the mat, the naïve cat; 猫が座った — don't!\n\n  indented  twice\r\n" * 30
 SIZE = 290

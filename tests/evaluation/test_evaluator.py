@@ -19,7 +19,7 @@ from txl_jax.config import MeshConfig, ProtocolConfig
 from txl_jax.data.pieces import Pieces
 from txl_jax.data.streams import Streams, segments
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation import scoring_run
+from txl_jax.evaluation import split as split_scores
 from txl_jax.evaluation.evaluator import Evaluator, segment_bar
 from txl_jax.evaluation.protocols import (
     compared_protocols,
@@ -27,7 +27,7 @@ from txl_jax.evaluation.protocols import (
     drop_unused_limit,
     target_indices,
 )
-from txl_jax.evaluation.scoring_run import conversions
+from txl_jax.evaluation.split import conversions
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.shardings import make_mesh
 
@@ -320,7 +320,7 @@ def test_the_report_shows_a_bar_of_all_segments_for_each_row(tmp_path, monkeypat
         seen[what] = []
         yield lambda *numbers: seen[what].append(numbers)
 
-    monkeypatch.setattr(scoring_run, "segment_bar", bar)
+    monkeypatch.setattr(split_scores, "segment_bar", bar)
     corpus, exp = tiny_runs.corpus_and_experiment(
         tmp_path, **{"evaluate.dynamic.rule": "sgd", "evaluate.max_segments": 3}
     )
@@ -360,7 +360,7 @@ def test_baselines_are_scored_on_the_targets_of_the_model_and_their_protocol_is_
     )
     params = tiny_models.variables(exp.model)["params"]
     trained = TrainedModel(TransformerXL(exp.model), params, corpus.vocab, exp, 0)
-    result = scoring_run.score_split(trained, corpus)
+    result = split_scores.score_split(trained, corpus)
     assert result is not None
     rows = result.record["results"]
     assert [row["targets"] for row in rows] == [4 * 2 * 16] * 6

@@ -42,7 +42,7 @@ from txl_jax.parallel.shardings import Shardings, make_mesh
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.plan import build_meshes, check_training_memory
 from txl_jax.training.state import init_state
-from txl_jax.training.step import dispatch
+from txl_jax.training.step import make_dispatch
 
 LONGEST_MESSAGE = 600
 HUNG_SECONDS = 60.0
@@ -233,7 +233,7 @@ def train_step(exp: ExperimentConfig) -> None:
         if exp.distil.teachers:
             soft = SoftTargets(shape((*size, k), jnp.uint16), shape((*size, k), jnp.float16))
         fed = (places, DeviceText(shape(size, jnp.int32), soft, width, t.context_len))
-    jax.eval_shape(dispatch(exp, model, optimizer), state, *fed)
+    jax.eval_shape(make_dispatch(exp, model, optimizer), state, *fed)
 
 
 def _batch(lead: tuple[int, ...], rows: int, context_len: int, width: int) -> Batch:

@@ -15,7 +15,7 @@ import txl_jax
 from txl_jax.checkpoint.workdir import init_workdir, with_vocab
 from txl_jax.checkpoint.workdir_files import check_writable
 from txl_jax.data.corpus import corpus_from_config
-from txl_jax.evaluation.scoring_run import score_split, write_evaluation
+from txl_jax.evaluation.split import score_split, write_evaluation
 from txl_jax.training import loop
 from txl_jax.training.plan import build_plan
 from txl_jax.training.preemption import PreemptionGuard

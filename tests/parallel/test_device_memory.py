@@ -22,7 +22,7 @@ from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
 from txl_jax.config import ConfigError, ExperimentConfig, GenerateConfig, override
 from txl_jax.convert import Request, conversion
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation import score
+from txl_jax.evaluation import any_text
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.generation import generate
 from txl_jax.generation.text import continuations
@@ -388,7 +388,7 @@ def test_the_program_of_every_mode_is_compared_with_the_memory(
     (own_run / "lines.txt").write_text("the cat saw\n")
     exp = override(exp, {"score.path": str(own_run / "lines.txt")})
     compare = machine._compare
-    for programs in (generate._programs, score._program):
+    for programs in (generate._programs, any_text._program):
         programs.cache_clear()  # a program that fits is not compared again
     of_programs = lambda *args: None if "at least " in args else compare(*args)
     monkeypatch.setattr(machine, "_compare", of_programs)

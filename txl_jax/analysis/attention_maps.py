@@ -29,7 +29,7 @@ from txl_jax.data.pieces import running_text
 from txl_jax.data.streams import Streams, ordered_streams
 from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import describe, under_protocol
-from txl_jax.evaluation.scoring_run import vocab_note
+from txl_jax.evaluation.split import vocab_note
 from txl_jax.model.memory import Memory
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import Checked, Work, check_arrays

@@ -33,7 +33,7 @@ from txl_jax.data.pieces import Pieces, running_text
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import under_protocol
-from txl_jax.evaluation.scoring_run import corpus_record
+from txl_jax.evaluation.split import corpus_record
 from txl_jax.model.precision import arithmetic_record
 from txl_jax.model.transformer_xl import TransformerXL
 from txl_jax.parallel.device_memory import Checked, Work, check_arrays

@@ -28,7 +28,7 @@ from txl_jax.data.pieces import running_text
 from txl_jax.data.vocab import Vocab
 from txl_jax.evaluation.evaluator import segment_bar
 from txl_jax.evaluation.protocols import under_protocol
-from txl_jax.evaluation.scoring_run import corpus_record
+from txl_jax.evaluation.split import corpus_record
 from txl_jax.files import write_json
 from txl_jax.model.precision import arithmetic_record
 from txl_jax.paths import make_folder, path

@@ -26,7 +26,7 @@ from txl_jax.config import ANALYSES, ExperimentConfig, flatten
 from txl_jax.config.nested import path_fields
 from txl_jax.evaluation.baselines import DESCRIPTIONS
 from txl_jax.evaluation.protocols import is_part
-from txl_jax.evaluation.scoring_run import is_evaluation
+from txl_jax.evaluation.split import is_evaluation
 from txl_jax.files import atomic_write
 from txl_jax.messages import argument, shown_path
 from txl_jax.paths import absolute, names, path, read_text

@@ -124,7 +124,7 @@ class SweepConfig(Section, key="sweep"):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoreConfig(Section, key="score"):
-    """Settings of scoring any text (``--mode=score``, evaluation/score.py)."""
+    """Settings of scoring any text (``--mode=score``, evaluation/any_text.py)."""
 
     path: str = file_path("-")
     """File with the text to score; '-' reads standard input."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, override
 from txl_jax.data.errors import DataError
-from txl_jax.evaluation.score import score_any_text
+from txl_jax.evaluation.any_text import score_any_text
 from txl_jax.generation.text import continuations
 from txl_jax.generation.write import formatted, set_stream_errors
 from txl_jax.paths import is_remote

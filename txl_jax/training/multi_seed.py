@@ -28,7 +28,7 @@ from txl_jax.training.goodput import GoodputTimer
 from txl_jax.training.plan import Plan
 from txl_jax.training.preemption import PreemptionGuard
 from txl_jax.training.state import TrainState
-from txl_jax.training.step import Metrics, dispatch
+from txl_jax.training.step import Metrics, make_dispatch
 from txl_jax.training.trainer import Program, Trainer, open_trainer
 
 
@@ -98,11 +98,11 @@ class StackedSeeds:
 def seeds_step(
     exp: ExperimentConfig, model: TransformerXL, optimizer: optax.GradientTransformation
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """Returns :func:`~txl_jax.training.step.dispatch` for all seeds, with ``jit``.
+    """Returns :func:`~txl_jax.training.step.make_dispatch` for all seeds, with ``jit``.
 
     All arguments except the text have a leading axis of seeds. The function donates the state.
     """
-    mapped = jax.vmap(dispatch(exp, model, optimizer), in_axes=(0, 0, None, 0))
+    mapped = jax.vmap(make_dispatch(exp, model, optimizer), in_axes=(0, 0, None, 0))
     return jax.jit(mapped, donate_argnums=(0,), compiler_options=compiler_options(model.mesh))
 
 

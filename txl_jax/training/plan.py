@@ -51,7 +51,7 @@ from txl_jax.data.streams import Streams, shuffled_streams
 from txl_jax.data.vocab import encode_prompts
 from txl_jax.evaluation.baselines import check_baselines
 from txl_jax.evaluation.evaluator import Evaluator, split_evaluator
-from txl_jax.evaluation.scoring_run import split_evaluators
+from txl_jax.evaluation.split import split_evaluators
 from txl_jax.generation.generate import check_memory
 from txl_jax.generation.prompts import prompt_key, read_prompts
 from txl_jax.messages import argument

@@ -24,7 +24,7 @@ from txl_jax.data.corpus import Corpus, corpus_from_config
 from txl_jax.evaluation.baselines import check_baselines
 from txl_jax.evaluation.evaluator import Evaluator
 from txl_jax.evaluation.results import Evaluation
-from txl_jax.evaluation.scoring_run import score_split, write_evaluation
+from txl_jax.evaluation.split import score_split, write_evaluation
 from txl_jax.generation.write import write_continuations
 from txl_jax.messages import argument, names_flags, shown_path
 from txl_jax.parallel import processes

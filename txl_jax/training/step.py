@@ -116,17 +116,17 @@ def compiled_step(
     abstract: TrainState,
     text: DeviceText | None = None,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """Returns :func:`dispatch` with ``jit`` and shardings. The function donates the state."""
+    """Returns :func:`make_dispatch` with ``jit`` and shardings. The function donates the state."""
     several = exp.train.steps_per_dispatch > 1
     state, replicated = state_shardings(shardings, abstract), shardings.replicated()
     inputs = (shardings.rows(several),) if text is None else (replicated, shardings.rows())
     placed: Any = {"in_shardings": (state, *inputs), "out_shardings": (state, replicated)}
     options = compiler_options(shardings.mesh)
-    function = dispatch(exp, model, optimizer)
+    function = make_dispatch(exp, model, optimizer)
     return jax.jit(function, donate_argnums=(0,), compiler_options=options, **placed)
 
 
-def dispatch(
+def make_dispatch(
     exp: ExperimentConfig, model: TransformerXL, optimizer: optax.GradientTransformation
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """Returns a function that makes S = ``train.steps_per_dispatch`` updates.

@@ -13,10 +13,10 @@ from txl_jax.config import ExperimentConfig, ProtocolConfig
 from txl_jax.data.corpus import Corpus
 from txl_jax.data.pieces import as_pieces
 from txl_jax.evaluation import protocols
+from txl_jax.evaluation.any_text import count_unknown
 from txl_jax.evaluation.baselines import DESCRIPTIONS, score_baselines
 from txl_jax.evaluation.evaluator import Evaluator, segment_bar, split_evaluator
 from txl_jax.evaluation.results import Evaluation, SplitScore
-from txl_jax.evaluation.score import count_unknown
 from txl_jax.files import write_json
 from txl_jax.model.precision import arithmetic_record
 from txl_jax.parallel.processes import is_process_zero, print_once

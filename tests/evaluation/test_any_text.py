@@ -15,7 +15,7 @@ from txl_jax.checkpoint.trained_model import TrainedModel
 from txl_jax.config import ConfigError, ExperimentConfig, ScoreConfig, override
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
-from txl_jax.evaluation import score
+from txl_jax.evaluation import any_text
 from txl_jax.model.transformer_xl import TransformerXL
 
 NO_BITS = "note: no bits per byte, because the tokens do not determine the bytes of the text"
@@ -64,7 +64,7 @@ def test_carried_memory_scores_a_text_as_one_segment_does(form, seg_len):
     trained = trained_on(Vocab("char", [*"abcdefghijklm"]), **form)
     lines = lines_of(5, 0, 12, 1)
     c = ScoreConfig(mem_len=40, seg_len=seg_len)
-    found = score.score_lines(trained.config.model, trained.params, lines, BEFORE, c)
+    found = any_text.score_lines(trained.config.model, trained.params, lines, BEFORE, c)
     assert [len(nll) for nll in found] == [5, 0, 12, 1]
     expected = directly(trained, np.concatenate([BEFORE, *lines]))
     np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-5)
@@ -79,7 +79,7 @@ def test_a_line_alone_is_scored_as_if_there_were_no_others(form, seg_len, batch_
     trained = trained_on(Vocab("char", [*"abcdefghijklm"]), **form)
     lines = lines_of(9, 1, 0, 14, 3)
     c = ScoreConfig(mem_len=40, seg_len=seg_len, batch_size=batch_size, memory="line")
-    found = score.score_lines(trained.config.model, trained.params, lines, BEFORE, c)
+    found = any_text.score_lines(trained.config.model, trained.params, lines, BEFORE, c)
     for line, nll in zip(lines, found, strict=True):
         expected = directly(trained, np.concatenate([BEFORE, line])) if len(line) else []
         np.testing.assert_allclose(nll, expected, atol=1e-5)
@@ -89,7 +89,7 @@ def test_a_line_alone_is_scored_as_if_there_were_no_others(form, seg_len, batch_
 def test_a_window_makes_the_cut_into_segments_of_no_account():
     trained = trained_on(Vocab("char", [*"abcdefghijklm"]))
     text = [np.concatenate([BEFORE, *lines_of(60)])]
-    by = lambda t: score.score_texts(
+    by = lambda t: any_text.score_texts(
         trained.config.model, trained.params, text, ScoreConfig(mem_len=7, seg_len=t)
     )[0]
     np.testing.assert_allclose(by(3), by(20), atol=1e-5)
@@ -100,7 +100,7 @@ def scored(trained, monkeypatch, capsys, text, **settings):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     exp = override(trained.config, {f"score.{k}": v for k, v in settings.items()})
     trained = TrainedModel(trained.model, trained.params, trained.vocab, exp, 7)
-    assert score.run(trained, "unused") == ""
+    assert any_text.run(trained, "unused") == ""
     out, told = capsys.readouterr()
     return [json.loads(line) for line in out.splitlines()], told
 
@@ -139,8 +139,8 @@ def test_bits_per_byte_are_those_of_a_text_that_the_tokens_determine(monkeypatch
 def notes(vocab, text):
     """The notes before the line of the sum."""
     lines = io.StringIO(text, newline="\n").readlines()
-    ids = score.encode_lines(vocab, lines, "text")
-    summary = str(score.text_score(vocab, lines, ids, [np.ones(len(i)) for i in ids]))
+    ids = any_text.encode_lines(vocab, lines, "text")
+    summary = str(any_text.text_score(vocab, lines, ids, [np.ones(len(i)) for i in ids]))
     *found, last = summary.splitlines()
     assert ("bits per byte" in last) == (NO_BITS not in found)
     return [note for note in found if note != NO_BITS], NO_BITS not in found
@@ -187,15 +187,15 @@ def test_what_encoding_changes_in_a_text_is_noted(vocab, text, expected, has_bit
 def test_bytes_are_written_as_characters_or_escaped_and_any_output_can_show_them(monkeypatch):
     vocab = Vocab.all_bytes()
     ids, nll = vocab.encode("a \n\udcff\udcc3"), np.ones(5, np.float32)
-    (line,) = score.text_score(vocab, ["a \udcff\u00e9"], [ids], [nll]).lines
-    row = score.line_record(vocab, 1, line, ScoreConfig())
+    (line,) = any_text.text_score(vocab, ["a \udcff\u00e9"], [ids], [nll]).lines
+    row = any_text.line_record(vocab, 1, line, ScoreConfig())
     assert row["symbols"] == ["a", " ", "\\x0a", "\\xff", "\\xc3"]
     assert row["text"] == "a \\xff\u00e9"
     for encoding in ("utf-8", "ascii"):
         raw = io.BytesIO()
         stream = io.TextIOWrapper(raw, encoding=encoding, errors="strict")
         monkeypatch.setattr("sys.stdout", stream)
-        score._write([row], None)
+        any_text._write([row], None)
         assert json.loads(raw.getvalue()) == row
 
 
@@ -204,15 +204,15 @@ def test_bytes_that_are_not_utf8_are_scored_to_a_strict_standard_output(monkeypa
     stream = io.TextIOWrapper(raw, encoding="utf-8", errors="strict")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\n")))
     monkeypatch.setattr("sys.stdout", stream)
-    monkeypatch.setattr(score, "score_lines", lambda *_: [np.ones(3, np.float32)])
-    score.run(trained_on(Vocab.all_bytes()), "unused")
+    monkeypatch.setattr(any_text, "score_lines", lambda *_: [np.ones(3, np.float32)])
+    any_text.run(trained_on(Vocab.all_bytes()), "unused")
     row = json.loads(raw.getvalue())
     assert (row["text"], row["nll"]) == ("a\\xff", 3.0)
 
 
 def test_results_that_cannot_be_written_are_refused_before_the_text_is_read(tmp_path, monkeypatch):
     trained = trained_on(Vocab.from_chars(["abc\n"]))
-    monkeypatch.setattr(score, "_text", None)
+    monkeypatch.setattr(any_text, "_text", None)
     text = tmp_path / "in.txt"
     text.write_text("abc\n")
     for path, told in (
@@ -222,7 +222,7 @@ def test_results_that_cannot_be_written_are_refused_before_the_text_is_read(tmp_
         flags = {"score.path": str(text), "score.json": str(path)}
         asked = dataclasses.replace(trained, config=override(trained.config, flags))
         with pytest.raises(ConfigError) as caught:
-            score.run(asked, "unused")
+            any_text.run(asked, "unused")
         assert f"config key score.json = {str(path)!r}: {told}" in str(caught.value)
     assert text.read_text() == "abc\n"
 
@@ -231,7 +231,7 @@ def test_the_sum_is_printed_where_the_file_cannot_be_written(tmp_path, monkeypat
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(score, "_write", full)
+    monkeypatch.setattr(any_text, "_write", full)
     with pytest.raises(OSError, match="No space left"):
         scored(trained_on(Vocab.from_chars(["abc\n"])), monkeypatch, capsys, "abc\n")
     assert capsys.readouterr().err.startswith("1 lines, 4 tokens: ")
@@ -256,7 +256,7 @@ def test_a_file_is_scored_into_a_file(tmp_path, capsys):
         trained.config,
         {"score.path": str(tmp_path / "in.txt"), "score.json": str(tmp_path / "out.jsonl")},
     )
-    score.run(TrainedModel(trained.model, trained.params, trained.vocab, exp, 7), "unused")
+    any_text.run(TrainedModel(trained.model, trained.params, trained.vocab, exp, 7), "unused")
     assert capsys.readouterr().out == ""
     (row,) = (tmp_path / "out.jsonl").read_text().splitlines()
     assert json.loads(row)["symbols"] == ["a", "b", "c", "\n"]
@@ -283,11 +283,11 @@ def test_what_cannot_be_scored_is_named(monkeypatch, capsys, tmp_path):
         scored(trained, monkeypatch, capsys, "", path=str(tmp_path / "none.txt"))
     cfg = tiny_models.config(attention="absolute_per_layer", n_positions=9, d_head=4)
     with pytest.raises(ConfigError, match=r"score.seg_len = 64: this model has only 9 positions"):
-        score.score_texts(cfg, {}, [BEFORE], ScoreConfig())
+        any_text.score_texts(cfg, {}, [BEFORE], ScoreConfig())
 
 
 def test_an_id_outside_the_vocabulary_is_refused():
     trained = trained_on(Vocab.from_chars(["abc\n"]))
     told = r"given, line 1: ids\[1\] = 4: .* 0 to 3, the vocabulary has 4 symbols"
     with pytest.raises(DataError, match=told):
-        score.score_any_text(trained, [np.array([0, 4])], "given")
+        any_text.score_any_text(trained, [np.array([0, 4])], "given")
