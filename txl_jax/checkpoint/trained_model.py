@@ -1,6 +1,7 @@
 """A trained model with its vocabulary and settings, and the shapes of its parameters."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -54,6 +55,7 @@ def parameter_count(params: Any) -> int:
     return sum(x.size for x in jax.tree.leaves(params))
 
 
+@functools.lru_cache(maxsize=8)
 def param_shapes(c: TransformerXLConfig) -> Any:
     """Returns the shape and dtype of every parameter of ``TransformerXL(c)``, without computing."""
     model = TransformerXL(c)  # some windows need a memory, and forms without memory refuse one

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -76,12 +76,15 @@ from txl_jax.training.fine_tuning import load_encoded_corpus, resolve_experiment
 from txl_jax.training.optimizer import make_optimizer
 from txl_jax.training.state import TrainState, init_state, with_shardings
 
+_SEED = jax.ShapeDtypeStruct((), jnp.uint32)
+
 
 @dataclasses.dataclass(frozen=True)
 class StepSetup:
     """What the program of an update is made of. Runs that differ only in their seed share it.
 
-    ``abstract`` has the shapes and shardings of the state.
+    ``abstract`` has the shapes and shardings of the state, and ``draw`` returns the first state of
+    a seed, uint32 []. It is one function, so that JAX traces it once.
     """
 
     exp: ExperimentConfig
@@ -89,14 +92,16 @@ class StepSetup:
     optimizer: optax.GradientTransformation
     shardings: Shardings
     abstract: TrainState
+    draw: Callable[[jax.Array], TrainState]
 
     @classmethod
     def on(cls, mesh: Mesh, exp: ExperimentConfig) -> "StepSetup":
         """Builds the setup of an experiment with a known vocabulary on the devices of a mesh."""
         shardings, optimizer = Shardings(mesh), make_optimizer(exp)
         model = TransformerXL(exp.model, mesh)
-        shapes = jax.eval_shape(lambda: init_state(exp, model, optimizer))
-        return cls(exp, model, optimizer, shardings, with_shardings(shapes, shardings))
+        draw = lambda seed: init_state(exp, model, optimizer, seed)
+        abstract = with_shardings(jax.eval_shape(draw, _SEED), shardings)
+        return cls(exp, model, optimizer, shardings, abstract, draw)
 
     @functools.cached_property
     def on_disk(self) -> TrainState:
@@ -111,10 +116,9 @@ class StepSetup:
 
     def lower_initialise(self) -> jax.stages.Lowered:
         """Lowers the program of a seed, uint32 [], that draws the first state."""
-        init = lambda seed: init_state(self.exp, self.model, self.optimizer, seed)
         out = jax.tree.map(lambda x: x.sharding, self.abstract)
         with shared_draws():
-            return jax.jit(init, out_shardings=out).lower(jax.ShapeDtypeStruct((), jnp.uint32))
+            return jax.jit(self.draw, out_shardings=out).lower(_SEED)
 
     @functools.cached_property
     def initialise(self) -> jax.stages.Compiled:
