@@ -101,9 +101,16 @@ def _ages(slots: Ring) -> jax.Array:
     return jnp.where(slot >= slots.oldest, slot - slots.oldest, slot - slots.oldest + r)
 
 
-# Column c of scores by distance [..., T, R + T] is for the distance R + T - 1 - c. In the flattened
-# array, the entry of query i and the p-th oldest key has the index i (R+T-1) + T - 1 + p. So
-# rows of R + T - 1 entries that start T - 1 later have the keys in order (see positions.py).
+# Column c of scores by distance [..., T, R + T] is for the distance R + T - 1 - c. For T = 2, R = 4
+# and oldest = 1, with entries named by query and distance:
+#
+#     distance   5  4  3  2  1  0              slot   0  1  2  3
+#     query 0   05 04 03 02 01 00      ->    query 0  01 04 03 02
+#     query 1   15 14 13 12 11 10            query 1  12 15 14 13
+#
+# In the flattened array, the entry of query i and the p-th oldest key has the index
+# i (R+T-1) + T - 1 + p: here 04 has the index 1, and 15 the index 6. So rows of R + T - 1 entries
+# that start T - 1 later have the keys in order (see positions.py).
 
 
 def _by_slot(x: jax.Array, oldest: jax.Array, r: int) -> jax.Array:
