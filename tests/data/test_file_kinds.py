@@ -141,6 +141,14 @@ def test_a_readable_file_without_the_end_of_its_name_is_told_it(tmp_path):
     assert refused(lambda: find_text(tmp_path / "x")).endswith("end its name in .gz")
 
 
+@pytest.mark.parametrize("vocab", [None, "char"])
+def test_raw_numbers_are_advised_as_tokens_and_their_bytes_are_read_if_asked_for(tmp_path, vocab):
+    (tmp_path / "x.bin").write_bytes(np.arange(5000, dtype="<u2").tobytes())
+    load = lambda v: load_corpus("text", tmp_path / "x.bin", vocab=v, cache_dir=tmp_path / "c")
+    assert refused(lambda: load(vocab)).endswith("is a raw array, not a text; use data.name=tokens")
+    assert len(load("byte").train) == 9001
+
+
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-32-be"])
 def test_another_encoding_is_not_trained_as_bytes_unless_asked_for(tmp_path, encoding):
     path = tmp_path / "x.txt"

@@ -68,13 +68,22 @@ def arrow(songs, new=pa.ipc.new_stream, **options):
     return file.getvalue()
 
 
+def array_of(songs, field="text"):
+    return json.dumps([{field: song} for song in songs], indent=1).encode()
+
+
 FORMS: dict[str, Any] = {
     "x.jsonl": json_lines,
     "x.ndjson": json_lines,
     "lines.json": json_lines,
-    "array.json": lambda songs: json.dumps([{"text": s} for s in songs], indent=1).encode(),
+    "array.json": array_of,
+    "marked.json": lambda songs, **options: b"\xef\xbb\xbf" + array_of(songs, **options),
     "x.csv": comma_separated,
+    "keyed.json": lambda songs, **options: json.dumps(
+        {"version": "1", "tags": ["a"], "data": json.loads(array_of(songs, **options))}
+    ).encode(),
     "X.CSV": lambda songs: b"\xef\xbb\xbf" + comma_separated(songs, lineterminator="\n"),
+    "x.tab": functools.partial(comma_separated, delimiter="\t"),
     "x.tsv": functools.partial(comma_separated, delimiter="\t"),
     "x.parquet": parquet,
     "large.parquet": functools.partial(parquet, kind=pa.large_string()),
@@ -250,9 +259,8 @@ def test_each_record_is_a_document_with_its_text(tmp_path, form, end):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_field_of_the_text_is_a_setting(tmp_path, form):
-    texts = {"array.json": lambda s, field: json.dumps([{field: x} for x in s]).encode(),
-             "X.CSV": comma_separated}  # fmt: skip
-    data = texts.get(form, FORMS[form])(SONGS, field="body")
+    write = comma_separated if form == "X.CSV" else FORMS[form]
+    data = write(SONGS, field="body")
     (tmp_path / form).write_bytes(data)
     load = functools.partial(load_corpus, "text", tmp_path / form, cache_dir=tmp_path / "c")
     assert documents(load(field="body")) == SONGS
@@ -262,7 +270,7 @@ def test_the_field_of_the_text_is_a_setting(tmp_path, form):
     assert "body; name the text's: data.field=NAME" in message
 
 
-@pytest.mark.parametrize("name", ["x.csv", "x.tsv"])
+@pytest.mark.parametrize("name", ["x.csv", "x.tsv", "x.tab", "x.psv"])
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 def test_columns_are_divided_as_the_first_line_is(tmp_path, name, delimiter):
     with open(tmp_path / name, "w", encoding="utf-8", newline="") as file:
@@ -328,6 +336,9 @@ BAD = {
     "nul": ("x.jsonl", b'{"text": "a\\u0000b"}\n', "line 1: has the character U+0000"),
     "deep": ("x.jsonl", b"[" * 100_000, "line 1: is not JSON"),
     "digits": ("x.jsonl", b'{"n": ' + b"1" * 5000 + b"}", "line 1: is not JSON"),
+    "number": ("x.json", b"42", "record 1: is 42, not an object"),
+    "two lists": ("x.json", b'{"a": [{"text": "a"}], "b": [{"text": "b"}]}', "field 'text', but a"),
+    "list of texts": ("x.json", b'{"a": ["b"]}', "record 1: has no field 'text', but a"),
     "array": ("x.json", b'[{"text": "a"}, {"text": 3}]', "record 2: 'text' is 3, not a text"),
     "open array": ("x.json", b'[{"text": "a"},', "is not JSON"),
     "few": ("x.csv", b"id,text\n1,ab\n2\n", "line 3: has 1 values, and line 1 names 2 columns"),
@@ -336,7 +347,7 @@ BAD = {
     "open quote": ("x.csv", b'id,text\n1,"ab\n', "line 2: is not CSV (unexpected end of data)"),
     "capital": ("x.csv", b"Nr;Text\n1;ab\n", "but Nr, Text; name the text's: data.field=Text"),
     "near": ("x.jsonl", b'{"id": 1, "texts": "ab"}\n', "name the text's: data.field=texts"),
-    "colons": ("x.csv", b"id:text\n1:ab\n", "(the columns): has no field 'text', but id:text"),
+    "colons": ("x.csv", b"id:text\n1:ab\n", "(of column names): has no field 'text', but id:text"),
     "twice": ("x.csv", b"text,text\na,b\n", "the first line names 'text' twice; give"),
     "parquet": ("x.parquet", b"PAR1 and nothing", "x.parquet: cannot be read ("),
     "half parquet": ("x.parquet", parquet(SONGS)[:-9], "x.parquet: cannot be read ("),

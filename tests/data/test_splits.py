@@ -1,6 +1,7 @@
 """Files and folders named as splits are the splits, which is printed; vague names are refused."""
 
 import gzip
+import os
 import shutil
 
 import pytest
@@ -77,6 +78,8 @@ def test_files_named_as_splits_are_these_splits_and_this_is_printed(tmp_path, na
         (["TRAIN.TXT", "valid.txt", "Test.text"], ["TRAIN.TXT", "valid.txt", "Test.text"]),
         (["a.txt", "README.txt", "LICENSE.txt", "b.md"], ["a.txt"]),
         (["README.txt", "b.md"], ["README.txt"]),
+        (["a.txt", "README_EN.txt", "requirements.txt"], ["a.txt"]),
+        (["data/a.txt", "dataset_infos.json", "README.md"], ["data/a.txt"]),
         (["a.md", "b.md.gz"], ["a.md", "b.md.gz"]),
         (["x/y/z/a.txt", "__MACOSX/x/._a.txt", "notes.pdf"], ["x/y/z/a.txt"]),
         (["README.md", "x/y/a.md"], ["x/y/a.md"]),
@@ -138,6 +141,15 @@ def test_empty_files_are_refused_by_their_names(tmp_path):
     write(tmp_path, **{"a.txt": "", "b.txt": ""})
     message = refused(lambda: find_text(tmp_path))
     assert message.startswith(f"{tmp_path}: the text is empty (a.txt, b.txt); a split needs at")
+
+
+def test_a_folder_of_a_split_that_cannot_be_listed_is_not_an_absent_split(tmp_path):
+    write(tmp_path, **{"train/a.txt": "train", "valid/b.txt": "valid"})
+    (tmp_path / "valid").chmod(0)
+    if os.access(tmp_path / "valid", os.R_OK):
+        pytest.skip("this user may read every folder")
+    expected = f"{tmp_path}/valid: cannot be read (Permission denied); check its permissions"
+    assert refused(lambda: find_text(tmp_path)) == expected
 
 
 def test_parts_of_a_split_are_joined_in_the_order_of_their_names(tmp_path, capsys):

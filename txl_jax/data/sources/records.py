@@ -4,6 +4,7 @@ One record is in memory at a time, or a batch of rows of a table. The field with
 ``data.field``.
 """
 
+import codecs
 import contextlib
 import csv
 import itertools
@@ -27,7 +28,8 @@ ROWS = 256  # the number of rows of a table that are converted at a time
 JSON_LINES, WHOLE_JSON = (".jsonl", ".ndjson"), ".json"
 TABLES = (".parquet", ".arrow", ".feather")
 STATE = "state.json"  # the list of the files of a folder that Hugging Face's datasets saved
-OTHERS = (STATE, "dataset_info.json", "dataset_dict.json")  # files of such a folder without text
+OTHERS = (STATE, "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
+"""Files of such a folder, or of one of the Hub, without text."""
 
 
 def texts(stored: Stored, field: str, separator: str, folder: Path) -> Iterator[bytes]:
@@ -67,10 +69,10 @@ def _json_lines(stored: Stored, field: str, folder: Path) -> Records:
 
 
 def _json(stored: Stored, field: str, folder: Path) -> Records:
-    """Reads one array or object, or else lines of JSON."""
+    """Reads one array, one object (a record, or with a list of records), or else lines of JSON."""
     with stored.opened() as file:
         start = file.read(LONGEST + 1)
-    is_array = start.lstrip()[:1] == b"["
+    is_array = start.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
     if len(start) > LONGEST and is_array:
         fix = f"write one object in each line:  jq -c '.[]' {stored.name}"
         raise DataError(f"{stored}: is one array of more than {LONGEST:,} bytes; {fix}")
@@ -82,7 +84,10 @@ def _json(stored: Stored, field: str, folder: Path) -> Records:
         del start
         yield from _json_lines(stored, field, folder)
         return
-    for number, record in enumerate(value if is_array else [value], 1):
+    if isinstance(value, dict) and field not in value:
+        lists = [x for x in value.values() if isinstance(x, list) and x and isinstance(x[0], dict)]
+        value = lists[0] if len(lists) == 1 else value
+    for number, record in enumerate(value if isinstance(value, list) else [value], 1):
         where = f"{stored}, record {number}"
         yield where, _field(record, field, where)
 
@@ -104,7 +109,7 @@ def _no_field(field: str, names: list[str], where: str) -> DataError:
 
 def _csv(stored: Stored, field: str, folder: Path) -> Records:
     limit = csv.field_size_limit(LONGEST)
-    usual, rows = "\t" if stored.suffix == ".tsv" else ",", csv.reader([])
+    usual, rows = "," if stored.suffix == ".csv" else "\t", csv.reader([])
     where = lambda: f"{stored}, line {rows.line_num}"
     try:
         with stored.opened() as file:
@@ -117,7 +122,7 @@ def _csv(stored: Stored, field: str, folder: Path) -> Records:
                 fix = "give each column a name of its own"
                 raise DataError(f"{stored}: the first line names {field!r} twice; {fix}")
             if field not in names:
-                raise _no_field(field, names, f"{stored}, line 1 (the columns)")
+                raise _no_field(field, names, f"{stored}, line 1 (of column names)")
             at = names.index(field)
             for row in filter(None, rows):
                 if len(row) != len(names):
@@ -126,7 +131,7 @@ def _csv(stored: Stored, field: str, folder: Path) -> Records:
                     raise DataError(f"{where()}: {fault}; {fix}")
                 yield where(), row[at]
     except csv.Error as error:
-        fix = 'write " inside a text as "", and end each text'
+        fix = 'write " inside a text as "", and end texts and lines'
         raise DataError(f"{where()}: is not CSV ({error}); {fix}") from None
     finally:
         csv.field_size_limit(limit)
@@ -217,7 +222,7 @@ def _columns(path: Path, suffix: str, field: str, where: str) -> Iterator[Any]:
 
 READERS: dict[str, Callable[[Stored, str, Path], Records]] = {
     **dict.fromkeys(JSON_LINES, _json_lines),
-    **dict.fromkeys((".csv", ".tsv"), _csv),
+    **dict.fromkeys((".csv", ".tsv", ".tab", ".psv"), _csv),
     **dict.fromkeys(TABLES, _table),
     WHOLE_JSON: _json,
 }

@@ -25,6 +25,7 @@ from txl_jax.data.sources.splits import arrange, listed, report
 from txl_jax.data.sources.stored import ZIP, PlainText, Stored, unpacked
 from txl_jax.data.sources.text_files import about_others, of_one_kind, text_files, unread
 from txl_jax.data.tokenizer import import_tokenizers
+from txl_jax.file_kinds import LOOKED_AT
 from txl_jax.messages import argument
 
 NPY_MAGIC = b"\x93NUMPY"  # begins every .npy file
@@ -110,7 +111,7 @@ def _plain(file: Stored, data: DataConfig, kind: str, cache: Path) -> PlainText:
     if data.field != DataConfig.field:
         rule = f"is for records ({', '.join(READERS)}), and {file} is a text"
         raise DataError(f"data.field = {data.field!r}: {rule}; leave it out")
-    _refuse_array(file)
+    _refuse_array(file, any_bytes=data.vocab == "byte")
     if data.vocab != "byte":  # which is only so if it was asked for
         file.check_text(encoding=kind == "byte")
     if file.compression or file.member:
@@ -119,13 +120,14 @@ def _plain(file: Stored, data: DataConfig, kind: str, cache: Path) -> PlainText:
     return PlainText(file.path)
 
 
-def _refuse_array(file: Stored) -> None:
-    """Raises DataError for a file of NumPy or llm.c, whose bytes are no text."""
+def _refuse_array(file: Stored, any_bytes: bool) -> None:
+    """Raises DataError for a file of NumPy or llm.c, or raw numbers unless ``any_bytes``."""
     with file.opened() as opened:
-        start = opened.read(6)
+        start = opened.read(LOOKED_AT)
     kinds = {
-        "a NumPy": start == NPY_MAGIC,
+        "a NumPy": start.startswith(NPY_MAGIC),
         "an llm.c": int.from_bytes(start[:4], "little") in LLM_C,
+        "a raw": file.suffix == ".bin" and b"\0" in start and not any_bytes,
     }
     if kind := next((kind for kind, found in kinds.items() if found), None):
         fix = argument("config.data.name", "tokens")

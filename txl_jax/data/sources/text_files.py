@@ -16,8 +16,8 @@ SUFFIXES = (".txt", ".text", ".tokens", ".raw", "")
 """The ends of names of texts in a folder, in the order of preference; ``""`` if compressed."""
 WEAK = (".raw", "", WHOLE_JSON)  # beside files of another kind, these are left out
 ARRAYS, NO_DATA = (".npy", ".bin"), (".py", ".pkl", ".md", ".log")  # also if named as splits
-ABOUT = ("readme", "license", "licence", "copying", "notice", "changelog")
-"""Texts that describe the files beside them, by name in lower case; they are read only if alone."""
+ABOUT = ("license", "licence", "copying", "copyright", "notice", "changelog", "requirements")
+"""Texts about the files beside them, as readme*, by name in lower case; read only if alone."""
 ONE_KIND = "name one file, or put the files of one kind into a folder of their own"
 
 
@@ -62,13 +62,17 @@ def _in_folder(
     folders, found = _folders(folder), list(_files_of(folder, below, wanted))
     for inner in folders:
         if splits_named(inner.name):
-            for root, _, _ in os.walk(inner):
+            for root, _, _ in os.walk(inner, onerror=_unreadable):
                 name = os.path.join(below, os.path.relpath(root, folder))
                 found += _files_of(Path(root), name, wanted)
     if not found and len(folders) == 1 and deepest:  # as a copy of a dataset of the Hub has data/
         name = os.path.join(below, folders[0].name)
         return _in_folder(folders[0], name, wanted, deepest - 1)
     return found
+
+
+def _unreadable(error: OSError) -> None:
+    raise DataError(f"{error.filename}: cannot be read ({error.strerror}); check its permissions")
 
 
 def _files_of(folder: Path, below: str, wanted: Callable[[Stored], bool]) -> Iterator[Stored]:
@@ -99,7 +103,8 @@ def _is_other(file: Stored) -> bool:
 
 def about_others(name: str) -> bool:
     """Whether the name of a file says that it is about the files beside it, as README.txt."""
-    return os.path.basename(name).partition(".")[0].casefold() in ABOUT
+    stem = os.path.basename(name).partition(".")[0].casefold()
+    return stem in ABOUT or stem.startswith("readme")
 
 
 def of_one_kind(files: Mapping[str, Stored], where: str) -> list[str]:
