@@ -21,8 +21,8 @@ from txl_jax.config import (
     load_config,
     override,
 )
+from txl_jax.config.arguments import SYNONYMS
 from txl_jax.config.folders import expanded, workdir_path
-from txl_jax.config.nested import SYNONYMS
 from txl_jax.library_errors import log_library_errors
 from txl_jax.messages import (
     UserError,
@@ -90,13 +90,14 @@ def _meant(error: Exception) -> str:
     name = getattr(error, "flagname", "")
     keys = [setting.key for setting in describe_settings()]
     same = [key for key in keys if name in (key, key.rpartition(".")[2])]
-    key = SYNONYMS.get(name) or (same[0] if len(same) == 1 else "")
+    usual = [key for key in same if key.startswith(("train.", "data."))]
+    key = SYNONYMS.get(name) or (same[0] if len(same) == 1 else next(iter(usual), ""))
     return f"; the setting is --config.{key}=VALUE" if key else ""
 
 
 def _about_itself(words: list[str]) -> str | None:
     """Returns the help or the version that the words ask for; the usage if there are none."""
-    if not words or _HELP & set(words):
+    if words in ([], ["help"]) or _HELP & set(words):
         return usage.help_text(usage.mode_of(words))
     return f"txl_jax {__version__}" if "--version" in words else None
 
@@ -169,7 +170,9 @@ def run() -> int:
 
     modes.set_up_output()
     if exp is None and mode in ("train", "compile"):
-        exp = override(stored_experiment(workdir), _overrides)
+        key = "train.start_from"
+        begun = workdir_path(_overrides[key], f"config key {key}") if _overrides.get(key) else None
+        exp = override(stored_experiment(workdir, begun), _overrides)
     if mode not in _PRINTING_MODES:
         drop_unwritten_output(may_be_closed=mode == "train")
     if exp is not None and mode == "compile":

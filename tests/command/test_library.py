@@ -565,6 +565,7 @@ def test_the_arguments_of_a_method_are_the_settings_of_its_section(method):
         ("load_config", {"config": "x", "override": {}}, "'override'; the nearest is 'overrides'"),
         ("segments", {"split": [1], "bs": 2}, "'bs'; the nearest is 'batch_size'"),
         ("save", {"trianed": 1}, "'trianed'; the nearest is 'trained'"),
+        ("TransformerXLConfig", {"n_layers": 2}, "'n_layers'; the nearest is 'n_layer'"),
     ],
 )
 def test_a_wrong_keyword_names_the_right_one(name, arguments, words):
@@ -582,6 +583,7 @@ txl_jax.sweep("quickstart", "runs/c", {"optimizer.learning_rate": [1e-3]}, seeds
 trained.generate("the", temperature=0.5, length=3)
 trained.score("the", memory="line")
 trained.evaluate("valid", mem_len=3, same_length=None)
+trained.model(1, 2, train=True, reset=None, context_len=0)
 """
 MISTAKES = """
 txl_jax.load("runs/a", trian=True)
@@ -592,6 +594,9 @@ trained.generate("the", temprature=0.5)
 trained.generate("the", length="long")
 trained.score("the", memory="lines")
 trained.evaluate("validation")
+trained.model(1, 2, trian=True)
+trained.model.nll(1, 2, 3, trian=True)
+txl_jax.TransformerXLConfig(n_layers=2)
 """
 
 

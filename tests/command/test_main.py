@@ -34,7 +34,7 @@ def trained(trained_run, tmp_path_factory):
     return trained_run.folder, trained_run.config, workdir, trained_run
 
 
-@pytest.mark.parametrize("words", [[], ["-h"], ["--help"], ["--mode=nope", "--help"]])
+@pytest.mark.parametrize("words", [[], ["-h"], ["help"], ["--mode=nope", "--help"]])
 def test_the_command_says_how_it_is_used(words):
     done = call(*words)
     assert (done.returncode, done.stderr) == (0, "")
@@ -163,6 +163,11 @@ def refused(*arguments):
         (
             ["--lr=3"],
             "Unknown command line flag 'lr'; the setting is --config.optimizer.learning_rate=VALUE",
+        ),
+        (
+            ["--batch_size=3"],
+            "Unknown command line flag 'batch_size'; the setting is"
+            " --config.train.batch_size=VALUE",
         ),
         (
             ["--config=my_text.py"],

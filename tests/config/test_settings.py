@@ -34,9 +34,9 @@ from txl_jax.config import (
     override,
     with_absolute_paths,
 )
+from txl_jax.config.arguments import SYNONYMS
 from txl_jax.config.changes import from_record, is_free, set_all, without_paths
 from txl_jax.config.combinations import ALTERNATIVES
-from txl_jax.config.nested import SYNONYMS
 
 FLAGS = (sys.pycache_prefix, sys.dont_write_bytecode)
 MD5 = "md5:" + "0" * 32
@@ -132,6 +132,7 @@ def test_a_section_cannot_be_a_value():
 # Types.
 
 WINDOW = "must be one of False, 'pytorch', 'tf'"
+VOCAB = "must be one of 'byte', 'char', 'word', 'subword'"
 BASELINES = "must be one of 'unigram', 'bigram', 'xz'"
 RULES = "must be 'adam', 'lamb', 'muon', or an optimizer of optax, such as 'optax.lion'"
 ATTENTION = (
@@ -173,11 +174,12 @@ ATTENTION = (
         ("name", 3, "3: must be of type str"),
         ("data.path", 3, "3: must be of type str"),
         ("data.name", "enwik", "'enwik': must be one of "),
+        ("data.vocab", "bytes", f"'bytes': {VOCAB}; the nearest is 'byte'"),
         ("model.same_length", True, f"True: {WINDOW}"),
         ("model.same_length", 0, f"0: {WINDOW}"),
         ("model.same_length", None, f"None: {WINDOW}"),
-        ("evaluate.same_length", "torch", f"'torch': {WINDOW}"),
-        ("evaluate.baselines", "trigram", f"'trigram': {BASELINES}"),
+        ("evaluate.same_length", "torch", f"'torch': {WINDOW}; the nearest is 'pytorch'"),
+        ("evaluate.baselines", "trigram", f"'trigram': {BASELINES}; the nearest is 'bigram'"),
         ("evaluate.baselines", ["xz", 3], f"3: {BASELINES}"),
         ("evaluate.baselines", 3, "3: must be a list"),
         ("evaluate.baselines", None, "None: must be a list"),

@@ -111,6 +111,13 @@ def test_a_wrong_dtype_or_shape_is_refused_naming_the_argument(method):
             assert refusal(method, **{first: given}) == f"{name} must be {message}"
 
 
+@pytest.mark.parametrize("method", ["__call__", "nll", "core", "init_cache"])
+def test_a_wrong_keyword_names_the_right_one(method):
+    near = {"init_cache": "seg_len"}.get(method, "lengths")
+    expected = f"{method}() has no argument {near[:-1]!r}; the nearest is {near!r}"
+    assert refusal(method, **{near[:-1]: 1}) == expected
+
+
 def test_a_segment_without_tokens_and_a_context_that_is_no_number_are_refused():
     assert refusal("__call__", tokens=TOKENS[:, :0]).startswith("tokens [3,0]: a segment has at")
     for wrong in (1.0, True, "1", None):

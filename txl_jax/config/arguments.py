@@ -2,15 +2,45 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from txl_jax.config.errors import ConfigError
-from txl_jax.config.nested import SYNONYMS
 from txl_jax.messages import nearest_or_all
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_NAMES = {
+    "model.d_inner": "d_ff ffn_dim ffn_size intermediate_size mlp_dim",
+    "model.d_model": "hidden hidden_dim hidden_size n_embd width",
+    "model.dropatt": "attention_dropout attn_dropout",
+    "model.dtype": "amp bf16 fp16 half mixed_precision precision",
+    "model.matmul_precision": "allow_tf32 float32_matmul_precision tf32",
+    "model.n_head": "heads n_heads num_heads",
+    "model.n_layer": "depth layers n_layers num_layers",
+    "model.remat": "checkpointing gradient_checkpointing rematerialisation",
+    "optimizer.b1": "beta1 beta_1",
+    "optimizer.b2": "beta2 beta_2",
+    "optimizer.clip_norm": "clip grad_clip gradient_clip max_grad_norm",
+    "optimizer.learning_rate": "alpha lr rate",
+    "optimizer.name": "optim optimizer",
+    "optimizer.weight_decay": "decay wd",
+    "optimizer.warmup_steps": "warmup",
+    "train.batch_size": "batch bs minibatch n_batch",
+    "train.mem_len": "mem memory memory_len memory_length",
+    "train.micro_batches": "accumulation accumulate_steps grad_accum gradient_accumulation",
+    "train.num_seeds": "seeds",
+    "train.seg_len": "block_size bptt chunk context_length seq_len sequence_length tgt_len",
+    "train.steps": "epochs iterations iters max_step max_steps n_steps num_steps",
+    "evaluate.baselines": "baseline",
+    "generate.length": "max_new_tokens max_tokens n_tokens num_tokens",
+    "data.field": "column text_column text_field text_key",
+    "data.path": "corpus dataset file folder text",
+    "data.vocab": "token tokens tokenizer",
+}
+SYNONYMS = {name: key for key, names in _NAMES.items() for name in names.split()}
+"""The settings by their names in other programs, for the error of an unknown key."""
 
 
 class ArgumentError(ConfigError, TypeError):
@@ -43,16 +73,22 @@ def names_the_nearest(**reasons: str) -> Callable[[Callable[P, T]], Callable[P, 
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            for name in kwargs:
-                if name not in known:
-                    what = f"{function.__name__}() has no argument {name!r}"
-                    why = f": {reasons[name]}" if name in reasons else _nearest(name, known)
-                    raise ArgumentError(what + why)
+            check_names(function.__name__, kwargs, known, reasons)
             return function(*args, **kwargs)
 
         return call
 
     return decorate
+
+
+def check_names(
+    function: str, names: Iterable[str], known: list[str], reasons: Mapping[str, str]
+) -> None:
+    """Raises ArgumentError for a name that is not known; see :func:`names_the_nearest`."""
+    for name in names:
+        if name not in known:
+            why = f": {reasons[name]}" if name in reasons else _nearest(name, known)
+            raise ArgumentError(f"{function}() has no argument {name!r}{why}")
 
 
 def _nearest(name: str, known: list[str]) -> str:

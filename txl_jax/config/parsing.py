@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from txl_jax.config.errors import refusal
+from txl_jax.messages import nearest
 
 
 def typed(key: str, value: Any, hint: Any) -> Any:
@@ -36,7 +37,7 @@ def typed(key: str, value: Any, hint: Any) -> Any:
         for choice in args:
             if (type(value) is type(choice) and value == choice) or text == str(choice).lower():
                 return choice
-        raise refusal(key, value, _expected(hint))
+        raise refusal(key, value, _expected(hint, value))
     if origin is dict:
         return _mapping(key, value)
     if origin is tuple:
@@ -139,9 +140,12 @@ def _anything(key: str, value: Any) -> Any:
     return value
 
 
-def _expected(hint: Any) -> str:
+def _expected(hint: Any, value: Any = None) -> str:
     if typing.get_origin(hint) is Literal:
-        return f"must be one of {', '.join(repr(a) for a in typing.get_args(hint))}"
+        known = typing.get_args(hint)
+        near = nearest(str(value), [name for name in known if isinstance(name, str)])
+        rule = f"must be one of {', '.join(map(repr, known))}"
+        return f"{rule}; the nearest is {near!r}" if near else rule
     return f"must be of type {hint.__name__}"
 
 

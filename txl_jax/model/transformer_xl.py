@@ -7,6 +7,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from txl_jax.config import ConfigError, TransformerXLConfig
+from txl_jax.config.arguments import names_the_nearest
 from txl_jax.model import initializers, masks
 from txl_jax.model import inputs as inputs_lib
 from txl_jax.model import memory as memory_lib
@@ -85,6 +86,7 @@ class TransformerXL(nn.Module):
         self.drop_input = dropout(c, rate(c.dropout_input))
         self.drop_output = dropout(c, rate(c.dropout_output))
 
+    @names_the_nearest()
     def init_mems(self, batch_size: int | np.integer, mem_len: int | np.integer) -> Memory:
         """Returns an empty memory of M slots for B streams; the model needs no parameters yet."""
         c = self.cfg
@@ -93,6 +95,7 @@ class TransformerXL(nn.Module):
         hidden = jnp.zeros((c.n_layer, batch_size, mem_len, c.d_model), c.dtype)
         return Memory(hidden, jnp.zeros((batch_size,), jnp.int32))
 
+    @names_the_nearest()
     @at_precision
     def init_cache(self, mems: Memory, seg_len: int | np.integer) -> Cache:
         """Returns the projected memory for inference, which other methods take as ``mems``.
@@ -122,7 +125,10 @@ class TransformerXL(nn.Module):
         near, far = memory_lib.in_slots(past, slots)
         return Cache(near, far, positions, mems.filled, mems.mem_len, seg_len)
 
-    def __call__(self, tokens, mems, **options):
+    @names_the_nearest()
+    def __call__(
+        self, tokens, mems, *, train: bool = False, reset=None, lengths=None, context_len=0
+    ):
         """Returns logits, float32 [B,T,V], and a new :class:`Memory`, or :class:`Cache` if given.
 
         With an adaptive softmax or a mixture, the logits are log-probabilities.
@@ -131,10 +137,12 @@ class TransformerXL(nn.Module):
           tokens: int32 [B,C+T].
           mems: the memory of M slots from :meth:`init_mems` or from the segment before, or a cache
             from :meth:`init_cache`.
-          options: those of every method, and ``context_len``, which is C. The first C tokens are
-            run again as context and get no logits (``ext_len`` of the authors' PyTorch code). The
-            given memory ends before them, and the new memory C tokens before the segment's end.
+          train, reset, lengths: those of every method.
+          context_len: C. The first C tokens are run again as context and get no logits (``ext_len``
+            of the authors' PyTorch code). The given memory ends before them, and the new memory C
+            tokens before the segment's end.
         """
+        options = SegmentOptions(train, reset, lengths, context_len)._asdict()
         logits, _, mems = self.logits_and_states(tokens, mems, **options)
         return logits, mems
 
@@ -146,13 +154,17 @@ class TransformerXL(nn.Module):
         logits = self.vocabulary.logits(self.drop_output(states, given.train), given.train)
         return logits, states, mems
 
-    def nll(self, tokens, targets, mems, **options):
+    @names_the_nearest()
+    def nll(
+        self, tokens, targets, mems, *, train: bool = False, reset=None, lengths=None, context_len=0
+    ):
         """Returns the targets' negative log-likelihood in nats, float32 [B,T], and new memory.
 
         Args:
           tokens, targets: int32 [B,C+T] and [B,T]; the target of a token is the next token.
-          mems, options: as in :meth:`__call__`; the C tokens of context are not scored.
+          mems and the options: as in :meth:`__call__`; the C tokens of context are not scored.
         """
+        options = SegmentOptions(train, reset, lengths, context_len)._asdict()
         nll, _, mems = self.nll_and_states(tokens, targets, mems, **options)
         return nll, mems
 
@@ -178,6 +190,7 @@ class TransformerXL(nn.Module):
         inputs_lib.check_array("log_p", log_p, "floats", shape)
         return self.vocabulary.past_nll(jnp.asarray(log_p, jnp.float32), inputs)
 
+    @names_the_nearest()
     @at_precision
     def core(self, embeddings, mems, *, train: bool = False, reset=None, lengths=None):
         """Runs the layers on embeddings [B,T,D], and returns states [B,T,D] and new memory.
