@@ -1,6 +1,8 @@
 """Scoring any text: every token as the model has it, whatever lines and segments it is cut into."""
 
 import dataclasses
+import functools
+import gzip
 import io
 import itertools
 import json
@@ -271,6 +273,32 @@ def test_a_byte_order_mark_is_not_scored(monkeypatch, capsys, tmp_path):
     path.write_bytes("abc\n".encode("utf-16"))
     with pytest.raises(ConfigError, match=r"score.path = .*: is UTF-16 text, .* save it as UTF-8"):
         scored(trained, monkeypatch, capsys, "", path=str(path))
+
+
+def test_what_is_no_text_is_scored_only_if_bytes_are_asked_for(monkeypatch, capsys, tmp_path):
+    trained = trained_on(Vocab.all_bytes())
+    texts = {
+        "x.pdf": b"%PDF-1.7 \0",
+        "x": gzip.compress(b"a"),
+        "y.txt": "abc\n".encode("utf-16-le"),
+    }
+    for name, data in texts.items():
+        (tmp_path / name).write_bytes(data)
+        read = functools.partial(scored, monkeypatch=monkeypatch, capsys=capsys, text="")
+        with pytest.raises(ConfigError, match=r"is .*, not text in UTF-8; name a text"):
+            read(trained, path=str(tmp_path / name))
+        asked = dataclasses.replace(
+            trained, config=override(trained.config, {"data.vocab": "byte"})
+        )
+        rows, _ = read(asked, path=str(tmp_path / name))
+        assert sum(row["tokens"] for row in rows) == len(data)
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "X.CSV", "x.parquet"])
+def test_records_are_not_scored_as_lines(monkeypatch, capsys, tmp_path, name):
+    (tmp_path / name).write_text('{"text": "abc"}\n')
+    with pytest.raises(ConfigError, match=r"has records \(\..*write their texts into a text file"):
+        scored(trained_on(Vocab.all_bytes()), monkeypatch, capsys, "", path=str(tmp_path / name))
 
 
 def test_what_cannot_be_scored_is_named(monkeypatch, capsys, tmp_path):

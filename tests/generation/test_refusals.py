@@ -408,13 +408,14 @@ def test_utf_16_and_32_without_a_mark_are_refused_by_name(
                 call(text.encode(encoding))
 
 
-def test_a_model_of_bytes_scores_any_bytes(tmp_path, command):
+def test_a_model_of_bytes_scores_any_bytes_that_are_asked_for(tmp_path, command):
     folder = exported(tmp_path / "model", Vocab.all_bytes())
     path = tmp_path / "bytes"
     for content in (bytes(range(256)), "abc\n".encode("utf-16-le")):
         path.write_bytes(content)
         flags = ("--mode=score", f"--workdir={folder}", f"--config.score.path={path}")
-        code, out, told = command(*flags)
+        assert "not text in UTF-8" in command(*flags)[2]
+        code, out, told = command(*flags, "--config.data.vocab=byte")
         assert code == 0, told
         assert sum(json.loads(row)["tokens"] for row in out.splitlines()) == len(content)
 

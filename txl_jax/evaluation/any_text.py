@@ -30,12 +30,14 @@ from txl_jax.data.batch import Batch, make_batch
 from txl_jax.data.errors import DataError
 from txl_jax.data.pieces import ended_at, separator_ends
 from txl_jax.data.rows import separate_rows
+from txl_jax.data.sources.records import READERS
 from txl_jax.data.sources.source import existing_path
 from txl_jax.data.sources.tokens import SUFFIXES, read_documents
 from txl_jax.data.streams import Streams
 from txl_jax.data.symbols import readable
 from txl_jax.data.vocab import Text, Vocab, encode_text, line_end, separator_ids
 from txl_jax.evaluation.protocols import with_window
+from txl_jax.file_kinds import LOOKED_AT, not_text, wide_encoding
 from txl_jax.files import decode_text, name_in_os_errors
 from txl_jax.messages import argument, fields_repr, shown_path
 from txl_jax.model.precision import rounding
@@ -64,7 +66,11 @@ def run(trained: TrainedModel, workdir: str) -> str:
         score = score_documents(trained, read_documents(path, trained.config.data, size))
     else:
         name = "standard input" if c.path == "-" else shown_path(c.path)
-        text = _text(c.path, any_bytes=trained.vocab.kind == "byte")
+        if (end := os.path.splitext(name)[1].lower()) in READERS:
+            fix = "write their texts into a text file, or end its name in .txt to score it as it is"
+            raise ConfigError(f"config key score.path = {name!r}: has records ({end}); {fix}")
+        asked = trained.config.data.vocab == "byte"  # and not only by default
+        text = _text(c.path, any_bytes=trained.vocab.kind == "byte", binary=asked)
         lines = io.StringIO(text, newline="\n").readlines()  # no splits at form feeds
         other = f"{argument('config.score.path', 'FILE')}, or give a text on standard input"
         score = score_any_text(trained, lines, name, f"name another file with {other}")
@@ -317,10 +323,14 @@ def text_score(
     return TextScore(scored, total, *size, unit, value, per_byte, tuple(notes), vocab.unknown)
 
 
-def _text(path: str, any_bytes: bool) -> str:
+def _text(path: str, any_bytes: bool, binary: bool) -> str:
     try:
         data = read_stdin() if path == "-" else opened_path(path).read_bytes()
-        return decode_text(data, "surrogateescape" if any_bytes else "strict")
+        text = decode_text(data, "surrogateescape" if any_bytes else "strict")
+        start = b"" if binary else data[:LOOKED_AT]
+        if kind := not_text(start) or wide_encoding(start):
+            raise ValueError(f"is {kind}, not text in UTF-8; name a text")
+        return text
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"config key score.path = {shown_path(path)!r}: {reason}") from error
