@@ -81,7 +81,7 @@ def test_a_run_ends_with_folder_files_and_commands_and_gets_more_steps_by_a_comm
     shell = ["bash", "-c", following.removeprefix("next    ").partition("  (")[0]]
     assert run(shell, tmp_path).returncode == 0
 
-    longer = call(*first, "--config.train.steps=13", cwd=tmp_path)
+    longer = call("--workdir=runs/a", "--config.train.steps=13", cwd=tmp_path)
     assert longer.returncode == 2
     assert "its run has ended after its 12 steps" in longer.stderr
     command = longer.stderr.rstrip().rpartition("in another folder: ")[2]

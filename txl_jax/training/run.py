@@ -184,15 +184,18 @@ def headline(result: Evaluation) -> str:
     return f"{result.unit} {result.value:.4f} ({result.protocol})"
 
 
-def stored_experiment(workdir: str) -> ExperimentConfig:
+def stored_experiment(workdir: str, start_from: str | None = None) -> ExperimentConfig:
     """Returns the experiment of a run that has begun in a workdir, of all its seeds.
 
+    Without one, it is that of ``start_from``, whose model a new run begins with.
     Raises WorkdirError if there is no run, or if its settings cannot be used.
     """
     if path(workdir, CONFIG).exists():
         return loaded_experiment(workdir)
     found = [re.fullmatch(r"seed_(\d+)", name) for name in names(workdir)]
     seeds = sorted(int(match[1]) for match in found if match)
+    if not seeds and start_from and path(start_from, CONFIG).exists():
+        return loaded_experiment(start_from)
     if not seeds:
         raise WorkdirError(
             f"{argument('workdir', workdir)}: there is no run in it; start one with"
