@@ -451,6 +451,7 @@ def test_every_address_of_the_repository_is_that_of_the_package():
         text = notebook.read_text("utf-8")
         colab = f"https://colab.research.google.com/github/{home}/blob/main/notebooks"
         assert f"({colab}/{notebook.name})" in text
+        assert "If the button finds no notebook, open [Colab]" in text  # as before publication
         assert f'REPOSITORY = \\"{home}\\"' in text
     for page in (root / "README.md", *FOLDER.glob("*.ipynb"), *(root / "docs").glob("*.md")):
         text = page.read_text("utf-8")
