@@ -33,6 +33,7 @@ def write(folder, **files):
         ("dev1.txt", "valid"), ("2val.txt", "valid"), ("TRAIN", "train"),
         ("trainData.txt", "train"),
         ("PTBTest.txt", "test"), ("train/part.txt", "train"), ("dev-set/test_a.txt", "valid"),
+        ("Training.txt", "train"), ("testing/a.txt", "test"), ("TESTING", "test"),
         ("contest.txt", None), ("latest.txt", None), ("training_notes.txt", None),
         ("attestation.txt", None), ("devices.txt", None), ("values.txt", None),
         ("restrain.txt", None), ("étrain.txt", None), ("invalid.txt", None),
@@ -53,6 +54,7 @@ def test_a_name_is_of_a_split_only_if_a_whole_word_says_so(name, split):
         ("test_set.train.txt", "test_set.valid.txt", "test_set.test.txt"),
         ("corpus.train", "corpus.valid", "corpus.test"),
         ("train", "val", "test"),
+        ("training.txt", "valid.txt", "testing.txt"),
     ],
 )
 def test_files_named_as_splits_are_these_splits_and_this_is_printed(tmp_path, names, capsys):
@@ -222,6 +224,7 @@ def test_a_folder_of_other_files_says_their_order_and_sizes(tmp_path, capsys):
         (("train_ride.txt", "b.txt", "c.txt"), "has train_ride.txt named as a split, beside b.txt"),
         (("train.txt", "test.txt", *(f"{c}.txt" for c in "abcdef")), "named as a split, beside a"),
         (("train.txt", "val.txt", "valid.txt", "test.txt"), "has both val.txt and valid.txt"),
+        (("train.txt", "training.txt"), "has both train.txt and training.txt; remove one"),
         (("train.txt", "train_to_test.txt"), "named as the train and the test split; rename it"),
         (
             ("ptb.train.txt", "ptb.test.txt", "ptb.char.train.txt", "ptb.char.test.txt"),
@@ -282,7 +285,7 @@ def test_an_array_of_ids_is_not_a_split_of_another_name(tmp_path):
         (["a.txt", "inner/b.txt"], "the text is a.txt (500 bytes); left out: inner/"),
         (["a.txt", "b.html", "c.md"], "the text is a.txt (500 bytes); left out: b.html, c.md"),
         (["a.txt", "t.tar.gz", ".hidden"], "the text is a.txt (500 bytes); left out: t.tar.gz"),
-        (["train/a.txt", "testing/b.txt"], "train = train/a.txt (500 bytes); left out: testing/"),
+        (["train/a.txt", "tests/b.txt"], "train = train/a.txt (500 bytes); left out: tests/"),
         (["a.txt"], ""),
     ],
 )

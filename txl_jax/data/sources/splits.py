@@ -4,7 +4,7 @@
     train-00000-of-00002.jsonl  train-00001-of-00002.jsonl  validation-00000-of-00001.jsonl
 
 A word of a name is a run of letters, or a part of one that begins with a capital. So ``contest``,
-``latest`` and ``training_notes`` name no split.
+``latest`` and ``training_notes`` name no split. ``training`` and ``testing`` alone do.
 """
 
 import itertools
@@ -22,6 +22,7 @@ SPLIT_OF |= dict.fromkeys(("valid", "val", "validation", "dev"), "valid")
 SHOWN = 4  # the largest number of files that are listed at each end of a longer list
 
 _WORD = re.compile(r"[A-Z]+(?![^\W\d_A-Z])|[A-Z]?[^\W\d_A-Z]+")
+_ING = re.compile(r"^(train|test)ing(?=\.|$)", re.IGNORECASE)  # training.txt, not training_notes
 _FIX = "give one set of files, or folders named train, valid and test"
 
 
@@ -69,7 +70,7 @@ def splits_named(name: str) -> set[str]:
 
 def _deciding_words(name: str) -> list[str]:
     """Returns the words of the first folder with a split in its name, or else of the file."""
-    parts = [_WORD.findall(part) for part in name.split("/")]
+    parts = [_WORD.findall(_ING.sub(r"\1", part)) for part in name.split("/")]
     return next(filter(_splits, parts), parts[-1])
 
 
@@ -100,7 +101,8 @@ def _check_copies(found: Mapping[str, list[str]], where: str, stem: Callable[[st
     for names in found.values():
         known: dict[str, str] = {}
         for name in names:
-            before = known.setdefault(_WORD.sub(as_split, stem(name)), name)
+            form = _WORD.sub(as_split, _ING.sub(r"\1", stem(name)))
+            before = known.setdefault(form, name)
             if before != name:
                 raise DataError(f"{where}: has both {before} and {name}; remove one")
 
