@@ -92,6 +92,28 @@ def test_settings_and_modes_that_are_named_exist(page):
         assert mode in MODES, mode
 
 
+def test_pages_have_one_name_for_the_command_and_one_gpu_script_for_a_part_of_a_machine():
+    assert [page.name for page in PAGES if "python -m txl_jax.main" in page.read_text()] == []
+    assert "\nCUDA_VISIBLE_DEVICES=0,1,2,3 ./launch/gpu_node.sh --config=" in LAUNCH
+
+
+def test_results_begin_with_a_screen_of_what_is_measured_before_what_was_never_run():
+    whole = (ROOT / "RESULTS.md").read_text()
+    first = whole.split("\n## ")[1]
+    assert first.startswith("In one minute\n")
+    assert len(first.splitlines()) <= 30
+    order = ["Equal to the published", "Faster than", "On an H100", "Never run", "ten numbers"]
+    assert [first.index(words) for words in order] == sorted(map(first.index, order))
+    headings = re.findall(r"^##+ (.*)", whole, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in headings}
+    rows = re.findall(r"^\| (?!ten numbers|---).*$", first, re.MULTILINE)
+    assert len(rows) == 10
+    for line in (*rows, *re.findall(r"^- .*?(?=\n-|\n\n)", first, re.MULTILINE | re.DOTALL)):
+        names = re.findall(r"\]\(#([\w-]+)\)", line)
+        assert names, line
+        assert {*names} <= anchors, line
+
+
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_commands_are_accepted(page):
     """Known flags, and a config that passes every check with the command's settings."""
