@@ -186,6 +186,13 @@ def test_what_is_nowhere_is_a_clear_error(hub, tmp_path, monkeypatch):
         txl_jax.load("me/no")
 
 
+def test_loading_a_workdir_prints_and_logs_nothing(trained_run, capfd, caplog):
+    """Orbax warns of a folder that is only read."""
+    txl_jax.load(trained_run.workdir)
+    assert capfd.readouterr() == ("", "")
+    assert not [record for record in caplog.records if record.levelname != "DEBUG"]
+
+
 def test_a_workdir_is_loaded_as_before(trained_run):
     from txl_jax.checkpoint.loading import load_workdir as load
 
