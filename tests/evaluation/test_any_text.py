@@ -307,7 +307,7 @@ def test_what_cannot_be_scored_is_named(monkeypatch, capsys, tmp_path):
         scored(trained, monkeypatch, capsys, "")
     with pytest.raises(DataError, match=r"standard input, line 2: .*'z'"):
         scored(trained, monkeypatch, capsys, "abc\naz\n")
-    with pytest.raises(ConfigError, match=r"score.path = .*No such file"):
+    with pytest.raises(ConfigError, match=r"score.path = .*No such file or .*; name a text file"):
         scored(trained, monkeypatch, capsys, "", path=str(tmp_path / "none.txt"))
     cfg = tiny_models.config(attention="absolute_per_layer", n_positions=9, d_head=4)
     with pytest.raises(ConfigError, match=r"score.seg_len = 64: this model has only 9 positions"):

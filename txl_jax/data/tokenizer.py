@@ -78,7 +78,8 @@ def read_tokenizer(path: Path) -> tuple[list[str], dict[str, Any]]:
     try:
         stored = parse_json(path.read_bytes())
     except OSError as error:
-        raise DataError(f"data.tokenizer = {str(path)!r}: {error.strerror}") from error
+        fix = "name a file, such as the tokenizer.json that save_pretrained('FOLDER') writes"
+        raise DataError(f"data.tokenizer = {str(path)!r}: {error.strerror}; {fix}") from error
     except ValueError as error:
         raise DataError(f"data.tokenizer = {str(path)!r}: {error}") from error
     ids = load_tokenizer(stored, str(path)).get_vocab(with_added_tokens=True)

@@ -332,7 +332,8 @@ def _text(path: str, any_bytes: bool, binary: bool) -> str:
             raise ValueError(f"is {kind}, not text in UTF-8; name a text")
         return text
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        advice = "; name a text file that exists"
+        reason = f"{error.strerror}{advice}" if isinstance(error, OSError) else error
         raise ConfigError(f"config key score.path = {shown_path(path)!r}: {reason}") from error
 
 
