@@ -254,6 +254,18 @@ def test_starts_beside_an_array_give_documents_and_splits_of_whole_ones(tmp_path
     assert load_corpus("tokens", path).source_hash != before
 
 
+@pytest.mark.parametrize("kind", ["byte", "char", "word"])
+def test_each_line_of_a_text_may_be_a_document(tmp_path, kind):
+    lines = [f"line {n}\n" for n in range(40)]
+    (tmp_path / "x.txt").write_text("".join(lines))
+    given = {"document_separator": "\n", "vocab": kind, "cache_dir": tmp_path / "c"}
+    corpus = load_corpus("text", tmp_path / "x.txt", **given)
+    splits = [getattr(corpus, split) for split in ("train", "valid", "test")]
+    # As an input, the separator also begins the documents after the first.
+    found = [corpus.vocab.decode(d).removeprefix("\n") for split in splits for d in split]
+    assert found == lines
+
+
 def test_a_separator_gives_documents(tmp_path):
     split = documents(shared=True)
     path = save(tmp_path / "ids.npy", split.ids)

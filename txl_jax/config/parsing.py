@@ -23,7 +23,7 @@ def typed(key: str, value: Any, hint: Any) -> Any:
     value = plain(value)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     text = value.lower() if isinstance(value, str) else None
-    missing = text is not None and not text.strip()
+    missing = text is not None and not text.strip(" ")  # a line end may be a separator
     if origin in (types.UnionType, typing.Union):
         if value is None or text == "none":
             return None
