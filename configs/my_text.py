@@ -101,6 +101,7 @@ def get_config(variant=""):
         config.data = {"name": "text"}
         config.optimizer = {"learning_rate": 5e-4, "warmup_steps": 100}
         config.train.update({"steps": 500, "batch_size": 8, "eval_every": 100})
+        config.train.start_from = "WORKDIR_OF_THE_MODEL"  # to be given; without it, an error
         config.checkpoint.every = 100
     if variant == "smoke":
         config.train.update({"steps": 20, "log_every": 5, "eval_every": 0})

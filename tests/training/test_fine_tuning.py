@@ -17,7 +17,7 @@ from tiny_runs import arrays, corpus_and_experiment, experiment, text, train
 import txl_jax
 from txl_jax.checkpoint.errors import CheckpointError, WorkdirError
 from txl_jax.checkpoint.workdir import init_workdir, with_vocab
-from txl_jax.config import ConfigError
+from txl_jax.config import ConfigError, load_config
 from txl_jax.convert import export
 from txl_jax.data.errors import DataError
 from txl_jax.data.vocab import Vocab
@@ -286,3 +286,9 @@ def test_a_model_of_subwords_takes_any_text(tmp_path):
     assert (exp.data.vocab, exp.data.vocab_size) == ("subword", 280)
     assert corpus.vocab == before.vocab
     assert said.startswith(corpus.vocab.decode(corpus.train))
+
+
+def test_the_recipe_for_fine_tuning_is_refused_without_a_model(tmp_path):
+    exp = load_config("my_text:fine_tune")
+    with pytest.raises(ConfigError, match=r"= 'WORKDIR_OF_THE_MODEL': .*name the workdir of a run"):
+        resolve_experiment(exp, str(tmp_path))
