@@ -34,7 +34,7 @@ A perplexity of subwords says little alone; the bits per byte that evaluation pr
 compare with those of bytes and characters on the same text.
 
 Fine-tuned: training that starts from a trained model, a workdir of this project, converted ones
-too, or a folder that `python -m txl_jax.convert --export=FOLDER --workdir=…` wrote:
+too, or a folder that `python -m txl_jax.convert RUN --to=safetensors FOLDER` wrote:
 
     python -m txl_jax.main --config=configs/my_text.py:fine_tune --workdir=runs/tuned \\
         --config.data.path=OTHER_TEXT --config.train.start_from=runs/mine

@@ -90,7 +90,7 @@ def test_a_conversion_writes_its_workdir_into_a_bucket(tmp_path, place):
         done = command(files / "state.safetensors", f"--workdir={workdir}", *flags)
         assert done.returncode == 0, done.stderr
         losses.append(txl_jax.load(workdir).evaluate(batch_size=2).loss)
-        assert command(f"--export={workdir}-out", f"--workdir={workdir}").returncode == 0
+        assert command(workdir, "--to=safetensors", f"{workdir}-out").returncode == 0
         model = txl_jax.load(f"{workdir}-out")
         assert np.isfinite(model.score("the cat saw").nll)
     assert losses[0] == losses[1]

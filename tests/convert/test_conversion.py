@@ -69,7 +69,7 @@ def test_a_converted_model_is_scored_and_sampled_from(files):
     assert sampled.returncode == 0, sampled.stderr
     assert sampled.stdout.startswith("the cat")
     assert len(sampled.stdout) > len("the cat\n")
-    out = command(f"--export={files / 'out'}", run)
+    out = command(str(files / "run"), "--to=safetensors", str(files / "out"))
     assert out.returncode == 0, out.stderr
     assert sorted(os.listdir(files / "out")) == ["config.json", "model.safetensors", "vocab.json"]
     assert str(files) not in (files / "out" / "config.json").read_text()
@@ -387,11 +387,11 @@ def test_a_folder_with_something_in_it_is_left_as_it_is(files):
     ("arguments", "message"),
     [
         ((), "--workdir"),
-        (("--workdir=w",), "name either a SOURCE to convert, or a folder to --export to"),
+        (("--workdir=w",), "SOURCE is missing"),
         (("s", "--workdir=w", "--vocab=v", "--corpus=text"), "two vocabularies"),
         (("s", "--workdir=w", "--path=p"), "--path needs a --corpus"),
         (("s", "--workdir=w", "--format=keras"), "invalid choice: 'keras'"),
-        (("--export=o", "--workdir=w", "--vocab=v"), "--export allows no other flags"),
+        (("s", "--to=safetensors", "o", "--vocab=v"), "allows no other flag than --step"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(arguments, message, capsys):

@@ -31,15 +31,15 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     files = "state file, TF checkpoint prefix, or folder; with --to: a trained model"
     p.add_argument("source", nargs="?", help=files)
     p.add_argument("out", nargs="?", help="with --to: the new folder to write")
-    p.add_argument("--workdir", help="new folder; with --export: folder to read")
+    p.add_argument("--workdir", help="with SOURCE: the new folder to write")
     p.add_argument("--format", choices=get_args(Format), help="the program that wrote the source")
     p.add_argument("--args", help="JSON file with the constructor's arguments")
     p.add_argument("--vocab", help="vocabulary file: one symbol per line, or JSON")
     p.add_argument("--corpus", help="name of a corpus with this vocabulary")
     p.add_argument("--path", help="path of the corpus")
-    p.add_argument("--export", metavar="OUT", help="write the workdir's model into this new folder")
-    p.add_argument("--to", choices=get_args(Target), help="the program for which OUT is written")
-    p.add_argument("--step", default="best", help="checkpoint to export: best, latest or a number")
+    targets = ("safetensors", *get_args(Target))
+    p.add_argument("--to", choices=targets, help="the program for which OUT is written, or any")
+    p.add_argument("--step", default="best", help="with --to: best, latest or a number")
     rest, overrides = split_overrides(argv)
     flags = p.parse_intermixed_args(rest)
     for name, value in vars(flags).items():
@@ -55,11 +55,9 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     if flags.out:
         p.error("OUT needs --to, the program for which it is written")
     if not flags.workdir:
-        p.error("--workdir is missing: a new folder; with --export the folder to read")
-    if (flags.source is None) == (flags.export is None):
-        p.error("name either a SOURCE to convert, or a folder to --export to")
-    if flags.export and (flags.format or flags.args or flags.vocab or flags.corpus or overrides):
-        p.error("--export allows no other flags than --workdir and --step")
+        p.error("--workdir is missing: a new folder")
+    if not flags.source:
+        p.error("SOURCE is missing: what to convert")
     if flags.vocab and flags.corpus:
         p.error("--vocab and --corpus are two vocabularies; give one")
     if flags.path and not flags.corpus:
@@ -75,23 +73,23 @@ def main(argv: list[str]) -> int:
     interrupts.restore_keyboard_interrupt()
     logging.set_verbosity(logging.ERROR)
     try:
-        for name in ("source", "out", "workdir", "args", "vocab", "path", "export"):
+        for name in ("source", "out", "workdir", "args", "vocab", "path"):
             if value := getattr(flags, name):
-                remote = name in ("out", "workdir", "export", "path") or flags.to
+                remote = name in ("out", "workdir", "path") or flags.to
                 expand = expanded_text if remote else expanded
                 setattr(flags, name, str(expand(value, _flag(name))))
+        if flags.to == "safetensors":
+            step = export(flags.source, flags.out, flags.step)
+            print(f"step {step} is in {flags.out}")
+            return 0
         if flags.to:
             trained = load(flags.source, flags.step)
             save_as(trained, flags.out, flags.to)
             print(f"step {trained.step} is in {flags.out}, for {flags.to}")
             return 0
-        if flags.export:
-            step = export(flags.workdir, flags.export, flags.step)
-            print(f"step {step} is in {flags.export}")
-            return 0
         return _convert(flags, overrides)
     except (UserError, OSError) as error:
-        doing = f"export of {flags.workdir}" if flags.export else f"conversion of {flags.source}"
+        doing = f"conversion of {flags.source}"
         text = describe_os_error(error, doing) if isinstance(error, OSError) else error
         print(f"error: {error_text(text)}", file=stderr(), flush=True)
         return 2
