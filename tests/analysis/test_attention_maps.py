@@ -39,6 +39,7 @@ CASES = {
     "window of PyTorch": {"same_length": "pytorch"},
     "window of TensorFlow": {"same_length": "tf"},
     "clamp": {"clamp_len": 3},
+    "few tokens for the width of a head": {"d_head": 8 * T},
     "clamp of Shaw": {"attention": "shaw", "n_positions": 6, "clamp_len": 3},
     "own biases, normalised before": {"untie_r": True, "pre_lnorm": True},
 }

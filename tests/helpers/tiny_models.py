@@ -5,19 +5,19 @@ or mask hardly shows. Here every parameter has a size at which it matters.
 """
 
 import functools
+import typing
 from typing import Any
 
 import jax
 import numpy as np
 
 import txl_jax
+from txl_jax.config import AttentionForm
 
 ATTENTION: dict[str, dict] = {
-    "relative": {},
+    **{name: {} for name in typing.get_args(AttentionForm)},
     "shaw": {"n_positions": 6},
-    "absolute": {},
     "absolute_per_layer": {"n_positions": 9, "d_head": 4},
-    "shared_projection": {},
 }
 """Forms of attention by name, and what :func:`config` needs beside the name for each."""
 

@@ -1,4 +1,4 @@
-"""A change of the model that a formula, a sharding or the reference does not know fails here."""
+"""A change of the model that a formula or the reference does not know fails here."""
 
 import copy
 import dataclasses
@@ -10,6 +10,7 @@ import jax
 import jax.extend.core
 import model_settings
 import numpy as np
+import optax
 import pytest
 import reference
 import tiny_models as tiny
@@ -21,6 +22,7 @@ from txl_jax.analysis import speed
 from txl_jax.config import ExperimentConfig, TrainConfig
 from txl_jax.data.batch import Batch
 from txl_jax.model import flops
+from txl_jax.model.attention import FORMS, projection_flops
 from txl_jax.model.layout import stack_layers
 from txl_jax.model.precision import resolved
 from txl_jax.parallel.shardings import Shardings
@@ -132,6 +134,7 @@ def test_a_segment_with_projected_memory_has_the_products_of_the_formula(name, e
     expected = flops.layer_flops(cfg, sizes(cfg), B, cached=True)
     expected += flops.vocabulary_flops(cfg, sizes(cfg), B)
     padding = 2 * B * 2 * (M + T) * cfg.n_head * cfg.d_head  # two queries of zeros (model/ring.py)
+    padding *= FORMS[cfg.attention].position_vectors
     found = products(score, params, cache)
     assert found - padding * cfg.n_layer == pytest.approx(expected, rel=1e-12)
 
@@ -155,7 +158,8 @@ def of_an_update(cfg, **loss) -> tuple[float, ExperimentConfig, float]:
 
     k, width = t.mem_len + T, cfg.n_head * cfg.d_head
     sinusoids = {"relative": k, "shared_projection": k + 1}.get(cfg.attention, 0)
-    unneeded = cfg.n_layer * cfg.d_model * width * (4 * B * t.mem_len + 2 * sinusoids)
+    unneeded = 2 * cfg.d_model * width * sinusoids + projection_flops(cfg, 0, B * t.mem_len)
+    unneeded *= cfg.n_layer
     return products(jax.grad(of_batch), params, mems), exp, unneeded
 
 
@@ -202,32 +206,29 @@ def test_windows_without_memory_have_the_products_of_their_formula(name, every_t
 # ------------------------------------------------------------------ shardings and formulas
 
 
-@pytest.mark.parametrize("name", SPREAD)
-def test_every_parameter_has_a_sharding(name):
-    params = shapes(model(name))[0]
-    axes = ("data", "fsdp", "tensor")
-    mesh = jax.make_mesh((1, 1, 1), axes, (jax.sharding.AxisType.Auto,) * 3)
-    Shardings(mesh).parameters(params)
-
-
 @pytest.mark.parametrize(
-    "more",
+    ("name", "shape", "axes"),
     [
-        {"feed_forward": {"gate": {"kernel": np.zeros((8, 10))}}},
-        {"feed_forward": {"inner": {"kernel": np.zeros((8, 2, 10))}}},
-        {"feed_forward": {"inner": {"bias": np.zeros((2, 10))}}},
-        {"attention": {"key_bias": np.zeros((2, 3))}},
-        {"norm_query": {"bias": np.zeros(8)}},
+        ("layer_0/feed_forward/gate/kernel", (8, 10), ("fsdp", None)),
+        ("layers/feed_forward/gate/kernel", (2, 8, 10), (None, "fsdp", None)),
+        ("layer_0/feed_forward/gate/kernel", (7, 10), (None, None)),  # two devices do not divide 7
+        ("layer_0/attention/sharpness", (2,), ()),
+        ("layers/attention/sharpness", (2, 2), (None, None)),
     ],
-    ids=str,
 )
-def test_a_parameter_without_a_sharding_is_refused_by_name(more):
-    axes = ("data", "fsdp", "tensor")
-    mesh = jax.make_mesh((1, 1, 1), axes, (jax.sharding.AxisType.Auto,) * 3)
-    ((path, _),) = jax.tree_util.tree_leaves_with_path({"layer_0": more})
-    name = jax.tree_util.keystr(path, simple=True, separator="/")
-    with pytest.raises(ValueError, match=f"{name} of shape .* has no sharding: add"):
-        Shardings(mesh).parameters({"layer_0": more})
+def test_a_new_matrix_and_its_moments_are_sharded_by_their_first_axis(name, shape, axes):
+    mesh_axes = ("data", "fsdp", "tensor")
+    mesh = jax.make_mesh((1, 2, 2), mesh_axes, (jax.sharding.AxisType.Auto,) * 3)
+    params: Any = np.zeros(shape)
+    for part in reversed(name.split("/")):
+        params = {part: params}
+    wanted = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+    (found,) = jax.tree.leaves(Shardings(mesh).parameters(params))
+    count, *moments = jax.tree.leaves(Shardings(mesh).optimizer_state(optax.adam(0.1).init(params)))
+    assert count.is_fully_replicated
+    assert len(moments) == 2
+    for sharding in (found, *moments):
+        assert sharding.is_equivalent_to(wanted, len(shape))
 
 
 def test_the_reference_knows_every_setting_and_the_values_it_lacks_are_named():
@@ -257,10 +258,10 @@ def test_the_reference_refuses_a_setting_a_value_and_a_parameter_that_it_does_no
     with pytest.raises(NotImplementedError, match=r"no model\.experts = 1"):
         run(params, Wider(**{f.name: getattr(cfg, f.name) for f in dataclasses.fields(cfg)}))
     unknown = copy.copy(cfg)
-    object.__setattr__(unknown, "activation", "swiglu")
-    with pytest.raises(NotImplementedError, match=r"no model\.activation = 'swiglu'"):
+    object.__setattr__(unknown, "activation", "tanh")
+    with pytest.raises(NotImplementedError, match=r"no model\.activation = 'tanh'"):
         run(params, unknown)
-    gated = {**params["layer_0"]["feed_forward"], "gate": {"kernel": np.zeros((8, 10))}}
-    more = {**params, "layer_0": {**params["layer_0"], "feed_forward": gated}}
-    with pytest.raises(NotImplementedError, match="parameter layer_0/feed_forward/gate/kernel"):
+    wider = {**params["layer_0"]["feed_forward"], "extra": {"kernel": np.zeros((8, 10))}}
+    more = {**params, "layer_0": {**params["layer_0"], "feed_forward": wider}}
+    with pytest.raises(NotImplementedError, match="parameter layer_0/feed_forward/extra/kernel"):
         run(more, cfg)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from txl_jax.model.positions import clamped, relative_shift, sinusoids
+from txl_jax.model.scores import position_scores
 
 SHAPES = [(1, 1), (1, 4), (2, 2), (3, 3), (3, 5), (4, 4), (4, 9), (5, 6), (7, 20), (8, 8)]
 
@@ -61,3 +62,14 @@ def test_clamp_len_limits_the_distances_above_it():
 @pytest.mark.parametrize("clamp_len", [3, -1])
 def test_clamp_len_beyond_all_distances_changes_nothing(clamp_len):
     np.testing.assert_array_equal(clamped(jnp.arange(3, -1, -1), clamp_len), [3, 2, 1, 0])
+
+
+def test_scalars_of_distances_are_scores_without_vectors():
+    """Every row of every query has the scalar of each key's distance."""
+    b = np.random.default_rng(0).standard_normal((2, 5)).astype(np.float32)
+    scores = np.asarray(position_scores(jnp.zeros((2, 4, 3, 6)), None, None, jnp.asarray(b)))
+    assert scores.shape == (2, 4, 3, 5)
+    for i in range(3):
+        for j in range(2 + i + 1):  # keys that causality allows
+            expected = np.broadcast_to(b[:, None, 4 - (2 + i - j)], (2, 4))
+            np.testing.assert_array_equal(scores[:, :, i, j], expected)

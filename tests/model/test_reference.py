@@ -1,11 +1,15 @@
 """The model gives what the formulas give (helpers/reference.py), in every form it has."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+import model_settings
 import numpy as np
 import pytest
 import reference
 import tiny_models as tiny
+from tiers import rest_slow
 
 MEM_LEN, SEG_LEN = 5, 4
 FILLED = (0, 2, 5)
@@ -29,7 +33,7 @@ CHANGES: dict[str, dict] = {
     "all_at_once": {**ALL_AT_ONCE, "untie_r": True},
     "all_at_once_tf": {**ALL_AT_ONCE, "untie_r": True, "same_length": "tf"},
 }
-for name in ("shaw", "absolute", "absolute_per_layer", "shared_projection"):
+for name in [form for form in tiny.ATTENTION if form != "relative"]:
     without_memory = {"same_length": False, "clamp_len": 2}  # a segment reaches distance 3
     changes = ALL_AT_ONCE | (without_memory if name.startswith("absolute") else {})
     CHANGES[name] = tiny.attention(name)
@@ -51,6 +55,12 @@ SOFTMAX: dict[str, dict] = {
     "one_word_clusters": {"cutoffs": (1, 2, 12), "div_val": 2},
 }  # fmt: skip
 FORMS = {name: tiny.config(**changes) for name, changes in (CHANGES | SOFTMAX).items()}
+for name, cfg in model_settings.models().items():  # any new setting whose values are listed
+    key = name.partition("=")[0]
+    known = reference.KNOWN.get(key, ()) if key != "dtype" else reference.ANY
+    if known is not reference.ANY and getattr(cfg, key) in known and cfg not in FORMS.values():
+        FORMS[name] = cfg
+LAYERS = [name for name in FORMS if name not in SOFTMAX]
 
 
 def with_rows(n):
@@ -106,15 +116,31 @@ def run_segments(cfg, mem_len, filled, segments, seg_len=SEG_LEN, seed=0):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", LAYERS)
 def test_three_segments_with_unequal_memories_equal_the_formulas(name):
     run_segments(FORMS[name], MEM_LEN, FILLED, [{}, {}, {}])
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", LAYERS)
 def test_resets_and_lengths_equal_the_formulas_on_the_real_tokens(name):
     run_segments(FORMS[name], MEM_LEN, FILLED, with_rows(6), seed=5)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", rest_slow(1, [n for n in LAYERS if not FORMS[n].memory_free]))
+def test_steps_from_memory_and_from_a_cache_equal_the_formulas(name):
+    """One token does not project memory if a head is 8 wide (model/unprojected.py)."""
+    cfg = dataclasses.replace(FORMS[name], d_head=8)
+    run_segments(cfg, MEM_LEN, FILLED, [{}, {}], seg_len=1)
+    variables, mems = tiny.variables(cfg), tiny.memory(cfg, FILLED, MEM_LEN)
+    cache = tiny.apply(cfg, "init_cache")(variables, mems, seg_len=1)
+    step = tiny.compiled(cfg, "__call__")
+    for i in range(3):
+        token = tiny.tokens(cfg, len(FILLED), 1, seed=i)
+        want, mems = step(variables, token, mems)
+        got, cache = step(variables, token, cache)
+        np.testing.assert_allclose(got, want, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", SOFTMAX)

@@ -41,13 +41,8 @@ def capture_attention() -> Iterator[list[AttentionInputs]]:
     captured: list[AttentionInputs] = []
 
     def intercept(call, args, kwargs, context):
-        if isinstance(context.module, Attention) and context.method_name == "__call__":
-            queries, present, past, p, mask = args[:5]
-            scale = context.module.cfg.d_head**-0.5  # applied as in the model, in the same dtype
-            scaled = lambda x: None if x is None else x.astype(queries.dtype) * scale
-            p = p.replace(u=scaled(p.u), v=scaled(p.v), b=scaled(p.b))
-            k, val = (jnp.concatenate(x, axis=2) for x in zip(past, present, strict=True))
-            captured.append(AttentionInputs(queries * scale, k, val, p, mask))
+        if isinstance(context.module, Attention) and context.method_name == "gather":
+            captured.append(args[0])
         return call(*args, **kwargs)
 
     with nn.intercept_methods(intercept):
@@ -64,7 +59,7 @@ def probabilities(layer: AttentionInputs) -> jax.Array:
     """Computes the attention weights, float32 [N,B,T,K], which sum to 1 over the keys."""
     p = layer.positions
     scores = content_scores(layer.q, p.u, layer.k)
-    if p.r is not None:
+    if p.of_distances:
         scores = scores + position_scores(layer.q, p.v, p.r, p.b)
     return _softmax(scores, allowed(layer))
 
@@ -127,6 +122,8 @@ def segment_attention(
     The layers are not scanned. ``inputs`` is int32 [B,C+T]. ``weights`` is float32 [B,T], 1 for
     queries in the sums and 0 for other queries. The sums exclude the C tokens of context.
     """
+    projected = dataclasses.replace(model.cfg, kernel="xla")  # few tokens do not project memory
+    model = TransformerXL(projected, model.mesh)
     with capture_attention() as captured:
         after: Any = model.apply({"params": params}, inputs, mems)[1]
     last_queries = lambda count: [x.replace(q=x.q[:, :, -count:]) for x in captured]

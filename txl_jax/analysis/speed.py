@@ -28,8 +28,9 @@ from txl_jax.analysis.results import write_results
 from txl_jax.checkpoint.trained_model import TrainedModel, param_shapes
 from txl_jax.config import MeshConfig, ProtocolConfig, SpeedConfig, TransformerXLConfig
 from txl_jax.evaluation.evaluator import Evaluator
-from txl_jax.model.block import SharedInputs
-from txl_jax.model.flops import feed_forward_flops, layer_flops, vocabulary_flops
+from txl_jax.model.attention import projection_flops
+from txl_jax.model.block import SharedInputs, feed_forward_flops
+from txl_jax.model.flops import layer_flops, vocabulary_flops
 from txl_jax.model.kernels.xla import HALVED_FROM, group_size
 from txl_jax.model.masks import attention_mask
 from txl_jax.model.positions import positions_from_end, sinusoids
@@ -224,9 +225,10 @@ def window_flops(c: TransformerXLConfig, length: int) -> float:
     nh, group = c.n_head * c.d_head, group_size(length, HALVED_FROM.get(jax.default_backend()))
     starts = range(0, length, group)
     keys_read = sum(min(start + group, length) * min(group, length - start) for start in starts)
-    layer = length * (8 * c.d_model * nh + feed_forward_flops(c)) + 4 * keys_read * nh
-    last = 4 * length * c.d_model * nh + 4 * c.d_model * nh + 4 * length * nh
-    norms = c.n_layer * 4 * c.d_model * nh if c.pre_lnorm else 0
+    layer = projection_flops(c, length, length) + length * feed_forward_flops(c)
+    layer += 4 * keys_read * nh
+    last = projection_flops(c, 1, length) + 4 * length * nh
+    norms = c.n_layer * projection_flops(c, 0, 1) if c.pre_lnorm else 0
     p = ProtocolConfig(batch_size=1, seg_len=1, mem_len=0, context_len=length - 1)
     words = vocabulary_flops(c, p, rows=1)
     return (c.n_layer - 1) * layer + last + feed_forward_flops(c) + norms + words

@@ -151,6 +151,11 @@ class TransformerXLConfig(Section, key="model"):
         return self.attention in ("absolute", "absolute_per_layer")
 
     @property
+    def kv_heads(self) -> int:
+        """The number of heads of keys and values, in which a cache holds memory."""
+        return self.n_head
+
+    @property
     def segment_limit(self) -> int | None:
         """The most tokens of a segment with its context, if learnt positions limit them."""
         return self.n_positions if self.attention == "absolute_per_layer" else None

@@ -4,6 +4,8 @@ All forms of attention share the computation of kernels/, with the four terms of
 defines u, v, r and b. :class:`RelativeAttention` is the paper's form; table 6 there has others.
 """
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -33,6 +35,8 @@ class Attention(nn.Module):
     global_biases = False  # u and v, which the model gives to all layers
     input_sinusoids = False  # added to the model's input
     layer_positions = False  # learnt vectors, added to each layer's input
+    position_vectors = False  # r, with which every query has products
+    projected_sinusoids = staticmethod(lambda n_keys: 0)  # their number, for model/flops.py
 
     cfg: TransformerXLConfig
     mesh: Mesh | None = None
@@ -43,8 +47,9 @@ class Attention(nn.Module):
         init = initializers.normal(c.init_std)
         heads = (c.d_model, c.n_head, c.d_head)
         self.query = self.param("query", init, heads)
-        self.key = self.param("key", init, heads)
-        self.value = self.param("value", init, heads)
+        of_keys = (c.d_model, c.kv_heads, c.d_head)
+        self.key = self.param("key", init, of_keys)
+        self.value = self.param("value", init, of_keys)
         self.output = self.param("output", init, (c.n_head, c.d_head, c.d_model))
         if c.attention_bias:
             zeros = initializers.zeros
@@ -99,26 +104,30 @@ class Attention(nn.Module):
         for K = M + T keys, or as ring.py says for rings. ``train`` applies dropout and needs the
         ``dropout`` rng.
         """
-        c, q = self.cfg, self.drop_heads(queries, train)
-        scale = c.d_head**-0.5
-        scaled = lambda x: None if x is None else x.astype(q.dtype) * scale
-        p = positions.replace(u=scaled(positions.u), v=scaled(positions.v), b=scaled(positions.b))
+        c, p, scale = self.cfg, positions, self.cfg.d_head**-0.5
+        scaled = lambda x: None if x is None else x.astype(queries.dtype) * scale
+        q: Any = scaled(self.drop_heads(queries, train))
+        p = p.replace(u=scaled(p.u), v=scaled(p.v), b=scaled(p.b))
         if isinstance(past, list):
-            gathered = ring.attend(q * scale, past, present, p, mask)
+            gathered = ring.attend(q, past, present, p, mask)
         elif isinstance(past, States):
-            gathered = unprojected.attend(q * scale, past, present, p, mask)
+            gathered = unprojected.attend(q, past, present, p, mask)
         else:
             both = (jnp.concatenate(x, axis=2) for x in zip(past, present, strict=True))
             k, val = (self.drop_heads(x, train) for x in both)
             key = self.make_rng("dropout") if train and c.dropatt else None
             drop = None if key is None else AttentionDropout.draw(key, c.dropatt)
-            x = AttentionInputs(q * scale, k, val, p, mask, drop)
-            gathered = attend(x, c.kernel, self.mesh)
+            x = AttentionInputs(q, k, val, p, mask, drop)
+            gathered = self.gather(x)
         n, b, t, h = gathered.shape  # projected back to [B,T,D], as one flat matrix product
         kernel = self.output.reshape(n * h, c.d_model).astype(gathered.dtype)
         flat = gathered.transpose(1, 2, 0, 3).reshape(b * t, n * h)
         out = product_of_rows(lambda x: x @ kernel, flat, self.mesh).reshape(b, t, c.d_model)
         return out + self.output_bias.astype(out.dtype) if c.attention_bias else out
+
+    def gather(self, x: AttentionInputs) -> jax.Array:
+        """Returns the attention [N,B,T,H] of inputs that the analysis of attention captures."""
+        return attend(x, self.cfg.kernel, self.mesh)
 
     def _biased(self, keys: jax.Array, values: jax.Array) -> KeysValues:
         """Adds the bias of values, if there is one; a bias of keys would cancel in the softmax."""
@@ -146,6 +155,8 @@ class RelativeAttention(Attention):
     """
 
     global_biases = True
+    position_vectors = True
+    projected_sinusoids = staticmethod(lambda n_keys: n_keys)
 
     def setup(self):
         """Declares the projections."""
@@ -167,6 +178,8 @@ class ShawAttention(Attention):
     Parameters: those of :class:`Attention`, ``u`` [N,H], ``distance`` [R,N,H] (a) and
     ``distance_bias`` [R,N] (b). Row d is for distance d, and R is ``n_positions``.
     """
+
+    position_vectors = True
 
     def setup(self):
         """Declares the projections and tables."""
@@ -194,6 +207,9 @@ class SharedProjectionAttention(Attention):
     (the authors' later code for Penn Treebank).
     """
 
+    position_vectors = True
+    projected_sinusoids = staticmethod(lambda n_keys: n_keys + 1)  # that of u and v too
+
     def positions(self, n_keys, encodings, u, v, train=False):
         """See :meth:`Attention.positions`; the model's u and v are not used."""
         here = self._project_encodings(encodings[-1:], self.query, train)[:, 0]
@@ -219,6 +235,11 @@ FORMS: dict[AttentionForm, type[Attention]] = {
     "absolute_per_layer": AbsolutePerLayerAttention,
     "shared_projection": SharedProjectionAttention,
 }
+
+
+def projection_flops(c: TransformerXLConfig, queries: int, keys: int) -> float:
+    """Returns a row's operations in a layer's projections: 4 D NH per query, and per key."""
+    return 4.0 * (queries * c.n_head + keys * c.kv_heads) * c.d_model * c.d_head
 
 
 def planned_attention(

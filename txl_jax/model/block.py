@@ -123,6 +123,11 @@ class FeedForward(nn.Module):
         return dropout(c, c.dropout)(x.reshape(b, t, d), train)
 
 
+def feed_forward_flops(c: TransformerXLConfig) -> float:
+    """Returns a token's operations in a layer beside attention: 4 D F, and 24 D D for gates."""
+    return 4.0 * c.d_model * c.d_inner + (24.0 * c.d_model**2 if c.gate else 0.0)
+
+
 class GRUGate(nn.Module):
     """The GRU gate g(x, y) of a sub-layer's input x and output (Parisotto et al. 2019, 3.2).
 

@@ -8,6 +8,8 @@ import math
 
 from txl_jax.config import ExperimentConfig, ProtocolConfig, TrainConfig, TransformerXLConfig
 from txl_jax.model.adaptive import clusters
+from txl_jax.model.attention import FORMS, projection_flops
+from txl_jax.model.block import feed_forward_flops
 from txl_jax.model.ring import SINGLE_RING_MAX_TOKENS
 
 Sizes = TrainConfig | ProtocolConfig
@@ -26,21 +28,15 @@ def layer_flops(c: TransformerXLConfig, p: Sizes, rows: int, cached: bool = Fals
     ``shared_projection`` (and 2 D NH for that of distance 0), and 4 D NH for the bias of the
     LayerNorm that ``pre_lnorm`` applies to the matrices of keys and values.
     """
-    t, width = p.context_len + p.seg_len, c.n_head * c.d_head
+    t, width, form = p.context_len + p.seg_len, c.n_head * c.d_head, FORMS[c.attention]
     k = p.mem_len + t
-    projections = 4 * (t + (t if cached else k)) * c.d_model * width
     clamped = cached and t > SINGLE_RING_MAX_TOKENS and c.clamp_len > 0
     distances = min(k, c.clamp_len + t) if clamped else k
-    scores = (4 * k + (0 if c.memory_free else 2 * distances)) * t * width
-    row = projections + scores + t * feed_forward_flops(c)
-    sinusoids = {"relative": k, "shared_projection": k + 1}.get(c.attention, 0)
-    shared = 0 if cached else 2 * (sinusoids + 2 * c.pre_lnorm) * c.d_model * width
+    scores = (4 * k + 2 * distances * form.position_vectors) * t * width
+    row = projection_flops(c, t, t if cached else k) + scores + t * feed_forward_flops(c)
+    sinusoids = 2 * form.projected_sinusoids(k) * c.d_model * width
+    shared = 0 if cached else sinusoids + projection_flops(c, 0, c.pre_lnorm)
     return float(c.n_layer * (rows * row + shared))
-
-
-def feed_forward_flops(c: TransformerXLConfig) -> float:
-    """Returns a token's operations in a layer beside attention: 4 D F, and 24 D D for gates."""
-    return 4.0 * c.d_model * c.d_inner + (24.0 * c.d_model**2 if c.gate else 0.0)
 
 
 def vocabulary_flops(c: TransformerXLConfig, p: Sizes, rows: int, sampled: bool = False) -> float:
@@ -101,7 +97,7 @@ def update_flops(exp: ExperimentConfig, rows: int | None = None) -> tuple[float,
         words += 2 * decoded + 2 * rows * p.seg_len * width**2
         again += decoded
     t = p.context_len + p.seg_len
-    per_row = (4 if c.memory_free else 6) * t * (p.mem_len + t)
+    per_row = (4 + 2 * FORMS[c.attention].position_vectors) * t * (p.mem_len + t)
     scores = c.n_layer * rows * per_row * c.n_head * c.d_head
     recomputed = {"none": 0.0, "products": float(scores), "layer": layers}[c.remat]
     passes = 2 if exp.loss.r_drop else 1

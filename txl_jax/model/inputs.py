@@ -149,7 +149,7 @@ def memory(c: TransformerXLConfig, mems: Any, b: int | str = "B") -> Any:
     Raises ValueError unless it fits this model and B streams.
     """
     if isinstance(mems, Cache):
-        layers, shape = mems.near.layers, (c.n_head, b, "R", c.d_head)
+        layers, shape = mems.near.layers, (c.kv_heads, b, "R", c.d_head)
         if len(layers) != c.n_layer:
             raise ValueError(f"the cache has {len(layers)} layers, and this model has {c.n_layer}")
         check_array("the cache's keys", layers[0].keys, "floats", shape)

@@ -13,6 +13,11 @@ class Positions(flax.struct.PyTreeNode):
     r: jax.Array | None = None  # [N,K,H], vectors of the distances K-1 .. 0
     b: jax.Array | None = None  # [N,K], scalars of these distances
 
+    @property
+    def of_distances(self) -> bool:
+        """Whether scores have a term that depends on the distance."""
+        return self.r is not None or self.b is not None
+
     def nearest(self, n_keys: int) -> "Positions":
         """Returns the terms of the distances n_keys - 1 .. 0."""
         newest = lambda x: None if x is None else x[:, x.shape[1] - n_keys :]

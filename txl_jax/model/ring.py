@@ -66,8 +66,9 @@ def attend(
     memory length is the number of slots of both rings.
     """
     near, *beyond = past
+    near_places, *far_places = places(past)
     t, r, by_distance = mask.seg_len, near.keys.shape[2], None
-    if positions.r is not None:
+    if positions.of_distances:
         # Reordering reads one row before and one row after the scores. It is faster to add these
         # rows to q, except for one query, where they are added to the scores.
         padded = lambda x: jnp.pad(x, [(0, 0), (0, 0), (1, 1), (0, 0)])
@@ -79,12 +80,12 @@ def attend(
         return content if by_distance is None else content + position_part(by_distance)
 
     parts = []  # scores, mask and values of each set of keys
-    for far in beyond:
+    for far, keys in zip(beyond, far_places, strict=True):
         far_scores = scores(far.keys, lambda x: x[..., 1:-1, :1])
-        parts.append((far_scores, mask.allowed(keys=_ages(far)), far.values))
+        parts.append((far_scores, mask.allowed(keys=keys), far.values))
     if r:
         near_scores = scores(near.keys, lambda x: _by_slot(x, near.oldest, r))
-        parts.append((near_scores, mask.allowed(keys=mask.mem_len - r + _ages(near)), near.values))
+        parts.append((near_scores, mask.allowed(keys=near_places), near.values))
     own_scores = scores(present.keys, lambda x: _by_key(x[..., 1:-1, :], r))
     own = slice(mask.mem_len, mask.n_keys)
     parts.append((own_scores, mask.allowed(keys=own), present.values))
@@ -93,6 +94,13 @@ def attend(
     gather = lambda weights, values: jnp.einsum("nbtk,nbkh->nbth", weights.astype(dtype), values)
     gathered = [gather(w, values) for w, (_, _, values) in zip(weights, parts, strict=True)]
     return sum(gathered[1:], gathered[0]) / total.astype(dtype)
+
+
+def places(past: list[Ring]) -> list[jax.Array]:
+    """Returns the place of the slots of each ring among all keys, oldest first: int32 [R] each."""
+    near, *beyond = past
+    first = sum(far.keys.shape[2] for far in beyond)
+    return [first + _ages(near), *map(_ages, beyond)]
 
 
 def _ages(slots: Ring) -> jax.Array:

@@ -24,17 +24,20 @@ def content_scores(q: jax.Array, u: jax.Array | None, k: jax.Array) -> jax.Array
 
 
 def position_scores(
-    q: jax.Array, v: jax.Array | None, r: jax.Array, b: jax.Array | None = None
+    q: jax.Array, v: jax.Array | None, r: jax.Array | None, b: jax.Array | None = None
 ) -> jax.Array:
     """Returns the sum of the terms (b) q.r and (d) v.r, and of b: float32 [N,B,T,K].
 
-    q is [N,B,T,H], and v [N,H]. r [N,K,H] and the scalars b [N,K] are of the distances K-1 .. 0.
+    q is [N,B,T,H], and v [N,H]. r [N,K,H] and the scalars b [N,K] are of the distances K-1 .. 0;
+    one of them may be ``None``.
     """
     return relative_shift(position_scores_by_distance(q, v, r, b))
 
 
 def position_scores_by_distance(q, v, r, b=None) -> jax.Array:
     """Returns :func:`position_scores`, but with column c of every query for the distance K-1-c."""
+    if r is None:
+        return jnp.broadcast_to(b[:, None, None, :], (*q.shape[:3], b.shape[1]))
     if v is not None:
         q = q + v[:, None, None, :]
     scores = jnp.einsum("nbth,nkh->nbtk", q, r, preferred_element_type=jnp.float32)

@@ -51,7 +51,7 @@ def attend(
     shift = jnp.einsum("nbth,nh->nbt", content, shifts.keys)[..., None]
     product = jnp.einsum("bntd,bmd->bntm", wide, past.states, preferred_element_type=jnp.float32)
     scores = [product.swapaxes(0, 1) + shift, content_scores(q, p.u, present.keys)]
-    if p.r is not None:
+    if p.of_distances:
         by_key = position_scores(q, p.v, p.r, p.b)
         scores = [x + y for x, y in zip(scores, jnp.split(by_key, [m], axis=-1), strict=True)]
     allowed = jnp.split(mask.allowed(), [m], axis=-1)

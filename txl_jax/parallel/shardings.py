@@ -235,22 +235,19 @@ class Shardings:
     def parameters(self, tree: Any) -> Any:
         """Returns the shardings of parameters, or of a tree of them; layers may be stacked.
 
-        Raises ValueError for a parameter that :data:`PARAMETERS` does not have, or not with as many
-        axes.
+        A parameter that :data:`PARAMETERS` does not have is sharded by its first axis over
+        ``fsdp``, or replicated if it is a vector.
         """
         return jax.tree_util.tree_map_with_path(
-            lambda path, leaf: self._of_axes(_rule_of(path, leaf.shape), leaf), tree
+            lambda path, leaf: self._of_axes(_rule_of(path, leaf.ndim), leaf), tree
         )
 
     def optimizer_state(self, tree: Any) -> Any:
         """Returns the shardings of an optimizer's state: moments are sharded as their parameters.
 
-        What is not named after a parameter, such as a count, is replicated.
+        A count is replicated.
         """
-        return jax.tree_util.tree_map_with_path(
-            lambda path, leaf: self._of_axes(PARAMETERS.get(_key(path), ())[: leaf.ndim], leaf),
-            tree,
-        )
+        return self.parameters(tree)
 
     def _of_axes(self, axes: tuple[str | None, ...], leaf: Any) -> NamedSharding:
         """Shards the last axes of an array; [L] comes first where layers are stacked."""
@@ -267,19 +264,11 @@ class Shardings:
         return NamedSharding(self.mesh, PartitionSpec(*axes))
 
 
-def _rule_of(path: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[str | None, ...]:
-    """Returns the mesh axes of a parameter's last axes, or raises ValueError if none are known."""
-    key, name = _key(path), _name(path)
-    axes = PARAMETERS.get(key, ())
-    more = len(shape) - len(axes)  # axes that stacked layers, or untied u and v, have before
-    if key in PARAMETERS and (
-        more == ("layers" in name.split("/")) or (key in ("u", "v") and more == 1)
-    ):
-        return axes
-    raise ValueError(
-        f"the parameter {name} of shape {list(shape)} has no sharding: add {key!r} with a mesh axis"
-        " or None for each of its axes to PARAMETERS in txl_jax/parallel/shardings.py"
-    )
+def _rule_of(path: tuple[Any, ...], n_axes: int) -> tuple[str | None, ...]:
+    """Returns the mesh axes of the last axes of a parameter, or of one of its moments."""
+    own = n_axes - ("layers" in _name(path).split("/"))  # without that of stacked layers
+    unknown = ("fsdp", *[None] * (own - 1)) if own > 1 else ()
+    return PARAMETERS.get(_key(path), unknown)[:n_axes]
 
 
 def _name(path: tuple[Any, ...]) -> str:

@@ -33,7 +33,7 @@ def supports(x: AttentionInputs) -> str | None:
 def attend(x: AttentionInputs) -> jax.Array:
     """Computes :func:`txl_jax.model.kernels.choice.attend` with cuDNN."""
     p, bias = x.positions, None
-    if p.r is not None:
+    if p.of_distances:
         bias = position_scores(x.q, p.v, p.r, p.b).astype(x.q.dtype).swapaxes(0, 1)
     by_row = lambda heads: heads.transpose(1, 2, 0, 3)  # [B,T,N,H]
     q, k, val = by_row(x.biased_queries()[0]), by_row(x.k), by_row(x.val)

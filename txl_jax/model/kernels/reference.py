@@ -57,7 +57,7 @@ def attend_part(x: AttentionInputs, queries: slice, keys: slice) -> jax.Array:
     """
     p = x.positions
     scores = content_scores(x.q, p.u, x.k)
-    if p.r is not None:
+    if p.of_distances:
         scores = scores + position_scores(x.q, p.v, p.r, p.b)[..., : scores.shape[-1]]
     (weights,), total = softmax_parts((scores, x.mask.allowed(queries, keys)))
     if x.dropout is not None:
