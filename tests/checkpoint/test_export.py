@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tiny_models as tiny
 import tiny_runs
+from packaging.version import Version
 
 import txl_jax
 from txl_jax.checkpoint.errors import ModelFormatError
@@ -35,6 +36,19 @@ sys.argv = ["run.py", *sys.argv[1:]]
 runpy.run_path("run.py", run_name="__main__")
 assert not {"txl_jax", "flax", "safetensors"} & sys.modules.keys()
 """
+AGAIN = """
+import jax, jax.export
+with open("logits.jax", "rb") as file:
+    read = jax.export.deserialize(bytearray(file.read()))
+shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in read.in_avals]
+arguments, _ = jax.tree.unflatten(read.in_tree, shapes)
+again = jax.export.export(jax.jit(read.call), platforms=read.platforms)(*arguments)
+with open("logits.jax", "wb") as file:
+    file.write(again.serialize())
+print(jax.__version__)
+"""
+OTHERS = list(filter(None, os.environ.get("TXL_OTHER_JAX", "").split(os.pathsep)))
+"""Interpreters with jax, numpy and flatbuffers, of other versions."""
 WORDS = Vocab.from_words(["a b c d e f g h i j k\n<unk> l"])
 MODELS: dict[str, tuple[Vocab, dict[str, Any]]] = {
     "bytes": (Vocab("byte", [str(value) for value in range(97, 110)]), {}),
@@ -96,6 +110,35 @@ def test_run_py_gives_the_logits_of_ten_segments_without_this_library(name, tmp_
     expected, _ = logits_of(model, ids, **SIZES)
     exact = changes.get("dtype") is None
     np.testing.assert_allclose(np.load(files[1]), expected, rtol=0, atol=1e-5 if exact else 3e-2)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", ["bytes", "words, adaptive"])
+@pytest.mark.skipif(not OTHERS, reason="TXL_OTHER_JAX names no Python with another jax")
+def test_another_jax_runs_what_this_one_exports_and_the_reverse_if_it_is_older(name, tmp_path):
+    """To 1e-5. The other one reads the program of this one, and exports it again for this one."""
+    vocab, changes = MODELS[name]
+    model, out = trained(vocab, **changes), tmp_path / "out"
+    model.export(out, **SIZES)
+    ids = tiny.tokens(model.model.cfg, 2, 10 * SIZES["seg_len"])
+    np.save(tmp_path / "ids.npy", ids)
+    files = [str(tmp_path / f"{file}.npy") for file in ("ids", "logits")]
+    expected, _ = logits_of(model, ids, **SIZES)
+    own = (out / "logits.jax").read_bytes()
+    for python in OTHERS:
+        (out / "logits.jax").write_bytes(own)
+        command = [python, "-c", RUN + AGAIN, *files]
+        done = subprocess.run(command, cwd=out, env={"JAX_PLATFORMS": "cpu"}, capture_output=True)
+        assert done.returncode == 0, done.stderr.decode()
+        np.testing.assert_allclose(np.load(files[1]), expected, rtol=0, atol=1e-5)
+        other, this = (Version(x) for x in (done.stdout.decode().split()[-1], jax.__version__))
+        assert other != this
+        if other > this:  # jax promises nothing of programs of a version 3 weeks later
+            continue
+        assert (out / "logits.jax").read_bytes() != own
+        run = script(out)
+        found = [logits for logits, _ in run.read(run.parameters(), ids)]
+        np.testing.assert_allclose(np.concatenate(found, axis=1), expected, rtol=0, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
