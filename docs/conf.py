@@ -7,6 +7,7 @@ A warning is an error in that command, which a test runs. Pages are Markdown (My
 is made from the docstrings, which are reStructuredText with sections as Google writes them.
 """
 
+import json
 import pathlib
 import pkgutil
 import sys
@@ -30,6 +31,8 @@ extensions = [
     "sphinx.ext.viewcode",
 ]
 myst_heading_anchors = 3
+source_suffix = {".md": "markdown", ".ipynb": "markdown"}  # docs/notebooks links to notebooks/
+exclude_patterns = ["notebooks/own_loop.ipynb"]  # has the text of own_loop.md
 # A reference to a name of txl_jax that is not there is an error. Names of other libraries are not
 # looked up, which would need a network.
 nitpicky = True
@@ -78,7 +81,31 @@ def plain_where_not_shown(app, env, node, contnode):
     return contnode
 
 
+def notebooks_as_pages(app, name: str, source: list[str]) -> None:
+    """A notebook as Markdown: its text, its code but for the cell that installs, its outputs."""
+    if str(app.env.doc2path(name)).endswith(".ipynb"):
+        cells = json.loads(source[0])["cells"]
+        source[0] = "\n\n".join(part for cell in cells for part in parts_of(cell))
+
+
+def parts_of(cell: dict) -> list[str]:
+    """The Markdown of a cell; figures stay in the page, as they are in the notebook."""
+    text = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        return [text]
+    if text.startswith("# Installs txl_jax"):
+        return []
+    parts = [f"````python\n{text}\n````"]
+    for output in cell["outputs"]:
+        if image := output.get("data", {}).get("image/png"):
+            parts.append(f"![what the cell draws](data:image/png;base64,{image.strip()})")
+        else:
+            parts.append(f"````text\n{''.join(output['text'])}\n````")
+    return parts
+
+
 def setup(app) -> None:
     """Pictures before napoleon reads the docstrings; references when no page has the name."""
+    app.connect("source-read", notebooks_as_pages)
     app.connect("autodoc-process-docstring", pictures_as_they_are, priority=400)
     app.connect("missing-reference", plain_where_not_shown)

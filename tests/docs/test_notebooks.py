@@ -111,6 +111,16 @@ def test_eight_tokens_shows_what_memory_does(tmp_path):
     assert "diagonal [0, 0, 0, 0]" in said
 
 
+@pytest.mark.integration
+def test_the_equations_give_the_numbers_of_the_model_before_and_after_training(tmp_path):
+    """Both compute in float32, in another order."""
+    said = execute("equations.ipynb", "print('figures', difference, *scores)", tmp_path, STEPS="10")
+    difference, by_hand, library = map(float, said.split("figures ")[1].split())
+    assert difference < 1e-5
+    assert abs(by_hand - library) < 1e-5
+    assert said.count("def read_lines(path):") == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("corpus", ["stdlib", pytest.param("ptb", marks=pytest.mark.slow)])
 def test_ten_minutes_notebook_trains_and_shows_everything(tmp_path, corpus):

@@ -18,6 +18,7 @@ from places import DOCS, ROOT
 
 import txl_jax
 import txl_jax.main  # defines the flags
+from notebooks import keep_outputs
 from txl_jax.checkpoint.workdir_files import FILES
 from txl_jax.config import (
     ANALYSES,
@@ -35,7 +36,7 @@ from txl_jax.convert.writing import Target
 from txl_jax.model.kernels import choice
 from txl_jax.usage import MODES
 
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), ROOT / "CONTRIBUTING.md"]
 README, LAUNCH = PAGES[0].read_text(), (DOCS / "launch.md").read_text()
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 LONG = dict.fromkeys(("quickstart.md", "own_loop.md", "agents.md"), pytest.mark.slow)
@@ -62,6 +63,14 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stderr
     for page in DOCS.glob("*.md"):
         assert (site / page.with_suffix(".html").name).is_file(), page.name
+    assert "In one minute" in (site / "results.html").read_text()
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        if notebook.name not in keep_outputs.PAGES:
+            shown = (site / "notebooks" / notebook.with_suffix(".html").name).read_text()
+            cells, figure = notebook.read_text(), "image/png"
+            assert shown.count(f"data:{figure}") == cells.count(f'"{figure}"')
+            assert shown.count("highlight-text") == cells.count('"stream"') - 1
+            assert "JAX_BELOW" not in shown, "the cell that installs is on the page"
     reference = (site / "api.html").read_text()
     for name in txl_jax.__all__:
         shown = re.search(rf'id="(module-)?txl_jax\.(\w+\.)*{name}"', reference)

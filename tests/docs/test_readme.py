@@ -55,10 +55,11 @@ def test_the_readmes_agent_learns_on_every_window_what_it_acted():
         np.testing.assert_allclose(learn(start), want, atol=1e-5, err_msg=str(start))
 
 
-def test_the_readmes_files_exist():
-    text = README.read_text()
-    for path in re.findall(r"(?:configs|txl_jax|tests|launch|benchmarks)/[\w/.]*\w", text):
-        assert (README.parent / path).exists(), path
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_the_files_that_it_names_exist(name):
+    text = (ROOT / name).read_text()
+    for path in re.findall(r"(?:configs|txl_jax|tests|launch|benchmarks|docs)/[\w/.]*\w", text):
+        assert any(ROOT.glob(f"{path}*")), path
 
 
 def test_the_readme_says_when_to_take_this_and_runs_do_not_share_a_folder():

@@ -10,6 +10,7 @@ import sys
 import tomllib
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -518,6 +519,16 @@ def dry_runs(root):
         "tpu stop": ("tpu_vm.sh", ("stop",), tpu, [on_all("pkill -TERM -f '[t]xl_jax.main'")]),
         "tpu delete": ("tpu_vm.sh", ("delete",), tpu, [gcloud("delete", "--quiet")]),
     }
+
+
+def test_a_commit_runs_every_check_of_the_test_script_but_pytest():
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))
+    hooks = [hook for repository in config["repos"] for hook in repository["hooks"]]
+    (*checks, _) = dry_runs(ROOT)["test"][-1]
+    bare = [[pathlib.Path(program).name, *words] for program, *words in checks]
+    assert [shlex.split(hook["entry"]) for hook in hooks] == bare
+    assert all(hook["language"] == "system" for hook in hooks)  # of the environment, no other one
+    assert not any(hook["pass_filenames"] for hook in hooks)
 
 
 @pytest.mark.parametrize("case", dry_runs(ROOT))
